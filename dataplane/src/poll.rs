@@ -506,6 +506,7 @@ impl Engine {
             self.untimed -= 1;
         }
         let moved = self.receive()?;
+        let moved = moved + self.turn_boards();
         if moved > 0 && self.node.has_answers() {
             self.answer();
         }
@@ -614,6 +615,7 @@ impl Engine {
             // The next turn is a full one and reports it.
             Err(_gone) => return 0,
         };
+        let moved = moved + self.turn_boards();
         if self.node.has_answers() {
             self.answer();
         }
@@ -623,6 +625,12 @@ impl Engine {
         let due = self.node.has_due() && !self.node.passes(self.now);
         let sent = if due { self.transmit(self.now).unwrap_or(0) } else { 0 };
         moved + sent
+    }
+
+    /// Lets collectives through memory go on. Returns how many have ended.
+    #[inline(always)]
+    fn turn_boards(&mut self) -> usize {
+        if self.node.has_calls_on_boards() { self.node.drive_boards(self.now) } else { 0 }
     }
 
     /// Receives what `rx_poll` left in the port.

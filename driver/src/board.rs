@@ -10,7 +10,7 @@
 
 use std::fmt::Debug;
 
-use crate::mem::IoBuf;
+use crate::mem::{IoBuf, Span};
 
 /// Members of a group at most.
 pub const BOARD_MEMBERS_MAX: usize = 64;
@@ -31,9 +31,12 @@ pub trait Board: Send + Debug {
     /// names no slot, or its member is another one by now.
     fn meet(&mut self, group: u32, names: &[u64]) -> bool;
 
-    /// Puts `mark` and the first `len` bytes of `body`, at most [`BODY_MAX`] and all that there
-    /// are, for `call`. Members that sleep are woken.
-    fn put(&mut self, call: u32, mark: u64, body: &IoBuf, len: usize);
+    /// Puts `mark` and the first `len` bytes of `body`, at most [`BODY_MAX`], for `call`. Members
+    /// that sleep are woken.
+    ///
+    /// # Panics
+    /// If there are fewer, or they are too many.
+    fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize);
 
     /// The mark that `rank` has put for `call`; `None` if it has not, or has put something for the
     /// call after the next.
@@ -42,6 +45,9 @@ pub trait Board: Send + Debug {
     /// Copies `len` bytes from `at` of what `rank` has put for `call` to `to_at` of `to`, where
     /// they have room. They are what the member wrote if its [mark](Self::mark) was seen.
     fn take(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize);
+
+    /// The first 8 bytes of what [`take`](Self::take) copies.
+    fn first_word(&self, rank: u32, call: u32) -> u64;
 
     /// Nothing of the calls up to `call` is taken any more.
     fn done(&mut self, call: u32);

@@ -80,7 +80,7 @@ impl Node {
     /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set.
     #[inline(never)]
     fn only_may_have(&self) -> bool {
-        !self.has_due() && !self.has_answers()
+        !self.has_calls_on_boards() && !self.has_due() && !self.has_answers()
     }
 
     /// Whether nothing is to be sent at once, what is due by time aside: timers, and

@@ -50,14 +50,13 @@ impl Node {
             || !c.lost.is_empty()
             || !c.arrived.is_empty()
             || !c.owed.is_empty()
-            || self.boards_are_due()
     }
 
     /// Whether there is something to do, be it only by time.
     #[inline]
     pub(crate) fn coll_wants(&self, now: Instant) -> bool {
         let by_time = self.coll.stalled || self.coll.deadline.is_some_and(|at| at <= now);
-        by_time || self.coll_due() || self.boards_are_late(now)
+        by_time || self.coll_due() || self.boards_are_due() || self.boards_are_late(now)
     }
 
     /// Receives that are posted as long as there are collective sides.

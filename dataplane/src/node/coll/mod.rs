@@ -20,8 +20,9 @@ mod fail;
 use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
-use barewire_driver::mem::{IoBuf, Scratch};
+use barewire_driver::mem::{IoBuf, Scratch, Span};
 
+pub use board::CollKey;
 use board::{Shared, Through, name_words};
 
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
@@ -637,7 +638,13 @@ impl Node {
             _ => (req.buf, req.result),
         };
         if self.has_board(g) && board::fits(&shape) {
-            let (mark, (input, out)) = (self.mark_of(g, &shape, reduce), buffers);
+            let mark = self.mark_of(g, &shape, reduce);
+            // In one piece each, or of no length.
+            let (mut input, mut out) = buffers;
+            let (input, out) = (input.take_one(), out.take_one());
+            let (input, out) = (input.unwrap_or(Span::EMPTY), out.unwrap_or(Span::EMPTY));
+            let CollReq { kind, group, count, ty, op, root, .. } = req;
+            self.note_usual(g, CollKey { kind, group, count, ty, op, root }, shape, mark);
             self.eps[e].tx_used += 1;
             self.queue_on_board(g, mark, Some(Through { shape, reduce, input, out, user }));
             self.drive_board(self.polled_at, g);

@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
 
 use super::layout::{DONE, LEAF_LEN, SLOTS};
+use super::segment::SlotMem;
 use super::slots::{Fellow, LEFT, Left};
 use super::wait::{Shared, wake_member};
 use crate::board::{BODY_MAX, Board};
-use crate::mem::IoBuf;
+use crate::mem::{IoBuf, Span};
 
 /// Where in a leaf its mark and its bytes are.
 const MARK: usize = 8;
@@ -23,8 +24,7 @@ const CHUNK: usize = 64;
 pub(super) struct ShmBoard {
     shared: Arc<Shared>,
     slot: usize,
-    /// Where the own slot is in the segment.
-    at: usize,
+    own: SlotMem,
     /// 0 until it is known.
     group: u32,
     /// The last call that something was put for.
@@ -49,33 +49,32 @@ impl ShmBoard {
         let seg = &shared.seg;
         let mut slots = shared.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = slots.take(seg)?;
-        let Ok(at) = seg.reserve_slot(shared.me, slot) else {
+        let Ok(own) = seg.reserve_slot(shared.me, slot) else {
             slots.give_back(slot);
             return None;
         };
         drop(slots);
         // What an earlier group had here is of no call of this one.
-        for word in [at, at + LEAF_LEN, at + DONE] {
-            seg.word(word).store(0, Release);
+        for at in [0, LEAF_LEN, DONE] {
+            own.word(at).store(0, Release);
         }
         let mut others: Vec<usize> = members.iter().map(|m| m.0).collect();
         others.sort_unstable();
         others.dedup();
         others.retain(|&place| place != shared.me);
-        let fellow = |(place, state)| Fellow { place, state, at: 0 };
+        let fellow = |(place, state)| Fellow { place, state, mem: SlotMem::NONE };
         let members = members.into_iter().map(fellow).collect();
-        let shared = Arc::clone(shared);
-        let pid = std::process::id();
-        Some(Self { shared, slot, at, group: 0, last: 0, members, others, pid })
+        let (shared, pid) = (Arc::clone(shared), std::process::id());
+        Some(Self { shared, slot, own, group: 0, last: 0, members, others, pid })
     }
 
     /// Where a slot has what is put for `call`.
-    #[inline]
-    fn leaf(at: usize, call: u32) -> usize {
-        at + if call.is_multiple_of(2) { 0 } else { LEAF_LEN }
+    #[inline(always)]
+    fn leaf(call: u32) -> usize {
+        (call as usize & 1) * LEAF_LEN
     }
 
-    #[inline]
+    #[inline(always)]
     fn stamp(&self, call: u32) -> u64 {
         u64::from(self.group) << 32 | u64::from(call)
     }
@@ -90,8 +89,8 @@ impl ShmBoard {
             return false;
         }
         // Its member has reserved it. That it says so is not enough to touch it.
-        let Ok(at) = seg.reserve_slot(fellow.place, slot) else { return false };
-        fellow.at = at;
+        let Ok(mem) = seg.reserve_slot(fellow.place, slot) else { return false };
+        fellow.mem = mem;
         true
     }
 
@@ -101,6 +100,22 @@ impl ShmBoard {
         // Without the bell it would look, find no frame, and sleep on.
         self.shared.seg.ring_bell(place, self.shared.me);
         wake_member(&self.shared, place);
+    }
+
+    /// Copies what is longer than a word to `leaf`.
+    #[inline(never)]
+    fn put_long(&self, leaf: usize, body: &IoBuf, len: usize) {
+        let mut at = 0;
+        while at < len {
+            let mut bytes = [0; CHUNK];
+            let part = (len - at).min(CHUNK);
+            body.read_at(at, &mut bytes[..part]);
+            for (i, word) in bytes[..part.next_multiple_of(8)].chunks_exact(8).enumerate() {
+                let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+                self.own.word(leaf + BODY + at + 8 * i).store(word, Relaxed);
+            }
+            at += part;
+        }
     }
 }
 
@@ -121,29 +136,24 @@ impl Board for ShmBoard {
     }
 
     #[inline]
-    fn put(&mut self, call: u32, mark: u64, body: &IoBuf, len: usize) {
-        assert!(len <= BODY_MAX);
-        let seg = &self.shared.seg;
-        let leaf = Self::leaf(self.at, call);
-        let mut at = 0;
-        while at < len {
-            let mut bytes = [0; CHUNK];
-            let part = (len - at).min(CHUNK);
-            body.read_at(at, &mut bytes[..part]);
-            for (i, word) in bytes[..part.next_multiple_of(8)].chunks_exact(8).enumerate() {
-                let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-                seg.word(leaf + BODY + at + 8 * i).store(word, Relaxed);
-            }
-            at += part;
+    fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize) {
+        assert!(len <= BODY_MAX && len <= body.len());
+        let leaf = Self::leaf(call);
+        if len == 8
+            && let Some(word) = body.word_at(0)
+        {
+            self.own.word(leaf + BODY).store(word.to_le(), Relaxed);
+        } else if len > 0 {
+            self.put_long(leaf, &IoBuf::one(body.again()), len);
         }
-        seg.word(leaf + MARK).store(mark, Relaxed);
+        self.own.word(leaf + MARK).store(mark, Relaxed);
         // Release: who sees it sees the above.
-        seg.word(leaf).store(self.stamp(call), Release);
+        self.own.word(leaf).store(self.stamp(call), Release);
         self.last = call;
         // The load may be answered before the stamp is visible: who sleeps looks by itself, as it
         // does for a frame.
         for &place in &self.others {
-            if seg.sleeping(place).load(Relaxed) != 0 {
+            if self.shared.seg.sleeping(place).load(Relaxed) != 0 {
                 self.wake(place);
             }
         }
@@ -151,17 +161,15 @@ impl Board for ShmBoard {
 
     #[inline]
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {
-        let seg = &self.shared.seg;
-        let leaf = Self::leaf(self.members[rank as usize].at, call);
-        let is_put = seg.word(leaf).load(Acquire) == self.stamp(call);
-        is_put.then(|| seg.word(leaf + MARK).load(Relaxed))
+        let (mem, leaf) = (&self.members[rank as usize].mem, Self::leaf(call));
+        let is_put = mem.word(leaf).load(Acquire) == self.stamp(call);
+        is_put.then(|| mem.word(leaf + MARK).load(Relaxed))
     }
 
     #[inline]
     fn take(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
         assert!(at <= BODY_MAX && len <= BODY_MAX - at);
-        let seg = &self.shared.seg;
-        let body = Self::leaf(self.members[rank as usize].at, call) + BODY;
+        let (mem, body) = (&self.members[rank as usize].mem, Self::leaf(call) + BODY);
         let (mut done, mut from) = (0, at);
         while done < len {
             // The words that hold the next bytes, of which the first may begin before them.
@@ -170,7 +178,7 @@ impl Board for ShmBoard {
             let mut bytes = [0; CHUNK];
             let words = (skip + part).next_multiple_of(8);
             for (i, word) in bytes[..words].chunks_exact_mut(8).enumerate() {
-                let said = seg.word(body + first + 8 * i).load(Relaxed);
+                let said = mem.word(body + first + 8 * i).load(Relaxed);
                 word.copy_from_slice(&said.to_le_bytes());
             }
             to.write_at(to_at + done, &bytes[skip..skip + part]);
@@ -179,9 +187,15 @@ impl Board for ShmBoard {
     }
 
     #[inline]
+    fn first_word(&self, rank: u32, call: u32) -> u64 {
+        let mem = &self.members[rank as usize].mem;
+        u64::from_le(mem.word(Self::leaf(call) + BODY).load(Relaxed))
+    }
+
+    #[inline]
     fn done(&mut self, call: u32) {
         // Release: our reads come before it.
-        self.shared.seg.word(self.at + DONE).store(self.stamp(call), Release);
+        self.own.word(DONE).store(self.stamp(call), Release);
     }
 }
 
@@ -195,7 +209,7 @@ impl Drop for ShmBoard {
         if self.group == 0 {
             return slots.give_back(self.slot);
         }
-        self.shared.seg.word(self.at + DONE).store(self.stamp(LEFT), Release);
+        self.own.word(DONE).store(self.stamp(LEFT), Release);
         let (slot, group, last) = (self.slot, self.group, self.last);
         slots.leave(Left { slot, group, last, members: std::mem::take(&mut self.members) });
     }

@@ -109,6 +109,29 @@ impl RawRing {
     }
 }
 
+/// The words of a slot on boards. Valid while its segment is mapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotMem(*const AtomicU64);
+
+// SAFETY: the address of a slot in shared memory that is reached by atomics only; whoever holds it
+// keeps the mapping (`ShmBoard::shared`, `Slots` in `Shared`).
+unsafe impl Send for SlotMem {}
+
+impl SlotMem {
+    /// Of a slot that is not known. It is used for nothing.
+    pub(super) const NONE: Self = Self(std::ptr::null());
+
+    /// The word at byte `at`.
+    #[inline(always)]
+    pub(super) fn word(&self, at: usize) -> &AtomicU64 {
+        let i = at / 8;
+        assert!(i < SLOT_LEN / 8 && !self.0.is_null());
+        // SAFETY: word `i` of a slot of the mapping (`reserve_slot`), which is aligned to a page
+        // and reserved; every access to it by anybody is atomic.
+        unsafe { &*self.0.wrapping_add(i) }
+    }
+}
+
 impl RingMem for RawRing {
     #[inline]
     fn word(&self, pos: usize) -> u64 {
@@ -608,11 +631,12 @@ impl Segment {
         Ok(())
     }
 
-    /// Reserves the memory of slot `i` of member `m`, and says where it is.
-    pub(super) fn reserve_slot(&self, m: usize, i: usize) -> io::Result<usize> {
+    /// Reserves the memory of slot `i` of member `m`.
+    pub(super) fn reserve_slot(&self, m: usize, i: usize) -> io::Result<SlotMem> {
         let at = self.layout.slot(m, i);
         reserve(&self.file, at, SLOT_LEN)?;
-        Ok(at)
+        assert!(at.is_multiple_of(SLOT_LEN) && at + SLOT_LEN <= self.map.words.len());
+        Ok(SlotMem(self.map.words.as_mut_ptr().wrapping_add(at).cast_const().cast()))
     }
 
     /// Rings the doorbell of `r` for member `me`, unless that was done and not heard yet.

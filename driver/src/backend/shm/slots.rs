@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::layout::{DONE, SLOTS};
-use super::segment::Segment;
+use super::segment::{Segment, SlotMem};
 
 /// What a member says it has done with when it has left the group: more than any call.
 pub(super) const LEFT: u32 = u32::MAX;
@@ -18,8 +18,8 @@ pub(super) struct Fellow {
     /// Its place, and the state that had when the group came together.
     pub(super) place: usize,
     pub(super) state: u64,
-    /// Where the slot is in the segment; 0 until its name is known.
-    pub(super) at: usize,
+    /// None until its name is known.
+    pub(super) mem: SlotMem,
 }
 
 /// A slot that may still be read.
@@ -78,7 +78,7 @@ impl Left {
             return false;
         }
         // Acquire: its last reads come before whatever is put here next.
-        let said = seg.word(m.at + DONE).load(Acquire);
+        let said = m.mem.word(DONE).load(Acquire);
         let (group, done) = ((said >> 32) as u32, said as u32);
         group == self.group && done != LEFT && (done.wrapping_sub(self.last) as i32) < 0
     }
