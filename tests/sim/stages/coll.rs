@@ -21,8 +21,8 @@ fn orders(n: usize) -> [(&'static str, Vec<usize>); 4] {
     ]
 }
 
-/// A team for the hosts of `ranks`, which share memory if they have `boards`, and one group of them,
-/// with the manner of its making drawn.
+/// A team for the hosts of `ranks`, which share memory if they have `boards`, and one group of
+/// them, with the manner of its making drawn.
 fn gang_of(ranks: &[usize], seed: u64, loss: f64, boards: bool) -> Result<(Team, Gang), Violation> {
     let hosts = ranks.iter().max().map_or(1, |&h| h + 1).max(2);
     let mut p = plan(seed, hosts, loss == 0.0);

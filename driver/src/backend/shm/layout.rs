@@ -22,8 +22,8 @@
 //! links    to receiver r at r * groups * 4096, a page for each group of senders, allocated when
 //!          one of them opens its link; of sender s at + s * 64:
 //!          +0   tx_open    +8   tx_inc   +16  rx_inc   +24  rx_open   +32  head
-//! boards   of member m at m * 32 * 4096: its slots, a page each, allocated when first used and kept
-//!          with the place. The member writes, others read:
+//! boards   of member m at m * 32 * 4096: its slots, a page each, allocated when first used and
+//!          kept with the place. The member writes, others read:
 //!          +0   of calls with an even number: group << 32 | number, +8 mark, +16 bytes
 //!          +1984  of those with an odd one, alike
 //!          +3968  group << 32 | number of the last call of which nothing is taken any more
@@ -69,7 +69,8 @@ pub(super) const SLOT_LEN: usize = PAGE;
 pub(super) const LEAF_LEN: usize = 1984;
 /// Where in a slot its member says what it has done with.
 pub(super) const DONE: usize = 2 * LEAF_LEN;
-const _: () = assert!(LEAF_LEN == 16 + BODY_MAX && LEAF_LEN % 64 == 0 && DONE + 64 <= SLOT_LEN);
+const _: () = assert!(LEAF_LEN == 16 + BODY_MAX && LEAF_LEN.is_multiple_of(64));
+const _: () = assert!(DONE + 64 <= SLOT_LEN);
 
 /// Smallest and largest ring: a quarter has to hold a frame of the least MTU, and the file's size
 /// has to stay a number that the kernel takes (2^20 rings below 2^63).
