@@ -357,6 +357,46 @@ fn overlapping_groups_with_several_calls_under_way() {
     println!("overlapping_groups: calls {} violations 0", sum.ops);
 }
 
+/// Goal: members make the same calls at their own pace, some of them several calls ahead, and each
+/// gets what it should: nothing is overtaken, however few wait for each other in a call.
+#[test]
+fn members_may_be_calls_apart() {
+    let sum = for_seeds("members_may_be_calls_apart", 40, |seed, sum| {
+        let n = 2 + seed as usize % 4;
+        let ranks: Vec<usize> = (0..n).collect();
+        let (mut team, gang) = gang_of(&ranks, seed, 0.0, seed % 4 != 3)?;
+        let calls: Vec<Call> = (0..40)
+            .map(|i| {
+                // Most of those in which somebody waits for nobody.
+                let all = [CollKind::ALL, [CollKind::Broadcast; 9], [CollKind::Reduce; 9]].concat();
+                let kind = all[team.rng.index(all.len())];
+                let count = [0, 1, 5, 40, 700][team.rng.index(5)];
+                let count = if kind == CollKind::Barrier { 0 } else { count };
+                Call::of(kind, team.rng.index(n), count, seed << 8 | i)
+            })
+            .collect();
+        let (mut made, mut all) = (vec![0; n], Vec::new());
+        while made.iter().any(|&made| made < calls.len()) {
+            let rank = team.rng.index(n);
+            for _ in 0..team.rng.index(6) {
+                let Some(call) = calls.get(made[rank]) else { break };
+                let p = team.post(&gang, rank, call);
+                all.push(p.map_err(|e| format!("{call:?} refused with {e}"))?);
+                made[rank] += 1;
+            }
+            if team.rng.chance(0.7) {
+                let later = team.rig.net.now + team.rng.exp(2_000_000.0);
+                while team.rig.step(later).0 {}
+            }
+        }
+        let until = team.rig.net.now + 60_000_000_000;
+        team.run(&mut all, until)?;
+        sum.ops += all.len() as u64;
+        all.iter().try_for_each(|p| check(p, n))
+    });
+    println!("members_may_be_calls_apart: calls {} violations 0", sum.ops);
+}
+
 /// Goal: a member that calls something else is an error for all, not a hang or an overrun. Method:
 /// two members differ in kind, count, type, operation or root.
 #[test]
