@@ -50,7 +50,7 @@ use switch::SwitchSnapshot;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 4;
+pub const LAYOUT: u64 = 5;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -86,7 +86,7 @@ pub const PORT_NAMES: [&str; 16] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 40] = [
+pub const NODE_NAMES: [&str; 41] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -121,6 +121,7 @@ pub const NODE_NAMES: [&str; 40] = [
     "rma_executed",
     "rx_coll_unknown",
     "colls_done",
+    "colls_shared",
     "sessions_opened",
     "sessions_dead",
     "sessions_reset",
@@ -339,6 +340,7 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.rma_executed,
         c.rx_coll_unknown,
         c.colls_done,
+        c.colls_shared,
         c.sessions_opened,
         c.sessions_dead,
         c.sessions_reset,

@@ -1,12 +1,12 @@
 //! Members of a group in one thread, each with a domain and a port of its own on one segment: what
 //! a collective costs all of them together, with nothing that idles.
 
-use barewire::coll::CollKind;
+use barewire::coll::{CollKind, FI_NOOP, FI_VOID};
 use barewire::flags::{BindFlags, Caps};
 use barewire::raw::{RawCollective, RawCq, RawEndpoint};
 use barewire::{
-    AtomicOp, Av, AvSetAttr, CqAttr, Datatype, EpAddr, Eq, EqAttr, FabricAttr, FiAddr, Mc,
-    Progress, fabric,
+    AtomicOp, Av, AvSetAttr, CqAttr, Datatype, EpAddr, Eq, EqAttr, FI_ADDR_NOTAVAIL, FabricAttr,
+    FiAddr, Mc, Progress, fabric,
 };
 use barewire_dataplane::types::Cqe;
 
@@ -28,17 +28,18 @@ struct Member {
 pub struct Group(Vec<Member>);
 
 impl Group {
-    /// `n` members on the segment that `spec` names, which have joined.
+    /// `n` members on the segment that `spec` names, which have joined. With `by_messages` they do
+    /// not use its memory: a group without a word between its members cannot.
     ///
     /// # Errors
     /// What the port or the api refused.
-    pub fn open(spec: &str, n: usize) -> Made<Self> {
+    pub fn open(spec: &str, n: usize, by_messages: bool) -> Made<Self> {
         let members: Made<Vec<Member>> = (0..n).map(|_| Member::open(spec)).collect();
         let mut group = Self(members?);
         let said = |e: barewire::Error| format!("joining: {e}");
         let addrs: Result<Vec<EpAddr>, _> = group.0.iter().map(|m| m.ep.getname()).collect();
         let addrs = addrs.map_err(said)?;
-        group.0.iter_mut().try_for_each(|m| m.join(&addrs).map_err(said))?;
+        group.0.iter_mut().try_for_each(|m| m.join(&addrs, by_messages).map_err(said))?;
         for _ in 0..1_000_000 {
             // An empty event queue turns the loop.
             let all = group.0.iter().filter(|m| m.eq.read(&mut [0; 8]).is_ok()).count();
@@ -51,14 +52,14 @@ impl Group {
         Err("the join does not end".to_owned())
     }
 
-    /// `count` reductions of 8 bytes to all, one after the other.
+    /// `count` calls one after the other: reductions of 8 bytes to all, or barriers.
     ///
     /// # Errors
     /// A call was refused or does not end.
     #[inline(never)]
-    pub fn allreduce(&mut self, count: u64) -> Made<()> {
+    pub fn call(&mut self, kind: CollKind, count: u64) -> Made<()> {
         for _ in 0..count {
-            self.0.iter_mut().try_for_each(Member::post)?;
+            self.0.iter_mut().try_for_each(|m| m.post(kind))?;
             let mut left = self.0.len();
             for _ in 0..1_000_000 {
                 for m in self.0.iter_mut().filter(|m| m.open) {
@@ -93,25 +94,30 @@ impl Member {
         Ok(Self { ep, cq, av, eq, mc, group, memory, open })
     }
 
-    fn join(&mut self, addrs: &[EpAddr]) -> barewire::Result<()> {
+    fn join(&mut self, addrs: &[EpAddr], by_messages: bool) -> barewire::Result<()> {
         let mut at = vec![0; addrs.len()];
         self.av.insert(addrs, &mut at)?;
         let mut set = self.av.av_set(&AvSetAttr::default())?;
         at.iter().try_for_each(|&a| set.insert(a))?;
-        let mc = self.ep.join_collective(set.addr(), &set, 0, 0)?;
+        let group = if by_messages { FI_ADDR_NOTAVAIL } else { set.addr() };
+        let mc = self.ep.join_collective(group, &set, 0, 0)?;
         (self.group, self.mc) = (mc.addr(), Some(mc));
         Ok(())
     }
 
     #[inline]
-    fn post(&mut self) -> Made<()> {
+    fn post(&mut self, kind: CollKind) -> Made<()> {
+        let (datatype, op) = match kind {
+            CollKind::Barrier => (FI_VOID, FI_NOOP),
+            _ => (Datatype::Uint64 as u32, AtomicOp::Sum as u32),
+        };
         let call = RawCollective {
-            kind: CollKind::Allreduce,
+            kind,
             buf: self.memory.at(0, 8),
             result: self.memory.at(32, 8),
             count: 1,
-            datatype: Datatype::Uint64 as u32,
-            op: AtomicOp::Sum as u32,
+            datatype,
+            op,
             coll_addr: self.group,
             root_addr: 0,
             flags: 0,
@@ -120,7 +126,7 @@ impl Member {
         // SAFETY: the memory stays mapped for ever and nobody else uses it.
         let posted = unsafe { self.ep.collective(call) };
         self.open = true;
-        posted.map_err(|e| format!("allreduce: {e}"))
+        posted.map_err(|e| format!("{kind:?}: {e}"))
     }
 
     #[inline]

@@ -353,6 +353,7 @@ fn node_help(name: &str) -> &'static str {
         "rma_executed" => "One-sided operations of peers that were executed here.",
         "rx_coll_unknown" => "Messages of collectives of a kind that is not known here.",
         "colls_done" => "Collectives that ended well.",
+        "colls_shared" => "Collectives that went through the memory of a segment.",
         "sessions_opened" => "Sessions opened.",
         "sessions_dead" => "Sessions that ended because the peer was silent.",
         "sessions_reset" => "Sessions that the peer ended.",

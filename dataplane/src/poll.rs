@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use barewire_driver::backend::any_port::{AnyPort, PortVisitor};
+use barewire_driver::board::Board;
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, HeadBuf, RxFrame, TxFrame, WriteHead};
 use barewire_driver::hint::cold;
@@ -282,6 +283,10 @@ impl FrameSink for ToPort<'_> {
         self.port.is_near(mac)
     }
 
+    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        self.port.board(members)
+    }
+
     #[inline(always)]
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
         match self.port.tx(frame) {
@@ -501,6 +506,7 @@ impl Engine {
             self.untimed -= 1;
         }
         let moved = self.receive()?;
+        let moved = moved + self.turn_boards();
         if moved > 0 && self.node.has_answers() {
             self.answer();
         }
@@ -609,6 +615,7 @@ impl Engine {
             // The next turn is a full one and reports it.
             Err(_gone) => return 0,
         };
+        let moved = moved + self.turn_boards();
         if self.node.has_answers() {
             self.answer();
         }
@@ -618,6 +625,12 @@ impl Engine {
         let due = self.node.has_due() && !self.node.passes(self.now);
         let sent = if due { self.transmit(self.now).unwrap_or(0) } else { 0 };
         moved + sent
+    }
+
+    /// Lets collectives through memory go on. Returns how many have ended.
+    #[inline(always)]
+    fn turn_boards(&mut self) -> usize {
+        if self.node.has_calls_on_boards() { self.node.drive_boards(self.now) } else { 0 }
     }
 
     /// Receives what `rx_poll` left in the port.

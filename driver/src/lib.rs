@@ -3,11 +3,13 @@
 //! - [`port`]: the [`Port`](port::Port) trait and what a port says of itself.
 //! - [`frame`]: a frame on its way out ([`TxFrame`](frame::TxFrame)) and on its way in
 //!   ([`RxFrame`](frame::RxFrame)).
+//! - [`board`]: memory that the members of a group on one segment share.
 //! - [`mem`]: the application's memory, reached by bounded copies only.
 //! - [`error`]: why a port does not open.
 //! - [`hint`]: which ways of a program are seldom taken.
 
 pub mod backend;
+pub mod board;
 pub mod clock;
 pub mod error;
 pub mod frame;

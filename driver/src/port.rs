@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::board::Board;
 use crate::frame::{LongBody, PrefixedBody, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::mem::{InlineBytes, IoBuf, SHORT};
@@ -439,6 +440,13 @@ pub trait Port: Send + Any {
     /// begins, not for each frame. Never, on a port whose [`PortCaps::near_mtu`] is 0.
     fn is_near(&mut self, _mac: MacAddr) -> bool {
         false
+    }
+
+    /// A slot on a board that the stations with these addresses share, in the order of ranks; this
+    /// port's own is one of them, perhaps more than once. `None` if they share no memory, or there
+    /// is no slot left. Takes system calls.
+    fn board(&mut self, _members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        None
     }
 
     /// When the port itself wants to be polled again even if no frame comes (a `fault` port that

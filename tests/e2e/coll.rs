@@ -57,10 +57,25 @@ fn member(node: &Node, eq: &Eq) {
                     all_kinds(node, mc.addr(), (rank, n), (root, addrs[root]), count);
                 }
             }
+            let sent = node.domain.port_counters().unwrap().tx_frames;
+            for _ in 0..500 {
+                all_kinds(node, mc.addr(), (rank, n), (n / 2, addrs[n / 2]), 1);
+            }
+            let sent = node.domain.port_counters().unwrap().tx_frames - sent;
+            assert!(sent < 50, "rank {rank}: {sent} frames for calls that go through memory");
             say("DONE");
         }
-        _ => {
-            say(&format!("ENDED {}", until_error(node, mc.addr(), rank)));
+        "LATE" => {
+            if rank == 0 {
+                std::thread::sleep(PATIENT + PATIENT / 2);
+            }
+            node.ep.barrier(mc.addr(), 1).unwrap();
+            assert!(end(node).is_ok(), "rank {rank}: one that is late was given up");
+            say("DONE");
+        }
+        words => {
+            let counts: &[usize] = if words == "SHORT" { &[1] } else { &[1, 400, 20_000] };
+            say(&format!("ENDED {}", until_error(node, mc.addr(), rank, counts)));
             assert!(mc.check().is_err());
             drop(mc);
         }
@@ -138,10 +153,10 @@ fn all_kinds(
 }
 
 /// Calls until the group is given up, and returns how.
-fn until_error(node: &Node, mc: FiAddr, rank: usize) -> i32 {
+fn until_error(node: &Node, mc: FiAddr, rank: usize, counts: &[usize]) -> i32 {
     let sum = (AtomicOp::Sum, Datatype::Uint64);
     for i in 0.. {
-        let count = [1, 400, 20_000][i % 3];
+        let count = counts[i % counts.len()];
         let bufs = (words(count, |i| source(rank, i)), words(count, |_| 0));
         let posted = node.ep.allreduce(bufs, mc, sum, 1);
         let failed = match posted {
@@ -187,15 +202,27 @@ fn collectives_among_processes() {
     }
 }
 
+/// Goal: who comes later than T_dead is waited for, as long as its process lives.
+#[test]
+fn a_late_member_is_waited_for() {
+    let segment = Segment::new("colllate");
+    let mut all = group(3, &segment);
+    all.iter_mut().for_each(|w| w.say("LATE"));
+    all.iter_mut().for_each(|w| drop(w.answer("DONE")));
+    finish(all);
+}
+
 /// Goal: a process that is killed ends the calls of the others, once and in time (CR8).
 #[test]
 fn a_killed_member_ends_the_calls_of_the_others() {
     let mut rng = Rng::new(3);
-    for round in 0..4 {
+    for round in 0..8 {
         let n = 2 + round % 4;
+        // Short calls alone go through memory alone.
+        let calls = if round < 4 { "UNTIL" } else { "SHORT" };
         let segment = Segment::new(&format!("collkill{round}"));
         let mut all = group(n, &segment);
-        all.iter_mut().for_each(|w| w.say("UNTIL"));
+        all.iter_mut().for_each(|w| w.say(calls));
         all.iter_mut().for_each(|w| drop(w.answer("BUSY")));
         std::thread::sleep(Duration::from_micros(rng.below(20_000)));
         let victim = rng.below(n as u64) as usize;

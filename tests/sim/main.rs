@@ -9,11 +9,13 @@
 //! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`arena`]: the applications'
 //!   memory. [`caller`], [`onesided`]: what they call, [`entries`]: by which ways. [`ledger`],
 //!   [`remote`]: the checker. [`world`]: the run.
-//! - [`coll`]: groups on bare nodes, and what collectives must give.
+//! - [`coll`]: groups on bare nodes, and what collectives must give. [`board`]: the memory that
+//!   they may share.
 //! - `stages`: the tests.
 
 mod alloc;
 mod arena;
+mod board;
 mod caller;
 #[path = "../atomics/cases.rs"]
 mod cases;

@@ -4,9 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use barewire_dataplane::node::FrameSink;
+use barewire_driver::board::Board;
 use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
 use barewire_driver::port::{MacAddr, Presence, Tx};
 
+use crate::board::{SimBoard, Slots};
 use crate::plan::LinkPlan;
 use crate::rng::{Rng, mix};
 
@@ -104,6 +106,7 @@ pub(crate) struct Net {
     link: LinkPlan,
     stations: Vec<Station>,
     paths: Vec<Path>,
+    slots: Slots,
     /// Print every frame and completion.
     pub(crate) print: bool,
 }
@@ -128,6 +131,7 @@ impl Net {
             stations,
             // Those through memory stand behind the others.
             paths: vec![Path::default(); 2 * hosts * hosts],
+            slots: Slots::default(),
             print: std::env::var_os("SIM_TRACE").is_some(),
         }
     }
@@ -136,6 +140,12 @@ impl Net {
     pub(crate) fn mac(host: usize) -> MacAddr {
         let [a, b] = (host as u16).to_be_bytes();
         MacAddr([2, 0, 0, 0, a, b])
+    }
+
+    /// The host that has a station address.
+    fn host(mac: MacAddr) -> usize {
+        let [.., a, b] = mac.0;
+        usize::from(u16::from_be_bytes([a, b]))
     }
 
     pub(crate) fn set_life(&mut self, host: usize, life: u32) {
@@ -485,8 +495,14 @@ impl FrameSink for Egress<'_> {
     }
 
     fn is_near(&mut self, mac: MacAddr) -> bool {
-        let [.., a, b] = mac.0;
-        self.net.is_near(self.from, usize::from(u16::from_be_bytes([a, b])))
+        self.net.is_near(self.from, Net::host(mac))
+    }
+
+    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        let nodes = self.net.link.nodes.unwrap_or(1);
+        let is_here = |mac: &MacAddr| Net::host(*mac) % nodes == self.from % nodes;
+        let all = self.net.link.boards && members.iter().all(is_here);
+        all.then(|| Box::new(SimBoard::new(&self.net.slots)) as Box<dyn Board>)
     }
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct LinkPlan {
     /// Into how many nodes the hosts are divided whose processes reach each other through memory as
     /// well: host by host, in turn. `None` if there is no such memory.
     pub(crate) nodes: Option<usize>,
+    /// Whether hosts of one node share boards; without nodes all hosts are of one.
+    pub(crate) boards: bool,
     /// `PortCaps::near_mtu`, if there is.
     pub(crate) near_mtu: usize,
     /// Chance that a frame through memory is copied, changed and sent by the wire as well.
@@ -232,6 +234,7 @@ impl Plan {
                 lossless: false,
                 presence: false,
                 nodes: None,
+                boards: false,
                 near_mtu: 0,
                 spoofs: 0.0,
                 mtu: vec![1500; 2],

@@ -185,9 +185,14 @@ fn main() {
     let args = Args::read_or_run(run_case);
     let mut report = Report::new("collectives", &args);
     for n in [2, 4, 8] {
-        counted(n, &args, &mut report);
-        if let Err(why) = timed(n, &args, &mut report) {
-            report.skip(&format!("shm-allreduce-8B-{n}"), &why);
+        for (call, bars) in CALLS {
+            for way in WAYS {
+                let bar = bars.into_iter().find(|bar| bar.0 == n && way.is_empty());
+                counted((call, n, way), bar.map(|bar| bar.1), &args, &mut report);
+                if let Err(why) = timed((call, n, way), &args, &mut report) {
+                    report.skip(&format!("shm-{call}-{n}{way}"), &why);
+                }
+            }
         }
     }
     modelled(&args, &mut report);
@@ -200,6 +205,22 @@ const WARM_UP: u64 = 5000;
 /// The point-to-point message that collectives are set against.
 const MESSAGE: (How, usize) = (How::Send, 8);
 
+/// What is called, and the most instructions that it may take a member, by members.
+const CALLS: [(&str, [(u64, f64); 3]); 2] = [
+    ("allreduce-8B", [(2, 450.0), (4, 600.0), (8, 800.0)]),
+    ("barrier", [(2, 300.0), (4, 400.0), (8, 550.0)]),
+];
+
+/// How the members tell each other: through the segment's memory, or by messages.
+const WAYS: [&str; 2] = ["", "-messages"];
+
+/// What is called, how many members, and the way.
+type Case = (&'static str, u64, &'static str);
+
+fn kind_of(call: &str) -> Kind {
+    if call == "barrier" { Kind::Barrier } else { Kind::Allreduce }
+}
+
 /// Runs `case` for `count` times, in the function that the tools look at.
 fn run_case(case: &str, count: u64) -> Made<()> {
     if case == "shm-message-8B" {
@@ -207,21 +228,37 @@ fn run_case(case: &str, count: u64) -> Made<()> {
         exchange(&mut pair, MESSAGE, WARM_UP)?;
         return steady(|| exchange(&mut pair, MESSAGE, count));
     }
-    let n = case.strip_prefix("shm-allreduce-8B-").and_then(|n| n.parse().ok());
-    let mut group = Group::open(&segment("collectives"), n.ok_or("no such case")?)?;
-    group.allreduce(WARM_UP)?;
-    steady(|| group.allreduce(count))
+    let case = case.strip_prefix("shm-").ok_or("no such case")?;
+    let (case, by_messages) = match case.strip_suffix(WAYS[1]) {
+        Some(case) => (case, true),
+        None => (case, false),
+    };
+    let (call, n) = case.rsplit_once('-').ok_or("no such case")?;
+    let n = n.parse().map_err(|_| "no such case")?;
+    let (kind, mut group) = (kind_of(call), Group::open(&segment("collectives"), n, by_messages)?);
+    group.call(kind, WARM_UP)?;
+    steady(|| group.call(kind, count))
 }
 
-/// Instructions per member of an allreduce, against a message for each member.
-fn counted(n: u64, args: &Args, report: &mut Report) {
-    let case = format!("instr-allreduce-8B-{n}");
+/// Instructions per member of a call, against its bar or a message for each member.
+fn counted((call, n, way): Case, bar: Option<f64>, args: &Args, report: &mut Report) {
+    let case = format!("instr-{call}-{n}{way}");
     if !args.wants(&case) {
         return;
     }
     let (few, many) = (args.size(2000, 50), args.size(12_000, 100));
-    let both = instructions(&format!("shm-allreduce-8B-{n}"), few, many)
-        .and_then(|all| Ok((all, instructions("shm-message-8B", few, many)?)));
+    let all = instructions(&format!("shm-{call}-{n}{way}"), few, many);
+    if let Some(bar) = bar {
+        match all {
+            Ok(all) => {
+                let row = Row::new(case, all / n as f64, "instr/member").count(many - few);
+                report.row(row.against("bar", bar, all / n as f64 / bar));
+            }
+            Err(why) => report.skip(&case, &why),
+        }
+        return;
+    }
+    let both = all.and_then(|all| Ok((all, instructions("shm-message-8B", few, many)?)));
     match both {
         Ok((all, one)) => {
             let (each, of_messages) = (all / n as f64, one * n as f64);
@@ -234,19 +271,20 @@ fn counted(n: u64, args: &Args, report: &mut Report) {
 }
 
 /// The same in time. One thread has all members, so a member's part is the whole by their number.
-fn timed(n: u64, args: &Args, report: &mut Report) -> Made<()> {
-    let case = format!("shm-allreduce-8B-{n}");
+fn timed((call, n, way): Case, args: &Args, report: &mut Report) -> Made<()> {
+    let case = format!("shm-{call}-{n}{way}");
     if !args.wants(&case) {
         return Ok(());
     }
-    let mut group = Group::open(&segment(&format!("collectives-{n}")), n as usize)?;
+    let by_messages = !way.is_empty();
+    let mut group = Group::open(&segment(&case), n as usize, by_messages)?;
     let mut pair = shm_pair("collectives", 4096)?;
     let (calls, rounds) = (args.size(20_000, 100), args.size(11, 2));
     let (mut each, mut messages, mut ratios) =
         (Sample::default(), Sample::default(), Sample::default());
     for round in 0..=rounds {
         let start = now_ns();
-        group.allreduce(calls)?;
+        group.call(kind_of(call), calls)?;
         let between = now_ns();
         exchange(&mut pair, MESSAGE, calls)?;
         let (all, one) = ((between - start) as f64, (now_ns() - between) as f64);

@@ -80,7 +80,7 @@ impl Node {
     /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set.
     #[inline(never)]
     fn only_may_have(&self) -> bool {
-        !self.has_due() && !self.has_answers()
+        !self.has_calls_on_boards() && !self.has_due() && !self.has_answers()
     }
 
     /// Whether nothing is to be sent at once, what is due by time aside: timers, and
@@ -90,10 +90,10 @@ impl Node {
         (self.todo - (Todo::KEEP | Todo::ACKS)).is_empty()
     }
 
-    /// Whether a timer is armed.
+    /// Whether a timer is armed, or something else is to be looked at by time.
     #[inline(always)]
     pub fn has_timers(&self) -> bool {
-        !self.wheel.is_empty()
+        !self.wheel.is_empty() || self.has_calls_on_boards()
     }
 
     /// Whether [`transmit`](Self::transmit) would do nothing at `now`, not even for a timer. This

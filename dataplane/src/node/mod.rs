@@ -51,6 +51,7 @@ mod versions;
 
 use std::collections::{HashMap, VecDeque};
 
+use barewire_driver::board::Board;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::{InlineBytes, IoBuf};
 use barewire_driver::port::{MacAddr, PortCaps, Presence, Tx};
@@ -83,7 +84,7 @@ use sep::Numbers;
 
 pub use crate::cq::{NoReader, Reader};
 pub use coll::{
-    BLOCK_MAX, CollAttr, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
+    BLOCK_MAX, CollAttr, CollKey, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
 pub use ep::EpCounters;
@@ -332,6 +333,11 @@ pub trait FrameSink {
     /// As [`barewire_driver::port::Port::is_near`].
     fn is_near(&mut self, _mac: MacAddr) -> bool {
         false
+    }
+
+    /// As [`barewire_driver::port::Port::board`].
+    fn board(&mut self, _members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        None
     }
 
     /// As [`barewire_driver::port::Port::lacks_memory`].

@@ -90,6 +90,8 @@ pub struct NodeCounters {
     pub rx_coll_unknown: u64,
     /// Collectives that ended well, joins included.
     pub colls_done: u64,
+    /// Those of them that went through the memory of a segment.
+    pub colls_shared: u64,
     /// Sessions opened.
     pub sessions_opened: u64,
     /// Sessions that ended because the peer was silent.
@@ -140,6 +142,7 @@ impl Default for NodeCounters {
             rma_executed: 0,
             rx_coll_unknown: 0,
             colls_done: 0,
+            colls_shared: 0,
             sessions_opened: 0,
             sessions_dead: 0,
             sessions_reset: 0,

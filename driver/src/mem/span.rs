@@ -76,6 +76,24 @@ impl Span {
         if inside { Some(self.base.wrapping_add(offset)) } else { cold(None) }
     }
 
+    /// The word at `offset`, which may lie anywhere; `None` if it is not all there.
+    #[inline(always)]
+    pub fn word_at(&self, offset: usize) -> Option<u64> {
+        let from = self.inside(offset, 8)?;
+        // SAFETY: eight bytes inside lent memory, readable by the lender's promise.
+        Some(unsafe { ptr::read_unaligned(from.cast::<u64>()) })
+    }
+
+    /// Writes a word to `offset`, which may lie anywhere. False, and nothing was written, if it has
+    /// no room there.
+    #[inline(always)]
+    pub fn set_word_at(&self, offset: usize, word: u64) -> bool {
+        let Some(to) = self.inside(offset, 8) else { return false };
+        // SAFETY: eight bytes inside lent memory, writable by the lender's promise.
+        unsafe { ptr::write_unaligned(to.cast::<u64>(), word) };
+        true
+    }
+
     /// Whether a byte is in both.
     #[inline(always)]
     pub fn overlaps(&self, other: &Self) -> bool {

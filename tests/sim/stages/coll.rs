@@ -21,23 +21,29 @@ fn orders(n: usize) -> [(&'static str, Vec<usize>); 4] {
     ]
 }
 
-/// A team for the hosts of `ranks`, one group of them, with the manner of its making drawn.
-fn gang_of(ranks: &[usize], seed: u64, loss: f64) -> Result<(Team, Gang), Violation> {
+/// A team for the hosts of `ranks`, which share memory if they have `boards`, and one group of
+/// them, with the manner of its making drawn.
+fn gang_of(ranks: &[usize], seed: u64, loss: f64, boards: bool) -> Result<(Team, Gang), Violation> {
     let hosts = ranks.iter().max().map_or(1, |&h| h + 1).max(2);
     let mut p = plan(seed, hosts, loss == 0.0);
     if loss > 0.0 {
         (p.link.loss, p.link.jitter_ns) = (loss, 20_000.0);
         p.node.t_dead_ns = 2_000_000_000;
     }
+    p.link.boards = boards;
     let mut team = Team::new(p);
-    let model = if seed & 1 == 0 { JoinModel::Collective } else { JoinModel::Key(seed) };
+    let model = if seed & 1 == 0 || boards { JoinModel::Collective } else { JoinModel::Key(seed) };
     let gang = team.join(ranks, model)?;
     Ok((team, gang))
 }
 
 /// One group and all kinds of calls on it.
-fn matrix(ranks: &[usize], counts: &[usize], seed: u64, loss: f64) -> Result<u64, Violation> {
-    let (mut team, gang) = gang_of(ranks, seed, loss)?;
+fn matrix(
+    ranks: &[usize],
+    counts: &[usize],
+    (seed, loss, boards): (u64, f64, bool),
+) -> Result<u64, Violation> {
+    let (mut team, gang) = gang_of(ranks, seed, loss, boards)?;
     let n = ranks.len();
     let mut calls = 0;
     for kind in CollKind::ALL {
@@ -55,6 +61,8 @@ fn matrix(ranks: &[usize], counts: &[usize], seed: u64, loss: f64) -> Result<u64
             }
         }
     }
+    let shared = team.rig.at(ranks[0]).node.counters().colls_shared;
+    ensure!((shared > 0) == (boards && n > 1), "{shared} calls through memory");
     Ok(calls)
 }
 
@@ -75,8 +83,11 @@ fn run_matrix(stage: &str, sizes: &[usize], loss: f64) {
             counts = vec![0, 1, n + 1];
         }
         counts.dedup();
-        sum.ops += matrix(ranks, &counts, seed, loss).map_err(|e| format!("{order}: {e}"))?;
-        sum.runs += 1;
+        for boards in [false, true] {
+            let calls = matrix(ranks, &counts, (seed, loss, boards));
+            sum.ops += calls.map_err(|e| format!("{order}, boards {boards}: {e}"))?;
+            sum.runs += 1;
+        }
         Ok(())
     });
     println!(
@@ -144,6 +155,8 @@ fn called(
 ) -> Result<(Team, Gang, Vec<Pending>), Violation> {
     let mut p = plan(seed, n, seed.is_multiple_of(3));
     p.node.t_dead_ns = T_DEAD_NS;
+    // Every other seed has memory that the members share.
+    p.link.boards = seed.is_multiple_of(2);
     let mut team = Team::new(p);
     let ranks: Vec<usize> = (0..n).collect();
     let gang = team.join(&ranks, JoinModel::Collective)?;
@@ -246,7 +259,7 @@ fn a_member_may_die_at_every_step() {
     let start = Instant::now();
     // Of three seeds in a row one has a lossless link.
     let rounds = if nightly() { 3 } else { 1 };
-    let sum = for_seeds("a_member_may_die_at_every_step", 5 * 9 * rounds, |seed, sum| {
+    let sum = for_seeds("a_member_may_die_at_every_step", 2 * 5 * 9 * rounds, |seed, sum| {
         let n = 2 + seed as usize % 5;
         let kind = CollKind::ALL[seed as usize / 5 % 9];
         for count in [1, 2000] {
@@ -271,13 +284,20 @@ fn a_member_may_die_at_every_step() {
 /// Goal: all 116 reductions and all 14 types (CO5, CR10, CR11), at members of an odd number.
 #[test]
 fn every_reduction_and_every_type() {
+    for boards in [false, true] {
+        every_pair(boards);
+    }
+}
+
+fn every_pair(boards: bool) {
     let ranks = [1, 4, 0, 2, 3];
-    let (mut team, gang) = gang_of(&ranks, 2, 0.0).unwrap();
+    let (mut team, gang) = gang_of(&ranks, 2, 0.0, boards).unwrap();
     let mut pairs = 0;
     for ty in Datatype::ALL {
         for op in AtomicOp::ALL.into_iter().filter(|&op| reduces(op, ty)) {
             pairs += 1;
             for (kind, count) in [
+                (CollKind::Allreduce, 1),
                 (CollKind::Allreduce, 3),
                 (CollKind::Allreduce, 700),
                 (CollKind::Reduce, 11),
@@ -303,6 +323,7 @@ fn overlapping_groups_with_several_calls_under_way() {
         let mut p = plan(seed, 6, false);
         (p.link.loss, p.link.jitter_ns) = (0.02, 10_000.0);
         p.node.t_dead_ns = 2_000_000_000;
+        p.link.boards = seed.is_multiple_of(2);
         let mut team = Team::new(p);
         let sets: [&[usize]; 3] = [&[0, 1, 2, 3, 4, 5], &[5, 3, 1], &[2, 3, 0, 4]];
         let mut gangs = Vec::new();
@@ -336,6 +357,46 @@ fn overlapping_groups_with_several_calls_under_way() {
     println!("overlapping_groups: calls {} violations 0", sum.ops);
 }
 
+/// Goal: members make the same calls at their own pace, some of them several calls ahead, and each
+/// gets what it should: nothing is overtaken, however few wait for each other in a call.
+#[test]
+fn members_may_be_calls_apart() {
+    let sum = for_seeds("members_may_be_calls_apart", 40, |seed, sum| {
+        let n = 2 + seed as usize % 4;
+        let ranks: Vec<usize> = (0..n).collect();
+        let (mut team, gang) = gang_of(&ranks, seed, 0.0, seed % 4 != 3)?;
+        let calls: Vec<Call> = (0..40)
+            .map(|i| {
+                // Most of those in which somebody waits for nobody.
+                let all = [CollKind::ALL, [CollKind::Broadcast; 9], [CollKind::Reduce; 9]].concat();
+                let kind = all[team.rng.index(all.len())];
+                let count = [0, 1, 5, 40, 700][team.rng.index(5)];
+                let count = if kind == CollKind::Barrier { 0 } else { count };
+                Call::of(kind, team.rng.index(n), count, seed << 8 | i)
+            })
+            .collect();
+        let (mut made, mut all) = (vec![0; n], Vec::new());
+        while made.iter().any(|&made| made < calls.len()) {
+            let rank = team.rng.index(n);
+            for _ in 0..team.rng.index(6) {
+                let Some(call) = calls.get(made[rank]) else { break };
+                let p = team.post(&gang, rank, call);
+                all.push(p.map_err(|e| format!("{call:?} refused with {e}"))?);
+                made[rank] += 1;
+            }
+            if team.rng.chance(0.7) {
+                let later = team.rig.net.now + team.rng.exp(2_000_000.0);
+                while team.rig.step(later).0 {}
+            }
+        }
+        let until = team.rig.net.now + 60_000_000_000;
+        team.run(&mut all, until)?;
+        sum.ops += all.len() as u64;
+        all.iter().try_for_each(|p| check(p, n))
+    });
+    println!("members_may_be_calls_apart: calls {} violations 0", sum.ops);
+}
+
 /// Goal: a member that calls something else is an error for all, not a hang or an overrun. Method:
 /// two members differ in kind, count, type, operation or root.
 #[test]
@@ -352,9 +413,10 @@ fn members_that_disagree_are_told() {
         Call::of(CollKind::Reduce, 1, 8, 1),
         Call::of(CollKind::Alltoall, 0, 8, 1),
     ];
-    for n in [2, 3, 5] {
+    for (n, boards) in [2, 3, 5].into_iter().flat_map(|n| [(n, false), (n, true)]) {
         for (i, other) in odd.iter().enumerate() {
-            let (mut team, gang) = gang_of(&(0..n).collect::<Vec<_>>(), i as u64, 0.0).unwrap();
+            let ranks: Vec<_> = (0..n).collect();
+            let (mut team, gang) = gang_of(&ranks, i as u64, 0.0, boards).unwrap();
             let mut all: Vec<Pending> = (0..n)
                 .map(|rank| team.post(&gang, rank, if rank == n / 2 { other } else { &base }))
                 .map(|p| p.unwrap_or_else(|e| panic!("refused with {e}")))
@@ -367,7 +429,13 @@ fn members_that_disagree_are_told() {
         }
     }
     // And about the root, where the roots of both opinions send.
-    let (mut team, gang) = gang_of(&[0, 1, 2], 4, 0.0).unwrap();
+    for boards in [false, true] {
+        roots_that_disagree(boards);
+    }
+}
+
+fn roots_that_disagree(boards: bool) {
+    let (mut team, gang) = gang_of(&[0, 1, 2], 4, 0.0, boards).unwrap();
     let at = |root| Call::of(CollKind::Broadcast, root, 8, 1);
     let mut all: Vec<Pending> = [(0, 0), (1, 0), (2, 1)]
         .map(|(rank, root)| team.post(&gang, rank, &at(root)).unwrap_or_else(|e| panic!("{e}")))
@@ -435,7 +503,9 @@ fn a_join_that_cannot_be_ends_with_an_error() {
 #[test]
 fn a_member_may_leave_at_once() {
     for seed in 0..40 {
-        let mut team = Team::new(plan(seed, 4, seed % 2 == 0));
+        let mut p = plan(seed, 4, seed % 2 == 0);
+        p.link.boards = seed % 4 < 2;
+        let mut team = Team::new(p);
         let set = [0, 1, 2, 3];
         let ids = set.map(|host| team.join_at(host, &set, JoinModel::Collective, None).unwrap());
         let first = seed as usize % 4;
@@ -461,7 +531,7 @@ fn a_member_may_leave_at_once() {
 #[test]
 fn who_needs_nothing_more_may_leave() {
     for seed in 0..20 {
-        let (mut team, gang) = gang_of(&[0, 1, 2, 3], seed, 0.0).unwrap();
+        let (mut team, gang) = gang_of(&[0, 1, 2, 3], seed, 0.0, seed % 4 == 0).unwrap();
         let bcast = Call::of(CollKind::Broadcast, 0, 300, seed);
         let first = team.post(&gang, 0, &bcast).unwrap_or_else(|e| panic!("{e}"));
         let mut all = vec![first];

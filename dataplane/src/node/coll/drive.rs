@@ -7,7 +7,7 @@ use super::control::{
     ABORT, DISAGREE, KIND_CONTROL, KIND_DATA, KIND_SHIFT, LEAVE, LEFT, LISTENING, data_tag,
     parts_of, reason,
 };
-use super::{GroupState, JoinEvent, Op};
+use super::{GroupState, JoinEvent, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
@@ -56,7 +56,7 @@ impl Node {
     #[inline]
     pub(crate) fn coll_wants(&self, now: Instant) -> bool {
         let by_time = self.coll.stalled || self.coll.deadline.is_some_and(|at| at <= now);
-        by_time || self.coll_due()
+        by_time || self.coll_due() || self.boards_are_due() || self.boards_are_late(now)
     }
 
     /// Receives that are posted as long as there are collective sides.
@@ -73,10 +73,7 @@ impl Node {
         } else {
             self.coll_due().then_some(self.polled_at)
         };
-        match (self.coll.deadline, retry) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [self.coll.deadline, retry, self.boards_deadline()].into_iter().flatten().min()
     }
 
     /// Lets every call go on as far as it can.
@@ -86,6 +83,7 @@ impl Node {
         if self.coll.deadline.is_some_and(|at| at <= now) {
             self.end_late_joins(now);
         }
+        self.drive_boards(now);
         let tries = self.coll.work.len();
         for _ in 0..tries {
             let Some(o) = self.coll.work.pop_front() else { break };
@@ -195,6 +193,9 @@ impl Node {
 
     /// Does what a call asks for until it has to wait.
     fn drive_op(&mut self, now: Instant, o: u32, out: &mut dyn FrameSink) {
+        if self.coll.ops[o].words.is_some() {
+            self.offer_board(o, out);
+        }
         loop {
             let op = &mut self.coll.ops[o];
             let went = match op.run.action() {
@@ -264,7 +265,7 @@ impl Node {
         Went::On
     }
 
-    fn kick_silent(&mut self, now: Instant, p: u32) {
+    pub(super) fn kick_silent(&mut self, now: Instant, p: u32) {
         if self.peers[p].state == super::super::peer::State::Idle && !self.gone {
             self.schedule(now, p);
         } else {
@@ -336,19 +337,23 @@ impl Node {
         }
         self.give_back(op);
         if let Some(user) = user {
-            let group = &self.coll.groups[g];
-            let e = group.ep.0.idx();
-            let ep = &mut self.eps[e];
-            ep.tx_used -= 1;
-            let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
-            if user.wanted {
-                let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
-                cq.push(Cqe { op_context, flags, src, ..Cqe::default() });
-            } else {
-                cq.unreserve();
-            }
-            self.count(cntr, true);
+            let ep = self.coll.groups[g].ep;
+            self.complete_call(ep, user);
         }
+    }
+
+    /// Tells the application that its call has ended well.
+    pub(super) fn complete_call(&mut self, ep: EpId, user: User) {
+        let ep = &mut self.eps[ep.0.idx()];
+        ep.tx_used -= 1;
+        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        if user.wanted {
+            let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
+            cq.push(Cqe { op_context, flags, src, ..Cqe::default() });
+        } else {
+            cq.unreserve();
+        }
+        self.count(cntr, true);
     }
 
     /// Keeps what a call used for the next one.
@@ -366,13 +371,12 @@ impl Node {
 
     /// The members of a group have exchanged who they are.
     fn end_join(&mut self, now: Instant, g: u32, op: &Op) {
-        let mut words = [0_u64; super::JOIN_WORDS];
-        for (i, word) in words.iter_mut().enumerate() {
+        let word = |i: usize| {
             let mut bytes = [0; 8];
             op.out.read_at(8 * i, &mut bytes);
-            *word = u64::from_le_bytes(bytes);
-        }
-        let [name, most, least] = words;
+            u64::from_le_bytes(bytes)
+        };
+        let [name, most, least] = [0, 1, 2].map(word);
         if most != !least || name == 0 {
             return self.abort_group(now, g, DISAGREE);
         }
@@ -380,6 +384,11 @@ impl Node {
         let group = &mut self.coll.groups[g];
         group.gid = name as u32;
         group.seq = 0;
+        let slots: Vec<u64> = (super::JOIN_WORDS..op.out.len() / 8).map(word).collect();
+        if let Err(err) = self.meet_on_board(g, &slots) {
+            return self.abort_group(now, g, err);
+        }
+        let group = &mut self.coll.groups[g];
         group.state = GroupState::Ready;
         let (ep, context) = (group.ep, group.context);
         let early = self.coll.over.iter().find(|(gid, _)| *gid == name as u32);

@@ -9,10 +9,10 @@ use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
 
 use super::control::{ABORT, LEAVE, control_tag};
-use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op};
+use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::node::{MsgKind, Node, SendReq};
+use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
@@ -40,6 +40,7 @@ impl Node {
         for o in ops {
             self.fail_op(now, o, err);
         }
+        self.fail_board(g, err);
         self.purge(now, g, gid);
         if joining {
             let group = GroupId(self.coll.groups.handle(g));
@@ -53,20 +54,24 @@ impl Node {
         let op = self.coll.ops.free(o);
         let group = &mut self.coll.groups[op.group];
         group.ops -= 1;
-        let e = group.ep.0.idx();
-        if let Some(user) = op.user
-            && let Some(ep) = self.eps.get_mut(e)
-        {
-            ep.tx_used -= 1;
-            ep.counters.errors += 1;
-            let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
-            let cqe = Cqe { op_context, flags, src, ..Cqe::default() };
-            let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
-            let prov_errno = ProvErrno::UnknownOutcome;
-            self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-            self.count(cntr, false);
+        let ep = group.ep;
+        if let Some(user) = op.user {
+            self.fail_call(ep, user, err);
         }
         self.give_back(op);
+    }
+
+    /// Tells the application that its call has failed.
+    pub(super) fn fail_call(&mut self, ep: EpId, user: User, err: Error) {
+        let Some(ep) = self.eps.get_mut(ep.0.idx()) else { return };
+        ep.tx_used -= 1;
+        ep.counters.errors += 1;
+        let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
+        let cqe = Cqe { op_context, flags, src, ..Cqe::default() };
+        let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
+        let prov_errno = ProvErrno::UnknownOutcome;
+        self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+        self.count(cntr, false);
     }
 
     /// Takes the memory of a call out of reach of everything that was posted for it.
@@ -292,6 +297,7 @@ impl Node {
         }
         let from = Src::of(who.0, who.1);
         let gid = group.gid;
+        self.drive_board(now, g);
         let waits = |op: &Op| op.group == g && op.waits.contains(&who.0);
         let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
         // Another endpoint of the same peer may be the one that is waited for.
@@ -331,6 +337,7 @@ impl Node {
             self.tell_group(now, g, LEAVE, Error::ConnRefused);
         }
         let gid = self.coll.groups[g].gid;
+        self.fail_board(g, Error::Canceled);
         self.purge(now, g, gid);
         // What is owed was posted under the members' names, or waits for room no longer.
         let group = self.coll.groups.free(g);

@@ -8,9 +8,11 @@
 //! are those of every message.
 //!
 //! - this file: joining, calling, closing.
+//! - `board`: calls through memory that all members share, without a message.
 //! - `drive`: schedules go on; called with every transmit that could find something new.
 //! - `fail`: members that die, leave or disagree.
 
+mod board;
 mod control;
 mod drive;
 mod fail;
@@ -18,7 +20,10 @@ mod fail;
 use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
-use barewire_driver::mem::{IoBuf, Scratch};
+use barewire_driver::mem::{IoBuf, Scratch, Span};
+
+pub use board::CollKey;
+use board::{Shared, Through, name_words};
 
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
@@ -206,6 +211,8 @@ pub(crate) struct Coll {
     owed: VecDeque<(EpId, FiAddr, u64, u64)>,
     /// When the first join under way ends by time.
     deadline: Option<Instant>,
+    /// Groups with calls through their boards.
+    on_boards: Vec<u32>,
 }
 
 impl Default for Coll {
@@ -228,6 +235,7 @@ impl Default for Coll {
             stalled: false,
             owed: VecDeque::new(),
             deadline: None,
+            on_boards: Vec::new(),
         }
     }
 }
@@ -271,6 +279,7 @@ struct Group {
     ops: u32,
     context: u64,
     plans: Vec<(Shape, Plan)>,
+    shared: Shared,
 }
 
 impl Group {
@@ -315,7 +324,7 @@ struct User {
 /// name every time, so it is never over for good.
 const JOIN: u32 = 1 << 31;
 
-/// What the numbers of an exchange of a join are.
+/// Words of the exchange of a join before the names of slots.
 const JOIN_WORDS: usize = 3;
 
 /// Distinct calls of a group whose algorithm is remembered.
@@ -409,6 +418,7 @@ impl Node {
             ops: 0,
             context: req.context,
             plans: Vec::new(),
+            shared: if managed { Shared::Wanted } else { Shared::No },
         };
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
         let id = GroupId(self.coll.groups.handle(g));
@@ -572,7 +582,8 @@ impl Node {
         let group = &self.coll.groups[g];
         let hash = u64::from(group.hash);
         let name = if group.me == 0 { drawn } else { 0 };
-        let scratch = Scratch::new(JOIN_WORDS * 8).ok_or(Error::NoMem)?;
+        let count = JOIN_WORDS + name_words(group.members.len());
+        let scratch = Scratch::new(count * 8).ok_or(Error::NoMem)?;
         for (i, word) in [name, hash, !hash].into_iter().enumerate() {
             scratch.io().write_at(8 * i, &word.to_le_bytes());
         }
@@ -581,7 +592,7 @@ impl Node {
             n: group.members.len() as u32,
             me: group.me,
             root: 0,
-            count: JOIN_WORDS as u64,
+            count: count as u64,
             size: 8,
             in_place: true,
         };
@@ -626,6 +637,19 @@ impl Node {
             Kind::Broadcast => (IoBuf::EMPTY, req.buf),
             _ => (req.buf, req.result),
         };
+        if self.has_board(g) && board::fits(&shape) {
+            let mark = self.mark_of(g, &shape, reduce);
+            // In one piece each, or of no length.
+            let (mut input, mut out) = buffers;
+            let (input, out) = (input.take_one(), out.take_one());
+            let (input, out) = (input.unwrap_or(Span::EMPTY), out.unwrap_or(Span::EMPTY));
+            let CollReq { kind, group, count, ty, op, root, .. } = req;
+            self.note_usual(g, CollKey { kind, group, count, ty, op, root }, shape, mark);
+            self.eps[e].tx_used += 1;
+            self.queue_on_board(g, mark, Some(Through { shape, reduce, input, out, user }));
+            self.drive_board(self.polled_at, g);
+            return Ok(());
+        }
         let begun = self.begin_op(g, shape, reduce, buffers, Some(user));
         let o = match begun {
             Ok(o) => o,
@@ -636,7 +660,20 @@ impl Node {
         };
         self.eps[e].tx_used += 1;
         self.queue_op(o);
+        if self.has_board(g) {
+            self.queue_on_board(g, self.coll.ops[o].mark, None);
+            self.drive_board(self.polled_at, g);
+        }
         Ok(())
+    }
+
+    fn has_board(&self, g: u32) -> bool {
+        matches!(self.coll.groups[g].shared, Shared::Yes(_))
+    }
+
+    /// What all members have alike in a call.
+    fn mark_of(&self, g: u32, shape: &Shape, reduce: Option<(AtomicOp, Datatype)>) -> u64 {
+        u64::from(self.coll.groups[g].hash) << 32 | u64::from(signature(shape, reduce))
     }
 
     fn check_call(&self, ep: EpId, req: &CollReq) -> Result<(u32, Shape)> {
@@ -719,12 +756,13 @@ impl Node {
             }
             None => (Box::new(Run::new(program)), Vec::new()),
         };
+        let mark = self.mark_of(g, &shape, reduce);
         let group = &mut self.coll.groups[g];
         let seq = group.seq;
         let op = Op {
             group: g,
             seq,
-            mark: u64::from(group.hash) << 32 | u64::from(signature(&shape, reduce)),
+            mark,
             user,
             reduce,
             input,

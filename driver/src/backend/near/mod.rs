@@ -25,6 +25,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
+use crate::board::Board;
 use crate::clock;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame, WriteBody, WriteHead};
@@ -468,6 +469,10 @@ impl<F: Far> Port for Near<F> {
 
     fn is_near(&mut self, mac: MacAddr) -> bool {
         self.near.has(mac)
+    }
+
+    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        self.near.board(members)
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {

@@ -22,6 +22,11 @@
 //! links    to receiver r at r * groups * 4096, a page for each group of senders, allocated when
 //!          one of them opens its link; of sender s at + s * 64:
 //!          +0   tx_open    +8   tx_inc   +16  rx_inc   +24  rx_open   +32  head
+//! boards   of member m at m * 32 * 4096: its slots, a page each, allocated when first used and
+//!          kept with the place. The member writes, others read:
+//!          +0   of calls with an even number: group << 32 | number, +8 mark, +16 bytes
+//!          +1984  of those with an odd one, alike
+//!          +3968  group << 32 | number of the last call of which nothing is taken any more
 //! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open: a
 //!          short beginning first, the rest when the ring grows
 //! ```
@@ -29,11 +34,12 @@
 //! A page that is not allocated is never touched: for want of memory that would be SIGBUS.
 
 use super::ring::slot_len;
+use crate::board::BODY_MAX;
 
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
-pub(super) const VERSION: u64 = 4;
+pub(super) const VERSION: u64 = 5;
 /// Senders in a word of a doorbell, and in a page of links.
 pub(super) const GROUP: usize = 64;
 /// Words of a doorbell.
@@ -54,6 +60,17 @@ const LINK_LEN: usize = 64;
 /// Bytes of the links of a group of senders.
 pub(super) const PAGE: usize = 4096;
 const _: () = assert!(GROUP * LINK_LEN == PAGE);
+
+/// Slots of a member on boards: groups that it is in at a time.
+pub(super) const SLOTS: usize = 32;
+/// Bytes of a slot.
+pub(super) const SLOT_LEN: usize = PAGE;
+/// From what a slot has of calls with even numbers to what it has of the others.
+pub(super) const LEAF_LEN: usize = 1984;
+/// Where in a slot its member says what it has done with.
+pub(super) const DONE: usize = 2 * LEAF_LEN;
+const _: () = assert!(LEAF_LEN == 16 + BODY_MAX && LEAF_LEN.is_multiple_of(64));
+const _: () = assert!(DONE + 64 <= SLOT_LEN);
 
 /// Smallest and largest ring: a quarter has to hold a frame of the least MTU, and the file's size
 /// has to stay a number that the kernel takes (2^20 rings below 2^63).
@@ -153,9 +170,19 @@ impl Layout {
         self.links_at() + r * self.groups() * PAGE + s * LINK_LEN
     }
 
+    /// Slot `i` of member `m` on boards.
+    pub(super) fn slot(&self, m: usize, i: usize) -> usize {
+        assert!(m < self.members && i < SLOTS);
+        self.boards_at() + (m * SLOTS + i) * SLOT_LEN
+    }
+
+    fn boards_at(&self) -> usize {
+        self.links_at() + self.members * self.groups() * PAGE
+    }
+
     /// Bytes before the first ring.
     pub(super) fn data_at(&self) -> usize {
-        self.links_at() + self.members * self.groups() * PAGE
+        self.boards_at() + self.members * SLOTS * SLOT_LEN
     }
 
     pub(super) fn ring(&self, s: usize, r: usize) -> usize {

@@ -1,5 +1,8 @@
 //! A set of members, as a doorbell has them: bits of groups, and of the members in each.
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
 use super::layout::{GROUP, GROUPS_MAX, MEMBERS_MAX};
 
 /// See the module. To be empty is one look, and what is in it is found by what is in it.
@@ -14,6 +17,20 @@ pub(super) struct MemberSet {
 #[inline(always)]
 pub(super) const fn place_of(m: usize) -> (usize, u64) {
     (m / GROUP % GROUPS_MAX, 1 << (m % GROUP))
+}
+
+/// Rings a doorbell for the member at a place: the word of its group, and that for all. Nothing is
+/// written if that was done and not heard yet.
+#[inline]
+pub(super) fn ring(bell_group: &AtomicU64, bell: &AtomicU64, (group, bit): (usize, u64)) {
+    if bell_group.load(Relaxed) & bit == 0 {
+        // Release: the one who takes the bit sees what it is rung for. SeqCst: and if the load
+        // below finds the word's bit not taken yet, who takes that takes this one after it.
+        bell_group.fetch_or(bit, SeqCst);
+    }
+    if bell.load(SeqCst) & 1 << group == 0 {
+        bell.fetch_or(1 << group, SeqCst);
+    }
 }
 
 impl MemberSet {

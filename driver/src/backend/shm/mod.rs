@@ -33,6 +33,12 @@
 //! receivers' rings until they have read it; then the receiver gives the ring's memory back. The
 //! dead are found by whoever joins, opens a ring, or finds a ring full for long.
 //!
+//! # Boards
+//! The members of a group read what others have for it from [slots](crate::board) of theirs: a page
+//! each, which stays with the place of its member in the segment, so that what one that died or
+//! left has said can still be read. A slot serves another group once every member of the last one
+//! has done with it.
+//!
 //! # Monitors
 //! A [`Monitor`] is a member that has no address and gets a copy of every frame, stamped with the
 //! time of its sending. A sender who knows of one keeps no routes, so that every frame takes the
@@ -46,6 +52,7 @@
 //! private bound, and frames are lent as [`RxFrame`], which can only be copied from. A scribbled-on
 //! ring is closed and counted ([`PortCounters::rx_dropped`]), and its sender opens it anew.
 
+mod board;
 mod ends;
 mod layout;
 mod members;
@@ -55,6 +62,7 @@ mod ring;
 mod role;
 pub(crate) mod sealed;
 mod segment;
+mod slots;
 mod wait;
 
 #[cfg(test)]
@@ -72,6 +80,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use nix::unistd::{AccessFlags, access};
 
+use crate::board::Board;
 use crate::clock::{monotonic_ns, now_ns};
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
@@ -84,7 +93,7 @@ use crate::port::{
 use ends::Ends;
 use layout::Layout;
 use layout::MEMBERS_MAX;
-use members::{MemberSet, place_of};
+use members::{MemberSet, place_of, ring};
 use opening::Long;
 use ring::{Consumer, GRANULE, NoRoom, Producer, Taken, WORD_LEN, slot_len};
 use role::{Role, is_monitor, is_switch};
@@ -411,17 +420,9 @@ impl Out {
     /// Rings for `me`, unless that was done and not heard yet.
     #[inline]
     fn ring_bell(&self, me: usize) {
-        let (group, bit) = place_of(me);
         // SAFETY: words of the mapping (`closed`), which `ShmPort::shared` keeps.
         let (bell_group, bell) = unsafe { (&*self.bell_group, &*self.bell) };
-        if bell_group.load(Relaxed) & bit == 0 {
-            // Release: the one who takes the bit sees the frame. SeqCst: and if the load below
-            // finds the word's bit not taken yet, who takes that takes this one after it.
-            bell_group.fetch_or(bit, SeqCst);
-        }
-        if bell.load(SeqCst) & 1 << group == 0 {
-            bell.fetch_or(1 << group, SeqCst);
-        }
+        ring(bell_group, bell, place_of(me));
     }
 
     /// Clears ahead of the frame that was sent. Says whether somebody sleeps.
@@ -1649,6 +1650,22 @@ impl Port for ShmPort {
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
+    }
+
+    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+        self.refresh();
+        // A leaf sees the switch alone, whoever else there is.
+        if self.is_leaf {
+            return None;
+        }
+        let place = |mac: &MacAddr| {
+            let key = key_of(&mac.0);
+            self.peers.iter().position(|p| p.key == key && p.state != 0)
+        };
+        let members: Option<Vec<_>> =
+            members.iter().map(|mac| place(mac).map(|m| (m, self.peers[m].state))).collect();
+        let board = board::ShmBoard::new(&self.shared, members?)?;
+        Some(Box::new(board))
     }
 
     /// The kernel knows: a member's lock is released when its process ends.

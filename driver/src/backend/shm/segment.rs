@@ -26,8 +26,9 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::ShmSettings;
 use super::layout::{
-    EPOCH, GROUP, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, PAGE, PLACES, UPLINK,
+    EPOCH, GROUP, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, PAGE, PLACES, SLOT_LEN, UPLINK,
 };
+use super::members::{place_of, ring};
 use super::ring::RingMem;
 use super::role::{Role, Uplink, is_switch};
 use crate::backend::lock::{self, Guard};
@@ -105,6 +106,29 @@ impl RawRing {
     #[inline]
     pub(super) fn word_at(&self, pos: usize) -> *const AtomicU64 {
         self.at(pos).cast_const().cast()
+    }
+}
+
+/// The words of a slot on boards. Valid while its segment is mapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotMem(*const AtomicU64);
+
+// SAFETY: the address of a slot in shared memory that is reached by atomics only; whoever holds it
+// keeps the mapping (`ShmBoard::shared`, `Slots` in `Shared`).
+unsafe impl Send for SlotMem {}
+
+impl SlotMem {
+    /// Of a slot that is not known. It is used for nothing.
+    pub(super) const NONE: Self = Self(std::ptr::null());
+
+    /// The word at byte `at`.
+    #[inline(always)]
+    pub(super) fn word(&self, at: usize) -> &AtomicU64 {
+        let i = at / 8;
+        assert!(i < SLOT_LEN / 8 && !self.0.is_null());
+        // SAFETY: word `i` of a slot of the mapping (`reserve_slot`), which is aligned to a page
+        // and reserved; every access to it by anybody is atomic.
+        unsafe { &*self.0.wrapping_add(i) }
     }
 }
 
@@ -605,6 +629,20 @@ impl Segment {
             self.pages(r).fetch_or(bit, Release);
         }
         Ok(())
+    }
+
+    /// Reserves the memory of slot `i` of member `m`.
+    pub(super) fn reserve_slot(&self, m: usize, i: usize) -> io::Result<SlotMem> {
+        let at = self.layout.slot(m, i);
+        reserve(&self.file, at, SLOT_LEN)?;
+        assert!(at.is_multiple_of(SLOT_LEN) && at + SLOT_LEN <= self.map.words.len());
+        Ok(SlotMem(self.map.words.as_mut_ptr().wrapping_add(at).cast_const().cast()))
+    }
+
+    /// Rings the doorbell of `r` for member `me`, unless that was done and not heard yet.
+    pub(super) fn ring_bell(&self, r: usize, me: usize) {
+        let (group, bit) = place_of(me);
+        ring(self.bell_group(r, group), self.bell(r), (group, bit));
     }
 
     /// Reserves the first `len` bytes of a ring whose link is there, and maps them so that the

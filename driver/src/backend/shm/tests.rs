@@ -1,3 +1,4 @@
+mod boards;
 mod many;
 
 use std::collections::{HashMap, VecDeque};

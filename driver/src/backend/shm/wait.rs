@@ -18,11 +18,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::layout::MEMBERS_MAX;
 use super::segment::Segment;
+use super::slots::Slots;
 use crate::mac::MacAddr;
 use crate::port::PortWaiter;
 
@@ -43,6 +44,8 @@ pub(super) struct Shared {
     /// that came one by one: a sleeper that reads an old one sees a word that is not 0 or one that
     /// was, or what a frame holds by now, and looks a millisecond later again.
     pub(super) next_at: [AtomicPtr<AtomicU64>; MEMBERS_MAX],
+    /// Our slots on boards.
+    pub(super) slots: Mutex<Slots>,
     woken: AtomicBool,
     /// What members that sleep on sockets are woken through; `None` if it could not be made.
     waker: OnceLock<Option<UnixDatagram>>,
@@ -51,7 +54,8 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(seg: Segment, me: usize) -> Self {
         let next_at = [const { AtomicPtr::new(std::ptr::null_mut()) }; MEMBERS_MAX];
-        Self { seg, me, next_at, woken: AtomicBool::new(false), waker: OnceLock::new() }
+        let slots = Mutex::default();
+        Self { seg, me, next_at, slots, woken: AtomicBool::new(false), waker: OnceLock::new() }
     }
 
     fn something(&self) -> bool {

@@ -1,0 +1,216 @@
+//! A member's view of the slots of its group: see [`crate::board`].
+//!
+//! A slot is written by its member alone: first the bytes and the mark, then the word that says of
+//! which group and call they are. Who is killed between the two has put nothing. All accesses are
+//! atomic, so a reader that is lied to gets wrong bytes and nothing worse.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, PoisonError};
+
+use super::layout::{DONE, LEAF_LEN, SLOTS};
+use super::segment::SlotMem;
+use super::slots::{Fellow, LEFT, Left};
+use super::wait::{Shared, wake_member};
+use crate::board::{BODY_MAX, Board};
+use crate::mem::{IoBuf, Span};
+
+/// Where in a leaf its mark and its bytes are.
+const MARK: usize = 8;
+const BODY: usize = 16;
+/// Bytes that are copied at once.
+const CHUNK: usize = 64;
+
+/// See the module's documentation.
+pub(super) struct ShmBoard {
+    shared: Arc<Shared>,
+    slot: usize,
+    own: SlotMem,
+    /// 0 until it is known.
+    group: u32,
+    /// The last call that something was put for.
+    last: u32,
+    /// By rank.
+    members: Vec<Fellow>,
+    /// Places of the others, once each.
+    others: Vec<usize>,
+    /// The process that made it; a forked child is another.
+    pid: u32,
+}
+
+impl std::fmt::Debug for ShmBoard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShmBoard").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl ShmBoard {
+    /// A slot for a group of the members at these places, which have these states.
+    pub(super) fn new(shared: &Arc<Shared>, members: Vec<(usize, u64)>) -> Option<Self> {
+        let seg = &shared.seg;
+        let mut slots = shared.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.take(seg)?;
+        let Ok(own) = seg.reserve_slot(shared.me, slot) else {
+            slots.give_back(slot);
+            return None;
+        };
+        drop(slots);
+        // What an earlier group had here is of no call of this one.
+        for at in [0, LEAF_LEN, DONE] {
+            own.word(at).store(0, Release);
+        }
+        let mut others: Vec<usize> = members.iter().map(|m| m.0).collect();
+        others.sort_unstable();
+        others.dedup();
+        others.retain(|&place| place != shared.me);
+        let fellow = |(place, state)| Fellow { place, state, mem: SlotMem::NONE };
+        let members = members.into_iter().map(fellow).collect();
+        let (shared, pid) = (Arc::clone(shared), std::process::id());
+        Some(Self { shared, slot, own, group: 0, last: 0, members, others, pid })
+    }
+
+    /// Where a slot has what is put for `call`.
+    #[inline(always)]
+    fn leaf(call: u32) -> usize {
+        (call as usize & 1) * LEAF_LEN
+    }
+
+    #[inline(always)]
+    fn stamp(&self, call: u32) -> u64 {
+        u64::from(self.group) << 32 | u64::from(call)
+    }
+
+    /// Learns where the slot of `rank` is.
+    fn find(&mut self, rank: usize, name: u64) -> bool {
+        let seg = &self.shared.seg;
+        let (inc, slot) = (name >> 32, (name as u32).wrapping_sub(1) as usize);
+        let fellow = &mut self.members[rank];
+        let is_same = seg.state(fellow.place).load(Acquire) == fellow.state;
+        if slot >= SLOTS || inc != fellow.state >> 32 || !is_same {
+            return false;
+        }
+        // Its member has reserved it. That it says so is not enough to touch it.
+        let Ok(mem) = seg.reserve_slot(fellow.place, slot) else { return false };
+        fellow.mem = mem;
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wake(&self, place: usize) {
+        // Without the bell it would look, find no frame, and sleep on.
+        self.shared.seg.ring_bell(place, self.shared.me);
+        wake_member(&self.shared, place);
+    }
+
+    /// Copies what is longer than a word to `leaf`.
+    #[inline(never)]
+    fn put_long(&self, leaf: usize, body: &IoBuf, len: usize) {
+        let mut at = 0;
+        while at < len {
+            let mut bytes = [0; CHUNK];
+            let part = (len - at).min(CHUNK);
+            body.read_at(at, &mut bytes[..part]);
+            for (i, word) in bytes[..part.next_multiple_of(8)].chunks_exact(8).enumerate() {
+                let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+                self.own.word(leaf + BODY + at + 8 * i).store(word, Relaxed);
+            }
+            at += part;
+        }
+    }
+}
+
+impl Board for ShmBoard {
+    fn name(&self) -> u64 {
+        let state = self.shared.seg.state(self.shared.me).load(Relaxed);
+        state >> 32 << 32 | (self.slot as u64 + 1)
+    }
+
+    fn meet(&mut self, group: u32, names: &[u64]) -> bool {
+        assert!(group != 0 && names.len() == self.members.len());
+        let met = names.iter().enumerate().all(|(rank, &name)| self.find(rank, name));
+        if met {
+            self.group = group;
+            self.done(0);
+        }
+        met
+    }
+
+    #[inline]
+    fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize) {
+        assert!(len <= BODY_MAX && len <= body.len());
+        let leaf = Self::leaf(call);
+        if len == 8
+            && let Some(word) = body.word_at(0)
+        {
+            self.own.word(leaf + BODY).store(word.to_le(), Relaxed);
+        } else if len > 0 {
+            self.put_long(leaf, &IoBuf::one(body.again()), len);
+        }
+        self.own.word(leaf + MARK).store(mark, Relaxed);
+        // Release: who sees it sees the above.
+        self.own.word(leaf).store(self.stamp(call), Release);
+        self.last = call;
+        // The load may be answered before the stamp is visible: who sleeps looks by itself, as it
+        // does for a frame.
+        for &place in &self.others {
+            if self.shared.seg.sleeping(place).load(Relaxed) != 0 {
+                self.wake(place);
+            }
+        }
+    }
+
+    #[inline]
+    fn mark(&self, rank: u32, call: u32) -> Option<u64> {
+        let (mem, leaf) = (&self.members[rank as usize].mem, Self::leaf(call));
+        let is_put = mem.word(leaf).load(Acquire) == self.stamp(call);
+        is_put.then(|| mem.word(leaf + MARK).load(Relaxed))
+    }
+
+    #[inline]
+    fn take(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+        assert!(at <= BODY_MAX && len <= BODY_MAX - at);
+        let (mem, body) = (&self.members[rank as usize].mem, Self::leaf(call) + BODY);
+        let (mut done, mut from) = (0, at);
+        while done < len {
+            // The words that hold the next bytes, of which the first may begin before them.
+            let (first, skip) = (from / 8 * 8, from % 8);
+            let part = (len - done).min(CHUNK - skip);
+            let mut bytes = [0; CHUNK];
+            let words = (skip + part).next_multiple_of(8);
+            for (i, word) in bytes[..words].chunks_exact_mut(8).enumerate() {
+                let said = mem.word(body + first + 8 * i).load(Relaxed);
+                word.copy_from_slice(&said.to_le_bytes());
+            }
+            to.write_at(to_at + done, &bytes[skip..skip + part]);
+            (done, from) = (done + part, from + part);
+        }
+    }
+
+    #[inline]
+    fn first_word(&self, rank: u32, call: u32) -> u64 {
+        let mem = &self.members[rank as usize].mem;
+        u64::from_le(mem.word(Self::leaf(call) + BODY).load(Relaxed))
+    }
+
+    #[inline]
+    fn done(&mut self, call: u32) {
+        // Release: our reads come before it.
+        self.own.word(DONE).store(self.stamp(call), Release);
+    }
+}
+
+impl Drop for ShmBoard {
+    fn drop(&mut self) {
+        // A child forked from the member has no part in its groups.
+        if self.pid != std::process::id() {
+            return;
+        }
+        let mut slots = self.shared.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.group == 0 {
+            return slots.give_back(self.slot);
+        }
+        self.own.word(DONE).store(self.stamp(LEFT), Release);
+        let (slot, group, last) = (self.slot, self.group, self.last);
+        slots.leave(Left { slot, group, last, members: std::mem::take(&mut self.members) });
+    }
+}

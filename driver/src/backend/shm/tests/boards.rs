@@ -1,0 +1,166 @@
+//! What the members of a group put for each other.
+
+use super::*;
+use crate::board::{BODY_MAX, Board};
+use crate::mem::Span;
+
+const GROUP: u32 = 7;
+
+fn board_of(port: &mut ShmPort, macs: &[MacAddr]) -> Box<dyn Board> {
+    port.board(macs).expect("all are here")
+}
+
+/// Boards of a group of all `ports`, which have met.
+fn met(ports: &mut [ShmPort]) -> Vec<Box<dyn Board>> {
+    let macs: Vec<MacAddr> = ports.iter().map(|port| port.caps().mac).collect();
+    let mut boards: Vec<_> = ports.iter_mut().map(|port| board_of(port, &macs)).collect();
+    let names: Vec<u64> = boards.iter().map(|board| board.name()).collect();
+    assert!(boards.iter_mut().all(|board| board.meet(GROUP, &names)));
+    boards
+}
+
+fn span(bytes: &[u8]) -> Span {
+    IoBuf::leaked(bytes).take_one().expect("one piece")
+}
+
+/// Bytes `at..at + len` of what `rank` has put, between canaries.
+fn taken(board: &dyn Board, rank: u32, call: u32, at: usize, len: usize) -> Vec<u8> {
+    let (memory, look) = IoBuf::leaked_pair(&vec![0x5a; len + 16]);
+    board.take(rank, call, at, (&memory, 8), len);
+    let mut bytes = vec![0; len + 16];
+    look.read_at(0, &mut bytes);
+    assert!(bytes[..8].iter().chain(&bytes[len + 8..]).all(|&b| b == 0x5a), "an overrun");
+    bytes[8..len + 8].to_vec()
+}
+
+/// Goal: what a member puts is read by all as it is, of every length and from every place, for the
+/// last call and the one before; nothing else is there.
+#[test]
+fn what_a_member_puts_is_read_by_all() {
+    let settings = small();
+    let mut ports = [open(&settings), open(&settings), open(&settings)];
+    let mut boards = met(&mut ports);
+    let bytes: Vec<u8> = (0..BODY_MAX).map(|i| (i * 7 + i / 256) as u8).collect();
+    let lens = (0..=80).chain([1000, BODY_MAX - 1, BODY_MAX]);
+    for (i, len) in (0..).zip(lens) {
+        // Numbers wrap.
+        let call = 0_u32.wrapping_sub(30).wrapping_add(i);
+        let by = call as usize % 3;
+        assert_eq!(boards[0].mark(by as u32, call), None);
+        boards[by].put(call, u64::from(call) + 5, &span(&bytes), len);
+        for board in &boards {
+            let board = &**board;
+            assert_eq!(board.mark(by as u32, call), Some(u64::from(call) + 5), "{len}");
+            assert_eq!(board.mark(by as u32, call.wrapping_add(2)), None);
+            assert_eq!(taken(board, by as u32, call, 0, len), bytes[..len]);
+            let at = len / 3;
+            assert_eq!(taken(board, by as u32, call, at, len - at), bytes[at..len]);
+            if len >= 8 {
+                let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                assert_eq!(board.first_word(by as u32, call), first);
+            }
+        }
+    }
+    boards[0].put(10, 1, &span(&bytes), 9);
+    boards[0].put(11, 2, &span(&bytes[9..]), 70);
+    assert_eq!((boards[1].mark(0, 10), boards[1].mark(0, 11)), (Some(1), Some(2)));
+    assert_eq!(taken(&*boards[1], 0, 10, 0, 9), bytes[..9]);
+    boards[0].put(12, 3, &span(&bytes), 0);
+    assert_eq!((boards[1].mark(0, 10), boards[1].mark(0, 12)), (None, Some(3)));
+}
+
+/// Goal: what was put by one who left, or was killed, is read until somebody takes its place; a
+/// slot serves the next group when all have done with it, and others have left or gone.
+#[test]
+fn a_slot_is_kept_until_all_have_done_with_it() {
+    let settings = small();
+    let mut ports = vec![open(&settings), open(&settings), open(&settings)];
+    let macs: Vec<MacAddr> = ports.iter().map(|port| port.caps().mac).collect();
+    let next = |port: &mut ShmPort| board_of(port, &macs).name() as u32;
+    let mut boards = met(&mut ports);
+    let first = boards[0].name() as u32;
+    for board in &mut boards {
+        board.put(1, 9, &span(b"last"), 4);
+    }
+    boards[1].done(1);
+    drop(boards.remove(0));
+    assert_ne!(next(&mut ports[0]), first, "the third may still read it");
+    assert_eq!(taken(&*boards[1], 0, 1, 0, 4), b"last");
+    boards[1].done(1);
+    assert_eq!(next(&mut ports[0]), first);
+    drop(boards);
+    // The others leave the group without a word of their last call, or die.
+    for is_dead in [false, true] {
+        let mut boards = met(&mut ports);
+        let slot = boards[0].name() as u32;
+        boards[0].put(1, 9, &span(b""), 0);
+        drop(boards.remove(0));
+        assert_ne!(next(&mut ports[0]), slot);
+        match is_dead {
+            true => ports.truncate(1),
+            false => boards.clear(),
+        }
+        let again = board_of(&mut ports[0], &macs[..1]).name() as u32;
+        assert_eq!(again, slot, "dead: {is_dead}");
+    }
+}
+
+/// Goal: a name is believed only if it is one, of a slot of the member that is meant.
+#[test]
+fn names_of_no_slots_are_refused() {
+    let settings = small();
+    let mut ports = [open(&settings), open(&settings)];
+    let macs: Vec<MacAddr> = ports.iter().map(|port| port.caps().mac).collect();
+    let name = board_of(&mut ports[1], &macs).name();
+    let slots = layout::SLOTS as u64;
+    for odd in [0, name & !0xffff_ffff, name + slots, name | 0x8000_0000, name ^ 1 << 32] {
+        let mut board = board_of(&mut ports[0], &macs);
+        let own = board.name();
+        assert!(!board.meet(GROUP, &[own, odd]), "{odd:#x}");
+    }
+    // Its member left, and was not seen to.
+    let (mut board, [_, b]) = (board_of(&mut ports[0], &macs), ports);
+    let own = board.name();
+    drop(b);
+    assert!(!board.meet(GROUP, &[own, name]));
+}
+
+/// Goal: a process has as many groups at a time as it has slots; who is not on the segment, or is
+/// reached through a switch alone, shares nothing.
+#[test]
+fn slots_are_as_many_as_there_are() {
+    let settings = small();
+    let mut port = open(&settings);
+    let mac = port.caps().mac;
+    let boards: Vec<_> = (0..layout::SLOTS).map(|_| board_of(&mut port, &[mac])).collect();
+    let mut names: Vec<u64> = boards.iter().map(|board| board.name()).collect();
+    names.dedup();
+    assert_eq!(names.len(), layout::SLOTS);
+    assert!(port.board(&[mac]).is_none());
+    drop(boards);
+    assert!(port.board(&[mac]).is_some());
+    assert!(port.board(&[mac, MacAddr([2, 0, 0, 0, 0, 9])]).is_none());
+    let (mut leaf, _) = ShmPort::open_leaf(&settings).unwrap();
+    let leaf_mac = leaf.caps().mac;
+    assert!(leaf.board(&[mac, leaf_mac]).is_none());
+}
+
+/// Goal: who sleeps wakes up when somebody has put something, as it does for a frame.
+#[test]
+fn who_sleeps_is_woken_by_what_is_put() {
+    let settings = small();
+    let mut ports = [open(&settings), open(&settings)];
+    let mut boards = met(&mut ports);
+    let waiter = ports[1].waiter().expect("a segment has one");
+    let start = Instant::now();
+    let sleeper = std::thread::spawn(move || waiter.wait(Duration::from_secs(20)));
+    let sleeps = || ports[0].shared.seg.sleeping(ports[1].shared.me).load(Relaxed) != 0;
+    while !sleeps() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    boards[0].put(1, 1, &span(b"up"), 2);
+    sleeper.join().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(10), "nobody woke it");
+    // The bell that was rung for it leads to no frame.
+    assert_eq!(drain(&mut ports[1]), Vec::<Vec<u8>>::new());
+}

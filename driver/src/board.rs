@@ -1,0 +1,54 @@
+//! Memory through which the members of a group on one segment tell each other a few bytes.
+//!
+//! Each member has a *slot* that it alone writes and that all others read. What it *puts* there for
+//! call number `n` of the group stays until it puts what it has for call `n + 2`. So whoever puts
+//! something sees to it that every member has taken what it needs of the call before the last:
+//! that is so once all have put something for the last one.
+//!
+//! Nothing that a member writes is believed: a number is one that was expected or is not looked at,
+//! and bytes are copied out before they are used.
+
+use std::fmt::Debug;
+
+use crate::mem::{IoBuf, Span};
+
+/// Members of a group at most.
+pub const BOARD_MEMBERS_MAX: usize = 64;
+
+/// Bytes that a member puts in a call at most.
+pub const BODY_MAX: usize = 1968;
+
+/// One member's view of the slots of its group. Members go by their rank, calls by their number,
+/// which wraps.
+///
+/// Dropping it leaves the group: what was put stays until all others have taken it.
+pub trait Board: Send + Debug {
+    /// What the other members find this one's slot by. Never 0.
+    fn name(&self) -> u64;
+
+    /// Learns the names of all members' slots, in the order of ranks, and that of the group, which
+    /// is not 0. Called once, before anything else. False, and the board is of no use: one of them
+    /// names no slot, or its member is another one by now.
+    fn meet(&mut self, group: u32, names: &[u64]) -> bool;
+
+    /// Puts `mark` and the first `len` bytes of `body`, at most [`BODY_MAX`], for `call`. Members
+    /// that sleep are woken.
+    ///
+    /// # Panics
+    /// If there are fewer, or they are too many.
+    fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize);
+
+    /// The mark that `rank` has put for `call`; `None` if it has not, or has put something for the
+    /// call after the next.
+    fn mark(&self, rank: u32, call: u32) -> Option<u64>;
+
+    /// Copies `len` bytes from `at` of what `rank` has put for `call` to `to_at` of `to`, where
+    /// they have room. They are what the member wrote if its [mark](Self::mark) was seen.
+    fn take(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize);
+
+    /// The first 8 bytes of what [`take`](Self::take) copies.
+    fn first_word(&self, rank: u32, call: u32) -> u64;
+
+    /// Nothing of the calls up to `call` is taken any more.
+    fn done(&mut self, call: u32);
+}

@@ -1,0 +1,92 @@
+//! Boards of the simulated nodes: what processes of one node share of collectives.
+//!
+//! Slots are never used again, so that a process that was killed and one that closed a group differ
+//! in nothing that others could see.
+
+use std::sync::{Arc, Mutex};
+
+use barewire_driver::board::{BODY_MAX, Board};
+use barewire_driver::mem::{IoBuf, Span};
+
+/// What a member has put for a call: the number, the mark, the bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Leaf {
+    stamp: u64,
+    mark: u64,
+    body: Vec<u8>,
+}
+
+/// All slots of a node, two leaves each.
+pub(crate) type Slots = Arc<Mutex<Vec<[Leaf; 2]>>>;
+
+#[derive(Debug)]
+pub(crate) struct SimBoard {
+    slots: Slots,
+    own: usize,
+    group: u32,
+    members: Vec<usize>,
+}
+
+impl SimBoard {
+    pub(crate) fn new(slots: &Slots) -> Self {
+        let mut all = slots.lock().expect("one thread");
+        all.push(Default::default());
+        let own = all.len() - 1;
+        Self { slots: Arc::clone(slots), own, group: 0, members: Vec::new() }
+    }
+
+    fn stamp(&self, call: u32) -> u64 {
+        u64::from(self.group) << 32 | u64::from(call)
+    }
+
+    fn leaf(&self, rank: u32, call: u32) -> Leaf {
+        let all = self.slots.lock().expect("one thread");
+        all[self.members[rank as usize]][call as usize % 2].clone()
+    }
+}
+
+impl Board for SimBoard {
+    fn name(&self) -> u64 {
+        self.own as u64 + 1
+    }
+
+    fn meet(&mut self, group: u32, names: &[u64]) -> bool {
+        let len = self.slots.lock().expect("one thread").len();
+        self.members = names.iter().map(|&name| name as usize - 1).collect();
+        self.group = group;
+        self.members.iter().all(|&slot| slot < len)
+    }
+
+    fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize) {
+        assert!(len <= BODY_MAX && self.group != 0);
+        let mut bytes = vec![0; len];
+        IoBuf::one(body.again()).read_at(0, &mut bytes);
+        let stamp = self.stamp(call);
+        let mut all = self.slots.lock().expect("one thread");
+        let leaf = &mut all[self.own][call as usize % 2];
+        // Never out of order, or what others read would be another call's.
+        assert!(leaf.stamp == 0 || leaf.stamp.wrapping_add(2) == stamp, "put twice or skipped");
+        *leaf = Leaf { stamp, mark, body: bytes };
+    }
+
+    fn mark(&self, rank: u32, call: u32) -> Option<u64> {
+        let leaf = self.leaf(rank, call);
+        (leaf.stamp == self.stamp(call)).then_some(leaf.mark)
+    }
+
+    fn take(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+        let leaf = self.leaf(rank, call);
+        assert!(leaf.stamp == self.stamp(call), "what is taken was put over");
+        to.write_at(to_at, &leaf.body[at..at + len]);
+    }
+
+    fn first_word(&self, rank: u32, call: u32) -> u64 {
+        let leaf = self.leaf(rank, call);
+        assert!(leaf.stamp == self.stamp(call), "what is taken was put over");
+        let mut word = leaf.body;
+        word.resize(8, 0);
+        u64::from_le_bytes(word.try_into().expect("eight bytes"))
+    }
+
+    fn done(&mut self, _: u32) {}
+}
