@@ -13,7 +13,8 @@ use crate::backend::lock;
 const MEMBERS: usize = 256;
 const RING_LEN: usize = 1 << 16;
 const LINKS_AT: usize = 4096 + MEMBERS * 256;
-const DATA_AT: usize = LINKS_AT + MEMBERS * 4 * 4096;
+const BOARDS_AT: usize = LINKS_AT + MEMBERS * 4 * 4096;
+const DATA_AT: usize = BOARDS_AT + MEMBERS * 32 * 4096;
 /// Places that are lied about most: those that are taken.
 const LOW: usize = 8;
 
@@ -84,7 +85,7 @@ impl Liar {
 
     fn scribble_on_words(&mut self) {
         for _ in 0..64 {
-            let at = self.dice.below(DATA_AT / 8) * 8;
+            let at = self.dice.below(BOARDS_AT / 8) * 8;
             let word = self.number();
             self.write(at, word);
         }
