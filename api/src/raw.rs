@@ -982,7 +982,7 @@ impl RawEndpoint {
         }
         let key = CollKey { kind, group, count, ty, op, root };
         let mut core = self.dom.enter()?;
-        let Some((source, result)) = core.node().coll_usual(self.id, &key) else {
+        let Some((source, result)) = core.node().coll_last(self.id, &key) else {
             return Ok(false);
         };
         // SAFETY: the caller's promise: as many bytes as the call has are there.
@@ -992,7 +992,7 @@ impl RawEndpoint {
             _ => (lend(call.buf, source), lend(call.result, result)),
         };
         let how = (call.context, self.tx_op_flags() & OpFlags::COMPLETION);
-        let posted = core.node().coll_post_usual(self.id, &key, spans, how);
+        let posted = core.node().coll_post_again(self.id, &key, spans, how);
         if posted {
             core.posted(&self.dom);
         }

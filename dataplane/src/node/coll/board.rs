@@ -55,7 +55,7 @@ pub(super) enum Shared {
 pub(super) struct Calls {
     first: First,
     queue: VecDeque<Call>,
-    usual: Option<Usual>,
+    last: Option<LastCall>,
 }
 
 /// How far the first call has come.
@@ -116,7 +116,7 @@ pub struct CollKey {
 
 /// What was found out of the last call through a board: programs repeat their calls.
 #[derive(Debug)]
-struct Usual {
+struct LastCall {
     key: CollKey,
     shape: Shape,
     mark: u64,
@@ -244,7 +244,7 @@ impl Calls {
             watched: Vec::new(),
             scratch: Scratch::new(BODY_MAX)?,
         };
-        Some(Self { first, queue: VecDeque::new(), usual: None })
+        Some(Self { first, queue: VecDeque::new(), last: None })
     }
 
     /// Whether `rank` has yet to put what the first call waits for.
@@ -378,19 +378,19 @@ impl Node {
 
     /// The lengths of source and result of a call that is made as the last one of its group was,
     /// if that went through its board. It may be posted with
-    /// [`coll_post_usual`](Self::coll_post_usual).
+    /// [`coll_post_again`](Self::coll_post_again).
     #[inline]
-    pub fn coll_usual(&self, ep: EpId, key: &CollKey) -> Option<(usize, usize)> {
+    pub fn coll_last(&self, ep: EpId, key: &CollKey) -> Option<(usize, usize)> {
         let group = self.coll.groups.by_handle(key.group.0).filter(|group| group.ep == ep)?;
         let Shared::Yes(calls) = &group.shared else { return None };
-        calls.usual.as_ref().filter(|usual| usual.key == *key).map(|usual| usual.len)
+        calls.last.as_ref().filter(|last| last.key == *key).map(|last| last.len)
     }
 
-    /// As [`coll_post`](Self::coll_post), for what [`coll_usual`](Self::coll_usual) knows: `input`
+    /// As [`coll_post`](Self::coll_post), for what [`coll_last`](Self::coll_last) knows: `input`
     /// and `out` have those lengths, a broadcast has no input. False, and nothing has happened, if
     /// it has to be checked further.
     #[inline]
-    pub fn coll_post_usual(
+    pub fn coll_post_again(
         &mut self,
         ep: EpId,
         key: &CollKey,
@@ -400,7 +400,7 @@ impl Node {
         let g = key.group.0.idx();
         let group = &mut self.coll.groups[g];
         let Shared::Yes(calls) = &mut group.shared else { return false };
-        let Some(usual) = &calls.usual else { return false };
+        let Some(last) = &calls.last else { return false };
         let whole = matches!(key.kind, Kind::Allreduce | Kind::Reduce);
         let is_in_place = whole && (input.addr(), input.len()) == (out.addr(), out.len());
         let e = &mut self.eps[ep.0.idx()];
@@ -413,8 +413,8 @@ impl Node {
         e.tx_used += 1;
         let wanted = !e.tx_selective || flags.contains(OpFlags::COMPLETION);
         let (user, reduce) = (User { context, wanted }, key.op.zip(key.ty));
-        let through = Through { shape: usual.shape, reduce, input, out, user };
-        let call = Call { mark: usual.mark, through: Some(through) };
+        let through = Through { shape: last.shape, reduce, input, out, user };
+        let call = Call { mark: last.mark, through: Some(through) };
         let members = group.members.len() as u32;
         if calls.queue.is_empty() && matches!(calls.first.step(&call, members), Step::Ended) {
             self.end_on_board(ep, user);
@@ -440,13 +440,13 @@ impl Node {
     }
 
     /// Remembers a call that goes through a board.
-    pub(super) fn note_usual(&mut self, g: u32, key: CollKey, shape: Shape, mark: u64) {
+    pub(super) fn note_last(&mut self, g: u32, key: CollKey, shape: Shape, mark: u64) {
         if let Shared::Yes(calls) = &mut self.coll.groups[g].shared {
             let blocks = |blocks: u64| (shape.block() * blocks) as usize;
             let (n, me, root) = (shape.n, shape.me, shape.root);
             let len = (key.kind.blocks_in(n, me, root), key.kind.blocks_out(n, me, root));
             let len = (blocks(len.0), blocks(len.1));
-            calls.usual = Some(Usual { key, shape, mark, len });
+            calls.last = Some(LastCall { key, shape, mark, len });
         }
     }
 

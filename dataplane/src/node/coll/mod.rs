@@ -644,7 +644,7 @@ impl Node {
             let (input, out) = (input.take_one(), out.take_one());
             let (input, out) = (input.unwrap_or(Span::EMPTY), out.unwrap_or(Span::EMPTY));
             let CollReq { kind, group, count, ty, op, root, .. } = req;
-            self.note_usual(g, CollKey { kind, group, count, ty, op, root }, shape, mark);
+            self.note_last(g, CollKey { kind, group, count, ty, op, root }, shape, mark);
             self.eps[e].tx_used += 1;
             self.queue_on_board(g, mark, Some(Through { shape, reduce, input, out, user }));
             self.drive_board(self.polled_at, g);
