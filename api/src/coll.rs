@@ -18,10 +18,12 @@
 
 use std::sync::Arc;
 
-use barewire_dataplane::node::{CollReq, GroupId, JoinModel, JoinReq, Node, query_collective};
+use barewire_dataplane::node::{
+    CollCall, CollReq, GroupId, JoinModel, JoinReq, Node, query_collective,
+};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::FiAddr;
-use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::Span;
 
 pub use barewire_dataplane::node::{CollAttr, CollKind, Role};
 
@@ -336,7 +338,6 @@ impl EpCommon {
         let now = Engine::now();
         let id = core.node().coll_join(now, self.id, &req)?;
         if !std::mem::replace(&mut core.joins, true) {
-            // As long as the domain is there.
             core.watch.attend();
         }
         if let Some(fid) = fid {
@@ -350,15 +351,15 @@ impl EpCommon {
     }
 
     /// Hands a call to the node.
+    #[inline]
     pub(crate) fn post_collective(
         &self,
         core: &mut crate::inner::Core,
         req: CollReq,
     ) -> Result<()> {
-        let now = Engine::now();
-        let posted = core.node().coll_post(self.id, req);
-        core.engine.after_post(now);
-        posted
+        core.node().coll_post(self.id, req)?;
+        core.engine.after_call();
+        Ok(())
     }
 }
 
@@ -388,30 +389,18 @@ fn query(coll: CollKind, op: u32, datatype: u32, flags: u64) -> Result<CollAttr>
         (7, CollKind::Reduce | CollKind::ReduceScatter) => CollKind::ReduceScatter,
         _ => return Err(Error::BadFlags),
     };
-    let known = "no such operation or datatype";
-    let ty = match datatype {
-        FI_VOID => None,
-        other => Some(Datatype::try_from(other).map_err(|_| Error::OpNotSupp(known))?),
-    };
+    let ty = if datatype == FI_VOID { None } else { Some(known(datatype)?) };
     let op = match op {
         FI_NOOP if !coll.reduces() => None,
         _ if !coll.reduces() && coll != CollKind::Barrier => None,
-        other => Some(AtomicOp::try_from(other).map_err(|_| Error::OpNotSupp(known))?),
+        other => Some(known(other)?),
     };
     query_collective(coll, op, ty)
 }
 
-/// What a call of the raw face is, checked.
-pub(crate) fn attr_of_call(
-    kind: CollKind,
-    op: u32,
-    datatype: u32,
-) -> Result<(CollAttr, Option<AtomicOp>, Option<Datatype>)> {
-    let (op, datatype) =
-        if kind == CollKind::Barrier { (FI_NOOP, FI_VOID) } else { (op, datatype) };
-    let attr = query(kind, op, datatype, 0)?;
-    let op = if kind.reduces() { AtomicOp::try_from(op).ok() } else { None };
-    Ok((attr, op, Datatype::try_from(datatype).ok()))
+/// An operation or a datatype by libfabric's number.
+pub(crate) fn known<T: TryFrom<u32>>(number: u32) -> Result<T> {
+    number.try_into().map_err(|_| Error::OpNotSupp("no such operation or datatype"))
 }
 
 /// The role and the flags of a call of the raw face. `default` stands in for calls without flags.
@@ -462,22 +451,17 @@ impl Endpoint {
         };
         let how = self.tx_kind(flags);
         let (key, io) = core.ops.lend(self.object, how, context, bufs)?;
-        let bcast = kind == CollKind::Broadcast;
-        let (buf, result) = match (bcast, io.len() - split) {
-            // The one buffer that a broadcast has is its result.
-            (true, all) => (io.share(split, all), IoBuf::EMPTY),
-            (false, rest) => (io.share(0, split), io.share(split, rest)),
-        };
+        let one = |at, len| io.share(at, len).take_one().expect("a buffer is one piece");
+        let result = one(split, io.len() - split);
         let req = CollReq {
-            kind,
-            group,
-            // In place: the source is where the result goes.
-            buf: if split == 0 && !bcast { result.share(0, result.len()) } else { buf },
+            call: CollCall { kind, group, count: count as u64, ty, op, root },
+            source: match kind {
+                CollKind::Broadcast => Span::EMPTY,
+                // In place: the source is where the result goes.
+                _ if split == 0 => result.again(),
+                _ => one(0, split),
+            },
             result,
-            count: count as u64,
-            ty,
-            op,
-            root,
             role,
             context: key.0,
             flags: flags | OpFlags::COMPLETION,

@@ -37,7 +37,7 @@ pub(crate) struct Core {
     pub(crate) absent_since: Option<Instant>,
     /// What C knows groups by whose join goes on.
     pub(crate) join_fids: Vec<(GroupId, u64)>,
-    /// A join was begun: its outcome is looked for.
+    /// A join goes on: its outcome is looked for.
     pub(crate) joins: bool,
     /// The connection side, once there are connected endpoints.
     pub(crate) cm: Option<Box<Cm>>,
@@ -363,6 +363,10 @@ impl Core {
             let fid = at.map(|at| self.join_fids.swap_remove(at).1);
             if let Some(eq) = shared.joiner(event.ep) {
                 eq.push_join(fid, event.context, event.result);
+            }
+            if self.joins && !self.node().coll_is_joining() {
+                self.joins = false;
+                self.watch.ignore();
             }
         }
     }

@@ -21,8 +21,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{
-    AtomicReq, CollAttr, CollKey, CollReq, FastAtomic, FastCall, FastRead, FastWrite, GroupId,
-    ReadReq, RecvReq, RmaIov, SendReq, WriteReq,
+    AtomicReq, CollAttr, CollCall, CollReq, FastAtomic, FastCall, FastRead, FastWrite, ReadReq,
+    RecvReq, RmaIov, SendReq, WriteReq,
 };
 pub use barewire_dataplane::node::{CollKind, MsgKind};
 use barewire_dataplane::proto::atomic::AtomicKind;
@@ -30,7 +30,7 @@ pub use barewire_dataplane::types::{CqErr, Cqe};
 use barewire_dataplane::types::{FiAddr, NO_ENTRY};
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
-use crate::atomic::{AtomicOp, Datatype, What, elements};
+use crate::atomic::{What, elements};
 use crate::cq::{CqAttr, CqInner, prov_strerror};
 use crate::deferred::Op;
 use crate::domain::Domain;
@@ -921,83 +921,42 @@ impl RawEndpoint {
     /// # Safety
     /// The [promise](self) of the file, for the source (read) and the result (written).
     pub unsafe fn collective(&self, call: RawCollective) -> Result<()> {
-        let group = crate::coll::group_of(call.coll_addr)?;
-        // SAFETY: the caller's promise is passed on.
-        if unsafe { self.collective_again(group, &call)? } {
-            return Ok(());
-        }
-        let (attr, op, ty) = crate::coll::attr_of_call(call.kind, call.op, call.datatype)?;
-        if call.count as u64 > attr.count && call.kind != CollKind::Barrier {
-            return Err(Error::MsgTooLong);
-        }
         let (role, flags) = crate::coll::role_of(call.kind, call.flags, self.tx_op_flags())?;
+        let RawCollective { buf, result, context, .. } = call;
+        let call = call_of(&call)?;
         let mut core = self.dom.enter()?;
-        let block = call.count * attr.size;
-        let (source, result) = core.node().coll_blocks(group, call.kind, call.root_addr)?;
-        let len = |blocks: u64| {
-            usize::try_from(blocks).ok().and_then(|n| n.checked_mul(block)).ok_or(Error::MsgTooLong)
-        };
-        let (source, result) = (len(source)?, len(result)?);
+        let (source_len, result_len) = core.node().coll_lengths(self.id, &call)?;
         // SAFETY: the caller's promise: as many bytes as the call has are there.
-        let lend = |at: *mut u8, n: usize| IoBuf::one(unsafe { Span::from_raw(at, n) });
-        let (buf, result) = match call.kind {
-            CollKind::Broadcast => (lend(call.buf, result), IoBuf::EMPTY),
-            _ => (lend(call.buf, source), lend(call.result, result)),
-        };
+        let lend = |at: *mut u8, len: usize| unsafe { Span::from_raw(at, len) };
         let req = CollReq {
-            kind: call.kind,
-            group,
-            buf,
-            result,
-            count: call.count as u64,
-            ty,
-            op,
-            root: call.root_addr,
+            call,
+            source: lend(buf, source_len),
+            result: lend(if call.kind == CollKind::Broadcast { buf } else { result }, result_len),
             role,
-            context: call.context,
+            context,
             flags,
         };
-        let posted = self.post_collective(&mut core, req);
+        self.post_collective(&mut core, req)?;
         core.posted(&self.dom);
-        posted
+        Ok(())
     }
 }
 
-impl RawEndpoint {
-    /// A call without flags that is made as the last one of its group, which went through memory:
-    /// nothing but its buffers has to be looked at. False: nothing has happened.
-    ///
-    /// # Errors
-    /// The domain cannot be entered.
-    ///
-    /// # Safety
-    /// As [`collective`](Self::collective).
-    unsafe fn collective_again(&self, group: GroupId, call: &RawCollective) -> Result<bool> {
-        let (kind, count, root) = (call.kind, call.count as u64, call.root_addr);
-        let is_barrier = kind == CollKind::Barrier;
-        let ty = if is_barrier { None } else { Datatype::try_from(call.datatype).ok() };
-        let op = if kind.reduces() { AtomicOp::try_from(call.op).ok() } else { None };
-        if call.flags != 0 {
-            return Ok(false);
-        }
-        let key = CollKey { kind, group, count, ty, op, root };
-        let mut core = self.dom.enter()?;
-        let Some((source, result)) = core.node().coll_last(self.id, &key) else {
-            return Ok(false);
-        };
-        // SAFETY: the caller's promise: as many bytes as the call has are there.
-        let lend = |at: *mut u8, n: usize| unsafe { Span::from_raw(at, n) };
-        let spans = match kind {
-            CollKind::Broadcast => (Span::EMPTY, lend(call.buf, result)),
-            _ => (lend(call.buf, source), lend(call.result, result)),
-        };
-        let how = (call.context, self.tx_op_flags() & OpFlags::COMPLETION);
-        let posted = core.node().coll_post_again(self.id, &key, spans, how);
-        if posted {
-            core.posted(&self.dom);
-        }
-        Ok(posted)
+/// What a call of the raw face is, in our types. Whether there is such a call the node finds out.
+///
+/// # Errors
+/// [`Error::Invalid`]: `coll_addr` is no group. [`Error::OpNotSupp`]: an unknown number.
+#[inline]
+fn call_of(raw: &RawCollective) -> Result<CollCall> {
+    let RawCollective { kind, op, datatype, .. } = *raw;
+    let group = crate::coll::group_of(raw.coll_addr)?;
+    if kind == CollKind::Barrier {
+        return Ok(CollCall::barrier(group));
     }
+    let ty =
+        if datatype == crate::coll::FI_VOID { None } else { Some(crate::coll::known(datatype)?) };
+    let op = if kind.reduces() { Some(crate::coll::known(op)?) } else { None };
+    Ok(CollCall { kind, group, count: raw.count as u64, ty, op, root: raw.root_addr })
 }
 
 impl Domain {

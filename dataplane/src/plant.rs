@@ -63,6 +63,8 @@ pub enum Bug {
     /// Later packets of an atomic operation are as long as the session's frames have become, not as
     /// its operands are laid out.
     OperandsOfAnotherLength,
+    /// What was found of a collective is taken for that of another root or length.
+    OtherCallTaken,
     /// The room of a read that is given up is not offered to those that wait for it.
     ReadRoomKept,
     /// What stands behind a packet of a write that is given up is executed.
@@ -112,7 +114,7 @@ pub enum Bug {
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 50] = [
+pub const ALL: [Bug; 51] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -140,6 +142,7 @@ pub const ALL: [Bug; 50] = [
     Bug::KeyHalfChecked,
     Bug::OperandsLaidOutTwice,
     Bug::OperandsOfAnotherLength,
+    Bug::OtherCallTaken,
     Bug::ReadRoomKept,
     Bug::GivenUpWriteGoesOn,
     Bug::GivenUpFetchGoesOn,

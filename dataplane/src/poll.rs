@@ -971,6 +971,14 @@ impl Engine {
         }
     }
 
+    /// [`after_post`](Self::after_post) of a collective, which may have gone through memory alone.
+    #[inline]
+    pub fn after_call(&mut self) {
+        if self.node.calls_are_due() {
+            self.after_post(Self::now());
+        }
+    }
+
     /// Adds an address with [`Node::av_insert`]. If that ends the session with an earlier life of
     /// the peer, frames of it whose sender was told of delivery are received first.
     ///

@@ -3,11 +3,11 @@
 //! Every buffer lies between canaries, and its expected content is computed member by member from
 //! the definition, with one reduction after the other in plain order.
 
-use barewire_dataplane::flags::{Caps, CqFlags};
-use barewire_dataplane::node::{CollKind, CollReq, GroupId, JoinModel, JoinReq};
+use barewire_dataplane::flags::{Caps, CqFlags, OpFlags};
+use barewire_dataplane::node::{CollCall, CollKind, CollReq, GroupId, JoinModel, JoinReq};
 use barewire_dataplane::types::{CqErr, FiAddr};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, Sharing};
-use barewire_driver::mem::{IoBuf, Scratch};
+use barewire_driver::mem::{IoBuf, Scratch, Span};
 
 use crate::ledger::{Checked, Violation, ensure};
 use crate::plan::Plan;
@@ -185,18 +185,20 @@ impl Team {
             (Guarded::new(&input), Guarded::new(&out))
         };
         let context = self.rng.next() >> 1;
-        let bcast = call.kind == CollKind::Broadcast;
+        let span = |guarded: &Guarded| guarded.io().take_one().expect("one piece");
+        let Call { kind, ty, op, .. } = *call;
+        let (group, count) = (gang.ids[rank], call.count as u64);
+        let root = self.addrs[host][gang.hosts[call.root]];
         let req = CollReq {
-            kind: call.kind,
-            group: gang.ids[rank],
-            buf: if bcast || call.in_place { out.io() } else { input.io() },
-            result: if bcast { IoBuf::EMPTY } else { out.io() },
-            count: call.count as u64,
-            ty: call.ty,
-            op: call.op,
-            root: self.addrs[host][gang.hosts[call.root]],
+            call: CollCall { kind, group, count, ty, op, root },
+            source: match call.kind {
+                CollKind::Broadcast => Span::EMPTY,
+                _ => span(if call.in_place { &out } else { &input }),
+            },
+            result: span(&out),
+            role: None,
             context,
-            ..CollReq::default()
+            flags: OpFlags::empty(),
         };
         let now = self.rig.now();
         let s = self.rig.at(host);

@@ -70,6 +70,12 @@ impl Node {
         self.todo.intersects(Todo::SEND | Todo::KEEP) || self.coll_due()
     }
 
+    /// Whether a collective has something to send.
+    #[inline(always)]
+    pub fn calls_are_due(&self) -> bool {
+        self.todo.contains(Todo::SEND) || self.coll_due()
+    }
+
     /// Whether nothing is left to do at the end of a burst: nothing is [due](Self::has_due), and no
     /// [answers](Self::has_answers) wait.
     #[inline(always)]

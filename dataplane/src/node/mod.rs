@@ -84,7 +84,7 @@ use sep::Numbers;
 
 pub use crate::cq::{NoReader, Reader};
 pub use coll::{
-    BLOCK_MAX, CollAttr, CollKey, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
+    BLOCK_MAX, CollAttr, CollCall, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
     Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
 };
 pub use ep::EpCounters;

@@ -63,6 +63,12 @@ impl Span {
         Self { base: self.base, len: self.len }
     }
 
+    /// The first `len` bytes, or all if there are fewer, for the same operation.
+    #[inline(always)]
+    pub fn first(&self, len: usize) -> Self {
+        Self { base: self.base, len: self.len.min(len) }
+    }
+
     /// The address of its first byte, to write at most [`len`](Self::len) bytes there.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {

@@ -20,12 +20,11 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
 
 use super::control::DISAGREE;
-use super::{Group, GroupId, Kind, User};
+use super::{Group, Kind, User};
 use crate::error::{Error, Result};
-use crate::flags::OpFlags;
 use crate::node::{EpId, FrameSink, Node};
 use crate::proto::coll::Shape;
-use crate::types::{FiAddr, Instant};
+use crate::types::Instant;
 
 /// How long a member that has put nothing is waited for before somebody asks whether it lives.
 const PATIENCE_NS: u64 = 1_000_000;
@@ -55,7 +54,6 @@ pub(super) enum Shared {
 pub(super) struct Calls {
     first: First,
     queue: VecDeque<Call>,
-    last: Option<LastCall>,
 }
 
 /// How far the first call has come.
@@ -95,33 +93,6 @@ pub(super) struct Through {
     pub(super) input: Span,
     pub(super) out: Span,
     pub(super) user: User,
-}
-
-/// The arguments of a call that decide what it does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CollKey {
-    /// What.
-    pub kind: Kind,
-    /// Among whom.
-    pub group: GroupId,
-    /// Elements of a block.
-    pub count: u64,
-    /// What an element is.
-    pub ty: Option<Datatype>,
-    /// The reduction.
-    pub op: Option<AtomicOp>,
-    /// The root, as an address of the vector.
-    pub root: FiAddr,
-}
-
-/// What was found out of the last call through a board: programs repeat their calls.
-#[derive(Debug)]
-struct LastCall {
-    key: CollKey,
-    shape: Shape,
-    mark: u64,
-    /// Bytes of source and result.
-    len: (usize, usize),
 }
 
 /// How far the first call of a group has come.
@@ -244,7 +215,7 @@ impl Calls {
             watched: Vec::new(),
             scratch: Scratch::new(BODY_MAX)?,
         };
-        Some(Self { first, queue: VecDeque::new(), last: None })
+        Some(Self { first, queue: VecDeque::new() })
     }
 
     /// Whether `rank` has yet to put what the first call waits for.
@@ -376,61 +347,6 @@ impl Node {
         Ok(())
     }
 
-    /// The lengths of source and result of a call that is made as the last one of its group was,
-    /// if that went through its board. It may be posted with
-    /// [`coll_post_again`](Self::coll_post_again).
-    #[inline]
-    pub fn coll_last(&self, ep: EpId, key: &CollKey) -> Option<(usize, usize)> {
-        let group = self.coll.groups.by_handle(key.group.0).filter(|group| group.ep == ep)?;
-        let Shared::Yes(calls) = &group.shared else { return None };
-        calls.last.as_ref().filter(|last| last.key == *key).map(|last| last.len)
-    }
-
-    /// As [`coll_post`](Self::coll_post), for what [`coll_last`](Self::coll_last) knows: `input`
-    /// and `out` have those lengths, a broadcast has no input. False, and nothing has happened, if
-    /// it has to be checked further.
-    #[inline]
-    pub fn coll_post_again(
-        &mut self,
-        ep: EpId,
-        key: &CollKey,
-        (input, out): (Span, Span),
-        (context, flags): (u64, OpFlags),
-    ) -> bool {
-        let g = key.group.0.idx();
-        let group = &mut self.coll.groups[g];
-        let Shared::Yes(calls) = &mut group.shared else { return false };
-        let Some(last) = &calls.last else { return false };
-        let whole = matches!(key.kind, Kind::Allreduce | Kind::Reduce);
-        let is_in_place = whole && (input.addr(), input.len()) == (out.addr(), out.len());
-        let e = &mut self.eps[ep.0.idx()];
-        if !is_in_place && input.overlaps(&out) || e.tx_used >= e.tx_size {
-            return false;
-        }
-        if !self.cqs[e.tx_cq].cq.reserve() {
-            return false;
-        }
-        e.tx_used += 1;
-        let wanted = !e.tx_selective || flags.contains(OpFlags::COMPLETION);
-        let (user, reduce) = (User { context, wanted }, key.op.zip(key.ty));
-        let through = Through { shape: last.shape, reduce, input, out, user };
-        let call = Call { mark: last.mark, through: Some(through) };
-        let members = group.members.len() as u32;
-        if calls.queue.is_empty() && matches!(calls.first.step(&call, members), Step::Ended) {
-            self.end_on_board(ep, user);
-            return true;
-        }
-        calls.queue.push_back(call);
-        group.ops += 1;
-        if calls.queue.len() == 1 {
-            self.coll.on_boards.push(g);
-            if group.lost_on_board().is_some() {
-                self.drive_board(self.polled_at, g);
-            }
-        }
-        true
-    }
-
     /// A call through a board has ended well.
     #[inline]
     fn end_on_board(&mut self, ep: EpId, user: User) {
@@ -439,26 +355,28 @@ impl Node {
         self.complete_call(ep, user);
     }
 
-    /// Remembers a call that goes through a board.
-    pub(super) fn note_last(&mut self, g: u32, key: CollKey, shape: Shape, mark: u64) {
-        if let Shared::Yes(calls) = &mut self.coll.groups[g].shared {
-            let blocks = |blocks: u64| (shape.block() * blocks) as usize;
-            let (n, me, root) = (shape.n, shape.me, shape.root);
-            let len = (key.kind.blocks_in(n, me, root), key.kind.blocks_out(n, me, root));
-            let len = (blocks(len.0), blocks(len.1));
-            calls.last = Some(LastCall { key, shape, mark, len });
-        }
-    }
-
     /// Puts a call in the order of its group, if that has a board: `through` it, or else by
-    /// messages. It goes on with [`drive_board`](Self::drive_board).
-    pub(super) fn queue_on_board(&mut self, g: u32, mark: u64, through: Option<Through>) {
+    /// messages. If none is before it, it goes on at once, and then with
+    /// [`drive_board`](Self::drive_board).
+    pub(super) fn call_on_board(&mut self, g: u32, mark: u64, through: Option<Through>) {
         let group = &mut self.coll.groups[g];
         let Shared::Yes(calls) = &mut group.shared else { return };
-        group.ops += u32::from(through.is_some());
-        calls.queue.push_back(Call { mark, through });
-        if calls.queue.len() == 1 {
+        let call = Call { mark, through };
+        let is_first = calls.queue.is_empty();
+        if is_first && matches!(calls.first.step(&call, group.members.len() as u32), Step::Ended) {
+            if let Some(through) = call.through {
+                let ep = group.ep;
+                self.end_on_board(ep, through.user);
+            }
+            return;
+        }
+        group.ops += u32::from(call.through.is_some());
+        calls.queue.push_back(call);
+        if is_first {
             self.coll.on_boards.push(g);
+            if group.lost_on_board().is_some() {
+                self.drive_board(self.polled_at, g);
+            }
         }
     }
 

@@ -7,33 +7,35 @@
 //! application's and the other way round, and order, credit, repetition, announcement and placing
 //! are those of every message.
 //!
-//! - this file: joining, calling, closing.
+//! - this file: joining, closing. `call`: calling.
 //! - `board`: calls through memory that all members share, without a message.
 //! - `drive`: schedules go on; called with every transmit that could find something new.
 //! - `fail`: members that die, leave or disagree.
 
 mod board;
+mod call;
 mod control;
 mod drive;
 mod fail;
 
 use std::collections::{HashMap, VecDeque};
 
-use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
-use barewire_driver::mem::{IoBuf, Scratch, Span};
+use barewire_driver::mem::atomic::{AtomicOp, Datatype};
+use barewire_driver::mem::{IoBuf, Scratch};
 
-pub use board::CollKey;
-use board::{Shared, Through, name_words};
+use board::{Shared, name_words};
+use call::Checked;
+pub use call::{CollAttr, CollCall, CollReq, Role, query};
 
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
-use crate::flags::{Caps, OpFlags};
+use crate::flags::Caps;
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Model, Plan, choose};
 use crate::proto::coll::program::Program;
 use crate::proto::coll::run::Run;
 use crate::slab::{Handle, NONE, Slab};
-use crate::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
+use crate::types::{EpAddr, FiAddr, Instant};
 
 pub use crate::proto::coll::Kind;
 
@@ -105,79 +107,6 @@ pub struct JoinEvent {
     pub context: u64,
     /// Why there is no group.
     pub result: Result<()>,
-}
-
-/// What an endpoint says of its part in a broadcast (`FI_SEND`, `FI_RECV`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// It is the root.
-    Send,
-    /// It is not.
-    Recv,
-}
-
-/// A collective to call. Buffers stay lent until it has ended.
-#[derive(Debug)]
-pub struct CollReq {
-    /// What.
-    pub kind: Kind,
-    /// Among whom.
-    pub group: GroupId,
-    /// The source; of a broadcast, the one buffer it has. Must be one span.
-    pub buf: IoBuf,
-    /// The result, one span.
-    pub result: IoBuf,
-    /// Elements of a block.
-    pub count: u64,
-    /// What an element is; `None` for a barrier (`FI_VOID`).
-    pub ty: Option<Datatype>,
-    /// The reduction; `None` (`FI_NOOP`) for what does not reduce.
-    pub op: Option<AtomicOp>,
-    /// The root, as an address of the vector.
-    pub root: FiAddr,
-    /// The caller's own opinion of who is the root of a broadcast.
-    pub role: Option<Role>,
-    /// Comes back in the completion.
-    pub context: u64,
-    /// `COMPLETION` alone means something here.
-    pub flags: OpFlags,
-}
-
-/// What a call of some kind takes (`struct fi_collective_attr`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CollAttr {
-    /// Elements of a block at most; 0 for a barrier.
-    pub count: u64,
-    /// Bytes of an element; 0 for a barrier.
-    pub size: usize,
-    /// Members of a group at most.
-    pub max_members: usize,
-}
-
-/// Answers `fi_query_collective`: exactly what [`Node::coll_post`] takes.
-///
-/// # Errors
-/// [`Error::OpNotSupp`]: no such pair, or a barrier with a type, or anything else without one.
-pub fn query(kind: Kind, op: Option<AtomicOp>, ty: Option<Datatype>) -> Result<CollAttr> {
-    let max_members = MEMBERS_MAX;
-    match (kind, op, ty) {
-        (Kind::Barrier, None, None) => Ok(CollAttr { count: 0, size: 0, max_members }),
-        (_, _, None) | (Kind::Barrier, ..) => {
-            Err(Error::OpNotSupp("FI_VOID and FI_NOOP belong to barriers, and to them alone"))
-        }
-        (_, Some(op), Some(ty)) if kind.reduces() && reduces(op, ty) => Ok(attr_of(ty)),
-        (_, None, Some(ty)) if !kind.reduces() && exists(ty) => Ok(attr_of(ty)),
-        _ => Err(Error::OpNotSupp("the operation is no reduction that the datatype has")),
-    }
-}
-
-fn attr_of(ty: Datatype) -> CollAttr {
-    let size = ty.size();
-    CollAttr { count: BLOCK_MAX / size as u64, size, max_members: MEMBERS_MAX }
-}
-
-fn exists(ty: Datatype) -> bool {
-    reduces(AtomicOp::Sum, ty)
 }
 
 /// What a node has of groups and calls.
@@ -280,6 +209,8 @@ struct Group {
     context: u64,
     plans: Vec<(Shape, Plan)>,
     shared: Shared,
+    /// The last call.
+    checked: Checked,
 }
 
 impl Group {
@@ -418,6 +349,7 @@ impl Node {
             ops: 0,
             context: req.context,
             plans: Vec::new(),
+            checked: Checked::NOTHING,
             shared: if managed { Shared::Wanted } else { Shared::No },
         };
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
@@ -604,139 +536,6 @@ impl Node {
         Ok(())
     }
 
-    /// Calls a collective. It goes on with the turns of the loop.
-    ///
-    /// # Errors
-    /// Nothing was begun, nothing will complete:
-    /// - [`Error::BadFd`], [`Error::OpBadState`], [`Error::OpNotSupp`] for the endpoint as in
-    ///   [`coll_join`](Self::coll_join); [`Error::OpBadState`] also while the join goes on.
-    /// - [`Error::Invalid`]: no group of this endpoint; a root that is no member; a role that
-    ///   contradicts it; a buffer that is too short or in several pieces; source and result that
-    ///   overlap, unless they are the same memory of an allreduce or reduce.
-    /// - [`Error::OpNotSupp`]: what [`query`] refuses. [`Error::MsgTooLong`]: above its count.
-    /// - [`Error::BadFlags`]. [`Error::Again`]: a queue is full. [`Error::NoMem`].
-    /// - the error that ended the group, if a member died or left: the group is of no more use.
-    pub fn coll_post(&mut self, ep: EpId, req: CollReq) -> Result<()> {
-        self.coll_side(ep)?;
-        let (g, shape) = self.check_call(ep, &req)?;
-        let e = ep.0.idx();
-        self.make_send_room(e);
-        if self.coll.ops.is_full() || self.eps[e].tx_used >= self.eps[e].tx_size {
-            return Err(Error::Again);
-        }
-        let cq = self.eps[e].tx_cq;
-        if !self.cqs[cq].cq.reserve() {
-            return Err(Error::Again);
-        }
-        let user = User {
-            context: req.context,
-            wanted: !self.eps[e].tx_selective || req.flags.contains(OpFlags::COMPLETION),
-        };
-        let reduce = req.op.zip(req.ty);
-        let buffers = match req.kind {
-            Kind::Broadcast => (IoBuf::EMPTY, req.buf),
-            _ => (req.buf, req.result),
-        };
-        if self.has_board(g) && board::fits(&shape) {
-            let mark = self.mark_of(g, &shape, reduce);
-            // In one piece each, or of no length.
-            let (mut input, mut out) = buffers;
-            let (input, out) = (input.take_one(), out.take_one());
-            let (input, out) = (input.unwrap_or(Span::EMPTY), out.unwrap_or(Span::EMPTY));
-            let CollReq { kind, group, count, ty, op, root, .. } = req;
-            self.note_last(g, CollKey { kind, group, count, ty, op, root }, shape, mark);
-            self.eps[e].tx_used += 1;
-            self.queue_on_board(g, mark, Some(Through { shape, reduce, input, out, user }));
-            self.drive_board(self.polled_at, g);
-            return Ok(());
-        }
-        let begun = self.begin_op(g, shape, reduce, buffers, Some(user));
-        let o = match begun {
-            Ok(o) => o,
-            Err(err) => {
-                self.cqs[cq].cq.unreserve();
-                return Err(err);
-            }
-        };
-        self.eps[e].tx_used += 1;
-        self.queue_op(o);
-        if self.has_board(g) {
-            self.queue_on_board(g, self.coll.ops[o].mark, None);
-            self.drive_board(self.polled_at, g);
-        }
-        Ok(())
-    }
-
-    fn has_board(&self, g: u32) -> bool {
-        matches!(self.coll.groups[g].shared, Shared::Yes(_))
-    }
-
-    /// What all members have alike in a call.
-    fn mark_of(&self, g: u32, shape: &Shape, reduce: Option<(AtomicOp, Datatype)>) -> u64 {
-        u64::from(self.coll.groups[g].hash) << 32 | u64::from(signature(shape, reduce))
-    }
-
-    fn check_call(&self, ep: EpId, req: &CollReq) -> Result<(u32, Shape)> {
-        let group = self.coll.groups.by_handle(req.group.0).filter(|group| group.ep == ep);
-        let group = group.ok_or(Error::Invalid("coll_addr is no group of this endpoint"))?;
-        if !OpFlags::COMPLETION.contains(req.flags) {
-            return Err(Error::BadFlags);
-        }
-        let attr = query(req.kind, req.op, req.ty)?;
-        if req.count > attr.count && req.kind != Kind::Barrier {
-            return Err(Error::MsgTooLong);
-        }
-        match group.state {
-            GroupState::Ready => {}
-            GroupState::Joining(_) => return Err(Error::OpBadState),
-            GroupState::Over(err) => return Err(err),
-        }
-        let root = if req.kind.has_root() { group.rank_of(req.root)? } else { 0 };
-        if req.role.is_some_and(|role| (role == Role::Send) != (root == group.me)) {
-            return Err(Error::Invalid("FI_SEND is for the root of a broadcast alone"));
-        }
-        let (n, me) = (group.members.len() as u32, group.me);
-        let count = if req.kind == Kind::Barrier { 0 } else { req.count };
-        let size = attr.size as u64;
-        let mut shape = Shape { kind: req.kind, n, me, root, count, size, in_place: false };
-        if shape.block().saturating_mul(u64::from(n)) > Self::MAX_MSG_SIZE {
-            return Err(Error::MsgTooLong);
-        }
-        let input = shape.block() * req.kind.blocks_in(n, me, root);
-        let out = shape.block() * req.kind.blocks_out(n, me, root);
-        let one = req.kind == Kind::Broadcast;
-        let short = if one {
-            !holds(&req.buf, out)
-        } else {
-            !holds(&req.buf, input) || !holds(&req.result, out)
-        };
-        if short {
-            return Err(Error::Invalid("a buffer is too short, or in several pieces"));
-        }
-        let (input, out) = (input as usize, out as usize);
-        if !one && input > 0 && out > 0 {
-            let same = input == out && req.buf.addr_at(0) == req.result.addr_at(0);
-            let whole = matches!(req.kind, Kind::Allreduce | Kind::Reduce);
-            shape.in_place = same && whole;
-            let apart = !req.buf.share(0, input).overlaps(&req.result.share(0, out));
-            if !shape.in_place && !apart {
-                return Err(Error::Invalid("source and result overlap"));
-            }
-        }
-        Ok((req.group.0.idx(), shape))
-    }
-
-    /// Blocks that this member's source and result have in a call, of which the root is `root`.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: the group was closed. [`Error::Invalid`]: the root is no member.
-    pub fn coll_blocks(&self, group: GroupId, kind: Kind, root: FiAddr) -> Result<(u64, u64)> {
-        let group = self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
-        let root = if kind.has_root() { group.rank_of(root)? } else { 0 };
-        let (n, me) = (group.members.len() as u32, group.me);
-        Ok((kind.blocks_in(n, me, root), kind.blocks_out(n, me, root)))
-    }
-
     /// Makes the record of a call. Nothing is posted yet.
     fn begin_op(
         &mut self,
@@ -756,8 +555,8 @@ impl Node {
             }
             None => (Box::new(Run::new(program)), Vec::new()),
         };
-        let mark = self.mark_of(g, &shape, reduce);
         let group = &mut self.coll.groups[g];
+        let mark = group.mark_of(&shape, reduce);
         let seq = group.seq;
         let op = Op {
             group: g,
@@ -837,6 +636,12 @@ impl Node {
         }
     }
 
+    /// Whether a join has not ended, or its event was not read.
+    pub fn coll_is_joining(&self) -> bool {
+        let joining = |group: &Group| matches!(group.state, GroupState::Joining(_));
+        self.coll_has_event() || self.coll.groups.iter().any(|(_, group)| joining(group))
+    }
+
     /// Whether there is an event to read.
     pub fn coll_has_event(&self) -> bool {
         !self.coll.events.is_empty()
@@ -847,41 +652,6 @@ impl Default for JoinReq {
     fn default() -> Self {
         Self { members: Vec::new(), parent: None, model: JoinModel::Collective, context: 0 }
     }
-}
-
-impl Default for CollReq {
-    fn default() -> Self {
-        Self {
-            kind: Kind::Barrier,
-            group: GroupId::from_bits(0),
-            buf: IoBuf::EMPTY,
-            result: IoBuf::EMPTY,
-            count: 0,
-            ty: None,
-            op: None,
-            root: FI_ADDR_UNSPEC,
-            role: None,
-            context: 0,
-            flags: OpFlags::empty(),
-        }
-    }
-}
-
-/// Whether the buffer has so many bytes, in one piece.
-fn holds(buf: &IoBuf, len: u64) -> bool {
-    let Ok(len) = usize::try_from(len) else { return false };
-    len == 0 || len <= buf.len() && buf.is_one_piece()
-}
-
-/// What members must agree on in a call, in 32 bits.
-fn signature(shape: &Shape, reduce: Option<(AtomicOp, Datatype)>) -> u32 {
-    let what = reduce.map_or(0xffff, |(op, ty)| (op as u64) << 8 | ty as u64);
-    let kind = (shape.kind as u64) << 16 | what;
-    let mut hash = mix(mix(kind, shape.count), shape.size);
-    if shape.kind.has_root() {
-        hash = mix(hash, u64::from(shape.root) + 1);
-    }
-    (hash >> 32) as u32
 }
 
 /// The model of the network that all members share, unless the operator says otherwise.
