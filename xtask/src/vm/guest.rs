@@ -12,7 +12,8 @@ use super::NotHere;
 use super::cpio::Archive;
 use super::kernel::{Flavour, Kernel};
 use super::monitor;
-use crate::{process, target_dir};
+use super::qemu::Emulator;
+use crate::target_dir;
 
 /// What every guest loads.
 const MODULES: [&str; 3] = ["vfio", "vfio_iommu_type1", "vfio_pci"];
@@ -32,6 +33,8 @@ pub(crate) enum Model {
     E1000e,
     /// Intel 82540EM.
     E1000,
+    /// Intel 82576. QEMU has it from 8.0 on.
+    Igb,
     /// VMware vmxnet3.
     Vmxnet3,
 }
@@ -43,6 +46,7 @@ impl Model {
             Self::Virtio => "virtio-net-pci,disable-legacy=on,iommu_platform=on",
             Self::E1000e => "e1000e",
             Self::E1000 => "e1000",
+            Self::Igb => "igb",
             Self::Vmxnet3 => "vmxnet3",
         }
     }
@@ -165,10 +169,8 @@ pub(crate) struct Ended {
 /// # Errors
 /// [`NotHere`]: QEMU or the kernel cannot be had.
 pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, NotHere> {
-    if !crate::packages::in_path("qemu-system-x86_64") {
-        let mend = "qemu is not installed: sudo apt-get install -y qemu-system-x86";
-        return Err(NotHere(mend.to_owned()));
-    }
+    let emulator = guest.nics.first().map_or("pcie-root-port", |nic| &nic.device);
+    let emulator = Emulator::with(emulator)?;
     let kernel = Kernel::provide(guest.kernel)?;
     sweep(&target_dir().join("vm"));
     let dir = target_dir().join("vm").join(format!("run-{}-{}", std::process::id(), guest.name));
@@ -176,7 +178,7 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
     std::fs::create_dir_all(&dir).map_err(failed)?;
     let initrd = initrd(guest, &kernel)?;
     std::fs::write(dir.join("initrd"), initrd).map_err(failed)?;
-    let mut running = Running::start(guest, &kernel, &dir).map_err(failed)?;
+    let mut running = Running::start(guest, (&emulator, &kernel), &dir).map_err(failed)?;
     let ended = running.wait(guest, tell);
     drop(running);
     // Its files are of no use any more.
@@ -280,12 +282,17 @@ struct Running {
 }
 
 impl Running {
-    fn start(guest: &Guest, kernel: &Kernel, dir: &Path) -> std::io::Result<Self> {
+    fn start(
+        guest: &Guest,
+        (emulator, kernel): (&Emulator, &Kernel),
+        dir: &Path,
+    ) -> std::io::Result<Self> {
         for file in ["console", "output"] {
             File::create(dir.join(file))?;
         }
         let said = File::create(dir.join("qemu"))?;
-        let child = process::tethered("qemu-system-x86_64")
+        let child = emulator
+            .command()
             .args(arguments(guest, kernel, dir))
             .stdin(Stdio::null())
             .stdout(said.try_clone()?)

@@ -2,13 +2,10 @@
 //! `target/vm`, never installed.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-
-use nix::fcntl::{Flock, FlockArg};
 
 use super::NotHere;
+use super::debian::{self, entries, name_of, quiet};
 use crate::target_dir;
 
 /// Which of Debian's kernels. Both have VFIO as modules and the IOMMU built in.
@@ -56,39 +53,12 @@ impl Kernel {
     /// [`NotHere`] if they can be had neither here nor from Debian.
     pub(crate) fn provide(flavour: Flavour) -> Result<Self, NotHere> {
         let kernel = flavour.package();
-        Self::provide_in(&flavour.dir(), |root| {
+        debian::unpacked(&flavour.dir(), Self::find, |root| {
             let image = dependency(kernel, "linux-image-").ok_or_else(|| {
                 NotHere(format!("no package {kernel} is known here: sudo apt-get update"))
             })?;
-            [image.as_str(), SHELL].iter().try_for_each(|package| fetch(root, package))
+            [image.as_str(), SHELL].iter().try_for_each(|package| debian::fetch(root, package, &[]))
         })
-    }
-
-    /// Finds what `fill` unpacked to `root` of `dir`, or lets it unpack that once, whoever else
-    /// asks meanwhile: guests start side by side, in one process and in several.
-    fn provide_in(
-        dir: &Path,
-        fill: impl FnOnce(&Path) -> Result<(), NotHere>,
-    ) -> Result<Self, NotHere> {
-        let failed = |why: std::io::Error| NotHere(format!("{}: {why}", dir.display()));
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        // Free again when it is closed, also by the kernel after a kill.
-        let lock = File::create(dir.join("lock")).map_err(failed)?;
-        let _lock =
-            Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, why)| failed(why.into()))?;
-        if let Some(kernel) = Self::find(dir) {
-            return Ok(kernel);
-        }
-        let (fresh, root) = (dir.join("root.new"), dir.join("root"));
-        for old in [&fresh, &root] {
-            // Left by somebody who was killed, or of another release; that there is none is fine.
-            let _ = std::fs::remove_dir_all(old);
-        }
-        std::fs::create_dir_all(&fresh).map_err(failed)?;
-        fill(&fresh)?;
-        // Under this name it is whole.
-        std::fs::rename(&fresh, &root).map_err(failed)?;
-        Self::find(dir).ok_or_else(|| NotHere(format!("{} holds no kernel", root.display())))
     }
 
     #[cfg(test)]
@@ -96,15 +66,15 @@ impl Kernel {
         Self { image, shell, modules }
     }
 
-    fn find(dir: &Path) -> Option<Self> {
-        let mut image = entries(&dir.join("root/boot")).into_iter();
+    fn find(root: &Path) -> Option<Self> {
+        let mut image = entries(&root.join("boot")).into_iter();
         let image = image.rfind(|path| name_of(path).starts_with("vmlinuz-"))?;
         let release = name_of(&image).strip_prefix("vmlinuz-")?.to_owned();
         let modules = ["lib/modules", "usr/lib/modules"]
-            .map(|lib| dir.join("root").join(lib).join(&release))
+            .map(|lib| root.join(lib).join(&release))
             .into_iter()
             .find(|path| path.is_dir())?;
-        let shell = ["bin/busybox", "usr/bin/busybox"].map(|path| dir.join("root").join(path));
+        let shell = ["bin/busybox", "usr/bin/busybox"].map(|path| root.join(path));
         let shell = shell.into_iter().find(|path| path.is_file())?;
         Some(Self { image, shell, modules })
     }
@@ -163,17 +133,6 @@ fn module_name(file: &Path) -> String {
     name_of(file).split('.').next().unwrap_or("").replace('-', "_")
 }
 
-fn name_of(path: &Path) -> &str {
-    path.file_name().and_then(|name| name.to_str()).unwrap_or("")
-}
-
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut all: Vec<PathBuf> =
-        std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
-    all.sort();
-    all
-}
-
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
     for path in entries(dir) {
         if path.is_dir() {
@@ -190,38 +149,6 @@ fn dependency(package: &str, prefix: &str) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     names.map(str::to_owned).find(|name| name.starts_with(prefix))
-}
-
-/// Downloads a package and unpacks it to `root`.
-fn fetch(root: &Path, package: &str) -> Result<(), NotHere> {
-    println!("fetching {package} to {}", root.display());
-    let failed = |what: &str, output: std::io::Result<std::process::Output>| match output {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let last = said.lines().next_back().unwrap_or("no reason given").to_owned();
-            Err(NotHere(format!("{what} {package}: {last}")))
-        }
-        Err(why) => Err(NotHere(format!("{what}: {why}"))),
-    };
-    let mut download = quiet("apt-get");
-    download.args(["download", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"]);
-    failed("apt-get download", download.arg(package).current_dir(root).output())?;
-    let deb = entries(root).into_iter().rfind(|path| {
-        let name = name_of(path);
-        name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
-    });
-    let deb = deb.ok_or_else(|| NotHere(format!("{package} did not arrive")))?;
-    failed("dpkg-deb -x", quiet("dpkg-deb").arg("-x").arg(&deb).arg(root).output())?;
-    // Unpacked it is all there.
-    let _ = std::fs::remove_file(deb);
-    Ok(())
-}
-
-fn quiet(program: &str) -> Command {
-    let mut command = Command::new(program);
-    command.stdin(Stdio::null()).env("LC_ALL", "C");
-    command
 }
 
 #[cfg(test)]
@@ -243,37 +170,6 @@ mod tests {
         let names: Vec<&str> = order.iter().map(|path| name_of(path)).collect();
         assert_eq!(names, ["vfio.ko", "vfio-core.ko", "vfio-pci.ko"]);
         assert!(kernel.modules(&["nvme"]).is_err_and(|e| e.0.contains("nvme")));
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn guests_that_start_together_fetch_their_kernel_once() {
-        let dir = std::env::temp_dir().join(format!("xtask-fetch-{}", std::process::id()));
-        // Somebody was killed while it unpacked.
-        std::fs::create_dir_all(dir.join("root.new/boot")).unwrap();
-        std::fs::write(dir.join("root.new/boot/vmlinuz-0"), "").unwrap();
-        let fetched = std::sync::atomic::AtomicU32::new(0);
-        let provide = || {
-            Kernel::provide_in(&dir, |root| {
-                fetched.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                for file in ["boot/vmlinuz-6", "lib/modules/6/x", "bin/busybox"] {
-                    std::thread::sleep(std::time::Duration::from_millis(5));
-                    let file = root.join(file);
-                    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-                    std::fs::write(file, "").unwrap();
-                }
-                Ok(())
-            })
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    let kernel = provide().unwrap_or_else(|e| panic!("{}", e.0));
-                    assert_eq!(kernel.image, dir.join("root/boot/vmlinuz-6"));
-                });
-            }
-        });
-        assert_eq!(fetched.into_inner(), 1);
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

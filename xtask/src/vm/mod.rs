@@ -2,13 +2,15 @@
 //!
 //! QEMU emulates the processor, so this needs neither KVM nor root nor a network. The guest is
 //! Debian's kernel for virtual machines and a static busybox, fetched once to `target/vm`; nothing
-//! is installed but QEMU itself.
+//! is installed but QEMU itself. A device that this QEMU does not have comes with a later one.
 
 mod cpio;
+mod debian;
 pub(crate) mod guest;
 pub(crate) mod hosts;
 mod kernel;
 mod monitor;
+mod qemu;
 pub(crate) mod suite;
 mod wire;
 

@@ -1,12 +1,13 @@
-//! Intel's gigabit NICs with legacy descriptors: the 82574L (datasheet revision 3.4; QEMU's
-//! `e1000e`), and the 82540EM, 82544GC and 82545EM ("PCI/PCI-X Family of Gigabit Ethernet
-//! Controllers Software Developer's Manual", revision 4.0; QEMU's `e1000`, `e1000-82544gc` and
-//! `e1000-82545em`).
+//! Intel's gigabit NICs: the 82574L (datasheet revision 3.4; QEMU's `e1000e`), the 82540EM, 82544GC
+//! and 82545EM ("PCI/PCI-X Family of Gigabit Ethernet Controllers Software Developer's Manual",
+//! revision 4.0; QEMU's `e1000`, `e1000-82544gc` and `e1000-82545em`), and the 82576 (datasheet
+//! revision 2.61; QEMU's `igb`, from 8.0 on).
 //!
 //! One receive and one transmit ring, every frame in one buffer. Polled: every interrupt cause is
 //! masked, but that of a received frame while somebody sleeps. What the chips do differently is
 //! [`Chip`].
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use super::device::{Bar, Device, Tail};
 use super::error::VfioError;
 use super::nic::{Buffers, Facts, Lent, Nic};
 use super::ring::desc::DESC_LEN;
-use super::ring::e1000::{RxRing, TxRing};
+use super::ring::e1000::{Addrs, Advanced, Format, Legacy, RxRing, TxRing};
 use super::ring::virtq::Broken;
 use super::sys::Access;
 use super::{Started, VfioSettings};
@@ -27,6 +28,7 @@ use crate::port::MacAddr;
 mod reg {
     pub(super) const CTRL: usize = 0x0000;
     pub(super) const STATUS: usize = 0x0008;
+    pub(super) const MDIC: usize = 0x0020;
     pub(super) const ICR: usize = 0x00c0;
     pub(super) const IMS: usize = 0x00d0;
     pub(super) const IMC: usize = 0x00d8;
@@ -36,9 +38,11 @@ mod reg {
     pub(super) const RDBAL: usize = 0x2800;
     pub(super) const RDBAH: usize = 0x2804;
     pub(super) const RDLEN: usize = 0x2808;
+    pub(super) const SRRCTL: usize = 0x280c;
     pub(super) const RDH: usize = 0x2810;
     pub(super) const RDT: usize = 0x2818;
     pub(super) const RDTR: usize = 0x2820;
+    pub(super) const RXDCTL: usize = 0x2828;
     pub(super) const TDBAL: usize = 0x3800;
     pub(super) const TDBAH: usize = 0x3804;
     pub(super) const TDLEN: usize = 0x3808;
@@ -47,6 +51,7 @@ mod reg {
     pub(super) const TXDCTL: usize = 0x3828;
     pub(super) const CRCERRS: usize = 0x4000;
     pub(super) const MPC: usize = 0x4010;
+    pub(super) const RLPML: usize = 0x5004;
     pub(super) const RFCTL: usize = 0x5008;
     /// 128 words: the hash filter of group addresses.
     pub(super) const MTA: usize = 0x5200;
@@ -86,35 +91,72 @@ const TXDCTL_EACH: u32 = 1 << 16 | 1 << 24;
 /// What the 82574's datasheet wants set beside it.
 const TXDCTL_COUNT: u32 = 1 << 22;
 
+/// The queue is on: RXDCTL and TXDCTL of the 82576.
+const DCTL_ENABLE: u32 = 1 << 25;
+/// Advanced descriptors, one buffer a frame. The lowest bits are the buffer's length in KiB.
+const SRRCTL_ADVANCED: u32 = 1 << 25;
+
+/// Writes register 0 of PHY 1 (MDIC): it negotiates, and begins anew.
+const MDIC_NEGOTIATE: u32 = 1 << 26 | 1 << 21 | 0x1200;
+const MDIC_READY: u32 = 1 << 28;
+
 const RAH_VALID: u32 = 1 << 31;
 
-/// What the chips of the family do differently.
-pub(super) struct Chip {
+/// What the chips of the family do differently, and the format of their descriptors.
+pub(super) struct Chip<F> {
     /// How it interrupts, as VFIO counts the kinds. One for all causes is enough.
     interrupt: u32,
     /// Causes that say that a frame was received.
     cause_rx: u32,
     /// Value of TXDCTL.
     txdctl: u32,
-    /// Of PCI Express: transfers are ended before a reset (CTRL, STATUS), and there is another
-    /// format of descriptors, which RFCTL chooses.
+    /// Of PCI Express: transfers are ended before a reset (CTRL, STATUS).
     is_express: bool,
+    /// What is beside the ring for a receive queue.
+    queue: Queue,
+    format: PhantomData<F>,
+}
+
+/// How a receive queue is set up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    /// There is one, it is on, and has one format of descriptors.
+    Plain,
+    /// RFCTL chooses the format.
+    Format,
+    /// One of several: SRRCTL chooses the format, and RXDCTL switches it on. The PHY begins to
+    /// negotiate when it is told.
+    OfSeveral,
 }
 
 /// The 82574L.
-pub(super) const I82574: Chip = Chip {
+pub(super) const I82574: Chip<Legacy> = Chip {
     interrupt: vfio::VFIO_PCI_MSI_IRQ_INDEX,
     cause_rx: CAUSE_RX | CAUSE_RX_QUEUE,
     txdctl: TXDCTL_EACH | TXDCTL_COUNT,
     is_express: true,
+    queue: Queue::Format,
+    format: PhantomData,
 };
 
 /// The 82540EM, 82544GC and 82545EM.
-pub(super) const I8254X: Chip = Chip {
+pub(super) const I8254X: Chip<Legacy> = Chip {
     interrupt: vfio::VFIO_PCI_INTX_IRQ_INDEX,
     cause_rx: CAUSE_RX,
     txdctl: TXDCTL_EACH,
     is_express: false,
+    queue: Queue::Plain,
+    format: PhantomData,
+};
+
+/// The 82576: one of its queues.
+pub(super) const I82576: Chip<Advanced> = Chip {
+    interrupt: vfio::VFIO_PCI_MSI_IRQ_INDEX,
+    cause_rx: CAUSE_RX,
+    txdctl: DCTL_ENABLE,
+    is_express: true,
+    queue: Queue::OfSeveral,
+    format: PhantomData,
 };
 
 /// Longest frame of the 82574 without its check sequence is 9,230 bytes; the others carry 16,128.
@@ -130,10 +172,10 @@ const BUFFER_LENS: [(usize, u32); 4] =
     [(2048, 0), (4096, 1 << 25 | 3 << 16), (8192, 1 << 25 | 2 << 16), (16_384, 1 << 25 | 1 << 16)];
 
 /// A started NIC of the family.
-pub(super) struct E1000 {
-    chip: &'static Chip,
+pub(super) struct E1000<F: Format> {
+    chip: &'static Chip<F>,
     bar: Bar,
-    rx: RxRing,
+    rx: RxRing<F>,
     rx_buffers: Buffers,
     /// Taken and not given back.
     lent: u32,
@@ -141,7 +183,7 @@ pub(super) struct E1000 {
     untold: u32,
     /// As many as that are told at once: a register costs more than the frame.
     told_at_once: u32,
-    tx: TxRing,
+    tx: TxRing<F>,
     tx_buffers: Buffers,
     is_queued: bool,
     dropped: u64,
@@ -155,11 +197,11 @@ pub(super) struct E1000 {
 ///
 /// # Errors
 /// [`VfioError`]; the device has been reset.
-pub(super) fn start(
+pub(super) fn start<F: Format>(
     device: &Device,
     settings: &VfioSettings,
-    chip: &'static Chip,
-) -> Result<Started<E1000>, VfioError> {
+    chip: &'static Chip<F>,
+) -> Result<Started<E1000<F>>, VfioError> {
     let bar = device.bar(0)?;
     if bar.len() < reg::LEN {
         return Err(device.fault("its registers are too few"));
@@ -183,18 +225,14 @@ pub(super) fn start(
     let len = buffers_at + rx_count * rx_stride;
     let shared = container.area(len, Access::ReadWrite, settings.hugepages)?;
     let sent = container.area(tx_count * tx_stride, Access::Read, settings.hugepages)?;
-    let rx_iova = shared.iova() + buffers_at as u64;
-    let tx_iova = sent.iova();
+    let rx_at = Addrs { first: shared.iova() + buffers_at as u64, stride: rx_stride as u64 };
+    let tx_at = Addrs { first: sent.iova(), stride: tx_stride as u64 };
     // SAFETY: `add` stays inside the area, whose length was computed from the same offsets. Rings
     // and buffers are disjoint parts of the two areas, which go when the port has stopped the NIC.
     let (rx, tx, rx_buffers, tx_buffers) = unsafe {
         (
-            RxRing::new(shared.base(), rx_count as u32, |i| {
-                rx_iova + u64::from(i) * rx_stride as u64
-            }),
-            TxRing::new(shared.base().add(tx_ring_at), tx_count as u32, |i| {
-                tx_iova + u64::from(i) * tx_stride as u64
-            }),
+            RxRing::new(shared.base(), rx_count as u32, rx_at),
+            TxRing::new(shared.base().add(tx_ring_at), tx_count as u32, tx_at),
             Buffers::new(shared.base().add(buffers_at), rx_stride, rx_count),
             Buffers::new(sent.base(), tx_stride, tx_count),
         )
@@ -211,9 +249,14 @@ pub(super) fn start(
     ] {
         bar.write32(at, value);
     }
-    if chip.is_express {
+    match chip.queue {
+        Queue::Plain => {}
         // Legacy descriptors.
-        bar.write32(reg::RFCTL, 0);
+        Queue::Format => bar.write32(reg::RFCTL, 0),
+        Queue::OfSeveral => {
+            bar.write32(reg::SRRCTL, rx_stride as u32 >> 10 | SRRCTL_ADVANCED);
+            bar.write32(reg::RLPML, frame_max as u32 + 4);
+        }
     }
     let ring = shared.iova() + tx_ring_at as u64;
     for (at, value) in [
@@ -231,8 +274,15 @@ pub(super) fn start(
     let long = if frame_max > 1514 { RCTL_LONG } else { 0 };
     let all = if settings.promiscuous { RCTL_ALL_STATIONS } else { 0 };
     let kinds = RCTL_ALL_GROUPS | RCTL_BROADCAST | all;
+    let is_of_several = chip.queue == Queue::OfSeveral;
+    let rx_bits = if is_of_several { 0 } else { rx_bits };
     let receive = RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits;
     bar.write32(reg::RCTL, receive);
+    if is_of_several {
+        bar.write32(reg::RXDCTL, DCTL_ENABLE);
+        let is_on = |bar: &Bar| bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0;
+        await_register(&bar, is_on).map_err(|()| device.fault("its queue does not start"))?;
+    }
     bar.write32(reg::RDT, rx.tail());
     let (rx_tail, tx_tail) = (bar.tail(reg::RDT), bar.tail(reg::TDT));
     let nic = E1000 {
@@ -256,25 +306,37 @@ pub(super) fn start(
 }
 
 /// Ends every transfer and begins a reset (82574's datasheet, section 4.6.3.2).
-fn silence(bar: &Bar, chip: &Chip) {
+fn silence<F>(bar: &Bar, chip: &Chip<F>) {
     bar.write32(reg::IMC, !0);
     bar.write32(reg::RCTL, 0);
     bar.write32(reg::TCTL, TCTL_PAD);
     if chip.is_express {
         bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_MASTER_DISABLE);
-        let until = Instant::now() + Duration::from_millis(100);
-        // All ones, of a device that was pulled out, never clears.
-        while !matches!(bar.read32(reg::STATUS), s if s & STATUS_MASTER == 0 || s == !0)
-            && Instant::now() < until
-        {
-            std::thread::yield_now();
-        }
+        // All ones, of a device that was pulled out, never clears. One that is stuck is reset all
+        // the same.
+        let ended = |s: u32| s & STATUS_MASTER == 0 || s == !0;
+        let _ = await_register(bar, |bar| ended(bar.read32(reg::STATUS)));
     }
     bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_RESET);
 }
 
+/// Waits until a register `is` as wanted.
+///
+/// # Errors
+/// It was not within 100 ms.
+fn await_register(bar: &Bar, is: impl Fn(&Bar) -> bool) -> Result<(), ()> {
+    let until = Instant::now() + Duration::from_millis(100);
+    while !is(bar) {
+        if Instant::now() > until {
+            return Err(());
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
 /// Silences and resets the device, and brings the link up.
-fn reset(device: &Device, bar: &Bar, chip: &Chip) -> Result<(), VfioError> {
+fn reset<F>(device: &Device, bar: &Bar, chip: &Chip<F>) -> Result<(), VfioError> {
     silence(bar, chip);
     // No register may be touched for a microsecond; the rest is the reading of the EEPROM.
     std::thread::sleep(Duration::from_millis(5));
@@ -290,6 +352,11 @@ fn reset(device: &Device, bar: &Bar, chip: &Chip) -> Result<(), VfioError> {
     let up = CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP;
     let ends = if chip.is_express { CTRL_MASTER_DISABLE } else { 0 };
     bar.write32(reg::CTRL, bar.read32(reg::CTRL) & !ends | up);
+    if chip.queue == Queue::OfSeveral {
+        bar.write32(reg::MDIC, MDIC_NEGOTIATE);
+        let is_done = |bar: &Bar| bar.read32(reg::MDIC) & MDIC_READY != 0;
+        await_register(bar, is_done).map_err(|()| device.fault("its PHY does not answer"))?;
+    }
     Ok(())
 }
 
@@ -346,7 +413,7 @@ fn fresh(read: impl Fn() -> u32, last: &mut u32) -> u32 {
     }
 }
 
-impl Nic for E1000 {
+impl<F: Format> Nic for E1000<F> {
     #[inline]
     fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");

@@ -131,6 +131,9 @@ pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
         Some(Kind::Intel8254x) => {
             run(device, settings, |device, with| e1000::start(device, with, &e1000::I8254X))
         }
+        Some(Kind::Intel82576) => {
+            run(device, settings, |device, with| e1000::start(device, with, &e1000::I82576))
+        }
         Some(Kind::Vmxnet3) => run(device, settings, vmxnet3::start),
         None => {
             let (vendor, number) = id;

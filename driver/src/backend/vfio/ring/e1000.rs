@@ -1,13 +1,13 @@
-//! Descriptor rings of Intel's gigabit NICs (82574 datasheet, sections 3.2 and 3.3, "legacy"
-//! format), as the driver sees them.
+//! Descriptor rings of Intel's gigabit NICs, as the driver sees them.
 //!
-//! A ring is an array of 16-byte descriptors: a buffer's address, then length, flags and a status
-//! byte whose bit 0 ("descriptor done") the device sets. The driver owns the descriptors from its
-//! own next one up to the tail register's; head and tail live in the device and are never read.
+//! A ring is an array of 16-byte descriptors: a buffer's address, then length, flags and a bit
+//! ("descriptor done") that the device sets. Which bit says what is the [`Format`]. The driver owns
+//! the descriptors from its own next one up to the tail register's; head and tail live in the
+//! device and are never read.
 //!
-//! Buffer `i` belongs to descriptor `i` for the life of the ring, so its address is written once.
-//! The device writes a length and flags: the length is handed on for the caller to bound, and a
-//! frame that was split over several buffers, or has an error flag, says so.
+//! Buffer `i` belongs to descriptor `i` for the life of the ring. The device writes a length and
+//! flags: the length is handed on for the caller to bound, and a frame that was split over several
+//! buffers, or has an error flag, says so. Where it writes over an address, that is written again.
 //!
 //! # Ordering
 //! The second half of a descriptor is one 64-bit word: whoever sees "done" in it by an Acquire load
@@ -15,19 +15,107 @@
 //! the frame. What was written to buffers and descriptors is ordered before the tail register by
 //! that register's store (see `backend::vfio`).
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::desc::Descs;
 
-/// The device is done with the descriptor.
-pub const DONE: u64 = 1 << 32;
-/// Last descriptor of a frame.
-pub const RX_END: u64 = 1 << 33;
-/// Errors of a received frame: checksum, sequence, symbol, carrier, data.
-pub const RX_ERRORS: u64 = 0x97 << 40;
-/// Commands of a frame to send: last descriptor, insert the frame check sequence, report.
-pub const TX_COMMAND: u64 = (0x01 | 0x02 | 0x08) << 24;
+/// A format of descriptors. All have the buffer's address in the first word.
+pub trait Format: Send + Sync + 'static {
+    /// The device writes over the address of a receive descriptor.
+    const WRITES_OVER_ADDRESS: bool;
+
+    /// Bytes of a received frame, and whether it is whole and has no error, from the second word;
+    /// `None` while the device is not done.
+    fn received(word: u64) -> Option<(u16, bool)>;
+
+    /// The second word for a frame of `len` bytes to send: its last descriptor, insert the frame
+    /// check sequence, report.
+    fn to_send(len: u16) -> u64;
+}
+
+/// The format of the 8254x and 82574 ("legacy"; 82574 datasheet, sections 3.2.4 and 3.3.3).
+#[derive(Debug)]
+pub enum Legacy {}
+
+/// The format of the 82576 ("advanced"; datasheet, sections 7.1.5 and 7.2.2.3), with one buffer a
+/// frame.
+#[derive(Debug)]
+pub enum Advanced {}
+
+/// The device has sent the frame of the descriptor: both formats.
+pub const SENT: u64 = 1 << 32;
+
+impl Legacy {
+    /// The device is done with the descriptor.
+    pub const DONE: u64 = 1 << 32;
+    /// Last descriptor of a frame.
+    pub const END: u64 = 1 << 33;
+    /// Checksum, sequence, symbol, carrier, data.
+    pub const ERRORS: u64 = 0x97 << 40;
+    const COMMAND: u64 = (0x01 | 0x02 | 0x08) << 24;
+}
+
+impl Format for Legacy {
+    const WRITES_OVER_ADDRESS: bool = false;
+
+    #[inline(always)]
+    fn received(word: u64) -> Option<(u16, bool)> {
+        let is_good = word & Self::END != 0 && word & Self::ERRORS == 0;
+        (word & Self::DONE != 0).then_some((word as u16, is_good))
+    }
+
+    #[inline(always)]
+    fn to_send(len: u16) -> u64 {
+        u64::from(len) | Self::COMMAND
+    }
+}
+
+impl Advanced {
+    /// The device is done with the descriptor.
+    pub const DONE: u64 = 1 << 0;
+    /// Last descriptor of a frame.
+    pub const END: u64 = 1 << 1;
+    /// An error that the MAC found.
+    pub const ERROR: u64 = 1 << 31;
+    /// A data descriptor (type 3, DEXT), with the commands of [`Legacy`].
+    pub const COMMAND: u64 = 3 << 20 | 1 << 29 | Legacy::COMMAND;
+    /// Where the length of the whole frame stands.
+    pub const LEN_AT: u32 = 46;
+}
+
+impl Format for Advanced {
+    const WRITES_OVER_ADDRESS: bool = true;
+
+    #[inline(always)]
+    fn received(word: u64) -> Option<(u16, bool)> {
+        let is_good = word & Self::END != 0 && word & Self::ERROR == 0;
+        (word & Self::DONE != 0).then_some(((word >> 32) as u16, is_good))
+    }
+
+    #[inline(always)]
+    fn to_send(len: u16) -> u64 {
+        let len = u64::from(len);
+        len | Self::COMMAND | len << Self::LEN_AT
+    }
+}
+
+/// Buffers by the device's addresses: one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Addrs {
+    /// Of the first.
+    pub first: u64,
+    /// From one to the next, bytes.
+    pub stride: u64,
+}
+
+impl Addrs {
+    #[inline(always)]
+    fn of(self, i: u32) -> u64 {
+        (self.first + u64::from(i) * self.stride).to_le()
+    }
+}
 
 /// What a receive descriptor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,17 +129,19 @@ pub struct Received {
 }
 
 /// The driver's end of a receive ring.
-pub struct RxRing {
+pub struct RxRing<F> {
     ring: Descs,
+    addrs: Addrs,
+    format: PhantomData<F>,
     /// The next descriptor to look at. Those from here to `tail` are the device's.
     next: u32,
     /// Descriptors given to the device in all; its low bits are what the tail register wants.
     tail: u32,
 }
 
-impl RxRing {
-    /// A ring of `count` descriptors at `base`, whose buffer `i` is at the device's address
-    /// `addr_of(i)`. All but one are the device's as soon as it is told [`tail`](Self::tail).
+impl<F: Format> RxRing<F> {
+    /// A ring of `count` descriptors at `base`, with a buffer each at `addrs`. All but one are the
+    /// device's as soon as it is told [`tail`](Self::tail).
     ///
     /// # Safety
     /// `count * 16` bytes at `base` are mapped, and reached by nobody but this ring and the device
@@ -59,14 +149,14 @@ impl RxRing {
     ///
     /// # Panics
     /// If `count` is no power of two from 8 to 4096, or `base` is not aligned to 128.
-    pub unsafe fn new(base: NonNull<u8>, count: u32, addr_of: impl Fn(u32) -> u64) -> Self {
+    pub unsafe fn new(base: NonNull<u8>, count: u32, addrs: Addrs) -> Self {
         // SAFETY: the caller's promise.
         let ring = unsafe { Descs::new(base, count) };
         for i in 0..count {
-            ring.half(i, 0).store(addr_of(i).to_le(), Relaxed);
+            ring.half(i, 0).store(addrs.of(i), Relaxed);
             ring.half(i, 1).store(0, Relaxed);
         }
-        Self { ring, next: 0, tail: count - 1 }
+        Self { ring, addrs, format: PhantomData, next: 0, tail: count - 1 }
     }
 
     /// What the tail register has to say: the first descriptor that the device does not have.
@@ -78,8 +168,13 @@ impl RxRing {
     /// Whether [`take`](Self::take) would find something.
     #[inline]
     pub fn pending(&self) -> bool {
-        self.next != self.tail
-            && u64::from_le(self.ring.half(self.next, 1).load(Acquire)) & DONE != 0
+        self.next != self.tail && self.look().is_some()
+    }
+
+    /// What the device says of the next descriptor.
+    #[inline(always)]
+    fn look(&self) -> Option<(u16, bool)> {
+        F::received(u64::from_le(self.ring.half(self.next, 1).load(Acquire)))
     }
 
     /// Takes the next frame, if there is one. Its buffer stays the caller's until
@@ -89,14 +184,10 @@ impl RxRing {
         if self.next == self.tail {
             return None;
         }
-        let word = u64::from_le(self.ring.half(self.next, 1).load(Acquire));
-        if word & DONE == 0 {
-            return None;
-        }
+        let (len, is_good) = self.look()?;
         let id = self.next & self.ring.mask();
         self.next = self.next.wrapping_add(1);
-        let is_good = word & RX_END != 0 && word & RX_ERRORS == 0;
-        Some(Received { id, len: word as u16, is_good })
+        Some(Received { id, len, is_good })
     }
 
     /// Gives the device `count` buffers back, oldest first. It hears of them through
@@ -110,6 +201,10 @@ impl RxRing {
         assert!(count <= lent, "buffers that were not taken");
         for _ in 0..count {
             // The descriptor at the tail is the one that was kept back until now.
+            if F::WRITES_OVER_ADDRESS {
+                let addr = self.addrs.of(self.tail & self.ring.mask());
+                self.ring.half(self.tail, 0).store(addr, Relaxed);
+            }
             self.ring.half(self.tail, 1).store(0, Release);
             self.tail = self.tail.wrapping_add(1);
         }
@@ -119,15 +214,16 @@ impl RxRing {
 }
 
 /// The driver's end of a transmit ring.
-pub struct TxRing {
+pub struct TxRing<F> {
     ring: Descs,
+    format: PhantomData<F>,
     /// The next descriptor to fill; its low bits are what the tail register wants.
     tail: u32,
     /// The oldest descriptor that the device may not be done with.
     clean: u32,
 }
 
-impl TxRing {
+impl<F: Format> TxRing<F> {
     /// A ring of `count` descriptors, as [`RxRing::new`].
     ///
     /// # Safety
@@ -135,14 +231,14 @@ impl TxRing {
     ///
     /// # Panics
     /// As [`RxRing::new`].
-    pub unsafe fn new(base: NonNull<u8>, count: u32, addr_of: impl Fn(u32) -> u64) -> Self {
+    pub unsafe fn new(base: NonNull<u8>, count: u32, addrs: Addrs) -> Self {
         // SAFETY: the caller's promise.
         let ring = unsafe { Descs::new(base, count) };
         for i in 0..count {
-            ring.half(i, 0).store(addr_of(i).to_le(), Relaxed);
+            ring.half(i, 0).store(addrs.of(i), Relaxed);
             ring.half(i, 1).store(0, Relaxed);
         }
-        Self { ring, tail: 0, clean: 0 }
+        Self { ring, format: PhantomData, tail: 0, clean: 0 }
     }
 
     /// What the tail register has to say.
@@ -168,8 +264,7 @@ impl TxRing {
     #[inline]
     pub fn push(&mut self, len: u16) {
         assert!(self.tail.wrapping_sub(self.clean) < self.ring.mask(), "the ring is full");
-        let word = u64::from(len) | TX_COMMAND;
-        self.ring.half(self.tail, 1).store(word.to_le(), Release);
+        self.ring.half(self.tail, 1).store(F::to_send(len).to_le(), Release);
         self.tail = self.tail.wrapping_add(1);
     }
 
@@ -177,7 +272,7 @@ impl TxRing {
     pub fn reclaim(&mut self) -> bool {
         let before = self.clean;
         while self.clean != self.tail
-            && u64::from_le(self.ring.half(self.clean, 1).load(Acquire)) & DONE != 0
+            && u64::from_le(self.ring.half(self.clean, 1).load(Acquire)) & SENT != 0
         {
             self.clean = self.clean.wrapping_add(1);
         }

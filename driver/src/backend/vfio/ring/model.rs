@@ -5,12 +5,13 @@
 //! decides when it looks, in which order it completes, and when it stalls. It reaches memory
 //! through an [`Iommu`], which panics where a real one would log a fault.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use super::desc::Descs;
-use super::e1000::{DONE, RX_END};
+use super::e1000::{Advanced, Format, Legacy, SENT};
 use super::virtq::{DESC_NEXT, DESC_WRITE, Layout, NO_INTERRUPT, NO_NOTIFY};
 use super::vmxnet3::{DONE_GEN, LEN_BITS, RX_GEN, RX_WHOLE, TX_GEN};
 
@@ -156,20 +157,55 @@ impl VirtqDevice {
     }
 }
 
-/// The device's end of a ring of Intel's legacy descriptors.
-pub struct LegacyDevice {
-    ring: Descs,
-    head: u32,
+/// What the device does with descriptors of a [`Format`].
+pub trait Device: Format {
+    /// The words of a receive descriptor with a frame of `len` bytes; `addr` is the first before.
+    fn received_words(addr: u64, len: usize) -> (u64, u64);
+
+    /// Bytes of the frame to send, which is described in full.
+    fn send_len(word: u64) -> usize;
 }
 
-impl LegacyDevice {
+impl Device for Legacy {
+    fn received_words(addr: u64, len: usize) -> (u64, u64) {
+        (addr, len as u64 | Self::DONE | Self::END)
+    }
+
+    fn send_len(word: u64) -> usize {
+        assert_eq!(word >> 24, 0x0b, "its last descriptor, with a check sequence, reported");
+        usize::from(word as u16)
+    }
+}
+
+impl Device for Advanced {
+    fn received_words(_addr: u64, len: usize) -> (u64, u64) {
+        // A hash and the like take the address's place.
+        (0xdead_0000_beef, (len as u64) << 32 | Self::DONE | Self::END)
+    }
+
+    fn send_len(word: u64) -> usize {
+        assert_eq!(word & 0xfff0_0000, Self::COMMAND, "one data descriptor");
+        assert_eq!(word >> Self::LEN_AT, word & 0xffff, "the frame is one buffer");
+        usize::from(word as u16)
+    }
+}
+
+/// The device's end of a ring of Intel's descriptors.
+pub struct IntelDevice<F> {
+    ring: Descs,
+    head: u32,
+    format: PhantomData<F>,
+}
+
+impl<F: Device> IntelDevice<F> {
     /// The device's end of the ring at `base`.
     ///
     /// # Safety
     /// As [`RxRing::new`](super::e1000::RxRing::new), whose other end this is.
     pub unsafe fn new(base: NonNull<u8>, count: u32) -> Self {
         // SAFETY: the caller's promise.
-        Self { ring: unsafe { Descs::new(base, count) }, head: 0 }
+        let ring = unsafe { Descs::new(base, count) };
+        Self { ring, head: 0, format: PhantomData }
     }
 
     /// Whether the tail register leaves the device a descriptor.
@@ -184,8 +220,9 @@ impl LegacyDevice {
     pub fn receive(&mut self, iommu: &Iommu, frame: &[u8]) {
         let addr = u64::from_le(self.ring.half(self.head, 0).load(Relaxed));
         iommu.write(addr, frame);
-        let word = frame.len() as u64 | DONE | RX_END;
-        self.ring.half(self.head, 1).store(word.to_le(), Release);
+        let (first, second) = F::received_words(addr, frame.len());
+        self.ring.half(self.head, 0).store(first.to_le(), Relaxed);
+        self.ring.half(self.head, 1).store(second.to_le(), Release);
         self.head = self.head.wrapping_add(1);
     }
 
@@ -196,16 +233,21 @@ impl LegacyDevice {
     pub fn send(&mut self, iommu: &Iommu) -> Vec<u8> {
         let addr = u64::from_le(self.ring.half(self.head, 0).load(Relaxed));
         let word = u64::from_le(self.ring.half(self.head, 1).load(Acquire));
-        let mut frame = vec![0; word as u16 as usize];
+        let mut frame = vec![0; F::send_len(word)];
         iommu.read(addr, &mut frame);
-        self.ring.half(self.head, 1).store((word | DONE).to_le(), Release);
+        self.ring.half(self.head, 1).store((word | SENT).to_le(), Release);
         self.head = self.head.wrapping_add(1);
         frame
     }
 
-    /// Writes the second half of a descriptor, right or wrong.
-    pub fn scribble(&self, i: u32, word: u64) {
-        self.ring.half(i, 1).store(word.to_le(), Release);
+    /// The address in descriptor `i`.
+    pub fn addr(&self, i: u32) -> u64 {
+        u64::from_le(self.ring.half(i, 0).load(Relaxed))
+    }
+
+    /// Writes half `half` of a descriptor, right or wrong.
+    pub fn scribble(&self, i: u32, half: usize, word: u64) {
+        self.ring.half(i, half).store(word.to_le(), Release);
     }
 }
 

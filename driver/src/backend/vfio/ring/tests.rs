@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::e1000::{DONE, RX_END, RxRing, TxRing};
-use super::model::{Iommu, LegacyDevice, VirtqDevice, Vmxnet3Device};
+use super::e1000::{Addrs, Advanced, Legacy, RxRing, TxRing};
+use super::model::{Device, IntelDevice, Iommu, VirtqDevice, Vmxnet3Device};
 use super::virtq::{Broken, Layout, RecycledVirtq, Virtq};
 use super::vmxnet3;
 use crate::mem::{Arena, Block, Hugepages};
@@ -352,7 +352,7 @@ proptest! {
 const RING: u32 = 16;
 const STRIDE: usize = 256;
 
-struct Legacy {
+struct Intel {
     _ring: Block,
     buffers: Block,
     base: NonNull<u8>,
@@ -360,14 +360,17 @@ struct Legacy {
 }
 
 /// A ring and its buffers at address 1 MiB of the device.
-fn legacy(device_writes: bool) -> Legacy {
+fn intel(device_writes: bool) -> Intel {
     let (ring, base) = memory(RING as usize * 16);
     let (buffers, buffers_base) = memory(RING as usize * STRIDE);
     let mut iommu = Iommu::default();
     // SAFETY: the block is kept beside the map.
     unsafe { iommu.map(1 << 20, buffers_base, buffers.len(), device_writes) };
-    Legacy { _ring: ring, buffers, base, iommu }
+    Intel { _ring: ring, buffers, base, iommu }
 }
+
+/// Where the buffers are.
+const ADDRS: Addrs = Addrs { first: 1 << 20, stride: STRIDE as u64 };
 
 fn addr(i: u32) -> u64 {
     (1 << 20) + u64::from(i) * STRIDE as u64
@@ -381,10 +384,15 @@ fn frame(serial: u32) -> Vec<u8> {
 /// that is lent. Method: random deliveries, takes and returns against a queue of frames.
 #[test]
 fn received_frames_arrive_in_order_across_the_wrap() {
-    let l = legacy(true);
+    receive_in_order::<Legacy>();
+    receive_in_order::<Advanced>();
+}
+
+fn receive_in_order<F: Device>() {
+    let l = intel(true);
     // SAFETY: `RING * 16` bytes, page aligned, kept by `l`.
     let (mut rx, mut device) =
-        unsafe { (RxRing::new(l.base, RING, addr), LegacyDevice::new(l.base, RING)) };
+        unsafe { (RxRing::<F>::new(l.base, RING, ADDRS), IntelDevice::<F>::new(l.base, RING)) };
     let mut tail = rx.tail();
     let mut sent = 0;
     let mut lent: VecDeque<(u32, u32)> = VecDeque::new();
@@ -427,10 +435,15 @@ fn received_frames_arrive_in_order_across_the_wrap() {
 /// Goal: frames leave once, in order and unchanged; a full ring says so and nothing is overwritten.
 #[test]
 fn frames_are_sent_in_order_across_the_wrap() {
-    let mut l = legacy(false);
+    send_in_order::<Legacy>();
+    send_in_order::<Advanced>();
+}
+
+fn send_in_order<F: Device>() {
+    let mut l = intel(false);
     // SAFETY: as above.
     let (mut tx, mut device) =
-        unsafe { (TxRing::new(l.base, RING, addr), LegacyDevice::new(l.base, RING)) };
+        unsafe { (TxRing::<F>::new(l.base, RING, ADDRS), IntelDevice::<F>::new(l.base, RING)) };
     let (mut tail, mut queued, mut sent, mut x) = (0, 0_u32, 0, 11_u64);
     while sent < 50_000 {
         x ^= x << 13;
@@ -461,65 +474,88 @@ fn frames_are_sent_in_order_across_the_wrap() {
 
 #[test]
 fn a_frame_with_an_error_or_without_an_end_is_no_good() {
-    let l = legacy(true);
+    let (done, end) = (Legacy::DONE, Legacy::END);
+    take_bad::<Legacy>([done | end | 60, done | 60, done | end | 1 << 40 | 60]);
+    let (done, end, len) = (Advanced::DONE, Advanced::END, 60 << 32);
+    take_bad::<Advanced>([done | end | len, done | len, done | end | Advanced::ERROR | len]);
+}
+
+/// Of the frames that `words` describe only the first is good.
+fn take_bad<F: Device>(words: [u64; 3]) {
+    let l = intel(true);
     // SAFETY: as above.
     let (mut rx, device) =
-        unsafe { (RxRing::new(l.base, RING, addr), LegacyDevice::new(l.base, RING)) };
-    for (i, word) in
-        [DONE | RX_END | 60, DONE | 60, DONE | RX_END | 1 << 40 | 60].iter().enumerate()
-    {
-        device.scribble(i as u32, *word);
+        unsafe { (RxRing::<F>::new(l.base, RING, ADDRS), IntelDevice::<F>::new(l.base, RING)) };
+    for (i, word) in (0..).zip(words) {
+        device.scribble(i, 1, word);
     }
-    assert!(rx.take().unwrap().is_good);
-    assert!(!rx.take().unwrap().is_good);
-    assert!(!rx.take().unwrap().is_good);
+    for is_good in [true, false, false] {
+        assert_eq!(rx.take().map(|got| (got.len, got.is_good)), Some((60, is_good)));
+    }
     assert_eq!(rx.take(), None);
 }
 
+/// What a program and a device do to rings: what, where, and a word.
+type Steps = Vec<(u8, u32, u64)>;
+
 proptest! {
     /// Goal: a device that writes anything anywhere in the ring makes the driver neither panic nor
-    /// name a buffer that does not exist.
+    /// name a buffer that does not exist, nor give the device an address that is not a buffer's.
     #[test]
     fn no_scribbling_device_breaks_the_rings(
-        ops in prop::collection::vec((0..5_u8, any::<u32>(), any::<u64>()), 1..300)
+        steps in prop::collection::vec((0..5_u8, any::<u32>(), any::<u64>()), 1..300)
     ) {
-        let l = legacy(true);
-        let other = legacy(true);
-        // SAFETY: as above.
-        let (mut rx, mut tx, rx_device, tx_device) = unsafe {
-            (
-                RxRing::new(l.base, RING, addr),
-                TxRing::new(other.base, RING, addr),
-                LegacyDevice::new(l.base, RING),
-                LegacyDevice::new(other.base, RING),
-            )
-        };
-        let mut lent = 0;
-        for (op, at, value) in ops {
-            match op {
-                0 => rx_device.scribble(at, value | DONE),
-                1 => tx_device.scribble(at, value),
-                2 => {
-                    if let Some(r) = rx.take() {
-                        prop_assert!(r.id < RING);
-                        lent += 1;
-                        prop_assert!(lent < RING, "more than the device had");
-                    }
+        scribble_over::<Legacy>(&steps, Legacy::DONE)?;
+        scribble_over::<Advanced>(&steps, Advanced::DONE)?;
+    }
+}
+
+fn scribble_over<F: Device>(steps: &Steps, done: u64) -> Result<(), TestCaseError> {
+    let (l, other) = (intel(true), intel(true));
+    // SAFETY: as above.
+    let (mut rx, mut tx, rx_device, tx_device) = unsafe {
+        (
+            RxRing::<F>::new(l.base, RING, ADDRS),
+            TxRing::<F>::new(other.base, RING, ADDRS),
+            IntelDevice::<F>::new(l.base, RING),
+            IntelDevice::<F>::new(other.base, RING),
+        )
+    };
+    let mut lent = 0;
+    for &(what, at, word) in steps {
+        match what {
+            0 => {
+                if F::WRITES_OVER_ADDRESS {
+                    rx_device.scribble(at, 0, word);
                 }
-                3 => {
-                    rx.give_back(lent);
-                    lent = 0;
+                rx_device.scribble(at, 1, word | done);
+            }
+            1 => tx_device.scribble(at, 1, word),
+            2 => {
+                if let Some(r) = rx.take() {
+                    prop_assert!(r.id < RING);
+                    lent += 1;
+                    prop_assert!(lent < RING, "more than the device had");
                 }
-                _ => {
-                    if let Some(i) = tx.place() {
-                        prop_assert!(i < RING);
-                        tx.push(at as u16);
-                    }
-                    prop_assert!(tx.in_flight() < RING);
+            }
+            3 => {
+                let from = rx.tail();
+                rx.give_back(lent);
+                for i in (0..lent).map(|i| (from + i) % RING) {
+                    prop_assert_eq!(rx_device.addr(i), addr(i));
                 }
+                lent = 0;
+            }
+            _ => {
+                if let Some(i) = tx.place() {
+                    prop_assert!(i < RING);
+                    tx.push(at as u16);
+                }
+                prop_assert!(tx.in_flight() < RING);
             }
         }
     }
+    Ok(())
 }
 
 const VMX: u32 = 32;

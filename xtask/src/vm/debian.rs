@@ -1,0 +1,149 @@
+//! Debian packages that are downloaded and unpacked under `target/vm`, never installed.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::NotHere;
+
+/// What `find` sees in `root` of `dir`, which `fill` unpacks once, whoever else asks meanwhile:
+/// guests start side by side, in one process and in several.
+///
+/// # Errors
+/// [`NotHere`]: of `fill`, or it has filled in something else.
+pub(super) fn unpacked<T>(
+    dir: &Path,
+    find: impl Fn(&Path) -> Option<T>,
+    fill: impl FnOnce(&Path) -> Result<(), NotHere>,
+) -> Result<T, NotHere> {
+    let failed = |why: std::io::Error| NotHere(format!("{}: {why}", dir.display()));
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    // Free again when it is closed, also by the kernel after a kill.
+    let lock = File::create(dir.join("lock")).map_err(failed)?;
+    let _lock =
+        Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, why)| failed(why.into()))?;
+    let (fresh, root) = (dir.join("root.new"), dir.join("root"));
+    if let Some(found) = find(&root) {
+        return Ok(found);
+    }
+    for old in [&fresh, &root] {
+        // Left by somebody who was killed, or of another release; that there is none is fine.
+        let _ = std::fs::remove_dir_all(old);
+    }
+    std::fs::create_dir_all(&fresh).map_err(failed)?;
+    fill(&fresh)?;
+    // Under this name it is whole.
+    std::fs::rename(&fresh, &root).map_err(failed)?;
+    find(&root).ok_or_else(|| NotHere(format!("{} is not what was wanted", root.display())))
+}
+
+/// Downloads a package with `options` of apt and unpacks it to `root`.
+///
+/// # Errors
+/// [`NotHere`], with what apt or dpkg said.
+pub(super) fn fetch(root: &Path, package: &str, options: &[String]) -> Result<(), NotHere> {
+    println!("fetching {package} to {}", root.display());
+    let mut download = apt(options);
+    succeed(download.args(["download", package]).current_dir(root))?;
+    let deb = entries(root).into_iter().rfind(|path| {
+        let name = name_of(path);
+        name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
+    });
+    let deb = deb.ok_or_else(|| NotHere(format!("{package} did not arrive")))?;
+    succeed(quiet("dpkg-deb").arg("-x").arg(&deb).arg(root))?;
+    // Unpacked it is all there.
+    let _ = std::fs::remove_file(deb);
+    Ok(())
+}
+
+/// `apt-get` with `options`, as whoever calls it.
+pub(super) fn apt(options: &[String]) -> Command {
+    let mut command = quiet("apt-get");
+    command.args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"]).args(options);
+    command
+}
+
+/// Runs a command.
+///
+/// # Errors
+/// [`NotHere`], with the last line that it said.
+pub(super) fn succeed(command: &mut Command) -> Result<(), NotHere> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let last = words.map(|word| word.to_string_lossy()).last().unwrap_or_default().into_owned();
+    let what = format!("{} {last}", command.get_program().display());
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let why = said.lines().next_back().unwrap_or("no reason given").to_owned();
+            Err(NotHere(format!("{what}: {why}")))
+        }
+        Err(why) => Err(NotHere(format!("{what}: {why}"))),
+    }
+}
+
+/// A command that reads nothing and speaks English.
+pub(super) fn quiet(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).env("LC_ALL", "C");
+    command
+}
+
+/// The name of a file.
+pub(super) fn name_of(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or("")
+}
+
+/// What is in a folder, sorted.
+pub(super) fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> =
+        std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    all.sort();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_start_together_unpack_once() {
+        let dir = std::env::temp_dir().join(format!("xtask-fetch-{}", std::process::id()));
+        // Somebody was killed while it unpacked.
+        std::fs::create_dir_all(dir.join("root.new")).unwrap();
+        std::fs::write(dir.join("root.new/one"), "").unwrap();
+        let fetched = std::sync::atomic::AtomicU32::new(0);
+        let find = |root: &Path| {
+            let files = ["one", "two"].map(|file| root.join(file));
+            files.iter().all(|file| file.is_file()).then_some(files)
+        };
+        let fill = |root: &Path| {
+            fetched.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            for file in ["one", "two"] {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::fs::write(root.join(file), "").unwrap();
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let [one, _] = unpacked(&dir, find, fill).unwrap_or_else(|e| panic!("{}", e.0));
+                    assert_eq!(one, dir.join("root/one"));
+                });
+            }
+        });
+        assert_eq!(fetched.into_inner(), 1);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_fails_says_why() {
+        let why = succeed(quiet("dpkg-deb").args(["-x", "/no-such-file", "/tmp"])).unwrap_err().0;
+        assert!(why.starts_with("dpkg-deb /tmp: "), "{why}");
+        let why = succeed(&mut quiet("no-such-program")).unwrap_err().0;
+        assert!(why.starts_with("no-such-program"), "{why}");
+    }
+}
