@@ -14,6 +14,7 @@ use crate::worker::pattern;
 /// The PCI driver of the kernel that a NIC is for.
 fn kernels_driver(nic: &str) -> &'static str {
     match id(nic) {
+        (0x8086, 0x10c9) => "igb",
         (0x8086, 0x10d3) => "e1000e",
         (0x8086, _) => "e1000",
         (0x15ad, _) => "vmxnet3",

@@ -74,10 +74,24 @@ pub(crate) fn id(nic: &str) -> (u16, u16) {
     (number("vendor"), number("device"))
 }
 
-/// Whether QEMU's model of a NIC drops frames for which there is no buffer, as a real one does. Of
-/// the others they wait.
-pub(crate) fn overruns(nic: &str) -> bool {
-    [(0x8086, 0x100e), (0x15ad, 0x07b0)].contains(&id(nic))
+/// What QEMU's model of a NIC does with frames for which there is no buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overrun {
+    /// They wait.
+    Waits,
+    /// They are dropped and counted, as by a real one.
+    Counted,
+    /// They are dropped, and its counters do not say so.
+    Untold,
+}
+
+/// See [`Overrun`].
+pub(crate) fn overrun(nic: &str) -> Overrun {
+    match id(nic) {
+        (0x8086, 0x100e) | (0x15ad, 0x07b0) => Overrun::Counted,
+        (0x8086, 0x10c9) => Overrun::Untold,
+        _ => Overrun::Waits,
+    }
 }
 
 /// How long QEMU's model of a NIC takes no frames after its start: a second of the 82540.

@@ -48,7 +48,8 @@ const AS_USER: &str = "hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 --group user
                        as_user=$?\n\
                        $tests $as_root && exit $as_user\n";
 
-/// The tests of an 82540, and of a vmxnet3: the others have been over the two other cards' ports.
+/// The tests of an 82540 and an 82576, and of a vmxnet3: the others have been over the two other
+/// cards' ports.
 const E1000: &str = "frames:: processes:: cable:: trouble:: testpmd::";
 const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: rma::";
 
@@ -72,6 +73,10 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     );
     e1000.command = format!("$tests {E1000} {long}\n");
     e1000.files.extend(testpmd());
+    // The same with the other format of descriptors, and several queues.
+    let mut igb = Guest::with_pair("igb", Model::Igb.device());
+    igb.command = format!("$tests {E1000} {long}\n");
+    igb.files.extend(testpmd());
     let mut vmxnet3 = Guest::with_pair("vmxnet3", Model::Vmxnet3.device());
     vmxnet3.command = format!("$tests {VMXNET3} {long}\n");
     let virtio = Model::Virtio.device();
@@ -85,10 +90,10 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     wrong.nics.push(Nic { shares_slot: true, ..Nic::on_hub(virtio, 5) });
     wrong.command = "$tests refusals:: setup:: kernel:: frames::every_length\n".to_owned();
     // The kernel's own driver at the other end; for virtio-net it is in the guest above.
-    let mut kernels = Guest::with_pair("kernel", Model::E1000e.device());
+    let mut kernels = Guest::with_pair("kernel", Model::Igb.device());
     kernels.kernel = Flavour::Full;
-    kernels.modules = vec!["e1000e", "e1000", "vmxnet3", "af_packet"];
-    for (hub, model) in [(1, Model::E1000), (2, Model::Vmxnet3)] {
+    kernels.modules = vec!["igb", "e1000e", "e1000", "vmxnet3", "af_packet"];
+    for (hub, model) in [(1, Model::E1000e), (2, Model::E1000), (3, Model::Vmxnet3)] {
         kernels.nics.extend(
             [1, 2].map(|n| Nic {
                 cable: Cable::Hub(hub),
@@ -96,7 +101,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
             }),
         );
     }
-    kernels.command = "export VM_KERNEL='0 2 4'\n$tests kernel::\n".to_owned();
+    kernels.command = "export VM_KERNEL='0 2 4 6'\n$tests kernel::\n".to_owned();
     let mut planted = Guest::with_pair("planted", virtio);
     planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
@@ -104,7 +109,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     remapping.command = "export VM_NO_REMAPPING=1\n\
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
-    let guests = [by_root, by_user, e1000, vmxnet3, wrong, kernels, remapping, planted];
+    let guests = [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, remapping, planted];
     let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
