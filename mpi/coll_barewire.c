@@ -358,7 +358,8 @@ static void set_up(module_t *m, ompi_communicator_t *comm)
 /* Whether a call with blocks of so many bytes is ours. All members find the same. */
 static bool takes(module_t *m, ompi_communicator_t *comm, size_t block)
 {
-	if (block > (size_t) ours.max_bytes)
+	/* All blocks together are counted by an int where they are packed. */
+	if (block > (size_t) ours.max_bytes || block * ompi_comm_size(comm) > INT32_MAX)
 		return false;
 	if (OPAL_UNLIKELY(m->state == UNTRIED))
 		set_up(m, comm);
@@ -495,6 +496,7 @@ static const unsigned char TYPES[OMPI_DATATYPE_MPI_MAX_PREDEFINED] = {
 	[OMPI_DATATYPE_MPI_FLOAT] = 1 + FI_FLOAT,
 	[OMPI_DATATYPE_MPI_DOUBLE] = 1 + FI_DOUBLE,
 	[OMPI_DATATYPE_MPI_LONG_DOUBLE] = 1 + FI_LONG_DOUBLE,
+	[OMPI_DATATYPE_MPI_C_COMPLEX] = 1 + FI_FLOAT_COMPLEX,
 	[OMPI_DATATYPE_MPI_C_FLOAT_COMPLEX] = 1 + FI_FLOAT_COMPLEX,
 	[OMPI_DATATYPE_MPI_C_DOUBLE_COMPLEX] = 1 + FI_DOUBLE_COMPLEX,
 	[OMPI_DATATYPE_MPI_C_LONG_DOUBLE_COMPLEX] = 1 + FI_LONG_DOUBLE_COMPLEX,
@@ -542,6 +544,25 @@ static bool reduces(struct call *call, ompi_datatype_t *type, MPI_Op op)
 	return true;
 }
 
+/* A call that moves blocks as they are. */
+static struct call moves(enum fi_collective_op kind, size_t block, fi_addr_t root)
+{
+	struct call call = { .kind = kind, .type = FI_UINT8, .count = block, .root = root };
+	return call;
+}
+
+/* The part of a member that gave MPI_IN_PLACE for a block: it lies in the other, at its rank. */
+static struct part own_block(void *all, size_t count, ompi_datatype_t *type, int rank)
+{
+	struct part p = part(all, count, type);
+	ptrdiff_t lb, extent;
+
+	ompi_datatype_get_extent(type, &lb, &extent);
+	p.buf += (ptrdiff_t) (rank * count) * extent;
+	p.apart = true;
+	return p;
+}
+
 static int barrier(ompi_communicator_t *comm, mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
@@ -550,6 +571,22 @@ static int barrier(ompi_communicator_t *comm, mca_coll_base_module_t *base)
 	if (!takes(m, comm, 0))
 		return m->below.coll_barrier(comm, m->below.coll_barrier_module);
 	return run(m, &call, NOTHING, NOTHING);
+}
+
+static int bcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_communicator_t *comm,
+		 mca_coll_base_module_t *base)
+{
+	module_t *m = (module_t *) base;
+	struct part all = part(buf, count, type);
+
+	if (all.len == 0)
+		return MPI_SUCCESS;
+	if (!takes(m, comm, all.len))
+		return BELOW(bcast, buf, count, type, root);
+	struct call call = moves(FI_BROADCAST, all.len, m->members[root]);
+	if (ompi_comm_rank(comm) == root)
+		return run(m, &call, all, NOTHING);
+	return run(m, &call, NOTHING, all);
 }
 
 static int allreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
@@ -568,6 +605,118 @@ static int allreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *t
 	return run(m, &call, from, to);
 }
 
+static int reduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
+		  int root, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	module_t *m = (module_t *) base;
+	struct call call = { .kind = FI_REDUCE, .count = count };
+	struct part from = part(sbuf == MPI_IN_PLACE ? rbuf : sbuf, count, type);
+
+	if (from.len == 0)
+		return MPI_SUCCESS;
+	if (!reduces(&call, type, op) || !takes(m, comm, from.len))
+		return BELOW(reduce, sbuf, rbuf, count, type, op, root);
+	call.root = m->members[root];
+	return run(m, &call, from, ompi_comm_rank(comm) == root ? part(rbuf, count, type) : NOTHING);
+}
+
+static int reduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type,
+				MPI_Op op, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	module_t *m = (module_t *) base;
+	struct call call = { .kind = FI_REDUCE_SCATTER, .count = count };
+	struct part to = part(rbuf, count, type);
+	size_t all = (size_t) count * ompi_comm_size(comm);
+
+	if (to.len == 0)
+		return MPI_SUCCESS;
+	if (!reduces(&call, type, op) || !takes(m, comm, to.len))
+		return BELOW(reduce_scatter_block, sbuf, rbuf, count, type, op);
+	if (sbuf != MPI_IN_PLACE)
+		return run(m, &call, part(sbuf, all, type), to);
+	to.apart = true;
+	return run(m, &call, part(rbuf, all, type), to);
+}
+
+static int allgather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		     ompi_datatype_t *rtype, ompi_communicator_t *comm,
+		     mca_coll_base_module_t *base)
+{
+	module_t *m = (module_t *) base;
+	size_t block = bytes(rtype, rcount);
+	struct call call = moves(FI_ALLGATHER, block, FI_ADDR_NOTAVAIL);
+
+	if (block == 0)
+		return MPI_SUCCESS;
+	if (!takes(m, comm, block))
+		return BELOW(allgather, sbuf, scount, stype, rbuf, rcount, rtype);
+	return run(m, &call,
+		   sbuf == MPI_IN_PLACE ? own_block(rbuf, rcount, rtype, ompi_comm_rank(comm))
+					: part(sbuf, scount, stype),
+		   part(rbuf, (size_t) rcount * ompi_comm_size(comm), rtype));
+}
+
+static int alltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		    ompi_datatype_t *rtype, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	module_t *m = (module_t *) base;
+	size_t block = bytes(rtype, rcount), size = ompi_comm_size(comm);
+	struct call call = moves(FI_ALLTOALL, block, FI_ADDR_NOTAVAIL);
+	struct part to = part(rbuf, rcount * size, rtype), from = to;
+
+	if (block == 0)
+		return MPI_SUCCESS;
+	if (!takes(m, comm, block))
+		return BELOW(alltoall, sbuf, scount, stype, rbuf, rcount, rtype);
+	if (sbuf != MPI_IN_PLACE)
+		from = part(sbuf, scount * size, stype);
+	else
+		from.apart = true;
+	return run(m, &call, from, to);
+}
+
+static int gather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		  ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
+		  mca_coll_base_module_t *base)
+{
+	module_t *m = (module_t *) base;
+	bool is_root = ompi_comm_rank(comm) == root;
+	size_t block = is_root ? bytes(rtype, rcount) : bytes(stype, scount);
+
+	if (block == 0)
+		return MPI_SUCCESS;
+	if (!takes(m, comm, block))
+		return BELOW(gather, sbuf, scount, stype, rbuf, rcount, rtype, root);
+	struct call call = moves(FI_GATHER, block, m->members[root]);
+	if (!is_root)
+		return run(m, &call, part(sbuf, scount, stype), NOTHING);
+	return run(m, &call,
+		   sbuf == MPI_IN_PLACE ? own_block(rbuf, rcount, rtype, root)
+					: part(sbuf, scount, stype),
+		   part(rbuf, (size_t) rcount * ompi_comm_size(comm), rtype));
+}
+
+static int scatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		   ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
+		   mca_coll_base_module_t *base)
+{
+	module_t *m = (module_t *) base;
+	bool is_root = ompi_comm_rank(comm) == root;
+	size_t block = is_root ? bytes(stype, scount) : bytes(rtype, rcount);
+
+	if (block == 0)
+		return MPI_SUCCESS;
+	if (!takes(m, comm, block))
+		return BELOW(scatter, sbuf, scount, stype, rbuf, rcount, rtype, root);
+	struct call call = moves(FI_SCATTER, block, m->members[root]);
+	/* The root's own block stays where it is: what comes back is not kept. */
+	struct part to = { .len = block, .apart = true };
+	if (rbuf != MPI_IN_PLACE)
+		to = part(rbuf, rcount, rtype);
+	return run(m, &call,
+		   is_root ? part(sbuf, (size_t) scount * ompi_comm_size(comm), stype) : NOTHING, to);
+}
+
 /* ---- The component ---- */
 
 static void construct(module_t *m)
@@ -576,10 +725,9 @@ static void construct(module_t *m)
 }
 
 /* Every call that is ours, as `X(name)`. */
-#define CALLS(X) X(barrier) X(allreduce)
-
-/* Those of the fallback that setting up needs. */
-#define NEEDED(X) X(allgather)
+#define CALLS(X) \
+	X(barrier) X(bcast) X(allreduce) X(reduce) X(reduce_scatter_block) X(allgather) \
+	X(alltoall) X(gather) X(scatter)
 
 static void destruct(module_t *m)
 {
@@ -587,7 +735,6 @@ static void destruct(module_t *m)
 	if (m->below.coll_##name##_module) \
 		OBJ_RELEASE(m->below.coll_##name##_module);
 	CALLS(RELEASE)
-	NEEDED(RELEASE)
 	close_fid(m->mc ? &m->mc->fid : NULL);
 	free(m->members);
 	free(m->temp);
@@ -608,9 +755,7 @@ static int enable(mca_coll_base_module_t *base, ompi_communicator_t *comm)
 	m->below.coll_##name##_module = below->coll_##name##_module; \
 	OBJ_RETAIN(m->below.coll_##name##_module);
 	CALLS(IS_THERE)
-	NEEDED(IS_THERE)
 	CALLS(RETAIN)
-	NEEDED(RETAIN)
 	return OMPI_SUCCESS;
 }
 
