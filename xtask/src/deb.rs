@@ -1,10 +1,10 @@
 //! `cargo xtask deb`: a package for Debian with the library where Debian's libfabric looks for
-//! providers, the command, its man pages and the dissector.
+//! providers, the command, its man pages, the dissector, and the component of Open MPI.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use crate::{cargo, root, target_dir};
+use crate::{cargo, openmpi, root, target_dir};
 
 /// How to build it.
 #[derive(clap::Args)]
@@ -71,6 +71,10 @@ fn fill(tree: &Path, built: &Path, triplet: &str) -> Result<(), String> {
     for file in [&library, &tree.join("usr/bin/barewire")] {
         // Without symbols it is a tenth as long; that strip is missing is no reason to fail.
         let _ = say(Command::new("strip").arg("--strip-unneeded").arg(file));
+    }
+    // Without Open MPI's headers the package has all but its component.
+    if let Err(why) = openmpi::component(&root(), &lib.join("barewire/openmpi4")) {
+        eprintln!("SKIPPED: the component of Open MPI: {why}");
     }
     let dissector = root().join("docs/barewire.lua");
     copy(&dissector, &lib.join("wireshark/plugins/barewire.lua"), 0o644)?;
