@@ -46,6 +46,9 @@
 /* Looks at our own queue for each turn of Open MPI's progress, which asks every transport. */
 #define POLLS 8
 
+/* Attempts at a group, of which threads may spoil some. */
+#define TRIES 16
+
 /* Where a member is, from member to member. `len` is 0 if it has no barewire. */
 struct card {
 	uint32_t len;
@@ -60,6 +63,7 @@ struct module {
 	/* What the components below have, and their modules. */
 	mca_coll_base_comm_coll_t below;
 	enum state state;
+	int tries;
 	struct fid_mc *mc;
 	fi_addr_t group;
 	/* Addresses by rank. */
@@ -301,12 +305,21 @@ static int join(module_t *m, ompi_communicator_t *comm)
 	return err;
 }
 
+static void forget(module_t *m)
+{
+	close_fid(m->mc ? &m->mc->fid : NULL);
+	free(m->members);
+	m->mc = NULL;
+	m->members = NULL;
+	m->join_end = 0;
+}
+
 static int run(module_t *m, struct call *call, struct part from, struct part to);
 static struct part words(uint64_t *at, size_t count);
 
 /*
  * Whether the group is this communicator's at all members: joins of the same members that threads
- * make in another order at each can be taken for one another. Needs JOINED.
+ * make in another order at each can be taken for one another.
  */
 static bool is_whole(module_t *m, ompi_communicator_t *comm)
 {
@@ -344,11 +357,15 @@ static void set_up(module_t *m, ompi_communicator_t *comm)
 			all = 0;
 	}
 	free(cards);
-	if (all) {
-		m->state = JOINED;
-		if (ours.threads && !is_whole(m, comm))
-			m->state = DECLINED;
+	if (all && ours.threads && !is_whole(m, comm)) {
+		all = 0;
+		if (++m->tries < TRIES)
+			m->state = UNTRIED;
 	}
+	if (all)
+		m->state = JOINED;
+	else
+		forget(m);
 	opal_output_verbose(10, ompi_coll_base_framework.framework_output,
 			    "coll:barewire: communicator %d (%s) of %d: %s",
 			    (int) ompi_comm_get_cid(comm), comm->c_name, size,
@@ -735,8 +752,7 @@ static void destruct(module_t *m)
 	if (m->below.coll_##name##_module) \
 		OBJ_RELEASE(m->below.coll_##name##_module);
 	CALLS(RELEASE)
-	close_fid(m->mc ? &m->mc->fid : NULL);
-	free(m->members);
+	forget(m);
 	free(m->temp);
 }
 

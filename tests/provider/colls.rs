@@ -14,7 +14,7 @@ use super::ranks::{nightly, ran, suite_of_mpi4py, with_each};
 use super::{Bench, compile, succeed, with};
 
 /// The component, built once, or why it is not.
-fn component() -> Result<PathBuf, String> {
+pub(super) fn component() -> Result<PathBuf, String> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openmpi4");

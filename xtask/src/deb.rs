@@ -68,13 +68,18 @@ fn fill(tree: &Path, built: &Path, triplet: &str) -> Result<(), String> {
     let library = lib.join("libfabric/libbarewire-fi.so");
     copy(&built.join("libbarewire_fi.so"), &library, 0o644)?;
     copy(&built.join("barewire"), &tree.join("usr/bin/barewire"), 0o755)?;
-    for file in [&library, &tree.join("usr/bin/barewire")] {
+    let mut programs = vec![library, tree.join("usr/bin/barewire")];
+    match openmpi::component(&root(), &lib.join("barewire/openmpi4")) {
+        Ok(component) => {
+            set_mode(&component, 0o644)?;
+            programs.push(component);
+        }
+        // Without Open MPI's headers the package has all else.
+        Err(why) => eprintln!("SKIPPED: the component of Open MPI: {why}"),
+    }
+    for file in &programs {
         // Without symbols it is a tenth as long; that strip is missing is no reason to fail.
         let _ = say(Command::new("strip").arg("--strip-unneeded").arg(file));
-    }
-    // Without Open MPI's headers the package has all but its component.
-    if let Err(why) = openmpi::component(&root(), &lib.join("barewire/openmpi4")) {
-        eprintln!("SKIPPED: the component of Open MPI: {why}");
     }
     let dissector = root().join("docs/barewire.lua");
     copy(&dissector, &lib.join("wireshark/plugins/barewire.lua"), 0o644)?;
@@ -166,6 +171,10 @@ fn section(page: &mut String, title: &str, text: &str) {
 fn copy(from: &Path, to: &Path, mode: u32) -> Result<(), String> {
     let bytes = std::fs::read(from).map_err(|why| format!("{}: {why}", from.display()))?;
     write(to, &bytes)?;
+    set_mode(to, mode)
+}
+
+fn set_mode(to: &Path, mode: u32) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(to, std::fs::Permissions::from_mode(mode))
         .map_err(|why| format!("{}: {why}", to.display()))
