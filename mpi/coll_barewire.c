@@ -55,7 +55,7 @@ struct card {
 	char name[60];
 };
 
-enum state { UNTRIED, JOINED, DECLINED };
+enum state { UNTRIED, JOINED, DECLINED, FAILED };
 
 /* What is kept of a communicator. */
 struct module {
@@ -64,6 +64,8 @@ struct module {
 	mca_coll_base_comm_coll_t below;
 	enum state state;
 	int tries;
+	/* Its first error was said. */
+	bool told;
 	struct fid_mc *mc;
 	fi_addr_t group;
 	/* Addresses by rank. */
@@ -336,9 +338,10 @@ static void set_up(module_t *m, ompi_communicator_t *comm)
 	int size = ompi_comm_size(comm), mine = 1, all = 0, err = 0;
 	struct card *cards = calloc(size + 1, sizeof *cards);
 
-	m->state = DECLINED;
+	/* The others cannot be told. */
+	m->state = cards ? DECLINED : FAILED;
 	if (!cards)
-		abort();
+		return;
 	OPAL_THREAD_LOCK(&ours.lock);
 	open_barewire();
 	OPAL_THREAD_UNLOCK(&ours.lock);
@@ -372,7 +375,7 @@ static void set_up(module_t *m, ompi_communicator_t *comm)
 			    m->state == JOINED ? "a group" : "left to other components");
 }
 
-/* Whether a call with blocks of so many bytes is ours. All members find the same. */
+/* Whether a call with blocks of so many bytes is ours, or FAILED. All members find the same. */
 static bool takes(module_t *m, ompi_communicator_t *comm, size_t block)
 {
 	/* All blocks together are counted by an int where they are packed. */
@@ -380,7 +383,7 @@ static bool takes(module_t *m, ompi_communicator_t *comm, size_t block)
 		return false;
 	if (OPAL_UNLIKELY(m->state == UNTRIED))
 		set_up(m, comm);
-	return m->state == JOINED;
+	return m->state != DECLINED;
 }
 
 /* ---- A call ---- */
@@ -461,6 +464,8 @@ static int run(module_t *m, struct call *call, struct part from, struct part to)
 	void *in, *out;
 	ssize_t err;
 
+	if (m->state == FAILED)
+		return OMPI_ERR_OUT_OF_RESOURCE;
 	if (need > m->temp_len) {
 		free(m->temp);
 		m->temp = malloc(need);
@@ -481,7 +486,9 @@ static int run(module_t *m, struct call *call, struct part from, struct part to)
 	if (!err && wait_for(&call->end) < 0)
 		err = call->end;
 	if (OPAL_UNLIKELY(err)) {
-		say(1, "a call failed", err);
+		if (!m->told)
+			opal_output(0, "coll:barewire: a call failed: %s", fi_strerror(-err));
+		m->told = true;
 		return MPI_ERR_OTHER;
 	}
 	__atomic_fetch_add(&ours.calls, 1, __ATOMIC_RELAXED);
@@ -561,6 +568,11 @@ static bool reduces(struct call *call, ompi_datatype_t *type, MPI_Op op)
 	return true;
 }
 
+static fi_addr_t address(const module_t *m, int r)
+{
+	return m->state == JOINED ? m->members[r] : FI_ADDR_NOTAVAIL;
+}
+
 /* A call that moves blocks as they are. */
 static struct call moves(enum fi_collective_op kind, size_t block, fi_addr_t root)
 {
@@ -600,7 +612,7 @@ static int bcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_com
 		return MPI_SUCCESS;
 	if (!takes(m, comm, all.len))
 		return BELOW(bcast, buf, count, type, root);
-	struct call call = moves(FI_BROADCAST, all.len, m->members[root]);
+	struct call call = moves(FI_BROADCAST, all.len, address(m, root));
 	if (ompi_comm_rank(comm) == root)
 		return run(m, &call, all, NOTHING);
 	return run(m, &call, NOTHING, all);
@@ -633,7 +645,7 @@ static int reduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type
 		return MPI_SUCCESS;
 	if (!reduces(&call, type, op) || !takes(m, comm, from.len))
 		return BELOW(reduce, sbuf, rbuf, count, type, op, root);
-	call.root = m->members[root];
+	call.root = address(m, root);
 	return run(m, &call, from, ompi_comm_rank(comm) == root ? part(rbuf, count, type) : NOTHING);
 }
 
@@ -704,7 +716,7 @@ static int gather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rb
 		return MPI_SUCCESS;
 	if (!takes(m, comm, block))
 		return BELOW(gather, sbuf, scount, stype, rbuf, rcount, rtype, root);
-	struct call call = moves(FI_GATHER, block, m->members[root]);
+	struct call call = moves(FI_GATHER, block, address(m, root));
 	if (!is_root)
 		return run(m, &call, part(sbuf, scount, stype), NOTHING);
 	return run(m, &call,
@@ -725,7 +737,7 @@ static int scatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *r
 		return MPI_SUCCESS;
 	if (!takes(m, comm, block))
 		return BELOW(scatter, sbuf, scount, stype, rbuf, rcount, rtype, root);
-	struct call call = moves(FI_SCATTER, block, m->members[root]);
+	struct call call = moves(FI_SCATTER, block, address(m, root));
 	/* The root's own block stays where it is: what comes back is not kept. */
 	struct part to = { .len = block, .apart = true };
 	if (rbuf != MPI_IN_PLACE)

@@ -9,7 +9,7 @@ use barewire_tests::cluster::Cluster;
 use barewire_tests::nodes::{FABRIC, or_skip};
 use barewire_tests::openmpi;
 
-use super::mpi::{OPEN_MPI, mpirun};
+use super::mpi::{OPEN_MPI, bare_mpirun, mpirun};
 use super::ranks::{nightly, ran, suite_of_mpi4py, with_each};
 use super::{Bench, compile, succeed, with};
 
@@ -56,6 +56,23 @@ fn mpi_calls_are_made_by_the_component() {
             take(&mut command, component);
             agree(&succeed(command.arg(program).arg(what), 120), ranks as usize);
         }
+    });
+}
+
+/// Goal: who has no barewire keeps all from it, and every call is right. Method: two ranks whose
+/// messages are Open MPI's own, one of which names a port that there is not.
+#[test]
+fn who_has_no_barewire_keeps_all_from_it() {
+    with_component(|bench, component, program| {
+        let mut command = bare_mpirun(bench.program("mpirun"), 1);
+        take(&mut command, component);
+        command.args(["--mca", "pml", "ob1", "--mca", "btl", "self,vader"]);
+        command.args(["--mca", "coll_base_verbose", "10"]).arg(program).args(["all", "none"]);
+        command.args([":", "-n", "1", "-x", "FI_BAREWIRE_PORT=udp:nowhere0"]);
+        let said = succeed(command.arg(program).args(["all", "none"]), 120);
+        agree(&said, 2);
+        assert!(said.contains("communicator 0 (MPI_COMM_WORLD) of 2: left to other"), "{said}");
+        assert!(!said.contains("a group"), "{said}");
     });
 }
 
