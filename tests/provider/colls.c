@@ -4,6 +4,8 @@
  * out is compared with what every rank computes by itself; the component's own count of calls tells
  * whether it made them.
  *
+ * Blocks of up to 1 MiB have to be the component's (coll_barewire_max_bytes).
+ *
  * Arguments: "all" (with "none": without the component), "threads", "die", or "bench".
  */
 #include <mpi.h>
@@ -650,6 +652,8 @@ int main(int argc, char **argv)
 		else
 			reductions(&some, MPI_SUM, 4 * size, 1);
 		reductions(&some, MPI_SUM, 1000 * size, 1);
+		if (across == NOTHING)
+			reductions(&some, MPI_SUM, MAX_COUNT + size, 0);
 		moves(4, 1);
 		moves(1200, 1);
 	}

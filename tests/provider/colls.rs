@@ -21,10 +21,11 @@ pub(super) fn component() -> Result<PathBuf, String> {
     BUILT.get_or_init(|| openmpi::component(root, &dir)).clone()
 }
 
-/// Has Open MPI find it.
+/// Has Open MPI find it, for blocks of up to 1 MiB.
 fn take(command: &mut Command, component: &Path) {
     let path = openmpi::component_path(component);
     command.args(["--mca", openmpi::PATH_SETTING, &path]);
+    command.args(["--mca", "coll_barewire_max_bytes", "1048576"]);
 }
 
 /// Runs `test` with the component and the program that tries it, or says why not.
