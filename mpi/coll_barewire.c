@@ -9,10 +9,10 @@
  * cannot join, keeps all of them from it, and nobody joins while another still computes.
  *
  * Which calls are taken must be found alike by all members. So it is decided by what MPI has alike
- * at all of them: call, bytes of a block, operation and type of a reduction. Layouts are not: who has
- * another one than its peers packs. All else is the fallback's: operations and types of the user in
- * reductions, MINLOC and MAXLOC, long blocks, intercommunicators, vectors of counts, neighbours, and
- * what does not block.
+ * at all of them: call, bytes of a block, operation and type of a reduction. Layouts are not: who
+ * has another one than its peers packs. All else is the fallback's: operations and types of the
+ * user in reductions, MINLOC and MAXLOC, long blocks, intercommunicators, vectors of counts,
+ * neighbours, and what does not block.
  *
  * While a call waits it makes Open MPI's progress, so that everything else goes on; and our own is
  * among what Open MPI progresses, so that members that forward are not waited for.
@@ -332,7 +332,7 @@ static bool is_whole(module_t *m, ompi_communicator_t *comm)
 	return run(m, &call, words(mine, 2), words(all, 2)) == MPI_SUCCESS && all[0] == ~all[1];
 }
 
-/* The members agree whether there is a group. What a fallback says then is what the call ends with. */
+/* The members agree whether there is a group, or whether to try again at the next call. */
 static void set_up(module_t *m, ompi_communicator_t *comm)
 {
 	int size = ompi_comm_size(comm), mine = 1, all = 0, err = 0;
@@ -346,8 +346,9 @@ static void set_up(module_t *m, ompi_communicator_t *comm)
 	open_barewire();
 	OPAL_THREAD_UNLOCK(&ours.lock);
 	cards[size] = ours.card;
-	if (m->below.coll_allgather(&cards[size], sizeof *cards, MPI_BYTE, cards, sizeof *cards,
-				    MPI_BYTE, comm, m->below.coll_allgather_module) == MPI_SUCCESS) {
+	err = m->below.coll_allgather(&cards[size], sizeof *cards, MPI_BYTE, cards, sizeof *cards,
+				      MPI_BYTE, comm, m->below.coll_allgather_module);
+	if (err == MPI_SUCCESS) {
 		for (int r = 0; r < size; r++)
 			mine &= cards[r].len == ours.card.len && cards[r].len != 0;
 		if (mine && !(err = know(m, comm, cards)))
@@ -383,7 +384,7 @@ static bool takes(module_t *m, ompi_communicator_t *comm, size_t block)
 		return false;
 	if (OPAL_UNLIKELY(m->state == UNTRIED))
 		set_up(m, comm);
-	return m->state != DECLINED;
+	return m->state == JOINED || m->state == FAILED;
 }
 
 /* ---- A call ---- */
@@ -423,7 +424,8 @@ static ssize_t post(module_t *m, struct call *c, void *in, void *out)
 		return fi_allreduce(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type,
 				    c->op, 0, c);
 	case FI_ALLGATHER:
-		return fi_allgather(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type, 0, c);
+		return fi_allgather(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type, 0,
+				    c);
 	case FI_REDUCE_SCATTER:
 		return fi_reduce_scatter(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type,
 					 c->op, 0, c);
@@ -646,7 +648,8 @@ static int reduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type
 	if (!reduces(&call, type, op) || !takes(m, comm, from.len))
 		return BELOW(reduce, sbuf, rbuf, count, type, op, root);
 	call.root = address(m, root);
-	return run(m, &call, from, ompi_comm_rank(comm) == root ? part(rbuf, count, type) : NOTHING);
+	return run(m, &call, from,
+		   ompi_comm_rank(comm) == root ? part(rbuf, count, type) : NOTHING);
 }
 
 static int reduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type,
@@ -742,8 +745,9 @@ static int scatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *r
 	struct part to = { .len = block, .apart = true };
 	if (rbuf != MPI_IN_PLACE)
 		to = part(rbuf, rcount, rtype);
-	return run(m, &call,
-		   is_root ? part(sbuf, (size_t) scount * ompi_comm_size(comm), stype) : NOTHING, to);
+	if (!is_root)
+		return run(m, &call, NOTHING, to);
+	return run(m, &call, part(sbuf, (size_t) scount * ompi_comm_size(comm), stype), to);
 }
 
 /* ---- The component ---- */
@@ -851,7 +855,8 @@ static int register_component(void)
 		&ours.max_bytes);
 	mca_base_component_pvar_register(c, "calls", "Collectives that barewire has made",
 		OPAL_INFO_LVL_5, MCA_BASE_PVAR_CLASS_COUNTER, MCA_BASE_VAR_TYPE_UNSIGNED_LONG, NULL,
-		MCA_BASE_VAR_BIND_NO_OBJECT, MCA_BASE_PVAR_FLAG_READONLY | MCA_BASE_PVAR_FLAG_CONTINUOUS,
-		NULL, NULL, NULL, &ours.calls);
+		MCA_BASE_VAR_BIND_NO_OBJECT,
+		MCA_BASE_PVAR_FLAG_READONLY | MCA_BASE_PVAR_FLAG_CONTINUOUS, NULL, NULL, NULL,
+		&ours.calls);
 	return OMPI_SUCCESS;
 }
