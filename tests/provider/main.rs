@@ -6,6 +6,7 @@
 mod alive;
 mod answers;
 mod collectives;
+mod colls;
 mod connect;
 mod hosts;
 mod injects;

@@ -12,13 +12,9 @@ pub(super) const OPEN_MPI: &[(&str, &str)] =
     &[("mpirun", "openmpi-bin"), ("mpicc", "libopenmpi-dev"), ("cc", "gcc")];
 
 /// `command`, which starts the launcher, with what it is told for so many ranks.
-pub(super) fn mpirun(mut command: Command, ranks: u32) -> Command {
-    command.args(["-n", &ranks.to_string(), "--oversubscribe"]);
-    if nix::unistd::geteuid().is_root() {
-        command.arg("--allow-run-as-root");
-    }
+pub(super) fn mpirun(command: Command, ranks: u32) -> Command {
+    let mut command = bare_mpirun(command, ranks);
     for (name, value) in [
-        ("mpi_yield_when_idle", "1"),
         ("pml", "cm"),
         // The file of Debian's package switches it off.
         ("mtl", "ofi"),
@@ -28,6 +24,16 @@ pub(super) fn mpirun(mut command: Command, ranks: u32) -> Command {
     ] {
         command.args(["--mca", name, value]);
     }
+    command
+}
+
+/// As [`mpirun`], with messages that are Open MPI's own.
+pub(super) fn bare_mpirun(mut command: Command, ranks: u32) -> Command {
+    command.args(["-n", &ranks.to_string(), "--oversubscribe"]);
+    if nix::unistd::geteuid().is_root() {
+        command.arg("--allow-run-as-root");
+    }
+    command.args(["--mca", "mpi_yield_when_idle", "1"]);
     for name in ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_BAREWIRE_PORT"] {
         command.args(["-x", name]);
     }

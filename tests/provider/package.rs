@@ -33,6 +33,11 @@ test -s /usr/share/man/man1/barewire.1.gz
 test -s /usr/share/man/man7/fi_barewire.7.gz
 test -s /usr/share/barewire/grafana/barewire.json
 test -s /usr/lib/systemd/system/barewire-exporter.service
+for dir in /usr/lib/*/barewire/openmpi4; do
+    if test -d "$dir" && command -v ompi_info; then
+        OMPI_MCA_mca_base_component_path=SYS_DEFAULT:$dir ompi_info | grep "MCA coll: barewire"
+    fi
+done
 dpkg --remove barewire
 ! fi_info -p barewire
 '
@@ -63,7 +68,13 @@ fn an_installed_package_is_found_without_a_variable() {
     assert!(output.status.success(), "{}\n{said}", output.status);
     assert!(said.contains("provider: barewire"), "{said}");
     let listed = succeed(Command::new("dpkg-deb").arg("--contents").arg(&package), 30);
-    for file in ["libfabric/libbarewire-fi.so", "bin/barewire", "wireshark/plugins/barewire.lua"] {
+    let mut files =
+        vec!["libfabric/libbarewire-fi.so", "bin/barewire", "wireshark/plugins/barewire.lua"];
+    match super::colls::component() {
+        Ok(_) => files.push("barewire/openmpi4/mca_coll_barewire.so"),
+        Err(why) => println!("SKIPPED: the component in the package: {why}"),
+    }
+    for file in files {
         assert!(listed.contains(file), "no {file} in\n{listed}");
     }
 }

@@ -3,4 +3,5 @@
 pub mod cluster;
 pub mod forge;
 pub mod nodes;
+pub mod openmpi;
 pub mod rng;

@@ -1,10 +1,10 @@
 //! `cargo xtask deb`: a package for Debian with the library where Debian's libfabric looks for
-//! providers, the command, its man pages and the dissector.
+//! providers, the command, its man pages, the dissector, and the component of Open MPI.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use crate::{cargo, root, target_dir};
+use crate::{cargo, openmpi, root, target_dir};
 
 /// How to build it.
 #[derive(clap::Args)]
@@ -68,7 +68,16 @@ fn fill(tree: &Path, built: &Path, triplet: &str) -> Result<(), String> {
     let library = lib.join("libfabric/libbarewire-fi.so");
     copy(&built.join("libbarewire_fi.so"), &library, 0o644)?;
     copy(&built.join("barewire"), &tree.join("usr/bin/barewire"), 0o755)?;
-    for file in [&library, &tree.join("usr/bin/barewire")] {
+    let mut programs = vec![library, tree.join("usr/bin/barewire")];
+    match openmpi::component(&root(), &lib.join("barewire/openmpi4")) {
+        Ok(component) => {
+            set_mode(&component, 0o644)?;
+            programs.push(component);
+        }
+        // Without Open MPI's headers the package has all else.
+        Err(why) => eprintln!("SKIPPED: the component of Open MPI: {why}"),
+    }
+    for file in &programs {
         // Without symbols it is a tenth as long; that strip is missing is no reason to fail.
         let _ = say(Command::new("strip").arg("--strip-unneeded").arg(file));
     }
@@ -162,6 +171,10 @@ fn section(page: &mut String, title: &str, text: &str) {
 fn copy(from: &Path, to: &Path, mode: u32) -> Result<(), String> {
     let bytes = std::fs::read(from).map_err(|why| format!("{}: {why}", from.display()))?;
     write(to, &bytes)?;
+    set_mode(to, mode)
+}
+
+fn set_mode(to: &Path, mode: u32) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(to, std::fs::Permissions::from_mode(mode))
         .map_err(|why| format!("{}: {why}", to.display()))

@@ -21,6 +21,10 @@ mod mutants;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../tests/src/nodes.rs"]
 mod nodes;
+// The component of Open MPI, which the tests build as well.
+#[allow(unreachable_pub)]
+#[path = "../../tests/src/openmpi.rs"]
+mod openmpi;
 mod packages;
 mod plot;
 mod process;

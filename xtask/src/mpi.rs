@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use crate::cluster::Cluster;
 use crate::nodes::FABRIC;
 use crate::packages::in_path;
-use crate::{cargo, root, target_dir};
+use crate::{cargo, openmpi, root, target_dir};
 
 mod line;
 
@@ -27,6 +27,7 @@ the same on all of them.
 
 Examples:
   cargo xtask mpi -n 4 -- ./program --its-option
+  cargo xtask mpi -n 4 --coll -- ./program
   cargo xtask mpi --nodes 2 --ranks-per-node 4 -- ./program
   cargo xtask mpi --nodes 2 --ranks-per-node 4 --port udp:fab0 -- ./program
   cargo xtask mpi --nodes 2 --ranks-per-node 3 --switch -- ./program
@@ -61,6 +62,9 @@ pub(crate) struct MpiArgs {
     /// Says, or has, Slurm start the ranks.
     #[arg(long)]
     srun: bool,
+    /// Builds the component with barewire's collectives and has Open MPI 4.1 take it.
+    #[arg(long)]
+    coll: bool,
     /// Only prints the command line.
     #[arg(long)]
     print: bool,
@@ -85,8 +89,16 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode, String> {
         library: &library,
         is_root: nix::unistd::geteuid().is_root(),
         agent: None,
+        components: None,
         program: &args.program,
     };
+    if args.coll {
+        if args.mpi != Mpi::Openmpi {
+            return Err("--coll: the component is for Open MPI 4.1".to_owned());
+        }
+        let component = openmpi::component(&root(), &library.join("openmpi4"))?;
+        job.components = Some(openmpi::component_path(&component));
+    }
     let line = if args.srun { job.srun() } else { job.line() };
     if args.switch && job.spread.is_some() {
         println!("# on every host, until the jobs are over:\nbarewire switch --port {port}");

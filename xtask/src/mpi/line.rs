@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::openmpi::PATH_SETTING;
+
 /// What launches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Mpi {
@@ -98,6 +100,8 @@ pub(crate) struct Job<'a> {
     pub(crate) is_root: bool,
     /// Stands in for ssh where hosts are namespaces of this machine.
     pub(crate) agent: Option<PathBuf>,
+    /// Value of [`PATH_SETTING`], if the job has barewire's collectives.
+    pub(crate) components: Option<String>,
     pub(crate) program: &'a [String],
 }
 
@@ -141,6 +145,11 @@ impl Job<'_> {
         ours.iter().chain(self.mpi.env()).map(pair).collect()
     }
 
+    fn mca(&self) -> impl Iterator<Item = (&str, &str)> {
+        let components = self.components.as_deref().map(|path| (PATH_SETTING, path));
+        self.mpi.mca().iter().copied().chain(components)
+    }
+
     /// For the launcher that belongs to the MPI.
     pub(crate) fn line(&self) -> Line {
         let mut line = Line { env: self.env(), words: Vec::new() };
@@ -170,7 +179,7 @@ impl Job<'_> {
             if self.is_root {
                 line.add(&["--allow-run-as-root"]);
             }
-            for (name, value) in self.mpi.mca() {
+            for (name, value) in self.mca() {
                 line.add(&["--mca", name, value]);
             }
             // More ranks than processors must not spin each other out.
@@ -184,8 +193,8 @@ impl Job<'_> {
     /// For Slurm, which starts the ranks of a job itself.
     pub(crate) fn srun(&self) -> Line {
         let mut line = Line { env: self.env(), words: Vec::new() };
-        for (name, value) in self.mpi.mca() {
-            line.env.push((format!("OMPI_MCA_{name}"), (*value).to_owned()));
+        for (name, value) in self.mca() {
+            line.env.push((format!("OMPI_MCA_{name}"), value.to_owned()));
         }
         // What each of them speaks when it is not started by its own launcher.
         let pmi = if self.mpi.is_open_mpi() { "--mpi=pmix" } else { "--mpi=pmi2" };
@@ -205,7 +214,18 @@ mod tests {
     fn said(mpi: Mpi, is_root: bool, spread: Option<Spread>, agent: Option<PathBuf>) -> String {
         let program = ["./a b".to_owned(), "it's".to_owned()];
         let (library, port) = (Path::new("/x"), "afpacket:eth0");
-        let job = Job { mpi, ranks: 6, spread, port, library, is_root, agent, program: &program };
+        let components = (mpi == Mpi::Openmpi).then(|| "SYS_DEFAULT:/c".to_owned());
+        let job = Job {
+            mpi,
+            ranks: 6,
+            spread,
+            port,
+            library,
+            is_root,
+            agent,
+            components,
+            program: &program,
+        };
         format!("{}\n{}", job.line().shell(), job.srun().shell())
     }
 
@@ -216,6 +236,8 @@ mod tests {
                      mpirun -n 6 --oversubscribe";
         assert!(line.starts_with(start), "{line}");
         assert!(line.ends_with(r"'./a b' 'it'\''s'") && !line.contains("root"), "{line}");
+        assert!(line.contains(" --mca mca_base_component_path SYS_DEFAULT:/c "), "{line}");
+        assert!(line.contains(" OMPI_MCA_mca_base_component_path=SYS_DEFAULT:/c "), "{line}");
         let line = said(Mpi::Mpich5, true, None, None);
         let mid = "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 6 './a b'";
         assert!(line.contains(mid), "{line}");

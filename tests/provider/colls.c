@@ -1,0 +1,677 @@
+/*
+ * Every blocking collective of MPI through the component of Open MPI in mpi/: all forms, types and
+ * operations, communicators that come and go, and a long message under way across each. What comes
+ * out is compared with what every rank computes by itself; the component's own count of calls tells
+ * whether it made them.
+ *
+ * Blocks of up to 1 MiB have to be the component's (coll_barewire_max_bytes).
+ *
+ * Arguments: "all" (with "none": without the component), "threads", "die", or "bench".
+ */
+#include <mpi.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LONG_MESSAGE (1 << 20)
+#define MAX_COUNT (1 << 17)
+
+static int rank, size, wrong, without;
+static MPI_Comm comm;
+static MPI_T_pvar_session session;
+static MPI_T_pvar_handle handle;
+static unsigned char *in, *out, *want, *one;
+
+/* ---- What the component says it made ---- */
+
+static void find_counter(void)
+{
+	int provided, index, count;
+	if (without)
+		return;
+	MPI_T_init_thread(MPI_THREAD_SINGLE, &provided);
+	if (MPI_T_pvar_get_index("coll_barewire_calls", MPI_T_PVAR_CLASS_COUNTER, &index)) {
+		printf("BAD there is no coll_barewire_calls\n");
+		MPI_Abort(MPI_COMM_WORLD, 1);
+	}
+	MPI_T_pvar_session_create(&session);
+	MPI_T_pvar_handle_alloc(session, index, NULL, &handle, &count);
+}
+
+static unsigned long made(void)
+{
+	unsigned long calls = 0;
+	if (!without)
+		MPI_T_pvar_read(session, handle, &calls);
+	return calls;
+}
+
+/* ---- A long message under way ---- */
+
+enum across { NOTHING, UNDER_WAY, LATE, WAYS };
+static const char *const ACROSS[] = { "", "with a message under way", "while the others receive" };
+static enum across across;
+/* The type and operation, or the layout, that is being tried. */
+static char trying[64];
+static char *sent, *received;
+static MPI_Request requests[64];
+static int request_count;
+
+static void check(int good, const char *what, const char *more)
+{
+	if (good)
+		return;
+	wrong++;
+	if (wrong < 20)
+		printf("BAD rank %d of %d: %s: %s %s %s\n", rank, size, what, more, trying,
+		       ACROSS[across]);
+}
+
+/*
+ * UNDER_WAY: everybody sends to the next. LATE: rank 0 sends to all others, who receive before they
+ * call; it has to move the message on while it waits for them in its call.
+ */
+static void begin(void)
+{
+	request_count = 0;
+	if (across == UNDER_WAY) {
+		memset(received, 0, LONG_MESSAGE);
+		MPI_Irecv(received, LONG_MESSAGE, MPI_BYTE, (rank + size - 1) % size, 7, comm,
+			  &requests[request_count++]);
+		MPI_Isend(sent, LONG_MESSAGE, MPI_BYTE, (rank + 1) % size, 7, comm,
+			  &requests[request_count++]);
+	} else if (across == LATE && rank == 0) {
+		for (int r = 1; r < size; r++)
+			MPI_Isend(sent, LONG_MESSAGE, MPI_BYTE, r, 7, comm,
+				  &requests[request_count++]);
+	} else if (across == LATE) {
+		memset(received, 0, LONG_MESSAGE);
+		MPI_Recv(received, LONG_MESSAGE, MPI_BYTE, 0, 7, comm, MPI_STATUS_IGNORE);
+	}
+}
+
+static void end(const char *what)
+{
+	MPI_Waitall(request_count, requests, MPI_STATUSES_IGNORE);
+	if (across == UNDER_WAY || (across == LATE && rank != 0))
+		check(!memcmp(sent, received, LONG_MESSAGE), what, "spoiled the message");
+}
+
+/* Others of Open MPI's may make some of their calls by calls of the component. */
+#define EITHER 2
+
+/* Makes a call, which the component has to make, or to leave to others. */
+#define CALL(what, ours, call) do { \
+	begin(); \
+	unsigned long before_ = made(); \
+	check((call) == MPI_SUCCESS, what, "failed"); \
+	check(without || (ours) == EITHER || made() - before_ == (unsigned long) (ours), what, \
+	      (ours) ? "was not made by the component" : "was made by the component"); \
+	end(what); \
+} while (0)
+
+/* ---- Reductions ---- */
+
+struct type {
+	const char *name;
+	MPI_Datatype mpi;
+	/* i: integer, b: bool, f, d, l: float, double, long double; F, D, L: complex; p: 2 ints. */
+	char form;
+};
+
+static void put(unsigned char *at, const struct type *t, size_t len, int r, int i)
+{
+	int value = (r * 7 + i * 3) % 5;
+	long double parts[2] = { value + 1, (r + i) % 3 };
+	memset(at, 0, len);
+	for (int k = 0; k < 2; k++) {
+		switch (t->form) {
+		case 'f': case 'F': ((float *) at)[k] = parts[k]; break;
+		case 'd': case 'D': ((double *) at)[k] = parts[k]; break;
+		case 'l': case 'L': ((long double *) at)[k] = parts[k]; break;
+		case 'b': at[0] = value % 2; break;
+		case 'p': ((int *) at)[k] = k ? r : value; break;
+		default: at[0] = value;
+		}
+		if (t->form >= 'a' && t->form != 'p')
+			break;
+	}
+}
+
+static void fill(unsigned char *to, const struct type *t, int r, int count)
+{
+	int len;
+	MPI_Type_size(t->mpi, &len);
+	for (int i = 0; i < count; i++)
+		put(to + (size_t) i * len, t, len, r, i);
+}
+
+/* The reduction of all ranks' blocks in the order of ranks, by this rank alone. */
+static void fold(const struct type *t, MPI_Op op, int count)
+{
+	fill(want, t, size - 1, count);
+	for (int r = size - 2; r >= 0; r--) {
+		fill(one, t, r, count);
+		MPI_Reduce_local(one, want, count, t->mpi, op);
+	}
+}
+
+/* As `same`; the padding of long doubles counts for nothing. */
+static void equal(const struct type *t, const unsigned char *a, const unsigned char *b, size_t len,
+		  const char *what)
+{
+	for (size_t at = 0; (t->form == 'l' || t->form == 'L') && at < len; at += 16) {
+		check(*(long double *) (a + at) == *(long double *) (b + at), what, "wrong");
+		if (at + 16 >= len)
+			return;
+	}
+	check(!memcmp(a, b, len), what, "wrong");
+}
+
+static const char *op_name(MPI_Op op)
+{
+	static const MPI_Op ops[] = { MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_LAND, MPI_LOR,
+				      MPI_LXOR, MPI_BAND, MPI_BOR, MPI_BXOR, MPI_MINLOC };
+	static const char *const names[] = { "sum", "prod", "min", "max", "land", "lor", "lxor",
+					     "band", "bor", "bxor", "minloc" };
+	for (size_t o = 0; o < sizeof ops / sizeof *ops; o++)
+		if (ops[o] == op)
+			return names[o];
+	return "of the user";
+}
+
+static void reductions(const struct type *t, MPI_Op op, int count, int ours)
+{
+	int type_len, mine = count / size * size, block = mine / size;
+	MPI_Type_size(t->mpi, &type_len);
+	size_t len = (size_t) count * type_len, part = (size_t) block * type_len;
+	snprintf(trying, sizeof trying, "%s, %s, %d", t->name, op_name(op), count);
+	fold(t, op, count);
+	fill(in, t, rank, count);
+
+	memset(out, 0x55, len + 1);
+	CALL("MPI_Allreduce", ours, MPI_Allreduce(in, out, count, t->mpi, op, comm));
+	equal(t, out, want, len, "MPI_Allreduce");
+	check(out[len] == 0x55, "MPI_Allreduce", "wrote behind its result");
+	memcpy(out, in, len);
+	CALL("MPI_Allreduce in place", ours,
+	     MPI_Allreduce(MPI_IN_PLACE, out, count, t->mpi, op, comm));
+	equal(t, out, want, len, "MPI_Allreduce in place");
+
+	for (int root = 0; root < size; root += across == LATE ? size : size - 1) {
+		memset(out, 0x55, len + 1);
+		CALL("MPI_Reduce", ours, MPI_Reduce(in, out, count, t->mpi, op, root, comm));
+		if (rank == root)
+			equal(t, out, want, len, "MPI_Reduce");
+		check(out[rank == root ? len : 0] == 0x55, "MPI_Reduce", "wrote elsewhere");
+		memcpy(out, in, len);
+		CALL("MPI_Reduce in place", ours,
+		     rank == root ? MPI_Reduce(MPI_IN_PLACE, out, count, t->mpi, op, root, comm)
+				  : MPI_Reduce(in, NULL, count, t->mpi, op, root, comm));
+		if (rank == root)
+			equal(t, out, want, len, "MPI_Reduce in place");
+	}
+
+	if (block == 0)
+		return;
+	memset(out, 0x55, part + 1);
+	ours = ours ? ours : EITHER;
+	CALL("MPI_Reduce_scatter_block", ours,
+	     MPI_Reduce_scatter_block(in, out, block, t->mpi, op, comm));
+	equal(t, out, want + rank * part, part, "MPI_Reduce_scatter_block");
+	check(out[part] == 0x55, "MPI_Reduce_scatter_block", "wrote behind its result");
+	memcpy(out, in, len);
+	CALL("MPI_Reduce_scatter_block in place", ours,
+	     MPI_Reduce_scatter_block(MPI_IN_PLACE, out, block, t->mpi, op, comm));
+	equal(t, out, want + rank * part, part, "MPI_Reduce_scatter_block in place");
+}
+
+/* x -> ax + b after x -> cx + d: the order matters. */
+static void compose(void *first, void *second, int *count, MPI_Datatype *type)
+{
+	unsigned *f = first, *s = second;
+	(void) type;
+	for (int i = 0; i < *count; i++, f += 2, s += 2) {
+		s[1] = f[0] * s[1] + f[1];
+		s[0] = f[0] * s[0];
+	}
+}
+
+static void sum(void *first, void *second, int *count, MPI_Datatype *type)
+{
+	(void) type;
+	for (int i = 0; i < *count; i++)
+		((int *) second)[i] += ((int *) first)[i];
+}
+
+static void all_reductions(void)
+{
+	const struct type ints[] = {
+		{ "int8", MPI_INT8_T, 'i' }, { "uint8", MPI_UINT8_T, 'i' },
+		{ "short", MPI_SHORT, 'i' },
+		{ "uint16", MPI_UINT16_T, 'i' }, { "int", MPI_INT, 'i' },
+		{ "unsigned", MPI_UNSIGNED, 'i' }, { "long", MPI_LONG, 'i' },
+		{ "unsigned long", MPI_UNSIGNED_LONG, 'i' }, { "long long", MPI_LONG_LONG, 'i' },
+		{ "uint64", MPI_UINT64_T, 'i' },
+	}, floats[] = {
+		{ "float", MPI_FLOAT, 'f' }, { "double", MPI_DOUBLE, 'd' },
+		{ "long double", MPI_LONG_DOUBLE, 'l' },
+	}, complexes[] = {
+		{ "float complex", MPI_C_FLOAT_COMPLEX, 'F' },
+		{ "double complex", MPI_C_DOUBLE_COMPLEX, 'D' },
+		{ "long double complex", MPI_C_LONG_DOUBLE_COMPLEX, 'L' },
+	}, addr = { "MPI_Aint", MPI_AINT, 'i' }, bools = { "bool", MPI_C_BOOL, 'b' },
+	  bytes = { "byte", MPI_BYTE, 'i' }, pair = { "2int", MPI_2INT, 'p' };
+	const MPI_Op ops[] = { MPI_SUM, MPI_PROD, MPI_MIN, MPI_MAX, MPI_LAND, MPI_LOR, MPI_LXOR,
+			       MPI_BAND, MPI_BOR, MPI_BXOR };
+	int few = 4 * size;
+
+	for (size_t t = 0; t < sizeof ints / sizeof *ints; t++)
+		for (int o = 0; o < 10; o++)
+			reductions(&ints[t], ops[o], few, 1);
+	for (size_t t = 0; t < 3; t++)
+		for (int o = 0; o < 4; o++)
+			reductions(&floats[t], ops[o], few, 1);
+	for (size_t t = 0; t < 3; t++)
+		for (int o = 0; o < 2; o++)
+			reductions(&complexes[t], ops[o], few, 1);
+	reductions(&addr, MPI_SUM, few, 1);
+	for (int o = 0; o < 3; o++) {
+		reductions(&bools, ops[4 + o], few, 1);
+		reductions(&bytes, ops[7 + o], few, 1);
+	}
+	reductions(&pair, MPI_MINLOC, few, 0);
+
+	MPI_Op in_order, any_order;
+	MPI_Op_create(compose, 0, &in_order);
+	MPI_Op_create(sum, 1, &any_order);
+	reductions(&pair, in_order, few, 0);
+	reductions(&ints[4], any_order, few, 0);
+	MPI_Op_free(&in_order);
+	MPI_Op_free(&any_order);
+	int a = rank, zero = 0;
+	CALL("MPI_Allreduce of nothing", 0, MPI_Allreduce(&a, &zero, 0, MPI_INT, MPI_SUM, comm));
+}
+
+/* ---- Blocks that move ---- */
+
+static int element(int from, int to, int i) { return from * 100003 + to * 1009 + i; }
+
+/* A block as ints one behind the other, or with gaps. */
+struct layout {
+	MPI_Datatype mpi;
+	int stride, count_of;
+};
+
+static void lay(unsigned char *at, const struct layout *l, int block, int count, int from, int to)
+{
+	int *ints = (int *) at + (size_t) block * count * l->stride;
+	for (int i = 0; i < count; i++)
+		ints[(size_t) i * l->stride] = element(from, to, i);
+}
+
+static void lies(const unsigned char *at, const struct layout *l, int block, int count, int from,
+		 int to, const char *what)
+{
+	const int *ints = (const int *) at + (size_t) block * count * l->stride;
+	for (int i = 0; i < count; i++) {
+		int gap = l->stride == 1 || ints[(size_t) i * l->stride + 1] == 0x55555555;
+		check(ints[(size_t) i * l->stride] == element(from, to, i) && gap, what, "wrong");
+	}
+}
+
+static void clear(const struct layout *l, int count)
+{
+	size_t len = (size_t) count * size * l->stride * sizeof(int);
+	memset(in, 0x55, len + 8);
+	memset(out, 0x55, len + 8);
+}
+
+static void barriers_and_roots(const struct layout *l, int count, int ours)
+{
+	int c = count / l->count_of, waits_for = across == LATE ? 1 : 0;
+
+	CALL("MPI_Barrier", 1, MPI_Barrier(comm));
+	for (int root = waits_for; root < size; root += size > 1 + waits_for ? size - 1 : size) {
+		clear(l, count);
+		if (rank == root)
+			lay(out, l, 0, count, root, 0);
+		CALL("MPI_Bcast", ours, MPI_Bcast(out, c, l->mpi, root, comm));
+		lies(out, l, 0, count, root, 0, "MPI_Bcast");
+
+		clear(l, count);
+		for (int r = 0; r < size && rank == root; r++)
+			lay(in, l, r, count, root, r);
+		CALL("MPI_Scatter", ours, MPI_Scatter(in, c, l->mpi, out, c, l->mpi, root, comm));
+		lies(out, l, 0, count, root, rank, "MPI_Scatter");
+		memset(out, 0x55, (size_t) count * l->stride * sizeof(int));
+		CALL("MPI_Scatter in place", ours,
+		     rank == root ? MPI_Scatter(in, c, l->mpi, MPI_IN_PLACE, 0, MPI_INT, root, comm)
+				  : MPI_Scatter(NULL, 0, MPI_INT, out, c, l->mpi, root, comm));
+		if (rank != root)
+			lies(out, l, 0, count, root, rank, "MPI_Scatter in place");
+	}
+	for (int root = 0; root < size; root += across == LATE ? size : size - 1) {
+		clear(l, count);
+		lay(in, l, 0, count, rank, root);
+		CALL("MPI_Gather", ours, MPI_Gather(in, c, l->mpi, out, c, l->mpi, root, comm));
+		for (int r = 0; r < size && rank == root; r++)
+			lies(out, l, r, count, r, root, "MPI_Gather");
+		clear(l, count);
+		lay(in, l, 0, count, rank, root);
+		lay(out, l, rank, count, rank, root);
+		CALL("MPI_Gather in place", ours,
+		     rank == root ? MPI_Gather(MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, root, comm)
+				  : MPI_Gather(in, c, l->mpi, NULL, 0, MPI_INT, root, comm));
+		for (int r = 0; r < size && rank == root; r++)
+			lies(out, l, r, count, r, root, "MPI_Gather in place");
+	}
+}
+
+static void exchanges(const struct layout *l, int count, int ours)
+{
+	int c = count / l->count_of;
+
+	for (int in_place = 0; in_place < 2; in_place++) {
+		clear(l, count);
+		lay(in_place ? out : in, l, in_place ? rank : 0, count, rank, 0);
+		CALL("MPI_Allgather", ours,
+		     in_place ? MPI_Allgather(MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, comm)
+			      : MPI_Allgather(in, c, l->mpi, out, c, l->mpi, comm));
+		for (int r = 0; r < size; r++)
+			lies(out, l, r, count, r, 0, "MPI_Allgather");
+		clear(l, count);
+		for (int r = 0; r < size; r++)
+			lay(in_place ? out : in, l, r, count, rank, r);
+		CALL("MPI_Alltoall", ours,
+		     in_place ? MPI_Alltoall(MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, comm)
+			      : MPI_Alltoall(in, c, l->mpi, out, c, l->mpi, comm));
+		for (int r = 0; r < size; r++)
+			lies(out, l, r, count, r, rank, "MPI_Alltoall");
+	}
+}
+
+static void moves(int count, int ours)
+{
+	struct layout plain = { MPI_INT, 1, 1 }, gaps = { MPI_DATATYPE_NULL, 2, 4 };
+	MPI_Datatype four;
+	MPI_Type_vector(4, 1, 2, MPI_INT, &four);
+	/* So that the next one begins a gap behind the last. */
+	MPI_Type_create_resized(four, 0, 8 * sizeof(int), &gaps.mpi);
+	MPI_Type_commit(&gaps.mpi);
+	MPI_Type_free(&four);
+	snprintf(trying, sizeof trying, "%d ints", count);
+	barriers_and_roots(&plain, count, ours);
+	exchanges(&plain, count, ours);
+	snprintf(trying, sizeof trying, "%d ints, some with gaps", count);
+	/* Who packs does not decide for the others. */
+	barriers_and_roots(rank % 2 ? &gaps : &plain, count, ours);
+	exchanges(rank % 2 ? &gaps : &plain, count, ours);
+	MPI_Type_free(&gaps.mpi);
+}
+
+/* ---- Communicators ---- */
+
+static void quick(MPI_Comm c, int n, int ours)
+{
+	long me, sum = 0, from;
+	int its_size, its_rank;
+	MPI_Comm_size(c, &its_size);
+	MPI_Comm_rank(c, &its_rank);
+	me = its_rank + n;
+	from = its_rank == n % its_size ? n : -1;
+	unsigned long before = made();
+	MPI_Allreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, c);
+	MPI_Bcast(&from, 1, MPI_LONG, n % its_size, c);
+	int expected = ours && its_size > 1 ? 2 : 0;
+	long all = (long) its_size * n + its_size * (its_size - 1l) / 2;
+	check(sum == all, "a communicator's sum", "");
+	check(from == n, "a communicator's broadcast", "");
+	check(without || made() - before == (unsigned long) expected, "a communicator's calls", "");
+}
+
+static void come_and_go(int times)
+{
+	MPI_Comm a, b, c, d, kept[40];
+	MPI_Request two[2];
+	for (int n = 0; n < times; n++) {
+		MPI_Comm_dup(comm, &a);
+		MPI_Comm_split(comm, rank % 2, -rank, &b);
+		MPI_Comm_idup(a, &c, &two[0]);
+		MPI_Comm_idup(comm, &d, &two[1]);
+		quick(b, n, 1);
+		quick(a, n, 1);
+		MPI_Waitall(2, two, MPI_STATUSES_IGNORE);
+		for (int k = 0; k < 3; k++) {
+			quick(c, n + k, 1);
+			quick(a, n + k, 1);
+			quick(d, n + k, 1);
+			quick(b, n + k, 1);
+		}
+		MPI_Comm_free(&a);
+		/* Never called. */
+		MPI_Comm_dup(c, &a);
+		MPI_Comm_free(&c);
+		MPI_Comm_free(&b);
+		MPI_Comm_free(&d);
+		MPI_Comm_free(&a);
+	}
+	/* More than the groups that go through memory. */
+	for (int n = 0; n < 40; n++) {
+		MPI_Comm_dup(comm, &kept[n]);
+		quick(kept[n], n, 1);
+	}
+	for (int n = 0; n < 40; n++)
+		quick(kept[n], n, 1);
+	for (int n = 0; n < 40; n++)
+		MPI_Comm_free(&kept[n]);
+}
+
+static void between(void)
+{
+	MPI_Comm half, inter, merged;
+	int sum = 0, one_each = 1, halves[2] = { (size + 1) / 2, size / 2 };
+	MPI_Comm_split(comm, rank % 2, rank, &half);
+	MPI_Intercomm_create(half, 0, comm, 1 - rank % 2, 9, &inter);
+	unsigned long before = made();
+	MPI_Barrier(inter);
+	MPI_Allreduce(&one_each, &sum, 1, MPI_INT, MPI_SUM, inter);
+	check(sum == halves[1 - rank % 2], "MPI_Allreduce between two groups", "");
+	(void) before;
+	MPI_Intercomm_merge(inter, rank % 2, &merged);
+	quick(merged, 3, 1);
+	MPI_Comm_free(&merged);
+	MPI_Comm_free(&inter);
+	MPI_Comm_free(&half);
+}
+
+/* ---- Threads ---- */
+
+static void *own_communicator(void *at)
+{
+	MPI_Comm c = *(MPI_Comm *) at;
+	for (long n = 0; n < 300; n++) {
+		long me = rank + n, sum = 0;
+		MPI_Allreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, c);
+		if (sum != size * n + size * (size - 1l) / 2)
+			return "BAD";
+	}
+	return NULL;
+}
+
+/* Three threads, whose communicators get their groups by turns or all at once. */
+static void threads(int by_turns)
+{
+	pthread_t thread[3];
+	MPI_Comm comms[3];
+	void *said;
+	unsigned long before = made();
+	for (int t = 0; t < 3; t++) {
+		MPI_Comm_dup(comm, &comms[t]);
+		if (by_turns)
+			MPI_Barrier(comms[t]);
+	}
+	for (int t = 0; t < 3; t++)
+		pthread_create(&thread[t], NULL, own_communicator, &comms[t]);
+	for (int t = 0; t < 3; t++) {
+		pthread_join(thread[t], &said);
+		check(!said, "a thread's sum", "");
+		MPI_Comm_free(&comms[t]);
+	}
+	/* At once they can be taken for one another, and some calls are others'. */
+	check(!by_turns || made() - before >= 900, "calls of threads",
+	      "were not made by the component");
+}
+
+/* ---- A rank that dies ---- */
+
+static void die(void)
+{
+	int err = MPI_SUCCESS, class;
+	MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+	for (int n = 0; n < 1000; n++)
+		MPI_Barrier(comm);
+	if (rank == size - 1)
+		raise(SIGKILL);
+	double begun = MPI_Wtime();
+	while (err == MPI_SUCCESS)
+		err = MPI_Barrier(comm);
+	MPI_Error_class(err, &class);
+	printf("rank %d got class %d after %.1f s\n", rank, class, MPI_Wtime() - begun);
+	fflush(stdout);
+	_exit(class == MPI_ERR_OTHER ? 0 : 1);
+}
+
+/* ---- Times ---- */
+
+#define BATCHES 201
+
+/* Communicators of the same ranks, whose batches are timed by turns. */
+static const char *const BY[] = { "barewire", "tuned", "sm" };
+#define WHOSE 3
+static MPI_Comm timed[WHOSE];
+
+static int by_size(const void *a, const void *b)
+{
+	double x = *(const double *) a, y = *(const double *) b;
+	return (x > y) - (x < y);
+}
+
+enum call { BARRIER, ALLREDUCE, BCAST };
+
+static double batch(MPI_Comm c, enum call what, int len, int calls)
+{
+	MPI_Barrier(c);
+	double begun = MPI_Wtime();
+	for (int n = 0; n < calls; n++) {
+		if (what == BARRIER)
+			MPI_Barrier(c);
+		else if (what == ALLREDUCE)
+			MPI_Allreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
+		else
+			MPI_Bcast(out, len, MPI_BYTE, n % size, c);
+	}
+	return (MPI_Wtime() - begun) / calls * 1e6;
+}
+
+/* Median (and p99) of a call in microseconds; a broadcast's root changes from call to call. */
+static void time_of(enum call what, int len)
+{
+	static const char *const names[] = { "barrier", "allreduce", "bcast" };
+	static double took[WHOSE][BATCHES];
+	int calls = len > 65536 ? 5 : len > 8192 ? 20 : 200;
+	for (int b = 0; b < BATCHES; b++)
+		for (int w = 0; w < WHOSE; w++)
+			took[w][b] = batch(timed[w], what, len, calls);
+	if (rank == 0)
+		printf("%-9s %7d B", names[what], len);
+	for (int w = 0; w < WHOSE; w++) {
+		qsort(took[w], BATCHES, sizeof **took, by_size);
+		if (rank == 0)
+			printf("  %s %8.2f (%8.2f)", BY[w], took[w][BATCHES / 2],
+			       took[w][BATCHES * 99 / 100]);
+	}
+	if (rank == 0)
+		printf("  us, %d batches of %d\n", BATCHES, calls);
+}
+
+/* Needs the component: the other two communicators keep from it. */
+static void bench(void)
+{
+	static const char *const without_it[] = { "", "^barewire", "sm,^barewire" };
+	MPI_Comm_dup(comm, &timed[0]);
+	for (int w = 1; w < WHOSE; w++) {
+		MPI_Info info;
+		MPI_Info_create(&info);
+		MPI_Info_set(info, "ompi_comm_coll_preference", without_it[w]);
+		MPI_Comm_dup_with_info(comm, info, &timed[w]);
+		MPI_Info_free(&info);
+	}
+	unsigned long before = made();
+	batch(timed[1], BARRIER, 0, 10);
+	batch(timed[2], ALLREDUCE, 8, 10);
+	check(made() == before, "a communicator that keeps from the component", "does not");
+	batch(timed[0], BARRIER, 0, 10);
+	check(made() == before + 11, "a communicator for the component", "is not");
+	time_of(BARRIER, 0);
+	for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
+		time_of(ALLREDUCE, len);
+	for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
+		time_of(BCAST, len);
+	for (int w = 0; w < WHOSE; w++)
+		MPI_Comm_free(&timed[w]);
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "all";
+	int provided, all_wrong = 0, many = !strcmp(what, "threads");
+	without = argc > 2 && !strcmp(argv[2], "none");
+	MPI_Init_thread(&argc, &argv, many ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
+	comm = MPI_COMM_WORLD;
+	MPI_Comm_rank(comm, &rank);
+	MPI_Comm_size(comm, &size);
+	size_t len = (size_t) MAX_COUNT * size * 8 + 64;
+	unsigned char **buffers[] = { &in, &out, &want, &one };
+	for (int b = 0; b < 4; b++)
+		*buffers[b] = calloc(1, len);
+	sent = malloc(LONG_MESSAGE);
+	received = malloc(LONG_MESSAGE);
+	for (int i = 0; i < LONG_MESSAGE; i++)
+		sent[i] = i * 31 + (i >> 8);
+	find_counter();
+	if (!strcmp(what, "bench")) {
+		bench();
+		MPI_Finalize();
+		return wrong != 0;
+	}
+	if (!strcmp(what, "die"))
+		die();
+	for (int n = 0; many && n < 5; n++)
+		threads(n == 0);
+	for (across = NOTHING; across < WAYS && !many; across++) {
+		const struct type some = { "double", MPI_DOUBLE, 'd' };
+		if (across == NOTHING)
+			all_reductions();
+		else
+			reductions(&some, MPI_SUM, 4 * size, 1);
+		reductions(&some, MPI_SUM, 1000 * size, 1);
+		if (across == NOTHING)
+			reductions(&some, MPI_SUM, MAX_COUNT + size, 0);
+		moves(4, 1);
+		moves(1200, 1);
+	}
+	across = NOTHING;
+	if (!many) {
+		come_and_go(100);
+		between();
+	}
+	MPI_Reduce(&wrong, &all_wrong, 1, MPI_INT, MPI_SUM, 0, comm);
+	if (rank == 0 && all_wrong == 0)
+		printf("all %d ranks agree, %lu calls\n", size, made());
+	MPI_Finalize();
+	return wrong != 0;
+}

@@ -1,0 +1,139 @@
+//! Barewire's collectives under MPI's: the component of Open MPI 4.1 in `mpi/`, on one node and on
+//! hosts that are namespaces.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use barewire_tests::cluster::Cluster;
+use barewire_tests::nodes::{FABRIC, or_skip};
+use barewire_tests::openmpi;
+
+use super::mpi::{OPEN_MPI, bare_mpirun, mpirun};
+use super::ranks::{nightly, ran, suite_of_mpi4py, with_each};
+use super::{Bench, compile, succeed, with};
+
+/// The component, built once, or why it is not.
+pub(super) fn component() -> Result<PathBuf, String> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openmpi4");
+    BUILT.get_or_init(|| openmpi::component(root, &dir)).clone()
+}
+
+/// Has Open MPI find it, for blocks of up to 1 MiB.
+fn take(command: &mut Command, component: &Path) {
+    let path = openmpi::component_path(component);
+    command.args(["--mca", openmpi::PATH_SETTING, &path]);
+    command.args(["--mca", "coll_barewire_max_bytes", "1048576"]);
+}
+
+/// Runs `test` with the component and the program that tries it, or says why not.
+fn with_component(test: impl Fn(&Bench, &Path, &Path)) {
+    with(OPEN_MPI, |bench| match component() {
+        Ok(component) => {
+            let dir = tempfile::tempdir().unwrap();
+            test(bench, &component, &compile(dir.path(), &["mpicc", "-lpthread"], "colls.c"));
+        }
+        Err(why) => println!("SKIPPED: {why}"),
+    });
+}
+
+fn agree(said: &str, ranks: usize) {
+    assert!(said.contains(&format!("all {ranks} ranks agree")) && !said.contains("BAD"), "{said}");
+}
+
+/// Goal: every blocking collective, with every type and operation that is ours and some that are
+/// not, on communicators that come and go, is right, is made by whom it should be, and lets a long
+/// message go on. The same program without the component shows that what it expects is MPI's.
+#[test]
+fn mpi_calls_are_made_by_the_component() {
+    with_component(|bench, component, program| {
+        let without = mpirun(bench.program("mpirun"), 2).arg(program).args(["all", "none"]).spawn();
+        assert!(without.unwrap().wait().unwrap().success());
+        let sizes: &[u32] = if nightly() { &[2, 3, 4, 5, 7, 8] } else { &[2, 3, 4] };
+        for (&ranks, what) in sizes.iter().map(|n| (n, "all")).chain([(&2, "threads")]) {
+            let mut command = mpirun(bench.program("mpirun"), ranks);
+            take(&mut command, component);
+            agree(&succeed(command.arg(program).arg(what), 120), ranks as usize);
+        }
+    });
+}
+
+/// Goal: who has no barewire keeps all from it, and every call is right. Method: two ranks whose
+/// messages are Open MPI's own, one of which names a port that there is not.
+#[test]
+fn who_has_no_barewire_keeps_all_from_it() {
+    with_component(|bench, component, program| {
+        let mut command = bare_mpirun(bench.program("mpirun"), 1);
+        take(&mut command, component);
+        command.args(["--mca", "pml", "ob1", "--mca", "btl", "self,vader"]);
+        command.args(["--mca", "coll_base_verbose", "10"]).arg(program).args(["all", "none"]);
+        command.args([":", "-n", "1", "-x", "FI_BAREWIRE_PORT=udp:nowhere0"]);
+        let said = succeed(command.arg(program).args(["all", "none"]), 120);
+        agree(&said, 2);
+        assert!(said.contains("communicator 0 (MPI_COMM_WORLD) of 2: left to other"), "{said}");
+        assert!(!said.contains("a group"), "{said}");
+    });
+}
+
+/// Goal: the handler of the communicator is told that a member died, and nobody hangs.
+#[test]
+fn a_dead_rank_is_an_error_of_the_communicator() {
+    with_component(|bench, component, program| {
+        let mut command = mpirun(bench.program("mpirun"), 3);
+        take(&mut command, component);
+        command.args(["--enable-recovery"]).arg(program).arg("die");
+        // The launcher fails, since a rank was killed.
+        let said = super::text(&super::finish(&mut command, 60));
+        assert_eq!(said.matches("got class 16 after").count(), 2, "{said}");
+    });
+}
+
+/// Goal: the same between hosts, where the calls are messages, and by memory where members share
+/// it.
+#[test]
+fn mpi_calls_on_hosts_are_made_by_the_component() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(cluster) = or_skip(Cluster::new(2, dir.path())) else { return };
+    with_component(|_, component, program| {
+        with_each(|mpi, bench| {
+            if mpi.name != "debian" {
+                return;
+            }
+            for (per_node, port) in [(1, "udp"), (2, "afpacket")] {
+                let mut command = mpi.launch_on(&cluster, bench, per_node);
+                take(&mut command, component);
+                command.arg(program).arg("all");
+                command.env("FI_BAREWIRE_PORT", format!("{port}:{FABRIC}"));
+                agree(&succeed(&mut command, 120), 2 * per_node);
+            }
+        });
+    });
+}
+
+/// Modules of mpi4py's tests that make collectives or communicators, and that Open MPI 4.1 passes
+/// by itself; `test_cco_vec` crashes it.
+const MODULES: &[&str] = &[
+    "test_cco_buf",
+    "test_cco_obj",
+    "test_cco_nb_buf",
+    "test_cco_buf_inter",
+    "test_cco_obj_inter",
+    "test_comm",
+];
+
+#[test]
+fn mpi4pys_collectives_pass_with_the_component() {
+    let Some(suite) = suite_of_mpi4py() else { return };
+    with_component(|_, component, _| {
+        with_each(|mpi, bench| {
+            if mpi.name != "debian" {
+                return;
+            }
+            let mut command = mpi.launch(bench.program(&mpi.launcher.to_string_lossy()), 3);
+            take(&mut command, component);
+            ran(mpi, &mut mpi.own_tests(command, &suite, MODULES), 3);
+        });
+    });
+}
