@@ -18,7 +18,7 @@ use crate::mem::{IoBuf, Span};
 const MARK: usize = 8;
 const BODY: usize = 16;
 /// Bytes that are copied at once.
-const CHUNK: usize = 64;
+const CHUNK: usize = 256;
 
 /// See the module's documentation.
 pub(super) struct ShmBoard {
@@ -110,9 +110,10 @@ impl ShmBoard {
             let mut bytes = [0; CHUNK];
             let part = (len - at).min(CHUNK);
             body.read_at(at, &mut bytes[..part]);
-            for (i, word) in bytes[..part.next_multiple_of(8)].chunks_exact(8).enumerate() {
-                let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-                self.own.word(leaf + BODY + at + 8 * i).store(word, Relaxed);
+            let (words, _) = bytes.as_chunks();
+            let to = self.own.words(leaf + BODY + at, part.div_ceil(8));
+            for (to, &word) in to.iter().zip(words) {
+                to.store(u64::from_le_bytes(word), Relaxed);
             }
             at += part;
         }
@@ -176,10 +177,10 @@ impl Board for ShmBoard {
             let (first, skip) = (from / 8 * 8, from % 8);
             let part = (len - done).min(CHUNK - skip);
             let mut bytes = [0; CHUNK];
-            let words = (skip + part).next_multiple_of(8);
-            for (i, word) in bytes[..words].chunks_exact_mut(8).enumerate() {
-                let said = mem.word(body + first + 8 * i).load(Relaxed);
-                word.copy_from_slice(&said.to_le_bytes());
+            let (words, _) = bytes.as_chunks_mut();
+            let from_words = mem.words(body + first, (skip + part).div_ceil(8));
+            for (word, from) in words.iter_mut().zip(from_words) {
+                *word = from.load(Relaxed).to_le_bytes();
             }
             to.write_at(to_at + done, &bytes[skip..skip + part]);
             (done, from) = (done + part, from + part);

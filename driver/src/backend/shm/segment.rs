@@ -124,11 +124,18 @@ impl SlotMem {
     /// The word at byte `at`.
     #[inline(always)]
     pub(super) fn word(&self, at: usize) -> &AtomicU64 {
-        let i = at / 8;
-        assert!(i < SLOT_LEN / 8 && !self.0.is_null());
-        // SAFETY: word `i` of a slot of the mapping (`reserve_slot`), which is aligned to a page
-        // and reserved; every access to it by anybody is atomic.
-        unsafe { &*self.0.wrapping_add(i) }
+        let [word] = self.words(at, 1) else { unreachable!("one was asked for") };
+        word
+    }
+
+    /// The `count` words from byte `at` on.
+    #[inline(always)]
+    pub(super) fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        let (i, all) = (at / 8, SLOT_LEN / 8);
+        assert!(i <= all && count <= all - i && !self.0.is_null());
+        // SAFETY: words of a slot of the mapping (`reserve_slot`), which is aligned to a page and
+        // reserved; every access to them by anybody is atomic.
+        unsafe { std::slice::from_raw_parts(self.0.wrapping_add(i), count) }
     }
 }
 
