@@ -177,6 +177,12 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         (Op::End(end), vec![], "src_op=1 src_gen=2 status=2"),
         (Op::Nop(NopOp { units: 3, cuts: true, drops: Some(7) }), vec![], "drop_seq=7 units=3"),
         (Op::Nack(NackOp { reason: NackReason::NoEndpoint }), vec![], "nack_reason=2"),
+        (
+            Op::Who(who(Host::V4([10, 1, 1, 1]))),
+            vec![],
+            "nonce=0x0000000000000003 who_kind=1 host_kind=4 service=7471 version_min=2 \
+            version_max=2 host.v4=10.1.1.1",
+        ),
         (Op::Probe(ProbeOp { heard: 9000 }), vec![], "heard=9000"),
         (Op::Ping, vec![], ""),
         (
@@ -197,6 +203,10 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
     .into_iter()
     .chain(one_sided())
     .collect()
+}
+
+fn who(host: Host) -> WhoOp {
+    WhoOp { nonce: 3, here: true, host, service: 7471, versions: VERSIONS }
 }
 
 fn one_sided() -> Vec<(Op, Vec<u8>, &'static str)> {
