@@ -357,7 +357,12 @@ fn dissector_and_codec_refuse_the_same() {
     let mut kinds = [false; WireError::COUNT];
     for (bytes, row) in frames.iter().zip(rows) {
         let rx = RxFrame::new(bytes);
-        let cause = Base::parse(&rx).and_then(|base| Op::parse(&rx, &base)).err();
+        let mut cause = Base::parse(&rx).and_then(|base| Op::parse(&rx, &base)).err();
+        // A node takes an RST of every version.
+        let is_rst = bytes[14] & 31 == Ty::Rst as u8 && bytes.len() >= BASE_LEN + RstOp::LEN;
+        if cause == Some(WireError::Version) && is_rst {
+            cause = RstOp::parse(&rx).err();
+        }
         let want = cause.map_or("", WireError::name);
         assert_eq!(row[0], want, "{bytes:02x?}");
         assert_eq!(row[1].is_empty(), cause.is_none(), "{bytes:02x?}");
