@@ -358,7 +358,8 @@ pub struct Info {
 ///
 /// `node` and `service` name an address as [`resolve`] takes it: ours with
 /// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's. On
-/// a `udp:` port they may be a host and a number as well ([`Names::find`]).
+/// ports that leave the machine they may be a host and a number as well, for which others may be
+/// asked, which takes [`PATIENCE`](crate::names::PATIENCE) if nobody answers ([`Names::find`]).
 ///
 /// # Errors
 /// - [`Error::NoData`]: nothing matches.

@@ -360,3 +360,22 @@ fn over_at(now: Instant, until: Until, sent: u64, started: Instant) -> bool {
         Until::Time(time) => now.saturating_duration_since(started) >= time && sent > 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_and_its_service_are_told_apart() {
+        for (text, host, service) in [
+            ("node7", "node7", None),
+            ("node7:9", "node7", Some("9")),
+            ("10.1.1.1:52000", "10.1.1.1", Some("52000")),
+            ("2001:db8::1", "2001:db8::1", None),
+            ("[2001:db8::1]", "2001:db8::1", None),
+            ("[2001:db8::1]:9", "2001:db8::1", Some("9")),
+        ] {
+            assert_eq!(host_and_service(text), (host, service), "{text}");
+        }
+    }
+}
