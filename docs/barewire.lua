@@ -11,13 +11,13 @@ local p = Proto("barewire", "barewire fabric")
 
 local TYPES = {
   [1] = "ACK", [2] = "MSG", [3] = "PACK", [4] = "MSGM", [5] = "RNDV", [6] = "PULL", [7] = "DATA",
-  [8] = "END", [9] = "NOP", [10] = "NACK", [12] = "PROBE", [13] = "PING", [14] = "RST", [15] = "OPEN",
+  [8] = "END", [9] = "NOP", [10] = "NACK", [11] = "WHO", [12] = "PROBE", [13] = "PING", [14] = "RST", [15] = "OPEN",
   [16] = "WRITE", [17] = "READ", [18] = "ATOMIC", [19] = "RESP",
 }
 -- Least length of the operation header.
 local OP_LEN = {
   [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 8, [10] = 8,
-  [12] = 8, [13] = 0, [14] = 32, [15] = 64, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
+  [11] = 32, [12] = 8, [13] = 0, [14] = 32, [15] = 64, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
 }
 local HAS_PAYLOAD = {
   [2] = true, [3] = true, [4] = true, [7] = true, [16] = true, [18] = true, [19] = true,
@@ -115,6 +115,13 @@ field("cuts", ProtoField.bool, "The message under way ends here", 8, nil, 1)
 field("drops", ProtoField.bool, "The operation is given up", 8, nil, 2)
 field("drop_seq", ProtoField.uint16, "Number of the operation given up", base.DEC)
 field("units", ProtoField.uint32, "Eager units used by what it replaces", base.DEC)
+field("nonce", ProtoField.uint64, "Nonce", base.HEX)
+field("who_kind", ProtoField.uint8, "Kind", base.DEC, { [0] = "WHO", [1] = "HERE" })
+field("host_kind", ProtoField.uint8, "Kind of host", base.DEC, { [1] = "name", [4] = "IPv4", [6] = "IPv6" })
+field("service", ProtoField.uint16, "Service", base.DEC)
+field("host.name", ProtoField.uint64, "Host, SipHash of its name", base.HEX)
+field("host.v4", ProtoField.ipv4, "Host")
+field("host.v6", ProtoField.ipv6, "Host")
 field("heard", ProtoField.uint16, "Heard, bytes", base.DEC)
 field("nack_reason", ProtoField.uint16, "Reason", base.DEC, NACK_REASON)
 field("echo_sid", ProtoField.uint32, "Echoed session", base.HEX)
@@ -363,6 +370,31 @@ local function is_range(lowest, highest)
   return 0 < lowest and lowest <= highest and highest < 8
 end
 
+-- Which field says the host of a WHO, and how many bytes of 16 it has.
+local HOST = { [1] = { "host.name", 8 }, [4] = { "host.v4", 4 }, [6] = { "host.v6", 16 } }
+
+ops[11] = function(state, tree, op)
+  tree:add_le(f["nonce"], op(0, 8))
+  tree:add(f["who_kind"], op(8, 1))
+  tree:add(f["host_kind"], op(9, 1))
+  tree:add_le(f["service"], op(10, 2))
+  local lowest, highest = versions(tree, op, 12)
+  local kind, host, service = op(8, 1):uint(), HOST[op(9, 1):uint()], op(10, 2):le_uint()
+  if kind > 1 or host == nil then refuse(state, "who_kind", true) end
+  if host[2] == 16 or host[2] == 4 then
+    tree:add(f[host[1]], op(16, host[2]))
+  else
+    tree:add_le(f[host[1]], op(16, host[2]))
+  end
+  if host[2] < 16 then zero(state, tree, op(16 + host[2], 16 - host[2])) end
+  zero(state, tree, op(14, 2))
+  local nonce = op(0, 8):le_uint64() ~= UInt64(0)
+  if kind == 0 and not nonce or kind == 1 and service == 0 then refuse(state, "nameless") end
+  if not is_range(lowest, highest) then refuse(state, "versions") end
+  local what = kind == 0 and "WHO" or nonce and "HERE" or "HERE (announced)"
+  state.info = state.info .. string.format(" %s %d", what, service)
+end
+
 ops[14] = function(state, tree, op)
   tree:add_le(f["echo_sid"], op(0, 4))
   tree:add_le(f["echo_psn"], op(4, 4))
@@ -554,7 +586,7 @@ local function prologue(state, buf, pinfo, tree)
   if band(w, 0x20) ~= 0 then state.info = state.info .. " [RTX]" end
   if band(w, 0x40) ~= 0 then state.info = state.info .. " [AR]" end
   if TYPES[state.type] == nil and state.type < 16 then refuse(state, "reserved_type", true) end
-  if state.dst_sid == 0 and state.type ~= 14 and state.type ~= 15 then
+  if state.dst_sid == 0 and state.type ~= 11 and state.type ~= 14 and state.type ~= 15 then
     refuse(state, "no_sid", true)
   end
   if TYPES[state.type] == nil then

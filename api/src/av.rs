@@ -1,6 +1,7 @@
 //! Address vectors: from addresses that travel between processes to the numbers that data calls
 //! take.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{AvId, Node};
@@ -127,7 +128,8 @@ impl Av {
     #[doc(alias = "fi_av_insertsvc")]
     pub fn insertsvc(&self, node: &str, service: &str) -> Result<FiAddr> {
         let [node, service] = [node, service].map(|text| Some(text).filter(|t| !t.is_empty()));
-        let addr = self.names().find(node, service, Whose::Peers, false)?;
+        let way = &**self.0.dom.arc();
+        let addr = self.names().find_by(node, service, Whose::Peers, false, way)?;
         let addr = addr.ok_or(Error::Invalid("service: a peer has a number"))?;
         let mut core = self.0.dom.enter()?;
         let at = core.engine.av_insert(self.0.id, addr);
@@ -151,9 +153,16 @@ impl Av {
         fi_addrs: &mut [FiAddr],
     ) -> Result<usize> {
         let service = Some(service).filter(|text| !text.is_empty());
-        let all = self.names().symmetric(node, service, node_count, service_count)?;
+        let way = &**self.0.dom.arc();
+        let all = self.names().symmetric(node, service, node_count, service_count, way)?;
         let each = all.iter().map(|a| EpAddr::from_bytes(&a.to_bytes()));
         self.insert_each(each, all.len(), fi_addrs, None)
+    }
+
+    /// The addresses of services at hosts, as [`insertsvc`](Self::insertsvc) finds them; those that
+    /// have to be asked for are asked for at once, so that all of it takes no longer than one.
+    pub fn find_hosts(&self, hosts: &[(IpAddr, u16)]) -> Vec<Result<EpAddr>> {
+        self.0.dom.find_hosts(hosts)
     }
 
     /// What host and service mean on the domain's port.

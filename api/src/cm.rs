@@ -41,6 +41,7 @@ use crate::fabric::{Fabric, Taken, open_port};
 pub use crate::info::ConnRequest;
 use crate::info::{EpType, Info};
 use crate::inner::{Core, Shared};
+use crate::names::Served;
 use crate::settings::{Settings, Threading};
 
 use connected::{Connected, linger};
@@ -192,6 +193,8 @@ impl EpCommon {
 /// reading its event queue drives.
 pub struct PassiveEndpoint {
     domain: Domain,
+    /// What it answers for.
+    _served: Option<Served>,
     eq: Mutex<Option<Arc<EqInner>>>,
     fid: AtomicU64,
 }
@@ -217,11 +220,19 @@ impl Fabric {
         let port = open_port(&info, &settings, Taken::Refused)?;
         let domain = self.domain_on(&info, settings, port)?;
         let opened = info.source_number(&domain.dom.caps).and_then(|number| {
+            let served = domain.dom.claim_service(&info)?;
             let mut core = domain.dom.enter()?;
-            open(&mut core, &domain.dom, number)
+            open(&mut core, &domain.dom, number)?;
+            core.serve(served.as_ref());
+            Ok(served)
         });
-        opened.map_err(|e| OpenError::new(e, format!("passive endpoint: {e}")))?;
-        Ok(PassiveEndpoint { domain, eq: Mutex::default(), fid: AtomicU64::new(0) })
+        let served = opened.map_err(|e| OpenError::new(e, format!("passive endpoint: {e}")))?;
+        Ok(PassiveEndpoint {
+            domain,
+            _served: served,
+            eq: Mutex::default(),
+            fid: AtomicU64::new(0),
+        })
     }
 }
 

@@ -1,10 +1,12 @@
 //! Domains: one port, one node, and everything that lives on them.
 
 use std::io::Read;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{Node, NodeSettings};
 use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::EpAddr;
 use barewire_driver::port::{Port, PortCaps, PortCounters};
 
 use crate::av::{Av, AvAttr};
@@ -14,13 +16,16 @@ use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result, refused_by_system};
+use crate::hosts::{interface_of, own_hosts};
 use crate::info::Info;
-use crate::inner::DomainRef;
+use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
+use crate::names::{Names, Served};
 use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
 use crate::wait::WaitObj;
+use crate::who::{Answers, Wanted, Way, converse, note_domain};
 
 /// A domain (`struct fid_domain`): a port and the node behind it.
 ///
@@ -61,6 +66,10 @@ impl Domain {
         let dom = DomainRef::new(engine, settings, entry, stats);
         if let Ok(mut core) = dom.enter() {
             core.mrs.set_mode(info.domain_attr.mr_mode);
+        }
+        if let (Entry::Shared, Some(name)) = (entry, &info.domain_attr.name) {
+            let way: Arc<dyn Way> = Arc::clone(dom.arc()) as _;
+            note_domain(name, Arc::downgrade(&way));
         }
         let progress = info.domain_attr.data_progress;
         // The setting is the user's, who may know better than the program that this one needs it.
@@ -221,6 +230,45 @@ impl Domain {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         if self.dom.objects() > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
+
+impl Way for Shared {
+    fn ask(&self, wanted: &[Wanted]) -> std::result::Result<Vec<Answers>, OpenError> {
+        let turn = |f: &mut dyn FnMut(&mut Node)| {
+            let mut core = self.enter()?;
+            f(core.node());
+            core.turn(self);
+            Ok(())
+        };
+        let refused = |e| OpenError::new(e, format!("{}: cannot ask: {e}", self.caps.name));
+        converse(wanted, turn).map_err(refused)
+    }
+}
+
+impl Shared {
+    /// The addresses of services at hosts.
+    pub(crate) fn find_hosts(&self, hosts: &[(IpAddr, u16)]) -> Vec<Result<EpAddr>> {
+        let found = Names::of(&self.caps.name).find_all(hosts, self);
+        found.into_iter().map(|found| found.map_err(Error::from)).collect()
+    }
+
+    /// What an endpoint with the source address of `info` answers for.
+    ///
+    /// # Errors
+    /// [`Error::AddrInUse`]: another process of this host does.
+    pub(crate) fn claim_service(&self, info: &Info) -> Result<Option<Served>> {
+        Names::claim(&self.caps, info.source()?)
+    }
+}
+
+impl Core {
+    /// Answers for a service from now on.
+    pub(crate) fn serve(&mut self, served: Option<&Served>) {
+        let Some(served) = served else { return };
+        let hosts = own_hosts(interface_of(&self.engine.caps().name));
+        self.node().set_hosts(hosts);
+        self.node().serve_name(served.service);
     }
 }
 

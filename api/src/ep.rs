@@ -1,6 +1,7 @@
 //! Endpoints: their life, what is bound to them and their options. The data calls of the safe face
 //! stand in `msg.rs` and `tagged.rs`, those of the raw face in `raw.rs`.
 
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -24,6 +25,7 @@ use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::info::{AddrFormat, CTX_MAX, EpType, Info, RxAttr, number_at};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
+use crate::names::Served;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
 /// are `size_t` or `bool`.
@@ -72,6 +74,8 @@ struct Bound {
     avs: Vec<Arc<AvInner>>,
     eqs: Vec<Arc<EqInner>>,
     srx: Option<Kept>,
+    /// What it answers for.
+    served: Option<Served>,
     /// What it is a context of.
     context: Option<Box<dyn Parent>>,
 }
@@ -162,6 +166,7 @@ impl EpCommon {
         }
         Self::check(info)?;
         let number = info.source_number(&dom.caps)?;
+        let served = dom.claim_service(info)?;
         let attr = NodeEpAttr {
             number,
             caps: info.caps,
@@ -177,8 +182,10 @@ impl EpCommon {
         if info.src_addr.is_some() {
             core.node().reach_by_name();
         }
+        core.serve(served.as_ref());
         drop(core);
         let mut ep = Self::of(dom, id, connected, &attr);
+        ep.bound().served = served;
         if info.ep_attr.max_msg_size != 0 {
             ep.max_msg_size = info.ep_attr.max_msg_size;
         }
@@ -186,6 +193,14 @@ impl EpCommon {
             ep.bind_av(it.av())?;
         }
         Ok(ep)
+    }
+
+    /// The address of a service at a host, as [`Av::find_hosts`] finds it.
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: nobody says that he serves there.
+    pub fn find_host(&self, ip: IpAddr, service: u16) -> Result<EpAddr> {
+        self.dom.find_hosts(&[(ip, service)]).pop().unwrap_or(Err(Error::NoData))
     }
 
     /// Refuses what no endpoint here has.

@@ -13,7 +13,7 @@ use barewire_driver::port::{MacAddr, PortCaps};
 use crate::addr::resolve;
 use crate::errno::{Error, OpenError, Result, open_error};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
-use crate::names::{Names, Whose};
+use crate::names::{Names, Through, Whose, is_placeholder};
 use crate::settings::{DEFAULT_PORT, Progress, Settings, Threading};
 
 /// A version of the interface, as `FI_VERSION(major, minor)`.
@@ -358,7 +358,8 @@ pub struct Info {
 ///
 /// `node` and `service` name an address as [`resolve`] takes it: ours with
 /// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's. On
-/// a `udp:` port they may be a host and a number as well ([`Names::find`]).
+/// ports that leave the machine they may be a host and a number as well, for which others may be
+/// asked, which takes [`PATIENCE`](crate::names::PATIENCE) if nobody answers ([`Names::find`]).
 ///
 /// # Errors
 /// - [`Error::NoData`]: nothing matches.
@@ -414,7 +415,7 @@ pub fn getinfo_with(
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
             check(hints, &answer)?;
-            addresses(&mut answer, hints, node, service, flags)?;
+            addresses(&mut answer, hints, (node, service), flags, settings)?;
         }
         answers.push(answer);
     }
@@ -657,18 +658,20 @@ fn check_domain(hint: &DomainAttr) -> bool {
 fn addresses(
     answer: &mut Info,
     hints: &Info,
-    node: Option<&str>,
-    service: Option<&str>,
+    (node, service): (Option<&str>, Option<&str>),
     flags: InfoFlags,
+    settings: &Settings,
 ) -> Result<()> {
     let source = flags.contains(InfoFlags::SOURCE);
     let format = answer.addr_format;
-    let names = Names::of(answer.domain_attr.name.as_deref().unwrap_or_default());
+    let port = answer.domain_attr.name.clone().unwrap_or_default();
+    let names = Names::of(&port);
     let named = match (node, service) {
         (None, None) => None,
         (node, service) if names != Names::Labels => {
             let whose = if source { Whose::Ours } else { Whose::Peers };
-            names.find(node, service, whose, flags.contains(InfoFlags::NUMERICHOST))?
+            let numeric = flags.contains(InfoFlags::NUMERICHOST);
+            names.find(node, service, whose, numeric, &Through::port(&port, settings))?
         }
         (Some(node), service) => Some(resolve(node, service)?),
         (None, Some(service)) if source => {
@@ -719,7 +722,9 @@ fn decode(format: AddrFormat, bytes: &[u8]) -> Result<EpAddr> {
 /// [`Error::AddrNotAvail`]: it is another port's. [`Error::Invalid`]: it is none.
 pub(crate) fn number_at(port: &PortCaps, format: AddrFormat, bytes: &[u8]) -> Result<u16> {
     let addr = decode(format, bytes)?;
-    if addr.mac != MacAddr::default() && addr.mac != port.mac {
+    let is_any =
+        |addr| is_placeholder(addr) && matches!(Names::of(&port.name), Names::Asked { .. });
+    if addr.mac != MacAddr::default() && addr.mac != port.mac && !is_any(addr) {
         return Err(Error::AddrNotAvail);
     }
     Ok(addr.ep)

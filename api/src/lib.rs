@@ -48,6 +48,7 @@ pub mod eq;
 pub mod errno;
 pub mod fabric;
 pub mod flags;
+mod hosts;
 pub mod info;
 mod inner;
 pub mod kfi;
@@ -64,6 +65,7 @@ pub mod settings;
 pub mod stats;
 pub mod tagged;
 pub mod wait;
+mod who;
 pub mod work;
 
 pub use atomic::{AtomicAttr, AtomicKind, AtomicMsg, AtomicOp, Datatype, What};

@@ -9,21 +9,34 @@
 //! UDP port whose lower 14 bits are those of the service ([`udp_port`]), which from 49152 on is the
 //! service itself.
 //!
+//! # Segments
+//! A *label* is the address of an endpoint that a program knows by a service only. On `shm:` the
+//! domain that is opened with it takes the MAC `06:62:77:00:PP:PP`, which says it. Only the host
+//! itself is known by name.
+//!
 //! # Other ports
-//! A *label* is the address of an endpoint that a program knows by a service only. The domain that
-//! is opened with it takes the MAC `06:62:77:00:PP:PP`, which says it. Only the host itself is
-//! known by name.
+//! Who serves a service at a host is asked for (`who.rs`). An endpoint that asks for a service has
+//! that number and answers for it, at every address of its host and at its name: also at those of
+//! other interfaces, since a name leads to any of them and a device that the kernel does not know
+//! has none. No other process of the host gets the service on that device. A label stands in its
+//! place until the domain is open and the MAC is known.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, ToSocketAddrs, UdpSocket};
+use std::os::fd::OwnedFd;
 
 use barewire_dataplane::types::EpAddr;
+use barewire_driver::backend::netdev::hold;
 use barewire_driver::backend::udp::{PORTS, PORTS_TRIED, addr_of, mac_of};
-use barewire_driver::open::{choose, udp_place, with_udp_port};
-use barewire_driver::port::MacAddr;
+use barewire_driver::open::{choose, kind_and_device, udp_place, with_udp_port};
+use barewire_driver::port::{MacAddr, PortCaps};
 
 use crate::addr::resolve;
-use crate::errno::Error;
+use crate::errno::{Error, Result as FiResult, refused_by_system};
+use crate::hosts::{interface_of, ip_of, note, own_ips, own_name};
+use crate::settings::Settings;
+pub use crate::who::PATIENCE;
+use crate::who::{Answers, PortWay, Wanted, Way};
 
 /// What host and service mean on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +50,39 @@ pub enum Names {
         /// Its UDP port, if that is settled.
         port: Option<u16>,
     },
+    /// Who serves a service at a host is asked for.
+    Asked {
+        /// An IPv4 address of this host, of the port's interface if that has one; else
+        /// `127.0.0.1`.
+        ip: Ipv4Addr,
+    },
+}
+
+/// Kinds of ports on which services are asked for.
+const ASKED: &[&str] = &["afpacket", "xdp", "memif", "vfio", "dpdk"];
+
+/// Network and first half of the host of IPv6 addresses that are a MAC: who writes the address of
+/// an endpoint that has no other as a `sockaddr_in6` writes this. Its numbers are ours (RFC 4193:
+/// "bar ew"), so that nobody else has them.
+const MAC_NET: [u16; 4] = [0xfd62, 0x6172, 0x6577, 0];
+
+/// Through what services are asked for, where they are.
+pub struct Through<'a> {
+    name: &'a str,
+    chosen: Option<String>,
+    near: bool,
+}
+
+impl<'a> Through<'a> {
+    /// The port `name`: a domain of this process that is open on it, or else the port itself,
+    /// opened for the question.
+    pub fn port(name: &'a str, settings: &Settings) -> Self {
+        Self { name, chosen: choose(name).ok(), near: settings.near }
+    }
+
+    pub(crate) fn way(&self) -> PortWay<'_> {
+        PortWay { name: self.chosen.as_deref().unwrap_or(self.name), near: self.near }
+    }
 }
 
 /// Whose address is asked for.
@@ -78,9 +124,18 @@ pub fn label(service: u16) -> EpAddr {
 impl Names {
     /// What they mean on the port that `spec` names.
     pub fn of(spec: &str) -> Self {
-        let port = choose(spec).ok();
-        let place = port.and_then(|port| udp_place(&port));
-        place.map_or(Self::Labels, |(ip, port)| Self::Udp { ip, port })
+        let Ok(port) = choose(spec) else { return Self::Labels };
+        if let Some((ip, port)) = udp_place(&port) {
+            return Self::Udp { ip, port };
+        }
+        match kind_and_device(&port) {
+            Some((kind, device)) if ASKED.contains(&kind) => {
+                let v4 = |ip: IpAddr| if let IpAddr::V4(ip) = ip { Some(ip) } else { None };
+                let ip = own_ips(device).into_iter().find_map(v4);
+                Self::Asked { ip: ip.unwrap_or(Ipv4Addr::LOCALHOST) }
+            }
+            _ => Self::Labels,
+        }
     }
 
     /// The address of the service at `host`. The unspecified address is this host, and so is a
@@ -98,7 +153,12 @@ impl Names {
     pub fn name(self, addr: EpAddr) -> (SocketAddrV4, bool) {
         let host = match self {
             Self::Udp { .. } => addr_of(addr.mac).map(|place| *place.ip()),
-            Self::Labels => None,
+            Self::Labels => Some(Ipv4Addr::LOCALHOST),
+            Self::Asked { ip } if addr.mac == label(addr.ep).mac => Some(ip),
+            Self::Asked { .. } => match ip_of(addr.mac) {
+                Some(IpAddr::V4(ip)) => Some(ip),
+                _ => Some(Ipv4Addr::UNSPECIFIED),
+            },
         };
         let host = host.unwrap_or(Ipv4Addr::LOCALHOST);
         (SocketAddrV4::new(host, addr.ep), self.at(host, addr.ep).mac == addr.mac)
@@ -110,7 +170,7 @@ impl Names {
         let (settled, tried) = match self {
             Self::Labels => (None, None),
             Self::Udp { port: Some(port), .. } => (Some(port), None),
-            Self::Udp { port: None, .. } => (None, Some(PORTS_TRIED)),
+            Self::Udp { port: None, .. } | Self::Asked { .. } => (None, Some(PORTS_TRIED)),
         };
         let settled = settled.into_iter().flat_map(|port| (0..4).map(move |n| port ^ n << 14));
         settled.chain(tried.into_iter().flatten())
@@ -122,6 +182,7 @@ impl Names {
         match self {
             Self::Labels if source.mac != label(source.ep).mac || spec.contains("mac=") => None,
             Self::Labels => Some(format!("{spec},mac={}", source.mac)),
+            Self::Asked { .. } => None,
             Self::Udp { ip, .. } => {
                 let place = addr_of(source.mac).filter(|place| *place.ip() == ip)?;
                 with_udp_port(spec, place.port())
@@ -133,7 +194,8 @@ impl Names {
     /// service by number. `None`: any service of this host is meant.
     ///
     /// `numeric` (`FI_NUMERICHOST`): the node is not looked up. Else it takes as long as the
-    /// system's resolver takes for a name.
+    /// system's resolver takes for a name, and where services are asked for, through `through`,
+    /// [`PATIENCE`] if nobody answers.
     ///
     /// # Errors
     /// [`NoName`]: nobody has it.
@@ -143,15 +205,34 @@ impl Names {
         service: Option<&str>,
         whose: Whose,
         numeric: bool,
+        through: &Through<'_>,
+    ) -> Result<Option<EpAddr>, NoName> {
+        self.find_by(node, service, whose, numeric, &through.way())
+    }
+
+    pub(crate) fn find_by(
+        self,
+        node: Option<&str>,
+        service: Option<&str>,
+        whose: Whose,
+        numeric: bool,
+        way: &dyn Way,
     ) -> Result<Option<EpAddr>, NoName> {
         if let Some(Ok(addr)) = node.map(|node| resolve(node, service.filter(|s| *s != "0"))) {
             return Ok(Some(addr));
         }
         let number = service.map_or(Ok(0), str::parse::<u16>);
         let number = number.map_err(|_| no_name(service, "a service is a number, 0 to 65535"))?;
-        let hosts = node.map(|node| hosts(node, numeric)).transpose()?;
+        let hosts = node.map(|node| hosts(node, numeric)).transpose();
+        if let Self::Asked { ip } = self {
+            return match whose {
+                Whose::Ours => own(node, hosts?, number),
+                Whose::Peers => ask(ip, node, hosts, number, way).map(Some),
+            };
+        }
+        let hosts = hosts?;
         match self {
-            Self::Labels => {
+            Self::Asked { .. } | Self::Labels => {
                 if hosts.is_some_and(|hosts| !hosts.into_iter().any(is_here)) {
                     let why = "not an address of this host, and on this port nobody else is known \
                                by name";
@@ -192,6 +273,7 @@ impl Names {
         service: Option<&str>,
         node_count: usize,
         service_count: usize,
+        way: &dyn Way,
     ) -> Result<Vec<EpAddr>, NoName> {
         let all = node_count.checked_mul(service_count);
         let mut found = Vec::with_capacity(all.unwrap_or(0).min(1 << 20));
@@ -206,7 +288,11 @@ impl Names {
                     let own = self == Self::Labels;
                     let node = if own { Some(node.to_owned()) } else { following(node, n) };
                     let node = node.ok_or_else(end)?;
-                    let first = self.find(Some(&node), service, Whose::Peers, false)?;
+                    if matches!(self, Self::Asked { .. }) {
+                        found.extend(self.services_at(&node, service, service_count, way)?);
+                        continue;
+                    }
+                    let first = self.find_by(Some(&node), service, Whose::Peers, false, way)?;
                     (first.ok_or_else(|| no_name(Some(&node), "a peer has a service"))?, false)
                 }
             };
@@ -220,6 +306,128 @@ impl Names {
         Ok(found)
     }
 
+    /// Who serves `count` services at `node`, from `service` on.
+    fn services_at(
+        self,
+        node: &str,
+        service: Option<&str>,
+        count: usize,
+        way: &dyn Way,
+    ) -> Result<Vec<EpAddr>, NoName> {
+        let first = service.map_or(Ok(0), str::parse::<u16>);
+        let first = first.map_err(|_| no_name(service, "a service is a number, 0 to 65535"))?;
+        let each = (0..count).map(|n| {
+            let service = u16::try_from(n).ok().and_then(|n| first.checked_add(n));
+            let service = service.ok_or_else(|| no_name(Some(node), "it has too few followers"));
+            let service = service?.to_string();
+            let found = self.find_by(Some(node), Some(&service), Whose::Peers, false, way)?;
+            found.ok_or_else(|| no_name(Some(node), "a peer has a service"))
+        });
+        each.collect()
+    }
+
+    /// The addresses of services at hosts by their IP address, all asked for at once where they
+    /// are.
+    pub(crate) fn find_all(
+        self,
+        hosts: &[(IpAddr, u16)],
+        way: &dyn Way,
+    ) -> Vec<Result<EpAddr, NoName>> {
+        let exact = |&(ip, service): &(IpAddr, u16)| self.exact(ip, service).map(Ok);
+        let mut found: Vec<_> = hosts.iter().map(exact).collect();
+        let open = || found.iter().enumerate().filter(|(_, exact)| exact.is_none());
+        let open: Vec<usize> = open().map(|(i, _)| i).collect();
+        if let Self::Asked { ip: own } = self
+            && !open.is_empty()
+        {
+            let wanted = |&i: &usize| {
+                let (ip, service) = hosts[i];
+                wanted(own, None, &[ip], service)
+            };
+            let wanted: Vec<Wanted> = open.iter().map(wanted).collect();
+            let answers = way.ask(&wanted);
+            for (n, i) in open.into_iter().enumerate() {
+                let (ip, service) = hosts[i];
+                let (name, ips) = (format!("{ip}"), [ip]);
+                found[i] = Some(match &answers {
+                    Ok(answers) => heard(own, &name, &ips, service, &answers[n]),
+                    Err(why) => Err(no_name(Some(&name), why)),
+                });
+            }
+        }
+        let nobody = |i: usize| no_name(Some(&hosts[i].0.to_string()), "ports here carry IPv4");
+        let each = found.into_iter().enumerate();
+        each.map(|(i, found)| found.unwrap_or_else(|| Err(nobody(i)))).collect()
+    }
+
+    /// The address that an IP address and a service are on their own. `None`: somebody has to be
+    /// asked, or the port carries no such addresses.
+    pub fn exact(self, host: IpAddr, service: u16) -> Option<EpAddr> {
+        match (self, host.to_canonical()) {
+            (Self::Labels, _) => Some(label(service)),
+            (Self::Udp { .. }, IpAddr::V4(host)) => Some(self.at(host, service)),
+            (Self::Udp { .. }, IpAddr::V6(_)) | (_, IpAddr::V4(_)) => None,
+            (Self::Asked { .. }, IpAddr::V6(host)) => {
+                mac_in(host).map(|mac| EpAddr { mac, ep: service, incarnation: 0 })
+            }
+        }
+    }
+
+    /// Remembers that an address is at `ip`, to write it so.
+    pub fn found_at(self, addr: EpAddr, ip: IpAddr) {
+        if matches!(self, Self::Asked { .. }) && !ip.is_unspecified() && !ip.is_loopback() {
+            note(addr.mac, ip.to_canonical());
+        }
+    }
+
+    /// IPv6 address and service of an address. Where it is at no IP address that leads to it, the
+    /// MAC is one.
+    pub fn name6(self, addr: EpAddr) -> (Ipv6Addr, u16) {
+        let ip = match self {
+            Self::Asked { .. } if addr.mac != label(addr.ep).mac => match ip_of(addr.mac) {
+                Some(IpAddr::V6(ip)) => ip,
+                _ => mac_as_ip(addr.mac),
+            },
+            _ => self.name(addr).0.ip().to_ipv6_mapped(),
+        };
+        (ip, addr.ep)
+    }
+
+    /// Whether `ip` is this host, at the port: what an own address may say.
+    pub fn is_own(self, ip: IpAddr) -> bool {
+        match (self, ip.to_canonical()) {
+            (_, ip) if ip.is_unspecified() || ip.is_loopback() => true,
+            (Self::Labels, IpAddr::V4(_)) => true,
+            (Self::Udp { ip: ours, .. }, IpAddr::V4(ip)) => ip == ours,
+            (Self::Asked { ip: ours }, IpAddr::V4(ip)) if ip == ours => true,
+            (Self::Udp { .. }, IpAddr::V6(_)) => false,
+            (_, ip) => is_here(ip),
+        }
+    }
+
+    /// The service that an endpoint with the address `source` answers for at `port`, if it does,
+    /// and what keeps it from other processes of this host.
+    ///
+    /// # Errors
+    /// [`Error::AddrInUse`]: another endpoint of the host has it.
+    pub(crate) fn claim(port: &PortCaps, source: Option<EpAddr>) -> FiResult<Option<Served>> {
+        let Some(source) = source.filter(|addr| is_placeholder(*addr) && addr.ep != 0) else {
+            return Ok(None);
+        };
+        let Self::Asked { ip } = Self::of(&port.name) else { return Ok(None) };
+        // The number first: the kernel's names have an end.
+        let name = format!("barewire-service-{}-{}", source.ep, interface_of(&port.name));
+        let claim = hold(&name).map_err(|e| match e.raw_os_error() {
+            Some(libc::EADDRINUSE) => {
+                tracing::warn!("service {}: another process of this host has it", source.ep);
+                Error::AddrInUse
+            }
+            e => refused_by_system("the name of a service", e.unwrap_or(libc::EIO)),
+        })?;
+        note(port.mac, ip.into());
+        Ok(Some(Served { service: source.ep, _claim: claim }))
+    }
+
     /// Our address with a service, if the UDP port is not settled otherwise.
     fn free(self, service: u16, port: Option<u16>) -> Result<Option<EpAddr>, NoName> {
         let need = udp_port(service);
@@ -231,6 +439,115 @@ impl Names {
             }
         }
     }
+}
+
+/// A service that an endpoint answers for, as long as this is there.
+pub(crate) struct Served {
+    pub(crate) service: u16,
+    _claim: OwnedFd,
+}
+
+/// Whether an address is a label that stands for the port's own, whose MAC is not known yet.
+pub(crate) fn is_placeholder(addr: EpAddr) -> bool {
+    addr.mac == label(addr.ep).mac
+}
+
+/// The IPv6 address that is a MAC, as [`MAC_NET`] says.
+fn mac_as_ip(mac: MacAddr) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0.map(u16::from);
+    let [n, o, p, q] = MAC_NET;
+    Ipv6Addr::new(n, o, p, q, 0, a << 8 | b, c << 8 | d, e << 8 | f)
+}
+
+fn mac_in(ip: Ipv6Addr) -> Option<MacAddr> {
+    let bytes = ip.octets();
+    let mac = MacAddr(*bytes.last_chunk()?);
+    (mac_as_ip(mac) == ip && !mac.is_group() && mac != MacAddr::default()).then_some(mac)
+}
+
+/// The address of an endpoint of this host that asks for `service`, if `node` is this host.
+fn own(
+    node: Option<&str>,
+    hosts: Option<Vec<IpAddr>>,
+    service: u16,
+) -> Result<Option<EpAddr>, NoName> {
+    let here = |ip: IpAddr| ip.is_unspecified() || is_here(ip);
+    if hosts.is_some_and(|hosts| !hosts.into_iter().any(here)) {
+        return Err(no_name(node, "not an address of this host"));
+    }
+    Ok((service != 0).then(|| label(service)))
+}
+
+/// Who is to be asked for: `own` is this host's IPv4 address, `name` what the host is called.
+fn wanted(own: Ipv4Addr, name: Option<&str>, ips: &[IpAddr], service: u16) -> Wanted {
+    let is_own = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified();
+    match name.is_none() && ips.is_empty() || ips.iter().any(is_own) {
+        false => Wanted::new(name, ips, service),
+        // No other host answers to that.
+        true if !own.is_loopback() => Wanted::new(None, &[own.into()], service),
+        true => Wanted::new(Some(&own_name()), &[], service),
+    }
+}
+
+/// Asks who serves `service` at `node`.
+fn ask(
+    own: Ipv4Addr,
+    node: Option<&str>,
+    hosts: Result<Option<Vec<IpAddr>>, NoName>,
+    service: u16,
+    way: &dyn Way,
+) -> Result<EpAddr, NoName> {
+    // A name that the resolver does not know may be one that a host says of itself.
+    let (ips, unresolved) = match hosts {
+        Ok(ips) => (ips.unwrap_or_default(), None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
+    let name = node.filter(|node| node.parse::<IpAddr>().is_err());
+    let answers = way.ask(&[wanted(own, name, &ips, service)]);
+    let text = node.unwrap_or("this host");
+    let answers = answers.map_err(|why| no_name(Some(text), why))?;
+    heard(own, text, &ips, service, &answers[0]).map_err(|why| match unresolved {
+        Some(unresolved) => NoName(format!("{unresolved}; {why}")),
+        None => why,
+    })
+}
+
+/// What the answers to a question come to.
+fn heard(
+    own: Ipv4Addr,
+    text: &str,
+    ips: &[IpAddr],
+    service: u16,
+    answers: &Answers,
+) -> Result<EpAddr, NoName> {
+    let service_text = match service {
+        0 => "a service".to_owned(),
+        n => format!("service {n}"),
+    };
+    let Some(first) = answers.first() else {
+        let asked: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
+        let at = if asked.is_empty() { String::new() } else { format!(" ({})", asked.join(", ")) };
+        let ms = PATIENCE.as_millis();
+        return Err(NoName(format!(
+            "{text}{at}: everybody on the segment was asked, by WHO, and within {ms} ms nobody \
+             said that he serves {service_text} there; does a server run there, on the same \
+             segment, that asked for it (FI_SOURCE)?"
+        )));
+    };
+    if service != 0
+        && let Some(other) = answers.iter().find(|other| other.mac != first.mac)
+    {
+        tracing::warn!(
+            "{text}: both {} and {} say that they serve {service_text} there; the first is taken. \
+             Give each host an address of its own",
+            first.mac,
+            other.mac
+        );
+    }
+    let v4 = ips.iter().find(|ip| ip.is_ipv4()).or(ips.first());
+    let ip = v4.copied().filter(|ip| !ip.is_loopback() && !ip.is_unspecified());
+    note(first.mac, ip.unwrap_or(own.into()));
+    Ok(EpAddr { mac: first.mac, ep: first.ep, incarnation: 0 })
 }
 
 fn no_name(what: Option<&str>, why: impl fmt::Display) -> NoName {
@@ -299,7 +616,11 @@ fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<I
 
 #[cfg(test)]
 mod tests {
+    use barewire_dataplane::node::Here;
+    use barewire_dataplane::wire::VERSIONS;
+
     use super::*;
+    use crate::errno::OpenError;
 
     const OURS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
@@ -307,12 +628,80 @@ mod tests {
         Names::Udp { ip: OURS, port }
     }
 
+    /// A segment on which these answer, whoever is asked for.
+    #[derive(Default)]
+    struct Segment(Vec<Here>);
+
+    impl Way for Segment {
+        fn ask(&self, wanted: &[Wanted]) -> Result<Vec<Answers>, OpenError> {
+            Ok(wanted.iter().map(|_| self.0.clone()).collect())
+        }
+    }
+
+    fn find(
+        names: Names,
+        node: Option<&str>,
+        service: Option<&str>,
+        numeric: bool,
+    ) -> Result<Option<EpAddr>, NoName> {
+        names.find_by(node, service, Whose::Peers, numeric, &Segment::default())
+    }
+
     fn peer(names: Names, node: Option<&str>, service: Option<&str>) -> Result<EpAddr, NoName> {
-        names.find(node, service, Whose::Peers, false).map(Option::unwrap)
+        find(names, node, service, false).map(Option::unwrap)
     }
 
     fn source(names: Names, node: Option<&str>, service: &str) -> Result<Option<EpAddr>, NoName> {
-        names.find(node, Some(service), Whose::Ours, false)
+        names.find_by(node, Some(service), Whose::Ours, false, &Segment::default())
+    }
+
+    /// Goal: where services are asked for, the first answer is the address, whoever asks and
+    /// whatever he asks by; none says who was asked; and an own name is a service of this host.
+    #[test]
+    fn where_services_are_asked_for_the_first_answer_counts() {
+        let names = Names::Asked { ip: Ipv4Addr::new(10, 1, 1, 1) };
+        let here = |mac, ep| Here { mac: MacAddr([2, 0, 0, 0, 0, mac]), ep, versions: VERSIONS };
+        let two = Segment(vec![here(7, 9), here(8, 9)]);
+        for (node, service) in [
+            (Some("10.1.1.7"), Some("9")),
+            (Some("2001:db8::7"), None),
+            (Some("localhost"), Some("9")),
+            (Some("no-host.invalid"), Some("9")),
+            (None, Some("9")),
+        ] {
+            let found = names.find_by(node, service, Whose::Peers, false, &two).unwrap().unwrap();
+            assert_eq!((found.mac.0[5], found.ep, found.incarnation), (7, 9, 0), "{node:?}");
+            let why = find(names, node, service, false).unwrap_err().to_string();
+            assert!(why.contains("everybody on the segment was asked"), "{why}");
+        }
+        let hosts = [("10.1.1.7", 9), ("2001:db8::7", 9)].map(|(ip, n)| (ip.parse().unwrap(), n));
+        assert!(names.find_all(&hosts, &two).iter().all(|found| found.as_ref().is_ok()));
+        assert!(names.find_all(&hosts, &Segment::default()).iter().all(Result::is_err));
+        let all = names.symmetric("10.1.1.7", Some("9"), 2, 2, &two).unwrap();
+        assert_eq!(all.len(), 4);
+        assert_eq!(source(names, Some("127.0.0.1"), "9"), Ok(Some(label(9))));
+        assert_eq!(source(names, None, "0"), Ok(None));
+        let e = source(names, Some("192.0.2.1"), "9").unwrap_err().to_string();
+        assert!(e.contains("192.0.2.1: not an address of this host"), "{e}");
+        assert_eq!(names.port_for("afpacket:lo", label(9)), None);
+    }
+
+    /// Goal: who is asked for as this host is asked for by what no other host has.
+    #[test]
+    fn this_host_is_asked_for_by_what_it_has_alone() {
+        let own = Ipv4Addr::new(10, 1, 1, 1);
+        let ours = Wanted::new(None, &[own.into()], 7);
+        for ips in [&[][..], &[Ipv4Addr::LOCALHOST.into()], &[Ipv4Addr::UNSPECIFIED.into()]] {
+            assert_eq!(wanted(own, None, ips, 7), ours);
+        }
+        assert_eq!(wanted(own, Some("localhost"), &[Ipv4Addr::LOCALHOST.into()], 7), ours);
+        let far: IpAddr = [10, 1, 1, 2].into();
+        assert_eq!(wanted(own, Some("x"), &[far], 7), Wanted::new(Some("x"), &[far], 7));
+        let named = Wanted::new(Some(&own_name()), &[], 7);
+        assert_eq!(wanted(Ipv4Addr::LOCALHOST, None, &[], 7), named);
+        let mac = MacAddr([2, 1, 2, 3, 4, 5]);
+        assert_eq!(mac_in(mac_as_ip(mac)), Some(mac));
+        assert_eq!(mac_in(Ipv6Addr::LOCALHOST), None);
     }
 
     #[test]
@@ -384,8 +773,8 @@ mod tests {
         for node in [Some("127.0.0.1"), Some("localhost"), None] {
             assert_eq!(peer(names, node, Some("7")), Ok(label(7)));
         }
-        assert_eq!(names.find(None, Some("0"), Whose::Peers, false), Ok(None));
-        assert_eq!(names.find(Some("127.0.0.1"), None, Whose::Peers, false), Ok(None));
+        assert_eq!(find(names, None, Some("0"), false), Ok(None));
+        assert_eq!(find(names, Some("127.0.0.1"), None, false), Ok(None));
         let mac = peer(names, Some("02:00:00:00:00:05"), Some("3")).unwrap();
         assert_eq!((mac.ep, mac.incarnation), (3, 0));
         let with = names.port_for("shm:x", label(7));
@@ -407,7 +796,7 @@ mod tests {
             assert_eq!(following(first, n).as_deref(), is, "{first} {n}");
         }
         let of = |names: Names, node, service, nodes, services| {
-            names.symmetric(node, Some(service), nodes, services).map(|all| {
+            names.symmetric(node, Some(service), nodes, services, &Segment::default()).map(|all| {
                 let name = |a: &EpAddr| names.name(*a).0.to_string();
                 all.iter().map(name).collect::<Vec<_>>().join(" ")
             })
@@ -416,7 +805,8 @@ mod tests {
         assert_eq!(all, "127.0.0.2:7 127.0.0.2:8 127.0.0.3:7 127.0.0.3:8");
         let all = of(Names::Labels, "localhost", "7", 2, 2).unwrap();
         assert_eq!(all, "127.0.0.1:7 127.0.0.1:8 127.0.0.1:7 127.0.0.1:8");
-        let all = udp(None).symmetric("02:00:00:00:00:05", Some("3"), 2, 2).unwrap();
+        let all =
+            udp(None).symmetric("02:00:00:00:00:05", Some("3"), 2, 2, &Segment::default()).unwrap();
         let all: Vec<String> = all.iter().map(EpAddr::to_string).collect();
         assert_eq!(all[3], "barewire://02:00:00:00:00:06/4");
         for (node, service) in [("127.0.0.1", "65535"), ("ff:ff:ff:ff:ff:fe", "1"), ("x y", "1")] {
@@ -437,7 +827,7 @@ mod tests {
             (udp(None), Some("224.0.0.7"), Some("7"), false, "an address of a group"),
             (udp(None), Some("2001:db8::1"), Some("7"), false, "udp ports carry IPv4"),
         ] {
-            let e = names.find(node, service, Whose::Peers, numeric).unwrap_err().to_string();
+            let e = find(names, node, service, numeric).unwrap_err().to_string();
             assert!(e.contains(says), "{e}");
         }
     }

@@ -11,6 +11,7 @@ use barewire_driver::port::MacAddr;
 use tracing::Level;
 
 use crate::errno;
+use crate::hosts::{interface_of, own_hosts};
 
 /// Lines that may be written at once. A job of many processes loses many sessions when a switch
 /// fails, and all of them write to one terminal.
@@ -77,6 +78,22 @@ impl Teller {
                         "gets frames of at most {passed} bytes, although both ends take {most}: a \
                          switch on the way carries less; raise its MTU or set a smaller mtu="
                     ));
+                }
+                Notice::NameTwice { mac, service } => {
+                    self.warn(
+                        engine,
+                        mac,
+                        format_args!(
+                            "says that it serves {service} at an address of this host, as this \
+                         process does: clients find the one or the other; give each an address, \
+                         or a service, of its own"
+                        ),
+                    );
+                }
+                Notice::HostMissed => {
+                    let interface = interface_of(&engine.caps().name).to_owned();
+                    let hosts = own_hosts(&interface);
+                    engine.node_mut().set_hosts(hosts);
                 }
                 Notice::Missed(count) => self.withheld += u64::from(count),
             }

@@ -30,6 +30,7 @@ use crate::info::{
 };
 use crate::inner::DomainRef;
 use crate::mr::MrCommon;
+use crate::names::Served;
 use crate::raw::RawEndpoint;
 
 /// A scalable endpoint (`struct fid_ep` of `fi_scalable_ep`). It sends and receives nothing itself.
@@ -39,6 +40,8 @@ pub(crate) struct SepInner {
     pub(crate) dom: DomainRef,
     pub(crate) id: SepId,
     info: Info,
+    /// What it answers for.
+    _served: Option<Served>,
     av: Mutex<Option<Av>>,
     eqs: Mutex<Vec<Arc<EqInner>>>,
     enabled: AtomicBool,
@@ -77,16 +80,19 @@ impl Domain {
             return Err(Error::Invalid("tx_ctx_cnt: 1 to 256"));
         }
         let number = info.source_number(&self.dom.caps)?;
+        let served = self.dom.claim_service(info)?;
         let mut core = self.dom.enter()?;
         let id = core.node().sep_open(number, rx)?;
         if info.src_addr.is_some() {
             core.node().reach_by_name();
         }
+        core.serve(served.as_ref());
         drop(core);
         Ok(ScalableEndpoint(Arc::new(SepInner {
             dom: self.dom.clone(),
             id,
             info: info.clone(),
+            _served: served,
             av: Mutex::default(),
             eqs: Mutex::default(),
             enabled: AtomicBool::new(false),

@@ -50,7 +50,7 @@ use switch::SwitchSnapshot;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 5;
+pub const LAYOUT: u64 = 6;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -86,7 +86,7 @@ pub const PORT_NAMES: [&str; 16] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 41] = [
+pub const NODE_NAMES: [&str; 44] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -107,6 +107,8 @@ pub const NODE_NAMES: [&str; 41] = [
     "rx_open_limited",
     "rx_unnamed",
     "rx_not_inserted",
+    "rx_who",
+    "rx_here_stray",
     "tx_frames",
     "tx_retransmits",
     "tx_acks",
@@ -114,6 +116,7 @@ pub const NODE_NAMES: [&str; 41] = [
     "tx_asks",
     "tx_replies_limited",
     "tx_challenges",
+    "tx_here",
     "msgs_sent",
     "msgs_received",
     "msgs_unexpected",
@@ -326,6 +329,8 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.rx_open_limited,
         c.rx_unnamed,
         c.rx_not_inserted,
+        c.rx_who,
+        c.rx_here_stray,
         c.tx_frames,
         c.tx_retransmits,
         c.tx_acks,
@@ -333,6 +338,7 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.tx_asks,
         c.tx_replies_limited,
         c.tx_challenges,
+        c.tx_here,
         c.msgs_sent,
         c.msgs_received,
         c.msgs_unexpected,

@@ -146,6 +146,36 @@ fn a_listener_on_udp_is_found_by_its_host() {
     }
 }
 
+/// Goal: over a wire too a listener is found by its host, and by the service that it printed; a
+/// service that nobody serves is told, with who was asked.
+#[test]
+fn a_listener_on_a_wire_is_found_by_its_host() {
+    let args = ["pingpong", "--listen", "--json", "--port", "afpacket:lo"];
+    let mut server = command(&args).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let Ok(said) = serde_json::from_str::<Value>(&line) else {
+        server.wait().unwrap();
+        println!("SKIPPED: no raw socket: sudo setcap cap_net_raw+ep, or run as root");
+        return;
+    };
+    let addr = said["listening"].as_str().unwrap();
+    let service = addr.rsplit_once('/').unwrap().1.split('#').next().unwrap();
+    for host in ["127.0.0.1", "localhost", "[::1]"] {
+        let peer = format!("{host}:{service}");
+        let args = ["pingpong", &peer, "--port", "afpacket:lo", "--iterations", "10"];
+        let lines = objects(&run(&[&args[..], &["--size", "8", "--json"]].concat()));
+        assert_eq!((lines.len(), &lines[0]["n"]), (1, &10.into()));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let args = ["pingpong", "192.0.2.1:7", "--port", "afpacket:lo"];
+    let output = command(&args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let says = "within 300 ms nobody said that he serves service 7 there";
+    assert!(output.status.code() == Some(1) && said.contains(says), "{said}");
+}
+
 /// Every operation on memory of the other side, checked: on a good segment and on a bad one.
 #[test]
 fn bench_works_on_memory_of_the_other_side() {

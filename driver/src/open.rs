@@ -19,7 +19,7 @@ mod switch;
 mod wires;
 
 pub use choice::choose;
-pub use place::{udp_place, with_udp_port};
+pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
 use spec::{bad, parse};
 pub use switch::{Serving, check_switch, open_switch};

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{
-    self, AckOp, AtomicOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, MsgMOp, MsgOp, NackOp,
+    self, AckOp, AtomicOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, Host, MsgMOp, MsgOp, NackOp,
     NackReason, NopOp, Op, OpenOp, PackOp, ProbeOp, PullOp, ReadOp, RemoteRange, RespOp, RndvOp,
-    RstOp, RstReason, TRAILER_LEN, Ty, WriteOp,
+    RstOp, RstReason, TRAILER_LEN, Ty, WhoOp, WriteOp,
 };
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
@@ -187,7 +187,11 @@ impl Overheard {
     /// An operation header, and a payload that fits it more or less; `None` for the types that
     /// [`raw`] makes.
     fn op(&self, input: &mut Input<'_>) -> (Option<Op>, Vec<u8>) {
-        let ty = input.byte() % 28;
+        // The numbers of others stay when one is added.
+        let ty = match input.byte() {
+            u8::MAX => 28,
+            n => n % 28,
+        };
         let plen = input.pick(&[0, 1, 8, 200, 257, 1000]);
         let payload = vec![0x77; if matches!(ty, 6..=9 | 11..=15) { 0 } else { plen }];
         let (src_op, src_gen) = self.handle(input);
@@ -243,6 +247,7 @@ impl Overheard {
             15 => Op::Open(self.open(input)),
             16 | 17 => return pack(input, &msg),
             18..=25 => return one_sided(input, ty, (dst_ep, src_ep), (src_op, src_gen)),
+            28 => Op::Who(who(input)),
             27 => Op::Probe(ProbeOp { heard: input.pick(&[0, 256, 1500, u16::MAX]) }),
             _ => return (None, payload),
         };
@@ -362,6 +367,18 @@ fn one_sided(
         }
     };
     (Some(op), vec![0x77; len])
+}
+
+/// A question, an answer or an announcement.
+fn who(input: &mut Input<'_>) -> WhoOp {
+    let here = input.pick(&[false, true]);
+    WhoOp {
+        nonce: input.pick(&[1, 2, u64::MAX]) * u64::from(!here || input.pick(&[false, true])),
+        here,
+        host: input.pick(&[Host::V4([10, 0, 0, 1]), Host::name("fuzz"), Host::V6([0xff; 16])]),
+        service: u16::from(here) + input.pick(&[0, 1, 7470]),
+        versions: wire::VERSIONS,
+    }
 }
 
 /// A few messages in one packet, and a count that need not be theirs.

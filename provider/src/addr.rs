@@ -1,16 +1,26 @@
-//! Forms of an address: 16 bytes of ours, or a `struct sockaddr_in` for programs that name peers
-//! by host and port, as `barewire::names` does.
+//! Forms of an address: 16 bytes of ours, or a `struct sockaddr_in` or `sockaddr_in6` for programs
+//! that name peers by host and port, as `barewire::names` does.
+//!
+//! Where a service has to be asked for, a `sockaddr_in` of ours has the MAC where the standard has
+//! zeros, so that who hands on all of it need not ask. A `sockaddr_in6` has no such place: an
+//! endpoint that was not found by its IPv6 address is written as an address that is its MAC.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::ops::Deref;
 
 use barewire::names::{Names, label};
 use barewire::{EpAddr, Error, Info, Result};
 
+use crate::abi::{FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6};
+
 /// Our 16 bytes as an `addr_format`: the uppermost bit says that it is one provider's own.
 pub(crate) const FORMAT_NATIVE: u32 = 1 << 31 | 0x6277;
 
-/// Length of both forms.
+/// Length of the native form and of a `sockaddr_in`.
 pub(crate) const LEN: usize = EpAddr::LEN;
+
+/// Length of a `sockaddr_in6`, the longest form.
+pub(crate) const MAX: usize = 28;
 
 /// Which form a program speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +28,40 @@ pub(crate) enum Form {
     Native,
     /// With what host and port mean where it is used.
     SockaddrIn(Names),
+    /// The same.
+    SockaddrIn6(Names),
+}
+
+/// An address in some form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    bytes: [u8; MAX],
+    len: usize,
+}
+
+impl Written {
+    fn new(bytes: &[u8]) -> Self {
+        let mut all = [0; MAX];
+        all[..bytes.len()].copy_from_slice(bytes);
+        Self { bytes: all, len: bytes.len() }
+    }
+}
+
+impl Deref for Written {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// What an address in some form says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// An endpoint.
+    Addr(EpAddr),
+    /// A service at a host, for which somebody has to be asked.
+    Host(IpAddr, u16),
 }
 
 impl Form {
@@ -25,55 +69,96 @@ impl Form {
     pub(crate) fn of(format: u32, names: Names) -> Option<Self> {
         match format {
             FORMAT_NATIVE => Some(Self::Native),
-            crate::abi::FI_SOCKADDR | crate::abi::FI_SOCKADDR_IN => Some(Self::SockaddrIn(names)),
+            FI_SOCKADDR | FI_SOCKADDR_IN => Some(Self::SockaddrIn(names)),
+            FI_SOCKADDR_IN6 => Some(Self::SockaddrIn6(names)),
             _ => None,
         }
     }
 
     /// The form of an address whose form nobody said: a native address of an endpoint has its
-    /// incarnation where a `struct sockaddr_in` has eight zero bytes.
-    pub(crate) fn guess(bytes: &[u8; LEN], names: Names) -> Self {
-        let is_sockaddr = bytes[..2] == AF_INET && bytes[8..] == [0; 8];
-        if is_sockaddr { Self::SockaddrIn(names) } else { Self::Native }
-    }
-
-    /// The address in 16 bytes of this form as the native ones.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: it is none.
-    pub(crate) fn read(self, bytes: &[u8; LEN]) -> Result<[u8; LEN]> {
-        match self {
-            Self::Native => Ok(*bytes),
-            Self::SockaddrIn(names) => from_sockaddr(bytes, names).map(EpAddr::to_bytes),
+    /// incarnation where a `struct sockaddr_in` has eight zero bytes. `None`: it is none.
+    pub(crate) fn guess(bytes: &[u8], names: Names) -> Option<Self> {
+        let family = bytes.first_chunk();
+        match bytes.len() {
+            LEN if family == Some(&AF_INET) && bytes[8..] == [0; 8] => {
+                Some(Self::SockaddrIn(names))
+            }
+            LEN => Some(Self::Native),
+            MAX if family == Some(&AF_INET6) => Some(Self::SockaddrIn6(names)),
+            _ => None,
         }
     }
 
-    /// As [`read`](Self::read), of an endpoint's own address. `None`: any number is meant.
+    /// Bytes of an address.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::Native | Self::SockaddrIn(_) => LEN,
+            Self::SockaddrIn6(_) => MAX,
+        }
+    }
+
+    /// What an address of this form says.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is none.
+    pub(crate) fn read(self, bytes: &[u8]) -> Result<Meaning> {
+        if bytes.len() != self.len() {
+            return Err(Error::Invalid("address: its length"));
+        }
+        match self {
+            Self::Native => {
+                let bytes = bytes.first_chunk().ok_or(Error::Invalid("address: its length"))?;
+                EpAddr::from_bytes(bytes).map(Meaning::Addr)
+            }
+            Self::SockaddrIn(names) => from_sockaddr(bytes, names),
+            Self::SockaddrIn6(names) => {
+                let (ip, port) = parts(bytes)?;
+                exact(names, ip, port)
+            }
+        }
+    }
+
+    /// As [`read`](Self::read), of an endpoint's own address, as the native one. `None`: any number
+    /// is meant.
     ///
     /// # Errors
     /// [`Error::NoData`]: it is none of the port's.
-    pub(crate) fn read_own(self, bytes: &[u8; LEN]) -> Result<Option<[u8; LEN]>> {
-        let native = self.read(bytes).map_err(|_| Error::NoData)?;
-        let any = match self {
-            Self::Native => native == label(0).to_bytes(),
-            Self::SockaddrIn(names) => {
-                let at = SocketAddrV4::new(host_of(bytes), 0);
-                let ours = names.at(Ipv4Addr::UNSPECIFIED, 0);
-                if names.at(*at.ip(), 0) != ours {
-                    tracing::warn!("{}: not the address of the port", at.ip());
+    pub(crate) fn read_own(self, bytes: &[u8]) -> Result<Option<[u8; LEN]>> {
+        let none = |_| Error::NoData;
+        let names = match self {
+            Self::Native => {
+                let Meaning::Addr(addr) = self.read(bytes).map_err(none)? else {
+                    return Err(Error::NoData);
+                };
+                return Ok((addr != label(0)).then(|| addr.to_bytes()));
+            }
+            Self::SockaddrIn(names) | Self::SockaddrIn6(names) => names,
+        };
+        if bytes.len() != self.len() {
+            return Err(Error::NoData);
+        }
+        let (ip, port) = parts(bytes).map_err(none)?;
+        let own = if names.is_own(ip) {
+            names.at(Ipv4Addr::UNSPECIFIED, port)
+        } else {
+            // The whole address of an endpoint that is open.
+            match self.read(bytes) {
+                Ok(Meaning::Addr(addr)) if !matches!(names, Names::Udp { .. }) => addr,
+                _ => {
+                    tracing::warn!("{ip}: not the address of the port");
                     return Err(Error::NoData);
                 }
-                native == ours.to_bytes()
             }
         };
-        Ok((!any).then_some(native))
+        Ok((own != names.at(Ipv4Addr::UNSPECIFIED, 0)).then(|| own.to_bytes()))
     }
 
     /// An address in this form.
-    pub(crate) fn write(self, addr: EpAddr) -> [u8; LEN] {
+    pub(crate) fn write(self, addr: EpAddr) -> Written {
         match self {
-            Self::Native => addr.to_bytes(),
-            Self::SockaddrIn(names) => to_sockaddr(addr, names),
+            Self::Native => Written::new(&addr.to_bytes()),
+            Self::SockaddrIn(names) => Written::new(&to_sockaddr(addr, names)),
+            Self::SockaddrIn6(names) => Written::new(&to_sockaddr6(addr, names)),
         }
     }
 
@@ -100,38 +185,74 @@ impl Form {
     }
 
     /// What stands where an address is expected and none is settled: any number here.
-    pub(crate) fn any(self) -> [u8; LEN] {
+    pub(crate) fn any(self) -> Written {
         match self {
-            Self::Native => label(0).to_bytes(),
-            Self::SockaddrIn(names) => self.write(names.at(Ipv4Addr::UNSPECIFIED, 0)),
+            Self::Native => self.write(label(0)),
+            Self::SockaddrIn(names) | Self::SockaddrIn6(names) => {
+                self.write(names.at(Ipv4Addr::UNSPECIFIED, 0))
+            }
         }
     }
 }
 
 const AF_INET: [u8; 2] = (libc::AF_INET as u16).to_ne_bytes();
 
-fn host_of(bytes: &[u8; LEN]) -> Ipv4Addr {
-    Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7])
+const AF_INET6: [u8; 2] = (libc::AF_INET6 as u16).to_ne_bytes();
+
+/// IP address and port of a `sockaddr_in` or `sockaddr_in6`.
+fn parts(bytes: &[u8]) -> Result<(IpAddr, u16)> {
+    let wrong = Error::Invalid("address: not of the family that its form says");
+    let port = |bytes: &[u8]| u16::from_be_bytes([bytes[2], bytes[3]]);
+    match (bytes.len(), bytes.first_chunk()) {
+        (LEN, Some(&AF_INET)) => {
+            let ip: [u8; 4] = *bytes[4..].first_chunk().ok_or(wrong)?;
+            Ok((ip.into(), port(bytes)))
+        }
+        (MAX, Some(&AF_INET6)) => {
+            let ip: [u8; 16] = *bytes[8..].first_chunk().ok_or(wrong)?;
+            Ok((ip.into(), port(bytes)))
+        }
+        _ => Err(wrong),
+    }
+}
+
+fn exact(names: Names, ip: IpAddr, port: u16) -> Result<Meaning> {
+    match names.exact(ip, port) {
+        Some(addr) => Ok(Meaning::Addr(addr)),
+        None if matches!(names, Names::Asked { .. }) => Ok(Meaning::Host(ip, port)),
+        None => {
+            tracing::warn!("{ip}: udp ports carry IPv4");
+            Err(Error::Invalid("address: no port here carries IPv6"))
+        }
+    }
 }
 
 /// A `sockaddr_in` that host and port do not name an endpoint by has the MAC where the standard has
 /// zeros.
-fn from_sockaddr(bytes: &[u8; LEN], names: Names) -> Result<EpAddr> {
-    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
-    if bytes[..2] != AF_INET {
-        return Err(Error::Invalid("address: not AF_INET"));
-    }
+fn from_sockaddr(bytes: &[u8], names: Names) -> Result<Meaning> {
+    let (ip, port) = parts(bytes)?;
     if bytes[8..] == [0; 8] {
-        return Ok(names.at(host_of(bytes), port));
+        return exact(names, ip, port);
     }
     let mut native = [0; LEN];
     native[..6].copy_from_slice(&bytes[8..14]);
     native[6..8].copy_from_slice(&port.to_le_bytes());
-    EpAddr::from_bytes(&native)
+    let addr = EpAddr::from_bytes(&native)?;
+    names.found_at(addr, ip);
+    Ok(Meaning::Addr(addr))
+}
+
+fn to_sockaddr6(addr: EpAddr, names: Names) -> [u8; MAX] {
+    let (ip, port) = names.name6(addr);
+    let mut bytes = [0; MAX];
+    bytes[..2].copy_from_slice(&AF_INET6);
+    bytes[2..4].copy_from_slice(&port.to_be_bytes());
+    bytes[8..24].copy_from_slice(&ip.octets());
+    bytes
 }
 
 fn to_sockaddr(addr: EpAddr, names: Names) -> [u8; LEN] {
-    let (at, is_name) = names.name(addr);
+    let (at, is_name): (SocketAddrV4, bool) = names.name(addr);
     let mut bytes = [0; LEN];
     bytes[..2].copy_from_slice(&AF_INET);
     bytes[2..4].copy_from_slice(&at.port().to_be_bytes());
@@ -147,49 +268,90 @@ mod tests {
     use super::*;
 
     const LABELS: Form = Form::SockaddrIn(Names::Labels);
+    const HERE: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 1);
+
+    fn addr(form: Form, bytes: &[u8]) -> EpAddr {
+        match form.read(bytes) {
+            Ok(Meaning::Addr(addr)) => addr,
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn a_sockaddr_of_a_program_is_a_label_and_one_of_ours_is_exact() {
         let theirs = [2, 0, 0x24, 0x0c, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(Form::guess(&theirs, Names::Labels), LABELS);
-        let native = LABELS.read(&theirs).unwrap();
-        assert_eq!(EpAddr::from_bytes(&native), Ok(label(9228)));
-        assert_eq!(LABELS.write(label(9228)), theirs);
-        let mut addr = label(9);
-        addr.ep = 10;
-        let back = LABELS.read(&LABELS.write(addr)).unwrap();
-        assert_eq!(EpAddr::from_bytes(&back), Ok(addr));
-        assert_eq!(
-            (LABELS.read_own(&LABELS.any()), LABELS.any()[2..4].to_vec()),
-            (Ok(None), vec![0; 2])
-        );
+        assert_eq!(Form::guess(&theirs, Names::Labels), Some(LABELS));
+        assert_eq!(addr(LABELS, &theirs), label(9228));
+        assert_eq!(LABELS.write(label(9228))[..], theirs);
+        let mut other = label(9);
+        other.ep = 10;
+        assert_eq!(addr(LABELS, &LABELS.write(other)), other);
+        assert_eq!(LABELS.read_own(&LABELS.any()), Ok(None));
+        assert_eq!(LABELS.any()[2..4], [0; 2]);
     }
 
     #[test]
     fn a_native_address_is_not_taken_for_a_sockaddr() {
         let text = "barewire://02:00:24:0c:7f:00/9#00c0ffee00c0ffee";
-        let addr: EpAddr = text.parse().unwrap();
-        assert_eq!(Form::guess(&addr.to_bytes(), Names::Labels), Form::Native);
-        assert_eq!(Form::Native.read(&addr.to_bytes()), Ok(addr.to_bytes()));
+        let native: EpAddr = text.parse().unwrap();
+        assert_eq!(Form::guess(&native.to_bytes(), Names::Labels), Some(Form::Native));
+        assert_eq!(addr(Form::Native, &native.to_bytes()), native);
         assert_eq!(Form::Native.read_own(&Form::Native.any()), Ok(None));
+        for bytes in [&[0_u8; 15][..], &[0; 28], &[2; 17], &[]] {
+            assert_eq!(Form::guess(bytes, Names::Labels), None);
+            for form in [Form::Native, LABELS, Form::SockaddrIn6(Names::Labels)] {
+                assert!(form.read(bytes).is_err() && form.read_own(bytes).is_err());
+            }
+        }
     }
 
-    /// Goal: over udp a `sockaddr_in` is the place of the port and goes both ways unchanged.
+    /// Goal: over udp a `sockaddr_in` is the place of the port and goes both ways unchanged, and
+    /// so does a `sockaddr_in6` with the same IPv4 address in it.
     #[test]
     fn a_sockaddr_on_udp_is_the_place_itself() {
-        let form = Form::SockaddrIn(Names::Udp { ip: Ipv4Addr::new(10, 1, 1, 1), port: None });
+        let names = Names::Udp { ip: HERE, port: None };
+        let form = Form::SockaddrIn(names);
         let theirs = [2, 0, 0x1d, 0x2f, 10, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0];
-        let native = EpAddr::from_bytes(&form.read(&theirs).unwrap()).unwrap();
-        assert_eq!((native.ep, form.write(native)), (7471, theirs));
+        let native = addr(form, &theirs);
+        assert_eq!((native.ep, &form.write(native)[..]), (7471, &theirs[..]));
+        let v6 = Form::SockaddrIn6(names);
+        assert_eq!(addr(v6, &v6.write(native)), native);
+        assert_eq!(v6.write(native)[8..24], Ipv4Addr::new(10, 1, 1, 2).to_ipv6_mapped().octets());
         // Another endpoint of that port has no name of two numbers.
         let other = EpAddr { ep: 3, ..native };
         assert_eq!(form.write(other)[..8], [2, 0, 0, 3, 10, 1, 1, 2]);
-        assert_eq!(form.read(&form.write(other)), Ok(other.to_bytes()));
+        assert_eq!(addr(form, &form.write(other)), other);
         // Ours is of our host, and port 0 any.
-        assert_eq!(form.any(), [2, 0, 0, 0, 10, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(form.any()[..], [2, 0, 0, 0, 10, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(form.read_own(&form.any()), Ok(None));
         assert_eq!(form.read_own(&theirs), Err(Error::NoData));
         let ours = [2, 0, 0x1d, 0x2f, 10, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0];
         assert!(form.read_own(&ours).unwrap().is_some());
+    }
+
+    /// Goal: where services are asked for, a bare address is a question, what was found goes both
+    /// ways and says its host, and IPv6 has an address for whoever has none.
+    #[test]
+    fn a_bare_sockaddr_is_asked_for_and_one_of_ours_is_not() {
+        let names = Names::Asked { ip: HERE };
+        let (v4, v6) = (Form::SockaddrIn(names), Form::SockaddrIn6(names));
+        let theirs = [2, 0, 0x1d, 0x2f, 10, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+        let host: IpAddr = [10, 1, 1, 2].into();
+        assert_eq!(v4.read(&theirs), Ok(Meaning::Host(host, 7471)));
+        let found: EpAddr = "barewire://02:00:00:00:77:05/7471".parse().unwrap();
+        names.found_at(found, host);
+        let written = v4.write(found);
+        assert_eq!((&written[..8], &written[8..14]), (&theirs[..8], &found.to_bytes()[..6]));
+        assert_eq!(addr(v4, &written), found);
+        assert_eq!(addr(v6, &v6.write(found)), found);
+        let far: IpAddr = "2001:db8::7".parse().unwrap();
+        names.found_at(found, far);
+        assert_eq!(v6.read(&v6.write(found)), Ok(Meaning::Host(far, 7471)));
+        // Ours, before the port is open.
+        assert_eq!(v4.write(label(7471))[..8], [2, 0, 0x1d, 0x2f, 10, 1, 1, 1]);
+        assert_eq!(v4.read_own(&v4.write(label(7471))), Ok(Some(label(7471).to_bytes())));
+        for form in [v4, v6] {
+            assert_eq!(form.read_own(&form.any()), Ok(None));
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use barewire::{Av, AvAttr as OurAttr, AvType, EpAddr, Error, FI_ADDR_NOTAVAIL, Result};
 
 use crate::abi::*;
-use crate::addr::{self, Form};
+use crate::addr::{Form, Meaning};
 use crate::domain::DomainObject;
 use crate::guard;
 use crate::object::{Object, fid};
@@ -126,16 +126,38 @@ unsafe extern "C" fn insert(
         // as many places, and with `FI_SYNC_ERR` as many numbers behind `context`.
         unsafe {
             let it = AvObject::of(at)?;
-            let from = places(addrs.cast_mut().cast::<[u8; addr::LEN]>(), count);
-            // What is no address of the form is none of ours either, and fails in its place.
-            let native = from.iter().flat_map(|a| it.form.read(a).unwrap_or_default());
-            let native: Vec<u8> = native.collect();
+            let len = count.checked_mul(it.form.len()).ok_or(Error::Overflow)?;
+            let from = places(addrs.cast_mut().cast::<u8>(), len);
+            let native = native_of(it, from);
             let errors = (flags & FI_SYNC_ERR != 0 && !context.is_null())
                 .then(|| places(context.cast::<c_int>(), count));
             let n = it.av.insert_bytes(&native, places(fi_addrs, count), errors)?;
             c_int::try_from(n).map_err(|_| Error::Overflow)
         }
     })
+}
+
+/// Addresses of the vector's form as native ones. What is none, and a host of which nobody says
+/// that he serves there, is no address of ours either, and fails in its place.
+fn native_of(it: &Vector, from: &[u8]) -> Vec<u8> {
+    let all = from.chunks_exact(it.form.len()).map(|bytes| it.form.read(bytes));
+    let mut all: Vec<Result<Meaning>> = all.collect();
+    let hosts = all.iter().filter_map(|one| match one {
+        Ok(Meaning::Host(ip, service)) => Some((*ip, *service)),
+        _ => None,
+    });
+    let hosts: Vec<_> = hosts.collect();
+    if !hosts.is_empty() {
+        let mut found = it.av.find_hosts(&hosts).into_iter();
+        for one in all.iter_mut().filter(|one| matches!(one, Ok(Meaning::Host(..)))) {
+            *one = found.next().unwrap_or(Err(Error::NoData)).map(Meaning::Addr);
+        }
+    }
+    let native = all.into_iter().flat_map(|one| match one {
+        Ok(Meaning::Addr(addr)) => addr.to_bytes(),
+        _ => [0; EpAddr::LEN],
+    });
+    native.collect()
 }
 
 /// `node` and `service`, empty where there is none.
@@ -253,8 +275,11 @@ unsafe extern "C" fn straddr(
         // SAFETY: the table belongs to vectors; an address of its form, and `*len` bytes.
         unsafe {
             let it = AvObject::of(at)?;
-            let native = it.form.read(&addr.cast::<[u8; addr::LEN]>().read())?;
-            let text = it.av.straddr(&EpAddr::from_bytes(&native)?);
+            let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), it.form.len());
+            let text = match it.form.read(bytes)? {
+                Meaning::Addr(addr) => it.av.straddr(&addr),
+                Meaning::Host(ip, service) => std::net::SocketAddr::new(ip, service).to_string(),
+            };
             guard::put_text(&text, buf, *len);
             *len = text.len() + 1;
             Ok(buf.cast_const())

@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn open(
         log::start();
         let mut settings = host::settings_or_warn()?;
         // SAFETY: as above.
-        let (ours, form) = unsafe {
+        let info::Read { info: ours, form, .. } = unsafe {
             info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?
         };
         // A `sockaddr_in` has no room for the incarnation.

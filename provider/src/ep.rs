@@ -9,7 +9,7 @@ use barewire::raw::RawEndpoint;
 use barewire::{EpType, Error, Info, Result, opt};
 
 use crate::abi::*;
-use crate::addr::{self, Form};
+use crate::addr::Form;
 use crate::av::{AvObject, put};
 use crate::cntr::CntrObject;
 use crate::cq::CqObject;
@@ -87,7 +87,8 @@ pub(crate) unsafe extern "C" fn open(
 pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<Info> {
     let info = info.ok_or(Error::Invalid("info: NULL"))?;
     // SAFETY: the caller's promise.
-    let (mut ours, _) = unsafe { info::read(info, domain.api_version, |_| domain.names())? };
+    let read = unsafe { info::read(info, domain.api_version, |_| domain.names())? };
+    let mut ours = read.info;
     // The program has taken what we asked of it, which is nothing.
     ours.mode = barewire::flags::Mode::empty();
     // SAFETY: the handle is NULL or an object of libfabric's.
@@ -291,13 +292,13 @@ unsafe extern "C" fn setname(at: *mut Fid, addr: *mut c_void, len: usize) -> c_i
         // SAFETY: the table belongs to endpoints; `addr` has `len` bytes.
         unsafe {
             let it = EpObject::of(at.cast::<FidEp>())?;
-            if addr.is_null() || len != addr::LEN {
-                return Err(Error::Invalid("addrlen: 16"));
+            if addr.is_null() || len != it.form.len() {
+                return Err(Error::Invalid("addrlen: that of an address"));
             }
             // Any is that which it has.
-            let bytes = addr.cast::<[u8; addr::LEN]>().read();
-            it.form.read(&bytes)?;
-            match it.form.read_own(&bytes).map_err(|_| Error::AddrNotAvail)? {
+            let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), len);
+            it.form.read(bytes)?;
+            match it.form.read_own(bytes).map_err(|_| Error::AddrNotAvail)? {
                 None => Ok(()),
                 Some(native) => it.ep.setname_bytes(&native),
             }

@@ -1,9 +1,10 @@
 //! `fi_getinfo`: hints of C to ours, and our answers to C.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::net::IpAddr;
 
 use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
-use barewire::names::{Names, Whose};
+use barewire::names::{Names, Through, Whose};
 use barewire::settings::DEFAULT_PORT;
 use barewire::{
     AvType, DomainAttr as OurDomain, EndpointAttr, EpAddr, EpType, Error, FabricAttr as OurFabric,
@@ -11,7 +12,7 @@ use barewire::{
 };
 
 use crate::abi::*;
-use crate::addr::{self, Form};
+use crate::addr::{self, Form, Meaning};
 use crate::mem::{copy, copy_text, free, zeroed};
 use crate::{guard, host, log, nic};
 
@@ -120,17 +121,24 @@ unsafe fn asked_for(hints: Option<&FiInfo>) -> bool {
 
 fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     let names = |port: Option<&str>| names_on(port, settings);
-    let (mut ours, form) = match ask.hints {
+    let Read { info: mut ours, form, dest } = match ask.hints {
         // SAFETY: libfabric's hints are whole.
         Some(hints) => unsafe { hints_of(hints, ask.version, names)? },
-        None => (Info::default(), Form::Native),
+        None => Read { info: Info::default(), form: Form::Native, dest: None },
     };
+    let named = port_or_default(ours.domain_attr.name.as_deref(), settings).to_owned();
+    let through = Through::port(&named, settings);
+    let names = Names::of(&named);
+    if let Some((ip, service)) = dest {
+        let (ip, service) = (ip.to_string(), service.to_string());
+        let found = names.find(Some(&ip), Some(&service), Whose::Peers, true, &through)?;
+        ours.dest_addr = found.map(|a| a.to_bytes().to_vec());
+    }
     if ask.node.is_some() || ask.service.is_some() {
         let source = ask.flags & FI_SOURCE != 0;
         let whose = if source { Whose::Ours } else { Whose::Peers };
         let numeric = ask.flags & FI_NUMERICHOST != 0;
-        let names = names(ours.domain_attr.name.as_deref());
-        let named = names.find(ask.node, ask.service, whose, numeric)?;
+        let named = names.find(ask.node, ask.service, whose, numeric, &through)?;
         let named = named.map(|a| a.to_bytes().to_vec());
         if source {
             ours.src_addr = named;
@@ -167,7 +175,11 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
 
 /// What host and service mean on a port, or on the one that is used if none is named.
 pub(crate) fn names_on(port: Option<&str>, settings: &Settings) -> Names {
-    Names::of(port.or(settings.port.as_deref()).unwrap_or(DEFAULT_PORT))
+    Names::of(port_or_default(port, settings))
+}
+
+fn port_or_default<'a>(port: Option<&'a str>, settings: &'a Settings) -> &'a str {
+    port.or(settings.port.as_deref()).unwrap_or(DEFAULT_PORT)
 }
 
 /// Takes back what is not given to those who name capabilities unless it is among them, and sorts
@@ -189,9 +201,10 @@ unsafe fn hints_of(
     c: &FiInfo,
     version: u32,
     names: impl FnOnce(Option<&str>) -> Names,
-) -> Result<(Info, Form)> {
+) -> Result<Read> {
     // SAFETY: the caller's promise.
-    let (mut info, form) = unsafe { read(c, version, names)? };
+    let mut read = unsafe { read(c, version, names)? };
+    let info = &mut read.info;
     // The names of modes tell what a program can do for us. We need nothing, and answer so: what
     // is not in the hints of a mode is as good as what is.
     info.mode = Mode::empty();
@@ -199,7 +212,17 @@ unsafe fn hints_of(
     info.domain_attr.mr_mode &= MrMode::BASIC | MrMode::SCALABLE | MrMode::PROV_KEY;
     // The library has seen to it that we are meant.
     info.fabric_attr.prov_name = None;
-    Ok((info, form))
+    Ok(read)
+}
+
+/// A structure of C as ours.
+pub(crate) struct Read {
+    pub(crate) info: Info,
+    /// The form of its addresses.
+    pub(crate) form: Form,
+    /// Its destination, if somebody has to be asked for it. Who opens something with it asks when
+    /// he inserts it or connects.
+    dest: Option<(IpAddr, u16)>,
 }
 
 /// A structure of C as ours: hints, or the answer that a program opens something with. `names` says
@@ -214,7 +237,7 @@ pub(crate) unsafe fn read(
     c: &FiInfo,
     version: u32,
     names: impl FnOnce(Option<&str>) -> Names,
-) -> Result<(Info, Form)> {
+) -> Result<Read> {
     let mut info = Info {
         caps: Caps::from_bits_retain(c.caps),
         mode: Mode::from_bits_truncate(c.mode),
@@ -246,40 +269,35 @@ pub(crate) unsafe fn read(
     let names = names(info.domain_attr.name.as_deref());
     let form = match c.addr_format {
         FI_FORMAT_UNSPEC => None,
-        format => Some(Form::of(format, names).ok_or_else(|| {
-            tell_format(format);
-            Error::NoData
-        })?),
+        format => Some(Form::of(format, names).ok_or(Error::NoData)?),
     };
-    let form_of = |bytes: &[u8; addr::LEN]| form.unwrap_or_else(|| Form::guess(bytes, names));
-    let native = |bytes: &[u8; addr::LEN]| form_of(bytes).read(bytes).map_err(|_| Error::NoData);
-    info.dest_addr = dest.as_ref().map(native).transpose()?.map(Vec::from);
-    let src = src.as_ref().map(|bytes| form_of(bytes).read_own(bytes)).transpose()?;
+    // What has another length is of another family.
+    let form_of = |bytes: &[u8]| form.or_else(|| Form::guess(bytes, names)).ok_or(Error::NoData);
+    let meant = |bytes| form_of(bytes)?.read(bytes).map_err(|_| Error::NoData);
+    let dest = match dest.map(meant).transpose()? {
+        Some(Meaning::Addr(addr)) => {
+            info.dest_addr = Some(addr.to_bytes().to_vec());
+            None
+        }
+        Some(Meaning::Host(ip, service)) => Some((ip, service)),
+        None => None,
+    };
+    let src = src.map(|bytes| form_of(bytes)?.read_own(bytes)).transpose()?;
     info.src_addr = src.flatten().map(Vec::from);
-    Ok((info, form.unwrap_or(Form::Native)))
-}
-
-/// Says why there is no answer in a form of addresses that IP has and we have not.
-fn tell_format(format: u32) {
-    if format == FI_SOCKADDR_IN6 {
-        tracing::warn!(
-            "FI_SOCKADDR_IN6: no port carries IPv6; ask for FI_SOCKADDR_IN, or for none"
-        );
-    }
+    Ok(Read { info, form: form.unwrap_or(Form::Native), dest })
 }
 
 /// # Safety
 /// As many bytes are there, or the pointer is NULL.
-unsafe fn bytes_of((at, len): (*mut c_void, usize)) -> Result<Option<[u8; addr::LEN]>> {
+unsafe fn bytes_of<'a>((at, len): (*mut c_void, usize)) -> Result<Option<&'a [u8]>> {
     if at.is_null() || len == 0 {
         return Ok(None);
     }
-    // What has another length is of another family, such as a `sockaddr_in6`.
-    if len != addr::LEN {
+    if len > addr::MAX {
         return Err(Error::NoData);
     }
     // SAFETY: the caller's promise; bytes need no alignment.
-    Ok(Some(unsafe { at.cast::<[u8; addr::LEN]>().read() }))
+    Ok(Some(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }))
 }
 
 pub(crate) fn read_tx(c: &TxAttr) -> OurTx {
@@ -434,6 +452,7 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
         Form::Native => addr::FORMAT_NATIVE,
         // That of the hints: FI_SOCKADDR stays FI_SOCKADDR.
         Form::SockaddrIn(_) => ask.hints.map_or(FI_SOCKADDR_IN, |h| h.addr_format),
+        Form::SockaddrIn6(_) => FI_SOCKADDR_IN6,
     };
     let address = |bytes: &Option<Vec<u8>>| {
         let bytes: &[u8; addr::LEN] = bytes.as_deref()?.try_into().ok()?;
@@ -453,6 +472,7 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
     write_rx(rx, &info.rx_attr);
     write_ep(ep, info, ask);
     write_domain(domain, &info.domain_attr, ask);
+    domain.max_err_data = domain.max_err_data.max(form.len());
     write_fabric(fabric, &info.fabric_attr, ask.version);
     out.nic = nic::describe(info.domain_attr.name.as_deref().unwrap_or_default());
     Some(c)

@@ -7,7 +7,7 @@ use barewire::cm::CM_DATA_SIZE;
 use barewire::{ConnRequest, EpAddr, Error, PassiveEndpoint, Result, opt};
 
 use crate::abi::*;
-use crate::addr::{self, Form};
+use crate::addr::{Form, Meaning};
 use crate::av::put;
 use crate::ep::EpObject;
 use crate::eq::EqObject;
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn open(
         log::start();
         let mut settings = host::settings_or_warn()?;
         // SAFETY: as above.
-        let (mut ours, form) = unsafe {
+        let info::Read { info: mut ours, form, .. } = unsafe {
             info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?
         };
         let told = ours.clone();
@@ -146,7 +146,6 @@ pub(crate) unsafe fn put_name(
     to: *mut c_void,
     len: *mut usize,
 ) -> Result<()> {
-    const { assert!(addr::LEN == EpAddr::LEN) };
     // SAFETY: the caller's promise.
     let fits = unsafe { put(&form.write(name), to, len)? };
     if fits { Ok(()) } else { Err(Error::TooSmall) }
@@ -239,9 +238,15 @@ pub(crate) unsafe extern "C" fn connect(
         // `param` has `len` bytes.
         unsafe {
             let it = EpObject::of(at)?;
-            let to = to.cast::<[u8; addr::LEN]>().as_ref();
-            let native = it.form.read(to.ok_or(Error::Invalid("addr: NULL"))?)?;
-            it.ep.connect(EpAddr::from_bytes(&native)?, bytes(param, len))
+            if to.is_null() {
+                return Err(Error::Invalid("addr: NULL"));
+            }
+            let to = std::slice::from_raw_parts(to.cast::<u8>(), it.form.len());
+            let to = match it.form.read(to)? {
+                Meaning::Addr(addr) => addr,
+                Meaning::Host(ip, service) => it.ep.find_host(ip, service)?,
+            };
+            it.ep.connect(to, bytes(param, len))
         }
     })
 }

@@ -1,10 +1,12 @@
 /*
  * names serve|ask|none NODE SERVICE FORMAT: a server and a client that know each other by host and
- * service. "-" is none; FORMAT is native, in (FI_SOCKADDR_IN) or in6. `none`: the name leads to
- * nobody. One line for each check: "ok NAME" or "BAD NAME: got X, want Y".
+ * service. "-" is none; FORMAT is native, in (FI_SOCKADDR_IN) or in6 (FI_SOCKADDR_IN6). `ask1` is a
+ * client where the service that follows is nobody's. `bare` inserts a sockaddr of the program's own.
+ * `none`: the name leads to nobody. One line for each check: "ok NAME" or "BAD NAME: got X, want Y".
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <rdma/fabric.h>
@@ -18,7 +20,9 @@ static struct fid_domain *domain;
 static struct fid_av *av;
 static struct fid_cq *cq;
 static struct fid_ep *ep;
-static unsigned char name[16];
+/* The longest is a `sockaddr_in6`. */
+static unsigned char name[28];
+static size_t name_len = 16;
 
 static void open_all(void)
 {
@@ -35,6 +39,7 @@ static void open_all(void)
 	must("bind", fi_ep_bind(ep, &av->fid, 0));
 	must("fi_enable", fi_enable(ep));
 	must("fi_getname", fi_getname(&ep->fid, name, &len));
+	expect("length of a name", len, name_len);
 }
 
 static void close_all(void)
@@ -68,7 +73,7 @@ static void say(const void *what, fi_addr_t to)
 {
 	ssize_t ret;
 
-	while ((ret = fi_send(ep, what, 16, NULL, to, NULL)) == -FI_EAGAIN)
+	while ((ret = fi_send(ep, what, name_len, NULL, to, NULL)) == -FI_EAGAIN)
 		fi_cq_read(cq, NULL, 0);
 	must("fi_send", ret);
 }
@@ -77,9 +82,16 @@ static void say(const void *what, fi_addr_t to)
 static void print_name(const char *what, const void *at)
 {
 	const struct sockaddr_in *in = at;
+	const struct sockaddr_in6 *in6 = at;
 	static const char zero[8];
 	char text[64];
 
+	if (in->sin_family == AF_INET6) {
+		inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof text);
+		printf("%s [%s]:%d\n", what, text, ntohs(in6->sin6_port));
+		fflush(stdout);
+		return;
+	}
 	inet_ntop(AF_INET, &in->sin_addr, text, sizeof text);
 	printf("%s %s:%d%s\n", what, text, ntohs(in->sin_port),
 	       memcmp(in->sin_zero, zero, sizeof zero) ? " and more" : "");
@@ -88,7 +100,7 @@ static void print_name(const char *what, const void *at)
 
 static void serve(int in)
 {
-	unsigned char peer[16];
+	unsigned char peer[28];
 	fi_addr_t to;
 
 	if (in)
@@ -108,16 +120,28 @@ static void serve(int in)
 /* What an address vector has at `at`. */
 static void has(const char *what, fi_addr_t at, const void *want)
 {
-	unsigned char got[16];
+	unsigned char got[28];
 	size_t len = sizeof got;
 
 	must("fi_av_lookup", fi_av_lookup(av, at, got, &len));
-	expect(what, memcmp(got, want, sizeof got), 0);
+	expect(what, memcmp(got, want, name_len), 0);
 }
 
-static void ask(const char *node, const char *service, int in)
+/* A program's own sockaddr for the server. */
+static void *bare(const char *node, const char *service, int in6)
 {
-	unsigned char reply[16];
+	static struct sockaddr_in v4 = { .sin_family = AF_INET };
+	static struct sockaddr_in6 v6 = { .sin6_family = AF_INET6 };
+
+	v4.sin_port = v6.sin6_port = htons(atoi(service));
+	expect("a number", inet_pton(in6 ? AF_INET6 : AF_INET, node,
+				     in6 ? (void *)&v6.sin6_addr : &v4.sin_addr), 1);
+	return in6 ? (void *)&v6 : &v4;
+}
+
+static void ask(const char *node, const char *service, int in, int count, void *own)
+{
+	unsigned char reply[28];
 	fi_addr_t to, same, all[4];
 
 	if (in)
@@ -125,10 +149,10 @@ static void ask(const char *node, const char *service, int in)
 	open_all();
 	if (in)
 		print_name("name", name);
-	expect("fi_av_insert", fi_av_insert(av, info->dest_addr, 1, &to, 0, NULL), 1);
+	expect("fi_av_insert", fi_av_insert(av, own ? own : info->dest_addr, 1, &to, 0, NULL), 1);
 	expect("fi_av_insertsvc", fi_av_insertsvc(av, node, service, &same, 0, NULL), 1);
 	has("insertsvc is the destination", same, info->dest_addr);
-	expect("fi_av_insertsym", fi_av_insertsym(av, node, 1, service, 2, all, 0, NULL), 2);
+	expect("fi_av_insertsym", fi_av_insertsym(av, node, 1, service, count, all, 0, NULL), count);
 	has("insertsym begins with it", all[0], info->dest_addr);
 	expect("nobody", fi_av_insertsvc(av, "no-host.invalid", service, &same, 0, NULL), -FI_ENODATA);
 	expect("nobody's number", same == FI_ADDR_NOTAVAIL, 1);
@@ -143,6 +167,8 @@ int main(int argc, char **argv)
 	const char *node = strcmp(argv[2], "-") ? argv[2] : NULL;
 	const char *service = strcmp(argv[3], "-") ? argv[3] : NULL;
 	int in = !strncmp(argv[4], "in", 2), serves = !strcmp(argv[1], "serve");
+	int in6 = !strcmp(argv[4], "in6"), is_bare = !strcmp(argv[1], "bare");
+	int count = !strcmp(argv[1], "ask") ? 2 : 1;
 	double begun;
 	int ret;
 
@@ -150,7 +176,8 @@ int main(int argc, char **argv)
 	hints->caps = FI_MSG;
 	hints->ep_attr->type = FI_EP_RDM;
 	if (in)
-		hints->addr_format = argv[4][2] ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
+		hints->addr_format = in6 ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
+	name_len = in6 ? 28 : 16;
 	/* The first call of a process loads every provider. */
 	if (!strcmp(argv[1], "none") && !fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, NULL, &info))
 		fi_freeinfo(info);
@@ -161,8 +188,11 @@ int main(int argc, char **argv)
 		printf("told after %.0f ms\n", (now() - begun) * 1e3);
 	} else {
 		must("fi_getinfo", ret);
-		expect("the format asked for", !in || info->addr_format == FI_SOCKADDR_IN, 1);
-		serves ? serve(in) : ask(node, service, in);
+		expect("the format asked for", !in || info->addr_format == hints->addr_format, 1);
+		if (serves)
+			serve(in);
+		else
+			ask(node, service, in, count, is_bare ? bare(node, service, in6) : NULL);
 		close_all();
 		fi_freeinfo(info);
 	}

@@ -1,9 +1,9 @@
 //! Servers that clients know by host and service: X1 (node, service and `FI_SOURCE` give the
 //! address), X19 (formats of addresses) and X21 (`fi_av_insertsvc`, `fi_av_insertsym`).
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use barewire_tests::cluster::{CONTROL, Cluster};
 use barewire_tests::nodes::{FABRIC, or_skip};
@@ -28,23 +28,55 @@ impl Hosts<'_> {
 
     /// A server on host 1 and a client on host 0, each with its node and service.
     fn talk(&self, ports: [&str; 2], server: [&str; 2], client: [&str; 2], format: &str) -> String {
-        let args = ["serve", server[0], server[1], format];
-        let mut command = self.program(1, ports[1], &args);
-        let mut serving = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(serving.stdout.take().unwrap()).lines();
+        let serving = self.serve(1, ports[1], [server[0], server[1], format]);
+        serving.asked(self.program(0, ports[0], &["ask", client[0], client[1], format]))
+    }
+
+    /// A server on a host, when it is up.
+    fn serve(&self, node: usize, port: &str, args: [&str; 3]) -> Serving {
+        let mut command = self.program(node, port, &["serve", args[0], args[1], args[2]]);
+        command.env("FI_LOG_LEVEL", "warn").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut said: Vec<String> = Vec::new();
         while said.last().is_none_or(|line| line != "up") {
             said.push(lines.next().unwrap_or_else(|| panic!("{args:?}: {said:?}")).unwrap());
         }
-        let asked = self.program(0, ports[0], &["ask", client[0], client[1], format]);
-        said.push(succeed(&mut { asked }, 60));
-        said.extend(lines.map(Result::unwrap));
-        assert!(serving.wait().unwrap().success(), "{said:?}");
-        said.join("\n")
+        Serving { child, lines, said }
     }
 }
 
+/// A server that waits for its client.
+struct Serving {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    said: Vec<String>,
+}
+
+impl Serving {
+    /// Runs its client, and returns what both said.
+    fn asked(mut self, mut client: Command) -> String {
+        self.said.push(succeed(&mut client, 60));
+        self.said.extend(self.lines.map(Result::unwrap));
+        assert!(self.child.wait().unwrap().success(), "{:?}", self.said);
+        self.said.join("\n")
+    }
+
+    /// Kills it, and returns its log.
+    fn kill(mut self) -> String {
+        self.child.kill().unwrap();
+        text(&self.child.wait_with_output().unwrap())
+    }
+}
+
+/// A port on which services are asked for.
+const WIRE: &str = "afpacket:fab0";
+
 fn with_hosts(test: impl FnOnce(&Hosts)) {
+    with_many(2, test);
+}
+
+fn with_many(count: usize, test: impl FnOnce(&Hosts)) {
     with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {
         if !Path::new("/usr/include/rdma/fabric.h").exists() {
             println!("SKIPPED: no rdma/fabric.h: sudo apt-get install libfabric-dev");
@@ -52,7 +84,11 @@ fn with_hosts(test: impl FnOnce(&Hosts)) {
         }
         let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let program = compile(dirs[0].path(), &["cc", "-lfabric"], "names.c");
-        let Some(cluster) = or_skip(Cluster::new(2, dirs[1].path())) else { return };
+        let Some(cluster) = or_skip(Cluster::new(count, dirs[1].path())) else { return };
+        for node in 0..count {
+            let ip = format!("addr add 2001:db8::{}/64 dev {FABRIC} nodad", node + 1);
+            cluster.nodes().ip(node, &ip).unwrap();
+        }
         test(&Hosts { bench, cluster, program, _dirs: dirs });
     });
 }
@@ -87,6 +123,72 @@ fn a_server_on_another_host_is_found_by_number_and_name_over_udp() {
     });
 }
 
+/// Goal: over a wire whose addresses are MACs a client finds a server of another host by IPv4, IPv6
+/// and name, in each form of addresses, and by a `sockaddr` that the program made itself, whichever
+/// interface of the host has the address.
+#[test]
+fn a_server_on_another_host_is_found_on_a_wire() {
+    with_hosts(|hosts| {
+        for format in ["native", "in", "in6"] {
+            for host in ["10.78.0.2", "10.79.0.2", "2001:db8::2", "node1"] {
+                let serving = hosts.serve(1, WIRE, ["-", "7471", format]);
+                let said = serving.asked(hosts.program(0, WIRE, &["ask1", host, "7471", format]));
+                if host == "10.78.0.2" && format == "in" {
+                    assert!(said.contains("name 10.78.0.2:7471"), "{said}");
+                    assert!(said.contains("destination 10.78.0.2:7471"), "{said}");
+                }
+                if host == "2001:db8::2" && format == "in6" {
+                    assert!(said.contains("destination [2001:db8::2]:7471"), "{said}");
+                }
+            }
+        }
+        for (host, format) in [("10.78.0.2", "in"), ("2001:db8::2", "in6")] {
+            let serving = hosts.serve(1, WIRE, [host, "9228", format]);
+            serving.asked(hosts.program(0, WIRE, &["bare", host, "9228", format]));
+        }
+        // Who names no service is found as the first that serves one.
+        let serving = hosts.serve(1, WIRE, ["-", "-", "in"]);
+        let said = serving.asked(hosts.program(0, WIRE, &["ask1", "node1", "52000", "in"]));
+        assert!(said.contains("name 10.78.0.2:52000"), "{said}");
+        let mapped = format!("udp:{CONTROL}");
+        let serving = hosts.serve(1, &mapped, ["-", "7471", "in6"]);
+        let said = serving.asked(hosts.program(0, &mapped, &["ask", "10.79.0.2", "7471", "in6"]));
+        assert!(said.contains("destination [::ffff:10.79.0.2]:7471"), "{said}");
+    });
+}
+
+/// Goal: what is found is what is there: a server that restarted, and one whose NIC got another
+/// MAC, are found again; of two on a host that ask for one service the second is told so; and two
+/// hosts that have the same address are told of, by the client and by who was there first.
+#[test]
+fn names_on_a_wire_follow_who_serves_them() {
+    with_many(3, |hosts| {
+        let ask = || hosts.program(0, WIRE, &["ask1", "10.78.0.2", "7471", "in"]);
+        hosts.serve(1, WIRE, ["-", "7471", "in"]).kill();
+        hosts.serve(1, WIRE, ["-", "7471", "in"]).asked(ask());
+        let nodes = hosts.cluster.nodes();
+        nodes.ip(1, &format!("link set {FABRIC} address 02:00:00:00:77:01")).unwrap();
+        let serving = hosts.serve(1, WIRE, ["-", "7471", "in"]);
+        let mut second = hosts.program(1, WIRE, &["serve", "-", "7471", "in"]);
+        let said = text(&finish(second.env("FI_LOG_LEVEL", "warn"), 30));
+        assert!(said.contains("-98") && said.contains("another process of this host"), "{said}");
+        serving.asked(ask());
+        // The same from the same host, through memory.
+        let serving = hosts.serve(1, WIRE, ["-", "7471", "in"]);
+        serving.asked(hosts.program(1, WIRE, &["ask1", "localhost", "7471", "in"]));
+
+        for node in [1, 2] {
+            nodes.ip(node, &format!("addr add 10.78.0.50/24 dev {FABRIC}")).unwrap();
+        }
+        let servers = [1, 2].map(|node| hosts.serve(node, WIRE, ["-", "7471", "in"]));
+        let mut client = hosts.program(0, WIRE, &["ask1", "10.78.0.50", "7471", "in"]);
+        let said = text(&finish(client.env("FI_LOG_LEVEL", "warn"), 60));
+        assert!(said.contains("say that they serve service 7471 there"), "{said}");
+        let [first, _] = servers.map(Serving::kill);
+        assert!(first.contains("says that it serves 7471 at an address of this host"), "{first}");
+    });
+}
+
 /// Goal: a process finds a server of its own host as well, whichever of its addresses it names.
 #[test]
 fn a_server_of_the_own_host_is_found_too() {
@@ -113,7 +215,12 @@ fn names_of_nobody_are_no_data_and_say_who_was_asked() {
             (udp.as_str(), ["none", "no-host.invalid", "7", "native"], "resolver says: "),
             (&udp, ["none", "203.0.113.1", "7", "native"], "no way to 203.0.113.1 from 10.78.0.1"),
             (&udp, ["none", "2001:db8::1", "7", "in"], "udp ports carry IPv4"),
-            (&udp, ["none", "10.78.0.2", "7", "in6"], "FI_SOCKADDR_IN6"),
+            (&udp, ["none", "2001:db8::1", "7", "in6"], "udp ports carry IPv4"),
+            (WIRE, ["none", "10.78.0.2", "7", "in"], "nobody said that he serves service 7"),
+            (WIRE, ["none", "2001:db8::7", "7", "in6"], "nobody said that he serves service 7"),
+            (WIRE, ["none", "10.78.0.77", "-", "native"], "nobody said that he serves a service"),
+            (WIRE, ["none", "node1", "7", "native"], "(10.79.0.2): everybody on the segment"),
+            (WIRE, ["none", "no-host.invalid", "7", "in"], "by WHO, and within 300 ms nobody"),
             (&udp, ["none", "10.78.0.2", "http", "in"], "a service is a number"),
             ("shm", ["none", "10.78.0.2", "7", "in"], "nobody else is known by name"),
         ] {
@@ -123,7 +230,9 @@ fn names_of_nobody_are_no_data_and_say_who_was_asked() {
             // A name takes as long as the resolver does.
             let ms = said.lines().find_map(|line| line.strip_prefix("told after "));
             let ms: u32 = ms.unwrap().trim_end_matches(" ms").parse().unwrap();
-            assert!(ms < 300 || says.contains("resolver"), "{args:?}: {said}");
+            let bound = if port == WIRE { 600 } else { 300 };
+            let resolves = args[1] == "no-host.invalid";
+            assert!(ms < bound || resolves, "{args:?}: {said}");
         }
         // A source that is not the port's, and a UDP port that is settled.
         for (port, node, service) in
@@ -137,25 +246,26 @@ fn names_of_nobody_are_no_data_and_say_who_was_asked() {
     });
 }
 
-/// Goal: `fi_pingpong HOST` runs between two hosts over `udp:`, by number and by name.
+/// Goal: `fi_pingpong HOST` runs between two hosts over `udp:` and a wire, by number and by name.
 #[test]
-fn fi_pingpong_finds_a_host_over_udp() {
+fn fi_pingpong_finds_a_host() {
     with(&[("fi_pingpong", "libfabric-bin")], |_| {});
     with_hosts(|hosts| {
-        let port = format!("udp:{CONTROL}");
-        let on = |node: usize, args: &[&str]| {
+        let udp = format!("udp:{CONTROL}");
+        let on = |node: usize, port: &str, args: &[&str]| {
             let mut command = hosts.bench.using(hosts.cluster.command(node, "fi_pingpong"));
             command.args(["-p", "barewire", "-e", "rdm", "-I", "50"]).args(args);
-            command.env("FI_BAREWIRE_PORT", &port);
+            command.env("FI_BAREWIRE_PORT", port);
             command
         };
-        for host in ["10.79.0.2", "node1"] {
-            let mut server = on(1, &[]);
+        let ports = [udp.as_str(), WIRE];
+        for (port, host) in ports.iter().flat_map(|port| [(port, "10.79.0.2"), (port, "node1")]) {
+            let mut server = on(1, port, &[]);
             let mut serving = server.stdout(Stdio::null()).spawn().unwrap();
             let start = std::time::Instant::now();
             // The client gives up at once if the server does not listen yet.
             let said = loop {
-                let output = finish(&mut on(0, &[host]), 60);
+                let output = finish(&mut on(0, port, &[host]), 60);
                 if output.status.success() || start.elapsed().as_secs() > 20 {
                     break text(&output);
                 }

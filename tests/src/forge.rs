@@ -1,7 +1,9 @@
 //! Frames that nobody honest sent, for the suites that throw them at a node.
 
 use barewire_dataplane::psn::Psn;
-use barewire_dataplane::wire::{self, Base, MsgOp, Op, OpenOp, ProbeOp, RstOp, RstReason, Ty};
+use barewire_dataplane::wire::{
+    self, Base, Host, MsgOp, Op, OpenOp, ProbeOp, RstOp, RstReason, Ty, WhoOp,
+};
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::MacAddr;
 
@@ -104,8 +106,15 @@ impl Forger {
             versions: wire::VERSIONS,
         };
         let probe = Op::Probe(ProbeOp { heard: r.pick(&[0, 256, 1500, u16::MAX]) });
+        let who = Op::Who(WhoOp {
+            nonce: r.next(),
+            here: r.chance(0.5),
+            host: Host::V4([10, 0, 0, r.below(4) as u8]),
+            service: 1 + r.below(4) as u16,
+            versions: wire::VERSIONS,
+        });
         let msg = MsgOp { dst_ep: self.ep, src_ep: self.ep, ..MsgOp::default() };
-        let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping, probe]);
+        let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping, probe, who]);
         wire::frame(&base, &op, &[])
     }
 }

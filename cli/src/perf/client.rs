@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use barewire::names::{Names, Whose};
+use barewire::Settings;
+use barewire::names::{Names, Through, Whose};
 use barewire::{Buf, EpAddr, FiAddr};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -74,14 +75,23 @@ fn whom(text: &str, port: &str) -> Result<EpAddr, Fail> {
     if names == Names::Labels || text.starts_with("barewire:") {
         return parse_addr(text);
     }
-    let (host, service) = match text.rsplit_once(':') {
-        Some((host, service)) if !host.contains(':') => (host, Some(service)),
-        _ => (text, None),
-    };
-    match names.find(Some(host), service, Whose::Peers, false) {
+    let settings = Settings::from_env().map_err(Fail::usage)?;
+    let (host, service) = host_and_service(text);
+    match names.find(Some(host), service, Whose::Peers, false, &Through::port(port, &settings)) {
         Ok(Some(addr)) => Ok(addr),
         Ok(None) => parse_addr(text),
         Err(why) => Err(Fail::new(why)),
+    }
+}
+
+/// `HOST`, `HOST:SERVICE`, an IPv6 address or `[IPv6]:SERVICE`.
+fn host_and_service(text: &str) -> (&str, Option<&str>) {
+    if let Some((host, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+        return (host, rest.strip_prefix(':'));
+    }
+    match text.rsplit_once(':') {
+        Some((host, service)) if !host.contains(':') => (host, Some(service)),
+        _ => (text, None),
     }
 }
 
@@ -348,5 +358,24 @@ fn over_at(now: Instant, until: Until, sent: u64, started: Instant) -> bool {
     match until {
         Until::Count(count) => sent >= count,
         Until::Time(time) => now.saturating_duration_since(started) >= time && sent > 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_and_its_service_are_told_apart() {
+        for (text, host, service) in [
+            ("node7", "node7", None),
+            ("node7:9", "node7", Some("9")),
+            ("10.1.1.1:52000", "10.1.1.1", Some("52000")),
+            ("2001:db8::1", "2001:db8::1", None),
+            ("[2001:db8::1]", "2001:db8::1", None),
+            ("[2001:db8::1]:9", "2001:db8::1", Some("9")),
+        ] {
+            assert_eq!(host_and_service(text), (host, service), "{text}");
+        }
     }
 }

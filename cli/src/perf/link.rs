@@ -1,6 +1,7 @@
 //! An endpoint with what belongs to it, and the patience to use it.
 
 use std::collections::VecDeque;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, CqFlags, InfoFlags};
@@ -62,6 +63,21 @@ pub(super) struct Link {
     quiet_since: Option<Instant>,
 }
 
+/// An endpoint, one that clients find by host and service if they can on this port.
+fn open_endpoint(domain: &Domain, info: &mut Info, by_name: bool) -> barewire::Result<Endpoint> {
+    let names = Names::of(&domain.port().name);
+    for service in names.services().filter(|_| by_name) {
+        info.src_addr = Some(names.at(Ipv4Addr::UNSPECIFIED, service).to_bytes().to_vec());
+        match domain.endpoint(info) {
+            // Another process of this host has it.
+            Err(Error::AddrInUse) => {}
+            opened => return opened,
+        }
+    }
+    info.src_addr = None;
+    domain.endpoint(info)
+}
+
 impl Link {
     /// Opens an endpoint on `port`.
     ///
@@ -101,11 +117,7 @@ impl Link {
         let domain = fabric.domain_with(&info, settings).map_err(Fail::new)?;
         let cq = domain.cq_open(CqAttr::default()).map_err(Fail::new)?;
         let av = domain.av_open(AvAttr::default()).map_err(Fail::new)?;
-        if by_name && let Some(ep) = Names::of(&domain.port().name).services().next() {
-            let any = EpAddr { mac: domain.port().mac, ep, incarnation: 0 };
-            info.src_addr = Some(any.to_bytes().to_vec());
-        }
-        let ep = domain.endpoint(&info).map_err(Fail::new)?;
+        let ep = open_endpoint(&domain, &mut info, by_name).map_err(Fail::new)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(Fail::new)?;
         ep.bind_av(&av).map_err(Fail::new)?;
         ep.enable().map_err(Fail::new)?;

@@ -141,7 +141,8 @@ impl Op {
 
 #[derive(Args)]
 struct Common {
-    /// The side that listens: the address that it printed, or on a udp port HOST or HOST:SERVICE.
+    /// The side that listens: the address that it printed, or HOST, HOST:SERVICE or [IPv6]:SERVICE.
+    /// (Over shm the address alone.)
     #[arg(value_name = "ADDR", required_unless_present_any = ["listen", "spawn"])]
     #[arg(conflicts_with_all = ["listen", "spawn"])]
     addr: Option<String>,

@@ -42,7 +42,9 @@ struct Served {
 /// only one.
 pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
     let mut link = Link::open_by_name(&args.port, SERVER_PATIENCE)?;
-    let at = Names::of(link.port()).name(link.addr()?);
+    let names = Names::of(link.port());
+    let (at, is_whole) = names.name(link.addr()?);
+    let is_name = is_whole || matches!(names, Names::Asked { .. }) && !at.ip().is_loopback();
     let addr = link.addr()?.to_string();
     if args.json {
         json(&Listening { listening: addr, port: link.port().to_owned() })?;
@@ -54,7 +56,7 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
             "listening on {}\non the other side{but}: barewire pingpong {port}{addr}\n",
             link.port()
         ))?;
-        if let (at, true) = at {
+        if is_name {
             print(format_args!("or by its host and service: {at}\n"))?;
         }
     }

@@ -103,6 +103,9 @@ impl Node {
             Ok(base) => base,
             Err(err) => return self.on_malformed(now, frame, err),
         };
+        if base.ty == Ty::Who {
+            return self.on_who(now, frame, &base);
+        }
         if base.dst != self.mac {
             self.counters.rx_not_ours += 1;
             return;
@@ -187,6 +190,8 @@ impl Node {
             },
             // No RST in reply to these: the reply could be answered again, for ever.
             Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
+            // `on_frame_slow` has taken it: it belongs to no session.
+            Ty::Who => {}
             Ty::Msg
             | Ty::Pack
             | Ty::MsgM
@@ -282,8 +287,8 @@ impl Node {
             }
             Ty::Probe => self.on_probe(p, frame, base),
             // `on_packet` takes the first itself; `on_stranger` takes the others, whose session
-            // does not exist.
-            Ty::Ack | Ty::Open | Ty::Rst => {}
+            // does not exist, and `on_frame_slow` the last.
+            Ty::Ack | Ty::Open | Ty::Rst | Ty::Who => {}
             // Reliable packets are for `on_op`.
             Ty::Msg
             | Ty::Pack
@@ -825,7 +830,7 @@ impl Node {
                 Verdict::Accept
             }),
             // `on_op` has taken the first; the others are unreliable: they have no PSN.
-            Ty::Msg | Ty::Ack | Ty::Nack | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
+            Ty::Msg | Ty::Ack | Ty::Nack | Ty::Who | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
                 Ok(Verdict::Refuse(NackReason::UnknownType))
             }
         };

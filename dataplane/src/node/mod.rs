@@ -48,6 +48,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 mod versions;
+mod who;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -98,6 +99,7 @@ pub use rma_list::{RmaIov, RmaList};
 pub use round_trips::RoundTrips;
 pub use sep::{receive_caps, transmit_caps};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
+pub use who::{HERES_MAX, Here, QUESTIONS_MAX};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; that of peers grows
 /// when the application inserts addresses.
@@ -609,6 +611,8 @@ impl Reply {
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) queue: VecDeque<Reply>,
+    /// What stations are asked for by name, and what this one is known by.
+    names: who::Names,
     /// Replies that may be queued until a millisecond after `refilled`.
     tokens: u32,
     refilled: Instant,
@@ -618,7 +622,7 @@ impl Default for Replies {
     fn default() -> Self {
         let (queue, tokens) =
             (VecDeque::with_capacity(session::REPLIES_MAX), session::REPLIES_PER_MS);
-        Self { queue, tokens, refilled: Instant(0) }
+        Self { queue, names: who::Names::default(), tokens, refilled: Instant(0) }
     }
 }
 

@@ -39,6 +39,17 @@ pub enum Notice {
         /// Bytes of the longest that both ends accept, likewise.
         most: u32,
     },
+    /// A station announced a service of this node's, at a host of this node's. Told once for each
+    /// of the first 16.
+    NameTwice {
+        /// The station.
+        mac: MacAddr,
+        /// The service.
+        service: u16,
+    },
+    /// A service of this node's was asked for at a host that it does not know: the addresses of
+    /// this host may have changed ([`Node::set_hosts`]). At most once a second.
+    HostMissed,
     /// So many notices were dropped behind the ones before, for want of room.
     Missed(u32),
 }

@@ -391,18 +391,26 @@ impl Node {
         rst: RstOp,
         most: usize,
     ) {
+        if !self.may_reply(now) {
+            return;
+        }
+        let mut op = [0; RstOp::LEN];
+        rst.emit(&mut op);
+        self.push_reply(Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op), most);
+    }
+
+    /// Whether another reply to a stranger is within the rate limit, and counts it.
+    pub(super) fn may_reply(&mut self, now: Instant) -> bool {
         if now.since(self.replies.refilled) >= 1_000_000 {
             self.replies.refilled = now;
             self.replies.tokens = REPLIES_PER_MS;
         }
-        if self.replies.tokens == 0 {
-            self.counters.tx_replies_limited += 1;
-            return;
+        let left = self.replies.tokens.checked_sub(1);
+        match left {
+            Some(left) => self.replies.tokens = left,
+            None => self.counters.tx_replies_limited += 1,
         }
-        self.replies.tokens -= 1;
-        let mut op = [0; RstOp::LEN];
-        rst.emit(&mut op);
-        self.push_reply(Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op), most);
+        left.is_some()
     }
 
     /// Queues a finished frame as a reply, if it has at most `most` bytes.
@@ -1019,7 +1027,7 @@ impl Node {
                     | Ty::Write
                     | Ty::Atomic
                     | Ty::Resp => entry.become_nop(),
-                    Ty::Ack | Ty::Nack | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
+                    Ty::Ack | Ty::Nack | Ty::Who | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
                         unreachable!("control packets are not kept")
                     }
                 }

@@ -62,6 +62,10 @@ pub struct NodeCounters {
     /// Packets refused because their sender is not in the address vector of the endpoint that they
     /// are for.
     pub rx_not_inserted: u64,
+    /// Questions who serves a service at a host.
+    pub rx_who: u64,
+    /// Answers to questions that nobody here asks.
+    pub rx_here_stray: u64,
     /// Frames handed to the port.
     pub tx_frames: u64,
     /// Of these, packets sent again.
@@ -76,6 +80,8 @@ pub struct NodeCounters {
     pub tx_replies_limited: u64,
     /// Strangers that were asked to show that they receive.
     pub tx_challenges: u64,
+    /// Answers to questions who serves a service.
+    pub tx_here: u64,
     /// Messages sent, received, and kept for a later receive.
     pub msgs_sent: u64,
     /// Messages received into the application's memory.
@@ -128,6 +134,8 @@ impl Default for NodeCounters {
             rx_open_limited: 0,
             rx_unnamed: 0,
             rx_not_inserted: 0,
+            rx_who: 0,
+            rx_here_stray: 0,
             tx_frames: 0,
             tx_retransmits: 0,
             tx_acks: 0,
@@ -135,6 +143,7 @@ impl Default for NodeCounters {
             tx_asks: 0,
             tx_replies_limited: 0,
             tx_challenges: 0,
+            tx_here: 0,
             msgs_sent: 0,
             msgs_received: 0,
             msgs_unexpected: 0,

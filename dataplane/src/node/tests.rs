@@ -29,6 +29,7 @@ mod srx;
 mod strangers;
 mod survey;
 mod versions;
+mod who;
 
 use super::*;
 use crate::flags::{BindFlags, CqFlags};

@@ -46,10 +46,9 @@ wire_errors! {
     /// Type 20 to 31: a reliable packet of a later minor version. Answered by NACK, for the packet
     /// has a PSN and the sequence would wait for it.
     UnknownType = "unknown_type", "unknown packet type";
-    /// Type 0, 11 or 12: no packet has it, or a control packet of a later minor version. Dropped,
-    /// never answered.
+    /// Type 0: no packet has it. Dropped, never answered.
     ReservedType = "reserved_type", "reserved packet type";
-    /// `dst_sid` is 0 in a packet other than OPEN and RST.
+    /// `dst_sid` is 0 in a packet other than OPEN, RST and WHO.
     NoSid = "no_sid", "packet names no session";
     /// `plen` is not 0 in a packet that has no payload.
     StrayPayload = "stray_payload", "payload where none belongs";
@@ -101,8 +100,9 @@ wire_errors! {
     SackCount = "sack_count", "more than four SACK words";
     /// An RST reason that does not exist.
     RstReason = "rst_reason", "unknown reason of an RST";
-    /// An RST or OPEN from incarnation 0, or an OPEN of which one of epoch and sid is 0.
-    Nameless = "nameless", "sender's incarnation, epoch or session name is zero";
+    /// An RST or OPEN from incarnation 0, an OPEN of which one of epoch and sid is 0, a question
+    /// without nonce, or an answer without service.
+    Nameless = "nameless", "what names sender, session, question or service is zero";
     /// An OPEN whose echo is half there, or is not the session it was sent to.
     OpenEcho = "open_echo", "echo of an OPEN does not fit its destination";
     /// An OPEN with window 0.
@@ -111,7 +111,9 @@ wire_errors! {
     OpenMaxFrame = "open_max_frame", "frame length of an OPEN is below 256";
     /// An OPEN without sid that has no cookie, or answers none.
     OpenChallenge = "open_challenge", "challenge without cookie or echo";
-    /// An RST or OPEN whose lowest version is 0 or above its highest, or whose highest is above 7.
+    /// A WHO of a kind, or for a kind of host, that does not exist.
+    WhoKind = "who_kind", "unknown kind of a WHO";
+    /// An RST, OPEN or WHO whose lowest version is 0 or above its highest, or that above 7.
     Versions = "versions", "range of versions makes no sense";
 }
 

@@ -27,6 +27,7 @@ mod rndv;
 mod rst;
 mod ty;
 mod version;
+mod who;
 
 use barewire_driver::frame::RxFrame;
 
@@ -49,6 +50,7 @@ pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason, life_of};
 pub use ty::Ty;
 pub use version::{Stranger, Versions};
+pub use who::{Host, WhoOp};
 
 /// EtherType of every frame: IEEE 802 local experimental 1. Does not leave the site.
 pub const ETHERTYPE: u16 = barewire_driver::frame::ETHERTYPE;

@@ -29,6 +29,8 @@ pub enum Op {
     Nop(NopOp),
     /// Of a NACK.
     Nack(NackOp),
+    /// Of a WHO.
+    Who(WhoOp),
     /// Of a PROBE.
     Probe(ProbeOp),
     /// A PING has none.
@@ -72,6 +74,7 @@ impl Op {
             Ty::End => Self::End(EndOp::parse(frame, base)?),
             Ty::Nop => Self::Nop(NopOp::parse(frame, base)?),
             Ty::Nack => Self::Nack(NackOp::parse(frame, base)?),
+            Ty::Who => Self::Who(WhoOp::parse(frame, base)?),
             Ty::Probe => Self::Probe(ProbeOp::parse(frame, base)?),
             Ty::Ping => Self::Ping,
             Ty::Rst => Self::Rst(RstOp::parse(frame)?),
@@ -99,6 +102,7 @@ impl Op {
             Self::Data(op) => op.emit(out),
             Self::End(op) => op.emit(out),
             Self::Nop(op) => op.emit(out),
+            Self::Who(op) => op.emit(out),
             Self::Probe(op) => op.emit(out),
             Self::Ping => 0,
             Self::Nack(op) => op.emit(out),
@@ -124,6 +128,7 @@ impl Op {
             Self::End(_) => Ty::End,
             Self::Nop(_) => Ty::Nop,
             Self::Nack(_) => Ty::Nack,
+            Self::Who(_) => Ty::Who,
             Self::Probe(_) => Ty::Probe,
             Self::Ping => Ty::Ping,
             Self::Rst(_) => Ty::Rst,

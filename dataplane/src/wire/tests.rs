@@ -92,6 +92,7 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
         (Op::End(end), vec![]),
         (Op::Nop(NopOp { units: 3, cuts: true, drops: None }), vec![]),
         (Op::Nack(NackOp { reason: NackReason::NoEndpoint }), vec![]),
+        (Op::Who(a_who()), vec![]),
         (Op::Probe(ProbeOp { heard: 1500 }), vec![]),
         (Op::Ping, vec![]),
         (Op::Rst(rst), vec![]),
@@ -100,6 +101,10 @@ fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
     all.extend(one_sided());
     assert!(all.iter().map(|(op, _)| op.ty()).eq(Ty::ALL));
     all.into_iter().map(|(op, payload)| (a_base(), op, payload)).collect()
+}
+
+fn a_who() -> WhoOp {
+    WhoOp { nonce: 3, here: true, host: Host::V4([10, 1, 1, 1]), service: 7, versions: VERSIONS }
 }
 
 fn one_sided() -> Vec<(Op, Vec<u8>)> {
@@ -216,6 +221,16 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
             .prop_map(move |(units, cuts, drops)| none(Op::Nop(NopOp { units, cuts, drops }))),
         (1..=9_u16).prop_map(move |r| none(Op::Nack(NackOp { reason: r.try_into().unwrap() }))),
         any::<u16>().prop_map(move |heard| none(Op::Probe(ProbeOp { heard }))),
+        (any::<(bool, [u8; 16], u64)>(), 1..=u64::MAX, 1..=u16::MAX, 0..3_u8).prop_map(
+            move |((here, ip, hash), nonce, service, kind)| {
+                let host = match kind {
+                    0 => Host::Name(hash),
+                    1 => Host::V4([ip[0], ip[1], ip[2], ip[3]]),
+                    _ => Host::V6(ip),
+                };
+                none(Op::Who(WhoOp { nonce, here, host, service, versions: VERSIONS }))
+            }
+        ),
         Just(none(Op::Ping)),
         any_rst().prop_map(move |op| none(Op::Rst(op))),
         any_open().prop_map(move |op| none(Op::Open(op))),
@@ -471,15 +486,13 @@ fn bases_are_refused_for_their_own_cause() {
     refused(Ty::Nop, 15, &[0x01], E::TrailerCode);
     refused(Ty::Nop, 15, &[0x02], E::TrailerCode);
     refused(Ty::Nop, 15, &[0x03], E::TrailerTruncated);
-    for ty in [0, 11] {
-        refused(Ty::Nop, 14, &[VERSION << 5 | ty], E::ReservedType);
-    }
+    refused(Ty::Nop, 14, &[VERSION << 5], E::ReservedType);
     for ty in 20..32 {
         refused(Ty::Nop, 14, &[VERSION << 5 | ty], E::UnknownType);
     }
     for ty in Ty::ALL {
         let cause = if ty == Ty::Open { E::OpenEcho } else { E::NoSid };
-        if ty != Ty::Rst {
+        if !matches!(ty, Ty::Rst | Ty::Who) {
             refused(ty, 16, &[0; 4], cause);
         }
         if !ty.has_payload() {
@@ -558,6 +571,22 @@ fn operations_are_refused_for_their_own_cause() {
         for versions in [[0, 2], [3, 2], [2, 8], [0, 0]] {
             refused(ty, at, &versions, E::Versions);
         }
+    }
+}
+
+/// Each cause of a WHO, each once.
+#[test]
+fn questions_are_refused_for_their_own_cause() {
+    use WireError as E;
+    for at in [14, 15, 20, 24, 31] {
+        refused(Ty::Who, 32 + at, &[1], E::OpReserved);
+    }
+    refused(Ty::Who, 42, &[0; 2], E::Nameless);
+    refused(Ty::Who, 32, &[0; 9], E::Nameless);
+    refused(Ty::Who, 40, &[2], E::WhoKind);
+    refused(Ty::Who, 41, &[5], E::WhoKind);
+    for versions in [[0, 2], [3, 2], [2, 8], [0, 0]] {
+        refused(Ty::Who, 44, &versions, E::Versions);
     }
 }
 

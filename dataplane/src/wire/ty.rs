@@ -24,6 +24,8 @@ pub enum Ty {
     Nop = 9,
     /// Refuses a packet.
     Nack = 10,
+    /// Asks who serves a service at a host, or says it.
+    Who = 11,
     /// Asks whether frames of its length arrive, or says that they do.
     Probe = 12,
     /// Asks for an acknowledgement.
@@ -90,6 +92,7 @@ impl Info {
             Ty::End => reliable(16, 0, Tail::None),
             Ty::Nop => reliable(8, 0, Tail::None),
             Ty::Nack => control(8, 1),
+            Ty::Who => control(32, 0),
             Ty::Probe => control(8, 1),
             Ty::Ping => control(0, 1),
             Ty::Rst => control(32, 0),
@@ -115,7 +118,7 @@ const INFO: [Info; 20] = {
 
 impl Ty {
     /// All types, in the order of their numbers.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Ack,
         Self::Msg,
         Self::Pack,
@@ -126,6 +129,7 @@ impl Ty {
         Self::End,
         Self::Nop,
         Self::Nack,
+        Self::Who,
         Self::Probe,
         Self::Ping,
         Self::Rst,
@@ -198,6 +202,7 @@ impl Ty {
             Self::End => "END",
             Self::Nop => "NOP",
             Self::Nack => "NACK",
+            Self::Who => "WHO",
             Self::Probe => "PROBE",
             Self::Ping => "PING",
             Self::Rst => "RST",

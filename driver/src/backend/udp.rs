@@ -28,14 +28,14 @@
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::Batch;
-use super::netdev::{Link, links};
+use super::netdev::{Link, ip_addresses, links};
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -205,30 +205,11 @@ pub fn address_of(host: &str) -> Option<Ipv4Addr> {
 
 /// Interfaces and their IPv4 addresses, as `(name, address)`.
 pub fn addresses() -> Vec<(String, Ipv4Addr)> {
-    let mut found = Vec::new();
-    let mut list = std::ptr::null_mut();
-    // SAFETY: `getifaddrs` writes the head of a list to `list`, or fails and leaves it.
-    if unsafe { libc::getifaddrs(&raw mut list) } < 0 {
-        return found;
-    }
-    let mut at = list;
-    while !at.is_null() {
-        // SAFETY: an entry of the list, which is not freed yet; its name is a string, its address
-        // null or as long as its family says.
-        unsafe {
-            let entry = &*at;
-            if !entry.ifa_addr.is_null() && i32::from((*entry.ifa_addr).sa_family) == libc::AF_INET
-            {
-                let addr = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
-                let name = std::ffi::CStr::from_ptr(entry.ifa_name).to_string_lossy();
-                found.push((name.into_owned(), u32::from_be(addr.sin_addr.s_addr).into()));
-            }
-            at = entry.ifa_next;
-        }
-    }
-    // SAFETY: the list that `getifaddrs` made, freed once.
-    unsafe { libc::freeifaddrs(list) };
-    found
+    let v4 = |(name, ip)| match ip {
+        IpAddr::V4(ip) => Some((name, ip)),
+        IpAddr::V6(_) => None,
+    };
+    ip_addresses().into_iter().filter_map(v4).collect()
 }
 
 fn name_of(addr: SocketAddrV4) -> libc::sockaddr_in {

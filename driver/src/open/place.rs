@@ -1,4 +1,4 @@
-//! Where a `udp:` port is, as its name says.
+//! What the name of a port says: its kind, its device, and where a `udp:` port is.
 
 use std::net::Ipv4Addr;
 
@@ -11,6 +11,13 @@ pub(super) fn device_of(spec: &str) -> Option<&str> {
         device = device.split_once("):")?.1;
     }
     Some(device)
+}
+
+/// The kind of the port that `spec` names, behind whatever wraps it, and its device, without
+/// options: `("afpacket", "eth0")`. The device of a default segment is empty.
+pub fn kind_and_device(spec: &str) -> Option<(&str, &str)> {
+    let device = device_of(spec)?.split(',').next()?;
+    Some(device.split_once(':').unwrap_or((device, "")))
 }
 
 /// The place of a `udp:` port: host and UDP port as `spec` says them, and where in it that ends.
@@ -40,6 +47,18 @@ pub fn with_udp_port(spec: &str, port: u16) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kind_of_a_port_is_found_behind_wrappers() {
+        for (spec, is) in [
+            ("fault(loss=0.1):afpacket:eth0,near=no", Some(("afpacket", "eth0"))),
+            ("vfio:0000:05:00.0,mtu=900", Some(("vfio", "0000:05:00.0"))),
+            ("shm,mac=02:00:00:00:00:01", Some(("shm", ""))),
+            ("fault(", None),
+        ] {
+            assert_eq!(kind_and_device(spec), is, "{spec}");
+        }
+    }
 
     #[test]
     fn the_place_of_a_udp_port_is_found_behind_wrappers() {

@@ -40,6 +40,15 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
             ("len", op.len.into()),
             ("tag", op.tag),
         ]),
+        Op::Who(WhoOp { nonce, here, host: Host::V4(host), service, versions }) => map.extend([
+            ("nonce", *nonce),
+            ("kind", (*here).into()),
+            ("host_kind", 4),
+            ("service", (*service).into()),
+            ("version_min", versions.min.into()),
+            ("version_max", versions.max.into()),
+            ("host", u32::from_le_bytes(*host).into()),
+        ]),
         Op::Probe(op) => map.extend([("heard", op.heard.into())]),
         Op::Ack(op, words) => map.extend([
             ("delay", op.delay.into()),
@@ -96,6 +105,7 @@ fn the_worked_examples_are_true() {
         ("OPEN", Ty::Open),
         ("OPEN challenge", Ty::Open),
         ("RST", Ty::Rst),
+        ("WHO", Ty::Who),
         ("PROBE", Ty::Probe),
     ] {
         let lines = example(name);

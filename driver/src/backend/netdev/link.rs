@@ -6,6 +6,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::super::owned;
@@ -203,6 +204,42 @@ fn names() -> Vec<String> {
         libc::if_freenameindex(list);
     }
     names
+}
+
+/// Interfaces of this network namespace and their IP addresses, as `(name, address)`.
+pub fn ip_addresses() -> Vec<(String, IpAddr)> {
+    let mut found = Vec::new();
+    let mut list = std::ptr::null_mut();
+    // SAFETY: `getifaddrs` writes the head of a list to `list`, or fails and leaves it.
+    if unsafe { libc::getifaddrs(&raw mut list) } < 0 {
+        return found;
+    }
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: an entry of the list, which is not freed yet; its name is a string, its address
+        // null or as long as its family says.
+        unsafe {
+            let entry = &*at;
+            at = entry.ifa_next;
+            let of = entry.ifa_addr;
+            let family = if of.is_null() { libc::AF_UNSPEC } else { i32::from((*of).sa_family) };
+            let ip: IpAddr = match family {
+                libc::AF_INET => {
+                    let addr = of.cast::<libc::sockaddr_in>().read_unaligned();
+                    Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr)).into()
+                }
+                libc::AF_INET6 => {
+                    let addr = of.cast::<libc::sockaddr_in6>().read_unaligned();
+                    Ipv6Addr::from(addr.sin6_addr.s6_addr).into()
+                }
+                _ => continue,
+            };
+            found.push((CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned(), ip));
+        }
+    }
+    // SAFETY: the list that `getifaddrs` made, freed once.
+    unsafe { libc::freeifaddrs(list) };
+    found
 }
 
 /// Names that interfaces of this network namespace have besides (`ip link property`), each with the

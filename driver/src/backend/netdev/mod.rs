@@ -12,10 +12,11 @@ mod waiter;
 mod watched;
 
 pub use features::XdpFeatures;
-pub use link::{Link, links, other_names};
+pub use link::{Link, ip_addresses, links, other_names};
+pub use station::hold;
 
 pub(super) use features::xdp_features;
 pub(super) use link::Asker;
-pub(super) use station::{Wanted, hold, join, raw_socket};
+pub(super) use station::{Wanted, join, raw_socket};
 pub(super) use waiter::{Shared, Waiter};
 pub(super) use watched::{Ear, Watched};

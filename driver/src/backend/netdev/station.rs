@@ -150,7 +150,7 @@ fn claim(index: u32, mac: MacAddr) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// `EADDRINUSE`: a process has it.
-pub(in super::super) fn hold(name: &str) -> io::Result<OwnedFd> {
+pub fn hold(name: &str) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
     let fd = owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;

@@ -35,7 +35,8 @@ use std::time::Duration;
 
 use super::Bell;
 use super::hairpin::Hairpin;
-use super::netdev::{Asker, Ear, Link, Shared, Waiter, Wanted, Watched, hold, join, raw_socket};
+use super::netdev::hold;
+use super::netdev::{Asker, Ear, Link, Shared, Waiter, Wanted, Watched, join, raw_socket};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};

@@ -1,0 +1,190 @@
+//! Asking who serves a service at a host, where the port does not say it: WHO and HERE of
+//! `docs/wire.md`, "Names".
+//!
+//! # When is asked, and by whom
+//! Where an address is resolved: in `fi_getinfo`, and where one is inserted. Both wait, for
+//! [`PATIENCE`] at most, however many hosts are asked for at once. A name that is resolved while
+//! messages wait for it would spare that, but programs ask whether a host is there by
+//! `fi_getinfo`, whose answer has to be right, and a queue of unresolved sends would be on the way
+//! of every message. Insertion asks through its domain. `fi_getinfo` asks through a domain of this
+//! process on the same port, if there is one, else opens the port for the question alone: on a port
+//! that a process has to itself (`vfio:`, `dpdk:`, a queue of `xdp:`) that fails while another
+//! process has it, and costs what opening costs.
+//!
+//! # Whom the kernel knows
+//! Neither routes nor neighbours of the kernel are asked. Its neighbour is the NIC of a host, and
+//! so the process that was there first; who serves the service only the question finds. It is a
+//! broadcast as ARP's is, so it reaches whomever ARP reaches, also on devices that the kernel does
+//! not know.
+
+use std::cell::RefCell;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use barewire_dataplane::node::{HERES_MAX, Here, Node, NodeSettings};
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::wire::Host;
+use barewire_driver::clock::now_ns;
+
+use crate::errno::{OpenError, Result, open_error};
+use crate::hosts::host_of;
+
+/// How long an answer is waited for.
+pub const PATIENCE: Duration = Duration::from_millis(300);
+
+/// The question is asked so often in that time.
+const ASKS: u32 = 3;
+
+/// Questions that are sent in one turn: each is a few frames, and the node queues 64.
+const PER_TURN: usize = 8;
+
+/// How much longer than the first answer took a second one is waited for, which says that two claim
+/// the name.
+const GRACE: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(5)];
+
+/// Hosts that a question names.
+const HOSTS_MAX: usize = 6;
+
+/// Who is wanted: a service of one host, which has these names and addresses. 0 is any service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    hosts: Vec<Host>,
+    service: u16,
+}
+
+impl Wanted {
+    pub(crate) fn new(name: Option<&str>, ips: &[IpAddr], service: u16) -> Self {
+        let ips = ips.iter().map(|ip| host_of(*ip));
+        let hosts = ips.chain(name.map(Host::name)).take(HOSTS_MAX).collect();
+        Self { hosts, service }
+    }
+}
+
+/// Who answered one question: nobody, or endpoints in the order in which they did.
+pub(crate) type Answers = Vec<Here>;
+
+/// Something to ask through.
+pub(crate) trait Way: Send + Sync {
+    /// Asks for all of `wanted` at once.
+    ///
+    /// # Errors
+    /// [`OpenError`]: there is no way to ask.
+    fn ask(&self, wanted: &[Wanted]) -> std::result::Result<Vec<Answers>, OpenError>;
+}
+
+/// A port by its name: a domain of this process that is open on it, or the port itself, opened for
+/// the question.
+pub(crate) struct PortWay<'a> {
+    pub(crate) name: &'a str,
+    /// Whether processes of this host are reached through memory.
+    pub(crate) near: bool,
+}
+
+impl Way for PortWay<'_> {
+    fn ask(&self, wanted: &[Wanted]) -> std::result::Result<Vec<Answers>, OpenError> {
+        if let Some(Ok(answers)) = domain_on(self.name).map(|dom| dom.ask(wanted)) {
+            return Ok(answers);
+        }
+        let open = match self.near {
+            true => barewire_driver::open::open_in_node,
+            false => barewire_driver::open::open,
+        };
+        let port = open(self.name).map_err(open_error)?;
+        let random = || RandomState::new().hash_one(now_ns()).max(1);
+        let settings = NodeSettings {
+            crc: Some(port.damages()),
+            incarnation: random(),
+            seed: random(),
+            ..NodeSettings::default()
+        };
+        let refused = |e| OpenError::new(e, format!("{}: cannot ask: {e}", self.name));
+        let node = Node::new(settings, port.caps()).map_err(refused)?;
+        let engine = RefCell::new(Engine::new(node, port));
+        let turn = |f: &mut dyn FnMut(&mut Node)| {
+            let engine = &mut engine.borrow_mut();
+            f(engine.node_mut());
+            // A port that is gone answers nothing.
+            let _ = engine.turn();
+            Ok(())
+        };
+        converse(wanted, turn).map_err(refused)
+    }
+}
+
+/// One question on its way.
+struct Asked {
+    number: Option<u64>,
+    asks: u32,
+    answers: Answers,
+    answered_at: Option<Duration>,
+}
+
+impl Asked {
+    /// Whether there is no more to wait for.
+    fn is_settled(&self, now: Duration) -> bool {
+        let [least, most] = GRACE;
+        let late = |at: Duration| now >= at + at.clamp(least, most);
+        self.answers.len() >= HERES_MAX || self.answered_at.is_some_and(late)
+    }
+
+    /// Whether it is to be asked now.
+    fn is_due(&self, now: Duration) -> bool {
+        self.answers.is_empty() && now >= PATIENCE / ASKS * self.asks
+    }
+}
+
+/// Asks and waits. `turn` lends the node and turns its loop after that.
+pub(crate) fn converse(
+    wanted: &[Wanted],
+    turn: impl Fn(&mut dyn FnMut(&mut Node)) -> Result<()>,
+) -> Result<Vec<Answers>> {
+    let start = Instant::now();
+    let new = |_| Asked { number: None, asks: 0, answers: Vec::new(), answered_at: None };
+    let mut asked: Vec<Asked> = wanted.iter().map(new).collect();
+    loop {
+        let now = start.elapsed();
+        turn(&mut |node| step(node, wanted, &mut asked, now))?;
+        if now >= PATIENCE || asked.iter().all(|one| one.is_settled(now)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    turn(&mut |node| asked.iter().filter_map(|one| one.number).for_each(|n| node.end_question(n)))?;
+    Ok(asked.into_iter().map(|one| one.answers).collect())
+}
+
+/// Takes what has been answered, and asks what is due.
+fn step(node: &mut Node, wanted: &[Wanted], asked: &mut [Asked], now: Duration) {
+    let mut left = PER_TURN;
+    for (wanted, one) in wanted.iter().zip(asked) {
+        if let Some(number) = one.number {
+            let heres = node.heres(number);
+            if heres.len() > one.answers.len() {
+                one.answers = heres.to_vec();
+                one.answered_at.get_or_insert(now);
+            }
+        }
+        if left > 0 && one.is_due(now) {
+            one.number = node.ask_who(one.number, &wanted.hosts, wanted.service);
+            one.asks += u32::from(one.number.is_some());
+            left -= 1;
+        }
+    }
+}
+
+static DOMAINS: Mutex<Vec<(String, Weak<dyn Way>)>> = Mutex::new(Vec::new());
+
+/// Notes that a domain is open on the port that was opened as `name`, and may be entered by any
+/// thread.
+pub(crate) fn note_domain(name: &str, dom: Weak<dyn Way>) {
+    let mut all = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|(_, dom)| dom.strong_count() > 0);
+    all.push((name.to_owned(), dom));
+}
+
+fn domain_on(name: &str) -> Option<Arc<dyn Way>> {
+    let all = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter().filter(|(of, _)| of == name).find_map(|(_, dom)| dom.upgrade())
+}

@@ -1,0 +1,196 @@
+//! Names: WHO asks everybody on a segment who serves a service at a host, and who does says HERE.
+//!
+//! Both are control packets without a session, and change none. The node answers for the hosts that
+//! it was told of ([`Node::set_hosts`]) and the services that endpoints were bound to
+//! ([`Node::serve_name`]), within the rate of its other replies to strangers. It keeps what is
+//! answered to a question of its own ([`Node::ask_who`]) until that is ended, at most
+//! [`HERES_MAX`] answers to each, and what answers none is counted and dropped, however much comes.
+//!
+//! It resolves nothing on its own: when to ask again, how long to wait and what an answer is worth
+//! is for whoever asks.
+
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::MacAddr;
+
+use super::ep::Ep;
+use super::{Node, Notice, Reply};
+use crate::psn::Psn;
+use crate::types::Instant;
+use crate::wire::{Base, Host, Ty, VERSIONS, Versions, WhoOp};
+
+/// Questions that are open at once.
+pub const QUESTIONS_MAX: usize = 1024;
+
+/// Answers of different endpoints that are kept of one question: enough to say that there are two.
+pub const HERES_MAX: usize = 4;
+
+/// Stations of which it is told that they claim a name of this node. Of those above nothing is
+/// said: whoever can send frames can make up addresses.
+const CLAIMS_MAX: usize = 16;
+
+/// Names of the host under which a service is announced: the first ones.
+const ANNOUNCED_MAX: usize = 8;
+
+/// The host's addresses are asked for at most once in so many nanoseconds.
+const MISSED_NS: u64 = 1_000_000_000;
+
+/// Who answered a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Here {
+    /// The station.
+    pub mac: MacAddr,
+    /// The number of the endpoint.
+    pub ep: u16,
+    /// What it speaks.
+    pub versions: Versions,
+}
+
+/// A question that is open.
+#[derive(Debug)]
+struct Question {
+    nonce: u64,
+    service: u16,
+    heres: Vec<Here>,
+}
+
+/// What this node is known by, and what it asks.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    hosts: Vec<Host>,
+    services: Vec<u16>,
+    questions: Vec<Question>,
+    /// Stations that claim a name of ours.
+    claims: Vec<MacAddr>,
+    /// When it was told that a service of ours was asked for at a host that is not known.
+    missed_at: Option<Instant>,
+}
+
+impl Node {
+    /// Says by what this node's host is known, instead of what was said before.
+    pub fn set_hosts(&mut self, hosts: Vec<Host>) {
+        self.replies.names.hosts = hosts;
+    }
+
+    /// Answers for the endpoint with number `service`, not 0, from now on and as long as there is
+    /// one, and announces it. Who asks does not learn the incarnation, so the node is reached
+    /// [by name](Self::reach_by_name) from now on.
+    pub fn serve_name(&mut self, service: u16) {
+        debug_assert!(service != 0, "0 is any service");
+        self.reach_by_name();
+        if !self.replies.names.services.contains(&service) {
+            self.replies.names.services.push(service);
+        }
+        for i in 0..self.replies.names.hosts.len().min(ANNOUNCED_MAX) {
+            let host = self.replies.names.hosts[i];
+            let here = WhoOp { nonce: 0, here: true, host, service, versions: VERSIONS };
+            self.push_who(MacAddr::BROADCAST, &here);
+        }
+    }
+
+    /// Asks everybody who serves `service`, or any if that is 0, at one of `hosts`: all of them are
+    /// the same host. `question` is the number of the question, if it was asked before. Returns
+    /// that number, or `None` if too many are open. What leaves, leaves with the next turn.
+    pub fn ask_who(&mut self, question: Option<u64>, hosts: &[Host], service: u16) -> Option<u64> {
+        let nonce = question.unwrap_or_else(|| self.random().max(1));
+        if question.is_none() {
+            if self.replies.names.questions.len() >= QUESTIONS_MAX {
+                return None;
+            }
+            self.replies.names.questions.push(Question { nonce, service, heres: Vec::new() });
+        }
+        for &host in hosts {
+            let who = WhoOp { nonce, here: false, host, service, versions: VERSIONS };
+            self.push_who(MacAddr::BROADCAST, &who);
+        }
+        Some(nonce)
+    }
+
+    /// What has been answered to a question.
+    pub fn heres(&self, question: u64) -> &[Here] {
+        let asked = self.replies.names.questions.iter().find(|asked| asked.nonce == question);
+        asked.map_or(&[], |asked| &asked.heres)
+    }
+
+    /// Ends a question: later answers are dropped.
+    pub fn end_question(&mut self, question: u64) {
+        self.replies.names.questions.retain(|asked| asked.nonce != question);
+    }
+
+    fn push_who(&mut self, dst: MacAddr, op: &WhoOp) {
+        let mut bytes = [0; WhoOp::LEN];
+        op.emit(&mut bytes);
+        self.push_reply(Reply::new(&self.control(dst, Ty::Who, 0, Psn(0)), &bytes), usize::MAX);
+    }
+
+    /// Takes a WHO.
+    #[cold]
+    pub(super) fn on_who(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
+        if base.src == self.mac || base.dst != self.mac && base.dst != MacAddr::BROADCAST {
+            self.counters.rx_not_ours += 1;
+            return;
+        }
+        if self.has_crc() && !base.crc {
+            self.counters.rx_no_crc += 1;
+            return;
+        }
+        match WhoOp::parse(frame, base) {
+            Ok(op) if !op.here => self.on_question(now, base.src, &op),
+            Ok(op) if op.nonce == 0 => self.on_announcement(base.src, &op),
+            Ok(op) => self.on_here(base, &op),
+            Err(err) => self.counters.rx_wire[err.index()] += 1,
+        }
+    }
+
+    /// The service of ours that is meant by `service` at `host`.
+    fn serves(&self, host: Host, service: u16) -> Option<u16> {
+        let is_there = |n: u16| self.numbers.at[usize::from(n)] != Ep::NOBODY;
+        let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
+        let served = self.replies.names.services.iter().copied().find(meant)?;
+        self.replies.names.hosts.contains(&host).then_some(served)
+    }
+
+    fn on_question(&mut self, now: Instant, src: MacAddr, op: &WhoOp) {
+        self.counters.rx_who += 1;
+        let Some(service) = self.serves(op.host, op.service) else {
+            return self.on_other_host(now, op);
+        };
+        if self.may_reply(now) {
+            self.counters.tx_here += 1;
+            self.push_who(src, &WhoOp { here: true, service, versions: VERSIONS, ..*op });
+        }
+    }
+
+    /// A host is asked for that is not ours as far as is known: that may have changed.
+    fn on_other_host(&mut self, now: Instant, op: &WhoOp) {
+        let served = self.replies.names.services.contains(&op.service);
+        let is_news = self.replies.names.missed_at.is_none_or(|at| now.since(at) >= MISSED_NS);
+        if served && is_news {
+            self.replies.names.missed_at = Some(now);
+            self.note(Notice::HostMissed);
+        }
+    }
+
+    fn on_here(&mut self, base: &Base, op: &WhoOp) {
+        let here = Here { mac: base.src, ep: op.service, versions: op.versions };
+        let asked = self.replies.names.questions.iter_mut().find(|asked| {
+            asked.nonce == op.nonce && (asked.service == 0 || asked.service == op.service)
+        });
+        match asked.filter(|_| base.dst == self.mac) {
+            Some(asked) if asked.heres.contains(&here) => {}
+            Some(asked) if asked.heres.len() < HERES_MAX => asked.heres.push(here),
+            _ => self.counters.rx_here_stray += 1,
+        }
+    }
+
+    /// Somebody says that he serves a service. Nothing is kept of it, but that it is ours.
+    fn on_announcement(&mut self, src: MacAddr, op: &WhoOp) {
+        let claims = &mut self.replies.names.claims;
+        if claims.contains(&src) || claims.len() >= CLAIMS_MAX {
+            return;
+        }
+        if self.serves(op.host, op.service).is_some() {
+            self.replies.names.claims.push(src);
+            self.note(Notice::NameTwice { mac: src, service: op.service });
+        }
+    }
+}
