@@ -141,7 +141,8 @@ impl Op {
 
 #[derive(Args)]
 struct Common {
-    /// The side that listens: the address that it printed, or HOST, HOST:SERVICE or [IPv6]:SERVICE.
+    /// The side that listens: the address that it printed, or HOST or HOST:SERVICE, an IPv6 address
+    /// of a HOST:SERVICE in brackets.
     /// (Over shm the address alone.)
     #[arg(value_name = "ADDR", required_unless_present_any = ["listen", "spawn"])]
     #[arg(conflicts_with_all = ["listen", "spawn"])]
