@@ -507,15 +507,30 @@ fn model_run(seed: u64) {
 
 /// Goal: whatever anybody writes to the segment, members do not panic, loop or leave their memory.
 /// Method: a thread writes noise and near-truths everywhere while two members talk, and so does
-/// theirs between their calls, however seldom the other one gets to run.
+/// theirs between their calls, however seldom the other one gets to run. Damage is a matter of
+/// luck, and one blow may end all talk: a segment without damage is followed by another.
 #[test]
 fn a_scribbler_is_survived() {
+    let (mut writes, mut frames) = (0, 0);
+    for seed in 1..20 {
+        let survived = survive_a_scribbler(seed);
+        (writes, frames) = (writes + survived.0, frames + survived.1);
+        if survived.2 > 0 && writes > 10 && frames > 100 {
+            return;
+        }
+    }
+    panic!("{writes} writes and {frames} frames did no damage");
+}
+
+/// Of two members that talk for a while on a segment: writes of the thread, frames that arrived,
+/// and frames that were dropped.
+fn survive_a_scribbler(seed: u64) -> (u64, u64, u64) {
     let settings = small();
     let (mut a, mut b) = (open(&settings), open(&settings));
     let to = [a.caps().mac, b.caps().mac];
     let stop = Arc::new(AtomicBool::new(false));
     let scribbler = {
-        let (stop, mut scribbler) = (Arc::clone(&stop), Scribbler::of(&settings, 1));
+        let (stop, mut scribbler) = (Arc::clone(&stop), Scribbler::of(&settings, 2 * seed));
         std::thread::spawn(move || {
             let mut writes = 0;
             while !stop.load(Relaxed) {
@@ -529,14 +544,10 @@ fn a_scribbler_is_survived() {
             writes
         })
     };
-    let mut between = Scribbler::of(&settings, 2);
+    let mut between = Scribbler::of(&settings, 2 * seed + 1);
     let started = Instant::now();
     let (mut frames, mut n) = (0_u64, 0_usize);
-    let dropped = |a: &ShmPort, b: &ShmPort| a.counters().rx_dropped + b.counters().rx_dropped;
-    // Damage is a matter of luck.
-    while started.elapsed() < Duration::from_millis(1500)
-        || (dropped(&a, &b) == 0 && started.elapsed() < Duration::from_secs(30))
-    {
+    while started.elapsed() < Duration::from_millis(1500) {
         for _ in 0..100 {
             n += 1;
             send(&mut a, to[n & 1], &[7; 1200][..n % 1200]);
@@ -558,10 +569,10 @@ fn a_scribbler_is_survived() {
     }
     stop.store(true, Relaxed);
     let writes = scribbler.join().unwrap();
-    let dropped = dropped(&a, &b);
-    assert!(writes > 10 && frames > 100 && dropped > 0, "{writes} {frames} {dropped}");
+    let dropped = a.counters().rx_dropped + b.counters().rx_dropped;
     drop((a, b));
     let _ = std::fs::remove_file(settings.path());
+    (writes, frames, dropped)
 }
 
 /// Writes to a segment what stands there in nobody's plan.
