@@ -169,8 +169,7 @@ pub(crate) struct Ended {
 /// # Errors
 /// [`NotHere`]: QEMU or the kernel cannot be had.
 pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, NotHere> {
-    let emulator = guest.nics.first().map_or("pcie-root-port", |nic| &nic.device);
-    let emulator = Emulator::with(emulator)?;
+    let emulator = Emulator::with(guest.nics.iter().map(|nic| nic.device.as_str()))?;
     let kernel = Kernel::provide(guest.kernel)?;
     sweep(&target_dir().join("vm"));
     let dir = target_dir().join("vm").join(format!("run-{}-{}", std::process::id(), guest.name));

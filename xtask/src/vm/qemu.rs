@@ -4,6 +4,7 @@
 //! installed beside it, so it is unpacked. It takes the libraries and the firmware of the
 //! installed one.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -26,23 +27,28 @@ pub(super) enum Emulator {
 }
 
 impl Emulator {
-    /// One that has `device`.
+    /// One that has all `devices`, which may have properties behind a comma.
     ///
     /// # Errors
-    /// [`NotHere`]: it is not installed, and what has the device cannot be had.
-    pub(super) fn with(device: &str) -> Result<Self, NotHere> {
+    /// [`NotHere`]: it is not installed, and what has the devices cannot be had.
+    pub(super) fn with<'a>(devices: impl Iterator<Item = &'a str>) -> Result<Self, NotHere> {
         if !crate::packages::in_path(QEMU.program) {
             let mend = format!("qemu is not installed: sudo apt-get install -y {}", QEMU.package);
             return Err(NotHere(mend));
         }
-        let name = device.split(',').next().unwrap_or_default();
-        if Self::Installed.has(name) {
+        let names = devices.map(|device| device.split(',').next().unwrap_or_default());
+        let names: BTreeSet<&str> = names.collect();
+        let lacks = |emulator: &Self| names.iter().find(|name| !emulator.has(name)).copied();
+        if lacks(&Self::Installed).is_none() {
             return Ok(Self::Installed);
         }
         let dir = target_dir().join("vm/qemu");
         let find = |root: &Path| root.join(PROGRAM).is_file().then(|| root.to_owned());
         let later = Self::Unpacked(debian::unpacked(&dir, find, fetch)?);
-        if later.has(name) { Ok(later) } else { Err(NotHere(format!("no QEMU has an {name}"))) }
+        match lacks(&later) {
+            None => Ok(later),
+            Some(name) => Err(NotHere(format!("no QEMU has a device {name}"))),
+        }
     }
 
     fn has(&self, device: &str) -> bool {
