@@ -655,7 +655,7 @@ mod tests {
         names.find_by(node, Some(service), Whose::Ours, false, &Segment::default())
     }
 
-    /// Goal: where services are asked for, the first answer is the address, whoever asks and
+    /// Goal: where services are asked for, the first answer is the address, whichever call asks, and
     /// whatever he asks by; none says who was asked; and an own name is a service of this host.
     #[test]
     fn where_services_are_asked_for_the_first_answer_counts() {
