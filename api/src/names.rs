@@ -655,8 +655,8 @@ mod tests {
         names.find_by(node, Some(service), Whose::Ours, false, &Segment::default())
     }
 
-    /// Goal: where services are asked for, the first answer is the address, whichever call asks, and
-    /// whatever he asks by; none says who was asked; and an own name is a service of this host.
+    /// Goal: where services are asked for, the first answer is the address, whichever call asks and
+    /// by whatever name; none says who was asked; and an own name is a service of this host.
     #[test]
     fn where_services_are_asked_for_the_first_answer_counts() {
         let names = Names::Asked { ip: Ipv4Addr::new(10, 1, 1, 1) };
