@@ -41,6 +41,9 @@ local RST_REASON = {
   [1] = "unknown session", [2] = "closed", [3] = "version", [4] = "wrong incarnation",
   [5] = "taken for dead",
 }
+local VERSION = 3
+-- Prologue and base.
+local HEAD = 26
 local TRAILER = { [0] = "none", [3] = "CRC32C" }
 
 local f = {}
@@ -63,6 +66,8 @@ field("psn", ProtoField.uint32, "PSN", base.DEC)
 field("cack", ProtoField.uint32, "Next PSN expected", base.DEC)
 field("grant", ProtoField.uint16, "Eager units granted (low 16 bits)", base.DEC)
 field("plen", ProtoField.uint16, "Payload length", base.DEC)
+field("dst_station", ProtoField.uint16, "Destination station", base.DEC)
+field("src_station", ProtoField.uint16, "Source station", base.DEC)
 -- Messages.
 field("dst_ep", ProtoField.uint16, "Destination endpoint", base.DEC)
 field("rx_ctx", ProtoField.uint8, "Receive context", base.DEC)
@@ -220,7 +225,7 @@ local function message(state, tree, op, with_len)
   tree:add_le(f["tag"], op(8, 8))
   if band(flags, 1) == 0 and op(8, 8):le_uint64() ~= UInt64(0) then refuse(state, "stray_tag") end
   if with_len then return flags end
-  if band(flags, 2) ~= 0 and state.buf:len() < 18 + OP_LEN[state.type] + 8 then
+  if band(flags, 2) ~= 0 and state.buf:len() < HEAD + OP_LEN[state.type] + 8 then
     refuse(state, "op_truncated", true)
   end
   if state.type == 2 then zero(state, tree, op(6, 2), "stray_len") end
@@ -473,7 +478,7 @@ end
 -- Remote CQ data has to be there, and in the last packet.
 local function last_imm(state, flags)
   if band(flags, 2) == 0 then return end
-  if state.buf:len() < 18 + OP_LEN[state.type] + 8 then refuse(state, "op_truncated", true) end
+  if state.buf:len() < HEAD + OP_LEN[state.type] + 8 then refuse(state, "op_truncated", true) end
   if band(flags, 1) == 0 then refuse(state, "late_imm") end
 end
 
@@ -526,8 +531,8 @@ end
 
 -- Refuses a frame that is shorter than an operation header of `op_len` bytes and what follows it.
 local function whole(state, buf, op_len)
-  local stop = 18 + op_len + state.plen
-  if buf:len() < 18 + op_len then refuse(state, "op_truncated", true) end
+  local stop = HEAD + op_len + state.plen
+  if buf:len() < HEAD + op_len then refuse(state, "op_truncated", true) end
   if buf:len() < stop then refuse(state, "payload_truncated", true) end
   if buf:len() < stop + state.crc_len then refuse(state, "trailer_truncated", true) end
   return stop
@@ -537,7 +542,7 @@ end
 local function crc_anywhere(state, buf)
   if state.trailer == 0 then return true end
   for words = 0, 12 do
-    local stop = 18 + 8 * words + state.plen
+    local stop = HEAD + 8 * words + state.plen
     if buf:len() >= stop + 4 and crc32c(buf(0, stop):bytes()) == buf(stop, 4):le_uint() then
       return true
     end
@@ -547,20 +552,20 @@ end
 
 -- Prologue and base; `buf` starts behind the Ethernet header.
 local function prologue(state, buf, pinfo, tree)
-  if buf:len() < 18 then refuse(state, "short", true) end
+  if buf:len() < HEAD then refuse(state, "short", true) end
   local w = buf(0, 2):uint()
   for _, name in ipairs({ "version", "type", "sec", "ar", "rtx", "ce", "reserved", "trailer" }) do
     tree:add(f[name], buf(0, 2))
   end
   local version = rshift(w, 13)
-  if version ~= 2 and band(rshift(w, 8), 31) == 14 and buf:len() >= 50 then
+  if version ~= VERSION and band(rshift(w, 8), 31) == 14 and buf:len() >= HEAD + 32 then
     -- The same in every version.
     state.foreign = true
     state.info = string.format("RST of version %d", version)
-    ops[14](state, tree, buf(18, 32))
+    ops[14](state, tree, buf(HEAD, 32))
     return
   end
-  if version ~= 2 then refuse(state, "version", true) end
+  if version ~= VERSION then refuse(state, "version", true) end
   if band(w, 0x80) ~= 0 then refuse(state, "secured", true) end
   if band(w, 0x10) ~= 0 then refuse(state, "congestion_echo", true) end
   if band(w, 0x0C) ~= 0 then refuse(state, "prologue_reserved", true) end
@@ -568,7 +573,9 @@ local function prologue(state, buf, pinfo, tree)
   if TRAILER[state.trailer] == nil then refuse(state, "trailer_code", true) end
   state.crc_len = state.trailer == 3 and 4 or 0
   local src = tostring(pinfo.dl_src)
-  if src == "00:00:00:00:00:00" or band(tonumber(src:sub(1, 2), 16) or 0, 1) == 1 then
+  local group = band(tonumber(src:sub(1, 2), 16) or 0, 1) == 1
+  local zero = buf(22, 4):uint() == 0
+  if src == "00:00:00:00:00:00" or group or buf(20, 2):uint() == 0xffff or not zero then
     refuse(state, "source", true)
   end
   state.type = band(rshift(w, 8), 31)
@@ -577,6 +584,8 @@ local function prologue(state, buf, pinfo, tree)
   tree:add_le(f["cack"], buf(10, 4))
   tree:add_le(f["grant"], buf(14, 2))
   tree:add_le(f["plen"], buf(16, 2))
+  tree:add_le(f["dst_station"], buf(18, 2))
+  tree:add_le(f["src_station"], buf(20, 2))
   state.dst_sid = buf(2, 4):le_uint()
   state.cack = buf(10, 4):le_uint()
   state.plen = buf(16, 2):le_uint()
@@ -605,8 +614,8 @@ local function packet(state, buf, pinfo, tree)
   local ty, plen = state.type, state.plen
   local op_len = OP_LEN[ty]
   whole(state, buf, op_len)
-  local count = ty == 1 and buf(20, 1):uint() or 0
-  local imm = HAS_IMM[ty] and band(buf(22, 1):uint(), 2) ~= 0
+  local count = ty == 1 and buf(HEAD + 2, 1):uint() or 0
+  local imm = HAS_IMM[ty] and band(buf(HEAD + 4, 1):uint(), 2) ~= 0
   local extra = 8 * count + (imm and 8 or 0)
   local ok = true
   if state.crc_len > 0 then
@@ -615,15 +624,15 @@ local function packet(state, buf, pinfo, tree)
     if not ok then refuse(state, "crc") end
   end
   if count > 64 then refuse(state, "sack_count", true) end
-  if ty == 1 and buf:len() < 18 + op_len + extra then
+  if ty == 1 and buf:len() < HEAD + op_len + extra then
     refuse(state, "op_truncated", true)
   end
-  ops[ty](state, tree, op_len > 0 and buf(18, op_len + 8 * count) or nil)
+  ops[ty](state, tree, op_len > 0 and buf(HEAD, op_len + 8 * count) or nil)
   local stop = whole(state, buf, op_len + extra)
-  if imm then tree:add_le(f["imm"], buf(18 + op_len, 8)) end
+  if imm then tree:add_le(f["imm"], buf(HEAD + op_len, 8)) end
   if ty == 3 then
     if plen < 1 then refuse(state, "pack_record", true) end
-    records(state, tree, buf(stop - plen, plen), buf(18, 2):le_uint())
+    records(state, tree, buf(stop - plen, plen), buf(HEAD, 2):le_uint())
   elseif plen > 0 then
     tree:add(f["payload"], buf(stop - plen, plen))
   end

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use barewire_dataplane::node::{Node, NodeSettings};
 use barewire_dataplane::poll::Engine;
-use barewire_dataplane::types::EpAddr;
+use barewire_dataplane::types::{EpAddr, INCARNATION_MAX};
 use barewire_driver::port::{Port, PortCaps, PortCounters};
 
 use crate::av::{Av, AvAttr};
@@ -302,7 +302,11 @@ fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenE
     })?;
     let [a, b] = [&random[..8], &random[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
-    let mut node = NodeSettings { incarnation: a.max(1), seed: b, ..NodeSettings::default() };
+    let mut node = NodeSettings {
+        incarnation: (a & INCARNATION_MAX).max(1),
+        seed: b,
+        ..NodeSettings::default()
+    };
     node.t_dead_ns = u64::try_from(settings.t_dead.as_nanos()).unwrap_or(u64::MAX);
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
     node.coll.force = settings.coll;

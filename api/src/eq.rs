@@ -474,7 +474,7 @@ mod tests {
     #[test]
     fn a_request_is_kept_back_until_it_is_known_that_the_last_one_stands() {
         let q = eq(WaitObj::Unspec);
-        let addr = EpAddr { mac: "02:00:00:00:00:05".parse().unwrap(), ep: 1, incarnation: 2 };
+        let addr = EpAddr { station: "02:00:00:00:00:05".parse().unwrap(), ep: 1, incarnation: 2 };
         let request = || Some(ConnRequest::of(3, addr));
         let mut buf = [0; 64];
         let mut next = |q: &Eq| q.read(&mut buf).map(|(event, _)| event);

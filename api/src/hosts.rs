@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use barewire_dataplane::wire::Host;
 use barewire_driver::backend::netdev::ip_addresses;
 use barewire_driver::open::kind_and_device;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 /// Stations whose IP address is remembered.
 const KNOWN_MAX: usize = 1 << 16;
@@ -51,19 +51,19 @@ pub(crate) fn own_hosts(interface: &str) -> Vec<Host> {
     ips.take(64).chain(names.map(Host::name)).collect()
 }
 
-static KNOWN: Mutex<Option<HashMap<MacAddr, IpAddr>>> = Mutex::new(None);
+static KNOWN: Mutex<Option<HashMap<Station, IpAddr>>> = Mutex::new(None);
 
 /// Remembers at which IP address a station was found, to write its address as programs of IP do.
-pub(crate) fn note(mac: MacAddr, ip: IpAddr) {
+pub(crate) fn note(station: Station, ip: IpAddr) {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
     if known.len() >= KNOWN_MAX {
         known.clear();
     }
-    known.insert(mac, ip);
+    known.insert(station, ip);
 }
 
 /// The IP address at which a station was found.
-pub(crate) fn ip_of(mac: MacAddr) -> Option<IpAddr> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&mac).copied()
+pub(crate) fn ip_of(station: Station) -> Option<IpAddr> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&station).copied()
 }

@@ -8,7 +8,7 @@
 use barewire_dataplane::node::{Node, NodeSettings, RmaList};
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::mem::IOV_LIMIT;
-use barewire_driver::port::{MacAddr, PortCaps};
+use barewire_driver::port::{PortCaps, Station};
 
 use crate::addr::resolve;
 use crate::errno::{Error, OpenError, Result, open_error};
@@ -676,7 +676,7 @@ fn addresses(
         (Some(node), service) => Some(resolve(node, service)?),
         (None, Some(service)) if source => {
             let ep = service.parse().map_err(|_| Error::Invalid("service: not a number"))?;
-            Some(EpAddr { mac: MacAddr::default(), ep, incarnation: 0 })
+            Some(EpAddr { station: Station::default(), ep, incarnation: 0 })
         }
         (None, Some(_)) => return Err(Error::Invalid("service: a peer's needs its node")),
     };
@@ -711,7 +711,7 @@ fn decode(format: AddrFormat, bytes: &[u8]) -> Result<EpAddr> {
         bytes.try_into().map_err(|_| Error::Invalid("address: not 16 bytes"))?;
     if bytes[..6] == [0; 6] {
         let ep = u16::from_le_bytes([bytes[6], bytes[7]]);
-        return Ok(EpAddr { mac: MacAddr::default(), ep, incarnation: 0 });
+        return Ok(EpAddr { station: Station::default(), ep, incarnation: 0 });
     }
     EpAddr::from_bytes(bytes)
 }
@@ -724,7 +724,7 @@ pub(crate) fn number_at(port: &PortCaps, format: AddrFormat, bytes: &[u8]) -> Re
     let addr = decode(format, bytes)?;
     let is_any =
         |addr| is_placeholder(addr) && matches!(Names::of(&port.name), Names::Asked { .. });
-    if addr.mac != MacAddr::default() && addr.mac != port.mac && !is_any(addr) {
+    if addr.station != Station::default() && addr.station != port.station && !is_any(addr) {
         return Err(Error::AddrNotAvail);
     }
     Ok(addr.ep)
@@ -836,9 +836,9 @@ mod tests {
         let get = |node, service| {
             getinfo_with(&s, API_VERSION, node, service, InfoFlags::SOURCE, None).unwrap().remove(0)
         };
-        let mac: MacAddr = "02:00:00:00:00:05".parse().unwrap();
+        let station: Station = "02:00:00:00:00:05".parse().unwrap();
         let caps = PortCaps {
-            mac,
+            station,
             mtu: 1500,
             lossless: true,
             gather: false,

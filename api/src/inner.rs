@@ -379,8 +379,8 @@ impl Core {
             return;
         }
         self.injects_from = now + INJECTS_PERIOD_NS;
-        for FailedInject { mac, err, count } in self.node().failed_injects() {
-            tracing::warn!("{count} injects to {mac} failed, which no completion says: {err}");
+        for FailedInject { station, err, count } in self.node().failed_injects() {
+            tracing::warn!("{count} injects to {station} failed, which no completion says: {err}");
         }
     }
 

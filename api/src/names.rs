@@ -29,7 +29,7 @@ use barewire_dataplane::types::EpAddr;
 use barewire_driver::backend::netdev::hold;
 use barewire_driver::backend::udp::{PORTS, PORTS_TRIED, addr_of, mac_of};
 use barewire_driver::open::{choose, kind_and_device, udp_place, with_udp_port};
-use barewire_driver::port::{MacAddr, PortCaps};
+use barewire_driver::port::{MacAddr, PortCaps, Station};
 
 use crate::addr::resolve;
 use crate::errno::{Error, Result as FiResult, refused_by_system};
@@ -118,7 +118,11 @@ pub fn udp_port(service: u16) -> u16 {
 /// The address that a service has on a port that knows it by a label.
 pub fn label(service: u16) -> EpAddr {
     let [high, low] = service.to_be_bytes();
-    EpAddr { mac: MacAddr([0x06, 0x62, 0x77, 0x00, high, low]), ep: service, incarnation: 0 }
+    EpAddr {
+        station: Station::at([0x06, 0x62, 0x77, 0x00, high, low]),
+        ep: service,
+        incarnation: 0,
+    }
 }
 
 impl Names {
@@ -145,23 +149,23 @@ impl Names {
         let is_here = host.is_unspecified() || host.is_loopback() && !ip.is_loopback();
         let place = SocketAddrV4::new(if is_here { ip } else { host }, udp_port(service));
         let mac = mac_of(place).expect("the upper bits of such a port are set");
-        EpAddr { mac, ep: service, incarnation: 0 }
+        EpAddr { station: mac.into(), ep: service, incarnation: 0 }
     }
 
     /// Host and service of an address, and whether they name it: whether [`at`](Self::at) leads
     /// back to it.
     pub fn name(self, addr: EpAddr) -> (SocketAddrV4, bool) {
         let host = match self {
-            Self::Udp { .. } => addr_of(addr.mac).map(|place| *place.ip()),
+            Self::Udp { .. } => addr_of(addr.station.mac).map(|place| *place.ip()),
             Self::Labels => Some(Ipv4Addr::LOCALHOST),
-            Self::Asked { ip } if addr.mac == label(addr.ep).mac => Some(ip),
-            Self::Asked { .. } => match ip_of(addr.mac) {
+            Self::Asked { ip } if addr.station == label(addr.ep).station => Some(ip),
+            Self::Asked { .. } => match ip_of(addr.station) {
                 Some(IpAddr::V4(ip)) => Some(ip),
                 _ => Some(Ipv4Addr::UNSPECIFIED),
             },
         };
         let host = host.unwrap_or(Ipv4Addr::LOCALHOST);
-        (SocketAddrV4::new(host, addr.ep), self.at(host, addr.ep).mac == addr.mac)
+        (SocketAddrV4::new(host, addr.ep), self.at(host, addr.ep).station == addr.station)
     }
 
     /// The services by which an endpoint that asks for none can be found, best first: those of the
@@ -180,11 +184,13 @@ impl Names {
     /// `spec` leaves it open.
     pub(crate) fn port_for(self, spec: &str, source: EpAddr) -> Option<String> {
         match self {
-            Self::Labels if source.mac != label(source.ep).mac || spec.contains("mac=") => None,
-            Self::Labels => Some(format!("{spec},mac={}", source.mac)),
+            Self::Labels if source.station != label(source.ep).station || spec.contains("mac=") => {
+                None
+            }
+            Self::Labels => Some(format!("{spec},mac={}", source.station)),
             Self::Asked { .. } => None,
             Self::Udp { ip, .. } => {
-                let place = addr_of(source.mac).filter(|place| *place.ip() == ip)?;
+                let place = addr_of(source.station.mac).filter(|place| *place.ip() == ip)?;
                 with_udp_port(spec, place.port())
             }
         }
@@ -242,7 +248,7 @@ impl Names {
             }
             Self::Udp { ip, port } if whose == Whose::Ours => {
                 let is_ours = |host: IpAddr| match host {
-                    IpAddr::V4(host) => self.at(host, 0).mac == self.at(ip, 0).mac,
+                    IpAddr::V4(host) => self.at(host, 0).station == self.at(ip, 0).station,
                     IpAddr::V6(host) => host.is_unspecified() || host.is_loopback(),
                 };
                 if hosts.is_some_and(|hosts| !hosts.into_iter().any(is_ours)) {
@@ -281,8 +287,10 @@ impl Names {
             let end = || no_name(Some(node), "it has too few followers");
             let (first, is_mac) = match resolve(node, service) {
                 Ok(first) => {
-                    let mac = first.mac.to_u64().checked_add(n as u64).filter(|m| *m < 1 << 48);
-                    (EpAddr { mac: MacAddr::from_u64(mac.ok_or_else(end)?), ..first }, true)
+                    let mac =
+                        first.station.mac.to_u64().checked_add(n as u64).filter(|m| *m < 1 << 48);
+                    let mac = MacAddr::from_u64(mac.ok_or_else(end)?);
+                    (EpAddr { station: Station { mac, ..first.station }, ..first }, true)
                 }
                 Err(_) => {
                     let own = self == Self::Labels;
@@ -368,7 +376,7 @@ impl Names {
             (Self::Udp { .. }, IpAddr::V4(host)) => Some(self.at(host, service)),
             (Self::Udp { .. }, IpAddr::V6(_)) | (_, IpAddr::V4(_)) => None,
             (Self::Asked { .. }, IpAddr::V6(host)) => {
-                mac_in(host).map(|mac| EpAddr { mac, ep: service, incarnation: 0 })
+                station_in(host).map(|station| EpAddr { station, ep: service, incarnation: 0 })
             }
         }
     }
@@ -376,7 +384,7 @@ impl Names {
     /// Remembers that an address is at `ip`, to write it so.
     pub fn found_at(self, addr: EpAddr, ip: IpAddr) {
         if matches!(self, Self::Asked { .. }) && !ip.is_unspecified() && !ip.is_loopback() {
-            note(addr.mac, ip.to_canonical());
+            note(addr.station, ip.to_canonical());
         }
     }
 
@@ -384,10 +392,12 @@ impl Names {
     /// MAC is one.
     pub fn name6(self, addr: EpAddr) -> (Ipv6Addr, u16) {
         let ip = match self {
-            Self::Asked { .. } if addr.mac != label(addr.ep).mac => match ip_of(addr.mac) {
-                Some(IpAddr::V6(ip)) => ip,
-                _ => mac_as_ip(addr.mac),
-            },
+            Self::Asked { .. } if addr.station != label(addr.ep).station => {
+                match ip_of(addr.station) {
+                    Some(IpAddr::V6(ip)) => ip,
+                    _ => station_as_ip(addr.station),
+                }
+            }
             _ => self.name(addr).0.ip().to_ipv6_mapped(),
         };
         (ip, addr.ep)
@@ -424,7 +434,7 @@ impl Names {
             }
             e => refused_by_system("the name of a service", e.unwrap_or(libc::EIO)),
         })?;
-        note(port.mac, ip.into());
+        note(port.station, ip.into());
         Ok(Some(Served { service: source.ep, _claim: claim }))
     }
 
@@ -449,20 +459,20 @@ pub(crate) struct Served {
 
 /// Whether an address is a label that stands for the port's own, whose MAC is not known yet.
 pub(crate) fn is_placeholder(addr: EpAddr) -> bool {
-    addr.mac == label(addr.ep).mac
+    addr.station == label(addr.ep).station
 }
 
-/// The IPv6 address that is a MAC, as [`MAC_NET`] says.
-fn mac_as_ip(mac: MacAddr) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac.0.map(u16::from);
+/// The IPv6 address that is a station, as [`MAC_NET`] says.
+fn station_as_ip(station: Station) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = station.mac.0.map(u16::from);
     let [n, o, p, q] = MAC_NET;
-    Ipv6Addr::new(n, o, p, q, 0, a << 8 | b, c << 8 | d, e << 8 | f)
+    Ipv6Addr::new(n, o, p, q, station.number, a << 8 | b, c << 8 | d, e << 8 | f)
 }
 
-fn mac_in(ip: Ipv6Addr) -> Option<MacAddr> {
-    let bytes = ip.octets();
-    let mac = MacAddr(*bytes.last_chunk()?);
-    (mac_as_ip(mac) == ip && !mac.is_group() && mac != MacAddr::default()).then_some(mac)
+fn station_in(ip: Ipv6Addr) -> Option<Station> {
+    let mac = MacAddr(*ip.octets().last_chunk()?);
+    let station = Station { mac, number: ip.segments()[4] };
+    (station_as_ip(station) == ip && station.is_single()).then_some(station)
 }
 
 /// The address of an endpoint of this host that asks for `service`, if `node` is this host.
@@ -535,19 +545,19 @@ fn heard(
         )));
     };
     if service != 0
-        && let Some(other) = answers.iter().find(|other| other.mac != first.mac)
+        && let Some(other) = answers.iter().find(|other| other.station != first.station)
     {
         tracing::warn!(
             "{text}: both {} and {} say that they serve {service_text} there; the first is taken. \
              Give each host an address of its own",
-            first.mac,
-            other.mac
+            first.station,
+            other.station
         );
     }
     let v4 = ips.iter().find(|ip| ip.is_ipv4()).or(ips.first());
     let ip = v4.copied().filter(|ip| !ip.is_loopback() && !ip.is_unspecified());
-    note(first.mac, ip.unwrap_or(own.into()));
-    Ok(EpAddr { mac: first.mac, ep: first.ep, incarnation: 0 })
+    note(first.station, ip.unwrap_or(own.into()));
+    Ok(EpAddr { station: first.station, ep: first.ep, incarnation: 0 })
 }
 
 fn no_name(what: Option<&str>, why: impl fmt::Display) -> NoName {
@@ -660,7 +670,11 @@ mod tests {
     #[test]
     fn where_services_are_asked_for_the_first_answer_counts() {
         let names = Names::Asked { ip: Ipv4Addr::new(10, 1, 1, 1) };
-        let here = |mac, ep| Here { mac: MacAddr([2, 0, 0, 0, 0, mac]), ep, versions: VERSIONS };
+        let here = |station, ep| Here {
+            station: Station::at([2, 0, 0, 0, 0, station]),
+            ep,
+            versions: VERSIONS,
+        };
         let two = Segment(vec![here(7, 9), here(8, 9)]);
         for (node, service) in [
             (Some("10.1.1.7"), Some("9")),
@@ -670,7 +684,11 @@ mod tests {
             (None, Some("9")),
         ] {
             let found = names.find_by(node, service, Whose::Peers, false, &two).unwrap().unwrap();
-            assert_eq!((found.mac.0[5], found.ep, found.incarnation), (7, 9, 0), "{node:?}");
+            assert_eq!(
+                (found.station.mac.0[5], found.ep, found.incarnation),
+                (7, 9, 0),
+                "{node:?}"
+            );
             let why = find(names, node, service, false).unwrap_err().to_string();
             assert!(why.contains("everybody on the segment was asked"), "{why}");
         }
@@ -699,26 +717,26 @@ mod tests {
         assert_eq!(wanted(own, Some("x"), &[far], 7), Wanted::new(Some("x"), &[far], 7));
         let named = Wanted::new(Some(&own_name()), &[], 7);
         assert_eq!(wanted(Ipv4Addr::LOCALHOST, None, &[], 7), named);
-        let mac = MacAddr([2, 1, 2, 3, 4, 5]);
-        assert_eq!(mac_in(mac_as_ip(mac)), Some(mac));
-        assert_eq!(mac_in(Ipv6Addr::LOCALHOST), None);
+        let station = Station::at([2, 1, 2, 3, 4, 5]);
+        assert_eq!(station_in(station_as_ip(station)), Some(station));
+        assert_eq!(station_in(Ipv6Addr::LOCALHOST), None);
     }
 
     #[test]
     fn on_udp_host_and_service_are_the_address() {
         let addr = peer(udp(None), Some("127.0.0.1"), Some("7471")).unwrap();
         let place = SocketAddrV4::new(OURS, 49152 + 7471);
-        assert_eq!((addr_of(addr.mac), addr.ep, addr.incarnation), (Some(place), 7471, 0));
+        assert_eq!((addr_of(addr.station.mac), addr.ep, addr.incarnation), (Some(place), 7471, 0));
         assert_eq!(udp(None).name(addr), (SocketAddrV4::new(OURS, 7471), true));
         let own = peer(udp(None), Some("localhost"), Some("52001")).unwrap();
-        assert_eq!(addr_of(own.mac).map(|place| place.port()), Some(52001));
+        assert_eq!(addr_of(own.station.mac).map(|place| place.port()), Some(52001));
         // Without a service it is the first process of the host.
         let first = peer(udp(None), Some("127.0.0.1"), None).unwrap();
-        assert_eq!((first.ep, addr_of(first.mac).unwrap().port()), (52000, 52000));
+        assert_eq!((first.ep, addr_of(first.station.mac).unwrap().port()), (52000, 52000));
         assert_eq!(peer(udp(None), Some("::ffff:127.0.0.1"), None), Ok(first));
         // Ours in text stays what it says.
         let exact = peer(udp(None), Some("02:00:00:00:00:05"), Some("3")).unwrap();
-        assert_eq!((exact.ep, exact.mac.to_string().as_str()), (3, "02:00:00:00:00:05"));
+        assert_eq!((exact.ep, exact.station.to_string().as_str()), (3, "02:00:00:00:00:05"));
     }
 
     /// Goal: each service has one address, which says it, and what cannot be said is known.
@@ -729,13 +747,13 @@ mod tests {
         for service in 0..=u16::MAX {
             let addr = udp(None).at(host, service);
             assert_eq!(udp(None).name(addr), (SocketAddrV4::new(host, service), true));
-            *ports.entry(addr.mac).or_insert(0) += 1;
+            *ports.entry(addr.station).or_insert(0) += 1;
         }
         assert!(ports.len() == 1 << 14 && ports.values().all(|n| *n == 4));
         let addr = udp(None).at(host, 52000);
         let numbers: Vec<u16> = udp(Some(52000)).services().collect();
         assert_eq!(numbers, [52000, 35616, 19232, 2848]);
-        assert!(numbers.iter().all(|n| udp(None).at(host, *n).mac == addr.mac));
+        assert!(numbers.iter().all(|n| udp(None).at(host, *n).station == addr.station));
         assert!(!udp(None).name(EpAddr { ep: 1, ..addr }).1);
         assert!(udp(None).services().eq(PORTS_TRIED) && Names::Labels.services().count() == 0);
     }
@@ -775,12 +793,12 @@ mod tests {
         }
         assert_eq!(find(names, None, Some("0"), false), Ok(None));
         assert_eq!(find(names, Some("127.0.0.1"), None, false), Ok(None));
-        let mac = peer(names, Some("02:00:00:00:00:05"), Some("3")).unwrap();
-        assert_eq!((mac.ep, mac.incarnation), (3, 0));
+        let station = peer(names, Some("02:00:00:00:00:05"), Some("3")).unwrap();
+        assert_eq!((station.ep, station.incarnation), (3, 0));
         let with = names.port_for("shm:x", label(7));
         assert_eq!(with.as_deref(), Some("shm:x,mac=06:62:77:00:00:07"));
         assert_eq!(names.port_for("shm:x,mac=02:00:00:00:00:05", label(7)), None);
-        assert_eq!(names.port_for("shm:x", mac), None);
+        assert_eq!(names.port_for("shm:x", station), None);
     }
 
     #[test]

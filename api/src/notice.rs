@@ -7,7 +7,7 @@ use barewire_dataplane::node::{EndReason, NodeSettings, Notice, SessionEnd};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use tracing::Level;
 
 use crate::errno;
@@ -52,7 +52,7 @@ impl Teller {
             match notice {
                 Notice::SessionEnded(end) => {
                     if self.take() {
-                        let station = engine.station(end.mac);
+                        let station = engine.station(end.station);
                         let line = line(&end, station.as_deref(), engine.node().settings());
                         match level(&end) {
                             Level::INFO => tracing::info!("{line}"),
@@ -62,27 +62,27 @@ impl Teller {
                         self.withheld += 1;
                     }
                 }
-                Notice::OtherVersion { mac, theirs } => {
+                Notice::OtherVersion { station, theirs } => {
                     let ours = wire::VERSIONS;
                     self.warn(
                         engine,
-                        mac,
+                        station,
                         format_args!(
                             "speaks version {theirs} of the protocol, this side {ours}: no session \
                          with it is possible; install the same release on both"
                         ),
                     );
                 }
-                Notice::ShortFrames { mac, passed, most } => {
-                    self.warn(engine, mac, format_args!(
+                Notice::ShortFrames { station, passed, most } => {
+                    self.warn(engine, station, format_args!(
                         "gets frames of at most {passed} bytes, although both ends take {most}: a \
                          switch on the way carries less; raise its MTU or set a smaller mtu="
                     ));
                 }
-                Notice::NameTwice { mac, service } => {
+                Notice::NameTwice { station, service } => {
                     self.warn(
                         engine,
-                        mac,
+                        station,
                         format_args!(
                             "says that it serves {service} at an address of this host, as this \
                          process does: clients find the one or the other; give each an address, \
@@ -105,14 +105,14 @@ impl Teller {
     }
 
     /// Writes a line about a station, if one is free.
-    fn warn(&mut self, engine: &Engine, mac: MacAddr, what: fmt::Arguments<'_>) {
+    fn warn(&mut self, engine: &Engine, station: Station, what: fmt::Arguments<'_>) {
         if !self.take() {
             self.withheld += 1;
             return;
         }
-        match engine.station(mac) {
-            Some(name) => tracing::warn!("{mac} ({name}) {what}"),
-            None => tracing::warn!("{mac} {what}"),
+        match engine.station(station) {
+            Some(name) => tracing::warn!("{station} ({name}) {what}"),
+            None => tracing::warn!("{station} {what}"),
         }
     }
 
@@ -139,7 +139,7 @@ fn level(end: &SessionEnd) -> Level {
 }
 
 fn line(end: &SessionEnd, station: Option<&str>, settings: &NodeSettings) -> String {
-    let mut line = format!("session with {}", end.mac);
+    let mut line = format!("session with {}", end.station);
     // To a string it cannot fail.
     if let Some(station) = station {
         let _ = write!(line, " ({station})");
@@ -195,7 +195,7 @@ mod tests {
     use barewire_dataplane::types::EpAddr;
     use barewire_driver::backend::loopback::Loopback;
     use barewire_driver::mem::IoBuf;
-    use barewire_driver::port::{MacAddr, Port};
+    use barewire_driver::port::{Port, Station};
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
@@ -239,7 +239,7 @@ mod tests {
 
     fn end(reason: EndReason, waited: Waited) -> SessionEnd {
         SessionEnd {
-            mac: MacAddr([2, 0, 0, 0, 0, 9]),
+            station: Station::at([2, 0, 0, 0, 0, 9]),
             incarnation: 5,
             reason,
             was_open: true,
@@ -332,8 +332,8 @@ mod tests {
         node.ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();
         for n in 1..=count {
-            let (mac, incarnation) = (MacAddr([2, 9, 0, 0, 0, n]), 7);
-            let addr = EpAddr { mac, ep: 0, incarnation };
+            let (station, incarnation) = (Station::at([2, 9, 0, 0, 0, n]), 7);
+            let addr = EpAddr { station, ep: 0, incarnation };
             let dest = node.av_insert(Instant(1), av, addr).unwrap();
             let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
             let (tag, data, context, no_completion) = (0, 0, 7, false);

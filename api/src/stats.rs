@@ -38,7 +38,7 @@ use barewire_dataplane::node::{
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire::WireError;
-use barewire_driver::port::{MacAddr, PortCaps, PortCounters};
+use barewire_driver::port::{PortCaps, PortCounters, Station};
 
 mod file;
 pub mod switch;
@@ -261,7 +261,7 @@ fn session_words(s: &SessionStats) -> [u64; SESSION_LEN] {
     let wait = Wait::ALL.iter().position(|&wait| wait == s.wait).unwrap_or(0);
     let (tx_bytes, rx_bytes) = s.bytes.unwrap_or((UNKNOWN, UNKNOWN));
     [
-        s.info.mac.to_u64(),
+        s.info.station.word(),
         s.info.incarnation,
         state as u64 | (wait as u64) << 8 | u64::from(s.info.in_flight) << 32,
         s.info.srtt_ns,
@@ -288,7 +288,7 @@ fn facts(engine: &Engine, block: &Block) {
 }
 
 fn put_port(caps: &PortCaps, block: &Block) {
-    block.put(7, caps.mac.to_u64());
+    block.put(7, caps.station.word());
     block.put(8, caps.mtu as u64);
     block.put_name(HEADER_LEN, &caps.name);
 }
@@ -397,7 +397,7 @@ pub struct Snapshot {
     /// The port.
     pub port_name: String,
     /// Its address.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Bytes of a frame after its Ethernet header.
     pub mtu: usize,
     /// Name of this life of the domain.
@@ -447,7 +447,7 @@ pub struct EpRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionRow {
     /// The peer.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Its incarnation, 0 if not known.
     pub incarnation: u64,
     /// `idle`, `opening`, `answered` or `open`.
@@ -570,7 +570,7 @@ fn parse(loaded: &Loaded) -> Snapshot {
         updated_ns: loaded.updated_ns,
         polled_ns: w[13],
         port_name: loaded.name(HEADER_LEN),
-        mac: MacAddr::from_u64(w[7]),
+        station: Station::from_word(w[7]),
         mtu: w[8] as usize,
         incarnation: w[9],
         t_dead_ns: w[10],
@@ -602,7 +602,7 @@ fn session_row(r: &[u64; SESSION_LEN]) -> SessionRow {
     let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
     let counted = |word: u64| (word != UNKNOWN).then_some(word);
     SessionRow {
-        mac: MacAddr::from_u64(r[0]),
+        station: Station::from_word(r[0]),
         incarnation: r[1],
         state: STATES.get((r[2] & 0xff) as usize).copied().unwrap_or("?"),
         wait: Wait::ALL.get((r[2] >> 8 & 0xff) as usize).map_or("?", |wait| wait.name()),
@@ -665,7 +665,10 @@ mod tests {
         let s = read(&publisher.writer.path).unwrap();
         assert!(s.polled_ns.abs_diff(s.updated_ns) < 1_000_000_000);
         assert_eq!((s.pid, s.alive, s.incarnation), (std::process::id(), true, 77));
-        assert_eq!((s.mac, s.port_name.as_str()), (engine.caps().mac, &*engine.caps().name));
+        assert_eq!(
+            (s.station, s.port_name.as_str()),
+            (engine.caps().station, &*engine.caps().name)
+        );
         assert_eq!((s.endpoints.len(), s.endpoints[0].number), (1, 0));
         assert_eq!(s.refused.len(), WireError::COUNT);
         let path = publisher.writer.path.clone();
@@ -684,7 +687,7 @@ mod tests {
         let av = node.av_open(1).unwrap();
         for n in 0..PEERS {
             let [a, b] = n.to_be_bytes();
-            let addr = EpAddr { mac: MacAddr([2, 7, 0, 0, a, b]), ep: 1, incarnation: 0 };
+            let addr = EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 1, incarnation: 0 };
             node.av_insert(Instant(1), av, addr).unwrap();
         }
         let eps: Vec<EpId> = (0..150).map(|_| node.ep_open(Default::default()).unwrap()).collect();
@@ -694,7 +697,7 @@ mod tests {
             publisher.publish(&mut engine, None);
         }
         let s = read(&publisher.writer.path).unwrap();
-        let macs: std::collections::BTreeSet<_> = s.sessions.iter().map(|s| s.mac).collect();
+        let macs: std::collections::BTreeSet<_> = s.sessions.iter().map(|s| s.station).collect();
         assert_eq!((s.sessions.len(), macs.len()), (PEERS.into(), PEERS.into()));
         assert_eq!(s.endpoints.len(), 100);
         let peers = s.node.iter().find(|(name, _)| *name == "peers");

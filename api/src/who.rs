@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use barewire_dataplane::node::{HERES_MAX, Here, Node, NodeSettings};
 use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::INCARNATION_MAX;
 use barewire_dataplane::wire::Host;
 use barewire_driver::clock::now_ns;
 
@@ -95,7 +96,7 @@ impl Way for PortWay<'_> {
         let random = || RandomState::new().hash_one(now_ns()).max(1);
         let settings = NodeSettings {
             crc: Some(port.damages()),
-            incarnation: random(),
+            incarnation: (random() & INCARNATION_MAX).max(1),
             seed: random(),
             ..NodeSettings::default()
         };

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
@@ -119,8 +119,8 @@ impl Second {
     ///
     /// # Panics
     /// The fifth time.
-    pub fn meet(&self, mac: MacAddr) -> MacAddr {
-        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 1, mac)
+    pub fn meet(&self, station: Station) -> Station {
+        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 1, station)
     }
 
     /// Takes commands until there are no more. `idle` is called while there is none.
@@ -163,8 +163,8 @@ impl Second {
 
 impl First {
     /// Tells the other process the address of this one's port, and waits for the other's.
-    pub fn meet(&self, mac: MacAddr) -> MacAddr {
-        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 0, mac)
+    pub fn meet(&self, station: Station) -> Station {
+        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 0, station)
     }
 
     /// Gives the other process a command; do our part of it, then [`finish`](Self::finish).
@@ -246,12 +246,12 @@ impl Drop for First {
     }
 }
 
-fn meet(macs: &[AtomicU64; 2], me: usize, mac: MacAddr) -> MacAddr {
-    macs[me].store(mac.to_u64(), Release);
+fn meet(stations: &[AtomicU64; 2], me: usize, station: Station) -> Station {
+    stations[me].store(station.word(), Release);
     loop {
-        let other = macs[1 - me].load(Acquire);
+        let other = stations[1 - me].load(Acquire);
         if other != 0 {
-            return MacAddr::from_u64(other);
+            return Station::from_word(other);
         }
         std::hint::spin_loop();
     }

@@ -17,7 +17,7 @@ use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::{IoBuf, Span};
-use barewire_driver::port::{MacAddr, Port, PortCaps, RxSink, Tx};
+use barewire_driver::port::{Port, PortCaps, RxSink, Station, Tx};
 
 /// The tag of every message here.
 pub const TAG: u64 = 7;
@@ -41,12 +41,12 @@ pub trait End {
 
     /// Connects to the end of the other process: the same endpoint number, at the station that
     /// `meet` is given for ours.
-    fn join(&mut self, meet: impl FnOnce(MacAddr) -> MacAddr)
+    fn join(&mut self, meet: impl FnOnce(Station) -> Station)
     where
         Self: Sized,
     {
         let own = self.addr();
-        self.connect(EpAddr { mac: meet(own.mac), incarnation: 0, ..own });
+        self.connect(EpAddr { station: meet(own.station), incarnation: 0, ..own });
     }
 
     /// Posts a receive of `len` bytes to place `at` of the memory. False if there is no room now.

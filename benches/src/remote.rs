@@ -9,7 +9,7 @@ use barewire::{
 };
 use barewire_dataplane::flags::OpFlags;
 use barewire_dataplane::node::MsgKind;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use crate::count::{instructions, steady};
 use crate::end::{Done, Made, Memory, TAG, domain, insert};
@@ -70,9 +70,9 @@ impl RemoteEnd {
     }
 
     /// Connects to the end of the other process, as [`End::join`](crate::end::End::join).
-    pub fn join(&mut self, meet: impl FnOnce(MacAddr) -> MacAddr) {
+    pub fn join(&mut self, meet: impl FnOnce(Station) -> Station) {
         let own = self.addr();
-        self.connect(EpAddr { mac: meet(own.mac), incarnation: 0, ..own });
+        self.connect(EpAddr { station: meet(own.station), incarnation: 0, ..own });
     }
 
     /// Posts a tagged receive of `len` bytes to place `at`.

@@ -14,7 +14,7 @@ use barewire_driver::backend::shm::Monitor;
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::RxFrame;
 use barewire_driver::open;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -57,7 +57,7 @@ pub(crate) struct CaptureArgs {
     output: PathBuf,
     /// Only frames from or to this station: a MAC, or IP:PORT of a udp port. May be given again.
     #[arg(long, value_name = "ADDR", value_parser = station)]
-    peer: Vec<MacAddr>,
+    peer: Vec<Station>,
     /// Begins a new file after so many bytes, 64k at least.
     #[arg(long, value_name = "BYTES", value_parser = file_size)]
     file_size: Option<u64>,
@@ -238,7 +238,7 @@ struct Sorter {
     /// Frames in the files before this one.
     written: u64,
     /// Stations whose frames are taken; none for all.
-    peers: Vec<MacAddr>,
+    peers: Vec<Station>,
     /// Time, number and bytes; the number keeps frames of one time in the order in which they came.
     held: BinaryHeap<Reverse<(u64, u64, Vec<u8>)>>,
     held_len: usize,
@@ -246,7 +246,7 @@ struct Sorter {
 }
 
 impl Sorter {
-    fn new(mut files: Files, peers: Vec<MacAddr>) -> Result<Self, Fail> {
+    fn new(mut files: Files, peers: Vec<Station>) -> Result<Self, Fail> {
         let writer = files.next()?;
         let held = BinaryHeap::new();
         Ok(Self { files, writer, written: 0, peers, held, held_len: 0, taken: 0 })
@@ -254,8 +254,8 @@ impl Sorter {
 
     /// Whether a frame is from or to a station that was asked for.
     fn wants(&self, frame: &RxFrame<'_>) -> bool {
-        let of = |at| frame.chunk_at(at).map(MacAddr);
-        self.peers.is_empty() || [0, 6].into_iter().filter_map(of).any(|m| self.peers.contains(&m))
+        let is_wanted = |station| self.peers.contains(&station);
+        self.peers.is_empty() || frame.stations().into_iter().flatten().any(is_wanted)
     }
 
     fn take(&mut self, at_ns: u64, bytes: Vec<u8>) {

@@ -23,7 +23,7 @@ Exit codes:
 
 Examples:
   barewire info              a list for people
-  barewire info --json       one object a line: port, what, works, why_not, mac, mtu, ...
+  barewire info --json       one object a line: port, what, works, why_not, station, mtu, ...
   barewire info --settings   the variables of the environment that barewire reads")]
 pub(crate) struct InfoArgs {
     /// Prints one JSON object a line.
@@ -48,7 +48,7 @@ struct Entry {
 
 #[derive(Serialize)]
 struct Facts {
-    mac: String,
+    station: String,
     /// Bytes after the Ethernet header.
     mtu: usize,
     lossless: bool,
@@ -96,7 +96,7 @@ fn look(port: PortInfo) -> Entry {
 
 fn facts(caps: &PortCaps) -> Facts {
     Facts {
-        mac: caps.mac.to_string(),
+        station: caps.station.to_string(),
         mtu: caps.mtu,
         lossless: caps.lossless,
         gather: caps.gather,
@@ -116,7 +116,7 @@ fn text(entry: &Entry) -> String {
         };
         text.push_str(&format!(
             "{:<18} mac {}, mtu {}, {loss}{gather}{link}\n",
-            "", facts.mac, facts.mtu
+            "", facts.station, facts.mtu
         ));
     }
     if let Some(why) = &entry.why_not {

@@ -124,9 +124,12 @@ fn seconds(ns: u64) -> f64 {
 }
 
 fn domain(page: &mut Page, s: &Snapshot, with_sessions: bool) {
-    let of =
-        [("pid", s.pid.to_string()), ("port", s.port_name.clone()), ("address", s.mac.to_string())];
-    let incarnation = format!("{:016x}", s.incarnation);
+    let of = [
+        ("pid", s.pid.to_string()),
+        ("port", s.port_name.clone()),
+        ("address", s.station.to_string()),
+    ];
+    let incarnation = format!("{:012x}", s.incarnation);
     let help = "1, with the name of this life of an open domain.";
     page.gauge("domain_info", help, &with(&of, "incarnation", incarnation), 1.0);
     for (name, help, value) in [
@@ -166,7 +169,7 @@ fn domain(page: &mut Page, s: &Snapshot, with_sessions: bool) {
     s.endpoints.iter().for_each(|e| endpoint(page, &with(&of, "endpoint", e.number), e));
     sums(page, &of, &s.sessions);
     if with_sessions {
-        s.sessions.iter().for_each(|p| session(page, &with(&of, "peer", p.mac), p));
+        s.sessions.iter().for_each(|p| session(page, &with(&of, "peer", p.station), p));
     }
 }
 
@@ -246,8 +249,11 @@ fn session(page: &mut Page, of: &[Label], p: &SessionRow) {
 }
 
 fn switch(page: &mut Page, s: &SwitchSnapshot) {
-    let of =
-        [("pid", s.pid.to_string()), ("port", s.port_name.clone()), ("address", s.mac.to_string())];
+    let of = [
+        ("pid", s.pid.to_string()),
+        ("port", s.port_name.clone()),
+        ("address", s.station.to_string()),
+    ];
     let help = "1, with the segment of a switch's stations.";
     page.gauge("switch_info", help, &with(&of, "segment", &s.segment), 1.0);
     let help = "When the switch started, since 1970.";
@@ -272,7 +278,7 @@ fn switch(page: &mut Page, s: &SwitchSnapshot) {
         page.counter(&format!("switch_nic_{name}"), &port_help(name), &of, value);
     }
     for t in &s.stations {
-        let of = with(&with(&of, "station", t.mac), "station_pid", t.pid);
+        let of = with(&with(&of, "station", t.station), "station_pid", t.pid);
         station(page, &of, t);
     }
 }

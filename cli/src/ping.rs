@@ -12,7 +12,7 @@ use barewire_dataplane::wire::VERSION;
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::open;
-use barewire_driver::port::{MacAddr, Port, PortGone, RxSink, Tx};
+use barewire_driver::port::{Port, PortGone, RxSink, Station, Tx};
 use serde_json::{Value, json};
 
 use crate::fail::Fail;
@@ -87,7 +87,7 @@ pub(crate) fn whom(text: &str) -> Result<EpAddr, String> {
     if let Ok(addr) = text.parse() {
         return Ok(addr);
     }
-    station(text).map(|mac| EpAddr { mac, ep: 0, incarnation: 0 })
+    station(text).map(|station| EpAddr { station, ep: 0, incarnation: 0 })
 }
 
 /// Asks, and prints what was found out.
@@ -101,11 +101,11 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     let settings = barewire::Settings::from_env().map_err(Fail::usage)?;
     let open = if settings.near { open::open_in_node } else { open::open };
     let mut port = open(&args.port).map_err(Fail::new)?;
-    if port.caps().mac == args.target.mac {
+    if port.caps().station == args.target.station {
         return Err(Fail::usage("that is the address of this port itself"));
     }
     let found = ask(args, &mut *port)?;
-    let finding = Finding::of(&found, args.target.mac);
+    let finding = Finding::of(&found, args.target.station);
     if args.json {
         out::json(&object(args, &*port, &found, &finding))?;
     } else {
@@ -141,11 +141,11 @@ impl RxSink for Answers {
 
 fn ask(args: &PingArgs, port: &mut dyn Port) -> Result<Found, Fail> {
     let seed = RandomState::new().hash_one(now_ns()) | 1;
-    let near = port.is_near(args.target.mac);
+    let near = port.is_near(args.target.station);
     let caps = port.caps();
     let mut ping = Ping::new(PingSettings {
-        me: caps.mac,
-        target: args.target.mac,
+        me: caps.station,
+        target: args.target.station,
         incarnation: args.target.incarnation,
         seed,
         crc: port.damages() && !near,
@@ -180,7 +180,7 @@ fn ask(args: &PingArgs, port: &mut dyn Port) -> Result<Found, Fail> {
         }
     }
     let dropped = port.counters().tx_dropped - before;
-    let station = port.station(args.target.mac);
+    let station = port.station(args.target.station);
     Ok(Found { report: ping.report(), tx_ns, dropped, station })
 }
 
@@ -194,7 +194,7 @@ struct Finding {
 }
 
 /// All pings were answered; whether by the program itself, as far as this host knows.
-fn well(target: MacAddr) -> String {
+fn well(target: Station) -> String {
     match idle_process(target) {
         None => "all pings were answered".to_owned(),
         Some((pid, secs)) => format!(
@@ -205,7 +205,7 @@ fn well(target: MacAddr) -> String {
 }
 
 impl Finding {
-    fn of(found: &Found, target: MacAddr) -> Self {
+    fn of(found: &Found, target: Station) -> Self {
         let finding = |code, name, what: &str, mend: &str| Self {
             code,
             name,
@@ -274,7 +274,7 @@ impl Finding {
     /// Why nothing comes back, as far as this host knows.
     fn of_silence(
         found: &Found,
-        target: MacAddr,
+        target: Station,
         finding: impl Fn(u8, &'static str, &str, &str) -> Self,
     ) -> Self {
         if found.dropped > 0 {
@@ -320,9 +320,9 @@ fn mtu_of(longest: usize) -> usize {
 }
 
 /// The process of this host that has the address and has not polled for a second, if there is one.
-fn idle_process(target: MacAddr) -> Option<(u32, f64)> {
+fn idle_process(target: Station) -> Option<(u32, f64)> {
     let all = read_all().ok()?;
-    let there = all.iter().find(|s| s.alive && s.mac == target)?;
+    let there = all.iter().find(|s| s.alive && s.station == target)?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
     let idle = now.as_secs_f64() - there.polled_ns as f64 / 1e9;
     (idle > 1.0).then_some((there.pid, idle))
@@ -335,13 +335,13 @@ fn text(args: &PingArgs, port: &dyn Port, found: &Found, finding: &Finding) -> S
     let station = found.station.as_ref().map_or(String::new(), |s| format!(" ({s})"));
     let mut text = format!(
         "{}{station} from {} over {}, frames of up to {} bytes\n",
-        args.target.mac,
-        caps.mac,
+        args.target.station,
+        caps.station,
         caps.name,
         caps.mtu + 14
     );
     if report.open_ns > 0 {
-        let lives: Vec<String> = report.incarnations.iter().map(|i| format!("{i:016x}")).collect();
+        let lives: Vec<String> = report.incarnations.iter().map(|i| format!("{i:012x}")).collect();
         text.push_str(&format!(
             "answered after {}: incarnation {}, version {VERSION}.{}, frames of up to {} bytes\n",
             micros(report.open_ns),
@@ -410,10 +410,10 @@ fn object(args: &PingArgs, port: &dyn Port, found: &Found, finding: &Finding) ->
             object
         })
         .collect();
-    let lives: Vec<String> = report.incarnations.iter().map(|i| format!("{i:016x}")).collect();
+    let lives: Vec<String> = report.incarnations.iter().map(|i| format!("{i:012x}")).collect();
     json!({
-        "peer": args.target.mac.to_string(), "station": found.station,
-        "port": port.caps().name, "mac": port.caps().mac.to_string(), "mtu": port.caps().mtu,
+        "peer": args.target.station.to_string(), "station": found.station,
+        "port": port.caps().name, "mac": port.caps().station.to_string(), "mtu": port.caps().mtu,
         "verdict": finding.name, "exit_code": finding.code, "what": finding.what,
         "mend": finding.mend, "incarnations": lives, "peer_max_frame": report.max_frame,
         "open_ns": report.open_ns, "lengths": lengths, "tx_max_ns": found.tx_ns,
@@ -444,7 +444,7 @@ mod tests {
     /// Every exit code of the help has its finding, and every finding a code of the help.
     #[test]
     fn exit_codes_are_those_of_the_help() {
-        let target = MacAddr([2, 0, 0, 0, 0, 9]);
+        let target = Station::at([2, 0, 0, 0, 0, 9]);
         let verdicts = [
             (Verdict::Well, 0, 0),
             (Verdict::NoAnswer, 0, 3),
@@ -474,10 +474,10 @@ mod tests {
 
     #[test]
     fn whom_is_any_form_of_an_address() {
-        let mac = MacAddr([2, 0, 0, 0, 0, 9]);
-        assert_eq!(whom("02:00:00:00:00:09"), Ok(EpAddr { mac, ep: 0, incarnation: 0 }));
+        let station = Station::at([2, 0, 0, 0, 0, 9]);
+        assert_eq!(whom("02:00:00:00:00:09"), Ok(EpAddr { station, ep: 0, incarnation: 0 }));
         let full = whom("barewire://02:00:00:00:00:09/3#ff").unwrap();
-        assert_eq!((full.mac, full.incarnation), (mac, 255));
+        assert_eq!((full.station, full.incarnation), (station, 255));
         assert!(whom("10.0.0.7:52000").is_ok());
         assert!(whom("nobody").is_err());
     }

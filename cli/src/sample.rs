@@ -4,16 +4,16 @@ use barewire::stats::switch::{NIC_NAMES, SWITCH_NAMES, StationRow, SwitchSnapsho
 use barewire::stats::{EpRow, LEVEL_NAMES, NODE_NAMES, PORT_NAMES, SessionRow, Snapshot};
 use barewire_dataplane::node::RoundTrips;
 use barewire_dataplane::wire::WireError;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
-pub(crate) const fn mac(n: u8) -> MacAddr {
-    MacAddr([2, 0, 0, 0, 0, n])
+pub(crate) const fn station(n: u8) -> Station {
+    Station::at([2, 0, 0, 0, 0, n])
 }
 
 /// A session with station `n`, with figures of its own in every place.
 pub(crate) fn session(n: u8) -> SessionRow {
     SessionRow {
-        mac: mac(n),
+        station: station(n),
         incarnation: 5,
         state: "open",
         in_flight: 1,
@@ -63,7 +63,7 @@ pub(crate) fn domain(pid: u32, updated_ns: u64) -> Snapshot {
         updated_ns,
         polled_ns: updated_ns,
         port_name: "afpacket:eth0".to_owned(),
-        mac: mac(1),
+        station: station(1),
         mtu: 1500,
         incarnation: 4,
         t_dead_ns: 5_000_000_000,
@@ -80,8 +80,8 @@ pub(crate) fn domain(pid: u32, updated_ns: u64) -> Snapshot {
 
 /// A switch with one station.
 pub(crate) fn switch(pid: u32, updated_ns: u64) -> SwitchSnapshot {
-    let station = StationRow {
-        mac: mac(1),
+    let row = StationRow {
+        station: station(1),
         pid: 12,
         uid: 1000,
         sent_bytes: 6000,
@@ -102,11 +102,11 @@ pub(crate) fn switch(pid: u32, updated_ns: u64) -> SwitchSnapshot {
         opened_ns: 1_000_000_000,
         updated_ns,
         port_name: "vfio:0000:05:00.0".to_owned(),
-        mac: mac(200),
+        station: station(200),
         mtu: 9000,
         segment: "shm:switch-vfio".to_owned(),
         counters: counted(&SWITCH_NAMES),
         nic: counted(&NIC_NAMES),
-        stations: vec![station],
+        stations: vec![row],
     }
 }

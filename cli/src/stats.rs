@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use barewire::stats::switch::{StationRow, SwitchSnapshot};
 use barewire::stats::{Published, SessionRow, Snapshot, read_published};
 use barewire_driver::backend::udp;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use serde_json::{Map, Value, json};
 
 use crate::fail::Fail;
@@ -68,7 +68,7 @@ pub(crate) struct StatsArgs {
     pid: Option<u32>,
     /// Only sessions with this station: a MAC, or IP:PORT of a udp port.
     #[arg(long, value_name = "ADDR", value_parser = station)]
-    peer: Option<MacAddr>,
+    peer: Option<Station>,
     /// Only sessions in which an operation waits.
     #[arg(long)]
     waiting: bool,
@@ -147,16 +147,17 @@ impl SortBy {
 ///
 /// # Errors
 /// What is expected.
-pub(crate) fn station(text: &str) -> Result<MacAddr, String> {
+pub(crate) fn station(text: &str) -> Result<Station, String> {
     if let Ok(addr) = text.parse::<std::net::SocketAddrV4>() {
         let range = udp::PORTS;
         return udp::mac_of(addr)
+            .map(Station::from)
             .ok_or_else(|| format!("a udp port is one of {} to {}", range.start(), range.end()));
     }
-    let mac: MacAddr =
+    let station: Station =
         text.parse().map_err(|_| "expected a MAC as 02:00:00:00:00:09, or IP:PORT".to_owned())?;
-    let named = !mac.is_group() && mac != MacAddr::default();
-    if named { Ok(mac) } else { Err("a group address or zero is no station".to_owned()) }
+    let named = !station.is_group() && station != Station::default();
+    if named { Ok(station) } else { Err("a group address or zero is no station".to_owned()) }
 }
 
 /// Prints the counters once or, with `--watch`, until interrupted.
@@ -207,7 +208,7 @@ fn round_trips(args: &StatsArgs, seconds: f64) -> Result<ExitCode, Fail> {
 /// Leaves the sessions that were asked for, in the order that was.
 fn select(args: &StatsArgs, s: &mut Snapshot) {
     if let Some(peer) = args.peer {
-        s.sessions.retain(|row| row.mac == peer);
+        s.sessions.retain(|row| row.station == peer);
     }
     if args.waiting {
         s.sessions.retain(|row| row.waiting > 0);
@@ -276,7 +277,7 @@ fn switch_object(s: &SwitchSnapshot) -> Value {
         .iter()
         .map(|t| {
             json!({
-                "mac": t.mac.to_string(), "pid": t.pid, "uid": t.uid,
+                "mac": t.station.to_string(), "pid": t.pid, "uid": t.uid,
                 "sent": t.sent, "sent_bytes": t.sent_bytes,
                 "received": t.received, "received_bytes": t.received_bytes,
                 "full": t.full, "spoofed": t.spoofed, "malformed": t.malformed,
@@ -284,7 +285,7 @@ fn switch_object(s: &SwitchSnapshot) -> Value {
         })
         .collect();
     json!({
-        "kind": "switch", "pid": s.pid, "port": s.port_name, "mac": s.mac.to_string(),
+        "kind": "switch", "pid": s.pid, "port": s.port_name, "mac": s.station.to_string(),
         "mtu": s.mtu, "segment": s.segment,
         "opened_ns": s.opened_ns, "updated_ns": s.updated_ns,
         "frames": map(&s.counters), "nic_counters": map(&s.nic), "stations": stations,
@@ -309,7 +310,7 @@ fn object(s: &Snapshot) -> Value {
         .iter()
         .map(|p| {
             json!({
-                "peer": p.mac.to_string(), "incarnation": format!("{:016x}", p.incarnation),
+                "peer": p.station.to_string(), "incarnation": format!("{:012x}", p.incarnation),
                 "state": p.state, "in_flight": p.in_flight, "srtt_ns": p.srtt_ns,
                 "credits": p.credits, "waiting": p.waiting, "waits_for": p.wait,
                 "rtt_min_ns": p.rtt_min_ns, "age_ns": p.age_ns, "silent_ns": p.silent_ns,
@@ -324,8 +325,8 @@ fn object(s: &Snapshot) -> Value {
         .collect();
     json!({
         "kind": "domain",
-        "pid": s.pid, "port": s.port_name, "mac": s.mac.to_string(), "mtu": s.mtu,
-        "incarnation": format!("{:016x}", s.incarnation),
+        "pid": s.pid, "port": s.port_name, "mac": s.station.to_string(), "mtu": s.mtu,
+        "incarnation": format!("{:012x}", s.incarnation),
         "opened_ns": s.opened_ns, "updated_ns": s.updated_ns, "polled_ns": s.polled_ns,
         "t_dead_ns": s.t_dead_ns,
         "port_counters": map(&s.port), "node_counters": map(&s.node),
@@ -337,7 +338,7 @@ fn object(s: &Snapshot) -> Value {
 
 /// A switch for people: what is 0 is left out, unless `all`.
 fn switch_text(s: &SwitchSnapshot, all: bool) -> String {
-    let mut text = format!("switch, process {}, {} at {}", s.pid, s.port_name, s.mac);
+    let mut text = format!("switch, process {}, {} at {}", s.pid, s.port_name, s.station);
     let age = since_1970_ns().saturating_sub(s.updated_ns);
     if age > 1_000_000_000 {
         text.push_str(&format!(", not turned for {:.0} s", age as f64 / 1e9));
@@ -375,7 +376,7 @@ fn stations(s: &SwitchSnapshot) -> String {
     ];
     let row = |t: &StationRow| {
         vec![
-            format!("  {}", t.mac),
+            format!("  {}", t.station),
             t.pid.to_string(),
             t.uid.to_string(),
             t.sent.to_string(),
@@ -394,7 +395,7 @@ fn stations(s: &SwitchSnapshot) -> String {
 /// A domain for people: what is 0 is left out, unless `all`.
 fn text(s: &Snapshot, before: Option<&Snapshot>, all: bool) -> String {
     let age = since_1970_ns().saturating_sub(s.polled_ns);
-    let mut text = format!("process {}, {} at {}", s.pid, s.port_name, s.mac);
+    let mut text = format!("process {}, {} at {}", s.pid, s.port_name, s.station);
     if age > 1_000_000_000 {
         // Only whoever reads a queue turns the loop: a program that computes is no fault, but its
         // peers wait for it.
@@ -493,7 +494,7 @@ fn sessions(s: &Snapshot) -> String {
         .iter()
         .map(|p| {
             vec![
-                format!("  {}", p.mac),
+                format!("  {}", p.station),
                 p.state.to_owned(),
                 path(p).to_owned(),
                 p.waiting.to_string(),
@@ -579,9 +580,9 @@ mod tests {
     fn sessions_are_chosen_and_sorted() {
         let mut shown = snapshot(1, 2);
         let first = shown.sessions[0];
-        let mac = |n| MacAddr([2, 0, 0, 0, 0, n]);
-        shown.sessions.push(SessionRow { mac: mac(8), retransmits: 9, ..first });
-        shown.sessions.push(SessionRow { mac: mac(7), retransmits: 7, ..first });
+        let station = |n| Station::at([2, 0, 0, 0, 0, n]);
+        shown.sessions.push(SessionRow { station: station(8), retransmits: 9, ..first });
+        shown.sessions.push(SessionRow { station: station(7), retransmits: 7, ..first });
         let args = |words: &[&str]| {
             use clap::Parser;
             #[derive(clap::Parser)]
@@ -597,16 +598,16 @@ mod tests {
         shown.sessions[1].waiting = 0;
         select(&args(&["--waiting"]), &mut shown);
         assert_eq!(shown.sessions.iter().map(|s| s.retransmits).collect::<Vec<_>>(), [9, 5]);
-        shown.sessions[0].mac = mac(7);
+        shown.sessions[0].station = station(7);
         select(&args(&["--peer", "02:00:00:00:00:07"]), &mut shown);
-        assert_eq!(shown.sessions.iter().map(|s| s.mac).collect::<Vec<_>>(), [mac(7)]);
+        assert_eq!(shown.sessions.iter().map(|s| s.station).collect::<Vec<_>>(), [station(7)]);
     }
 
     #[test]
     fn a_station_is_a_mac_or_an_address_of_a_udp_port() {
-        assert_eq!(station("02:00:00:00:00:07"), Ok(MacAddr([2, 0, 0, 0, 0, 7])));
+        assert_eq!(station("02:00:00:00:00:07"), Ok(Station::at([2, 0, 0, 0, 0, 7])));
         let of_udp = station("10.0.0.7:52000").unwrap();
-        assert_eq!(udp::addr_of(of_udp).unwrap().to_string(), "10.0.0.7:52000");
+        assert_eq!(udp::addr_of(of_udp.mac).unwrap().to_string(), "10.0.0.7:52000");
         for wrong in ["10.0.0.7:80", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "somewhere"] {
             assert!(station(wrong).is_err(), "{wrong}");
         }

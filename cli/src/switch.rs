@@ -217,10 +217,10 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
         let frames: serde_json::Map<String, Value> =
             rows.into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
         let station = |s: &StationCounters| {
-            let mac = s.mac.to_string();
+            let station = s.station.to_string();
             let full = s.frames.full;
             json!({
-                "mac": mac, "pid": s.pid, "uid": s.uid,
+                "mac": station, "pid": s.pid, "uid": s.uid,
                 "sent": s.sent, "received": s.received, "full": full,
             })
         };
@@ -243,7 +243,7 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
     let row = |s: StationCounters| {
         let (sent, received) = (bytes(s.sent), bytes(s.received));
         let (pid, uid, full) = (s.pid.to_string(), s.uid.to_string(), s.frames.full.to_string());
-        vec![s.mac.to_string(), pid, uid, sent, received, full]
+        vec![s.station.to_string(), pid, uid, sent, received, full]
     };
     let rows: Vec<Vec<String>> = switch.stations().into_iter().map(row).collect();
     out::print(format_args!("{}: {line}\n", switch.nic().name))?;

@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
-use barewire_driver::port::{MacAddr, Tx};
+use barewire_driver::port::{Station, Tx};
 
 use crate::psn::Psn;
 use crate::types::Instant;
@@ -33,9 +33,9 @@ const FRAME_MIN: usize = 60;
 #[derive(Clone, Copy, Debug)]
 pub struct PingSettings {
     /// The address that the pings come from.
-    pub me: MacAddr,
+    pub me: Station,
     /// Whom.
-    pub target: MacAddr,
+    pub target: Station,
     /// Which life of it, 0 for any.
     pub incarnation: u64,
     /// A random number, not 0.
@@ -483,14 +483,14 @@ mod tests {
     use crate::node::{EndReason, Node, NodeSettings, Notice};
     use crate::wire::VERSION;
 
-    const ME: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-    const TARGET: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+    const ME: Station = Station::at([2, 0, 0, 0, 0, 1]);
+    const TARGET: Station = Station::at([2, 0, 0, 0, 0, 2]);
     const MTU: usize = 9000;
     const MS: u64 = 1_000_000;
 
     fn node(incarnation: u64) -> Node {
         let caps = PortCaps {
-            mac: TARGET,
+            station: TARGET,
             mtu: MTU,
             lossless: false,
             gather: false,
@@ -674,7 +674,7 @@ mod tests {
     /// one byte changed, each in turn.
     #[test]
     fn whatever_comes_back_it_ends() {
-        for at in 0..96 {
+        for at in 0..104 {
             for flip in [1, 0x80, 0xff] {
                 ask(
                     PingSettings { count: 1, crc: false, ..settings() },

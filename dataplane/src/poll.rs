@@ -17,8 +17,8 @@ use barewire_driver::frame::{Body, HeadBuf, RxFrame, TxFrame, WriteHead};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::{
-    FastPort, InPlaceTx, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
-    RxSink, Tx,
+    FastPort, InPlaceTx, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink,
+    Station, Tx,
 };
 
 use crate::error::Result as OpResult;
@@ -275,15 +275,15 @@ struct ToPort<'a> {
 }
 
 impl FrameSink for ToPort<'_> {
-    fn presence(&mut self, mac: MacAddr) -> Presence {
-        self.port.presence(mac)
+    fn presence(&mut self, station: Station) -> Presence {
+        self.port.presence(station)
     }
 
-    fn is_near(&mut self, mac: MacAddr) -> bool {
-        self.port.is_near(mac)
+    fn is_near(&mut self, station: Station) -> bool {
+        self.port.is_near(station)
     }
 
-    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
         self.port.board(members)
     }
 
@@ -385,7 +385,7 @@ impl<S: SurveySink> SurveySink for WithTraffic<'_, S> {
 
     fn session(&mut self, slot: u32, session: Option<&SessionStats>) {
         let session = session.map(|session| SessionStats {
-            bytes: session.bytes.or_else(|| self.port.traffic(session.info.mac)),
+            bytes: session.bytes.or_else(|| self.port.traffic(session.info.station)),
             ..*session
         });
         self.sink.session(slot, session.as_ref());
@@ -463,9 +463,9 @@ impl Engine {
         self.port.near_counters()
     }
 
-    /// What the port knows of the station with address `mac`: see [`Port::station`].
-    pub fn station(&self, mac: MacAddr) -> Option<String> {
-        self.port.station(mac)
+    /// What the port knows of the station with address `station`: see [`Port::station`].
+    pub fn station(&self, station: Station) -> Option<String> {
+        self.port.station(station)
     }
 
     /// [`Node::survey`], with the bytes that a lossless port counts of each peer added.
@@ -1170,7 +1170,7 @@ mod tests {
         assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1));
         // A poll that finds nothing makes the next one look for a single frame.
         b.turn().unwrap();
-        let long = [&b_addr.mac.0[..], &[0; 2000]].concat();
+        let long = [&b_addr.station.mac.0[..], &[0; 2000]].concat();
         for _ in 0..too_long {
             assert_eq!(a.port.tx(&TxFrame::whole(&long)), Ok(Tx::Sent));
         }

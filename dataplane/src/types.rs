@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Add;
 use std::str::FromStr;
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::{MacAddr, Station};
 
 use crate::error::Error;
 use crate::flags::CqFlags;
@@ -36,21 +36,26 @@ pub type FiAddr = u64;
 /// Any source on a receive; nobody on a send. Also `FI_ADDR_NOTAVAIL`.
 pub const FI_ADDR_UNSPEC: FiAddr = u64::MAX;
 
+/// Highest incarnation: 48 bits.
+pub const INCARNATION_MAX: u64 = (1 << 48) - 1;
+
 /// The address of an endpoint: 16 bytes, `fi_getname`'s native form (`FI_FORMAT_UNSPEC` with
 /// addrlen 16 and, as text, `FI_ADDR_STR`).
 ///
 /// | bytes | field |
 /// |---|---|
-/// | 0..6 | MAC of the port |
+/// | 0..6 | MAC of the station |
 /// | 6..8 | endpoint number, little-endian |
-/// | 8..16 | incarnation of the domain, little-endian; 0 means whichever lives there now |
+/// | 8..14 | incarnation of the domain, little-endian; 0 means whichever lives there now |
+/// | 14..16 | number of the station, little-endian |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpAddr {
-    /// MAC of the port.
-    pub mac: MacAddr,
+    /// The process.
+    pub station: Station,
     /// Number of the endpoint within its domain, 0 to 65,535.
     pub ep: u16,
-    /// The domain's random name for this one life of it, or 0 for any life.
+    /// The domain's random name for this one life of it, at most [`INCARNATION_MAX`], or 0 for any
+    /// life.
     pub incarnation: u64,
 }
 
@@ -61,37 +66,38 @@ impl EpAddr {
     /// The native form.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
-        b[..6].copy_from_slice(&self.mac.0);
-        b[6..8].copy_from_slice(&self.ep.to_le_bytes());
         b[8..].copy_from_slice(&self.incarnation.to_le_bytes());
+        b[..6].copy_from_slice(&self.station.mac.0);
+        b[6..8].copy_from_slice(&self.ep.to_le_bytes());
+        b[14..].copy_from_slice(&self.station.number.to_le_bytes());
         b
     }
 
     /// The inverse of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the MAC is a group address or zero: no endpoint has it.
+    /// [`Error::Invalid`] if the MAC is a group address or zero, or the number that of a group: no
+    /// endpoint has it.
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, Error> {
-        let mut mac = [0; 6];
+        let (mut mac, mut inc) = ([0; 6], [0; 8]);
         mac.copy_from_slice(&b[..6]);
-        let mac = MacAddr(mac);
-        if mac.is_group() || mac == MacAddr::default() {
-            return Err(Error::Invalid("address: not a station's MAC"));
+        inc[..6].copy_from_slice(&b[8..14]);
+        let [ep, number] = [6, 14].map(|at| u16::from_le_bytes([b[at], b[at + 1]]));
+        let station = Station { mac: MacAddr(mac), number };
+        if !station.is_single() {
+            return Err(Error::Invalid("address: not a station's"));
         }
-        let mut inc = [0; 8];
-        inc.copy_from_slice(&b[8..]);
-        let ep = u16::from_le_bytes([b[6], b[7]]);
-        Ok(Self { mac, ep, incarnation: u64::from_le_bytes(inc) })
+        Ok(Self { station, ep, incarnation: u64::from_le_bytes(inc) })
     }
 }
 
 impl fmt::Display for EpAddr {
-    /// `barewire://02:00:00:00:00:01/7` or, with an incarnation,
-    /// `barewire://02:00:00:00:00:01/7#00c0ffee00c0ffee`.
+    /// `barewire://02:00:00:00:00:01/7` or, with a number of the station and an incarnation,
+    /// `barewire://02:00:00:00:00:01.3/7#c0ffee00c0ff`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "barewire://{}/{}", self.mac, self.ep)?;
+        write!(f, "barewire://{}/{}", self.station, self.ep)?;
         if self.incarnation != 0 {
-            write!(f, "#{:016x}", self.incarnation)?;
+            write!(f, "#{:012x}", self.incarnation)?;
         }
         Ok(())
     }
@@ -101,15 +107,19 @@ impl FromStr for EpAddr {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self, Error> {
-        const BAD: Error = Error::Invalid("address: expected barewire://MAC/EP[#INCARNATION]");
+        const BAD: Error =
+            Error::Invalid("address: expected barewire://MAC[.STATION]/EP[#INCARNATION]");
         let s = s.strip_prefix("barewire://").unwrap_or(s);
-        let (mac, rest) = s.split_once('/').ok_or(BAD)?;
+        let (station, rest) = s.split_once('/').ok_or(BAD)?;
         let (ep, inc) = rest.split_once('#').unwrap_or((rest, "0"));
         let addr = Self {
-            mac: mac.parse().map_err(|_| BAD)?,
+            station: station.parse().map_err(|_| BAD)?,
             ep: ep.parse().map_err(|_| BAD)?,
             incarnation: u64::from_str_radix(inc, 16).map_err(|_| BAD)?,
         };
+        if addr.incarnation > INCARNATION_MAX {
+            return Err(BAD);
+        }
         Self::from_bytes(&addr.to_bytes())
     }
 }

@@ -32,7 +32,7 @@ fn main() {
 
 fn open(name: &str, mac: MacAddr) -> ShmPort {
     let ring_len = std::env::var("RING").ok().and_then(|v| v.parse().ok());
-    let settings = ShmSettings { mac: Some(mac), ring_len, ..ShmSettings::named(name) };
+    let settings = ShmSettings { station: Some(mac.into()), ring_len, ..ShmSettings::named(name) };
     ShmPort::open(&settings).expect("the segment opens")
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::backend::vfio::VfioError;
-use crate::port::MacAddr;
+use crate::port::Station;
 
 /// What helps when the file system of a segment is full.
 pub(crate) const ENLARGE: &str =
@@ -72,11 +72,11 @@ pub enum OpenError {
         version: u64,
     },
     /// A process of the segment has the address that was asked for.
-    #[error("address {mac} is in use on {path} by process {pid}; choose another (mac=...) or none",
+    #[error("address {station} is in use on {path} by process {pid}; choose another (mac=...) or none",
         path = path.display())]
-    MacInUse {
+    AddressInUse {
         /// The address.
-        mac: MacAddr,
+        station: Station,
         /// Who has it, as numbered where it lives.
         pid: u32,
         /// The segment's file.
@@ -165,7 +165,7 @@ impl OpenError {
             Self::NoSpace { .. } => libc::ENOSPC,
             Self::NotOurs { .. } => libc::EACCES,
             Self::OtherVersion { .. } => libc::EPROTO,
-            Self::MacInUse { .. } | Self::HasSwitch { .. } => libc::EADDRINUSE,
+            Self::AddressInUse { .. } | Self::HasSwitch { .. } => libc::EADDRINUSE,
             Self::Crowded { .. } => libc::EUSERS,
             Self::Device { errno, .. } => *errno,
             Self::Locked { .. } => libc::EBUSY,

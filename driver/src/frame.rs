@@ -6,6 +6,7 @@ use crate::mem::{
     InlineBytes, IoBuf, SHORT, Span, Stores, U128_LEN, copy_four, copy_inline, copy_inline_32,
     copy_short, crc32c_of_raw,
 };
+use crate::station::Station;
 
 /// Bytes of destination, source and EtherType that start every frame.
 pub const ETH_HDR_LEN: usize = 14;
@@ -13,6 +14,42 @@ pub const ETH_HDR_LEN: usize = 14;
 /// EtherType of every frame of the fabric: the first of the two that IEEE 802 leaves to local
 /// experiments.
 pub const ETHERTYPE: u16 = 0x88b5;
+
+/// Where the numbers of a frame's destination and source stand, little-endian: the same in every
+/// packet (docs/wire.md).
+pub const DST_NUMBER_AT: usize = 32;
+/// See [`DST_NUMBER_AT`].
+pub const SRC_NUMBER_AT: usize = 34;
+/// Bytes that every frame of the fabric has at least.
+pub const FRAME_MIN: usize = 40;
+
+/// The station whose MAC lies at `mac_at` and whose number at `number_at`, as [`Station::word`]
+/// has it.
+///
+/// # Panics
+/// If there is no MAC.
+#[inline(always)]
+pub(crate) fn word_at(head: &[u8], mac_at: usize, number_at: usize) -> u64 {
+    let mut word = [0; 8];
+    word[..6].copy_from_slice(&head[mac_at..mac_at + 6]);
+    if let Some(number) = head.get(number_at..number_at + 2) {
+        word[6..].copy_from_slice(number);
+    }
+    u64::from_le_bytes(word)
+}
+
+/// Writes the addresses of `frame`: both MACs and, if it is so long, the numbers behind them.
+///
+/// # Panics
+/// If there are no 12 bytes.
+pub fn address(frame: &mut [u8], dst: Station, src: Station) {
+    for (mac_at, number_at, of) in [(0, DST_NUMBER_AT, dst), (6, SRC_NUMBER_AT, src)] {
+        frame[mac_at..mac_at + 6].copy_from_slice(&of.mac.0);
+        if let Some(number) = frame.get_mut(number_at..number_at + 2) {
+            number.copy_from_slice(&of.number.to_le_bytes());
+        }
+    }
+}
 
 /// What stands between the head and the tail of a frame.
 #[derive(Clone, Copy)]
@@ -114,12 +151,22 @@ impl<'a> TxFrame<'a> {
         self.len() == 0
     }
 
-    /// The destination address.
+    /// The station that it is for. The number is 0 in a frame that is too short to have one.
     #[inline]
-    pub fn dst(&self) -> crate::mac::MacAddr {
-        let mut mac = [0; 6];
-        mac.copy_from_slice(&self.head[..6]);
-        crate::mac::MacAddr(mac)
+    pub fn dst(&self) -> Station {
+        Station::from_word(self.dst_word())
+    }
+
+    /// [`dst`](Self::dst) as [`Station::word`] has it.
+    #[inline(always)]
+    pub(crate) fn dst_word(&self) -> u64 {
+        word_at(self.head, 0, DST_NUMBER_AT)
+    }
+
+    /// The station that it is from, likewise.
+    #[inline]
+    pub(crate) fn src_word(&self) -> u64 {
+        word_at(self.head, 6, SRC_NUMBER_AT)
     }
 
     /// Copies the whole frame to the start of `dst` and returns its length.
@@ -152,7 +199,7 @@ impl<'a> TxFrame<'a> {
     /// (Self::copy_short_to_raw) is made for: headers of the fabric, a checksum or none.
     #[inline(always)]
     pub(crate) fn is_usual(&self) -> bool {
-        self.head.len() >= 32 && matches!(self.tail.len(), 0 | 4)
+        self.head.len() >= FRAME_MIN && matches!(self.tail.len(), 0 | 4)
     }
 
     /// Copies the whole frame to `dst` without a call; `body` is what
@@ -169,7 +216,7 @@ impl<'a> TxFrame<'a> {
         let (head, tail) = (self.head, self.tail);
         // SAFETY: the three pieces are `len()` bytes together, which the caller has room for, and
         // are readable: two slices and lent memory in range (`in_one_piece`). None is longer than
-        // the whole, the head has 32 and the tail 0 or 4 (`is_usual`).
+        // the whole, the head has 40 and the tail 0 or 4 (`is_usual`).
         unsafe {
             let at = dst.add(head.len());
             if !tail.is_empty() {
@@ -425,6 +472,13 @@ impl<'a> RxFrame<'a> {
     #[inline(always)]
     pub fn is_near(&self) -> bool {
         self.near
+    }
+
+    /// The stations that it says it is for and from. `None` if it is too short to say so.
+    pub fn stations(&self) -> Option<[Station; 2]> {
+        let head: [u8; FRAME_MIN] = self.first_chunk()?;
+        let words = [word_at(&head, 0, DST_NUMBER_AT), word_at(&head, 6, SRC_NUMBER_AT)];
+        Some(words.map(Station::from_word))
     }
 
     /// Length with the Ethernet header; padding that the link added is part of it.

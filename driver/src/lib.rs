@@ -18,3 +18,4 @@ mod mac;
 pub mod mem;
 pub mod open;
 pub mod port;
+mod station;

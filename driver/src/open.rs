@@ -391,7 +391,7 @@ fn shm_settings(spec: &str) -> Result<ShmSettings, OpenError> {
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
-            "mac" => settings.mac = Some(parse(spec, value)?),
+            "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "ring" => settings.ring_len = Some(parse(spec, value)?),
             "members" => settings.members = Some(parse(spec, value)?),
@@ -427,7 +427,7 @@ mod tests {
         );
         let port = open(&spec).unwrap();
         let caps = port.caps();
-        assert_eq!((caps.mac.to_string().as_str(), caps.mtu), ("02:00:00:00:00:77", 1500));
+        assert_eq!((caps.station.mac.to_string().as_str(), caps.mtu), ("02:00:00:00:00:77", 1500));
         assert!(!caps.lossless && caps.name.starts_with("fault(loss=0.5,mtu=1500,seed=7):pcap("));
         assert!(file.exists());
         assert!(is_known(&spec) && is_known("shm") && is_known("afpacket:none"));
@@ -441,7 +441,7 @@ mod tests {
         let mut near = open(&near).unwrap();
         // What the first member's rings are long enough for.
         assert_eq!((near.caps().mtu, near.caps().near_mtu), (900, 16_306));
-        assert!(near.is_near(other.caps().mac) && !near.caps().lossless);
+        assert!(near.is_near(other.caps().station) && !near.caps().lossless);
         // Its name opens the same.
         let end = format!(",near=shm:{name}");
         let whole = near.caps().name.clone();

@@ -17,6 +17,7 @@ use crate::hint::cold;
 use crate::mem::{InlineBytes, IoBuf, SHORT};
 
 pub use crate::mac::{BadMac, MacAddr};
+pub use crate::station::Station;
 
 /// Smallest MTU that the fabric can work with.
 pub const MTU_MIN: usize = 256;
@@ -24,8 +25,8 @@ pub const MTU_MIN: usize = 256;
 /// Fixed facts of a port, true for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortCaps {
-    /// The station address that unicast frames to this port carry.
-    pub mac: MacAddr,
+    /// The address that frames to this port alone carry.
+    pub station: Station,
     /// Largest number of bytes after the 14-byte Ethernet header that a frame may carry, either
     /// way. At least [`MTU_MIN`] or the fabric does not open on this port.
     pub mtu: usize,
@@ -129,8 +130,7 @@ pub trait RxSink {
 }
 
 /// Sends short frames: `H` bytes that `head` writes, all of them, and what follows them, to `dst`,
-/// whose lower 48 bits are an address in the byte order in which it lies in a frame. Whoever sleeps
-/// is woken. False, and nothing has happened, if there is more to it than to write it.
+/// a [`Station::word`]. Whoever sleeps is woken. False, and nothing has happened, if there is more to it than to write it.
 pub trait InPlaceTx {
     /// [`PortCaps::lossless`], where the type of the port alone says so.
     const LOSSLESS: bool = false;
@@ -408,17 +408,17 @@ pub trait Port: Send + Any {
         !self.caps().lossless
     }
 
-    /// What the station with address `mac` is besides, for an operator who reads a log: where its
+    /// What `station` is besides, for an operator who reads a log: where its
     /// host is, or which process it is. `None` if the port does not know. May make system calls.
-    fn station(&self, mac: MacAddr) -> Option<String> {
-        let _ = mac;
+    fn station(&self, station: Station) -> Option<String> {
+        let _ = station;
         None
     }
 
-    /// Bytes that went to the station with address `mac` and came from it, frames with what the
+    /// Bytes that went to `station` and came from it, frames with what the
     /// port puts around them, since the two met; `None` if the port does not know. Costs a search.
-    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
-        let _ = mac;
+    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
+        let _ = station;
         None
     }
 
@@ -428,24 +428,24 @@ pub trait Port: Send + Any {
         None
     }
 
-    /// Whether the process that has station address `mac` lives. May take a system call: for
+    /// Whether the process that is `station` lives. May take a system call: for
     /// timers, not for each frame. Ports with [`PortCaps::tells_presence`] answer; the others say
     /// [`Presence::Unknown`].
-    fn presence(&mut self, _mac: MacAddr) -> Presence {
+    fn presence(&mut self, _station: Station) -> Presence {
         Presence::Unknown
     }
 
-    /// Whether the station with address `mac` is a process of this node that frames reach through
+    /// Whether `station` is a process of this node that frames reach through
     /// memory now. Those that come from it are [so as well](RxFrame::is_near). Asked when a session
     /// begins, not for each frame. Never, on a port whose [`PortCaps::near_mtu`] is 0.
-    fn is_near(&mut self, _mac: MacAddr) -> bool {
+    fn is_near(&mut self, _station: Station) -> bool {
         false
     }
 
-    /// A slot on a board that the stations with these addresses share, in the order of ranks; this
+    /// A slot on a board that these stations share, in the order of ranks; this
     /// port's own is one of them, perhaps more than once. `None` if they share no memory, or there
     /// is no slot left. Takes system calls.
-    fn board(&mut self, _members: &[MacAddr]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, _members: &[Station]) -> Option<Box<dyn Board>> {
         None
     }
 

@@ -25,14 +25,20 @@ fn name(what: &str) -> String {
 
 fn join(name: &str, mac: MacAddr) -> ShmPort {
     let ring_len = Some(RING_LEN);
-    let settings =
-        ShmSettings { mac: Some(mac), ring_len, members: Some(6), ..ShmSettings::named(name) };
+    let settings = ShmSettings {
+        station: Some(mac.into()),
+        ring_len,
+        members: Some(6),
+        ..ShmSettings::named(name)
+    };
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         match ShmPort::open(&settings) {
             Ok(port) => return port,
             // A killed process is dead only once the kernel has taken it down.
-            Err(OpenError::MacInUse { .. }) if Instant::now() < until => std::thread::yield_now(),
+            Err(OpenError::AddressInUse { .. }) if Instant::now() < until => {
+                std::thread::yield_now()
+            }
             Err(e) => panic!("{e}"),
         }
     }
@@ -66,6 +72,7 @@ fn fill(buf: &mut Vec<u8>, to: MacAddr, from: MacAddr, run: u32, serial: u64) {
     buf.extend(to.0);
     buf.extend(from.0);
     buf.extend([0x88, 0xb5]);
+    buf.extend([0; 26]);
     buf.extend(run.to_le_bytes());
     buf.extend(serial.to_le_bytes());
     buf.extend((0..len).map(|i| (serial as usize + i) as u8));
@@ -86,8 +93,8 @@ impl Checker {
         self.buf.resize(f.len(), 0);
         assert!(f.copy_to(0, &mut self.buf));
         let from: [u8; 6] = f.chunk_at(6).expect("a header");
-        let run = u32::from_le_bytes(f.chunk_at(14).expect("a run"));
-        let serial = u64::from_le_bytes(f.chunk_at(18).expect("a serial number"));
+        let run = u32::from_le_bytes(f.chunk_at(40).expect("a run"));
+        let serial = u64::from_le_bytes(f.chunk_at(44).expect("a serial number"));
         let mut want = Vec::new();
         fill(&mut want, MacAddr(f.chunk_at(0).expect("a header")), MacAddr(from), run, serial);
         assert!(self.buf == want, "frame {serial} of run {run} is damaged");
@@ -104,7 +111,7 @@ impl Checker {
 /// Sends to all others as fast as they take it and checks what comes, for ever. `run` orders this
 /// process among those that had its address before.
 fn talk(port: &mut ShmPort, run: u32, mut go_on: impl FnMut(u64) -> bool) -> (u64, u64) {
-    let me = port.caps().mac;
+    let me = port.caps().station.mac;
     let others: Vec<_> = SURVIVORS.into_iter().chain(VICTIMS).filter(|&mac| mac != me).collect();
     let mut serials = vec![0_u64; others.len()];
     let mut no_route = vec![false; others.len()];
@@ -194,7 +201,7 @@ const FRAMES: u64 = 12;
 
 /// Sends to each of [`MANY`] and itself, and receives as much, with every byte checked.
 fn exchange_with_all(name: &str, me: MacAddr) {
-    let settings = ShmSettings { mac: Some(me), ..ShmSettings::named(name) };
+    let settings = ShmSettings { station: Some(me.into()), ..ShmSettings::named(name) };
     let mut port = ShmPort::open(&settings).expect("a segment can be joined");
     let mut checker = Checker::default();
     let (mut sent, mut buf) = ([0; MANY], Vec::new());
@@ -225,11 +232,11 @@ fn in_a_small_file_system(dir: &std::path::Path) {
     };
     // Frames received, if none was refused for want of memory.
     let all_to_all = |ports: &mut [ShmPort], len: usize| {
-        let macs: Vec<_> = ports.iter().map(|port| port.caps().mac).collect();
+        let macs: Vec<_> = ports.iter().map(|port| port.caps().station.mac).collect();
         let mut got = 0;
         for from in 0..ports.len() {
             for &to in &macs {
-                let bytes = [&to.0[..], &macs[from].0, &[0x88, 0xb5], &vec![from as u8; len]];
+                let bytes = [&to.0[..], &macs[from].0, &[0x88, 0xb5], &[0; 26], &vec![from as u8; len]];
                 let bytes = bytes.concat();
                 let mut sink = |f: &RxFrame<'_>| {
                     let mut is = vec![0; f.len()];
@@ -257,7 +264,7 @@ fn in_a_small_file_system(dir: &std::path::Path) {
         mount(options);
         let open = |_| ShmPort::open(&settings).expect("there is room");
         let mut ports: Vec<_> = (0..8).map(open).collect();
-        let longest = ports[0].caps().mtu;
+        let longest = ports[0].caps().mtu - 26;
         assert_eq!(all_to_all(&mut ports, 1000), Ok(64), "{options}");
         if options == "size=64m" {
             assert_eq!(all_to_all(&mut ports, longest), Ok(64));
@@ -465,7 +472,7 @@ fn forked_children_have_no_part_in_the_segment() {
     let a = join(&name, SURVIVORS[0]);
     let mut sleeper = Command::new("sleep").arg("30").spawn().expect("sleep starts");
     let mac_taken = open(&format!("shm:{name},mac={}", SURVIVORS[0]));
-    assert!(matches!(mac_taken, Err(OpenError::MacInUse { .. })), "the parent lives");
+    assert!(matches!(mac_taken, Err(OpenError::AddressInUse { .. })), "the parent lives");
     drop(a);
     drop(join(&name, SURVIVORS[0]));
     sleeper.kill().expect("our child can be killed");
@@ -475,7 +482,7 @@ fn forked_children_have_no_part_in_the_segment() {
     let mut parent = start("fork", &name, VICTIMS[0]);
     await_ready(&mut parent);
     let mac_taken = open(&format!("shm:{name},mac={}", VICTIMS[0]));
-    assert!(matches!(mac_taken, Err(OpenError::MacInUse { .. })), "the child dropped its copy");
+    assert!(matches!(mac_taken, Err(OpenError::AddressInUse { .. })), "the child dropped its copy");
     kill(&mut parent);
     // The grandchild lives for seconds more; `join` gives up after ten.
     let began = Instant::now();

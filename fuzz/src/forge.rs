@@ -9,7 +9,7 @@ use barewire_dataplane::wire::{
     RstOp, RstReason, TRAILER_LEN, Ty, WhoOp, WriteOp,
 };
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use crate::input::Input;
 use crate::session::REGION_KEY;
@@ -90,7 +90,7 @@ impl Overheard {
     }
 
     /// A frame for the node as if from the station, chosen by `input`.
-    pub(crate) fn forge(&mut self, input: &mut Input<'_>, to: MacAddr, from: MacAddr) -> Vec<u8> {
+    pub(crate) fn forge(&mut self, input: &mut Input<'_>, to: Station, from: Station) -> Vec<u8> {
         let how = input.byte();
         let ahead = match how % 16 {
             0..=9 => 0,

@@ -6,7 +6,7 @@ use barewire_dataplane::psn::Psn;
 use barewire_dataplane::rel::sack::{BitmapPool, RcvBitmap};
 use barewire_dataplane::wire::{AckOp, Base, Op, Ty, frame};
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 /// Packets that arrive in an order that the bytes choose, against a set of numbers that do not
 /// wrap. The first two bytes place the start, so that runs cross the wrap, and choose the window.
@@ -53,10 +53,10 @@ fn over_the_wire(window: &RcvBitmap, cack: Psn) -> BTreeSet<u32> {
     let mut words = [0; AckOp::WORDS_MAX];
     let count = window.sack(cack, &mut words) as u8;
     let ack = AckOp { delay: 0, newest: cack, count, dups: 0, resent: false };
-    let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+    let station = Station::at([2, 0, 0, 0, 0, 1]);
     let base = Base {
-        dst: mac,
-        src: mac,
+        dst: station,
+        src: station,
         ty: Ty::Ack,
         ar: false,
         rtx: false,

@@ -12,7 +12,7 @@ use barewire_dataplane::node::{
 use barewire_dataplane::proto::atomic::{AtomicKind, Sharing};
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::frame::{RxFrame, TxFrame};
-use barewire_driver::port::{MacAddr, PortCaps, Tx};
+use barewire_driver::port::{PortCaps, Station, Tx};
 
 use crate::forge::{self, Overheard};
 use crate::input::Input;
@@ -117,8 +117,8 @@ enum Kind {
     Read,
 }
 
-fn mac(n: usize) -> MacAddr {
-    MacAddr([2, 0, 0, 0, 0, n as u8 + 1])
+fn station_of(n: usize) -> Station {
+    Station::at([2, 0, 0, 0, 0, n as u8 + 1])
 }
 
 /// The first station of the adversary.
@@ -130,7 +130,7 @@ const STATIONS: usize = 5;
 impl Side {
     fn new(i: usize, setup: u8) -> Self {
         let caps = PortCaps {
-            mac: mac(i),
+            station: station_of(i),
             mtu: [256, 1500, 1500, 4096][usize::from(setup >> 1) % 4],
             lossless: setup & 1 != 0,
             gather: false,
@@ -171,11 +171,12 @@ impl Side {
             counted: Vec::new(),
         };
         let known = if setup & 16 != 0 { 102 - i as u64 } else { 0 };
-        let to = [(mac(1 - i), 0, known), (mac(1 - i), 1, 0), (mac(1 - i), 9, 0)];
-        for (k, (mac, ep, incarnation)) in to.into_iter().enumerate() {
-            side.insert(k, EpAddr { mac, ep, incarnation });
+        let to =
+            [(station_of(1 - i), 0, known), (station_of(1 - i), 1, 0), (station_of(1 - i), 9, 0)];
+        for (k, (station, ep, incarnation)) in to.into_iter().enumerate() {
+            side.insert(k, EpAddr { station, ep, incarnation });
         }
-        side.insert(3, EpAddr { mac: mac(STRANGER), ep: 0, incarnation: 0 });
+        side.insert(3, EpAddr { station: station_of(STRANGER), ep: 0, incarnation: 0 });
         side.open(0);
         side.open(1);
         side
@@ -255,7 +256,7 @@ fn way_from<'a>(
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
         let station = usize::from(bytes[5]).saturating_sub(1 + STRANGER) + 1;
-        if bytes[..6] == mac(1 - i).0 {
+        if bytes[..6] == station_of(1 - i).mac.0 {
             overheard[0].listen(&bytes);
             if to.len() < QUEUE_MAX {
                 to.push_back(bytes);
@@ -328,7 +329,7 @@ impl World {
             21 | 22 => self.read(i),
             23 => self.open_or_close(i, input),
             24 if input.chance(16) => {
-                self.sides[i].node.drop_session(self.now, mac(1 - i));
+                self.sides[i].node.drop_session(self.now, station_of(1 - i));
             }
             25 if input.chance(4) => self.restart_address(i, input),
             26 => self.one_sided(i, input),
@@ -712,9 +713,10 @@ impl World {
 
     fn forge(&mut self, i: usize, input: &mut Input<'_>) {
         let station = usize::from(input.byte() % 16).saturating_sub(16 - STATIONS);
-        let from = if station == 0 { mac(1 - i) } else { mac(STRANGER + station - 1) };
+        let from =
+            if station == 0 { station_of(1 - i) } else { station_of(STRANGER + station - 1) };
         let side = &mut self.sides[i];
-        let bytes = side.overheard[station].forge(input, mac(i), from);
+        let bytes = side.overheard[station].forge(input, station_of(i), from);
         side.node.on_frame(self.now, &RxFrame::new(&bytes));
         self.transmit(i);
     }
@@ -745,7 +747,7 @@ impl World {
             }
             self.idle(i);
             for station in 0..STRANGER + STATIONS {
-                self.sides[i].node.drop_session(self.now, mac(station));
+                self.sides[i].node.drop_session(self.now, station_of(station));
             }
             let node = &self.sides[i].node;
             let levels = node.levels();

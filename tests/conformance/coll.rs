@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use barewire::coll::{FI_NOOP, FI_UNIVERSE, FI_VOID};
 use barewire::flags::{BindFlags, Caps, CqFlags, OpFlags};
 use barewire::*;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use proptest::prelude::*;
 
 use crate::harness::*;
@@ -251,7 +251,7 @@ fn a_join_refuses_what_can_be_no_group() {
 fn any_number_of_an_endpoint_will_do() {
     let numbered = |number: u16| {
         let mut plan = coll_plan();
-        let own = EpAddr { mac: MacAddr([0; 6]), ep: number, incarnation: 0 };
+        let own = EpAddr { station: Station::at([0; 6]), ep: number, incarnation: 0 };
         plan.info.src_addr = Some(own.to_bytes().to_vec());
         plan
     };
@@ -306,7 +306,7 @@ fn a_group_without_a_word_needs_full_addresses() {
     (0..2).for_each(|of| assert_eq!(crew.done(of).op_context, 3));
     // And one that nobody knows anything of.
     let side = &crew.sides[0];
-    let stranger = EpAddr { mac: MacAddr([2, 9, 9, 9, 9, 9]), ep: 0, incarnation: 0 };
+    let stranger = EpAddr { station: Station::at([2, 9, 9, 9, 9, 9]), ep: 0, incarnation: 0 };
     let mut set = side.av.av_set(&AvSetAttr::default()).unwrap();
     [side.me, side.knows(stranger)].iter().for_each(|&m| set.insert(m).unwrap());
     let refused = side.ep.join_collective(FI_ADDR_NOTAVAIL, &set, 0, 0).err().unwrap();

@@ -192,10 +192,10 @@ fn a_program_that_computes_is_shown_as_not_polled() {
     let mut plan = short_lived(true, Threading::Safe);
     plan.settings.stats = true;
     let p = Pair::with(&plan, &plan, two("udp:127.0.0.1"));
-    let mac = p.b.ep.getname().unwrap().mac;
+    let station = p.b.ep.getname().unwrap().station;
     let shown = || {
         let all = barewire::stats::read_all().unwrap();
-        all.into_iter().find(|s| s.mac == mac && s.pid == std::process::id()).unwrap()
+        all.into_iter().find(|s| s.station == station && s.pid == std::process::id()).unwrap()
     };
     let exchange = |n| {
         p.b.ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, n).unwrap();
@@ -277,8 +277,8 @@ fn a_death_is_told_in_time_where_frames_come() {
         let spec = format!("shm:frames-{}-{round}", std::process::id());
         let p = Pair::with(&plan, &plan, two(&spec));
         p.meet();
-        let mac = "02:00:00:00:00:09".parse().unwrap();
-        let nobody = p.a.knows(EpAddr { mac, ..p.b.ep.getname().unwrap() });
+        let station = "02:00:00:00:00:09".parse().unwrap();
+        let nobody = p.a.knows(EpAddr { station, ..p.b.ep.getname().unwrap() });
         p.a.ep.send(buf(8, 0), nobody, 0).unwrap();
         let posted = Instant::now();
         while posted.elapsed() < Duration::from_millis(20) {

@@ -57,13 +57,13 @@ fn x1_x19_node_and_service() {
         let hints = Info { addr_format: format, ..Info::default() };
         getinfo_with(&s, API_VERSION, node, service, flags, Some(&hints)).map(|mut v| v.remove(0))
     };
-    let (mac, native) = ("02:00:00:00:00:09", AddrFormat::Unspec);
-    let info = get(Some(mac), Some("3"), InfoFlags::empty(), native).unwrap();
+    let (station, native) = ("02:00:00:00:00:09", AddrFormat::Unspec);
+    let info = get(Some(station), Some("3"), InfoFlags::empty(), native).unwrap();
     let dest = info.dest().unwrap().unwrap();
-    assert_eq!((dest.to_string(), info.src_addr), (format!("barewire://{mac}/3"), None));
+    assert_eq!((dest.to_string(), info.src_addr), (format!("barewire://{station}/3"), None));
     assert_eq!(info.dest_addr.map(|a| a.len()), Some(16));
-    let info = get(Some(mac), Some("3"), InfoFlags::empty(), AddrFormat::Str).unwrap();
-    assert_eq!(info.dest_addr.as_deref(), Some(format!("barewire://{mac}/3").as_bytes()));
+    let info = get(Some(station), Some("3"), InfoFlags::empty(), AddrFormat::Str).unwrap();
+    assert_eq!(info.dest_addr.as_deref(), Some(format!("barewire://{station}/3").as_bytes()));
     assert_eq!(info.dest().unwrap(), Some(dest));
     let info = get(None, Some("3"), InfoFlags::SOURCE, native).unwrap();
     assert!(info.src_addr.is_some() && info.dest_addr.is_none());
@@ -288,7 +288,7 @@ fn x19_x21_addresses() {
     assert_eq!(resolve(&text, None), Ok(addr));
     let at = side.av.insertsvc("02:00:00:00:00:77", "12").unwrap();
     let found = side.av.lookup(at).unwrap();
-    assert_eq!((found.ep, found.mac.to_string().as_str()), (12, "02:00:00:00:00:77"));
+    assert_eq!((found.ep, found.station.to_string().as_str()), (12, "02:00:00:00:00:77"));
     let mut many = [0; 6];
     assert_eq!(side.av.insertsym("02:00:00:00:01:00", 2, "5", 3, &mut many), Ok(6));
     let found: Vec<_> = many.iter().map(|&a| side.av.lookup(a).unwrap().to_string()).collect();
@@ -305,10 +305,10 @@ fn x19_an_endpoint_is_named_anew() {
     let pair = Pair::default();
     let (domain, cq, av) = (&pair.b.domain, &pair.b.cq, &pair.b.av);
     let ep = domain.endpoint(&plan.info).unwrap();
-    let (old, mac) = (ep.getname().unwrap(), pair.b.ep.getname().unwrap().mac);
-    let named = |ep, mac| EpAddr { mac, ep, incarnation: 0 }.to_bytes();
+    let (old, station) = (ep.getname().unwrap(), pair.b.ep.getname().unwrap().station);
+    let named = |ep, station| EpAddr { station, ep, incarnation: 0 }.to_bytes();
     assert_eq!(
-        ep.setname_bytes(&named(pair.b.ep.getname().unwrap().ep, mac)),
+        ep.setname_bytes(&named(pair.b.ep.getname().unwrap().ep, station)),
         Err(Error::AddrInUse)
     );
     let other = "02:00:00:00:00:77".parse().unwrap();
@@ -318,12 +318,12 @@ fn x19_an_endpoint_is_named_anew() {
     let mut zero = [0; 16];
     zero[6] = 200;
     ep.setname_bytes(&zero).unwrap();
-    assert_eq!(ep.setname_bytes(&named(200, mac)), Ok(()), "it has it");
+    assert_eq!(ep.setname_bytes(&named(200, station)), Ok(()), "it has it");
     assert_eq!(ep.getname().unwrap(), EpAddr { ep: 200, ..old });
     ep.bind_cq(cq, BOTH).unwrap();
     ep.bind_av(av).unwrap();
     ep.enable().unwrap();
-    assert_eq!(ep.setname_bytes(&named(201, mac)), Err(Error::OpBadState));
+    assert_eq!(ep.setname_bytes(&named(201, station)), Err(Error::OpBadState));
     ep.recv(Buf::zeroed(8), FI_ADDR_UNSPEC, 5).unwrap();
     let there = pair.a.knows(ep.getname().unwrap());
     pair.a.ep.inject(b"there", there).unwrap();

@@ -8,7 +8,7 @@ use std::process::Command;
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::*;
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 /// Whether tshark is there. Where it must be (`CI=true`) its absence fails the test.
 fn tshark_is_there() -> bool {
@@ -74,8 +74,8 @@ fn tshark(frames: &[Vec<u8>], fields: &[&str]) -> Vec<Vec<String>> {
 
 fn a_base() -> Base {
     Base {
-        dst: MacAddr([2, 0, 0, 0, 0, 1]),
-        src: MacAddr([2, 0, 0, 0, 0, 2]),
+        dst: Station::at([2, 0, 0, 0, 0, 1]),
+        src: Station::at([2, 0, 0, 0, 0, 2]),
         ty: Ty::Nop,
         ar: false,
         rtx: true,

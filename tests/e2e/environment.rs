@@ -108,8 +108,8 @@ fn a_processor_that_does_not_exist() {
 fn statistics_can_be_read_from_outside() {
     let segment = Segment::new("stats");
     let node = crate::worker::open(&segment.port(), settings());
-    let mac = node.domain.port().mac;
-    let mine = || stats::read_all().unwrap().into_iter().find(|s| s.mac == mac);
+    let station = node.domain.port().station;
+    let mine = || stats::read_all().unwrap().into_iter().find(|s| s.station == station);
     let seen = mine().expect("published");
     assert_eq!((seen.pid, seen.alive), (std::process::id(), true));
     assert!(seen.port_name.contains(&segment.0));

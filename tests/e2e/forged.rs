@@ -63,9 +63,9 @@ impl Station {
     }
 
     /// Everything but the counters: sessions with honest peers, and how full the tables are.
-    fn state(&self, third: barewire_driver::port::MacAddr) -> (Vec<SessionInfo>, Levels) {
+    fn state(&self, third: barewire_driver::port::Station) -> (Vec<SessionInfo>, Levels) {
         let node = self.engine.node();
-        let sessions = node.sessions().filter(|session| session.mac != third).collect();
+        let sessions = node.sessions().filter(|session| session.station != third).collect();
         // A session with the forger would be his right, and a probe may be due by now.
         (sessions, Levels { peers: 0, timers: 0, ..node.levels() })
     }
@@ -94,7 +94,7 @@ fn message(from: &mut Station, to: &mut Station, len: usize) {
 
 /// Messages of every kind there and back. What the second station was sent is added to `live`.
 fn talk(a: &mut Station, b: &mut Station, monitor: &mut Monitor, live: &mut Vec<Vec<u8>>) {
-    let victim = b.engine.caps().mac.0;
+    let victim = b.engine.caps().station.mac.0;
     for len in [0, 8, 256, 3000, 16_000, 70_000] {
         message(a, b, len);
         message(b, a, len);
@@ -128,7 +128,8 @@ fn forged_frames_change_nothing_but_counters() {
     }
     drop(monitor);
     let mut port = ShmPort::open(&settings).unwrap();
-    let [honest, victim, third] = [a.engine.caps(), b.engine.caps(), port.caps()].map(|c| c.mac);
+    let [honest, victim, third] =
+        [a.engine.caps(), b.engine.caps(), port.caps()].map(|c| c.station);
     let (rng, ep) = (Rng::new(1, 1), b.engine.node().addr_of(b.ep).unwrap().ep);
     let mut forger = Forger { rng, victim, honest, third, crc: false, ep };
     let start = Instant::now();
@@ -155,7 +156,7 @@ fn forged_frames_change_nothing_but_counters() {
 
 /// Sends a frame and lets the victim look; what it answers is thrown away.
 fn inject(port: &mut ShmPort, bytes: &[u8], victim: &mut Station) -> usize {
-    if bytes.len() < 14 || bytes[..6] != victim.engine.caps().mac.0 {
+    if bytes.len() < 14 || bytes[..6] != victim.engine.caps().station.mac.0 {
         return 0;
     }
     while port.tx(&TxFrame::whole(bytes)).unwrap() == Tx::Full {

@@ -203,18 +203,18 @@ impl Member {
     /// Of every peer: its number, the frame length of the session, packets repeated; then the word,
     /// and frames sent near and far.
     fn tell(&mut self) {
-        let (mac, until) =
-            (self.node.domain.port().mac, Instant::now() + Duration::from_millis(50));
+        let (station, until) =
+            (self.node.domain.port().station, Instant::now() + Duration::from_millis(50));
         while Instant::now() < until {
             self.poll();
         }
-        let seen = stats::read_all().unwrap().into_iter().find(|s| s.mac == mac && s.alive);
+        let seen = stats::read_all().unwrap().into_iter().find(|s| s.station == station && s.alive);
         let seen = seen.expect("a domain publishes its statistics as long as it is open");
         let not_near = seen.node.iter().find(|(name, _)| *name == "rx_not_near").unwrap().1;
         let sessions: Vec<String> = seen
             .sessions
             .iter()
-            .map(|s| format!("{} {} {}", s.mac, s.frame_max, s.retransmits))
+            .map(|s| format!("{} {} {}", s.station, s.frame_max, s.retransmits))
             .collect();
         let mut word = [0; 8];
         self.mr.load(0, &mut word).unwrap();
@@ -301,8 +301,8 @@ pub(crate) fn all_to_all(
     members.iter_mut().for_each(|member| member.say("END"));
     members.into_iter().for_each(Worker::finish);
     // barewire://MAC/EP#INCARNATION
-    let mac = |addr: &String| addr["barewire://".len()..].split('/').next().unwrap().to_owned();
-    addrs.iter().map(mac).zip(told).collect()
+    let station = |addr: &String| addr["barewire://".len()..].split('/').next().unwrap().to_owned();
+    addrs.iter().map(station).zip(told).collect()
 }
 
 /// A switch, until somebody ends it.

@@ -203,7 +203,7 @@ impl App {
             let any = any || v.plan.node.is_nameless(v.host, host);
             let life = (!any && there.alive).then_some(there.life);
             let incarnation = if life.is_some() { there.incarnation } else { 0 };
-            let addr = EpAddr { mac: Net::mac(host), ep: number, incarnation };
+            let addr = EpAddr { station: Net::station(host), ep: number, incarnation };
             self.insert(v, node, addr, Addr { host, number, life })?;
         }
         Ok(())
@@ -687,7 +687,7 @@ impl App {
             return Ok(None);
         }
         let a = node.av_lookup(self.av, cqe.src).map_err(|e| format!("source {}: {e}", cqe.src))?;
-        let host = usize::from(u16::from_be_bytes([a.mac.0[4], a.mac.0[5]]));
+        let host = Net::host(a.station);
         Ok(Some(Addr { host, number: a.ep, life: None }))
     }
 

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use barewire_dataplane::node::FrameSink;
 use barewire_driver::board::Board;
 use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
-use barewire_driver::port::{MacAddr, Presence, Tx};
+use barewire_driver::port::{MacAddr, Presence, Station, Tx};
 
 use crate::board::{SimBoard, Slots};
 use crate::plan::LinkPlan;
@@ -65,7 +65,7 @@ pub(crate) struct NetStats {
     pub(crate) full: u64,
 }
 
-struct Station {
+struct Place {
     /// The life that is there now, 0 if none.
     life: u32,
     /// When its transmitter is free again.
@@ -104,7 +104,7 @@ pub(crate) struct Net {
     free: Vec<u32>,
     rng: Rng,
     link: LinkPlan,
-    stations: Vec<Station>,
+    stations: Vec<Place>,
     paths: Vec<Path>,
     slots: Slots,
     /// Print every frame and completion.
@@ -113,7 +113,7 @@ pub(crate) struct Net {
 
 impl Net {
     pub(crate) fn new(seed: u64, hosts: usize, link: LinkPlan) -> Self {
-        let stations = (0..hosts).map(|_| Station { life: 0, tx_free: 0, queued: 0 }).collect();
+        let stations = (0..hosts).map(|_| Place { life: 0, tx_free: 0, queued: 0 }).collect();
         Self {
             now: 1_000_000,
             stats: NetStats::default(),
@@ -136,16 +136,17 @@ impl Net {
         }
     }
 
-    /// The station address of host `i`.
-    pub(crate) fn mac(host: usize) -> MacAddr {
-        let [a, b] = (host as u16).to_be_bytes();
-        MacAddr([2, 0, 0, 0, a, b])
+    /// The station that a host is: two of them share a MAC.
+    pub(crate) fn station(host: usize) -> Station {
+        let [a, b] = (host as u16 / 2).to_be_bytes();
+        Station { number: host as u16 % 2, ..Station::at([2, 0, 0, 0, a, b]) }
     }
 
-    /// The host that has a station address.
-    fn host(mac: MacAddr) -> usize {
-        let [.., a, b] = mac.0;
-        usize::from(u16::from_be_bytes([a, b]))
+    /// The host that is a station.
+    pub(crate) fn host(station: Station) -> usize {
+        let MacAddr([first @ .., a, b]) = station.mac;
+        assert_eq!((first, station.number / 2), ([2, 0, 0, 0], 0), "{station} is nobody");
+        usize::from(u16::from_be_bytes([a, b])) * 2 + usize::from(station.number)
     }
 
     pub(crate) fn set_life(&mut self, host: usize, life: u32) {
@@ -285,9 +286,8 @@ impl Net {
     /// What `Port::tx` of host `from` answers.
     fn transmit(&mut self, from: usize, tx: &TxFrame<'_>) -> Tx {
         let len = tx.len();
-        let dst = tx.dst().0;
-        let to = usize::from(u16::from_be_bytes([dst[4], dst[5]]));
-        assert!(dst[..4] == [2, 0, 0, 0] && to < self.stations.len(), "frame to nobody: {dst:?}");
+        let to = Self::host(tx.dst());
+        assert!(to < self.stations.len(), "frame to nobody: {}", tx.dst());
         let near = self.is_near(from, to);
         let mtu = if near { self.link.near_mtu } else { self.link.mtu[from] };
         if len > ETH_HDR_LEN + mtu && self.link.is_near(from, to) {
@@ -416,9 +416,9 @@ impl Net {
         }
     }
 
-    /// What `host` learns of the process behind `mac` on a segment that tells.
-    fn presence(&self, host: usize, mac: MacAddr) -> Presence {
-        let of = (0..self.stations.len()).find(|&other| Self::mac(other) == mac);
+    /// What `host` learns of the process that is `station` on a segment that tells.
+    fn presence(&self, host: usize, station: Station) -> Presence {
+        let of = (0..self.stations.len()).find(|&other| Self::station(other) == station);
         match of.map(|other| self.stations[other].life) {
             None => Presence::Absent,
             // Something is still to be received, perhaps from there.
@@ -490,17 +490,17 @@ impl FrameSink for Egress<'_> {
         answer
     }
 
-    fn presence(&mut self, mac: MacAddr) -> Presence {
-        self.net.presence(self.from, mac)
+    fn presence(&mut self, station: Station) -> Presence {
+        self.net.presence(self.from, station)
     }
 
-    fn is_near(&mut self, mac: MacAddr) -> bool {
-        self.net.is_near(self.from, Net::host(mac))
+    fn is_near(&mut self, station: Station) -> bool {
+        self.net.is_near(self.from, Net::host(station))
     }
 
-    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
         let nodes = self.net.link.nodes.unwrap_or(1);
-        let is_here = |mac: &MacAddr| Net::host(*mac) % nodes == self.from % nodes;
+        let is_here = |station: &Station| Net::host(*station) % nodes == self.from % nodes;
         let all = self.net.link.boards && members.iter().all(is_here);
         all.then(|| Box::new(SimBoard::new(&self.net.slots)) as Box<dyn Board>)
     }

@@ -104,7 +104,7 @@ impl Rig {
     pub(crate) fn peer(&mut self, from: usize, to: usize, incarnation: u64) -> FiAddr {
         let now = self.now();
         let s = self.at(from);
-        let addr = EpAddr { mac: Net::mac(to), ep: EP, incarnation };
+        let addr = EpAddr { station: Net::station(to), ep: EP, incarnation };
         s.node.av_insert(now, s.av, addr).expect("room in the AV")
     }
 

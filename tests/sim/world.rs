@@ -154,7 +154,7 @@ pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, Violation>) -> Result<T, 
 /// What the port of `host` says of itself.
 pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
     PortCaps {
-        mac: Net::mac(host),
+        station: Net::station(host),
         mtu: plan.link.mtu[host],
         lossless: plan.link.lossless,
         tells_presence: plan.link.presence,
@@ -489,7 +489,7 @@ impl World {
                 self.ledger.excuse(host, peer, Excuse { errors: true, loss });
                 let now = self.time(host);
                 if let Some(life) = &mut self.hosts[host].life {
-                    life.node.drop_session(now, Net::mac(peer));
+                    life.node.drop_session(now, Net::station(peer));
                     self.poll_by(host, self.net.now);
                 }
             }

@@ -5,7 +5,7 @@ use barewire_dataplane::wire::{
     self, Base, Host, MsgOp, Op, OpenOp, ProbeOp, RstOp, RstReason, Ty, WhoOp,
 };
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use crate::rng::Rng;
 
@@ -15,11 +15,11 @@ pub struct Forger {
     /// What is drawn comes from here.
     pub rng: Rng,
     /// Whom the frames are for.
-    pub victim: MacAddr,
+    pub victim: Station,
     /// Who has a session with the victim.
-    pub honest: MacAddr,
+    pub honest: Station,
     /// Who has none.
-    pub third: MacAddr,
+    pub third: Station,
     /// Frames have a checksum. Where they have none, a damaged copy of a real frame comes from the
     /// third station: from under the honest one's address it would be the real frame's equal.
     pub crc: bool,
@@ -52,11 +52,11 @@ impl Forger {
         let r = &mut self.rng;
         let mut f = live[r.index(live.len())].clone();
         if r.chance(0.3) {
-            f[6..12].copy_from_slice(&self.third.0);
+            f[6..12].copy_from_slice(&self.third.mac.0);
             return f;
         }
         if !self.crc {
-            f[6..12].copy_from_slice(&self.third.0);
+            f[6..12].copy_from_slice(&self.third.mac.0);
         }
         // Up to three flipped bits are always found by the checksum.
         let from = if r.chance(0.5) { 14 } else { 14.max(f.len() - 8) };
@@ -72,9 +72,9 @@ impl Forger {
         let r = &mut self.rng;
         let mut f: Vec<u8> = (0..r.range(0, 200)).map(|_| r.next() as u8).collect();
         if f.len() >= 16 && r.chance(0.8) {
-            f[..6].copy_from_slice(&self.victim.0);
+            f[..6].copy_from_slice(&self.victim.mac.0);
             let src = r.pick(&[self.victim, self.honest, self.third]);
-            f[6..12].copy_from_slice(&src.0);
+            f[6..12].copy_from_slice(&src.mac.0);
             f[12..14].copy_from_slice(&wire::ETHERTYPE.to_be_bytes());
             f[14] = wire::VERSION << 5 | (f[14] & 0x1f);
         }
@@ -125,10 +125,10 @@ const STATIONS: u64 = 200;
 /// An OPEN for `victim` from a station that does not exist, with a cookie that nobody made or none,
 /// and as long as what it announces or as short as can be. `target_inc` is the life that it names,
 /// and `crc` whether frames have a checksum.
-pub fn open_of_nobody(rng: &mut Rng, victim: MacAddr, target_inc: u64, crc: bool) -> Vec<u8> {
+pub fn open_of_nobody(rng: &mut Rng, victim: Station, target_inc: u64, crc: bool) -> Vec<u8> {
     let base = Base {
         dst: victim,
-        src: MacAddr([2, 0xf0, 0, 0, 0, rng.below(STATIONS) as u8]),
+        src: Station::at([2, 0xf0, 0, 0, 0, rng.below(STATIONS) as u8]),
         ty: Ty::Open,
         ar: false,
         rtx: false,

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use barewire_driver::frame::{Body, RxFrame, TxFrame};
+use barewire_driver::frame::{Body, RxFrame, TxFrame, address};
 use barewire_driver::mem::{IoBuf, Span};
-use barewire_driver::port::{MacAddr, Port, PortCounters, Tx};
+use barewire_driver::port::{Port, PortCounters, Station, Tx};
 
 use crate::machine::{Overrun, nic, overrun, pair, port};
 use crate::worker::pattern;
@@ -13,9 +13,11 @@ use crate::worker::pattern;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A frame of `len` bytes after its header, different for every `serial`.
-fn frame(dst: MacAddr, src: MacAddr, len: usize, serial: u64) -> Vec<u8> {
+fn frame(dst: Station, src: Station, len: usize, serial: u64) -> Vec<u8> {
     let body = pattern(len, serial);
-    [&dst.0[..], &src.0, &[0x88, 0xb5], &body].concat()
+    let mut frame = [&[0; 12][..], &[0x88, 0xb5], &body].concat();
+    address(&mut frame, dst, src);
+    frame
 }
 
 fn send(port: &mut dyn Port, bytes: &[u8]) -> Tx {
@@ -59,7 +61,7 @@ fn silence(port: &mut dyn Port) {
 
 /// Sends a frame and waits for it: QEMU's 82540 takes none within a second of its start.
 fn warm_up(from: &mut dyn Port, to: &mut dyn Port) {
-    let bytes = frame(to.caps().mac, from.caps().mac, 100, 0);
+    let bytes = frame(to.caps().station, from.caps().station, 100, 0);
     assert_eq!(send(from, &bytes), Tx::Sent);
     from.flush().unwrap();
     assert_eq!(next(to, 1), [bytes]);
@@ -74,7 +76,7 @@ fn same(sent: &[u8], got: &[u8]) -> bool {
 fn every_length(options: &str) {
     let Some([mut a, mut b]) = pair(options) else { return };
     let mtu = a.caps().mtu;
-    let (from, to) = (a.caps().mac, b.caps().mac);
+    let (from, to) = (a.caps().station, b.caps().station);
     let steps = [0, 1, 45, 46, 47, 63, 64, 255, 256, mtu / 2, mtu - 1, mtu];
     let lens = steps.into_iter().chain((0..mtu).step_by(131));
     for (serial, len) in lens.enumerate() {
@@ -118,7 +120,7 @@ fn small_rings_and_an_odd_size_work_too() {
 #[test]
 fn pieces_are_joined_in_order() {
     let Some([mut a, mut b]) = pair("") else { return };
-    let whole = frame(b.caps().mac, a.caps().mac, 1000, 1);
+    let whole = frame(b.caps().station, a.caps().station, 1000, 1);
     let mut body = whole[40..900].to_vec();
     let (first, rest) = body.split_at_mut(300);
     // SAFETY: `body` lives to the end of the test and nobody writes it.
@@ -141,7 +143,7 @@ fn pieces_are_joined_in_order() {
 #[test]
 fn full_rings_push_back_and_lose_nothing() {
     let Some(mut ports) = pair("") else { return };
-    let macs = [ports[0].caps().mac, ports[1].caps().mac];
+    let macs = [ports[0].caps().station, ports[1].caps().station];
     let [a, b] = &mut ports;
     warm_up(&mut **a, &mut **b);
     warm_up(&mut **b, &mut **a);
@@ -211,14 +213,14 @@ fn full_rings_push_back_and_lose_nothing() {
 #[test]
 fn frames_for_others_are_not_passed_on() {
     let Some([mut a, mut b]) = pair("") else { return };
-    let from = a.caps().mac;
-    for stranger in [MacAddr([2, 9, 9, 9, 9, 9]), from] {
+    let from = a.caps().station;
+    for stranger in [Station::at([2, 9, 9, 9, 9, 9]), from] {
         send(&mut *a, &frame(stranger, from, 100, 1));
     }
     a.flush().unwrap();
     silence(&mut *b);
-    let group = MacAddr([0x33, 0x33, 0, 0, 0, 1]);
-    for dst in [MacAddr::BROADCAST, group, b.caps().mac] {
+    let group = Station::at([0x33, 0x33, 0, 0, 0, 1]);
+    for dst in [Station::BROADCAST, group, b.caps().station] {
         let bytes = frame(dst, from, 100, 2);
         send(&mut *a, &bytes);
         a.flush().unwrap();
@@ -233,18 +235,18 @@ fn frames_for_others_are_not_passed_on() {
 fn an_address_of_ones_own() {
     let Some(n) = nic(0) else { return };
     let Some(m) = nic(1) else { return };
-    let mac: MacAddr = "02:00:00:00:00:77".parse().unwrap();
-    let mut a = port(&format!("vfio:{n},mac={mac}"));
+    let station: Station = "02:00:00:00:00:77".parse().unwrap();
+    let mut a = port(&format!("vfio:{n},mac={station}"));
     let mut b = port(&format!("vfio:{m}"));
-    assert_eq!(a.caps().mac, mac);
-    let bytes = frame(mac, b.caps().mac, 100, 1);
+    assert_eq!(a.caps().station, station);
+    let bytes = frame(station, b.caps().station, 100, 1);
     send(&mut *b, &bytes);
     b.flush().unwrap();
     assert_eq!(next(&mut *a, 1), [bytes]);
     // The old one is back with the next who opens it.
     drop(a);
     let a = port(&format!("vfio:{n}"));
-    assert_ne!(a.caps().mac, mac);
+    assert_ne!(a.caps().station, station);
 }
 
 /// Goal: everything is given back. Method: open and close often; the memory that a process may
@@ -270,7 +272,7 @@ fn a_port_can_be_opened_again_and_again() {
 fn a_frame_ends_a_sleep() {
     let Some([mut a, mut b]) = pair("") else { return };
     let waiter = a.waiter().unwrap();
-    let bytes = frame(a.caps().mac, b.caps().mac, 100, 1);
+    let bytes = frame(a.caps().station, b.caps().station, 100, 1);
     warm_up(&mut *b, &mut *a);
     for round in 0..5 {
         waiter.wait(Duration::from_secs(20));

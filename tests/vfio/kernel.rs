@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
-use barewire_driver::port::{MacAddr, Port, Tx};
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
+use barewire_driver::port::{Port, Station, Tx};
 
 use crate::machine::{id, nic, port, rebind, sh, sysfs};
 use crate::worker::pattern;
@@ -43,14 +43,16 @@ fn interface(nic: &str) -> String {
     })
 }
 
-fn frame(dst: MacAddr, src: MacAddr, serial: u64) -> Vec<u8> {
+fn frame(dst: Station, src: Station, serial: u64) -> Vec<u8> {
     let len = 46 + (serial * 61 % 1455) as usize;
-    [&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes(), &pattern(len, serial)].concat()
+    let mut frame = [&[0; 12][..], &ETHERTYPE.to_be_bytes(), &pattern(len, serial)].concat();
+    address(&mut frame, dst, src);
+    frame
 }
 
 /// Sends `count` numbered frames and sees each of them arrive as it was sent.
 fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
-    let (dst, src) = (to.caps().mac, from.caps().mac);
+    let (dst, src) = (to.caps().station, from.caps().station);
     let (mut sent, mut missing) = (0, count);
     let mut seen = vec![false; count as usize];
     let start = Instant::now();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use barewire_driver::backend::vfio::sys::unmap_all;
 use barewire_driver::frame::{RxFrame, TxFrame};
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use crate::machine::{nic, pair};
 
@@ -38,7 +38,7 @@ fn memory_is_unmapped_while_the_nic_uses_it() {
     }
     // A clone keeps the container alive.
     drop(all);
-    let frame = [&b.caps().mac.0[..], &MacAddr::BROADCAST.0, &[0x5a; 50]].concat();
+    let frame = [&b.caps().station.mac.0[..], &Station::BROADCAST.mac.0, &[0; 50]].concat();
     for _ in 0..4 {
         let _ = a.tx(&TxFrame::whole(&frame));
         let _ = a.flush();

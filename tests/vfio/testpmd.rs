@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
-use barewire_driver::port::{MacAddr, Port, Tx};
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
+use barewire_driver::port::{Port, Station, Tx};
 
 use crate::machine::{nic, port};
 use crate::worker::pattern;
@@ -65,20 +65,21 @@ impl Testpmd {
 }
 
 /// The address of a NIC, which our driver finds out and gives back.
-fn address(nic: &str) -> MacAddr {
-    port(&format!("vfio:{nic}")).caps().mac
+fn station_of(nic: &str) -> Station {
+    port(&format!("vfio:{nic}")).caps().station
 }
 
-fn frame(dst: MacAddr, src: MacAddr, serial: u64) -> Vec<u8> {
+fn frame(dst: Station, src: Station, serial: u64) -> Vec<u8> {
     let len = 46 + (serial * 61 % 1455) as usize;
-    let mut bytes = [&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes(), &pattern(len, serial)].concat();
+    let mut bytes = [&[0; 12][..], &ETHERTYPE.to_be_bytes(), &pattern(len, serial)].concat();
+    address(&mut bytes, dst, src);
     bytes[14..22].copy_from_slice(&serial.to_le_bytes());
     bytes
 }
 
 /// Sends numbered frames, at most 32 on the way, and sees each come back as `expected` says.
 /// Says how many were sent in all, the first of which may have been too early.
-fn echo(port: &mut dyn Port, count: u64, sent: [MacAddr; 2], expected: [MacAddr; 2]) -> u64 {
+fn echo(port: &mut dyn Port, count: u64, sent: [Station; 2], expected: [Station; 2]) -> u64 {
     let mut seen = vec![false; count as usize];
     let (mut next, mut missing, mut knocks) = (0, count, 0);
     let start = Instant::now();
@@ -115,15 +116,15 @@ fn echo(port: &mut dyn Port, count: u64, sent: [MacAddr; 2], expected: [MacAddr;
     count - 1 + knocks
 }
 
-fn sent_back(mode: &str, dst: impl Fn(MacAddr) -> MacAddr, swaps: bool) {
+fn sent_back(mode: &str, dst: impl Fn(Station) -> Station, swaps: bool) {
     let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
-    let theirs = address(&m);
+    let theirs = station_of(&m);
     let mut ours = port(&format!("vfio:{n}"));
-    let mac = ours.caps().mac;
-    let peer = format!("--eth-peer=0,{mac}");
+    let station = ours.caps().station;
+    let peer = format!("--eth-peer=0,{station}");
     let Some(testpmd) = Testpmd::start(&m, 1, &["--forward-mode", mode, &peer]) else { return };
-    let sent = [dst(theirs), mac];
-    let expected = if swaps { [mac, theirs] } else { sent };
+    let sent = [dst(theirs), station];
+    let expected = if swaps { [station, theirs] } else { sent };
     let count = 1000;
     let in_all = echo(&mut *ours, count, sent, expected);
     let counts = testpmd.stop();
@@ -136,7 +137,7 @@ fn sent_back(mode: &str, dst: impl Fn(MacAddr) -> MacAddr, swaps: bool) {
 /// sends every frame back as it came, to the group address that it had.
 #[test]
 fn frames_come_back_from_testpmd_unchanged() {
-    sent_back("io", |_| MacAddr::BROADCAST, false);
+    sent_back("io", |_| Station::BROADCAST, false);
 }
 
 /// The same to its own address, from which it answers to ours.

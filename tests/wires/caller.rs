@@ -56,13 +56,13 @@ pub(crate) fn run() {
 
 /// What the port dropped and the node refused.
 fn counts(node: &Node) -> String {
-    let mac = node.domain.port().mac;
+    let station = node.domain.port().station;
     // Published a hundred times a second while the loop turns.
     let until = Instant::now() + Duration::from_millis(50);
     while Instant::now() < until {
         node.domain.progress().unwrap();
     }
-    let seen = stats::read_all().unwrap().into_iter().find(|s| s.mac == mac && s.alive);
+    let seen = stats::read_all().unwrap().into_iter().find(|s| s.station == station && s.alive);
     let seen = seen.expect("a domain publishes its statistics as long as it is open");
     let refused: u64 = seen.refused.iter().map(|(_cause, count)| count).sum();
     format!("COUNTS {} {refused}", node.domain.port_counters().unwrap().rx_dropped)

@@ -17,7 +17,7 @@ pub(crate) fn try_open() {
     let fabric = fabric(&FabricAttr::default()).unwrap();
     let opened = fabric.domain_with(&info, settings());
     match &opened {
-        Ok(domain) => say(&format!("ADDR 0 {} mtu {}", domain.port().mac, domain.port().mtu)),
+        Ok(domain) => say(&format!("ADDR 0 {} mtu {}", domain.port().station, domain.port().mtu)),
         Err(e) => say(&format!("ADDR {} {e}", e.error.fi_errno())),
     }
     // Until the supervisor is done with us.
@@ -80,10 +80,10 @@ fn addresses_that_are_not_fit_for_use() {
 #[test]
 fn two_processes_share_an_interface() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
-    let mac = |said: &str| said.split_whitespace().nth(1).unwrap().to_owned();
+    let station = |said: &str| said.split_whitespace().nth(1).unwrap().to_owned();
     let first = start(&nodes, 0, "opener", "afpacket:fab0");
     let second = start(&nodes, 0, "opener", "afpacket:fab0");
-    let (own, other) = (mac(&first.addr), mac(&second.addr));
+    let (own, other) = (station(&first.addr), station(&second.addr));
     assert!(own != other && other.starts_with("02:"), "{own} {other}");
     for taken in [&own, &other] {
         let port = format!("afpacket:fab0,mac={taken}");
@@ -91,7 +91,7 @@ fn two_processes_share_an_interface() {
     }
     first.kill();
     let again = start(&nodes, 0, "opener", "afpacket:fab0");
-    assert_eq!(mac(&again.addr), own);
+    assert_eq!(station(&again.addr), own);
     again.kill();
     second.kill();
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use barewire_driver::frame::{ETHERTYPE, TxFrame};
+use barewire_driver::frame::{ETHERTYPE, TxFrame, address};
 use barewire_driver::open::open;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 
 use crate::lengths::Counts;
@@ -20,24 +20,26 @@ use crate::{start, supervisor};
 /// How many times everything is sent at least.
 const ROUNDS: u64 = 300;
 
-fn ethernet(dst: MacAddr, ty: u16, payload: &[u8]) -> Vec<u8> {
-    [&dst.0[..], &[2, 0, 0, 0, 0, 9], &ty.to_be_bytes(), payload].concat()
+fn ethernet(dst: Station, ty: u16, payload: &[u8]) -> Vec<u8> {
+    let mut frame = [&[0; 12][..], &ty.to_be_bytes(), payload].concat();
+    address(&mut frame, dst, Station::at([2, 0, 0, 0, 0, 9]));
+    frame
 }
 
 /// One of each kind, for a station at `to`.
-fn foreign(to: MacAddr, round: u64) -> Vec<Vec<u8>> {
+fn foreign(to: Station, round: u64) -> Vec<Vec<u8>> {
     let noise = pattern(1400, round + 1);
     let ours = |len: usize| ethernet(to, ETHERTYPE, &noise[..len]);
     let tagged = [&0x0064_u16.to_be_bytes()[..], &ETHERTYPE.to_be_bytes(), &noise[..80]].concat();
-    let lldp = MacAddr([0x01, 0x80, 0xc2, 0, 0, 0x0e]);
+    let lldp = Station::at([0x01, 0x80, 0xc2, 0, 0, 0x0e]);
     vec![
-        ethernet(MacAddr::BROADCAST, 0x0806, &[0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9]),
-        ethernet(MacAddr([0x33, 0x33, 0, 0, 0, 1]), 0x86dd, &noise[..120]), // router advertisement
+        ethernet(Station::BROADCAST, 0x0806, &[0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9]),
+        ethernet(Station::at([0x33, 0x33, 0, 0, 0, 1]), 0x86dd, &noise[..120]), // router advertisement
         ethernet(lldp, 0x88cc, &noise[..60]),
         ethernet(to, 0x8100, &tagged),
         ethernet(to, 0x88a8, &tagged),
-        ethernet(MacAddr([2, 7, 7, 7, 7, 7]), ETHERTYPE, &noise[..100]), // to somebody else
-        ethernet(MacAddr::BROADCAST, ETHERTYPE, &noise[..100]),
+        ethernet(Station::at([2, 7, 7, 7, 7, 7]), ETHERTYPE, &noise[..100]), // to somebody else
+        ethernet(Station::BROADCAST, ETHERTYPE, &noise[..100]),
         ours(0),
         ours(1),
         ours(17),
@@ -53,7 +55,7 @@ pub(crate) fn make_noise() {
     say("ADDR none");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
-    let to: MacAddr = line.trim().strip_prefix("AT ").unwrap().parse().unwrap();
+    let to: Station = line.trim().strip_prefix("AT ").unwrap().parse().unwrap();
     let socket = RawSocket::open(FABRIC).unwrap();
     let stop = std::thread::spawn(|| std::io::stdin().read_line(&mut String::new()));
     for round in 0.. {
@@ -82,8 +84,8 @@ fn foreign_traffic_changes_only_counters() {
 pub(crate) fn beside(nodes: &Nodes, port: &str) -> Counts {
     let mut noise = start(nodes, 1, "noise", port);
     let seen = nodes.ip(0, "-o link show dev fab0").unwrap();
-    let mac = seen.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap();
-    noise.say(&format!("AT {mac}"));
+    let station = seen.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap();
+    noise.say(&format!("AT {station}"));
     let mut rounds = 0;
     let counts = there_and_back(nodes, [port; 2], |mtu| {
         rounds += 1;

@@ -304,11 +304,12 @@ fn a_flood_is_received_or_counted() {
             let poll = move || {
                 nodes.enter(0).unwrap();
                 let mut port = open(&format!("xdp:fab0,mode={mode},ring=64")).unwrap();
-                let own = port.caps().mac;
+                let own = port.caps().station;
                 let flood = scope.spawn(move || {
                     nodes.enter(1).unwrap();
                     let socket = RawSocket::open(FABRIC).unwrap();
-                    let frame = [&own.0[..], &[2, 9, 9, 9, 9, 9, 0x88, 0xb5], &[7; 50]].concat();
+                    let frame =
+                        [&own.mac.0[..], &[2, 9, 9, 9, 9, 9, 0x88, 0xb5], &[0; 50]].concat();
                     let until = Instant::now() + Duration::from_secs(1);
                     while Instant::now() < until {
                         // Where the wire is full it says so.
@@ -342,13 +343,13 @@ fn frames_for_others_pass_the_program() {
             let count = move || {
                 nodes.enter(0).unwrap();
                 let mut port = open(port).unwrap();
-                let own = port.caps().mac;
+                let own = port.caps().station;
                 let there = scope.spawn(move || {
                     nodes.enter(1).unwrap();
                     let socket = RawSocket::open(FABRIC).unwrap();
                     let other = [2, 9, 9, 9, 9, 9];
-                    for dst in [own.0, other, [0xff; 6]] {
-                        let frame = [&dst[..], &other, &[0x88, 0xb5], &[7; 50]].concat();
+                    for dst in [own.mac.0, other, [0xff; 6]] {
+                        let frame = [&dst[..], &other, &[0x88, 0xb5], &[0; 50]].concat();
                         socket.send(&frame).unwrap();
                     }
                 });

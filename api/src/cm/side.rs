@@ -109,7 +109,7 @@ impl Message {
     fn is_from(&self, from: EpAddr) -> bool {
         // 0 where the address was inserted without one.
         let of_its_node = |claimed: EpAddr| {
-            claimed.mac == from.mac
+            claimed.station == from.station
                 && (from.incarnation == 0 || claimed.incarnation == from.incarnation)
         };
         self.side.ep == from.ep && of_its_node(self.side) && of_its_node(self.ep)
@@ -514,7 +514,7 @@ impl Cm {
         };
         match (kind, conn.state) {
             (Kind::Accept, State::Connecting) => self.accepted(io, message),
-            (Kind::Reject, State::Connecting) if conn.side_addr.mac == side.mac => {
+            (Kind::Reject, State::Connecting) if conn.side_addr.station == side.station => {
                 conn.refuse(message.data);
             }
             (Kind::Shutdown, State::Connected) if its(conn) => {
@@ -582,7 +582,7 @@ mod tests {
     use super::*;
 
     fn addr(ep: u16) -> EpAddr {
-        EpAddr { mac: "02:00:00:00:00:05".parse().unwrap(), ep, incarnation: 77 }
+        EpAddr { station: "02:00:00:00:00:05".parse().unwrap(), ep, incarnation: 77 }
     }
 
     #[test]

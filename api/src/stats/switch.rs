@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use barewire_driver::backend::switch::{StationCounters, Switch};
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::file::{HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
 use super::{DIR, PORT_NAMES, no_statistics, port_words, put_port};
@@ -103,7 +103,7 @@ fn words(s: &StationCounters) -> [u64; STATION_LEN] {
     let mut words = [0; STATION_LEN];
     // An address is never 0.
     words[..10].copy_from_slice(&[
-        s.mac.to_u64(),
+        s.station.word(),
         s.pid.into(),
         s.sent,
         s.received,
@@ -133,7 +133,7 @@ pub struct SwitchSnapshot {
     /// The NIC's port.
     pub port_name: String,
     /// The NIC's address.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Bytes of a frame after its Ethernet header.
     pub mtu: usize,
     /// The segment of its stations.
@@ -150,7 +150,7 @@ pub struct SwitchSnapshot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StationRow {
     /// Its address.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Its process, as numbered where it lives.
     pub pid: u32,
     /// Its user.
@@ -179,7 +179,7 @@ pub(super) fn parse(loaded: &Loaded) -> SwitchSnapshot {
         opened_ns: loaded.opened_ns,
         updated_ns: loaded.updated_ns,
         port_name: loaded.name(HEADER_LEN),
-        mac: MacAddr::from_u64(loaded.head[7]),
+        station: Station::from_word(loaded.head[7]),
         mtu: loaded.head[8] as usize,
         segment: loaded.name(SEGMENT_AT),
         counters: loaded.named(&SWITCH_NAMES, SWITCH_AT),
@@ -190,7 +190,7 @@ pub(super) fn parse(loaded: &Loaded) -> SwitchSnapshot {
 
 fn station_row(r: &[u64; STATION_LEN]) -> StationRow {
     StationRow {
-        mac: MacAddr::from_u64(r[0]),
+        station: Station::from_word(r[0]),
         pid: r[1] as u32,
         sent_bytes: r[2],
         received_bytes: r[3],
@@ -209,7 +209,7 @@ mod tests {
     use barewire_driver::backend::loopback::Loopback;
     use barewire_driver::backend::shm::ShmSettings;
     use barewire_driver::backend::switch::SwitchedPort;
-    use barewire_driver::frame::{ETHERTYPE, TxFrame};
+    use barewire_driver::frame::{ETHERTYPE, TxFrame, address};
     use barewire_driver::port::Port;
 
     use super::*;
@@ -221,16 +221,17 @@ mod tests {
     fn a_switch_is_read_as_it_is() {
         let segment = ShmSettings::named(&format!("stats-switch-{}", std::process::id()));
         let (nic, far) = Loopback::pair();
-        let far = far.caps().mac;
+        let far = far.caps().station;
         let nic =
             Fault::new(Box::new(nic), FaultSettings { loss: 1e-12, ..Default::default() }, "x");
         let mut switch = Switch::open(&segment, Box::new(nic)).unwrap();
         let join = || SwitchedPort::open(&segment, "station".into()).unwrap().unwrap();
         let (mut a, b) = (join(), join());
-        let (mac, other) = (a.caps().mac, b.caps().mac);
+        let (station, other) = (a.caps().station, b.caps().station);
         for dst in [other, far] {
-            let mut bytes = [&dst.0[..], &mac.0, &ETHERTYPE.to_be_bytes()].concat();
+            let mut bytes = [&[0; 12][..], &ETHERTYPE.to_be_bytes()].concat();
             bytes.resize(100, 0);
+            address(&mut bytes, dst, station);
             a.tx(&TxFrame::whole(&bytes)).unwrap();
         }
         a.flush().unwrap();
@@ -243,18 +244,18 @@ mod tests {
         let read = || published_in(&dir).unwrap().switches.remove(0);
         let seen = read();
         assert_eq!((seen.pid, seen.alive), (std::process::id(), true));
-        assert_eq!((&*seen.port_name, seen.mac), (&*switch.nic().name, switch.nic().mac));
+        assert_eq!((&*seen.port_name, seen.station), (&*switch.nic().name, switch.nic().station));
         assert_eq!(seen.segment, format!("shm:{}", segment.name));
         assert_eq!(seen.counters[..3], [("to_nic", 1), ("from_nic", 0), ("between", 1)]);
         assert_eq!((seen.nic[2], seen.nic.len()), (("tx_frames", 1), NIC_NAMES.len()));
-        let of = |mac| *seen.stations.iter().find(|s| s.mac == mac).unwrap();
-        assert_eq!((of(mac).sent, of(other).received), (2, 1));
-        assert!(of(mac).sent_bytes >= 200 && of(other).received_bytes >= 100);
+        let of = |station| *seen.stations.iter().find(|s| s.station == station).unwrap();
+        assert_eq!((of(station).sent, of(other).received), (2, 1));
+        assert!(of(station).sent_bytes >= 200 && of(other).received_bytes >= 100);
         drop(b);
         publisher.publish_if_due(&switch, publisher.published);
         assert_eq!(read(), seen);
         publisher.publish_if_due(&switch, publisher.published + PERIOD);
-        assert_eq!(read().stations.iter().map(|s| s.mac).collect::<Vec<_>>(), [mac]);
+        assert_eq!(read().stations.iter().map(|s| s.station).collect::<Vec<_>>(), [station]);
         drop(publisher);
         std::fs::remove_dir(&dir).unwrap();
     }

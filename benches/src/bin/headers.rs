@@ -8,15 +8,15 @@ use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{BASE_LEN, Base, EagerMsg, MsgOp, Ty};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 /// Headers that are timed together.
 const BATCH: u64 = 1000;
 
 const CASES: [&str; 4] = ["emit", "emit-parse", "plain-emit", "plain-emit-parse"];
 
-const DST: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-const SRC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+const DST: Station = Station::at([2, 0, 0, 0, 0, 1]);
+const SRC: Station = Station::at([2, 0, 0, 0, 0, 2]);
 
 fn main() {
     let args = Args::read();

@@ -41,7 +41,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let mut rng = Rng::new(1, 1);
     // Somebody who knows the address gets further than who does not.
     let frames: Vec<Vec<u8>> = (0..FRAMES)
-        .map(|_| open_of_nobody(&mut rng, victim.mac, victim.incarnation, false))
+        .map(|_| open_of_nobody(&mut rng, victim.station, victim.incarnation, false))
         .collect();
     let (rounds, time_ns) = (args.size(41, 2), args.size(50_000_000, 1_000_000));
     for rate in RATES {

@@ -20,7 +20,7 @@ use barewire_dataplane::wire::{EagerMsg, FrameHead, MsgOp};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::IoBuf;
-use barewire_driver::port::{MacAddr, PortCaps, Tx};
+use barewire_driver::port::{MacAddr, PortCaps, Station, Tx};
 
 #[global_allocator]
 static ALLOC: Counting = Counting;
@@ -105,7 +105,7 @@ fn idle_turns(args: &Args, report: &mut Report, few: &mut Crowd, many: &mut Crow
 
 fn caps(number: usize) -> PortCaps {
     PortCaps {
-        mac: mac(number),
+        station: station(number),
         mtu: 1500,
         lossless: true,
         gather: false,
@@ -117,8 +117,8 @@ fn caps(number: usize) -> PortCaps {
     }
 }
 
-fn mac(number: usize) -> MacAddr {
-    MacAddr::from_u64(0x0200_0000_0000 + number as u64)
+fn station(number: usize) -> Station {
+    MacAddr::from_u64(0x0200_0000_0000 + number as u64).into()
 }
 
 impl Host {

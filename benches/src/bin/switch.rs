@@ -8,7 +8,7 @@ use barewire_benches::switched::Node;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::switch::Switch;
 use barewire_driver::clock::now_ns;
-use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::open::{Serving, open, open_switch};
 use barewire_driver::port::{Port, Tx};
 
@@ -175,10 +175,12 @@ impl Line {
     fn pass(&mut self, up: bool, len: usize, together: usize, count: u64) -> Made<()> {
         let Self { station, switch, far, bytes } = self;
         let (from, to) = if up { (station, far) } else { (far, station) };
-        let (dst, src) = (to.caps().mac, from.caps().mac);
+        let (dst, src) = (to.caps().station, from.caps().station);
         bytes.clear();
-        bytes.extend_from_slice(&[&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes()].concat());
+        bytes.extend_from_slice(&[0; 12]);
+        bytes.extend_from_slice(&ETHERTYPE.to_be_bytes());
         bytes.resize(len, 0);
+        address(bytes, dst, src);
         let mut left = count;
         while left > 0 {
             let now = (together as u64).min(left) as usize;

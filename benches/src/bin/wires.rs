@@ -19,7 +19,7 @@ use barewire_benches::wires::{
 };
 use barewire_benches::{Args, Place, Report, Row, Sample, median};
 use barewire_driver::backend::udp::mac_of;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use barewire_tests::nodes::{FABRIC, Nodes, address};
 
 /// What plays, in the order in which it does; the second process knows them by their number.
@@ -98,7 +98,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     }
     let mut first = start(|second| serve(second, &nodes))?;
     nodes.enter(0)?;
-    let mut players = open(0, |mac| first.meet(mac))?;
+    let mut players = open(0, |station| first.meet(station))?;
     let rounds = Rounds::play(args, &mut first, &mut players, &nodes)?;
     rounds.tell(args, report);
     Ok(())
@@ -116,15 +116,15 @@ fn at(node: usize, port: u16) -> Made<SocketAddr> {
 }
 
 /// The ends of node `me`, which has entered its namespace. `meet` exchanges addresses.
-fn open(me: usize, mut meet: impl FnMut(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn Wire>>> {
+fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn Wire>>> {
     let mut afpacket = Fabric::open(&format!("afpacket:{FABRIC}"))?;
-    let mac = meet(afpacket.0.addr().mac);
-    afpacket.0.connect(EpAddr { mac, incarnation: 0, ..afpacket.0.addr() });
+    let station = meet(afpacket.0.addr().station);
+    afpacket.0.connect(EpAddr { station, incarnation: 0, ..afpacket.0.addr() });
     let mut udp = Fabric::open(&format!("udp:{FABRIC}:{UDP_PORT}"))?;
     // Where it is says what its address is.
     let place = format!("{}:{UDP_PORT}", address(1 - me)).parse().map_err(|e| format!("{e}"))?;
-    let mac = mac_of(place).ok_or("a place without an address")?;
-    udp.0.connect(EpAddr { mac, incarnation: 0, ..udp.0.addr() });
+    let station = mac_of(place).ok_or("a place without an address")?;
+    udp.0.connect(EpAddr { station: station.into(), incarnation: 0, ..udp.0.addr() });
     let (here, there) = (at(me, 40_000)?, at(1 - me, 40_000)?);
     let tcp = if me == 1 { Tcp::listen(here)? } else { Tcp::connect(there)? };
     let [xdp, xdp_port] = xdp(meet)?;
@@ -141,22 +141,22 @@ fn open(me: usize, mut meet: impl FnMut(MacAddr) -> MacAddr) -> Made<Vec<Box<dyn
 }
 
 /// The port `xdp` under the fabric, and alone, if both nodes may have it: it takes the same rights.
-fn xdp(mut meet: impl FnMut(MacAddr) -> MacAddr) -> Made<[Box<dyn Wire>; 2]> {
+fn xdp(mut meet: impl FnMut(Station) -> Station) -> Made<[Box<dyn Wire>; 2]> {
     let [spec, alone] = XDP_WIRES.map(|name| format!("xdp:{name}"));
     if let Err(why) = barewire_driver::open::check(&spec) {
         println!("SKIPPED: {why}");
         return Ok([Box::new(Absent), Box::new(Absent)]);
     }
     let mut fabric = Fabric::open(&spec)?;
-    let mac = meet(fabric.0.addr().mac);
-    fabric.0.connect(EpAddr { mac, incarnation: 0, ..fabric.0.addr() });
+    let station = meet(fabric.0.addr().station);
+    fabric.0.connect(EpAddr { station, incarnation: 0, ..fabric.0.addr() });
     Ok([Box::new(fabric), Box::new(Raw::open(&alone)?)])
 }
 
 /// The second process.
 fn serve(second: &Second, nodes: &Nodes) -> Made<()> {
     nodes.enter(1)?;
-    let mut players = open(1, |mac| second.meet(mac))?;
+    let mut players = open(1, |station| second.meet(station))?;
     second.serve(
         &mut players,
         |players| players.iter_mut().for_each(|player| player.idle()),

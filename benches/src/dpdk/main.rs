@@ -15,7 +15,7 @@ use barewire_benches::remote::steady_case_on;
 use barewire_benches::{Args, Bounced, Place, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use raw::RawPort;
 
 const LEN: usize = 64;
@@ -118,8 +118,8 @@ impl Ends {
         let end = |i: u64, options: &str| -> Made<RawEnd> {
             let options = format!("mac={},{options}", address(role, first + i));
             let mut end = RawEnd::open(&open(i, &options), MEMORY)?;
-            let mac = address(other, first + i);
-            end.connect(barewire::EpAddr { mac, incarnation: 0, ..end.addr() });
+            let station = address(other, first + i);
+            end.connect(barewire::EpAddr { station, incarnation: 0, ..end.addr() });
             Ok(end)
         };
         let (small, lossless) = (end(0, "mtu=1500")?, end(1, "mtu=1500,lossless=yes")?);
@@ -193,8 +193,8 @@ fn memif(args: &Args, report: &mut Report) -> Made<()> {
 }
 
 /// The address of the port `i` of a side.
-fn address(role: &str, i: u64) -> MacAddr {
-    MacAddr::from_u64(0x0200_0000_0000 + 2 * i + u64::from(role == CLIENT))
+fn address(role: &str, i: u64) -> Station {
+    Station::from_u64(0x0200_0000_0000 + 2 * i + u64::from(role == CLIENT))
 }
 
 fn memif_latency(
@@ -492,7 +492,7 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(21, 2), args.size(20_000, 500));
     let mut near = RawEnd::open(&port(0), MEMORY)?;
     let [mut raw, mut raw_far] = RawPort::ring_pair(2048)?;
-    let (turn, mac) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (turn, station) = (AtomicU64::new(0), AtomicU64::new(0));
     let line = Bounced::default();
     let near_addr = near.addr();
     let mut pairs = [Rounds::default(), Rounds::default()];
@@ -503,19 +503,19 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
             place.pin(1)?;
             let mut far = RawEnd::open(&port(1), MEMORY)?;
             far.connect(near_addr);
-            mac.store(far.addr().mac.to_u64(), Release);
+            station.store(far.addr().station.to_u64(), Release);
             answer(&turn, count, (&mut far, &mut raw_far, &line));
             Ok(())
         });
         place.pin(0)?;
         let far = loop {
-            match mac.load(Acquire) {
+            match station.load(Acquire) {
                 0 if other.is_finished() => return other.join().map_err(|_| "panic".to_owned())?,
                 0 => std::thread::yield_now(),
-                mac => break MacAddr::from_u64(mac),
+                station => break Station::from_u64(station),
             }
         };
-        near.connect(barewire::EpAddr { mac: far, incarnation: 0, ..near_addr });
+        near.connect(barewire::EpAddr { station: far, incarnation: 0, ..near_addr });
         let wait = |near: &mut RawEnd| {
             while turn.load(Acquire) != WAIT {
                 near.poll();

@@ -23,7 +23,7 @@ use barewire_benches::end::Made;
 use barewire_dpdk_sys as sys;
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
 use barewire_driver::open::open;
-use barewire_driver::port::{MacAddr, Port, Tx};
+use barewire_driver::port::{Port, Station, Tx};
 use raw::{BURST, RawPort};
 
 /// Bytes of a frame.
@@ -102,7 +102,7 @@ fn start_dpdk<'a>(nics: impl Iterator<Item = &'a String>) -> Made<()> {
 
 /// One NIC and its driver.
 trait End {
-    fn mac(&self) -> MacAddr;
+    fn station(&self) -> Station;
 
     /// Whether its cable leads somewhere.
     fn is_up(&self) -> bool {
@@ -131,8 +131,8 @@ impl Ours {
 }
 
 impl End for Ours {
-    fn mac(&self) -> MacAddr {
-        self.0.caps().mac
+    fn station(&self) -> Station {
+        self.0.caps().station
     }
 
     fn send(&mut self, frame: &mut [u8; LEN], numbers: std::ops::Range<u64>) {
@@ -162,11 +162,11 @@ impl Theirs {
 }
 
 impl End for Theirs {
-    fn mac(&self) -> MacAddr {
-        let mut mac = sys::rte_ether_addr { addr_bytes: [0; 6] };
+    fn station(&self) -> Station {
+        let mut station = sys::rte_ether_addr { addr_bytes: [0; 6] };
         // SAFETY: a port that is there, and room for its address.
-        unsafe { sys::rte_eth_macaddr_get(self.0.port, &mut mac) };
-        MacAddr(mac.addr_bytes)
+        unsafe { sys::rte_eth_macaddr_get(self.0.port, &mut station) };
+        Station(station.addr_bytes)
     }
 
     fn is_up(&self) -> bool {
@@ -210,7 +210,7 @@ struct Pair<E> {
 
 impl<E: End> Pair<E> {
     fn of(ends: [E; 2]) -> Self {
-        let [a, b] = [ends[0].mac(), ends[1].mac()];
+        let [a, b] = [ends[0].station(), ends[1].station()];
         let frames = [(b, a), (a, b)].map(|(dst, src)| {
             let mut frame = [0x5a; LEN];
             frame[..6].copy_from_slice(&dst.0);

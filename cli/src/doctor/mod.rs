@@ -73,7 +73,11 @@ fn of_port(port: &str, peer: Option<EpAddr>, json: bool) -> Result<ExitCode, Fai
         Ok(opened) => {
             let caps = opened.caps();
             let bytes = caps.mtu + 14;
-            Check::ok("port", "--port", format!("{}: {}, {bytes} B a frame", caps.name, caps.mac))
+            Check::ok(
+                "port",
+                "--port",
+                format!("{}: {}, {bytes} B a frame", caps.name, caps.station),
+            )
         }
         Err(why) => Check::missing("port", "--port", why.to_string(), "barewire info --json"),
     };

@@ -74,7 +74,7 @@ mod tests {
             opened_ns: 1,
             updated_ns,
             port_name: "vfio:0000:05:00.0".to_owned(),
-            mac: "02:00:00:00:00:01".parse().unwrap(),
+            station: "02:00:00:00:00:01".parse().unwrap(),
             mtu: 1500,
             segment: "shm:x".to_owned(),
             counters: Vec::new(),

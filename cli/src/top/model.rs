@@ -171,7 +171,7 @@ fn is_wanted(peer: &Peer, port: &str, wanted: &Wanted) -> bool {
         return false;
     }
     let Peer { pid, path, row, .. } = peer;
-    let line = format!("{pid} {port} {} {path} {} {}", row.mac, row.state, row.wait);
+    let line = format!("{pid} {port} {} {path} {} {}", row.station, row.state, row.wait);
     line.contains(&wanted.filter)
 }
 
@@ -234,7 +234,7 @@ fn peers<'a>(before: Option<&'a Snapshot>, s: &'a Snapshot) -> impl Iterator<Ite
     let before = before.unwrap_or(s);
     let seconds = seconds(before.updated_ns, s.updated_ns);
     // Another session with the same peer begins from 0.
-    let of = |row: &SessionRow| (row.mac, row.incarnation);
+    let of = |row: &SessionRow| (row.station, row.incarnation);
     let earlier: HashMap<_, _> = before.sessions.iter().map(|row| (of(row), row)).collect();
     s.sessions.iter().map(move |row| {
         let was = earlier.get(&of(row)).copied().unwrap_or(row);
@@ -314,9 +314,13 @@ mod tests {
         assert_eq!((d.waiting, d.wait, d.idle_ns), (11, "credit", 2 * SECOND));
         // Nothing was written since: no rate, and nothing is divided by 0.
         assert_eq!((model.domains[1].tx, model.domains[1].idle_ns), (0.0, 4 * SECOND));
-        let peer = model.peers.iter().find(|p| p.pid == 12 && p.row.mac == sample::mac(9)).unwrap();
+        let peer = model
+            .peers
+            .iter()
+            .find(|p| p.pid == 12 && p.row.station == sample::station(9))
+            .unwrap();
         assert_eq!((peer.tx, peer.rx, peer.resent), (Some(1000.0), None, 3.5));
-        let new = model.peers.iter().find(|p| p.row.mac == sample::mac(7)).unwrap();
+        let new = model.peers.iter().find(|p| p.row.station == sample::station(7)).unwrap();
         assert_eq!((new.tx, new.resent), (Some(0.0), 0.0));
         let s = &model.switches[0];
         assert_eq!((s.to_nic, s.dropped, s.idle_ns), (300.0, 4.0, 3 * SECOND));
@@ -325,7 +329,7 @@ mod tests {
     #[test]
     fn peers_are_sorted_filtered_and_chosen() {
         let macs = |wanted: &Wanted| -> Vec<u8> {
-            model(wanted).peers.iter().map(|peer| peer.row.mac.0[5]).collect()
+            model(wanted).peers.iter().map(|peer| peer.row.station.mac.0[5]).collect()
         };
         let by = |sort| Wanted { sort, ..Wanted::default() };
         assert_eq!(macs(&by(Sort::Waiting)), [7, 9, 9, 8]);

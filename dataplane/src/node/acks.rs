@@ -269,8 +269,8 @@ impl Node {
             resent: peer.rx_resent,
             ..AckOp::default()
         };
-        let sent = if peer.rcv.is_empty() && peer.mac_word != self.mac_word {
-            let frame = AckTo::new(BaseTo { peer, src: &self.mac_word, ahead: 0 }, &op);
+        let sent = if peer.rcv.is_empty() && peer.addr != self.addr {
+            let frame = AckTo::new(BaseTo { peer, src: &self.addr, ahead: 0 }, &op);
             let len = AckTo::LEN + frame.inline_bytes().len();
             let sent = out.send_in_place(&frame);
             self.left(p, (Ty::Ack, len), sent)
@@ -291,7 +291,7 @@ impl Node {
     #[inline(never)]
     fn send_sack(&mut self, p: u32, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
         let peer = &self.peers[p];
-        if peer.mac_word == self.mac_word {
+        if peer.addr == self.addr {
             return self.emit(p, &Packet::control(Ty::Ack, peer.snd.nxt, &op.head()), out);
         }
         let (mut words, room) = ([0; AckOp::WORDS_MAX], self.payload_max(p, AckOp::LEN) / 8);
@@ -299,7 +299,7 @@ impl Node {
         op.count = peer.rcv.sack(peer.rcv_nxt, &mut words[..fit]) as u8;
         let mut bytes = [0; BASE_LEN + AckOp::LEN_MAX + TRAILER_LEN];
         let (fixed, rest) = bytes.split_first_chunk_mut().expect("it is more than a base");
-        peer.base(self.mac, Ty::Ack).emit(fixed);
+        peer.base(self.station, Ty::Ack).emit(fixed);
         let mut len = BASE_LEN + op.emit(&words, rest);
         if peer.path.has_crc() {
             let crc = wire::crc_of_head(&bytes[..len]).to_le_bytes();
@@ -319,8 +319,7 @@ impl Node {
         let Some(peer) = self.peers.get(p) else { return false };
         let ours = peer.sid == base_words.dst_sid()
             && peer.state == State::Open
-            && base_words.head.src == peer.mac_word
-            && (base_words.head.dst ^ self.mac_word) << 16 == 0;
+            && peer.is_from(self.addr, &base_words.head);
         let path = peer.path;
         if !ours || path.has_crc() != crc || path.is_near() && !frame.is_near() {
             return false;
@@ -361,7 +360,7 @@ impl<'a> AckTo<'a> {
 impl InPlaceFrame<{ AckTo::LEN }> for AckTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.base.peer.mac_word
+        self.base.peer.addr
     }
 
     #[inline(always)]

@@ -2,10 +2,10 @@
 //! who do not: a keyed hash of what names the session that it wants, which comes back in a second
 //! OPEN.
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use crate::types::Instant;
-use crate::wire::{OpenOp, mac_word};
+use crate::wire::OpenOp;
 
 /// Nanoseconds are shifted by so much to the unit of time of a cookie: 8.6 s. A cookie is good in
 /// the unit that it was made in and in the next, so at least that long: above any round trip, and
@@ -33,21 +33,21 @@ impl Secret {
         siphash(self.key, &[self.drawn])
     }
 
-    /// The cookie for the OPEN `op` of `mac`; never 0.
-    pub(crate) fn cookie(&self, now: Instant, mac: MacAddr, op: &OpenOp) -> u64 {
-        self.made_in(now.0 >> UNIT_BITS, mac, op)
+    /// The cookie for the OPEN `op` of `station`; never 0.
+    pub(crate) fn cookie(&self, now: Instant, station: Station, op: &OpenOp) -> u64 {
+        self.made_in(now.0 >> UNIT_BITS, station, op)
     }
 
-    /// Whether `op` of `mac` brings the cookie that it was asked for.
-    pub(crate) fn is_proof(&self, now: Instant, mac: MacAddr, op: &OpenOp) -> bool {
+    /// Whether `op` of `station` brings the cookie that it was asked for.
+    pub(crate) fn is_proof(&self, now: Instant, station: Station, op: &OpenOp) -> bool {
         let unit = now.0 >> UNIT_BITS;
         let mut good = [unit, unit.wrapping_sub(1)].into_iter();
-        op.cookie != 0 && good.any(|unit| self.made_in(unit, mac, op) == op.cookie)
+        op.cookie != 0 && good.any(|unit| self.made_in(unit, station, op) == op.cookie)
     }
 
-    fn made_in(&self, unit: u64, mac: MacAddr, op: &OpenOp) -> u64 {
+    fn made_in(&self, unit: u64, station: Station, op: &OpenOp) -> u64 {
         let session = u64::from(op.sid) | u64::from(op.epoch) << 32;
-        siphash(self.key, &[unit, mac_word(mac), op.inc, session]).max(1)
+        siphash(self.key, &[unit, station.word(), op.inc, session]).max(1)
     }
 }
 
@@ -98,13 +98,16 @@ mod tests {
     #[test]
     fn a_cookie_is_good_for_its_open_and_for_some_seconds() {
         let secret = Secret::of_seed(7);
-        let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+        let station = Station::at([2, 0, 0, 0, 0, 1]);
         let now = Instant(1 << 40);
         let asked = OpenOp { sid: 5, epoch: 6, inc: 7, ..OpenOp::default() };
-        let open = OpenOp { cookie: secret.cookie(now, mac, &asked), ..asked };
+        let open = OpenOp { cookie: secret.cookie(now, station, &asked), ..asked };
         let second = 1_000_000_000;
-        assert!(secret.is_proof(now, mac, &open) && secret.is_proof(now + 8 * second, mac, &open));
-        assert!(!secret.is_proof(now + 18 * second, mac, &open), "for ever");
+        assert!(
+            secret.is_proof(now, station, &open)
+                && secret.is_proof(now + 8 * second, station, &open)
+        );
+        assert!(!secret.is_proof(now + 18 * second, station, &open), "for ever");
         let others = [
             OpenOp { sid: 4, ..open },
             OpenOp { epoch: 5, ..open },
@@ -112,8 +115,11 @@ mod tests {
             OpenOp { cookie: open.cookie ^ 1, ..open },
             asked,
         ];
-        assert!(others.iter().all(|op| !secret.is_proof(now, mac, op)));
-        assert!(!secret.is_proof(now, MacAddr([2, 0, 0, 0, 0, 2]), &open), "of another station");
-        assert!(!Secret::of_seed(8).is_proof(now, mac, &open), "of another life");
+        assert!(others.iter().all(|op| !secret.is_proof(now, station, op)));
+        assert!(
+            !secret.is_proof(now, Station::at([2, 0, 0, 0, 0, 2]), &open),
+            "of another station"
+        );
+        assert!(!Secret::of_seed(8).is_proof(now, station, &open), "of another life");
     }
 }

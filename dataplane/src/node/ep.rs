@@ -595,7 +595,7 @@ impl Node {
     /// [`Error::BadFd`].
     pub fn addr_of(&self, ep: EpId) -> Result<EpAddr> {
         let ep = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?.number;
-        Ok(EpAddr { mac: self.mac, ep, incarnation: self.settings.incarnation })
+        Ok(EpAddr { station: self.station, ep, incarnation: self.settings.incarnation })
     }
 
     /// The flags of transmit and receive calls that take none.

@@ -1,7 +1,7 @@
 //! Failures of sends and one-sided operations: an error entry, or for an operation that was posted
 //! with [`NO_ENTRY`] a record for the log.
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::Node;
 use crate::error::Error;
@@ -15,7 +15,7 @@ const KEPT_MAX: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedInject {
     /// The peer they were for.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Why.
     pub err: Error,
     /// How many.
@@ -33,13 +33,13 @@ pub(crate) struct Failures {
 
 impl Failures {
     /// Counts one. The last place counts whatever else fails.
-    fn note(&mut self, mac: MacAddr, err: Error) {
+    fn note(&mut self, station: Station, err: Error) {
         let [first @ .., last] = &mut self.kept;
         let same = |place: &&mut Option<FailedInject>| {
-            place.as_ref().is_none_or(|it| (it.mac, it.err) == (mac, err))
+            place.as_ref().is_none_or(|it| (it.station, it.err) == (station, err))
         };
         let place = first.iter_mut().find(same).unwrap_or(last);
-        place.get_or_insert(FailedInject { mac, err, count: 0 }).count += 1;
+        place.get_or_insert(FailedInject { station, err, count: 0 }).count += 1;
     }
 }
 
@@ -74,7 +74,7 @@ impl Node {
             cq.unreserve();
             // Cancelled by the close of the endpoint: its caller knows.
             if failure.err != Error::Canceled {
-                self.observed.failures.note(self.peers[p].mac(), failure.err);
+                self.observed.failures.note(self.peers[p].station(), failure.err);
             }
         }
         if planted(Bug::CqReservationLeaked) {

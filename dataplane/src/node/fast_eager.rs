@@ -262,7 +262,7 @@ impl Node {
             !INLINE && peer.tx_quota == 1
         };
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
-        let msg = EagerFrame { peer, src: &self.mac_word, ep, ar, req };
+        let msg = EagerFrame { peer, src: &self.addr, ep, ar, req };
         // The receiver has the message from here on; the bookkeeping overlaps with its work.
         let sent = match LOSSY && msg.peer.path.has_crc() {
             true => out.send_msg(&Checked::of(&msg)),
@@ -457,7 +457,7 @@ impl Node {
         let Some((head, msg)) = EagerMsg::parse(frame, crc) else { return cold(false) };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if !is_next(peer, self.mac_word, (&head, &msg))
+        if !is_next(peer, self.addr, (&head, &msg))
             || if LOSSY { peer.path.is_lossless() } else { head.asks_ack() }
         {
             return cold(false);
@@ -528,8 +528,7 @@ impl Node {
         let sid_psn = msg.sid_psn();
         let Some(peer) = self.peers.at_mut(slot_of(sid_psn as u32)) else { return cold(false) };
         if peer.rx_quota == 0 && !peer.refill_rx_quota()
-            || (msg.dst() ^ self.mac_word) << 16 != 0
-            || msg.src() != peer.mac_word
+            || !peer.is_from(self.addr, &msg.head())
             // One condition: two compile to more instructions.
             || (sid_psn ^ peer.next_sid_psn()) as usize | self.block_waiters.len() != 0
         {
@@ -693,7 +692,7 @@ impl Ep {
 /// occupies a register before.
 struct EagerFrame<'a> {
     peer: &'a Peer,
-    /// This node, as [`mac_word`](crate::wire::mac_word) has it.
+    /// This node, as [`Station::word`] has it.
     src: &'a u64,
     /// The sending endpoint, which caches the route.
     ep: &'a Ep,
@@ -714,7 +713,7 @@ impl EagerFrame<'_> {
 impl Message for EagerFrame<'_> {
     #[inline(always)]
     fn head(&self) -> FrameHead {
-        FrameHead::between(self.peer.mac_word, *self.src, false)
+        FrameHead::between(self.peer.addr, *self.src, self.peer.numbers_out(), false)
     }
 
     #[inline(always)]
@@ -757,7 +756,7 @@ struct Checked<'a> {
 impl<'a> Checked<'a> {
     #[inline(always)]
     fn of(msg: &'a EagerFrame<'a>) -> Self {
-        let start = FrameHead::between(msg.peer.mac_word, *msg.src, true);
+        let start = FrameHead::between(msg.peer.addr, *msg.src, msg.peer.numbers_out(), true);
         let (head, len) = msg.msg().emit(&start, msg.ar());
         let body = Body::Io { buf: msg.body(), offset: 0, len: msg.body().len() };
         let crc = body.crc32c(wire::crc_of_head(&head[..len]));
@@ -768,7 +767,7 @@ impl<'a> Checked<'a> {
 impl Message for Checked<'_> {
     #[inline(always)]
     fn head(&self) -> FrameHead {
-        FrameHead::between(self.msg.peer.mac_word, *self.msg.src, true)
+        FrameHead::between(self.msg.peer.addr, *self.msg.src, self.msg.peer.numbers_out(), true)
     }
 
     #[inline(always)]
@@ -822,15 +821,11 @@ pub(super) fn eager_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     Some(cost)
 }
 
-/// Whether a message is the next one in order from `peer` to us, whose MAC word is `own`.
+/// Whether a message is the next one in order from `peer` to us, whose address is `own`.
 #[inline(always)]
 fn is_next(peer: &Peer, own: u64, (head, msg): (&FrameHead, &EagerMsg)) -> bool {
     debug_assert!(!peer.in_order || peer.is_in_order() || is_planted());
-    peer.in_order
-        && (head.dst ^ own) << 16 == 0
-        && head.src == peer.mac_word
-        && msg.dst_sid == peer.sid
-        && msg.psn == peer.rcv_nxt
+    peer.in_order && peer.is_from(own, head) && msg.dst_sid == peer.sid && msg.psn == peer.rcv_nxt
 }
 
 /// Packets acknowledged and credits granted by a message, if nothing waits for either. On a

@@ -434,7 +434,7 @@ impl Node {
         };
         // `Peer::last_unacked` has 16 bits to name an operation that waits for an acknowledgement.
         let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
-        if !nameable || !req.send(&To { peer, src: &self.mac_word, ep, made }, out) {
+        if !nameable || !req.send(&To { peer, src: &self.addr, ep, made }, out) {
             req.return_result(self.fast_ops.free(made.idx()).result);
             return cold(false);
         }
@@ -500,7 +500,7 @@ impl Node {
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         if peer.owed >= ACK_EVERY_LOSSLESS - 1
-            || steady_flight(peer, self.mac_word, &base, size_of::<u64>()).is_none()
+            || steady_flight(peer, self.addr, &base, size_of::<u64>()).is_none()
         {
             return cold(false);
         }
@@ -544,7 +544,7 @@ impl Node {
     #[inline(always)]
     fn rx_resp(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
-        if !is_next(&self.peers, self.mac_word, &base) {
+        if !is_next(&self.peers, self.addr, &base) {
             return cold(false);
         }
         let p = slot_of(base.dst_sid());
@@ -774,10 +774,10 @@ impl Peer {
     }
 }
 
-/// Whether a packet's addresses are those of `peer` and of this node, whose MAC word is `own`.
+/// Whether a packet's addresses are those of `peer` and of this node, whose address is `own`.
 #[inline(always)]
 fn is_between(peer: &Peer, own: u64, base: &BaseWords) -> bool {
-    (base.head.dst ^ own) << 16 == 0 && base.head.src == peer.mac_word
+    peer.is_from(own, &base.head)
 }
 
 /// Whether a packet is the next one in order of an open session, and nothing waits for what it
@@ -839,7 +839,7 @@ fn note_base(peer: &mut Peer, base: &BaseWords, now: Instant) {
 #[derive(Clone, Copy)]
 pub(super) struct BaseTo<'a> {
     pub(super) peer: &'a Peer,
-    /// This node, as [`mac_word`](crate::wire::mac_word) has it.
+    /// This node, as [`Station::word`] has it.
     pub(super) src: &'a u64,
     /// Packets from the peer that this one acknowledges although they are taken only after it has
     /// left.
@@ -849,12 +849,17 @@ pub(super) struct BaseTo<'a> {
 impl BaseOut for BaseTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.peer.mac_word
+        self.peer.addr
     }
 
     #[inline(always)]
     fn src(&self) -> u64 {
         *self.src
+    }
+
+    #[inline(always)]
+    fn numbers(&self) -> u32 {
+        self.peer.numbers_out()
     }
 
     #[inline(always)]
@@ -882,7 +887,7 @@ impl BaseOut for BaseTo<'_> {
 #[derive(Clone, Copy)]
 struct To<'a> {
     peer: &'a Peer,
-    /// This node, as [`mac_word`](crate::wire::mac_word) has it.
+    /// This node, as [`Station::word`] has it.
     src: &'a u64,
     /// The initiating endpoint, which caches the route.
     ep: &'a Ep,
@@ -979,7 +984,7 @@ struct WithWord<'a> {
 impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.mac_word
+        self.to.peer.addr
     }
 
     #[inline(always)]
@@ -1001,7 +1006,7 @@ struct WithInline<'a> {
 impl InPlaceFrame<{ AtomicOp::HEAD }> for WithInline<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.mac_word
+        self.to.peer.addr
     }
 
     #[inline(always)]
@@ -1024,7 +1029,7 @@ struct WriteTo<'a> {
 impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.mac_word
+        self.to.peer.addr
     }
 
     #[inline(always)]
@@ -1050,7 +1055,7 @@ struct ReadTo<'a> {
 impl InPlaceFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
-        self.to.peer.mac_word
+        self.to.peer.addr
     }
 
     #[inline(always)]

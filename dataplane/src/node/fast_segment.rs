@@ -26,8 +26,7 @@ impl Node {
             || peer.path.is_lossless() && base_words.asks_ack()
             || peer.refused != 0
             || !peer.rcv.is_empty()
-            || (base_words.head.dst ^ self.mac_word) << 16 != 0
-            || base_words.head.src != peer.mac_word
+            || !peer.is_from(self.addr, &base_words.head)
             || base_words.sid_psn != peer.next_sid_psn()
             || base_words.cack != peer.snd.una
             || base_words.grant() != peer.snd.credit as u16

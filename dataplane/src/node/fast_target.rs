@@ -197,7 +197,7 @@ impl Node {
         }
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        let Some(flying) = steady_flight(peer, self.mac_word, &base, size_of::<u64>()) else {
+        let Some(flying) = steady_flight(peer, self.addr, &base, size_of::<u64>()) else {
             return cold(false);
         };
         let Some(old) = fetch_add.execute(op.addr, frame) else { return cold(false) };
@@ -206,7 +206,7 @@ impl Node {
         accept_steady(peer, &base, self.polled_at);
         self.counters.rma_executed += 1;
         let what = (Ty::Resp, &reply_to);
-        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.mac_word, what, old) };
+        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.addr, what, old) };
         // Below this, the answer need not ask for an acknowledgement.
         if flying < ASKS_EVERY - 1 && out.send_in_place(&answer) == Tx::Sent {
             self.counters.tx_frames += 1;
@@ -242,7 +242,7 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let Some((base, op)) = RawRequest::parse(frame, ask) else { return cold(false) };
-        if !is_next(&self.peers, self.mac_word, &base) {
+        if !is_next(&self.peers, self.addr, &base) {
             return cold(false);
         }
         let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
@@ -354,7 +354,7 @@ impl Node {
                 // The answer acknowledges the request, which is accepted below once the answer has
                 // left.
                 let what = (Ty::Data, &reply_to);
-                let mut part = AnswerTo::new(peer, &self.mac_word, what, (buf, at, len));
+                let mut part = AnswerTo::new(peer, &self.addr, what, (buf, at, len));
                 part.base.ahead = 1;
                 // The initiator paces longer reads.
                 let open = alone && peer.snd.in_flight() < peer.snd.limit() && len <= READ_FAST_MAX;
@@ -385,7 +385,7 @@ impl Node {
         (old, bytes): (u128, usize),
         out: &mut impl FrameSink,
     ) {
-        let (peer, src, what) = (&self.peers[p], &self.mac_word, (ty, &reply_to));
+        let (peer, src, what) = (&self.peers[p], &self.addr, (ty, &reply_to));
         let sent = alone
             && match bytes {
                 8 => AnswerTo::new(peer, src, what, old as u64).send(out),
@@ -432,7 +432,7 @@ impl Node {
             return self.owe_ack_fast(p);
         }
         let peer = &mut self.peers[p];
-        if out.send_in_place(&AckTo(BaseTo { peer, src: &self.mac_word, ahead: 0 })) == Tx::Sent {
+        if out.send_in_place(&AckTo(BaseTo { peer, src: &self.addr, ahead: 0 })) == Tx::Sent {
             (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
             self.counters.tx_frames += 1;
             self.counters.tx_acks += 1;
@@ -578,7 +578,7 @@ impl Node {
             let sent = self.peers.get_mut(p).filter(|peer| {
                 let free = peer.sid == answer.sid && peer.fast_path && peer.resp_q.head == NONE;
                 let what = (answer.ty, &answer.reply_to);
-                free && AnswerTo::new(peer, &self.mac_word, what, answer.values).send(out)
+                free && AnswerTo::new(peer, &self.addr, what, answer.values).send(out)
             });
             let Some(peer) = sent else {
                 self.answer_later(i);

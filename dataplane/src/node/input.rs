@@ -106,14 +106,14 @@ impl Node {
         if base.ty == Ty::Who {
             return self.on_who(now, frame, &base);
         }
-        if base.dst != self.mac {
+        if base.dst != self.station {
             self.counters.rx_not_ours += 1;
             return;
         }
         let p = slot_of(base.dst_sid);
         let known = self.peers.get(p).is_some_and(|peer| {
             let paired = matches!(peer.state, State::Answered | State::Open);
-            peer.sid == base.dst_sid && peer.mac() == base.src && paired
+            peer.sid == base.dst_sid && peer.station() == base.src && paired
         });
         let strange = !known || base.ty == Ty::Open || base.ty == Ty::Rst;
         let path = if strange { self.stranger_path(frame) } else { self.peers[p].path };
@@ -162,9 +162,9 @@ impl Node {
         let Some(raw) = Base::parse_raw(frame) else { return };
         let p = slot_of(raw.dst_sid);
         let next = self.peers.get(p).is_some_and(|peer| {
-            peer.sid == raw.dst_sid && peer.mac() == raw.src && peer.rcv_nxt == raw.psn
+            peer.sid == raw.dst_sid && peer.station() == raw.src && peer.rcv_nxt == raw.psn
         });
-        if next && raw.dst == self.mac {
+        if next && raw.dst == self.station {
             self.refuse(now, p, NackReason::UnknownType);
         }
     }

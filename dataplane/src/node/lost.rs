@@ -45,7 +45,7 @@ impl Node {
     /// endpoints that may have lost a message and have no operation that reports it.
     pub(super) fn note_losses(&mut self, p: u32, reason: EndReason) {
         let peer = &self.peers[p];
-        if peer.state != State::Open || !reason.is_loss() || peer.mac() == self.mac {
+        if peer.state != State::Open || !reason.is_loss() || peer.station() == self.station {
             return;
         }
         let mut kept = 0;

@@ -29,7 +29,7 @@ mod pack;
 mod packet;
 mod path;
 mod peer;
-mod peers_by_mac;
+mod peers_by_station;
 mod post;
 mod recv;
 mod rma;
@@ -55,7 +55,7 @@ use std::collections::{HashMap, VecDeque};
 use barewire_driver::board::Board;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::{InlineBytes, IoBuf};
-use barewire_driver::port::{MacAddr, PortCaps, Presence, Tx};
+use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 use bitflags::bitflags;
 
 use crate::av::Av;
@@ -69,9 +69,9 @@ use crate::rel::sack::BitmapPool;
 use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
 use crate::slab::{Handle, NONE, Slab};
 use crate::table::{Table, Vacant};
-use crate::types::{Cqe, FiAddr, Instant};
+use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant};
 use crate::wheel::Wheel;
-use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut, mac_word};
+use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut};
 
 use ep::Ep;
 use mr::Mr;
@@ -80,7 +80,7 @@ use ops::{Late, OooPacket, Pull, RecvWr, Response, Rma, TxWr, UnexpectedMsg};
 use pack::Packs;
 use path::Path;
 use peer::{Peer, Peers, Reassembly};
-use peers_by_mac::PeersByMac;
+use peers_by_station::PeersByStation;
 use sep::Numbers;
 
 pub use crate::cq::{NoReader, Reader};
@@ -105,7 +105,7 @@ pub use who::{HERES_MAX, Here, QUESTIONS_MAX};
 /// when the application inserts addresses.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
-    /// Random name of this life of the domain. Not 0.
+    /// Random name of this life of the domain, 1 to [`INCARNATION_MAX`].
     pub incarnation: u64,
     /// Seed of everything the node draws (first sequence numbers, session names). A live domain
     /// takes it from the kernel, a simulation from its seed.
@@ -157,7 +157,8 @@ pub struct NodeSettings {
 impl NodeSettings {
     fn check(&self) -> Result<&Self> {
         let check = |ok: bool, why| if ok { Ok(()) } else { Err(Error::Invalid(why)) };
-        check(self.incarnation != 0, "incarnation must not be 0")?;
+        let is_incarnation = (1..=INCARNATION_MAX).contains(&self.incarnation);
+        check(is_incarnation, "incarnation must be 1 to 2^48 - 1")?;
         check(self.t_dead_ns >= 100_000_000, "T_dead must be at least 100 ms")?;
         check((1..=Node::PEER_MAX).contains(&self.peer_max), "peer_max must be 1 to 2^20")?;
         check(self.tx_wr_max > 0 && self.rx_wr_max > 0, "request tables must not be empty")?;
@@ -328,17 +329,17 @@ pub trait FrameSink {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx;
 
     /// As [`barewire_driver::port::Port::presence`].
-    fn presence(&mut self, _mac: MacAddr) -> Presence {
+    fn presence(&mut self, _mac: Station) -> Presence {
         Presence::Unknown
     }
 
     /// As [`barewire_driver::port::Port::is_near`].
-    fn is_near(&mut self, _mac: MacAddr) -> bool {
+    fn is_near(&mut self, _mac: Station) -> bool {
         false
     }
 
     /// As [`barewire_driver::port::Port::board`].
-    fn board(&mut self, _members: &[MacAddr]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, _members: &[Station]) -> Option<Box<dyn Board>> {
         None
     }
 
@@ -408,7 +409,7 @@ fn send_pieces(out: &mut impl FrameSink, head: &[u8], body: Body<'_>) -> Tx {
 /// A frame whose first `H` bytes are written field by field, followed by a few bytes or by part of
 /// the application's memory.
 pub trait InPlaceFrame<const H: usize> {
-    /// The destination MAC in the lower six bytes; the upper two are ignored.
+    /// The destination, as [`Station::word`] has it.
     fn dst(&self) -> u64;
 
     /// Writes the first `H` bytes.
@@ -473,12 +474,12 @@ impl FrameSink for DynSink<'_> {
         self.0.send_alone(frame)
     }
 
-    fn presence(&mut self, mac: MacAddr) -> Presence {
-        self.0.presence(mac)
+    fn presence(&mut self, station: Station) -> Presence {
+        self.0.presence(station)
     }
 
-    fn is_near(&mut self, mac: MacAddr) -> bool {
-        self.0.is_near(mac)
+    fn is_near(&mut self, station: Station) -> bool {
+        self.0.is_near(station)
     }
 }
 
@@ -590,7 +591,7 @@ pub(crate) struct Reply {
 
 impl Reply {
     /// The longest is an OPEN with a checksum.
-    pub(crate) const LEN: usize = 104;
+    pub(crate) const LEN: usize = wire::BASE_LEN + wire::OpenOp::LEN + wire::TRAILER_LEN;
 
     /// The packet of `base` and an operation header, without payload.
     fn new(base: &Base, op: &[u8]) -> Self {
@@ -630,9 +631,9 @@ impl Default for Replies {
 #[derive(Debug)]
 pub struct Node {
     pub(crate) settings: NodeSettings,
-    pub(crate) mac: MacAddr,
-    /// The MAC and the EtherType as they stand in a frame.
-    mac_word: u64,
+    pub(crate) station: Station,
+    /// [`Station::word`] of it.
+    addr: u64,
     /// Most bytes after the Ethernet header, to peers that are not near.
     pub(crate) frame_max: u32,
     /// The same for near peers, which the port reaches through memory; 0 if it has none.
@@ -646,7 +647,7 @@ pub struct Node {
     pub(crate) eager_max: [usize; 2],
 
     pub(crate) peers: Peers,
-    pub(crate) by_mac: PeersByMac,
+    pub(crate) by_station: PeersByStation,
     /// Peers whose address was removed while a posted receive names them: each holds a reference.
     pub(crate) awaited: Vec<u32>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
@@ -770,8 +771,8 @@ impl Node {
         let (s, mtu, near) = (settings.check()?, usable_mtu(caps)?, usable(caps.near_mtu));
         let (frame_len, blocks) = (mtu.max(near) + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
-            mac: caps.mac,
-            mac_word: mac_word(caps.mac),
+            station: caps.station,
+            addr: caps.station.word(),
             frame_max: mtu as u32,
             near_max: near as u32,
             lossless: caps.lossless,
@@ -779,7 +780,7 @@ impl Node {
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
-            by_mac: PeersByMac::with_capacity(s.peer_max),
+            by_station: PeersByStation::with_capacity(s.peer_max),
             awaited: Vec::new(),
             reassemblies: Slab::with_capacity(s.peer_max.min(recv::REASSEMBLIES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),

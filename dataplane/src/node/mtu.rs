@@ -67,9 +67,9 @@ impl Node {
         let next = Search { at: now + pause_ns, pause_ns: (2 * pause_ns).min(PAUSE_MAX_NS) };
         self.openings.searches.insert(p, next);
         if pause_ns == FOUND_NS {
-            let (mac, whole) = (self.peers[p].mac(), |len: u32| len + ETH_HDR_LEN as u32);
+            let (station, whole) = (self.peers[p].station(), |len: u32| len + ETH_HDR_LEN as u32);
             let (passed, most) = (whole(passed), whole(most.into()));
-            self.note(Notice::ShortFrames { mac, passed, most });
+            self.note(Notice::ShortFrames { station, passed, most });
         }
         true
     }
@@ -98,7 +98,7 @@ impl Node {
     fn probe_packet(&self, p: u32, heard: u16) -> Reply {
         let mut op = [0; ProbeOp::LEN];
         ProbeOp { heard }.emit(&mut op);
-        Reply::new(&self.peers[p].base(self.mac, Ty::Probe), &op)
+        Reply::new(&self.peers[p].base(self.station, Ty::Probe), &op)
     }
 
     /// Takes a PROBE: answers it, or sends frames of the length that it confirms.

@@ -53,7 +53,7 @@ impl Node {
             return true;
         }
         let peer = &self.peers[p];
-        let near = out.is_near(peer.mac());
+        let near = out.is_near(peer.station());
         if near == peer.path.is_near() {
             return true;
         }

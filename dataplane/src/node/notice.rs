@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::Node;
 use super::fast_op::Form;
@@ -26,14 +26,14 @@ pub enum Notice {
     /// A station speaks another version of the protocol. Told once for each of the first 64.
     OtherVersion {
         /// The station.
-        mac: MacAddr,
+        station: Station,
         /// The version of its frame.
         theirs: u8,
     },
     /// A session uses shorter frames than both ends accept, as longer ones are lost.
     ShortFrames {
         /// The peer.
-        mac: MacAddr,
+        station: Station,
         /// Bytes of the longest frame that passes, Ethernet header included.
         passed: u32,
         /// Bytes of the longest that both ends accept, likewise.
@@ -43,7 +43,7 @@ pub enum Notice {
     /// of the first 16.
     NameTwice {
         /// The station.
-        mac: MacAddr,
+        station: Station,
         /// The service.
         service: u16,
     },
@@ -196,7 +196,7 @@ impl fmt::Display for EndReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionEnd {
     /// The peer.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Its incarnation, 0 if not known.
     pub incarnation: u64,
     /// Why.
@@ -311,12 +311,12 @@ impl Node {
     pub(super) fn note_end(&mut self, now: Instant, p: u32, reason: EndReason) {
         let peer = &self.peers[p];
         let waited = self.waited(p);
-        if peer.state == State::Idle && waited.is_empty() || peer.mac() == self.mac {
+        if peer.state == State::Idle && waited.is_empty() || peer.station() == self.station {
             return;
         }
         let tally = &self.observed.tallies[p as usize];
         let end = SessionEnd {
-            mac: peer.mac(),
+            station: peer.station(),
             incarnation: peer.inc,
             reason,
             was_open: peer.state == State::Open,

@@ -264,10 +264,10 @@ impl Node {
         if self.peers.is_full() {
             self.release_awaited();
         }
-        let p = match self.peer_of(now, addr.mac, usize::MAX) {
+        let p = match self.peer_of(now, addr.station, usize::MAX) {
             Some(p) => p,
             None if self.enlarge(2 * self.peers.capacity()) => {
-                self.peer_of(now, addr.mac, 0).ok_or(Error::NoMem)?
+                self.peer_of(now, addr.station, 0).ok_or(Error::NoMem)?
             }
             None => return Err(Error::NoMem),
         };
@@ -292,7 +292,7 @@ impl Node {
     /// Whether inserting `addr` ends a session on a lossless path: frames of it may lie unread in
     /// the port, and their senders may have been told of delivery.
     pub fn supersedes(&self, addr: &EpAddr) -> bool {
-        let peer = self.by_mac.get(&self.peers, addr.mac).map(|p| &self.peers[p]);
+        let peer = self.by_station.get(&self.peers, addr.station).map(|p| &self.peers[p]);
         let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
         let ends = |peer: &Peer| peer.path.is_lossless() && other(peer);
         addr.incarnation != 0 && peer.is_some_and(ends)
@@ -341,8 +341,8 @@ impl Node {
 
     /// The address that was inserted.
     pub(crate) fn addr_of_entry(&self, entry: AvEntry) -> EpAddr {
-        let (mac, ep) = (self.peers[entry.peer].mac(), entry.inserted_ep());
-        EpAddr { mac, ep, incarnation: entry.incarnation }
+        let (station, ep) = (self.peers[entry.peer].station(), entry.inserted_ep());
+        EpAddr { station, ep, incarnation: entry.incarnation }
     }
 
     /// All indexes in use, in order.
@@ -363,7 +363,7 @@ impl Node {
         if n <= before || !self.peers.enlarge(n) {
             return false;
         }
-        self.by_mac.enlarge(&self.peers, n);
+        self.by_station.enlarge(&self.peers, n);
         self.wheel.enlarge(n);
         self.settings.peer_max = n;
         true
@@ -374,20 +374,20 @@ impl Node {
     pub(crate) fn peer_of(
         &mut self,
         now: Instant,
-        mac: barewire_driver::port::MacAddr,
+        station: barewire_driver::port::Station,
         looks: usize,
     ) -> Option<u32> {
-        if let Some(p) = self.by_mac.get(&self.peers, mac) {
+        if let Some(p) = self.by_station.get(&self.peers, station) {
             return Some(p);
         }
-        let mut peer = Peer::new(mac, now);
+        let mut peer = Peer::new(station, self.station, now);
         peer.last_rx = self.polled_at;
         if self.peers.is_full() {
             // Its slot is reused next, and its place in the queue for blocks with it.
             peer.wants_blocks = self.evict(now, looks)?;
         }
         let p = self.peers.alloc(peer)?;
-        self.by_mac.insert(&self.peers, p);
+        self.by_station.insert(&self.peers, p);
         let slot = p as usize;
         if self.sid_gen.len() <= slot {
             let first = self.random() as u32;
@@ -395,7 +395,7 @@ impl Node {
             debug_assert_eq!(self.sid_gen.len(), slot + 1);
             self.observed.tallies.push(Tally::default());
         }
-        if mac == self.mac {
+        if station == self.station {
             self.open_to_self(p);
         }
         Some(p)
@@ -411,8 +411,8 @@ impl Node {
         let count = self.peers.capacity();
         let mut found = None;
         for _ in 0..looks.min(count) {
-            let p = self.by_mac.evict_hand;
-            self.by_mac.evict_hand = (p + 1) % count as u32;
+            let p = self.by_station.evict_hand;
+            self.by_station.evict_hand = (p + 1) % count as u32;
             let Some(peer) = self.peers.get(p) else { continue };
             if peer.av_refs > 0 || peer.queued || !peer.is_idle() {
                 continue;
@@ -423,7 +423,7 @@ impl Node {
         let (_, _, p) = found?;
         self.end_session(now, p, EndReason::Evicted);
         self.wheel.disarm(p);
-        self.by_mac.remove(&self.peers, p);
+        self.by_station.remove(&self.peers, p);
         self.observed.losses.forget_peer(p);
         Some(self.peers.free(p).wants_blocks)
     }
@@ -439,7 +439,7 @@ impl Node {
         let ep = &self.eps[e];
         let known = self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p));
         // A peer that is this node itself needs no entry in the vector.
-        let may = known || ep.admits_all || self.peers[p].mac() == self.mac;
+        let may = known || ep.admits_all || self.peers[p].station() == self.station;
         self.counters.rx_not_inserted += u64::from(!may);
         may
     }

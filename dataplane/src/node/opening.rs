@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
-use barewire_driver::port::{MacAddr, Tx};
+use barewire_driver::port::{Station, Tx};
 
 use super::cookie::Secret;
 use super::mtu::{LENGTHS, Search};
@@ -163,11 +163,11 @@ impl Node {
     pub(super) fn is_admitted(
         &mut self,
         now: Instant,
-        src: MacAddr,
+        src: Station,
         op: &OpenOp,
         len: u16,
     ) -> bool {
-        let known = self.by_mac.get(&self.peers, src);
+        let known = self.by_station.get(&self.peers, src);
         let peer = known.map(|p| &self.peers[p]);
         // The application named this life of the peer, which cannot be guessed: that is proof.
         let is_named = |peer: &Peer| peer.av_refs > 0 && peer.inc != 0 && peer.inc == op.inc;
@@ -228,12 +228,12 @@ impl Node {
     }
 
     /// Whether `op` of `src` brings a cookie of this node's.
-    pub(super) fn is_proven(&self, now: Instant, src: MacAddr, op: &OpenOp) -> bool {
+    pub(super) fn is_proven(&self, now: Instant, src: Station, op: &OpenOp) -> bool {
         self.openings.secret.is_proof(now, src, op)
     }
 
     /// Answers with a challenge, and keeps no state.
-    fn challenge(&mut self, now: Instant, src: MacAddr, op: &OpenOp, len: u16) {
+    fn challenge(&mut self, now: Instant, src: Station, op: &OpenOp, len: u16) {
         self.counters.tx_challenges += 1;
         let challenge = OpenOp {
             inc: self.settings.incarnation,
@@ -251,7 +251,7 @@ impl Node {
 
     /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
-        let known = self.by_mac.get(&self.peers, base.src);
+        let known = self.by_station.get(&self.peers, base.src);
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
         // A challenge that brings nothing new is dropped: the answers would go on for ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
@@ -345,7 +345,7 @@ impl Node {
         let op = OpenOp { frame, ..self.open_op(p, echoes) };
         let dst_sid = if echoes { peer.remote_sid } else { 0 };
         let (psn, crc) = (peer.snd.una, self.has_crc());
-        let base = Base { dst_sid, psn, crc, ..peer.base(self.mac, Ty::Open) };
+        let base = Base { dst_sid, psn, crc, ..peer.base(self.station, Ty::Open) };
         let Reply { bytes, len: head_len } = Self::finished_open(&base, &op);
         let padded = usize::from(len) + ETH_HDR_LEN;
         let padding = if lossless { 0 } else { padded.saturating_sub(head_len) };

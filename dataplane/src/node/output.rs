@@ -791,7 +791,7 @@ impl Node {
         }
         let tail = &tail[..if crc { TRAILER_LEN } else { 0 }];
         let frame = TxFrame { head, body, tail };
-        if peer.mac() == self.mac {
+        if peer.station() == self.station {
             return self.emit_to_self(p, packet);
         }
         let frame_len = frame.len();
@@ -826,7 +826,7 @@ impl Node {
     #[inline]
     fn base(&self, peer: &Peer, packet: &Packet<'_>, plen: usize) -> Base {
         let Packet { ty, psn, ar, rtx, .. } = *packet;
-        Base { psn, ar, rtx, plen: plen as u16, ..peer.base(self.mac, ty) }
+        Base { psn, ar, rtx, plen: plen as u16, ..peer.base(self.station, ty) }
     }
 
     /// Queues a frame to this node itself, which [`transmit`](Self::transmit) passes to `on_frame`.

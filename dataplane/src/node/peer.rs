@@ -17,7 +17,7 @@ use std::mem::offset_of;
 
 use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::hint::cold;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
@@ -30,7 +30,7 @@ use crate::rel::sent::{SendWindow, Sent, SentPool};
 use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{Base, EagerMsg, Ty, mac_word};
+use crate::wire::{Base, EagerMsg, FrameHead, Ty};
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
@@ -129,8 +129,8 @@ pub(crate) struct Peer {
     /// When the last packet of the peer arrived, or when we began to wait for it: the time of the
     /// turn.
     pub(crate) last_rx: Instant,
-    /// The peer's MAC and the EtherType as they stand in a frame: see [`mac_word`].
-    pub(crate) mac_word: u64,
+    /// The peer's address: see [`Station::word`].
+    pub(crate) addr: u64,
     /// The source address of the last message's sender.
     pub(crate) source: SourceName,
     /// Our name for the session, 0 while idle.
@@ -141,19 +141,13 @@ pub(crate) struct Peer {
     pub(crate) granted: u32,
     /// Credits that the peer has used.
     pub(crate) consumed: u32,
+    /// The numbers of this node and of the peer in frames from it, in the lower and the upper half.
+    pub(crate) numbers: u32,
     /// Short tagged messages that may be received back to back without a check of this record. Any
     /// other packet from the peer, or a change of its credit, sets it to 0.
     pub(crate) rx_quota: u16,
-    /// Messages of one credit that may be sent on the fast path without a check of this record.
-    /// Whatever else is sent to the peer or queued for it sets it to 0.
-    pub(crate) tx_quota: u16,
     /// Packets received since the last acknowledgement; saturates.
     pub(crate) owed: u8,
-    /// An acknowledgement must go out in this turn.
-    pub(crate) ack_now: bool,
-    /// Probes without an answer. While there are any, the inlined receive functions are closed,
-    /// since they do not reset this count.
-    pub(crate) probes: u8,
     /// [`fast_path`](Self::fast_path), and no packet before the next one in order is missing,
     /// refused or part of an unfinished message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
@@ -181,8 +175,9 @@ pub(crate) struct Peer {
     pub(crate) steady: bool,
     /// Stands in the queue of peers to be served.
     pub(crate) queued: bool,
-    /// Credits the peer should hold, at most [`GRANT_MAX`].
-    pub(crate) target: u16,
+    /// Messages of one credit that may be sent on the fast path without a check of this record.
+    /// Whatever else is sent to the peer or queued for it sets it to 0.
+    pub(crate) tx_quota: u16,
 
     // Lines three to five: what serving the peer touches if only an acknowledgement is due, or
     // nothing.
@@ -201,6 +196,8 @@ pub(crate) struct Peer {
     pub(crate) rx_at: u32,
     /// The refusal of the next packet.
     pub(crate) nack: Nack,
+    /// Credits the peer should hold, at most [`GRANT_MAX`].
+    pub(crate) target: u16,
     /// Number of the next one-sided operation to the peer.
     pub(crate) rma_seq: u16,
     /// Responses to the peer's one-sided operations, those in flight included.
@@ -210,6 +207,11 @@ pub(crate) struct Peer {
     pub(crate) answers: u8,
     /// Those of `answers` that are of atomic packets of the slow path.
     pub(crate) long_answers: u8,
+    /// An acknowledgement must go out in this turn.
+    pub(crate) ack_now: bool,
+    /// Probes without an answer. While there are any, the inlined receive functions are closed,
+    /// since they do not reset this count.
+    pub(crate) probes: u8,
     /// Duplicates received since the last ACK packet.
     pub(crate) dups: u8,
     /// The packet received last was a retransmission.
@@ -305,7 +307,7 @@ macro_rules! end_of {
 
 const _: () = {
     assert!(end_of!(snd: u64) == 64, "a message that comes takes one line");
-    assert!(end_of!(target: u16) <= Peer::HOT, "one that goes takes two");
+    assert!(end_of!(tx_quota: u16) <= Peer::HOT, "one that goes takes two");
     assert!(end_of!(reorder_buf: List<0>) <= Peer::WARM);
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
 };
@@ -381,9 +383,11 @@ impl Peer {
     /// Bits of [`written`](Self::written) that count bytes.
     pub(crate) const WRITTEN_BITS: u32 = 48;
 
-    pub(crate) fn new(mac: MacAddr, now: Instant) -> Self {
+    /// One at `station`, of the node at `own`.
+    pub(crate) fn new(station: Station, own: Station, now: Instant) -> Self {
         Self {
-            mac_word: mac_word(mac),
+            addr: station.word(),
+            numbers: u32::from(own.number) | u32::from(station.number) << 16,
             target: GRANT_FIRST as u16,
             timer_at: Instant(u64::MAX),
             rx_at: ack_time(now),
@@ -396,17 +400,30 @@ impl Peer {
         }
     }
 
-    pub(crate) fn mac(&self) -> MacAddr {
-        let [a, b, c, d, e, f, ..] = self.mac_word.to_le_bytes();
-        MacAddr([a, b, c, d, e, f])
+    pub(crate) fn station(&self) -> Station {
+        Station::from_word(self.addr)
+    }
+
+    /// Whether a frame's addresses are those of the peer and of this node, whose own is `own`.
+    #[inline(always)]
+    pub(crate) fn is_from(&self, own: u64, head: &FrameHead) -> bool {
+        // The upper two bytes of the words are another field of the frame, or the number.
+        ((head.dst ^ own) | (head.src ^ self.addr)) << 16 == 0
+            && head.numbers == u64::from(self.numbers)
+    }
+
+    /// The numbers in frames to the peer.
+    #[inline(always)]
+    pub(crate) fn numbers_out(&self) -> u32 {
+        self.numbers.rotate_left(16)
     }
 
     /// The base of a packet of type `ty` to the peer, from `src`. A reliable packet takes the next
     /// PSN.
     #[inline]
-    pub(crate) fn base(&self, src: MacAddr, ty: Ty) -> Base {
+    pub(crate) fn base(&self, src: Station, ty: Ty) -> Base {
         Base {
-            dst: self.mac(),
+            dst: self.station(),
             src,
             ty,
             ar: false,

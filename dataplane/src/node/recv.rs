@@ -937,8 +937,9 @@ impl Node {
         let cq = &mut self.cqs[cq].cq;
         if let Some(err) = err {
             ep.counters.errors += 1;
-            let (mac, incarnation) = (self.peers[head.peer].mac(), self.peers[head.peer].inc);
-            let from = EpAddr { mac, ep: head.src_ep, incarnation };
+            let (station, incarnation) =
+                (self.peers[head.peer].station(), self.peers[head.peer].inc);
+            let from = EpAddr { station, ep: head.src_ep, incarnation };
             let err_data = (err == Error::AddrNotAvail).then_some(from);
             let (olen, prov_errno) = (head.len - n, ProvErrno::None);
             cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data });

@@ -40,7 +40,7 @@ impl Node {
         out: &mut dyn FrameSink,
     ) -> Step {
         let room = self.payload_max(p, segments.op_len) as u64;
-        if self.peers[p].mac() == self.mac {
+        if self.peers[p].station() == self.station {
             return self.send_segment_to_self(now, (p, w), segments, room, out);
         }
         let (peer, wr) = (&mut self.peers[p], &mut self.tx[w]);
@@ -48,7 +48,7 @@ impl Node {
         let op_end = BASE_LEN + segments.op_len;
         let mut head = [0; BASE_LEN + OP_MAX];
         head[BASE_LEN..].copy_from_slice(&segments.op);
-        let mut base = peer.base(self.mac, segments.ty);
+        let mut base = peer.base(self.station, segments.ty);
         for _ in 0..most {
             if wr.sent == segments.end || !peer.snd.open() {
                 break;

@@ -147,7 +147,7 @@ impl Node {
     /// [`Error::BadFd`]: it was closed.
     pub fn sep_addr(&self, sep: SepId) -> Result<EpAddr> {
         let ep = self.sep(sep)?.first;
-        Ok(EpAddr { mac: self.mac, ep, incarnation: self.settings.incarnation })
+        Ok(EpAddr { station: self.station, ep, incarnation: self.settings.incarnation })
     }
 
     /// Closes a scalable endpoint.

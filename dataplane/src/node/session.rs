@@ -5,7 +5,7 @@
 //! do not count: a late turn first takes the waiting frames, then probes, then decides.
 
 use barewire_driver::hint::cold;
-use barewire_driver::port::{MacAddr, Presence};
+use barewire_driver::port::{Presence, Station};
 
 use super::acks::ACK_DELAY_NS;
 use super::notice::EndReason;
@@ -170,7 +170,7 @@ impl Node {
     /// header.
     pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
         let me = self.settings.incarnation;
-        if base.src == self.mac {
+        if base.src == self.station {
             self.counters.rx_bad_open += 1;
             return;
         }
@@ -355,7 +355,7 @@ impl Node {
     }
 
     /// Takes a packet of a session that does not exist here.
-    pub(crate) fn on_no_session(&mut self, now: Instant, src: MacAddr, sid: u32, psn: Psn) {
+    pub(crate) fn on_no_session(&mut self, now: Instant, src: Station, sid: u32, psn: Psn) {
         self.counters.rx_no_session += 1;
         self.open_anew(now, src);
         let rst = RstOp {
@@ -373,8 +373,8 @@ impl Node {
     /// The peer polls and has our OPEN, but it has or wants a session with an earlier life of this
     /// node. An RST tells it that that life is over, and it may have dropped our OPEN before. So
     /// the OPEN is repeated, also where the port keeps it in the peer's memory.
-    fn open_anew(&mut self, now: Instant, src: MacAddr) {
-        let Some(p) = self.by_mac.get(&self.peers, src) else { return };
+    fn open_anew(&mut self, now: Instant, src: Station) {
+        let Some(p) = self.by_station.get(&self.peers, src) else { return };
         let peer = &self.peers[p];
         if peer.path.tells_presence() && peer.state == State::Opening {
             self.peers[p].backoff = 0;
@@ -386,7 +386,7 @@ impl Node {
     pub(super) fn reply_rst(
         &mut self,
         now: Instant,
-        dst: MacAddr,
+        dst: Station,
         dst_sid: u32,
         rst: RstOp,
         most: usize,
@@ -424,10 +424,10 @@ impl Node {
     }
 
     /// The base of a packet that carries no acknowledgement.
-    pub(super) fn control(&self, dst: MacAddr, ty: Ty, dst_sid: u32, psn: Psn) -> Base {
+    pub(super) fn control(&self, dst: Station, ty: Ty, dst_sid: u32, psn: Psn) -> Base {
         Base {
             dst,
-            src: self.mac,
+            src: self.station,
             ty,
             ar: false,
             rtx: false,
@@ -442,8 +442,8 @@ impl Node {
 
     /// Takes an RST. It is believed only if it proves to know the session (S4): it echoes a packet
     /// that we could have sent, or our incarnation and epoch.
-    pub(crate) fn on_rst(&mut self, now: Instant, src: MacAddr, op: &RstOp) {
-        let known = self.by_mac.get(&self.peers, src).filter(|_| src != self.mac);
+    pub(crate) fn on_rst(&mut self, now: Instant, src: Station, op: &RstOp) {
+        let known = self.by_station.get(&self.peers, src).filter(|_| src != self.station);
         let Some(p) = known else {
             self.counters.rx_bad_rst += 1;
             return;
@@ -550,7 +550,7 @@ impl Node {
             self.fail_receives_from(p, err);
         }
         if state != State::Idle {
-            if reason.tells() && self.peers[p].mac() != self.mac {
+            if reason.tells() && self.peers[p].station() != self.station {
                 self.tell_closed(now, p);
             }
             self.drop_packets(p);
@@ -593,7 +593,7 @@ impl Node {
         let credit = peer.snd.credit;
         peer.snd = SendWindow::new(peer.snd.nxt);
         peer.snd.credit = credit;
-        if peer.mac() == self.mac {
+        if peer.station() == self.station {
             self.open_to_self(p);
         }
     }
@@ -610,9 +610,9 @@ impl Node {
             reason: RstReason::Closed,
             versions: wire::VERSIONS,
         };
-        let (mac, sid, known) = (peer.mac(), peer.remote_sid, peer.state != State::Opening);
+        let (station, sid, known) = (peer.station(), peer.remote_sid, peer.state != State::Opening);
         if known {
-            self.reply_rst(now, mac, sid, rst, usize::MAX);
+            self.reply_rst(now, station, sid, rst, usize::MAX);
         }
     }
 
@@ -656,10 +656,10 @@ impl Node {
         }
     }
 
-    /// Drops the session with `mac` silently, as if its memory had been lost. For tests of how the
+    /// Drops the session with `station` silently, as if its memory had been lost. For tests of how the
     /// other side reacts.
-    pub fn drop_session(&mut self, now: Instant, mac: MacAddr) {
-        if let Some(p) = self.by_mac.get(&self.peers, mac) {
+    pub fn drop_session(&mut self, now: Instant, station: Station) {
+        if let Some(p) = self.by_station.get(&self.peers, station) {
             self.end_session(now, p, EndReason::Dropped);
         }
     }
@@ -833,7 +833,7 @@ impl Node {
         let peer = &self.peers[p];
         let waits = peer.state != State::Open || peer.owes();
         let presence = match peer.path.tells_presence() && waits {
-            true => out.presence(peer.mac()),
+            true => out.presence(peer.station()),
             false => Presence::Unknown,
         };
         let presence = match presence {

@@ -1,6 +1,6 @@
 //! What a node counts, and how full its tables are.
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::ep::{Ep, EpCounters};
 use super::ops::WrFlags;
@@ -200,7 +200,7 @@ pub struct Levels {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
     /// The peer.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Its incarnation, 0 if not known.
     pub incarnation: u64,
     /// `idle`, `opening`, `answered` or `open`.
@@ -618,7 +618,7 @@ fn ep_counters(ep: &Ep) -> EpCounters {
 
 fn session_info(peer: &Peer) -> SessionInfo {
     SessionInfo {
-        mac: peer.mac(),
+        station: peer.station(),
         incarnation: peer.inc,
         state: match peer.state {
             State::Idle => "idle",

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::IoBuf;
-use barewire_driver::port::{MacAddr, PortCaps, Tx};
+use barewire_driver::port::{PortCaps, Station, Tx};
 
 mod acks;
 mod ahead;
@@ -62,9 +62,9 @@ struct Pair {
     stray: Vec<Vec<u8>>,
 }
 
-fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
+fn caps(station: u8, mtu: usize, lossless: bool) -> PortCaps {
     PortCaps {
-        mac: MacAddr([2, 0, 0, 0, 0, mac]),
+        station: Station::at([2, 0, 0, 0, 0, station]),
         mtu,
         lossless,
         gather: false,
@@ -76,19 +76,19 @@ fn caps(mac: u8, mtu: usize, lossless: bool) -> PortCaps {
     }
 }
 
-fn end(mac: u8, mtu: usize, lossless: bool) -> End {
-    end_with(mac, mtu, lossless, NodeSettings::default())
+fn end(station: u8, mtu: usize, lossless: bool) -> End {
+    end_with(station, mtu, lossless, NodeSettings::default())
 }
 
-fn end_with(mac: u8, mtu: usize, lossless: bool, settings: NodeSettings) -> End {
-    end_on(caps(mac, mtu, lossless), settings)
+fn end_with(station: u8, mtu: usize, lossless: bool, settings: NodeSettings) -> End {
+    end_on(caps(station, mtu, lossless), settings)
 }
 
 fn end_on(port: PortCaps, settings: NodeSettings) -> End {
-    let mac = port.mac.0[5];
+    let station = port.station.mac.0[5];
     let settings = NodeSettings {
-        incarnation: u64::from(mac) + 100,
-        seed: u64::from(mac) * 77,
+        incarnation: u64::from(station) + 100,
+        seed: u64::from(station) * 77,
         t_dead_ns: 500_000_000,
         ..settings
     };
@@ -167,7 +167,7 @@ impl Pair {
             }
             for i in 0..2 {
                 for bytes in std::mem::take(&mut self.ends[i].out) {
-                    if bytes[..6] != self.ends[1 - i].node.mac.0 {
+                    if bytes[..6] != self.ends[1 - i].node.station.mac.0 {
                         self.stray.push(bytes);
                         continue;
                     }
@@ -485,7 +485,7 @@ fn a_directed_receive_keeps_the_record_of_its_peer() {
     let End { mut node, ep, av, .. } = end_with(1, 1500, true, full);
     let addr = |n: u16| {
         let [a, b] = n.to_be_bytes();
-        EpAddr { mac: MacAddr([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 }
+        EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 }
     };
     let fi = node.av_insert(Instant(1), av, addr(0)).unwrap();
     let (kind, buf) = (MsgKind::Tagged, IoBuf::leaked(&[0; 8]));
@@ -507,12 +507,12 @@ fn a_directed_receive_keeps_the_record_of_its_peer() {
 fn the_table_of_peers_grows_with_what_is_inserted() {
     for lossless in [true, false] {
         let small = || NodeSettings { peer_max: 4, ..NodeSettings::default() };
-        let mut pair = Pair::of([1, 2].map(|mac| end_with(mac, 1500, lossless, small())));
+        let mut pair = Pair::of([1, 2].map(|station| end_with(station, 1500, lossless, small())));
         pair.short = Some(0);
         let mut inserted = Vec::new();
         for n in 0..3000_u16 {
             let [a, b] = n.to_be_bytes();
-            let addr = EpAddr { mac: MacAddr([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 };
+            let addr = EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 };
             let (now, end) = (pair.now, &mut pair.ends[n as usize % 2]);
             inserted.push((end.node.av_insert(now, end.av, addr).unwrap(), addr));
             if n % 100 < 3 {
@@ -537,7 +537,7 @@ fn the_table_of_peers_grows_with_what_is_inserted() {
         let End { mut node, av, .. } = end_with(1, 1500, lossless, limit);
         node.av_open(9).unwrap();
         assert_eq!(node.settings().peer_max, 6);
-        let addr = |n| EpAddr { mac: MacAddr([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
+        let addr = |n| EpAddr { station: Station::at([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
         let fit = (0..9).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
         assert_eq!(fit, 6);
     }

@@ -1,7 +1,7 @@
 //! Frames of another version: their sender is refused, and told of once.
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::{Node, Notice};
 use crate::types::Instant;
@@ -14,15 +14,15 @@ const STATIONS_MAX: usize = 64;
 /// Stations that are known to speak another version.
 #[derive(Debug, Default)]
 pub(crate) struct OtherVersions {
-    stations: Vec<MacAddr>,
+    stations: Vec<Station>,
 }
 
 impl OtherVersions {
-    /// Notes `mac`, and says whether it is to be told: once for a station.
-    fn is_news(&mut self, mac: MacAddr) -> bool {
-        let news = self.stations.len() < STATIONS_MAX && !self.stations.contains(&mac);
+    /// Notes `station`, and says whether it is to be told: once for a station.
+    fn is_news(&mut self, station: Station) -> bool {
+        let news = self.stations.len() < STATIONS_MAX && !self.stations.contains(&station);
         if news {
-            self.stations.push(mac);
+            self.stations.push(station);
         }
         news
     }
@@ -34,7 +34,7 @@ impl Node {
     #[cold]
     pub(super) fn on_other_version(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Some(other) = Stranger::parse(frame) else { return };
-        let from_us = other.base.dst != self.mac || other.base.src == self.mac;
+        let from_us = other.base.dst != self.station || other.base.src == self.station;
         if from_us || self.has_crc() && !other.crc {
             return;
         }
@@ -48,9 +48,9 @@ impl Node {
         if !other.may_be_refused() {
             return;
         }
-        let (mac, theirs) = (other.base.src, other.base.version);
-        if self.openings.other_versions.is_news(mac) {
-            self.note(Notice::OtherVersion { mac, theirs });
+        let (station, theirs) = (other.base.src, other.base.version);
+        if self.openings.other_versions.is_news(station) {
+            self.note(Notice::OtherVersion { station, theirs });
         }
         let rst = RstOp {
             echo_sid: other.base.dst_sid,
@@ -61,6 +61,6 @@ impl Node {
             reason: RstReason::Version,
             versions: VERSIONS,
         };
-        self.reply_rst(now, mac, other.sid, rst, frame.len());
+        self.reply_rst(now, station, other.sid, rst, frame.len());
     }
 }

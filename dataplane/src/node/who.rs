@@ -10,7 +10,7 @@
 //! is for whoever asks.
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::ep::Ep;
 use super::{Node, Notice, Reply};
@@ -38,7 +38,7 @@ const MISSED_NS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Here {
     /// The station.
-    pub mac: MacAddr,
+    pub station: Station,
     /// The number of the endpoint.
     pub ep: u16,
     /// What it speaks.
@@ -60,7 +60,7 @@ pub(crate) struct Names {
     services: Vec<u16>,
     questions: Vec<Question>,
     /// Stations that claim a name of ours.
-    claims: Vec<MacAddr>,
+    claims: Vec<Station>,
     /// When it was told that a service of ours was asked for at a host that is not known.
     missed_at: Option<Instant>,
 }
@@ -83,7 +83,7 @@ impl Node {
         for i in 0..self.replies.names.hosts.len().min(ANNOUNCED_MAX) {
             let host = self.replies.names.hosts[i];
             let here = WhoOp { nonce: 0, here: true, host, service, versions: VERSIONS };
-            self.push_who(MacAddr::BROADCAST, &here);
+            self.push_who(Station::BROADCAST, &here);
         }
     }
 
@@ -100,7 +100,7 @@ impl Node {
         }
         for &host in hosts {
             let who = WhoOp { nonce, here: false, host, service, versions: VERSIONS };
-            self.push_who(MacAddr::BROADCAST, &who);
+            self.push_who(Station::BROADCAST, &who);
         }
         Some(nonce)
     }
@@ -116,7 +116,7 @@ impl Node {
         self.replies.names.questions.retain(|asked| asked.nonce != question);
     }
 
-    fn push_who(&mut self, dst: MacAddr, op: &WhoOp) {
+    fn push_who(&mut self, dst: Station, op: &WhoOp) {
         let mut bytes = [0; WhoOp::LEN];
         op.emit(&mut bytes);
         self.push_reply(Reply::new(&self.control(dst, Ty::Who, 0, Psn(0)), &bytes), usize::MAX);
@@ -125,7 +125,7 @@ impl Node {
     /// Takes a WHO.
     #[cold]
     pub(super) fn on_who(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
-        if base.src == self.mac || base.dst != self.mac && base.dst != MacAddr::BROADCAST {
+        if base.src == self.station || base.dst != self.station && base.dst != Station::BROADCAST {
             self.counters.rx_not_ours += 1;
             return;
         }
@@ -149,7 +149,7 @@ impl Node {
         self.replies.names.hosts.contains(&host).then_some(served)
     }
 
-    fn on_question(&mut self, now: Instant, src: MacAddr, op: &WhoOp) {
+    fn on_question(&mut self, now: Instant, src: Station, op: &WhoOp) {
         self.counters.rx_who += 1;
         let Some(service) = self.serves(op.host, op.service) else {
             return self.on_other_host(now, op);
@@ -171,11 +171,11 @@ impl Node {
     }
 
     fn on_here(&mut self, base: &Base, op: &WhoOp) {
-        let here = Here { mac: base.src, ep: op.service, versions: op.versions };
+        let here = Here { station: base.src, ep: op.service, versions: op.versions };
         let asked = self.replies.names.questions.iter_mut().find(|asked| {
             asked.nonce == op.nonce && (asked.service == 0 || asked.service == op.service)
         });
-        match asked.filter(|_| base.dst == self.mac) {
+        match asked.filter(|_| base.dst == self.station) {
             Some(asked) if asked.heres.contains(&here) => {}
             Some(asked) if asked.heres.len() < HERES_MAX => asked.heres.push(here),
             _ => self.counters.rx_here_stray += 1,
@@ -183,14 +183,14 @@ impl Node {
     }
 
     /// Somebody says that he serves a service. Nothing is kept of it, but that it is ours.
-    fn on_announcement(&mut self, src: MacAddr, op: &WhoOp) {
+    fn on_announcement(&mut self, src: Station, op: &WhoOp) {
         let claims = &mut self.replies.names.claims;
         if claims.contains(&src) || claims.len() >= CLAIMS_MAX {
             return;
         }
         if self.serves(op.host, op.service).is_some() {
             self.replies.names.claims.push(src);
-            self.note(Notice::NameTwice { mac: src, service: op.service });
+            self.note(Notice::NameTwice { station: src, service: op.service });
         }
     }
 }

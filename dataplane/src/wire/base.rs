@@ -1,7 +1,7 @@
-//! What every packet starts with: Ethernet header, prologue and base, 32 bytes.
+//! What every packet starts with: Ethernet header, prologue and base, 40 bytes.
 
-use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::frame::{DST_NUMBER_AT, FRAME_MIN, RxFrame, SRC_NUMBER_AT};
+use barewire_driver::port::{MacAddr, Station};
 
 use super::ty::Tail;
 use super::{BASE_LEN, Bytes, ETHERTYPE, IMM_LEN, TRAILER_LEN, Ty, VERSION, WireError, verify_crc};
@@ -31,11 +31,17 @@ pub(super) const fn first_word(ty: Ty, crc: bool) -> u32 {
     FIXED | (ty as u32) << 8 | if crc { TRAILER as u32 } else { 0 }
 }
 
-/// The two bytes behind the EtherType of such a packet, as they lie in a frame.
-pub(super) const fn kind(ty: Ty, crc: bool) -> u16 {
-    let [_, _, a, b] = first_word(ty, crc).to_be_bytes();
-    u16::from_le_bytes([a, b])
+/// That word as it lies in a frame.
+pub(super) const fn kind(ty: Ty, crc: bool) -> u32 {
+    u32::from_le_bytes(first_word(ty, crc).to_be_bytes())
 }
+
+/// The bit of [`AR`] in that.
+pub(super) const AR_OF_KIND: u32 = (AR as u32).swap_bytes();
+
+/// Where the numbers of the two stations stand, and four bytes that are 0.
+pub(super) const NUMBERS_AT: usize = DST_NUMBER_AT;
+const _: () = assert!(SRC_NUMBER_AT == DST_NUMBER_AT + 2 && FRAME_MIN == BASE_LEN);
 
 /// Multiples of eight that any operation header with its remote CQ data may be long, now and
 /// later. Bounds the search for the checksum of a packet of unknown type.
@@ -44,10 +50,10 @@ const OP_WORDS_MAX: usize = 12;
 /// Ethernet header, prologue and base of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// Destination station.
-    pub dst: MacAddr,
-    /// Source station.
-    pub src: MacAddr,
+    /// Destination.
+    pub dst: Station,
+    /// Source.
+    pub src: Station,
     /// What the packet is.
     pub ty: Ty,
     /// The sender wants an acknowledgement at once.
@@ -72,10 +78,10 @@ pub struct Base {
 /// What can be said of a frame whose type is unknown: enough to refuse its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawBase {
-    /// Destination station.
-    pub dst: MacAddr,
-    /// Source station.
-    pub src: MacAddr,
+    /// Destination.
+    pub dst: Station,
+    /// Source.
+    pub src: Station,
     /// The protocol's major version, 0 to 7.
     pub version: u8,
     /// The type's number, 0 to 31.
@@ -87,7 +93,7 @@ pub struct RawBase {
 }
 
 impl Base {
-    /// Copies the first 32 bytes out of `frame` and checks everything that does not need the
+    /// Copies the first 40 bytes out of `frame` and checks everything that does not need the
     /// operation header, and the checksum if there is one.
     ///
     /// When it succeeds the frame holds at least the operation header's least length, `plen` bytes
@@ -107,10 +113,10 @@ impl Base {
         let b = Bytes::<BASE_LEN>(b);
         let fixed = u32::from_be_bytes(b.get::<12, 4>());
         let Some(ty) = Ty::from_bits((fixed >> 8) as u8) else { return Err(unfit(frame)) };
-        let src = b.u64::<6>() & 0xffff_ffff_ffff;
+        let numbers = b.u64::<NUMBERS_AT>();
         let base = Self {
-            dst: MacAddr(b.get::<0, 6>()),
-            src: MacAddr(b.get::<6, 6>()),
+            dst: Station { mac: MacAddr(b.get::<0, 6>()), number: numbers as u16 },
+            src: Station { mac: MacAddr(b.get::<6, 6>()), number: (numbers >> 16) as u16 },
             ty,
             ar: fixed as u16 & AR != 0,
             rtx: fixed as u16 & RTX != 0,
@@ -124,7 +130,7 @@ impl Base {
         // Without `&&`: none of it ever fails on a good day, so one branch is enough.
         let fits = (fixed & FIXED_MASK == FIXED)
             & (fixed.wrapping_add(1) & 2 == 0)
-            & is_station(src)
+            & is_station(b.u64::<6>(), numbers)
             & (base.dst_sid >= ty.sid_min())
             & (base.plen <= ty.plen_max())
             & (frame.len() >= base.end(BASE_LEN + ty.op_len()));
@@ -145,14 +151,14 @@ impl Base {
     }
 
     /// The fields of a frame whose type this version does not know, or `None` if it is shorter
-    /// than 32 bytes. Checks nothing else.
+    /// than 40 bytes. Checks nothing else.
     #[cold]
     pub fn parse_raw(frame: &RxFrame<'_>) -> Option<RawBase> {
         let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
         let prologue = u16::from_be_bytes(b.get::<14, 2>());
         Some(RawBase {
-            dst: MacAddr(b.get::<0, 6>()),
-            src: MacAddr(b.get::<6, 6>()),
+            dst: Station { mac: MacAddr(b.get::<0, 6>()), number: b.u16::<DST_NUMBER_AT>() },
+            src: Station { mac: MacAddr(b.get::<6, 6>()), number: b.u16::<SRC_NUMBER_AT>() },
             version: (prologue >> 13) as u8,
             ty: (prologue >> 8) as u8 & 31,
             dst_sid: b.u32::<16>(),
@@ -160,15 +166,15 @@ impl Base {
         })
     }
 
-    /// Writes the 32 bytes.
+    /// Writes the 40 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8; BASE_LEN]) {
         let mut prologue = u16::from(VERSION) << 13 | (self.ty as u16) << 8;
         prologue |= u16::from(self.ar) << 6 | u16::from(self.rtx) << 5;
         prologue |= u16::from(self.crc) * TRAILER;
         let mut b = Bytes::<BASE_LEN>::ZERO;
-        b.set::<0, 6>(self.dst.0);
-        b.set::<6, 6>(self.src.0);
+        b.set::<0, 6>(self.dst.mac.0);
+        b.set::<6, 6>(self.src.mac.0);
         b.set::<12, 2>(ETHERTYPE.to_be_bytes());
         b.set::<14, 2>(prologue.to_be_bytes());
         b.put32::<16>(self.dst_sid);
@@ -176,6 +182,8 @@ impl Base {
         b.put32::<24>(self.cack.0);
         b.put16::<28>(self.grant);
         b.put16::<30>(self.plen);
+        b.put16::<DST_NUMBER_AT>(self.dst.number);
+        b.put16::<SRC_NUMBER_AT>(self.src.number);
         *out = b.0;
     }
 
@@ -224,10 +232,12 @@ fn check_crc(frame: &RxFrame<'_>, ty: Ty, plen: u16) -> Result<(), WireError> {
     }
 }
 
-/// Whether a MAC, its first byte in the lowest bits, can be the source of a frame.
+/// Whether a MAC, in the lower six bytes as it lies in a frame, and the source's of the `numbers`
+/// can be those of a process, and the four bytes behind the numbers are 0.
 #[inline]
-fn is_station(mac: u64) -> bool {
-    (mac & 1 == 0) & (mac != 0)
+fn is_station(mac: u64, numbers: u64) -> bool {
+    let number = (numbers >> 16) as u16;
+    (mac & 1 == 0) & (mac << 16 != 0) & (number != Station::EVERY) & (numbers >> 32 == 0)
 }
 
 /// Says what is wrong with a base that did not pass. Copies it again; a frame that its sender
@@ -257,7 +267,7 @@ fn unfit(frame: &RxFrame<'_>) -> WireError {
     if prologue & TRAILER != 0 && prologue & TRAILER != TRAILER {
         return WireError::TrailerCode;
     }
-    if !is_station(b.u64::<6>() & 0xffff_ffff_ffff) {
+    if !is_station(b.u64::<6>(), b.u64::<NUMBERS_AT>()) {
         return WireError::Source;
     }
     let crc = prologue & TRAILER == TRAILER;

@@ -28,7 +28,7 @@ macro_rules! wire_errors {
 
 wire_errors! {
     /// Shorter than Ethernet header, prologue and base.
-    Short = "short", "frame is shorter than 32 bytes";
+    Short = "short", "frame is shorter than 40 bytes";
     /// Another EtherType: not ours.
     EtherType = "ethertype", "EtherType is not 0x88b5";
     /// The source address is a group address or zero.

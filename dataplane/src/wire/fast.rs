@@ -4,8 +4,9 @@
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
+use super::base::NUMBERS_AT;
 use super::base::{AR, first_word};
 use super::rma::{END, LAST};
 use super::{
@@ -191,11 +192,10 @@ impl BaseWords {
     pub fn base(&self, ty: Ty, crc: bool) -> Base {
         let Self { head, cack, .. } = *self;
         let (dst_sid, psn, grant, plen) = (self.dst_sid(), self.psn(), self.grant(), self.plen());
-        let mac = |word: u64| {
-            let [a, b, c, d, e, f, ..] = word.to_le_bytes();
-            MacAddr([a, b, c, d, e, f])
-        };
-        let (dst, src, ar, rtx) = (mac(head.dst), mac(head.src), self.asks_ack(), false);
+        let station = |mac: u64, number: u64| Station::from_word(mac << 16 >> 16 | number << 48);
+        let dst = station(head.dst, head.numbers);
+        let src = station(head.src, head.numbers >> 16);
+        let (ar, rtx) = (self.asks_ack(), false);
         Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen }
     }
 
@@ -237,6 +237,8 @@ pub trait BaseOut {
     fn dst(&self) -> u64;
     /// As in [`FrameHead`].
     fn src(&self) -> u64;
+    /// As in [`FrameHead`].
+    fn numbers(&self) -> u32;
     /// As of [`BaseWords`].
     fn dst_sid(&self) -> u32;
     /// As of [`BaseWords`].
@@ -256,15 +258,16 @@ pub trait BaseOut {
     /// [`put`](Self::put) for a packet with a checksum if `crc`.
     #[inline(always)]
     fn put_with(&self, (ty, crc): (Ty, bool), plen: usize, ar: bool, out: &mut impl HeadOut) {
-        // The upper two bytes of the first are overwritten by the second.
+        // The upper two bytes of each are overwritten by what follows.
         out.set::<0, 8>(self.dst().to_le_bytes());
         out.set::<6, 8>(self.src().to_le_bytes());
-        FrameHead::of_ty(ty, 0, 0, crc).put_kind(ar, out);
+        FrameHead::put_kind((ty, crc), ar, out);
         out.set::<16, 4>(self.dst_sid().to_le_bytes());
         out.set::<20, 4>(self.psn().0.to_le_bytes());
         out.set::<24, 4>(self.cack().0.to_le_bytes());
         out.set::<28, 2>(self.grant().to_le_bytes());
         out.set::<30, 2>((plen as u16).to_le_bytes());
+        out.set::<NUMBERS_AT, 8>(u64::from(self.numbers()).to_le_bytes());
     }
 }
 

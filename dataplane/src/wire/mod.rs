@@ -1,7 +1,7 @@
 //! The bytes of a packet: one file per header, every byte in `docs/wire.md`.
 //!
 //! A frame is Ethernet header (14) | prologue (2) | base (16) | operation header | payload |
-//! trailer (0 or 4) | padding. [`Base::parse`] copies the first 32 bytes out once, checks all that
+//! trailer (0 or 4) | padding. [`Base::parse`] copies the first 40 bytes out once, checks all that
 //! can be checked without the operation header, and the checksum if there is one; then the
 //! operation's own `parse` copies and checks its header. Both copy before they check, because the
 //! frame may lie in memory that its sender still writes. What they return has been checked: a
@@ -38,7 +38,7 @@ pub use error::WireError;
 pub use fast::{
     BaseOut, BaseWords, RawRequest, ReplyTo, RequestKey, RequestTy, ResponseTy, RmaTy, SegmentTy,
 };
-pub use msg::{EagerMsg, EagerTaggedView, FrameHead, HeadOut, MsgMOp, MsgOp, mac_key, mac_word};
+pub use msg::{EagerMsg, EagerTaggedView, FrameHead, HeadOut, MsgMOp, MsgOp};
 pub use nack::{NackOp, NackReason};
 pub use nop::NopOp;
 pub use op::{Op, frame};
@@ -56,13 +56,13 @@ pub use who::{Host, WhoOp};
 pub const ETHERTYPE: u16 = barewire_driver::frame::ETHERTYPE;
 
 /// Version in the first three bits of the prologue of every frame sent.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// Lowest and highest version that this build takes part in.
 pub const VERSIONS: Versions = Versions { min: VERSION, max: VERSION };
 
-/// Bytes before the operation header: Ethernet 14, prologue 2, base 16.
-pub const BASE_LEN: usize = 32;
+/// Bytes before the operation header: Ethernet 14, prologue 2, base 24.
+pub const BASE_LEN: usize = 40;
 
 /// Where the prologue starts, and with it what the checksum covers.
 pub const PROLOGUE_OFF: usize = 14;
@@ -71,7 +71,7 @@ pub const PROLOGUE_OFF: usize = 14;
 pub const OP_MAX: usize = 72;
 
 /// Room for any head but an ACK's: Ethernet header to payload, rounded up.
-pub const HEAD_MAX: usize = 112;
+pub const HEAD_MAX: usize = 120;
 
 /// Bytes of the checksum behind the payload.
 pub const TRAILER_LEN: usize = 4;

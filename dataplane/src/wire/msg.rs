@@ -1,10 +1,10 @@
 //! MSG, a whole message in one packet, and MSGM, a piece of one in several.
 
-use barewire_driver::frame::{ETHERTYPE, HeadBuf, RxFrame};
+use barewire_driver::frame::{HeadBuf, RxFrame};
 use barewire_driver::hint::cold;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
-use super::base::{AR, IMM, kind};
+use super::base::{AR_OF_KIND, IMM, NUMBERS_AT, kind};
 use super::{BASE_LEN, Base, Bytes, IMM_LEN, TRAILER_LEN, Ty, WireError};
 use crate::psn::Psn;
 
@@ -89,41 +89,40 @@ impl MsgOp {
     }
 }
 
-/// Ethernet header and prologue of a packet that is sent for the first time, 16 bytes.
+/// Addresses and prologue of a packet that is sent for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHead {
-    /// The destination in the lower six bytes; the upper two are ignored.
+    /// The destination's MAC in the lower six bytes; the upper two are ignored.
     pub dst: u64,
-    /// The source, as [`mac_word`] has it.
+    /// The source's MAC, likewise.
     pub src: u64,
-    /// The prologue.
-    kind: u16,
+    /// EtherType and prologue.
+    kind: u32,
+    /// The numbers of destination and source behind their MACs, in the lower two pairs of bytes; the
+    /// others are 0.
+    pub numbers: u64,
 }
 
 impl FrameHead {
-    /// The head of messages between two [`mac_word`]s, with a checksum if `crc`.
+    /// The head of messages between two stations ([`Station::word`]) whose `numbers` are as in the
+    /// field of that name, with a checksum if `crc`.
     #[inline(always)]
-    pub fn between(dst: u64, src: u64, crc: bool) -> Self {
+    pub fn between(dst: u64, src: u64, numbers: u32, crc: bool) -> Self {
         let kind = if crc { const { kind(Ty::Msg, true) } } else { const { kind(Ty::Msg, false) } };
-        Self { dst, src, kind }
+        Self { dst, src, kind, numbers: numbers.into() }
     }
 
-    /// [`between`](Self::between) for packets of type `ty`.
+    /// Writes EtherType and prologue of a packet of type `ty`, with a checksum if `crc`, that asks
+    /// for an acknowledgement if `ar`.
     #[inline(always)]
-    pub fn of_ty(ty: Ty, dst: u64, src: u64, crc: bool) -> Self {
-        Self { dst, src, kind: kind(ty, crc) }
-    }
-
-    /// Writes EtherType and prologue.
-    #[inline(always)]
-    pub(super) fn put_kind(&self, ar: bool, out: &mut impl HeadOut) {
-        out.set::<14, 2>((self.kind | if ar { AR << 8 } else { 0 }).to_le_bytes());
+    pub(super) fn put_kind((ty, crc): (Ty, bool), ar: bool, out: &mut impl HeadOut) {
+        out.set::<12, 4>((kind(ty, crc) | if ar { AR_OF_KIND } else { 0 }).to_le_bytes());
     }
 
     /// Whether it asks for an acknowledgement.
     #[inline(always)]
     pub fn asks_ack(&self) -> bool {
-        self.kind & AR << 8 != 0
+        self.kind & AR_OF_KIND != 0
     }
 
     /// The head of `frame`; `None` if it is too short.
@@ -132,27 +131,23 @@ impl FrameHead {
         Some(Self {
             dst: u64::from_le_bytes(frame.chunk_at(0)?),
             src: u64::from_le_bytes(frame.chunk_at(6)?),
-            kind: u16::from_le_bytes(frame.chunk_at(14)?),
+            kind: u32::from_le_bytes(frame.chunk_at(12)?),
+            numbers: u64::from_le_bytes(frame.chunk_at(NUMBERS_AT)?),
         })
     }
 
-    /// The head of a frame, from its first 16 bytes.
+    /// The head of a frame, from its first bytes.
     #[inline(always)]
     fn of<const N: usize>(b: &Bytes<N>) -> Self {
-        Self { dst: b.u64::<0>(), src: b.u64::<6>(), kind: b.u16::<14>() }
+        let (dst, src) = (b.u64::<0>(), b.u64::<6>());
+        Self { dst, src, kind: b.u32::<12>(), numbers: b.u64::<NUMBERS_AT>() }
     }
 }
 
-impl From<[u8; 16]> for FrameHead {
-    fn from(bytes: [u8; 16]) -> Self {
+impl From<[u8; BASE_LEN]> for FrameHead {
+    fn from(bytes: [u8; BASE_LEN]) -> Self {
         Self::of(&Bytes(bytes))
     }
-}
-
-/// An address and the fabric's EtherType behind it, as they lie in a frame.
-#[inline(always)]
-pub fn mac_word(mac: MacAddr) -> u64 {
-    mac_key(mac) | (ETHERTYPE.swap_bytes() as u64) << 48
 }
 
 /// Where a head is written to.
@@ -181,13 +176,6 @@ impl<const N: usize> HeadOut for [u8; N] {
         const { assert!(AT + W <= N) };
         self[AT..AT + W].copy_from_slice(&bytes);
     }
-}
-
-/// An address as a number, in the byte order in which it lies in a frame: quick to compare.
-#[inline(always)]
-pub fn mac_key(mac: MacAddr) -> u64 {
-    let [a, b, c, d, e, f] = mac.0;
-    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
 /// What follows a [`FrameHead`]: base and header of a MSG.
@@ -219,24 +207,25 @@ impl EagerMsg {
 
     /// The head of such messages from `src` to `dst`, with a checksum if `crc`.
     #[inline(always)]
-    pub fn head(dst: MacAddr, src: MacAddr, crc: bool) -> FrameHead {
-        FrameHead::between(mac_word(dst), mac_word(src), crc)
+    pub fn head(dst: Station, src: Station, crc: bool) -> FrameHead {
+        let numbers = u32::from(dst.number) | u32::from(src.number) << 16;
+        FrameHead::between(dst.word(), src.word(), numbers, crc)
     }
 
     /// Copies head and headers at once and checks all that needs no session. The caller compares
-    /// destination, source and EtherType, and [verifies](Self::verify) the checksum, which is there
+    /// destination and source, and [verifies](Self::verify) the checksum, which is there
     /// if `crc`. `None` for any other packet; [`Base::parse`] says what it is.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<(FrameHead, Self)> {
         let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
-        let word = b.u32::<36>();
-        let tag = b.u64::<40>();
+        let word = b.u32::<44>();
+        let tag = b.u64::<48>();
         let plen = b.u16::<30>();
         let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
         // The word's upper bytes are the receive context, rarely used, and a PACK record's length.
         let trailer = if crc { TRAILER_LEN } else { 0 };
         let head = FrameHead::of(&b);
-        if head.kind & !(AR << 8) != kind(Ty::Msg, crc)
+        if head.kind & !AR_OF_KIND != kind(Ty::Msg, crc)
             || word & !u32::from(TAGGED | IMM) != 0
             || frame.len() - Self::LEN < imm_len + usize::from(plen) + trailer
             || flags & TAGGED == 0 && tag != 0
@@ -254,9 +243,9 @@ impl EagerMsg {
             grant: b.u16::<28>(),
             plen,
             op: MsgOp {
-                dst_ep: b.u16::<32>(),
+                dst_ep: b.u16::<40>(),
                 rx_ctx: 0,
-                src_ep: b.u16::<34>(),
+                src_ep: b.u16::<42>(),
                 tagged: flags & TAGGED != 0,
                 imm,
                 tag,
@@ -269,8 +258,8 @@ impl EagerMsg {
     /// Whether a frame is a MSG by type and trailer code, with a checksum if `crc`.
     #[inline(always)]
     pub fn is_kind_of(frame: &RxFrame<'_>, crc: bool) -> bool {
-        let kind_of = |bytes| u16::from_le_bytes(bytes) & !(AR << 8);
-        frame.chunk_at(14).map(kind_of) == Some(kind(Ty::Msg, crc))
+        let kind_of = |bytes| u32::from_le_bytes(bytes) & !AR_OF_KIND;
+        frame.chunk_at(12).map(kind_of) == Some(kind(Ty::Msg, crc))
     }
 
     /// Whether the checksum of a parsed frame is right.
@@ -300,19 +289,20 @@ impl EagerMsg {
         ar: bool,
         out: &mut impl HeadOut,
     ) {
-        // The upper two bytes of the first are written over by the second.
+        // The upper two bytes of each are written over by what follows.
         out.set::<0, 8>(head().dst.to_le_bytes());
         out.set::<6, 8>(head().src.to_le_bytes());
-        head().put_kind(ar, out);
+        out.set::<12, 4>((head().kind | if ar { AR_OF_KIND } else { 0 }).to_le_bytes());
         out.set::<16, 4>(msg().dst_sid.to_le_bytes());
         out.set::<20, 4>(msg().psn.0.to_le_bytes());
         out.set::<24, 4>(msg().cack.0.to_le_bytes());
         out.set::<28, 2>(msg().grant.to_le_bytes());
         out.set::<30, 2>(msg().plen.to_le_bytes());
         let ends = u32::from(msg().op.dst_ep) | u32::from(msg().op.src_ep) << 16;
-        out.set::<32, 4>(ends.to_le_bytes());
-        out.set::<36, 4>(u32::from(flags(msg().op.tagged, msg().op.imm)).to_le_bytes());
-        out.set::<40, 8>(msg().op.tag.to_le_bytes());
+        out.set::<NUMBERS_AT, 8>(head().numbers.to_le_bytes());
+        out.set::<40, 4>(ends.to_le_bytes());
+        out.set::<44, 4>(u32::from(flags(msg().op.tagged, msg().op.imm)).to_le_bytes());
+        out.set::<48, 8>(msg().op.tag.to_le_bytes());
     }
 }
 
@@ -320,7 +310,7 @@ impl EagerMsg {
 /// each field is read from the frame when asked for. The sender may still write the frame's memory,
 /// so a second read may differ: read each field once.
 ///
-/// As after [`EagerMsg::parse`], the caller compares destination, source and EtherType.
+/// As after [`EagerMsg::parse`], the caller compares destination and source.
 pub struct EagerTaggedView<'a, 'f> {
     frame: &'a RxFrame<'f>,
     /// Payload bytes, at most [`MAX`](Self::MAX). They lie within the frame.
@@ -338,7 +328,7 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
     /// acknowledgement.
     #[inline(always)]
     pub fn is_kind_of(frame: &RxFrame<'_>) -> bool {
-        frame.chunk_at(14).map(u16::from_le_bytes) == const { Some(kind(Ty::Msg, false)) }
+        frame.chunk_at(12).map(u32::from_le_bytes) == const { Some(kind(Ty::Msg, false)) }
     }
 
     /// The message in `frame`; `None` if it is of another form.
@@ -349,7 +339,7 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
         let msg = Self { frame, plen };
         let usual = plen <= room
             && plen <= Self::MAX
-            && msg.u32::<36>() == u32::from(TAGGED)
+            && msg.u32::<44>() == u32::from(TAGGED)
             && Self::is_kind_of(frame);
         if usual { Some(msg) } else { cold(None) }
     }
@@ -376,16 +366,11 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
         u64::from_le_bytes(self.bytes::<AT, 8>())
     }
 
-    /// As [`FrameHead::dst`].
+    /// The head.
     #[inline(always)]
-    pub fn dst(&self) -> u64 {
-        self.u64::<0>()
-    }
-
-    /// As [`FrameHead::src`].
-    #[inline(always)]
-    pub fn src(&self) -> u64 {
-        self.u64::<6>()
+    pub fn head(&self) -> FrameHead {
+        let (dst, src) = (self.u64::<0>(), self.u64::<6>());
+        FrameHead { dst, src, kind: self.u32::<12>(), numbers: self.u64::<NUMBERS_AT>() }
     }
 
     /// The receiver's session name in the low half, the PSN in the high half.
@@ -416,19 +401,19 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
     /// Endpoint it is for.
     #[inline(always)]
     pub fn dst_ep(&self) -> u16 {
-        self.u16::<32>()
+        self.u16::<40>()
     }
 
     /// Endpoint it is from.
     #[inline(always)]
     pub fn src_ep(&self) -> u16 {
-        self.u16::<34>()
+        self.u16::<42>()
     }
 
     /// The tag.
     #[inline(always)]
     pub fn tag(&self) -> u64 {
-        self.u64::<40>()
+        self.u64::<48>()
     }
 }
 

@@ -4,7 +4,7 @@
 mod doc;
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 use proptest::prelude::*;
 
 use super::*;
@@ -19,8 +19,8 @@ fn parse(frame: &[u8]) -> Result<(Base, Op), WireError> {
 
 fn a_base() -> Base {
     Base {
-        dst: MacAddr([2, 0, 0, 0, 0, 1]),
-        src: MacAddr([2, 0, 0, 0, 0, 2]),
+        dst: Station::at([2, 0, 0, 0, 0, 1]),
+        src: Station::at([2, 0, 0, 0, 0, 2]),
         ty: Ty::Nop,
         ar: false,
         rtx: false,
@@ -132,13 +132,15 @@ fn one_sided() -> Vec<(Op, Vec<u8>)> {
 prop_compose! {
     fn any_base()(
         macs in any::<([u8; 6], [u8; 6])>(),
+        numbers in (any::<u16>(), 0..Station::EVERY),
         (ar, rtx, crc) in any::<(bool, bool, bool)>(),
         dst_sid in 1..=u32::MAX,
         (psn, cack, grant) in any::<(u32, u32, u16)>(),
     ) -> Base {
         let mut src = macs.1;
         src[0] = src[0] & !1 | 2;
-        let (dst, src) = (MacAddr(macs.0), MacAddr(src));
+        let dst = Station { number: numbers.0, ..Station::at(macs.0) };
+        let src = Station { number: numbers.1, ..Station::at(src) };
         let (psn, cack) = (Psn(psn), Psn(cack));
         Base { dst, src, ty: Ty::Nop, ar, rtx, crc, dst_sid, psn, cack, grant, plen: 0 }
     }
@@ -423,8 +425,8 @@ proptest! {
                 _ => BASE_LEN,
             };
             prop_assert!(base.end(payload_off) <= bytes.len());
-            for (op, off, len) in PackRecords::new(&rx, 40, plen, 255).flatten() {
-                prop_assert!(off + len <= (40 + usize::from(plen)).min(bytes.len()));
+            for (op, off, len) in PackRecords::new(&rx, 48, plen, 255).flatten() {
+                prop_assert!(off + len <= (48 + usize::from(plen)).min(bytes.len()));
                 prop_assert_eq!(usize::from(op.len), len);
             }
         }
@@ -454,7 +456,7 @@ fn records_come_back() {
     let (base, op, payload) = one_of_each().swap_remove(2);
     let bytes = frame(&base, &op, &payload);
     let rx = RxFrame::new(&bytes);
-    let all: Result<Vec<_>, _> = PackRecords::new(&rx, 40, payload.len() as u16, 2).collect();
+    let all: Result<Vec<_>, _> = PackRecords::new(&rx, 48, payload.len() as u16, 2).collect();
     let all = all.unwrap();
     let texts: Vec<_> = all.iter().map(|&(_, off, len)| &bytes[off..off + len]).collect();
     assert_eq!(texts, [b"abc".as_slice(), b"12345678"]);
@@ -476,7 +478,11 @@ fn bases_are_refused_for_their_own_cause() {
     refused(Ty::Nop, 12, &[0x08, 0x00], E::EtherType);
     refused(Ty::Nop, 6, &[3], E::Source);
     refused(Ty::Nop, 6, &[0; 6], E::Source);
-    for version in [0, 1, 3, 7] {
+    refused(Ty::Nop, 34, &[0xff, 0xff], E::Source);
+    for at in 36..40 {
+        refused(Ty::Nop, at, &[0x10], E::Source);
+    }
+    for version in [0, 2, 4, 7] {
         refused(Ty::Nop, 14, &[version << 5 | 9], E::Version);
     }
     refused(Ty::Nop, 15, &[0x80], E::Secured);
@@ -523,51 +529,51 @@ fn operations_are_refused_for_their_own_cause() {
     for (ty, at) in zeros {
         for at in *at {
             for bit in 0..8 {
-                refused(*ty, 32 + at, &[1 << bit], E::OpReserved);
+                refused(*ty, BASE_LEN + at, &[1 << bit], E::OpReserved);
             }
         }
     }
     for ty in [Ty::Msg, Ty::MsgM, Ty::Rndv] {
         for bit in 2..8 {
-            refused(ty, 36, &[1 << bit], E::MsgFlags);
+            refused(ty, 44, &[1 << bit], E::MsgFlags);
         }
     }
-    refused(Ty::Msg, 36, &[2], E::StrayTag);
-    refused(Ty::Rndv, 40, &[1], E::StrayTag);
-    refused(Ty::Msg, 38, &[1], E::StrayLen);
-    refused(Ty::Msg, 39, &[1], E::StrayLen);
+    refused(Ty::Msg, 44, &[2], E::StrayTag);
+    refused(Ty::Rndv, 48, &[1], E::StrayTag);
+    refused(Ty::Msg, 46, &[1], E::StrayLen);
+    refused(Ty::Msg, 47, &[1], E::StrayLen);
     refused(Ty::MsgM, 30, &[0], E::EmptyPiece);
-    refused(Ty::MsgM, 48, &[49], E::PieceRange);
-    refused(Ty::MsgM, 56, &[0xff; 8], E::PieceRange);
-    refused(Ty::Data, 40, &[0xff; 8], E::PieceRange);
-    refused(Ty::MsgM, 56, &[1], E::LateImm);
-    refused(Ty::Pack, 32, &[0], E::PackCount);
-    refused(Ty::Pack, 33, &[1], E::PackCount);
-    refused(Ty::Pack, 32, &[3], E::PackRecord);
-    refused(Ty::Pack, 32, &[1], E::PackTrailing);
-    refused(Ty::Pack, 46, &[100], E::PackRecord);
-    refused(Ty::Pack, 67, &[1], E::PackPadding);
-    refused(Ty::Pack, 71, &[0x80], E::PackPadding);
-    refused(Ty::Pull, 56, &[0; 4], E::PullRange);
-    refused(Ty::Pull, 56, &(PULL_MAX + 1).to_le_bytes(), E::PullRange);
-    refused(Ty::Pull, 48, &[0xff; 8], E::PullRange);
-    refused(Ty::End, 40, &[4], E::EndStatus);
-    refused(Ty::Nack, 32, &[0], E::NackReason);
-    refused(Ty::Nack, 32, &[10], E::NackReason);
-    refused(Ty::Ack, 34, &[65], E::SackCount);
-    refused(Ty::Ack, 34, &[3], E::OpTruncated);
-    refused(Ty::Rst, 60, &[0], E::RstReason);
-    refused(Ty::Rst, 60, &[6], E::RstReason);
-    refused(Ty::Rst, 40, &[0; 8], E::Nameless);
-    refused(Ty::Open, 32, &[0; 4], E::Nameless);
-    refused(Ty::Open, 36, &[0; 4], E::Nameless);
-    refused(Ty::Open, 40, &[0; 8], E::Nameless);
-    refused(Ty::Open, 56, &[0; 4], E::OpenEcho);
-    refused(Ty::Open, 60, &[0; 4], E::OpenEcho);
-    refused(Ty::Open, 72, &[0; 2], E::OpenWindow);
-    refused(Ty::Open, 68, &255_u32.to_le_bytes(), E::OpenMaxFrame);
-    refused(Ty::Open, 32, &[0; 8], E::OpenChallenge);
-    for (ty, at) in [(Ty::Rst, 62), (Ty::Open, 90)] {
+    refused(Ty::MsgM, 56, &[49], E::PieceRange);
+    refused(Ty::MsgM, 64, &[0xff; 8], E::PieceRange);
+    refused(Ty::Data, 48, &[0xff; 8], E::PieceRange);
+    refused(Ty::MsgM, 64, &[1], E::LateImm);
+    refused(Ty::Pack, 40, &[0], E::PackCount);
+    refused(Ty::Pack, 41, &[1], E::PackCount);
+    refused(Ty::Pack, 40, &[3], E::PackRecord);
+    refused(Ty::Pack, 40, &[1], E::PackTrailing);
+    refused(Ty::Pack, 54, &[100], E::PackRecord);
+    refused(Ty::Pack, 75, &[1], E::PackPadding);
+    refused(Ty::Pack, 79, &[0x80], E::PackPadding);
+    refused(Ty::Pull, 64, &[0; 4], E::PullRange);
+    refused(Ty::Pull, 64, &(PULL_MAX + 1).to_le_bytes(), E::PullRange);
+    refused(Ty::Pull, 56, &[0xff; 8], E::PullRange);
+    refused(Ty::End, 48, &[4], E::EndStatus);
+    refused(Ty::Nack, 40, &[0], E::NackReason);
+    refused(Ty::Nack, 40, &[10], E::NackReason);
+    refused(Ty::Ack, 42, &[65], E::SackCount);
+    refused(Ty::Ack, 42, &[3], E::OpTruncated);
+    refused(Ty::Rst, 68, &[0], E::RstReason);
+    refused(Ty::Rst, 68, &[6], E::RstReason);
+    refused(Ty::Rst, 48, &[0; 8], E::Nameless);
+    refused(Ty::Open, 40, &[0; 4], E::Nameless);
+    refused(Ty::Open, 44, &[0; 4], E::Nameless);
+    refused(Ty::Open, 48, &[0; 8], E::Nameless);
+    refused(Ty::Open, 64, &[0; 4], E::OpenEcho);
+    refused(Ty::Open, 68, &[0; 4], E::OpenEcho);
+    refused(Ty::Open, 80, &[0; 2], E::OpenWindow);
+    refused(Ty::Open, 76, &255_u32.to_le_bytes(), E::OpenMaxFrame);
+    refused(Ty::Open, 40, &[0; 8], E::OpenChallenge);
+    for (ty, at) in [(Ty::Rst, 70), (Ty::Open, 98)] {
         for versions in [[0, 2], [3, 2], [2, 8], [0, 0]] {
             refused(ty, at, &versions, E::Versions);
         }
@@ -579,14 +585,14 @@ fn operations_are_refused_for_their_own_cause() {
 fn questions_are_refused_for_their_own_cause() {
     use WireError as E;
     for at in [14, 15, 20, 24, 31] {
-        refused(Ty::Who, 32 + at, &[1], E::OpReserved);
+        refused(Ty::Who, BASE_LEN + at, &[1], E::OpReserved);
     }
-    refused(Ty::Who, 42, &[0; 2], E::Nameless);
-    refused(Ty::Who, 32, &[0; 9], E::Nameless);
-    refused(Ty::Who, 40, &[2], E::WhoKind);
-    refused(Ty::Who, 41, &[5], E::WhoKind);
+    refused(Ty::Who, 50, &[0; 2], E::Nameless);
+    refused(Ty::Who, 40, &[0; 9], E::Nameless);
+    refused(Ty::Who, 48, &[2], E::WhoKind);
+    refused(Ty::Who, 49, &[5], E::WhoKind);
     for versions in [[0, 2], [3, 2], [2, 8], [0, 0]] {
-        refused(Ty::Who, 44, &versions, E::Versions);
+        refused(Ty::Who, 52, &versions, E::Versions);
     }
 }
 
@@ -596,15 +602,15 @@ fn one_sided_operations_are_refused_for_their_own_cause() {
     use WireError as E;
     for (ty, known) in [(Ty::Write, 0x03), (Ty::Read, 0x05), (Ty::Atomic, 0x7f)] {
         for bit in (0..8).filter(|bit| known & 1 << bit == 0) {
-            refused(ty, 36, &[1 << bit], E::RmaFlags);
+            refused(ty, 44, &[1 << bit], E::RmaFlags);
         }
     }
-    refused(Ty::Write, 36, &[2], E::LateImm);
-    refused(Ty::Atomic, 36, &[2], E::LateImm);
-    refused(Ty::Write, 56, &[4], E::RmaRange);
-    refused(Ty::Read, 64, &[0xff; 8], E::RmaRange);
-    refused(Ty::Read, 72, &(READ_MAX + 1).to_le_bytes(), E::RmaRange);
-    refused(Ty::Resp, 44, &[10], E::RespStatus);
+    refused(Ty::Write, 44, &[2], E::LateImm);
+    refused(Ty::Atomic, 44, &[2], E::LateImm);
+    refused(Ty::Write, 64, &[4], E::RmaRange);
+    refused(Ty::Read, 72, &[0xff; 8], E::RmaRange);
+    refused(Ty::Read, 80, &(READ_MAX + 1).to_le_bytes(), E::RmaRange);
+    refused(Ty::Resp, 52, &[10], E::RespStatus);
 }
 
 /// A packet of a later minor version is refused by name; a damaged one is not taken for one.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::port::{
-    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Tx,
+    Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Station, Tx,
 };
 
 /// What a [`Fault`] does, and how often. All probabilities are per frame, 0 to 1, default 0.
@@ -293,20 +293,20 @@ impl Port for Fault {
     }
 
     /// Loss, copies and delay leave a frame as it is.
-    fn presence(&mut self, mac: MacAddr) -> Presence {
-        self.inner.presence(mac)
+    fn presence(&mut self, station: Station) -> Presence {
+        self.inner.presence(station)
     }
 
     fn damages(&self) -> bool {
         self.settings.corrupt > 0.0 || self.inner.damages()
     }
 
-    fn station(&self, mac: MacAddr) -> Option<String> {
-        self.inner.station(mac)
+    fn station(&self, station: Station) -> Option<String> {
+        self.inner.station(station)
     }
 
-    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
-        self.inner.traffic(mac)
+    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
+        self.inner.traffic(station)
     }
 
     fn lacks_memory(&self) -> bool {
@@ -347,7 +347,7 @@ mod tests {
     fn run(settings: FaultSettings) -> (Vec<Vec<u8>>, PortCounters, bool) {
         let mut ports = Loopback::segment(2, LoopbackSettings { mtu: 256, ring_count: 64 });
         let mut b = ports.pop().unwrap();
-        let to = b.caps().mac;
+        let to = b.caps().station.mac;
         let mut a = Fault::new(Box::new(ports.pop().unwrap()), settings, "fault()");
         let mut got = Vec::new();
         let mut sink = |f: &RxFrame<'_>| {
@@ -434,7 +434,7 @@ mod tests {
             let (a, b) = Loopback::pair();
             (Fault::new(Box::new(a), settings, "fault()"), b)
         };
-        let frame = [&b.caps().mac.0[..], &[0; 60]].concat();
+        let frame = [&b.caps().station.mac.0[..], &[0; 60]].concat();
         let began = now_ns();
         assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
         let due = a.next_deadline_ns().expect("a frame is held");

@@ -94,7 +94,7 @@ impl Loopback {
         (0..port_count)
             .map(|me| Self {
                 caps: PortCaps {
-                    mac: inboxes[me].mac,
+                    station: inboxes[me].mac.into(),
                     mtu: settings.mtu,
                     lossless: true,
                     gather: false,
@@ -155,7 +155,7 @@ impl Port for Loopback {
             Tx::Sent
         } else {
             // Addresses are consecutive, so the one to ask is found without a search.
-            let at = dst.to_u64().wrapping_sub(self.inboxes[0].mac.to_u64());
+            let at = dst.mac.to_u64().wrapping_sub(self.inboxes[0].mac.to_u64());
             let inbox = usize::try_from(at).ok().and_then(|at| self.inboxes.get(at));
             inbox.map_or(Tx::NoRoute, |inbox| inbox.push(frame))
         };
@@ -259,7 +259,7 @@ mod tests {
     fn unicast_arrives_in_order_and_a_full_ring_pushes_back() {
         let settings = LoopbackSettings { ring_count: 5, mtu: 256 };
         let mut ports = Loopback::segment(3, settings);
-        let dst = ports[1].caps().mac;
+        let dst = ports[1].caps().station.mac;
         for round in 0..3_u8 {
             let frames: Vec<_> = (0..5).map(|i| frame_to(dst, &[round, i])).collect();
             for f in &frames {
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_dropped_port_and_a_stranger_have_no_route() {
         let (mut a, b) = Loopback::pair();
-        let mac = b.caps().mac;
+        let mac = b.caps().station.mac;
         drop(b);
         assert_eq!(a.tx(&TxFrame::whole(&frame_to(mac, b"x"))), Ok(Tx::NoRoute));
         let f = frame_to(MacAddr([2, 9, 9, 9, 9, 9]), b"x");
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_waiter_returns_when_a_frame_comes() {
         let (mut a, b) = Loopback::pair();
-        let f = frame_to(b.caps().mac, b"x");
+        let f = frame_to(b.caps().station.mac, b"x");
         let waiter = b.waiter().expect("loopback can wait");
         let t = std::thread::spawn(move || {
             let began = Instant::now();

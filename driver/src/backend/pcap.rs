@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::clock::now_ns;
 use crate::frame::{RxFrame, TxFrame};
 use crate::port::{
-    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Tx,
+    Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Station, Tx,
 };
 
 /// What is buffered at most before it is written.
@@ -208,24 +208,24 @@ impl Port for Pcap {
         self.inner.near_counters()
     }
 
-    fn presence(&mut self, mac: MacAddr) -> Presence {
-        self.inner.presence(mac)
+    fn presence(&mut self, station: Station) -> Presence {
+        self.inner.presence(station)
     }
 
-    fn is_near(&mut self, mac: MacAddr) -> bool {
-        self.inner.is_near(mac)
+    fn is_near(&mut self, station: Station) -> bool {
+        self.inner.is_near(station)
     }
 
     fn damages(&self) -> bool {
         self.inner.damages()
     }
 
-    fn station(&self, mac: MacAddr) -> Option<String> {
-        self.inner.station(mac)
+    fn station(&self, station: Station) -> Option<String> {
+        self.inner.station(station)
     }
 
-    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
-        self.inner.traffic(mac)
+    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
+        self.inner.traffic(station)
     }
 
     fn lacks_memory(&self) -> bool {
@@ -298,7 +298,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.pcapng");
         let (a, mut b) = Loopback::pair();
-        let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+        let (mac_a, mac_b) = (a.caps().station.mac, b.caps().station.mac);
         let mut a = Pcap::new(Box::new(a), &path, "pcap(file=x)").unwrap();
         let out = [&mac_b.0[..], &[1; 20]].concat();
         let back = [&mac_a.0[..], &[2; 61]].concat();
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn a_full_disk_ends_the_capture_and_not_the_port() {
         let (a, mut b) = Loopback::pair();
-        let mac = b.caps().mac;
+        let mac = b.caps().station.mac;
         // The header is written at once, so the file fails from the start.
         assert!(PcapWriter::new(File::create("/dev/full").unwrap(), "x").is_err());
         let dir = tempfile::tempdir().unwrap();

@@ -41,7 +41,7 @@ use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::port::{
-    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx,
+    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
 };
 
 /// IPv4 and UDP headers.
@@ -293,7 +293,7 @@ impl Udp {
         let joins = set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &1).is_ok();
         let frame_max = ETH_HDR_LEN + mtu;
         let caps = PortCaps {
-            mac,
+            station: mac.into(),
             mtu,
             lossless: false,
             gather: false,
@@ -356,7 +356,7 @@ impl Udp {
         let source = mac_of(addr_in(from)).is_some_and(|mac| head[6..12] == mac.0);
         frame.len() <= self.frame_max
             && source
-            && head[..6] == self.caps.mac.0
+            && head[..6] == self.caps.station.mac.0
             && head[12..] == ETHERTYPE.to_be_bytes()
     }
 }
@@ -510,7 +510,7 @@ impl Port for Udp {
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
-        let to = match addr_of(frame.dst()) {
+        let to = match addr_of(frame.dst().mac) {
             Some(to) => to,
             None if frame.dst().is_group() => {
                 // Nobody keeps a list of the others.
@@ -581,8 +581,8 @@ impl Port for Udp {
         self.counters
     }
 
-    fn station(&self, mac: MacAddr) -> Option<String> {
-        addr_of(mac).map(|addr| addr.to_string())
+    fn station(&self, station: Station) -> Option<String> {
+        addr_of(station.mac).map(|addr| addr.to_string())
     }
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
@@ -674,7 +674,7 @@ mod tests {
     #[test]
     fn frames_arrive_one_by_one_and_in_bulk() {
         let (mut a, mut b) = (open(None), open(None));
-        let (from, to) = (a.caps().mac, b.caps().mac);
+        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
         assert_eq!(a.caps().mtu, MTU_MAX);
         let sent: Vec<_> = (0..100_u8)
             .map(|i| frame(to, from, ETHERTYPE, &vec![i; 1 + 19 * usize::from(i)]))
@@ -702,7 +702,7 @@ mod tests {
     #[test]
     fn frames_of_one_length_travel_together() {
         let (mut a, mut b) = (open(None), open(None));
-        let (from, to) = (a.caps().mac, b.caps().mac);
+        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
         let sent: Vec<_> = (0..20_u8).map(|i| frame(to, from, ETHERTYPE, &[i; 500])).collect();
         let send = |a: &mut Udp| {
             sent.iter().for_each(|frame| assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent)));
@@ -740,10 +740,10 @@ mod tests {
             cut in 1..40_usize,
         ) {
             let (mut a, mut to) = (open(None), [open(None), open(None)]);
-            let (from, mut sent) = (a.caps().mac, [Vec::new(), Vec::new()]);
+            let (from, mut sent) = (a.caps().station.mac, [Vec::new(), Vec::new()]);
             for (i, &(place, len)) in frames.iter().enumerate() {
                 let payload = vec![i as u8; [1, 700, 700, 699][len]];
-                let frame = frame(to[place].caps().mac, from, ETHERTYPE, &payload);
+                let frame = frame(to[place].caps().station.mac, from, ETHERTYPE, &payload);
                 assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
                 sent[place].push(frame);
                 if i % cut == 0 {
@@ -771,7 +771,7 @@ mod tests {
     #[test]
     fn what_is_not_from_where_it_says_is_dropped() {
         let (a, mut b) = (open(None), open(None));
-        let (from, to) = (a.caps().mac, b.caps().mac);
+        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
         let at = addr_of(to).unwrap();
         let liar = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let outside = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -798,7 +798,7 @@ mod tests {
         let long = vec![1; DATAGRAM_MAX];
         let mut short =
             Udp::open(&UdpSettings { mtu: Some(256), ..UdpSettings::at("lo") }).unwrap();
-        liar.send_to(&long, addr_of(short.caps().mac).unwrap()).unwrap();
+        liar.send_to(&long, addr_of(short.caps().station.mac).unwrap()).unwrap();
         assert!(drain(&mut short).is_empty());
         assert_eq!((b.counters().rx_dropped, short.counters().rx_dropped), (dropped, 1));
     }
@@ -825,7 +825,7 @@ mod tests {
     fn a_waiter_returns_when_a_frame_comes_or_somebody_wakes_it() {
         let (mut a, b) = (open(None), open(None));
         let waiter = b.waiter().unwrap();
-        let frame = frame(b.caps().mac, a.caps().mac, ETHERTYPE, b"x");
+        let frame = frame(b.caps().station.mac, a.caps().station.mac, ETHERTYPE, b"x");
         let start = Instant::now();
         waiter.wake();
         waiter.wait(Duration::from_secs(20));

@@ -10,12 +10,12 @@ use crate::backend::near::node_segment;
 use crate::backend::shm::ShmSettings;
 use crate::backend::switch::{Guests, RUN_DIR, Switch, SwitchedPort, socket_in};
 use crate::error::OpenError;
-use crate::port::{MacAddr, Port};
+use crate::port::{Port, Station};
 
 /// Kinds of devices that a switch can own.
 const KINDS: &[&str] = &["afpacket", "xdp", "vfio", "memif", "dpdk"];
-/// Those of them that filter by address, and have the option `promisc=`.
-const FILTERING: &[&str] = &["afpacket", "xdp", "vfio", "dpdk"];
+/// Those of them that filter by station, and have the option `stations=`.
+const FILTERING: &[&str] = &["afpacket", "xdp"];
 
 /// How long opening waits for a switch that was killed to be started again.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -58,7 +58,7 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, 
     if choice == Choice::No {
         return Ok(None);
     }
-    let segment = ShmSettings { mac: mac_of(spec), ..segment(spec)? };
+    let segment = ShmSettings { station: station_of(spec), ..segment(spec)? };
     let (socket, name) = (socket_of(&segment), with_option(spec, "switch=yes"));
     let is_here = segment.path().exists();
     let runs = is_here && segment.switch_pid()?.is_some();
@@ -142,7 +142,7 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
     let (inner, _) = split(inner, false)?;
     let segment = segment(&inner)?;
     let inner = match FILTERING.contains(&kind) {
-        true => with_option(&inner, "promisc=yes"),
+        true => with_option(&inner, "stations=all"),
         false => inner,
     };
     let nic = super::open_device(&format!("{}{inner}", &spec[..at]), false)?;
@@ -225,7 +225,7 @@ fn segment(spec: &str) -> Result<ShmSettings, OpenError> {
 }
 
 /// The address that is asked for.
-fn mac_of(spec: &str) -> Option<MacAddr> {
+fn station_of(spec: &str) -> Option<Station> {
     options(spec).1.split(',').find_map(|part| part.strip_prefix("mac=")?.parse().ok())
 }
 

@@ -2,7 +2,7 @@
 
 use super::spec::{PortInfo, bad, parse, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
-use crate::backend::netdev::links;
+use crate::backend::netdev::{Accept, links};
 use crate::backend::udp::{Udp, UdpSettings, addresses};
 use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
@@ -11,6 +11,16 @@ use crate::port::Port;
 /// Opens `afpacket:INTERFACE,...`.
 pub(super) fn afpacket(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     Ok(Box::new(AfPacket::open(&afpacket_settings(spec)?)?))
+}
+
+/// What `promisc=` or `stations=` says.
+fn accept(spec: &str, key: &str, value: &str) -> Result<Accept, OpenError> {
+    match (key, value) {
+        ("stations", "all") => Ok(Accept::Node),
+        ("stations", "own") => Ok(Accept::Own),
+        ("stations", _) => Err(bad(spec, "write stations=own or stations=all")),
+        _ => Ok(if yes_or_no(spec, key, value)? { Accept::All } else { Accept::Own }),
+    }
 }
 
 /// Whether [`afpacket`] would open it.
@@ -29,12 +39,14 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
-            "mac" => settings.mac = Some(parse(spec, value)?),
+            "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "ring" => settings.ring_count = Some(parse(spec, value)?),
-            "promisc" => settings.promiscuous = yes_or_no(spec, key, value)?,
+            "promisc" | "stations" => {
+                settings.accept = settings.accept.max(accept(spec, key, value)?);
+            }
             _ => {
-                let known = "mac=, mtu=, ring=, promisc=, near= and switch=";
+                let known = "mac=, mtu=, ring=, promisc=, stations=, near= and switch=";
                 let why = format!("no option \"{key}\"; there are {known}");
                 return Err(bad(spec, why));
             }
@@ -76,13 +88,15 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
             }
             "zerocopy" => settings.zero_copy = yes_or_no(spec, key, value)?,
             "busypoll" => settings.busy_poll = yes_or_no(spec, key, value)?,
-            "mac" => settings.mac = Some(parse(spec, value)?),
+            "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "ring" => settings.ring_count = Some(parse(spec, value)?),
-            "promisc" => settings.promiscuous = yes_or_no(spec, key, value)?,
+            "promisc" | "stations" => {
+                settings.accept = settings.accept.max(accept(spec, key, value)?);
+            }
             _ => {
                 let known = "queue=, mode=, zerocopy=, busypoll=, mac=, mtu=, ring=, promisc=, \
-                             near= and switch=";
+                             stations=, near= and switch=";
                 let why = format!("no option \"{key}\"; there are {known}");
                 return Err(bad(spec, why));
             }

@@ -50,12 +50,12 @@ pub(crate) fn forged(seed: u64, count: u64) -> Checked {
     let mut pair = Pair::new(&mut rig);
     pair.exchange(&mut rig, &mut r, 20)?;
     let mut live = rig.net.tap.take().unwrap_or_default();
-    live.retain(|f| f[..6] == Net::mac(0).0);
+    live.retain(|f| RxFrame::new(f).stations().is_some_and(|[dst, _]| dst == Net::station(0)));
     let quiet = rig.net.now + 3000 * MS;
     rig.run_to(quiet);
     let before = state(&mut rig);
     let now = rig.now();
-    let [victim, honest, third] = [0, 1, 2].map(Net::mac);
+    let [victim, honest, third] = [0, 1, 2].map(Net::station);
     let mut forger = Forger { rng: r.clone(), victim, honest, third, crc: true, ep: EP };
     for i in 0..count {
         let bytes = forger.frame(&live);
@@ -75,7 +75,7 @@ pub(crate) fn forged(seed: u64, count: u64) -> Checked {
 /// Sessions with honest peers, and all levels but the number of peers.
 fn state(rig: &mut Rig) -> (Vec<SessionInfo>, Levels) {
     let node = &rig.at(0).node;
-    let mut sessions: Vec<_> = node.sessions().filter(|s| s.mac == Net::mac(1)).collect();
+    let mut sessions: Vec<_> = node.sessions().filter(|s| s.station == Net::station(1)).collect();
     sessions.iter_mut().for_each(|s| s.srtt_ns = 0);
     (sessions, Levels { peers: 0, ..node.levels() })
 }
@@ -278,8 +278,8 @@ impl Villain {
 
     fn base(&self) -> Base {
         Base {
-            dst: Net::mac(0),
-            src: Net::mac(2),
+            dst: Net::station(0),
+            src: Net::station(2),
             ty: Ty::Open,
             ar: false,
             rtx: false,

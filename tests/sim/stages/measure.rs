@@ -8,7 +8,7 @@ use barewire_dataplane::psn::Psn;
 use barewire_dataplane::types::Instant as Moment;
 use barewire_dataplane::wire::{self, AckOp, Base, Op, OpenOp, Ty};
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
-use barewire_driver::port::{MacAddr, Tx};
+use barewire_driver::port::{MacAddr, Station, Tx};
 
 use super::{for_seeds, nightly};
 use crate::ledger::ensure;
@@ -238,7 +238,7 @@ fn bytes_with(peers: usize) -> isize {
     let mut node = Node::new(plan.node.settings(1, 1), &caps(&plan, 0)).expect("a valid plan");
     let mut now = Moment(1_000_000);
     for i in 0..peers {
-        let src = MacAddr::from_u64(0x0200_1000_0000 + i as u64);
+        let src = MacAddr::from_u64(0x0200_1000_0000 + i as u64).into();
         now = now + 100_000;
         open_session(&mut node, now, src);
     }
@@ -252,9 +252,9 @@ fn bytes_with(peers: usize) -> isize {
 }
 
 /// Plays the peer at `src` until its session with `node` is open.
-fn open_session(node: &mut Node, now: Moment, src: MacAddr) {
+fn open_session(node: &mut Node, now: Moment, src: Station) {
     let base = Base {
-        dst: crate::net::Net::mac(0),
+        dst: crate::net::Net::station(0),
         src,
         ty: Ty::Open,
         ar: false,
@@ -269,7 +269,7 @@ fn open_session(node: &mut Node, now: Moment, src: MacAddr) {
     let open = OpenOp {
         sid: 5,
         epoch: 1,
-        inc: src.to_u64(),
+        inc: src.mac.to_u64(),
         target_inc: 1,
         max_frame: 1500,
         window: 256,

@@ -151,8 +151,8 @@ const FORGED: std::ops::Range<usize> = 2..60;
 
 fn open_frame(src: usize, op: OpenOp, len: usize) -> Vec<u8> {
     let base = Base {
-        dst: Net::mac(0),
-        src: Net::mac(src),
+        dst: Net::station(0),
+        src: Net::station(src),
         ty: Ty::Open,
         ar: false,
         rtx: false,

@@ -177,7 +177,7 @@ impl<'a> Faults<'a> {
         let addr: EpAddr = addrs.split(' ').next().unwrap().parse().unwrap();
         // Half the time somebody who knows the address, who gets further.
         let inc = if self.rng.chance(0.5) { addr.incarnation } else { self.rng.next() | 1 };
-        self.stranger.say(&format!("FLOOD {} {inc} {ms}", addr.mac));
+        self.stranger.say(&format!("FLOOD {} {inc} {ms}", addr.station));
     }
 
     /// Ends everything that goes on and returns what there was.

@@ -323,7 +323,7 @@ impl Node {
             return;
         }
         group.shared = Shared::No;
-        let macs: Vec<_> = group.members.iter().map(|m| self.peers[m.peer].mac()).collect();
+        let macs: Vec<_> = group.members.iter().map(|m| self.peers[m.peer].station()).collect();
         if let Some(board) = out.board(&macs) {
             let at = 8 * (super::JOIN_WORDS + group.me as usize);
             words.io().write_at(at, &board.name().to_le_bytes());

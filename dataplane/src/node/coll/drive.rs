@@ -158,7 +158,7 @@ impl Node {
     fn on_strange_control(&mut self, err: &CqErr) {
         let Some(from) = err.err_data else { return };
         let (gid, _, _) = parts_of(err.cqe.tag);
-        if let Some(p) = self.by_mac.get(&self.peers, from.mac) {
+        if let Some(p) = self.by_station.get(&self.peers, from.station) {
             self.purge_join((p, Some(from.ep)), Some(gid));
         }
         self.over_before(gid, &err.cqe);

@@ -324,7 +324,7 @@ impl Node {
             return Err(Error::NoMem);
         }
         let own = self.addr_of(ep)?;
-        let me = addrs.iter().position(|a| (a.mac, a.ep) == (own.mac, own.ep));
+        let me = addrs.iter().position(|a| (a.station, a.ep) == (own.station, own.ep));
         let me = me.ok_or(Error::Invalid("the endpoint is not in its address vector set"))? as u32;
         addrs[me as usize].incarnation = own.incarnation;
         let (gid, hash) = self.group_names(&addrs, parent, req.model)?;
@@ -402,7 +402,7 @@ impl Node {
         let known = |addr| av.lookup(addr).ok_or(Error::Invalid("a member is not in the AV"));
         let addrs: Vec<EpAddr> = (req.members.iter().map(|&a| Ok(self.addr_of_entry(known(a)?))))
             .collect::<Result<_>>()?;
-        let mut names: Vec<_> = addrs.iter().map(|a| (a.mac, a.ep)).collect();
+        let mut names: Vec<_> = addrs.iter().map(|a| (a.station, a.ep)).collect();
         names.sort_unstable();
         if names.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(Error::Invalid("an endpoint is in the set twice"));
@@ -426,7 +426,7 @@ impl Node {
     ) -> Result<(u32, u32)> {
         let mut hash = mix(parent, u64::from(self.settings.coll.hash()));
         for a in addrs {
-            hash = mix(hash, a.mac.to_u64() << 16 | u64::from(a.ep));
+            hash = mix(mix(hash, a.station.word()), a.ep.into());
         }
         let gid = match model {
             JoinModel::Collective => mix(hash, 1),
@@ -452,12 +452,12 @@ impl Node {
         if addr.incarnation != 0 {
             return Ok(addr.incarnation);
         }
-        if addr.mac == self.mac {
+        if addr.station == self.station {
             return Ok(self.settings.incarnation);
         }
         let met = self
-            .by_mac
-            .get(&self.peers, addr.mac)
+            .by_station
+            .get(&self.peers, addr.station)
             .map(|p| self.peers[p].inc)
             .filter(|&inc| inc != 0);
         met.ok_or(Error::Invalid(

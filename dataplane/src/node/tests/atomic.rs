@@ -607,7 +607,7 @@ fn a_header_like_no_operation_is_refused() {
     // Length, endpoint, flags and context, key and address, count with operation and type.
     let cleared = [30..32, 40..56, 64..68];
     cleared.into_iter().for_each(|range| frame[range].fill(0));
-    [32..34, 36..38].into_iter().for_each(|range| frame[range].fill(0xff));
+    [40..42, 44..46].into_iter().for_each(|range| frame[range].fill(0xff));
     let target = &mut pair.ends[1].node;
     target.revoke_grants();
     let before = target.counters().rma_executed;
@@ -771,8 +771,8 @@ pub(super) fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
     let idx = from.node.peers.iter().next().map(|(idx, _)| idx).unwrap();
     let peer = &mut from.node.peers[idx];
     let base = WireBase {
-        dst: to.node.mac,
-        src: from.node.mac,
+        dst: to.node.station,
+        src: from.node.station,
         ty: Ty::Resp,
         ar: false,
         rtx: false,

@@ -18,8 +18,8 @@ fn bare(end: &mut End, tx_size: usize) -> EpId {
 /// Two nodes with endpoints of these capabilities. Where nobody counts what is done to them,
 /// fetches are usual.
 pub(super) fn pair_with(caps: Caps) -> Pair {
-    let ends = [1, 2].map(|mac| {
-        let mut end = end(mac, 1500, true);
+    let ends = [1, 2].map(|station| {
+        let mut end = end(station, 1500, true);
         end.node.ep_close(Instant(0), end.ep).unwrap();
         let attr = EpAttr { caps, ..EpAttr::default() };
         end.ep = open_ep(&mut end.node, (end.cq, end.av), attr);
@@ -394,12 +394,12 @@ fn a_usual_fetch_is_so_in_every_word() {
     for at in 0..frame.len() - 8 {
         // Not what others have asked, the type; nor that the frame acknowledges a little less, and
         // of the operation its name, its number, and the endpoint that it is from.
-        if [14..16, 24..25, 34..36, 38..40, 56..64, 68..72].iter().any(|free| free.contains(&at)) {
+        if [12..16, 24..25, 42..44, 46..48, 64..72, 76..80].iter().any(|free| free.contains(&at)) {
             continue;
         }
         for bit in 0..8 {
             // Another word of the region.
-            if at == 48 && (3..6).contains(&bit) {
+            if at == 56 && (3..6).contains(&bit) {
                 continue;
             }
             let mut frame = frame.clone();

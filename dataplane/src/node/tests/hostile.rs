@@ -8,7 +8,7 @@ use crate::wire::{self, AckOp, Base, MsgMOp, MsgOp, Op, OpenOp, RndvOp, Ty};
 
 /// A station that speaks to the second node of a pair, one packet at a time.
 struct Puppet {
-    mac: u8,
+    station: u8,
     /// What the node calls the session.
     sid: u32,
     psn: u32,
@@ -18,9 +18,9 @@ struct Puppet {
 
 impl Puppet {
     /// Opens a session.
-    fn open(pair: &mut Pair, mac: u8) -> Self {
-        let mut puppet = Self { mac, sid: 0, psn: 7000, cack: 0 };
-        puppet.knock(pair, 900 + u64::from(mac));
+    fn open(pair: &mut Pair, station: u8) -> Self {
+        let mut puppet = Self { station, sid: 0, psn: 7000, cack: 0 };
+        puppet.knock(pair, 900 + u64::from(station));
         pair.run(10_000);
         puppet.listen(pair);
         assert!(puppet.sid != 0, "no answer to an OPEN");
@@ -43,9 +43,9 @@ impl Puppet {
     /// What the node answers to an OPEN.
     fn answer(&self, pair: &mut Pair) -> Option<OpenOp> {
         pair.run(10_000);
-        let mac = MacAddr([2, 0, 0, 0, 0, self.mac]);
+        let station = Station::at([2, 0, 0, 0, 0, self.station]);
         let mut heard = std::mem::take(&mut pair.stray);
-        heard.retain(|bytes| bytes[..6] == mac.0);
+        heard.retain(|bytes| bytes[..6] == station.mac.0);
         heard.iter().rev().find_map(|bytes| {
             let frame = RxFrame::new(bytes);
             OpenOp::parse(&frame, &Base::parse(&frame).ok()?).ok()
@@ -56,8 +56,8 @@ impl Puppet {
     fn put(&self, pair: &mut Pair, ahead: u32, op: &Op, payload: &[u8]) {
         let node = &mut pair.ends[1].node;
         let base = Base {
-            dst: node.mac,
-            src: MacAddr([2, 0, 0, 0, 0, self.mac]),
+            dst: node.station,
+            src: Station::at([2, 0, 0, 0, 0, self.station]),
             ty: op.ty(),
             ar: false,
             rtx: false,
@@ -83,12 +83,12 @@ impl Puppet {
 
     /// Takes what the node sent, and acknowledges it.
     fn listen(&mut self, pair: &mut Pair) {
-        let mac = MacAddr([2, 0, 0, 0, 0, self.mac]);
+        let station = Station::at([2, 0, 0, 0, 0, self.station]);
         let heard = std::mem::take(&mut pair.stray);
         for bytes in heard {
             let frame = RxFrame::new(&bytes);
             let Ok(base) = Base::parse(&frame) else { continue };
-            if base.dst != mac {
+            if base.dst != station {
                 pair.stray.push(bytes);
                 continue;
             }
@@ -158,8 +158,8 @@ fn announced_messages_that_never_come_hold_up_nobody_for_ever() {
 fn early_packets_of_some_leave_room_for_those_of_others() {
     let mut pair = Pair::new(1500, false);
     let msg = MsgOp { dst_ep: end_number(&pair), src_ep: 1, ..MsgOp::default() };
-    for mac in 20..32 {
-        let puppet = Puppet::open(&mut pair, mac);
+    for station in 20..32 {
+        let puppet = Puppet::open(&mut pair, station);
         for ahead in 1..500 {
             puppet.put(&mut pair, ahead, &Op::Msg(msg), &[]);
         }
@@ -185,33 +185,33 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
         let settings = NodeSettings { incarnation, seed, peer_max, ..NodeSettings::default() };
         let mut node = Node::new(settings, &caps(1, 1500, false)).unwrap();
         let av = node.av_open(1).unwrap();
-        let mac = |n: u32| {
+        let station = |n: u32| {
             let [a, b, c, d] = n.to_be_bytes();
-            MacAddr([6, 0, a, b, c, d])
+            Station::at([6, 0, a, b, c, d])
         };
         for n in 0..named {
-            let addr = crate::types::EpAddr { mac: mac(n), ep: 1, incarnation: 0 };
+            let addr = crate::types::EpAddr { station: station(n), ep: 1, incarnation: 0 };
             node.av_insert(Instant(1000), av, addr).unwrap();
         }
         for n in named..3 * PEERS {
-            let before = node.by_mac.evict_hand;
+            let before = node.by_station.evict_hand;
             let now = Instant(u64::from(n + 1) * 1_000_000);
-            if let Some(cookie) = open_from(&mut node, now, mac(n), 0) {
-                assert_eq!(open_from(&mut node, now, mac(n), cookie), None);
+            if let Some(cookie) = open_from(&mut node, now, station(n), 0) {
+                assert_eq!(open_from(&mut node, now, station(n), cookie), None);
             }
-            let looks = (node.by_mac.evict_hand + PEERS - before) % PEERS;
+            let looks = (node.by_station.evict_hand + PEERS - before) % PEERS;
             assert!(looks <= 16, "OPEN {n} looked at {looks} peers");
         }
         assert_eq!(node.levels().peers, peer_max);
-        let last = node.by_mac.get(&node.peers, mac(3 * PEERS - 1));
+        let last = node.by_station.get(&node.peers, station(3 * PEERS - 1));
         assert_eq!(last.is_some(), named == 0);
     }
 }
 
 /// A first OPEN of the station `src`, and the cookie that it is asked for, if any.
-fn open_from(node: &mut Node, now: Instant, src: MacAddr, cookie: u64) -> Option<u64> {
+fn open_from(node: &mut Node, now: Instant, src: Station, cookie: u64) -> Option<u64> {
     let base = Base {
-        dst: node.mac,
+        dst: node.station,
         src,
         ty: Ty::Open,
         ar: false,
@@ -235,7 +235,7 @@ fn open_from(node: &mut Node, now: Instant, src: MacAddr, cookie: u64) -> Option
         Tx::Sent
     });
     // What is pushed out of a full table is told so.
-    answers.retain(|answer| answer[..6] == src.0);
+    answers.retain(|answer| answer[..6] == src.mac.0);
     let answer = answers.first()?;
     assert!(answers.len() == 1 && answer.len() <= bytes.len(), "more than was received");
     let frame = RxFrame::new(answer);
@@ -272,12 +272,12 @@ fn half_a_message_goes_behind_the_one_before_in_a_multi_receive() {
 #[test]
 fn a_message_for_a_life_that_never_confirmed_ends_with_it() {
     let mut pair = Pair::new(1500, false);
-    let puppet = Puppet { mac: 9, sid: 0, psn: 7000, cack: 0 };
+    let puppet = Puppet { station: 9, sid: 0, psn: 7000, cack: 0 };
     puppet.knock(&mut pair, 901);
     pair.run(10_000);
     let end = &mut pair.ends[1];
-    let mac = MacAddr([2, 0, 0, 0, 0, 9]);
-    let addr = crate::types::EpAddr { mac, ep: 1, incarnation: 901 };
+    let station = Station::at([2, 0, 0, 0, 0, 9]);
+    let addr = crate::types::EpAddr { station, ep: 1, incarnation: 901 };
     end.peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
     pair.send(1, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
     // Anybody can have sent an OPEN of another life.

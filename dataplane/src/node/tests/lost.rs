@@ -29,8 +29,8 @@ fn open_pair(lossless: bool) -> Pair {
 /// The second end forgets the session, and the first learns of it.
 fn lose_session(pair: &mut Pair) {
     let now = pair.now;
-    let mac = pair.ends[0].node.mac;
-    pair.ends[1].node.drop_session(now, mac);
+    let station = pair.ends[0].node.station;
+    pair.ends[1].node.drop_session(now, station);
     pair.run(2_000_000);
     assert_eq!(pair.ends[0].node.counters.sessions_reset, 1);
 }

@@ -13,15 +13,15 @@ impl FrameSink for Port<'_> {
         sink(self.out)(frame)
     }
 
-    fn is_near(&mut self, _: MacAddr) -> bool {
+    fn is_near(&mut self, _: Station) -> bool {
         self.near
     }
 }
 
 const NEAR_MTU: usize = 9000;
 
-fn mixed_end(mac: u8) -> End {
-    let caps = PortCaps { near_mtu: NEAR_MTU, ..caps(mac, 1500, false) };
+fn mixed_end(station: u8) -> End {
+    let caps = PortCaps { near_mtu: NEAR_MTU, ..caps(station, 1500, false) };
     // As the API has it of a port that damages frames.
     end_on(caps, NodeSettings { crc: Some(true), ..NodeSettings::default() })
 }

@@ -26,7 +26,7 @@ fn a_silent_peer_is_told_of_with_what_waited() {
         pair.run(600_000_000);
         assert!(pair.ends[0].node.has_notice());
         let told = ended(&mut pair.ends[0]);
-        assert_eq!((told.mac, told.reason), (pair.ends[1].node.mac, EndReason::Silent));
+        assert_eq!((told.station, told.reason), (pair.ends[1].node.station, EndReason::Silent));
         assert_eq!(told.waited, Waited { sends: 2, ..Waited::default() });
         assert!((500_000_000..560_000_000).contains(&told.silent_ns), "{told:?}");
         assert!(told.was_open && told.age_ns > 500_000_000 + begun.0 - 1_000_000, "{told:?}");
@@ -48,8 +48,8 @@ fn causes_are_told_apart() {
     pair.drop = 0;
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
     pair.run(1_000_000);
-    let (now, mac) = (pair.now, pair.ends[0].node.mac);
-    pair.ends[1].node.drop_session(now, mac);
+    let (now, station) = (pair.now, pair.ends[0].node.station);
+    pair.ends[1].node.drop_session(now, station);
     assert_eq!(ended(&mut pair.ends[1]).reason, EndReason::Dropped);
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
     pair.run(1_000_000);
@@ -92,7 +92,7 @@ fn injected_and_pulled_messages_are_counted() {
 fn notices_that_nobody_takes_are_counted() {
     let mut end = end(1, 1500, true);
     for n in 0..100 {
-        let addr = EpAddr { mac: MacAddr([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
+        let addr = EpAddr { station: Station::at([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
         end.peer = end.node.av_insert(Instant(1), end.av, addr).unwrap();
         let (kind, buf, flags) = (MsgKind::Msg, IoBuf::leaked(&[1; 8]), OpFlags::empty());
         let (dest, tag, data, context, no_completion) = (end.peer, 0, 0, 1, false);

@@ -98,8 +98,8 @@ fn what_ends_half_way_in_a_multi_receive_names_nobody() {
         while pair.ends[1].node.levels().pull_bytes == 0 {
             pair.run(5_000);
         }
-        let (now, mac) = (pair.now, pair.ends[0].node.mac);
-        pair.ends[1].node.drop_session(now, mac);
+        let (now, station) = (pair.now, pair.ends[0].node.station);
+        pair.ends[1].node.drop_session(now, station);
         let err = pair.read_err(1);
         assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 1));
         assert_eq!(err.cqe.src, FI_ADDR_UNSPEC);
@@ -113,8 +113,8 @@ fn what_ends_half_way_in_a_multi_receive_names_nobody() {
 #[test]
 fn a_program_that_sends_and_does_not_poll_is_waited_for() {
     const LEN: usize = 100_000;
-    let port = |mac| PortCaps { tells_presence: true, ..caps(mac, 65_520, true) };
-    let mut pair = Pair::of([1, 2].map(|mac| end_on(port(mac), NodeSettings::default())));
+    let port = |station| PortCaps { tells_presence: true, ..caps(station, 65_520, true) };
+    let mut pair = Pair::of([1, 2].map(|station| end_on(port(station), NodeSettings::default())));
     pair.send(0, IoBuf::leaked(&[1; 8]), 4, OpFlags::empty(), 0).unwrap();
     pair.recv(1, IoBuf::leaked(&[0; 8]), 4, OpFlags::empty(), 0).unwrap();
     pair.run(1_000_000);

@@ -12,13 +12,13 @@ impl FrameSink for Seen<'_> {
         sink(self.0)(frame)
     }
 
-    fn presence(&mut self, _: MacAddr) -> Presence {
+    fn presence(&mut self, _: Station) -> Presence {
         Presence::Present
     }
 }
 
-fn seen(mac: u8, incarnation: u64) -> End {
-    let mut end = end(mac, 1500, true);
+fn seen(station: u8, incarnation: u64) -> End {
+    let mut end = end(station, 1500, true);
     end.node.far |= Path::PRESENCE;
     end.node.settings.incarnation = incarnation;
     end
@@ -85,7 +85,7 @@ impl FrameSink for Dying {
         Tx::NoRoute
     }
 
-    fn presence(&mut self, _: MacAddr) -> Presence {
+    fn presence(&mut self, _: Station) -> Presence {
         self.looks += 1;
         if self.looks == 1 { Presence::Present } else { Presence::Absent }
     }

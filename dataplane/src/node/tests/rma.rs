@@ -469,8 +469,8 @@ fn closing_the_initiator_in_the_middle_ends_its_operations() {
                 if close {
                     end.node.ep_close(pair.now, end.ep).unwrap();
                 } else {
-                    let mac = MacAddr([2, 0, 0, 0, 0, 2]);
-                    end.node.drop_session(pair.now, mac);
+                    let station = Station::at([2, 0, 0, 0, 0, 2]);
+                    end.node.drop_session(pair.now, station);
                 }
                 let then = contents(&look);
                 let outcomes = pair.outcomes(0).len();

@@ -6,7 +6,7 @@ use crate::rel::psn::Psn;
 use crate::wire::{self, Base, MsgOp, Op, OpenOp, Ty};
 
 /// The station of a stranger.
-const STRANGER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+const STRANGER: Station = Station::at([2, 0, 0, 0, 0, 9]);
 
 fn strict() -> NodeSettings {
     NodeSettings { by_name: false, ..NodeSettings::default() }
@@ -14,7 +14,7 @@ fn strict() -> NodeSettings {
 
 /// Hands `node` a packet of the stranger, and says which packets it answers.
 fn say(node: &mut Node, dst_sid: u32, op: &Op) -> Vec<Vec<u8>> {
-    let (dst, crc) = (node.mac, node.has_crc());
+    let (dst, crc) = (node.station, node.has_crc());
     let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, STRANGER);
     let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
     let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };
@@ -77,15 +77,15 @@ fn no_answer_to_a_stranger_tells_the_incarnation() {
 #[test]
 fn peers_that_know_their_addresses_need_no_name() {
     for lossless in [true, false] {
-        let mut pair = Pair::of([1, 2].map(|mac| end_with(mac, 1500, lossless, strict())));
+        let mut pair = Pair::of([1, 2].map(|station| end_with(station, 1500, lossless, strict())));
         for (round, i) in [0, 1, 0, 1].into_iter().enumerate() {
             pair.recv(1 - i, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
             pair.send(i, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
             pair.run(3_000_000);
             assert_eq!((pair.read(1 - i).len(), pair.read(i).len()), (1, 1), "round {round}");
-            let mac = pair.ends[1 - i].node.mac;
+            let station = pair.ends[1 - i].node.station;
             let now = pair.now;
-            pair.ends[i].node.drop_session(now, mac);
+            pair.ends[i].node.drop_session(now, station);
             // Who still has the session learns of it by the next packet.
             pair.send(1 - i, IoBuf::leaked(&[1; 8]), 1, OpFlags::DELIVERY_COMPLETE, 3).unwrap();
             pair.run(3_000_000);
@@ -100,7 +100,7 @@ fn peers_that_know_their_addresses_need_no_name() {
 /// Two nodes that are not reached by name, of which the first knows the other by its name alone,
 /// which is returned.
 fn by_name_alone(lossless: bool) -> (Pair, EpAddr) {
-    let mut pair = Pair::of([1, 2].map(|mac| end_with(mac, 1500, lossless, strict())));
+    let mut pair = Pair::of([1, 2].map(|station| end_with(station, 1500, lossless, strict())));
     let other = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
     // The address that it got with the others is taken out again, before it was used.
     pair.ends[0] = end_with(1, 1500, lossless, strict());
@@ -218,7 +218,7 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
 /// An OPEN of the station `n`, for somebody who names its receiver's life.
 fn open_of(node: &mut Node, now: Instant, n: u32) -> Vec<Vec<u8>> {
     let [_, a, b, c] = n.to_be_bytes();
-    let (dst, crc, src) = (node.mac, node.has_crc(), MacAddr([6, 0, 0, a, b, c]));
+    let (dst, crc, src) = (node.station, node.has_crc(), Station::at([6, 0, 0, a, b, c]));
     let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
     let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
     let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };

@@ -35,8 +35,8 @@ fn another_version_is_told_at_both_ends_at_once() {
         let foreign = of_version(open.clone(), VERSION - 1);
         pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&foreign));
     }
-    let mac = pair.ends[0].node.mac;
-    assert_eq!(notices(&mut pair, 1), [Notice::OtherVersion { mac, theirs: VERSION - 1 }]);
+    let station = pair.ends[0].node.station;
+    assert_eq!(notices(&mut pair, 1), [Notice::OtherVersion { station, theirs: VERSION - 1 }]);
     let refusals = sent(&mut pair, 1);
     assert!(refusals.len() == 3 && refusals[0].len() <= open.len());
     let rst = RstOp::parse(&RxFrame::new(&refusals[0])).unwrap();
@@ -66,7 +66,7 @@ fn a_damaged_version_is_not_refused() {
         pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&of_version(answer, 1)));
     }
     assert!(sent(&mut pair, 1).is_empty() && notices(&mut pair, 1).is_empty());
-    let base = Base { src: pair.ends[1].node.mac, ..base_to(&pair, 0) };
+    let base = Base { src: pair.ends[1].node.station, ..base_to(&pair, 0) };
     let inc = pair.ends[0].node.settings.incarnation;
     let rst = RstOp {
         echo_sid: 0,
@@ -85,8 +85,8 @@ fn a_damaged_version_is_not_refused() {
 
 fn base_to(pair: &Pair, i: usize) -> Base {
     Base {
-        dst: pair.ends[i].node.mac,
-        src: MacAddr([2, 0, 0, 0, 0, 9]),
+        dst: pair.ends[i].node.station,
+        src: Station::at([2, 0, 0, 0, 0, 9]),
         ty: Ty::Rst,
         ar: false,
         rtx: false,

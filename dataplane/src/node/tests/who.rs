@@ -7,9 +7,9 @@ use crate::wire::{self, Base, Host, Op, Ty, VERSIONS, WhoOp};
 const HOST: Host = Host::V4([10, 1, 1, 1]);
 
 /// An end whose endpoint has number `number`, known at [`HOST`] and by a name.
-fn server(mac: u8, number: u16) -> End {
+fn server(station: u8, number: u16) -> End {
     let mut end =
-        end_with(mac, 1500, false, NodeSettings { by_name: false, ..NodeSettings::default() });
+        end_with(station, 1500, false, NodeSettings { by_name: false, ..NodeSettings::default() });
     let attr = EpAttr { number: Some(number), caps: Caps::MSG, ..EpAttr::default() };
     open_ep(&mut end.node, (end.cq, end.av), attr);
     end.node.set_hosts(vec![HOST, Host::name("Node7")]);
@@ -18,8 +18,8 @@ fn server(mac: u8, number: u16) -> End {
 }
 
 /// Hands `node` a WHO of station `src` to `dst`, and says what it sends then.
-fn say(node: &mut Node, now: u64, (src, dst): (u8, MacAddr), op: WhoOp) -> Vec<(MacAddr, WhoOp)> {
-    let (crc, src) = (node.has_crc(), MacAddr([2, 0, 0, 0, 0, src]));
+fn say(node: &mut Node, now: u64, (src, dst): (u8, Station), op: WhoOp) -> Vec<(Station, WhoOp)> {
+    let (crc, src) = (node.has_crc(), Station::at([2, 0, 0, 0, 0, src]));
     let (ty, ar, rtx, psn, cack, grant) = (Ty::Who, false, false, Psn(0), Psn(0), 0);
     let base = Base { dst, src, ty, ar, rtx, crc, dst_sid: 0, psn, cack, grant, plen: 0 };
     node.on_frame(Instant(now), &RxFrame::new(&wire::frame(&base, &Op::Who(op), &[])));
@@ -27,7 +27,7 @@ fn say(node: &mut Node, now: u64, (src, dst): (u8, MacAddr), op: WhoOp) -> Vec<(
 }
 
 /// What a node sends now that belongs to no session.
-fn said(node: &mut Node, now: u64) -> Vec<(MacAddr, WhoOp)> {
+fn said(node: &mut Node, now: u64) -> Vec<(Station, WhoOp)> {
     let mut out = VecDeque::new();
     node.transmit(Instant(now), &mut sink(&mut out));
     let read = |bytes: Vec<u8>| {
@@ -48,9 +48,9 @@ fn who(nonce: u64, host: Host, service: u16) -> WhoOp {
 fn who_is_asked_for_answers_and_nobody_else_does() {
     let End { mut node, .. } = server(1, 7471);
     let announced = said(&mut node, 1);
-    let here = |host| (MacAddr::BROADCAST, WhoOp { here: true, ..who(0, host, 7471) });
+    let here = |host| (Station::BROADCAST, WhoOp { here: true, ..who(0, host, 7471) });
     assert_eq!(announced, [HOST, Host::name("Node7")].map(here));
-    let asker = MacAddr([2, 0, 0, 0, 0, 9]);
+    let asker = Station::at([2, 0, 0, 0, 0, 9]);
     for (host, service, answered) in [
         (HOST, 7471, true),
         (HOST, 0, true),
@@ -60,7 +60,7 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
         (Host::V4([10, 1, 1, 2]), 7471, false),
         (Host::V6([0; 16]), 0, false),
     ] {
-        let answers = say(&mut node, 2_000_000, (9, MacAddr::BROADCAST), who(5, host, service));
+        let answers = say(&mut node, 2_000_000, (9, Station::BROADCAST), who(5, host, service));
         let here = WhoOp { here: true, ..who(5, host, 7471) };
         assert_eq!(answers, if answered { vec![(asker, here)] } else { vec![] }, "{host:?}");
     }
@@ -71,7 +71,7 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
     assert_eq!(missed, 1);
     let mut quiet = end(2, 1500, false).node;
     quiet.set_hosts(vec![HOST]);
-    assert_eq!(say(&mut quiet, 1, (9, MacAddr::BROADCAST), who(5, HOST, 0)), []);
+    assert_eq!(say(&mut quiet, 1, (9, Station::BROADCAST), who(5, HOST, 0)), []);
 }
 
 /// Goal: answers come to the question that they name, each endpoint once, a few at most; those of
@@ -79,18 +79,18 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
 #[test]
 fn a_question_keeps_its_answers_and_no_others() {
     let mut node = end(1, 1500, false).node;
-    let me = node.mac;
+    let me = node.station;
     let q = node.ask_who(None, &[HOST, Host::name("x")], 7).unwrap();
-    assert_eq!(said(&mut node, 1).iter().filter(|(dst, _)| *dst == MacAddr::BROADCAST).count(), 2);
+    assert_eq!(said(&mut node, 1).iter().filter(|(dst, _)| *dst == Station::BROADCAST).count(), 2);
     assert_eq!(node.ask_who(Some(q), &[HOST], 7), Some(q));
-    assert_eq!(said(&mut node, 2), [(MacAddr::BROADCAST, who(q, HOST, 7))]);
+    assert_eq!(said(&mut node, 2), [(Station::BROADCAST, who(q, HOST, 7))]);
     let here = |nonce, service| WhoOp { here: true, ..who(nonce, HOST, service) };
     for src in [2, 2, 3, 4, 5, 6, 7] {
         assert_eq!(say(&mut node, 3, (src, me), here(q, 7)), []);
     }
-    let macs: Vec<u8> = node.heres(q).iter().map(|here| here.mac.0[5]).collect();
+    let macs: Vec<u8> = node.heres(q).iter().map(|here| here.station.mac.0[5]).collect();
     assert_eq!(macs, [2, 3, 4, 5]);
-    for (dst, op) in [(me, here(q ^ 1, 7)), (me, here(q, 8)), (MacAddr::BROADCAST, here(q, 7))] {
+    for (dst, op) in [(me, here(q ^ 1, 7)), (me, here(q, 8)), (Station::BROADCAST, here(q, 7))] {
         say(&mut node, 3, (8, dst), op);
     }
     node.end_question(q);
@@ -111,10 +111,10 @@ fn a_flood_of_forged_names_changes_nothing() {
     let node = &mut pair.ends[0].node;
     let q = node.ask_who(None, &[HOST], 7).unwrap();
     said(node, 4_000_000);
-    let (sessions, levels, me) = (node.sessions().count(), node.levels(), node.mac);
+    let (sessions, levels, me) = (node.sessions().count(), node.levels(), node.station);
     let mut answers = 0;
     for n in 0..100_000_u64 {
-        let (src, dst) = (10 + (n % 200) as u8, [me, MacAddr::BROADCAST][n as usize % 2]);
+        let (src, dst) = (10 + (n % 200) as u8, [me, Station::BROADCAST][n as usize % 2]);
         let here = n % 3 != 0;
         // A question, an answer, an announcement.
         let nonce = [1, 1 << 40 | n, 0][n as usize % 3];

@@ -30,6 +30,8 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
         ("cack", base.cack.0.into()),
         ("grant", base.grant.into()),
         ("plen", base.plen.into()),
+        ("dst_station", base.dst.number.into()),
+        ("src_station", base.src.number.into()),
     ]);
     match op {
         Op::Msg(op) => map.extend([
@@ -118,8 +120,8 @@ fn the_worked_examples_are_true() {
         let mut payload = Vec::new();
         for (bytes, field, value) in lines {
             match (field.as_str(), value) {
-                ("eth.dst", Some(mac)) => assert_eq!(mac, base.dst.to_string()),
-                ("eth.src", Some(mac)) => assert_eq!(mac, base.src.to_string()),
+                ("eth.dst", Some(station)) => assert_eq!(station, base.dst.to_string()),
+                ("eth.src", Some(station)) => assert_eq!(station, base.src.to_string()),
                 ("eth.type" | "prologue", Some(value)) => {
                     let n = bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
                     assert_eq!(number(&value), n);

@@ -31,11 +31,11 @@ use std::sync::Arc;
 
 use super::Bell;
 use super::batch::Batch;
-use super::netdev::{Asker, Ear, Shared, Waiter, Wanted, Watched, join, raw_socket};
+use super::netdev::{Accept, Asker, Ear, Shared, Waiter, Wanted, Watched, join, raw_socket};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
 
 use ring::{RxRing, Slot};
 
@@ -60,7 +60,7 @@ pub struct AfPacketSettings {
     /// Name of the interface, such as `eth0`.
     pub interface: String,
     /// This port's address. Default: the interface's own, or a random local one if that is taken.
-    pub mac: Option<MacAddr>,
+    pub station: Option<Station>,
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries.
     /// Default: what it carries, at most [`MTU_MAX`].
     pub mtu: Option<usize>,
@@ -69,23 +69,21 @@ pub struct AfPacketSettings {
     pub ring_count: Option<usize>,
     /// EtherType of the frames. Default [`ETHERTYPE`], which is what the fabric sends.
     pub ethertype: u16,
-    /// Frames to every address are received, not only those to this port's and to groups: for who
-    /// passes them on. Default: no.
-    pub promiscuous: bool,
+    /// Which frames it takes.
+    pub accept: Accept,
 }
 
 impl AfPacketSettings {
     /// The settings of the interface `name`.
     pub fn named(name: &str) -> Self {
         let interface = name.to_owned();
-        let promiscuous = false;
         Self {
             interface,
-            mac: None,
+            station: None,
             mtu: None,
             ring_count: None,
             ethertype: ETHERTYPE,
-            promiscuous,
+            accept: Accept::Own,
         }
     }
 
@@ -104,7 +102,7 @@ impl AfPacketSettings {
         Wanted {
             port: format!("afpacket:{}", self.interface),
             interface: &self.interface,
-            mac: self.mac,
+            station: self.station,
             mtu: self.mtu,
             mtu_max: MTU_MAX,
         }
@@ -151,25 +149,25 @@ impl AfPacket {
         let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
         let (link, mtu) = wanted.find(&asker)?;
         let socket = raw_socket().map_err(|e| no_socket(&wanted, &e))?;
-        let (mac, claim) = wanted.claim(&link)?;
+        let (station, claim) = wanted.claim(&link)?;
         let frame_max = ETH_HDR_LEN + mtu;
         let os = |e: io::Error| wanted.os("cannot set up the raw socket", &e);
         // Before the look at the interface counts: what changes from now on is heard.
         let ear = Ear::new().map_err(os)?;
         let fd = socket.as_raw_fd();
-        let filter = (!settings.promiscuous).then_some(mac);
+        let filter = settings.accept.filter(station);
         socket::prepare(fd, settings.ethertype, filter).map_err(os)?;
         let ring = RxRing::new(fd, frame_max, settings.ring_count);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
-        if settings.promiscuous && !link.is_loopback {
+        if settings.accept == Accept::All && !link.is_loopback {
             join(fd, &link, None).map_err(os)?;
-        } else if mac != link.mac && !link.is_loopback {
-            join(fd, &link, Some(mac)).map_err(os)?;
+        } else if station.mac != link.mac && !link.is_loopback {
+            join(fd, &link, Some(station.mac)).map_err(os)?;
         }
         socket::bind(fd, &link, settings.ethertype).map_err(os)?;
         let bell = Bell::new().map_err(os)?;
         let caps = PortCaps {
-            mac,
+            station,
             mtu,
             lossless: false,
             gather: false,
@@ -179,7 +177,7 @@ impl AfPacket {
             link_bps: link.bps,
             name: wanted.port.clone(),
         };
-        tracing::debug!(port = %caps.name, %mac, mtu, "opened");
+        tracing::debug!(port = %caps.name, %station, mtu, "opened");
         Ok(Self {
             caps,
             frame_max,

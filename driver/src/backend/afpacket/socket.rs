@@ -6,7 +6,8 @@ use std::os::fd::RawFd;
 
 use super::super::netdev::Link;
 use super::super::set_option;
-use crate::port::MacAddr;
+use crate::frame::DST_NUMBER_AT;
+use crate::port::{MacAddr, Station};
 
 /// Asked for as the socket's send buffer: a burst of the longest frames.
 const SEND_BUFFER: libc::c_int = 4 << 20;
@@ -16,9 +17,9 @@ pub(super) fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()
     set_option(fd, libc::SOL_PACKET, option, value)
 }
 
-/// Sets what has to be set before the first frame: the filter, which passes frames to `mac` or to
+/// Sets what has to be set before the first frame: the filter, which passes frames to `station` or to
 /// everybody, and how frames leave.
-pub(super) fn prepare(fd: RawFd, ethertype: u16, mac: Option<MacAddr>) -> io::Result<()> {
+pub(super) fn prepare(fd: RawFd, ethertype: u16, station: Option<Station>) -> io::Result<()> {
     let on: libc::c_int = 1;
     // Straight to the driver, past the queueing discipline: the fabric has windows of its own.
     set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
@@ -26,7 +27,7 @@ pub(super) fn prepare(fd: RawFd, ethertype: u16, mac: Option<MacAddr>) -> io::Re
         // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
         set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER)?;
     }
-    let mut program = filter(ethertype, mac);
+    let mut program = filter(ethertype, station);
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
@@ -55,12 +56,12 @@ pub(super) fn lost(fd: RawFd) -> u64 {
     if done < 0 { 0 } else { stats.tp_drops.into() }
 }
 
-/// Lets through what is ours: our EtherType, no VLAN tag, to `mac` or to a group; without `mac` to
-/// any address.
+/// Lets through what is ours: our EtherType, no VLAN tag, to `station` or to a group; without
+/// `station` to any. The number [`Station::EVERY`] is any number.
 ///
 /// The kernel's tap hears frames to other stations too, where the interface is promiscuous for
 /// somebody or sits behind a hub.
-fn filter(ethertype: u16, mac: Option<MacAddr>) -> [libc::sock_filter; 12] {
+fn filter(ethertype: u16, station: Option<Station>) -> [libc::sock_filter; 14] {
     const LD_W: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const LD_H: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
     const LD_B: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
@@ -71,18 +72,20 @@ fn filter(ethertype: u16, mac: Option<MacAddr>) -> [libc::sock_filter; 12] {
     const VLAN_TAG_PRESENT: u32 = (-0x1000_i32 + 48) as u32;
     let op = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
     let take = op(RET, u32::MAX, 0, 0);
-    let [a, b, c, d, e, f] = mac.unwrap_or_default().0;
+    let Station { mac: MacAddr([a, b, c, d, e, f]), number } = station.unwrap_or_default();
     [
         op(LD_W, VLAN_TAG_PRESENT, 0, 0),
-        op(JEQ, 0, 0, 8),
+        op(JEQ, 0, 0, 10),
         op(LD_H, 12, 0, 0),
-        op(JEQ, ethertype.into(), 0, 6),
-        if mac.is_some() { op(LD_B, 0, 0, 0) } else { take },
-        op(JSET, 1, 5, 0),
+        op(JEQ, ethertype.into(), 0, 8),
+        if station.is_some() { op(LD_B, 0, 0, 0) } else { take },
+        op(JSET, 1, 7, 0),
         op(LD_W, 2, 0, 0),
-        op(JEQ, u32::from_be_bytes([c, d, e, f]), 0, 2),
+        op(JEQ, u32::from_be_bytes([c, d, e, f]), 0, 4),
         op(LD_H, 0, 0, 0),
-        op(JEQ, u16::from_be_bytes([a, b]).into(), 1, 0),
+        op(JEQ, u16::from_be_bytes([a, b]).into(), 0, 2),
+        if number == Station::EVERY { take } else { op(LD_H, DST_NUMBER_AT as u32, 0, 0) },
+        op(JEQ, number.swap_bytes().into(), 1, 0),
         op(RET, 0, 0, 0), // drop
         take,             // all of it
     ]

@@ -252,7 +252,7 @@ impl DpdkPort {
 
     fn over(device: Device, eal: &'static Eal, settings: &DpdkSettings) -> Self {
         let caps = PortCaps {
-            mac: device.mac,
+            station: device.mac.into(),
             mtu: device.mtu,
             lossless: device.is_lossless(settings),
             gather: false,

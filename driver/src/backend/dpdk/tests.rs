@@ -53,7 +53,7 @@ fn received(port: &mut DpdkPort) -> Vec<Vec<u8>> {
 #[test]
 fn frames_of_every_length_cross_a_pair_of_rings_both_ways() {
     let [mut a, mut b] = ring_pair("lengths", "(mtu=9000)");
-    assert_ne!(a.caps().mac, b.caps().mac);
+    assert_ne!(a.caps().station.mac, b.caps().station.mac);
     assert_eq!((a.caps().mtu, a.caps().lossless), (9000, true));
     for (i, len) in [18, 59, 60, 61, 64, 127, 128, 129, 1514, 2048, 9014].into_iter().enumerate() {
         let frame = numbered(i as u32, len);

@@ -265,7 +265,7 @@ impl Memif {
         let shared = Arc::new(Shared::new().map_err(|e| control::unable(settings, &e))?);
         let control = Control::start(settings, settings.layout(), &shared)?;
         let caps = PortCaps {
-            mac: settings.mac.unwrap_or_else(MacAddr::random),
+            station: settings.mac.unwrap_or_else(MacAddr::random).into(),
             mtu,
             lossless: settings.lossless,
             gather: false,
@@ -275,7 +275,7 @@ impl Memif {
             link_bps: 0,
             name: settings.name(),
         };
-        tracing::debug!(port = %caps.name, mac = %caps.mac, mtu, "opened");
+        tracing::debug!(port = %caps.name, station = %caps.station, mtu, "opened");
         let frame_max = ETH_HDR_LEN + mtu;
         Ok(Self {
             caps,

@@ -31,8 +31,8 @@ use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::port::{
-    FastPort, InPlaceTx, Inside, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
-    Presence, RxSink, Tx,
+    FastPort, InPlaceTx, Inside, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
+    RxSink, Station, Tx,
 };
 
 /// Bursts with near frames after which the far side is looked at, although it had nothing when it
@@ -109,7 +109,7 @@ pub struct Near<F> {
     near: Box<ShmPort>,
     far: F,
     far_frame_max: usize,
-    /// Addresses that no member had when the segment's epoch was `epoch`; all ones for none.
+    /// Stations that were no members when the segment's epoch was `epoch`; all ones for none.
     fars: Box<[u64; FARS]>,
     epoch: u64,
     /// Frames that the near side had no member for, or the far one was too short for.
@@ -146,7 +146,10 @@ impl<F: Far> Near<F> {
     /// Those of joining, with `far` as it was.
     pub fn join(segment: &ShmSettings, far: F, name: String) -> Result<Self, (F, OpenError)> {
         let theirs = far.caps();
-        let near = match ShmPort::open(&ShmSettings { mac: Some(theirs.mac), ..segment.clone() }) {
+        let near = match ShmPort::open(&ShmSettings {
+            station: Some(theirs.station),
+            ..segment.clone()
+        }) {
             Ok(near) => Box::new(near),
             Err(why) => return Err((far, why)),
         };
@@ -361,11 +364,10 @@ impl<F: Far> InPlaceTx for Near<F> {
         head: &impl WriteHead<H>,
         rest: &R,
     ) -> bool {
-        let key = dst & ((1 << 48) - 1);
-        if self.near.is_last(key) {
+        if self.near.is_last(dst) {
             return self.near.tx_in_place(dst, head, rest);
         }
-        self.is_far(key) && self.far.send_made(dst, head, rest)
+        self.is_far(dst) && self.far.send_made(dst, head, rest)
     }
 }
 
@@ -388,7 +390,7 @@ impl<F: Far> Port for Near<F> {
     }
 
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        let (dst, key) = (frame.dst(), frame.dst().frame_word());
+        let (dst, key) = (frame.dst(), frame.dst_word());
         if !self.near.is_last(key) {
             if dst.is_group() {
                 return self.tx_group(frame);
@@ -443,12 +445,12 @@ impl<F: Far> Port for Near<F> {
         self.far.damages()
     }
 
-    fn station(&self, mac: MacAddr) -> Option<String> {
-        self.near.station(mac).or_else(|| self.far.station(mac))
+    fn station(&self, station: Station) -> Option<String> {
+        self.near.station(station).or_else(|| self.far.station(station))
     }
 
-    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
-        match (self.near.traffic(mac), self.far.traffic(mac)) {
+    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
+        match (self.near.traffic(station), self.far.traffic(station)) {
             (Some(near), Some(far)) => Some((near.0 + far.0, near.1 + far.1)),
             (near, far) => near.or(far),
         }
@@ -460,18 +462,18 @@ impl<F: Far> Port for Near<F> {
     }
 
     /// Of near stations; of one that was near: whether it still is.
-    fn presence(&mut self, mac: MacAddr) -> Presence {
-        match self.near.presence(mac) {
-            Presence::Absent if self.caps.tells_presence => self.far.presence(mac),
+    fn presence(&mut self, station: Station) -> Presence {
+        match self.near.presence(station) {
+            Presence::Absent if self.caps.tells_presence => self.far.presence(station),
             presence => presence,
         }
     }
 
-    fn is_near(&mut self, mac: MacAddr) -> bool {
-        self.near.has(mac)
+    fn is_near(&mut self, station: Station) -> bool {
+        self.near.has(station)
     }
 
-    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
         self.near.board(members)
     }
 

@@ -1,3 +1,5 @@
+use crate::frame::FRAME_MIN;
+use crate::station::addressed;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -42,12 +44,12 @@ fn wire(near: usize, far: usize) -> Wire {
     Wire { near, far: all.into(), segment }
 }
 
-fn frame_of(dst: MacAddr, src: MacAddr, payload: &[u8]) -> Vec<u8> {
-    [&dst.0[..], &src.0, &[0x88, 0xb5], payload].concat()
+fn frame_of(dst: Station, src: Station, payload: &[u8]) -> Vec<u8> {
+    addressed(dst, src, [&dst.mac.0[..], &src.mac.0, &[0x88, 0xb5], &[0; 26], payload].concat())
 }
 
-fn send(from: &mut dyn Port, to: MacAddr, payload: &[u8]) -> Tx {
-    let bytes = frame_of(to, from.caps().mac, payload);
+fn send(from: &mut dyn Port, to: Station, payload: &[u8]) -> Tx {
+    let bytes = frame_of(to, from.caps().station, payload);
     let sent = from.tx(&TxFrame::whole(&bytes)).expect("it is there");
     from.flush().expect("it is there");
     sent
@@ -57,8 +59,8 @@ fn send(from: &mut dyn Port, to: MacAddr, payload: &[u8]) -> Tx {
 fn burst(port: &mut dyn Port, max: usize) -> Vec<(bool, Vec<u8>)> {
     let mut got = Vec::new();
     let mut sink = |f: &RxFrame<'_>| {
-        let mut bytes = vec![0; f.len() - ETH_HDR_LEN];
-        assert!(f.copy_to(ETH_HDR_LEN, &mut bytes));
+        let mut bytes = vec![0; f.len() - FRAME_MIN];
+        assert!(f.copy_to(FRAME_MIN, &mut bytes));
         got.push((f.is_near(), bytes));
     };
     let count = port.rx_burst(max, &mut sink).expect("it is there");
@@ -78,7 +80,7 @@ fn near_goes_near_and_far_goes_far() {
     let Wire { mut near, mut far, .. } = wire(2, 1);
     let [a, b] = &mut near[..] else { unreachable!() };
     let c = &mut far[0];
-    let (at_a, at_b, at_c) = (a.caps().mac, b.caps().mac, c.caps().mac);
+    let (at_a, at_b, at_c) = (a.caps().station, b.caps().station, c.caps().station);
     assert!(a.is_near(at_b) && b.is_near(at_a) && !a.is_near(at_c));
     assert!(a.caps().near_mtu > MTU && a.caps().mtu == MTU);
     let long = vec![7; a.caps().near_mtu.min(9000)];
@@ -97,11 +99,11 @@ fn near_goes_near_and_far_goes_far() {
     assert_eq!((all.tx_frames, near.tx_frames), (9, 6));
     assert_eq!((all.rx_frames, near.rx_frames), (6, 3));
     assert_eq!((all.tx_no_route, all.rx_dropped), (0, 0));
-    let nobody = MacAddr([2, 9, 9, 9, 9, 9]);
+    let nobody = Station::at([2, 9, 9, 9, 9, 9]);
     assert_eq!(send(a, nobody, b"x"), Tx::NoRoute);
     assert_eq!(a.counters().tx_no_route, 1);
     assert_eq!(a.traffic(at_b), b.traffic(at_a).map(|(to, from)| (from, to)));
-    assert!(a.traffic(at_b).unwrap().1 >= 3 * (50 + ETH_HDR_LEN as u64));
+    assert!(a.traffic(at_b).unwrap().1 >= 3 * (50 + FRAME_MIN as u64));
     let here = a.station(at_b).unwrap();
     assert!(here.contains(&std::process::id().to_string()), "{here}");
 }
@@ -110,7 +112,7 @@ fn near_goes_near_and_far_goes_far() {
 #[test]
 fn groups_are_on_both_sides() {
     let Wire { mut near, mut far, .. } = wire(3, 2);
-    assert_eq!(send(&mut near[0], MacAddr::BROADCAST, b"all"), Tx::Sent);
+    assert_eq!(send(&mut near[0], Station::BROADCAST, b"all"), Tx::Sent);
     for port in &mut far {
         assert_eq!(drain(port), [(false, b"all".to_vec())]);
     }
@@ -128,7 +130,7 @@ fn groups_are_on_both_sides() {
 fn a_full_ring_is_waited_for() {
     let Wire { mut near, far: _far, .. } = wire(2, 1);
     let [a, b] = &mut near[..] else { unreachable!() };
-    let to = b.caps().mac;
+    let to = b.caps().station;
     let sent = (0..10_000).take_while(|i: &u32| send(a, to, &[*i as u8; 1000]) == Tx::Sent);
     let sent = sent.count();
     assert!(sent > 10 && sent < 1000, "{sent}");
@@ -155,7 +157,7 @@ fn a_member_that_leaves_is_far_and_one_that_comes_is_near() {
     far.extend(Loopback::segment(1, settings));
     let b = near.pop().unwrap();
     let (mut b, a) = (b, &mut near[0]);
-    let (at_a, at_b) = (a.caps().mac, b.caps().mac);
+    let (at_a, at_b) = (a.caps().station, b.caps().station);
     assert_eq!((send(a, at_b, b"1"), send(&mut b, at_a, b"2")), (Tx::Sent, Tx::Sent));
     assert_eq!(drain(&mut b), [(true, b"1".to_vec())]);
     let Near { near: member, far: mut wire_b, .. } = b;
@@ -168,21 +170,21 @@ fn a_member_that_leaves_is_far_and_one_that_comes_is_near() {
         assert_eq!(send(a, at_b, b"3"), Tx::Sent);
         assert_eq!(drain(&mut *wire_b), [(false, b"3".to_vec())]);
     }
-    assert_eq!(send(a, at_b, &[0; MTU]), Tx::Sent);
-    assert_eq!(send(a, at_b, &[0; MTU + 1]), Tx::NoRoute);
+    assert_eq!(send(a, at_b, &[0; MTU - 26]), Tx::Sent);
+    assert_eq!(send(a, at_b, &[0; MTU - 25]), Tx::NoRoute);
     drain(&mut *wire_b);
     let mut b = joined(&segment, wire_b);
     assert!(a.is_near(at_b));
-    assert_eq!(send(a, at_b, &[0; MTU + 1]), Tx::Sent);
+    assert_eq!(send(a, at_b, &[0; MTU - 25]), Tx::Sent);
     assert_eq!(send(a, at_b, b"4"), Tx::Sent);
-    assert_eq!(drain(&mut b), [(true, vec![0; MTU + 1]), (true, b"4".to_vec())]);
+    assert_eq!(drain(&mut b), [(true, vec![0; MTU - 25]), (true, b"4".to_vec())]);
 }
 
 /// Goal: only the ring says that a frame is near, not the address that it bears.
 #[test]
 fn a_copied_identity_is_not_near() {
     let Wire { mut near, mut far, .. } = wire(2, 1);
-    let (at_a, at_b) = (near[0].caps().mac, near[1].caps().mac);
+    let (at_a, at_b) = (near[0].caps().station, near[1].caps().station);
     let forged = frame_of(at_a, at_b, b"I am b");
     assert_eq!(far[0].tx(&TxFrame::whole(&forged)), Ok(Tx::Sent));
     assert_eq!(send(&mut near[1], at_a, b"b"), Tx::Sent);
@@ -199,7 +201,7 @@ fn a_spoilt_way_is_not_near() {
     let (b, a) = (near.pop().unwrap(), near.pop().unwrap());
     let spoilt = |port| Fault::new(Box::new(port), FaultSettings::default(), "fault()");
     let (mut a, mut b) = (spoilt(a), spoilt(b));
-    let to = b.caps().mac;
+    let to = b.caps().station;
     assert_eq!((a.caps().near_mtu, a.is_near(to)), (0, false));
     assert_eq!(send(&mut a, to, b"x"), Tx::Sent);
     assert_eq!(drain(&mut b), [(false, b"x".to_vec())]);
@@ -210,7 +212,7 @@ fn a_spoilt_way_is_not_near() {
 #[test]
 fn both_sides_are_heard_when_one_floods() {
     let Wire { mut near, mut far, .. } = wire(2, 1);
-    let at_a = near[0].caps().mac;
+    let at_a = near[0].caps().station;
     for flood_near in [true, false] {
         for max in [1, 4, 32] {
             drain(&mut near[0]);
@@ -252,7 +254,7 @@ fn both_sides_are_heard_when_one_floods() {
 #[test]
 fn a_quiet_far_side_is_looked_at_once_in_a_pause() {
     let Wire { mut near, mut far, .. } = wire(2, 1);
-    let at_a = near[0].caps().mac;
+    let at_a = near[0].caps().station;
     let mut from = near.pop().unwrap();
     let a = &mut near[0];
     (a.gap_ns, a.untimed_looks) = (5_000, 0);
@@ -309,7 +311,7 @@ fn a_quiet_far_side_is_looked_at_once_in_a_pause() {
 fn a_sleeper_is_woken_by_both_sides() {
     let Wire { mut near, mut far, .. } = wire(2, 1);
     let waiter = near[0].waiter().unwrap();
-    let at = near[0].caps().mac;
+    let at = near[0].caps().station;
     assert!(waiter.has_interrupt());
     let start = Instant::now();
     waiter.wait(Duration::from_millis(30));
@@ -350,7 +352,7 @@ fn a_sleeper_is_woken_by_both_sides() {
 #[test]
 fn a_near_sender_rings_a_socket() {
     let Wire { mut near, .. } = wire(2, 1);
-    let at = near[0].caps().mac;
+    let at = near[0].caps().station;
     assert_eq!(send(&mut near[1], at, b"1"), Tx::Sent);
     assert_eq!(drain(&mut near[0]).len(), 1);
     drain(&mut near[0]);
@@ -371,8 +373,8 @@ fn a_near_sender_rings_a_socket() {
 fn it_goes_when_its_far_side_goes() {
     let Wire { near: _, far: _, segment } = wire(0, 0);
     let mut gone = joined(&segment, Box::new(Gone::new()));
-    let to = MacAddr([2, 0, 0, 0, 0, 9]);
-    let frame = frame_of(to, gone.caps().mac, b"x");
+    let to = Station::at([2, 0, 0, 0, 0, 9]);
+    let frame = frame_of(to, gone.caps().station, b"x");
     assert!(gone.tx(&TxFrame::whole(&frame)).is_err());
     assert!(gone.rx_burst(1, &mut |_: &RxFrame<'_>| {}).is_err());
     assert!(gone.waiter().is_none());
@@ -384,7 +386,7 @@ struct Gone(PortCaps);
 impl Gone {
     fn new() -> Self {
         let mut caps = Loopback::pair().0.caps().clone();
-        caps.mac = MacAddr([2, 0, 0, 0, 0, 8]);
+        caps.station = Station::at([2, 0, 0, 0, 0, 8]);
         Self(caps)
     }
 }

@@ -13,7 +13,7 @@ mod watched;
 
 pub use features::XdpFeatures;
 pub use link::{Link, ip_addresses, links, other_names};
-pub use station::hold;
+pub use station::{Accept, hold};
 
 pub(super) use features::xdp_features;
 pub(super) use link::Asker;

@@ -7,7 +7,31 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use super::super::{owned, set_option};
 use super::link::{Asker, Link, links};
 use crate::error::OpenError;
-use crate::port::{MTU_MIN, MacAddr};
+use crate::port::{MTU_MIN, MacAddr, Station};
+
+/// Which frames a port takes, those to groups besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Accept {
+    /// Those to its station.
+    #[default]
+    Own,
+    /// Those to all stations behind its MAC: a switch's.
+    Node,
+    /// Those to any.
+    All,
+}
+
+impl Accept {
+    /// What the port at `station` filters by: one station, or all of a node by the number
+    /// [`Station::EVERY`].
+    pub(in super::super) fn filter(self, station: Station) -> Option<Station> {
+        match self {
+            Self::Own => Some(station),
+            Self::Node => Some(Station { number: Station::EVERY, ..station }),
+            Self::All => None,
+        }
+    }
+}
 
 /// What is wanted of an interface.
 pub(in super::super) struct Wanted<'a> {
@@ -15,8 +39,9 @@ pub(in super::super) struct Wanted<'a> {
     pub(in super::super) port: String,
     /// The interface's.
     pub(in super::super) interface: &'a str,
-    /// The port's address. Default: the interface's own, or a random one if that is taken.
-    pub(in super::super) mac: Option<MacAddr>,
+    /// The port's address. Default: the interface's own and the first number that is free; on an
+    /// interface without an address a random one.
+    pub(in super::super) station: Option<Station>,
     /// Bytes after the Ethernet header. Default: what the interface carries, at most `mtu_max`.
     pub(in super::super) mtu: Option<usize>,
     /// Largest MTU of such a port.
@@ -76,37 +101,34 @@ impl Wanted<'_> {
     }
 
     /// The address to use and what keeps it ours.
-    pub(in super::super) fn claim(&self, link: &Link) -> Result<(MacAddr, OwnedFd), OpenError> {
+    pub(in super::super) fn claim(&self, link: &Link) -> Result<(Station, OwnedFd), OpenError> {
         let taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
-        if let Some(mac) = self.mac {
-            if mac.is_group() || mac == MacAddr::default() {
-                let why = format!("{mac} is no station's address: its first byte must be even");
+        if let Some(station) = self.station {
+            if !station.is_single() {
+                let why = format!("{station} is no station's address: its first byte must be even");
                 return Err(self.refuse(libc::EINVAL, why, "write mac=02:00:00:00:00:01"));
             }
-            return match claim(link.index, mac) {
-                Ok(claim) => Ok((mac, claim)),
+            return match claim(link.index, station) {
+                Ok(claim) => Ok((station, claim)),
                 Err(e) if taken(&e) => {
-                    let why = format!("address {mac} is in use by another process");
+                    let why = format!("address {station} is in use by another process");
                     let mend = "choose another (mac=...) or none";
                     Err(self.refuse(libc::EADDRINUSE, why, mend))
                 }
                 Err(e) => Err(self.os("cannot claim an address", &e)),
             };
         }
-        if link.mac != MacAddr::default() {
-            match claim(link.index, link.mac) {
-                Ok(claim) => return Ok((link.mac, claim)),
+        let mac = if link.mac == MacAddr::default() { MacAddr::random() } else { link.mac };
+        for number in Station::OF_PORT {
+            let station = Station { mac, number };
+            match claim(link.index, station) {
+                Ok(claim) => return Ok((station, claim)),
                 Err(e) if taken(&e) => {}
                 Err(e) => return Err(self.os("cannot claim an address", &e)),
             }
         }
-        let mac = MacAddr::random();
-        let claim = claim(link.index, mac).map_err(|e| self.os("cannot claim", &e))?;
-        if link.mac != MacAddr::default() {
-            let interface = &link.name;
-            tracing::info!(%interface, taken = %link.mac, %mac, "another process has the address");
-        }
-        Ok((mac, claim))
+        let why = format!("{} processes have it open", Station::OF_PORT.len());
+        Err(self.refuse(libc::EADDRINUSE, why, "end some of them"))
     }
 }
 
@@ -137,12 +159,12 @@ pub(in super::super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io
     set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
-/// The name that keeps `mac` on interface `index` for one process.
+/// The name that keeps `station` on interface `index` for one process.
 ///
 /// # Errors
 /// `EADDRINUSE`: a process has it.
-fn claim(index: u32, mac: MacAddr) -> io::Result<OwnedFd> {
-    hold(&format!("barewire-station-{index}-{mac}"))
+fn claim(index: u32, station: Station) -> io::Result<OwnedFd> {
+    hold(&format!("barewire-station-{index}-{station}"))
 }
 
 /// Takes a name for this process alone. It is one of the network namespace, like an interface, and

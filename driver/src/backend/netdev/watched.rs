@@ -142,8 +142,8 @@ impl Watched {
         if now.mtu >= caps.mtu {
             self.too_long_ns = None;
         }
-        if was.mac != now.mac && was.mac == caps.mac {
-            let mac = caps.mac;
+        if was.mac != now.mac && was.mac == caps.station.mac {
+            let mac = caps.station.mac;
             tracing::warn!(
                 %port,
                 "{name} has another address now, frames to us are lost until: ip link set {name} \

@@ -87,8 +87,8 @@ use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead}
 use crate::hint::cold;
 use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
 use crate::port::{
-    FastPort, InPlaceTx, MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter,
-    Presence, ReplyTx, RxSink, Tx,
+    FastPort, InPlaceTx, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
+    ReplyTx, RxSink, Station, Tx,
 };
 use ends::Ends;
 use layout::Layout;
@@ -128,8 +128,8 @@ const STEPS: u32 = 4;
 const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
 /// The bit of a key that makes it a group's.
 const GROUP: u64 = 1;
-/// No address: the key of one has 48 bits.
-const NO_KEY: u64 = u64::MAX;
+/// The key of nobody: no station has this number, and the group that has has another MAC.
+const NO_KEY: u64 = (Station::EVERY as u64) << 48;
 
 /// How a segment is joined, and how it is made if there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +138,7 @@ pub struct ShmSettings {
     /// so that two processes of one user meet without an argument.
     pub name: String,
     /// This member's address. Default: a random locally administered one.
-    pub mac: Option<MacAddr>,
+    pub station: Option<Station>,
     /// Largest number of bytes after the Ethernet header that this member sends or takes, 256 to
     /// [`MTU_MAX`]. Default 65,520, or less if the segment's rings are too small for that.
     pub mtu: Option<usize>,
@@ -158,7 +158,7 @@ impl Default for ShmSettings {
     fn default() -> Self {
         Self {
             name: "default".into(),
-            mac: None,
+            station: None,
             mtu: None,
             ring_len: None,
             members: None,
@@ -211,10 +211,10 @@ impl ShmSettings {
             let why = "a segment's name is 1 to 64 letters, digits, -, _ or ., such as shm:job7";
             return Err(bad(&self.name, why));
         }
-        match self.mac {
-            Some(mac) if mac.is_group() || mac == MacAddr::default() => {
+        match self.station {
+            Some(station) if !station.is_single() => {
                 let why = "a station's address has an even first byte; write mac=02:00:00:00:00:01";
-                Err(bad(&mac.to_string(), why))
+                Err(bad(&station.to_string(), why))
             }
             _ => self.check_mtu(MTU_MAX),
         }
@@ -471,14 +471,6 @@ fn route_slot(key: u64) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - ROUTES.ilog2())) as usize
 }
 
-/// The address as it lies in memory, in the lower 48 bits; only compared.
-#[inline(always)]
-fn key_of(mac: &[u8]) -> u64 {
-    let (a, b) = (&mac[..4], &mac[4..6]);
-    let a = u32::from_le_bytes([a[0], a[1], a[2], a[3]]);
-    u64::from(a) | u64::from(u16::from_le_bytes([b[0], b[1]])) << 32
-}
-
 impl ShmPort {
     /// Joins the segment, making it if there is none.
     ///
@@ -545,11 +537,11 @@ impl ShmPort {
     }
 
     fn joined(joined: segment::Joined, settings: &ShmSettings, role: Role) -> Self {
-        let segment::Joined { seg, me, inc, mac } = joined;
+        let segment::Joined { seg, me, inc, station } = joined;
         let layout = seg.layout;
         let mtu = settings.mtu.unwrap_or(MTU.min(layout.frame_max - ETH_HDR_LEN));
         let caps = PortCaps {
-            mac,
+            station,
             mtu,
             lossless: <Self as InPlaceTx>::LOSSLESS,
             gather: false,
@@ -565,7 +557,7 @@ impl ShmPort {
         let extra = if role == Role::Monitor { monitor::STAMP_LEN } else { 0 };
         let ins = Ends::new((0..layout.members).map(|_| In::closed(layout, extra)));
         let bell = std::ptr::from_ref(seg.bell(me));
-        tracing::debug!(path = %seg.path.display(), %mac, mtu, "joined");
+        tracing::debug!(path = %seg.path.display(), %station, mtu, "joined");
         Self {
             caps,
             frame_max: ETH_HDR_LEN + mtu + extra,
@@ -634,9 +626,9 @@ impl ShmPort {
     }
 
     /// Whether a member has the address.
-    pub(crate) fn has(&mut self, mac: MacAddr) -> bool {
+    pub(crate) fn has(&mut self, station: Station) -> bool {
         self.refresh();
-        let key = key_of(&mac.0);
+        let key = station.word();
         self.peers.iter().any(|p| p.key == key && p.state != 0)
     }
 
@@ -647,19 +639,19 @@ impl ShmPort {
     }
 
     /// The stations of the segment but this one: address, and process as numbered where it lives.
-    pub(crate) fn stations(&self) -> impl Iterator<Item = (MacAddr, u32)> + '_ {
+    pub(crate) fn stations(&self) -> impl Iterator<Item = (Station, u32)> + '_ {
         let Shared { seg, me, .. } = &*self.shared;
         (0..seg.places()).filter(|&m| m != *me).filter_map(|m| {
             let state = seg.state(m).load(Acquire);
             if state == 0 || is_monitor(state) {
                 return None;
             }
-            let mac = MacAddr::from_u64(seg.mac(m).load(Relaxed));
-            Some((mac, seg.pid(m).load(Relaxed) as u32))
+            let station = Station::from_word(seg.station(m).load(Relaxed));
+            Some((station, seg.pid(m).load(Relaxed) as u32))
         })
     }
 
-    /// Whether the last frame went to the address, which lies in the lower 48 bits as in a frame.
+    /// Whether the last frame went to the station, as [`Station::word`] has it.
     #[inline(always)]
     pub(crate) fn is_last(&self, key: u64) -> bool {
         key == self.last.key
@@ -765,8 +757,7 @@ impl ShmPort {
     /// no room to ask for, no bell. Otherwise changes nothing.
     #[inline(always)]
     fn push_ahead(&mut self, frame: &TxFrame<'_>, len: usize, body: (*const u8, usize)) -> bool {
-        // An address that is missing here never equals one of 48 bits.
-        if key_of(&frame.head[..6]) != self.last.key {
+        if frame.dst_word() != self.last.key {
             return false;
         }
         let out = self.outs.usual();
@@ -805,7 +796,7 @@ impl ShmPort {
         let out = self.outs.usual();
         // SAFETY: as in `push`.
         let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
-        let near = (dst ^ self.last.key) << 16 == 0 && rx_open.load(Relaxed) == WATCH;
+        let near = dst == self.last.key && rx_open.load(Relaxed) == WATCH;
         if !near || frame_len > self.frame_max {
             return false;
         }
@@ -833,7 +824,7 @@ impl ShmPort {
     fn tx_any(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
-        let key = key_of(&frame.head[..6]);
+        let key = frame.dst_word();
         let route = self.routes[route_slot(key)];
         let sent = if key == route.key {
             self.last = route;
@@ -917,9 +908,8 @@ impl ShmPort {
         self.epoch = epoch;
         for (m, peer) in self.peers.iter_mut().enumerate().take(seg.places()) {
             let state = seg.state(m).load(Acquire);
-            let mac = MacAddr::from_u64(seg.mac(m).load(Relaxed));
             // A monitor has no address.
-            let key = if is_monitor(state) { NO_KEY } else { key_of(&mac.0) };
+            let key = if is_monitor(state) { NO_KEY } else { seg.station(m).load(Relaxed) };
             *peer = Peer { state, key };
         }
         let all = self.peers.iter().enumerate();
@@ -947,7 +937,7 @@ impl ShmPort {
         for r in 0..self.peers.len() {
             let Peer { state, key } = self.peers[r];
             // Nor to its source, if it is forwarded.
-            let is_other = r != self.shared.me && key != key_of(&frame.head[6..12]);
+            let is_other = r != self.shared.me && key != frame.src_word();
             if !is_other || state == 0 || is_monitor(state) {
                 continue;
             }
@@ -1053,7 +1043,7 @@ impl InPlaceTx for ShmPort {
         }
         let out = self.outs.usual();
         // Without a last one there is nobody who watches.
-        if (dst ^ self.last.key) << 16 != 0 {
+        if dst != self.last.key {
             return cold(false);
         }
         // SAFETY: as in `push`.
@@ -1472,8 +1462,8 @@ impl ShmPort {
         let mut opened = In::new(ring, link.tx_open, layout, self.extra);
         opened.ring.plain_to(self.frame_max);
         // Its sender's, which joined before it opened the ring.
-        let mac = MacAddr::from_u64(seg.mac(s).load(Relaxed));
-        self.ins[s] = In { is_open: true, key: key_of(&mac.0), ..opened };
+        let key = seg.station(s).load(Relaxed);
+        self.ins[s] = In { is_open: true, key, ..opened };
         next_at[s].store(self.ins[s].ring.mem().word_at(0).cast_mut(), Relaxed);
         self.open_ins.push(s);
         true
@@ -1637,13 +1627,13 @@ impl Port for ShmPort {
         counters
     }
 
-    fn station(&self, mac: MacAddr) -> Option<String> {
-        let pid = self.shared.seg.pid_of(mac)?;
+    fn station(&self, station: Station) -> Option<String> {
+        let pid = self.shared.seg.pid_of(station)?;
         Some(format!("process {pid}"))
     }
 
-    fn traffic(&self, mac: MacAddr) -> Option<(u64, u64)> {
-        let key = key_of(&mac.0);
+    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
+        let key = station.word();
         let m = self.peers.iter().position(|p| p.key == key && p.state != 0)?;
         Some((self.outs[m].ring.passed(), self.ins[m].ring.passed()))
     }
@@ -1652,26 +1642,28 @@ impl Port for ShmPort {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
     }
 
-    fn board(&mut self, members: &[MacAddr]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
         self.refresh();
         // A leaf sees the switch alone, whoever else there is.
         if self.is_leaf {
             return None;
         }
-        let place = |mac: &MacAddr| {
-            let key = key_of(&mac.0);
+        let place = |station: &Station| {
+            let key = station.word();
             self.peers.iter().position(|p| p.key == key && p.state != 0)
         };
-        let members: Option<Vec<_>> =
-            members.iter().map(|mac| place(mac).map(|m| (m, self.peers[m].state))).collect();
+        let members: Option<Vec<_>> = members
+            .iter()
+            .map(|station| place(station).map(|m| (m, self.peers[m].state)))
+            .collect();
         let board = board::ShmBoard::new(&self.shared, members?)?;
         Some(Box::new(board))
     }
 
     /// The kernel knows: a member's lock is released when its process ends.
-    fn presence(&mut self, mac: MacAddr) -> Presence {
+    fn presence(&mut self, station: Station) -> Presence {
         self.refresh();
-        let key = key_of(&mac.0);
+        let key = station.word();
         let member = self.peers.iter().position(|p| p.key == key && p.state != 0);
         match member {
             Some(m) if m == self.shared.me || self.shared.seg.lives(m) => Presence::Present,

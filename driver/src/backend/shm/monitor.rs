@@ -42,7 +42,7 @@ impl Monitor {
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
-        let settings = ShmSettings { mac: None, mtu: None, ..settings.clone() };
+        let settings = ShmSettings { station: None, mtu: None, ..settings.clone() };
         let mut port = ShmPort::open_as(&settings, Role::Monitor)?;
         // Others may carry more than this machine's default.
         port.frame_max = port.shared.seg.layout.frame_max + STAMP_LEN;

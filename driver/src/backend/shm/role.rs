@@ -1,5 +1,7 @@
 //! What a member of a segment is there for.
 
+use crate::mac::MacAddr;
+
 /// Bits of a member's state below its incarnation; all are 0 in an empty place.
 const STATION: u64 = 1;
 const MONITOR: u64 = 3;
@@ -52,17 +54,20 @@ pub struct Uplink {
     pub damages: bool,
     /// Bit/s, 0 if not known.
     pub link_bps: u64,
+    /// Address of the NIC, behind which stations have numbers.
+    pub mac: MacAddr,
 }
 
 impl Uplink {
-    pub(super) fn to_words(self) -> [u64; 2] {
+    pub(super) fn to_words(self) -> [u64; 3] {
         let rto_floor_us = u64::from(self.rto_floor_us & i32::MAX as u32);
         let damages = u64::from(self.damages);
-        [u64::from(self.mtu) | rto_floor_us << 32 | damages << 63, self.link_bps]
+        [u64::from(self.mtu) | rto_floor_us << 32 | damages << 63, self.link_bps, self.mac.to_u64()]
     }
 
-    pub(super) fn from_words([sizes, link_bps]: [u64; 2]) -> Self {
+    pub(super) fn from_words([sizes, link_bps, mac]: [u64; 3]) -> Self {
         let rto_floor_us = (sizes >> 32) as u32 & i32::MAX as u32;
-        Self { mtu: sizes as u32, rto_floor_us, damages: sizes >> 63 != 0, link_bps }
+        let (mtu, damages) = (sizes as u32, sizes >> 63 != 0);
+        Self { mtu, rto_floor_us, damages, link_bps, mac: MacAddr::from_u64(mac) }
     }
 }

@@ -33,7 +33,7 @@ use super::ring::RingMem;
 use super::role::{Role, Uplink, is_switch};
 use crate::backend::lock::{self, Guard};
 use crate::error::OpenError;
-use crate::port::MacAddr;
+use crate::port::{MacAddr, Station};
 
 /// How long opening waits for the lock; what is done under it takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -179,7 +179,7 @@ pub(super) struct Joined {
     pub(super) me: usize,
     /// Unique in the segment's life, never 0.
     pub(super) inc: u64,
-    pub(super) mac: MacAddr,
+    pub(super) station: Station,
 }
 
 /// Joins the segment that `settings` name; makes it if there is none or only dead ones used it.
@@ -209,13 +209,13 @@ pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenErr
         if joined.is_err() && !made {
             let _ = std::fs::remove_file(&path);
         }
-        let (map, known, me, inc, mac) = joined?;
+        let (map, known, me, inc, station) = joined?;
         drop(guard);
         if !made {
             remove_dead_ones(&path);
         }
         let seg = Segment { map, file, path, layout, known, is_wary: false };
-        return Ok(Joined { seg, me, inc, mac });
+        return Ok(Joined { seg, me, inc, station });
     }
 }
 
@@ -229,10 +229,10 @@ pub(super) fn join_file(
     let locked = OpenError::Locked { path: path.clone(), seconds: PATIENCE.as_secs() };
     let guard = Guard::take(&file, PATIENCE).ok_or(locked)?;
     let layout = read_layout(&file, &path)?;
-    let (map, known, me, inc, mac) = enter(&file, &path, layout, settings, role)?;
+    let (map, known, me, inc, station) = enter(&file, &path, layout, settings, role)?;
     drop(guard);
     let is_wary = matches!(role, Role::Switch(_));
-    Ok(Joined { seg: Segment { map, file, path, layout, known, is_wary }, me, inc, mac })
+    Ok(Joined { seg: Segment { map, file, path, layout, known, is_wary }, me, inc, station })
 }
 
 /// The process of the switch that the segment has, as numbered where it lives, if one lives. Joins
@@ -424,7 +424,7 @@ fn reserve(file: &File, at: usize, len: usize) -> io::Result<()> {
     }
 }
 
-type Entered = (Arc<Mapped>, Box<[AtomicU64]>, usize, u64, MacAddr);
+type Entered = (Arc<Mapped>, Box<[AtomicU64]>, usize, u64, Station);
 
 /// Becomes a member; the caller holds the lock.
 fn enter(
@@ -449,9 +449,9 @@ fn enter(
         }
         seg.set_uplink(uplink);
     }
-    let mac = seg.choose_mac(settings.mac)?;
     let inc = seg.word(NEXT_INC).load(Relaxed).wrapping_add(1) & u64::from(u32::MAX);
     let inc = inc.max(1);
+    let station = seg.choose_station(settings.station, role, inc)?;
     seg.word(NEXT_INC).store(inc, Relaxed);
     let me = seg.choose_place(inc as usize).ok_or(OpenError::Crowded {
         path: path.to_owned(),
@@ -462,7 +462,7 @@ fn enter(
     (0..layout.groups()).for_each(|group| seg.bell_group(me, group).store(0, Relaxed));
     seg.bell(me).store(0, Relaxed);
     seg.sleeping(me).store(0, Relaxed);
-    seg.mac(me).store(mac.to_u64(), Relaxed);
+    seg.station(me).store(station.word(), Relaxed);
     seg.pid(me).store(u64::from(std::process::id()), Relaxed);
     seg.missed(me).store(0, Relaxed);
     seg.bell_name(me).store(0, Relaxed);
@@ -471,7 +471,7 @@ fn enter(
     seg.state(me).store(inc << 32 | role.bits(), Release);
     seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
     seg.word(EPOCH).fetch_add(1, Release);
-    Ok((seg.map, seg.known, me, inc, mac))
+    Ok((seg.map, seg.known, me, inc, station))
 }
 
 /// [`Segment::known`] of a segment that was just mapped.
@@ -522,7 +522,8 @@ impl Segment {
         self.word(self.layout.member(m))
     }
 
-    pub(super) fn mac(&self, m: usize) -> &AtomicU64 {
+    /// Its address, as [`Station::word`] has it.
+    pub(super) fn station(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 8)
     }
 
@@ -598,7 +599,7 @@ impl Segment {
 
     /// What the last switch said of its uplink.
     pub(super) fn uplink(&self) -> Uplink {
-        Uplink::from_words([0, 8].map(|i| self.word(UPLINK + i).load(Relaxed)))
+        Uplink::from_words([0, 8, 16].map(|i| self.word(UPLINK + i).load(Relaxed)))
     }
 
     fn set_uplink(&self, uplink: Uplink) {
@@ -749,30 +750,44 @@ impl Segment {
         self.epoch().fetch_add(1, Release);
     }
 
-    /// The process that the member with address `mac` said it is, if there is such a member. Of
+    /// The process that the member that is `station` said it is, if there is such a member. Of
     /// another pid namespace it is a number there.
-    pub(super) fn pid_of(&self, mac: MacAddr) -> Option<u32> {
+    pub(super) fn pid_of(&self, station: Station) -> Option<u32> {
         let there = |&m: &usize| {
-            self.state(m).load(Acquire) != 0 && self.mac(m).load(Relaxed) == mac.to_u64()
+            self.state(m).load(Acquire) != 0 && self.station(m).load(Relaxed) == station.word()
         };
         let m = (0..self.places()).find(there)?;
         u32::try_from(self.pid(m).load(Relaxed)).ok().filter(|&pid| pid != 0)
     }
 
-    fn choose_mac(&self, wanted: Option<MacAddr>) -> Result<MacAddr, OpenError> {
+    /// The address of a new member: what is wanted, else a number behind the NIC of the switch that
+    /// it will be reached through, else a random MAC.
+    /// (The numbers by turns, so that one is not another's a moment later.)
+    fn choose_station(
+        &self,
+        wanted: Option<Station>,
+        role: Role,
+        inc: u64,
+    ) -> Result<Station, OpenError> {
         let members = || (0..self.places()).filter(|&m| self.state(m).load(Acquire) != 0);
-        let owner = |mac: MacAddr| members().find(|&m| self.mac(m).load(Relaxed) == mac.to_u64());
-        let Some(mac) = wanted else {
-            loop {
-                let mac = MacAddr::random();
-                if owner(mac).is_none() {
-                    return Ok(mac);
-                }
-            }
+        let owner = |of: Station| members().find(|&m| self.station(m).load(Relaxed) == of.word());
+        let Some(station) = wanted else {
+            let uplink = self.uplink();
+            let numbers = match role {
+                Role::Leaf if uplink.mtu != 0 => Station::OF_SWITCH,
+                _ => 0..0,
+            };
+            let skipped = inc as usize % numbers.len().max(1);
+            let by_turns = numbers.clone().skip(skipped).chain(numbers.take(skipped));
+            let mut behind = by_turns.map(|number| Station { mac: uplink.mac, number });
+            let random = std::iter::repeat_with(|| Station::from(MacAddr::random()));
+            let free = |station: &Station| owner(*station).is_none();
+            // There are more random ones than members.
+            return Ok(behind.find(free).or_else(|| { random }.find(free)).unwrap_or_default());
         };
-        let Some(m) = owner(mac) else { return Ok(mac) };
+        let Some(m) = owner(station) else { return Ok(station) };
         let pid = self.pid(m).load(Relaxed) as u32;
-        Err(OpenError::MacInUse { mac, pid, path: self.path.clone() })
+        Err(OpenError::AddressInUse { station, pid, path: self.path.clone() })
     }
 
     /// Leaves the segment; the last one to leave removes its file.

@@ -1,7 +1,7 @@
 //! The addresses of a switch's stations, and what was counted of each.
 
 use super::StationFrames;
-use crate::port::MacAddr;
+use crate::port::Station;
 
 /// Places at least, and for each station: so that to look for one is short.
 const PLACES_MIN: usize = 4096;
@@ -47,11 +47,11 @@ impl Addresses {
     }
 
     /// Has these stations from now on. Of two with one address it is the first's.
-    pub(super) fn renew(&mut self, stations: &[(MacAddr, Owner)]) {
+    pub(super) fn renew(&mut self, stations: &[(Station, Owner)]) {
         let count = (stations.len() * PLACES_EACH).next_power_of_two().max(PLACES_MIN);
         let were = std::mem::replace(self, Self::of(count));
-        for &(mac, owner) in stations {
-            let key = mac.frame_word();
+        for &(station, owner) in stations {
+            let key = station.word();
             let place = self.from(key).find(|&i| [0, key].contains(&self.places[i].key));
             let place = &mut self.places[place.expect("more places than stations")];
             if place.owner.is_none() && key != 0 {

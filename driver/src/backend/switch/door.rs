@@ -21,7 +21,7 @@ use nix::unistd::{Gid, chown};
 use super::greeting::{Came, Message, Refusal, Socket};
 use crate::backend::owned;
 use crate::error::OpenError;
-use crate::port::MacAddr;
+use crate::port::Station;
 
 /// Connections of one user, which say hello or not.
 pub(super) const GUESTS_MAX: usize = 255;
@@ -81,7 +81,7 @@ pub(super) struct Asking {
     pub(super) uid: u32,
     /// As numbered here; 0 if it is not seen here.
     pub(super) pid: u32,
-    pub(super) mac: Option<MacAddr>,
+    pub(super) station: Option<Station>,
 }
 
 impl Door {
@@ -194,9 +194,9 @@ impl Door {
         let there = self.connections.get_mut(&guest)?;
         match there.socket.hear(false) {
             Came::Nothing => None,
-            Came::Message(Message::Hello(mac), None) if !there.said_hello => {
+            Came::Message(Message::Hello(station), None) if !there.said_hello => {
                 there.said_hello = true;
-                Some(Event::Asked(Asking { guest, uid: there.uid, pid: there.pid, mac }))
+                Some(Event::Asked(Asking { guest, uid: there.uid, pid: there.pid, station }))
             }
             Came::Message(..) | Came::HungUp => {
                 // Closing it takes it out of the epoll.
@@ -211,11 +211,13 @@ impl Door {
     pub(super) fn answer(
         &mut self,
         guest: u64,
-        answer: Result<(MacAddr, impl AsRawFd), Refusal>,
+        answer: Result<(Station, impl AsRawFd), Refusal>,
     ) -> bool {
         let Some(there) = self.connections.get(&guest) else { return false };
         let is_in = match answer {
-            Ok((mac, file)) => there.socket.say(Message::Welcome(mac), Some(file.as_raw_fd())),
+            Ok((station, file)) => {
+                there.socket.say(Message::Welcome(station), Some(file.as_raw_fd()))
+            }
             Err(why) => {
                 there.socket.say(Message::Refused(why), None);
                 false

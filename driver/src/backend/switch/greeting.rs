@@ -16,18 +16,18 @@ use nix::sys::socket::{
 };
 
 use crate::backend::{lock, owned};
-use crate::port::MacAddr;
+use crate::port::Station;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"bw-guest");
+const MAGIC: u64 = u64::from_le_bytes(*b"bw-gues2");
 const LEN: usize = 24;
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// The process: it wants to be a station, of this address if it has one.
-    Hello(Option<MacAddr>),
+    Hello(Option<Station>),
     /// The switch: it is one, of this address, in the segment that comes with this.
-    Welcome(MacAddr),
+    Welcome(Station),
     /// The switch: it is none.
     Refused(Refusal),
 }
@@ -38,7 +38,7 @@ pub(super) enum Refusal {
     /// Processes of its user are not served.
     Stranger,
     /// Somebody has the address.
-    MacInUse,
+    AddressInUse,
     /// Its user has as many stations as one may have.
     Crowded,
     /// The switch has no memory or no descriptor left.
@@ -47,23 +47,23 @@ pub(super) enum Refusal {
 
 /// Numbers of messages, in this order; refusals come last.
 const REFUSALS: [Refusal; 4] =
-    [Refusal::Stranger, Refusal::MacInUse, Refusal::Crowded, Refusal::NoRoom];
+    [Refusal::Stranger, Refusal::AddressInUse, Refusal::Crowded, Refusal::NoRoom];
 const HELLO: u64 = 1;
 const WELCOME: u64 = 2;
 const REFUSED: u64 = 16;
 
 impl Message {
     fn bytes(self) -> [u8; LEN] {
-        let (kind, mac) = match self {
-            Self::Hello(mac) => (HELLO, mac.map_or(0, MacAddr::to_u64)),
-            Self::Welcome(mac) => (WELCOME, mac.to_u64()),
+        let (kind, station) = match self {
+            Self::Hello(station) => (HELLO, station.map_or(0, Station::word)),
+            Self::Welcome(station) => (WELCOME, station.word()),
             Self::Refused(why) => {
                 let at = REFUSALS.iter().position(|&known| known == why).unwrap_or(0);
                 (REFUSED + at as u64, 0)
             }
         };
         let mut bytes = [0; LEN];
-        for (to, word) in bytes.chunks_exact_mut(8).zip([MAGIC, kind, mac]) {
+        for (to, word) in bytes.chunks_exact_mut(8).zip([MAGIC, kind, station]) {
             to.copy_from_slice(&word.to_le_bytes());
         }
         bytes
@@ -76,13 +76,13 @@ impl Message {
             u64::from_le_bytes(word)
         };
         let (kind, address) = (word(1), word(2));
-        if word(0) != MAGIC || address >> 48 != 0 {
+        if word(0) != MAGIC {
             return None;
         }
-        let mac = MacAddr::from_u64(address);
+        let station = Station::from_word(address);
         match kind {
-            HELLO => Some(Self::Hello((address != 0).then_some(mac))),
-            WELCOME if address != 0 => Some(Self::Welcome(mac)),
+            HELLO => Some(Self::Hello((address != 0).then_some(station))),
+            WELCOME if address != 0 => Some(Self::Welcome(station)),
             _ if address == 0 => {
                 let at = usize::try_from(kind.checked_sub(REFUSED)?).ok()?;
                 REFUSALS.get(at).map(|&why| Self::Refused(why))
@@ -179,8 +179,9 @@ mod tests {
     /// Goal: what is said is heard, and nothing else is: each bit of a message matters.
     #[test]
     fn messages_are_read_as_they_were_written() {
-        let mac = MacAddr([2, 1, 2, 3, 4, 5]);
-        let hellos = [Message::Hello(None), Message::Hello(Some(mac)), Message::Welcome(mac)];
+        let station = Station { number: 7, ..Station::at([2, 1, 2, 3, 4, 5]) };
+        let hellos =
+            [Message::Hello(None), Message::Hello(Some(station)), Message::Welcome(station)];
         let all = hellos.into_iter().chain(REFUSALS.map(Message::Refused));
         for message in all {
             let bytes = message.bytes();

@@ -12,7 +12,7 @@ use nix::sys::socket::{UnixAddr, connect, getsockopt};
 use super::greeting::{Came, Message, Refusal, Socket};
 use crate::backend::{readable, sleep};
 use crate::error::OpenError;
-use crate::port::MacAddr;
+use crate::port::Station;
 
 /// Where switches have the sockets at which processes of other users ask. Not the abstract ones,
 /// which are of one network namespace and anybody's to take: a directory that root made says that
@@ -34,10 +34,10 @@ pub(super) struct Welcome {
     /// Open for as long as the switch lives and we do.
     pub(super) socket: Socket,
     pub(super) file: File,
-    pub(super) mac: MacAddr,
+    pub(super) station: Station,
 }
 
-/// Asks at `path` to be a station of address `mac`. `None` if there is no switch: at once if there
+/// Asks at `path` to be `station`, or any. `None` if there is no switch: at once if there
 /// is no socket, and after `patience` if nobody listens at it, as when a switch was killed and the
 /// next one is about to start.
 ///
@@ -45,12 +45,12 @@ pub(super) struct Welcome {
 /// It does not serve us, or cannot; or it is none that we trust.
 pub(super) fn ask(
     path: &Path,
-    mac: Option<MacAddr>,
+    station: Option<Station>,
     patience: Duration,
 ) -> Result<Option<Welcome>, OpenError> {
     let until = Instant::now() + patience;
     loop {
-        match ask_once(path, mac)? {
+        match ask_once(path, station)? {
             Asked::Welcome(welcome) => return Ok(Some(welcome)),
             Asked::Deaf if Instant::now() < until => std::thread::sleep(RETRY),
             Asked::Deaf | Asked::Missing => return Ok(None),
@@ -66,7 +66,7 @@ enum Asked {
     Deaf,
 }
 
-fn ask_once(path: &Path, mac: Option<MacAddr>) -> Result<Asked, OpenError> {
+fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
     let os = |what: &'static str, errno: Errno, hint: &'static str| OpenError::Os {
         what,
         path: path.to_owned(),
@@ -92,12 +92,12 @@ fn ask_once(path: &Path, mac: Option<MacAddr>) -> Result<Asked, OpenError> {
     }
     check_trust(path, &socket)?;
     // Who refuses all of us has done so already, and hears nothing.
-    socket.say(Message::Hello(mac), None);
+    socket.say(Message::Hello(station), None);
     let until = Instant::now() + ANSWER;
     loop {
         match socket.hear(true) {
-            Came::Message(Message::Welcome(mac), Some(fd)) => {
-                return Ok(Asked::Welcome(Welcome { socket, file: fd.into(), mac }));
+            Came::Message(Message::Welcome(station), Some(fd)) => {
+                return Ok(Asked::Welcome(Welcome { socket, file: fd.into(), station }));
             }
             Came::Message(Message::Refused(why), _) => return Err(refused(path, why)),
             Came::Message(..) | Came::HungUp => return Ok(Asked::Deaf),
@@ -135,7 +135,7 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
             "start it with --user or --group for them",
             libc::EACCES,
         ),
-        Refusal::MacInUse => {
+        Refusal::AddressInUse => {
             ("somebody has that address", "choose another (mac=...) or none", libc::EADDRINUSE)
         }
         Refusal::Crowded => (

@@ -10,7 +10,7 @@ use super::door::{Asking, Door, Event, GUESTS_MAX};
 use super::greeting::Refusal;
 use super::reserved::Reserved;
 use crate::backend::shm::{ShmPort, ShmSettings, Uplink, sealed};
-use crate::port::MacAddr;
+use crate::port::{MacAddr, Station};
 
 /// How long a segment stays without a station: to make one takes some 100 us of the switch, which
 /// nobody is to cost it as often as he likes.
@@ -31,6 +31,9 @@ pub(super) struct Lobby {
     pub(super) users: Vec<User>,
     guests: Vec<Guest>,
     reserved: Reserved,
+    /// Where the search for a free number begins: by turns, so that one is not another's a moment
+    /// later.
+    next: usize,
 }
 
 /// A user with a segment: that of [`Stations`] in the same order, behind the first.
@@ -46,22 +49,22 @@ struct Guest {
     number: u64,
     uid: u32,
     pid: u32,
-    mac: MacAddr,
+    station: Station,
 }
 
 impl Lobby {
     pub(super) fn new(door: Door, reserved: Reserved) -> Self {
-        Self { door, users: Vec::new(), guests: Vec::new(), reserved }
+        Self { door, users: Vec::new(), guests: Vec::new(), reserved, next: 0 }
     }
 
     /// All stations: address, process, and the number of its segment in `segments`.
     pub(super) fn stations<'a>(
         &'a self,
         segments: &'a [Stations],
-    ) -> impl Iterator<Item = (MacAddr, u32, usize)> + 'a {
+    ) -> impl Iterator<Item = (Station, u32, usize)> + 'a {
         self.guests.iter().filter_map(|guest| {
             let i = segments.iter().skip(1).position(|of| of.uid == guest.uid)?;
-            Some((guest.mac, guest.pid, i + 1))
+            Some((guest.station, guest.pid, i + 1))
         })
     }
 
@@ -81,19 +84,19 @@ impl Lobby {
                 }
                 Event::Asked(asking) => {
                     let answer = self.admit(&asking, segments, epoll, house);
-                    let mac = answer.as_ref().ok().map(|(mac, _)| *mac);
+                    let station = answer.as_ref().ok().map(|(station, _)| *station);
                     let Asking { guest: number, uid, pid, .. } = asking;
                     if self.door.answer(number, answer)
-                        && let Some(mac) = mac
+                        && let Some(station) = station
                     {
-                        self.guests.push(Guest { number, uid, pid, mac });
+                        self.guests.push(Guest { number, uid, pid, station });
                         is_changed = true;
                     }
                 }
             }
         }
         if is_changed {
-            let given = self.guests.iter().map(|guest| (guest.mac, guest.uid));
+            let given = self.guests.iter().map(|guest| (guest.station, guest.uid));
             self.reserved.write(given);
         }
         is_changed | self.tidy(segments)
@@ -106,20 +109,27 @@ impl Lobby {
         segments: &mut Vec<Stations>,
         epoll: &Epoll,
         house: &House<'_>,
-    ) -> Result<(MacAddr, File), Refusal> {
-        let is_free = |mac: MacAddr, own: &mut ShmPort| {
-            let is_taken = self.guests.iter().any(|guest| guest.mac == mac)
-                || self.reserved.is_kept_from(asking.uid, mac);
-            !(is_taken || mac == house.nic || mac.is_group() || own.has(mac))
+    ) -> Result<(Station, File), Refusal> {
+        let is_free = |station: Station, own: &mut ShmPort| {
+            let is_taken = self.guests.iter().any(|guest| guest.station == station)
+                || self.reserved.is_kept_from(asking.uid, station);
+            let is_others =
+                station.mac == house.nic && !Station::OF_GUESTS.contains(&station.number);
+            station.is_single() && !(is_taken || is_others || own.has(station))
         };
         let own = &mut segments[0].port;
-        let mac = match asking.mac {
-            Some(mac) if is_free(mac, own) => mac,
-            Some(_) => return Err(Refusal::MacInUse),
-            None => std::iter::repeat_with(MacAddr::random)
-                .find(|&mac| is_free(mac, own))
-                .ok_or(Refusal::MacInUse)?,
+        let station = match asking.station {
+            Some(station) if is_free(station, own) => station,
+            Some(_) => return Err(Refusal::AddressInUse),
+            None => Station::OF_GUESTS
+                .skip(self.next)
+                .chain(Station::OF_GUESTS.take(self.next))
+                .map(|number| Station { mac: house.nic, number })
+                .find(|&station| is_free(station, own))
+                .ok_or(Refusal::AddressInUse)?,
         };
+        let given = station.number.wrapping_sub(Station::OF_GUESTS.start);
+        self.next = (usize::from(given) + 1) % Station::OF_GUESTS.len();
         let no_room = |why: &dyn std::fmt::Display| {
             tracing::warn!(uid = asking.uid, "no segment for a process of this user: {why}");
             Refusal::NoRoom
@@ -133,7 +143,7 @@ impl Lobby {
         let user = self.users.iter_mut().find(|user| user.uid == asking.uid);
         let user = user.ok_or(Refusal::NoRoom)?;
         let file = sealed::another(&user.file).map_err(|why| no_room(&why))?;
-        Ok((mac, file))
+        Ok((station, file))
     }
 
     /// Lets go of segments that nobody has been in for a while.
@@ -160,7 +170,7 @@ fn segment_for(
     house: &House<'_>,
 ) -> Result<(File, Stations), crate::error::OpenError> {
     let settings =
-        ShmSettings { members: Some(GUESTS_MAX + 1), mac: None, ..house.settings.clone() };
+        ShmSettings { members: Some(GUESTS_MAX + 1), station: None, ..house.settings.clone() };
     let file = sealed::make(&settings)?;
     let cannot = |source| crate::error::OpenError::Os {
         what: "cannot open anew",

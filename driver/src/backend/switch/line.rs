@@ -88,7 +88,7 @@ impl Line {
         settings: &ShmSettings,
         patience: Duration,
     ) -> Result<Option<(Place, Arc<Next>, Self)>, OpenError> {
-        let Some(welcome) = guest::ask(&path, settings.mac, patience)? else { return Ok(None) };
+        let Some(welcome) = guest::ask(&path, settings.station, patience)? else { return Ok(None) };
         let (socket, place) = join(welcome, settings)?;
         let os = |source| OpenError::Os {
             what: "cannot watch",
@@ -99,7 +99,7 @@ impl Line {
         let bell = backend::Bell::new().map_err(os)?;
         let orders = Arc::new(Orders { is_over: AtomicBool::new(false), bell });
         let next = Next::never();
-        let settings = ShmSettings { mac: Some(place.port.caps().mac), ..settings.clone() };
+        let settings = ShmSettings { station: Some(place.port.caps().station), ..settings.clone() };
         let keeper = Keeper {
             path: path.clone(),
             settings,
@@ -129,8 +129,8 @@ impl Drop for Line {
 
 /// Takes the place that a switch gives.
 fn join(welcome: Welcome, settings: &ShmSettings) -> Result<(Socket, Place), OpenError> {
-    let Welcome { socket, file, mac } = welcome;
-    let settings = ShmSettings { mac: Some(mac), ..settings.clone() };
+    let Welcome { socket, file, station } = welcome;
+    let settings = ShmSettings { station: Some(station), ..settings.clone() };
     let (port, uplink) = ShmPort::open_leaf_of(file, &settings)?;
     let bell = port.bell().map_err(|source| OpenError::Os {
         what: "cannot make a socket to sleep on for",
@@ -177,7 +177,7 @@ impl Keeper {
             if self.orders.is_over.load(Acquire) {
                 break;
             }
-            let asked = guest::ask(&self.path, self.settings.mac, Duration::ZERO);
+            let asked = guest::ask(&self.path, self.settings.station, Duration::ZERO);
             let joined = match asked {
                 Ok(Some(welcome)) => join(welcome, &self.settings).map(Some),
                 Ok(None) => Ok(None),

@@ -48,8 +48,11 @@ use crate::backend::any_port::AnyPort;
 use crate::backend::shm::{self, LOOK, ShmPort, ShmSettings, Uplink};
 use crate::backend::{readable, sleep};
 use crate::error::OpenError;
-use crate::frame::{Body, ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, Tx};
+use crate::frame::{
+    Body, DST_NUMBER_AT, ETH_HDR_LEN, ETHERTYPE, FRAME_MIN, RxFrame, SRC_NUMBER_AT, TxFrame,
+    word_at,
+};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, Station, Tx};
 
 pub use door::Guests;
 pub use guest::{RUN_DIR, socket_in};
@@ -64,7 +67,7 @@ use reserved::Reserved;
 const BURST: usize = 64;
 /// Bytes of a frame that are copied before they are looked at: what a frame of the fabric has at
 /// least, its Ethernet header, prologue and base.
-const HEAD_LEN: usize = 32;
+const HEAD_LEN: usize = FRAME_MIN;
 /// Turns between two looks at who comes and goes.
 const ATTEND_EVERY: u32 = 1024;
 
@@ -93,7 +96,7 @@ pub struct SwitchCounters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StationCounters {
     /// Its address.
-    pub mac: MacAddr,
+    pub station: Station,
     /// Its process: as numbered where it lives, or of another user as numbered here.
     pub pid: u32,
     /// Its user.
@@ -173,13 +176,13 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Makes a switch of a NIC and a segment. The NIC takes frames to every address
-    /// (promiscuous), or stations that have another than its own are not reached.
+    /// Makes a switch of a NIC and a segment. The NIC takes frames to every number behind its
+    /// address. Stations of another address are reached if it takes frames to all (promiscuous).
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(segment: &ShmSettings, nic: Box<dyn Port>) -> Result<Self, OpenError> {
-        let PortCaps { mtu, rto_floor_ns, link_bps, lossless, .. } = *nic.caps();
+        let PortCaps { mtu, rto_floor_ns, link_bps, lossless, station, .. } = *nic.caps();
         if lossless {
             return Err(OpenError::BadSpec {
                 spec: nic.caps().name.clone(),
@@ -192,6 +195,7 @@ impl Switch {
             rto_floor_us: i32::try_from(rto_floor_ns / 1000).unwrap_or(i32::MAX) as u32,
             damages: nic.damages(),
             link_bps,
+            mac: station.mac,
         };
         let port = ShmPort::open_switch(segment, uplink)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| OpenError::Os {
@@ -259,13 +263,13 @@ impl Switch {
 
     /// What was counted of each station that is here now.
     pub fn stations(&self) -> Vec<StationCounters> {
-        let own = self.segments[0].port.stations().map(|(mac, pid)| (mac, pid, 0));
+        let own = self.segments[0].port.stations().map(|(station, pid)| (station, pid, 0));
         let guests = self.lobby.iter().flat_map(|lobby| lobby.stations(&self.segments));
-        let of = |(mac, pid, i): (MacAddr, u32, usize)| {
+        let of = |(station, pid, i): (Station, u32, usize)| {
             let Stations { port, uid, .. } = &self.segments[i];
-            let (received, sent) = port.traffic(mac).unwrap_or_default();
-            let frames = self.here.frames(mac.frame_word());
-            StationCounters { mac, pid, uid: *uid, sent, received, frames }
+            let (received, sent) = port.traffic(station).unwrap_or_default();
+            let frames = self.here.frames(station.word());
+            StationCounters { station, pid, uid: *uid, sent, received, frames }
         };
         own.chain(guests).map(of).collect()
     }
@@ -312,7 +316,7 @@ impl Switch {
         let Self { lobby: Some(lobby), segments, epoll, settings, uplink, nic, .. } = self else {
             return;
         };
-        let nic = nic.caps().mac;
+        let nic = nic.caps().station.mac;
         if lobby.attend(segments, epoll, &guests::House { settings, uplink: *uplink, nic }) {
             self.next = 0;
             self.renew();
@@ -322,10 +326,10 @@ impl Switch {
     /// Reads anew who is where.
     fn renew(&mut self) {
         let owner = |segment: usize| Owner { segment, uid: self.segments[segment].uid };
-        let own = self.segments[0].port.stations().map(|(mac, _)| (mac, owner(0)));
+        let own = self.segments[0].port.stations().map(|(station, _)| (station, owner(0)));
         let guests = self.lobby.iter().flat_map(|lobby| lobby.stations(&self.segments));
         // Of one address that two have, it is a guest's: that is not what the segment says alone.
-        let all = guests.map(|(mac, _, i)| (mac, owner(i))).chain(own);
+        let all = guests.map(|(station, _, i)| (station, owner(i))).chain(own);
         let all: Vec<_> = all.collect();
         self.here.renew(&all);
     }
@@ -492,10 +496,9 @@ fn forwarded<'a>(head: &'a [u8; HEAD_LEN], frame: &'a RxFrame<'a>) -> TxFrame<'a
 /// Of an address as it lies in a frame: it is a group's.
 const GROUP: u64 = 1;
 
-/// Destination and source of a frame, as [`MacAddr::frame_word`] has them.
+/// Destination and source of a frame, as [`Station::word`] has them.
 fn addresses(head: &[u8; HEAD_LEN]) -> [u64; 2] {
-    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *head;
-    [MacAddr([a, b, c, d, e, f]), MacAddr([g, h, i, j, k, l])].map(MacAddr::frame_word)
+    [word_at(head, 0, DST_NUMBER_AT), word_at(head, 6, SRC_NUMBER_AT)]
 }
 
 /// Frames that wait, in memory of the switch's own.

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::port::MacAddr;
+use crate::port::Station;
 
 /// How long addresses are kept: some times T_dead.
 const KEPT: Duration = Duration::from_secs(30);
@@ -21,7 +21,7 @@ const LEN_MAX: u64 = 1 << 20;
 /// See the module.
 pub(super) struct Reserved {
     path: PathBuf,
-    left: Vec<(MacAddr, u32)>,
+    left: Vec<(Station, u32)>,
     since: Instant,
 }
 
@@ -34,13 +34,13 @@ impl Reserved {
     }
 
     /// Whether an address is kept for another user than this one.
-    pub(super) fn is_kept_from(&self, uid: u32, mac: MacAddr) -> bool {
+    pub(super) fn is_kept_from(&self, uid: u32, station: Station) -> bool {
         self.since.elapsed() < KEPT
-            && self.left.iter().any(|&(kept, whose)| kept == mac && whose != uid)
+            && self.left.iter().any(|&(kept, whose)| kept == station && whose != uid)
     }
 
     /// Writes what there is now: that, and what is kept yet.
-    pub(super) fn write(&mut self, given: impl Iterator<Item = (MacAddr, u32)>) {
+    pub(super) fn write(&mut self, given: impl Iterator<Item = (Station, u32)>) {
         if self.since.elapsed() >= KEPT {
             self.left.clear();
         }
@@ -48,7 +48,7 @@ impl Reserved {
         all.extend(
             self.left.iter().filter(|kept| !all.contains(kept)).copied().collect::<Vec<_>>(),
         );
-        let text: String = all.iter().map(|(mac, uid)| format!("{mac} {uid}\n")).collect();
+        let text: String = all.iter().map(|(station, uid)| format!("{station} {uid}\n")).collect();
         if let Err(error) = write(&self.path, &text) {
             let path = self.path.display();
             tracing::warn!(%path, %error, "addresses are not kept for the next switch");
@@ -56,10 +56,10 @@ impl Reserved {
     }
 }
 
-fn parse(text: &str) -> Vec<(MacAddr, u32)> {
+fn parse(text: &str) -> Vec<(Station, u32)> {
     let line = |line: &str| {
-        let (mac, uid) = line.split_once(' ')?;
-        Some((mac.parse().ok()?, uid.parse().ok()?))
+        let (station, uid) = line.split_once(' ')?;
+        Some((station.parse().ok()?, uid.parse().ok()?))
     };
     text.lines().filter_map(line).collect()
 }
@@ -93,13 +93,15 @@ mod tests {
     fn addresses_are_kept_for_their_users() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("x.sock");
-        let [a, b, c] = [1, 2, 3].map(|n| MacAddr([2, 0, 0, 0, 0, n]));
+        let [a, b, c] = [1, 2, 3].map(|n| Station::at([2, 0, 0, 0, 0, n]));
         let mut first = Reserved::read(&socket);
         assert!(!first.is_kept_from(2, a));
         first.write([(a, 1), (b, 2), (c, 2)].into_iter());
         first.write([(a, 1), (b, 2)].into_iter());
         let mut next = Reserved::read(&socket);
-        let kept = |of: &Reserved| [1, 2].map(|uid| [a, b, c].map(|mac| of.is_kept_from(uid, mac)));
+        let kept = |of: &Reserved| {
+            [1, 2].map(|uid| [a, b, c].map(|station| of.is_kept_from(uid, station)))
+        };
         assert_eq!(kept(&next), [[false, true, false], [true, false, false]]);
         // Who has come back is written once, who has not stays.
         next.write([(b, 2)].into_iter());

@@ -1,3 +1,4 @@
+use crate::station::addressed;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +26,7 @@ struct Cable {
 }
 
 /// An address that the cable knows no way for.
-const NOWHERE: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x77]);
+const NOWHERE: Station = Station::at([2, 0, 0, 0, 0, 0x77]);
 
 type Way = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
@@ -37,7 +38,7 @@ fn cable_of(room: usize, mtu: usize) -> (Box<Cable>, Box<Cable>) {
     let (one, another) = (Way::default(), Way::default());
     let end = |out: &Way, inward: &Way| {
         let caps = PortCaps {
-            mac: MacAddr::random(),
+            station: Station::from(crate::port::MacAddr::random()),
             mtu,
             lossless: false,
             gather: false,
@@ -111,10 +112,10 @@ fn station(segment: &ShmSettings) -> SwitchedPort {
 }
 
 /// A frame of `len` bytes, of which those behind the EtherType say `number`.
-fn frame(dst: MacAddr, src: MacAddr, len: usize, number: u8) -> Vec<u8> {
-    let mut bytes = [&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes()].concat();
+fn frame(dst: Station, src: Station, len: usize, number: u8) -> Vec<u8> {
+    let mut bytes = [&dst.mac.0[..], &src.mac.0, &ETHERTYPE.to_be_bytes()].concat();
     bytes.resize(len, number);
-    bytes
+    addressed(dst, src, bytes)
 }
 
 fn send(port: &mut dyn Port, bytes: &[u8]) -> Tx {
@@ -142,8 +143,8 @@ fn turn(switch: &mut Switch) -> usize {
     (0..1000).map(|_| switch.turn().unwrap()).sum()
 }
 
-fn frames_of(switch: &Switch, mac: MacAddr) -> StationFrames {
-    switch.stations().iter().find(|s| s.mac == mac).unwrap().frames
+fn frames_of(switch: &Switch, mac: Station) -> StationFrames {
+    switch.stations().iter().find(|s| s.station == mac).unwrap().frames
 }
 
 /// Goal: what was counted of a station stays its own while others come and go.
@@ -153,9 +154,9 @@ fn frames_of_a_station_are_its_own() {
     let (nic, mut far) = cable(64);
     let mut switch = Switch::open(&segment, nic).unwrap();
     let (mut a, mut b) = (station(&segment), station(&segment));
-    let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+    let (mac_a, mac_b) = (a.caps().station, b.caps().station);
     let sends = |port: &mut SwitchedPort, dst, count: usize| {
-        let bytes = frame(dst, port.caps().mac, 60, 0);
+        let bytes = frame(dst, port.caps().station, 60, 0);
         (0..count).for_each(|_| assert_eq!(send(port, &bytes), Tx::Sent));
     };
     sends(&mut a, FAR, 3);
@@ -172,10 +173,10 @@ fn frames_of_a_station_are_its_own() {
     let mut c = station(&segment);
     sends(&mut c, mac_a, 4);
     turn(&mut switch);
-    assert_eq!((shown(&switch, mac_a), shown(&switch, c.caps().mac)), ((5, 5), (4, 0)));
+    assert_eq!((shown(&switch, mac_a), shown(&switch, c.caps().station)), ((5, 5), (4, 0)));
 }
 
-const FAR: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+const FAR: Station = Station::at([2, 0, 0, 0, 0, 9]);
 
 /// Goal: frames of every length come out as they went in, at the station or the end that they are
 /// for and nowhere else, and each is counted once.
@@ -185,7 +186,7 @@ fn frames_go_where_they_are_for() {
     let (nic, mut far) = cable(4096);
     let mut switch = Switch::open(&segment, nic).unwrap();
     let (mut a, mut b) = (station(&segment), station(&segment));
-    let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+    let (mac_a, mac_b) = (a.caps().station, b.caps().station);
     assert_eq!((a.caps().mtu, a.caps().link_bps), (MTU, 10_000_000_000));
     assert!(!a.caps().lossless && !a.caps().tells_presence && a.damages());
     let lens = (HEAD_LEN..200).chain([1000, ETH_HDR_LEN + MTU]);
@@ -204,7 +205,7 @@ fn frames_go_where_they_are_for() {
     let all = lens.count() as u64;
     let want = SwitchCounters { to_nic: all, from_nic: all, between: all, ..Default::default() };
     assert_eq!(switch.counters(), want);
-    let of_a = switch.stations().into_iter().find(|station| station.mac == mac_a).unwrap();
+    let of_a = switch.stations().into_iter().find(|of| of.station == mac_a).unwrap();
     assert!(of_a.pid == std::process::id() && of_a.sent > of_a.received && of_a.received > 0);
 }
 
@@ -215,8 +216,8 @@ fn a_group_is_everybody_else() {
     let (nic, mut far) = cable(64);
     let mut switch = Switch::open(&segment, nic).unwrap();
     let (mut a, mut b) = (station(&segment), station(&segment));
-    let all = MacAddr::BROADCAST;
-    let from_a = frame(all, a.caps().mac, 60, 1);
+    let all = Station::BROADCAST;
+    let from_a = frame(all, a.caps().station, 60, 1);
     let from_far = frame(all, FAR, 60, 2);
     assert_eq!((send(&mut a, &from_a), send(&mut *far, &from_far)), (Tx::Sent, Tx::Sent));
     turn(&mut switch);
@@ -236,11 +237,11 @@ fn what_a_station_may_not_send_is_dropped() {
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
     let b = station(&segment);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     let mut other_type = frame(FAR, mac, 60, 0);
     other_type[13] ^= 1;
     let wrong = [
-        frame(FAR, b.caps().mac, 60, 0),
+        frame(FAR, b.caps().station, 60, 0),
         frame(FAR, FAR, 60, 0),
         other_type.clone(),
         frame(FAR, mac, HEAD_LEN - 1, 0),
@@ -259,7 +260,7 @@ fn what_a_station_may_not_send_is_dropped() {
     // The fourth of what is malformed came from the NIC.
     let want = StationFrames { spoofed: 2, malformed: 3, ..Default::default() };
     assert_eq!(frames_of(&switch, mac), want);
-    assert_eq!(frames_of(&switch, b.caps().mac), StationFrames::default());
+    assert_eq!(frames_of(&switch, b.caps().station), StationFrames::default());
 }
 
 /// Goal: a frame that the NIC carries and a ring does not is dropped.
@@ -270,7 +271,7 @@ fn a_frame_longer_than_a_ring_takes_is_dropped() {
     let (nic, mut far) = cable_of(8, mtu);
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     assert!(a.caps().mtu < mtu);
     for len in [mtu, a.caps().mtu] {
         assert_eq!(send(&mut *far, &frame(mac, FAR, ETH_HDR_LEN + len, 1)), Tx::Sent);
@@ -291,7 +292,7 @@ fn a_frame_to_nowhere_holds_up_nobody() {
     let (nic, mut far) = cable(1);
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     for (number, dst) in (0..).zip([NOWHERE, FAR, NOWHERE, FAR, NOWHERE, FAR]) {
         assert_eq!(send(&mut a, &frame(dst, mac, 100, number)), Tx::Sent);
     }
@@ -312,7 +313,7 @@ fn a_slow_nic_holds_up_the_senders() {
     nic.refuses = 3;
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     let (mut sent, mut got) = (0_u32, Vec::new());
     let mut fulls = 0;
     while sent < 2000 {
@@ -346,7 +347,7 @@ fn a_station_that_does_not_read_holds_up_nobody() {
     let (nic, mut far) = cable(1024);
     let mut switch = Switch::open(&segment, nic).unwrap();
     let (a, mut b) = (station(&segment), station(&segment));
-    let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+    let (mac_a, mac_b) = (a.caps().station, b.caps().station);
     for round in 0..300 {
         assert_eq!(send(&mut *far, &frame(mac_a, FAR, 1500, 1)), Tx::Sent);
         assert_eq!(send(&mut *far, &frame(mac_b, FAR, 60, 2)), Tx::Sent);
@@ -388,7 +389,7 @@ fn a_switch_may_be_replaced() {
     let text = second.to_string();
     assert!(text.contains("has a switch") && text.contains(&std::process::id().to_string()));
     let mut a = station(&segment);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
     assert_eq!(segment.switch_pid().unwrap(), Some(std::process::id()));
     drop(switch);
@@ -402,7 +403,7 @@ fn a_switch_may_be_replaced() {
     let mut b = station(&segment);
     let (nic, mut far) = cable(64);
     let mut switch = Switch::open(&segment, nic).unwrap();
-    let mac_b = b.caps().mac;
+    let mac_b = b.caps().station;
     assert_eq!(send(&mut a, &frame(FAR, mac, 60, 77)), Tx::Sent);
     assert_eq!(send(&mut b, &frame(FAR, mac_b, 60, 78)), Tx::Sent);
     assert_eq!(send(&mut *far, &frame(mac, FAR, 60, 79)), Tx::Sent);
@@ -424,7 +425,7 @@ fn a_station_hears_the_switch_alone() {
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
     let mut neighbour = ShmPort::open(&segment).unwrap();
-    let (mac, from) = (a.caps().mac, neighbour.caps().mac);
+    let (mac, from) = (a.caps().station, neighbour.caps().station);
     for _ in 0..300 {
         neighbour.tx(&TxFrame::whole(&frame(mac, from, 60, 1))).unwrap();
     }
@@ -441,7 +442,7 @@ fn a_frame_ends_a_sleep() {
     let (nic, mut far) = cable(64);
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     // So that rings are open.
     assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
     assert_eq!(send(&mut *far, &frame(mac, FAR, 60, 1)), Tx::Sent);
@@ -480,7 +481,7 @@ fn a_switch_ends_with_its_nic() {
     nic.gone = true;
     let mut switch = Switch::open(&segment, nic).unwrap();
     let mut a = station(&segment);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
     let gone = (0..1000).find_map(|_| switch.turn().err()).expect("it has gone");
     assert!(gone.why().contains("cut"));

@@ -234,7 +234,7 @@ impl<N: Nic> VfioPort<N> {
         let had_link = live.nic.has_link() != Some(false);
         Self {
             caps: PortCaps {
-                mac,
+                station: mac.into(),
                 mtu,
                 lossless: false,
                 gather: false,

@@ -36,12 +36,12 @@ use std::time::Duration;
 use super::Bell;
 use super::hairpin::Hairpin;
 use super::netdev::hold;
-use super::netdev::{Asker, Ear, Link, Shared, Waiter, Wanted, Watched, join, raw_socket};
+use super::netdev::{Accept, Asker, Ear, Link, Shared, Waiter, Wanted, Watched, join, raw_socket};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::mem::{Arena, Hugepages, SHORT};
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
 use ring::{Broken, Desc};
 use socket::Rings;
 use umem::{Received, Umem};
@@ -80,9 +80,6 @@ const OWN_FRAMES: usize = 64;
 const DETACHED: Duration = Duration::from_secs(1);
 const UNBOUND: Duration = Duration::from_secs(5);
 
-/// The bits of an address in the first eight bytes of a frame.
-const ADDR_BITS: u64 = (1 << 48) - 1;
-
 /// Which interface, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpSettings {
@@ -98,16 +95,15 @@ pub struct XdpSettings {
     /// Each such poll is then a system call. Default: no.
     pub busy_poll: bool,
     /// This port's address. Default: the interface's own, or a random local one if that is taken.
-    pub mac: Option<MacAddr>,
+    pub station: Option<Station>,
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries.
     /// Default: what it carries, at most [`MTU_MAX`].
     pub mtu: Option<usize>,
     /// Frames that can wait to be received, a power of two of [`RING_COUNTS`]. Default: as many as
     /// fit 4 MiB, 2,048 or (above an MTU of 1,778) 1,024.
     pub ring_count: Option<usize>,
-    /// Frames to every address are received, not only those to this port's and to groups: for who
-    /// passes them on. Default: no.
-    pub promiscuous: bool,
+    /// Which frames it takes.
+    pub accept: Accept,
 }
 
 impl XdpSettings {
@@ -119,10 +115,10 @@ impl XdpSettings {
             mode: None,
             zero_copy: true,
             busy_poll: false,
-            mac: None,
+            station: None,
             mtu: None,
             ring_count: None,
-            promiscuous: false,
+            accept: Accept::Own,
         }
     }
 
@@ -154,7 +150,7 @@ impl XdpSettings {
         Wanted {
             port: format!("xdp:{}{queue}", self.interface),
             interface: &self.interface,
-            mac: self.mac,
+            station: self.station,
             mtu: self.mtu,
             mtu_max: MTU_MAX,
         }
@@ -188,13 +184,13 @@ fn steer(name: &str, queue: u32) -> String {
 
 /// Logs what the interface gives a port that is opened.
 fn tell(caps: &PortCaps, link: &Link, queue: u32, mode: XdpMode, is_zero_copy: bool) {
-    let PortCaps { mac, mtu, name: port, .. } = caps;
+    let PortCaps { station, mtu, name: port, .. } = caps;
     let place = match mode {
         XdpMode::Native => "the driver",
         XdpMode::Generic => "the kernel's stack",
     };
     let copies = if is_zero_copy { "not copied" } else { "copied by the kernel" };
-    tracing::info!(%port, %mac, mtu, queue, "the program runs in {place}, frames are {copies}");
+    tracing::info!(%port, %station, mtu, queue, "the program runs in {place}, frames are {copies}");
     if link.mtu > MTU_MAX {
         let interface = link.mtu;
         tracing::info!(%port, mtu, interface, "frames are no longer than a buffer");
@@ -260,14 +256,14 @@ impl Xdp {
         let member = raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
         let owner =
             hold(&format!("barewire-xdp-{}", link.index)).map_err(|e| taken(&wanted, &e))?;
-        let (mac, claim) = wanted.claim(&link)?;
+        let (station, claim) = wanted.claim(&link)?;
         let ear = Ear::new().map_err(os)?;
-        if settings.promiscuous && !link.is_loopback {
+        if settings.accept == Accept::All && !link.is_loopback {
             join(member.as_raw_fd(), &link, None).map_err(os)?;
-        } else if mac != link.mac && !link.is_loopback {
-            join(member.as_raw_fd(), &link, Some(mac)).map_err(os)?;
+        } else if station.mac != link.mac && !link.is_loopback {
+            join(member.as_raw_fd(), &link, Some(station.mac)).map_err(os)?;
         }
-        let bound = bind(settings, &wanted, &link, queue, mac)?;
+        let bound = bind(settings, &wanted, &link, queue, station)?;
         let fd = bound.socket.as_raw_fd();
         let is_busy_polling = settings.busy_poll;
         if is_busy_polling {
@@ -275,7 +271,7 @@ impl Xdp {
         }
         let bell = Bell::new().map_err(os)?;
         let caps = PortCaps {
-            mac,
+            station,
             mtu,
             lossless: false,
             gather: false,
@@ -290,7 +286,7 @@ impl Xdp {
         let frame_max = ETH_HDR_LEN + mtu;
         let Bound { socket, rings, umem, link: program, map, .. } = bound;
         Ok(Self {
-            own: mac.frame_word(),
+            own: station.word(),
             caps,
             frame_max,
             carries: frame_max,
@@ -490,13 +486,13 @@ fn give_back(rings: &mut Rings, umem: &mut Umem, chunk: u32) -> Result<(), Broke
     Ok(())
 }
 
-/// A socket on `queue` to which the interface gives frames to `mac`.
+/// A socket on `queue` to which the interface gives frames to `station`.
 fn bind(
     settings: &XdpSettings,
     wanted: &Wanted<'_>,
     link: &Link,
     queue: u32,
-    mac: MacAddr,
+    station: Station,
 ) -> Result<Bound, OpenError> {
     let os = |e: io::Error| wanted.os("cannot set up the socket", &e);
     let chunk_len = CHUNK_LENS
@@ -527,7 +523,7 @@ fn bind(
     }
     rings.fill.publish();
     let map = bpf::socket_map(queue + 1).map_err(|e| no_xdp(wanted, &e))?;
-    let filter = (!settings.promiscuous).then_some(mac);
+    let filter = settings.accept.filter(station);
     let program = program::program(map.as_raw_fd(), ETHERTYPE, filter);
     let program = bpf::load(&program).map_err(|e| no_xdp(wanted, &e))?;
     let (program, mode) = attach(settings, wanted, link, &program)?;
@@ -642,8 +638,7 @@ impl Port for Xdp {
         if let Some(gone) = &self.gone {
             return Err(gone.clone());
         }
-        let dst = frame.head.first_chunk().map_or(0, |dst| u64::from_le_bytes(*dst));
-        if dst & ADDR_BITS == self.own {
+        if frame.dst_word() == self.own {
             let sent = self.hairpin.push(frame);
             let is_sent = sent == Tx::Sent;
             self.counters.tx_frames += u64::from(is_sent);

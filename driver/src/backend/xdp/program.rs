@@ -2,14 +2,14 @@
 //!
 //! A frame of our EtherType to this station or to a group goes to the socket of the queue that it
 //! arrived on; everything else, and everything while no socket is there, goes on as if there were
-//! no program. It looks at 14 bytes, which it has checked to be there.
+//! no program. It looks at bytes that it has checked to be there.
 //!
 //! Source: RFC 9669 (BPF instruction set); Linux, `struct xdp_md`, bpf-helpers(7).
 
 use std::os::fd::RawFd;
 
-use crate::frame::ETH_HDR_LEN;
-use crate::port::MacAddr;
+use crate::frame::{DST_NUMBER_AT, FRAME_MIN};
+use crate::port::{MacAddr, Station};
 
 /// One instruction: code, registers, offset, number.
 pub(super) type Insn = [u8; 8];
@@ -47,31 +47,37 @@ fn insn(code: u8, dst: u8, src: u8, offset: i16, number: i32) -> Insn {
 }
 
 /// Where the instructions for a frame of ours begin, and those for others.
-fn places(mac: Option<MacAddr>) -> (usize, usize) {
-    let ours = if mac.is_some() { 15 } else { 7 };
+fn places(station: Option<Station>) -> (usize, usize) {
+    let ours = match station {
+        None => 7,
+        Some(Station { number: Station::EVERY, .. }) => 15,
+        Some(_) => 17,
+    };
     (ours, ours + 6)
 }
 
-/// The program that gives frames of `ethertype` to the sockets in `map`: those to `mac` and to
-/// groups, without `mac` those to any address.
-pub(super) fn program(map: RawFd, ethertype: u16, mac: Option<MacAddr>) -> Vec<Insn> {
-    let (ours, others) = places(mac);
+/// The program that gives frames of `ethertype` to the sockets in `map`: those to `station` and to
+/// groups, without `station` those to any. The number [`Station::EVERY`] is any number.
+pub(super) fn program(map: RawFd, ethertype: u16, station: Option<Station>) -> Vec<Insn> {
+    let (ours, others) = places(station);
     let half = |bytes: [u8; 2]| i32::from(u16::from_ne_bytes(bytes));
     let mut program = vec![
         insn(LOAD_W, 2, 1, DATA, 0),
         insn(LOAD_W, 3, 1, DATA_END, 0),
         insn(MOV, 4, 2, 0, 0),
-        insn(ADD_IMM, 4, 0, 0, ETH_HDR_LEN as i32),
+        insn(ADD_IMM, 4, 0, 0, FRAME_MIN as i32),
     ];
     let to = |place: usize, at: usize| (place - at - 1) as i16;
     program.push(insn(JUMP_GREATER, 4, 3, to(others, program.len()), 0));
     program.push(insn(LOAD_H, 4, 2, 12, 0));
     let ty = half(ethertype.to_be_bytes());
     program.push(insn(JUMP_NOT_IMM, 4, 0, to(others, program.len()), ty));
-    if let Some(MacAddr([a, b, c, d, e, f])) = mac {
+    if let Some(Station { mac: MacAddr([a, b, c, d, e, f]), number }) = station {
         program.push(insn(LOAD_B, 4, 2, 0, 0));
         program.push(insn(JUMP_SET_IMM, 4, 0, to(ours, program.len()), 1));
-        for (at, bytes) in [(0, [a, b]), (2, [c, d]), (4, [e, f])] {
+        let number =
+            (number != Station::EVERY).then_some((DST_NUMBER_AT as i16, number.to_le_bytes()));
+        for (at, bytes) in [(0, [a, b]), (2, [c, d]), (4, [e, f])].into_iter().chain(number) {
             program.push(insn(LOAD_H, 4, 2, at, 0));
             program.push(insn(JUMP_NOT_IMM, 4, 0, to(others, program.len()), half(bytes)));
         }

@@ -11,9 +11,11 @@ use super::program::{XDP_PASS, program};
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
 use super::{bpf, socket};
+use crate::backend::netdev::Accept;
 use crate::frame::ETHERTYPE;
 use crate::mem::{Arena, Hugepages};
-use crate::port::MacAddr;
+use crate::port::Station;
+use crate::station::addressed;
 
 /// What a program returns that gives a frame to a socket.
 const XDP_REDIRECT: u32 = 4;
@@ -46,44 +48,49 @@ fn map(has_socket: bool) -> Option<(OwnedFd, Option<OwnedFd>)> {
     made.inspect_err(|why| println!("SKIPPED: no AF_XDP socket or map of such: {why}")).ok()
 }
 
-fn frame(dst: MacAddr, ty: u16, len: usize) -> Vec<u8> {
-    let head = [&dst.0[..], &[2, 0, 0, 0, 0, 9], &ty.to_be_bytes()].concat();
-    let mut frame: Vec<u8> =
-        head.into_iter().chain((0..).map(|i: u32| i as u8)).take(len.max(14)).collect();
-    frame.truncate(len);
-    frame
+fn frame(dst: Station, ty: u16, len: usize) -> Vec<u8> {
+    let src = Station::at([2, 0, 0, 0, 0, 9]);
+    let head = [&dst.mac.0[..], &src.mac.0, &ty.to_be_bytes()].concat();
+    let frame = head.into_iter().chain((0..).map(|i: u32| i as u8)).take(len).collect();
+    addressed(dst, src, frame)
 }
 
 /// Goal: the program takes our EtherType to us and to groups, to anybody if that is asked for, and
 /// nothing else; and nothing while no socket is there. Method: the kernel checks it and runs it.
 #[test]
 fn the_program_takes_what_is_ours() {
-    let own = MacAddr([0x02, 0xfe, 0x80, 0x7f, 0xff, 0x01]);
+    let own = Station { number: 0x1234, ..Station::at([0x02, 0xfe, 0x80, 0x7f, 0xff, 0x01]) };
     let Some((none, _)) = map(false) else { return };
     let Some((one, _socket)) = map(true) else { return };
-    let load = |map: &OwnedFd, mac| {
-        bpf::load(&program(map.as_raw_fd(), ETHERTYPE, mac)).expect("the kernel takes it")
+    let load = |map: &OwnedFd, accept: Accept| {
+        let program = program(map.as_raw_fd(), ETHERTYPE, accept.filter(own));
+        bpf::load(&program).expect("the kernel takes it")
     };
-    let (empty, ours, all) = (load(&none, Some(own)), load(&one, Some(own)), load(&one, None));
-    let said = |frame: &[u8]| [&empty, &ours, &all].map(|p| bpf::run(p, frame).unwrap());
-    for len in [14, 15, 60, 64, 1514, 3000] {
-        for group in [MacAddr::BROADCAST, MacAddr([0x33, 0x33, 0, 0, 0, 1]), own] {
-            let taken = [XDP_PASS, XDP_REDIRECT, XDP_REDIRECT];
-            assert_eq!(said(&frame(group, ETHERTYPE, len)), taken, "{group} {len}");
+    let all = [Accept::Own, Accept::Node, Accept::All].map(|accept| load(&one, accept));
+    let empty = load(&none, Accept::Own);
+    let said = |frame: &[u8]| {
+        assert_eq!(bpf::run(&empty, frame).unwrap(), XDP_PASS);
+        all.each_ref().map(|program| bpf::run(program, frame).unwrap() == XDP_REDIRECT)
+    };
+    let with_bit = |at: usize| Station::from_word(own.word() ^ 1 << at);
+    for len in [14, 15, 39] {
+        assert_eq!(said(&frame(own, ETHERTYPE, len)), [false; 3], "{len}");
+    }
+    for len in [40, 41, 60, 64, 1514, 3000] {
+        let multicast = Station::at([0x33, 0x33, 0, 0, 0, 1]);
+        for group in [Station::BROADCAST, multicast, own] {
+            assert_eq!(said(&frame(group, ETHERTYPE, len)), [true; 3], "{group} {len}");
         }
-        for at in 0..48 {
-            let mut other = own;
-            other.0[at / 8] ^= 1 << (at % 8);
-            // A flipped bit that makes a group of it.
-            let is_ours = if at == 0 { XDP_REDIRECT } else { XDP_PASS };
-            let want = [XDP_PASS, is_ours, XDP_REDIRECT];
-            assert_eq!(said(&frame(other, ETHERTYPE, len)), want, "bit {at}");
+        for at in 0..64 {
+            // A flipped bit that makes a group of it; those of the MAC; those of the number.
+            let want = [at == 0, at == 0 || at >= 48, true];
+            assert_eq!(said(&frame(with_bit(at), ETHERTYPE, len)), want, "bit {at}");
         }
         let foreign = [0x0800, 0x0806, 0x86dd, 0x8100, 0x88a8, 0x88cc, ETHERTYPE.swap_bytes()];
         let near = (0..16).map(|bit| ETHERTYPE ^ 1 << bit);
         for ty in foreign.into_iter().chain(near) {
-            for dst in [own, MacAddr::BROADCAST] {
-                assert_eq!(said(&frame(dst, ty, len)), [XDP_PASS; 3], "{ty:#x} to {dst}");
+            for dst in [own, Station::BROADCAST] {
+                assert_eq!(said(&frame(dst, ty, len)), [false; 3], "{ty:#x} to {dst}");
             }
         }
     }

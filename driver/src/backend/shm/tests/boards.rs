@@ -6,13 +6,13 @@ use crate::mem::Span;
 
 const GROUP: u32 = 7;
 
-fn board_of(port: &mut ShmPort, macs: &[MacAddr]) -> Box<dyn Board> {
+fn board_of(port: &mut ShmPort, macs: &[Station]) -> Box<dyn Board> {
     port.board(macs).expect("all are here")
 }
 
 /// Boards of a group of all `ports`, which have met.
 fn met(ports: &mut [ShmPort]) -> Vec<Box<dyn Board>> {
-    let macs: Vec<MacAddr> = ports.iter().map(|port| port.caps().mac).collect();
+    let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
     let mut boards: Vec<_> = ports.iter_mut().map(|port| board_of(port, &macs)).collect();
     let names: Vec<u64> = boards.iter().map(|board| board.name()).collect();
     assert!(boards.iter_mut().all(|board| board.meet(GROUP, &names)));
@@ -75,7 +75,7 @@ fn what_a_member_puts_is_read_by_all() {
 fn a_slot_is_kept_until_all_have_done_with_it() {
     let settings = small();
     let mut ports = vec![open(&settings), open(&settings), open(&settings)];
-    let macs: Vec<MacAddr> = ports.iter().map(|port| port.caps().mac).collect();
+    let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
     let next = |port: &mut ShmPort| board_of(port, &macs).name() as u32;
     let mut boards = met(&mut ports);
     let first = boards[0].name() as u32;
@@ -110,7 +110,7 @@ fn a_slot_is_kept_until_all_have_done_with_it() {
 fn names_of_no_slots_are_refused() {
     let settings = small();
     let mut ports = [open(&settings), open(&settings)];
-    let macs: Vec<MacAddr> = ports.iter().map(|port| port.caps().mac).collect();
+    let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
     let name = board_of(&mut ports[1], &macs).name();
     let slots = layout::SLOTS as u64;
     for odd in [0, name & !0xffff_ffff, name + slots, name | 0x8000_0000, name ^ 1 << 32] {
@@ -131,7 +131,7 @@ fn names_of_no_slots_are_refused() {
 fn slots_are_as_many_as_there_are() {
     let settings = small();
     let mut port = open(&settings);
-    let mac = port.caps().mac;
+    let mac = port.caps().station;
     let boards: Vec<_> = (0..layout::SLOTS).map(|_| board_of(&mut port, &[mac])).collect();
     let mut names: Vec<u64> = boards.iter().map(|board| board.name()).collect();
     names.dedup();
@@ -139,9 +139,9 @@ fn slots_are_as_many_as_there_are() {
     assert!(port.board(&[mac]).is_none());
     drop(boards);
     assert!(port.board(&[mac]).is_some());
-    assert!(port.board(&[mac, MacAddr([2, 0, 0, 0, 0, 9])]).is_none());
+    assert!(port.board(&[mac, Station::at([2, 0, 0, 0, 0, 9])]).is_none());
     let (mut leaf, _) = ShmPort::open_leaf(&settings).unwrap();
-    let leaf_mac = leaf.caps().mac;
+    let leaf_mac = leaf.caps().station;
     assert!(leaf.board(&[mac, leaf_mac]).is_none());
 }
 

@@ -1,6 +1,7 @@
 //! Segments of many members.
 
 use super::*;
+use crate::frame::FRAME_MIN;
 
 /// `count` members, or `None` where there are not as many file descriptors.
 fn open_many(settings: &ShmSettings, count: usize) -> Option<Vec<ShmPort>> {
@@ -42,9 +43,9 @@ impl Checked {
     fn poll(&mut self, ports: &mut [ShmPort], to: usize, len: impl Fn(usize) -> usize) -> usize {
         let rounds = &mut self.rounds[to];
         let mut sink = |f: &RxFrame<'_>| {
-            let from = usize::from(u16::from_le_bytes(f.chunk_at(ETH_HDR_LEN).unwrap()));
-            let mut bytes = vec![0; f.len() - ETH_HDR_LEN];
-            assert!(f.copy_to(ETH_HDR_LEN, &mut bytes));
+            let from = usize::from(u16::from_le_bytes(f.chunk_at(FRAME_MIN).unwrap()));
+            let mut bytes = vec![0; f.len() - FRAME_MIN];
+            assert!(f.copy_to(FRAME_MIN, &mut bytes));
             let (round, is) = (rounds[from], &bytes[..6]);
             let want = payload(from, to, round, len(round));
             assert!(bytes == want, "{from} to {to}, {round}: {} bytes, {is:?}", bytes.len());
@@ -63,7 +64,7 @@ impl Checked {
 fn a_thousand_members_hear_each_other() {
     let settings = fresh();
     let Some(mut ports) = open_many(&settings, MEMBERS_MAX) else { return };
-    let macs: Vec<_> = ports.iter().map(|port| port.caps().mac).collect();
+    let macs: Vec<_> = ports.iter().map(|port| port.caps().station).collect();
     let (n, mut checked) = (ports.len(), Checked::new(MEMBERS_MAX));
     let len = |round| 40 + round * 900;
     for m in 1..n {
@@ -124,7 +125,7 @@ fn all_to_all_of_128_members_takes_a_gib_at_most() {
         return;
     }
     let Some(mut ports) = open_many(&settings, COUNT) else { return };
-    let macs: Vec<_> = ports.iter().map(|port| port.caps().mac).collect();
+    let macs: Vec<_> = ports.iter().map(|port| port.caps().station).collect();
     let (mut checked, mut sent, mut blocks_max) = (Checked::new(COUNT), 0, 0);
     let len = |round: usize| [100, 4000, 60_000, 300][round];
     let mut blocks_after = Vec::new();
@@ -166,7 +167,7 @@ fn a_ring_that_was_given_up_is_opened_again() {
     // As long as all that there may be.
     let settings = ShmSettings { ring_len: Some(256 << 20), members: Some(6), ..fresh() };
     let mut ports: Vec<_> = (0..6).map(|_| open(&settings)).collect();
-    let macs: Vec<_> = ports.iter().map(|port| port.caps().mac).collect();
+    let macs: Vec<_> = ports.iter().map(|port| port.caps().station).collect();
     let len = |round: usize| if round.is_multiple_of(3) { 5000 } else { 50 };
     let (mut checked, mut given_up) = (Checked::new(6), 0);
     for round in 0..30 {

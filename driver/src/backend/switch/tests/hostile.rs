@@ -41,7 +41,7 @@ struct Liar {
     file: File,
     dice: Dice,
     /// Addresses to claim.
-    victims: Vec<MacAddr>,
+    victims: Vec<Station>,
 }
 
 impl Liar {
@@ -143,7 +143,7 @@ impl Liar {
                 let state = (self.dice.next() % 6) << 32 | (self.dice.next() % 8);
                 self.write(at, state);
                 let victim = self.victims[self.dice.below(self.victims.len())];
-                self.write(at + 8, victim.to_u64());
+                self.write(at + 8, victim.word());
             }
         }
         let words = [self.number(), self.number(), self.number()];
@@ -192,9 +192,13 @@ fn rounds(usual: usize) -> usize {
 }
 
 /// Frames that are not of `liars`.
-fn others(port: &mut dyn Port, liars: &[MacAddr]) -> Vec<Vec<u8>> {
+fn others(port: &mut dyn Port, liars: &[Station]) -> Vec<Vec<u8>> {
     let mut got = drain(port);
-    got.retain(|bytes| !liars.iter().any(|liar| bytes[6..12] == liar.0));
+    got.retain(|bytes| {
+        !liars
+            .iter()
+            .any(|liar| bytes[6..12] == liar.mac.0 && bytes[34..36] == liar.number.to_le_bytes())
+    });
     got.sort_unstable();
     got
 }
@@ -215,15 +219,15 @@ impl Talk {
         Self { house, own, alice, also }
     }
 
-    fn macs(&self) -> [MacAddr; 4] {
-        [self.own.caps().mac, self.alice.caps().mac, self.also.caps().mac, FAR]
+    fn macs(&self) -> [Station; 4] {
+        [self.own.caps().station, self.alice.caps().station, self.also.caps().station, FAR]
     }
 
     /// Sends a frame each way that there is, and sees that each comes, once, as it was, and nothing
     /// in the name of any of these.
-    fn round(&mut self, number: u8, liars: &[MacAddr], mut meanwhile: impl FnMut()) {
+    fn round(&mut self, number: u8, liars: &[Station], mut meanwhile: impl FnMut()) {
         let Self { house, own, alice, also } = self;
-        let [mac_own, mac_alice, mac_also] = [&*own, alice, also].map(|port| port.caps().mac);
+        let [mac_own, mac_alice, mac_also] = [&*own, alice, also].map(|port| port.caps().station);
         let sent = [
             frame(mac_also, mac_alice, 700, number),
             frame(mac_own, mac_alice, 60, number),
@@ -258,7 +262,7 @@ fn a_liar_harms_nobody_else() {
         let victims = talk.macs();
         for kind in 0..=KINDS {
             let mut liars = [talk.house.guest(BOB), talk.house.guest(BOB)];
-            let macs = [0, 1].map(|i: usize| liars[i].caps().mac);
+            let macs = [0, 1].map(|i: usize| liars[i].caps().station);
             let file = &talk.house.switch.lobby.as_ref().unwrap().users[1].file;
             let len = DATA_AT + MEMBERS * MEMBERS * RING_LEN;
             assert_eq!(file.metadata().unwrap().len(), len as u64);
@@ -310,19 +314,19 @@ fn an_address_is_who_asked_for_it() {
     let victims = talk.macs();
     let mut join = |mac| {
         let file = shm::sealed::another(file).unwrap();
-        let segment = ShmSettings { mac: Some(mac), ..ShmSettings::named("x") };
+        let segment = ShmSettings { station: Some(mac), ..ShmSettings::named("x") };
         ShmPort::open_leaf_of(file, &segment).unwrap().0
     };
-    let nobody = MacAddr([2, 0, 0, 0, 0, 0x55]);
+    let nobody = Station::at([2, 0, 0, 0, 0, 0x55]);
     let mut ports: Vec<ShmPort> = victims.into_iter().chain([nobody]).map(&mut join).collect();
     for round in 0..20 {
         for port in &mut ports {
-            let src = port.caps().mac;
+            let src = port.caps().station;
             for dst in victims {
                 port.tx(&TxFrame::whole(&frame(dst, src, 60, 0xee))).unwrap();
             }
         }
-        talk.round(round, &[bob.caps().mac], || {});
+        talk.round(round, &[bob.caps().station], || {});
         for port in &mut ports {
             assert_eq!(drain(port).len(), 0);
         }
@@ -337,7 +341,7 @@ fn an_address_is_who_asked_for_it() {
 fn a_flood_of_one_user_is_his_own() {
     let mut house = House::new(Guests::All, false);
     let (mut alice, mut bob) = (house.guest(ALICE), house.guest(BOB));
-    let (mac_alice, mac_bob) = (alice.caps().mac, bob.caps().mac);
+    let (mac_alice, mac_bob) = (alice.caps().station, bob.caps().station);
     let flood = frame(FAR, mac_bob, MTU, 9);
     for round in 0..200 {
         while bob.tx(&TxFrame::whole(&flood)).unwrap() == Tx::Sent {}
@@ -355,6 +359,6 @@ fn a_flood_of_one_user_is_his_own() {
         assert_eq!(drain(&mut alice).len(), 1, "{round}");
     }
     let shown = house.switch.stations();
-    let of = |mac| shown.iter().find(|s| s.mac == mac).unwrap().frames;
+    let of = |mac| shown.iter().find(|s| s.station == mac).unwrap().frames;
     assert!(of(mac_bob).full > 100 && of(mac_alice).full == 0);
 }

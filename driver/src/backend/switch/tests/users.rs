@@ -44,8 +44,8 @@ impl House {
         self.switch.sleep(Duration::from_micros(100));
     }
 
-    fn try_guest(&mut self, uid: u32, mac: Option<MacAddr>) -> Result<SwitchedPort, OpenError> {
-        let segment = ShmSettings { mac, ..ShmSettings::named(&self.segment.name) };
+    fn try_guest(&mut self, uid: u32, station: Option<Station>) -> Result<SwitchedPort, OpenError> {
+        let segment = ShmSettings { station, ..ShmSettings::named(&self.segment.name) };
         let socket = self.socket.clone();
         let port = self.as_user(uid, move || {
             SwitchedPort::ask(socket, &segment, "guest".into(), Duration::ZERO)
@@ -67,7 +67,7 @@ fn users_reach_each_other_through_the_switch_alone() {
         let mut ports = vec![house.guest(ALICE), house.guest(ALICE), house.guest(BOB)];
         ports.push(station(&house.segment));
         let users = [ALICE, ALICE, BOB, nix::unistd::geteuid().as_raw()];
-        let macs: Vec<MacAddr> = ports.iter().map(|port| port.caps().mac).collect();
+        let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
         assert_eq!((ports[0].caps().mtu, house.switch.segments.len()), (MTU, 3));
         assert!(ports[0].is_guest() && !ports[3].is_guest());
         for from in 0..4 {
@@ -97,7 +97,7 @@ fn users_reach_each_other_through_the_switch_alone() {
         assert_eq!(counters, want);
         let shown = house.switch.stations();
         for (mac, uid) in macs.iter().zip(users) {
-            let of = shown.iter().find(|s| s.mac == *mac).unwrap();
+            let of = shown.iter().find(|s| s.station == *mac).unwrap();
             assert_eq!((of.uid, of.pid, of.frames.sent), (uid, std::process::id(), 4));
         }
     }
@@ -113,17 +113,17 @@ fn the_door_says_why_it_stays_closed() {
     assert_eq!(why.errno(), libc::EACCES);
     let mut own = station(&house.segment);
     let first = house.guest(ALICE);
-    let nic = house.switch.nic().mac;
-    for taken in [first.caps().mac, own.caps().mac, nic, MacAddr::BROADCAST] {
+    let nic = house.switch.nic().station;
+    for taken in [first.caps().station, own.caps().station, nic, Station::BROADCAST] {
         let why = house.try_guest(ALICE, Some(taken)).map(drop).unwrap_err();
         assert!(matches!(why.errno(), libc::EADDRINUSE | libc::EINVAL), "{why}");
     }
-    let mac = MacAddr([2, 0, 0, 0, 7, 7]);
-    assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().mac, mac);
+    let mac = Station::at([2, 0, 0, 0, 7, 7]);
+    assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().station, mac);
     house.attend();
-    assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().mac, mac);
+    assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().station, mac);
     // A frame to the switch's own user's first station still comes: nobody took it away.
-    assert_eq!(send(&mut *house.far, &frame(own.caps().mac, FAR, 60, 1)), Tx::Sent);
+    assert_eq!(send(&mut *house.far, &frame(own.caps().station, FAR, 60, 1)), Tx::Sent);
     turn(&mut house.switch);
     assert_eq!(drain(&mut own).len(), 1);
     let socket = house.socket.clone();
@@ -149,7 +149,7 @@ fn a_station_moves_to_the_next_switch() {
     // Of our own user: who comes first to the next switch is not known.
     let uid = nix::unistd::geteuid().as_raw();
     let (mut a, mut b) = (house.guest(uid), house.guest(uid));
-    let (mac_a, mac_b) = (a.caps().mac, b.caps().mac);
+    let (mac_a, mac_b) = (a.caps().station, b.caps().station);
     for round in 1..4 {
         assert_eq!(send(&mut a, &frame(mac_b, mac_a, 60, round)), Tx::Sent);
         turn(&mut house.switch);
@@ -176,7 +176,7 @@ fn a_station_moves_to_the_next_switch() {
         // Whoever sleeps is told.
         waiter.wait(Duration::from_secs(60));
         assert_eq!((drain(&mut a).len(), drain(&mut b).len()), (0, 0));
-        assert_eq!((a.caps().mac, b.caps().mac), (mac_a, mac_b));
+        assert_eq!((a.caps().station, b.caps().station), (mac_a, mac_b));
     }
 }
 
@@ -193,7 +193,7 @@ fn a_segment_goes_with_its_user() {
         assert!(Instant::now() < until, "it stays");
         house.attend();
     }
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     assert_eq!(send(&mut *house.far, &frame(mac, FAR, 60, 1)), Tx::Sent);
     turn(&mut house.switch);
     assert_eq!(drain(&mut a).len(), 1);
@@ -208,7 +208,7 @@ fn a_segment_goes_with_its_user() {
 fn an_address_waits_for_its_user() {
     let mut house = House::new(Guests::All, false);
     let a = house.guest(ALICE);
-    let mac = a.caps().mac;
+    let mac = a.caps().station;
     // Its thread asks at the old one's.
     let socket = house.socket.with_extension("next");
     house.switch = Switch::open(&fresh(), cable(64).0).unwrap();
@@ -216,5 +216,5 @@ fn an_address_waits_for_its_user() {
     house.switch.serve(&socket, Guests::All, false).unwrap();
     house.socket = socket;
     assert_eq!(house.try_guest(BOB, Some(mac)).map(drop).unwrap_err().errno(), libc::EADDRINUSE);
-    assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().mac, mac);
+    assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().station, mac);
 }

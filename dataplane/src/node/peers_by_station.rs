@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use barewire_driver::port::MacAddr;
+use barewire_driver::port::Station;
 
 use super::peer::Peers;
 use crate::index::Index;
@@ -11,14 +11,14 @@ use crate::index::Index;
 ///
 /// Whoever can send a frame chooses MACs, so what their hashes are is nobody's to know.
 #[derive(Debug)]
-pub(crate) struct PeersByMac {
+pub(crate) struct PeersByStation {
     index: Index,
     keys: RandomState,
     /// Where the search for a peer to forget goes on.
     pub(crate) evict_hand: u32,
 }
 
-impl PeersByMac {
+impl PeersByStation {
     /// Room for `n` peers, more only by [`enlarge`](Self::enlarge): memory is touched when they
     /// come.
     pub(crate) fn with_capacity(n: usize) -> Self {
@@ -27,26 +27,26 @@ impl PeersByMac {
 
     /// Room for `n` peers, those of `peers` among them.
     pub(crate) fn enlarge(&mut self, peers: &Peers, n: usize) {
-        let hash = |p| self.keys.hash_one(peers[p].mac());
+        let hash = |p| self.keys.hash_one(peers[p].station());
         let mut index = Index::with_capacity(n);
         peers.iter().for_each(|(p, _)| index.insert(hash(p), p, hash));
         self.index = index;
     }
 
     /// The peer that has this MAC.
-    pub(crate) fn get(&self, peers: &Peers, mac: MacAddr) -> Option<u32> {
-        self.index.get(self.keys.hash_one(mac), |p| peers[p].mac() == mac)
+    pub(crate) fn get(&self, peers: &Peers, station: Station) -> Option<u32> {
+        self.index.get(self.keys.hash_one(station), |p| peers[p].station() == station)
     }
 
     /// Notes peer `p`, the first with its MAC.
     pub(crate) fn insert(&mut self, peers: &Peers, p: u32) {
-        let hash = |p| self.keys.hash_one(peers[p].mac());
+        let hash = |p| self.keys.hash_one(peers[p].station());
         self.index.insert(hash(p), p, hash);
     }
 
     /// Forgets peer `p`.
     pub(crate) fn remove(&mut self, peers: &Peers, p: u32) {
-        let hash = |p| self.keys.hash_one(peers[p].mac());
+        let hash = |p| self.keys.hash_one(peers[p].station());
         self.index.remove(hash(p), p, hash);
     }
 }
