@@ -236,7 +236,8 @@ fn in_a_small_file_system(dir: &std::path::Path) {
         let mut got = 0;
         for from in 0..ports.len() {
             for &to in &macs {
-                let bytes = [&to.0[..], &macs[from].0, &[0x88, 0xb5], &[0; 26], &vec![from as u8; len]];
+                let bytes =
+                    [&to.0[..], &macs[from].0, &[0x88, 0xb5], &[0; 26], &vec![from as u8; len]];
                 let bytes = bytes.concat();
                 let mut sink = |f: &RxFrame<'_>| {
                     let mut is = vec![0; f.len()];

@@ -272,7 +272,7 @@ fn every_type_decodes() {
         .collect();
     names.sort();
     names.dedup();
-    let fixed = "type=T version=2 rtx=1 ar=0 dst_sid=0x00100003 psn=4294967295 cack=7 grant=65535 \
+    let fixed = "type=T version=3 rtx=1 ar=0 dst_sid=0x00100003 psn=4294967295 cack=7 grant=65535 \
         plen=P trailer=3 crc_ok=1 refused=";
     let mut fields: Vec<_> = names.iter().map(String::as_str).collect();
     let fixed_names: Vec<_> = fixed

@@ -156,7 +156,8 @@ fn forged_frames_change_nothing_but_counters() {
 
 /// Sends a frame and lets the victim look; what it answers is thrown away.
 fn inject(port: &mut ShmPort, bytes: &[u8], victim: &mut Station) -> usize {
-    if bytes.len() < 14 || bytes[..6] != victim.engine.caps().station.mac.0 {
+    let station = victim.engine.caps().station;
+    if bytes.len() < 14 || TxFrame::whole(bytes).dst() != station {
         return 0;
     }
     while port.tx(&TxFrame::whole(bytes)).unwrap() == Tx::Full {

@@ -696,5 +696,5 @@ impl World {
 const ACTIVE_MAX_NS: u64 = 60_000_000_000;
 
 fn incarnation(seed: u64, life: u32) -> u64 {
-    mix(seed ^ mix(u64::from(life))) | 1
+    mix(seed ^ mix(u64::from(life))) >> 16 | 1
 }

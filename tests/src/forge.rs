@@ -4,7 +4,7 @@ use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{
     self, Base, Host, MsgOp, Op, OpenOp, ProbeOp, RstOp, RstReason, Ty, WhoOp,
 };
-use barewire_driver::frame::RxFrame;
+use barewire_driver::frame::{RxFrame, address};
 use barewire_driver::port::Station;
 
 use crate::rng::Rng;
@@ -52,11 +52,11 @@ impl Forger {
         let r = &mut self.rng;
         let mut f = live[r.index(live.len())].clone();
         if r.chance(0.3) {
-            f[6..12].copy_from_slice(&self.third.mac.0);
+            set_source(&mut f, self.third);
             return f;
         }
         if !self.crc {
-            f[6..12].copy_from_slice(&self.third.mac.0);
+            set_source(&mut f, self.third);
         }
         // Up to three flipped bits are always found by the checksum.
         let from = if r.chance(0.5) { 14 } else { 14.max(f.len() - 8) };
@@ -72,9 +72,8 @@ impl Forger {
         let r = &mut self.rng;
         let mut f: Vec<u8> = (0..r.range(0, 200)).map(|_| r.next() as u8).collect();
         if f.len() >= 16 && r.chance(0.8) {
-            f[..6].copy_from_slice(&self.victim.mac.0);
             let src = r.pick(&[self.victim, self.honest, self.third]);
-            f[6..12].copy_from_slice(&src.mac.0);
+            address(&mut f, self.victim, src);
             f[12..14].copy_from_slice(&wire::ETHERTYPE.to_be_bytes());
             f[14] = wire::VERSION << 5 | (f[14] & 0x1f);
         }
@@ -116,6 +115,13 @@ impl Forger {
         let msg = MsgOp { dst_ep: self.ep, src_ep: self.ep, ..MsgOp::default() };
         let op = r.pick(&[Op::Rst(rst), Op::Rst(rst), Op::Msg(msg), Op::Ping, probe, who]);
         wire::frame(&base, &op, &[])
+    }
+}
+
+/// Makes a frame come from another station.
+fn set_source(frame: &mut [u8], src: Station) {
+    if let Some([dst, _]) = RxFrame::new(frame).stations() {
+        address(frame, dst, src);
     }
 }
 

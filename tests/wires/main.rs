@@ -28,6 +28,7 @@ mod one_sided;
 mod paths;
 mod raw;
 mod soak;
+mod stations;
 mod stream;
 mod switch;
 mod users;

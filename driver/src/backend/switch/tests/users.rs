@@ -70,6 +70,11 @@ fn users_reach_each_other_through_the_switch_alone() {
         let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
         assert_eq!((ports[0].caps().mtu, house.switch.segments.len()), (MTU, 3));
         assert!(ports[0].is_guest() && !ports[3].is_guest());
+        let nic = house.switch.nic().station.mac;
+        assert!(macs.iter().all(|station| station.mac == nic), "{macs:?}");
+        let first = Station::OF_GUESTS.start;
+        assert!(macs.iter().map(|of| of.number).take(3).eq(first..first + 3));
+        assert!(Station::OF_SWITCH.contains(&macs[3].number));
         for from in 0..4 {
             let mac = macs[from];
             assert_eq!(send(&mut *house.far, &frame(mac, FAR, 900, 3)), Tx::Sent);
