@@ -65,6 +65,8 @@ pub enum Bug {
     OperandsOfAnotherLength,
     /// What was found of a collective is taken for that of another root or length.
     OtherCallTaken,
+    /// Processes behind one MAC are taken for one.
+    OneStationPerMac,
     /// The room of a read that is given up is not offered to those that wait for it.
     ReadRoomKept,
     /// What stands behind a packet of a write that is given up is executed.
@@ -114,7 +116,7 @@ pub enum Bug {
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 51] = [
+pub const ALL: [Bug; 52] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -143,6 +145,7 @@ pub const ALL: [Bug; 51] = [
     Bug::OperandsLaidOutTwice,
     Bug::OperandsOfAnotherLength,
     Bug::OtherCallTaken,
+    Bug::OneStationPerMac,
     Bug::ReadRoomKept,
     Bug::GivenUpWriteGoesOn,
     Bug::GivenUpFetchGoesOn,

@@ -227,8 +227,8 @@ fn exact(names: Names, ip: IpAddr, port: u16) -> Result<Meaning> {
     }
 }
 
-/// A `sockaddr_in` that host and port do not name an endpoint by has the MAC where the standard has
-/// zeros.
+/// A `sockaddr_in` that host and port do not name an endpoint by has the station, its MAC first, where
+/// the standard has zeros.
 fn from_sockaddr(bytes: &[u8], names: Names) -> Result<Meaning> {
     let (ip, port) = parts(bytes)?;
     if bytes[8..] == [0; 8] {
@@ -237,6 +237,7 @@ fn from_sockaddr(bytes: &[u8], names: Names) -> Result<Meaning> {
     let mut native = [0; LEN];
     native[..6].copy_from_slice(&bytes[8..14]);
     native[6..8].copy_from_slice(&port.to_le_bytes());
+    native[14..].copy_from_slice(&bytes[14..]);
     let addr = EpAddr::from_bytes(&native)?;
     names.found_at(addr, ip);
     Ok(Meaning::Addr(addr))
@@ -258,7 +259,9 @@ fn to_sockaddr(addr: EpAddr, names: Names) -> [u8; LEN] {
     bytes[2..4].copy_from_slice(&at.port().to_be_bytes());
     bytes[4..8].copy_from_slice(&at.ip().octets());
     if !is_name {
-        bytes[8..14].copy_from_slice(&addr.to_bytes()[..6]);
+        let native = addr.to_bytes();
+        bytes[8..14].copy_from_slice(&native[..6]);
+        bytes[14..].copy_from_slice(&native[14..]);
     }
     bytes
 }
@@ -284,15 +287,17 @@ mod tests {
         assert_eq!(addr(LABELS, &theirs), label(9228));
         assert_eq!(LABELS.write(label(9228))[..], theirs);
         let mut other = label(9);
-        other.ep = 10;
-        assert_eq!(addr(LABELS, &LABELS.write(other)), other);
+        for number in [0, 0x1234] {
+            (other.ep, other.station.number) = (10, number);
+            assert_eq!(addr(LABELS, &LABELS.write(other)), other);
+        }
         assert_eq!(LABELS.read_own(&LABELS.any()), Ok(None));
         assert_eq!(LABELS.any()[2..4], [0; 2]);
     }
 
     #[test]
     fn a_native_address_is_not_taken_for_a_sockaddr() {
-        let text = "barewire://02:00:24:0c:7f:00/9#00c0ffee00c0ffee";
+        let text = "barewire://02:00:24:0c:7f:00/9#c0ffee00c0ff";
         let native: EpAddr = text.parse().unwrap();
         assert_eq!(Form::guess(&native.to_bytes(), Names::Labels), Some(Form::Native));
         assert_eq!(addr(Form::Native, &native.to_bytes()), native);

@@ -75,7 +75,7 @@ static int told(struct side *s, struct side *other, uint64_t errors, void *mine)
 /* To a station that is not there: all of them wait until T_dead, and one that has a context. */
 static void to_nobody(uint64_t selective)
 {
-	unsigned char name[16] = { 2, 0x77, 0, 0, 0, 9, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8 };
+	unsigned char name[16] = { 2, 0x77, 0, 0, 0, 9, 0, 0, 1, 2, 3, 4, 5, 6, 0, 0 };
 	struct side s;
 	struct iovec iov = { name, 8 };
 	struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .context = &msg };

@@ -1,4 +1,4 @@
-//! The way from a MAC to the record of its peer.
+//! The way from a station to the record of its peer.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -6,10 +6,11 @@ use barewire_driver::port::Station;
 
 use super::peer::Peers;
 use crate::index::Index;
+use crate::plant::{Bug, planted};
 
-/// The numbers of the peers in a table, by their MACs.
+/// The numbers of the peers in a table, by their stations.
 ///
-/// Whoever can send a frame chooses MACs, so what their hashes are is nobody's to know.
+/// Whoever can send a frame chooses addresses, so what their hashes are is nobody's to know.
 #[derive(Debug)]
 pub(crate) struct PeersByStation {
     index: Index,
@@ -27,26 +28,34 @@ impl PeersByStation {
 
     /// Room for `n` peers, those of `peers` among them.
     pub(crate) fn enlarge(&mut self, peers: &Peers, n: usize) {
-        let hash = |p| self.keys.hash_one(peers[p].station());
+        let hash = |p| self.keys.hash_one(key(peers[p].station()));
         let mut index = Index::with_capacity(n);
         peers.iter().for_each(|(p, _)| index.insert(hash(p), p, hash));
         self.index = index;
     }
 
-    /// The peer that has this MAC.
+    /// The peer that is this station.
     pub(crate) fn get(&self, peers: &Peers, station: Station) -> Option<u32> {
-        self.index.get(self.keys.hash_one(station), |p| peers[p].station() == station)
+        let wanted = key(station);
+        self.index.get(self.keys.hash_one(wanted), |p| key(peers[p].station()) == wanted)
     }
 
-    /// Notes peer `p`, the first with its MAC.
+    /// Notes peer `p`, the first that is its station.
     pub(crate) fn insert(&mut self, peers: &Peers, p: u32) {
-        let hash = |p| self.keys.hash_one(peers[p].station());
+        let hash = |p| self.keys.hash_one(key(peers[p].station()));
         self.index.insert(hash(p), p, hash);
     }
 
     /// Forgets peer `p`.
     pub(crate) fn remove(&mut self, peers: &Peers, p: u32) {
-        let hash = |p| self.keys.hash_one(peers[p].station());
+        let hash = |p| self.keys.hash_one(key(peers[p].station()));
         self.index.remove(hash(p), p, hash);
+    }
+}
+
+fn key(station: Station) -> Station {
+    match planted(Bug::OneStationPerMac) {
+        true => Station { number: 0, ..station },
+        false => station,
     }
 }
