@@ -89,7 +89,8 @@ impl Trips {
             json!({"from_ns": lengths.start, "to_ns": lengths.end, "count": count})
         });
         json!({
-            "kind": "round_trips", "pid": of.pid, "port": of.port_name, "mac": of.station.to_string(),
+            "kind": "round_trips", "pid": of.pid, "port": of.port_name,
+            "mac": of.station.to_string(),
             "seconds": seconds, "n": self.count(),
             "p50_ns": self.quantile_ns(0.5), "p90_ns": self.quantile_ns(0.9),
             "p99_ns": self.quantile_ns(0.99), "p99_9_ns": self.quantile_ns(0.999),

@@ -72,8 +72,10 @@ pub enum OpenError {
         version: u64,
     },
     /// A process of the segment has the address that was asked for.
-    #[error("address {station} is in use on {path} by process {pid}; choose another (mac=...) or none",
-        path = path.display())]
+    #[error(
+        "address {station} is in use on {path} by process {pid}; choose another (mac=...) or none",
+        path = path.display()
+    )]
     AddressInUse {
         /// The address.
         station: Station,

@@ -51,6 +51,13 @@ pub fn address(frame: &mut [u8], dst: Station, src: Station) {
     }
 }
 
+/// `frame` with these addresses.
+#[cfg(test)]
+pub(crate) fn addressed(dst: Station, src: Station, mut frame: Vec<u8>) -> Vec<u8> {
+    address(&mut frame, dst, src);
+    frame
+}
+
 /// What stands between the head and the tail of a frame.
 #[derive(Clone, Copy)]
 pub enum Body<'a> {

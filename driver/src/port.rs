@@ -130,7 +130,8 @@ pub trait RxSink {
 }
 
 /// Sends short frames: `H` bytes that `head` writes, all of them, and what follows them, to `dst`,
-/// a [`Station::word`]. Whoever sleeps is woken. False, and nothing has happened, if there is more to it than to write it.
+/// a [`Station::word`]. Whoever sleeps is woken. False, and nothing has happened, if there is more
+/// to it than to write it.
 pub trait InPlaceTx {
     /// [`PortCaps::lossless`], where the type of the port alone says so.
     const LOSSLESS: bool = false;

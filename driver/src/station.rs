@@ -95,13 +95,6 @@ impl FromStr for Station {
     }
 }
 
-/// `frame` with these addresses.
-#[cfg(test)]
-pub(crate) fn addressed(dst: Station, src: Station, mut frame: Vec<u8>) -> Vec<u8> {
-    crate::frame::address(&mut frame, dst, src);
-    frame
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

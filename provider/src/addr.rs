@@ -227,8 +227,8 @@ fn exact(names: Names, ip: IpAddr, port: u16) -> Result<Meaning> {
     }
 }
 
-/// A `sockaddr_in` that host and port do not name an endpoint by has the station, its MAC first, where
-/// the standard has zeros.
+/// A `sockaddr_in` that host and port do not name an endpoint by has the station, its MAC first,
+/// where the standard has zeros.
 fn from_sockaddr(bytes: &[u8], names: Names) -> Result<Meaning> {
     let (ip, port) = parts(bytes)?;
     if bytes[8..] == [0; 8] {

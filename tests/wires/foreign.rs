@@ -34,7 +34,8 @@ fn foreign(to: Station, round: u64) -> Vec<Vec<u8>> {
     let lldp = Station::at([0x01, 0x80, 0xc2, 0, 0, 0x0e]);
     vec![
         ethernet(Station::BROADCAST, 0x0806, &[0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9]),
-        ethernet(Station::at([0x33, 0x33, 0, 0, 0, 1]), 0x86dd, &noise[..120]), // router advertisement
+        // A router advertisement.
+        ethernet(Station::at([0x33, 0x33, 0, 0, 0, 1]), 0x86dd, &noise[..120]),
         ethernet(lldp, 0x88cc, &noise[..60]),
         ethernet(to, 0x8100, &tagged),
         ethernet(to, 0x88a8, &tagged),

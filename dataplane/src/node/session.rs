@@ -656,8 +656,8 @@ impl Node {
         }
     }
 
-    /// Drops the session with `station` silently, as if its memory had been lost. For tests of how the
-    /// other side reacts.
+    /// Drops the session with `station` silently, as if its memory had been lost. For tests of how
+    /// the other side reacts.
     pub fn drop_session(&mut self, now: Instant, station: Station) {
         if let Some(p) = self.by_station.get(&self.peers, station) {
             self.end_session(now, p, EndReason::Dropped);

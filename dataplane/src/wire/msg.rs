@@ -98,8 +98,8 @@ pub struct FrameHead {
     pub src: u64,
     /// EtherType and prologue.
     kind: u32,
-    /// The numbers of destination and source behind their MACs, in the lower two pairs of bytes; the
-    /// others are 0.
+    /// The numbers of destination and source behind their MACs, in the lower two pairs of bytes;
+    /// the others are 0.
     pub numbers: u64,
 }
 

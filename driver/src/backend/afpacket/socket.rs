@@ -17,8 +17,8 @@ pub(super) fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()
     set_option(fd, libc::SOL_PACKET, option, value)
 }
 
-/// Sets what has to be set before the first frame: the filter, which passes frames to `station` or to
-/// everybody, and how frames leave.
+/// Sets what has to be set before the first frame: the filter, which passes frames to `station` or
+/// to everybody, and how frames leave.
 pub(super) fn prepare(fd: RawFd, ethertype: u16, station: Option<Station>) -> io::Result<()> {
     let on: libc::c_int = 1;
     // Straight to the driver, past the queueing discipline: the fabric has windows of its own.

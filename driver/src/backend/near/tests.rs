@@ -1,5 +1,5 @@
 use crate::frame::FRAME_MIN;
-use crate::station::addressed;
+use crate::frame::addressed;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

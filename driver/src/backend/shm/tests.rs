@@ -2,7 +2,7 @@ mod boards;
 mod many;
 
 use crate::frame::FRAME_MIN;
-use crate::station::addressed;
+use crate::frame::addressed;
 use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};

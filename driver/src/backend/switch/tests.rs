@@ -1,4 +1,4 @@
-use crate::station::addressed;
+use crate::frame::addressed;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

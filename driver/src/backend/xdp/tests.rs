@@ -13,9 +13,9 @@ use super::umem::Umem;
 use super::{bpf, socket};
 use crate::backend::netdev::Accept;
 use crate::frame::ETHERTYPE;
+use crate::frame::addressed;
 use crate::mem::{Arena, Hugepages};
 use crate::port::Station;
-use crate::station::addressed;
 
 /// What a program returns that gives a frame to a socket.
 const XDP_REDIRECT: u32 = 4;
