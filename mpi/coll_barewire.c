@@ -46,9 +46,6 @@
 /* Looks at our own queue for each turn of Open MPI's progress, which asks every transport. */
 #define POLLS 8
 
-/* Attempts at a group, of which threads may spoil some. */
-#define TRIES 16
-
 /* Where a member is, from member to member. `len` is 0 if it has no barewire. */
 struct card {
 	uint32_t len;
@@ -63,7 +60,6 @@ struct module {
 	/* What the components below have, and their modules. */
 	mca_coll_base_comm_coll_t below;
 	enum state state;
-	int tries;
 	/* Its first error was said. */
 	bool told;
 	struct fid_mc *mc;
@@ -279,8 +275,11 @@ static int know(module_t *m, ompi_communicator_t *comm, const struct card *cards
 /* Joins the group of the members. Returns 0, or a negative error. */
 static int join(module_t *m, ompi_communicator_t *comm)
 {
+	/* Threads join groups of the same members in different orders: the key tells them apart. */
+	uint64_t key = ompi_comm_get_cid(comm);
 	struct fi_av_set_attr none = {
 		.start_addr = FI_ADDR_NOTAVAIL, .end_addr = FI_ADDR_NOTAVAIL,
+		.comm_key = (uint8_t *) &key, .comm_key_size = sizeof key,
 	};
 	struct fid_av_set *set;
 	fi_addr_t managed;
@@ -316,23 +315,7 @@ static void forget(module_t *m)
 	m->join_end = 0;
 }
 
-static int run(module_t *m, struct call *call, struct part from, struct part to);
-static struct part words(uint64_t *at, size_t count);
-
-/*
- * Whether the group is this communicator's at all members: joins of the same members that threads
- * make in another order at each can be taken for one another.
- */
-static bool is_whole(module_t *m, ompi_communicator_t *comm)
-{
-	uint64_t id = ompi_comm_get_cid(comm), mine[2] = { id, ~id }, all[2];
-	struct call call = {
-		.kind = FI_ALLREDUCE, .type = FI_UINT64, .op = FI_MAX, .count = 2,
-	};
-	return run(m, &call, words(mine, 2), words(all, 2)) == MPI_SUCCESS && all[0] == ~all[1];
-}
-
-/* The members agree whether there is a group, or whether to try again at the next call. */
+/* The members agree whether there is a group. */
 static void set_up(module_t *m, ompi_communicator_t *comm)
 {
 	int size = ompi_comm_size(comm), mine = 1, all = 0, err = 0;
@@ -361,11 +344,6 @@ static void set_up(module_t *m, ompi_communicator_t *comm)
 			all = 0;
 	}
 	free(cards);
-	if (all && ours.threads && !is_whole(m, comm)) {
-		all = 0;
-		if (++m->tries < TRIES)
-			m->state = UNTRIED;
-	}
 	if (all)
 		m->state = JOINED;
 	else
@@ -401,11 +379,6 @@ static struct part part(const void *buf, size_t count, ompi_datatype_t *type)
 	struct part p = { (char *) buf, count, type, bytes(type, count), false };
 	p.apart = !ompi_datatype_is_contiguous_memory_layout(type, count);
 	return p;
-}
-
-static struct part words(uint64_t *at, size_t count)
-{
-	return part(at, count, &ompi_mpi_uint64_t.dt);
 }
 
 static const struct part NOTHING;

@@ -278,7 +278,8 @@ impl EpCommon {
     /// With [`FI_ADDR_NOTAVAIL`] as `coll_addr` the application manages the group: nothing is sent,
     /// and [`AvSetAttr::comm_key`] must tell groups of the same members apart. With
     /// [`AvSet::addr`] the members agree on the group: all of them have to join. With [`Mc::addr`],
-    /// too, and the group is a part of that one.
+    /// too, and the group is a part of that one. Joins of the same members that threads make at the
+    /// same time meet by `comm_key`, where they have different ones, else in their order.
     ///
     /// The bound event queue gets [`FI_JOIN_COMPLETE`] with `context` (8 bytes, little-endian), or
     /// an error with it if a member dies, disagrees or does not come within 60 s.
@@ -325,12 +326,13 @@ impl EpCommon {
         if !self.uses_av(&set.av) {
             return Err(Error::Invalid("the set is of another address vector"));
         }
+        let key = set.comm_key.unwrap_or(0);
         let (model, parent) = if coll_addr == FI_ADDR_NOTAVAIL {
-            (JoinModel::Key(set.comm_key.unwrap_or(0)), None)
+            (JoinModel::Key(key), None)
         } else if coll_addr == set.addr() {
-            (JoinModel::Collective, None)
+            (JoinModel::Collective(key), None)
         } else {
-            (JoinModel::Collective, Some(group_of(coll_addr)?))
+            (JoinModel::Collective(key), Some(group_of(coll_addr)?))
         };
         let members = set.members.clone();
         let req = JoinReq { members, parent, model, context };

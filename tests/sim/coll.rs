@@ -174,6 +174,16 @@ impl Team {
         }
     }
 
+    /// Runs until a join at `host` has ended well.
+    pub(crate) fn await_any_join(&mut self, host: usize) -> Result<(), Violation> {
+        loop {
+            if let Some(event) = self.rig.at(host).node.coll_event() {
+                return Ok(event.result.map_err(|e| format!("join ended: {e}"))?);
+            }
+            ensure!(self.rig.step(u64::MAX).0, "a join waits for ever at {host}");
+        }
+    }
+
     /// The member of rank `rank` calls.
     pub(crate) fn post(&mut self, gang: &Gang, rank: usize, call: &Call) -> Result<Pending, i32> {
         let (host, n) = (gang.hosts[rank], gang.hosts.len());

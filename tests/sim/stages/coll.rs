@@ -32,7 +32,8 @@ fn gang_of(ranks: &[usize], seed: u64, loss: f64, boards: bool) -> Result<(Team,
     }
     p.link.boards = boards;
     let mut team = Team::new(p);
-    let model = if seed & 1 == 0 || boards { JoinModel::Collective } else { JoinModel::Key(seed) };
+    let model =
+        if seed & 1 == 0 || boards { JoinModel::Collective(0) } else { JoinModel::Key(seed) };
     let gang = team.join(ranks, model)?;
     Ok((team, gang))
 }
@@ -159,7 +160,7 @@ fn called(
     p.link.boards = seed.is_multiple_of(2);
     let mut team = Team::new(p);
     let ranks: Vec<usize> = (0..n).collect();
-    let gang = team.join(&ranks, JoinModel::Collective)?;
+    let gang = team.join(&ranks, JoinModel::Collective(0))?;
     let mut all = Vec::new();
     for rank in ranks.into_iter().filter(|&rank| Some(rank) != absent) {
         all.push(team.post(&gang, rank, call).map_err(|e| format!("refused with {e}"))?);
@@ -328,7 +329,7 @@ fn overlapping_groups_with_several_calls_under_way() {
         let sets: [&[usize]; 3] = [&[0, 1, 2, 3, 4, 5], &[5, 3, 1], &[2, 3, 0, 4]];
         let mut gangs = Vec::new();
         for (i, set) in sets.iter().enumerate() {
-            let model = if i == 1 { JoinModel::Key(7) } else { JoinModel::Collective };
+            let model = if i == 1 { JoinModel::Key(7) } else { JoinModel::Collective(0) };
             gangs.push(team.join(set, model)?);
         }
         let mut all: Vec<Pending> = Vec::new();
@@ -468,7 +469,7 @@ fn numbers_of_groups_and_calls_are_no_limit() {
 #[test]
 fn a_join_that_cannot_be_ends_with_an_error() {
     let join = |team: &mut Team, host: usize, set: &[usize]| {
-        team.join_at(host, set, JoinModel::Collective, None).unwrap()
+        team.join_at(host, set, JoinModel::Collective(0), None).unwrap()
     };
     // One does not come: it lives, so only time can tell.
     let mut team = Team::new(plan(1, 3, false));
@@ -485,7 +486,7 @@ fn a_join_that_cannot_be_ends_with_an_error() {
         let now = team.rig.now();
         team.rig.at(host).node.coll_close(now, ids[host].1).unwrap();
     }
-    let gang = team.join(&[0, 1, 2], JoinModel::Collective).unwrap();
+    let gang = team.join(&[0, 1, 2], JoinModel::Collective(0)).unwrap();
     team.call(&gang, &Call::of(CollKind::Allreduce, 0, 5, 1)).unwrap();
     // One is dead.
     let mut team = Team::new(plan(2, 3, false));
@@ -498,6 +499,33 @@ fn a_join_that_cannot_be_ends_with_an_error() {
     assert!(team.rig.net.now - start < 600_000_000, "within T_dead and a little");
 }
 
+/// Goal: joins of the same members that each makes in another order, as threads do, meet by their
+/// keys. Method: two members, two joins, crossed; each group's sum is of its own operands.
+#[test]
+fn joins_in_another_order_meet_by_their_keys() {
+    for seed in 0..40 {
+        let mut p = plan(seed, 2, seed % 2 == 0);
+        p.link.boards = seed % 4 < 2;
+        let mut team = Team::new(p);
+        let mut ids = [[None; 2]; 2];
+        for (host, keys) in [(0, [0, 1]), (1, [1, 0])] {
+            for key in keys {
+                let model = JoinModel::Collective(key);
+                let id = team.join_at(host, &[0, 1], model, None).unwrap();
+                ids[key as usize][host] = Some(id);
+            }
+        }
+        for host in [0, 1].repeat(2) {
+            team.await_any_join(host).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        }
+        for of in ids {
+            let gang = Gang { hosts: vec![0, 1], ids: of.into_iter().flatten().collect() };
+            let call = Call::of(CollKind::Allreduce, 0, 5, seed);
+            team.call(&gang, &call).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        }
+    }
+}
+
 /// Goal: a member that leaves as soon as it has joined leaves nobody waiting, though the others may
 /// not have joined yet.
 #[test]
@@ -507,7 +535,7 @@ fn a_member_may_leave_at_once() {
         p.link.boards = seed % 4 < 2;
         let mut team = Team::new(p);
         let set = [0, 1, 2, 3];
-        let ids = set.map(|host| team.join_at(host, &set, JoinModel::Collective, None).unwrap());
+        let ids = set.map(|host| team.join_at(host, &set, JoinModel::Collective(0), None).unwrap());
         let first = seed as usize % 4;
         team.await_join(first, ids[first]).unwrap().unwrap();
         let now = team.rig.now();

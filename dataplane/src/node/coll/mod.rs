@@ -92,8 +92,10 @@ pub enum JoinModel {
     /// The application gives it, the same at all members and different for every two groups of the
     /// same members: nothing is sent (application-managed).
     Key(u64),
-    /// The members agree on it (provider-managed): a collective of its own.
-    Collective,
+    /// The members agree on it (provider-managed): a collective of its own. Joins of the same
+    /// members with different keys are never taken for one another, in whatever order each makes
+    /// them; those with the same key meet in the order in which they are made.
+    Collective(u64),
 }
 
 /// The outcome of a join.
@@ -332,7 +334,8 @@ impl Node {
         let mut ranks: Vec<_> = (0..).zip(&req.members).map(|(rank, &a)| (a, rank)).collect();
         ranks.sort_unstable();
         let until = now + self.settings.join_ns;
-        let managed = req.model == JoinModel::Collective && members.len() > 1;
+        let is_collective = matches!(req.model, JoinModel::Collective(_));
+        let managed = is_collective && members.len() > 1;
         let state = if managed { GroupState::Joining(until) } else { GroupState::Ready };
         let early = self.coll.over.iter().find(|(over, _)| *over == gid && !managed);
         let state = early.map_or(state, |&(_, err)| GroupState::Over(err));
@@ -429,7 +432,7 @@ impl Node {
             hash = mix(mix(hash, a.station.word()), a.ep.into());
         }
         let gid = match model {
-            JoinModel::Collective => mix(hash, 1),
+            JoinModel::Collective(key) => mix(mix(hash, key), 1),
             JoinModel::Key(key) => {
                 // Lives of the members, so that a group that lost one is never taken for the one
                 // that its successor joins; and how often, so that neither is a group that ended.
@@ -443,7 +446,7 @@ impl Node {
             }
         };
         let gid = (gid >> 32) as u32 & !JOIN;
-        let join = if model == JoinModel::Collective { JOIN } else { 0 };
+        let join = if matches!(model, JoinModel::Collective(_)) { JOIN } else { 0 };
         Ok((gid | join, (hash >> 32) as u32))
     }
 
@@ -650,7 +653,7 @@ impl Node {
 
 impl Default for JoinReq {
     fn default() -> Self {
-        Self { members: Vec::new(), parent: None, model: JoinModel::Collective, context: 0 }
+        Self { members: Vec::new(), parent: None, model: JoinModel::Collective(0), context: 0 }
     }
 }
 
