@@ -178,7 +178,7 @@ impl Team {
     pub(crate) fn await_any_join(&mut self, host: usize) -> Result<(), Violation> {
         loop {
             if let Some(event) = self.rig.at(host).node.coll_event() {
-                return Ok(event.result.map_err(|e| format!("join ended: {e}"))?);
+                return event.result.map_err(|e| format!("join ended: {e}"));
             }
             ensure!(self.rig.step(u64::MAX).0, "a join waits for ever at {host}");
         }
