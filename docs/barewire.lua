@@ -434,7 +434,8 @@ ops[15] = function(state, tree, op)
   tree:add_le(f["frame"], op(56, 2))
   local lowest, highest = versions(tree, op, 58)
   local sid, epoch = op(0, 4):le_uint(), op(4, 4):le_uint()
-  if (sid == 0) ~= (epoch == 0) or op(8, 8):le_uint64() == UInt64(0) then
+  local is_long = op(14, 2):uint() ~= 0 or op(22, 2):uint() ~= 0
+  if (sid == 0) ~= (epoch == 0) or op(8, 8):le_uint64() == UInt64(0) or is_long then
     refuse(state, "nameless")
   end
   local echo_sid, echo_epoch = op(24, 4):le_uint(), op(28, 4):le_uint()

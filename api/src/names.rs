@@ -19,7 +19,7 @@
 //! that number and answers for it, at every address of its host and at its name: also at those of
 //! other interfaces, since a name leads to any of them and a device that the kernel does not know
 //! has none. No other process of the host gets the service on that device. A label stands in its
-//! place until the domain is open and the MAC is known.
+//! place until the domain is open and the station is known.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, ToSocketAddrs, UdpSocket};
@@ -61,9 +61,9 @@ pub enum Names {
 /// Kinds of ports on which services are asked for.
 const ASKED: &[&str] = &["afpacket", "xdp", "memif", "vfio", "dpdk"];
 
-/// Network and first half of the host of IPv6 addresses that are a MAC: who writes the address of
-/// an endpoint that has no other as a `sockaddr_in6` writes this. Its numbers are ours (RFC 4193:
-/// "bar ew"), so that nobody else has them.
+/// Network of IPv6 addresses that are a station, number and MAC behind it: who writes the address
+/// of an endpoint that has no other as a `sockaddr_in6` writes this. Its numbers are ours (RFC
+/// 4193: "bar ew"), so that nobody else has them.
 const MAC_NET: [u16; 4] = [0xfd62, 0x6172, 0x6577, 0];
 
 /// Through what services are asked for, where they are.

@@ -50,7 +50,7 @@ use switch::SwitchSnapshot;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 6;
+pub const LAYOUT: u64 = 7;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";

@@ -55,7 +55,8 @@ pub(crate) struct CaptureArgs {
     /// The file, which is emptied first; - for standard output.
     #[arg(short, long)]
     output: PathBuf,
-    /// Only frames from or to this station: a MAC, or IP:PORT of a udp port. May be given again.
+    /// Only frames from or to this station: MAC[.NUMBER], or IP:PORT of a udp port. May be given
+    /// again.
     #[arg(long, value_name = "ADDR", value_parser = station)]
     peer: Vec<Station>,
     /// Begins a new file after so many bytes, 64k at least.

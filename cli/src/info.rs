@@ -14,7 +14,7 @@ use crate::table::{Align, layout};
 /// Shows the ports that this machine offers, and why others are not
 ///
 /// Each port is opened for a moment to see that it works. Its address is one that it would have
-/// now: without mac= a port gets another one every time.
+/// now: where no interface has a MAC, a port without mac= gets another one every time.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
@@ -48,7 +48,7 @@ struct Entry {
 
 #[derive(Serialize)]
 struct Facts {
-    station: String,
+    mac: String,
     /// Bytes after the Ethernet header.
     mtu: usize,
     lossless: bool,
@@ -96,7 +96,7 @@ fn look(port: PortInfo) -> Entry {
 
 fn facts(caps: &PortCaps) -> Facts {
     Facts {
-        station: caps.station.to_string(),
+        mac: caps.station.to_string(),
         mtu: caps.mtu,
         lossless: caps.lossless,
         gather: caps.gather,
@@ -116,7 +116,7 @@ fn text(entry: &Entry) -> String {
         };
         text.push_str(&format!(
             "{:<18} mac {}, mtu {}, {loss}{gather}{link}\n",
-            "", facts.station, facts.mtu
+            "", facts.mac, facts.mtu
         ));
     }
     if let Some(why) = &entry.why_not {

@@ -51,7 +51,7 @@ Examples:
 Environment:
   BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
 pub(crate) struct PingArgs {
-    /// Whom: a MAC, an address as `pingpong --listen` prints it, or IP:PORT of a udp port.
+    /// Whom: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP:PORT of a udp port.
     #[arg(value_name = "ADDR", value_parser = whom)]
     target: EpAddr,
     /// The port that the pings leave by.

@@ -66,7 +66,7 @@ pub(crate) struct StatsArgs {
     /// Only domains and switches of this process.
     #[arg(long)]
     pid: Option<u32>,
-    /// Only sessions with this station: a MAC, or IP:PORT of a udp port.
+    /// Only sessions with this station: MAC[.NUMBER], or IP:PORT of a udp port.
     #[arg(long, value_name = "ADDR", value_parser = station)]
     peer: Option<Station>,
     /// Only sessions in which an operation waits.
@@ -154,8 +154,9 @@ pub(crate) fn station(text: &str) -> Result<Station, String> {
             .map(Station::from)
             .ok_or_else(|| format!("a udp port is one of {} to {}", range.start(), range.end()));
     }
-    let station: Station =
-        text.parse().map_err(|_| "expected a MAC as 02:00:00:00:00:09, or IP:PORT".to_owned())?;
+    let station: Station = text
+        .parse()
+        .map_err(|_| "expected MAC[.NUMBER] as 02:00:00:00:00:09, or IP:PORT".to_owned())?;
     let named = !station.is_group() && station != Station::default();
     if named { Ok(station) } else { Err("a group address or zero is no station".to_owned()) }
 }

@@ -30,7 +30,8 @@ pub use switch::{Serving, check_switch, open_switch};
 ///   `mac=02:00:00:00:00:07`, `mtu=9000`, `ring=262144` (bytes per pair), `members=16`. See
 ///   [`ShmSettings`].
 /// - `afpacket:eth0` is a network interface, with options after a comma: `mac=`, `mtu=` and
-///   `ring=1024` (frames that can wait). See
+///   `ring=1024` (frames that can wait); `stations=all` takes frames to every number behind its
+///   MAC. See
 ///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
 /// - `xdp:eth0` is a network interface past the kernel's stack, which keeps its driver, with
 ///   `queue=0`, `mode=native` or `mode=generic`, `zerocopy=no`, `busypoll=yes`, `mac=`, `mtu=` and

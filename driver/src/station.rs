@@ -90,7 +90,8 @@ impl FromStr for Station {
         let Some((mac, number)) = s.split_once('.') else {
             return Ok(Self::from(s.parse::<MacAddr>()?));
         };
-        let number = number.parse().ok().filter(|&number| number <= Self::NUMBER_MAX);
+        let is_number = number.bytes().all(|digit| digit.is_ascii_digit());
+        let number = number.parse().ok().filter(|&n| is_number && n <= Self::NUMBER_MAX);
         Ok(Self { mac: mac.parse()?, number: number.ok_or_else(|| BadMac(s.to_owned()))? })
     }
 }
@@ -108,7 +109,14 @@ mod tests {
             assert_eq!(Station::from_word(station.word()), station);
             assert!(station.is_single());
         }
-        for bad in ["02:03:04:05:06:07.", "02:03:04:05:06:07.65535", "02:03.1", ".1", "x"] {
+        for bad in [
+            "02:03:04:05:06:07.",
+            "02:03:04:05:06:07.65535",
+            "02:03:04:05:06:07.+3",
+            "02:03.1",
+            ".1",
+            "x",
+        ] {
             assert!(bad.parse::<Station>().is_err(), "{bad}");
         }
         for nobody in [Station::BROADCAST, Station::default(), Station::at([1, 0, 0, 0, 0, 1])] {

@@ -150,7 +150,7 @@ static DOMAINS: [Column<Domain>; 10] = [
 
 static PEERS: [Column<Peer>; 15] = [
     number("PID", 7, |p| p.pid.to_string()),
-    word("PEER", 17, |p| p.row.station.to_string()),
+    word("PEER", 23, |p| p.row.station.to_string()),
     word("PATH", 4, |p| p.path.to_owned()),
     if_wide(word("STATE", 8, |p| p.row.state.to_owned()), 100),
     number("TX/S", 5, |p| p.tx.map_or("-".to_owned(), si)),

@@ -329,12 +329,12 @@ pub trait FrameSink {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx;
 
     /// As [`barewire_driver::port::Port::presence`].
-    fn presence(&mut self, _mac: Station) -> Presence {
+    fn presence(&mut self, _station: Station) -> Presence {
         Presence::Unknown
     }
 
     /// As [`barewire_driver::port::Port::is_near`].
-    fn is_near(&mut self, _mac: Station) -> bool {
+    fn is_near(&mut self, _station: Station) -> bool {
         false
     }
 

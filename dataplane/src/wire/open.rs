@@ -3,6 +3,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::{Base, Bytes, MAX_FRAME_MIN, VERSIONS, Versions, WireError};
+use crate::types::INCARNATION_MAX;
 
 /// Header of an OPEN. The base's `psn` is the first one its sender will use.
 ///
@@ -111,7 +112,10 @@ impl OpenOp {
             frame: b.u16::<56>(),
             versions: Versions { min: b.u8::<58>(), max: b.u8::<59>() },
         };
-        if (op.sid == 0) != (op.epoch == 0) || op.inc == 0 {
+        if (op.sid == 0) != (op.epoch == 0)
+            || op.inc == 0
+            || op.inc.max(op.target_inc) > INCARNATION_MAX
+        {
             return Err(WireError::Nameless);
         }
         if op.echo_sid != base.dst_sid || (op.echo_sid == 0) != (op.echo_epoch == 0) {

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::psn::Psn;
+use crate::types::INCARNATION_MAX;
 
 /// Base and operation header of a frame, if it is a good one.
 fn parse(frame: &[u8]) -> Result<(Base, Op), WireError> {
@@ -325,8 +326,9 @@ prop_compose! {
 
 prop_compose! {
     fn any_open()(
-        (mut sid, mut epoch, inc) in (1..=u32::MAX, 1..=u32::MAX, 1..=u64::MAX),
-        (target_inc, caps, minor, grant, cookie) in any::<(u64, u32, u16, u32, u64)>(),
+        (mut sid, mut epoch, inc) in (1..=u32::MAX, 1..=u32::MAX, 1..=INCARNATION_MAX),
+        target_inc in 0..=INCARNATION_MAX,
+        (caps, minor, grant, cookie) in any::<(u32, u16, u32, u64)>(),
         (frame, versions, challenge) in (any::<u16>(), any_versions(), any::<bool>()),
         echo in proptest::option::of((1..=u32::MAX, 1..=u32::MAX)),
         (max_frame, window) in (MAX_FRAME_MIN..=u32::MAX, 1..=u16::MAX),
@@ -507,6 +509,14 @@ fn bases_are_refused_for_their_own_cause() {
     }
     refused(Ty::Msg, 30, &[6], E::PayloadTruncated);
     refused(Ty::Ping, 14, &[VERSION << 5 | 1], E::OpTruncated);
+}
+
+/// An incarnation has 48 bits, or an address could not hold it.
+#[test]
+fn a_long_incarnation_is_refused() {
+    for at in [54, 55, 62, 63] {
+        refused(Ty::Open, at, &[1], WireError::Nameless);
+    }
 }
 
 /// Each cause of the operation headers, each once.

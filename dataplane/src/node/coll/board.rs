@@ -323,8 +323,8 @@ impl Node {
             return;
         }
         group.shared = Shared::No;
-        let macs: Vec<_> = group.members.iter().map(|m| self.peers[m.peer].station()).collect();
-        if let Some(board) = out.board(&macs) {
+        let stations: Vec<_> = group.members.iter().map(|m| self.peers[m.peer].station()).collect();
+        if let Some(board) = out.board(&stations) {
             let at = 8 * (super::JOIN_WORDS + group.me as usize);
             words.io().write_at(at, &board.name().to_le_bytes());
             group.shared = Shared::Offered(board);

@@ -93,8 +93,9 @@ pub enum JoinModel {
     /// same members: nothing is sent (application-managed).
     Key(u64),
     /// The members agree on it (provider-managed): a collective of its own. Joins of the same
-    /// members with different keys are never taken for one another, in whatever order each makes
-    /// them; those with the same key meet in the order in which they are made.
+    /// members with different keys are not taken for one another, in whatever order each makes them
+    /// (62 bits of hash tell them apart); those with the same key meet in the order in which they
+    /// are made.
     Collective(u64),
 }
 
@@ -432,7 +433,10 @@ impl Node {
             hash = mix(mix(hash, a.station.word()), a.ep.into());
         }
         let gid = match model {
-            JoinModel::Collective(key) => mix(mix(hash, key), 1),
+            JoinModel::Collective(key) => {
+                hash = mix(hash, key);
+                mix(hash, 1)
+            }
             JoinModel::Key(key) => {
                 // Lives of the members, so that a group that lost one is never taken for the one
                 // that its successor joins; and how often, so that neither is a group that ended.

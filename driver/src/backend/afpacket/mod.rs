@@ -9,10 +9,10 @@
 //! to 60 bytes, as the wire would do with whatever its driver has at hand.
 //!
 //! # Addresses
-//! The first process on an interface gets the interface's own address. Another one, or any on `lo`,
-//! which has none, gets a random local one, for which the interface is made to listen as well. The
+//! Processes on an interface have its MAC, each with a number of its own; on `lo`, which has none,
+//! each has a random one. The interface is made to listen for a MAC that is not its own. The
 //! claim is a name in the network namespace that ends with the process. As on any NIC, frames to
-//! another address of the same interface do not come back: processes of one machine meet on `shm`
+//! another station of the same interface do not come back: processes of one machine meet on `shm`
 //! (or on `lo`, where everything comes back).
 //!
 //! # When the interface changes
@@ -26,12 +26,12 @@ mod ring;
 mod socket;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::Bell;
 use super::batch::Batch;
-use super::netdev::{Accept, Asker, Ear, Shared, Waiter, Wanted, Watched, join, raw_socket};
+use super::netdev::{Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, join, raw_socket};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
@@ -59,7 +59,8 @@ const NO_ROOM_NS: u64 = 5_000_000;
 pub struct AfPacketSettings {
     /// Name of the interface, such as `eth0`.
     pub interface: String,
-    /// This port's address. Default: the interface's own, or a random local one if that is taken.
+    /// This port's address. Default: the interface's MAC and the first number that is free; a
+    /// random MAC where it has none.
     pub station: Option<Station>,
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries.
     /// Default: what it carries, at most [`MTU_MAX`].
@@ -136,7 +137,7 @@ pub struct AfPacket {
     /// Errors that have been logged.
     told: Vec<i32>,
     shared: Arc<Shared>,
-    _claim: OwnedFd,
+    _claim: Claim,
 }
 
 impl AfPacket {
@@ -149,7 +150,7 @@ impl AfPacket {
         let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
         let (link, mtu) = wanted.find(&asker)?;
         let socket = raw_socket().map_err(|e| no_socket(&wanted, &e))?;
-        let (station, claim) = wanted.claim(&link)?;
+        let (station, claim) = wanted.claim(&link, settings.accept)?;
         let frame_max = ETH_HDR_LEN + mtu;
         let os = |e: io::Error| wanted.os("cannot set up the raw socket", &e);
         // Before the look at the interface counts: what changes from now on is heard.

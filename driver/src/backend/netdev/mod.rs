@@ -17,6 +17,6 @@ pub use station::{Accept, hold};
 
 pub(super) use features::xdp_features;
 pub(super) use link::Asker;
-pub(super) use station::{Wanted, join, raw_socket};
+pub(super) use station::{Claim, Wanted, join, raw_socket};
 pub(super) use waiter::{Shared, Waiter};
 pub(super) use watched::{Ear, Watched};

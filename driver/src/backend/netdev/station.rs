@@ -101,11 +101,34 @@ impl Wanted<'_> {
     }
 
     /// The address to use and what keeps it ours.
-    pub(in super::super) fn claim(&self, link: &Link) -> Result<(Station, OwnedFd), OpenError> {
+    ///
+    /// # Errors
+    /// Somebody has it, or takes frames to all numbers of its MAC, as this port wants to.
+    pub(in super::super) fn claim(
+        &self,
+        link: &Link,
+        accept: Accept,
+    ) -> Result<(Station, Claim), OpenError> {
+        let (station, own) = self.claim_one(link)?;
+        let every = Station { number: Station::EVERY, ..station };
+        let node = match accept {
+            Accept::Node => Some(claim(link.index, every).map_err(|e| match e.raw_os_error() {
+                Some(libc::EADDRINUSE) => {
+                    let why = "another process takes frames to all stations of its MAC";
+                    self.refuse(libc::EADDRINUSE, why, "end that one, or leave out stations=all")
+                }
+                _ => self.os("cannot claim an address", &e),
+            })?),
+            Accept::Own | Accept::All => None,
+        };
+        Ok((station, Claim { _own: own, _node: node }))
+    }
+
+    fn claim_one(&self, link: &Link) -> Result<(Station, OwnedFd), OpenError> {
         let taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
         if let Some(station) = self.station {
             if !station.is_single() {
-                let why = format!("{station} is no station's address: its first byte must be even");
+                let why = format!("{station} is no station's address: a group's, or nobody's");
                 return Err(self.refuse(libc::EINVAL, why, "write mac=02:00:00:00:00:01"));
             }
             return match claim(link.index, station) {
@@ -130,6 +153,12 @@ impl Wanted<'_> {
         let why = format!("{} processes have it open", Station::OF_PORT.len());
         Err(self.refuse(libc::EADDRINUSE, why, "end some of them"))
     }
+}
+
+/// Keeps an address for this process.
+pub(in super::super) struct Claim {
+    _own: OwnedFd,
+    _node: Option<OwnedFd>,
 }
 
 /// A raw socket that hears nothing yet.

@@ -137,7 +137,8 @@ pub struct ShmSettings {
     /// Name of the segment: letters, digits, `-`, `_` and `.`, 1 to 64 of them. Default `default`,
     /// so that two processes of one user meet without an argument.
     pub name: String,
-    /// This member's address. Default: a random locally administered one.
+    /// This member's address. Default: behind a switch a number of its NIC's MAC, else a random
+    /// locally administered MAC.
     pub station: Option<Station>,
     /// Largest number of bytes after the Ethernet header that this member sends or takes, 256 to
     /// [`MTU_MAX`]. Default 65,520, or less if the segment's rings are too small for that.
@@ -826,7 +827,9 @@ impl ShmPort {
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
         let key = frame.dst_word();
         let route = self.routes[route_slot(key)];
-        let sent = if key == route.key {
+        let sent = if key == NO_KEY {
+            Tx::NoRoute
+        } else if key == route.key {
             self.last = route;
             self.outs.set_usual(route.to);
             match self.push(route.to, frame, len) {

@@ -39,6 +39,8 @@ pub(super) enum Refusal {
     Stranger,
     /// Somebody has the address.
     AddressInUse,
+    /// The address is none that a process of another user than the switch's may have.
+    NotYours,
     /// Its user has as many stations as one may have.
     Crowded,
     /// The switch has no memory or no descriptor left.
@@ -46,8 +48,13 @@ pub(super) enum Refusal {
 }
 
 /// Numbers of messages, in this order; refusals come last.
-const REFUSALS: [Refusal; 4] =
-    [Refusal::Stranger, Refusal::AddressInUse, Refusal::Crowded, Refusal::NoRoom];
+const REFUSALS: [Refusal; 5] = [
+    Refusal::Stranger,
+    Refusal::AddressInUse,
+    Refusal::Crowded,
+    Refusal::NoRoom,
+    Refusal::NotYours,
+];
 const HELLO: u64 = 1;
 const WELCOME: u64 = 2;
 const REFUSED: u64 = 16;

@@ -138,6 +138,11 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
         Refusal::AddressInUse => {
             ("somebody has that address", "choose another (mac=...) or none", libc::EADDRINUSE)
         }
+        Refusal::NotYours => (
+            "processes of other users than its own have an address behind the NIC's MAC",
+            "leave out mac=",
+            libc::EACCES,
+        ),
         Refusal::Crowded => (
             "this user has as many processes behind it as one may have",
             "run fewer of them on this node",

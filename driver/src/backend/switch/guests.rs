@@ -113,19 +113,20 @@ impl Lobby {
         let is_free = |station: Station, own: &mut ShmPort| {
             let is_taken = self.guests.iter().any(|guest| guest.station == station)
                 || self.reserved.is_kept_from(asking.uid, station);
-            let is_others =
-                station.mac == house.nic && !Station::OF_GUESTS.contains(&station.number);
-            station.is_single() && !(is_taken || is_others || own.has(station))
+            !(is_taken || own.has(station))
         };
         let own = &mut segments[0].port;
         let station = match asking.station {
+            Some(station) if !self.may_have(asking.uid, station, house) => {
+                return Err(Refusal::NotYours);
+            }
             Some(station) if is_free(station, own) => station,
             Some(_) => return Err(Refusal::AddressInUse),
             None => Station::OF_GUESTS
                 .skip(self.next)
                 .chain(Station::OF_GUESTS.take(self.next))
                 .map(|number| Station { mac: house.nic, number })
-                .find(|&station| is_free(station, own))
+                .find(|&station| is_free(station, own) && !self.reserved.is_kept(station))
                 .ok_or(Refusal::AddressInUse)?,
         };
         let given = station.number.wrapping_sub(Station::OF_GUESTS.start);
@@ -144,6 +145,13 @@ impl Lobby {
         let user = user.ok_or(Refusal::NoRoom)?;
         let file = sealed::another(&user.file).map_err(|why| no_room(&why))?;
         Ok((station, file))
+    }
+
+    /// Whether a process of this user may ask for an address: one of a guest's numbers behind the
+    /// NIC's MAC, or what the last switch gave its user.
+    fn may_have(&self, uid: u32, station: Station, house: &House<'_>) -> bool {
+        let is_guests = station.mac == house.nic && Station::OF_GUESTS.contains(&station.number);
+        is_guests || self.reserved.is_kept(station) && !self.reserved.is_kept_from(uid, station)
     }
 
     /// Lets go of segments that nobody has been in for a while.

@@ -39,6 +39,11 @@ impl Reserved {
             && self.left.iter().any(|&(kept, whose)| kept == station && whose != uid)
     }
 
+    /// Whether an address is kept for any user: not to be given to a process that asks for none.
+    pub(super) fn is_kept(&self, station: Station) -> bool {
+        self.since.elapsed() < KEPT && self.left.iter().any(|&(kept, _)| kept == station)
+    }
+
     /// Writes what there is now: that, and what is kept yet.
     pub(super) fn write(&mut self, given: impl Iterator<Item = (Station, u32)>) {
         if self.since.elapsed() >= KEPT {

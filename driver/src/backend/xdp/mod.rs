@@ -36,7 +36,9 @@ use std::time::Duration;
 use super::Bell;
 use super::hairpin::Hairpin;
 use super::netdev::hold;
-use super::netdev::{Accept, Asker, Ear, Link, Shared, Waiter, Wanted, Watched, join, raw_socket};
+use super::netdev::{
+    Accept, Asker, Claim, Ear, Link, Shared, Waiter, Wanted, Watched, join, raw_socket,
+};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
@@ -94,7 +96,8 @@ pub struct XdpSettings {
     /// Whether a poll that finds nothing makes the kernel look for frames, in place of interrupts.
     /// Each such poll is then a system call. Default: no.
     pub busy_poll: bool,
-    /// This port's address. Default: the interface's own, or a random local one if that is taken.
+    /// This port's address. Default: the interface's MAC and the first number that is free; a
+    /// random MAC where it has none.
     pub station: Option<Station>,
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries.
     /// Default: what it carries, at most [`MTU_MAX`].
@@ -226,7 +229,7 @@ pub struct Xdp {
     _link: OwnedFd,
     _map: OwnedFd,
     shared: Arc<Shared>,
-    _claims: [OwnedFd; 2],
+    _claims: (OwnedFd, Claim),
     /// Keeps the interface listening to our address.
     _member: OwnedFd,
 }
@@ -256,7 +259,7 @@ impl Xdp {
         let member = raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
         let owner =
             hold(&format!("barewire-xdp-{}", link.index)).map_err(|e| taken(&wanted, &e))?;
-        let (station, claim) = wanted.claim(&link)?;
+        let (station, claim) = wanted.claim(&link, settings.accept)?;
         let ear = Ear::new().map_err(os)?;
         if settings.accept == Accept::All && !link.is_loopback {
             join(member.as_raw_fd(), &link, None).map_err(os)?;
@@ -306,7 +309,7 @@ impl Xdp {
             _link: program,
             _map: map,
             shared: Arc::new(Shared { socket, ear, bell }),
-            _claims: [owner, claim],
+            _claims: (owner, claim),
             _member: member,
         })
     }
