@@ -180,8 +180,8 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
         (
             Op::Who(who(Host::V4([10, 1, 1, 1]))),
             vec![],
-            "nonce=0x0000000000000003 who_kind=1 host_kind=4 service=7471 version_min=2 \
-            version_max=2 host.v4=10.1.1.1",
+            "nonce=0x0000000000000003 who_kind=1 host_kind=4 service=7471 version_min=3 \
+            version_max=3 host.v4=10.1.1.1",
         ),
         (Op::Probe(ProbeOp { heard: 9000 }), vec![], "heard=9000"),
         (Op::Ping, vec![], ""),
@@ -189,7 +189,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
             Op::Rst(rst),
             vec![],
             "echo_sid=0x00000001 echo_psn=2 life=0x0000000000000003 \
-            victim_inc=0x0000000000000004 victim_epoch=5 rst_reason=4 version_min=2 version_max=2",
+            victim_inc=0x0000000000000004 victim_epoch=5 rst_reason=4 version_min=3 version_max=3",
         ),
         (
             Op::Open(open),
@@ -197,7 +197,7 @@ fn each_type() -> Vec<(Op, Vec<u8>, &'static str)> {
             "sid=0x00000005 epoch=1 inc=0x000000000000feed \
             target_inc=0x000000000000f00d echo_sid=0x00100003 echo_epoch=4 caps=0x00000000 \
             max_frame=1500 window=256 minor=0 open_grant=64 cookie=0x0000000000000000 \
-            frame=1500 version_min=2 version_max=2",
+            frame=1500 version_min=3 version_max=3",
         ),
     ]
     .into_iter()
