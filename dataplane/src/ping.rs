@@ -17,7 +17,7 @@ use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::port::{Station, Tx};
 
 use crate::psn::Psn;
-use crate::types::Instant;
+use crate::types::{INCARNATION_MAX, Instant};
 use crate::wire::{self, Base, Op, OpenOp, RstOp, RstReason, Ty};
 
 /// OPENs that are sent in the time given before the station counts as one that does not answer.
@@ -332,7 +332,7 @@ impl Ping {
     }
 
     fn on_rst(&mut self, now: Instant, op: &RstOp) {
-        if op.victim_inc != self.settings.seed && op.victim_inc != 0 {
+        if op.victim_inc != self.life() && op.victim_inc != 0 {
             return;
         }
         match op.reason {
@@ -433,11 +433,16 @@ impl Ping {
         }
     }
 
+    /// The incarnation that it goes by.
+    fn life(&self) -> u64 {
+        (self.settings.seed & INCARNATION_MAX).max(1)
+    }
+
     fn open(&self) -> Vec<u8> {
         let op = OpenOp {
             sid: self.sid,
             epoch: self.settings.seed as u32 | 1,
-            inc: self.settings.seed,
+            inc: self.life(),
             target_inc: self.settings.incarnation,
             // The least: how long a frame passes is found out by the pings.
             max_frame: wire::MAX_FRAME_MIN,
@@ -462,7 +467,7 @@ impl Ping {
         let op = RstOp {
             echo_sid: 0,
             echo_psn: Psn(0),
-            life: wire::life_of(self.settings.seed),
+            life: wire::life_of(self.life()),
             victim_inc: peer.inc,
             victim_epoch: peer.epoch,
             reason: RstReason::Closed,

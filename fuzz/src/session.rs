@@ -746,10 +746,12 @@ impl World {
                 self.register(i);
             }
             self.idle(i);
-            for station in 0..STRANGER + STATIONS {
-                self.sides[i].node.drop_session(self.now, station_of(station));
+            let node = &mut self.sides[i].node;
+            let known: Vec<_> = node.sessions().map(|session| session.station).collect();
+            for station in known {
+                node.drop_session(self.now, station);
             }
-            let node = &self.sides[i].node;
+
             let levels = node.levels();
             assert_eq!(levels, Levels { peers: levels.peers, ..Levels::default() }, "side {i}");
         }

@@ -302,7 +302,7 @@ mod tests {
         assert!(lines[4].starts_with("     12 afpacket:eth0"), "{screen}");
         assert!(lines[5].starts_with("4194304 ") && lines[5].contains(" 2 credit"), "{screen}");
         assert!(lines[6].ends_with("WAITS FOR"), "{screen}");
-        let row = "     12 02:00:00:00:00:01 far      0     -      0  1.5us    1/32 2 credit";
+        let row = "     12 02:00:00:00:00:01       far      0     -      0  1.5us    1/32 2 credit";
         assert_eq!(lines[7], row);
         assert_eq!(lines[22], "122 wait, credit: the peer lacks memory; it has posted no receives");
         assert!(lines[23].starts_with("q quit"), "{screen}");

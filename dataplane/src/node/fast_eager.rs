@@ -692,7 +692,7 @@ impl Ep {
 /// occupies a register before.
 struct EagerFrame<'a> {
     peer: &'a Peer,
-    /// This node, as [`Station::word`] has it.
+    /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
     src: &'a u64,
     /// The sending endpoint, which caches the route.
     ep: &'a Ep,

@@ -839,7 +839,7 @@ fn note_base(peer: &mut Peer, base: &BaseWords, now: Instant) {
 #[derive(Clone, Copy)]
 pub(super) struct BaseTo<'a> {
     pub(super) peer: &'a Peer,
-    /// This node, as [`Station::word`] has it.
+    /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
     pub(super) src: &'a u64,
     /// Packets from the peer that this one acknowledges although they are taken only after it has
     /// left.
@@ -887,7 +887,7 @@ impl BaseOut for BaseTo<'_> {
 #[derive(Clone, Copy)]
 struct To<'a> {
     peer: &'a Peer,
-    /// This node, as [`Station::word`] has it.
+    /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
     src: &'a u64,
     /// The initiating endpoint, which caches the route.
     ep: &'a Ep,
