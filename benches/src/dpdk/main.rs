@@ -15,7 +15,7 @@ use barewire_benches::remote::steady_case_on;
 use barewire_benches::{Args, Bounced, Place, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
-use barewire_driver::port::Station;
+use barewire_driver::port::{MacAddr, Station};
 use raw::RawPort;
 
 const LEN: usize = 64;
@@ -194,7 +194,7 @@ fn memif(args: &Args, report: &mut Report) -> Made<()> {
 
 /// The address of the port `i` of a side.
 fn address(role: &str, i: u64) -> Station {
-    Station::from_u64(0x0200_0000_0000 + 2 * i + u64::from(role == CLIENT))
+    MacAddr::from_u64(0x0200_0000_0000 + 2 * i + u64::from(role == CLIENT)).into()
 }
 
 fn memif_latency(
@@ -503,7 +503,7 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
             place.pin(1)?;
             let mut far = RawEnd::open(&port(1), MEMORY)?;
             far.connect(near_addr);
-            station.store(far.addr().station.to_u64(), Release);
+            station.store(far.addr().station.word(), Release);
             answer(&turn, count, (&mut far, &mut raw_far, &line));
             Ok(())
         });
@@ -512,7 +512,7 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
             match station.load(Acquire) {
                 0 if other.is_finished() => return other.join().map_err(|_| "panic".to_owned())?,
                 0 => std::thread::yield_now(),
-                station => break Station::from_u64(station),
+                station => break Station::from_word(station),
             }
         };
         near.connect(barewire::EpAddr { station: far, incarnation: 0, ..near_addr });

@@ -163,10 +163,10 @@ impl Theirs {
 
 impl End for Theirs {
     fn station(&self) -> Station {
-        let mut station = sys::rte_ether_addr { addr_bytes: [0; 6] };
+        let mut mac = sys::rte_ether_addr { addr_bytes: [0; 6] };
         // SAFETY: a port that is there, and room for its address.
-        unsafe { sys::rte_eth_macaddr_get(self.0.port, &mut station) };
-        Station(station.addr_bytes)
+        unsafe { sys::rte_eth_macaddr_get(self.0.port, &mut mac) };
+        Station::at(mac.addr_bytes)
     }
 
     fn is_up(&self) -> bool {
@@ -213,8 +213,8 @@ impl<E: End> Pair<E> {
         let [a, b] = [ends[0].station(), ends[1].station()];
         let frames = [(b, a), (a, b)].map(|(dst, src)| {
             let mut frame = [0x5a; LEN];
-            frame[..6].copy_from_slice(&dst.0);
-            frame[6..12].copy_from_slice(&src.0);
+            frame[..6].copy_from_slice(&dst.mac.0);
+            frame[6..12].copy_from_slice(&src.mac.0);
             frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
             frame
         });
