@@ -717,8 +717,10 @@ mod tests {
         assert_eq!(wanted(own, Some("x"), &[far], 7), Wanted::new(Some("x"), &[far], 7));
         let named = Wanted::new(Some(&own_name()), &[], 7);
         assert_eq!(wanted(Ipv4Addr::LOCALHOST, None, &[], 7), named);
-        let station = Station::at([2, 1, 2, 3, 4, 5]);
-        assert_eq!(station_in(station_as_ip(station)), Some(station));
+        for number in [0, 7, Station::NUMBER_MAX] {
+            let station = Station { number, ..Station::at([2, 1, 2, 3, 4, 5]) };
+            assert_eq!(station_in(station_as_ip(station)), Some(station));
+        }
         assert_eq!(station_in(Ipv6Addr::LOCALHOST), None);
     }
 

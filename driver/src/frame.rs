@@ -205,7 +205,7 @@ impl<'a> TxFrame<'a> {
     /// Whether head and tail are of the lengths that `copy_short_to_raw`
     /// (Self::copy_short_to_raw) is made for: headers of the fabric, a checksum or none.
     #[inline(always)]
-    pub(crate) fn is_usual(&self) -> bool {
+    pub(crate) fn fits_short_copy(&self) -> bool {
         self.head.len() >= FRAME_MIN && matches!(self.tail.len(), 0 | 4)
     }
 
@@ -216,14 +216,14 @@ impl<'a> TxFrame<'a> {
     /// away from the writer whenever it does, so that line should be written last and at once.
     ///
     /// # Safety
-    /// As [`copy_to_raw`](Self::copy_to_raw); the frame [`is_usual`](Self::is_usual) and has at
-    /// most `SHORT` bytes.
+    /// As [`copy_to_raw`](Self::copy_to_raw); the frame
+    /// [`fits_short_copy`](Self::fits_short_copy) and has at most `SHORT` bytes.
     #[inline(always)]
     pub(crate) unsafe fn copy_short_to_raw(&self, body: (*const u8, usize), dst: *mut u8) {
         let (head, tail) = (self.head, self.tail);
         // SAFETY: the three pieces are `len()` bytes together, which the caller has room for, and
         // are readable: two slices and lent memory in range (`in_one_piece`). None is longer than
-        // the whole, the head has 40 and the tail 0 or 4 (`is_usual`).
+        // the whole, the head has 40 and the tail 0 or 4 (`fits_short_copy`).
         unsafe {
             let at = dst.add(head.len());
             if !tail.is_empty() {

@@ -409,8 +409,8 @@ pub trait Port: Send + Any {
         !self.caps().lossless
     }
 
-    /// What `station` is besides, for an operator who reads a log: where its
-    /// host is, or which process it is. `None` if the port does not know. May make system calls.
+    /// What else is known of `station`, for the operator's log: where its host is, or which process
+    /// it is. `None` if the port does not know. May make system calls.
     fn station(&self, station: Station) -> Option<String> {
         let _ = station;
         None

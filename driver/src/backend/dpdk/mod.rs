@@ -382,7 +382,7 @@ impl DpdkPort {
         // no memory of the frame. `copy_short_to_raw` needs what is asked for.
         unsafe {
             let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
-            let short = len <= self.short_max && frame.is_usual();
+            let short = len <= self.short_max && frame.fits_short_copy();
             match frame.body_in_one_piece() {
                 Some(body) if short => frame.copy_short_to_raw(body, data),
                 _ => {

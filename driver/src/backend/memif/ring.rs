@@ -159,7 +159,7 @@ impl Sender {
         // what `copy_short_to_raw` asks for.
         unsafe {
             match frame.body_in_one_piece() {
-                Some(body) if len <= short_max && frame.is_usual() => {
+                Some(body) if len <= short_max && frame.fits_short_copy() => {
                     frame.copy_short_to_raw(body, self.to);
                 }
                 _ => frame.copy_to_peer(self.to, &mut self.stores),

@@ -128,7 +128,7 @@ impl Wanted<'_> {
         let taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
         if let Some(station) = self.station {
             if !station.is_single() {
-                let why = format!("{station} is no station's: its first byte must be even");
+                let why = format!("{station} is no station's address: the first byte must be even");
                 return Err(self.refuse(libc::EINVAL, why, "write mac=02:00:00:00:00:01"));
             }
             return match claim(link.index, station) {

@@ -1595,7 +1595,7 @@ impl Port for ShmPort {
 
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
-        if frame.is_usual()
+        if frame.fits_short_copy()
             && len <= SHORT
             && let Some(body) = frame.body_in_one_piece()
             && self.push_ahead(frame, len, body)

@@ -373,7 +373,7 @@ impl<N: Nic> Port for VfioPort<N> {
         if dst & ADDR_BITS == self.own {
             return Ok(self.tx_own(frame));
         }
-        let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.is_usual());
+        let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.fits_short_copy());
         // SAFETY: a place has room for a header and `mtu` bytes (`Nic`), and the frame is no longer
         // (checked above). It is device memory, which no frame's head, body or tail lies in. The
         // fast path is for short and usual frames, as was just seen.

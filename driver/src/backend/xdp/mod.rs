@@ -665,7 +665,7 @@ impl Port for Xdp {
         };
         let wire_len = len.max(FRAME_MIN);
         let at = self.umem.at(chunk as usize, wire_len);
-        let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.is_usual());
+        let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.fits_short_copy());
         // SAFETY: `wire_len` bytes lie in a chunk of the umem that is ours until it is published
         // (`at`), which no frame's head, body or tail lies in. The fast path is for short and usual
         // frames, as was just seen.
