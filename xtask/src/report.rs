@@ -32,6 +32,8 @@ pub(crate) struct Tests {
     pub(crate) counts: Counts,
     /// `test name: reason` of every test that skipped itself.
     pub(crate) skips: Vec<String>,
+    /// Names of the tests that failed, as far as their program told them.
+    pub(crate) failed: Vec<String>,
 }
 
 /// What a test that cannot run here prints at the start of a line before it returns.
@@ -46,6 +48,8 @@ pub(crate) fn read_tests(output: &str) -> Tests {
     // Names are unique within a binary only, so those seen are forgotten at its result line.
     let mut skipped_here = BTreeSet::new();
     let mut test = "";
+    // The last list under this head has the names, the one before it what the tests said.
+    let mut failed_here: Vec<&str> = Vec::new();
     for line in output.lines() {
         if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
         {
@@ -54,8 +58,16 @@ pub(crate) fn read_tests(output: &str) -> Tests {
             if skipped_here.insert(test.to_owned()) {
                 tests.skips.push(format!("{test}: {reason}"));
             }
+        } else if line == "failures:" {
+            failed_here.clear();
+        } else if let Some(name) = line.strip_prefix("    ") {
+            failed_here.push(name);
         } else if let Some(result) = line.strip_prefix("test result: ") {
             let mut counts = read_result(result);
+            if counts.failed == failed_here.len() as u64 {
+                tests.failed.extend(failed_here.iter().map(|&name| name.to_owned()));
+            }
+            failed_here.clear();
             let skipped = skipped_here.len() as u64;
             counts.passed = counts.passed.saturating_sub(skipped);
             counts.skipped += skipped;
@@ -111,6 +123,14 @@ successes:
     a
     c
 
+failures:
+
+---- b stdout ----
+    words of its own
+
+failures:
+    b
+
 test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 
 running 1 test
@@ -131,6 +151,7 @@ test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 5 filtered out; fini
         let tests = read_tests(OUTPUT);
         assert_eq!(tests.counts, Counts { passed: 2, failed: 1, skipped: 3 });
         assert_eq!(tests.skips, ["a: tshark is not installed"]);
+        assert_eq!(tests.failed, ["b"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the suites, in order, with one line each.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -36,6 +37,10 @@ The last line is `N passed, N failed, N skipped`, and the exit code is 0 if noth
 
 A test that cannot run here prints a line that starts with `SKIPPED: ` and returns. With CI=true
 in the environment a skipped test counts as failed.
+
+Up to three failures of a suite that starts processes are tried once more, alone: a busy machine
+may have let a process wait for longer than a test does. What passes then is named in a line that
+starts with `FLAKY: `. Not with --nightly.
 
 Examples:
   cargo xtask test                  everything
@@ -171,6 +176,27 @@ impl Suite {
         }
     }
 
+    /// Whether its tests start processes, which a busy machine may let wait for seconds.
+    fn has_processes(self) -> bool {
+        match self {
+            Self::Unit
+            | Self::E2e
+            | Self::Wires
+            | Self::Provider
+            | Self::Dpdk
+            | Self::Vfio
+            | Self::Benches => true,
+            Self::Fmt
+            | Self::Clippy
+            | Self::Tidy
+            | Self::Sim
+            | Self::Conformance
+            | Self::Fuzz
+            | Self::Doc
+            | Self::Shellcheck => false,
+        }
+    }
+
     /// Far above what it needs, so that reaching it means a hang.
     fn limit(self, nightly: bool) -> Duration {
         Duration::from_secs(if nightly { 6 * 3600 } else { 900 })
@@ -202,6 +228,8 @@ struct Outcome {
     counts: Counts,
     /// Why tests were skipped, for the reader.
     skips: Vec<String>,
+    /// What failed, and passed when it was tried once more.
+    second_tries: Vec<String>,
     /// What to show of a failure.
     output: String,
 }
@@ -210,20 +238,48 @@ impl Outcome {
     /// A suite that is one check.
     fn single(ok: bool, output: String) -> Self {
         let counts = Counts { passed: u64::from(ok), failed: u64::from(!ok), skipped: 0 };
-        Self { counts, skips: Vec::new(), output }
+        Self { counts, output, ..Self::default() }
     }
 
     fn skipped(why: String) -> Self {
         let counts = Counts { skipped: 1, ..Counts::default() };
-        Self { counts, skips: vec![why], output: String::new() }
+        Self { counts, skips: vec![why], ..Self::default() }
     }
 
     /// Adds what another run of the suite gave.
     fn add(&mut self, other: Self) {
         self.counts += other.counts;
         self.skips.extend(other.skips);
+        self.second_tries.extend(other.second_tries);
         self.output.push_str(&other.output);
     }
+
+    /// Whether what failed is tried once more: it may have starved among other processes. Not what
+    /// depends on nothing but itself, and nothing `nightly`, when a rare failure is looked for.
+    fn is_tried_again(&self, suite: Suite, nightly: bool) -> bool {
+        suite.has_processes() && !nightly && (1..=SECOND_TRIES).contains(&self.counts.failed)
+    }
+}
+
+/// Failures that are tried once more; more of them are no accident.
+const SECOND_TRIES: u64 = 3;
+
+/// What `run` gives, the second time if only the first one failed. `what` names it.
+fn with_second_try(
+    (suite, nightly): (Suite, bool),
+    what: &str,
+    run: impl Fn() -> Outcome,
+) -> Outcome {
+    let first = run();
+    if !first.is_tried_again(suite, nightly) {
+        return first;
+    }
+    let mut second = run();
+    if second.counts.failed + second.counts.skipped > 0 {
+        return first;
+    }
+    second.second_tries.push(what.to_owned());
+    second
 }
 
 fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
@@ -268,6 +324,9 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
     }
     for skip in &outcome.skips {
         println!("    SKIPPED: {skip}");
+    }
+    for what in &outcome.second_tries {
+        println!("    FLAKY: {what} failed, and passed when it was tried again");
     }
     Ok(outcome.counts)
 }
@@ -324,6 +383,28 @@ fn cargo_test_with(
     args: &[&str],
     env: &[(&str, &str)],
 ) -> Result<Outcome, String> {
+    let (mut outcome, failed) = cargo_test_once(suite, nightly, args, env)?;
+    if outcome.is_tried_again(suite, nightly) && failed.len() as u64 == outcome.counts.failed {
+        let names: Vec<&str> = failed.iter().map(String::as_str).collect();
+        let only = [&["--", "--exact"], &names[..]].concat();
+        let only = if args.contains(&"--") { &only[1..] } else { &only[..] };
+        let (second, _) = cargo_test_once(suite, nightly, &[args, only].concat(), env)?;
+        if second.counts == (Counts { passed: outcome.counts.failed, ..Counts::default() }) {
+            outcome.counts.passed += std::mem::take(&mut outcome.counts.failed);
+            outcome.output.clear();
+            outcome.second_tries = failed;
+        }
+    }
+    Ok(outcome)
+}
+
+/// Runs `cargo test ARGS` once. Says also which tests failed, as far as they are told.
+fn cargo_test_once(
+    suite: Suite,
+    nightly: bool,
+    args: &[&str],
+    env: &[(&str, &str)],
+) -> Result<(Outcome, Vec<String>), String> {
     let mut command = Command::new(cargo());
     // What follows two dashes is for the test program.
     let mut parts = args.splitn(2, |arg| *arg == "--");
@@ -333,13 +414,13 @@ fn cargo_test_with(
     command.envs(env.iter().copied());
     let ended = start(suite, nightly, &mut command)?;
     let tests = read_tests(&ended.output);
-    let mut outcome = Outcome { counts: tests.counts, skips: tests.skips, output: String::new() };
+    let mut outcome = Outcome { counts: tests.counts, skips: tests.skips, ..Outcome::default() };
     if !ended.ok {
         // It did not build, or a test took its whole process down.
         outcome.counts.failed += u64::from(tests.counts.failed == 0);
         outcome.output = failures(&ended.output);
     }
-    Ok(outcome)
+    Ok((outcome, tests.failed))
 }
 
 /// Runs one suite of the crate `barewire-tests`.
@@ -401,12 +482,11 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         // Near ones share a segment, which a test that joins it locks for some milliseconds.
         let threads = port.contains("near=").then_some(("RUST_TEST_THREADS", "1"));
         let env: Vec<_> = threads.into_iter().chain([("BAREWIRE_TEST_PORT", port)]).collect();
-        let over = cargo_test_with(suite, nightly, &[ALL, &args].concat(), &env)?;
-        outcome.counts += over.counts;
-        outcome.skips.extend(over.skips);
+        let mut over = cargo_test_with(suite, nightly, &[ALL, &args].concat(), &env)?;
         if over.counts.failed > 0 {
-            outcome.output.push_str(&format!("conformance over {port}:\n{}", over.output));
+            over.output.insert_str(0, &format!("conformance over {port}:\n"));
         }
+        outcome.add(over);
     }
     let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
     outcome.add(calls_over(suite, nightly, memifs, ALL, &[])?);
@@ -547,8 +627,11 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
     let ran = in_guests(suite, nightly, &mut suite::build("vfio", ALL), |program| {
-        outcome = two_guests(suite, "two guests", suite::two_guests(program));
-        outcome.add(two_guests(suite, "a stopped guest", suite::stopped_guest(program, nightly)));
+        let lossy = || two_guests(suite, "two guests", suite::two_guests(program));
+        let stopped =
+            || two_guests(suite, "a stopped guest", suite::stopped_guest(program, nightly));
+        outcome.add(with_second_try((suite, nightly), "two guests", lossy));
+        outcome.add(with_second_try((suite, nightly), "a stopped guest", stopped));
         if outcome.counts.failed == 0 {
             // Nothing to explain.
             outcome.output.clear();
@@ -557,10 +640,12 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     })?;
     outcome.add(ran);
     let barewire = vm::barewire()?;
-    outcome.add(hosts_pair(suite, "two hosts", hosts::two_hosts(&barewire)));
+    let hosts = || hosts_pair(suite, "two hosts", hosts::two_hosts(&barewire));
+    outcome.add(with_second_try((suite, nightly), "two hosts", hosts));
     for nic in [guest::Model::Virtio, guest::Model::E1000e] {
-        let ended = hosts::behind_switches(&barewire, nic);
-        outcome.add(hosts_pair(suite, &format!("three processes of a host, {nic:?}"), ended));
+        let what = format!("three processes of a host, {nic:?}");
+        let switches = || hosts_pair(suite, &what, hosts::behind_switches(&barewire, nic));
+        outcome.add(with_second_try((suite, nightly), &what, switches));
     }
     Ok(outcome)
 }
@@ -586,22 +671,23 @@ fn in_guests(
         append(suite, &log);
     });
     for (run, ended) in runs.iter().zip(all) {
-        match ended {
-            Ok(ended) => judge(run, &ended, &mut outcome),
-            Err(NotHere(why)) => {
-                outcome.counts.skipped += 1;
-                outcome.skips.push(format!("{}: {why}", run.name()));
-            }
-        }
+        let first = Cell::new(Some(ended));
+        outcome.add(with_second_try((suite, nightly), &format!("guest {}", run.name()), || {
+            judge(run, first.take().unwrap_or_else(|| run.run()))
+        }));
     }
     Ok(outcome)
 }
 
-/// Adds what came of one guest.
-fn judge(run: &suite::Run, ended: &guest::Ended, outcome: &mut Outcome) {
+/// What came of one guest.
+fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(NotHere(why)) => return Outcome::skipped(format!("{}: {why}", run.name())),
+    };
     let tests = read_tests(&ended.output);
-    outcome.counts += tests.counts;
-    outcome.skips.extend(tests.skips.iter().map(|skip| format!("{}: {skip}", run.name())));
+    let skips = tests.skips.iter().map(|skip| format!("{}: {skip}", run.name())).collect();
+    let mut outcome = Outcome { counts: tests.counts, skips, ..Outcome::default() };
     let faults = ended.faults > 0;
     if ended.code != Some(0) || faults != run.is_planted {
         // The guest itself failed, or its IOMMU refused something that no test noticed.
@@ -612,8 +698,9 @@ fn judge(run: &suite::Run, ended: &guest::Ended, outcome: &mut Outcome) {
             _ => "",
         };
         let said = format!("{}{}", failures(&ended.output), ended.trouble);
-        outcome.output.push_str(&format!("guest {}: {why}{said}", run.name()));
+        outcome.output = format!("guest {}: {why}{said}", run.name());
     }
+    outcome
 }
 
 /// Two guests that talk over a cable, and how they ended: one check.
@@ -691,8 +778,13 @@ fn run_benches(
     }
     // In their smallest size they measure nothing that others could disturb.
     let all = process::side_by_side(names.len(), |n| run_bench(suite, nightly, &names[n]));
-    for bench in all {
-        outcome.add(bench?);
+    for (name, first) in names.iter().zip(all) {
+        let first = Cell::new(Some(first?));
+        outcome.add(with_second_try((suite, nightly), &format!("bench {name}"), || {
+            let again = || run_bench(suite, nightly, name);
+            let said = first.take().map_or_else(again, Ok);
+            said.unwrap_or_else(|why| Outcome::single(false, why))
+        }));
     }
     Ok(outcome)
 }
@@ -765,6 +857,25 @@ mod tests {
         for suite in Suite::ALL {
             assert_eq!(Suite::from_str(suite.name(), false), Ok(suite));
         }
+    }
+
+    #[test]
+    fn what_fails_is_tried_once_more_where_processes_starve() {
+        let outcome_of = |suite, nightly, failures: [u64; 2]| {
+            let runs = Cell::new(0);
+            let outcome = with_second_try((suite, nightly), "it", || {
+                let failed = failures[runs.replace(runs.get() + 1)];
+                Outcome { counts: Counts { passed: 5, failed, skipped: 0 }, ..Outcome::default() }
+            });
+            (outcome.counts.failed, outcome.second_tries, runs.get())
+        };
+        let it = || vec!["it".to_owned()];
+        assert_eq!(outcome_of(Suite::Wires, false, [0, 1]), (0, vec![], 1));
+        assert_eq!(outcome_of(Suite::Wires, false, [1, 0]), (0, it(), 2));
+        assert_eq!(outcome_of(Suite::Wires, false, [1, 1]), (1, vec![], 2));
+        assert_eq!(outcome_of(Suite::Wires, false, [4, 0]), (4, vec![], 1));
+        assert_eq!(outcome_of(Suite::Wires, true, [1, 0]), (1, vec![], 1));
+        assert_eq!(outcome_of(Suite::Sim, false, [1, 0]), (1, vec![], 1));
     }
 
     #[test]
