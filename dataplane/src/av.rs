@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::idx::PeerIdx;
 use crate::index::Index;
 use crate::slab::NONE;
 use crate::types::FiAddr;
@@ -13,7 +14,7 @@ use crate::types::FiAddr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AvEntry {
     /// Number of its peer in the node's table.
-    pub peer: u32,
+    pub peer: PeerIdx,
     /// Number of the endpoint at the peer.
     pub ep: u16,
     /// Which receive context of a scalable endpoint that is, if the address names one; else 0.
@@ -53,7 +54,7 @@ enum Slot {
     Free,
     /// In words, as there are as many of these as peers.
     Used {
-        peer: u32,
+        peer: PeerIdx,
         ep: u16,
         incarnation: [u32; 2],
         newer: u32,
@@ -112,10 +113,10 @@ impl Av {
             None => self.slots.push(slot),
         }
         self.list(peer, ep, idx);
-        if self.of_peer.len() <= peer as usize {
-            self.of_peer.resize(peer as usize + 1, 0);
+        if self.of_peer.len() <= peer.at() {
+            self.of_peer.resize(peer.at() + 1, 0);
         }
-        self.of_peer[peer as usize] += 1;
+        self.of_peer[peer.at()] += 1;
         FiAddr::from(idx)
     }
 
@@ -139,7 +140,7 @@ impl Av {
             }
         }
         self.free.push(Reverse(addr as u32));
-        self.of_peer[entry.peer as usize] -= 1;
+        self.of_peer[entry.peer.at()] -= 1;
         Some(entry)
     }
 
@@ -164,13 +165,13 @@ impl Av {
 
     /// An index that names endpoint `ep` of `peer`, `None` if it was not inserted.
     #[inline]
-    pub fn reverse(&self, peer: u32, ep: u16) -> Option<FiAddr> {
+    pub fn reverse(&self, peer: PeerIdx, ep: u16) -> Option<FiAddr> {
         self.newest(peer, ep).map(FiAddr::from)
     }
 
     /// Whether any index names an endpoint of `peer`.
-    pub(crate) fn has_peer(&self, peer: u32) -> bool {
-        self.of_peer.get(peer as usize).is_some_and(|&count| count > 0)
+    pub(crate) fn has_peer(&self, peer: PeerIdx) -> bool {
+        self.of_peer.get(peer.at()).is_some_and(|&count| count > 0)
     }
 
     /// Indices in use.
@@ -190,7 +191,7 @@ impl Av {
     }
 
     /// The newest index of an endpoint.
-    fn newest(&self, peer: u32, ep: u16) -> Option<u32> {
+    fn newest(&self, peer: PeerIdx, ep: u16) -> Option<u32> {
         self.reverse.get(hash(peer, ep), |i| match self.slots[i as usize] {
             Slot::Used { peer: p, ep: e, .. } => (p, e) == (peer, ep),
             Slot::Free => false,
@@ -198,21 +199,21 @@ impl Av {
     }
 
     /// Makes `idx` the one that is told of an endpoint of which none is.
-    fn list(&mut self, peer: u32, ep: u16, idx: u32) {
+    fn list(&mut self, peer: PeerIdx, ep: u16, idx: u32) {
         let Self { reverse, slots, .. } = self;
         reverse.insert(hash(peer, ep), idx, |i| slots[i as usize].hash());
     }
 
     /// Undoes [`list`](Self::list).
-    fn unlist(&mut self, peer: u32, ep: u16, idx: u32) {
+    fn unlist(&mut self, peer: PeerIdx, ep: u16, idx: u32) {
         let Self { reverse, slots, .. } = self;
         reverse.remove(hash(peer, ep), idx, |i| slots[i as usize].hash());
     }
 }
 
 /// Of an endpoint.
-const fn hash(peer: u32, ep: u16) -> u64 {
-    ((peer as u64) << 16 | ep as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+const fn hash(peer: PeerIdx, ep: u16) -> u64 {
+    ((peer.get() as u64) << 16 | ep as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 #[cfg(test)]
@@ -223,8 +224,8 @@ mod tests {
 
     use super::*;
 
-    fn entry(peer: u32, ep: u16) -> AvEntry {
-        let incarnation = u64::from(peer) << 16 | u64::from(ep) << 48 | 1;
+    fn entry(peer: PeerIdx, ep: u16) -> AvEntry {
+        let incarnation = u64::from(peer.get()) << 16 | u64::from(ep) << 48 | 1;
         AvEntry { peer, ep, rx_ctx: 0, incarnation }
     }
 
@@ -256,6 +257,7 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Insert(peer, ep) => {
+                        let peer = PeerIdx::of(peer);
                         let lowest = (0..).find(|i| !model.contains_key(i)).unwrap();
                         prop_assert_eq!(av.insert(entry(peer, ep)), lowest);
                         model.insert(lowest, entry(peer, ep));
@@ -272,7 +274,7 @@ mod tests {
                 }
                 prop_assert_eq!(av.len(), model.len());
                 prop_assert!(av.iter().eq(model.iter().map(|(&addr, &entry)| (addr, entry))));
-                for peer in 0..7 {
+                for peer in (0..7).map(PeerIdx::of) {
                     let known = model.values().any(|e| e.peer == peer);
                     prop_assert_eq!(av.has_peer(peer), known);
                     for ep in (0..3).chain([u16::MAX]) {
@@ -288,26 +290,26 @@ mod tests {
     #[test]
     fn an_address_names_a_receive_context() {
         let mut plain = Av::with_capacity(2);
-        assert_eq!(plain.insert(entry(1, 7)), 0);
+        assert_eq!(plain.insert(entry(PeerIdx::of(1), 7)), 0);
         assert_eq!(plain.lookup(1 << 62), None);
         let mut av = Av::with_capacity(2);
         av.name_contexts(2);
-        assert_eq!((av.insert(entry(1, 7)), av.insert(entry(2, u16::MAX - 1))), (0, 1));
+        assert_eq!((av.insert(entry(PeerIdx::of(1), 7)), av.insert(entry(PeerIdx::of(2), u16::MAX - 1))), (0, 1));
         for context in 0..4 {
             let named = av.lookup(context << 62).unwrap();
-            assert_eq!((named.peer, named.ep, named.inserted_ep()), (1, 7 + context as u16, 7));
+            assert_eq!((named.peer, named.ep, named.inserted_ep()), (PeerIdx::of(1), 7 + context as u16, 7));
         }
         assert_eq!(av.lookup(1 << 62 | 1).unwrap().ep, u16::MAX);
         let nothing = [2 << 62 | 1, 1 << 62 | 2, 1 << 61, FiAddr::MAX];
         assert!(nothing.iter().all(|&addr| av.lookup(addr).is_none()));
-        assert_eq!((av.remove(1 << 62), av.reverse(1, 8)), (None, None));
+        assert_eq!((av.remove(1 << 62), av.reverse(PeerIdx::of(1), 8)), (None, None));
     }
 
     /// Enough endpoints to grow the way back many times, removed in another order.
     #[test]
     fn many_endpoints_come_and_go() {
         let mut av = Av::with_capacity(0);
-        let of = |i: u32| (i % 1_000, (i / 1_000) as u16);
+        let of = |i: u32| (PeerIdx::of(i % 1_000), (i / 1_000) as u16);
         for i in 0..20_000 {
             assert_eq!(av.insert(entry(of(i).0, of(i).1)), FiAddr::from(i));
         }

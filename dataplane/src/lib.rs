@@ -8,6 +8,7 @@ mod cq;
 pub mod error;
 pub mod flags;
 mod index;
+pub mod idx;
 pub mod node;
 pub mod ping;
 pub mod plant;

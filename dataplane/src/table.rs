@@ -4,12 +4,14 @@
 //! refuses every request. So a look-up by index or name need not test whether the slot is in use,
 //! and a freed value need not be moved out.
 
+use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ops::{Index, IndexMut};
 
 use barewire_driver::hint::cold;
 use barewire_driver::mem::{prefer_large_pages, prefetch};
 
+use crate::idx::Idx;
 use crate::slab::{Handle, Line, NONE};
 
 /// The value of a slot that is not in use.
@@ -18,13 +20,15 @@ pub trait Vacant {
     fn vacant() -> Self;
 }
 
-/// A table of at most `capacity` values, each named by the index of its slot. Slots never used take
-/// address space only. Slots are aligned as `A` is, like those of a [`Slab`](crate::slab::Slab).
+/// A table of at most `capacity` values, each named by the index `K` of its slot. Slots never used
+/// take address space only. Slots are aligned as `A` is, like those of a
+/// [`Slab`](crate::slab::Slab).
 #[derive(Debug)]
-pub struct Table<T, A = ()> {
+pub struct Table<T, A = (), K = u32> {
     slots: Vec<Slot<T, A>>,
     capacity: usize,
     free_head: u32,
+    _named_by: PhantomData<fn() -> K>,
 }
 
 /// The generation is odd while the slot is in use.
@@ -45,7 +49,7 @@ impl<T, A> Slot<T, A> {
     }
 }
 
-impl<T: Vacant> Table<T> {
+impl<T: Vacant, K: Idx> Table<T, (), K> {
     /// An empty table.
     ///
     /// # Panics
@@ -63,7 +67,7 @@ impl<T: Vacant> Table<T> {
     }
 }
 
-impl<T: Vacant> Table<T, Line> {
+impl<T: Vacant, K: Idx> Table<T, Line, K> {
     /// [`with_capacity`](Table::with_capacity) on large pages where the kernel has them, with slots
     /// aligned to cache lines: for a long table with random access. A sparse table would waste most
     /// of each large page.
@@ -89,7 +93,7 @@ impl<T: Vacant> Table<T, Line> {
     }
 }
 
-impl<T: Vacant, A> Table<T, A> {
+impl<T: Vacant, A, K: Idx> Table<T, A, K> {
     /// Bytes that a slot takes.
     pub const SLOT_LEN: usize = size_of::<Slot<T, A>>();
 
@@ -98,25 +102,26 @@ impl<T: Vacant, A> Table<T, A> {
 
     fn reserve(n: usize) -> Self {
         assert!(n < NONE as usize, "table: {n} slots do not fit an index");
-        Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE }
+        let slots = Vec::with_capacity(n);
+        Self { slots, capacity: n, free_head: NONE, _named_by: PhantomData }
     }
 
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
     /// allocates.
-    pub fn alloc(&mut self, value: T) -> Option<u32> {
-        self.alloc_named(value).map(Handle::idx)
+    pub fn alloc(&mut self, value: T) -> Option<K> {
+        self.alloc_named(value).map(|handle| K::new(handle.idx))
     }
 
     /// [`alloc`](Self::alloc), inlined, that returns the value's handle.
     #[inline(always)]
     pub fn alloc_named(&mut self, value: T) -> Option<Handle> {
         let mut idx = self.free_head;
-        let slot = match self.slots.get_mut(idx as usize) {
+        let slot = match self.slots.get_mut(idx.get() as usize) {
             Some(slot) => slot,
             None => {
                 // Without the value, which could otherwise not stay in registers.
                 idx = cold(self.grow())?;
-                self.slots.get_mut(idx as usize)?
+                self.slots.get_mut(idx.get() as usize)?
             }
         };
         debug_assert!(!slot.is_used());
@@ -153,47 +158,47 @@ impl<T: Vacant, A> Table<T, A> {
     /// Takes a free slot into use again, with the value that it still holds. `None` if there is
     /// none.
     #[inline(always)]
-    pub fn alloc_again(&mut self) -> Option<(u32, &mut T)> {
+    pub fn alloc_again(&mut self) -> Option<(K, &mut T)> {
         let idx = self.free_head;
-        let Some(slot) = self.slots.get_mut(idx as usize) else { return cold(None) };
+        let Some(slot) = self.slots.get_mut(idx.get() as usize) else { return cold(None) };
         debug_assert!(!slot.is_used());
         slot.generation = slot.generation.wrapping_add(1);
         self.free_head = slot.next;
-        Some((idx, &mut slot.value))
+        Some((K::new(idx), &mut slot.value))
     }
 
     /// Takes the value out and gives the slot back.
     ///
     /// # Panics
     /// If the slot is not in use.
-    pub fn free(&mut self, idx: u32) -> T {
-        let slot = &mut self.slots[idx as usize];
-        assert!(slot.is_used(), "table: slot {idx} is not in use");
+    pub fn free(&mut self, idx: K) -> T {
+        let slot = &mut self.slots[idx.get() as usize];
+        assert!(slot.is_used(), "table: slot {} is not in use", idx.get());
         (slot.generation, slot.next) = (slot.generation.wrapping_add(1), self.free_head);
-        self.free_head = idx;
+        self.free_head = idx.get();
         std::mem::replace(&mut slot.value, T::vacant())
     }
 }
 
-impl<T, A> Table<T, A> {
+impl<T, A, K: Idx> Table<T, A, K> {
     /// [`free`](Self::free) that leaves the value in the slot: for callers that made it vacant, or
     /// never look [at](Self::at_mut) free slots.
     ///
     /// # Panics
     /// If there is no such slot.
     #[inline(always)]
-    pub fn discard(&mut self, idx: u32) -> &mut T {
-        let slot = &mut self.slots[idx as usize];
+    pub fn discard(&mut self, idx: K) -> &mut T {
+        let slot = &mut self.slots[idx.get() as usize];
         debug_assert!(slot.is_used());
         (slot.generation, slot.next) = (slot.generation.wrapping_add(1), self.free_head);
-        self.free_head = idx;
+        self.free_head = idx.get();
         &mut slot.value
     }
 
     /// The value of a slot, `None` if the slot is not in use.
     #[inline(always)]
-    pub fn get(&self, idx: u32) -> Option<&T> {
-        match self.slots.get(idx as usize) {
+    pub fn get(&self, idx: K) -> Option<&T> {
+        match self.slots.get(idx.get() as usize) {
             Some(slot) if slot.is_used() => Some(&slot.value),
             _ => cold(None),
         }
@@ -201,8 +206,8 @@ impl<T, A> Table<T, A> {
 
     /// [`get`](Self::get), mutable.
     #[inline(always)]
-    pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
-        match self.slots.get_mut(idx as usize) {
+    pub fn get_mut(&mut self, idx: K) -> Option<&mut T> {
+        match self.slots.get_mut(idx.get() as usize) {
             Some(slot) if slot.is_used() => Some(&mut slot.value),
             _ => cold(None),
         }
@@ -210,8 +215,8 @@ impl<T, A> Table<T, A> {
 
     /// The value of a slot, in use or not; `None` if the slot was never used.
     #[inline(always)]
-    pub fn at(&self, idx: u32) -> Option<&T> {
-        match self.slots.get(idx as usize) {
+    pub fn at(&self, idx: K) -> Option<&T> {
+        match self.slots.get(idx.get() as usize) {
             Some(slot) => Some(&slot.value),
             None => cold(None),
         }
@@ -219,8 +224,8 @@ impl<T, A> Table<T, A> {
 
     /// [`at`](Self::at), mutable.
     #[inline(always)]
-    pub fn at_mut(&mut self, idx: u32) -> Option<&mut T> {
-        match self.slots.get_mut(idx as usize) {
+    pub fn at_mut(&mut self, idx: K) -> Option<&mut T> {
+        match self.slots.get_mut(idx.get() as usize) {
             Some(slot) => Some(&mut slot.value),
             None => cold(None),
         }
@@ -229,9 +234,9 @@ impl<T, A> Table<T, A> {
     /// Prefetches the lines of the first `bytes` of a slot, in use or not, counted from the start
     /// of the slot. Reads nothing, so that prefetches of several slots overlap.
     #[inline]
-    pub fn prefetch(&self, idx: u32, bytes: usize) {
+    pub fn prefetch(&self, idx: K, bytes: usize) {
         const { assert!(align_of::<A>() >= align_of::<Line>(), "else there may be one more") };
-        let Some(slot) = self.slots.get(idx as usize) else { return };
+        let Some(slot) = self.slots.get(idx.get() as usize) else { return };
         let at = std::ptr::from_ref(slot).cast::<u8>();
         for line in (0..bytes).step_by(64) {
             prefetch(at.wrapping_add(line));
@@ -260,9 +265,9 @@ impl<T, A> Table<T, A> {
     }
 
     /// The handle of this life of the slot; that of no value if the slot is free.
-    pub fn handle(&self, idx: u32) -> Handle {
-        let used = self.slots.get(idx as usize).filter(|slot| slot.is_used());
-        Handle { idx, generation: used.map_or(0, |slot| slot.generation) }
+    pub fn handle(&self, idx: K) -> Handle {
+        let used = self.slots.get(idx.get() as usize).filter(|slot| slot.is_used());
+        Handle { idx: idx.get(), generation: used.map_or(0, |slot| slot.generation) }
     }
 
     /// The value that `handle` names, `None` if its slot has been freed since.
@@ -284,37 +289,37 @@ impl<T, A> Table<T, A> {
     }
 
     /// The used slots in order of index. Costs a look at every slot ever used.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (K, &T)> {
         let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_used());
-        used.map(|(i, slot)| (i as u32, &slot.value))
+        used.map(|(i, slot)| (K::new(i as u32), &slot.value))
     }
 
     /// [`iter`](Self::iter), mutable.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (K, &mut T)> {
         let used = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_used());
-        used.map(|(i, slot)| (i as u32, &mut slot.value))
+        used.map(|(i, slot)| (K::new(i as u32), &mut slot.value))
     }
 }
 
-impl<T, A> Index<u32> for Table<T, A> {
+impl<T, A, K: Idx> Index<K> for Table<T, A, K> {
     type Output = T;
 
     #[inline(always)]
-    fn index(&self, idx: u32) -> &T {
-        let slot = &self.slots[idx as usize];
+    fn index(&self, idx: K) -> &T {
+        let slot = &self.slots[idx.get() as usize];
         if !slot.is_used() {
-            not_used(idx);
+            not_used(idx.get());
         }
         &slot.value
     }
 }
 
-impl<T, A> IndexMut<u32> for Table<T, A> {
+impl<T, A, K: Idx> IndexMut<K> for Table<T, A, K> {
     #[inline(always)]
-    fn index_mut(&mut self, idx: u32) -> &mut T {
-        let slot = &mut self.slots[idx as usize];
+    fn index_mut(&mut self, idx: K) -> &mut T {
+        let slot = &mut self.slots[idx.get() as usize];
         if !slot.is_used() {
-            not_used(idx);
+            not_used(idx.get());
         }
         &mut slot.value
     }
@@ -359,7 +364,7 @@ mod tests {
             capacity in 0usize..12,
             ops in prop::collection::vec(op(), 1..300),
         ) {
-            let mut table = Table::with_capacity(capacity);
+            let mut table: Table<_> = Table::with_capacity(capacity);
             let room = table.slots.as_ptr();
             let (mut model, mut freed) = (BTreeMap::new(), Vec::new());
             let mut dead: BTreeSet<(u32, u32)> = BTreeSet::new();
@@ -430,7 +435,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "not in use")]
     fn freeing_twice_panics() {
-        let mut table = Table::with_capacity(2);
+        let mut table: Table<_> = Table::with_capacity(2);
         let idx = table.alloc(7_usize).unwrap();
         table.free(idx);
         table.free(idx);
@@ -439,7 +444,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "not in use")]
     fn indexing_a_free_slot_panics() {
-        let mut table = Table::with_capacity(2);
+        let mut table: Table<_> = Table::with_capacity(2);
         let idx = table.alloc(7_usize).unwrap();
         table.free(idx);
         let _ = table[idx];
@@ -447,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_handle_of_zeros_names_nothing() {
-        let mut table = Table::with_capacity(1);
+        let mut table: Table<_> = Table::with_capacity(1);
         table.alloc(7_usize).unwrap();
         assert_eq!(table.by_handle(Handle::from_parts(0, 0)), None);
     }

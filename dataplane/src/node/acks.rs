@@ -23,6 +23,7 @@ use super::fast_rma::BaseTo;
 use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
 use super::{FrameSink, InPlaceFrame, Node, Todo};
+use crate::idx::PeerIdx;
 use crate::rel::rtt;
 use crate::rel::sent::SendWindow;
 use crate::slab::NONE;
@@ -45,14 +46,14 @@ const QUEUE: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Acks {
     /// Peers that we owe an acknowledgement since the queue was last served.
-    owing: VecDeque<u32>,
+    owing: VecDeque<PeerIdx>,
     /// When the first of the frames to be acknowledged arrived.
     owed_since: Option<Instant>,
     /// One of those frames asked for its acknowledgement.
     pub(super) soon: bool,
     /// Peers with packets in flight that did not ask, at most [`QUEUE`]: for others the
     /// acknowledgement takes a little longer.
-    unasked: VecDeque<u32>,
+    unasked: VecDeque<PeerIdx>,
     /// A packet whose acknowledgement a completion waits for was sent since the last turn.
     fresh: bool,
     /// The first turn after the last such packet was sent: not the time of sending, as writing the
@@ -81,7 +82,7 @@ impl Acks {
     /// Notes that the last packet of a request that waits for its acknowledgement was sent to
     /// `peer` in slot `p`; `ar` if it asks.
     #[inline(always)]
-    pub(super) fn left(&mut self, todo: &mut Todo, p: u32, peer: &mut Peer, ar: bool) {
+    pub(super) fn left(&mut self, todo: &mut Todo, p: PeerIdx, peer: &mut Peer, ar: bool) {
         self.fresh = true;
         *todo |= Todo::ACKS;
         peer.unasked = !ar;
@@ -97,7 +98,7 @@ impl Acks {
     /// Notes one more packet of peer `p` to acknowledge, the `owed`-th since the last
     /// acknowledgement. It may wait for further packets.
     #[inline(always)]
-    pub(super) fn owe(&mut self, todo: &mut Todo, now: Instant, (p, owed): (u32, u8)) {
+    pub(super) fn owe(&mut self, todo: &mut Todo, now: Instant, (p, owed): (PeerIdx, u8)) {
         if self.owed_since.is_none() {
             self.owed_since = Some(now);
             *todo |= Todo::ACKS;
@@ -182,7 +183,7 @@ impl Node {
     /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, [`NONE`]
     /// if there is none.
     #[inline]
-    pub(super) fn asks(&self, p: u32, w: u32, ends: bool) -> bool {
+    pub(super) fn asks(&self, p: PeerIdx, w: u32, ends: bool) -> bool {
         let own = if w == NONE { 0 } else { self.tx[w].unacked };
         self.acks.asks(self.polled_at, &self.peers[p].snd, own, ends)
     }
@@ -207,7 +208,7 @@ impl Node {
 
     /// Notes that a packet of type `ty` asked for an acknowledgement.
     #[inline]
-    pub(super) fn asked_for_ack(&mut self, p: u32, ty: Ty) {
+    pub(super) fn asked_for_ack(&mut self, p: PeerIdx, ty: Ty) {
         let peer = &mut self.peers[p];
         if peer.path.is_lossless() || !ty.is_reliable() || ty == Ty::Nop {
             peer.ack_now = true;
@@ -252,7 +253,7 @@ impl Node {
             |peer: &Peer| !peer.path.is_lossless() && now.since(peer.last_rx) < 2 * rtt::RTO_MAX_NS;
         let owing = |peer: &Peer| peer.state == State::Open && (peer.owed > 0 || may_wait(peer));
         let all = self.peers.iter().filter(|(_, peer)| owing(peer));
-        let all: Vec<u32> = all.map(|(p, _)| p).collect();
+        let all: Vec<PeerIdx> = all.map(|(p, _)| p).collect();
         for p in all {
             self.peers[p].ack_now = true;
             self.make_ready(p);
@@ -260,7 +261,7 @@ impl Node {
     }
 
     /// Sends an ACK packet, with a SACK of packets received out of order.
-    pub(super) fn send_ack(&mut self, now: Instant, p: u32, out: &mut impl FrameSink) -> bool {
+    pub(super) fn send_ack(&mut self, now: Instant, p: PeerIdx, out: &mut impl FrameSink) -> bool {
         let peer = &self.peers[p];
         let mut op = AckOp {
             delay: ack_time(now).wrapping_sub(peer.rx_at).min(u32::from(u16::MAX)) as u16,
@@ -289,7 +290,7 @@ impl Node {
     /// Sends the ACK packet `op` with a SACK, as far as a frame of the session has room for it.
     #[cold]
     #[inline(never)]
-    fn send_sack(&mut self, p: u32, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
+    fn send_sack(&mut self, p: PeerIdx, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
         let peer = &self.peers[p];
         if peer.addr == self.addr {
             return self.emit(p, &Packet::control(Ty::Ack, peer.snd.nxt, &op.head()), out);

@@ -8,6 +8,7 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
@@ -732,7 +733,7 @@ impl Node {
             self.end_pull(now, pull, EndStatus::Closed);
             self.cancel_placing(recv);
         }
-        let peers: Vec<u32> = self.peers.iter().map(|(i, _)| i).collect();
+        let peers: Vec<PeerIdx> = self.peers.iter().map(|(i, _)| i).collect();
         for p in peers {
             if let Some(recv) = self.placing(p)
                 && self.posted[recv].payload.ep == idx

@@ -25,6 +25,7 @@ use super::{
     Todo,
 };
 use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::{Posted, Src};
@@ -369,7 +370,7 @@ impl Node {
     /// now.
     ///
     /// An armed timer need not be set anew: on a lossless path deadlines only move later.
-    pub(super) fn wait_from(&mut self, now: Instant, p: u32) {
+    pub(super) fn wait_from(&mut self, now: Instant, p: PeerIdx) {
         self.tick(now);
         self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];
@@ -399,7 +400,7 @@ impl Node {
         let mut op = [0; sent::OP_MAX];
         let op_len = msg.emit(&mut op);
         let op = (&op, op_len);
-        self.observed.tallies[p as usize].tx_bytes +=
+        self.observed.tallies[p.at()].tx_bytes +=
             u64::from(len) + (BASE_LEN + op.1 + TRAILER_LEN) as u64;
         let peer = &mut self.peers[p];
         if rests {
@@ -494,7 +495,7 @@ impl Node {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
             peer.rx_quota = 0;
             peer.note_arrival(now, msg.psn, false);
-            self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
+            self.observed.tallies[p.at()].rx_bytes += frame.len() as u64;
             self.acks.soon |= head.asks_ack();
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
@@ -568,7 +569,7 @@ impl Node {
 
     /// Grants the sender new credit and acknowledges, as far as this message made them due.
     #[cold]
-    fn after_eager(&mut self, now: Instant, p: u32, ack: bool) {
+    fn after_eager(&mut self, now: Instant, p: PeerIdx, ack: bool) {
         self.regrant(now, p);
         if ack {
             self.peers[p].ack_now = true;
@@ -664,7 +665,7 @@ impl Ep {
             return false;
         }
         let fast_dest = self.fast_send.map(|fast| if fast { dest } else { FI_ADDR_UNSPEC });
-        let fast_peer = self.fast_send.map(|fast| if fast { peer } else { NONE });
+        let fast_peer = self.fast_send.map(|fast| if fast { peer } else { PeerIdx::NONE });
         self.route = Route { dest, peer, ends: [ep, self.number], inc, fast_dest, fast_peer };
         true
     }

@@ -6,6 +6,7 @@ use barewire_driver::mem::Span;
 use super::peer::{Peer, SLOT_BITS, slot_of};
 use super::rma::{FETCHED, READ, WRITE};
 use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::idx::PeerIdx;
 use crate::proto::atomic::AtomicKind;
 use crate::rel::psn::Psn;
 use crate::slab::{Handle, NONE};
@@ -89,12 +90,12 @@ impl OpBits {
 
     /// The same bits with peer `p`.
     #[inline(always)]
-    pub(super) const fn to(self, p: u32) -> Self {
-        Self(self.0 | p)
+    pub(super) const fn to(self, p: PeerIdx) -> Self {
+        Self(self.0 | p.get())
     }
 
     #[inline(always)]
-    pub(super) const fn peer(self) -> u32 {
+    pub(super) const fn peer(self) -> PeerIdx {
         slot_of(self.0)
     }
 
@@ -118,7 +119,7 @@ impl Vacant for FastOp {
 
 impl FastOp {
     #[inline(always)]
-    pub(super) const fn peer(&self) -> u32 {
+    pub(super) const fn peer(&self) -> PeerIdx {
         self.is.peer()
     }
 

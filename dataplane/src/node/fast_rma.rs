@@ -28,6 +28,7 @@ use super::rma_out::ANSWERS_MAX;
 use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, RmaIov, WriteReq};
 use crate::error::Error;
 use crate::flags::OpFlags;
+use crate::idx::PeerIdx;
 use crate::plant::is_planted;
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
@@ -575,7 +576,7 @@ impl Node {
 
     /// Completes the operations that peer `p` has just acknowledged.
     #[inline(never)]
-    pub(super) fn finish_acked(&mut self, p: u32) {
+    pub(super) fn finish_acked(&mut self, p: PeerIdx) {
         while let Some(peer) = self.peers.get_mut(p)
             && peer.last_unacked != Peer::NO_OP
             && let Some(last) = self.fast_ops.get(peer.last_unacked.into())
@@ -596,7 +597,7 @@ impl Node {
 
     /// Completes operation `w`, which is of kind `form`. Its result is in place.
     #[inline(always)]
-    fn complete_fast_op(&mut self, p: u32, w: u32, form: Form) {
+    fn complete_fast_op(&mut self, p: PeerIdx, w: u32, form: Form) {
         let Some(op) = self.fast_ops.get(w) else { return };
         let (e, context) = (op.ep, op.is.signaled().then_some(op.context));
         self.fast_ops.discard(w);
@@ -611,7 +612,7 @@ impl Node {
     /// offset in the result that it carries, and where its payload lies in the frame.
     pub(super) fn on_fast_answer(
         &mut self,
-        (p, form): (u32, Form),
+        (p, form): (PeerIdx, Form),
         frame: &RxFrame<'_>,
         (dst_op, dst_gen, offset): (u32, u32, u64),
         (off, len): (usize, usize),
@@ -635,7 +636,7 @@ impl Node {
 
     /// The operation of kind `form` that an answer from peer `p` names. `None`, and counted as
     /// stray, if there is none.
-    fn find_fast_op(&mut self, p: u32, form: Form, (w, generation): (u32, u32)) -> Option<u32> {
+    fn find_fast_op(&mut self, p: PeerIdx, form: Form, (w, generation): (u32, u32)) -> Option<u32> {
         let handle = FastOp::handle(w, generation);
         let known = self.fast_ops.by_handle(handle);
         let known = known.is_some_and(|op| op.peer() == p && op.form() == form);
@@ -645,7 +646,7 @@ impl Node {
 
     /// The target refused a read of the fast path.
     #[cold]
-    pub(super) fn on_fast_failed(&mut self, p: u32, name: (u32, u32), reason: NackReason) {
+    pub(super) fn on_fast_failed(&mut self, p: PeerIdx, name: (u32, u32), reason: NackReason) {
         if let Some(w) = self.find_fast_op(p, Form::Read, name) {
             self.make_ready(p);
             self.fail_fast_op(w, super::input::nack_error(reason), ProvErrno::NotExecuted);
@@ -655,7 +656,7 @@ impl Node {
     /// Packet `psn`, which has no record to retransmit from, was refused. Ends the operation of the
     /// fast path that it carried, if any.
     #[cold]
-    pub(super) fn on_fast_nack(&mut self, p: u32, psn: Psn, reason: NackReason) {
+    pub(super) fn on_fast_nack(&mut self, p: PeerIdx, psn: Psn, reason: NackReason) {
         let found = self.fast_ops.iter().find(|(_, op)| op.peer() == p && op.psn == psn);
         let Some(w) = found.map(|(w, _)| w) else { return };
         let prov = match reason {
@@ -687,7 +688,7 @@ impl Node {
 
     fn tell_fast_failure(
         &mut self,
-        (e, p, form): (u32, u32, Form),
+        (e, p, form): (u32, PeerIdx, Form),
         op_context: u64,
         err: Error,
         prov_errno: ProvErrno,
@@ -700,7 +701,7 @@ impl Node {
 
     /// Ends all operations to peer `p`, whose session has ended with `err`.
     #[cold]
-    pub(super) fn fail_fast_ops(&mut self, p: u32, err: Error) {
+    pub(super) fn fail_fast_ops(&mut self, p: PeerIdx, err: Error) {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.peer() == p);
         let mut ops: Vec<(u32, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
         // In the order of posting.
@@ -712,7 +713,7 @@ impl Node {
     }
 
     /// Kinds of the operations in flight to peer `p`, without those of closed endpoints.
-    pub(super) fn fast_op_forms(&self, p: u32) -> impl Iterator<Item = Form> {
+    pub(super) fn fast_op_forms(&self, p: PeerIdx) -> impl Iterator<Item = Form> {
         let ops = self.fast_ops.iter().filter(move |(_, op)| op.peer() == p && op.ep != NONE);
         ops.map(|(_, op)| op.form())
     }

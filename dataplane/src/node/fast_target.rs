@@ -21,6 +21,7 @@ use super::rma_in::{RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
 use super::{FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, Datatype};
 use crate::slab::{Link, NONE};
@@ -38,7 +39,7 @@ const GRANTS: usize = ATOMIC_GRANTS + 2 * BYTES_GRANTS;
 /// An answer that waits for the end of the burst.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    peer: u32,
+    peer: PeerIdx,
     /// The session that the request came by; if that has ended, the answer is dropped.
     sid: u32,
     ty: Ty,
@@ -380,7 +381,7 @@ impl Node {
     #[inline(always)]
     fn answer_to(
         &mut self,
-        (now, p, alone): (Instant, u32, bool),
+        (now, p, alone): (Instant, PeerIdx, bool),
         (ty, reply_to): (Ty, wire::ReplyTo),
         (old, bytes): (u128, usize),
         out: &mut impl FrameSink,
@@ -400,7 +401,7 @@ impl Node {
 
     /// Notes that an answer to peer `p` has left.
     #[inline(always)]
-    fn answer_left(&mut self, now: Instant, p: u32) {
+    fn answer_left(&mut self, now: Instant, p: PeerIdx) {
         self.counters.tx_frames += 1;
         let peer = &mut self.peers[p];
         peer.carried_ack_in_order();
@@ -413,7 +414,7 @@ impl Node {
     #[inline(never)]
     fn answer_soon(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         (ty, reply_to): (Ty, wire::ReplyTo),
         old: u128,
         bytes: usize,
@@ -427,7 +428,7 @@ impl Node {
 
     /// Acknowledges the request with this `base`, at once if it asks for that.
     #[inline(always)]
-    fn acknowledge(&mut self, p: u32, base: &BaseWords, out: &mut impl FrameSink) {
+    fn acknowledge(&mut self, p: PeerIdx, base: &BaseWords, out: &mut impl FrameSink) {
         if !base.asks_ack() {
             return self.owe_ack_fast(p);
         }
@@ -445,7 +446,7 @@ impl Node {
     /// Notes that one more packet is to be acknowledged, and acknowledges if that makes enough of
     /// them.
     #[inline(always)]
-    pub(super) fn owe_ack_fast(&mut self, p: u32) {
+    pub(super) fn owe_ack_fast(&mut self, p: PeerIdx) {
         let peer = &mut self.peers[p];
         peer.owed = peer.owed.saturating_add(1);
         peer.rx_quota = peer.rx_quota.saturating_sub(1);

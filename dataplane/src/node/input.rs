@@ -9,6 +9,7 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{FrameSink, NoReader, NoReply, Node, Reader};
 use crate::error::Error;
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::congestion::CongestionControl;
@@ -134,9 +135,9 @@ impl Node {
     /// Counts the bytes of a received frame on a lossy path. (A lossless port counts bytes by peer
     /// itself.)
     #[inline(always)]
-    pub(super) fn count_received(&mut self, p: u32, frame: &RxFrame<'_>) {
+    pub(super) fn count_received(&mut self, p: PeerIdx, frame: &RxFrame<'_>) {
         if !self.peers[p].path.is_lossless() {
-            self.observed.tallies[p as usize].rx_bytes += frame.len() as u64;
+            self.observed.tallies[p.at()].rx_bytes += frame.len() as u64;
         }
     }
 
@@ -211,7 +212,7 @@ impl Node {
 
     /// Takes a packet of an existing session.
     #[inline]
-    fn on_packet(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+    fn on_packet(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         self.count_received(p, frame);
         if !self.take_ack_and_credit(now, p, base.cack, base.grant) {
             return;
@@ -244,7 +245,7 @@ impl Node {
     pub(super) fn take_ack_and_credit(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         cack: Psn,
         grant: u16,
     ) -> bool {
@@ -275,7 +276,7 @@ impl Node {
         true
     }
 
-    fn on_control(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+    fn on_control(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         match base.ty {
             Ty::Nack => match NackOp::parse(frame, base) {
                 Ok(op) => self.on_nack(now, p, base.psn, op.reason),
@@ -308,7 +309,7 @@ impl Node {
     /// Takes a cumulative acknowledgement: every packet before `cack` has arrived. Takes a
     /// round-trip sample if `measure`.
     #[inline]
-    pub(super) fn on_cack(&mut self, now: Instant, p: u32, cack: Psn, measure: bool) {
+    pub(super) fn on_cack(&mut self, now: Instant, p: PeerIdx, cack: Psn, measure: bool) {
         let peer = &mut self.peers[p];
         if !peer.snd.advance(cack) {
             return;
@@ -409,7 +410,7 @@ impl Node {
     pub(super) fn on_ack_frame(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         cack: Psn,
         (op, frame): (&AckOp, &RxFrame<'_>),
     ) {
@@ -426,7 +427,7 @@ impl Node {
     fn on_ack_with_sack(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         cack: Psn,
         (op, frame): (&AckOp, &RxFrame<'_>),
     ) {
@@ -436,7 +437,7 @@ impl Node {
 
     /// Takes an ACK packet with the words `sack`: round-trip sample, packets received out of order,
     /// packets lost.
-    pub(super) fn on_ack(&mut self, now: Instant, p: u32, cack: Psn, op: &AckOp, sack: &[u64]) {
+    pub(super) fn on_ack(&mut self, now: Instant, p: PeerIdx, cack: Psn, op: &AckOp, sack: &[u64]) {
         self.note_answer(p);
         let peer = &mut self.peers[p];
         if peer.path.is_lossless() {
@@ -463,7 +464,7 @@ impl Node {
     }
 
     /// Takes the words of an ACK: packets behind the missing `cack` have arrived.
-    fn on_sack(&mut self, now: Instant, p: u32, cack: Psn, sack: &[u64]) {
+    fn on_sack(&mut self, now: Instant, p: PeerIdx, cack: Psn, sack: &[u64]) {
         let peer = &mut self.peers[p];
         let news = peer.snd.on_sack(&mut self.sent, now, sack, cack, &mut peer.rtt);
         let Some(newest) = news.newest else { return };
@@ -481,7 +482,7 @@ impl Node {
 
     /// Takes a round-trip sample of `rtt_ns` from an acknowledgement of `count` packets.
     #[inline(always)]
-    fn on_round_trip(&mut self, p: u32, now: Instant, rtt_ns: u64, count: u32) {
+    fn on_round_trip(&mut self, p: PeerIdx, now: Instant, rtt_ns: u64, count: u32) {
         let floor = self.rto_floor_ns;
         let peer = &mut self.peers[p];
         peer.rtt.sample(rtt_ns);
@@ -493,7 +494,7 @@ impl Node {
     /// A planted bug for the simulator to find: completes packets on a SACK, which may still be
     /// dropped.
     #[cold]
-    fn complete_sacked(&mut self, p: u32) {
+    fn complete_sacked(&mut self, p: PeerIdx) {
         let (mut done, snd) = (Vec::new(), &self.peers[p].snd);
         snd.for_each(&mut self.sent, |entry| {
             if entry.wr != NONE && !matches!(entry.body, BodyRef::Pack { .. }) {
@@ -509,7 +510,7 @@ impl Node {
     }
 
     /// Takes a NACK: the operation of packet `psn` fails, and a NOP takes the packet's place.
-    fn on_nack(&mut self, now: Instant, p: u32, psn: Psn, reason: NackReason) {
+    fn on_nack(&mut self, now: Instant, p: PeerIdx, psn: Psn, reason: NackReason) {
         let peer = &mut self.peers[p];
         if psn != peer.snd.una || peer.snd.in_flight() == 0 {
             return;
@@ -561,7 +562,7 @@ impl Node {
     /// Takes a reliable packet. The next in order is executed. An early one is buffered, or placed
     /// if its type allows. A late one is a duplicate and only acknowledged.
     #[inline]
-    fn on_reliable(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+    fn on_reliable(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
         let dist = base.psn.since(peer.rcv_nxt);
         if dist == 0 && peer.rcv.is_empty() && peer.refused == 0 {
@@ -580,7 +581,7 @@ impl Node {
     fn on_reliable_slow(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         base: &Base,
         dist: i32,
@@ -608,7 +609,7 @@ impl Node {
     }
 
     /// Takes the packet next in order, or the NOP in place of a refused one.
-    fn on_next(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+    fn on_next(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
         peer.note_arrival(now, base.psn, base.rtx);
         if peer.refused != 0 {
@@ -628,7 +629,7 @@ impl Node {
     }
 
     /// Takes a packet of the window that is not the next in order.
-    fn on_early(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) {
+    fn on_early(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         if self.takes_early(base.ty) {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
                 let peer = &mut self.peers[p];
@@ -661,7 +662,7 @@ impl Node {
 
     /// Whether another early packet of `p` may be buffered. A peer may hold a quarter of the slots
     /// that are free: alone a whole window, and among any number of peers some remain.
-    fn reorder_room(&mut self, now: Instant, p: u32) -> bool {
+    fn reorder_room(&mut self, now: Instant, p: PeerIdx) -> bool {
         let mine = self.peers[p].reorder_buf.len as usize;
         if !self.peers[p].path.is_lossless() {
             return mine < self.reorder_buf.free_count() / 4;
@@ -686,7 +687,7 @@ impl Node {
     }
 
     /// Takes buffered packets that are now in order.
-    fn take_held(&mut self, now: Instant, p: u32) {
+    fn take_held(&mut self, now: Instant, p: PeerIdx) {
         let frame_len = self.frame_len();
         while let peer = &mut self.peers[p]
             && peer.rcv.is_set(peer.rcv_nxt)
@@ -730,7 +731,7 @@ impl Node {
 
     /// Advances past `n` packets in order, and sees to their acknowledgement.
     #[inline]
-    pub(super) fn advance_rcv_nxt(&mut self, now: Instant, p: u32, n: u32) {
+    pub(super) fn advance_rcv_nxt(&mut self, now: Instant, p: PeerIdx, n: u32) {
         let peer = &mut self.peers[p];
         let lossless = peer.path.is_lossless();
         let every = if lossless { ACK_EVERY_LOSSLESS } else { ACK_EVERY };
@@ -750,7 +751,7 @@ impl Node {
     }
 
     /// Refuses the packet next in order. Drops it if its sender keeps no record to be told about.
-    fn refuse_or_drop(&mut self, now: Instant, p: u32, base: &Base, reason: NackReason) {
+    fn refuse_or_drop(&mut self, now: Instant, p: PeerIdx, base: &Base, reason: NackReason) {
         let one_sided = matches!(base.ty, Ty::Write | Ty::Read | Ty::Atomic);
         let lossless = self.peers[p].path.is_lossless();
         let waits = !lossless || base.ar || one_sided || reason != NackReason::NoEndpoint;
@@ -762,7 +763,7 @@ impl Node {
         }
     }
 
-    fn refuse(&mut self, _now: Instant, p: u32, reason: NackReason) {
+    fn refuse(&mut self, _now: Instant, p: PeerIdx, reason: NackReason) {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
         (peer.refused, peer.in_order, peer.rx_quota) = (reason as u8, false, 0);
@@ -773,7 +774,7 @@ impl Node {
 
     /// Executes a packet that is next in order.
     #[inline]
-    fn on_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+    fn on_op(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         if self.peers[p].reassembly != NONE && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv) {
             self.abort_reassembly(now, p);
         }
@@ -789,7 +790,7 @@ impl Node {
         self.on_other_op(now, p, frame, base)
     }
 
-    fn on_other_op(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+    fn on_other_op(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         let plen = usize::from(base.plen);
         let result = match base.ty {
             Ty::Pack => return self.on_pack(now, p, frame, base),
@@ -845,7 +846,7 @@ impl Node {
 
     /// Takes a PACK, message by message. A message that is refused is dropped and counted, since
     /// all share one PSN.
-    fn on_pack(&mut self, now: Instant, p: u32, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+    fn on_pack(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         let op = match PackOp::parse(frame, base) {
             Ok(op) => op,
             Err(err) => return self.malformed(err),
@@ -879,7 +880,7 @@ impl Node {
     }
 
     /// Takes a PULL: the receiver of an announced message asks for bytes of it.
-    fn on_pull(&mut self, _now: Instant, p: u32, op: &PullOp) -> Verdict {
+    fn on_pull(&mut self, _now: Instant, p: PeerIdx, op: &PullOp) -> Verdict {
         let handle = Handle::from_parts(op.src_op, op.src_gen);
         let known = self.tx.by_handle_mut(handle).filter(|wr| {
             wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED) && op.offset == wr.asked
@@ -900,7 +901,7 @@ impl Node {
     }
 
     /// Takes an END: the receiver of an announced message wants no more of it.
-    fn on_end(&mut self, p: u32, op: &EndOp) {
+    fn on_end(&mut self, p: PeerIdx, op: &EndOp) {
         let handle = Handle::from_parts(op.src_op, op.src_gen);
         let known = self
             .tx
@@ -932,7 +933,7 @@ impl Node {
 
     /// The receiver has all of the message that it wants. Packets of it that are not acknowledged,
     /// since an earlier packet is missing, no longer delay its completion.
-    fn settle_ended(&mut self, p: u32, w: u32) {
+    fn settle_ended(&mut self, p: PeerIdx, w: u32) {
         let (sent, tx) = (&mut self.sent, &mut self.tx);
         self.peers[p].snd.for_each_while(sent, |entry| {
             if entry.wr == w {

@@ -9,13 +9,14 @@ use super::ops::WrFlags;
 use super::peer::State;
 use super::{EndReason, MsgKind, Node};
 use crate::error::{Error, Result};
+use crate::idx::PeerIdx;
 use crate::slab::NONE;
 
 /// An endpoint that has not yet been told that the session with a peer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Untold {
     ep: u32,
-    peer: u32,
+    peer: PeerIdx,
 }
 
 /// See the module.
@@ -25,7 +26,7 @@ pub(super) struct Losses(Vec<Untold>);
 impl Losses {
     /// Whether an endpoint has yet to be told about peer `p`: then no post to it may take the fast
     /// path.
-    pub(super) fn concern(&self, p: u32) -> bool {
+    pub(super) fn concern(&self, p: PeerIdx) -> bool {
         self.0.iter().any(|untold| untold.peer == p)
     }
 
@@ -35,7 +36,7 @@ impl Losses {
     }
 
     /// Another life of peer `p` is current from now on, or its record is freed.
-    pub(super) fn forget_peer(&mut self, p: u32) {
+    pub(super) fn forget_peer(&mut self, p: PeerIdx) {
         self.0.retain(|untold| untold.peer != p);
     }
 }
@@ -43,7 +44,7 @@ impl Losses {
 impl Node {
     /// The session with `p` ends for `reason`; none of its operations has ended yet. Notes the
     /// endpoints that may have lost a message and have no operation that reports it.
-    pub(super) fn note_losses(&mut self, p: u32, reason: EndReason) {
+    pub(super) fn note_losses(&mut self, p: PeerIdx, reason: EndReason) {
         let peer = &self.peers[p];
         if peer.state != State::Open || !reason.is_loss() || peer.station() == self.station {
             return;
@@ -75,7 +76,7 @@ impl Node {
     }
 
     /// Ends the receives that name `p`. Receives from any source stay.
-    pub(super) fn fail_receives_from(&mut self, p: u32, err: Error) {
+    pub(super) fn fail_receives_from(&mut self, p: PeerIdx, err: Error) {
         let eps: Vec<u32> = self.eps.iter().map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect();
         for e in eps {
             let is_shared = self.eps[e].sharers.is_some();
@@ -104,12 +105,12 @@ impl Node {
     /// # Errors
     /// [`Error::ConnReset`]: nothing was posted.
     #[inline]
-    pub(super) fn tell_loss(&mut self, e: u32, p: u32) -> Result<()> {
+    pub(super) fn tell_loss(&mut self, e: u32, p: PeerIdx) -> Result<()> {
         if self.observed.losses.0.is_empty() { Ok(()) } else { self.tell_loss_of(e, p) }
     }
 
     #[cold]
-    fn tell_loss_of(&mut self, e: u32, p: u32) -> Result<()> {
+    fn tell_loss_of(&mut self, e: u32, p: PeerIdx) -> Result<()> {
         let losses = &mut self.observed.losses;
         let untold = Untold { ep: e, peer: p };
         let Some(at) = losses.0.iter().position(|other| *other == untold) else { return Ok(()) };

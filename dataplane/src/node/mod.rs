@@ -63,6 +63,7 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
+use crate::idx::PeerIdx;
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
@@ -649,7 +650,7 @@ pub struct Node {
     pub(crate) peers: Peers,
     pub(crate) by_station: PeersByStation,
     /// Peers whose address was removed while a posted receive names them: each holds a reference.
-    pub(crate) awaited: Vec<u32>,
+    pub(crate) awaited: Vec<PeerIdx>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
     /// send such messages at once than it had room for.
     pub(crate) reassemblies: Slab<Reassembly>,
@@ -681,7 +682,7 @@ pub struct Node {
     pub(crate) blocks_unpromised: usize,
     pub(crate) pulls: Slab<Pull>,
     /// Peers with pulls that wait for room in the window of all.
-    pub(crate) pull_queue: VecDeque<u32>,
+    pub(crate) pull_queue: VecDeque<PeerIdx>,
     /// Bytes asked for and not yet here.
     pub(crate) pull_out: u64,
     pub(crate) mrs: Slab<Mr>,
@@ -704,12 +705,12 @@ pub struct Node {
 
     pub(crate) wheel: Wheel,
     /// Peers with something to send.
-    pub(crate) ready: VecDeque<u32>,
+    pub(crate) ready: VecDeque<PeerIdx>,
     /// What may be left to do besides receiving.
     pub(crate) todo: Todo,
     acks: acks::Acks,
     /// Peers that wait for blocks to become free.
-    pub(crate) block_waiters: VecDeque<u32>,
+    pub(crate) block_waiters: VecDeque<PeerIdx>,
     pub(crate) replies: Replies,
     /// Frames to ourselves.
     pub(crate) looped: VecDeque<Vec<u8>>,
@@ -861,7 +862,7 @@ impl Node {
     }
 
     /// Puts a peer into the queue of those to be served in the next transmit.
-    pub(crate) fn make_ready(&mut self, p: u32) {
+    pub(crate) fn make_ready(&mut self, p: PeerIdx) {
         let peer = &mut self.peers[p];
         peer.steady = false;
         if !peer.queued {

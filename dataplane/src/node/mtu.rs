@@ -8,6 +8,7 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
 use super::{FrameSink, Node, Notice, Reply};
+use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::{self, Base, ProbeOp, Ty};
 
@@ -34,25 +35,25 @@ pub(super) struct Search {
 
 impl Node {
     /// Begins to search for longer frames in the session with `p`, which is being opened.
-    pub(super) fn begin_search(&mut self, now: Instant, p: u32) {
+    pub(super) fn begin_search(&mut self, now: Instant, p: PeerIdx) {
         self.peers[p].searches = true;
         let search = Search { at: now, pause_ns: PAUSE_MIN_NS };
         self.openings.searches.insert(p, search);
     }
 
-    fn end_search(&mut self, p: u32) {
+    fn end_search(&mut self, p: PeerIdx) {
         self.peers[p].searches = false;
         self.openings.searches.remove(&p);
     }
 
     /// When probes to `p` are due next, if that is after `now`. Probes that are due go out with the
     /// next turn.
-    pub(super) fn search_due(&self, p: u32, now: Instant) -> Option<Instant> {
+    pub(super) fn search_due(&self, p: PeerIdx, now: Instant) -> Option<Instant> {
         self.openings.searches.get(&p).map(|search| search.at).filter(|&at| at > now)
     }
 
     /// Sends the probes to `p` that are due: one of each length to try. False if the port is full.
-    pub(super) fn serve_search(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+    pub(super) fn serve_search(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         let Some(&Search { at, pause_ns }) = self.openings.searches.get(&p) else { return true };
         if now < at {
             return true;
@@ -77,14 +78,14 @@ impl Node {
     /// Sends a PROBE of `len` bytes after the Ethernet header. False if the port is full. It may
     /// well be lost, so what it acknowledges is still owed. It leaves alone: a train of datagrams
     /// (UDP_SEGMENT) passes virtual switches that drop a single frame of that length.
-    fn send_probe(&mut self, p: u32, len: u16, out: &mut dyn FrameSink) -> bool {
+    fn send_probe(&mut self, p: PeerIdx, len: u16, out: &mut dyn FrameSink) -> bool {
         let Reply { bytes, len: head_len } = self.probe_packet(p, 0);
         let padding = (usize::from(len) + ETH_HDR_LEN).saturating_sub(head_len);
         let body = Body::Bytes(self.openings.padding(padding));
         match out.send_alone(&TxFrame { head: &bytes[..head_len], body, tail: &[] }) {
             Tx::Sent => {
                 self.counters.tx_frames += 1;
-                self.observed.tallies[p as usize].tx_bytes += (head_len + padding) as u64;
+                self.observed.tallies[p.at()].tx_bytes += (head_len + padding) as u64;
             }
             Tx::Full => {
                 self.blocked = true;
@@ -95,14 +96,14 @@ impl Node {
         true
     }
 
-    fn probe_packet(&self, p: u32, heard: u16) -> Reply {
+    fn probe_packet(&self, p: PeerIdx, heard: u16) -> Reply {
         let mut op = [0; ProbeOp::LEN];
         ProbeOp { heard }.emit(&mut op);
         Reply::new(&self.peers[p].base(self.station, Ty::Probe), &op)
     }
 
     /// Takes a PROBE: answers it, or sends frames of the length that it confirms.
-    pub(super) fn on_probe(&mut self, p: u32, frame: &RxFrame<'_>, base: &Base) {
+    pub(super) fn on_probe(&mut self, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         let op = match ProbeOp::parse(frame, base) {
             Ok(op) => op,
             Err(err) => return self.counters.rx_wire[err.index()] += 1,

@@ -7,6 +7,7 @@ use barewire_driver::hint::cold;
 use super::path::Path;
 use super::peer::{State, slot_of};
 use super::{EpId, FrameSink, Node};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::{CongestionControl, Controller};
 use crate::types::FiAddr;
@@ -36,7 +37,7 @@ impl Node {
     }
 
     /// Sets the path of the session with `p`, over which nothing was sent: near, or far.
-    pub(super) fn set_path(&mut self, p: u32, near: bool) {
+    pub(super) fn set_path(&mut self, p: PeerIdx, near: bool) {
         let path = self.path(near);
         let peer = &mut self.peers[p];
         if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
@@ -48,7 +49,7 @@ impl Node {
 
     /// Chooses the path of a session whose OPEN is about to be sent. False if another session has
     /// to replace it: the peer has become near or far since its own OPEN was seen.
-    pub(super) fn choose_path(&mut self, p: u32, out: &mut dyn FrameSink) -> bool {
+    pub(super) fn choose_path(&mut self, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         if self.near_max == 0 {
             return true;
         }
@@ -71,7 +72,7 @@ impl Node {
     /// other's next OPEN will be of another session; or a node claims to be near and is not.
     ///
     /// An OPEN that came through memory is believed: our own session gives way to it.
-    pub(super) fn is_path_changed(&mut self, p: u32, op: &OpenOp) -> bool {
+    pub(super) fn is_path_changed(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
         let peer = &self.peers[p];
         if op.is_near() == peer.path.is_near() {
             return false;

@@ -11,6 +11,7 @@ use super::fast_op::Form;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
 use crate::error::Error;
+use crate::idx::PeerIdx;
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, Versions};
@@ -308,13 +309,13 @@ impl Node {
 
     /// Notes that the session with `p` ends, before anything of it has been ended.
     #[cold]
-    pub(super) fn note_end(&mut self, now: Instant, p: u32, reason: EndReason) {
+    pub(super) fn note_end(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         let peer = &self.peers[p];
         let waited = self.waited(p);
         if peer.state == State::Idle && waited.is_empty() || peer.station() == self.station {
             return;
         }
-        let tally = &self.observed.tallies[p as usize];
+        let tally = &self.observed.tallies[p.at()];
         let end = SessionEnd {
             station: peer.station(),
             incarnation: peer.inc,
@@ -330,7 +331,7 @@ impl Node {
     }
 
     /// What waits for `p`. Walks its operations.
-    fn waited(&self, p: u32) -> Waited {
+    fn waited(&self, p: PeerIdx) -> Waited {
         let peer = &self.peers[p];
         let mut waited = Waited { collectives: peer.coll_waits, ..Waited::default() };
         let mut at = peer.wrs.head;

@@ -10,6 +10,7 @@ use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node, Reader}
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant};
 
@@ -376,7 +377,7 @@ impl Node {
         now: Instant,
         station: barewire_driver::port::Station,
         looks: usize,
-    ) -> Option<u32> {
+    ) -> Option<PeerIdx> {
         if let Some(p) = self.by_station.get(&self.peers, station) {
             return Some(p);
         }
@@ -388,7 +389,7 @@ impl Node {
         }
         let p = self.peers.alloc(peer)?;
         self.by_station.insert(&self.peers, p);
-        let slot = p as usize;
+        let slot = p.at();
         if self.sid_gen.len() <= slot {
             let first = self.random() as u32;
             self.sid_gen.push((first % GENERATIONS) as u16);
@@ -411,8 +412,8 @@ impl Node {
         let count = self.peers.capacity();
         let mut found = None;
         for _ in 0..looks.min(count) {
-            let p = self.by_station.evict_hand;
-            self.by_station.evict_hand = (p + 1) % count as u32;
+            let p = PeerIdx::of(self.by_station.evict_hand);
+            self.by_station.evict_hand = (p.get() + 1) % count as u32;
             let Some(peer) = self.peers.get(p) else { continue };
             if peer.av_refs > 0 || peer.queued || !peer.is_idle() {
                 continue;
@@ -422,7 +423,7 @@ impl Node {
         }
         let (_, _, p) = found?;
         self.end_session(now, p, EndReason::Evicted);
-        self.wheel.disarm(p);
+        self.wheel.disarm(p.get());
         self.by_station.remove(&self.peers, p);
         self.observed.losses.forget_peer(p);
         Some(self.peers.free(p).wants_blocks)
@@ -430,12 +431,12 @@ impl Node {
 
     /// Whether peer `p` may reach endpoint `e`, which is open. Counts one that may not.
     #[inline]
-    pub(super) fn may_reach(&mut self, p: u32, e: u32) -> bool {
+    pub(super) fn may_reach(&mut self, p: PeerIdx, e: u32) -> bool {
         !self.settings.inserted || self.is_inserted(p, e)
     }
 
     #[cold]
-    fn is_inserted(&mut self, p: u32, e: u32) -> bool {
+    fn is_inserted(&mut self, p: PeerIdx, e: u32) -> bool {
         let ep = &self.eps[e];
         let known = self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p));
         // A peer that is this node itself needs no entry in the vector.
@@ -455,7 +456,7 @@ impl Node {
     }
 
     /// Notes the current life of a peer; 0 any.
-    pub(super) fn note_life(&mut self, p: u32, inc: u64) {
+    pub(super) fn note_life(&mut self, p: PeerIdx, inc: u64) {
         let known = std::mem::replace(&mut self.peers[p].inc, inc);
         // While no life is known no cached route names one.
         if known != 0 && known != inc {

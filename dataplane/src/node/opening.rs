@@ -18,6 +18,7 @@ use super::stuck::Progress;
 use super::versions::OtherVersions;
 use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
 use crate::error::Error;
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::slab::NONE;
@@ -80,7 +81,7 @@ impl Path {
 /// A session that was made for a stranger's OPEN.
 #[derive(Clone, Copy, Debug)]
 struct HalfOpen {
-    p: u32,
+    p: PeerIdx,
     sid: u32,
     since: Instant,
 }
@@ -89,11 +90,11 @@ struct HalfOpen {
 #[derive(Debug)]
 pub(crate) struct Openings {
     /// By peer slot, of sessions that are being opened.
-    paths: HashMap<u32, Path>,
+    paths: HashMap<PeerIdx, Path>,
     /// By peer slot, of sessions that retransmit.
-    pub(super) progress: HashMap<u32, Progress>,
+    pub(super) progress: HashMap<PeerIdx, Progress>,
     /// By peer slot, of open sessions whose frames are shorter than both ends accept.
-    pub(super) searches: HashMap<u32, Search>,
+    pub(super) searches: HashMap<PeerIdx, Search>,
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
     /// Padding of an OPEN or a PROBE, on a lossy port.
@@ -126,23 +127,23 @@ impl Openings {
         &self.padding[..len]
     }
 
-    fn path(&self, p: u32) -> Path {
+    fn path(&self, p: PeerIdx) -> Path {
         self.paths.get(&p).copied().unwrap_or_default()
     }
 
-    fn path_mut(&mut self, p: u32) -> &mut Path {
+    fn path_mut(&mut self, p: PeerIdx) -> &mut Path {
         self.paths.entry(p).or_default()
     }
 
     /// Drops the state of a session with peer `p` that is no longer, or not yet, being opened.
-    pub(super) fn forget(&mut self, p: u32) {
+    pub(super) fn forget(&mut self, p: PeerIdx) {
         self.paths.remove(&p);
         self.progress.remove(&p);
         self.searches.remove(&p);
     }
 
     /// Whether an OPEN of ours has left for the session that is being opened with `p`.
-    pub(super) fn has_opened(&self, p: u32) -> bool {
+    pub(super) fn has_opened(&self, p: PeerIdx) -> bool {
         self.path(p).tries > 0
     }
 
@@ -214,14 +215,14 @@ impl Node {
 
     /// Evicts a session that was never confirmed. Nothing was sent on it, so its OPEN may be
     /// answered again.
-    fn forget_half_open(&mut self, p: u32) {
+    fn forget_half_open(&mut self, p: PeerIdx) {
         let closed = self.peers[p].closed_epoch;
         self.forget(p);
         self.peers[p].closed_epoch = closed;
     }
 
     /// Notes that a session of `p` was made for an OPEN, `proven` if by a cookie.
-    pub(super) fn note_half_open(&mut self, now: Instant, p: u32, proven: bool) {
+    pub(super) fn note_half_open(&mut self, now: Instant, p: PeerIdx, proven: bool) {
         if !proven {
             self.openings.half_open.push(HalfOpen { p, sid: self.peers[p].sid, since: now });
         }
@@ -266,7 +267,7 @@ impl Node {
 
     /// Notes what an OPEN shows of the path: its own length `len`, and how long the frames of ours
     /// were that arrived. `op` also has the other end's limit.
-    pub(super) fn note_path(&mut self, p: u32, op: &OpenOp, len: u16) {
+    pub(super) fn note_path(&mut self, p: PeerIdx, op: &OpenOp, len: u16) {
         let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let own = self.peers[p].path.window(self.settings.window);
         self.peers[p].snd.set_limit(op.window, own);
@@ -286,7 +287,7 @@ impl Node {
     }
 
     /// Fixes the length of the first frames of the session that is being opened.
-    pub(super) fn settle_path(&mut self, now: Instant, p: u32) {
+    pub(super) fn settle_path(&mut self, now: Instant, p: PeerIdx) {
         let (peer, path) = (&mut self.peers[p], self.openings.path(p));
         // The least length that may be announced is taken to pass, whatever an OPEN says.
         let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
@@ -301,14 +302,14 @@ impl Node {
     }
 
     /// Sends the OPEN that is due to a peer without an open session.
-    pub(super) fn serve_open(&mut self, p: u32, out: &mut dyn FrameSink) {
+    pub(super) fn serve_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
         if self.peers[p].want_open && self.choose_path(p, out) {
             self.send_open(p, out);
         }
     }
 
     /// The lesser of the two ends' limits, in an open session.
-    pub(super) fn frame_most(&self, p: u32) -> u32 {
+    pub(super) fn frame_most(&self, p: PeerIdx) -> u32 {
         match self.peers[p].frame_most {
             // The session with ourselves had no OPEN.
             0 => self.frame_max,
@@ -316,7 +317,7 @@ impl Node {
         }
     }
 
-    fn open_op(&self, p: u32, echoes: bool) -> OpenOp {
+    fn open_op(&self, p: PeerIdx, echoes: bool) -> OpenOp {
         let peer = &self.peers[p];
         OpenOp {
             sid: peer.sid,
@@ -334,7 +335,7 @@ impl Node {
         }
     }
 
-    fn send_open(&mut self, p: u32, out: &mut dyn FrameSink) {
+    fn send_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
         let peer = &self.peers[p];
         let (path, echoes) = (self.openings.path(p), peer.state == State::Answered);
         let (near, lossless) = (peer.path.is_near(), peer.path.is_lossless());
@@ -382,7 +383,7 @@ impl Node {
 
     /// The peer is of another life than operations name. None was sent: those to any life stay
     /// queued, the others end.
-    pub(super) fn end_named(&mut self, now: Instant, p: u32) {
+    pub(super) fn end_named(&mut self, now: Instant, p: PeerIdx) {
         let meant = WrFlags::NAMED | WrFlags::GROUP;
         let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));
         if any {

@@ -6,6 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
+use crate::idx::PeerIdx;
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -76,7 +77,7 @@ pub(crate) struct TxWr {
     /// The peer's pull; of a packed message, the next one of the packet.
     pub(crate) pull_op: u32,
     pub(crate) pull_gen: u32,
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerIdx,
     pub(crate) ep: u32,
     /// Packets of this message that are kept until acknowledged.
     pub(crate) unacked: u32,
@@ -94,7 +95,7 @@ impl TxWr {
     #[inline(always)]
     pub(crate) fn new(
         context: u64,
-        (peer, ep): (u32, u32),
+        (peer, ep): (PeerIdx, u32),
         (dst_ep, src_ep): (u16, u16),
         flags: WrFlags,
     ) -> Self {
@@ -238,7 +239,7 @@ impl Receive for RecvWr {
 /// An unexpected message: it arrived before its receive was posted.
 #[derive(Debug)]
 pub(crate) struct UnexpectedMsg {
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerIdx,
     pub(crate) src_ep: u16,
     /// Endpoint it is for.
     pub(crate) ep: u32,
@@ -274,7 +275,7 @@ impl UnexpectedMsg {
 /// A message being pulled: requested in parts and placed as DATA arrives.
 #[derive(Debug)]
 pub(crate) struct Pull {
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerIdx,
     pub(crate) src_op: u32,
     pub(crate) src_gen: u32,
     /// The receive it goes to; `NONE` if that is gone.
@@ -400,7 +401,7 @@ pub(crate) struct AtomicWr {
 /// A response to a peer's one-sided operation that has packets to send.
 #[derive(Debug)]
 pub(crate) struct Response {
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerIdx,
     /// The peer's name of its operation.
     pub(crate) dst_op: u32,
     pub(crate) dst_gen: u32,
@@ -470,7 +471,7 @@ impl Linked<0> for Response {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Late {
     pub(crate) ep: u32,
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerIdx,
     /// The sending endpoint. Its source address is looked up when the entry is written.
     pub(crate) src_ep: u16,
     pub(crate) cqe: crate::types::Cqe,

@@ -14,6 +14,7 @@ use super::path::Path;
 use super::peer::{Peer, State};
 use super::segments::Segments;
 use super::{DynSink, FrameSink, Node, Todo};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
@@ -57,7 +58,7 @@ impl Node {
         let owes_acks = self.owes_acks(now);
         self.acks.note_frames(self.counters.rx_frames);
         self.blocked = false;
-        while let Some(p) = self.wheel.expire(now) {
+        while let Some(p) = self.wheel.expire(now).map(PeerIdx::of) {
             self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }
@@ -120,7 +121,7 @@ impl Node {
     }
 
     /// Serves one peer.
-    fn serve(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
+    fn serve(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) {
         match self.peers[p].state {
             State::Idle => return,
             State::Opening | State::Answered => return self.serve_open(p, out),
@@ -150,7 +151,7 @@ impl Node {
     }
 
     /// Sends NACK, NOP, PING and PROBE as far as they are due. False if the port is full.
-    fn serve_owed(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+    fn serve_owed(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         let peer = &mut self.peers[p];
         if peer.nack.is_due(now) {
             peer.nack.want = false;
@@ -195,7 +196,7 @@ impl Node {
     }
 
     /// Sends retransmissions. False if the port is full.
-    fn serve_lost(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+    fn serve_lost(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         let mut turn = TURN;
         while self.peers[p].snd.lost > 0 {
             let Some(idx) = self.peers[p].snd.first_lost(&self.sent) else { break };
@@ -217,14 +218,14 @@ impl Node {
                 return false;
             }
             self.counters.tx_retransmits += 1;
-            self.observed.tallies[p as usize].retransmits += 1;
+            self.observed.tallies[p.at()].retransmits += 1;
             self.peers[p].snd.on_resent(&mut self.sent, idx, now);
         }
         true
     }
 
     /// Sends PULL and END. False if the port is full or the window is closed.
-    pub(super) fn serve_pulls(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+    pub(super) fn serve_pulls(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         while self.peers[p].rndv_ctl_q.head != NONE {
             let idx = self.peers[p].rndv_ctl_q.head;
             if !self.peers[p].snd.open() {
@@ -281,7 +282,7 @@ impl Node {
 
     /// Sends messages, pulled data and responses by turns. False if more waits and the window is
     /// open.
-    fn serve_messages(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> bool {
+    fn serve_messages(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         let begun = self.peers[p].snd.nxt;
         for _ in 0..TURN {
             let peer = &self.peers[p];
@@ -330,7 +331,7 @@ impl Node {
     fn send_message(
         &mut self,
         now: Instant,
-        (p, w): (u32, u32),
+        (p, w): (PeerIdx, u32),
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -375,7 +376,7 @@ impl Node {
     }
 
     /// Whether the peer was asked for credit and has answered without granting enough.
-    fn credit_is_short(&self, p: u32) -> bool {
+    fn credit_is_short(&self, p: PeerIdx) -> bool {
         let peer = &self.peers[p];
         peer.has_asked && peer.snd.una.since(peer.asked_at) > 0
     }
@@ -385,7 +386,7 @@ impl Node {
     /// messages can go on. An announced message completes when it is matched, which a program that
     /// sends first and receives later may wait for in vain.
     #[cold]
-    fn ask_for_credit(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> Step {
+    fn ask_for_credit(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
         if self.peers[p].has_asked {
             return Step::Wait;
         }
@@ -404,7 +405,7 @@ impl Node {
 
     /// Sends a message that fits one packet.
     #[inline]
-    fn send_whole(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_whole(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
         let mut op = [0; 24];
         let len = wr.len;
@@ -434,7 +435,7 @@ impl Node {
     fn send_pieces(
         &mut self,
         now: Instant,
-        (p, w): (u32, u32),
+        (p, w): (PeerIdx, u32),
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -469,7 +470,7 @@ impl Node {
     }
 
     /// Announces a message (RNDV), which the receiver then pulls.
-    fn send_announcement(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_announcement(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
         let mut op = [0; 40];
         let op_len = RndvOp {
@@ -507,7 +508,7 @@ impl Node {
     fn send_data(
         &mut self,
         now: Instant,
-        (p, w): (u32, u32),
+        (p, w): (PeerIdx, u32),
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -535,7 +536,7 @@ impl Node {
     /// Tells the receiver that the rest of an announced message will not come, since its endpoint
     /// was closed.
     #[cold]
-    fn send_withdrawal(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_withdrawal(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
         let mut op = [0; 16];
         DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: 0 }.emit(&mut op);
@@ -552,7 +553,7 @@ impl Node {
 
     /// Charges `cost` credits for the packet sent last. Its record, if it was kept, notes them.
     #[inline]
-    pub(super) fn charge(&mut self, p: u32, cost: u32, kept: bool) {
+    pub(super) fn charge(&mut self, p: PeerIdx, cost: u32, kept: bool) {
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.has_asked = false;
@@ -563,7 +564,7 @@ impl Node {
 
     /// Bytes of PACK records that fit one packet.
     #[inline]
-    pub(super) fn pack_room(&self, p: u32) -> usize {
+    pub(super) fn pack_room(&self, p: PeerIdx) -> usize {
         self.payload_max(p, PackOp::LEN).min(usize::from(u16::MAX) - 64)
     }
 
@@ -584,7 +585,7 @@ impl Node {
     }
 
     /// Sends as many small messages from the head of the queue as fit one PACK.
-    fn send_pack(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_pack(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
         let Some(&buf) = self.packs.free.last() else { return Step::Full };
         if !self.can_keep() {
             return Step::Full;
@@ -625,7 +626,7 @@ impl Node {
 
     /// Writes the PACK records of messages at the head of the queue. Returns their number and cost
     /// in credits.
-    fn fill_pack(&self, p: u32, bytes: &mut Vec<u8>, room: usize) -> (u16, u32) {
+    fn fill_pack(&self, p: PeerIdx, bytes: &mut Vec<u8>, room: usize) -> (u16, u32) {
         let credits = self.peers[p].credits();
         let (mut count, mut cost) = (0, 0);
         let first = self.peers[p].send_q.head;
@@ -665,7 +666,7 @@ impl Node {
     }
 
     /// Links the requests of a PACK that was sent, so that its acknowledgement finds them.
-    fn chain_pack(&mut self, p: u32, count: u16, kept: bool) {
+    fn chain_pack(&mut self, p: PeerIdx, count: u16, kept: bool) {
         let mut before = NONE;
         for _ in 0..count {
             let w = self.peers[p].send_q.head;
@@ -686,7 +687,7 @@ impl Node {
 
     /// The whole message has been handed to the port once.
     #[inline]
-    pub(super) fn all_sent(&mut self, p: u32, w: u32) {
+    pub(super) fn all_sent(&mut self, p: PeerIdx, w: u32) {
         let wr = &mut self.tx[w];
         wr.flags.remove(WrFlags::IN_SEND_Q);
         wr.flags |= WrFlags::ALL_SENT;
@@ -718,7 +719,7 @@ impl Node {
     #[inline]
     pub(super) fn data_packet<'a>(
         &self,
-        p: u32,
+        p: PeerIdx,
         ty: Ty,
         op: &'a [u8],
         body: BodyRef,
@@ -732,14 +733,14 @@ impl Node {
 
     /// Payload bytes that fit behind `op_len` bytes of operation header.
     #[inline]
-    pub(super) fn payload_max(&self, p: u32, op_len: usize) -> usize {
+    pub(super) fn payload_max(&self, p: PeerIdx, op_len: usize) -> usize {
         let peer = &self.peers[p];
         room_in(peer.frame_max, peer.path, op_len)
     }
 
     /// [`payload_max`](Self::payload_max) of an answer no longer than its request: the request
     /// passed the path, so the answer does, even if this end never measured the path.
-    pub(super) fn answer_max(&self, p: u32, op_len: usize) -> usize {
+    pub(super) fn answer_max(&self, p: PeerIdx, op_len: usize) -> usize {
         room_in(self.frame_most(p), self.peers[p].path, op_len)
     }
 
@@ -749,7 +750,7 @@ impl Node {
     pub(super) fn send_numbered(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         packet: Packet<'_>,
         keep: bool,
         out: &mut dyn FrameSink,
@@ -777,7 +778,7 @@ impl Node {
 
     /// Builds a packet and hands it to the port.
     #[inline]
-    pub(super) fn emit(&mut self, p: u32, packet: &Packet<'_>, out: &mut dyn FrameSink) -> Tx {
+    pub(super) fn emit(&mut self, p: PeerIdx, packet: &Packet<'_>, out: &mut dyn FrameSink) -> Tx {
         let peer = &self.peers[p];
         let body = self.body(packet.body);
         let mut head = [0; HEAD_MAX];
@@ -802,11 +803,11 @@ impl Node {
     /// Counts a frame of `len` bytes with a packet of type `ty`, which the port has `sent` or not.
     /// Returns whether it counts as sent.
     #[inline(always)]
-    pub(super) fn left(&mut self, p: u32, (ty, len): (Ty, usize), sent: Tx) -> Tx {
+    pub(super) fn left(&mut self, p: PeerIdx, (ty, len): (Ty, usize), sent: Tx) -> Tx {
         match sent {
             Tx::Sent => {
                 self.counters.tx_frames += 1;
-                self.observed.tallies[p as usize].tx_bytes += len as u64;
+                self.observed.tallies[p.at()].tx_bytes += len as u64;
                 self.peers[p].carried_ack();
             }
             Tx::Full => self.blocked = true,
@@ -831,7 +832,7 @@ impl Node {
 
     /// Queues a frame to this node itself, which [`transmit`](Self::transmit) passes to `on_frame`.
     #[cold]
-    fn emit_to_self(&mut self, p: u32, packet: &Packet<'_>) -> Tx {
+    fn emit_to_self(&mut self, p: PeerIdx, packet: &Packet<'_>) -> Tx {
         if self.looped.len() >= LOOP_MAX {
             return Tx::Full;
         }

@@ -25,6 +25,7 @@ use super::session::send_flags;
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::proto::matching::Src;
@@ -144,7 +145,7 @@ impl Node {
     /// The open packet, if `msg` of endpoint `e`, with a record of `size` bytes, may join it: the
     /// messages of a packet are refused together, so they are of one kind and go to one endpoint.
     #[inline]
-    fn open_for(&self, (p, e): (u32, u32), msg: &MsgOp, size: usize) -> Option<u32> {
+    fn open_for(&self, (p, e): (PeerIdx, u32), msg: &MsgOp, size: usize) -> Option<u32> {
         let w = self.packs.open;
         let wr = self.tx.get(w)?;
         let tagged = wr.flags.contains(WrFlags::TAGGED);
@@ -163,7 +164,7 @@ impl Node {
     fn open_pack(
         &mut self,
         now: Instant,
-        (p, e): (u32, u32),
+        (p, e): (PeerIdx, u32),
         msg: &MsgOp,
         inc: u64,
     ) -> Option<u32> {
@@ -190,7 +191,7 @@ impl Node {
     pub(super) fn send_group(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         w: u32,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -252,7 +253,7 @@ impl Node {
     /// Writes the error completion of one packed message of endpoint `e` to a peer.
     fn fail_note(
         &mut self,
-        (e, p): (u32, u32),
+        (e, p): (u32, PeerIdx),
         flags: CqFlags,
         note: Note,
         err: Error,
@@ -312,7 +313,7 @@ impl Node {
     pub(super) fn take_records(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         records: &mut PackRecords<'_, '_>,
     ) -> u16 {
@@ -338,7 +339,7 @@ impl Node {
     #[inline]
     fn take_record(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         msg: &MsgOp,
         (off, len): (usize, usize),

@@ -21,6 +21,7 @@ use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -81,7 +82,7 @@ pub(crate) enum ReassemblyDst {
 }
 
 /// The peers of a node.
-pub(crate) type Peers = Table<Peer, Line>;
+pub(crate) type Peers = Table<Peer, Line, PeerIdx>;
 
 /// The address that a vector has for an endpoint of a peer, cached from the last look-up. Any
 /// change of the vector's entries for the peer drops it.
@@ -105,7 +106,7 @@ impl SourceName {
 
     /// The address in vector `at` of endpoint `ep` of peer `p`; [`FI_ADDR_UNSPEC`] if it has none.
     #[inline(always)]
-    pub(crate) fn of(&mut self, (at, av): (u32, &Slab<AvTable>), p: u32, ep: u16) -> FiAddr {
+    pub(crate) fn of(&mut self, (at, av): (u32, &Slab<AvTable>), p: PeerIdx, ep: u16) -> FiAddr {
         if self.ep != ep || u32::from(self.av) != at {
             self.look_up((at, av), p, ep);
         }
@@ -113,7 +114,7 @@ impl SourceName {
     }
 
     #[inline(never)]
-    fn look_up(&mut self, (at, av): (u32, &Slab<AvTable>), p: u32, ep: u16) {
+    fn look_up(&mut self, (at, av): (u32, &Slab<AvTable>), p: PeerIdx, ep: u16) {
         let addr = av[at].av.reverse(p, ep).map_or(NONE, |addr| addr as u32);
         *self = Self { addr, ep, av: at as u16 };
     }
@@ -474,7 +475,7 @@ impl Peer {
 
     /// Its slot, while a session with it is open.
     #[inline(always)]
-    pub(crate) fn slot(&self) -> u32 {
+    pub(crate) fn slot(&self) -> PeerIdx {
         slot_of(self.sid)
     }
 
@@ -708,13 +709,13 @@ pub(crate) const fn ack_time(now: Instant) -> u32 {
 }
 
 /// The index in a session name.
-pub(crate) const fn slot_of(sid: u32) -> u32 {
-    sid & ((1 << SLOT_BITS) - 1)
+pub(crate) const fn slot_of(sid: u32) -> PeerIdx {
+    PeerIdx::of(sid & ((1 << SLOT_BITS) - 1))
 }
 
 /// The session name after `sid` for the same slot; never 0.
-pub(crate) const fn next_sid(slot: u32, generation: u32) -> u32 {
-    slot | (1 + generation % GENERATIONS) << SLOT_BITS
+pub(crate) const fn next_sid(slot: PeerIdx, generation: u32) -> u32 {
+    slot.get() | (1 + generation % GENERATIONS) << SLOT_BITS
 }
 
 /// Generations of a slot before a name comes back. 0 is none of them, so that no name is 0.

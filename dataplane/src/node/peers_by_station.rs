@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use barewire_driver::port::Station;
 
 use super::peer::Peers;
+use crate::idx::PeerIdx;
 use crate::index::Index;
 use crate::plant::{Bug, planted};
 
@@ -28,28 +29,29 @@ impl PeersByStation {
 
     /// Room for `n` peers, those of `peers` among them.
     pub(crate) fn enlarge(&mut self, peers: &Peers, n: usize) {
-        let hash = |p| self.keys.hash_one(key(peers[p].station()));
+        let hash = |p| self.keys.hash_one(key(peers[PeerIdx::of(p)].station()));
         let mut index = Index::with_capacity(n);
-        peers.iter().for_each(|(p, _)| index.insert(hash(p), p, hash));
+        peers.iter().for_each(|(p, _)| index.insert(hash(p.get()), p.get(), hash));
         self.index = index;
     }
 
     /// The peer that is this station.
-    pub(crate) fn get(&self, peers: &Peers, station: Station) -> Option<u32> {
+    pub(crate) fn get(&self, peers: &Peers, station: Station) -> Option<PeerIdx> {
         let wanted = key(station);
-        self.index.get(self.keys.hash_one(wanted), |p| key(peers[p].station()) == wanted)
+        let is_wanted = |p| key(peers[PeerIdx::of(p)].station()) == wanted;
+        self.index.get(self.keys.hash_one(wanted), is_wanted).map(PeerIdx::of)
     }
 
     /// Notes peer `p`, the first that is its station.
-    pub(crate) fn insert(&mut self, peers: &Peers, p: u32) {
-        let hash = |p| self.keys.hash_one(key(peers[p].station()));
-        self.index.insert(hash(p), p, hash);
+    pub(crate) fn insert(&mut self, peers: &Peers, p: PeerIdx) {
+        let hash = |p| self.keys.hash_one(key(peers[PeerIdx::of(p)].station()));
+        self.index.insert(hash(p.get()), p.get(), hash);
     }
 
     /// Forgets peer `p`.
-    pub(crate) fn remove(&mut self, peers: &Peers, p: u32) {
-        let hash = |p| self.keys.hash_one(key(peers[p].station()));
-        self.index.remove(hash(p), p, hash);
+    pub(crate) fn remove(&mut self, peers: &Peers, p: PeerIdx) {
+        let hash = |p| self.keys.hash_one(key(peers[PeerIdx::of(p)].station()));
+        self.index.remove(hash(p.get()), p.get(), hash);
     }
 }
 

@@ -11,6 +11,7 @@ use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -100,7 +101,7 @@ impl Node {
         }
     }
 
-    pub(super) fn queue_wr(&mut self, now: Instant, p: u32, w: u32, inc: u64) {
+    pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: u32, inc: u64) {
         self.tick(now);
         self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];

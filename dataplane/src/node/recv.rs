@@ -15,6 +15,7 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -38,7 +39,7 @@ pub(super) const PULL_CHUNK: u64 = 256 << 10;
 /// A message's header, of whichever packet type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MsgHead {
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerIdx,
     pub(crate) src_ep: u16,
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
@@ -74,7 +75,7 @@ impl Node {
     pub(crate) fn on_msg(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &MsgOp,
         (off, len): (usize, usize),
@@ -117,7 +118,7 @@ impl Node {
     pub(crate) fn on_msgm(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &MsgMOp,
         (off, len): (usize, usize),
@@ -160,7 +161,7 @@ impl Node {
         Verdict::Accept
     }
 
-    fn begin_reassembly(&mut self, now: Instant, p: u32, op: &MsgMOp) -> Result<(), NackReason> {
+    fn begin_reassembly(&mut self, now: Instant, p: PeerIdx, op: &MsgMOp) -> Result<(), NackReason> {
         self.abort_reassembly(now, p);
         let head = msgm_head(p, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
@@ -184,7 +185,7 @@ impl Node {
         Ok(())
     }
 
-    fn finish_reassembly(&mut self, now: Instant, p: u32, op: &MsgMOp) {
+    fn finish_reassembly(&mut self, now: Instant, p: PeerIdx, op: &MsgMOp) {
         let Some(partial) = self.take_reassembly(p) else { return };
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {
@@ -211,13 +212,13 @@ impl Node {
     }
 
     /// Takes the reassembly record of peer `p`, if there is one.
-    pub(crate) fn take_reassembly(&mut self, p: u32) -> Option<Reassembly> {
+    pub(crate) fn take_reassembly(&mut self, p: PeerIdx) -> Option<Reassembly> {
         let partial = std::mem::replace(&mut self.peers[p].reassembly, NONE);
         (partial != NONE).then(|| self.reassemblies.free(partial))
     }
 
     /// The receive that the unfinished message of peer `p` is placed into.
-    pub(crate) fn placing(&self, p: u32) -> Option<u32> {
+    pub(crate) fn placing(&self, p: PeerIdx) -> Option<u32> {
         match self.reassemblies.get(self.peers[p].reassembly)?.to {
             ReassemblyDst::Recv { recv, .. } => Some(recv),
             ReassemblyDst::Store { .. } => None,
@@ -225,7 +226,7 @@ impl Node {
     }
 
     /// The sender has abandoned its unfinished message.
-    pub(crate) fn abort_reassembly(&mut self, now: Instant, p: u32) {
+    pub(crate) fn abort_reassembly(&mut self, now: Instant, p: PeerIdx) {
         let Some(partial) = self.take_reassembly(p) else { return };
         match partial.to {
             ReassemblyDst::Recv { recv, .. } => {
@@ -251,7 +252,7 @@ impl Node {
     }
 
     /// Takes the announcement of a message (RNDV).
-    pub(crate) fn on_rndv(&mut self, now: Instant, p: u32, op: &RndvOp) -> Verdict {
+    pub(crate) fn on_rndv(&mut self, now: Instant, p: PeerIdx, op: &RndvOp) -> Verdict {
         let head = MsgHead {
             peer: p,
             src_ep: op.src_ep,
@@ -285,7 +286,7 @@ impl Node {
     pub(crate) fn on_data(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &DataOp,
         (off, len): (usize, usize),
@@ -336,7 +337,7 @@ impl Node {
     #[inline]
     fn admit(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         (dst_ep, rx_ctx): (u16, u8),
         head: &MsgHead,
         cost: u32,
@@ -579,7 +580,7 @@ impl Node {
 
     /// The peer used credit for a message that was not stored: the credit counts as used, and its
     /// blocks are free again.
-    pub(crate) fn return_credit(&mut self, now: Instant, p: u32, cost: u32) {
+    pub(crate) fn return_credit(&mut self, now: Instant, p: PeerIdx, cost: u32) {
         let peer = &mut self.peers[p];
         let cost = cost.min(peer.outstanding());
         peer.consumed = peer.consumed.wrapping_add(cost);
@@ -589,7 +590,7 @@ impl Node {
 
     /// The blocks behind the credit of a message that went straight to its receive are free again.
     #[inline]
-    pub(super) fn release_units(&mut self, _p: u32, cost: u32) {
+    pub(super) fn release_units(&mut self, _p: PeerIdx, cost: u32) {
         if !planted(Bug::CreditNotReturned) {
             self.blocks_unpromised += cost as usize;
         }
@@ -598,7 +599,7 @@ impl Node {
     /// Grants the peer more credit when it has used half of its target. The target doubles each
     /// time while half of all blocks are free.
     #[inline]
-    pub(crate) fn regrant(&mut self, now: Instant, p: u32) {
+    pub(crate) fn regrant(&mut self, now: Instant, p: PeerIdx) {
         let peer = &mut self.peers[p];
         let outstanding = peer.outstanding();
         if outstanding < peer.low() {
@@ -609,7 +610,7 @@ impl Node {
         }
     }
 
-    pub(super) fn regrant_now(&mut self, _now: Instant, p: u32) {
+    pub(super) fn regrant_now(&mut self, _now: Instant, p: PeerIdx) {
         let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
         let peer = &mut self.peers[p];
         if peer.state == State::Idle {
@@ -720,7 +721,7 @@ impl Node {
 
     /// Whether the pull window has room for another request to `p`. A peer may use half of the
     /// window: one that announces messages and sends none must not stop the others.
-    fn pull_share(&self, p: u32) -> bool {
+    fn pull_share(&self, p: PeerIdx) -> bool {
         let share = (self.settings.pull_window as u64 / 2).min(1 << 30);
         let out = u64::from(self.peers[p].pull_out);
         out == 0 || out + PULL_CHUNK <= share
@@ -729,7 +730,7 @@ impl Node {
     /// Queues pull `idx` for room in the window, before pulls of its peer that have not begun.
     /// Finishing one message after the other gives the application buffers back sooner than all
     /// messages side by side.
-    fn wait_for_room(&mut self, p: u32, idx: u32) {
+    fn wait_for_room(&mut self, p: PeerIdx, idx: u32) {
         let (peer, pulls) = (&mut self.peers[p], &mut self.pulls);
         pulls[idx].waiting = true;
         if pulls[idx].asked > 0 {
@@ -752,7 +753,7 @@ impl Node {
     }
 
     /// `len` bytes that were asked for from `p` have arrived or are no longer expected.
-    pub(crate) fn pull_settled(&mut self, p: u32, len: u64) {
+    pub(crate) fn pull_settled(&mut self, p: PeerIdx, len: u64) {
         self.pull_out -= len;
         self.peers[p].pull_out -= len as u32;
     }
@@ -760,7 +761,7 @@ impl Node {
     /// Whether pulls from `p` have outstanding bytes and none has arrived for T_dead. While the
     /// peer is still refusing earlier packets, a PULL behind them ages from its last
     /// acknowledgement.
-    pub(crate) fn pulls_stalled(&mut self, p: u32) -> bool {
+    pub(crate) fn pulls_stalled(&mut self, p: PeerIdx) -> bool {
         let peer = &self.peers[p];
         if peer.pull_out == 0 {
             return false;
@@ -816,7 +817,7 @@ impl Node {
         (pull.asked, len as u32)
     }
 
-    fn queue_pull(&mut self, p: u32, idx: u32) {
+    fn queue_pull(&mut self, p: PeerIdx, idx: u32) {
         let pull = &mut self.pulls[idx];
         if !pull.in_rndv_ctl_q {
             pull.in_rndv_ctl_q = true;
@@ -891,7 +892,7 @@ impl Node {
     }
 
     /// The fi_addr of a sender in the address vector of endpoint `e`.
-    pub(crate) fn source_of(&mut self, e: u32, p: u32, src_ep: u16) -> Option<u64> {
+    pub(crate) fn source_of(&mut self, e: u32, p: PeerIdx, src_ep: u16) -> Option<u64> {
         let ep = &self.eps[e];
         if !ep.caps.intersects(Caps::SOURCE | Caps::SOURCE_ERR) {
             return None;
@@ -1129,12 +1130,12 @@ impl Node {
     }
 }
 
-fn msgm_head(p: u32, op: &MsgMOp) -> MsgHead {
+fn msgm_head(p: PeerIdx, op: &MsgMOp) -> MsgHead {
     let (src_ep, tagged, tag, imm) = (op.src_ep, op.tagged, op.tag, op.imm);
     MsgHead { peer: p, src_ep, tagged, tag, imm, len: op.msg_len }
 }
 
-pub(super) fn empty_pull(peer: u32, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Pull {
+pub(super) fn empty_pull(peer: PeerIdx, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Pull {
     Pull {
         peer,
         src_op,

@@ -15,6 +15,7 @@ use super::{EpId, Node};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::idx::PeerIdx;
 use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -106,7 +107,7 @@ pub struct AtomicReq {
 /// The checked arguments that all one-sided calls have in common.
 struct Common {
     e: u32,
-    peer: u32,
+    peer: PeerIdx,
     dst_ep: u16,
     rx_ctx: u8,
     inc: u64,

@@ -16,6 +16,7 @@ use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
 use crate::proto::matching::Src;
@@ -41,7 +42,7 @@ impl Node {
     pub(crate) fn on_write(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &WriteOp,
         (off, len): (usize, usize),
@@ -56,7 +57,7 @@ impl Node {
     fn do_write(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &WriteOp,
         (off, len): (usize, usize),
@@ -89,7 +90,7 @@ impl Node {
     pub(crate) fn on_atomic(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &AtomicOp,
         (off, len): (usize, usize),
@@ -109,7 +110,7 @@ impl Node {
 
     /// A withdrawn atomic, or a packet behind one: its initiator waits only for the answer.
     #[cold]
-    fn do_void(&mut self, now: Instant, p: u32, op: &AtomicOp) -> Result<(), NackReason> {
+    fn do_void(&mut self, now: Instant, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
         if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
             self.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
         }
@@ -124,7 +125,7 @@ impl Node {
     fn do_atomic(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &AtomicOp,
         (off, len): (usize, usize),
@@ -198,7 +199,7 @@ impl Node {
     /// the elements.
     fn check_atomic(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         op: &AtomicOp,
         len: usize,
     ) -> Result<(atomic::AtomicOp, Datatype, usize), NackReason> {
@@ -221,7 +222,7 @@ impl Node {
     }
 
     /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
-    fn tagged_target(&mut self, p: u32, e: u32, op: &AtomicOp) -> Result<Target, NackReason> {
+    fn tagged_target(&mut self, p: PeerIdx, e: u32, op: &AtomicOp) -> Result<Target, NackReason> {
         let ep = &self.eps[e];
         let src = Src::of(p, op.range.src_ep);
         let matcher = &self.eps[self.matching_of(e)].matcher[MsgKind::Tagged as usize];
@@ -237,7 +238,7 @@ impl Node {
     pub(super) fn atomic_done(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         e: u32,
         op: &AtomicOp,
         target: Target,
@@ -263,7 +264,7 @@ impl Node {
     /// this answer, not another execution.
     fn answer_values(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         op: &AtomicOp,
         len: u16,
         short: [u8; Response::SHORT],
@@ -276,7 +277,7 @@ impl Node {
 
     /// Whether this is a later packet of an operation that was refused, to be dropped.
     #[inline]
-    fn of_refused(&mut self, now: Instant, p: u32, range: &RemoteRange, imm: Option<u64>) -> bool {
+    fn of_refused(&mut self, now: Instant, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
         let bad = &mut self.peers[p].bad_seq;
         if *bad == NONE {
             return false;
@@ -297,7 +298,7 @@ impl Node {
     #[inline]
     fn verdict(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         range: Option<&RemoteRange>,
         done: Result<(), NackReason>,
     ) -> Verdict {
@@ -312,7 +313,7 @@ impl Node {
 
     /// Counts `len` bytes of a write and returns the bytes it has written so far. A new sequence
     /// number discards the count of a write that was given up or refused.
-    fn note_written(&mut self, p: u32, range: &RemoteRange, len: u64) -> u64 {
+    fn note_written(&mut self, p: PeerIdx, range: &RemoteRange, len: u64) -> u64 {
         let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
         let before = self.peers[p].written ^ number;
         let written = if before >> Peer::WRITTEN_BITS == 0 { before + len } else { len };
@@ -326,7 +327,7 @@ impl Node {
     #[inline]
     fn remote_ep(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         range: &RemoteRange,
         caps: Caps,
         imm: Option<u64>,
@@ -375,7 +376,7 @@ impl Node {
 
     /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
     /// waits, in the unexpected block that its sender had credit for.
-    fn tell_remote(&mut self, now: Instant, p: u32, e: u32, src_ep: u16, cqe: Cqe) {
+    fn tell_remote(&mut self, now: Instant, p: PeerIdx, e: u32, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
         let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
@@ -427,19 +428,19 @@ impl Node {
         }
     }
 
-    fn release_late(&mut self, now: Instant, p: u32) {
+    fn release_late(&mut self, now: Instant, p: PeerIdx) {
         self.peers[p].unexpected -= 1;
         self.blocks_unpromised += 1;
         self.regrant(now, p);
     }
 
     /// Takes a READ: a peer asks for bytes of a region.
-    pub(crate) fn on_read(&mut self, p: u32, op: &ReadOp) -> Verdict {
+    pub(crate) fn on_read(&mut self, p: PeerIdx, op: &ReadOp) -> Verdict {
         let done = self.do_read(p, op);
         self.verdict(p, None, done)
     }
 
-    fn do_read(&mut self, p: u32, op: &ReadOp) -> Result<(), NackReason> {
+    fn do_read(&mut self, p: PeerIdx, op: &ReadOp) -> Result<(), NackReason> {
         let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_READ, None)?;
         if op.len == 0 {
             self.counters.rma_executed += 1;
@@ -464,13 +465,13 @@ impl Node {
     }
 
     /// Whether another response to `p` has a record.
-    pub(super) fn response_room(&self, p: u32) -> Result<(), NackReason> {
+    pub(super) fn response_room(&self, p: PeerIdx) -> Result<(), NackReason> {
         let room = self.peers[p].responses < RESPONSES_MAX && self.responses.free_count() > 0;
         if room { Ok(()) } else { Err(NackReason::Overdrawn) }
     }
 
     /// Starts to ask for the bytes of read `w`.
-    pub(crate) fn begin_read(&mut self, now: Instant, p: u32, w: u32) {
+    pub(crate) fn begin_read(&mut self, now: Instant, p: PeerIdx, w: u32) {
         let mut pull = super::recv::empty_pull(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
         let idx = self.pulls.alloc(pull).expect("a free record was seen");
@@ -483,7 +484,7 @@ impl Node {
     pub(crate) fn on_read_data(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &DataOp,
         (off, len): (usize, usize),
@@ -549,7 +550,7 @@ impl Node {
     }
 
     /// `len` bytes that read `handle` has asked for will not arrive. Fails its operation.
-    pub(crate) fn read_failed(&mut self, p: u32, handle: Handle, len: u32, err: Error) {
+    pub(crate) fn read_failed(&mut self, p: PeerIdx, handle: Handle, len: u32, err: Error) {
         let known = self.pulls.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
         let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.asked - pull.got;
         let Some(pull) = known.filter(missing) else {
@@ -570,7 +571,7 @@ impl Node {
     /// Takes a RESP: the answer to an atomic operation, or the refusal of a read.
     pub(crate) fn on_resp(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &RespOp,
         (off, len): (usize, usize),
@@ -627,7 +628,7 @@ impl Node {
     /// A packet of a one-sided operation was refused and became a NOP: the operation fails.
     pub(crate) fn on_rma_nack(
         &mut self,
-        p: u32,
+        p: PeerIdx,
         ty: Ty,
         op: &[u8; OP_MAX],
         w: u32,
@@ -669,7 +670,7 @@ impl Node {
 
     /// Later packets of a refused atomic operation are dropped by the target: none is answered, and
     /// none needs its operands.
-    fn drop_refused(&mut self, p: u32, op: &[u8; OP_MAX]) {
+    fn drop_refused(&mut self, p: PeerIdx, op: &[u8; OP_MAX]) {
         let (seq, mut unanswered) = (RemoteRange::seq_of(op), u16::from(AtomicOp::fetches(op)));
         self.peers[p].snd.for_each(&mut self.sent, |entry| {
             if entry.ty == Ty::Atomic && RemoteRange::seq_of(&entry.op) == seq {

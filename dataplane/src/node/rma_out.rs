@@ -9,6 +9,7 @@
 use super::ops::{Response, ResponseKind, RmaKind, WrFlags};
 use super::packet::{Packet, Step};
 use super::{FrameSink, Node, RmaIov};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
 use crate::slab::NONE;
@@ -40,7 +41,7 @@ impl Node {
     pub(super) fn send_rma(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         w: u32,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -66,7 +67,7 @@ impl Node {
     }
 
     /// Assigns the sequence number of an operation whose first packet is about to be sent.
-    fn number_rma(&mut self, p: u32, w: u32) -> u16 {
+    fn number_rma(&mut self, p: PeerIdx, w: u32) -> u16 {
         if self.tx[w].sent == 0 {
             // If the packet is not sent the number is used again.
             let seq = self.peers[p].rma_seq;
@@ -75,7 +76,7 @@ impl Node {
         self.rma_of(w).seq
     }
 
-    fn send_write(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_write(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
         let range = self.next_range(w);
         let seq = self.number_rma(p, w);
         let wr = &self.tx[w];
@@ -107,7 +108,7 @@ impl Node {
     }
 
     /// Notes that a packet with `n` bytes or elements of `w` was sent.
-    fn rma_sent(&mut self, p: u32, w: u32, n: u64, last: bool) {
+    fn rma_sent(&mut self, p: PeerIdx, w: u32, n: u64, last: bool) {
         let wr = &mut self.tx[w];
         if wr.sent == 0 {
             let peer = &mut self.peers[p];
@@ -121,7 +122,7 @@ impl Node {
 
     fn rma_packet<'a>(
         &self,
-        p: u32,
+        p: PeerIdx,
         ty: Ty,
         op: &'a [u8],
         body: BodyRef,
@@ -134,7 +135,7 @@ impl Node {
     }
 
     /// Hands a read to the pull engine.
-    fn send_read(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_read(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
         if self.tx[w].len == 0 {
             let wr = &self.tx[w];
             let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
@@ -194,7 +195,7 @@ impl Node {
         0
     }
 
-    fn send_atomic(&mut self, now: Instant, p: u32, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_atomic(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
         let range = self.next_range(w);
         let seq = self.number_rma(p, w);
         let imm_len = if self.tx[w].flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
@@ -250,7 +251,7 @@ impl Node {
         Step::Sent
     }
 
-    fn atomic_sent(&mut self, p: u32, w: u32, n: u64, imm: bool, last: bool) {
+    fn atomic_sent(&mut self, p: PeerIdx, w: u32, n: u64, imm: bool, last: bool) {
         self.charge(p, imm.into(), true);
         let rma = self.rma_of(w);
         rma.done += n;
@@ -319,7 +320,7 @@ impl Node {
     pub(super) fn send_response(
         &mut self,
         now: Instant,
-        p: u32,
+        p: PeerIdx,
         j: u32,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -357,7 +358,7 @@ impl Node {
     }
 
     /// Notes that a packet of a response was sent, with `n` bytes of a region if it answers a read.
-    fn response_sent(&mut self, p: u32, j: u32, n: u32, body: BodyRef) {
+    fn response_sent(&mut self, p: PeerIdx, j: u32, n: u32, body: BodyRef) {
         let lossless = self.peers[p].path.is_lossless();
         if let ResponseKind::Read { mr, from, to, left, .. } = &mut self.responses[j].kind {
             (*from, *to, *left) = (*from + u64::from(n), *to + u64::from(n), *left - n);

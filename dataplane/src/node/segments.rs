@@ -9,6 +9,7 @@ use barewire_driver::port::Tx;
 
 use super::packet::Step;
 use super::{FrameSink, Node};
+use crate::idx::PeerIdx;
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::types::Instant;
 use crate::wire::{self, BASE_LEN, TRAILER_LEN, Ty};
@@ -34,7 +35,7 @@ impl Node {
     pub(super) fn send_segments(
         &mut self,
         now: Instant,
-        (p, w): (u32, u32),
+        (p, w): (PeerIdx, u32),
         segments: &Segments,
         most: usize,
         out: &mut dyn FrameSink,
@@ -81,7 +82,7 @@ impl Node {
                 return Step::Full;
             }
             self.counters.tx_frames += 1;
-            self.observed.tallies[p as usize].tx_bytes += frame_len;
+            self.observed.tallies[p.at()].tx_bytes += frame_len;
             peer.carried_ack();
             wr.sent = offset + u64::from(len);
             let psn = peer.number(now);
@@ -105,7 +106,7 @@ impl Node {
     fn send_segment_to_self(
         &mut self,
         now: Instant,
-        (p, w): (u32, u32),
+        (p, w): (PeerIdx, u32),
         segments: &Segments,
         room: u64,
         out: &mut dyn FrameSink,

@@ -15,6 +15,7 @@ use super::tally::Tally;
 use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
@@ -81,12 +82,12 @@ impl Node {
     }
 
     /// An operation starts to wait for `p`. If it is the first, the peer's silence counts from now.
-    pub(crate) fn begin_to_wait(&mut self, now: Instant, p: u32) {
+    pub(crate) fn begin_to_wait(&mut self, now: Instant, p: PeerIdx) {
         self.peers[p].begin_to_wait(now);
     }
 
     /// Something is queued for `p`: opens a session, or queues the peer to be served.
-    pub(crate) fn schedule(&mut self, now: Instant, p: u32) {
+    pub(crate) fn schedule(&mut self, now: Instant, p: PeerIdx) {
         match self.peers[p].state {
             // The path is chosen when the OPEN leaves.
             State::Idle => self.begin(now, p, State::Opening, false),
@@ -104,14 +105,14 @@ impl Node {
 
     /// Starts a new session with the peer in `state`, on a near or a far path. Its OPEN is still to
     /// be sent.
-    fn begin(&mut self, now: Instant, p: u32, state: State, near: bool) {
+    fn begin(&mut self, now: Instant, p: PeerIdx, state: State, near: bool) {
         let mut first = Psn(self.random() as u32);
         self.epoch = self.epoch.wrapping_add(1);
-        let generation = u32::from(self.sid_gen[p as usize]);
+        let generation = u32::from(self.sid_gen[p.at()]);
         if planted(Bug::NoSessionEpoch) {
             first = Psn(1);
         } else {
-            self.sid_gen[p as usize] = ((generation + 1) % GENERATIONS) as u16;
+            self.sid_gen[p.at()] = ((generation + 1) % GENERATIONS) as u16;
         }
         let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
         // Until the session is confirmed the peer holds no credit, which confirmed peers may need.
@@ -139,7 +140,7 @@ impl Node {
         peer.reorder_at = Instant(0);
         self.set_path(p, near);
         self.openings.forget(p);
-        self.observed.tallies[p as usize] = Tally::new(now, first);
+        self.observed.tallies[p.at()] = Tally::new(now, first);
         self.blocks_unpromised -= grant as usize;
         if grant == 0 && state != State::Answered && !self.peers[p].wants_blocks {
             // Without credit it can use none up, so no later event would grant it any: it waits for
@@ -152,7 +153,7 @@ impl Node {
     }
 
     /// The session with ourselves has one record for both of its ends.
-    pub(crate) fn open_to_self(&mut self, p: u32) {
+    pub(crate) fn open_to_self(&mut self, p: PeerIdx) {
         let now = self.polled_at;
         self.begin(now, p, State::Open, false);
         self.note_life(p, self.settings.incarnation);
@@ -160,7 +161,7 @@ impl Node {
         peer.want_open = false;
         peer.remote_sid = peer.sid;
         peer.rcv_nxt = peer.snd.nxt;
-        self.observed.tallies[p as usize].expect(peer.snd.nxt);
+        self.observed.tallies[p.at()].expect(peer.snd.nxt);
         peer.snd.credit = peer.granted;
         peer.peer_epoch = peer.epoch;
         peer.frame_max = self.frame_max;
@@ -265,7 +266,7 @@ impl Node {
 
     /// The peer gave up the session that we answered; ours pairs with that one only (S3). Queued
     /// operations go out with the new session, unless they name another life.
-    fn answer_anew(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp, len: u16) {
+    fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         if planted(Bug::QueuedEndedByOpen) {
             self.end_session(now, p, EndReason::Restarted);
         }
@@ -279,7 +280,7 @@ impl Node {
     }
 
     /// Answers a first OPEN with a new session of ours.
-    fn answer(&mut self, now: Instant, p: u32, base: &Base, op: &OpenOp, len: u16) {
+    fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         let known = self.peers[p].inc;
         if known != op.inc {
             self.peers[p].closed_epoch = 0;
@@ -295,9 +296,9 @@ impl Node {
     }
 
     /// Notes the identity of the other end: sid, incarnation, epoch, frame length.
-    fn pair(&mut self, p: u32, base: &Base, op: &OpenOp) {
+    fn pair(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) {
         self.note_life(p, op.inc);
-        self.observed.tallies[p as usize].expect(base.psn);
+        self.observed.tallies[p.at()].expect(base.psn);
         let peer = &mut self.peers[p];
         peer.peer_epoch = op.epoch;
         peer.remote_sid = op.sid;
@@ -307,7 +308,7 @@ impl Node {
     }
 
     /// The session is open: queued operations may leave.
-    pub(crate) fn opened(&mut self, now: Instant, p: u32) {
+    pub(crate) fn opened(&mut self, now: Instant, p: PeerIdx) {
         self.settle_path(now, p);
         let active = self.polled_at;
         let fast_path = self.takes_fast_path(p);
@@ -332,7 +333,7 @@ impl Node {
     /// Whether an open session may use the fast path. Not if senders are looked up in the address
     /// vector, if a lossless path carries checksums, or while an endpoint has not been told that an
     /// earlier session with the peer was lost.
-    pub(super) fn takes_fast_path(&self, p: u32) -> bool {
+    pub(super) fn takes_fast_path(&self, p: PeerIdx) -> bool {
         let path = self.peers[p].path;
         let looks_up = self.settings.inserted && !planted(Bug::StrangerUnasked);
         let asks = looks_up || path.is_lossless() && path.has_crc();
@@ -492,7 +493,7 @@ impl Node {
 
     /// The peer refused an OPEN that left before we knew its incarnation. Now we do: the next OPEN
     /// names it. If the peer has opened a session meanwhile, that session stays.
-    fn name_life(&mut self, p: u32) {
+    fn name_life(&mut self, p: PeerIdx) {
         if self.peers[p].state == State::Opening {
             self.peers[p].want_open = true;
             self.make_ready(p);
@@ -504,7 +505,7 @@ impl Node {
     /// The other end does not know the session that we opened or answered, or it is another life
     /// (`other_life`). Nothing was sent yet: queued operations go out with the next session, unless
     /// they name that life.
-    pub(super) fn open_again(&mut self, now: Instant, p: u32, other_life: bool) {
+    pub(super) fn open_again(&mut self, now: Instant, p: PeerIdx, other_life: bool) {
         let claimed = self.peers[p].is_life_claimed;
         self.forget(p);
         if other_life {
@@ -521,10 +522,10 @@ impl Node {
     }
 
     /// Drops a session over which nothing was sent. Operations stay queued.
-    pub(super) fn forget(&mut self, p: u32) {
+    pub(super) fn forget(&mut self, p: PeerIdx) {
         let peer = &mut self.peers[p];
         let paired = matches!(peer.state, State::Answered | State::Open);
-        self.observed.tallies[p as usize].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
+        self.observed.tallies[p.at()].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
         self.blocks_unpromised += peer.outstanding() as usize;
         (peer.granted, peer.consumed) = (0, 0);
         peer.closed_epoch = peer.peer_epoch;
@@ -535,13 +536,13 @@ impl Node {
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);
         peer.timer_at = Instant(u64::MAX);
-        self.wheel.disarm(p);
+        self.wheel.disarm(p.get());
         self.openings.forget(p);
     }
 
     /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
     /// resources are freed (S8). The peer is told once, best effort, if the reason calls for it.
-    pub(crate) fn end_session(&mut self, now: Instant, p: u32, reason: EndReason) {
+    pub(crate) fn end_session(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         self.note_end(now, p, reason);
         self.note_losses(p, reason);
         let err = reason.error();
@@ -599,7 +600,7 @@ impl Node {
     }
 
     /// Tells the peer that the session is over.
-    fn tell_closed(&mut self, now: Instant, p: u32) {
+    fn tell_closed(&mut self, now: Instant, p: PeerIdx) {
         let peer = &self.peers[p];
         let rst = RstOp {
             echo_sid: peer.sid,
@@ -617,7 +618,7 @@ impl Node {
     }
 
     /// Frees the packets in flight and those buffered out of order.
-    fn drop_packets(&mut self, p: u32) {
+    fn drop_packets(&mut self, p: PeerIdx) {
         while let Some(idx) = self.peers[p].snd.pop_any(&mut self.sent) {
             let entry = self.sent.free(idx);
             if let BodyRef::Pack { buf, .. } = entry.body {
@@ -637,7 +638,7 @@ impl Node {
     }
 
     /// Discards announced messages of a peer that can no longer be pulled.
-    fn drop_announced(&mut self, now: Instant, p: u32) {
+    fn drop_announced(&mut self, now: Instant, p: PeerIdx) {
         if self.peers[p].unexpected == 0 {
             return;
         }
@@ -668,7 +669,7 @@ impl Node {
     pub fn port_gone(&mut self, now: Instant) {
         self.gone = true;
         self.note_due();
-        let peers: Vec<u32> = self.peers.iter().map(|(p, _)| p).collect();
+        let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).collect();
         for p in peers {
             self.end_session(now, p, EndReason::PortGone);
         }
@@ -687,12 +688,12 @@ impl Node {
     }
 
     /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway.
-    pub(crate) fn arm_timer(&mut self, _now: Instant, p: u32) {
+    pub(crate) fn arm_timer(&mut self, _now: Instant, p: PeerIdx) {
         let Some(due) = self.due(&self.peers[p]) else { return };
         let peer = &mut self.peers[p];
         if due < peer.timer_at {
             peer.timer_at = due;
-            self.wheel.arm(p, due);
+            self.wheel.arm(p.get(), due);
         }
     }
 
@@ -828,7 +829,7 @@ impl Node {
     }
 
     /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
-    pub(crate) fn on_timer(&mut self, now: Instant, p: u32, out: &mut dyn FrameSink) {
+    pub(crate) fn on_timer(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) {
         self.peers[p].timer_at = Instant(u64::MAX);
         let peer = &self.peers[p];
         let waits = peer.state != State::Open || peer.owes();
@@ -884,14 +885,14 @@ impl Node {
         presence != Presence::Present && self.is_overdue(peer) && asked
     }
 
-    fn peer_died(&mut self, now: Instant, p: u32, reason: EndReason) {
+    fn peer_died(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         self.counters.sessions_dead += 1;
         self.end_session(now, p, reason);
     }
 
     /// Repeats an unanswered OPEN. Not if the port keeps it in the memory of a live process, which
     /// finds it when it polls.
-    fn on_open_again(&mut self, now: Instant, p: u32, presence: Presence) {
+    fn on_open_again(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
         let due = self.due(&self.peers[p]).is_some_and(|due| now >= due);
         let overdue = self.is_overdue(&self.peers[p]);
         let asked = self.was_asked(&self.peers[p]);
@@ -916,7 +917,7 @@ impl Node {
         }
     }
 
-    fn on_open_timer(&mut self, now: Instant, p: u32) {
+    fn on_open_timer(&mut self, now: Instant, p: PeerIdx) {
         if self.end_if_stuck(now, p) {
             return;
         }
@@ -934,7 +935,7 @@ impl Node {
 
     /// Probes a peer that owes us something. If our loop was paused until after T_dead, the missed
     /// probes are sent now.
-    fn probe(&mut self, now: Instant, p: u32) {
+    fn probe(&mut self, now: Instant, p: PeerIdx) {
         let overdue = self.is_overdue(&self.peers[p]);
         let asked = self.was_asked(&self.peers[p]);
         let peer = &mut self.peers[p];
@@ -958,7 +959,7 @@ impl Node {
         }
     }
 
-    fn on_loss_timer(&mut self, now: Instant, p: u32) {
+    fn on_loss_timer(&mut self, now: Instant, p: PeerIdx) {
         let patience = self.patience(&self.peers[p]);
         let peer = &mut self.peers[p];
         if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
@@ -980,7 +981,7 @@ impl Node {
             }
         } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
             self.counters.timeouts += 1;
-            self.observed.tallies[p as usize].timeouts += 1;
+            self.observed.tallies[p.at()].timeouts += 1;
             peer.backoff = peer.backoff.saturating_add(1);
             // Perhaps only the acknowledgement is late. The answers to the first and the last
             // packet of the flight tell which of the others are lost.

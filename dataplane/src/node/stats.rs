@@ -8,6 +8,7 @@ use super::peer::{Peer, State};
 use super::round_trips::RoundTrips;
 use super::{EpId, Node};
 use crate::error::{Error, Result};
+use crate::idx::PeerIdx;
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
 use crate::slab::NONE;
@@ -456,16 +457,16 @@ impl Node {
     fn survey_peers(&mut self, walk: &mut Walk<usize>, sink: &mut impl SurveySink) {
         let step = walk.step(self.peers.slots());
         for p in step.clone() {
-            let stats = self.session_stats(p);
+            let stats = self.session_stats(PeerIdx::of(p));
             walk.under_way += usize::from(stats.is_some());
             sink.session(p, stats.as_ref());
         }
         walk.stepped(step.end, self.peers.slots());
     }
 
-    fn session_stats(&mut self, p: u32) -> Option<SessionStats> {
+    fn session_stats(&mut self, p: PeerIdx) -> Option<SessionStats> {
         let peer = self.peers.get(p)?;
-        let tally = &mut self.observed.tallies[p as usize];
+        let tally = &mut self.observed.tallies[p.at()];
         let (tx_packets, rx_packets) = match peer.state {
             State::Idle => tally.counted(),
             // The other end's first number is not known.
@@ -473,7 +474,7 @@ impl Node {
             State::Answered | State::Open => tally.packets(peer.snd.nxt, peer.rcv_nxt),
         };
         let min_ns = peer.rtt.min_ns();
-        let tally = &self.observed.tallies[p as usize];
+        let tally = &self.observed.tallies[p.at()];
         // Of one that there was never a session with, and of the one with ourselves, no time
         // counts.
         let is_timed = tally.begun != Instant(0);

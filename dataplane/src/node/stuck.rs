@@ -4,6 +4,7 @@
 use barewire_driver::hint::cold;
 
 use super::{EndReason, Node};
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::types::Instant;
@@ -58,7 +59,7 @@ impl Progress {
 impl Node {
     /// Ends the session with `p` if its oldest packet has not got through for T_dead, and says
     /// whether it did. To be called when a timer may have sent something again.
-    pub(super) fn end_if_stuck(&mut self, now: Instant, p: u32) -> bool {
+    pub(super) fn end_if_stuck(&mut self, now: Instant, p: PeerIdx) -> bool {
         let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
         let peer = &self.peers[p];
         // Where frames get lost, one or two in a row say nothing of the path.
@@ -84,7 +85,7 @@ impl Node {
 
     /// An ACK packet has come from `p`.
     #[inline(always)]
-    pub(super) fn note_answer(&mut self, p: u32) {
+    pub(super) fn note_answer(&mut self, p: PeerIdx) {
         if !self.openings.progress.is_empty()
             && let Some(progress) = cold(self.openings.progress.get_mut(&p))
         {
@@ -93,7 +94,7 @@ impl Node {
     }
 
     /// Bytes of the frame of the oldest packet in flight; 0 if it was not kept.
-    fn oldest_len(&self, p: u32) -> u32 {
+    fn oldest_len(&self, p: PeerIdx) -> u32 {
         let snd = &self.peers[p].snd;
         let oldest = snd.oldest(&self.sent).and_then(|psn| snd.by_psn(&self.sent, psn));
         let Some(idx) = oldest else { return 0 };

@@ -16,6 +16,7 @@
 
 use barewire_driver::hint::cold;
 
+use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::slab::{Link, Linked, List, NONE, Slab, Slots, SlotsMut};
 use crate::table::{self, Vacant};
@@ -30,8 +31,8 @@ impl Src {
 
     /// Endpoint `ep` of peer number `peer`.
     #[inline]
-    pub const fn of(peer: u32, ep: u16) -> Self {
-        Self((peer as u64) << 16 | ep as u64)
+    pub const fn of(peer: PeerIdx, ep: u16) -> Self {
+        Self((peer.get() as u64) << 16 | ep as u64)
     }
 
     #[inline(always)]
@@ -473,8 +474,8 @@ fn is_odd(ignore: u64, src: Src, payload: &impl Receive) -> bool {
 
 impl<P> Posted<P> {
     /// Whether it waits for messages of this peer only.
-    pub fn names(&self, peer: u32) -> bool {
-        self.src != Src::ANY && self.src.0 >> 16 == u64::from(peer)
+    pub fn names(&self, peer: PeerIdx) -> bool {
+        self.src != Src::ANY && self.src.0 >> 16 == u64::from(peer.get())
     }
 }
 
@@ -614,6 +615,10 @@ mod tests {
 
     use super::*;
 
+    fn src_of(peer: u32, ep: u16) -> Src {
+        Src::of(PeerIdx::of(peer), ep)
+    }
+
     const TAGS: [u64; 5] = [0, 1, 2, 1 << 63, u64::MAX];
     const IGNORES: [u64; 6] = [0, 0, 0, 1, 1 << 63, u64::MAX];
 
@@ -655,7 +660,7 @@ mod tests {
 
     /// A sender: never [`Src::ANY`].
     fn from(n: u8) -> Src {
-        [Src::of(0, 0), Src::of(0, 1), Src::of(u32::MAX, u16::MAX)][usize::from(n % 3)]
+        [src_of(0, 0), src_of(0, 1), src_of(u32::MAX, u16::MAX)][usize::from(n % 3)]
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -948,7 +953,7 @@ mod tests {
             let (mut sum, mut worst) = (0, 0);
             for i in 0..DEPTH {
                 let mut probes = 0u64;
-                let got = matcher.scan_posted(&pool, Src::of(1, 1), tag_of(i), || probes += 1);
+                let got = matcher.scan_posted(&pool, src_of(1, 1), tag_of(i), || probes += 1);
                 let want = if tags == "one tag" { 0 } else { i };
                 assert_eq!(got.map(|idx| pool[idx].payload), Some(want));
                 sum += probes;

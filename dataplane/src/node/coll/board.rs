@@ -22,6 +22,7 @@ use barewire_driver::mem::{IoBuf, Scratch, Span};
 use super::control::DISAGREE;
 use super::{Group, Kind, User};
 use crate::error::{Error, Result};
+use crate::idx::PeerIdx;
 use crate::node::{EpId, FrameSink, Node};
 use crate::proto::coll::Shape;
 use crate::types::Instant;
@@ -72,7 +73,7 @@ struct First {
     /// When it was looked last who is late, if it was seen to wait, and the peers that are watched
     /// for it.
     since: Option<Instant>,
-    watched: Vec<u32>,
+    watched: Vec<PeerIdx>,
     /// What another member has put, while it is computed with.
     scratch: Scratch,
 }
@@ -476,7 +477,7 @@ impl Node {
         let Shared::Yes(calls) = &group.shared else { return };
         let lacks = |&(rank, _): &(u32, _)| rank != group.me && calls.lacks(rank);
         let late = (0..).zip(&group.members).filter(lacks).map(|(_, member)| member.peer);
-        let late: Vec<u32> = late.filter(|p| !calls.first.watched.contains(p)).collect();
+        let late: Vec<PeerIdx> = late.filter(|p| !calls.first.watched.contains(p)).collect();
         for p in late {
             self.begin_to_wait(now, p);
             self.peers[p].coll_waits += 1;

@@ -10,6 +10,7 @@ use super::control::{
 use super::{GroupState, JoinEvent, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
+use crate::idx::PeerIdx;
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -265,7 +266,7 @@ impl Node {
         Went::On
     }
 
-    pub(super) fn kick_silent(&mut self, now: Instant, p: u32) {
+    pub(super) fn kick_silent(&mut self, now: Instant, p: PeerIdx) {
         if self.peers[p].state == super::super::peer::State::Idle && !self.gone {
             self.schedule(now, p);
         } else {

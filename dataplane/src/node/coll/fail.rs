@@ -12,6 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
+use crate::idx::PeerIdx;
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -94,7 +95,7 @@ impl Node {
         };
         if self.coll.ops[o].sends > 0 {
             let wrs = self.tx.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
-            let wrs: Vec<(u32, u32)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
+            let wrs: Vec<(u32, PeerIdx)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
             for (w, p) in wrs {
                 self.abandon_wr(w);
                 self.cancel_wr(w);
@@ -116,7 +117,7 @@ impl Node {
         &mut self,
         now: Instant,
         side: u32,
-        peers: &[u32],
+        peers: &[PeerIdx],
         ours: &dyn Fn(u64) -> bool,
     ) {
         let is_ours = |node: &Self, recv: u32| {
@@ -174,7 +175,7 @@ impl Node {
 
     /// Throws away what a member, or every member of a peer, has said in joins that it gave up:
     /// everything that is here, since its next attempt comes behind its ABORT.
-    pub(super) fn purge_join(&mut self, (p, number): (u32, Option<u16>), gid: Option<u32>) {
+    pub(super) fn purge_join(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
         let now = self.polled_at;
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
@@ -257,7 +258,7 @@ impl Node {
     }
 
     /// The session with `p` has ended: nothing more will come from its members.
-    pub(crate) fn coll_peer_lost(&mut self, p: u32, err: Error) {
+    pub(crate) fn coll_peer_lost(&mut self, p: PeerIdx, err: Error) {
         if self.coll.cq.is_some() {
             self.coll.lost.push((p, err));
         }
@@ -269,7 +270,7 @@ impl Node {
             let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
             for g in groups {
                 let Some(group) = self.coll.groups.get(g) else { continue };
-                let gone: Vec<(u32, u16)> = (group.members.iter())
+                let gone: Vec<(PeerIdx, u16)> = (group.members.iter())
                     .filter(|m| m.peer == p && m.gone.is_none())
                     .map(|m| (m.peer, m.ep))
                     .collect();
@@ -282,7 +283,7 @@ impl Node {
 
     /// Nothing more will come from a member. That ends the group if a call waits for it, or as
     /// soon as one does.
-    pub(super) fn member_gone(&mut self, now: Instant, g: u32, who: (u32, u16), err: Error) {
+    pub(super) fn member_gone(&mut self, now: Instant, g: u32, who: (PeerIdx, u16), err: Error) {
         let group = &mut self.coll.groups[g];
         let side = group.side.0.idx();
         let mut rank = NONE;

@@ -30,11 +30,12 @@ pub use call::{CollAttr, CollCall, CollReq, Role, query};
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
+use crate::idx::PeerIdx;
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Model, Plan, choose};
 use crate::proto::coll::program::Program;
 use crate::proto::coll::run::Run;
-use crate::slab::{Handle, NONE, Slab};
+use crate::slab::{Handle, Slab};
 use crate::types::{EpAddr, FiAddr, Instant};
 
 pub use crate::proto::coll::Kind;
@@ -124,7 +125,7 @@ pub(crate) struct Coll {
     /// Calls that may go on.
     work: VecDeque<u32>,
     /// Peers whose session has ended, and why.
-    pub(super) lost: Vec<(u32, Error)>,
+    pub(super) lost: Vec<(PeerIdx, Error)>,
     /// Messages that were stored since the last turn, with the generations of their slots.
     pub(super) arrived: Vec<(u32, u32)>,
     events: VecDeque<JoinEvent>,
@@ -135,7 +136,7 @@ pub(crate) struct Coll {
     /// Names of groups that were closed here or given up before they were joined, oldest first.
     over: VecDeque<(u32, Error)>,
     /// What calls ran on, and memory, to be used again.
-    spare: Vec<(Box<Run>, Vec<u32>)>,
+    spare: Vec<(Box<Run>, Vec<PeerIdx>)>,
     scratch: Vec<Scratch>,
     /// A post was refused for want of room: it is tried again.
     stalled: bool,
@@ -177,7 +178,7 @@ impl Default for Coll {
 struct Member {
     /// Its address in the hidden vector.
     side: FiAddr,
-    peer: u32,
+    peer: PeerIdx,
     ep: u16,
     /// It died or left: nothing more will come from it.
     gone: Option<Error>,
@@ -242,7 +243,7 @@ struct Op {
     /// Stands in the queue of those that may go on.
     queued: bool,
     /// Peers that something is to come from, once per receive.
-    waits: Vec<u32>,
+    waits: Vec<PeerIdx>,
     /// Sends that have not ended.
     sends: u32,
 }
@@ -495,7 +496,7 @@ impl Node {
                     }
                 },
             };
-            let peer = self.avs[av.0.idx()].av.lookup(side).map_or(NONE, |entry| entry.peer);
+            let peer = self.avs[av.0.idx()].av.lookup(side).map_or(PeerIdx::NONE, |entry| entry.peer);
             members.push(Member { side, peer, ep: addr.ep, gone: None });
         }
         Ok(members)

@@ -4,6 +4,9 @@
 use super::super::peer::ACK_EVERY_LOSSLESS;
 use super::*;
 
+/// The peer that was there first.
+const FIRST: PeerIdx = PeerIdx::of(0);
+
 /// Sends a tagged message of `len` bytes with `try_send_inline`, if that takes it.
 fn plain(pair: &mut Pair, ep: EpId, len: usize, flags: OpFlags, no_completion: bool) -> bool {
     let now = pair.now;
@@ -154,7 +157,7 @@ fn usual_messages_go_one_way_for_long() {
         pair.run(5_000);
         received += pair.read(1).len();
         pair.read(0);
-        let peer = &pair.ends[1].node.peers[0];
+        let peer = &pair.ends[1].node.peers[FIRST];
         assert!(peer.owed <= ACK_EVERY_LOSSLESS, "message {received}: {} are owed", peer.owed);
     }
     pair.run(1_000_000);
@@ -222,7 +225,7 @@ fn the_countdown_promises_no_more_than_there_is() {
             }
         }
         pair.run(5_000);
-        let peer = &pair.ends[1].node.peers[0];
+        let peer = &pair.ends[1].node.peers[FIRST];
         let room = peer.rx_room(ACK_EVERY_LOSSLESS);
         assert!(peer.rx_quota <= room, "round {round}: {} of {room}", peer.rx_quota);
         if early {
@@ -244,13 +247,13 @@ fn a_probe_without_an_answer_ends_the_shortest_way() {
     short(&mut pair);
     pair.run(5_000);
     let node = &mut pair.ends[1].node;
-    assert!(node.peers[0].rx_quota > 0, "the next one might take it");
+    assert!(node.peers[FIRST].rx_quota > 0, "the next one might take it");
     // It waits for something, and then long enough.
-    node.peers[0].coll_waits = 1;
-    node.on_timer(pair.now + node.settings.t_dead_ns / 5, 0, &mut NoReply);
-    assert_eq!((node.peers[0].probes, node.peers[0].rx_quota), (1, 0));
-    node.peers[0].coll_waits = 0;
+    node.peers[FIRST].coll_waits = 1;
+    node.on_timer(pair.now + node.settings.t_dead_ns / 5, FIRST, &mut NoReply);
+    assert_eq!((node.peers[FIRST].probes, node.peers[FIRST].rx_quota), (1, 0));
+    node.peers[FIRST].coll_waits = 0;
     short(&mut pair);
     pair.run(5_000);
-    assert_eq!((pair.ends[1].node.peers[0].probes, pair.read(1).len()), (0, 2));
+    assert_eq!((pair.ends[1].node.peers[FIRST].probes, pair.read(1).len()), (0, 2));
 }

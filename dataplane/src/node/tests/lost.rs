@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// The peer that was there first.
+const FIRST: PeerIdx = PeerIdx::of(0);
+
 /// Posts a receive at `i` that names the other end.
 fn recv_from_peer(pair: &mut Pair, i: usize, tag: u64, context: u64) {
     let end = &mut pair.ends[i];
@@ -55,7 +58,7 @@ fn the_next_post_tells_of_a_message_that_was_lost() {
         pair.run(1_000_000);
         assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1), "round {round}");
     }
-    assert!(pair.ends[0].node.peers[0].fast_path, "all is as it was");
+    assert!(pair.ends[0].node.peers[FIRST].fast_path, "all is as it was");
 }
 
 /// Each endpoint is told for itself, also if another has opened a session meanwhile; one that is
@@ -80,7 +83,7 @@ fn each_endpoint_is_told_once() {
     assert_eq!(send(&mut pair, OpFlags::empty(), 5), Ok(()));
     pair.ends[0].ep = first;
     assert_eq!(send(&mut pair, OpFlags::empty(), 6), Ok(()));
-    assert!(!pair.ends[0].node.observed.losses.concern(0), "nobody is left to be told");
+    assert!(!pair.ends[0].node.observed.losses.concern(FIRST), "nobody is left to be told");
 }
 
 /// Where every message has a record, only what nobody waits for is told of by the next post.
@@ -111,7 +114,7 @@ fn receives_that_name_the_peer_end_with_its_session() {
         pair.recv(0, IoBuf::leaked(&[0; 8]), 7, OpFlags::empty(), 12).unwrap();
         let reason = if closes { EndReason::Closed } else { EndReason::Silent };
         let now = pair.now;
-        pair.ends[0].node.end_session(now, 0, reason);
+        pair.ends[0].node.end_session(now, FIRST, reason);
         let posted = pair.ends[0].node.levels().posted;
         assert_eq!(posted, if closes { 3 } else { 1 });
         if !closes {
