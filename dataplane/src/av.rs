@@ -294,10 +294,16 @@ mod tests {
         assert_eq!(plain.lookup(1 << 62), None);
         let mut av = Av::with_capacity(2);
         av.name_contexts(2);
-        assert_eq!((av.insert(entry(PeerIdx::of(1), 7)), av.insert(entry(PeerIdx::of(2), u16::MAX - 1))), (0, 1));
+        assert_eq!(
+            (av.insert(entry(PeerIdx::of(1), 7)), av.insert(entry(PeerIdx::of(2), u16::MAX - 1))),
+            (0, 1)
+        );
         for context in 0..4 {
             let named = av.lookup(context << 62).unwrap();
-            assert_eq!((named.peer, named.ep, named.inserted_ep()), (PeerIdx::of(1), 7 + context as u16, 7));
+            assert_eq!(
+                (named.peer, named.ep, named.inserted_ep()),
+                (PeerIdx::of(1), 7 + context as u16, 7)
+            );
         }
         assert_eq!(av.lookup(1 << 62 | 1).unwrap().ep, u16::MAX);
         let nothing = [2 << 62 | 1, 1 << 62 | 2, 1 << 61, FiAddr::MAX];

@@ -1,9 +1,13 @@
 //! The index of a slot, by what lies in it: an index of one table does not fit another.
 
-use crate::slab::NONE;
+/// The number of no slot.
+pub const NONE: u32 = u32::MAX;
 
-/// What names a slot of a [`Table`](crate::table::Table).
-pub trait Idx: Copy + Eq {
+/// What names a slot of a [`Slab`](crate::slab::Slab) or a [`Table`](crate::table::Table).
+pub trait Idx: Copy + Eq + 'static {
+    /// No slot: the end of a list.
+    const NONE: Self;
+
     /// The slot's number.
     fn get(self) -> u32;
 
@@ -12,6 +16,8 @@ pub trait Idx: Copy + Eq {
 }
 
 impl Idx for u32 {
+    const NONE: Self = NONE;
+
     #[inline(always)]
     fn get(self) -> u32 {
         self
@@ -23,41 +29,58 @@ impl Idx for u32 {
     }
 }
 
-/// A peer of a node, by its slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct PeerIdx(u32);
+/// Types of indices.
+macro_rules! indices {
+    ($($(#[$what:meta])* $name:ident;)*) => {$(
+        $(#[$what])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(transparent)]
+        pub struct $name(u32);
 
-impl PeerIdx {
-    /// No peer.
-    pub const NONE: Self = Self(NONE);
+        impl $name {
+            /// None of them.
+            pub const NONE: Self = Self(NONE);
 
-    /// The peer in slot number `n`.
-    pub const fn of(n: u32) -> Self {
-        Self(n)
-    }
+            /// That in slot number `n`.
+            #[inline(always)]
+            pub const fn of(n: u32) -> Self {
+                Self(n)
+            }
 
-    /// The slot's number.
-    #[inline(always)]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
+            /// The slot's number.
+            #[inline(always)]
+            pub const fn get(self) -> u32 {
+                self.0
+            }
 
-    /// [`get`](Self::get), to index what lies beside the table.
-    #[inline(always)]
-    pub const fn at(self) -> usize {
-        self.0 as usize
-    }
+            /// [`get`](Self::get), to index what lies beside the table.
+            #[inline(always)]
+            pub const fn at(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl Idx for $name {
+            const NONE: Self = Self(NONE);
+
+            #[inline(always)]
+            fn get(self) -> u32 {
+                self.0
+            }
+
+            #[inline(always)]
+            fn new(n: u32) -> Self {
+                Self(n)
+            }
+        }
+    )*};
 }
 
-impl Idx for PeerIdx {
-    #[inline(always)]
-    fn get(self) -> u32 {
-        self.0
-    }
-
-    #[inline(always)]
-    fn new(n: u32) -> Self {
-        Self(n)
-    }
+indices! {
+    /// A peer of a node.
+    PeerIdx;
+    /// An endpoint of a node.
+    EpIdx;
+    /// A transmit request of a node.
+    TxIdx;
 }

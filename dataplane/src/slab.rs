@@ -7,30 +7,31 @@
 //! An index that names no used slot is our own bug and panics in every build: it would hand one
 //! operation's state to another.
 
+use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
 use barewire_driver::hint::cold;
 use barewire_driver::mem::prefetch;
 
-/// No slot: the end of a list.
-pub const NONE: u32 = u32::MAX;
+use crate::idx::Idx;
+pub use crate::idx::NONE;
 
 /// The index of a slot with the generation it had: names one life of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Handle {
-    pub(crate) idx: u32,
+pub struct Handle<K = u32> {
+    pub(crate) idx: K,
     pub(crate) generation: u32,
 }
 
-impl Handle {
+impl<K: Copy> Handle<K> {
     /// Puts together what [`idx`](Self::idx) and [`generation`](Self::generation) took apart. Parts
     /// that never were a handle name nothing.
-    pub const fn from_parts(idx: u32, generation: u32) -> Self {
+    pub const fn from_parts(idx: K, generation: u32) -> Self {
         Self { idx, generation }
     }
 
     /// The slot.
-    pub const fn idx(self) -> u32 {
+    pub const fn idx(self) -> K {
         self.idx
     }
 
@@ -40,16 +41,17 @@ impl Handle {
     }
 }
 
-/// A table of at most `capacity` values, each named by the index of its slot.
+/// A table of at most `capacity` values, each named by the index `K` of its slot.
 ///
 /// The slot freed last is given out first, while its memory is still in the cache. Slots are
 /// aligned as `A` is: to a [`Line`] where it matters which parts of a value share one.
 #[derive(Debug)]
-pub struct Slab<T, A = ()> {
+pub struct Slab<T, A = (), K = u32> {
     slots: Vec<Slot<T, A>>,
     capacity: usize,
     free_head: u32,
     len: u32,
+    _named_by: PhantomData<fn() -> K>,
 }
 
 /// Both variants have the generation, which shares a word with the tag. So the tag is never an
@@ -75,7 +77,7 @@ impl<T, A> Slot<T, A> {
 #[repr(align(64))]
 pub struct Line;
 
-impl<T> Slab<T> {
+impl<T, K: Idx> Slab<T, (), K> {
     /// An empty slab. Reserves room for `n` values and touches none of it.
     ///
     /// # Panics
@@ -85,14 +87,14 @@ impl<T> Slab<T> {
     }
 }
 
-impl<T> Slab<T, Line> {
+impl<T, K: Idx> Slab<T, Line, K> {
     /// As [`with_capacity`](Slab::with_capacity), with slots that begin with a line of the cache.
     pub fn with_lines(n: usize) -> Self {
         Self::reserve(n)
     }
 }
 
-impl<T, A> Slab<T, A> {
+impl<T, A, K: Idx> Slab<T, A, K> {
     /// Bytes that a slot takes.
     pub const SLOT_LEN: usize = size_of::<Slot<T, A>>();
 
@@ -101,24 +103,25 @@ impl<T, A> Slab<T, A> {
 
     fn reserve(n: usize) -> Self {
         assert!(n < NONE as usize, "slab: {n} slots do not fit an index");
-        Self { slots: Vec::with_capacity(n), capacity: n, free_head: NONE, len: 0 }
+        let slots = Vec::with_capacity(n);
+        Self { slots, capacity: n, free_head: NONE, len: 0, _named_by: PhantomData }
     }
 
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
     /// allocates.
     #[inline]
-    pub fn alloc(&mut self, value: T) -> Option<u32> {
+    pub fn alloc(&mut self, value: T) -> Option<K> {
         self.vacant().map(|_| self.fill(value))
     }
 
     /// The slot that the next [`fill`](Self::fill) takes, `None` if the slab is full. For a caller
     /// that wants to keep the value then.
     #[inline]
-    pub fn vacant(&mut self) -> Option<u32> {
+    pub fn vacant(&mut self) -> Option<K> {
         if self.free_head == NONE && !self.grow() {
             return None;
         }
-        Some(self.free_head)
+        Some(K::new(self.free_head))
     }
 
     /// Puts `value` into the slot that [`vacant`](Self::vacant) has just named.
@@ -126,39 +129,39 @@ impl<T, A> Slab<T, A> {
     /// # Panics
     /// If there is none.
     #[inline]
-    pub fn fill(&mut self, value: T) -> u32 {
+    pub fn fill(&mut self, value: T) -> K {
         let idx = self.free_head;
-        let slot = &mut self.slots[idx as usize];
+        let slot = &mut self.slots[idx.get() as usize];
         let Slot::Free { generation, next } = *slot else { broken() };
         *slot = Slot::used(generation.wrapping_add(1), value);
         self.free_head = next;
         self.len += 1;
-        idx
+        K::new(idx)
     }
 
     /// Puts the value that `make` makes, given its index, into a free slot. `None`, and nothing
     /// made, if there is none. Never allocates.
     #[inline(always)]
-    pub fn alloc_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
+    pub fn alloc_with(&mut self, make: impl FnOnce(K) -> T) -> Option<K> {
         // `grow` does not see `make`, so that the value is constructed in its slot.
         if self.free_head == NONE && !self.grow() {
             return cold(None);
         }
         let idx = self.free_head;
-        let Some(slot) = self.slots.get_mut(idx as usize) else {
+        let Some(slot) = self.slots.get_mut(idx.get() as usize) else {
             return cold(None);
         };
         let Slot::Free { generation, next } = *slot else { broken() };
-        *slot = Slot::used(generation.wrapping_add(1), make(idx));
+        *slot = Slot::used(generation.wrapping_add(1), make(K::new(idx)));
         self.free_head = next;
         self.len += 1;
-        Some(idx)
+        Some(K::new(idx))
     }
 
     /// Prefetches the slot that will be given out next, if there is other work to do until then.
     #[inline(always)]
     pub fn prefetch_free(&self) {
-        self.prefetch(self.free_head, Self::SLOT_LEN);
+        self.prefetch(K::new(self.free_head), Self::SLOT_LEN);
     }
 
     /// Makes the next slot that was never used a free one. Within the capacity of the vector, so it
@@ -179,18 +182,18 @@ impl<T, A> Slab<T, A> {
     /// # Panics
     /// If the slot is not in use.
     #[inline]
-    pub fn free(&mut self, idx: u32) -> T {
-        let slot = &mut self.slots[idx as usize];
+    pub fn free(&mut self, idx: K) -> T {
+        let slot = &mut self.slots[idx.get() as usize];
         let generation = match *slot {
             Slot::Used { generation, .. } => generation,
-            Slot::Free { .. } => not_used(idx),
+            Slot::Free { .. } => not_used(idx.get()),
         };
         let old = std::mem::replace(slot, Slot::Free { generation, next: self.free_head });
-        self.free_head = idx;
+        self.free_head = idx.get();
         self.len -= 1;
         match old {
             Slot::Used { value, .. } => value,
-            Slot::Free { .. } => not_used(idx),
+            Slot::Free { .. } => not_used(idx.get()),
         }
     }
 
@@ -199,18 +202,18 @@ impl<T, A> Slab<T, A> {
     /// # Panics
     /// If the slot is not in use.
     #[inline(always)]
-    pub fn discard(&mut self, idx: u32) {
-        let slot = &mut self.slots[idx as usize];
-        let Slot::Used { generation, .. } = *slot else { not_used(idx) };
+    pub fn discard(&mut self, idx: K) {
+        let slot = &mut self.slots[idx.get() as usize];
+        let Slot::Used { generation, .. } = *slot else { not_used(idx.get()) };
         *slot = Slot::Free { generation, next: self.free_head };
-        self.free_head = idx;
+        self.free_head = idx.get();
         self.len -= 1;
     }
 
     /// The value of a slot, `None` if the slot is not in use.
     #[inline(always)]
-    pub fn get(&self, idx: u32) -> Option<&T> {
-        match self.slots.get(idx as usize) {
+    pub fn get(&self, idx: K) -> Option<&T> {
+        match self.slots.get(idx.get() as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
             _ => cold(None),
         }
@@ -218,8 +221,8 @@ impl<T, A> Slab<T, A> {
 
     /// [`get`](Self::get), mutable.
     #[inline(always)]
-    pub fn get_mut(&mut self, idx: u32) -> Option<&mut T> {
-        match self.slots.get_mut(idx as usize) {
+    pub fn get_mut(&mut self, idx: K) -> Option<&mut T> {
+        match self.slots.get_mut(idx.get() as usize) {
             Some(Slot::Used { value, .. }) => Some(value),
             _ => cold(None),
         }
@@ -228,8 +231,8 @@ impl<T, A> Slab<T, A> {
     /// Prefetches the lines of the first `bytes` of a slot, in use or not, counted from the start
     /// of the slot. Reads nothing, so that prefetches of several slots overlap.
     #[inline]
-    pub fn prefetch(&self, idx: u32, bytes: usize) {
-        let Some(slot) = self.slots.get(idx as usize) else { return };
+    pub fn prefetch(&self, idx: K, bytes: usize) {
+        let Some(slot) = self.slots.get(idx.get() as usize) else { return };
         let at = std::ptr::from_ref(slot).cast::<u8>();
         for line in (0..bytes).step_by(64) {
             prefetch(at.wrapping_add(line));
@@ -240,22 +243,22 @@ impl<T, A> Slab<T, A> {
     }
 
     /// How often the slot has been used so far, this time included; 0 for one never used. Wraps.
-    pub fn generation(&self, idx: u32) -> u32 {
-        match self.slots.get(idx as usize) {
+    pub fn generation(&self, idx: K) -> u32 {
+        match self.slots.get(idx.get() as usize) {
             Some(Slot::Used { generation, .. } | Slot::Free { generation, .. }) => *generation,
             None => 0,
         }
     }
 
     /// A name for this life of the slot.
-    pub fn handle(&self, idx: u32) -> Handle {
+    pub fn handle(&self, idx: K) -> Handle<K> {
         Handle { idx, generation: self.generation(idx) }
     }
 
     /// The value that `handle` names, `None` if its slot has been freed since.
     #[inline(always)]
-    pub fn by_handle(&self, handle: Handle) -> Option<&T> {
-        match self.slots.get(handle.idx as usize) {
+    pub fn by_handle(&self, handle: Handle<K>) -> Option<&T> {
+        match self.slots.get(handle.idx.get() as usize) {
             Some(Slot::Used { generation, value, .. }) if *generation == handle.generation => {
                 Some(value)
             }
@@ -265,8 +268,8 @@ impl<T, A> Slab<T, A> {
 
     /// [`by_handle`](Self::by_handle), mutable.
     #[inline(always)]
-    pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
-        match self.slots.get_mut(handle.idx as usize) {
+    pub fn by_handle_mut(&mut self, handle: Handle<K>) -> Option<&mut T> {
+        match self.slots.get_mut(handle.idx.get() as usize) {
             Some(Slot::Used { generation, value, .. }) if *generation == handle.generation => {
                 Some(value)
             }
@@ -312,40 +315,40 @@ impl<T, A> Slab<T, A> {
     }
 
     /// The used slots in order of index. Costs a look at every slot ever used.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (K, &T)> {
         self.slots.iter().enumerate().filter_map(|(i, slot)| match slot {
-            Slot::Used { value, .. } => Some((i as u32, value)),
+            Slot::Used { value, .. } => Some((K::new(i as u32), value)),
             Slot::Free { .. } => None,
         })
     }
 
     /// [`iter`](Self::iter), mutable.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (K, &mut T)> {
         self.slots.iter_mut().enumerate().filter_map(|(i, slot)| match slot {
-            Slot::Used { value, .. } => Some((i as u32, value)),
+            Slot::Used { value, .. } => Some((K::new(i as u32), value)),
             Slot::Free { .. } => None,
         })
     }
 }
 
-impl<T, A> Index<u32> for Slab<T, A> {
+impl<T, A, K: Idx> Index<K> for Slab<T, A, K> {
     type Output = T;
 
     #[inline(always)]
-    fn index(&self, idx: u32) -> &T {
-        match &self.slots[idx as usize] {
+    fn index(&self, idx: K) -> &T {
+        match &self.slots[idx.get() as usize] {
             Slot::Used { value, .. } => value,
-            Slot::Free { .. } => not_used(idx),
+            Slot::Free { .. } => not_used(idx.get()),
         }
     }
 }
 
-impl<T, A> IndexMut<u32> for Slab<T, A> {
+impl<T, A, K: Idx> IndexMut<K> for Slab<T, A, K> {
     #[inline(always)]
-    fn index_mut(&mut self, idx: u32) -> &mut T {
-        match &mut self.slots[idx as usize] {
+    fn index_mut(&mut self, idx: K) -> &mut T {
+        match &mut self.slots[idx.get() as usize] {
             Slot::Used { value, .. } => value,
-            Slot::Free { .. } => not_used(idx),
+            Slot::Free { .. } => not_used(idx.get()),
         }
     }
 }
@@ -364,38 +367,38 @@ fn not_used(idx: u32) -> ! {
 
 /// The neighbours of an entry in one list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// The entry before, or [`NONE`].
-    pub prev: u32,
-    /// The entry after, or [`NONE`].
-    pub next: u32,
+pub struct Link<K = u32> {
+    /// The entry before, or [`NONE`](Idx::NONE).
+    pub prev: K,
+    /// The entry after, or [`NONE`](Idx::NONE).
+    pub next: K,
 }
 
-impl Default for Link {
+impl<K: Idx> Default for Link<K> {
     fn default() -> Self {
-        Self { prev: NONE, next: NONE }
+        Self { prev: K::NONE, next: K::NONE }
     }
 }
 
 /// An entry that can stand in the list number `LIST` of its slab. One that can stand in two lists
 /// at once implements it twice.
-pub trait Linked<const LIST: usize> {
+pub trait Linked<const LIST: usize, K = u32> {
     /// The neighbours, to change them.
-    fn link(&mut self) -> &mut Link;
+    fn link(&mut self) -> &mut Link<K>;
     /// The neighbours.
-    fn link_ref(&self) -> &Link;
+    fn link_ref(&self) -> &Link<K>;
 }
 
 /// A table of values that are named by their index: a [`Slab`], or a
 /// [`Table`](crate::table::Table).
-pub trait Slots<T>: Index<u32, Output = T> {}
+pub trait Slots<T, K>: Index<K, Output = T> {}
 
-impl<T, S: Index<u32, Output = T>> Slots<T> for S {}
+impl<T, K, S: Index<K, Output = T>> Slots<T, K> for S {}
 
 /// [`Slots`], mutable.
-pub trait SlotsMut<T>: IndexMut<u32, Output = T> {}
+pub trait SlotsMut<T, K>: IndexMut<K, Output = T> {}
 
-impl<T, S: IndexMut<u32, Output = T>> SlotsMut<T> for S {}
+impl<T, K, S: IndexMut<K, Output = T>> SlotsMut<T, K> for S {}
 
 /// The entry count of a list: `u32`, or `()`, which takes no memory.
 pub trait Count: Copy {
@@ -432,59 +435,59 @@ impl Count for () {
 }
 
 /// A list without an entry count.
-pub type Queue<const LIST: usize> = List<LIST, ()>;
+pub type Queue<const LIST: usize, K = u32> = List<LIST, (), K>;
 
 /// A doubly linked list of slots of one slab or table.
 ///
 /// Holds indices only: every call is given the slab, always the same. An entry must leave the list
 /// before its slot is freed.
 #[derive(Clone, Copy, Debug)]
-pub struct List<const LIST: usize, C = u32> {
-    /// The first entry, or [`NONE`].
-    pub head: u32,
-    /// The last entry, or [`NONE`].
-    pub tail: u32,
+pub struct List<const LIST: usize, C = u32, K = u32> {
+    /// The first entry, or [`NONE`](Idx::NONE).
+    pub head: K,
+    /// The last entry, or [`NONE`](Idx::NONE).
+    pub tail: K,
     /// Entries in the list.
     pub len: C,
 }
 
-impl<const LIST: usize, C: Count> Default for List<LIST, C> {
+impl<const LIST: usize, C: Count, K: Idx> Default for List<LIST, C, K> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<const LIST: usize, C: Count> List<LIST, C> {
+impl<const LIST: usize, C: Count, K: Idx> List<LIST, C, K> {
     /// An empty list.
     pub const fn new() -> Self {
-        Self { head: NONE, tail: NONE, len: C::ZERO }
+        Self { head: K::NONE, tail: K::NONE, len: C::ZERO }
     }
 
     /// Whether nothing is in the list.
     #[inline]
-    pub const fn is_empty(&self) -> bool {
-        self.head == NONE
+    pub fn is_empty(&self) -> bool {
+        self.head == K::NONE
     }
 
     /// Appends `idx`, which is in no list of this number.
     #[inline]
-    pub fn push_back<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
+    pub fn push_back<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, idx: K) {
         *slab[idx].link() = self.end();
         self.add(slab, idx);
     }
 
     /// The links of an entry that [`add`](Self::add) will append.
     #[inline(always)]
-    pub const fn end(&self) -> Link {
-        Link { prev: self.tail, next: NONE }
+    pub const fn end(&self) -> Link<K> {
+        Link { prev: self.tail, next: K::NONE }
     }
 
     /// [`push_back`](Self::push_back) for an entry constructed with the links of
     /// [`end`](Self::end).
     #[inline(always)]
-    pub fn add<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
+    pub fn add<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, idx: K) {
         debug_assert!(*slab[idx].link_ref() == self.end());
-        if self.tail == NONE {
+        if self.tail == K::NONE {
             self.head = idx;
         } else {
             slab[self.tail].link().next = idx;
@@ -495,9 +498,9 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Prepends `idx`, which is in no list of this number.
     #[inline]
-    pub fn push_front<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
-        *slab[idx].link() = Link { prev: NONE, next: self.head };
-        if self.head == NONE {
+    pub fn push_front<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, idx: K) {
+        *slab[idx].link() = Link { prev: K::NONE, next: self.head };
+        if self.head == K::NONE {
             self.tail = idx;
         } else {
             slab[self.head].link().prev = idx;
@@ -508,9 +511,9 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// Takes the first entry out of the list.
     #[inline]
-    pub fn pop_front<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>) -> Option<u32> {
+    pub fn pop_front<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>) -> Option<K> {
         let idx = self.head;
-        if idx == NONE {
+        if idx == K::NONE {
             return None;
         }
         self.remove(slab, idx);
@@ -522,7 +525,7 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// # Panics
     /// If `idx` stands at an end and it is not this list's end: it is in another list or in none.
     #[inline]
-    pub fn remove<T: Linked<LIST>>(&mut self, slab: &mut impl SlotsMut<T>, idx: u32) {
+    pub fn remove<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, idx: K) {
         let link = std::mem::take(slab[idx].link());
         self.cut(slab, idx, link);
     }
@@ -532,21 +535,21 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
     /// # Panics
     /// As [`remove`](Self::remove).
     #[inline(always)]
-    pub(crate) fn cut<T: Linked<LIST>>(
+    pub(crate) fn cut<T: Linked<LIST, K>>(
         &mut self,
-        slab: &mut impl SlotsMut<T>,
-        idx: u32,
-        link: Link,
+        slab: &mut impl SlotsMut<T, K>,
+        idx: K,
+        link: Link<K>,
     ) {
         let Link { prev, next } = link;
-        if prev == NONE {
-            assert!(self.head == idx, "list: {idx} is not in this list");
+        if prev == K::NONE {
+            assert!(self.head == idx, "list: {} is not in this list", idx.get());
             self.head = next;
         } else {
             slab[prev].link().next = next;
         }
-        if next == NONE {
-            assert!(self.tail == idx, "list: {idx} is not in this list");
+        if next == K::NONE {
+            assert!(self.tail == idx, "list: {} is not in this list", idx.get());
             self.tail = prev;
         } else {
             slab[next].link().prev = prev;
@@ -556,17 +559,17 @@ impl<const LIST: usize, C: Count> List<LIST, C> {
 
     /// The entry after `idx`.
     #[inline]
-    pub fn next<T: Linked<LIST>>(&self, slab: &impl Slots<T>, idx: u32) -> Option<u32> {
+    pub fn next<T: Linked<LIST, K>>(&self, slab: &impl Slots<T, K>, idx: K) -> Option<K> {
         let next = slab[idx].link_ref().next;
-        (next != NONE).then_some(next)
+        (next != K::NONE).then_some(next)
     }
 
     /// The entries from first to last.
-    pub fn iter<'a, T: Linked<LIST> + 'a>(
+    pub fn iter<'a, T: Linked<LIST, K> + 'a>(
         &self,
-        slab: &'a impl Slots<T>,
-    ) -> impl Iterator<Item = u32> + 'a {
-        let some = |idx: u32| (idx != NONE).then_some(idx);
+        slab: &'a impl Slots<T, K>,
+    ) -> impl Iterator<Item = K> + 'a {
+        let some = |idx: K| (idx != K::NONE).then_some(idx);
         std::iter::successors(some(self.head), move |&idx| some(slab[idx].link_ref().next))
     }
 }
@@ -602,7 +605,7 @@ mod tests {
             capacity in 0usize..12,
             ops in prop::collection::vec(op(), 1..300),
         ) {
-            let mut slab = Slab::with_capacity(capacity);
+            let mut slab: Slab<_> = Slab::with_capacity(capacity);
             let room = slab.slots.as_ptr();
             let mut model = BTreeMap::new();
             let mut freed = Vec::new();
@@ -647,7 +650,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "not in use")]
     fn freeing_twice_panics() {
-        let mut slab = Slab::with_capacity(2);
+        let mut slab: Slab<_> = Slab::with_capacity(2);
         let idx = slab.alloc(7).unwrap();
         slab.free(idx);
         slab.free(idx);
@@ -656,7 +659,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "not in use")]
     fn indexing_a_free_slot_panics() {
-        let mut slab = Slab::with_capacity(2);
+        let mut slab: Slab<_> = Slab::with_capacity(2);
         let idx = slab.alloc(7).unwrap();
         slab.free(idx);
         let _ = slab[idx];
@@ -664,7 +667,7 @@ mod tests {
 
     #[test]
     fn a_raised_capacity_keeps_what_there_is() {
-        let mut slab = Slab::with_capacity(2);
+        let mut slab: Slab<_> = Slab::with_capacity(2);
         let first: Vec<_> = (0..2).map(|i| slab.alloc(i).unwrap()).collect();
         let handle = slab.handle(first[1]);
         assert!(slab.is_full() && slab.alloc(2).is_none());
@@ -680,7 +683,7 @@ mod tests {
 
     #[test]
     fn a_handle_of_zeros_names_nothing() {
-        let mut slab = Slab::with_capacity(1);
+        let mut slab: Slab<_> = Slab::with_capacity(1);
         slab.alloc(()).unwrap();
         assert_eq!(slab.by_handle(Handle::from_parts(0, 0)), None);
     }
@@ -752,7 +755,7 @@ mod tests {
         fn lists_are_queues(
             ops in prop::collection::vec((any::<bool>(), 0u8..5, any::<usize>()), 1..300),
         ) {
-            let mut slab = Slab::with_capacity(8);
+            let mut slab: Slab<_> = Slab::with_capacity(8);
             while slab.alloc(Entry::default()).is_some() {}
             let (mut a, mut b) = (List::<0>::new(), List::<1>::new());
             let (mut in_a, mut in_b) = (VecDeque::new(), VecDeque::new());
@@ -770,7 +773,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "not in this list")]
     fn removing_what_is_in_no_list_panics() {
-        let mut slab = Slab::with_capacity(2);
+        let mut slab: Slab<_> = Slab::with_capacity(2);
         let mut list = List::<0>::new();
         let (a, b) = (slab.alloc(Entry::default()).unwrap(), slab.alloc(Entry::default()).unwrap());
         list.push_back(&mut slab, a);

@@ -109,12 +109,12 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
     /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
     /// allocates.
     pub fn alloc(&mut self, value: T) -> Option<K> {
-        self.alloc_named(value).map(|handle| K::new(handle.idx))
+        self.alloc_named(value).map(Handle::idx)
     }
 
     /// [`alloc`](Self::alloc), inlined, that returns the value's handle.
     #[inline(always)]
-    pub fn alloc_named(&mut self, value: T) -> Option<Handle> {
+    pub fn alloc_named(&mut self, value: T) -> Option<Handle<K>> {
         let mut idx = self.free_head;
         let slot = match self.slots.get_mut(idx.get() as usize) {
             Some(slot) => slot,
@@ -128,7 +128,7 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
         let generation = slot.generation.wrapping_add(1);
         (slot.generation, slot.value) = (generation, value);
         self.free_head = slot.next;
-        Some(Handle { idx, generation })
+        Some(Handle { idx: K::new(idx), generation })
     }
 
     /// Adds a slot that was never used to the free ones, if no other is free and the table is not
@@ -265,15 +265,15 @@ impl<T, A, K: Idx> Table<T, A, K> {
     }
 
     /// The handle of this life of the slot; that of no value if the slot is free.
-    pub fn handle(&self, idx: K) -> Handle {
+    pub fn handle(&self, idx: K) -> Handle<K> {
         let used = self.slots.get(idx.get() as usize).filter(|slot| slot.is_used());
-        Handle { idx: idx.get(), generation: used.map_or(0, |slot| slot.generation) }
+        Handle { idx, generation: used.map_or(0, |slot| slot.generation) }
     }
 
     /// The value that `handle` names, `None` if its slot has been freed since.
     #[inline(always)]
-    pub fn by_handle(&self, handle: Handle) -> Option<&T> {
-        match self.slots.get(handle.idx as usize) {
+    pub fn by_handle(&self, handle: Handle<K>) -> Option<&T> {
+        match self.slots.get(handle.idx.get() as usize) {
             Some(slot) if slot.generation == handle.generation => Some(&slot.value),
             _ => cold(None),
         }
@@ -281,8 +281,8 @@ impl<T, A, K: Idx> Table<T, A, K> {
 
     /// [`by_handle`](Self::by_handle), mutable.
     #[inline(always)]
-    pub fn by_handle_mut(&mut self, handle: Handle) -> Option<&mut T> {
-        match self.slots.get_mut(handle.idx as usize) {
+    pub fn by_handle_mut(&mut self, handle: Handle<K>) -> Option<&mut T> {
+        match self.slots.get_mut(handle.idx.get() as usize) {
             Some(slot) if slot.generation == handle.generation => Some(&mut slot.value),
             _ => cold(None),
         }

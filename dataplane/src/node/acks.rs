@@ -23,10 +23,9 @@ use super::fast_rma::BaseTo;
 use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
 use super::{FrameSink, InPlaceFrame, Node, Todo};
-use crate::idx::PeerIdx;
+use crate::idx::{PeerIdx, TxIdx};
 use crate::rel::rtt;
 use crate::rel::sent::SendWindow;
-use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, AckOp, BASE_LEN, BaseOut, BaseWords, HeadOut, TRAILER_LEN, Ty};
 
@@ -183,8 +182,8 @@ impl Node {
     /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, [`NONE`]
     /// if there is none.
     #[inline]
-    pub(super) fn asks(&self, p: PeerIdx, w: u32, ends: bool) -> bool {
-        let own = if w == NONE { 0 } else { self.tx[w].unacked };
+    pub(super) fn asks(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
+        let own = if w == TxIdx::NONE { 0 } else { self.tx[w].unacked };
         self.acks.asks(self.polled_at, &self.peers[p].snd, own, ends)
     }
 

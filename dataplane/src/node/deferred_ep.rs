@@ -16,6 +16,7 @@ use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags};
+use crate::idx::EpIdx;
 use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
@@ -29,7 +30,7 @@ impl Node {
     /// - [`Error::NoMem`]: there are too many endpoints.
     pub fn deferred_ep(&mut self, ep: EpId, cntr: Option<CntrId>) -> Result<EpId> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled || e.deferred_for != NONE {
+        if !e.enabled || e.deferred_for != EpIdx::NONE {
             return Err(Error::OpBadState);
         }
         let at = match cntr {
@@ -77,7 +78,7 @@ impl Node {
     pub(super) fn post_deferred_recv(
         &mut self,
         now: Instant,
-        t: u32,
+        t: EpIdx,
         src: Src,
         mut req: RecvReq,
     ) -> Result<()> {
@@ -85,7 +86,7 @@ impl Node {
         if self.eps[e].sharers.is_some() {
             return self.post_shared(now, (e, t), src, req);
         }
-        if self.eps[e].srx != NONE {
+        if self.eps[e].srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
         self.make_room(self.eps[t].rx_cq);
@@ -149,7 +150,7 @@ impl Node {
     }
 
     /// Ends the deferred endpoints of endpoint `e`. Its receives have ended already.
-    pub(super) fn close_deferred_eps(&mut self, now: Instant, e: u32) {
+    pub(super) fn close_deferred_eps(&mut self, now: Instant, e: EpIdx) {
         if !self.eps[e].has_deferred {
             return;
         }
@@ -163,16 +164,18 @@ impl Node {
     /// Ends the idle deferred endpoints that counter `c` counts for.
     pub(super) fn leave_cntr(&mut self, c: u32) {
         let idle = |t: &super::ep::Ep| t.tx_cntr == c && !t.is_in_use();
-        for t in self.deferred_eps(|_, deferred| deferred.deferred_for != NONE && idle(deferred)) {
+        for t in
+            self.deferred_eps(|_, deferred| deferred.deferred_for != EpIdx::NONE && idle(deferred))
+        {
             self.free_deferred_ep(t);
         }
     }
 
-    fn deferred_eps(&self, which: impl Fn(u32, &super::ep::Ep) -> bool) -> Vec<u32> {
+    fn deferred_eps(&self, which: impl Fn(EpIdx, &super::ep::Ep) -> bool) -> Vec<EpIdx> {
         self.eps.iter().filter(|(i, ep)| which(*i, ep)).map(|(i, _)| i).collect()
     }
 
-    fn free_deferred_ep(&mut self, t: u32) {
+    fn free_deferred_ep(&mut self, t: EpIdx) {
         let deferred = &mut self.eps[t];
         deferred.release_receives(&mut self.cqs);
         deferred.release_ops(&mut self.cqs);

@@ -8,7 +8,7 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
@@ -119,11 +119,11 @@ pub(crate) struct Ep {
     /// A message could not be delivered because a queue was full: later ones must not overtake it.
     pub(crate) cq_blocked: bool,
     /// The shared context that its messages take their receives from, `NONE` if it has its own.
-    pub(crate) srx: u32,
+    pub(crate) srx: EpIdx,
     /// How many endpoints share it, if it is such a context and no endpoint.
     pub(crate) sharers: Option<u32>,
     /// The endpoint that it is a [deferred endpoint](super::deferred_ep) of, `NONE` if it is none.
-    pub(crate) deferred_for: u32,
+    pub(crate) deferred_for: EpIdx,
     /// It has or had a deferred endpoint.
     pub(crate) has_deferred: bool,
     /// Untagged and tagged.
@@ -141,7 +141,7 @@ impl Vacant for Ep {
 
 impl Ep {
     /// The slot that no endpoint has, and a number that is nobody's names.
-    pub(super) const NOBODY: u32 = 0;
+    pub(super) const NOBODY: EpIdx = EpIdx::of(0);
 
     /// One that is not enabled.
     fn new(number: u16, attr: &EpAttr) -> Self {
@@ -187,9 +187,9 @@ impl Ep {
             buffered_min: 0,
             buffered_limit: usize::MAX,
             cq_blocked: false,
-            srx: NONE,
+            srx: EpIdx::NONE,
             sharers: None,
-            deferred_for: NONE,
+            deferred_for: EpIdx::NONE,
             has_deferred: false,
             matcher: [matcher(), matcher()],
             claimed: Vec::with_capacity(64),
@@ -204,7 +204,7 @@ impl Ep {
         let may =
             |caps| [Caps::MSG, Caps::TAGGED].map(|kind| enabled && self.caps.contains(caps | kind));
         (self.may_send, self.may_recv) = (may(Caps::SEND), may(Caps::RECV));
-        if self.srx != NONE || self.sharers.is_some() || self.deferred_for != NONE {
+        if self.srx != EpIdx::NONE || self.sharers.is_some() || self.deferred_for != EpIdx::NONE {
             self.may_recv = [false; 2];
         }
         self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
@@ -367,7 +367,7 @@ impl Node {
     /// Makes room for a send of endpoint `e`, in its transmit queue and its completion queue, if
     /// only reservations fill them.
     #[inline]
-    pub(super) fn make_send_room(&mut self, e: u32) {
+    pub(super) fn make_send_room(&mut self, e: EpIdx) {
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size {
             ep.release_ops(&mut self.cqs);
@@ -377,7 +377,7 @@ impl Node {
 
     /// The same for a receive of endpoint `e`.
     #[inline]
-    pub(super) fn make_recv_room(&mut self, e: u32) {
+    pub(super) fn make_recv_room(&mut self, e: EpIdx) {
         let ep = &mut self.eps[e];
         if ep.rx_used >= ep.rx_size {
             ep.release_receives(&mut self.cqs);
@@ -578,7 +578,7 @@ impl Node {
         if self.is_taken(number) {
             return Err(Error::AddrInUse);
         }
-        self.numbers.at[usize::from(old)] = Ep::NOBODY;
+        self.numbers.set(old, Ep::NOBODY);
         self.name(ep.0.idx(), number);
         let e = &mut self.eps[ep.0.idx()];
         (e.number, e.counters.number) = (number, number);
@@ -586,8 +586,8 @@ impl Node {
     }
 
     /// Lets messages find the endpoint in this slot by its number.
-    fn name(&mut self, idx: u32, number: u16) {
-        self.numbers.at[usize::from(number)] = idx;
+    fn name(&mut self, idx: EpIdx, number: u16) {
+        self.numbers.set(number, idx);
     }
 
     /// The address others reach the endpoint by.
@@ -685,9 +685,8 @@ impl Node {
         self.observed.losses.forget_ep(idx);
         let e = self.eps.free(idx);
         // A transmit context's number belongs to its scalable endpoint.
-        let named = &mut self.numbers.at[usize::from(e.number)];
-        if *named == idx {
-            *named = Ep::NOBODY;
+        if self.numbers.ep(e.number) == idx {
+            self.numbers.set(e.number, Ep::NOBODY);
         }
         self.unbind(&e);
         Ok(())
@@ -711,8 +710,9 @@ impl Node {
 
     /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
     /// session goes on.
-    pub(super) fn close_sends(&mut self, now: Instant, idx: u32) {
-        let wrs: Vec<u32> = self.tx.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
+    pub(super) fn close_sends(&mut self, now: Instant, idx: EpIdx) {
+        let wrs: Vec<TxIdx> =
+            self.tx.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
         for w in wrs {
             let p = self.tx[w].peer;
             self.abandon_wr(w);
@@ -723,7 +723,7 @@ impl Node {
     }
 
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
-    pub(super) fn close_receives(&mut self, now: Instant, idx: u32) {
+    pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
         let pulls: Vec<u32> = (self.pulls.iter())
             .filter(|(_, pull)| pull.recv != NONE && self.posted[pull.recv].payload.ep == idx)
             .map(|(i, _)| i)
@@ -778,8 +778,8 @@ impl Node {
     }
 
     /// The slot of the endpoint with this number, or [`Ep::NOBODY`].
-    pub(crate) fn ep_slot(&self, number: u16) -> u32 {
-        self.numbers.at[usize::from(number)]
+    pub(crate) fn ep_slot(&self, number: u16) -> EpIdx {
+        self.numbers.ep(number)
     }
 }
 

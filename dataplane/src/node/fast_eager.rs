@@ -25,7 +25,7 @@ use super::{
     Todo,
 };
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::{Posted, Src};
@@ -191,7 +191,7 @@ impl Node {
         req: &SendReq,
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
-    ) -> Option<u32> {
+    ) -> Option<TxIdx> {
         let e = ep.0.idx();
         if self.todo.contains(Todo::SEND) {
             return cold(None);
@@ -322,7 +322,7 @@ impl Node {
         if !INLINE && cntr != NONE {
             self.count(cntr, true);
         }
-        Some(NONE)
+        Some(TxIdx::NONE)
     }
 
     /// Posts a receive: [`post_recv`](Self::post_recv) for the common case. The receive has one
@@ -390,7 +390,7 @@ impl Node {
         wr: TxWr,
         msg: MsgOp,
         (cost, ar, rests): (u32, bool, bool),
-    ) -> u32 {
+    ) -> TxIdx {
         let (p, len) = (wr.peer, wr.len as u32);
         if rests {
             self.tick(now);
@@ -466,7 +466,7 @@ impl Node {
         let Some((acked, granted)) = note_ack_and_credit::<LOSSY>(peer, msg.cack, msg.grant) else {
             return cold(false);
         };
-        let e = self.numbers.at[usize::from(msg.op.dst_ep)];
+        let e = self.numbers.ep(msg.op.dst_ep);
         let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
@@ -541,7 +541,7 @@ impl Node {
         {
             return cold(false);
         }
-        let e = self.numbers.at[usize::from(msg.dst_ep())];
+        let e = self.numbers.ep(msg.dst_ep());
         let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
         let matcher = &mut ep.matcher[usize::from(EagerTaggedView::TAGGED)];
         let len = msg.plen;

@@ -6,10 +6,10 @@ use barewire_driver::mem::Span;
 use super::peer::{Peer, SLOT_BITS, slot_of};
 use super::rma::{FETCHED, READ, WRITE};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx};
 use crate::proto::atomic::AtomicKind;
 use crate::rel::psn::Psn;
-use crate::slab::{Handle, NONE};
+use crate::slab::Handle;
 use crate::table::Vacant;
 
 /// Kind of a one-sided operation, by what its completion and its answer look like.
@@ -61,7 +61,7 @@ pub(super) struct FastOp {
     pub(super) result: Span,
     pub(super) is: OpBits,
     /// The endpoint that posted it; [`NONE`] once that is closed.
-    pub(super) ep: u32,
+    pub(super) ep: EpIdx,
     /// The PSN of its packet.
     pub(super) psn: Psn,
     /// The next operation in the peer's ring of those that wait for an acknowledgement; the last
@@ -113,7 +113,7 @@ impl OpBits {
 impl Vacant for FastOp {
     fn vacant() -> Self {
         let (is, next) = (OpBits::new(Form::Fetch, false), Peer::NO_OP);
-        Self { context: 0, result: Span::EMPTY, is, ep: NONE, psn: Psn(0), next }
+        Self { context: 0, result: Span::EMPTY, is, ep: EpIdx::NONE, psn: Psn(0), next }
     }
 }
 

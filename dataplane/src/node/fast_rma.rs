@@ -28,7 +28,7 @@ use super::rma_out::ANSWERS_MAX;
 use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, RmaIov, WriteReq};
 use crate::error::Error;
 use crate::flags::OpFlags;
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::is_planted;
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
@@ -556,10 +556,10 @@ impl Node {
         // for.
         if !FastOp::is_name(w)
             || op.peer() != p
-            || op.ep == NONE
+            || op.ep == EpIdx::NONE
             || op.form() != form
             || usize::from(base.plen()) != op.result.len()
-            || peer.send_q.head != NONE
+            || peer.send_q.head != TxIdx::NONE
             || !frame.fill_span(RespOp::HEAD, &op.result)
         {
             return cold(false);
@@ -583,7 +583,7 @@ impl Node {
             && let Some(op) = self.fast_ops.get(last.next.into())
             && op.psn.since(peer.snd.una) < 0
         {
-            let (w, closed, form) = (u32::from(last.next), op.ep == NONE, op.form());
+            let (w, closed, form) = (u32::from(last.next), op.ep == EpIdx::NONE, op.form());
             let next = op.next;
             peer.forget_ack(&mut self.fast_ops, (peer.last_unacked.into(), w, next));
             if closed {
@@ -623,7 +623,7 @@ impl Node {
             self.make_ready(p);
         }
         let op = &self.fast_ops[w];
-        if op.ep == NONE {
+        if op.ep == EpIdx::NONE {
             self.fast_ops.discard(w);
             self.peers[p].forget_fast_op();
         } else if offset == 0 && len == op.result.len() && frame.fill_span(off, &op.result) {
@@ -680,7 +680,7 @@ impl Node {
         }
         peer.forget_fast_op();
         self.fast_ops.discard(w);
-        if e != NONE {
+        if e != EpIdx::NONE {
             self.eps[e].tx_used -= 1;
             self.tell_fast_failure((e, p, form), context, err, prov_errno);
         }
@@ -688,7 +688,7 @@ impl Node {
 
     fn tell_fast_failure(
         &mut self,
-        (e, p, form): (u32, PeerIdx, Form),
+        (e, p, form): (EpIdx, PeerIdx, Form),
         op_context: u64,
         err: Error,
         prov_errno: ProvErrno,
@@ -714,13 +714,14 @@ impl Node {
 
     /// Kinds of the operations in flight to peer `p`, without those of closed endpoints.
     pub(super) fn fast_op_forms(&self, p: PeerIdx) -> impl Iterator<Item = Form> {
-        let ops = self.fast_ops.iter().filter(move |(_, op)| op.peer() == p && op.ep != NONE);
+        let ops =
+            self.fast_ops.iter().filter(move |(_, op)| op.peer() == p && op.ep != EpIdx::NONE);
         ops.map(|(_, op)| op.form())
     }
 
     /// Endpoint `e` was bound to a counter: it counts the operations in flight as well.
     #[cold]
-    pub(super) fn count_fast_ops(&mut self, e: u32) {
+    pub(super) fn count_fast_ops(&mut self, e: EpIdx) {
         for (_, op) in self.fast_ops.iter_mut().filter(|(_, op)| op.ep == e) {
             op.is.0 &= !OpBits::WORD_UNCOUNTED;
         }
@@ -729,12 +730,12 @@ impl Node {
     /// Ends the operations of endpoint `e`, which is being closed. Their records stay until the
     /// answer or the refusal arrives, since `Peer::answers` counts them.
     #[cold]
-    pub(super) fn cancel_fast_ops(&mut self, e: u32) {
+    pub(super) fn cancel_fast_ops(&mut self, e: EpIdx) {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.ep == e);
         let ops: Vec<u32> = ops.map(|(w, _)| w).collect();
         for w in ops {
             let op = &mut self.fast_ops[w];
-            (op.ep, op.result) = (NONE, Span::EMPTY);
+            (op.ep, op.result) = (EpIdx::NONE, Span::EMPTY);
             let (context, form, p) = (op.context, op.form(), op.peer());
             self.eps[e].tx_used -= 1;
             let (err, prov) = (Error::Canceled, ProvErrno::UnknownOutcome);

@@ -21,7 +21,7 @@ use super::rma_in::{RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
 use super::{FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, Datatype};
 use crate::slab::{Link, NONE};
@@ -69,7 +69,7 @@ struct AccessGrant {
     /// A counter of the region or of the endpoint counts it.
     counted: bool,
     mr: u32,
-    ep: u32,
+    ep: EpIdx,
     /// Remote address of the region's first byte, and the largest offset at which the elements
     /// still fit; for a write or a read, the region's length.
     base: u64,
@@ -139,7 +139,7 @@ impl AccessGrant {
         fetch_add_ok: false,
         counted: false,
         mr: NONE,
-        ep: NONE,
+        ep: EpIdx::NONE,
         base: 0,
         room: 0,
     };
@@ -481,7 +481,7 @@ impl Node {
 
     /// The endpoint with this number, if it is enabled and has the capabilities, and whether a
     /// counter of it may count (`FI_RMA_EVENT`).
-    fn grant_ep(&self, number: u16, caps: Caps) -> Option<(u32, bool)> {
+    fn grant_ep(&self, number: u16, caps: Caps) -> Option<(EpIdx, bool)> {
         let ep = self.ep_slot(number);
         let e = self.eps.get(ep).filter(|e| e.enabled && e.caps.contains(caps))?;
         Some((ep, e.caps.contains(Caps::RMA_EVENT)))
@@ -559,7 +559,7 @@ impl Node {
     }
 
     #[cold]
-    fn count_executed(&mut self, mr: u32, ep: u32, reads: bool, writes: bool) {
+    fn count_executed(&mut self, mr: u32, ep: EpIdx, reads: bool, writes: bool) {
         self.count_access(mr, reads, writes);
         self.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
     }

@@ -9,7 +9,7 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{FrameSink, NoReader, NoReply, Node, Reader};
 use crate::error::Error;
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::congestion::CongestionControl;
@@ -362,12 +362,12 @@ impl Node {
         if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
             let mut w = wr;
-            while w != NONE {
-                let next = self.tx[w].pull_op;
+            while w != TxIdx::NONE {
+                let next = self.tx[w].next_packed();
                 self.on_packet_acked(w);
                 w = next;
             }
-        } else if wr != NONE {
+        } else if wr != TxIdx::NONE {
             self.on_packet_acked(wr);
         } else if body != BodyRef::None {
             self.region_read(body);
@@ -377,7 +377,7 @@ impl Node {
 
     /// One packet of request `w` has been acknowledged.
     #[inline(always)]
-    fn on_packet_acked(&mut self, w: u32) {
+    fn on_packet_acked(&mut self, w: TxIdx) {
         let wr = &mut self.tx[w];
         wr.unacked -= 1;
         if wr.is_done() {
@@ -387,7 +387,7 @@ impl Node {
 
     /// Completes request `w` if nothing of it is outstanding.
     #[inline]
-    pub(super) fn try_complete(&mut self, w: u32) {
+    pub(super) fn try_complete(&mut self, w: TxIdx) {
         if self.tx[w].is_done() {
             self.finish_wr(w);
         }
@@ -395,7 +395,7 @@ impl Node {
 
     /// Completes request `w`, of which nothing is outstanding.
     #[inline(never)]
-    fn finish_wr(&mut self, w: u32) {
+    fn finish_wr(&mut self, w: TxIdx) {
         let p = self.tx[w].peer;
         self.report_wr(w);
         self.free_wr(w);
@@ -497,7 +497,7 @@ impl Node {
     fn complete_sacked(&mut self, p: PeerIdx) {
         let (mut done, snd) = (Vec::new(), &self.peers[p].snd);
         snd.for_each(&mut self.sent, |entry| {
-            if entry.wr != NONE && !matches!(entry.body, BodyRef::Pack { .. }) {
+            if entry.wr != TxIdx::NONE && !matches!(entry.body, BodyRef::Pack { .. }) {
                 done.push((entry.psn, entry.wr));
             }
         });
@@ -546,12 +546,12 @@ impl Node {
         } else if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
             let mut next = w;
-            while next != NONE {
+            while next != TxIdx::NONE {
                 let w = next;
-                next = self.tx[w].pull_op;
+                next = self.tx[w].next_packed();
                 self.fail_wr(w, err, ProvErrno::NoEndpoint);
             }
-        } else if w != NONE {
+        } else if w != TxIdx::NONE {
             self.tx[w].unacked -= 1;
             self.abandon_wr(w);
             self.fail_wr(w, err, ProvErrno::NoEndpoint);
@@ -790,7 +790,13 @@ impl Node {
         self.on_other_op(now, p, frame, base)
     }
 
-    fn on_other_op(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+    fn on_other_op(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        frame: &RxFrame<'_>,
+        base: &Base,
+    ) -> Verdict {
         let plen = usize::from(base.plen);
         let result = match base.ty {
             Ty::Pack => return self.on_pack(now, p, frame, base),
@@ -881,20 +887,20 @@ impl Node {
 
     /// Takes a PULL: the receiver of an announced message asks for bytes of it.
     fn on_pull(&mut self, _now: Instant, p: PeerIdx, op: &PullOp) -> Verdict {
-        let handle = Handle::from_parts(op.src_op, op.src_gen);
+        let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
         let known = self.tx.by_handle_mut(handle).filter(|wr| {
             wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED) && op.offset == wr.asked
         });
         let Some(wr) = known else { return Verdict::Refuse(NackReason::Malformed) };
         let end = op.offset + u64::from(op.len);
         let same = wr.asked == 0 || (wr.pull_op, wr.pull_gen) == (op.dst_op, op.dst_gen);
-        if end > wr.len || !same || wr.ep == NONE || wr.flags.contains(WrFlags::ALL_SENT) {
+        if end > wr.len || !same || wr.ep == EpIdx::NONE || wr.flags.contains(WrFlags::ALL_SENT) {
             return Verdict::Refuse(NackReason::Malformed);
         }
         (wr.pull_op, wr.pull_gen, wr.asked) = (op.dst_op, op.dst_gen, end);
         if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
-            self.peers[p].rndv_data_q.push_back(&mut self.tx, op.src_op);
+            self.peers[p].rndv_data_q.push_back(&mut self.tx, handle.idx());
         }
         self.make_ready(p);
         Verdict::Accept
@@ -902,7 +908,7 @@ impl Node {
 
     /// Takes an END: the receiver of an announced message wants no more of it.
     fn on_end(&mut self, p: PeerIdx, op: &EndOp) {
-        let handle = Handle::from_parts(op.src_op, op.src_gen);
+        let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
         let known = self
             .tx
             .by_handle_mut(handle)
@@ -911,8 +917,8 @@ impl Node {
             self.counters.rx_stray += 1;
             return;
         };
-        let w = op.src_op;
-        if wr.ep == NONE {
+        let w = handle.idx();
+        if wr.ep == EpIdx::NONE {
             // Its endpoint is closed; only the withdrawal was still to be sent.
             self.free_wr(w);
             return;
@@ -933,7 +939,7 @@ impl Node {
 
     /// The receiver has all of the message that it wants. Packets of it that are not acknowledged,
     /// since an earlier packet is missing, no longer delay its completion.
-    fn settle_ended(&mut self, p: PeerIdx, w: u32) {
+    fn settle_ended(&mut self, p: PeerIdx, w: TxIdx) {
         let (sent, tx) = (&mut self.sent, &mut self.tx);
         self.peers[p].snd.for_each_while(sent, |entry| {
             if entry.wr == w {

@@ -9,13 +9,12 @@ use super::ops::WrFlags;
 use super::peer::State;
 use super::{EndReason, MsgKind, Node};
 use crate::error::{Error, Result};
-use crate::idx::PeerIdx;
-use crate::slab::NONE;
+use crate::idx::{EpIdx, PeerIdx};
 
 /// An endpoint that has not yet been told that the session with a peer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Untold {
-    ep: u32,
+    ep: EpIdx,
     peer: PeerIdx,
 }
 
@@ -31,7 +30,7 @@ impl Losses {
     }
 
     /// Endpoint `e` is closed.
-    pub(super) fn forget_ep(&mut self, e: u32) {
+    pub(super) fn forget_ep(&mut self, e: EpIdx) {
         self.0.retain(|untold| untold.ep != e);
     }
 
@@ -52,17 +51,16 @@ impl Node {
         let mut kept = 0;
         peer.snd.for_each(&mut self.sent, |_| kept += 1);
         let lossless = peer.path.is_lossless();
-        let concerned: Vec<u32> = if lossless && peer.snd.in_flight() > kept {
+        let concerned: Vec<EpIdx> = if lossless && peer.snd.in_flight() > kept {
             // Sends without a record do not tell their endpoint: every endpoint may be concerned.
-            let own = self
-                .eps
-                .iter()
-                .filter(|(_, ep)| ep.enabled && ep.sharers.is_none() && ep.deferred_for == NONE);
+            let own = self.eps.iter().filter(|(_, ep)| {
+                ep.enabled && ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE
+            });
             own.map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect()
         } else {
             let lost = |flags: WrFlags| flags.intersects(WrFlags::INJECTED | WrFlags::REPORTED);
             let sends = self.tx.iter().filter(|(_, wr)| wr.peer == p && lost(wr.flags));
-            sends.map(|(_, wr)| wr.ep).filter(|&e| e != NONE && !self.is_side(e)).collect()
+            sends.map(|(_, wr)| wr.ep).filter(|&e| e != EpIdx::NONE && !self.is_side(e)).collect()
         };
         for ep in concerned {
             let untold = Untold { ep, peer: p };
@@ -77,7 +75,8 @@ impl Node {
 
     /// Ends the receives that name `p`. Receives from any source stay.
     pub(super) fn fail_receives_from(&mut self, p: PeerIdx, err: Error) {
-        let eps: Vec<u32> = self.eps.iter().map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect();
+        let eps: Vec<EpIdx> =
+            self.eps.iter().map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect();
         for e in eps {
             let is_shared = self.eps[e].sharers.is_some();
             for kind in [MsgKind::Msg, MsgKind::Tagged] {
@@ -105,12 +104,12 @@ impl Node {
     /// # Errors
     /// [`Error::ConnReset`]: nothing was posted.
     #[inline]
-    pub(super) fn tell_loss(&mut self, e: u32, p: PeerIdx) -> Result<()> {
+    pub(super) fn tell_loss(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
         if self.observed.losses.0.is_empty() { Ok(()) } else { self.tell_loss_of(e, p) }
     }
 
     #[cold]
-    fn tell_loss_of(&mut self, e: u32, p: PeerIdx) -> Result<()> {
+    fn tell_loss_of(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
         let losses = &mut self.observed.losses;
         let untold = Untold { ep: e, peer: p };
         let Some(at) = losses.0.iter().position(|other| *other == untold) else { return Ok(()) };

@@ -63,7 +63,7 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
@@ -226,7 +226,7 @@ pub struct AvId(pub(crate) Handle);
 
 /// An endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EpId(pub(crate) Handle);
+pub struct EpId(pub(crate) Handle<EpIdx>);
 
 /// A scalable endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -657,13 +657,13 @@ pub struct Node {
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,
-    pub(crate) eps: Table<Ep>,
+    pub(crate) eps: Table<Ep, (), EpIdx>,
     pub(crate) numbers: Numbers,
     pub(crate) cqs: Table<CqTable>,
     pub(crate) cntrs: Slab<CntrTable>,
     pub(crate) avs: Slab<AvTable>,
 
-    pub(crate) tx: Slab<TxWr>,
+    pub(crate) tx: Slab<TxWr, (), TxIdx>,
     /// The memory of transmit requests, by their index.
     pub(crate) send_bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.

@@ -20,6 +20,7 @@ use barewire_driver::mem::IoBuf;
 use super::{CntrId, EpId, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
+use crate::idx::EpIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
@@ -208,7 +209,7 @@ impl Node {
     }
 
     /// Whether endpoint `e` is in `scope`.
-    fn in_scope(&self, scope: Scope, e: u32) -> bool {
+    fn in_scope(&self, scope: Scope, e: EpIdx) -> bool {
         match scope {
             Scope::Ep(ep) => ep.0 == self.eps.handle(e),
             Scope::Sep(sep) => self.sep(sep).is_ok_and(|sep| sep.has(self.eps[e].number)),
@@ -301,7 +302,7 @@ impl Node {
     #[inline]
     pub(crate) fn mr_find(
         &mut self,
-        e: u32,
+        e: EpIdx,
         range: &RemoteRange,
         len: u64,
         need: MrAccess,
@@ -319,7 +320,7 @@ impl Node {
     #[inline]
     pub(super) fn mr_look(
         &self,
-        e: u32,
+        e: EpIdx,
         range: &RemoteRange,
         len: u64,
         need: MrAccess,

@@ -53,7 +53,12 @@ impl Node {
     }
 
     /// Sends the probes to `p` that are due: one of each length to try. False if the port is full.
-    pub(super) fn serve_search(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
+    pub(super) fn serve_search(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        out: &mut dyn FrameSink,
+    ) -> bool {
         let Some(&Search { at, pause_ns }) = self.openings.searches.get(&p) else { return true };
         if now < at {
             return true;

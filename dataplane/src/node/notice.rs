@@ -11,7 +11,7 @@ use super::fast_op::Form;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
 use crate::error::Error;
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, Versions};
@@ -335,10 +335,10 @@ impl Node {
         let peer = &self.peers[p];
         let mut waited = Waited { collectives: peer.coll_waits, ..Waited::default() };
         let mut at = peer.wrs.head;
-        while at != NONE {
+        while at != TxIdx::NONE {
             let wr = &self.tx[at];
             at = wr.of_peer.next;
-            if wr.ep == NONE {
+            if wr.ep == EpIdx::NONE {
                 continue;
             }
             let kind = if wr.flags.contains(WrFlags::REPORTED) {
@@ -346,7 +346,7 @@ impl Node {
             } else if !wr.flags.contains(WrFlags::RMA) {
                 &mut waited.sends
             } else {
-                match self.rma[wr.pull_op].kind {
+                match self.rma[wr.rma()].kind {
                     RmaKind::Write => &mut waited.writes,
                     RmaKind::Read => &mut waited.reads,
                     RmaKind::Atomic(_) => &mut waited.atomics,

@@ -10,7 +10,7 @@ use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node, Reader}
 use crate::av::{Av, AvEntry};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
 use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant};
 
@@ -431,12 +431,12 @@ impl Node {
 
     /// Whether peer `p` may reach endpoint `e`, which is open. Counts one that may not.
     #[inline]
-    pub(super) fn may_reach(&mut self, p: PeerIdx, e: u32) -> bool {
+    pub(super) fn may_reach(&mut self, p: PeerIdx, e: EpIdx) -> bool {
         !self.settings.inserted || self.is_inserted(p, e)
     }
 
     #[cold]
-    fn is_inserted(&mut self, p: PeerIdx, e: u32) -> bool {
+    fn is_inserted(&mut self, p: PeerIdx, e: EpIdx) -> bool {
         let ep = &self.eps[e];
         let known = self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p));
         // A peer that is this node itself needs no entry in the vector.

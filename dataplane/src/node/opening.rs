@@ -18,10 +18,9 @@ use super::stuck::Progress;
 use super::versions::OtherVersions;
 use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
 use crate::error::Error;
-use crate::idx::PeerIdx;
+use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
-use crate::slab::NONE;
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{Base, OpenOp, Ty};
 
@@ -389,7 +388,7 @@ impl Node {
         if any {
             self.note_end(now, p, EndReason::Restarted);
         }
-        let mut next = Some(self.peers[p].wrs.head).filter(|&w| w != NONE);
+        let mut next = Some(self.peers[p].wrs.head).filter(|&w| w != TxIdx::NONE);
         while let Some(w) = next {
             next = self.peers[p].wrs.next(&self.tx, w);
             if self.tx[w].flags.intersects(meant) {

@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -78,7 +78,7 @@ pub(crate) struct TxWr {
     pub(crate) pull_op: u32,
     pub(crate) pull_gen: u32,
     pub(crate) peer: PeerIdx,
-    pub(crate) ep: u32,
+    pub(crate) ep: EpIdx,
     /// Packets of this message that are kept until acknowledged.
     pub(crate) unacked: u32,
     pub(crate) dst_ep: u16,
@@ -86,8 +86,8 @@ pub(crate) struct TxWr {
     pub(crate) rx_ctx: u8,
     pub(crate) src_ep: u16,
     pub(crate) flags: WrFlags,
-    pub(crate) queue: Link,
-    pub(crate) of_peer: Link,
+    pub(crate) queue: Link<TxIdx>,
+    pub(crate) of_peer: Link<TxIdx>,
 }
 
 impl TxWr {
@@ -95,7 +95,7 @@ impl TxWr {
     #[inline(always)]
     pub(crate) fn new(
         context: u64,
-        (peer, ep): (PeerIdx, u32),
+        (peer, ep): (PeerIdx, EpIdx),
         (dst_ep, src_ep): (u16, u16),
         flags: WrFlags,
     ) -> Self {
@@ -143,6 +143,27 @@ impl TxWr {
         }
     }
 
+    /// The next request of its packet of several messages, [`TxIdx::NONE`] if it is the last.
+    #[inline]
+    pub(super) fn next_packed(&self) -> TxIdx {
+        debug_assert!(!self.flags.contains(WrFlags::RMA));
+        TxIdx::of(self.pull_op)
+    }
+
+    /// Sets [`next_packed`](Self::next_packed).
+    #[inline]
+    pub(super) fn set_next_packed(&mut self, next: TxIdx) {
+        debug_assert!(!self.flags.contains(WrFlags::RMA));
+        self.pull_op = next.get();
+    }
+
+    /// The record of a one-sided operation, an index of `Node::rma`.
+    #[inline]
+    pub(super) fn rma(&self) -> u32 {
+        debug_assert!(self.flags.contains(WrFlags::RMA));
+        self.pull_op
+    }
+
     /// The buffer of a PACK.
     #[inline]
     pub(super) fn pack_buf(&self) -> usize {
@@ -151,22 +172,22 @@ impl TxWr {
     }
 }
 
-impl Linked<0> for TxWr {
-    fn link(&mut self) -> &mut Link {
+impl Linked<0, TxIdx> for TxWr {
+    fn link(&mut self) -> &mut Link<TxIdx> {
         &mut self.queue
     }
 
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<TxIdx> {
         &self.queue
     }
 }
 
-impl Linked<1> for TxWr {
-    fn link(&mut self) -> &mut Link {
+impl Linked<1, TxIdx> for TxWr {
+    fn link(&mut self) -> &mut Link<TxIdx> {
         &mut self.of_peer
     }
 
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<TxIdx> {
         &self.of_peer
     }
 }
@@ -180,7 +201,7 @@ pub(crate) struct RecvWr {
     pub(crate) used: u64,
     /// Its memory, unless that is a list.
     pub(crate) buf: Span,
-    pub(crate) ep: u32,
+    pub(crate) ep: EpIdx,
     pub(crate) is: RecvIs,
     /// Messages that are being placed.
     pub(crate) active: u32,
@@ -214,7 +235,7 @@ impl RecvWr {
 
     /// Becomes a simple receive of endpoint `ep`, in a vacant slot or one whose receive has ended.
     #[inline(always)]
-    pub(crate) fn set_simple(&mut self, ep: u32, tagged: bool, context: u64, buf: Span) {
+    pub(crate) fn set_simple(&mut self, ep: EpIdx, tagged: bool, context: u64, buf: Span) {
         debug_assert!((self.used, self.active) == (0, 0));
         (self.context, self.buf, self.ep) = (context, buf, ep);
         self.is = RecvIs::SIMPLE | RecvIs::SIGNALED;
@@ -225,7 +246,7 @@ impl RecvWr {
 impl Vacant for RecvWr {
     fn vacant() -> Self {
         let (buf, is) = (Span::EMPTY, RecvIs::empty());
-        Self { context: 0, used: 0, buf, ep: NONE, is, active: 0 }
+        Self { context: 0, used: 0, buf, ep: EpIdx::NONE, is, active: 0 }
     }
 }
 
@@ -242,7 +263,7 @@ pub(crate) struct UnexpectedMsg {
     pub(crate) peer: PeerIdx,
     pub(crate) src_ep: u16,
     /// Endpoint it is for.
-    pub(crate) ep: u32,
+    pub(crate) ep: EpIdx,
     pub(crate) tagged: bool,
     pub(crate) imm: Option<u64>,
     pub(crate) msg_len: u64,
@@ -283,7 +304,7 @@ pub(crate) struct Pull {
     /// A read of the peer's memory: its bytes go to the memory of transmit request `wr`. If that is
     /// `NONE` the read was given up: its bytes are discarded and only counted.
     pub(crate) read: bool,
-    pub(crate) wr: u32,
+    pub(crate) wr: TxIdx,
     /// Where in the receive's buffer it starts.
     pub(crate) base: u64,
     pub(crate) msg_len: u64,
@@ -421,7 +442,7 @@ pub(crate) enum ResponseKind {
         to: u64,
         left: u32,
         /// As in [`BodyRef::Mr`](crate::rel::sent::BodyRef).
-        ends: u32,
+        ends: EpIdx,
         region_ends: bool,
     },
     /// Old values, or bytes of a read, in a packet of type `ty`; `offset` as in the RESP.
@@ -470,7 +491,7 @@ impl Linked<0> for Response {
 /// sender, so their number is bounded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Late {
-    pub(crate) ep: u32,
+    pub(crate) ep: EpIdx,
     pub(crate) peer: PeerIdx,
     /// The sending endpoint. Its source address is looked up when the entry is written.
     pub(crate) src_ep: u16,

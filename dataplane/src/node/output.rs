@@ -14,7 +14,7 @@ use super::path::Path;
 use super::peer::{Peer, State};
 use super::segments::Segments;
 use super::{DynSink, FrameSink, Node, Todo};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
@@ -225,7 +225,12 @@ impl Node {
     }
 
     /// Sends PULL and END. False if the port is full or the window is closed.
-    pub(super) fn serve_pulls(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
+    pub(super) fn serve_pulls(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        out: &mut dyn FrameSink,
+    ) -> bool {
         while self.peers[p].rndv_ctl_q.head != NONE {
             let idx = self.peers[p].rndv_ctl_q.head;
             if !self.peers[p].snd.open() {
@@ -288,7 +293,8 @@ impl Node {
             let peer = &self.peers[p];
             let (message, data, response) =
                 (peer.send_q.head, peer.rndv_data_q.head, peer.resp_q.head);
-            if message == NONE && data == NONE && response == NONE || !peer.snd.open() {
+            if message == TxIdx::NONE && data == TxIdx::NONE && response == NONE || !peer.snd.open()
+            {
                 return true;
             }
             let left = TURN as i32 - peer.snd.nxt.since(begun);
@@ -296,8 +302,11 @@ impl Node {
                 return false;
             }
             // The only queue that is not empty sends several packets at once.
-            let alone =
-                [message, data, response].into_iter().filter(|&head| head != NONE).count() == 1;
+            let alone = [message.get(), data.get(), response]
+                .into_iter()
+                .filter(|&head| head != NONE)
+                .count()
+                == 1;
             let most = if alone { left as usize } else { 1 };
             if response != NONE {
                 if let Step::Full = self.send_response(now, p, response, out) {
@@ -307,17 +316,17 @@ impl Node {
                     return true;
                 }
             }
-            if data != NONE {
+            if data != TxIdx::NONE {
                 match self.send_data(now, (p, data), most, out) {
                     Step::Sent => {}
                     Step::Wait => return true,
                     Step::Full => return false,
                 }
             }
-            if message != NONE && self.peers[p].snd.open() {
+            if message != TxIdx::NONE && self.peers[p].snd.open() {
                 match self.send_message(now, (p, message), most, out) {
                     Step::Sent => {}
-                    Step::Wait if data == NONE && response == NONE => return true,
+                    Step::Wait if data == TxIdx::NONE && response == NONE => return true,
                     Step::Wait => {}
                     Step::Full => return false,
                 }
@@ -331,7 +340,7 @@ impl Node {
     fn send_message(
         &mut self,
         now: Instant,
-        (p, w): (PeerIdx, u32),
+        (p, w): (PeerIdx, TxIdx),
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -368,7 +377,7 @@ impl Node {
             self.send_announcement(now, p, w, out)
         } else if !small {
             self.send_pieces(now, (p, w), most, out)
-        } else if wr.len <= PACK_MSG_MAX && wr.queue.next != NONE && self.can_pack(w) {
+        } else if wr.len <= PACK_MSG_MAX && wr.queue.next != TxIdx::NONE && self.can_pack(w) {
             self.send_pack(now, p, out)
         } else {
             self.send_whole(now, p, w, out)
@@ -405,7 +414,7 @@ impl Node {
 
     /// Sends a message that fits one packet.
     #[inline]
-    fn send_whole(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_whole(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
         let wr = &self.tx[w];
         let mut op = [0; 24];
         let len = wr.len;
@@ -435,7 +444,7 @@ impl Node {
     fn send_pieces(
         &mut self,
         now: Instant,
-        (p, w): (PeerIdx, u32),
+        (p, w): (PeerIdx, TxIdx),
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
@@ -470,7 +479,13 @@ impl Node {
     }
 
     /// Announces a message (RNDV), which the receiver then pulls.
-    fn send_announcement(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_announcement(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        w: TxIdx,
+        out: &mut dyn FrameSink,
+    ) -> Step {
         let wr = &self.tx[w];
         let mut op = [0; 40];
         let op_len = RndvOp {
@@ -481,7 +496,7 @@ impl Node {
             imm: wr.flags.contains(WrFlags::IMM).then_some(wr.data),
             tag: wr.tag,
             msg_len: wr.len,
-            src_op: w,
+            src_op: w.get(),
             src_gen: self.tx.generation(w),
         }
         .emit(&mut op);
@@ -508,12 +523,12 @@ impl Node {
     fn send_data(
         &mut self,
         now: Instant,
-        (p, w): (PeerIdx, u32),
+        (p, w): (PeerIdx, TxIdx),
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
         let wr = &self.tx[w];
-        if wr.ep == NONE {
+        if wr.ep == EpIdx::NONE {
             return self.send_withdrawal(now, p, w, out);
         }
         let mut op = [0; OP_MAX];
@@ -536,14 +551,20 @@ impl Node {
     /// Tells the receiver that the rest of an announced message will not come, since its endpoint
     /// was closed.
     #[cold]
-    fn send_withdrawal(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_withdrawal(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        w: TxIdx,
+        out: &mut dyn FrameSink,
+    ) -> Step {
         let wr = &self.tx[w];
         let mut op = [0; 16];
         DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: 0 }.emit(&mut op);
         if !self.can_keep() {
             return Step::Full;
         }
-        let packet = self.data_packet(p, Ty::Data, &op, BodyRef::None, NONE, true);
+        let packet = self.data_packet(p, Ty::Data, &op, BodyRef::None, TxIdx::NONE, true);
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
@@ -569,14 +590,14 @@ impl Node {
     }
 
     /// Whether the message after `w` may be packed with it.
-    fn can_pack(&self, w: u32) -> bool {
+    fn can_pack(&self, w: TxIdx) -> bool {
         let next = self.tx[w].queue.next;
         !self.packs.free.is_empty() && self.tx[next].len <= PACK_MSG_MAX && self.packs_with(w, next)
     }
 
     /// Whether `next` may follow `first` in one PACK. The messages of a packet are accepted or
     /// refused together, so they are of one kind and go to one endpoint.
-    fn packs_with(&self, first: u32, next: u32) -> bool {
+    fn packs_with(&self, first: TxIdx, next: TxIdx) -> bool {
         let (a, b) = (&self.tx[first], &self.tx[next]);
         let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA | WrFlags::GROUP;
         (a.dst_ep, a.rx_ctx) == (b.dst_ep, b.rx_ctx)
@@ -631,7 +652,7 @@ impl Node {
         let (mut count, mut cost) = (0, 0);
         let first = self.peers[p].send_q.head;
         let mut w = first;
-        while w != NONE && count < PackOp::COUNT_MAX {
+        while w != TxIdx::NONE && count < PackOp::COUNT_MAX {
             let wr = &self.tx[w];
             let imm = wr.flags.contains(WrFlags::IMM).then_some(wr.data);
             let size = record_len(imm.is_some(), wr.len as usize);
@@ -667,7 +688,7 @@ impl Node {
 
     /// Links the requests of a PACK that was sent, so that its acknowledgement finds them.
     fn chain_pack(&mut self, p: PeerIdx, count: u16, kept: bool) {
-        let mut before = NONE;
+        let mut before = TxIdx::NONE;
         for _ in 0..count {
             let w = self.peers[p].send_q.head;
             let wr = &mut self.tx[w];
@@ -675,9 +696,9 @@ impl Node {
             if kept {
                 wr.unacked += 1;
                 wr.flags |= WrFlags::PACKED;
-                wr.pull_op = NONE;
-                if before != NONE {
-                    self.tx[before].pull_op = w;
+                wr.set_next_packed(TxIdx::NONE);
+                if before != TxIdx::NONE {
+                    self.tx[before].set_next_packed(w);
                 }
                 before = w;
             }
@@ -687,7 +708,7 @@ impl Node {
 
     /// The whole message has been handed to the port once.
     #[inline]
-    pub(super) fn all_sent(&mut self, p: PeerIdx, w: u32) {
+    pub(super) fn all_sent(&mut self, p: PeerIdx, w: TxIdx) {
         let wr = &mut self.tx[w];
         wr.flags.remove(WrFlags::IN_SEND_Q);
         wr.flags |= WrFlags::ALL_SENT;
@@ -711,7 +732,7 @@ impl Node {
     /// Whether the packets of a request are recorded until acknowledged: on a lossy path always, on
     /// a lossless one only if the completion waits for the peer.
     #[inline]
-    fn keeps(&self, w: u32) -> bool {
+    fn keeps(&self, w: TxIdx) -> bool {
         let wr = &self.tx[w];
         !self.peers[wr.peer].path.is_lossless() || wr.flags.contains(WrFlags::DELIVERY)
     }
@@ -723,12 +744,21 @@ impl Node {
         ty: Ty,
         op: &'a [u8],
         body: BodyRef,
-        wr: u32,
+        wr: TxIdx,
         keep: bool,
     ) -> Packet<'a> {
         // On a lossless path a packet asks for an acknowledgement if a completion waits for it.
         let ar = if self.peers[p].path.is_lossless() { keep } else { self.asks(p, wr, true) };
-        Packet { ty, psn: self.peers[p].snd.nxt, op, body, wr, ar, ends: wr != NONE, rtx: false }
+        Packet {
+            ty,
+            psn: self.peers[p].snd.nxt,
+            op,
+            body,
+            wr,
+            ar,
+            ends: wr != TxIdx::NONE,
+            rtx: false,
+        }
     }
 
     /// Payload bytes that fit behind `op_len` bytes of operation header.
@@ -766,7 +796,7 @@ impl Node {
             bytes[..op.len()].copy_from_slice(op);
             let sent = Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
             peer.keep(now, &mut self.sent, sent);
-            if wr != NONE {
+            if wr != TxIdx::NONE {
                 self.tx[wr].unacked += 1;
             }
             if ends && !peer.path.is_lossless() {
@@ -863,7 +893,7 @@ impl Node {
         match body {
             BodyRef::None => Body::Bytes(&[]),
             BodyRef::Wr { wr, offset, len } => {
-                let memory = (&self.inject[wr as usize], &self.send_bufs[wr as usize]);
+                let memory = (&self.inject[wr.at()], &self.send_bufs[wr.at()]);
                 self.tx[wr].body(memory, offset as usize, len as usize)
             }
             BodyRef::Operands { wr, offset, len } => {

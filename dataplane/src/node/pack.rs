@@ -25,7 +25,7 @@ use super::session::send_flags;
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::proto::matching::Src;
@@ -50,7 +50,7 @@ pub(crate) struct Packs {
     notes: Vec<Vec<Note>>,
     pub(crate) free: Vec<u32>,
     /// The request of the packet that is open, or [`NONE`].
-    pub(super) open: u32,
+    pub(super) open: TxIdx,
 }
 
 /// What the completion of a packed message needs.
@@ -73,7 +73,7 @@ impl Packs {
             bytes: (0..count).map(|_| Vec::with_capacity(len)).collect(),
             notes: (0..count).map(|_| Vec::with_capacity(most)).collect(),
             free: (0..count as u32).collect(),
-            open: NONE,
+            open: TxIdx::NONE,
         }
     }
 }
@@ -82,7 +82,7 @@ impl Node {
     /// Whether [`join`](Self::join) is worth trying first.
     #[inline(always)]
     pub(crate) fn joins(&self, req: &SendReq) -> bool {
-        req.flags.contains(OpFlags::MORE) || self.packs.open != NONE
+        req.flags.contains(OpFlags::MORE) || self.packs.open != TxIdx::NONE
     }
 
     /// Posts a small message by writing it to the open packet of its destination or, with
@@ -145,13 +145,13 @@ impl Node {
     /// The open packet, if `msg` of endpoint `e`, with a record of `size` bytes, may join it: the
     /// messages of a packet are refused together, so they are of one kind and go to one endpoint.
     #[inline]
-    fn open_for(&self, (p, e): (PeerIdx, u32), msg: &MsgOp, size: usize) -> Option<u32> {
+    fn open_for(&self, (p, e): (PeerIdx, EpIdx), msg: &MsgOp, size: usize) -> Option<TxIdx> {
         let w = self.packs.open;
         let wr = self.tx.get(w)?;
         let tagged = wr.flags.contains(WrFlags::TAGGED);
         let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
         // Only the last request of the queue: no message may overtake another.
-        let is_last = wr.queue.next == NONE;
+        let is_last = wr.queue.next == TxIdx::NONE;
         let notes = &self.packs.notes[wr.pack_buf()];
         let room = self.packs.bytes[wr.pack_buf()].len();
         let fits = wr.len as usize + size <= room && notes.len() < notes.capacity();
@@ -164,10 +164,10 @@ impl Node {
     fn open_pack(
         &mut self,
         now: Instant,
-        (p, e): (PeerIdx, u32),
+        (p, e): (PeerIdx, EpIdx),
         msg: &MsgOp,
         inc: u64,
-    ) -> Option<u32> {
+    ) -> Option<TxIdx> {
         let last = self.tx.get(self.peers[p].send_q.tail);
         // Not behind a request that waits for credit: it would wait for more.
         let may = last.is_none_or(|last| last.flags.contains(WrFlags::GROUP));
@@ -192,7 +192,7 @@ impl Node {
         &mut self,
         now: Instant,
         p: PeerIdx,
-        w: u32,
+        w: TxIdx,
         out: &mut dyn FrameSink,
     ) -> Step {
         if !self.can_keep() {
@@ -212,14 +212,14 @@ impl Node {
         if let Some(idx) = peer.snd.last(&self.sent) {
             self.sent[idx].units = cost;
         }
-        self.packs.open = NONE;
+        self.packs.open = TxIdx::NONE;
         self.tx[w].sent = u64::from(len);
         self.all_sent(p, w);
         Step::Sent
     }
 
     /// Writes the success completions of all messages of a packet.
-    pub(super) fn report_group(&mut self, w: u32) {
+    pub(super) fn report_group(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
         let (ep, flags) = (&mut self.eps[wr.ep], send_flags(wr.flags));
         let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
@@ -241,7 +241,7 @@ impl Node {
     }
 
     /// Writes error completions for all messages of a packet.
-    pub(super) fn fail_group(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+    pub(super) fn fail_group(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
         let wr = &self.tx[w];
         let (ends, buf, flags) = ((wr.ep, wr.peer), wr.pack_buf(), send_flags(wr.flags));
         for i in 0..self.packs.notes[buf].len() {
@@ -253,7 +253,7 @@ impl Node {
     /// Writes the error completion of one packed message of endpoint `e` to a peer.
     fn fail_note(
         &mut self,
-        (e, p): (u32, PeerIdx),
+        (e, p): (EpIdx, PeerIdx),
         flags: CqFlags,
         note: Note,
         err: Error,
@@ -267,7 +267,7 @@ impl Node {
 
     /// Cancels the message posted with `context` in a packet of endpoint `e` that has not left: it
     /// ends with an error completion. False if there is none: nothing has happened.
-    pub(super) fn cancel_packed(&mut self, e: u32, context: u64) -> bool {
+    pub(super) fn cancel_packed(&mut self, e: EpIdx, context: u64) -> bool {
         let found = self.tx.iter().find_map(|(w, wr)| {
             let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_SEND_Q) && wr.sent == 0;
             let notes = (wr.ep == e && waits).then(|| &self.packs.notes[wr.pack_buf()])?;
@@ -294,7 +294,7 @@ impl Node {
     }
 
     /// Frees what a packet has besides its request: notes, buffer, and its credit if it never left.
-    pub(super) fn free_group(&mut self, w: u32) {
+    pub(super) fn free_group(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
         // The request itself is counted off as any other.
         self.eps[wr.ep].tx_used -= wr.tag as u32 - 1;
@@ -304,7 +304,7 @@ impl Node {
             self.packs.free.push(wr.pull_gen);
         }
         if self.packs.open == w {
-            self.packs.open = NONE;
+            self.packs.open = TxIdx::NONE;
         }
     }
 

@@ -1,8 +1,8 @@
 //! A packet about to be sent, and the outcome of the attempt.
 
+use crate::idx::TxIdx;
 use crate::rel::psn::Psn;
 use crate::rel::sent::BodyRef;
-use crate::slab::NONE;
 use crate::wire::Ty;
 
 /// A packet about to be sent.
@@ -12,7 +12,7 @@ pub(super) struct Packet<'a> {
     pub(super) op: &'a [u8],
     pub(super) body: BodyRef,
     /// The request whose memory the body lies in, or `NONE`.
-    pub(super) wr: u32,
+    pub(super) wr: TxIdx,
     /// Ask for an acknowledgement.
     pub(super) ar: bool,
     /// It is the last packet of `wr`, whose completion waits for the acknowledgement.
@@ -31,6 +31,15 @@ pub(super) enum Step {
 
 impl<'a> Packet<'a> {
     pub(super) fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
-        Self { ty, psn, op, body: BodyRef::None, wr: NONE, ar: false, ends: false, rtx: false }
+        Self {
+            ty,
+            psn,
+            op,
+            body: BodyRef::None,
+            wr: TxIdx::NONE,
+            ar: false,
+            ends: false,
+            rtx: false,
+        }
     }
 }

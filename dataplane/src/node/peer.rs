@@ -21,7 +21,7 @@ use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
-use crate::idx::PeerIdx;
+use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -185,9 +185,9 @@ pub(crate) struct Peer {
     /// When its timer fires at the latest; `u64::MAX` if none is armed.
     pub(crate) timer_at: Instant,
     /// Transmit requests not yet sent in full, in order.
-    pub(crate) send_q: Queue<0>,
+    pub(crate) send_q: Queue<0, TxIdx>,
     /// Transmit requests with bytes that the peer asked for.
-    pub(crate) rndv_data_q: Queue<0>,
+    pub(crate) rndv_data_q: Queue<0, TxIdx>,
     /// Pulls that have a PULL or an END to send.
     pub(crate) rndv_ctl_q: Queue<0>,
     /// Responses to the peer's one-sided operations that have packets to send.
@@ -238,7 +238,7 @@ pub(crate) struct Peer {
     /// Messages of collectives that we wait for.
     pub(crate) coll_waits: u32,
     /// All transmit requests to this peer, in the order of their posting.
-    pub(crate) wrs: List<1>,
+    pub(crate) wrs: List<1, u32, TxIdx>,
     /// Sequence number of the peer's one-sided operation of which a packet was refused or given up;
     /// `NONE` if none. With [`WITHDRAWN`](Self::WITHDRAWN) its later packets are answered.
     pub(crate) bad_seq: u32,
@@ -588,7 +588,7 @@ impl Peer {
     /// How many messages of one credit, each in one frame, could be sent now.
     pub(crate) fn tx_room(&self) -> u16 {
         let holds = self.frame_max as usize + ETH_HDR_LEN >= EagerMsg::AROUND_MAX + UNIT;
-        if !self.fast_path || !holds || self.send_q.head != NONE || !self.snd.open() {
+        if !self.fast_path || !holds || self.send_q.head != TxIdx::NONE || !self.snd.open() {
             return 0;
         }
         // On a lossless path congestion leaves at least the window. One place is left free for an
@@ -619,8 +619,10 @@ impl Peer {
     #[inline(always)]
     pub(crate) fn any_waits(&self) -> bool {
         // The head of an empty list has all bits set.
-        let heads =
-            self.send_q.head & self.rndv_data_q.head & self.rndv_ctl_q.head & self.resp_q.head;
+        let heads = self.send_q.head.get()
+            & self.rndv_data_q.head.get()
+            & self.rndv_ctl_q.head
+            & self.resp_q.head;
         heads != NONE
     }
 

@@ -11,10 +11,9 @@ use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Src;
-use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
 
@@ -68,9 +67,9 @@ impl Node {
     }
 
     #[inline]
-    pub(super) fn alloc_wr(&mut self, wr: TxWr) -> u32 {
+    pub(super) fn alloc_wr(&mut self, wr: TxWr) -> TxIdx {
         let w = self.tx.alloc_with(|_| wr).expect("a free slot was seen");
-        if self.inject.len() <= w as usize {
+        if self.inject.len() <= w.at() {
             Self::touch_wr(&mut self.inject, &mut self.send_bufs, w);
         }
         w
@@ -78,8 +77,8 @@ impl Node {
 
     /// The slot of a request is used for the first time. Within what was reserved.
     #[cold]
-    pub(super) fn touch_wr(inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>, w: u32) {
-        let count = w as usize + 1;
+    pub(super) fn touch_wr(inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>, w: TxIdx) {
+        let count = w.at() + 1;
         inject.resize(count, [0; Self::INJECT_SIZE]);
         bufs.resize_with(count, IoBuf::default);
     }
@@ -87,21 +86,21 @@ impl Node {
     /// Keeps what a request sends or reads into: a copy of what is injected, else the memory
     /// itself, of which nothing is left in `buf`.
     #[inline]
-    pub(super) fn keep_memory(&mut self, w: u32, buf: &mut IoBuf) {
+    pub(super) fn keep_memory(&mut self, w: TxIdx, buf: &mut IoBuf) {
         self.keep_memory_of(w, self.tx[w].flags.contains(WrFlags::INJECTED), buf);
     }
 
     /// [`keep_memory`](Self::keep_memory) for a request that may be injected or not.
     #[inline(always)]
-    pub(super) fn keep_memory_of(&mut self, w: u32, injected: bool, buf: &mut IoBuf) {
+    pub(super) fn keep_memory_of(&mut self, w: TxIdx, injected: bool, buf: &mut IoBuf) {
         if injected {
-            buf.read_at(0, &mut self.inject[w as usize][..buf.len()]);
+            buf.read_at(0, &mut self.inject[w.at()][..buf.len()]);
         } else {
-            buf.move_to(&mut self.send_bufs[w as usize]);
+            buf.move_to(&mut self.send_bufs[w.at()]);
         }
     }
 
-    pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: u32, inc: u64) {
+    pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) {
         self.tick(now);
         self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];
@@ -129,7 +128,7 @@ impl Node {
     /// Checks everything about a send that does not depend on what is free. Returns the endpoint's
     /// slot and the destination.
     #[inline]
-    fn check_send(&self, ep: EpId, req: &SendReq) -> Result<(u32, AvEntry)> {
+    fn check_send(&self, ep: EpId, req: &SendReq) -> Result<(EpIdx, AvEntry)> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         if !e.enabled {
             return Err(Error::OpBadState);
@@ -177,7 +176,7 @@ impl Node {
         if ep.sharers.is_some() {
             return self.post_shared(now, (e, e), src, req);
         }
-        if ep.deferred_for != NONE {
+        if ep.deferred_for != EpIdx::NONE {
             return self.post_deferred_recv(now, e, src, req);
         }
         self.make_recv_room(e);
@@ -219,7 +218,7 @@ impl Node {
     /// Returns its record, and the stored message that it matches.
     pub(super) fn post_wr(
         &mut self,
-        e: u32,
+        e: EpIdx,
         src: Src,
         wr: RecvWr,
         req: &mut RecvReq,
@@ -233,7 +232,7 @@ impl Node {
     }
 
     #[inline]
-    fn check_recv(&self, ep: EpId, req: &RecvReq) -> Result<(u32, Src)> {
+    fn check_recv(&self, ep: EpId, req: &RecvReq) -> Result<(EpIdx, Src)> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         if !e.enabled {
             return Err(Error::OpBadState);
@@ -241,7 +240,7 @@ impl Node {
         if !e.caps.contains(Caps::RECV | kind_cap(req.kind)) {
             return Err(Error::OpNotSupp("FI_RECV with FI_MSG or FI_TAGGED was not requested"));
         }
-        if e.srx != NONE {
+        if e.srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
         if RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC {
@@ -251,9 +250,9 @@ impl Node {
     }
 
     /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
-    fn check_rare_recv(&self, e: &Ep, idx: u32, req: &RecvReq) -> Result<(u32, Src)> {
+    fn check_rare_recv(&self, e: &Ep, idx: EpIdx, req: &RecvReq) -> Result<(EpIdx, Src)> {
         let mut allowed = RECV_FLAGS;
-        let own = e.sharers.is_none() && e.deferred_for == NONE;
+        let own = e.sharers.is_none() && e.deferred_for == EpIdx::NONE;
         if own && e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
             allowed |= OpFlags::MULTI_RECV;
         }
@@ -279,7 +278,7 @@ impl Node {
     }
 
     /// Peek, claim and discard: all are answered at once.
-    fn post_special(&mut self, now: Instant, e: u32, src: Src, req: RecvReq) -> Result<()> {
+    fn post_special(&mut self, now: Instant, e: EpIdx, src: Src, req: RecvReq) -> Result<()> {
         let (peek, claim) = (req.flags.contains(OpFlags::PEEK), req.flags.contains(OpFlags::CLAIM));
         let discard = req.flags.contains(OpFlags::DISCARD);
         let ep = &mut self.eps[e];
@@ -323,7 +322,13 @@ impl Node {
         Ok(())
     }
 
-    fn receive_claimed(&mut self, now: Instant, e: u32, msg: u32, mut req: RecvReq) -> Result<()> {
+    fn receive_claimed(
+        &mut self,
+        now: Instant,
+        e: EpIdx,
+        msg: u32,
+        mut req: RecvReq,
+    ) -> Result<()> {
         let ep = &mut self.eps[e];
         if self.unexpected[msg].payload.dead {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
@@ -347,7 +352,7 @@ impl Node {
     }
 
     /// Completes a peek or a discard with what is known of the message.
-    fn report_peek(&mut self, e: u32, msg: u32, req: &RecvReq) {
+    fn report_peek(&mut self, e: EpIdx, msg: u32, req: &RecvReq) {
         let tag = self.unexpected[msg].tag;
         let m = &self.unexpected[msg].payload;
         let mut flags = CqFlags::RECV;
@@ -445,7 +450,7 @@ fn special_ok(req: &RecvReq, buffered: bool) -> bool {
 }
 
 #[inline(always)]
-pub(super) fn recv_wr(e: u32, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
+pub(super) fn recv_wr(e: EpIdx, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
     let one = req.buf.as_one();
     let signaled = !selective || req.flags.contains(OpFlags::COMPLETION);
     let mut is = RecvIs::empty();

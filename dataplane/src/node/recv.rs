@@ -15,7 +15,7 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -161,7 +161,12 @@ impl Node {
         Verdict::Accept
     }
 
-    fn begin_reassembly(&mut self, now: Instant, p: PeerIdx, op: &MsgMOp) -> Result<(), NackReason> {
+    fn begin_reassembly(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        op: &MsgMOp,
+    ) -> Result<(), NackReason> {
         self.abort_reassembly(now, p);
         let head = msgm_head(p, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
@@ -341,7 +346,7 @@ impl Node {
         (dst_ep, rx_ctx): (u16, u8),
         head: &MsgHead,
         cost: u32,
-    ) -> Result<u32, NackReason> {
+    ) -> Result<EpIdx, NackReason> {
         let e = self.ep_slot(dst_ep);
         let kind = if head.tagged { Caps::TAGGED } else { Caps::MSG };
         let open = self.eps.get(e).is_some_and(|ep| {
@@ -365,12 +370,12 @@ impl Node {
 
     /// Matches a message to a receive, which leaves matching unless it takes further messages.
     #[inline]
-    fn target(&mut self, e: u32, head: &MsgHead) -> Target {
+    fn target(&mut self, e: EpIdx, head: &MsgHead) -> Target {
         let ep = &mut self.eps[e];
         if ep.cq_blocked {
             return Target::Store;
         }
-        if ep.srx != NONE {
+        if ep.srx != EpIdx::NONE {
             let recv = self.target_shared(e, head);
             return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
         }
@@ -388,7 +393,7 @@ impl Node {
     }
 
     /// Takes the next bytes of a multi-receive, if the completion queue has room for the entry.
-    fn target_multi(&mut self, e: u32, recv: u32, head: &MsgHead) -> Target {
+    fn target_multi(&mut self, e: EpIdx, recv: u32, head: &MsgHead) -> Target {
         let len = self.room(recv, 0);
         self.make_room(self.eps[e].rx_cq);
         let cq = self.eps[e].rx_cq;
@@ -428,7 +433,7 @@ impl Node {
     }
 
     /// Adds an unexpected message, and returns its index.
-    fn add_unexpected(&mut self, e: u32, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
+    fn add_unexpected(&mut self, e: EpIdx, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
         let cost = if src_op == NONE { units(head.len) } else { 1 };
         let unexpected = UnexpectedMsg {
             peer: head.peer,
@@ -461,7 +466,7 @@ impl Node {
 
     /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
     /// endpoint asks for it.
-    pub(crate) fn announce(&mut self, e: u32, msg: u32) {
+    pub(crate) fn announce(&mut self, e: EpIdx, msg: u32) {
         if !self.eps[e].buffered {
             return self.coll_arrived(e, msg);
         }
@@ -892,7 +897,7 @@ impl Node {
     }
 
     /// The fi_addr of a sender in the address vector of endpoint `e`.
-    pub(crate) fn source_of(&mut self, e: u32, p: PeerIdx, src_ep: u16) -> Option<u64> {
+    pub(crate) fn source_of(&mut self, e: EpIdx, p: PeerIdx, src_ep: u16) -> Option<u64> {
         let ep = &self.eps[e];
         if !ep.caps.intersects(Caps::SOURCE | Caps::SOURCE_ERR) {
             return None;
@@ -1029,7 +1034,7 @@ impl Node {
     }
 
     /// Writes an error entry to the receive queue of endpoint `e`, using up a reservation.
-    pub(crate) fn error_to(&mut self, e: u32, cqe: Cqe, err: Error) {
+    pub(crate) fn error_to(&mut self, e: EpIdx, cqe: Cqe, err: Error) {
         let ep = &mut self.eps[e];
         ep.counters.errors += 1;
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
@@ -1061,7 +1066,7 @@ impl Node {
         if self.gone {
             self.srx_port_gone();
         }
-        let eps: Vec<u32> = (self.eps.iter())
+        let eps: Vec<EpIdx> = (self.eps.iter())
             .filter(|(_, ep)| ep.rx_cq == cq && ep.cq_blocked)
             .map(|(e, _)| e)
             .collect();
@@ -1072,10 +1077,10 @@ impl Node {
 
     /// Delivers what waits for room in the receive queue of endpoint `e`, in order, while there is
     /// room.
-    pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: u32) {
+    pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: EpIdx) {
         self.eps[e].set_cq_blocked(false);
         let srx = self.eps[e].srx;
-        if srx != NONE {
+        if srx != EpIdx::NONE {
             return self.feed_shared(now, srx);
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
@@ -1083,7 +1088,7 @@ impl Node {
         }
     }
 
-    fn feed_kind(&mut self, now: Instant, e: u32, kind: MsgKind) {
+    fn feed_kind(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
         while !self.eps[e].cq_blocked {
             let (ep, posted) = (&self.eps[e], &self.posted);
             let matcher = &ep.matcher[kind as usize];
@@ -1107,7 +1112,7 @@ impl Node {
 
     /// Delivers waiting unexpected messages to a new multi-receive. True if that uses up its
     /// buffer.
-    pub(crate) fn fill_multi(&mut self, now: Instant, e: u32, kind: MsgKind, recv: u32) {
+    pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: u32) {
         loop {
             let posted = &self.posted[recv];
             if posted.payload.is(RecvIs::CLOSED) || self.eps[e].cq_blocked {
@@ -1142,7 +1147,7 @@ pub(super) fn empty_pull(peer: PeerIdx, src_op: u32, src_gen: u32, end: Option<E
         src_gen,
         recv: NONE,
         read: false,
-        wr: NONE,
+        wr: TxIdx::NONE,
         base: 0,
         msg_len: 0,
         want: 0,

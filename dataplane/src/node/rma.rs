@@ -15,7 +15,7 @@ use super::{EpId, Node};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -106,7 +106,7 @@ pub struct AtomicReq {
 
 /// The checked arguments that all one-sided calls have in common.
 struct Common {
-    e: u32,
+    e: EpIdx,
     peer: PeerIdx,
     dst_ep: u16,
     rx_ctx: u8,
@@ -232,7 +232,7 @@ impl Node {
         });
         let w = self.alloc_rma(&common, count as u64, kind, req.rma);
         if short {
-            self.inject[w as usize][..len].copy_from_slice(&bytes[..len]);
+            self.inject[w.at()][..len].copy_from_slice(&bytes[..len]);
         }
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
@@ -277,7 +277,7 @@ impl Node {
     }
 
     /// Reserves a place in the transmit queue and the completion queue of endpoint `e`.
-    fn reserve_tx(&mut self, e: u32) -> Result<()> {
+    fn reserve_tx(&mut self, e: EpIdx) -> Result<()> {
         self.make_send_room(e);
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
@@ -290,7 +290,7 @@ impl Node {
         Ok(())
     }
 
-    fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> u32 {
+    fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> TxIdx {
         let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: NONE };
         let r = self.rma.alloc(rma).expect("as many records as requests");
         let (ends, eps) = ((common.peer, common.e), (common.dst_ep, self.eps[common.e].number));
@@ -300,13 +300,13 @@ impl Node {
 
     /// The [`Rma`] record of request `w`.
     #[inline]
-    pub(crate) fn rma_of(&mut self, w: u32) -> &mut Rma {
-        &mut self.rma[self.tx[w].pull_op]
+    pub(crate) fn rma_of(&mut self, w: TxIdx) -> &mut Rma {
+        &mut self.rma[self.tx[w].rma()]
     }
 
     /// Completion flags of a one-sided operation, and the index of its counter.
-    fn rma_flags(&self, w: u32) -> (CqFlags, usize) {
-        match &self.rma[self.tx[w].pull_op].kind {
+    fn rma_flags(&self, w: TxIdx) -> (CqFlags, usize) {
+        match &self.rma[self.tx[w].rma()].kind {
             RmaKind::Write => (CqFlags::RMA | CqFlags::WRITE, WRITE),
             RmaKind::Read => (CqFlags::RMA | CqFlags::READ, READ),
             RmaKind::Atomic(a) if a.fetch => FETCHED,
@@ -315,13 +315,13 @@ impl Node {
     }
 
     /// Completion flags of a one-sided request, and the counter that counts its outcome.
-    pub(crate) fn rma_outcome(&self, w: u32) -> (CqFlags, u32) {
+    pub(crate) fn rma_outcome(&self, w: TxIdx) -> (CqFlags, u32) {
         let (flags, which) = self.rma_flags(w);
         (flags, self.eps[self.tx[w].ep].rma_cntr[which])
     }
 
     /// Writes the success completion of a one-sided request.
-    pub(crate) fn report_rma(&mut self, w: u32) {
+    pub(crate) fn report_rma(&mut self, w: TxIdx) {
         let (flags, which) = self.rma_flags(w);
         let wr = &self.tx[w];
         let (e, context) = (wr.ep, wr.context);
@@ -331,7 +331,13 @@ impl Node {
     /// Reports a success to endpoint `e`: an entry in its queue if the operation's `context` is
     /// given, and a count in the counter at index `which`.
     #[inline(always)]
-    pub(super) fn tell_rma(&mut self, e: u32, context: Option<u64>, flags: CqFlags, which: usize) {
+    pub(super) fn tell_rma(
+        &mut self,
+        e: EpIdx,
+        context: Option<u64>,
+        flags: CqFlags,
+        which: usize,
+    ) {
         let ep = &self.eps[e];
         let cq = &mut self.cqs[ep.tx_cq].cq;
         if let Some(op_context) = context {
@@ -347,8 +353,8 @@ impl Node {
     }
 
     /// Bytes of the operands that an atomic operation keeps.
-    pub(crate) fn operands(&self, w: u32, offset: usize, len: usize) -> &[u8] {
-        match &self.rma[self.tx[w].pull_op].kind {
+    pub(crate) fn operands(&self, w: TxIdx, offset: usize, len: usize) -> &[u8] {
+        match &self.rma[self.tx[w].rma()].kind {
             RmaKind::Atomic(a) => &a.operands[offset..offset + len],
             RmaKind::Write | RmaKind::Read => &[],
         }

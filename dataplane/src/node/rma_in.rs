@@ -16,7 +16,7 @@ use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
 use crate::proto::matching::Src;
@@ -222,7 +222,7 @@ impl Node {
     }
 
     /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
-    fn tagged_target(&mut self, p: PeerIdx, e: u32, op: &AtomicOp) -> Result<Target, NackReason> {
+    fn tagged_target(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp) -> Result<Target, NackReason> {
         let ep = &self.eps[e];
         let src = Src::of(p, op.range.src_ep);
         let matcher = &self.eps[self.matching_of(e)].matcher[MsgKind::Tagged as usize];
@@ -239,7 +239,7 @@ impl Node {
         &mut self,
         now: Instant,
         p: PeerIdx,
-        e: u32,
+        e: EpIdx,
         op: &AtomicOp,
         target: Target,
     ) {
@@ -277,7 +277,13 @@ impl Node {
 
     /// Whether this is a later packet of an operation that was refused, to be dropped.
     #[inline]
-    fn of_refused(&mut self, now: Instant, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
+    fn of_refused(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        range: &RemoteRange,
+        imm: Option<u64>,
+    ) -> bool {
         let bad = &mut self.peers[p].bad_seq;
         if *bad == NONE {
             return false;
@@ -331,7 +337,7 @@ impl Node {
         range: &RemoteRange,
         caps: Caps,
         imm: Option<u64>,
-    ) -> Result<u32, NackReason> {
+    ) -> Result<EpIdx, NackReason> {
         let e = self.ep_slot(range.dst_ep);
         let Some(ep) = self.eps.get(e).filter(|ep| ep.enabled && ep.is_named(range.rx_ctx)) else {
             self.counters.rx_no_endpoint += 1;
@@ -366,7 +372,7 @@ impl Node {
 
     /// Counts a remote operation in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
     #[inline]
-    pub(crate) fn count_remote(&mut self, e: u32, which: usize) {
+    pub(crate) fn count_remote(&mut self, e: EpIdx, which: usize) {
         let Some(ep) = self.eps.get(e) else { return };
         if ep.caps.contains(Caps::RMA_EVENT) {
             let cntr = ep.rma_cntr[which];
@@ -376,7 +382,7 @@ impl Node {
 
     /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
     /// waits, in the unexpected block that its sender had credit for.
-    fn tell_remote(&mut self, now: Instant, p: PeerIdx, e: u32, src_ep: u16, cqe: Cqe) {
+    fn tell_remote(&mut self, now: Instant, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
         let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
@@ -413,7 +419,7 @@ impl Node {
     }
 
     /// Discards completions that wait for endpoint `e`, which is being closed.
-    pub(crate) fn drop_late(&mut self, now: Instant, e: u32) {
+    pub(crate) fn drop_late(&mut self, now: Instant, e: EpIdx) {
         let cq = self.eps[e].rx_cq;
         if cq == NONE {
             return;
@@ -456,7 +462,7 @@ impl Node {
             from: at as u64,
             to: op.offset,
             left: op.len,
-            ends: if op.range.last { e } else { NONE },
+            ends: if op.range.last { e } else { EpIdx::NONE },
             region_ends: op.end,
         };
         let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
@@ -471,7 +477,7 @@ impl Node {
     }
 
     /// Starts to ask for the bytes of read `w`.
-    pub(crate) fn begin_read(&mut self, now: Instant, p: PeerIdx, w: u32) {
+    pub(crate) fn begin_read(&mut self, now: Instant, p: PeerIdx, w: TxIdx) {
         let mut pull = super::recv::empty_pull(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
         let idx = self.pulls.alloc(pull).expect("a free record was seen");
@@ -500,10 +506,10 @@ impl Node {
         let done = pull.got == pull.want;
         let more = pull.asked < pull.want && pull.asked - pull.got <= super::recv::PULL_CHUNK;
         self.pull_settled(p, len64);
-        if w == NONE {
+        if w == TxIdx::NONE {
             self.free_if_idle(op.dst_op);
         } else {
-            frame.copy_to_io(off, &self.send_bufs[w as usize], op.offset as usize, len);
+            frame.copy_to_io(off, &self.send_bufs[w.at()], op.offset as usize, len);
             if done {
                 self.rma_of(w).pull = NONE;
                 self.free_pull(op.dst_op);
@@ -522,7 +528,7 @@ impl Node {
     /// Read `idx` was given up: its outstanding bytes are still expected, and discarded.
     pub(crate) fn orphan_read(&mut self, idx: u32) {
         let pull = &mut self.pulls[idx];
-        pull.wr = NONE;
+        pull.wr = TxIdx::NONE;
         let (p, asking) = (pull.peer, std::mem::take(&mut pull.asking));
         self.pull_settled(p, u64::from(asking));
         if std::mem::take(&mut self.pulls[idx].in_rndv_ctl_q) {
@@ -540,7 +546,7 @@ impl Node {
     /// Frees a read that was given up once none of its bytes is outstanding.
     fn free_if_idle(&mut self, idx: u32) {
         let pull = &self.pulls[idx];
-        if pull.wr == NONE && pull.got == pull.asked {
+        if pull.wr == TxIdx::NONE && pull.got == pull.asked {
             let p = pull.peer;
             self.free_pull(idx);
             if !self.peers[p].send_q.is_empty() {
@@ -558,7 +564,7 @@ impl Node {
             return;
         };
         let (w, idx) = (pull.wr, handle.idx());
-        if w != NONE {
+        if w != TxIdx::NONE {
             self.abandon_wr(w);
             self.fail_wr(w, err, ProvErrno::NotExecuted);
         }
@@ -593,6 +599,7 @@ impl Node {
             self.make_ready(p);
         }
         self.peers[p].answered(1);
+        let handle = Handle::from_parts(TxIdx::of(op.dst_op), op.dst_gen);
         let known = self.tx.by_handle(handle);
         let known = known.filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::RMA));
         let Some(total) = known.map(|wr| wr.len) else {
@@ -631,7 +638,7 @@ impl Node {
         p: PeerIdx,
         ty: Ty,
         op: &[u8; OP_MAX],
-        w: u32,
+        w: TxIdx,
         body: BodyRef,
         reason: NackReason,
     ) {
@@ -639,7 +646,7 @@ impl Node {
         if ty == Ty::Atomic {
             self.drop_refused(p, op);
         }
-        if w != NONE {
+        if w != TxIdx::NONE {
             let wr = &mut self.tx[w];
             wr.unacked -= 1;
             if let (Ty::Write, BodyRef::Wr { offset, .. }) = (ty, body) {

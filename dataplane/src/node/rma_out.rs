@@ -9,10 +9,9 @@
 use super::ops::{Response, ResponseKind, RmaKind, WrFlags};
 use super::packet::{Packet, Step};
 use super::{FrameSink, Node, RmaIov};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
-use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
 
@@ -42,7 +41,7 @@ impl Node {
         &mut self,
         now: Instant,
         p: PeerIdx,
-        w: u32,
+        w: TxIdx,
         out: &mut dyn FrameSink,
     ) -> Step {
         if !self.can_keep() {
@@ -56,7 +55,7 @@ impl Node {
     }
 
     /// The rest of the remote range that the next packet of `w` starts in.
-    fn next_range(&mut self, w: u32) -> RmaIov {
+    fn next_range(&mut self, w: TxIdx) -> RmaIov {
         let rma = self.rma_of(w);
         let list = rma.iov.as_slice();
         while rma.at < list.len() && rma.done == list[rma.at].len {
@@ -67,7 +66,7 @@ impl Node {
     }
 
     /// Assigns the sequence number of an operation whose first packet is about to be sent.
-    fn number_rma(&mut self, p: PeerIdx, w: u32) -> u16 {
+    fn number_rma(&mut self, p: PeerIdx, w: TxIdx) -> u16 {
         if self.tx[w].sent == 0 {
             // If the packet is not sent the number is used again.
             let seq = self.peers[p].rma_seq;
@@ -76,7 +75,7 @@ impl Node {
         self.rma_of(w).seq
     }
 
-    fn send_write(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_write(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
         let range = self.next_range(w);
         let seq = self.number_rma(p, w);
         let wr = &self.tx[w];
@@ -108,7 +107,7 @@ impl Node {
     }
 
     /// Notes that a packet with `n` bytes or elements of `w` was sent.
-    fn rma_sent(&mut self, p: PeerIdx, w: u32, n: u64, last: bool) {
+    fn rma_sent(&mut self, p: PeerIdx, w: TxIdx, n: u64, last: bool) {
         let wr = &mut self.tx[w];
         if wr.sent == 0 {
             let peer = &mut self.peers[p];
@@ -126,7 +125,7 @@ impl Node {
         ty: Ty,
         op: &'a [u8],
         body: BodyRef,
-        wr: u32,
+        wr: TxIdx,
         wait: bool,
     ) -> Packet<'a> {
         let ar = if self.peers[p].path.is_lossless() { wait } else { self.asks(p, wr, wait) };
@@ -135,7 +134,7 @@ impl Node {
     }
 
     /// Hands a read to the pull engine.
-    fn send_read(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_read(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
         if self.tx[w].len == 0 {
             let wr = &self.tx[w];
             let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
@@ -183,8 +182,8 @@ impl Node {
     }
 
     /// Bytes that the next READ of `w` may ask for: one READ has one range.
-    pub(crate) fn read_room(&self, w: u32) -> u64 {
-        let rma = &self.rma[self.tx[w].pull_op];
+    pub(crate) fn read_room(&self, w: TxIdx) -> u64 {
+        let rma = &self.rma[self.tx[w].rma()];
         let mut done = rma.done;
         for range in &rma.iov.as_slice()[rma.at..] {
             if range.len > done {
@@ -195,7 +194,7 @@ impl Node {
         0
     }
 
-    fn send_atomic(&mut self, now: Instant, p: PeerIdx, w: u32, out: &mut dyn FrameSink) -> Step {
+    fn send_atomic(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
         let range = self.next_range(w);
         let seq = self.number_rma(p, w);
         let imm_len = if self.tx[w].flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
@@ -228,7 +227,7 @@ impl Node {
             compare: a.sent_len > a.elem_len,
             tagged: a.tagged,
             void: false,
-            dst_op,
+            dst_op: dst_op.get(),
             dst_gen,
             count: n as u16,
             op: a.op,
@@ -251,7 +250,7 @@ impl Node {
         Step::Sent
     }
 
-    fn atomic_sent(&mut self, p: PeerIdx, w: u32, n: u64, imm: bool, last: bool) {
+    fn atomic_sent(&mut self, p: PeerIdx, w: TxIdx, n: u64, imm: bool, last: bool) {
         self.charge(p, imm.into(), true);
         let rma = self.rma_of(w);
         rma.done += n;
@@ -274,7 +273,7 @@ impl Node {
     /// Elements of a packet: both the first, with `room` bytes of payload, and its answer have room
     /// for them. The operands are laid out accordingly, so later packets have as many, although the
     /// session's frames may have become longer.
-    fn atomic_segment(&mut self, w: u32, room: usize) -> u64 {
+    fn atomic_segment(&mut self, w: TxIdx, room: usize) -> u64 {
         let again = planted(Bug::OperandsLaidOutTwice) && self.tx[w].sent == 0;
         let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else { return 1 };
         let (elem, kept) = (usize::from(a.elem_len), u64::from(a.segment));
@@ -291,7 +290,7 @@ impl Node {
     }
 
     /// Lays the operands and compare values out packet by packet, if there will be several packets.
-    fn lay_out_operands(&mut self, w: u32, seg: u64) {
+    fn lay_out_operands(&mut self, w: TxIdx, seg: u64) {
         let total = self.tx[w].len as usize;
         let rma = self.rma_of(w);
         let list = rma.iov;
@@ -336,7 +335,7 @@ impl Node {
                 let len = left.min(self.payload_max(p, DataOp::LEN) as u32);
                 DataOp { dst_op, dst_gen, offset: to }.emit(&mut op);
                 let done = len == left;
-                let ends = if done { ends } else { NONE };
+                let ends = if done { ends } else { EpIdx::NONE };
                 let region_ends = region_ends && done;
                 (Ty::Data, BodyRef::Mr { mr, offset: from, len, ends, region_ends }, len)
             }
@@ -349,7 +348,7 @@ impl Node {
                 (Ty::Resp, BodyRef::None, 0)
             }
         };
-        let packet = self.rma_packet(p, ty, &op, body, NONE, false);
+        let packet = self.rma_packet(p, ty, &op, body, TxIdx::NONE, false);
         if !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
@@ -435,7 +434,7 @@ impl Node {
             let cntr = self.mrs[mr].read_cntr;
             self.count(cntr, true);
         }
-        if ends != NONE {
+        if ends != EpIdx::NONE {
             self.count_remote(ends, super::rma::REMOTE_READ);
         }
     }

@@ -9,7 +9,7 @@ use barewire_driver::port::Tx;
 
 use super::packet::Step;
 use super::{FrameSink, Node};
-use crate::idx::PeerIdx;
+use crate::idx::{PeerIdx, TxIdx};
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::types::Instant;
 use crate::wire::{self, BASE_LEN, TRAILER_LEN, Ty};
@@ -35,7 +35,7 @@ impl Node {
     pub(super) fn send_segments(
         &mut self,
         now: Instant,
-        (p, w): (PeerIdx, u32),
+        (p, w): (PeerIdx, TxIdx),
         segments: &Segments,
         most: usize,
         out: &mut dyn FrameSink,
@@ -69,7 +69,7 @@ impl Node {
             segments.put_offset(op, offset);
             // The line arrives while the frame is written.
             self.sent.prefetch_free();
-            let memory = (&self.inject[w as usize], &self.send_bufs[w as usize]);
+            let memory = (&self.inject[w.at()], &self.send_bufs[w.at()]);
             let body = wr.body(memory, offset as usize, len as usize);
             let head = &head[..op_end];
             let tail = if crc { wire::trailer(head, &body) } else { [0; TRAILER_LEN] };
@@ -106,7 +106,7 @@ impl Node {
     fn send_segment_to_self(
         &mut self,
         now: Instant,
-        (p, w): (PeerIdx, u32),
+        (p, w): (PeerIdx, TxIdx),
         segments: &Segments,
         room: u64,
         out: &mut dyn FrameSink,

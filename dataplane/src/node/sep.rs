@@ -11,6 +11,7 @@ use super::ep::{Ep, with_directions};
 use super::{EpAttr, EpId, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
+use crate::idx::EpIdx;
 use crate::slab::Slab;
 use crate::types::EpAddr;
 
@@ -23,16 +24,29 @@ pub(crate) struct Numbers {
     /// Endpoint slot by number, [`NOBODY`](super::ep::Ep::NOBODY) where there is none: zero pages
     /// that the kernel supplies on first touch. It has an entry for every number, so a look-up
     /// needs no bounds check.
-    pub(crate) at: Box<[u32; 1 << 16]>,
+    at: Box<[u32; 1 << 16]>,
     /// Numbers reserved by scalable endpoints.
     kept: Slab<Sep>,
 }
 
 impl Default for Numbers {
     fn default() -> Self {
-        let at: Box<[_]> = vec![Ep::NOBODY; 1 << 16].into();
+        let at: Box<[_]> = vec![Ep::NOBODY.get(); 1 << 16].into();
         let at = at.try_into().expect("they are as many");
         Self { at, kept: Slab::with_capacity(SEPS) }
+    }
+}
+
+impl Numbers {
+    /// The endpoint with this number, or [`Ep::NOBODY`].
+    #[inline(always)]
+    pub(super) fn ep(&self, number: u16) -> EpIdx {
+        EpIdx::of(self.at[usize::from(number)])
+    }
+
+    /// The number is `ep`'s, or [nobody's](Ep::NOBODY).
+    pub(super) fn set(&mut self, number: u16, ep: EpIdx) {
+        self.at[usize::from(number)] = ep.get();
     }
 }
 

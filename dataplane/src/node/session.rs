@@ -15,7 +15,7 @@ use super::tally::Tally;
 use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
@@ -556,7 +556,7 @@ impl Node {
             }
             self.drop_packets(p);
         }
-        while self.peers[p].wrs.head != NONE {
+        while self.peers[p].wrs.head != TxIdx::NONE {
             let w = self.peers[p].wrs.head;
             let wr = &self.tx[w];
             let begun = !wr.flags.contains(WrFlags::IN_SEND_Q) || wr.sent > 0;
@@ -675,7 +675,7 @@ impl Node {
         }
         self.srx_port_gone();
         let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
-        let eps: Vec<u32> = own.map(|(e, _)| e).collect();
+        let eps: Vec<EpIdx> = own.map(|(e, _)| e).collect();
         for e in eps {
             for kind in 0..2 {
                 while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted) {
@@ -996,13 +996,13 @@ impl Node {
 
     /// Detaches the memory of a request from its packets in flight: they keep their PSNs and are
     /// retransmitted without payload.
-    pub(crate) fn abandon_wr(&mut self, w: u32) {
+    pub(crate) fn abandon_wr(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
         let p = wr.peer;
         let half = wr.sent > 0
             && wr.sent < wr.len
             && !wr.flags.intersects(WrFlags::ANNOUNCED | WrFlags::ALL_SENT | WrFlags::RMA);
-        let next = wr.pull_op;
+        let next = if wr.flags.contains(WrFlags::RMA) { TxIdx::NONE } else { wr.next_packed() };
         self.peers[p].snd.for_each(&mut self.sent, |entry| {
             if let BodyRef::Pack { .. } = entry.body {
                 if entry.wr == w {
@@ -1012,10 +1012,10 @@ impl Node {
                 match entry.ty {
                     // The target has or will get the request and answers it: the record waits for
                     // that.
-                    Ty::Read => (entry.body, entry.wr) = (BodyRef::None, NONE),
+                    Ty::Read => (entry.body, entry.wr) = (BodyRef::None, TxIdx::NONE),
                     Ty::Atomic if AtomicOp::fetches(&entry.op) => {
                         AtomicOp::make_void(&mut entry.op);
-                        (entry.body, entry.wr) = (BodyRef::None, NONE);
+                        (entry.body, entry.wr) = (BodyRef::None, TxIdx::NONE);
                     }
                     Ty::Msg
                     | Ty::Pack
@@ -1035,8 +1035,9 @@ impl Node {
             }
         });
         for (_, other) in self.tx.iter_mut() {
-            if other.peer == p && other.pull_op == w && other.flags.contains(WrFlags::PACKED) {
-                other.pull_op = next;
+            let is_packed = other.flags.contains(WrFlags::PACKED);
+            if other.peer == p && is_packed && other.next_packed() == w {
+                other.set_next_packed(next);
             }
         }
         if half {
@@ -1047,7 +1048,7 @@ impl Node {
 
     /// Unlinks a request from every list.
     #[inline(always)]
-    fn unlink_wr(&mut self, w: u32) {
+    fn unlink_wr(&mut self, w: TxIdx) {
         let wr = &mut self.tx[w];
         let (flags, link) = (wr.flags, std::mem::take(&mut wr.of_peer));
         wr.flags.remove(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q);
@@ -1066,7 +1067,7 @@ impl Node {
 
     /// Frees a request whose completion has been written.
     #[inline(always)]
-    pub(crate) fn free_wr(&mut self, w: u32) {
+    pub(crate) fn free_wr(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
         let (flags, ep, rma) = (wr.flags, wr.ep, wr.pull_op);
         if flags.contains(WrFlags::GROUP) {
@@ -1074,7 +1075,7 @@ impl Node {
         }
         self.unlink_wr(w);
         self.tx.discard(w);
-        if ep != NONE {
+        if ep != EpIdx::NONE {
             self.eps[ep].tx_used -= 1;
         }
         if flags.contains(WrFlags::RMA) {
@@ -1084,7 +1085,7 @@ impl Node {
 
     /// Writes the success completion of a request, once.
     #[inline(always)]
-    pub(crate) fn report_wr(&mut self, w: u32) {
+    pub(crate) fn report_wr(&mut self, w: TxIdx) {
         let wr = &mut self.tx[w];
         if wr.flags.contains(WrFlags::REPORTED) {
             return;
@@ -1110,22 +1111,22 @@ impl Node {
     }
 
     /// Ends a request with an error completion, unless its success was already written.
-    pub(crate) fn fail_wr(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+    pub(crate) fn fail_wr(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
         self.report_failure(w, err, prov_errno);
         self.free_wr(w);
     }
 
     /// Ends a request whose endpoint is being closed. The record stays if the peer has asked for
     /// the message and must be told that it will not come.
-    pub(crate) fn cancel_wr(&mut self, w: u32) {
+    pub(crate) fn cancel_wr(&mut self, w: TxIdx) {
         self.report_failure(w, Error::Canceled, ProvErrno::UnknownOutcome);
         let wr = &mut self.tx[w];
         if wr.asked == 0 || wr.flags.contains(WrFlags::ALL_SENT) {
             self.free_wr(w);
             return;
         }
-        self.send_bufs[w as usize] = barewire_driver::mem::IoBuf::EMPTY;
-        let (e, p) = (std::mem::replace(&mut wr.ep, NONE), wr.peer);
+        self.send_bufs[w.at()] = barewire_driver::mem::IoBuf::EMPTY;
+        let (e, p) = (std::mem::replace(&mut wr.ep, EpIdx::NONE), wr.peer);
         self.eps[e].tx_used -= 1;
         if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
@@ -1134,9 +1135,9 @@ impl Node {
         self.make_ready(p);
     }
 
-    fn report_failure(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+    fn report_failure(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
         let wr = &mut self.tx[w];
-        if wr.ep != NONE && !wr.flags.contains(WrFlags::REPORTED) {
+        if wr.ep != EpIdx::NONE && !wr.flags.contains(WrFlags::REPORTED) {
             wr.flags |= WrFlags::REPORTED;
             if wr.flags.contains(WrFlags::GROUP) {
                 return self.fail_group(w, err, prov_errno);

@@ -15,6 +15,7 @@ use super::recv::MsgHead;
 use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
+use crate::idx::EpIdx;
 use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -61,7 +62,7 @@ impl Node {
         if e.enabled {
             return Err(Error::OpBadState);
         }
-        if e.srx != NONE {
+        if e.srx != EpIdx::NONE {
             return Err(Error::Invalid("a shared receive context is bound"));
         }
         if e.buffered {
@@ -78,7 +79,7 @@ impl Node {
 
     /// Sources that a context's receives name are looked up in the address vector of its
     /// endpoints, which is one.
-    pub(super) fn srx_take_av(&mut self, e: u32) -> Result<()> {
+    pub(super) fn srx_take_av(&mut self, e: EpIdx) -> Result<()> {
         let (av, srx) = (self.eps[e].av, self.eps[e].srx);
         let Some(context) = self.eps.get_mut(srx) else { return Ok(()) };
         if context.av == NONE {
@@ -90,8 +91,8 @@ impl Node {
     }
 
     /// Endpoint `e`, which has no operation left, stops sharing.
-    pub(super) fn srx_leave(&mut self, e: u32) {
-        let srx = std::mem::replace(&mut self.eps[e].srx, NONE);
+    pub(super) fn srx_leave(&mut self, e: EpIdx) {
+        let srx = std::mem::replace(&mut self.eps[e].srx, EpIdx::NONE);
         let Some(context) = self.eps.get_mut(srx) else { return };
         let left = context.sharers.unwrap_or(0).saturating_sub(1);
         context.sharers = Some(left);
@@ -101,7 +102,7 @@ impl Node {
         }
     }
 
-    pub(super) fn srx_close(&mut self, now: Instant, s: u32) -> Result<()> {
+    pub(super) fn srx_close(&mut self, now: Instant, s: EpIdx) -> Result<()> {
         if self.eps[s].sharers != Some(0) {
             return Err(Error::Busy);
         }
@@ -116,7 +117,7 @@ impl Node {
     }
 
     /// Frees a receive that no queue can report.
-    fn drop_shared(&mut self, s: u32, kind: MsgKind, recv: u32) {
+    fn drop_shared(&mut self, s: EpIdx, kind: MsgKind, recv: u32) {
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
         let owner = self.posted.free(recv).payload.ep;
         self.eps[owner].rx_used -= 1;
@@ -125,14 +126,14 @@ impl Node {
     /// The record whose tables hold the receives and unexpected messages of endpoint `e`: its own
     /// or its context's.
     #[inline]
-    pub(super) fn matching_of(&self, e: u32) -> u32 {
+    pub(super) fn matching_of(&self, e: EpIdx) -> EpIdx {
         let srx = self.eps[e].srx;
-        if srx == NONE { e } else { srx }
+        if srx == EpIdx::NONE { e } else { srx }
     }
 
     /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
     /// on.
-    pub(super) fn target_shared(&mut self, e: u32, head: &MsgHead) -> Option<u32> {
+    pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead) -> Option<u32> {
         let (s, kind) = (self.eps[e].srx, head.kind() as usize);
         let matcher = &self.eps[s].matcher[kind];
         let recv = matcher.match_posted(&self.posted, head.src(), head.tag)?;
@@ -147,7 +148,7 @@ impl Node {
 
     /// Reserves an entry in the receive queue of endpoint `e`. If it has none, its messages are
     /// retried when the queue is read.
-    fn reserve_for(&mut self, e: u32) -> bool {
+    fn reserve_for(&mut self, e: EpIdx) -> bool {
         let cq = self.eps[e].rx_cq;
         self.make_room(cq);
         let room = self.cqs[cq].cq.reserve();
@@ -158,9 +159,10 @@ impl Node {
     }
 
     /// Makes a receive of a context one of endpoint `e`.
-    fn hand_over(&mut self, recv: u32, e: u32) {
+    fn hand_over(&mut self, recv: u32, e: EpIdx) {
         let from = self.posted[recv].payload.ep;
-        let to = if self.eps[from].deferred_for == NONE { e } else { self.same_twin(from, e) };
+        let to =
+            if self.eps[from].deferred_for == EpIdx::NONE { e } else { self.same_twin(from, e) };
         let wr = &mut self.posted[recv].payload;
         wr.ep = to;
         wr.is.set(RecvIs::SIGNALED, wr.is(RecvIs::SIGNALED) || !self.eps[to].rx_selective);
@@ -171,7 +173,7 @@ impl Node {
     /// The deferred endpoint of endpoint `e` that the counter of deferred endpoint `t` counts for;
     /// the endpoint itself if it can have none.
     #[cold]
-    fn same_twin(&mut self, t: u32, e: u32) -> u32 {
+    fn same_twin(&mut self, t: EpIdx, e: EpIdx) -> EpIdx {
         let cntr = self.eps[t].tx_cntr;
         let cntr = (cntr != NONE).then(|| CntrId(self.cntrs.handle(cntr)));
         self.deferred_ep(EpId(self.eps.handle(e)), cntr).map_or(e, |deferred| deferred.0.idx())
@@ -182,7 +184,7 @@ impl Node {
     pub(super) fn post_shared(
         &mut self,
         now: Instant,
-        (s, owner): (u32, u32),
+        (s, owner): (EpIdx, EpIdx),
         src: Src,
         mut req: RecvReq,
     ) -> Result<()> {
@@ -200,7 +202,7 @@ impl Node {
 
     /// Delivers the unexpected messages of context `s` that have a receive and whose endpoints have
     /// room, in order.
-    pub(super) fn feed_shared(&mut self, now: Instant, s: u32) {
+    pub(super) fn feed_shared(&mut self, now: Instant, s: EpIdx) {
         for kind in KINDS {
             loop {
                 let (eps, posted) = (&self.eps, &self.posted);
@@ -221,7 +223,7 @@ impl Node {
     }
 
     /// Cancels a receive of context `s`. An endpoint that shares it reports it.
-    pub(super) fn cancel_shared(&mut self, s: u32, kind: MsgKind, recv: u32) -> Result<()> {
+    pub(super) fn cancel_shared(&mut self, s: EpIdx, kind: MsgKind, recv: u32) -> Result<()> {
         if self.eps[s].sharers == Some(0) {
             self.drop_shared(s, kind, recv);
             return Ok(());
@@ -230,15 +232,15 @@ impl Node {
     }
 
     /// An endpoint that shares context `s`, with an entry reserved in its receive queue.
-    pub(super) fn sharer_with_room(&mut self, s: u32) -> Option<u32> {
+    pub(super) fn sharer_with_room(&mut self, s: EpIdx) -> Option<EpIdx> {
         let bound = |ep: &super::ep::Ep| ep.srx == s && ep.rx_cq != NONE;
-        let sharers: Vec<u32> =
+        let sharers: Vec<EpIdx> =
             self.eps.iter().filter(|(_, ep)| bound(ep)).map(|(e, _)| e).collect();
         sharers.into_iter().find(|&e| self.reserve_for(e))
     }
 
     /// Ends a receive of context `s` with an error entry of an endpoint that has room for it.
-    pub(super) fn end_shared(&mut self, s: u32, kind: MsgKind, recv: u32, err: Error) -> bool {
+    pub(super) fn end_shared(&mut self, s: EpIdx, kind: MsgKind, recv: u32, err: Error) -> bool {
         let Some(e) = self.sharer_with_room(s) else { return false };
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
         self.hand_over(recv, e);
@@ -249,7 +251,7 @@ impl Node {
     /// The port is gone: the receives of contexts end, as far as the queues have room for the
     /// errors.
     pub(super) fn srx_port_gone(&mut self) {
-        let contexts: Vec<u32> =
+        let contexts: Vec<EpIdx> =
             (self.eps.iter()).filter(|(_, ep)| ep.sharers.is_some()).map(|(s, _)| s).collect();
         for s in contexts {
             for kind in KINDS {

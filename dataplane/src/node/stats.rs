@@ -8,10 +8,9 @@ use super::peer::{Peer, State};
 use super::round_trips::RoundTrips;
 use super::{EpId, Node};
 use crate::error::{Error, Result};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
-use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::WireError;
 
@@ -429,7 +428,7 @@ impl Node {
     fn survey_eps(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
         let step = walk.step(self.eps.slots());
         for idx in step.clone() {
-            let Some(ep) = self.eps.get(idx) else {
+            let Some(ep) = self.eps.get(EpIdx::of(idx)) else {
                 sink.endpoint(idx, None);
                 continue;
             };
@@ -439,7 +438,7 @@ impl Node {
             sums.tx += ep.tx_used as usize - usize::from(ep.ops_reserved);
             sums.posted += (ep.rx_used - ep.rx_reserved_total()) as usize;
             sums.lent += ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved);
-            let shown = ep.sharers.is_none() && ep.deferred_for == NONE;
+            let shown = ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE;
             sink.endpoint(idx, shown.then(|| ep_counters(ep)).as_ref());
         }
         walk.stepped(step.end, self.eps.slots());
@@ -517,7 +516,7 @@ impl Node {
         }
         let queued =
             !peer.send_q.is_empty() || !peer.rndv_data_q.is_empty() || !peer.resp_q.is_empty();
-        let announced = |w: u32| self.tx[w].flags.contains(WrFlags::ANNOUNCED);
+        let announced = |w: TxIdx| self.tx[w].flags.contains(WrFlags::ANNOUNCED);
         if queued && self.blocked {
             Wait::Port
         } else if queued && !peer.snd.open() {
@@ -530,7 +529,7 @@ impl Node {
             Wait::PullWindow
         } else if !peer.pulls.is_empty() {
             Wait::Pull
-        } else if peer.wrs.head != NONE && announced(peer.wrs.head) {
+        } else if peer.wrs.head != TxIdx::NONE && announced(peer.wrs.head) {
             Wait::Match
         } else {
             Wait::Answer
@@ -602,7 +601,10 @@ impl Node {
 
     /// All open endpoints.
     pub fn ep_ids(&self) -> impl Iterator<Item = EpId> {
-        let eps = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none() && ep.deferred_for == NONE);
+        let eps = self
+            .eps
+            .iter()
+            .filter(|(_, ep)| ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE);
         eps.map(|(idx, _)| EpId(self.eps.handle(idx)))
     }
 }

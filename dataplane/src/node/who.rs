@@ -143,7 +143,7 @@ impl Node {
 
     /// The service of ours that is meant by `service` at `host`.
     fn serves(&self, host: Host, service: u16) -> Option<u16> {
-        let is_there = |n: u16| self.numbers.at[usize::from(n)] != Ep::NOBODY;
+        let is_there = |n: u16| self.ep_slot(n) != Ep::NOBODY;
         let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
         let served = self.replies.names.services.iter().copied().find(meant)?;
         self.replies.names.hosts.contains(&host).then_some(served)

@@ -555,7 +555,7 @@ impl<const N: usize> Table<N> {
     }
 
     #[inline]
-    fn remove<T: Linked<CHAIN>>(&mut self, slab: &mut impl SlotsMut<T>, tag: u64, idx: u32) {
+    fn remove<T: Linked<CHAIN>>(&mut self, slab: &mut impl SlotsMut<T, u32>, tag: u64, idx: u32) {
         let [head, tail] = self.ends(tag);
         let Link { prev, next } = *slab[idx].link_ref();
         if prev == NONE {
@@ -580,7 +580,7 @@ impl<const N: usize> Table<N> {
     /// Every entry, chain by chain.
     fn iter<'a, T: Linked<CHAIN> + 'a>(
         &'a self,
-        slab: &'a impl Slots<T>,
+        slab: &'a impl Slots<T, u32>,
     ) -> impl Iterator<Item = u32> + 'a {
         let chain =
             |head| std::iter::successors(Some(head), |&idx| some(slab[idx].link_ref().next));
@@ -592,7 +592,7 @@ impl<const N: usize> Table<N> {
 #[inline(always)]
 fn append<T: Linked<CHAIN>>(
     ends: &mut [u32; 2],
-    slab: &mut impl SlotsMut<T>,
+    slab: &mut impl SlotsMut<T, u32>,
     before: u32,
     idx: u32,
 ) {

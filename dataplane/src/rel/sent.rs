@@ -17,11 +17,12 @@ use barewire_driver::hint::cold;
 
 pub use crate::rel::congestion::{WINDOW, WINDOW_LOSSLESS};
 
+use crate::idx::{EpIdx, TxIdx};
 use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::flight::{Group, Ring, Rings};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
-use crate::slab::{Line, NONE, Slab};
+use crate::slab::{Line, Slab};
 use crate::types::Instant;
 use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
 
@@ -36,7 +37,7 @@ pub enum BodyRef {
     /// `len` bytes at `offset` of the memory of transmit request `wr`.
     Wr {
         /// The request.
-        wr: u32,
+        wr: TxIdx,
         /// First byte.
         offset: u64,
         /// Number of bytes.
@@ -45,7 +46,7 @@ pub enum BodyRef {
     /// `len` bytes at `offset` of the operands that atomic request `wr` keeps.
     Operands {
         /// The request.
-        wr: u32,
+        wr: TxIdx,
         /// First byte.
         offset: u32,
         /// Number of bytes.
@@ -60,7 +61,7 @@ pub enum BodyRef {
         /// Number of bytes.
         len: u32,
         /// The peer's operation ends with it: endpoint whose counter counts it, or `NONE`.
-        ends: u32,
+        ends: EpIdx,
         /// Its access to this region ends with it.
         region_ends: bool,
     },
@@ -86,7 +87,7 @@ pub struct Sent {
     /// Its number.
     pub psn: Psn,
     /// The transmit request that waits for it, or [`NONE`].
-    pub wr: u32,
+    pub wr: TxIdx,
     /// When it was sent first, and last.
     pub first_at: Instant,
     /// See `first_at`.
@@ -121,7 +122,7 @@ impl Sent {
         ty: Ty,
         (op, op_len): (&[u8; OP_MAX], usize),
         body: BodyRef,
-        wr: u32,
+        wr: TxIdx,
         at: Instant,
     ) -> Self {
         Self {
@@ -150,7 +151,7 @@ impl Sent {
         let drops = if one_sided { RemoteRange::unfinished(&self.op) } else { None };
         let nop = NopOp { units: self.units, cuts: self.ty == Ty::MsgM, drops };
         self.op_len = nop.emit(&mut self.op) as u8;
-        (self.ty, self.body, self.wr) = (Ty::Nop, BodyRef::None, NONE);
+        (self.ty, self.body, self.wr) = (Ty::Nop, BodyRef::None, TxIdx::NONE);
     }
 }
 
@@ -246,7 +247,7 @@ pub struct Acked {
     /// Its entry.
     pub idx: u32,
     /// See [`Sent::wr`].
-    pub wr: u32,
+    pub wr: TxIdx,
     /// See [`Sent::at`].
     pub at: Instant,
     /// It was reported out of order before.
@@ -416,7 +417,7 @@ impl<C: CongestionControl> SendWindow<C> {
         let (idx, sacked) = self.pop(pool);
         let entry = &pool[idx];
         let &Sent { wr, at, rtx, .. } = entry;
-        let of_request = wr != NONE && matches!(entry.body, BodyRef::Wr { .. });
+        let of_request = wr != TxIdx::NONE && matches!(entry.body, BodyRef::Wr { .. });
         Some(Acked { idx, wr, at, sacked, rtx, of_request })
     }
 

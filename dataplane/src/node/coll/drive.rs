@@ -10,7 +10,7 @@ use super::control::{
 use super::{GroupState, JoinEvent, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -136,7 +136,7 @@ impl Node {
     fn on_side_failed(&mut self, now: Instant, err: &CqErr) {
         if err.cqe.op_context & CONTROL != 0 {
             if !self.gone {
-                self.listen(EpId(self.eps.handle(err.cqe.op_context as u32)));
+                self.listen(EpId(self.eps.handle(EpIdx::of(err.cqe.op_context as u32))));
             }
             self.on_strange_control(err);
             return;
@@ -407,7 +407,7 @@ impl Node {
             src: FI_ADDR_UNSPEC,
             tag: KIND_CONTROL << KIND_SHIFT,
             ignore: !(15 << KIND_SHIFT),
-            context: CONTROL | u64::from(side.0.idx()),
+            context: CONTROL | u64::from(side.0.idx().get()),
             flags: OpFlags::empty(),
         };
         let posted = self.post_recv(self.polled_at, side, req);
@@ -416,7 +416,7 @@ impl Node {
     }
 
     fn on_control_message(&mut self, now: Instant, cqe: &Cqe) {
-        let side = EpId(self.eps.handle((cqe.op_context & !CONTROL) as u32));
+        let side = EpId(self.eps.handle(EpIdx::of((cqe.op_context & !CONTROL) as u32)));
         self.listen(side);
         let (gid, _, _) = parts_of(cqe.tag);
         let Some(av) = self.coll.av else { return };
@@ -511,7 +511,7 @@ impl Node {
 
     /// A message was stored for a collective side: it is looked at in the next turn.
     #[cold]
-    pub(crate) fn coll_arrived(&mut self, e: u32, msg: u32) {
+    pub(crate) fn coll_arrived(&mut self, e: EpIdx, msg: u32) {
         if self.is_side(e) {
             let generation = self.unexpected.generation(msg);
             self.coll.arrived.push((msg, generation));

@@ -12,7 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx, TxIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -95,7 +95,7 @@ impl Node {
         };
         if self.coll.ops[o].sends > 0 {
             let wrs = self.tx.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
-            let wrs: Vec<(u32, PeerIdx)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
+            let wrs: Vec<(TxIdx, PeerIdx)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
             for (w, p) in wrs {
                 self.abandon_wr(w);
                 self.cancel_wr(w);
@@ -116,7 +116,7 @@ impl Node {
     fn revoke_placing(
         &mut self,
         now: Instant,
-        side: u32,
+        side: EpIdx,
         peers: &[PeerIdx],
         ours: &dyn Fn(u64) -> bool,
     ) {
@@ -346,7 +346,7 @@ impl Node {
     }
 
     /// An endpoint is being closed: it leaves its groups.
-    pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: u32) {
+    pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: EpIdx) {
         let groups: Vec<u32> = (self.coll.groups.iter())
             .filter(|(_, group)| group.ep.0.idx() == e)
             .map(|(g, _)| g)

@@ -30,7 +30,7 @@ pub use call::{CollAttr, CollCall, CollReq, Role, query};
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::PeerIdx;
+use crate::idx::{EpIdx, PeerIdx};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Model, Plan, choose};
 use crate::proto::coll::program::Program;
@@ -383,7 +383,7 @@ impl Node {
     }
 
     /// Whether endpoint `e` is the collective side of one.
-    pub(super) fn is_side(&self, e: u32) -> bool {
+    pub(super) fn is_side(&self, e: EpIdx) -> bool {
         let cq = self.eps.get(e).map(|ep| ep.tx_cq);
         cq.is_some() && cq == self.coll.cq.map(|cq| cq.0.idx())
     }
@@ -496,7 +496,8 @@ impl Node {
                     }
                 },
             };
-            let peer = self.avs[av.0.idx()].av.lookup(side).map_or(PeerIdx::NONE, |entry| entry.peer);
+            let peer =
+                self.avs[av.0.idx()].av.lookup(side).map_or(PeerIdx::NONE, |entry| entry.peer);
             members.push(Member { side, peer, ep: addr.ep, gone: None });
         }
         Ok(members)

@@ -3,6 +3,7 @@
 
 use super::super::peer::ACK_EVERY_LOSSLESS;
 use super::*;
+use crate::idx::PeerIdx;
 
 /// The peer that was there first.
 const FIRST: PeerIdx = PeerIdx::of(0);

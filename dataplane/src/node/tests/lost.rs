@@ -1,6 +1,7 @@
 //! Whoever has lost a message with a session is told.
 
 use super::*;
+use crate::idx::PeerIdx;
 
 /// The peer that was there first.
 const FIRST: PeerIdx = PeerIdx::of(0);

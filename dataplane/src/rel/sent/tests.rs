@@ -95,8 +95,9 @@ impl Both {
             return;
         }
         let (psn, at) = (self.snd.number(), self.now);
-        let body = BodyRef::Wr { wr: psn.0, offset: 0, len: 0 };
-        let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), body, psn.0 % 1000, Instant(at));
+        let body = BodyRef::Wr { wr: TxIdx::of(psn.0), offset: 0, len: 0 };
+        let sent =
+            Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), body, TxIdx::of(psn.0 % 1000), Instant(at));
         let idx = self.snd.keep(&mut self.pool, sent);
         assert_eq!(self.snd.last(&self.pool), Some(idx));
         let first_at = at;
@@ -114,7 +115,7 @@ impl Both {
         while self.model.first().is_some_and(|packet| packet.psn.since(cack) < 0) {
             let packet = self.model.remove(0);
             let acked = self.snd.pop_acked(&mut self.pool).expect("it is acknowledged");
-            assert_eq!((acked.wr, acked.of_request), (packet.psn.0 % 1000, true));
+            assert_eq!((acked.wr, acked.of_request), (TxIdx::of(packet.psn.0 % 1000), true));
             assert_eq!((acked.at, acked.rtx), (Instant(packet.at), packet.rtx));
             assert_eq!(acked.sacked, packet.sacked);
             self.pool.discard(acked.idx);
@@ -301,7 +302,7 @@ fn a_round_trip_is_without_the_receivers_delay() {
     let mut pool = SentPool::with_capacity(2);
     let mut snd = SendWindow::<Fixed>::new(Psn(7));
     let (psn, at) = (snd.number(), Instant(1_000));
-    let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, NONE, at);
+    let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
     let idx = snd.keep(&mut pool, sent);
     let ack = AckOp { newest: psn, delay: 5, ..AckOp::default() };
     let measured = |pool: &SentPool, ack| snd.round_trip(pool, Instant(11_000), &ack);
