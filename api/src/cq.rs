@@ -4,6 +4,7 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use barewire_dataplane::idx::CqIdx;
 use barewire_dataplane::node::{CqId, CqReader, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
@@ -214,7 +215,7 @@ struct FirstOf<'a, 'b> {
 
 impl Reader for FirstOf<'_, '_> {
     #[inline(always)]
-    fn reads(&self, cq: u32) -> bool {
+    fn reads(&self, cq: CqIdx) -> bool {
         self.first.cq.id.is_at(cq)
     }
 

@@ -5,6 +5,7 @@ use barewire_driver::hint::cold;
 
 use crate::error::{Error, Result};
 use crate::flags::CqFlags;
+use crate::idx::CqIdx;
 use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
 
@@ -12,7 +13,7 @@ use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
 /// from where it is made, so that it never enters the ring.
 pub trait Reader {
     /// Whether this is its queue, by slot.
-    fn reads(&self, cq: u32) -> bool;
+    fn reads(&self, cq: CqIdx) -> bool;
 
     /// Takes the entry.
     fn take(self, cqe: &Cqe);
@@ -23,7 +24,7 @@ pub struct NoReader;
 
 impl Reader for NoReader {
     #[inline(always)]
-    fn reads(&self, _: u32) -> bool {
+    fn reads(&self, _: CqIdx) -> bool {
         false
     }
 
@@ -380,7 +381,7 @@ mod tests {
     struct Keep<'a>(&'a mut Option<Cqe>);
 
     impl Reader for Keep<'_> {
-        fn reads(&self, _: u32) -> bool {
+        fn reads(&self, _: CqIdx) -> bool {
             true
         }
 

@@ -81,6 +81,12 @@ indices! {
     PeerIdx;
     /// An endpoint of a node.
     EpIdx;
+    /// A completion queue of a node.
+    CqIdx;
+    /// A counter of a node.
+    CntrIdx;
+    /// A memory region of a node.
+    MrIdx;
     /// A transmit request of a node.
     TxIdx;
 }

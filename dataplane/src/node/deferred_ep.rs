@@ -16,7 +16,7 @@ use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags};
-use crate::idx::EpIdx;
+use crate::idx::{CntrIdx, CqIdx, EpIdx};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
@@ -35,7 +35,7 @@ impl Node {
         }
         let at = match cntr {
             Some(cntr) => self.cntrs.by_handle(cntr.0).map(|_| cntr.0.idx()).ok_or(Error::BadFd)?,
-            None => NONE,
+            None => CntrIdx::NONE,
         };
         let idx = ep.0.idx();
         let known = self.eps.iter().find(|(_, t)| t.deferred_for == idx && t.tx_cntr == at);
@@ -61,7 +61,7 @@ impl Node {
         (t.tx_cntr, t.rx_cntr) = (at, at);
         (t.rma_cntr[READ], t.rma_cntr[WRITE]) = (at, at);
         t.enable(true);
-        for cq in [queues.0, queues.1].into_iter().filter(|&cq| cq != NONE) {
+        for cq in [queues.0, queues.1].into_iter().filter(|&cq| cq != CqIdx::NONE) {
             self.cqs[cq].bound += 1;
         }
         if let Some(table) = self.avs.get_mut(av) {
@@ -128,12 +128,12 @@ impl Node {
                 self.count(cntr, false);
                 return Ok(());
             }
-            cq = self.sharer_with_room(s).map_or(NONE, |e| self.eps[e].rx_cq);
-            if cq == NONE {
+            cq = self.sharer_with_room(s).map_or(CqIdx::NONE, |e| self.eps[e].rx_cq);
+            if cq == CqIdx::NONE {
                 return Err(Error::Again);
             }
         } else {
-            if cq == NONE {
+            if cq == CqIdx::NONE {
                 return Err(Error::Again);
             }
             self.make_room(cq);
@@ -162,7 +162,7 @@ impl Node {
     }
 
     /// Ends the idle deferred endpoints that counter `c` counts for.
-    pub(super) fn leave_cntr(&mut self, c: u32) {
+    pub(super) fn leave_cntr(&mut self, c: CntrIdx) {
         let idle = |t: &super::ep::Ep| t.tx_cntr == c && !t.is_in_use();
         for t in
             self.deferred_eps(|_, deferred| deferred.deferred_for != EpIdx::NONE && idle(deferred))

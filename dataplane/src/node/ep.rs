@@ -8,7 +8,7 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
@@ -93,17 +93,17 @@ pub(crate) struct Ep {
     pub(crate) may_rma: [bool; Form::ALL.len()],
     pub(crate) caps: Caps,
     /// Slots of the bound objects, `NONE` if there is none.
-    pub(crate) tx_cq: u32,
-    pub(crate) rx_cq: u32,
+    pub(crate) tx_cq: CqIdx,
+    pub(crate) rx_cq: CqIdx,
     pub(crate) tx_selective: bool,
     pub(crate) rx_selective: bool,
     pub(crate) av: u32,
     pub(crate) route: Route,
     pub(crate) fetch: Fetch,
-    pub(crate) tx_cntr: u32,
-    pub(crate) rx_cntr: u32,
+    pub(crate) tx_cntr: CntrIdx,
+    pub(crate) rx_cntr: CntrIdx,
     /// Counters of one-sided operations, indexed by the constants in `rma.rs`.
-    pub(crate) rma_cntr: [u32; 4],
+    pub(crate) rma_cntr: [CntrIdx; 4],
     pub(crate) tx_size: u32,
     pub(crate) rx_size: u32,
     pub(crate) tx_used: u32,
@@ -166,16 +166,16 @@ impl Ep {
             sig_all: true,
             may_rma: [false; Form::ALL.len()],
             caps,
-            tx_cq: NONE,
-            rx_cq: NONE,
+            tx_cq: CqIdx::NONE,
+            rx_cq: CqIdx::NONE,
             tx_selective: false,
             rx_selective: false,
             av: NONE,
             route: Route::NONE,
             fetch: Fetch::NONE,
-            tx_cntr: NONE,
-            rx_cntr: NONE,
-            rma_cntr: [NONE; 4],
+            tx_cntr: CntrIdx::NONE,
+            rx_cntr: CntrIdx::NONE,
+            rma_cntr: [CntrIdx::NONE; 4],
             tx_size: attr.tx_size.min(1 << 30) as u32,
             rx_size: attr.rx_size.min(1 << 30) as u32,
             tx_used: 0,
@@ -208,12 +208,12 @@ impl Ep {
             self.may_recv = [false; 2];
         }
         self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
-        let simple = self.rx_cntr == NONE && !self.caps.contains(Caps::SOURCE_ERR);
+        let simple = self.rx_cntr == CntrIdx::NONE && !self.caps.contains(Caps::SOURCE_ERR);
         for (matcher, may) in self.matcher.iter_mut().zip(self.may_recv) {
             matcher.shut(!may || !simple || self.cq_blocked);
         }
         self.sig_all = !self.tx_selective;
-        let signaled = self.sig_all && self.tx_cntr == NONE;
+        let signaled = self.sig_all && self.tx_cntr == CntrIdx::NONE;
         self.fast_send = self.may_send.map(|may| may && signaled);
         (self.route, self.fetch) = (Route::NONE, Fetch::NONE);
         let asked = if self.rx_selective { OpFlags::COMPLETION } else { OpFlags::empty() };
@@ -238,7 +238,11 @@ impl Ep {
     /// the endpoint may not receive or has unexpected messages.
     #[cold]
     #[inline(never)]
-    pub(super) fn reserve_receives(&mut self, cqs: &mut Table<CqTable>, kind: usize) -> bool {
+    pub(super) fn reserve_receives(
+        &mut self,
+        cqs: &mut Table<CqTable, (), CqIdx>,
+        kind: usize,
+    ) -> bool {
         if !self.may_recv[kind] || self.cq_blocked || self.matcher[kind].unexpected_len() != 0 {
             return false;
         }
@@ -257,7 +261,7 @@ impl Ep {
     /// The same for one-sided operations.
     #[cold]
     #[inline(never)]
-    pub(super) fn reserve_ops(&mut self, cqs: &mut Table<CqTable>) -> bool {
+    pub(super) fn reserve_ops(&mut self, cqs: &mut Table<CqTable, (), CqIdx>) -> bool {
         let Some(table) = cqs.get_mut(self.tx_cq).filter(|table| !table.cq_blocked) else {
             return false;
         };
@@ -268,7 +272,7 @@ impl Ep {
     }
 
     /// Releases all room reserved for receives.
-    pub(super) fn release_receives(&mut self, cqs: &mut Table<CqTable>) {
+    pub(super) fn release_receives(&mut self, cqs: &mut Table<CqTable, (), CqIdx>) {
         let n = self.rx_reserved_total();
         if n > 0 {
             (self.rx_reserved, self.rx_reserved_idle) = ([0; 2], 0);
@@ -278,7 +282,7 @@ impl Ep {
     }
 
     /// The same for one-sided operations.
-    pub(super) fn release_ops(&mut self, cqs: &mut Table<CqTable>) {
+    pub(super) fn release_ops(&mut self, cqs: &mut Table<CqTable, (), CqIdx>) {
         let n = u32::from(std::mem::take(&mut self.ops_reserved));
         if n > 0 {
             self.tx_used -= n;
@@ -332,7 +336,7 @@ impl Node {
     /// Makes room for an entry in queue `cq`, if entries reserved in advance are all that fills
     /// it: releases those.
     #[inline]
-    pub(super) fn make_room(&mut self, cq: u32) {
+    pub(super) fn make_room(&mut self, cq: CqIdx) {
         let CqTable { cq: queue, has_reserved, .. } = &mut self.cqs[cq];
         if *has_reserved && !queue.has_room() {
             *has_reserved = false;
@@ -343,7 +347,7 @@ impl Node {
     /// Something waits for room in queue `cq`: until it has been served, no endpoint reserves
     /// entries in advance.
     #[cold]
-    pub(super) fn starve_queue(&mut self, cq: u32) {
+    pub(super) fn starve_queue(&mut self, cq: CqIdx) {
         let table = &mut self.cqs[cq];
         table.cq_blocked = true;
         if std::mem::take(&mut table.has_reserved) {
@@ -353,7 +357,7 @@ impl Node {
 
     #[cold]
     #[inline(never)]
-    fn recall(&mut self, cq: u32) {
+    fn recall(&mut self, cq: CqIdx) {
         for (_, ep) in self.eps.iter_mut() {
             if ep.rx_cq == cq {
                 ep.release_receives(&mut self.cqs);
@@ -448,7 +452,7 @@ impl Node {
         let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
         let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
         let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
-        if tx && e.tx_cq != NONE || rx && e.rx_cq != NONE {
+        if tx && e.tx_cq != CqIdx::NONE || rx && e.rx_cq != CqIdx::NONE {
             return Err(Error::Invalid("a completion queue is bound for this direction"));
         }
         let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
@@ -489,7 +493,10 @@ impl Node {
         let wanted =
             one_sided.into_iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, at)| at);
         let mut taken = wanted.clone().map(|at| e.rma_cntr[at]);
-        if tx && e.tx_cntr != NONE || rx && e.rx_cntr != NONE || taken.any(|c| c != NONE) {
+        if tx && e.tx_cntr != CntrIdx::NONE
+            || rx && e.rx_cntr != CntrIdx::NONE
+            || taken.any(|c| c != CntrIdx::NONE)
+        {
             return Err(Error::Invalid("a counter is bound for this direction"));
         }
         if tx {
@@ -546,8 +553,8 @@ impl Node {
             return Err(Error::NoAv);
         }
         if e.caps.intersects(Caps::SEND | Caps::READ | Caps::WRITE | Caps::COLLECTIVE)
-            && e.tx_cq == NONE
-            || e.caps.contains(Caps::RECV) && e.rx_cq == NONE
+            && e.tx_cq == CqIdx::NONE
+            || e.caps.contains(Caps::RECV) && e.rx_cq == CqIdx::NONE
         {
             return Err(Error::NoCq);
         }
@@ -696,11 +703,11 @@ impl Node {
     pub(super) fn unbind(&mut self, e: &Ep) {
         self.counters.msgs_sent += e.counters.sent;
         self.counters.msgs_received += e.received();
-        for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != NONE) {
+        for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != CqIdx::NONE) {
             self.cqs[cq].bound -= 1;
         }
         let cntrs = [e.tx_cntr, e.rx_cntr].into_iter().chain(e.rma_cntr);
-        for cntr in cntrs.filter(|&c| c != NONE) {
+        for cntr in cntrs.filter(|&c| c != CntrIdx::NONE) {
             self.cntrs[cntr].bound -= 1;
         }
         if e.av != NONE {

@@ -5,7 +5,7 @@ use barewire_driver::port::Station;
 
 use super::Node;
 use crate::error::Error;
-use crate::idx::{EpIdx, PeerIdx};
+use crate::idx::{CntrIdx, EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
 use crate::types::{CqErr, NO_ENTRY};
 
@@ -61,7 +61,12 @@ impl Node {
     /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
     /// counts. The entry that was reserved in the endpoint's queue is used or given back.
     #[cold]
-    pub(super) fn tell_failure(&mut self, (e, p): (EpIdx, PeerIdx), mut failure: CqErr, cntr: u32) {
+    pub(super) fn tell_failure(
+        &mut self,
+        (e, p): (EpIdx, PeerIdx),
+        mut failure: CqErr,
+        cntr: CntrIdx,
+    ) {
         // The cause is our own port, not the peer.
         if failure.err == Error::HostUnreach && self.observed.failures.lacks_memory {
             failure.err = Error::NoSpace;

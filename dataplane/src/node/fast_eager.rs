@@ -25,13 +25,13 @@ use super::{
     Todo,
 };
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::{Posted, Src};
 use crate::psn::Psn;
 use crate::rel::sent::{self, BodyRef, Sent};
-use crate::slab::{NONE, Slab};
+use crate::slab::{Slab};
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{
@@ -319,7 +319,7 @@ impl Node {
             }
             peer.snd.number();
         }
-        if !INLINE && cntr != NONE {
+        if !INLINE && cntr != CntrIdx::NONE {
             self.count(cntr, true);
         }
         Some(TxIdx::NONE)
@@ -608,7 +608,7 @@ impl PlacedMsg<'_> {
 #[inline(always)]
 pub(super) fn complete_eager(
     (ep, peer): (&mut Ep, &mut Peer),
-    (avs, cqs): (&Slab<AvTable>, &mut Table<CqTable>),
+    (avs, cqs): (&Slab<AvTable>, &mut Table<CqTable, (), CqIdx>),
     src_ep: impl FnOnce() -> u16,
     placed: PlacedMsg<'_>,
     reader: impl Reader,
@@ -683,7 +683,7 @@ impl Ep {
         asked: bool,
     ) -> bool {
         self.may_send[usize::from(tagged)]
-            && self.tx_cntr == NONE
+            && self.tx_cntr == CntrIdx::NONE
             && (asked || !self.tx_selective)
             && (self.route.dest == dest || self.find_route(net, dest))
     }

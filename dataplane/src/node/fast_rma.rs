@@ -28,11 +28,11 @@ use super::rma_out::ANSWERS_MAX;
 use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, RmaIov, WriteReq};
 use crate::error::Error;
 use crate::flags::OpFlags;
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::is_planted;
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
-use crate::slab::{Handle, NONE};
+use crate::slab::{Handle};
 use crate::table::Table;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
@@ -174,7 +174,7 @@ impl Fetch {
         let result = if kind == AtomicKind::Base { 0 } else { bytes };
         let word = operand == 8 && compare == 0;
         let mut is = OpBits::new(form, is_signaled(flags, ep));
-        if result == 8 && ep.rma_cntr[form.outcome().1] == NONE {
+        if result == 8 && ep.rma_cntr[form.outcome().1] == CntrIdx::NONE {
             is.0 |= OpBits::WORD_UNCOUNTED;
         }
         let op_ty = Self::name(op, ty);

@@ -21,7 +21,7 @@ use super::rma_in::{RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
 use super::{FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
-use crate::idx::{EpIdx, PeerIdx};
+use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, Datatype};
 use crate::slab::{Link, NONE};
@@ -68,7 +68,7 @@ struct AccessGrant {
     fetch_add_ok: bool,
     /// A counter of the region or of the endpoint counts it.
     counted: bool,
-    mr: u32,
+    mr: MrIdx,
     ep: EpIdx,
     /// Remote address of the region's first byte, and the largest offset at which the elements
     /// still fit; for a write or a read, the region's length.
@@ -138,7 +138,7 @@ impl AccessGrant {
         fetch: false,
         fetch_add_ok: false,
         counted: false,
-        mr: NONE,
+        mr: MrIdx::NONE,
         ep: EpIdx::NONE,
         base: 0,
         room: 0,
@@ -500,7 +500,7 @@ impl Node {
         let (ep, counted) = self.grant_ep(range.dst_ep, Caps::RMA | caps)?;
         let (m, _) = self.mr_look(ep, &range, 1, access).ok()?;
         let mr = &self.mrs[m];
-        let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != NONE;
+        let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != CntrIdx::NONE;
         let (base, room) = (mr.base, mr.buf.len() as u64);
         Some(AccessGrant {
             key: request.key,
@@ -527,8 +527,9 @@ impl Node {
         let mr = &self.mrs[m];
         let one = op.count == 1 && plen <= U128_LEN;
         let word = one && ty.is_integer() && bytes >= 4;
-        let counted =
-            counted || op.fetch && mr.read_cntr != NONE || changes(what) && mr.write_cntr != NONE;
+        let counted = counted
+            || op.fetch && mr.read_cntr != CntrIdx::NONE
+            || changes(what) && mr.write_cntr != CntrIdx::NONE;
         let sum = op.fetch && what == atomic::AtomicOp::Sum;
         let fetch_add_ok = word && bytes == 8 && sum && !counted;
         Some(AccessGrant {
@@ -559,7 +560,7 @@ impl Node {
     }
 
     #[cold]
-    fn count_executed(&mut self, mr: u32, ep: EpIdx, reads: bool, writes: bool) {
+    fn count_executed(&mut self, mr: MrIdx, ep: EpIdx, reads: bool, writes: bool) {
         self.count_access(mr, reads, writes);
         self.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
     }

@@ -63,12 +63,12 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, TxIdx};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
 use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
-use crate::slab::{Handle, NONE, Slab};
+use crate::slab::{Handle, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant};
 use crate::wheel::Wheel;
@@ -206,19 +206,19 @@ impl Default for NodeSettings {
 
 /// A completion queue of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CqId(pub(crate) Handle);
+pub struct CqId(pub(crate) Handle<CqIdx>);
 
 impl CqId {
     /// Whether the queue, which is open, is in slot `cq`: see [`Reader::reads`].
     #[inline(always)]
-    pub fn is_at(&self, cq: u32) -> bool {
+    pub fn is_at(&self, cq: CqIdx) -> bool {
         self.0.idx() == cq
     }
 }
 
 /// A counter of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CntrId(pub(crate) Handle);
+pub struct CntrId(pub(crate) Handle<CntrIdx>);
 
 /// An address vector of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -453,7 +453,7 @@ pub struct CqReader<'a, F> {
 
 impl<F: FnOnce(&Cqe)> Reader for CqReader<'_, F> {
     #[inline(always)]
-    fn reads(&self, cq: u32) -> bool {
+    fn reads(&self, cq: CqIdx) -> bool {
         self.cq.is_at(cq)
     }
 
@@ -659,8 +659,8 @@ pub struct Node {
     pub(crate) epoch: u32,
     pub(crate) eps: Table<Ep, (), EpIdx>,
     pub(crate) numbers: Numbers,
-    pub(crate) cqs: Table<CqTable>,
-    pub(crate) cntrs: Slab<CntrTable>,
+    pub(crate) cqs: Table<CqTable, (), CqIdx>,
+    pub(crate) cntrs: Slab<CntrTable, (), CntrIdx>,
     pub(crate) avs: Slab<AvTable>,
 
     pub(crate) tx: Slab<TxWr, (), TxIdx>,
@@ -685,11 +685,11 @@ pub struct Node {
     pub(crate) pull_queue: VecDeque<PeerIdx>,
     /// Bytes asked for and not yet here.
     pub(crate) pull_out: u64,
-    pub(crate) mrs: Slab<Mr>,
+    pub(crate) mrs: Slab<Mr, (), MrIdx>,
     /// Regions by the key that the application chose.
-    pub(crate) mr_by_key: HashMap<u64, u32>,
+    pub(crate) mr_by_key: HashMap<u64, MrIdx>,
     /// The region of the last atomic operation: likely the next one's.
-    mr_last: u32,
+    mr_last: MrIdx,
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
     pub(crate) rma: Slab<Rma>,
@@ -808,7 +808,7 @@ impl Node {
             pull_out: 0,
             mrs: Slab::with_capacity(s.mr_max),
             mr_by_key: HashMap::new(),
-            mr_last: NONE,
+            mr_last: MrIdx::NONE,
             mr_drawn: 0,
             rma: Slab::with_capacity(s.tx_wr_max),
             responses: Slab::with_capacity(rma_out::response_slots(s.peer_max)),

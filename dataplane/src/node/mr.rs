@@ -20,11 +20,11 @@ use barewire_driver::mem::IoBuf;
 use super::{CntrId, EpId, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
-use crate::idx::EpIdx;
+use crate::idx::{CntrIdx, EpIdx, MrIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
-use crate::slab::{Handle, NONE};
+use crate::slab::{Handle};
 use crate::types::Instant;
 use crate::wire::{DataOp, NackReason, RemoteRange, RespOp, Ty};
 
@@ -38,7 +38,7 @@ pub(crate) const MR_MAX: usize = 1 << SLOT_BITS;
 
 /// A memory region of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MrId(pub(crate) Handle);
+pub struct MrId(pub(crate) Handle<MrIdx>);
 
 /// A region to register. `buf` stays lent until [`Node::mr_close`] has returned.
 #[derive(Debug)]
@@ -79,8 +79,8 @@ pub(crate) struct Mr {
     pub(crate) sharing: Sharing,
     by_app: bool,
     /// Counters of remote reads and writes, `NONE` if not bound.
-    pub(crate) read_cntr: u32,
-    pub(crate) write_cntr: u32,
+    pub(crate) read_cntr: CntrIdx,
+    pub(crate) write_cntr: CntrIdx,
     /// READs being answered and packets in flight that carry its bytes.
     pub(crate) readers: u32,
 }
@@ -123,7 +123,7 @@ impl Node {
         let by_app = req.requested_key.is_some();
         let MrReq { buf, access, ep, sharing, .. } = req;
         let scope = ep.map(Scope::Ep);
-        let (read_cntr, write_cntr, readers) = (NONE, NONE, 0);
+        let (read_cntr, write_cntr, readers) = (CntrIdx::NONE, CntrIdx::NONE, 0);
         let mr =
             Mr { key, buf, base, access, scope, sharing, by_app, read_cntr, write_cntr, readers };
         let idx = self.mrs.fill(mr);
@@ -131,11 +131,11 @@ impl Node {
     }
 
     /// A key for `slot` that no region has.
-    fn draw_key(&mut self, slot: u32) -> u64 {
+    fn draw_key(&mut self, slot: MrIdx) -> u64 {
         loop {
             self.mr_drawn += 1;
             let random = self.keyed_hash(self.mr_drawn) & !SLOT_MASK;
-            let key = random | self.disguise(random, slot);
+            let key = random | self.disguise(random, slot.get());
             if self.mr_of(key).is_none() {
                 return key;
             }
@@ -174,7 +174,7 @@ impl Node {
         let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
         let mr = self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?;
         let place = if reads { &mut mr.read_cntr } else { &mut mr.write_cntr };
-        if *place != NONE {
+        if *place != CntrIdx::NONE {
             return Err(Error::Invalid("a counter is bound for these accesses"));
         }
         *place = cntr.0.idx();
@@ -255,14 +255,14 @@ impl Node {
         if mr.by_app {
             self.mr_by_key.remove(&mr.key);
         }
-        for cntr in [mr.read_cntr, mr.write_cntr].into_iter().filter(|&c| c != NONE) {
+        for cntr in [mr.read_cntr, mr.write_cntr].into_iter().filter(|&c| c != CntrIdx::NONE) {
             self.cntrs[cntr].bound -= 1;
         }
         Ok(())
     }
 
     /// Fails the reads of region `m` that are being answered, those in flight included.
-    fn end_readers(&mut self, m: u32) {
+    fn end_readers(&mut self, m: MrIdx) {
         let responses: Vec<u32> = (self.responses.iter())
             .filter(|(_, response)| response.reads(m))
             .map(|(j, _)| j)
@@ -285,12 +285,12 @@ impl Node {
 
     /// The region with this key.
     #[inline]
-    fn mr_of(&self, key: u64) -> Option<u32> {
+    fn mr_of(&self, key: u64) -> Option<MrIdx> {
         let same = |mr: &Mr| mr.key == key || planted(Bug::KeyHalfChecked);
         if self.mrs.get(self.mr_last).is_some_and(|mr| mr.key == key) {
             return Some(self.mr_last);
         }
-        let slot = self.disguise(key, key as u32) as u32;
+        let slot = MrIdx::of(self.disguise(key, key as u32) as u32);
         if self.mrs.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
             return Some(slot);
         }
@@ -306,7 +306,7 @@ impl Node {
         range: &RemoteRange,
         len: u64,
         need: MrAccess,
-    ) -> std::result::Result<(u32, usize), NackReason> {
+    ) -> std::result::Result<(MrIdx, usize), NackReason> {
         let found = self.mr_look(e, range, len, need);
         match found {
             Err(NackReason::BadKey) => self.counters.rx_bad_key += 1,
@@ -324,7 +324,7 @@ impl Node {
         range: &RemoteRange,
         len: u64,
         need: MrAccess,
-    ) -> std::result::Result<(u32, usize), NackReason> {
+    ) -> std::result::Result<(MrIdx, usize), NackReason> {
         let m = self.mr_of(range.rkey).ok_or(NackReason::BadKey)?;
         let mr = &self.mrs[m];
         let offset = range.addr.checked_sub(mr.base);

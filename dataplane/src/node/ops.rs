@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, PeerIdx, TxIdx};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -436,7 +436,7 @@ pub(crate) struct Response {
 pub(crate) enum ResponseKind {
     /// Bytes of a region.
     Read {
-        mr: u32,
+        mr: MrIdx,
         /// Offset in the region of the next byte, and in the peer's operation.
         from: u64,
         to: u64,
@@ -458,7 +458,7 @@ impl Response {
     pub(crate) const SHORT: usize = 16;
 
     /// Whether it reads region `m`.
-    pub(crate) fn reads(&self, m: u32) -> bool {
+    pub(crate) fn reads(&self, m: MrIdx) -> bool {
         matches!(self.kind, ResponseKind::Read { mr, .. } if mr == m)
     }
 

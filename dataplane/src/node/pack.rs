@@ -25,12 +25,11 @@ use super::session::send_flags;
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::proto::matching::Src;
 use crate::rel::sent::BodyRef;
-use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
 
@@ -235,7 +234,7 @@ impl Node {
             }
         }
         ep.counters.sent += count;
-        if cntr != NONE {
+        if cntr != CntrIdx::NONE {
             (0..count).for_each(|_| self.count(cntr, true));
         }
     }

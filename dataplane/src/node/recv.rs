@@ -15,7 +15,7 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -1045,8 +1045,8 @@ impl Node {
 
     /// Counts an outcome in a bound counter.
     #[inline]
-    pub(crate) fn count(&mut self, cntr: u32, success: bool) {
-        if cntr == NONE {
+    pub(crate) fn count(&mut self, cntr: CntrIdx, success: bool) {
+        if cntr == CntrIdx::NONE {
             return;
         }
         let cntr = &mut self.cntrs[cntr].cntr;
@@ -1059,7 +1059,7 @@ impl Node {
 
     /// Completion queue `cq` was full and has been read: delivers what waited for room in it, in
     /// order.
-    pub(crate) fn retry_cq_waiters(&mut self, cq: u32) {
+    pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
         self.cqs[cq].cq_blocked = false;
         let now = self.polled_at;
         self.feed_late(now, cq);

@@ -15,7 +15,7 @@ use super::{EpId, Node};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
 use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -315,7 +315,7 @@ impl Node {
     }
 
     /// Completion flags of a one-sided request, and the counter that counts its outcome.
-    pub(crate) fn rma_outcome(&self, w: TxIdx) -> (CqFlags, u32) {
+    pub(crate) fn rma_outcome(&self, w: TxIdx) -> (CqFlags, CntrIdx) {
         let (flags, which) = self.rma_flags(w);
         (flags, self.eps[self.tx[w].ep].rma_cntr[which])
     }
@@ -347,7 +347,7 @@ impl Node {
         }
         self.counters.rma_done += 1;
         let cntr = ep.rma_cntr[which];
-        if cntr != NONE {
+        if cntr != CntrIdx::NONE {
             self.count(cntr, true);
         }
     }

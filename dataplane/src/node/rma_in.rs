@@ -16,7 +16,7 @@ use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
 use crate::proto::matching::Src;
@@ -28,7 +28,7 @@ use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty,
 /// Target of an atomic operation: a region or a posted receive, at an offset.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
-    Region(u32, usize),
+    Region(MrIdx, usize),
     Receive(u32, usize),
 }
 
@@ -360,10 +360,10 @@ impl Node {
     /// and once where they are one. (fi_mr(3), "fi_mr_bind"; an endpoint's counter of writes counts
     /// base atomics alone, fi_endpoint(3), "fi_ep_bind".)
     #[inline]
-    pub(super) fn count_access(&mut self, m: u32, reads: bool, writes: bool) {
+    pub(super) fn count_access(&mut self, m: MrIdx, reads: bool, writes: bool) {
         let mr = &self.mrs[m];
-        let read = if reads { mr.read_cntr } else { NONE };
-        let write = if writes { mr.write_cntr } else { NONE };
+        let read = if reads { mr.read_cntr } else { CntrIdx::NONE };
+        let write = if writes { mr.write_cntr } else { CntrIdx::NONE };
         self.count(read, true);
         if write != read {
             self.count(write, true);
@@ -388,7 +388,7 @@ impl Node {
         let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
         let cq = self.eps[e].rx_cq;
-        if cq != NONE {
+        if cq != CqIdx::NONE {
             self.make_room(cq);
             let table = &mut self.cqs[cq];
             if !table.late.is_empty() || !table.cq.try_push(cqe) {
@@ -403,7 +403,7 @@ impl Node {
     }
 
     /// Writes the completions that waited for room in queue `cq`.
-    pub(crate) fn feed_late(&mut self, now: Instant, cq: u32) {
+    pub(crate) fn feed_late(&mut self, now: Instant, cq: CqIdx) {
         while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].late.front() {
             let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
             let cqe = Cqe { src, ..cqe };
@@ -421,7 +421,7 @@ impl Node {
     /// Discards completions that wait for endpoint `e`, which is being closed.
     pub(crate) fn drop_late(&mut self, now: Instant, e: EpIdx) {
         let cq = self.eps[e].rx_cq;
-        if cq == NONE {
+        if cq == CqIdx::NONE {
             return;
         }
         let waiting = std::mem::take(&mut self.cqs[cq].late);

@@ -15,7 +15,7 @@ use super::recv::MsgHead;
 use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::EpIdx;
+use crate::idx::{CntrIdx, CqIdx, EpIdx};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::Instant;
@@ -175,7 +175,7 @@ impl Node {
     #[cold]
     fn same_twin(&mut self, t: EpIdx, e: EpIdx) -> EpIdx {
         let cntr = self.eps[t].tx_cntr;
-        let cntr = (cntr != NONE).then(|| CntrId(self.cntrs.handle(cntr)));
+        let cntr = (cntr != CntrIdx::NONE).then(|| CntrId(self.cntrs.handle(cntr)));
         self.deferred_ep(EpId(self.eps.handle(e)), cntr).map_or(e, |deferred| deferred.0.idx())
     }
 
@@ -233,7 +233,7 @@ impl Node {
 
     /// An endpoint that shares context `s`, with an entry reserved in its receive queue.
     pub(super) fn sharer_with_room(&mut self, s: EpIdx) -> Option<EpIdx> {
-        let bound = |ep: &super::ep::Ep| ep.srx == s && ep.rx_cq != NONE;
+        let bound = |ep: &super::ep::Ep| ep.srx == s && ep.rx_cq != CqIdx::NONE;
         let sharers: Vec<EpIdx> =
             self.eps.iter().filter(|(_, ep)| bound(ep)).map(|(e, _)| e).collect();
         sharers.into_iter().find(|&e| self.reserve_for(e))

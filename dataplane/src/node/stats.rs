@@ -8,7 +8,7 @@ use super::peer::{Peer, State};
 use super::round_trips::RoundTrips;
 use super::{EpId, Node};
 use crate::error::{Error, Result};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
 use crate::types::Instant;
@@ -446,7 +446,7 @@ impl Node {
 
     fn survey_cqs(&self, walk: &mut Walk<CqSums>) {
         let step = walk.step(self.cqs.slots());
-        for table in step.clone().filter_map(|idx| self.cqs.get(idx)) {
+        for table in step.clone().filter_map(|idx| self.cqs.get(CqIdx::of(idx))) {
             walk.under_way.late += table.late.len();
             walk.under_way.reserved += table.cq.reserved();
         }

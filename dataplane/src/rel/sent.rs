@@ -17,7 +17,7 @@ use barewire_driver::hint::cold;
 
 pub use crate::rel::congestion::{WINDOW, WINDOW_LOSSLESS};
 
-use crate::idx::{EpIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, TxIdx};
 use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::flight::{Group, Ring, Rings};
 use crate::rel::psn::Psn;
@@ -55,7 +55,7 @@ pub enum BodyRef {
     /// `len` bytes at `offset` of a memory region that a peer reads.
     Mr {
         /// The region.
-        mr: u32,
+        mr: MrIdx,
         /// First byte.
         offset: u64,
         /// Number of bytes.

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::idx::TxIdx;
 use crate::rel::rtt::Rtt;
 
 /// A congestion control that lets so many packets under way.
