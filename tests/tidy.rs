@@ -63,6 +63,11 @@ fn packet_types_and_devices_have_no_catch_all() {
 }
 
 #[test]
+fn an_index_of_an_object_has_a_type() {
+    expect_clean(bare_indices);
+}
+
+#[test]
 fn commands_that_mend_have_options_that_there_are() {
     expect_clean(setup_options);
 }
@@ -387,6 +392,34 @@ fn catch_alls(source: &Source) -> Vec<Wrong> {
             if arms.iter().any(|(_, pattern)| names(pattern)) && is_any(pattern) {
                 let line = source.code[..*arm].matches('\n').count() + 1;
                 let what = format!("\"{pattern} =>\" over packet types or devices: name them");
+                wrong.push(source.wrong(line, &what));
+            }
+        }
+    }
+    wrong
+}
+
+/// What indices of a node's objects are called where each has a type: `dataplane/src/idx.rs`.
+const INDICES: [&str; 16] = [
+    "p", "peer", "e", "ep", "srx", "cq", "rx_cq", "tx_cq", "cntr", "rx_cntr", "tx_cntr", "mr", "w",
+    "wr", "pull", "response",
+];
+
+/// Indices without a type, as parameters and fields.
+fn bare_indices(source: &Source) -> Vec<Wrong> {
+    if !source.in_any(&["dataplane/src/node", "dataplane/src/rel"]) {
+        return Vec::new();
+    }
+    let mut wrong = Vec::new();
+    for name in INDICES {
+        for at in words(&source.code, name) {
+            let rest = &source.code[at + name.len()..];
+            // Groups and their programs have indices without types still.
+            let is_bare =
+                rest.starts_with(": u32") && !rest[5..].starts_with(char::is_alphanumeric);
+            if is_bare && !source.path.contains("/coll") {
+                let line = source.code[..at].matches('\n').count() + 1;
+                let what = format!("\"{name}: u32\": indices of objects have types, see idx.rs");
                 wrong.push(source.wrong(line, &what));
             }
         }
@@ -742,6 +775,14 @@ fn catch_alls_sees_one_over_packet_types() {
     expect(catch_alls, "driver/src/backend/any_port.rs", own, other);
     let nic = "match Kind::of(id) { Some(Kind::VirtioNet) => v(), Some(_) => e(), None => n() }";
     expect(catch_alls, "driver/src/backend/vfio/mod.rs", nic, other);
+}
+
+#[test]
+fn bare_indices_sees_one() {
+    let good = "fn f(p: PeerIdx, units: u32, tx_wr_count: u32) {}";
+    for bad in ["fn f(&self, p: u32) {}", "struct S { tx_cq: u32 }", "|wr: u32| wr"] {
+        expect(bare_indices, "dataplane/src/node/input.rs", bad, good);
+    }
 }
 
 #[test]

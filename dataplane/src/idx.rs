@@ -89,4 +89,20 @@ indices! {
     MrIdx;
     /// A transmit request of a node.
     TxIdx;
+    /// A one-sided operation of the fast path.
+    FastOpIdx;
+    /// A packet that is kept until it is acknowledged.
+    SentIdx;
+    /// A message that is pulled, or a read.
+    PullIdx;
+    /// An answer to a peer's one-sided operation.
+    ResponseIdx;
+}
+
+/// An index that is kept in 16 bits.
+impl From<u16> for FastOpIdx {
+    #[inline(always)]
+    fn from(n: u16) -> Self {
+        Self(n.into())
+    }
 }

@@ -8,7 +8,7 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
@@ -731,7 +731,7 @@ impl Node {
 
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
     pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
-        let pulls: Vec<u32> = (self.pulls.iter())
+        let pulls: Vec<PullIdx> = (self.pulls.iter())
             .filter(|(_, pull)| pull.recv != NONE && self.posted[pull.recv].payload.ep == idx)
             .map(|(i, _)| i)
             .collect();

@@ -31,7 +31,7 @@ use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::{Posted, Src};
 use crate::psn::Psn;
 use crate::rel::sent::{self, BodyRef, Sent};
-use crate::slab::{Slab};
+use crate::slab::Slab;
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{

@@ -6,7 +6,7 @@ use barewire_driver::mem::Span;
 use super::peer::{Peer, SLOT_BITS, slot_of};
 use super::rma::{FETCHED, READ, WRITE};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx};
+use crate::idx::{EpIdx, FastOpIdx, PeerIdx};
 use crate::proto::atomic::AtomicKind;
 use crate::rel::psn::Psn;
 use crate::slab::Handle;
@@ -137,8 +137,8 @@ impl FastOp {
 
     /// The name of slot `w` on the wire.
     #[inline(always)]
-    pub(super) const fn name(w: u32) -> u32 {
-        w | Self::NAME
+    pub(super) const fn name(w: FastOpIdx) -> u32 {
+        w.get() | Self::NAME
     }
 
     /// Whether a name on the wire is one of this table.
@@ -151,8 +151,8 @@ impl FastOp {
     /// yields a slot out of range. The generation is made odd: those of slots in use are odd, and a
     /// peer must not reach a vacant one.
     #[inline(always)]
-    pub(super) const fn handle(name: u32, generation: u32) -> Handle {
-        Handle::from_parts(name ^ Self::NAME, generation | 1)
+    pub(super) const fn handle(name: u32, generation: u32) -> Handle<FastOpIdx> {
+        Handle::from_parts(FastOpIdx::of(name ^ Self::NAME), generation | 1)
     }
 }
 

@@ -28,11 +28,11 @@ use super::rma_out::ANSWERS_MAX;
 use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, RmaIov, WriteReq};
 use crate::error::Error;
 use crate::flags::OpFlags;
-use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, FastOpIdx, PeerIdx, TxIdx};
 use crate::plant::is_planted;
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
-use crate::slab::{Handle};
+use crate::slab::Handle;
 use crate::table::Table;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
@@ -434,7 +434,7 @@ impl Node {
             return cold(false);
         };
         // `Peer::last_unacked` has 16 bits to name an operation that waits for an acknowledgement.
-        let nameable = !form.is_acked() || made.idx() < Peer::NO_OP.into();
+        let nameable = !form.is_acked() || made.idx().get() < Peer::NO_OP.into();
         if !nameable || !req.send(&To { peer, src: &self.addr, ep, made }, out) {
             req.return_result(self.fast_ops.free(made.idx()).result);
             return cold(false);
@@ -583,7 +583,7 @@ impl Node {
             && let Some(op) = self.fast_ops.get(last.next.into())
             && op.psn.since(peer.snd.una) < 0
         {
-            let (w, closed, form) = (u32::from(last.next), op.ep == EpIdx::NONE, op.form());
+            let (w, closed, form) = (last.next.into(), op.ep == EpIdx::NONE, op.form());
             let next = op.next;
             peer.forget_ack(&mut self.fast_ops, (peer.last_unacked.into(), w, next));
             if closed {
@@ -597,7 +597,7 @@ impl Node {
 
     /// Completes operation `w`, which is of kind `form`. Its result is in place.
     #[inline(always)]
-    fn complete_fast_op(&mut self, p: PeerIdx, w: u32, form: Form) {
+    fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx, form: Form) {
         let Some(op) = self.fast_ops.get(w) else { return };
         let (e, context) = (op.ep, op.is.signaled().then_some(op.context));
         self.fast_ops.discard(w);
@@ -636,7 +636,12 @@ impl Node {
 
     /// The operation of kind `form` that an answer from peer `p` names. `None`, and counted as
     /// stray, if there is none.
-    fn find_fast_op(&mut self, p: PeerIdx, form: Form, (w, generation): (u32, u32)) -> Option<u32> {
+    fn find_fast_op(
+        &mut self,
+        p: PeerIdx,
+        form: Form,
+        (w, generation): (u32, u32),
+    ) -> Option<FastOpIdx> {
         let handle = FastOp::handle(w, generation);
         let known = self.fast_ops.by_handle(handle);
         let known = known.is_some_and(|op| op.peer() == p && op.form() == form);
@@ -668,13 +673,13 @@ impl Node {
 
     /// Ends operation `w` with an error, written to the queue of its endpoint unless that is
     /// closed.
-    fn fail_fast_op(&mut self, w: u32, err: Error, prov_errno: ProvErrno) {
+    fn fail_fast_op(&mut self, w: FastOpIdx, err: Error, prov_errno: ProvErrno) {
         let &FastOp { context, ep: e, is, next, .. } = &self.fast_ops[w];
         let (p, form) = (is.peer(), is.form());
         let peer = &mut self.peers[p];
         if form.is_acked() {
             let ops = &mut self.fast_ops;
-            let before = ops.iter().find(|(_, op)| op.peer() == p && u32::from(op.next) == w);
+            let before = ops.iter().find(|(_, op)| op.peer() == p && w == op.next.into());
             let before = before.map_or(w, |(before, _)| before);
             peer.forget_ack(ops, (before, w, next));
         }
@@ -703,7 +708,7 @@ impl Node {
     #[cold]
     pub(super) fn fail_fast_ops(&mut self, p: PeerIdx, err: Error) {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.peer() == p);
-        let mut ops: Vec<(u32, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
+        let mut ops: Vec<(FastOpIdx, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
         // In the order of posting.
         let una = self.peers[p].snd.una;
         ops.sort_by_key(|(_, psn)| psn.0.wrapping_sub(una.0.wrapping_sub(1 << 31)));
@@ -732,7 +737,7 @@ impl Node {
     #[cold]
     pub(super) fn cancel_fast_ops(&mut self, e: EpIdx) {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.ep == e);
-        let ops: Vec<u32> = ops.map(|(w, _)| w).collect();
+        let ops: Vec<FastOpIdx> = ops.map(|(w, _)| w).collect();
         for w in ops {
             let op = &mut self.fast_ops[w];
             (op.ep, op.result) = (EpIdx::NONE, Span::EMPTY);
@@ -754,9 +759,9 @@ impl Peer {
     /// Appends operation `w`, whose packet was sent last, to the ring of those that wait for an
     /// acknowledgement.
     #[inline(always)]
-    fn await_ack(&mut self, ops: &mut Table<FastOp>, w: u32) {
+    fn await_ack(&mut self, ops: &mut Table<FastOp, (), FastOpIdx>, w: FastOpIdx) {
         self.steady = false;
-        let w = w as u16;
+        let w = w.get() as u16;
         let first = match std::mem::replace(&mut self.last_unacked, w) {
             Self::NO_OP => w,
             last => std::mem::replace(&mut ops[last.into()].next, w),
@@ -766,9 +771,13 @@ impl Peer {
 
     /// Unlinks operation `w`, which stands between `before` and `next`.
     #[inline(always)]
-    fn forget_ack(&mut self, ops: &mut Table<FastOp>, (before, w, next): (u32, u32, u16)) {
-        if u32::from(self.last_unacked) == w {
-            self.last_unacked = if before == w { Self::NO_OP } else { before as u16 };
+    fn forget_ack(
+        &mut self,
+        ops: &mut Table<FastOp, (), FastOpIdx>,
+        (before, w, next): (FastOpIdx, FastOpIdx, u16),
+    ) {
+        if w == self.last_unacked.into() {
+            self.last_unacked = if before == w { Self::NO_OP } else { before.get() as u16 };
         }
         if before != w {
             ops[before].next = next;
@@ -894,7 +903,7 @@ struct To<'a> {
     /// The initiating endpoint, which caches the route.
     ep: &'a Ep,
     /// The record that the answer will name.
-    made: Handle,
+    made: Handle<FastOpIdx>,
 }
 
 impl To<'_> {

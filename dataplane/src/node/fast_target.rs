@@ -21,7 +21,7 @@ use super::rma_in::{RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
 use super::{FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
-use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx};
+use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, Datatype};
 use crate::slab::{Link, NONE};
@@ -299,7 +299,7 @@ impl Node {
         let (fetch, bytes) = (grant.fetch, grant.bytes.into());
         let counted = grant.counted.then_some((grant.mr, grant.ep, grant.op));
         if fetch {
-            let alone = self.target.answers.is_empty() && peer.resp_q.head == NONE;
+            let alone = self.target.answers.is_empty() && peer.resp_q.head == ResponseIdx::NONE;
             self.answer_to((now, p, alone), (Ty::Resp, reply_to), (old, bytes), out);
         } else {
             self.acknowledge(p, base, out);
@@ -324,7 +324,8 @@ impl Node {
     ) -> bool {
         let Some(len) = RawRequest::len(frame, ask, base) else { return cold(false) };
         let p = slot_of(base.dst_sid());
-        let alone = self.target.answers.is_empty() && self.peers[p].resp_q.head == NONE;
+        let alone =
+            self.target.answers.is_empty() && self.peers[p].resp_q.head == ResponseIdx::NONE;
         let may_answer = alone && self.responses.is_empty() || self.may_answer();
         let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
         let at = op.addr.wrapping_sub(grant.base);
@@ -578,7 +579,9 @@ impl Node {
             let answer = &self.target.answers[i];
             let p = answer.peer;
             let sent = self.peers.get_mut(p).filter(|peer| {
-                let free = peer.sid == answer.sid && peer.fast_path && peer.resp_q.head == NONE;
+                let free = peer.sid == answer.sid
+                    && peer.fast_path
+                    && peer.resp_q.head == ResponseIdx::NONE;
                 let what = (answer.ty, &answer.reply_to);
                 free && AnswerTo::new(peer, &self.addr, what, answer.values).send(out)
             });

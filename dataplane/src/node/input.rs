@@ -9,7 +9,7 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{FrameSink, NoReader, NoReply, Node, Reader};
 use crate::error::Error;
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, SentIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::congestion::CongestionControl;
@@ -356,7 +356,7 @@ impl Node {
     /// Entry `idx`, already unlinked, is acknowledged; its payload is not the memory of a request.
     /// Completes what it carried and frees it.
     #[inline(never)]
-    fn on_acked(&mut self, idx: u32) {
+    fn on_acked(&mut self, idx: SentIdx) {
         let Sent { wr, body, .. } = self.sent[idx];
         self.sent.discard(idx);
         if let BodyRef::Pack { buf, .. } = body {
@@ -532,7 +532,7 @@ impl Node {
         if ty == Ty::Pull {
             self.sent[idx].become_nop();
             let (idx, generation) = PullOp::puller(&op);
-            let handle = Handle::from_parts(idx, generation);
+            let handle = Handle::from_parts(PullIdx::of(idx), generation);
             if self.pulls.by_handle(handle).is_some_and(|pull| pull.peer == p) {
                 self.fail_pull(handle.idx(), Error::Canceled);
             }

@@ -63,7 +63,7 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
@@ -669,7 +669,7 @@ pub struct Node {
     /// Copies of injected messages, by the index of their request.
     pub(crate) inject: Vec<Inject>,
     /// Operations of the fast path in flight.
-    fast_ops: Table<FastOp>,
+    fast_ops: Table<FastOp, (), FastOpIdx>,
     pub(crate) sent: SentPool,
     bitmaps: BitmapPool,
     pub(crate) packs: Packs,
@@ -680,7 +680,7 @@ pub struct Node {
     pub(crate) blocks: BlockPool,
     /// Blocks neither in use nor promised to a peer.
     pub(crate) blocks_unpromised: usize,
-    pub(crate) pulls: Slab<Pull>,
+    pub(crate) pulls: Slab<Pull, (), PullIdx>,
     /// Peers with pulls that wait for room in the window of all.
     pub(crate) pull_queue: VecDeque<PeerIdx>,
     /// Bytes asked for and not yet here.
@@ -693,7 +693,7 @@ pub struct Node {
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
     pub(crate) rma: Slab<Rma>,
-    pub(crate) responses: Slab<Response>,
+    pub(crate) responses: Slab<Response, (), ResponseIdx>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
     target: fast_target::TargetCache,

@@ -20,11 +20,11 @@ use barewire_driver::mem::IoBuf;
 use super::{CntrId, EpId, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
-use crate::idx::{CntrIdx, EpIdx, MrIdx};
+use crate::idx::{CntrIdx, EpIdx, MrIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
-use crate::slab::{Handle};
+use crate::slab::Handle;
 use crate::types::Instant;
 use crate::wire::{DataOp, NackReason, RemoteRange, RespOp, Ty};
 
@@ -263,7 +263,7 @@ impl Node {
 
     /// Fails the reads of region `m` that are being answered, those in flight included.
     fn end_readers(&mut self, m: MrIdx) {
-        let responses: Vec<u32> = (self.responses.iter())
+        let responses: Vec<ResponseIdx> = (self.responses.iter())
             .filter(|(_, response)| response.reads(m))
             .map(|(j, _)| j)
             .collect();

@@ -11,7 +11,7 @@ use super::fast_op::Form;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
 use crate::error::Error;
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx};
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{self, Versions};
@@ -364,7 +364,7 @@ impl Node {
             }
         }
         let mut at = peer.pulls.head;
-        while at != NONE {
+        while at != PullIdx::NONE {
             let pull = &self.pulls[at];
             at = pull.of_peer.next;
             // A read has a request of its own, and what has ended waits for nothing.

@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::{EpIdx, MrIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -329,19 +329,19 @@ pub(crate) struct Pull {
     pub(crate) in_rndv_ctl_q: bool,
     /// Waits for room in the pull window.
     pub(crate) waiting: bool,
-    pub(crate) queue: Link,
-    pub(crate) of_peer: Link,
-    pub(crate) wait: Link,
+    pub(crate) queue: Link<PullIdx>,
+    pub(crate) of_peer: Link<PullIdx>,
+    pub(crate) wait: Link<PullIdx>,
 }
 
 macro_rules! linked {
     ($list:literal, $field:ident) => {
-        impl Linked<$list> for Pull {
-            fn link(&mut self) -> &mut Link {
+        impl Linked<$list, PullIdx> for Pull {
+            fn link(&mut self) -> &mut Link<PullIdx> {
                 &mut self.$field
             }
 
-            fn link_ref(&self) -> &Link {
+            fn link_ref(&self) -> &Link<PullIdx> {
                 &self.$field
             }
         }
@@ -383,7 +383,7 @@ pub(crate) struct Rma {
     /// Number of the operation on the wire, from its first packet on.
     pub(crate) seq: u16,
     /// The pull of a read, while there is one.
-    pub(crate) pull: u32,
+    pub(crate) pull: PullIdx,
 }
 
 /// Which one-sided operation.
@@ -428,7 +428,7 @@ pub(crate) struct Response {
     pub(crate) dst_gen: u32,
     pub(crate) kind: ResponseKind,
     pub(crate) queued: bool,
-    pub(crate) link: Link,
+    pub(crate) link: Link<ResponseIdx>,
 }
 
 /// The content of a [`Response`].
@@ -477,12 +477,12 @@ impl Response {
     }
 }
 
-impl Linked<0> for Response {
-    fn link(&mut self) -> &mut Link {
+impl Linked<0, ResponseIdx> for Response {
+    fn link(&mut self) -> &mut Link<ResponseIdx> {
         &mut self.link
     }
 
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<ResponseIdx> {
         &self.link
     }
 }

@@ -14,7 +14,7 @@ use super::path::Path;
 use super::peer::{Peer, State};
 use super::segments::Segments;
 use super::{DynSink, FrameSink, Node, Todo};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
@@ -231,7 +231,7 @@ impl Node {
         p: PeerIdx,
         out: &mut dyn FrameSink,
     ) -> bool {
-        while self.peers[p].rndv_ctl_q.head != NONE {
+        while self.peers[p].rndv_ctl_q.head != PullIdx::NONE {
             let idx = self.peers[p].rndv_ctl_q.head;
             if !self.peers[p].snd.open() {
                 return true;
@@ -250,7 +250,7 @@ impl Node {
                 (Ty::End, end.emit(&mut op), 0)
             } else {
                 let (offset, len) = (pull.asked, pull.asking);
-                let (dst_op, dst_gen) = (idx, self.pulls.generation(idx));
+                let (dst_op, dst_gen) = (idx.get(), self.pulls.generation(idx));
                 let (src_op, src_gen) = (pull.src_op, pull.src_gen);
                 let ask = PullOp { src_op, src_gen, dst_op, dst_gen, offset, len };
                 (Ty::Pull, ask.emit(&mut op), len)
@@ -293,7 +293,8 @@ impl Node {
             let peer = &self.peers[p];
             let (message, data, response) =
                 (peer.send_q.head, peer.rndv_data_q.head, peer.resp_q.head);
-            if message == TxIdx::NONE && data == TxIdx::NONE && response == NONE || !peer.snd.open()
+            if message == TxIdx::NONE && data == TxIdx::NONE && response == ResponseIdx::NONE
+                || !peer.snd.open()
             {
                 return true;
             }
@@ -302,13 +303,13 @@ impl Node {
                 return false;
             }
             // The only queue that is not empty sends several packets at once.
-            let alone = [message.get(), data.get(), response]
+            let alone = [message.get(), data.get(), response.get()]
                 .into_iter()
                 .filter(|&head| head != NONE)
                 .count()
                 == 1;
             let most = if alone { left as usize } else { 1 };
-            if response != NONE {
+            if response != ResponseIdx::NONE {
                 if let Step::Full = self.send_response(now, p, response, out) {
                     return false;
                 }
@@ -326,7 +327,9 @@ impl Node {
             if message != TxIdx::NONE && self.peers[p].snd.open() {
                 match self.send_message(now, (p, message), most, out) {
                     Step::Sent => {}
-                    Step::Wait if data == TxIdx::NONE && response == NONE => return true,
+                    Step::Wait if data == TxIdx::NONE && response == ResponseIdx::NONE => {
+                        return true;
+                    }
                     Step::Wait => {}
                     Step::Full => return false,
                 }

@@ -21,7 +21,7 @@ use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
-use crate::idx::{PeerIdx, TxIdx};
+use crate::idx::{PeerIdx, PullIdx, ResponseIdx, SentIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -189,9 +189,9 @@ pub(crate) struct Peer {
     /// Transmit requests with bytes that the peer asked for.
     pub(crate) rndv_data_q: Queue<0, TxIdx>,
     /// Pulls that have a PULL or an END to send.
-    pub(crate) rndv_ctl_q: Queue<0>,
+    pub(crate) rndv_ctl_q: Queue<0, PullIdx>,
     /// Responses to the peer's one-sided operations that have packets to send.
-    pub(crate) resp_q: Queue<0>,
+    pub(crate) resp_q: Queue<0, ResponseIdx>,
     /// The packet received last, and when, as [`ack_time`] says it.
     pub(crate) rx_newest: Psn,
     pub(crate) rx_at: u32,
@@ -243,7 +243,7 @@ pub(crate) struct Peer {
     /// `NONE` if none. With [`WITHDRAWN`](Self::WITHDRAWN) its later packets are answered.
     pub(crate) bad_seq: u32,
     /// All pulls from this peer.
-    pub(crate) pulls: List<1>,
+    pub(crate) pulls: List<1, u32, PullIdx>,
     /// Packets that arrived out of order and wait for an earlier one.
     pub(crate) reorder_buf: List<0>,
 
@@ -257,7 +257,7 @@ pub(crate) struct Peer {
     pub(crate) reorder_at: Instant,
     pub(crate) rtt: Rtt,
     /// The pulls that wait for room in the pull window, in the order in which they may ask.
-    pub(crate) pull_wait: Queue<2>,
+    pub(crate) pull_wait: Queue<2, PullIdx>,
     /// The PSN of a refused packet without a record, if [`has_nop_for`](Self::has_nop_for): a NOP
     /// with that PSN must go out.
     pub(crate) nop_for: Psn,
@@ -465,7 +465,7 @@ impl Peer {
     /// Records the packet numbered last for retransmission, and returns its record. The caller has
     /// seen that one is free.
     #[inline]
-    pub(crate) fn keep(&mut self, now: Instant, pool: &mut SentPool, sent: Sent) -> u32 {
+    pub(crate) fn keep(&mut self, now: Instant, pool: &mut SentPool, sent: Sent) -> SentIdx {
         if self.snd.is_empty() {
             self.begin_flight(now);
         }
@@ -621,8 +621,8 @@ impl Peer {
         // The head of an empty list has all bits set.
         let heads = self.send_q.head.get()
             & self.rndv_data_q.head.get()
-            & self.rndv_ctl_q.head
-            & self.resp_q.head;
+            & self.rndv_ctl_q.head.get()
+            & self.resp_q.head.get();
         heads != NONE
     }
 

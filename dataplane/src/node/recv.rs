@@ -15,7 +15,7 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -300,7 +300,8 @@ impl Node {
             let asked = (op.dst_op, op.dst_gen, op.offset);
             return self.on_fast_answer((p, Form::Read), frame, asked, (off, len));
         }
-        let handle = Handle::from_parts(op.dst_op, op.dst_gen);
+        let idx = PullIdx::of(op.dst_op);
+        let handle = Handle::from_parts(idx, op.dst_gen);
         let active = self.polled_at;
         let Some(pull) = self.pulls.by_handle_mut(handle).filter(|pull| pull.peer == p) else {
             self.counters.rx_stray += 1;
@@ -308,11 +309,11 @@ impl Node {
         };
         pull.last_rx = active;
         if pull.read {
-            return self.on_read_data(now, p, frame, op, (off, len));
+            return self.on_read_data(now, (p, idx), frame, op, (off, len));
         }
         if len == 0 {
             // The sender has closed the endpoint.
-            self.fail_pull(op.dst_op, Error::Canceled);
+            self.fail_pull(idx, Error::Canceled);
             return;
         }
         let len64 = len as u64;
@@ -331,9 +332,9 @@ impl Node {
             frame.copy_to_io(off, &self.recv_buf(recv), at, len);
         }
         if done {
-            self.finish_pull(now, op.dst_op);
+            self.finish_pull(now, idx);
         } else if more {
-            self.ask(now, op.dst_op);
+            self.ask(now, idx);
         }
         self.serve_waiting_pulls(now);
     }
@@ -699,7 +700,7 @@ impl Node {
     }
 
     /// Asks for the next bytes of pull `idx`, or queues it until the pull window has room.
-    pub(crate) fn ask(&mut self, _now: Instant, idx: u32) {
+    pub(crate) fn ask(&mut self, _now: Instant, idx: PullIdx) {
         let pull = &self.pulls[idx];
         if pull.in_rndv_ctl_q || pull.waiting {
             return;
@@ -735,7 +736,7 @@ impl Node {
     /// Queues pull `idx` for room in the window, before pulls of its peer that have not begun.
     /// Finishing one message after the other gives the application buffers back sooner than all
     /// messages side by side.
-    fn wait_for_room(&mut self, p: PeerIdx, idx: u32) {
+    fn wait_for_room(&mut self, p: PeerIdx, idx: PullIdx) {
         let (peer, pulls) = (&mut self.peers[p], &mut self.pulls);
         pulls[idx].waiting = true;
         if pulls[idx].asked > 0 {
@@ -749,7 +750,7 @@ impl Node {
     }
 
     /// Takes a pull out of the queue for room.
-    pub(crate) fn unwait_pull(&mut self, idx: u32) {
+    pub(crate) fn unwait_pull(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         let p = pull.peer;
         if std::mem::take(&mut pull.waiting) {
@@ -813,7 +814,7 @@ impl Node {
     }
 
     /// Offset and length that the next PULL of `idx` asks for.
-    pub(crate) fn next_piece(&self, idx: u32) -> (u64, u32) {
+    pub(crate) fn next_piece(&self, idx: PullIdx) -> (u64, u32) {
         let pull = &self.pulls[idx];
         let mut len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
         if pull.read {
@@ -822,7 +823,7 @@ impl Node {
         (pull.asked, len as u32)
     }
 
-    fn queue_pull(&mut self, p: PeerIdx, idx: u32) {
+    fn queue_pull(&mut self, p: PeerIdx, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         if !pull.in_rndv_ctl_q {
             pull.in_rndv_ctl_q = true;
@@ -832,7 +833,7 @@ impl Node {
     }
 
     /// Everything wanted has arrived: completes the receive and sends END.
-    fn finish_pull(&mut self, now: Instant, idx: u32) {
+    fn finish_pull(&mut self, now: Instant, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
         let recv = std::mem::replace(&mut pull.recv, NONE);
@@ -853,7 +854,7 @@ impl Node {
     }
 
     /// Sends END with `status` as soon as a packet can leave. Nothing more is asked for.
-    pub(crate) fn end_pull(&mut self, now: Instant, idx: u32, status: EndStatus) {
+    pub(crate) fn end_pull(&mut self, now: Instant, idx: PullIdx, status: EndStatus) {
         let pull = &mut self.pulls[idx];
         pull.end = Some(status);
         let p = pull.peer;
@@ -863,7 +864,7 @@ impl Node {
     }
 
     /// Bytes that were asked for and are no longer expected leave the pull window.
-    fn settle_pull(&mut self, idx: u32) {
+    fn settle_pull(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         let (p, left) = (pull.peer, pull.asked - pull.got + u64::from(pull.asking));
         (pull.got, pull.asking) = (pull.asked, 0);
@@ -872,7 +873,7 @@ impl Node {
     }
 
     /// Unlinks and frees a pull, and returns it.
-    pub(crate) fn free_pull(&mut self, idx: u32) -> Pull {
+    pub(crate) fn free_pull(&mut self, idx: PullIdx) -> Pull {
         self.settle_pull(idx);
         let p = self.pulls[idx].peer;
         if std::mem::take(&mut self.pulls[idx].in_rndv_ctl_q) {
@@ -886,7 +887,7 @@ impl Node {
     }
 
     /// Fails a pull: its session is over or the announcement was withdrawn.
-    pub(crate) fn fail_pull(&mut self, idx: u32, err: Error) {
+    pub(crate) fn fail_pull(&mut self, idx: PullIdx, err: Error) {
         let pull = self.free_pull(idx);
         if pull.recv != NONE {
             self.posted[pull.recv].payload.active -= 1;

@@ -15,7 +15,7 @@ use super::{EpId, Node};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, PeerIdx, PullIdx, TxIdx};
 use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
 use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -291,7 +291,7 @@ impl Node {
     }
 
     fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> TxIdx {
-        let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: NONE };
+        let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: PullIdx::NONE };
         let r = self.rma.alloc(rma).expect("as many records as requests");
         let (ends, eps) = ((common.peer, common.e), (common.dst_ep, self.eps[common.e].number));
         let wr = TxWr::new(common.context, ends, eps, common.flags);
@@ -367,7 +367,7 @@ impl Node {
             return;
         }
         let rma = self.rma.free(r);
-        if rma.pull != NONE {
+        if rma.pull != PullIdx::NONE {
             self.orphan_read(rma.pull);
         }
         if let RmaKind::Atomic(AtomicWr { operands, .. }) = rma.kind {

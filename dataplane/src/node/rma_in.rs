@@ -16,7 +16,7 @@ use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
 use crate::proto::matching::Src;
@@ -490,12 +490,12 @@ impl Node {
     pub(crate) fn on_read_data(
         &mut self,
         now: Instant,
-        p: PeerIdx,
+        (p, idx): (PeerIdx, PullIdx),
         frame: &RxFrame<'_>,
         op: &DataOp,
         (off, len): (usize, usize),
     ) {
-        let pull = &mut self.pulls[op.dst_op];
+        let pull = &mut self.pulls[idx];
         let (w, len64) = (pull.wr, len as u64);
         let end = op.offset.checked_add(len64);
         if end.is_none_or(|end| end > pull.want) || pull.got + len64 > pull.asked {
@@ -507,16 +507,16 @@ impl Node {
         let more = pull.asked < pull.want && pull.asked - pull.got <= super::recv::PULL_CHUNK;
         self.pull_settled(p, len64);
         if w == TxIdx::NONE {
-            self.free_if_idle(op.dst_op);
+            self.free_if_idle(idx);
         } else {
             frame.copy_to_io(off, &self.send_bufs[w.at()], op.offset as usize, len);
             if done {
-                self.rma_of(w).pull = NONE;
-                self.free_pull(op.dst_op);
+                self.rma_of(w).pull = PullIdx::NONE;
+                self.free_pull(idx);
                 self.tx[w].flags |= WrFlags::ALL_SENT;
                 self.try_complete(w);
             } else if more {
-                self.ask(now, op.dst_op);
+                self.ask(now, idx);
             }
         }
         if !self.peers[p].send_q.is_empty() {
@@ -526,7 +526,7 @@ impl Node {
     }
 
     /// Read `idx` was given up: its outstanding bytes are still expected, and discarded.
-    pub(crate) fn orphan_read(&mut self, idx: u32) {
+    pub(crate) fn orphan_read(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         pull.wr = TxIdx::NONE;
         let (p, asking) = (pull.peer, std::mem::take(&mut pull.asking));
@@ -544,7 +544,7 @@ impl Node {
     }
 
     /// Frees a read that was given up once none of its bytes is outstanding.
-    fn free_if_idle(&mut self, idx: u32) {
+    fn free_if_idle(&mut self, idx: PullIdx) {
         let pull = &self.pulls[idx];
         if pull.wr == TxIdx::NONE && pull.got == pull.asked {
             let p = pull.peer;
@@ -556,7 +556,13 @@ impl Node {
     }
 
     /// `len` bytes that read `handle` has asked for will not arrive. Fails its operation.
-    pub(crate) fn read_failed(&mut self, p: PeerIdx, handle: Handle, len: u32, err: Error) {
+    pub(crate) fn read_failed(
+        &mut self,
+        p: PeerIdx,
+        handle: Handle<PullIdx>,
+        len: u32,
+        err: Error,
+    ) {
         let known = self.pulls.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
         let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.asked - pull.got;
         let Some(pull) = known.filter(missing) else {
@@ -582,12 +588,12 @@ impl Node {
         op: &RespOp,
         (off, len): (usize, usize),
     ) {
-        let handle = Handle::from_parts(op.dst_op, op.dst_gen);
         let short = FastOp::is_name(op.dst_op);
         if let Some(reason) = op.status.filter(|_| short) {
             return self.on_fast_failed(p, (op.dst_op, op.dst_gen), reason);
         }
         if let Some(reason) = op.status {
+            let handle = Handle::from_parts(PullIdx::of(op.dst_op), op.dst_gen);
             self.read_failed(p, handle, op.offset, super::input::nack_error(reason));
             return;
         }
@@ -670,7 +676,7 @@ impl Node {
         if ty == Ty::Read {
             let ((idx, generation), len) = ReadOp::asked(op);
             if generation != 0 {
-                self.read_failed(p, Handle::from_parts(idx, generation), len, err);
+                self.read_failed(p, Handle::from_parts(PullIdx::of(idx), generation), len, err);
             }
         }
     }

@@ -9,7 +9,7 @@
 use super::ops::{Response, ResponseKind, RmaKind, WrFlags};
 use super::packet::{Packet, Step};
 use super::{FrameSink, Node, RmaIov};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
 use crate::types::Instant;
@@ -166,7 +166,7 @@ impl Node {
 
     /// Writes the header of the next READ of read `idx`. Returns its length, and how far into its
     /// range it reaches.
-    pub(super) fn emit_read(&mut self, idx: u32, out: &mut [u8]) -> usize {
+    pub(super) fn emit_read(&mut self, idx: PullIdx, out: &mut [u8]) -> usize {
         let pull = &self.pulls[idx];
         let (w, offset, len) = (pull.wr, pull.asked, pull.asking);
         let last = offset + u64::from(len) == pull.want;
@@ -176,7 +176,7 @@ impl Node {
         let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
         let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
         let end = range.len == u64::from(len);
-        let (dst_op, dst_gen) = (idx, self.pulls.generation(idx));
+        let (dst_op, dst_gen) = (idx.get(), self.pulls.generation(idx));
         let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq: 0, last, rkey, addr };
         ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
     }
@@ -320,7 +320,7 @@ impl Node {
         &mut self,
         now: Instant,
         p: PeerIdx,
-        j: u32,
+        j: ResponseIdx,
         out: &mut dyn FrameSink,
     ) -> Step {
         let keep = !self.peers[p].path.is_lossless();
@@ -357,7 +357,7 @@ impl Node {
     }
 
     /// Notes that a packet of a response was sent, with `n` bytes of a region if it answers a read.
-    fn response_sent(&mut self, p: PeerIdx, j: u32, n: u32, body: BodyRef) {
+    fn response_sent(&mut self, p: PeerIdx, j: ResponseIdx, n: u32, body: BodyRef) {
         let lossless = self.peers[p].path.is_lossless();
         if let ResponseKind::Read { mr, from, to, left, .. } = &mut self.responses[j].kind {
             (*from, *to, *left) = (*from + u64::from(n), *to + u64::from(n), *left - n);
@@ -395,7 +395,7 @@ impl Node {
     }
 
     /// A read can no longer be answered: its region was closed.
-    pub(crate) fn fail_response(&mut self, j: u32, reason: NackReason) {
+    pub(crate) fn fail_response(&mut self, j: ResponseIdx, reason: NackReason) {
         let response = &mut self.responses[j];
         if let ResponseKind::Read { mr, left, .. } = response.kind {
             self.mrs[mr].readers -= 1;
@@ -404,7 +404,7 @@ impl Node {
     }
 
     /// Frees a response.
-    pub(crate) fn free_response(&mut self, j: u32) {
+    pub(crate) fn free_response(&mut self, j: ResponseIdx) {
         let p = self.responses[j].peer;
         if self.responses[j].queued {
             self.peers[p].resp_q.remove(&mut self.responses, j);

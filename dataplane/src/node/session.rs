@@ -15,7 +15,7 @@ use super::tally::Tally;
 use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
@@ -574,7 +574,7 @@ impl Node {
         if self.peers[p].fast_ops() > 0 {
             self.fail_fast_ops(p, err);
         }
-        while self.peers[p].pulls.head != NONE {
+        while self.peers[p].pulls.head != PullIdx::NONE {
             let idx = self.peers[p].pulls.head;
             self.fail_pull(idx, err);
         }
@@ -627,7 +627,7 @@ impl Node {
                 self.drop_body(entry.body);
             }
         }
-        while self.peers[p].resp_q.head != NONE {
+        while self.peers[p].resp_q.head != ResponseIdx::NONE {
             self.free_response(self.peers[p].resp_q.head);
         }
         while let Some(idx) = self.peers[p].reorder_buf.pop_front(&mut self.reorder_buf) {

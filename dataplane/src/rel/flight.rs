@@ -7,6 +7,7 @@
 //! A session has a ring while it has records. It begins with 64 slots and doubles; rings that are
 //! given back are kept for the next session.
 
+use crate::idx::SentIdx;
 use crate::psn::Psn;
 
 /// Slots of a group.
@@ -26,15 +27,16 @@ pub(super) struct Group {
     /// Packets to be sent again.
     pub(super) lost: u64,
     /// The records of those that are kept.
-    records: [u32; GROUP as usize],
+    records: [SentIdx; GROUP as usize],
 }
 
 impl Group {
-    const EMPTY: Self = Self { kept: 0, sacked: 0, lost: 0, records: [0; GROUP as usize] };
+    const EMPTY: Self =
+        Self { kept: 0, sacked: 0, lost: 0, records: [SentIdx::NONE; GROUP as usize] };
 
     /// The record of `psn`, whose slot is in this group and which is kept.
     #[inline(always)]
-    pub(super) fn record(&self, psn: Psn) -> u32 {
+    pub(super) fn record(&self, psn: Psn) -> SentIdx {
         self.records[(psn.0 % GROUP) as usize]
     }
 
@@ -74,13 +76,13 @@ impl Ring {
 
     /// The record of `psn`, which is kept.
     #[inline(always)]
-    pub(super) fn record(&self, psn: Psn) -> u32 {
+    pub(super) fn record(&self, psn: Psn) -> SentIdx {
         self.group(psn).record(psn)
     }
 
     /// [`record`](Self::record), `None` if `psn` is not kept.
     #[inline(always)]
-    pub(super) fn find_record(&self, psn: Psn) -> Option<u32> {
+    pub(super) fn find_record(&self, psn: Psn) -> Option<SentIdx> {
         let group = self.group(psn);
         (group.kept & bit(psn) != 0).then(|| group.record(psn))
     }
@@ -93,7 +95,7 @@ impl Ring {
 
     /// Puts the record of `psn` into its slot, which is free.
     #[inline(always)]
-    fn put(&mut self, psn: Psn, record: u32) {
+    fn put(&mut self, psn: Psn, record: SentIdx) {
         let (group, bit) = self.slot(psn);
         group.kept |= bit;
         group.records[(psn.0 % GROUP) as usize] = record;
@@ -176,7 +178,7 @@ impl Rings {
     /// Puts the record of `psn` into ring `at`, in which the oldest is `first`. Returns the ring
     /// that has it: another one if that was too small.
     #[inline(always)]
-    pub(super) fn put(&mut self, at: u32, first: Psn, psn: Psn, record: u32) -> u32 {
+    pub(super) fn put(&mut self, at: u32, first: Psn, psn: Psn, record: SentIdx) -> u32 {
         let span = psn.since(first) as u32;
         if span < self[at].slots() {
             self[at].put(psn, record);
@@ -265,7 +267,7 @@ mod tests {
                 next += gap;
                 let first = map.first_key_value().map_or(next, |(&oldest, _)| oldest);
                 let (psn, first) = (Psn(begin).add(next), Psn(begin).add(first));
-                at = rings.put(at, first, psn, 7 * next);
+                at = rings.put(at, first, psn, SentIdx::of(7 * next));
                 if gap % 3 == 0 {
                     let (group, bit) = rings[at].slot(psn);
                     group.lost |= bit;
@@ -277,7 +279,7 @@ mod tests {
                 for (&n, &lost) in &map {
                     let psn = Psn(begin).add(n);
                     prop_assert_eq!(ring.find(seen, end, |group| group.kept), Some(psn));
-                    prop_assert_eq!(ring.record(psn), 7 * n);
+                    prop_assert_eq!(ring.record(psn), SentIdx::of(7 * n));
                     prop_assert_eq!(ring.is(psn, |group| group.lost), lost);
                     seen = psn.next();
                 }

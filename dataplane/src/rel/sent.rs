@@ -17,7 +17,7 @@ use barewire_driver::hint::cold;
 
 pub use crate::rel::congestion::{WINDOW, WINDOW_LOSSLESS};
 
-use crate::idx::{EpIdx, MrIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, ResponseIdx, SentIdx, TxIdx};
 use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::flight::{Group, Ring, Rings};
 use crate::rel::psn::Psn;
@@ -68,7 +68,7 @@ pub enum BodyRef {
     /// The old values that answer an atomic operation.
     Response {
         /// The answer's record.
-        response: u32,
+        response: ResponseIdx,
     },
     /// The first `len` bytes of a buffer of the aggregation pool, which hold several messages.
     Pack {
@@ -158,7 +158,7 @@ impl Sent {
 /// The records of all sessions of a node.
 #[derive(Debug)]
 pub struct SentPool {
-    records: Slab<Sent, Line>,
+    records: Slab<Sent, Line, SentIdx>,
     rings: Rings,
 }
 
@@ -203,7 +203,7 @@ impl SentPool {
     /// # Panics
     /// If it is not in use.
     #[inline(always)]
-    pub fn discard(&mut self, idx: u32) {
+    pub fn discard(&mut self, idx: SentIdx) {
         self.records.discard(idx);
     }
 
@@ -211,23 +211,23 @@ impl SentPool {
     ///
     /// # Panics
     /// If it is not in use.
-    pub fn free(&mut self, idx: u32) -> Sent {
+    pub fn free(&mut self, idx: SentIdx) -> Sent {
         self.records.free(idx)
     }
 }
 
-impl Index<u32> for SentPool {
+impl Index<SentIdx> for SentPool {
     type Output = Sent;
 
     #[inline(always)]
-    fn index(&self, idx: u32) -> &Sent {
+    fn index(&self, idx: SentIdx) -> &Sent {
         &self.records[idx]
     }
 }
 
-impl IndexMut<u32> for SentPool {
+impl IndexMut<SentIdx> for SentPool {
     #[inline(always)]
-    fn index_mut(&mut self, idx: u32) -> &mut Sent {
+    fn index_mut(&mut self, idx: SentIdx) -> &mut Sent {
         &mut self.records[idx]
     }
 }
@@ -245,7 +245,7 @@ pub struct Sacked {
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
     /// Its entry.
-    pub idx: u32,
+    pub idx: SentIdx,
     /// See [`Sent::wr`].
     pub wr: TxIdx,
     /// See [`Sent::at`].
@@ -372,7 +372,7 @@ impl<C: CongestionControl> SendWindow<C> {
     /// # Panics
     /// If none is.
     #[inline(always)]
-    pub fn keep(&mut self, pool: &mut SentPool, sent: Sent) -> u32 {
+    pub fn keep(&mut self, pool: &mut SentPool, sent: Sent) -> SentIdx {
         let psn = sent.psn;
         let idx = pool.records.alloc_with(|_| sent).expect("a free record was seen");
         if self.kept == 0 {
@@ -385,7 +385,7 @@ impl<C: CongestionControl> SendWindow<C> {
 
     /// The record of the packet numbered last.
     #[inline]
-    pub fn last(&self, pool: &SentPool) -> Option<u32> {
+    pub fn last(&self, pool: &SentPool) -> Option<SentIdx> {
         self.by_psn(pool, self.nxt.add(u32::MAX))
     }
 
@@ -423,7 +423,7 @@ impl<C: CongestionControl> SendWindow<C> {
 
     /// Takes the oldest record out. Returns it, and whether the peer has reported its packet.
     #[inline(always)]
-    fn pop(&mut self, pool: &mut SentPool) -> (u32, bool) {
+    fn pop(&mut self, pool: &mut SentPool) -> (SentIdx, bool) {
         let ring = &mut pool.rings[self.ring];
         let (group, bit) = ring.slot(self.first);
         let idx = group.record(self.first);
@@ -449,7 +449,7 @@ impl<C: CongestionControl> SendWindow<C> {
     }
 
     /// Takes out any record, for the end of a session.
-    pub fn pop_any(&mut self, pool: &mut SentPool) -> Option<u32> {
+    pub fn pop_any(&mut self, pool: &mut SentPool) -> Option<SentIdx> {
         (self.kept > 0).then(|| self.pop(pool).0)
     }
 
@@ -595,7 +595,7 @@ impl<C: CongestionControl> SendWindow<C> {
     /// answered, each duplicated answer would be refused by the packet behind it, endlessly on a
     /// path with a long delay.
     #[must_use]
-    pub fn on_refused(&mut self, pool: &mut SentPool, idx: u32) -> bool {
+    pub fn on_refused(&mut self, pool: &mut SentPool, idx: SentIdx) -> bool {
         let entry = &mut pool[idx];
         if std::mem::replace(&mut entry.refused, true) {
             return false;
@@ -641,7 +641,7 @@ impl<C: CongestionControl> SendWindow<C> {
     }
 
     /// The record of the oldest packet marked lost.
-    pub fn first_lost(&self, pool: &SentPool) -> Option<u32> {
+    pub fn first_lost(&self, pool: &SentPool) -> Option<SentIdx> {
         let psn = self.find(pool, self.first, |group| group.lost)?;
         Some(pool.rings[self.ring].record(psn))
     }
@@ -659,14 +659,14 @@ impl<C: CongestionControl> SendWindow<C> {
 
     /// The record of packet `psn`.
     #[inline]
-    pub fn by_psn(&self, pool: &SentPool, psn: Psn) -> Option<u32> {
+    pub fn by_psn(&self, pool: &SentPool, psn: Psn) -> Option<SentIdx> {
         let ring = self.ring(pool)?;
         let between = psn.since(self.first) >= 0 && psn.since(self.nxt) < 0;
         if between { ring.find_record(psn) } else { None }
     }
 
     /// Takes the mark off a packet that is being sent again.
-    pub fn on_resent(&mut self, pool: &mut SentPool, idx: u32, now: Instant) {
+    pub fn on_resent(&mut self, pool: &mut SentPool, idx: SentIdx, now: Instant) {
         let entry = &mut pool[idx];
         (entry.rtx, entry.at) = (true, now);
         let psn = entry.psn;

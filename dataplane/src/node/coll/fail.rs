@@ -12,7 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -125,7 +125,7 @@ impl Node {
                 && node.posted[recv].payload.ep == side
                 && ours(node.posted[recv].payload.context)
         };
-        let pulls: Vec<u32> =
+        let pulls: Vec<PullIdx> =
             self.pulls.iter().filter(|(_, p)| is_ours(self, p.recv)).map(|(i, _)| i).collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);

@@ -5,6 +5,7 @@ use super::fetch::pair_with;
 use super::rma::{ALL, Region};
 use super::*;
 use crate::flags::MrAccess;
+use crate::idx::FastOpIdx;
 use crate::proto::atomic::{
     AtomicKind, AtomicOp, Datatype, OPERAND_LEN_MAX, Sharing, count_max, valid,
 };
@@ -686,7 +687,9 @@ fn answers_to_nothing_are_not_counted() {
             }
         }
         // The slot of one that is awaited, which is not its name.
-        let Handle { idx: dst_op, generation: dst_gen } = pair.ends[0].node.fast_ops.handle(0);
+        let first = FastOpIdx::of(0);
+        let Handle { idx, generation: dst_gen } = pair.ends[0].node.fast_ops.handle(first);
+        let dst_op = idx.get();
         lie(&mut pair, RespOp { dst_op, dst_gen, ..RespOp::default() }, 0);
         assert_eq!(pair.ends[0].node.counters().rx_stray, 101);
         let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
@@ -721,8 +724,9 @@ fn an_answer_of_another_length_is_a_lie() {
     let ty = Datatype::Uint32 as u32;
     let look = pair.atomic(Call { ty, context: 9, ..call }, 4).unwrap();
     assert_eq!(pair.short, Some(1));
-    let Handle { idx, generation: dst_gen } = pair.ends[0].node.fast_ops.handle(0);
-    let dst_op = idx | 1 << 31;
+    let first = FastOpIdx::of(0);
+    let Handle { idx, generation: dst_gen } = pair.ends[0].node.fast_ops.handle(first);
+    let dst_op = idx.get() | 1 << 31;
     lie(&mut pair, RespOp { dst_op, dst_gen, ..RespOp::default() }, 0);
     assert_eq!(pair.only_error(9).err, Error::ConnReset);
     assert_eq!(contents(&look), [0xEE; 4]);
