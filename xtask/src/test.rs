@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use crate::dist::Format;
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests, unfinished};
 use crate::vm::{NotHere, guest, hosts, suite};
-use crate::{bench, cargo, deb, root, target_dir, vm};
+use crate::{bench, cargo, dist, root, target_dir, vm};
 
 /// Builds of all suites are of the whole workspace and name the targets that they want: what Cargo
 /// selects decides on the features of other people's crates, and with other features it compiles
@@ -19,7 +20,7 @@ const ALL: &[&str] = &["--workspace"];
 
 /// As [`ALL`], with the feature `dpdk`: what is tested with it, and the command, which makes the
 /// features of other people's crates the same.
-const ALL_WITH_DPDK: &[&str] = &[
+pub(crate) const ALL_WITH_DPDK: &[&str] = &[
     "--package=barewire-driver",
     "--package=barewire-dpdk-sys",
     "--package=barewire-tests",
@@ -140,6 +141,9 @@ impl Suite {
                 packages::MPICC,
                 packages::VENV,
                 packages::IP,
+                packages::SHLIBDEPS,
+                packages::RPMBUILD,
+                packages::BINUTILS,
             ],
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Dpdk => &[
@@ -363,14 +367,18 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
-    // Where there is no dpkg there is no package, and its test says so.
-    if packages::in_path("dpkg-deb")
-        && let Err(why) = deb::build("test")
-    {
+    if let Err(why) = pack(false) {
         return Ok(Outcome::single(false, why));
     }
     packages::provide_mpi(&target_dir());
     integration(suite, nightly, "tests/provider/main.rs")
+}
+
+/// Makes the packages that can be made here; the tests of the others say so.
+fn pack(dpdk: bool) -> Result<(), String> {
+    let built = dist::build(true, dpdk)?;
+    let here = Format::ALL.into_iter().filter(|format| packages::in_path(format.tool().program));
+    here.map(|format| dist::pack(&built, format).map(drop)).collect()
 }
 
 /// Whether two ports `xdp` can be opened: the kernel has such sockets, and we are root, not that of
