@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use crate::dist::Format;
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests, unfinished};
@@ -371,13 +370,31 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         return Ok(Outcome::single(false, why));
     }
     packages::provide_mpi(&target_dir());
-    integration(suite, nightly, "tests/provider/main.rs")
+    let mut outcome = integration(suite, nightly, "tests/provider/main.rs")?;
+    outcome.add(crates(suite, nightly)?);
+    Ok(outcome)
+}
+
+/// Packs the crates that are published, and builds them out of that nightly: one check. What they
+/// need is here, since they were built.
+fn crates(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let mut package = Command::new(cargo());
+    package.args(["package", "--workspace", "--allow-dirty", "--offline"]);
+    for name in ["xtask", "barewire-tests", "barewire-benches", "barewire-fuzz"] {
+        package.args(["--exclude", name]);
+    }
+    if !nightly {
+        package.arg("--no-verify");
+    }
+    let ended = start(suite, nightly, &mut package)?;
+    Ok(Outcome::single(ended.ok && !ended.output.contains("warning:"), ended.output))
 }
 
 /// Makes the packages that can be made here; the tests of the others say so.
 fn pack(dpdk: bool) -> Result<(), String> {
     let built = dist::build(true, dpdk)?;
-    let here = Format::ALL.into_iter().filter(|format| packages::in_path(format.tool().program));
+    let here =
+        dist::Format::ALL.into_iter().filter(|format| packages::in_path(format.tool().program));
     here.map(|format| dist::pack(&built, format).map(drop)).collect()
 }
 

@@ -96,16 +96,15 @@ pub(crate) fn run(args: &DistArgs) -> Result<ExitCode, String> {
 /// It does not build.
 pub(crate) fn build(debug: bool, dpdk: bool) -> Result<Built, String> {
     let mut cargo = Command::new(cargo());
-    cargo.args(["build", "--quiet", "--lib", "--bins"]).current_dir(root());
+    cargo.args(["build", "--quiet", "--lib"]).current_dir(root());
+    let ours = ["--bin=barewire", "--package=barewire-provider"];
     match (debug, dpdk) {
-        (false, _) => cargo.args(["--release", "-p", "barewire-provider", "-p", "barewire-cli"]),
-        (true, false) => cargo.args(["--profile", "test", "--workspace", "--exclude", "xtask"]),
-        (true, true) => cargo.args(["--profile", "test", "--package", "barewire-provider"]),
-    };
-    match (debug, dpdk) {
-        (true, true) => cargo.args(crate::test::ALL_WITH_DPDK),
-        (false, true) => cargo.arg("--features=dpdk"),
-        _ => &mut cargo,
+        (false, false) => cargo.args(ours).args(["--release", "--package=barewire-cli"]),
+        (false, true) => {
+            cargo.args(ours).args(["--release", "--package=barewire-cli", "--features=dpdk"])
+        }
+        (true, false) => cargo.args(["--bins", "--profile=test", "--workspace", "--exclude=xtask"]),
+        (true, true) => cargo.args(ours).arg("--profile=test").args(crate::test::ALL_WITH_DPDK),
     };
     say(&mut cargo)?;
     Ok(Built { dir: target_dir().join(if debug { "debug" } else { "release" }), dpdk })
