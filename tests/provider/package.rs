@@ -8,16 +8,24 @@ use super::{finish, library_dir, need, succeed, text};
 
 /// The package of the name `barewire` and this extension that was made last.
 fn package(extension: &str) -> Result<PathBuf, String> {
+    named("barewire", extension)
+}
+
+/// As [`package`], of another name.
+fn named(name: &str, extension: &str) -> Result<PathBuf, String> {
     let dir = library_dir()?.parent().ok_or("no directory")?.join("dist");
     let files = std::fs::read_dir(&dir).into_iter().flatten().flatten().map(|e| e.path());
-    let mut files: Vec<_> = files.filter(|file| is_package(file, extension)).collect();
+    let mut files: Vec<_> = files.filter(|file| is_package(file, name, extension)).collect();
     files.sort();
     files.pop().ok_or_else(|| format!("there is no {extension}: cargo xtask dist --debug"))
 }
 
-fn is_package(file: &Path, extension: &str) -> bool {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    file.is_file() && name.ends_with(extension) && !name.contains("dpdk")
+/// Behind the name stands a version.
+fn is_package(file: &Path, name: &str, extension: &str) -> bool {
+    let file_name = file.file_name().unwrap_or_default().to_string_lossy();
+    let rest = file_name.strip_prefix(name).and_then(|rest| rest.strip_prefix(['-', '_']));
+    let has_version = rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    file.is_file() && has_version && file_name.ends_with(extension)
 }
 
 /// Runs a script as root of a mount namespace of its own, with an empty folder as `$1` and `package`
@@ -45,8 +53,8 @@ fn as_root(script: &str, package: Result<PathBuf, String>, seconds: u64) -> Opti
     Some(output)
 }
 
-/// The root's files are this machine's with a layer above that takes what is written, so that dpkg
-/// installs for real and nothing of it stays.
+/// What [`as_root`] runs around `IN_ROOT`. The root's files are this machine's with a layer above
+/// that takes what is written, so that dpkg installs for real and nothing of it stays.
 const OVERLAY: &str = r#"
 mount -t tmpfs tmpfs "$1"
 mkdir "$1/up" "$1/work" "$1/all"
@@ -60,6 +68,12 @@ mkdir -p "$1/all/tmp"
 cp "$2" "$1/all/tmp/barewire.deb"
 exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C chroot "$1/all" sh -ec '
 dpkg --install /tmp/barewire.deb
+IN_ROOT
+'
+"#;
+
+/// The package `barewire` in [`OVERLAY`].
+const PLAIN: &str = r#"
 fi_info -p barewire
 fi_info -l | grep -A1 "^barewire"
 barewire --version
@@ -75,14 +89,14 @@ for dir in /usr/lib/*/barewire/openmpi4; do
 done
 dpkg --remove barewire
 ! fi_info -p barewire
-'
 "#;
 
 #[test]
 fn an_installed_package_is_found_without_a_variable() {
     let programs = need(&[("fi_info", "libfabric-bin"), ("dpkg", "dpkg")]);
     let package = programs.and(package(".deb"));
-    let Some(output) = as_root(OVERLAY, package.clone(), 120) else { return };
+    let script = OVERLAY.replace("IN_ROOT", PLAIN);
+    let Some(output) = as_root(&script, package.clone(), 120) else { return };
     let said = text(&output);
     assert!(output.status.success(), "{}\n{said}", output.status);
     assert!(said.contains("provider: barewire"), "{said}");
@@ -102,6 +116,30 @@ fn an_installed_package_is_found_without_a_variable() {
     }
     let depends = succeed(Command::new("dpkg-deb").arg("--field").arg(&package).arg("Depends"), 30);
     assert!(depends.contains("libc6 (>= 2.") && depends.contains("libgcc-s1"), "{depends}");
+}
+
+/// The package `barewire-dpdk` in [`OVERLAY`]: one port opens, and one wants more memory than there is.
+#[cfg(feature = "dpdk")]
+const WITH_DPDK: &str = r#"
+fi_info -p barewire
+FI_PROVIDER=barewire FI_BAREWIRE_PORT=dpdk:net_null0 fi_info -p barewire -v
+! barewire pingpong --listen --once --port "dpdk(mbufs=40000000):net_null0"
+"#;
+
+#[cfg(feature = "dpdk")]
+#[test]
+fn a_package_with_dpdk_opens_its_devices() {
+    let programs = need(&[("fi_info", "libfabric-bin"), ("dpkg", "dpkg")]);
+    let package = programs.and(named("barewire-dpdk", ".deb"));
+    let script = OVERLAY.replace("IN_ROOT", WITH_DPDK);
+    let Some(output) = as_root(&script, package.clone(), 120) else { return };
+    let said = text(&output);
+    assert!(output.status.success(), "{}\n{said}", output.status);
+    assert!(said.contains("net_null0"), "{said}");
+    assert!(said.contains("sudo barewire-hugepage-setup --2m"), "{said}");
+    let mut field = Command::new("dpkg-deb");
+    let depends = succeed(field.arg("--field").arg(package.unwrap()).arg("Depends"), 30);
+    assert!(depends.contains("librte-eal") && depends.contains("libc6 (>= 2."), "{depends}");
 }
 
 /// What has the libraries of glibc and of the compiler, `fi_info` with what it needs, and nothing

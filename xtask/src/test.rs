@@ -366,7 +366,7 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
-    if let Err(why) = pack(false) {
+    if let Err(why) = pack(false, &dist::Format::ALL) {
         return Ok(Outcome::single(false, why));
     }
     packages::provide_mpi(&target_dir());
@@ -391,11 +391,10 @@ fn crates(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 }
 
 /// Makes the packages that can be made here; the tests of the others say so.
-fn pack(dpdk: bool) -> Result<(), String> {
+fn pack(dpdk: bool, formats: &[dist::Format]) -> Result<(), String> {
     let built = dist::build(true, dpdk)?;
-    let here =
-        dist::Format::ALL.into_iter().filter(|format| packages::in_path(format.tool().program));
-    here.map(|format| dist::pack(&built, format).map(drop)).collect()
+    let mut here = formats.iter().filter(|format| packages::in_path(format.tool().program));
+    here.try_for_each(|format| dist::pack(&built, *format).map(drop))
 }
 
 /// Whether two ports `xdp` can be opened: the kernel has such sockets, and we are root, not that of
@@ -543,13 +542,17 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     for args in [&["--lib"][..], &tests] {
         outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, args].concat())?);
     }
+    // Before the ordinary library, which takes the place of the one in this package.
+    if let Err(why) = pack(true, &[dist::Format::Deb]) {
+        return Ok(Outcome::single(false, why));
+    }
     // MPI behind switches that own a device; its library is the ordinary one.
     let library = provider_library(suite, nightly)?;
     if !library.ok {
         return Ok(Outcome::single(false, library.output));
     }
     packages::provide_mpi(&target_dir());
-    let tests = ["--test", "provider", "hosts::every_mpi_behind_switches_on_taps"];
+    let tests = ["--test", "provider", "--", "every_mpi_behind_switches_on_taps", "with_dpdk"];
     outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, &tests].concat())?);
     let build = &mut suite::build("dpdk", ALL_WITH_DPDK);
     outcome.add(in_guests(suite, nightly, build, suite::dpdk)?);
