@@ -156,7 +156,8 @@ cp --parents /usr/bin/fi_info "$1"
 mount -t proc proc "$1/proc"
 mount --rbind /dev "$1/dev"
 INSTALL
-in_root() { env -i FI_PROVIDER_PATH=$dir PATH=/usr/local/bin:/usr/bin:/usr/sbin chroot "$root" "$@"; }
+path=/usr/local/bin:/usr/bin:/usr/sbin
+in_root() { env -i FI_PROVIDER_PATH="$dir" PATH="$path" chroot "$root" "$@"; }
 root=$1
 in_root fi_info -p barewire
 in_root barewire --version
@@ -223,16 +224,16 @@ fn a_package_of_rpm_runs_with_nothing_but_glibc() {
 const RELEASE: &str = r#"
 mirror=$(awk '/^URIs: .*debian$/ || ($1 == "deb" && $2 ~ "/debian/*$") { print $2; exit }' \
     /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true)
-mmdebstrap --quiet --variant=apt RELEASE "$1/root" ${mirror:+"$mirror"} || {
+mmdebstrap --quiet --variant=apt RELEASE "$1/new" ${mirror:+"$mirror"} || {
     echo "no root of RELEASE can be made here"
     exit 77
 }
-cp "$2" "$1/root/tmp/barewire.deb"
-mount -t proc proc "$1/root/proc"
-mount --bind /dev "$1/root/dev"
-cp /etc/resolv.conf "$1/root/etc/"
+cp "$2" "$1/new/tmp/barewire.deb"
+mount -t proc proc "$1/new/proc"
+mount --bind /dev "$1/new/dev"
+cp /etc/resolv.conf "$1/new/etc/"
 exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive \
-    chroot "$1/root" sh -ec '
+    chroot "$1/new" sh -ec '
 apt-get update -qq
 apt-get install -qq --no-install-recommends libfabric-bin >/dev/null
 apt-get install -q --yes --no-install-recommends /tmp/barewire.deb
