@@ -1,5 +1,5 @@
-//! The packages that `cargo xtask dist` makes: installed on a copy of this machine's root, in a root
-//! with nothing but glibc and libfabric, and nightly in roots of Debian's releases.
+//! The packages that `cargo xtask dist` makes: installed on a copy of this machine's root, in a
+//! root with nothing but glibc and libfabric, and nightly in roots of Debian's releases.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -28,8 +28,8 @@ fn is_package(file: &Path, name: &str, extension: &str) -> bool {
     file.is_file() && has_version && file_name.ends_with(extension)
 }
 
-/// Runs a script as root of a mount namespace of its own, with an empty folder as `$1` and `package`
-/// as `$2`; `None` if the test cannot run here, which is said.
+/// Runs a script as root of a mount namespace of its own, with an empty folder as `$1` and
+/// `package` as `$2`; `None` if the test cannot run here, which is said.
 fn as_root(script: &str, package: Result<PathBuf, String>, seconds: u64) -> Option<Output> {
     let package = match package {
         Ok(package) => package,
@@ -118,7 +118,8 @@ fn an_installed_package_is_found_without_a_variable() {
     assert!(depends.contains("libc6 (>= 2.") && depends.contains("libgcc-s1"), "{depends}");
 }
 
-/// The package `barewire-dpdk` in [`OVERLAY`]: one port opens, and one wants more memory than there is.
+/// The package `barewire-dpdk` in [`OVERLAY`]: one port opens, and one wants more memory than there
+/// is.
 #[cfg(feature = "dpdk")]
 const WITH_DPDK: &str = r#"
 fi_info -p barewire

@@ -1,6 +1,6 @@
 //! What every package holds: the library that libfabric loads, the command, the script that
-//! prepares a machine, man pages, documents, units of systemd, the dissector, the dashboard, and the
-//! component of Open MPI.
+//! prepares a machine, man pages, documents, units of systemd, the dissector, the dashboard, and
+//! the component of Open MPI.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
