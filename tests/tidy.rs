@@ -536,7 +536,8 @@ fn setup_options(source: &Source) -> Vec<Wrong> {
     };
     let known: Vec<String> = script.split_whitespace().filter_map(option).collect();
     let named = |(i, line): (usize, &str)| {
-        let after = line.split_once(SETUP).map_or("", |(_, after)| after);
+        let called = [SETUP, SETUP_CALLED].into_iter().find_map(|name| line.split_once(name));
+        let after = called.map_or("", |(_, after)| after);
         // What follows on the line is the command, up to the next one.
         let words = after.split([',', ';', '|']).next().unwrap().split_whitespace();
         let strange = words.filter_map(option).find(|option| !known.contains(option));
@@ -547,6 +548,9 @@ fn setup_options(source: &Source) -> Vec<Wrong> {
 
 /// The script that prepares a machine.
 const SETUP: &str = "hugepage-setup.sh";
+
+/// How a message names it that asks for the name that it has here.
+const SETUP_CALLED: &str = "sudo {setup}";
 
 /// Where `unsafe` may stand. Each place argues for its blocks at the block.
 const UNSAFE: &[&str] = &[

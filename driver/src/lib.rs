@@ -18,4 +18,5 @@ mod mac;
 pub mod mem;
 pub mod open;
 pub mod port;
+mod setup;
 mod station;

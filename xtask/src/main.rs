@@ -1,4 +1,4 @@
-//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `deb`, `mpi`, `mutants` and
+//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `dist`, `mpi`, `mutants` and
 //! `vm`.
 //!
 //! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
@@ -14,8 +14,8 @@ mod bench;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../tests/src/cluster.rs"]
 mod cluster;
-mod deb;
 mod demo;
+mod dist;
 mod mpi;
 mod mutants;
 #[allow(dead_code, unreachable_pub)]
@@ -50,8 +50,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Runs a command in a virtual machine with an IOMMU and NICs bound to vfio-pci.
     Vm(vm::VmArgs),
-    /// Makes a package for Debian: the provider, the command, man pages, the dissector.
-    Deb(deb::DebArgs),
+    /// Makes packages, .deb, .rpm and a tarball: the provider, the command, man pages, units.
+    Dist(dist::DistArgs),
     /// Runs an MPI program over barewire and says the command line that does it.
     Mpi(mpi::MpiArgs),
     /// Changes the protocol's code at random places and sees whether the tests notice.
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Vm(args) => vm::run(&args),
-        Command::Deb(args) => deb::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Mpi(args) => mpi::run(&args),
         Command::Mutants(args) => mutants::run(&args),
     };

@@ -46,6 +46,12 @@ pub(crate) const MPICC: Tool = Tool { program: "mpicc", package: "libopenmpi-dev
 /// Makes environments for the packages of Python's index.
 pub(crate) const VENV: Tool =
     Tool { program: "/var/lib/dpkg/info/python3-venv.list", package: "python3-venv" };
+/// Finds out which versions of libraries a package for Debian needs.
+pub(crate) const SHLIBDEPS: Tool = Tool { program: "dpkg-shlibdeps", package: "dpkg-dev" };
+/// Makes a package for RPM, and the programs beside it install one.
+pub(crate) const RPMBUILD: Tool = Tool { program: "rpmbuild", package: "rpm" };
+/// Reads the symbols of programs.
+pub(crate) const BINUTILS: Tool = Tool { program: "objdump", package: "binutils" };
 /// Reads the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 

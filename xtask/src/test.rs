@@ -11,7 +11,7 @@ use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests, unfinished};
 use crate::vm::{NotHere, guest, hosts, suite};
-use crate::{bench, cargo, deb, root, target_dir, vm};
+use crate::{bench, cargo, dist, root, target_dir, vm};
 
 /// Builds of all suites are of the whole workspace and name the targets that they want: what Cargo
 /// selects decides on the features of other people's crates, and with other features it compiles
@@ -20,7 +20,7 @@ const ALL: &[&str] = &["--workspace"];
 
 /// As [`ALL`], with the feature `dpdk`: what is tested with it, and the command, which makes the
 /// features of other people's crates the same.
-const ALL_WITH_DPDK: &[&str] = &[
+pub(crate) const ALL_WITH_DPDK: &[&str] = &[
     "--package=barewire-driver",
     "--package=barewire-dpdk-sys",
     "--package=barewire-tests",
@@ -145,6 +145,9 @@ impl Suite {
                 packages::MPICC,
                 packages::VENV,
                 packages::IP,
+                packages::SHLIBDEPS,
+                packages::RPMBUILD,
+                packages::BINUTILS,
             ],
             Self::Shellcheck => &[packages::SHELLCHECK],
             Self::Dpdk => &[
@@ -444,14 +447,35 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
-    // Where there is no dpkg there is no package, and its test says so.
-    if packages::in_path("dpkg-deb")
-        && let Err(why) = deb::build("test")
-    {
+    if let Err(why) = pack(false, &dist::Format::ALL) {
         return Ok(Outcome::single(false, why));
     }
     packages::provide_mpi(&target_dir());
-    integration(suite, nightly, "tests/provider/main.rs")
+    let mut outcome = integration(suite, nightly, "tests/provider/main.rs")?;
+    outcome.add(crates(suite, nightly)?);
+    Ok(outcome)
+}
+
+/// Packs the crates that are published, and builds them out of that nightly: one check. What they
+/// need is here, since they were built.
+fn crates(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let mut package = Command::new(cargo());
+    package.args(["package", "--workspace", "--allow-dirty", "--offline"]);
+    for name in ["xtask", "barewire-tests", "barewire-benches", "barewire-fuzz"] {
+        package.args(["--exclude", name]);
+    }
+    if !nightly {
+        package.arg("--no-verify");
+    }
+    let ended = start(suite, nightly, &mut package)?;
+    Ok(Outcome::single(ended.ok && !ended.output.contains("warning:"), ended.output))
+}
+
+/// Makes the packages that can be made here; the tests of the others say so.
+fn pack(dpdk: bool, formats: &[dist::Format]) -> Result<(), String> {
+    let built = dist::build(true, dpdk)?;
+    let mut here = formats.iter().filter(|format| packages::in_path(format.tool().program));
+    here.try_for_each(|format| dist::pack(&built, *format).map(drop))
 }
 
 /// Whether two ports `xdp` can be opened: the kernel has such sockets, and we are root, not that of
@@ -598,13 +622,17 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     for args in [&["--lib"][..], &tests] {
         outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, args].concat())?);
     }
+    // Before the ordinary library, which takes the place of the one in this package.
+    if let Err(why) = pack(true, &[dist::Format::Deb]) {
+        return Ok(Outcome::single(false, why));
+    }
     // MPI behind switches that own a device; its library is the ordinary one.
     let library = provider_library(suite, nightly)?;
     if !library.ok {
         return Ok(Outcome::single(false, library.output));
     }
     packages::provide_mpi(&target_dir());
-    let tests = ["--test", "provider", "hosts::every_mpi_behind_switches_on_taps"];
+    let tests = ["--test", "provider", "--", "every_mpi_behind_switches_on_taps", "with_dpdk"];
     outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, &tests].concat())?);
     let build = &mut suite::build("dpdk", ALL_WITH_DPDK);
     outcome.add(in_guests(suite, nightly, build, suite::dpdk)?);

@@ -86,7 +86,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     wrong.iova_bits = 39;
     // A page of 1 GiB is likely to be had. What is not used takes nothing of the host.
     wrong.memory_mib = 6144;
-    wrong.modules = vec!["virtio_pci", "virtio_net", "af_packet"];
+    wrong.modules = vec!["virtio_pci", "virtio_net", "af_packet", "8021q"];
     wrong.nics.push(Nic::on_hub("virtio-net-pci,disable-legacy=on", 3));
     wrong.nics.push(Nic::on_hub(virtio, 4));
     wrong.nics.push(Nic { shares_slot: true, ..Nic::on_hub(virtio, 5) });

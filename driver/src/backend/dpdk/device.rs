@@ -21,6 +21,7 @@ use super::pmd::{MTU_MOST, Mtu, Pmd, interface};
 use crate::frame::ETH_HDR_LEN;
 use crate::mem::{prefetch, prefetch_to_write};
 use crate::port::{MTU_MIN, MacAddr};
+use crate::setup;
 
 /// Packet buffers that a thread keeps for itself, and how many such threads a pool is made for:
 /// with more of them at work at the same time a full queue finds no buffer, which is back-pressure.
@@ -491,7 +492,8 @@ fn make_pool(
     let need = (count * (usize::from(room) + 256)) >> 20;
     let why = format!("no memory for {count} packet buffers, about {need} MiB");
     let pages = (need / 2 + 32).next_multiple_of(64);
-    let mend = format!("sudo ./hugepage-setup.sh --2m {pages}, or write mbufs= or ring= smaller");
+    let setup = setup::command();
+    let mend = format!("sudo {setup} --2m {pages}, or write mbufs= or ring= smaller");
     Err(Failure::new(libc::ENOMEM, why).mend(mend))
 }
 

@@ -23,6 +23,7 @@ use nix::sys::signal::{SigSet, Signal};
 use super::failure::{Failure, errno};
 use super::{irq_guard, listener};
 use crate::mem::Hugepages;
+use crate::setup;
 
 /// EAL, once it runs.
 pub(super) struct Eal {
@@ -59,7 +60,8 @@ fn use_hugepages(wanted: Hugepages) -> Result<bool, Failure> {
     if free >= HUGE_LEAST {
         return Ok(true);
     }
-    let mend = "sudo ./hugepage-setup.sh --2m 512, or sudo sysctl vm.nr_hugepages=512";
+    let setup = setup::command();
+    let mend = format!("sudo {setup} --2m 512, or sudo sysctl vm.nr_hugepages=512");
     if wanted == Hugepages::Required {
         let why = format!("{} MiB of hugepages are free, DPDK needs 32", free >> 20);
         return Err(Failure::new(libc::ENOMEM, why).mend(mend));

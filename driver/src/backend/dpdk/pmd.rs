@@ -5,6 +5,7 @@
 use super::DpdkSettings;
 use super::failure::Failure;
 use crate::frame::ETH_HDR_LEN;
+use crate::setup;
 
 /// Where the largest frame comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,7 +296,8 @@ fn check_pci(device: &str) -> Result<(), Failure> {
             let found =
                 found.map_or("no driver".to_owned(), |driver| format!("the driver {driver}"));
             let why = format!("{full} has {found} and needs vfio-pci");
-            let mend = format!("sudo ./hugepage-setup.sh --bind {full}");
+            let setup = setup::command();
+            let mend = format!("sudo {setup} --bind {full}");
             Err(Failure::new(libc::EBUSY, why).mend(mend))
         }
     }

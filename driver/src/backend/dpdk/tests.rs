@@ -362,7 +362,7 @@ fn what_is_wrong_is_said_in_one_line_with_what_mends_it() {
         ("dpdk(mtu=100):net_null7", "256 to"),
         ("dpdk(lossless=yes):net_null7", "leave lossless=yes out"),
         ("dpdk(lossless=yes):net_af_packet0,iface=lo", "leave lossless=yes out"),
-        ("dpdk(mbufs=40000000):net_null7", "hugepage-setup.sh"),
+        ("dpdk(mbufs=40000000):net_null7", "hugepage-setup"),
         ("dpdk:ffff:ff:1f.7", "lspci"),
     ] {
         let line = why(spec);

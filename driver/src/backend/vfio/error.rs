@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::kind;
+use crate::setup;
 
 /// Why a NIC did not open. It is left as it was found.
 ///
@@ -26,10 +27,10 @@ pub enum VfioError {
     #[error("the kernel has no VFIO loaded; sudo modprobe vfio-pci")]
     NoVfio,
     /// The kernel's own driver has the NIC, or none has.
-    #[error("{bdf} is {}; sudo ./hugepage-setup.sh --bind {bdf}", match driver {
+    #[error("{bdf} is {}; sudo {setup} --bind {bdf}", match driver {
         Some(driver) => format!("driven by {driver}, not by vfio-pci"),
         None => "not bound to vfio-pci".to_owned(),
-    })]
+    }, setup = setup::command())]
     Unbound {
         /// The NIC.
         bdf: String,
@@ -37,8 +38,8 @@ pub enum VfioError {
         driver: Option<String>,
     },
     /// The group's file belongs to somebody else.
-    #[error("{}: {source}; sudo ./hugepage-setup.sh --bind {bdf} --group $(id -gn)",
-        path.display())]
+    #[error("{}: {source}; sudo {setup} --bind {bdf} --group $(id -gn)", path.display(),
+        setup = setup::command())]
     NoPermission {
         /// The NIC.
         bdf: String,
@@ -56,8 +57,8 @@ pub enum VfioError {
         path: PathBuf,
     },
     /// Other devices of the same group are driven by the kernel.
-    #[error("{bdf} shares IOMMU group {group} with {}; sudo ./hugepage-setup.sh --bind {}",
-        others.join(", "), binds(bdf, others))]
+    #[error("{bdf} shares IOMMU group {group} with {}; sudo {setup} --bind {}",
+        others.join(", "), binds(bdf, others), setup = setup::command())]
     NotViable {
         /// The NIC.
         bdf: String,
@@ -79,7 +80,8 @@ pub enum VfioError {
     /// The memory that the NIC reaches may not be locked.
     #[error(
         "{bdf} needs {need} bytes of locked memory and the limit is {limit}; ulimit -l {}, and for \
-         every login: sudo ./hugepage-setup.sh --memlock $(id -un)", need.div_ceil(1024)
+         every login: sudo {setup} --memlock $(id -un)", need.div_ceil(1024),
+        setup = setup::command()
     )]
     Memlock {
         /// The NIC.

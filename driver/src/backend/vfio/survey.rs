@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::Kind;
+use crate::setup;
 
 /// Where the kernel shows PCI devices.
 pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
@@ -74,7 +75,8 @@ impl NicInfo {
             binds.push(' ');
             binds.push_str(other);
         }
-        let free = format!("sudo ./hugepage-setup.sh --bind {binds}{busy}");
+        let setup = setup::command();
+        let free = format!("sudo {setup} --bind {binds}{busy}");
         if !self.in_the_way.is_empty() {
             return Some((format!("its group also has {}", self.in_the_way.join(", ")), free));
         }
@@ -218,7 +220,7 @@ mod tests {
         assert_eq!(why_not(Some("vfio-pci"), None), None);
         assert_eq!(why_not(Some("vfio-pci"), Some("vfio-pci")), None);
         let own = why_not(Some("e1000e"), None).unwrap();
-        let bind = "sudo ./hugepage-setup.sh --bind 0000:05:00.0";
+        let bind = format!("sudo {} --bind 0000:05:00.0", setup::command());
         assert_eq!(own, format!("driven by e1000e; {bind} (eth0 stops working then)"));
         assert!(why_not(None, None).unwrap().starts_with("not bound to vfio-pci; sudo"));
         let shared = why_not(Some("vfio-pci"), Some("e1000e")).unwrap();

@@ -1,0 +1,176 @@
+//! What every package holds: the library that libfabric loads, the command, the script that
+//! prepares a machine, man pages, documents, units of systemd, the dissector, the dashboard, and
+//! the component of Open MPI.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::say;
+use crate::{openmpi, root};
+
+/// Where the parts go, below the root of what is laid out.
+pub(super) struct Layout {
+    /// Programs, documents, data: `usr`, or nothing.
+    pub(super) prefix: &'static str,
+    /// Libraries, libfabric's providers among them.
+    pub(super) lib: String,
+    /// Where the command will lie, which the units call.
+    pub(super) bin: &'static str,
+}
+
+/// The component of Open MPI, below [`Layout::lib`].
+pub(super) const COMPONENT_DIR: &str = "barewire/openmpi4";
+
+/// Lays out in `tree` what a package installs, of what was `built`, and says which files are
+/// programs or libraries that need nothing but libc, and DPDK where they were built with it.
+///
+/// # Errors
+/// A file cannot be read or written.
+pub(super) fn fill(tree: &Path, built: &Path, layout: &Layout) -> Result<Vec<PathBuf>, String> {
+    // That of the last package; that there is none is fine.
+    let _ = std::fs::remove_dir_all(tree);
+    let (usr, lib) = (tree.join(layout.prefix), tree.join(&layout.lib));
+    let (library, command) = (lib.join("libfabric/libbarewire-fi.so"), usr.join("bin/barewire"));
+    copy(&built.join("libbarewire_fi.so"), &library, 0o644)?;
+    copy(&built.join("barewire"), &command, 0o755)?;
+    let programs = vec![library, command];
+    let mut stripped = programs.clone();
+    match openmpi::component(&root(), &lib.join(COMPONENT_DIR)) {
+        Ok(component) => {
+            set_mode(&component, 0o644)?;
+            stripped.push(component);
+        }
+        // Without Open MPI's headers the package has all else.
+        Err(why) => eprintln!("SKIPPED: the component of Open MPI: {why}"),
+    }
+    for file in &stripped {
+        // Without symbols it is a tenth as long; that strip is missing is no reason to fail.
+        let _ = say(Command::new("strip").arg("--strip-unneeded").arg(file));
+    }
+    let dissector = root().join("docs/barewire.lua");
+    copy(&dissector, &lib.join("wireshark/plugins/barewire.lua"), 0o644)?;
+    let setup = usr.join("sbin/barewire-hugepage-setup");
+    copy(&root().join("hugepage-setup.sh"), &setup, 0o755)?;
+    for unit in ["barewire-switch@.service", "barewire-exporter.service"] {
+        let file = root().join("cli/systemd").join(unit);
+        let text = std::fs::read_to_string(&file).map_err(|why| format!("{unit}: {why}"))?;
+        let text = text.replace("/usr/bin/barewire", &format!("{}/barewire", layout.bin));
+        write(&usr.join("lib/systemd/system").join(unit), text.as_bytes())?;
+    }
+    let dashboard = usr.join("share/barewire/grafana/barewire.json");
+    copy(&root().join("cli/grafana/barewire.json"), &dashboard, 0o644)?;
+    man_pages(&usr.join("share/man"), built)?;
+    documents(&usr.join("share/doc/barewire"))?;
+    Ok(programs)
+}
+
+/// The man pages that are files, and that of the command.
+fn man_pages(man: &Path, built: &Path) -> Result<(), String> {
+    let mut pages = vec![man.join("man1/barewire.1")];
+    write(&pages[0], page(&built.join("barewire"))?.as_bytes())?;
+    for file in files_in(&root().join("docs/man"))? {
+        let name = file.file_name().unwrap_or_default();
+        let to = man.join("man7").join(name);
+        copy(&file, &to, 0o644)?;
+        pages.push(to);
+    }
+    for page in pages {
+        say(Command::new("gzip").args(["-9n", "-f"]).arg(page))?;
+    }
+    Ok(())
+}
+
+/// The README with the pages that it links, the changes and the licenses.
+fn documents(doc: &Path) -> Result<(), String> {
+    let licenses = ["LICENSE-MIT", "LICENSE-APACHE"].map(|name| root().join(name));
+    let mut copyright =
+        String::from("barewire is offered under the MIT or the Apache-2.0 license.\n");
+    for license in licenses {
+        let text = std::fs::read_to_string(&license);
+        copyright.push_str(&text.map_err(|why| format!("{}: {why}", license.display()))?);
+    }
+    write(&doc.join("copyright"), copyright.as_bytes())?;
+    for name in ["README.md", "CHANGELOG.md"] {
+        copy(&root().join(name), &doc.join(name), 0o644)?;
+    }
+    let pages = files_in(&root().join("docs"))?;
+    for page in pages.iter().filter(|page| page.extension().is_some_and(|ext| ext == "md")) {
+        let name = page.file_name().unwrap_or_default();
+        copy(page, &doc.join("docs").join(name), 0o644)?;
+    }
+    Ok(())
+}
+
+/// The files of a folder, sorted.
+fn files_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = std::fs::read_dir(dir).map_err(|why| format!("{}: {why}", dir.display()))?;
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|file| file.is_file());
+    files.sort();
+    Ok(files)
+}
+
+/// The man page of the command: what `--help` says, of it and of what it can do.
+fn page(command: &Path) -> Result<String, String> {
+    let help = say(Command::new(command).arg("--help"))?;
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands: Vec<&str> = commands
+        .take_while(|line| line.starts_with("  "))
+        // A line of its own begins with two spaces; a longer indent goes on with the last.
+        .filter(|line| !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .collect();
+    let mut text = String::from(
+        ".TH BAREWIRE 1 \"\" \"barewire\" \"barewire\"\n.SH NAME\n\
+         barewire \\- shows, checks and measures this machine's fabric\n",
+    );
+    section(&mut text, "DESCRIPTION", &help);
+    for name in commands {
+        let help = say(Command::new(command).args([name, "--help"]))?;
+        section(&mut text, &format!("BAREWIRE {}", name.to_uppercase()), &help);
+    }
+    text.push_str(".SH SEE ALSO\n.BR fi_barewire (7)\n");
+    Ok(text)
+}
+
+/// Appends text that stays as it is.
+fn section(page: &mut String, title: &str, text: &str) {
+    page.push_str(&format!(".SH {title}\n.nf\n"));
+    for line in text.lines() {
+        let line = line.replace('\\', "\\\\").replace('-', "\\-");
+        // A line that begins with one of these would be a command.
+        let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
+        page.push_str(&format!("{guard}{line}\n"));
+    }
+    page.push_str(".fi\n");
+}
+
+fn copy(from: &Path, to: &Path, mode: u32) -> Result<(), String> {
+    let bytes = std::fs::read(from).map_err(|why| format!("{}: {why}", from.display()))?;
+    write(to, &bytes)?;
+    set_mode(to, mode)
+}
+
+fn set_mode(to: &Path, mode: u32) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(to, std::fs::Permissions::from_mode(mode))
+        .map_err(|why| format!("{}: {why}", to.display()))
+}
+
+pub(super) fn write(to: &Path, bytes: &[u8]) -> Result<(), String> {
+    let made = std::fs::create_dir_all(to.parent().unwrap_or(to));
+    made.and_then(|()| std::fs::write(to, bytes)).map_err(|why| format!("{}: {why}", to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_help_is_no_command_of_the_page() {
+        let mut page = String::new();
+        section(&mut page, "X", ".port\n'a\n--json");
+        assert_eq!(page, ".SH X\n.nf\n\\&.port\n\\&'a\n\\-\\-json\n.fi\n");
+    }
+}
