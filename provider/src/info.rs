@@ -637,7 +637,7 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
 
 fn write_fabric(c: &mut FabricAttr, fabric: &OurFabric, version: u32) {
     c.name = copy_text(fabric.name.as_deref());
-    // The name of the provider is libfabric's to fill in, before which it takes that of a lower one.
+    // The name of the provider is libfabric's to fill in; it goes behind that of a lower one.
     c.prov_name = copy_text(known_as::lower());
     (c.prov_version, c.api_version) = (fabric.prov_version, version);
 }
