@@ -199,8 +199,8 @@ fn x11_a_stranger_neither_accepts_nor_refuses_nor_ends() {
     assert_eq!(asks.is_told(&all), (FI_SHUTDOWN, Vec::new()));
 }
 
-/// X11: who was refused may ask again at once, also where the acknowledgement of the refusal and the
-/// next request come together, as on a wire.
+/// X11: who was refused may ask again at once, also where the acknowledgement of the refusal and
+/// the next request come together, as on a wire.
 #[test]
 fn x11_who_was_refused_may_ask_again_at_once() {
     let stations = Stations::on("udp:127.0.0.1,near=no".to_owned(), String::new());
