@@ -26,7 +26,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, ToSocketAddrs, UdpSocke
 use std::os::fd::OwnedFd;
 
 use barewire_dataplane::types::EpAddr;
-use barewire_driver::backend::netdev::hold;
+use barewire_driver::backend::netdev::{hold, ip_addresses};
 use barewire_driver::backend::udp::{PORTS, PORTS_TRIED, addr_of, mac_of};
 use barewire_driver::open::{choose, kind_and_device, udp_place, with_udp_port};
 use barewire_driver::port::{MacAddr, PortCaps, Station};
@@ -110,6 +110,17 @@ impl From<NoName> for Error {
 /// The service where none is named on a `udp:` port: that of the first process of a host.
 const FIRST: u16 = *PORTS_TRIED.start();
 
+/// The interface of this host that has an IP address.
+pub fn interface_at(ip: IpAddr) -> Option<String> {
+    let ip = ip.to_canonical();
+    ip_addresses().into_iter().find(|(_, of)| *of == ip).map(|(name, _)| name)
+}
+
+/// Whether this host has an interface of that name with an IP address.
+pub fn has_address(interface: &str) -> bool {
+    ip_addresses().iter().any(|(name, _)| name == interface)
+}
+
 /// The UDP port of a service.
 pub fn udp_port(service: u16) -> u16 {
     PORTS.start() | service
@@ -139,6 +150,14 @@ impl Names {
                 Self::Asked { ip: ip.unwrap_or(Ipv4Addr::LOCALHOST) }
             }
             _ => Self::Labels,
+        }
+    }
+
+    /// The IPv4 address of this host that its endpoints have.
+    pub fn own_ip(self) -> Ipv4Addr {
+        match self {
+            Self::Labels => Ipv4Addr::LOCALHOST,
+            Self::Udp { ip, .. } | Self::Asked { ip } => ip,
         }
     }
 

@@ -68,6 +68,18 @@ pub enum Peers {
     Inserted,
 }
 
+/// The provider's name in libfabric, for programs that choose a provider by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KnownAs {
+    /// `barewire`.
+    #[default]
+    Barewire,
+    /// `tcp`, in place of libfabric's own.
+    Tcp,
+    /// `tcp;ofi_rxm`, the one for `FI_EP_RDM` before libfabric 1.18, in place of libfabric's own.
+    TcpRxm,
+}
+
 /// Settings of a domain. [`Settings::from_env`] reads them from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -75,6 +87,8 @@ pub struct Settings {
     /// `udp:10.1.0.0/16` (`BAREWIRE_PORT`). Default: none, which offers the machine's
     /// default segment `shm`; a domain name in the hints goes before it.
     pub port: Option<String>,
+    /// What the provider is called in libfabric (`BAREWIRE_AS`: `barewire`, `tcp`, `tcp;ofi_rxm`).
+    pub known_as: KnownAs,
     /// Silence after which a peer that owes us something is dead (`BAREWIRE_T_DEAD_MS`), at least
     /// 100 ms. Default 5 s: long enough for a process that swaps, short enough for a person.
     pub t_dead: Duration,
@@ -128,6 +142,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             port: None,
+            known_as: KnownAs::Barewire,
             t_dead: Duration::from_secs(5),
             progress: Progress::Unspec,
             rcvthread: true,
@@ -163,6 +178,7 @@ pub struct BadSetting {
 /// Names of the variables, what they hold and their default, for `barewire info` and `fi_info -e`.
 pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_PORT", "port, such as shm:job7, udp:10.1.0.0/16 or afpacket:en*|shm", "shm"),
+    ("BAREWIRE_AS", "barewire, tcp or tcp;ofi_rxm: the provider's name in libfabric", "barewire"),
     ("BAREWIRE_T_DEAD_MS", "milliseconds of silence after which a peer is dead, from 100", "5000"),
     ("BAREWIRE_PROGRESS", "manual or auto", "manual"),
     ("BAREWIRE_RCVTHREAD", "0 or 1: a thread answers on a wire while the program computes", "1"),
@@ -202,6 +218,14 @@ impl Settings {
             lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()).map(|v| (name, v))
         };
         let mut s = Self { port: get("BAREWIRE_PORT").map(|(_, v)| v), ..Self::default() };
+        let names = [
+            ("barewire", KnownAs::Barewire),
+            ("tcp", KnownAs::Tcp),
+            ("tcp;ofi_rxm", KnownAs::TcpRxm),
+        ];
+        if let Some(v) = word(get("BAREWIRE_AS"), &names, "barewire, tcp or tcp;ofi_rxm")? {
+            s.known_as = v;
+        }
         if let Some(ms) = number(get("BAREWIRE_T_DEAD_MS"), 100, "milliseconds, at least 100")? {
             s.t_dead = Duration::from_millis(ms as u64);
         }
@@ -287,6 +311,7 @@ mod tests {
     fn every_variable_is_read() {
         let s = parse(&[
             ("BAREWIRE_PORT", "shm:job7"),
+            ("BAREWIRE_AS", "tcp;ofi_rxm"),
             ("BAREWIRE_T_DEAD_MS", "500"),
             ("BAREWIRE_PROGRESS", "Auto"),
             ("BAREWIRE_THREADING", "domain"),
@@ -305,6 +330,7 @@ mod tests {
         ]);
         let want = Settings {
             port: Some("shm:job7".into()),
+            known_as: KnownAs::TcpRxm,
             t_dead: Duration::from_millis(500),
             progress: Progress::Auto,
             rcvthread: false,
@@ -337,6 +363,7 @@ mod tests {
             ("BAREWIRE_EAGER_MAX", "99999999999999"),
             ("BAREWIRE_PEER_MAX", "0"),
             ("BAREWIRE_PEERS", "all"),
+            ("BAREWIRE_AS", "tcp;ofi_rxd"),
             ("BAREWIRE_STATS", "yes"),
         ] {
             let e = parse(&[(name, value)]).expect_err(name);

@@ -5,13 +5,14 @@
 //! zeros, so that who hands on all of it need not ask. A `sockaddr_in6` has no such place: an
 //! endpoint that was not found by its IPv6 address is written as an address that is its MAC.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::ops::Deref;
 
-use barewire::names::{Names, label};
+use barewire::names::{Names, interface_at, label};
 use barewire::{EpAddr, Error, Info, Result};
 
 use crate::abi::{FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6};
+use crate::known_as;
 
 /// Our 16 bytes as an `addr_format`: the uppermost bit says that it is one provider's own.
 pub(crate) const FORMAT_NATIVE: u32 = 1 << 31 | 0x6277;
@@ -72,6 +73,17 @@ impl Form {
             FI_SOCKADDR | FI_SOCKADDR_IN => Some(Self::SockaddrIn(names)),
             FI_SOCKADDR_IN6 => Some(Self::SockaddrIn6(names)),
             _ => None,
+        }
+    }
+
+    /// The form of a program that says none, and may have named a host by its IP address.
+    pub(crate) fn usual(names: Names, node: Option<&str>) -> Self {
+        if !known_as::by_ip() {
+            Self::Native
+        } else if node.is_some_and(|node| node.parse::<Ipv6Addr>().is_ok()) {
+            Self::SockaddrIn6(names)
+        } else {
+            Self::SockaddrIn(names)
         }
     }
 
@@ -198,6 +210,21 @@ impl Form {
 const AF_INET: [u8; 2] = (libc::AF_INET as u16).to_ne_bytes();
 
 const AF_INET6: [u8; 2] = (libc::AF_INET6 as u16).to_ne_bytes();
+
+/// The interface that an own address in bytes is one of.
+pub(crate) fn interface_of(bytes: &[u8]) -> Option<String> {
+    parts(bytes).ok().and_then(|(ip, _)| interface_at(ip))
+}
+
+/// A `sockaddr_in` or `sockaddr_in6` as libfabric writes it, which programs take apart.
+///
+/// # Errors
+/// [`Error::Invalid`]: it is none.
+pub(crate) fn ip_text(bytes: &[u8]) -> Result<String> {
+    let (ip, port) = parts(bytes)?;
+    let family = if ip.is_ipv4() { "in" } else { "in6" };
+    Ok(format!("fi_sockaddr_{family}://{}", SocketAddr::new(ip, port)))
+}
 
 /// IP address and port of a `sockaddr_in` or `sockaddr_in6`.
 fn parts(bytes: &[u8]) -> Result<(IpAddr, u16)> {

@@ -5,10 +5,10 @@ use std::ffi::{c_char, c_int, c_void};
 use barewire::{Av, AvAttr as OurAttr, AvType, EpAddr, Error, FI_ADDR_NOTAVAIL, Result};
 
 use crate::abi::*;
-use crate::addr::{Form, Meaning};
+use crate::addr::{Form, Meaning, ip_text};
 use crate::domain::DomainObject;
-use crate::guard;
 use crate::object::{Object, fid};
+use crate::{guard, known_as};
 
 /// What stands behind a `struct fid_av`.
 pub(crate) struct Vector {
@@ -277,6 +277,7 @@ unsafe extern "C" fn straddr(
             let it = AvObject::of(at)?;
             let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), it.form.len());
             let text = match it.form.read(bytes)? {
+                _ if known_as::by_ip() => ip_text(bytes)?,
                 Meaning::Addr(addr) => it.av.straddr(&addr),
                 Meaning::Host(ip, service) => std::net::SocketAddr::new(ip, service).to_string(),
             };

@@ -8,9 +8,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
 use std::sync::{Once, OnceLock};
 
-use barewire::settings::{BadSetting, Settings, VARIABLES};
+use barewire::settings::{BadSetting, KnownAs, Settings, VARIABLES};
 
 use crate::abi::Provider;
+use crate::known_as;
 
 type Define =
     unsafe extern "C" fn(*const Provider, *const c_char, c_int, *const c_char, ...) -> c_int;
@@ -103,13 +104,28 @@ pub(crate) fn define_params(provider: *const Provider) {
     }
 }
 
-/// Settings from `FI_BAREWIRE_PORT` and its like, or `BAREWIRE_PORT` as everywhere else.
+/// Settings from `FI_BAREWIRE_PORT` and its like, or `BAREWIRE_PORT` as everywhere else, and the
+/// port that goes with our name.
 ///
 /// # Errors
 /// [`BadSetting`], the first that was found.
 pub(crate) fn settings() -> Result<Settings, BadSetting> {
+    let read = Settings::parse(variable)?;
+    Ok(Settings { port: read.port.clone().or_else(known_as::usual_port), ..read })
+}
+
+/// The name that is set for us, whatever else is set.
+///
+/// # Errors
+/// [`BadSetting`]: it is none of ours.
+pub(crate) fn name_set() -> Result<KnownAs, BadSetting> {
+    let name = |name: &str| variable(name).filter(|_| name == "BAREWIRE_AS");
+    Settings::parse(name).map(|s| s.known_as)
+}
+
+fn variable(name: &str) -> Option<String> {
     let var = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
-    Settings::parse(|name| var(&format!("FI_{name}")).or_else(|| var(name)))
+    var(&format!("FI_{name}")).or_else(|| var(name))
 }
 
 /// As [`settings`], with the reason in the log if there are none.

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::net::IpAddr;
 
 use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
-use barewire::names::{Names, Through, Whose};
+use barewire::names::{Names, Through, Whose, interface_at};
 use barewire::settings::DEFAULT_PORT;
 use barewire::{
     AvType, DomainAttr as OurDomain, EndpointAttr, EpAddr, EpType, Error, FabricAttr as OurFabric,
@@ -14,7 +14,7 @@ use barewire::{
 use crate::abi::*;
 use crate::addr::{self, Form, Meaning};
 use crate::mem::{copy, copy_text, free, zeroed};
-use crate::{guard, host, log, nic};
+use crate::{guard, host, known_as, log, nic};
 
 /// Flags of `fi_getinfo` that mean something here; others are the library's own.
 const FLAGS: u64 = FI_PROV_ATTR_ONLY | FI_SOURCE | FI_NUMERICHOST;
@@ -68,11 +68,12 @@ pub(crate) unsafe extern "C" fn getinfo(
             Error::NoData
         })?;
         // SAFETY: as above.
-        if !unsafe { asked_for(hints) } && settings.port.is_none() {
+        if !unsafe { asked_for(hints, &settings) } {
             return Err(Error::NoData);
         }
         // SAFETY: as above.
-        if flags & LAYERED != 0 && unsafe { wants(hints, FI_EP_DGRAM) || wants(hints, FI_EP_MSG) } {
+        let (dgram, msg) = unsafe { (wants(hints, FI_EP_DGRAM), wants(hints, FI_EP_MSG)) };
+        if flags & LAYERED != 0 && (dgram || msg) || msg && !known_as::offers(FI_EP_MSG) {
             return Err(Error::NoData);
         }
         log::start();
@@ -97,34 +98,34 @@ struct Ask<'a> {
     hints: Option<&'a FiInfo>,
 }
 
-/// Whether somebody asked for us by name: no program shall change its ways because our library
-/// lies in a directory.
+/// Whether somebody asked for us, by name or by a setting: no program shall change its ways because
+/// our library lies in a directory.
 ///
 /// # Safety
 /// The hints are whole.
-unsafe fn asked_for(hints: Option<&FiInfo>) -> bool {
-    let named = |list: &str| {
-        let list = list.trim();
-        !list.starts_with('^')
-            && list.split([',', ';']).any(|n| n.trim() == barewire::info::PROV_NAME)
-    };
-    if std::env::var("FI_PROVIDER").is_ok_and(|list| named(&list)) {
-        return true;
-    }
+unsafe fn asked_for(hints: Option<&FiInfo>, settings: &Settings) -> bool {
     // SAFETY: the caller's promise: the attributes are there or NULL, and so is the name.
     let name = unsafe {
         let attr = hints.and_then(|h| h.fabric_attr.as_ref());
         attr.and_then(|a| guard::text(a.prov_name).ok().flatten())
     };
-    name.is_some_and(named)
+    let named = name.map(known_as::is_among);
+    if known_as::by_ip() {
+        return named.unwrap_or(true);
+    }
+    let set = || std::env::var("FI_PROVIDER").is_ok_and(|list| known_as::is_among(&list));
+    settings.port.is_some() || named == Some(true) || set()
 }
 
 fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     let names = |port: Option<&str>| names_on(port, settings);
-    let Read { info: mut ours, form, dest } = match ask.hints {
+    let Read { info: mut ours, form, dest, interface } = match ask.hints {
         // SAFETY: libfabric's hints are whole.
-        Some(hints) => unsafe { hints_of(hints, ask.version, names)? },
-        None => Read { info: Info::default(), form: Form::Native, dest: None },
+        Some(hints) => unsafe { hints_of(hints, ask, names)? },
+        None => {
+            let form = Form::usual(names(None), ask.node);
+            Read { info: Info::default(), form, dest: None, interface: None }
+        }
     };
     let named = port_or_default(ours.domain_attr.name.as_deref(), settings).to_owned();
     let through = Through::port(&named, settings);
@@ -161,7 +162,7 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
             (info.src_addr, info.dest_addr) = (ours.src_addr.clone(), ours.dest_addr.clone());
         }
         trim(&mut info, ours.caps);
-        let Some(one) = to_c(&info, form, ask) else {
+        let Some(one) = to_c(&info, form, interface.as_deref(), ask) else {
             // SAFETY: the list is ours alone.
             unsafe { free_list(list) };
             return Err(Error::NoMem);
@@ -199,11 +200,11 @@ fn trim(info: &mut Info, asked: Caps) {
 /// The structures of `c` are there or NULL, and whole as of the version.
 unsafe fn hints_of(
     c: &FiInfo,
-    version: u32,
+    ask: &Ask<'_>,
     names: impl FnOnce(Option<&str>) -> Names,
 ) -> Result<Read> {
     // SAFETY: the caller's promise.
-    let mut read = unsafe { read(c, version, names)? };
+    let mut read = unsafe { read_named(c, ask, names)? };
     let info = &mut read.info;
     // The names of modes tell what a program can do for us. We need nothing, and answer so: what
     // is not in the hints of a mode is as good as what is.
@@ -223,6 +224,8 @@ pub(crate) struct Read {
     /// Its destination, if somebody has to be asked for it. Who opens something with it asks when
     /// he inserts it or connects.
     dest: Option<(IpAddr, u16)>,
+    /// The interface that it names, or whose address its source is, where domains are such.
+    interface: Option<String>,
 }
 
 /// A structure of C as ours: hints, or the answer that a program opens something with. `names` says
@@ -236,6 +239,23 @@ pub(crate) struct Read {
 pub(crate) unsafe fn read(
     c: &FiInfo,
     version: u32,
+    names: impl FnOnce(Option<&str>) -> Names,
+) -> Result<Read> {
+    let ask = Ask { version, node: None, service: None, flags: 0, hints: Some(c) };
+    // SAFETY: the caller's promise.
+    unsafe { read_named(c, &ask, names) }
+}
+
+/// As [`read`], of one who may have named a host as well.
+///
+/// # Errors
+/// As [`read`].
+///
+/// # Safety
+/// As of [`read`].
+unsafe fn read_named(
+    c: &FiInfo,
+    ask: &Ask<'_>,
     names: impl FnOnce(Option<&str>) -> Names,
 ) -> Result<Read> {
     let mut info = Info {
@@ -255,7 +275,7 @@ pub(crate) unsafe fn read(
             info.ep_attr = read_ep(ep)?;
         }
         if let Some(domain) = c.domain_attr.as_ref() {
-            info.domain_attr = read_domain(domain, version)?;
+            info.domain_attr = read_domain(domain, ask.version)?;
         }
         if let Some(fabric) = c.fabric_attr.as_ref() {
             info.fabric_attr.name = guard::text(fabric.name)?.map(str::to_owned);
@@ -266,6 +286,12 @@ pub(crate) unsafe fn read(
     let dest = (c.dest_addr, c.dest_addrlen);
     // SAFETY: as above.
     let (src, dest) = unsafe { (bytes_of(src)?, bytes_of(dest)?) };
+    let own = match ask.node.filter(|_| ask.flags & FI_SOURCE != 0) {
+        Some(node) => node.parse().ok().and_then(interface_at),
+        None => src.and_then(addr::interface_of),
+    };
+    let interface = info.domain_attr.name.take().or(own.filter(|_| known_as::by_ip()));
+    info.domain_attr.name = interface.as_deref().map(known_as::port_of);
     let names = names(info.domain_attr.name.as_deref());
     let form = match c.addr_format {
         FI_FORMAT_UNSPEC => None,
@@ -284,7 +310,8 @@ pub(crate) unsafe fn read(
     };
     let src = src.map(|bytes| form_of(bytes)?.read_own(bytes)).transpose()?;
     info.src_addr = src.flatten().map(Vec::from);
-    Ok(Read { info, form: form.unwrap_or(Form::Native), dest })
+    let form = form.unwrap_or_else(|| Form::usual(names, ask.node));
+    Ok(Read { info, form, dest, interface })
 }
 
 /// # Safety
@@ -343,7 +370,7 @@ unsafe fn read_ep(c: &EpAttr) -> Result<EndpointAttr> {
     }
     Ok(EndpointAttr {
         ep_type,
-        protocol: c.protocol,
+        protocol: known_as::protocol_of(c),
         protocol_version: c.protocol_version,
         max_msg_size: c.max_msg_size as u64,
         msg_prefix_size: c.msg_prefix_size,
@@ -427,7 +454,7 @@ unsafe fn read_domain(c: &DomainAttr, api: u32) -> Result<OurDomain> {
 }
 
 /// An answer in C's memory; `None` if there is none left.
-fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
+fn to_c(info: &Info, form: Form, interface: Option<&str>, ask: &Ask<'_>) -> Option<*mut FiInfo> {
     let c = zeroed::<FiInfo>();
     if c.is_null() {
         return None;
@@ -451,7 +478,10 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
     out.addr_format = match form {
         Form::Native => addr::FORMAT_NATIVE,
         // That of the hints: FI_SOCKADDR stays FI_SOCKADDR.
-        Form::SockaddrIn(_) => ask.hints.map_or(FI_SOCKADDR_IN, |h| h.addr_format),
+        Form::SockaddrIn(_) => match ask.hints {
+            Some(hints) if hints.addr_format != FI_FORMAT_UNSPEC => hints.addr_format,
+            _ => FI_SOCKADDR_IN,
+        },
         Form::SockaddrIn6(_) => FI_SOCKADDR_IN6,
     };
     let address = |bytes: &Option<Vec<u8>>| {
@@ -472,6 +502,8 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
     write_rx(rx, &info.rx_attr);
     write_ep(ep, info, ask);
     write_domain(domain, &info.domain_attr, ask);
+    let port = info.domain_attr.name.as_deref();
+    domain.name = copy_text(known_as::domain_name(port, interface, form).as_deref());
     domain.max_err_data = domain.max_err_data.max(form.len());
     write_fabric(fabric, &info.fabric_attr, ask.version);
     out.nic = nic::describe(info.domain_attr.name.as_deref().unwrap_or_default());
@@ -484,9 +516,13 @@ fn to_c(info: &Info, form: Form, ask: &Ask<'_>) -> Option<*mut FiInfo> {
 /// [`Error::NoMem`].
 pub(crate) fn whole(info: &Info, form: Form, version: u32) -> Result<*mut FiInfo> {
     let ask = Ask { version, node: None, service: None, flags: 0, hints: None };
-    let c = to_c(info, form, &ask).ok_or(Error::NoMem)?;
+    let c = to_c(info, form, None, &ask).ok_or(Error::NoMem)?;
     // SAFETY: a fresh structure of ours, with a fabric's attributes.
-    unsafe { (*(*c).fabric_attr).prov_name = copy_text(Some(barewire::info::PROV_NAME)) };
+    unsafe {
+        let fabric = &mut *(*c).fabric_attr;
+        free(fabric.prov_name);
+        fabric.prov_name = copy_text(Some(known_as::whole()));
+    }
     Ok(c)
 }
 
@@ -526,7 +562,7 @@ fn write_ep(c: &mut EpAttr, info: &Info, ask: &Ask<'_>) {
         _ if unsafe { wants(ask.hints, FI_EP_DGRAM) } => FI_EP_DGRAM,
         _ => FI_EP_RDM,
     };
-    (c.protocol, c.protocol_version) = (ep.protocol, ep.protocol_version);
+    (c.protocol, c.protocol_version) = (known_as::protocol(c.r#type), ep.protocol_version);
     c.max_msg_size = match c.r#type {
         FI_EP_DGRAM => DGRAM_MAX,
         _ => usize::try_from(ep.max_msg_size).unwrap_or(usize::MAX),
@@ -551,7 +587,6 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
         Progress::Auto => 1,
         Progress::Manual => 2,
     };
-    c.name = copy_text(domain.name.as_deref());
     c.threading = match domain.threading {
         Threading::Unspec => 0,
         Threading::Safe => 1,
@@ -602,7 +637,8 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
 
 fn write_fabric(c: &mut FabricAttr, fabric: &OurFabric, version: u32) {
     c.name = copy_text(fabric.name.as_deref());
-    // The name of the provider is libfabric's to fill in.
+    // The name of the provider is libfabric's to fill in; it goes behind that of a lower one.
+    c.prov_name = copy_text(known_as::lower());
     (c.prov_version, c.api_version) = (fabric.prov_version, version);
 }
 
@@ -620,6 +656,7 @@ unsafe fn free_list(mut list: *mut FiInfo) {
             }
             if let Some(fabric) = c.fabric_attr.as_ref() {
                 free(fabric.name);
+                free(fabric.prov_name);
             }
             nic::destroy(c.nic);
             [c.src_addr, c.dest_addr].into_iter().for_each(free);

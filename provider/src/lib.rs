@@ -19,6 +19,7 @@ mod fabric;
 mod guard;
 mod host;
 mod info;
+mod known_as;
 mod log;
 mod mem;
 mod mr;
@@ -73,8 +74,12 @@ pub extern "C" fn fi_prov_ini() -> *mut std::ffi::c_void {
             // out a provider that knows only older ones.
             let newest = host::version().unwrap_or(0).max(barewire::API_VERSION);
             // SAFETY: once, before anybody else knows the record.
-            unsafe { (*provider()).fi_version = newest };
-            host::define_params(provider());
+            let record = unsafe { &mut *provider() };
+            record.fi_version = newest;
+            // The names of our parameters begin with the name that the record has by then.
+            host::define_params(record);
+            let (name, version) = known_as::record();
+            (record.name, record.version) = (name.as_ptr(), version);
         });
     });
     // Without parameters and version the record is as good as it was compiled.

@@ -1,6 +1,7 @@
 //! Section C.2, X11: connections. What a program in C sees of them is in `tests/provider`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use barewire::cm::{FI_CONNECTED, FI_CONNREQ, FI_SHUTDOWN};
 use barewire::flags::{Caps, InfoFlags, OpFlags};
@@ -13,6 +14,7 @@ use crate::harness::*;
 /// station of its own.
 struct Stations {
     name: String,
+    port: Option<String>,
     info: Info,
 }
 
@@ -21,17 +23,22 @@ impl Stations {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("conformance-cm-{}-{n}", std::process::id());
+        Self::on(format!("shm:{name}"), name)
+    }
+
+    /// Stations of a port.
+    fn on(port: String, name: String) -> Self {
         let mut hints = Info { caps: Caps::MSG | Caps::SEND | Caps::RECV, ..Info::default() };
         hints.ep_attr.ep_type = EpType::Msg;
-        let port = Some(format!("shm:{name}"));
+        let port = Some(port);
         let none = InfoFlags::empty();
-        let settings = Settings { port, ..settings() };
+        let settings = Settings { port: port.clone(), ..settings() };
         let info = getinfo_with(&settings, API_VERSION, None, None, none, Some(&hints));
-        Self { name, info: info.unwrap().remove(0) }
+        Self { name, port, info: info.unwrap().remove(0) }
     }
 
     fn settings(&self) -> Settings {
-        Settings { port: Some(format!("shm:{}", self.name)), ..settings() }
+        Settings { port: self.port.clone(), ..settings() }
     }
 
     fn domain(&self) -> Domain {
@@ -190,6 +197,42 @@ fn x11_a_stranger_neither_accepts_nor_refuses_nor_ends() {
     stranger.forges(forged(4, [number, 7], his, his), to, &no_event);
     asked.ep.send(forged(4, [number, 7], his, his), back, 0).unwrap();
     assert_eq!(asks.is_told(&all), (FI_SHUTDOWN, Vec::new()));
+}
+
+/// X11: who was refused may ask again at once, also where the acknowledgement of the refusal and
+/// the next request come together, as on a wire.
+#[test]
+fn x11_who_was_refused_may_ask_again_at_once() {
+    let stations = Stations::on("udp:127.0.0.1,near=no".to_owned(), String::new());
+    let listener = Listener::new(&stations);
+    let here = stations.domain();
+    let to = listener.pep.getname().unwrap();
+    let turn = || {
+        here.progress().unwrap();
+    };
+    for round in 0..3_u8 {
+        let asks = End::new(&here, &stations.info);
+        asks.ep.connect(to, &[round]).unwrap();
+        for _ in 0..100 {
+            turn();
+        }
+        // Until now nobody has turned the listener, so whatever was sent to it comes at once.
+        let (kind, data, request) = until("a request", || {
+            turn();
+            event(&listener.eq)
+        });
+        assert_eq!((kind, data), (FI_CONNREQ, vec![round]));
+        listener.pep.reject(&request.unwrap(), b"no").unwrap();
+        until("a refusal", || {
+            turn();
+            asks.eq.readerr().ok()
+        });
+        // The acknowledgement leaves, before the next request.
+        let end = Instant::now() + Duration::from_millis(20);
+        while Instant::now() < end {
+            turn();
+        }
+    }
 }
 
 /// X11: request, acceptance and end, with data both ways.

@@ -5,6 +5,7 @@
 
 mod alive;
 mod answers;
+mod chosen;
 mod collectives;
 mod colls;
 mod connect;
@@ -115,7 +116,8 @@ impl Bench {
     }
 
     fn seeing(&self, mut command: Command) -> Command {
-        for name in ["FI_PROVIDER", "FI_BAREWIRE_PORT", "BAREWIRE_PORT", "FI_LOG_LEVEL"] {
+        let ours = ["FI_BAREWIRE_PORT", "BAREWIRE_PORT", "FI_BAREWIRE_AS", "BAREWIRE_AS"];
+        for name in ours.into_iter().chain(["FI_PROVIDER", "FI_LOG_LEVEL"]) {
             command.env_remove(name);
         }
         command.env("FI_PROVIDER_PATH", &self.dir).stdin(Stdio::null());

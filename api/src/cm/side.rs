@@ -208,6 +208,8 @@ pub(crate) struct Cm {
     on_their_way: HashMap<u64, Sent>,
     names: u64,
     waiting: VecDeque<Sent>,
+    /// Sides that were inserted for a connection that is over.
+    gone: Vec<FiAddr>,
     /// Nanoseconds between two ALIVE of a connection, and when they are due.
     alive_ns: u64,
     alive_at: Tick,
@@ -268,6 +270,7 @@ impl Cm {
             on_their_way: HashMap::new(),
             names: 0,
             waiting: VecDeque::new(),
+            gone: Vec::new(),
             alive_ns: u64::try_from(t_dead.as_nanos() / 2).unwrap_or(u64::MAX),
             alive_at: Tick(u64::MAX),
         };
@@ -292,6 +295,11 @@ impl Cm {
     #[cold]
     pub(crate) fn look(&mut self, io: &mut Transport<'_>) {
         while self.look_at_one(io) {}
+        // Not before: a message that lies in the queue may be from the same side.
+        for side in self.gone.drain(..) {
+            // It was inserted for one connection, so it is there.
+            let _ = io.node().av_remove(self.av, side);
+        }
         self.send_waiting(io);
         let now = io.engine.last_now();
         if now >= self.alive_at {
@@ -341,7 +349,7 @@ impl Cm {
         };
         let ended = io.ops.complete(&one[0], failed);
         if ended.context != RECEIVE {
-            self.was_sent(io, ended.context, failed.is_none());
+            self.was_sent(ended.context, failed.is_none());
             return true;
         }
         if let Err(e) = self.receive(io) {
@@ -396,7 +404,7 @@ impl Cm {
                     self.names += 1;
                 }
                 Err(Error::Again) => return self.waiting.push_front(sent),
-                Err(_) => self.failed(io, &sent),
+                Err(_) => self.failed(&sent),
             }
         }
     }
@@ -415,13 +423,13 @@ impl Cm {
         posted.map_err(|error| io.ops.refuse(key, error).error)
     }
 
-    fn was_sent(&mut self, io: &mut Transport<'_>, name: u64, delivered: bool) {
+    fn was_sent(&mut self, name: u64, delivered: bool) {
         let Some(sent) = self.on_their_way.remove(&name) else { return };
         if !delivered {
-            return self.failed(io, &sent);
+            return self.failed(&sent);
         }
         if sent.last {
-            self.forget(io, sent.side);
+            self.gone.push(sent.side);
         }
         if sent.kind == Kind::Accept
             && let Some(conn) = self.conns.get_mut(&sent.conn)
@@ -434,20 +442,15 @@ impl Cm {
 
     /// A message has not come through: a request is as good as refused, and who was accepted is
     /// gone.
-    fn failed(&mut self, io: &mut Transport<'_>, sent: &Sent) {
+    fn failed(&mut self, sent: &Sent) {
         if sent.last {
-            self.forget(io, sent.side);
+            self.gone.push(sent.side);
         }
         match self.conns.get_mut(&sent.conn) {
             Some(conn) if conn.state == State::Connecting => conn.refuse(Vec::new()),
             Some(conn) if !sent.kind.is_last() => conn.end(),
             _ => {}
         }
-    }
-
-    fn forget(&self, io: &mut Transport<'_>, side: FiAddr) {
-        // It was inserted for one connection, so it is there.
-        let _ = io.node().av_remove(self.av, side);
     }
 
     /// A message to somebody who has no connection here.
@@ -540,7 +543,7 @@ impl Cm {
         (conn.state, conn.driven) = (State::Connected, message.driven);
         conn.stands(&message.data);
         self.watch(io.engine.last_now());
-        self.forget(io, old);
+        self.gone.push(old);
     }
 
     fn asked(&mut self, io: &mut Transport<'_>, message: Message) {
@@ -566,7 +569,7 @@ impl Cm {
             let message = self.message(Kind::Shutdown, conn.there, number, &[]);
             self.send(io, conn.side, &message, true);
         } else {
-            self.forget(io, conn.side);
+            self.gone.push(conn.side);
         }
     }
 
