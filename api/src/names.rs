@@ -43,7 +43,7 @@ use crate::who::{Answers, PortWay, Wanted, Way};
 pub enum Names {
     /// The host is this one, and the service is a label.
     Labels,
-    /// They are the place of a `udp:` port.
+    /// They are the place of a `udp:` or `ip(...)` port.
     Udp {
         /// The IPv4 address of the port.
         ip: Ipv4Addr,
@@ -602,8 +602,8 @@ fn is_here(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The first of a host's addresses that the kernel knows a way to from `ours`. Nobody is asked
-/// whether he is there.
+/// The first of a host's addresses that the kernel knows a way to from `ours`, if that is an
+/// address of the kernel's. Nobody is asked whether he is there.
 fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<Ipv4Addr, NoName> {
     let mut why = "udp ports carry IPv4, and it has an IPv6 address only".to_owned();
     for host in hosts {
@@ -618,6 +618,8 @@ fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<I
         let way = UdpSocket::bind((ours, 0)).and_then(|socket| socket.connect((host, FIRST)));
         match way {
             Ok(()) => return Ok(host),
+            // An address that the port alone has, which knows its ways itself.
+            Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => return Ok(host),
             Err(e) => why = format!("the kernel has no way to {host} from {ours}: {e}"),
         }
     }

@@ -26,12 +26,15 @@ mod ring;
 mod socket;
 
 use std::io;
+use std::net::SocketAddrV4;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::Bell;
 use super::batch::Batch;
-use super::netdev::{Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, join, raw_socket};
+use super::netdev::{
+    Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join, raw_socket,
+};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
@@ -72,6 +75,9 @@ pub struct AfPacketSettings {
     pub ethertype: u16,
     /// Which frames it takes.
     pub accept: Accept,
+    /// IPv4 datagrams to this place are taken, and ARP that concerns its address, in place of
+    /// frames of `ethertype`; whatever `accept` says.
+    pub place: Option<SocketAddrV4>,
 }
 
 impl AfPacketSettings {
@@ -85,6 +91,7 @@ impl AfPacketSettings {
             ring_count: None,
             ethertype: ETHERTYPE,
             accept: Accept::Own,
+            place: None,
         }
     }
 
@@ -156,8 +163,12 @@ impl AfPacket {
         // Before the look at the interface counts: what changes from now on is heard.
         let ear = Ear::new().map_err(os)?;
         let fd = socket.as_raw_fd();
-        let filter = settings.accept.filter(station);
-        socket::prepare(fd, settings.ethertype, filter).map_err(os)?;
+        let ethertype = if settings.place.is_some() { socket::ANY } else { settings.ethertype };
+        let program = match settings.place {
+            Some(place) => filter::of_place(place),
+            None => filter::of_station(ethertype, settings.accept.filter(station)),
+        };
+        socket::prepare(fd, program).map_err(os)?;
         let ring = RxRing::new(fd, frame_max, settings.ring_count);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
         if settings.accept == Accept::All && !link.is_loopback {
@@ -165,7 +176,7 @@ impl AfPacket {
         } else if station.mac != link.mac && !link.is_loopback {
             join(fd, &link, Some(station.mac)).map_err(os)?;
         }
-        socket::bind(fd, &link, settings.ethertype).map_err(os)?;
+        filter::bind(fd, &link, ethertype).map_err(os)?;
         let bell = Bell::new().map_err(os)?;
         let caps = PortCaps {
             station,
@@ -191,7 +202,7 @@ impl AfPacket {
             watched: Watched::new(asker, link),
             no_room: None,
             told: Vec::new(),
-            shared: Arc::new(Shared { socket, ear, bell }),
+            shared: Arc::new(Shared { socket, ear, bell, arp: None }),
             _claim: claim,
         })
     }
