@@ -40,7 +40,8 @@ fn memory_is_unmapped_while_the_nic_uses_it() {
     // A clone keeps the container alive.
     drop(all);
     let frame = [&b.caps().station.mac.0[..], &Station::BROADCAST.mac.0, &[0; 50]].concat();
-    // A busy host looks at the NIC's doorbell late; a port that is closed by then has asked nothing.
+    // A busy host looks at the NIC's doorbell late; a port that is closed by then has asked
+    // nothing.
     let end = Instant::now() + Duration::from_secs(60);
     while !has_refused() {
         assert!(Instant::now() < end, "the IOMMU refused nothing");

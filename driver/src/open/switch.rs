@@ -190,8 +190,10 @@ fn check_kind(spec: &str, at: usize) -> Result<(), OpenError> {
     let kind = kind_of(&spec[at..]);
     let is_ip = spec[..at].split("):").any(|wrapper| wrapper.starts_with("ip("));
     let why = match kind {
-        _ if is_ip => "a switch passes on frames, ip() makes datagrams of them: give the switch \
-                       the port below",
+        _ if is_ip => {
+            "a switch passes on frames, ip() makes datagrams of them: give the switch \
+                       the port below"
+        }
         _ if KINDS.contains(&kind) => return Ok(()),
         "udp" => "processes share an address by UDP port numbers: they need no switch",
         "shm" => "a segment has no NIC; processes share it as it is",

@@ -47,6 +47,13 @@ pub const MTU_MAX: usize = 65_520;
 
 /// Shortest frame on a wire, without its check sequence.
 const FRAME_MIN: usize = 60;
+/// Drivers whose interfaces pass on datagrams that no card has cut.
+const UNCUT: &[&str] =
+    &["veth", "virtio_net", "bridge", "macvlan", "ipvlan", "tun", "team", "bonding"];
+/// Longest IPv4 datagram.
+const DATAGRAM_MAX: usize = 65_535;
+/// Datagrams that can wait on such an interface: 32 MiB, as a slot takes 128 KiB.
+const TRAINS: usize = 256;
 /// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
 const BURST: usize = 64;
 /// Polls between two looks at what else may have happened.
@@ -104,6 +111,16 @@ impl AfPacketSettings {
         let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
         wanted.find(&asker)?;
         raw_socket().map(drop).map_err(|e| no_socket(&wanted, &e))
+    }
+
+    /// The longest frame that may arrive, and how many can wait. Datagrams of the kernel's stack
+    /// may come as trains, where no card has cut them.
+    fn receives(&self, asker: &Asker, name: &str, frame_max: usize) -> (usize, Option<usize>) {
+        let driver = asker.driver(name).unwrap_or_default();
+        if self.place.is_none() || !UNCUT.contains(&driver.as_str()) {
+            return (frame_max, self.ring_count);
+        }
+        (ETH_HDR_LEN + DATAGRAM_MAX, Some(self.ring_count.unwrap_or(TRAINS)))
     }
 
     fn wanted(&self) -> Wanted<'_> {
@@ -169,7 +186,8 @@ impl AfPacket {
             None => filter::of_station(ethertype, settings.accept.filter(station)),
         };
         socket::prepare(fd, program).map_err(os)?;
-        let ring = RxRing::new(fd, frame_max, settings.ring_count);
+        let (rx_max, ring_count) = settings.receives(&asker, &link.name, frame_max);
+        let ring = RxRing::new(fd, rx_max, ring_count);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
         if settings.accept == Accept::All && !link.is_loopback {
             join(fd, &link, None).map_err(os)?;

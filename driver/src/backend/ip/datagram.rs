@@ -40,7 +40,8 @@ impl Template {
         (ip[0], ip[1], ip[8], ip[9]) = (VERSION_IHL, tos, ttl, UDP);
         ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
         ip[12..16].copy_from_slice(&from.ip().octets());
-        let words = ip.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+        let words =
+            ip.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
         let sum = words.sum();
         bytes[UDP_AT..UDP_AT + 2].copy_from_slice(&from.port().to_be_bytes());
         Self { bytes, sum }
@@ -189,7 +190,11 @@ mod tests {
     proptest! {
         /// Goal: every datagram is one for a library as well, its sums too, and for ourselves.
         #[test]
-        fn what_is_written_is_read(ip: u32, port: u16, payload in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn what_is_written_is_read(
+            ip: u32,
+            port: u16,
+            payload in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
             let to = SocketAddrV4::new(ip.into(), port);
             for with_sum in [false, true] {
                 let frame = datagram(to, &payload, with_sum);

@@ -7,14 +7,14 @@
 //!
 //! # The way of a frame
 //! `tx` finds the next hop (the host itself on the segment, else the gateway), its hardware address
-//! (`neighbours`), writes 42 bytes of headers and the frame's own head behind them (`datagram`), and
-//! the port below copies that with the frame's body into one frame of its own. What comes is checked
-//! and lent where it lies.
+//! (`neighbours`), writes 42 bytes of headers and the frame's own head behind them (`datagram`),
+//! and the port below copies that with the frame's body into one frame of its own. What comes is
+//! checked and lent where it lies; but several frames in one piece are copied first (`train`).
 //!
 //! # Neighbours
 //! Asked for by ARP when a frame is to be sent there, and answered (`arp`). Frames to one whose
-//! address is not known yet are lost, as on a wire; the fabric repeats them. So are those to one who
-//! does not answer, which the log tells once.
+//! address is not known yet are lost, as on a wire; the fabric repeats them. So are those to one
+//! who does not answer, which the log tells once.
 //!
 //! # Trust
 //! That of [`udp`](super::udp): a frame is taken only if its addresses are the places that the
@@ -29,6 +29,7 @@ mod neighbours;
 mod place;
 #[cfg(test)]
 mod tests;
+mod train;
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -47,6 +48,7 @@ use arp::{ARP_LEN, Arp, ArpFrame, ETHERTYPE_ARP};
 use datagram::{HEADERS_LEN, Refused, Template};
 use neighbours::{Budget, Due, Learned, Neighbours};
 use place::Net;
+use train::Train;
 
 pub use place::{IpSettings, Place};
 
@@ -173,7 +175,8 @@ impl Ip {
 
     /// Asks whether somebody has the address; if not, tells everybody that it is ours.
     fn settle(&mut self, settings: &IpSettings) -> Result<(), OpenError> {
-        let gone = |gone: PortGone| settings.refuse(libc::ENODEV, gone.why().to_owned(), "open it again");
+        let gone =
+            |gone: PortGone| settings.refuse(libc::ENODEV, gone.why().to_owned(), "open it again");
         let probe = arp::question((self.own.0, Ipv4Addr::UNSPECIFIED), self.own.1, None);
         for _ in 0..PROBES {
             self.send_arp(&probe).map_err(gone)?;
@@ -195,7 +198,8 @@ impl Ip {
     fn listen(&mut self, sink: &mut dyn RxSink) -> Result<Option<MacAddr>, PortGone> {
         self.inner.rx_burst(ARPS, &mut Taker { ear: &mut self.ear, sink })?;
         let own = self.own;
-        let other = self.ear.arps().iter().find(|arp| arp.sender.1 == own.1 && arp.sender.0 != own.0);
+        let other =
+            self.ear.arps().iter().find(|arp| arp.sender.1 == own.1 && arp.sender.0 != own.0);
         let other = other.map(|arp| arp.sender.0);
         self.hear()?;
         Ok(other)
@@ -229,7 +233,8 @@ impl Ip {
             } else if self.net.is_hop(ip) {
                 let adds = arp.is_question && is_to_us;
                 if let Learned::Moved(was) = self.neighbours.learn(ip, mac, now, adds) {
-                    tracing::info!(port = %self.caps.name, "{ip} is at {mac} now, and was at {was}");
+                    let port = &self.caps.name;
+                    tracing::info!(%port, "{ip} is at {mac} now, and was at {was}");
                 }
             }
             if arp.is_question && is_to_us && mac != self.own.0 && self.answers.take(now) {
@@ -269,7 +274,7 @@ impl Ip {
             Due::Ask(_) => {}
             Due::Silent(ip) => tracing::warn!(
                 port = %caps.name,
-                "{ip} does not answer, frames that go by it are lost: is it up, and on this segment?"
+                "{ip} does not answer, frames by it are lost: is it up, and on this segment?"
             ),
         });
         done?;
@@ -339,6 +344,7 @@ struct Ear {
     counters: PortCounters,
     drops: IpDrops,
     lent: usize,
+    train: Train,
     arps: [Arp; ARPS],
     count: usize,
 }
@@ -347,8 +353,17 @@ impl Ear {
     fn new(place: SocketAddrV4, station: MacAddr, frame_max: usize) -> Self {
         let nobody = (MacAddr([0; 6]), Ipv4Addr::UNSPECIFIED);
         let none = Arp { is_question: false, sender: nobody, target: nobody.1 };
-        let (counters, drops) = (PortCounters::default(), IpDrops::default());
-        Self { place, station, frame_max, counters, drops, lent: 0, arps: [none; ARPS], count: 0 }
+        Self {
+            place,
+            station,
+            frame_max,
+            counters: PortCounters::default(),
+            drops: IpDrops::default(),
+            lent: 0,
+            train: Train::new(),
+            arps: [none; ARPS],
+            count: 0,
+        }
     }
 
     fn arps(&self) -> &[Arp] {
@@ -372,16 +387,42 @@ impl Ear {
             }
         };
         let inside = &bytes[HEADERS_LEN..];
-        let is_ours = (ETH_HDR_LEN..=self.frame_max).contains(&len)
+        let is_ours = len >= ETH_HDR_LEN
             && inside[..6] == self.station.0
             && mac_of(from).is_some_and(|mac| inside[6..12] == mac.0)
             && inside[12..] == ETHERTYPE.to_be_bytes();
         if !is_ours {
-            self.drops.frames += 1;
-            self.counters.rx_dropped += 1;
+            self.drop_frame();
             return None;
         }
         Some(len)
+    }
+
+    #[cold]
+    fn drop_frame(&mut self) {
+        self.drops.frames += 1;
+        self.counters.rx_dropped += 1;
+    }
+
+    /// Keeps a datagram of `len` bytes, more than a frame has, if it is a train.
+    #[cold]
+    fn take_train(&mut self, frame: &RxFrame<'_>, len: usize) {
+        if !self.train.take(frame, HEADERS_LEN, len, self.frame_max) {
+            self.drop_frame();
+        }
+    }
+
+    /// Lends frames of the train, until `max` have been lent.
+    #[cold]
+    fn lend_train(&mut self, max: usize, sink: &mut dyn RxSink) {
+        while self.lent < max
+            && let Some(frame) = self.train.next()
+        {
+            self.lent += 1;
+            self.counters.rx_frames += 1;
+            self.counters.rx_bytes += frame.len() as u64;
+            sink.frame(&frame);
+        }
     }
 
     #[cold]
@@ -430,6 +471,9 @@ impl RxSink for Taker<'_> {
 
     fn frame(&mut self, frame: &RxFrame<'_>) {
         let Some(len) = self.ear.check(frame) else { return };
+        if len > self.ear.frame_max {
+            return self.ear.take_train(frame, len);
+        }
         let Some(inside) = frame.part(HEADERS_LEN, len) else { return };
         self.ear.lent += 1;
         self.ear.counters.rx_frames += 1;
@@ -484,11 +528,19 @@ impl Port for Ip {
         }
         self.ear.lent = 0;
         for _ in 0..BURSTS {
-            let got = self.inner.rx_burst(max, &mut Taker { ear: &mut self.ear, sink })?;
+            if !self.ear.train.is_empty() {
+                self.ear.lend_train(max, sink);
+                break;
+            }
+            // One train at a time.
+            let has_trains = self.ear.train.has_been;
+            let left = if has_trains { 1.min(max) } else { max };
+            let got = self.inner.rx_burst(left, &mut Taker { ear: &mut self.ear, sink })?;
             if self.ear.count > 0 {
                 self.hear()?;
             }
-            if got == 0 || self.ear.lent > 0 {
+            let has_lent = self.ear.lent > 0 && self.ear.train.is_empty();
+            if got == 0 || has_lent && !has_trains || self.ear.lent >= max {
                 break;
             }
         }
@@ -526,7 +578,7 @@ impl Port for Ip {
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
-        if !self.hairpin.is_empty() {
+        if !self.hairpin.is_empty() || !self.ear.train.is_empty() {
             return Some(now_ns());
         }
         let asks = self.neighbours.is_asking().then(|| self.looked_ns + LOOK_NS);

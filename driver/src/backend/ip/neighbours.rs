@@ -169,13 +169,7 @@ impl Neighbours {
     }
 
     /// `ip` has the hardware address `mac`, it says. `adds`: also if nobody asked.
-    pub(super) fn learn(
-        &mut self,
-        ip: Ipv4Addr,
-        mac: MacAddr,
-        now_ns: u64,
-        adds: bool,
-    ) -> Learned {
+    pub(super) fn learn(&mut self, ip: Ipv4Addr, mac: MacAddr, now_ns: u64, adds: bool) -> Learned {
         let number = u32::from(ip);
         let at = home(number);
         let known = self.slots[at..at + WINDOW].iter().position(|entry| entry.ip == number);

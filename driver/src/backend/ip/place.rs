@@ -148,7 +148,7 @@ impl Net {
         (u32::from(ip) ^ self.own) & self.mask == 0
     }
 
-    /// Whether a host can have `ip`, seen from here: not a network's own, a group's, or everybody's.
+    /// Whether a host can have `ip`, seen from here: not a network's own, a group's, everybody's.
     fn is_host(self, ip: Ipv4Addr) -> bool {
         let number = u32::from(ip);
         let host = number & !self.mask;
@@ -207,7 +207,8 @@ impl Place {
             Some(port) => format!("UDP port {port} is in use by another process"),
             None => format!("UDP ports {first} to {last} are all in use"),
         };
-        let mend = format!("name another, 49152 to 65535: port=50000; see: ss -ulnp sport = :{first}");
+        let mend =
+            format!("name another, 49152 to 65535: port=50000; see: ss -ulnp sport = :{first}");
         Err(settings.refuse(libc::EADDRINUSE, why, mend))
     }
 
@@ -235,12 +236,14 @@ mod tests {
     #[test]
     fn the_next_hop_is_the_host_itself_or_the_gateway() {
         let gateway = Ipv4Addr::new(10, 1, 1, 1);
-        let (alone, net) = (Net::of(&settings(24, None)), Net::of(&settings(24, Some([10, 1, 1, 1]))));
+        let (alone, net) =
+            (Net::of(&settings(24, None)), Net::of(&settings(24, Some([10, 1, 1, 1]))));
         let near = Ipv4Addr::new(10, 1, 1, 200);
         let far = Ipv4Addr::new(10, 1, 2, 200);
         assert_eq!((alone.hop(near), alone.hop(far)), (Some(near), None));
         assert_eq!((net.hop(near), net.hop(far)), (Some(near), Some(gateway)));
-        for nobody in [[10, 1, 1, 0], [10, 1, 1, 255], [0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1]] {
+        for nobody in [[10, 1, 1, 0], [10, 1, 1, 255], [0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1]]
+        {
             assert_eq!(net.hop(nobody.into()), None, "{nobody:?}");
         }
         assert!(net.hop([255; 4].into()).is_none());
@@ -264,7 +267,10 @@ mod tests {
             (settings(24, Some([10, 1, 2, 1])), "ip route"),
             (settings(24, Some([10, 1, 1, 7])), "ip route"),
             (settings(24, Some([10, 1, 1, 255])), "ip route"),
-            (IpSettings { address: [10, 1, 1, 255].into(), ..good.clone() }, "no address of a host"),
+            (
+                IpSettings { address: [10, 1, 1, 255].into(), ..good.clone() },
+                "no address of a host",
+            ),
             (IpSettings { address: [127, 0, 0, 1].into(), ..good.clone() }, "no address of a host"),
             (IpSettings { port: Some(80), ..good.clone() }, "49152 to 65535"),
             (IpSettings { dscp: 64, ..good.clone() }, "dscp=0 to 63"),

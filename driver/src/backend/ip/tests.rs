@@ -163,18 +163,18 @@ fn what_is_no_datagram_of_ours_is_counted_and_dropped() {
     };
     assert_eq!(push(&good), 1);
     for (bytes, taken) in [
-        (summed(with(20, 0x20)), 0),     // more fragments
-        (summed(with(21, 9)), 0),        // a later one
-        (with(24, !good[24]), 0),        // the sum
-        (summed(with(17, 0)), 0),        // the length of IP
-        (with(39, 7), 0),                // the length of UDP
-        (summed(with(29, 99)), 0),       // from another host than the frame says
-        (with(35, 99), 0),               // from another port
-        (with(42 + 5, !good[47]), 0),    // to another station than the datagram
-        (with(42 + 13, 0), 0),           // of another EtherType
-        (with(36, 7), 0),                // to another port, which is nobody's fault
-        (good[..60].to_vec(), 0),        // cut
-        (summed(with(22, 3)), 1),        // from afar
+        (summed(with(20, 0x20)), 0),         // more fragments
+        (summed(with(21, 9)), 0),            // a later one
+        (with(24, !good[24]), 0),            // the sum
+        (summed(with(17, 0)), 0),            // the length of IP
+        (with(39, 7), 0),                    // the length of UDP
+        (summed(with(29, 99)), 0),           // from another host than the frame says
+        (with(35, 99), 0),                   // from another port
+        (with(42 + 5, !good[47]), 0),        // to another station than the datagram
+        (with(42 + 13, 0), 0),               // of another EtherType
+        (with(36, 7), 0),                    // to another port, which is nobody's fault
+        (good[..60].to_vec(), 0),            // cut
+        (summed(with(22, 3)), 1),            // from afar
         ([&good[..], &[0; 20]].concat(), 1), // filled up
     ] {
         assert_eq!(push(&bytes), taken, "{bytes:02x?}");
@@ -262,7 +262,10 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
     a.flush().unwrap();
     let got = take(&mut raw).pop().unwrap();
-    assert_eq!((&got[..6], &got[30..34], got[15]), (&router.0.0[..], &[10, 200, 0, 1][..], 46 << 2));
+    assert_eq!(
+        (&got[..6], &got[30..34], got[15]),
+        (&router.0.0[..], &[10, 200, 0, 1][..], 46 << 2)
+    );
     // The router has another NIC, and says so to everybody.
     let moved = (MacAddr([2, 5, 5, 5, 5, 5]), ip(1));
     raw.tx(&TxFrame::whole(&arp::question(moved, ip(1), None))).unwrap();
@@ -273,4 +276,47 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     let mut alone = open(&settings(51), self::wire(1).pop().unwrap()).unwrap();
     assert_eq!(alone.tx(&TxFrame::whole(&sent)).unwrap(), Tx::NoRoute);
     assert_eq!(alone.counters().tx_no_route, 1);
+}
+
+/// Goal: frames that came in one piece are lent one by one, no more than were asked for.
+#[test]
+fn a_train_is_lent_in_portions() {
+    let mut wire = Loopback::segment(2, LoopbackSettings { mtu: 60_000, ring_count: 64 });
+    let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let mut a = open(&IpSettings { mtu: Some(1000), ..settings(60) }, inner).unwrap();
+    take(&mut raw);
+    let from = SocketAddrV4::new(ip(61), 52_000);
+    let frames: Vec<_> = (0..40)
+        .map(|n| {
+            let mut one = frame(mac(&a), mac_of(from).unwrap(), if n == 39 { 300 } else { 900 });
+            one[20..].fill(n);
+            one
+        })
+        .collect();
+    let payload = frames.concat();
+    let mut head = [0; HEADERS_LEN];
+    let template = Template::new(MacAddr([2, 3, 3, 3, 3, 3]), from, 64, 0);
+    template.write(&mut head, a.own.0, a.ear.place, payload.len());
+    let train = [&head[..], &payload].concat();
+    raw.tx(&TxFrame::whole(&train)).unwrap();
+    raw.flush().unwrap();
+    let mut got = Vec::new();
+    for _ in 0..5 {
+        let before = got.len();
+        let mut sink = |f: &RxFrame<'_>| {
+            let mut bytes = vec![0; f.len()];
+            assert!(f.copy_to(0, &mut bytes));
+            got.push(bytes);
+        };
+        let count = a.rx_burst(8, &mut sink).unwrap();
+        assert_eq!((count, got.len() - before), (8, 8));
+    }
+    assert_eq!(got, frames);
+    assert!(a.next_deadline_ns().is_none() && take(&mut a).is_empty());
+    // One that is none.
+    let noise = [&train[..HEADERS_LEN + 900], &vec![3; payload.len() - 900]].concat();
+    raw.tx(&TxFrame::whole(&noise)).unwrap();
+    raw.flush().unwrap();
+    assert!(take(&mut a).is_empty());
+    assert_eq!((a.drops().frames, a.counters().rx_dropped), (1, 1));
 }

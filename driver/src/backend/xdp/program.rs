@@ -1,8 +1,8 @@
 //! The program that the interface runs on each frame before the kernel's stack sees it.
 //!
 //! A frame of our EtherType to this station or to a group (or a datagram to a port's place) goes to
-//! the socket of the queue that it arrived on; everything else, and everything while no socket is there, goes on as if there were
-//! no program. It looks at bytes that it has checked to be there.
+//! the socket of the queue that it arrived on; everything else, and everything while no socket is
+//! there, goes on as if there were no program. It looks at bytes that it has checked to be there.
 //!
 //! Source: RFC 9669 (BPF instruction set); Linux, `struct xdp_md`, bpf-helpers(7).
 
