@@ -49,6 +49,8 @@ pub enum Names {
         ip: Ipv4Addr,
         /// Its UDP port, if that is settled.
         port: Option<u16>,
+        /// The kernel's stack carries its datagrams, so its routes are the port's.
+        by_kernel: bool,
     },
     /// Who serves a service at a host is asked for.
     Asked {
@@ -129,8 +131,9 @@ impl Names {
     /// What they mean on the port that `spec` names.
     pub fn of(spec: &str) -> Self {
         let Ok(port) = choose(spec) else { return Self::Labels };
-        if let Some((ip, port)) = udp_place(&port) {
-            return Self::Udp { ip, port };
+        if let Some((ip, number)) = udp_place(&port) {
+            let by_kernel = kind_and_device(&port).is_some_and(|(kind, _)| kind == "udp");
+            return Self::Udp { ip, port: number, by_kernel };
         }
         match kind_and_device(&port) {
             Some((kind, device)) if ASKED.contains(&kind) => {
@@ -246,7 +249,7 @@ impl Names {
                 }
                 Ok((number != 0).then(|| label(number)))
             }
-            Self::Udp { ip, port } if whose == Whose::Ours => {
+            Self::Udp { ip, port, .. } if whose == Whose::Ours => {
                 let is_ours = |host: IpAddr| match host {
                     IpAddr::V4(host) => self.at(host, 0).station == self.at(ip, 0).station,
                     IpAddr::V6(host) => host.is_unspecified() || host.is_loopback(),
@@ -256,9 +259,9 @@ impl Names {
                 }
                 self.free(number, port)
             }
-            Self::Udp { ip, .. } => {
+            Self::Udp { ip, by_kernel, .. } => {
                 let host = match hosts {
-                    Some(hosts) => reachable(ip, node, hosts)?,
+                    Some(hosts) => reachable(by_kernel.then_some(ip), node, hosts)?,
                     None => ip,
                 };
                 Ok(Some(self.at(host, if number == 0 { FIRST } else { number })))
@@ -602,9 +605,13 @@ fn is_here(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The first of a host's addresses that the kernel knows a way to from `ours`, if that is an
-/// address of the kernel's. Nobody is asked whether he is there.
-fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<Ipv4Addr, NoName> {
+/// The first of a host's addresses that the kernel knows a way to from `ours`; the first at all for
+/// a port that knows its ways itself. Nobody is asked whether he is there.
+fn reachable(
+    ours: Option<Ipv4Addr>,
+    node: Option<&str>,
+    hosts: Vec<IpAddr>,
+) -> Result<Ipv4Addr, NoName> {
     let mut why = "udp ports carry IPv4, and it has an IPv6 address only".to_owned();
     for host in hosts {
         let IpAddr::V4(host) = host else { continue };
@@ -615,11 +622,10 @@ fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<I
             why = "an address of a group, and no host's".to_owned();
             continue;
         }
+        let Some(ours) = ours else { return Ok(host) };
         let way = UdpSocket::bind((ours, 0)).and_then(|socket| socket.connect((host, FIRST)));
         match way {
             Ok(()) => return Ok(host),
-            // An address that the port alone has, which knows its ways itself.
-            Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => return Ok(host),
             Err(e) => why = format!("the kernel has no way to {host} from {ours}: {e}"),
         }
     }
@@ -637,7 +643,7 @@ mod tests {
     const OURS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
     fn udp(port: Option<u16>) -> Names {
-        Names::Udp { ip: OURS, port }
+        Names::Udp { ip: OURS, port, by_kernel: true }
     }
 
     /// A segment on which these answer, whoever is asked for.
@@ -764,12 +770,25 @@ mod tests {
 
     #[test]
     fn a_loopback_address_is_this_host_on_a_port_of_another() {
-        let names = Names::Udp { ip: Ipv4Addr::new(10, 0, 0, 1), port: None };
+        let names = Names::Udp { ip: Ipv4Addr::new(10, 0, 0, 1), port: None, by_kernel: true };
         for host in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(10, 0, 0, 1)] {
             assert_eq!(*names.name(names.at(host, 7)).0.ip(), Ipv4Addr::new(10, 0, 0, 1));
         }
         let named = source(names, Some("localhost"), "7").unwrap().unwrap();
         assert_eq!(named, names.at(Ipv4Addr::UNSPECIFIED, 7));
+    }
+
+    /// Goal: a port past the kernel reaches hosts that the kernel knows no way to, by its gateway.
+    #[test]
+    fn a_port_past_the_kernel_asks_it_for_no_way() {
+        let spec = "fault():ip(192.0.2.7/24,gw=192.0.2.1,port=52000):afpacket:eth0";
+        let names = Names::of(spec);
+        let want = Names::Udp { ip: [192, 0, 2, 7].into(), port: Some(52000), by_kernel: false };
+        assert_eq!(names, want);
+        let far = peer(names, Some("203.0.113.9"), Some("7471")).unwrap();
+        assert_eq!(far, names.at([203, 0, 113, 9].into(), 7471));
+        let by_kernel = Names::Udp { ip: [192, 0, 2, 7].into(), port: None, by_kernel: true };
+        assert!(peer(by_kernel, Some("203.0.113.9"), Some("7471")).is_err());
     }
 
     #[test]
