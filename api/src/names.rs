@@ -43,12 +43,14 @@ use crate::who::{Answers, PortWay, Wanted, Way};
 pub enum Names {
     /// The host is this one, and the service is a label.
     Labels,
-    /// They are the place of a `udp:` port.
+    /// They are the place of a `udp:` or `ip(...)` port.
     Udp {
         /// The IPv4 address of the port.
         ip: Ipv4Addr,
         /// Its UDP port, if that is settled.
         port: Option<u16>,
+        /// The kernel's stack carries its datagrams, so its routes are the port's.
+        by_kernel: bool,
     },
     /// Who serves a service at a host is asked for.
     Asked {
@@ -140,8 +142,9 @@ impl Names {
     /// What they mean on the port that `spec` names.
     pub fn of(spec: &str) -> Self {
         let Ok(port) = choose(spec) else { return Self::Labels };
-        if let Some((ip, port)) = udp_place(&port) {
-            return Self::Udp { ip, port };
+        if let Some((ip, number)) = udp_place(&port) {
+            let by_kernel = kind_and_device(&port).is_some_and(|(kind, _)| kind == "udp");
+            return Self::Udp { ip, port: number, by_kernel };
         }
         match kind_and_device(&port) {
             Some((kind, device)) if ASKED.contains(&kind) => {
@@ -265,7 +268,7 @@ impl Names {
                 }
                 Ok((number != 0).then(|| label(number)))
             }
-            Self::Udp { ip, port } if whose == Whose::Ours => {
+            Self::Udp { ip, port, .. } if whose == Whose::Ours => {
                 let is_ours = |host: IpAddr| match host {
                     IpAddr::V4(host) => self.at(host, 0).station == self.at(ip, 0).station,
                     IpAddr::V6(host) => host.is_unspecified() || host.is_loopback(),
@@ -275,9 +278,9 @@ impl Names {
                 }
                 self.free(number, port)
             }
-            Self::Udp { ip, .. } => {
+            Self::Udp { ip, by_kernel, .. } => {
                 let host = match hosts {
-                    Some(hosts) => reachable(ip, node, hosts)?,
+                    Some(hosts) => reachable(by_kernel.then_some(ip), node, hosts)?,
                     None => ip,
                 };
                 Ok(Some(self.at(host, if number == 0 { FIRST } else { number })))
@@ -621,9 +624,13 @@ fn is_here(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The first of a host's addresses that the kernel knows a way to from `ours`. Nobody is asked
-/// whether he is there.
-fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<Ipv4Addr, NoName> {
+/// The first of a host's addresses that the kernel knows a way to from `ours`; the first at all for
+/// a port that knows its ways itself. Nobody is asked whether he is there.
+fn reachable(
+    ours: Option<Ipv4Addr>,
+    node: Option<&str>,
+    hosts: Vec<IpAddr>,
+) -> Result<Ipv4Addr, NoName> {
     let mut why = "udp ports carry IPv4, and it has an IPv6 address only".to_owned();
     for host in hosts {
         let IpAddr::V4(host) = host else { continue };
@@ -634,6 +641,7 @@ fn reachable(ours: Ipv4Addr, node: Option<&str>, hosts: Vec<IpAddr>) -> Result<I
             why = "an address of a group, and no host's".to_owned();
             continue;
         }
+        let Some(ours) = ours else { return Ok(host) };
         let way = UdpSocket::bind((ours, 0)).and_then(|socket| socket.connect((host, FIRST)));
         match way {
             Ok(()) => return Ok(host),
@@ -654,7 +662,7 @@ mod tests {
     const OURS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
     fn udp(port: Option<u16>) -> Names {
-        Names::Udp { ip: OURS, port }
+        Names::Udp { ip: OURS, port, by_kernel: true }
     }
 
     /// A segment on which these answer, whoever is asked for.
@@ -781,12 +789,25 @@ mod tests {
 
     #[test]
     fn a_loopback_address_is_this_host_on_a_port_of_another() {
-        let names = Names::Udp { ip: Ipv4Addr::new(10, 0, 0, 1), port: None };
+        let names = Names::Udp { ip: Ipv4Addr::new(10, 0, 0, 1), port: None, by_kernel: true };
         for host in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(10, 0, 0, 1)] {
             assert_eq!(*names.name(names.at(host, 7)).0.ip(), Ipv4Addr::new(10, 0, 0, 1));
         }
         let named = source(names, Some("localhost"), "7").unwrap().unwrap();
         assert_eq!(named, names.at(Ipv4Addr::UNSPECIFIED, 7));
+    }
+
+    /// Goal: a port past the kernel reaches hosts that the kernel knows no way to, by its gateway.
+    #[test]
+    fn a_port_past_the_kernel_asks_it_for_no_way() {
+        let spec = "fault():ip(192.0.2.7/24,gw=192.0.2.1,port=52000):afpacket:eth0";
+        let names = Names::of(spec);
+        let want = Names::Udp { ip: [192, 0, 2, 7].into(), port: Some(52000), by_kernel: false };
+        assert_eq!(names, want);
+        let far = peer(names, Some("203.0.113.9"), Some("7471")).unwrap();
+        assert_eq!(far, names.at([203, 0, 113, 9].into(), 7471));
+        let by_kernel = Names::Udp { ip: [192, 0, 2, 7].into(), port: None, by_kernel: true };
+        assert!(peer(by_kernel, Some("203.0.113.9"), Some("7471")).is_err());
     }
 
     #[test]

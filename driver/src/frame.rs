@@ -474,6 +474,14 @@ impl<'a> RxFrame<'a> {
         Self { near: false, ..self.again() }
     }
 
+    /// The `len` bytes at `offset` as a frame of their own: one that this one carries. `None` if
+    /// there are not as many.
+    #[inline]
+    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+        let fits = offset <= self.len && len <= self.len - offset;
+        fits.then(|| Self { base: self.base.wrapping_add(offset), len, ..self.again() })
+    }
+
     /// Whether it came from a process of this node through memory, by a port that tells near
     /// stations from far ones; false on all others.
     #[inline(always)]

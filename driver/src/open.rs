@@ -1,6 +1,7 @@
 //! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`, and by a pattern
 //! that names one on each node ([`choose`]): `udp:10.1.0.0/16`, `afpacket:en*|udp:en*`.
 
+use std::net::SocketAddrV4;
 use std::path::Path;
 
 use crate::backend::fault::{Fault, FaultSettings};
@@ -10,6 +11,7 @@ use crate::error::OpenError;
 use crate::port::{MTU_MIN, Port};
 
 mod choice;
+mod ip;
 mod memif;
 mod near;
 mod nics;
@@ -21,7 +23,7 @@ mod wires;
 pub use choice::choose;
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
-use spec::{bad, parse};
+use spec::{bad, parse, wrapped};
 pub use switch::{Serving, check_switch, open_switch};
 
 /// Opens the port that `spec` names.
@@ -51,6 +53,9 @@ pub use switch::{Serving, check_switch, open_switch};
 ///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
 ///   See [`FaultSettings`].
 /// - `pcap(file=PATH):PORT` records what passes `PORT`.
+/// - `ip(10.1.1.7/24,gw=10.1.1.1):PORT` sends the datagrams of `udp:` by `PORT`, past the kernel:
+///   `afpacket`, `xdp`, `vfio`, `dpdk` or `memif`. There are `port=50000`, `ttl=64`, `dscp=46`,
+///   `sum=yes` and `mtu=1458` besides. See [`IpSettings`](crate::backend::ip::IpSettings).
 /// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in
 ///   builds with the feature `dpdk`. Options of ours stand before it, as in `dpdk(mtu=9000):...`;
 ///   see `DpdkSettings`.
@@ -108,42 +113,76 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     let spec = device.as_str();
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
-        "afpacket" => wires::afpacket(spec),
-        "xdp" => wires::xdp(spec),
+        "afpacket" => wires::afpacket(spec, None),
+        "xdp" => wires::xdp(spec, None),
         "vfio" => nics::vfio(spec),
         #[cfg(feature = "dpdk")]
-        "dpdk" => {
-            let settings = crate::backend::dpdk::parse(spec).map_err(|why| bad(spec, why))?;
-            Ok(Box::new(crate::backend::dpdk::DpdkPort::open(&settings)?))
-        }
+        "dpdk" => dpdk(spec),
         "udp" => wires::udp(spec),
         "memif" => memif::open(spec),
+        "ip" => ip::open(spec, open_below),
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
-            let inner = open_device(inner, in_node)?;
-            if inner.caps().near_mtu != 0 {
-                let why = "near= cannot stand behind both; write pcap(file=...):fault(...):PORT";
-                return Err(bad(spec, why));
-            }
-            let fault = Fault::new(inner, settings, wrapper);
-            check_mtu(fault, &settings)
+            fault(spec, wrapper, &settings, open_device(inner, in_node)?)
         }
         "pcap" => {
             let (wrapper, options, inner) = wrapped(spec)?;
-            let path = options.strip_prefix("file=").filter(|path| !path.is_empty());
-            let path = path.ok_or_else(|| bad(wrapper, "write pcap(file=PATH):PORT"))?;
-            let os = |source| OpenError::Os {
-                what: "cannot write the capture",
-                path: path.into(),
-                source,
-                hint: "; choose another file",
-            };
-            let inner = open_as_written(inner, in_node)?;
-            Ok(Box::new(Pcap::new(inner, Path::new(path), wrapper).map_err(os)?))
+            pcap(wrapper, options, || open_as_written(inner, in_node))
         }
         _ => Err(unknown(spec, kind)),
     }
+}
+
+/// Opens a port below an [`ip`] that takes datagrams to `place`.
+fn open_below(spec: &str, place: SocketAddrV4) -> Result<Box<dyn Port>, OpenError> {
+    match near::kind_of(spec) {
+        "fault" => {
+            let (wrapper, options, inner) = wrapped(spec)?;
+            let settings = fault_settings(wrapper, options)?;
+            fault(spec, wrapper, &settings, open_below(inner, place)?)
+        }
+        "pcap" => {
+            let (wrapper, options, inner) = wrapped(spec)?;
+            pcap(wrapper, options, || open_below(inner, place))
+        }
+        _ => ip::device(spec, place),
+    }
+}
+
+#[cfg(feature = "dpdk")]
+fn dpdk(spec: &str) -> Result<Box<dyn Port>, OpenError> {
+    let settings = crate::backend::dpdk::parse(spec).map_err(|why| bad(spec, why))?;
+    Ok(Box::new(crate::backend::dpdk::DpdkPort::open(&settings)?))
+}
+
+fn fault(
+    spec: &str,
+    wrapper: &str,
+    settings: &FaultSettings,
+    inner: Box<dyn Port>,
+) -> Result<Box<dyn Port>, OpenError> {
+    if inner.caps().near_mtu != 0 {
+        let why = "near= cannot stand behind both; write pcap(file=...):fault(...):PORT";
+        return Err(bad(spec, why));
+    }
+    check_mtu(Fault::new(inner, *settings, wrapper), settings)
+}
+
+fn pcap(
+    wrapper: &str,
+    options: &str,
+    inner: impl FnOnce() -> Result<Box<dyn Port>, OpenError>,
+) -> Result<Box<dyn Port>, OpenError> {
+    let path = options.strip_prefix("file=").filter(|path| !path.is_empty());
+    let path = path.ok_or_else(|| bad(wrapper, "write pcap(file=PATH):PORT"))?;
+    let os = |source| OpenError::Os {
+        what: "cannot write the capture",
+        path: path.into(),
+        source,
+        hint: "; choose another file",
+    };
+    Ok(Box::new(Pcap::new(inner()?, Path::new(path), wrapper).map_err(os)?))
 }
 
 /// Whether [`open`] would open `spec` now, as far as can be seen without it: nothing is made, bound
@@ -185,6 +224,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
             check_device(inner)
         }
         "pcap" => check_one(wrapped(spec)?.2),
+        "ip" => check_device(&ip::parts(spec)?.1),
         _ => Err(unknown(spec, kind)),
     }
 }
@@ -255,6 +295,7 @@ pub fn list() -> Vec<PortInfo> {
     }
     ports.extend(wires::list());
     ports.push(memif::kind());
+    ports.push(ip::kind());
     ports.extend(nics::list());
     for &(kind, what) in NOT_BUILT {
         let why_not = Some("not part of this build; use shm".into());
@@ -287,21 +328,6 @@ fn shm_why_not(dir: &Path) -> Option<String> {
     let need = 1 << 20;
     let is_short = stat.blocks() > 0 && free < need;
     is_short.then(|| format!("{at} has {free} bytes free; mount -o remount,size=1G {at}"))
-}
-
-/// Splits `kind(options):rest`.
-fn wrapped(spec: &str) -> Result<(&str, &str, &str), OpenError> {
-    let parts = || {
-        let open = spec.find('(')?;
-        // A capture's path may hold a parenthesis; what ends the options is the one with a colon.
-        let close = spec.find("):")?;
-        let options = spec.get(open + 1..close)?;
-        Some((&spec[..=close], options, &spec[close + 2..]))
-    };
-    parts().ok_or_else(|| {
-        let kind = spec.split([':', ',', '(']).next().unwrap_or("");
-        bad(spec, format!("a port around a port is written {kind}(OPTION=VALUE,...):PORT"))
-    })
 }
 
 fn fault_settings(spec: &str, options: &str) -> Result<FaultSettings, OpenError> {

@@ -341,7 +341,7 @@ mod tests {
     /// so does a `sockaddr_in6` with the same IPv4 address in it.
     #[test]
     fn a_sockaddr_on_udp_is_the_place_itself() {
-        let names = Names::Udp { ip: HERE, port: None };
+        let names = Names::Udp { ip: HERE, port: None, by_kernel: true };
         let form = Form::SockaddrIn(names);
         let theirs = [2, 0, 0x1d, 0x2f, 10, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0];
         let native = addr(form, &theirs);

@@ -66,6 +66,14 @@ fn messages_in_jumbo_frames() {
     there_and_back(&a, &b, &[0, 8900, 9000, 9001, 1 << 20]);
 }
 
+/// Goal: two NICs of one machine talk by IPv4 with no kernel on the way.
+#[test]
+fn messages_inside_ip() {
+    let Some([a, b]) = ports() else { return };
+    let [a, b] = [format!("ip(10.78.5.1/24):{a}"), format!("ip(10.78.5.2/24):{b}")];
+    there_and_back(&a, &b, &[0, 1, 256, 257, 1457, 1458, 1459, 16_385, 1 << 20]);
+}
+
 /// One frame in twenty is lost on the way out of either NIC, some change their order or arrive
 /// twice.
 #[test]

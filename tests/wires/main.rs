@@ -18,6 +18,7 @@ mod worker;
 mod caller;
 mod environment;
 mod foreign;
+mod ip;
 mod lengths;
 mod links;
 mod memif;

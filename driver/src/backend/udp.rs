@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::Batch;
-use super::netdev::{Link, ip_addresses, links};
+use super::netdev::{Link, filter, ip_addresses, links};
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -231,6 +231,21 @@ fn bind(fd: RawFd, addr: SocketAddrV4) -> io::Result<()> {
     // SAFETY: `bind` reads `len` bytes of a `sockaddr_in` that lives across the call.
     let done = unsafe { libc::bind(fd, (&raw const name).cast(), len) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Keeps `addr` from other sockets, and the kernel from telling who sends there that nobody is. The
+/// socket hears nothing. `None`: the kernel has no such address.
+pub(super) fn keep_port(addr: SocketAddrV4) -> io::Result<Option<OwnedFd>> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+    // SAFETY: `socket` takes numbers and touches no memory.
+    let fd = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
+    let code = (libc::BPF_RET | libc::BPF_K) as u16;
+    filter::attach(fd.as_raw_fd(), vec![libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])?;
+    match bind(fd.as_raw_fd(), addr) {
+        Ok(()) => Ok(Some(fd)),
+        Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 fn socket() -> io::Result<OwnedFd> {

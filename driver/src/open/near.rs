@@ -129,10 +129,10 @@ pub(super) fn with_option(spec: &str, option: &str) -> String {
     format!("{before}{}", with_options(device, &all))
 }
 
-/// Where in `spec` the device begins, behind what spoils its frames.
+/// Where in `spec` the device begins, behind what spoils its frames or carries them.
 pub(super) fn device_at(spec: &str) -> usize {
     let mut at = 0;
-    while spec[at..].starts_with("fault(") {
+    while ["fault(", "ip("].iter().any(|wrapper| spec[at..].starts_with(wrapper)) {
         let Some(end) = spec[at..].find("):") else { return spec.len() };
         at += end + 2;
     }
@@ -183,6 +183,7 @@ mod tests {
     #[test]
     fn what_leads_out_of_the_node_has_a_near_side_unasked() {
         for spec in ["afpacket:eth0,mtu=900", "udp:lo", "vfio:05:00.0", "fault():udp:lo"] {
+            assert!(leaves(&format!("ip(10.1.1.7/24):{spec}")), "{spec}");
             assert!(leaves(spec), "{spec}");
         }
         assert!(leaves("dpdk:0000:05:00.0") && leaves("dpdk(mtu=9000):0000:05:00.0,x=1"));
@@ -215,6 +216,7 @@ mod tests {
     fn any_text_is_split() {
         const PIECES: &[&str] = &[
             "fault(",
+            "ip(10.1.1.7/24",
             "pcap(file=",
             "):",
             ":",
@@ -285,6 +287,7 @@ mod tests {
             ("dpdk:net_x,near=yes", "dpdk:net_x,near=yes", Choice::No),
             ("fault(loss=0.1):udp:lo,near=yes", "fault(loss=0.1):udp:lo", Choice::Node),
             ("fault():fault():udp:lo,near=shm:job7", "fault():fault():udp:lo", named),
+            ("ip(10.1.1.7/24):xdp:e,near=yes", "ip(10.1.1.7/24):xdp:e", Choice::Node),
             // Not ours to take: these say themselves what is wrong.
             ("shm:x,near=yes", "shm:x,near=yes", Choice::No),
             ("pcap(file=a):udp:lo,near=yes", "pcap(file=a):udp:lo,near=yes", Choice::No),

@@ -1,4 +1,4 @@
-//! What the name of a port says: its kind, its device, and where a `udp:` port is.
+//! What the name of a port says: its kind, its device, and where one inside of UDP is.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use crate::backend::udp;
 /// The device's part of `spec`, behind whatever wraps it; `None` if a wrapper has no end.
 pub(super) fn device_of(spec: &str) -> Option<&str> {
     let mut device = spec;
-    while device.starts_with("fault(") || device.starts_with("pcap(") {
+    while ["fault(", "pcap(", "ip("].iter().any(|wrapper| device.starts_with(wrapper)) {
         device = device.split_once("):")?.1;
     }
     Some(device)
@@ -29,19 +29,37 @@ fn place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
     Some((host, port, end))
 }
 
-/// The IPv4 address of the `udp:` port that `spec` names, and its UDP port if `spec` says one.
-/// `None`: it names another kind of port, or an interface without an address. Asks the kernel if an
-/// interface is named.
+/// The same of an `ip(...)` port: where its options end.
+fn ip_place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
+    let mut at = 0;
+    while !spec[at..].starts_with("ip(") {
+        let is_wrapped = ["fault(", "pcap("].iter().any(|wrapper| spec[at..].starts_with(wrapper));
+        at += if is_wrapped { spec[at..].find("):")? + 2 } else { return None };
+    }
+    let from = at + "ip(".len();
+    let list = spec[from..].split_once("):")?.0;
+    let host = list.split_once('/')?.0;
+    let port = list.split(',').find_map(|part| part.strip_prefix("port="));
+    Some((host, port, from + list.len()))
+}
+
+/// The IPv4 address of the `udp:` or `ip(...)` port that `spec` names, and its UDP port if `spec`
+/// says one. `None`: it names another kind of port, or an interface without an address. Asks the
+/// kernel if an interface is named.
 pub fn udp_place(spec: &str) -> Option<(Ipv4Addr, Option<u16>)> {
-    let (host, port, _) = place_in(spec)?;
+    let (host, port, _) = ip_place_in(spec).or_else(|| place_in(spec))?;
     let port = port.map(str::parse).transpose().ok()?;
     Some((udp::address_of(host)?, port))
 }
 
-/// `spec` with a UDP port, if it names a `udp:` port and says none.
+/// `spec` with a UDP port, if it names such a port and says none.
 pub fn with_udp_port(spec: &str, port: u16) -> Option<String> {
-    let (_, None, end) = place_in(spec)? else { return None };
-    Some(format!("{}:{port}{}", &spec[..end], &spec[end..]))
+    let (found, option) = match ip_place_in(spec) {
+        Some(found) => (found, ",port="),
+        None => (place_in(spec)?, ":"),
+    };
+    let (_, None, end) = found else { return None };
+    Some(format!("{}{option}{port}{}", &spec[..end], &spec[end..]))
 }
 
 #[cfg(test)]
@@ -52,6 +70,7 @@ mod tests {
     fn the_kind_of_a_port_is_found_behind_wrappers() {
         for (spec, is) in [
             ("fault(loss=0.1):afpacket:eth0,near=no", Some(("afpacket", "eth0"))),
+            ("fault():ip(10.1.1.7/24):fault():xdp:eth0,queue=1", Some(("xdp", "eth0"))),
             ("vfio:0000:05:00.0,mtu=900", Some(("vfio", "0000:05:00.0"))),
             ("shm,mac=02:00:00:00:00:01", Some(("shm", ""))),
             ("fault(", None),
@@ -74,6 +93,14 @@ mod tests {
                 Some((here, None)),
                 Some("pcap(file=a:b,c):fault():udp:lo:7,mtu=900"),
             ),
+            (
+                "fault():ip(127.0.0.1/8,gw=127.0.0.2):afpacket:lo,mtu=900",
+                Some((here, None)),
+                Some("fault():ip(127.0.0.1/8,gw=127.0.0.2,port=7):afpacket:lo,mtu=900"),
+            ),
+            ("ip(127.0.0.1/8,port=52001):xdp:lo", Some((here, Some(52001))), None),
+            ("ip(127.0.0.1):xdp:lo", None, None),
+            ("ip(127.0.0.1/8", None, None),
             ("udp:nothing0", None, Some("udp:nothing0:7")),
             ("udp:lo:x", None, None),
             ("shm:udp:127.0.0.1", None, None),

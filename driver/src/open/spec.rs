@@ -34,3 +34,18 @@ pub(super) fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, Open
         _ => Err(bad(spec, format!("write {key}=yes or {key}=no"))),
     }
 }
+
+/// Splits `kind(options):rest`.
+pub(super) fn wrapped(spec: &str) -> Result<(&str, &str, &str), OpenError> {
+    let parts = || {
+        let open = spec.find('(')?;
+        // A capture's path may hold a parenthesis; what ends the options is the one with a colon.
+        let close = spec.find("):")?;
+        let options = spec.get(open + 1..close)?;
+        Some((&spec[..=close], options, &spec[close + 2..]))
+    };
+    parts().ok_or_else(|| {
+        let kind = spec.split([':', ',', '(']).next().unwrap_or("");
+        bad(spec, format!("a port around a port is written {kind}(OPTION=VALUE,...):PORT"))
+    })
+}

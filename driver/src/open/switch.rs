@@ -138,7 +138,7 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
     let at = device_at(spec);
     let inner = &spec[at..];
     let kind = kind_of(inner);
-    check_kind(spec, kind)?;
+    check_kind(spec, at)?;
     let (inner, _) = split(inner, false)?;
     let segment = segment(&inner)?;
     let inner = match FILTERING.contains(&kind) {
@@ -164,13 +164,14 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
 /// What [`open_switch`] would say; [`OpenError::HasSwitch`] where one runs.
 pub fn check_switch(spec: &str) -> Result<String, OpenError> {
     let spec = &super::choose(spec)?;
-    let (inner, _) = split(&spec[device_at(spec)..], false)?;
-    check_kind(spec, kind_of(&inner))?;
+    let at = device_at(spec);
+    check_kind(spec, at)?;
+    let (inner, _) = split(&spec[at..], false)?;
     let segment = segment(&inner)?;
     if let Some(pid) = segment.switch_pid()? {
         return Err(OpenError::HasSwitch { path: segment.path(), pid });
     }
-    super::check_device(&format!("{}{inner}", &spec[..device_at(spec)]))?;
+    super::check_device(&format!("{}{inner}", &spec[..at]))?;
     segment.check_here()?;
     Ok(format!("shm:{}", segment.name))
 }
@@ -184,9 +185,15 @@ pub(super) fn segment_of_one_that_runs(spec: &str) -> Result<Option<ShmSettings>
     Ok(segment.switch_pid()?.map(|_| segment))
 }
 
-/// Whether a switch can own such a device.
-fn check_kind(spec: &str, kind: &str) -> Result<(), OpenError> {
+/// Whether a switch can own the device that begins at `at`.
+fn check_kind(spec: &str, at: usize) -> Result<(), OpenError> {
+    let kind = kind_of(&spec[at..]);
+    let is_ip = spec[..at].split("):").any(|wrapper| wrapper.starts_with("ip("));
     let why = match kind {
+        _ if is_ip => {
+            "a switch passes on frames, ip() makes datagrams of them: give the switch \
+                       the port below"
+        }
         _ if KINDS.contains(&kind) => return Ok(()),
         "udp" => "processes share an address by UDP port numbers: they need no switch",
         "shm" => "a segment has no NIC; processes share it as it is",
@@ -273,6 +280,7 @@ mod tests {
     fn what_needs_no_switch_says_so() {
         for (spec, says) in [
             ("udp:lo", "they need no switch"),
+            ("fault():ip(10.1.1.7/24):afpacket:lo", "give the switch the port below"),
             ("shm", "share it as it is"),
             ("pcap(file=a):shm", "a switch owns a device"),
             ("nonsense", "a switch owns a device"),

@@ -1,5 +1,7 @@
 //! Names of the ports that go out on a wire through the kernel.
 
+use std::net::SocketAddrV4;
+
 use super::spec::{PortInfo, bad, parse, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::netdev::{Accept, links};
@@ -8,9 +10,13 @@ use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
 use crate::port::Port;
 
-/// Opens `afpacket:INTERFACE,...`.
-pub(super) fn afpacket(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    Ok(Box::new(AfPacket::open(&afpacket_settings(spec)?)?))
+/// Opens `afpacket:INTERFACE,...`, for datagrams to `place`, if there is one.
+pub(super) fn afpacket(
+    spec: &str,
+    place: Option<SocketAddrV4>,
+) -> Result<Box<dyn Port>, OpenError> {
+    let settings = AfPacketSettings { place, ..afpacket_settings(spec)? };
+    Ok(Box::new(AfPacket::open(&settings)?))
 }
 
 /// What `promisc=` or `stations=` says.
@@ -58,9 +64,10 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
     Ok(settings)
 }
 
-/// Opens `xdp:INTERFACE,...`.
-pub(super) fn xdp(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    Ok(Box::new(Xdp::open(&xdp_settings(spec)?)?))
+/// Opens `xdp:INTERFACE,...`, likewise.
+pub(super) fn xdp(spec: &str, place: Option<SocketAddrV4>) -> Result<Box<dyn Port>, OpenError> {
+    let settings = XdpSettings { place, ..xdp_settings(spec)? };
+    Ok(Box::new(Xdp::open(&settings)?))
 }
 
 /// Whether [`xdp()`] would open it.

@@ -26,12 +26,15 @@ mod ring;
 mod socket;
 
 use std::io;
+use std::net::SocketAddrV4;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::Bell;
 use super::batch::Batch;
-use super::netdev::{Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, join, raw_socket};
+use super::netdev::{
+    Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join, raw_socket,
+};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
@@ -44,6 +47,13 @@ pub const MTU_MAX: usize = 65_520;
 
 /// Shortest frame on a wire, without its check sequence.
 const FRAME_MIN: usize = 60;
+/// Drivers whose interfaces pass on datagrams that no card has cut.
+const UNCUT: &[&str] =
+    &["veth", "virtio_net", "bridge", "macvlan", "ipvlan", "tun", "team", "bonding"];
+/// Longest IPv4 datagram.
+const DATAGRAM_MAX: usize = 65_535;
+/// Datagrams that can wait on such an interface: 32 MiB, as a slot takes 128 KiB.
+const TRAINS: usize = 256;
 /// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
 const BURST: usize = 64;
 /// Polls between two looks at what else may have happened.
@@ -72,6 +82,9 @@ pub struct AfPacketSettings {
     pub ethertype: u16,
     /// Which frames it takes.
     pub accept: Accept,
+    /// IPv4 datagrams to this place are taken, and ARP that concerns its address, in place of
+    /// frames of `ethertype`; whatever `accept` says.
+    pub place: Option<SocketAddrV4>,
 }
 
 impl AfPacketSettings {
@@ -85,6 +98,7 @@ impl AfPacketSettings {
             ring_count: None,
             ethertype: ETHERTYPE,
             accept: Accept::Own,
+            place: None,
         }
     }
 
@@ -97,6 +111,16 @@ impl AfPacketSettings {
         let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
         wanted.find(&asker)?;
         raw_socket().map(drop).map_err(|e| no_socket(&wanted, &e))
+    }
+
+    /// The longest frame that may arrive, and how many can wait. Datagrams of the kernel's stack
+    /// may come as trains, where no card has cut them.
+    fn receives(&self, asker: &Asker, name: &str, frame_max: usize) -> (usize, Option<usize>) {
+        let driver = asker.driver(name).unwrap_or_default();
+        if self.place.is_none() || !UNCUT.contains(&driver.as_str()) {
+            return (frame_max, self.ring_count);
+        }
+        (ETH_HDR_LEN + DATAGRAM_MAX, Some(self.ring_count.unwrap_or(TRAINS)))
     }
 
     fn wanted(&self) -> Wanted<'_> {
@@ -156,16 +180,21 @@ impl AfPacket {
         // Before the look at the interface counts: what changes from now on is heard.
         let ear = Ear::new().map_err(os)?;
         let fd = socket.as_raw_fd();
-        let filter = settings.accept.filter(station);
-        socket::prepare(fd, settings.ethertype, filter).map_err(os)?;
-        let ring = RxRing::new(fd, frame_max, settings.ring_count);
+        let ethertype = if settings.place.is_some() { socket::ANY } else { settings.ethertype };
+        let program = match settings.place {
+            Some(place) => filter::of_place(place),
+            None => filter::of_station(ethertype, settings.accept.filter(station)),
+        };
+        socket::prepare(fd, program).map_err(os)?;
+        let (rx_max, ring_count) = settings.receives(&asker, &link.name, frame_max);
+        let ring = RxRing::new(fd, rx_max, ring_count);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
         if settings.accept == Accept::All && !link.is_loopback {
             join(fd, &link, None).map_err(os)?;
         } else if station.mac != link.mac && !link.is_loopback {
             join(fd, &link, Some(station.mac)).map_err(os)?;
         }
-        socket::bind(fd, &link, settings.ethertype).map_err(os)?;
+        filter::bind(fd, &link, ethertype).map_err(os)?;
         let bell = Bell::new().map_err(os)?;
         let caps = PortCaps {
             station,
@@ -191,7 +220,7 @@ impl AfPacket {
             watched: Watched::new(asker, link),
             no_room: None,
             told: Vec::new(),
-            shared: Arc::new(Shared { socket, ear, bell }),
+            shared: Arc::new(Shared { socket, ear, bell, arp: None }),
             _claim: claim,
         })
     }

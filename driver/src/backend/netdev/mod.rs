@@ -3,9 +3,10 @@
 //! `link` is what the kernel says of an interface; `station` is the choice of one and the claim
 //! of an address on it; `watched` is an interface in use, and what the log is told of its changes;
 //! `waiter` sleeps on both it and the port's socket;
-//! `features` is what its driver can do with XDP.
+//! `features` is what its driver can do with XDP; `filter` is what raw sockets on it hear.
 
 mod features;
+pub(super) mod filter;
 mod link;
 mod station;
 mod waiter;

@@ -29,12 +29,14 @@ mod tests;
 mod umem;
 
 use std::io;
+use std::net::SocketAddrV4;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Bell;
 use super::hairpin::Hairpin;
+use super::netdev::filter::ArpSocket;
 use super::netdev::hold;
 use super::netdev::{
     Accept, Asker, Claim, Ear, Link, Shared, Waiter, Wanted, Watched, join, raw_socket,
@@ -44,6 +46,7 @@ use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::mem::{Arena, Hugepages, SHORT};
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
+use program::Take;
 use ring::{Broken, Desc};
 use socket::Rings;
 use umem::{Received, Umem};
@@ -70,6 +73,8 @@ const FRAME_MIN: usize = 60;
 const BURST: usize = 64;
 /// Polls between two looks at what else may have happened.
 const LOOK_EVERY: u32 = 4096;
+/// Polls between two looks at what ARP has come, which is a system call.
+const ARP_EVERY: u32 = 256;
 /// Until frames that the kernel had no room for are offered again.
 const RETRY_NS: u64 = 50_000;
 /// Calls for one burst at most. The kernel sends 32 frames a call where it copies.
@@ -107,6 +112,9 @@ pub struct XdpSettings {
     pub ring_count: Option<usize>,
     /// Which frames it takes.
     pub accept: Accept,
+    /// IPv4 datagrams to this place are taken, and ARP that concerns its address, in place of
+    /// frames of the fabric; whatever `accept` says.
+    pub place: Option<SocketAddrV4>,
 }
 
 impl XdpSettings {
@@ -122,6 +130,7 @@ impl XdpSettings {
             mtu: None,
             ring_count: None,
             accept: Accept::Own,
+            place: None,
         }
     }
 
@@ -170,7 +179,7 @@ impl XdpSettings {
         if self.queue.is_none() && count > 1 {
             let why =
                 format!("{name} spreads frames over {count} receive queues, a port hears one");
-            let mend = steer(name, count - 1);
+            let mend = steer(name, count - 1, self.place);
             return Err(wanted.refuse(libc::EINVAL, why, mend));
         }
         Ok(queue)
@@ -178,10 +187,14 @@ impl XdpSettings {
 }
 
 /// The commands that lead our frames to one queue of an interface.
-fn steer(name: &str, queue: u32) -> String {
+fn steer(name: &str, queue: u32, place: Option<SocketAddrV4>) -> String {
+    let ours = place.map_or_else(
+        || format!("ether proto {ETHERTYPE:#06x}"),
+        |place| format!("udp4 dst-ip {} dst-port {}", place.ip(), place.port()),
+    );
     format!(
-        "ethtool -L {name} combined 1, or ethtool -N {name} flow-type ether proto {ETHERTYPE:#06x} \
-         action {queue} and queue={queue} here"
+        "ethtool -L {name} combined 1, or ethtool -N {name} flow-type {ours} action {queue} and \
+         queue={queue} here"
     )
 }
 
@@ -273,6 +286,8 @@ impl Xdp {
             socket::busy_poll(fd).map_err(|e| wanted.os("the kernel has no busy polling", &e))?;
         }
         let bell = Bell::new().map_err(os)?;
+        let arp = settings.place.map(|place| ArpSocket::new(&link, place));
+        let arp = arp.transpose().map_err(os)?;
         let caps = PortCaps {
             station,
             mtu,
@@ -308,7 +323,7 @@ impl Xdp {
             gone: None,
             _link: program,
             _map: map,
-            shared: Arc::new(Shared { socket, ear, bell }),
+            shared: Arc::new(Shared { socket, ear, bell, arp }),
             _claims: (owner, claim),
             _member: member,
         })
@@ -526,8 +541,11 @@ fn bind(
     }
     rings.fill.publish();
     let map = bpf::socket_map(queue + 1).map_err(|e| no_xdp(wanted, &e))?;
-    let filter = settings.accept.filter(station);
-    let program = program::program(map.as_raw_fd(), ETHERTYPE, filter);
+    let take = match settings.place {
+        Some(place) => Take::Datagrams(place),
+        None => Take::Frames(ETHERTYPE, settings.accept.filter(station)),
+    };
+    let program = program::program(map.as_raw_fd(), take);
     let program = bpf::load(&program).map_err(|e| no_xdp(wanted, &e))?;
     let (program, mode) = attach(settings, wanted, link, &program)?;
     let copies = mode == XdpMode::Generic || !settings.zero_copy;
@@ -689,7 +707,8 @@ impl Port for Xdp {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        let pending = self.is_kick_due || self.gone.is_some() || self.shared.ear.is_pointed();
+        let pointed = self.shared.ear.is_pointed();
+        let pending = self.is_kick_due || self.gone.is_some() || pointed;
         if pending || self.polls.is_multiple_of(LOOK_EVERY) {
             self.look_around()?;
         }
@@ -710,6 +729,13 @@ impl Port for Xdp {
             }
         } else if self.is_busy_polling {
             socket::kick_rx(self.fd());
+        }
+        if let Some(arp) = &self.shared.arp
+            && (pointed || self.polls.is_multiple_of(ARP_EVERY))
+        {
+            let heard = arp.lend(max - count, sink);
+            self.counters.rx_frames += heard as u64;
+            count += heard;
         }
         if !self.hairpin.is_empty() {
             let (own, bytes) = self.hairpin.lend(max - count, sink);

@@ -1,11 +1,12 @@
 //! The program that the interface runs on each frame before the kernel's stack sees it.
 //!
-//! A frame of our EtherType to this station or to a group goes to the socket of the queue that it
-//! arrived on; everything else, and everything while no socket is there, goes on as if there were
-//! no program. It looks at bytes that it has checked to be there.
+//! A frame of our EtherType to this station or to a group (or a datagram to a port's place) goes to
+//! the socket of the queue that it arrived on; everything else, and everything while no socket is
+//! there, goes on as if there were no program. It looks at bytes that it has checked to be there.
 //!
 //! Source: RFC 9669 (BPF instruction set); Linux, `struct xdp_md`, bpf-helpers(7).
 
+use std::net::SocketAddrV4;
 use std::os::fd::RawFd;
 
 use crate::frame::{DST_NUMBER_AT, FRAME_MIN};
@@ -46,41 +47,89 @@ fn insn(code: u8, dst: u8, src: u8, offset: i16, number: i32) -> Insn {
     [code, registers, a, b, c, d, e, f]
 }
 
-/// Where the instructions for a frame of ours begin, and those for others.
-fn places(station: Option<Station>) -> (usize, usize) {
-    let ours = match station {
-        None => 7,
-        Some(Station { number: Station::EVERY, .. }) => 15,
-        Some(_) => 17,
-    };
-    (ours, ours + 6)
+/// What a frame of ours has to have.
+#[derive(Clone, Copy)]
+enum Check {
+    /// These two bytes there.
+    Half(i16, [u8; 2]),
+    /// This byte there.
+    Byte(i16, u8),
+    /// None of these bits in the two bytes there.
+    Clear(i16, u16),
+    /// A group's address ends the checks: it is ours.
+    Group,
 }
 
-/// The program that gives frames of `ethertype` to the sockets in `map`: those to `station` and to
-/// groups, without `station` those to any. The number [`Station::EVERY`] is any number.
-pub(super) fn program(map: RawFd, ethertype: u16, station: Option<Station>) -> Vec<Insn> {
-    let (ours, others) = places(station);
-    let half = |bytes: [u8; 2]| i32::from(u16::from_ne_bytes(bytes));
+/// The checks of frames of `ethertype` to `station` and to groups, without `station` to any. The
+/// number [`Station::EVERY`] is any number.
+fn of_station(ethertype: u16, station: Option<Station>) -> Vec<Check> {
+    let mut checks = vec![Check::Half(12, ethertype.to_be_bytes())];
+    if let Some(Station { mac: MacAddr([a, b, c, d, e, f]), number }) = station {
+        let mac = [Check::Half(0, [a, b]), Check::Half(2, [c, d]), Check::Half(4, [e, f])];
+        checks.push(Check::Group);
+        checks.extend(mac);
+        if number != Station::EVERY {
+            checks.push(Check::Half(DST_NUMBER_AT as i16, number.to_le_bytes()));
+        }
+    }
+    checks
+}
+
+/// The checks of IPv4 datagrams to `place`: without options, no fragments, UDP.
+fn of_place(place: SocketAddrV4) -> Vec<Check> {
+    let [a, b, c, d] = place.ip().octets();
+    vec![
+        Check::Half(12, 0x0800_u16.to_be_bytes()),
+        Check::Byte(14, 0x45),
+        Check::Clear(20, 0x3fff),
+        Check::Byte(23, 17),
+        Check::Half(30, [a, b]),
+        Check::Half(32, [c, d]),
+        Check::Half(36, place.port().to_be_bytes()),
+    ]
+}
+
+/// What a program takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Take {
+    /// Frames of the EtherType to the station and to groups, or to any.
+    Frames(u16, Option<Station>),
+    /// Datagrams to the place.
+    Datagrams(SocketAddrV4),
+}
+
+/// The program that gives the frames that it takes to the sockets in `map`.
+pub(super) fn program(map: RawFd, take: Take) -> Vec<Insn> {
+    let checks = match take {
+        Take::Frames(ethertype, station) => of_station(ethertype, station),
+        Take::Datagrams(place) => of_place(place),
+    };
     let mut program = vec![
         insn(LOAD_W, 2, 1, DATA, 0),
         insn(LOAD_W, 3, 1, DATA_END, 0),
         insn(MOV, 4, 2, 0, 0),
         insn(ADD_IMM, 4, 0, 0, FRAME_MIN as i32),
     ];
+    // Where the instructions for a frame of ours begin, and those for others.
+    let ours = program.len() + 1 + 2 * checks.len();
+    let others = ours + 6;
     let to = |place: usize, at: usize| (place - at - 1) as i16;
+    let half = |bytes: [u8; 2]| i32::from(u16::from_ne_bytes(bytes));
     program.push(insn(JUMP_GREATER, 4, 3, to(others, program.len()), 0));
-    program.push(insn(LOAD_H, 4, 2, 12, 0));
-    let ty = half(ethertype.to_be_bytes());
-    program.push(insn(JUMP_NOT_IMM, 4, 0, to(others, program.len()), ty));
-    if let Some(Station { mac: MacAddr([a, b, c, d, e, f]), number }) = station {
-        program.push(insn(LOAD_B, 4, 2, 0, 0));
-        program.push(insn(JUMP_SET_IMM, 4, 0, to(ours, program.len()), 1));
-        let number =
-            (number != Station::EVERY).then_some((DST_NUMBER_AT as i16, number.to_le_bytes()));
-        for (at, bytes) in [(0, [a, b]), (2, [c, d]), (4, [e, f])].into_iter().chain(number) {
-            program.push(insn(LOAD_H, 4, 2, at, 0));
-            program.push(insn(JUMP_NOT_IMM, 4, 0, to(others, program.len()), half(bytes)));
-        }
+    for check in checks {
+        let (load, at) = match check {
+            Check::Half(at, _) | Check::Clear(at, _) => (LOAD_H, at),
+            Check::Byte(at, _) => (LOAD_B, at),
+            Check::Group => (LOAD_B, 0),
+        };
+        program.push(insn(load, 4, 2, at, 0));
+        let (jump, place, number) = match check {
+            Check::Half(_, bytes) => (JUMP_NOT_IMM, others, half(bytes)),
+            Check::Byte(_, byte) => (JUMP_NOT_IMM, others, byte.into()),
+            Check::Clear(_, bits) => (JUMP_SET_IMM, others, half(bits.to_be_bytes())),
+            Check::Group => (JUMP_SET_IMM, ours, 1),
+        };
+        program.push(insn(jump, 4, 0, to(place, program.len()), number));
     }
     assert_eq!(program.len(), ours);
     program.extend([

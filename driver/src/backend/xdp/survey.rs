@@ -35,7 +35,7 @@ impl XdpNic {
 
     /// The commands that lead our frames to one queue, if it has several.
     pub fn steering(&self) -> Option<String> {
-        (self.rx_queues > 1).then(|| steer(&self.link.name, self.rx_queues - 1))
+        (self.rx_queues > 1).then(|| steer(&self.link.name, self.rx_queues - 1, None))
     }
 }
 

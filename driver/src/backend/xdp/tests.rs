@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use memmap2::{MmapMut, MmapRaw};
 
-use super::program::{XDP_PASS, program};
+use super::program::{Take, XDP_PASS, program};
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
 use super::{bpf, socket};
@@ -63,7 +63,8 @@ fn the_program_takes_what_is_ours() {
     let Some((none, _)) = map(false) else { return };
     let Some((one, _socket)) = map(true) else { return };
     let load = |map: &OwnedFd, accept: Accept| {
-        let program = program(map.as_raw_fd(), ETHERTYPE, accept.filter(own));
+        let take = Take::Frames(ETHERTYPE, accept.filter(own));
+        let program = program(map.as_raw_fd(), take);
         bpf::load(&program).expect("the kernel takes it")
     };
     let all = [Accept::Own, Accept::Node, Accept::All].map(|accept| load(&one, accept));
@@ -320,5 +321,32 @@ fn descriptors_that_cannot_be_are_refused() {
                 }
             }
         }
+    }
+}
+
+/// Goal: for a place the program takes whole UDP datagrams to it, and leaves ARP and everything
+/// else to the kernel. Method: one datagram with each of its bits flipped.
+#[test]
+fn the_program_takes_datagrams_to_a_place() {
+    let place = std::net::SocketAddrV4::new([10, 1, 255, 7].into(), 0xc0de);
+    let Some((one, _socket)) = map(true) else { return };
+    let program = program(one.as_raw_fd(), Take::Datagrams(place));
+    let program = bpf::load(&program).expect("the kernel takes it");
+    let takes = |frame: &[u8]| bpf::run(&program, frame).unwrap() == XDP_REDIRECT;
+    let mut good = vec![0; 64];
+    good[12..15].copy_from_slice(&[8, 0, 0x45]);
+    (good[20], good[23]) = (0x40, 17);
+    good[30..34].copy_from_slice(&place.ip().octets());
+    good[36..38].copy_from_slice(&place.port().to_be_bytes());
+    assert!(takes(&good) && takes(&good[..42]) && !takes(&good[..39]));
+    // What has to be as it is: EtherType, version and length, fragments, protocol, address, port.
+    let fixed = [12..15, 20..22, 23..24, 30..34, 36..38];
+    for bit in 0..64 * 8 {
+        let mut frame = good.clone();
+        frame[bit / 8] ^= 1 << (bit % 8);
+        let is_fixed = fixed.iter().any(|range| range.contains(&(bit / 8)));
+        // The flags that say "do not fragment", and nothing.
+        let is_free = bit / 8 == 20 && bit % 8 >= 6;
+        assert_eq!(takes(&frame), !is_fixed || is_free, "bit {bit}");
     }
 }

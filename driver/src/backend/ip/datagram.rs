@@ -1,0 +1,266 @@
+//! The headers before a frame of the fabric: Ethernet, IPv4 without options, UDP.
+//!
+//! Source: RFC 791 (IPv4), RFC 768 (UDP), RFC 6864 (a datagram that is not fragmented needs no
+//! identification). A sum of 0 in the UDP header says that there is none, which IPv4 allows.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use crate::port::MacAddr;
+
+/// EtherType of IPv4.
+pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
+/// Bytes of the three headers.
+pub(super) const HEADERS_LEN: usize = 42;
+/// Where IPv4's header begins, and UDP's.
+const IP_AT: usize = 14;
+const UDP_AT: usize = 34;
+/// Version 4, header of 20 bytes.
+const VERSION_IHL: u8 = 0x45;
+/// UDP's protocol number.
+const UDP: u8 = 17;
+/// Don't fragment, in the word of flags and offset; all of it but that flag.
+const DONT_FRAGMENT: u16 = 0x4000;
+const FRAGMENTED: u16 = 0x3fff;
+
+/// The headers of all datagrams of a port, without what is each one's own.
+pub(super) struct Template {
+    bytes: [u8; HEADERS_LEN],
+    /// Sum of the words of IPv4's header, without length and destination.
+    sum: u32,
+}
+
+impl Template {
+    /// Headers of datagrams from `from`, by the NIC with the address `mac`. `tos` is the byte of
+    /// DSCP and ECN.
+    pub(super) fn new(mac: MacAddr, from: SocketAddrV4, ttl: u8, tos: u8) -> Self {
+        let mut bytes = [0; HEADERS_LEN];
+        bytes[6..12].copy_from_slice(&mac.0);
+        bytes[12..14].copy_from_slice(&ETHERTYPE_IPV4.to_be_bytes());
+        let ip = &mut bytes[IP_AT..UDP_AT];
+        (ip[0], ip[1], ip[8], ip[9]) = (VERSION_IHL, tos, ttl, UDP);
+        ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
+        ip[12..16].copy_from_slice(&from.ip().octets());
+        let words =
+            ip.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+        let sum = words.sum();
+        bytes[UDP_AT..UDP_AT + 2].copy_from_slice(&from.port().to_be_bytes());
+        Self { bytes, sum }
+    }
+
+    /// Writes the headers of a datagram of `len` bytes to `to`, whose next hop has the address
+    /// `hop`.
+    #[inline]
+    pub(super) fn write(
+        &self,
+        out: &mut [u8; HEADERS_LEN],
+        hop: MacAddr,
+        to: SocketAddrV4,
+        len: usize,
+    ) {
+        *out = self.bytes;
+        let udp_len = (len + HEADERS_LEN - UDP_AT) as u16;
+        let ip_len = (len + HEADERS_LEN - IP_AT) as u16;
+        let ip = u32::from(*to.ip());
+        let sum = fold(self.sum + u32::from(ip_len) + (ip >> 16) + (ip & 0xffff));
+        out[..6].copy_from_slice(&hop.0);
+        out[16..18].copy_from_slice(&ip_len.to_be_bytes());
+        out[24..26].copy_from_slice(&(!sum).to_be_bytes());
+        out[30..34].copy_from_slice(&ip.to_be_bytes());
+        out[36..38].copy_from_slice(&to.port().to_be_bytes());
+        out[38..40].copy_from_slice(&udp_len.to_be_bytes());
+    }
+}
+
+/// A sum of 16-bit words with the carries added in.
+#[inline]
+fn fold(sum: u32) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (sum + (sum >> 16)) as u16
+}
+
+/// Writes the sum of a datagram whose headers are `head` and whose payload is `payload`.
+pub(super) fn write_sum(head: &mut [u8; HEADERS_LEN], payload: &[u8]) {
+    let sum = etherparse::checksum::Sum16BitWords::new()
+        .add_slice(&head[26..34])
+        .add_2bytes([0, UDP])
+        .add_2bytes([head[38], head[39]])
+        .add_slice(&head[UDP_AT..40])
+        .add_slice(payload);
+    // In the order of memory, as the slices were added.
+    head[40..42].copy_from_slice(&sum.to_ones_complement_with_no_zero().to_ne_bytes());
+}
+
+/// Why what the wire brought is no datagram to this port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Of another protocol, or to somebody else.
+    Foreign,
+    /// It has IPv4 options, which nobody of the fabric sends.
+    Options,
+    /// A part of a datagram.
+    Fragment,
+    /// The sum over IPv4's header is wrong.
+    Sum,
+    /// Its lengths contradict each other or the frame's.
+    Length,
+}
+
+/// The sender of a datagram that came to `to`, and the length of its payload, which begins behind
+/// `head`; the frame has `frame_len` bytes, of which the last may be padding. Everything but UDP's
+/// sum is checked: interfaces that are no hardware hand over sums that nobody has finished, and the
+/// checksum of the packet inside covers more.
+#[inline]
+pub(super) fn check(
+    head: &[u8; HEADERS_LEN],
+    frame_len: usize,
+    to: SocketAddrV4,
+) -> Result<(SocketAddrV4, usize), Refused> {
+    let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+    let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    if half(12) != ETHERTYPE_IPV4 || word(30) != u32::from(*to.ip()) || head[23] != UDP {
+        return Err(Refused::Foreign);
+    }
+    if head[IP_AT] != VERSION_IHL {
+        return Err(if head[IP_AT] >> 4 == 4 { Refused::Options } else { Refused::Foreign });
+    }
+    let sum: u32 = (IP_AT..UDP_AT).step_by(2).map(|at| u32::from(half(at))).sum();
+    if fold(sum) != 0xffff {
+        return Err(Refused::Sum);
+    }
+    if half(20) & FRAGMENTED != 0 {
+        return Err(Refused::Fragment);
+    }
+    if half(36) != to.port() {
+        return Err(Refused::Foreign);
+    }
+    let (ip_len, udp_len) = (usize::from(half(16)), usize::from(half(38)));
+    let is_sound = udp_len >= HEADERS_LEN - UDP_AT
+        && ip_len == udp_len + (UDP_AT - IP_AT)
+        && ip_len + IP_AT <= frame_len;
+    if !is_sound {
+        return Err(Refused::Length);
+    }
+    let from = SocketAddrV4::new(Ipv4Addr::from(word(26)), half(UDP_AT));
+    Ok((from, udp_len - (HEADERS_LEN - UDP_AT)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+    use proptest::prelude::*;
+
+    const FROM: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 1, 1, 7), 52_000);
+    const TO: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 2, 255, 9), 65_535);
+    const MACS: [MacAddr; 2] = [MacAddr([2, 1, 1, 1, 1, 1]), MacAddr([2, 9, 9, 9, 9, 9])];
+
+    fn datagram(to: SocketAddrV4, payload: &[u8], with_sum: bool) -> Vec<u8> {
+        let mut head = [0xee; HEADERS_LEN];
+        let template = Template::new(MACS[0], FROM, 64, 46 << 2);
+        template.write(&mut head, MACS[1], to, payload.len());
+        if with_sum {
+            write_sum(&mut head, payload);
+        }
+        [&head[..], payload].concat()
+    }
+
+    fn checked(frame: &[u8], to: SocketAddrV4) -> Result<(SocketAddrV4, usize), Refused> {
+        let Some(head) = frame.first_chunk() else { return Err(Refused::Foreign) };
+        check(head, frame.len(), to)
+    }
+
+    /// What a library makes of it: the sender and the payload's length, if all is right.
+    fn by_library(frame: &[u8], to: SocketAddrV4) -> Option<(SocketAddrV4, usize)> {
+        let packet = SlicedPacket::from_ethernet(frame).ok()?;
+        let Some(NetSlice::Ipv4(ip)) = &packet.net else { return None };
+        let header = ip.header();
+        let Some(TransportSlice::Udp(udp)) = &packet.transport else { return None };
+        let is_ours = packet.link_exts.is_empty()
+            && header.destination_addr() == *to.ip()
+            && udp.destination_port() == to.port();
+        let is_plain = header.options().is_empty() && !header.is_fragmenting_payload();
+        // The reserved flag is refused as a part of the fragment's word would be.
+        let is_plain = is_plain && frame[20] & 0x80 == 0;
+        let sum = header.to_header().calc_header_checksum() == header.header_checksum();
+        let from = SocketAddrV4::new(header.source_addr(), udp.source_port());
+        let fits = usize::from(udp.length()) == ip.payload().payload.len();
+        (is_ours && is_plain && sum && fits).then(|| (from, udp.payload().len()))
+    }
+
+    proptest! {
+        /// Goal: every datagram is one for a library as well, its sums too, and for ourselves.
+        #[test]
+        fn what_is_written_is_read(
+            ip: u32,
+            port: u16,
+            payload in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let to = SocketAddrV4::new(ip.into(), port);
+            for with_sum in [false, true] {
+                let frame = datagram(to, &payload, with_sum);
+                prop_assert_eq!(by_library(&frame, to), Some((FROM, payload.len())));
+                prop_assert_eq!(checked(&frame, to), Ok((FROM, payload.len())));
+                let packet = SlicedPacket::from_ethernet(&frame).unwrap();
+                let (Some(NetSlice::Ipv4(ip)), Some(TransportSlice::Udp(udp))) =
+                    (packet.net, packet.transport) else { panic!() };
+                let sum = udp.to_header().calc_checksum_ipv4(&ip.header().to_header(), &payload);
+                prop_assert_eq!(udp.checksum(), if with_sum { sum.unwrap() } else { 0 });
+            }
+        }
+
+        /// Goal: what is changed on the way is taken by us if and only if a library finds nothing
+        /// wrong with it, and nothing panics. Method: a datagram with bytes exchanged, its sum
+        /// mended half of the time, cut or lengthened.
+        #[test]
+        fn what_is_spoilt_is_refused(
+            changes in prop::collection::vec((12..HEADERS_LEN, any::<u8>()), 0..4),
+            mends: bool,
+            len in 0..100_usize,
+        ) {
+            let mut frame = datagram(TO, &[7; 30], false);
+            for (at, byte) in changes {
+                frame[at] = byte;
+            }
+            if mends {
+                frame[24..26].fill(0);
+                let words = frame[14..34].chunks_exact(2);
+                let sum = words.map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+                frame[24..26].copy_from_slice(&(!fold(sum)).to_be_bytes());
+            }
+            frame.resize(len, 0);
+            prop_assert_eq!(checked(&frame, TO).ok(), by_library(&frame, TO));
+        }
+    }
+
+    #[test]
+    fn every_refusal_has_its_cause() {
+        let good = datagram(TO, &[1; 60], false);
+        let spoilt = |at: usize, byte: u8, mends: bool| {
+            let mut frame = good.clone();
+            frame[at] = byte;
+            if mends {
+                frame[24..26].fill(0);
+                let words = frame[14..34].chunks_exact(2);
+                let sum = words.map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+                frame[24..26].copy_from_slice(&(!fold(sum)).to_be_bytes());
+            }
+            checked(&frame, TO).map(drop)
+        };
+        assert_eq!(spoilt(0, 0, false), Ok(()));
+        assert_eq!(spoilt(12, 0x86, false), Err(Refused::Foreign));
+        assert_eq!(spoilt(14, 0x46, true), Err(Refused::Options));
+        assert_eq!(spoilt(14, 0x65, true), Err(Refused::Foreign));
+        assert_eq!(spoilt(20, 0x20, true), Err(Refused::Fragment));
+        assert_eq!(spoilt(21, 1, true), Err(Refused::Fragment));
+        assert_eq!(spoilt(22, 63, false), Err(Refused::Sum));
+        assert_eq!(spoilt(22, 63, true), Ok(()));
+        assert_eq!(spoilt(23, 6, true), Err(Refused::Foreign));
+        assert_eq!(spoilt(33, 1, true), Err(Refused::Foreign));
+        assert_eq!(spoilt(37, 1, false), Err(Refused::Foreign));
+        assert_eq!(spoilt(16, 1, true), Err(Refused::Length));
+        assert_eq!(spoilt(39, 1, true), Err(Refused::Length));
+        assert_eq!(checked(&good[..101], TO).map(drop), Err(Refused::Length));
+        // A link may fill frames up.
+        assert_eq!(checked(&[&good[..], &[0; 9]].concat(), TO), Ok((FROM, 60)));
+    }
+}

@@ -1,0 +1,587 @@
+//! IPv4 and UDP of our own around a port that writes Ethernet frames: what [`udp`](super::udp) does
+//! through the kernel, without it.
+//!
+//! A frame of the fabric travels whole in a UDP datagram, the very one that `udp:` sends: the two
+//! talk to each other, and a port's address is its place in the same way. So the fabric reaches
+//! whatever IPv4 reaches, through routers and over networks that forward nothing else.
+//!
+//! # The way of a frame
+//! `tx` finds the next hop (the host itself on the segment, else the gateway), its hardware address
+//! (`neighbours`), writes 42 bytes of headers and the frame's own head behind them (`datagram`),
+//! and the port below copies that with the frame's body into one frame of its own. What comes is
+//! checked and lent where it lies; but several frames in one piece are copied first (`train`).
+//!
+//! # Neighbours
+//! Asked for by ARP when a frame is to be sent there, and answered (`arp`). Frames to one whose
+//! address is not known yet are lost, as on a wire; the fabric repeats them. So are those to one
+//! who does not answer, which the log tells once.
+//!
+//! # Trust
+//! That of [`udp`](super::udp): a frame is taken only if its addresses are the places that the
+//! datagram came from and went to. ARP believes who answers.
+//!
+//! # What it does not do
+//! Fragments, IPv4 options, IPv6, ICMP (a path that carries less is found by the fabric's probes).
+
+mod arp;
+mod datagram;
+mod neighbours;
+mod place;
+#[cfg(test)]
+mod tests;
+mod train;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::hairpin::Hairpin;
+use super::udp::{addr_of, mac_of};
+use crate::clock::now_ns;
+use crate::error::OpenError;
+use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
+use crate::port::{
+    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
+};
+use arp::{ARP_LEN, Arp, ArpFrame, ETHERTYPE_ARP};
+use datagram::{HEADERS_LEN, Refused, Template};
+use neighbours::{Budget, Due, Learned, Neighbours};
+use place::Net;
+use train::Train;
+
+pub use place::{IpSettings, Place};
+
+/// What a frame of ours has before it in a frame below, less the Ethernet header that both have.
+const OUTER_LEN: usize = HEADERS_LEN;
+/// Polls between two looks at the clock.
+const LOOK_EVERY: u32 = 256;
+/// Time between two looks at the neighbours.
+const LOOK_NS: u64 = 5_000_000;
+/// Bursts of the port below that may hold nothing for us before a poll ends.
+const BURSTS: usize = 16;
+/// Packets of ARP that are kept of one burst.
+const ARPS: usize = 16;
+/// Frames to ourselves that may wait.
+const OWN_FRAMES: usize = 64;
+/// How often opening asks whether somebody has the address, and how long it listens each time.
+const PROBES: usize = 3;
+const PROBE_NS: u64 = 30_000_000;
+/// Time between two lines about somebody else who has our address.
+const TELL_NS: u64 = 60_000_000_000;
+
+/// Datagrams that were not passed on, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpDrops {
+    /// They had IPv4 options.
+    pub options: u64,
+    /// They were parts of a longer one.
+    pub fragments: u64,
+    /// The sum over their IPv4 header was wrong.
+    pub sums: u64,
+    /// Their lengths contradicted each other.
+    pub lengths: u64,
+    /// They held no frame from where they came from to here.
+    pub frames: u64,
+    /// They were to be sent to somebody whose hardware address was not known.
+    pub unresolved: u64,
+}
+
+/// See the module's documentation.
+pub struct Ip {
+    inner: Box<dyn Port>,
+    caps: PortCaps,
+    frame_max: usize,
+    net: Net,
+    /// The NIC's address, and ours.
+    own: (MacAddr, Ipv4Addr),
+    template: Template,
+    sums: bool,
+    neighbours: Neighbours,
+    answers: Budget,
+    /// Where the headers are written, and the frame's head behind them.
+    head: Box<[u8]>,
+    ear: Ear,
+    hairpin: Hairpin,
+    counters: PortCounters,
+    unresolved: u64,
+    polls: u32,
+    looked_ns: u64,
+    /// When the log was told of somebody else with our address.
+    told_ns: u64,
+    /// The log was told of somebody whom no gateway leads to.
+    told_far: bool,
+    _place: Place,
+}
+
+impl fmt::Debug for Ip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ip").field(&self.caps.name).finish()
+    }
+}
+
+impl Ip {
+    /// Puts `place`, which was claimed for `settings`, on `inner`. Takes a tenth of a second, to
+    /// hear whether another host has the address.
+    ///
+    /// # Errors
+    /// [`OpenError`]: another host has the address, `inner` carries too little, or has gone.
+    pub fn open(
+        settings: &IpSettings,
+        place: Place,
+        inner: Box<dyn Port>,
+    ) -> Result<Self, OpenError> {
+        let below = inner.caps();
+        let mtu = settings.mtu_over(below.mtu, OUTER_LEN)?;
+        let (mac, addr) = (below.station.mac, place.addr());
+        let station = mac_of(addr).expect("a place has an address of the fabric");
+        let frame_max = ETH_HDR_LEN + mtu;
+        let caps = PortCaps {
+            station: station.into(),
+            mtu,
+            lossless: false,
+            gather: false,
+            rto_floor_ns: below.rto_floor_ns,
+            tells_presence: false,
+            near_mtu: 0,
+            link_bps: below.link_bps,
+            name: format!("{}:{}", settings.text(addr.port()), below.name),
+        };
+        let mut port = Self {
+            inner,
+            frame_max,
+            net: Net::of(settings),
+            own: (mac, *addr.ip()),
+            template: Template::new(mac, addr, settings.ttl, settings.dscp << 2),
+            sums: settings.sums,
+            neighbours: Neighbours::new(),
+            answers: Budget::new(),
+            head: vec![0; HEADERS_LEN + frame_max].into(),
+            ear: Ear::new(addr, station, frame_max),
+            hairpin: Hairpin::new(OWN_FRAMES, frame_max),
+            counters: PortCounters::default(),
+            unresolved: 0,
+            polls: 0,
+            looked_ns: 0,
+            told_ns: 0,
+            told_far: false,
+            caps,
+            _place: place,
+        };
+        port.settle(settings)?;
+        tracing::debug!(port = %port.caps.name, %mac, mtu, "opened");
+        Ok(port)
+    }
+
+    /// Asks whether somebody has the address; if not, tells everybody that it is ours.
+    fn settle(&mut self, settings: &IpSettings) -> Result<(), OpenError> {
+        let gone =
+            |gone: PortGone| settings.refuse(libc::ENODEV, gone.why().to_owned(), "open it again");
+        let probe = arp::question((self.own.0, Ipv4Addr::UNSPECIFIED), self.own.1, None);
+        for _ in 0..PROBES {
+            self.send_arp(&probe).map_err(gone)?;
+            let until = now_ns() + PROBE_NS;
+            while now_ns() < until {
+                let heard = self.listen(&mut |_: &RxFrame<'_>| {}).map_err(gone)?;
+                if let Some(mac) = heard {
+                    let why = format!("{} has the address {}", mac, self.own.1);
+                    let mend = "choose one that is free, or end what has it";
+                    return Err(settings.refuse(libc::EADDRINUSE, why, mend));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.send_arp(&arp::question(self.own, self.own.1, None)).map_err(gone)
+    }
+
+    /// Takes a burst, and says who else has our address, if somebody says so.
+    fn listen(&mut self, sink: &mut dyn RxSink) -> Result<Option<MacAddr>, PortGone> {
+        self.inner.rx_burst(ARPS, &mut Taker { ear: &mut self.ear, sink })?;
+        let own = self.own;
+        let other =
+            self.ear.arps().iter().find(|arp| arp.sender.1 == own.1 && arp.sender.0 != own.0);
+        let other = other.map(|arp| arp.sender.0);
+        self.hear()?;
+        Ok(other)
+    }
+
+    /// Datagrams that were not passed on, by cause.
+    pub fn drops(&self) -> IpDrops {
+        IpDrops { unresolved: self.unresolved, ..self.ear.drops }
+    }
+
+    /// Sends a packet at once. One that finds no room is lost.
+    #[cold]
+    fn send_arp(&mut self, frame: &ArpFrame) -> Result<(), PortGone> {
+        self.inner.tx(&TxFrame::whole(frame))?;
+        self.inner.flush()
+    }
+
+    /// Learns from what was heard of ARP, and answers.
+    #[cold]
+    fn hear(&mut self) -> Result<(), PortGone> {
+        let now = now_ns();
+        let (arps, count) = (self.ear.arps, self.ear.count);
+        self.ear.count = 0;
+        for arp in &arps[..count] {
+            let (mac, ip) = arp.sender;
+            let is_to_us = arp.target == self.own.1;
+            if ip == self.own.1 {
+                if mac != self.own.0 {
+                    self.tell_double(mac, now);
+                }
+            } else if self.net.is_hop(ip) {
+                let adds = arp.is_question && is_to_us;
+                if let Learned::Moved(was) = self.neighbours.learn(ip, mac, now, adds) {
+                    let port = &self.caps.name;
+                    tracing::info!(%port, "{ip} is at {mac} now, and was at {was}");
+                }
+            }
+            if arp.is_question && is_to_us && mac != self.own.0 && self.answers.take(now) {
+                self.send_arp(&arp::answer(self.own, arp.sender))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_double(&mut self, mac: MacAddr, now: u64) {
+        if self.told_ns == 0 || now.saturating_sub(self.told_ns) >= TELL_NS {
+            self.told_ns = now;
+            let port = &self.caps.name;
+            tracing::warn!(
+                %port,
+                "{mac} has the address {} as well, and gets frames to us: end what has it, or \
+                 choose another address here", self.own.1
+            );
+        }
+    }
+
+    /// Asks for neighbours if it is time to.
+    #[cold]
+    fn look(&mut self) -> Result<(), PortGone> {
+        let now = now_ns();
+        if now.saturating_sub(self.looked_ns) < LOOK_NS {
+            return Ok(());
+        }
+        self.looked_ns = now;
+        let Self { neighbours, inner, own, caps, .. } = self;
+        let mut done = Ok(());
+        neighbours.turn(now, |due| match due {
+            Due::Ask((ip, of)) if done.is_ok() => {
+                let asked = inner.tx(&TxFrame::whole(&arp::question(*own, ip, of)));
+                done = asked.map(drop);
+            }
+            Due::Ask(_) => {}
+            Due::Silent(ip) => tracing::warn!(
+                port = %caps.name,
+                "{ip} does not answer, frames by it are lost: is it up, and on this segment?"
+            ),
+        });
+        done?;
+        self.inner.flush()
+    }
+
+    /// The next hop of a frame to `to` has no known address: asks for it. The frame is lost.
+    #[cold]
+    fn unresolved(&mut self, hop: Ipv4Addr) -> Result<Tx, PortGone> {
+        self.unresolved += 1;
+        self.counters.tx_dropped += 1;
+        if let Some((ip, of)) = self.neighbours.want(hop, now_ns()) {
+            self.send_arp(&arp::question(self.own, ip, of))?;
+        }
+        Ok(Tx::Sent)
+    }
+
+    /// A frame goes to nobody whom this port reaches.
+    #[cold]
+    fn no_route(&mut self, to: Option<SocketAddrV4>) -> Tx {
+        self.counters.tx_no_route += 1;
+        if let (Some(to), false) = (to, self.told_far) {
+            self.told_far = true;
+            let port = &self.caps.name;
+            tracing::warn!(
+                %port,
+                "{} is outside of the network of {}, and no gateway leads there: write \
+                 gw=ADDRESS-OF-THE-ROUTER, or a shorter prefix", to.ip(), self.own.1
+            );
+        }
+        Tx::NoRoute
+    }
+
+    #[cold]
+    fn tx_own(&mut self, frame: &TxFrame<'_>) -> Tx {
+        let sent = self.hairpin.push(frame);
+        self.count_sent(sent, frame.len());
+        sent
+    }
+
+    #[inline]
+    fn count_sent(&mut self, sent: Tx, len: usize) {
+        if sent == Tx::Sent {
+            self.counters.tx_frames += 1;
+            self.counters.tx_bytes += len as u64;
+        } else {
+            self.counters.tx_full += 1;
+        }
+    }
+
+    /// Sends a frame whose datagram has a sum, which takes a copy.
+    #[cold]
+    fn tx_with_sum(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let (head, rest) = self.head.split_at_mut(HEADERS_LEN);
+        let len = frame.copy_to(rest);
+        let head = head.first_chunk_mut().expect("as long as the headers");
+        datagram::write_sum(head, &rest[..len]);
+        self.inner.tx(&TxFrame::whole(&self.head[..HEADERS_LEN + len]))
+    }
+}
+
+/// What tells datagrams to us from everything else that comes.
+struct Ear {
+    place: SocketAddrV4,
+    station: MacAddr,
+    frame_max: usize,
+    counters: PortCounters,
+    drops: IpDrops,
+    lent: usize,
+    train: Train,
+    arps: [Arp; ARPS],
+    count: usize,
+}
+
+impl Ear {
+    fn new(place: SocketAddrV4, station: MacAddr, frame_max: usize) -> Self {
+        let nobody = (MacAddr([0; 6]), Ipv4Addr::UNSPECIFIED);
+        let none = Arp { is_question: false, sender: nobody, target: nobody.1 };
+        Self {
+            place,
+            station,
+            frame_max,
+            counters: PortCounters::default(),
+            drops: IpDrops::default(),
+            lent: 0,
+            train: Train::new(),
+            arps: [none; ARPS],
+            count: 0,
+        }
+    }
+
+    fn arps(&self) -> &[Arp] {
+        &self.arps[..self.count]
+    }
+
+    /// The length of the frame of ours that `frame` holds.
+    #[inline]
+    fn check(&mut self, frame: &RxFrame<'_>) -> Option<usize> {
+        const BOTH: usize = HEADERS_LEN + ETH_HDR_LEN;
+        let Some(bytes) = frame.first_chunk::<BOTH>() else {
+            self.other(frame);
+            return None;
+        };
+        let head = bytes.first_chunk().expect("longer than the headers");
+        let (from, len) = match datagram::check(head, frame.len(), self.place) {
+            Ok(sound) => sound,
+            Err(why) => {
+                self.refused(why, frame);
+                return None;
+            }
+        };
+        let inside = &bytes[HEADERS_LEN..];
+        let is_ours = len >= ETH_HDR_LEN
+            && inside[..6] == self.station.0
+            && mac_of(from).is_some_and(|mac| inside[6..12] == mac.0)
+            && inside[12..] == ETHERTYPE.to_be_bytes();
+        if !is_ours {
+            self.drop_frame();
+            return None;
+        }
+        Some(len)
+    }
+
+    #[cold]
+    fn drop_frame(&mut self) {
+        self.drops.frames += 1;
+        self.counters.rx_dropped += 1;
+    }
+
+    /// Keeps a datagram of `len` bytes, more than a frame has, if it is a train.
+    #[cold]
+    fn take_train(&mut self, frame: &RxFrame<'_>, len: usize) {
+        if !self.train.take(frame, HEADERS_LEN, len, self.frame_max) {
+            self.drop_frame();
+        }
+    }
+
+    /// Lends frames of the train, until `max` have been lent.
+    #[cold]
+    fn lend_train(&mut self, max: usize, sink: &mut dyn RxSink) {
+        while self.lent < max
+            && let Some(frame) = self.train.next()
+        {
+            self.lent += 1;
+            self.counters.rx_frames += 1;
+            self.counters.rx_bytes += frame.len() as u64;
+            sink.frame(&frame);
+        }
+    }
+
+    #[cold]
+    fn refused(&mut self, why: Refused, frame: &RxFrame<'_>) {
+        let count = match why {
+            Refused::Foreign => return self.other(frame),
+            Refused::Options => &mut self.drops.options,
+            Refused::Fragment => &mut self.drops.fragments,
+            Refused::Sum => &mut self.drops.sums,
+            Refused::Length => &mut self.drops.lengths,
+        };
+        *count += 1;
+        self.counters.rx_dropped += 1;
+    }
+
+    /// Keeps what is ARP, if there is room; nothing else is ours.
+    #[cold]
+    fn other(&mut self, frame: &RxFrame<'_>) {
+        let Some(head) = frame.first_chunk::<ETH_HDR_LEN>() else { return };
+        if head[12..] != ETHERTYPE_ARP.to_be_bytes() || self.count == ARPS {
+            return;
+        }
+        let packet = frame.chunk_at::<ARP_LEN>(ETH_HDR_LEN);
+        if let Some(arp) = packet.and_then(|packet| Arp::parse(&packet)) {
+            self.arps[self.count] = arp;
+            self.count += 1;
+        }
+    }
+}
+
+/// Lends the frames inside of datagrams.
+struct Taker<'a> {
+    ear: &'a mut Ear,
+    sink: &'a mut dyn RxSink,
+}
+
+impl RxSink for Taker<'_> {
+    #[inline]
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        // Whatever it is: what is fetched is not believed.
+        let len = frame.len().saturating_sub(HEADERS_LEN);
+        if let Some(inside) = frame.part(HEADERS_LEN, len) {
+            self.sink.prefetch(&inside);
+        }
+    }
+
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        let Some(len) = self.ear.check(frame) else { return };
+        if len > self.ear.frame_max {
+            return self.ear.take_train(frame, len);
+        }
+        let Some(inside) = frame.part(HEADERS_LEN, len) else { return };
+        self.ear.lent += 1;
+        self.ear.counters.rx_frames += 1;
+        self.ear.counters.rx_bytes += len as u64;
+        self.sink.frame(&inside);
+    }
+}
+
+impl Port for Ip {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        let len = frame.len();
+        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
+        let mac = frame.dst().mac;
+        let Some(to) = addr_of(mac) else {
+            if mac.is_group() {
+                // Nobody keeps a list of the others.
+                self.counters.tx_dropped += 1;
+                return Ok(Tx::Sent);
+            }
+            return Ok(self.no_route(None));
+        };
+        if mac == self.caps.station.mac {
+            return Ok(self.tx_own(frame));
+        }
+        let Some(hop) = self.net.hop(*to.ip()) else { return Ok(self.no_route(Some(to))) };
+        let Some(hop) = self.neighbours.find(hop) else { return self.unresolved(hop) };
+        let (head, rest) = self.head.split_at_mut(HEADERS_LEN);
+        self.template.write(head.first_chunk_mut().expect("as long"), hop, to, len);
+        let sent = if self.sums {
+            self.tx_with_sum(frame)?
+        } else {
+            rest[..frame.head.len()].copy_from_slice(frame.head);
+            let head = &self.head[..HEADERS_LEN + frame.head.len()];
+            self.inner.tx(&TxFrame { head, ..*frame })?
+        };
+        self.count_sent(sent, len);
+        Ok(sent)
+    }
+
+    fn flush(&mut self) -> Result<(), PortGone> {
+        self.inner.flush()
+    }
+
+    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(LOOK_EVERY) || self.neighbours.is_asking() {
+            self.look()?;
+        }
+        self.ear.lent = 0;
+        for _ in 0..BURSTS {
+            if !self.ear.train.is_empty() {
+                self.ear.lend_train(max, sink);
+                break;
+            }
+            // One train at a time.
+            let has_trains = self.ear.train.has_been;
+            let left = if has_trains { 1.min(max) } else { max };
+            let got = self.inner.rx_burst(left, &mut Taker { ear: &mut self.ear, sink })?;
+            if self.ear.count > 0 {
+                self.hear()?;
+            }
+            let has_lent = self.ear.lent > 0 && self.ear.train.is_empty();
+            if got == 0 || has_lent && !has_trains || self.ear.lent >= max {
+                break;
+            }
+        }
+        let mut count = self.ear.lent;
+        if !self.hairpin.is_empty() {
+            let (own, bytes) = self.hairpin.lend(max - count, sink);
+            self.counters.rx_frames += own as u64;
+            self.counters.rx_bytes += bytes;
+            count += own;
+        }
+        Ok(count)
+    }
+
+    /// Frames of ours; drops are those of the port below besides.
+    fn counters(&self) -> PortCounters {
+        let below = self.inner.counters();
+        let all = self.counters + self.ear.counters;
+        PortCounters {
+            rx_dropped: all.rx_dropped + below.rx_dropped,
+            tx_dropped: all.tx_dropped + below.tx_dropped,
+            ..all
+        }
+    }
+
+    fn station(&self, station: Station) -> Option<String> {
+        addr_of(station.mac).map(|addr| addr.to_string())
+    }
+
+    fn lacks_memory(&self) -> bool {
+        self.inner.lacks_memory()
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        self.inner.waiter()
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        if !self.hairpin.is_empty() || !self.ear.train.is_empty() {
+            return Some(now_ns());
+        }
+        let asks = self.neighbours.is_asking().then(|| self.looked_ns + LOOK_NS);
+        asks.into_iter().chain(self.inner.next_deadline_ns()).min()
+    }
+}

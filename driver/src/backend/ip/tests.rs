@@ -1,0 +1,322 @@
+//! Two ports on a wire of this process, and whatever somebody else may send there.
+
+use std::thread;
+
+use super::*;
+use crate::backend::loopback::{Loopback, LoopbackSettings};
+
+const NET: [u8; 3] = [10, 9, 8];
+
+fn ip(host: u8) -> Ipv4Addr {
+    let [a, b, c] = NET;
+    Ipv4Addr::new(a, b, c, host)
+}
+
+/// Every test has hosts of its own: places are the process's.
+fn settings(host: u8) -> IpSettings {
+    IpSettings { port: Some(52_000), ..IpSettings::at(ip(host), 24) }
+}
+
+fn wire(count: usize) -> Vec<Loopback> {
+    Loopback::segment(count, LoopbackSettings { mtu: 1500, ring_count: 256 })
+}
+
+fn open(settings: &IpSettings, inner: impl Port) -> Result<Ip, OpenError> {
+    let place = Place::claim(settings, false)?;
+    Ip::open(settings, place, Box::new(inner))
+}
+
+/// Two ports and a raw one of a wire.
+fn pair(first: u8) -> (Ip, Ip, Loopback) {
+    let mut wire = wire(3);
+    let raw = wire.pop().unwrap();
+    let (b, a) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let other = thread::spawn(move || open(&settings(first + 1), b).unwrap());
+    let a = open(&settings(first), a).unwrap();
+    (a, other.join().unwrap(), raw)
+}
+
+/// A frame of the fabric, as `len` bytes.
+fn frame(dst: MacAddr, src: MacAddr, len: usize) -> Vec<u8> {
+    let mut frame = vec![0x5a; len];
+    frame[..6].copy_from_slice(&dst.0);
+    frame[6..12].copy_from_slice(&src.0);
+    frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+    frame
+}
+
+fn take(port: &mut impl Port) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    port.rx_burst(64, &mut |f: &RxFrame<'_>| {
+        let mut bytes = vec![0; f.len()];
+        assert!(f.copy_to(0, &mut bytes));
+        got.push(bytes);
+    })
+    .unwrap();
+    got
+}
+
+/// Polls both until `a` has sent what `frame` is, and `b` has got it.
+fn send(a: &mut Ip, b: &mut Ip, frame: &[u8]) -> Vec<u8> {
+    let until = now_ns() + 3_000_000_000;
+    let mut tries = 0;
+    while now_ns() < until {
+        if tries % 50 == 0 {
+            assert_eq!(a.tx(&TxFrame::whole(frame)).unwrap(), Tx::Sent);
+        }
+        tries += 1;
+        a.flush().unwrap();
+        take(a);
+        if let Some(got) = take(b).pop() {
+            return got;
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+    panic!("nothing arrived in {tries} polls");
+}
+
+fn mac(port: &Ip) -> MacAddr {
+    port.caps.station.mac
+}
+
+#[test]
+fn frames_of_every_length_arrive_once_the_neighbour_is_known() {
+    let (mut a, mut b, _raw) = pair(1);
+    assert_eq!(a.caps().mtu, 1500 - 42);
+    assert!(a.caps().name.starts_with("ip(10.9.8.1/24,port=52000):"), "{}", a.caps().name);
+    let unknown = a.drops().unresolved;
+    for len in [14, 15, 40, 59, 60, 61, 1000, 1500 - 42 + 14] {
+        let sent = frame(mac(&b), mac(&a), len);
+        // The wire may fill it up; the datagram says how long it is.
+        assert_eq!(send(&mut a, &mut b, &sent), sent, "{len}");
+    }
+    let back = frame(mac(&a), mac(&b), 100);
+    assert_eq!(send(&mut b, &mut a, &back), back);
+    assert!(a.drops().unresolved <= unknown + 1);
+    // In three pieces, and to itself.
+    let whole = frame(mac(&b), mac(&a), 500);
+    take(&mut b);
+    let pieces = TxFrame {
+        head: &whole[..48],
+        body: crate::frame::Body::Bytes(&whole[48..490]),
+        tail: &whole[490..],
+    };
+    assert_eq!(a.tx(&pieces).unwrap(), Tx::Sent);
+    a.flush().unwrap();
+    assert_eq!(take(&mut b), [whole]);
+    let own = frame(mac(&a), mac(&a), 77);
+    assert_eq!(a.tx(&TxFrame::whole(&own)).unwrap(), Tx::Sent);
+    assert!(a.next_deadline_ns().is_some());
+    assert_eq!(take(&mut a), [own]);
+}
+
+#[test]
+fn a_sum_is_one_that_the_kernel_would_take() {
+    let mut wire = wire(2);
+    let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let with_sums = IpSettings { sums: true, ..settings(10) };
+    let mut a = open(&with_sums, inner).unwrap();
+    let hop = raw.caps().station.mac;
+    a.neighbours.learn(ip(11), hop, now_ns(), true);
+    let to = mac_of(SocketAddrV4::new(ip(11), 52_001)).unwrap();
+    take(&mut raw);
+    for len in [40, 41, 700] {
+        let sent = frame(to, mac(&a), len);
+        assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
+        a.flush().unwrap();
+        let got = take(&mut raw).pop().unwrap();
+        let packet = etherparse::SlicedPacket::from_ethernet(&got).unwrap();
+        let Some(etherparse::NetSlice::Ipv4(ip)) = packet.net else { panic!() };
+        let Some(etherparse::TransportSlice::Udp(udp)) = packet.transport else { panic!() };
+        let header = ip.header().to_header();
+        let want = udp.to_header().calc_checksum_ipv4(&header, udp.payload()).unwrap();
+        assert_eq!((udp.checksum(), udp.payload()), (want, &sent[..]));
+    }
+}
+
+/// Goal: what somebody else sends changes counters and nothing else, each cause its own.
+#[test]
+fn what_is_no_datagram_of_ours_is_counted_and_dropped() {
+    let (mut a, mut b, mut raw) = pair(20);
+    let sent = frame(mac(&b), mac(&a), 100);
+    send(&mut a, &mut b, &sent);
+    let mut head = [0; HEADERS_LEN];
+    let below = b.own.0;
+    a.template.write(&mut head, below, SocketAddrV4::new(ip(21), 52_000), 100);
+    let good = [&head[..], &sent].concat();
+    let mut push = |bytes: &[u8]| {
+        assert_eq!(raw.tx(&TxFrame::whole(bytes)).unwrap(), Tx::Sent);
+        raw.flush().unwrap();
+        take(&mut b).len()
+    };
+    let summed = |mut bytes: Vec<u8>| {
+        let mut ip = etherparse::Ipv4Header::from_slice(&bytes[14..]).unwrap().0;
+        ip.header_checksum = ip.calc_header_checksum();
+        let header = ip.to_bytes();
+        bytes[14..14 + header.len()].copy_from_slice(&header);
+        bytes
+    };
+    let with = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    assert_eq!(push(&good), 1);
+    for (bytes, taken) in [
+        (summed(with(20, 0x20)), 0),         // more fragments
+        (summed(with(21, 9)), 0),            // a later one
+        (with(24, !good[24]), 0),            // the sum
+        (summed(with(17, 0)), 0),            // the length of IP
+        (with(39, 7), 0),                    // the length of UDP
+        (summed(with(29, 99)), 0),           // from another host than the frame says
+        (with(35, 99), 0),                   // from another port
+        (with(42 + 5, !good[47]), 0),        // to another station than the datagram
+        (with(42 + 13, 0), 0),               // of another EtherType
+        (with(36, 7), 0),                    // to another port, which is nobody's fault
+        (good[..60].to_vec(), 0),            // cut
+        (summed(with(22, 3)), 1),            // from afar
+        ([&good[..], &[0; 20]].concat(), 1), // filled up
+    ] {
+        assert_eq!(push(&bytes), taken, "{bytes:02x?}");
+    }
+    let options = summed([&good[..14], &[0x46], &good[15..34], &[1; 4], &good[34..]].concat());
+    assert_eq!(push(&options), 0);
+    let want = IpDrops { options: 1, fragments: 2, sums: 1, lengths: 3, frames: 4, unresolved: 0 };
+    assert_eq!(b.drops(), IpDrops { unresolved: 0, ..want });
+    assert_eq!(b.counters().rx_dropped, 11);
+}
+
+#[test]
+fn noise_panics_nowhere() {
+    let (mut a, mut b, mut raw) = pair(30);
+    let mut state = 3_u64;
+    let mut next = |n: u64| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 33) % n
+    };
+    let arp = arp::question((MacAddr([2, 7, 7, 7, 7, 7]), ip(99)), ip(31), None);
+    for _ in 0..20_000 {
+        let mut bytes: Vec<u8> = (0..14 + next(80)).map(|_| next(256) as u8).collect();
+        bytes[..6].copy_from_slice(&b.own.0.0);
+        if next(2) == 0 {
+            let len = bytes.len().min(arp.len());
+            bytes[6..len].copy_from_slice(&arp[6..len]);
+            let at = 12 + next(len as u64 - 12) as usize;
+            bytes[at] = next(256) as u8;
+        } else {
+            let head: &[u8] = &[8, 0, 0x45];
+            bytes[12..].iter_mut().zip(head).for_each(|(to, from)| *to = *from);
+        }
+        raw.tx(&TxFrame::whole(&bytes)).unwrap();
+        raw.flush().unwrap();
+        assert!(take(&mut b).is_empty());
+        take(&mut raw);
+    }
+    let sent = frame(mac(&b), mac(&a), 60);
+    assert_eq!(send(&mut a, &mut b, &sent), sent);
+}
+
+#[test]
+fn an_address_that_another_host_has_is_refused() {
+    let (a, mut b, _raw) = pair(40);
+    let mut wire = wire(2);
+    let (inner, mut other) = (wire.pop().unwrap(), wire.pop().unwrap());
+    drop(a);
+    // The other host answers from this wire.
+    let taken = other.caps().station.mac;
+    let host = thread::spawn(move || {
+        let until = now_ns() + 80_000_000;
+        while now_ns() < until {
+            for asked in take(&mut other) {
+                let asked = Arp::parse(&asked[14..]).unwrap();
+                assert_eq!(asked.sender.1, Ipv4Addr::UNSPECIFIED);
+                let answer = arp::answer((taken, asked.target), asked.sender);
+                other.tx(&TxFrame::whole(&answer)).unwrap();
+                other.flush().unwrap();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let said = open(&settings(40), inner).unwrap_err().to_string();
+    assert!(said.contains(&format!("{taken} has the address 10.9.8.40")), "{said}");
+    host.join().unwrap();
+    take(&mut b);
+}
+
+#[test]
+fn who_is_outside_goes_by_the_gateway_or_nowhere() {
+    let mut wire = wire(2);
+    let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let far = mac_of(SocketAddrV4::new([10, 200, 0, 1].into(), 52_000)).unwrap();
+    let with = IpSettings { gateway: Some(ip(1)), dscp: 46, ..settings(50) };
+    let mut a = open(&with, inner).unwrap();
+    take(&mut raw);
+    let sent = frame(far, mac(&a), 60);
+    assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
+    let asked = take(&mut raw);
+    assert_eq!(Arp::parse(&asked[0][14..]).unwrap().target, ip(1));
+    let router = (raw.caps().station.mac, ip(1));
+    raw.tx(&TxFrame::whole(&arp::answer(router, a.own))).unwrap();
+    raw.flush().unwrap();
+    take(&mut a);
+    assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
+    a.flush().unwrap();
+    let got = take(&mut raw).pop().unwrap();
+    assert_eq!(
+        (&got[..6], &got[30..34], got[15]),
+        (&router.0.0[..], &[10, 200, 0, 1][..], 46 << 2)
+    );
+    // The router has another NIC, and says so to everybody.
+    let moved = (MacAddr([2, 5, 5, 5, 5, 5]), ip(1));
+    raw.tx(&TxFrame::whole(&arp::question(moved, ip(1), None))).unwrap();
+    raw.flush().unwrap();
+    take(&mut a);
+    assert_eq!(a.neighbours.find(ip(1)), Some(moved.0));
+
+    let mut alone = open(&settings(51), self::wire(1).pop().unwrap()).unwrap();
+    assert_eq!(alone.tx(&TxFrame::whole(&sent)).unwrap(), Tx::NoRoute);
+    assert_eq!(alone.counters().tx_no_route, 1);
+}
+
+/// Goal: frames that came in one piece are lent one by one, no more than were asked for.
+#[test]
+fn a_train_is_lent_in_portions() {
+    let mut wire = Loopback::segment(2, LoopbackSettings { mtu: 60_000, ring_count: 64 });
+    let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let mut a = open(&IpSettings { mtu: Some(1000), ..settings(60) }, inner).unwrap();
+    take(&mut raw);
+    let from = SocketAddrV4::new(ip(61), 52_000);
+    let frames: Vec<_> = (0..40)
+        .map(|n| {
+            let mut one = frame(mac(&a), mac_of(from).unwrap(), if n == 39 { 300 } else { 900 });
+            one[20..].fill(n);
+            one
+        })
+        .collect();
+    let payload = frames.concat();
+    let mut head = [0; HEADERS_LEN];
+    let template = Template::new(MacAddr([2, 3, 3, 3, 3, 3]), from, 64, 0);
+    template.write(&mut head, a.own.0, a.ear.place, payload.len());
+    let train = [&head[..], &payload].concat();
+    raw.tx(&TxFrame::whole(&train)).unwrap();
+    raw.flush().unwrap();
+    let mut got = Vec::new();
+    for _ in 0..5 {
+        let before = got.len();
+        let mut sink = |f: &RxFrame<'_>| {
+            let mut bytes = vec![0; f.len()];
+            assert!(f.copy_to(0, &mut bytes));
+            got.push(bytes);
+        };
+        let count = a.rx_burst(8, &mut sink).unwrap();
+        assert_eq!((count, got.len() - before), (8, 8));
+    }
+    assert_eq!(got, frames);
+    assert!(a.next_deadline_ns().is_none() && take(&mut a).is_empty());
+    // One that is none.
+    let noise = [&train[..HEADERS_LEN + 900], &vec![3; payload.len() - 900]].concat();
+    raw.tx(&TxFrame::whole(&noise)).unwrap();
+    raw.flush().unwrap();
+    assert!(take(&mut a).is_empty());
+    assert_eq!((a.drops().frames, a.counters().rx_dropped), (1, 1));
+}

@@ -1,0 +1,146 @@
+//! What raw sockets hear: filters that the kernel runs on each frame.
+
+use std::io;
+use std::mem::size_of;
+use std::net::SocketAddrV4;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use nix::sys::socket::{MsgFlags, recv};
+
+use super::super::set_option;
+use super::link::Link;
+use super::station::raw_socket;
+use crate::frame::{DST_NUMBER_AT, RxFrame};
+use crate::port::{MacAddr, RxSink, Station};
+
+const LD_W: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const LD_H: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+const LD_B: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+const TAX: u16 = (libc::BPF_MISC | libc::BPF_TAX) as u16;
+const JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const JEQ_X: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_X) as u16;
+const JSET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+// SKF_AD_OFF and what is behind it, of linux/filter.h.
+const PACKET_TYPE: u32 = (-0x1000_i32 + 4) as u32;
+const VLAN_TAG_PRESENT: u32 = (-0x1000_i32 + 48) as u32;
+
+fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// Lets through what is ours: our EtherType, no VLAN tag, to `station` or to a group; without
+/// `station` to any. The number [`Station::EVERY`] is any number.
+///
+/// The kernel's tap hears frames to other stations too, where the interface is promiscuous for
+/// somebody or sits behind a hub.
+pub(in super::super) fn of_station(
+    ethertype: u16,
+    station: Option<Station>,
+) -> Vec<libc::sock_filter> {
+    let take = op(RET, u32::MAX, 0, 0);
+    let Station { mac: MacAddr([a, b, c, d, e, f]), number } = station.unwrap_or_default();
+    vec![
+        op(LD_W, VLAN_TAG_PRESENT, 0, 0),
+        op(JEQ, 0, 0, 10),
+        op(LD_H, 12, 0, 0),
+        op(JEQ, ethertype.into(), 0, 8),
+        if station.is_some() { op(LD_B, 0, 0, 0) } else { take },
+        op(JSET, 1, 7, 0),
+        op(LD_W, 2, 0, 0),
+        op(JEQ, u32::from_be_bytes([c, d, e, f]), 0, 4),
+        op(LD_H, 0, 0, 0),
+        op(JEQ, u16::from_be_bytes([a, b]).into(), 0, 2),
+        if number == Station::EVERY { take } else { op(LD_H, DST_NUMBER_AT as u32, 0, 0) },
+        op(JEQ, number.swap_bytes().into(), 1, 0),
+        op(RET, 0, 0, 0), // drop
+        take,             // all of it
+    ]
+}
+
+/// Lets through IPv4 datagrams to `place`, whole ones without options, and packets of ARP that ask
+/// for its address or answer to it, or in which somebody announces his own; without a VLAN tag, and
+/// not what this host sends itself.
+pub(in super::super) fn of_place(place: SocketAddrV4) -> Vec<libc::sock_filter> {
+    let ip = u32::from(*place.ip());
+    vec![
+        op(LD_W, VLAN_TAG_PRESENT, 0, 0),
+        op(JEQ, 0, 0, 21),
+        op(LD_W, PACKET_TYPE, 0, 0),
+        op(JEQ, libc::PACKET_OUTGOING.into(), 19, 0),
+        op(LD_H, 12, 0, 0),
+        op(JEQ, libc::ETH_P_ARP as u32, 11, 0),
+        op(JEQ, libc::ETH_P_IP as u32, 0, 16),
+        // IPv4: our address, no options, no fragment, UDP, our port.
+        op(LD_W, 30, 0, 0),
+        op(JEQ, ip, 0, 14),
+        op(LD_B, 14, 0, 0),
+        op(JEQ, 0x45, 0, 12),
+        op(LD_H, 20, 0, 0),
+        op(JSET, 0x3fff, 10, 0),
+        op(LD_B, 23, 0, 0),
+        op(JEQ, libc::IPPROTO_UDP as u32, 0, 8),
+        op(LD_H, 36, 0, 0),
+        op(JEQ, place.port().into(), 7, 6),
+        // ARP: its sender's address, and its target's. One who has ours may answer to nobody's.
+        op(LD_W, 28, 0, 0),
+        op(JEQ, ip, 5, 0),
+        op(TAX, 0, 0, 0),
+        op(LD_W, 38, 0, 0),
+        op(JEQ, ip, 2, 0),
+        op(JEQ_X, 0, 1, 0),
+        op(RET, 0, 0, 0),        // drop
+        op(RET, u32::MAX, 0, 0), // all of it
+    ]
+}
+
+/// Makes the socket `fd` hear only what `program` lets through.
+pub(in super::super) fn attach(fd: RawFd, mut program: Vec<libc::sock_filter>) -> io::Result<()> {
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// From now on frames of `ethertype` on `link` arrive.
+pub(in super::super) fn bind(fd: RawFd, link: &Link, ethertype: u16) -> io::Result<()> {
+    // SAFETY: zeros are a `sockaddr_ll`.
+    let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    addr.sll_family = libc::AF_PACKET as u16;
+    addr.sll_protocol = ethertype.to_be();
+    addr.sll_ifindex = link.index as libc::c_int;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: `bind` reads `len` bytes of a `sockaddr_ll` that lives across the call.
+    let done = unsafe { libc::bind(fd, (&raw const addr).cast(), len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Hears the packets of ARP that concern a place, beside the kernel, which hears them too.
+pub(in super::super) struct ArpSocket(OwnedFd);
+
+impl ArpSocket {
+    /// Frames lent at once.
+    const BURST: usize = 16;
+
+    pub(in super::super) fn new(link: &Link, place: SocketAddrV4) -> io::Result<Self> {
+        let socket = raw_socket()?;
+        attach(socket.as_raw_fd(), of_place(place))?;
+        bind(socket.as_raw_fd(), link, libc::ETH_P_ARP as u16)?;
+        Ok(Self(socket))
+    }
+
+    pub(in super::super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Lends what has come, and says how many frames that were. A system call, and one for each.
+    pub(in super::super) fn lend(&self, max: usize, sink: &mut dyn RxSink) -> usize {
+        let mut bytes = [0; 64];
+        let mut count = 0;
+        while count < max.min(Self::BURST) {
+            let got = recv(self.fd(), &mut bytes, MsgFlags::MSG_DONTWAIT);
+            let Ok(len @ 1..) = got else { break };
+            sink.frame(&RxFrame::new(&bytes[..len]));
+            count += 1;
+        }
+        count
+    }
+}

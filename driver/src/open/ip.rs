@@ -1,0 +1,165 @@
+//! Names of ports that put IPv4 and UDP around frames: `ip(10.1.1.7/24,gw=10.1.1.1):PORT`.
+
+use std::net::SocketAddrV4;
+
+use super::near::{kind_of, options};
+use super::spec::{PortInfo, bad, parse, wrapped, yes_or_no};
+use super::{nics, switch, wires};
+use crate::backend::ip::{Ip, IpSettings, Place};
+use crate::error::OpenError;
+use crate::port::Port;
+
+/// Kinds of ports that can be below, and how the kernel of the host stands beside them: it hears
+/// what they hear.
+const BELOW: &[(&str, bool)] =
+    &[("afpacket", true), ("xdp", true), ("vfio", false), ("dpdk", false), ("memif", false)];
+
+/// Opens `ip(ADDRESS/PREFIX,...):PORT`, in which `below` opens a port that wraps others or that no
+/// kernel stands beside.
+pub(super) fn open(
+    spec: &str,
+    below: impl Fn(&str, SocketAddrV4) -> Result<Box<dyn Port>, OpenError>,
+) -> Result<Box<dyn Port>, OpenError> {
+    let (settings, inner, beside_kernel) = parts(spec)?;
+    let place = Place::claim(&settings, beside_kernel)?;
+    let port = below(&inner, place.addr())?;
+    Ok(Box::new(Ip::open(&settings, place, port)?))
+}
+
+/// What `spec` says: the port's settings, the port below, without the options of a port that
+/// stands alone, and whether the kernel is beside that.
+pub(super) fn parts(spec: &str) -> Result<(IpSettings, String, bool), OpenError> {
+    let (wrapper, list, inner) = wrapped(spec)?;
+    let settings = settings(wrapper, list)?;
+    settings.check()?;
+    let at = device_in(inner);
+    let (before, device) = inner.split_at(at);
+    let kind = kind_of(device);
+    let Some((_, beside_kernel)) = BELOW.iter().find(|(below, _)| *below == kind) else {
+        let why = "ip() stands around a port that writes Ethernet frames: afpacket:, xdp:, vfio:, \
+                   dpdk: or memif:";
+        return Err(bad(spec, why));
+    };
+    let (device, through) = switch::split(device, false)?;
+    if through == switch::Choice::Yes {
+        return Err(bad(spec, "ip() takes the device itself; leave out switch=yes"));
+    }
+    for option in ["stations", "promisc", "ethertype"] {
+        if options(&device).1.split(',').any(|part| part.split('=').next() == Some(option)) {
+            let why = format!("{option}= is for frames of the fabric; ip() takes datagrams to it");
+            return Err(bad(spec, why));
+        }
+    }
+    Ok((settings, format!("{before}{device}"), *beside_kernel))
+}
+
+/// Where the device begins, behind what spoils or records the frames below.
+fn device_in(inner: &str) -> usize {
+    let mut at = 0;
+    while ["fault(", "pcap("].iter().any(|wrapper| inner[at..].starts_with(wrapper)) {
+        let Some(end) = inner[at..].find("):") else { return inner.len() };
+        at += end + 2;
+    }
+    at
+}
+
+fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
+    let mut parts = list.split(',');
+    let address = parts.next().unwrap_or("");
+    let (ip, len) = address.split_once('/').ok_or_else(|| {
+        bad(spec, "which address? write ip(10.1.1.7/24):PORT, with the bits of its network")
+    })?;
+    let mut settings = IpSettings::at(parse(spec, ip)?, parse(spec, len)?);
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        match key {
+            "gw" => settings.gateway = Some(parse(spec, value)?),
+            "port" => settings.port = Some(parse(spec, value)?),
+            "ttl" => settings.ttl = parse(spec, value)?,
+            "dscp" => settings.dscp = parse(spec, value)?,
+            "sum" => settings.sums = yes_or_no(spec, key, value)?,
+            "mtu" => settings.mtu = Some(parse(spec, value)?),
+            _ => {
+                let known = "gw=, port=, ttl=, dscp=, sum= and mtu=";
+                return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+/// What the list of ports says.
+pub(super) fn kind() -> PortInfo {
+    let why_not = "name address, router and port: ip(10.1.1.7/24,gw=10.1.1.1):afpacket:eth0";
+    PortInfo {
+        spec: "ip".into(),
+        what: "another host, inside UDP past the kernel, by a port of Ethernet frames".into(),
+        why_not: Some(why_not.into()),
+    }
+}
+
+/// Opens a device that takes datagrams to `place`.
+pub(super) fn device(spec: &str, place: SocketAddrV4) -> Result<Box<dyn Port>, OpenError> {
+    match kind_of(spec) {
+        "afpacket" => wires::afpacket(spec, Some(place)),
+        "xdp" => wires::xdp(spec, Some(place)),
+        "vfio" => nics::vfio(spec),
+        "memif" => super::memif::open(spec),
+        #[cfg(feature = "dpdk")]
+        "dpdk" => super::dpdk(spec),
+        kind => Err(super::unknown(spec, kind)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_address_gateway_and_the_port_below() {
+        let spec = "ip(10.1.1.7/24,gw=10.1.1.1,port=50000,dscp=46,ttl=8,sum=yes,mtu=900):\
+                    fault(loss=0.1):afpacket:eth0,mtu=1500";
+        let (settings, inner, beside_kernel) = parts(spec).unwrap();
+        let want = IpSettings {
+            gateway: Some([10, 1, 1, 1].into()),
+            port: Some(50_000),
+            ttl: 8,
+            dscp: 46,
+            sums: true,
+            mtu: Some(900),
+            ..IpSettings::at([10, 1, 1, 7].into(), 24)
+        };
+        assert_eq!((settings, beside_kernel), (want, true));
+        assert_eq!(inner, "fault(loss=0.1):afpacket:eth0,mtu=1500");
+        let (_, inner, beside_kernel) = parts("ip(10.1.1.7/24):vfio:05:00.0,switch=no").unwrap();
+        assert_eq!((inner.as_str(), beside_kernel), ("vfio:05:00.0", false));
+        parts("ip(10.1.1.7/24):dpdk(mtu=9000):net_tap0,iface=x").unwrap();
+        parts("ip(10.1.1.7/24):pcap(file=/tmp/x):memif:@x").unwrap();
+    }
+
+    #[test]
+    fn wrong_names_say_what_to_write() {
+        for (spec, says) in [
+            ("ip:afpacket:eth0", "ip(OPTION=VALUE,...):PORT"),
+            ("ip():afpacket:eth0", "write ip(10.1.1.7/24):PORT"),
+            ("ip(10.1.1.7):afpacket:eth0", "write ip(10.1.1.7/24):PORT"),
+            ("ip(10.1.1/24):afpacket:eth0", "invalid IPv4 address"),
+            ("ip(10.1.1.7/x):afpacket:eth0", "invalid digit"),
+            ("ip(10.1.1.7/40):afpacket:eth0", "write 1 to 32"),
+            ("ip(10.1.1.7/24,gw=10.1.2.1):afpacket:eth0", "ip route"),
+            ("ip(10.1.1.7/24,mask=1):afpacket:eth0", "there are gw=, port="),
+            ("ip(10.1.1.7/24,port=80):afpacket:eth0", "49152 to 65535"),
+            ("ip(10.1.1.7/24):udp:lo", "afpacket:, xdp:, vfio:"),
+            ("ip(10.1.1.7/24):shm", "afpacket:, xdp:, vfio:"),
+            ("ip(10.1.1.7/24):ip(10.1.1.8/24):afpacket:eth0", "afpacket:, xdp:, vfio:"),
+            ("ip(10.1.1.7/24):", "afpacket:, xdp:, vfio:"),
+            ("ip(10.1.1.7/24):fault(", "afpacket:, xdp:, vfio:"),
+            ("ip(10.1.1.7/24):afpacket:eth0,switch=yes", "leave out switch=yes"),
+            ("ip(10.1.1.7/24):afpacket:eth0,stations=all", "stations= is for frames"),
+            ("ip(10.1.1.7/24):dpdk(ethertype=0x88b5):net_tap0", "ethertype= is for frames"),
+        ] {
+            let said = parts(spec).unwrap_err().to_string();
+            assert!(said.contains(says) && !said.contains('\n'), "{spec}: {said}");
+        }
+    }
+}
