@@ -113,10 +113,18 @@ pub enum Bug {
     StrangerUnasked,
     /// An OPEN need not name the incarnation, whoever is reached by name.
     NamelessTaken,
+    /// Every sealed frame has the same counter.
+    CounterKept,
+    /// A sealed frame is taken as often as it comes.
+    ReplayTaken,
+    /// The tag of a sealed OPEN or RST is not looked at.
+    TagUnchecked,
+    /// Where there is a key, frames that are not sealed are taken as well.
+    ClearTaken,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 52] = [
+pub const ALL: [Bug; 56] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -169,6 +177,10 @@ pub const ALL: [Bug; 52] = [
     Bug::FarUnkept,
     Bug::StrangerUnasked,
     Bug::NamelessTaken,
+    Bug::CounterKept,
+    Bug::ReplayTaken,
+    Bug::TagUnchecked,
+    Bug::ClearTaken,
 ];
 
 /// Whether `bug` is switched on for this thread.

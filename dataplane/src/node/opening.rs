@@ -13,6 +13,7 @@ use barewire_driver::port::{Station, Tx};
 use super::cookie::Secret;
 use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
+use super::other_key::OtherKeys;
 use super::peer::{Peer, State};
 use super::stuck::Progress;
 use super::versions::OtherVersions;
@@ -20,9 +21,10 @@ use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
 use crate::error::Error;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
+use crate::seal::has_aes;
 use crate::slab::NONE;
 use crate::types::{Instant, ProvErrno};
-use crate::wire::{Base, OpenOp, Ty};
+use crate::wire::{Base, OpenOp, RstReason, Ty};
 
 /// Half-open sessions with nodes that have not shown that they receive.
 const HALF_OPEN_MAX: usize = 16;
@@ -57,6 +59,8 @@ pub(crate) struct Path {
     arrived: u16,
     /// OPENs sent.
     tries: u8,
+    /// When the key was refused first, and why.
+    refusal: Option<(Instant, RstReason)>,
 }
 
 impl Path {
@@ -96,6 +100,7 @@ pub(crate) struct Openings {
     pub(super) searches: HashMap<u32, Search>,
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
+    pub(super) other_keys: OtherKeys,
     /// Padding of an OPEN or a PROBE, on a lossy port.
     padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
@@ -114,6 +119,7 @@ impl Openings {
             searches: HashMap::new(),
             secret: Secret::of_seed(s.seed),
             other_versions: OtherVersions::default(),
+            other_keys: OtherKeys::default(),
             padding: vec![0; if lossless { 0 } else { frame_len }],
             half_open: Vec::with_capacity(HALF_OPEN_MAX),
             tokens: 0,
@@ -144,6 +150,20 @@ impl Openings {
     /// Whether an OPEN of ours has left for the session that is being opened with `p`.
     pub(super) fn has_opened(&self, p: u32) -> bool {
         self.path(p).tries > 0
+    }
+
+    /// Notes that the key of the session that is being opened with `p` was refused. False if it was
+    /// before.
+    pub(super) fn note_refusal(&mut self, p: u32, now: Instant, reason: RstReason) -> bool {
+        let refusal = &mut self.path_mut(p).refusal;
+        let first = refusal.is_none();
+        refusal.get_or_insert((now, reason));
+        first
+    }
+
+    /// When it was refused first, and why.
+    pub(super) fn refusal(&self, p: u32) -> Option<(Instant, RstReason)> {
+        self.path(p).refusal
     }
 
     /// Whether another OPEN without proof is within the budget.
@@ -325,7 +345,7 @@ impl Node {
             target_inc: peer.inc,
             echo_sid: if echoes { peer.remote_sid } else { 0 },
             echo_epoch: if echoes { peer.peer_epoch } else { 0 },
-            caps: if peer.path.is_near() { OpenOp::NEAR } else { 0 },
+            caps: caps_of(peer),
             max_frame: self.path_mtu(peer.path.is_near()),
             window: peer.path.window(self.settings.window) as u16,
             grant: peer.granted,
@@ -397,6 +417,13 @@ impl Node {
         }
         self.coll_peer_lost(p, Error::ConnReset);
     }
+}
+
+/// What an OPEN to `peer` says that this node can do.
+fn caps_of(peer: &Peer) -> u32 {
+    let aes = peer.path.is_sealed() && has_aes();
+    let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
+    near | if aes { OpenOp::AES } else { 0 }
 }
 
 impl Peer {
