@@ -73,6 +73,21 @@ impl Teller {
                         ),
                     );
                 }
+                Notice::OtherKey { station, has_key } => {
+                    let what = match (has_key, engine.node().settings().key.is_some()) {
+                        (true, _) => "has another key, or seals in another mode",
+                        (false, true) => "has no key, and this side has one",
+                        (false, false) => "has a key, and this side has none",
+                    };
+                    self.warn(
+                        engine,
+                        station,
+                        format_args!(
+                            "{what}: no session with it is possible; set BAREWIRE_KEY_FILE (or \
+                         auth_key) and BAREWIRE_SEAL alike on both"
+                        ),
+                    );
+                }
                 Notice::ShortFrames { station, passed, most } => {
                     self.warn(engine, station, format_args!(
                         "gets frames of at most {passed} bytes, although both ends take {most}: a \

@@ -4,8 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use barewire_dataplane::node::FrameSink;
+use barewire_dataplane::psn::Psn;
+use barewire_dataplane::wire::{
+    self, BASE_LEN, Base, Op, RstOp, RstReason, Ty, VERSION, VERSIONS, sealed,
+};
 use barewire_driver::board::Board;
-use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{MacAddr, Presence, Station, Tx};
 
 use crate::board::{SimBoard, Slots};
@@ -248,7 +252,7 @@ impl Net {
     pub(crate) fn heal(&mut self) {
         let l = &mut self.link;
         (l.loss, l.dup, l.jitter_ns, l.spike, l.corrupt, l.full) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-        l.spoofs = 0.0;
+        (l.spoofs, l.forges) = (0.0, 0.0);
         for p in &mut self.paths {
             (p.down_until, p.clog_until) = (0, 0);
         }
@@ -359,8 +363,68 @@ impl Net {
         backlog_ns > frame_ns * self.link.tx_ring as u64
     }
 
+    /// Somebody without the key has seen a frame from `from` to `to`, makes another one of it, and
+    /// is faster: bytes that differ, a packet that is not sealed, or a reset of the session.
+    fn forge(&mut self, from: usize, to: usize, frame: u32) {
+        let mut bytes = self.pool[frame as usize].clone();
+        let Some(raw) = Base::parse_raw(&RxFrame::new(&bytes)) else { return };
+        let mut victim = to;
+        match self.rng.index(4) {
+            0 => {
+                let at = self.rng.index(bytes.len());
+                bytes[at] ^= self.rng.range(1, 255) as u8;
+            }
+            1 => bytes.truncate(self.rng.index(bytes.len())),
+            2 if raw.dst_sid != 0 => {
+                let ty = self.rng.pick(&[Ty::Nop, Ty::Ping, Ty::Ack, Ty::Nack]);
+                bytes.truncate(BASE_LEN + ty.op_len());
+                bytes.resize(BASE_LEN + ty.op_len() + 4, 0);
+                bytes[BASE_LEN..].fill(0);
+                (bytes[14], bytes[15]) = (VERSION << 5 | ty as u8, 0);
+                sealed::set_counter(&mut bytes, 0);
+                sealed::set_plen(&mut bytes, 0);
+                sealed::put_crc(&mut bytes, BASE_LEN + ty.op_len());
+            }
+            _ => {
+                victim = from;
+                let reason = self.rng.pick(&[RstReason::UnknownSession, RstReason::OtherKey]);
+                let (echo_sid, echo_psn) = (raw.dst_sid, raw.psn);
+                let rst = RstOp {
+                    echo_sid,
+                    echo_psn,
+                    life: 7,
+                    victim_inc: 0,
+                    victim_epoch: 0,
+                    reason,
+                    versions: VERSIONS,
+                };
+                let base = Base {
+                    dst: raw.src,
+                    src: raw.dst,
+                    ty: Ty::Rst,
+                    ar: false,
+                    rtx: false,
+                    crc: true,
+                    dst_sid: 0,
+                    psn: Psn(0),
+                    cack: Psn(0),
+                    grant: 0,
+                    plen: 0,
+                };
+                bytes = wire::frame(&base, &Op::Rst(rst), &[]);
+            }
+        }
+        let forged = self.alloc();
+        self.pool[forged as usize].extend_from_slice(&bytes);
+        self.stations[victim].queued += 1;
+        self.arrive_at(self.now, victim, forged);
+    }
+
     /// Sends a frame through serialisation, latency and whatever is wrong with the path.
     fn carry(&mut self, from: usize, to: usize, frame: u32, len: usize) {
+        if self.link.forges > 0.0 && self.rng.chance(self.link.forges) {
+            self.forge(from, to, frame);
+        }
         let wire_ns = (len.max(60) as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;
         let start = self.stations[from].tx_free.max(self.now);
         self.stations[from].tx_free = start + wire_ns;
