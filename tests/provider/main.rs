@@ -21,6 +21,7 @@ mod ranks;
 mod scalable;
 mod shared;
 mod strangers;
+mod tenants;
 mod trigger;
 mod waits;
 mod words;

@@ -371,8 +371,10 @@ impl Net {
         let mut victim = to;
         match self.rng.index(4) {
             0 => {
+                // Not the addresses: answers go to somebody.
                 let at = self.rng.index(bytes.len());
-                bytes[at] ^= self.rng.range(1, 255) as u8;
+                let is_address = at < 14 || (32..36).contains(&at);
+                bytes[if is_address { 20 } else { at }] ^= self.rng.range(1, 255) as u8;
             }
             1 => bytes.truncate(self.rng.index(bytes.len())),
             2 if raw.dst_sid != 0 => {
