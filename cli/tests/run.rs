@@ -163,7 +163,8 @@ fn key_file(dir: &Path, name: &str, byte: u8) -> PathBuf {
 fn pingpong_with_a_key_file() {
     const PORT: &str = "udp:127.0.0.1,near=no";
     let dir = tempfile::tempdir().unwrap();
-    let [right, wrong] = [("right", 1), ("wrong", 2)].map(|(n, byte)| key_file(dir.path(), n, byte));
+    let [right, wrong] =
+        [("right", 1), ("wrong", 2)].map(|(n, byte)| key_file(dir.path(), n, byte));
     let (right, wrong) = (right.to_str().unwrap(), wrong.to_str().unwrap());
     let log = std::fs::File::create(dir.path().join("log")).unwrap();
     let args = ["pingpong", "--listen", "--json", "--port", PORT, "--key-file", right];
@@ -173,8 +174,8 @@ fn pingpong_with_a_key_file() {
     lines.read_line(&mut line).unwrap();
     let said: Value = serde_json::from_str(&line).unwrap();
     let addr = said["listening"].as_str().unwrap().to_owned();
-    let server = Server { child, lines, addr, port: String::new() };
-    let client = ["pingpong", &server.addr, "--port", PORT, "--json", "--iterations", "20"];
+    let server = Server { child, lines, addr: addr.clone(), port: String::new() };
+    let client = ["pingpong", &addr, "--port", PORT, "--json", "--iterations", "20"];
     let client = [&client[..], &["--size", "0,8,1400,9k,100k", "--verify"]].concat();
     for (key, code, says) in [
         (&["--key-file", wrong][..], "FI_EACCES", "has another key"),

@@ -36,6 +36,8 @@ pub(crate) struct LinkPlan {
     pub(crate) near_mtu: usize,
     /// Chance that a frame through memory is copied, changed and sent by the wire as well.
     pub(crate) spoofs: f64,
+    /// Whether hosts seal their frames.
+    pub(crate) sealed: bool,
     /// Chance that somebody without a key makes another frame of one on the wire, and sends it.
     pub(crate) forges: f64,
     /// Largest frame after the Ethernet header, per host.
@@ -247,6 +249,7 @@ impl Plan {
                 boards: false,
                 near_mtu: 0,
                 spoofs: 0.0,
+                sealed: false,
                 forges: 0.0,
                 mtu: vec![1500; 2],
                 bps: 10_000_000_000,
@@ -331,6 +334,7 @@ impl Plan {
         }
         let mode = r.pick(&[Mode::Encrypted, Mode::Authenticated]);
         self.node.seal = Some((mode, r.pick(&[4, 6, 10, 22])));
+        self.link.sealed = true;
         self.link.forges = r.pick(&[0.0, 0.02, 0.2]);
     }
 

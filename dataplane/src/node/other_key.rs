@@ -49,8 +49,7 @@ impl Node {
     /// Takes a sealed frame where there is no key: the sender of an OPEN is told.
     #[cold]
     pub(super) fn on_sealed_unasked(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let Some(mut head) = frame.first_chunk::<{ sealed::OPEN_END }>() else { return };
-        if let Some((base, op)) = sealed::open_in(&mut head) {
+        if let Some((base, op)) = sealed::open_in(frame) {
             self.refuse_key(now, &base, &op, RstReason::NoKey);
         }
     }

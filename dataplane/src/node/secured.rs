@@ -20,11 +20,12 @@ use crate::seal::{
 };
 use crate::types::Instant;
 use crate::wire::{
-    BASE_LEN, Base, OpenOp, RawBase, RstReason, TAG_LEN, Ty, WireError, sealed, sealed::OpenKind,
+    BASE_LEN, Base, OpenOp, RawBase, RstReason, TAG_LEN, TRAILER_LEN, Ty, WireError, sealed,
+    sealed::OpenKind,
 };
 
-/// Longest addition to a frame, bytes: the message of a handshake and a tag.
-const ROOM: usize = HANDSHAKE_LEN + TAG_LEN;
+/// Longest addition to a frame, bytes: the message of a handshake, a tag and a checksum.
+const ROOM: usize = HANDSHAKE_LEN + TAG_LEN + TRAILER_LEN;
 
 /// A session whose ends have agreed on keys.
 #[derive(Debug)]
@@ -149,14 +150,20 @@ impl Seals {
     /// Copies a frame without a session, `more` behind its header, and its tag.
     fn put_tag(&mut self, frame: &TxFrame<'_>, more: &[u8]) -> Way {
         let (from, end) = (frame.head.len(), frame.head.len() + more.len());
-        let len = frame.len().max(end + TAG_LEN);
+        let is_open = sealed::ty_of(frame.head) == Some(Ty::Open);
+        let whole = end + TAG_LEN + if is_open { TRAILER_LEN } else { 0 };
+        let len = frame.len().max(whole);
         let Some(bytes) = self.tx.get_mut(..len) else { return Way::Not };
         bytes[..from].copy_from_slice(frame.head);
         bytes[from..end].copy_from_slice(more);
         sealed::mark(bytes, end - BASE_LEN);
         let tag = self.key.tag(&bytes[..end]);
         bytes[end..end + TAG_LEN].copy_from_slice(&tag);
-        bytes[end + TAG_LEN..].fill(0);
+        if is_open {
+            // Who cannot tell the tag tells by it a damaged OPEN from one under another key.
+            sealed::append_crc(bytes, end + TAG_LEN);
+        }
+        bytes[whole..].fill(0);
         Way::Sealed(len)
     }
 
@@ -314,7 +321,7 @@ impl Node {
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         if !seals.key.is_tag(frame, tag) {
             self.counters.rx_forged += 1;
-            if let Some((base, op)) = sealed::open_in(bytes) {
+            if let Some((base, op)) = sealed::open_in(&RxFrame::new(bytes)) {
                 self.refuse_key(now, &base, &op, RstReason::OtherKey);
             }
             return false;

@@ -7,7 +7,7 @@ use super::base::{IMM, PLEN_AT, SEC};
 use super::ty::Tail;
 use super::{
     BASE_LEN, Base, ETHERTYPE, IMM_LEN, OpenOp, PROLOGUE_OFF, RstReason, TRAILER_LEN, Ty, VERSION,
-    WireError, crc_of_head,
+    WireError, crc_of_head, verify_crc,
 };
 
 /// Bytes of the tag of a sealed frame.
@@ -151,15 +151,30 @@ pub fn dst_sid(head: &[u8]) -> u32 {
     word(head, DST_SID_AT)
 }
 
-/// Base and operation header of a sealed OPEN, of which nothing was authenticated: for who refuses
-/// it. Overwrites what was sealed of the base. `None` if it is none.
-pub fn open_in(bytes: &mut [u8]) -> Option<(Base, OpenOp)> {
-    let head = bytes.get_mut(..OPEN_END).filter(|head| ty_of(head) == Some(Ty::Open))?;
-    set_plen(head, OpenOp::LEN as u16);
-    unmark(head).ok()?;
-    let frame = RxFrame::new(head);
+/// Base and operation header of a sealed OPEN whose tag cannot be told right from wrong here: for
+/// who refuses it. `None` if it is none, or damaged.
+pub fn open_in(frame: &RxFrame<'_>) -> Option<(Base, OpenOp)> {
+    let mut head = frame.first_chunk::<OPEN_END>()?;
+    let end = BASE_LEN + usize::from(plen(&head)) + TAG_LEN;
+    if ty_of(&head) != Some(Ty::Open) || !verify_crc(frame, end) {
+        return None;
+    }
+    set_plen(&mut head, OpenOp::LEN as u16);
+    unmark(&mut head).ok()?;
+    let frame = RxFrame::new(&head);
     let base = Base::parse(&frame).ok()?;
     Some((base, OpenOp::parse(&frame, &base).ok()?))
+}
+
+/// Puts a checksum behind the first `len` bytes, of which the base says nothing. Returns the length
+/// with it.
+///
+/// # Panics
+/// If there is no room for it.
+pub fn append_crc(bytes: &mut [u8], len: usize) -> usize {
+    let crc = crc_of_head(&bytes[..len]).to_le_bytes();
+    bytes[len..len + TRAILER_LEN].copy_from_slice(&crc);
+    len + TRAILER_LEN
 }
 
 /// Puts a checksum behind the first `len` bytes, a frame without payload and trailer. Returns its
@@ -169,9 +184,7 @@ pub fn open_in(bytes: &mut [u8]) -> Option<(Base, OpenOp)> {
 /// If there is no room for it.
 pub fn put_crc(bytes: &mut [u8], len: usize) -> usize {
     bytes[PROLOGUE_OFF + 1] |= 3;
-    let crc = crc_of_head(&bytes[..len]).to_le_bytes();
-    bytes[len..len + TRAILER_LEN].copy_from_slice(&crc);
-    len + TRAILER_LEN
+    append_crc(bytes, len)
 }
 
 /// The word at `at` of an operation header.
