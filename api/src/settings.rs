@@ -123,8 +123,8 @@ pub struct Settings {
     pub by_name: bool,
     /// The file that holds the domain's key (`BAREWIRE_KEY_FILE`), 16 to 1,024 bytes that only its
     /// owner may read: frames on a wire are sealed, and only who has the same key has sessions with
-    /// the domain. A key in the domain's attributes goes before it. Default none: frames are open to
-    /// everybody on the way.
+    /// the domain. A key in the domain's attributes goes before it. Default none: frames are open
+    /// to everybody on the way.
     pub key_file: Option<PathBuf>,
     /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
     pub seal: SealMode,

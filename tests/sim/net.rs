@@ -256,7 +256,7 @@ impl Net {
     pub(crate) fn heal(&mut self) {
         let l = &mut self.link;
         (l.loss, l.dup, l.jitter_ns, l.spike, l.corrupt, l.full) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-        (l.spoofs, l.forges) = (0.0, 0.0);
+        (l.spoofs, l.forges) = (0.0, l.forges.map(|_| 0.0));
         for p in &mut self.paths {
             (p.down_until, p.clog_until) = (0, 0);
         }
@@ -297,7 +297,7 @@ impl Net {
         let here = Self::host_if_any(tx.dst()).filter(|&to| to < self.stations.len());
         let Some(to) = here else {
             // A frame whose station was damaged, which shows by the tag of a session alone.
-            assert!(self.link.sealed, "frame to nobody: {}", tx.dst());
+            assert!(self.link.forges.is_some(), "frame to nobody: {}", tx.dst());
             return Tx::Sent;
         };
         let near = self.is_near(from, to);
@@ -432,7 +432,7 @@ impl Net {
 
     /// Sends a frame through serialisation, latency and whatever is wrong with the path.
     fn carry(&mut self, from: usize, to: usize, frame: u32, len: usize) {
-        if self.link.forges > 0.0 && self.rng.chance(self.link.forges) {
+        if self.link.forges.is_some_and(|chance| chance > 0.0 && self.rng.chance(chance)) {
             self.forge(from, to, frame);
         }
         let wire_ns = (len.max(60) as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;

@@ -36,10 +36,9 @@ pub(crate) struct LinkPlan {
     pub(crate) near_mtu: usize,
     /// Chance that a frame through memory is copied, changed and sent by the wire as well.
     pub(crate) spoofs: f64,
-    /// Whether hosts seal their frames.
-    pub(crate) sealed: bool,
-    /// Chance that somebody without a key makes another frame of one on the wire, and sends it.
-    pub(crate) forges: f64,
+    /// If hosts seal their frames, the chance that somebody without a key makes another frame of one
+    /// on the wire, and sends it.
+    pub(crate) forges: Option<f64>,
     /// Largest frame after the Ethernet header, per host.
     pub(crate) mtu: Vec<usize>,
     pub(crate) bps: u64,
@@ -249,8 +248,7 @@ impl Plan {
                 boards: false,
                 near_mtu: 0,
                 spoofs: 0.0,
-                sealed: false,
-                forges: 0.0,
+                forges: None,
                 mtu: vec![1500; 2],
                 bps: 10_000_000_000,
                 latency_ns: 5 * US,
@@ -334,8 +332,7 @@ impl Plan {
         }
         let mode = r.pick(&[Mode::Encrypted, Mode::Authenticated]);
         self.node.seal = Some((mode, r.pick(&[4, 6, 10, 22])));
-        self.link.sealed = true;
-        self.link.forges = r.pick(&[0.0, 0.02, 0.2]);
+        self.link.forges = Some(r.pick(&[0.0, 0.02, 0.2]));
     }
 
     /// Some hosts do not let everybody in.

@@ -227,7 +227,7 @@ impl Node {
     /// Sends an ACK for all packets that no packet sent since has acknowledged. An ACK that cannot
     /// leave now is left to the next [`transmit`](Self::transmit).
     pub fn send_acks(&mut self, now: Instant, out: &mut impl FrameSink) {
-        if self.seals.is_some() {
+        if self.openings.seals.is_some() {
             return self.through_seals(out, |node, out| node.send_acks(now, &mut DynSink(out)));
         }
         (self.acks.owed_since, self.acks.soon) = (None, false);

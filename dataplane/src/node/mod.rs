@@ -84,7 +84,6 @@ use pack::Packs;
 use path::Path;
 use peer::{Peer, Peers, Reassembly};
 use peers_by_station::PeersByStation;
-use secured::Seals;
 use sep::Numbers;
 
 pub use crate::cq::{NoReader, Reader};
@@ -725,10 +724,6 @@ pub struct Node {
     pub(crate) looped_free: Vec<Vec<u8>>,
 
     openings: Openings,
-    /// Keys, if frames are sealed. Not here while frames leave.
-    seals: Option<Box<Seals>>,
-    /// Peers, by [`Station::word`], whose keys are to be forgotten when the seals are back.
-    sealed_over: Vec<u64>,
     pub(crate) counters: NodeCounters,
     observed: tally::Observed,
     /// Time of this turn: a peer heard in the turn was heard then.
@@ -838,9 +833,7 @@ impl Node {
             replies: Replies::default(),
             looped: VecDeque::with_capacity(64),
             looped_free: Vec::with_capacity(64),
-            openings: Openings::new(s, caps.lossless, frame_len),
-            seals: Seals::of(s, caps, frame_len),
-            sealed_over: Vec::new(),
+            openings: Openings::new(s, caps, frame_len),
             counters: NodeCounters::default(),
             observed: tally::Observed::new(s.peer_max),
             polled_at: Instant(0),

@@ -8,13 +8,14 @@
 use std::collections::HashMap;
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
-use barewire_driver::port::{Station, Tx};
+use barewire_driver::port::{PortCaps, Station, Tx};
 
 use super::cookie::Secret;
 use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
 use super::other_key::OtherKeys;
 use super::peer::{Peer, State};
+use super::secured::Seals;
 use super::stuck::Progress;
 use super::versions::OtherVersions;
 use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
@@ -101,6 +102,10 @@ pub(crate) struct Openings {
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
     pub(super) other_keys: OtherKeys,
+    /// Keys, if frames are sealed. Not here while frames leave.
+    pub(super) seals: Option<Box<Seals>>,
+    /// Peers, by [`Station::word`], whose keys are to be forgotten when the seals are back.
+    pub(super) sealed_over: Vec<u64>,
     /// Padding of an OPEN or a PROBE, on a lossy port.
     padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
@@ -112,7 +117,7 @@ pub(crate) struct Openings {
 
 impl Openings {
     /// For a node with settings `s`, on a port for frames of `frame_len` bytes.
-    pub(super) fn new(s: &NodeSettings, lossless: bool, frame_len: usize) -> Self {
+    pub(super) fn new(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Self {
         Self {
             paths: HashMap::new(),
             progress: HashMap::new(),
@@ -120,7 +125,9 @@ impl Openings {
             secret: Secret::of_seed(s.seed),
             other_versions: OtherVersions::default(),
             other_keys: OtherKeys::default(),
-            padding: vec![0; if lossless { 0 } else { frame_len }],
+            padding: vec![0; if caps.lossless { 0 } else { frame_len }],
+            seals: Seals::of(s, caps, frame_len),
+            sealed_over: Vec::new(),
             half_open: Vec::with_capacity(HALF_OPEN_MAX),
             tokens: 0,
             refilled: Instant(0),

@@ -49,7 +49,7 @@ impl Node {
 
     /// [`transmit`](Self::transmit) for a turn in which [`passes`](Self::passes) was false.
     pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
-        if self.seals.is_some() {
+        if self.openings.seals.is_some() {
             return self.through_seals(out, |node, out| node.transmit_all(now, out));
         }
         self.transmit_all(now, out)

@@ -83,15 +83,19 @@ impl Seals {
     /// Makes `frame` ready to leave. `near` tells whether the port reaches its destination through
     /// memory.
     fn prepare(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Way {
-        let ty = sealed::ty_of(frame.head);
-        match ty {
-            Some(Ty::Who) => self.check(frame),
-            Some(Ty::Open) if sealed::open_kind(frame.head).is_near => Way::Clear,
-            Some(Ty::Open) => self.prepare_open(frame),
-            Some(Ty::Rst) if near() => Way::Clear,
-            Some(Ty::Rst) if sealed::is_key_refusal(frame.head) => self.check(frame),
-            Some(Ty::Rst) => self.put_tag(frame, &[]),
-            _ => self.seal(frame, near),
+        let is = |ty: Ty| sealed::ty_of(frame.head) == Some(ty);
+        if is(Ty::Who) {
+            self.check(frame)
+        } else if is(Ty::Open) {
+            self.prepare_open(frame)
+        } else if !is(Ty::Rst) {
+            self.seal(frame, near)
+        } else if near() {
+            Way::Clear
+        } else if sealed::is_key_refusal(frame.head) {
+            self.check(frame)
+        } else {
+            self.put_tag(frame, &[])
         }
     }
 
@@ -121,6 +125,9 @@ impl Seals {
     /// Adds the handshake's message to an OPEN, and the tag.
     fn prepare_open(&mut self, frame: &TxFrame<'_>) -> Way {
         let (kind, dst) = (sealed::open_kind(frame.head), frame.dst().word());
+        if kind.is_near {
+            return Way::Clear;
+        }
         if kind.is_challenge {
             return self.put_tag(frame, &[]);
         }
@@ -232,13 +239,13 @@ impl Node {
         out: &mut dyn FrameSink,
         send: impl FnOnce(&mut Self, &mut dyn FrameSink) -> T,
     ) -> T {
-        let Some(mut seals) = self.seals.take() else { return send(self, out) };
+        let Some(mut seals) = self.openings.seals.take() else { return send(self, out) };
         let sent = send(self, &mut SealingSink { out, seals: &mut seals });
         // Sessions that have ended meanwhile.
-        while let Some(peer) = self.sealed_over.pop() {
+        while let Some(peer) = self.openings.sealed_over.pop() {
             seals.forget(peer);
         }
-        self.seals = Some(seals);
+        self.openings.seals = Some(seals);
         sent
     }
 
@@ -248,10 +255,10 @@ impl Node {
             return;
         }
         let peer = self.peers[p].addr;
-        match &mut self.seals {
+        match &mut self.openings.seals {
             Some(seals) => seals.forget(peer),
             // They are where frames leave.
-            None => self.sealed_over.push(peer),
+            None => self.openings.sealed_over.push(peer),
         }
     }
 
@@ -271,7 +278,7 @@ impl Node {
 
     /// Opens a sealed frame and takes what was sealed.
     fn on_sealed(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let Some(seals) = &mut self.seals else { return };
+        let Some(seals) = &mut self.openings.seals else { return };
         let (mut bytes, len) = (std::mem::take(&mut seals.rx), frame.len());
         if len <= bytes.len() && frame.copy_to(0, &mut bytes[..len]) {
             if self.unseal(now, &mut bytes[..len]) {
@@ -280,7 +287,7 @@ impl Node {
         } else {
             self.counters.rx_no_buffer += 1;
         }
-        if let Some(seals) = &mut self.seals {
+        if let Some(seals) = &mut self.openings.seals {
             (seals.rx, seals.heard) = (bytes, None);
         }
     }
@@ -297,13 +304,14 @@ impl Node {
             self.counters.rx_not_ours += 1;
             return false;
         }
-        let taken = match Ty::try_from(raw.ty) {
-            Ok(Ty::Open | Ty::Rst) => self.is_tagged(now, bytes, end),
-            Ok(Ty::Who) => {
-                self.counters.rx_wire[WireError::Secured.index()] += 1;
-                false
-            }
-            _ => self.is_of_session(now, &raw, &mut bytes[..end + TAG_LEN]),
+        let is = |ty: Ty| raw.ty == ty as u8;
+        let taken = if is(Ty::Who) {
+            self.counters.rx_wire[WireError::Secured.index()] += 1;
+            false
+        } else if is(Ty::Open) || is(Ty::Rst) {
+            self.is_tagged(now, bytes, end)
+        } else {
+            self.is_of_session(now, &raw, &mut bytes[..end + TAG_LEN])
         };
         if !taken {
             return false;
@@ -317,7 +325,7 @@ impl Node {
 
     /// Whether an OPEN or RST is of somebody who has the key. Puts the handshake's message aside.
     fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
-        let Some(seals) = &mut self.seals else { return false };
+        let Some(seals) = &mut self.openings.seals else { return false };
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         if !seals.key.is_tag(frame, tag) {
             self.counters.rx_forged += 1;
@@ -348,7 +356,8 @@ impl Node {
             }
             return false;
         };
-        let session = self.seals.as_mut().and_then(|seals| seals.sessions.get_mut(&peer.addr));
+        let session =
+            self.openings.seals.as_mut().and_then(|seals| seals.sessions.get_mut(&peer.addr));
         let session = session.filter(|session| session.remote_sid == peer.remote_sid);
         let opened = session.map_or(Err(OpenError::Forged), |session| session.keys.open(bytes));
         match opened {
@@ -382,14 +391,12 @@ impl Node {
         if base.dst != self.station {
             return;
         }
-        match base.ty {
-            Ty::Open => {
-                if let Ok(op) = OpenOp::parse(frame, &base) {
-                    self.refuse_key(now, &base, &op, RstReason::NoKey);
-                }
-            }
-            Ty::Rst => self.on_clear_rst(now, base.src, frame),
-            _ => {}
+        if base.ty == Ty::Rst {
+            self.on_clear_rst(now, base.src, frame);
+        } else if base.ty == Ty::Open
+            && let Ok(op) = OpenOp::parse(frame, &base)
+        {
+            self.refuse_key(now, &base, &op, RstReason::NoKey);
         }
     }
 
@@ -400,7 +407,7 @@ impl Node {
             return true;
         }
         let (peer, aes) = (self.peers[p].addr, has_aes() && op.has_aes());
-        let Some(seals) = &mut self.seals else { return false };
+        let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
         let names = SessionNames { opener: peer, answerer: seals.station.word(), inc, sid, epoch };
         let answered =
@@ -424,7 +431,7 @@ impl Node {
         let peer = &self.peers[p];
         let (sid, epoch, peer) = (peer.sid, peer.epoch, peer.addr);
         let aes = has_aes() && op.has_aes();
-        let Some(seals) = &mut self.seals else { return false };
+        let Some(seals) = &mut self.openings.seals else { return false };
         let Seals { key, offers, heard, .. } = &mut **seals;
         let offer = offers.get_mut(&peer);
         let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
