@@ -36,8 +36,8 @@ pub(crate) struct LinkPlan {
     pub(crate) near_mtu: usize,
     /// Chance that a frame through memory is copied, changed and sent by the wire as well.
     pub(crate) spoofs: f64,
-    /// If hosts seal their frames, the chance that somebody without a key makes another frame of one
-    /// on the wire, and sends it.
+    /// If hosts seal their frames, the chance that somebody without a key makes another frame of
+    /// one on the wire, and sends it.
     pub(crate) forges: Option<f64>,
     /// Largest frame after the Ethernet header, per host.
     pub(crate) mtu: Vec<usize>,
