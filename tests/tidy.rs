@@ -136,7 +136,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 
 /// The rooms inside dataplane, lowest first: one may name those before it.
-const FLOORS: &[&str] = &["wire", "rel", "proto", "node", "poll"];
+const FLOORS: &[&str] = &["wire", "seal", "rel", "proto", "node", "poll"];
 
 fn direction(source: &Source) -> Vec<Wrong> {
     let ours = ["barewire", "barewire_driver", "barewire_dataplane", "barewire_cli"];

@@ -19,6 +19,7 @@ use crate::errno::{Error, OpenError, Result, refused_by_system};
 use crate::hosts::{interface_of, own_hosts};
 use crate::info::Info;
 use crate::inner::{Core, DomainRef, Shared};
+use crate::key;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::names::{Names, Served};
@@ -56,7 +57,13 @@ impl Domain {
     ) -> std::result::Result<Self, OpenError> {
         let caps = port.caps();
         let name = caps.name.clone();
-        let mut node = NodeSettings { crc: Some(port.damages()), ..node_settings(&settings)? };
+        let mut node = NodeSettings {
+            crc: Some(port.damages()),
+            ..node_settings(&settings, &info.domain_attr.auth_key)?
+        };
+        if node.key.is_some() && caps.lossless {
+            tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
+        }
         node.by_name |= info.src_addr.is_some();
         let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
@@ -293,18 +300,23 @@ impl DomainRef {
     }
 }
 
-fn node_settings(settings: &Settings) -> std::result::Result<NodeSettings, OpenError> {
-    let mut random = [0; 16];
+fn node_settings(
+    settings: &Settings,
+    auth_key: &[u8],
+) -> std::result::Result<NodeSettings, OpenError> {
+    let mut random = [0; 48];
     let path = "/dev/urandom";
     std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut random)).map_err(|e| {
         let errno = e.raw_os_error().unwrap_or(libc::EIO);
         OpenError::new(refused_by_system(path, errno), format!("{path}: {e}"))
     })?;
-    let [a, b] = [&random[..8], &random[8..]]
+    let (names, entropy) = random.split_at(16);
+    let [a, b] = [&names[..8], &names[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
     let mut node = NodeSettings {
         incarnation: (a & INCARNATION_MAX).max(1),
         seed: b,
+        key: key::of(settings, auth_key, entropy.try_into().unwrap_or_default())?,
         ..NodeSettings::default()
     };
     node.t_dead_ns = u64::try_from(settings.t_dead.as_nanos()).unwrap_or(u64::MAX);

@@ -6,6 +6,7 @@
 //! domain is opened.
 
 use barewire_dataplane::node::{Node, NodeSettings, RmaList};
+use barewire_dataplane::seal::{KEY_MAX, KEY_MIN};
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::mem::IOV_LIMIT;
 use barewire_driver::port::{PortCaps, Station};
@@ -305,7 +306,8 @@ pub struct DomainAttr {
     pub mr_iov_limit: usize,
     /// Capabilities of the domain.
     pub caps: Caps,
-    /// Authentication key: not offered.
+    /// The key that frames on a wire are sealed with, 16 to 1,024 bytes; empty for that of the
+    /// settings, or none.
     pub auth_key: Vec<u8>,
     /// Largest `err_data`, bytes: an address.
     pub max_err_data: usize,
@@ -577,7 +579,7 @@ fn offer_domain(settings: &Settings, hint: &DomainAttr, port: String) -> DomainA
         cntr_cnt: QUEUE_COUNT,
         mr_iov_limit: MR_IOV_LIMIT,
         caps: DOMAIN_CAPS,
-        auth_key: Vec::new(),
+        auth_key: hint.auth_key.clone(),
         max_err_data: EpAddr::LEN,
         mr_cnt: 0,
     }
@@ -648,7 +650,7 @@ fn check_domain(hint: &DomainAttr) -> bool {
         && hint.cntr_cnt <= QUEUE_COUNT
         && hint.mr_iov_limit <= MR_IOV_LIMIT
         && DOMAIN_CAPS.contains(hint.caps)
-        && hint.auth_key.is_empty()
+        && (hint.auth_key.is_empty() || (KEY_MIN..=KEY_MAX).contains(&hint.auth_key.len()))
         && hint.max_err_data <= EpAddr::LEN
         // Asking for both old models at once asks for a contradiction.
         && !hint.mr_mode.contains(MrMode::BASIC | MrMode::SCALABLE)

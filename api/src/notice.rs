@@ -73,6 +73,7 @@ impl Teller {
                         ),
                     );
                 }
+                Notice::OtherKey { station, has_key } => self.tell_key(engine, station, has_key),
                 Notice::ShortFrames { station, passed, most } => {
                     self.warn(engine, station, format_args!(
                         "gets frames of at most {passed} bytes, although both ends take {most}: a \
@@ -102,6 +103,23 @@ impl Teller {
             let count = std::mem::take(&mut self.withheld);
             tracing::warn!("{count} more lines of this kind; `barewire stats` counts sessions");
         }
+    }
+
+    /// Writes that a station cannot read what this one seals, or the other way.
+    fn tell_key(&mut self, engine: &Engine, station: Station, has_key: bool) {
+        let what = match (has_key, engine.node().settings().key.is_some()) {
+            (true, _) => "has another key, or seals in another mode",
+            (false, true) => "has no key, and this side has one",
+            (false, false) => "has a key, and this side has none",
+        };
+        self.warn(
+            engine,
+            station,
+            format_args!(
+                "{what}: no session with it is possible; set BAREWIRE_KEY_FILE (or auth_key) and \
+                 BAREWIRE_SEAL alike on both"
+            ),
+        );
     }
 
     /// Writes a line about a station, if one is free.

@@ -1,9 +1,11 @@
 //! What can be set: one struct, parsed once from strings and the environment into types that
 //! cannot be wrong.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use barewire_dataplane::proto::coll::plan::Force;
+pub use barewire_dataplane::seal::Mode as SealMode;
 
 /// Who turns the poll loop (`fi_domain_attr.progress`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -133,6 +135,13 @@ pub struct Settings {
     /// number, a `sockaddr_in`, a MAC alone. Default no; yes as well if the `Info` that the domain
     /// or one of its endpoints is opened with has a source address (`FI_SOURCE`).
     pub by_name: bool,
+    /// The file that holds the domain's key (`BAREWIRE_KEY_FILE`), 16 to 1,024 bytes that only its
+    /// owner may read: frames on a wire are sealed, and only who has the same key has sessions with
+    /// the domain. A key in the domain's attributes goes before it. Default none: frames are open
+    /// to everybody on the way.
+    pub key_file: Option<PathBuf>,
+    /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
+    pub seal: SealMode,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
     /// yes: about 30 KiB of memory and a few hundred stores every 10 ms.
     pub stats: bool,
@@ -158,6 +167,8 @@ impl Default for Settings {
             coll: Force::No,
             peers: Peers::Named,
             by_name: false,
+            key_file: None,
+            seal: SealMode::Encrypted,
             stats: true,
         }
     }
@@ -197,6 +208,8 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
         "named, any or inserted: who may open a session or reach an endpoint",
         "named",
     ),
+    ("BAREWIRE_KEY_FILE", "file with the key that frames on a wire are sealed with", "none"),
+    ("BAREWIRE_SEAL", "encrypted or authenticated: what a key does", "encrypted"),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
 ];
 
@@ -260,6 +273,12 @@ impl Settings {
         if let Some(v) = word(get("BAREWIRE_PEERS"), &peers, "named, any or inserted")? {
             s.peers = v;
         }
+        let seals =
+            [("encrypted", SealMode::Encrypted), ("authenticated", SealMode::Authenticated)];
+        if let Some(v) = word(get("BAREWIRE_SEAL"), &seals, "encrypted or authenticated")? {
+            s.seal = v;
+        }
+        s.key_file = get("BAREWIRE_KEY_FILE").map(|(_, path)| path.into());
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
         s.peer_max = number(get("BAREWIRE_PEER_MAX"), 1, "a number of peers, at least 1")?;
@@ -327,6 +346,8 @@ mod tests {
             ("BAREWIRE_STATS", "0"),
             ("BAREWIRE_RCVTHREAD", "0"),
             ("BAREWIRE_NEAR", "0"),
+            ("BAREWIRE_KEY_FILE", "/run/job/key"),
+            ("BAREWIRE_SEAL", "authenticated"),
         ]);
         let want = Settings {
             port: Some("shm:job7".into()),
@@ -346,6 +367,8 @@ mod tests {
             coll: Force::Bandwidth,
             peers: Peers::Inserted,
             by_name: false,
+            key_file: Some("/run/job/key".into()),
+            seal: SealMode::Authenticated,
             stats: false,
         };
         assert_eq!(s, Ok(want));

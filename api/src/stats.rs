@@ -86,11 +86,14 @@ pub const PORT_NAMES: [&str; 16] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 44] = [
+pub const NODE_NAMES: [&str; 47] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
     "rx_not_near",
+    "rx_clear",
+    "rx_forged",
+    "rx_replayed",
     "rx_no_session",
     "rx_bad_ack",
     "rx_duplicate",
@@ -313,6 +316,9 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.rx_not_ours,
         c.rx_no_crc,
         c.rx_not_near,
+        c.rx_clear,
+        c.rx_forged,
+        c.rx_replayed,
         c.rx_no_session,
         c.rx_bad_ack,
         c.rx_duplicate,

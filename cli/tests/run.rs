@@ -2,9 +2,12 @@
 //! what happens when one of them dies.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use serde_json::Value;
 
@@ -144,6 +147,60 @@ fn a_listener_on_udp_is_found_by_its_host() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(1) && said.contains(says), "{host}: {said}");
     }
+}
+
+/// A key file that only its owner reads.
+fn key_file(dir: &Path, name: &str, byte: u8) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, [byte; 32]).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// Goal: over a wire two sides with one key file exchange every kind of message, and one with
+/// another key, or with none, is refused with its own code after a second, and both say why.
+#[test]
+fn pingpong_with_a_key_file() {
+    const PORT: &str = "udp:127.0.0.1,near=no";
+    let dir = tempfile::tempdir().unwrap();
+    let [right, wrong] =
+        [("right", 1), ("wrong", 2)].map(|(n, byte)| key_file(dir.path(), n, byte));
+    let (right, wrong) = (right.to_str().unwrap(), wrong.to_str().unwrap());
+    let log = std::fs::File::create(dir.path().join("log")).unwrap();
+    let args = ["pingpong", "--listen", "--json", "--port", PORT, "--key-file", right];
+    let mut child = command(&args).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let said: Value = serde_json::from_str(&line).unwrap();
+    let addr = said["listening"].as_str().unwrap().to_owned();
+    let server = Server { child, lines, addr: addr.clone(), port: String::new() };
+    let client = ["pingpong", &addr, "--port", PORT, "--json", "--iterations", "20"];
+    let client = [&client[..], &["--size", "0,8,1400,9k,100k", "--verify"]].concat();
+    for (key, code, says) in [
+        (&["--key-file", wrong][..], "FI_EACCES", "has another key"),
+        (&[], "FI_ENOKEY", "has a key, and this side has none"),
+    ] {
+        let begun = Instant::now();
+        let mut client = command(&[&client[..], key].concat());
+        let output = client.env("BAREWIRE_T_DEAD_MS", "5000").output().unwrap();
+        let took = begun.elapsed();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let told = said.contains(code) && said.contains(says);
+        assert!(output.status.code() == Some(1) && told, "{said}");
+        assert!((1.0..3.0).contains(&took.as_secs_f64()), "{took:?}: {said}");
+    }
+    let key = ["--key-file", right];
+    for line in objects(&run(&[&client[..], &key].concat())) {
+        assert_eq!((&line["n"], &line["verified"]), (&20.into(), &true.into()), "{line}");
+    }
+    drop(server);
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+    // Both clients were the same station, which is told of once.
+    assert!(log.contains("has another key"), "{log}");
+    std::fs::set_permissions(right, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = command(&[&client[..], &key].concat()).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("chmod 600"), "{output:?}");
 }
 
 /// Goal: over a wire too a listener is found by its host, and by the service that it printed; a

@@ -16,6 +16,7 @@ pub mod poll;
 pub mod proto;
 pub mod psn;
 pub mod rel;
+pub mod seal;
 pub mod slab;
 pub mod table;
 pub mod types;

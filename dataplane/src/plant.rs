@@ -113,10 +113,14 @@ pub enum Bug {
     StrangerUnasked,
     /// An OPEN need not name the incarnation, whoever is reached by name.
     NamelessTaken,
+    /// Every sealed frame has the same counter.
+    CounterKept,
+    /// Where there is a key, frames that are not sealed are taken as well.
+    ClearTaken,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 52] = [
+pub const ALL: [Bug; 54] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -169,6 +173,8 @@ pub const ALL: [Bug; 52] = [
     Bug::FarUnkept,
     Bug::StrangerUnasked,
     Bug::NamelessTaken,
+    Bug::CounterKept,
+    Bug::ClearTaken,
 ];
 
 /// Whether `bug` is switched on for this thread.

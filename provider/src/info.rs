@@ -587,6 +587,7 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
         Progress::Auto => 1,
         Progress::Manual => 2,
     };
+    (c.auth_key, c.auth_key_size) = (copy(&domain.auth_key).cast(), domain.auth_key.len());
     c.threading = match domain.threading {
         Threading::Unspec => 0,
         Threading::Safe => 1,
@@ -653,6 +654,7 @@ unsafe fn free_list(mut list: *mut FiInfo) {
             let c = *list;
             if let Some(domain) = c.domain_attr.as_ref() {
                 free(domain.name);
+                free(domain.auth_key);
             }
             if let Some(fabric) = c.fabric_attr.as_ref() {
                 free(fabric.name);

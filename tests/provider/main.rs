@@ -22,6 +22,7 @@ mod ranks;
 mod scalable;
 mod shared;
 mod strangers;
+mod tenants;
 mod trigger;
 mod waits;
 mod words;

@@ -4,8 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use barewire_dataplane::node::FrameSink;
+use barewire_dataplane::psn::Psn;
+use barewire_dataplane::wire::{
+    self, BASE_LEN, Base, Op, RstOp, RstReason, Ty, VERSION, VERSIONS, sealed,
+};
 use barewire_driver::board::Board;
-use barewire_driver::frame::{ETH_HDR_LEN, TxFrame};
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{MacAddr, Presence, Station, Tx};
 
 use crate::board::{SimBoard, Slots};
@@ -144,9 +148,13 @@ impl Net {
 
     /// The host that is a station.
     pub(crate) fn host(station: Station) -> usize {
+        Self::host_if_any(station).unwrap_or_else(|| panic!("{station} is nobody"))
+    }
+
+    fn host_if_any(station: Station) -> Option<usize> {
         let MacAddr([first @ .., a, b]) = station.mac;
-        assert_eq!((first, station.number / 2), ([2, 0, 0, 0], 0), "{station} is nobody");
-        usize::from(u16::from_be_bytes([a, b])) * 2 + usize::from(station.number)
+        let host = usize::from(u16::from_be_bytes([a, b])) * 2 + usize::from(station.number);
+        (first == [2, 0, 0, 0] && station.number < 2).then_some(host)
     }
 
     pub(crate) fn set_life(&mut self, host: usize, life: u32) {
@@ -248,7 +256,7 @@ impl Net {
     pub(crate) fn heal(&mut self) {
         let l = &mut self.link;
         (l.loss, l.dup, l.jitter_ns, l.spike, l.corrupt, l.full) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-        l.spoofs = 0.0;
+        (l.spoofs, l.forges) = (0.0, l.forges.map(|_| 0.0));
         for p in &mut self.paths {
             (p.down_until, p.clog_until) = (0, 0);
         }
@@ -286,8 +294,12 @@ impl Net {
     /// What `Port::tx` of host `from` answers.
     fn transmit(&mut self, from: usize, tx: &TxFrame<'_>) -> Tx {
         let len = tx.len();
-        let to = Self::host(tx.dst());
-        assert!(to < self.stations.len(), "frame to nobody: {}", tx.dst());
+        let here = Self::host_if_any(tx.dst()).filter(|&to| to < self.stations.len());
+        let Some(to) = here else {
+            // A frame whose station was damaged, which shows by the tag of a session alone.
+            assert!(self.link.forges.is_some(), "frame to nobody: {}", tx.dst());
+            return Tx::Sent;
+        };
         let near = self.is_near(from, to);
         let mtu = if near { self.link.near_mtu } else { self.link.mtu[from] };
         if len > ETH_HDR_LEN + mtu && self.link.is_near(from, to) {
@@ -359,8 +371,70 @@ impl Net {
         backlog_ns > frame_ns * self.link.tx_ring as u64
     }
 
+    /// Somebody without the key has seen a frame from `from` to `to`, makes another one of it, and
+    /// is faster: bytes that differ, a packet that is not sealed, or a reset of the session.
+    fn forge(&mut self, from: usize, to: usize, frame: u32) {
+        let mut bytes = self.pool[frame as usize].clone();
+        let Some(raw) = Base::parse_raw(&RxFrame::new(&bytes)) else { return };
+        let mut victim = to;
+        match self.rng.index(4) {
+            0 => {
+                // Not the addresses: answers go to somebody.
+                let at = self.rng.index(bytes.len());
+                let is_address = at < 14 || (32..36).contains(&at);
+                bytes[if is_address { 20 } else { at }] ^= self.rng.range(1, 255) as u8;
+            }
+            1 => bytes.truncate(self.rng.index(bytes.len())),
+            2 if raw.dst_sid != 0 => {
+                let ty = self.rng.pick(&[Ty::Nop, Ty::Ping, Ty::Ack, Ty::Nack]);
+                bytes.truncate(BASE_LEN + ty.op_len());
+                bytes.resize(BASE_LEN + ty.op_len() + 4, 0);
+                bytes[BASE_LEN..].fill(0);
+                (bytes[14], bytes[15]) = (VERSION << 5 | ty as u8, 0);
+                sealed::set_counter(&mut bytes, 0);
+                sealed::set_plen(&mut bytes, 0);
+                sealed::put_crc(&mut bytes, BASE_LEN + ty.op_len());
+            }
+            _ => {
+                victim = from;
+                let reason = self.rng.pick(&[RstReason::UnknownSession, RstReason::OtherKey]);
+                let (echo_sid, echo_psn) = (raw.dst_sid, raw.psn);
+                let rst = RstOp {
+                    echo_sid,
+                    echo_psn,
+                    life: 7,
+                    victim_inc: 0,
+                    victim_epoch: 0,
+                    reason,
+                    versions: VERSIONS,
+                };
+                let base = Base {
+                    dst: raw.src,
+                    src: raw.dst,
+                    ty: Ty::Rst,
+                    ar: false,
+                    rtx: false,
+                    crc: true,
+                    dst_sid: 0,
+                    psn: Psn(0),
+                    cack: Psn(0),
+                    grant: 0,
+                    plen: 0,
+                };
+                bytes = wire::frame(&base, &Op::Rst(rst), &[]);
+            }
+        }
+        let forged = self.alloc();
+        self.pool[forged as usize].extend_from_slice(&bytes);
+        self.stations[victim].queued += 1;
+        self.arrive_at(self.now, victim, forged);
+    }
+
     /// Sends a frame through serialisation, latency and whatever is wrong with the path.
     fn carry(&mut self, from: usize, to: usize, frame: u32, len: usize) {
+        if self.link.forges.is_some_and(|chance| chance > 0.0 && self.rng.chance(chance)) {
+            self.forge(from, to, frame);
+        }
         let wire_ns = (len.max(60) as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;
         let start = self.stations[from].tx_free.max(self.now);
         self.stations[from].tx_free = start + wire_ns;
@@ -495,7 +569,7 @@ impl FrameSink for Egress<'_> {
     }
 
     fn is_near(&mut self, station: Station) -> bool {
-        self.net.is_near(self.from, Net::host(station))
+        Net::host_if_any(station).is_some_and(|to| self.net.is_near(self.from, to))
     }
 
     fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {

@@ -1,6 +1,7 @@
 //! What one seed decides: sizes, faults and their strength, the callers' manners.
 
 use barewire_dataplane::node::NodeSettings;
+use barewire_dataplane::seal::{Mode, PreSharedKey};
 
 use crate::rng::Rng;
 
@@ -35,6 +36,9 @@ pub(crate) struct LinkPlan {
     pub(crate) near_mtu: usize,
     /// Chance that a frame through memory is copied, changed and sent by the wire as well.
     pub(crate) spoofs: f64,
+    /// If hosts seal their frames, the chance that somebody without a key makes another frame of
+    /// one on the wire, and sends it.
+    pub(crate) forges: Option<f64>,
     /// Largest frame after the Ethernet header, per host.
     pub(crate) mtu: Vec<usize>,
     pub(crate) bps: u64,
@@ -119,6 +123,9 @@ pub(crate) struct NodePlan {
     pub(crate) peer_max: usize,
     pub(crate) cq_size: usize,
     pub(crate) crc: Option<bool>,
+    /// What all hosts seal their frames with: the mode, and how many frames to a key, as a power of
+    /// two.
+    pub(crate) seal: Option<(Mode, u32)>,
     /// Hosts that are not reached by name: their sessions begin with their incarnation.
     pub(crate) strict: Vec<usize>,
     /// Hosts whose endpoints and regions only peers in their vector reach.
@@ -166,6 +173,10 @@ impl NodePlan {
             window: self.windows[0],
             mr_max: 64,
             crc: self.crc,
+            key: self.seal.and_then(|(mode, bits)| {
+                let entropy = std::array::from_fn(|i| (incarnation ^ seed >> i) as u8);
+                PreSharedKey::with_key_frames(b"the key of all hosts", entropy, mode, bits)
+            }),
             ..NodeSettings::default()
         }
     }
@@ -237,6 +248,7 @@ impl Plan {
                 boards: false,
                 near_mtu: 0,
                 spoofs: 0.0,
+                forges: None,
                 mtu: vec![1500; 2],
                 bps: 10_000_000_000,
                 latency_ns: 5 * US,
@@ -263,6 +275,7 @@ impl Plan {
                 peer_max: 16,
                 cq_size: 256,
                 crc: Some(true),
+                seal: None,
                 strict: Vec::new(),
                 inserted: Vec::new(),
                 strangers: Vec::new(),
@@ -308,7 +321,18 @@ impl Plan {
         p.draw_haste(&mut Rng::new(seed, 13));
         p.draw_nodes(&mut Rng::new(seed, 14));
         p.draw_strangers(&mut Rng::new(seed, 15));
+        p.draw_key(&mut Rng::new(seed, 16));
         p
+    }
+
+    /// All hosts have a key, and somebody without it is on a link that may lose frames.
+    fn draw_key(&mut self, r: &mut Rng) {
+        if self.link.lossless || r.chance(0.7) {
+            return;
+        }
+        let mode = r.pick(&[Mode::Encrypted, Mode::Authenticated]);
+        self.node.seal = Some((mode, r.pick(&[4, 6, 10, 22])));
+        self.link.forges = Some(r.pick(&[0.0, 0.02, 0.2]));
     }
 
     /// Some hosts do not let everybody in.

@@ -30,8 +30,8 @@ const WARM_COUNT: u64 = 1000;
 /// The other side cannot be reached or failed, or a byte was wrong.
 pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
     let given = args.addr.as_deref().map(|text| whom(text, &args.port)).transpose()?;
-    let mut link = Link::open(&args.port, CLIENT_PATIENCE)?;
-    let spawned = if args.spawn.is_some() { Some(Spawned::start(&args.port)?) } else { None };
+    let mut link = Link::open(args, CLIENT_PATIENCE)?;
+    let spawned = if args.spawn.is_some() { Some(Spawned::start(args)?) } else { None };
     let addr = match (given, &spawned) {
         (Some(addr), _) => addr,
         (None, Some(server)) => parse_addr(&server.addr)?,

@@ -4,6 +4,7 @@
 //! all addresses, in the order of ranks, on their standard input. From there on they talk by
 //! collectives alone: the first broadcasts how often the next one is called, and 0 ends it.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -77,8 +78,10 @@ const SPINS: u32 = 200;
 const WARM_UP: u64 = 20;
 
 impl Member {
-    fn open(port: &str) -> Result<Self, Fail> {
+    fn open(args: &Common) -> Result<Self, Fail> {
+        let port = args.port.as_str();
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
+        settings.key_file.clone_from(&args.key_file);
         settings.port = Some(port.to_owned());
         barewire::check_port(port).map_err(Fail::new)?;
         let hints = Info {
@@ -272,7 +275,7 @@ impl Drop for Others {
 }
 
 /// Starts processes 1 to `n - 1` and returns them with their addresses.
-fn spawn(n: u32, args: &[String]) -> Result<(Others, Vec<EpAddr>), Fail> {
+fn spawn(n: u32, args: &[OsString]) -> Result<(Others, Vec<EpAddr>), Fail> {
     let exe = std::env::current_exe()
         .map_err(|why| Fail::new(format!("the path of this program is not known: {why}")))?;
     let (mut others, mut addrs) = (Others(Vec::new()), Vec::new());
@@ -313,7 +316,7 @@ pub(super) fn run(
     }
     // A barrier has no size to choose.
     let sizes = if what == CollKind::Barrier { &[0] } else { sizes };
-    let mut member = Member::open(&args.port)?;
+    let mut member = Member::open(args)?;
     let own = member.ep.getname().map_err(Fail::new)?;
     if let Some(rank) = rank {
         println!("{own}");
@@ -350,15 +353,16 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn child_args(args: &Common, what: CollKind, sizes: &[u64]) -> Vec<String> {
+fn child_args(args: &Common, what: CollKind, sizes: &[u64]) -> Vec<OsString> {
     let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
-    let mut line: Vec<String> =
-        ["bench", "--op", name(what), "--port", &args.port, "--size"].map(str::to_owned).into();
-    line.push(sizes.join(","));
+    let mut line: Vec<OsString> =
+        ["bench", "--op", name(what), "--port", &args.port, "--size"].map(OsString::from).into();
+    line.push(sizes.join(",").into());
+    line.extend(args.key_args());
     // Positional arguments ask for a server; a member has none.
-    line.push("--spawn".to_owned());
+    line.push("--spawn".into());
     if args.verify {
-        line.push("--verify".to_owned());
+        line.push("--verify".into());
     }
     line
 }

@@ -12,6 +12,7 @@ use barewire::{
     getinfo_with,
 };
 
+use super::Common;
 use super::control::{CONTROL_TAG, Control, DATA_TAG, LEN};
 use crate::fail::Fail;
 
@@ -79,21 +80,23 @@ fn open_endpoint(domain: &Domain, info: &mut Info, by_name: bool) -> barewire::R
 }
 
 impl Link {
-    /// Opens an endpoint on `port`.
+    /// Opens an endpoint on the port that was asked for.
     ///
     /// # Errors
     /// The line says what is missing.
-    pub(super) fn open(port: &str, patience: Duration) -> Result<Self, Fail> {
-        Self::open_as(port, patience, false)
+    pub(super) fn open(args: &Common, patience: Duration) -> Result<Self, Fail> {
+        Self::open_as(args, patience, false)
     }
 
     /// As [`open`](Self::open), and found by whoever knows the host, if the port has such names.
-    pub(super) fn open_by_name(port: &str, patience: Duration) -> Result<Self, Fail> {
-        Self::open_as(port, patience, true)
+    pub(super) fn open_by_name(args: &Common, patience: Duration) -> Result<Self, Fail> {
+        Self::open_as(args, patience, true)
     }
 
-    fn open_as(port: &str, patience: Duration, by_name: bool) -> Result<Self, Fail> {
+    fn open_as(args: &Common, patience: Duration, by_name: bool) -> Result<Self, Fail> {
+        let port = args.port.as_str();
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
+        settings.key_file.clone_from(&args.key_file);
         settings.port = Some(port.to_owned());
         barewire::check_port(port).map_err(Fail::new)?;
         let hints = Info {

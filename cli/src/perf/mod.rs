@@ -4,6 +4,8 @@
 //! the two commands they are. A client ([`client`]) says what it wants with [`control`] messages,
 //! measures, and prints. With `--spawn` the client starts its own server.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -41,9 +43,11 @@ Examples:
   barewire pingpong --port udp:eth0 node7            by its host, where both have a udp port
   barewire pingpong --spawn --port 'fault(loss=0.01,seed=7):shm' --size 64k --verify
   barewire pingpong --spawn --json                   one object a line
+  barewire pingpong --port udp:eth0 --key-file job.key node7   with sealed frames
 
 Environment:
-  BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
+  BAREWIRE_PORT      the port where --port is not given (default: this user's segment, shm)
+  BAREWIRE_KEY_FILE  the key file where --key-file is not given")]
 pub(crate) struct PingPongArgs {
     #[command(flatten)]
     common: Common,
@@ -160,6 +164,9 @@ struct Common {
     /// The port, such as shm:job7 or fault(loss=0.01):shm.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
+    /// File with the key that both sides seal their frames with, on a port that leaves the machine.
+    #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
+    key_file: Option<PathBuf>,
     /// Bytes of a message, several separated by commas; k, m and g stand for 2^10, 2^20, 2^30.
     #[arg(long, value_delimiter = ',', value_parser = parse_size)]
     size: Vec<u64>,
@@ -194,6 +201,12 @@ enum Until {
 }
 
 impl Common {
+    /// What tells another process of ours the key file.
+    fn key_args(&self) -> Vec<OsString> {
+        let file = self.key_file.as_ref().map(|file| file.as_os_str().to_owned());
+        file.map_or(Vec::new(), |file| vec!["--key-file".into(), file])
+    }
+
     fn until(&self) -> Until {
         self.iterations.map_or(Until::Time(self.seconds), Until::Count)
     }

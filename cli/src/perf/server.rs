@@ -41,7 +41,7 @@ struct Served {
 /// The port does not open. A client that fails ends its run and nothing else, unless it is the
 /// only one.
 pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
-    let mut link = Link::open_by_name(&args.port, SERVER_PATIENCE)?;
+    let mut link = Link::open_by_name(args, SERVER_PATIENCE)?;
     let names = Names::of(link.port());
     let (at, is_whole) = names.name(link.addr()?);
     let is_name = is_whole || matches!(names, Names::Asked { .. }) && !at.ip().is_loopback();

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
+use super::Common;
 use crate::fail::Fail;
 
 /// A server of our own, killed when this is dropped.
@@ -13,19 +14,24 @@ pub(super) struct Spawned {
 }
 
 impl Spawned {
-    /// Starts `barewire pingpong --listen --once` on `port` and waits until it listens.
+    /// Starts `barewire pingpong --listen --once` on the port that was asked for, and waits until
+    /// it listens.
     ///
     /// Its standard error is ours, so that what it has to say is seen.
     ///
     /// # Errors
     /// It does not start, or ends before it listens.
-    pub(super) fn start(port: &str) -> Result<Self, Fail> {
+    pub(super) fn start(args: &Common) -> Result<Self, Fail> {
         let exe = std::env::current_exe()
             .map_err(|why| Fail::new(format!("the path of this program is not known: {why}")))?;
         // It ends with us, however we end.
         let parent = std::process::id().to_string();
         let mut child = Command::new(exe)
-            .args(["pingpong", "--listen", "--once", "--json", "--parent", &parent, "--port", port])
+            .args([
+                "pingpong", "--listen", "--once", "--json", "--parent", &parent, "--port",
+                &args.port,
+            ])
+            .args(args.key_args())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

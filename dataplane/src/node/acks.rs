@@ -22,7 +22,7 @@ use barewire_driver::port::Tx;
 use super::fast_rma::BaseTo;
 use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
-use super::{FrameSink, InPlaceFrame, Node, Todo};
+use super::{DynSink, FrameSink, InPlaceFrame, Node, Todo};
 use crate::idx::{PeerIdx, TxIdx};
 use crate::rel::rtt;
 use crate::rel::sent::SendWindow;
@@ -227,6 +227,9 @@ impl Node {
     /// Sends an ACK for all packets that no packet sent since has acknowledged. An ACK that cannot
     /// leave now is left to the next [`transmit`](Self::transmit).
     pub fn send_acks(&mut self, now: Instant, out: &mut impl FrameSink) {
+        if self.openings.seals.is_some() {
+            return self.through_seals(out, |node, out| node.send_acks(now, &mut DynSink(out)));
+        }
         (self.acks.owed_since, self.acks.soon) = (None, false);
         while let Some(p) = self.acks.owing.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };

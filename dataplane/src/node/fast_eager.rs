@@ -435,6 +435,9 @@ impl Node {
     /// Takes any frame on a lossy port.
     #[inline(never)]
     pub(super) fn on_frame_lossy(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if self.far.is_sealed() {
+            return self.on_frame_secured(now, frame);
+        }
         let crc = self.has_crc();
         let taken = match EagerMsg::is_kind_of(frame, crc) {
             true => self.rx_eager::<true>(now, frame),

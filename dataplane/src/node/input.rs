@@ -155,6 +155,9 @@ impl Node {
         if err == WireError::Version {
             return self.on_other_version(now, frame);
         }
+        if err == WireError::Secured {
+            return self.on_sealed_unasked(now, frame);
+        }
         if err != WireError::UnknownType {
             return;
         }

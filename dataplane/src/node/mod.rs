@@ -24,6 +24,7 @@ mod notice;
 mod objects;
 mod opening;
 mod ops;
+mod other_key;
 mod output;
 mod pack;
 mod packet;
@@ -38,6 +39,7 @@ mod rma_list;
 mod rma_out;
 mod round_trips;
 mod route;
+mod secured;
 mod segments;
 mod sep;
 mod session;
@@ -68,6 +70,7 @@ use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
 use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
+use crate::seal::PreSharedKey;
 use crate::slab::{Handle, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant};
@@ -153,6 +156,10 @@ pub struct NodeSettings {
     /// Only peers in the address vector of an endpoint reach it, or a region through it. Default
     /// no. Closes the fast path: the source of every packet is looked up.
     pub inserted: bool,
+    /// What frames are sealed with, on a port that may lose them: only who has the same key has
+    /// sessions with this node. Default none: frames are open to everybody on the way. Sessions
+    /// through this machine's memory are never sealed.
+    pub key: Option<PreSharedKey>,
 }
 
 impl NodeSettings {
@@ -200,6 +207,7 @@ impl Default for NodeSettings {
             join_ns: 60_000_000_000,
             by_name: true,
             inserted: false,
+            key: None,
         }
     }
 }
@@ -777,7 +785,7 @@ impl Node {
             frame_max: mtu as u32,
             near_max: near as u32,
             lossless: caps.lossless,
-            far: Path::far(caps, s.crc),
+            far: Path::far(caps, s.crc, s.key.is_some()),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
@@ -826,7 +834,7 @@ impl Node {
             replies: Replies::default(),
             looped: VecDeque::with_capacity(64),
             looped_free: Vec::with_capacity(64),
-            openings: Openings::new(s, caps.lossless, frame_len),
+            openings: Openings::new(s, caps, frame_len),
             counters: NodeCounters::default(),
             observed: tally::Observed::new(s.peer_max),
             polled_at: Instant(0),

@@ -31,6 +31,14 @@ pub enum Notice {
         /// The version of its frame.
         theirs: u8,
     },
+    /// A station has another key, or one of the two has one and the other has none. Told once for
+    /// each of the first 64.
+    OtherKey {
+        /// The station.
+        station: Station,
+        /// Both have a key.
+        has_key: bool,
+    },
     /// A session uses shorter frames than both ends accept, as longer ones are lost.
     ShortFrames {
         /// The peer.
@@ -75,6 +83,10 @@ pub enum EndReason {
     TakenForDead,
     /// RST of the peer: it speaks these versions of the protocol.
     Version(Versions),
+    /// The peer has another key, and nothing authentic has come from it.
+    OtherKey,
+    /// One of the two has a key and the other has none, and nothing authentic has come.
+    NoKey,
     /// The peer speaks, and a frame of so many bytes, Ethernet header included, has not got through
     /// to it for T_dead. 0 where the port loses nothing, and so the ring must be damaged.
     Stuck(u32),
@@ -103,6 +115,8 @@ impl EndReason {
                 Error::HostUnreach
             }
             Self::Version(_) => Error::NoProtoOpt,
+            Self::OtherKey => Error::Access,
+            Self::NoKey => Error::NoKey,
             Self::PortGone => Error::NetDown,
             Self::Reset
             | Self::Closed
@@ -163,6 +177,8 @@ impl fmt::Display for EndReason {
                 let ours = wire::VERSIONS;
                 return write!(f, "it speaks version {theirs} of the protocol, this side {ours}");
             }
+            Self::OtherKey => "it has another key",
+            Self::NoKey => "one of the two has a key and the other has none",
             Self::Stuck(0) => {
                 "it speaks, but takes nothing from its ring: the ring is damaged; start both again"
             }

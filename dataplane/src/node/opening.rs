@@ -8,12 +8,14 @@
 use std::collections::HashMap;
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
-use barewire_driver::port::{Station, Tx};
+use barewire_driver::port::{PortCaps, Station, Tx};
 
 use super::cookie::Secret;
 use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
+use super::other_key::OtherKeys;
 use super::peer::{Peer, State};
+use super::secured::Seals;
 use super::stuck::Progress;
 use super::versions::OtherVersions;
 use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
@@ -21,8 +23,9 @@ use crate::error::Error;
 use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
+use crate::seal::has_aes;
 use crate::types::{Instant, ProvErrno};
-use crate::wire::{Base, OpenOp, Ty};
+use crate::wire::{Base, OpenOp, RstReason, Ty};
 
 /// Half-open sessions with nodes that have not shown that they receive.
 const HALF_OPEN_MAX: usize = 16;
@@ -57,6 +60,8 @@ pub(crate) struct Path {
     arrived: u16,
     /// OPENs sent.
     tries: u8,
+    /// When the key was refused first, and why.
+    refusal: Option<(Instant, RstReason)>,
 }
 
 impl Path {
@@ -96,6 +101,11 @@ pub(crate) struct Openings {
     pub(super) searches: HashMap<PeerIdx, Search>,
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
+    pub(super) other_keys: OtherKeys,
+    /// Keys, if frames are sealed. Not here while frames leave.
+    pub(super) seals: Option<Box<Seals>>,
+    /// Peers, by [`Station::word`], whose keys are to be forgotten when the seals are back.
+    pub(super) sealed_over: Vec<u64>,
     /// Padding of an OPEN or a PROBE, on a lossy port.
     padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
@@ -107,14 +117,17 @@ pub(crate) struct Openings {
 
 impl Openings {
     /// For a node with settings `s`, on a port for frames of `frame_len` bytes.
-    pub(super) fn new(s: &NodeSettings, lossless: bool, frame_len: usize) -> Self {
+    pub(super) fn new(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Self {
         Self {
             paths: HashMap::new(),
             progress: HashMap::new(),
             searches: HashMap::new(),
             secret: Secret::of_seed(s.seed),
             other_versions: OtherVersions::default(),
-            padding: vec![0; if lossless { 0 } else { frame_len }],
+            other_keys: OtherKeys::default(),
+            padding: vec![0; if caps.lossless { 0 } else { frame_len }],
+            seals: Seals::of(s, caps, frame_len),
+            sealed_over: Vec::new(),
             half_open: Vec::with_capacity(HALF_OPEN_MAX),
             tokens: 0,
             refilled: Instant(0),
@@ -144,6 +157,20 @@ impl Openings {
     /// Whether an OPEN of ours has left for the session that is being opened with `p`.
     pub(super) fn has_opened(&self, p: PeerIdx) -> bool {
         self.path(p).tries > 0
+    }
+
+    /// Notes that the key of the session that is being opened with `p` was refused. False if it was
+    /// before.
+    pub(super) fn note_refusal(&mut self, p: PeerIdx, now: Instant, reason: RstReason) -> bool {
+        let refusal = &mut self.path_mut(p).refusal;
+        let first = refusal.is_none();
+        refusal.get_or_insert((now, reason));
+        first
+    }
+
+    /// When it was refused first, and why.
+    pub(super) fn refusal(&self, p: PeerIdx) -> Option<(Instant, RstReason)> {
+        self.path(p).refusal
     }
 
     /// Whether another OPEN without proof is within the budget.
@@ -325,7 +352,7 @@ impl Node {
             target_inc: peer.inc,
             echo_sid: if echoes { peer.remote_sid } else { 0 },
             echo_epoch: if echoes { peer.peer_epoch } else { 0 },
-            caps: if peer.path.is_near() { OpenOp::NEAR } else { 0 },
+            caps: caps_of(peer),
             max_frame: self.path_mtu(peer.path.is_near()),
             window: peer.path.window(self.settings.window) as u16,
             grant: peer.granted,
@@ -397,6 +424,13 @@ impl Node {
         }
         self.coll_peer_lost(p, Error::ConnReset);
     }
+}
+
+/// What an OPEN to `peer` says that this node can do.
+fn caps_of(peer: &Peer) -> u32 {
+    let aes = peer.path.is_sealed() && has_aes();
+    let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
+    near | if aes { OpenOp::AES } else { 0 }
 }
 
 impl Peer {

@@ -50,6 +50,13 @@ impl Node {
 
     /// [`transmit`](Self::transmit) for a turn in which [`passes`](Self::passes) was false.
     pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
+        if self.openings.seals.is_some() {
+            return self.through_seals(out, |node, out| node.transmit_all(now, out));
+        }
+        self.transmit_all(now, out)
+    }
+
+    fn transmit_all(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         self.tick(now);
         let before = self.counters.tx_frames;
         if self.has_answers() {
@@ -115,8 +122,18 @@ impl Node {
     fn drain_loop(&mut self, now: Instant) {
         for _ in 0..self.looped.len() {
             let Some(bytes) = self.looped.pop_front() else { return };
-            self.on_frame(now, &RxFrame::new(&bytes));
+            self.on_looped(now, &RxFrame::new(&bytes));
             self.looped_free.push(bytes);
+        }
+    }
+
+    /// Takes a frame of this node itself. It never was on a wire, so it is not sealed.
+    fn on_looped(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if self.far.is_sealed() {
+            self.counters.rx_frames += 1;
+            self.on_frame_slow(now, frame);
+        } else {
+            self.on_frame(now, frame);
         }
     }
 
@@ -918,7 +935,7 @@ impl Node {
 /// operation header.
 #[inline]
 fn room_in(frame_max: u32, path: Path, op_len: usize) -> usize {
-    let trailer = if path.has_crc() { TRAILER_LEN } else { 0 };
-    let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - trailer;
-    room.min(usize::from(u16::MAX))
+    let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - path.trailer_len();
+    // The length in a sealed frame is that of header and payload.
+    room.min(usize::from(u16::MAX) - if path.is_sealed() { op_len } else { 0 })
 }

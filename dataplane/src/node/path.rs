@@ -8,6 +8,7 @@
 use barewire_driver::port::PortCaps;
 
 use crate::rel::sent::WINDOW_LOSSLESS;
+use crate::wire::{TAG_LEN, TRAILER_LEN};
 
 bitflags::bitflags! {
     /// See the module.
@@ -24,17 +25,22 @@ bitflags::bitflags! {
         /// [near](barewire_driver::frame::RxFrame::is_near), and those that are not are no frames
         /// of the session.
         const NEAR = 1 << 3;
+        /// Frames are sealed.
+        const SEALED = 1 << 4;
     }
 }
 
 impl Path {
     /// The path to peers that are not near, on a port with `caps`; `crc` if the node was set to
-    /// send checksums or not to.
-    pub(super) fn far(caps: &PortCaps, crc: Option<bool>) -> Self {
+    /// send checksums or not to, `key` if it has one. A port that loses nothing is memory of this
+    /// machine, and its frames are not sealed.
+    pub(super) fn far(caps: &PortCaps, crc: Option<bool>, key: bool) -> Self {
         let mut path = Self::empty();
+        let sealed = key && !caps.lossless;
+        path.set(Self::SEALED, sealed);
         path.set(Self::LOSSLESS, caps.lossless);
         path.set(Self::PRESENCE, caps.tells_presence);
-        path.set(Self::CRC, crc.unwrap_or(!caps.lossless));
+        path.set(Self::CRC, crc.unwrap_or(!caps.lossless) && !sealed);
         path
     }
 
@@ -53,6 +59,22 @@ impl Path {
     #[inline(always)]
     pub(crate) fn has_crc(self) -> bool {
         self.contains(Self::CRC)
+    }
+
+    /// Whether frames are sealed.
+    #[inline(always)]
+    pub(crate) fn is_sealed(self) -> bool {
+        self.contains(Self::SEALED)
+    }
+
+    /// Bytes that follow the payload: a tag, a checksum, or none.
+    #[inline]
+    pub(super) fn trailer_len(self) -> usize {
+        match (self.is_sealed(), self.has_crc()) {
+            (true, _) => TAG_LEN,
+            (false, true) => TRAILER_LEN,
+            (false, false) => 0,
+        }
     }
 
     /// Whether the port tells the peer's presence.

@@ -197,13 +197,20 @@ impl Node {
         let peer = &self.peers[p];
         let (ours, theirs, over) = compare(peer, op);
         let named = peer.inc == 0 || peer.inc == op.inc;
-        match peer.state {
+        let (state, sealed) = (peer.state, self.is_sealed(op));
+        if self.keeps_offer(p, op) {
+            return;
+        }
+        match state {
             State::Idle if op.is_answer() => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
             }
             State::Idle if over => self.refuse_open(now, base, op, RstReason::Closed),
             State::Idle => self.answer(now, p, base, op, len),
             State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
+                if !self.agree(p, op) {
+                    return;
+                }
                 self.pair(p, base, op);
                 self.note_path(p, op, len);
                 self.opened(now, p);
@@ -212,19 +219,26 @@ impl Node {
             State::Opening if op.is_answer() || over => {
                 self.refuse_open(now, base, op, RstReason::UnknownSession);
             }
-            State::Opening if peer.inc != 0 && peer.inc != op.inc => {
+            State::Opening if !named => {
                 // The application named another life of the peer, which is over: the answer to our
                 // OPEN will say so.
                 self.counters.rx_bad_open += 1;
             }
+            State::Opening if !self.respond(p, op) => {}
             State::Opening => {
-                let claimed = peer.inc == 0;
+                let claimed = self.peers[p].inc == 0;
                 self.pair(p, base, op);
                 let peer = &mut self.peers[p];
                 (peer.state, peer.want_open, peer.is_life_claimed) =
                     (State::Answered, true, claimed);
                 self.note_path(p, op, len);
                 self.make_ready(p);
+            }
+            State::Answered if theirs && ours && sealed => {
+                // Both ends answered the other's OPEN, so that they have no keys in common.
+                if self.addr < self.peers[p].addr {
+                    self.open_again(now, p, false);
+                }
             }
             State::Answered if theirs && ours => {
                 self.note_path(p, op, len);
@@ -281,6 +295,9 @@ impl Node {
 
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
+        if !self.respond(p, op) {
+            return;
+        }
         let known = self.peers[p].inc;
         if known != op.inc {
             self.peers[p].closed_epoch = 0;
@@ -337,7 +354,7 @@ impl Node {
         let path = self.peers[p].path;
         let looks_up = self.settings.inserted && !planted(Bug::StrangerUnasked);
         let asks = looks_up || path.is_lossless() && path.has_crc();
-        !asks && !self.observed.losses.concern(p)
+        !asks && !path.is_sealed() && !self.observed.losses.concern(p)
     }
 
     fn refuse_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
@@ -444,6 +461,9 @@ impl Node {
     /// Takes an RST. It is believed only if it proves to know the session (S4): it echoes a packet
     /// that we could have sent, or our incarnation and epoch.
     pub(crate) fn on_rst(&mut self, now: Instant, src: Station, op: &RstOp) {
+        if op.reason.is_of_key() {
+            return self.on_key_refusal(now, src, op);
+        }
         let known = self.by_station.get(&self.peers, src).filter(|_| src != self.station);
         let Some(p) = known else {
             self.counters.rx_bad_rst += 1;
@@ -483,6 +503,8 @@ impl Node {
             RstReason::WrongIncarnation => EndReason::Restarted,
             RstReason::UnknownSession if other_life => EndReason::Restarted,
             RstReason::UnknownSession => EndReason::Reset,
+            RstReason::OtherKey => EndReason::OtherKey,
+            RstReason::NoKey => EndReason::NoKey,
         };
         self.end_session(now, p, reason);
         if op.life != wire::life_of(self.peers[p].inc) || op.reason == RstReason::WrongIncarnation {
@@ -538,6 +560,7 @@ impl Node {
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p.get());
         self.openings.forget(p);
+        self.forget_keys(p);
     }
 
     /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
@@ -709,7 +732,8 @@ impl Node {
                     true => self.probe_interval(peer),
                     false => self.open_rto(peer),
                 };
-                Some((peer.probe_at + pause).min(self.verdict_at(peer)))
+                let due = (peer.probe_at + pause).min(self.verdict_at(peer));
+                Some(self.refused_at(peer).map_or(due, |at| due.min(at)))
             }
             State::Open => {
                 let mut due = peer.owes().then(|| self.probe_due(peer));
@@ -853,8 +877,10 @@ impl Node {
                 if died {
                     return self.peer_died(now, p, EndReason::Died);
                 }
-                if self.has_no_answer(peer, presence) {
-                    return self.peer_died(now, p, EndReason::NoAnswer);
+                let refused = self.refused_at(peer).is_some_and(|at| self.polled_at >= at);
+                if refused && !self.backlog || self.has_no_answer(peer, presence) {
+                    let reason = self.key_reason(p).unwrap_or(EndReason::NoAnswer);
+                    return self.peer_died(now, p, reason);
                 }
                 self.on_open_again(now, p, presence);
             }

@@ -29,6 +29,12 @@ pub struct NodeCounters {
     /// Frames of a near session, or OPENs of one, that did not come through memory, and OPENs that
     /// did and say otherwise.
     pub rx_not_near: u64,
+    /// Frames that are not sealed, where this node has a key.
+    pub rx_clear: u64,
+    /// Sealed frames whose tag is not that of who has the key.
+    pub rx_forged: u64,
+    /// Sealed frames that came before, or so late that it is not known.
+    pub rx_replayed: u64,
     /// Packets for a session that does not exist.
     pub rx_no_session: u64,
     /// Packets whose acknowledgement covers what was never sent.
@@ -118,6 +124,9 @@ impl Default for NodeCounters {
             rx_not_ours: 0,
             rx_no_crc: 0,
             rx_not_near: 0,
+            rx_clear: 0,
+            rx_forged: 0,
+            rx_replayed: 0,
             rx_no_session: 0,
             rx_bad_ack: 0,
             rx_duplicate: 0,

@@ -99,7 +99,7 @@ impl Node {
         let oldest = snd.oldest(&self.sent).and_then(|psn| snd.by_psn(&self.sent, psn));
         let Some(idx) = oldest else { return 0 };
         let entry = &self.sent[idx];
-        let trailer = if self.peers[p].path.has_crc() { wire::TRAILER_LEN } else { 0 };
+        let trailer = self.peers[p].path.trailer_len();
         let head = wire::BASE_LEN + usize::from(entry.op_len);
         (head + self.body(entry.body).len() + trailer) as u32
     }

@@ -25,6 +25,7 @@ mod pulls;
 mod refused;
 mod reopen;
 mod rma;
+mod sealed;
 mod srx;
 mod strangers;
 mod survey;

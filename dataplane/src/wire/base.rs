@@ -11,7 +11,11 @@ use crate::psn::Psn;
 /// follow the header.
 pub(super) const IMM: u8 = 1 << 1;
 
-const SEC: u16 = 1 << 7;
+pub(super) const SEC: u16 = 1 << 7;
+
+/// Where the length of the payload stands.
+pub(super) const PLEN_AT: usize = 30;
+
 pub(super) const AR: u16 = 1 << 6;
 const RTX: u16 = 1 << 5;
 const CE: u16 = 1 << 4;
@@ -125,7 +129,7 @@ impl Base {
             psn: Psn(b.u32::<20>()),
             cack: Psn(b.u32::<24>()),
             grant: b.u16::<28>(),
-            plen: b.u16::<30>(),
+            plen: b.u16::<PLEN_AT>(),
         };
         // Without `&&`: none of it ever fails on a good day, so one branch is enough.
         let fits = (fixed & FIXED_MASK == FIXED)
@@ -181,7 +185,7 @@ impl Base {
         b.put32::<20>(self.psn.0);
         b.put32::<24>(self.cack.0);
         b.put16::<28>(self.grant);
-        b.put16::<30>(self.plen);
+        b.put16::<PLEN_AT>(self.plen);
         b.put16::<DST_NUMBER_AT>(self.dst.number);
         b.put16::<SRC_NUMBER_AT>(self.src.number);
         *out = b.0;
@@ -248,7 +252,7 @@ fn unfit(frame: &RxFrame<'_>) -> WireError {
     let Some(b) = frame.first_chunk() else { return WireError::Short };
     let b = Bytes::<BASE_LEN>(b);
     let prologue = u16::from_be_bytes(b.get::<14, 2>());
-    let plen = usize::from(b.u16::<30>());
+    let plen = usize::from(b.u16::<PLEN_AT>());
     if u16::from_be_bytes(b.get::<12, 2>()) != ETHERTYPE {
         return WireError::EtherType;
     }
@@ -304,7 +308,7 @@ pub(super) fn has_good_crc(frame: &RxFrame<'_>) -> Option<bool> {
     let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
     match u16::from_be_bytes(b.get::<14, 2>()) & TRAILER {
         0 => Some(false),
-        TRAILER => crc_anywhere(frame, b.u16::<30>().into()).then_some(true),
+        TRAILER => crc_anywhere(frame, b.u16::<PLEN_AT>().into()).then_some(true),
         _ => None,
     }
 }

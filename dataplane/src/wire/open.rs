@@ -73,9 +73,17 @@ impl OpenOp {
     /// memory, and so does every other of the session.
     pub const NEAR: u32 = 1 << 0;
 
-    /// Whether it says so.
+    /// In [`caps`](Self::caps): the sender's processor encrypts with AES itself.
+    pub const AES: u32 = 1 << 1;
+
+    /// Whether it says [`NEAR`](Self::NEAR).
     pub fn is_near(&self) -> bool {
         self.caps & Self::NEAR != 0
+    }
+
+    /// Whether it says [`AES`](Self::AES).
+    pub fn has_aes(&self) -> bool {
+        self.caps & Self::AES != 0
     }
 
     /// Whether it answers an OPEN of its receiver.

@@ -21,6 +21,17 @@ pub enum RstReason {
     WrongIncarnation = 4,
     /// It took its peer for dead.
     Dead = 5,
+    /// It has another key. Never sealed.
+    OtherKey = 6,
+    /// One of the two has a key and the other has none. Never sealed.
+    NoKey = 7,
+}
+
+impl RstReason {
+    /// Whether the key is the reason: then the RST can be read without one.
+    pub fn is_of_key(self) -> bool {
+        matches!(self, Self::OtherKey | Self::NoKey)
+    }
 }
 
 impl TryFrom<u16> for RstReason {
@@ -33,6 +44,8 @@ impl TryFrom<u16> for RstReason {
             3 => Self::Version,
             4 => Self::WrongIncarnation,
             5 => Self::Dead,
+            6 => Self::OtherKey,
+            7 => Self::NoKey,
             _ => return Err(WireError::RstReason),
         })
     }

@@ -1,0 +1,109 @@
+//! Stations with another key, or without one: both ends are told, and what waits for such a peer
+//! ends soon.
+//!
+//! Who cannot read an OPEN says so by an RST that is not sealed, since its receiver could not read
+//! that either. Anybody can forge one. So it ends nothing by itself: it says what is wrong if no
+//! answer comes that is authentic, and that one is waited for [`REFUSED_NS`] instead of T_dead.
+
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::Station;
+
+use super::notice::EndReason;
+use super::peer::{Peer, State};
+use super::{Node, Notice};
+use crate::idx::PeerIdx;
+use crate::types::Instant;
+use crate::wire::{self, Base, OpenOp, RstOp, RstReason, sealed};
+
+/// How long an authentic answer is waited for after a refusal, nanoseconds.
+pub(super) const REFUSED_NS: u64 = 1_000_000_000;
+
+/// Stations whose key is told. Of those above nothing is said: whoever can send frames can make up
+/// addresses.
+const STATIONS_MAX: usize = 64;
+
+/// Stations that are known to have another key or none.
+#[derive(Debug, Default)]
+pub(crate) struct OtherKeys {
+    stations: Vec<Station>,
+}
+
+impl Node {
+    /// Refuses an OPEN that is not sealed as this node seals.
+    pub(super) fn refuse_key(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
+        if base.src == self.station || base.dst != self.station {
+            return;
+        }
+        self.note_key(base.src, reason);
+        let rst = RstOp {
+            echo_sid: base.dst_sid,
+            echo_psn: base.psn,
+            life: wire::life_of(self.settings.incarnation),
+            victim_inc: op.inc,
+            victim_epoch: op.epoch,
+            reason,
+            versions: wire::VERSIONS,
+        };
+        self.reply_rst(now, base.src, op.sid, rst, usize::MAX);
+    }
+
+    /// Takes a sealed frame where there is no key: the sender of an OPEN is told.
+    #[cold]
+    pub(super) fn on_sealed_unasked(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if let Some((base, op)) = sealed::open_in(frame) {
+            self.refuse_key(now, &base, &op, RstReason::NoKey);
+        }
+    }
+
+    /// Takes an RST that is not sealed, where there is a key: it may say that the key is another.
+    pub(super) fn on_clear_rst(&mut self, now: Instant, src: Station, frame: &RxFrame<'_>) {
+        match RstOp::parse(frame) {
+            Ok(op) if op.reason.is_of_key() => self.on_key_refusal(now, src, &op),
+            Ok(_) => self.counters.rx_bad_rst += 1,
+            Err(err) => self.counters.rx_wire[err.index()] += 1,
+        }
+    }
+
+    /// Takes the refusal of our OPEN for its key.
+    pub(super) fn on_key_refusal(&mut self, now: Instant, src: Station, op: &RstOp) {
+        let known = self.by_station.get(&self.peers, src).filter(|_| src != self.station);
+        let asked = known.filter(|&p| {
+            let peer = &self.peers[p];
+            let opens = peer.state == State::Opening || peer.state == State::Answered && peer.opens;
+            let named = op.victim_inc == self.settings.incarnation && op.victim_epoch == peer.epoch;
+            opens && named && !peer.path.is_near()
+        });
+        let Some(p) = asked else {
+            self.counters.rx_bad_rst += 1;
+            return;
+        };
+        if self.openings.note_refusal(p, now, op.reason) {
+            self.note_key(src, op.reason);
+            self.arm_timer(now, p);
+        }
+    }
+
+    fn note_key(&mut self, station: Station, reason: RstReason) {
+        let known = &mut self.openings.other_keys.stations;
+        if known.len() < STATIONS_MAX && !known.contains(&station) {
+            known.push(station);
+            let has_key = reason == RstReason::OtherKey;
+            self.note(Notice::OtherKey { station, has_key });
+        }
+    }
+
+    /// When a session that is being opened ends because its key was refused, and no authentic
+    /// answer has come.
+    pub(super) fn refused_at(&self, peer: &Peer) -> Option<Instant> {
+        self.openings.refusal(peer.slot()).map(|(at, _)| at + REFUSED_NS)
+    }
+
+    /// Why a session that was not opened ends: the refusal of the key, if there was one.
+    pub(super) fn key_reason(&self, p: PeerIdx) -> Option<EndReason> {
+        let (_, reason) = self.openings.refusal(p)?;
+        Some(match reason {
+            RstReason::OtherKey => EndReason::OtherKey,
+            _ => EndReason::NoKey,
+        })
+    }
+}

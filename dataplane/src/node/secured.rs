@@ -1,0 +1,479 @@
+//! Sealed sessions: the one place that every frame passes on its way out, and the one that every
+//! frame passes on its way in, where the domain has a key (`docs/wire.md`, "Sealed frames").
+//!
+//! Between the two a session knows nothing of it. Frames are made and read as without a key and
+//! without a checksum; [`SealingSink`] stands between the node and its port, and
+//! [`Node::on_frame_secured`] before the slow path. What is near passes both as it is: it never
+//! leaves this machine's memory.
+
+use std::collections::HashMap;
+
+use barewire_driver::board::Board;
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::port::{PortCaps, Presence, Station, Tx};
+
+use super::peer::{State, slot_of};
+use super::{FrameSink, Node, NodeSettings};
+use crate::idx::PeerIdx;
+use crate::plant::{Bug, planted};
+use crate::seal::{
+    HANDSHAKE_LEN, Initiator, OpenError, PreSharedKey, SessionKeys, SessionNames, has_aes, respond,
+};
+use crate::types::Instant;
+use crate::wire::{
+    BASE_LEN, Base, OpenOp, RawBase, RstReason, TAG_LEN, TRAILER_LEN, Ty, WireError, sealed,
+    sealed::OpenKind,
+};
+
+/// Longest addition to a frame, bytes: the message of a handshake, a tag and a checksum.
+const ROOM: usize = HANDSHAKE_LEN + TAG_LEN + TRAILER_LEN;
+
+/// A session whose ends have agreed on keys.
+#[derive(Debug)]
+struct Session {
+    keys: SessionKeys,
+    /// The peer's name of the session.
+    remote_sid: u32,
+    /// The message that answers the peer's OPEN, if the peer began.
+    answer: Option<[u8; HANDSHAKE_LEN]>,
+}
+
+/// Keys and handshakes of a node.
+#[derive(Debug)]
+pub(crate) struct Seals {
+    key: PreSharedKey,
+    /// Handshakes that this node began, by the peer's [`Station::word`].
+    offers: HashMap<u64, Initiator>,
+    /// Sessions with keys, likewise.
+    sessions: HashMap<u64, Box<Session>>,
+    /// The message of the OPEN that is being taken.
+    heard: Option<[u8; HANDSHAKE_LEN]>,
+    /// A frame on its way out, and one on its way in.
+    tx: Vec<u8>,
+    rx: Vec<u8>,
+    station: Station,
+}
+
+/// How a frame leaves.
+enum Way {
+    /// As it is.
+    Clear,
+    /// The first so many bytes of [`Seals::tx`] instead.
+    Sealed(usize),
+    /// Not at all: there is no key for it.
+    Not,
+}
+
+impl Seals {
+    /// For a node with these settings on a port for frames of `frame_len` bytes. `None` if it has
+    /// no key or needs none.
+    pub(super) fn of(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Option<Box<Self>> {
+        let key = s.key.clone().filter(|_| !caps.lossless)?;
+        let buf = || vec![0; frame_len + ROOM];
+        Some(Box::new(Self {
+            key,
+            offers: HashMap::new(),
+            sessions: HashMap::new(),
+            heard: None,
+            tx: buf(),
+            rx: buf(),
+            station: caps.station,
+        }))
+    }
+
+    /// Makes `frame` ready to leave. `near` tells whether the port reaches its destination through
+    /// memory.
+    fn prepare(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Way {
+        let is = |ty: Ty| sealed::ty_of(frame.head) == Some(ty);
+        if is(Ty::Who) {
+            self.check(frame)
+        } else if is(Ty::Open) {
+            self.prepare_open(frame)
+        } else if !is(Ty::Rst) {
+            self.seal(frame, near)
+        } else if near() {
+            Way::Clear
+        } else if sealed::is_key_refusal(frame.head) {
+            self.check(frame)
+        } else {
+            self.put_tag(frame, &[])
+        }
+    }
+
+    /// Seals a frame of a session.
+    fn seal(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Way {
+        let sid = sealed::dst_sid(frame.head);
+        let session = self.sessions.get_mut(&frame.dst().word());
+        let Some(session) = session.filter(|session| session.remote_sid == sid) else {
+            return if near() { Way::Clear } else { Way::Not };
+        };
+        // Behind the header of a packet without payload is padding, which measures the path.
+        let body = if sealed::plen(frame.head) == 0 { 0 } else { frame.body.len() };
+        let end = frame.head.len() + body;
+        let len = frame.len().max(end + TAG_LEN);
+        let Some(bytes) = self.tx.get_mut(..len) else { return Way::Not };
+        let (head, rest) = bytes.split_at_mut(frame.head.len());
+        head.copy_from_slice(frame.head);
+        if body > 0 {
+            frame.body.copy_to(&mut rest[..body]);
+        }
+        sealed::mark(head, end - BASE_LEN);
+        session.keys.seal(&mut bytes[..end + TAG_LEN]);
+        bytes[end + TAG_LEN..].fill(0);
+        Way::Sealed(len)
+    }
+
+    /// Adds the handshake's message to an OPEN, and the tag.
+    fn prepare_open(&mut self, frame: &TxFrame<'_>) -> Way {
+        let (kind, dst) = (sealed::open_kind(frame.head), frame.dst().word());
+        if kind.is_near {
+            return Way::Clear;
+        }
+        if kind.is_challenge {
+            return self.put_tag(frame, &[]);
+        }
+        let message = if kind.is_answer {
+            self.sessions.get(&dst).and_then(|session| session.answer)
+        } else {
+            Some(self.offer(dst, &kind))
+        };
+        message.map_or(Way::Not, |message| self.put_tag(frame, &message))
+    }
+
+    /// The first message of the handshake of this session to `dst`.
+    fn offer(&mut self, dst: u64, kind: &OpenKind) -> [u8; HANDSHAKE_LEN] {
+        let OpenKind { inc, sid, epoch, .. } = *kind;
+        let opener = self.station.word();
+        let names = SessionNames { opener, answerer: dst, inc, sid, epoch };
+        let known = self.offers.get(&dst).filter(|offer| *offer.names() == names);
+        if let Some(offer) = known {
+            return *offer.message();
+        }
+        let offer = Initiator::new(&mut self.key, names);
+        let message = *offer.message();
+        self.offers.insert(dst, offer);
+        message
+    }
+
+    /// Copies a frame without a session, `more` behind its header, and its tag.
+    fn put_tag(&mut self, frame: &TxFrame<'_>, more: &[u8]) -> Way {
+        let (from, end) = (frame.head.len(), frame.head.len() + more.len());
+        let is_open = sealed::ty_of(frame.head) == Some(Ty::Open);
+        let whole = end + TAG_LEN + if is_open { TRAILER_LEN } else { 0 };
+        let len = frame.len().max(whole);
+        let Some(bytes) = self.tx.get_mut(..len) else { return Way::Not };
+        bytes[..from].copy_from_slice(frame.head);
+        bytes[from..end].copy_from_slice(more);
+        sealed::mark(bytes, end - BASE_LEN);
+        let tag = self.key.tag(&bytes[..end]);
+        bytes[end..end + TAG_LEN].copy_from_slice(&tag);
+        if is_open {
+            // Who cannot tell the tag tells by it a damaged OPEN from one under another key.
+            sealed::append_crc(bytes, end + TAG_LEN);
+        }
+        bytes[whole..].fill(0);
+        Way::Sealed(len)
+    }
+
+    /// Copies a frame that is for everybody, with a checksum.
+    fn check(&mut self, frame: &TxFrame<'_>) -> Way {
+        let len = frame.len();
+        frame.copy_to(&mut self.tx[..len]);
+        Way::Sealed(sealed::put_crc(&mut self.tx, len))
+    }
+
+    fn forget(&mut self, peer: u64) {
+        self.offers.remove(&peer);
+        self.sessions.remove(&peer);
+    }
+}
+
+/// What stands between the node and a port: seals what leaves.
+pub(crate) struct SealingSink<'a> {
+    pub(super) out: &'a mut dyn FrameSink,
+    pub(super) seals: &'a mut Seals,
+}
+
+impl SealingSink<'_> {
+    fn pass(&mut self, frame: &TxFrame<'_>, alone: bool) -> Tx {
+        let Self { out, seals } = self;
+        let way = seals.prepare(frame, || out.is_near(frame.dst()));
+        let sealed = match &way {
+            Way::Clear => *frame,
+            Way::Sealed(len) => TxFrame::whole(&seals.tx[..*len]),
+            Way::Not => return Tx::NoRoute,
+        };
+        if alone { out.send_alone(&sealed) } else { out.send(&sealed) }
+    }
+}
+
+impl FrameSink for SealingSink<'_> {
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        self.pass(frame, false)
+    }
+
+    fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
+        self.pass(frame, true)
+    }
+
+    fn presence(&mut self, station: Station) -> Presence {
+        self.out.presence(station)
+    }
+
+    fn is_near(&mut self, station: Station) -> bool {
+        self.out.is_near(station)
+    }
+
+    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
+        self.out.board(members)
+    }
+
+    fn lacks_memory(&self) -> bool {
+        self.out.lacks_memory()
+    }
+}
+
+impl Node {
+    /// Calls `send` with `out`, through the seals if the node has a key.
+    pub(super) fn through_seals<T>(
+        &mut self,
+        out: &mut dyn FrameSink,
+        send: impl FnOnce(&mut Self, &mut dyn FrameSink) -> T,
+    ) -> T {
+        let Some(mut seals) = self.openings.seals.take() else { return send(self, out) };
+        let sent = send(self, &mut SealingSink { out, seals: &mut seals });
+        // Sessions that have ended meanwhile.
+        while let Some(peer) = self.openings.sealed_over.pop() {
+            seals.forget(peer);
+        }
+        self.openings.seals = Some(seals);
+        sent
+    }
+
+    /// Forgets the keys of the session with `p`, which is over.
+    pub(super) fn forget_keys(&mut self, p: PeerIdx) {
+        if !self.far.is_sealed() {
+            return;
+        }
+        let peer = self.peers[p].addr;
+        match &mut self.openings.seals {
+            Some(seals) => seals.forget(peer),
+            // They are where frames leave.
+            None => self.openings.sealed_over.push(peer),
+        }
+    }
+
+    /// Takes any frame of a node with a key that is not of a near session.
+    #[inline(never)]
+    pub(super) fn on_frame_secured(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        match sealed::is_sealed(frame) {
+            Some(true) => self.on_sealed(now, frame),
+            Some(false) => self.on_clear(now, frame),
+            None => {
+                if let Err(err) = Base::parse(frame) {
+                    self.counters.rx_wire[err.index()] += 1;
+                }
+            }
+        }
+    }
+
+    /// Opens a sealed frame and takes what was sealed.
+    fn on_sealed(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        let Some(seals) = &mut self.openings.seals else { return };
+        let (mut bytes, len) = (std::mem::take(&mut seals.rx), frame.len());
+        if len <= bytes.len() && frame.copy_to(0, &mut bytes[..len]) {
+            if self.unseal(now, &mut bytes[..len]) {
+                self.on_frame_slow(now, &RxFrame::new(&bytes[..len]));
+            }
+        } else {
+            self.counters.rx_no_buffer += 1;
+        }
+        if let Some(seals) = &mut self.openings.seals {
+            (seals.rx, seals.heard) = (bytes, None);
+        }
+    }
+
+    /// Checks a sealed frame, and makes it the frame that was sealed. False if it is to be dropped.
+    fn unseal(&mut self, now: Instant, bytes: &mut [u8]) -> bool {
+        let end = BASE_LEN + usize::from(sealed::plen(bytes));
+        let Some(raw) = Base::parse_raw(&RxFrame::new(bytes)) else { return false };
+        if bytes.len() < end + TAG_LEN {
+            self.counters.rx_wire[WireError::TrailerTruncated.index()] += 1;
+            return false;
+        }
+        if raw.dst != self.station || raw.src == self.station {
+            self.counters.rx_not_ours += 1;
+            return false;
+        }
+        let is = |ty: Ty| raw.ty == ty as u8;
+        let taken = if is(Ty::Who) {
+            self.counters.rx_wire[WireError::Secured.index()] += 1;
+            false
+        } else if is(Ty::Open) || is(Ty::Rst) {
+            self.is_tagged(now, bytes, end)
+        } else {
+            self.is_of_session(now, &raw, &mut bytes[..end + TAG_LEN])
+        };
+        if !taken {
+            return false;
+        }
+        let whole = sealed::unmark(bytes);
+        if let Err(err) = whole {
+            self.counters.rx_wire[err.index()] += 1;
+        }
+        whole.is_ok()
+    }
+
+    /// Whether an OPEN or RST is of somebody who has the key. Puts the handshake's message aside.
+    fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
+        let Some(seals) = &mut self.openings.seals else { return false };
+        let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
+        if !seals.key.is_tag(frame, tag) {
+            self.counters.rx_forged += 1;
+            if let Some((base, op)) = sealed::open_in(&RxFrame::new(bytes)) {
+                self.refuse_key(now, &base, &op, RstReason::OtherKey);
+            }
+            return false;
+        }
+        let open_end = BASE_LEN + OpenOp::LEN;
+        if sealed::ty_of(bytes) == Some(Ty::Open) && end > open_end {
+            seals.heard = bytes[open_end..end].try_into().ok();
+            sealed::set_plen(bytes, OpenOp::LEN as u16);
+        }
+        true
+    }
+
+    /// Opens a frame of a session that there is, in place. Any other is answered as without a key.
+    fn is_of_session(&mut self, now: Instant, raw: &RawBase, bytes: &mut [u8]) -> bool {
+        let peer = self.peers.get(slot_of(raw.dst_sid)).filter(|peer| {
+            let paired = matches!(peer.state, State::Answered | State::Open);
+            paired && peer.sid == raw.dst_sid && peer.station() == raw.src
+        });
+        let Some(peer) = peer.filter(|peer| !peer.path.is_near()) else {
+            if matches!(Ty::try_from(raw.ty), Ok(Ty::Ack | Ty::Nack)) {
+                self.counters.rx_no_session += 1;
+            } else {
+                self.on_no_session(now, raw.src, raw.dst_sid, raw.psn);
+            }
+            return false;
+        };
+        let session =
+            self.openings.seals.as_mut().and_then(|seals| seals.sessions.get_mut(&peer.addr));
+        let session = session.filter(|session| session.remote_sid == peer.remote_sid);
+        let opened = session.map_or(Err(OpenError::Forged), |session| session.keys.open(bytes));
+        match opened {
+            Ok(()) => {}
+            Err(OpenError::Forged) => self.counters.rx_forged += 1,
+            Err(OpenError::Replayed) => self.counters.rx_replayed += 1,
+        }
+        opened.is_ok()
+    }
+
+    /// Takes a frame that is not sealed: a near one, a question for a name or its answer, or the
+    /// refusal of a key. An OPEN is refused, and anything else dropped.
+    fn on_clear(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        let base = match Base::parse(frame) {
+            Ok(base) => base,
+            Err(err) => {
+                self.counters.rx_wire[err.index()] += 1;
+                return;
+            }
+        };
+        let src = self.by_station.get(&self.peers, base.src);
+        let far = src.is_some_and(|p| {
+            let peer = &self.peers[p];
+            peer.state != State::Idle && !peer.path.is_near()
+        });
+        let through_memory = frame.is_near() && (!far || base.ty == Ty::Open);
+        if base.ty == Ty::Who || through_memory || planted(Bug::ClearTaken) {
+            return self.on_frame_slow(now, frame);
+        }
+        self.counters.rx_clear += 1;
+        if base.dst != self.station {
+            return;
+        }
+        if base.ty == Ty::Rst {
+            self.on_clear_rst(now, base.src, frame);
+        } else if base.ty == Ty::Open
+            && let Ok(op) = OpenOp::parse(frame, &base)
+        {
+            self.refuse_key(now, &base, &op, RstReason::NoKey);
+        }
+    }
+
+    /// Answers the message of `op`, an OPEN of the peer in slot `p`: there are keys from now on.
+    /// False, and nothing has happened, if it is none by who has the key. True without a key.
+    pub(super) fn respond(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
+        if !self.is_sealed(op) {
+            return true;
+        }
+        let (peer, aes) = (self.peers[p].addr, has_aes() && op.has_aes());
+        let Some(seals) = &mut self.openings.seals else { return false };
+        let OpenOp { inc, sid, epoch, .. } = *op;
+        let names = SessionNames { opener: peer, answerer: seals.station.word(), inc, sid, epoch };
+        let answered =
+            seals.heard.and_then(|message| respond(&mut seals.key, names, &message, aes));
+        let Some((keys, answer)) = answered else {
+            self.counters.rx_forged += 1;
+            return false;
+        };
+        let session = Session { keys, remote_sid: sid, answer: Some(answer) };
+        seals.sessions.insert(peer, Box::new(session));
+        seals.offers.remove(&peer);
+        true
+    }
+
+    /// Ends the handshake that this node began with `op`, the peer's answer. As
+    /// [`respond`](Self::respond).
+    pub(super) fn agree(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
+        if !self.is_sealed(op) {
+            return true;
+        }
+        let peer = &self.peers[p];
+        let (sid, epoch, peer) = (peer.sid, peer.epoch, peer.addr);
+        let aes = has_aes() && op.has_aes();
+        let Some(seals) = &mut self.openings.seals else { return false };
+        let Seals { key, offers, heard, .. } = &mut **seals;
+        let offer = offers.get_mut(&peer);
+        let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
+        let keys = offer.zip(*heard).and_then(|(offer, answer)| offer.finish(key, &answer, aes));
+        let Some(keys) = keys else {
+            self.counters.rx_forged += 1;
+            return false;
+        };
+        offers.remove(&peer);
+        let session = Session { keys, remote_sid: op.sid, answer: None };
+        seals.sessions.insert(peer, Box::new(session));
+        true
+    }
+
+    /// Whether the session of an OPEN is one with keys.
+    pub(super) fn is_sealed(&self, op: &OpenOp) -> bool {
+        self.far.is_sealed() && !op.is_near()
+    }
+
+    /// Whether `op`, which crosses our OPEN to `p`, gives way to that: there is one handshake, so
+    /// the two ends have to choose the same. An OPEN that names the other's incarnation comes
+    /// before one that does not; else the station decides.
+    pub(super) fn keeps_offer(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
+        let peer = &self.peers[p];
+        let crosses = peer.state == State::Opening
+            && self.openings.has_opened(p)
+            && !op.is_answer()
+            && (peer.inc == 0 || peer.inc == op.inc);
+        let (ours, theirs) = (peer.inc != 0, op.target_inc != 0);
+        let first = if ours == theirs { self.addr > peer.addr } else { ours };
+        if !self.is_sealed(op) || !crosses || !first {
+            return false;
+        }
+        self.counters.rx_bad_open += 1;
+        if self.peers[p].inc == 0 {
+            // It may take only OPENs that name it: now ours does.
+            self.note_life(p, op.inc);
+            let peer = &mut self.peers[p];
+            (peer.is_life_claimed, peer.want_open) = (true, true);
+            self.make_ready(p);
+        }
+        true
+    }
+}

@@ -1,0 +1,376 @@
+//! Sessions with keys: they do what others do, and nobody without the key changes anything.
+
+use super::*;
+use crate::error::Error;
+use crate::node::peer::State;
+use crate::seal::{Mode, PreSharedKey};
+use crate::wire::{BASE_LEN, Base, OpenOp, RstOp, RstReason, TAG_LEN, Ty, VERSIONS, sealed};
+
+const MS: u64 = 1_000_000;
+
+fn keyed(station: u8, mtu: usize, key: &[u8], mode: Mode) -> End {
+    let key = PreSharedKey::with_key_frames(key, [station; 32], mode, 5);
+    end_with(station, mtu, false, NodeSettings { key, ..NodeSettings::default() })
+}
+
+fn pair(mtu: usize) -> Pair {
+    Pair::of([1, 2].map(|station| keyed(station, mtu, &[7; 32], Mode::Encrypted)))
+}
+
+/// Sends a message of `len` bytes from end 0 to end 1, which has posted a receive, and says whether
+/// it has arrived whole within `ms`.
+fn arrives(pair: &mut Pair, len: usize, ms: u64) -> bool {
+    let (to, seen) = shared(len);
+    pair.recv(1, to, 5, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&bytes(len)), 5, OpFlags::empty(), 2).unwrap();
+    pair.run(ms * MS);
+    pair.read(0).len() == 1 && pair.read(1).len() == 1 && contents(&seen) == bytes(len)
+}
+
+#[test]
+fn messages_of_every_size_arrive_in_both_modes() {
+    for mode in [Mode::Encrypted, Mode::Authenticated] {
+        for (mtu, drop, dup) in [(1500, 0, 0), (9000, 0, 3), (1500, 11, 7), (256, 0, 0)] {
+            let mut pair = Pair::of([1, 2].map(|station| keyed(station, mtu, &[7; 16], mode)));
+            (pair.drop, pair.dup, pair.scatter) = (drop, dup, true);
+            for len in [0, 1, 8, 200, 1400, 5_000, 70_000] {
+                assert!(arrives(&mut pair, len, 400), "{len} bytes, {mode:?}, {mtu}, {drop}");
+            }
+            pair.run(100 * MS);
+            pair.assert_quiet();
+            let counters = pair.ends.each_ref().map(|end| end.node.counters().clone());
+            assert!(
+                counters.iter().all(|c| (c.sessions_opened, c.rx_forged, c.rx_clear) == (1, 0, 0))
+            );
+            assert_eq!(counters.iter().any(|c| c.rx_replayed > 0), dup != 0);
+        }
+    }
+}
+
+/// Every frame on the wire but the refusal of a key says that it is sealed, and shows nothing of
+/// the message.
+#[test]
+fn nothing_of_a_message_is_on_the_wire() {
+    let mut pair = pair(1500);
+    let text = b"sixteen letters!".repeat(100);
+    pair.recv(1, IoBuf::leaked(&[0; 1600]), 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&text), 1, OpFlags::empty(), 2).unwrap();
+    let mut counters = [Vec::new(), Vec::new()];
+    let mut sizes = 0;
+    carry(&mut pair, 50, |from, frame| {
+        assert_ne!(frame[15] & 0x80, 0, "it is sealed");
+        assert!(!frame.windows(16).any(|part| part == &text[..16]), "it can be read");
+        assert!(frame.len() <= 1514, "{} bytes", frame.len());
+        sizes = sizes.max(frame.len());
+        if !matches!(sealed::ty_of(frame), Some(Ty::Open | Ty::Rst)) {
+            counters[from].push(sealed::counter(frame));
+        }
+        vec![(1 - from, frame.to_vec())]
+    });
+    assert_eq!((pair.read(0).len(), pair.read(1).len(), sizes), (1, 1, 1514));
+    for counters in counters {
+        assert!(!counters.is_empty() && counters.is_sorted_by(|a, b| a < b), "{counters:?}");
+    }
+}
+
+/// Lets `ms` pass. What becomes of a frame of an end says `fate`: whom it reaches, and as what.
+fn carry(pair: &mut Pair, ms: u64, mut fate: impl FnMut(usize, &[u8]) -> Vec<(usize, Vec<u8>)>) {
+    for _ in 0..ms * 20 {
+        for i in 0..2 {
+            let End { node, out, .. } = &mut pair.ends[i];
+            node.transmit(pair.now, &mut sink(out));
+            for frame in std::mem::take(&mut pair.ends[i].out) {
+                for (to, bytes) in fate(i, &frame) {
+                    pair.ends[to].node.on_frame(pair.now, &RxFrame::new(&bytes));
+                }
+            }
+        }
+        pair.now = pair.now + 50_000;
+    }
+}
+
+/// What somebody without the key makes of a frame that was seen. Number `n` is any number.
+fn forged(frame: &[u8], n: usize) -> Vec<u8> {
+    let mut bytes = frame.to_vec();
+    let (at, with) = (drawn(n) % bytes.len(), drawn(n + 1) as u8 | 1);
+    match n % 8 {
+        0 => bytes[at] ^= with,
+        1 => bytes.truncate(at),
+        2 => bytes[15] &= 0x7f,
+        3 => {
+            // A packet that is not sealed, with a checksum.
+            bytes[15] = bytes[15] & 0x7f | 3;
+            let ty = [Ty::Msg, Ty::Ack, Ty::Ping, Ty::Nop, Ty::Data][drawn(n) % 5] as u8;
+            bytes[14] = bytes[14] & 0xe0 | ty;
+            bytes.truncate(BASE_LEN + 24);
+            sealed::set_counter(&mut bytes, 0);
+            let plen = 0;
+            sealed::set_plen(&mut bytes, plen);
+            let len = bytes.len();
+            bytes.resize(len + 4, 0);
+            sealed::put_crc(&mut bytes, len);
+        }
+        4 => sealed::set_counter(&mut bytes, drawn(n) as u32),
+        5 => {
+            // The psn, the acknowledgement or the grant.
+            let at = 20 + drawn(n) % 10;
+            bytes[at] = bytes[at].wrapping_add(with);
+        }
+        6 => {
+            let ty = 1 + drawn(n) as u8 % 19;
+            bytes[14] = bytes[14] & 0xe0 | ty;
+        }
+        _ => {
+            let len = bytes.len();
+            bytes[len - TAG_LEN..].iter_mut().for_each(|b| *b = b.wrapping_add(with));
+        }
+    }
+    bytes
+}
+
+/// An RST to end `to` that names its session, as anybody can who has seen its OPEN.
+fn forged_rst(pair: &Pair, to: usize, reason: RstReason) -> Vec<u8> {
+    let (_, peer) = pair.ends[to].node.peers.iter().next().expect("one");
+    let rst = RstOp {
+        echo_sid: peer.remote_sid,
+        echo_psn: peer.snd.nxt,
+        life: 77,
+        victim_inc: pair.ends[to].node.settings.incarnation,
+        victim_epoch: peer.epoch,
+        reason,
+        versions: VERSIONS,
+    };
+    let (dst, src) = (pair.ends[to].node.station, pair.ends[1 - to].node.station);
+    let base = Base {
+        dst_sid: peer.sid,
+        ..pair.ends[to].node.control(dst, Ty::Rst, 0, crate::psn::Psn(0))
+    };
+    crate::wire::frame(&Base { src, crc: true, ..base }, &crate::wire::Op::Rst(rst), &[])
+}
+
+/// Goal: whoever is on the segment and has no key changes nothing. Method: to every frame of a busy
+/// session come forged, mutated, truncated, replayed and reflected ones, and resets that name it;
+/// all messages arrive once, in the one session.
+#[test]
+fn an_attacker_on_the_segment_is_only_counted() {
+    let mut pair = pair(1500);
+    assert!(arrives(&mut pair, 100, 50));
+    let (mut seen, mut n, mut attacks) = (Vec::<(usize, Vec<u8>)>::new(), 0, 0);
+    for round in 0..60 {
+        let (to, look) = shared(3_000);
+        pair.recv(1, to, 5, OpFlags::empty(), round).unwrap();
+        pair.send(0, IoBuf::leaked(&bytes(3_000)), 5, OpFlags::empty(), round).unwrap();
+        carry(&mut pair, 5, |from, frame| {
+            let mut all = vec![(1 - from, frame.to_vec())];
+            for _ in 0..40 {
+                n += 1;
+                let (to, old) = match seen.get(drawn(n) % (seen.len() + 1)) {
+                    Some((to, old)) if n % 3 == 0 => (*to, &old[..]),
+                    _ => (1 - from, frame),
+                };
+                all.insert(drawn(n + 7) % (all.len() + 1), (to, forged(old, n)));
+                all.push((1 - from, old.to_vec()));
+                all.push((from, old.to_vec()));
+            }
+            attacks += all.len() - 1;
+            seen.push((1 - from, frame.to_vec()));
+            seen.truncate(3_000);
+            all
+        });
+        for to in 0..2 {
+            for reason in [RstReason::Closed, RstReason::UnknownSession, RstReason::OtherKey] {
+                let rst = forged_rst(&pair, to, reason);
+                pair.ends[to].node.on_frame(pair.now, &RxFrame::new(&rst));
+            }
+        }
+        let done = (pair.read(0).len(), pair.read(1).len());
+        assert_eq!((done, contents(&look) == bytes(3_000)), ((1, 1), true), "round {round}");
+    }
+    assert!(attacks > 20_000, "{attacks} frames");
+    for end in &pair.ends {
+        let c = end.node.counters();
+        assert_eq!((c.sessions_opened, c.sessions_reset, c.sessions_dead), (1, 0, 0));
+        assert!(c.rx_forged > 1_000 && c.rx_replayed > 100 && c.rx_clear > 100, "{c:?}");
+        let (_, peer) = end.node.peers.iter().next().expect("one");
+        assert_eq!(peer.state, State::Open);
+    }
+    pair.run(100 * MS);
+    pair.assert_quiet();
+}
+
+/// How a message from one of these ends to the other ends, after how long, and what the two are
+/// told.
+fn refused(ends: [End; 2]) -> (Option<Error>, u64, [bool; 2]) {
+    let mut pair = Pair::of(ends);
+    for end in &mut pair.ends {
+        end.node.settings.t_dead_ns = 5_000 * MS;
+    }
+    let begun = pair.now;
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    let mut told = [None; 2];
+    for _ in 0..600 {
+        pair.run(10 * MS);
+        for (i, told) in told.iter_mut().enumerate() {
+            while let Some(notice) = pair.ends[i].node.notice() {
+                if matches!(notice, Notice::OtherKey { .. }) {
+                    *told = told.or(Some(pair.now.since(begun) / MS));
+                }
+            }
+        }
+        let end = &mut pair.ends[0];
+        if let Ok(failed) = end.node.cq_readerr(end.cq) {
+            let soon = told.map(|at| at.is_some_and(|ms| ms < 50));
+            assert!(pair.read(1).is_empty(), "it has arrived");
+            return (Some(failed.err), pair.now.since(begun) / MS, soon);
+        }
+    }
+    (None, pair.now.since(begun) / MS, told.map(|at| at.is_some()))
+}
+
+/// Goal: who has another key, or none, is refused with its own code after a second, and both ends
+/// are told at once.
+#[test]
+fn another_key_and_none_are_refused_with_their_codes() {
+    let key = |station| keyed(station, 1500, &[7; 32], Mode::Encrypted);
+    let other = |station| keyed(station, 1500, &[8; 32], Mode::Encrypted);
+    let mode = |station| keyed(station, 1500, &[7; 32], Mode::Authenticated);
+    let none = |station| end(station, 1500, false);
+    for (ends, want) in [
+        ([key(1), other(2)], Error::Access),
+        ([key(1), mode(2)], Error::Access),
+        ([key(1), none(2)], Error::NoKey),
+        ([none(1), key(2)], Error::NoKey),
+    ] {
+        let (err, ms, told) = refused(ends);
+        assert_eq!((err, told), (Some(want), [true; 2]));
+        assert!((1_000..1_100).contains(&ms), "{ms} ms");
+    }
+}
+
+/// Goal: a refusal that anybody can have sent ends nothing while the peer answers, if late.
+#[test]
+fn a_forged_refusal_ends_nothing() {
+    let mut pair = pair(1500);
+    pair.ends.iter_mut().for_each(|end| end.node.settings.t_dead_ns = 5_000 * MS);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    for ms in 0..1_100 {
+        for reason in [RstReason::OtherKey, RstReason::NoKey, RstReason::Version] {
+            let rst = forged_rst(&pair, 0, reason);
+            pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&rst));
+        }
+        // Nothing reaches anybody in the first 900 ms.
+        carry(&mut pair, 1, |from, frame| match ms > 900 {
+            true => vec![(1 - from, frame.to_vec())],
+            false => Vec::new(),
+        });
+    }
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    assert_eq!(pair.ends[0].node.counters().sessions_dead, 0);
+}
+
+/// Goal: two that open a session with each other at about the same time agree on one handshake,
+/// whoever names whom. Method: both open at any distance and any delay.
+#[test]
+fn opens_that_cross_make_one_session() {
+    for (start, delay, named) in [(0, 0), (0, 1), (0, 3), (1, 1), (2, 5), (5, 3), (7, 20), (25, 20)]
+        .into_iter()
+        .flat_map(|(start, delay)| (0..4).map(move |named| (start, delay, named)))
+    {
+        let mut pair = pair(1500);
+        for i in 0..2 {
+            if named >> i & 1 == 0 {
+                let (_, peer) = pair.ends[i].node.peers.iter_mut().next().expect("one");
+                peer.inc = 0;
+            }
+        }
+        let mut on_the_way: [VecDeque<(Instant, Vec<u8>)>; 2] = Default::default();
+        for ms in 0..400 {
+            for (i, starts) in [0, start].into_iter().enumerate() {
+                if ms == starts {
+                    pair.recv(i, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+                    pair.send(i, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+                }
+                while on_the_way[i].front().is_some_and(|(at, _)| *at <= pair.now) {
+                    let (_, bytes) = on_the_way[i].pop_front().expect("seen");
+                    pair.ends[i].node.on_frame(pair.now, &RxFrame::new(&bytes));
+                }
+                let End { node, out, .. } = &mut pair.ends[i];
+                node.transmit(pair.now, &mut sink(out));
+                let at = pair.now + delay * MS;
+                let sent = std::mem::take(&mut pair.ends[i].out).into_iter();
+                on_the_way[1 - i].extend(sent.map(|bytes| (at, bytes)));
+            }
+            pair.now = pair.now + MS;
+        }
+        let case = format!("started after {start} ms, {delay} ms on the way, named {named:b}");
+        for i in 0..2 {
+            assert_eq!(pair.read(i).len(), 2, "{case}");
+            assert_eq!(pair.ends[i].node.counters().rx_forged, 0, "{case}");
+        }
+    }
+}
+
+/// Goal: a peer that has restarted says so with its key, and the next session is another one.
+#[test]
+fn a_restarted_peer_is_believed() {
+    let mut pair = pair(1500);
+    assert!(arrives(&mut pair, 100, 50));
+    let mut second = keyed(2, 1500, &[7; 32], Mode::Encrypted);
+    second.node.settings.incarnation = 777;
+    let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
+    second.peer = second.node.av_insert(pair.now, second.av, addr).unwrap();
+    pair.ends[1] = second;
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 3).unwrap();
+    pair.run(50 * MS);
+    assert_eq!(pair.read_err(0).err, Error::ConnReset, "it went to the first life");
+    let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+    let end = &mut pair.ends[0];
+    pair.ends[0].peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
+    assert!(arrives(&mut pair, 100, 50));
+}
+
+#[test]
+fn messages_to_oneself_need_no_key() {
+    let mut pair = pair(1500);
+    let end = &mut pair.ends[0];
+    let own = end.node.addr_of(end.ep).unwrap();
+    end.peer = end.node.av_insert(Instant(1), end.av, own).unwrap();
+    pair.recv(0, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    pair.run(10 * MS);
+    assert_eq!((pair.read(0).len(), pair.frames), (2, 0));
+}
+
+/// Memory of a session with keys, beside its record.
+#[test]
+fn a_session_with_keys_is_small() {
+    let len = size_of::<crate::seal::SessionKeys>();
+    assert!(len <= 2048, "{len} bytes");
+}
+
+/// A challenge is sealed too, and the OPEN that brings its cookie is the one of the handshake.
+#[test]
+fn a_challenge_is_answered_with_a_key() {
+    let mut pair = pair(1500);
+    for n in 0..40 {
+        // Half-open sessions with stations that are not there; their OPENs are of who has the key.
+        let mut ghost = keyed(100 + n, 1500, &[7; 32], Mode::Encrypted);
+        let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+        let addr = EpAddr { incarnation: 0, ..addr };
+        ghost.peer = ghost.node.av_insert(pair.now, ghost.av, addr).unwrap();
+        let (kind, buf) = (MsgKind::Tagged, IoBuf::leaked(&[1; 8]));
+        let (dest, no_completion, flags) = (ghost.peer, false, OpFlags::empty());
+        let req = SendReq { kind, buf, dest, tag: 1, data: 0, context: 0, flags, no_completion };
+        ghost.node.post_send(pair.now, ghost.ep, req).unwrap();
+        ghost.node.transmit(pair.now, &mut sink(&mut ghost.out));
+        for frame in ghost.out {
+            pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&frame));
+        }
+        pair.run(MS);
+    }
+    assert!(arrives(&mut pair, 100, 200));
+    assert!(pair.ends[1].node.counters().tx_challenges > 0);
+    let _ = OpenOp::LEN;
+}

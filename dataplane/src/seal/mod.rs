@@ -1,0 +1,27 @@
+//! Sealed frames: authenticated, and encrypted, under keys that the two ends of a session agree on
+//! in its OPENs (`docs/wire.md`, "Sealed frames"). What it protects from whom, and what it does
+//! not, is in `docs/security.md`.
+//!
+//! - [`PreSharedKey`] is what an application gives a domain: who has it may open sessions.
+//! - [`Initiator`] and [`respond`] are the handshake, NNpsk0 of the Noise framework: two messages,
+//!   one in an OPEN and one in its answer, and what comes of them is a [`SessionKeys`].
+//! - A [`SessionKeys`] seals the frames of a session and opens those of its peer. Each direction
+//!   has its own chain of keys ([`Chain`](chain::Chain)) and counter; a frame that was opened once
+//!   is not opened again ([`ReplayWindow`](replay::ReplayWindow)).
+//!
+//! Secrets are overwritten when they are dropped, and no `Debug` shows one. Nothing here allocates
+//! once a session has its keys.
+
+mod chain;
+mod handshake;
+mod key;
+mod noise;
+mod replay;
+mod session;
+
+pub use handshake::{HANDSHAKE_LEN, Initiator, SessionNames, respond};
+pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey};
+pub use session::{OpenError, SessionKeys, has_aes};
+
+#[cfg(test)]
+mod tests;

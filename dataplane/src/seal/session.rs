@@ -1,0 +1,146 @@
+//! The keys of a session: frames of ours are sealed, frames of the peer opened, both where they
+//! lie.
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305};
+
+use super::chain::{Chain, Cipher, nonce};
+use super::key::{Mode, PreSharedKey, Secret};
+use super::replay::ReplayWindow;
+use crate::plant::{Bug, planted};
+use crate::wire::{BASE_LEN, TAG_LEN, sealed};
+
+/// Keys that are derived for one frame at most: frames under the ones between may all be lost.
+const AHEAD_MAX: u64 = 16;
+
+/// Why a frame was not opened. Nothing has changed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// Its tag is not that of its bytes under this session's key.
+    Forged,
+    /// A frame with its counter was opened before, or it is too old to tell.
+    Replayed,
+}
+
+/// The keys of a session, both directions.
+#[derive(Debug)]
+pub struct SessionKeys {
+    tx: Chain,
+    /// Counter of the next frame.
+    tx_next: u64,
+    rx: Chain,
+    /// The key before, for frames that were overtaken.
+    rx_before: Option<Chain>,
+    replay: ReplayWindow,
+    mode: Mode,
+    key_frames_bits: u32,
+}
+
+impl SessionKeys {
+    /// The keys of two secrets: what this end seals with and what its peer does. `aes` if both ends
+    /// have AES in their processors.
+    pub(super) fn new(key: &PreSharedKey, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
+        let cipher: Cipher = if aes { &AES_256_GCM } else { &CHACHA20_POLY1305 };
+        Self {
+            tx: Chain::new(cipher, tx),
+            tx_next: 0,
+            rx: Chain::new(cipher, rx),
+            rx_before: None,
+            replay: ReplayWindow::new(),
+            mode: key.mode,
+            key_frames_bits: key.key_frames_bits,
+        }
+    }
+
+    /// Seals a frame: `bytes` are its base, what is to be protected, and room for the tag. Writes
+    /// the counter and the tag, and encrypts what lies between if the mode says so. Each call uses
+    /// another counter, whatever becomes of the frame.
+    ///
+    /// # Panics
+    /// If there is no room for base and tag.
+    pub fn seal(&mut self, bytes: &mut [u8]) {
+        let counter = self.tx_next;
+        self.tx_next += u64::from(!planted(Bug::CounterKept));
+        let generation = counter >> self.key_frames_bits;
+        if self.tx.generation != generation {
+            self.tx = self.tx.next();
+        }
+        sealed::set_counter(bytes, counter as u32);
+        let (head, rest) = bytes.split_at_mut(BASE_LEN);
+        let (body, tag) = rest.split_at_mut(rest.len() - TAG_LEN);
+        let (key, nonce) = (&self.tx.key, nonce(counter));
+        let sealed = match self.mode {
+            Mode::Encrypted => key.seal_in_place_separate_tag(nonce, Aad::from(head), body),
+            Mode::Authenticated => {
+                let all = &bytes[..bytes.len() - TAG_LEN];
+                let sealed = key.seal_in_place_separate_tag(nonce, Aad::from(all), &mut []);
+                let len = bytes.len();
+                let tag = sealed.expect("a frame is no longer than a cipher takes");
+                bytes[len - TAG_LEN..].copy_from_slice(tag.as_ref());
+                return;
+            }
+        };
+        tag.copy_from_slice(sealed.expect("a frame is no longer than a cipher takes").as_ref());
+    }
+
+    /// Opens a frame of the peer: `bytes` are its base, what was protected, and the tag. Decrypts
+    /// what lies between.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. What was encrypted may be overwritten then.
+    pub fn open(&mut self, bytes: &mut [u8]) -> Result<(), OpenError> {
+        if bytes.len() < BASE_LEN + TAG_LEN {
+            return Err(OpenError::Forged);
+        }
+        let counter = self.replay.whole(sealed::counter(bytes));
+        if !self.replay.admits(counter) {
+            return Err(OpenError::Replayed);
+        }
+        let generation = counter >> self.key_frames_bits;
+        let ahead = generation.saturating_sub(self.rx.generation);
+        if ahead > AHEAD_MAX {
+            return Err(OpenError::Forged);
+        }
+        let next = (0..ahead)
+            .fold(None, |chain: Option<Chain>, _| Some(chain.as_ref().unwrap_or(&self.rx).next()));
+        let chain = match &next {
+            Some(next) => next,
+            None if generation == self.rx.generation => &self.rx,
+            None => {
+                let before = self.rx_before.as_ref();
+                before.filter(|c| c.generation == generation).ok_or(OpenError::Forged)?
+            }
+        };
+        let authentic = match self.mode {
+            Mode::Encrypted => {
+                let (head, rest) = bytes.split_at_mut(BASE_LEN);
+                let (body, tag) = rest.split_at_mut(rest.len() - TAG_LEN);
+                let key = &chain.key;
+                key.open_in_place_separate_tag(nonce(counter), Aad::from(head), tag, body).is_ok()
+            }
+            Mode::Authenticated => {
+                let (all, tag) = bytes.split_at(bytes.len() - TAG_LEN);
+                let key = &chain.key;
+                key.open_separate_gather(nonce(counter), Aad::from(all), &[], tag, &mut []).is_ok()
+            }
+        };
+        if !authentic {
+            return Err(OpenError::Forged);
+        }
+        if let Some(next) = next {
+            self.rx_before = Some(std::mem::replace(&mut self.rx, next));
+        }
+        self.replay.note(counter);
+        Ok(())
+    }
+}
+
+/// Whether this processor encrypts with AES itself. Without, ChaCha20-Poly1305 is faster, and takes
+/// a time that does not tell the key.
+pub fn has_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("aes");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
+}

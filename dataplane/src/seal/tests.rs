@@ -1,0 +1,225 @@
+//! Two ends with a key, and what is done to their frames on the way.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::{BASE_LEN, TAG_LEN, sealed};
+
+const NAMES: SessionNames =
+    SessionNames { opener: 0x0001_0200, answerer: 0x0002_0200, inc: 7, sid: 0x0010_0003, epoch: 9 };
+
+fn key(bytes: &[u8], entropy: u8, mode: Mode, bits: u32) -> PreSharedKey {
+    PreSharedKey::with_key_frames(bytes, [entropy; 32], mode, bits).unwrap()
+}
+
+fn keys() -> [PreSharedKey; 2] {
+    [1, 2].map(|entropy| key(&[7; 32], entropy, Mode::Encrypted, 22))
+}
+
+/// The two ends of a session.
+fn ends([mut a, mut b]: [PreSharedKey; 2], aes: bool) -> [SessionKeys; 2] {
+    let mut initiator = Initiator::new(&mut a, NAMES);
+    let (answerer, message) = respond(&mut b, NAMES, initiator.message(), aes).unwrap();
+    [initiator.finish(&a, &message, aes).unwrap(), answerer]
+}
+
+/// A frame with `len` bytes behind its base, and room for the tag.
+fn frame(len: usize, fill: u8) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..BASE_LEN + len).map(|i| i as u8 ^ fill).collect();
+    sealed::set_counter(&mut bytes, 0);
+    bytes.extend([0; TAG_LEN]);
+    bytes
+}
+
+/// What of a frame must come out again: not the counter, and not the tag.
+fn plain(bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    (bytes[..36].to_vec(), bytes[BASE_LEN..bytes.len() - TAG_LEN].to_vec())
+}
+
+#[test]
+fn frames_arrive_in_all_modes() {
+    for (mode, aes) in [
+        (Mode::Encrypted, true),
+        (Mode::Encrypted, false),
+        (Mode::Authenticated, true),
+        (Mode::Authenticated, false),
+    ] {
+        let [mut a, mut b] = ends([1, 2].map(|e| key(&[7; 16], e, mode, 22)), aes);
+        for len in [0, 1, 8, 64, 1500, 9000] {
+            for _ in 0..2 {
+                let sent = frame(len, len as u8);
+                let mut bytes = sent.clone();
+                a.seal(&mut bytes);
+                let hidden = bytes[BASE_LEN..BASE_LEN + len] != sent[BASE_LEN..BASE_LEN + len];
+                assert_eq!(hidden, mode == Mode::Encrypted && len > 0, "{mode:?} {len}");
+                assert_eq!(b.open(&mut bytes), Ok(()), "{mode:?} {len}");
+                assert_eq!(plain(&bytes), plain(&sent));
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_and_modes_that_differ_do_not_meet() {
+    let [a, _] = keys();
+    let others = [
+        key(&[8; 32], 2, Mode::Encrypted, 22),
+        key(&[7; 31], 2, Mode::Encrypted, 22),
+        key(&[7; 32], 2, Mode::Authenticated, 22),
+        key(&[7; 32], 2, Mode::Encrypted, 21),
+    ];
+    for mut b in others {
+        let initiator = Initiator::new(&mut a.clone(), NAMES);
+        assert!(respond(&mut b, NAMES, initiator.message(), true).is_none());
+        assert!(!b.is_tag(b"frame", &a.tag(b"frame")));
+    }
+    assert!(a.is_tag(b"frame", &keys()[1].tag(b"frame")));
+    assert!(PreSharedKey::new(&[1; KEY_MIN - 1], [0; 32], Mode::Encrypted).is_none());
+    assert!(PreSharedKey::new(&[1; KEY_MAX + 1], [0; 32], Mode::Encrypted).is_none());
+}
+
+/// The messages of a handshake are of one session, and of one life of each end.
+#[test]
+fn a_handshake_is_of_its_session() {
+    let [mut a, mut b] = keys();
+    let initiator = Initiator::new(&mut a, NAMES);
+    let others = [
+        SessionNames { opener: NAMES.answerer, ..NAMES },
+        SessionNames { answerer: NAMES.opener, ..NAMES },
+        SessionNames { inc: 8, ..NAMES },
+        SessionNames { sid: 8, ..NAMES },
+        SessionNames { epoch: 8, ..NAMES },
+    ];
+    for names in others {
+        assert!(respond(&mut b, names, initiator.message(), true).is_none(), "{names:?}");
+    }
+    let mut other = Initiator::new(&mut a, NAMES);
+    assert_ne!(other.message(), initiator.message(), "an ephemeral key is used once");
+    let (_, answer) = respond(&mut b, NAMES, initiator.message(), true).unwrap();
+    assert!(other.finish(&a, &answer, true).is_none(), "the answer to another message");
+    // It has done no harm.
+    let (mut there, answer) = respond(&mut b, NAMES, other.message(), true).unwrap();
+    let mut here = other.finish(&a, &answer, true).unwrap();
+    let mut bytes = frame(20, 0);
+    here.seal(&mut bytes);
+    assert_eq!(there.open(&mut bytes), Ok(()));
+}
+
+/// The same message answered twice makes different keys: what was recorded cannot be read, or be
+/// played into, the second session.
+#[test]
+fn a_replayed_open_makes_other_keys() {
+    let [mut a, mut b] = keys();
+    let mut initiator = Initiator::new(&mut a, NAMES);
+    let (_, answer) = respond(&mut b, NAMES, initiator.message(), true).unwrap();
+    let (mut again, _) = respond(&mut b, NAMES, initiator.message(), true).unwrap();
+    let mut here = initiator.finish(&a, &answer, true).unwrap();
+    let mut bytes = frame(20, 0);
+    here.seal(&mut bytes);
+    assert_eq!(again.open(&mut bytes), Err(OpenError::Forged));
+}
+
+#[test]
+fn no_frame_is_opened_twice_or_by_its_sender() {
+    let [mut a, mut b] = ends(keys(), true);
+    let mut bytes = frame(30, 0);
+    a.seal(&mut bytes);
+    assert_eq!(a.open(&mut bytes.clone()), Err(OpenError::Forged), "reflected");
+    assert_eq!(b.open(&mut bytes.clone()), Ok(()));
+    assert_eq!(b.open(&mut bytes.clone()), Err(OpenError::Replayed));
+    let mut second = frame(30, 0);
+    a.seal(&mut second);
+    assert_ne!(second[36..40], bytes[36..40], "a counter is used once");
+    assert_ne!(second[BASE_LEN..], bytes[BASE_LEN..]);
+    assert_eq!(b.open(&mut second), Ok(()));
+}
+
+#[test]
+fn every_bit_counts_and_every_byte() {
+    let [mut a, mut b] = ends(keys(), true);
+    let mut bytes = frame(24, 0);
+    a.seal(&mut bytes);
+    for bit in 0..bytes.len() * 8 {
+        let mut bent = bytes.clone();
+        bent[bit / 8] ^= 1 << (bit % 8);
+        assert!(b.open(&mut bent).is_err(), "bit {bit}");
+    }
+    for len in 0..bytes.len() {
+        assert!(b.open(&mut bytes[..len].to_vec()).is_err(), "{len} bytes");
+    }
+    assert_eq!(b.open(&mut bytes), Ok(()), "it is still good");
+}
+
+#[test]
+fn no_secret_is_shown() {
+    let shown = format!("{:?} {:?}", keys(), ends(keys(), true));
+    assert!(!shown.contains("7, 7") && shown.contains("PreSharedKey"), "{shown}");
+}
+
+/// A frame as another implementation of AES-256-GCM and of HKDF seals it.
+///
+/// Source: `hkdf` and `aead` of Python's `cryptography`, with the secret 00 01 .. 1f.
+#[test]
+fn a_frame_is_sealed_as_others_do() {
+    let secret = || {
+        let mut secret = zeroize::Zeroizing::new([0; 32]);
+        (0..32).for_each(|i| secret[i as usize] = i);
+        secret
+    };
+    let mut end =
+        SessionKeys::new(&key(&[7; 32], 0, Mode::Encrypted, 2), true, [secret(), secret()]);
+    let sealed: Vec<Vec<u8>> = (0..5)
+        .map(|_| {
+            let mut bytes = frame(8, 0);
+            end.seal(&mut bytes);
+            bytes[BASE_LEN..].to_vec()
+        })
+        .collect();
+    assert_eq!(sealed[0], FIRST, "under the first key");
+    assert_eq!(sealed[4], FIFTH, "under the second");
+}
+
+const FIRST: [u8; 24] = [
+    140, 172, 193, 27, 105, 123, 150, 23, 55, 10, 234, 168, 169, 64, 61, 220, 176, 213, 201, 52,
+    192, 58, 66, 16,
+];
+const FIFTH: [u8; 24] = [
+    203, 207, 167, 161, 58, 237, 167, 155, 186, 249, 83, 31, 47, 167, 0, 249, 130, 213, 239, 209,
+    124, 69, 106, 239,
+];
+
+proptest! {
+    /// Frames are lost, repeated and overtaken, also over the change of keys: each that is opened
+    /// is one that was sent, at most once; and in order without loss all are.
+    #[test]
+    fn keys_change_under_loss(
+        bits in 2u32..6,
+        fates in proptest::collection::vec((0usize..12, 0u8..10), 1..300),
+    ) {
+        let [mut a, mut b] = ends([1, 2].map(|e| key(&[7; 32], e, Mode::Encrypted, bits)), true);
+        let (mut flying, mut opened) = (Vec::<(u8, Vec<u8>)>::new(), vec![0; fates.len()]);
+        for (i, (place, fate)) in fates.iter().enumerate() {
+            let mut bytes = frame(4, 0);
+            bytes[BASE_LEN..BASE_LEN + 4].copy_from_slice(&(i as u32).to_le_bytes());
+            a.seal(&mut bytes);
+            let at = flying.len().saturating_sub(place % 4);
+            if *fate > 2 {
+                flying.insert(at, (*fate, bytes));
+            }
+            if flying.len() > *place {
+                let (fate, mut bytes) = flying.remove(0);
+                if fate > 8 {
+                    flying.push((5, bytes.clone()));
+                }
+                if b.open(&mut bytes).is_ok() {
+                    let at = u32::from_le_bytes(bytes[BASE_LEN..BASE_LEN + 4].try_into().unwrap());
+                    opened[at as usize] += 1;
+                }
+            }
+        }
+        prop_assert!(opened.iter().all(|&times| times <= 1), "{:?}", opened);
+        let got: usize = opened.iter().sum();
+        let sent = fates.iter().filter(|(_, fate)| *fate > 2).count();
+        prop_assert!(got * 2 >= sent.saturating_sub(24), "{} of {}", got, sent);
+    }
+}

@@ -1,0 +1,199 @@
+//! Sealed frames as bytes: where the counter and the tag are, and what of the base differs from the
+//! frame that was sealed (`docs/wire.md`, "Sealed frames"). Keys are none of this room's business.
+
+use barewire_driver::frame::RxFrame;
+
+use super::base::{IMM, PLEN_AT, SEC};
+use super::ty::Tail;
+use super::{
+    BASE_LEN, Base, ETHERTYPE, IMM_LEN, OpenOp, PROLOGUE_OFF, RstReason, TRAILER_LEN, Ty, VERSION,
+    WireError, crc_of_head, verify_crc,
+};
+
+/// Bytes of the tag of a sealed frame.
+pub const TAG_LEN: usize = 16;
+
+/// Where the counter is: behind the numbers of the stations.
+const COUNTER_AT: usize = 36;
+
+/// Where the receiver's name of the session is.
+const DST_SID_AT: usize = 16;
+
+/// Where the operation header of an OPEN ends.
+pub const OPEN_END: usize = BASE_LEN + OpenOp::LEN;
+
+/// The type of a frame of ours.
+///
+/// # Panics
+/// If `head` is shorter than a base.
+pub fn ty_of(head: &[u8]) -> Option<Ty> {
+    Ty::from_bits(head[PROLOGUE_OFF])
+}
+
+/// Writes the counter.
+///
+/// # Panics
+/// If `bytes` are fewer than a base.
+pub fn set_counter(bytes: &mut [u8], counter: u32) {
+    bytes[COUNTER_AT..BASE_LEN].copy_from_slice(&counter.to_le_bytes());
+}
+
+/// The counter.
+///
+/// # Panics
+/// As [`set_counter`].
+pub fn counter(bytes: &[u8]) -> u32 {
+    word(bytes, COUNTER_AT)
+}
+
+/// Makes the base of a frame that of a sealed one: SEC, no trailer, and `plen` the bytes between
+/// base and tag.
+///
+/// # Panics
+/// If `bytes` are fewer than a base, or `plen` is more than its field holds.
+pub fn mark(bytes: &mut [u8], plen: usize) {
+    bytes[PROLOGUE_OFF + 1] = bytes[PROLOGUE_OFF + 1] & !3 | SEC as u8;
+    set_plen(bytes, plen.try_into().expect("a frame's payload leaves room for its header"));
+}
+
+/// Makes the base of an opened frame that of the frame that was sealed.
+///
+/// # Errors
+/// [`WireError::OpTruncated`]: less was sealed than an operation header of the type.
+pub fn unmark(bytes: &mut [u8]) -> Result<(), WireError> {
+    let ty = ty_of(bytes).ok_or(WireError::UnknownType)?;
+    let op = bytes.get(BASE_LEN..).unwrap_or_default();
+    let at = |i: usize| op.get(i).copied().unwrap_or_default();
+    let extra = match ty.tail() {
+        Tail::Sack => usize::from(at(2)) * 8,
+        Tail::Imm if at(4) & IMM != 0 => IMM_LEN,
+        Tail::Imm | Tail::None => 0,
+    };
+    let plen = usize::from(plen(bytes)).checked_sub(ty.op_len() + extra);
+    let plen = plen.ok_or(WireError::OpTruncated)?;
+    bytes[PROLOGUE_OFF + 1] &= !(SEC as u8);
+    set_counter(bytes, 0);
+    set_plen(bytes, plen as u16);
+    Ok(())
+}
+
+/// Bytes between base and tag.
+///
+/// # Panics
+/// If `bytes` are fewer than a base.
+pub fn plen(bytes: &[u8]) -> u16 {
+    u16::from_le_bytes([bytes[PLEN_AT], bytes[PLEN_AT + 1]])
+}
+
+/// Writes `plen`.
+///
+/// # Panics
+/// As [`plen`].
+pub fn set_plen(bytes: &mut [u8], plen: u16) {
+    bytes[PLEN_AT..PLEN_AT + 2].copy_from_slice(&plen.to_le_bytes());
+}
+
+/// Whether a frame is of this version and says that it is sealed. `None` if it is not ours to ask:
+/// shorter than a base, or of another EtherType or version.
+pub fn is_sealed(frame: &RxFrame<'_>) -> Option<bool> {
+    let head = frame.first_chunk::<BASE_LEN>()?;
+    let ours =
+        head[12..PROLOGUE_OFF] == ETHERTYPE.to_be_bytes() && head[PROLOGUE_OFF] >> 5 == VERSION;
+    ours.then_some(head[PROLOGUE_OFF + 1] & SEC as u8 != 0)
+}
+
+/// What has to be known of an OPEN that is about to be sealed.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenKind {
+    /// It is a challenge, which carries no message of a handshake.
+    pub is_challenge: bool,
+    /// It is of a near session.
+    pub is_near: bool,
+    /// It answers another.
+    pub is_answer: bool,
+    /// `inc`, `sid` and `epoch`.
+    pub inc: u64,
+    /// See [`inc`](Self::inc).
+    pub sid: u32,
+    /// See [`inc`](Self::inc).
+    pub epoch: u32,
+}
+
+/// What an OPEN of ours is.
+///
+/// # Panics
+/// If `head` is shorter than an OPEN.
+pub fn open_kind(head: &[u8]) -> OpenKind {
+    let (sid, caps) = (op_word(head, 0), op_word(head, 32));
+    OpenKind {
+        is_challenge: sid == 0,
+        is_near: caps & OpenOp::NEAR != 0,
+        is_answer: op_word(head, 24) != 0,
+        inc: u64::from(op_word(head, 8)) | u64::from(op_word(head, 12)) << 32,
+        sid,
+        epoch: op_word(head, 4),
+    }
+}
+
+/// Whether an RST of ours refuses a key.
+///
+/// # Panics
+/// If `head` is shorter than an RST.
+pub fn is_key_refusal(head: &[u8]) -> bool {
+    RstReason::try_from(op_word(head, 28) as u16).is_ok_and(RstReason::is_of_key)
+}
+
+/// The receiver's name of the session of a frame of ours.
+///
+/// # Panics
+/// If `head` is shorter than a base.
+pub fn dst_sid(head: &[u8]) -> u32 {
+    word(head, DST_SID_AT)
+}
+
+/// Base and operation header of a sealed OPEN whose tag cannot be told right from wrong here: for
+/// who refuses it. `None` if it is none, or damaged.
+pub fn open_in(frame: &RxFrame<'_>) -> Option<(Base, OpenOp)> {
+    let mut head = frame.first_chunk::<OPEN_END>()?;
+    let end = BASE_LEN + usize::from(plen(&head)) + TAG_LEN;
+    if ty_of(&head) != Some(Ty::Open) || !verify_crc(frame, end) {
+        return None;
+    }
+    set_plen(&mut head, OpenOp::LEN as u16);
+    unmark(&mut head).ok()?;
+    let frame = RxFrame::new(&head);
+    let base = Base::parse(&frame).ok()?;
+    Some((base, OpenOp::parse(&frame, &base).ok()?))
+}
+
+/// Puts a checksum behind the first `len` bytes, of which the base says nothing. Returns the length
+/// with it.
+///
+/// # Panics
+/// If there is no room for it.
+pub fn append_crc(bytes: &mut [u8], len: usize) -> usize {
+    let crc = crc_of_head(&bytes[..len]).to_le_bytes();
+    bytes[len..len + TRAILER_LEN].copy_from_slice(&crc);
+    len + TRAILER_LEN
+}
+
+/// Puts a checksum behind the first `len` bytes, a frame without payload and trailer. Returns its
+/// length with it.
+///
+/// # Panics
+/// If there is no room for it.
+pub fn put_crc(bytes: &mut [u8], len: usize) -> usize {
+    bytes[PROLOGUE_OFF + 1] |= 3;
+    append_crc(bytes, len)
+}
+
+/// The word at `at` of an operation header.
+fn op_word(head: &[u8], at: usize) -> u32 {
+    word(head, BASE_LEN + at)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}

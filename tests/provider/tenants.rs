@@ -1,0 +1,8 @@
+//! Domains with an `auth_key` on one wire.
+
+/// Goal: two domains with one `auth_key` exchange messages over a wire, and those with two keys, or
+/// with one and none, do not: the operation ends with its own code after a second.
+#[test]
+fn tenants_with_different_keys_do_not_meet() {
+    super::check_over(Some("udp:127.0.0.1,near=no"), "tenants.c", "fi_errno.h", |_| {});
+}
