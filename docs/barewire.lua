@@ -39,7 +39,7 @@ local DATATYPE = {
 }
 local RST_REASON = {
   [1] = "unknown session", [2] = "closed", [3] = "version", [4] = "wrong incarnation",
-  [5] = "taken for dead",
+  [5] = "taken for dead", [6] = "another key", [7] = "no key",
 }
 local VERSION = 3
 -- Prologue and base.

@@ -573,7 +573,7 @@ fn operations_are_refused_for_their_own_cause() {
     refused(Ty::Ack, 42, &[65], E::SackCount);
     refused(Ty::Ack, 42, &[3], E::OpTruncated);
     refused(Ty::Rst, 68, &[0], E::RstReason);
-    refused(Ty::Rst, 68, &[6], E::RstReason);
+    refused(Ty::Rst, 68, &[8], E::RstReason);
     refused(Ty::Rst, 48, &[0; 8], E::Nameless);
     refused(Ty::Open, 40, &[0; 4], E::Nameless);
     refused(Ty::Open, 44, &[0; 4], E::Nameless);
