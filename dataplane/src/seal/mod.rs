@@ -6,8 +6,8 @@
 //! - [`Initiator`] and [`respond`] are the handshake, NNpsk0 of the Noise framework: two messages,
 //!   one in an OPEN and one in its answer, and what comes of them is a [`SessionKeys`].
 //! - A [`SessionKeys`] seals the frames of a session and opens those of its peer. Each direction
-//!   has its own chain of keys ([`Chain`](chain::Chain)) and counter; a frame that was opened once
-//!   is not opened again ([`ReplayWindow`](replay::ReplayWindow)).
+//!   has its own chain of keys (`chain.rs`) and counter; a frame that was opened once is not opened
+//!   again (`replay.rs`).
 //!
 //! Secrets are overwritten when they are dropped, and no `Debug` shows one. Nothing here allocates
 //! once a session has its keys.
