@@ -24,7 +24,7 @@ Users:
   --memlock USER    lets USER (or @GROUP) lock memory without limit, from the next login on
 Other:
   --check           changes nothing; says what is missing, exit code 1 if something is
-  --persist         keeps hugepages and bindings over a reboot (systemd)
+  --persist         does what this call does at every boot (systemd); the last such call counts
   --undo            gives back everything that this script changed
   --help            this text
 
@@ -52,6 +52,8 @@ LIMITS=/etc/security/limits.d/barewire.conf
 # MAC and PCI address of each NIC that was bound since the boot: vfio-pci has no file with a MAC.
 MACS=/run/barewire-setup.macs
 UNIT=/etc/systemd/system/barewire-setup.service
+# What the unit runs, where this script is not installed.
+COPY=/usr/local/sbin/barewire-hugepage-setup
 
 say() { echo "$*"; }
 fail() {
@@ -349,6 +351,18 @@ lasting() {
 persist() {
 	[ -d /run/systemd/system ] || fail "--persist needs systemd; call this script at boot instead"
 	here=$(cd "$(dirname "$0")" && pwd)/$SELF
+	# A boot runs it as root before home directories are mounted, and from no file that others write.
+	case $here in
+	/usr/*) ;;
+	*)
+		mkdir -p "$(dirname "$COPY")"
+		cp "$here" "$COPY.new"
+		chmod 755 "$COPY.new"
+		mv "$COPY.new" "$COPY"
+		remember "file $COPY"
+		here=$COPY
+		;;
+	esac
 	remember "unit $UNIT"
 	cat >"$UNIT" <<END
 # Written by $CALL --persist; taken away by $CALL --undo.
@@ -434,7 +448,7 @@ undo() {
 	sed -n '1!G;h;$p' "$STATE" >"$STATE.undo"
 	while read -r kind what value rest; do
 		case $kind in
-		pages) echo "$value" >"$what/nr_hugepages" ;;
+		pages) if [ -e "$what/nr_hugepages" ]; then echo "$value" >"$what/nr_hugepages" || true; fi ;;
 		mount) umount "$what" || say "$what is in use and stays mounted" ;;
 		nic) give_back "$what" "$value" ;;
 		owner) if [ -e "$what" ]; then chown "$value" "$what" && chmod "$rest" "$what"; fi ;;
@@ -443,6 +457,7 @@ undo() {
 		unit)
 			systemctl disable -q "$(basename "$what")" || true
 			rm -f "$what"
+			systemctl daemon-reload || true
 			;;
 		esac
 	done <"$STATE.undo"

@@ -5,11 +5,15 @@
 //! answer goes beyond what was asked. No port is opened: that one really works is seen when its
 //! domain is opened.
 
+use std::fmt;
+use std::ops::Deref;
+
 use barewire_dataplane::node::{Node, NodeSettings, RmaList};
 use barewire_dataplane::seal::{KEY_MAX, KEY_MIN};
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::mem::IOV_LIMIT;
 use barewire_driver::port::{PortCaps, Station};
+use zeroize::Zeroize;
 
 use crate::addr::resolve;
 use crate::errno::{Error, OpenError, Result, open_error};
@@ -271,6 +275,30 @@ pub struct EndpointAttr {
     pub auth_key: Vec<u8>,
 }
 
+/// The bytes of a key, empty if there is none. Not shown by `Debug`.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct AuthKey(pub Vec<u8>);
+
+impl fmt::Debug for AuthKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl Deref for AuthKey {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for AuthKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
 /// `struct fi_domain_attr`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct DomainAttr {
@@ -308,7 +336,7 @@ pub struct DomainAttr {
     pub caps: Caps,
     /// The key that frames on a wire are sealed with, 16 to 1,024 bytes; empty for that of the
     /// settings, or none.
-    pub auth_key: Vec<u8>,
+    pub auth_key: AuthKey,
     /// Largest `err_data`, bytes: an address.
     pub max_err_data: usize,
     /// Registrations at most; 0 in an answer: bounded by memory.
@@ -800,7 +828,7 @@ mod tests {
             |i| (i.ep_attr.ep_type, i.ep_attr.tx_ctx_cnt) = (EpType::Msg, 2),
             |i| i.domain_attr.max_ep_rx_ctx = CTX_MAX + 1,
             |i| i.ep_attr.auth_key = vec![1],
-            |i| i.domain_attr.auth_key = vec![1],
+            |i| i.domain_attr.auth_key = AuthKey(vec![1]),
             |i| i.domain_attr.name = Some("no:such:port".into()),
             |i| i.domain_attr.cq_data_size = 9,
             |i| i.domain_attr.caps = Caps::SHARED_AV,

@@ -1,8 +1,8 @@
 //! Where a domain's key comes from: its attributes, or a file.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use barewire_dataplane::seal::{KEY_MAX, KEY_MIN, PreSharedKey};
@@ -34,20 +34,33 @@ pub(crate) fn of(
     };
     match &settings.key_file {
         _ if !auth_key.is_empty() => made(auth_key, "auth_key of the domain"),
+        Some(path) if path.as_os_str().is_empty() => {
+            let error = Error::Invalid("the key file has no name");
+            let line = "BAREWIRE_KEY_FILE is set and empty: name a file, or unset it".to_owned();
+            Err(OpenError::new(error, line))
+        }
         Some(path) => made(&read(path)?, &path.display().to_string()),
         None => Ok(None),
     }
 }
 
-/// The bytes of a key file, without line ends behind them.
+/// The bytes of a key file, without a line end behind a key that is long enough.
 fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, OpenError> {
     let shown = path.display();
     let failed = |e: std::io::Error| {
         let error = refused_by_system(&shown.to_string(), e.raw_os_error().unwrap_or(libc::EIO));
         OpenError::new(error, format!("key file {shown}: {e}"))
     };
-    let file = File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode();
+    // A FIFO would keep a blocking open for ever.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.map_err(failed)?;
+    let is = file.metadata().map_err(failed)?;
+    let mode = is.mode();
+    let ours = is.uid() == nix::unistd::geteuid().as_raw() || is.uid() == 0;
+    if !is.is_file() || !ours {
+        let line = format!("key file {shown}: it has to be a file of this user's or root's");
+        return Err(OpenError::new(Error::Access, line));
+    }
     if mode & 0o077 != 0 {
         let mode = mode & 0o777;
         let line = format!(
@@ -58,8 +71,10 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, OpenError> {
     }
     let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_MAX + 3));
     file.take(KEY_MAX as u64 + 3).read_to_end(&mut bytes).map_err(failed)?;
-    while matches!(bytes.last(), Some(b'\n' | b'\r')) {
-        bytes.pop();
+    for end in *b"\n\r" {
+        if bytes.last() == Some(&end) && bytes.len() > KEY_MIN {
+            bytes.pop();
+        }
     }
     Ok(bytes)
 }
@@ -75,7 +90,7 @@ mod tests {
     fn key(bytes: &[u8], mode: u32, auth_key: &[u8]) -> Result<Option<PreSharedKey>, OpenError> {
         let name = format!("barewire-key-{}-{:?}", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(name);
-        let mut file = File::create(&path).unwrap();
+        let mut file = std::fs::File::create(&path).unwrap();
         file.write_all(bytes).unwrap();
         file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
         let key_file = Some(path.clone());
@@ -106,5 +121,18 @@ mod tests {
         let key_file = Some("/nowhere/key".into());
         let none = of(&Settings { key_file, ..Settings::default() }, &[], [0; 32]);
         assert!(line(none).contains("/nowhere/key"));
+        for (path, words) in [("", "is set and empty"), ("/dev/null", "of this user's or root's")] {
+            let key_file = Some(path.into());
+            let none = of(&Settings { key_file, ..Settings::default() }, &[], [0; 32]);
+            assert!(line(none).contains(words), "{path}");
+        }
+    }
+
+    /// A key of random bytes may end as a line does.
+    #[test]
+    fn a_short_key_keeps_its_end() {
+        let bytes = [&[7; 15][..], b"\n"].concat();
+        let tag = key(&bytes, 0o600, &[]).unwrap().unwrap().tag(b"frame");
+        assert_eq!(tag, of(&Settings::default(), &bytes, [2; 32]).unwrap().unwrap().tag(b"frame"));
     }
 }

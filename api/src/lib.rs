@@ -84,8 +84,8 @@ pub use eq::{Eq, EqAttr, EqErr};
 pub use errno::{Error, OpenError, Result, strerror};
 pub use fabric::{Fabric, Waitable, fabric};
 pub use info::{
-    API_VERSION, AddrFormat, DomainAttr, EndpointAttr, EpType, FabricAttr, Info, ResourceMgmt,
-    RxAttr, TxAttr, check_port, getinfo, getinfo_with, version,
+    API_VERSION, AddrFormat, AuthKey, DomainAttr, EndpointAttr, EpType, FabricAttr, Info,
+    ResourceMgmt, RxAttr, TxAttr, check_port, getinfo, getinfo_with, version,
 };
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};

@@ -310,6 +310,8 @@ mod tests {
             EndReason::Superseded,
             EndReason::Evicted,
             EndReason::Excess,
+            EndReason::OtherKey,
+            EndReason::NoKey,
             EndReason::Version(versions),
             EndReason::PortGone,
         ];

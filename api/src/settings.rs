@@ -278,7 +278,8 @@ impl Settings {
         if let Some(v) = word(get("BAREWIRE_SEAL"), &seals, "encrypted or authenticated")? {
             s.seal = v;
         }
-        s.key_file = get("BAREWIRE_KEY_FILE").map(|(_, path)| path.into());
+        // An empty name is refused when the domain opens: a key was meant.
+        s.key_file = lookup("BAREWIRE_KEY_FILE").map(|path| path.trim().into());
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
         s.peer_max = number(get("BAREWIRE_PEER_MAX"), 1, "a number of peers, at least 1")?;

@@ -7,8 +7,9 @@ use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
 use barewire::names::{Names, Through, Whose, interface_at};
 use barewire::settings::DEFAULT_PORT;
 use barewire::{
-    AvType, DomainAttr as OurDomain, EndpointAttr, EpAddr, EpType, Error, FabricAttr as OurFabric,
-    Info, Progress, ResourceMgmt, Result, RxAttr as OurRx, Settings, Threading, TxAttr as OurTx,
+    AuthKey, AvType, DomainAttr as OurDomain, EndpointAttr, EpAddr, EpType, Error,
+    FabricAttr as OurFabric, Info, Progress, ResourceMgmt, Result, RxAttr as OurRx, Settings,
+    Threading, TxAttr as OurTx,
 };
 
 use crate::abi::*;
@@ -447,7 +448,7 @@ unsafe fn read_domain(c: &DomainAttr, api: u32) -> Result<OurDomain> {
         cntr_cnt: c.cntr_cnt,
         mr_iov_limit: c.mr_iov_limit,
         caps: if modern { Caps::from_bits_retain(c.caps) } else { Caps::empty() },
-        auth_key,
+        auth_key: AuthKey(auth_key),
         max_err_data: if modern { c.max_err_data } else { 0 },
         mr_cnt: if modern { c.mr_cnt } else { 0 },
     })

@@ -278,7 +278,7 @@ fn with_second_try(
         return first;
     }
     let mut second = run();
-    if second.counts.failed + second.counts.skipped > 0 {
+    if second.counts.failed > 0 || second.counts.passed == 0 {
         return first;
     }
     second.second_tries.push(what.to_owned());
@@ -420,10 +420,20 @@ fn cargo_test_once(
     let mut outcome = Outcome { counts: tests.counts, skips: tests.skips, ..Outcome::default() };
     if !ended.ok {
         // It did not build, or a test took its whole process down.
-        outcome.counts.failed += u64::from(tests.counts.failed == 0);
+        let unnamed = crashed(&ended.output).max(u64::from(tests.counts.failed == 0));
+        outcome.counts.failed += unnamed;
         outcome.output = failures(&ended.output);
     }
     Ok((outcome, tests.failed))
+}
+
+/// Test programs that were started and gave no result.
+fn crashed(output: &str) -> u64 {
+    let lines = |starts: &'static [&'static str]| {
+        output.lines().filter(|line| starts.iter().any(|start| line.starts_with(start))).count()
+    };
+    let started = lines(&["     Running ", "   Doc-tests "]);
+    started.saturating_sub(lines(&["test result: "])) as u64
 }
 
 /// Runs one suite of the crate `barewire-tests`.
@@ -904,6 +914,15 @@ mod tests {
         assert_eq!(outcome_of(Suite::Wires, false, [4, 0]), (4, vec![], 1));
         assert_eq!(outcome_of(Suite::Wires, true, [1, 0]), (1, vec![], 1));
         assert_eq!(outcome_of(Suite::Sim, false, [1, 0]), (1, vec![], 1));
+    }
+
+    #[test]
+    fn a_crash_beside_a_failure_is_seen() {
+        let output = "     Running a\nrunning 2 tests\nerror: signal: 11\n     Running b\n\
+                      test result: FAILED. 1 passed; 1 failed\n   Doc-tests c\n\
+                      test result: ok. 0 passed; 0 failed\n";
+        assert_eq!(crashed(output), 1);
+        assert_eq!(crashed("error: could not compile\n"), 0);
     }
 
     #[test]

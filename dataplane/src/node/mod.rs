@@ -8,6 +8,7 @@ mod acks;
 mod coll;
 mod cookie;
 mod deferred_ep;
+mod doubt;
 mod ep;
 mod failed;
 mod fast_eager;

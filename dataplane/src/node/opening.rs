@@ -11,6 +11,7 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::port::{PortCaps, Station, Tx};
 
 use super::cookie::Secret;
+use super::doubt::Doubt;
 use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
 use super::other_key::OtherKeys;
@@ -102,6 +103,8 @@ pub(crate) struct Openings {
     pub(super) secret: Secret,
     pub(super) other_versions: OtherVersions,
     pub(super) other_keys: OtherKeys,
+    /// By peer slot, of open sealed sessions that somebody says he does not know.
+    pub(super) doubts: HashMap<PeerIdx, Doubt>,
     /// Keys, if frames are sealed. Not here while frames leave.
     pub(super) seals: Option<Box<Seals>>,
     /// Peers, by [`Station::word`], whose keys are to be forgotten when the seals are back.
@@ -125,6 +128,7 @@ impl Openings {
             secret: Secret::of_seed(s.seed),
             other_versions: OtherVersions::default(),
             other_keys: OtherKeys::default(),
+            doubts: HashMap::new(),
             padding: vec![0; if caps.lossless { 0 } else { frame_len }],
             seals: Seals::of(s, caps, frame_len),
             sealed_over: Vec::new(),
@@ -152,6 +156,7 @@ impl Openings {
         self.paths.remove(&p);
         self.progress.remove(&p);
         self.searches.remove(&p);
+        self.doubts.remove(&p);
     }
 
     /// Whether an OPEN of ours has left for the session that is being opened with `p`.

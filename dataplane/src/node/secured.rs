@@ -362,7 +362,10 @@ impl Node {
         let session = session.filter(|session| session.remote_sid == peer.remote_sid);
         let opened = session.map_or(Err(OpenError::Forged), |session| session.keys.open(bytes));
         match opened {
-            Ok(()) => {}
+            Ok(()) => {
+                let p = peer.slot();
+                self.trust(p);
+            }
             Err(OpenError::Forged) => self.counters.rx_forged += 1,
             Err(OpenError::Replayed) => self.counters.rx_replayed += 1,
         }

@@ -481,6 +481,9 @@ impl Node {
             self.counters.rx_bad_rst += 1;
             return;
         }
+        if !names && peer.path.is_sealed() {
+            return self.doubt(now, p, op);
+        }
         let unnamed = op.reason == RstReason::WrongIncarnation;
         if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
             return self.name_life(p);
@@ -495,6 +498,12 @@ impl Node {
             self.open_again(now, p, other_life);
             return;
         }
+        self.reset(now, p, op);
+    }
+
+    /// Ends the session with `p` as a believed RST says.
+    fn reset(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
+        let peer = &self.peers[p];
         let other_life = op.life != wire::life_of(peer.inc) && peer.inc != 0;
         let reason = match op.reason {
             RstReason::Version => EndReason::Version(op.versions),
@@ -737,6 +746,11 @@ impl Node {
             }
             State::Open => {
                 let mut due = peer.owes().then(|| self.probe_due(peer));
+                if peer.path.is_sealed()
+                    && let Some(at) = self.doubt_over(peer.slot())
+                {
+                    due = Some(due.map_or(at, |d| d.min(at)));
+                }
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
                 // Once it is due it goes out with the next turn.
                 if let Some(at) = peer.nack.waits(self.polled_at) {
@@ -895,6 +909,10 @@ impl Node {
                 }
                 if silent {
                     return self.peer_died(now, p, EndReason::Silent);
+                }
+                if let Some(rst) = self.proven_reset(p) {
+                    self.counters.sessions_reset += 1;
+                    return self.reset(now, p, &rst);
                 }
                 if stalled {
                     return self.peer_died(now, p, EndReason::NoProgress);

@@ -9,7 +9,10 @@ use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
 use crate::wire::{BASE_LEN, TAG_LEN, sealed};
 
-/// Keys that are derived for one frame at most: frames under the ones between may all be lost.
+/// Frames in a row that may be lost while a session lives: some windows.
+const LOST_MAX: u64 = 1 << 14;
+
+/// Keys that are derived for one frame at most, however short the time of a key is.
 const AHEAD_MAX: u64 = 16;
 
 /// Why a frame was not opened. Nothing has changed then.
@@ -97,7 +100,8 @@ impl SessionKeys {
         }
         let generation = counter >> self.key_frames_bits;
         let ahead = generation.saturating_sub(self.rx.generation);
-        if ahead > AHEAD_MAX {
+        // Whoever forges a counter makes this end derive them for nothing.
+        if ahead > (1 + (LOST_MAX >> self.key_frames_bits)).min(AHEAD_MAX) {
             return Err(OpenError::Forged);
         }
         let next = (0..ahead)

@@ -18,7 +18,8 @@ pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     let programs = tree::fill(&tree, &built.dir, &layout)?;
     let file = dist_dir().join(format!("{top}.tar.gz"));
     let mut pack = Command::new("tar");
-    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-czf"]);
+    pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
+    pack.args(["--mode=u=rwX,go=rX", "-czf"]);
     say(pack.arg(&file).arg("-C").arg(dist_dir().join("tar")).arg(&top))?;
     Ok((file, programs))
 }

@@ -2,11 +2,12 @@
 //! prepares a machine, man pages, documents, units of systemd, the dissector, the dashboard, and
 //! the component of Open MPI.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::say;
-use crate::{openmpi, root};
+use crate::{cargo, openmpi, root};
 
 /// Where the parts go, below the root of what is laid out.
 pub(super) struct Layout {
@@ -80,6 +81,24 @@ fn man_pages(man: &Path, built: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// A line for each crate of others that is linked in: name, version, license.
+fn crates() -> Result<String, String> {
+    let mut tree = Command::new(cargo());
+    tree.args(["tree", "--package=barewire-cli", "--package=barewire-provider", "--edges=normal"])
+        .args(["--prefix=none", "--format={p}: {l}"])
+        .current_dir(root());
+    let told = tree.output().map_err(|why| format!("cargo tree: {why}"))?;
+    if !told.status.success() {
+        return Err(format!("cargo tree: {}", String::from_utf8_lossy(&told.stderr)));
+    }
+    let told = String::from_utf8_lossy(&told.stdout);
+    // Ours have a path behind the version. Macros of procedures are part of no program.
+    let others = |line: &&str| !line.contains("(/") && !line.contains("(proc-macro)");
+    let lines = told.lines().map(|line| line.trim_end_matches(" (*)")).filter(others);
+    let lines: BTreeSet<&str> = lines.filter(|line| !line.is_empty()).collect();
+    Ok(lines.iter().map(|line| format!("{line}\n")).collect())
+}
+
 /// The README with the pages that it links, the changes and the licenses.
 fn documents(doc: &Path) -> Result<(), String> {
     let licenses = ["LICENSE-MIT", "LICENSE-APACHE"].map(|name| root().join(name));
@@ -89,6 +108,8 @@ fn documents(doc: &Path) -> Result<(), String> {
         let text = std::fs::read_to_string(&license);
         copyright.push_str(&text.map_err(|why| format!("{}: {why}", license.display()))?);
     }
+    copyright.push_str("\nThe programs contain these crates, each under its license:\n\n");
+    copyright.push_str(&crates()?);
     write(&doc.join("copyright"), copyright.as_bytes())?;
     for name in ["README.md", "CHANGELOG.md"] {
         copy(&root().join(name), &doc.join(name), 0o644)?;
@@ -158,9 +179,17 @@ fn set_mode(to: &Path, mode: u32) -> Result<(), String> {
         .map_err(|why| format!("{}: {why}", to.display()))
 }
 
+/// Writes a file that everybody may read, in folders of that kind, whatever the umask here is.
 pub(super) fn write(to: &Path, bytes: &[u8]) -> Result<(), String> {
-    let made = std::fs::create_dir_all(to.parent().unwrap_or(to));
-    made.and_then(|()| std::fs::write(to, bytes)).map_err(|why| format!("{}: {why}", to.display()))
+    let folder = to.parent().unwrap_or(to);
+    let missing: Vec<&Path> = folder.ancestors().take_while(|dir| !dir.exists()).collect();
+    let made = std::fs::create_dir_all(folder);
+    made.and_then(|()| std::fs::write(to, bytes))
+        .map_err(|why| format!("{}: {why}", to.display()))?;
+    for dir in missing {
+        set_mode(dir, 0o755)?;
+    }
+    set_mode(to, 0o644)
 }
 
 #[cfg(test)]

@@ -323,12 +323,49 @@ fn a_restarted_peer_is_believed() {
     second.peer = second.node.av_insert(pair.now, second.av, addr).unwrap();
     pair.ends[1] = second;
     pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 3).unwrap();
-    pair.run(50 * MS);
+    pair.run(1_100 * MS);
     assert_eq!(pair.read_err(0).err, Error::ConnReset, "it went to the first life");
     let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
     let end = &mut pair.ends[0];
     pair.ends[0].peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
     assert!(arrives(&mut pair, 100, 50));
+}
+
+/// Goal: an RST that somebody with the key wrote for whatever packet ends no session whose peer
+/// answers. Method: another life of the peer, which has no session, answers a frame of the session
+/// that is not sealed rightly; its answer is repeated to the session.
+#[test]
+fn an_echoed_reset_is_doubted() {
+    let mut pair = pair(1500);
+    assert!(arrives(&mut pair, 100, 50));
+    let mut other = keyed(2, 1500, &[7; 32], Mode::Encrypted);
+    other.node.settings.incarnation = 777;
+    let mut resets: Vec<Vec<u8>> = Vec::new();
+    for round in 0..20 {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), round).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), round).unwrap();
+        carry(&mut pair, 5, |from, frame| {
+            if from == 0 {
+                let mut bad = frame.to_vec();
+                bad.iter_mut().rev().take(4).for_each(|byte| *byte ^= 0x55);
+                other.node.on_frame(Instant(1 + round * MS), &RxFrame::new(&bad));
+                other.node.transmit(Instant(1 + round * MS), &mut sink(&mut other.out));
+                resets.extend(other.out.drain(..));
+            }
+            vec![(1 - from, frame.to_vec())]
+        });
+        for rst in &resets {
+            assert_eq!(sealed::ty_of(rst), Some(Ty::Rst));
+            pair.ends[0].node.on_frame(pair.now, &RxFrame::new(rst));
+        }
+        pair.run(100 * MS);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1), "round {round}");
+    }
+    assert!(resets.len() > 10, "{} resets", resets.len());
+    pair.run(2_000 * MS);
+    let c = pair.ends[0].node.counters();
+    assert_eq!((c.sessions_opened, c.sessions_reset, c.rx_forged), (1, 0, 0));
+    pair.assert_quiet();
 }
 
 #[test]

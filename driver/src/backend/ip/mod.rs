@@ -111,7 +111,7 @@ pub struct Ip {
     told_ns: u64,
     /// The log was told of somebody whom no gateway leads to.
     told_far: bool,
-    _place: Place,
+    place: Place,
 }
 
 impl fmt::Debug for Ip {
@@ -166,19 +166,22 @@ impl Ip {
             told_ns: 0,
             told_far: false,
             caps,
-            _place: place,
+            place,
         };
         port.settle(settings)?;
         tracing::debug!(port = %port.caps.name, %mac, mtu, "opened");
         Ok(port)
     }
 
-    /// Asks whether somebody has the address; if not, tells everybody that it is ours.
+    /// Asks whether somebody has the address; if not, tells everybody that it is ours. Where the
+    /// kernel has it too, it has asked, and would answer us by its other interfaces.
     fn settle(&mut self, settings: &IpSettings) -> Result<(), OpenError> {
         let gone =
             |gone: PortGone| settings.refuse(libc::ENODEV, gone.why().to_owned(), "open it again");
         let probe = arp::question((self.own.0, Ipv4Addr::UNSPECIFIED), self.own.1, None);
-        for _ in 0..PROBES {
+        let (probes, waiter) =
+            (if self.place.is_kernels() { 0 } else { PROBES }, self.inner.waiter());
+        for _ in 0..probes {
             self.send_arp(&probe).map_err(gone)?;
             let until = now_ns() + PROBE_NS;
             while now_ns() < until {
@@ -188,7 +191,8 @@ impl Ip {
                     let mend = "choose one that is free, or end what has it";
                     return Err(settings.refuse(libc::EADDRINUSE, why, mend));
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                let nap = Duration::from_millis(1);
+                waiter.as_ref().map_or_else(|| std::thread::sleep(nap), |waiter| waiter.wait(nap));
             }
         }
         self.send_arp(&arp::question(self.own, self.own.1, None)).map_err(gone)
@@ -299,6 +303,14 @@ impl Ip {
         if let (Some(to), false) = (to, self.told_far) {
             self.told_far = true;
             let port = &self.caps.name;
+            if *to.ip() == self.own.1 {
+                tracing::warn!(
+                    %port,
+                    "{to} is another process at this address, which no frame of ours reaches: near \
+                     peers meet in shared memory, see near= in docs/wires.md"
+                );
+                return Tx::NoRoute;
+            }
             tracing::warn!(
                 %port,
                 "{} is outside of the network of {}, and no gateway leads there: write \
@@ -502,7 +514,8 @@ impl Port for Ip {
         if mac == self.caps.station.mac {
             return Ok(self.tx_own(frame));
         }
-        let Some(hop) = self.net.hop(*to.ip()) else { return Ok(self.no_route(Some(to))) };
+        let hop = self.net.hop(*to.ip()).filter(|_| *to.ip() != self.own.1);
+        let Some(hop) = hop else { return Ok(self.no_route(Some(to))) };
         let Some(hop) = self.neighbours.find(hop) else { return self.unresolved(hop) };
         let (head, rest) = self.head.split_at_mut(HEADERS_LEN);
         self.template.write(head.first_chunk_mut().expect("as long"), hop, to, len);
@@ -533,7 +546,7 @@ impl Port for Ip {
                 break;
             }
             // One train at a time.
-            let has_trains = self.ear.train.has_been;
+            let has_trains = self.ear.train.may_come();
             let left = if has_trains { 1.min(max) } else { max };
             let got = self.inner.rx_burst(left, &mut Taker { ear: &mut self.ear, sink })?;
             if self.ear.count > 0 {

@@ -179,10 +179,15 @@ pub struct Place {
     pub(super) addr: SocketAddrV4,
     _name: OwnedFd,
     /// If the kernel has the address as well: else it would tell senders that nobody is there.
-    _socket: Option<OwnedFd>,
+    socket: Option<OwnedFd>,
 }
 
 impl Place {
+    /// Whether the kernel has the address as well.
+    pub(super) fn is_kernels(&self) -> bool {
+        self.socket.is_some()
+    }
+
     /// Takes the place that `settings` name. `beside_kernel`: the kernel hears of what comes too.
     ///
     /// # Errors
@@ -221,7 +226,7 @@ impl Place {
 fn claim(addr: SocketAddrV4, beside_kernel: bool) -> io::Result<Place> {
     let name = hold(&format!("barewire-ip-{addr}"))?;
     let socket = if beside_kernel { keep_port(addr)? } else { None };
-    Ok(Place { addr, _name: name, _socket: socket })
+    Ok(Place { addr, _name: name, socket })
 }
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ use crate::frame::{ETH_HDR_LEN, RxFrame};
 /// Longest payload of a datagram.
 const TRAIN_MAX: usize = 65_507;
 
+/// Bursts after a train in which another one may come. Each of them is of one frame.
+const EXPECTED: u16 = 4096;
+
 /// One train, whose frames are lent one by one.
 pub(super) struct Train {
     bytes: Box<[u8]>,
@@ -18,13 +21,20 @@ pub(super) struct Train {
     at: usize,
     end: usize,
     cut: usize,
-    /// There has been one.
-    pub(super) has_been: bool,
+    /// Bursts for which another one is expected.
+    expected: u16,
 }
 
 impl Train {
     pub(super) fn new() -> Self {
-        Self { bytes: vec![0; TRAIN_MAX].into(), at: 0, end: 0, cut: 0, has_been: false }
+        Self { bytes: vec![0; TRAIN_MAX].into(), at: 0, end: 0, cut: 0, expected: 0 }
+    }
+
+    /// Whether the next burst may have one: asked for each burst.
+    #[inline]
+    pub(super) fn may_come(&mut self) -> bool {
+        self.expected = self.expected.saturating_sub(1);
+        self.expected > 0
     }
 
     /// Whether frames wait to be lent.
@@ -46,7 +56,7 @@ impl Train {
             return false;
         }
         let Some(cut) = cut(&self.bytes[..len], frame_max) else { return false };
-        (self.at, self.end, self.cut, self.has_been) = (0, len, cut, true);
+        (self.at, self.end, self.cut, self.expected) = (0, len, cut, EXPECTED);
         true
     }
 

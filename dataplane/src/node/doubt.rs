@@ -1,0 +1,52 @@
+//! Resets of sealed sessions by somebody who has the key but does not know the session.
+//!
+//! Such an RST says only what was in the packet that it answers, and who can send frames chooses
+//! that: a node answers packets of sessions that it does not have before it could check a tag, and
+//! its answers can be kept for a session to come. So the RST ends nothing while the peer answers.
+//! The peer is asked, and [`DOUBT_NS`] later the session ends if nothing authentic has come.
+
+use super::Node;
+use super::other_key::REFUSED_NS;
+use crate::idx::PeerIdx;
+use crate::types::Instant;
+use crate::wire::RstOp;
+
+/// How long an authentic answer is waited for after such a reset, nanoseconds.
+pub(super) const DOUBT_NS: u64 = REFUSED_NS;
+
+/// The first such reset of a session since its peer was heard.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doubt {
+    since: Instant,
+    rst: RstOp,
+}
+
+impl Node {
+    /// Notes a reset of the open sealed session with `p`, and asks the peer.
+    pub(super) fn doubt(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
+        self.openings.doubts.entry(p).or_insert(Doubt { since: now, rst: *rst });
+        self.peers[p].ask();
+        self.make_ready(p);
+        self.arm_timer(now, p);
+    }
+
+    /// An authentic frame of the open session with `p` has come.
+    #[inline]
+    pub(super) fn trust(&mut self, p: PeerIdx) {
+        if !self.openings.doubts.is_empty() {
+            self.openings.doubts.remove(&p);
+        }
+    }
+
+    /// When the session with `p` ends if nothing comes before.
+    #[inline]
+    pub(super) fn doubt_over(&self, p: PeerIdx) -> Option<Instant> {
+        self.openings.doubts.get(&p).map(|doubt| doubt.since + DOUBT_NS)
+    }
+
+    /// The reset that has been right, as nothing has come.
+    pub(super) fn proven_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
+        let over = self.doubt_over(p).is_some_and(|at| self.polled_at >= at && !self.backlog);
+        over.then(|| self.openings.doubts.remove(&p).map(|doubt| doubt.rst)).flatten()
+    }
+}
