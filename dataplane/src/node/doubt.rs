@@ -3,16 +3,14 @@
 //! Such an RST says only what was in the packet that it answers, and who can send frames chooses
 //! that: a node answers packets of sessions that it does not have before it could check a tag, and
 //! its answers can be kept for a session to come. So the RST ends nothing while the peer answers.
-//! The peer is asked, and [`DOUBT_NS`] later the session ends if nothing authentic has come.
+//! The peer is asked, and [`REFUSED_NS`] later, or half of T_dead if that is less, the session ends
+//! if nothing authentic has come.
 
 use super::Node;
 use super::other_key::REFUSED_NS;
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::RstOp;
-
-/// How long an authentic answer is waited for after such a reset, nanoseconds.
-pub(super) const DOUBT_NS: u64 = REFUSED_NS;
 
 /// The first such reset of a session since its peer was heard.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +39,8 @@ impl Node {
     /// When the session with `p` ends if nothing comes before.
     #[inline]
     pub(super) fn doubt_over(&self, p: PeerIdx) -> Option<Instant> {
-        self.openings.doubts.get(&p).map(|doubt| doubt.since + DOUBT_NS)
+        let pause = REFUSED_NS.min(self.settings.t_dead_ns / 2);
+        self.openings.doubts.get(&p).map(|doubt| doubt.since + pause)
     }
 
     /// The reset that has been right, as nothing has come.

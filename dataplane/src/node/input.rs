@@ -150,7 +150,7 @@ impl Node {
     }
 
     #[cold]
-    fn on_malformed(&mut self, now: Instant, frame: &RxFrame<'_>, err: WireError) {
+    pub(super) fn on_malformed(&mut self, now: Instant, frame: &RxFrame<'_>, err: WireError) {
         self.counters.rx_wire[err.index()] += 1;
         if err == WireError::Version {
             return self.on_other_version(now, frame);

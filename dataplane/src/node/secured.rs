@@ -319,7 +319,8 @@ impl Node {
         }
         let whole = sealed::unmark(bytes);
         if let Err(err) = whole {
-            self.counters.rx_wire[err.index()] += 1;
+            // A type of a later minor version is refused, as without a key.
+            self.on_malformed(now, &RxFrame::new(bytes), err);
         }
         whole.is_ok()
     }
@@ -387,7 +388,7 @@ impl Node {
             let peer = &self.peers[p];
             peer.state != State::Idle && !peer.path.is_near()
         });
-        let through_memory = frame.is_near() && (!far || base.ty == Ty::Open);
+        let through_memory = frame.is_near() && (!far || matches!(base.ty, Ty::Open | Ty::Rst));
         if base.ty == Ty::Who || through_memory || planted(Bug::ClearTaken) {
             return self.on_frame_slow(now, frame);
         }
