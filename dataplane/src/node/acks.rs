@@ -179,7 +179,7 @@ impl Acks {
 }
 
 impl Node {
-    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, [`NONE`]
+    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, `NONE`
     /// if there is none.
     #[inline]
     pub(super) fn asks(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {

@@ -183,7 +183,7 @@ impl Node {
     }
 
     /// The body of all three entries. Returns the request that keeps the message (`LOSSY`), whose
-    /// memory the caller still has to put there, or [`NONE`]. `None`: nothing has happened.
+    /// memory the caller still has to put there, or [`TxIdx::NONE`]. `None`: nothing has happened.
     #[inline(always)]
     fn send_eager<const LOSSY: bool, const INLINE: bool, const CACHED: bool>(
         &mut self,

@@ -60,7 +60,7 @@ pub(super) struct FastOp {
     /// Memory for the answer's data; empty if the operation [is acked](Form::is_acked).
     pub(super) result: Span,
     pub(super) is: OpBits,
-    /// The endpoint that posted it; [`NONE`] once that is closed.
+    /// The endpoint that posted it; [`EpIdx::NONE`] once that is closed.
     pub(super) ep: EpIdx,
     /// The PSN of its packet.
     pub(super) psn: Psn,

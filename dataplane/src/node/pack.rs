@@ -48,7 +48,7 @@ pub(crate) struct Packs {
     /// Notes of the messages in each buffer, if one request stands for them.
     notes: Vec<Vec<Note>>,
     pub(crate) free: Vec<u32>,
-    /// The request of the packet that is open, or [`NONE`].
+    /// The request of the packet that is open, or [`TxIdx::NONE`].
     pub(super) open: TxIdx,
 }
 

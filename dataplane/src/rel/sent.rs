@@ -86,7 +86,7 @@ pub enum BodyRef {
 pub struct Sent {
     /// Its number.
     pub psn: Psn,
-    /// The transmit request that waits for it, or [`NONE`].
+    /// The transmit request that waits for it, or [`TxIdx::NONE`].
     pub wr: TxIdx,
     /// When it was sent first, and last.
     pub first_at: Instant,
