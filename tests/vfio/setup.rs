@@ -294,7 +294,8 @@ fn a_preparation_outlives_a_reboot() {
     assert_eq!(driver(&n).as_deref(), Some("vfio-pci"));
 
     println!("{}", sh(&format!("{SCRIPT} --undo")));
-    assert!(sh(&format!("cat {calls}")).ends_with("disable -q barewire-setup.service\n"));
+    let undone = "disable -q barewire-setup.service\ndaemon-reload\n";
+    assert!(sh(&format!("cat {calls}")).ends_with(undone));
     sh(&format!("rm {calls}"));
     assert_eq!(sh("ls /etc/systemd/system /etc/udev/rules.d | grep barewire || true"), "");
     assert_eq!(seen(&nics), before, "--undo left something");
