@@ -13,7 +13,7 @@ use super::peer::{Peer, State};
 use super::{Node, Notice};
 use crate::idx::PeerIdx;
 use crate::types::Instant;
-use crate::wire::{self, Base, OpenOp, RstOp, RstReason, sealed};
+use crate::wire::{Base, OpenOp, RstOp, RstReason, sealed};
 
 /// How long an authentic answer is waited for after a refusal, nanoseconds.
 pub(super) const REFUSED_NS: u64 = 1_000_000_000;
@@ -35,16 +35,7 @@ impl Node {
             return;
         }
         self.note_key(base.src, reason);
-        let rst = RstOp {
-            echo_sid: base.dst_sid,
-            echo_psn: base.psn,
-            life: wire::life_of(self.settings.incarnation),
-            victim_inc: op.inc,
-            victim_epoch: op.epoch,
-            reason,
-            versions: wire::VERSIONS,
-        };
-        self.reply_rst(now, base.src, op.sid, rst, usize::MAX);
+        self.reset_open(now, base, op, reason);
     }
 
     /// Takes a sealed frame where there is no key: the sender of an OPEN is told.

@@ -360,6 +360,11 @@ impl Node {
     fn refuse_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
         self.counters.rx_bad_open += 1;
         self.open_anew(now, base.src);
+        self.reset_open(now, base, op, reason);
+    }
+
+    /// Answers an OPEN by an RST that names it.
+    pub(super) fn reset_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
         let rst = RstOp {
             echo_sid: base.dst_sid,
             echo_psn: base.psn,

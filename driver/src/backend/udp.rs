@@ -233,8 +233,8 @@ fn bind(fd: RawFd, addr: SocketAddrV4) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Keeps `addr` from other sockets, and the kernel from telling who sends there that nobody is. The
-/// socket hears nothing. `None`: the kernel has no such address.
+/// Keeps `addr` from other sockets, and the kernel from answering datagrams to it with "port
+/// unreachable". The socket hears nothing. `None`: the kernel has no such address.
 pub(super) fn keep_port(addr: SocketAddrV4) -> io::Result<Option<OwnedFd>> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.

@@ -2,9 +2,9 @@
 //! for again.
 //!
 //! The table has a fixed number of places, and each address has a few where it may stand. An entry
-//! is made for who is sent to, and for who asks for us while there is a free place; so strangers
-//! who ask under many addresses displace nobody. Sends no frame and reads no clock: it says what is
-//! to be asked.
+//! is made for a host that frames are sent to, and for one that asks for us while there is a free
+//! place; so strangers that ask under many addresses displace nobody. Sends no frame and reads no
+//! clock: it says what is to be asked.
 
 use std::net::Ipv4Addr;
 
