@@ -5,8 +5,8 @@ use std::slice;
 
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
 use barewire::{
-    Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Peers, Progress, Refused,
-    Settings,
+    AuthKey, Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Peers, Progress,
+    Refused, SealMode, Settings,
 };
 use barewire_dataplane::error::Error;
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
@@ -326,12 +326,14 @@ impl RxSink for ToNode<'_> {
 }
 
 /// A domain of the api on the port that `spec` names, for one thread, with what else it takes.
-/// Messages of more than `eager_max` bytes are pulled, if that is said.
+/// Messages of more than `eager_max` bytes are pulled, if that is said. All domains that seal have
+/// the same key.
 pub(crate) fn domain(
     spec: &str,
     caps: Caps,
     progress: Progress,
     eager_max: Option<usize>,
+    seal: Option<SealMode>,
 ) -> Made<(Domain, Info, Av)> {
     let said = |e: barewire::Error| format!("{spec}: {e}");
     let mut hints = Info { caps, ..Info::default() };
@@ -342,6 +344,9 @@ pub(crate) fn domain(
         _ => barewire::Threading::Domain,
     };
     hints.domain_attr.name = Some(spec.to_owned());
+    if seal.is_some() {
+        hints.domain_attr.auth_key = AuthKey(vec![7; 32]);
+    }
     let version = barewire::API_VERSION;
     let none = barewire::flags::InfoFlags::empty();
     // Ends that meet in other processes tell each other MACs alone.
@@ -351,8 +356,9 @@ pub(crate) fn domain(
     // What it costs to look peers up is measured beside.
     let inserted = std::env::var("BAREWIRE_PEERS").is_ok_and(|peers| peers == "inserted");
     let peers = if inserted { Peers::Inserted } else { Peers::Named };
+    let seal = seal.unwrap_or_default();
     let settings =
-        Settings { stats: false, eager_max, by_name, near, peers, ..Settings::default() };
+        Settings { stats: false, eager_max, by_name, near, peers, seal, ..Settings::default() };
     let info = barewire::getinfo_with(&settings, version, None, None, none, Some(&hints));
     let info = info.map_err(said)?.into_iter().next().ok_or("no info")?;
     let fabric = barewire::fabric(&info.fabric_attr).map_err(said)?;
@@ -380,8 +386,16 @@ impl RawEnd {
     /// # Errors
     /// What the port or the api refused.
     pub fn open(spec: &str, memory: usize) -> Made<Self> {
+        Self::open_sealed(spec, memory, None)
+    }
+
+    /// As [`open`](Self::open), with sealed frames if there is a mode.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_sealed(spec: &str, memory: usize, seal: Option<SealMode>) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
-        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None)?;
+        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None, seal)?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.raw_endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
@@ -476,7 +490,7 @@ impl SafeEnd {
     /// What the port or the api refused.
     pub fn open(spec: &str, count: usize, len: usize) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
-        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None)?;
+        let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None, None)?;
         let cq = domain.cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;

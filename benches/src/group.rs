@@ -81,7 +81,7 @@ impl Group {
 impl Member {
     fn open(spec: &str) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
-        let (domain, info, av) = domain(spec, Caps::COLLECTIVE, Progress::Manual, None)?;
+        let (domain, info, av) = domain(spec, Caps::COLLECTIVE, Progress::Manual, None, None)?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.raw_endpoint(&info).map_err(said)?;
         let fabric = fabric(&FabricAttr::default()).map_err(said)?;

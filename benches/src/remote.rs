@@ -43,7 +43,7 @@ impl RemoteEnd {
     pub fn open(spec: &str, memory: usize, progress: Progress) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let caps = Caps::TAGGED | Caps::RMA | Caps::ATOMIC;
-        let (domain, info, av) = domain(spec, caps, progress, Some(PULLED))?;
+        let (domain, info, av) = domain(spec, caps, progress, Some(PULLED), None)?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
         let ep = domain.raw_endpoint(&info).map_err(said)?;
         ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;

@@ -1,0 +1,251 @@
+//! What sealed frames cost: cycles of both ends for a message over a memif that may lose frames,
+//! with a key in either mode against none; long messages between two processes; handshakes.
+//!
+//! Cycles are those of the time stamp counter, which runs at one rate whatever the processor's is.
+//! Both ends are in one thread, so that nothing idles; the modes take turns.
+
+use std::time::Instant;
+
+use barewire::SealMode;
+use barewire_benches::duo::{First, Rounds, Second, Task, start};
+use barewire_benches::end::{End, Made, RawEnd};
+use barewire_benches::pair::{How, exchange, joined};
+use barewire_benches::{Args, Report, Row, median};
+use barewire_dataplane::seal::{Initiator, PreSharedKey, SessionKeys, SessionNames, respond};
+use barewire_driver::clock::now_ns;
+
+/// What is measured, and its name. Without a key frames carry the checksum that a NIC's do.
+const MODES: [(&str, Option<SealMode>); 3] = [
+    ("open", None),
+    ("authenticated", Some(SealMode::Authenticated)),
+    ("encrypted", Some(SealMode::Encrypted)),
+];
+
+/// Messages in flight in a stream.
+const WINDOW: usize = 16;
+
+/// Longest message of the streams in one thread.
+const LEN_MAX: usize = 9000;
+
+/// Bytes of a frame behind its Ethernet header.
+const MTU: usize = 9000;
+
+/// Length of the messages between two processes.
+const LONG: usize = 64 << 10;
+
+fn main() {
+    let args = Args::read();
+    let mut report = Report::new("sealed", &args);
+    for (case, len, alone) in
+        [("alone-64B", 64, true), ("64B", 64, false), ("1500B", 1500, false), ("9000B", 9000, false)]
+    {
+        if args.wants(case) {
+            let measured = cycles(case, len, alone, &args, &mut report);
+            measured.unwrap_or_else(|why| report.skip(case, &why));
+        }
+    }
+    if args.wants("64KiB") {
+        let measured = goodput(&args, &mut report);
+        measured.unwrap_or_else(|why| report.skip("64KiB", &why));
+    }
+    if args.wants("handshake") {
+        handshakes(&args, &mut report);
+    }
+}
+
+/// A port of each kind that is compared, `role` of the memif `name`.
+fn spec(name: &str, role: &str) -> String {
+    let id = std::process::id();
+    format!("memif:@bench-sealed-{name}-{id},role={role},mtu={MTU},crc=yes")
+}
+
+/// Cycles a message, both ends, of each mode.
+fn cycles(case: &str, len: usize, alone: bool, args: &Args, report: &mut Report) -> Made<()> {
+    let (rounds, count) = (args.size(31, 2), args.size(10_000, 200));
+    let mut pairs = Vec::new();
+    for (name, seal) in MODES {
+        let open = |role| RawEnd::open_sealed(&spec(name, role), LEN_MAX * WINDOW, seal);
+        pairs.push(joined([open("server")?, open("client")?]));
+    }
+    let mut taken: [Vec<f64>; 3] = Default::default();
+    for round in 0..=rounds {
+        for (pair, taken) in pairs.iter_mut().zip(&mut taken) {
+            let begin = tsc();
+            if alone {
+                exchange(pair, (How::Send, len), count)?;
+            } else {
+                stream(pair, len, count)?;
+            }
+            let spent = (tsc() - begin) as f64 / count as f64;
+            // The first opens the sessions and touches the memory.
+            if round > 0 {
+                taken.push(spent);
+            }
+        }
+    }
+    for mode in 1..MODES.len() {
+        let name = format!("{case}-{}", MODES[mode].0);
+        let mut rounds = Rounds::default();
+        taken[mode].iter().zip(&taken[0]).for_each(|(&sealed, &open)| rounds.push(sealed, open));
+        let more = median(taken[mode].iter().zip(&taken[0]).map(|(sealed, open)| sealed - open));
+        let note = format!("{more:+.0}, {}", rounds.span());
+        report.row(rounds.row(&name, "cycles", "open").note(note));
+    }
+    Ok(())
+}
+
+/// The time stamp counter; nanoseconds where there is none.
+fn tsc() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of 64 bits has the instruction, and it touches no memory.
+    return unsafe { std::arch::x86_64::_rdtsc() };
+    #[cfg(not(target_arch = "x86_64"))]
+    return now_ns();
+}
+
+/// `count` messages from the first to the second end, [`WINDOW`] in flight.
+fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> Made<()> {
+    let [a, b] = pair;
+    let (mut posted, mut sent, mut received) = (0, 0, 0);
+    for _ in 0..100_000_000_u64 {
+        while posted < count && posted - sent.min(received) < WINDOW as u64 {
+            let at = posted as usize % WINDOW * LEN_MAX;
+            if !b.recv(at, len) || !a.send(at, len, false) {
+                return Err("refused in steady state".to_owned());
+            }
+            posted += 1;
+        }
+        received += b.poll().received;
+        sent += a.poll().sent;
+        if sent == count && received == count {
+            return Ok(());
+        }
+    }
+    Err("a message did not arrive".to_owned())
+}
+
+/// Long messages between two processes, encrypted against open, and against the cipher alone.
+fn goodput(args: &Args, report: &mut Report) -> Made<()> {
+    let (rounds, count) = (args.size(21, 2), args.size(2000, 32));
+    let (mut sealed, mut open) = (
+        Link::open("long-sealed", Some(SealMode::Encrypted))?,
+        Link::open("long-open", None)?,
+    );
+    let before = sealed.first.line_ns()?;
+    let (mut against_open, mut against_cipher) = (Rounds::default(), Rounds::default());
+    for round in 0..=rounds {
+        let (value, reference) = (sealed.stream(count)?, open.stream(count)?);
+        let cipher = cipher_rate(MTU, count * (LONG / MTU) as u64);
+        if round > 0 {
+            against_open.push(value, reference);
+            against_cipher.push(value, cipher);
+        }
+    }
+    let after = sealed.first.line_ns()?;
+    let row = against_open.row("64KiB-encrypted", "GB/s", "open").placed(before, after);
+    report.row(row.note(format!("window {WINDOW}, {}", against_open.span())));
+    let row = against_cipher.row("64KiB-encrypted", "GB/s", "AES-256-GCM alone");
+    report.row(row.note(format!("frames of {MTU} B, {}", against_cipher.span())));
+    Ok(())
+}
+
+/// GB/s at which the cipher seals frames of `len` bytes in place.
+fn cipher_rate(len: usize, count: u64) -> f64 {
+    let [mut keys, _] = session();
+    let mut frame = vec![0; len];
+    let begin = now_ns();
+    for _ in 0..count {
+        keys.seal(std::hint::black_box(&mut frame));
+    }
+    (len as u64 * count) as f64 / (now_ns() - begin) as f64
+}
+
+/// Keys of both ends of a session.
+fn session() -> [SessionKeys; 2] {
+    let key = |entropy| PreSharedKey::new(&[7; 32], [entropy; 32], SealMode::Encrypted);
+    let [mut a, mut b] = [1, 2].map(|entropy| key(entropy).expect("32 bytes are a key"));
+    agree(&mut a, &mut b, 0)
+}
+
+/// The handshake of a session.
+fn agree(a: &mut PreSharedKey, b: &mut PreSharedKey, sid: u32) -> [SessionKeys; 2] {
+    let names = SessionNames { opener: 1, answerer: 2, inc: 3, sid, epoch: 0 };
+    let mut opener = Initiator::new(a, names);
+    let answered = respond(b, names, opener.message(), true);
+    let (keys, answer) = answered.expect("both have the key");
+    [opener.finish(a, &answer, true).expect("both have the key"), keys]
+}
+
+/// Handshakes a second and core: what one end has to do for one, half of what both do.
+fn handshakes(args: &Args, report: &mut Report) {
+    let (rounds, count) = (args.size(15, 2), args.size(500, 5) as u32);
+    let key = |entropy| PreSharedKey::new(&[7; 32], [entropy; 32], SealMode::Encrypted);
+    let [mut a, mut b] = [1, 2].map(|entropy| key(entropy).expect("32 bytes are a key"));
+    let rates = (0..rounds).map(|round| {
+        let begin = Instant::now();
+        for sid in 0..count {
+            std::hint::black_box(agree(&mut a, &mut b, sid + round as u32 * count));
+        }
+        2.0 * f64::from(count) / begin.elapsed().as_secs_f64()
+    });
+    let rates: barewire_benches::Sample = rates.collect();
+    let row = Row::new("handshake-psk", rates.median(), "sessions/s").spread(&rates);
+    report.row(row.note("one end's share"));
+}
+
+/// Two processes with a port each.
+struct Link {
+    first: First,
+    end: RawEnd,
+}
+
+impl Link {
+    fn open(name: &str, seal: Option<SealMode>) -> Made<Self> {
+        let [own, other] = ["server", "client"].map(|role| spec(name, role));
+        let first = start(|second| serve(second, &other, seal))?;
+        let mut end = RawEnd::open_sealed(&own, LONG * WINDOW, seal)?;
+        end.join(|mac| first.meet(mac));
+        Ok(Self { first, end })
+    }
+
+    /// Sends `count` messages, and says how many GB/s that was.
+    fn stream(&mut self, count: u64) -> Made<f64> {
+        let Self { first, end } = self;
+        let begin = now_ns();
+        first.begin(Task { what: 0, len: LONG, count });
+        let (mut posted, mut done) = (0, 0);
+        while done < count {
+            if posted < count && posted - done < WINDOW as u64 {
+                posted += u64::from(end.send(posted as usize % WINDOW * LONG, LONG, false));
+            }
+            done += end.poll().sent;
+        }
+        first.finish(|| {
+            end.poll();
+        })?;
+        Ok((LONG as u64 * count) as f64 / (now_ns() - begin) as f64)
+    }
+}
+
+/// The second process.
+fn serve(second: &Second, spec: &str, seal: Option<SealMode>) -> Made<()> {
+    let mut end = RawEnd::open_sealed(spec, LONG * WINDOW, seal)?;
+    end.join(|mac| second.meet(mac));
+    second.serve(
+        &mut end,
+        |end| {
+            end.poll();
+        },
+        |end, task| {
+            let (mut posted, mut done) = (0, 0);
+            while done < task.count {
+                if posted < task.count && posted - done < WINDOW as u64 {
+                    posted += u64::from(end.recv(posted as usize % WINDOW * LONG, LONG));
+                    continue;
+                }
+                done += end.poll().received;
+            }
+            Ok(())
+        },
+    )
+}
