@@ -36,9 +36,12 @@ const LONG: usize = 64 << 10;
 fn main() {
     let args = Args::read();
     let mut report = Report::new("sealed", &args);
-    for (case, len, alone) in
-        [("alone-64B", 64, true), ("64B", 64, false), ("1500B", 1500, false), ("9000B", 9000, false)]
-    {
+    for (case, len, alone) in [
+        ("alone-64B", 64, true),
+        ("64B", 64, false),
+        ("1500B", 1500, false),
+        ("9000B", 9000, false),
+    ] {
         if args.wants(case) {
             let measured = cycles(case, len, alone, &args, &mut report);
             measured.unwrap_or_else(|why| report.skip(case, &why));
@@ -127,10 +130,8 @@ fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> Made<()> {
 /// Long messages between two processes, encrypted against open, and against the cipher alone.
 fn goodput(args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(21, 2), args.size(2000, 32));
-    let (mut sealed, mut open) = (
-        Link::open("long-sealed", Some(SealMode::Encrypted))?,
-        Link::open("long-open", None)?,
-    );
+    let (mut sealed, mut open) =
+        (Link::open("long-sealed", Some(SealMode::Encrypted))?, Link::open("long-open", None)?);
     let before = sealed.first.line_ns()?;
     let (mut against_open, mut against_cipher) = (Rounds::default(), Rounds::default());
     for round in 0..=rounds {

@@ -10,7 +10,7 @@
 //! (`LOSSY`) it makes the same records as the slow path, so recovery, refusals and a dying peer
 //! find what they expect, and the send completes when it is acknowledged.
 
-use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame};
+use barewire_driver::frame::{Body, RxFrame};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::Tx;
@@ -21,8 +21,8 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::post::wr_flags;
 use super::route::Route;
 use super::{
-    AvTable, CqTable, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq, SendReq,
-    Todo,
+    AvTable, CqTable, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq,
+    SendReq, Todo,
 };
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{CntrIdx, CqIdx, PeerIdx, TxIdx};
@@ -148,9 +148,14 @@ impl Node {
         if self.lossless || self.near_max > 0 && self.is_near_dest(ep, req.dest) {
             return self.send_eager::<false, false, false>(ep, req, out, clock).is_some();
         }
-        let Some(w) = self.send_eager::<true, false, false>(ep, req, out, clock) else {
-            return false;
+        let sent = if self.openings.seals.is_some() {
+            self.through_seals(out, |node, out| {
+                node.send_eager::<true, false, false>(ep, req, &mut DynSink(out), clock)
+            })
+        } else {
+            self.send_eager::<true, false, false>(ep, req, out, clock)
         };
+        let Some(w) = sent else { return false };
         self.keep_memory_of(w, req.flags.contains(OpFlags::INJECT), &mut req.buf);
         true
     }
@@ -438,6 +443,12 @@ impl Node {
         if self.far.is_sealed() {
             return self.on_frame_secured(now, frame);
         }
+        self.on_frame_far(now, frame);
+    }
+
+    /// Takes a far frame as it was before it was sealed, if it was.
+    #[inline(always)]
+    pub(super) fn on_frame_far(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let crc = self.has_crc();
         let taken = match EagerMsg::is_kind_of(frame, crc) {
             true => self.rx_eager::<true>(now, frame),
@@ -816,8 +827,7 @@ pub(super) fn eager_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     if len > UNIT || peer.tx_quota <= 1 {
         cost = units(len as u64);
         peer.tx_quota = peer.tx_room();
-        let holds = EagerMsg::AROUND_MAX + len <= peer.frame_max as usize + ETH_HDR_LEN;
-        if u32::from(peer.tx_quota) < cost || !holds {
+        if u32::from(peer.tx_quota) < cost || len > peer.eager_room() {
             return None;
         }
     }

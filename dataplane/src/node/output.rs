@@ -5,12 +5,11 @@
 //! retransmissions, PULL and END, then messages and pulled data by turns, and last an
 //! acknowledgement if no packet carried it.
 
-use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
+use barewire_driver::frame::{Body, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
 use super::ops::WrFlags;
 use super::packet::{Packet, Step};
-use super::path::Path;
 use super::peer::{Peer, State};
 use super::segments::Segments;
 use super::{DynSink, FrameSink, Node, Todo};
@@ -785,13 +784,13 @@ impl Node {
     #[inline]
     pub(super) fn payload_max(&self, p: PeerIdx, op_len: usize) -> usize {
         let peer = &self.peers[p];
-        room_in(peer.frame_max, peer.path, op_len)
+        peer.path.room(peer.frame_max, op_len)
     }
 
     /// [`payload_max`](Self::payload_max) of an answer no longer than its request: the request
     /// passed the path, so the answer does, even if this end never measured the path.
     pub(super) fn answer_max(&self, p: PeerIdx, op_len: usize) -> usize {
-        room_in(self.frame_most(p), self.peers[p].path, op_len)
+        self.peers[p].path.room(self.frame_most(p), op_len)
     }
 
     /// Sends a packet with the next PSN, and records it for retransmission if `keep`. False if the
@@ -929,13 +928,4 @@ impl Node {
             }
         }
     }
-}
-
-/// Payload bytes of a frame with `frame_max` bytes after the Ethernet header and `op_len` bytes of
-/// operation header.
-#[inline]
-fn room_in(frame_max: u32, path: Path, op_len: usize) -> usize {
-    let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - path.trailer_len();
-    // The length in a sealed frame is that of header and payload.
-    room.min(usize::from(u16::MAX) - if path.is_sealed() { op_len } else { 0 })
 }

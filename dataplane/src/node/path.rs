@@ -5,10 +5,11 @@
 //! written, and says so itself (`docs/wire.md`, "Sessions"); any other is *far*. It stays so until
 //! it ends.
 
+use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::PortCaps;
 
 use crate::rel::sent::WINDOW_LOSSLESS;
-use crate::wire::{TAG_LEN, TRAILER_LEN};
+use crate::wire::{BASE_LEN, TAG_LEN, TRAILER_LEN};
 
 bitflags::bitflags! {
     /// See the module.
@@ -75,6 +76,15 @@ impl Path {
             (false, true) => TRAILER_LEN,
             (false, false) => 0,
         }
+    }
+
+    /// Payload bytes of a frame with `frame_max` bytes after the Ethernet header and `op_len` bytes
+    /// of operation header.
+    #[inline]
+    pub(super) fn room(self, frame_max: u32, op_len: usize) -> usize {
+        let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - self.trailer_len();
+        // The length in a sealed frame is that of header and payload.
+        room.min(usize::from(u16::MAX) - if self.is_sealed() { op_len } else { 0 })
     }
 
     /// Whether the port tells the peer's presence.

@@ -15,7 +15,6 @@
 
 use std::mem::offset_of;
 
-use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::hint::cold;
 use barewire_driver::port::Station;
 
@@ -31,7 +30,7 @@ use crate::rel::sent::{SendWindow, Sent, SentPool};
 use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
-use crate::wire::{Base, EagerMsg, FrameHead, Ty};
+use crate::wire::{BASE_LEN, Base, EagerMsg, FrameHead, Ty};
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
@@ -585,10 +584,18 @@ impl Peer {
         self.rx_quota > 0
     }
 
+    /// Longest message that fits in one frame, whatever stands beside it, bytes.
+    pub(crate) fn eager_room(&self) -> usize {
+        self.path.room(self.frame_max, EagerMsg::LEN_MAX - BASE_LEN)
+    }
+
     /// How many messages of one credit, each in one frame, could be sent now.
     pub(crate) fn tx_room(&self) -> u16 {
-        let holds = self.frame_max as usize + ETH_HDR_LEN >= EagerMsg::AROUND_MAX + UNIT;
-        if !self.fast_path || !holds || self.send_q.head != TxIdx::NONE || !self.snd.open() {
+        if !self.fast_path
+            || self.eager_room() < UNIT
+            || self.send_q.head != TxIdx::NONE
+            || !self.snd.open()
+        {
             return 0;
         }
         // On a lossless path congestion leaves at least the window. One place is left free for an

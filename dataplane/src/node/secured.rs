@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use barewire_driver::board::Board;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
+use foldhash::fast::RandomState;
 
 use super::peer::{State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
@@ -45,7 +46,7 @@ pub(crate) struct Seals {
     /// Handshakes that this node began, by the peer's [`Station::word`].
     offers: HashMap<u64, Initiator>,
     /// Sessions with keys, likewise.
-    sessions: HashMap<u64, Box<Session>>,
+    sessions: HashMap<u64, Box<Session>, RandomState>,
     /// The message of the OPEN that is being taken.
     heard: Option<[u8; HANDSHAKE_LEN]>,
     /// A frame on its way out, and one on its way in.
@@ -73,7 +74,7 @@ impl Seals {
         Some(Box::new(Self {
             key,
             offers: HashMap::new(),
-            sessions: HashMap::new(),
+            sessions: HashMap::default(),
             heard: None,
             tx: buf(),
             rx: buf(),
@@ -283,7 +284,7 @@ impl Node {
         let (mut bytes, len) = (std::mem::take(&mut seals.rx), frame.len());
         if len <= bytes.len() && frame.copy_to(0, &mut bytes[..len]) {
             if self.unseal(now, &mut bytes[..len]) {
-                self.on_frame_slow(now, &RxFrame::new(&bytes[..len]));
+                self.on_frame_far(now, &RxFrame::new(&bytes[..len]));
             }
         } else {
             self.counters.rx_no_buffer += 1;

@@ -354,7 +354,7 @@ impl Node {
         let path = self.peers[p].path;
         let looks_up = self.settings.inserted && !planted(Bug::StrangerUnasked);
         let asks = looks_up || path.is_lossless() && path.has_crc();
-        !asks && !path.is_sealed() && !self.observed.losses.concern(p)
+        !asks && !self.observed.losses.concern(p)
     }
 
     fn refuse_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {

@@ -202,9 +202,6 @@ impl EagerMsg {
     /// Length with remote CQ data.
     pub const LEN_MAX: usize = Self::LEN + IMM_LEN;
 
-    /// Bytes around the payload at most.
-    pub const AROUND_MAX: usize = Self::LEN_MAX + TRAILER_LEN;
-
     /// The head of such messages from `src` to `dst`, with a checksum if `crc`.
     #[inline(always)]
     pub fn head(dst: Station, src: Station, crc: bool) -> FrameHead {
