@@ -10,8 +10,9 @@ use barewire::SealMode;
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd};
 use barewire_benches::pair::{How, exchange, joined};
-use barewire_benches::{Args, Report, Row, median};
+use barewire_benches::{Args, Report, Row, Sample, median};
 use barewire_dataplane::seal::{Initiator, PreSharedKey, SessionKeys, SessionNames, respond};
+use barewire_dataplane::wire::{BASE_LEN, TAG_LEN};
 use barewire_driver::clock::now_ns;
 
 /// What is measured, and its name. Without a key frames carry the checksum that a NIC's do.
@@ -46,6 +47,9 @@ fn main() {
             let measured = cycles(case, len, alone, &args, &mut report);
             measured.unwrap_or_else(|why| report.skip(case, &why));
         }
+    }
+    if args.wants("cipher") {
+        cipher_cycles(&args, &mut report);
     }
     if args.wants("64KiB") {
         let measured = goodput(&args, &mut report);
@@ -150,9 +154,30 @@ fn goodput(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
+/// Cycles of the cipher alone, to seal a frame and to open it: the least that a frame costs more.
+fn cipher_cycles(args: &Args, report: &mut Report) {
+    const FRAME: usize = BASE_LEN + 24 + 64 + TAG_LEN;
+    let (rounds, count) = (args.size(31, 2), args.size(10_000, 200));
+    for (name, seal) in MODES.iter().filter_map(|(name, seal)| seal.map(|seal| (name, seal))) {
+        let [mut from, mut to] = session(seal);
+        let mut frame = [0; FRAME];
+        let taken = (0..rounds).map(|_| {
+            let begin = tsc();
+            for _ in 0..count {
+                from.seal(std::hint::black_box(&mut frame));
+                to.open(std::hint::black_box(&mut frame)).expect("it was sealed just now");
+            }
+            (tsc() - begin) as f64 / count as f64
+        });
+        let taken: Sample = taken.collect();
+        let row = Row::new(format!("cipher-64B-{name}"), taken.median(), "cycles").spread(&taken);
+        report.row(row.note("one frame, sealed and opened"));
+    }
+}
+
 /// GB/s at which the cipher seals frames of `len` bytes in place.
 fn cipher_rate(len: usize, count: u64) -> f64 {
-    let [mut keys, _] = session();
+    let [mut keys, _] = session(SealMode::Encrypted);
     let mut frame = vec![0; len];
     let begin = now_ns();
     for _ in 0..count {
@@ -162,8 +187,8 @@ fn cipher_rate(len: usize, count: u64) -> f64 {
 }
 
 /// Keys of both ends of a session.
-fn session() -> [SessionKeys; 2] {
-    let key = |entropy| PreSharedKey::new(&[7; 32], [entropy; 32], SealMode::Encrypted);
+fn session(seal: SealMode) -> [SessionKeys; 2] {
+    let key = |entropy| PreSharedKey::new(&[7; 32], [entropy; 32], seal);
     let [mut a, mut b] = [1, 2].map(|entropy| key(entropy).expect("32 bytes are a key"));
     agree(&mut a, &mut b, 0)
 }
@@ -189,7 +214,7 @@ fn handshakes(args: &Args, report: &mut Report) {
         }
         2.0 * f64::from(count) / begin.elapsed().as_secs_f64()
     });
-    let rates: barewire_benches::Sample = rates.collect();
+    let rates: Sample = rates.collect();
     let row = Row::new("handshake-psk", rates.median(), "sessions/s").spread(&rates);
     report.row(row.note("one end's share"));
 }
