@@ -1,8 +1,10 @@
 //! Several hosts of several ranks each, which share their host's one NIC: three MPIs as users start
 //! them, with a file of hosts and the port's name, the same on all. Hosts are namespaces.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ struct Hosts {
     cluster: Cluster,
     /// T_dead of the ranks, milliseconds, if it is not the default.
     t_dead_ms: Option<u32>,
+    /// The file of the ranks' key, the same name on each host.
+    key_file: Option<PathBuf>,
     _dir: tempfile::TempDir,
 }
 
@@ -25,12 +29,23 @@ impl Hosts {
     fn new(count: usize) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let cluster = or_skip(Cluster::new(count, dir.path()))?;
-        Some(Self { cluster, t_dead_ms: None, _dir: dir })
+        Some(Self { cluster, t_dead_ms: None, key_file: None, _dir: dir })
     }
 
-    /// Runs every kind of call with so many ranks on each host.
-    fn agree(&self, mpi: &Mpi, bench: &Bench, per_node: usize, port: &str, args: &[&str]) {
-        let (hosts, begun) = (self.cluster.count(), std::time::Instant::now());
+    /// Gives each host a file with this key.
+    fn with_key(self, key: [u8; 32]) -> Self {
+        for node in 0..self.cluster.count() {
+            let mut options = std::fs::OpenOptions::new();
+            let options = options.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = options.open(self.cluster.dir_of(node).join("job.key")).unwrap();
+            file.write_all(&key).unwrap();
+        }
+        let key_file = Some(self.cluster.own().join("job.key"));
+        Self { key_file, ..self }
+    }
+
+    /// The launcher's command for every kind of call with so many ranks on each host.
+    fn command(&self, mpi: &Mpi, bench: &Bench, per_node: usize, args: &[&str]) -> Command {
         let mut command = mpi.launch_on(&self.cluster, bench, per_node);
         // Says why an operation failed.
         mpi.pass(&mut command, "FI_LOG_LEVEL", "warn");
@@ -38,7 +53,17 @@ impl Hosts {
         if let Some(ms) = self.t_dead_ms {
             mpi.pass(&mut command, "FI_BAREWIRE_T_DEAD_MS", &ms.to_string());
         }
+        if let Some(file) = &self.key_file {
+            mpi.pass(&mut command, "FI_BAREWIRE_KEY_FILE", &file.to_string_lossy());
+        }
         mpi.program(&mut command, args);
+        command
+    }
+
+    /// Runs every kind of call with so many ranks on each host.
+    fn agree(&self, mpi: &Mpi, bench: &Bench, per_node: usize, port: &str, args: &[&str]) {
+        let (hosts, begun) = (self.cluster.count(), std::time::Instant::now());
+        let mut command = self.command(mpi, bench, per_node, args);
         let said = succeed(command.env("FI_BAREWIRE_PORT", port), 120);
         let what = format!("{}, {port}, {hosts} x {per_node}, {args:?}", mpi.name);
         let each = format!("ranks on each host:{}", format!(" {per_node}").repeat(hosts));
@@ -86,6 +111,15 @@ fn every_mpi_on_hosts_over_afpacket() {
 #[test]
 fn every_mpi_on_hosts_over_udp() {
     every_mpi(sizes(&SMALL), |_| format!("udp:{FABRIC}"), |_| ());
+}
+
+/// Goal: a key file is the only setting that MPI needs for sealed frames between hosts.
+#[test]
+fn every_mpi_with_a_key_file() {
+    let port = format!("afpacket:{FABRIC}");
+    let Some(hosts) = Hosts::new(2) else { return };
+    let hosts = hosts.with_key([7; 32]);
+    with_each(|mpi, bench| hosts.agree(mpi, bench, 2, &port, &["all", "4096"]));
 }
 
 /// Variables with the port of a switch, and with those that a hub joins.

@@ -193,9 +193,11 @@ impl Net {
         self.near[frame as usize]
     }
 
-    /// Whether frames between the two go through memory now.
+    /// Whether frames between the two go through memory now. A forged frame may come from a station
+    /// that is nobody's.
     fn is_near(&self, from: usize, to: usize) -> bool {
-        self.link.is_near(from, to) && self.stations[to].life != 0
+        let lives = self.stations.get(to).is_some_and(|station| station.life != 0);
+        lives && self.link.is_near(from, to)
     }
 
     /// A frame has left the receive ring of `host`.
