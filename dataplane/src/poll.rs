@@ -29,7 +29,7 @@ use crate::node::{
     Survey, SurveySink, WriteReq, send_whole,
 };
 use crate::types::{EpAddr, FiAddr, Instant};
-use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN};
+use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN, sealed};
 
 /// Frames that a turn takes from the port, at most. What waits in the port costs nothing; what is
 /// taken before its receive is posted is copied twice. So it is fewer than a program has receives
@@ -397,8 +397,11 @@ impl Engine {
     ///
     /// # Panics
     /// If it was made with those of a port that may lose frames, and this is one that cannot.
-    pub fn new(node: Node, port: Box<dyn Port>) -> Self {
+    pub fn new(node: Node, mut port: Box<dyn Port>) -> Self {
         assert!(node.is_lossless() || !port.caps().lossless, "made for another port");
+        if node.seals() {
+            port.set_wire_filter(sealed::may_leave);
+        }
         Self {
             node,
             port: port.into(),
@@ -1053,13 +1056,25 @@ mod tests {
     use crate::error::Error;
     use crate::flags::BindFlags;
     use crate::node::{CqId, EpAttr, MsgKind, NodeSettings};
+    use crate::seal::{Mode, PreSharedKey};
     use crate::types::{Cqe, FI_ADDR_UNSPEC};
+    use barewire_driver::backend::fault::{Fault, FaultSettings};
     use barewire_driver::backend::loopback::Loopback;
+    use barewire_driver::backend::near::Near;
     use barewire_driver::backend::shm::{ShmPort, ShmSettings};
 
     /// An engine with one endpoint.
     fn open(port: impl Port + 'static, incarnation: u64) -> (Engine, AvId, CqId, EpId) {
-        let settings = NodeSettings { incarnation, seed: incarnation, ..NodeSettings::default() };
+        open_with(port, incarnation, None)
+    }
+
+    fn open_with(
+        port: impl Port + 'static,
+        incarnation: u64,
+        key: Option<PreSharedKey>,
+    ) -> (Engine, AvId, CqId, EpId) {
+        let seed = incarnation;
+        let settings = NodeSettings { incarnation, seed, key, ..NodeSettings::default() };
         let node = Node::new(settings, port.caps()).unwrap();
         let mut engine = Engine::new(node, Box::new(port));
         let node = engine.node_mut();
@@ -1133,6 +1148,51 @@ mod tests {
             poll().1 == Err(Error::Avail)
         });
         assert!(polls <= Some(2), "told by poll {polls:?}, one in 60 ms");
+    }
+
+    /// Goal: nothing of a program under a key leaves this machine's memory unsealed, not even what
+    /// is for a process of this node that has just gone; and what was sent to that ends.
+    #[test]
+    fn what_is_for_a_neighbour_that_has_gone_does_not_leave() {
+        let segment = ShmSettings::named(&format!("poll-gone-{}", std::process::id()));
+        let join = |far: Loopback| {
+            // Only a port that may lose frames leads out of this machine.
+            let loses = FaultSettings { loss: f64::MIN_POSITIVE, ..FaultSettings::default() };
+            let far: Box<dyn Port> = Box::new(Fault::new(Box::new(far), loses, "fault()"));
+            Near::join(&segment, far, "near".into()).unwrap_or_else(|(_, why)| panic!("{why}"))
+        };
+        let key = |n| PreSharedKey::new(&[7; 32], [n; 32], Mode::Encrypted);
+        // The end of the wire has the address of the neighbour.
+        let ((a_far, mut wire), (_other, b_far)) = (Loopback::pair(), Loopback::pair());
+        let (mut a, a_av, a_cq, a_ep) = open_with(join(a_far), 11, key(1));
+        let (mut b, b_av, b_cq, b_ep) = open_with(join(b_far), 22, key(2));
+        let dest = a.av_insert(a_av, b.node().addr_of(b_ep).unwrap()).unwrap();
+        b.av_insert(b_av, a.node().addr_of(a_ep).unwrap()).unwrap();
+        let mut cqe = [Cqe::default(); 8];
+        b.post_recv(b_ep, recv()).unwrap();
+        a.post_send(a_ep, send(dest)).unwrap();
+        while b.node_mut().cq_read(b_cq, &mut cqe).is_err() {
+            a.turn().unwrap();
+            b.turn().unwrap();
+        }
+        drop(b);
+        let flags = OpFlags::DELIVERY_COMPLETE;
+        for _ in 0..3 {
+            let mut req = send(dest);
+            let _ = a.try_send(a_ep, &mut req) || a.post_send(a_ep, req).is_ok();
+            a.post_send(a_ep, SendReq { flags, ..send(dest) }).unwrap();
+        }
+        let mut ended = 0;
+        while ended < 3 {
+            a.turn().unwrap();
+            let _ = a.node_mut().cq_read(a_cq, &mut cqe);
+            ended += usize::from(a.node_mut().cq_readerr(a_cq).is_ok());
+            let mut clear = |frame: &RxFrame<'_>| {
+                let head = frame.first_chunk::<20>().unwrap();
+                assert!(sealed::may_leave(&head), "it left: {head:02x?}");
+            };
+            wire.rx_burst(64, &mut clear).unwrap();
+        }
     }
 
     /// Goal: messages whose sends succeeded arrive, although their sender died and its successor

@@ -102,6 +102,13 @@ pub fn is_sealed(frame: &RxFrame<'_>) -> Option<bool> {
     ours.then_some(head[PROLOGUE_OFF + 1] & SEC as u8 != 0)
 }
 
+/// Whether a frame of a node that seals may leave this machine's memory: it is sealed, or of a type
+/// that holds nothing of the program's (an OPEN of a near session, an RST, a WHO).
+pub fn may_leave(head: &[u8]) -> bool {
+    let clear = || matches!(ty_of(head), Some(Ty::Open | Ty::Rst | Ty::Who));
+    head.get(PROLOGUE_OFF + 1).is_some_and(|flags| flags & SEC as u8 != 0 || clear())
+}
+
 /// What has to be known of an OPEN that is about to be sealed.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenKind {

@@ -216,6 +216,10 @@ impl Port for Pcap {
         self.inner.is_near(station)
     }
 
+    fn set_wire_filter(&mut self, may_leave: fn(&[u8]) -> bool) {
+        self.inner.set_wire_filter(may_leave);
+    }
+
     fn damages(&self) -> bool {
         self.inner.damages()
     }

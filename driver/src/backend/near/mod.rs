@@ -109,12 +109,15 @@ pub struct Near<F> {
     near: Box<ShmPort>,
     far: F,
     far_frame_max: usize,
+    /// What may go to the far side, by its head; all if there is none.
+    may_leave: Option<fn(&[u8]) -> bool>,
     /// Stations that were no members when the segment's epoch was `epoch`; all ones for none.
     fars: Box<[u64; FARS]>,
     epoch: u64,
-    /// Frames that the near side had no member for, or the far one was too short for.
+    /// Frames that the near side had no member for, and those of them that the far one was too short
+    /// for, or that may not leave.
     passed_on: u64,
-    too_long: u64,
+    kept: u64,
     /// Something was sent that is not flushed.
     near_sent: bool,
     far_sent: bool,
@@ -174,10 +177,11 @@ impl<F: Far> Near<F> {
             near,
             far,
             far_frame_max,
+            may_leave: None,
             fars: Box::new([u64::MAX; FARS]),
             epoch: 0,
             passed_on: 0,
-            too_long: 0,
+            kept: 0,
             near_sent: false,
             far_sent: false,
             skipped: 0,
@@ -206,9 +210,10 @@ impl<F: Far> Near<F> {
     }
 
     fn tx_far(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        // To a near station that has just left: the far side could not carry it.
-        if frame.len() > self.far_frame_max {
-            self.too_long += 1;
+        // To a near station that has just left: the far side could not carry it, or must not.
+        let may_leave = self.may_leave.is_none_or(|may_leave| may_leave(frame.head));
+        if frame.len() > self.far_frame_max || !may_leave {
+            self.kept += 1;
             return Ok(Tx::NoRoute);
         }
         let sent = self.far.tx(frame).inspect_err(|gone| self.gone = Some(gone.clone()))?;
@@ -367,7 +372,8 @@ impl<F: Far> InPlaceTx for Near<F> {
         if self.near.is_last(dst) {
             return self.near.tx_in_place(dst, head, rest);
         }
-        self.is_far(dst) && self.far.send_made(dst, head, rest)
+        // What is written where it leaves cannot be looked at before.
+        self.may_leave.is_none() && self.is_far(dst) && self.far.send_made(dst, head, rest)
     }
 }
 
@@ -429,7 +435,7 @@ impl<F: Far> Port for Near<F> {
     fn counters(&self) -> PortCounters {
         let (near, far) = (self.near.counters(), self.far.counters());
         // What the far side was asked for instead is told by that.
-        let tx_no_route = near.tx_no_route - self.passed_on + self.too_long;
+        let tx_no_route = near.tx_no_route - self.passed_on + self.kept;
         PortCounters { tx_no_route, ..near } + far
     }
 
@@ -471,6 +477,10 @@ impl<F: Far> Port for Near<F> {
 
     fn is_near(&mut self, station: Station) -> bool {
         self.near.has(station)
+    }
+
+    fn set_wire_filter(&mut self, may_leave: fn(&[u8]) -> bool) {
+        self.may_leave = Some(may_leave);
     }
 
     fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {

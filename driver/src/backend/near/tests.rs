@@ -180,6 +180,23 @@ fn a_member_that_leaves_is_far_and_one_that_comes_is_near() {
     assert_eq!(drain(&mut b), [(true, vec![0; MTU - 25]), (true, b"4".to_vec())]);
 }
 
+/// Goal: a frame for a member that has just left goes far only if it may, and is told of otherwise.
+#[test]
+fn a_frame_leaves_only_if_it_may() {
+    let Wire { mut near, .. } = wire(2, 0);
+    let (b, a) = (near.pop().unwrap(), &mut near[0]);
+    let at_b = b.caps().station;
+    a.set_wire_filter(|head| head.ends_with(b"sealed"));
+    assert_eq!((send(a, at_b, b"clear"), send(a, at_b, b"sealed")), (Tx::Sent, Tx::Sent));
+    let Near { near: member, far: mut wire_b, .. } = b;
+    drop(member);
+    for _ in 0..3 {
+        assert_eq!((send(a, at_b, b"clear"), send(a, at_b, b"sealed")), (Tx::NoRoute, Tx::Sent));
+        assert_eq!(drain(&mut *wire_b), [(false, b"sealed".to_vec())]);
+    }
+    assert_eq!(a.counters().tx_no_route, 3);
+}
+
 /// Goal: only the ring says that a frame is near, not the address that it bears.
 #[test]
 fn a_copied_identity_is_not_near() {
