@@ -55,6 +55,12 @@ typedef struct ompi_op_t ompi_op_t;
 /* Looks at our own queue for each turn of Open MPI's progress, which asks every transport. */
 #define POLLS 8
 
+/*
+ * Requests of a communicator that are under way at once. The endpoint has room for 1,024 calls: so
+ * others find room while nobody answers these.
+ */
+#define UNDER_WAY 64
+
 /* Where a member is, from member to member. `len` is 0 if it has no barewire. */
 struct card {
 	uint32_t len;
@@ -80,8 +86,12 @@ struct module {
 	/* For blocks of calls that block, which are packed or must lie apart. */
 	char *temp;
 	size_t temp_len;
-	/* Requests of it that wait for room. Under the lock. */
-	int waiting;
+	/* Requests of it that are under way. */
+	int under_way;
+	/* Requests that wait for room, in the order of their calls. Under the lock. */
+	struct request *first, **last;
+	/* Of those with such requests. */
+	struct module *next;
 };
 typedef struct module module_t;
 
@@ -150,8 +160,8 @@ static struct {
 	 * that has ended. Under the lock.
 	 */
 	struct request *spare;
-	/* Requests that wait for room, in the order of their calls. Under the lock. */
-	struct request *first, **last;
+	/* Communicators with requests that wait for room. Under the lock. */
+	struct module *late;
 } ours;
 
 static void say(int level, const char *what, int err)
@@ -197,6 +207,7 @@ static void over(struct call *call, int end)
 		deliver(call, &r->to);
 	free(r->temp);
 	r->temp = NULL;
+	__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
 	ompi_request_complete(&r->super.super, true);
 	OBJ_RELEASE(m);
 }
@@ -233,24 +244,47 @@ static ssize_t post(module_t *m, struct call *c)
 	return -FI_ENOSYS;
 }
 
+/* Posts a request if there is room. It is under way, or has ended, unless it is -FI_EAGAIN. */
+static ssize_t try_post(module_t *m, request_t *r)
+{
+	ssize_t err;
+
+	if (__atomic_load_n(&m->under_way, __ATOMIC_RELAXED) >= UNDER_WAY)
+		return -FI_EAGAIN;
+	/* Another thread may see its end before the post returns. */
+	__atomic_fetch_add(&m->under_way, 1, __ATOMIC_RELAXED);
+	err = post(m, &r->call);
+	if (err == -FI_EAGAIN)
+		__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
+	return err;
+}
+
 /* Posts the requests that have waited for room. */
 static void post_waiting(void)
 {
-	ssize_t err = 0;
+	request_t *refused = NULL, *r;
 
-	while (err != -FI_EAGAIN) {
-		OPAL_THREAD_LOCK(&ours.lock);
-		request_t *r = ours.first;
-		err = r ? post(r->m, &r->call) : -FI_EAGAIN;
-		if (err != -FI_EAGAIN) {
-			r->m->waiting--;
-			ours.first = r->next;
-			if (!r->next)
-				ours.last = &ours.first;
+	OPAL_THREAD_LOCK(&ours.lock);
+	for (module_t **at = &ours.late; *at;) {
+		module_t *m = *at;
+		ssize_t err = 0;
+		while ((r = m->first) && (err = try_post(m, r)) != -FI_EAGAIN) {
+			m->first = r->next;
+			if (err) {
+				r->call.end = (int) err;
+				r->next = refused;
+				refused = r;
+			}
 		}
-		OPAL_THREAD_UNLOCK(&ours.lock);
-		if (err && err != -FI_EAGAIN)
-			over(&r->call, (int) err);
+		if (r)
+			at = &m->next;
+		else
+			*at = m->next;
+	}
+	OPAL_THREAD_UNLOCK(&ours.lock);
+	while ((r = refused)) {
+		refused = r->next;
+		over(&r->call, r->call.end);
 	}
 }
 
@@ -269,7 +303,7 @@ static int poll_cq(void)
 		if (n == 1)
 			over(failed.op_context, -failed.err);
 	}
-	if (OPAL_UNLIKELY(ours.first != NULL))
+	if (OPAL_UNLIKELY(ours.late != NULL))
 		post_waiting();
 	return n > 0 ? (int) n : 0;
 }
@@ -572,7 +606,7 @@ static int run(module_t *m, struct call *call, const struct part *from, const st
 	}
 	lay(call, from, to, m->temp);
 	/* Those of before come first. */
-	while (__atomic_load_n(&m->waiting, __ATOMIC_ACQUIRE) ||
+	while (__atomic_load_n(&m->first, __ATOMIC_ACQUIRE) ||
 	       (err = post(m, call)) == -FI_EAGAIN) {
 		poll_cq();
 		opal_progress();
@@ -671,16 +705,24 @@ static int begin(module_t *m, const struct call *call, const struct part *from,
 	/* Before it can end. */
 	*request = &r->super.super;
 	OPAL_THREAD_LOCK(&ours.lock);
-	if (!m->waiting)
-		err = post(m, &r->call);
+	if (!m->first)
+		err = try_post(m, r);
 	if (err == -FI_EAGAIN) {
-		m->waiting++;
-		*ours.last = r;
-		ours.last = &r->next;
+		if (!m->first) {
+			m->last = &m->first;
+			m->next = ours.late;
+			ours.late = m;
+		}
+		*m->last = r;
+		m->last = &r->next;
 		err = 0;
 	}
 	OPAL_THREAD_UNLOCK(&ours.lock);
-	return err ? give_up(r, failed(m, (int) err)) : MPI_SUCCESS;
+	if (!err)
+		return MPI_SUCCESS;
+	*request = MPI_REQUEST_NULL;
+	__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
+	return give_up(r, failed(m, (int) err));
 }
 
 /* Makes a call, or begins one with a request. `to` is where the result goes. */
@@ -1105,7 +1147,6 @@ static int open_component(void)
 {
 	OBJ_CONSTRUCT(&ours.lock, opal_mutex_t);
 	OBJ_CONSTRUCT(&ours.known, opal_hash_table_t);
-	ours.last = &ours.first;
 	return opal_hash_table_init(&ours.known, 64);
 }
 

@@ -534,24 +534,36 @@ static void leave_first(void)
  */
 #define AT_ONCE 5000
 
+static void meet(MPI_Comm c)
+{
+	MPI_Request request;
+	MPI_Barrier(c);
+	MPI_Ibarrier(c, &request);
+	MPI_Wait(&request, MPI_STATUS_IGNORE);
+}
+
 static void all_at_once(void)
 {
 	static MPI_Request requests[AT_ONCE];
 	static long sums[AT_ONCE], words[AT_ONCE];
-	MPI_Comm c;
+	MPI_Comm c, other;
 	long me = rank, total = 0, all = size * (size - 1l) / 2;
 	char nothing = 0;
 	int count = without ? 300 : AT_ONCE;
 	MPI_Comm_dup(comm, &c);
+	MPI_Comm_dup(comm, &other);
+	MPI_Barrier(other);
 	unsigned long before = made();
 	MPI_Ibarrier(c, &requests[0]);
 	MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
 	check(made() == before, "the first call, which must not wait", "is the component's");
 	MPI_Barrier(c);
 	before = made();
-	/* Rank 0 begins when the others have returned from all their calls. */
+	/* Rank 0 begins when the others have returned from all, and met it on another one. */
 	for (int r = 1; rank == 0 && r < size; r++)
 		MPI_Recv(&nothing, 1, MPI_CHAR, r, 3, comm, MPI_STATUS_IGNORE);
+	if (rank == 0)
+		meet(other);
 	for (int n = 0; n < count; n++) {
 		words[n] = rank == n % size ? n : -1;
 		if (n % 3 == 0)
@@ -561,8 +573,10 @@ static void all_at_once(void)
 		else
 			MPI_Ibcast(&words[n], 1, MPI_LONG, n % size, c, &requests[n]);
 	}
-	if (rank != 0)
+	if (rank != 0) {
 		MPI_Send(&nothing, 1, MPI_CHAR, 0, 3, comm);
+		meet(other);
+	}
 	/* Behind all of them. */
 	MPI_Allreduce(&me, &total, 1, MPI_LONG, MPI_SUM, c);
 	check(total == all, "a call behind many requests", "wrong");
@@ -571,7 +585,7 @@ static void all_at_once(void)
 		check(n % 3 != 1 || sums[n] == all, "MPI_Iallreduce of many", "wrong");
 		check(n % 3 != 2 || words[n] == n, "MPI_Ibcast of many", "wrong");
 	}
-	check(without || made() - before == count + 1ul, "many at once", "are others'");
+	check(without || made() - before == count + 3ul, "many at once", "are others'");
 	if (!without) {
 		/* The request outlives its communicator. */
 		MPI_Iallreduce(&me, &total, 1, MPI_LONG, MPI_SUM, c, &requests[0]);
@@ -581,6 +595,7 @@ static void all_at_once(void)
 	} else {
 		MPI_Comm_free(&c);
 	}
+	MPI_Comm_free(&other);
 }
 
 static void between(void)
