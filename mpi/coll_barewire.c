@@ -11,11 +11,14 @@
  * Which calls are taken must be found alike by all members. So it is decided by what MPI has alike
  * at all of them: call, bytes of a block, operation and type of a reduction. Layouts are not: who
  * has another one than its peers packs. All else is the fallback's: operations and types of the
- * user in reductions, MINLOC and MAXLOC, long blocks, intercommunicators, vectors of counts,
- * neighbours, and what does not block.
+ * user in reductions, MINLOC and MAXLOC, long blocks, intercommunicators, vectors of counts, and
+ * neighbours.
+ *
+ * A call that does not block is the same with a request. To agree on a group takes waiting, so it
+ * is the fallback's until a call that blocks has made the group.
  *
  * While a call waits it makes Open MPI's progress, so that everything else goes on; and our own is
- * among what Open MPI progresses, so that members that forward are not waited for.
+ * among what Open MPI progresses, so that requests end and members that forward are not waited for.
  */
 #include "ompi_config.h"
 
@@ -38,13 +41,25 @@
 #include "ompi/mca/coll/base/base.h"
 #include "ompi/mca/coll/coll.h"
 #include "ompi/proc/proc.h"
+#include "ompi/request/request.h"
 #include "opal/class/opal_hash_table.h"
 #include "opal/mca/base/mca_base_pvar.h"
 #include "opal/runtime/opal_progress.h"
 #include "opal/threads/mutex.h"
 
+/* `op.h` asks for a header that Open MPI does not install. Of it no more than the name is needed. */
+#define OMPI_OP_H
+typedef struct ompi_op_t ompi_op_t;
+#include "ompi/mca/coll/base/coll_base_util.h"
+
 /* Looks at our own queue for each turn of Open MPI's progress, which asks every transport. */
 #define POLLS 8
+
+/*
+ * Requests of a communicator that are under way at once. The endpoint has room for 1,024 calls: so
+ * others find room while nobody answers these.
+ */
+#define UNDER_WAY 64
 
 /* Where a member is, from member to member. `len` is 0 if it has no barewire. */
 struct card {
@@ -68,9 +83,15 @@ struct module {
 	fi_addr_t *members;
 	/* How the join has ended: 0 not yet, 1 well, else a negative error. */
 	int join_end;
-	/* For blocks that are packed or must lie apart. */
+	/* For blocks of calls that block, which are packed or must lie apart. */
 	char *temp;
 	size_t temp_len;
+	/* Requests of it that are under way. */
+	int under_way;
+	/* Requests that wait for room, in the order of their calls. Under the lock. */
+	struct request *first, **last;
+	/* Of those with such requests. */
+	struct module *next;
 };
 typedef struct module module_t;
 
@@ -82,8 +103,11 @@ struct call {
 	enum fi_op op;
 	/* Elements of a block. */
 	size_t count;
+	void *in, *out;
 	/* 0 under way, 1 done, else a negative error of libfabric. */
 	int end;
+	/* Of a call that does not block. */
+	struct request *request;
 };
 
 /* Blocks of a call as MPI has them. */
@@ -96,6 +120,22 @@ struct part {
 	/* Has gaps, or overlaps the other part. */
 	bool apart;
 };
+
+/* A call that does not block. Its end is Open MPI's to be told of. */
+struct request {
+	ompi_coll_base_nbc_request_t super;
+	/* Held until the end: the communicator may be freed before. */
+	module_t *m;
+	struct call call;
+	struct part to;
+	/* As the module's, for this call. */
+	char *temp;
+	/* Of those that wait for room, or are not in use. */
+	struct request *next;
+};
+typedef struct request request_t;
+
+OBJ_CLASS_INSTANCE(request_t, ompi_coll_base_nbc_request_t, NULL, NULL);
 
 /* What a process has once. */
 static struct {
@@ -113,12 +153,139 @@ static struct {
 	struct card card;
 	/* From names of processes to addresses. */
 	opal_hash_table_t known;
+	/* A call that does not block was made. */
+	bool requested;
+	/*
+	 * Requests that are not in use. They stay memory, since another thread may look at one
+	 * that has ended. Under the lock.
+	 */
+	struct request *spare;
+	/* Communicators with requests that wait for room. Under the lock. */
+	struct module *late;
 } ours;
 
 static void say(int level, const char *what, int err)
 {
 	opal_output_verbose(level, ompi_coll_base_framework.framework_output,
 			    "coll:barewire: %s: %s", what, fi_strerror(-err));
+}
+
+/* ---- The end of a call ---- */
+
+/* What MPI returns for the error of a call. */
+static int failed(module_t *m, int err)
+{
+	if (!m->told)
+		opal_output(0, "coll:barewire: a call failed: %s", fi_strerror(-err));
+	m->told = true;
+	return MPI_ERR_OTHER;
+}
+
+/* Brings the result of a call to where MPI wants it. */
+static void deliver(const struct call *call, const struct part *to)
+{
+	__atomic_fetch_add(&ours.calls, 1, __ATOMIC_RELAXED);
+	if (to->apart && to->len && to->buf)
+		ompi_datatype_sndrcv(call->out, to->len, &ompi_mpi_packed.dt, to->buf, to->count,
+				     to->type);
+}
+
+/* A call is over: 1, or a negative error. */
+static void over(struct call *call, int end)
+{
+	request_t *r = call->request;
+	module_t *m;
+
+	if (!r) {
+		__atomic_store_n(&call->end, end, __ATOMIC_RELEASE);
+		return;
+	}
+	m = r->m;
+	if (end < 0)
+		r->super.super.req_status.MPI_ERROR = failed(m, end);
+	else
+		deliver(call, &r->to);
+	free(r->temp);
+	r->temp = NULL;
+	__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
+	ompi_request_complete(&r->super.super, true);
+	OBJ_RELEASE(m);
+}
+
+static ssize_t post(module_t *m, struct call *c)
+{
+	switch (c->kind) {
+	case FI_BARRIER:
+		return fi_barrier(ours.ep, m->group, c);
+	case FI_BROADCAST:
+		return fi_broadcast(ours.ep, c->in ? c->in : c->out, c->count, NULL, m->group, c->root,
+				    c->type, 0, c);
+	case FI_ALLTOALL:
+		return fi_alltoall(ours.ep, c->in, c->count, NULL, c->out, NULL, m->group, c->type, 0, c);
+	case FI_ALLREDUCE:
+		return fi_allreduce(ours.ep, c->in, c->count, NULL, c->out, NULL, m->group, c->type,
+				    c->op, 0, c);
+	case FI_ALLGATHER:
+		return fi_allgather(ours.ep, c->in, c->count, NULL, c->out, NULL, m->group, c->type, 0,
+				    c);
+	case FI_REDUCE_SCATTER:
+		return fi_reduce_scatter(ours.ep, c->in, c->count, NULL, c->out, NULL, m->group, c->type,
+					 c->op, 0, c);
+	case FI_REDUCE:
+		return fi_reduce(ours.ep, c->in, c->count, NULL, c->out, NULL, m->group, c->root, c->type,
+				 c->op, 0, c);
+	case FI_SCATTER:
+		return fi_scatter(ours.ep, c->in, c->count, NULL, c->out, NULL, m->group, c->root,
+				  c->type, 0, c);
+	case FI_GATHER:
+		return fi_gather(ours.ep, c->in, c->count, NULL, c->out, NULL, m->group, c->root, c->type,
+				 0, c);
+	}
+	return -FI_ENOSYS;
+}
+
+/* Posts a request if there is room. It is under way, or has ended, unless it is -FI_EAGAIN. */
+static ssize_t try_post(module_t *m, request_t *r)
+{
+	ssize_t err;
+
+	if (__atomic_load_n(&m->under_way, __ATOMIC_RELAXED) >= UNDER_WAY)
+		return -FI_EAGAIN;
+	/* Another thread may see its end before the post returns. */
+	__atomic_fetch_add(&m->under_way, 1, __ATOMIC_RELAXED);
+	err = post(m, &r->call);
+	if (err == -FI_EAGAIN)
+		__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
+	return err;
+}
+
+/* Posts the requests that have waited for room. */
+static void post_waiting(void)
+{
+	request_t *refused = NULL, *r;
+
+	OPAL_THREAD_LOCK(&ours.lock);
+	for (module_t **at = &ours.late; *at;) {
+		module_t *m = *at;
+		ssize_t err = 0;
+		while ((r = m->first) && (err = try_post(m, r)) != -FI_EAGAIN) {
+			m->first = r->next;
+			if (err) {
+				r->call.end = (int) err;
+				r->next = refused;
+				refused = r;
+			}
+		}
+		if (r)
+			at = &m->next;
+		else
+			*at = m->next;
+	}
+	OPAL_THREAD_UNLOCK(&ours.lock);
+	while ((r = refused)) {
+		refused = r->next;
+		over(&r->call, r->call.end);
+	}
 }
 
 /* ---- Waiting ---- */
@@ -129,14 +296,15 @@ static int poll_cq(void)
 	struct fi_cq_entry done[8];
 	ssize_t n = fi_cq_read(ours.cq, done, 8);
 	for (ssize_t i = 0; i < n; i++)
-		__atomic_store_n(&((struct call *) done[i].op_context)->end, 1, __ATOMIC_RELEASE);
+		over(done[i].op_context, 1);
 	if (n == -FI_EAVAIL) {
 		struct fi_cq_err_entry failed = { 0 };
 		n = fi_cq_readerr(ours.cq, &failed, 0);
 		if (n == 1)
-			__atomic_store_n(&((struct call *) failed.op_context)->end, -failed.err,
-					 __ATOMIC_RELEASE);
+			over(failed.op_context, -failed.err);
 	}
+	if (OPAL_UNLIKELY(ours.late != NULL))
+		post_waiting();
 	return n > 0 ? (int) n : 0;
 }
 
@@ -238,6 +406,11 @@ static int close_component(void)
 	close_fid(ours.cq ? &ours.cq->fid : NULL);
 	close_fid(ours.domain ? &ours.domain->fid : NULL);
 	close_fid(ours.fabric ? &ours.fabric->fid : NULL);
+	while (ours.spare) {
+		request_t *r = ours.spare;
+		ours.spare = r->next;
+		OBJ_RELEASE(r);
+	}
 	OBJ_DESTRUCT(&ours.known);
 	OBJ_DESTRUCT(&ours.lock);
 	return OMPI_SUCCESS;
@@ -354,13 +527,16 @@ static void set_up(module_t *m, ompi_communicator_t *comm)
 			    m->state == JOINED ? "a group" : "left to other components");
 }
 
-/* Whether a call with blocks of so many bytes is ours, or FAILED. All members find the same. */
-static bool takes(module_t *m, ompi_communicator_t *comm, size_t block)
+/*
+ * Whether a call with blocks of so many bytes is ours, or FAILED. All members find the same. One
+ * with a request must not wait.
+ */
+static bool takes(module_t *m, ompi_communicator_t *comm, size_t block, ompi_request_t **request)
 {
 	/* All blocks together are counted by an int where they are packed. */
 	if (block > (size_t) ours.max_bytes || block * ompi_comm_size(comm) > INT32_MAX)
 		return false;
-	if (OPAL_UNLIKELY(m->state == UNTRIED))
+	if (OPAL_UNLIKELY(m->state == UNTRIED && !request))
 		set_up(m, comm);
 	return m->state == JOINED || m->state == FAILED;
 }
@@ -383,36 +559,10 @@ static struct part part(const void *buf, size_t count, ompi_datatype_t *type)
 
 static const struct part NOTHING;
 
-static ssize_t post(module_t *m, struct call *c, void *in, void *out)
+/* Bytes beside MPI's own memory that a call needs. */
+static size_t beside(const struct part *from, const struct part *to)
 {
-	switch (c->kind) {
-	case FI_BARRIER:
-		return fi_barrier(ours.ep, m->group, c);
-	case FI_BROADCAST:
-		return fi_broadcast(ours.ep, in ? in : out, c->count, NULL, m->group, c->root,
-				    c->type, 0, c);
-	case FI_ALLTOALL:
-		return fi_alltoall(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type, 0, c);
-	case FI_ALLREDUCE:
-		return fi_allreduce(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type,
-				    c->op, 0, c);
-	case FI_ALLGATHER:
-		return fi_allgather(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type, 0,
-				    c);
-	case FI_REDUCE_SCATTER:
-		return fi_reduce_scatter(ours.ep, in, c->count, NULL, out, NULL, m->group, c->type,
-					 c->op, 0, c);
-	case FI_REDUCE:
-		return fi_reduce(ours.ep, in, c->count, NULL, out, NULL, m->group, c->root, c->type,
-				 c->op, 0, c);
-	case FI_SCATTER:
-		return fi_scatter(ours.ep, in, c->count, NULL, out, NULL, m->group, c->root,
-				  c->type, 0, c);
-	case FI_GATHER:
-		return fi_gather(ours.ep, in, c->count, NULL, out, NULL, m->group, c->root, c->type,
-				 0, c);
-	}
-	return -FI_ENOSYS;
+	return (from->apart ? from->len : 0) + (to->apart ? to->len : 0);
 }
 
 /* Where a part's bytes lie: its own memory, or `temp`, which is moved on. */
@@ -431,16 +581,22 @@ static void *place(const struct part *p, char **temp)
 	return p->buf + lb;
 }
 
-/* Makes a call and waits for its end. `to` is where the result goes. */
-static int run(module_t *m, struct call *call, struct part from, struct part to)
+/* Fills in where a call's source and result are, and packs the source. */
+static void lay(struct call *call, const struct part *from, const struct part *to, char *temp)
 {
-	size_t need = (from.apart ? from.len : 0) + (to.apart ? to.len : 0);
-	char *temp;
-	void *in, *out;
+	call->in = place(from, &temp);
+	call->out = place(to, &temp);
+	if (from->apart && from->len)
+		ompi_datatype_sndrcv(from->buf, from->count, from->type, call->in, from->len,
+				     &ompi_mpi_packed.dt);
+}
+
+/* Makes a call and waits for its end. `to` is where the result goes. */
+static int run(module_t *m, struct call *call, const struct part *from, const struct part *to)
+{
+	size_t need = beside(from, to);
 	ssize_t err;
 
-	if (m->state == FAILED)
-		return OMPI_ERR_OUT_OF_RESOURCE;
 	if (need > m->temp_len) {
 		free(m->temp);
 		m->temp = malloc(need);
@@ -448,33 +604,152 @@ static int run(module_t *m, struct call *call, struct part from, struct part to)
 		if (!m->temp)
 			return OMPI_ERR_OUT_OF_RESOURCE;
 	}
-	temp = m->temp;
-	in = place(&from, &temp);
-	out = place(&to, &temp);
-	if (from.apart && from.len)
-		ompi_datatype_sndrcv(from.buf, from.count, from.type, in, from.len,
-				     &ompi_mpi_packed.dt);
-	while ((err = post(m, call, in, out)) == -FI_EAGAIN) {
+	lay(call, from, to, m->temp);
+	/* Those of before come first. */
+	while (__atomic_load_n(&m->first, __ATOMIC_ACQUIRE) ||
+	       (err = post(m, call)) == -FI_EAGAIN) {
 		poll_cq();
 		opal_progress();
 	}
 	if (!err && wait_for(&call->end) < 0)
 		err = call->end;
-	if (OPAL_UNLIKELY(err)) {
-		if (!m->told)
-			opal_output(0, "coll:barewire: a call failed: %s", fi_strerror(-err));
-		m->told = true;
-		return MPI_ERR_OTHER;
+	if (OPAL_UNLIKELY(err))
+		return failed(m, (int) err);
+	deliver(call, to);
+	return MPI_SUCCESS;
+}
+
+static void put_back(request_t *r)
+{
+	OMPI_REQUEST_FINI(&r->super.super);
+	OPAL_THREAD_LOCK(&ours.lock);
+	r->next = ours.spare;
+	ours.spare = r;
+	OPAL_THREAD_UNLOCK(&ours.lock);
+}
+
+static int free_request(ompi_request_t **at)
+{
+	if (!REQUEST_COMPLETE(*at))
+		return MPI_ERR_REQUEST;
+	put_back((request_t *) *at);
+	*at = MPI_REQUEST_NULL;
+	return OMPI_SUCCESS;
+}
+
+/* MPI forbids it. */
+static int cancel_request(ompi_request_t *r, int flag)
+{
+	(void) r;
+	(void) flag;
+	return MPI_ERR_REQUEST;
+}
+
+static request_t *new_request(module_t *m, ompi_communicator_t *comm)
+{
+	request_t *r;
+
+	OPAL_THREAD_LOCK(&ours.lock);
+	r = ours.spare;
+	if (r)
+		ours.spare = r->next;
+	OPAL_THREAD_UNLOCK(&ours.lock);
+	if (!r)
+		r = OBJ_NEW(request_t);
+	if (!r)
+		return NULL;
+	OMPI_REQUEST_INIT(&r->super.super, false);
+	r->super.super.req_type = OMPI_REQUEST_COLL;
+	r->super.super.req_state = OMPI_REQUEST_ACTIVE;
+	r->super.super.req_status = ompi_status_empty;
+	r->super.super.req_free = free_request;
+	r->super.super.req_cancel = cancel_request;
+	r->super.super.req_mpi_object.comm = comm;
+	r->temp = NULL;
+	r->next = NULL;
+	r->m = m;
+	OBJ_RETAIN(m);
+	return r;
+}
+
+/* Gives up a request that was not posted. */
+static int give_up(request_t *r, int err)
+{
+	module_t *m = r->m;
+
+	free(r->temp);
+	put_back(r);
+	OBJ_RELEASE(m);
+	return err;
+}
+
+/* Begins a call, which ends with a request. */
+static int begin(module_t *m, const struct call *call, const struct part *from,
+		 const struct part *to, ompi_communicator_t *comm, ompi_request_t **request)
+{
+	size_t need = beside(from, to);
+	request_t *r = new_request(m, comm);
+	ssize_t err = -FI_EAGAIN;
+
+	if (!r)
+		return OMPI_ERR_OUT_OF_RESOURCE;
+	if (need && !(r->temp = malloc(need)))
+		return give_up(r, OMPI_ERR_OUT_OF_RESOURCE);
+	r->to = *to;
+	r->call = *call;
+	r->call.request = r;
+	lay(&r->call, from, to, r->temp);
+	/* Its end is waited for by Open MPI's progress alone, which asks the others seldom. */
+	if (!__atomic_exchange_n(&ours.requested, true, __ATOMIC_RELAXED))
+		opal_progress_register(poll_cq);
+	/* Before it can end. */
+	*request = &r->super.super;
+	OPAL_THREAD_LOCK(&ours.lock);
+	if (!m->first)
+		err = try_post(m, r);
+	if (err == -FI_EAGAIN) {
+		if (!m->first) {
+			m->last = &m->first;
+			m->next = ours.late;
+			ours.late = m;
+		}
+		*m->last = r;
+		m->last = &r->next;
+		err = 0;
 	}
-	__atomic_fetch_add(&ours.calls, 1, __ATOMIC_RELAXED);
-	if (to.apart && to.len && to.buf)
-		ompi_datatype_sndrcv(out, to.len, &ompi_mpi_packed.dt, to.buf, to.count, to.type);
+	OPAL_THREAD_UNLOCK(&ours.lock);
+	if (!err)
+		return MPI_SUCCESS;
+	*request = MPI_REQUEST_NULL;
+	__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
+	return give_up(r, failed(m, (int) err));
+}
+
+/* Makes a call, or begins one with a request. `to` is where the result goes. */
+static int make(module_t *m, struct call *call, struct part from, struct part to,
+		ompi_communicator_t *comm, ompi_request_t **request)
+{
+	if (m->state == FAILED)
+		return OMPI_ERR_OUT_OF_RESOURCE;
+	return request ? begin(m, call, &from, &to, comm, request) : run(m, call, &from, &to);
+}
+
+/* Makes a call without elements. */
+static int nothing(ompi_request_t **request)
+{
+	if (request)
+		*request = &ompi_request_empty;
 	return MPI_SUCCESS;
 }
 
 /* ---- MPI's calls ---- */
 
-#define BELOW(name, ...) m->below.coll_##name(__VA_ARGS__, comm, m->below.coll_##name##_module)
+/* Each is written once, with a request or none; who has none waits. */
+
+#define BELOW(name, ...) \
+	(request ? m->below.coll_i##name(__VA_ARGS__, comm, request, \
+					 m->below.coll_i##name##_module) \
+		 : m->below.coll_##name(__VA_ARGS__, comm, m->below.coll_##name##_module))
 
 /* Libfabric's types by Open MPI's number; 0 is none, others are one more. */
 static const unsigned char TYPES[OMPI_DATATYPE_MPI_MAX_PREDEFINED] = {
@@ -543,6 +818,15 @@ static bool reduces(struct call *call, ompi_datatype_t *type, MPI_Op op)
 	return true;
 }
 
+/*
+ * Whether MPI_Comm_idup may be who calls without blocking: it agrees on a number by such calls on
+ * the communicator that is copied, at its own time, which has no order with the program's.
+ */
+static bool is_of_idup(int count, ompi_datatype_t *type, MPI_Op op)
+{
+	return count == 1 && type == MPI_INT && (op == MPI_MAX || op == MPI_MIN);
+}
+
 static fi_addr_t address(const module_t *m, int r)
 {
 	return m->state == JOINED ? m->members[r] : FI_ADDR_NOTAVAIL;
@@ -567,66 +851,74 @@ static struct part own_block(void *all, size_t count, ompi_datatype_t *type, int
 	return p;
 }
 
-static int barrier(ompi_communicator_t *comm, mca_coll_base_module_t *base)
+static int ibarrier(ompi_communicator_t *comm, ompi_request_t **request,
+		    mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	struct call call = { .kind = FI_BARRIER };
 
-	if (!takes(m, comm, 0))
-		return m->below.coll_barrier(comm, m->below.coll_barrier_module);
-	return run(m, &call, NOTHING, NOTHING);
+	if (!takes(m, comm, 0, request))
+		return request ? m->below.coll_ibarrier(comm, request,
+							m->below.coll_ibarrier_module)
+			       : m->below.coll_barrier(comm, m->below.coll_barrier_module);
+	return make(m, &call, NOTHING, NOTHING, comm, request);
 }
 
-static int bcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_communicator_t *comm,
-		 mca_coll_base_module_t *base)
+static int ibcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_communicator_t *comm,
+		  ompi_request_t **request, mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	struct part all = part(buf, count, type);
 
 	if (all.len == 0)
-		return MPI_SUCCESS;
-	if (!takes(m, comm, all.len))
+		return nothing(request);
+	if (!takes(m, comm, all.len, request))
 		return BELOW(bcast, buf, count, type, root);
 	struct call call = moves(FI_BROADCAST, all.len, address(m, root));
 	if (ompi_comm_rank(comm) == root)
-		return run(m, &call, all, NOTHING);
-	return run(m, &call, NOTHING, all);
+		return make(m, &call, all, NOTHING, comm, request);
+	return make(m, &call, NOTHING, all, comm, request);
 }
 
-static int allreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
-		     ompi_communicator_t *comm, mca_coll_base_module_t *base)
+static int iallreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
+		      ompi_communicator_t *comm, ompi_request_t **request,
+		      mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	struct call call = { .kind = FI_ALLREDUCE, .count = count };
 	struct part to = part(rbuf, count, type), from = to;
 
 	if (to.len == 0)
-		return MPI_SUCCESS;
-	if (!reduces(&call, type, op) || !takes(m, comm, to.len))
+		return nothing(request);
+	if (!reduces(&call, type, op) || (request && is_of_idup(count, type, op)) ||
+	    !takes(m, comm, to.len, request))
 		return BELOW(allreduce, sbuf, rbuf, count, type, op);
 	if (sbuf != MPI_IN_PLACE)
 		from.buf = (char *) sbuf;
-	return run(m, &call, from, to);
+	return make(m, &call, from, to, comm, request);
 }
 
-static int reduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
-		  int root, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+static int ireduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
+		   int root, ompi_communicator_t *comm, ompi_request_t **request,
+		   mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	struct call call = { .kind = FI_REDUCE, .count = count };
 	struct part from = part(sbuf == MPI_IN_PLACE ? rbuf : sbuf, count, type);
 
 	if (from.len == 0)
-		return MPI_SUCCESS;
-	if (!reduces(&call, type, op) || !takes(m, comm, from.len))
+		return nothing(request);
+	if (!reduces(&call, type, op) || !takes(m, comm, from.len, request))
 		return BELOW(reduce, sbuf, rbuf, count, type, op, root);
 	call.root = address(m, root);
-	return run(m, &call, from,
-		   ompi_comm_rank(comm) == root ? part(rbuf, count, type) : NOTHING);
+	return make(m, &call, from,
+		    ompi_comm_rank(comm) == root ? part(rbuf, count, type) : NOTHING, comm,
+		    request);
 }
 
-static int reduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type,
-				MPI_Op op, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+static int ireduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type,
+				 MPI_Op op, ompi_communicator_t *comm, ompi_request_t **request,
+				 mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	struct call call = { .kind = FI_REDUCE_SCATTER, .count = count };
@@ -634,35 +926,36 @@ static int reduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_da
 	size_t all = (size_t) count * ompi_comm_size(comm);
 
 	if (to.len == 0)
-		return MPI_SUCCESS;
-	if (!reduces(&call, type, op) || !takes(m, comm, to.len))
+		return nothing(request);
+	if (!reduces(&call, type, op) || !takes(m, comm, to.len, request))
 		return BELOW(reduce_scatter_block, sbuf, rbuf, count, type, op);
 	if (sbuf != MPI_IN_PLACE)
-		return run(m, &call, part(sbuf, all, type), to);
+		return make(m, &call, part(sbuf, all, type), to, comm, request);
 	to.apart = true;
-	return run(m, &call, part(rbuf, all, type), to);
+	return make(m, &call, part(rbuf, all, type), to, comm, request);
 }
 
-static int allgather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
-		     ompi_datatype_t *rtype, ompi_communicator_t *comm,
-		     mca_coll_base_module_t *base)
+static int iallgather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		      ompi_datatype_t *rtype, ompi_communicator_t *comm, ompi_request_t **request,
+		      mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	size_t block = bytes(rtype, rcount);
 	struct call call = moves(FI_ALLGATHER, block, FI_ADDR_NOTAVAIL);
 
 	if (block == 0)
-		return MPI_SUCCESS;
-	if (!takes(m, comm, block))
+		return nothing(request);
+	if (!takes(m, comm, block, request))
 		return BELOW(allgather, sbuf, scount, stype, rbuf, rcount, rtype);
-	return run(m, &call,
-		   sbuf == MPI_IN_PLACE ? own_block(rbuf, rcount, rtype, ompi_comm_rank(comm))
-					: part(sbuf, scount, stype),
-		   part(rbuf, (size_t) rcount * ompi_comm_size(comm), rtype));
+	return make(m, &call,
+		    sbuf == MPI_IN_PLACE ? own_block(rbuf, rcount, rtype, ompi_comm_rank(comm))
+					 : part(sbuf, scount, stype),
+		    part(rbuf, (size_t) rcount * ompi_comm_size(comm), rtype), comm, request);
 }
 
-static int alltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
-		    ompi_datatype_t *rtype, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+static int ialltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		     ompi_datatype_t *rtype, ompi_communicator_t *comm, ompi_request_t **request,
+		     mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	size_t block = bytes(rtype, rcount), size = ompi_comm_size(comm);
@@ -670,48 +963,48 @@ static int alltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void *
 	struct part to = part(rbuf, rcount * size, rtype), from = to;
 
 	if (block == 0)
-		return MPI_SUCCESS;
-	if (!takes(m, comm, block))
+		return nothing(request);
+	if (!takes(m, comm, block, request))
 		return BELOW(alltoall, sbuf, scount, stype, rbuf, rcount, rtype);
 	if (sbuf != MPI_IN_PLACE)
 		from = part(sbuf, scount * size, stype);
 	else
 		from.apart = true;
-	return run(m, &call, from, to);
+	return make(m, &call, from, to, comm, request);
 }
 
-static int gather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
-		  ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
-		  mca_coll_base_module_t *base)
+static int igather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		   ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
+		   ompi_request_t **request, mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	bool is_root = ompi_comm_rank(comm) == root;
 	size_t block = is_root ? bytes(rtype, rcount) : bytes(stype, scount);
 
 	if (block == 0)
-		return MPI_SUCCESS;
-	if (!takes(m, comm, block))
+		return nothing(request);
+	if (!takes(m, comm, block, request))
 		return BELOW(gather, sbuf, scount, stype, rbuf, rcount, rtype, root);
 	struct call call = moves(FI_GATHER, block, address(m, root));
 	if (!is_root)
-		return run(m, &call, part(sbuf, scount, stype), NOTHING);
-	return run(m, &call,
-		   sbuf == MPI_IN_PLACE ? own_block(rbuf, rcount, rtype, root)
-					: part(sbuf, scount, stype),
-		   part(rbuf, (size_t) rcount * ompi_comm_size(comm), rtype));
+		return make(m, &call, part(sbuf, scount, stype), NOTHING, comm, request);
+	return make(m, &call,
+		    sbuf == MPI_IN_PLACE ? own_block(rbuf, rcount, rtype, root)
+					 : part(sbuf, scount, stype),
+		    part(rbuf, (size_t) rcount * ompi_comm_size(comm), rtype), comm, request);
 }
 
-static int scatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
-		   ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
-		   mca_coll_base_module_t *base)
+static int iscatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		    ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
+		    ompi_request_t **request, mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
 	bool is_root = ompi_comm_rank(comm) == root;
 	size_t block = is_root ? bytes(stype, scount) : bytes(rtype, rcount);
 
 	if (block == 0)
-		return MPI_SUCCESS;
-	if (!takes(m, comm, block))
+		return nothing(request);
+	if (!takes(m, comm, block, request))
 		return BELOW(scatter, sbuf, scount, stype, rbuf, rcount, rtype, root);
 	struct call call = moves(FI_SCATTER, block, address(m, root));
 	/* The root's own block stays where it is: what comes back is not kept. */
@@ -719,8 +1012,67 @@ static int scatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *r
 	if (rbuf != MPI_IN_PLACE)
 		to = part(rbuf, rcount, rtype);
 	if (!is_root)
-		return run(m, &call, NOTHING, to);
-	return run(m, &call, part(sbuf, (size_t) scount * ompi_comm_size(comm), stype), to);
+		return make(m, &call, NOTHING, to, comm, request);
+	return make(m, &call, part(sbuf, (size_t) scount * ompi_comm_size(comm), stype), to, comm,
+		    request);
+}
+
+/* ---- Those that wait ---- */
+
+static int barrier(ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	return ibarrier(comm, NULL, base);
+}
+
+static int bcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_communicator_t *comm,
+		 mca_coll_base_module_t *base)
+{
+	return ibcast(buf, count, type, root, comm, NULL, base);
+}
+
+static int allreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
+		     ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	return iallreduce(sbuf, rbuf, count, type, op, comm, NULL, base);
+}
+
+static int reduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
+		  int root, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	return ireduce(sbuf, rbuf, count, type, op, root, comm, NULL, base);
+}
+
+static int reduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type,
+				MPI_Op op, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	return ireduce_scatter_block(sbuf, rbuf, count, type, op, comm, NULL, base);
+}
+
+static int allgather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		     ompi_datatype_t *rtype, ompi_communicator_t *comm,
+		     mca_coll_base_module_t *base)
+{
+	return iallgather(sbuf, scount, stype, rbuf, rcount, rtype, comm, NULL, base);
+}
+
+static int alltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		    ompi_datatype_t *rtype, ompi_communicator_t *comm, mca_coll_base_module_t *base)
+{
+	return ialltoall(sbuf, scount, stype, rbuf, rcount, rtype, comm, NULL, base);
+}
+
+static int gather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		  ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
+		  mca_coll_base_module_t *base)
+{
+	return igather(sbuf, scount, stype, rbuf, rcount, rtype, root, comm, NULL, base);
+}
+
+static int scatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
+		   ompi_datatype_t *rtype, int root, ompi_communicator_t *comm,
+		   mca_coll_base_module_t *base)
+{
+	return iscatter(sbuf, scount, stype, rbuf, rcount, rtype, root, comm, NULL, base);
 }
 
 /* ---- The component ---- */
@@ -733,7 +1085,9 @@ static void construct(module_t *m)
 /* Every call that is ours, as `X(name)`. */
 #define CALLS(X) \
 	X(barrier) X(bcast) X(allreduce) X(reduce) X(reduce_scatter_block) X(allgather) \
-	X(alltoall) X(gather) X(scatter)
+	X(alltoall) X(gather) X(scatter) \
+	X(ibarrier) X(ibcast) X(iallreduce) X(ireduce) X(ireduce_scatter_block) X(iallgather) \
+	X(ialltoall) X(igather) X(iscatter)
 
 static void destruct(module_t *m)
 {

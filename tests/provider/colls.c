@@ -1,12 +1,13 @@
 /*
- * Every blocking collective of MPI through the component of Open MPI in mpi/: all forms, types and
- * operations, communicators that come and go, and a long message under way across each. What comes
- * out is compared with what every rank computes by itself; the component's own count of calls tells
- * whether it made them.
+ * Every collective of MPI that the component of Open MPI in mpi/ makes, by a call that blocks and
+ * by one with a request: all forms, types and operations, communicators that come and go, and a
+ * long message under way across each. What comes out is compared with what every rank computes by
+ * itself; the component's own count of calls tells whether it made them.
  *
  * Blocks of up to 1 MiB have to be the component's (coll_barewire_max_bytes).
  *
- * Arguments: "all" (with "none": without the component), "threads", "die", or "bench".
+ * Arguments: "all" (with "none": without the component), "threads", "die" (with "request": while a
+ * request is waited for), or "bench".
  */
 #include <mpi.h>
 #include <pthread.h>
@@ -53,6 +54,9 @@ static unsigned long made(void)
 
 enum across { NOTHING, UNDER_WAY, LATE, WAYS };
 static const char *const ACROSS[] = { "", "with a message under way", "while the others receive" };
+/* Calls are made with a request. */
+static int asking;
+static MPI_Request asked;
 static enum across across;
 /* The type and operation, or the layout, that is being tried. */
 static char trying[64];
@@ -66,8 +70,8 @@ static void check(int good, const char *what, const char *more)
 		return;
 	wrong++;
 	if (wrong < 20)
-		printf("BAD rank %d of %d: %s: %s %s %s\n", rank, size, what, more, trying,
-		       ACROSS[across]);
+		printf("BAD rank %d of %d: %s: %s %s %s %s\n", rank, size, what, more, trying,
+		       ACROSS[across], asking ? "(with a request)" : "");
 }
 
 /*
@@ -112,6 +116,21 @@ static void end(const char *what)
 	      (ours) ? "was not made by the component" : "was made by the component"); \
 	end(what); \
 } while (0)
+
+static int ended(int err) { return err ? err : MPI_Wait(&asked, MPI_STATUS_IGNORE); }
+
+/* A call in the way that is tried. */
+#define AS(name, ...) \
+	(asking ? ended(MPI_I##name(__VA_ARGS__, &asked)) : BLOCKING_##name(__VA_ARGS__))
+#define BLOCKING_barrier MPI_Barrier
+#define BLOCKING_bcast MPI_Bcast
+#define BLOCKING_allreduce MPI_Allreduce
+#define BLOCKING_reduce MPI_Reduce
+#define BLOCKING_reduce_scatter_block MPI_Reduce_scatter_block
+#define BLOCKING_allgather MPI_Allgather
+#define BLOCKING_alltoall MPI_Alltoall
+#define BLOCKING_gather MPI_Gather
+#define BLOCKING_scatter MPI_Scatter
 
 /* ---- Reductions ---- */
 
@@ -193,24 +212,24 @@ static void reductions(const struct type *t, MPI_Op op, int count, int ours)
 	fill(in, t, rank, count);
 
 	memset(out, 0x55, len + 1);
-	CALL("MPI_Allreduce", ours, MPI_Allreduce(in, out, count, t->mpi, op, comm));
+	CALL("MPI_Allreduce", ours, AS(allreduce, in, out, count, t->mpi, op, comm));
 	equal(t, out, want, len, "MPI_Allreduce");
 	check(out[len] == 0x55, "MPI_Allreduce", "wrote behind its result");
 	memcpy(out, in, len);
 	CALL("MPI_Allreduce in place", ours,
-	     MPI_Allreduce(MPI_IN_PLACE, out, count, t->mpi, op, comm));
+	     AS(allreduce, MPI_IN_PLACE, out, count, t->mpi, op, comm));
 	equal(t, out, want, len, "MPI_Allreduce in place");
 
 	for (int root = 0; root < size; root += across == LATE ? size : size - 1) {
 		memset(out, 0x55, len + 1);
-		CALL("MPI_Reduce", ours, MPI_Reduce(in, out, count, t->mpi, op, root, comm));
+		CALL("MPI_Reduce", ours, AS(reduce, in, out, count, t->mpi, op, root, comm));
 		if (rank == root)
 			equal(t, out, want, len, "MPI_Reduce");
 		check(out[rank == root ? len : 0] == 0x55, "MPI_Reduce", "wrote elsewhere");
 		memcpy(out, in, len);
 		CALL("MPI_Reduce in place", ours,
-		     rank == root ? MPI_Reduce(MPI_IN_PLACE, out, count, t->mpi, op, root, comm)
-				  : MPI_Reduce(in, NULL, count, t->mpi, op, root, comm));
+		     rank == root ? AS(reduce, MPI_IN_PLACE, out, count, t->mpi, op, root, comm)
+				  : AS(reduce, in, NULL, count, t->mpi, op, root, comm));
 		if (rank == root)
 			equal(t, out, want, len, "MPI_Reduce in place");
 	}
@@ -220,12 +239,12 @@ static void reductions(const struct type *t, MPI_Op op, int count, int ours)
 	memset(out, 0x55, part + 1);
 	ours = ours ? ours : EITHER;
 	CALL("MPI_Reduce_scatter_block", ours,
-	     MPI_Reduce_scatter_block(in, out, block, t->mpi, op, comm));
+	     AS(reduce_scatter_block, in, out, block, t->mpi, op, comm));
 	equal(t, out, want + rank * part, part, "MPI_Reduce_scatter_block");
 	check(out[part] == 0x55, "MPI_Reduce_scatter_block", "wrote behind its result");
 	memcpy(out, in, len);
 	CALL("MPI_Reduce_scatter_block in place", ours,
-	     MPI_Reduce_scatter_block(MPI_IN_PLACE, out, block, t->mpi, op, comm));
+	     AS(reduce_scatter_block, MPI_IN_PLACE, out, block, t->mpi, op, comm));
 	equal(t, out, want + rank * part, part, "MPI_Reduce_scatter_block in place");
 }
 
@@ -293,7 +312,7 @@ static void all_reductions(void)
 	MPI_Op_free(&in_order);
 	MPI_Op_free(&any_order);
 	int a = rank, zero = 0;
-	CALL("MPI_Allreduce of nothing", 0, MPI_Allreduce(&a, &zero, 0, MPI_INT, MPI_SUM, comm));
+	CALL("MPI_Allreduce of nothing", 0, AS(allreduce, &a, &zero, 0, MPI_INT, MPI_SUM, comm));
 }
 
 /* ---- Blocks that move ---- */
@@ -334,38 +353,38 @@ static void barriers_and_roots(const struct layout *l, int count, int ours)
 {
 	int c = count / l->count_of, waits_for = across == LATE ? 1 : 0;
 
-	CALL("MPI_Barrier", 1, MPI_Barrier(comm));
+	CALL("MPI_Barrier", 1, AS(barrier, comm));
 	for (int root = waits_for; root < size; root += size > 1 + waits_for ? size - 1 : size) {
 		clear(l, count);
 		if (rank == root)
 			lay(out, l, 0, count, root, 0);
-		CALL("MPI_Bcast", ours, MPI_Bcast(out, c, l->mpi, root, comm));
+		CALL("MPI_Bcast", ours, AS(bcast, out, c, l->mpi, root, comm));
 		lies(out, l, 0, count, root, 0, "MPI_Bcast");
 
 		clear(l, count);
 		for (int r = 0; r < size && rank == root; r++)
 			lay(in, l, r, count, root, r);
-		CALL("MPI_Scatter", ours, MPI_Scatter(in, c, l->mpi, out, c, l->mpi, root, comm));
+		CALL("MPI_Scatter", ours, AS(scatter, in, c, l->mpi, out, c, l->mpi, root, comm));
 		lies(out, l, 0, count, root, rank, "MPI_Scatter");
 		memset(out, 0x55, (size_t) count * l->stride * sizeof(int));
 		CALL("MPI_Scatter in place", ours,
-		     rank == root ? MPI_Scatter(in, c, l->mpi, MPI_IN_PLACE, 0, MPI_INT, root, comm)
-				  : MPI_Scatter(NULL, 0, MPI_INT, out, c, l->mpi, root, comm));
+		     rank == root ? AS(scatter, in, c, l->mpi, MPI_IN_PLACE, 0, MPI_INT, root, comm)
+				  : AS(scatter, NULL, 0, MPI_INT, out, c, l->mpi, root, comm));
 		if (rank != root)
 			lies(out, l, 0, count, root, rank, "MPI_Scatter in place");
 	}
 	for (int root = 0; root < size; root += across == LATE ? size : size - 1) {
 		clear(l, count);
 		lay(in, l, 0, count, rank, root);
-		CALL("MPI_Gather", ours, MPI_Gather(in, c, l->mpi, out, c, l->mpi, root, comm));
+		CALL("MPI_Gather", ours, AS(gather, in, c, l->mpi, out, c, l->mpi, root, comm));
 		for (int r = 0; r < size && rank == root; r++)
 			lies(out, l, r, count, r, root, "MPI_Gather");
 		clear(l, count);
 		lay(in, l, 0, count, rank, root);
 		lay(out, l, rank, count, rank, root);
 		CALL("MPI_Gather in place", ours,
-		     rank == root ? MPI_Gather(MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, root, comm)
-				  : MPI_Gather(in, c, l->mpi, NULL, 0, MPI_INT, root, comm));
+		     rank == root ? AS(gather, MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, root, comm)
+				  : AS(gather, in, c, l->mpi, NULL, 0, MPI_INT, root, comm));
 		for (int r = 0; r < size && rank == root; r++)
 			lies(out, l, r, count, r, root, "MPI_Gather in place");
 	}
@@ -379,16 +398,16 @@ static void exchanges(const struct layout *l, int count, int ours)
 		clear(l, count);
 		lay(in_place ? out : in, l, in_place ? rank : 0, count, rank, 0);
 		CALL("MPI_Allgather", ours,
-		     in_place ? MPI_Allgather(MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, comm)
-			      : MPI_Allgather(in, c, l->mpi, out, c, l->mpi, comm));
+		     in_place ? AS(allgather, MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, comm)
+			      : AS(allgather, in, c, l->mpi, out, c, l->mpi, comm));
 		for (int r = 0; r < size; r++)
 			lies(out, l, r, count, r, 0, "MPI_Allgather");
 		clear(l, count);
 		for (int r = 0; r < size; r++)
 			lay(in_place ? out : in, l, r, count, rank, r);
 		CALL("MPI_Alltoall", ours,
-		     in_place ? MPI_Alltoall(MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, comm)
-			      : MPI_Alltoall(in, c, l->mpi, out, c, l->mpi, comm));
+		     in_place ? AS(alltoall, MPI_IN_PLACE, 0, MPI_INT, out, c, l->mpi, comm)
+			      : AS(alltoall, in, c, l->mpi, out, c, l->mpi, comm));
 		for (int r = 0; r < size; r++)
 			lies(out, l, r, count, r, rank, "MPI_Alltoall");
 	}
@@ -436,15 +455,28 @@ static void quick(MPI_Comm c, int n, int ours)
 static void come_and_go(int times)
 {
 	MPI_Comm a, b, c, d, kept[40];
-	MPI_Request two[2];
+	MPI_Request three[3];
+	long me = rank, sum, all = size * (size - 1l) / 2;
+	unsigned long before;
 	for (int n = 0; n < times; n++) {
 		MPI_Comm_dup(comm, &a);
 		MPI_Comm_split(comm, rank % 2, -rank, &b);
-		MPI_Comm_idup(a, &c, &two[0]);
-		MPI_Comm_idup(comm, &d, &two[1]);
+		MPI_Comm_idup(a, &c, &three[0]);
+		MPI_Comm_idup(comm, &d, &three[1]);
 		quick(b, n, 1);
 		quick(a, n, 1);
-		MPI_Waitall(2, two, MPI_STATUSES_IGNORE);
+		/*
+		 * MPI_Comm_idup makes calls of its own on the communicator, at any time. Open MPI
+		 * by itself confuses them with the program's.
+		 */
+		before = made();
+		if (without)
+			MPI_Waitall(2, three, MPI_STATUSES_IGNORE);
+		MPI_Iallreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, a, &three[2]);
+		/* Those that have ended are MPI_REQUEST_NULL. */
+		MPI_Waitall(3, three, MPI_STATUSES_IGNORE);
+		check(sum == all, "a sum with a request", "");
+		check(without || made() - before == 1, "a sum with a request", "is others'");
 		for (int k = 0; k < 3; k++) {
 			quick(c, n + k, 1);
 			quick(a, n + k, 1);
@@ -468,6 +500,102 @@ static void come_and_go(int times)
 		quick(kept[n], n, 1);
 	for (int n = 0; n < 40; n++)
 		MPI_Comm_free(&kept[n]);
+}
+
+/*
+ * Who has made all his calls may leave, however far behind others are: blocks that are too long for
+ * the group's memory, and so short that nobody waits for the rank that is late.
+ */
+static void leave_first(void)
+{
+	MPI_Comm c;
+	int count = 600, late = size - 1;
+	for (int n = 0; n < 3; n++) {
+		MPI_Comm_dup(comm, &c);
+		MPI_Barrier(c);
+		if (rank == late)
+			usleep(30000);
+		for (int call = 0; call < 5; call++) {
+			for (int i = 0; i < count * size; i++)
+				((int *) in)[i] = element(call, i / count, i);
+			memset(out, 0x55, count * sizeof(int));
+			MPI_Scatter(in, count, MPI_INT, out, count, MPI_INT, 0, c);
+			int i = count - 1;
+			check(((int *) out)[i] == element(call, rank, rank * count + i),
+			      "MPI_Scatter to who is late", "wrong");
+		}
+		MPI_Comm_free(&c);
+	}
+}
+
+/*
+ * More calls than find room, before one rank makes the first. Open MPI by itself returns from as
+ * many as there is room for.
+ */
+#define AT_ONCE 5000
+
+static void meet(MPI_Comm c)
+{
+	MPI_Request request;
+	MPI_Barrier(c);
+	MPI_Ibarrier(c, &request);
+	MPI_Wait(&request, MPI_STATUS_IGNORE);
+}
+
+static void all_at_once(void)
+{
+	static MPI_Request requests[AT_ONCE];
+	static long sums[AT_ONCE], words[AT_ONCE];
+	MPI_Comm c, other;
+	long me = rank, total = 0, all = size * (size - 1l) / 2;
+	char nothing = 0;
+	int count = without ? 300 : AT_ONCE;
+	MPI_Comm_dup(comm, &c);
+	MPI_Comm_dup(comm, &other);
+	MPI_Barrier(other);
+	unsigned long before = made();
+	MPI_Ibarrier(c, &requests[0]);
+	MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
+	check(made() == before, "the first call, which must not wait", "is the component's");
+	MPI_Barrier(c);
+	before = made();
+	/* Rank 0 begins when the others have returned from all, and met it on another one. */
+	for (int r = 1; rank == 0 && r < size; r++)
+		MPI_Recv(&nothing, 1, MPI_CHAR, r, 3, comm, MPI_STATUS_IGNORE);
+	if (rank == 0)
+		meet(other);
+	for (int n = 0; n < count; n++) {
+		words[n] = rank == n % size ? n : -1;
+		if (n % 3 == 0)
+			MPI_Ibarrier(c, &requests[n]);
+		else if (n % 3 == 1)
+			MPI_Iallreduce(&me, &sums[n], 1, MPI_LONG, MPI_SUM, c, &requests[n]);
+		else
+			MPI_Ibcast(&words[n], 1, MPI_LONG, n % size, c, &requests[n]);
+	}
+	if (rank != 0) {
+		MPI_Send(&nothing, 1, MPI_CHAR, 0, 3, comm);
+		meet(other);
+	}
+	/* Behind all of them. */
+	MPI_Allreduce(&me, &total, 1, MPI_LONG, MPI_SUM, c);
+	check(total == all, "a call behind many requests", "wrong");
+	MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
+	for (int n = 0; n < count; n++) {
+		check(n % 3 != 1 || sums[n] == all, "MPI_Iallreduce of many", "wrong");
+		check(n % 3 != 2 || words[n] == n, "MPI_Ibcast of many", "wrong");
+	}
+	check(without || made() - before == count + 3ul, "many at once", "are others'");
+	if (!without) {
+		/* The request outlives its communicator. */
+		MPI_Iallreduce(&me, &total, 1, MPI_LONG, MPI_SUM, c, &requests[0]);
+		MPI_Comm_free(&c);
+		MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
+		check(total == all, "a request without its communicator", "wrong");
+	} else {
+		MPI_Comm_free(&c);
+	}
+	MPI_Comm_free(&other);
 }
 
 static void between(void)
@@ -495,7 +623,13 @@ static void *own_communicator(void *at)
 	MPI_Comm c = *(MPI_Comm *) at;
 	for (long n = 0; n < 300; n++) {
 		long me = rank + n, sum = 0;
-		MPI_Allreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, c);
+		MPI_Request request;
+		if (n % 2) {
+			MPI_Iallreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, c, &request);
+			MPI_Wait(&request, MPI_STATUS_IGNORE);
+		} else {
+			MPI_Allreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, c);
+		}
 		if (sum != size * n + size * (size - 1l) / 2)
 			return "BAD";
 	}
@@ -538,7 +672,7 @@ static void die(void)
 		raise(SIGKILL);
 	double begun = MPI_Wtime();
 	while (err == MPI_SUCCESS)
-		err = MPI_Barrier(comm);
+		err = asking ? ended(MPI_Ibarrier(comm, &asked)) : MPI_Barrier(comm);
 	MPI_Error_class(err, &class);
 	printf("rank %d got class %d after %.1f s\n", rank, class, MPI_Wtime() - begun);
 	fflush(stdout);
@@ -568,11 +702,11 @@ static double batch(MPI_Comm c, enum call what, int len, int calls)
 	double begun = MPI_Wtime();
 	for (int n = 0; n < calls; n++) {
 		if (what == BARRIER)
-			MPI_Barrier(c);
+			AS(barrier, c);
 		else if (what == ALLREDUCE)
-			MPI_Allreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
+			AS(allreduce, in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
 		else
-			MPI_Bcast(out, len, MPI_BYTE, n % size, c);
+			AS(bcast, out, len, MPI_BYTE, n % size, c);
 	}
 	return (MPI_Wtime() - begun) / calls * 1e6;
 }
@@ -587,7 +721,7 @@ static void time_of(enum call what, int len)
 		for (int w = 0; w < WHOSE; w++)
 			took[w][b] = batch(timed[w], what, len, calls);
 	if (rank == 0)
-		printf("%-9s %7d B", names[what], len);
+		printf("%c%-9s %7d B", asking ? 'i' : ' ', names[what], len);
 	for (int w = 0; w < WHOSE; w++) {
 		qsort(took[w], BATCHES, sizeof **took, by_size);
 		if (rank == 0)
@@ -616,13 +750,29 @@ static void bench(void)
 	check(made() == before, "a communicator that keeps from the component", "does not");
 	batch(timed[0], BARRIER, 0, 10);
 	check(made() == before + 11, "a communicator for the component", "is not");
-	time_of(BARRIER, 0);
-	for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
-		time_of(ALLREDUCE, len);
-	for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
-		time_of(BCAST, len);
+	for (asking = 0; asking < 2; asking++) {
+		time_of(BARRIER, 0);
+		for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
+			time_of(ALLREDUCE, len);
+		for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
+			time_of(BCAST, len);
+	}
 	for (int w = 0; w < WHOSE; w++)
 		MPI_Comm_free(&timed[w]);
+}
+
+static void every_call(void)
+{
+	const struct type some = { "double", MPI_DOUBLE, 'd' };
+	if (across == NOTHING)
+		all_reductions();
+	else
+		reductions(&some, MPI_SUM, 4 * size, 1);
+	reductions(&some, MPI_SUM, 1000 * size, 1);
+	if (across == NOTHING)
+		reductions(&some, MPI_SUM, MAX_COUNT + size, 0);
+	moves(4, 1);
+	moves(1200, 1);
 }
 
 int main(int argc, char **argv)
@@ -648,25 +798,21 @@ int main(int argc, char **argv)
 		MPI_Finalize();
 		return wrong != 0;
 	}
-	if (!strcmp(what, "die"))
+	if (!strcmp(what, "die")) {
+		asking = argc > 2;
 		die();
+	}
 	for (int n = 0; many && n < 5; n++)
 		threads(n == 0);
-	for (across = NOTHING; across < WAYS && !many; across++) {
-		const struct type some = { "double", MPI_DOUBLE, 'd' };
-		if (across == NOTHING)
-			all_reductions();
-		else
-			reductions(&some, MPI_SUM, 4 * size, 1);
-		reductions(&some, MPI_SUM, 1000 * size, 1);
-		if (across == NOTHING)
-			reductions(&some, MPI_SUM, MAX_COUNT + size, 0);
-		moves(4, 1);
-		moves(1200, 1);
-	}
+	for (asking = 0; asking < 2 && !many; asking++)
+		for (across = NOTHING; across < WAYS; across++)
+			every_call();
+	asking = 0;
 	across = NOTHING;
 	if (!many) {
 		come_and_go(100);
+		leave_first();
+		all_at_once();
 		between();
 	}
 	MPI_Reduce(&wrong, &all_wrong, 1, MPI_INT, MPI_SUM, 0, comm);

@@ -43,9 +43,10 @@ fn agree(said: &str, ranks: usize) {
     assert!(said.contains(&format!("all {ranks} ranks agree")) && !said.contains("BAD"), "{said}");
 }
 
-/// Goal: every blocking collective, with every type and operation that is ours and some that are
-/// not, on communicators that come and go, is right, is made by whom it should be, and lets a long
-/// message go on. The same program without the component shows that what it expects is MPI's.
+/// Goal: every collective, whether it blocks or has a request, with every type and operation that
+/// is ours and some that are not, on communicators that come and go, is right, is made by whom it
+/// should be, and lets a long message go on. One with a request returns at once, however many there
+/// are. The same program without the component shows that what it expects is MPI's.
 #[test]
 fn mpi_calls_are_made_by_the_component() {
     with_component(|bench, component, program| {
@@ -81,12 +82,14 @@ fn who_has_no_barewire_keeps_all_from_it() {
 #[test]
 fn a_dead_rank_is_an_error_of_the_communicator() {
     with_component(|bench, component, program| {
-        let mut command = mpirun(bench.program("mpirun"), 3);
-        take(&mut command, component);
-        command.args(["--enable-recovery"]).arg(program).arg("die");
-        // The launcher fails, since a rank was killed.
-        let said = super::text(&super::finish(&mut command, 60));
-        assert_eq!(said.matches("got class 16 after").count(), 2, "{said}");
+        for what in [&["die"][..], &["die", "request"]] {
+            let mut command = mpirun(bench.program("mpirun"), 3);
+            take(&mut command, component);
+            command.args(["--enable-recovery"]).arg(program).args(what);
+            // The launcher fails, since a rank was killed.
+            let said = super::text(&super::finish(&mut command, 60));
+            assert_eq!(said.matches("got class 16 after").count(), 2, "{what:?}: {said}");
+        }
     });
 }
 
