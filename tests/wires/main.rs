@@ -33,6 +33,7 @@ mod stations;
 mod stream;
 mod switch;
 mod users;
+mod vlan;
 mod xdp;
 
 use std::process::Command;
