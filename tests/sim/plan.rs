@@ -58,6 +58,8 @@ pub(crate) struct LinkPlan {
     pub(crate) corrupt: f64,
     /// Chance that a full transmit ring is played although there is room.
     pub(crate) full: f64,
+    /// How long a frame waits for its host's transmitter until it is marked (ECN), if any is.
+    pub(crate) mark_ns: Option<u64>,
 }
 
 impl LinkPlan {
@@ -262,6 +264,7 @@ impl Plan {
                 spike_ns: 0,
                 corrupt: 0.0,
                 full: 0.0,
+                mark_ns: None,
             },
             faults: FaultPlan::default(),
             node: NodePlan {
@@ -319,6 +322,7 @@ impl Plan {
         p.draw_computing(&mut Rng::new(seed, 12));
         p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
         p.draw_haste(&mut Rng::new(seed, 13));
+        p.link.mark_ns = Rng::new(seed, 19).pick(&[None, None, Some(0), Some(20 * US)]);
         p.draw_nodes(&mut Rng::new(seed, 14));
         p.draw_strangers(&mut Rng::new(seed, 15));
         p.draw_key(&mut Rng::new(seed, 16));

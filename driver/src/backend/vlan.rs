@@ -2,9 +2,9 @@
 //! frames, the same for all kinds.
 //!
 //! `tx` writes the tag between the addresses and the EtherType. What comes without the tag of the
-//! VLAN is not ours and is dropped, by the filter in the kernel where there is one. Raw sockets hear
-//! frames whose tag the kernel has taken off; all others bring it, and lie in one piece, so such a
-//! frame is copied once without it. The priority of what comes is not looked at.
+//! VLAN is not ours and is dropped, by the filter in the kernel where there is one. Raw sockets
+//! hear frames whose tag the kernel has taken off; all others bring it, and lie in one piece, so
+//! such a frame is copied once without it. The priority of what comes is not looked at.
 //!
 //! A tag is counted as 4 bytes of what the port below carries.
 //!
@@ -231,7 +231,7 @@ impl RxSink for Taker<'_> {
         };
         self.counters.rx_frames += 1;
         self.counters.rx_bytes += len as u64;
-        self.sink.frame(&RxFrame::new(&self.untagged[..len]));
+        self.sink.frame(&RxFrame::new(&self.untagged[..len]).with_mark(frame.is_marked()));
     }
 }
 

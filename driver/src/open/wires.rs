@@ -137,7 +137,11 @@ fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
-            _ => return Err(bad(spec, format!("no option \"{key}\"; there are mtu= and near="))),
+            "dscp" => settings.dscp = parse(spec, value)?,
+            _ => {
+                let why = format!("no option \"{key}\"; there are mtu=, dscp= and near=");
+                return Err(bad(spec, why));
+            }
         }
     }
     Ok(settings)

@@ -184,7 +184,6 @@ impl AfPacket {
         // Before the look at the interface counts: what changes from now on is heard.
         let ear = Ear::new().map_err(os)?;
         let fd = socket.as_raw_fd();
-        // An interface of the kernel's for the VLAN keeps its frames from sockets of one EtherType.
         let is_any = settings.place.is_some() || settings.vlan.is_some();
         let bound_to = if is_any { socket::ANY } else { settings.ethertype };
         let program = match settings.place {
@@ -192,7 +191,7 @@ impl AfPacket {
             None => filter::of_station(
                 settings.ethertype,
                 settings.accept.filter(station),
-                settings.vlan,
+                (settings.vlan, station.mac == link.mac && settings.accept != Accept::All),
             ),
         };
         socket::prepare(fd, program).map_err(os)?;

@@ -33,6 +33,9 @@ fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
 }
 
 /// Goes on with what has the tag of `vlan`, which the kernel has taken off by then, or none.
+///
+/// Sockets of one EtherType hear a frame of a VLAN that the kernel has no interface for without
+/// word of its tag, as one to another host; those of any EtherType hear it before.
 fn of_vlan(vlan: Option<u16>) -> Vec<libc::sock_filter> {
     let drop = op(RET, 0, 0, 0);
     let present = op(LD_W, VLAN_TAG_PRESENT, 0, 0);
@@ -50,18 +53,23 @@ fn of_vlan(vlan: Option<u16>) -> Vec<libc::sock_filter> {
 }
 
 /// Lets through what is ours: our EtherType, the tag of `vlan` or none, to `station` or to a group;
-/// without `station` to any. The number [`Station::EVERY`] is any number.
+/// without `station` to any. The number [`Station::EVERY`] is any number. `has_nics_mac`: the
+/// kernel holds frames to the station for its own.
 ///
 /// The kernel's tap hears frames to other stations too, where the interface is promiscuous for
 /// somebody or sits behind a hub.
 pub(in super::super) fn of_station(
     ethertype: u16,
     station: Option<Station>,
-    vlan: Option<u16>,
+    (vlan, has_nics_mac): (Option<u16>, bool),
 ) -> Vec<libc::sock_filter> {
     let take = op(RET, u32::MAX, 0, 0);
     let Station { mac: MacAddr([a, b, c, d, e, f]), number } = station.unwrap_or_default();
     let mut program = of_vlan(vlan);
+    if has_nics_mac && vlan.is_none() {
+        let others = op(JEQ, libc::PACKET_OTHERHOST.into(), 0, 1);
+        program.extend([op(LD_W, PACKET_TYPE, 0, 0), others, op(RET, 0, 0, 0)]);
+    }
     program.extend([
         op(LD_H, 12, 0, 0),
         op(JEQ, ethertype.into(), 0, 8),
@@ -148,7 +156,9 @@ impl ArpSocket {
     ) -> io::Result<Self> {
         let socket = raw_socket()?;
         attach(socket.as_raw_fd(), of_place(place, vlan))?;
-        bind(socket.as_raw_fd(), link, libc::ETH_P_ARP as u16)?;
+        // See `of_vlan`.
+        let ethertype = if vlan.is_some() { libc::ETH_P_ALL } else { libc::ETH_P_ARP };
+        bind(socket.as_raw_fd(), link, ethertype as u16)?;
         Ok(Self(socket))
     }
 
