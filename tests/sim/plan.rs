@@ -63,6 +63,33 @@ pub(crate) struct LinkPlan {
 }
 
 impl LinkPlan {
+    /// Between two hosts: nothing is wrong with it.
+    fn calm() -> Self {
+        Self {
+            lossless: false,
+            presence: false,
+            nodes: None,
+            boards: false,
+            near_mtu: 0,
+            spoofs: 0.0,
+            forges: None,
+            mtu: vec![1500; 2],
+            bps: 10_000_000_000,
+            latency_ns: 5 * US,
+            tx_ring: 256,
+            rx_ring: 512,
+            loss: 0.0,
+            dup: 0.0,
+            dup_late: false,
+            jitter_ns: 0.0,
+            spike: 0.0,
+            spike_ns: 0,
+            corrupt: 0.0,
+            full: 0.0,
+            mark_ns: None,
+        }
+    }
+
     /// Whether the two are processes of one node, and reach each other through its memory.
     pub(crate) fn is_near(&self, a: usize, b: usize) -> bool {
         a != b && self.nodes.is_some_and(|nodes| a % nodes == b % nodes)
@@ -243,29 +270,7 @@ impl Plan {
             hosts: 2,
             eps: 1,
             ops,
-            link: LinkPlan {
-                lossless: false,
-                presence: false,
-                nodes: None,
-                boards: false,
-                near_mtu: 0,
-                spoofs: 0.0,
-                forges: None,
-                mtu: vec![1500; 2],
-                bps: 10_000_000_000,
-                latency_ns: 5 * US,
-                tx_ring: 256,
-                rx_ring: 512,
-                loss: 0.0,
-                dup: 0.0,
-                dup_late: false,
-                jitter_ns: 0.0,
-                spike: 0.0,
-                spike_ns: 0,
-                corrupt: 0.0,
-                full: 0.0,
-                mark_ns: None,
-            },
+            link: LinkPlan::calm(),
             faults: FaultPlan::default(),
             node: NodePlan {
                 t_dead_ns: 500 * MS,

@@ -12,8 +12,8 @@ fn marking() -> Option<Nodes> {
     let rule = "ip saddr 10.78.0.7 ip ecn ect0 ip ecn set ce";
     let made = nodes
         .run(2, "nft add table ip marks")
-        .and_then(|_| nodes.run(2, &format!("nft add chain ip marks all {hook}")))
-        .and_then(|_| nodes.run(2, &format!("nft add rule ip marks all {rule}")));
+        .and_then(|_| nodes.run(2, &format!("nft add chain ip marks ce {hook}")))
+        .and_then(|_| nodes.run(2, &format!("nft add rule ip marks ce {rule}")));
     or_skip(made)?;
     Some(nodes)
 }
@@ -32,8 +32,8 @@ fn what_a_router_marks_is_echoed() {
         assert!(counts.echoes > 10, "{from} {to}: {counts:?}");
     }
     let rule = "ip saddr 10.78.1.7 ip ecn ect0 ip ecn set ce";
-    nodes.run(2, "nft flush chain ip marks all").unwrap();
-    nodes.run(2, &format!("nft add rule ip marks all {rule}")).unwrap();
+    nodes.run(2, "nft flush chain ip marks ce").unwrap();
+    nodes.run(2, &format!("nft add rule ip marks ce {rule}")).unwrap();
     for to in [0, 1] {
         let counts = there_and_back(&nodes, [&ports(0)[to], &ports(1)[to]], sizes);
         assert!(counts.marked > 1000 && counts.echoes == 0, "{counts:?}");

@@ -48,7 +48,8 @@ fn a_router_that_carries_less_is_found() {
             let counts = there_and_back(&nodes, ports, |_mtu| sizes());
             // Less the headers of IPv4 and UDP, and the Ethernet header inside.
             let most = 1400 - 28 - 14;
-            assert!((1200..=most).contains(&counts.frame_max), "{ports:?}: {counts:?}");
+            // The search goes on after the messages.
+            assert!((1000..=most).contains(&counts.frame_max), "{ports:?}: {counts:?}");
         }
     }
 }

@@ -138,7 +138,6 @@ fn the_kernels_vlan_is_the_same() {
     there_and_back(&nodes, [TAGGED; 2], fewer_sizes);
     let inside = format!("ip(10.79.0.1/24):{TAGGED}");
     there_and_back(&nodes, [&inside, "udp:v100"], all_sizes);
-    there_and_back(&nodes, ["ip(10.79.0.3/24):vlan(100):xdp:fab0", "udp:v100"], fewer_sizes);
 }
 
 #[test]

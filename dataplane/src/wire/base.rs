@@ -179,7 +179,8 @@ impl Base {
     pub fn emit(&self, out: &mut [u8; BASE_LEN]) {
         let mut prologue = u16::from(VERSION) << 13 | (self.ty as u16) << 8;
         prologue |= u16::from(self.ar) << 6 | u16::from(self.rtx) << 5;
-        prologue |= u16::from(self.ce) << 4 | u16::from(self.crc) * TRAILER;
+        prologue |= u16::from(self.ce) << 4;
+        prologue |= u16::from(self.crc) * TRAILER;
         let mut b = Bytes::<BASE_LEN>::ZERO;
         b.set::<0, 6>(self.dst.mac.0);
         b.set::<6, 6>(self.src.mac.0);
