@@ -58,7 +58,7 @@ field("type", ProtoField.uint16, "Type", base.DEC, TYPES, 0x1F00)
 field("sec", ProtoField.bool, "SEC", 16, nil, 0x0080)
 field("ar", ProtoField.bool, "Acknowledge at once", 16, nil, 0x0040)
 field("rtx", ProtoField.bool, "Retransmission", 16, nil, 0x0020)
-field("ce", ProtoField.bool, "CE", 16, nil, 0x0010)
+field("ce", ProtoField.bool, "Congestion echo", 16, nil, 0x0010)
 field("reserved", ProtoField.uint16, "Reserved", base.DEC, nil, 0x000C)
 field("trailer", ProtoField.uint16, "Trailer", base.DEC, TRAILER, 0x0003)
 field("dst_sid", ProtoField.uint32, "Destination session", base.HEX)
@@ -568,7 +568,9 @@ local function prologue(state, buf, pinfo, tree)
   end
   if version ~= VERSION then refuse(state, "version", true) end
   if band(w, 0x80) ~= 0 then refuse(state, "secured", true) end
-  if band(w, 0x10) ~= 0 then refuse(state, "congestion_echo", true) end
+  if band(w, 0x10) ~= 0 and band(rshift(w, 8), 31) ~= 1 then
+    refuse(state, "congestion_echo", true)
+  end
   if band(w, 0x0C) ~= 0 then refuse(state, "prologue_reserved", true) end
   state.trailer = band(w, 3)
   if TRAILER[state.trailer] == nil then refuse(state, "trailer_code", true) end
@@ -595,6 +597,7 @@ local function prologue(state, buf, pinfo, tree)
   if state.plen > 0 then state.info = state.info .. string.format(" plen=%d", state.plen) end
   if band(w, 0x20) ~= 0 then state.info = state.info .. " [RTX]" end
   if band(w, 0x40) ~= 0 then state.info = state.info .. " [AR]" end
+  if band(w, 0x10) ~= 0 then state.info = state.info .. " [CE]" end
   if TYPES[state.type] == nil and state.type < 16 then refuse(state, "reserved_type", true) end
   if state.dst_sid == 0 and state.type ~= 11 and state.type ~= 14 and state.type ~= 15 then
     refuse(state, "no_sid", true)

@@ -50,7 +50,7 @@ use switch::SwitchSnapshot;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 7;
+pub const LAYOUT: u64 = 8;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -86,7 +86,7 @@ pub const PORT_NAMES: [&str; 16] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 47] = [
+pub const NODE_NAMES: [&str; 50] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -112,9 +112,12 @@ pub const NODE_NAMES: [&str; 47] = [
     "rx_not_inserted",
     "rx_who",
     "rx_here_stray",
+    "rx_marked",
+    "rx_echoes",
     "tx_frames",
     "tx_retransmits",
     "tx_acks",
+    "tx_echoes",
     "tx_probes",
     "tx_asks",
     "tx_replies_limited",
@@ -337,9 +340,12 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.rx_not_inserted,
         c.rx_who,
         c.rx_here_stray,
+        c.rx_marked,
+        c.rx_echoes,
         c.tx_frames,
         c.tx_retransmits,
         c.tx_acks,
+        c.tx_echoes,
         c.tx_probes,
         c.tx_asks,
         c.tx_replies_limited,

@@ -350,9 +350,12 @@ fn node_help(name: &str) -> &'static str {
         "rx_who" => "Questions who serves a service at a host.",
         "rx_here_stray" => "Answers to questions that were not asked.",
         "rx_not_inserted" => "Packets of a sender that is not in the address vector.",
+        "rx_marked" => "Frames that came with a mark of congestion (ECN).",
+        "rx_echoes" => "Acknowledgements that echoed such a mark to this node.",
         "tx_frames" => "Frames handed to the port.",
         "tx_retransmits" => "Packets sent again.",
         "tx_acks" => "Acknowledgements of their own.",
+        "tx_echoes" => "Acknowledgements that echoed a mark of congestion.",
         "tx_probes" => "Probes of a peer that is silent.",
         "tx_asks" => "Questions after the last packets of a burst.",
         "tx_replies_limited" => "Replies to strangers that the limit held back.",
@@ -455,7 +458,7 @@ mod tests {
         };
         let of = [("pid", "13"), ("port", "afpacket:eth0"), ("address", "02:00:00:00:00:01")];
         assert_eq!(value("barewire_port_tx_frames_total", &of), 1002.0);
-        assert_eq!(value("barewire_node_tx_retransmits_total", &of), 2026.0);
+        assert_eq!(value("barewire_node_tx_retransmits_total", &of), 2028.0);
         assert_eq!(value("barewire_domain_last_poll_timestamp_seconds", &of), 2.0);
         assert_eq!(value("barewire_session_rtt_seconds", &[("peer", "02:00:00:00:00:09")]), 1.5e-6);
         assert_eq!(value("barewire_session_waiting_operations", &[("cause", "credit")]), 2.0);

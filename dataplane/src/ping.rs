@@ -424,6 +424,7 @@ impl Ping {
             ty,
             ar: ty == Ty::Ping,
             rtx: false,
+            ce: false,
             crc: self.settings.crc,
             dst_sid,
             psn: Psn(1),

@@ -434,6 +434,7 @@ pub struct RxFrame<'a> {
     base: *const u8,
     len: usize,
     near: bool,
+    marked: bool,
     memory: PhantomData<&'a [u8]>,
 }
 
@@ -441,7 +442,8 @@ impl<'a> RxFrame<'a> {
     /// A frame in private memory.
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { base: bytes.as_ptr(), len: bytes.len(), near: false, memory: PhantomData }
+        let (base, len) = (bytes.as_ptr(), bytes.len());
+        Self { base, len, near: false, marked: false, memory: PhantomData }
     }
 
     /// A frame in memory that others may write.
@@ -451,14 +453,15 @@ impl<'a> RxFrame<'a> {
     /// meanwhile.
     #[inline]
     pub unsafe fn from_raw(base: *const u8, len: usize) -> Self {
-        Self { base, len, near: false, memory: PhantomData }
+        Self { base, len, near: false, marked: false, memory: PhantomData }
     }
 
     /// The same once more, for a call that is not inlined: what lies in memory for it is then not
     /// the frame that others look at.
     #[inline(always)]
     pub fn again(&self) -> Self {
-        Self { base: self.base, len: self.len, near: self.near, memory: PhantomData }
+        let Self { base, len, near, marked, memory } = *self;
+        Self { base, len, near, marked, memory }
     }
 
     /// The same, out of memory that its sender, a process of this node, alone can have written: for
@@ -466,6 +469,13 @@ impl<'a> RxFrame<'a> {
     #[inline(always)]
     pub fn as_near(&self) -> Self {
         Self { near: true, ..self.again() }
+    }
+
+    /// The same, or not: a queue on its way was long, as a router or a switch has written into what
+    /// was around it (ECN, RFC 3168: congestion experienced).
+    #[inline(always)]
+    pub fn with_mark(&self, marked: bool) -> Self {
+        Self { marked, ..self.again() }
     }
 
     /// The same, from a port around another that tells nobody which stations are near.
@@ -487,6 +497,12 @@ impl<'a> RxFrame<'a> {
     #[inline(always)]
     pub fn is_near(&self) -> bool {
         self.near
+    }
+
+    /// Whether it says that a queue on its way was long: see [`with_mark`](Self::with_mark).
+    #[inline(always)]
+    pub fn is_marked(&self) -> bool {
+        self.marked
     }
 
     /// The stations that it says it is for and from. `None` if it is too short to say so.

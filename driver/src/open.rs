@@ -1,7 +1,6 @@
 //! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`, and by a pattern
 //! that names one on each node ([`choose`]): `udp:10.1.0.0/16`, `afpacket:en*|udp:en*`.
 
-use std::net::SocketAddrV4;
 use std::path::Path;
 
 use crate::backend::fault::{Fault, FaultSettings};
@@ -18,12 +17,13 @@ mod nics;
 mod place;
 mod spec;
 mod switch;
+mod vlan;
 mod wires;
 
 pub use choice::choose;
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
-use spec::{bad, parse, wrapped};
+use spec::{Outer, bad, parse, wrapped};
 pub use switch::{Serving, check_switch, open_switch};
 
 /// Opens the port that `spec` names.
@@ -56,6 +56,8 @@ pub use switch::{Serving, check_switch, open_switch};
 /// - `ip(10.1.1.7/24,gw=10.1.1.1):PORT` sends the datagrams of `udp:` by `PORT`, past the kernel:
 ///   `afpacket`, `xdp`, `vfio`, `dpdk` or `memif`. There are `port=50000`, `ttl=64`, `dscp=46`,
 ///   `sum=yes` and `mtu=1458` besides. See [`IpSettings`](crate::backend::ip::IpSettings).
+/// - `vlan(100,pcp=3):PORT` puts a VLAN tag on the frames of such a `PORT`, in which `ip(...):` may
+///   stand before it. See [`VlanSettings`](crate::backend::vlan::VlanSettings).
 /// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in
 ///   builds with the feature `dpdk`. Options of ours stand before it, as in `dpdk(mtu=9000):...`;
 ///   see `DpdkSettings`.
@@ -113,14 +115,17 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     let spec = device.as_str();
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
-        "afpacket" => wires::afpacket(spec, None),
-        "xdp" => wires::xdp(spec, None),
+        "afpacket" => wires::afpacket(spec, Outer::default()),
+        "xdp" => wires::xdp(spec, Outer::default()),
         "vfio" => nics::vfio(spec),
         #[cfg(feature = "dpdk")]
         "dpdk" => dpdk(spec),
         "udp" => wires::udp(spec),
         "memif" => memif::open(spec),
-        "ip" => ip::open(spec, open_below),
+        "ip" => ip::open(spec, |inner, place| {
+            open_below(inner, Outer { place: Some(place), vlan: None })
+        }),
+        "vlan" => open_below(spec, Outer::default()),
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
@@ -134,19 +139,22 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     }
 }
 
-/// Opens a port below an [`ip`] that takes datagrams to `place`.
-fn open_below(spec: &str, place: SocketAddrV4) -> Result<Box<dyn Port>, OpenError> {
+/// Opens a port that takes what `outer` says.
+fn open_below(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
     match near::kind_of(spec) {
         "fault" => {
             let (wrapper, options, inner) = wrapped(spec)?;
             let settings = fault_settings(wrapper, options)?;
-            fault(spec, wrapper, &settings, open_below(inner, place)?)
+            fault(spec, wrapper, &settings, open_below(inner, outer)?)
         }
         "pcap" => {
             let (wrapper, options, inner) = wrapped(spec)?;
-            pcap(wrapper, options, || open_below(inner, place))
+            pcap(wrapper, options, || open_below(inner, outer))
         }
-        _ => ip::device(spec, place),
+        "vlan" => {
+            vlan::open(spec, |inner, id| open_below(inner, Outer { vlan: Some(id), ..outer }))
+        }
+        _ => ip::device(spec, outer),
     }
 }
 
@@ -225,6 +233,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
         }
         "pcap" => check_one(wrapped(spec)?.2),
         "ip" => check_device(&ip::parts(spec)?.1),
+        "vlan" => check_device(&vlan::parts(spec)?.2),
         _ => Err(unknown(spec, kind)),
     }
 }
@@ -296,6 +305,7 @@ pub fn list() -> Vec<PortInfo> {
     ports.extend(wires::list());
     ports.push(memif::kind());
     ports.push(ip::kind());
+    ports.push(vlan::kind());
     ports.extend(nics::list());
     for &(kind, what) in NOT_BUILT {
         let why_not = Some("not part of this build; use shm".into());

@@ -121,6 +121,7 @@ impl Overheard {
             ty: Ty::Nop,
             ar: bits & 1 != 0,
             rtx: bits & 2 != 0,
+            ce: bits & 7 == 5,
             crc: self.crc != (bits & 0x3f == 4),
             dst_sid: if matches!(op, Some(Op::Open(o)) if o.echo_sid == 0) { 0 } else { self.sid },
             psn: Psn(self.next.wrapping_add(ahead)),

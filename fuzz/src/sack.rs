@@ -60,6 +60,7 @@ fn over_the_wire(window: &RcvBitmap, cack: Psn) -> BTreeSet<u32> {
         ty: Ty::Ack,
         ar: false,
         rtx: false,
+        ce: false,
         crc: true,
         dst_sid: 1,
         psn: Psn(0),

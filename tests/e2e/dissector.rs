@@ -79,6 +79,7 @@ fn a_base() -> Base {
         ty: Ty::Nop,
         ar: false,
         rtx: true,
+        ce: false,
         crc: false,
         dst_sid: 0x0010_0003,
         psn: Psn(u32::MAX),

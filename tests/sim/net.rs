@@ -67,6 +67,9 @@ pub(crate) struct NetStats {
     pub(crate) duplicated: u64,
     pub(crate) corrupted: u64,
     pub(crate) full: u64,
+    pub(crate) marked: u64,
+    /// How long frames waited for a transmitter, all together.
+    pub(crate) queued_ns: u64,
 }
 
 struct Place {
@@ -105,6 +108,8 @@ pub(crate) struct Net {
     pool: Vec<Vec<u8>>,
     /// Whether a frame of the pool goes through memory.
     near: Vec<bool>,
+    /// Whether it met a long queue.
+    marked: Vec<bool>,
     free: Vec<u32>,
     rng: Rng,
     link: LinkPlan,
@@ -129,6 +134,7 @@ impl Net {
             pushed: 0,
             pool: Vec::new(),
             near: Vec::new(),
+            marked: Vec::new(),
             free: Vec::new(),
             rng: Rng::new(seed, 2),
             link,
@@ -191,6 +197,11 @@ impl Net {
     /// Whether a frame came through memory.
     pub(crate) fn is_near_frame(&self, frame: u32) -> bool {
         self.near[frame as usize]
+    }
+
+    /// Whether a frame met a long queue.
+    pub(crate) fn is_marked_frame(&self, frame: u32) -> bool {
+        self.marked[frame as usize]
     }
 
     /// Whether frames between the two go through memory now. A forged frame may come from a station
@@ -286,10 +297,12 @@ impl Net {
         let frame = self.free.pop().unwrap_or_else(|| {
             self.pool.push(Vec::new());
             self.near.push(false);
+            self.marked.push(false);
             (self.pool.len() - 1) as u32
         });
         self.pool[frame as usize].clear();
         self.near[frame as usize] = false;
+        self.marked[frame as usize] = false;
         frame
     }
 
@@ -416,6 +429,7 @@ impl Net {
                     ty: Ty::Rst,
                     ar: false,
                     rtx: false,
+                    ce: false,
                     crc: true,
                     dst_sid: 0,
                     psn: Psn(0),
@@ -440,6 +454,11 @@ impl Net {
         let wire_ns = (len.max(60) as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;
         let start = self.stations[from].tx_free.max(self.now);
         self.stations[from].tx_free = start + wire_ns;
+        self.stats.queued_ns += start - self.now;
+        if self.link.mark_ns.is_some_and(|long| start - self.now > long) {
+            self.stats.marked += 1;
+            self.marked[frame as usize] = true;
+        }
         let mut at = start + wire_ns + self.link.latency_ns;
         let p = self.path(from, to);
         let down = self.paths[p].cut || self.paths[p].down_until > self.now;
@@ -458,6 +477,7 @@ impl Net {
             let copy = self.alloc();
             let bytes = std::mem::take(&mut self.pool[frame as usize]);
             self.near[copy as usize] = self.near[frame as usize];
+            self.marked[copy as usize] = self.marked[frame as usize];
             self.pool[copy as usize].extend_from_slice(&bytes);
             self.pool[frame as usize] = bytes;
             self.stations[to].queued += 1;

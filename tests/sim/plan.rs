@@ -58,9 +58,38 @@ pub(crate) struct LinkPlan {
     pub(crate) corrupt: f64,
     /// Chance that a full transmit ring is played although there is room.
     pub(crate) full: f64,
+    /// How long a frame waits for its host's transmitter until it is marked (ECN), if any is.
+    pub(crate) mark_ns: Option<u64>,
 }
 
 impl LinkPlan {
+    /// Between two hosts: nothing is wrong with it.
+    fn calm() -> Self {
+        Self {
+            lossless: false,
+            presence: false,
+            nodes: None,
+            boards: false,
+            near_mtu: 0,
+            spoofs: 0.0,
+            forges: None,
+            mtu: vec![1500; 2],
+            bps: 10_000_000_000,
+            latency_ns: 5 * US,
+            tx_ring: 256,
+            rx_ring: 512,
+            loss: 0.0,
+            dup: 0.0,
+            dup_late: false,
+            jitter_ns: 0.0,
+            spike: 0.0,
+            spike_ns: 0,
+            corrupt: 0.0,
+            full: 0.0,
+            mark_ns: None,
+        }
+    }
+
     /// Whether the two are processes of one node, and reach each other through its memory.
     pub(crate) fn is_near(&self, a: usize, b: usize) -> bool {
         a != b && self.nodes.is_some_and(|nodes| a % nodes == b % nodes)
@@ -241,28 +270,7 @@ impl Plan {
             hosts: 2,
             eps: 1,
             ops,
-            link: LinkPlan {
-                lossless: false,
-                presence: false,
-                nodes: None,
-                boards: false,
-                near_mtu: 0,
-                spoofs: 0.0,
-                forges: None,
-                mtu: vec![1500; 2],
-                bps: 10_000_000_000,
-                latency_ns: 5 * US,
-                tx_ring: 256,
-                rx_ring: 512,
-                loss: 0.0,
-                dup: 0.0,
-                dup_late: false,
-                jitter_ns: 0.0,
-                spike: 0.0,
-                spike_ns: 0,
-                corrupt: 0.0,
-                full: 0.0,
-            },
+            link: LinkPlan::calm(),
             faults: FaultPlan::default(),
             node: NodePlan {
                 t_dead_ns: 500 * MS,
@@ -319,6 +327,7 @@ impl Plan {
         p.draw_computing(&mut Rng::new(seed, 12));
         p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
         p.draw_haste(&mut Rng::new(seed, 13));
+        p.link.mark_ns = Rng::new(seed, 19).pick(&[None, None, Some(0), Some(20 * US)]);
         p.draw_nodes(&mut Rng::new(seed, 14));
         p.draw_strangers(&mut Rng::new(seed, 15));
         p.draw_key(&mut Rng::new(seed, 16));

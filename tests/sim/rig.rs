@@ -242,7 +242,8 @@ impl Rig {
         let Some(s) = &mut self.stations[host] else { return };
         s.poll_at = u64::MAX;
         for frame in s.rx.drain(..) {
-            s.node.on_frame(now, &RxFrame::new(self.net.frame(frame)));
+            let rx = RxFrame::new(self.net.frame(frame));
+            s.node.on_frame(now, &rx.with_mark(self.net.is_marked_frame(frame)));
             self.net.consumed(host, frame);
         }
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };

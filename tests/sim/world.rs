@@ -168,7 +168,7 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
 
 /// A frame as a port lends it.
 fn rx_frame(net: &Net, frame: u32) -> RxFrame<'_> {
-    let rx = RxFrame::new(net.frame(frame));
+    let rx = RxFrame::new(net.frame(frame)).with_mark(net.is_marked_frame(frame));
     if net.is_near_frame(frame) { rx.as_near() } else { rx }
 }
 
@@ -397,7 +397,7 @@ impl World {
         }
         let Some(frame) = h.rx.pop_front() else { return Ok(0) };
         let bytes = self.net.frame(frame).to_vec();
-        let rx = RxFrame::new(&bytes);
+        let rx = RxFrame::new(&bytes).with_mark(self.net.is_marked_frame(frame));
         let rx = if self.net.is_near_frame(frame) { rx.as_near() } else { rx };
         let mut read = None;
         let mut v = View {

@@ -65,7 +65,10 @@ fn counts(node: &Node) -> String {
     let seen = stats::read_all().unwrap().into_iter().find(|s| s.station == station && s.alive);
     let seen = seen.expect("a domain publishes its statistics as long as it is open");
     let refused: u64 = seen.refused.iter().map(|(_cause, count)| count).sum();
-    format!("COUNTS {} {refused}", node.domain.port_counters().unwrap().rx_dropped)
+    let of = |name: &str| seen.node.iter().find(|(of, _)| *of == name).unwrap().1;
+    let frame_max = seen.sessions.iter().map(|session| session.frame_max).max().unwrap_or(0);
+    let dropped = node.domain.port_counters().unwrap().rx_dropped;
+    format!("COUNTS {dropped} {refused} {} {} {frame_max}", of("rx_marked"), of("rx_echoes"))
 }
 
 fn call(node: &Node, peer: FiAddr, len: usize) {

@@ -10,7 +10,7 @@ use barewire::errno::*;
 use barewire_tests::nodes::{FABRIC, Nodes, address, or_skip};
 
 use crate::environment::{outcome, refused};
-use crate::lengths::{all_sizes, fewer_sizes};
+use crate::lengths::{self, all_sizes, fewer_sizes};
 use crate::messages::{UDP, there_and_back};
 use crate::rounds::kill_rounds;
 use crate::start;
@@ -89,11 +89,16 @@ fn kills_inside_ip() {
 }
 
 /// Two networks, and a router between them.
-fn routed() -> Option<Nodes> {
+pub(crate) fn routed() -> Option<Nodes> {
+    routed_of(1500)
+}
+
+/// The same, of links that carry `mtu` bytes.
+pub(crate) fn routed_of(mtu: usize) -> Option<Nodes> {
     let made = Nodes::new(3).and_then(|nodes| {
         for node in [0, 1] {
             let port = format!("port{node}");
-            nodes.veth([(node, FABRIC), (2, &port)], 1500)?;
+            nodes.veth([(node, FABRIC), (2, &port)], mtu)?;
             nodes.ip(node, &format!("addr add 10.78.{node}.7/24 dev {FABRIC}"))?;
             nodes.ip(2, &format!("addr add 10.78.{node}.1/24 dev {port}"))?;
             nodes.ip(node, &format!("route add default via 10.78.{node}.1"))?;
@@ -107,13 +112,42 @@ fn routed() -> Option<Nodes> {
 #[test]
 fn every_length_through_a_router() {
     let Some(nodes) = routed() else { return };
-    let port = |node: usize| format!("ip(10.78.{node}.7/24,gw=10.78.{node}.1):{BELOW}");
+    let port = by_router;
     there_and_back(&nodes, [&port(0), &port(1)], all_sizes);
     there_and_back(&nodes, [&port(0), UDP], fewer_sizes);
     there_and_back(&nodes, [UDP, &port(1)], fewer_sizes);
     // As in a cloud, where a host is a network of its own.
     let alone = |node: usize| format!("ip(10.78.{node}.7/32,gw=10.78.{node}.1):{BELOW}");
     there_and_back(&nodes, [&alone(0), &alone(1)], fewer_sizes);
+}
+
+/// The port of a node of [`routed`].
+pub(crate) fn by_router(node: usize) -> String {
+    format!("ip(10.78.{node}.7/24,gw=10.78.{node}.1):{BELOW}")
+}
+
+/// Goal: processes of a host share an address, each with a UDP port of its own: who asks for it
+/// gets the one NIC's answer, whoever gives it, and each process its own datagrams.
+#[test]
+fn processes_share_an_address() {
+    let Some(nodes) = pair(1500) else { return };
+    let port = |host: u8| format!("ip(10.78.0.{host}/24):{BELOW}");
+    let mut first = start(&nodes, 1, "opener", &port(102));
+    there_and_back(&nodes, [&port(101), &port(102)], fewer_sizes);
+    there_and_back(&nodes, [UDP, &port(102)], fewer_sizes);
+    first.say("END");
+    first.finish();
+}
+
+/// Goal: datagrams through the memory between two processes, each with an address of its own.
+#[test]
+fn every_length_inside_ip_over_memif() {
+    let Some(nodes) = or_skip(Nodes::new(1)) else { return };
+    let port = |place: usize| {
+        let role = ["client", "server"][place];
+        format!("ip(10.79.0.{}/24):memif:@wires-ip,role={role}", place + 1)
+    };
+    lengths::there_and_back(|place, role| start(&nodes, 0, role, &port(place)), all_sizes);
 }
 
 /// What a node's kernel counts under a name of `/proc/net/snmp`.

@@ -11,6 +11,14 @@ pub(crate) struct Counts {
     /// Frames that its node refused.
     #[allow(dead_code)]
     pub(crate) refused: u64,
+    /// Frames that came to it with a mark of congestion, and acknowledgements that echoed one.
+    #[allow(dead_code)]
+    pub(crate) marked: u64,
+    #[allow(dead_code)]
+    pub(crate) echoes: u64,
+    /// Length of its session's frames behind the Ethernet header.
+    #[allow(dead_code)]
+    pub(crate) frame_max: u64,
 }
 
 /// Sends every length there and back between a `caller` in place 0 and an `echo` in place 1, which
@@ -36,7 +44,10 @@ pub(crate) fn there_and_back(
     caller.say("COUNT");
     let counts = caller.answer("COUNTS");
     let mut counts = counts.split_whitespace().map(|n| n.parse().unwrap());
-    let counts = Counts { rx_dropped: counts.next().unwrap(), refused: counts.next().unwrap() };
+    let mut next = || counts.next().unwrap();
+    let (rx_dropped, refused) = (next(), next());
+    let (marked, echoes, frame_max) = (next(), next(), next());
+    let counts = Counts { rx_dropped, refused, marked, echoes, frame_max };
     caller.say("END");
     echo.finish();
     caller.finish();

@@ -16,6 +16,7 @@ mod supervisor;
 mod worker;
 
 mod caller;
+mod ecn;
 mod environment;
 mod foreign;
 mod ip;
@@ -33,6 +34,7 @@ mod stations;
 mod stream;
 mod switch;
 mod users;
+mod vlan;
 mod xdp;
 
 use std::process::Command;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use barewire::errno::FI_EHOSTUNREACH;
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 
+use crate::ip::{by_router, routed_of};
 use crate::messages::{AFPACKET, UDP, there_and_back};
 use crate::stream::{NOTICED, Stream};
 
@@ -31,6 +32,26 @@ fn a_switch_that_carries_less_is_found_before_data_is_lost() {
 fn a_switch_that_carries_less_is_found_inside_udp() {
     let Some(nodes) = or_skip(Nodes::switched(9000, [9000, 2000])) else { return };
     there_and_back(&nodes, [UDP; 2], |_mtu| sizes());
+}
+
+/// Goal: a router whose other side carries less is found before data is lost. To a kernel it says
+/// so (ICMP), which a port past the kernel does not hear; the other way the link drops without a
+/// word.
+#[test]
+fn a_router_that_carries_less_is_found() {
+    let ports = |node| [by_router(node), UDP.to_owned()];
+    for (at, kind) in [(1, 0), (0, 0), (1, 1), (0, 1)] {
+        let Some(nodes) = routed_of(9000) else { return };
+        nodes.ip(2, &format!("link set port{at} mtu 1400")).unwrap();
+        for other in [0, 1] {
+            let ports = [&*ports(0)[kind], &*ports(1)[other]];
+            let counts = there_and_back(&nodes, ports, |_mtu| sizes());
+            // Less the headers of IPv4 and UDP, and the Ethernet header inside.
+            let most = 1400 - 28 - 14;
+            // The search goes on after the messages.
+            assert!((1000..=most).contains(&counts.frame_max), "{ports:?}: {counts:?}");
+        }
+    }
 }
 
 /// A filter that drops long frames one way only.

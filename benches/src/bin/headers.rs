@@ -73,6 +73,7 @@ fn run(case: &str, count: u64) -> u64 {
                 ty: Ty::Msg,
                 ar: false,
                 rtx: false,
+                ce: false,
                 crc: false,
                 dst_sid: 1 << 20,
                 psn,

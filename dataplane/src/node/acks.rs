@@ -24,10 +24,11 @@ use super::packet::Packet;
 use super::peer::{Peer, State, ack_time, slot_of};
 use super::{DynSink, FrameSink, InPlaceFrame, Node, Todo};
 use crate::idx::{PeerIdx, TxIdx};
+use crate::rel::congestion::CongestionControl;
 use crate::rel::rtt;
 use crate::rel::sent::SendWindow;
 use crate::types::Instant;
-use crate::wire::{self, AckOp, BASE_LEN, BaseOut, BaseWords, HeadOut, TRAILER_LEN, Ty};
+use crate::wire::{self, AckOp, BASE_LEN, Base, BaseOut, BaseWords, HeadOut, TRAILER_LEN, Ty};
 
 /// How long the acknowledgement of a packet that did not ask waits for further packets,
 /// nanoseconds: about as long as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take
@@ -105,6 +106,14 @@ impl Acks {
         if owed == 1 {
             self.owing.push_back(p);
         }
+    }
+
+    /// Notes that an acknowledgement has to echo a mark to peer `p`, also if another packet carries
+    /// it before.
+    fn owe_echo(&mut self, todo: &mut Todo, now: Instant, p: PeerIdx) {
+        self.owed_since.get_or_insert(now);
+        *todo |= Todo::ACKS;
+        self.owing.push_back(p);
     }
 
     /// Notes that `received` frames have arrived so far.
@@ -233,12 +242,18 @@ impl Node {
         (self.acks.owed_since, self.acks.soon) = (None, false);
         while let Some(p) = self.acks.owing.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
-            if peer.owed == 0 || peer.state != State::Open {
+            let echoes = peer.marked;
+            if peer.owed == 0 && !echoes || peer.state != State::Open {
                 continue;
             }
             peer.ack_now = true;
-            if !peer.queued && !self.send_ack(now, p, out) {
+            if (echoes || !peer.queued) && !self.send_ack(now, p, out) {
                 self.make_ready(p);
+                if echoes {
+                    // The others wait as well: the port is full.
+                    self.acks.owe_echo(&mut self.todo, now, p);
+                    break;
+                }
             }
         }
         self.todo.set(Todo::ACKS, self.acks.is_waiting());
@@ -262,6 +277,37 @@ impl Node {
         }
     }
 
+    /// Notes that `frame` came with a mark: a queue on its way is long. If it is a reliable packet
+    /// of a session, the next ACK packet tells its sender.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_mark(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        self.counters.rx_marked += 1;
+        let Some(raw) = Base::parse_raw(frame) else { return };
+        let p = slot_of(raw.dst_sid);
+        let Some(peer) = self.peers.get_mut(p) else { return };
+        let is_its = peer.sid == raw.dst_sid && peer.station() == raw.src;
+        // An ACK is not answered, or two nodes would answer each other for ever.
+        let is_reliable = Ty::try_from(raw.ty).is_ok_and(Ty::is_reliable);
+        let is_new = peer.takes_echo && !peer.marked;
+        if is_its && is_reliable && is_new && peer.state == State::Open {
+            peer.marked = true;
+            self.acks.owe_echo(&mut self.todo, now, p);
+        }
+    }
+
+    /// Takes the echo of a mark: what was sent to the peer meets a long queue.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn on_echo(&mut self, now: Instant, p: PeerIdx) {
+        self.counters.rx_echoes += 1;
+        let peer = &mut self.peers[p];
+        if !peer.path.is_lossless() {
+            peer.snd.cwnd.on_mark(now, &peer.rtt);
+            peer.note_window();
+        }
+    }
+
     /// Sends an ACK packet, with a SACK of packets received out of order.
     pub(super) fn send_ack(&mut self, now: Instant, p: PeerIdx, out: &mut impl FrameSink) -> bool {
         let peer = &self.peers[p];
@@ -272,7 +318,7 @@ impl Node {
             resent: peer.rx_resent,
             ..AckOp::default()
         };
-        let sent = if peer.rcv.is_empty() && peer.addr != self.addr {
+        let sent = if peer.rcv.is_empty() && peer.addr != self.addr && !peer.marked {
             let frame = AckTo::new(BaseTo { peer, src: &self.addr, ahead: 0 }, &op);
             let len = AckTo::LEN + frame.inline_bytes().len();
             let sent = out.send_in_place(&frame);
@@ -285,11 +331,15 @@ impl Node {
         }
         let peer = &mut self.peers[p];
         (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
+        if std::mem::take(&mut peer.marked) {
+            self.counters.tx_echoes += 1;
+        }
         self.counters.tx_acks += 1;
         true
     }
 
-    /// Sends the ACK packet `op` with a SACK, as far as a frame of the session has room for it.
+    /// Sends the ACK packet `op` with the echo of a mark and a SACK, as far as a frame of the
+    /// session has room for it.
     #[cold]
     #[inline(never)]
     fn send_sack(&mut self, p: PeerIdx, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
@@ -302,7 +352,7 @@ impl Node {
         op.count = peer.rcv.sack(peer.rcv_nxt, &mut words[..fit]) as u8;
         let mut bytes = [0; BASE_LEN + AckOp::LEN_MAX + TRAILER_LEN];
         let (fixed, rest) = bytes.split_first_chunk_mut().expect("it is more than a base");
-        peer.base(self.station, Ty::Ack).emit(fixed);
+        Base { ce: peer.marked, ..peer.base(self.station, Ty::Ack) }.emit(fixed);
         let mut len = BASE_LEN + op.emit(&words, rest);
         if peer.path.has_crc() {
             let crc = wire::crc_of_head(&bytes[..len]).to_le_bytes();

@@ -222,7 +222,12 @@ impl Node {
         }
         if base.ty == Ty::Ack {
             match AckOp::parse(frame, base) {
-                Ok(op) => self.on_ack_frame(now, p, base.cack, (&op, frame)),
+                Ok(op) => {
+                    self.on_ack_frame(now, p, base.cack, (&op, frame));
+                    if base.ce {
+                        self.on_echo(now, p);
+                    }
+                }
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             }
         } else {

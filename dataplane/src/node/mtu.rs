@@ -16,6 +16,12 @@ use crate::wire::{self, Base, ProbeOp, Ty};
 /// Ethernet carries, and the least that a node may announce.
 pub(super) const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
 
+/// Lengths that are tried at once between the longest that has passed and the shortest that has
+/// not.
+const BETWEEN: usize = 4;
+/// An interval that is not searched further, bytes: the rest is a hundredth of a frame.
+const CLOSE: u32 = 16;
+
 /// Pauses between probes double from the first to the last, nanoseconds. The last is RFC 8899's
 /// PMTU_RAISE_TIMER.
 const PAUSE_MIN_NS: u64 = 20_000_000;
@@ -31,13 +37,38 @@ pub(super) struct Search {
     /// When the next probes are due, and the pause behind them.
     at: Instant,
     pause_ns: u64,
+    /// The lengths that were tried last in between, zeros before the first; and the shortest length
+    /// that is taken not to pass.
+    tried: [u16; BETWEEN],
+    ceiling: u16,
+}
+
+impl Search {
+    /// The shortest length that is taken not to pass, now that `passed` is the longest that has and
+    /// `most` is the longest there is. A probe may have been lost by accident: once there is
+    /// nothing more to be found below it, all is tried anew.
+    fn ceiling(&self, passed: u32, most: u16) -> u16 {
+        if self.tried[0] == 0 {
+            return self.ceiling;
+        }
+        let failed = self.tried.iter().chain(&LENGTHS).filter(|&&len| u32::from(len) > passed);
+        let ceiling = failed.min().map_or(self.ceiling, |&len| len.min(self.ceiling));
+        if u32::from(ceiling) <= passed + CLOSE { most } else { ceiling }
+    }
+}
+
+/// Lengths to try between `passed` and `ceiling`.
+fn between(passed: u32, ceiling: u16) -> [u16; BETWEEN] {
+    let step = u32::from(ceiling).saturating_sub(passed) / (BETWEEN as u32 + 1);
+    std::array::from_fn(|i| (passed + (i as u32 + 1) * step) as u16)
 }
 
 impl Node {
     /// Begins to search for longer frames in the session with `p`, which is being opened.
     pub(super) fn begin_search(&mut self, now: Instant, p: PeerIdx) {
         self.peers[p].searches = true;
-        let search = Search { at: now, pause_ns: PAUSE_MIN_NS };
+        let (tried, ceiling) = ([0; BETWEEN], self.peers[p].frame_most);
+        let search = Search { at: now, pause_ns: PAUSE_MIN_NS, tried, ceiling };
         self.openings.searches.insert(p, search);
     }
 
@@ -52,32 +83,48 @@ impl Node {
         self.openings.searches.get(&p).map(|search| search.at).filter(|&at| at > now)
     }
 
-    /// Sends the probes to `p` that are due: one of each length to try. False if the port is full.
+    /// Sends the probes to `p` that are due: one of each length to try, those of [`LENGTHS`] and
+    /// the longest always. False if the port is full.
     pub(super) fn serve_search(
         &mut self,
         now: Instant,
         p: PeerIdx,
         out: &mut dyn FrameSink,
     ) -> bool {
-        let Some(&Search { at, pause_ns }) = self.openings.searches.get(&p) else { return true };
+        let Some(&search) = self.openings.searches.get(&p) else { return true };
+        let Search { at, pause_ns, .. } = search;
         if now < at {
             return true;
         }
         let (passed, most) = (self.peers[p].frame_max, self.peers[p].frame_most);
         let longer = |len: u16| u32::from(len) > passed && len < most;
-        for len in std::iter::once(most).chain(LENGTHS.into_iter().filter(|&len| longer(len))) {
+        let ceiling = search.ceiling(passed, most);
+        let mut tried = between(passed, ceiling);
+        let always = LENGTHS.into_iter().filter(|&len| longer(len));
+        let always_count = 1 + always.clone().count();
+        let others = tried.into_iter().filter(|&len| longer(len));
+        let all = std::iter::once(most).chain(always).chain(others);
+        // A short ring has no room for all; what does not leave was not tried.
+        let (all_count, mut sent) = (all.clone().count(), 0_usize);
+        for len in all {
             if !self.send_probe(p, len, out) {
-                return false;
+                break;
             }
+            sent += 1;
         }
-        let next = Search { at: now + pause_ns, pause_ns: (2 * pause_ns).min(PAUSE_MAX_NS) };
+        if sent == 0 {
+            return false;
+        }
+        tried[sent.saturating_sub(always_count).min(BETWEEN)..].fill(0);
+        let (at, pause) = (now + pause_ns, (2 * pause_ns).min(PAUSE_MAX_NS));
+        let next = Search { at, pause_ns: pause, tried, ceiling };
         self.openings.searches.insert(p, next);
         if pause_ns == FOUND_NS {
             let (station, whole) = (self.peers[p].station(), |len: u32| len + ETH_HDR_LEN as u32);
             let (passed, most) = (whole(passed), whole(most.into()));
             self.note(Notice::ShortFrames { station, passed, most });
         }
-        true
+        sent == all_count
     }
 
     /// Sends a PROBE of `len` bytes after the Ethernet header. False if the port is full. It may

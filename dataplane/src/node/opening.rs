@@ -302,6 +302,7 @@ impl Node {
         let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let own = self.peers[p].path.window(self.settings.window);
         self.peers[p].snd.set_limit(op.window, own);
+        self.peers[p].takes_echo = op.caps & OpenOp::ECHO != 0;
         let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
         path.most = most;
         if peer.path.is_lossless() {
@@ -435,7 +436,7 @@ impl Node {
 fn caps_of(peer: &Peer) -> u32 {
     let aes = peer.path.is_sealed() && has_aes();
     let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
-    near | if aes { OpenOp::AES } else { 0 }
+    near | OpenOp::ECHO | if aes { OpenOp::AES } else { 0 }
 }
 
 impl Peer {

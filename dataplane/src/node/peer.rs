@@ -216,6 +216,10 @@ pub(crate) struct Peer {
     pub(crate) dups: u8,
     /// The packet received last was a retransmission.
     pub(crate) rx_resent: bool,
+    /// A packet came with a mark of congestion since the last ACK packet.
+    pub(crate) marked: bool,
+    /// The peer takes ACKs that say so.
+    pub(crate) takes_echo: bool,
     pub(crate) has_nop_for: bool,
     /// An OPEN must go out in this turn.
     pub(crate) want_open: bool,
@@ -428,6 +432,7 @@ impl Peer {
             ty,
             ar: false,
             rtx: false,
+            ce: false,
             crc: self.path.has_crc(),
             dst_sid: self.remote_sid,
             psn: self.snd.nxt,

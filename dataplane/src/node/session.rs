@@ -131,6 +131,7 @@ impl Node {
         (peer.granted, peer.target) = (grant, GRANT_FIRST as u16);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
+        (peer.marked, peer.takes_echo) = (false, false);
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
         peer.searches = false;
         peer.want_open = true;
@@ -454,6 +455,7 @@ impl Node {
             ty,
             ar: false,
             rtx: false,
+            ce: false,
             crc: self.has_crc(),
             dst_sid,
             psn,

@@ -72,12 +72,18 @@ pub struct NodeCounters {
     pub rx_who: u64,
     /// Answers to questions that nobody here asks.
     pub rx_here_stray: u64,
+    /// Frames that came with a mark of congestion.
+    pub rx_marked: u64,
+    /// Acknowledgements that echoed one to this node.
+    pub rx_echoes: u64,
     /// Frames handed to the port.
     pub tx_frames: u64,
     /// Of these, packets sent again.
     pub tx_retransmits: u64,
     /// Of these, acknowledgements of their own.
     pub tx_acks: u64,
+    /// Of these, acknowledgements that echoed a mark of congestion.
+    pub tx_echoes: u64,
     /// Of these, probes of a peer that is silent.
     pub tx_probes: u64,
     /// Of these, questions after the last packets of a burst.
@@ -145,9 +151,12 @@ impl Default for NodeCounters {
             rx_not_inserted: 0,
             rx_who: 0,
             rx_here_stray: 0,
+            rx_marked: 0,
+            rx_echoes: 0,
             tx_frames: 0,
             tx_retransmits: 0,
             tx_acks: 0,
+            tx_echoes: 0,
             tx_probes: 0,
             tx_asks: 0,
             tx_replies_limited: 0,

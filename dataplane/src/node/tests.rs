@@ -18,6 +18,7 @@ mod hostile;
 mod inline;
 mod lengths;
 mod lost;
+mod marks;
 mod near;
 mod notices;
 mod pack;
@@ -59,6 +60,8 @@ struct Pair {
     short: Option<usize>,
     /// Longer frames are lost.
     most: usize,
+    /// Frames to either end come with a mark of congestion.
+    marks: [bool; 2],
     /// Frames to neither of the two.
     stray: Vec<Vec<u8>>,
 }
@@ -124,7 +127,18 @@ impl Pair {
         let (drop, dup, frames) = (0, 0, 0);
         let (scatter, short, stray) = (false, None, Vec::new());
         let most = usize::MAX;
-        Self { now: Instant(1), ends, drop, dup, scatter, frames, short, most, stray }
+        Self {
+            now: Instant(1),
+            ends,
+            drop,
+            dup,
+            scatter,
+            frames,
+            short,
+            most,
+            marks: [false; 2],
+            stray,
+        }
     }
 
     fn send(&mut self, i: usize, buf: IoBuf, tag: u64, flags: OpFlags, context: u64) -> Result<()> {
@@ -178,7 +192,7 @@ impl Pair {
                     }
                     if self.drop == 0 || !self.mixed().is_multiple_of(self.drop) {
                         let End { node, out, .. } = &mut self.ends[1 - i];
-                        let frame = RxFrame::new(&bytes);
+                        let frame = RxFrame::new(&bytes).with_mark(self.marks[1 - i]);
                         // With or without a way to answer at once.
                         if self.short.is_some() && drawn(self.frames).is_multiple_of(2) {
                             node.on_frame_with(&self.now, &frame, sink(out));

@@ -35,6 +35,11 @@ pub trait CongestionControl: Default {
     /// kernel's scheduling.
     fn on_ack(&mut self, now: Instant, acked: u32, rtt: &Rtt, floor_ns: u64);
 
+    /// An acknowledgement came at `now` that says that packets met a long queue: a router has
+    /// marked them (ECN). Told of each such acknowledgement, which may be many a round trip; its
+    /// `on_ack` came before.
+    fn on_mark(&mut self, now: Instant, rtt: &Rtt);
+
     /// `lost` packets were found lost at `now`: overtaken by later ones, or by time. Packets that
     /// are sent again as probes, or since the peer refused them, are not told.
     fn on_loss(&mut self, now: Instant, lost: u32);
@@ -64,6 +69,8 @@ mod tests {
         }
 
         fn on_ack(&mut self, _: Instant, _: u32, _: &Rtt, _: u64) {}
+
+        fn on_mark(&mut self, _: Instant, _: &Rtt) {}
 
         fn on_loss(&mut self, now: Instant, lost: u32) {
             self.losses.push((now, lost));

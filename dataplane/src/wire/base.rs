@@ -25,8 +25,8 @@ const RESERVED: u16 = 3 << 2;
 const TRAILER: u16 = 3;
 
 /// EtherType and prologue as one big-endian word: the bits that are the same in every frame of
-/// this version, and what they are.
-const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | CE | RESERVED) as u32;
+/// this version, and what they are. CE besides, but in an ACK.
+const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | RESERVED) as u32;
 const FIXED: u32 = (ETHERTYPE as u32) << 16 | (VERSION as u32) << 13;
 
 /// EtherType and prologue of a packet of type `ty` whose only flag is that of a checksum, if `crc`.
@@ -64,6 +64,8 @@ pub struct Base {
     pub ar: bool,
     /// The packet was sent before, with this PSN.
     pub rtx: bool,
+    /// Of an ACK: a packet that it acknowledges came with a mark of congestion.
+    pub ce: bool,
     /// A CRC32C follows the payload.
     pub crc: bool,
     /// The receiver's name of the session: bits 0 to 19 slot, 20 to 31 generation. 0 if the sender
@@ -124,6 +126,7 @@ impl Base {
             ty,
             ar: fixed as u16 & AR != 0,
             rtx: fixed as u16 & RTX != 0,
+            ce: fixed as u16 & CE != 0,
             crc: fixed as u16 & TRAILER != 0,
             dst_sid: b.u32::<16>(),
             psn: Psn(b.u32::<20>()),
@@ -134,6 +137,7 @@ impl Base {
         // Without `&&`: none of it ever fails on a good day, so one branch is enough.
         let fits = (fixed & FIXED_MASK == FIXED)
             & (fixed.wrapping_add(1) & 2 == 0)
+            & (!base.ce | (ty as u8 == Ty::Ack as u8))
             & is_station(b.u64::<6>(), numbers)
             & (base.dst_sid >= ty.sid_min())
             & (base.plen <= ty.plen_max())
@@ -175,6 +179,7 @@ impl Base {
     pub fn emit(&self, out: &mut [u8; BASE_LEN]) {
         let mut prologue = u16::from(VERSION) << 13 | (self.ty as u16) << 8;
         prologue |= u16::from(self.ar) << 6 | u16::from(self.rtx) << 5;
+        prologue |= u16::from(self.ce) << 4;
         prologue |= u16::from(self.crc) * TRAILER;
         let mut b = Bytes::<BASE_LEN>::ZERO;
         b.set::<0, 6>(self.dst.mac.0);
@@ -262,7 +267,7 @@ fn unfit(frame: &RxFrame<'_>) -> WireError {
     if prologue & SEC != 0 {
         return WireError::Secured;
     }
-    if prologue & CE != 0 {
+    if prologue & CE != 0 && (prologue >> 8) as u8 & 31 != Ty::Ack as u8 {
         return WireError::CongestionEcho;
     }
     if prologue & RESERVED != 0 {

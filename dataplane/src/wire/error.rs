@@ -37,8 +37,8 @@ wire_errors! {
     Version = "version", "unknown protocol version";
     /// Prologue bit 7: secured packets do not exist yet.
     Secured = "secured", "SEC bit set";
-    /// Prologue bit 4: congestion echo does not exist yet.
-    CongestionEcho = "congestion_echo", "CE bit set";
+    /// Prologue bit 4: only an ACK echoes congestion.
+    CongestionEcho = "congestion_echo", "CE bit set in no ACK";
     /// Prologue bits 3 and 2.
     PrologueReserved = "prologue_reserved", "reserved prologue bits set";
     /// Trailer code 1 or 2.

@@ -196,7 +196,7 @@ impl BaseWords {
         let dst = station(head.dst, head.numbers);
         let src = station(head.src, head.numbers >> 16);
         let (ar, rtx) = (self.asks_ack(), false);
-        Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen }
+        Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen }
     }
 
     /// The receiver's session name.

@@ -76,6 +76,9 @@ impl OpenOp {
     /// In [`caps`](Self::caps): the sender's processor encrypts with AES itself.
     pub const AES: u32 = 1 << 1;
 
+    /// In [`caps`](Self::caps): the sender takes ACKs that echo congestion.
+    pub const ECHO: u32 = 1 << 2;
+
     /// Whether it says [`NEAR`](Self::NEAR).
     pub fn is_near(&self) -> bool {
         self.caps & Self::NEAR != 0

@@ -25,6 +25,7 @@ fn a_base() -> Base {
         ty: Ty::Nop,
         ar: false,
         rtx: false,
+        ce: false,
         crc: false,
         dst_sid: 0x0010_0003,
         psn: Psn(u32::MAX),
@@ -143,7 +144,7 @@ prop_compose! {
         let dst = Station { number: numbers.0, ..Station::at(macs.0) };
         let src = Station { number: numbers.1, ..Station::at(src) };
         let (psn, cack) = (Psn(psn), Psn(cack));
-        Base { dst, src, ty: Ty::Nop, ar, rtx, crc, dst_sid, psn, cack, grant, plen: 0 }
+        Base { dst, src, ty: Ty::Nop, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen: 0 }
     }
 }
 
@@ -471,6 +472,20 @@ fn refused(ty: Ty, at: usize, change: &[u8], cause: WireError) {
     let mut bytes = frame(&sample.0, &sample.1, &sample.2);
     bytes[at..at + change.len()].copy_from_slice(change);
     assert_eq!(parse(&bytes), Err(cause), "{} at {at}: {change:?}", ty.name());
+}
+
+/// Goal: an ACK may echo congestion, and nothing else may.
+#[test]
+fn acknowledgements_alone_echo_a_mark() {
+    for (base, op, payload) in one_of_each() {
+        for crc in [false, true] {
+            let bytes = frame(&Base { ce: true, crc, ..base }, &op, &payload);
+            let parsed = Base::parse(&RxFrame::new(&bytes)).map(|base| base.ce);
+            let is_ack = op.ty() == Ty::Ack;
+            assert_eq!(parsed, if is_ack { Ok(true) } else { Err(WireError::CongestionEcho) });
+            assert!(!is_ack || BaseWords::ack(&RxFrame::new(&bytes), crc).is_none());
+        }
+    }
 }
 
 /// Each cause of the base, each once.

@@ -18,6 +18,7 @@ pub mod shm;
 pub mod switch;
 pub mod udp;
 pub mod vfio;
+pub mod vlan;
 pub mod xdp;
 
 use std::io;

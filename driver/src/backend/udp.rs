@@ -56,6 +56,9 @@ pub const PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
 /// Those that are tried in turn when none is named: one rule of a firewall lets them through.
 pub const PORTS_TRIED: std::ops::RangeInclusive<u16> = 52_000..=52_063;
 
+/// In the byte of DSCP and ECN: what may be marked, ECT(0), and what a router marks, CE (RFC 3168).
+const ECT_0: u8 = 2;
+const CE: u8 = 3;
 /// Frames lent at once.
 const BURST: usize = 32;
 /// Asked for as the socket's buffers; without privilege cut to net.core.rmem_max and wmem_max.
@@ -87,6 +90,8 @@ pub struct UdpSettings {
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries less
     /// 42, which is the default.
     pub mtu: Option<usize>,
+    /// Differentiated services code point of the datagrams, 0 to 63. Default 0.
+    pub dscp: u8,
 }
 
 /// An interface with an address.
@@ -98,7 +103,7 @@ struct Place {
 impl UdpSettings {
     /// The settings of a port at `host`.
     pub fn at(host: &str) -> Self {
-        Self { host: host.to_owned(), port: None, mtu: None }
+        Self { host: host.to_owned(), port: None, mtu: None, dscp: 0 }
     }
 
     fn refuse(&self, errno: i32, why: impl Into<String>, mend: impl Into<String>) -> OpenError {
@@ -122,7 +127,15 @@ impl UdpSettings {
     pub fn check(&self) -> Result<(), OpenError> {
         let place = self.place()?;
         self.mtu(&place)?;
+        self.check_dscp()?;
         self.port.map_or(Ok(()), |port| self.named(SocketAddrV4::new(place.ip, port)))
+    }
+
+    fn check_dscp(&self) -> Result<(), OpenError> {
+        match self.dscp {
+            ..64 => Ok(()),
+            _ => Err(self.refuse(libc::EINVAL, "no such dscp=", "write dscp=0 to 63")),
+        }
     }
 
     /// Refuses a UDP port that makes no address of the fabric.
@@ -248,7 +261,8 @@ pub(super) fn keep_port(addr: SocketAddrV4) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-fn socket() -> io::Result<OwnedFd> {
+/// A socket whose datagrams have this mark, and say that they may be marked for congestion.
+fn socket(dscp: u8) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
     let fd = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
@@ -261,6 +275,8 @@ fn socket() -> io::Result<OwnedFd> {
         }
     }
     set_option(at, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
+    set_option(at, libc::IPPROTO_IP, libc::IP_TOS, &libc::c_int::from(dscp << 2 | ECT_0))?;
+    set_option(at, libc::IPPROTO_IP, libc::IP_RECVTOS, &1)?;
     Ok(fd)
 }
 
@@ -299,8 +315,9 @@ impl Udp {
     pub fn open(settings: &UdpSettings) -> Result<Self, OpenError> {
         let place = settings.place()?;
         let mtu = settings.mtu(&place)?;
+        settings.check_dscp()?;
         let os = |e: io::Error| settings.os("cannot make a UDP socket", &e);
-        let socket = socket().map_err(os)?;
+        let socket = socket(settings.dscp).map_err(os)?;
         let addr = settings.bind(socket.as_raw_fd(), place.ip)?;
         let mac = mac_of(addr).expect("a UDP port without an address was refused");
         let bell = Bell::new().map_err(os)?;
@@ -394,10 +411,12 @@ struct Datagram {
     len: usize,
     /// Length of each frame in it but the last.
     frame_len: usize,
+    /// A router has marked it. The kernel joins only datagrams that are alike in this.
+    marked: bool,
 }
 
-/// Room for one control message, as cmsg(3) lays it out.
-type Control = [u64; 4];
+/// Room for two control messages, as cmsg(3) lays them out: one of an `int`, one of a byte.
+type Control = [u64; 8];
 
 impl Inbox {
     fn new(frame_max: usize, joins: bool) -> Self {
@@ -422,7 +441,7 @@ impl Inbox {
         if slot >= self.count {
             return None;
         }
-        let Datagram { len, frame_len } = self.datagrams[slot];
+        let Datagram { len, frame_len, .. } = self.datagrams[slot];
         let end = len.min(at + frame_len);
         self.next = if end < len { (slot, end) } else { (slot + 1, 0) };
         let base = slot * self.slot_len;
@@ -430,8 +449,9 @@ impl Inbox {
         Some((slot, if whole { base + at..base + end } else { base..base }))
     }
 
-    fn frame(&self, bytes: Range<usize>) -> RxFrame<'_> {
-        RxFrame::new(&self.bytes[bytes])
+    /// The frame of these bytes, of the datagram `from`.
+    fn frame(&self, from: usize, bytes: Range<usize>) -> RxFrame<'_> {
+        RxFrame::new(&self.bytes[bytes]).with_mark(self.datagrams[from].marked)
     }
 
     /// Receives up to `max` datagrams, at least one; all that were there have been taken.
@@ -498,22 +518,29 @@ fn prepare(
 impl Datagram {
     /// One of `len` bytes, of which `head` says more.
     fn of(len: usize, head: &libc::msghdr) -> Self {
-        // SAFETY: `head` is one that the kernel has filled in, whose control message lives.
-        let said = unsafe { libc::CMSG_FIRSTHDR(head) };
         if head.msg_flags & libc::MSG_CTRUNC != 0 {
-            return Self { len: usize::MAX, frame_len: usize::MAX };
+            return Self { len: usize::MAX, frame_len: usize::MAX, marked: false };
         }
-        if said.is_null() {
-            return Self { len, frame_len: usize::MAX };
+        let (mut frame_len, mut marked) = (0, false);
+        // SAFETY: `head` is one that the kernel has filled in, whose control messages live.
+        // `CMSG_FIRSTHDR` and `CMSG_NXTHDR` point to a whole header or nowhere; that of UDP_GRO has
+        // an `int` behind it, that of IP_TOS a byte (udp(7), ip(7)).
+        unsafe {
+            let mut at = libc::CMSG_FIRSTHDR(head);
+            while let Some(message) = at.as_ref() {
+                match (message.cmsg_level, message.cmsg_type) {
+                    (libc::SOL_UDP, libc::UDP_GRO) => {
+                        frame_len = libc::CMSG_DATA(at).cast::<libc::c_int>().read_unaligned();
+                    }
+                    (libc::IPPROTO_IP, libc::IP_TOS) => marked = *libc::CMSG_DATA(at) & CE == CE,
+                    _ => {}
+                }
+                at = libc::CMSG_NXTHDR(head, at);
+            }
         }
-        // SAFETY: `CMSG_FIRSTHDR` points to a whole header; that of UDP_GRO has an `int` behind it.
-        let frame_len = unsafe {
-            let is_ours = (*said).cmsg_level == libc::SOL_UDP && (*said).cmsg_type == libc::UDP_GRO;
-            if is_ours { libc::CMSG_DATA(said).cast::<libc::c_int>().read_unaligned() } else { 0 }
-        };
         // Without progress there would be no end of frames.
         let frame_len = usize::try_from(frame_len).unwrap_or(0);
-        Self { len, frame_len: if frame_len == 0 { usize::MAX } else { frame_len } }
+        Self { len, frame_len: if frame_len == 0 { usize::MAX } else { frame_len }, marked }
     }
 }
 
@@ -569,22 +596,22 @@ impl Port for Udp {
             self.in_bulk = came && (self.in_bulk || self.last_came);
             self.last_came = came;
         }
-        let mut lent = [const { 0..0 }; BURST];
+        let mut lent = [const { (0, 0..0) }; BURST];
         let mut count = 0;
         while count < max
             && let Some((from, bytes)) = self.inbox.take()
         {
-            let frame = self.inbox.frame(bytes.clone());
+            let frame = self.inbox.frame(from, bytes.clone());
             if self.is_fit(&frame, &self.inbox.names[from]) {
                 sink.prefetch(&frame);
-                lent[count] = bytes;
+                lent[count] = (from, bytes);
                 count += 1;
             } else {
                 self.counters.rx_dropped += 1;
             }
         }
-        for bytes in &lent[..count] {
-            let frame = self.inbox.frame(bytes.clone());
+        for (from, bytes) in &lent[..count] {
+            let frame = self.inbox.frame(*from, bytes.clone());
             self.counters.rx_frames += 1;
             self.counters.rx_bytes += frame.len() as u64;
             sink.frame(&frame);
@@ -742,6 +769,28 @@ mod tests {
         b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
         assert_eq!(b.inbox.count, 20);
         assert_eq!(drain(&mut b), sent);
+    }
+
+    /// Goal: what a router has marked is told of, of each frame of a train, and of nothing else.
+    #[test]
+    fn a_mark_is_told_of() {
+        let (mut a, mut b) = (open(None), open(None));
+        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
+        let fd = a.shared.socket.as_raw_fd();
+        for (tos, marked) in [(2, false), (0, false), (1, false), (3, true), (0xbb, true)] {
+            set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, &libc::c_int::from(tos as u8)).unwrap();
+            for count in [1, 20] {
+                let frame = frame(to, from, ETHERTYPE, &[7; 500]);
+                (0..count).for_each(|_| assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent)));
+                a.flush().unwrap();
+                let mut got = Vec::new();
+                while got.len() < count {
+                    let mut sink = |f: &RxFrame<'_>| got.push(f.is_marked());
+                    assert_ne!(b.rx_burst(32, &mut sink), Ok(0));
+                }
+                assert_eq!(got, vec![marked; count], "{tos}");
+            }
+        }
     }
 
     proptest::proptest! {

@@ -3,7 +3,7 @@
 use std::net::SocketAddrV4;
 
 use super::near::{kind_of, options};
-use super::spec::{PortInfo, bad, parse, wrapped, yes_or_no};
+use super::spec::{Outer, PortInfo, bad, parse, wrapped, yes_or_no};
 use super::{nics, switch, wires};
 use crate::backend::ip::{Ip, IpSettings, Place};
 use crate::error::OpenError;
@@ -11,7 +11,7 @@ use crate::port::Port;
 
 /// Kinds of ports that can be below, and how the kernel of the host stands beside them: it hears
 /// what they hear.
-const BELOW: &[(&str, bool)] =
+pub(super) const BELOW: &[(&str, bool)] =
     &[("afpacket", true), ("xdp", true), ("vfio", false), ("dpdk", false), ("memif", false)];
 
 /// Opens `ip(ADDRESS/PREFIX,...):PORT`, in which `below` opens a port that wraps others or that no
@@ -44,19 +44,25 @@ pub(super) fn parts(spec: &str) -> Result<(IpSettings, String, bool), OpenError>
     if through == switch::Choice::Yes {
         return Err(bad(spec, "ip() takes the device itself; leave out switch=yes"));
     }
-    for option in ["stations", "promisc", "ethertype"] {
-        if options(&device).1.split(',').any(|part| part.split('=').next() == Some(option)) {
-            let why = format!("{option}= is for frames of the fabric; ip() takes datagrams to it");
-            return Err(bad(spec, why));
-        }
-    }
+    has_none_of(spec, &device, &["stations", "promisc", "ethertype"])?;
     Ok((settings, format!("{before}{device}"), *beside_kernel))
 }
 
-/// Where the device begins, behind what spoils or records the frames below.
-fn device_in(inner: &str) -> usize {
+/// Refuses options of `device` that are for frames of the fabric as they are.
+pub(super) fn has_none_of(spec: &str, device: &str, names: &[&str]) -> Result<(), OpenError> {
+    for name in names {
+        if options(device).1.split(',').any(|part| part.split('=').next() == Some(name)) {
+            let why = format!("{name}= is for frames of the fabric with nothing around them");
+            return Err(bad(spec, why));
+        }
+    }
+    Ok(())
+}
+
+/// Where the device begins, behind what spoils, records or tags the frames below.
+pub(super) fn device_in(inner: &str) -> usize {
     let mut at = 0;
-    while ["fault(", "pcap("].iter().any(|wrapper| inner[at..].starts_with(wrapper)) {
+    while ["fault(", "pcap(", "vlan("].iter().any(|wrapper| inner[at..].starts_with(wrapper)) {
         let Some(end) = inner[at..].find("):") else { return inner.len() };
         at += end + 2;
     }
@@ -98,11 +104,11 @@ pub(super) fn kind() -> PortInfo {
     }
 }
 
-/// Opens a device that takes datagrams to `place`.
-pub(super) fn device(spec: &str, place: SocketAddrV4) -> Result<Box<dyn Port>, OpenError> {
+/// Opens a device that takes what `outer` says.
+pub(super) fn device(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
     match kind_of(spec) {
-        "afpacket" => wires::afpacket(spec, Some(place)),
-        "xdp" => wires::xdp(spec, Some(place)),
+        "afpacket" => wires::afpacket(spec, outer),
+        "xdp" => wires::xdp(spec, outer),
         "vfio" => nics::vfio(spec),
         "memif" => super::memif::open(spec),
         #[cfg(feature = "dpdk")]

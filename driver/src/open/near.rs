@@ -132,7 +132,7 @@ pub(super) fn with_option(spec: &str, option: &str) -> String {
 /// Where in `spec` the device begins, behind what spoils its frames or carries them.
 pub(super) fn device_at(spec: &str) -> usize {
     let mut at = 0;
-    while ["fault(", "ip("].iter().any(|wrapper| spec[at..].starts_with(wrapper)) {
+    while ["fault(", "ip(", "vlan("].iter().any(|wrapper| spec[at..].starts_with(wrapper)) {
         let Some(end) = spec[at..].find("):") else { return spec.len() };
         at += end + 2;
     }

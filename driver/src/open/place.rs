@@ -7,7 +7,7 @@ use crate::backend::udp;
 /// The device's part of `spec`, behind whatever wraps it; `None` if a wrapper has no end.
 pub(super) fn device_of(spec: &str) -> Option<&str> {
     let mut device = spec;
-    while ["fault(", "pcap(", "ip("].iter().any(|wrapper| device.starts_with(wrapper)) {
+    while ["fault(", "pcap(", "ip(", "vlan("].iter().any(|wrapper| device.starts_with(wrapper)) {
         device = device.split_once("):")?.1;
     }
     Some(device)

@@ -1,5 +1,7 @@
 //! What the names of all kinds of ports have in common.
 
+use std::net::SocketAddrV4;
+
 use crate::error::OpenError;
 
 /// What a port of this machine is called, and whether it can be opened.
@@ -11,6 +13,15 @@ pub struct PortInfo {
     pub what: String,
     /// Why it cannot be opened and what to do, in one line; `None` if it can.
     pub why_not: Option<String>,
+}
+
+/// What stands around the frames that a device is to take.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outer {
+    /// A tag of this VLAN.
+    pub(super) vlan: Option<u16>,
+    /// A datagram to this place.
+    pub(super) place: Option<SocketAddrV4>,
 }
 
 /// What is wrong with `spec`, or with the part of it that is given, and what to write instead.

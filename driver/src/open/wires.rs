@@ -1,8 +1,6 @@
 //! Names of the ports that go out on a wire through the kernel.
 
-use std::net::SocketAddrV4;
-
-use super::spec::{PortInfo, bad, parse, yes_or_no};
+use super::spec::{Outer, PortInfo, bad, parse, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::netdev::{Accept, links};
 use crate::backend::udp::{Udp, UdpSettings, addresses};
@@ -10,12 +8,10 @@ use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
 use crate::port::Port;
 
-/// Opens `afpacket:INTERFACE,...`, for datagrams to `place`, if there is one.
-pub(super) fn afpacket(
-    spec: &str,
-    place: Option<SocketAddrV4>,
-) -> Result<Box<dyn Port>, OpenError> {
-    let settings = AfPacketSettings { place, ..afpacket_settings(spec)? };
+/// Opens `afpacket:INTERFACE,...`, for frames in what `outer` says.
+pub(super) fn afpacket(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
+    let Outer { vlan, place } = outer;
+    let settings = AfPacketSettings { vlan, place, ..afpacket_settings(spec)? };
     Ok(Box::new(AfPacket::open(&settings)?))
 }
 
@@ -65,8 +61,9 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
 }
 
 /// Opens `xdp:INTERFACE,...`, likewise.
-pub(super) fn xdp(spec: &str, place: Option<SocketAddrV4>) -> Result<Box<dyn Port>, OpenError> {
-    let settings = XdpSettings { place, ..xdp_settings(spec)? };
+pub(super) fn xdp(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
+    let Outer { vlan, place } = outer;
+    let settings = XdpSettings { vlan, place, ..xdp_settings(spec)? };
     Ok(Box::new(Xdp::open(&settings)?))
 }
 
@@ -140,7 +137,11 @@ fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
-            _ => return Err(bad(spec, format!("no option \"{key}\"; there are mtu= and near="))),
+            "dscp" => settings.dscp = parse(spec, value)?,
+            _ => {
+                let why = format!("no option \"{key}\"; there are mtu=, dscp= and near=");
+                return Err(bad(spec, why));
+            }
         }
     }
     Ok(settings)

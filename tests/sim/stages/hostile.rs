@@ -283,6 +283,7 @@ impl Villain {
             ty: Ty::Open,
             ar: false,
             rtx: false,
+            ce: false,
             crc: true,
             dst_sid: self.sid,
             psn: Psn(self.psn),

@@ -12,6 +12,7 @@ use barewire_driver::port::{MacAddr, Station, Tx};
 
 use super::{for_seeds, nightly};
 use crate::ledger::ensure;
+use crate::net::NetStats;
 use crate::plan::Plan;
 use crate::rig::Rig;
 use crate::rng::Rng;
@@ -77,6 +78,24 @@ fn a_long_fat_path_is_filled() {
     assert!(short.is_empty(), "out of bounds: {short:#?}");
 }
 
+/// Goal: a path that marks frames which meet a long queue keeps its goodput, and its queue is
+/// short. Method: the stream of [`goodput`] by way of a transmitter with room for 4,096 frames,
+/// which marks those that wait for more than 10 us, and one that marks none.
+#[test]
+fn marks_keep_a_queue_short() {
+    let [plain, marked] = [None, Some(10_000)].map(|mark_ns| {
+        let mut plan = stream_plan(1, 1500, 0.0);
+        (plan.link.tx_ring, plan.link.mark_ns) = (4096, mark_ns);
+        let (share, stats) = stream_with_stats(plan, 64 * KIB, 1024);
+        let queue_us = stats.queued_ns as f64 / stats.frames as f64 / 1000.0;
+        println!("marks {mark_ns:?}: {share:.4}, {queue_us:.1} us, {} marked", stats.marked);
+        (share, queue_us, stats.marked)
+    });
+    assert!(plain.2 == 0 && marked.2 > 100);
+    assert!(marked.0 > 0.97, "goodput {}", marked.0);
+    assert!(marked.1 < 10.0 && marked.1 < plain.1 / 1.5, "{} of {} us", marked.1, plain.1);
+}
+
 /// A stream of long messages.
 fn stream_plan(seed: u64, mtu: usize, loss: f64) -> Plan {
     let mut plan = Plan::calm(seed, 0);
@@ -91,6 +110,11 @@ fn stream_plan(seed: u64, mtu: usize, loss: f64) -> Plan {
 
 /// Goodput of `total` messages of `len` bytes, sixteen at a time, over what is possible.
 fn stream(plan: Plan, len: usize, total: u64) -> f64 {
+    stream_with_stats(plan, len, total).0
+}
+
+/// The same, and what the link counted.
+fn stream_with_stats(plan: Plan, len: usize, total: u64) -> (f64, NetStats) {
     let (mtu, bps, loss) = (plan.link.mtu[0], plan.link.bps as f64, plan.link.loss);
     let mut rig = Rig::new(plan, 2);
     let peer = rig.peer(0, 1, 2);
@@ -135,7 +159,8 @@ fn stream(plan: Plan, len: usize, total: u64) -> f64 {
     let headers = 2 + 16 + 16 + 4;
     let on_cable = (mtu + 14) as f64 + crate::net::ETH_GAP as f64;
     let line = bps / 8.0 * (mtu - headers) as f64 / on_cable;
-    (total as usize * len) as f64 / seconds / (line * (1.0 - loss))
+    let share = (total as usize * len) as f64 / seconds / (line * (1.0 - loss));
+    (share, rig.net.stats)
 }
 
 /// Goal: a peer that dies ends every operation, not before T_dead and not after 1.1 times it; one
@@ -259,6 +284,7 @@ fn open_session(node: &mut Node, now: Moment, src: Station) {
         ty: Ty::Open,
         ar: false,
         rtx: false,
+        ce: false,
         crc: true,
         dst_sid: 0,
         psn: Psn(7),

@@ -156,6 +156,7 @@ fn open_frame(src: usize, op: OpenOp, len: usize) -> Vec<u8> {
         ty: Ty::Open,
         ar: false,
         rtx: false,
+        ce: false,
         crc: true,
         dst_sid: op.echo_sid,
         psn: Psn(7),

@@ -780,6 +780,7 @@ pub(super) fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
         ty: Ty::Resp,
         ar: false,
         rtx: false,
+        ce: false,
         crc: to.node.has_crc(),
         dst_sid: peer.remote_sid,
         psn: peer.snd.number(),

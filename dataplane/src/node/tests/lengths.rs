@@ -30,6 +30,17 @@ fn a_slow_peer_behind_a_plain_ethernet_is_reached_at_its_length() {
     assert_eq!(found(9000, 1500, u64::MAX), (1500, vec![1500]));
 }
 
+/// Goal: what a path of any length carries is found but for a few bytes, in either search.
+#[test]
+fn a_path_of_any_length_is_found() {
+    for (mtu, carried) in [(8958, 1458), (8958, 1358), (1458, 1238), (1500, 600), (1500, 1499)] {
+        let (found, told) = found(mtu, carried, u64::MAX);
+        let least = carried as u32 - 16;
+        assert!((least..=carried as u32).contains(&found), "{found} of {carried}");
+        assert_eq!(told.len(), 1, "of {carried}");
+    }
+}
+
 /// The frame length of a session between ports of MTU `mtu`, whose frames beyond `carried` are
 /// lost for so many milliseconds, after 2 s; and which lengths its opener was told to be all that
 /// passes. Longer ones than 256 bytes are lost as well in the first 150 ms.

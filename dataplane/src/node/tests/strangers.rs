@@ -17,7 +17,7 @@ fn say(node: &mut Node, dst_sid: u32, op: &Op) -> Vec<Vec<u8>> {
     let (dst, crc) = (node.station, node.has_crc());
     let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, STRANGER);
     let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
-    let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };
+    let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
     node.on_frame(Instant(5_000_000), &RxFrame::new(&wire::frame(&base, op, &[])));
     let mut out = VecDeque::new();
     node.transmit(Instant(5_000_000), &mut sink(&mut out));
@@ -221,7 +221,7 @@ fn open_of(node: &mut Node, now: Instant, n: u32) -> Vec<Vec<u8>> {
     let (dst, crc, src) = (node.station, node.has_crc(), Station::at([6, 0, 0, a, b, c]));
     let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
     let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
-    let base = Base { dst, src, ty, ar, rtx, crc, dst_sid, psn, cack, grant, plen };
+    let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
     let op = open(node.settings().incarnation);
     node.on_frame(now, &RxFrame::new(&wire::frame(&base, &op, &[])));
     let mut out = VecDeque::new();

@@ -90,6 +90,7 @@ fn base_to(pair: &Pair, i: usize) -> Base {
         ty: Ty::Rst,
         ar: false,
         rtx: false,
+        ce: false,
         crc: true,
         dst_sid: 0,
         psn: Psn(0),

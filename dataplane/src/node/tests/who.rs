@@ -21,7 +21,8 @@ fn server(station: u8, number: u16) -> End {
 fn say(node: &mut Node, now: u64, (src, dst): (u8, Station), op: WhoOp) -> Vec<(Station, WhoOp)> {
     let (crc, src) = (node.has_crc(), Station::at([2, 0, 0, 0, 0, src]));
     let (ty, ar, rtx, psn, cack, grant) = (Ty::Who, false, false, Psn(0), Psn(0), 0);
-    let base = Base { dst, src, ty, ar, rtx, crc, dst_sid: 0, psn, cack, grant, plen: 0 };
+    let base =
+        Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid: 0, psn, cack, grant, plen: 0 };
     node.on_frame(Instant(now), &RxFrame::new(&wire::frame(&base, &Op::Who(op), &[])));
     said(node, now)
 }

@@ -5,7 +5,9 @@
 //! most once a round trip. So the queue stays short, which keeps the repair of a loss short as
 //! well: a lost packet is sent again after one round trip, and the packets that may be numbered
 //! beyond it last for several. Loss by itself changes nothing: on the links this is made for it is
-//! noise more often than congestion. A path that reorders has long round trips without a queue, so
+//! noise more often than congestion. A mark that a router sets (ECN) is no noise: it takes a fifth
+//! of the window, at most once a round trip, as RFC 8511 has it, since a router marks while its
+//! queue is still short. A path that reorders has long round trips without a queue, so
 //! the allowance follows their variation.
 
 use super::{CongestionControl, WINDOW};
@@ -40,6 +42,15 @@ impl Default for DelayWindow {
     }
 }
 
+impl DelayWindow {
+    /// There is a queue: the window shrinks, and does not grow again as it did at first.
+    fn cut(&mut self, now: Instant, by: u32) {
+        self.size = (self.size - by).max(MIN * ONE);
+        self.slow_start = false;
+        self.cut_at = now;
+    }
+}
+
 impl CongestionControl for DelayWindow {
     /// All at once: nobody reports what has arrived before half of them are under way.
     fn whole() -> Self {
@@ -62,10 +73,13 @@ impl CongestionControl for DelayWindow {
             self.size = (self.size + grow).min(WINDOW * ONE);
         } else if now.since(self.cut_at) > srtt {
             let over = ((srtt - limit) * 256 / srtt) as u32;
-            self.size -= self.size / 512 * over.min(256);
-            self.size = self.size.max(MIN * ONE);
-            self.slow_start = false;
-            self.cut_at = now;
+            self.cut(now, self.size / 512 * over.min(256));
+        }
+    }
+
+    fn on_mark(&mut self, now: Instant, rtt: &Rtt) {
+        if now.since(self.cut_at) > rtt.srtt_ns() {
+            self.cut(now, self.size / 5);
         }
     }
 
@@ -103,5 +117,27 @@ mod tests {
         }
         let grown = cwnd.window();
         assert!((MIN + 10..MIN + 24).contains(&grown), "about two a round trip, not {grown}");
+    }
+
+    #[test]
+    fn a_mark_takes_a_fifth_once_a_round_trip() {
+        let mut rtt = Rtt::default();
+        rtt.sample(20_000);
+        let mut cwnd = DelayWindow::default();
+        let mut now = Instant(1_000_000);
+        cwnd.on_ack(now, 984, &rtt, 100_000);
+        assert_eq!(cwnd.window(), 1000);
+        for (after, window) in [(0, 800), (10_000, 800), (10_000, 800), (1, 640), (20_001, 512)] {
+            now = now + after;
+            cwnd.on_mark(now, &rtt);
+            assert_eq!(cwnd.window(), window);
+        }
+        cwnd.on_ack(now, 64, &rtt, 100_000);
+        assert_eq!(cwnd.window(), 512, "it grows by two a round trip from then on");
+        for _ in 0..100 {
+            now = now + 30_000;
+            cwnd.on_mark(now, &rtt);
+        }
+        assert_eq!(cwnd.window(), MIN);
     }
 }

@@ -21,6 +21,8 @@ impl CongestionControl for Fixed {
 
     fn on_ack(&mut self, _: Instant, _: u32, _: &Rtt, _: u64) {}
 
+    fn on_mark(&mut self, _: Instant, _: &Rtt) {}
+
     fn on_loss(&mut self, _: Instant, _: u32) {}
 }
 

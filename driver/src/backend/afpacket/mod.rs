@@ -85,6 +85,9 @@ pub struct AfPacketSettings {
     /// IPv4 datagrams to this place are taken, and ARP that concerns its address, in place of
     /// frames of `ethertype`; whatever `accept` says.
     pub place: Option<SocketAddrV4>,
+    /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one. The
+    /// kernel takes the tag off; who sends writes it.
+    pub vlan: Option<u16>,
 }
 
 impl AfPacketSettings {
@@ -99,6 +102,7 @@ impl AfPacketSettings {
             ethertype: ETHERTYPE,
             accept: Accept::Own,
             place: None,
+            vlan: None,
         }
     }
 
@@ -180,21 +184,26 @@ impl AfPacket {
         // Before the look at the interface counts: what changes from now on is heard.
         let ear = Ear::new().map_err(os)?;
         let fd = socket.as_raw_fd();
-        let ethertype = if settings.place.is_some() { socket::ANY } else { settings.ethertype };
+        let is_any = settings.place.is_some() || settings.vlan.is_some();
+        let bound_to = if is_any { socket::ANY } else { settings.ethertype };
         let program = match settings.place {
-            Some(place) => filter::of_place(place),
-            None => filter::of_station(ethertype, settings.accept.filter(station)),
+            Some(place) => filter::of_place(place, settings.vlan),
+            None => filter::of_station(
+                settings.ethertype,
+                settings.accept.filter(station),
+                (settings.vlan, station.mac == link.mac && settings.accept != Accept::All),
+            ),
         };
         socket::prepare(fd, program).map_err(os)?;
         let (rx_max, ring_count) = settings.receives(&asker, &link.name, frame_max);
-        let ring = RxRing::new(fd, rx_max, ring_count);
+        let ring = RxRing::new(fd, rx_max, ring_count, settings.vlan);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
         if settings.accept == Accept::All && !link.is_loopback {
             join(fd, &link, None).map_err(os)?;
         } else if station.mac != link.mac && !link.is_loopback {
             join(fd, &link, Some(station.mac)).map_err(os)?;
         }
-        filter::bind(fd, &link, ethertype).map_err(os)?;
+        filter::bind(fd, &link, bound_to).map_err(os)?;
         let bell = Bell::new().map_err(os)?;
         let caps = PortCaps {
             station,

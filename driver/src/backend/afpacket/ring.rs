@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::super::vlan::VLAN_ID;
 use super::socket::set;
 use crate::frame::{ETH_HDR_LEN, RxFrame};
 
@@ -36,6 +37,8 @@ pub(super) struct RxRing {
     offset: usize,
     block: usize,
     frame_max: usize,
+    /// The VLAN whose tag the kernel has taken off frames of ours.
+    vlan: Option<u16>,
 }
 
 /// What a slot holds.
@@ -51,7 +54,7 @@ pub(super) enum Slot {
         /// Frames were lost meanwhile.
         lost: bool,
     },
-    /// A frame that we do not carry: cut, too long, or tagged for a VLAN.
+    /// A frame that we do not carry: cut, too long, or of another VLAN.
     Unfit {
         /// Frames were lost meanwhile.
         lost: bool,
@@ -76,7 +79,12 @@ fn page_len() -> usize {
 
 impl RxRing {
     /// Gives the socket a ring for frames of `frame_max` bytes.
-    pub(super) fn new(fd: RawFd, frame_max: usize, slots: Option<usize>) -> io::Result<Self> {
+    pub(super) fn new(
+        fd: RawFd,
+        frame_max: usize,
+        slots: Option<usize>,
+        vlan: Option<u16>,
+    ) -> io::Result<Self> {
         let (slot_len, block_len, block_count) = shape(frame_max, slots);
         let slots_per_block = block_len / slot_len;
         let slot_count = block_count * slots_per_block;
@@ -99,6 +107,7 @@ impl RxRing {
             offset: 0,
             block: 0,
             frame_max,
+            vlan,
         })
     }
 
@@ -121,8 +130,10 @@ impl RxRing {
         let (start, len) = (usize::from(head.tp_mac), head.tp_snaplen as usize);
         // The kernel's word, but it becomes a pointer: checked all the same.
         let fits = start >= size_of::<libc::tpacket2_hdr>() && start + len <= self.slot_len;
-        let is_whole = head.tp_len == head.tp_snaplen && status & libc::TP_STATUS_VLAN_VALID == 0;
-        if !fits || !is_whole || len < ETH_HDR_LEN || len > self.frame_max {
+        let is_tagged = status & libc::TP_STATUS_VLAN_VALID != 0;
+        let is_ours = self.vlan == is_tagged.then_some(head.tp_vlan_tci & VLAN_ID);
+        let is_whole = head.tp_len == head.tp_snaplen;
+        if !fits || !is_whole || !is_ours || len < ETH_HDR_LEN || len > self.frame_max {
             return Slot::Unfit { lost };
         }
         Slot::Frame { start: self.offset + start, len, lost }

@@ -16,6 +16,10 @@ const IP_AT: usize = 14;
 const UDP_AT: usize = 34;
 /// Version 4, header of 20 bytes.
 const VERSION_IHL: u8 = 0x45;
+/// In the byte of DSCP and ECN: what we send says that it may be marked (ECT(0)), and what a router
+/// with a long queue makes of it (CE), RFC 3168.
+pub(super) const ECT_0: u8 = 2;
+const CE: u8 = 3;
 /// UDP's protocol number.
 const UDP: u8 = 17;
 /// Don't fragment, in the word of flags and offset; all of it but that flag.
@@ -88,6 +92,12 @@ pub(super) fn write_sum(head: &mut [u8; HEADERS_LEN], payload: &[u8]) {
         .add_slice(payload);
     // In the order of memory, as the slices were added.
     head[40..42].copy_from_slice(&sum.to_ones_complement_with_no_zero().to_ne_bytes());
+}
+
+/// Whether a router has marked the datagram with these headers.
+#[inline]
+pub(super) fn is_marked(head: &[u8; HEADERS_LEN]) -> bool {
+    head[IP_AT + 1] & CE == CE
 }
 
 /// Why what the wire brought is no datagram to this port.
@@ -254,6 +264,11 @@ mod tests {
         assert_eq!(spoilt(21, 1, true), Err(Refused::Fragment));
         assert_eq!(spoilt(22, 63, false), Err(Refused::Sum));
         assert_eq!(spoilt(22, 63, true), Ok(()));
+        for (tos, marked) in [(0, false), (1, false), (ECT_0, false), (CE, true), (0xfd, false)] {
+            let mut frame = good.clone();
+            frame[15] = tos;
+            assert_eq!(is_marked(frame.first_chunk().unwrap()), marked, "{tos}");
+        }
         assert_eq!(spoilt(23, 6, true), Err(Refused::Foreign));
         assert_eq!(spoilt(33, 1, true), Err(Refused::Foreign));
         assert_eq!(spoilt(37, 1, false), Err(Refused::Foreign));

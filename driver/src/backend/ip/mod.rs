@@ -20,6 +20,10 @@
 //! That of [`udp`](super::udp): a frame is taken only if its addresses are the places that the
 //! datagram came from and went to. ARP believes who answers.
 //!
+//! # Congestion
+//! Datagrams say that they may be marked (ECT(0), RFC 3168), and a frame of one that a router has
+//! marked says so ([`RxFrame::is_marked`]).
+//!
 //! # What it does not do
 //! Fragments, IPv4 options, IPv6, ICMP (a path that carries less is found by the fabric's probes).
 
@@ -45,7 +49,7 @@ use crate::port::{
     MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
 };
 use arp::{ARP_LEN, Arp, ArpFrame, ETHERTYPE_ARP};
-use datagram::{HEADERS_LEN, Refused, Template};
+use datagram::{ECT_0, HEADERS_LEN, Refused, Template};
 use neighbours::{Budget, Due, Learned, Neighbours};
 use place::Net;
 use train::Train;
@@ -152,7 +156,7 @@ impl Ip {
             frame_max,
             net: Net::of(settings),
             own: (mac, *addr.ip()),
-            template: Template::new(mac, addr, settings.ttl, settings.dscp << 2),
+            template: Template::new(mac, addr, settings.ttl, settings.dscp << 2 | ECT_0),
             sums: settings.sums,
             neighbours: Neighbours::new(),
             answers: Budget::new(),
@@ -382,9 +386,9 @@ impl Ear {
         &self.arps[..self.count]
     }
 
-    /// The length of the frame of ours that `frame` holds.
+    /// The length of the frame of ours that `frame` holds, and whether its datagram is marked.
     #[inline]
-    fn check(&mut self, frame: &RxFrame<'_>) -> Option<usize> {
+    fn check(&mut self, frame: &RxFrame<'_>) -> Option<(usize, bool)> {
         const BOTH: usize = HEADERS_LEN + ETH_HDR_LEN;
         let Some(bytes) = frame.first_chunk::<BOTH>() else {
             self.other(frame);
@@ -407,7 +411,7 @@ impl Ear {
             self.drop_frame();
             return None;
         }
-        Some(len)
+        Some((len, datagram::is_marked(head)))
     }
 
     #[cold]
@@ -418,8 +422,9 @@ impl Ear {
 
     /// Keeps a datagram of `len` bytes, more than a frame has, if it is a train.
     #[cold]
-    fn take_train(&mut self, frame: &RxFrame<'_>, len: usize) {
-        if !self.train.take(frame, HEADERS_LEN, len, self.frame_max) {
+    fn take_train(&mut self, frame: &RxFrame<'_>, len: usize, marked: bool) {
+        let frame = frame.with_mark(marked);
+        if !self.train.take(&frame, HEADERS_LEN, len, self.frame_max) {
             self.drop_frame();
         }
     }
@@ -482,15 +487,15 @@ impl RxSink for Taker<'_> {
     }
 
     fn frame(&mut self, frame: &RxFrame<'_>) {
-        let Some(len) = self.ear.check(frame) else { return };
+        let Some((len, marked)) = self.ear.check(frame) else { return };
         if len > self.ear.frame_max {
-            return self.ear.take_train(frame, len);
+            return self.ear.take_train(frame, len, marked);
         }
         let Some(inside) = frame.part(HEADERS_LEN, len) else { return };
         self.ear.lent += 1;
         self.ear.counters.rx_frames += 1;
         self.ear.counters.rx_bytes += len as u64;
-        self.sink.frame(&inside);
+        self.sink.frame(&inside.with_mark(marked));
     }
 }
 

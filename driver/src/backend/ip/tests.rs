@@ -264,7 +264,7 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     let got = take(&mut raw).pop().unwrap();
     assert_eq!(
         (&got[..6], &got[30..34], got[15]),
-        (&router.0.0[..], &[10, 200, 0, 1][..], 46 << 2)
+        (&router.0.0[..], &[10, 200, 0, 1][..], 46 << 2 | 2)
     );
     // The router has another NIC, and says so to everybody.
     let moved = (MacAddr([2, 5, 5, 5, 5, 5]), ip(1));

@@ -21,13 +21,15 @@ pub(super) struct Train {
     at: usize,
     end: usize,
     cut: usize,
+    /// Its headers were marked: all of its frames are.
+    marked: bool,
     /// Bursts for which another one is expected.
     expected: u16,
 }
 
 impl Train {
     pub(super) fn new() -> Self {
-        Self { bytes: vec![0; TRAIN_MAX].into(), at: 0, end: 0, cut: 0, expected: 0 }
+        Self { bytes: vec![0; TRAIN_MAX].into(), at: 0, end: 0, cut: 0, marked: false, expected: 0 }
     }
 
     /// Whether the next burst may have one: asked for each burst.
@@ -57,6 +59,7 @@ impl Train {
         }
         let Some(cut) = cut(&self.bytes[..len], frame_max) else { return false };
         (self.at, self.end, self.cut, self.expected) = (0, len, cut, EXPECTED);
+        self.marked = frame.is_marked();
         true
     }
 
@@ -64,7 +67,8 @@ impl Train {
     pub(super) fn next(&mut self) -> Option<RxFrame<'_>> {
         let from = self.at;
         self.at = self.end.min(from + self.cut);
-        (from < self.end).then(|| RxFrame::new(&self.bytes[from..self.at]))
+        let frame = || RxFrame::new(&self.bytes[from..self.at]).with_mark(self.marked);
+        (from < self.end).then(frame)
     }
 }
 
@@ -101,14 +105,16 @@ mod tests {
             prop_assume!(bytes.len() <= TRAIN_MAX);
             let whole = [&[9; 42][..], &bytes].concat();
             let mut train = Train::new();
-            prop_assert!(train.take(&RxFrame::new(&whole), 42, bytes.len(), 1500));
+            let is_marked = seed % 2 == 1;
+            let lent = RxFrame::new(&whole).with_mark(is_marked);
+            prop_assert!(train.take(&lent, 42, bytes.len(), 1500));
             // One at a time.
             prop_assert!(!train.take(&RxFrame::new(&whole), 42, bytes.len(), 1500));
             for sent in &frames {
                 let got = train.next().unwrap();
                 let mut copy = vec![0; got.len()];
                 prop_assert!(got.copy_to(0, &mut copy));
-                prop_assert_eq!(&copy, sent);
+                prop_assert_eq!((&copy, got.is_marked()), (sent, is_marked));
             }
             prop_assert!(train.next().is_none() && train.is_empty());
             prop_assert!(len < 40 || !train.take(&RxFrame::new(&whole), 42, bytes.len(), len - 1));

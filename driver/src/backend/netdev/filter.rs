@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use nix::sys::socket::{MsgFlags, recv};
 
 use super::super::set_option;
+use super::super::vlan::VLAN_ID;
 use super::link::Link;
 use super::station::raw_socket;
 use crate::frame::{DST_NUMBER_AT, RxFrame};
@@ -20,29 +21,56 @@ const TAX: u16 = (libc::BPF_MISC | libc::BPF_TAX) as u16;
 const JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JEQ_X: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_X) as u16;
 const JSET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 // SKF_AD_OFF and what is behind it, of linux/filter.h.
 const PACKET_TYPE: u32 = (-0x1000_i32 + 4) as u32;
+const VLAN_TAG: u32 = (-0x1000_i32 + 44) as u32;
 const VLAN_TAG_PRESENT: u32 = (-0x1000_i32 + 48) as u32;
 
 fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// Lets through what is ours: our EtherType, no VLAN tag, to `station` or to a group; without
-/// `station` to any. The number [`Station::EVERY`] is any number.
+/// Goes on with what has the tag of `vlan`, which the kernel has taken off by then, or none.
+///
+/// Sockets of one EtherType hear a frame of a VLAN that the kernel has no interface for without
+/// word of its tag, as one to another host; those of any EtherType hear it before.
+fn of_vlan(vlan: Option<u16>) -> Vec<libc::sock_filter> {
+    let drop = op(RET, 0, 0, 0);
+    let present = op(LD_W, VLAN_TAG_PRESENT, 0, 0);
+    match vlan {
+        None => vec![present, op(JEQ, 0, 1, 0), drop],
+        Some(id) => vec![
+            present,
+            op(JEQ, 0, 3, 0),
+            op(LD_W, VLAN_TAG, 0, 0),
+            op(AND, VLAN_ID.into(), 0, 0),
+            op(JEQ, id.into(), 1, 0),
+            drop,
+        ],
+    }
+}
+
+/// Lets through what is ours: our EtherType, the tag of `vlan` or none, to `station` or to a group;
+/// without `station` to any. The number [`Station::EVERY`] is any number. `has_nics_mac`: the
+/// kernel holds frames to the station for its own.
 ///
 /// The kernel's tap hears frames to other stations too, where the interface is promiscuous for
 /// somebody or sits behind a hub.
 pub(in super::super) fn of_station(
     ethertype: u16,
     station: Option<Station>,
+    (vlan, has_nics_mac): (Option<u16>, bool),
 ) -> Vec<libc::sock_filter> {
     let take = op(RET, u32::MAX, 0, 0);
     let Station { mac: MacAddr([a, b, c, d, e, f]), number } = station.unwrap_or_default();
-    vec![
-        op(LD_W, VLAN_TAG_PRESENT, 0, 0),
-        op(JEQ, 0, 0, 10),
+    let mut program = of_vlan(vlan);
+    if has_nics_mac && vlan.is_none() {
+        let others = op(JEQ, libc::PACKET_OTHERHOST.into(), 0, 1);
+        program.extend([op(LD_W, PACKET_TYPE, 0, 0), others, op(RET, 0, 0, 0)]);
+    }
+    program.extend([
         op(LD_H, 12, 0, 0),
         op(JEQ, ethertype.into(), 0, 8),
         if station.is_some() { op(LD_B, 0, 0, 0) } else { take },
@@ -55,17 +83,17 @@ pub(in super::super) fn of_station(
         op(JEQ, number.swap_bytes().into(), 1, 0),
         op(RET, 0, 0, 0), // drop
         take,             // all of it
-    ]
+    ]);
+    program
 }
 
 /// Lets through IPv4 datagrams to `place`, whole ones without options, and packets of ARP that ask
-/// for its address or answer to it, or in which somebody announces his own; without a VLAN tag, and
-/// not what this host sends itself.
-pub(in super::super) fn of_place(place: SocketAddrV4) -> Vec<libc::sock_filter> {
+/// for its address or answer to it, or in which somebody announces his own; with the tag of `vlan`
+/// or none, and not what this host sends itself.
+pub(in super::super) fn of_place(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
     let ip = u32::from(*place.ip());
-    vec![
-        op(LD_W, VLAN_TAG_PRESENT, 0, 0),
-        op(JEQ, 0, 0, 21),
+    let mut program = of_vlan(vlan);
+    program.extend([
         op(LD_W, PACKET_TYPE, 0, 0),
         op(JEQ, libc::PACKET_OUTGOING.into(), 19, 0),
         op(LD_H, 12, 0, 0),
@@ -91,7 +119,8 @@ pub(in super::super) fn of_place(place: SocketAddrV4) -> Vec<libc::sock_filter> 
         op(JEQ_X, 0, 1, 0),
         op(RET, 0, 0, 0),        // drop
         op(RET, u32::MAX, 0, 0), // all of it
-    ]
+    ]);
+    program
 }
 
 /// Makes the socket `fd` hear only what `program` lets through.
@@ -120,10 +149,16 @@ impl ArpSocket {
     /// Frames lent at once.
     const BURST: usize = 16;
 
-    pub(in super::super) fn new(link: &Link, place: SocketAddrV4) -> io::Result<Self> {
+    pub(in super::super) fn new(
+        link: &Link,
+        place: SocketAddrV4,
+        vlan: Option<u16>,
+    ) -> io::Result<Self> {
         let socket = raw_socket()?;
-        attach(socket.as_raw_fd(), of_place(place))?;
-        bind(socket.as_raw_fd(), link, libc::ETH_P_ARP as u16)?;
+        attach(socket.as_raw_fd(), of_place(place, vlan))?;
+        // See `of_vlan`.
+        let ethertype = if vlan.is_some() { libc::ETH_P_ALL } else { libc::ETH_P_ARP };
+        bind(socket.as_raw_fd(), link, ethertype as u16)?;
         Ok(Self(socket))
     }
 

@@ -115,6 +115,9 @@ pub struct XdpSettings {
     /// IPv4 datagrams to this place are taken, and ARP that concerns its address, in place of
     /// frames of the fabric; whatever `accept` says.
     pub place: Option<SocketAddrV4>,
+    /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one, and
+    /// are lent with it.
+    pub vlan: Option<u16>,
 }
 
 impl XdpSettings {
@@ -131,6 +134,7 @@ impl XdpSettings {
             ring_count: None,
             accept: Accept::Own,
             place: None,
+            vlan: None,
         }
     }
 
@@ -286,7 +290,7 @@ impl Xdp {
             socket::busy_poll(fd).map_err(|e| wanted.os("the kernel has no busy polling", &e))?;
         }
         let bell = Bell::new().map_err(os)?;
-        let arp = settings.place.map(|place| ArpSocket::new(&link, place));
+        let arp = settings.place.map(|place| ArpSocket::new(&link, place, settings.vlan));
         let arp = arp.transpose().map_err(os)?;
         let caps = PortCaps {
             station,
@@ -545,7 +549,7 @@ fn bind(
         Some(place) => Take::Datagrams(place),
         None => Take::Frames(ETHERTYPE, settings.accept.filter(station)),
     };
-    let program = program::program(map.as_raw_fd(), take);
+    let program = program::program(map.as_raw_fd(), take, settings.vlan);
     let program = bpf::load(&program).map_err(|e| no_xdp(wanted, &e))?;
     let (program, mode) = attach(settings, wanted, link, &program)?;
     let copies = mode == XdpMode::Generic || !settings.zero_copy;

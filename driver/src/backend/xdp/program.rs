@@ -9,6 +9,7 @@
 use std::net::SocketAddrV4;
 use std::os::fd::RawFd;
 
+use super::super::vlan::{ETHERTYPE_VLAN, TAG_LEN, VLAN_ID};
 use crate::frame::{DST_NUMBER_AT, FRAME_MIN};
 use crate::port::{MacAddr, Station};
 
@@ -26,6 +27,7 @@ const LOAD_IMM64: u8 = 0x18;
 const MOV: u8 = 0xbf;
 const MOV_IMM: u8 = 0xb7;
 const ADD_IMM: u8 = 0x07;
+const AND_IMM: u8 = 0x57;
 const JUMP_GREATER: u8 = 0x2d;
 const JUMP_NOT_IMM: u8 = 0x55;
 const JUMP_SET_IMM: u8 = 0x45;
@@ -52,6 +54,8 @@ fn insn(code: u8, dst: u8, src: u8, offset: i16, number: i32) -> Insn {
 enum Check {
     /// These two bytes there.
     Half(i16, [u8; 2]),
+    /// These bits of the two bytes there, of which those of the mask count.
+    Masked(i16, [u8; 2], [u8; 2]),
     /// This byte there.
     Byte(i16, u8),
     /// None of these bits in the two bytes there.
@@ -89,6 +93,34 @@ fn of_place(place: SocketAddrV4) -> Vec<Check> {
     ]
 }
 
+impl Check {
+    /// The same behind a tag, which stands after the addresses.
+    fn behind_a_tag(self) -> Self {
+        let moved = |at: i16| if at < 12 { at } else { at + TAG_LEN as i16 };
+        match self {
+            Self::Half(at, bytes) => Self::Half(moved(at), bytes),
+            Self::Masked(at, mask, bytes) => Self::Masked(moved(at), mask, bytes),
+            Self::Byte(at, byte) => Self::Byte(moved(at), byte),
+            Self::Clear(at, bits) => Self::Clear(moved(at), bits),
+            Self::Group => Self::Group,
+        }
+    }
+
+    /// How many instructions it takes.
+    fn len(self) -> usize {
+        if matches!(self, Self::Masked(..)) { 3 } else { 2 }
+    }
+}
+
+/// The same checks of frames with the tag of a VLAN.
+fn of_vlan(id: u16, checks: Vec<Check>) -> Vec<Check> {
+    let tag = [
+        Check::Half(12, ETHERTYPE_VLAN.to_be_bytes()),
+        Check::Masked(14, VLAN_ID.to_be_bytes(), id.to_be_bytes()),
+    ];
+    tag.into_iter().chain(checks.into_iter().map(Check::behind_a_tag)).collect()
+}
+
 /// What a program takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Take {
@@ -98,33 +130,43 @@ pub(super) enum Take {
     Datagrams(SocketAddrV4),
 }
 
-/// The program that gives the frames that it takes to the sockets in `map`.
-pub(super) fn program(map: RawFd, take: Take) -> Vec<Insn> {
+/// The program that gives the frames that it takes to the sockets in `map`: those with the tag of
+/// `vlan`, or without one.
+pub(super) fn program(map: RawFd, take: Take, vlan: Option<u16>) -> Vec<Insn> {
     let checks = match take {
         Take::Frames(ethertype, station) => of_station(ethertype, station),
         Take::Datagrams(place) => of_place(place),
+    };
+    let (checks, looked_at) = match vlan {
+        Some(id) => (of_vlan(id, checks), FRAME_MIN + TAG_LEN),
+        None => (checks, FRAME_MIN),
     };
     let mut program = vec![
         insn(LOAD_W, 2, 1, DATA, 0),
         insn(LOAD_W, 3, 1, DATA_END, 0),
         insn(MOV, 4, 2, 0, 0),
-        insn(ADD_IMM, 4, 0, 0, FRAME_MIN as i32),
+        insn(ADD_IMM, 4, 0, 0, looked_at as i32),
     ];
     // Where the instructions for a frame of ours begin, and those for others.
-    let ours = program.len() + 1 + 2 * checks.len();
+    let ours = program.len() + 1 + checks.iter().map(|check| check.len()).sum::<usize>();
     let others = ours + 6;
     let to = |place: usize, at: usize| (place - at - 1) as i16;
     let half = |bytes: [u8; 2]| i32::from(u16::from_ne_bytes(bytes));
     program.push(insn(JUMP_GREATER, 4, 3, to(others, program.len()), 0));
     for check in checks {
         let (load, at) = match check {
-            Check::Half(at, _) | Check::Clear(at, _) => (LOAD_H, at),
+            Check::Half(at, _) | Check::Clear(at, _) | Check::Masked(at, ..) => (LOAD_H, at),
             Check::Byte(at, _) => (LOAD_B, at),
             Check::Group => (LOAD_B, 0),
         };
         program.push(insn(load, 4, 2, at, 0));
+        if let Check::Masked(_, mask, _) = check {
+            program.push(insn(AND_IMM, 4, 0, 0, half(mask)));
+        }
         let (jump, place, number) = match check {
-            Check::Half(_, bytes) => (JUMP_NOT_IMM, others, half(bytes)),
+            Check::Half(_, bytes) | Check::Masked(_, _, bytes) => {
+                (JUMP_NOT_IMM, others, half(bytes))
+            }
             Check::Byte(_, byte) => (JUMP_NOT_IMM, others, byte.into()),
             Check::Clear(_, bits) => (JUMP_SET_IMM, others, half(bits.to_be_bytes())),
             Check::Group => (JUMP_SET_IMM, ours, 1),

@@ -64,7 +64,7 @@ fn the_program_takes_what_is_ours() {
     let Some((one, _socket)) = map(true) else { return };
     let load = |map: &OwnedFd, accept: Accept| {
         let take = Take::Frames(ETHERTYPE, accept.filter(own));
-        let program = program(map.as_raw_fd(), take);
+        let program = program(map.as_raw_fd(), take, None);
         bpf::load(&program).expect("the kernel takes it")
     };
     let all = [Accept::Own, Accept::Node, Accept::All].map(|accept| load(&one, accept));
@@ -325,14 +325,19 @@ fn descriptors_that_cannot_be_are_refused() {
 }
 
 /// Goal: for a place the program takes whole UDP datagrams to it, and leaves ARP and everything
-/// else to the kernel. Method: one datagram with each of its bits flipped.
+/// else to the kernel; so it does inside of a VLAN. Method: one datagram with each of its bits
+/// flipped.
 #[test]
 fn the_program_takes_datagrams_to_a_place() {
     let place = std::net::SocketAddrV4::new([10, 1, 255, 7].into(), 0xc0de);
     let Some((one, _socket)) = map(true) else { return };
-    let program = program(one.as_raw_fd(), Take::Datagrams(place));
-    let program = bpf::load(&program).expect("the kernel takes it");
-    let takes = |frame: &[u8]| bpf::run(&program, frame).unwrap() == XDP_REDIRECT;
+    let load = |vlan| {
+        let program = program(one.as_raw_fd(), Take::Datagrams(place), vlan);
+        bpf::load(&program).expect("the kernel takes it")
+    };
+    let [plain, of_vlan] = [None, Some(0x123)].map(load);
+    let takes = |frame: &[u8]| bpf::run(&plain, frame).unwrap() == XDP_REDIRECT;
+    let takes_tagged = |frame: &[u8]| bpf::run(&of_vlan, frame).unwrap() == XDP_REDIRECT;
     let mut good = vec![0; 64];
     good[12..15].copy_from_slice(&[8, 0, 0x45]);
     (good[20], good[23]) = (0x40, 17);
@@ -348,5 +353,16 @@ fn the_program_takes_datagrams_to_a_place() {
         // The flags that say "do not fragment", and nothing.
         let is_free = bit / 8 == 20 && bit % 8 >= 6;
         assert_eq!(takes(&frame), !is_fixed || is_free, "bit {bit}");
+        let tagged = [&frame[..12], &[0x81, 0, 0x61, 0x23], &frame[12..]].concat();
+        assert_eq!(takes_tagged(&tagged), takes(&frame), "bit {bit}");
+        assert!(!takes(&tagged) && !takes_tagged(&frame));
     }
+    let good = [&good[..12], &[0x81, 0, 0x61, 0x23], &good[12..]].concat();
+    for bit in 12 * 8..16 * 8 {
+        let mut frame = good.clone();
+        frame[bit / 8] ^= 1 << (bit % 8);
+        let is_priority = bit / 8 == 14 && bit % 8 >= 4;
+        assert_eq!(takes_tagged(&frame), is_priority, "bit {bit}");
+    }
+    assert!(takes_tagged(&good[..46]) && !takes_tagged(&good[..43]));
 }

@@ -1,0 +1,149 @@
+//! The port `vlan(...)`: tags of our own, which the kernel of the other end reads, by every kind of
+//! port and inside of `ip(...)`.
+
+use std::time::{Duration, Instant};
+
+use barewire::errno::*;
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
+use barewire_driver::open::open;
+use barewire_driver::port::Tx;
+use barewire_tests::nodes::{FABRIC, Nodes, address as ip_of, or_skip};
+
+use crate::environment::{outcome, refused};
+use crate::lengths::{all_sizes, fewer_sizes};
+use crate::messages::{AFPACKET, UDP, there_and_back};
+
+const TAGGED: &str = "vlan(100,pcp=3):afpacket:fab0";
+
+fn pair() -> Option<Nodes> {
+    or_skip(Nodes::pair(1500))
+}
+
+#[test]
+fn every_length_with_a_tag() {
+    let Some(nodes) = pair() else { return };
+    there_and_back(&nodes, [TAGGED, "vlan(100):afpacket:fab0"], |mtu| {
+        assert_eq!(mtu, 1496);
+        all_sizes(mtu)
+    });
+    // A priority without a VLAN.
+    there_and_back(&nodes, ["vlan(0,pcp=5):afpacket:fab0"; 2], fewer_sizes);
+    let lossy = format!("vlan(100):fault(loss=0.05,dup=0.02,corrupt=0.02,seed=57):{AFPACKET}");
+    there_and_back(&nodes, [&lossy, &format!("fault(loss=0.05,seed=59):{TAGGED}")], fewer_sizes);
+}
+
+/// How many of ten frames from node 0 by a port arrive at node 1 by another.
+fn arriving(nodes: &Nodes, ports: [&str; 2]) -> usize {
+    let (tell, at) = std::sync::mpsc::channel();
+    let (sent, done) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(move || {
+            nodes.enter(1).unwrap();
+            let mut port = open(ports[1]).unwrap();
+            tell.send(port.caps().station).unwrap();
+            done.recv().unwrap();
+            let (mut count, start) = (0, Instant::now());
+            let mut sink = |frame: &RxFrame<'_>| {
+                count += usize::from(frame.chunk_at(12) == Some(ETHERTYPE.to_be_bytes()));
+            };
+            while start.elapsed() < Duration::from_millis(50) {
+                port.rx_burst(32, &mut sink).unwrap();
+            }
+            count
+        });
+        scope.spawn(move || {
+            nodes.enter(0).unwrap();
+            let mut port = open(ports[0]).unwrap();
+            let mut frame = vec![0; 64];
+            frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+            address(&mut frame, at.recv().unwrap(), port.caps().station);
+            for _ in 0..10 {
+                assert_eq!(port.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+            }
+            port.flush().unwrap();
+            sent.send(()).unwrap();
+        });
+        receiver.join().unwrap()
+    })
+}
+
+/// Goal: a frame of another VLAN, or of none, is not taken, by ports whose tags the kernel takes
+/// off as well as by those that bring them.
+#[test]
+fn vlans_are_apart() {
+    let Some(nodes) = pair() else { return };
+    let of = |tag: &str, kind: &str| match tag {
+        "" => format!("{kind}:fab0"),
+        tag => format!("vlan({tag}):{kind}:fab0"),
+    };
+    let mut kinds = vec!["afpacket"];
+    if outcome(&nodes, "opener", "xdp:fab0").0 == 0 {
+        kinds.push("xdp");
+    }
+    for kind in kinds {
+        for from in ["", "100", "101,pcp=7", "0", "0,pcp=7"] {
+            for to in ["", "100", "101", "0"] {
+                // The kernel holds a priority alone for no tag.
+                let is_taken = kind == "afpacket" && from.starts_with('0') && to.is_empty();
+                let is_same = from.split(',').next() == Some(to);
+                let want = if is_same || is_taken { 10 } else { 0 };
+                let ports = [&of(from, "afpacket"), &*of(to, kind)];
+                assert_eq!(arriving(&nodes, ports), want, "{ports:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_inside_ip_with_a_tag() {
+    let Some(nodes) = pair() else { return };
+    let port = |node: usize| format!("ip({}/24):{TAGGED}", ip_of(node));
+    there_and_back(&nodes, [&port(0), &port(1)], |mtu| {
+        assert_eq!(mtu, 1496 - 42);
+        all_sizes(mtu)
+    });
+}
+
+#[test]
+fn every_length_over_xdp_with_a_tag() {
+    for mode in ["native", "generic"] {
+        let Some(nodes) = pair() else { return };
+        let below = format!("vlan(100,pcp=3):xdp:fab0,mode={mode}");
+        let (code, line) = outcome(&nodes, "opener", &below);
+        if code == FI_EACCES || line.contains("CONFIG_XDP_SOCKETS") {
+            println!("SKIPPED: {line}");
+            return;
+        }
+        there_and_back(&nodes, [&below; 2], all_sizes);
+        there_and_back(&nodes, [&below, TAGGED], fewer_sizes);
+        let inside = |node: usize| format!("ip({}/24):{below}", ip_of(node));
+        there_and_back(&nodes, [&inside(0), &inside(1)], fewer_sizes);
+        let raw = format!("ip({}/24):{TAGGED}", ip_of(1));
+        there_and_back(&nodes, [&inside(0), &raw], fewer_sizes);
+    }
+}
+
+/// Goal: the VLAN is the kernel's: an interface of it at the other end hears us and is heard, by
+/// raw frames and by its stack, with the kernel's own interface beside ours as well.
+#[test]
+fn the_kernels_vlan_is_the_same() {
+    let Some(nodes) = pair() else { return };
+    let made = nodes.ip(1, &format!("link add link {FABRIC} name v100 type vlan id 100"));
+    if or_skip(made).is_none() {
+        return;
+    }
+    nodes.ip(1, "link set v100 up").unwrap();
+    nodes.ip(1, "addr add 10.79.0.2/24 dev v100").unwrap();
+    there_and_back(&nodes, [TAGGED, "afpacket:v100"], all_sizes);
+    there_and_back(&nodes, [TAGGED; 2], fewer_sizes);
+    let inside = format!("ip(10.79.0.1/24):{TAGGED}");
+    there_and_back(&nodes, [&inside, "udp:v100"], all_sizes);
+}
+
+#[test]
+fn what_an_operator_gets_wrong() {
+    let Some(nodes) = pair() else { return };
+    refused(&nodes, "vlan(4095):afpacket:fab0", FI_EINVAL, &["vlan(4094)"]);
+    refused(&nodes, &format!("vlan(5):{UDP}"), FI_EINVAL, &["afpacket:"]);
+    refused(&nodes, "vlan(5):afpacket:nothing0", FI_ENODEV, &["no such interface"]);
+}
