@@ -43,8 +43,9 @@ fn interface(nic: &str) -> String {
     })
 }
 
-fn frame(dst: Station, src: Station, serial: u64) -> Vec<u8> {
-    let len = 46 + (serial * 61 % 1455) as usize;
+/// A frame of some length that `mtu` allows.
+fn frame(dst: Station, src: Station, mtu: usize, serial: u64) -> Vec<u8> {
+    let len = 46 + serial as usize * 61 % (mtu - 45);
     let mut frame = [&[0; 12][..], &ETHERTYPE.to_be_bytes(), &pattern(len, serial)].concat();
     address(&mut frame, dst, src);
     frame
@@ -53,6 +54,7 @@ fn frame(dst: Station, src: Station, serial: u64) -> Vec<u8> {
 /// Sends `count` numbered frames and sees each of them arrive as it was sent.
 fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
     let (dst, src) = (to.caps().station, from.caps().station);
+    let mtu = from.caps().mtu.min(to.caps().mtu);
     let (mut sent, mut missing) = (0, count);
     let mut seen = vec![false; count as usize];
     let start = Instant::now();
@@ -60,7 +62,7 @@ fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
         assert!(start.elapsed() < Duration::from_secs(60), "{missing} of {count} are missing");
         // Few on the way at once: the kernel drops what its socket has no room for.
         while sent < count && sent < count - missing + 64 {
-            match from.tx(&TxFrame::whole(&frame(dst, src, sent))).unwrap() {
+            match from.tx(&TxFrame::whole(&frame(dst, src, mtu, sent))).unwrap() {
                 Tx::Sent => sent += 1,
                 _ => break,
             }
@@ -72,7 +74,7 @@ fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
             if bytes[12..14] != ETHERTYPE.to_be_bytes() {
                 return; // the kernel's neighbour discovery
             }
-            let is_it = |&serial: &u64| frame(dst, src, serial) == bytes;
+            let is_it = |&serial: &u64| frame(dst, src, mtu, serial) == bytes;
             let serial = (0..sent).rev().find(is_it).expect("a frame came changed");
             assert!(!std::mem::replace(&mut seen[serial as usize], true), "{serial} came twice");
             missing -= 1;
@@ -94,13 +96,44 @@ fn frames_to_and_from_the_kernels_driver() {
     }
 }
 
-fn to_and_from_the_kernel(n: String, m: String) {
-    let driver = kernels_driver(&m);
-    rebind(&m, driver);
-    let name = interface(&m);
+/// Gives a NIC to the kernel's driver. Returns its interface, which is up.
+fn lend(nic: &str) -> String {
+    rebind(nic, kernels_driver(nic));
+    let name = interface(nic);
     sh(&format!("ip link set {name} up"));
     let carrier = format!("/sys/class/net/{name}/carrier");
     until("carrier", || std::fs::read_to_string(&carrier).ok().filter(|c| c.trim() == "1"));
+    name
+}
+
+/// Goal: a VLAN of ours is the kernel's: its interface of that VLAN hears us and is heard, and
+/// that of another one does not.
+#[test]
+fn frames_to_and_from_the_kernels_vlan() {
+    let (Some(n), Some(m)) = (nic(0), nic(1)) else { return };
+    let name = lend(&m);
+    for id in [100, 101] {
+        sh(&format!("ip link add link {name} name v{id} type vlan id {id}"));
+        sh(&format!("ip link set v{id} mtu 1496 up"));
+    }
+    let mut ours = port(&format!("vlan(100,pcp=3):vfio:{n}"));
+    let [mut same, mut other] = [100, 101].map(|id| port(&format!("afpacket:v{id}")));
+    stream(&mut *ours, &mut *same, 200);
+    stream(&mut *same, &mut *ours, 200);
+    let foreign = frame(ours.caps().station, other.caps().station, 1496, 0);
+    assert_eq!(other.tx(&TxFrame::whole(&foreign)), Ok(Tx::Sent));
+    other.flush().unwrap();
+    // What comes after it was sent after it.
+    stream(&mut *same, &mut *ours, 10);
+    assert_eq!(other.counters().rx_frames, 0);
+    drop((ours, same, other));
+    sh("ip link del v100; ip link del v101");
+    rebind(&m, "vfio-pci");
+}
+
+fn to_and_from_the_kernel(n: String, m: String) {
+    let driver = kernels_driver(&m);
+    let name = lend(&m);
     let mut ours = port(&format!("vfio:{n}"));
     let mut theirs = port(&format!("afpacket:{name}"));
     let count = 400;

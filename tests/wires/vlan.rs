@@ -1,5 +1,5 @@
-//! The port `vlan(...)`: tags of our own, which the kernel of the other end reads, by every kind of
-//! port and inside of `ip(...)`.
+//! The port `vlan(...)`: tags of our own over every kind of port and inside of `ip(...)`. With the kernel's own
+//! VLANs it meets in a guest (`tests/vfio/kernel.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -121,23 +121,6 @@ fn every_length_over_xdp_with_a_tag() {
         let raw = format!("ip({}/24):{TAGGED}", ip_of(1));
         there_and_back(&nodes, [&inside(0), &raw], fewer_sizes);
     }
-}
-
-/// Goal: the VLAN is the kernel's: an interface of it at the other end hears us and is heard, by
-/// raw frames and by its stack, with the kernel's own interface beside ours as well.
-#[test]
-fn the_kernels_vlan_is_the_same() {
-    let Some(nodes) = pair() else { return };
-    let made = nodes.ip(1, &format!("link add link {FABRIC} name v100 type vlan id 100"));
-    if or_skip(made).is_none() {
-        return;
-    }
-    nodes.ip(1, "link set v100 up").unwrap();
-    nodes.ip(1, "addr add 10.79.0.2/24 dev v100").unwrap();
-    there_and_back(&nodes, [TAGGED, "afpacket:v100"], all_sizes);
-    there_and_back(&nodes, [TAGGED; 2], fewer_sizes);
-    let inside = format!("ip(10.79.0.1/24):{TAGGED}");
-    there_and_back(&nodes, [&inside, "udp:v100"], all_sizes);
 }
 
 #[test]

@@ -94,7 +94,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // The kernel's own driver at the other end; for virtio-net it is in the guest above.
     let mut kernels = Guest::with_pair("kernel", Model::Igb.device());
     kernels.kernel = Flavour::Full;
-    kernels.modules = vec!["igb", "e1000e", "e1000", "vmxnet3", "af_packet"];
+    kernels.modules = vec!["igb", "e1000e", "e1000", "vmxnet3", "af_packet", "8021q"];
     for (hub, model) in [(1, Model::E1000e), (2, Model::E1000), (3, Model::Vmxnet3)] {
         kernels.nics.extend(
             [1, 2].map(|n| Nic {
