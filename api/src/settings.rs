@@ -135,11 +135,13 @@ pub struct Settings {
     /// number, a `sockaddr_in`, a MAC alone. Default no; yes as well if the `Info` that the domain
     /// or one of its endpoints is opened with has a source address (`FI_SOURCE`).
     pub by_name: bool,
-    /// The file that holds the domain's key (`BAREWIRE_KEY_FILE`), 16 to 1,024 bytes that only its
-    /// owner may read: frames on a wire are sealed, and only who has the same key has sessions with
-    /// the domain. A key in the domain's attributes goes before it. Default none: frames are open
-    /// to everybody on the way.
-    pub key_file: Option<PathBuf>,
+    /// The files that hold the domain's keys (`BAREWIRE_KEY_FILE`, names separated by colons), at
+    /// most 4, each 16 to 1,024 bytes that only its owner may read: frames on a wire are sealed,
+    /// and only who has one of the keys has sessions with the domain. The first key opens sessions,
+    /// each is accepted; all files but the first may be missing. They are looked at once a second
+    /// while the domain is open, and read again if one has changed. A key in the domain's
+    /// attributes goes before them. Default none: frames are open to everybody on the way.
+    pub key_files: Vec<PathBuf>,
     /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
     pub seal: SealMode,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
@@ -167,7 +169,7 @@ impl Default for Settings {
             coll: Force::No,
             peers: Peers::Named,
             by_name: false,
-            key_file: None,
+            key_files: Vec::new(),
             seal: SealMode::Encrypted,
             stats: true,
         }
@@ -208,7 +210,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
         "named, any or inserted: who may open a session or reach an endpoint",
         "named",
     ),
-    ("BAREWIRE_KEY_FILE", "file with the key that frames on a wire are sealed with", "none"),
+    ("BAREWIRE_KEY_FILE", "files with the keys that frames on a wire are sealed with", "none"),
     ("BAREWIRE_SEAL", "encrypted or authenticated: what a key does", "encrypted"),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
 ];
@@ -279,7 +281,9 @@ impl Settings {
             s.seal = v;
         }
         // An empty name is refused when the domain opens: a key was meant.
-        s.key_file = lookup("BAREWIRE_KEY_FILE").map(|path| path.trim().into());
+        let files = lookup("BAREWIRE_KEY_FILE");
+        let split = |list: String| std::env::split_paths(list.trim()).collect();
+        s.key_files = files.map_or(Vec::new(), split);
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
         s.peer_max = number(get("BAREWIRE_PEER_MAX"), 1, "a number of peers, at least 1")?;
@@ -347,7 +351,7 @@ mod tests {
             ("BAREWIRE_STATS", "0"),
             ("BAREWIRE_RCVTHREAD", "0"),
             ("BAREWIRE_NEAR", "0"),
-            ("BAREWIRE_KEY_FILE", "/run/job/key"),
+            ("BAREWIRE_KEY_FILE", "/run/job/key:/run/job/next"),
             ("BAREWIRE_SEAL", "authenticated"),
         ]);
         let want = Settings {
@@ -368,7 +372,7 @@ mod tests {
             coll: Force::Bandwidth,
             peers: Peers::Inserted,
             by_name: false,
-            key_file: Some("/run/job/key".into()),
+            key_files: vec!["/run/job/key".into(), "/run/job/next".into()],
             seal: SealMode::Authenticated,
             stats: false,
         };

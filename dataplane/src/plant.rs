@@ -117,10 +117,12 @@ pub enum Bug {
     CounterKept,
     /// Where there is a key, frames that are not sealed are taken as well.
     ClearTaken,
+    /// What is being opened when the first key changes goes on under the key before.
+    OfferKept,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 54] = [
+pub const ALL: [Bug; 55] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -175,6 +177,7 @@ pub const ALL: [Bug; 54] = [
     Bug::NamelessTaken,
     Bug::CounterKept,
     Bug::ClearTaken,
+    Bug::OfferKept,
 ];
 
 /// Whether `bug` is switched on for this thread.

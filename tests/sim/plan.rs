@@ -1,7 +1,7 @@
 //! What one seed decides: sizes, faults and their strength, the callers' manners.
 
 use barewire_dataplane::node::NodeSettings;
-use barewire_dataplane::seal::{Mode, PreSharedKey};
+use barewire_dataplane::seal::{Keyring, Mode, PreSharedKey};
 
 use crate::rng::Rng;
 
@@ -158,6 +158,13 @@ impl NodePlan {
         NodeSettings { inserted, by_name, window, ..self.settings(incarnation, seed) }
     }
 
+    /// The keys of these numbers, if hosts seal.
+    pub(crate) fn keys(&self, numbers: &[u8]) -> Option<Vec<PreSharedKey>> {
+        let (mode, bits) = self.seal?;
+        let key = |n: &u8| PreSharedKey::with_key_frames(&[b'k' + n; 32], mode, bits);
+        numbers.iter().map(key).collect()
+    }
+
     /// The settings of one life, whoever may reach it.
     pub(crate) fn settings(&self, incarnation: u64, seed: u64) -> NodeSettings {
         NodeSettings {
@@ -173,9 +180,9 @@ impl NodePlan {
             window: self.windows[0],
             mr_max: 64,
             crc: self.crc,
-            key: self.seal.and_then(|(mode, bits)| {
+            keys: self.keys([0].as_slice()).and_then(|keys| {
                 let entropy = std::array::from_fn(|i| (incarnation ^ seed >> i) as u8);
-                PreSharedKey::with_key_frames(b"the key of all hosts", entropy, mode, bits)
+                Keyring::new(keys, entropy)
             }),
             ..NodeSettings::default()
         }

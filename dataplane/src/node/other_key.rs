@@ -28,6 +28,13 @@ pub(crate) struct OtherKeys {
     stations: Vec<Station>,
 }
 
+impl OtherKeys {
+    /// Forgets them: they are told again, of the keys that there are now.
+    pub(super) fn forget(&mut self) {
+        self.stations.clear();
+    }
+}
+
 impl Node {
     /// Refuses an OPEN that is not sealed as this node seals.
     pub(super) fn refuse_key(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {

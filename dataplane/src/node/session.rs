@@ -327,6 +327,7 @@ impl Node {
     /// The session is open: queued operations may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: PeerIdx) {
         self.settle_path(now, p);
+        self.forget_answer(p);
         let active = self.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
@@ -559,6 +560,7 @@ impl Node {
 
     /// Drops a session over which nothing was sent. Operations stay queued.
     pub(super) fn forget(&mut self, p: PeerIdx) {
+        self.forget_keys(p);
         let peer = &mut self.peers[p];
         let paired = matches!(peer.state, State::Answered | State::Open);
         self.observed.tallies[p.at()].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
@@ -574,7 +576,6 @@ impl Node {
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p.get());
         self.openings.forget(p);
-        self.forget_keys(p);
     }
 
     /// Ends a session: every operation that depends on it ends with the error of `reason`, and its

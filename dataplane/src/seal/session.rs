@@ -4,7 +4,7 @@
 use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305};
 
 use super::chain::{Chain, Cipher, nonce};
-use super::key::{Mode, PreSharedKey, Secret};
+use super::key::{Mode, Secret, Terms};
 use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
 use crate::wire::{BASE_LEN, TAG_LEN, sealed};
@@ -41,7 +41,7 @@ pub struct SessionKeys {
 impl SessionKeys {
     /// The keys of two secrets: what this end seals with and what its peer does. `aes` if both ends
     /// have AES in their processors.
-    pub(super) fn new(key: &PreSharedKey, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
+    pub(super) fn new(terms: Terms, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
         let cipher: Cipher = if aes { &AES_256_GCM } else { &CHACHA20_POLY1305 };
         Self {
             tx: Chain::new(cipher, tx),
@@ -49,8 +49,8 @@ impl SessionKeys {
             rx: Chain::new(cipher, rx),
             rx_before: None,
             replay: ReplayWindow::new(),
-            mode: key.mode,
-            key_frames_bits: key.key_frames_bits,
+            mode: terms.mode,
+            key_frames_bits: terms.key_frames_bits,
         }
     }
 
