@@ -1,5 +1,5 @@
-//! Where a domain's keys come from: its attributes, the program, or files, which are looked at again
-//! while the domain is open.
+//! Where a domain's keys come from: its attributes, the program, or files, which are looked at
+//! again while the domain is open.
 //!
 //! A key file may lie on a server that does not answer, so nobody who turns the loop reads one. A
 //! thread looks once a second whether one is another than before, reads them, and leaves the list
@@ -272,6 +272,17 @@ fn watch(mut files: KeyFiles, found: &Weak<Found>) {
             found.any.store(true, Ordering::Relaxed);
         }
     }
+}
+
+/// Bytes of the key in a file, for who says whether a domain would take it.
+///
+/// # Errors
+/// A domain would not: the file cannot be read, others than its owner may read it, or the key is
+/// too short or too long. The line says which, and what would mend it.
+pub fn key_file_len(path: &Path) -> Result<usize, OpenError> {
+    let bytes = read(path, open(path))?;
+    made(&bytes, Mode::Encrypted, &path.display().to_string())?;
+    Ok(bytes.len())
 }
 
 /// The keys that a program gives.

@@ -142,6 +142,11 @@ pub struct Settings {
     /// while the domain is open, and read again if one has changed. A key in the domain's
     /// attributes goes before them. Default none: frames are open to everybody on the way.
     pub key_files: Vec<PathBuf>,
+    /// Age at which a session's key is left for the next one (`BAREWIRE_REKEY_S`), from 1 s:
+    /// what was recorded before cannot be read with what a process has in its memory later.
+    /// Default an hour; a key is left after 2^22 frames in any case. Costs nothing that can be
+    /// measured.
+    pub rekey: Duration,
     /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
     pub seal: SealMode,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
@@ -170,6 +175,7 @@ impl Default for Settings {
             peers: Peers::Named,
             by_name: false,
             key_files: Vec::new(),
+            rekey: Duration::from_secs(3600),
             seal: SealMode::Encrypted,
             stats: true,
         }
@@ -211,6 +217,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
         "named",
     ),
     ("BAREWIRE_KEY_FILE", "files with the keys that frames on a wire are sealed with", "none"),
+    ("BAREWIRE_REKEY_S", "seconds after which a session makes its next key, from 1", "3600"),
     ("BAREWIRE_SEAL", "encrypted or authenticated: what a key does", "encrypted"),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
 ];
@@ -279,6 +286,9 @@ impl Settings {
             [("encrypted", SealMode::Encrypted), ("authenticated", SealMode::Authenticated)];
         if let Some(v) = word(get("BAREWIRE_SEAL"), &seals, "encrypted or authenticated")? {
             s.seal = v;
+        }
+        if let Some(secs) = number(get("BAREWIRE_REKEY_S"), 1, "seconds, at least 1")? {
+            s.rekey = Duration::from_secs(secs as u64);
         }
         // An empty name is refused when the domain opens: a key was meant.
         let files = lookup("BAREWIRE_KEY_FILE");
@@ -352,6 +362,7 @@ mod tests {
             ("BAREWIRE_RCVTHREAD", "0"),
             ("BAREWIRE_NEAR", "0"),
             ("BAREWIRE_KEY_FILE", "/run/job/key:/run/job/next"),
+            ("BAREWIRE_REKEY_S", "60"),
             ("BAREWIRE_SEAL", "authenticated"),
         ]);
         let want = Settings {
@@ -373,6 +384,7 @@ mod tests {
             peers: Peers::Inserted,
             by_name: false,
             key_files: vec!["/run/job/key".into(), "/run/job/next".into()],
+            rekey: Duration::from_secs(60),
             seal: SealMode::Authenticated,
             stats: false,
         };
@@ -384,6 +396,7 @@ mod tests {
         for (name, value) in [
             ("BAREWIRE_T_DEAD_MS", "99"),
             ("BAREWIRE_T_DEAD_MS", "5s"),
+            ("BAREWIRE_REKEY_S", "0"),
             ("BAREWIRE_PROGRESS", "maybe"),
             ("BAREWIRE_THREADING", "endpoint?"),
             ("BAREWIRE_CPU", "-1"),

@@ -119,10 +119,12 @@ pub enum Bug {
     ClearTaken,
     /// What is being opened when the first key changes goes on under the key before.
     OfferKept,
+    /// An old key is left although the peer may not have got a frame under it.
+    RenewedUnheard,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 55] = [
+pub const ALL: [Bug; 56] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -178,6 +180,7 @@ pub const ALL: [Bug; 55] = [
     Bug::CounterKept,
     Bug::ClearTaken,
     Bug::OfferKept,
+    Bug::RenewedUnheard,
 ];
 
 /// Whether `bug` is switched on for this thread.

@@ -19,6 +19,7 @@ mod caller;
 mod environment;
 mod foreign;
 mod ip;
+mod keys;
 mod lengths;
 mod links;
 mod memif;

@@ -162,6 +162,9 @@ pub struct NodeSettings {
     /// has sessions with this node. Default none: frames are open to everybody on the way. Sessions
     /// through this machine's memory are never sealed. The node takes it out of its settings.
     pub keys: Option<Keyring>,
+    /// Age at which the key that frames of a session are sealed with is left for the next,
+    /// nanoseconds, from 1,000,000: each end does so for its own frames. Default an hour.
+    pub rekey_ns: u64,
 }
 
 impl NodeSettings {
@@ -177,6 +180,7 @@ impl NodeSettings {
         check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
         let window = self.window.is_power_of_two() && (64..=WINDOW).contains(&self.window);
         check(window, "window must be a power of two, 64 to 4,096")?;
+        check(self.rekey_ns >= 1_000_000, "rekey_ns must be at least 1 ms")?;
         check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
     }
 
@@ -210,6 +214,7 @@ impl Default for NodeSettings {
             by_name: true,
             inserted: false,
             keys: None,
+            rekey_ns: 3_600_000_000_000,
         }
     }
 }

@@ -41,6 +41,14 @@ impl Node {
         if base.src == self.station || base.dst != self.station {
             return;
         }
+        let known = self.by_station.get(&self.peers, base.src);
+        let is_open = |p: &PeerIdx| self.peers[*p].state == State::Open;
+        if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].opened_as(op)) {
+            // An answer under a key that is not listed any more, whose session is open here: any
+            // sealed frame tells the peer.
+            self.peers[p].ask();
+            return self.make_ready(p);
+        }
         self.note_key(base.src, reason);
         self.reset_open(now, base, op, reason);
     }
@@ -75,6 +83,10 @@ impl Node {
             self.counters.rx_bad_rst += 1;
             return;
         };
+        if self.peers[p].state == State::Answered && self.is_answer_outdated(p) {
+            // The peer began under a key that neither lists any more: now we do, under another.
+            return self.open_again(now, p, false);
+        }
         if self.openings.note_refusal(p, now, op.reason) {
             self.note_key(src, op.reason);
             self.arm_timer(now, p);

@@ -13,6 +13,7 @@ use barewire_driver::board::Board;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
+use super::keys::Age;
 use super::peer::{State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
@@ -32,14 +33,15 @@ const ROOM: usize = HANDSHAKE_LEN + TAG_LEN + TRAILER_LEN;
 
 /// A session whose ends have agreed on keys.
 #[derive(Debug)]
-struct Session {
-    keys: SessionKeys,
+pub(super) struct Session {
+    pub(super) keys: SessionKeys,
     /// The peer's name of the session, and its epoch.
     remote_sid: u32,
     remote_epoch: u32,
-    /// The message that answers the peer's OPEN, if the peer began, and what makes the tag of its
-    /// frame. Of no use once the session is open.
-    answer: Option<([u8; HANDSHAKE_LEN], TagKey)>,
+    /// The message that answers the peer's OPEN, if the peer began, what makes the tag of its
+    /// frame, and the key that this is of. Of no use once the session is open.
+    answer: Option<([u8; HANDSHAKE_LEN], TagKey, KeyId)>,
+    pub(super) age: Age,
 }
 
 /// What names a session that is over: the peer's [`Station::word`], and each end's `sid` and
@@ -58,7 +60,9 @@ pub(crate) struct Seals {
     /// Handshakes that this node began, by the peer's [`Station::word`].
     pub(super) offers: HashMap<u64, Initiator>,
     /// Sessions with keys, likewise.
-    sessions: HashMap<u64, Box<Session>>,
+    pub(super) sessions: HashMap<u64, Box<Session>>,
+    /// When the age of keys is looked at next.
+    pub(super) look_at: Instant,
     /// The message of the OPEN that is being taken, and the key of its tag.
     heard: Option<([u8; HANDSHAKE_LEN], KeyId)>,
     /// A frame on its way out, and one on its way in.
@@ -87,6 +91,7 @@ impl Seals {
             ring,
             offers: HashMap::new(),
             sessions: HashMap::new(),
+            look_at: Instant(0),
             heard: None,
             tx: buf(),
             rx: buf(),
@@ -150,9 +155,10 @@ impl Seals {
         let message = if kind.is_answer {
             self.sessions.get(&dst).and_then(|session| session.answer.clone())
         } else {
-            Some((self.offer(dst, &kind), first))
+            let key = self.ring.first();
+            Some((self.offer(dst, &kind), first, key))
         };
-        message.map_or(Way::Not, |(message, tag_key)| self.put_tag(frame, &message, &tag_key))
+        message.map_or(Way::Not, |(message, tag_key, _)| self.put_tag(frame, &message, &tag_key))
     }
 
     /// The first message of the handshake of this session to `dst`.
@@ -443,13 +449,16 @@ impl Node {
         let OpenOp { inc, sid, epoch, .. } = *op;
         let names = SessionNames { opener: peer, answerer: seals.station.word(), inc, sid, epoch };
         let ring = &mut seals.ring;
-        let answered = seals.heard.and_then(|(first, key)| respond(ring, key, names, &first, aes));
-        let Some(Answer { keys, message, tag_key }) = answered else {
+        let answered = seals.heard.and_then(|(first, key)| {
+            respond(ring, key, names, &first, aes).map(|answer| (answer, key))
+        });
+        let Some((Answer { keys, message, tag_key }, key)) = answered else {
             self.counters.rx_forged += 1;
             return false;
         };
-        let answer = Some((message, tag_key));
-        let session = Session { keys, remote_sid: sid, remote_epoch: epoch, answer };
+        let answer = Some((message, tag_key, key));
+        let age = Age::new(self.polled_at);
+        let session = Session { keys, remote_sid: sid, remote_epoch: epoch, answer, age };
         seals.sessions.insert(peer, Box::new(session));
         seals.offers.remove(&peer);
         true
@@ -475,9 +484,17 @@ impl Node {
         };
         offers.remove(&peer);
         let (remote_sid, remote_epoch) = (op.sid, op.epoch);
-        let session = Session { keys, remote_sid, remote_epoch, answer: None };
+        let age = Age::new(self.polled_at);
+        let session = Session { keys, remote_sid, remote_epoch, answer: None, age };
         seals.sessions.insert(peer, Box::new(session));
         true
+    }
+
+    /// Whether the OPEN of `p` was answered under a key that is not listed any more.
+    pub(super) fn is_answer_outdated(&self, p: PeerIdx) -> bool {
+        let Some(seals) = &self.openings.seals else { return false };
+        let answer = seals.sessions.get(&self.peers[p].addr).and_then(|s| s.answer.as_ref());
+        answer.is_some_and(|(_, _, key)| !seals.ring.lists(*key))
     }
 
     /// Forgets what answered the OPEN of `p`: the session with it is open.

@@ -1213,13 +1213,13 @@ pub(super) fn send_flags(flags: WrFlags) -> CqFlags {
 }
 
 /// Whether an OPEN answers ours, whether it is of the current session, and whether it is of one
-/// that has ended.
+/// that has ended: for us, or for the peer, which has sent us the OPEN of a later one.
 fn compare(peer: &Peer, op: &OpenOp) -> (bool, bool, bool) {
     let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
     let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;
-    let over = op.inc == peer.inc
-        && op.epoch.wrapping_sub(peer.closed_epoch) as i32 <= 0
-        && peer.closed_epoch != 0
-        && !planted(Bug::NoSessionEpoch);
+    let since = |epoch: u32| op.epoch.wrapping_sub(epoch) as i32;
+    let closed = peer.closed_epoch != 0 && since(peer.closed_epoch) <= 0;
+    let left = peer.state == State::Answered && since(peer.peer_epoch) < 0;
+    let over = op.inc == peer.inc && (closed || left) && !planted(Bug::NoSessionEpoch);
     (ours, theirs, over)
 }

@@ -1,5 +1,5 @@
-//! The keys of a node: a short list, of which the first opens sessions and each is accepted from who
-//! opens one. The list can be replaced while sessions stand: those have keys of their own.
+//! The keys of a node: a short list, of which the first opens sessions and each is accepted from
+//! who opens one. The list can be replaced while sessions stand: those have keys of their own.
 
 use aws_lc_rs::hmac;
 use zeroize::Zeroizing;
@@ -39,8 +39,8 @@ impl std::fmt::Debug for Entropy {
 }
 
 impl Keyring {
-    /// A list of keys. `entropy` are 32 bytes that nobody can guess and that were never used before:
-    /// a live domain takes them from the kernel.
+    /// A list of keys. `entropy` are 32 bytes that nobody can guess and that were never used
+    /// before: a live domain takes them from the kernel.
     ///
     /// `None` if there is no key or more than [`KEYS_MAX`].
     pub fn new(keys: Vec<PreSharedKey>, entropy: [u8; 32]) -> Option<Self> {
@@ -49,9 +49,9 @@ impl Keyring {
         ring.replace(keys).then_some(ring)
     }
 
-    /// Makes these the keys, in this order. A key that was listed before keeps its name; one that no
-    /// longer is, is overwritten. False, and nothing has happened, if there is no key or more than
-    /// [`KEYS_MAX`].
+    /// Makes these the keys, in this order. A key that was listed before keeps its name; one that
+    /// no longer is, is overwritten. False, and nothing has happened, if there is no key or more
+    /// than [`KEYS_MAX`].
     pub fn replace(&mut self, keys: Vec<PreSharedKey>) -> bool {
         if !(1..=KEYS_MAX).contains(&keys.len()) {
             return false;
@@ -86,6 +86,11 @@ impl Keyring {
     /// What makes tags with the first key.
     pub fn tag_key(&self) -> &TagKey {
         self.keys[0].1.tag_key()
+    }
+
+    /// Whether the key of this name is listed.
+    pub fn lists(&self, id: KeyId) -> bool {
+        self.get(id).is_some()
     }
 
     /// The key of this name, if it is listed.
