@@ -423,7 +423,7 @@ mod tests {
         let dir = Dir::new();
         let path = dir.0.join("key");
         put(&path, &[1; 32], 0o600);
-        let (_, files) = KeyFiles::open(&[path.clone()], Mode::Encrypted).unwrap();
+        let (_, files) = KeyFiles::open(std::slice::from_ref(&path), Mode::Encrypted).unwrap();
         let watch = KeyWatch::start(files).unwrap();
         assert!(watch.take().is_none());
         put(&path, &[2; 32], 0o600);
