@@ -19,7 +19,7 @@ use crate::errno::{Error, OpenError, Result, refused_by_system};
 use crate::hosts::{interface_of, own_hosts};
 use crate::info::Info;
 use crate::inner::{Core, DomainRef, Shared};
-use crate::key;
+use crate::key::{self, KeyFiles};
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::names::{Names, Served};
@@ -57,11 +57,9 @@ impl Domain {
     ) -> std::result::Result<Self, OpenError> {
         let caps = port.caps();
         let name = caps.name.clone();
-        let mut node = NodeSettings {
-            crc: Some(port.damages()),
-            ..node_settings(&settings, &info.domain_attr.auth_key)?
-        };
-        if node.key.is_some() && caps.lossless {
+        let (node, files) = node_settings(&settings, &info.domain_attr.auth_key)?;
+        let mut node = NodeSettings { crc: Some(port.damages()), ..node };
+        if node.keys.is_some() && caps.lossless {
             tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
         }
         node.by_name |= info.src_addr.is_some();
@@ -73,6 +71,9 @@ impl Domain {
         let dom = DomainRef::new(engine, settings, entry, stats);
         if let Ok(mut core) = dom.enter() {
             core.mrs.set_mode(info.domain_attr.mr_mode);
+            if let Some(files) = files.filter(|_| core.node().has_keys()) {
+                core.watch_keys(files);
+            }
         }
         if let (Entry::Shared, Some(name)) = (entry, &info.domain_attr.name) {
             let way: Arc<dyn Way> = Arc::clone(dom.arc()) as _;
@@ -178,6 +179,27 @@ impl Domain {
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
         self.dom.listen_to(&eq.0)
+    }
+
+    /// Makes these the keys of the domain, 1 to 4 of 16 to 1,024 random bytes each, in place of
+    /// those that it has: the first opens sessions, each is accepted from who opens one. Sessions
+    /// that are open go on, also those of a key that is not in the list, and no operation fails or
+    /// waits for longer than a session takes to open, if each node's list has the first key of
+    /// every other (`docs/security.md` has the steps). The bytes are copied; keys that are not
+    /// listed any more are overwritten. The key files of the settings are not looked at any longer.
+    ///
+    /// # Errors
+    /// And the keys are what they were:
+    /// - [`Error::Invalid`]: none or more than 4, or one is too short or too long.
+    /// - [`Error::OpNotSupp`]: the domain was opened without a key, or its port never leaves the
+    ///   machine's memory, so that its frames are not sealed.
+    /// - [`Error::OpBadState`] as for every call.
+    pub fn set_keys(&self, keys: &[&[u8]]) -> Result<()> {
+        let keys = key::given(keys, self.dom.settings.seal)?;
+        let mut core = self.dom.enter()?;
+        core.node().set_keys(Engine::now(), keys)?;
+        core.key_watch = None;
+        Ok(())
     }
 
     /// Facts of the port.
@@ -303,7 +325,7 @@ impl DomainRef {
 fn node_settings(
     settings: &Settings,
     auth_key: &[u8],
-) -> std::result::Result<NodeSettings, OpenError> {
+) -> std::result::Result<(NodeSettings, Option<KeyFiles>), OpenError> {
     let mut random = [0; 48];
     let path = "/dev/urandom";
     std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut random)).map_err(|e| {
@@ -313,13 +335,16 @@ fn node_settings(
     let (names, entropy) = random.split_at(16);
     let [a, b] = [&names[..8], &names[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
+    let keys = key::of(settings, auth_key, entropy.try_into().unwrap_or_default())?;
+    let (keys, files) = keys.map_or((None, None), |keys| (Some(keys.ring), keys.files));
     let mut node = NodeSettings {
         incarnation: (a & INCARNATION_MAX).max(1),
         seed: b,
-        key: key::of(settings, auth_key, entropy.try_into().unwrap_or_default())?,
+        keys,
         ..NodeSettings::default()
     };
     node.t_dead_ns = u64::try_from(settings.t_dead.as_nanos()).unwrap_or(u64::MAX);
+    node.rekey_ns = u64::try_from(settings.rekey.as_nanos()).unwrap_or(u64::MAX);
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
     node.coll.force = settings.coll;
     node.eager_max = settings.eager_max;
@@ -330,5 +355,5 @@ fn node_settings(
     set(&mut node.unexpected_bytes, settings.unexpected_bytes);
     set(&mut node.tx_wr_max, settings.tx_max);
     set(&mut node.rx_wr_max, settings.rx_max);
-    Ok(node)
+    Ok((node, files))
 }

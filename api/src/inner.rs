@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
+use barewire_dataplane::seal::PreSharedKey;
 use barewire_dataplane::types::Instant;
 use barewire_driver::hint::cold;
 use barewire_driver::port::PortCaps;
@@ -18,6 +19,7 @@ use crate::cm::side::{Cm, Transport};
 use crate::deferred::Works;
 use crate::eq::{EqInner, Turns};
 use crate::errno::{Error, Result, refused_by_system};
+use crate::key::{KeyFiles, KeyWatch};
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::table::MrTable;
 use crate::notice::Teller;
@@ -33,6 +35,8 @@ pub(crate) struct Core {
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
     teller: Teller,
+    /// Looks at the key files.
+    pub(crate) key_watch: Option<KeyWatch>,
     /// When the program polled last, while a thread turns the loop in its place.
     pub(crate) absent_since: Option<Instant>,
     /// What C knows groups by whose join goes on.
@@ -336,6 +340,9 @@ impl Core {
         if self.engine.node().has_failed_injects() {
             self.tell_failed_injects();
         }
+        if let Some(keys) = self.key_watch.as_ref().and_then(KeyWatch::take) {
+            self.take_keys(keys);
+        }
         let now = self.engine.last_now();
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now))
             && let Some((cm, mut io)) = self.cm()
@@ -352,6 +359,24 @@ impl Core {
             && stats.is_due(self.engine.last_now())
         {
             stats.publish(&mut self.engine, self.absent_since);
+        }
+    }
+
+    /// Takes the keys from their files again whenever one has changed. Best effort: without a
+    /// thread the domain keeps those that it has.
+    pub(crate) fn watch_keys(&mut self, files: KeyFiles) {
+        match KeyWatch::start(files) {
+            Ok(watch) => self.key_watch = Some(watch),
+            Err(e) => tracing::warn!("no thread looks at the key files ({e}): the keys stay"),
+        }
+    }
+
+    #[cold]
+    fn take_keys(&mut self, keys: Vec<PreSharedKey>) {
+        let now = self.engine.last_now();
+        // Files that name no key or too many were refused when they were read.
+        if let Err(why) = self.node().set_keys(now, keys) {
+            tracing::warn!("the keys stay as they are: {why}");
         }
     }
 
@@ -581,6 +606,7 @@ impl DomainRef {
             mrs: MrTable::default(),
             stats,
             teller: Teller::default(),
+            key_watch: None,
             absent_since: None,
             join_fids: Vec::new(),
             joins: false,

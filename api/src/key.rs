@@ -1,58 +1,193 @@
-//! Where a domain's key comes from: its attributes, or a file.
+//! Where a domain's keys come from: its attributes, the program, or files, which are looked at
+//! again while the domain is open.
+//!
+//! A key file may lie on a server that does not answer, so nobody who turns the loop reads one. A
+//! thread looks once a second whether one is another than before, reads them, and leaves the list
+//! where the next turn that reads the clock takes it.
 
 use std::fs::OpenOptions;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::Thread;
+use std::time::Duration;
 
-use barewire_dataplane::seal::{KEY_MAX, KEY_MIN, PreSharedKey};
+use barewire_dataplane::seal::{KEY_MAX, KEY_MIN, KEYS_MAX, Keyring, Mode, PreSharedKey};
 use zeroize::Zeroizing;
 
 use crate::errno::{Error, OpenError, refused_by_system};
 use crate::settings::Settings;
 
-/// The key of a domain that was opened with `auth_key`, or else of the file that the settings name;
-/// `None` if there is neither. `entropy` are fresh random bytes.
+/// Pause between two looks at the files.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Stack of the thread that looks.
+const STACK_LEN: usize = 256 << 10;
+
+/// Times that files are read again which change meanwhile.
+const TRIES: u32 = 4;
+
+/// The keys that a domain is opened with.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    pub(crate) ring: Keyring,
+    /// The files that they are from, if they are.
+    pub(crate) files: Option<KeyFiles>,
+}
+
+/// The keys of a domain that was opened with `auth_key`, or else of the files that the settings
+/// name; `None` if there are neither. `entropy` are fresh random bytes.
 ///
 /// # Errors
-/// The file cannot be read, others than its owner may read it, or the key is too short or too long.
+/// A file cannot be read, others than its owner may read it, or a key is too short or too long.
 pub(crate) fn of(
     settings: &Settings,
     auth_key: &[u8],
     entropy: [u8; 32],
-) -> Result<Option<PreSharedKey>, OpenError> {
-    let made = |bytes: &[u8], whose: &str| {
-        PreSharedKey::new(bytes, entropy, settings.seal).map(Some).ok_or_else(|| {
-            let len = bytes.len();
-            let e = Error::Invalid("a key has 16 to 1024 bytes");
-            let mend = "make one: head -c 32 /dev/urandom";
-            OpenError::new(
-                e,
-                format!("{whose}: {len} bytes, a key has {KEY_MIN} to {KEY_MAX}; {mend}"),
-            )
-        })
+) -> Result<Option<Keys>, OpenError> {
+    let (keys, files) = if !auth_key.is_empty() {
+        (vec![made(auth_key, settings.seal, "auth_key of the domain")?], None)
+    } else if settings.key_files.is_empty() {
+        return Ok(None);
+    } else {
+        let (keys, files) = KeyFiles::open(&settings.key_files, settings.seal)?;
+        (keys, Some(files))
     };
-    match &settings.key_file {
-        _ if !auth_key.is_empty() => made(auth_key, "auth_key of the domain"),
-        Some(path) if path.as_os_str().is_empty() => {
-            let error = Error::Invalid("the key file has no name");
-            let line = "BAREWIRE_KEY_FILE is set and empty: name a file, or unset it".to_owned();
-            Err(OpenError::new(error, line))
+    let ring = Keyring::new(keys, entropy).ok_or_else(too_many)?;
+    Ok(Some(Keys { ring, files }))
+}
+
+fn too_many() -> OpenError {
+    let line = format!("a domain has {KEYS_MAX} keys at most: name fewer in BAREWIRE_KEY_FILE");
+    OpenError::new(Error::Invalid("a list of keys has 1 to 4"), line)
+}
+
+/// The key of these bytes, which are those of `whose`.
+fn made(bytes: &[u8], seal: Mode, whose: &str) -> Result<PreSharedKey, OpenError> {
+    PreSharedKey::new(bytes, seal).ok_or_else(|| {
+        let len = bytes.len();
+        let e = Error::Invalid("a key has 16 to 1024 bytes");
+        let mend = "make one: head -c 32 /dev/urandom";
+        OpenError::new(e, format!("{whose}: {len} bytes, a key has {KEY_MIN} to {KEY_MAX}; {mend}"))
+    })
+}
+
+/// What tells one state of a file from another: device, inode, length, times of change, mode.
+/// `None` if there is no such file.
+type Stamp = Option<[i64; 8]>;
+
+/// Files that hold keys, and how they were when they were read. Every file but the first may be
+/// missing.
+#[derive(Debug)]
+pub(crate) struct KeyFiles {
+    paths: Vec<PathBuf>,
+    seal: Mode,
+    stamps: Vec<Stamp>,
+}
+
+impl KeyFiles {
+    /// Reads the keys for the first time.
+    ///
+    /// # Errors
+    /// See [`of`].
+    fn open(paths: &[PathBuf], seal: Mode) -> Result<(Vec<PreSharedKey>, Self), OpenError> {
+        if paths.iter().any(|path| path.as_os_str().is_empty()) {
+            let error = Error::Invalid("a key file has no name");
+            let line = match paths.len() {
+                1 => "BAREWIRE_KEY_FILE is set and empty: name a file, or unset it",
+                _ => "BAREWIRE_KEY_FILE: one of the names between the colons is empty",
+            };
+            return Err(OpenError::new(error, line));
         }
-        Some(path) => made(&read(path)?, &path.display().to_string()),
-        None => Ok(None),
+        if paths.len() > KEYS_MAX {
+            return Err(too_many());
+        }
+        let mut files = Self { paths: paths.to_vec(), seal, stamps: Vec::new() };
+        let keys = files.read()?;
+        Ok((keys, files))
+    }
+
+    /// Reads all keys, as they are at one time, and notes how the files are.
+    ///
+    /// # Errors
+    /// As for [`of`].
+    fn read(&mut self) -> Result<Vec<PreSharedKey>, OpenError> {
+        let mut tries = 0;
+        loop {
+            self.stamps = self.stamp();
+            let keys = self.read_once();
+            tries += 1;
+            if tries == TRIES || self.stamps == self.stamp() {
+                return keys;
+            }
+        }
+    }
+
+    fn read_once(&self) -> Result<Vec<PreSharedKey>, OpenError> {
+        let mut keys = Vec::with_capacity(self.paths.len());
+        for (i, path) in self.paths.iter().enumerate() {
+            match open(path) {
+                Err(e) if i > 0 && e.kind() == io::ErrorKind::NotFound => {}
+                file => {
+                    let bytes = read(path, file)?;
+                    keys.push(made(&bytes, self.seal, &path.display().to_string())?);
+                }
+            }
+        }
+        Ok(keys)
+    }
+
+    fn stamp(&self) -> Vec<Stamp> {
+        let stamp = |path: &PathBuf| {
+            let is = std::fs::metadata(path).ok()?;
+            let (dev, ino, len) = (is.dev() as i64, is.ino() as i64, is.size() as i64);
+            let times = [is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec()];
+            let [a, b, c, d] = times;
+            Some([dev, ino, len, a, b, c, d, i64::from(is.mode())])
+        };
+        self.paths.iter().map(stamp).collect()
+    }
+
+    /// The keys, if the files are others than when they were read last. A first file that is gone,
+    /// and files that hold no keys, leave the list as it is, which the log tells once.
+    fn look(&mut self) -> Option<Vec<PreSharedKey>> {
+        let now = self.stamp();
+        if now == self.stamps {
+            return None;
+        }
+        if now.first().is_some_and(Option::is_none) {
+            self.stamps = now;
+            let path = self.paths[0].display();
+            tracing::info!("key file {path} is gone: the keys stay as they are");
+            return None;
+        }
+        match self.read() {
+            Ok(keys) => {
+                tracing::info!("the key files have changed: {} keys", keys.len());
+                Some(keys)
+            }
+            Err(why) => {
+                tracing::warn!("{}; the keys stay as they are", why.line);
+                None
+            }
+        }
     }
 }
 
+/// Opens a key file, also where a FIFO would keep it for ever.
+fn open(path: &Path) -> io::Result<std::fs::File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
 /// The bytes of a key file, without a line end behind a key that is long enough.
-fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, OpenError> {
+fn read(path: &Path, file: io::Result<std::fs::File>) -> Result<Zeroizing<Vec<u8>>, OpenError> {
     let shown = path.display();
-    let failed = |e: std::io::Error| {
+    let failed = |e: io::Error| {
         let error = refused_by_system(&shown.to_string(), e.raw_os_error().unwrap_or(libc::EIO));
         OpenError::new(error, format!("key file {shown}: {e}"))
     };
-    // A FIFO would keep a blocking open for ever.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = file.map_err(failed)?;
     let is = file.metadata().map_err(failed)?;
     let mode = is.mode();
@@ -79,30 +214,143 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, OpenError> {
     Ok(bytes)
 }
 
+/// Looks at the key files of a domain while that is open, or until this is dropped.
+pub(crate) struct KeyWatch {
+    found: Arc<Found>,
+    thread: Thread,
+}
+
+/// What the thread has found and the domain has not taken.
+#[derive(Default)]
+struct Found {
+    any: AtomicBool,
+    keys: Mutex<Option<Vec<PreSharedKey>>>,
+}
+
+impl KeyWatch {
+    /// Starts to look at `files`.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(crate) fn start(files: KeyFiles) -> io::Result<Self> {
+        let found = Arc::new(Found::default());
+        let watched = Arc::downgrade(&found);
+        let look = std::thread::Builder::new().name("barewire-keys".to_owned());
+        let look = look.stack_size(STACK_LEN).spawn(move || watch(files, &watched))?;
+        Ok(Self { found, thread: look.thread().clone() })
+    }
+
+    /// The list of keys to take now, if there is another.
+    pub(crate) fn take(&self) -> Option<Vec<PreSharedKey>> {
+        if !self.found.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut keys = self.found.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        self.found.any.store(false, Ordering::Relaxed);
+        keys.take()
+    }
+}
+
+impl Drop for KeyWatch {
+    /// The thread ends by itself. Nobody waits for it: it may wait for a file server.
+    fn drop(&mut self) {
+        self.found = Arc::default();
+        self.thread.unpark();
+    }
+}
+
+fn watch(mut files: KeyFiles, found: &Weak<Found>) {
+    loop {
+        std::thread::park_timeout(LOOK);
+        if found.strong_count() == 0 {
+            return;
+        }
+        if let Some(keys) = files.look()
+            && let Some(found) = found.upgrade()
+        {
+            *found.keys.lock().unwrap_or_else(PoisonError::into_inner) = Some(keys);
+            found.any.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Bytes of the key in a file, for who says whether a domain would take it.
+///
+/// # Errors
+/// A domain would not: the file cannot be read, others than its owner may read it, or the key is
+/// too short or too long. The line says which, and what would mend it.
+pub fn key_file_len(path: &Path) -> Result<usize, OpenError> {
+    let bytes = read(path, open(path))?;
+    made(&bytes, Mode::Encrypted, &path.display().to_string())?;
+    Ok(bytes.len())
+}
+
+/// The keys that a program gives.
+///
+/// # Errors
+/// [`Error::Invalid`]: one has fewer than 16 bytes or more than 1,024.
+pub(crate) fn given(keys: &[&[u8]], seal: Mode) -> Result<Vec<PreSharedKey>, Error> {
+    let made = |bytes: &&[u8]| PreSharedKey::new(bytes, seal);
+    let made: Option<Vec<_>> = keys.iter().map(made).collect();
+    made.ok_or(Error::Invalid("a key has 16 to 1024 bytes"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
+    use std::time::Instant;
 
     use super::*;
 
-    /// What comes of a key file with these bytes and this mode, and of an `auth_key` beside it.
-    fn key(bytes: &[u8], mode: u32, auth_key: &[u8]) -> Result<Option<PreSharedKey>, OpenError> {
-        let name = format!("barewire-key-{}-{:?}", std::process::id(), std::thread::current().id());
-        let path = std::env::temp_dir().join(name);
-        let mut file = std::fs::File::create(&path).unwrap();
+    type Made = Result<Option<Keys>, OpenError>;
+
+    /// A directory for a test, which removes it.
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new() -> Self {
+            let (pid, thread) = (std::process::id(), std::thread::current().id());
+            let path = std::env::temp_dir().join(format!("barewire-key-{pid}-{thread:?}"));
+            std::fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn with_files(key_files: &[&Path]) -> Settings {
+        let key_files = key_files.iter().map(|path| path.to_path_buf()).collect();
+        Settings { key_files, ..Settings::default() }
+    }
+
+    fn put(path: &Path, bytes: &[u8], mode: u32) {
+        let beside = path.with_extension("tmp");
+        let mut file = std::fs::File::create(&beside).unwrap();
         file.write_all(bytes).unwrap();
         file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
-        let key_file = Some(path.clone());
-        let key = of(&Settings { key_file, ..Settings::default() }, auth_key, [1; 32]);
-        std::fs::remove_file(path).unwrap();
-        key
+        std::fs::rename(beside, path).unwrap();
+    }
+
+    /// What comes of a key file with these bytes and this mode, and of an `auth_key` beside it.
+    fn key(bytes: &[u8], mode: u32, auth_key: &[u8]) -> Made {
+        let dir = Dir::new();
+        let path = dir.0.join("key");
+        put(&path, bytes, mode);
+        of(&with_files(&[&path]), auth_key, [1; 32])
+    }
+
+    /// What the first key makes of a frame.
+    fn tag(keys: Made) -> [u8; 16] {
+        keys.unwrap().unwrap().ring.tag_key().tag(b"frame")
     }
 
     #[test]
     fn a_key_is_of_its_bytes_wherever_they_are() {
-        let tag =
-            |key: Result<Option<PreSharedKey>, OpenError>| key.unwrap().unwrap().tag(b"frame");
         let want = tag(key(&[b'k'; 32], 0o600, &[]));
         assert_eq!(tag(key(&[&[b'k'; 32][..], b"\r\n"].concat(), 0o400, &[])), want);
         assert_eq!(tag(of(&Settings::default(), &[b'k'; 32], [2; 32])), want);
@@ -113,26 +361,87 @@ mod tests {
 
     #[test]
     fn a_bad_key_says_what_mends_it() {
-        let line = |key: Result<Option<PreSharedKey>, OpenError>| key.unwrap_err().line;
+        let line = |key: Made| key.unwrap_err().line;
         assert!(line(key(&[1; 32], 0o640, &[])).contains("chmod 600"));
         assert!(line(key(&[1; 15], 0o600, &[])).contains("15 bytes"));
         assert!(line(key(&[1; 1025], 0o600, &[])).contains("/dev/urandom"));
         assert!(line(of(&Settings::default(), &[1; 3], [0; 32])).contains("auth_key"));
-        let key_file = Some("/nowhere/key".into());
-        let none = of(&Settings { key_file, ..Settings::default() }, &[], [0; 32]);
-        assert!(line(none).contains("/nowhere/key"));
-        for (path, words) in [("", "is set and empty"), ("/dev/null", "of this user's or root's")] {
-            let key_file = Some(path.into());
-            let none = of(&Settings { key_file, ..Settings::default() }, &[], [0; 32]);
-            assert!(line(none).contains(words), "{path}");
-        }
+        let named = |names: &[&str]| {
+            let paths: Vec<&Path> = names.iter().map(Path::new).collect();
+            line(of(&with_files(&paths), &[], [0; 32]))
+        };
+        assert!(named(&["/nowhere/key"]).contains("/nowhere/key"));
+        assert!(named(&[""]).contains("is set and empty"));
+        assert!(named(&["/dev/null"]).contains("of this user's or root's"));
+        assert!(named(&["/nowhere/key", ""]).contains("between the colons"));
+        assert!(named(&["a", "b", "c", "d", "e"]).contains("4 keys at most"));
+        assert!(given(&[&[1; 16], &[1; 15]], Mode::Encrypted).is_err());
     }
 
     /// A key of random bytes may end as a line does.
     #[test]
     fn a_short_key_keeps_its_end() {
         let bytes = [&[7; 15][..], b"\n"].concat();
-        let tag = key(&bytes, 0o600, &[]).unwrap().unwrap().tag(b"frame");
-        assert_eq!(tag, of(&Settings::default(), &bytes, [2; 32]).unwrap().unwrap().tag(b"frame"));
+        let want = tag(of(&Settings::default(), &bytes, [2; 32]));
+        assert_eq!(tag(key(&bytes, 0o600, &[])), want);
+    }
+
+    /// Goal: files are read again when they are others, whole, and what is wrong with them changes
+    /// nothing. Method: the steps by which an operator brings another key.
+    #[test]
+    fn files_are_looked_at_again() {
+        let dir = Dir::new();
+        let [now, next, old] = ["key", "next", "old"].map(|name| dir.0.join(name));
+        let paths = [&now, &next, &old].map(|path| path.clone());
+        put(&now, &[1; 32], 0o600);
+        let (keys, mut files) = KeyFiles::open(&paths, Mode::Encrypted).unwrap();
+        let tags = |keys: &[PreSharedKey]| -> Vec<u8> {
+            let of = |n: u8| PreSharedKey::new(&[n; 32], Mode::Encrypted).unwrap();
+            let is = |key: &PreSharedKey, n| key.is_tag(b"x", &of(n).tag_key().tag(b"x"));
+            keys.iter().map(|key| (1..9).find(|&n| is(key, n)).unwrap()).collect()
+        };
+        assert_eq!(tags(&keys), [1]);
+        assert!(files.look().is_none(), "nothing has changed");
+        put(&next, &[2; 32], 0o600);
+        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![1, 2]));
+        std::fs::hard_link(&now, &old).unwrap();
+        std::fs::rename(&next, &now).unwrap();
+        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2, 1]));
+        put(&old, &[3; 32], 0o644);
+        assert!(files.look().is_none(), "others can read it");
+        assert!(files.look().is_none());
+        std::fs::remove_file(&old).unwrap();
+        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2]));
+        std::fs::remove_file(&now).unwrap();
+        assert!(files.look().is_none(), "who has removed it means to hide it");
+        put(&now, &[4; 32], 0o400);
+        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![4]));
+    }
+
+    #[test]
+    fn the_thread_finds_another_key_and_ends() {
+        let dir = Dir::new();
+        let path = dir.0.join("key");
+        put(&path, &[1; 32], 0o600);
+        let (_, files) = KeyFiles::open(std::slice::from_ref(&path), Mode::Encrypted).unwrap();
+        let watch = KeyWatch::start(files).unwrap();
+        assert!(watch.take().is_none());
+        put(&path, &[2; 32], 0o600);
+        let begun = Instant::now();
+        let found = loop {
+            if let Some(keys) = watch.take() {
+                break keys;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "nobody has looked");
+            watch.thread.unpark();
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(found.len(), 1);
+        assert!(watch.take().is_none(), "it is taken once");
+        let found = Arc::downgrade(&watch.found);
+        drop(watch);
+        while found.strong_count() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

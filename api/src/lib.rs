@@ -87,6 +87,7 @@ pub use info::{
     API_VERSION, AddrFormat, AuthKey, DomainAttr, EndpointAttr, EpType, FabricAttr, Info,
     ResourceMgmt, RxAttr, TxAttr, check_port, getinfo, getinfo_with, version,
 };
+pub use key::key_file_len;
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};
 pub use rma::{Remote, RmaMsg};

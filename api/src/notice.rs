@@ -107,7 +107,7 @@ impl Teller {
 
     /// Writes that a station cannot read what this one seals, or the other way.
     fn tell_key(&mut self, engine: &Engine, station: Station, has_key: bool) {
-        let what = match (has_key, engine.node().settings().key.is_some()) {
+        let what = match (has_key, engine.node().has_keys()) {
             (true, _) => "has another key, or seals in another mode",
             (false, true) => "has no key, and this side has one",
             (false, false) => "has a key, and this side has none",

@@ -135,11 +135,18 @@ pub struct Settings {
     /// number, a `sockaddr_in`, a MAC alone. Default no; yes as well if the `Info` that the domain
     /// or one of its endpoints is opened with has a source address (`FI_SOURCE`).
     pub by_name: bool,
-    /// The file that holds the domain's key (`BAREWIRE_KEY_FILE`), 16 to 1,024 bytes that only its
-    /// owner may read: frames on a wire are sealed, and only who has the same key has sessions with
-    /// the domain. A key in the domain's attributes goes before it. Default none: frames are open
-    /// to everybody on the way.
-    pub key_file: Option<PathBuf>,
+    /// The files that hold the domain's keys (`BAREWIRE_KEY_FILE`, names separated by colons), at
+    /// most 4, each 16 to 1,024 bytes that only its owner may read: frames on a wire are sealed,
+    /// and only who has one of the keys has sessions with the domain. The first key opens sessions,
+    /// each is accepted; all files but the first may be missing. They are looked at once a second
+    /// while the domain is open, and read again if one has changed. A key in the domain's
+    /// attributes goes before them. Default none: frames are open to everybody on the way.
+    pub key_files: Vec<PathBuf>,
+    /// Age at which a session's key is left for the next one (`BAREWIRE_REKEY_S`), from 1 s:
+    /// what was recorded before cannot be read with what a process has in its memory later.
+    /// Default an hour; a key is left after 2^22 frames in any case. Costs nothing that can be
+    /// measured.
+    pub rekey: Duration,
     /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
     pub seal: SealMode,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
@@ -167,7 +174,8 @@ impl Default for Settings {
             coll: Force::No,
             peers: Peers::Named,
             by_name: false,
-            key_file: None,
+            key_files: Vec::new(),
+            rekey: Duration::from_secs(3600),
             seal: SealMode::Encrypted,
             stats: true,
         }
@@ -208,7 +216,8 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
         "named, any or inserted: who may open a session or reach an endpoint",
         "named",
     ),
-    ("BAREWIRE_KEY_FILE", "file with the key that frames on a wire are sealed with", "none"),
+    ("BAREWIRE_KEY_FILE", "files with the keys that frames on a wire are sealed with", "none"),
+    ("BAREWIRE_REKEY_S", "seconds after which a session makes its next key, from 1", "3600"),
     ("BAREWIRE_SEAL", "encrypted or authenticated: what a key does", "encrypted"),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
 ];
@@ -278,8 +287,13 @@ impl Settings {
         if let Some(v) = word(get("BAREWIRE_SEAL"), &seals, "encrypted or authenticated")? {
             s.seal = v;
         }
+        if let Some(secs) = number(get("BAREWIRE_REKEY_S"), 1, "seconds, at least 1")? {
+            s.rekey = Duration::from_secs(secs as u64);
+        }
         // An empty name is refused when the domain opens: a key was meant.
-        s.key_file = lookup("BAREWIRE_KEY_FILE").map(|path| path.trim().into());
+        let files = lookup("BAREWIRE_KEY_FILE");
+        let split = |list: String| std::env::split_paths(list.trim()).collect();
+        s.key_files = files.map_or(Vec::new(), split);
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
         s.peer_max = number(get("BAREWIRE_PEER_MAX"), 1, "a number of peers, at least 1")?;
@@ -347,7 +361,8 @@ mod tests {
             ("BAREWIRE_STATS", "0"),
             ("BAREWIRE_RCVTHREAD", "0"),
             ("BAREWIRE_NEAR", "0"),
-            ("BAREWIRE_KEY_FILE", "/run/job/key"),
+            ("BAREWIRE_KEY_FILE", "/run/job/key:/run/job/next"),
+            ("BAREWIRE_REKEY_S", "60"),
             ("BAREWIRE_SEAL", "authenticated"),
         ]);
         let want = Settings {
@@ -368,7 +383,8 @@ mod tests {
             coll: Force::Bandwidth,
             peers: Peers::Inserted,
             by_name: false,
-            key_file: Some("/run/job/key".into()),
+            key_files: vec!["/run/job/key".into(), "/run/job/next".into()],
+            rekey: Duration::from_secs(60),
             seal: SealMode::Authenticated,
             stats: false,
         };
@@ -380,6 +396,7 @@ mod tests {
         for (name, value) in [
             ("BAREWIRE_T_DEAD_MS", "99"),
             ("BAREWIRE_T_DEAD_MS", "5s"),
+            ("BAREWIRE_REKEY_S", "0"),
             ("BAREWIRE_PROGRESS", "maybe"),
             ("BAREWIRE_THREADING", "endpoint?"),
             ("BAREWIRE_CPU", "-1"),

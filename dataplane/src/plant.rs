@@ -117,10 +117,14 @@ pub enum Bug {
     CounterKept,
     /// Where there is a key, frames that are not sealed are taken as well.
     ClearTaken,
+    /// What is being opened when the first key changes goes on under the key before.
+    OfferKept,
+    /// An old key is left although the peer may not have got a frame under it.
+    RenewedUnheard,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 54] = [
+pub const ALL: [Bug; 56] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -175,6 +179,8 @@ pub const ALL: [Bug; 54] = [
     Bug::NamelessTaken,
     Bug::CounterKept,
     Bug::ClearTaken,
+    Bug::OfferKept,
+    Bug::RenewedUnheard,
 ];
 
 /// Whether `bug` is switched on for this thread.

@@ -18,6 +18,7 @@
 mod api;
 mod forge;
 mod frame;
+mod handshake;
 mod input;
 mod memif;
 mod memory;
@@ -26,6 +27,7 @@ mod session;
 
 pub use api::api_calls;
 pub use frame::frame_parser;
+pub use handshake::handshake;
 pub use memif::memif;
 pub use sack::sack;
 pub use session::session;
@@ -38,6 +40,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("frame_parser", frame_parser),
     ("sack", sack),
     ("session", session),
+    ("handshake", handshake),
     ("api_calls", api_calls),
     ("memif", memif),
 ];

@@ -36,6 +36,7 @@ fn cases(target: &str) -> u32 {
     // What makes whole nodes takes a millisecond.
     let share = match target {
         "session" | "memif" => 5,
+        "handshake" => 10,
         "api_calls" => 20,
         _ => 1,
     };

@@ -1,7 +1,7 @@
 //! What one seed decides: sizes, faults and their strength, the callers' manners.
 
 use barewire_dataplane::node::NodeSettings;
-use barewire_dataplane::seal::{Mode, PreSharedKey};
+use barewire_dataplane::seal::{Keyring, Mode, PreSharedKey};
 
 use crate::rng::Rng;
 
@@ -136,7 +136,12 @@ pub(crate) enum Fault {
     Starve { host: usize, ns: u64 },
     /// The application does not call; a thread beside it answers, if late.
     Compute { host: usize, ns: u64 },
+    /// The host's list of keys is the next of [`KEY_LISTS`].
+    Keys { host: usize },
 }
+
+/// The lists of keys that a host has one after the other while another key comes.
+pub(crate) const KEY_LISTS: [&[u8]; 4] = [&[0], &[0, 1], &[1, 0], &[1]];
 
 /// Sizes of every node.
 #[derive(Clone, Debug)]
@@ -155,6 +160,8 @@ pub(crate) struct NodePlan {
     /// What all hosts seal their frames with: the mode, and how many frames to a key, as a power of
     /// two.
     pub(crate) seal: Option<(Mode, u32)>,
+    /// When a session's key is left for the next one.
+    pub(crate) rekey_ns: u64,
     /// Hosts that are not reached by name: their sessions begin with their incarnation.
     pub(crate) strict: Vec<usize>,
     /// Hosts whose endpoints and regions only peers in their vector reach.
@@ -164,6 +171,27 @@ pub(crate) struct NodePlan {
 }
 
 impl NodePlan {
+    /// Ordinary sizes, no keys, and nobody is kept out.
+    fn calm() -> Self {
+        Self {
+            t_dead_ns: 500 * MS,
+            eager_max: 4096,
+            tx_wr_max: 64,
+            rx_wr_max: 128,
+            unexpected_bytes: 1 << 20,
+            pull_window: 64 << 10,
+            windows: [4096; 4],
+            peer_max: 16,
+            cq_size: 256,
+            crc: Some(true),
+            seal: None,
+            rekey_ns: 3_600_000 * MS,
+            strict: Vec::new(),
+            inserted: Vec::new(),
+            strangers: Vec::new(),
+        }
+    }
+
     /// Nobody is kept out by anybody.
     pub(crate) fn let_all_in(&mut self) {
         (self.strict, self.inserted, self.strangers) = Default::default();
@@ -187,6 +215,13 @@ impl NodePlan {
         NodeSettings { inserted, by_name, window, ..self.settings(incarnation, seed) }
     }
 
+    /// The keys of these numbers, if hosts seal.
+    pub(crate) fn keys(&self, numbers: &[u8]) -> Option<Vec<PreSharedKey>> {
+        let (mode, bits) = self.seal?;
+        let key = |n: &u8| PreSharedKey::with_key_frames(&[b'k' + n; 32], mode, bits);
+        numbers.iter().map(key).collect()
+    }
+
     /// The settings of one life, whoever may reach it.
     pub(crate) fn settings(&self, incarnation: u64, seed: u64) -> NodeSettings {
         NodeSettings {
@@ -202,10 +237,11 @@ impl NodePlan {
             window: self.windows[0],
             mr_max: 64,
             crc: self.crc,
-            key: self.seal.and_then(|(mode, bits)| {
+            keys: self.keys(KEY_LISTS[0]).and_then(|keys| {
                 let entropy = std::array::from_fn(|i| (incarnation ^ seed >> i) as u8);
-                PreSharedKey::with_key_frames(b"the key of all hosts", entropy, mode, bits)
+                Keyring::new(keys, entropy)
             }),
+            rekey_ns: self.rekey_ns,
             ..NodeSettings::default()
         }
     }
@@ -272,22 +308,7 @@ impl Plan {
             ops,
             link: LinkPlan::calm(),
             faults: FaultPlan::default(),
-            node: NodePlan {
-                t_dead_ns: 500 * MS,
-                eager_max: 4096,
-                tx_wr_max: 64,
-                rx_wr_max: 128,
-                unexpected_bytes: 1 << 20,
-                pull_window: 64 << 10,
-                windows: [4096; 4],
-                peer_max: 16,
-                cq_size: 256,
-                crc: Some(true),
-                seal: None,
-                strict: Vec::new(),
-                inserted: Vec::new(),
-                strangers: Vec::new(),
-            },
+            node: NodePlan::calm(),
             caller: CallerPlan {
                 think_ns: 20_000.0,
                 batch: 4,
@@ -331,6 +352,7 @@ impl Plan {
         p.draw_nodes(&mut Rng::new(seed, 14));
         p.draw_strangers(&mut Rng::new(seed, 15));
         p.draw_key(&mut Rng::new(seed, 16));
+        p.draw_other_keys(&mut Rng::new(seed, 17));
         p
     }
 
@@ -342,6 +364,30 @@ impl Plan {
         let mode = r.pick(&[Mode::Encrypted, Mode::Authenticated]);
         self.node.seal = Some((mode, r.pick(&[4, 6, 10, 22])));
         self.link.forges = Some(r.pick(&[0.0, 0.02, 0.2]));
+    }
+
+    /// Keys of sessions are left by time, and another key may come.
+    fn draw_other_keys(&mut self, r: &mut Rng) {
+        if self.node.seal.is_none() {
+            return;
+        }
+        self.node.rekey_ns = r.pick(&[MS, 20 * MS, 3_600_000 * MS]);
+        if r.chance(0.5) {
+            self.roll_out(r);
+        }
+    }
+
+    /// Another key comes, to one host after the other.
+    pub(crate) fn roll_out(&mut self, r: &mut Rng) {
+        let steps = KEY_LISTS.len() - 1;
+        let mut calls: Vec<u64> = (0..steps * self.hosts).map(|_| r.below(self.ops)).collect();
+        calls.sort_unstable();
+        for (i, call) in calls.into_iter().enumerate() {
+            // Every host takes one step before any takes the next; who is first changes.
+            let host = (i + i / self.hosts) % self.hosts;
+            self.faults.at.push((call, Fault::Keys { host }));
+        }
+        self.faults.at.sort_by_key(|&(k, _)| k);
     }
 
     /// Some hosts do not let everybody in.

@@ -12,7 +12,7 @@ use crate::caller::{App, Resident, View};
 use crate::entries::Back;
 use crate::ledger::{Checked, Excuse, Ledger, Tally, Violation, ensure};
 use crate::net::{Egress, Event, Net, NetStats, Script};
-use crate::plan::{Fault, Plan};
+use crate::plan::{Fault, KEY_LISTS, Plan};
 use crate::rng::{Rng, mix};
 
 /// What a run counted.
@@ -34,6 +34,8 @@ struct Host {
     poll_stamp: u32,
     /// How far its clock is ahead.
     offset: u64,
+    /// Which of the lists of keys it has.
+    keys: usize,
     starved_until: u64,
     /// Until when the application computes and a thread beside it polls.
     computes_until: u64,
@@ -181,6 +183,7 @@ impl World {
             poll_at: u64::MAX,
             poll_stamp: 0,
             offset: 0,
+            keys: 0,
             starved_until: 0,
             computes_until: 0,
             idle_polls: 0,
@@ -217,7 +220,11 @@ impl World {
     fn start(&mut self, host: usize) -> Checked {
         let me = self.residents[host];
         let seed = mix(self.plan.seed ^ (u64::from(me.life) << 32));
-        let settings = self.plan.node.settings_at(host, me.incarnation, seed);
+        let mut settings = self.plan.node.settings_at(host, me.incarnation, seed);
+        let listed = self.plan.node.keys(KEY_LISTS[self.hosts[host].keys]);
+        if let Some((ring, keys)) = settings.keys.as_mut().zip(listed) {
+            ring.replace(keys);
+        }
         let mut node =
             Node::new(settings, &caps(&self.plan, host)).map_err(|e| format!("Node::new: {e}"))?;
         self.net.set_life(host, me.life);
@@ -490,6 +497,15 @@ impl World {
                 let now = self.time(host);
                 if let Some(life) = &mut self.hosts[host].life {
                     life.node.drop_session(now, Net::station(peer));
+                    self.poll_by(host, self.net.now);
+                }
+            }
+            Fault::Keys { host } => {
+                self.hosts[host].keys += 1;
+                let keys = self.plan.node.keys(KEY_LISTS[self.hosts[host].keys]);
+                let now = self.time(host);
+                if let Some((life, keys)) = self.hosts[host].life.as_mut().zip(keys) {
+                    life.node.set_keys(now, keys).expect("the node seals");
                     self.poll_by(host, self.net.now);
                 }
             }

@@ -20,6 +20,7 @@ mod ecn;
 mod environment;
 mod foreign;
 mod ip;
+mod keys;
 mod lengths;
 mod links;
 mod memif;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use barewire::settings::Settings;
 use barewire::stats::Published;
 use barewire_driver::backend::memif::check_here;
 use barewire_driver::backend::netdev::{Link, links};
@@ -24,6 +25,8 @@ pub(super) struct Machine {
     pub(super) xdp: Result<(), (String, String)>,
     /// The interfaces on which we would.
     pub(super) xdp_nics: Vec<XdpNic>,
+    /// The key files that the environment names.
+    pub(super) key_files: Vec<PathBuf>,
     /// What runs and publishes statistics.
     pub(super) published: Published,
     /// The time, ns since 1970.
@@ -40,6 +43,7 @@ impl Machine {
             memif: memif(),
             xdp: xdp(),
             xdp_nics: nics(),
+            key_files: Settings::from_env().map_or(Vec::new(), |s| s.key_files),
             // Where nothing can be read nothing runs that could be looked into.
             published: published(None).unwrap_or_default(),
             now_ns: since_1970_ns(),
@@ -177,7 +181,7 @@ pub(super) mod fixture {
             Self::empty()
                 .with("/proc/sys/kernel/osrelease", "6.1.0-32-amd64\n")
                 .with("/proc/cmdline", "quiet isolcpus=2-3 nohz_full=2-3 intel_iommu=on\n")
-                .with("/proc/cpuinfo", "vendor_id\t: GenuineIntel\nflags\t\t: fpu tsc\n")
+                .with("/proc/cpuinfo", "vendor_id\t: GenuineIntel\nflags\t\t: fpu tsc aes\n")
                 .with(
                     "/proc/self/limits",
                     "Limit                     Soft Limit           Hard Limit           Units\n\
@@ -252,6 +256,7 @@ pub(super) mod fixture {
                 memif: self.memif.clone(),
                 xdp: self.xdp.clone(),
                 xdp_nics: self.xdp_nics.clone(),
+                key_files: Vec::new(),
                 published: Published::default(),
                 now_ns: 9_000_000_000,
             }

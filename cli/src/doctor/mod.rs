@@ -11,6 +11,7 @@ use crate::{out, ping};
 
 mod cpu;
 mod device;
+mod keys;
 mod machine;
 mod memory;
 mod nic;
@@ -124,6 +125,8 @@ const AFPACKET: &str = "afpacket";
 const XDP: &str = "xdp";
 const MEMIF: &str = "memif";
 const VFIO: &str = "vfio";
+/// Of a check without which no domain with a key opens.
+const KEY: &str = "a key";
 const DPDK: &str = "dpdk";
 
 impl Check {
@@ -165,6 +168,8 @@ fn all(machine: &Machine) -> Vec<Check> {
         cpu::governor(machine),
         cpu::smt(machine),
         cpu::clocksource(machine),
+        keys::aes(machine),
+        keys::files(machine),
         wire::interfaces(machine),
         wire::raw_socket(machine),
         wire::xdp(machine),

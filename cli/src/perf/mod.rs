@@ -47,7 +47,7 @@ Examples:
 
 Environment:
   BAREWIRE_PORT      the port where --port is not given (default: this user's segment, shm)
-  BAREWIRE_KEY_FILE  the key file where --key-file is not given")]
+  BAREWIRE_KEY_FILE  the key files where --key-file is not given")]
 pub(crate) struct PingPongArgs {
     #[command(flatten)]
     common: Common,
@@ -164,9 +164,10 @@ struct Common {
     /// The port, such as shm:job7 or fault(loss=0.01):shm.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
-    /// File with the key that both sides seal their frames with, on a port that leaves the machine.
+    /// File with the key that both sides seal their frames with, on a port that leaves the machine;
+    /// several separated by colons: the first opens sessions, each is accepted.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
-    key_file: Option<PathBuf>,
+    key_file: Option<OsString>,
     /// Bytes of a message, several separated by commas; k, m and g stand for 2^10, 2^20, 2^30.
     #[arg(long, value_delimiter = ',', value_parser = parse_size)]
     size: Vec<u64>,
@@ -201,10 +202,14 @@ enum Until {
 }
 
 impl Common {
-    /// What tells another process of ours the key file.
+    /// What tells another process of ours the key files.
     fn key_args(&self) -> Vec<OsString> {
-        let file = self.key_file.as_ref().map(|file| file.as_os_str().to_owned());
-        file.map_or(Vec::new(), |file| vec!["--key-file".into(), file])
+        self.key_file.as_ref().map_or(Vec::new(), |files| vec!["--key-file".into(), files.clone()])
+    }
+
+    /// The key files, in order.
+    fn key_files(&self) -> Vec<PathBuf> {
+        self.key_file.as_ref().map_or(Vec::new(), |files| std::env::split_paths(files).collect())
     }
 
     fn until(&self) -> Until {

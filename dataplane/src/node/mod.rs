@@ -17,6 +17,7 @@ mod fast_rma;
 mod fast_segment;
 mod fast_target;
 mod input;
+mod keys;
 mod lost;
 mod mr;
 mod mtu;
@@ -71,7 +72,7 @@ use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
 use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
-use crate::seal::PreSharedKey;
+use crate::seal::Keyring;
 use crate::slab::{Handle, Slab};
 use crate::table::{Table, Vacant};
 use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant};
@@ -157,10 +158,13 @@ pub struct NodeSettings {
     /// Only peers in the address vector of an endpoint reach it, or a region through it. Default
     /// no. Closes the fast path: the source of every packet is looked up.
     pub inserted: bool,
-    /// What frames are sealed with, on a port that may lose them: only who has the same key has
-    /// sessions with this node. Default none: frames are open to everybody on the way. Sessions
-    /// through this machine's memory are never sealed.
-    pub key: Option<PreSharedKey>,
+    /// What frames are sealed with, on a port that may lose them: only who has one of these keys
+    /// has sessions with this node. Default none: frames are open to everybody on the way. Sessions
+    /// through this machine's memory are never sealed. The node takes it out of its settings.
+    pub keys: Option<Keyring>,
+    /// Age at which the key that frames of a session are sealed with is left for the next,
+    /// nanoseconds, from 1,000,000: each end does so for its own frames. Default an hour.
+    pub rekey_ns: u64,
 }
 
 impl NodeSettings {
@@ -176,6 +180,7 @@ impl NodeSettings {
         check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
         let window = self.window.is_power_of_two() && (64..=WINDOW).contains(&self.window);
         check(window, "window must be a power of two, 64 to 4,096")?;
+        check(self.rekey_ns >= 1_000_000, "rekey_ns must be at least 1 ms")?;
         check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
     }
 
@@ -208,7 +213,8 @@ impl Default for NodeSettings {
             join_ns: 60_000_000_000,
             by_name: true,
             inserted: false,
-            key: None,
+            keys: None,
+            rekey_ns: 3_600_000_000_000,
         }
     }
 }
@@ -786,7 +792,7 @@ impl Node {
             frame_max: mtu as u32,
             near_max: near as u32,
             lossless: caps.lossless,
-            far: Path::far(caps, s.crc, s.key.is_some()),
+            far: Path::far(caps, s.crc, s.keys.is_some()),
             rto_floor_ns: caps.rto_floor_ns.max(1_000),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
@@ -844,11 +850,11 @@ impl Node {
             refused_units: 0,
             blocked: false,
             gone: false,
-            settings,
+            settings: NodeSettings { keys: None, ..settings },
         })
     }
 
-    /// What the node was made with.
+    /// What the node was made with, but for its keys.
     pub fn settings(&self) -> &NodeSettings {
         &self.settings
     }

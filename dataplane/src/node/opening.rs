@@ -16,7 +16,7 @@ use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
 use super::other_key::OtherKeys;
 use super::peer::{Peer, State};
-use super::secured::Seals;
+use super::secured::{Over, Seals};
 use super::stuck::Progress;
 use super::versions::OtherVersions;
 use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
@@ -107,8 +107,8 @@ pub(crate) struct Openings {
     pub(super) doubts: HashMap<PeerIdx, Doubt>,
     /// Keys, if frames are sealed. Not here while frames leave.
     pub(super) seals: Option<Box<Seals>>,
-    /// Peers, by [`Station::word`], whose keys are to be forgotten when the seals are back.
-    pub(super) sealed_over: Vec<u64>,
+    /// Sessions whose keys are to be forgotten when the seals are back.
+    pub(super) sealed_over: Vec<Over>,
     /// Padding of an OPEN or a PROBE, on a lossy port.
     padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
@@ -171,6 +171,13 @@ impl Openings {
         let first = refusal.is_none();
         refusal.get_or_insert((now, reason));
         first
+    }
+
+    /// Forgets that it was: there are other keys now.
+    pub(super) fn forget_refusal(&mut self, p: PeerIdx) {
+        if let Some(path) = self.paths.get_mut(&p) {
+            path.refusal = None;
+        }
     }
 
     /// When it was refused first, and why.

@@ -28,11 +28,26 @@ pub(crate) struct OtherKeys {
     stations: Vec<Station>,
 }
 
+impl OtherKeys {
+    /// Forgets them: they are told again, of the keys that there are now.
+    pub(super) fn forget(&mut self) {
+        self.stations.clear();
+    }
+}
+
 impl Node {
     /// Refuses an OPEN that is not sealed as this node seals.
     pub(super) fn refuse_key(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
         if base.src == self.station || base.dst != self.station {
             return;
+        }
+        let known = self.by_station.get(&self.peers, base.src);
+        let is_open = |p: &PeerIdx| self.peers[*p].state == State::Open;
+        if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].opened_as(op)) {
+            // An answer under a key that is not listed any more, whose session is open here: any
+            // sealed frame tells the peer.
+            self.peers[p].ask();
+            return self.make_ready(p);
         }
         self.note_key(base.src, reason);
         self.reset_open(now, base, op, reason);
@@ -68,6 +83,10 @@ impl Node {
             self.counters.rx_bad_rst += 1;
             return;
         };
+        if self.peers[p].state == State::Answered && self.is_answer_outdated(p) {
+            // The peer began under a key that neither lists any more: now we do, under another.
+            return self.open_again(now, p, false);
+        }
         if self.openings.note_refusal(p, now, op.reason) {
             self.note_key(src, op.reason);
             self.arm_timer(now, p);

@@ -50,6 +50,9 @@ impl Node {
     /// [`transmit`](Self::transmit) for a turn in which [`passes`](Self::passes) was false.
     pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         if self.openings.seals.is_some() {
+            if self.looks_at_keys(now) {
+                self.look_at_keys(now);
+            }
             return self.through_seals(out, |node, out| node.transmit_all(now, out));
         }
         self.transmit_all(now, out)

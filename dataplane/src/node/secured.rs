@@ -7,18 +7,20 @@
 //! leaves this machine's memory.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use barewire_driver::board::Board;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
-use foldhash::fast::RandomState;
 
+use super::keys::Age;
 use super::peer::{State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
-    HANDSHAKE_LEN, Initiator, OpenError, PreSharedKey, SessionKeys, SessionNames, has_aes, respond,
+    Answer, HANDSHAKE_LEN, Initiator, KeyId, Keyring, OpenError, SessionKeys, SessionNames, TagKey,
+    has_aes, respond,
 };
 use crate::types::Instant;
 use crate::wire::{
@@ -31,24 +33,42 @@ const ROOM: usize = HANDSHAKE_LEN + TAG_LEN + TRAILER_LEN;
 
 /// A session whose ends have agreed on keys.
 #[derive(Debug)]
-struct Session {
-    keys: SessionKeys,
-    /// The peer's name of the session.
+pub(super) struct Session {
+    pub(super) keys: SessionKeys,
+    /// The peer's name of the session, and its epoch.
     remote_sid: u32,
-    /// The message that answers the peer's OPEN, if the peer began.
-    answer: Option<[u8; HANDSHAKE_LEN]>,
+    remote_epoch: u32,
+    /// The message that answers the peer's OPEN, if the peer began, what makes the tag of its
+    /// frame, and the key that this is of. Of no use once the session is open.
+    answer: Option<([u8; HANDSHAKE_LEN], TagKey, KeyId)>,
+    pub(super) age: Age,
 }
+
+/// What names a session that is over: the peer's [`Station::word`], and each end's `sid` and
+/// `epoch`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Over {
+    pub(super) peer: u64,
+    pub(super) ours: (u32, u32),
+    pub(super) theirs: (u32, u32),
+}
+
+/// Sessions by the peer's [`Station::word`], which is looked up for each frame. Only who has a key
+/// of the list gets into it, so a hash that is fast will do.
+pub(super) type Sessions = HashMap<u64, Box<Session>, foldhash::fast::RandomState>;
 
 /// Keys and handshakes of a node.
 #[derive(Debug)]
 pub(crate) struct Seals {
-    key: PreSharedKey,
+    pub(super) ring: Keyring,
     /// Handshakes that this node began, by the peer's [`Station::word`].
-    offers: HashMap<u64, Initiator>,
+    pub(super) offers: HashMap<u64, Initiator>,
     /// Sessions with keys, likewise.
-    sessions: HashMap<u64, Box<Session>, RandomState>,
-    /// The message of the OPEN that is being taken.
-    heard: Option<[u8; HANDSHAKE_LEN]>,
+    pub(super) sessions: Sessions,
+    /// When the age of keys is looked at next.
+    pub(super) look_at: Instant,
+    /// The message of the OPEN that is being taken, and the key of its tag.
+    heard: Option<([u8; HANDSHAKE_LEN], KeyId)>,
     /// A frame on its way out, and one on its way in.
     tx: Vec<u8>,
     rx: Vec<u8>,
@@ -69,12 +89,13 @@ impl Seals {
     /// For a node with these settings on a port for frames of `frame_len` bytes. `None` if it has
     /// no key or needs none.
     pub(super) fn of(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Option<Box<Self>> {
-        let key = s.key.clone().filter(|_| !caps.lossless)?;
+        let ring = s.keys.clone().filter(|_| !caps.lossless)?;
         let buf = || vec![0; frame_len + ROOM];
         Some(Box::new(Self {
-            key,
+            ring,
             offers: HashMap::new(),
-            sessions: HashMap::default(),
+            sessions: Sessions::default(),
+            look_at: Instant(0),
             heard: None,
             tx: buf(),
             rx: buf(),
@@ -97,7 +118,8 @@ impl Seals {
         } else if sealed::is_key_refusal(frame.head) {
             self.check(frame)
         } else {
-            self.put_tag(frame, &[])
+            let tag_key = self.ring.tag_key().clone();
+            self.put_tag(frame, &[], &tag_key)
         }
     }
 
@@ -130,15 +152,17 @@ impl Seals {
         if kind.is_near {
             return Way::Clear;
         }
+        let first = self.ring.tag_key().clone();
         if kind.is_challenge {
-            return self.put_tag(frame, &[]);
+            return self.put_tag(frame, &[], &first);
         }
         let message = if kind.is_answer {
-            self.sessions.get(&dst).and_then(|session| session.answer)
+            self.sessions.get(&dst).and_then(|session| session.answer.clone())
         } else {
-            Some(self.offer(dst, &kind))
+            let key = self.ring.first();
+            Some((self.offer(dst, &kind), first, key))
         };
-        message.map_or(Way::Not, |message| self.put_tag(frame, &message))
+        message.map_or(Way::Not, |(message, tag_key, _)| self.put_tag(frame, &message, &tag_key))
     }
 
     /// The first message of the handshake of this session to `dst`.
@@ -150,14 +174,14 @@ impl Seals {
         if let Some(offer) = known {
             return *offer.message();
         }
-        let offer = Initiator::new(&mut self.key, names);
+        let offer = Initiator::new(&mut self.ring, names);
         let message = *offer.message();
         self.offers.insert(dst, offer);
         message
     }
 
     /// Copies a frame without a session, `more` behind its header, and its tag.
-    fn put_tag(&mut self, frame: &TxFrame<'_>, more: &[u8]) -> Way {
+    fn put_tag(&mut self, frame: &TxFrame<'_>, more: &[u8], tag_key: &TagKey) -> Way {
         let (from, end) = (frame.head.len(), frame.head.len() + more.len());
         let is_open = sealed::ty_of(frame.head) == Some(Ty::Open);
         let whole = end + TAG_LEN + if is_open { TRAILER_LEN } else { 0 };
@@ -166,7 +190,7 @@ impl Seals {
         bytes[..from].copy_from_slice(frame.head);
         bytes[from..end].copy_from_slice(more);
         sealed::mark(bytes, end - BASE_LEN);
-        let tag = self.key.tag(&bytes[..end]);
+        let tag = tag_key.tag(&bytes[..end]);
         bytes[end..end + TAG_LEN].copy_from_slice(&tag);
         if is_open {
             // Who cannot tell the tag tells by it a damaged OPEN from one under another key.
@@ -183,9 +207,19 @@ impl Seals {
         Way::Sealed(sealed::put_crc(&mut self.tx, len))
     }
 
-    fn forget(&mut self, peer: u64) {
-        self.offers.remove(&peer);
-        self.sessions.remove(&peer);
+    /// Forgets the keys and the handshake of a session, not those of a newer one.
+    fn forget(&mut self, over: &Over) {
+        let is_over = |o: &mut Initiator| (o.names().sid, o.names().epoch) == over.ours;
+        if let Entry::Occupied(mut offer) = self.offers.entry(over.peer)
+            && is_over(offer.get_mut())
+        {
+            offer.remove();
+        }
+        if let Entry::Occupied(session) = self.sessions.entry(over.peer)
+            && (session.get().remote_sid, session.get().remote_epoch) == over.theirs
+        {
+            session.remove();
+        }
     }
 }
 
@@ -250,23 +284,25 @@ impl Node {
         let Some(mut seals) = self.openings.seals.take() else { return send(self, out) };
         let sent = send(self, &mut SealingSink { out, seals: &mut seals });
         // Sessions that have ended meanwhile.
-        while let Some(peer) = self.openings.sealed_over.pop() {
-            seals.forget(peer);
+        while let Some(over) = self.openings.sealed_over.pop() {
+            seals.forget(&over);
         }
         self.openings.seals = Some(seals);
         sent
     }
 
-    /// Forgets the keys of the session with `p`, which is over.
+    /// Forgets the keys of the session with `p`, which is about to end.
     pub(super) fn forget_keys(&mut self, p: PeerIdx) {
         if !self.far.is_sealed() {
             return;
         }
-        let peer = self.peers[p].addr;
+        let peer = &self.peers[p];
+        let (ours, theirs) = ((peer.sid, peer.epoch), (peer.remote_sid, peer.peer_epoch));
+        let over = Over { peer: peer.addr, ours, theirs };
         match &mut self.openings.seals {
-            Some(seals) => seals.forget(peer),
-            // They are where frames leave.
-            None => self.openings.sealed_over.push(peer),
+            Some(seals) => seals.forget(&over),
+            // They are where frames leave. The next session may be offered before they are back.
+            None => self.openings.sealed_over.push(over),
         }
     }
 
@@ -336,16 +372,16 @@ impl Node {
     fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
-        if !seals.key.is_tag(frame, tag) {
+        let Some(key) = seals.ring.key_of(frame, tag) else {
             self.counters.rx_forged += 1;
             if let Some((base, op)) = sealed::open_in(&RxFrame::new(bytes)) {
                 self.refuse_key(now, &base, &op, RstReason::OtherKey);
             }
             return false;
-        }
+        };
         let open_end = BASE_LEN + OpenOp::LEN;
         if sealed::ty_of(bytes) == Some(Ty::Open) && end > open_end {
-            seals.heard = bytes[open_end..end].try_into().ok();
+            seals.heard = bytes[open_end..end].try_into().ok().map(|message| (message, key));
             sealed::set_plen(bytes, OpenOp::LEN as u16);
         }
         true
@@ -422,13 +458,17 @@ impl Node {
         let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
         let names = SessionNames { opener: peer, answerer: seals.station.word(), inc, sid, epoch };
-        let answered =
-            seals.heard.and_then(|message| respond(&mut seals.key, names, &message, aes));
-        let Some((keys, answer)) = answered else {
+        let ring = &mut seals.ring;
+        let answered = seals.heard.and_then(|(first, key)| {
+            respond(ring, key, names, &first, aes).map(|answer| (answer, key))
+        });
+        let Some((Answer { keys, message, tag_key }, key)) = answered else {
             self.counters.rx_forged += 1;
             return false;
         };
-        let session = Session { keys, remote_sid: sid, answer: Some(answer) };
+        let answer = Some((message, tag_key, key));
+        let age = Age::new(self.polled_at);
+        let session = Session { keys, remote_sid: sid, remote_epoch: epoch, answer, age };
         seals.sessions.insert(peer, Box::new(session));
         seals.offers.remove(&peer);
         true
@@ -444,18 +484,36 @@ impl Node {
         let (sid, epoch, peer) = (peer.sid, peer.epoch, peer.addr);
         let aes = has_aes() && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
-        let Seals { key, offers, heard, .. } = &mut **seals;
+        let Seals { offers, heard, .. } = &mut **seals;
         let offer = offers.get_mut(&peer);
         let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
-        let keys = offer.zip(*heard).and_then(|(offer, answer)| offer.finish(key, &answer, aes));
+        let keys = offer.zip(*heard).and_then(|(offer, (answer, _))| offer.finish(&answer, aes));
         let Some(keys) = keys else {
             self.counters.rx_forged += 1;
             return false;
         };
         offers.remove(&peer);
-        let session = Session { keys, remote_sid: op.sid, answer: None };
+        let (remote_sid, remote_epoch) = (op.sid, op.epoch);
+        let age = Age::new(self.polled_at);
+        let session = Session { keys, remote_sid, remote_epoch, answer: None, age };
         seals.sessions.insert(peer, Box::new(session));
         true
+    }
+
+    /// Whether the OPEN of `p` was answered under a key that is not listed any more.
+    pub(super) fn is_answer_outdated(&self, p: PeerIdx) -> bool {
+        let Some(seals) = &self.openings.seals else { return false };
+        let answer = seals.sessions.get(&self.peers[p].addr).and_then(|s| s.answer.as_ref());
+        answer.is_some_and(|(_, _, key)| !seals.ring.lists(*key))
+    }
+
+    /// Forgets what answered the OPEN of `p`: the session with it is open.
+    pub(super) fn forget_answer(&mut self, p: PeerIdx) {
+        if let Some(seals) = &mut self.openings.seals
+            && let Some(session) = seals.sessions.get_mut(&self.peers[p].addr)
+        {
+            session.answer = None;
+        }
     }
 
     /// Whether the session of an OPEN is one with keys.

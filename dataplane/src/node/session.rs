@@ -328,6 +328,7 @@ impl Node {
     /// The session is open: queued operations may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: PeerIdx) {
         self.settle_path(now, p);
+        self.forget_answer(p);
         let active = self.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
@@ -561,6 +562,7 @@ impl Node {
 
     /// Drops a session over which nothing was sent. Operations stay queued.
     pub(super) fn forget(&mut self, p: PeerIdx) {
+        self.forget_keys(p);
         let peer = &mut self.peers[p];
         let paired = matches!(peer.state, State::Answered | State::Open);
         self.observed.tallies[p.at()].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
@@ -576,7 +578,6 @@ impl Node {
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p.get());
         self.openings.forget(p);
-        self.forget_keys(p);
     }
 
     /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
@@ -1214,13 +1215,13 @@ pub(super) fn send_flags(flags: WrFlags) -> CqFlags {
 }
 
 /// Whether an OPEN answers ours, whether it is of the current session, and whether it is of one
-/// that has ended.
+/// that has ended: for us, or for the peer, which has sent us the OPEN of a later one.
 fn compare(peer: &Peer, op: &OpenOp) -> (bool, bool, bool) {
     let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
     let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;
-    let over = op.inc == peer.inc
-        && op.epoch.wrapping_sub(peer.closed_epoch) as i32 <= 0
-        && peer.closed_epoch != 0
-        && !planted(Bug::NoSessionEpoch);
+    let since = |epoch: u32| op.epoch.wrapping_sub(epoch) as i32;
+    let closed = peer.closed_epoch != 0 && since(peer.closed_epoch) <= 0;
+    let left = peer.state == State::Answered && since(peer.peer_epoch) < 0;
+    let over = op.inc == peer.inc && (closed || left) && !planted(Bug::NoSessionEpoch);
     (ours, theirs, over)
 }

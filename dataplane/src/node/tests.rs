@@ -16,6 +16,7 @@ mod fetch;
 mod handed;
 mod hostile;
 mod inline;
+mod keys;
 mod lengths;
 mod lost;
 mod marks;

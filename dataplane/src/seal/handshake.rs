@@ -7,7 +7,8 @@ use std::fmt;
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
-use super::key::PreSharedKey;
+use super::key::{PreSharedKey, Secret, TagKey, Terms};
+use super::keyring::{KeyId, Keyring};
 use super::noise::Resolver;
 use super::session::SessionKeys;
 
@@ -60,16 +61,31 @@ pub struct Initiator {
     state: Box<HandshakeState>,
     names: SessionNames,
     message: Message,
+    terms: Terms,
+}
+
+/// What the end has that answers: the keys of the session, the message that tells its peer, and
+/// what the OPEN that carries this is tagged with.
+#[derive(Debug)]
+pub struct Answer {
+    /// The session's.
+    pub keys: SessionKeys,
+    /// The second message.
+    pub message: Message,
+    /// That of the key of the first message.
+    pub tag_key: TagKey,
 }
 
 impl Initiator {
-    /// Begins the handshake of the session of these names.
-    pub fn new(key: &mut PreSharedKey, names: SessionNames) -> Self {
-        let mut state = begin(key, &names, true);
+    /// Begins the handshake of the session of these names, under the first key.
+    pub fn new(ring: &mut Keyring, names: SessionNames) -> Self {
+        let seed = ring.draw();
+        let key = ring.get(ring.first()).expect("the first key is listed");
+        let (terms, mut state) = (key.terms, begin(key, seed, &names, true));
         let mut message = [0; HANDSHAKE_LEN];
         let written = state.write_message(&[], &mut message);
         assert!(written.is_ok_and(|len| len == HANDSHAKE_LEN), "NNpsk0 begins with a message");
-        Self { state, names, message }
+        Self { state, names, message, terms }
     }
 
     /// The names of the session.
@@ -84,15 +100,10 @@ impl Initiator {
 
     /// Ends the handshake with the answer: `None`, and nothing has happened, if it is not one to
     /// this message by who has the key. `aes` as in [`respond`].
-    pub fn finish(
-        &mut self,
-        key: &PreSharedKey,
-        answer: &Message,
-        aes: bool,
-    ) -> Option<SessionKeys> {
+    pub fn finish(&mut self, answer: &Message, aes: bool) -> Option<SessionKeys> {
         self.state.read_message(answer, &mut []).ok()?;
         let (tx, rx) = self.state.dangerously_get_raw_split();
-        Some(SessionKeys::new(key, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]))
+        Some(SessionKeys::new(self.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]))
     }
 }
 
@@ -102,25 +113,35 @@ impl fmt::Debug for Initiator {
     }
 }
 
-/// Answers the first message of the session of these names: its keys, and the second message.
-/// `None` if the first is none by who has the key. `aes` if both ends have AES in their processors.
+/// Answers the first message, which came under the key `id`, of the session of these names. `None`
+/// if the key is not listed, or the message is none by who has it. `aes` if both ends have AES in
+/// their processors.
 pub fn respond(
-    key: &mut PreSharedKey,
+    ring: &mut Keyring,
+    id: KeyId,
     names: SessionNames,
     message: &Message,
     aes: bool,
-) -> Option<(SessionKeys, Message)> {
-    let mut state = begin(key, &names, false);
+) -> Option<Answer> {
+    let seed = ring.draw();
+    let key = ring.get(id)?;
+    let mut state = begin(key, seed, &names, false);
     state.read_message(message, &mut []).ok()?;
     let mut answer = [0; HANDSHAKE_LEN];
     // Fails if the first message holds a public key that makes the secret zero.
     state.write_message(&[], &mut answer).ok().filter(|&len| len == HANDSHAKE_LEN)?;
     let (rx, tx) = state.dangerously_get_raw_split();
-    Some((SessionKeys::new(key, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]), answer))
+    let keys = SessionKeys::new(key.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]);
+    Some(Answer { keys, message: answer, tag_key: key.tag_key().clone() })
 }
 
-fn begin(key: &mut PreSharedKey, names: &SessionNames, opens: bool) -> Box<HandshakeState> {
-    let resolver = Box::new(Resolver { seed: key.draw() });
+fn begin(
+    key: &PreSharedKey,
+    seed: Secret,
+    names: &SessionNames,
+    opens: bool,
+) -> Box<HandshakeState> {
+    let resolver = Box::new(Resolver { seed });
     let prologue = names.prologue();
     let pattern = PATTERN.parse().expect("the pattern is one of Noise");
     let builder = snow::Builder::with_resolver(pattern, resolver);

@@ -1,4 +1,4 @@
-//! The key that an application gives a domain, and what is derived from it.
+//! A key that an application gives a domain, and what is derived from it.
 
 use std::fmt;
 
@@ -31,32 +31,54 @@ pub enum Mode {
     Authenticated,
 }
 
+/// How the frames of a session are sealed, besides with what. Part of a key: stations that seal in
+/// different ways have different keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub(super) mode: Mode,
+    /// Frames to a key, as a power of two.
+    pub(super) key_frames_bits: u32,
+}
+
 /// A pre-shared key: what all stations have that may open sessions with each other. The mode is
 /// part of it: stations of two modes have different keys.
 #[derive(Clone)]
 pub struct PreSharedKey {
     pub(super) psk: Secret,
-    /// Authenticates what has no session: OPEN and RST.
-    tag: hmac::Key,
-    /// What ephemeral keys are drawn from.
-    entropy: Secret,
-    drawn: u64,
-    pub(super) mode: Mode,
-    pub(super) key_frames_bits: u32,
+    tag: TagKey,
+    pub(super) terms: Terms,
+}
+
+/// What authenticates frames without a session, OPEN and RST.
+#[derive(Clone)]
+pub struct TagKey(hmac::Key);
+
+impl TagKey {
+    /// The tag of a frame without a session.
+    pub fn tag(&self, frame: &[u8]) -> [u8; TAG_LEN] {
+        let mut tag = [0; TAG_LEN];
+        tag.copy_from_slice(&hmac::sign(&self.0, frame).as_ref()[..TAG_LEN]);
+        tag
+    }
+}
+
+impl fmt::Debug for TagKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TagKey").finish_non_exhaustive()
+    }
 }
 
 impl PreSharedKey {
-    /// The key of these bytes. `entropy` are 32 bytes that nobody can guess and that were never
-    /// used before: a live domain takes them from the kernel.
+    /// The key of these bytes.
     ///
     /// `None` if there are fewer bytes than [`KEY_MIN`] or more than [`KEY_MAX`].
-    pub fn new(bytes: &[u8], entropy: [u8; 32], mode: Mode) -> Option<Self> {
-        Self::with_key_frames(bytes, entropy, mode, KEY_FRAMES_BITS)
+    pub fn new(bytes: &[u8], mode: Mode) -> Option<Self> {
+        Self::with_key_frames(bytes, mode, KEY_FRAMES_BITS)
     }
 
     /// [`new`](Self::new) with another number of frames to a key, `1 << bits`, 2 to 30: all
     /// stations need the same. For tests of what happens when keys change.
-    pub fn with_key_frames(bytes: &[u8], entropy: [u8; 32], mode: Mode, bits: u32) -> Option<Self> {
+    pub fn with_key_frames(bytes: &[u8], mode: Mode, bits: u32) -> Option<Self> {
         if !(KEY_MIN..=KEY_MAX).contains(&bytes.len()) || !(2..=30).contains(&bits) {
             return None;
         }
@@ -66,44 +88,30 @@ impl PreSharedKey {
         let tag = expand(&root, &[b"tag", &variant]);
         Some(Self {
             psk: expand(&root, &[b"psk", &variant]),
-            tag: hmac::Key::new(hmac::HMAC_SHA256, &*tag),
-            entropy: Zeroizing::new(entropy),
-            drawn: 0,
-            mode,
-            key_frames_bits: bits,
+            tag: TagKey(hmac::Key::new(hmac::HMAC_SHA256, &*tag)),
+            terms: Terms { mode, key_frames_bits: bits },
         })
     }
 
-    /// The tag of a frame without a session.
-    pub fn tag(&self, frame: &[u8]) -> [u8; TAG_LEN] {
-        let mut tag = [0; TAG_LEN];
-        tag.copy_from_slice(&hmac::sign(&self.tag, frame).as_ref()[..TAG_LEN]);
-        tag
+    /// What makes the tags of frames without a session.
+    pub fn tag_key(&self) -> &TagKey {
+        &self.tag
     }
 
     /// Whether `tag` is the tag of `frame`; in constant time.
     pub fn is_tag(&self, frame: &[u8], tag: &[u8]) -> bool {
-        constant_time::verify_slices_are_equal(&self.tag(frame), tag).is_ok()
+        constant_time::verify_slices_are_equal(&self.tag.tag(frame), tag).is_ok()
     }
 
-    /// What the mode is.
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    /// A secret that was never drawn before, and from which nobody finds another.
-    pub(super) fn draw(&mut self) -> Secret {
-        self.drawn += 1;
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &*self.entropy);
-        let mut drawn = Zeroizing::new([0; 32]);
-        drawn.copy_from_slice(hmac::sign(&key, &self.drawn.to_le_bytes()).as_ref());
-        drawn
+    /// Whether it is the key `other`; in constant time.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        constant_time::verify_slices_are_equal(&*self.psk, &*other.psk).is_ok()
     }
 }
 
 impl fmt::Debug for PreSharedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreSharedKey").field("mode", &self.mode).finish_non_exhaustive()
+        f.debug_struct("PreSharedKey").field("mode", &self.terms.mode).finish_non_exhaustive()
     }
 }
 

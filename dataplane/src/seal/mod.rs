@@ -2,7 +2,8 @@
 //! in its OPENs (`docs/wire.md`, "Sealed frames"). What it protects from whom, and what it does
 //! not, is in `docs/security.md`.
 //!
-//! - [`PreSharedKey`] is what an application gives a domain: who has it may open sessions.
+//! - [`PreSharedKey`] is what an application gives a domain: who has it may open sessions. A
+//!   [`Keyring`] is the list of those that a node has at a time.
 //! - [`Initiator`] and [`respond`] are the handshake, NNpsk0 of the Noise framework: two messages,
 //!   one in an OPEN and one in its answer, and what comes of them is a [`SessionKeys`].
 //! - A [`SessionKeys`] seals the frames of a session and opens those of its peer. Each direction
@@ -15,12 +16,14 @@
 mod chain;
 mod handshake;
 mod key;
+mod keyring;
 mod noise;
 mod replay;
 mod session;
 
-pub use handshake::{HANDSHAKE_LEN, Initiator, SessionNames, respond};
-pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey};
+pub use handshake::{Answer, HANDSHAKE_LEN, Initiator, SessionNames, respond};
+pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey, TagKey};
+pub use keyring::{KEYS_MAX, KeyId, Keyring};
 pub use session::{OpenError, SessionKeys, has_aes};
 
 #[cfg(test)]

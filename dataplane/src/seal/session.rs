@@ -4,7 +4,7 @@
 use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305};
 
 use super::chain::{Chain, Cipher, nonce};
-use super::key::{Mode, PreSharedKey, Secret};
+use super::key::{Mode, Secret, Terms};
 use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
 use crate::wire::{BASE_LEN, TAG_LEN, sealed};
@@ -34,6 +34,8 @@ pub struct SessionKeys {
     /// The key before, for frames that were overtaken.
     rx_before: Option<Chain>,
     replay: ReplayWindow,
+    /// The key of the peer's when somebody looked last.
+    seen: u64,
     mode: Mode,
     key_frames_bits: u32,
 }
@@ -41,7 +43,7 @@ pub struct SessionKeys {
 impl SessionKeys {
     /// The keys of two secrets: what this end seals with and what its peer does. `aes` if both ends
     /// have AES in their processors.
-    pub(super) fn new(key: &PreSharedKey, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
+    pub(super) fn new(terms: Terms, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
         let cipher: Cipher = if aes { &AES_256_GCM } else { &CHACHA20_POLY1305 };
         Self {
             tx: Chain::new(cipher, tx),
@@ -49,8 +51,9 @@ impl SessionKeys {
             rx: Chain::new(cipher, rx),
             rx_before: None,
             replay: ReplayWindow::new(),
-            mode: key.mode,
-            key_frames_bits: key.key_frames_bits,
+            seen: 0,
+            mode: terms.mode,
+            key_frames_bits: terms.key_frames_bits,
         }
     }
 
@@ -83,6 +86,22 @@ impl SessionKeys {
             }
         };
         tag.copy_from_slice(sealed.expect("a frame is no longer than a cipher takes").as_ref());
+    }
+
+    /// Goes on to the next key for the frames of this end, and forgets the one before. The peer
+    /// follows with the first frame that it gets, but by no more than one key: it must have opened
+    /// a frame under the key that there is now.
+    pub fn renew(&mut self) {
+        self.tx = self.tx.next();
+        self.tx_next = self.tx.generation << self.key_frames_bits;
+    }
+
+    /// Forgets the peer's key before the one that there is now, which overtaken frames need, if it
+    /// was that already at the last call.
+    pub fn forget_overtaken(&mut self) {
+        if std::mem::replace(&mut self.seen, self.rx.generation) == self.rx.generation {
+            self.rx_before = None;
+        }
     }
 
     /// Opens a frame of the peer: `bytes` are its base, what was protected, and the tag. Decrypts

@@ -2,25 +2,44 @@
 
 use proptest::prelude::*;
 
+use super::key::Terms;
 use super::*;
 use crate::wire::{BASE_LEN, TAG_LEN, sealed};
 
 const NAMES: SessionNames =
     SessionNames { opener: 0x0001_0200, answerer: 0x0002_0200, inc: 7, sid: 0x0010_0003, epoch: 9 };
 
-fn key(bytes: &[u8], entropy: u8, mode: Mode, bits: u32) -> PreSharedKey {
-    PreSharedKey::with_key_frames(bytes, [entropy; 32], mode, bits).unwrap()
+fn listed(bytes: u8) -> PreSharedKey {
+    PreSharedKey::new(&[bytes; 32], Mode::Encrypted).unwrap()
 }
 
-fn keys() -> [PreSharedKey; 2] {
+/// A list of one key.
+fn key(bytes: &[u8], entropy: u8, mode: Mode, bits: u32) -> Keyring {
+    let key = PreSharedKey::with_key_frames(bytes, mode, bits).unwrap();
+    Keyring::new(vec![key], [entropy; 32]).unwrap()
+}
+
+/// The answer to a message under the first key.
+fn answered(
+    ring: &mut Keyring,
+    names: SessionNames,
+    message: &[u8; HANDSHAKE_LEN],
+    aes: bool,
+) -> Option<(SessionKeys, [u8; HANDSHAKE_LEN])> {
+    let first = ring.first();
+    let answer = respond(ring, first, names, message, aes)?;
+    Some((answer.keys, answer.message))
+}
+
+fn keys() -> [Keyring; 2] {
     [1, 2].map(|entropy| key(&[7; 32], entropy, Mode::Encrypted, 22))
 }
 
 /// The two ends of a session.
-fn ends([mut a, mut b]: [PreSharedKey; 2], aes: bool) -> [SessionKeys; 2] {
+fn ends([mut a, mut b]: [Keyring; 2], aes: bool) -> [SessionKeys; 2] {
     let mut initiator = Initiator::new(&mut a, NAMES);
-    let (answerer, message) = respond(&mut b, NAMES, initiator.message(), aes).unwrap();
-    [initiator.finish(&a, &message, aes).unwrap(), answerer]
+    let (answerer, message) = answered(&mut b, NAMES, initiator.message(), aes).unwrap();
+    [initiator.finish(&message, aes).unwrap(), answerer]
 }
 
 /// A frame with `len` bytes behind its base, and room for the tag.
@@ -70,12 +89,12 @@ fn keys_and_modes_that_differ_do_not_meet() {
     ];
     for mut b in others {
         let initiator = Initiator::new(&mut a.clone(), NAMES);
-        assert!(respond(&mut b, NAMES, initiator.message(), true).is_none());
-        assert!(!b.is_tag(b"frame", &a.tag(b"frame")));
+        assert!(answered(&mut b, NAMES, initiator.message(), true).is_none());
+        assert!(b.key_of(b"frame", &a.tag_key().tag(b"frame")).is_none());
     }
-    assert!(a.is_tag(b"frame", &keys()[1].tag(b"frame")));
-    assert!(PreSharedKey::new(&[1; KEY_MIN - 1], [0; 32], Mode::Encrypted).is_none());
-    assert!(PreSharedKey::new(&[1; KEY_MAX + 1], [0; 32], Mode::Encrypted).is_none());
+    assert!(a.key_of(b"frame", &keys()[1].tag_key().tag(b"frame")).is_some());
+    assert!(PreSharedKey::new(&[1; KEY_MIN - 1], Mode::Encrypted).is_none());
+    assert!(PreSharedKey::new(&[1; KEY_MAX + 1], Mode::Encrypted).is_none());
 }
 
 /// The messages of a handshake are of one session, and of one life of each end.
@@ -91,15 +110,15 @@ fn a_handshake_is_of_its_session() {
         SessionNames { epoch: 8, ..NAMES },
     ];
     for names in others {
-        assert!(respond(&mut b, names, initiator.message(), true).is_none(), "{names:?}");
+        assert!(answered(&mut b, names, initiator.message(), true).is_none(), "{names:?}");
     }
     let mut other = Initiator::new(&mut a, NAMES);
     assert_ne!(other.message(), initiator.message(), "an ephemeral key is used once");
-    let (_, answer) = respond(&mut b, NAMES, initiator.message(), true).unwrap();
-    assert!(other.finish(&a, &answer, true).is_none(), "the answer to another message");
+    let (_, answer) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
+    assert!(other.finish(&answer, true).is_none(), "the answer to another message");
     // It has done no harm.
-    let (mut there, answer) = respond(&mut b, NAMES, other.message(), true).unwrap();
-    let mut here = other.finish(&a, &answer, true).unwrap();
+    let (mut there, answer) = answered(&mut b, NAMES, other.message(), true).unwrap();
+    let mut here = other.finish(&answer, true).unwrap();
     let mut bytes = frame(20, 0);
     here.seal(&mut bytes);
     assert_eq!(there.open(&mut bytes), Ok(()));
@@ -111,9 +130,9 @@ fn a_handshake_is_of_its_session() {
 fn a_replayed_open_makes_other_keys() {
     let [mut a, mut b] = keys();
     let mut initiator = Initiator::new(&mut a, NAMES);
-    let (_, answer) = respond(&mut b, NAMES, initiator.message(), true).unwrap();
-    let (mut again, _) = respond(&mut b, NAMES, initiator.message(), true).unwrap();
-    let mut here = initiator.finish(&a, &answer, true).unwrap();
+    let (_, answer) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
+    let (mut again, _) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
+    let mut here = initiator.finish(&answer, true).unwrap();
     let mut bytes = frame(20, 0);
     here.seal(&mut bytes);
     assert_eq!(again.open(&mut bytes), Err(OpenError::Forged));
@@ -150,6 +169,62 @@ fn every_bit_counts_and_every_byte() {
     assert_eq!(b.open(&mut bytes), Ok(()), "it is still good");
 }
 
+/// Goal: who opens is answered under whichever key it has, and each key keeps its name for as long
+/// as it is listed, wherever.
+#[test]
+fn every_listed_key_is_accepted() {
+    let mut b = Keyring::new([1, 2, 3].map(listed).to_vec(), [0; 32]).unwrap();
+    for bytes in [1, 2, 3, 4] {
+        let mut a = Keyring::new(vec![listed(bytes)], [bytes; 32]).unwrap();
+        let mut initiator = Initiator::new(&mut a, NAMES);
+        let tag = a.tag_key().tag(b"an OPEN");
+        let id = b.key_of(b"an OPEN", &tag);
+        assert_eq!(id.is_some(), bytes < 4, "key {bytes}");
+        let Some(id) = id else { continue };
+        let answer = respond(&mut b, id, NAMES, initiator.message(), true).unwrap();
+        assert!(a.key_of(b"its answer", &answer.tag_key.tag(b"its answer")).is_some());
+        let (mut here, mut there) = (initiator.finish(&answer.message, true).unwrap(), answer.keys);
+        let mut bytes = frame(20, 0);
+        here.seal(&mut bytes);
+        assert_eq!(there.open(&mut bytes), Ok(()));
+        // Under the name of another key.
+        for other in [1, 2, 3] {
+            let a = Keyring::new(vec![listed(other)], [0; 32]).unwrap();
+            let other = b.key_of(b"", &a.tag_key().tag(b"")).unwrap();
+            let taken = respond(&mut b, other, NAMES, initiator.message(), true);
+            assert_eq!(taken.is_some(), other == id);
+        }
+    }
+    let names = |ring: &Keyring| {
+        let tags = [1, 2, 3, 4].map(|bytes| listed(bytes).tag_key().tag(b"x"));
+        tags.map(|tag| ring.key_of(b"x", &tag))
+    };
+    let [one, two, three, none] = names(&b);
+    assert_eq!((b.first(), none), (one.unwrap(), None));
+    assert!(b.replace([4, 3, 1].map(listed).to_vec()));
+    let [again, gone, same, new] = names(&b);
+    assert_eq!((again, gone, same), (one, None, three));
+    assert!(new.is_some() && ![one, two, three].contains(&new) && Some(b.first()) == new);
+    assert!(b.replace([2, 1].map(listed).to_vec()));
+    assert_ne!(names(&b)[1], two, "a key that was taken off the list has another name");
+    for bad in [0, KEYS_MAX + 1] {
+        assert!(!b.replace((0..bad as u8).map(listed).collect()), "{bad} keys");
+    }
+    assert_eq!((b.len(), names(&b)[0]), (2, one));
+}
+
+/// Two handshakes of one node never use the same ephemeral key, also when the list has changed.
+#[test]
+fn another_list_draws_other_secrets() {
+    let mut ring = Keyring::new(vec![listed(1)], [9; 32]).unwrap();
+    let mut seen = std::collections::HashSet::new();
+    for round in 0..20 {
+        let initiator = Initiator::new(&mut ring, NAMES);
+        assert!(seen.insert(*initiator.message()));
+        assert!(ring.replace(vec![listed(1), listed(round)]));
+    }
+}
+
 #[test]
 fn no_secret_is_shown() {
     let shown = format!("{:?} {:?}", keys(), ends(keys(), true));
@@ -166,8 +241,8 @@ fn a_frame_is_sealed_as_others_do() {
         (0..32).for_each(|i| secret[i as usize] = i);
         secret
     };
-    let mut end =
-        SessionKeys::new(&key(&[7; 32], 0, Mode::Encrypted, 2), true, [secret(), secret()]);
+    let terms = Terms { mode: Mode::Encrypted, key_frames_bits: 2 };
+    let mut end = SessionKeys::new(terms, true, [secret(), secret()]);
     let sealed: Vec<Vec<u8>> = (0..5)
         .map(|_| {
             let mut bytes = frame(8, 0);
@@ -221,5 +296,41 @@ proptest! {
         let got: usize = opened.iter().sum();
         let sent = fates.iter().filter(|(_, fate)| *fate > 2).count();
         prop_assert!(got * 2 >= sent.saturating_sub(24), "{} of {}", got, sent);
+    }
+}
+
+/// Goal: an end that leaves a key early is followed, frames of the key before that come late are
+/// not opened under it for ever, and no counter is used twice.
+#[test]
+fn a_key_that_is_left_early_is_followed() {
+    for bits in [2, 5, 22] {
+        let [mut a, mut b] = ends([1, 2].map(|e| key(&[7; 32], e, Mode::Encrypted, bits)), true);
+        let mut counters = Vec::new();
+        for round in 0..40_usize {
+            let mut late = frame(20, 0);
+            a.seal(&mut late);
+            counters.push(sealed::counter(&late));
+            if round % 3 == 2 {
+                assert_eq!(b.open(&mut late.clone()), Ok(()));
+            }
+            a.renew();
+            let mut first = frame(20, 0);
+            a.seal(&mut first);
+            counters.push(sealed::counter(&first));
+            assert_eq!(b.open(&mut first), Ok(()), "round {round}, {bits} bits");
+            b.forget_overtaken();
+            b.forget_overtaken();
+            if round % 3 != 2 {
+                let refused = b.open(&mut late);
+                assert!(refused.is_err(), "it is forgotten: round {round}, {bits} bits");
+            }
+        }
+        assert!(counters.is_sorted_by(|a, b| a < b), "{counters:?}");
+        // The peer looks no further ahead than one key where keys are long.
+        a.renew();
+        a.renew();
+        let mut lost = frame(20, 0);
+        a.seal(&mut lost);
+        assert_eq!(b.open(&mut lost).is_err(), bits == 22);
     }
 }

@@ -3,14 +3,18 @@
 use super::*;
 use crate::error::Error;
 use crate::node::peer::State;
-use crate::seal::{Mode, PreSharedKey};
+use crate::seal::{Keyring, Mode, PreSharedKey};
 use crate::wire::{BASE_LEN, Base, OpenOp, RstOp, RstReason, TAG_LEN, Ty, VERSIONS, sealed};
 
 const MS: u64 = 1_000_000;
 
+fn pre_shared(key: &[u8], mode: Mode) -> PreSharedKey {
+    PreSharedKey::with_key_frames(key, mode, 5).unwrap()
+}
+
 fn keyed(station: u8, mtu: usize, key: &[u8], mode: Mode) -> End {
-    let key = PreSharedKey::with_key_frames(key, [station; 32], mode, 5);
-    end_with(station, mtu, false, NodeSettings { key, ..NodeSettings::default() })
+    let keys = Keyring::new(vec![pre_shared(key, mode)], [station; 32]);
+    end_with(station, mtu, false, NodeSettings { keys, ..NodeSettings::default() })
 }
 
 fn pair(mtu: usize) -> Pair {

@@ -1,0 +1,127 @@
+//! Keys of a node that change while it runs: the list of those that open sessions
+//! (`docs/security.md`, "Another key without a pause"), and those of sessions, by time.
+//!
+//! A session that stands has keys of its own and goes on. One that is being opened is of the key
+//! that was the first when it began: if another is the first now, it is opened again.
+//!
+//! The keys of a session change with the number of frames by themselves (`seal/session.rs`). A key
+//! that was not used up when it is [`rekey_ns`](super::NodeSettings::rekey_ns) old is left as well:
+//! the counter skips what is left of it. The peer looks no more than one key ahead, so this waits
+//! until it has acknowledged a packet that left under the key that there is. Ages are looked at
+//! when something leaves: a node that sends nothing keeps its keys, and leaves them with the first
+//! frame after.
+
+use super::Node;
+use super::peer::State;
+use crate::error::{Error, Result};
+use crate::idx::PeerIdx;
+use crate::plant::{Bug, planted};
+use crate::rel::psn::Psn;
+use crate::seal::PreSharedKey;
+use crate::types::Instant;
+
+/// Looks at the age of keys in the time after which one is old.
+const LOOKS: u64 = 8;
+
+/// How old the key is that frames of a session leave under.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Age {
+    since: Instant,
+    /// The first packet that left under it is this one or a later one. `None` if the peer is known
+    /// to have the key.
+    first: Option<Psn>,
+}
+
+impl Age {
+    /// Of a key that both ends have, at `now`.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { since: now, first: None }
+    }
+}
+
+impl Node {
+    /// Whether the node has keys and needs them: its frames are sealed.
+    pub fn has_keys(&self) -> bool {
+        self.far.is_sealed()
+    }
+
+    /// Makes these the keys of the node, in this order: the first opens sessions, each is accepted
+    /// from who opens one. Open sessions stay as they are, also those that were opened under a key
+    /// that is not listed any more; no such key is kept. No operation ends by it.
+    ///
+    /// # Errors
+    /// And nothing has happened:
+    /// - [`Error::OpNotSupp`]: the node was made without a key, or its port loses nothing.
+    /// - [`Error::Invalid`]: no key, or more than [`KEYS_MAX`](crate::seal::KEYS_MAX).
+    pub fn set_keys(&mut self, now: Instant, keys: Vec<PreSharedKey>) -> Result<()> {
+        let Some(seals) = &mut self.openings.seals else {
+            return Err(Error::OpNotSupp("the frames of this domain are not sealed"));
+        };
+        let first = seals.ring.first();
+        if !seals.ring.replace(keys) {
+            return Err(Error::Invalid("a list of keys has 1 to 4"));
+        }
+        let offers = match seals.ring.first() == first {
+            true => Vec::new(),
+            false => std::mem::take(&mut seals.offers).into_keys().collect(),
+        };
+        self.openings.other_keys.forget();
+        let opening = |p: &PeerIdx| {
+            let peer = &self.peers[*p];
+            let opens = matches!(peer.state, State::Opening | State::Answered);
+            opens && !peer.path.is_near()
+        };
+        let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).filter(opening).collect();
+        for p in peers {
+            let peer = &self.peers[p];
+            let offered = peer.state == State::Opening && offers.contains(&peer.addr);
+            if offered && !planted(Bug::OfferKept) {
+                self.offer_again(now, p);
+            } else {
+                self.openings.forget_refusal(p);
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the session with `p` under another key. Its peer's silence goes on to count.
+    fn offer_again(&mut self, now: Instant, p: PeerIdx) {
+        let last_rx = self.peers[p].last_rx;
+        self.open_again(now, p, false);
+        self.peers[p].last_rx = last_rx;
+        self.arm_timer(now, p);
+    }
+
+    /// Whether the age of keys is to be looked at.
+    pub(super) fn looks_at_keys(&self, now: Instant) -> bool {
+        self.openings.seals.as_ref().is_some_and(|seals| now >= seals.look_at)
+    }
+
+    /// Leaves the keys that are old, and forgets those that overtaken frames needed. A peer that
+    /// would be sent nothing is sent a PING, so that it leaves the old key too.
+    #[cold]
+    pub(super) fn look_at_keys(&mut self, now: Instant) {
+        let every = self.settings.rekey_ns;
+        let Some(seals) = &mut self.openings.seals else { return };
+        seals.look_at = now + (every / LOOKS).max(1);
+        let mut renewed = Vec::new();
+        for (p, peer) in self.peers.iter() {
+            let sealed = peer.state == State::Open && peer.path.is_sealed();
+            let session = sealed.then(|| seals.sessions.get_mut(&peer.addr)).flatten();
+            let Some(session) = session else { continue };
+            session.keys.forget_overtaken();
+            let age = &mut session.age;
+            age.first = age.first.filter(|first| (peer.snd.una.0.wrapping_sub(first.0) as i32) < 1);
+            let known = age.first.is_none() || planted(Bug::RenewedUnheard);
+            if known && now.since(age.since) >= every {
+                session.keys.renew();
+                *age = Age { since: now, first: Some(peer.snd.nxt) };
+                renewed.push(p);
+            }
+        }
+        for p in renewed {
+            self.peers[p].ask();
+            self.make_ready(p);
+        }
+    }
+}

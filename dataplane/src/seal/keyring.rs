@@ -1,0 +1,110 @@
+//! The keys of a node: a short list, of which the first opens sessions and each is accepted from
+//! who opens one. The list can be replaced while sessions stand: those have keys of their own.
+
+use aws_lc_rs::hmac;
+use zeroize::Zeroizing;
+
+use super::key::{PreSharedKey, Secret, TagKey};
+
+/// Most keys of a node. Each costs who gets an OPEN the check of a tag.
+pub const KEYS_MAX: usize = 4;
+
+/// The name of a key in the list of a node. One that is taken off the list and put back has another
+/// name then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyId(u64);
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Keyring {
+    /// 1 to [`KEYS_MAX`].
+    keys: Vec<(KeyId, PreSharedKey)>,
+    /// The name of the next key.
+    next: u64,
+    /// What ephemeral keys are drawn from.
+    entropy: Entropy,
+}
+
+/// Secrets that nobody can guess, one after the other.
+#[derive(Clone)]
+struct Entropy {
+    root: Secret,
+    drawn: u64,
+}
+
+impl std::fmt::Debug for Entropy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entropy").finish_non_exhaustive()
+    }
+}
+
+impl Keyring {
+    /// A list of keys. `entropy` are 32 bytes that nobody can guess and that were never used
+    /// before: a live domain takes them from the kernel.
+    ///
+    /// `None` if there is no key or more than [`KEYS_MAX`].
+    pub fn new(keys: Vec<PreSharedKey>, entropy: [u8; 32]) -> Option<Self> {
+        let entropy = Entropy { root: Zeroizing::new(entropy), drawn: 0 };
+        let mut ring = Self { keys: Vec::new(), next: 0, entropy };
+        ring.replace(keys).then_some(ring)
+    }
+
+    /// Makes these the keys, in this order. A key that was listed before keeps its name; one that
+    /// no longer is, is overwritten. False, and nothing has happened, if there is no key or more
+    /// than [`KEYS_MAX`].
+    pub fn replace(&mut self, keys: Vec<PreSharedKey>) -> bool {
+        if !(1..=KEYS_MAX).contains(&keys.len()) {
+            return false;
+        }
+        let mut listed = Vec::with_capacity(keys.len());
+        for key in keys {
+            let known = self.keys.iter().find(|(_, old)| old.is(&key)).map(|(id, _)| *id);
+            let id = known.unwrap_or(KeyId(self.next));
+            self.next += u64::from(known.is_none());
+            listed.push((id, key));
+        }
+        self.keys = listed;
+        true
+    }
+
+    /// How many keys are listed.
+    #[expect(clippy::len_without_is_empty, reason = "a list has one key at least")]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// The name of the key that opens sessions.
+    pub fn first(&self) -> KeyId {
+        self.keys[0].0
+    }
+
+    /// The name of the key under which `tag` is the tag of `frame`, if one is.
+    pub fn key_of(&self, frame: &[u8], tag: &[u8]) -> Option<KeyId> {
+        self.keys.iter().find(|(_, key)| key.is_tag(frame, tag)).map(|(id, _)| *id)
+    }
+
+    /// What makes tags with the first key.
+    pub fn tag_key(&self) -> &TagKey {
+        self.keys[0].1.tag_key()
+    }
+
+    /// Whether the key of this name is listed.
+    pub fn lists(&self, id: KeyId) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// The key of this name, if it is listed.
+    pub(super) fn get(&self, id: KeyId) -> Option<&PreSharedKey> {
+        self.keys.iter().find(|(listed, _)| *listed == id).map(|(_, key)| key)
+    }
+
+    /// A secret that was never drawn before, and from which nobody finds another.
+    pub(super) fn draw(&mut self) -> Secret {
+        let Entropy { root, drawn } = &mut self.entropy;
+        *drawn += 1;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &**root);
+        let mut secret = Zeroizing::new([0; 32]);
+        secret.copy_from_slice(hmac::sign(&key, &drawn.to_le_bytes()).as_ref());
+        secret
+    }
+}
