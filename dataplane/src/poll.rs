@@ -1056,7 +1056,7 @@ mod tests {
     use crate::error::Error;
     use crate::flags::BindFlags;
     use crate::node::{CqId, EpAttr, MsgKind, NodeSettings};
-    use crate::seal::{Mode, PreSharedKey};
+    use crate::seal::{Keyring, Mode, PreSharedKey};
     use crate::types::{Cqe, FI_ADDR_UNSPEC};
     use barewire_driver::backend::fault::{Fault, FaultSettings};
     use barewire_driver::backend::loopback::Loopback;
@@ -1071,10 +1071,10 @@ mod tests {
     fn open_with(
         port: impl Port + 'static,
         incarnation: u64,
-        key: Option<PreSharedKey>,
+        keys: Option<Keyring>,
     ) -> (Engine, AvId, CqId, EpId) {
         let seed = incarnation;
-        let settings = NodeSettings { incarnation, seed, key, ..NodeSettings::default() };
+        let settings = NodeSettings { incarnation, seed, keys, ..NodeSettings::default() };
         let node = Node::new(settings, port.caps()).unwrap();
         let mut engine = Engine::new(node, Box::new(port));
         let node = engine.node_mut();
@@ -1161,11 +1161,12 @@ mod tests {
             let far: Box<dyn Port> = Box::new(Fault::new(Box::new(far), loses, "fault()"));
             Near::join(&segment, far, "near".into()).unwrap_or_else(|(_, why)| panic!("{why}"))
         };
-        let key = |n| PreSharedKey::new(&[7; 32], [n; 32], Mode::Encrypted);
+        let key = || PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
+        let keys = |n| Keyring::new(vec![key()], [n; 32]);
         // The end of the wire has the address of the neighbour.
         let ((a_far, mut wire), (_other, b_far)) = (Loopback::pair(), Loopback::pair());
-        let (mut a, a_av, a_cq, a_ep) = open_with(join(a_far), 11, key(1));
-        let (mut b, b_av, b_cq, b_ep) = open_with(join(b_far), 22, key(2));
+        let (mut a, a_av, a_cq, a_ep) = open_with(join(a_far), 11, keys(1));
+        let (mut b, b_av, b_cq, b_ep) = open_with(join(b_far), 22, keys(2));
         let dest = a.av_insert(a_av, b.node().addr_of(b_ep).unwrap()).unwrap();
         b.av_insert(b_av, a.node().addr_of(a_ep).unwrap()).unwrap();
         let mut cqe = [Cqe::default(); 8];

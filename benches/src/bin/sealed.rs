@@ -11,7 +11,9 @@ use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd};
 use barewire_benches::pair::{How, exchange, joined};
 use barewire_benches::{Args, Report, Row, Sample, median};
-use barewire_dataplane::seal::{Initiator, PreSharedKey, SessionKeys, SessionNames, respond};
+use barewire_dataplane::seal::{
+    Initiator, Keyring, PreSharedKey, SessionKeys, SessionNames, respond,
+};
 use barewire_dataplane::wire::{BASE_LEN, TAG_LEN};
 use barewire_driver::clock::now_ns;
 
@@ -188,25 +190,29 @@ fn cipher_rate(len: usize, count: u64) -> f64 {
 
 /// Keys of both ends of a session.
 fn session(seal: SealMode) -> [SessionKeys; 2] {
-    let key = |entropy| PreSharedKey::new(&[7; 32], [entropy; 32], seal);
-    let [mut a, mut b] = [1, 2].map(|entropy| key(entropy).expect("32 bytes are a key"));
+    let [mut a, mut b] = [1, 2].map(|entropy| ring(seal, entropy));
     agree(&mut a, &mut b, 0)
 }
 
+/// The one key that both ends have.
+fn ring(seal: SealMode, entropy: u8) -> Keyring {
+    let key = PreSharedKey::new(&[7; 32], seal).expect("32 bytes are a key");
+    Keyring::new(vec![key], [entropy; 32]).expect("one key is a list")
+}
+
 /// The handshake of a session.
-fn agree(a: &mut PreSharedKey, b: &mut PreSharedKey, sid: u32) -> [SessionKeys; 2] {
+fn agree(a: &mut Keyring, b: &mut Keyring, sid: u32) -> [SessionKeys; 2] {
     let names = SessionNames { opener: 1, answerer: 2, inc: 3, sid, epoch: 0 };
     let mut opener = Initiator::new(a, names);
-    let answered = respond(b, names, opener.message(), true);
-    let (keys, answer) = answered.expect("both have the key");
-    [opener.finish(a, &answer, true).expect("both have the key"), keys]
+    let answered = respond(b, b.first(), names, opener.message(), true);
+    let answered = answered.expect("both have the key");
+    [opener.finish(&answered.message, true).expect("both have the key"), answered.keys]
 }
 
 /// Handshakes a second and core: what one end has to do for one, half of what both do.
 fn handshakes(args: &Args, report: &mut Report) {
     let (rounds, count) = (args.size(15, 2), args.size(500, 5) as u32);
-    let key = |entropy| PreSharedKey::new(&[7; 32], [entropy; 32], SealMode::Encrypted);
-    let [mut a, mut b] = [1, 2].map(|entropy| key(entropy).expect("32 bytes are a key"));
+    let [mut a, mut b] = [1, 2].map(|entropy| ring(SealMode::Encrypted, entropy));
     let rates = (0..rounds).map(|round| {
         let begin = Instant::now();
         for sid in 0..count {

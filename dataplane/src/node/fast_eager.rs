@@ -35,7 +35,7 @@ use crate::slab::Slab;
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{
-    self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, HeadOut, IMM_LEN, MsgOp, TRAILER_LEN, Ty,
+    self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, HeadOut, IMM_LEN, MsgOp, Ty,
 };
 
 /// Flags that make no difference to an operation that leaves in the call that posts it.
@@ -406,7 +406,7 @@ impl Node {
         let op_len = msg.emit(&mut op);
         let op = (&op, op_len);
         self.observed.tallies[p.at()].tx_bytes +=
-            u64::from(len) + (BASE_LEN + op.1 + TRAILER_LEN) as u64;
+            u64::from(len) + (BASE_LEN + op.1 + self.peers[p].path.trailer_len()) as u64;
         let peer = &mut self.peers[p];
         if rests {
             peer.begin_to_wait(now);
@@ -438,7 +438,7 @@ impl Node {
     }
 
     /// Takes any frame on a lossy port.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn on_frame_lossy(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if frame.is_marked() {
             self.note_mark(now, frame);
@@ -449,8 +449,8 @@ impl Node {
         self.on_frame_far(now, frame);
     }
 
-    /// Takes a far frame as it was before it was sealed, if it was.
-    #[inline(always)]
+    /// Takes a frame on a lossy port as it was before it was sealed, if it was.
+    #[inline(never)]
     pub(super) fn on_frame_far(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let crc = self.has_crc();
         let taken = match EagerMsg::is_kind_of(frame, crc) {

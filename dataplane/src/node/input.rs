@@ -125,6 +125,10 @@ impl Node {
         if strange {
             return self.on_stranger(now, frame, &base);
         }
+        if path.is_sealed() && frame.is_near() {
+            self.counters.rx_clear += 1;
+            return;
+        }
         if path.is_near() && !frame.is_near() && !planted(Bug::CopyIsNear) {
             self.counters.rx_not_near += 1;
             return;

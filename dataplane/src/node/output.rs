@@ -852,15 +852,16 @@ impl Node {
         self.left(p, (packet.ty, frame_len), sent)
     }
 
-    /// Counts a frame of `len` bytes with a packet of type `ty`, which the port has `sent` or not.
+    /// Counts a frame of `len` bytes, not yet sealed, with a packet of type `ty`, which the port has `sent` or not.
     /// Returns whether it counts as sent.
     #[inline(always)]
     pub(super) fn left(&mut self, p: PeerIdx, (ty, len): (Ty, usize), sent: Tx) -> Tx {
         match sent {
             Tx::Sent => {
                 self.counters.tx_frames += 1;
-                self.observed.tallies[p.at()].tx_bytes += len as u64;
-                self.peers[p].carried_ack();
+                let peer = &mut self.peers[p];
+                self.observed.tallies[p.at()].tx_bytes += (len + peer.path.tag_len()) as u64;
+                peer.carried_ack();
             }
             Tx::Full => self.blocked = true,
             // No route, and no state here depends on the packet: it counts as sent.

@@ -11,6 +11,10 @@ use barewire_driver::port::PortCaps;
 use crate::rel::sent::WINDOW_LOSSLESS;
 use crate::wire::{BASE_LEN, TAG_LEN, TRAILER_LEN};
 
+/// The length in a sealed frame is that of header and payload, and no frame is longer after its
+/// Ethernet header than such a length says.
+const _: () = assert!(ETH_HDR_LEN <= BASE_LEN + TAG_LEN);
+
 bitflags::bitflags! {
     /// See the module.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,13 +82,17 @@ impl Path {
         }
     }
 
+    /// Bytes of the tag that a frame gets on its way out.
+    #[inline]
+    pub(super) fn tag_len(self) -> usize {
+        if self.is_sealed() { TAG_LEN } else { 0 }
+    }
+
     /// Payload bytes of a frame with `frame_max` bytes after the Ethernet header and `op_len` bytes
-    /// of operation header.
+    /// of operation header. 0 if the path to the peer is not known.
     #[inline]
     pub(super) fn room(self, frame_max: u32, op_len: usize) -> usize {
-        let room = frame_max as usize + ETH_HDR_LEN - BASE_LEN - op_len - self.trailer_len();
-        // The length in a sealed frame is that of header and payload.
-        room.min(usize::from(u16::MAX) - if self.is_sealed() { op_len } else { 0 })
+        (frame_max as usize + ETH_HDR_LEN).saturating_sub(BASE_LEN + op_len + self.trailer_len())
     }
 
     /// Whether the port tells the peer's presence.

@@ -3,7 +3,7 @@
 //!
 //! Between the two a session knows nothing of it. Frames are made and read as without a key and
 //! without a checksum; [`SealingSink`] stands between the node and its port, and
-//! [`Node::on_frame_secured`] before the slow path. What is near passes both as it is: it never
+//! [`Node::on_frame_secured`] before what takes frames. What is near passes both as it is: it never
 //! leaves this machine's memory.
 
 use std::collections::HashMap;

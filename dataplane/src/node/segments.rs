@@ -75,7 +75,7 @@ impl Node {
             let tail = if crc { wire::trailer(head, &body) } else { [0; TRAILER_LEN] };
             let tail = &tail[..if crc { TRAILER_LEN } else { 0 }];
             let frame = TxFrame { head, body, tail };
-            let frame_len = frame.len() as u64;
+            let frame_len = (frame.len() + peer.path.tag_len()) as u64;
             if out.send(&frame) != Tx::Sent {
                 // No route: the peer may come back; T_dead decides.
                 self.blocked = true;

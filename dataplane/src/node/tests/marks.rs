@@ -3,7 +3,7 @@
 use super::*;
 use crate::node::peer::{Peer, State};
 use crate::rel::congestion::CongestionControl;
-use crate::seal::{Mode, PreSharedKey};
+use crate::seal::{Keyring, Mode, PreSharedKey};
 use crate::wire::{BASE_LEN, Ty};
 
 const LEN: usize = 1 << 20;
@@ -34,8 +34,9 @@ fn window(pair: &mut Pair, i: usize) -> u32 {
 
 fn pairs() -> [Pair; 3] {
     let keyed = |station| {
-        let key = PreSharedKey::with_key_frames(&[7; 32], [station; 32], Mode::Encrypted, 5);
-        end_with(station, 1500, false, NodeSettings { key, ..NodeSettings::default() })
+        let key = PreSharedKey::with_key_frames(&[7; 32], Mode::Encrypted, 5).unwrap();
+        let keys = Keyring::new(vec![key], [station; 32]);
+        end_with(station, 1500, false, NodeSettings { keys, ..NodeSettings::default() })
     };
     let short = Pair { short: Some(0), ..Pair::new(1500, false) };
     [Pair::new(1500, false), short, Pair::of([1, 2].map(keyed))]

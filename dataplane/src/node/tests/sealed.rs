@@ -44,6 +44,14 @@ fn messages_of_every_size_arrive_in_both_modes() {
             pair.assert_quiet();
             // Most leave in the call that posts them, where a frame holds a credit's worth.
             assert_eq!(pair.short.unwrap() > 0, mtu > 256, "{:?}", pair.short);
+            let of = |i: usize| {
+                let node = &pair.ends[i].node;
+                let (p, _) = node.peers.iter().next().expect("one");
+                let tally = &node.observed.tallies[p.at()];
+                [tally.tx_bytes, tally.rx_bytes]
+            };
+            let ([sent, _], [_, received]) = (of(0), of(1));
+            assert!(sent == received || drop + dup > 0, "{sent} bytes sent, {received} received");
             let counters = pair.ends.each_ref().map(|end| end.node.counters().clone());
             assert!(
                 counters.iter().all(|c| (c.sessions_opened, c.rx_forged, c.rx_clear) == (1, 0, 0))
