@@ -7,7 +7,7 @@ use barewire::errno::*;
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::open::open;
 use barewire_driver::port::Tx;
-use barewire_tests::nodes::{FABRIC, Nodes, address as ip_of, or_skip};
+use barewire_tests::nodes::{Nodes, address as ip_of, or_skip};
 
 use crate::environment::{outcome, refused};
 use crate::lengths::{all_sizes, fewer_sizes};
