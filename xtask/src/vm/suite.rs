@@ -54,6 +54,18 @@ const E1000: &str = "frames:: processes:: cable:: trouble:: testpmd::";
 const IGB: &str = "frames:: trouble::";
 const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: rma::";
 
+/// Two virtual functions of the first card for the tests' NICs. The kernel keeps both cards, whose
+/// interfaces are up, and VM_IP sets the addresses of functions, if that program is there.
+const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
+                         for card in $NICS; do ip link set $(ls /sys/bus/pci/devices/$card/net) up; done\n\
+                         card=/sys/bus/pci/devices/$VM_CARD\n\
+                         echo 0 >$card/sriov_drivers_autoprobe\n\
+                         echo 2 >$card/sriov_numvfs\n\
+                         export NIC0=$(basename $(readlink $card/virtfn0))\n\
+                         export NIC1=$(basename $(readlink $card/virtfn1))\n\
+                         if [ -x /usr/bin/iproute2 ]; then export VM_IP=/usr/bin/iproute2; fi\n\
+                         hugepage-setup.sh --2m 16 --bind $NIC0 $NIC1\n";
+
 /// The guests of the suite, in order. What takes long is measured `nightly`.
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // Left out: what says nothing of a port, and takes long in emulation.
@@ -104,6 +116,13 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
         );
     }
     kernels.command = "export VM_KERNEL='0 2 4 6'\n$tests kernel::\n".to_owned();
+    // The kernel's driver on the card, ours on its virtual functions.
+    let mut functions = Guest::with_pair("functions", Model::Igb.device());
+    functions.kernel = Flavour::Full;
+    functions.bind = false;
+    functions.modules = vec!["igb", "af_packet"];
+    functions.files.extend(iproute2());
+    functions.command = format!("{FUNCTIONS}$tests functions:: {IGB}\n");
     let mut planted = Guest::with_pair("planted", virtio);
     planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
@@ -111,7 +130,8 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     remapping.command = "export VM_NO_REMAPPING=1\n\
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
-    let guests = [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, remapping, planted];
+    let guests =
+        [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, functions, remapping, planted];
     let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
@@ -150,6 +170,13 @@ pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
         return Vec::new();
     }
     std::iter::once(own(&program)).chain(drivers).collect()
+}
+
+/// The program `ip` of the host, beside the guest's own, which knows no virtual functions.
+fn iproute2() -> Option<(PathBuf, String)> {
+    let here = ["/usr/sbin/ip", "/usr/bin/ip", "/sbin/ip"].map(PathBuf::from);
+    let program = here.into_iter().find(|path| path.is_file())?;
+    Some((program, "usr/bin/iproute2".to_owned()))
 }
 
 /// A file, and the same place in a guest.
