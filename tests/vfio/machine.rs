@@ -94,10 +94,11 @@ pub(crate) fn overrun(nic: &str) -> Overrun {
     }
 }
 
-/// Whether a NIC passes frames to groups other than broadcast. QEMU's 82576 keeps them from its
-/// virtual functions, although the driver of the physical one grants them.
-pub(crate) fn has_groups(nic: &str) -> bool {
-    id(nic) != (0x8086, 0x10ca)
+/// Whether a NIC is a virtual function of QEMU's 82576. Frames to groups other than broadcast do
+/// not reach it there, although the driver of the physical one grants them, and its own broadcasts
+/// come back.
+pub(crate) fn is_function(nic: &str) -> bool {
+    id(nic) == (0x8086, 0x10ca)
 }
 
 /// How long QEMU's model of a NIC takes no frames after its start: a second of the 82540.

@@ -57,12 +57,14 @@ const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: r
 /// Two virtual functions of the first card for the tests' NICs. The kernel keeps both cards, whose
 /// interfaces are up, and VM_IP sets the addresses of functions, if that program is there.
 const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
-                         for card in $NICS; do ip link set $(ls /sys/bus/pci/devices/$card/net) up; done\n\
-                         card=/sys/bus/pci/devices/$VM_CARD\n\
-                         echo 0 >$card/sriov_drivers_autoprobe\n\
-                         echo 2 >$card/sriov_numvfs\n\
-                         export NIC0=$(basename $(readlink $card/virtfn0))\n\
-                         export NIC1=$(basename $(readlink $card/virtfn1))\n\
+                         cd /sys/bus/pci/devices\n\
+                         for nic in $NICS; do ip link set $(ls $nic/net) up; done\n\
+                         cd $VM_CARD\n\
+                         echo 0 >sriov_drivers_autoprobe\n\
+                         echo 2 >sriov_numvfs\n\
+                         export NIC0=$(basename $(readlink virtfn0))\n\
+                         export NIC1=$(basename $(readlink virtfn1))\n\
+                         cd /data\n\
                          if [ -x /usr/bin/iproute2 ]; then export VM_IP=/usr/bin/iproute2; fi\n\
                          hugepage-setup.sh --2m 16 --bind $NIC0 $NIC1\n";
 

@@ -193,9 +193,11 @@ impl<F: Format> Queues<F> {
             .map_err(|()| device.fault("its queue does not start"))
     }
 
-    /// Whether the receive queue is on, where it has a switch.
-    pub(super) fn is_on(&self) -> bool {
-        self.bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0
+    /// Whether the receive queue is on, where it has a switch, and as it was programmed: a reset
+    /// leaves the first of a card on, and without a ring.
+    pub(super) fn are_on(&self) -> bool {
+        let has_ring = self.bar.read32(reg::RDLEN) == (self.counts[0] * DESC_LEN) as u32;
+        has_ring && self.bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0
     }
 
     /// Gives the device the receive buffers.

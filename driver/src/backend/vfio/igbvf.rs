@@ -3,8 +3,9 @@
 //!
 //! Its descriptors and ring registers are those of the whole card (`e1000q`). Its address, the
 //! length of its frames and what else of the filters there is belong to the driver of the physical
-//! function, which is asked through the [`mailbox`](super::mailbox). The card's switch passes frames
-//! between functions, and to the wire. When the physical function is reset, so are all virtual ones.
+//! function, which is asked through the [`mailbox`](super::mailbox). The card's switch passes
+//! frames between functions, and to the wire. When the physical function is reset, so are all
+//! virtual ones.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -51,6 +52,7 @@ const IVAR_RX: u32 = 1 << 7;
 /// A started virtual function.
 pub(super) struct IgbVf {
     bar: Bar,
+    mailbox: Mailbox<Bar>,
     queues: Queues<Advanced>,
     /// Frames for which there was no buffer.
     lost: u64,
@@ -99,7 +101,8 @@ pub(super) fn start(device: &Device, settings: &VfioSettings) -> Result<Started<
         bar.write32(at, value);
     }
     let facts = Facts { mac, mtu, link_bps };
-    Ok(Started { nic: IgbVf { bar, queues, lost: 0, losses: 0 }, facts, areas, interrupt })
+    let nic = IgbVf { bar, mailbox: asked.mailbox, queues, lost: 0, losses: 0 };
+    Ok(Started { nic, facts, areas, interrupt })
 }
 
 /// Ends every transfer of the function.
@@ -226,10 +229,13 @@ impl Nic for IgbVf {
         if self.bar.read32(reg::STATUS) == !0 {
             return Err("the device no longer answers; was it unplugged?".into());
         }
-        if !self.queues.is_on() {
-            let why = "the device was reset or stopped under us, or its physical function was \
-                       (set down, reloaded); open the port again";
+        if self.mailbox.is_over() {
+            let why = "its physical function was reset (its interface was set down or changed, or \
+                       its driver reloaded); open the port again once it is up";
             return Err(why.into());
+        }
+        if !self.queues.are_on() {
+            return Err("the device was reset or stopped under us; open the port again".into());
         }
         self.lost += u64::from(fresh(|| self.bar.read32(reg::RQDPC), &mut self.losses));
         Ok(())

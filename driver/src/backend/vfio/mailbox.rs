@@ -79,6 +79,12 @@ impl<W: Words> Mailbox<W> {
         Self { words, patience: PATIENCE }
     }
 
+    /// Whether the physical function was reset since [`say_reset`](Self::say_reset), and all its
+    /// virtual ones with it. Costs a read of a register, which may clear what it says.
+    pub(super) fn is_over(&self) -> bool {
+        self.words.read(reg::V2PMAILBOX) & (RESET | RESET_DONE) != 0
+    }
+
     /// Says that the function was reset, without which nothing else is granted. The six bytes of
     /// the station's address that the physical function has for it, if it has one.
     ///
@@ -87,7 +93,7 @@ impl<W: Words> Mailbox<W> {
     pub(super) fn say_reset(&self) -> Result<Option<[u8; 6]>, Trouble> {
         let until = Instant::now() + self.patience;
         // Reading clears the second.
-        while self.words.read(reg::V2PMAILBOX) & (RESET | RESET_DONE) != 0 {
+        while self.is_over() {
             nap(until)?;
         }
         let (is_granted, [low, high]) = self.ask([SAY_RESET, 0, 0])?;
@@ -272,6 +278,13 @@ mod tests {
                 [0x6_0006, 0, 0],
             ];
             assert_eq!(*card.asked.borrow(), expected);
+            // The other side is reset, and comes back before anybody has looked.
+            for bits in [RESET, RESET_DONE] {
+                assert!(!mailbox.is_over());
+                card.bits.set(bits);
+                assert!(mailbox.is_over());
+                card.bits.set(0);
+            }
         }
     }
 
