@@ -118,13 +118,6 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
         );
     }
     kernels.command = "export VM_KERNEL='0 2 4 6'\n$tests kernel::\n".to_owned();
-    // The kernel's driver on the card, ours on its virtual functions.
-    let mut functions = Guest::with_pair("functions", Model::Igb.device());
-    functions.kernel = Flavour::Full;
-    functions.bind = false;
-    functions.modules = vec!["igb", "af_packet"];
-    functions.files.extend(iproute2());
-    functions.command = format!("{FUNCTIONS}$tests functions:: {IGB}\n");
     let mut planted = Guest::with_pair("planted", virtio);
     planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
@@ -133,7 +126,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
     let guests =
-        [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, functions, remapping, planted];
+        [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, functions(), remapping, planted];
     let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
@@ -144,6 +137,17 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
         Run { is_planted: guest.name == "planted", guest }
     });
     runs.into()
+}
+
+/// The guest with the kernel's driver on a card and ours on its virtual functions.
+fn functions() -> Guest {
+    let mut guest = Guest::with_pair("functions", Model::Igb.device());
+    guest.kernel = Flavour::Full;
+    guest.bind = false;
+    guest.modules = vec!["igb", "af_packet"];
+    guest.files.extend(iproute2());
+    guest.command = format!("{FUNCTIONS}$tests functions:: processes:: {IGB}\n");
+    guest
 }
 
 /// The guests in which the tests of PCI devices run that are in the test program `dpdk`: one with
