@@ -444,9 +444,9 @@ pub trait Port: Send + Any {
     }
 
     /// Lets only frames leave this machine's memory whose first bytes, Ethernet header and all of
-    /// ours before the payload, `may_leave` allows. A frame for a process of this node that has just
-    /// gone would else go out by the wire: such a frame finds [`Tx::NoRoute`]. Nothing to do for a
-    /// port with one way.
+    /// ours before the payload, `may_leave` allows. A frame for a process of this node that has
+    /// just gone would else go out by the wire: such a frame finds [`Tx::NoRoute`]. Nothing to do
+    /// for a port with one way.
     fn set_wire_filter(&mut self, _may_leave: fn(head: &[u8]) -> bool) {}
 
     /// A slot on a board that these stations share, in the order of ranks; this

@@ -23,7 +23,7 @@ fn kernels_driver(nic: &str) -> &'static str {
 }
 
 /// Waits for something that the kernel does by itself.
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
@@ -35,7 +35,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The kernel's interface on a NIC, once it is there.
-fn interface(nic: &str) -> String {
+pub(crate) fn interface(nic: &str) -> String {
     let dir = sysfs(nic).display().to_string();
     until("interface", || {
         let found = sh(&format!("ls -d {dir}/net/* {dir}/virtio*/net/* 2>/dev/null || true"));
@@ -52,7 +52,7 @@ fn frame(dst: Station, src: Station, mtu: usize, serial: u64) -> Vec<u8> {
 }
 
 /// Sends `count` numbered frames and sees each of them arrive as it was sent.
-fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
+pub(crate) fn stream(from: &mut dyn Port, to: &mut dyn Port, count: u64) {
     let (dst, src) = (to.caps().station, from.caps().station);
     let mtu = from.caps().mtu.min(to.caps().mtu);
     let (mut sent, mut missing) = (0, count);

@@ -11,6 +11,7 @@
 //! - `wire`: two guests on a cable that loses frames, and one that is stopped.
 //! - `cable`: a cable that is pulled while messages go over it.
 //! - `kernel`: the kernel's own driver at the other end.
+//! - `functions`: virtual functions of a card whose physical one the kernel drives.
 //! - `testpmd`: DPDK's drivers at the other end.
 //! - `planted`: a mistake that only the IOMMU notices, and the suite by it.
 //! - `refusals`, `trouble`, `setup`: what an operator gets wrong, what happens to a NIC while it is
@@ -38,6 +39,7 @@ mod worker;
 
 mod cable;
 mod frames;
+mod functions;
 mod kernel;
 mod machine;
 mod planted;

@@ -10,7 +10,7 @@ use barewire_driver::port::Port;
 use crate::machine::{driver, id, nic, port, rebind, sysfs};
 
 /// Polls until the port is gone, and says why.
-fn end_of(port: &mut dyn Port) -> String {
+pub(crate) fn end_of(port: &mut dyn Port) -> String {
     let start = Instant::now();
     let gone = loop {
         match port.rx_burst(32, &mut |_: &RxFrame<'_>| {}) {

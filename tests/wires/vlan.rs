@@ -1,5 +1,5 @@
-//! The port `vlan(...)`: tags of our own over every kind of port and inside of `ip(...)`. With the kernel's own
-//! VLANs it meets in a guest (`tests/vfio/kernel.rs`).
+//! The port `vlan(...)`: tags of our own over every kind of port and inside of `ip(...)`. It meets
+//! the kernel's own VLANs in a guest (`tests/vfio/kernel.rs`).
 
 use std::time::{Duration, Instant};
 

@@ -852,8 +852,8 @@ impl Node {
         self.left(p, (packet.ty, frame_len), sent)
     }
 
-    /// Counts a frame of `len` bytes, not yet sealed, with a packet of type `ty`, which the port has `sent` or not.
-    /// Returns whether it counts as sent.
+    /// Counts a frame of `len` bytes, not yet sealed, with a packet of type `ty`, which the port
+    /// has `sent` or not. Returns whether it counts as sent.
     #[inline(always)]
     pub(super) fn left(&mut self, p: PeerIdx, (ty, len): (Ty, usize), sent: Tx) -> Tx {
         match sent {

@@ -54,6 +54,20 @@ const E1000: &str = "frames:: processes:: cable:: trouble:: testpmd::";
 const IGB: &str = "frames:: trouble::";
 const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: rma::";
 
+/// Two virtual functions of the first card for the tests' NICs. The kernel keeps both cards, whose
+/// interfaces are up, and VM_IP sets the addresses of functions, if that program is there.
+const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
+                         cd /sys/bus/pci/devices\n\
+                         for nic in $NICS; do ip link set $(ls $nic/net) up; done\n\
+                         cd $VM_CARD\n\
+                         echo 0 >sriov_drivers_autoprobe\n\
+                         echo 2 >sriov_numvfs\n\
+                         export NIC0=$(basename $(readlink virtfn0))\n\
+                         export NIC1=$(basename $(readlink virtfn1))\n\
+                         cd /data\n\
+                         if [ -x /usr/bin/iproute2 ]; then export VM_IP=/usr/bin/iproute2; fi\n\
+                         hugepage-setup.sh --2m 16 --bind $NIC0 $NIC1\n";
+
 /// The guests of the suite, in order. What takes long is measured `nightly`.
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // Left out: what says nothing of a port, and takes long in emulation.
@@ -111,7 +125,8 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     remapping.command = "export VM_NO_REMAPPING=1\n\
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
-    let guests = [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, remapping, planted];
+    let guests =
+        [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, functions(), remapping, planted];
     let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
@@ -122,6 +137,17 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
         Run { is_planted: guest.name == "planted", guest }
     });
     runs.into()
+}
+
+/// The guest with the kernel's driver on a card and ours on its virtual functions.
+fn functions() -> Guest {
+    let mut guest = Guest::with_pair("functions", Model::Igb.device());
+    guest.kernel = Flavour::Full;
+    guest.bind = false;
+    guest.modules = vec!["igb", "af_packet"];
+    guest.files.extend(iproute2());
+    guest.command = format!("{FUNCTIONS}$tests functions:: processes:: {IGB}\n");
+    guest
 }
 
 /// The guests in which the tests of PCI devices run that are in the test program `dpdk`: one with
@@ -150,6 +176,13 @@ pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
         return Vec::new();
     }
     std::iter::once(own(&program)).chain(drivers).collect()
+}
+
+/// The program `ip` of the host, beside the guest's own, which knows no virtual functions.
+fn iproute2() -> Option<(PathBuf, String)> {
+    let here = ["/usr/sbin/ip", "/usr/bin/ip", "/sbin/ip"].map(PathBuf::from);
+    let program = here.into_iter().find(|path| path.is_file())?;
+    Some((program, "usr/bin/iproute2".to_owned()))
 }
 
 /// A file, and the same place in a guest.

@@ -114,8 +114,8 @@ pub struct Near<F> {
     /// Stations that were no members when the segment's epoch was `epoch`; all ones for none.
     fars: Box<[u64; FARS]>,
     epoch: u64,
-    /// Frames that the near side had no member for, and those of them that the far one was too short
-    /// for, or that may not leave.
+    /// Frames that the near side had no member for, and those of them that the far one was too
+    /// short for, or that may not leave.
     passed_on: u64,
     kept: u64,
     /// Something was sent that is not flushed.

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio;
 
-use super::device::{Bar, Device, Tail};
+use super::device::{Bar, Device};
+use super::e1000q::{
+    DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, fresh, link_bps, mtu,
+};
 use super::error::VfioError;
-use super::nic::{Buffers, Facts, Lent, Nic};
-use super::ring::desc::DESC_LEN;
-use super::ring::e1000::{Addrs, Advanced, Format, Legacy, RxRing, TxRing};
+use super::nic::{Facts, Lent, Nic};
+use super::ring::e1000::{Advanced, Format, Legacy};
 use super::ring::virtq::Broken;
-use super::sys::Access;
 use super::{Started, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
@@ -35,20 +36,7 @@ mod reg {
     pub(super) const RCTL: usize = 0x0100;
     pub(super) const TCTL: usize = 0x0400;
     pub(super) const TIPG: usize = 0x0410;
-    pub(super) const RDBAL: usize = 0x2800;
-    pub(super) const RDBAH: usize = 0x2804;
-    pub(super) const RDLEN: usize = 0x2808;
-    pub(super) const SRRCTL: usize = 0x280c;
-    pub(super) const RDH: usize = 0x2810;
-    pub(super) const RDT: usize = 0x2818;
     pub(super) const RDTR: usize = 0x2820;
-    pub(super) const RXDCTL: usize = 0x2828;
-    pub(super) const TDBAL: usize = 0x3800;
-    pub(super) const TDBAH: usize = 0x3804;
-    pub(super) const TDLEN: usize = 0x3808;
-    pub(super) const TDH: usize = 0x3810;
-    pub(super) const TDT: usize = 0x3818;
-    pub(super) const TXDCTL: usize = 0x3828;
     pub(super) const CRCERRS: usize = 0x4000;
     pub(super) const MPC: usize = 0x4010;
     pub(super) const RLPML: usize = 0x5004;
@@ -66,7 +54,6 @@ const CTRL_AUTO_SPEED: u32 = 1 << 5;
 const CTRL_LINK_UP: u32 = 1 << 6;
 const CTRL_RESET: u32 = 1 << 26;
 
-const STATUS_LINK_UP: u32 = 1 << 1;
 const STATUS_MASTER: u32 = 1 << 19;
 
 /// Causes of an interrupt: a frame was received, and how the 82574's queue 0 says it.
@@ -90,11 +77,6 @@ const TIPG_COPPER: u32 = 8 | 8 << 10 | 6 << 20;
 const TXDCTL_EACH: u32 = 1 << 16 | 1 << 24;
 /// What the 82574's datasheet wants set beside it.
 const TXDCTL_COUNT: u32 = 1 << 22;
-
-/// The queue is on: RXDCTL and TXDCTL of the 82576.
-const DCTL_ENABLE: u32 = 1 << 25;
-/// Advanced descriptors, one buffer a frame. The lowest bits are the buffer's length in KiB.
-const SRRCTL_ADVANCED: u32 = 1 << 25;
 
 /// Writes register 0 of PHY 1 (MDIC): it negotiates, and begins anew.
 const MDIC_NEGOTIATE: u32 = 1 << 26 | 1 << 21 | 0x1200;
@@ -159,15 +141,7 @@ pub(super) const I82576: Chip<Advanced> = Chip {
     format: PhantomData,
 };
 
-/// Longest frame of the 82574 without its check sequence is 9,230 bytes; the others carry 16,128.
-const MTU_MAX: usize = 9216;
-const MTU_USUAL: usize = 1500;
-const COUNT: u16 = 256;
-
-/// Receive buffers that the device is told of at once, or a quarter of them where that is less.
-const TOLD_AT_ONCE: u32 = 32;
-
-/// Sizes of receive buffers that the device knows, and their bits in RCTL.
+/// Bits of RCTL for each length of the receive buffers.
 const BUFFER_LENS: [(usize, u32); 4] =
     [(2048, 0), (4096, 1 << 25 | 3 << 16), (8192, 1 << 25 | 2 << 16), (16_384, 1 << 25 | 1 << 16)];
 
@@ -175,22 +149,11 @@ const BUFFER_LENS: [(usize, u32); 4] =
 pub(super) struct E1000<F: Format> {
     chip: &'static Chip<F>,
     bar: Bar,
-    rx: RxRing<F>,
-    rx_buffers: Buffers,
-    /// Taken and not given back.
-    lent: u32,
-    /// Given back, and the device does not know it yet.
-    untold: u32,
-    /// As many as that are told at once: a register costs more than the frame.
-    told_at_once: u32,
-    tx: TxRing<F>,
-    tx_buffers: Buffers,
-    is_queued: bool,
-    dropped: u64,
+    queues: Queues<F>,
+    /// Frames that the device dropped.
+    lost: u64,
     /// What `LOSSES` said last, where reading does not clear them.
     losses: [u32; LOSSES.len()],
-    rx_tail: Tail,
-    tx_tail: Tail,
 }
 
 /// Starts the device.
@@ -208,101 +171,39 @@ pub(super) fn start<F: Format>(
     }
     reset(device, &bar, chip)?;
     let facts = facts(device, &bar, settings)?;
-    let counts = [settings.rx_count, settings.tx_count];
-    let counts = counts.map(|count| {
-        let count = count.unwrap_or(COUNT).clamp(8, 4096);
-        1_usize << count.ilog2()
-    });
-    let [rx_count, tx_count] = counts;
-    let frame_max = ETH_HDR_LEN + facts.mtu;
-    // Four more for the check sequence, which is counted until it is stripped.
-    let rx_len = BUFFER_LENS.iter().find(|(len, _)| *len >= frame_max + 4);
-    let &(rx_stride, rx_bits) = rx_len.expect("the largest holds every frame");
-    let tx_stride = frame_max.next_multiple_of(64);
-    let container = device.container();
-    let (tx_ring_at, buffers_at) = (rx_count * DESC_LEN, (rx_count + tx_count) * DESC_LEN);
-    let buffers_at = buffers_at.next_multiple_of(4096);
-    let len = buffers_at + rx_count * rx_stride;
-    let shared = container.area(len, Access::ReadWrite, settings.hugepages)?;
-    let sent = container.area(tx_count * tx_stride, Access::Read, settings.hugepages)?;
-    let rx_at = Addrs { first: shared.iova() + buffers_at as u64, stride: rx_stride as u64 };
-    let tx_at = Addrs { first: sent.iova(), stride: tx_stride as u64 };
-    // SAFETY: `add` stays inside the area, whose length was computed from the same offsets. Rings
-    // and buffers are disjoint parts of the two areas, which go when the port has stopped the NIC.
-    let (rx, tx, rx_buffers, tx_buffers) = unsafe {
-        (
-            RxRing::new(shared.base(), rx_count as u32, rx_at),
-            TxRing::new(shared.base().add(tx_ring_at), tx_count as u32, tx_at),
-            Buffers::new(shared.base().add(buffers_at), rx_stride, rx_count),
-            Buffers::new(sent.base(), tx_stride, tx_count),
-        )
-    };
+    let (queues, areas) = Queues::new(device, &bar, settings, facts.mtu)?;
     device.set_bus_master(true)?;
-    let ring = shared.iova();
-    for (at, value) in [
-        (reg::RDBAL, ring as u32),
-        (reg::RDBAH, (ring >> 32) as u32),
-        (reg::RDLEN, (rx_count * DESC_LEN) as u32),
-        (reg::RDH, 0),
-        (reg::RDT, 0),
-        (reg::RDTR, 0),
-    ] {
-        bar.write32(at, value);
-    }
+    queues.program(chip.txdctl);
+    let frame_max = ETH_HDR_LEN + facts.mtu;
+    let rx_len = BUFFER_LENS.iter().find(|(len, _)| *len == queues.rx_stride());
+    let &(_, mut rx_bits) = rx_len.expect("buffers have one of these lengths");
+    let is_of_several = chip.queue == Queue::OfSeveral;
     match chip.queue {
-        Queue::Plain => {}
-        // Legacy descriptors.
-        Queue::Format => bar.write32(reg::RFCTL, 0),
+        Queue::Plain => bar.write32(reg::RDTR, 0),
+        Queue::Format => {
+            bar.write32(reg::RDTR, 0);
+            // Legacy descriptors.
+            bar.write32(reg::RFCTL, 0);
+        }
         Queue::OfSeveral => {
-            bar.write32(reg::SRRCTL, rx_stride as u32 >> 10 | SRRCTL_ADVANCED);
-            bar.write32(reg::RLPML, frame_max as u32 + 4);
+            queues.choose_format(false);
+            bar.write32(reg::RLPML, (frame_max + FCS_LEN) as u32);
+            rx_bits = 0;
         }
     }
-    let ring = shared.iova() + tx_ring_at as u64;
-    for (at, value) in [
-        (reg::TDBAL, ring as u32),
-        (reg::TDBAH, (ring >> 32) as u32),
-        (reg::TDLEN, (tx_count * DESC_LEN) as u32),
-        (reg::TDH, 0),
-        (reg::TDT, 0),
-        (reg::TXDCTL, chip.txdctl),
-        (reg::TIPG, TIPG_COPPER),
-        (reg::TCTL, TCTL_ENABLE | TCTL_PAD | TCTL_COLLISIONS),
-    ] {
-        bar.write32(at, value);
-    }
+    bar.write32(reg::TIPG, TIPG_COPPER);
+    bar.write32(reg::TCTL, TCTL_ENABLE | TCTL_PAD | TCTL_COLLISIONS);
     let long = if frame_max > 1514 { RCTL_LONG } else { 0 };
     let all = if settings.promiscuous { RCTL_ALL_STATIONS } else { 0 };
     let kinds = RCTL_ALL_GROUPS | RCTL_BROADCAST | all;
-    let is_of_several = chip.queue == Queue::OfSeveral;
-    let rx_bits = if is_of_several { 0 } else { rx_bits };
-    let receive = RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits;
-    bar.write32(reg::RCTL, receive);
+    bar.write32(reg::RCTL, RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits);
     if is_of_several {
-        bar.write32(reg::RXDCTL, DCTL_ENABLE);
-        let is_on = |bar: &Bar| bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0;
-        await_register(&bar, is_on).map_err(|()| device.fault("its queue does not start"))?;
+        queues.switch_on(device)?;
     }
-    bar.write32(reg::RDT, rx.tail());
-    let (rx_tail, tx_tail) = (bar.tail(reg::RDT), bar.tail(reg::TDT));
-    let nic = E1000 {
-        chip,
-        bar,
-        rx,
-        rx_buffers,
-        lent: 0,
-        untold: 0,
-        told_at_once: (rx_count as u32 / 4).min(TOLD_AT_ONCE),
-        tx,
-        tx_buffers,
-        is_queued: false,
-        dropped: 0,
-        losses: [0; LOSSES.len()],
-        rx_tail,
-        tx_tail,
-    };
+    queues.offer();
+    let nic = E1000 { chip, bar, queues, lost: 0, losses: [0; LOSSES.len()] };
     let interrupt = device.interrupt(chip.interrupt);
-    Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
+    Ok(Started { nic, facts, areas, interrupt })
 }
 
 /// Ends every transfer and begins a reset (82574's datasheet, section 4.6.3.2).
@@ -318,21 +219,6 @@ fn silence<F>(bar: &Bar, chip: &Chip<F>) {
         let _ = await_register(bar, |bar| ended(bar.read32(reg::STATUS)));
     }
     bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_RESET);
-}
-
-/// Waits until a register `is` as wanted.
-///
-/// # Errors
-/// It was not within 100 ms.
-fn await_register(bar: &Bar, is: impl Fn(&Bar) -> bool) -> Result<(), ()> {
-    let until = Instant::now() + Duration::from_millis(100);
-    while !is(bar) {
-        if Instant::now() > until {
-            return Err(());
-        }
-        std::thread::yield_now();
-    }
-    Ok(())
 }
 
 /// Silences and resets the device, and brings the link up.
@@ -377,10 +263,7 @@ fn facts(device: &Device, bar: &Bar, settings: &VfioSettings) -> Result<Facts, V
     for i in 0..128 {
         bar.write32(reg::MTA + 4 * i, 0);
     }
-    let mtu = settings.mtu.unwrap_or(MTU_USUAL);
-    if mtu > MTU_MAX {
-        return Err(device.fault(format!("it carries an MTU of {MTU_MAX}, not {mtu}")));
-    }
+    let mtu = mtu(device, settings)?;
     // A cable that was just plugged in takes a few seconds; without one the port opens too.
     let until = Instant::now() + Duration::from_secs(4);
     let mut status = bar.read32(reg::STATUS);
@@ -388,76 +271,35 @@ fn facts(device: &Device, bar: &Bar, settings: &VfioSettings) -> Result<Facts, V
         std::thread::sleep(Duration::from_millis(10));
         status = bar.read32(reg::STATUS);
     }
-    let link_bps = match (status & STATUS_LINK_UP != 0, status >> 6 & 3) {
-        (false, _) => {
-            tracing::warn!(bdf = device.bdf, "the link is down");
-            0
-        }
-        (true, 0) => 10_000_000,
-        (true, 1) => 100_000_000,
-        (true, _) => 1_000_000_000,
-    };
+    let link_bps = link_bps(status);
+    if link_bps == 0 {
+        tracing::warn!(bdf = device.bdf, "the link is down");
+    }
     Ok(Facts { mac, mtu, link_bps })
 }
 
 /// Frames that were lost: for want of a buffer, and damaged.
 const LOSSES: [usize; 2] = [reg::MPC, reg::CRCERRS];
 
-/// How far a counter went on since this was last called. `last` is what it said then. The
-/// datasheets have reading clear it, and QEMU's 82540 does not.
-fn fresh(read: impl Fn() -> u32, last: &mut u32) -> u32 {
-    match (read(), read()) {
-        // More came between the two.
-        (first, second) if second < first => first.wrapping_add(second),
-        (_, second) => second.wrapping_sub(std::mem::replace(last, second)),
-    }
-}
-
 impl<F: Format> Nic for E1000<F> {
     #[inline]
     fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
-        assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
-        let Some(i) = self.tx.place() else { return Ok(false) };
-        fill(self.tx_buffers.at(i as usize));
-        self.tx.push(len as u16);
-        self.is_queued = true;
-        Ok(true)
+        Ok(self.queues.tx(len, fill))
     }
 
     #[inline]
     fn tx_flush(&mut self) {
-        if std::mem::take(&mut self.is_queued) {
-            self.tx_tail.set(self.tx.tail());
-        }
+        self.queues.tx_flush();
     }
 
     #[inline]
-    fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> Result<usize, Broken> {
-        let mut count = 0;
-        for _ in 0..max {
-            let Some(got) = self.rx.take() else { break };
-            self.lent += 1;
-            let len = usize::from(got.len);
-            if !got.is_good || len < ETH_HDR_LEN || len > self.rx_buffers.stride() {
-                self.dropped += 1;
-                continue;
-            }
-            each(Lent { base: self.rx_buffers.at(got.id as usize).as_ptr(), len });
-            count += 1;
-        }
-        Ok(count)
+    fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken> {
+        Ok(self.queues.rx_take(max, each))
     }
 
     #[inline]
     fn rx_release(&mut self) {
-        if self.lent > 0 {
-            self.rx.give_back(self.lent);
-            self.untold += std::mem::take(&mut self.lent);
-            if self.untold >= self.told_at_once {
-                self.untold = 0;
-                self.rx_tail.set(self.rx.tail());
-            }
-        }
+        self.queues.rx_release();
     }
 
     fn set_interrupt(&mut self, wanted: bool) {
@@ -471,7 +313,7 @@ impl<F: Format> Nic for E1000<F> {
     }
 
     fn dropped(&self) -> u64 {
-        self.dropped
+        self.queues.dropped() + self.lost
     }
 
     fn health(&mut self) -> Result<(), String> {
@@ -482,7 +324,7 @@ impl<F: Format> Nic for E1000<F> {
             return Err("the device was reset or stopped under us; open the port again".into());
         }
         for (register, last) in LOSSES.into_iter().zip(&mut self.losses) {
-            self.dropped += u64::from(fresh(|| self.bar.read32(register), last));
+            self.lost += u64::from(fresh(|| self.bar.read32(register), last));
         }
         Ok(())
     }
@@ -493,35 +335,5 @@ impl<F: Format> Nic for E1000<F> {
 
     fn stop(&mut self) {
         silence(&self.bar, self.chip);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    /// Goal: what a counter counts is counted once, whether or not reading clears it. Method: a
-    /// counter that goes on now and then, also between two readings.
-    #[test]
-    fn a_counter_is_counted_once() {
-        for clears in [true, false] {
-            let (value, between) = (Cell::new(0), Cell::new(0));
-            let read = || {
-                let said = value.get();
-                value.set(if clears { 0 } else { said } + between.take());
-                said
-            };
-            let (mut last, mut sum, mut expected) = (0, 0, 0);
-            for (more, meanwhile) in [(0, 0), (5, 0), (0, 0), (9, 3), (1, 0), (0, 0), (40, 2)] {
-                value.set(value.get() + more);
-                between.set(meanwhile);
-                expected += more + meanwhile;
-                sum += fresh(read, &mut last);
-            }
-            sum += fresh(read, &mut last);
-            assert_eq!(sum, expected, "clears: {clears}");
-        }
     }
 }

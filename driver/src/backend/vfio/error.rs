@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use super::kind;
+use super::survey::Physical;
+use crate::port::MacAddr;
 use crate::setup;
 
 /// Why a NIC did not open. It is left as it was found.
@@ -100,6 +102,35 @@ pub enum VfioError {
         /// The NIC.
         bdf: String,
     },
+    /// The driver of the physical function does not answer a virtual one.
+    #[error("{bdf} is a virtual function of {}, whose driver does not answer; {}",
+        physical.bdf, wakes(physical))]
+    PhysicalSilent {
+        /// The virtual function.
+        bdf: String,
+        /// Its physical function.
+        physical: Physical,
+    },
+    /// The driver of the physical function does not let a virtual one have this address.
+    #[error("the driver of {} does not let {bdf} have the address {mac}; sudo ip link set {} vf {} \
+             mac {mac}", physical.bdf, physical.interface, physical.number)]
+    MacRefused {
+        /// The virtual function.
+        bdf: String,
+        /// The address that was asked for.
+        mac: MacAddr,
+        /// Its physical function.
+        physical: Physical,
+    },
+    /// A virtual function gets no frames for others.
+    #[error("the driver of {0} lets {bdf} have no frames to other stations, which a switch needs; \
+             take the whole card: sudo {setup} --bind {0}", physical.bdf, setup = setup::command())]
+    NoSwitch {
+        /// The virtual function.
+        bdf: String,
+        /// Its physical function.
+        physical: Physical,
+    },
     /// There is no driver for this device.
     #[error(
         "{bdf} is a {vendor:04x}:{device:04x}, for which there is no driver here; there are {}",
@@ -143,11 +174,25 @@ impl VfioError {
             }
             Self::NoPermission { .. } => libc::EACCES,
             Self::Busy { .. } | Self::NotViable { .. } => libc::EBUSY,
-            Self::NoRemapping { .. } => libc::EPERM,
+            Self::NoRemapping { .. } | Self::MacRefused { .. } => libc::EPERM,
+            Self::NoSwitch { .. } => libc::EOPNOTSUPP,
+            Self::PhysicalSilent { .. } => libc::ENETDOWN,
             Self::Memlock { .. } => libc::ENOMEM,
             Self::Device { .. } => libc::EIO,
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
+    }
+}
+
+/// The command after which the driver of a physical function answers.
+fn wakes(physical: &Physical) -> String {
+    match physical.interface.as_str() {
+        "" => format!(
+            "give it back to the kernel: sudo {} --unbind {}",
+            setup::command(),
+            physical.bdf
+        ),
+        name => format!("sudo ip link set {name} up"),
     }
 }
 
@@ -168,6 +213,12 @@ mod tests {
         let source = || io::Error::from_raw_os_error(libc::EACCES);
         let path = || PathBuf::from("/dev/vfio/7");
         let others = vec!["0000:05:00.1 (e1000e)".to_owned()];
+        let mac = MacAddr([2, 0, 0, 0, 0, 7]);
+        let physical = |interface: &str| Physical {
+            bdf: "0000:01:00.0".to_owned(),
+            interface: interface.to_owned(),
+            number: 1,
+        };
         let all = [
             VfioError::NoDevice { bdf: bdf() },
             VfioError::NoIommu { bdf: bdf() },
@@ -180,6 +231,10 @@ mod tests {
             VfioError::NoRemapping { bdf: bdf() },
             VfioError::Memlock { bdf: bdf(), need: 4 << 20, limit: 65_536 },
             VfioError::NoPlatform { bdf: bdf() },
+            VfioError::PhysicalSilent { bdf: bdf(), physical: physical("eth0") },
+            VfioError::PhysicalSilent { bdf: bdf(), physical: physical("") },
+            VfioError::MacRefused { bdf: bdf(), mac, physical: physical("eth0") },
+            VfioError::NoSwitch { bdf: bdf(), physical: physical("eth0") },
             VfioError::Unknown { bdf: bdf(), vendor: 0x15b3, device: 0x1017 },
             VfioError::Device { bdf: bdf(), why: "it does not leave reset".into() },
             VfioError::Os { bdf: bdf(), what: "cannot map", source: source() },

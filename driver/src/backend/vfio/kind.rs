@@ -11,12 +11,14 @@ pub enum Kind {
     Intel8254x,
     /// Intel's 82576.
     Intel82576,
+    /// A virtual function of Intel's 82576.
+    Intel82576Vf,
     /// VMware's vmxnet3.
     Vmxnet3,
 }
 
 /// Vendor and device of what has a driver here.
-const IDS: [((u16, u16), Kind); 8] = [
+const IDS: [((u16, u16), Kind); 9] = [
     ((0x1af4, 0x1041), Kind::VirtioNet),
     ((0x1af4, 0x1000), Kind::VirtioNet),
     ((0x8086, 0x10d3), Kind::Intel82574L),
@@ -24,6 +26,7 @@ const IDS: [((u16, u16), Kind); 8] = [
     ((0x8086, 0x100c), Kind::Intel8254x),
     ((0x8086, 0x100f), Kind::Intel8254x),
     ((0x8086, 0x10c9), Kind::Intel82576),
+    ((0x8086, 0x10ca), Kind::Intel82576Vf),
     ((0x15ad, 0x07b0), Kind::Vmxnet3),
 ];
 
@@ -40,6 +43,7 @@ impl Kind {
             Self::Intel82574L => "Intel 82574L",
             Self::Intel8254x => "Intel 8254x",
             Self::Intel82576 => "Intel 82576",
+            Self::Intel82576Vf => "Intel 82576 virtual function",
             Self::Vmxnet3 => "VMware vmxnet3",
         }
     }
@@ -76,7 +80,8 @@ mod tests {
         assert_eq!(
             list(),
             "virtio-net 1af4:1041 1af4:1000; Intel 82574L 8086:10d3; Intel 8254x 8086:100e \
-             8086:100c 8086:100f; Intel 82576 8086:10c9; VMware vmxnet3 15ad:07b0"
+             8086:100c 8086:100f; Intel 82576 8086:10c9; Intel 82576 virtual function \
+             8086:10ca; VMware vmxnet3 15ad:07b0"
         );
     }
 }

@@ -4,7 +4,8 @@
 //!  VfioPort          counts, filters, lends; the same for every NIC
 //!    nic::Nic        what a driver does: send, flush, take, release
 //!      virtio        virtio-net: `netq` (data path) over `ring::virtq`
-//!      e1000         Intel 82574L and 8254x over `ring::e1000`
+//!      e1000         Intel 82574L, 8254x and 82576: `e1000q` (data path) over `ring::e1000`
+//!      igbvf         a virtual function of an 82576: the same, and a `mailbox`
 //!      vmxnet3       VMware vmxnet3 over `ring::vmxnet3`
 //!    device          container, group, device, registers, memory that the device reaches
 //!      sys, iova     the kernel's calls; addresses behind the IOMMU
@@ -27,9 +28,12 @@
 
 mod device;
 mod e1000;
+mod e1000q;
 mod error;
+mod igbvf;
 mod iova;
 mod kind;
+mod mailbox;
 pub mod netq;
 pub mod nic;
 pub mod ring;
@@ -134,6 +138,7 @@ pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
         Some(Kind::Intel82576) => {
             run(device, settings, |device, with| e1000::start(device, with, &e1000::I82576))
         }
+        Some(Kind::Intel82576Vf) => run(device, settings, igbvf::start),
         Some(Kind::Vmxnet3) => run(device, settings, vmxnet3::start),
         None => {
             let (vendor, number) = id;

@@ -29,6 +29,19 @@ pub struct NicInfo {
     pub numa_node: Option<u32>,
     /// Whether there is a driver for it here.
     pub is_known: bool,
+    /// Of a virtual function (SR-IOV): the card that it is a part of.
+    pub physical: Option<Physical>,
+}
+
+/// The physical function of a virtual one.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Physical {
+    /// Its PCI address.
+    pub bdf: String,
+    /// The name of the kernel's interface on it; empty if there is none.
+    pub interface: String,
+    /// Which of its virtual functions this is, from 0 on.
+    pub number: u32,
 }
 
 impl NicInfo {
@@ -46,6 +59,9 @@ impl NicInfo {
         }
         if let Some(node) = self.numa_node {
             place.push_str(&format!(", NUMA node {node}"));
+        }
+        if let Some(physical) = &self.physical {
+            place.push_str(&format!(", VF {} of {}", physical.number, physical.bdf));
         }
         let driver = self.driver.as_deref().unwrap_or("none");
         place.push_str(&format!(", driver {driver}"));
@@ -123,8 +139,27 @@ fn nic(devices: &Path, bdf: String) -> Option<NicInfo> {
         in_the_way: in_the_way(&dir),
         numa_node: node.trim().parse().ok(),
         is_known: Kind::of(id).is_some(),
+        physical: physical_in(devices, &bdf),
         bdf,
     })
+}
+
+/// The physical function of a device; `None` if it is no virtual one.
+pub(super) fn physical_of(bdf: &str) -> Option<Physical> {
+    physical_in(Path::new(DEVICES), bdf)
+}
+
+fn physical_in(devices: &Path, bdf: &str) -> Option<Physical> {
+    let link = std::fs::read_link(devices.join(bdf).join("physfn")).ok()?;
+    let physical = link.file_name()?.to_str()?.to_owned();
+    let dir = devices.join(&physical);
+    let number = names(&dir).iter().find_map(|name| {
+        let number = name.strip_prefix("virtfn")?.parse().ok()?;
+        let is_it = std::fs::read_link(dir.join(name)).ok()?.file_name()?.to_str()? == bdf;
+        is_it.then_some(number)
+    });
+    let interface = names(&dir.join("net")).into_iter().next().unwrap_or_default();
+    Some(Physical { bdf: physical, interface, number: number.unwrap_or(0) })
 }
 
 /// The number of a device's IOMMU group.
@@ -226,5 +261,21 @@ mod tests {
         let shared = why_not(Some("vfio-pci"), Some("e1000e")).unwrap();
         assert!(shared.contains("0000:05:00.1 (e1000e)"), "{shared}");
         assert!(shared.contains(&format!("{bind} 0000:05:00.1")), "{shared}");
+    }
+
+    /// A virtual function is told with the card that it is a part of, and which one it is.
+    #[test]
+    fn a_virtual_function_names_its_card() {
+        let root = machine(Some("e1000e"), Some("vfio-pci"));
+        let devices = root.path().join("devices");
+        symlink("../0000:05:00.0", devices.join("0000:05:00.1/physfn")).unwrap();
+        symlink("../0000:05:00.7", devices.join("0000:05:00.0/virtfn0")).unwrap();
+        symlink("../0000:05:00.1", devices.join("0000:05:00.0/virtfn3")).unwrap();
+        let nics = nics_in(&devices);
+        let (bdf, interface) = ("0000:05:00.0".to_owned(), "eth0".to_owned());
+        let expected = Physical { bdf, interface, number: 3 };
+        assert_eq!((&nics[0].physical, &nics[1].physical), (&None, &Some(expected)));
+        let place = nics[1].place();
+        assert!(place.contains(", VF 3 of 0000:05:00.0, driver vfio-pci"), "{place}");
     }
 }

@@ -1,0 +1,330 @@
+//! A receive and a transmit queue of Intel's gigabit NICs: memory, registers, and the way of a
+//! frame. Every frame lies in one buffer.
+//!
+//! Whoever has the other registers of the NIC (`e1000` of a whole one, `igbvf` of a virtual
+//! function) starts, watches and stops it.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use super::VfioSettings;
+use super::device::{Bar, Device, DmaArea, Tail};
+use super::error::VfioError;
+use super::nic::{Buffers, Lent};
+use super::ring::desc::DESC_LEN;
+use super::ring::e1000::{Addrs, Format, RxRing, TxRing};
+use super::sys::Access;
+use crate::frame::ETH_HDR_LEN;
+
+/// Registers of queue 0, by their offset in BAR 0.
+mod reg {
+    pub(super) const RDBAL: usize = 0x2800;
+    pub(super) const RDBAH: usize = 0x2804;
+    pub(super) const RDLEN: usize = 0x2808;
+    pub(super) const SRRCTL: usize = 0x280c;
+    pub(super) const RDH: usize = 0x2810;
+    pub(super) const RDT: usize = 0x2818;
+    pub(super) const RXDCTL: usize = 0x2828;
+    pub(super) const TDBAL: usize = 0x3800;
+    pub(super) const TDBAH: usize = 0x3804;
+    pub(super) const TDLEN: usize = 0x3808;
+    pub(super) const TDH: usize = 0x3810;
+    pub(super) const TDT: usize = 0x3818;
+    pub(super) const TXDCTL: usize = 0x3828;
+}
+
+/// The queue is on: RXDCTL and TXDCTL of the 82576.
+pub(super) const DCTL_ENABLE: u32 = 1 << 25;
+/// Advanced descriptors, one buffer a frame. The lowest bits are the buffer's length in KiB.
+const SRRCTL_ADVANCED: u32 = 1 << 25;
+/// A frame for which there is no buffer is dropped, instead of holding up the other queues.
+const SRRCTL_DROP: u32 = 1 << 31;
+
+/// Longest frame of the 82574 without its check sequence is 9,230 bytes; the others carry 16,128.
+const MTU_MAX: usize = 9216;
+const MTU_USUAL: usize = 1500;
+const COUNT: u16 = 256;
+/// Bytes of the frame check sequence.
+pub(super) const FCS_LEN: usize = 4;
+
+/// Receive buffers that the device is told of at once, or a quarter of them where that is less.
+const TOLD_AT_ONCE: u32 = 32;
+
+/// Sizes of receive buffers that the devices know.
+const BUFFER_LENS: [usize; 4] = [2048, 4096, 8192, 16_384];
+
+/// Both queues and their buffers.
+pub(super) struct Queues<F: Format> {
+    bar: Bar,
+    rx: RxRing<F>,
+    rx_buffers: Buffers,
+    /// Where the device finds the rings.
+    ring_iovas: [u64; 2],
+    /// Descriptors of each.
+    counts: [usize; 2],
+    /// Taken and not given back.
+    lent: u32,
+    /// Given back, and the device does not know it yet.
+    untold: u32,
+    /// As many as that are told at once: a register costs more than the frame.
+    told_at_once: u32,
+    tx: TxRing<F>,
+    tx_buffers: Buffers,
+    is_queued: bool,
+    /// Frames that came damaged or of a length that cannot be.
+    dropped: u64,
+    rx_tail: Tail,
+    tx_tail: Tail,
+}
+
+/// The MTU that the settings want, in bytes after the Ethernet header.
+///
+/// # Errors
+/// The devices carry no such frame.
+pub(super) fn mtu(device: &Device, settings: &VfioSettings) -> Result<usize, VfioError> {
+    let mtu = settings.mtu.unwrap_or(MTU_USUAL);
+    if mtu > MTU_MAX {
+        return Err(device.fault(format!("it carries an MTU of {MTU_MAX}, not {mtu}")));
+    }
+    Ok(mtu)
+}
+
+impl<F: Format> Queues<F> {
+    /// Queues for frames of `mtu` bytes after the header, and the areas that the device has to
+    /// reach for them. The device knows nothing of them yet.
+    ///
+    /// # Errors
+    /// There is no memory for them that the device can reach.
+    pub(super) fn new(
+        device: &Device,
+        bar: &Bar,
+        settings: &VfioSettings,
+        mtu: usize,
+    ) -> Result<(Self, Vec<DmaArea>), VfioError> {
+        let counts = [settings.rx_count, settings.tx_count];
+        let counts = counts.map(|count| {
+            let count = count.unwrap_or(COUNT).clamp(8, 4096);
+            1_usize << count.ilog2()
+        });
+        let [rx_count, tx_count] = counts;
+        let frame_max = ETH_HDR_LEN + mtu;
+        // The check sequence is counted until it is stripped.
+        let rx_stride = BUFFER_LENS.into_iter().find(|&len| len >= frame_max + FCS_LEN);
+        let rx_stride = rx_stride.expect("the largest holds every frame");
+        let tx_stride = frame_max.next_multiple_of(64);
+        let container = device.container();
+        let (tx_ring_at, buffers_at) = (rx_count * DESC_LEN, (rx_count + tx_count) * DESC_LEN);
+        let buffers_at = buffers_at.next_multiple_of(4096);
+        let len = buffers_at + rx_count * rx_stride;
+        let shared = container.area(len, Access::ReadWrite, settings.hugepages)?;
+        let sent = container.area(tx_count * tx_stride, Access::Read, settings.hugepages)?;
+        let rx_at = Addrs { first: shared.iova() + buffers_at as u64, stride: rx_stride as u64 };
+        let tx_at = Addrs { first: sent.iova(), stride: tx_stride as u64 };
+        // SAFETY: `add` stays inside the area, whose length was computed from the same offsets.
+        // Rings and buffers are disjoint parts of the two areas, which go when the port has stopped
+        // the NIC.
+        let (rx, tx, rx_buffers, tx_buffers) = unsafe {
+            (
+                RxRing::new(shared.base(), rx_count as u32, rx_at),
+                TxRing::new(shared.base().add(tx_ring_at), tx_count as u32, tx_at),
+                Buffers::new(shared.base().add(buffers_at), rx_stride, rx_count),
+                Buffers::new(sent.base(), tx_stride, tx_count),
+            )
+        };
+        let queues = Self {
+            bar: bar.clone(),
+            rx,
+            rx_buffers,
+            ring_iovas: [shared.iova(), shared.iova() + tx_ring_at as u64],
+            counts,
+            lent: 0,
+            untold: 0,
+            told_at_once: (rx_count as u32 / 4).min(TOLD_AT_ONCE),
+            tx,
+            tx_buffers,
+            is_queued: false,
+            dropped: 0,
+            rx_tail: bar.tail(reg::RDT),
+            tx_tail: bar.tail(reg::TDT),
+        };
+        Ok((queues, vec![shared, sent]))
+    }
+
+    /// Bytes of a receive buffer: one of `BUFFER_LENS`.
+    pub(super) fn rx_stride(&self) -> usize {
+        self.rx_buffers.stride()
+    }
+
+    /// Tells the device where the rings are. `txdctl` is the value of TXDCTL.
+    pub(super) fn program(&self, txdctl: u32) {
+        let [rx, tx] = self.ring_iovas;
+        let [rx_len, tx_len] = self.counts.map(|count| (count * DESC_LEN) as u32);
+        for (at, value) in [
+            (reg::RDBAL, rx as u32),
+            (reg::RDBAH, (rx >> 32) as u32),
+            (reg::RDLEN, rx_len),
+            (reg::RDH, 0),
+            (reg::RDT, 0),
+            (reg::TDBAL, tx as u32),
+            (reg::TDBAH, (tx >> 32) as u32),
+            (reg::TDLEN, tx_len),
+            (reg::TDH, 0),
+            (reg::TDT, 0),
+            (reg::TXDCTL, txdctl),
+        ] {
+            self.bar.write32(at, value);
+        }
+    }
+
+    /// Chooses advanced descriptors, where a receive queue has a choice; `drops` as `SRRCTL_DROP`.
+    pub(super) fn choose_format(&self, drops: bool) {
+        let drops = if drops { SRRCTL_DROP } else { 0 };
+        let format = self.rx_stride() as u32 >> 10 | SRRCTL_ADVANCED | drops;
+        self.bar.write32(reg::SRRCTL, format);
+    }
+
+    /// Switches the receive queue on, where it has a switch.
+    ///
+    /// # Errors
+    /// It stays off.
+    pub(super) fn switch_on(&self, device: &Device) -> Result<(), VfioError> {
+        self.bar.write32(reg::RXDCTL, DCTL_ENABLE);
+        await_register(&self.bar, |bar| bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0)
+            .map_err(|()| device.fault("its queue does not start"))
+    }
+
+    /// Whether the receive queue is on, where it has a switch, and as it was programmed: a reset
+    /// leaves the first of a card on, and without a ring.
+    pub(super) fn are_on(&self) -> bool {
+        let has_ring = self.bar.read32(reg::RDLEN) == (self.counts[0] * DESC_LEN) as u32;
+        has_ring && self.bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0
+    }
+
+    /// Gives the device the receive buffers.
+    pub(super) fn offer(&self) {
+        self.rx_tail.set(self.rx.tail());
+    }
+
+    /// Frames that the device handed over and could not be used.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// See [`Nic::tx`](super::nic::Nic::tx).
+    #[inline]
+    pub(super) fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> bool {
+        assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
+        let Some(i) = self.tx.place() else { return false };
+        fill(self.tx_buffers.at(i as usize));
+        self.tx.push(len as u16);
+        self.is_queued = true;
+        true
+    }
+
+    /// See [`Nic::tx_flush`](super::nic::Nic::tx_flush).
+    #[inline]
+    pub(super) fn tx_flush(&mut self) {
+        if std::mem::take(&mut self.is_queued) {
+            self.tx_tail.set(self.tx.tail());
+        }
+    }
+
+    /// See [`Nic::rx_take`](super::nic::Nic::rx_take).
+    #[inline]
+    pub(super) fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> usize {
+        let mut count = 0;
+        for _ in 0..max {
+            let Some(got) = self.rx.take() else { break };
+            self.lent += 1;
+            let len = usize::from(got.len);
+            if !got.is_good || len < ETH_HDR_LEN || len > self.rx_buffers.stride() {
+                self.dropped += 1;
+                continue;
+            }
+            each(Lent { base: self.rx_buffers.at(got.id as usize).as_ptr(), len });
+            count += 1;
+        }
+        count
+    }
+
+    /// See [`Nic::rx_release`](super::nic::Nic::rx_release).
+    #[inline]
+    pub(super) fn rx_release(&mut self) {
+        if self.lent > 0 {
+            self.rx.give_back(self.lent);
+            self.untold += std::mem::take(&mut self.lent);
+            if self.untold >= self.told_at_once {
+                self.untold = 0;
+                self.rx_tail.set(self.rx.tail());
+            }
+        }
+    }
+}
+
+/// Waits until a register `is` as wanted.
+///
+/// # Errors
+/// It was not within 100 ms.
+pub(super) fn await_register(bar: &Bar, is: impl Fn(&Bar) -> bool) -> Result<(), ()> {
+    let until = Instant::now() + Duration::from_millis(100);
+    while !is(bar) {
+        if Instant::now() > until {
+            return Err(());
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// The link speed in bit/s that STATUS says, 0 without a link.
+pub(super) fn link_bps(status: u32) -> u64 {
+    match (status & STATUS_LINK_UP != 0, status >> 6 & 3) {
+        (false, _) => 0,
+        (true, 0) => 10_000_000,
+        (true, 1) => 100_000_000,
+        (true, _) => 1_000_000_000,
+    }
+}
+
+/// There is a link: STATUS.
+pub(super) const STATUS_LINK_UP: u32 = 1 << 1;
+
+/// How far a counter went on since this was last called. `last` is what it said then. The
+/// datasheets have reading clear it, and QEMU's 82540 does not.
+pub(super) fn fresh(read: impl Fn() -> u32, last: &mut u32) -> u32 {
+    match (read(), read()) {
+        // More came between the two.
+        (first, second) if second < first => first.wrapping_add(second),
+        (_, second) => second.wrapping_sub(std::mem::replace(last, second)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Goal: what a counter counts is counted once, whether or not reading clears it. Method: a
+    /// counter that goes on now and then, also between two readings.
+    #[test]
+    fn a_counter_is_counted_once() {
+        for clears in [true, false] {
+            let (value, between) = (Cell::new(0), Cell::new(0));
+            let read = || {
+                let said = value.get();
+                value.set(if clears { 0 } else { said } + between.take());
+                said
+            };
+            let (mut last, mut sum, mut expected) = (0, 0, 0);
+            for (more, meanwhile) in [(0, 0), (5, 0), (0, 0), (9, 3), (1, 0), (0, 0), (40, 2)] {
+                value.set(value.get() + more);
+                between.set(meanwhile);
+                expected += more + meanwhile;
+                sum += fresh(read, &mut last);
+            }
+            sum += fresh(read, &mut last);
+            assert_eq!(sum, expected, "clears: {clears}");
+        }
+    }
+}
