@@ -148,6 +148,10 @@ impl Core {
     /// A turn with all that there may be to do.
     #[inline(never)]
     fn full_turn(&mut self, shared: &Shared) -> usize {
+        // Before frames are taken, which may have waited for long.
+        if let Some(keys) = self.key_watch.as_ref().and_then(KeyWatch::take) {
+            self.take_keys(keys);
+        }
         let moved = match self.engine.turn() {
             Ok(moved) => moved,
             Err(_gone) => self.mourn(shared),
@@ -340,9 +344,6 @@ impl Core {
         if self.engine.node().has_failed_injects() {
             self.tell_failed_injects();
         }
-        if let Some(keys) = self.key_watch.as_ref().and_then(KeyWatch::take) {
-            self.take_keys(keys);
-        }
         let now = self.engine.last_now();
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now))
             && let Some((cm, mut io)) = self.cm()
@@ -373,7 +374,7 @@ impl Core {
 
     #[cold]
     fn take_keys(&mut self, keys: Vec<PreSharedKey>) {
-        let now = self.engine.last_now();
+        let now = Engine::now();
         // Files that name no key or too many were refused when they were read.
         if let Err(why) = self.node().set_keys(now, keys) {
             tracing::warn!("the keys stay as they are: {why}");

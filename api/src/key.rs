@@ -18,6 +18,7 @@ use barewire_dataplane::seal::{KEY_MAX, KEY_MIN, KEYS_MAX, Keyring, Mode, PreSha
 use zeroize::Zeroizing;
 
 use crate::errno::{Error, OpenError, refused_by_system};
+use crate::own_thread;
 use crate::settings::Settings;
 
 /// Pause between two looks at the files.
@@ -80,11 +81,14 @@ type Stamp = Option<[i64; 8]>;
 
 /// Files that hold keys, and how they were when they were read. Every file but the first may be
 /// missing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KeyFiles {
     paths: Vec<PathBuf>,
     seal: Mode,
+    /// How they were; empty if they are to be read again whatever they are.
     stamps: Vec<Stamp>,
+    /// What the log was told last of files that cannot be used.
+    said: Option<String>,
 }
 
 impl KeyFiles {
@@ -104,7 +108,9 @@ impl KeyFiles {
         if paths.len() > KEYS_MAX {
             return Err(too_many());
         }
-        let mut files = Self { paths: paths.to_vec(), seal, stamps: Vec::new() };
+        // The program may go to another directory meanwhile.
+        let paths = paths.iter().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
+        let mut files = Self { paths: paths.collect(), seal, stamps: Vec::new(), said: None };
         let keys = files.read()?;
         Ok((keys, files))
     }
@@ -151,25 +157,25 @@ impl KeyFiles {
     }
 
     /// The keys, if the files are others than when they were read last. A first file that is gone,
-    /// and files that hold no keys, leave the list as it is, which the log tells once.
+    /// and files that hold no keys, leave the list as it is, which the log tells once, and are
+    /// looked at again: a file server, or a limit on open files, may be why.
     fn look(&mut self) -> Option<Vec<PreSharedKey>> {
         let now = self.stamp();
         if now == self.stamps {
             return None;
         }
-        if now.first().is_some_and(Option::is_none) {
-            self.stamps = now;
-            let path = self.paths[0].display();
-            tracing::info!("key file {path} is gone: the keys stay as they are");
-            return None;
-        }
         match self.read() {
             Ok(keys) => {
+                self.said = None;
                 tracing::info!("the key files have changed: {} keys", keys.len());
                 Some(keys)
             }
             Err(why) => {
-                tracing::warn!("{}; the keys stay as they are", why.line);
+                self.stamps.clear();
+                if self.said.as_ref() != Some(&why.line) {
+                    tracing::warn!("{}; the keys stay as they are", why.line);
+                    self.said = Some(why.line);
+                }
                 None
             }
         }
@@ -235,8 +241,8 @@ impl KeyWatch {
     pub(crate) fn start(files: KeyFiles) -> io::Result<Self> {
         let found = Arc::new(Found::default());
         let watched = Arc::downgrade(&found);
-        let look = std::thread::Builder::new().name("barewire-keys".to_owned());
-        let look = look.stack_size(STACK_LEN).spawn(move || watch(files, &watched))?;
+        let look = move || watch(files.clone(), &watched);
+        let look = own_thread::spawn("barewire-keys", STACK_LEN, look)?;
         Ok(Self { found, thread: look.thread().clone() })
     }
 
@@ -401,6 +407,11 @@ mod tests {
             keys.iter().map(|key| (1..9).find(|&n| is(key, n)).unwrap()).collect()
         };
         assert_eq!(tags(&keys), [1]);
+        let relative = std::env::current_dir().unwrap().ancestors().skip(1).map(|_| "..");
+        let relative: PathBuf =
+            relative.chain([now.strip_prefix("/").unwrap().to_str().unwrap()]).collect();
+        let (_, elsewhere) = KeyFiles::open(&[relative], Mode::Encrypted).unwrap();
+        assert!(elsewhere.paths[0].is_absolute(), "the program may change its directory");
         assert!(files.look().is_none(), "nothing has changed");
         put(&next, &[2; 32], 0o600);
         assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![1, 2]));
@@ -409,6 +420,7 @@ mod tests {
         assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2, 1]));
         put(&old, &[3; 32], 0o644);
         assert!(files.look().is_none(), "others can read it");
+        assert!(files.stamps.is_empty(), "it is read again, also if it does not change");
         assert!(files.look().is_none());
         std::fs::remove_file(&old).unwrap();
         assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2]));

@@ -58,6 +58,7 @@ pub mod mr;
 pub mod msg;
 pub mod names;
 mod notice;
+mod own_thread;
 pub mod raw;
 mod rcvthread;
 pub mod rma;

@@ -29,10 +29,10 @@ use std::time::Duration;
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use nix::sched::CpuSet;
-use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::unistd::Pid;
 
 use crate::inner::{DomainRef, Shared};
+use crate::own_thread;
 
 /// First pause between two looks at whether the program polls.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
@@ -69,20 +69,8 @@ impl DomainRef {
 /// program that takes no lock apart. Nothing runs then.
 fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
     shared.lock.admit_beside()?;
-    // The thread is not the program's: a signal sent to the process goes to one of its own.
-    let mut before = SigSet::empty();
-    let all = SigSet::all();
-    nix::sys::signal::pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&all), Some(&mut before))?;
-    let spawn = |stack_len| {
-        let shared = Arc::clone(shared);
-        let thread = std::thread::Builder::new().name("barewire-rcv".to_owned());
-        let thread = if stack_len > 0 { thread.stack_size(stack_len) } else { thread };
-        thread.spawn(move || run(&shared))
-    };
-    // A program with large thread-local variables needs the default.
-    let started = spawn(STACK_LEN).or_else(|_| spawn(0));
-    nix::sys::signal::pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
-    started
+    let shared = Arc::clone(shared);
+    own_thread::spawn("barewire-rcv", STACK_LEN, move || run(&shared))
 }
 
 fn run(shared: &Shared) {

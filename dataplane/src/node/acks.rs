@@ -289,7 +289,8 @@ impl Node {
         let is_its = peer.sid == raw.dst_sid && peer.station() == raw.src;
         // An ACK is not answered, or two nodes would answer each other for ever.
         let is_reliable = Ty::try_from(raw.ty).is_ok_and(Ty::is_reliable);
-        let is_new = peer.takes_echo && !peer.marked;
+        // What came through memory has met no queue of a router.
+        let is_new = peer.takes_echo && !peer.marked && !peer.path.is_lossless();
         if is_its && is_reliable && is_new && peer.state == State::Open {
             peer.marked = true;
             self.acks.owe_echo(&mut self.todo, now, p);

@@ -440,11 +440,11 @@ impl Node {
     /// Takes any frame on a lossy port.
     #[inline(always)]
     pub(super) fn on_frame_lossy(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if frame.is_marked() {
-            self.note_mark(now, frame);
-        }
         if self.far.is_sealed() {
             return self.on_frame_secured(now, frame);
+        }
+        if frame.is_marked() {
+            self.note_mark(now, frame);
         }
         self.on_frame_far(now, frame);
     }

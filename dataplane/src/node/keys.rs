@@ -27,6 +27,8 @@ const LOOKS: u64 = 8;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Age {
     since: Instant,
+    /// Which key of the session's it is: with frames enough another one comes by itself.
+    key: u64,
     /// The first packet that left under it is this one or a later one. `None` if the peer is known
     /// to have the key.
     first: Option<Psn>,
@@ -35,7 +37,7 @@ pub(super) struct Age {
 impl Age {
     /// Of a key that both ends have, at `now`.
     pub(super) fn new(now: Instant) -> Self {
-        Self { since: now, first: None }
+        Self { since: now, key: 0, first: None }
     }
 }
 
@@ -110,12 +112,16 @@ impl Node {
             let session = sealed.then(|| seals.sessions.get_mut(&peer.addr)).flatten();
             let Some(session) = session else { continue };
             session.keys.forget_overtaken();
-            let age = &mut session.age;
+            let (age, key) = (&mut session.age, session.keys.generation());
+            if age.key != key {
+                *age = Age { since: now, key, first: Some(peer.snd.nxt) };
+            }
             age.first = age.first.filter(|first| (peer.snd.una.0.wrapping_sub(first.0) as i32) < 1);
             let known = age.first.is_none() || planted(Bug::RenewedUnheard);
             if known && now.since(age.since) >= every {
                 session.keys.renew();
-                *age = Age { since: now, first: Some(peer.snd.nxt) };
+                let key = session.keys.generation();
+                *age = Age { since: now, key, first: Some(peer.snd.nxt) };
                 renewed.push(p);
             }
         }

@@ -48,11 +48,10 @@ impl Search {
     /// `most` is the longest there is. A probe may have been lost by accident: once there is
     /// nothing more to be found below it, all is tried anew.
     fn ceiling(&self, passed: u32, most: u16) -> u16 {
-        if self.tried[0] == 0 {
-            return self.ceiling;
-        }
+        let answered = self.tried[0] != 0;
         let failed = self.tried.iter().chain(&LENGTHS).filter(|&&len| u32::from(len) > passed);
-        let ceiling = failed.min().map_or(self.ceiling, |&len| len.min(self.ceiling));
+        let failed = failed.min().filter(|_| answered);
+        let ceiling = failed.map_or(self.ceiling, |&len| len.min(self.ceiling));
         if u32::from(ceiling) <= passed + CLOSE { most } else { ceiling }
     }
 }

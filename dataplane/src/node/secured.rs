@@ -24,12 +24,16 @@ use crate::seal::{
 };
 use crate::types::Instant;
 use crate::wire::{
-    BASE_LEN, Base, OpenOp, RawBase, RstReason, TAG_LEN, TRAILER_LEN, Ty, WireError, sealed,
+    BASE_LEN, Base, OpenOp, RawBase, RstOp, RstReason, TAG_LEN, TRAILER_LEN, Ty, WireError, sealed,
     sealed::OpenKind,
 };
 
 /// Longest addition to a frame, bytes: the message of a handshake, a tag and a checksum.
 const ROOM: usize = HANDSHAKE_LEN + TAG_LEN + TRAILER_LEN;
+
+/// Longest frame without a session that has a tag, bytes before that: an OPEN.
+const TAGGED_MAX: usize = BASE_LEN + OpenOp::LEN + HANDSHAKE_LEN;
+const _: () = assert!(BASE_LEN + RstOp::LEN <= TAGGED_MAX);
 
 /// A session whose ends have agreed on keys.
 #[derive(Debug)]
@@ -326,7 +330,11 @@ impl Node {
         let (mut bytes, len) = (std::mem::take(&mut seals.rx), frame.len());
         if len <= bytes.len() && frame.copy_to(0, &mut bytes[..len]) {
             if self.unseal(now, &mut bytes[..len]) {
-                self.on_frame_far(now, &RxFrame::new(&bytes[..len]));
+                let opened = RxFrame::new(&bytes[..len]);
+                if frame.is_marked() {
+                    self.note_mark(now, &opened);
+                }
+                self.on_frame_far(now, &opened);
             }
         } else {
             self.counters.rx_no_buffer += 1;
@@ -371,6 +379,11 @@ impl Node {
     /// Whether an OPEN or RST is of somebody who has the key. Puts the handshake's message aside.
     fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
+        // Else whoever sends one decides how much is authenticated, under each key.
+        if end > TAGGED_MAX {
+            self.counters.rx_forged += 1;
+            return false;
+        }
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         let Some(key) = seals.ring.key_of(frame, tag) else {
             self.counters.rx_forged += 1;

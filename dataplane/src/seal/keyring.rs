@@ -25,11 +25,11 @@ pub struct Keyring {
     entropy: Entropy,
 }
 
-/// Secrets that nobody can guess, one after the other.
+/// Secrets that nobody can guess, one after the other. Who reads it finds those to come and none
+/// that was drawn.
 #[derive(Clone)]
 struct Entropy {
     root: Secret,
-    drawn: u64,
 }
 
 impl std::fmt::Debug for Entropy {
@@ -44,7 +44,7 @@ impl Keyring {
     ///
     /// `None` if there is no key or more than [`KEYS_MAX`].
     pub fn new(keys: Vec<PreSharedKey>, entropy: [u8; 32]) -> Option<Self> {
-        let entropy = Entropy { root: Zeroizing::new(entropy), drawn: 0 };
+        let entropy = Entropy { root: Zeroizing::new(entropy) };
         let mut ring = Self { keys: Vec::new(), next: 0, entropy };
         ring.replace(keys).then_some(ring)
     }
@@ -98,13 +98,18 @@ impl Keyring {
         self.keys.iter().find(|(listed, _)| *listed == id).map(|(_, key)| key)
     }
 
-    /// A secret that was never drawn before, and from which nobody finds another.
+    /// A secret that was never drawn before, and from which nobody finds another. What it was drawn
+    /// from is forgotten.
     pub(super) fn draw(&mut self) -> Secret {
-        let Entropy { root, drawn } = &mut self.entropy;
-        *drawn += 1;
+        let root = &mut self.entropy.root;
         let key = hmac::Key::new(hmac::HMAC_SHA256, &**root);
-        let mut secret = Zeroizing::new([0; 32]);
-        secret.copy_from_slice(hmac::sign(&key, &drawn.to_le_bytes()).as_ref());
-        secret
+        let of = |name: &[u8]| {
+            let mut secret = Zeroizing::new([0; 32]);
+            secret.copy_from_slice(hmac::sign(&key, name).as_ref());
+            secret
+        };
+        let drawn = of(b"drawn");
+        *root = of(b"next");
+        drawn
     }
 }

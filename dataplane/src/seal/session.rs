@@ -88,6 +88,14 @@ impl SessionKeys {
         tag.copy_from_slice(sealed.expect("a frame is no longer than a cipher takes").as_ref());
     }
 
+    /// Which key of the session's the last frame of this end has left under, or [`renew`] has gone
+    /// on to; from 0.
+    ///
+    /// [`renew`]: Self::renew
+    pub fn generation(&self) -> u64 {
+        self.tx.generation
+    }
+
     /// Goes on to the next key for the frames of this end, and forgets the one before. The peer
     /// follows with the first frame that it gets, but by no more than one key: it must have opened
     /// a frame under the key that there is now.

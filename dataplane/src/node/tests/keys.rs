@@ -4,6 +4,7 @@ use super::*;
 use crate::error::Error;
 use crate::node::peer::State;
 use crate::seal::{Keyring, Mode, PreSharedKey};
+use crate::wire::{BASE_LEN, TAG_LEN};
 
 const MS: u64 = 1_000_000;
 
@@ -375,6 +376,29 @@ fn no_key_is_left_that_the_peer_does_not_have() {
     }
     assert!(generations(&pair, 0)[0] > 5, "it goes on");
     assert!(pair.ends.iter().all(|end| end.node.counters().rx_forged == 0));
+}
+
+/// Goal: a key that frames have used up, while none of them arrives, is not left by time as well.
+/// Method: keys so long that the peer looks ahead for one alone.
+#[test]
+fn a_key_that_has_just_begun_is_not_old() {
+    let mut pair = renewing(15);
+    assert!(arrives(&mut pair, 0, 2) && arrives(&mut pair, 1, 2));
+    pair.run(2 * REKEY_NS);
+    let seals = pair.ends[0].node.openings.seals.as_mut().unwrap();
+    let keys = &mut seals.sessions.values_mut().next().unwrap().keys;
+    let key = keys.generation();
+    while keys.generation() == key {
+        keys.seal(&mut [0; BASE_LEN + TAG_LEN]);
+    }
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    pair.drop = 1;
+    pair.run(3 * REKEY_NS);
+    pair.drop = 0;
+    pair.run(100 * MS);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    assert_eq!(pair.ends[1].node.counters().rx_forged, 0);
 }
 
 #[test]

@@ -114,3 +114,22 @@ fn an_echo_is_owed_until_it_has_left() {
     node.note_mark(later, &frame);
     assert!(!node.peers[slot].marked && node.peers[slot].state == State::Open);
 }
+
+/// Goal: under a key only an authentic frame tells of a mark.
+#[test]
+fn a_forged_frame_tells_of_no_mark() {
+    let [.., mut pair] = pairs();
+    exchange(&mut pair, true, 50_000_000);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    let frame = out.pop_front().expect("it leaves at once");
+    let mut forged = frame.clone();
+    *forged.last_mut().unwrap() ^= 1;
+    for (bytes, tells) in [(&forged, false), (&frame, true), (&frame, false)] {
+        let now = pair.now;
+        peer(&mut pair, 1).marked = false;
+        pair.ends[1].node.on_frame(now, &RxFrame::new(bytes).with_mark(true));
+        assert_eq!(peer(&mut pair, 1).marked, tells);
+    }
+}

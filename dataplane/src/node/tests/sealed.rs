@@ -217,6 +217,29 @@ fn an_attacker_on_the_segment_is_only_counted() {
     pair.assert_quiet();
 }
 
+/// Goal: no frame makes a node authenticate more than an OPEN is long, not even under its key.
+#[test]
+fn a_long_open_is_refused_before_its_tag_is_looked_at() {
+    let mut pair = pair(1500);
+    let mut opens = Vec::new();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    carry(&mut pair, 1, |_, frame| {
+        opens.push(frame.to_vec());
+        Vec::new()
+    });
+    let tag = pre_shared(&[7; 32], Mode::Encrypted);
+    let plen = usize::from(sealed::plen(&opens[0]));
+    for (more, forged) in [(0, 0), (1, 1), (1000, 1)] {
+        let mut bytes = opens[0][..BASE_LEN + plen].to_vec();
+        bytes.resize(bytes.len() + more, 0);
+        sealed::set_plen(&mut bytes, (plen + more) as u16);
+        bytes.extend(tag.tag_key().tag(&bytes));
+        let before = pair.ends[1].node.counters().clone();
+        pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&bytes));
+        assert_eq!(pair.ends[1].node.counters().rx_forged - before.rx_forged, forged, "{more}");
+    }
+}
+
 /// How a message from one of these ends to the other ends, after how long, and what the two are
 /// told.
 fn refused(ends: [End; 2]) -> (Option<Error>, u64, [bool; 2]) {

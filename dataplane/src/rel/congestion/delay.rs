@@ -32,22 +32,24 @@ pub struct DelayWindow {
     size: u32,
     /// Grows by what is acknowledged, until the first queue.
     slow_start: bool,
+    /// When it shrank last, that was for a mark.
+    cut_for_mark: bool,
     /// When it shrank last.
     cut_at: Instant,
 }
 
 impl Default for DelayWindow {
     fn default() -> Self {
-        Self { size: FIRST * ONE, slow_start: true, cut_at: Instant(0) }
+        Self { size: FIRST * ONE, slow_start: true, cut_at: Instant(0), cut_for_mark: false }
     }
 }
 
 impl DelayWindow {
     /// There is a queue: the window shrinks, and does not grow again as it did at first.
-    fn cut(&mut self, now: Instant, by: u32) {
+    fn cut(&mut self, now: Instant, by: u32, for_mark: bool) {
         self.size = (self.size - by).max(MIN * ONE);
         self.slow_start = false;
-        self.cut_at = now;
+        (self.cut_at, self.cut_for_mark) = (now, for_mark);
     }
 }
 
@@ -73,13 +75,14 @@ impl CongestionControl for DelayWindow {
             self.size = (self.size + grow).min(WINDOW * ONE);
         } else if now.since(self.cut_at) > srtt {
             let over = ((srtt - limit) * 256 / srtt) as u32;
-            self.cut(now, self.size / 512 * over.min(256));
+            self.cut(now, self.size / 512 * over.min(256), false);
         }
     }
 
     fn on_mark(&mut self, now: Instant, rtt: &Rtt) {
-        if now.since(self.cut_at) > rtt.srtt_ns() {
-            self.cut(now, self.size / 5);
+        // A cut for a delay that is hardly too long does not stand for it.
+        if !self.cut_for_mark || now.since(self.cut_at) > rtt.srtt_ns() {
+            self.cut(now, self.size / 5, true);
         }
     }
 
@@ -117,6 +120,30 @@ mod tests {
         }
         let grown = cwnd.window();
         assert!((MIN + 10..MIN + 24).contains(&grown), "about two a round trip, not {grown}");
+    }
+
+    /// Goal: a mark takes its fifth although the delay has just taken next to nothing, and once a
+    /// round trip all the same.
+    #[test]
+    fn a_mark_counts_beside_a_delay() {
+        let mut rtt = Rtt::default();
+        rtt.sample(20_000);
+        let mut cwnd = DelayWindow::default();
+        cwnd.on_ack(Instant(0), 984, &rtt, 100_000);
+        // Just over the limit.
+        while rtt.srtt_ns() <= rtt.min_ns() + (100_000 / 4).max(4 * rtt.var_ns()) {
+            rtt.sample(60_000);
+        }
+        let mut now = Instant(1_000_000_000);
+        for _ in 0..4 {
+            let before = cwnd.window();
+            cwnd.on_ack(now, 0, &rtt, 100_000);
+            for _ in 0..3 {
+                cwnd.on_mark(now + 1, &rtt);
+            }
+            assert!((before * 3 / 4..=before * 4 / 5).contains(&cwnd.window()), "{before}");
+            now = now + 2 * rtt.srtt_ns();
+        }
     }
 
     #[test]

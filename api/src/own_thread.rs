@@ -1,0 +1,25 @@
+//! Threads that are barewire's and not the program's.
+
+use std::io;
+use std::thread::{Builder, JoinHandle};
+
+use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+
+/// Starts a thread with a stack of `stack_len` bytes, or of the default length if the program's
+/// thread-local variables leave too little of it. A signal sent to the process never goes to it.
+///
+/// # Errors
+/// The system has no thread left. Nothing runs then.
+pub(crate) fn spawn(
+    name: &str,
+    stack_len: usize,
+    run: impl Fn() + Clone + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let mut before = SigSet::empty();
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))?;
+    let named = || Builder::new().name(name.to_owned());
+    let again = run.clone();
+    let started = named().stack_size(stack_len).spawn(run).or_else(|_| named().spawn(again));
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
+    started
+}
