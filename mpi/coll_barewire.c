@@ -263,11 +263,16 @@ static ssize_t try_post(module_t *m, request_t *r)
 static void post_waiting(void)
 {
 	request_t *refused = NULL, *r;
+	/* Modules without a request that waits. The rest of them has its turn in the next call. */
+	module_t *done[16];
+	size_t dones = 0;
 
 	OPAL_THREAD_LOCK(&ours.lock);
-	for (module_t **at = &ours.late; *at;) {
+	for (module_t **at = &ours.late; *at && dones < sizeof done / sizeof *done;) {
 		module_t *m = *at;
 		ssize_t err = 0;
+		/* Another thread may see the end of what is posted, and release the module. */
+		OBJ_RETAIN(m);
 		while ((r = m->first) && (err = try_post(m, r)) != -FI_EAGAIN) {
 			m->first = r->next;
 			if (err) {
@@ -276,12 +281,17 @@ static void post_waiting(void)
 				refused = r;
 			}
 		}
-		if (r)
+		if (r) {
 			at = &m->next;
-		else
+			OBJ_RELEASE(m); /* Not the last: `r` has one. */
+		} else {
 			*at = m->next;
+			done[dones++] = m;
+		}
 	}
 	OPAL_THREAD_UNLOCK(&ours.lock);
+	while (dones > 0)
+		OBJ_RELEASE(done[--dones]);
 	while ((r = refused)) {
 		refused = r->next;
 		over(&r->call, r->call.end);

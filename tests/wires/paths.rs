@@ -45,11 +45,15 @@ fn a_router_that_carries_less_is_found() {
         nodes.ip(2, &format!("link set port{at} mtu 1400")).unwrap();
         for other in [0, 1] {
             let ports = [&*ports(0)[kind], &*ports(1)[other]];
-            let counts = there_and_back(&nodes, ports, |_mtu| sizes());
             // Less the headers of IPv4 and UDP, and the Ethernet header inside.
-            let most = 1400 - 28 - 14;
-            // The search goes on after the messages.
-            assert!((1000..=most).contains(&counts.frame_max), "{ports:?}: {counts:?}");
+            let found = 1000..=1400 - 28 - 14;
+            // Few messages may be over before the search is.
+            let mut lengths = [1, 20, 200].into_iter().map(|times| {
+                let counts = there_and_back(&nodes, ports, |_mtu| sizes().repeat(times));
+                println!("{ports:?}, {times} times: {counts:?}");
+                counts.frame_max
+            });
+            assert!(lengths.any(|len| found.contains(&len)), "{ports:?}");
         }
     }
 }

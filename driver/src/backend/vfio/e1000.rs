@@ -15,7 +15,7 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, fresh, link_bps, mtu,
+    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, link_bps, mtu,
 };
 use super::error::VfioError;
 use super::nic::{Facts, Lent, Nic};
@@ -152,8 +152,8 @@ pub(super) struct E1000<F: Format> {
     queues: Queues<F>,
     /// Frames that the device dropped.
     lost: u64,
-    /// What `LOSSES` said last, where reading does not clear them.
-    losses: [u32; LOSSES.len()],
+    /// Those of `LOSSES`.
+    losses: [Counter; LOSSES.len()],
 }
 
 /// Starts the device.
@@ -201,7 +201,7 @@ pub(super) fn start<F: Format>(
         queues.switch_on(device)?;
     }
     queues.offer();
-    let nic = E1000 { chip, bar, queues, lost: 0, losses: [0; LOSSES.len()] };
+    let nic = E1000 { chip, bar, queues, lost: 0, losses: Default::default() };
     let interrupt = device.interrupt(chip.interrupt);
     Ok(Started { nic, facts, areas, interrupt })
 }
@@ -323,8 +323,8 @@ impl<F: Format> Nic for E1000<F> {
         if self.bar.read32(reg::RCTL) & RCTL_ENABLE == 0 {
             return Err("the device was reset or stopped under us; open the port again".into());
         }
-        for (register, last) in LOSSES.into_iter().zip(&mut self.losses) {
-            self.lost += u64::from(fresh(|| self.bar.read32(register), last));
+        for (register, counter) in LOSSES.into_iter().zip(&mut self.losses) {
+            self.lost += u64::from(counter.fresh(|| self.bar.read32(register)));
         }
         Ok(())
     }

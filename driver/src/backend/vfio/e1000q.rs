@@ -289,13 +289,25 @@ pub(super) fn link_bps(status: u32) -> u64 {
 /// There is a link: STATUS.
 pub(super) const STATUS_LINK_UP: u32 = 1 << 1;
 
-/// How far a counter went on since this was last called. `last` is what it said then. The
-/// datasheets have reading clear it, and QEMU's 82540 does not.
-pub(super) fn fresh(read: impl Fn() -> u32, last: &mut u32) -> u32 {
-    match (read(), read()) {
-        // More came between the two.
-        (first, second) if second < first => first.wrapping_add(second),
-        (_, second) => second.wrapping_sub(std::mem::replace(last, second)),
+/// A counter of the device's. The datasheets have reading clear it, and QEMU's 82540 does not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counter {
+    /// What it said last, as long as it has never gone back.
+    last: u32,
+    clears: bool,
+}
+
+impl Counter {
+    /// How far it went on since this was last called. Until the first time that it is seen to have
+    /// gone back, what came between two readings may be missed.
+    pub(super) fn fresh(&mut self, read: impl Fn() -> u32) -> u32 {
+        let (first, second) = (read(), read());
+        self.clears |= first < self.last || second < first;
+        if self.clears {
+            self.last = 0;
+            return first.wrapping_add(second);
+        }
+        second - std::mem::replace(&mut self.last, second)
     }
 }
 
@@ -316,14 +328,15 @@ mod tests {
                 value.set(if clears { 0 } else { said } + between.take());
                 said
             };
-            let (mut last, mut sum, mut expected) = (0, 0, 0);
-            for (more, meanwhile) in [(0, 0), (5, 0), (0, 0), (9, 3), (1, 0), (0, 0), (40, 2)] {
+            let (mut counter, mut sum, mut expected) = (Counter::default(), 0, 0);
+            let steps = [(0, 1), (5, 0), (0, 0), (9, 3), (0, 1), (1, 1), (2, 5), (0, 0), (40, 2)];
+            for (more, meanwhile) in steps {
                 value.set(value.get() + more);
                 between.set(meanwhile);
                 expected += more + meanwhile;
-                sum += fresh(read, &mut last);
+                sum += counter.fresh(read);
             }
-            sum += fresh(read, &mut last);
+            sum += counter.fresh(read);
             assert_eq!(sum, expected, "clears: {clears}");
         }
     }

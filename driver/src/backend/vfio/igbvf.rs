@@ -14,7 +14,7 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, fresh, link_bps, mtu,
+    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, link_bps, mtu,
 };
 use super::error::VfioError;
 use super::mailbox::{Mailbox, Trouble, Words};
@@ -56,8 +56,8 @@ pub(super) struct IgbVf {
     queues: Queues<Advanced>,
     /// Frames for which there was no buffer.
     lost: u64,
-    /// What RQDPC said last, if reading does not clear it.
-    losses: u32,
+    /// RQDPC.
+    losses: Counter,
 }
 
 impl Words for Bar {
@@ -101,7 +101,7 @@ pub(super) fn start(device: &Device, settings: &VfioSettings) -> Result<Started<
         bar.write32(at, value);
     }
     let facts = Facts { mac, mtu, link_bps };
-    let nic = IgbVf { bar, mailbox: asked.mailbox, queues, lost: 0, losses: 0 };
+    let nic = IgbVf { bar, mailbox: asked.mailbox, queues, lost: 0, losses: Counter::default() };
     Ok(Started { nic, facts, areas, interrupt })
 }
 
@@ -237,7 +237,7 @@ impl Nic for IgbVf {
         if !self.queues.are_on() {
             return Err("the device was reset or stopped under us; open the port again".into());
         }
-        self.lost += u64::from(fresh(|| self.bar.read32(reg::RQDPC), &mut self.losses));
+        self.lost += u64::from(self.losses.fresh(|| self.bar.read32(reg::RQDPC)));
         Ok(())
     }
 

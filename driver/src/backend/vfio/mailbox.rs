@@ -7,6 +7,7 @@
 //! an end, whatever the register says: the driver of the physical function may not be there, and is
 //! believed nothing.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Registers, by their offset in BAR 0.
@@ -40,7 +41,7 @@ const SET_ALL: u32 = 6;
 const HERE: u32 = 0x0100;
 /// With `SET_ALL`: frames to every group, to every station.
 const ALL_GROUPS: u32 = 0x02 << 16;
-const ALL_STATIONS: u32 = 0x04 << 16;
+const ALL_STATIONS: u32 = 0x01 << 16;
 /// In an answer.
 const GRANTED: u32 = 1 << 31;
 const REFUSED: u32 = 1 << 30;
@@ -71,18 +72,30 @@ pub(super) enum Trouble {
 pub(super) struct Mailbox<W> {
     words: W,
     patience: Duration,
+    /// The physical function was seen to be reset: reading clears what says so.
+    was_reset: Cell<bool>,
 }
 
 impl<W: Words> Mailbox<W> {
     /// The mailbox of these registers.
     pub(super) fn new(words: W) -> Self {
-        Self { words, patience: PATIENCE }
+        Self { words, patience: PATIENCE, was_reset: Cell::new(false) }
     }
 
     /// Whether the physical function was reset since [`say_reset`](Self::say_reset), and all its
-    /// virtual ones with it. Costs a read of a register, which may clear what it says.
+    /// virtual ones with it. Costs a read of a register.
     pub(super) fn is_over(&self) -> bool {
-        self.words.read(reg::V2PMAILBOX) & (RESET | RESET_DONE) != 0
+        self.bits();
+        self.was_reset.get()
+    }
+
+    /// What V2PMAILBOX says.
+    fn bits(&self) -> u32 {
+        let bits = self.words.read(reg::V2PMAILBOX);
+        if bits & (RESET | RESET_DONE) != 0 {
+            self.was_reset.set(true);
+        }
+        bits
     }
 
     /// Says that the function was reset, without which nothing else is granted. The six bytes of
@@ -92,10 +105,10 @@ impl<W: Words> Mailbox<W> {
     /// [`Trouble`].
     pub(super) fn say_reset(&self) -> Result<Option<[u8; 6]>, Trouble> {
         let until = Instant::now() + self.patience;
-        // Reading clears the second.
-        while self.is_over() {
+        while self.bits() & (RESET | RESET_DONE) != 0 {
             nap(until)?;
         }
+        self.was_reset.set(false);
         let (is_granted, [low, high]) = self.ask([SAY_RESET, 0, 0])?;
         let ([a, b, c, d], [e, f, ..]) = (low.to_le_bytes(), high.to_le_bytes());
         Ok(is_granted.then_some([a, b, c, d, e, f]))
@@ -139,7 +152,7 @@ impl<W: Words> Mailbox<W> {
         }
         self.words.write(reg::V2PMAILBOX, REQUEST);
         loop {
-            while self.words.read(reg::V2PMAILBOX) & CAME == 0 {
+            while self.bits() & CAME == 0 {
                 nap(until)?;
             }
             self.take(until)?;
@@ -160,7 +173,7 @@ impl<W: Words> Mailbox<W> {
     fn take(&self, until: Instant) -> Result<(), Trouble> {
         loop {
             self.words.write(reg::V2PMAILBOX, OURS);
-            if self.words.read(reg::V2PMAILBOX) & (OURS | THEIRS) == OURS {
+            if self.bits() & (OURS | THEIRS) == OURS {
                 return Ok(());
             }
             nap(until)?;
@@ -182,7 +195,7 @@ fn nap(until: Instant) -> Result<(), Trouble> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::{Cell, RefCell};
+    use std::cell::RefCell;
 
     use proptest::prelude::*;
 
@@ -248,7 +261,7 @@ mod tests {
     }
 
     fn mailbox<W: Words>(words: W) -> Mailbox<W> {
-        Mailbox { words, patience: Duration::from_millis(30) }
+        Mailbox { patience: Duration::from_millis(30), ..Mailbox::new(words) }
     }
 
     const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
@@ -275,16 +288,27 @@ mod tests {
                 [2, 0x1200_5452, 0x5634],
                 [5, 1518, 0],
                 [0x2_0006, 0, 0],
-                [0x6_0006, 0, 0],
+                [0x3_0006, 0, 0],
             ];
             assert_eq!(*card.asked.borrow(), expected);
-            // The other side is reset, and comes back before anybody has looked.
-            for bits in [RESET, RESET_DONE] {
-                assert!(!mailbox.is_over());
-                card.bits.set(bits);
-                assert!(mailbox.is_over());
-                card.bits.set(0);
-            }
+            assert!(!mailbox.is_over());
+        }
+    }
+
+    /// Goal: a reset of the other side is told until this one says that it was reset as well.
+    /// Method: it comes back before anybody has looked, or while something is asked.
+    #[test]
+    fn a_reset_of_the_other_side_is_told() {
+        for (bits, asks) in [(RESET, false), (RESET_DONE, false), (RESET_DONE, true)] {
+            let card = Card::new(|[first, ..]| vec![[first | 1 << 31, 0, 0]]);
+            let mailbox = mailbox(&card);
+            assert!(mailbox.say_reset().is_ok() && !mailbox.is_over());
+            card.bits.set(bits);
+            assert!(!asks || mailbox.set_len(1518).is_ok());
+            assert!(mailbox.is_over());
+            card.bits.set(0);
+            assert!(mailbox.is_over());
+            assert!(mailbox.say_reset().is_ok() && !mailbox.is_over());
         }
     }
 
