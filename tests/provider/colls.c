@@ -606,11 +606,10 @@ static void between(void)
 	int sum = 0, one_each = 1, halves[2] = { (size + 1) / 2, size / 2 };
 	MPI_Comm_split(comm, rank % 2, rank, &half);
 	MPI_Intercomm_create(half, 0, comm, 1 - rank % 2, 9, &inter);
-	unsigned long before = made();
+	/* Left to others, which make calls of the local group for it. */
 	MPI_Barrier(inter);
 	MPI_Allreduce(&one_each, &sum, 1, MPI_INT, MPI_SUM, inter);
 	check(sum == halves[1 - rank % 2], "MPI_Allreduce between two groups", "");
-	check(made() == before, "calls between two groups", "are not left to others");
 	MPI_Intercomm_merge(inter, rank % 2, &merged);
 	quick(merged, 3, 1);
 	MPI_Comm_free(&merged);
