@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use barewire::errno::*;
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::open::open;
-use barewire_driver::port::{Port, Tx};
-use barewire_tests::nodes::{Nodes, address as ip_of, or_skip};
+use barewire_driver::port::{Port, Station, Tx};
+use barewire_tests::nodes::{FABRIC, Nodes, address as ip_of, or_skip};
 
 use crate::environment::{outcome, refused};
 use crate::lengths::{all_sizes, fewer_sizes};
 use crate::messages::{AFPACKET, UDP, there_and_back};
+use crate::raw::RawSocket;
 
 const TAGGED: &str = "vlan(100,pcp=3):afpacket:fab0";
 
@@ -79,6 +80,41 @@ fn arriving(nodes: &Nodes, ports: [&str; 2]) -> usize {
         });
         receiver.join().unwrap()
     })
+}
+
+/// Goal: the tag of a provider (802.1ad) with the number of the VLAN is not the VLAN's.
+#[test]
+fn a_providers_tag_is_another() {
+    let Some(nodes) = pair() else { return };
+    let (nodes, len) = (&nodes, 64);
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(move || {
+            nodes.enter(1).unwrap();
+            let mut port = open("vlan(100):afpacket:fab0").unwrap();
+            let to = port.caps().station;
+            let sender = scope.spawn(move || {
+                nodes.enter(0).unwrap();
+                let socket = RawSocket::open(FABRIC).unwrap();
+                for (number, kind) in [(1, 0x88a8_u16), (2, 0x8100), (3, 0x88a8), (4, 0x8100)] {
+                    let mut frame = vec![number; len];
+                    frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+                    frame[14..40].fill(0);
+                    address(&mut frame, to, Station::at([2, 0, 0, 0, 0, 9]));
+                    let tag = [kind.to_be_bytes(), 100_u16.to_be_bytes()].concat();
+                    frame.splice(12..12, tag);
+                    socket.send(&frame).unwrap();
+                }
+            });
+            sender.join().unwrap();
+            let (mut got, start) = (Vec::new(), Instant::now());
+            let mut sink = |frame: &RxFrame<'_>| got.extend(frame.chunk_at::<1>(len - 1));
+            while start.elapsed() < Duration::from_millis(300) {
+                port.rx_burst(32, &mut sink).unwrap();
+            }
+            got
+        });
+        assert_eq!(receiver.join().unwrap(), [[2], [4]]);
+    });
 }
 
 /// Goal: a frame of another VLAN, or of none, is not taken, by ports whose tags the kernel takes

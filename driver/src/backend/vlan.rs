@@ -220,6 +220,13 @@ impl Taker<'_> {
 }
 
 impl RxSink for Taker<'_> {
+    fn prefetch(&mut self, frame: &RxFrame<'_>) {
+        // What is copied is fetched by that.
+        if self.takes_off {
+            self.sink.prefetch(frame);
+        }
+    }
+
     fn frame(&mut self, frame: &RxFrame<'_>) {
         let is_tagged = frame.chunk_at(TAG_AT) == Some(ETHERTYPE_VLAN.to_be_bytes());
         if !is_tagged && self.takes_off {

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::super::vlan::VLAN_ID;
+use super::super::vlan::{ETHERTYPE_VLAN, VLAN_ID};
 use super::socket::set;
 use crate::frame::{ETH_HDR_LEN, RxFrame};
 
@@ -131,7 +131,10 @@ impl RxRing {
         // The kernel's word, but it becomes a pointer: checked all the same.
         let fits = start >= size_of::<libc::tpacket2_hdr>() && start + len <= self.slot_len;
         let is_tagged = status & libc::TP_STATUS_VLAN_VALID != 0;
-        let is_ours = self.vlan == is_tagged.then_some(head.tp_vlan_tci & VLAN_ID);
+        // A provider's tag (802.1ad) is another one, whatever its number.
+        let has_type = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+        let is_of_us = !has_type || head.tp_vlan_tpid == ETHERTYPE_VLAN;
+        let is_ours = self.vlan == is_tagged.then_some(head.tp_vlan_tci & VLAN_ID) && is_of_us;
         let is_whole = head.tp_len == head.tp_snaplen;
         if !fits || !is_whole || !is_ours || len < ETH_HDR_LEN || len > self.frame_max {
             return Slot::Unfit { lost };
