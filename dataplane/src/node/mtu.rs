@@ -175,3 +175,18 @@ impl Node {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer may come after a round in which nothing in between had room to leave.
+    #[test]
+    fn a_search_that_has_reached_its_ceiling_begins_anew() {
+        let (at, tried) = (Instant(0), [0; BETWEEN]);
+        let search = Search { at, pause_ns: PAUSE_MIN_NS, tried, ceiling: 1500 };
+        assert_eq!((search.ceiling(256, 9000), search.ceiling(1500, 9000)), (1500, 9000));
+        let search = Search { tried: [500, 800, 1000, 1200], ..search };
+        assert_eq!((search.ceiling(500, 9000), search.ceiling(1200, 9000)), (800, 1500));
+    }
+}
