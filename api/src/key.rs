@@ -407,7 +407,8 @@ mod tests {
             keys.iter().map(|key| (1..9).find(|&n| is(key, n)).unwrap()).collect()
         };
         assert_eq!(tags(&keys), [1]);
-        let relative = std::env::current_dir().unwrap().ancestors().skip(1).map(|_| "..");
+        let here = std::env::current_dir().unwrap();
+        let relative = here.ancestors().skip(1).map(|_| "..");
         let relative: PathBuf =
             relative.chain([now.strip_prefix("/").unwrap().to_str().unwrap()]).collect();
         let (_, elsewhere) = KeyFiles::open(&[relative], Mode::Encrypted).unwrap();
