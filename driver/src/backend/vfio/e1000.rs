@@ -15,7 +15,8 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, link_bps, mtu,
+    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, await_reset, link_bps,
+    mtu,
 };
 use super::error::VfioError;
 use super::nic::{Facts, Lent, Nic};
@@ -197,8 +198,10 @@ pub(super) fn start<F: Format>(
     let all = if settings.promiscuous { RCTL_ALL_STATIONS } else { 0 };
     let kinds = RCTL_ALL_GROUPS | RCTL_BROADCAST | all;
     bar.write32(reg::RCTL, RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits);
-    if is_of_several {
-        queues.switch_on(device)?;
+    if is_of_several && let Err(why) = queues.switch_on(device) {
+        silence(&bar, chip);
+        await_reset(&bar, reg::STATUS);
+        return Err(why);
     }
     queues.offer();
     let nic = E1000 { chip, bar, queues, lost: 0, losses: Default::default() };
@@ -335,5 +338,6 @@ impl<F: Format> Nic for E1000<F> {
 
     fn stop(&mut self) {
         silence(&self.bar, self.chip);
+        await_reset(&self.bar, reg::STATUS);
     }
 }

@@ -276,6 +276,14 @@ pub(super) fn await_register(bar: &Bar, is: impl Fn(&Bar) -> bool) -> Result<(),
     Ok(())
 }
 
+/// Waits until a reset that was written has arrived: the device reaches no memory from then on.
+/// `register` is any of its; none may be touched for a microsecond after the write.
+pub(super) fn await_reset(bar: &Bar, register: usize) {
+    std::thread::sleep(Duration::from_millis(1));
+    // The answer comes behind the write.
+    bar.read32(register);
+}
+
 /// The link speed in bit/s that STATUS says, 0 without a link.
 pub(super) fn link_bps(status: u32) -> u64 {
     match (status & STATUS_LINK_UP != 0, status >> 6 & 3) {

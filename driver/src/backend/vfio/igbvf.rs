@@ -14,7 +14,8 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, link_bps, mtu,
+    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, await_reset, link_bps,
+    mtu,
 };
 use super::error::VfioError;
 use super::mailbox::{Mailbox, Trouble, Words};
@@ -93,7 +94,11 @@ pub(super) fn start(device: &Device, settings: &VfioSettings) -> Result<Started<
     queues.program(DCTL_ENABLE);
     // A function that does not keep up must not hold up the card's others.
     queues.choose_format(true);
-    queues.switch_on(device)?;
+    if let Err(why) = queues.switch_on(device) {
+        silence(&bar);
+        await_reset(&bar, reg::STATUS);
+        return Err(why);
+    }
     queues.offer();
     let interrupt = device.interrupt(vfio::VFIO_PCI_MSIX_IRQ_INDEX);
     // Without a pause between two, and taken back by itself when it is signalled.
@@ -247,5 +252,6 @@ impl Nic for IgbVf {
 
     fn stop(&mut self) {
         silence(&self.bar);
+        await_reset(&self.bar, reg::STATUS);
     }
 }
