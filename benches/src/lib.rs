@@ -21,6 +21,7 @@ mod place;
 pub mod remote;
 mod report;
 mod stats;
+pub mod stream;
 pub mod switched;
 pub mod wires;
 

@@ -126,8 +126,8 @@ pub(crate) fn by_router(node: usize) -> String {
     format!("ip(10.78.{node}.7/24,gw=10.78.{node}.1):{BELOW}")
 }
 
-/// Goal: processes of a host share an address, each with a UDP port of its own: who asks for it
-/// gets the one NIC's answer, whoever gives it, and each process its own datagrams.
+/// Goal: processes of a host share an IP address, each with a UDP port of its own: an ARP request
+/// is answered with the MAC of their NIC, and each process gets its own datagrams.
 #[test]
 fn processes_share_an_address() {
     let Some(nodes) = pair(1500) else { return };

@@ -6,16 +6,11 @@
 //! that says it may lose frames and loses none: what reliability costs by itself. The others are
 //! noted against that as well, which is what the repair of losses costs.
 
-use barewire_benches::duo::{First, Rounds, Second, Task, start};
-use barewire_benches::end::{End, Made, Memory, RawEnd};
+use barewire_benches::duo::Rounds;
+use barewire_benches::end::{Made, Memory};
+use barewire_benches::stream::{Stream, WINDOW};
 use barewire_benches::{Args, Report};
 use barewire_driver::clock::now_ns;
-
-/// Buffers that take turns, here and in the copy that it is compared with.
-const WINDOW: usize = 16;
-
-/// The second process receives `count` messages of `len` bytes.
-const SINK: u64 = 0;
 
 fn main() {
     let args = Args::read();
@@ -39,12 +34,12 @@ fn main() {
 fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> Made<()> {
     let rounds = args.size(15, 2);
     let count = args.size((256 << 20) / len as u64, 64);
-    let mut link = Link::open("shm:", case, len)?;
+    let mut link = open("shm:", case, len)?;
     let (from, to) = (Memory::from_page(len * WINDOW), Memory::from_page(len * WINDOW));
     let before = link.first.line_ns()?;
     let pairs = Rounds::measure(rounds, || {
         let copy = copy_rate(&from, &to, len, count);
-        Ok((link.stream(len, count)?, copy))
+        Ok((link.run(count)?, copy))
     })?;
     let row = pairs.row(case, "GB/s", "memcpy").placed(before, link.first.line_ns()?);
     report.row(row.count(rounds * count).note(format!("window {WINDOW}, {}", pairs.span())));
@@ -66,17 +61,17 @@ fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> Made<()
     let mut lines = Vec::new();
     let (mut pairs, mut repairs) = (Rounds::default(), Rounds::default());
     for opening in 0..openings {
-        let open = |name: &str, loss: f64| {
+        let link = |name: &str, loss: f64| {
             let port = format!("fault(loss={loss},seed={}):shm:", 7 + opening);
-            Link::open(&port, &format!("{case}-{name}{opening}"), LEN)
+            open(&port, &format!("{case}-{name}{opening}"), LEN)
         };
-        let (mut lossy, mut clean) = (open("a", loss)?, open("b", 0.0)?);
-        let mut careful = open("c", least)?;
+        let (mut lossy, mut clean) = (link("a", loss)?, link("b", 0.0)?);
+        let mut careful = link("c", least)?;
         lines.push(clean.first.line_ns()?);
         for round in 0..=rounds {
-            let reference = clean.stream(LEN, count)?;
-            let value = lossy.stream(LEN, count)?;
-            let whole = careful.stream(LEN, count)?;
+            let reference = clean.run(count)?;
+            let value = lossy.run(count)?;
+            let whole = careful.run(count)?;
             if round > 0 {
                 pairs.push(value, reference);
                 repairs.push(value, whole);
@@ -106,64 +101,9 @@ fn copy_rate(from: &Memory, to: &Memory, len: usize, count: u64) -> f64 {
     (len as u64 * count) as f64 / (now_ns() - start) as f64
 }
 
-/// Two processes with a port each.
-struct Link {
-    first: First,
-    end: RawEnd,
-}
-
-impl Link {
-    /// Opens the ports `prefix` + a segment of its own.
-    fn open(prefix: &str, case: &str, len: usize) -> Made<Self> {
-        let case: String = case.chars().filter(char::is_ascii_alphanumeric).collect();
-        let spec = format!("{prefix}bench-{case}-{}", std::process::id());
-        let first = start(|second| serve(second, &spec, len))?;
-        let mut end = RawEnd::open(&spec, len * WINDOW)?;
-        end.join(|mac| first.meet(mac));
-        Ok(Self { first, end })
-    }
-
-    /// Sends `count` messages and says how many GB/s that was, to the last completion of the
-    /// receiver.
-    fn stream(&mut self, len: usize, count: u64) -> Made<f64> {
-        let Self { first, end } = self;
-        let start = now_ns();
-        first.begin(Task { what: SINK, len, count });
-        let (mut posted, mut done) = (0, 0);
-        while done < count {
-            if posted < count && posted - done < WINDOW as u64 {
-                let at = posted as usize % WINDOW * len;
-                posted += u64::from(end.send(at, len, false));
-            }
-            done += end.poll().sent;
-        }
-        first.finish(|| {
-            end.poll();
-        })?;
-        Ok((len as u64 * count) as f64 / (now_ns() - start) as f64)
-    }
-}
-
-/// The second process.
-fn serve(second: &Second, spec: &str, len: usize) -> Made<()> {
-    let mut end = RawEnd::open(spec, len * WINDOW)?;
-    end.join(|mac| second.meet(mac));
-    second.serve(
-        &mut end,
-        |end| {
-            end.poll();
-        },
-        |end, task| {
-            let (mut posted, mut done) = (0, 0);
-            while done < task.count {
-                if posted < task.count && posted - done < WINDOW as u64 {
-                    let at = posted as usize % WINDOW * task.len;
-                    posted += u64::from(end.recv(at, task.len));
-                    continue;
-                }
-                done += end.poll().received;
-            }
-            Ok(())
-        },
-    )
+/// Two processes on the ports `prefix` + a segment of their own.
+fn open(prefix: &str, case: &str, len: usize) -> Made<Stream> {
+    let case: String = case.chars().filter(char::is_ascii_alphanumeric).collect();
+    let spec = format!("{prefix}bench-{case}-{}", std::process::id());
+    Stream::open([&spec; 2], len, None)
 }

@@ -7,9 +7,10 @@
 use std::time::Instant;
 
 use barewire::SealMode;
-use barewire_benches::duo::{First, Rounds, Second, Task, start};
+use barewire_benches::duo::Rounds;
 use barewire_benches::end::{End, Made, RawEnd};
 use barewire_benches::pair::{How, exchange, joined};
+use barewire_benches::stream::{Stream, WINDOW};
 use barewire_benches::{Args, Report, Row, Sample, median};
 use barewire_dataplane::seal::{
     Initiator, Keyring, PreSharedKey, SessionKeys, SessionNames, respond,
@@ -23,9 +24,6 @@ const MODES: [(&str, Option<SealMode>); 3] = [
     ("authenticated", Some(SealMode::Authenticated)),
     ("encrypted", Some(SealMode::Encrypted)),
 ];
-
-/// Messages in flight in a stream.
-const WINDOW: usize = 16;
 
 /// Longest message of the streams in one thread.
 const LEN_MAX: usize = 9000;
@@ -136,12 +134,16 @@ fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> Made<()> {
 /// Long messages between two processes, encrypted against open, and against the cipher alone.
 fn goodput(args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(21, 2), args.size(2000, 32));
-    let (mut sealed, mut open) =
-        (Link::open("long-sealed", Some(SealMode::Encrypted))?, Link::open("long-open", None)?);
+    let open = |name, seal| {
+        let specs = ["server", "client"].map(|role| spec(name, role));
+        Stream::open([&specs[0], &specs[1]], LONG, seal)
+    };
+    let mut sealed = open("long-sealed", Some(SealMode::Encrypted))?;
+    let mut open = open("long-open", None)?;
     let before = sealed.first.line_ns()?;
     let (mut against_open, mut against_cipher) = (Rounds::default(), Rounds::default());
     for round in 0..=rounds {
-        let (value, reference) = (sealed.stream(count)?, open.stream(count)?);
+        let (value, reference) = (sealed.run(count)?, open.run(count)?);
         let cipher = cipher_rate(MTU, count * (LONG / MTU) as u64);
         if round > 0 {
             against_open.push(value, reference);
@@ -223,61 +225,4 @@ fn handshakes(args: &Args, report: &mut Report) {
     let rates: Sample = rates.collect();
     let row = Row::new("handshake-psk", rates.median(), "sessions/s").spread(&rates);
     report.row(row.note("one end's share"));
-}
-
-/// Two processes with a port each.
-struct Link {
-    first: First,
-    end: RawEnd,
-}
-
-impl Link {
-    fn open(name: &str, seal: Option<SealMode>) -> Made<Self> {
-        let [own, other] = ["server", "client"].map(|role| spec(name, role));
-        let first = start(|second| serve(second, &other, seal))?;
-        let mut end = RawEnd::open_sealed(&own, LONG * WINDOW, seal)?;
-        end.join(|mac| first.meet(mac));
-        Ok(Self { first, end })
-    }
-
-    /// Sends `count` messages, and says how many GB/s that was.
-    fn stream(&mut self, count: u64) -> Made<f64> {
-        let Self { first, end } = self;
-        let begin = now_ns();
-        first.begin(Task { what: 0, len: LONG, count });
-        let (mut posted, mut done) = (0, 0);
-        while done < count {
-            if posted < count && posted - done < WINDOW as u64 {
-                posted += u64::from(end.send(posted as usize % WINDOW * LONG, LONG, false));
-            }
-            done += end.poll().sent;
-        }
-        first.finish(|| {
-            end.poll();
-        })?;
-        Ok((LONG as u64 * count) as f64 / (now_ns() - begin) as f64)
-    }
-}
-
-/// The second process.
-fn serve(second: &Second, spec: &str, seal: Option<SealMode>) -> Made<()> {
-    let mut end = RawEnd::open_sealed(spec, LONG * WINDOW, seal)?;
-    end.join(|mac| second.meet(mac));
-    second.serve(
-        &mut end,
-        |end| {
-            end.poll();
-        },
-        |end, task| {
-            let (mut posted, mut done) = (0, 0);
-            while done < task.count {
-                if posted < task.count && posted - done < WINDOW as u64 {
-                    posted += u64::from(end.recv(posted as usize % WINDOW * LONG, LONG));
-                    continue;
-                }
-                done += end.poll().received;
-            }
-            Ok(())
-        },
-    )
 }

@@ -37,7 +37,7 @@ pub(super) fn aes(machine: &Machine) -> Check {
 pub(super) fn files(machine: &Machine) -> Check {
     let name = "keys";
     if machine.key_files.is_empty() {
-        let found = "BAREWIRE_KEY_FILE is not set: frames on a wire are open to whoever reads it";
+        let found = "BAREWIRE_KEY_FILE is not set: anybody on the wire can read and forge frames";
         return Check::ok(name, KEY, found);
     }
     let mut told = Vec::new();

@@ -379,7 +379,7 @@ impl Node {
     /// Whether an OPEN or RST is of somebody who has the key. Puts the handshake's message aside.
     fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
-        // Else whoever sends one decides how much is authenticated, under each key.
+        // A forger would else choose how many bytes are authenticated, once for each key.
         if end > TAGGED_MAX {
             self.counters.rx_forged += 1;
             return false;

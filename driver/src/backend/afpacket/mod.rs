@@ -86,7 +86,7 @@ pub struct AfPacketSettings {
     /// frames of `ethertype`; whatever `accept` says.
     pub place: Option<SocketAddrV4>,
     /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one. The
-    /// kernel takes the tag off; who sends writes it.
+    /// kernel takes the tag off a received frame; a sent one has it in its bytes.
     pub vlan: Option<u16>,
 }
 

@@ -1,0 +1,78 @@
+//! Messages one way between two processes, a window of them in flight.
+
+use barewire::SealMode;
+use barewire_driver::clock::now_ns;
+
+use crate::duo::{First, Second, Task, start};
+use crate::end::{End, Made, RawEnd};
+
+/// Messages in flight, each in a buffer of its own at both ends.
+pub const WINDOW: usize = 16;
+
+/// Two processes with a port each.
+pub struct Stream {
+    /// The process that measures.
+    pub first: First,
+    end: RawEnd,
+    len: usize,
+}
+
+impl Stream {
+    /// Opens a port in this process and one in another, for messages of `len` bytes.
+    ///
+    /// # Errors
+    /// What the port or the api refused.
+    pub fn open([own, other]: [&str; 2], len: usize, seal: Option<SealMode>) -> Made<Self> {
+        let first = start(|second| serve(second, other, len, seal))?;
+        let mut end = RawEnd::open_sealed(own, len * WINDOW, seal)?;
+        end.join(|mac| first.meet(mac));
+        Ok(Self { first, end, len })
+    }
+
+    /// Sends `count` messages and says how many GB/s that was, to the last completion of the
+    /// receiver.
+    ///
+    /// # Errors
+    /// The other process ended.
+    pub fn run(&mut self, count: u64) -> Made<f64> {
+        let Self { first, end, len } = self;
+        let begin = now_ns();
+        first.begin(Task { what: 0, len: *len, count });
+        let (mut posted, mut done) = (0, 0);
+        while done < count {
+            if posted < count && posted - done < WINDOW as u64 {
+                let at = posted as usize % WINDOW * *len;
+                posted += u64::from(end.send(at, *len, false));
+            }
+            done += end.poll().sent;
+        }
+        first.finish(|| {
+            end.poll();
+        })?;
+        Ok((*len as u64 * count) as f64 / (now_ns() - begin) as f64)
+    }
+}
+
+/// The second process receives.
+fn serve(second: &Second, spec: &str, len: usize, seal: Option<SealMode>) -> Made<()> {
+    let mut end = RawEnd::open_sealed(spec, len * WINDOW, seal)?;
+    end.join(|mac| second.meet(mac));
+    second.serve(
+        &mut end,
+        |end| {
+            end.poll();
+        },
+        |end, task| {
+            let (mut posted, mut done) = (0, 0);
+            while done < task.count {
+                if posted < task.count && posted - done < WINDOW as u64 {
+                    let at = posted as usize % WINDOW * task.len;
+                    posted += u64::from(end.recv(at, task.len));
+                    continue;
+                }
+                done += end.poll().received;
+            }
+            Ok(())
+        },
+    )
+}
