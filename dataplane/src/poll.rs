@@ -399,7 +399,7 @@ impl Engine {
     /// If it was made with those of a port that may lose frames, and this is one that cannot.
     pub fn new(node: Node, mut port: Box<dyn Port>) -> Self {
         assert!(node.is_lossless() || !port.caps().lossless, "made for another port");
-        if node.seals() {
+        if node.has_keys() {
             port.set_wire_filter(sealed::may_leave);
         }
         Self {

@@ -250,7 +250,7 @@ impl Node {
             if (echoes || !peer.queued) && !self.send_ack(now, p, out) {
                 self.make_ready(p);
                 if echoes {
-                    // The others wait as well: the port is full.
+                    // The port is full, which is all that keeps an ACK, so the others wait as well.
                     self.acks.owe_echo(&mut self.todo, now, p);
                     break;
                 }

@@ -273,11 +273,6 @@ impl FrameSink for SealingSink<'_> {
 }
 
 impl Node {
-    /// Whether the node seals what leaves this machine's memory.
-    pub fn seals(&self) -> bool {
-        self.far.is_sealed()
-    }
-
     /// Calls `send` with `out`, through the seals if the node has a key. Seals that are not there
     /// are on the way of a caller already: `out` is what they stand before.
     pub(super) fn through_seals<T>(
