@@ -3,7 +3,7 @@
 use std::net::SocketAddrV4;
 
 use super::near::{kind_of, options};
-use super::spec::{Outer, PortInfo, bad, parse, wrapped, yes_or_no};
+use super::spec::{Outer, PortInfo, bad, behind, parse, wrapped, yes_or_no};
 use super::{nics, switch, wires};
 use crate::backend::ip::{Ip, IpSettings, Place};
 use crate::error::OpenError;
@@ -61,12 +61,7 @@ pub(super) fn has_none_of(spec: &str, device: &str, names: &[&str]) -> Result<()
 
 /// Where the device begins, behind what spoils, records or tags the frames below.
 pub(super) fn device_in(inner: &str) -> usize {
-    let mut at = 0;
-    while ["fault(", "pcap(", "vlan("].iter().any(|wrapper| inner[at..].starts_with(wrapper)) {
-        let Some(end) = inner[at..].find("):") else { return inner.len() };
-        at += end + 2;
-    }
-    at
+    behind(inner, &["fault(", "pcap(", "vlan("]).unwrap_or(inner.len())
 }
 
 fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {

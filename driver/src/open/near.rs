@@ -1,7 +1,7 @@
 //! The option `near=` of ports that leave the node: whether its processes reach each other through
 //! a segment of shared memory besides.
 
-use super::spec::bad;
+use super::spec::{bad, behind};
 use crate::backend::any_port::AnyPort;
 use crate::backend::near::{Near, node_segment};
 use crate::backend::shm::ShmSettings;
@@ -131,12 +131,7 @@ pub(super) fn with_option(spec: &str, option: &str) -> String {
 
 /// Where in `spec` the device begins, behind what spoils its frames or carries them.
 pub(super) fn device_at(spec: &str) -> usize {
-    let mut at = 0;
-    while ["fault(", "ip(", "vlan("].iter().any(|wrapper| spec[at..].starts_with(wrapper)) {
-        let Some(end) = spec[at..].find("):") else { return spec.len() };
-        at += end + 2;
-    }
-    at
+    behind(spec, &["fault(", "ip(", "vlan("]).unwrap_or(spec.len())
 }
 
 pub(super) fn kind_of(device: &str) -> &str {

@@ -2,15 +2,12 @@
 
 use std::net::Ipv4Addr;
 
+use super::spec::behind;
 use crate::backend::udp;
 
 /// The device's part of `spec`, behind whatever wraps it; `None` if a wrapper has no end.
 pub(super) fn device_of(spec: &str) -> Option<&str> {
-    let mut device = spec;
-    while ["fault(", "pcap(", "ip(", "vlan("].iter().any(|wrapper| device.starts_with(wrapper)) {
-        device = device.split_once("):")?.1;
-    }
-    Some(device)
+    Some(&spec[behind(spec, &["fault(", "pcap(", "ip(", "vlan("])?..])
 }
 
 /// The kind of the port that `spec` names, behind whatever wraps it, and its device, without
@@ -31,12 +28,8 @@ fn place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
 
 /// The same of an `ip(...)` port: where its options end.
 fn ip_place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
-    let mut at = 0;
-    while !spec[at..].starts_with("ip(") {
-        let is_wrapped = ["fault(", "pcap("].iter().any(|wrapper| spec[at..].starts_with(wrapper));
-        at += if is_wrapped { spec[at..].find("):")? + 2 } else { return None };
-    }
-    let from = at + "ip(".len();
+    let at = behind(spec, &["fault(", "pcap("])?;
+    let from = spec[at..].starts_with("ip(").then_some(at + "ip(".len())?;
     let list = spec[from..].split_once("):")?.0;
     let host = list.split_once('/')?.0;
     let port = list.split(',').find_map(|part| part.strip_prefix("port="));

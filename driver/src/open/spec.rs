@@ -46,6 +46,16 @@ pub(super) fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, Open
     }
 }
 
+/// Where in `spec` begins what stands behind these wrappers, each written with its parenthesis, in
+/// any order. `None` if one has no end.
+pub(super) fn behind(spec: &str, wrappers: &[&str]) -> Option<usize> {
+    let mut at = 0;
+    while wrappers.iter().any(|wrapper| spec[at..].starts_with(wrapper)) {
+        at += spec[at..].find("):")? + 2;
+    }
+    Some(at)
+}
+
 /// Splits `kind(options):rest`.
 pub(super) fn wrapped(spec: &str) -> Result<(&str, &str, &str), OpenError> {
     let parts = || {

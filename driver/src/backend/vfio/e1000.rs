@@ -15,8 +15,8 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, await_reset, link_bps,
-    mtu,
+    BUFFER_LENS, Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register,
+    await_reset, link_bps, mtu,
 };
 use super::error::VfioError;
 use super::nic::{Facts, Lent, Nic};
@@ -142,9 +142,9 @@ pub(super) const I82576: Chip<Advanced> = Chip {
     format: PhantomData,
 };
 
-/// Bits of RCTL for each length of the receive buffers.
-const BUFFER_LENS: [(usize, u32); 4] =
-    [(2048, 0), (4096, 1 << 25 | 3 << 16), (8192, 1 << 25 | 2 << 16), (16_384, 1 << 25 | 1 << 16)];
+/// Bits of RCTL for each of [`BUFFER_LENS`].
+const BUFFER_BITS: [u32; BUFFER_LENS.len()] =
+    [0, 1 << 25 | 3 << 16, 1 << 25 | 2 << 16, 1 << 25 | 1 << 16];
 
 /// A started NIC of the family.
 pub(super) struct E1000<F: Format> {
@@ -176,8 +176,8 @@ pub(super) fn start<F: Format>(
     device.set_bus_master(true)?;
     queues.program(chip.txdctl);
     let frame_max = ETH_HDR_LEN + facts.mtu;
-    let rx_len = BUFFER_LENS.iter().find(|(len, _)| *len == queues.rx_stride());
-    let &(_, mut rx_bits) = rx_len.expect("buffers have one of these lengths");
+    let rx_len = BUFFER_LENS.iter().position(|&len| len == queues.rx_stride());
+    let mut rx_bits = BUFFER_BITS[rx_len.expect("buffers have one of these lengths")];
     let is_of_several = chip.queue == Queue::OfSeveral;
     match chip.queue {
         Queue::Plain => bar.write32(reg::RDTR, 0),

@@ -51,7 +51,7 @@ pub(super) const FCS_LEN: usize = 4;
 const TOLD_AT_ONCE: u32 = 32;
 
 /// Sizes of receive buffers that the devices know.
-const BUFFER_LENS: [usize; 4] = [2048, 4096, 8192, 16_384];
+pub(super) const BUFFER_LENS: [usize; 4] = [2048, 4096, 8192, 16_384];
 
 /// Both queues and their buffers.
 pub(super) struct Queues<F: Format> {
