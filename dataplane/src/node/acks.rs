@@ -38,6 +38,10 @@ pub(super) const ACK_DELAY_NS: u64 = 20_000;
 /// The pause after which a sender asks about packets that did not ask, nanoseconds.
 const ASK_AFTER_NS: u64 = 1_000;
 
+/// With less of [`Peer::tx_quota`] left than this, an ACK refreshes it: in a stream, before the
+/// sender has to.
+const QUOTA_LOW: u16 = 16;
+
 /// Peers that a queue has room for.
 const QUEUE: usize = 4096;
 
@@ -382,7 +386,9 @@ impl Node {
         if self.take_ack_and_credit(now, p, base_words.cack, base_words.grant()) {
             self.on_ack_frame(now, p, base_words.cack, (&op, frame));
             let peer = &mut self.peers[p];
-            peer.tx_quota = peer.tx_room();
+            if peer.tx_quota < QUOTA_LOW {
+                peer.tx_quota = peer.tx_room();
+            }
         }
         true
     }

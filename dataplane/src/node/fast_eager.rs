@@ -524,7 +524,7 @@ impl Node {
         if LOSSY {
             self.acks.owe(&mut self.todo, now, (p, peer.owed));
             if acked != 0 {
-                self.on_cack(now, p, msg.cack, true);
+                self.on_cack(now, p, msg.cack, None);
             }
         }
         if owes {

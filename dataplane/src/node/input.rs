@@ -227,7 +227,7 @@ impl Node {
         if base.ty == Ty::Ack {
             match AckOp::parse(frame, base) {
                 Ok(op) => {
-                    self.on_ack_frame(now, p, base.cack, (&op, frame));
+                    self.on_ack_with_sack(now, p, base.cack, (&op, frame));
                     if base.ce {
                         self.on_echo(now, p);
                     }
@@ -236,7 +236,7 @@ impl Node {
             }
         } else {
             if base.cack != self.peers[p].snd.una {
-                self.on_cack(now, p, base.cack, true);
+                self.on_cack(now, p, base.cack, None);
             }
             if base.ty.is_reliable() {
                 self.on_reliable(now, p, frame, base);
@@ -318,22 +318,34 @@ impl Node {
         }
     }
 
-    /// Takes a cumulative acknowledgement: every packet before `cack` has arrived. Takes a
-    /// round-trip sample if `measure`.
+    /// Takes a cumulative acknowledgement: every packet before `cack` has arrived. One that another
+    /// packet carries (`ack` is `None`) is a round-trip sample. Otherwise returns the sample that
+    /// ACK packet `ack` is, if the packet that it was measured on is among those acknowledged.
     #[inline]
-    pub(super) fn on_cack(&mut self, now: Instant, p: PeerIdx, cack: Psn, measure: bool) {
+    pub(super) fn on_cack(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        cack: Psn,
+        ack: Option<&AckOp>,
+    ) -> Option<u64> {
         let peer = &mut self.peers[p];
         if !peer.snd.advance(cack) {
-            return;
+            return None;
         }
         peer.progress_at = now;
         peer.backoff = 0;
         peer.probed = false;
-        let measure = measure && !peer.path.is_lossless();
-        let (mut sent_at, mut count) = (None, 0);
+        let carried = ack.is_none() && !peer.path.is_lossless();
+        let (mut sent_at, mut count, mut sample) = (None, 0, None);
         while let Some(peer) = self.peers.get_mut(p)
             && let Some(acked) = peer.snd.pop_acked(&mut self.sent)
         {
+            if let Some(ack) = ack
+                && ack.newest == acked.psn
+            {
+                sample = self.sent[acked.idx].round_trip(now, ack);
+            }
             if !acked.sacked {
                 count += 1;
                 if acked.rtx {
@@ -355,7 +367,7 @@ impl Node {
             self.finish_acked(p);
         }
         if let Some(at) = sent_at
-            && measure
+            && carried
         {
             self.on_round_trip(p, now, now.since(at), count);
         }
@@ -363,6 +375,7 @@ impl Node {
         if peer.any_waits() || peer.snd.lost != 0 {
             self.make_ready(p);
         }
+        sample
     }
 
     /// Entry `idx`, already unlinked, is acknowledged; its payload is not the memory of a request.
@@ -434,7 +447,8 @@ impl Node {
         }
     }
 
-    /// By itself, so that the room for the words is not cleared for nothing.
+    /// [`on_ack_frame`](Self::on_ack_frame) for an ACK with any number of words. (By itself, so that
+    /// the room for the words is not cleared for nothing.)
     #[inline(never)]
     fn on_ack_with_sack(
         &mut self,
@@ -449,25 +463,29 @@ impl Node {
 
     /// Takes an ACK packet with the words `sack`: round-trip sample, packets received out of order,
     /// packets lost.
-    pub(super) fn on_ack(&mut self, now: Instant, p: PeerIdx, cack: Psn, op: &AckOp, sack: &[u64]) {
+    #[inline(always)]
+    fn on_ack(&mut self, now: Instant, p: PeerIdx, cack: Psn, op: &AckOp, sack: &[u64]) {
         self.note_answer(p);
         let peer = &mut self.peers[p];
-        if peer.path.is_lossless() {
-            if cack != peer.snd.una {
-                self.on_cack(now, p, cack, false);
-            }
+        let (pipe, lossless) = (peer.snd.pipe(), peer.path.is_lossless());
+        let mut round_trip = None;
+        if cack != peer.snd.una {
+            round_trip = self.on_cack(now, p, cack, Some(op));
+        }
+        if lossless {
             return;
         }
-        let pipe = peer.snd.pipe();
-        let round_trip = peer.snd.round_trip(&self.sent, now, op);
-        if cack != peer.snd.una {
-            self.on_cack(now, p, cack, false);
+        if op.dups > 0 {
+            let peer = &mut self.peers[p];
+            peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
         }
-        let peer = &mut self.peers[p];
-        peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
-        // An older ACK may acknowledge a packet that was refused since.
-        if !sack.is_empty() && cack == peer.snd.una {
-            self.on_sack(now, p, cack, sack);
+        if !sack.is_empty() {
+            let snd = &self.peers[p].snd;
+            round_trip = round_trip.or_else(|| snd.round_trip(&self.sent, now, op));
+            // An older ACK may acknowledge a packet that was refused since.
+            if cack == snd.una {
+                self.on_sack(now, p, cack, sack);
+            }
         }
         if let Some(rtt_ns) = round_trip {
             let arrived = pipe.saturating_sub(self.peers[p].snd.pipe());

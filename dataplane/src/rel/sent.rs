@@ -145,6 +145,19 @@ impl Sent {
         self.at > at || self.at == at && self.psn.since(psn) >= 0
     }
 
+    /// The round trip that an acknowledgement shows, which was measured on this packet. The peer says
+    /// which copy of it arrived, so one that was sent again without need is measured as well.
+    #[inline(always)]
+    pub fn round_trip(&self, now: Instant, ack: &AckOp) -> Option<u64> {
+        // The answer to a probe names a packet that arrived long ago, as long as the delay field
+        // can say or longer. Taken as a round trip, each would be longer than the last.
+        if ack.delay == u16::MAX {
+            return None;
+        }
+        let sent_at = if ack.resent { self.at } else { self.first_at };
+        Some(now.since(sent_at).saturating_sub(u64::from(ack.delay) * 64).max(1))
+    }
+
     /// Becomes a NOP: keeps PSN and cost, and carries nothing.
     pub fn become_nop(&mut self) {
         let one_sided = matches!(self.ty, Ty::Write | Ty::Atomic);
@@ -246,6 +259,8 @@ pub struct Sacked {
 pub struct Acked {
     /// Its entry.
     pub idx: SentIdx,
+    /// Its number.
+    pub psn: Psn,
     /// See [`Sent::wr`].
     pub wr: TxIdx,
     /// See [`Sent::at`].
@@ -416,9 +431,9 @@ impl<C: CongestionControl> SendWindow<C> {
         }
         let (idx, sacked) = self.pop(pool);
         let entry = &pool[idx];
-        let &Sent { wr, at, rtx, .. } = entry;
+        let &Sent { psn, wr, at, rtx, .. } = entry;
         let of_request = wr != TxIdx::NONE && matches!(entry.body, BodyRef::Wr { .. });
-        Some(Acked { idx, wr, at, sacked, rtx, of_request })
+        Some(Acked { idx, psn, wr, at, sacked, rtx, of_request })
     }
 
     /// Takes the oldest record out. Returns it, and whether the peer has reported its packet.
@@ -453,18 +468,9 @@ impl<C: CongestionControl> SendWindow<C> {
         (self.kept > 0).then(|| self.pop(pool).0)
     }
 
-    /// The round trip that an acknowledgement shows, if the packet it names is still listed. The
-    /// peer says which copy of it arrived, so one that was sent again without need is measured as
-    /// well.
+    /// [`Sent::round_trip`] of the packet that an acknowledgement names, if that has a record.
     pub fn round_trip(&self, pool: &SentPool, now: Instant, ack: &AckOp) -> Option<u64> {
-        // The answer to a probe names a packet that arrived long ago, as long as the delay field
-        // can say or longer. Taken as a round trip, each would be longer than the last.
-        if ack.delay == u16::MAX {
-            return None;
-        }
-        let entry = &pool[self.by_psn(pool, ack.newest)?];
-        let sent_at = if ack.resent { entry.at } else { entry.first_at };
-        Some(now.since(sent_at).saturating_sub(u64::from(ack.delay) * 64).max(1))
+        pool[self.by_psn(pool, ack.newest)?].round_trip(now, ack)
     }
 
     /// Marks what the peer holds out of order: bit `j` of word `i` of `sack` says that it has

@@ -164,7 +164,8 @@ fn usual_messages_go_one_way_for_long() {
     pair.run(1_000_000);
     received += pair.read(1).len();
     assert_eq!(received, 2000);
-    assert!(usual > 1990, "{usual} have taken the fast path");
+    // The first after each acknowledgement may have to refresh the quota itself.
+    assert!(usual > 1980, "{usual} have taken the fast path");
     let acks = pair.ends[1].node.counters().tx_acks - acked_before;
     // And one for each time that the credits double.
     let least = 2000 / u64::from(ACK_EVERY_LOSSLESS);
