@@ -12,6 +12,7 @@
 //! - What it costs to measure nothing is printed as well (`floor`).
 
 mod args;
+pub mod attacked;
 pub mod count;
 pub mod duo;
 pub mod end;

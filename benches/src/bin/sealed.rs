@@ -7,6 +7,7 @@
 use std::time::Instant;
 
 use barewire::SealMode;
+use barewire_benches::attacked::{Attacked, Forgery};
 use barewire_benches::duo::Rounds;
 use barewire_benches::end::{End, Made, RawEnd};
 use barewire_benches::pair::{How, exchange, joined};
@@ -57,6 +58,10 @@ fn main() {
     }
     if args.wants("handshake") {
         handshakes(&args, &mut report);
+    }
+    if args.wants("attacked") {
+        let measured = attacked(&args, &mut report);
+        measured.unwrap_or_else(|why| report.skip("attacked", &why));
     }
 }
 
@@ -209,6 +214,44 @@ fn agree(a: &mut Keyring, b: &mut Keyring, sid: u32) -> [SessionKeys; 2] {
     let answered = respond(b, b.first(), names, opener.message(), true);
     let answered = answered.expect("both have the key");
     [opener.finish(&answered.message, true).expect("both have the key"), answered.keys]
+}
+
+/// What a forged frame costs who drops it, and the goodput of the session that is attacked: two
+/// nodes in one thread, messages of one frame, the quiet session and the attacked one by turns.
+fn attacked(args: &Args, report: &mut Report) -> Made<()> {
+    const LEN: usize = 1400;
+    /// One frame in so many that reach the receiver is forged.
+    const ONE_IN: u64 = 10;
+    let (rounds, count) = (args.size(31, 2), args.size(10_000, 200));
+    let mut session = Attacked::open(LEN)?;
+    for (name, forgery) in Forgery::ALL {
+        let (mut costs, mut goodput) = (Vec::new(), Rounds::default());
+        for round in 0..=rounds {
+            let mut time = |attack| -> Made<(f64, u64)> {
+                let begin = tsc();
+                let forged = session.run(count, attack)?;
+                Ok(((tsc() - begin) as f64, forged))
+            };
+            let (quiet, _) = time(None)?;
+            let (loud, forged) = time(Some((forgery, ONE_IN - 1)))?;
+            // The first opens the session and touches the memory.
+            if round > 0 {
+                costs.push((loud - quiet) / forged as f64);
+                goodput.push(count as f64 / loud, count as f64 / quiet);
+            }
+        }
+        let costs: Sample = costs.into_iter().collect();
+        let row = Row::new(format!("attacked-{name}-frame"), costs.median(), "cycles");
+        report.row(row.spread(&costs).note("a forged frame that is dropped"));
+        let row = goodput.row(&format!("attacked-{name}-goodput"), "messages/cycle", "quiet");
+        let note = format!("one frame in {ONE_IN} is forged, {}", goodput.span());
+        report.row(row.note(note));
+    }
+    let counted = session.counted();
+    if (counted.sessions_opened, counted.sessions_reset) != (1, 0) {
+        return Err("an attacker ended the session".to_owned());
+    }
+    Ok(())
 }
 
 /// Handshakes a second and core: what one end has to do for one, half of what both do.
