@@ -63,6 +63,8 @@ pub(crate) struct NetStats {
     pub(crate) events: u64,
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
+    /// Those of them that left a node.
+    pub(crate) far_bytes: u64,
     pub(crate) dropped: u64,
     pub(crate) duplicated: u64,
     pub(crate) corrupted: u64,
@@ -335,6 +337,7 @@ impl Net {
         tx.copy_to(&mut bytes);
         self.stats.frames += 1;
         self.stats.bytes += len as u64;
+        self.stats.far_bytes += if near { 0 } else { len as u64 };
         self.trace = trace(self.trace, self.now, from, &bytes);
         if self.print {
             eprintln!("{:>12} {from} -> {to} {len:>5} {:02x?}", self.now, &bytes[14..len.min(64)]);

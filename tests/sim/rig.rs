@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use barewire_dataplane::flags::{BindFlags, Caps, OpFlags};
 use barewire_dataplane::node::{AvId, CqId, EpAttr, EpId, MsgKind, Node, RecvReq, SendReq};
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
-use barewire_driver::frame::RxFrame;
 
 use crate::arena::{Arena, Buf};
 use crate::ledger::ensure;
@@ -14,7 +13,7 @@ use crate::net::{Egress, Event, Net};
 use crate::onesided::ONE_SIDED;
 use crate::plan::Plan;
 use crate::rng::Rng;
-use crate::world::caps;
+use crate::world::{caps, rx_frame};
 
 /// Number of every rig node's one endpoint.
 pub(crate) const EP: u16 = 3;
@@ -242,8 +241,7 @@ impl Rig {
         let Some(s) = &mut self.stations[host] else { return };
         s.poll_at = u64::MAX;
         for frame in s.rx.drain(..) {
-            let rx = RxFrame::new(self.net.frame(frame));
-            s.node.on_frame(now, &rx.with_mark(self.net.is_marked_frame(frame)));
+            s.node.on_frame(now, &rx_frame(&self.net, frame));
             self.net.consumed(host, frame);
         }
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };

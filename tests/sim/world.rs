@@ -169,7 +169,7 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
 }
 
 /// A frame as a port lends it.
-fn rx_frame(net: &Net, frame: u32) -> RxFrame<'_> {
+pub(crate) fn rx_frame(net: &Net, frame: u32) -> RxFrame<'_> {
     let rx = RxFrame::new(net.frame(frame)).with_mark(net.is_marked_frame(frame));
     if net.is_near_frame(frame) { rx.as_near() } else { rx }
 }

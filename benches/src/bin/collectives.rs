@@ -5,9 +5,10 @@
 //! In the model a message costs `o` of processor time at the sender and again at the receiver,
 //! `beta` a byte on the sender's link and on the receiver's (both at once, as a switch passes on
 //! what comes), and is `alpha` under way. A byte that is reduced or copied costs `gamma`. Every
-//! member has one processor; the network between the links is never short of anything. The
-//! reference of a case is the least that the formulas of docs/collectives.md give for any radix.
-//! That of a real one is as many messages of 8 bytes as there are members.
+//! member has one processor; the network between the links is never short of anything. In a
+//! cluster the members of a node share its link, with the headers of their frames, and reach each
+//! other by memory. The reference of a case is the least that the formulas of docs/collectives.md
+//! give for any radix. That of a real one is as many messages of 8 bytes as there are members.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -17,7 +18,7 @@ use barewire_benches::end::Made;
 use barewire_benches::group::Group;
 use barewire_benches::pair::{How, exchange, segment, shm_pair};
 use barewire_benches::{Args, Report, Row, Sample};
-use barewire_dataplane::proto::coll::plan::{Force, Model, choose, levels};
+use barewire_dataplane::proto::coll::plan::{Force, Layout, Model, choose, levels};
 use barewire_dataplane::proto::coll::program::Program;
 use barewire_dataplane::proto::coll::run::{Action, Run};
 use barewire_dataplane::proto::coll::{Kind, Local, Shape};
@@ -35,12 +36,29 @@ const O: Time = MODEL.o_ns as Time * 1000;
 const BETA: Time = MODEL.beta_ps as Time;
 const GAMMA: Time = MODEL.gamma_ps as Time;
 
+/// Where the members are.
+#[derive(Clone, Copy)]
+struct Cluster {
+    /// Members of a node, which have ranks in a row and share its link.
+    per_node: u32,
+    /// A message between two of a node is so long under way.
+    near: Time,
+    /// Of a node's link.
+    beta: Time,
+    /// Bytes of a frame on the link besides the message: headers, checksums, preamble and gap.
+    head: u64,
+}
+
+/// A link for each member.
+const APART: Cluster = Cluster { per_node: 1, near: ALPHA, beta: BETA, head: 0 };
+
+/// Sixteen ranks a node, 50 Gbit/s, and a cache line that goes to another processor.
+const NODES: Cluster = Cluster { per_node: 16, near: 400_000, beta: 160, head: 126 };
+
 struct Member {
     run: Run,
-    /// When processor and links are free.
+    /// When its processor is free.
     cpu: Time,
-    tx: Time,
-    rx: Time,
     /// Receives posted and messages here, by sender and step: positive and negative.
     open: HashMap<(u32, u16), i32>,
     end: Option<Time>,
@@ -48,8 +66,17 @@ struct Member {
 
 type Arrival = (Time, u64, u32, u32, u16, Time);
 
+/// When a node's link is free, each way.
+#[derive(Clone, Copy, Default)]
+struct NodeLink {
+    tx: Time,
+    rx: Time,
+}
+
 struct World {
+    cluster: Cluster,
     members: Vec<Member>,
+    links: Vec<NodeLink>,
     /// (when, number, to, from, step, time that the receiver's link still takes for it).
     arrivals: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
@@ -57,29 +84,29 @@ struct World {
 
 impl World {
     /// Runs one call; member `late` begins `by` later. Returns when the last member has ended.
-    fn run(shape: Shape, late: u32, by: Time) -> (Time, u64) {
-        let (plan, _) = choose(&shape, &MODEL);
+    fn run(cluster: Cluster, layout: Layout, shape: Shape, late: u32, by: Time) -> (Time, u64) {
+        let (plan, _) = choose(&shape, layout, &Model { beta_ps: cluster.beta as u32, ..MODEL });
         let member = |me| Member {
             run: Run::new(Program::new(Shape { me, ..shape }, &plan)),
             cpu: if me == late { by } else { 0 },
-            tx: 0,
-            rx: 0,
             open: HashMap::new(),
             end: None,
         };
         let members = (0..shape.n).map(member).collect();
-        let mut w = Self { members, arrivals: BinaryHeap::new(), sent: 0 };
+        let links = vec![NodeLink::default(); shape.n.div_ceil(cluster.per_node) as usize];
+        let mut w = Self { cluster, members, links, arrivals: BinaryHeap::new(), sent: 0 };
         for me in 0..shape.n {
             w.go_on(me);
         }
         while let Some(Reverse((at, number, to, from, step, wire))) = w.arrivals.pop() {
-            let m = &mut w.members[to as usize];
             if wire > 0 {
                 // Its first byte is here. The last one is when the link has taken it.
-                m.rx = m.rx.max(at) + wire;
-                w.arrivals.push(Reverse((m.rx, number, to, from, step, 0)));
+                let link = &mut w.links[cluster.node_of(to)];
+                link.rx = link.rx.max(at) + wire;
+                w.arrivals.push(Reverse((link.rx, number, to, from, step, 0)));
                 continue;
             }
+            let m = &mut w.members[to as usize];
             m.cpu = m.cpu.max(at) + O;
             let open = m.open.entry((from, step)).or_default();
             *open -= 1;
@@ -116,19 +143,43 @@ impl World {
                 }
                 Action::Send(comm, round) => {
                     m.cpu += O;
-                    let wire = BETA * comm.slice.len();
-                    let start = m.cpu.max(m.tx);
-                    m.tx = start + wire;
                     m.run.done();
                     m.run.sent(round);
                     self.sent += 1;
-                    let arrival = (start + ALPHA, self.sent, comm.peer, me, comm.step, wire);
-                    self.arrivals.push(Reverse(arrival));
+                    let (start, len) = (m.cpu, comm.slice.len());
+                    let (at, wire) = self.send(me, comm.peer, start, len);
+                    self.arrivals.push(Reverse((at, self.sent, comm.peer, me, comm.step, wire)));
                     continue;
                 }
             }
             m.run.done();
         }
+    }
+}
+
+impl World {
+    /// When the first byte of a message arrives that is ready at `start`, and for how long the
+    /// receiver's link takes it.
+    fn send(&mut self, from: u32, to: u32, start: Time, len: u64) -> (Time, Time) {
+        let Cluster { near, beta, head, .. } = self.cluster;
+        let (node, other) = (self.cluster.node_of(from), self.cluster.node_of(to));
+        if node == other {
+            return (start + near + GAMMA * len, 0);
+        }
+        let (link, wire) = (&mut self.links[node], beta * (len + head));
+        let start = start.max(link.tx);
+        link.tx = start + wire;
+        (start + ALPHA, wire)
+    }
+}
+
+impl Cluster {
+    fn layout(&self) -> Layout {
+        Layout { local: self.per_node, packed: true }
+    }
+
+    fn node_of(&self, member: u32) -> usize {
+        (member / self.per_node) as usize
     }
 }
 
@@ -196,6 +247,7 @@ fn main() {
         }
     }
     modelled(&args, &mut report);
+    clustered(&args, &mut report);
     straggler(&args, &mut report);
 }
 
@@ -325,12 +377,32 @@ fn modelled(args: &Args, report: &mut Report) {
                 continue;
             }
             let shape = shape(kind, n, bytes);
-            let (time, messages) = World::run(shape, 0, 0);
+            let (time, messages) = World::run(APART, Layout::FLAT, shape, 0, 0);
             let (us, least) = (time as f64 / 1e6, bound(&shape) as f64 / 1e6);
             let bar = if bytes > 4096 { "1.10" } else { "1.15" };
             let note = format!("bar {bar}, {} messages a member", messages / u64::from(n));
             report.row(Row::new(case, us, "us").against("bound", least, us / least).note(note));
         }
+    }
+}
+
+/// Eight nodes of sixteen ranks, against members that know nothing of nodes.
+fn clustered(args: &Args, report: &mut Report) {
+    const RANKS: u32 = 8 * NODES.per_node;
+    let all = Kind::Allreduce;
+    for (kind, bytes) in [(Kind::Barrier, 0), (all, 8), (all, 64 << 10), (all, 1 << 20)] {
+        let case = format!("{}-8x16", name(kind, bytes, RANKS));
+        if !args.wants(&case) {
+            continue;
+        }
+        let shape = shape(kind, RANKS, bytes);
+        let time = |layout| World::run(NODES, layout, shape, 0, 0).0 as f64 / 1e6;
+        let (aware, flat) = (time(NODES.layout()), time(Layout::FLAT));
+        // What the links take at least: each byte once each way, but for a node's own part.
+        let links = (2 * NODES.beta * bytes * 7 / 8) as f64 / 1e6;
+        let least = links.max(bound(&shape) as f64 / 1e6);
+        let row = Row::new(case, aware, "us").against("flat", flat, aware / flat);
+        report.row(row.note(format!("bound {least:.2}")));
     }
 }
 
@@ -343,8 +415,11 @@ fn straggler(args: &Args, report: &mut Report) {
             continue;
         }
         let shape = shape(Kind::Allreduce, n, 8);
-        let on_time = World::run(shape, 0, 0).0;
-        let worst = (0..n).step_by(n as usize / 16).map(|m| World::run(shape, m, late).0).max();
+        let on_time = World::run(APART, Layout::FLAT, shape, 0, 0).0;
+        let worst = (0..n)
+            .step_by(n as usize / 16)
+            .map(|m| World::run(APART, Layout::FLAT, shape, m, late).0)
+            .max();
         let extra = (worst.unwrap_or(0) - on_time) as f64 / 1e6;
         let row = Row::new(case, extra, "us").against("its delay", 100.0, extra / 100.0);
         report.row(row.note("bar 1.05"));

@@ -137,6 +137,45 @@ fn long_vectors_are_right() {
     }
 }
 
+/// Goal: results of long vectors are right among members of several nodes, in whatever order they
+/// are; and where each node has as many, in a row or by turns, no more of a vector crosses the
+/// links than has to.
+#[test]
+fn a_long_vector_crosses_a_link_once() {
+    const COUNT: usize = 16_000;
+    for (seed, (nodes, hosts)) in (1..).zip([(2, 4), (2, 6), (3, 6), (4, 16), (2, 5)]) {
+        let by_turns: Vec<usize> = (0..hosts).collect();
+        let mut in_a_row = by_turns.clone();
+        in_a_row.sort_by_key(|host| host % nodes);
+        let mut mixed = by_turns.clone();
+        mixed.swap(0, 1);
+        for (order, ranks) in [(true, by_turns), (true, in_a_row), (false, mixed)] {
+            for loss in [0.0, 0.02] {
+                let mut p = plan(seed, hosts, false);
+                (p.link.nodes, p.link.near_mtu, p.link.loss) = (Some(nodes), 65_536, loss);
+                p.node.crc = None;
+                p.node.t_dead_ns = 2_000_000_000;
+                let mut team = Team::new(p);
+                let gang = team.join(&ranks, JoinModel::Collective(0)).unwrap();
+                let call = Call::of(CollKind::Allreduce, 0, COUNT, seed);
+                // The first opens the sessions.
+                team.call(&gang, &Call { count: 1, ..call }).unwrap();
+                let before = team.rig.net.stats.far_bytes;
+                team.call(&gang, &call).unwrap();
+                let crossed = (team.rig.net.stats.far_bytes - before) as f64;
+                let least = (2 * (nodes - 1) * COUNT * 8) as f64;
+                let once = order && hosts.is_multiple_of(nodes);
+                let is_once = crossed / least < 1.2 + 2.0 * loss;
+                assert_eq!(is_once, once, "{nodes} of {hosts}, {ranks:?}: {}", crossed / least);
+                let ty = Some(Datatype::Double);
+                for in_place in [false, true] {
+                    team.call(&gang, &Call { ty, in_place, ..call }).unwrap();
+                }
+            }
+        }
+    }
+}
+
 /// A crash at one step of one call.
 struct Crash {
     n: usize,

@@ -20,11 +20,12 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
 
 use super::control::DISAGREE;
-use super::{Group, Kind, User};
+use super::{Group, Kind, LAYOUT_WORD, User};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::node::{EpId, FrameSink, Node};
 use crate::proto::coll::Shape;
+use crate::proto::coll::plan::Layout;
 use crate::types::Instant;
 
 /// How long a member that has put nothing is waited for before somebody asks whether it lives.
@@ -319,7 +320,8 @@ impl Group {
 }
 
 impl Node {
-    /// Asks for a board for a join that begins, and tells its name.
+    /// Asks the port of a join that begins where the members are, and tells them the layout and the
+    /// name of a board, if they all share memory.
     pub(super) fn offer_board(&mut self, o: u32, out: &mut dyn FrameSink) {
         let op = &self.coll.ops[o];
         let (Some(words), g) = (&op.words, op.group) else { return };
@@ -329,6 +331,13 @@ impl Node {
         }
         group.shared = Shared::No;
         let stations: Vec<_> = group.members.iter().map(|m| self.peers[m.peer].station()).collect();
+        let mut is_near = |station| station == self.station || out.is_near(station);
+        let near = (0..).zip(&stations).filter(|&(_, &station)| is_near(station));
+        let near: Vec<u32> = near.map(|(rank, _)| rank).collect();
+        let layout = Layout::of(group.members.len() as u32, &near).to_word();
+        for (i, word) in [layout, !layout].into_iter().enumerate() {
+            words.io().write_at(8 * (LAYOUT_WORD + i), &word.to_le_bytes());
+        }
         if let Some(board) = out.board(&stations) {
             let at = 8 * (super::JOIN_WORDS + group.me as usize);
             words.io().write_at(at, &board.name().to_le_bytes());

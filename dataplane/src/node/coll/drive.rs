@@ -7,11 +7,12 @@ use super::control::{
     ABORT, DISAGREE, KIND_CONTROL, KIND_DATA, KIND_SHIFT, LEAVE, LEFT, LISTENING, data_tag,
     parts_of, reason,
 };
-use super::{GroupState, JoinEvent, Op, User};
+use super::{GroupState, JOIN_WORDS, JoinEvent, LAYOUT_WORD, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{EpIdx, PeerIdx};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
+use crate::proto::coll::plan::Layout;
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
 use crate::proto::matching::Src;
@@ -381,11 +382,15 @@ impl Node {
         if most != !least || name == 0 {
             return self.abort_group(now, g, DISAGREE);
         }
+        let [most, least] = [0, 1].map(|i| word(LAYOUT_WORD + i));
+        let layout = if most == !least { most } else { 0 };
         let id = GroupId(self.coll.groups.handle(g));
         let group = &mut self.coll.groups[g];
         group.gid = name as u32;
         group.seq = 0;
-        let slots: Vec<u64> = (super::JOIN_WORDS..op.out.len() / 8).map(word).collect();
+        group.layout = Layout::from_word(layout, group.members.len() as u32);
+        group.plans.clear();
+        let slots: Vec<u64> = (JOIN_WORDS..op.out.len() / 8).map(word).collect();
         if let Err(err) = self.meet_on_board(g, &slots) {
             return self.abort_group(now, g, err);
         }

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{EpIdx, PeerIdx};
 use crate::proto::coll::Shape;
-use crate::proto::coll::plan::{Model, Plan, choose};
+use crate::proto::coll::plan::{Layout, Model, Plan, choose};
 use crate::proto::coll::program::Program;
 use crate::proto::coll::run::Run;
 use crate::slab::{Handle, Slab};
@@ -212,6 +212,7 @@ struct Group {
     ops: u32,
     context: u64,
     plans: Vec<(Shape, Plan)>,
+    layout: Layout,
     shared: Shared,
     /// The last call.
     checked: Checked,
@@ -259,8 +260,12 @@ struct User {
 /// name every time, so it is never over for good.
 const JOIN: u32 = 1 << 31;
 
-/// Words of the exchange of a join before the names of slots.
-const JOIN_WORDS: usize = 3;
+/// Words of the exchange of a join before the names of slots: the group's name; the hash of what
+/// all must have alike, and its complement; the layout that a member sees, and its complement.
+const JOIN_WORDS: usize = 5;
+
+/// The first of the two words of the layout.
+const LAYOUT_WORD: usize = 3;
 
 /// Distinct calls of a group whose algorithm is remembered.
 const PLANS: usize = 8;
@@ -354,6 +359,7 @@ impl Node {
             ops: 0,
             context: req.context,
             plans: Vec::new(),
+            layout: Layout::FLAT,
             checked: Checked::NOTHING,
             shared: if managed { Shared::Wanted } else { Shared::No },
         };
@@ -525,7 +531,8 @@ impl Node {
         let name = if group.me == 0 { drawn } else { 0 };
         let count = JOIN_WORDS + name_words(group.members.len());
         let scratch = Scratch::new(count * 8).ok_or(Error::NoMem)?;
-        for (i, word) in [name, hash, !hash].into_iter().enumerate() {
+        // Of the layout nothing is known yet.
+        for (i, word) in [name, hash, !hash, 0, !0].into_iter().enumerate() {
             scratch.io().write_at(8 * i, &word.to_le_bytes());
         }
         let shape = Shape {
@@ -596,7 +603,7 @@ impl Node {
         if let Some((_, plan)) = group.plans.iter().find(|(known, _)| *known == key) {
             return *plan;
         }
-        let (plan, _) = choose(&key, &self.settings.coll);
+        let (plan, _) = choose(&key, group.layout, &self.settings.coll);
         if group.plans.len() == PLANS {
             group.plans.remove(0);
         }

@@ -69,6 +69,51 @@ impl Model {
     }
 }
 
+/// How the members of a group lie on nodes, which all of them know alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Members of each node, which share its link and reach each other by memory. 1 if the members
+    /// lie otherwise, or it is not known.
+    pub local: u32,
+    /// Members of a node have ranks in a row. Else they are as far apart as there are nodes.
+    pub packed: bool,
+}
+
+impl Layout {
+    /// Nothing is known.
+    pub const FLAT: Self = Self { local: 1, packed: true };
+
+    /// The layout in which `ranks`, of a group of `n`, are the members of the node of one of them.
+    /// [`FLAT`](Self::FLAT) if there is none, or only one node.
+    pub fn of(n: u32, ranks: &[u32]) -> Self {
+        let local = ranks.len() as u32;
+        if local < 2 || local >= n || !n.is_multiple_of(local) {
+            return Self::FLAT;
+        }
+        let (nodes, first) = (n / local, ranks[0]);
+        let lie = |from: u32, stride: u32| {
+            (0..).zip(ranks).all(|(i, &rank): (u32, _)| rank == from + i * stride)
+        };
+        match () {
+            () if lie(first / local * local, 1) => Self { local, packed: true },
+            () if lie(first % nodes, nodes) => Self { local, packed: false },
+            () => Self::FLAT,
+        }
+    }
+
+    /// As a word that members compare: 0 for [`FLAT`](Self::FLAT).
+    pub fn to_word(self) -> u64 {
+        if self.local < 2 { 0 } else { u64::from(self.local) << 1 | u64::from(self.packed) }
+    }
+
+    /// The layout of a group of `n` with this [word](Self::to_word).
+    pub fn from_word(word: u64, n: u32) -> Self {
+        let (local, packed) = ((word >> 1) as u32, word & 1 != 0);
+        let fits = word >> 33 == 0 && local >= 2 && local < n && n.is_multiple_of(local);
+        if fits { Self { local, packed } } else { Self::FLAT }
+    }
+}
+
 /// A factorisation of the number of members: how many exchange with each other in each round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Radices {
@@ -132,6 +177,17 @@ pub enum Plan {
         /// Radix of the allgather or the gather tree after it.
         k: u32,
     },
+    /// Allreduce of members that share links: each node reduces by parts, a part at each member;
+    /// the members with the same part reduce it across the nodes; and each node collects the parts.
+    /// So every byte crosses a link once each way, whatever the number of members behind it.
+    Lanes {
+        /// Where the members are.
+        layout: Layout,
+        /// The factors of the members of a node, and of the nodes.
+        radices: [Radices; 2],
+        /// Radix of the allgather in a node, and across them.
+        k: [u32; 2],
+    },
     /// As `Split`, with a pairwise reduce-scatter, for numbers with large prime factors.
     Pairs {
         /// Radix of the allgather or the gather tree after it.
@@ -146,12 +202,15 @@ pub enum Plan {
     Direct,
 }
 
-/// The cheapest plan and its cost in picoseconds.
-pub fn choose(shape: &Shape, model: &Model) -> (Plan, u64) {
+/// The cheapest plan and its cost in picoseconds, for members that lie as `layout` says.
+pub fn choose(shape: &Shape, layout: Layout, model: &Model) -> (Plan, u64) {
     let n = shape.n;
     if n == 1 {
         return (Plan::Alone, 0);
     }
+    let alone = *model;
+    // A plan that knows nothing of nodes: all members of one send by its link at once.
+    let model = &Model { beta_ps: model.beta_ps.saturating_mul(layout.local), ..alone };
     let bytes = shape.block();
     let mut best = Best { plan: None, force: model.force };
     match shape.kind {
@@ -181,7 +240,10 @@ pub fn choose(shape: &Shape, model: &Model) -> (Plan, u64) {
             best.offer(Plan::Bruck { k }, cost, true);
         }
         Kind::Alltoall => alltoall(&mut best, n, bytes, model),
-        Kind::Allreduce => allreduce(&mut best, n, bytes, model),
+        Kind::Allreduce => {
+            allreduce(&mut best, n, bytes, model);
+            lanes(&mut best, n, layout, bytes, &alone);
+        }
         Kind::Reduce => {
             for k in radixes(n) {
                 let extra = levels(n, k) * (u64::from(k) - 1) * model.compute(bytes);
@@ -280,6 +342,29 @@ fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
     }
     let (k, gather) = best_bruck(n, bytes / u64::from(n), model);
     scatter_reduce(best, n, bytes, k, gather, model);
+}
+
+/// Offers [`Plan::Lanes`]. A member's link is the node's, divided among the lanes.
+fn lanes(best: &mut Best, n: u32, layout: Layout, bytes: u64, model: &Model) {
+    let near = Model { force: model.force, ..Model::default() };
+    let Layout { local, .. } = layout;
+    if local < 2 {
+        return;
+    }
+    let (nodes, part) = (n / local, bytes / u64::from(local));
+    let shared = Model { beta_ps: model.beta_ps.saturating_mul(local), ..*model };
+    let stage = |n: u32, bytes: u64, model: &Model| {
+        let (cost, radices) = factors(n, model.alpha(), 2 * model.o())?;
+        let moved = bytes / u64::from(n) * (u64::from(n) - 1);
+        let (k, gather) = best_bruck(n, bytes / u64::from(n), model);
+        Some((cost + model.wire(moved) + model.compute(moved) + gather, radices, k))
+    };
+    if let (Some((inside, near_radices, near_k)), Some((across, far_radices, far_k))) =
+        (stage(local, bytes, &near), stage(nodes, part, &shared))
+    {
+        let (radices, k) = ([near_radices, far_radices], [near_k, far_k]);
+        best.offer(Plan::Lanes { layout, radices, k }, inside + across, false);
+    }
 }
 
 /// Offers the plans that begin with a reduce-scatter of `total` bytes and go on for `rest`.

@@ -5,17 +5,71 @@
 //! two. A reduction's operands stand in the order of ranks wherever two members compute the same
 //! result, so that it is the same to the bit.
 
-use super::plan::{Plan, Radices, WINDOW, levels};
+use super::plan::{Layout, Plan, Radices, WINDOW, levels};
 use super::{Comm, Kind, Local, Place, Round, Shape, Slice};
 
 /// A member's schedule.
 #[derive(Clone, Debug)]
 pub struct Program {
     shape: Shape,
-    phases: [Phase; 3],
+    phases: Phases,
+    /// Of a call in lanes: the first phase and the last are among the members of a node, those
+    /// between among the members of a lane. Else all are among all members.
+    layout: Layout,
     scratch_len: u64,
     phase: usize,
     level: u32,
+}
+
+/// What happens one after the other.
+type Phases = [Phase; 4];
+
+/// Phases with none behind them.
+fn phases<const N: usize>(list: [Phase; N]) -> Phases {
+    let mut phases = [Phase::None; 4];
+    phases[..N].copy_from_slice(&list);
+    phases
+}
+
+/// Members that lie at equal distances, of whom this is one.
+#[derive(Clone, Copy, Debug)]
+struct Among {
+    first: u32,
+    stride: u32,
+    n: u32,
+    me: u32,
+}
+
+impl Among {
+    /// All members of a call.
+    fn all(s: &Shape) -> Self {
+        Self { first: 0, stride: 1, n: s.n, me: s.me }
+    }
+
+    /// The members of this one's node, if they lie as `layout` says.
+    fn node(s: &Shape, layout: Layout) -> Self {
+        Self::of(s.me, s.n, (layout.local, layout.packed))
+    }
+
+    /// The members with this one's place in their nodes.
+    fn lane(s: &Shape, layout: Layout) -> Self {
+        Self::of(s.me, s.n, (s.n / layout.local, !layout.packed))
+    }
+
+    /// One of `size` of all `n` members: those in a row, or those that are as far apart as there
+    /// are such sets.
+    fn of(me: u32, n: u32, (size, in_a_row): (u32, bool)) -> Self {
+        if in_a_row {
+            Self { first: me / size * size, stride: 1, n: size, me: me % size }
+        } else {
+            let stride = n / size;
+            Self { first: me % stride, stride, n: size, me: me / stride }
+        }
+    }
+
+    fn rank(&self, i: u32) -> u32 {
+        self.first + i * self.stride
+    }
 }
 
 /// A part of an algorithm. Ranks that are said to be relative count from the root.
@@ -159,29 +213,34 @@ impl Program {
     /// The schedule of one member for `plan`.
     pub fn new(shape: Shape, plan: &Plan) -> Self {
         let (phases, scratch_len) = match *plan {
-            Plan::Alone => ([alone(&shape), Phase::None, Phase::None], 0),
-            Plan::Dissemination { k } => ([Phase::Barrier { k }, Phase::None, Phase::None], 0),
+            Plan::Alone => (phases([alone(&shape)]), 0),
+            Plan::Dissemination { k } => (phases([Phase::Barrier { k }]), 0),
             Plan::Tree { k } => tree(&shape, k),
             Plan::ScatterAllgather { k, ag } => {
                 let parts = divided(&shape, Place::out(0));
                 let down = Phase::PartsDown { k, held: Held::All(parts) };
-                ([down, Phase::Allgather { k: ag, parts, own: None }, Phase::None], 0)
+                (phases([down, Phase::Allgather { k: ag, parts, own: None }]), 0)
             }
             Plan::Multiply { radices, members } => multiply(&shape, radices, members),
             Plan::Split { radices, k } => reduce_scatter(&shape, Some(radices), k),
             Plan::Pairs { k } => reduce_scatter(&shape, None, k),
             Plan::Bruck { k } if shape.kind == Kind::Alltoall => {
                 let room = 4 * u64::from(shape.n) * shape.block();
-                ([Phase::AlltoallBruck { k }, Phase::None, Phase::None], room)
+                (phases([Phase::AlltoallBruck { k }]), room)
             }
             Plan::Bruck { k } => {
                 let parts = blocks(&shape, Place::out(0));
                 let own = Some(Place::input(0));
-                ([Phase::Allgather { k, parts, own }, Phase::None, Phase::None], 0)
+                (phases([Phase::Allgather { k, parts, own }]), 0)
             }
-            Plan::Direct => ([Phase::AlltoallDirect, Phase::None, Phase::None], 0),
+            Plan::Direct => (phases([Phase::AlltoallDirect]), 0),
+            Plan::Lanes { layout, radices, k } => lanes(&shape, layout, &radices, k),
         };
-        Self { shape, phases, scratch_len, phase: 0, level: 0 }
+        let layout = match *plan {
+            Plan::Lanes { layout, .. } => layout,
+            _ => Layout::FLAT,
+        };
+        Self { shape, phases, layout, scratch_len, phase: 0, level: 0 }
     }
 
     /// Bytes of memory it needs beside the caller's.
@@ -194,11 +253,22 @@ impl Program {
         &self.shape
     }
 
+    /// Among whom the present phase is.
+    fn among(&self) -> Among {
+        match (self.layout, self.phase) {
+            (Layout::FLAT, _) => Among::all(&self.shape),
+            (layout, 1 | 2) => Among::lane(&self.shape, layout),
+            (layout, _) => Among::node(&self.shape, layout),
+        }
+    }
+
     /// Puts the next round that has anything in it into `out`; false if there is none.
     pub fn next_round(&mut self, out: &mut Round) -> bool {
         while let Some(phase) = self.phases.get(self.phase) {
             out.clear();
-            let mut maker = Maker { s: &self.shape, phase: self.phase, level: self.level, out };
+            let among = self.among();
+            let s = &Shape { n: among.n, me: among.me, ..self.shape };
+            let mut maker = Maker { s, among, phase: self.phase, level: self.level, out };
             if !maker.make(phase) {
                 (self.phase, self.level) = (self.phase + 1, 0);
                 continue;
@@ -231,10 +301,10 @@ fn alone(s: &Shape) -> Phase {
     }
 }
 
-fn tree(s: &Shape, k: u32) -> ([Phase; 3], u64) {
+fn tree(s: &Shape, k: u32) -> (Phases, u64) {
     let (len, is_root) = (s.block(), s.me == s.root);
     let below = (u64::from(below(s, k)) - 1) * len;
-    let only = |phase| [phase, Phase::None, Phase::None];
+    let only = |phase| phases([phase]);
     match s.kind {
         Kind::Broadcast => (only(Phase::Down { k, at: Place::out(0), len }), 0),
         Kind::Reduce => {
@@ -245,7 +315,7 @@ fn tree(s: &Shape, k: u32) -> ([Phase; 3], u64) {
         Kind::Scatter if is_root => {
             let parts = blocks(s, Place::input(0));
             let own = Local::copy(parts.range(s.me, s.me + 1).0, Place::out(0), len);
-            ([Phase::PartsDown { k, held: Held::All(parts) }, Phase::Copy(own), Phase::None], 0)
+            (phases([Phase::PartsDown { k, held: Held::All(parts) }, Phase::Copy(own)]), 0)
         }
         Kind::Scatter => {
             let held = Held::Own { own: Place::out(0), rest: Place::scratch(0), block: len };
@@ -254,7 +324,7 @@ fn tree(s: &Shape, k: u32) -> ([Phase; 3], u64) {
         _ if is_root => {
             let parts = blocks(s, Place::out(0));
             let own = Local::copy(Place::input(0), parts.range(s.me, s.me + 1).0, len);
-            ([Phase::PartsUp { k, held: Held::All(parts) }, Phase::Copy(own), Phase::None], 0)
+            (phases([Phase::PartsUp { k, held: Held::All(parts) }, Phase::Copy(own)]), 0)
         }
         _ => {
             let held = Held::Own { own: Place::input(0), rest: Place::scratch(0), block: len };
@@ -263,7 +333,7 @@ fn tree(s: &Shape, k: u32) -> ([Phase; 3], u64) {
     }
 }
 
-fn multiply(s: &Shape, radices: Radices, members: u32) -> ([Phase; 3], u64) {
+fn multiply(s: &Shape, radices: Radices, members: u32) -> (Phases, u64) {
     let len = s.block();
     let most = radices.as_slice().iter().map(|&r| u64::from(r)).max().unwrap_or(2);
     let (start, other, slots) = (Place::scratch(0), Place::scratch(len), Place::scratch(2 * len));
@@ -282,11 +352,11 @@ fn multiply(s: &Shape, radices: Radices, members: u32) -> ([Phase; 3], u64) {
     };
     let middle = Phase::Multiply { radices, members, from, other, slots, len };
     let last = if folded { Phase::FoldOut { members, len } } else { Phase::None };
-    ([first, middle, last], room)
+    (phases([first, middle, last]), room)
 }
 
 /// The plans that begin with a reduce-scatter: by splitting, or in pairs.
-fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> ([Phase; 3], u64) {
+fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> (Phases, u64) {
     let (me, n) = (s.me, s.n);
     let collect = |parts: Parts, acc: Acc| match radices {
         Some(radices) => Phase::Split { radices, parts, acc },
@@ -304,23 +374,16 @@ fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> ([Phase; 3], u
         let first = me / width * width;
         let (at, slots_at) = (Place::scratch(0), Place::scratch(held));
         let acc = Acc { at, first, slots: slots_at, out: Place::out(0) };
-        return ([collect(parts, acc), Phase::None, Phase::None], held + slots);
+        return (phases([collect(parts, acc)]), held + slots);
     }
     let parts = divided(s, Place::input(0));
     let whole = s.kind == Kind::Allreduce || me == s.root;
     let (at, before) = if whole { (Place::out(0), 0) } else { (Place::scratch(0), s.block()) };
     let held = divided(s, at);
     let acc = Acc { at, first: 0, slots: Place::scratch(before), out: held.range(me, me + 1).0 };
-    // A part has at most one element more than the average.
     let slots = match radices {
-        Some(r) => {
-            let mut parts = 1;
-            let rounds = r.as_slice().iter().map(|&r| {
-                parts *= u64::from(r);
-                (s.count / parts + 1) * s.size * (u64::from(r) - 1)
-            });
-            rounds.max().unwrap_or(0)
-        }
+        Some(r) => split_slots(&r, s.count, s.size),
+        // A part has at most one element more than the average.
         None => (s.count / u64::from(n) + 1) * s.size * u64::from(WINDOW.min(n - 1)),
     };
     let rest = if s.kind == Kind::Allreduce {
@@ -328,7 +391,48 @@ fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> ([Phase; 3], u
     } else {
         Phase::PartsUp { k, held: Held::All(held) }
     };
-    ([collect(parts, acc), rest, Phase::None], before + slots)
+    (phases([collect(parts, acc), rest]), before + slots)
+}
+
+/// An allreduce in lanes: see [`Plan::Lanes`].
+fn lanes(s: &Shape, layout: Layout, radices: &[Radices; 2], k: [u32; 2]) -> (Phases, u64) {
+    let (node, lane) = (Among::node(s, layout), Among::lane(s, layout));
+    let part_of = |at: Place, among: &Among, count: u64| Parts {
+        at,
+        n: among.n,
+        count,
+        size: s.size,
+        divided: true,
+    };
+    let input = part_of(Place::input(0), &node, s.count);
+    let whole = part_of(Place::out(0), &node, s.count);
+    let (own, len) = whole.range(node.me, node.me + 1);
+    let slots = Place::scratch(0);
+    let acc = |parts: &Parts, me: u32| {
+        let out = parts.range(me, me + 1).0;
+        Acc { at: parts.at, first: 0, slots, out }
+    };
+    let inner = part_of(own, &lane, len / s.size);
+    let all = [
+        Phase::Split { radices: radices[0], parts: input, acc: acc(&whole, node.me) },
+        Phase::Split { radices: radices[1], parts: inner, acc: acc(&inner, lane.me) },
+        Phase::Allgather { k: k[1], parts: inner, own: None },
+        Phase::Allgather { k: k[0], parts: whole, own: None },
+    ];
+    let slots = [(&radices[0], s.count), (&radices[1], len / s.size)];
+    let slots = slots.map(|(radices, count)| split_slots(radices, count, s.size));
+    (all, slots[0].max(slots[1]))
+}
+
+/// Bytes that the members of a round of a reduce-scatter of one vector send to each, at most.
+fn split_slots(radices: &Radices, count: u64, size: u64) -> u64 {
+    let mut parts = 1;
+    let rounds = radices.as_slice().iter().map(|&r| {
+        parts *= u64::from(r);
+        // A part has at most one element more than the average.
+        (count / parts + 1) * size * (u64::from(r) - 1)
+    });
+    rounds.max().unwrap_or(0)
 }
 
 /// Relative rank.
@@ -357,7 +461,9 @@ fn lowest_digit(mut v: u32, k: u32) -> Option<u32> {
 
 /// Makes one round.
 struct Maker<'a> {
+    /// The call as those who take part in the phase see it.
     s: &'a Shape,
+    among: Among,
     phase: usize,
     level: u32,
     out: &'a mut Round,
@@ -407,13 +513,15 @@ impl Maker<'_> {
 
     fn send(&mut self, peer: u32, level: u32, slice: Slice) {
         if self.carries(&slice) {
-            self.out.sends.push(Comm { peer, step: self.step(level), slice });
+            let (peer, step) = (self.among.rank(peer), self.step(level));
+            self.out.sends.push(Comm { peer, step, slice });
         }
     }
 
     fn recv(&mut self, peer: u32, level: u32, slice: Slice) {
         if self.carries(&slice) {
-            self.out.recvs.push(Comm { peer, step: self.step(level), slice });
+            let (peer, step) = (self.among.rank(peer), self.step(level));
+            self.out.recvs.push(Comm { peer, step, slice });
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch};
 
-use super::plan::{Force, Model, Plan, RADIX_MAX, choose, factors};
+use super::plan::{Force, Layout, Model, Plan, RADIX_MAX, choose, factors};
 use super::program::Program;
 use super::run::{Action, Run};
 use super::{Area, Kind, Local, Place, Round, Shape, Slice};
@@ -280,6 +280,12 @@ fn shape(kind: Kind, n: u32, root: u32, count: u64) -> Shape {
     Shape { kind, n, me: 0, root, count, size: 8, in_place: false }
 }
 
+/// Every way in which `n` members lie on more than one node.
+fn layouts(n: u32) -> Vec<Layout> {
+    let locals = (2..n).filter(|local| n.is_multiple_of(*local));
+    locals.flat_map(|local| [true, false].map(|packed| Layout { local, packed })).collect()
+}
+
 /// Every algorithm there is for `kind` and `n`.
 fn plans(kind: Kind, n: u32) -> Vec<Plan> {
     if n == 1 {
@@ -315,6 +321,11 @@ fn plans(kind: Kind, n: u32) -> Vec<Plan> {
         for members in n.div_ceil(2).max(2)..=n {
             let plan = |radices| Plan::Multiply { radices, members };
             plans.extend(all_factors(members).map(plan));
+        }
+        for layout in layouts(n) {
+            let each = |n: u32| all_factors(n).next_back().expect("small factors");
+            let radices = [each(layout.local), each(n / layout.local)];
+            plans.extend([[2, 2], [3, 4]].map(|k| Plan::Lanes { layout, radices, k }));
         }
     }
     plans.dedup();
@@ -356,7 +367,7 @@ fn what_the_model_chooses_is_right() {
                     let model = Model { force, ..Model::default() };
                     let s = shape(kind, n, 0, if kind == Kind::Barrier { 0 } else { count });
                     let s = Shape { root: if kind.has_root() { n / 2 } else { 0 }, ..s };
-                    let (plan, _) = choose(&s, &model);
+                    let (plan, _) = choose(&s, Layout::FLAT, &model);
                     check(s, &plan, false, 7);
                     if matches!(kind, Kind::Allreduce | Kind::Reduce) && n <= 17 {
                         check_in_place(s, &plan);
@@ -397,11 +408,11 @@ fn all_members_choose_the_same() {
     for n in [2, 6, 10_007] {
         for kind in Kind::ALL {
             let s = shape(kind, n, 0, 100);
-            let plan = choose(&s, &Model::default());
+            let plan = choose(&s, Layout::FLAT, &Model::default());
             for me in [1, n - 1] {
                 for in_place in [false, true] {
                     let other = Shape { me, root: me, in_place, ..s };
-                    assert_eq!(choose(&other, &Model::default()), plan);
+                    assert_eq!(choose(&other, Layout::FLAT, &Model::default()), plan);
                 }
             }
         }
@@ -415,7 +426,7 @@ fn few_rounds_reach_many() {
     for (n, most) in [(64, 2), (1024, 4), (10_000, 4), (100_000, 6)] {
         for kind in [Kind::Barrier, Kind::Allreduce] {
             let s = shape(kind, n, 0, 1);
-            let (plan, _) = choose(&s, &model);
+            let (plan, _) = choose(&s, Layout::FLAT, &model);
             let mut program = Program::new(s, &plan);
             let (mut round, mut rounds) = (Round::default(), 0);
             while program.next_round(&mut round) {
