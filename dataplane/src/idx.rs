@@ -95,6 +95,8 @@ indices! {
     SentIdx;
     /// A message that is pulled, or a read.
     PullIdx;
+    /// A posted receive.
+    RecvIdx;
     /// An answer to a peer's one-sided operation.
     ResponseIdx;
 }

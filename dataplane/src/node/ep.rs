@@ -8,7 +8,7 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
@@ -732,11 +732,13 @@ impl Node {
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
     pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
         let pulls: Vec<PullIdx> = (self.pulls.iter())
-            .filter(|(_, pull)| pull.recv != NONE && self.posted[pull.recv].payload.ep == idx)
+            .filter(|(_, pull)| {
+                pull.recv != RecvIdx::NONE && self.posted[pull.recv].payload.ep == idx
+            })
             .map(|(i, _)| i)
             .collect();
         for pull in pulls {
-            let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
+            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
             self.end_pull(now, pull, EndStatus::Closed);
             self.cancel_placing(recv);
         }
@@ -769,7 +771,7 @@ impl Node {
 
     /// The rest of the message being placed will not arrive: ends its receive, unless that is a
     /// multi-receive that is still in matching or takes another message.
-    pub(super) fn cancel_placing(&mut self, recv: u32) {
+    pub(super) fn cancel_placing(&mut self, recv: RecvIdx) {
         let wr = &mut self.posted[recv].payload;
         wr.active -= 1;
         let (e, multi) = (wr.ep, wr.is(RecvIs::MULTI));

@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::{EpIdx, MrIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, TxIdx};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -278,7 +278,7 @@ pub(crate) struct UnexpectedMsg {
     /// Claimed: a peek or an announcement took it out of matching.
     pub(crate) claimed: bool,
     /// The receive that waits for the last segment, or `NONE`.
-    pub(crate) recv: u32,
+    pub(crate) recv: RecvIdx,
     /// Where in that receive's buffer it goes.
     pub(crate) base: u64,
     /// Its session ended before it was pulled: claiming it gives an error.
@@ -300,7 +300,7 @@ pub(crate) struct Pull {
     pub(crate) src_op: u32,
     pub(crate) src_gen: u32,
     /// The receive it goes to; `NONE` if that is gone.
-    pub(crate) recv: u32,
+    pub(crate) recv: RecvIdx,
     /// A read of the peer's memory: its bytes go to the memory of transmit request `wr`. If that is
     /// `NONE` the read was given up: its bytes are discarded and only counted.
     pub(crate) read: bool,

@@ -20,7 +20,7 @@ use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
-use crate::idx::{PeerIdx, PullIdx, ResponseIdx, SentIdx, TxIdx};
+use crate::idx::{PeerIdx, PullIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -75,7 +75,7 @@ pub(crate) struct Reassembly {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReassemblyDst {
     /// Into a posted receive, from `base` of its buffer.
-    Recv { recv: u32, base: u64 },
+    Recv { recv: RecvIdx, base: u64 },
     /// Into an unexpected message.
     Store { msg: u32 },
 }

@@ -10,7 +10,7 @@ use super::control::{
 use super::{GroupState, JoinEvent, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx};
+use crate::idx::{EpIdx, PeerIdx, RecvIdx};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -460,7 +460,7 @@ impl Node {
             }
             let m = &self.unexpected[msg];
             let (gid, seq, kind) = parts_of(m.tag);
-            if m.payload.recv != crate::slab::NONE || m.payload.claimed {
+            if m.payload.recv != RecvIdx::NONE || m.payload.claimed {
                 continue;
             }
             if kind > KIND_CONTROL {

@@ -12,7 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -120,15 +120,15 @@ impl Node {
         peers: &[PeerIdx],
         ours: &dyn Fn(u64) -> bool,
     ) {
-        let is_ours = |node: &Self, recv: u32| {
-            recv != NONE
+        let is_ours = |node: &Self, recv: RecvIdx| {
+            recv != RecvIdx::NONE
                 && node.posted[recv].payload.ep == side
                 && ours(node.posted[recv].payload.context)
         };
         let pulls: Vec<PullIdx> =
             self.pulls.iter().filter(|(_, p)| is_ours(self, p.recv)).map(|(i, _)| i).collect();
         for pull in pulls {
-            let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
+            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
             self.end_pull(now, pull, EndStatus::Discarded);
             self.cancel_placing(recv);
         }
