@@ -97,6 +97,8 @@ indices! {
     PullIdx;
     /// A posted receive.
     RecvIdx;
+    /// A message that has come before its receive was posted.
+    UnexpectedIdx;
     /// An answer to a peer's one-sided operation.
     ResponseIdx;
 }

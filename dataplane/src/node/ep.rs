@@ -8,7 +8,7 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
 use crate::slab::NONE;
@@ -129,7 +129,7 @@ pub(crate) struct Ep {
     /// Untagged and tagged.
     pub(crate) matcher: [Matcher; 2],
     /// Messages taken out of matching by a peek or an announcement: (context, message).
-    pub(crate) claimed: Vec<(u64, u32)>,
+    pub(crate) claimed: Vec<(u64, UnexpectedIdx)>,
     pub(crate) counters: EpCounters,
 }
 
@@ -751,7 +751,7 @@ impl Node {
                 self.cancel_placing(recv);
             }
         }
-        let unexpected: Vec<u32> =
+        let unexpected: Vec<UnexpectedIdx> =
             (self.unexpected.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
         for msg in unexpected {
             // Discarding may have ended the session of a peer with too many pulls, and this message

@@ -20,7 +20,7 @@ use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
-use crate::idx::{PeerIdx, PullIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx};
+use crate::idx::{PeerIdx, PullIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -77,7 +77,7 @@ pub(crate) enum ReassemblyDst {
     /// Into a posted receive, from `base` of its buffer.
     Recv { recv: RecvIdx, base: u64 },
     /// Into an unexpected message.
-    Store { msg: u32 },
+    Store { msg: UnexpectedIdx },
 }
 
 /// The peers of a node.

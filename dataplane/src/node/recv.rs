@@ -15,7 +15,7 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -434,7 +434,13 @@ impl Node {
     }
 
     /// Adds an unexpected message, and returns its index.
-    fn add_unexpected(&mut self, e: EpIdx, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
+    fn add_unexpected(
+        &mut self,
+        e: EpIdx,
+        head: &MsgHead,
+        src_op: u32,
+        src_gen: u32,
+    ) -> UnexpectedIdx {
         let cost = if src_op == NONE { units(head.len) } else { 1 };
         let unexpected = UnexpectedMsg {
             peer: head.peer,
@@ -467,7 +473,7 @@ impl Node {
 
     /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
     /// endpoint asks for it.
-    pub(crate) fn announce(&mut self, e: EpIdx, msg: u32) {
+    pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
         if !self.eps[e].buffered {
             return self.coll_arrived(e, msg);
         }
@@ -484,7 +490,7 @@ impl Node {
         if m.imm.is_some() {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
-        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg);
+        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg.get());
         let data = m.imm.unwrap_or(0);
         let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
         let cq = self.eps[e].rx_cq;
@@ -501,7 +507,7 @@ impl Node {
     }
 
     /// The header of an unexpected message.
-    pub(super) fn head_of(&self, msg: u32) -> MsgHead {
+    pub(super) fn head_of(&self, msg: UnexpectedIdx) -> MsgHead {
         let unexpected = &self.unexpected[msg];
         let (tag, m) = (unexpected.tag, &unexpected.payload);
         let (src_ep, tagged, len) = (m.src_ep, m.tagged, m.msg_len);
@@ -510,7 +516,13 @@ impl Node {
 
     /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
     /// it.
-    pub(crate) fn deliver_unexpected(&mut self, now: Instant, msg: u32, recv: RecvIdx, base: u64) {
+    pub(crate) fn deliver_unexpected(
+        &mut self,
+        now: Instant,
+        msg: UnexpectedIdx,
+        recv: RecvIdx,
+        base: u64,
+    ) {
         let head = self.head_of(msg);
         let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
@@ -530,7 +542,7 @@ impl Node {
     }
 
     /// Takes an unexpected message out of matching, unless it was claimed.
-    pub(crate) fn unmatch_unexpected(&mut self, msg: u32) {
+    pub(crate) fn unmatch_unexpected(&mut self, msg: UnexpectedIdx) {
         let m = &self.unexpected[msg].payload;
         if m.claimed || m.recv != RecvIdx::NONE || m.discard {
             return;
@@ -541,7 +553,12 @@ impl Node {
     }
 
     /// Discards an unexpected message. If it was announced, its sender gets END with `status`.
-    pub(crate) fn discard_unexpected(&mut self, now: Instant, msg: u32, status: EndStatus) {
+    pub(crate) fn discard_unexpected(
+        &mut self,
+        now: Instant,
+        msg: UnexpectedIdx,
+        status: EndStatus,
+    ) {
         self.unmatch_unexpected(msg);
         let m = &mut self.unexpected[msg].payload;
         let recv = std::mem::replace(&mut m.recv, RecvIdx::NONE);
@@ -562,7 +579,7 @@ impl Node {
     }
 
     /// Frees the record and blocks of a message that is out of matching.
-    pub(crate) fn free_unexpected(&mut self, now: Instant, msg: u32) {
+    pub(crate) fn free_unexpected(&mut self, now: Instant, msg: UnexpectedIdx) {
         let mut m = self.unexpected.free(msg).payload;
         self.blocks.release(&mut m.chain);
         self.peers[m.peer].unexpected -= 1;

@@ -15,7 +15,7 @@ use super::tally::Tally;
 use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
-use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
@@ -682,7 +682,7 @@ impl Node {
         if self.peers[p].unexpected == 0 {
             return;
         }
-        let announced: Vec<u32> = (self.unexpected.iter())
+        let announced: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.peer == p && m.payload.is_announced() && !m.payload.dead)
             .map(|(idx, _)| idx)
             .collect();

@@ -18,9 +18,9 @@ use std::marker::PhantomData;
 
 use barewire_driver::hint::cold;
 
-use crate::idx::{Idx, PeerIdx, RecvIdx};
+use crate::idx::{Idx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
-use crate::slab::{Link, Linked, List, NONE, Slab, Slots, SlotsMut};
+use crate::slab::{Link, Linked, List, Slab, Slots, SlotsMut};
 use crate::table::{self, Vacant};
 
 /// A sender, as a receive names it and a message carries it.
@@ -75,8 +75,8 @@ pub struct Unexpected<U> {
     pub src: Src,
     /// Whatever the endpoint keeps with it.
     pub payload: U,
-    chain: Link,
-    arrival: Link,
+    chain: Link<UnexpectedIdx>,
+    arrival: Link<UnexpectedIdx>,
 }
 
 /// The posted receives of a node: a slot is in use while its receive is posted, and after
@@ -84,7 +84,7 @@ pub struct Unexpected<U> {
 pub type PostedPool<P> = table::Table<Posted<P>, (), RecvIdx>;
 
 /// The unexpected messages of a node, with slots in use as those of [`PostedPool`].
-pub type UnexpectedPool<U> = Slab<Unexpected<U>>;
+pub type UnexpectedPool<U> = Slab<Unexpected<U>, (), UnexpectedIdx>;
 
 /// What a receive is for its endpoint.
 pub trait Receive: Vacant {
@@ -117,8 +117,8 @@ pub struct Matcher<const N: usize = BUCKETS> {
     /// Posted receives that are not simple, ignore bits or name a source; and [`SHUT`]. While this
     /// is 0, the first receive of a tag takes the next message with it.
     odd: u32,
-    unexpected: Table<N, u32>,
-    arrivals: List<ARRIVAL>,
+    unexpected: Table<N, UnexpectedIdx>,
+    arrivals: List<ARRIVAL, u32, UnexpectedIdx>,
 }
 
 /// In [`Matcher::odd`]: the fast path takes no messages. No pool has so many receives.
@@ -402,11 +402,11 @@ impl<const N: usize> Matcher<N> {
         src: Src,
         tag: u64,
         payload: U,
-    ) -> Result<u32, U> {
+    ) -> Result<UnexpectedIdx, U> {
         let Some(idx) = pool.vacant() else { return Err(payload) };
         let ends = self.unexpected.ends(tag);
         let before = named_by(ends[1]);
-        let chain = Link { prev: before, next: NONE };
+        let chain = Link { prev: before, next: UnexpectedIdx::NONE };
         pool.fill(Unexpected { tag, src, payload, chain, arrival: Link::default() });
         append(ends, pool, before, idx);
         self.arrivals.push_back(pool, idx);
@@ -421,13 +421,13 @@ impl<const N: usize> Matcher<N> {
         tag: u64,
         ignore: u64,
         src: Src,
-    ) -> Option<u32> {
+    ) -> Option<UnexpectedIdx> {
         if self.arrivals.is_empty() {
             return None;
         }
         if ignore == 0 {
             let mut idx = self.unexpected.head(tag);
-            while idx != NONE {
+            while idx != UnexpectedIdx::NONE {
                 let message = &pool[idx];
                 if message.tag == tag && src.takes(message.src) {
                     break;
@@ -442,7 +442,7 @@ impl<const N: usize> Matcher<N> {
     /// Takes an unexpected message out, so that no receive matches it any more. Its slot stays in
     /// use until [`Slab::free`].
     #[inline]
-    pub fn unlink_unexpected<U>(&mut self, pool: &mut UnexpectedPool<U>, idx: u32) {
+    pub fn unlink_unexpected<U>(&mut self, pool: &mut UnexpectedPool<U>, idx: UnexpectedIdx) {
         let tag = pool[idx].tag;
         self.unexpected.remove(pool, tag, idx);
         self.arrivals.remove(pool, idx);
@@ -458,12 +458,12 @@ impl<const N: usize> Matcher<N> {
         &self,
         pool: &UnexpectedPool<U>,
         mut f: impl FnMut(&Unexpected<U>) -> bool,
-    ) -> Option<u32> {
+    ) -> Option<UnexpectedIdx> {
         self.arrivals.iter(pool).find(|&idx| f(&pool[idx]))
     }
 
     /// The message that arrived first.
-    pub fn first_unexpected<U>(&self, _pool: &UnexpectedPool<U>) -> Option<u32> {
+    pub fn first_unexpected<U>(&self, _pool: &UnexpectedPool<U>) -> Option<UnexpectedIdx> {
         some(self.arrivals.head)
     }
 }
@@ -493,26 +493,26 @@ impl<P> Linked<CHAIN, RecvIdx> for Posted<P> {
     }
 }
 
-impl<U> Linked<CHAIN> for Unexpected<U> {
+impl<U> Linked<CHAIN, UnexpectedIdx> for Unexpected<U> {
     #[inline]
-    fn link(&mut self) -> &mut Link {
+    fn link(&mut self) -> &mut Link<UnexpectedIdx> {
         &mut self.chain
     }
 
     #[inline]
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<UnexpectedIdx> {
         &self.chain
     }
 }
 
-impl<U> Linked<ARRIVAL> for Unexpected<U> {
+impl<U> Linked<ARRIVAL, UnexpectedIdx> for Unexpected<U> {
     #[inline]
-    fn link(&mut self) -> &mut Link {
+    fn link(&mut self) -> &mut Link<UnexpectedIdx> {
         &mut self.arrival
     }
 
     #[inline]
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<UnexpectedIdx> {
         &self.arrival
     }
 }

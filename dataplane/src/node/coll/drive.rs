@@ -10,7 +10,7 @@ use super::control::{
 use super::{GroupState, JoinEvent, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, RecvIdx};
+use crate::idx::{EpIdx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -511,7 +511,7 @@ impl Node {
 
     /// A message was stored for a collective side: it is looked at in the next turn.
     #[cold]
-    pub(crate) fn coll_arrived(&mut self, e: EpIdx, msg: u32) {
+    pub(crate) fn coll_arrived(&mut self, e: EpIdx, msg: UnexpectedIdx) {
         if self.is_side(e) {
             let generation = self.unexpected.generation(msg);
             self.coll.arrived.push((msg, generation));

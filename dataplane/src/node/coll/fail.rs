@@ -12,7 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -140,7 +140,7 @@ impl Node {
                 self.cancel_placing(recv);
             }
         }
-        let unexpected: Vec<u32> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.ep == side && is_ours(self, m.payload.recv))
             .map(|(i, _)| i)
             .collect();
@@ -162,7 +162,7 @@ impl Node {
         if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
             return;
         }
-        let unexpected: Vec<u32> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.ep == side && (m.tag >> 32) as u32 == gid)
             .map(|(i, _)| i)
             .collect();
@@ -180,7 +180,7 @@ impl Node {
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
         }
-        let unexpected: Vec<u32> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| {
                 let name = (m.tag >> 32) as u32;
                 m.payload.peer == p

@@ -30,7 +30,7 @@ pub use call::{CollAttr, CollCall, CollReq, Role, query};
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::{EpIdx, PeerIdx};
+use crate::idx::{EpIdx, PeerIdx, UnexpectedIdx};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Model, Plan, choose};
 use crate::proto::coll::program::Program;
@@ -127,7 +127,7 @@ pub(crate) struct Coll {
     /// Peers whose session has ended, and why.
     pub(super) lost: Vec<(PeerIdx, Error)>,
     /// Messages that were stored since the last turn, with the generations of their slots.
-    pub(super) arrived: Vec<(u32, u32)>,
+    pub(super) arrived: Vec<(UnexpectedIdx, u32)>,
     events: VecDeque<JoinEvent>,
     /// Members of groups in the hidden address vector.
     named: HashMap<EpAddr, (FiAddr, u32)>,
