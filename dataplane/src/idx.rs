@@ -60,6 +60,14 @@ macro_rules! indices {
             }
         }
 
+        /// That of none.
+        impl Default for $name {
+            #[inline(always)]
+            fn default() -> Self {
+                Self::NONE
+            }
+        }
+
         impl Idx for $name {
             const NONE: Self = Self(NONE);
 
@@ -101,6 +109,8 @@ indices! {
     UnexpectedIdx;
     /// An answer to a peer's one-sided operation.
     ResponseIdx;
+    /// A message of which some segments have arrived.
+    ReassemblyIdx;
 }
 
 /// An index that is kept in 16 bits.

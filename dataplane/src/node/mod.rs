@@ -67,7 +67,9 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
+use crate::idx::{
+    CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, PeerIdx, PullIdx, ReassemblyIdx, ResponseIdx, TxIdx,
+};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
@@ -668,7 +670,7 @@ pub struct Node {
     pub(crate) awaited: Vec<PeerIdx>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
     /// send such messages at once than it had room for.
-    pub(crate) reassemblies: Slab<Reassembly>,
+    pub(crate) reassemblies: Slab<Reassembly, (), ReassemblyIdx>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,

@@ -20,7 +20,9 @@ use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
-use crate::idx::{PeerIdx, PullIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx, UnexpectedIdx};
+use crate::idx::{
+    PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx, UnexpectedIdx,
+};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -235,9 +237,8 @@ pub(crate) struct Peer {
     pub(crate) rcv: RcvBitmap,
     /// When the last probe or OPEN went out.
     pub(crate) probe_at: Instant,
-    /// The message of which some segments have arrived, an index of `Node::reassemblies`; `NONE` if
-    /// none.
-    pub(crate) reassembly: u32,
+    /// The message of which some segments have arrived.
+    pub(crate) reassembly: ReassemblyIdx,
     /// Messages of collectives that we wait for.
     pub(crate) coll_waits: u32,
     /// All transmit requests to this peer, in the order of their posting.
@@ -397,7 +398,7 @@ impl Peer {
             rx_at: ack_time(now),
             progress_at: now,
             probe_at: now,
-            reassembly: NONE,
+            reassembly: ReassemblyIdx::NONE,
             bad_seq: NONE,
             last_unacked: Self::NO_OP,
             ..Self::default()
@@ -500,7 +501,10 @@ impl Peer {
     /// Whether the next packet in order may take the fast path.
     #[inline]
     pub(crate) fn is_in_order(&self) -> bool {
-        self.fast_path && self.refused == 0 && self.reassembly == NONE && self.rcv.is_empty()
+        self.fast_path
+            && self.refused == 0
+            && self.reassembly == ReassemblyIdx::NONE
+            && self.rcv.is_empty()
     }
 
     /// Whether the silence of the peer counts from a packet that is sent now without a record, so
@@ -681,7 +685,7 @@ impl Peer {
                     || !self.wrs.is_empty()
                     || self.fast_ops() > 0
                     || !self.pulls.is_empty()
-                    || self.reassembly != NONE
+                    || self.reassembly != ReassemblyIdx::NONE
                     || !self.reorder_buf.is_empty()
                     // Responses that cannot be sent: if the peer is gone they would stay for ever.
                     || self.responses > 0
@@ -710,7 +714,7 @@ impl Peer {
             && self.responses == 0
             && self.unexpected == 0
             && self.snd.in_flight() == 0
-            && self.reassembly == NONE
+            && self.reassembly == ReassemblyIdx::NONE
             && self.coll_waits == 0
     }
 }

@@ -15,7 +15,9 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
+use crate::idx::{
+    CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, TxIdx, UnexpectedIdx,
+};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -218,8 +220,8 @@ impl Node {
 
     /// Takes the reassembly record of peer `p`, if there is one.
     pub(crate) fn take_reassembly(&mut self, p: PeerIdx) -> Option<Reassembly> {
-        let partial = std::mem::replace(&mut self.peers[p].reassembly, NONE);
-        (partial != NONE).then(|| self.reassemblies.free(partial))
+        let partial = std::mem::replace(&mut self.peers[p].reassembly, ReassemblyIdx::NONE);
+        (partial != ReassemblyIdx::NONE).then(|| self.reassemblies.free(partial))
     }
 
     /// The receive that the unfinished message of peer `p` is placed into.
