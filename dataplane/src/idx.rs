@@ -111,6 +111,8 @@ indices! {
     ResponseIdx;
     /// A message of which some segments have arrived.
     ReassemblyIdx;
+    /// A packet that waits for an earlier one.
+    OooIdx;
 }
 
 /// An index that is kept in 16 bits.

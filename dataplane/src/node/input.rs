@@ -682,7 +682,7 @@ impl Node {
             self.counters.rx_no_buffer += 1;
             return;
         };
-        let at = idx as usize * frame_len;
+        let at = idx.at() * frame_len;
         assert!(frame.copy_to(0, &mut self.reorder_bytes[at..at + len]), "length is the frame's");
         let peer = &mut self.peers[p];
         peer.reorder_buf.push_back(&mut self.reorder_buf, idx);
@@ -735,7 +735,7 @@ impl Node {
             };
             peer.reorder_buf.remove(&mut self.reorder_buf, idx);
             let len = self.reorder_buf[idx].len;
-            let at = idx as usize * frame_len;
+            let at = idx.at() * frame_len;
             // The bytes are moved out, since taking the packet may need the whole node.
             let pool = std::mem::take(&mut self.reorder_bytes);
             let frame = RxFrame::new(&pool[at..at + len]);

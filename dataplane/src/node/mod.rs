@@ -68,7 +68,8 @@ use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{
-    CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, PeerIdx, PullIdx, ReassemblyIdx, ResponseIdx, TxIdx,
+    CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx, ResponseIdx,
+    TxIdx,
 };
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
@@ -716,7 +717,7 @@ pub struct Node {
     target: fast_target::TargetCache,
     /// Spare buffers for long operands and old values.
     pub(crate) spare: Vec<Vec<u8>>,
-    pub(crate) reorder_buf: Slab<OooPacket>,
+    pub(crate) reorder_buf: Slab<OooPacket, (), OooIdx>,
     pub(crate) reorder_bytes: Vec<u8>,
     pub(crate) coll: coll::Coll,
 

@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::{EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, TxIdx};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -358,15 +358,15 @@ linked!(2, wait);
 pub(crate) struct OooPacket {
     pub(crate) psn: crate::rel::psn::Psn,
     pub(crate) len: usize,
-    pub(crate) link: Link,
+    pub(crate) link: Link<OooIdx>,
 }
 
-impl Linked<0> for OooPacket {
-    fn link(&mut self) -> &mut Link {
+impl Linked<0, OooIdx> for OooPacket {
+    fn link(&mut self) -> &mut Link<OooIdx> {
         &mut self.link
     }
 
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<OooIdx> {
         &self.link
     }
 }

@@ -21,7 +21,7 @@ use barewire_driver::port::Station;
 use super::AvTable;
 use super::path::Path;
 use crate::idx::{
-    PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx, UnexpectedIdx,
+    OooIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx, UnexpectedIdx,
 };
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
@@ -249,7 +249,7 @@ pub(crate) struct Peer {
     /// All pulls from this peer.
     pub(crate) pulls: List<1, u32, PullIdx>,
     /// Packets that arrived out of order and wait for an earlier one.
-    pub(crate) reorder_buf: List<0>,
+    pub(crate) reorder_buf: List<0, u32, OooIdx>,
 
     // The rest is cold.
     /// Bytes that the peer's unfinished write has written so far, and above
@@ -313,7 +313,7 @@ macro_rules! end_of {
 const _: () = {
     assert!(end_of!(snd: u64) == 64, "a message that comes takes one line");
     assert!(end_of!(tx_quota: u16) <= Peer::HOT, "one that goes takes two");
-    assert!(end_of!(reorder_buf: List<0>) <= Peer::WARM);
+    assert!(end_of!(reorder_buf: List<0, u32, OooIdx>) <= Peer::WARM);
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
 };
 
