@@ -113,6 +113,8 @@ indices! {
     ReassemblyIdx;
     /// A packet that waits for an earlier one.
     OooIdx;
+    /// The record of a one-sided operation.
+    RmaIdx;
 }
 
 /// An index that is kept in 16 bits.

@@ -69,7 +69,7 @@ use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{
     CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx, ResponseIdx,
-    TxIdx,
+    RmaIdx, TxIdx,
 };
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
@@ -710,7 +710,7 @@ pub struct Node {
     mr_last: MrIdx,
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
-    pub(crate) rma: Slab<Rma>,
+    pub(crate) rma: Slab<Rma, (), RmaIdx>,
     pub(crate) responses: Slab<Response, (), ResponseIdx>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,

@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::{EpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, RmaIdx, TxIdx};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -157,11 +157,11 @@ impl TxWr {
         self.pull_op = next.get();
     }
 
-    /// The record of a one-sided operation, an index of `Node::rma`.
+    /// The record of a one-sided operation.
     #[inline]
-    pub(super) fn rma(&self) -> u32 {
+    pub(super) fn rma(&self) -> RmaIdx {
         debug_assert!(self.flags.contains(WrFlags::RMA));
-        self.pull_op
+        RmaIdx::of(self.pull_op)
     }
 
     /// The buffer of a PACK.

@@ -1121,7 +1121,8 @@ impl Node {
     #[inline(always)]
     pub(crate) fn free_wr(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
-        let (flags, ep, rma) = (wr.flags, wr.ep, wr.pull_op);
+        let (flags, ep) = (wr.flags, wr.ep);
+        let rma = flags.contains(WrFlags::RMA).then(|| wr.rma());
         if flags.contains(WrFlags::GROUP) {
             self.free_group(w);
         }
@@ -1130,7 +1131,7 @@ impl Node {
         if ep != EpIdx::NONE {
             self.eps[ep].tx_used -= 1;
         }
-        if flags.contains(WrFlags::RMA) {
+        if let Some(rma) = rma {
             self.free_rma(rma);
         }
     }
