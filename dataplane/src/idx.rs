@@ -115,6 +115,8 @@ indices! {
     OooIdx;
     /// The record of a one-sided operation.
     RmaIdx;
+    /// An address vector of a node.
+    AvIdx;
 }
 
 /// An index that is kept in 16 bits.

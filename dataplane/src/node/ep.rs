@@ -8,10 +8,9 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
-use crate::slab::NONE;
 use crate::table::{Table, Vacant};
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
@@ -97,7 +96,7 @@ pub(crate) struct Ep {
     pub(crate) rx_cq: CqIdx,
     pub(crate) tx_selective: bool,
     pub(crate) rx_selective: bool,
-    pub(crate) av: u32,
+    pub(crate) av: AvIdx,
     pub(crate) route: Route,
     pub(crate) fetch: Fetch,
     pub(crate) tx_cntr: CntrIdx,
@@ -170,7 +169,7 @@ impl Ep {
             rx_cq: CqIdx::NONE,
             tx_selective: false,
             rx_selective: false,
-            av: NONE,
+            av: AvIdx::NONE,
             route: Route::NONE,
             fetch: Fetch::NONE,
             tx_cntr: CntrIdx::NONE,
@@ -529,7 +528,7 @@ impl Node {
         if e.enabled {
             return Err(Error::OpBadState);
         }
-        if e.av != NONE {
+        if e.av != AvIdx::NONE {
             return Err(Error::Invalid("an address vector is bound"));
         }
         e.av = av.0.idx();
@@ -549,7 +548,7 @@ impl Node {
         if e.enabled {
             return Err(Error::OpBadState);
         }
-        if e.av == NONE {
+        if e.av == AvIdx::NONE {
             return Err(Error::NoAv);
         }
         if e.caps.intersects(Caps::SEND | Caps::READ | Caps::WRITE | Caps::COLLECTIVE)
@@ -710,7 +709,7 @@ impl Node {
         for cntr in cntrs.filter(|&c| c != CntrIdx::NONE) {
             self.cntrs[cntr].bound -= 1;
         }
-        if e.av != NONE {
+        if e.av != AvIdx::NONE {
             self.avs[e.av].bound -= 1;
         }
     }

@@ -68,8 +68,8 @@ use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{
-    CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx, ResponseIdx,
-    RmaIdx, TxIdx,
+    AvIdx, CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx,
+    ResponseIdx, RmaIdx, TxIdx,
 };
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
@@ -240,7 +240,7 @@ pub struct CntrId(pub(crate) Handle<CntrIdx>);
 
 /// An address vector of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AvId(pub(crate) Handle);
+pub struct AvId(pub(crate) Handle<AvIdx>);
 
 /// An endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -679,7 +679,7 @@ pub struct Node {
     pub(crate) numbers: Numbers,
     pub(crate) cqs: Table<CqTable, (), CqIdx>,
     pub(crate) cntrs: Slab<CntrTable, (), CntrIdx>,
-    pub(crate) avs: Slab<AvTable>,
+    pub(crate) avs: Slab<AvTable, (), AvIdx>,
 
     pub(crate) tx: Slab<TxWr, (), TxIdx>,
     /// The memory of transmit requests, by their index.

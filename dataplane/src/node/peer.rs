@@ -21,7 +21,8 @@ use barewire_driver::port::Station;
 use super::AvTable;
 use super::path::Path;
 use crate::idx::{
-    OooIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx, UnexpectedIdx,
+    AvIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx,
+    UnexpectedIdx,
 };
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
@@ -107,17 +108,22 @@ impl SourceName {
 
     /// The address in vector `at` of endpoint `ep` of peer `p`; [`FI_ADDR_UNSPEC`] if it has none.
     #[inline(always)]
-    pub(crate) fn of(&mut self, (at, av): (u32, &Slab<AvTable>), p: PeerIdx, ep: u16) -> FiAddr {
-        if self.ep != ep || u32::from(self.av) != at {
+    pub(crate) fn of(
+        &mut self,
+        (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>),
+        p: PeerIdx,
+        ep: u16,
+    ) -> FiAddr {
+        if self.ep != ep || u32::from(self.av) != at.get() {
             self.look_up((at, av), p, ep);
         }
         if self.addr == NONE { FI_ADDR_UNSPEC } else { FiAddr::from(self.addr) }
     }
 
     #[inline(never)]
-    fn look_up(&mut self, (at, av): (u32, &Slab<AvTable>), p: PeerIdx, ep: u16) {
+    fn look_up(&mut self, (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>), p: PeerIdx, ep: u16) {
         let addr = av[at].av.reverse(p, ep).map_or(NONE, |addr| addr as u32);
-        *self = Self { addr, ep, av: at as u16 };
+        *self = Self { addr, ep, av: at.get() as u16 };
     }
 }
 

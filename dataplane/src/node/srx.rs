@@ -15,9 +15,8 @@ use super::recv::MsgHead;
 use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::{CntrIdx, CqIdx, EpIdx, RecvIdx};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, RecvIdx};
 use crate::proto::matching::Src;
-use crate::slab::NONE;
 use crate::types::Instant;
 
 const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
@@ -82,7 +81,7 @@ impl Node {
     pub(super) fn srx_take_av(&mut self, e: EpIdx) -> Result<()> {
         let (av, srx) = (self.eps[e].av, self.eps[e].srx);
         let Some(context) = self.eps.get_mut(srx) else { return Ok(()) };
-        if context.av == NONE {
+        if context.av == AvIdx::NONE {
             context.av = av;
         } else if context.av != av && context.caps.contains(Caps::DIRECTED_RECV) {
             return Err(Error::Invalid("the shared context has another address vector"));
@@ -98,7 +97,7 @@ impl Node {
         context.sharers = Some(left);
         if left == 0 {
             // Its endpoints held the address vector; the next one may have another.
-            context.av = NONE;
+            context.av = AvIdx::NONE;
         }
     }
 
