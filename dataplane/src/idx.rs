@@ -117,6 +117,8 @@ indices! {
     RmaIdx;
     /// An address vector of a node.
     AvIdx;
+    /// A scalable endpoint of a node.
+    SepIdx;
 }
 
 /// An index that is kept in 16 bits.

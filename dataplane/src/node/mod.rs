@@ -69,7 +69,7 @@ use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{
     AvIdx, CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx,
-    ResponseIdx, RmaIdx, TxIdx,
+    ResponseIdx, RmaIdx, SepIdx, TxIdx,
 };
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
@@ -248,7 +248,7 @@ pub struct EpId(pub(crate) Handle<EpIdx>);
 
 /// A scalable endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SepId(pub(crate) Handle);
+pub struct SepId(pub(crate) Handle<SepIdx>);
 
 /// What an endpoint is made with.
 #[derive(Clone, Copy, Debug)]
