@@ -119,6 +119,8 @@ indices! {
     AvIdx;
     /// A scalable endpoint of a node.
     SepIdx;
+    /// The record of a failure, of one completion queue.
+    CqErrIdx;
 }
 
 /// An index that is kept in 16 bits.
