@@ -121,6 +121,8 @@ indices! {
     SepIdx;
     /// The record of a failure, of one completion queue.
     CqErrIdx;
+    /// A group of collectives.
+    GroupIdx;
 }
 
 /// An index that is kept in 16 bits.

@@ -10,7 +10,7 @@ use super::control::{
 use super::{GroupState, JoinEvent, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, RecvIdx, UnexpectedIdx};
+use crate::idx::{EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -371,7 +371,7 @@ impl Node {
     }
 
     /// The members of a group have exchanged who they are.
-    fn end_join(&mut self, now: Instant, g: u32, op: &Op) {
+    fn end_join(&mut self, now: Instant, g: GroupIdx, op: &Op) {
         let word = |i: usize| {
             let mut bytes = [0; 8];
             op.out.read_at(8 * i, &mut bytes);

@@ -12,7 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
+use crate::idx::{EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -27,7 +27,7 @@ const OVER_MAX: usize = 256;
 
 impl Node {
     /// Ends a group and every call of it.
-    pub(super) fn abort_group(&mut self, now: Instant, g: u32, err: Error) {
+    pub(super) fn abort_group(&mut self, now: Instant, g: GroupIdx, err: Error) {
         let Some(group) = self.coll.groups.get_mut(g) else { return };
         let joining = matches!(group.state, GroupState::Joining(_));
         if matches!(group.state, GroupState::Over(_)) {
@@ -152,7 +152,7 @@ impl Node {
     }
 
     /// Throws away what was stored for a group.
-    fn purge(&mut self, now: Instant, g: u32, gid: u32) {
+    fn purge(&mut self, now: Instant, g: GroupIdx, gid: u32) {
         let side = self.coll.groups[g].side.0.idx();
         self.remember_over(gid, Error::Canceled);
         if gid & JOIN != 0 {
@@ -209,7 +209,7 @@ impl Node {
     }
 
     /// Tells the members that a group is over or that this one leaves it.
-    fn tell_group(&mut self, now: Instant, g: u32, what: u64, err: Error) {
+    fn tell_group(&mut self, now: Instant, g: GroupIdx, what: u64, err: Error) {
         let group = &self.coll.groups[g];
         let (n, me) = (group.members.len(), group.me as usize);
         let (side, tag) = (group.side, control_tag(group.gid, what));
@@ -267,7 +267,7 @@ impl Node {
     pub(super) fn take_lost(&mut self, now: Instant) {
         while let Some((p, err)) = self.coll.lost.pop() {
             self.purge_join((p, None), None);
-            let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
+            let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
             for g in groups {
                 let Some(group) = self.coll.groups.get(g) else { continue };
                 let gone: Vec<(PeerIdx, u16)> = (group.members.iter())
@@ -283,7 +283,13 @@ impl Node {
 
     /// Nothing more will come from a member. That ends the group if a call waits for it, or as
     /// soon as one does.
-    pub(super) fn member_gone(&mut self, now: Instant, g: u32, who: (PeerIdx, u16), err: Error) {
+    pub(super) fn member_gone(
+        &mut self,
+        now: Instant,
+        g: GroupIdx,
+        who: (PeerIdx, u16),
+        err: Error,
+    ) {
         let group = &mut self.coll.groups[g];
         let side = group.side.0.idx();
         let mut rank = NONE;
@@ -312,7 +318,7 @@ impl Node {
     /// Joins that nobody answered.
     pub(super) fn end_late_joins(&mut self, now: Instant) {
         self.coll.deadline = None;
-        let joining: Vec<(u32, Instant)> = (self.coll.groups.iter())
+        let joining: Vec<(GroupIdx, Instant)> = (self.coll.groups.iter())
             .filter_map(|(g, group)| match group.state {
                 GroupState::Joining(until) => Some((g, until)),
                 _ => None,
@@ -329,7 +335,7 @@ impl Node {
     }
 
     /// Leaves a group and forgets it.
-    pub(super) fn leave_group(&mut self, now: Instant, g: u32) {
+    pub(super) fn leave_group(&mut self, now: Instant, g: GroupIdx) {
         let group = &self.coll.groups[g];
         let (busy, over) = (group.ops > 0, matches!(group.state, GroupState::Over(_)));
         if busy {
@@ -347,7 +353,7 @@ impl Node {
 
     /// An endpoint is being closed: it leaves its groups.
     pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: EpIdx) {
-        let groups: Vec<u32> = (self.coll.groups.iter())
+        let groups: Vec<GroupIdx> = (self.coll.groups.iter())
             .filter(|(_, group)| group.ep.0.idx() == e)
             .map(|(g, _)| g)
             .collect();
@@ -358,7 +364,7 @@ impl Node {
 
     /// The port is gone.
     pub(crate) fn coll_port_gone(&mut self, now: Instant) {
-        let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
+        let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
         for g in groups {
             self.abort_group(now, g, Error::NetDown);
         }
