@@ -123,6 +123,8 @@ indices! {
     CqErrIdx;
     /// A group of collectives.
     GroupIdx;
+    /// A call of a collective that is under way.
+    CallIdx;
 }
 
 /// An index that is kept in 16 bits.

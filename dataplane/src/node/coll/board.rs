@@ -22,7 +22,7 @@ use barewire_driver::mem::{IoBuf, Scratch, Span};
 use super::control::DISAGREE;
 use super::{Group, Kind, User};
 use crate::error::{Error, Result};
-use crate::idx::{GroupIdx, PeerIdx};
+use crate::idx::{CallIdx, GroupIdx, PeerIdx};
 use crate::node::{EpId, FrameSink, Node};
 use crate::proto::coll::Shape;
 use crate::types::Instant;
@@ -320,7 +320,7 @@ impl Group {
 
 impl Node {
     /// Asks for a board for a join that begins, and tells its name.
-    pub(super) fn offer_board(&mut self, o: u32, out: &mut dyn FrameSink) {
+    pub(super) fn offer_board(&mut self, o: CallIdx, out: &mut dyn FrameSink) {
         let op = &self.coll.ops[o];
         let (Some(words), g) = (&op.words, op.group) else { return };
         let group = &mut self.coll.groups[g];

@@ -10,7 +10,7 @@ use super::control::{
 use super::{GroupState, JoinEvent, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
+use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -28,8 +28,8 @@ const RETRY_NS: u64 = 20_000;
 const SPARE: usize = 4;
 const SPARE_LEN_MAX: usize = 1 << 20;
 
-fn context_of(op: Handle, round: u32) -> u64 {
-    u64::from(op.idx() & 0xf_ffff)
+fn context_of(op: Handle<CallIdx>, round: u32) -> u64 {
+    u64::from(op.idx().get() & 0xf_ffff)
         | u64::from(op.generation() & 0xf_ffff) << 20
         | u64::from(round & 0x7f_ffff) << 40
 }
@@ -165,15 +165,15 @@ impl Node {
         self.over_before(gid, &err.cqe);
     }
 
-    fn op_of(&self, context: u64) -> Option<u32> {
-        let o = (context & 0xf_ffff) as u32;
+    fn op_of(&self, context: u64) -> Option<CallIdx> {
+        let o = CallIdx::of((context & 0xf_ffff) as u32);
         let op = self.coll.ops.get(o).is_some();
         let same = self.coll.ops.generation(o) & 0xf_ffff == (context >> 20) as u32 & 0xf_ffff;
         (op && same).then_some(o)
     }
 
     /// A receive of a call has ended.
-    fn waits_no_more(&mut self, o: u32, src: FiAddr) {
+    fn waits_no_more(&mut self, o: CallIdx, src: FiAddr) {
         let Some(av) = self.coll.av else { return };
         let Some(entry) = self.avs[av.0.idx()].av.lookup(src) else { return };
         let peer = entry.peer;
@@ -185,7 +185,7 @@ impl Node {
     }
 
     /// Lets a call go on with the next turn.
-    pub(super) fn queue_op(&mut self, o: u32) {
+    pub(super) fn queue_op(&mut self, o: CallIdx) {
         let op = &mut self.coll.ops[o];
         if !std::mem::replace(&mut op.queued, true) {
             self.coll.work.push_back(o);
@@ -193,7 +193,7 @@ impl Node {
     }
 
     /// Does what a call asks for until it has to wait.
-    fn drive_op(&mut self, now: Instant, o: u32, out: &mut dyn FrameSink) {
+    fn drive_op(&mut self, now: Instant, o: CallIdx, out: &mut dyn FrameSink) {
         if self.coll.ops[o].words.is_some() {
             self.offer_board(o, out);
         }
@@ -221,7 +221,7 @@ impl Node {
         }
     }
 
-    fn post_side_recv(&mut self, now: Instant, o: u32, comm: &Comm) -> Went {
+    fn post_side_recv(&mut self, now: Instant, o: CallIdx, comm: &Comm) -> Went {
         let handle = self.coll.ops.handle(o);
         let op = &self.coll.ops[o];
         let (g, round) = (op.group, op.run.number());
@@ -277,7 +277,7 @@ impl Node {
     fn post_side_send(
         &mut self,
         now: Instant,
-        o: u32,
+        o: CallIdx,
         (comm, round): (&Comm, u32),
         out: &mut dyn FrameSink,
     ) -> Went {
@@ -327,7 +327,7 @@ impl Node {
     }
 
     /// A call has ended well.
-    fn end_op(&mut self, now: Instant, o: u32) {
+    fn end_op(&mut self, now: Instant, o: CallIdx) {
         let op = self.coll.ops.free(o);
         let g = op.group;
         self.coll.groups[g].ops -= 1;
@@ -492,7 +492,7 @@ impl Node {
     }
 
     /// A call begins: what is stored under its number must be of it.
-    pub(super) fn look_for_strangers(&mut self, o: u32) {
+    pub(super) fn look_for_strangers(&mut self, o: CallIdx) {
         let op = &self.coll.ops[o];
         let group = &self.coll.groups[op.group];
         let matcher = &self.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];

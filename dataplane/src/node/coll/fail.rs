@@ -12,7 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
+use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -36,7 +36,7 @@ impl Node {
         group.state = GroupState::Over(err);
         let (gid, ep, context) = (group.gid, group.ep, group.context);
         self.tell_group(now, g, ABORT, err);
-        let ops: Vec<u32> =
+        let ops: Vec<CallIdx> =
             self.coll.ops.iter().filter(|(_, op)| op.group == g).map(|(o, _)| o).collect();
         for o in ops {
             self.fail_op(now, o, err);
@@ -50,7 +50,7 @@ impl Node {
     }
 
     /// Ends a call with an error entry. Nothing touches its memory any more.
-    fn fail_op(&mut self, now: Instant, o: u32, err: Error) {
+    fn fail_op(&mut self, now: Instant, o: CallIdx, err: Error) {
         self.revoke(now, o);
         let op = self.coll.ops.free(o);
         let group = &mut self.coll.groups[op.group];
@@ -76,7 +76,7 @@ impl Node {
     }
 
     /// Takes the memory of a call out of reach of everything that was posted for it.
-    fn revoke(&mut self, now: Instant, o: u32) {
+    fn revoke(&mut self, now: Instant, o: CallIdx) {
         let op = &mut self.coll.ops[o];
         let waits = std::mem::take(&mut op.waits);
         let side = self.coll.groups[op.group].side.0.idx();
@@ -90,7 +90,7 @@ impl Node {
         let handle = self.coll.ops.handle(o);
         let ours = |context: u64| {
             context >> 63 == 0
-                && context as u32 & 0xf_ffff == handle.idx() & 0xf_ffff
+                && context as u32 & 0xf_ffff == handle.idx().get() & 0xf_ffff
                 && (context >> 20) as u32 & 0xf_ffff == handle.generation() & 0xf_ffff
         };
         if self.coll.ops[o].sends > 0 {

@@ -30,7 +30,7 @@ pub use call::{CollAttr, CollCall, CollReq, Role, query};
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::{EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
+use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Model, Plan, choose};
 use crate::proto::coll::program::Program;
@@ -121,9 +121,9 @@ pub(crate) struct Coll {
     /// Collective sides by the number of their endpoint.
     sides: HashMap<u16, EpId>,
     groups: Slab<Group, (), GroupIdx>,
-    ops: Slab<Op>,
+    ops: Slab<Op, (), CallIdx>,
     /// Calls that may go on.
-    work: VecDeque<u32>,
+    work: VecDeque<CallIdx>,
     /// Peers whose session has ended, and why.
     pub(super) lost: Vec<(PeerIdx, Error)>,
     /// Messages that were stored since the last turn, with the generations of their slots.
@@ -553,7 +553,7 @@ impl Node {
         reduce: Option<(AtomicOp, Datatype)>,
         (input, out): (IoBuf, IoBuf),
         user: Option<User>,
-    ) -> Result<u32> {
+    ) -> Result<CallIdx> {
         let plan = self.plan_for(g, &shape);
         let program = Program::new(shape, &plan);
         let scratch = self.take_scratch(program.scratch_len())?;
