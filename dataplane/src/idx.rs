@@ -125,6 +125,8 @@ indices! {
     GroupIdx;
     /// A call of a collective that is under way.
     CallIdx;
+    /// A buffer for packed messages.
+    PackIdx;
 }
 
 /// An index that is kept in 16 bits.

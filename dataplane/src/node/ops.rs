@@ -6,7 +6,9 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::{EpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, RmaIdx, TxIdx};
+use crate::idx::{
+    EpIdx, MrIdx, OooIdx, PackIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, RmaIdx, TxIdx,
+};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -166,9 +168,9 @@ impl TxWr {
 
     /// The buffer of a PACK.
     #[inline]
-    pub(super) fn pack_buf(&self) -> usize {
+    pub(super) fn pack_buf(&self) -> PackIdx {
         debug_assert!(self.flags.contains(WrFlags::GROUP));
-        self.pull_gen as usize
+        PackIdx::of(self.pull_gen)
     }
 }
 

@@ -17,7 +17,7 @@ use barewire_driver::hint::cold;
 
 pub use crate::rel::congestion::{WINDOW, WINDOW_LOSSLESS};
 
-use crate::idx::{EpIdx, MrIdx, ResponseIdx, SentIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, PackIdx, ResponseIdx, SentIdx, TxIdx};
 use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::flight::{Group, Ring, Rings};
 use crate::rel::psn::Psn;
@@ -73,7 +73,7 @@ pub enum BodyRef {
     /// The first `len` bytes of a buffer of the aggregation pool, which hold several messages.
     Pack {
         /// The buffer.
-        buf: u32,
+        buf: PackIdx,
         /// Number of bytes.
         len: u32,
     },
