@@ -127,6 +127,8 @@ indices! {
     CallIdx;
     /// A buffer for packed messages.
     PackIdx;
+    /// Where the packets in flight of one session stand.
+    RingIdx;
 }
 
 /// An index that is kept in 16 bits.
