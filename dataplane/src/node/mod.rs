@@ -721,7 +721,7 @@ pub struct Node {
     pub(crate) reorder_bytes: Vec<u8>,
     pub(crate) coll: coll::Coll,
 
-    pub(crate) wheel: Wheel,
+    pub(crate) wheel: Wheel<PeerIdx>,
     /// Peers with something to send.
     pub(crate) ready: VecDeque<PeerIdx>,
     /// What may be left to do besides receiving.

@@ -67,7 +67,7 @@ impl Node {
         let owes_acks = self.owes_acks(now);
         self.acks.note_frames(self.counters.rx_frames);
         self.blocked = false;
-        while let Some(p) = self.wheel.expire(now).map(PeerIdx::of) {
+        while let Some(p) = self.wheel.expire(now) {
             self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }

@@ -576,7 +576,7 @@ impl Node {
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);
         peer.timer_at = Instant(u64::MAX);
-        self.wheel.disarm(p.get());
+        self.wheel.disarm(p);
         self.openings.forget(p);
     }
 
@@ -733,7 +733,7 @@ impl Node {
         let peer = &mut self.peers[p];
         if due < peer.timer_at {
             peer.timer_at = due;
-            self.wheel.arm(p.get(), due);
+            self.wheel.arm(p, due);
         }
     }
 
