@@ -129,6 +129,8 @@ indices! {
     PackIdx;
     /// Where the packets in flight of one session stand.
     RingIdx;
+    /// An address in an address vector.
+    AddrIdx;
 }
 
 /// An index that is kept in 16 bits.
