@@ -105,7 +105,7 @@ impl World {
                 }
                 Action::Local(local) => m.cpu += GAMMA * bytes_of(&local),
                 Action::Recv(comm) => {
-                    let open = m.open.entry((comm.peer, comm.step)).or_default();
+                    let open = m.open.entry((comm.rank, comm.step)).or_default();
                     *open += 1;
                     let here = *open <= 0;
                     m.run.done();
@@ -122,7 +122,7 @@ impl World {
                     m.run.done();
                     m.run.sent(round);
                     self.sent += 1;
-                    let arrival = (start + ALPHA, self.sent, comm.peer, me, comm.step, wire);
+                    let arrival = (start + ALPHA, self.sent, comm.rank, me, comm.step, wire);
                     self.arrivals.push(Reverse(arrival));
                     continue;
                 }

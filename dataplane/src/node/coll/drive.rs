@@ -226,7 +226,7 @@ impl Node {
         let op = &self.coll.ops[o];
         let (g, round) = (op.group, op.run.number());
         let group = &self.coll.groups[g];
-        let member = group.members[comm.peer as usize];
+        let member = group.members[comm.rank as usize];
         let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
         if let Some(err) = member.gone {
             // What it sent before may be here.
@@ -285,7 +285,7 @@ impl Node {
         let op = &self.coll.ops[o];
         let g = op.group;
         let group = &self.coll.groups[g];
-        let member = group.members[comm.peer as usize];
+        let member = group.members[comm.rank as usize];
         if let Some(err) = member.gone {
             self.abort_group(now, g, err);
             return Went::Over;
