@@ -131,6 +131,8 @@ indices! {
     RingIdx;
     /// An address in an address vector.
     AddrIdx;
+    /// A block of memory for messages that nobody has posted a receive for.
+    BlockIdx;
 }
 
 /// An index that is kept in 16 bits.
