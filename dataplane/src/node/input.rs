@@ -447,8 +447,8 @@ impl Node {
         }
     }
 
-    /// [`on_ack_frame`](Self::on_ack_frame) for an ACK with any number of words. (By itself, so that
-    /// the room for the words is not cleared for nothing.)
+    /// [`on_ack_frame`](Self::on_ack_frame) for an ACK with any number of words. (By itself, so
+    /// that the room for the words is not cleared for nothing.)
     #[inline(never)]
     fn on_ack_with_sack(
         &mut self,

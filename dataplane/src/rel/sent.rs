@@ -145,8 +145,8 @@ impl Sent {
         self.at > at || self.at == at && self.psn.since(psn) >= 0
     }
 
-    /// The round trip that an acknowledgement shows, which was measured on this packet. The peer says
-    /// which copy of it arrived, so one that was sent again without need is measured as well.
+    /// The round trip that an acknowledgement shows, which was measured on this packet. The peer
+    /// says which copy of it arrived, so one that was sent again without need is measured as well.
     #[inline(always)]
     pub fn round_trip(&self, now: Instant, ack: &AckOp) -> Option<u64> {
         // The answer to a probe names a packet that arrived long ago, as long as the delay field
