@@ -630,8 +630,8 @@ mod tests {
 
     use super::*;
 
-    fn src_of(peer: u32, ep: u16) -> Src {
-        Src::of(PeerIdx::of(peer), ep)
+    fn src_of(number: u32, ep: u16) -> Src {
+        Src::of(PeerIdx::of(number), ep)
     }
 
     const TAGS: [u64; 5] = [0, 1, 2, 1 << 63, u64::MAX];
