@@ -399,25 +399,59 @@ fn catch_alls(source: &Source) -> Vec<Wrong> {
     wrong
 }
 
-/// What indices of a node's objects are called where each has a type: `dataplane/src/idx.rs`.
-const INDICES: [&str; 16] = [
-    "p", "peer", "e", "ep", "srx", "cq", "rx_cq", "tx_cq", "cntr", "rx_cntr", "tx_cntr", "mr", "w",
-    "wr", "pull", "response",
+/// What indices of a node's objects are called: each has a type in `dataplane/src/idx.rs`.
+const INDICES: [&str; 31] = [
+    "p",
+    "peer",
+    "e",
+    "ep",
+    "s",
+    "srx",
+    "sep",
+    "cq",
+    "rx_cq",
+    "tx_cq",
+    "cntr",
+    "rx_cntr",
+    "tx_cntr",
+    "av",
+    "mr",
+    "w",
+    "wr",
+    "pull",
+    "response",
+    "recv",
+    "m",
+    "msg",
+    "reassembly",
+    "r",
+    "rma",
+    "g",
+    "group",
+    "o",
+    "buf",
+    "ring",
+    "idx",
 ];
 
-/// Indices without a type, as parameters and fields.
+/// Where an index is a number still: in a table of any type, and on the wire.
+const NUMBERED: [&str; 5] = [
+    "dataplane/src/idx.rs",
+    "dataplane/src/index.rs",
+    "dataplane/src/slab.rs",
+    "dataplane/src/table.rs",
+    "dataplane/src/wire",
+];
+
+/// Indices without a type: parameters, by themselves or in a tuple, and fields.
 fn bare_indices(source: &Source) -> Vec<Wrong> {
-    if !source.in_any(&["dataplane/src/node", "dataplane/src/rel"]) {
+    if !source.in_any(&["dataplane/src"]) || source.in_any(&NUMBERED) {
         return Vec::new();
     }
     let mut wrong = Vec::new();
-    for name in INDICES {
-        for at in words(&source.code, name) {
-            let rest = &source.code[at + name.len()..];
-            // Groups and their programs have indices without types still.
-            let is_bare =
-                rest.starts_with(": u32") && !rest[5..].starts_with(char::is_alphanumeric);
-            if is_bare && !source.path.contains("/coll") {
+    for (at, _) in source.code.match_indices(": ") {
+        for (name, ty) in names_with_types(&source.code[..at], &source.code[at + 2..]) {
+            if INDICES.contains(&name) && is_number(ty) {
                 let line = source.code[..at].matches('\n').count() + 1;
                 let what = format!("\"{name}: u32\": indices of objects have types, see idx.rs");
                 wrong.push(source.wrong(line, &what));
@@ -425,6 +459,37 @@ fn bare_indices(source: &Source) -> Vec<Wrong> {
         }
     }
     wrong
+}
+
+/// The names that end before a colon, and the types that begin behind it: several of a tuple.
+fn names_with_types<'a>(before: &'a str, behind: &'a str) -> Vec<(&'a str, &'a str)> {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    let name_of = |text: &'a str| &text[text.trim_end_matches(part).len()..];
+    if !before.ends_with(')') || !behind.starts_with('(') {
+        return vec![(name_of(before), behind)];
+    }
+    let nests = |c: char| i32::from("([<".contains(c)) - i32::from(")]>".contains(c));
+    let end_of = |depth: &mut i32, c| {
+        *depth += nests(c);
+        *depth == 0
+    };
+    let (mut up, mut down) = (0, 0);
+    let open = before.rfind(|c| end_of(&mut up, c)).map_or(0, |open| open + 1);
+    let close = behind.find(|c| end_of(&mut down, c)).unwrap_or(behind.len());
+    let members = |text: &'a str| {
+        let mut depth = 0;
+        text.split(move |c| end_of(&mut depth, c) && c == ',')
+    };
+    let types = members(&behind[1..close]).map(str::trim_start);
+    members(&before[open..before.len() - 1]).map(name_of).zip(types).collect()
+}
+
+/// Whether a type is a number, by itself, by reference or optional.
+fn is_number(ty: &str) -> bool {
+    let inner = ["&", "mut ", "Option<"];
+    let ty = inner.iter().fold(ty, |ty, prefix| ty.strip_prefix(prefix).unwrap_or(ty));
+    let rest = ty.strip_prefix("u32");
+    rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || "_:".contains(c)))
 }
 
 /// Whether a pattern takes whatever comes: `_`, a name, or one of these in `Some` or `Ok`.
@@ -783,10 +848,22 @@ fn catch_alls_sees_one_over_packet_types() {
 
 #[test]
 fn bare_indices_sees_one() {
-    let good = "fn f(p: PeerIdx, units: u32, tx_wr_count: u32) {}";
-    for bad in ["fn f(&self, p: u32) {}", "struct S { tx_cq: u32 }", "|wr: u32| wr"] {
-        expect(bare_indices, "dataplane/src/node/input.rs", bad, good);
+    let good =
+        "fn f(p: PeerIdx, (g, n): (GroupIdx, u32), units: u32, tx_wr_count: u32) { p: u32::MAX }";
+    for bad in [
+        "fn f(&self, p: u32) {}",
+        "fn f(&self, recv: Option<u32>) {}",
+        "fn f(&self, (now, g): (Instant, u32)) {}",
+        "fn f((ep, mut p, n): (EpIdx, u32, Vec<(u32, u32)>)) {}",
+        "struct S { tx_cq: u32 }",
+        "|wr: u32| wr",
+    ] {
+        for path in ["node/input.rs", "node/coll/drive.rs", "proto/matching.rs", "av.rs"] {
+            expect(bare_indices, &format!("dataplane/src/{path}"), bad, good);
+        }
     }
+    let table = Source::new("dataplane/src/slab.rs", "fn f(idx: u32) {}");
+    assert_eq!(bare_indices(&table), Vec::<Wrong>::new());
 }
 
 #[test]

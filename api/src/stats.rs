@@ -32,6 +32,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use barewire_dataplane::idx::{EpIdx, PeerIdx};
 use barewire_dataplane::node::{
     EpCounters, Levels, Node, NodeCounters, RoundTrips, SessionStats, Survey, SurveySink, Wait,
 };
@@ -239,7 +240,7 @@ fn no_statistics(why: io::Error) {
 }
 
 impl SurveySink for Block {
-    fn endpoint(&mut self, slot: u32, ep: Option<&EpCounters>) {
+    fn endpoint(&mut self, slot: EpIdx, ep: Option<&EpCounters>) {
         let words = ep.map_or([0; EP_LEN], |c| {
             [
                 // 0 is no endpoint.
@@ -253,12 +254,12 @@ impl SurveySink for Block {
                 c.posted.into(),
             ]
         });
-        self.put_row(EPS, slot as usize, &words);
+        self.put_row(EPS, slot.at(), &words);
     }
 
-    fn session(&mut self, slot: u32, session: Option<&SessionStats>) {
+    fn session(&mut self, slot: PeerIdx, session: Option<&SessionStats>) {
         let words = session.map_or([0; SESSION_LEN], session_words);
-        self.put_row(SESSIONS, slot as usize, &words);
+        self.put_row(SESSIONS, slot.at(), &words);
     }
 }
 

@@ -5,9 +5,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::idx::PeerIdx;
+use crate::idx::{AddrIdx, PeerIdx};
 use crate::index::Index;
-use crate::slab::NONE;
 use crate::types::FiAddr;
 
 /// An endpoint as the node knows it.
@@ -38,9 +37,9 @@ impl AvEntry {
 pub struct Av {
     slots: Vec<Slot>,
     /// The indices that were removed and not given out again.
-    free: BinaryHeap<Reverse<u32>>,
+    free: BinaryHeap<Reverse<AddrIdx>>,
     /// The newest index of each endpoint, by peer and endpoint.
-    reverse: Index,
+    reverse: Index<AddrIdx>,
     /// Indices in use of each peer.
     of_peer: Vec<u32>,
     /// How many of the highest bits of an address name a receive context.
@@ -57,8 +56,8 @@ enum Slot {
         peer: PeerIdx,
         ep: u16,
         incarnation: [u32; 2],
-        newer: u32,
-        older: u32,
+        newer: AddrIdx,
+        older: AddrIdx,
     },
 }
 
@@ -98,17 +97,17 @@ impl Av {
     /// # Panics
     /// At 2^32 - 1 addresses, which memory does not hold.
     pub fn insert(&mut self, entry: AvEntry) -> FiAddr {
-        let idx = self.free.pop().map_or(self.slots.len() as u32, |Reverse(idx)| idx);
-        assert!(idx != NONE, "av: indices exhausted");
+        let idx = self.free.pop().map_or(AddrIdx::of(self.slots.len() as u32), |Reverse(idx)| idx);
+        assert!(idx != AddrIdx::NONE, "av: indices exhausted");
         let AvEntry { peer, ep, incarnation, .. } = entry;
-        let older = self.newest(peer, ep).unwrap_or(NONE);
-        if let Some(Slot::Used { newer, .. }) = self.slots.get_mut(older as usize) {
+        let older = self.newest(peer, ep).unwrap_or(AddrIdx::NONE);
+        if let Some(Slot::Used { newer, .. }) = self.slots.get_mut(older.at()) {
             *newer = idx;
             self.unlist(peer, ep, older);
         }
         let incarnation = [incarnation as u32, (incarnation >> 32) as u32];
-        let slot = Slot::Used { peer, ep, incarnation, newer: NONE, older };
-        match self.slots.get_mut(idx as usize) {
+        let slot = Slot::Used { peer, ep, incarnation, newer: AddrIdx::NONE, older };
+        match self.slots.get_mut(idx.at()) {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
         }
@@ -117,7 +116,7 @@ impl Av {
             self.of_peer.resize(peer.at() + 1, 0);
         }
         self.of_peer[peer.at()] += 1;
-        FiAddr::from(idx)
+        FiAddr::from(idx.get())
     }
 
     /// Removes an index, and says what it named; `None` if it names nothing. Other indices of the
@@ -125,21 +124,22 @@ impl Av {
     pub fn remove(&mut self, addr: FiAddr) -> Option<AvEntry> {
         let slot = self.slots.get_mut(usize::try_from(addr).ok()?)?;
         let entry = slot.entry()?;
+        let idx = AddrIdx::of(addr as u32);
         let Slot::Used { newer, older, .. } = std::mem::replace(slot, Slot::Free) else {
             return None;
         };
-        if let Some(Slot::Used { newer: of_older, .. }) = self.slots.get_mut(older as usize) {
+        if let Some(Slot::Used { newer: of_older, .. }) = self.slots.get_mut(older.at()) {
             *of_older = newer;
         }
-        if let Some(Slot::Used { older: of_newer, .. }) = self.slots.get_mut(newer as usize) {
+        if let Some(Slot::Used { older: of_newer, .. }) = self.slots.get_mut(newer.at()) {
             *of_newer = older;
         } else {
-            self.unlist(entry.peer, entry.ep, addr as u32);
-            if older != NONE {
+            self.unlist(entry.peer, entry.ep, idx);
+            if older != AddrIdx::NONE {
                 self.list(entry.peer, entry.ep, older);
             }
         }
-        self.free.push(Reverse(addr as u32));
+        self.free.push(Reverse(idx));
         self.of_peer[entry.peer.at()] -= 1;
         Some(entry)
     }
@@ -166,7 +166,7 @@ impl Av {
     /// An index that names endpoint `ep` of `peer`, `None` if it was not inserted.
     #[inline]
     pub fn reverse(&self, peer: PeerIdx, ep: u16) -> Option<FiAddr> {
-        self.newest(peer, ep).map(FiAddr::from)
+        self.newest(peer, ep).map(|idx| FiAddr::from(idx.get()))
     }
 
     /// Whether any index names an endpoint of `peer`.
@@ -191,23 +191,23 @@ impl Av {
     }
 
     /// The newest index of an endpoint.
-    fn newest(&self, peer: PeerIdx, ep: u16) -> Option<u32> {
-        self.reverse.get(hash(peer, ep), |i| match self.slots[i as usize] {
+    fn newest(&self, peer: PeerIdx, ep: u16) -> Option<AddrIdx> {
+        self.reverse.get(hash(peer, ep), |i| match self.slots[i.at()] {
             Slot::Used { peer: p, ep: e, .. } => (p, e) == (peer, ep),
             Slot::Free => false,
         })
     }
 
     /// Makes `idx` the one that is told of an endpoint of which none is.
-    fn list(&mut self, peer: PeerIdx, ep: u16, idx: u32) {
+    fn list(&mut self, peer: PeerIdx, ep: u16, idx: AddrIdx) {
         let Self { reverse, slots, .. } = self;
-        reverse.insert(hash(peer, ep), idx, |i| slots[i as usize].hash());
+        reverse.insert(hash(peer, ep), idx, |i| slots[i.at()].hash());
     }
 
     /// Undoes [`list`](Self::list).
-    fn unlist(&mut self, peer: PeerIdx, ep: u16, idx: u32) {
+    fn unlist(&mut self, peer: PeerIdx, ep: u16, idx: AddrIdx) {
         let Self { reverse, slots, .. } = self;
-        reverse.remove(hash(peer, ep), idx, |i| slots[i as usize].hash());
+        reverse.remove(hash(peer, ep), idx, |i| slots[i.at()].hash());
     }
 }
 

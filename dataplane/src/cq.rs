@@ -5,8 +5,8 @@ use barewire_driver::hint::cold;
 
 use crate::error::{Error, Result};
 use crate::flags::CqFlags;
-use crate::idx::CqIdx;
-use crate::slab::{NONE, Slab};
+use crate::idx::{CqErrIdx, CqIdx};
+use crate::slab::Slab;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
 
 /// Takes a completion: from its entry in the ring or, if the queue was just found empty, straight
@@ -44,7 +44,7 @@ pub(crate) struct Cq {
     ring: Vec<Entry>,
     /// The records of the failures in the ring, which are long and rare. (Boxed, to keep the
     /// queue's slot short.)
-    errs: Box<Slab<CqErr>>,
+    errs: Box<Slab<CqErr, (), CqErrIdx>>,
     head: u64,
     tail: u64,
     mask: u64,
@@ -77,8 +77,8 @@ impl Lead {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     cqe: Cqe,
-    /// The record of a failure, [`NONE`] for a success.
-    err: u32,
+    /// The record of a failure, [`NONE`](CqErrIdx::NONE) for a success.
+    err: CqErrIdx,
 }
 
 impl Cq {
@@ -161,7 +161,7 @@ impl Cq {
     #[inline(always)]
     pub(crate) fn push(&mut self, cqe: Cqe) {
         self.check_reserved();
-        self.append(cqe, NONE);
+        self.append(cqe, CqErrIdx::NONE);
     }
 
     /// Appends a failure, in an entry reserved before.
@@ -180,7 +180,7 @@ impl Cq {
     pub(crate) fn try_push(&mut self, cqe: Cqe) -> bool {
         let room = self.reserve();
         if room {
-            self.append(cqe, NONE);
+            self.append(cqe, CqErrIdx::NONE);
         }
         room
     }
@@ -189,7 +189,7 @@ impl Cq {
     #[inline(always)]
     pub(crate) fn push_free(&mut self, cqe: Cqe) {
         self.reserve_free();
-        self.append(cqe, NONE);
+        self.append(cqe, CqErrIdx::NONE);
     }
 
     /// [`push_free`](Self::push_free) for a completed send, whose `flags` are not empty. It becomes
@@ -228,7 +228,7 @@ impl Cq {
         }
         while n < most {
             let Some(next) = self.next() else { break };
-            if next.err != NONE {
+            if next.err != CqErrIdx::NONE {
                 cold(());
                 break;
             }
@@ -248,7 +248,7 @@ impl Cq {
             return true;
         }
         match self.next() {
-            Some(&Entry { ref cqe, err: NONE }) if !lead_only => reader.take(cqe),
+            Some(&Entry { ref cqe, err: CqErrIdx::NONE }) if !lead_only => reader.take(cqe),
             _ => return cold(false),
         }
         self.take_next();
@@ -295,7 +295,7 @@ impl Cq {
             // The caller gave no room.
             _ if self.is_led() => Ok(0),
             None => Err(Error::Again),
-            Some(next) if next.err != NONE => Err(Error::Avail),
+            Some(next) if next.err != CqErrIdx::NONE => Err(Error::Avail),
             Some(_) => Ok(0),
         }
     }
@@ -306,7 +306,7 @@ impl Cq {
     /// [`Error::Again`] if the queue is empty or a success is next. Nothing was read.
     pub(crate) fn readerr(&mut self) -> Result<CqErr> {
         match self.next() {
-            Some(&Entry { err, .. }) if err != NONE && !self.is_led() => {
+            Some(&Entry { err, .. }) if err != CqErrIdx::NONE && !self.is_led() => {
                 self.take_next();
                 Ok(self.errs.free(err))
             }
@@ -346,7 +346,7 @@ impl Cq {
     }
 
     #[inline(always)]
-    fn append(&mut self, cqe: Cqe, err: u32) {
+    fn append(&mut self, cqe: Cqe, err: CqErrIdx) {
         match self.ring.get_mut((self.tail & self.mask) as usize) {
             Some(place) => {
                 place.cqe = cqe;

@@ -60,6 +60,14 @@ macro_rules! indices {
             }
         }
 
+        /// That of none.
+        impl Default for $name {
+            #[inline(always)]
+            fn default() -> Self {
+                Self::NONE
+            }
+        }
+
         impl Idx for $name {
             const NONE: Self = Self(NONE);
 
@@ -95,8 +103,36 @@ indices! {
     SentIdx;
     /// A message that is pulled, or a read.
     PullIdx;
+    /// A posted receive.
+    RecvIdx;
+    /// A message that has come before its receive was posted.
+    UnexpectedIdx;
     /// An answer to a peer's one-sided operation.
     ResponseIdx;
+    /// A message of which some segments have arrived.
+    ReassemblyIdx;
+    /// A packet that waits for an earlier one.
+    OooIdx;
+    /// The record of a one-sided operation.
+    RmaIdx;
+    /// An address vector of a node.
+    AvIdx;
+    /// A scalable endpoint of a node.
+    SepIdx;
+    /// The record of a failure, of one completion queue.
+    CqErrIdx;
+    /// A group of collectives.
+    GroupIdx;
+    /// A call of a collective that is under way.
+    CallIdx;
+    /// A buffer for packed messages.
+    PackIdx;
+    /// Where the packets in flight of one session stand.
+    RingIdx;
+    /// An address in an address vector.
+    AddrIdx;
+    /// A block of memory for messages that nobody has posted a receive for.
+    BlockIdx;
 }
 
 /// An index that is kept in 16 bits.

@@ -10,23 +10,28 @@
 //! a larger one: memory at a moment that a peer chooses. This one, made for as many indices as
 //! there can be, is never made anew.)
 
+use std::marker::PhantomData;
+
+use crate::idx::Idx;
+
+/// Fewest cells, if there are any.
+const MIN: usize = 16;
+
 /// See the module. A hash is whatever the caller makes of a key: the position is taken from its
 /// upper half, what else is remembered of it from its lower one.
 #[derive(Debug, Default)]
-pub(crate) struct Index {
+pub(crate) struct Index<K> {
     /// A power of two, or none. 0 is an empty cell, else the lowest bits are an index plus one and
     /// the others are those of the hash.
     cells: Vec<u32>,
     len: usize,
+    _of: PhantomData<fn() -> K>,
 }
 
-impl Index {
-    /// Fewest cells, if there are any.
-    const MIN: usize = 16;
-
+impl<K: Idx> Index<K> {
     /// An empty table with room for the indices below `n`. Large ones are not touched until used.
     pub(crate) fn with_capacity(n: usize) -> Self {
-        Self { cells: cells_for(n), len: 0 }
+        Self { cells: cells_for(n), len: 0, _of: PhantomData }
     }
 
     /// Indices in the table.
@@ -37,7 +42,7 @@ impl Index {
 
     /// The index with this hash whose key `is` the one that is looked for.
     #[inline]
-    pub(crate) fn get(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(crate) fn get(&self, hash: u64, is: impl Fn(K) -> bool) -> Option<K> {
         if self.len == 0 {
             return None;
         }
@@ -48,7 +53,7 @@ impl Index {
             if cell == 0 {
                 return None;
             }
-            let idx = (cell & mask as u32).wrapping_sub(1);
+            let idx = K::new((cell & mask as u32).wrapping_sub(1));
             if cell == self.cell(hash, idx) && is(idx) {
                 return Some(idx);
             }
@@ -57,13 +62,13 @@ impl Index {
     }
 
     /// Puts in `idx`, whose key is not there yet. `hash_of` is asked for the keys of other indices.
-    pub(crate) fn insert(&mut self, hash: u64, idx: u32, hash_of: impl Fn(u32) -> u64) {
-        let needed = self.len.max(idx as usize) + 1;
+    pub(crate) fn insert(&mut self, hash: u64, idx: K, hash_of: impl Fn(K) -> u64) {
+        let needed = self.len.max(idx.get() as usize) + 1;
         if !fits(needed, self.cells.len()) {
             let old = std::mem::replace(&mut self.cells, cells_for(needed.max(2 * self.len)));
             let bits = old.len().wrapping_sub(1) as u32;
             for cell in old.into_iter().filter(|&cell| cell != 0) {
-                let idx = (cell & bits) - 1;
+                let idx = K::new((cell & bits) - 1);
                 self.put(hash_of(idx), idx);
             }
         }
@@ -72,8 +77,8 @@ impl Index {
     }
 
     /// Takes out `idx`, if it is there. `hash_of` is asked for the keys of other indices.
-    pub(crate) fn remove(&mut self, hash: u64, idx: u32, hash_of: impl Fn(u32) -> u64) {
-        if !fits(idx as usize + 1, self.cells.len()) {
+    pub(crate) fn remove(&mut self, hash: u64, idx: K, hash_of: impl Fn(K) -> u64) {
+        if !fits(idx.get() as usize + 1, self.cells.len()) {
             return;
         }
         let (mask, cell) = (self.cells.len() - 1, self.cell(hash, idx));
@@ -92,7 +97,7 @@ impl Index {
             if other == 0 {
                 break;
             }
-            let home = self.home(hash_of((other & mask as u32) - 1));
+            let home = self.home(hash_of(K::new((other & mask as u32) - 1)));
             // It may move back unless that would put it before its home.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
                 self.cells[hole] = other;
@@ -102,7 +107,7 @@ impl Index {
         self.cells[hole] = 0;
     }
 
-    fn put(&mut self, hash: u64, idx: u32) {
+    fn put(&mut self, hash: u64, idx: K) {
         let mask = self.cells.len() - 1;
         let mut at = self.home(hash);
         while self.cells[at] != 0 {
@@ -112,9 +117,9 @@ impl Index {
     }
 
     /// What stands for `idx`, which fits, and a key with this hash.
-    fn cell(&self, hash: u64, idx: u32) -> u32 {
+    fn cell(&self, hash: u64, idx: K) -> u32 {
         let mask = self.cells.len().wrapping_sub(1) as u32;
-        hash as u32 & !mask | idx.wrapping_add(1) & mask
+        hash as u32 & !mask | idx.get().wrapping_add(1) & mask
     }
 
     fn home(&self, hash: u64) -> usize {
@@ -130,10 +135,7 @@ const fn fits(count: usize, cells: usize) -> bool {
 /// Empty cells for as many indices.
 fn cells_for(count: usize) -> Vec<u32> {
     // Zeros, which are asked for as such: the memory is not written.
-    vec![
-        0;
-        if count == 0 { 0 } else { (count * 8).div_ceil(7).next_power_of_two().max(Index::MIN) }
-    ]
+    vec![0; if count == 0 { 0 } else { (count * 8).div_ceil(7).next_power_of_two().max(MIN) }]
 }
 
 #[cfg(test)]
@@ -158,7 +160,7 @@ mod tests {
         ) {
             let mut keys: Vec<u64> = Vec::new();
             let mut model: BTreeMap<u64, u32> = BTreeMap::new();
-            let mut table = Index::with_capacity(hint);
+            let mut table = Index::<u32>::with_capacity(hint);
             for (put, key) in ops {
                 let found = table.get(poor(key), |i| keys[i as usize] == key);
                 prop_assert_eq!(found, model.get(&key).copied());
@@ -188,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_not_removed() {
-        let mut table = Index::with_capacity(0);
+        let mut table = Index::<u32>::with_capacity(0);
         table.remove(poor(1), 0, |_| 0);
         table.insert(poor(1), 3, |_| poor(1));
         table.remove(poor(1), 2, |_| poor(1));
@@ -202,13 +204,13 @@ mod tests {
     #[test]
     fn what_was_asked_for_is_enough() {
         for n in [1, 14, 15, 4096, 100_000] {
-            let mut table = Index::with_capacity(n);
+            let mut table = Index::<u32>::with_capacity(n);
             let (at, cells) = (table.cells.as_ptr(), table.cells.len());
             let hash = |i: u32| u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             (0..n as u32).for_each(|i| table.insert(hash(i), i, hash));
             assert!((0..n as u32).all(|i| table.get(hash(i), |at| at == i) == Some(i)));
             assert_eq!((table.cells.as_ptr(), table.cells.len()), (at, cells));
         }
-        assert_eq!(Index::with_capacity(100_000).cells.len(), 1 << 17);
+        assert_eq!(Index::<u32>::with_capacity(100_000).cells.len(), 1 << 17);
     }
 }

@@ -23,6 +23,7 @@ use barewire_driver::port::{
 
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
+use crate::idx::{EpIdx, PeerIdx};
 use crate::node::{
     AtomicReq, AvId, EpCounters, EpId, FastAtomic, FastRead, FastWrite, FrameSink, InPlaceFrame,
     Levels, Message, NoReader, Node, NodeCounters, ReadReq, Reader, RecvReq, SendReq, SessionStats,
@@ -379,11 +380,11 @@ struct WithTraffic<'a, S> {
 }
 
 impl<S: SurveySink> SurveySink for WithTraffic<'_, S> {
-    fn endpoint(&mut self, slot: u32, ep: Option<&EpCounters>) {
+    fn endpoint(&mut self, slot: EpIdx, ep: Option<&EpCounters>) {
         self.sink.endpoint(slot, ep);
     }
 
-    fn session(&mut self, slot: u32, session: Option<&SessionStats>) {
+    fn session(&mut self, slot: PeerIdx, session: Option<&SessionStats>) {
         let session = session.map(|session| SessionStats {
             bytes: session.bytes.or_else(|| self.port.traffic(session.info.station)),
             ..*session

@@ -8,11 +8,13 @@
 //!
 //! Invariant: every occupied slot stands for one tick of `cur..cur + 512`.
 
-use crate::slab::NONE;
+use crate::idx::{Idx, NONE};
 use crate::types::Instant;
 
 /// A slot's width as a power of two, nanoseconds.
 const TICK_SHIFT: u32 = 14;
+/// A slot's width, nanoseconds: how late a deadline may come.
+const TICK_NS: u64 = 1 << TICK_SHIFT;
 /// Slots of the wheel.
 const SLOTS: usize = 512;
 /// Words of the bitmap of occupied slots.
@@ -30,7 +32,7 @@ const TICK_MAX: u64 = (1 << 48) - 1;
 /// Time does not go backwards: a `now` before an earlier one fires nothing early, but what is
 /// armed then may be late by the difference.
 #[derive(Debug)]
-pub struct Wheel {
+pub struct Wheel<K> {
     /// Before this moment nothing is due, nanoseconds. Never later than the earliest slot.
     due_ns: u64,
     /// The latest time we were told, nanoseconds.
@@ -40,8 +42,8 @@ pub struct Wheel {
     len: u32,
     id_max: u32,
     occupied: [u64; WORDS],
-    heads: [u32; SLOTS + 1],
-    timers: Vec<Timer>,
+    heads: [K; SLOTS + 1],
+    timers: Vec<Timer<K>>,
     /// Ids and slots that [`expire`](Self::expire) has looked at.
     #[cfg(test)]
     steps: usize,
@@ -49,29 +51,26 @@ pub struct Wheel {
 
 /// 16 bytes an id.
 #[derive(Clone, Copy, Debug)]
-struct Timer {
-    prev: u32,
-    next: u32,
+struct Timer<K> {
+    prev: K,
+    next: K,
     /// The tick of the deadline above, the slot it waits in below (16 bits).
     key: u64,
 }
 
-impl Timer {
-    const IDLE: Self = Self { prev: NONE, next: NONE, key: UNARMED as u64 };
+impl<K: Idx> Timer<K> {
+    const IDLE: Self = Self { prev: K::NONE, next: K::NONE, key: UNARMED as u64 };
 
-    const fn tick(self) -> u64 {
+    fn tick(self) -> u64 {
         self.key >> 16
     }
 
-    const fn slot(self) -> u16 {
+    fn slot(self) -> u16 {
         self.key as u16
     }
 }
 
-impl Wheel {
-    /// The width of a slot, nanoseconds: how late a deadline may come.
-    pub const TICK_NS: u64 = 1 << TICK_SHIFT;
-
+impl<K: Idx> Wheel<K> {
     /// A wheel for the ids `0..n`, none of them armed. Reserves 16 bytes an id, touched when the id
     /// is first armed.
     pub fn new(n: usize, now: Instant) -> Self {
@@ -83,7 +82,7 @@ impl Wheel {
             len: 0,
             id_max: n as u32,
             occupied: [0; WORDS],
-            heads: [NONE; SLOTS + 1],
+            heads: [K::NONE; SLOTS + 1],
             timers: Vec::with_capacity(n),
             #[cfg(test)]
             steps: 0,
@@ -103,9 +102,9 @@ impl Wheel {
     /// # Panics
     /// If `id` is not below the number the wheel was made for.
     #[inline]
-    pub fn arm(&mut self, id: u32, at: Instant) {
+    pub fn arm(&mut self, id: K, at: Instant) {
         let tick = tick_after(at);
-        match self.timers.get_mut(id as usize) {
+        match self.timers.get_mut(id.get() as usize) {
             Some(timer) if timer.slot() != UNARMED => {
                 let slot = timer.slot();
                 timer.key = (tick << 16) | u64::from(slot);
@@ -127,7 +126,7 @@ impl Wheel {
 
     /// Takes `id`'s deadline back, if it has one.
     #[inline]
-    pub fn disarm(&mut self, id: u32) {
+    pub fn disarm(&mut self, id: K) {
         if self.is_armed(id) {
             self.unlink(id);
         }
@@ -135,8 +134,8 @@ impl Wheel {
 
     /// Whether `id` has a deadline.
     #[inline]
-    pub fn is_armed(&self, id: u32) -> bool {
-        self.timers.get(id as usize).is_some_and(|t| t.slot() != UNARMED)
+    pub fn is_armed(&self, id: K) -> bool {
+        self.timers.get(id.get() as usize).is_some_and(|t| t.slot() != UNARMED)
     }
 
     /// Ids that have a deadline.
@@ -152,7 +151,7 @@ impl Wheel {
     /// When to call [`expire`](Self::expire) next: at most one slot after the earliest deadline,
     /// and before it if that was pushed on or is far.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.heads[LATER as usize] != NONE {
+        if self.heads[LATER as usize] != K::NONE {
             return Some(Instant(self.cur << TICK_SHIFT));
         }
         self.first_occupied().map(|tick| Instant(tick << TICK_SHIFT))
@@ -164,7 +163,7 @@ impl Wheel {
     /// An id that is armed for a moment not after `now` while the caller loops comes out again in
     /// the same loop.
     #[inline]
-    pub fn expire(&mut self, now: Instant) -> Option<u32> {
+    pub fn expire(&mut self, now: Instant) -> Option<K> {
         self.now_ns = now.0;
         if now.0 < self.due_ns {
             return None;
@@ -183,7 +182,7 @@ impl Wheel {
     }
 
     #[cold]
-    fn expire_due(&mut self, now_tick: u64) -> Option<u32> {
+    fn expire_due(&mut self, now_tick: u64) -> Option<K> {
         loop {
             #[cfg(test)]
             {
@@ -193,7 +192,7 @@ impl Wheel {
                 Some(tick) if tick <= now_tick => {
                     self.cur = tick;
                     let id = self.heads[tick as usize % SLOTS];
-                    let deadline = self.timers[id as usize].tick();
+                    let deadline = self.timers[id.get() as usize].tick();
                     self.unlink(id);
                     if deadline <= now_tick {
                         return Some(id);
@@ -203,7 +202,7 @@ impl Wheel {
                 }
                 next => {
                     self.cur = self.cur.max(now_tick);
-                    if self.heads[LATER as usize] == NONE {
+                    if self.heads[LATER as usize] == K::NONE {
                         self.due_ns = next.map_or(u64::MAX, |tick| tick << TICK_SHIFT);
                         return None;
                     }
@@ -217,14 +216,14 @@ impl Wheel {
     fn place_later(&mut self) {
         loop {
             let id = self.heads[LATER as usize];
-            if id == NONE {
+            if id == K::NONE {
                 return;
             }
             #[cfg(test)]
             {
                 self.steps += 1;
             }
-            let deadline = self.timers[id as usize].tick();
+            let deadline = self.timers[id.get() as usize].tick();
             self.unlink(id);
             self.link(id, deadline);
         }
@@ -251,18 +250,19 @@ impl Wheel {
     }
 
     /// Links `id` where its deadline belongs, and says the tick of that slot.
-    fn link(&mut self, id: u32, tick: u64) -> u64 {
+    fn link(&mut self, id: K, tick: u64) -> u64 {
         let slot_tick = tick.clamp(self.cur, self.cur + SLOTS as u64 - 1);
         self.link_slot(id, tick, (slot_tick % SLOTS as u64) as u16);
         slot_tick
     }
 
-    fn link_slot(&mut self, id: u32, tick: u64, slot: u16) {
+    fn link_slot(&mut self, id: K, tick: u64, slot: u16) {
         let next = self.heads[slot as usize];
-        if next != NONE {
-            self.timers[next as usize].prev = id;
+        if next != K::NONE {
+            self.timers[next.get() as usize].prev = id;
         }
-        self.timers[id as usize] = Timer { prev: NONE, next, key: (tick << 16) | u64::from(slot) };
+        self.timers[id.get() as usize] =
+            Timer { prev: K::NONE, next, key: (tick << 16) | u64::from(slot) };
         self.heads[slot as usize] = id;
         if slot != LATER {
             self.occupied[slot as usize / 64] |= 1 << (slot % 64);
@@ -270,17 +270,17 @@ impl Wheel {
         self.len += 1;
     }
 
-    fn unlink(&mut self, id: u32) {
-        let timer = std::mem::replace(&mut self.timers[id as usize], Timer::IDLE);
+    fn unlink(&mut self, id: K) {
+        let timer = std::mem::replace(&mut self.timers[id.get() as usize], Timer::IDLE);
         let slot = timer.slot();
-        if timer.next != NONE {
-            self.timers[timer.next as usize].prev = timer.prev;
+        if timer.next != K::NONE {
+            self.timers[timer.next.get() as usize].prev = timer.prev;
         }
-        if timer.prev != NONE {
-            self.timers[timer.prev as usize].next = timer.next;
+        if timer.prev != K::NONE {
+            self.timers[timer.prev.get() as usize].next = timer.next;
         } else {
             self.heads[slot as usize] = timer.next;
-            if timer.next == NONE && slot != LATER {
+            if timer.next == K::NONE && slot != LATER {
                 self.occupied[slot as usize / 64] &= !(1 << (slot % 64));
             }
         }
@@ -288,15 +288,15 @@ impl Wheel {
     }
 
     #[cold]
-    fn touch(&mut self, id: u32) {
-        assert!(id < self.id_max, "wheel: id {id} of {}", self.id_max);
-        self.timers.resize(id as usize + 1, Timer::IDLE);
+    fn touch(&mut self, id: K) {
+        assert!(id.get() < self.id_max, "wheel: id {} of {}", id.get(), self.id_max);
+        self.timers.resize(id.get() as usize + 1, Timer::IDLE);
     }
 }
 
 /// The first tick that does not begin before `at`.
 const fn tick_after(at: Instant) -> u64 {
-    let tick = at.0.saturating_add(Wheel::TICK_NS - 1) >> TICK_SHIFT;
+    let tick = at.0.saturating_add(TICK_NS - 1) >> TICK_SHIFT;
     if tick < TICK_MAX { tick } else { TICK_MAX }
 }
 
@@ -326,10 +326,10 @@ mod tests {
 
     /// From within a slot to hours, with the exact edges of slots and of the wheel in it.
     fn distance() -> impl Strategy<Value = u64> {
-        const AROUND: u64 = SLOTS as u64 * Wheel::TICK_NS;
+        const AROUND: u64 = SLOTS as u64 * TICK_NS;
         prop_oneof![
-            0..Wheel::TICK_NS * 3,
-            (0u64..1030).prop_map(|ticks| ticks * Wheel::TICK_NS),
+            0..TICK_NS * 3,
+            (0u64..1030).prop_map(|ticks| ticks * TICK_NS),
             0..AROUND + 10,
             (0u64..3).prop_map(|d| AROUND - 1 + d),
             0..AROUND * 40,
@@ -350,7 +350,7 @@ mod tests {
 
     /// The latest moment by which a deadline must have come out.
     fn bound(at: u64) -> u64 {
-        at.saturating_add(Wheel::TICK_NS - 1)
+        at.saturating_add(TICK_NS - 1)
     }
 
     proptest! {
@@ -360,7 +360,7 @@ mod tests {
         /// a slot late, nothing twice; and the next deadline promises no more than that.
         #[test]
         fn wheel_is_a_map_of_deadlines(
-            start in prop_oneof![0..2 * Wheel::TICK_NS, 1u64 << 40..1 << 41],
+            start in prop_oneof![0..2 * TICK_NS, 1u64 << 40..1 << 41],
             ops in prop::collection::vec(op(), 1..120),
         ) {
             let mut now = start;
@@ -467,13 +467,13 @@ mod tests {
         }
         // 100 ms in all, a timer of 1 ms: one visit of four steps each millisecond.
         assert!(wheel.steps <= 4 * 102, "{} steps", wheel.steps);
-        now += 1_000_000 + Wheel::TICK_NS;
+        now += 1_000_000 + TICK_NS;
         assert_eq!(wheel.expire(Instant(now)), Some(0));
     }
 
     #[test]
     fn an_id_costs_16_bytes() {
-        assert_eq!(size_of::<Timer>(), 16);
+        assert_eq!(size_of::<Timer<u32>>(), 16);
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl World {
                 }
                 Action::Local(local) => m.cpu += GAMMA * bytes_of(&local),
                 Action::Recv(comm) => {
-                    let open = m.open.entry((comm.peer, comm.step)).or_default();
+                    let open = m.open.entry((comm.rank, comm.step)).or_default();
                     *open += 1;
                     let here = *open <= 0;
                     m.run.done();
@@ -147,8 +147,8 @@ impl World {
                     m.run.sent(round);
                     self.sent += 1;
                     let (start, len) = (m.cpu, comm.slice.len());
-                    let (at, wire) = self.send(me, comm.peer, start, len);
-                    self.arrivals.push(Reverse((at, self.sent, comm.peer, me, comm.step, wire)));
+                    let (at, wire) = self.send(me, comm.rank, start, len);
+                    self.arrivals.push(Reverse((at, self.sent, comm.rank, me, comm.step, wire)));
                     continue;
                 }
             }

@@ -16,9 +16,8 @@ use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx};
 use crate::proto::matching::Src;
-use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 
 impl Node {
@@ -51,7 +50,7 @@ impl Node {
             ..EpAttr::default()
         };
         // A context has no address vector: its endpoints have, which come and go.
-        let av = if e.sharers.is_some() { NONE } else { e.av };
+        let av = if e.sharers.is_some() { AvIdx::NONE } else { e.av };
         let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
         let deferred = self.ep_record(attr, number)?;
         let t = &mut self.eps[deferred.0.idx()];

@@ -8,10 +8,9 @@ use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, TxIdx};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
-use crate::slab::NONE;
 use crate::table::{Table, Vacant};
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
@@ -97,7 +96,7 @@ pub(crate) struct Ep {
     pub(crate) rx_cq: CqIdx,
     pub(crate) tx_selective: bool,
     pub(crate) rx_selective: bool,
-    pub(crate) av: u32,
+    pub(crate) av: AvIdx,
     pub(crate) route: Route,
     pub(crate) fetch: Fetch,
     pub(crate) tx_cntr: CntrIdx,
@@ -129,7 +128,7 @@ pub(crate) struct Ep {
     /// Untagged and tagged.
     pub(crate) matcher: [Matcher; 2],
     /// Messages taken out of matching by a peek or an announcement: (context, message).
-    pub(crate) claimed: Vec<(u64, u32)>,
+    pub(crate) claimed: Vec<(u64, UnexpectedIdx)>,
     pub(crate) counters: EpCounters,
 }
 
@@ -170,7 +169,7 @@ impl Ep {
             rx_cq: CqIdx::NONE,
             tx_selective: false,
             rx_selective: false,
-            av: NONE,
+            av: AvIdx::NONE,
             route: Route::NONE,
             fetch: Fetch::NONE,
             tx_cntr: CntrIdx::NONE,
@@ -529,7 +528,7 @@ impl Node {
         if e.enabled {
             return Err(Error::OpBadState);
         }
-        if e.av != NONE {
+        if e.av != AvIdx::NONE {
             return Err(Error::Invalid("an address vector is bound"));
         }
         e.av = av.0.idx();
@@ -549,7 +548,7 @@ impl Node {
         if e.enabled {
             return Err(Error::OpBadState);
         }
-        if e.av == NONE {
+        if e.av == AvIdx::NONE {
             return Err(Error::NoAv);
         }
         if e.caps.intersects(Caps::SEND | Caps::READ | Caps::WRITE | Caps::COLLECTIVE)
@@ -710,7 +709,7 @@ impl Node {
         for cntr in cntrs.filter(|&c| c != CntrIdx::NONE) {
             self.cntrs[cntr].bound -= 1;
         }
-        if e.av != NONE {
+        if e.av != AvIdx::NONE {
             self.avs[e.av].bound -= 1;
         }
     }
@@ -732,11 +731,13 @@ impl Node {
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
     pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
         let pulls: Vec<PullIdx> = (self.pulls.iter())
-            .filter(|(_, pull)| pull.recv != NONE && self.posted[pull.recv].payload.ep == idx)
+            .filter(|(_, pull)| {
+                pull.recv != RecvIdx::NONE && self.posted[pull.recv].payload.ep == idx
+            })
             .map(|(i, _)| i)
             .collect();
         for pull in pulls {
-            let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
+            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
             self.end_pull(now, pull, EndStatus::Closed);
             self.cancel_placing(recv);
         }
@@ -749,7 +750,7 @@ impl Node {
                 self.cancel_placing(recv);
             }
         }
-        let unexpected: Vec<u32> =
+        let unexpected: Vec<UnexpectedIdx> =
             (self.unexpected.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
         for msg in unexpected {
             // Discarding may have ended the session of a peer with too many pulls, and this message
@@ -769,7 +770,7 @@ impl Node {
 
     /// The rest of the message being placed will not arrive: ends its receive, unless that is a
     /// multi-receive that is still in matching or takes another message.
-    pub(super) fn cancel_placing(&mut self, recv: u32) {
+    pub(super) fn cancel_placing(&mut self, recv: RecvIdx) {
         let wr = &mut self.posted[recv].payload;
         wr.active -= 1;
         let (e, multi) = (wr.ep, wr.is(RecvIs::MULTI));

@@ -25,7 +25,7 @@ use super::{
     SendReq, Todo,
 };
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, PeerIdx, TxIdx};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::{Posted, Src};
@@ -625,7 +625,7 @@ impl PlacedMsg<'_> {
 #[inline(always)]
 pub(super) fn complete_eager(
     (ep, peer): (&mut Ep, &mut Peer),
-    (avs, cqs): (&Slab<AvTable>, &mut Table<CqTable, (), CqIdx>),
+    (avs, cqs): (&Slab<AvTable, (), AvIdx>, &mut Table<CqTable, (), CqIdx>),
     src_ep: impl FnOnce() -> u16,
     placed: PlacedMsg<'_>,
     reader: impl Reader,
@@ -648,7 +648,7 @@ pub(super) fn complete_eager(
 #[inline(always)]
 fn source(
     (ep, peer): (&Ep, &mut Peer),
-    avs: &Slab<AvTable>,
+    avs: &Slab<AvTable, (), AvIdx>,
     src_ep: impl FnOnce() -> u16,
 ) -> FiAddr {
     if !ep.caps.contains(Caps::SOURCE) {
@@ -672,7 +672,7 @@ impl Ep {
     #[inline(never)]
     pub(super) fn find_route(
         &mut self,
-        (avs, peers): (&Slab<AvTable>, &Peers),
+        (avs, peers): (&Slab<AvTable, (), AvIdx>, &Peers),
         dest: FiAddr,
     ) -> bool {
         let entry = avs.get(self.av).and_then(|table| table.av.lookup(dest));
@@ -694,7 +694,7 @@ impl Ep {
     #[inline(never)]
     fn find_inline_route(
         &mut self,
-        net: (&Slab<AvTable>, &Peers),
+        net: (&Slab<AvTable, (), AvIdx>, &Peers),
         dest: FiAddr,
         tagged: bool,
         asked: bool,

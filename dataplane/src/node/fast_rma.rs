@@ -640,9 +640,9 @@ impl Node {
         &mut self,
         p: PeerIdx,
         form: Form,
-        (w, generation): (u32, u32),
+        (name, generation): (u32, u32),
     ) -> Option<FastOpIdx> {
-        let handle = FastOp::handle(w, generation);
+        let handle = FastOp::handle(name, generation);
         let known = self.fast_ops.by_handle(handle);
         let known = known.is_some_and(|op| op.peer() == p && op.form() == form);
         self.counters.rx_stray += u64::from(!known);

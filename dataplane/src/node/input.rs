@@ -9,13 +9,13 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{FrameSink, NoReader, NoReply, Node, Reader};
 use crate::error::Error;
-use crate::idx::{EpIdx, PeerIdx, PullIdx, SentIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, ReassemblyIdx, SentIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
 use crate::rel::sent::{BodyRef, Sent};
-use crate::slab::{Handle, Link, NONE};
+use crate::slab::{Handle, Link};
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, Base, BaseWords, DataOp, EagerMsg, EagerTaggedView, EndOp, EndStatus, MsgMOp,
@@ -682,7 +682,7 @@ impl Node {
             self.counters.rx_no_buffer += 1;
             return;
         };
-        let at = idx as usize * frame_len;
+        let at = idx.at() * frame_len;
         assert!(frame.copy_to(0, &mut self.reorder_bytes[at..at + len]), "length is the frame's");
         let peer = &mut self.peers[p];
         peer.reorder_buf.push_back(&mut self.reorder_buf, idx);
@@ -735,7 +735,7 @@ impl Node {
             };
             peer.reorder_buf.remove(&mut self.reorder_buf, idx);
             let len = self.reorder_buf[idx].len;
-            let at = idx as usize * frame_len;
+            let at = idx.at() * frame_len;
             // The bytes are moved out, since taking the packet may need the whole node.
             let pool = std::mem::take(&mut self.reorder_bytes);
             let frame = RxFrame::new(&pool[at..at + len]);
@@ -805,7 +805,9 @@ impl Node {
     /// Executes a packet that is next in order.
     #[inline]
     fn on_op(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
-        if self.peers[p].reassembly != NONE && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv) {
+        if self.peers[p].reassembly != ReassemblyIdx::NONE
+            && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv)
+        {
             self.abort_reassembly(now, p);
         }
         if base.ty == Ty::Msg {

@@ -67,7 +67,10 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
+use crate::idx::{
+    AvIdx, CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx,
+    ResponseIdx, RmaIdx, SepIdx, TxIdx,
+};
 use crate::proto::blocks::{BlockPool, UNIT};
 use crate::proto::matching::{PostedPool, UnexpectedPool};
 use crate::rel::sack::BitmapPool;
@@ -237,7 +240,7 @@ pub struct CntrId(pub(crate) Handle<CntrIdx>);
 
 /// An address vector of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AvId(pub(crate) Handle);
+pub struct AvId(pub(crate) Handle<AvIdx>);
 
 /// An endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -245,7 +248,7 @@ pub struct EpId(pub(crate) Handle<EpIdx>);
 
 /// A scalable endpoint of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SepId(pub(crate) Handle);
+pub struct SepId(pub(crate) Handle<SepIdx>);
 
 /// What an endpoint is made with.
 #[derive(Clone, Copy, Debug)]
@@ -668,7 +671,7 @@ pub struct Node {
     pub(crate) awaited: Vec<PeerIdx>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
     /// send such messages at once than it had room for.
-    pub(crate) reassemblies: Slab<Reassembly>,
+    pub(crate) reassemblies: Slab<Reassembly, (), ReassemblyIdx>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,
@@ -676,7 +679,7 @@ pub struct Node {
     pub(crate) numbers: Numbers,
     pub(crate) cqs: Table<CqTable, (), CqIdx>,
     pub(crate) cntrs: Slab<CntrTable, (), CntrIdx>,
-    pub(crate) avs: Slab<AvTable>,
+    pub(crate) avs: Slab<AvTable, (), AvIdx>,
 
     pub(crate) tx: Slab<TxWr, (), TxIdx>,
     /// The memory of transmit requests, by their index.
@@ -707,18 +710,18 @@ pub struct Node {
     mr_last: MrIdx,
     /// Keys drawn so far.
     pub(crate) mr_drawn: u64,
-    pub(crate) rma: Slab<Rma>,
+    pub(crate) rma: Slab<Rma, (), RmaIdx>,
     pub(crate) responses: Slab<Response, (), ResponseIdx>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
     target: fast_target::TargetCache,
     /// Spare buffers for long operands and old values.
     pub(crate) spare: Vec<Vec<u8>>,
-    pub(crate) reorder_buf: Slab<OooPacket>,
+    pub(crate) reorder_buf: Slab<OooPacket, (), OooIdx>,
     pub(crate) reorder_bytes: Vec<u8>,
     pub(crate) coll: coll::Coll,
 
-    pub(crate) wheel: Wheel,
+    pub(crate) wheel: Wheel<PeerIdx>,
     /// Peers with something to send.
     pub(crate) ready: VecDeque<PeerIdx>,
     /// What may be left to do besides receiving.

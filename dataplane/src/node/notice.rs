@@ -11,8 +11,7 @@ use super::fast_op::Form;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
 use crate::error::Error;
-use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx};
-use crate::slab::NONE;
+use crate::idx::{EpIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, TxIdx};
 use crate::types::Instant;
 use crate::wire::{self, Versions};
 
@@ -384,9 +383,10 @@ impl Node {
             let pull = &self.pulls[at];
             at = pull.of_peer.next;
             // A read has a request of its own, and what has ended waits for nothing.
-            waited.receives += u32::from(!pull.read && pull.recv != NONE && pull.end.is_none());
+            waited.receives +=
+                u32::from(!pull.read && pull.recv != RecvIdx::NONE && pull.end.is_none());
         }
-        waited.receives += u32::from(peer.reassembly != NONE);
+        waited.receives += u32::from(peer.reassembly != ReassemblyIdx::NONE);
         waited
     }
 }

@@ -423,7 +423,7 @@ impl Node {
         }
         let (_, _, p) = found?;
         self.end_session(now, p, EndReason::Evicted);
-        self.wheel.disarm(p.get());
+        self.wheel.disarm(p);
         self.by_station.remove(&self.peers, p);
         self.observed.losses.forget_peer(p);
         Some(self.peers.free(p).wants_blocks)

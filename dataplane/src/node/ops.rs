@@ -6,7 +6,9 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
-use crate::idx::{EpIdx, MrIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
+use crate::idx::{
+    EpIdx, MrIdx, OooIdx, PackIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, RmaIdx, TxIdx,
+};
 use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
@@ -157,18 +159,18 @@ impl TxWr {
         self.pull_op = next.get();
     }
 
-    /// The record of a one-sided operation, an index of `Node::rma`.
+    /// The record of a one-sided operation.
     #[inline]
-    pub(super) fn rma(&self) -> u32 {
+    pub(super) fn rma(&self) -> RmaIdx {
         debug_assert!(self.flags.contains(WrFlags::RMA));
-        self.pull_op
+        RmaIdx::of(self.pull_op)
     }
 
     /// The buffer of a PACK.
     #[inline]
-    pub(super) fn pack_buf(&self) -> usize {
+    pub(super) fn pack_buf(&self) -> PackIdx {
         debug_assert!(self.flags.contains(WrFlags::GROUP));
-        self.pull_gen as usize
+        PackIdx::of(self.pull_gen)
     }
 }
 
@@ -278,7 +280,7 @@ pub(crate) struct UnexpectedMsg {
     /// Claimed: a peek or an announcement took it out of matching.
     pub(crate) claimed: bool,
     /// The receive that waits for the last segment, or `NONE`.
-    pub(crate) recv: u32,
+    pub(crate) recv: RecvIdx,
     /// Where in that receive's buffer it goes.
     pub(crate) base: u64,
     /// Its session ended before it was pulled: claiming it gives an error.
@@ -300,7 +302,7 @@ pub(crate) struct Pull {
     pub(crate) src_op: u32,
     pub(crate) src_gen: u32,
     /// The receive it goes to; `NONE` if that is gone.
-    pub(crate) recv: u32,
+    pub(crate) recv: RecvIdx,
     /// A read of the peer's memory: its bytes go to the memory of transmit request `wr`. If that is
     /// `NONE` the read was given up: its bytes are discarded and only counted.
     pub(crate) read: bool,
@@ -358,15 +360,15 @@ linked!(2, wait);
 pub(crate) struct OooPacket {
     pub(crate) psn: crate::rel::psn::Psn,
     pub(crate) len: usize,
-    pub(crate) link: Link,
+    pub(crate) link: Link<OooIdx>,
 }
 
-impl Linked<0> for OooPacket {
-    fn link(&mut self) -> &mut Link {
+impl Linked<0, OooIdx> for OooPacket {
+    fn link(&mut self) -> &mut Link<OooIdx> {
         &mut self.link
     }
 
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<OooIdx> {
         &self.link
     }
 }

@@ -67,7 +67,7 @@ impl Node {
         let owes_acks = self.owes_acks(now);
         self.acks.note_frames(self.counters.rx_frames);
         self.blocked = false;
-        while let Some(p) = self.wheel.expire(now).map(PeerIdx::of) {
+        while let Some(p) = self.wheel.expire(now) {
             self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }
@@ -634,11 +634,11 @@ impl Node {
             return Step::Full;
         }
         let room = self.pack_room(p);
-        let mut bytes = std::mem::take(&mut self.packs.bytes[buf as usize]);
+        let mut bytes = std::mem::take(&mut self.packs.bytes[buf.at()]);
         bytes.clear();
         let (count, cost) = self.fill_pack(p, &mut bytes, room);
         let len = bytes.len() as u32;
-        self.packs.bytes[buf as usize] = bytes;
+        self.packs.bytes[buf.at()] = bytes;
         let first = self.peers[p].send_q.head;
         if count < 2 {
             return self.send_whole(now, p, first, out);
@@ -927,9 +927,7 @@ impl Node {
                 Body::Io { buf: &self.mrs[mr].buf, offset, len }
             }
             BodyRef::Response { response } => Body::Bytes(self.responses[response].values()),
-            BodyRef::Pack { buf, len } => {
-                Body::Bytes(&self.packs.bytes[buf as usize][..len as usize])
-            }
+            BodyRef::Pack { buf, len } => Body::Bytes(&self.packs.bytes[buf.at()][..len as usize]),
         }
     }
 }

@@ -25,7 +25,7 @@ use super::session::send_flags;
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, PackIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::proto::matching::Src;
@@ -47,7 +47,7 @@ pub(crate) struct Packs {
     pub(crate) bytes: Vec<Vec<u8>>,
     /// Notes of the messages in each buffer, if one request stands for them.
     notes: Vec<Vec<Note>>,
-    pub(crate) free: Vec<u32>,
+    pub(crate) free: Vec<PackIdx>,
     /// The request of the packet that is open, or [`TxIdx::NONE`].
     pub(super) open: TxIdx,
 }
@@ -71,7 +71,7 @@ impl Packs {
         Self {
             bytes: (0..count).map(|_| Vec::with_capacity(len)).collect(),
             notes: (0..count).map(|_| Vec::with_capacity(most)).collect(),
-            free: (0..count as u32).collect(),
+            free: (0..count as u32).map(PackIdx::of).collect(),
             open: TxIdx::NONE,
         }
     }
@@ -131,13 +131,13 @@ impl Node {
         let wr = &mut self.tx[w];
         (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
         let buf = wr.pack_buf();
-        let record = &mut self.packs.bytes[buf][wr.len as usize - size..][..size];
+        let record = &mut self.packs.bytes[buf.at()][wr.len as usize - size..][..size];
         // Padding of the record.
         record[size - 8..].fill(0);
         let from = msg.emit(record);
         req.buf.read_start(&mut record[from..from + len]);
         let (context, tag, len) = (req.context, req.tag, len as u32);
-        self.packs.notes[buf].push(Note { context, tag, len, size: size as u16, cqe });
+        self.packs.notes[buf.at()].push(Note { context, tag, len, size: size as u16, cqe });
         true
     }
 
@@ -151,8 +151,8 @@ impl Node {
         let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
         // Only the last request of the queue: no message may overtake another.
         let is_last = wr.queue.next == TxIdx::NONE;
-        let notes = &self.packs.notes[wr.pack_buf()];
-        let room = self.packs.bytes[wr.pack_buf()].len();
+        let notes = &self.packs.notes[wr.pack_buf().at()];
+        let room = self.packs.bytes[wr.pack_buf().at()].len();
         let fits = wr.len as usize + size <= room && notes.len() < notes.capacity();
         (is_it && is_last && fits).then_some(w)
     }
@@ -175,12 +175,12 @@ impl Node {
         }
         let buf = self.packs.free.pop()?;
         let room = self.pack_room(p);
-        self.packs.bytes[buf as usize].resize(room, 0);
-        self.packs.notes[buf as usize].clear();
+        self.packs.bytes[buf.at()].resize(room, 0);
+        self.packs.notes[buf.at()].clear();
         let mut flags = WrFlags::GROUP;
         flags.set(WrFlags::TAGGED, msg.tagged);
         let wr = TxWr::new(0, (p, e), (msg.dst_ep, msg.src_ep), flags);
-        let w = self.alloc_wr(TxWr { pull_gen: buf, ..wr });
+        let w = self.alloc_wr(TxWr { pull_gen: buf.get(), ..wr });
         self.queue_wr(now, p, w, inc);
         self.packs.open = w;
         Some(w)
@@ -199,7 +199,7 @@ impl Node {
         }
         let wr = &self.tx[w];
         let (count, len, cost) = (wr.tag as u16, wr.len as u32, wr.data as u32);
-        let body = BodyRef::Pack { buf: wr.pull_gen, len };
+        let body = BodyRef::Pack { buf: wr.pack_buf(), len };
         let mut op = [0; PackOp::LEN];
         PackOp { count }.emit(&mut op);
         let packet = self.data_packet(p, Ty::Pack, &op, body, w, true);
@@ -222,7 +222,7 @@ impl Node {
         let wr = &self.tx[w];
         let (ep, flags) = (&mut self.eps[wr.ep], send_flags(wr.flags));
         let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
-        let notes = &self.packs.notes[wr.pack_buf()];
+        let notes = &self.packs.notes[wr.pack_buf().at()];
         let count = notes.len() as u64;
         for note in notes {
             ep.counters.sent_bytes += u64::from(note.len);
@@ -243,8 +243,8 @@ impl Node {
     pub(super) fn fail_group(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
         let wr = &self.tx[w];
         let (ends, buf, flags) = ((wr.ep, wr.peer), wr.pack_buf(), send_flags(wr.flags));
-        for i in 0..self.packs.notes[buf].len() {
-            let note = self.packs.notes[buf][i];
+        for i in 0..self.packs.notes[buf.at()].len() {
+            let note = self.packs.notes[buf.at()][i];
             self.fail_note(ends, flags, note, err, prov_errno);
         }
     }
@@ -269,13 +269,13 @@ impl Node {
     pub(super) fn cancel_packed(&mut self, e: EpIdx, context: u64) -> bool {
         let found = self.tx.iter().find_map(|(w, wr)| {
             let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_SEND_Q) && wr.sent == 0;
-            let notes = (wr.ep == e && waits).then(|| &self.packs.notes[wr.pack_buf()])?;
+            let notes = (wr.ep == e && waits).then(|| &self.packs.notes[wr.pack_buf().at()])?;
             Some((w, notes.iter().position(|note| note.context == context)?))
         });
         let Some((w, i)) = found else { return false };
         let wr = &mut self.tx[w];
         let (buf, p, flags) = (wr.pack_buf(), wr.peer, send_flags(wr.flags));
-        let notes = &mut self.packs.notes[buf];
+        let notes = &mut self.packs.notes[buf.at()];
         if notes.len() == 1 {
             self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted);
             return true;
@@ -283,7 +283,7 @@ impl Node {
         let at: usize = notes[..i].iter().map(|note| usize::from(note.size)).sum();
         let note = notes.remove(i);
         let (size, cost) = (usize::from(note.size), units(note.len.into()));
-        self.packs.bytes[buf].copy_within(at + size..wr.len as usize, at);
+        self.packs.bytes[buf.at()].copy_within(at + size..wr.len as usize, at);
         (wr.len, wr.tag, wr.data) = (wr.len - size as u64, wr.tag - 1, wr.data - u64::from(cost));
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_sub(cost);
@@ -300,7 +300,7 @@ impl Node {
         if !wr.flags.contains(WrFlags::ALL_SENT) {
             let peer = &mut self.peers[wr.peer];
             peer.credit_used = peer.credit_used.wrapping_sub(wr.data as u32);
-            self.packs.free.push(wr.pull_gen);
+            self.packs.free.push(wr.pack_buf());
         }
         if self.packs.open == w {
             self.packs.open = TxIdx::NONE;

@@ -20,7 +20,10 @@ use barewire_driver::port::Station;
 
 use super::AvTable;
 use super::path::Path;
-use crate::idx::{PeerIdx, PullIdx, ResponseIdx, SentIdx, TxIdx};
+use crate::idx::{
+    AvIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx,
+    UnexpectedIdx,
+};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
 use crate::rel::psn::Psn;
@@ -75,9 +78,9 @@ pub(crate) struct Reassembly {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReassemblyDst {
     /// Into a posted receive, from `base` of its buffer.
-    Recv { recv: u32, base: u64 },
+    Recv { recv: RecvIdx, base: u64 },
     /// Into an unexpected message.
-    Store { msg: u32 },
+    Store { msg: UnexpectedIdx },
 }
 
 /// The peers of a node.
@@ -105,17 +108,22 @@ impl SourceName {
 
     /// The address in vector `at` of endpoint `ep` of peer `p`; [`FI_ADDR_UNSPEC`] if it has none.
     #[inline(always)]
-    pub(crate) fn of(&mut self, (at, av): (u32, &Slab<AvTable>), p: PeerIdx, ep: u16) -> FiAddr {
-        if self.ep != ep || u32::from(self.av) != at {
+    pub(crate) fn of(
+        &mut self,
+        (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>),
+        p: PeerIdx,
+        ep: u16,
+    ) -> FiAddr {
+        if self.ep != ep || u32::from(self.av) != at.get() {
             self.look_up((at, av), p, ep);
         }
         if self.addr == NONE { FI_ADDR_UNSPEC } else { FiAddr::from(self.addr) }
     }
 
     #[inline(never)]
-    fn look_up(&mut self, (at, av): (u32, &Slab<AvTable>), p: PeerIdx, ep: u16) {
+    fn look_up(&mut self, (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>), p: PeerIdx, ep: u16) {
         let addr = av[at].av.reverse(p, ep).map_or(NONE, |addr| addr as u32);
-        *self = Self { addr, ep, av: at as u16 };
+        *self = Self { addr, ep, av: at.get() as u16 };
     }
 }
 
@@ -235,9 +243,8 @@ pub(crate) struct Peer {
     pub(crate) rcv: RcvBitmap,
     /// When the last probe or OPEN went out.
     pub(crate) probe_at: Instant,
-    /// The message of which some segments have arrived, an index of `Node::reassemblies`; `NONE` if
-    /// none.
-    pub(crate) reassembly: u32,
+    /// The message of which some segments have arrived.
+    pub(crate) reassembly: ReassemblyIdx,
     /// Messages of collectives that we wait for.
     pub(crate) coll_waits: u32,
     /// All transmit requests to this peer, in the order of their posting.
@@ -248,7 +255,7 @@ pub(crate) struct Peer {
     /// All pulls from this peer.
     pub(crate) pulls: List<1, u32, PullIdx>,
     /// Packets that arrived out of order and wait for an earlier one.
-    pub(crate) reorder_buf: List<0>,
+    pub(crate) reorder_buf: List<0, u32, OooIdx>,
 
     // The rest is cold.
     /// Bytes that the peer's unfinished write has written so far, and above
@@ -312,7 +319,7 @@ macro_rules! end_of {
 const _: () = {
     assert!(end_of!(snd: u64) == 64, "a message that comes takes one line");
     assert!(end_of!(tx_quota: u16) <= Peer::HOT, "one that goes takes two");
-    assert!(end_of!(reorder_buf: List<0>) <= Peer::WARM);
+    assert!(end_of!(reorder_buf: List<0, u32, OooIdx>) <= Peer::WARM);
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
 };
 
@@ -397,7 +404,7 @@ impl Peer {
             rx_at: ack_time(now),
             progress_at: now,
             probe_at: now,
-            reassembly: NONE,
+            reassembly: ReassemblyIdx::NONE,
             bad_seq: NONE,
             last_unacked: Self::NO_OP,
             ..Self::default()
@@ -500,7 +507,10 @@ impl Peer {
     /// Whether the next packet in order may take the fast path.
     #[inline]
     pub(crate) fn is_in_order(&self) -> bool {
-        self.fast_path && self.refused == 0 && self.reassembly == NONE && self.rcv.is_empty()
+        self.fast_path
+            && self.refused == 0
+            && self.reassembly == ReassemblyIdx::NONE
+            && self.rcv.is_empty()
     }
 
     /// Whether the silence of the peer counts from a packet that is sent now without a record, so
@@ -681,7 +691,7 @@ impl Peer {
                     || !self.wrs.is_empty()
                     || self.fast_ops() > 0
                     || !self.pulls.is_empty()
-                    || self.reassembly != NONE
+                    || self.reassembly != ReassemblyIdx::NONE
                     || !self.reorder_buf.is_empty()
                     // Responses that cannot be sent: if the peer is gone they would stay for ever.
                     || self.responses > 0
@@ -710,7 +720,7 @@ impl Peer {
             && self.responses == 0
             && self.unexpected == 0
             && self.snd.in_flight() == 0
-            && self.reassembly == NONE
+            && self.reassembly == ReassemblyIdx::NONE
             && self.coll_waits == 0
     }
 }

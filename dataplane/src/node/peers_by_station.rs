@@ -14,7 +14,7 @@ use crate::plant::{Bug, planted};
 /// Whoever can send a frame chooses addresses, so what their hashes are is nobody's to know.
 #[derive(Debug)]
 pub(crate) struct PeersByStation {
-    index: Index,
+    index: Index<PeerIdx>,
     keys: RandomState,
     /// Where the search for a peer to forget goes on.
     pub(crate) evict_hand: u32,
@@ -29,29 +29,29 @@ impl PeersByStation {
 
     /// Room for `n` peers, those of `peers` among them.
     pub(crate) fn enlarge(&mut self, peers: &Peers, n: usize) {
-        let hash = |p| self.keys.hash_one(key(peers[PeerIdx::of(p)].station()));
+        let hash = |p: PeerIdx| self.keys.hash_one(key(peers[p].station()));
         let mut index = Index::with_capacity(n);
-        peers.iter().for_each(|(p, _)| index.insert(hash(p.get()), p.get(), hash));
+        peers.iter().for_each(|(p, _)| index.insert(hash(p), p, hash));
         self.index = index;
     }
 
     /// The peer that is this station.
     pub(crate) fn get(&self, peers: &Peers, station: Station) -> Option<PeerIdx> {
         let wanted = key(station);
-        let is_wanted = |p| key(peers[PeerIdx::of(p)].station()) == wanted;
-        self.index.get(self.keys.hash_one(wanted), is_wanted).map(PeerIdx::of)
+        let is_wanted = |p: PeerIdx| key(peers[p].station()) == wanted;
+        self.index.get(self.keys.hash_one(wanted), is_wanted)
     }
 
     /// Notes peer `p`, the first that is its station.
     pub(crate) fn insert(&mut self, peers: &Peers, p: PeerIdx) {
-        let hash = |p| self.keys.hash_one(key(peers[PeerIdx::of(p)].station()));
-        self.index.insert(hash(p.get()), p.get(), hash);
+        let hash = |p: PeerIdx| self.keys.hash_one(key(peers[p].station()));
+        self.index.insert(hash(p), p, hash);
     }
 
     /// Forgets peer `p`.
     pub(crate) fn remove(&mut self, peers: &Peers, p: PeerIdx) {
-        let hash = |p| self.keys.hash_one(key(peers[PeerIdx::of(p)].station()));
-        self.index.remove(hash(p.get()), p.get(), hash);
+        let hash = |p: PeerIdx| self.keys.hash_one(key(peers[p].station()));
+        self.index.remove(hash(p), p, hash);
     }
 }
 

@@ -11,7 +11,7 @@ use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Src;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
@@ -222,7 +222,7 @@ impl Node {
         src: Src,
         wr: RecvWr,
         req: &mut RecvReq,
-    ) -> (u32, Option<u32>) {
+    ) -> (RecvIdx, Option<UnexpectedIdx>) {
         let matcher = &mut self.eps[e].matcher[req.kind as usize];
         let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src);
         let recv = matcher.post(&mut self.posted, req.tag, req.ignore, src, wr);
@@ -326,7 +326,7 @@ impl Node {
         &mut self,
         now: Instant,
         e: EpIdx,
-        msg: u32,
+        msg: UnexpectedIdx,
         mut req: RecvReq,
     ) -> Result<()> {
         let ep = &mut self.eps[e];
@@ -352,7 +352,7 @@ impl Node {
     }
 
     /// Completes a peek or a discard with what is known of the message.
-    fn report_peek(&mut self, e: EpIdx, msg: u32, req: &RecvReq) {
+    fn report_peek(&mut self, e: EpIdx, msg: UnexpectedIdx, req: &RecvReq) {
         let tag = self.unexpected[msg].tag;
         let m = &self.unexpected[msg].payload;
         let mut flags = CqFlags::RECV;
@@ -420,9 +420,9 @@ impl Node {
 }
 
 /// Puts the memory of a receive, if its record does not describe it, where that's index finds it.
-fn keep_list(lists: &mut Vec<IoBuf>, recv: u32, buf: &mut IoBuf) {
+fn keep_list(lists: &mut Vec<IoBuf>, recv: RecvIdx, buf: &mut IoBuf) {
     if buf.as_one().is_none() {
-        let at = recv as usize;
+        let at = recv.at();
         if lists.len() <= at {
             // Within what was reserved: there are as many as records.
             lists.resize_with(at + 1, IoBuf::default);

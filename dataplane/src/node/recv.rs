@@ -15,7 +15,9 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, TxIdx};
+use crate::idx::{
+    CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, TxIdx, UnexpectedIdx,
+};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -60,7 +62,7 @@ impl MsgHead {
 /// Destination of a message.
 enum Target {
     /// Into this receive, at offset `base` of its buffer.
-    Recv { recv: u32, base: u64 },
+    Recv { recv: RecvIdx, base: u64 },
     /// No receive matches: it becomes an unexpected message.
     Store,
 }
@@ -205,8 +207,8 @@ impl Node {
                 let (recv, base, e) = (unexpected.recv, unexpected.base, unexpected.ep);
                 if unexpected.discard {
                     self.free_unexpected(now, msg);
-                } else if recv != NONE {
-                    self.unexpected[msg].payload.recv = NONE;
+                } else if recv != RecvIdx::NONE {
+                    self.unexpected[msg].payload.recv = RecvIdx::NONE;
                     self.posted[recv].payload.active -= 1;
                     self.deliver_unexpected(now, msg, recv, base);
                 } else {
@@ -218,12 +220,12 @@ impl Node {
 
     /// Takes the reassembly record of peer `p`, if there is one.
     pub(crate) fn take_reassembly(&mut self, p: PeerIdx) -> Option<Reassembly> {
-        let partial = std::mem::replace(&mut self.peers[p].reassembly, NONE);
-        (partial != NONE).then(|| self.reassemblies.free(partial))
+        let partial = std::mem::replace(&mut self.peers[p].reassembly, ReassemblyIdx::NONE);
+        (partial != ReassemblyIdx::NONE).then(|| self.reassemblies.free(partial))
     }
 
     /// The receive that the unfinished message of peer `p` is placed into.
-    pub(crate) fn placing(&self, p: PeerIdx) -> Option<u32> {
+    pub(crate) fn placing(&self, p: PeerIdx) -> Option<RecvIdx> {
         match self.reassemblies.get(self.peers[p].reassembly)?.to {
             ReassemblyDst::Recv { recv, .. } => Some(recv),
             ReassemblyDst::Store { .. } => None,
@@ -241,14 +243,14 @@ impl Node {
             ReassemblyDst::Store { msg } => {
                 let m = &mut self.unexpected[msg].payload;
                 let recv = m.recv;
-                if m.claimed && recv == NONE && !m.discard {
+                if m.claimed && recv == RecvIdx::NONE && !m.discard {
                     // The application has claimed it: it gets the error when it receives it.
                     (m.dead, m.complete) = (true, true);
                     return;
                 }
                 self.unmatch_unexpected(msg);
                 self.free_unexpected(now, msg);
-                if recv != NONE {
+                if recv != RecvIdx::NONE {
                     self.posted[recv].payload.active -= 1;
                     self.fail_placing(recv, Error::ConnReset);
                 }
@@ -327,7 +329,7 @@ impl Node {
         let done = pull.got == pull.want && pull.end.is_none();
         let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
         self.pull_settled(p, len64);
-        if recv != NONE {
+        if recv != RecvIdx::NONE {
             let at = (base + op.offset) as usize;
             frame.copy_to_io(off, &self.recv_buf(recv), at, len);
         }
@@ -394,7 +396,7 @@ impl Node {
     }
 
     /// Takes the next bytes of a multi-receive, if the completion queue has room for the entry.
-    fn target_multi(&mut self, e: EpIdx, recv: u32, head: &MsgHead) -> Target {
+    fn target_multi(&mut self, e: EpIdx, recv: RecvIdx, head: &MsgHead) -> Target {
         let len = self.room(recv, 0);
         self.make_room(self.eps[e].rx_cq);
         let cq = self.eps[e].rx_cq;
@@ -418,23 +420,29 @@ impl Node {
 
     /// Bytes of a receive's buffer behind `base`.
     #[inline]
-    fn room(&self, recv: u32, base: u64) -> u64 {
+    fn room(&self, recv: RecvIdx, base: u64) -> u64 {
         self.recv_buf(recv).len() as u64 - base
     }
 
     /// The memory of a posted receive.
     #[inline(always)]
-    pub(super) fn recv_buf(&self, recv: u32) -> IoBuf {
+    pub(super) fn recv_buf(&self, recv: RecvIdx) -> IoBuf {
         let wr = &self.posted[recv].payload;
         if wr.is(RecvIs::LIST) {
-            self.recv_lists[recv as usize].again()
+            self.recv_lists[recv.at()].again()
         } else {
             IoBuf::one(wr.buf.again())
         }
     }
 
     /// Adds an unexpected message, and returns its index.
-    fn add_unexpected(&mut self, e: EpIdx, head: &MsgHead, src_op: u32, src_gen: u32) -> u32 {
+    fn add_unexpected(
+        &mut self,
+        e: EpIdx,
+        head: &MsgHead,
+        src_op: u32,
+        src_gen: u32,
+    ) -> UnexpectedIdx {
         let cost = if src_op == NONE { units(head.len) } else { 1 };
         let unexpected = UnexpectedMsg {
             peer: head.peer,
@@ -449,7 +457,7 @@ impl Node {
             chain: Chain::default(),
             complete: false,
             claimed: false,
-            recv: NONE,
+            recv: RecvIdx::NONE,
             base: 0,
             dead: false,
             discard: false,
@@ -467,7 +475,7 @@ impl Node {
 
     /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
     /// endpoint asks for it.
-    pub(crate) fn announce(&mut self, e: EpIdx, msg: u32) {
+    pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
         if !self.eps[e].buffered {
             return self.coll_arrived(e, msg);
         }
@@ -484,7 +492,7 @@ impl Node {
         if m.imm.is_some() {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
-        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg);
+        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg.get());
         let data = m.imm.unwrap_or(0);
         let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
         let cq = self.eps[e].rx_cq;
@@ -501,7 +509,7 @@ impl Node {
     }
 
     /// The header of an unexpected message.
-    pub(super) fn head_of(&self, msg: u32) -> MsgHead {
+    pub(super) fn head_of(&self, msg: UnexpectedIdx) -> MsgHead {
         let unexpected = &self.unexpected[msg];
         let (tag, m) = (unexpected.tag, &unexpected.payload);
         let (src_ep, tagged, len) = (m.src_ep, m.tagged, m.msg_len);
@@ -510,7 +518,13 @@ impl Node {
 
     /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
     /// it.
-    pub(crate) fn deliver_unexpected(&mut self, now: Instant, msg: u32, recv: u32, base: u64) {
+    pub(crate) fn deliver_unexpected(
+        &mut self,
+        now: Instant,
+        msg: UnexpectedIdx,
+        recv: RecvIdx,
+        base: u64,
+    ) {
         let head = self.head_of(msg);
         let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
@@ -530,9 +544,9 @@ impl Node {
     }
 
     /// Takes an unexpected message out of matching, unless it was claimed.
-    pub(crate) fn unmatch_unexpected(&mut self, msg: u32) {
+    pub(crate) fn unmatch_unexpected(&mut self, msg: UnexpectedIdx) {
         let m = &self.unexpected[msg].payload;
-        if m.claimed || m.recv != NONE || m.discard {
+        if m.claimed || m.recv != RecvIdx::NONE || m.discard {
             return;
         }
         let kind = if m.tagged { MsgKind::Tagged } else { MsgKind::Msg };
@@ -541,11 +555,16 @@ impl Node {
     }
 
     /// Discards an unexpected message. If it was announced, its sender gets END with `status`.
-    pub(crate) fn discard_unexpected(&mut self, now: Instant, msg: u32, status: EndStatus) {
+    pub(crate) fn discard_unexpected(
+        &mut self,
+        now: Instant,
+        msg: UnexpectedIdx,
+        status: EndStatus,
+    ) {
         self.unmatch_unexpected(msg);
         let m = &mut self.unexpected[msg].payload;
-        let recv = std::mem::replace(&mut m.recv, NONE);
-        if recv != NONE {
+        let recv = std::mem::replace(&mut m.recv, RecvIdx::NONE);
+        if recv != RecvIdx::NONE {
             self.posted[recv].payload.active -= 1;
             self.fail_placing(recv, Error::Canceled);
         }
@@ -562,7 +581,7 @@ impl Node {
     }
 
     /// Frees the record and blocks of a message that is out of matching.
-    pub(crate) fn free_unexpected(&mut self, now: Instant, msg: u32) {
+    pub(crate) fn free_unexpected(&mut self, now: Instant, msg: UnexpectedIdx) {
         let mut m = self.unexpected.free(msg).payload;
         self.blocks.release(&mut m.chain);
         self.peers[m.peer].unexpected -= 1;
@@ -652,7 +671,7 @@ impl Node {
     fn pull(
         &mut self,
         now: Instant,
-        recv: u32,
+        recv: RecvIdx,
         base: u64,
         head: &MsgHead,
         src_op: u32,
@@ -680,7 +699,7 @@ impl Node {
                 self.peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map_or(p, |(h, _)| h);
             self.end_session(now, hog, EndReason::Excess);
             if hog == p {
-                if recv != NONE {
+                if recv != RecvIdx::NONE {
                     self.posted[recv].payload.active -= 1;
                     self.fail_placing(recv, Error::ConnReset);
                 }
@@ -836,7 +855,7 @@ impl Node {
     fn finish_pull(&mut self, now: Instant, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
-        let recv = std::mem::replace(&mut pull.recv, NONE);
+        let recv = std::mem::replace(&mut pull.recv, RecvIdx::NONE);
         let head = MsgHead {
             peer: pull.peer,
             src_ep: pull.src_ep,
@@ -847,7 +866,7 @@ impl Node {
         };
         let (base, want) = (pull.base, pull.want);
         self.end_pull(now, idx, status);
-        if recv != NONE {
+        if recv != RecvIdx::NONE {
             self.posted[recv].payload.active -= 1;
             self.complete_recv(recv, &head, base, want);
         }
@@ -889,7 +908,7 @@ impl Node {
     /// Fails a pull: its session is over or the announcement was withdrawn.
     pub(crate) fn fail_pull(&mut self, idx: PullIdx, err: Error) {
         let pull = self.free_pull(idx);
-        if pull.recv != NONE {
+        if pull.recv != RecvIdx::NONE {
             self.posted[pull.recv].payload.active -= 1;
             self.fail_placing(pull.recv, err);
         }
@@ -909,7 +928,7 @@ impl Node {
 
     /// Writes the completion of a message of which `n` bytes were placed at `base`.
     #[inline]
-    pub(crate) fn complete_recv(&mut self, recv: u32, head: &MsgHead, base: u64, n: u64) {
+    pub(crate) fn complete_recv(&mut self, recv: RecvIdx, head: &MsgHead, base: u64, n: u64) {
         let source = self.source_of(self.posted[recv].payload.ep, head.peer, head.src_ep);
         let wr = &self.posted[recv].payload;
         let (e, multi, wanted) = (wr.ep, wr.is(RecvIs::MULTI), wr.is(RecvIs::SIGNALED));
@@ -971,7 +990,7 @@ impl Node {
     }
 
     /// Ends a multi-receive. If `signaled`, its last completion has told the application so.
-    fn release_multi(&mut self, recv: u32, signaled: bool) {
+    fn release_multi(&mut self, recv: RecvIdx, signaled: bool) {
         let wr = &self.posted[recv].payload;
         let cqe = Cqe {
             op_context: wr.context,
@@ -988,13 +1007,13 @@ impl Node {
         self.free_recv(recv);
     }
 
-    fn free_recv(&mut self, recv: u32) {
+    fn free_recv(&mut self, recv: RecvIdx) {
         let wr = self.posted.free(recv).payload;
         self.eps[wr.ep].rx_used -= 1;
     }
 
     /// The rest of the message being placed into `recv` will not arrive.
-    fn fail_placing(&mut self, recv: u32, err: Error) {
+    fn fail_placing(&mut self, recv: RecvIdx, err: Error) {
         let wr = &self.posted[recv].payload;
         if !wr.is(RecvIs::MULTI) {
             self.fail_recv(recv, err);
@@ -1015,13 +1034,13 @@ impl Node {
     }
 
     /// Ends a receive that is out of matching with an error entry.
-    pub(crate) fn fail_recv(&mut self, recv: u32, err: Error) {
+    pub(crate) fn fail_recv(&mut self, recv: RecvIdx, err: Error) {
         self.tell_failed(recv, err);
         self.free_recv(recv);
     }
 
     /// Writes the error entry of a receive.
-    pub(super) fn tell_failed(&mut self, recv: u32, err: Error) {
+    pub(super) fn tell_failed(&mut self, recv: RecvIdx, err: Error) {
         let tag = self.posted[recv].tag;
         let wr = &self.posted[recv].payload;
         let mut flags = CqFlags::RECV;
@@ -1113,7 +1132,7 @@ impl Node {
 
     /// Delivers waiting unexpected messages to a new multi-receive. True if that uses up its
     /// buffer.
-    pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: u32) {
+    pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
         loop {
             let posted = &self.posted[recv];
             if posted.payload.is(RecvIs::CLOSED) || self.eps[e].cq_blocked {
@@ -1146,7 +1165,7 @@ pub(super) fn empty_pull(peer: PeerIdx, src_op: u32, src_gen: u32, end: Option<E
         peer,
         src_op,
         src_gen,
-        recv: NONE,
+        recv: RecvIdx::NONE,
         read: false,
         wr: TxIdx::NONE,
         base: 0,

@@ -15,9 +15,8 @@ use super::{EpId, Node};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{CntrIdx, EpIdx, PeerIdx, PullIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, PeerIdx, PullIdx, RmaIdx, TxIdx};
 use crate::proto::atomic::{self, AtomicKind, AtomicOp, Datatype};
-use crate::slab::NONE;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 
 /// Indices of an endpoint's counters of one-sided operations (`Ep::rma_cntr`).
@@ -295,7 +294,13 @@ impl Node {
         let r = self.rma.alloc(rma).expect("as many records as requests");
         let (ends, eps) = ((common.peer, common.e), (common.dst_ep, self.eps[common.e].number));
         let wr = TxWr::new(common.context, ends, eps, common.flags);
-        self.alloc_wr(TxWr { rx_ctx: common.rx_ctx, data: common.data, len, pull_op: r, ..wr })
+        self.alloc_wr(TxWr {
+            rx_ctx: common.rx_ctx,
+            data: common.data,
+            len,
+            pull_op: r.get(),
+            ..wr
+        })
     }
 
     /// The [`Rma`] record of request `w`.
@@ -362,8 +367,8 @@ impl Node {
 
     /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes
     /// that a read has asked for are still expected, and discarded.
-    pub(crate) fn free_rma(&mut self, r: u32) {
-        if r == NONE {
+    pub(crate) fn free_rma(&mut self, r: RmaIdx) {
+        if r == RmaIdx::NONE {
             return;
         }
         let rma = self.rma.free(r);

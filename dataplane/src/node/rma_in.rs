@@ -16,7 +16,7 @@ use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
 use super::{MsgKind, Node};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
 use crate::proto::matching::Src;
@@ -29,7 +29,7 @@ use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty,
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Region(MrIdx, usize),
-    Receive(u32, usize),
+    Receive(RecvIdx, usize),
 }
 
 /// Responses that one peer may have outstanding here: more than any initiator asks for at once,

@@ -11,7 +11,7 @@ use super::ep::{Ep, with_directions};
 use super::{EpAttr, EpId, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::EpIdx;
+use crate::idx::{EpIdx, SepIdx};
 use crate::slab::Slab;
 use crate::types::EpAddr;
 
@@ -26,7 +26,7 @@ pub(crate) struct Numbers {
     /// needs no bounds check.
     at: Box<[u32; 1 << 16]>,
     /// Numbers reserved by scalable endpoints.
-    kept: Slab<Sep>,
+    kept: Slab<Sep, (), SepIdx>,
 }
 
 impl Default for Numbers {

@@ -15,7 +15,7 @@ use super::tally::Tally;
 use super::{FrameSink, Node, Reply};
 use crate::error::Error;
 use crate::flags::CqFlags;
-use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
@@ -576,7 +576,7 @@ impl Node {
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);
         peer.timer_at = Instant(u64::MAX);
-        self.wheel.disarm(p.get());
+        self.wheel.disarm(p);
         self.openings.forget(p);
     }
 
@@ -682,7 +682,7 @@ impl Node {
         if self.peers[p].unexpected == 0 {
             return;
         }
-        let announced: Vec<u32> = (self.unexpected.iter())
+        let announced: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.peer == p && m.payload.is_announced() && !m.payload.dead)
             .map(|(idx, _)| idx)
             .collect();
@@ -733,7 +733,7 @@ impl Node {
         let peer = &mut self.peers[p];
         if due < peer.timer_at {
             peer.timer_at = due;
-            self.wheel.arm(p.get(), due);
+            self.wheel.arm(p, due);
         }
     }
 
@@ -1121,7 +1121,8 @@ impl Node {
     #[inline(always)]
     pub(crate) fn free_wr(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
-        let (flags, ep, rma) = (wr.flags, wr.ep, wr.pull_op);
+        let (flags, ep) = (wr.flags, wr.ep);
+        let rma = flags.contains(WrFlags::RMA).then(|| wr.rma());
         if flags.contains(WrFlags::GROUP) {
             self.free_group(w);
         }
@@ -1130,7 +1131,7 @@ impl Node {
         if ep != EpIdx::NONE {
             self.eps[ep].tx_used -= 1;
         }
-        if flags.contains(WrFlags::RMA) {
+        if let Some(rma) = rma {
             self.free_rma(rma);
         }
     }

@@ -15,9 +15,8 @@ use super::recv::MsgHead;
 use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::{CntrIdx, CqIdx, EpIdx};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, RecvIdx};
 use crate::proto::matching::Src;
-use crate::slab::NONE;
 use crate::types::Instant;
 
 const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
@@ -82,7 +81,7 @@ impl Node {
     pub(super) fn srx_take_av(&mut self, e: EpIdx) -> Result<()> {
         let (av, srx) = (self.eps[e].av, self.eps[e].srx);
         let Some(context) = self.eps.get_mut(srx) else { return Ok(()) };
-        if context.av == NONE {
+        if context.av == AvIdx::NONE {
             context.av = av;
         } else if context.av != av && context.caps.contains(Caps::DIRECTED_RECV) {
             return Err(Error::Invalid("the shared context has another address vector"));
@@ -98,7 +97,7 @@ impl Node {
         context.sharers = Some(left);
         if left == 0 {
             // Its endpoints held the address vector; the next one may have another.
-            context.av = NONE;
+            context.av = AvIdx::NONE;
         }
     }
 
@@ -117,7 +116,7 @@ impl Node {
     }
 
     /// Frees a receive that no queue can report.
-    fn drop_shared(&mut self, s: EpIdx, kind: MsgKind, recv: u32) {
+    fn drop_shared(&mut self, s: EpIdx, kind: MsgKind, recv: RecvIdx) {
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
         let owner = self.posted.free(recv).payload.ep;
         self.eps[owner].rx_used -= 1;
@@ -133,7 +132,7 @@ impl Node {
 
     /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
     /// on.
-    pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead) -> Option<u32> {
+    pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead) -> Option<RecvIdx> {
         let (s, kind) = (self.eps[e].srx, head.kind() as usize);
         let matcher = &self.eps[s].matcher[kind];
         let recv = matcher.match_posted(&self.posted, head.src(), head.tag)?;
@@ -159,7 +158,7 @@ impl Node {
     }
 
     /// Makes a receive of a context one of endpoint `e`.
-    fn hand_over(&mut self, recv: u32, e: EpIdx) {
+    fn hand_over(&mut self, recv: RecvIdx, e: EpIdx) {
         let from = self.posted[recv].payload.ep;
         let to =
             if self.eps[from].deferred_for == EpIdx::NONE { e } else { self.same_twin(from, e) };
@@ -223,7 +222,7 @@ impl Node {
     }
 
     /// Cancels a receive of context `s`. An endpoint that shares it reports it.
-    pub(super) fn cancel_shared(&mut self, s: EpIdx, kind: MsgKind, recv: u32) -> Result<()> {
+    pub(super) fn cancel_shared(&mut self, s: EpIdx, kind: MsgKind, recv: RecvIdx) -> Result<()> {
         if self.eps[s].sharers == Some(0) {
             self.drop_shared(s, kind, recv);
             return Ok(());
@@ -240,7 +239,13 @@ impl Node {
     }
 
     /// Ends a receive of context `s` with an error entry of an endpoint that has room for it.
-    pub(super) fn end_shared(&mut self, s: EpIdx, kind: MsgKind, recv: u32, err: Error) -> bool {
+    pub(super) fn end_shared(
+        &mut self,
+        s: EpIdx,
+        kind: MsgKind,
+        recv: RecvIdx,
+        err: Error,
+    ) -> bool {
         let Some(e) = self.sharer_with_room(s) else { return false };
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
         self.hand_over(recv, e);

@@ -395,10 +395,10 @@ struct CqSums {
 /// Where a [`Survey`] puts what it finds in a slot: nothing, if that is not in use.
 pub trait SurveySink {
     /// The endpoint in a slot.
-    fn endpoint(&mut self, slot: u32, ep: Option<&EpCounters>);
+    fn endpoint(&mut self, slot: EpIdx, ep: Option<&EpCounters>);
 
     /// The session of the peer in a slot.
-    fn session(&mut self, slot: u32, session: Option<&SessionStats>);
+    fn session(&mut self, slot: PeerIdx, session: Option<&SessionStats>);
 }
 
 impl Node {
@@ -445,8 +445,8 @@ impl Node {
 
     fn survey_eps(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
         let step = walk.step(self.eps.slots());
-        for idx in step.clone() {
-            let Some(ep) = self.eps.get(EpIdx::of(idx)) else {
+        for idx in step.clone().map(EpIdx::of) {
+            let Some(ep) = self.eps.get(idx) else {
                 sink.endpoint(idx, None);
                 continue;
             };
@@ -473,8 +473,8 @@ impl Node {
 
     fn survey_peers(&mut self, walk: &mut Walk<usize>, sink: &mut impl SurveySink) {
         let step = walk.step(self.peers.slots());
-        for p in step.clone() {
-            let stats = self.session_stats(PeerIdx::of(p));
+        for p in step.clone().map(PeerIdx::of) {
+            let stats = self.session_stats(p);
             walk.under_way += usize::from(stats.is_some());
             sink.session(p, stats.as_ref());
         }

@@ -8,7 +8,7 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
-use crate::slab::NONE;
+use crate::idx::BlockIdx;
 
 /// Bytes of a block, and of one credit.
 pub const UNIT: usize = 256;
@@ -30,14 +30,14 @@ pub const fn units(len: u64) -> u32 {
 /// The stored part of a message: blocks in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
-    head: u32,
-    tail: u32,
+    head: BlockIdx,
+    tail: BlockIdx,
     len: u32,
 }
 
 impl Default for Chain {
     fn default() -> Self {
-        Self { head: NONE, tail: NONE, len: 0 }
+        Self { head: BlockIdx::NONE, tail: BlockIdx::NONE, len: 0 }
     }
 }
 
@@ -57,8 +57,8 @@ impl Chain {
 #[derive(Debug)]
 pub struct BlockPool {
     bytes: Vec<[u8; UNIT]>,
-    next: Vec<u32>,
-    free: u32,
+    next: Vec<BlockIdx>,
+    free: BlockIdx,
     free_count: usize,
     capacity: usize,
 }
@@ -67,7 +67,7 @@ impl BlockPool {
     /// `capacity` blocks, none of them touched.
     pub fn with_capacity(capacity: usize) -> Self {
         let (bytes, next) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        Self { bytes, next, free: NONE, free_count: capacity, capacity }
+        Self { bytes, next, free: BlockIdx::NONE, free_count: capacity, capacity }
     }
 
     /// Blocks not in use.
@@ -95,7 +95,7 @@ impl BlockPool {
                 self.grow(chain);
             }
             let n = (len - done).min(UNIT - at);
-            let block = &mut self.bytes[chain.tail as usize];
+            let block = &mut self.bytes[chain.tail.at()];
             assert!(frame.copy_to(offset + done, &mut block[at..at + n]), "length was checked");
             chain.len += n as u32;
             done += n;
@@ -109,9 +109,9 @@ impl BlockPool {
         let (mut block, mut done) = (chain.head, 0);
         while done < len {
             let n = (len - done).min(UNIT);
-            buf.write_at(buf_offset + done, &self.bytes[block as usize][..n]);
+            buf.write_at(buf_offset + done, &self.bytes[block.at()][..n]);
             done += n;
-            block = self.next[block as usize];
+            block = self.next[block.at()];
         }
     }
 
@@ -120,15 +120,15 @@ impl BlockPool {
         if chain.is_empty() {
             return (0, 0);
         }
-        (self.bytes[chain.head as usize].as_ptr() as u64, chain.len().min(UNIT))
+        (self.bytes[chain.head.at()].as_ptr() as u64, chain.len().min(UNIT))
     }
 
     /// Gives the blocks back and empties `chain`.
     pub fn release(&mut self, chain: &mut Chain) {
         let mut block = chain.head;
-        while block != NONE {
-            let next = self.next[block as usize];
-            self.next[block as usize] = self.free;
+        while block != BlockIdx::NONE {
+            let next = self.next[block.at()];
+            self.next[block.at()] = self.free;
             self.free = block;
             self.free_count += 1;
             block = next;
@@ -137,22 +137,22 @@ impl BlockPool {
     }
 
     fn grow(&mut self, chain: &mut Chain) {
-        let block = if self.free == NONE {
+        let block = if self.free == BlockIdx::NONE {
             assert!(self.bytes.len() < self.capacity, "free_count was checked");
             self.bytes.push([0; UNIT]);
-            self.next.push(NONE);
-            (self.bytes.len() - 1) as u32
+            self.next.push(BlockIdx::NONE);
+            BlockIdx::of((self.bytes.len() - 1) as u32)
         } else {
             let block = self.free;
-            self.free = self.next[block as usize];
+            self.free = self.next[block.at()];
             block
         };
         self.free_count -= 1;
-        self.next[block as usize] = NONE;
-        if chain.tail == NONE {
+        self.next[block.at()] = BlockIdx::NONE;
+        if chain.tail == BlockIdx::NONE {
             chain.head = block;
         } else {
-            self.next[chain.tail as usize] = block;
+            self.next[chain.tail.at()] = block;
         }
         chain.tail = block;
     }

@@ -14,11 +14,13 @@
 //! The entries live in pools that all matchers of a node share. An entry stays with the matcher it
 //! was given to: passing its index to another one is our own bug.
 
+use std::marker::PhantomData;
+
 use barewire_driver::hint::cold;
 
-use crate::idx::PeerIdx;
+use crate::idx::{Idx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
-use crate::slab::{Link, Linked, List, NONE, Slab, Slots, SlotsMut};
+use crate::slab::{Link, Linked, List, Slab, Slots, SlotsMut};
 use crate::table::{self, Vacant};
 
 /// A sender, as a receive names it and a message carries it.
@@ -54,7 +56,7 @@ pub struct Posted<P> {
     /// Whatever the endpoint keeps with it.
     pub payload: P,
     seq: u64,
-    link: Link,
+    link: Link<RecvIdx>,
 }
 
 impl<P: Vacant> Vacant for Posted<P> {
@@ -73,16 +75,16 @@ pub struct Unexpected<U> {
     pub src: Src,
     /// Whatever the endpoint keeps with it.
     pub payload: U,
-    chain: Link,
-    arrival: Link,
+    chain: Link<UnexpectedIdx>,
+    arrival: Link<UnexpectedIdx>,
 }
 
 /// The posted receives of a node: a slot is in use while its receive is posted, and after
 /// [`unlink_posted`](Matcher::unlink_posted) until it is freed.
-pub type PostedPool<P> = table::Table<Posted<P>>;
+pub type PostedPool<P> = table::Table<Posted<P>, (), RecvIdx>;
 
 /// The unexpected messages of a node, with slots in use as those of [`PostedPool`].
-pub type UnexpectedPool<U> = Slab<Unexpected<U>>;
+pub type UnexpectedPool<U> = Slab<Unexpected<U>, (), UnexpectedIdx>;
 
 /// What a receive is for its endpoint.
 pub trait Receive: Vacant {
@@ -105,8 +107,8 @@ pub const BUCKETS: usize = 256;
 /// posted.
 #[derive(Debug)]
 pub struct Matcher<const N: usize = BUCKETS> {
-    posted: Table<N>,
-    wild: List<CHAIN>,
+    posted: Table<N, RecvIdx>,
+    wild: List<CHAIN, u32, RecvIdx>,
     /// Receives posted so far, and of these, those that [`take_first`](Self::take_first) has taken
     /// out, and others that are not posted any more. The third wraps.
     seq: u64,
@@ -115,8 +117,8 @@ pub struct Matcher<const N: usize = BUCKETS> {
     /// Posted receives that are not simple, ignore bits or name a source; and [`SHUT`]. While this
     /// is 0, the first receive of a tag takes the next message with it.
     odd: u32,
-    unexpected: Table<N>,
-    arrivals: List<ARRIVAL>,
+    unexpected: Table<N, UnexpectedIdx>,
+    arrivals: List<ARRIVAL, u32, UnexpectedIdx>,
 }
 
 /// In [`Matcher::odd`]: the fast path takes no messages. No pool has so many receives.
@@ -155,7 +157,7 @@ impl<const N: usize> Matcher<N> {
         ignore: u64,
         src: Src,
         payload: P,
-    ) -> Result<u32, P> {
+    ) -> Result<RecvIdx, P> {
         if pool.is_full() {
             return Err(payload);
         }
@@ -183,7 +185,7 @@ impl<const N: usize> Matcher<N> {
         pool: &mut PostedPool<P>,
         tag: u64,
         make: impl FnOnce(&mut P),
-    ) -> Option<u32> {
+    ) -> Option<RecvIdx> {
         let make = |payload: &mut P| {
             make(payload);
             debug_assert!(payload.is_simple());
@@ -199,7 +201,7 @@ impl<const N: usize> Matcher<N> {
         tag: u64,
         src: Src,
         make: impl FnOnce(&mut P),
-    ) -> Option<u32> {
+    ) -> Option<RecvIdx> {
         let ends = self.posted.ends(tag);
         let (idx, posted) = pool.alloc_again()?;
         // The rest stands there, whoever gave the slot back.
@@ -210,12 +212,12 @@ impl<const N: usize> Matcher<N> {
         if src != Src::ANY {
             posted.src = src;
         }
-        let before = std::mem::replace(&mut ends[1], idx + 1);
-        if before == 0 {
-            ends[0] = idx + 1;
+        let before: RecvIdx = named_by(std::mem::replace(&mut ends[1], end_of(idx)));
+        if before == RecvIdx::NONE {
+            ends[0] = end_of(idx);
         } else {
-            posted.link.prev = before - 1;
-            pool[before - 1].link.next = idx;
+            posted.link.prev = before;
+            pool[before].link.next = idx;
         }
         self.seq += 1;
         Some(idx)
@@ -224,7 +226,7 @@ impl<const N: usize> Matcher<N> {
     /// The receive for a message from `src` with `tag`: of those that match, the one posted first.
     /// It stays posted.
     #[inline]
-    pub fn match_posted<P>(&self, pool: &PostedPool<P>, src: Src, tag: u64) -> Option<u32> {
+    pub fn match_posted<P>(&self, pool: &PostedPool<P>, src: Src, tag: u64) -> Option<RecvIdx> {
         self.scan_posted(pool, src, tag, || {})
     }
 
@@ -236,9 +238,9 @@ impl<const N: usize> Matcher<N> {
         src: Src,
         tag: u64,
         mut probe: impl FnMut(),
-    ) -> Option<u32> {
+    ) -> Option<RecvIdx> {
         let mut exact = self.posted.head(tag);
-        while exact != NONE {
+        while exact != RecvIdx::NONE {
             probe();
             let posted = &pool[exact];
             if posted.tag == tag && posted.src.takes(src) {
@@ -247,11 +249,11 @@ impl<const N: usize> Matcher<N> {
             exact = posted.link.next;
         }
         let mut wild = self.wild.head;
-        if wild == NONE {
+        if wild == RecvIdx::NONE {
             return some(exact);
         }
-        let before = if exact == NONE { u64::MAX } else { pool[exact].seq };
-        while wild != NONE {
+        let before = if exact == RecvIdx::NONE { u64::MAX } else { pool[exact].seq };
+        while wild != RecvIdx::NONE {
             probe();
             let posted = &pool[wild];
             if posted.seq > before && !planted(Bug::WildcardOrderIgnored) {
@@ -273,7 +275,7 @@ impl<const N: usize> Matcher<N> {
         src: Src,
         tag: u64,
         last: impl Fn(&P) -> bool,
-    ) -> Option<u32> {
+    ) -> Option<RecvIdx> {
         let idx = self.match_posted(pool, src, tag)?;
         if last(&pool[idx].payload) {
             self.unlink_posted(pool, idx);
@@ -293,7 +295,7 @@ impl<const N: usize> Matcher<N> {
         take: impl FnOnce(&P) -> Option<R>,
     ) -> Option<(R, &'a Posted<P>)> {
         let ends = self.posted.ends(tag);
-        let idx = ends[0].wrapping_sub(1);
+        let idx = named_by(ends[0]);
         let posted = pool.at_mut(idx)?;
         if posted.tag != tag {
             return cold(None);
@@ -306,7 +308,7 @@ impl<const N: usize> Matcher<N> {
             cold(());
             let named = posted.src != Src::ANY;
             if self.odd & SHUT != 0
-                || self.wild.head != NONE
+                || self.wild.head != RecvIdx::NONE
                 || !posted.payload.is_simple()
                 || named && posted.src != src()
             {
@@ -321,10 +323,10 @@ impl<const N: usize> Matcher<N> {
             self.taken += 1;
             return Some((taken, posted));
         }
-        let next = std::mem::replace(&mut posted.link.next, NONE);
-        ends[0] = next + 1;
+        let next = std::mem::replace(&mut posted.link.next, RecvIdx::NONE);
+        ends[0] = end_of(next);
         self.taken += 1;
-        pool[next].link.prev = NONE;
+        pool[next].link.prev = RecvIdx::NONE;
         Some((taken, pool.discard(idx)))
     }
 
@@ -347,7 +349,7 @@ impl<const N: usize> Matcher<N> {
     /// Takes a posted receive out, so that nothing matches it any more. Its slot stays in use until
     /// [`Slab::free`].
     #[inline]
-    pub fn unlink_posted<P: Receive>(&mut self, pool: &mut PostedPool<P>, idx: u32) {
+    pub fn unlink_posted<P: Receive>(&mut self, pool: &mut PostedPool<P>, idx: RecvIdx) {
         let Posted { tag, ignore, src, ref payload, .. } = pool[idx];
         self.odd -= u32::from(is_odd(ignore, src, payload));
         if ignore == 0 {
@@ -369,7 +371,7 @@ impl<const N: usize> Matcher<N> {
         &self,
         pool: &PostedPool<P>,
         mut f: impl FnMut(&Posted<P>) -> bool,
-    ) -> Option<u32> {
+    ) -> Option<RecvIdx> {
         if self.posted_len() == 0 {
             return None;
         }
@@ -381,7 +383,7 @@ impl<const N: usize> Matcher<N> {
     }
 
     /// The receive posted first. Looks at the head of every bucket: for closing.
-    pub fn first_posted<P>(&self, pool: &PostedPool<P>) -> Option<u32> {
+    pub fn first_posted<P>(&self, pool: &PostedPool<P>) -> Option<RecvIdx> {
         if self.posted_len() == 0 {
             return None;
         }
@@ -400,11 +402,11 @@ impl<const N: usize> Matcher<N> {
         src: Src,
         tag: u64,
         payload: U,
-    ) -> Result<u32, U> {
+    ) -> Result<UnexpectedIdx, U> {
         let Some(idx) = pool.vacant() else { return Err(payload) };
         let ends = self.unexpected.ends(tag);
-        let before = ends[1].wrapping_sub(1);
-        let chain = Link { prev: before, next: NONE };
+        let before = named_by(ends[1]);
+        let chain = Link { prev: before, next: UnexpectedIdx::NONE };
         pool.fill(Unexpected { tag, src, payload, chain, arrival: Link::default() });
         append(ends, pool, before, idx);
         self.arrivals.push_back(pool, idx);
@@ -419,13 +421,13 @@ impl<const N: usize> Matcher<N> {
         tag: u64,
         ignore: u64,
         src: Src,
-    ) -> Option<u32> {
+    ) -> Option<UnexpectedIdx> {
         if self.arrivals.is_empty() {
             return None;
         }
         if ignore == 0 {
             let mut idx = self.unexpected.head(tag);
-            while idx != NONE {
+            while idx != UnexpectedIdx::NONE {
                 let message = &pool[idx];
                 if message.tag == tag && src.takes(message.src) {
                     break;
@@ -440,7 +442,7 @@ impl<const N: usize> Matcher<N> {
     /// Takes an unexpected message out, so that no receive matches it any more. Its slot stays in
     /// use until [`Slab::free`].
     #[inline]
-    pub fn unlink_unexpected<U>(&mut self, pool: &mut UnexpectedPool<U>, idx: u32) {
+    pub fn unlink_unexpected<U>(&mut self, pool: &mut UnexpectedPool<U>, idx: UnexpectedIdx) {
         let tag = pool[idx].tag;
         self.unexpected.remove(pool, tag, idx);
         self.arrivals.remove(pool, idx);
@@ -456,12 +458,12 @@ impl<const N: usize> Matcher<N> {
         &self,
         pool: &UnexpectedPool<U>,
         mut f: impl FnMut(&Unexpected<U>) -> bool,
-    ) -> Option<u32> {
+    ) -> Option<UnexpectedIdx> {
         self.arrivals.iter(pool).find(|&idx| f(&pool[idx]))
     }
 
     /// The message that arrived first.
-    pub fn first_unexpected<U>(&self, _pool: &UnexpectedPool<U>) -> Option<u32> {
+    pub fn first_unexpected<U>(&self, _pool: &UnexpectedPool<U>) -> Option<UnexpectedIdx> {
         some(self.arrivals.head)
     }
 }
@@ -479,52 +481,53 @@ impl<P> Posted<P> {
     }
 }
 
-impl<P> Linked<CHAIN> for Posted<P> {
+impl<P> Linked<CHAIN, RecvIdx> for Posted<P> {
     #[inline]
-    fn link(&mut self) -> &mut Link {
+    fn link(&mut self) -> &mut Link<RecvIdx> {
         &mut self.link
     }
 
     #[inline]
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<RecvIdx> {
         &self.link
     }
 }
 
-impl<U> Linked<CHAIN> for Unexpected<U> {
+impl<U> Linked<CHAIN, UnexpectedIdx> for Unexpected<U> {
     #[inline]
-    fn link(&mut self) -> &mut Link {
+    fn link(&mut self) -> &mut Link<UnexpectedIdx> {
         &mut self.chain
     }
 
     #[inline]
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<UnexpectedIdx> {
         &self.chain
     }
 }
 
-impl<U> Linked<ARRIVAL> for Unexpected<U> {
+impl<U> Linked<ARRIVAL, UnexpectedIdx> for Unexpected<U> {
     #[inline]
-    fn link(&mut self) -> &mut Link {
+    fn link(&mut self) -> &mut Link<UnexpectedIdx> {
         &mut self.arrival
     }
 
     #[inline]
-    fn link_ref(&self) -> &Link {
+    fn link_ref(&self) -> &Link<UnexpectedIdx> {
         &self.arrival
     }
 }
 
 /// Chains of entries by the hash of their tag, each in the order of insertion.
 #[derive(Debug)]
-struct Table<const N: usize> {
+struct Table<const N: usize, K> {
     /// First and last entry of each chain, one above their index: 0 is none, so that a fresh table
     /// is zeros that the kernel gives when they are touched. So many of them that no bucket is
     /// asked whether it is there.
     ends: Box<[[u32; 2]; N]>,
+    _named_by: PhantomData<fn() -> K>,
 }
 
-impl<const N: usize> Table<N> {
+impl<const N: usize, K: Idx> Table<N, K> {
     /// One bucket takes a shift by 64, which two shifts do.
     const SHIFT: u32 = {
         assert!(N.is_power_of_two());
@@ -533,7 +536,7 @@ impl<const N: usize> Table<N> {
 
     fn new() -> Self {
         let ends: Box<[_]> = vec![[0; 2]; N].into();
-        Self { ends: ends.try_into().expect("they are as many") }
+        Self { ends: ends.try_into().expect("they are as many"), _named_by: PhantomData }
     }
 
     /// The bucket: the upper bits of the product, since they alone depend on every bit of the tag.
@@ -542,10 +545,10 @@ impl<const N: usize> Table<N> {
         (tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1 >> Self::SHIFT) as usize
     }
 
-    /// The first entry of `tag`'s chain, or [`NONE`].
+    /// The first entry of `tag`'s chain, or [`NONE`](Idx::NONE).
     #[inline]
-    fn head(&self, tag: u64) -> u32 {
-        self.ends[Self::bucket(tag)][0].wrapping_sub(1)
+    fn head(&self, tag: u64) -> K {
+        named_by(self.ends[Self::bucket(tag)][0])
     }
 
     /// The ends of `tag`'s chain.
@@ -555,33 +558,33 @@ impl<const N: usize> Table<N> {
     }
 
     #[inline]
-    fn remove<T: Linked<CHAIN>>(&mut self, slab: &mut impl SlotsMut<T, u32>, tag: u64, idx: u32) {
+    fn remove<T: Linked<CHAIN, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, tag: u64, idx: K) {
         let [head, tail] = self.ends(tag);
         let Link { prev, next } = *slab[idx].link_ref();
-        if prev == NONE {
-            assert!(*head == idx + 1, "matching: {idx} is not in this table");
-            *head = next.wrapping_add(1);
+        if prev == K::NONE {
+            assert!(*head == end_of(idx), "matching: {} is not in this table", idx.get());
+            *head = end_of(next);
         } else {
             slab[prev].link().next = next;
         }
-        if next == NONE {
-            assert!(*tail == idx + 1, "matching: {idx} is not in this table");
-            *tail = prev.wrapping_add(1);
+        if next == K::NONE {
+            assert!(*tail == end_of(idx), "matching: {} is not in this table", idx.get());
+            *tail = end_of(prev);
         } else {
             slab[next].link().prev = prev;
         }
     }
 
     /// The first entry of every chain that has one.
-    fn heads(&self) -> impl Iterator<Item = u32> {
-        self.ends.iter().filter_map(|ends| some(ends[0].wrapping_sub(1)))
+    fn heads(&self) -> impl Iterator<Item = K> {
+        self.ends.iter().filter_map(|ends| some(named_by(ends[0])))
     }
 
     /// Every entry, chain by chain.
-    fn iter<'a, T: Linked<CHAIN> + 'a>(
+    fn iter<'a, T: Linked<CHAIN, K> + 'a>(
         &'a self,
-        slab: &'a impl Slots<T, u32>,
-    ) -> impl Iterator<Item = u32> + 'a {
+        slab: &'a impl Slots<T, K>,
+    ) -> impl Iterator<Item = K> + 'a {
         let chain =
             |head| std::iter::successors(Some(head), |&idx| some(slab[idx].link_ref().next));
         self.heads().flat_map(chain)
@@ -590,23 +593,35 @@ impl<const N: usize> Table<N> {
 
 /// Appends `idx`, linked back to `before` already, to the chain with these `ends`.
 #[inline(always)]
-fn append<T: Linked<CHAIN>>(
+fn append<T: Linked<CHAIN, K>, K: Idx>(
     ends: &mut [u32; 2],
-    slab: &mut impl SlotsMut<T, u32>,
-    before: u32,
-    idx: u32,
+    slab: &mut impl SlotsMut<T, K>,
+    before: K,
+    idx: K,
 ) {
-    ends[1] = idx + 1;
-    if before == NONE {
-        ends[0] = idx + 1;
+    ends[1] = end_of(idx);
+    if before == K::NONE {
+        ends[0] = end_of(idx);
     } else {
         slab[before].link().next = idx;
     }
 }
 
+/// The word in [`Table::ends`] for `idx`.
+#[inline(always)]
+fn end_of(idx: impl Idx) -> u32 {
+    idx.get().wrapping_add(1)
+}
+
+/// The entry that a word in [`Table::ends`] names.
+#[inline(always)]
+fn named_by<K: Idx>(end: u32) -> K {
+    K::new(end.wrapping_sub(1))
+}
+
 #[inline]
-fn some(idx: u32) -> Option<u32> {
-    (idx != NONE).then_some(idx)
+fn some<K: Idx>(idx: K) -> Option<K> {
+    (idx != K::NONE).then_some(idx)
 }
 
 #[cfg(test)]
@@ -615,8 +630,8 @@ mod tests {
 
     use super::*;
 
-    fn src_of(peer: u32, ep: u16) -> Src {
-        Src::of(PeerIdx::of(peer), ep)
+    fn src_of(number: u32, ep: u16) -> Src {
+        Src::of(PeerIdx::of(number), ep)
     }
 
     const TAGS: [u64; 5] = [0, 1, 2, 1 << 63, u64::MAX];
@@ -708,7 +723,7 @@ mod tests {
         eps: [(Matcher<N>, Model); 2],
         shut: [bool; 2],
         /// Unlinked receives whose slot is still in use.
-        matched: Vec<(u32, usize)>,
+        matched: Vec<(RecvIdx, usize)>,
     }
 
     impl<const N: usize> World<N> {

@@ -7,7 +7,7 @@
 //! A session has a ring while it has records. It begins with 64 slots and doubles; rings that are
 //! given back are kept for the next session.
 
-use crate::idx::SentIdx;
+use crate::idx::{RingIdx, SentIdx};
 use crate::psn::Psn;
 
 /// Slots of a group.
@@ -158,27 +158,27 @@ const fn bit(psn: Psn) -> u64 {
 pub(super) struct Rings {
     all: Vec<Ring>,
     /// Those without a session, by size.
-    spare: [Vec<u32>; SIZES],
+    spare: [Vec<RingIdx>; SIZES],
 }
 
 impl Rings {
     /// Takes a ring without records: the smallest.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> u32 {
+    pub(super) fn take(&mut self) -> RingIdx {
         self.spare[0].pop().unwrap_or_else(|| self.make(0))
     }
 
     /// Gives ring `at`, whose last record was taken out, back.
     #[inline(always)]
-    pub(super) fn give_back(&mut self, at: u32) {
-        let size = self.all[at as usize].0.len().trailing_zeros();
+    pub(super) fn give_back(&mut self, at: RingIdx) {
+        let size = self.all[at.at()].0.len().trailing_zeros();
         self.spare[size as usize].push(at);
     }
 
     /// Puts the record of `psn` into ring `at`, in which the oldest is `first`. Returns the ring
     /// that has it: another one if that was too small.
     #[inline(always)]
-    pub(super) fn put(&mut self, at: u32, first: Psn, psn: Psn, record: SentIdx) -> u32 {
+    pub(super) fn put(&mut self, at: RingIdx, first: Psn, psn: Psn, record: SentIdx) -> RingIdx {
         let span = psn.since(first) as u32;
         if span < self[at].slots() {
             self[at].put(psn, record);
@@ -191,7 +191,7 @@ impl Rings {
 
     #[cold]
     #[inline(never)]
-    fn widen(&mut self, at: u32, (first, end): (Psn, Psn), span: u32) -> u32 {
+    fn widen(&mut self, at: RingIdx, (first, end): (Psn, Psn), span: u32) -> RingIdx {
         let size = (span / GROUP + 1).next_power_of_two().trailing_zeros();
         let wide = self.spare[size as usize].pop().unwrap_or_else(|| self.make(size));
         let mut next = first;
@@ -214,25 +214,25 @@ impl Rings {
 
     #[cold]
     #[inline(never)]
-    fn make(&mut self, size: u32) -> u32 {
+    fn make(&mut self, size: u32) -> RingIdx {
         self.all.push(Ring::new(1 << size));
-        self.all.len() as u32 - 1
+        RingIdx::of(self.all.len() as u32 - 1)
     }
 }
 
-impl std::ops::Index<u32> for Rings {
+impl std::ops::Index<RingIdx> for Rings {
     type Output = Ring;
 
     #[inline(always)]
-    fn index(&self, at: u32) -> &Ring {
-        &self.all[at as usize]
+    fn index(&self, at: RingIdx) -> &Ring {
+        &self.all[at.at()]
     }
 }
 
-impl std::ops::IndexMut<u32> for Rings {
+impl std::ops::IndexMut<RingIdx> for Rings {
     #[inline(always)]
-    fn index_mut(&mut self, at: u32) -> &mut Ring {
-        &mut self.all[at as usize]
+    fn index_mut(&mut self, at: RingIdx) -> &mut Ring {
+        &mut self.all[at.at()]
     }
 }
 

@@ -17,7 +17,7 @@ use barewire_driver::hint::cold;
 
 pub use crate::rel::congestion::{WINDOW, WINDOW_LOSSLESS};
 
-use crate::idx::{EpIdx, MrIdx, ResponseIdx, SentIdx, TxIdx};
+use crate::idx::{EpIdx, MrIdx, PackIdx, ResponseIdx, RingIdx, SentIdx, TxIdx};
 use crate::rel::congestion::{CongestionControl, Controller};
 use crate::rel::flight::{Group, Ring, Rings};
 use crate::rel::psn::Psn;
@@ -73,7 +73,7 @@ pub enum BodyRef {
     /// The first `len` bytes of a buffer of the aggregation pool, which hold several messages.
     Pack {
         /// The buffer.
-        buf: u32,
+        buf: PackIdx,
         /// Number of bytes.
         len: u32,
     },
@@ -299,7 +299,7 @@ pub struct SendWindow<C = Controller> {
     limit: u16,
     first: Psn,
     /// Where the records stand in the pool's rings, if there are any.
-    ring: u32,
+    ring: RingIdx,
     /// Packets retransmitted because a timer fired; the peer may report them as duplicates.
     guesses: u16,
     /// The congestion window.

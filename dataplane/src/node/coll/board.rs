@@ -22,7 +22,7 @@ use barewire_driver::mem::{IoBuf, Scratch, Span};
 use super::control::DISAGREE;
 use super::{Group, Kind, LAYOUT_WORD, User};
 use crate::error::{Error, Result};
-use crate::idx::PeerIdx;
+use crate::idx::{CallIdx, GroupIdx, PeerIdx};
 use crate::node::{EpId, FrameSink, Node};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::Layout;
@@ -322,7 +322,7 @@ impl Group {
 impl Node {
     /// Asks the port of a join that begins where the members are, and tells them the layout and the
     /// name of a board, if they all share memory.
-    pub(super) fn offer_board(&mut self, o: u32, out: &mut dyn FrameSink) {
+    pub(super) fn offer_board(&mut self, o: CallIdx, out: &mut dyn FrameSink) {
         let op = &self.coll.ops[o];
         let (Some(words), g) = (&op.words, op.group) else { return };
         let group = &mut self.coll.groups[g];
@@ -349,7 +349,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::NoMem`]: a member has lied, or died, or there is no memory.
-    pub(super) fn meet_on_board(&mut self, g: u32, names: &[u64]) -> Result<()> {
+    pub(super) fn meet_on_board(&mut self, g: GroupIdx, names: &[u64]) -> Result<()> {
         let group = &mut self.coll.groups[g];
         let shared = std::mem::replace(&mut group.shared, Shared::No);
         let Shared::Offered(mut board) = shared else { return Ok(()) };
@@ -372,7 +372,7 @@ impl Node {
     /// Puts a call in the order of its group, if that has a board: `through` it, or else by
     /// messages. If none is before it, it goes on at once, and then with
     /// [`drive_board`](Self::drive_board).
-    pub(super) fn call_on_board(&mut self, g: u32, mark: u64, through: Option<Through>) {
+    pub(super) fn call_on_board(&mut self, g: GroupIdx, mark: u64, through: Option<Through>) {
         let group = &mut self.coll.groups[g];
         let Shared::Yes(calls) = &mut group.shared else { return };
         let call = Call { mark, through };
@@ -395,7 +395,7 @@ impl Node {
     }
 
     /// Lets the calls of a group through its board go on as far as they can.
-    pub(super) fn drive_board(&mut self, now: Instant, g: u32) {
+    pub(super) fn drive_board(&mut self, now: Instant, g: GroupIdx) {
         loop {
             let Some(group) = self.coll.groups.get_mut(g) else { return };
             let Shared::Yes(calls) = &mut group.shared else { return };
@@ -485,7 +485,7 @@ impl Node {
     }
 
     /// Watches the members that the first call of a group waits for, like those that owe a message.
-    fn watch_late(&mut self, now: Instant, g: u32) {
+    fn watch_late(&mut self, now: Instant, g: GroupIdx) {
         let group = &self.coll.groups[g];
         let Shared::Yes(calls) = &group.shared else { return };
         let lacks = |&(rank, _): &(u32, _)| rank != group.me && calls.lacks(rank);
@@ -503,7 +503,7 @@ impl Node {
 
     /// The call that others were watched for has ended.
     #[cold]
-    fn unwatch(&mut self, g: u32) {
+    fn unwatch(&mut self, g: GroupIdx) {
         let Shared::Yes(calls) = &mut self.coll.groups[g].shared else { return };
         for p in std::mem::take(&mut calls.first.watched) {
             self.peers[p].coll_waits -= 1;
@@ -511,7 +511,7 @@ impl Node {
     }
 
     /// A group is over: its calls through the board end with an error.
-    pub(super) fn fail_board(&mut self, g: u32, err: Error) {
+    pub(super) fn fail_board(&mut self, g: GroupIdx, err: Error) {
         self.unwatch(g);
         self.coll.on_boards.retain(|&other| other != g);
         let group = &mut self.coll.groups[g];

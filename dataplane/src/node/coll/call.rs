@@ -12,6 +12,7 @@ use super::board::{self, Shared, Through};
 use super::{BLOCK_MAX, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
 use crate::error::{Error, Result};
 use crate::flags::OpFlags;
+use crate::idx::GroupIdx;
 use crate::node::{EpId, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::coll::Shape;
@@ -280,7 +281,7 @@ impl Node {
     }
 
     #[inline]
-    fn check_call(&mut self, ep: EpId, call: &CollCall) -> Result<(u32, &Checked)> {
+    fn check_call(&mut self, ep: EpId, call: &CollCall) -> Result<(GroupIdx, &Checked)> {
         let group = self.coll.groups.by_handle(call.group.0);
         if group.is_none_or(|group| group.ep != ep) {
             cold(());

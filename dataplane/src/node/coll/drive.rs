@@ -10,7 +10,7 @@ use super::control::{
 use super::{GroupState, JOIN_WORDS, JoinEvent, LAYOUT_WORD, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx};
+use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::plan::Layout;
 use crate::proto::coll::run::Action;
@@ -29,8 +29,8 @@ const RETRY_NS: u64 = 20_000;
 const SPARE: usize = 4;
 const SPARE_LEN_MAX: usize = 1 << 20;
 
-fn context_of(op: Handle, round: u32) -> u64 {
-    u64::from(op.idx() & 0xf_ffff)
+fn context_of(op: Handle<CallIdx>, round: u32) -> u64 {
+    u64::from(op.idx().get() & 0xf_ffff)
         | u64::from(op.generation() & 0xf_ffff) << 20
         | u64::from(round & 0x7f_ffff) << 40
 }
@@ -166,15 +166,15 @@ impl Node {
         self.over_before(gid, &err.cqe);
     }
 
-    fn op_of(&self, context: u64) -> Option<u32> {
-        let o = (context & 0xf_ffff) as u32;
+    fn op_of(&self, context: u64) -> Option<CallIdx> {
+        let o = CallIdx::of((context & 0xf_ffff) as u32);
         let op = self.coll.ops.get(o).is_some();
         let same = self.coll.ops.generation(o) & 0xf_ffff == (context >> 20) as u32 & 0xf_ffff;
         (op && same).then_some(o)
     }
 
     /// A receive of a call has ended.
-    fn waits_no_more(&mut self, o: u32, src: FiAddr) {
+    fn waits_no_more(&mut self, o: CallIdx, src: FiAddr) {
         let Some(av) = self.coll.av else { return };
         let Some(entry) = self.avs[av.0.idx()].av.lookup(src) else { return };
         let peer = entry.peer;
@@ -186,7 +186,7 @@ impl Node {
     }
 
     /// Lets a call go on with the next turn.
-    pub(super) fn queue_op(&mut self, o: u32) {
+    pub(super) fn queue_op(&mut self, o: CallIdx) {
         let op = &mut self.coll.ops[o];
         if !std::mem::replace(&mut op.queued, true) {
             self.coll.work.push_back(o);
@@ -194,7 +194,7 @@ impl Node {
     }
 
     /// Does what a call asks for until it has to wait.
-    fn drive_op(&mut self, now: Instant, o: u32, out: &mut dyn FrameSink) {
+    fn drive_op(&mut self, now: Instant, o: CallIdx, out: &mut dyn FrameSink) {
         if self.coll.ops[o].words.is_some() {
             self.offer_board(o, out);
         }
@@ -222,12 +222,12 @@ impl Node {
         }
     }
 
-    fn post_side_recv(&mut self, now: Instant, o: u32, comm: &Comm) -> Went {
+    fn post_side_recv(&mut self, now: Instant, o: CallIdx, comm: &Comm) -> Went {
         let handle = self.coll.ops.handle(o);
         let op = &self.coll.ops[o];
         let (g, round) = (op.group, op.run.number());
         let group = &self.coll.groups[g];
-        let member = group.members[comm.peer as usize];
+        let member = group.members[comm.rank as usize];
         let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
         if let Some(err) = member.gone {
             // What it sent before may be here.
@@ -278,7 +278,7 @@ impl Node {
     fn post_side_send(
         &mut self,
         now: Instant,
-        o: u32,
+        o: CallIdx,
         (comm, round): (&Comm, u32),
         out: &mut dyn FrameSink,
     ) -> Went {
@@ -286,7 +286,7 @@ impl Node {
         let op = &self.coll.ops[o];
         let g = op.group;
         let group = &self.coll.groups[g];
-        let member = group.members[comm.peer as usize];
+        let member = group.members[comm.rank as usize];
         if let Some(err) = member.gone {
             self.abort_group(now, g, err);
             return Went::Over;
@@ -328,7 +328,7 @@ impl Node {
     }
 
     /// A call has ended well.
-    fn end_op(&mut self, now: Instant, o: u32) {
+    fn end_op(&mut self, now: Instant, o: CallIdx) {
         let op = self.coll.ops.free(o);
         let g = op.group;
         self.coll.groups[g].ops -= 1;
@@ -372,7 +372,7 @@ impl Node {
     }
 
     /// The members of a group have exchanged who they are.
-    fn end_join(&mut self, now: Instant, g: u32, op: &Op) {
+    fn end_join(&mut self, now: Instant, g: GroupIdx, op: &Op) {
         let word = |i: usize| {
             let mut bytes = [0; 8];
             op.out.read_at(8 * i, &mut bytes);
@@ -465,7 +465,7 @@ impl Node {
             }
             let m = &self.unexpected[msg];
             let (gid, seq, kind) = parts_of(m.tag);
-            if m.payload.recv != crate::slab::NONE || m.payload.claimed {
+            if m.payload.recv != RecvIdx::NONE || m.payload.claimed {
                 continue;
             }
             if kind > KIND_CONTROL {
@@ -497,7 +497,7 @@ impl Node {
     }
 
     /// A call begins: what is stored under its number must be of it.
-    pub(super) fn look_for_strangers(&mut self, o: u32) {
+    pub(super) fn look_for_strangers(&mut self, o: CallIdx) {
         let op = &self.coll.ops[o];
         let group = &self.coll.groups[op.group];
         let matcher = &self.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];
@@ -516,7 +516,7 @@ impl Node {
 
     /// A message was stored for a collective side: it is looked at in the next turn.
     #[cold]
-    pub(crate) fn coll_arrived(&mut self, e: EpIdx, msg: u32) {
+    pub(crate) fn coll_arrived(&mut self, e: EpIdx, msg: UnexpectedIdx) {
         if self.is_side(e) {
             let generation = self.unexpected.generation(msg);
             self.coll.arrived.push((msg, generation));

@@ -12,7 +12,7 @@ use super::control::{ABORT, LEAVE, control_tag};
 use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx};
+use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
@@ -27,7 +27,7 @@ const OVER_MAX: usize = 256;
 
 impl Node {
     /// Ends a group and every call of it.
-    pub(super) fn abort_group(&mut self, now: Instant, g: u32, err: Error) {
+    pub(super) fn abort_group(&mut self, now: Instant, g: GroupIdx, err: Error) {
         let Some(group) = self.coll.groups.get_mut(g) else { return };
         let joining = matches!(group.state, GroupState::Joining(_));
         if matches!(group.state, GroupState::Over(_)) {
@@ -36,7 +36,7 @@ impl Node {
         group.state = GroupState::Over(err);
         let (gid, ep, context) = (group.gid, group.ep, group.context);
         self.tell_group(now, g, ABORT, err);
-        let ops: Vec<u32> =
+        let ops: Vec<CallIdx> =
             self.coll.ops.iter().filter(|(_, op)| op.group == g).map(|(o, _)| o).collect();
         for o in ops {
             self.fail_op(now, o, err);
@@ -50,7 +50,7 @@ impl Node {
     }
 
     /// Ends a call with an error entry. Nothing touches its memory any more.
-    fn fail_op(&mut self, now: Instant, o: u32, err: Error) {
+    fn fail_op(&mut self, now: Instant, o: CallIdx, err: Error) {
         self.revoke(now, o);
         let op = self.coll.ops.free(o);
         let group = &mut self.coll.groups[op.group];
@@ -76,7 +76,7 @@ impl Node {
     }
 
     /// Takes the memory of a call out of reach of everything that was posted for it.
-    fn revoke(&mut self, now: Instant, o: u32) {
+    fn revoke(&mut self, now: Instant, o: CallIdx) {
         let op = &mut self.coll.ops[o];
         let waits = std::mem::take(&mut op.waits);
         let side = self.coll.groups[op.group].side.0.idx();
@@ -90,7 +90,7 @@ impl Node {
         let handle = self.coll.ops.handle(o);
         let ours = |context: u64| {
             context >> 63 == 0
-                && context as u32 & 0xf_ffff == handle.idx() & 0xf_ffff
+                && context as u32 & 0xf_ffff == handle.idx().get() & 0xf_ffff
                 && (context >> 20) as u32 & 0xf_ffff == handle.generation() & 0xf_ffff
         };
         if self.coll.ops[o].sends > 0 {
@@ -120,15 +120,15 @@ impl Node {
         peers: &[PeerIdx],
         ours: &dyn Fn(u64) -> bool,
     ) {
-        let is_ours = |node: &Self, recv: u32| {
-            recv != NONE
+        let is_ours = |node: &Self, recv: RecvIdx| {
+            recv != RecvIdx::NONE
                 && node.posted[recv].payload.ep == side
                 && ours(node.posted[recv].payload.context)
         };
         let pulls: Vec<PullIdx> =
             self.pulls.iter().filter(|(_, p)| is_ours(self, p.recv)).map(|(i, _)| i).collect();
         for pull in pulls {
-            let recv = std::mem::replace(&mut self.pulls[pull].recv, NONE);
+            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
             self.end_pull(now, pull, EndStatus::Discarded);
             self.cancel_placing(recv);
         }
@@ -140,7 +140,7 @@ impl Node {
                 self.cancel_placing(recv);
             }
         }
-        let unexpected: Vec<u32> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.ep == side && is_ours(self, m.payload.recv))
             .map(|(i, _)| i)
             .collect();
@@ -152,7 +152,7 @@ impl Node {
     }
 
     /// Throws away what was stored for a group.
-    fn purge(&mut self, now: Instant, g: u32, gid: u32) {
+    fn purge(&mut self, now: Instant, g: GroupIdx, gid: u32) {
         let side = self.coll.groups[g].side.0.idx();
         self.remember_over(gid, Error::Canceled);
         if gid & JOIN != 0 {
@@ -162,7 +162,7 @@ impl Node {
         if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
             return;
         }
-        let unexpected: Vec<u32> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| m.payload.ep == side && (m.tag >> 32) as u32 == gid)
             .map(|(i, _)| i)
             .collect();
@@ -180,7 +180,7 @@ impl Node {
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
         }
-        let unexpected: Vec<u32> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
             .filter(|(_, m)| {
                 let name = (m.tag >> 32) as u32;
                 m.payload.peer == p
@@ -209,7 +209,7 @@ impl Node {
     }
 
     /// Tells the members that a group is over or that this one leaves it.
-    fn tell_group(&mut self, now: Instant, g: u32, what: u64, err: Error) {
+    fn tell_group(&mut self, now: Instant, g: GroupIdx, what: u64, err: Error) {
         let group = &self.coll.groups[g];
         let (n, me) = (group.members.len(), group.me as usize);
         let (side, tag) = (group.side, control_tag(group.gid, what));
@@ -267,7 +267,7 @@ impl Node {
     pub(super) fn take_lost(&mut self, now: Instant) {
         while let Some((p, err)) = self.coll.lost.pop() {
             self.purge_join((p, None), None);
-            let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
+            let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
             for g in groups {
                 let Some(group) = self.coll.groups.get(g) else { continue };
                 let gone: Vec<(PeerIdx, u16)> = (group.members.iter())
@@ -283,7 +283,13 @@ impl Node {
 
     /// Nothing more will come from a member. That ends the group if a call waits for it, or as
     /// soon as one does.
-    pub(super) fn member_gone(&mut self, now: Instant, g: u32, who: (PeerIdx, u16), err: Error) {
+    pub(super) fn member_gone(
+        &mut self,
+        now: Instant,
+        g: GroupIdx,
+        who: (PeerIdx, u16),
+        err: Error,
+    ) {
         let group = &mut self.coll.groups[g];
         let side = group.side.0.idx();
         let mut rank = NONE;
@@ -312,7 +318,7 @@ impl Node {
     /// Joins that nobody answered.
     pub(super) fn end_late_joins(&mut self, now: Instant) {
         self.coll.deadline = None;
-        let joining: Vec<(u32, Instant)> = (self.coll.groups.iter())
+        let joining: Vec<(GroupIdx, Instant)> = (self.coll.groups.iter())
             .filter_map(|(g, group)| match group.state {
                 GroupState::Joining(until) => Some((g, until)),
                 _ => None,
@@ -329,7 +335,7 @@ impl Node {
     }
 
     /// Leaves a group and forgets it.
-    pub(super) fn leave_group(&mut self, now: Instant, g: u32) {
+    pub(super) fn leave_group(&mut self, now: Instant, g: GroupIdx) {
         let group = &self.coll.groups[g];
         let (busy, over) = (group.ops > 0, matches!(group.state, GroupState::Over(_)));
         if busy {
@@ -347,7 +353,7 @@ impl Node {
 
     /// An endpoint is being closed: it leaves its groups.
     pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: EpIdx) {
-        let groups: Vec<u32> = (self.coll.groups.iter())
+        let groups: Vec<GroupIdx> = (self.coll.groups.iter())
             .filter(|(_, group)| group.ep.0.idx() == e)
             .map(|(g, _)| g)
             .collect();
@@ -358,7 +364,7 @@ impl Node {
 
     /// The port is gone.
     pub(crate) fn coll_port_gone(&mut self, now: Instant) {
-        let groups: Vec<u32> = self.coll.groups.iter().map(|(g, _)| g).collect();
+        let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
         for g in groups {
             self.abort_group(now, g, Error::NetDown);
         }

@@ -30,7 +30,7 @@ pub use call::{CollAttr, CollCall, CollReq, Role, query};
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
-use crate::idx::{EpIdx, PeerIdx};
+use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Layout, Model, Plan, choose};
 use crate::proto::coll::program::Program;
@@ -59,18 +59,18 @@ const OPS_MAX: usize = 1 << 16;
 
 /// A group of a [`Node`]: what `fi_mc_addr` stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GroupId(pub(crate) Handle);
+pub struct GroupId(pub(crate) Handle<GroupIdx>);
 
 impl GroupId {
     /// As a number that [`from_bits`](Self::from_bits) takes back.
     pub const fn to_bits(self) -> u64 {
-        (self.0.generation() as u64) << 32 | self.0.idx() as u64
+        (self.0.generation() as u64) << 32 | self.0.idx().get() as u64
     }
 
     /// The inverse of [`to_bits`](Self::to_bits). A number that names no group is found out when
     /// it is used.
     pub const fn from_bits(bits: u64) -> Self {
-        Self(Handle::from_parts(bits as u32, (bits >> 32) as u32))
+        Self(Handle::from_parts(GroupIdx::of(bits as u32), (bits >> 32) as u32))
     }
 }
 
@@ -120,14 +120,14 @@ pub(crate) struct Coll {
     av: Option<AvId>,
     /// Collective sides by the number of their endpoint.
     sides: HashMap<u16, EpId>,
-    groups: Slab<Group>,
-    ops: Slab<Op>,
+    groups: Slab<Group, (), GroupIdx>,
+    ops: Slab<Op, (), CallIdx>,
     /// Calls that may go on.
-    work: VecDeque<u32>,
+    work: VecDeque<CallIdx>,
     /// Peers whose session has ended, and why.
     pub(super) lost: Vec<(PeerIdx, Error)>,
     /// Messages that were stored since the last turn, with the generations of their slots.
-    pub(super) arrived: Vec<(u32, u32)>,
+    pub(super) arrived: Vec<(UnexpectedIdx, u32)>,
     events: VecDeque<JoinEvent>,
     /// Members of groups in the hidden address vector.
     named: HashMap<EpAddr, (FiAddr, u32)>,
@@ -145,7 +145,7 @@ pub(crate) struct Coll {
     /// When the first join under way ends by time.
     deadline: Option<Instant>,
     /// Groups with calls through their boards.
-    on_boards: Vec<u32>,
+    on_boards: Vec<GroupIdx>,
 }
 
 impl Default for Coll {
@@ -228,7 +228,7 @@ impl Group {
 /// A call under way.
 #[derive(Debug)]
 struct Op {
-    group: u32,
+    group: GroupIdx,
     seq: u16,
     /// What must be in every message of the call.
     mark: u64,
@@ -524,7 +524,7 @@ impl Node {
     }
 
     /// The members agree on a name that the first of them draws, and compare what they are.
-    fn begin_join(&mut self, g: u32) -> Result<()> {
+    fn begin_join(&mut self, g: GroupIdx) -> Result<()> {
         let drawn = self.random() >> 32 & u64::from(!JOIN) | 1;
         let group = &self.coll.groups[g];
         let hash = u64::from(group.hash);
@@ -555,12 +555,12 @@ impl Node {
     /// Makes the record of a call. Nothing is posted yet.
     fn begin_op(
         &mut self,
-        g: u32,
+        g: GroupIdx,
         shape: Shape,
         reduce: Option<(AtomicOp, Datatype)>,
         (input, out): (IoBuf, IoBuf),
         user: Option<User>,
-    ) -> Result<u32> {
+    ) -> Result<CallIdx> {
         let plan = self.plan_for(g, &shape);
         let program = Program::new(shape, &plan);
         let scratch = self.take_scratch(program.scratch_len())?;
@@ -596,7 +596,7 @@ impl Node {
         Ok(o)
     }
 
-    fn plan_for(&mut self, g: u32, shape: &Shape) -> Plan {
+    fn plan_for(&mut self, g: GroupIdx, shape: &Shape) -> Plan {
         // Only what all members have alike decides, so only that is compared.
         let key = Shape { me: 0, root: 0, in_place: false, ..*shape };
         let group = &mut self.coll.groups[g];

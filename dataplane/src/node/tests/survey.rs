@@ -4,18 +4,18 @@ use super::*;
 
 #[derive(Default)]
 struct Shown {
-    sessions: Vec<(u32, SessionStats)>,
+    sessions: Vec<(PeerIdx, SessionStats)>,
     eps: usize,
     slots: usize,
 }
 
 impl SurveySink for Shown {
-    fn endpoint(&mut self, _: u32, ep: Option<&EpCounters>) {
+    fn endpoint(&mut self, _: EpIdx, ep: Option<&EpCounters>) {
         self.slots += 1;
         self.eps += usize::from(ep.is_some());
     }
 
-    fn session(&mut self, slot: u32, session: Option<&SessionStats>) {
+    fn session(&mut self, slot: PeerIdx, session: Option<&SessionStats>) {
         self.slots += 1;
         self.sessions.extend(session.map(|s| (slot, *s)));
     }

@@ -195,8 +195,8 @@ impl Slice {
 /// One message of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Comm {
-    /// To whom or from whom.
-    pub peer: u32,
+    /// Of the member that it goes to or comes from.
+    pub rank: u32,
     /// Tells it from others between the same two members in the same call, as far as their order
     /// does not. Below 2^12.
     pub step: u16,

@@ -127,8 +127,8 @@ impl Radices {
         &self.radix[..usize::from(self.len)]
     }
 
-    fn push(mut self, r: u32) -> Self {
-        self.radix[usize::from(self.len)] = r as u8;
+    fn push(mut self, radix: u32) -> Self {
+        self.radix[usize::from(self.len)] = radix as u8;
         self.len += 1;
         self
     }

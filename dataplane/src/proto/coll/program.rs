@@ -511,17 +511,17 @@ impl Maker<'_> {
         !slice.is_empty() || self.s.count == 0 || self.s.kind == Kind::Barrier
     }
 
-    fn send(&mut self, peer: u32, level: u32, slice: Slice) {
+    fn send(&mut self, rank: u32, level: u32, slice: Slice) {
         if self.carries(&slice) {
-            let (peer, step) = (self.among.rank(peer), self.step(level));
-            self.out.sends.push(Comm { peer, step, slice });
+            let (rank, step) = (self.among.rank(rank), self.step(level));
+            self.out.sends.push(Comm { rank, step, slice });
         }
     }
 
-    fn recv(&mut self, peer: u32, level: u32, slice: Slice) {
+    fn recv(&mut self, rank: u32, level: u32, slice: Slice) {
         if self.carries(&slice) {
-            let (peer, step) = (self.among.rank(peer), self.step(level));
-            self.out.recvs.push(Comm { peer, step, slice });
+            let (rank, step) = (self.among.rank(rank), self.step(level));
+            self.out.recvs.push(Comm { rank, step, slice });
         }
     }
 
@@ -689,16 +689,16 @@ impl Maker<'_> {
         true
     }
 
-    /// Reduces the values `0..r` in their order into `to`. Value `mine` is not to be written unless
-    /// it lies there.
-    fn fold(&mut self, r: u32, mine: u32, value: impl Fn(u32) -> Place, to: Place, len: u64) {
+    /// Reduces the values `0..count` in their order into `to`. Value `mine` is not to be written
+    /// unless it lies there.
+    fn fold(&mut self, count: u32, mine: u32, value: impl Fn(u32) -> Place, to: Place, len: u64) {
         if len == 0 {
             return;
         }
         let sum = if mine == 0 { to } else { value(0) };
-        for d in 1..r {
+        for d in 1..count {
             let a = if d == 1 { value(0) } else { sum };
-            let to = if d == r - 1 { to } else { sum };
+            let to = if d == count - 1 { to } else { sum };
             self.out.after.push(Local::Reduce { a, b: value(d), to, len });
         }
     }
@@ -723,10 +723,10 @@ impl Maker<'_> {
         let slot = |d: u32| acc.slots.plus(u64::from(d - u32::from(d > digit)) * len);
         for i in 1..r {
             let d = (digit + i) % r;
-            let (peer, theirs) = (lo + d * width + within, lo + d * width);
-            self.recv(peer, self.level, Slice::one(slot(d), len));
+            let (rank, theirs) = (lo + d * width + within, lo + d * width);
+            self.recv(rank, self.level, Slice::one(slot(d), len));
             let out = Slice::one(from(theirs), parts.len(theirs, theirs + width));
-            self.send(peer, self.level, out);
+            self.send(rank, self.level, out);
         }
         let to = if level + 1 == radices.len() { acc.out } else { collected(mine) };
         let value = |d: u32| if d == digit { from(mine) } else { slot(d) };

@@ -129,11 +129,11 @@ impl Group {
         let m = &mut self.members[at];
         match m.run.action() {
             Action::Recv(comm) => {
-                m.posted.entry((comm.peer, comm.step)).or_default().push_back(comm.slice);
+                m.posted.entry((comm.rank, comm.step)).or_default().push_back(comm.slice);
             }
             Action::Send(comm, round) => {
                 let bytes = m.read(&comm.slice);
-                let (to, step, slice) = (comm.peer as usize, comm.step, comm.slice);
+                let (to, step, slice) = (comm.rank as usize, comm.step, comm.slice);
                 assert_ne!(to, at, "a message to oneself");
                 self.flights.push(Flight {
                     from: at,
