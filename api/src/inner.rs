@@ -14,6 +14,7 @@ use barewire_dataplane::types::Instant;
 use barewire_driver::hint::cold;
 use barewire_driver::port::PortCaps;
 
+use crate::auth_key::AuthKeys;
 use crate::buf::OpTable;
 use crate::cm::side::{Cm, Transport};
 use crate::deferred::Works;
@@ -35,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
     teller: Teller,
+    /// Keys that are asked for by their bytes.
+    pub(crate) auth_keys: AuthKeys,
     /// Looks at the key files.
     pub(crate) key_watch: Option<KeyWatch>,
     /// When the program polled last, while a thread turns the loop in its place.
@@ -607,6 +610,7 @@ impl DomainRef {
             mrs: MrTable::default(),
             stats,
             teller: Teller::default(),
+            auth_keys: AuthKeys::default(),
             key_watch: None,
             absent_since: None,
             join_fids: Vec::new(),

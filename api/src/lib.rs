@@ -35,6 +35,8 @@
 
 mod addr;
 pub mod atomic;
+mod auth_check;
+mod auth_key;
 pub mod av;
 pub mod buf;
 pub mod cm;

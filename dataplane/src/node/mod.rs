@@ -75,7 +75,7 @@ use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
 use crate::seal::Keyring;
 use crate::slab::{Handle, Slab};
 use crate::table::{Table, Vacant};
-use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant};
+use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant, Tenant};
 use crate::wheel::Wheel;
 use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut};
 
@@ -621,6 +621,14 @@ impl Reply {
             reply.len += wire::TRAILER_LEN;
         }
         reply
+    }
+
+    /// The same, to be sealed under the key of `tenant`.
+    pub(crate) fn under(mut self, tenant: Tenant) -> Self {
+        if tenant != Tenant::NONE {
+            wire::sealed::set_tenant(&mut self.bytes, tenant);
+        }
+        self
     }
 }
 
