@@ -22,6 +22,7 @@ use crate::hosts::{interface_of, own_hosts};
 use crate::info::{DomainAttr, Info};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::key::{self, KeyFiles};
+use crate::key_log::KeyLog;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::names::{Names, Served};
@@ -67,7 +68,11 @@ impl Domain {
             );
             return Err(OpenError::new(Error::OpNotSupp("FI_AV_AUTH_KEY needs a wire"), line));
         }
-        let mut node = NodeSettings { crc: Some(port.damages()), ..node };
+        let sealed = node.keys.is_some() && !caps.lossless;
+        let key_log = settings.key_log.as_ref().filter(|_| sealed);
+        let key_log = key_log.map(|path| KeyLog::open(path)).transpose()?;
+        let tells_secrets = key_log.is_some();
+        let mut node = NodeSettings { crc: Some(port.damages()), tells_secrets, ..node };
         if node.keys.is_some() && caps.lossless {
             tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
         }
@@ -80,6 +85,7 @@ impl Domain {
         let dom = DomainRef::new(engine, settings, entry, stats);
         if let Ok(mut core) = dom.enter() {
             core.mrs.set_mode(info.domain_attr.mr_mode);
+            core.key_log = key_log;
             core.auth_keys = AuthKeys::of(&info.domain_attr.auth_key, dom.settings.seal);
             if let Some(files) = files.filter(|_| core.node().has_keys()) {
                 core.watch_keys(files);

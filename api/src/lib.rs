@@ -54,6 +54,7 @@ mod hosts;
 pub mod info;
 mod inner;
 mod key;
+mod key_log;
 pub mod kfi;
 mod lock;
 pub mod mr;

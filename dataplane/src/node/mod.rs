@@ -162,6 +162,9 @@ pub struct NodeSettings {
     /// has sessions with this node. Default none: frames are open to everybody on the way. Sessions
     /// through this machine's memory are never sealed. The node takes it out of its settings.
     pub keys: Option<Keyring>,
+    /// Whether the secrets of sessions are told, so that what was recorded can be read
+    /// ([`Node::take_secrets`]). Default no.
+    pub tells_secrets: bool,
     /// Age at which the key that frames of a session are sealed with is left for the next,
     /// nanoseconds, from 1,000,000: each end does so for its own frames. Default an hour.
     pub rekey_ns: u64,
@@ -214,6 +217,7 @@ impl Default for NodeSettings {
             by_name: true,
             inserted: false,
             keys: None,
+            tells_secrets: false,
             rekey_ns: 3_600_000_000_000,
         }
     }

@@ -400,8 +400,8 @@ impl Node {
         true
     }
 
-    /// The record of the peer at this station and of this tenant, created if there is none. `None` if
-    /// the table is full and none of the next `looks` records can be evicted.
+    /// The record of the peer at this station and of this tenant, created if there is none. `None`
+    /// if the table is full and none of the next `looks` records can be evicted.
     pub(crate) fn peer_of(
         &mut self,
         now: Instant,

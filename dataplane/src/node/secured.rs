@@ -19,8 +19,8 @@ use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
-    Answer, HANDSHAKE_LEN, Initiator, KeyId, Keyring, OpenError, SessionKeys, SessionNames, TagKey,
-    has_aes, respond,
+    Answer, HANDSHAKE_LEN, Initiator, KeyId, Keyring, OpenError, SessionKeys, SessionNames,
+    SessionSecret, TagKey, Unnamed, has_aes, respond,
 };
 use crate::types::{Instant, Tenant};
 use crate::wire::{
@@ -46,6 +46,9 @@ pub(super) struct Session {
     /// The message that answers the peer's OPEN, if the peer began, what makes the tag of its
     /// frame, and the key that this is of. Of no use once the session is open.
     answer: Option<([u8; HANDSHAKE_LEN], TagKey, KeyId)>,
+    /// What the keys are derived from, if that is to be told once the session is open: this end's
+    /// and the peer's.
+    untold: Option<[Unnamed; 2]>,
     pub(super) age: Age,
 }
 
@@ -81,7 +84,12 @@ pub(crate) struct Seals {
     tx: Vec<u8>,
     rx: Vec<u8>,
     station: Station,
+    /// The secrets of sessions that have opened and were not told, if they are to be.
+    told: Option<Vec<SessionSecret>>,
 }
+
+/// Secrets that wait to be told at most.
+const UNTOLD_MAX: usize = 1 << 12;
 
 /// How a frame leaves.
 enum Way {
@@ -109,6 +117,7 @@ impl Seals {
             tx: buf(),
             rx: buf(),
             station: caps.station,
+            told: s.tells_secrets.then(Vec::new),
         }))
     }
 
@@ -491,7 +500,8 @@ impl Node {
         };
         let answer = Some((message, tag_key, key));
         let age = Age::new(self.polled_at);
-        let session = Session { keys, remote_epoch: epoch, tenant, answer, age };
+        let untold = seals.told.is_some().then(|| keys.secrets(aes));
+        let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
         seals.sessions.insert((peer, sid), Box::new(session));
         seals.offers.remove(&(peer, tenant));
         true
@@ -519,7 +529,9 @@ impl Node {
         };
         offers.remove(&(peer, tenant));
         let age = Age::new(self.polled_at);
-        let session = Session { keys, remote_epoch: op.epoch, tenant, answer: None, age };
+        let untold = seals.told.is_some().then(|| keys.secrets(aes));
+        let remote_epoch = op.epoch;
+        let session = Session { keys, remote_epoch, tenant, answer: None, untold, age };
         seals.sessions.insert((peer, op.sid), Box::new(session));
         true
     }
@@ -560,6 +572,38 @@ impl Node {
         let Some(seals) = &self.openings.seals else { return false };
         let answer = seals.sessions.get(&self.peers[p].session()).and_then(|s| s.answer.as_ref());
         answer.is_some_and(|(_, _, key)| !seals.ring.lists(*key))
+    }
+
+    /// Keeps the secrets of the session with `p`, which has opened, for
+    /// [`take_secrets`](Self::take_secrets), if they are to be told.
+    pub(super) fn tell_secrets(&mut self, p: PeerIdx) {
+        let Some(seals) = &mut self.openings.seals else { return };
+        let Some(told) = &mut seals.told else { return };
+        let peer = &self.peers[p];
+        let session = seals.sessions.get_mut(&peer.session());
+        if let Some([ours, theirs]) = session.and_then(|session| session.untold.take())
+            && told.len() < UNTOLD_MAX
+        {
+            let (own, station) = (self.station, peer.station());
+            told.push(ours.named(own, station, peer.remote_sid));
+            told.push(theirs.named(station, own, peer.sid));
+        }
+    }
+
+    /// Whether [`take_secrets`](Self::take_secrets) has something.
+    #[inline]
+    pub fn has_secrets(&self) -> bool {
+        let told = self.openings.seals.as_ref().and_then(|seals| seals.told.as_ref());
+        told.is_some_and(|told| !told.is_empty())
+    }
+
+    /// Takes the secrets of the sessions that have opened since the last call, both directions of
+    /// each: who has them can read all frames of those. None unless
+    /// [`tells_secrets`](super::NodeSettings::tells_secrets) is set, and of 2,048 sessions between
+    /// two calls at most.
+    pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
+        let told = self.openings.seals.as_mut().and_then(|seals| seals.told.as_mut());
+        told.map(std::mem::take).unwrap_or_default()
     }
 
     /// Forgets what answered the OPEN of `p`: the session with it is open.

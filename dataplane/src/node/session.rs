@@ -330,6 +330,7 @@ impl Node {
     pub(crate) fn opened(&mut self, now: Instant, p: PeerIdx) {
         self.settle_path(now, p);
         self.forget_answer(p);
+        self.tell_secrets(p);
         let active = self.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
