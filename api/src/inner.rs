@@ -446,7 +446,7 @@ impl Core {
 }
 
 impl Drop for Core {
-    /// What failed in the last second, and who has opened a session, is told before the domain goes.
+    /// What failed in the last second, and secrets of sessions, are told before the domain goes.
     fn drop(&mut self) {
         self.injects_from = Instant(0);
         self.tell_failed_injects();

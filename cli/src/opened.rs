@@ -154,7 +154,7 @@ fn copy_blocks(
         let mut len = [0; 4];
         input.read_exact(&mut len)?;
         let len = u32::from_le_bytes(len) as usize;
-        if !(12..=BLOCK_MAX).contains(&len) || len % 4 != 0 {
+        if !(12..=BLOCK_MAX).contains(&len) || !len.is_multiple_of(4) {
             return Err(broken("a block of an impossible length, or of another byte order").into());
         }
         let mut body = vec![0; len - 8];
