@@ -499,7 +499,7 @@ impl Node {
         // What does not fit ends on the slow path.
         let found = matcher.take_first(
             &mut self.posted,
-            || peer.src(src_ep),
+            || peer.src(p, src_ep),
             tag,
             |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.buf.again()),
         );
@@ -565,7 +565,7 @@ impl Node {
         // What does not fit ends on the slow path.
         let found = matcher.take_first(
             &mut self.posted,
-            || peer.src(msg.src_ep()),
+            || peer.src(peer.slot(), msg.src_ep()),
             msg.tag(),
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );

@@ -355,7 +355,7 @@ impl Node {
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let found = matcher.take_first(
             &mut self.posted,
-            || peer.src(src_ep),
+            || peer.src(p, src_ep),
             tag,
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );

@@ -417,10 +417,10 @@ impl Peer {
         (self.addr, self.remote_sid)
     }
 
-    /// Its endpoint `ep`, as the sender of a message.
+    /// Its endpoint `ep`, as the sender of a message, where `p` is the number of the peer.
     #[inline(always)]
-    pub(crate) fn src(&self, ep: u16) -> Src {
-        Src::of(self.slot(), ep).under(self.tenant)
+    pub(crate) fn src(&self, p: PeerIdx, ep: u16) -> Src {
+        Src::of(p, ep).under(self.tenant)
     }
 
     /// Whether a frame's addresses are those of the peer and of this node, whose own is `own`.

@@ -279,7 +279,7 @@ impl Node {
             let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
             // One that names a context as well: all contexts send under the one address.
-            self.peers[entry.peer].src(entry.inserted_ep())
+            self.peers[entry.peer].src(entry.peer, entry.inserted_ep())
         };
         Ok((idx, src))
     }

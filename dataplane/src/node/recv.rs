@@ -376,7 +376,7 @@ impl Node {
             return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
         }
         let matcher = &mut ep.matcher[head.kind() as usize];
-        let (src, tag) = (self.peers[head.peer].src(head.src_ep), head.tag);
+        let (src, tag) = (self.peers[head.peer].src(head.peer, head.src_ep), head.tag);
         let Some(recv) =
             matcher.take_posted(&mut self.posted, src, tag, |wr| !wr.is(RecvIs::MULTI))
         else {
@@ -453,7 +453,7 @@ impl Node {
         if !planted(Bug::RxReservedKept) {
             self.eps[at].stop_reserving(head.kind());
         }
-        let src = self.peers[head.peer].src(head.src_ep);
+        let src = self.peers[head.peer].src(head.peer, head.src_ep);
         let matcher = self.eps[at].matcher_of(head.kind());
         let added = matcher.add_unexpected(&mut self.unexpected, src, head.tag, unexpected);
         self.counters.msgs_unexpected += 1;

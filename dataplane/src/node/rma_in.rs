@@ -223,7 +223,7 @@ impl Node {
     /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
     fn tagged_target(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp) -> Result<Target, NackReason> {
         let ep = &self.eps[e];
-        let src = self.peers[p].src(op.range.src_ep);
+        let src = self.peers[p].src(p, op.range.src_ep);
         let matcher = &self.eps[self.matching_of(e)].matcher[MsgKind::Tagged as usize];
         let tagged = ep.caps.contains(Caps::TAGGED);
         let found = matcher.match_posted(&self.posted, src, op.range.rkey).filter(|_| tagged);

@@ -229,7 +229,7 @@ impl Node {
         let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
         if let Some(err) = member.gone {
             // What it sent before may be here.
-            let from = self.peers[member.peer].src(member.ep);
+            let from = self.peers[member.peer].src(member.peer, member.ep);
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
             if matcher.match_unexpected(&self.unexpected, tag, 0, from).is_none() {
                 self.abort_group(now, g, err);

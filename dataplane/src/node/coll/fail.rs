@@ -295,7 +295,7 @@ impl Node {
         if rank == NONE {
             return;
         }
-        let from = self.peers[who.0].src(who.1);
+        let from = self.peers[who.0].src(who.0, who.1);
         let gid = group.gid;
         self.drive_board(now, g);
         let waits = |op: &Op| op.group == g && op.waits.contains(&who.0);
