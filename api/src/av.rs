@@ -5,12 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{AvId, Node};
-use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr};
+use barewire_dataplane::poll::Engine;
+use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, Tenant};
 
 pub use crate::addr::resolve;
+use crate::auth_key::tenant_of;
 use crate::errno::{Error, Result};
+use crate::info::AuthKey;
 pub use crate::info::AvType;
 use crate::inner::DomainRef;
+use crate::key;
 use crate::names::{Names, Whose};
 
 /// `FI_ADDR_NOTAVAIL`: an address that could not be inserted, or a sender that is not known.
@@ -66,8 +70,36 @@ impl Av {
     /// Source: fi_av(3), "fi_av_insert".
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, addrs: &[EpAddr], fi_addrs: &mut [FiAddr]) -> Result<usize> {
-        let each = addrs.iter().map(|a| Ok(*a));
+        let each = addrs.iter().map(|a| Ok((*a, Tenant::NONE)));
         self.insert_each(each, addrs.len(), fi_addrs, None)
+    }
+
+    /// As [`insert_bytes`](Self::insert_bytes), each address under the key whose handle stands at
+    /// its place of `fi_addrs` ([`insert_auth_key`](Self::insert_auth_key)): sessions with it are
+    /// under that key, and the same address under two keys has two indexes.
+    ///
+    /// # Errors
+    /// As there. What stands at a place that is no handle fails in its place.
+    #[doc(alias = "FI_AUTH_KEY")]
+    pub fn insert_under(
+        &self,
+        addrs: &[u8],
+        fi_addrs: &mut [FiAddr],
+        errors: Option<&mut [i32]>,
+    ) -> Result<usize> {
+        let (addrs, rest) = addrs.as_chunks::<{ EpAddr::LEN }>();
+        if !rest.is_empty() || fi_addrs.len() != addrs.len() {
+            return Err(Error::Invalid("addr: not as many as handles of keys"));
+        }
+        let keys = fi_addrs.to_vec();
+        let each = addrs.iter().zip(keys);
+        let each = each.map(|(addr, key)| Ok((EpAddr::from_bytes(addr)?, tenant_of(key)?)));
+        self.insert_each(each, addrs.len(), fi_addrs, errors)
+    }
+
+    /// Whether an endpoint is bound to it.
+    pub(crate) fn is_bound(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 
     /// As [`insert`](Self::insert), from 16-byte native addresses back to back, and with the
@@ -86,12 +118,13 @@ impl Av {
         if !rest.is_empty() {
             return Err(Error::Invalid("addr: not a multiple of 16 bytes"));
         }
-        self.insert_each(addrs.iter().map(EpAddr::from_bytes), addrs.len(), fi_addrs, errors)
+        let each = addrs.iter().map(|addr| Ok((EpAddr::from_bytes(addr)?, Tenant::NONE)));
+        self.insert_each(each, addrs.len(), fi_addrs, errors)
     }
 
     fn insert_each(
         &self,
-        addrs: impl Iterator<Item = Result<EpAddr>>,
+        addrs: impl Iterator<Item = Result<(EpAddr, Tenant)>>,
         count: usize,
         fi_addrs: &mut [FiAddr],
         mut errors: Option<&mut [i32]>,
@@ -103,7 +136,8 @@ impl Av {
         let mut core = self.0.dom.enter()?;
         let (mut inserted, mut refused) = (0, None);
         for (i, addr) in addrs.enumerate() {
-            let at = addr.and_then(|addr| core.engine.av_insert(self.0.id, addr));
+            let put = |(addr, of)| core.engine.av_insert_of(self.0.id, addr, of);
+            let at = addr.and_then(put);
             inserted += usize::from(at.is_ok());
             if let Some(slot) = fi_addrs.get_mut(i) {
                 *slot = at.unwrap_or(FI_ADDR_NOTAVAIL);
@@ -155,7 +189,7 @@ impl Av {
         let service = Some(service).filter(|text| !text.is_empty());
         let way = &**self.0.dom.arc();
         let all = self.names().symmetric(node, service, node_count, service_count, way)?;
-        let each = all.iter().map(|a| EpAddr::from_bytes(&a.to_bytes()));
+        let each = all.iter().map(|a| Ok((EpAddr::from_bytes(&a.to_bytes())?, Tenant::NONE)));
         self.insert_each(each, all.len(), fi_addrs, None)
     }
 
@@ -201,7 +235,68 @@ impl Av {
     /// [`Error::Busy`], and the vector again: an endpoint is bound to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
-        if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+        if self.is_bound() { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
+
+impl Av {
+    /// Adds a key, 16 to 1,024 random bytes, and returns its handle, an `fi_addr_t` that stands for
+    /// whoever has it: [`insert_under`](Self::insert_under) and receives with
+    /// [`OpFlags::AUTH_KEY`](crate::flags::OpFlags::AUTH_KEY) take it. From now on who has the key
+    /// can open sessions with any endpoint of the domain. The same bytes give the same handle, in
+    /// every vector of the domain. The bytes are copied, and overwritten when the domain closes.
+    ///
+    /// # Errors
+    /// And nothing was added:
+    /// - [`Error::Invalid`]: too few bytes, or too many.
+    /// - [`Error::OpNotSupp`]: the domain was not opened with `av_auth_key`.
+    /// - [`Error::NoMem`]: the domain has 4 keys, or had 255.
+    ///
+    /// Source: fi_av(3), "fi_av_insert_auth_key".
+    #[doc(alias = "fi_av_insert_auth_key")]
+    pub fn insert_auth_key(&self, key: &[u8]) -> Result<FiAddr> {
+        let made = key::given(&[key], self.0.dom.settings.seal)?;
+        let mut core = self.0.dom.enter()?;
+        let mut tenant = Err(Error::NoMem);
+        for key in made {
+            tenant = core.node().add_tenant(key);
+        }
+        let tenant = tenant?;
+        core.auth_keys.add(tenant, key);
+        Ok(tenant.handle())
+    }
+
+    /// The key behind its handle, or the one that an address was inserted under.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: neither.
+    #[doc(alias = "fi_av_lookup_auth_key")]
+    pub fn lookup_auth_key(&self, fi_addr: FiAddr) -> Result<AuthKey> {
+        let mut core = self.0.dom.enter()?;
+        let tenant = match Tenant::of_handle(fi_addr) {
+            Some(tenant) => tenant,
+            None => core.node().av_tenant(self.0.id, fi_addr)?,
+        };
+        core.auth_keys.of_tenant(tenant).cloned()
+    }
+
+    /// Removes the keys of these handles, overwrites them and ends their sessions. Their handles
+    /// are given out to no other keys.
+    ///
+    /// # Errors
+    /// From the first that stays: [`Error::Invalid`]: not the handle of a key. [`Error::Busy`]: an
+    /// endpoint is bound to the vector, or an address was inserted under the key and not removed.
+    pub fn remove_auth_keys(&self, handles: &[FiAddr]) -> Result<()> {
+        let mut core = self.0.dom.enter()?;
+        for &handle in handles {
+            let tenant = tenant_of(handle)?;
+            if self.is_bound() {
+                return Err(Error::Busy);
+            }
+            core.node().remove_tenant(Engine::now(), tenant)?;
+            core.auth_keys.remove(tenant);
+        }
+        Ok(())
     }
 }
 
@@ -213,6 +308,9 @@ fn tell_refused(peer_limit: usize, [missing, count, first]: [usize; 3], why: Err
             Node::PEER_MAX => "the fabric has no more, or memory has not".to_owned(),
             n => format!("raise or unset BAREWIRE_PEER_MAX={n}"),
         },
+        Error::Invalid(why) if why.contains("key") => {
+            "insert it with FI_AUTH_KEY and what fi_av_insert_auth_key gave".to_owned()
+        }
         _ => "insert what fi_getname gave at the peer, unchanged".to_owned(),
     };
     tracing::warn!("{missing} of {count} addresses not inserted, {first} first: {why}; {mend}");

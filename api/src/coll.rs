@@ -28,6 +28,7 @@ use barewire_driver::mem::Span;
 pub use barewire_dataplane::node::{CollAttr, CollKind, Role};
 
 use crate::atomic::{AtomicOp, Datatype};
+use crate::auth_check::needs_one_key;
 use crate::av::{Av, AvInner, FI_ADDR_NOTAVAIL};
 use crate::buf::{Buf, Bufs, Posted, Refused};
 use crate::domain::Domain;
@@ -103,6 +104,7 @@ impl Av {
     /// - [`Error::Invalid`]: the range is upside down, has a stride that does not fit `count`, or
     ///   names an address that is not set.
     /// - [`Error::BadFlags`]: a flag is unknown.
+    /// - [`Error::OpNotSupp`]: the domain's keys are those of address vectors.
     ///
     /// Source: fi_av_set(3).
     #[doc(alias = "fi_av_set")]
@@ -111,6 +113,7 @@ impl Av {
             return Err(Error::BadFlags);
         }
         let mut core = self.0.dom.enter()?;
+        needs_one_key(&mut core)?;
         let node = core.node();
         let set = |addr: &FiAddr| node.av_lookup(self.0.id, *addr).is_ok();
         let empty = (attr.start_addr, attr.end_addr) == (FI_ADDR_NOTAVAIL, FI_ADDR_NOTAVAIL);

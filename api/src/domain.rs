@@ -9,6 +9,8 @@ use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{EpAddr, INCARNATION_MAX};
 use barewire_driver::port::{Port, PortCaps, PortCounters};
 
+use crate::auth_check::is_auth_key;
+use crate::auth_key::AuthKeys;
 use crate::av::{Av, AvAttr};
 use crate::buf::Buf;
 use crate::cntr::{Cntr, CntrAttr};
@@ -17,9 +19,10 @@ use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result, refused_by_system};
 use crate::hosts::{interface_of, own_hosts};
-use crate::info::Info;
+use crate::info::{DomainAttr, Info};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::key::{self, KeyFiles};
+use crate::key_log::KeyLog;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::names::{Names, Served};
@@ -57,8 +60,19 @@ impl Domain {
     ) -> std::result::Result<Self, OpenError> {
         let caps = port.caps();
         let name = caps.name.clone();
-        let (node, files) = node_settings(&settings, &info.domain_attr.auth_key)?;
-        let mut node = NodeSettings { crc: Some(port.damages()), ..node };
+        let (node, files) = node_settings(&settings, &info.domain_attr)?;
+        if info.domain_attr.av_auth_key && (caps.lossless || caps.near_mtu != 0) {
+            let line = format!(
+                "{name}: FI_AV_AUTH_KEY tells tenants apart by sealed frames; it \
+                needs a wire, with near=no"
+            );
+            return Err(OpenError::new(Error::OpNotSupp("FI_AV_AUTH_KEY needs a wire"), line));
+        }
+        let sealed = node.keys.is_some() && !caps.lossless;
+        let key_log = settings.key_log.as_ref().filter(|_| sealed);
+        let key_log = key_log.map(|path| KeyLog::open(path)).transpose()?;
+        let tells_secrets = key_log.is_some();
+        let mut node = NodeSettings { crc: Some(port.damages()), tells_secrets, ..node };
         if node.keys.is_some() && caps.lossless {
             tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
         }
@@ -71,6 +85,8 @@ impl Domain {
         let dom = DomainRef::new(engine, settings, entry, stats);
         if let Ok(mut core) = dom.enter() {
             core.mrs.set_mode(info.domain_attr.mr_mode);
+            core.key_log = key_log;
+            core.auth_keys = AuthKeys::of(&info.domain_attr.auth_key, dom.settings.seal);
             if let Some(files) = files.filter(|_| core.node().has_keys()) {
                 core.watch_keys(files);
             }
@@ -96,7 +112,8 @@ impl Domain {
     /// Opens an endpoint of type `FI_EP_RDM`.
     ///
     /// # Errors
-    /// - [`Error::OpNotSupp`]: another type, an authentication key, or `FI_MULTICAST`.
+    /// - [`Error::OpNotSupp`]: another type, or `FI_MULTICAST`.
+    /// - [`Error::Invalid`]: a key that is not the domain's.
     /// - [`Error::AddrInUse`]: the number that `info.src_addr` asks for is taken.
     /// - [`Error::AddrNotAvail`]: `info.src_addr` is another port's.
     /// - [`Error::NoMem`]: the domain has no room for one more.
@@ -192,7 +209,7 @@ impl Domain {
     /// And the keys are what they were:
     /// - [`Error::Invalid`]: none or more than 4, or one is too short or too long.
     /// - [`Error::OpNotSupp`]: the domain was opened without a key, or its port never leaves the
-    ///   machine's memory, so that its frames are not sealed.
+    ///   machine's memory, so that its frames are not sealed; or keys are those of address vectors.
     /// - [`Error::OpBadState`] as for every call.
     pub fn set_keys(&self, keys: &[&[u8]]) -> Result<()> {
         let keys = key::given(keys, self.dom.settings.seal)?;
@@ -200,6 +217,23 @@ impl Domain {
         core.node().set_keys(Engine::now(), keys)?;
         core.key_watch = None;
         Ok(())
+    }
+
+    /// Whether these bytes are a key of the domain: the one that it was opened with, or one of its
+    /// list. An endpoint or a region may name it and has it anyway.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    pub fn is_auth_key(&self, key: &[u8]) -> Result<bool> {
+        is_auth_key(&self.dom, key)
+    }
+
+    /// Whether the keys of the domain are those of its address vectors (`FI_AV_AUTH_KEY`).
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`] as for every call.
+    pub fn has_av_auth_keys(&self) -> Result<bool> {
+        Ok(self.dom.enter()?.node().has_tenants())
     }
 
     /// Facts of the port.
@@ -324,7 +358,7 @@ impl DomainRef {
 
 fn node_settings(
     settings: &Settings,
-    auth_key: &[u8],
+    attr: &DomainAttr,
 ) -> std::result::Result<(NodeSettings, Option<KeyFiles>), OpenError> {
     let mut random = [0; 48];
     let path = "/dev/urandom";
@@ -335,7 +369,7 @@ fn node_settings(
     let (names, entropy) = random.split_at(16);
     let [a, b] = [&names[..8], &names[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
-    let keys = key::of(settings, auth_key, entropy.try_into().unwrap_or_default())?;
+    let keys = key::of(settings, attr, entropy.try_into().unwrap_or_default())?;
     let (keys, files) = keys.map_or((None, None), |keys| (Some(keys.ring), keys.files));
     let mut node = NodeSettings {
         incarnation: (a & INCARNATION_MAX).max(1),

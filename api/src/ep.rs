@@ -12,6 +12,7 @@ use barewire_dataplane::proto::atomic::OPERAND_LEN_MAX;
 use barewire_dataplane::types::{EpAddr, FiAddr};
 use barewire_driver::hint::cold;
 
+use crate::auth_check::{check_endpoint, needs_one_key};
 use crate::av::{Av, AvInner};
 use crate::buf::{Bufs, OpKey, OpKind, Posted, Refused, kind_of};
 use crate::cm::connected::Connected;
@@ -164,7 +165,7 @@ impl EpCommon {
         if several(info.ep_attr.tx_ctx_cnt) || several(info.ep_attr.rx_ctx_cnt) {
             return Err(Error::Invalid("tx_ctx_cnt, rx_ctx_cnt: this takes a scalable endpoint"));
         }
-        Self::check(info)?;
+        Self::check(dom, info)?;
         let number = info.source_number(&dom.caps)?;
         let served = dom.claim_service(info)?;
         let attr = NodeEpAttr {
@@ -204,9 +205,14 @@ impl EpCommon {
     }
 
     /// Refuses what no endpoint here has.
-    pub(crate) fn check(info: &Info) -> Result<()> {
-        if !info.ep_attr.auth_key.is_empty() {
-            return Err(Error::OpNotSupp("FI_AUTH_KEY: authentication keys are not offered"));
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: a key that is not the domain's. [`Error::OpNotSupp`]: `FI_MULTICAST`, or
+    /// connections where keys are those of address vectors.
+    pub(crate) fn check(dom: &DomainRef, info: &Info) -> Result<()> {
+        check_endpoint(dom, &info.ep_attr.auth_key)?;
+        if info.ep_attr.ep_type == EpType::Msg {
+            needs_one_key(&mut *dom.enter()?)?;
         }
         if info.caps.contains(Caps::MULTICAST) {
             return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));

@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use barewire_dataplane::node::{Node, NodeSettings, RmaList};
+pub use barewire_dataplane::seal::KEYS_MAX;
 use barewire_dataplane::seal::{KEY_MAX, KEY_MIN};
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::mem::IOV_LIMIT;
@@ -271,8 +272,9 @@ pub struct EndpointAttr {
     /// Receive contexts: 1, or 2 to [`CTX_MAX`] of a scalable endpoint, or [`SHARED_CONTEXT`] for
     /// one that is shared with other endpoints, which are of the raw face.
     pub rx_ctx_cnt: usize,
-    /// Authentication key: not offered.
-    pub auth_key: Vec<u8>,
+    /// A key of the domain's, which the endpoint has anyway; empty for that one. Every other is
+    /// refused.
+    pub auth_key: AuthKey,
 }
 
 /// The bytes of a key, empty if there is none. Not shown by `Debug`.
@@ -337,6 +339,10 @@ pub struct DomainAttr {
     /// The key that frames on a wire are sealed with, 16 to 1,024 bytes; empty for that of the
     /// settings, or none.
     pub auth_key: AuthKey,
+    /// `FI_AV_AUTH_KEY`: keys are those of address vectors
+    /// ([`Av::insert_auth_key`](crate::Av::insert_auth_key)), up to 4, each of another tenant.
+    /// `auth_key` is empty then, key files are not read, and the port leaves this machine.
+    pub av_auth_key: bool,
     /// Largest `err_data`, bytes: an address.
     pub max_err_data: usize,
     /// Registrations at most; 0 in an answer: bounded by memory.
@@ -557,9 +563,9 @@ fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
             },
             tx_ctx_cnt: hints.ep_attr.tx_ctx_cnt.max(1),
             rx_ctx_cnt: hints.ep_attr.rx_ctx_cnt.max(1),
-            auth_key: Vec::new(),
+            auth_key: hints.ep_attr.auth_key.clone(),
         },
-        domain_attr: offer_domain(settings, &hints.domain_attr, port),
+        domain_attr: offer_domain(settings, hints, port),
         fabric_attr: FabricAttr {
             name: Some(FABRIC_NAME.to_owned()),
             prov_name: Some(PROV_NAME.to_owned()),
@@ -577,7 +583,13 @@ fn table_sizes(settings: &Settings) -> (usize, usize) {
     (tx, settings.rx_max.unwrap_or(defaults.rx_wr_max))
 }
 
-fn offer_domain(settings: &Settings, hint: &DomainAttr, port: String) -> DomainAttr {
+fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
+    let hint = &hints.domain_attr;
+    // Who names a key for an endpoint alone gets a domain that has it.
+    let auth_key = match hint.auth_key.is_empty() && !hint.av_auth_key {
+        true => hints.ep_attr.auth_key.clone(),
+        false => hint.auth_key.clone(),
+    };
     let progress = |asked: Progress| match (asked, settings.progress) {
         (Progress::Unspec, Progress::Unspec) => Progress::Manual,
         (Progress::Unspec, set) => set,
@@ -607,7 +619,8 @@ fn offer_domain(settings: &Settings, hint: &DomainAttr, port: String) -> DomainA
         cntr_cnt: QUEUE_COUNT,
         mr_iov_limit: MR_IOV_LIMIT,
         caps: DOMAIN_CAPS,
-        auth_key: hint.auth_key.clone(),
+        auth_key,
+        av_auth_key: hint.av_auth_key,
         max_err_data: EpAddr::LEN,
         mr_cnt: 0,
     }
@@ -652,6 +665,7 @@ fn check(hints: &Info, answer: &Info) -> Result<()> {
         && rx.size <= has_rx.size
         && rx.total_buffered_recv <= has_rx.total_buffered_recv
         && check_ep(&hints.ep_attr)
+        && is_one_key(hints)
         && check_domain(&hints.domain_attr);
     if holds { Ok(()) } else { Err(Error::NoData) }
 }
@@ -666,7 +680,19 @@ fn check_ep(hint: &EndpointAttr) -> bool {
         && hint.max_msg_size <= MAX_MSG_SIZE
         && hint.msg_prefix_size == 0
         && [hint.tx_ctx_cnt, hint.rx_ctx_cnt].into_iter().all(contexts)
-        && hint.auth_key.is_empty()
+        && is_length_of_key(&hint.auth_key)
+}
+
+/// Whether a hint may hold these bytes as a key.
+fn is_length_of_key(key: &AuthKey) -> bool {
+    key.is_empty() || (KEY_MIN..=KEY_MAX).contains(&key.len())
+}
+
+/// Whether the key that a hint has for endpoints can be the one of their domain.
+fn is_one_key(hints: &Info) -> bool {
+    let (of_ep, domain) = (&hints.ep_attr.auth_key, &hints.domain_attr);
+    let own = domain.auth_key.is_empty() && !domain.av_auth_key;
+    of_ep.is_empty() || own || *of_ep == domain.auth_key
 }
 
 fn check_domain(hint: &DomainAttr) -> bool {
@@ -678,7 +704,8 @@ fn check_domain(hint: &DomainAttr) -> bool {
         && hint.cntr_cnt <= QUEUE_COUNT
         && hint.mr_iov_limit <= MR_IOV_LIMIT
         && DOMAIN_CAPS.contains(hint.caps)
-        && (hint.auth_key.is_empty() || (KEY_MIN..=KEY_MAX).contains(&hint.auth_key.len()))
+        && is_length_of_key(&hint.auth_key)
+        && (!hint.av_auth_key || hint.auth_key.is_empty())
         && hint.max_err_data <= EpAddr::LEN
         // Asking for both old models at once asks for a contradiction.
         && !hint.mr_mode.contains(MrMode::BASIC | MrMode::SCALABLE)
@@ -827,7 +854,7 @@ mod tests {
             |i| i.ep_attr.rx_ctx_cnt = CTX_MAX + 1,
             |i| (i.ep_attr.ep_type, i.ep_attr.tx_ctx_cnt) = (EpType::Msg, 2),
             |i| i.domain_attr.max_ep_rx_ctx = CTX_MAX + 1,
-            |i| i.ep_attr.auth_key = vec![1],
+            |i| i.ep_attr.auth_key = AuthKey(vec![1]),
             |i| i.domain_attr.auth_key = AuthKey(vec![1]),
             |i| i.domain_attr.name = Some("no:such:port".into()),
             |i| i.domain_attr.cq_data_size = 9,

@@ -14,12 +14,14 @@ use barewire_dataplane::types::Instant;
 use barewire_driver::hint::cold;
 use barewire_driver::port::PortCaps;
 
+use crate::auth_key::AuthKeys;
 use crate::buf::OpTable;
 use crate::cm::side::{Cm, Transport};
 use crate::deferred::Works;
 use crate::eq::{EqInner, Turns};
 use crate::errno::{Error, Result, refused_by_system};
 use crate::key::{KeyFiles, KeyWatch};
+use crate::key_log::KeyLog;
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::table::MrTable;
 use crate::notice::Teller;
@@ -35,6 +37,10 @@ pub(crate) struct Core {
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
     teller: Teller,
+    /// Keys that are asked for by their bytes.
+    pub(crate) auth_keys: AuthKeys,
+    /// Writes the secrets of sessions.
+    pub(crate) key_log: Option<KeyLog>,
     /// Looks at the key files.
     pub(crate) key_watch: Option<KeyWatch>,
     /// When the program polled last, while a thread turns the loop in its place.
@@ -344,6 +350,9 @@ impl Core {
         if self.engine.node().has_failed_injects() {
             self.tell_failed_injects();
         }
+        if self.engine.node().has_secrets() {
+            self.log_secrets();
+        }
         let now = self.engine.last_now();
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now))
             && let Some((cm, mut io)) = self.cm()
@@ -369,6 +378,13 @@ impl Core {
         match KeyWatch::start(files) {
             Ok(watch) => self.key_watch = Some(watch),
             Err(e) => tracing::warn!("no thread looks at the key files ({e}): the keys stay"),
+        }
+    }
+
+    #[cold]
+    fn log_secrets(&mut self) {
+        if let Some(log) = &mut self.key_log {
+            log.write(self.engine.node_mut());
         }
     }
 
@@ -430,10 +446,11 @@ impl Core {
 }
 
 impl Drop for Core {
-    /// What failed in the last second is told before the domain goes.
+    /// What failed in the last second, and secrets of sessions, are told before the domain goes.
     fn drop(&mut self) {
         self.injects_from = Instant(0);
         self.tell_failed_injects();
+        self.log_secrets();
     }
 }
 
@@ -607,6 +624,8 @@ impl DomainRef {
             mrs: MrTable::default(),
             stats,
             teller: Teller::default(),
+            auth_keys: AuthKeys::default(),
+            key_log: None,
             key_watch: None,
             absent_since: None,
             join_fids: Vec::new(),

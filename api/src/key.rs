@@ -18,6 +18,7 @@ use barewire_dataplane::seal::{KEY_MAX, KEY_MIN, KEYS_MAX, Keyring, Mode, PreSha
 use zeroize::Zeroizing;
 
 use crate::errno::{Error, OpenError, refused_by_system};
+use crate::info::DomainAttr;
 use crate::own_thread;
 use crate::settings::Settings;
 
@@ -38,16 +39,25 @@ pub(crate) struct Keys {
     pub(crate) files: Option<KeyFiles>,
 }
 
-/// The keys of a domain that was opened with `auth_key`, or else of the files that the settings
-/// name; `None` if there are neither. `entropy` are fresh random bytes.
+/// The keys of a domain that was opened with these attributes: its `auth_key`, or else those of the
+/// files that the settings name; `None` if there are neither. Where keys are of address vectors,
+/// none yet. `entropy` are fresh random bytes.
 ///
 /// # Errors
 /// A file cannot be read, others than its owner may read it, or a key is too short or too long.
 pub(crate) fn of(
     settings: &Settings,
-    auth_key: &[u8],
+    attr: &DomainAttr,
     entropy: [u8; 32],
 ) -> Result<Option<Keys>, OpenError> {
+    let auth_key: &[u8] = &attr.auth_key;
+    if attr.av_auth_key {
+        if !auth_key.is_empty() {
+            let line = "auth_key has to be NULL where auth_key_size is FI_AV_AUTH_KEY";
+            return Err(OpenError::new(Error::Invalid("auth_key with FI_AV_AUTH_KEY"), line));
+        }
+        return Ok(Some(Keys { ring: Keyring::of_tenants(entropy), files: None }));
+    }
     let (keys, files) = if !auth_key.is_empty() {
         (vec![made(auth_key, settings.seal, "auth_key of the domain")?], None)
     } else if settings.key_files.is_empty() {
@@ -308,8 +318,13 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::info::AuthKey;
 
     type Made = Result<Option<Keys>, OpenError>;
+
+    fn attr(key: &[u8]) -> DomainAttr {
+        DomainAttr { auth_key: AuthKey(key.to_vec()), ..DomainAttr::default() }
+    }
 
     /// A directory for a test, which removes it.
     struct Dir(PathBuf);
@@ -347,7 +362,7 @@ mod tests {
         let dir = Dir::new();
         let path = dir.0.join("key");
         put(&path, bytes, mode);
-        of(&with_files(&[&path]), auth_key, [1; 32])
+        of(&with_files(&[&path]), &attr(auth_key), [1; 32])
     }
 
     /// What the first key makes of a frame.
@@ -359,10 +374,10 @@ mod tests {
     fn a_key_is_of_its_bytes_wherever_they_are() {
         let want = tag(key(&[b'k'; 32], 0o600, &[]));
         assert_eq!(tag(key(&[&[b'k'; 32][..], b"\r\n"].concat(), 0o400, &[])), want);
-        assert_eq!(tag(of(&Settings::default(), &[b'k'; 32], [2; 32])), want);
+        assert_eq!(tag(of(&Settings::default(), &attr(&[b'k'; 32]), [2; 32])), want);
         assert_eq!(tag(key(&[b'f'; 32], 0o600, &[b'k'; 32])), want, "auth_key goes before");
         assert_ne!(tag(key(&[b'f'; 32], 0o600, &[])), want);
-        assert!(of(&Settings::default(), &[], [0; 32]).unwrap().is_none());
+        assert!(of(&Settings::default(), &attr(&[]), [0; 32]).unwrap().is_none());
     }
 
     #[test]
@@ -371,10 +386,10 @@ mod tests {
         assert!(line(key(&[1; 32], 0o640, &[])).contains("chmod 600"));
         assert!(line(key(&[1; 15], 0o600, &[])).contains("15 bytes"));
         assert!(line(key(&[1; 1025], 0o600, &[])).contains("/dev/urandom"));
-        assert!(line(of(&Settings::default(), &[1; 3], [0; 32])).contains("auth_key"));
+        assert!(line(of(&Settings::default(), &attr(&[1; 3]), [0; 32])).contains("auth_key"));
         let named = |names: &[&str]| {
             let paths: Vec<&Path> = names.iter().map(Path::new).collect();
-            line(of(&with_files(&paths), &[], [0; 32]))
+            line(of(&with_files(&paths), &attr(&[]), [0; 32]))
         };
         assert!(named(&["/nowhere/key"]).contains("/nowhere/key"));
         assert!(named(&[""]).contains("is set and empty"));
@@ -388,7 +403,7 @@ mod tests {
     #[test]
     fn a_short_key_keeps_its_end() {
         let bytes = [&[7; 15][..], b"\n"].concat();
-        let want = tag(of(&Settings::default(), &bytes, [2; 32]));
+        let want = tag(of(&Settings::default(), &attr(&bytes), [2; 32]));
         assert_eq!(tag(key(&bytes, 0o600, &[])), want);
     }
 

@@ -35,6 +35,8 @@
 
 mod addr;
 pub mod atomic;
+mod auth_check;
+mod auth_key;
 pub mod av;
 pub mod buf;
 pub mod cm;
@@ -52,6 +54,7 @@ mod hosts;
 pub mod info;
 mod inner;
 mod key;
+mod key_log;
 pub mod kfi;
 mod lock;
 pub mod mr;

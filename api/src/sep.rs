@@ -61,8 +61,9 @@ impl Domain {
     /// [`CTX_MAX`] each; 0, and [`SHARED_CONTEXT`] for one that is shared, are one.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: there are too many contexts, or no numbers behind the one asked for.
-    /// - [`Error::OpNotSupp`]: another type than `FI_EP_RDM`, or an authentication key.
+    /// - [`Error::Invalid`]: there are too many contexts, or no numbers behind the one asked for;
+    ///   or a key that is not the domain's.
+    /// - [`Error::OpNotSupp`]: another type than `FI_EP_RDM`.
     /// - [`Error::AddrInUse`]: `info.src_addr` asks for a number which, or one of those behind it,
     ///   is taken. [`Error::AddrNotAvail`]: it is another port's.
     /// - [`Error::NoMem`]: the domain has no room for one more.
@@ -73,7 +74,7 @@ impl Domain {
         if !matches!(info.ep_attr.ep_type, EpType::Unspec | EpType::Rdm) {
             return Err(Error::OpNotSupp("endpoint type: a scalable endpoint is FI_EP_RDM"));
         }
-        EpCommon::check(info)?;
+        EpCommon::check(&self.dom, info)?;
         let count = |asked: usize| if asked == SHARED_CONTEXT { 1 } else { asked.max(1) };
         let (tx, rx) = (count(info.ep_attr.tx_ctx_cnt), count(info.ep_attr.rx_ctx_cnt));
         if tx > CTX_MAX {

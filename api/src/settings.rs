@@ -147,6 +147,10 @@ pub struct Settings {
     /// Default an hour; a key is left after 2^22 frames in any case. Costs nothing that can be
     /// measured.
     pub rekey: Duration,
+    /// The file to which the secrets of sessions are written (`BAREWIRE_KEY_LOG`), for
+    /// `barewire capture --keys`: whoever reads it reads what was recorded. It is made with mode
+    /// 600, and a domain does not open if others may use it. Default none.
+    pub key_log: Option<PathBuf>,
     /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
     pub seal: SealMode,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
@@ -175,6 +179,7 @@ impl Default for Settings {
             peers: Peers::Named,
             by_name: false,
             key_files: Vec::new(),
+            key_log: None,
             rekey: Duration::from_secs(3600),
             seal: SealMode::Encrypted,
             stats: true,
@@ -217,6 +222,11 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
         "named",
     ),
     ("BAREWIRE_KEY_FILE", "files with the keys that frames on a wire are sealed with", "none"),
+    (
+        "BAREWIRE_KEY_LOG",
+        "file to which the secrets of sessions are written, to read what was recorded",
+        "none",
+    ),
     ("BAREWIRE_REKEY_S", "seconds after which a session makes its next key, from 1", "3600"),
     ("BAREWIRE_SEAL", "encrypted or authenticated: what a key does", "encrypted"),
     ("BAREWIRE_STATS", "0 or 1: publish counters", "1"),
@@ -294,6 +304,7 @@ impl Settings {
         let files = lookup("BAREWIRE_KEY_FILE");
         let split = |list: String| std::env::split_paths(list.trim()).collect();
         s.key_files = files.map_or(Vec::new(), split);
+        s.key_log = get("BAREWIRE_KEY_LOG").map(|(_, path)| path.into());
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
         s.peer_max = number(get("BAREWIRE_PEER_MAX"), 1, "a number of peers, at least 1")?;
@@ -363,6 +374,7 @@ mod tests {
             ("BAREWIRE_NEAR", "0"),
             ("BAREWIRE_KEY_FILE", "/run/job/key:/run/job/next"),
             ("BAREWIRE_REKEY_S", "60"),
+            ("BAREWIRE_KEY_LOG", "/run/secrets.log"),
             ("BAREWIRE_SEAL", "authenticated"),
         ]);
         let want = Settings {
@@ -385,6 +397,7 @@ mod tests {
             by_name: false,
             key_files: vec!["/run/job/key".into(), "/run/job/next".into()],
             rekey: Duration::from_secs(60),
+            key_log: Some("/run/secrets.log".into()),
             seal: SealMode::Authenticated,
             stats: false,
         };

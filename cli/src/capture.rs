@@ -2,9 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,6 +17,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::fail::Fail;
+use crate::opened::{Opener, copy, create};
 use crate::perf::parse_size;
 use crate::stats::station;
 
@@ -43,6 +42,8 @@ Examples:
   barewire capture --peer 02:00:00:00:00:09 -o a.pcapng    of one station
   barewire capture -o a.pcapng --files 10 --file-size 100m
                  a.1.pcapng and so on, of which the last ten stay: until what is rare has happened
+  barewire capture --keys secrets.log --read sealed.pcapng -o opened.pcapng
+                 what a key seals, with the secrets that BAREWIRE_KEY_LOG=secrets.log had written
   barewire capture -o - --count 100 | tshark -r - -X lua_script:docs/barewire.lua
   wireshark -X lua_script:docs/barewire.lua run.pcapng
 
@@ -65,6 +66,14 @@ pub(crate) struct CaptureArgs {
     /// Keeps the last so many files.
     #[arg(long, requires = "file_size", value_parser = clap::value_parser!(u64).range(1..))]
     files: Option<u64>,
+    /// Writes sealed frames as what was sealed, with the secrets that BAREWIRE_KEY_LOG has written
+    /// to this file.
+    #[arg(long, value_name = "FILE")]
+    keys: Option<PathBuf>,
+    /// Opens the frames of this recording (pcapng or pcap) in place of capturing.
+    #[arg(long, value_name = "FILE", requires = "keys",
+        conflicts_with_all = ["peer", "file_size", "files", "count", "seconds"])]
+    read: Option<PathBuf>,
     /// Ends after so many frames.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
@@ -86,13 +95,17 @@ const WRITE_NS: u64 = 100_000_000;
 /// # Errors
 /// The segment cannot be joined or the file not be written.
 pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
+    let mut opener = args.keys.as_deref().map(Opener::new).transpose()?;
+    if let Some((from, opener)) = args.read.as_ref().zip(opener.as_mut()) {
+        return copy(from, &args.output, opener);
+    }
     let signals = signals()?;
     let mut monitor = open::monitor(&args.port).map_err(Fail::new)?;
     if args.file_size.is_some() && args.output == Path::new("-") {
         return Err(Fail::usage("--file-size needs a file: -o NAME"));
     }
     let files = Files::new(args, monitor.name());
-    let mut sorter = Sorter::new(files, args.peer.clone())?;
+    let mut sorter = Sorter::new(files, args.peer.clone(), opener)?;
     eprintln!("capturing on {}; Ctrl-C ends it", monitor.name());
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let count = args.count.unwrap_or(u64::MAX);
@@ -120,6 +133,9 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     sorter.write_until(u64::MAX)?;
     sorter.writer.flush(now_ns());
     eprintln!("{} frames, {} missed", sorter.written + sorter.writer.frames, monitor.missed());
+    if let Some(opener) = &sorter.opener {
+        eprintln!("{}", opener.summary());
+    }
     if sorter.writer.lost_frames > 0 {
         return Err(Fail::new(format!("{} is not complete", args.output.display())));
     }
@@ -150,16 +166,6 @@ pub(crate) fn signals() -> Result<SignalFd, Fail> {
     set.add(Signal::SIGTERM);
     set.thread_block().map_err(Fail::new)?;
     SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(Fail::new)
-}
-
-/// Opens the file for us alone: it holds what programs said to each other.
-fn create(path: &Path) -> std::io::Result<Box<dyn Write>> {
-    if path == Path::new("-") {
-        return Ok(Box::new(std::io::stdout()));
-    }
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    Ok(Box::new(file))
 }
 
 fn file_size(text: &str) -> Result<u64, String> {
@@ -244,13 +250,15 @@ struct Sorter {
     held: BinaryHeap<Reverse<(u64, u64, Vec<u8>)>>,
     held_len: usize,
     taken: u64,
+    /// Opens what was sealed.
+    opener: Option<Opener>,
 }
 
 impl Sorter {
-    fn new(mut files: Files, peers: Vec<Station>) -> Result<Self, Fail> {
+    fn new(mut files: Files, peers: Vec<Station>, opener: Option<Opener>) -> Result<Self, Fail> {
         let writer = files.next()?;
         let held = BinaryHeap::new();
-        Ok(Self { files, writer, written: 0, peers, held, held_len: 0, taken: 0 })
+        Ok(Self { files, writer, written: 0, peers, held, held_len: 0, taken: 0, opener })
     }
 
     /// Whether a frame is from or to a station that was asked for.
@@ -271,8 +279,11 @@ impl Sorter {
             if *at_ns >= limit_ns && self.held_len <= HELD_MAX {
                 break;
             }
-            if let Some(Reverse((at_ns, _, bytes))) = self.held.pop() {
+            if let Some(Reverse((at_ns, _, mut bytes))) = self.held.pop() {
                 self.held_len -= bytes.len();
+                if let Some(opener) = &mut self.opener {
+                    opener.open(&mut bytes)?;
+                }
                 if self.files.add(bytes.len()) {
                     self.turn_over()?;
                 }
@@ -309,7 +320,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.pcapng");
         let (len_max, kept) = (Some(10_000), Some(3));
-        let mut sorter = Sorter::new(Files { path, len_max, kept, ..files() }, Vec::new()).unwrap();
+        let mut sorter =
+            Sorter::new(Files { path, len_max, kept, ..files() }, Vec::new(), None).unwrap();
         for at_ns in 0..100 {
             sorter.take(at_ns, vec![1; 900 + at_ns as usize]);
         }
@@ -330,7 +342,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.pcapng");
         let files = Files { path: path.clone(), ..files() };
-        let mut sorter = Sorter::new(files, Vec::new()).unwrap();
+        let mut sorter = Sorter::new(files, Vec::new(), None).unwrap();
         for (at_ns, byte) in [(30, 3), (10, 1), (20, 2), (40, 4), (10, 9)] {
             sorter.take(at_ns, vec![0xe0 + byte; 16]);
         }

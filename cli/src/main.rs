@@ -16,6 +16,7 @@ mod exporter;
 mod fail;
 mod info;
 mod metrics;
+mod opened;
 mod out;
 mod perf;
 mod ping;

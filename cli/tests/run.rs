@@ -203,6 +203,94 @@ fn pingpong_with_a_key_file() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("chmod 600"), "{output:?}");
 }
 
+/// Goal: what a key seals is recorded sealed, and read with the secrets that the domain wrote
+/// because it was told to, and with nothing else. Method: messages with known bytes over UDP,
+/// recorded by the port of the client.
+#[test]
+fn a_recording_is_read_with_the_secrets_of_its_sessions() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let key = key_file(dir.path(), "key", 1);
+    let (key, secrets, sealed) = (key.to_str().unwrap(), at("secrets"), at("sealed.pcapng"));
+    let keyed = |args: &[&str]| command(&[args, &["--key-file", key]].concat());
+    let server = Server::start_by(keyed, "udp:127.0.0.1,near=no");
+    let port = format!("pcap(file={sealed}):udp:127.0.0.1,near=no");
+    let args = ["pingpong", &server.addr, "--port", &port, "--json", "--iterations", "20"];
+    let client = || {
+        let mut client = keyed(&[&args[..], &["--size", "64,5000", "--verify"]].concat());
+        client.env("BAREWIRE_KEY_LOG", &secrets);
+        client.output().unwrap()
+    };
+    let output = client();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("can read what was recorded"), "{said}");
+    let mode = std::fs::metadata(&secrets).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let read = |keys: &str, from: &str| {
+        let opened = at("opened.pcapng");
+        let output = run(&["capture", "--keys", keys, "--read", from, "-o", &opened]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        (std::fs::read(opened).unwrap(), said)
+    };
+    let recorded = std::fs::read(&sealed).unwrap();
+    let count = frames(&recorded).len();
+    let (opened, said) = read(&secrets, &sealed);
+    assert!(said.ends_with(" opened, 0 stay sealed\n"), "{said}");
+    assert_eq!((messages_in(&recorded), frames(&opened).len()), (0, count));
+    assert!(messages_in(&opened) >= 40, "{} messages of {count} frames", messages_in(&opened));
+    check_with_tshark(&at("opened.pcapng"), count);
+
+    std::fs::write(at("none"), "# nobody's\n\n").unwrap();
+    let (closed, said) = read(&at("none"), &sealed);
+    assert!(said.contains(" 0 opened, "), "{said}");
+    assert_eq!(messages_in(&closed), 0);
+    let one = std::fs::read_to_string(&secrets).unwrap();
+    assert_eq!(one.lines().count(), 2, "a line for each direction");
+    std::fs::write(at("wrong"), one.replace(" encrypted 22 ", " encrypted 22 00")).unwrap();
+    std::fs::write(at("other"), flipped(&one)).unwrap();
+    assert_eq!(messages_in(&read(&at("other"), &sealed).0), 0, "another secret");
+    for (keys, from, says) in [
+        (&*at("wrong"), &*sealed, "line 1: not the secret"),
+        ("/nowhere", &*sealed, "/nowhere"),
+        (&*secrets, &*secrets, "neither pcapng nor pcap"),
+    ] {
+        let output = run(&["capture", "--keys", keys, "--read", from, "-o", &at("x")]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains(says), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    // Others could read it: nothing is opened, and nothing written.
+    std::fs::set_permissions(&secrets, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let output = client();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("chmod 600"), "{said}");
+    assert_eq!(std::fs::read_to_string(&secrets).unwrap(), one);
+}
+
+/// The text with the last digit of each line another one.
+fn flipped(text: &str) -> String {
+    let other = |line: &str| {
+        let (rest, last) = line.split_at(line.len() - 1);
+        format!("{rest}{}\n", if last == "0" { "1" } else { "0" })
+    };
+    text.lines().map(other).collect()
+}
+
+/// Frames of a recording that hold the first bytes of a message of `pingpong --verify`.
+fn messages_in(recording: &[u8]) -> usize {
+    let first = |number: u64| {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mixed = number.wrapping_add(1).wrapping_mul(STEP);
+        (mixed ^ mixed >> 32).to_le_bytes()
+    };
+    let known: Vec<_> = (0..10_000).map(first).collect();
+    let known: std::collections::HashSet<[u8; 8]> = known.into_iter().collect();
+    let holds = |frame: &[u8]| frame.windows(8).any(|w| known.contains(w));
+    frames(recording).iter().filter(|(_, frame)| holds(frame)).count()
+}
+
 /// Goal: over a wire too a listener is found by its host, and by the service that it printed; a
 /// service that nobody serves is told, with who was asked.
 #[test]

@@ -37,6 +37,8 @@ bitflags! {
         const DELIVERY_COMPLETE = 1 << 28;
         /// `FI_MATCH_COMPLETE`: complete when the peer has matched the message.
         const MATCH_COMPLETE = 1 << 31;
+        /// `FI_AUTH_KEY` of a receive: its source is the handle of a key, so whoever has that.
+        const AUTH_KEY = 1 << 57;
         /// `FI_DISCARD`: throw the message away.
         const DISCARD = 1 << 58;
         /// `FI_CLAIM`: take the message that a peek or a buffered-receive event announced.

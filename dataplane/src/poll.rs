@@ -29,7 +29,7 @@ use crate::node::{
     Levels, Message, NoReader, Node, NodeCounters, ReadReq, Reader, RecvReq, SendReq, SessionStats,
     Survey, SurveySink, WriteReq, send_whole,
 };
-use crate::types::{EpAddr, FiAddr, Instant};
+use crate::types::{EpAddr, FiAddr, Instant, Tenant};
 use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN, sealed};
 
 /// Frames that a turn takes from the port, at most. What waits in the port costs nothing; what is
@@ -989,6 +989,14 @@ impl Engine {
     /// # Errors
     /// Those of [`Node::av_insert`].
     pub fn av_insert(&mut self, av: AvId, addr: EpAddr) -> OpResult<FiAddr> {
+        self.av_insert_of(av, addr, Tenant::NONE)
+    }
+
+    /// As [`av_insert`](Self::av_insert), with [`Node::av_insert_of`].
+    ///
+    /// # Errors
+    /// Those of [`Node::av_insert_of`].
+    pub fn av_insert_of(&mut self, av: AvId, addr: EpAddr, tenant: Tenant) -> OpResult<FiAddr> {
         if self.gone.is_none() && self.node.supersedes(&addr) {
             self.now = Self::now();
             for _ in 0..INBOX_BURSTS {
@@ -997,7 +1005,7 @@ impl Engine {
                 }
             }
         }
-        self.node.av_insert(Self::now(), av, addr)
+        self.node.av_insert_of(Self::now(), av, addr, tenant)
     }
 
     /// Receives a burst, and says whether more frames may wait: a burst may be short, and empty if

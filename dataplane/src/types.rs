@@ -36,6 +36,43 @@ pub type FiAddr = u64;
 /// Any source on a receive; nobody on a send. Also `FI_ADDR_NOTAVAIL`.
 pub const FI_ADDR_UNSPEC: FiAddr = u64::MAX;
 
+/// Which of a node's keys a peer has, on a node that tells several apart
+/// ([`Keyring::of_tenants`](crate::seal::Keyring::of_tenants)): one station under two keys is two
+/// peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(u8);
+
+impl Tenant {
+    /// On a node that does not: whoever has a key is of the one tenant.
+    pub const NONE: Self = Self(0);
+
+    /// What marks the handle of a key: no address vector has so many indices.
+    const HANDLE: FiAddr = 1 << 40;
+
+    /// The one of key number `n`, from 1.
+    pub(crate) const fn of(n: u8) -> Self {
+        Self(n)
+    }
+
+    /// Its number; 0 is [`NONE`](Self::NONE).
+    pub(crate) const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// The `fi_addr_t` that stands for all peers with its key.
+    pub const fn handle(self) -> FiAddr {
+        Self::HANDLE | self.0 as FiAddr
+    }
+
+    /// The one that [`handle`](Self::handle) names; `None` if this is the handle of no key.
+    pub const fn of_handle(handle: FiAddr) -> Option<Self> {
+        match handle ^ Self::HANDLE {
+            n @ 1..=0xff => Some(Self(n as u8)),
+            _ => None,
+        }
+    }
+}
+
 /// Highest incarnation: 48 bits.
 pub const INCARNATION_MAX: u64 = (1 << 48) - 1;
 

@@ -330,6 +330,11 @@ tables! {
         lookup(*mut FidAv, Addr, P, *mut usize) -> c_int;
         straddr(*mut FidAv, *const c_void, *mut c_char, *mut usize) -> Text;
         av_set(*mut FidAv, *mut AvSetAttr, *mut *mut FidAvSet, P) -> c_int;
+        @since 120 {
+            insert_auth_key(*mut FidAv, *const c_void, usize, *mut Addr, u64) -> c_int;
+            lookup_auth_key(*mut FidAv, Addr, P, *mut usize) -> c_int;
+            set_user_id(*mut FidAv, Addr, Addr, u64) -> c_int;
+        }
     }
     "struct fi_ops_av_set" OpsAvSet {
         set_union(*mut FidAvSet, *const FidAvSet) -> c_int;
@@ -505,6 +510,25 @@ numbers! {
         FI_READ = 1 << 8, FI_WRITE = 1 << 9, FI_SOURCE = 1 << 57, FI_NUMERICHOST = 1 << 55,
         FI_MSG_PREFIX = 1 << 58, FI_COLLECTIVE = 1 << 6, FI_PROV_ATTR_ONLY = 1 << 54,
         FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
+}
+
+/// Of 1.20: a flag, and a length that says that keys are those of address vectors.
+pub(crate) const FI_AUTH_KEY: u64 = 1 << 57;
+pub(crate) const FI_AV_AUTH_KEY: usize = usize::MAX;
+
+/// `struct fi_domain_attr` with what 1.20 appended.
+#[repr(C)]
+pub(crate) struct LateDomainAttr {
+    pub(crate) attr: DomainAttr,
+    pub(crate) max_ep_auth_key: usize,
+}
+
+/// `struct fi_mr_auth_key`, of 1.20.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MrAuthKey {
+    pub(crate) av: *mut FidAv,
+    pub(crate) src_addr: u64,
 }
 
 #[cfg(test)]

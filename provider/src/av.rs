@@ -7,6 +7,7 @@ use barewire::{Av, AvAttr as OurAttr, AvType, EpAddr, Error, FI_ADDR_NOTAVAIL, R
 use crate::abi::*;
 use crate::addr::{Form, Meaning, ip_text};
 use crate::domain::DomainObject;
+use crate::info::key_of;
 use crate::object::{Object, fid};
 use crate::{guard, known_as};
 
@@ -14,6 +15,8 @@ use crate::{guard, known_as};
 pub(crate) struct Vector {
     pub(crate) av: Av,
     form: Form,
+    /// Its addresses are inserted under keys.
+    by_keys: bool,
 }
 
 pub(crate) type AvObject = Object<FidAv, Vector>;
@@ -28,6 +31,8 @@ static OPS: OpsAv = OpsAv {
     lookup,
     straddr,
     av_set: crate::coll::av_set,
+    insert_auth_key,
+    lookup_auth_key,
     ..OpsAv::STUB
 };
 
@@ -61,9 +66,10 @@ pub(crate) unsafe extern "C" fn open(
             ours.rx_ctx_bits = bits.map_err(|_| Error::Invalid("rx_ctx_bits"))?;
         }
         let av = domain.domain.av_open(ours)?;
+        let by_keys = domain.domain.has_av_auth_keys()?;
         let abi = FidAv { fid: fid(FI_CLASS_AV, context, &FID), ops: &raw const OPS };
         // SAFETY: `out` can be written.
-        unsafe { AvObject::open(abi, Vector { av, form: domain.form }, out) };
+        unsafe { AvObject::open(abi, Vector { av, form: domain.form, by_keys }, out) };
         // The kind that was made is said back.
         // SAFETY: the attributes are there or NULL, and the caller's to be written.
         if let Some(attr) = unsafe { attr_at.as_mut() } {
@@ -85,8 +91,8 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to vectors, and a program closes what it does not use.
         unsafe {
             AvObject::close(at.cast(), |it| {
-                let Vector { av, form } = it;
-                av.close().map_err(|(e, av)| (e, Vector { av, form }))
+                let Vector { av, form, by_keys } = it;
+                av.close().map_err(|(e, av)| (e, Vector { av, form, by_keys }))
             })
         }
     })
@@ -116,7 +122,7 @@ unsafe extern "C" fn insert(
     context: *mut c_void,
 ) -> c_int {
     guard::value(|| {
-        if flags & !(FI_MORE | FI_SYNC_ERR) != 0 {
+        if flags & !(FI_MORE | FI_SYNC_ERR | FI_AUTH_KEY) != 0 {
             return Err(Error::BadFlags);
         }
         if addrs.is_null() && count > 0 {
@@ -126,12 +132,20 @@ unsafe extern "C" fn insert(
         // as many places, and with `FI_SYNC_ERR` as many numbers behind `context`.
         unsafe {
             let it = AvObject::of(at)?;
+            let under = flags & FI_AUTH_KEY != 0;
+            if under != it.by_keys {
+                return Err(Error::Invalid("FI_AUTH_KEY: with FI_AV_AUTH_KEY, and only then"));
+            }
             let len = count.checked_mul(it.form.len()).ok_or(Error::Overflow)?;
             let from = places(addrs.cast_mut().cast::<u8>(), len);
             let native = native_of(it, from);
             let errors = (flags & FI_SYNC_ERR != 0 && !context.is_null())
                 .then(|| places(context.cast::<c_int>(), count));
-            let n = it.av.insert_bytes(&native, places(fi_addrs, count), errors)?;
+            let to = places(fi_addrs, count);
+            let n = match under {
+                true => it.av.insert_under(&native, to, errors),
+                false => it.av.insert_bytes(&native, to, errors),
+            }?;
             c_int::try_from(n).map_err(|_| Error::Overflow)
         }
     })
@@ -221,11 +235,50 @@ unsafe extern "C" fn insertsym(
 
 unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags: u64) -> c_int {
     guard::int(|| {
-        if flags != 0 {
+        if flags & !FI_AUTH_KEY != 0 {
             return Err(Error::BadFlags);
         }
         // SAFETY: the table belongs to vectors, and there are `count` addresses.
-        unsafe { AvObject::of(at)?.av.remove(places(addrs, count)) }
+        let (it, addrs) = unsafe { (AvObject::of(at)?, places(addrs, count)) };
+        match flags {
+            0 => it.av.remove(addrs),
+            _ => it.av.remove_auth_keys(addrs),
+        }
+    })
+}
+
+unsafe extern "C" fn insert_auth_key(
+    at: *mut FidAv,
+    key: *const c_void,
+    len: usize,
+    fi_addr: *mut u64,
+    flags: u64,
+) -> c_int {
+    guard::int(|| {
+        if flags != 0 {
+            return Err(Error::BadFlags);
+        }
+        if key.is_null() || fi_addr.is_null() {
+            return Err(Error::Invalid("auth_key, fi_addr: NULL"));
+        }
+        // SAFETY: the table belongs to vectors; a key of `len` bytes, and a place.
+        unsafe {
+            let handle = AvObject::of(at)?.av.insert_auth_key(&key_of(key.cast(), len))?;
+            *fi_addr = handle;
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn lookup_auth_key(
+    at: *mut FidAv,
+    fi_addr: u64,
+    key: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to vectors; `key` has `*len` bytes.
+        unsafe { put(&AvObject::of(at)?.av.lookup_auth_key(fi_addr)?, key, len).map(drop) }
     })
 }
 

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::net::IpAddr;
 
 use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
+use barewire::info::KEYS_MAX;
 use barewire::names::{Names, Through, Whose, interface_at};
 use barewire::settings::DEFAULT_PORT;
 use barewire::{
@@ -385,12 +386,12 @@ unsafe fn read_ep(c: &EpAttr) -> Result<EndpointAttr> {
 
 /// # Safety
 /// As many bytes are there, or the pointer is NULL.
-unsafe fn key_of(at: *const u8, len: usize) -> Vec<u8> {
+pub(crate) unsafe fn key_of(at: *const u8, len: usize) -> AuthKey {
     if at.is_null() || len == 0 {
-        return Vec::new();
+        return AuthKey::default();
     }
     // SAFETY: the caller's promise. Keys are short; one that is not is refused for its length.
-    unsafe { std::slice::from_raw_parts(at, len.min(4096)) }.to_vec()
+    AuthKey(unsafe { std::slice::from_raw_parts(at, len.min(4096)) }.to_vec())
 }
 
 /// # Safety
@@ -426,9 +427,16 @@ unsafe fn read_domain(c: &DomainAttr, api: u32) -> Result<OurDomain> {
     };
     // Members behind `mr_iov_limit` mean something from 1.5 on.
     let modern = api >= version(1, 5);
+    let av_auth_key = modern && c.auth_key_size == FI_AV_AUTH_KEY;
+    if av_auth_key && !c.auth_key.is_null() {
+        return Err(Error::NoData);
+    }
     // SAFETY: the caller's promise.
     let (name, auth_key) = unsafe {
-        let key = if modern { key_of(c.auth_key, c.auth_key_size) } else { Vec::new() };
+        let key = match modern && c.auth_key_size != FI_AV_AUTH_KEY {
+            true => key_of(c.auth_key, c.auth_key_size),
+            false => AuthKey::default(),
+        };
         (guard::text(c.name)?.map(str::to_owned), key)
     };
     Ok(OurDomain {
@@ -448,7 +456,8 @@ unsafe fn read_domain(c: &DomainAttr, api: u32) -> Result<OurDomain> {
         cntr_cnt: c.cntr_cnt,
         mr_iov_limit: c.mr_iov_limit,
         caps: if modern { Caps::from_bits_retain(c.caps) } else { Caps::empty() },
-        auth_key: AuthKey(auth_key),
+        auth_key,
+        av_auth_key,
         max_err_data: if modern { c.max_err_data } else { 0 },
         mr_cnt: if modern { c.mr_cnt } else { 0 },
     })
@@ -495,6 +504,8 @@ fn to_c(info: &Info, form: Form, interface: Option<&str>, ask: &Ask<'_>) -> Opti
     if let Some(bytes) = address(&info.dest_addr) {
         (out.dest_addr, out.dest_addrlen) = (copy(&bytes), bytes.len());
     }
+    // SAFETY: zeroed memory, with room behind it for more than that.
+    unsafe { (*domain.cast::<LateDomainAttr>()).max_ep_auth_key = KEYS_MAX };
     // SAFETY: five structures of zeroed memory that nobody else has.
     let (tx, rx, ep, domain, fabric) =
         unsafe { (&mut *tx, &mut *rx, &mut *ep, &mut *domain, &mut *fabric) };
@@ -589,6 +600,9 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
         Progress::Manual => 2,
     };
     (c.auth_key, c.auth_key_size) = (copy(&domain.auth_key).cast(), domain.auth_key.len());
+    if domain.av_auth_key {
+        c.auth_key_size = FI_AV_AUTH_KEY;
+    }
     c.threading = match domain.threading {
         Threading::Unspec => 0,
         Threading::Safe => 1,

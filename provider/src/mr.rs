@@ -8,9 +8,10 @@ use barewire::{Error, MrAttr as OurAttr, RawMr, Result};
 
 use crate::abi::*;
 use crate::cntr::CntrObject;
-use crate::domain::DomainObject;
+use crate::domain::{Domain, DomainObject};
 use crate::ep::{EpObject, number};
 use crate::guard;
+use crate::info::key_of;
 use crate::msg::{list, one};
 use crate::object::{Object, class_of, fid};
 use crate::sep::SepObject;
@@ -112,10 +113,8 @@ unsafe extern "C" fn regattr(
         // SAFETY: as above. No more than the oldest libfabric's members are read.
         unsafe {
             let a = crate::msg::given(attr)?;
-            let modern = DomainObject::of(domain.cast())?.api_version >= version(1, 5);
-            if modern && a.auth_key_size != 0 && !a.auth_key.is_null() {
-                return Err(Error::OpNotSupp("auth_key: authentication keys are not offered"));
-            }
+            check_key(DomainObject::of(domain.cast())?, a, flags)?;
+            let flags = flags & !FI_AUTH_KEY;
             let ask = Ask {
                 iov: list(a.mr_iov, a.iov_count)?,
                 access: a.access,
@@ -127,6 +126,41 @@ unsafe extern "C" fn regattr(
             register(domain, ask, out)
         }
     })
+}
+
+/// Refuses a region with a key that is not the domain's. Where keys are those of address vectors
+/// the region names one of these: it is of all their keys.
+///
+/// # Errors
+/// [`Error::Invalid`]: another key, or no address vector. [`Error::OpNotSupp`]: for one key alone.
+///
+/// # Safety
+/// The key that the attributes name is there.
+unsafe fn check_key(domain: &Domain, a: &MrAttr, flags: u64) -> Result<()> {
+    let modern = domain.api_version >= version(1, 5);
+    let named = modern && a.auth_key_size != 0 && !a.auth_key.is_null();
+    if domain.domain.has_av_auth_keys()? {
+        if !named || a.auth_key_size != size_of::<MrAuthKey>() {
+            return Err(Error::Invalid("auth_key: a struct fi_mr_auth_key, with FI_AV_AUTH_KEY"));
+        }
+        // SAFETY: the caller's promise; it need not be aligned.
+        let of = unsafe { a.auth_key.cast::<MrAuthKey>().read_unaligned() };
+        // SAFETY: as above.
+        if unsafe { class_of(of.av.cast())? } != FI_CLASS_AV {
+            return Err(Error::Invalid("auth_key: no address vector"));
+        }
+        if flags & FI_AUTH_KEY != 0 {
+            return Err(Error::OpNotSupp("FI_AUTH_KEY: a region is of all keys of its vector"));
+        }
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    let other =
+        named && !domain.domain.is_auth_key(&unsafe { key_of(a.auth_key, a.auth_key_size) })?;
+    if other || flags & FI_AUTH_KEY != 0 {
+        return Err(Error::Invalid("auth_key of the region: not the domain's"));
+    }
+    Ok(())
 }
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {

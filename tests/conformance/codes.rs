@@ -331,7 +331,8 @@ fn what_is_not_offered_is_refused() {
     let not = Some(errno::FI_EOPNOTSUPP);
     assert_eq!(refused(|i| i.ep_attr.ep_type = EpType::Msg), not);
     assert_eq!(refused(|i| i.ep_attr.ep_type = EpType::Dgram), not);
-    assert_eq!(refused(|i| i.ep_attr.auth_key = vec![1, 2]), not);
+    let invalid = Some(errno::FI_EINVAL);
+    assert_eq!(refused(|i| i.ep_attr.auth_key = AuthKey(vec![1; 32])), invalid);
     assert_eq!(refused(|i| i.caps |= Caps::MULTICAST), not);
     assert_eq!(
         side.domain.cq_open(CqAttr { wait_obj: WaitObj::Set, ..CqAttr::default() }).err(),

@@ -25,10 +25,12 @@ static int ask(unsigned char byte, size_t len, struct fi_info **info)
 	struct fi_info *hints = fi_allocinfo();
 	int ret;
 
-	hints->caps = FI_MSG;
+	hints->caps = FI_MSG | FI_RMA | FI_DIRECTED_RECV | FI_SOURCE;
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->fabric_attr->prov_name = strdup("barewire");
-	if (len) {
+	if (len == SIZE_MAX) {
+		hints->domain_attr->auth_key_size = len;
+	} else if (len) {
 		hints->domain_attr->auth_key = malloc(len);
 		memset(hints->domain_attr->auth_key, byte, len);
 		hints->domain_attr->auth_key_size = len;
@@ -37,6 +39,34 @@ static int ask(unsigned char byte, size_t len, struct fi_info **info)
 	fi_freeinfo(hints);
 	return ret;
 }
+
+/* What 1.20 appended to the table of address vectors. */
+struct ops_av {
+	size_t size;
+	void *before[7];
+	int (*insert_auth_key)(struct fid_av *av, const void *key, size_t len, fi_addr_t *fi_addr,
+			       uint64_t flags);
+	int (*lookup_auth_key)(struct fid_av *av, fi_addr_t addr, void *key, size_t *len);
+};
+
+static struct ops_av *late(struct fid_av *av)
+{
+	return (struct ops_av *) av->ops;
+}
+
+/* What 1.20 appended to the attributes of a domain. */
+struct domain_attr {
+	struct fi_domain_attr before;
+	size_t max_ep_auth_key;
+};
+
+/* struct fi_mr_auth_key. */
+struct mr_key {
+	struct fid_av *av;
+	fi_addr_t src_addr;
+};
+
+#define KEY_FLAG (1ULL << 57)
 
 static void open_side(struct side *s, unsigned char byte, size_t len)
 {
@@ -112,9 +142,188 @@ static void meet(const char *what, const unsigned char bytes[2], const size_t le
 	close_side(&b);
 }
 
+/* A second endpoint that names a key of `len` bytes `byte`. */
+static int endpoint(struct side *s, unsigned char byte, size_t len)
+{
+	struct fi_info *info = fi_dupinfo(s->info);
+	struct fid_ep *ep;
+	int ret;
+
+	info->ep_attr->auth_key = malloc(len);
+	memset(info->ep_attr->auth_key, byte, len);
+	info->ep_attr->auth_key_size = len;
+	ret = fi_endpoint(s->domain, info, &ep, NULL);
+	fi_freeinfo(info);
+	if (!ret)
+		must("close", fi_close(&ep->fid));
+	return ret;
+}
+
+static int region(struct side *s, const void *key, size_t len, uint64_t flags)
+{
+	static char memory[64];
+	struct iovec iov = { memory, sizeof memory };
+	struct fi_mr_attr attr = { .mr_iov = &iov, .iov_count = 1, .access = FI_REMOTE_READ,
+		.auth_key = (uint8_t *) key, .auth_key_size = len };
+	struct fid_mr *mr;
+	int ret = fi_mr_regattr(s->domain, &attr, flags, &mr);
+
+	if (!ret)
+		must("close", fi_close(&mr->fid));
+	return ret;
+}
+
+/* Endpoints and regions have the key of their domain, and may name it. */
+static void same_key(void)
+{
+	struct side s;
+	unsigned char key[32], other[32];
+	struct fi_info *hints = fi_allocinfo(), *info = NULL;
+
+	memset(key, 1, 32);
+	memset(other, 2, 32);
+	open_side(&s, 1, 32);
+	expect("an endpoint with the domain's key", endpoint(&s, 1, 32), 0);
+	expect("an endpoint with another key", endpoint(&s, 2, 32), -FI_EINVAL);
+	expect("an endpoint with a short key", endpoint(&s, 1, 3), -FI_EINVAL);
+	expect("a region with the domain's key", region(&s, key, 32, 0), 0);
+	expect("a region with another key", region(&s, other, 32, 0), -FI_EINVAL);
+	expect("a region with no key", region(&s, NULL, 0, 0), 0);
+	close_side(&s);
+
+	hints->fabric_attr->prov_name = strdup("barewire");
+	hints->ep_attr->type = FI_EP_RDM;
+	hints->ep_attr->auth_key = malloc(32);
+	memset(hints->ep_attr->auth_key, 1, 32);
+	hints->ep_attr->auth_key_size = 32;
+	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &info));
+	expect("a key of the endpoint is its domain's", info->domain_attr->auth_key_size, 32);
+	fi_freeinfo(info);
+	hints->domain_attr->auth_key = malloc(32);
+	memset(hints->domain_attr->auth_key, 2, 32);
+	hints->domain_attr->auth_key_size = 32;
+	expect("two keys", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &info), -FI_ENODATA);
+	fi_freeinfo(hints);
+}
+
+/* A message that has come: its context, and its source. */
+static void come(const char *what, struct side *s, struct side *other, void *context, fi_addr_t from)
+{
+	struct fi_cq_msg_entry entry;
+	fi_addr_t src;
+
+	for (double end = now() + 10; now() < end;) {
+		if (fi_cq_readfrom(s->cq, &entry, 1, &src) == 1) {
+			if (!(entry.flags & FI_RECV))
+				continue;
+			expect(what, entry.op_context == context, 1);
+			expect("its source", src, from);
+			return;
+		}
+		fi_cq_read(other->cq, &entry, 0);
+	}
+	expect(what, FI_ETIMEDOUT, 0);
+}
+
+static ssize_t recv_of(struct side *s, char *in, fi_addr_t key, void *context, uint64_t flags)
+{
+	struct iovec iov = { in, 8 };
+	struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = key, .context = context };
+
+	return fi_recvmsg(s->ep, &msg, flags);
+}
+
+/* One endpoint with the keys of two tenants, and an endpoint of each of them. */
+static void several_keys(void)
+{
+	struct side host, one, two;
+	char in[3][8] = { "", "", "" };
+	unsigned char key[32], back[64];
+	size_t len = sizeof back;
+	fi_addr_t keys[3], to_one = 0, to_two = 0, at_one, at_two, there;
+	struct mr_key of;
+
+	open_side(&host, 0, SIZE_MAX);
+	expect("max_ep_auth_key",
+	       ((struct domain_attr *) host.info->domain_attr)->max_ep_auth_key, 4);
+	open_side(&one, 1, 32);
+	open_side(&two, 2, 32);
+	for (int i = 0; i < 2; i++) {
+		memset(key, 1 + i, 32);
+		must("insert", late(host.av)->insert_auth_key(host.av, key, 32, &keys[i], 0));
+	}
+	expect("a short key", late(host.av)->insert_auth_key(host.av, key, 3, &there, 0), -FI_EINVAL);
+	expect("a flag", late(host.av)->insert_auth_key(host.av, key, 32, &there, 1), -FI_EBADFLAGS);
+	must("again", late(host.av)->insert_auth_key(host.av, key, 32, &there, 0));
+	expect("the same key is the same handle", there, keys[1]);
+	expect("a key without FI_AV_AUTH_KEY",
+	       late(one.av)->insert_auth_key(one.av, key, 32, &there, 0), -FI_EOPNOTSUPP);
+	must("lookup", late(host.av)->lookup_auth_key(host.av, keys[1], back, &len));
+	expect("the key of a handle", len == 32 && !memcmp(back, key, 32), 1);
+	len = 4;
+	must("lookup", late(host.av)->lookup_auth_key(host.av, keys[0], back, &len));
+	expect("the length that it lacks", len, 32);
+
+	to_one = keys[0], to_two = keys[1];
+	expect("no key", fi_av_insert(host.av, one.name, 1, &there, 0, NULL), -FI_EINVAL);
+	must("insert", fi_av_insert(host.av, one.name, 1, &to_one, KEY_FLAG, NULL) - 1);
+	must("insert", fi_av_insert(host.av, two.name, 1, &to_two, KEY_FLAG, NULL) - 1);
+	len = sizeof back;
+	must("lookup", late(host.av)->lookup_auth_key(host.av, to_two, back, &len));
+	expect("the key of an address", len == 32 && !memcmp(back, key, 32), 1);
+	must("insert", fi_av_insert(one.av, host.name, 1, &at_one, 0, NULL) - 1);
+	must("insert", fi_av_insert(two.av, host.name, 1, &at_two, 0, NULL) - 1);
+	expect("FI_AUTH_KEY without FI_AV_AUTH_KEY",
+	       fi_av_insert(one.av, host.name, 1, &there, KEY_FLAG, NULL), -FI_EINVAL);
+
+	/* The receive of the first tenant is posted first, and the second's message comes first. */
+	must("fi_recvmsg", recv_of(&host, in[0], keys[0], in[0], KEY_FLAG));
+	must("fi_recvmsg", recv_of(&host, in[1], keys[1], in[1], KEY_FLAG));
+	expect("a receive of no key", recv_of(&host, in[2], to_one, NULL, KEY_FLAG), -FI_EINVAL);
+	expect("FI_AUTH_KEY without keys", recv_of(&one, in[2], 0, NULL, KEY_FLAG), -FI_EBADFLAGS);
+	must("fi_send", fi_send(two.ep, "second", 7, NULL, at_two, NULL));
+	come("the second tenant's message", &host, &two, in[1], to_two);
+	must("fi_send", fi_send(one.ep, "first", 6, NULL, at_one, NULL));
+	come("the first tenant's message", &host, &one, in[0], to_one);
+	expect("whole", strcmp(in[0], "first") || strcmp(in[1], "second"), 0);
+	must("fi_recv", fi_recv(two.ep, in[2], 8, NULL, FI_ADDR_UNSPEC, in[2]));
+	must("fi_send", fi_send(host.ep, "answer", 7, NULL, to_two, NULL));
+	come("an answer", &two, &host, in[2], at_two);
+
+	/* A tenant whose address was inserted under the other's key is not reached. */
+	there = keys[0];
+	must("insert", fi_av_insert(host.av, two.name, 1, &there, KEY_FLAG, NULL) - 1);
+	must("fi_send", fi_send(host.ep, "wrong", 6, NULL, there, NULL));
+	expect("the other's key", outcome(&host, &two), 0); /* That of the answer. */
+	expect("the other's key", outcome(&host, &two), FI_EACCES);
+
+	of.av = host.av;
+	of.src_addr = keys[0];
+	expect("a region of all keys", region(&host, &of, sizeof of, 0), 0);
+	expect("a region of one", region(&host, &of, sizeof of, KEY_FLAG), -FI_EOPNOTSUPP);
+	expect("a region of no vector", region(&host, NULL, 0, 0), -FI_EINVAL);
+	expect("an endpoint with a key of its own", endpoint(&host, 1, 32), -FI_EINVAL);
+	expect("a key in use", fi_av_remove(host.av, keys, 1, KEY_FLAG), -FI_EBUSY);
+	must("close", fi_close(&host.ep->fid));
+	expect("addresses in use", fi_av_remove(host.av, keys, 1, KEY_FLAG), -FI_EBUSY);
+	must("fi_av_remove", fi_av_remove(host.av, &to_one, 1, 0));
+	must("fi_av_remove", fi_av_remove(host.av, &there, 1, 0));
+	must("fi_av_remove", fi_av_remove(host.av, keys, 1, KEY_FLAG));
+	len = sizeof back;
+	expect("a key that is gone", late(host.av)->lookup_auth_key(host.av, keys[0], back, &len),
+	       -FI_EINVAL);
+	must("fi_endpoint", fi_endpoint(host.domain, host.info, &host.ep, NULL));
+	close_side(&host);
+	close_side(&one);
+	close_side(&two);
+}
+
 int main(void)
 {
 	struct fi_info *info = NULL;
+
+	same_key();
+	several_keys();
 
 	expect("a key of 15 bytes", ask(1, 15, &info), -FI_ENODATA);
 	expect("a key of 1,025 bytes", ask(1, 1025, &info), -FI_ENODATA);

@@ -28,7 +28,7 @@ use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
-use crate::proto::matching::{Posted, Src};
+use crate::proto::matching::Posted;
 use crate::psn::Psn;
 use crate::rel::sent::{self, BodyRef, Sent};
 use crate::slab::Slab;
@@ -499,7 +499,7 @@ impl Node {
         // What does not fit ends on the slow path.
         let found = matcher.take_first(
             &mut self.posted,
-            || Src::of(p, src_ep),
+            || peer.src(p, src_ep),
             tag,
             |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.buf.again()),
         );
@@ -565,7 +565,7 @@ impl Node {
         // What does not fit ends on the slow path.
         let found = matcher.take_first(
             &mut self.posted,
-            || Src::of(peer.slot(), msg.src_ep()),
+            || peer.src(peer.slot(), msg.src_ep()),
             msg.tag(),
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );

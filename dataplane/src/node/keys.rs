@@ -12,13 +12,15 @@
 //! frame after.
 
 use super::Node;
+use super::notice::EndReason;
 use super::peer::State;
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
+use crate::proto::matching::Src;
 use crate::rel::psn::Psn;
-use crate::seal::PreSharedKey;
-use crate::types::Instant;
+use crate::seal::{Keyring, PreSharedKey};
+use crate::types::{Instant, Tenant};
 
 /// Looks at the age of keys in the time after which one is old.
 const LOOKS: u64 = 8;
@@ -53,17 +55,21 @@ impl Node {
     ///
     /// # Errors
     /// And nothing has happened:
-    /// - [`Error::OpNotSupp`]: the node was made without a key, or its port loses nothing.
+    /// - [`Error::OpNotSupp`]: the node was made without a key, its port loses nothing, or its keys
+    ///   are those of tenants.
     /// - [`Error::Invalid`]: no key, or more than [`KEYS_MAX`](crate::seal::KEYS_MAX).
     pub fn set_keys(&mut self, now: Instant, keys: Vec<PreSharedKey>) -> Result<()> {
         let Some(seals) = &mut self.openings.seals else {
             return Err(Error::OpNotSupp("the frames of this domain are not sealed"));
         };
+        if seals.ring.is_of_tenants() {
+            return Err(Error::OpNotSupp("the keys of this domain are those of address vectors"));
+        }
         let first = seals.ring.first();
         if !seals.ring.replace(keys) {
             return Err(Error::Invalid("a list of keys has 1 to 4"));
         }
-        let offers = match seals.ring.first() == first {
+        let offers: Vec<(u64, Tenant)> = match seals.ring.first() == first {
             true => Vec::new(),
             false => std::mem::take(&mut seals.offers).into_keys().collect(),
         };
@@ -76,12 +82,74 @@ impl Node {
         let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).filter(opening).collect();
         for p in peers {
             let peer = &self.peers[p];
-            let offered = peer.state == State::Opening && offers.contains(&peer.addr);
+            let offered =
+                peer.state == State::Opening && offers.contains(&(peer.addr, peer.tenant));
             if offered && !planted(Bug::OfferKept) {
                 self.offer_again(now, p);
             } else {
                 self.openings.forget_refusal(p);
             }
+        }
+        Ok(())
+    }
+
+    /// Whether this is a key of the node's, and frames are sealed.
+    pub fn lists_key(&self, key: &PreSharedKey) -> bool {
+        self.openings.seals.as_ref().is_some_and(|seals| seals.ring.lists_key(key))
+    }
+
+    /// Whether keys are of tenants.
+    pub fn has_tenants(&self) -> bool {
+        self.openings.seals.as_ref().is_some_and(|seals| seals.ring.is_of_tenants())
+    }
+
+    /// The tenants whose keys are listed; [`Tenant::NONE`] alone where keys are of none.
+    pub(super) fn tenants(&self) -> impl Iterator<Item = Tenant> {
+        let one = self.openings.seals.is_none().then_some(Tenant::NONE);
+        let ring = self.openings.seals.as_ref().map(|seals| &seals.ring);
+        one.into_iter().chain(ring.into_iter().flat_map(Keyring::tenants))
+    }
+
+    /// Whether peers may be inserted under this tenant's key.
+    pub(super) fn lists_tenant(&self, tenant: Tenant) -> bool {
+        self.tenants().any(|listed| listed == tenant)
+    }
+
+    /// Adds a key of a tenant, and says which tenant that is. A key that was added before is of the
+    /// tenant that it was. From now on who has the key can open sessions.
+    ///
+    /// # Errors
+    /// And nothing has happened:
+    /// - [`Error::OpNotSupp`]: the keys of the node are not of tenants.
+    /// - [`Error::NoMem`]: there are [`KEYS_MAX`](crate::seal::KEYS_MAX), or 255 were added in all.
+    pub fn add_tenant(&mut self, key: PreSharedKey) -> Result<Tenant> {
+        let seals = self.openings.seals.as_mut().filter(|seals| seals.ring.is_of_tenants());
+        let seals = seals.ok_or(Error::OpNotSupp("the keys of this domain are not of tenants"))?;
+        let added = seals.ring.add(key).ok_or(Error::NoMem)?;
+        self.openings.other_keys.forget();
+        Ok(added)
+    }
+
+    /// Takes the key of a tenant off the list, overwrites it, and ends the tenant's sessions.
+    ///
+    /// # Errors
+    /// And nothing has happened: [`Error::Invalid`]: no such tenant's key is listed.
+    /// [`Error::Busy`]: an address in an address vector, or a posted receive, names it.
+    pub fn remove_tenant(&mut self, now: Instant, tenant: Tenant) -> Result<()> {
+        if !self.has_tenants() || !self.lists_tenant(tenant) {
+            return Err(Error::Invalid("not the handle of a key"));
+        }
+        let theirs = self.peers.iter().filter(|(_, peer)| peer.tenant == tenant);
+        let theirs: Vec<PeerIdx> = theirs.map(|(p, _)| p).collect();
+        let waits = self.posted.iter().any(|(_, receive)| receive.src == Src::any_of(tenant));
+        if waits || theirs.iter().any(|&p| self.peers[p].av_refs > 0) {
+            return Err(Error::Busy);
+        }
+        for p in theirs {
+            self.end_session(now, p, EndReason::Dropped);
+        }
+        if let Some(seals) = &mut self.openings.seals {
+            seals.ring.remove(tenant);
         }
         Ok(())
     }
@@ -109,7 +177,7 @@ impl Node {
         let mut renewed = Vec::new();
         for (p, peer) in self.peers.iter() {
             let sealed = peer.state == State::Open && peer.path.is_sealed();
-            let session = sealed.then(|| seals.sessions.get_mut(&peer.addr)).flatten();
+            let session = sealed.then(|| seals.sessions.get_mut(&peer.session())).flatten();
             let Some(session) = session else { continue };
             session.keys.forget_overtaken();
             let (age, key) = (&mut session.age, session.keys.generation());

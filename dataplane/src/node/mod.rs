@@ -78,7 +78,7 @@ use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
 use crate::seal::Keyring;
 use crate::slab::{Handle, Slab};
 use crate::table::{Table, Vacant};
-use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant};
+use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant, Tenant};
 use crate::wheel::Wheel;
 use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut};
 
@@ -165,6 +165,9 @@ pub struct NodeSettings {
     /// has sessions with this node. Default none: frames are open to everybody on the way. Sessions
     /// through this machine's memory are never sealed. The node takes it out of its settings.
     pub keys: Option<Keyring>,
+    /// Whether the secrets of sessions are told, so that what was recorded can be read
+    /// ([`Node::take_secrets`]). Default no.
+    pub tells_secrets: bool,
     /// Age at which the key that frames of a session are sealed with is left for the next,
     /// nanoseconds, from 1,000,000: each end does so for its own frames. Default an hour.
     pub rekey_ns: u64,
@@ -217,6 +220,7 @@ impl Default for NodeSettings {
             by_name: true,
             inserted: false,
             keys: None,
+            tells_secrets: false,
             rekey_ns: 3_600_000_000_000,
         }
     }
@@ -624,6 +628,14 @@ impl Reply {
             reply.len += wire::TRAILER_LEN;
         }
         reply
+    }
+
+    /// The same, to be sealed under the key of `tenant`.
+    pub(crate) fn under(mut self, tenant: Tenant) -> Self {
+        if tenant != Tenant::NONE {
+            wire::sealed::set_tenant(&mut self.bytes, tenant);
+        }
+        self
     }
 }
 

@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
-use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant};
+use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant, Tenant};
 
 impl Node {
     /// Makes a completion queue that holds at least `size` entries.
@@ -260,15 +260,34 @@ impl Node {
     /// # Errors
     /// [`Error::NoMem`]: the node knows as many peers as it [may](super::NodeSettings::peer_limit),
     /// and all are in use.
+    /// [`Error::Invalid`]: keys are of tenants, and none is named.
     pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
+        self.av_insert_of(now, av, addr, Tenant::NONE)
+    }
+
+    /// [`av_insert`](Self::av_insert) of the endpoint at `addr` as `tenant` reaches it: sessions
+    /// with it are under the key of that tenant. The same address under two keys is two peers.
+    ///
+    /// # Errors
+    /// As there; [`Error::Invalid`]: no such tenant's key is listed.
+    pub fn av_insert_of(
+        &mut self,
+        now: Instant,
+        av: AvId,
+        addr: EpAddr,
+        tenant: Tenant,
+    ) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
+        if !self.lists_tenant(tenant) {
+            return Err(Error::Invalid("the address needs the handle of a key that there is"));
+        }
         if self.peers.is_full() {
             self.release_awaited();
         }
-        let p = match self.peer_of(now, addr.station, usize::MAX) {
+        let p = match self.peer_of(now, addr.station, tenant, usize::MAX) {
             Some(p) => p,
             None if self.enlarge(2 * self.peers.capacity()) => {
-                self.peer_of(now, addr.station, 0).ok_or(Error::NoMem)?
+                self.peer_of(now, addr.station, tenant, 0).ok_or(Error::NoMem)?
             }
             None => return Err(Error::NoMem),
         };
@@ -293,7 +312,8 @@ impl Node {
     /// Whether inserting `addr` ends a session on a lossless path: frames of it may lie unread in
     /// the port, and their senders may have been told of delivery.
     pub fn supersedes(&self, addr: &EpAddr) -> bool {
-        let peer = self.by_station.get(&self.peers, addr.station).map(|p| &self.peers[p]);
+        let peer =
+            self.by_station.get(&self.peers, addr.station, Tenant::NONE).map(|p| &self.peers[p]);
         let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
         let ends = |peer: &Peer| peer.path.is_lossless() && other(peer);
         addr.incarnation != 0 && peer.is_some_and(ends)
@@ -340,6 +360,16 @@ impl Node {
         Ok(self.addr_of_entry(entry))
     }
 
+    /// Whose key the address under an index was inserted under.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_tenant(&self, av: AvId, addr: FiAddr) -> Result<Tenant> {
+        let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
+        let entry = table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?;
+        Ok(self.peers[entry.peer].tenant)
+    }
+
     /// The address that was inserted.
     pub(crate) fn addr_of_entry(&self, entry: AvEntry) -> EpAddr {
         let (station, ep) = (self.peers[entry.peer].station(), entry.inserted_ep());
@@ -370,18 +400,19 @@ impl Node {
         true
     }
 
-    /// The record of the peer with this MAC, created if there is none. `None` if the table is full
-    /// and none of the next `looks` records can be evicted.
+    /// The record of the peer at this station and of this tenant, created if there is none. `None`
+    /// if the table is full and none of the next `looks` records can be evicted.
     pub(crate) fn peer_of(
         &mut self,
         now: Instant,
         station: barewire_driver::port::Station,
+        tenant: Tenant,
         looks: usize,
     ) -> Option<PeerIdx> {
-        if let Some(p) = self.by_station.get(&self.peers, station) {
+        if let Some(p) = self.by_station.get(&self.peers, station, tenant) {
             return Some(p);
         }
-        let mut peer = Peer::new(station, self.station, now);
+        let mut peer = Peer::new(station, tenant, self.station, now);
         peer.last_rx = self.polled_at;
         if self.peers.is_full() {
             // Its slot is reused next, and its place in the queue for blocks with it.

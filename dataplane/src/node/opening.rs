@@ -206,7 +206,7 @@ impl Node {
         op: &OpenOp,
         len: u16,
     ) -> bool {
-        let known = self.by_station.get(&self.peers, src);
+        let known = self.by_station.get(&self.peers, src, self.heard_tenant());
         let peer = known.map(|p| &self.peers[p]);
         // The application named this life of the peer, which cannot be guessed: that is proof.
         let is_named = |peer: &Peer| peer.av_refs > 0 && peer.inc != 0 && peer.inc == op.inc;
@@ -290,7 +290,7 @@ impl Node {
 
     /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
-        let known = self.by_station.get(&self.peers, base.src);
+        let known = self.by_station.get(&self.peers, base.src, self.heard_tenant());
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
         // A challenge that brings nothing new is dropped: the answers would go on for ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
@@ -386,7 +386,8 @@ impl Node {
         let dst_sid = if echoes { peer.remote_sid } else { 0 };
         let (psn, crc) = (peer.snd.una, self.has_crc());
         let base = Base { dst_sid, psn, crc, ..peer.base(self.station, Ty::Open) };
-        let Reply { bytes, len: head_len } = Self::finished_open(&base, &op);
+        let open = Self::finished_open(&base, &op).under(peer.tenant);
+        let Reply { bytes, len: head_len } = open;
         let padded = usize::from(len) + ETH_HDR_LEN;
         let padding = if lossless { 0 } else { padded.saturating_sub(head_len) };
         let body = Body::Bytes(self.openings.padding(padding));
@@ -410,7 +411,7 @@ impl Node {
     /// Queues an OPEN without padding as a reply, if it has at most `len` bytes after the Ethernet
     /// header.
     fn reply_open(&mut self, base: &Base, op: &OpenOp, len: u16) {
-        let reply = Self::finished_open(base, op);
+        let reply = Self::finished_open(base, op).under(self.heard_tenant());
         self.push_reply(reply, usize::from(len) + ETH_HDR_LEN);
     }
 

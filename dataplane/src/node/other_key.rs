@@ -12,7 +12,7 @@ use super::notice::EndReason;
 use super::peer::{Peer, State};
 use super::{Node, Notice};
 use crate::idx::PeerIdx;
-use crate::types::Instant;
+use crate::types::{Instant, Tenant};
 use crate::wire::{Base, OpenOp, RstOp, RstReason, sealed};
 
 /// How long an authentic answer is waited for after a refusal, nanoseconds.
@@ -41,7 +41,7 @@ impl Node {
         if base.src == self.station || base.dst != self.station {
             return;
         }
-        let known = self.by_station.get(&self.peers, base.src);
+        let known = self.by_station.get(&self.peers, base.src, Tenant::NONE);
         let is_open = |p: &PeerIdx| self.peers[*p].state == State::Open;
         if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].opened_as(op)) {
             // An answer under a key that is not listed any more, whose session is open here: any
@@ -72,8 +72,10 @@ impl Node {
 
     /// Takes the refusal of our OPEN for its key.
     pub(super) fn on_key_refusal(&mut self, now: Instant, src: Station, op: &RstOp) {
-        let known = self.by_station.get(&self.peers, src).filter(|_| src != self.station);
-        let asked = known.filter(|&p| {
+        let at = |tenant| self.by_station.get(&self.peers, src, tenant);
+        let known = self.tenants().filter_map(at).filter(|_| src != self.station);
+        // Who refuses a key does not say which: the epoch is of one session.
+        let asked = known.into_iter().find(|&p| {
             let peer = &self.peers[p];
             let opens = peer.state == State::Opening || peer.state == State::Answered && peer.opens;
             let named = op.victim_inc == self.settings.incarnation && op.victim_epoch == peer.epoch;

@@ -28,7 +28,6 @@ use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CntrIdx, EpIdx, PackIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
-use crate::proto::matching::Src;
 use crate::rel::sent::BodyRef;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
@@ -356,7 +355,7 @@ impl Node {
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let found = matcher.take_first(
             &mut self.posted,
-            || Src::of(p, src_ep),
+            || peer.src(p, src_ep),
             tag,
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
         );

@@ -1,10 +1,10 @@
 //! What a node knows of another node, and the session with it.
 //!
-//! A peer is a MAC. It has at most one session at a time, named by an index and a generation that
-//! this side chose (`sid`) and by those that the other side chose (`remote_sid`). A session is set
-//! up by three packets: OPEN, OPEN with an echo, and any packet that names the echo's sender's
-//! sid; nothing that an application sent is in the first two, so a stale OPEN can waste a record
-//! but not repeat a message. The states:
+//! A peer is a station and, where keys are of tenants, a key. It has at most one session at a time,
+//! named by an index and a generation that this side chose (`sid`) and by those that the other side
+//! chose (`remote_sid`). A session is set up by three packets: OPEN, OPEN with an echo, and any
+//! packet that names the echo's sender's sid; nothing that an application sent is in the first two,
+//! so a stale OPEN can waste a record but not repeat a message. The states:
 //!
 //! | state | meaning | leaves by |
 //! |---|---|---|
@@ -26,13 +26,14 @@ use crate::idx::{
 };
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::UNIT;
+use crate::proto::matching::Src;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, Sent, SentPool};
 use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::table::{Table, Vacant};
-use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant};
+use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
 use crate::wire::{BASE_LEN, Base, EagerMsg, FrameHead, Ty};
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -304,6 +305,8 @@ pub(crate) struct Peer {
     pub(crate) opens: bool,
     /// [`inc`](Self::inc) is known from an OPEN alone that anybody can have sent.
     pub(crate) is_life_claimed: bool,
+    /// Whose key sessions with it are under.
+    pub(crate) tenant: Tenant,
     /// Most bytes after the Ethernet header that both ends of the open session accept, whatever the
     /// path carries; 0 in the session with ourselves.
     pub(crate) frame_most: u16,
@@ -394,10 +397,11 @@ impl Peer {
     /// Bits of [`written`](Self::written) that count bytes.
     pub(crate) const WRITTEN_BITS: u32 = 48;
 
-    /// One at `station`, of the node at `own`.
-    pub(crate) fn new(station: Station, own: Station, now: Instant) -> Self {
+    /// One at `station` with the key of `tenant`, of the node at `own`.
+    pub(crate) fn new(station: Station, tenant: Tenant, own: Station, now: Instant) -> Self {
         Self {
             addr: station.word(),
+            tenant,
             numbers: u32::from(own.number) | u32::from(station.number) << 16,
             target: GRANT_FIRST as u16,
             timer_at: Instant(u64::MAX),
@@ -413,6 +417,17 @@ impl Peer {
 
     pub(crate) fn station(&self) -> Station {
         Station::from_word(self.addr)
+    }
+
+    /// What names the session with it among those with keys.
+    pub(crate) fn session(&self) -> (u64, u32) {
+        (self.addr, self.remote_sid)
+    }
+
+    /// Its endpoint `ep`, as the sender of a message, where `p` is the number of the peer.
+    #[inline(always)]
+    pub(crate) fn src(&self, p: PeerIdx, ep: u16) -> Src {
+        Src::of(p, ep).under(self.tenant)
     }
 
     /// Whether a frame's addresses are those of the peer and of this node, whose own is `own`.

@@ -4,12 +4,13 @@ use std::hash::{BuildHasher, RandomState};
 
 use barewire_driver::port::Station;
 
-use super::peer::Peers;
+use super::peer::{Peer, Peers};
 use crate::idx::PeerIdx;
 use crate::index::Index;
 use crate::plant::{Bug, planted};
+use crate::types::Tenant;
 
-/// The numbers of the peers in a table, by their stations.
+/// The numbers of the peers in a table, by their stations and tenants.
 ///
 /// Whoever can send a frame chooses addresses, so what their hashes are is nobody's to know.
 #[derive(Debug)]
@@ -29,35 +30,39 @@ impl PeersByStation {
 
     /// Room for `n` peers, those of `peers` among them.
     pub(crate) fn enlarge(&mut self, peers: &Peers, n: usize) {
-        let hash = |p: PeerIdx| self.keys.hash_one(key(peers[p].station()));
+        let hash = |p: PeerIdx| self.keys.hash_one(key_of(&peers[p]));
         let mut index = Index::with_capacity(n);
         peers.iter().for_each(|(p, _)| index.insert(hash(p), p, hash));
         self.index = index;
     }
 
-    /// The peer that is this station.
-    pub(crate) fn get(&self, peers: &Peers, station: Station) -> Option<PeerIdx> {
-        let wanted = key(station);
-        let is_wanted = |p: PeerIdx| key(peers[p].station()) == wanted;
+    /// The peer that is this station, with the key of this tenant.
+    pub(crate) fn get(&self, peers: &Peers, station: Station, tenant: Tenant) -> Option<PeerIdx> {
+        let wanted = key(station, tenant);
+        let is_wanted = |p: PeerIdx| key_of(&peers[p]) == wanted;
         self.index.get(self.keys.hash_one(wanted), is_wanted)
     }
 
     /// Notes peer `p`, the first that is its station.
     pub(crate) fn insert(&mut self, peers: &Peers, p: PeerIdx) {
-        let hash = |p: PeerIdx| self.keys.hash_one(key(peers[p].station()));
+        let hash = |p: PeerIdx| self.keys.hash_one(key_of(&peers[p]));
         self.index.insert(hash(p), p, hash);
     }
 
     /// Forgets peer `p`.
     pub(crate) fn remove(&mut self, peers: &Peers, p: PeerIdx) {
-        let hash = |p: PeerIdx| self.keys.hash_one(key(peers[p].station()));
+        let hash = |p: PeerIdx| self.keys.hash_one(key_of(&peers[p]));
         self.index.remove(hash(p), p, hash);
     }
 }
 
-fn key(station: Station) -> Station {
+fn key_of(peer: &Peer) -> (Station, Tenant) {
+    key(peer.station(), peer.tenant)
+}
+
+fn key(station: Station, tenant: Tenant) -> (Station, Tenant) {
     match planted(Bug::OneStationPerMac) {
-        true => Station { number: 0, ..station },
-        false => station,
+        true => (Station { number: 0, ..station }, tenant),
+        false => (station, tenant),
     }
 }

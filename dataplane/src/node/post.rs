@@ -14,7 +14,7 @@ use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{EpIdx, PeerIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Src;
-use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
 use crate::wire::EndStatus;
 
 /// Flags that any send may carry.
@@ -162,8 +162,8 @@ impl Node {
     /// - [`Error::OpNotSupp`]: it has no `FI_RECV`, or not `FI_MSG` or `FI_TAGGED`.
     /// - [`Error::BadFlags`]: a flag is unknown here or was not granted, or the combination of
     ///   `PEEK`, `CLAIM`, `DISCARD` and `MULTI_RECV` means nothing.
-    /// - [`Error::Invalid`]: with `FI_DIRECTED_RECV`, `src` is not in the address vector; or a
-    ///   claim names no announced message.
+    /// - [`Error::Invalid`]: with `FI_DIRECTED_RECV`, `src` is not in the address vector, or with
+    ///   `AUTH_KEY` not the handle of a key; or a claim names no announced message.
     /// - [`Error::Again`]: the receive queue or the completion queue is full.
     #[inline]
     pub fn post_recv(&mut self, now: Instant, ep: EpId, mut req: RecvReq) -> Result<()> {
@@ -262,17 +262,24 @@ impl Node {
         if own && req.kind == MsgKind::Tagged || e.buffered {
             allowed |= OpFlags::CLAIM | OpFlags::DISCARD;
         }
+        let named = self.eps.get(e.deferred_for).unwrap_or(e);
+        let by_key = req.flags.contains(OpFlags::AUTH_KEY);
+        if self.has_tenants() && named.caps.contains(Caps::DIRECTED_RECV) {
+            allowed |= OpFlags::AUTH_KEY;
+        }
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
             return Err(Error::BadFlags);
         }
-        let named = self.eps.get(e.deferred_for).unwrap_or(e);
         let src = if req.src == FI_ADDR_UNSPEC || !named.caps.contains(Caps::DIRECTED_RECV) {
             Src::ANY
+        } else if by_key {
+            let tenant = Tenant::of_handle(req.src).filter(|&tenant| self.lists_tenant(tenant));
+            Src::any_of(tenant.ok_or(Error::Invalid("source is not the handle of a key"))?)
         } else {
             let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
             // One that names a context as well: all contexts send under the one address.
-            Src::of(entry.peer, entry.inserted_ep())
+            self.peers[entry.peer].src(entry.peer, entry.inserted_ep())
         };
         Ok((idx, src))
     }

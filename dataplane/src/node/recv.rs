@@ -20,10 +20,9 @@ use crate::idx::{
 };
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
-use crate::proto::matching::Src;
 use crate::rel::psn::Psn;
 use crate::slab::{Handle, Link, NONE};
-use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
 use crate::wire::{DataOp, EndStatus, MsgMOp, MsgOp, NackReason, PULL_MAX, RndvOp};
 
 /// Outcome of a packet that is next in order.
@@ -52,10 +51,6 @@ pub(crate) struct MsgHead {
 impl MsgHead {
     pub(super) fn kind(&self) -> MsgKind {
         if self.tagged { MsgKind::Tagged } else { MsgKind::Msg }
-    }
-
-    pub(super) fn src(&self) -> Src {
-        Src::of(self.peer, self.src_ep)
     }
 }
 
@@ -383,7 +378,7 @@ impl Node {
             return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
         }
         let matcher = &mut ep.matcher[head.kind() as usize];
-        let (src, tag) = (head.src(), head.tag);
+        let (src, tag) = (self.peers[head.peer].src(head.peer, head.src_ep), head.tag);
         let Some(recv) =
             matcher.take_posted(&mut self.posted, src, tag, |wr| !wr.is(RecvIs::MULTI))
         else {
@@ -466,8 +461,9 @@ impl Node {
         if !planted(Bug::RxReservedKept) {
             self.eps[at].stop_reserving(head.kind());
         }
+        let src = self.peers[head.peer].src(head.peer, head.src_ep);
         let matcher = self.eps[at].matcher_of(head.kind());
-        let added = matcher.add_unexpected(&mut self.unexpected, head.src(), head.tag, unexpected);
+        let added = matcher.add_unexpected(&mut self.unexpected, src, head.tag, unexpected);
         self.counters.msgs_unexpected += 1;
         self.peers[head.peer].unexpected += 1;
         added.unwrap_or_else(|_| unreachable!("a record was promised with the credit"))
@@ -967,6 +963,10 @@ impl Node {
                 (self.peers[head.peer].station(), self.peers[head.peer].inc);
             let from = EpAddr { station, ep: head.src_ep, incarnation };
             let err_data = (err == Error::AddrNotAvail).then_some(from);
+            let tenant = self.peers[head.peer].tenant;
+            if err_data.is_some() && tenant != Tenant::NONE {
+                cqe.src = tenant.handle();
+            }
             let (olen, prov_errno) = (head.len - n, ProvErrno::None);
             cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data });
             self.count(cntr, false);

@@ -19,7 +19,6 @@ use crate::flags::{Caps, CqFlags, MrAccess};
 use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
-use crate::proto::matching::Src;
 use crate::rel::sent::{BodyRef, OP_MAX};
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
@@ -224,7 +223,7 @@ impl Node {
     /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
     fn tagged_target(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp) -> Result<Target, NackReason> {
         let ep = &self.eps[e];
-        let src = Src::of(p, op.range.src_ep);
+        let src = self.peers[p].src(p, op.range.src_ep);
         let matcher = &self.eps[self.matching_of(e)].matcher[MsgKind::Tagged as usize];
         let tagged = ep.caps.contains(Caps::TAGGED);
         let found = matcher.match_posted(&self.posted, src, op.range.rkey).filter(|_| tagged);

@@ -14,18 +14,18 @@ use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
 use super::keys::Age;
-use super::peer::{State, slot_of};
+use super::peer::{Peer, State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
-    Answer, HANDSHAKE_LEN, Initiator, KeyId, Keyring, OpenError, SessionKeys, SessionNames, TagKey,
-    has_aes, respond,
+    Answer, HANDSHAKE_LEN, Initiator, KeyId, Keyring, OpenError, SessionKeys, SessionNames,
+    SessionSecret, TagKey, Unnamed, has_aes, respond,
 };
-use crate::types::Instant;
+use crate::types::{Instant, Tenant};
 use crate::wire::{
-    BASE_LEN, Base, OpenOp, RawBase, RstOp, RstReason, TAG_LEN, TRAILER_LEN, Ty, WireError, sealed,
-    sealed::OpenKind,
+    BASE_LEN, Base, OpenOp, RawBase, RstOp, RstReason, TAG_LEN, TRAILER_LEN, Ty, VERSIONS,
+    WireError, life_of, sealed, sealed::OpenKind,
 };
 
 /// Longest addition to a frame, bytes: the message of a handshake, a tag and a checksum.
@@ -39,12 +39,16 @@ const _: () = assert!(BASE_LEN + RstOp::LEN <= TAGGED_MAX);
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) keys: SessionKeys,
-    /// The peer's name of the session, and its epoch.
-    remote_sid: u32,
+    /// The peer's epoch of the session.
     remote_epoch: u32,
+    /// Whose key it was opened under.
+    tenant: Tenant,
     /// The message that answers the peer's OPEN, if the peer began, what makes the tag of its
     /// frame, and the key that this is of. Of no use once the session is open.
     answer: Option<([u8; HANDSHAKE_LEN], TagKey, KeyId)>,
+    /// What the keys are derived from, if that is to be told once the session is open: this end's
+    /// and the peer's.
+    untold: Option<[Unnamed; 2]>,
     pub(super) age: Age,
 }
 
@@ -53,31 +57,39 @@ pub(super) struct Session {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Over {
     pub(super) peer: u64,
+    pub(super) tenant: Tenant,
     pub(super) ours: (u32, u32),
     pub(super) theirs: (u32, u32),
 }
 
-/// Sessions by the peer's [`Station::word`], which is looked up for each frame. Only who has a key
-/// of the list gets into it, so a hash that is fast will do.
-pub(super) type Sessions = HashMap<u64, Box<Session>, foldhash::fast::RandomState>;
+/// Sessions by the peer's [`Station::word`] and its name of the session, which are looked up for
+/// each frame. Only who has a key of the list gets into it, so a hash that is fast will do.
+pub(super) type Sessions = HashMap<(u64, u32), Box<Session>, foldhash::fast::RandomState>;
 
 /// Keys and handshakes of a node.
 #[derive(Debug)]
 pub(crate) struct Seals {
     pub(super) ring: Keyring,
-    /// Handshakes that this node began, by the peer's [`Station::word`].
-    pub(super) offers: HashMap<u64, Initiator>,
-    /// Sessions with keys, likewise.
+    /// Handshakes that this node began, by the peer's [`Station::word`] and its tenant.
+    pub(super) offers: HashMap<(u64, Tenant), Initiator>,
+    /// Sessions with keys.
     pub(super) sessions: Sessions,
     /// When the age of keys is looked at next.
     pub(super) look_at: Instant,
     /// The message of the OPEN that is being taken, and the key of its tag.
     heard: Option<([u8; HANDSHAKE_LEN], KeyId)>,
+    /// Whose key the tag of the frame is of that is being taken.
+    heard_tenant: Tenant,
     /// A frame on its way out, and one on its way in.
     tx: Vec<u8>,
     rx: Vec<u8>,
     station: Station,
+    /// The secrets of sessions that have opened and were not told, if they are to be.
+    told: Option<Vec<SessionSecret>>,
 }
+
+/// Secrets that wait to be told at most.
+const UNTOLD_MAX: usize = 1 << 12;
 
 /// How a frame leaves.
 enum Way {
@@ -101,9 +113,11 @@ impl Seals {
             sessions: Sessions::default(),
             look_at: Instant(0),
             heard: None,
+            heard_tenant: Tenant::NONE,
             tx: buf(),
             rx: buf(),
             station: caps.station,
+            told: s.tells_secrets.then(Vec::new),
         }))
     }
 
@@ -122,16 +136,15 @@ impl Seals {
         } else if sealed::is_key_refusal(frame.head) {
             self.check(frame)
         } else {
-            let tag_key = self.ring.tag_key().clone();
-            self.put_tag(frame, &[], &tag_key)
+            let tag_key = self.ring.tag_key_for(sealed::tenant(frame.head)).cloned();
+            tag_key.map_or(Way::Not, |tag_key| self.put_tag(frame, &[], &tag_key))
         }
     }
 
     /// Seals a frame of a session.
     fn seal(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Way {
         let sid = sealed::dst_sid(frame.head);
-        let session = self.sessions.get_mut(&frame.dst().word());
-        let Some(session) = session.filter(|session| session.remote_sid == sid) else {
+        let Some(session) = self.sessions.get_mut(&(frame.dst().word(), sid)) else {
             return if near() { Way::Clear } else { Way::Not };
         };
         // Behind the header of a packet without payload is padding, which measures the path.
@@ -156,32 +169,36 @@ impl Seals {
         if kind.is_near {
             return Way::Clear;
         }
-        let first = self.ring.tag_key().clone();
-        if kind.is_challenge {
-            return self.put_tag(frame, &[], &first);
+        if kind.is_answer {
+            let session = self.sessions.get(&(dst, sealed::dst_sid(frame.head)));
+            let answer = session.and_then(|session| session.answer.clone());
+            let Some((message, tag_key, _)) = answer else { return Way::Not };
+            return self.put_tag(frame, &message, &tag_key);
         }
-        let message = if kind.is_answer {
-            self.sessions.get(&dst).and_then(|session| session.answer.clone())
-        } else {
-            let key = self.ring.first();
-            Some((self.offer(dst, &kind), first, key))
-        };
-        message.map_or(Way::Not, |(message, tag_key, _)| self.put_tag(frame, &message, &tag_key))
+        let tenant = sealed::tenant(frame.head);
+        let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Way::Not };
+        if kind.is_challenge {
+            return self.put_tag(frame, &[], &tag_key);
+        }
+        let message = self.offer((dst, tenant), &kind);
+        message.map_or(Way::Not, |message| self.put_tag(frame, &message, &tag_key))
     }
 
-    /// The first message of the handshake of this session to `dst`.
-    fn offer(&mut self, dst: u64, kind: &OpenKind) -> [u8; HANDSHAKE_LEN] {
+    /// The first message of the handshake of this session to a peer. `None` if its tenant's key is
+    /// not listed.
+    fn offer(&mut self, to: (u64, Tenant), kind: &OpenKind) -> Option<[u8; HANDSHAKE_LEN]> {
         let OpenKind { inc, sid, epoch, .. } = *kind;
         let opener = self.station.word();
-        let names = SessionNames { opener, answerer: dst, inc, sid, epoch };
-        let known = self.offers.get(&dst).filter(|offer| *offer.names() == names);
+        let names = SessionNames { opener, answerer: to.0, inc, sid, epoch };
+        let known = self.offers.get(&to).filter(|offer| *offer.names() == names);
         if let Some(offer) = known {
-            return *offer.message();
+            return Some(*offer.message());
         }
-        let offer = Initiator::new(&mut self.ring, names);
+        let key = self.ring.key_for(to.1)?;
+        let offer = Initiator::under(&mut self.ring, key, names)?;
         let message = *offer.message();
-        self.offers.insert(dst, offer);
-        message
+        self.offers.insert(to, offer);
+        Some(message)
     }
 
     /// Copies a frame without a session, `more` behind its header, and its tag.
@@ -194,6 +211,7 @@ impl Seals {
         bytes[..from].copy_from_slice(frame.head);
         bytes[from..end].copy_from_slice(more);
         sealed::mark(bytes, end - BASE_LEN);
+        sealed::set_counter(bytes, 0);
         let tag = tag_key.tag(&bytes[..end]);
         bytes[end..end + TAG_LEN].copy_from_slice(&tag);
         if is_open {
@@ -214,13 +232,14 @@ impl Seals {
     /// Forgets the keys and the handshake of a session, not those of a newer one.
     fn forget(&mut self, over: &Over) {
         let is_over = |o: &mut Initiator| (o.names().sid, o.names().epoch) == over.ours;
-        if let Entry::Occupied(mut offer) = self.offers.entry(over.peer)
+        if let Entry::Occupied(mut offer) = self.offers.entry((over.peer, over.tenant))
             && is_over(offer.get_mut())
         {
             offer.remove();
         }
-        if let Entry::Occupied(session) = self.sessions.entry(over.peer)
-            && (session.get().remote_sid, session.get().remote_epoch) == over.theirs
+        let (sid, epoch) = over.theirs;
+        if let Entry::Occupied(session) = self.sessions.entry((over.peer, sid))
+            && (session.get().remote_epoch, session.get().tenant) == (epoch, over.tenant)
         {
             session.remove();
         }
@@ -297,7 +316,7 @@ impl Node {
         }
         let peer = &self.peers[p];
         let (ours, theirs) = ((peer.sid, peer.epoch), (peer.remote_sid, peer.peer_epoch));
-        let over = Over { peer: peer.addr, ours, theirs };
+        let over = Over { peer: peer.addr, tenant: peer.tenant, ours, theirs };
         match &mut self.openings.seals {
             Some(seals) => seals.forget(&over),
             // They are where frames leave. The next session may be offered before they are back.
@@ -335,7 +354,7 @@ impl Node {
             self.counters.rx_no_buffer += 1;
         }
         if let Some(seals) = &mut self.openings.seals {
-            (seals.rx, seals.heard) = (bytes, None);
+            (seals.rx, seals.heard, seals.heard_tenant) = (bytes, None, Tenant::NONE);
         }
     }
 
@@ -387,6 +406,7 @@ impl Node {
             }
             return false;
         };
+        seals.heard_tenant = seals.ring.tenant_of(key);
         let open_end = BASE_LEN + OpenOp::LEN;
         if sealed::ty_of(bytes) == Some(Ty::Open) && end > open_end {
             seals.heard = bytes[open_end..end].try_into().ok().map(|message| (message, key));
@@ -410,8 +430,8 @@ impl Node {
             return false;
         };
         let session =
-            self.openings.seals.as_mut().and_then(|seals| seals.sessions.get_mut(&peer.addr));
-        let session = session.filter(|session| session.remote_sid == peer.remote_sid);
+            self.openings.seals.as_mut().and_then(|seals| seals.sessions.get_mut(&peer.session()));
+        let session = session.filter(|session| session.tenant == peer.tenant);
         let opened = session.map_or(Err(OpenError::Forged), |session| session.keys.open(bytes));
         match opened {
             Ok(()) => {
@@ -434,7 +454,7 @@ impl Node {
                 return;
             }
         };
-        let src = self.by_station.get(&self.peers, base.src);
+        let src = self.by_station.get(&self.peers, base.src, Tenant::NONE);
         let far = src.is_some_and(|p| {
             let peer = &self.peers[p];
             peer.state != State::Idle && !peer.path.is_near()
@@ -462,7 +482,11 @@ impl Node {
         if !self.is_sealed(op) {
             return true;
         }
-        let (peer, aes) = (self.peers[p].addr, has_aes() && op.has_aes());
+        if self.is_name_taken(p, op) {
+            return false;
+        }
+        let Peer { addr: peer, tenant, .. } = self.peers[p];
+        let aes = has_aes() && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
         let names = SessionNames { opener: peer, answerer: seals.station.word(), inc, sid, epoch };
@@ -476,9 +500,10 @@ impl Node {
         };
         let answer = Some((message, tag_key, key));
         let age = Age::new(self.polled_at);
-        let session = Session { keys, remote_sid: sid, remote_epoch: epoch, answer, age };
-        seals.sessions.insert(peer, Box::new(session));
-        seals.offers.remove(&peer);
+        let untold = seals.told.is_some().then(|| keys.secrets(aes));
+        let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
+        seals.sessions.insert((peer, sid), Box::new(session));
+        seals.offers.remove(&(peer, tenant));
         true
     }
 
@@ -488,37 +513,103 @@ impl Node {
         if !self.is_sealed(op) {
             return true;
         }
-        let peer = &self.peers[p];
-        let (sid, epoch, peer) = (peer.sid, peer.epoch, peer.addr);
+        if self.is_name_taken(p, op) {
+            return false;
+        }
+        let Peer { sid, epoch, addr: peer, tenant, .. } = self.peers[p];
         let aes = has_aes() && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
         let Seals { offers, heard, .. } = &mut **seals;
-        let offer = offers.get_mut(&peer);
+        let offer = offers.get_mut(&(peer, tenant));
         let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
         let keys = offer.zip(*heard).and_then(|(offer, (answer, _))| offer.finish(&answer, aes));
         let Some(keys) = keys else {
             self.counters.rx_forged += 1;
             return false;
         };
-        offers.remove(&peer);
-        let (remote_sid, remote_epoch) = (op.sid, op.epoch);
+        offers.remove(&(peer, tenant));
         let age = Age::new(self.polled_at);
-        let session = Session { keys, remote_sid, remote_epoch, answer: None, age };
-        seals.sessions.insert(peer, Box::new(session));
+        let untold = seals.told.is_some().then(|| keys.secrets(aes));
+        let remote_epoch = op.epoch;
+        let session = Session { keys, remote_epoch, tenant, answer: None, untold, age };
+        seals.sessions.insert((peer, op.sid), Box::new(session));
         true
+    }
+
+    /// Whether the name that the peer in slot `p` gives the session is that of a session of another
+    /// tenant's with the same station. A process gives no two sessions one name, so the other one
+    /// is of a process that is gone, or somebody has made the name up: the OPEN waits until that is
+    /// known.
+    fn is_name_taken(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
+        let peer = &self.peers[p];
+        let Some(seals) = &self.openings.seals else { return false };
+        let there = seals.sessions.get(&(peer.addr, op.sid)).map(|session| session.tenant);
+        let Some(other) = there.filter(|&tenant| tenant != peer.tenant) else { return false };
+        self.counters.rx_bad_open += 1;
+        if let Some(other) = self.by_station.get(&self.peers, peer.station(), other) {
+            let (echo_sid, echo_psn) = (op.sid, self.peers[other].snd.nxt);
+            let gone = RstOp {
+                echo_sid,
+                echo_psn,
+                life: life_of(op.inc),
+                victim_inc: 0,
+                victim_epoch: 0,
+                reason: RstReason::UnknownSession,
+                versions: VERSIONS,
+            };
+            self.doubt(self.polled_at, other, &gone);
+        }
+        true
+    }
+
+    /// Whose key the frame that is being taken is under.
+    pub(super) fn heard_tenant(&self) -> Tenant {
+        self.openings.seals.as_ref().map_or(Tenant::NONE, |seals| seals.heard_tenant)
     }
 
     /// Whether the OPEN of `p` was answered under a key that is not listed any more.
     pub(super) fn is_answer_outdated(&self, p: PeerIdx) -> bool {
         let Some(seals) = &self.openings.seals else { return false };
-        let answer = seals.sessions.get(&self.peers[p].addr).and_then(|s| s.answer.as_ref());
+        let answer = seals.sessions.get(&self.peers[p].session()).and_then(|s| s.answer.as_ref());
         answer.is_some_and(|(_, _, key)| !seals.ring.lists(*key))
+    }
+
+    /// Keeps the secrets of the session with `p`, which has opened, for
+    /// [`take_secrets`](Self::take_secrets), if they are to be told.
+    pub(super) fn tell_secrets(&mut self, p: PeerIdx) {
+        let Some(seals) = &mut self.openings.seals else { return };
+        let Some(told) = &mut seals.told else { return };
+        let peer = &self.peers[p];
+        let session = seals.sessions.get_mut(&peer.session());
+        if let Some([ours, theirs]) = session.and_then(|session| session.untold.take())
+            && told.len() < UNTOLD_MAX
+        {
+            let (own, station) = (self.station, peer.station());
+            told.push(ours.named(own, station, peer.remote_sid));
+            told.push(theirs.named(station, own, peer.sid));
+        }
+    }
+
+    /// Whether [`take_secrets`](Self::take_secrets) has something.
+    #[inline]
+    pub fn has_secrets(&self) -> bool {
+        let told = self.openings.seals.as_ref().and_then(|seals| seals.told.as_ref());
+        told.is_some_and(|told| !told.is_empty())
+    }
+
+    /// Takes the secrets of the sessions that have opened since the last call, both directions of
+    /// each: who has them can read all frames of those. None unless
+    /// [`tells_secrets`](super::NodeSettings::tells_secrets) is set, and of 2,048 sessions between
+    /// two calls at most.
+    pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
+        let told = self.openings.seals.as_mut().and_then(|seals| seals.told.as_mut());
+        told.map(std::mem::take).unwrap_or_default()
     }
 
     /// Forgets what answered the OPEN of `p`: the session with it is open.
     pub(super) fn forget_answer(&mut self, p: PeerIdx) {
         if let Some(seals) = &mut self.openings.seals
-            && let Some(session) = seals.sessions.get_mut(&self.peers[p].addr)
+            && let Some(session) = seals.sessions.get_mut(&self.peers[p].session())
         {
             session.answer = None;
         }

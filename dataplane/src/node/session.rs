@@ -21,8 +21,9 @@ use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{BodyRef, SendWindow, WINDOW};
+use crate::seal::KEYS_MAX;
 use crate::slab::NONE;
-use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
 use crate::wire::{self, AtomicOp, Base, OpenOp, RstOp, RstReason, Ty};
 
 /// Replies to nodes without a session per millisecond.
@@ -187,7 +188,7 @@ impl Node {
         if !self.is_admitted(now, base.src, op, len) {
             return;
         }
-        let Some(p) = self.peer_of(now, base.src, EVICT_LOOKS) else {
+        let Some(p) = self.peer_of(now, base.src, self.heard_tenant(), EVICT_LOOKS) else {
             self.counters.rx_bad_open += 1;
             return;
         };
@@ -329,6 +330,7 @@ impl Node {
     pub(crate) fn opened(&mut self, now: Instant, p: PeerIdx) {
         self.settle_path(now, p);
         self.forget_answer(p);
+        self.tell_secrets(p);
         let active = self.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
@@ -376,7 +378,7 @@ impl Node {
             reason,
             versions: wire::VERSIONS,
         };
-        self.reply_rst(now, base.src, op.sid, rst, usize::MAX);
+        self.reply_rst(now, (base.src, self.heard_tenant()), op.sid, rst, usize::MAX);
     }
 
     /// Takes a packet of a session that does not exist here.
@@ -392,14 +394,20 @@ impl Node {
             reason: RstReason::UnknownSession,
             versions: wire::VERSIONS,
         };
-        self.reply_rst(now, src, 0, rst, usize::MAX);
+        // Which key he has is not known.
+        let mut to = [None; KEYS_MAX];
+        to.iter_mut().zip(self.tenants()).for_each(|(to, tenant)| *to = Some(tenant));
+        for tenant in to.into_iter().flatten() {
+            self.reply_rst(now, (src, tenant), 0, rst, usize::MAX);
+        }
     }
 
     /// The peer polls and has our OPEN, but it has or wants a session with an earlier life of this
     /// node. An RST tells it that that life is over, and it may have dropped our OPEN before. So
     /// the OPEN is repeated, also where the port keeps it in the peer's memory.
     fn open_anew(&mut self, now: Instant, src: Station) {
-        let Some(p) = self.by_station.get(&self.peers, src) else { return };
+        let known = self.by_station.get(&self.peers, src, Tenant::NONE);
+        let Some(p) = known else { return };
         let peer = &self.peers[p];
         if peer.path.tells_presence() && peer.state == State::Opening {
             self.peers[p].backoff = 0;
@@ -411,7 +419,7 @@ impl Node {
     pub(super) fn reply_rst(
         &mut self,
         now: Instant,
-        dst: Station,
+        (dst, tenant): (Station, Tenant),
         dst_sid: u32,
         rst: RstOp,
         most: usize,
@@ -421,7 +429,8 @@ impl Node {
         }
         let mut op = [0; RstOp::LEN];
         rst.emit(&mut op);
-        self.push_reply(Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op), most);
+        let reply = Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op);
+        self.push_reply(reply.under(tenant), most);
     }
 
     /// Whether another reply to a stranger is within the rate limit, and counts it.
@@ -472,8 +481,8 @@ impl Node {
         if op.reason.is_of_key() {
             return self.on_key_refusal(now, src, op);
         }
-        let known = self.by_station.get(&self.peers, src).filter(|_| src != self.station);
-        let Some(p) = known else {
+        let known = self.by_station.get(&self.peers, src, self.heard_tenant());
+        let Some(p) = known.filter(|_| src != self.station) else {
             self.counters.rx_bad_rst += 1;
             return;
         };
@@ -651,9 +660,9 @@ impl Node {
             reason: RstReason::Closed,
             versions: wire::VERSIONS,
         };
-        let (station, sid, known) = (peer.station(), peer.remote_sid, peer.state != State::Opening);
-        if known {
-            self.reply_rst(now, station, sid, rst, usize::MAX);
+        let (to, sid) = ((peer.station(), peer.tenant), peer.remote_sid);
+        if peer.state != State::Opening {
+            self.reply_rst(now, to, sid, rst, usize::MAX);
         }
     }
 
@@ -700,7 +709,7 @@ impl Node {
     /// Drops the session with `station` silently, as if its memory had been lost. For tests of how
     /// the other side reacts.
     pub fn drop_session(&mut self, now: Instant, station: Station) {
-        if let Some(p) = self.by_station.get(&self.peers, station) {
+        if let Some(p) = self.by_station.get(&self.peers, station, Tenant::NONE) {
             self.end_session(now, p, EndReason::Dropped);
         }
     }

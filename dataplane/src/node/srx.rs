@@ -135,7 +135,11 @@ impl Node {
     pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead) -> Option<RecvIdx> {
         let (s, kind) = (self.eps[e].srx, head.kind() as usize);
         let matcher = &self.eps[s].matcher[kind];
-        let recv = matcher.match_posted(&self.posted, head.src(), head.tag)?;
+        let recv = matcher.match_posted(
+            &self.posted,
+            self.peers[head.peer].src(head.peer, head.src_ep),
+            head.tag,
+        )?;
         if !self.reserve_for(e) {
             self.eps[e].set_cq_blocked(true);
             return None;

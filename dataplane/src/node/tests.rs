@@ -31,6 +31,7 @@ mod sealed;
 mod srx;
 mod strangers;
 mod survey;
+mod tenants;
 mod versions;
 mod who;
 
@@ -123,7 +124,9 @@ impl Pair {
         for i in 0..2 {
             let addr = ends[1 - i].node.addr_of(ends[1 - i].ep).unwrap();
             let end = &mut ends[i];
-            end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+            if !end.node.has_tenants() {
+                end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+            }
         }
         let (drop, dup, frames) = (0, 0, 0);
         let (scatter, short, stray) = (false, None, Vec::new());

@@ -22,8 +22,16 @@ use crate::idx::{Idx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::slab::{Link, Linked, List, Slab, Slots, SlotsMut};
 use crate::table::{self, Vacant};
+use crate::types::Tenant;
 
 /// A sender, as a receive names it and a message carries it.
+///
+/// | bits | |
+/// |---|---|
+/// | 0..16 | endpoint |
+/// | 16..40 | peer |
+/// | 40..48 | tenant |
+/// | 62 | set: a receive takes messages of anyone of the tenant |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Src(pub u64);
 
@@ -37,9 +45,28 @@ impl Src {
         Self((peer.get() as u64) << 16 | ep as u64)
     }
 
+    /// The same, of a peer of `tenant`.
+    #[inline]
+    pub const fn under(self, tenant: Tenant) -> Self {
+        Self(self.0 | (tenant.get() as u64) << Self::TENANT_AT)
+    }
+
+    /// A receive takes messages from anyone of `tenant`. No message is from here.
+    pub const fn any_of(tenant: Tenant) -> Self {
+        Self(Self::ANY_OF).under(tenant)
+    }
+
+    const TENANT_AT: u32 = 40;
+    const ANY_OF: u64 = 1 << 62;
+
     #[inline(always)]
     const fn takes(self, from: Self) -> bool {
-        self.0 == from.0 || self.0 == Self::ANY.0
+        self.0 == from.0 || self.0 == Self::ANY.0 || self.takes_tenant(from)
+    }
+
+    #[inline(always)]
+    const fn takes_tenant(self, from: Self) -> bool {
+        self.0 ^ from.0 & 0xff << Self::TENANT_AT == Self::ANY_OF
     }
 }
 
@@ -310,7 +337,7 @@ impl<const N: usize> Matcher<N> {
             if self.odd & SHUT != 0
                 || self.wild.head != RecvIdx::NONE
                 || !posted.payload.is_simple()
-                || named && posted.src != src()
+                || named && !posted.src.takes(src())
             {
                 return None;
             }
@@ -477,7 +504,7 @@ fn is_odd(ignore: u64, src: Src, payload: &impl Receive) -> bool {
 impl<P> Posted<P> {
     /// Whether it waits for messages of this peer only.
     pub fn names(&self, peer: PeerIdx) -> bool {
-        self.src != Src::ANY && self.src.0 >> 16 == u64::from(peer.get())
+        self.src.0 & Src::ANY_OF == 0 && self.src.0 >> 16 & 0xff_ffff == u64::from(peer.get())
     }
 }
 

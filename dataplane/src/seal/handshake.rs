@@ -79,13 +79,19 @@ pub struct Answer {
 impl Initiator {
     /// Begins the handshake of the session of these names, under the first key.
     pub fn new(ring: &mut Keyring, names: SessionNames) -> Self {
+        let first = ring.first();
+        Self::under(ring, first, names).expect("the first key is listed")
+    }
+
+    /// [`new`](Self::new) under the key `id`; `None` if that is not listed.
+    pub fn under(ring: &mut Keyring, id: KeyId, names: SessionNames) -> Option<Self> {
         let seed = ring.draw();
-        let key = ring.get(ring.first()).expect("the first key is listed");
+        let key = ring.get(id)?;
         let (terms, mut state) = (key.terms, begin(key, seed, &names, true));
         let mut message = [0; HANDSHAKE_LEN];
         let written = state.write_message(&[], &mut message);
         assert!(written.is_ok_and(|len| len == HANDSHAKE_LEN), "NNpsk0 begins with a message");
-        Self { state, names, message, terms }
+        Some(Self { state, names, message, terms })
     }
 
     /// The names of the session.

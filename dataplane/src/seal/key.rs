@@ -104,7 +104,7 @@ impl PreSharedKey {
     }
 
     /// Whether it is the key `other`; in constant time.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    pub fn is(&self, other: &Self) -> bool {
         constant_time::verify_slices_are_equal(&*self.psk, &*other.psk).is_ok()
     }
 }

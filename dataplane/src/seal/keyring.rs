@@ -5,6 +5,7 @@ use aws_lc_rs::hmac;
 use zeroize::Zeroizing;
 
 use super::key::{PreSharedKey, Secret, TagKey};
+use crate::types::Tenant;
 
 /// Most keys of a node. Each costs who gets an OPEN the check of a tag.
 pub const KEYS_MAX: usize = 4;
@@ -17,8 +18,10 @@ pub struct KeyId(u64);
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Keyring {
-    /// 1 to [`KEYS_MAX`].
+    /// 1 to [`KEYS_MAX`]; also none where each is of a tenant.
     keys: Vec<(KeyId, PreSharedKey)>,
+    /// Whether each key is of a tenant, which it names for as long as the node lives.
+    tenants: bool,
     /// The name of the next key.
     next: u64,
     /// What ephemeral keys are drawn from.
@@ -45,15 +48,71 @@ impl Keyring {
     /// `None` if there is no key or more than [`KEYS_MAX`].
     pub fn new(keys: Vec<PreSharedKey>, entropy: [u8; 32]) -> Option<Self> {
         let entropy = Entropy { root: Zeroizing::new(entropy) };
-        let mut ring = Self { keys: Vec::new(), next: 0, entropy };
+        let mut ring = Self { keys: Vec::new(), tenants: false, next: 0, entropy };
         ring.replace(keys).then_some(ring)
+    }
+
+    /// A list of keys of tenants: there is none yet, each that is [added](Self::add) tells apart
+    /// who has it, and which one opens a session is the peer's to say. `entropy` as for
+    /// [`new`](Self::new).
+    pub fn of_tenants(entropy: [u8; 32]) -> Self {
+        let entropy = Entropy { root: Zeroizing::new(entropy) };
+        Self { keys: Vec::new(), tenants: true, next: 1, entropy }
+    }
+
+    /// Whether each key is of a tenant.
+    pub fn is_of_tenants(&self) -> bool {
+        self.tenants
+    }
+
+    /// Adds a key of a tenant, and says which tenant that is: the one that it is already, if the
+    /// key is listed. `None`, and nothing has happened, if there are [`KEYS_MAX`] keys, or 255 were
+    /// added in all.
+    pub fn add(&mut self, key: PreSharedKey) -> Option<Tenant> {
+        if let Some((known, _)) = self.keys.iter().find(|(_, listed)| listed.is(&key)) {
+            return Some(self.tenant_of(*known));
+        }
+        if self.keys.len() == KEYS_MAX || self.next > u64::from(u8::MAX) {
+            return None;
+        }
+        let id = KeyId(self.next);
+        self.next += 1;
+        self.keys.push((id, key));
+        Some(self.tenant_of(id))
+    }
+
+    /// Takes the key of a tenant off the list and overwrites it. The tenant's number is used for no
+    /// other.
+    pub fn remove(&mut self, tenant: Tenant) {
+        self.keys.retain(|(id, _)| id.0 != u64::from(tenant.get()));
+    }
+
+    /// The tenants whose keys are listed; [`Tenant::NONE`] alone where there are none.
+    pub fn tenants(&self) -> impl Iterator<Item = Tenant> {
+        let one = (!self.tenants).then_some(Tenant::NONE);
+        let listed = self.keys.iter().filter(|_| self.tenants);
+        one.into_iter().chain(listed.map(|(id, _)| self.tenant_of(*id)))
+    }
+
+    /// Whose key that of this name is.
+    pub fn tenant_of(&self, id: KeyId) -> Tenant {
+        if self.tenants { Tenant::of(id.0 as u8) } else { Tenant::NONE }
+    }
+
+    /// The name of the key that opens sessions with peers of this tenant, if it is listed.
+    pub fn key_for(&self, tenant: Tenant) -> Option<KeyId> {
+        let id = match self.tenants {
+            true => KeyId(tenant.get().into()),
+            false => self.first(),
+        };
+        self.lists(id).then_some(id)
     }
 
     /// Makes these the keys, in this order. A key that was listed before keeps its name; one that
     /// no longer is, is overwritten. False, and nothing has happened, if there is no key or more
-    /// than [`KEYS_MAX`].
+    /// than [`KEYS_MAX`], or keys are of tenants.
     pub fn replace(&mut self, keys: Vec<PreSharedKey>) -> bool {
-        if !(1..=KEYS_MAX).contains(&keys.len()) {
+        if self.tenants || !(1..=KEYS_MAX).contains(&keys.len()) {
             return false;
         }
         let mut listed = Vec::with_capacity(keys.len());
@@ -68,12 +127,12 @@ impl Keyring {
     }
 
     /// How many keys are listed.
-    #[expect(clippy::len_without_is_empty, reason = "a list has one key at least")]
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// The name of the key that opens sessions.
+    /// The name of the key that opens sessions, where keys are not of tenants.
     pub fn first(&self) -> KeyId {
         self.keys[0].0
     }
@@ -86,6 +145,16 @@ impl Keyring {
     /// What makes tags with the first key.
     pub fn tag_key(&self) -> &TagKey {
         self.keys[0].1.tag_key()
+    }
+
+    /// What makes tags for peers of this tenant, if its key is listed.
+    pub fn tag_key_for(&self, tenant: Tenant) -> Option<&TagKey> {
+        Some(self.get(self.key_for(tenant)?)?.tag_key())
+    }
+
+    /// Whether this key is listed.
+    pub fn lists_key(&self, key: &PreSharedKey) -> bool {
+        self.keys.iter().any(|(_, listed)| listed.is(key))
     }
 
     /// Whether the key of this name is listed.

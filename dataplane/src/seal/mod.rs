@@ -9,6 +9,8 @@
 //! - A [`SessionKeys`] seals the frames of a session and opens those of its peer. Each direction
 //!   has its own chain of keys (`chain.rs`) and counter; a frame that was opened once is not opened
 //!   again (`replay.rs`).
+//! - [`SessionSecret`] is what somebody needs who may read what was recorded ([`RecordReader`]); a
+//!   node keeps them for its owner only if told so.
 //!
 //! Secrets are overwritten when they are dropped, and no `Debug` shows one. Nothing here allocates
 //! once a session has its keys.
@@ -17,6 +19,7 @@ mod chain;
 mod handshake;
 mod key;
 mod keyring;
+mod log;
 mod noise;
 mod replay;
 mod session;
@@ -24,6 +27,8 @@ mod session;
 pub use handshake::{Answer, HANDSHAKE_LEN, Initiator, SessionNames, respond};
 pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey, TagKey};
 pub use keyring::{KEYS_MAX, KeyId, Keyring};
+pub(crate) use log::Unnamed;
+pub use log::{BadLine, Read, RecordReader, SessionSecret, lines};
 pub use session::{OpenError, SessionKeys, has_aes};
 
 #[cfg(test)]

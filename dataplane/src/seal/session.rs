@@ -1,10 +1,11 @@
 //! The keys of a session: frames of ours are sealed, frames of the peer opened, both where they
 //! lie.
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305};
+use aws_lc_rs::aead::Aad;
 
-use super::chain::{Chain, Cipher, nonce};
+use super::chain::{Chain, cipher, nonce, open_with};
 use super::key::{Mode, Secret, Terms};
+use super::log::Unnamed;
 use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
 use crate::wire::{BASE_LEN, TAG_LEN, sealed};
@@ -44,7 +45,7 @@ impl SessionKeys {
     /// The keys of two secrets: what this end seals with and what its peer does. `aes` if both ends
     /// have AES in their processors.
     pub(super) fn new(terms: Terms, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
-        let cipher: Cipher = if aes { &AES_256_GCM } else { &CHACHA20_POLY1305 };
+        let cipher = cipher(aes);
         Self {
             tx: Chain::new(cipher, tx),
             tx_next: 0,
@@ -55,6 +56,13 @@ impl SessionKeys {
             mode: terms.mode,
             key_frames_bits: terms.key_frames_bits,
         }
+    }
+
+    /// What the keys are derived from, as long as no frame was sealed or opened: the secrets of the
+    /// frames of this end, whose addresses and name are `tx`, and of those of the peer.
+    pub(crate) fn secrets(&self, aes: bool) -> [Unnamed; 2] {
+        let terms = Terms { mode: self.mode, key_frames_bits: self.key_frames_bits };
+        [&self.tx, &self.rx].map(|chain| Unnamed { aes, terms, secret: chain.secret().clone() })
     }
 
     /// Seals a frame: `bytes` are its base, what is to be protected, and room for the tag. Writes
@@ -141,20 +149,7 @@ impl SessionKeys {
                 before.filter(|c| c.generation == generation).ok_or(OpenError::Forged)?
             }
         };
-        let authentic = match self.mode {
-            Mode::Encrypted => {
-                let (head, rest) = bytes.split_at_mut(BASE_LEN);
-                let (body, tag) = rest.split_at_mut(rest.len() - TAG_LEN);
-                let key = &chain.key;
-                key.open_in_place_separate_tag(nonce(counter), Aad::from(head), tag, body).is_ok()
-            }
-            Mode::Authenticated => {
-                let (all, tag) = bytes.split_at(bytes.len() - TAG_LEN);
-                let key = &chain.key;
-                key.open_separate_gather(nonce(counter), Aad::from(all), &[], tag, &mut []).is_ok()
-            }
-        };
-        if !authentic {
+        if !open_with(&chain.key, self.mode, nonce(counter), bytes) {
             return Err(OpenError::Forged);
         }
         if let Some(next) = next {

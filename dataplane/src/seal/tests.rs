@@ -1,10 +1,12 @@
 //! Two ends with a key, and what is done to their frames on the way.
 
+use barewire_driver::port::Station;
 use proptest::prelude::*;
 
 use super::key::Terms;
 use super::*;
-use crate::wire::{BASE_LEN, TAG_LEN, sealed};
+use crate::psn::Psn;
+use crate::wire::{BASE_LEN, Base, TAG_LEN, Ty, sealed};
 
 const NAMES: SessionNames =
     SessionNames { opener: 0x0001_0200, answerer: 0x0002_0200, inc: 7, sid: 0x0010_0003, epoch: 9 };
@@ -333,4 +335,104 @@ fn a_key_that_is_left_early_is_followed() {
         a.seal(&mut lost);
         assert_eq!(b.open(&mut lost).is_err(), bits == 22);
     }
+}
+
+/// A secret for the same session that is not its own.
+fn other(secret: &SessionSecret) -> SessionSecret {
+    let mut line = secret.to_string();
+    let last = if line.pop() == Some('0') { '1' } else { '0' };
+    line.push(last);
+    line.parse().unwrap()
+}
+
+/// Goal: recorded frames are read with the lines of their session, repeated, overtaken, missing and
+/// over many keys, in every mode; with no others, and with a changed bit not.
+#[test]
+fn what_was_recorded_is_read_with_its_lines() {
+    let (a, b) = (Station::at([2, 0, 0, 0, 0, 1]), Station::at([2, 0, 0, 0, 0, 2]));
+    for (mode, aes) in [
+        (Mode::Encrypted, true),
+        (Mode::Encrypted, false),
+        (Mode::Authenticated, true),
+        (Mode::Authenticated, false),
+    ] {
+        let ring = |entropy| key(&[7; 32], entropy, mode, 3);
+        let [mut tx, _] = ends([ring(1), ring(2)], aes);
+        let [secret, _] = tx.secrets(aes);
+        let secret = secret.named(a, b, 9);
+        let line = secret.to_string();
+        assert_eq!(line.parse::<SessionSecret>().unwrap().to_string(), line);
+        assert!(!format!("{secret:?}").contains(line.rsplit(' ').next().unwrap()));
+        let made = (0..300_u32).map(|n| {
+            let base = Base {
+                dst: b,
+                src: a,
+                ty: Ty::Msg,
+                ar: false,
+                rtx: false,
+                ce: false,
+                crc: false,
+                dst_sid: 9,
+                psn: Psn(n),
+                cack: Psn(0),
+                grant: 0,
+                plen: 40,
+            };
+            let mut bytes = vec![0; BASE_LEN];
+            base.emit(bytes.first_chunk_mut().unwrap());
+            bytes.extend([0; 16]);
+            bytes.extend([n as u8; 40]);
+            let clear = bytes.clone();
+            let len = bytes.len() - BASE_LEN;
+            sealed::mark(&mut bytes, len);
+            bytes.extend([0; TAG_LEN]);
+            tx.seal(&mut bytes);
+            bytes.extend([0; 5]);
+            (clear, bytes)
+        });
+        let made: Vec<_> = made.collect();
+        let mut reader = RecordReader::default();
+        let text = lines(&[secret.clone(), other(&secret)]);
+        reader.read(&format!("# of a test\n\n{}", *text)).unwrap();
+        reader.read(&text).unwrap();
+        assert_eq!(reader.len(), 2);
+        // Some are missing, some come twice, and some late.
+        for n in (0..300).filter(|n| n % 7 != 3).flat_map(|n| [n, n, n - n % 11]) {
+            let (clear, mut bytes) = made[n].clone();
+            assert_eq!((reader.open(&mut bytes), &bytes), (Read::Opened, &clear));
+            assert_eq!(reader.open(&mut bytes), Read::Clear);
+        }
+        for at in [16, 20, 39, 60, 96 + TAG_LEN - 1] {
+            let (_, mut bytes) = made[250].clone();
+            bytes[at] ^= 1;
+            let changed = bytes.clone();
+            assert_eq!((reader.open(&mut bytes), &bytes), (Read::Sealed, &changed), "byte {at}");
+        }
+        let mut stranger = RecordReader::default();
+        stranger.read(&other(&secret).to_string()).unwrap();
+        assert_eq!(stranger.open(&mut made[0].1.clone()), Read::Sealed);
+        for len in 0..made[0].1.len() {
+            let _ = reader.open(&mut made[0].1[..len].to_vec());
+        }
+    }
+}
+
+#[test]
+fn what_is_no_line_is_told_by_its_number() {
+    let [keys, _] = ends(keys(), true);
+    let [secret, _] = keys.secrets(true);
+    let good = secret.named(Station::default(), Station::default(), 1).to_string();
+    let mut reader = RecordReader::default();
+    let words: Vec<&str> = good.split(' ').collect();
+    for i in 0..words.len() {
+        let without: Vec<_> = words.iter().copied().enumerate().filter(|w| w.0 != i).collect();
+        let without: Vec<_> = without.into_iter().map(|w| w.1).collect();
+        let changed = words.iter().enumerate().map(|(at, w)| if at == i { "x" } else { w });
+        for bad in [without.join(" "), changed.collect::<Vec<_>>().join(" ")] {
+            assert_eq!(reader.read(&format!("{good}\n{bad}\n")), Err(2), "{bad}");
+        }
+    }
+    let frames = |bits: &str| good.replace(" 22 ", bits).parse::<SessionSecret>().is_err();
+    assert!(frames(" 1 ") && frames(" 31 ") && frames(" 22 22 "));
+    assert_eq!(reader.len(), 1);
 }

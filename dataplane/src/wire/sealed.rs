@@ -9,6 +9,7 @@ use super::{
     BASE_LEN, Base, ETHERTYPE, IMM_LEN, OpenOp, PROLOGUE_OFF, RstReason, TRAILER_LEN, Ty, VERSION,
     WireError, crc_of_head, verify_crc,
 };
+use crate::types::Tenant;
 
 /// Bytes of the tag of a sealed frame.
 pub const TAG_LEN: usize = 16;
@@ -44,6 +45,23 @@ pub fn set_counter(bytes: &mut [u8], counter: u32) {
 /// As [`set_counter`].
 pub fn counter(bytes: &[u8]) -> u32 {
     word(bytes, COUNTER_AT)
+}
+
+/// Notes in the base of an OPEN or RST that is still to be sealed whose key that is to be under:
+/// where the counter is, which it has none of.
+///
+/// # Panics
+/// As [`set_counter`].
+pub fn set_tenant(bytes: &mut [u8], tenant: Tenant) {
+    set_counter(bytes, tenant.get().into());
+}
+
+/// What [`set_tenant`] has noted.
+///
+/// # Panics
+/// As [`set_counter`].
+pub fn tenant(bytes: &[u8]) -> Tenant {
+    Tenant::of(counter(bytes) as u8)
 }
 
 /// Makes the base of a frame that of a sealed one: SEC, no trailer, and `plen` the bytes between

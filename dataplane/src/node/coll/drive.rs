@@ -15,9 +15,8 @@ use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendRe
 use crate::proto::coll::plan::Layout;
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
-use crate::proto::matching::Src;
 use crate::slab::Handle;
-use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
 
 /// Context of such a receive: this bit and the slot of the side.
 const CONTROL: u64 = 1 << 63;
@@ -160,7 +159,7 @@ impl Node {
     fn on_strange_control(&mut self, err: &CqErr) {
         let Some(from) = err.err_data else { return };
         let (gid, _, _) = parts_of(err.cqe.tag);
-        if let Some(p) = self.by_station.get(&self.peers, from.station) {
+        if let Some(p) = self.by_station.get(&self.peers, from.station, Tenant::NONE) {
             self.purge_join((p, Some(from.ep)), Some(gid));
         }
         self.over_before(gid, &err.cqe);
@@ -231,7 +230,7 @@ impl Node {
         let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
         if let Some(err) = member.gone {
             // What it sent before may be here.
-            let from = Src::of(member.peer, member.ep);
+            let from = self.peers[member.peer].src(member.peer, member.ep);
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
             if matcher.match_unexpected(&self.unexpected, tag, 0, from).is_none() {
                 self.abort_group(now, g, err);

@@ -14,7 +14,6 @@ use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
-use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
@@ -302,7 +301,7 @@ impl Node {
         if rank == NONE {
             return;
         }
-        let from = Src::of(who.0, who.1);
+        let from = self.peers[who.0].src(who.0, who.1);
         let gid = group.gid;
         self.drive_board(now, g);
         let waits = |op: &Op| op.group == g && op.waits.contains(&who.0);

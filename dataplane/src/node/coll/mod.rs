@@ -36,7 +36,7 @@ use crate::proto::coll::plan::{Layout, Model, Plan, choose};
 use crate::proto::coll::program::Program;
 use crate::proto::coll::run::Run;
 use crate::slab::{Handle, Slab};
-use crate::types::{EpAddr, FiAddr, Instant};
+use crate::types::{EpAddr, FiAddr, Instant, Tenant};
 
 pub use crate::proto::coll::Kind;
 
@@ -471,7 +471,7 @@ impl Node {
         }
         let met = self
             .by_station
-            .get(&self.peers, addr.station)
+            .get(&self.peers, addr.station, Tenant::NONE)
             .map(|p| self.peers[p].inc)
             .filter(|&inc| inc != 0);
         met.ok_or(Error::Invalid(

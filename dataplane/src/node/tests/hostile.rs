@@ -4,6 +4,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 
 use super::*;
 use crate::psn::Psn;
+use crate::types::Tenant;
 use crate::wire::{self, AckOp, Base, MsgMOp, MsgOp, Op, OpenOp, RndvOp, Ty};
 
 /// A station that speaks to the second node of a pair, one packet at a time.
@@ -204,7 +205,7 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
             assert!(looks <= 16, "OPEN {n} looked at {looks} peers");
         }
         assert_eq!(node.levels().peers, peer_max);
-        let last = node.by_station.get(&node.peers, station(3 * PEERS - 1));
+        let last = node.by_station.get(&node.peers, station(3 * PEERS - 1), Tenant::NONE);
         assert_eq!(last.is_some(), named == 0);
     }
 }

@@ -1,0 +1,66 @@
+//! The file to which a domain writes the secrets of its sessions, if its user asks for that
+//! (`BAREWIRE_KEY_LOG`): who reads it reads all that was recorded (`docs/security.md`).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use barewire_dataplane::node::Node;
+use barewire_dataplane::seal::lines;
+
+use crate::errno::{Error, OpenError, refused_by_system};
+
+/// See the module.
+pub(crate) struct KeyLog {
+    path: PathBuf,
+    /// `None` after a write that failed.
+    file: Option<File>,
+}
+
+impl KeyLog {
+    /// Opens the file, or makes it, this user's alone, and says so in the log. What it holds stays.
+    ///
+    /// # Errors
+    /// It cannot be written, is no file of this user's, or others may use it.
+    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+        let shown = path.display();
+        let failed = |e: io::Error| {
+            let error =
+                refused_by_system(&shown.to_string(), e.raw_os_error().unwrap_or(libc::EIO));
+            OpenError::new(error, format!("BAREWIRE_KEY_LOG={shown}: {e}"))
+        };
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o600);
+        // A FIFO would keep it for ever, and a link lead to somebody else's file.
+        options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+        let file = options.open(path).map_err(failed)?;
+        let is = file.metadata().map_err(failed)?;
+        let ours = is.uid() == nix::unistd::geteuid().as_raw();
+        if !is.is_file() || !ours || is.mode() & 0o077 != 0 {
+            let line = format!(
+                "BAREWIRE_KEY_LOG={shown}: it has to be a file of this user's that others cannot \
+                 use: chmod 600 {shown}"
+            );
+            return Err(OpenError::new(Error::Access, line));
+        }
+        tracing::warn!(
+            "BAREWIRE_KEY_LOG: the secrets of all sessions are written to {shown}; whoever reads \
+             it can read what was recorded of them"
+        );
+        Ok(Self { path: path.to_owned(), file: Some(file) })
+    }
+
+    /// Writes the secrets of the sessions that have opened, each time in one piece, as several
+    /// processes may write to one file. A write that fails is told in the log and is the last.
+    #[cold]
+    pub(crate) fn write(&mut self, node: &mut Node) {
+        let secrets = node.take_secrets();
+        let Some(file) = self.file.as_mut().filter(|_| !secrets.is_empty()) else { return };
+        if let Err(e) = file.write_all(lines(&secrets).as_bytes()) {
+            let shown = self.path.display();
+            tracing::error!("{shown}: {e}: no more secrets are written");
+            self.file = None;
+        }
+    }
+}

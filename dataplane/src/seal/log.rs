@@ -1,0 +1,287 @@
+//! The secrets of sessions as lines of text, for who records frames and may read them, and the
+//! opening of recorded frames with such lines (`docs/security.md`, "Reading what was recorded").
+//!
+//! A line is of one direction of a session, its fields separated by spaces: `barewire-3`; the
+//! sender's and the receiver's station; the receiver's name of the session, eight hexadecimal
+//! digits; `aes256gcm` or `chacha20poly1305`; `encrypted` or `authenticated`; the number of frames
+//! to a key as a power of two; the secret that keys are derived from, 64 hexadecimal digits.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write};
+use std::str::FromStr;
+
+use barewire_driver::frame::RxFrame;
+use barewire_driver::port::Station;
+use zeroize::Zeroizing;
+
+use super::chain::{Chain, cipher, nonce, open_with};
+use super::key::{Mode, Secret, Terms};
+use crate::wire::{BASE_LEN, Base, OpenOp, RawBase, TAG_LEN, Ty, sealed};
+
+/// What a line begins with.
+const MAGIC: &str = "barewire-3";
+
+/// Lines of a recording that are read at most; each is of one direction of a session.
+const LINES_MAX: usize = 1 << 20;
+
+/// Keys that are derived for one frame at most, since anybody may have written its counter.
+const AHEAD_MAX: u64 = 1 << 12;
+
+/// The secret of one direction of a session. `Display` is its line, with the secret in it; `Debug`
+/// shows none.
+#[derive(Clone)]
+pub struct SessionSecret {
+    /// The sender of its frames.
+    pub src: Station,
+    /// Their receiver.
+    pub dst: Station,
+    /// The receiver's name of the session.
+    pub sid: u32,
+    of: Unnamed,
+}
+
+/// The secret of one direction of a session that has no name yet.
+#[derive(Clone)]
+pub(crate) struct Unnamed {
+    pub(super) aes: bool,
+    pub(super) terms: Terms,
+    pub(super) secret: Secret,
+}
+
+impl fmt::Debug for Unnamed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unnamed").finish_non_exhaustive()
+    }
+}
+
+impl Unnamed {
+    /// That of the frames from `src` to `dst`, which calls the session `sid`.
+    pub(crate) fn named(self, src: Station, dst: Station, sid: u32) -> SessionSecret {
+        SessionSecret { src, dst, sid, of: self }
+    }
+}
+
+impl fmt::Debug for SessionSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("SessionSecret");
+        shown.field("src", &self.src).field("dst", &self.dst).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for SessionSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { src, dst, sid, of: Unnamed { aes, terms, secret } } = self;
+        let cipher = if *aes { "aes256gcm" } else { "chacha20poly1305" };
+        let mode = match terms.mode {
+            Mode::Encrypted => "encrypted",
+            Mode::Authenticated => "authenticated",
+        };
+        let bits = terms.key_frames_bits;
+        write!(f, "{MAGIC} {src} {dst} {sid:08x} {cipher} {mode} {bits} ")?;
+        secret.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A line is none of a session's secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadLine;
+
+impl fmt::Display for BadLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not the secret of a session")
+    }
+}
+
+impl FromStr for SessionSecret {
+    type Err = BadLine;
+
+    fn from_str(line: &str) -> Result<Self, BadLine> {
+        let mut words = line.split_ascii_whitespace();
+        let mut word = || words.next().ok_or(BadLine);
+        if word()? != MAGIC {
+            return Err(BadLine);
+        }
+        let [src, dst] = [word()?, word()?].map(|text| text.parse::<Station>());
+        let (src, dst) = (src.map_err(|_| BadLine)?, dst.map_err(|_| BadLine)?);
+        let sid = u32::from_str_radix(word()?, 16).map_err(|_| BadLine)?;
+        let aes = match word()? {
+            "aes256gcm" => true,
+            "chacha20poly1305" => false,
+            _ => return Err(BadLine),
+        };
+        let mode = match word()? {
+            "encrypted" => Mode::Encrypted,
+            "authenticated" => Mode::Authenticated,
+            _ => return Err(BadLine),
+        };
+        let key_frames_bits = word()?.parse().map_err(|_| BadLine)?;
+        let digits = word()?.as_bytes();
+        if !(2..=30).contains(&key_frames_bits) || digits.len() != 64 || words.next().is_some() {
+            return Err(BadLine);
+        }
+        let mut secret = Zeroizing::new([0; 32]);
+        for (byte, pair) in secret.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8).ok_or(BadLine);
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        let of = Unnamed { aes, terms: Terms { mode, key_frames_bits }, secret };
+        Ok(of.named(src, dst, sid))
+    }
+}
+
+/// Text with the lines of these secrets.
+pub fn lines(secrets: &[SessionSecret]) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(secrets.len() * 192));
+    for secret in secrets {
+        // Cannot fail: a string takes all.
+        let _ = writeln!(*text, "{secret}");
+    }
+    text
+}
+
+/// What became of a recorded frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// It is not sealed, and is as it was.
+    Clear,
+    /// It was sealed, and is now the frame that was sealed.
+    Opened,
+    /// It is an OPEN or an RST: nothing of it is secret, and it is now the frame that was sealed,
+    /// but whether its tag is right cannot be told.
+    Unchecked,
+    /// It is sealed and as it was: no line is of its session, or its tag is not right.
+    Sealed,
+}
+
+/// Opens recorded frames with the secrets of their sessions.
+///
+/// Frames may be repeated, missing or overtaken. Counters have 64 bits of which a frame shows 32:
+/// the first frame of a direction is taken for one of its first 2^32, the next ones for those
+/// nearest to the last.
+#[derive(Debug, Default)]
+pub struct RecordReader {
+    directions: HashMap<(Station, Station, u32), Vec<Recorded>>,
+    count: usize,
+}
+
+/// One direction of a session.
+#[derive(Debug)]
+struct Recorded {
+    secret: SessionSecret,
+    /// The key that was used last, if one was.
+    chain: Option<Chain>,
+    /// Counter of the frame that was opened last.
+    last: u64,
+}
+
+impl RecordReader {
+    /// Knows the secrets of `text`, which has one a line; empty lines, and those that begin with
+    /// `#`, are none. Lines that are known already are passed over, so a text that has grown may be
+    /// read again.
+    ///
+    /// # Errors
+    /// The number of the first line that is none, from 1. Those before are known.
+    pub fn read(&mut self, text: &str) -> Result<(), usize> {
+        for (i, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            self.add(line.parse().map_err(|BadLine| i + 1)?);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, secret: SessionSecret) {
+        let known = self.directions.entry((secret.src, secret.dst, secret.sid)).or_default();
+        let is_known = known.iter().any(|one| one.secret.of.secret == secret.of.secret);
+        if !is_known && self.count < LINES_MAX {
+            known.push(Recorded { secret, chain: None, last: 0 });
+            self.count += 1;
+        }
+    }
+
+    /// Secrets that are known.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Opens a frame in place. One that was sealed loses its tag, what an OPEN holds of the
+    /// handshake, and its padding.
+    pub fn open(&mut self, frame: &mut Vec<u8>) -> Read {
+        let rx = RxFrame::new(frame);
+        let raw = sealed::is_sealed(&rx).filter(|&sealed| sealed).and(Base::parse_raw(&rx));
+        let Some(raw) = raw else { return Read::Clear };
+        let end = BASE_LEN + usize::from(sealed::plen(frame));
+        if frame.len() < end + TAG_LEN {
+            return Read::Sealed;
+        }
+        let is = |ty: Ty| raw.ty == ty as u8;
+        if is(Ty::Open) || is(Ty::Rst) {
+            let len = if is(Ty::Open) { end.min(BASE_LEN + OpenOp::LEN) } else { end };
+            let mut head = frame[..len].to_vec();
+            sealed::set_plen(&mut head, (len - BASE_LEN) as u16);
+            return Self::put(frame, head, Read::Unchecked);
+        }
+        let mut bytes = frame[..end + TAG_LEN].to_vec();
+        if !self.authenticate(&raw, &mut bytes) {
+            return Read::Sealed;
+        }
+        bytes.truncate(end);
+        Self::put(frame, bytes, Read::Opened)
+    }
+
+    fn put(frame: &mut Vec<u8>, mut opened: Vec<u8>, read: Read) -> Read {
+        match sealed::unmark(&mut opened) {
+            Ok(()) => {
+                *frame = opened;
+                read
+            }
+            // Of a type of a later minor version.
+            Err(_) => Read::Sealed,
+        }
+    }
+
+    fn authenticate(&mut self, raw: &RawBase, bytes: &mut [u8]) -> bool {
+        let known = self.directions.get_mut(&(raw.src, raw.dst, raw.dst_sid));
+        // A name is given again when a process has ended: the last session is the likeliest.
+        known.into_iter().flatten().rev().any(|direction| direction.open(bytes))
+    }
+}
+
+impl Recorded {
+    fn open(&mut self, bytes: &mut [u8]) -> bool {
+        let counter = nearest(self.last, sealed::counter(bytes));
+        let Terms { mode, key_frames_bits } = self.secret.of.terms;
+        let generation = counter >> key_frames_bits;
+        let from = self.chain.take().filter(|chain| chain.generation <= generation);
+        let first = || Chain::new(cipher(self.secret.of.aes), self.secret.of.secret.clone());
+        let mut chain = from.unwrap_or_else(first);
+        if generation - chain.generation > AHEAD_MAX {
+            return false;
+        }
+        while chain.generation < generation {
+            chain = chain.next();
+        }
+        let before = bytes.to_vec();
+        let is_open = open_with(&chain.key, mode, nonce(counter), bytes);
+        if is_open {
+            self.last = counter;
+        } else {
+            bytes.copy_from_slice(&before);
+        }
+        self.chain = Some(chain);
+        is_open
+    }
+}
+
+/// The number nearest to `last` whose low 32 bits these are.
+fn nearest(last: u64, low: u32) -> u64 {
+    let ahead = low.wrapping_sub(last as u32) as i32;
+    last.checked_add_signed(ahead.into()).unwrap_or(low.into())
+}
