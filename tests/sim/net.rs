@@ -248,9 +248,15 @@ impl Net {
         moved
     }
 
-    /// What the switch has for `host` goes to `rx`: as much as makes `max` there.
-    pub(crate) fn take_switched(&mut self, host: usize, rx: &mut VecDeque<u32>, max: usize) {
-        let Some(mut switches) = self.switches.take() else { return };
+    /// What the switch has for `host` goes to `rx`: as much as makes `max` there. Whether there may
+    /// be more.
+    pub(crate) fn take_switched(
+        &mut self,
+        host: usize,
+        rx: &mut VecDeque<u32>,
+        max: usize,
+    ) -> bool {
+        let Some(mut switches) = self.switches.take() else { return false };
         for _ in 0..LOOKS {
             let room = max.saturating_sub(rx.len());
             let got = switches.receive(host, room, |bytes| {
@@ -264,6 +270,7 @@ impl Net {
             }
         }
         self.switches = Some(switches);
+        rx.len() >= max
     }
 
     pub(crate) fn at(&mut self, time: u64, event: Event) {

@@ -96,6 +96,12 @@ impl LinkPlan {
         }
     }
 
+    /// The same with the hosts in so many nodes, each behind a switch.
+    pub(crate) fn of_nodes(self, nodes: usize, seed: u64) -> Self {
+        let near_mtu = [256, 1500, 65_536][(seed % 3) as usize];
+        Self { nodes: Some(nodes), switched: true, near_mtu, ..self }
+    }
+
     /// Whether the two are processes of one node, and reach each other through its memory.
     pub(crate) fn is_near(&self, a: usize, b: usize) -> bool {
         a != b && self.nodes.is_some_and(|nodes| a % nodes == b % nodes)
@@ -404,13 +410,7 @@ impl Plan {
     pub(crate) fn calm_nodes(seed: u64, ops: u64) -> Self {
         let mut p = Self::calm(seed, ops);
         p.hosts = 4;
-        p.link = LinkPlan {
-            nodes: Some(2),
-            switched: true,
-            near_mtu: [256, 1500, 65_536][(seed % 3) as usize],
-            mtu: vec![1500; p.hosts],
-            ..p.link
-        };
+        p.link = LinkPlan { mtu: vec![1500; p.hosts], ..p.link.of_nodes(2, seed) };
         p.node.crc = None;
         p
     }

@@ -174,7 +174,7 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
 }
 
 /// A frame as a port lends it.
-fn rx_frame(net: &Net, frame: u32) -> RxFrame<'_> {
+pub(crate) fn rx_frame(net: &Net, frame: u32) -> RxFrame<'_> {
     let rx = RxFrame::new(net.frame(frame)).with_mark(net.is_marked_frame(frame));
     if net.is_near_frame(frame) { rx.as_near() } else { rx }
 }
@@ -367,12 +367,13 @@ impl World {
         if h.life.is_none() {
             return Ok(());
         }
-        self.net.take_switched(host, &mut h.rx, BURST);
+        let more = self.net.take_switched(host, &mut h.rx, BURST);
         let (now, timed) = h.clock.turn(now, self.plan.link.lossless, &mut self.rng);
         let taken = self.receive(host, now, timed)?;
         let h = &mut self.hosts[host];
         let Some(life) = &mut h.life else { return Ok(()) };
-        life.node.note_backlog(!h.rx.is_empty());
+        let backlog = more || !h.rx.is_empty();
+        life.node.note_backlog(backlog);
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
         if life.node.has_answers() {
             life.node.send_answers(now, &mut out);
@@ -385,7 +386,6 @@ impl World {
         h.full_polls = if full { h.full_polls + 1 } else { 0 };
         let full_pause = FULL_RETRY_NS << h.full_polls.min(8);
         let pause = if no_route { 200_000 } else { 50 }.max(if full { full_pause } else { 0 });
-        let backlog = !h.rx.is_empty();
         let busy = taken > 0 || sent > 0 || full || no_route;
         let again = due.is_some_and(|d| d <= self.net.now);
         h.idle_polls = if again && !busy { h.idle_polls + 1 } else { 0 };
