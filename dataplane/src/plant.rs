@@ -121,10 +121,16 @@ pub enum Bug {
     OfferKept,
     /// An old key is left although the peer may not have got a frame under it.
     RenewedUnheard,
+    /// An OPEN that the peer may have seen goes on on another path.
+    OpenTurned,
+    /// Who has the same MAC is taken for near.
+    MacIsNear,
+    /// A near peer that has left is waited for.
+    AbsenceUnheard,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 56] = [
+pub const ALL: [Bug; 59] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -181,6 +187,9 @@ pub const ALL: [Bug; 56] = [
     Bug::ClearTaken,
     Bug::OfferKept,
     Bug::RenewedUnheard,
+    Bug::OpenTurned,
+    Bug::MacIsNear,
+    Bug::AbsenceUnheard,
 ];
 
 /// Whether `bug` is switched on for this thread.

@@ -1,6 +1,7 @@
 /*
  * Every kind of MPI call once, with every byte looked at. Ends with "all N ranks agree". With
- * "short" only collectives; with "forever" collectives until somebody kills a rank.
+ * "small" the same with less of each; with "short" only collectives; with "forever" collectives
+ * until somebody kills a rank.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -23,10 +24,10 @@ static int rank, ranks;
 static int right(void) { return (rank + 1) % ranks; }
 static int left(void) { return (rank + ranks - 1) % ranks; }
 
-/* Messages around a ring, 1 B to 16 MiB. */
-static void ring(void)
+/* Messages around a ring, 1 B to so many. */
+static void ring(long longest)
 {
-	for (long size = 1; size <= 16 << 20; size *= 4) {
+	for (long size = 1; size <= longest; size *= 4) {
 		char *out = malloc(size), *in = calloc(1, size);
 		memset(out, rank + 1, size);
 		MPI_Sendrecv(out, size, MPI_CHAR, right(), 5, in, size, MPI_CHAR, left(), 5, WORLD,
@@ -102,9 +103,9 @@ static void derived_types(void)
 	free(in);
 }
 
-static void matching(void)
+static void matching(int messages)
 {
-	for (int k = 0; k < 100; k++) {
+	for (int k = 0; k < messages; k++) {
 		int out = k * rank, in, count;
 		MPI_Request sent;
 		MPI_Message found;
@@ -205,11 +206,12 @@ int main(int argc, char **argv)
 		collectives(100);
 		goto done;
 	}
-	ring();
-	for (int count = 1; count <= 10000; count *= 10)
+	int small = argc > 1 && !strcmp(argv[1], "small");
+	ring(small ? 64 << 10 : 16 << 20);
+	for (int count = 1; count <= (small ? 100 : 10000); count *= 10)
 		collectives(count);
 	derived_types();
-	matching();
+	matching(small ? 10 : 100);
 	unexpected();
 	one_sided();
 done:

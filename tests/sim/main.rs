@@ -6,7 +6,8 @@
 //! (`SIM_SEED=1000..2000`: those); `SIM_TRACE=1` prints every frame. `SIM_NIGHTLY=1` runs the large
 //! sizes.
 //!
-//! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`arena`]: the applications'
+//! - [`plan`]: what a seed decides. [`net`]: time and the segment. [`switches`]:
+//!   the driver's, between the two. [`arena`]: the applications'
 //!   memory. [`caller`], [`onesided`]: what they call, [`entries`]: by which ways. [`ledger`],
 //!   [`remote`]: the checker. [`world`]: the run.
 //! - [`coll`]: groups on bare nodes, and what collectives must give. [`board`]: the memory that
@@ -28,6 +29,7 @@ mod plan;
 mod remote;
 mod rig;
 mod stages;
+mod switches;
 #[path = "../atomics/values.rs"]
 mod values;
 mod world;

@@ -1,12 +1,12 @@
 //! Virtual time and the segment between the stations: what was sent, when it arrives, if it does.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use barewire_dataplane::node::FrameSink;
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{
-    self, BASE_LEN, Base, Op, RstOp, RstReason, Ty, VERSION, VERSIONS, sealed,
+    self, BASE_LEN, Base, Op, OpenOp, RstOp, RstReason, Ty, VERSION, VERSIONS, sealed,
 };
 use barewire_driver::board::Board;
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
@@ -15,12 +15,19 @@ use barewire_driver::port::{MacAddr, Presence, Station, Tx};
 use crate::board::{SimBoard, Slots};
 use crate::plan::LinkPlan;
 use crate::rng::{Rng, mix};
+use crate::switches::Switches;
 
 /// Preamble, start delimiter, frame check sequence and gap of a frame on a cable, bytes.
 pub(crate) const ETH_GAP: u64 = 24;
 
 /// How long a frame is on its way through memory.
 const NEAR_NS: u64 = 200;
+
+/// Between two looks of a switch at its rings, where one did not find anything.
+const SWITCH_NS: u64 = 1_000;
+
+/// Looks of a host at the ring from its switch in one poll.
+const LOOKS: u32 = 4;
 
 /// What can happen at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,6 +42,10 @@ pub(crate) enum Event {
     Restart { host: usize },
     /// A frame held back to be swapped with its successor that never came.
     Release { path: usize },
+    /// The switch of a node looks for frames.
+    Turn { node: usize },
+    /// The next switch of a node starts.
+    Switch { node: usize },
 }
 
 /// One thing done to one frame, counted from the first of the run.
@@ -81,6 +92,10 @@ struct Place {
     tx_free: u64,
     /// Frames on their way to it and in its ring.
     queued: usize,
+    /// Those of them that go through memory.
+    near: usize,
+    /// It is in no segment with other processes of its node.
+    outside: bool,
 }
 
 #[derive(Clone, Default)]
@@ -118,13 +133,19 @@ pub(crate) struct Net {
     stations: Vec<Place>,
     paths: Vec<Path>,
     slots: Slots,
+    /// Those between hosts and the wire, if there are.
+    pub(crate) switches: Option<Switches>,
+    /// Whether each session is near, by incarnation and epoch of who made it.
+    paths_of: HashMap<(u64, u32), bool>,
     /// Print every frame and completion.
     pub(crate) print: bool,
 }
 
 impl Net {
     pub(crate) fn new(seed: u64, hosts: usize, link: LinkPlan) -> Self {
-        let stations = (0..hosts).map(|_| Place { life: 0, tx_free: 0, queued: 0 }).collect();
+        let place = |_| Place { life: 0, tx_free: 0, queued: 0, near: 0, outside: false };
+        let stations = (0..hosts).map(place).collect();
+        let switches = link.switched.then(|| Switches::new(hosts, &link));
         Self {
             now: 1_000_000,
             stats: NetStats::default(),
@@ -144,6 +165,8 @@ impl Net {
             // Those through memory stand behind the others.
             paths: vec![Path::default(); 2 * hosts * hosts],
             slots: Slots::default(),
+            switches,
+            paths_of: HashMap::new(),
             print: std::env::var_os("SIM_TRACE").is_some(),
         }
     }
@@ -167,9 +190,89 @@ impl Net {
 
     pub(crate) fn set_life(&mut self, host: usize, life: u32) {
         self.stations[host].life = life;
-        if life == 0 {
+        if life == 0 && self.switches.is_none() {
             self.stations[host].tx_free = self.now;
         }
+        self.stations[host].outside = false;
+        if let Some(switches) = &mut self.switches {
+            switches.set_host(host, (life != 0).then(|| Self::station(host)));
+        }
+    }
+
+    /// The process at `host` is in no segment with others any more.
+    pub(crate) fn leave_segment(&mut self, host: usize) {
+        self.stations[host].outside = true;
+    }
+
+    /// The switch of `node` ends, with the frames that it and its NIC hold.
+    pub(crate) fn end_switch(&mut self, node: usize) {
+        if let Some(switches) = &mut self.switches {
+            switches.end(node);
+        }
+    }
+
+    /// The next switch of `node` starts, if none runs.
+    pub(crate) fn start_switch(&mut self, node: usize) {
+        if let Some(switches) = &mut self.switches {
+            switches.start(node);
+            self.wake(node);
+        }
+    }
+
+    /// The switch of `node` has something to do.
+    fn wake(&mut self, node: usize) {
+        if self.switches.as_mut().is_some_and(|switches| switches.wake(node)) {
+            let at = self.now + self.rng.below(SWITCH_NS);
+            self.at(at, Event::Turn { node });
+        }
+    }
+
+    /// The switch of `node` looks for frames. Whether its hosts may have got any.
+    pub(crate) fn turn(&mut self, node: usize) -> bool {
+        let Some(mut switches) = self.switches.take() else { return false };
+        let (moved, again) = switches.turn(node);
+        // The transmitter of a node's NIC is that of its first host.
+        while !self.has_backlog(node)
+            && let Some(bytes) = switches.next_out(node)
+        {
+            let frame = RxFrame::new(&bytes);
+            let raw = Base::parse_raw(&frame).expect("a switch forwards frames of the fabric");
+            let [from, to] = [raw.src, raw.dst].map(Self::host);
+            let (frame, len) = (self.alloc(), bytes.len());
+            self.pool[frame as usize] = bytes;
+            self.carry(from, to, frame, len);
+        }
+        let again = again || self.has_backlog(node) && switches.wake(node);
+        self.switches = Some(switches);
+        if again {
+            self.at(self.now + SWITCH_NS, Event::Turn { node });
+        }
+        moved
+    }
+
+    /// What the switch has for `host` goes to `rx`: as much as makes `max` there. Whether there may
+    /// be more.
+    pub(crate) fn take_switched(
+        &mut self,
+        host: usize,
+        rx: &mut VecDeque<u32>,
+        max: usize,
+    ) -> bool {
+        let Some(mut switches) = self.switches.take() else { return false };
+        for _ in 0..LOOKS {
+            let room = max.saturating_sub(rx.len());
+            let got = switches.receive(host, room, |bytes| {
+                let frame = self.alloc();
+                self.pool[frame as usize].extend_from_slice(bytes);
+                self.stations[host].queued += 1;
+                rx.push_back(frame);
+            });
+            if got > 0 {
+                break;
+            }
+        }
+        self.switches = Some(switches);
+        rx.len() >= max
     }
 
     pub(crate) fn at(&mut self, time: u64, event: Event) {
@@ -209,13 +312,15 @@ impl Net {
     /// Whether frames between the two go through memory now. A forged frame may come from a station
     /// that is nobody's.
     fn is_near(&self, from: usize, to: usize) -> bool {
+        let is_here = |host: usize| self.stations.get(host).is_some_and(|s| !s.outside);
         let lives = self.stations.get(to).is_some_and(|station| station.life != 0);
-        lives && self.link.is_near(from, to)
+        lives && self.link.is_near(from, to) && is_here(from) && is_here(to)
     }
 
     /// A frame has left the receive ring of `host`.
     pub(crate) fn consumed(&mut self, host: usize, frame: u32) {
         self.stations[host].queued -= 1;
+        self.stations[host].near -= usize::from(self.near[frame as usize]);
         self.free.push(frame);
     }
 
@@ -223,7 +328,18 @@ impl Net {
     pub(crate) fn accept(&mut self, to: usize, life: u32, frame: u32, ring: usize) -> bool {
         let here = self.stations[to].life;
         let lossless = self.link.lossless || self.is_near_frame(frame);
-        let gone = here == 0 || (lossless && here != life);
+        let left = self.is_near_frame(frame) && self.stations[to].outside;
+        let gone = here == 0 || (lossless && here != life) || left;
+        if !self.is_near_frame(frame)
+            && let Some(switches) = &mut self.switches
+        {
+            let node = switches.node_of(to);
+            let taken = switches.arrive(node, &self.pool[frame as usize]);
+            self.stats.dropped += u64::from(!taken);
+            self.consumed(to, frame);
+            self.wake(node);
+            return false;
+        }
         if gone || (!lossless && ring >= self.link.rx_ring) {
             self.stats.dropped += 1;
             self.consumed(to, frame);
@@ -277,9 +393,15 @@ impl Net {
         }
     }
 
-    /// Whether no frame is on its way or in a ring.
+    /// Whether no frame that cannot get lost is on its way or in a ring.
     pub(crate) fn is_empty(&self) -> bool {
-        self.stations.iter().all(|s| s.queued == 0)
+        (0..self.stations.len()).all(|host| self.kept(host) == 0)
+    }
+
+    /// Frames that cannot get lost, on their way to `host` and in its ring.
+    fn kept(&self, host: usize) -> usize {
+        let place = &self.stations[host];
+        if self.link.lossless { place.queued } else { place.near }
     }
 
     /// Puts bytes on the segment that no node sent.
@@ -320,8 +442,8 @@ impl Net {
         let near = self.is_near(from, to);
         let mtu = if near { self.link.near_mtu } else { self.link.mtu[from] };
         if len > ETH_HDR_LEN + mtu && self.link.is_near(from, to) {
-            // Of a session with a process that has just gone: the NIC does not take it.
-            return Tx::Full;
+            // Of a session with a process that has just gone: the NIC could not carry it.
+            return Tx::NoRoute;
         }
         assert!(len <= ETH_HDR_LEN + mtu, "frame of {len} bytes is over the MTU");
         if self.no_room(from, to, near) || self.rng.chance(self.link.full) {
@@ -330,6 +452,14 @@ impl Net {
         }
         if self.link.lossless && self.stations[to].life == 0 {
             return Tx::NoRoute;
+        }
+        if !near && let Some(switches) = &mut self.switches {
+            let node = switches.node_of(from);
+            if switches.send(from, tx) == Tx::Full {
+                self.stats.full += 1;
+                return Tx::Full;
+            }
+            self.wake(node);
         }
         let frame = self.alloc();
         let mut bytes = std::mem::take(&mut self.pool[frame as usize]);
@@ -345,14 +475,28 @@ impl Net {
         if let Some(tap) = &mut self.tap {
             tap.push(bytes.clone());
         }
+        self.check_path(&bytes);
         self.pool[frame as usize] = bytes;
         self.near[frame as usize] = near;
         if near {
             self.carry_near(from, to, frame);
+        } else if self.switches.is_some() {
+            // It lies in the ring.
+            self.free.push(frame);
         } else {
             self.carry(from, to, frame, len);
         }
         Tx::Sent
+    }
+
+    /// A session has one path from its beginning to its end.
+    fn check_path(&mut self, bytes: &[u8]) {
+        let frame = RxFrame::new(bytes);
+        let open = Base::parse(&frame).ok().filter(|base| base.ty == Ty::Open);
+        let open = open.and_then(|base| OpenOp::parse(&frame, &base).ok());
+        let Some(open) = open.filter(|open| !open.is_challenge()) else { return };
+        let was = *self.paths_of.entry((open.inc, open.epoch)).or_insert(open.is_near());
+        assert!(was == open.is_near(), "a session goes on on another path: {open:?}");
     }
 
     /// Carries a frame through memory: at once, in order, and whole.
@@ -364,6 +508,7 @@ impl Net {
         let at = (self.now + NEAR_NS).max(self.paths[p].last_arrival);
         self.paths[p].last_arrival = at;
         self.stations[to].queued += 1;
+        self.stations[to].near += 1;
         self.arrive_at(at, to, frame);
     }
 
@@ -384,6 +529,12 @@ impl Net {
         if self.link.lossless || near {
             return self.stations[to].queued >= self.link.rx_ring;
         }
+        // Through a switch the ring is asked, when it is tried.
+        self.switches.is_none() && self.has_backlog(from)
+    }
+
+    /// Whether the transmit ring of `from` is full.
+    fn has_backlog(&self, from: usize) -> bool {
         let backlog_ns = self.stations[from].tx_free.saturating_sub(self.now);
         let frame_ns = (self.link.mtu[from] as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;
         backlog_ns > frame_ns * self.link.tx_ring as u64
@@ -455,8 +606,9 @@ impl Net {
             self.forge(from, to, frame);
         }
         let wire_ns = (len.max(60) as u64 + ETH_GAP) * 8_000_000_000 / self.link.bps;
-        let start = self.stations[from].tx_free.max(self.now);
-        self.stations[from].tx_free = start + wire_ns;
+        let nic = self.switches.as_ref().map_or(from, |switches| switches.node_of(from));
+        let start = self.stations[nic].tx_free.max(self.now);
+        self.stations[nic].tx_free = start + wire_ns;
         self.stats.queued_ns += start - self.now;
         if self.link.mark_ns.is_some_and(|long| start - self.now > long) {
             self.stats.marked += 1;
@@ -518,10 +670,15 @@ impl Net {
     /// What `host` learns of the process that is `station` on a segment that tells.
     fn presence(&self, host: usize, station: Station) -> Presence {
         let of = (0..self.stations.len()).find(|&other| Self::station(other) == station);
-        match of.map(|other| self.stations[other].life) {
+        let is_there = |other: usize| {
+            let apart = self.stations[other].outside || self.stations[host].outside;
+            let near = self.link.is_near(host, other);
+            if apart && near { 0 } else { self.stations[other].life }
+        };
+        match of.map(is_there) {
             None => Presence::Absent,
             // Something is still to be received, perhaps from there.
-            Some(0) if self.stations[host].queued > 0 => Presence::Unknown,
+            Some(0) if self.kept(host) > 0 => Presence::Unknown,
             Some(0) => Presence::Absent,
             Some(_) => Presence::Present,
         }

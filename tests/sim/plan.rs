@@ -30,6 +30,10 @@ pub(crate) struct LinkPlan {
     /// Into how many nodes the hosts are divided whose processes reach each other through memory as
     /// well: host by host, in turn. `None` if there is no such memory.
     pub(crate) nodes: Option<usize>,
+    /// Whether the processes of a node share its NIC through a switch.
+    pub(crate) switched: bool,
+    /// Bytes of a ring between a process and its switch.
+    pub(crate) switch_ring: usize,
     /// Whether hosts of one node share boards; without nodes all hosts are of one.
     pub(crate) boards: bool,
     /// `PortCaps::near_mtu`, if there is.
@@ -69,6 +73,8 @@ impl LinkPlan {
             lossless: false,
             presence: false,
             nodes: None,
+            switched: false,
+            switch_ring: 1 << 16,
             boards: false,
             near_mtu: 0,
             spoofs: 0.0,
@@ -88,6 +94,12 @@ impl LinkPlan {
             full: 0.0,
             mark_ns: None,
         }
+    }
+
+    /// The same with the hosts in so many nodes, each behind a switch.
+    pub(crate) fn of_nodes(self, nodes: usize, seed: u64) -> Self {
+        let near_mtu = [256, 1500, 65_536][(seed % 3) as usize];
+        Self { nodes: Some(nodes), switched: true, near_mtu, ..self }
     }
 
     /// Whether the two are processes of one node, and reach each other through its memory.
@@ -138,6 +150,11 @@ pub(crate) enum Fault {
     Compute { host: usize, ns: u64 },
     /// The host's list of keys is the next of [`KEY_LISTS`].
     Keys { host: usize },
+    /// The switch of a node is gone with the frames in it; `back_ns` later the next one starts.
+    SwitchEnd { node: usize, back_ns: u64 },
+    /// A process is in no segment with others of its node any more, and lives. The next one at its
+    /// station is.
+    Leave { host: usize },
 }
 
 /// The lists of keys that a host has one after the other while another key comes.
@@ -356,6 +373,67 @@ impl Plan {
         p
     }
 
+    /// Nodes of two or three processes, each node with a segment, and a switch before its NIC; and
+    /// any mixture of faults on the wire, of processes and of switches.
+    pub(crate) fn nodes(seed: u64, ops: u64) -> Self {
+        let mut r = Rng::new(seed, 20);
+        let mut p = Self::calm(seed, ops);
+        let nodes = r.pick(&[2, 2, 3]);
+        p.hosts = nodes * r.range(2, 3) as usize;
+        p.eps = 1 + r.index(2);
+        p.draw_link(&mut r);
+        while p.link.lossless {
+            p.draw_link(&mut r);
+        }
+        let mtus: Vec<_> = (0..nodes).map(|_| r.pick(&[256, 512, 1500, 9000])).collect();
+        let one = r.chance(0.7);
+        p.link.mtu = (0..p.hosts).map(|host| mtus[if one { 0 } else { host % nodes }]).collect();
+        let least = 4 * (p.link.mtu.iter().copied().max().unwrap_or(0) + 64);
+        p.link.switch_ring = least.next_power_of_two().max(r.pick(&[4096, 1 << 16, 1 << 20]));
+        p.draw_node(&mut r);
+        p.draw_caller(&mut r);
+        p.draw_faults(&mut r);
+        p.draw_computing(&mut r);
+        p.caller.remote = r.pick(&[0.0, 0.2, 0.4, 0.8]);
+        p.draw_haste(&mut r);
+        p.caller.think_ns = p.caller.think_ns.max(10e3);
+        p.be_nodes(nodes, &mut r);
+        p.link.switched = true;
+        p.draw_strangers(&mut r);
+        p.draw_key(&mut r);
+        p.draw_other_keys(&mut r);
+        p.draw_moves(nodes, &mut r);
+        p
+    }
+
+    /// As [`calm`](Self::calm), of two nodes with two processes each.
+    pub(crate) fn calm_nodes(seed: u64, ops: u64) -> Self {
+        let mut p = Self::calm(seed, ops);
+        p.hosts = 4;
+        p.link = LinkPlan { mtu: vec![1500; p.hosts], ..p.link.of_nodes(2, seed) };
+        p.node.crc = None;
+        p
+    }
+
+    /// Switches end, and processes leave their segments or are killed.
+    fn draw_moves(&mut self, nodes: usize, r: &mut Rng) {
+        let t_dead_ns = self.node.t_dead_ns;
+        let mut at = Vec::new();
+        for _ in 0..r.pick(&[0, 1, 3, 6]) {
+            let back_ns = r.pick(&[50 * US, 2 * MS, 20 * MS, t_dead_ns / 8, 2 * t_dead_ns]);
+            at.push(Fault::SwitchEnd { node: r.index(nodes), back_ns });
+        }
+        for _ in 0..r.pick(&[0, 0, 1, 3]) {
+            at.push(Fault::Leave { host: r.index(self.hosts) });
+        }
+        for _ in 0..r.pick(&[0, 0, 1, 3]) {
+            let back_ns = r.chance(0.8).then(|| r.exp(20e6));
+            at.push(Fault::Crash { host: r.index(self.hosts), back_ns });
+        }
+        self.faults.at.extend(at.into_iter().map(|fault| (r.below(self.ops), fault)));
+        self.faults.at.sort_by_key(|&(k, _)| k);
+    }
+
     /// All hosts have a key, and somebody without it is on a link that may lose frames.
     fn draw_key(&mut self, r: &mut Rng) {
         if self.link.lossless || r.chance(0.7) {
@@ -417,7 +495,13 @@ impl Plan {
         if self.link.lossless || r.chance(0.5) {
             return;
         }
-        self.link.nodes = Some(r.pick(&[1, 1, 2, 2, 3]));
+        let nodes = r.pick(&[1, 1, 2, 2, 3]);
+        self.be_nodes(nodes, r);
+    }
+
+    /// The hosts are processes of so many nodes.
+    fn be_nodes(&mut self, nodes: usize, r: &mut Rng) {
+        self.link.nodes = Some(nodes);
         self.link.near_mtu = r.pick(&[256, 1500, 4160, 65_536]);
         self.link.spoofs = r.pick(&[0.0, 0.02]);
         self.node.crc = None;

@@ -15,6 +15,9 @@ use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::world::{caps, rx_frame};
 
+/// Frames that a switch has forwarded and that are taken in one poll.
+const BURST: usize = 32;
+
 /// Number of every rig node's one endpoint.
 pub(crate) const EP: u16 = 3;
 
@@ -210,6 +213,14 @@ impl Rig {
                 self.net.release(path);
                 (true, None)
             }
+            Some(Event::Turn { node }) => {
+                self.turn(node);
+                (true, None)
+            }
+            Some(Event::Switch { node }) => {
+                self.net.start_switch(node);
+                (true, None)
+            }
             Some(_) => (true, None),
             None => (false, None),
         }
@@ -219,6 +230,19 @@ impl Rig {
     pub(crate) fn run_to(&mut self, until: u64) {
         while self.step(until).0 {}
         self.net.now = self.net.now.max(until);
+    }
+
+    /// The switch of `node` looks for frames, and its hosts for what it may have forwarded.
+    fn turn(&mut self, node: usize) {
+        if !self.net.turn(node) {
+            return;
+        }
+        let here =
+            |&host: &usize| self.net.switches.as_ref().is_some_and(|s| s.node_of(host) == node);
+        for host in (0..self.stations.len()).filter(here).collect::<Vec<_>>() {
+            let at = self.net.now + self.rng.exp(self.plan.caller.poll_ns);
+            self.poll_by(host, at);
+        }
     }
 
     fn arrive(&mut self, to: usize, life: u32, frame: u32) {
@@ -240,6 +264,7 @@ impl Rig {
         let now = self.now();
         let Some(s) = &mut self.stations[host] else { return };
         s.poll_at = u64::MAX;
+        let more = self.net.take_switched(host, &mut s.rx, BURST);
         for frame in s.rx.drain(..) {
             s.node.on_frame(now, &rx_frame(&self.net, frame));
             self.net.consumed(host, frame);
@@ -250,6 +275,9 @@ impl Rig {
         let due = s.node.next_deadline();
         if full {
             self.poll_by(host, self.net.now + 2_000);
+        }
+        if more {
+            self.poll_by(host, self.net.now + 100);
         }
         if let Some(due) = due {
             self.poll_by(host, due.0.max(self.net.now + 50));

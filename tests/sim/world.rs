@@ -14,6 +14,7 @@ use crate::ledger::{Checked, Excuse, Ledger, Tally, Violation, ensure};
 use crate::net::{Egress, Event, Net, NetStats, Script};
 use crate::plan::{Fault, KEY_LISTS, Plan};
 use crate::rng::{Rng, mix};
+use crate::switches::Switches;
 
 /// What a run counted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +25,8 @@ pub(crate) struct Report {
     pub(crate) trace: u64,
     /// Events until all operations had ended.
     pub(crate) busy_events: u64,
+    /// What switches forwarded to NICs, from NICs, between stations, and dropped.
+    pub(crate) switched: [u64; 4],
 }
 
 /// A station and the process that lives there.
@@ -120,6 +123,8 @@ pub(crate) struct World {
     phase: Phase,
     rng: Rng,
     crashes: u64,
+    /// How long each node has been without a switch.
+    outages: Vec<u64>,
     /// A fault to happen after so many events.
     strike: Option<(u64, Fault)>,
 }
@@ -201,10 +206,13 @@ impl World {
             phase: Phase::Active,
             rng: Rng::new(plan.seed, 3),
             crashes: 0,
+            outages: vec![0; n],
             strike: None,
             plan,
         };
-        w.net.events_max = 500_000 + 1000 * w.plan.ops;
+        // A switch looks for frames as well, and there are more hosts then.
+        let kinds = if w.plan.link.switched { 4 } else { 1 };
+        w.net.events_max = (500_000 + 1000 * w.plan.ops) * kinds;
         for host in 0..n {
             let life = w.ledger.life_new(host);
             let incarnation = incarnation(w.plan.seed, life);
@@ -280,6 +288,7 @@ impl World {
             crashes: self.crashes,
             trace: self.net.trace,
             busy_events,
+            switched: self.net.switches.as_ref().map(Switches::sums).unwrap_or_default(),
         })
     }
 
@@ -294,6 +303,8 @@ impl World {
             Event::App { host, life } if self.lives(host, life) => self.look(host, life)?,
             Event::Restart { host } => self.restart(host)?,
             Event::Release { path } => self.net.release(path),
+            Event::Turn { node } => self.turn(node),
+            Event::Switch { node } => self.net.start_switch(node),
             Event::Poll { .. } | Event::App { .. } => {}
         }
         if let Some((_, fault)) = self.strike.take_if(|s| s.0 <= self.net.stats.events) {
@@ -304,6 +315,20 @@ impl World {
 
     fn lives(&self, host: usize, life: u32) -> bool {
         self.hosts[host].life.as_ref().is_some_and(|l| l.app.life == life)
+    }
+
+    /// The switch of `node` looks for frames, and its hosts for what it may have forwarded.
+    fn turn(&mut self, node: usize) {
+        if !self.net.turn(node) {
+            return;
+        }
+        for host in 0..self.hosts.len() {
+            let is_here = self.net.switches.as_ref().is_some_and(|s| s.node_of(host) == node);
+            if is_here && self.hosts[host].life.is_some() {
+                let at = self.net.now + self.rng.exp(self.plan.caller.poll_ns);
+                self.poll_by(host, at);
+            }
+        }
     }
 
     fn arrive(&mut self, to: usize, life: u32, frame: u32) {
@@ -342,11 +367,13 @@ impl World {
         if h.life.is_none() {
             return Ok(());
         }
+        let more = self.net.take_switched(host, &mut h.rx, BURST);
         let (now, timed) = h.clock.turn(now, self.plan.link.lossless, &mut self.rng);
         let taken = self.receive(host, now, timed)?;
         let h = &mut self.hosts[host];
         let Some(life) = &mut h.life else { return Ok(()) };
-        life.node.note_backlog(!h.rx.is_empty());
+        let backlog = more || !h.rx.is_empty();
+        life.node.note_backlog(backlog);
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
         if life.node.has_answers() {
             life.node.send_answers(now, &mut out);
@@ -359,7 +386,6 @@ impl World {
         h.full_polls = if full { h.full_polls + 1 } else { 0 };
         let full_pause = FULL_RETRY_NS << h.full_polls.min(8);
         let pause = if no_route { 200_000 } else { 50 }.max(if full { full_pause } else { 0 });
-        let backlog = !h.rx.is_empty();
         let busy = taken > 0 || sent > 0 || full || no_route;
         let again = due.is_some_and(|d| d <= self.net.now);
         h.idle_polls = if again && !busy { h.idle_polls + 1 } else { 0 };
@@ -534,7 +560,8 @@ impl World {
                 self.hosts[host].offset += ns;
                 // Its peers are asked then, and answers that are held up come too late.
                 let slow = |&(_, f): &(u64, Fault)| {
-                    matches!(f, Fault::Clog { .. } | Fault::Flap { .. } | Fault::Starve { .. })
+                    use Fault::{Clog, Flap, Starve, SwitchEnd};
+                    matches!(f, Clog { .. } | Flap { .. } | Starve { .. } | SwitchEnd { .. })
                 };
                 if ns > limit && self.plan.faults.at.iter().any(slow) {
                     (0..self.hosts.len()).for_each(|h| self.ledger.excuse(host, h, errors));
@@ -547,6 +574,46 @@ impl World {
                 }
             }
             Fault::Compute { host, ns } => self.hosts[host].computes_until = self.net.now + ns,
+            Fault::SwitchEnd { node, back_ns } => self.end_switch(node, back_ns, limit),
+            Fault::Leave { host } => self.leave(host),
+        }
+    }
+
+    /// The switch of `node` ends. What it held is lost and may be sent again; only when it is away
+    /// for long an operation may fail.
+    fn end_switch(&mut self, node: usize, back_ns: u64, limit: u64) {
+        let Some(switches) = self.net.switches.as_ref().filter(|s| s.has_switch(node)) else {
+            return;
+        };
+        let hosts = 0..self.hosts.len();
+        let here: Vec<_> = hosts.clone().filter(|&host| switches.node_of(host) == node).collect();
+        self.net.end_switch(node);
+        self.outages[node] += back_ns;
+        if self.outages[node] > limit {
+            let errors = Excuse { errors: true, loss: false };
+            for &host in &here {
+                hosts.clone().for_each(|other| self.ledger.excuse(host, other, errors));
+            }
+        }
+        self.net.at(self.net.now + back_ns, Event::Switch { node });
+    }
+
+    /// The process at `host` leaves its segment, and what lies in its rings there: sessions with
+    /// those in it end, and the next ones are by the wire.
+    fn leave(&mut self, host: usize) {
+        if self.hosts[host].life.is_none() {
+            return;
+        }
+        self.net.leave_segment(host);
+        let rx = std::mem::take(&mut self.hosts[host].rx);
+        let (lost, rest) = rx.into_iter().partition(|&frame| self.net.is_near_frame(frame));
+        self.hosts[host].rx = rest;
+        VecDeque::into_iter(lost).for_each(|frame| self.net.consumed(host, frame));
+        for other in 0..self.hosts.len() {
+            if self.plan.link.is_near(host, other) {
+                self.ledger.excuse(host, other, Excuse { errors: true, loss: true });
+                self.poll_by(other, self.net.now);
+            }
         }
     }
 
@@ -585,6 +652,8 @@ impl World {
     fn heal(&mut self) {
         self.phase = Phase::Drain;
         self.net.heal();
+        let nodes = if self.plan.link.switched { self.plan.link.nodes.unwrap_or(1) } else { 0 };
+        (0..nodes).for_each(|node| self.net.start_switch(node));
         for host in 0..self.hosts.len() {
             self.hosts[host].starved_until = 0;
             self.hosts[host].computes_until = 0;
@@ -668,9 +737,18 @@ impl World {
             let Some(life) = &h.life else { continue };
             let due = life.node.next_deadline();
             let levels = life.node.levels();
-            ensure!(due.is_none(), "node {i} is not quiet: {due:?}, {levels:?}");
+            let searches = levels.timers <= self.gone_for(i);
+            ensure!(due.is_none() || searches, "node {i} is not quiet: {due:?}, {levels:?}");
         }
         Ok(())
+    }
+
+    /// Hosts that are dead or out of reach of `host`. To one that it expects nothing of, it may go
+    /// on searching for longer frames, every ten minutes in the end.
+    fn gone_for(&self, host: usize) -> usize {
+        let others = (0..self.hosts.len()).filter(|&other| other != host);
+        let is_cut = |other: usize| self.net.is_cut(host, other) || self.net.is_cut(other, host);
+        others.filter(|&other| !self.residents[other].alive || is_cut(other)).count()
     }
 
     /// A frame that was held up on its way may have brought a message after the receives were taken
@@ -691,11 +769,13 @@ impl World {
             if !self.residents[host].alive {
                 continue;
             }
+            let gone = self.gone_for(host);
             self.with_app(host, |app, v, node| {
                 app.read_all(v, node)?;
                 app.check_counters(v, node)?;
                 let levels = node.levels();
-                let idle = Levels { peers: levels.peers, ..Levels::default() };
+                let timers = levels.timers.min(gone);
+                let idle = Levels { peers: levels.peers, timers, ..Levels::default() };
                 ensure!(levels == idle, "node {host} has not given everything back: {levels:?}");
                 Ok(())
             })?;

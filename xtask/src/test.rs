@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::packages::{self, Tool};
 use crate::process::{self, Ended};
 use crate::report::{Counts, read_tests, unfinished};
-use crate::vm::{NotHere, guest, hosts, suite};
+use crate::vm::{NotHere, guest, hosts, mpi, suite};
 use crate::{bench, cargo, dist, root, target_dir, vm};
 
 /// Builds of all suites are of the whole workspace and name the targets that they want: what Cargo
@@ -162,7 +162,13 @@ impl Suite {
                 packages::VALGRIND,
                 crate::vm::QEMU,
             ],
-            Self::Vfio => &[crate::vm::QEMU, packages::TESTPMD],
+            Self::Vfio => &[
+                crate::vm::QEMU,
+                packages::TESTPMD,
+                packages::LIBFABRIC,
+                packages::MPIRUN,
+                packages::MPICC,
+            ],
             Self::Benches => &[
                 packages::VALGRIND,
                 packages::STRACE,
@@ -684,6 +690,22 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         let what = format!("three processes of a host, {nic:?}");
         let switches = || hosts_pair(suite, &what, hosts::behind_switches(&barewire, nic));
         outcome.add(with_second_try((suite, nightly), &what, switches));
+    }
+    let built = provider_library(suite, nightly)?;
+    if !built.ok {
+        outcome.add(Outcome::single(false, built.output));
+        return Ok(outcome);
+    }
+    let provider = target_dir().join("debug/libbarewire_fi.so");
+    for nic in [guest::Model::Virtio, guest::Model::E1000e] {
+        let what = format!("MPI, three ranks of a host, {nic:?}");
+        let ranks = || {
+            let began = Instant::now();
+            let ended = mpi::between_guests(&barewire, &provider, nic, nightly);
+            append(suite, &format!("{what}: {:.1} s\n", began.elapsed().as_secs_f64()));
+            hosts_pair(suite, &what, ended)
+        };
+        outcome.add(with_second_try((suite, nightly), &what, ranks));
     }
     Ok(outcome)
 }

@@ -54,12 +54,14 @@ impl Node {
             return true;
         }
         let peer = &self.peers[p];
-        let near = out.is_near(peer.station());
+        let same = planted(Bug::MacIsNear) && peer.station().mac == self.station.mac;
+        let near = out.is_near(peer.station()) || same;
         if near == peer.path.is_near() {
             return true;
         }
         cold(());
-        if peer.state == State::Opening && !self.openings.has_opened(p) {
+        let is_unseen = !self.openings.has_opened(p) || planted(Bug::OpenTurned);
+        if peer.state == State::Opening && is_unseen {
             self.set_path(p, near);
             return true;
         }

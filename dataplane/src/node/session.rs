@@ -921,7 +921,7 @@ impl Node {
                 let stalled = !tells_presence && self.pulls_stalled(p);
                 let peer = &self.peers[p];
                 let silent = !tells_presence && peer.owes() && self.is_silent(peer);
-                if presence == Presence::Absent {
+                if presence == Presence::Absent && !planted(Bug::AbsenceUnheard) {
                     return self.peer_died(now, p, EndReason::Died);
                 }
                 if silent {

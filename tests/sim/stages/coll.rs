@@ -10,6 +10,8 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use super::{for_seeds, nightly};
 use crate::coll::{Call, Gang, Pending, Team, check, intact, plan};
 use crate::ledger::{Checked, Violation, ensure};
+use crate::net::Event;
+use crate::plan::LinkPlan;
 
 /// Orders that a set of `n` members can have among as many hosts as it takes.
 fn orders(n: usize) -> [(&'static str, Vec<usize>); 4] {
@@ -395,6 +397,38 @@ fn overlapping_groups_with_several_calls_under_way() {
         all.iter().try_for_each(|p| check(p, size(p)))
     });
     println!("overlapping_groups: calls {} violations 0", sum.ops);
+}
+
+/// Goal: collectives of members on two nodes are right, whatever becomes of the nodes' switches:
+/// near ones by memory, with boards and without, far ones by the wire. Method: one of the switches
+/// ends before each call, with what it holds of the last one, and the next one starts within 5 ms.
+#[test]
+fn members_of_nodes_whose_switches_end() {
+    let sum = for_seeds("members_of_nodes_whose_switches_end", 20, |seed, sum| {
+        let n = 3 + seed as usize % 4;
+        let mut p = plan(seed, n, false);
+        p.link =
+            LinkPlan { boards: seed.is_multiple_of(2), loss: 0.02, ..p.link.of_nodes(2, seed) };
+        p.node.crc = None;
+        p.node.t_dead_ns = 2_000_000_000;
+        let mut team = Team::new(p);
+        let gang = team.join(&(0..n).rev().collect::<Vec<_>>(), JoinModel::Key(7))?;
+        for (i, kind) in CollKind::ALL.into_iter().enumerate() {
+            for count in [1, 700] {
+                let count = if kind == CollKind::Barrier { 0 } else { count };
+                let node = team.rng.index(2);
+                let end = team.rig.net.now + team.rng.below(30_000);
+                while team.rig.step(end).0 {}
+                team.rig.net.end_switch(node);
+                let next = end + team.rng.below(5_000_000);
+                team.rig.net.at(next, Event::Switch { node });
+                team.call(&gang, &Call::of(kind, i % n, count, seed << 8 | i as u64))?;
+                sum.ops += n as u64;
+            }
+        }
+        Ok(())
+    });
+    println!("members_of_nodes_whose_switches_end: calls {} violations 0", sum.ops);
 }
 
 /// Goal: members make the same calls at their own pace, some of them several calls ahead, and each

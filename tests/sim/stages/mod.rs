@@ -14,6 +14,7 @@ mod hostile;
 #[cfg(target_arch = "x86_64")]
 mod matrix;
 mod measure;
+mod nodes;
 mod once;
 mod opening;
 #[cfg(feature = "plant")]

@@ -10,6 +10,7 @@ pub(crate) mod guest;
 pub(crate) mod hosts;
 mod kernel;
 mod monitor;
+pub(crate) mod mpi;
 mod qemu;
 pub(crate) mod suite;
 mod wire;
