@@ -321,7 +321,10 @@ macro_rules! end_of {
 
 const _: () = {
     assert!(end_of!(snd: u64) == 64, "a message that comes takes one line");
-    assert!(end_of!(tx_quota: u16) <= Peer::HOT, "one that goes takes two");
+    assert!(
+        end_of!(tx_quota: u16) <= Peer::HOT,
+        "one that goes takes two, 14 bytes of them for `Controller`"
+    );
     assert!(end_of!(reorder_buf: List<0, u32, OooIdx>) <= Peer::WARM);
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
 };

@@ -21,8 +21,8 @@ pub const WINDOW_LOSSLESS: u32 = 256;
 /// The algorithm of this build.
 pub type Controller = delay::DelayWindow;
 
-/// A congestion control. Lives in the record of each session: a few bytes, no allocation, no clock
-/// of its own. The default is a session that has just been opened.
+/// A congestion control. Lives in the record of each session: at most 14 bytes, at any even
+/// address, no allocation, no clock of its own. The default is a session that has just been opened.
 pub trait CongestionControl: Default {
     /// The window of a session on a port that loses nothing: no limit, for good.
     fn whole() -> Self;
@@ -41,7 +41,8 @@ pub trait CongestionControl: Default {
     fn on_mark(&mut self, now: Instant, rtt: &Rtt);
 
     /// `lost` packets were found lost at `now`: overtaken by later ones, or by time. Packets that
-    /// are sent again as probes, or since the peer refused them, are not told.
+    /// are sent again as probes, or since the peer refused them, are not told. There may be many
+    /// such calls a round trip.
     fn on_loss(&mut self, now: Instant, lost: u32);
 }
 

@@ -35,7 +35,7 @@ wire_errors! {
     Source = "source", "source address is no station's";
     /// Another major version. The rest of the frame cannot be interpreted.
     Version = "version", "unknown protocol version";
-    /// Prologue bit 7: secured packets do not exist yet.
+    /// Prologue bit 7, where there is no key, or in a WHO.
     Secured = "secured", "SEC bit set";
     /// Prologue bit 4: only an ACK echoes congestion.
     CongestionEcho = "congestion_echo", "CE bit set in no ACK";
@@ -96,8 +96,8 @@ wire_errors! {
     RespStatus = "resp_status", "unknown status of a RESP";
     /// A NACK reason that does not exist.
     NackReason = "nack_reason", "unknown reason of a NACK";
-    /// An ACK with more than four SACK words.
-    SackCount = "sack_count", "more than four SACK words";
+    /// An ACK with more than 64 SACK words.
+    SackCount = "sack_count", "more than 64 SACK words";
     /// An RST reason that does not exist.
     RstReason = "rst_reason", "unknown reason of an RST";
     /// An RST or OPEN from incarnation 0, an OPEN of which one of epoch and sid is 0, a question

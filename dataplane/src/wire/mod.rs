@@ -1,8 +1,8 @@
 //! The bytes of a packet: one file per header, every byte in `docs/wire.md`.
 //!
-//! A frame is Ethernet header (14) | prologue (2) | base (16) | operation header | payload |
-//! trailer (0 or 4) | padding. [`Base::parse`] copies the first 40 bytes out once, checks all that
-//! can be checked without the operation header, and the checksum if there is one; then the
+//! A frame is Ethernet header (14) | prologue (2) | base (24) | operation header | payload |
+//! trailer (0, 4 or 16) | padding. [`Base::parse`] copies the first 40 bytes out once, checks all
+//! that can be checked without the operation header, and the checksum if there is one; then the
 //! operation's own `parse` copies and checks its header. Both copy before they check, because the
 //! frame may lie in memory that its sender still writes. What they return has been checked: a
 //! payload of `base.plen` bytes at `payload_off()` lies within the frame.

@@ -53,7 +53,7 @@ fn goodput() {
         }
     }
     println!("goodput: time {:.1} s", start.elapsed().as_secs_f64());
-    assert!(short.is_empty(), "below the bar: {short:#?}");
+    assert!(short.is_empty(), "below the bars of `delay.rs`: {short:#?}");
 }
 
 /// Goal: a session fills a path on which a thousand packets are under way, also where some get
@@ -92,7 +92,7 @@ fn marks_keep_a_queue_short() {
         (share, queue_us, stats.marked)
     });
     assert!(plain.2 == 0 && marked.2 > 100);
-    assert!(marked.0 > 0.97, "goodput {}", marked.0);
+    assert!(marked.0 > 0.97, "goodput {} with marks, and no more than 0.97", marked.0);
     assert!(marked.1 < 10.0 && marked.1 < plain.1 / 1.5, "{} of {} us", marked.1, plain.1);
 }
 
