@@ -43,7 +43,9 @@ pub use switch::{Serving, check_switch, open_switch};
 ///   and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
 /// - `udp:10.0.0.1` or `udp:10.0.0.1:50000` carries frames inside UDP from that address of this
-///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. See
+///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. So do
+///   `udp:[2001:db8::a01:107]/96` and `udp:eth0/96` by IPv6, to hosts whose addresses begin with
+///   the same 96 bits. See
 ///   [`UdpSettings`](crate::backend::udp::UdpSettings).
 /// - `memif:/run/vpp/memif.sock` or `memif:@job7` joins another process by shared memory, VPP or
 ///   DPDK's, with `role=server`, `id=0`, `secret=`, `rsize=10`, `bsize=2048`, `mtu=`, `mac=`,
@@ -207,7 +209,7 @@ pub fn check(spec: &str) -> Result<(), OpenError> {
 fn check_one(spec: &str) -> Result<(), OpenError> {
     let (device, near) = near::split(spec)?;
     check_device(&device)?;
-    near.map_or(Ok(()), |near| near.check())
+    near.map_or(Ok(()), |near| near.check(&device))
 }
 
 fn check_device(spec: &str) -> Result<(), OpenError> {
@@ -510,6 +512,21 @@ mod tests {
             ("xdp:eth0,busypoll", "busypoll=yes or busypoll=no"),
             ("xdp:eth0,ring=100", "a power of two from 64 to 16384"),
             ("xdp:eth0,ring=32768", "a power of two from 64 to 16384"),
+        ]);
+    }
+
+    #[test]
+    fn wrong_specs_of_ipv6_say_what_to_write() {
+        each_says(&[
+            ("udp:[::1]", "write udp:[2001:db8::a01:107]/96"),
+            ("udp:[::1]/64", "is no network; write 10.1.0.0/16, or [2001:db8::]/96"),
+            ("udp:::1", "write udp:[2001:db8::a01:107]/96"),
+            ("udp:[::1]/96:80", "udp:[::1]/96:50000"),
+            ("udp:[::1/96", "write udp:[2001:db8::a01:107]/96"),
+            ("udp:[lo]/96", "invalid IPv6 address"),
+            ("udp:[2001:db8::1]/96", "no interface of this host has that address"),
+            ("udp:[fe80::1]/96", "an address of one link"),
+            ("udp:nothing0/96", "neither an IPv6 address nor an interface with one"),
         ]);
     }
 

@@ -225,7 +225,7 @@ impl Place {
 
 fn claim(addr: SocketAddrV4, beside_kernel: bool) -> io::Result<Place> {
     let name = hold(&format!("barewire-ip-{addr}"))?;
-    let socket = if beside_kernel { keep_port(addr)? } else { None };
+    let socket = if beside_kernel { keep_port(addr.into())? } else { None };
     Ok(Place { addr, _name: name, socket })
 }
 
