@@ -57,7 +57,7 @@ pub use switch::{Serving, check_switch, open_switch};
 /// - `pcap(file=PATH):PORT` records what passes `PORT`.
 /// - `ip(10.1.1.7/24,gw=10.1.1.1):PORT` sends the datagrams of `udp:` by `PORT`, past the kernel:
 ///   `afpacket`, `xdp`, `vfio`, `dpdk` or `memif`. There are `port=50000`, `ttl=64`, `dscp=46`,
-///   `sum=yes` and `mtu=1458` besides. See [`IpSettings`](crate::backend::ip::IpSettings).
+///   `ecn=no`, `sum=yes` and `mtu=1458` besides. See [`IpSettings`](crate::backend::ip::IpSettings).
 /// - `vlan(100,pcp=3):PORT` puts a VLAN tag on the frames of such a `PORT`, in which `ip(...):` may
 ///   stand before it. See [`VlanSettings`](crate::backend::vlan::VlanSettings).
 /// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in
@@ -546,6 +546,7 @@ mod tests {
             ("udp:127.0.0.1:x", "invalid digit"),
             ("udp:127.0.0.1:80", "49152 to 65535"),
             ("udp:127.0.0.1,ring=7", "no option \"ring\""),
+            ("udp:127.0.0.1,ecn=0", "write ecn=yes or ecn=no"),
             ("udp:127.0.0.1,near=maybe", "write near=yes, near=no or near=shm:NAME"),
             ("udp:127.0.0.1,near=shm:a b", "letters, digits"),
             ("shm:x,near=yes", "no option \"near\""),

@@ -18,6 +18,25 @@ fn marking() -> Option<Nodes> {
     Some(nodes)
 }
 
+/// Goal: a port that is told so sends datagrams that nobody marks, and notices the marks of others.
+#[test]
+fn a_port_that_may_not_be_marked_still_notices() {
+    let Some(nodes) = marking() else { return };
+    let sizes = |mtu: usize| vec![0, 100, mtu - 38, mtu + 1, 1 << 20, 4 << 20];
+    let without = ["ip(10.78.0.7/24,gw=10.78.0.1,ecn=no):afpacket:fab0", "udp:fab0,ecn=no"];
+    for port in without {
+        let counts = there_and_back(&nodes, [port, UDP], sizes);
+        assert_eq!((counts.marked, counts.echoes), (0, 0), "{counts:?}");
+    }
+    let rule = "ip saddr 10.78.1.7 ip ecn ect0 ip ecn set ce";
+    nodes.run(2, &format!("nft add rule ip marks ce {rule}")).unwrap();
+    for port in without {
+        let counts = there_and_back(&nodes, [port, UDP], sizes);
+        assert!(counts.marked > 10 && counts.echoes == 0, "{counts:?}");
+        println!("{port}: {counts:?}");
+    }
+}
+
 /// Goal: datagrams say that they may be marked; marks are noticed and echoed by the kernel's stack
 /// and past it, one frame at a time and in trains, and the messages arrive. Method: a router that
 /// marks all, one way and then the other.

@@ -25,6 +25,11 @@ pub const PREFIX_LEN: u8 = 96;
 pub(super) const ECT_0: u8 = 2;
 pub(super) const CE: u8 = 3;
 
+/// That byte of datagrams with a code point of 0 to 63, that may be marked (`ecn`) or not.
+pub(super) fn tos_of(dscp: u8, ecn: bool) -> u8 {
+    dscp << 2 | if ecn { ECT_0 } else { 0 }
+}
+
 /// The address of the port at `addr`, if its UDP port has one.
 pub fn mac_of(addr: SocketAddrV4) -> Option<MacAddr> {
     let [a, b, c, d] = addr.ip().octets();

@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::Batch;
-use super::inet::{CE, ECT_0, Name, addresses, family, host_text};
+use super::inet::{CE, Name, addresses, family, host_text, tos_of};
 use super::netdev::{Link, filter, links};
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
@@ -78,6 +78,9 @@ pub struct UdpSettings {
     pub mtu: Option<usize>,
     /// Differentiated services code point of the datagrams, 0 to 63. Default 0.
     pub dscp: u8,
+    /// Whether datagrams say that they may be marked for congestion. Default: yes. Marks of
+    /// datagrams that come are told of in any case.
+    pub ecn: bool,
 }
 
 /// An interface with an address.
@@ -102,7 +105,7 @@ impl UdpSettings {
     /// The settings of a port at `host`.
     pub fn at(host: &str) -> Self {
         let is_v6 = host.parse::<Ipv6Addr>().is_ok();
-        Self { host: host.to_owned(), is_v6, port: None, mtu: None, dscp: 0 }
+        Self { host: host.to_owned(), is_v6, port: None, mtu: None, dscp: 0, ecn: true }
     }
 
     /// As it is written, without options.
@@ -339,7 +342,7 @@ impl Udp {
         let mtu = settings.mtu(&place)?;
         settings.check_dscp()?;
         let os = |e: io::Error| settings.os("cannot make a UDP socket", &e);
-        let socket = socket(place.ip, settings.dscp << 2 | ECT_0).map_err(os)?;
+        let socket = socket(place.ip, tos_of(settings.dscp, settings.ecn)).map_err(os)?;
         let addr = settings.bind(socket.as_raw_fd(), &place)?;
         let prefix = Prefix::of(place.ip);
         let mac = prefix.mac_of(addr).expect("a UDP port without an address was refused");

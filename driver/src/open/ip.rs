@@ -78,10 +78,11 @@ fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
             "port" => settings.port = Some(parse(spec, value)?),
             "ttl" => settings.ttl = parse(spec, value)?,
             "dscp" => settings.dscp = parse(spec, value)?,
+            "ecn" => settings.ecn = yes_or_no(spec, key, value)?,
             "sum" => settings.sums = yes_or_no(spec, key, value)?,
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             _ => {
-                let known = "gw=, port=, ttl=, dscp=, sum= and mtu=";
+                let known = "gw=, port=, ttl=, dscp=, ecn=, sum= and mtu=";
                 return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
             }
         }
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_name_says_address_gateway_and_the_port_below() {
-        let spec = "ip(10.1.1.7/24,gw=10.1.1.1,port=50000,dscp=46,ttl=8,sum=yes,mtu=900):\
+        let spec = "ip(10.1.1.7/24,gw=10.1.1.1,port=50000,dscp=46,ttl=8,sum=yes,ecn=no,mtu=900):\
                     fault(loss=0.1):afpacket:eth0,mtu=1500";
         let (settings, inner, beside_kernel) = parts(spec).unwrap();
         let want = IpSettings {
@@ -127,6 +128,7 @@ mod tests {
             ttl: 8,
             dscp: 46,
             sums: true,
+            ecn: false,
             mtu: Some(900),
             ..IpSettings::at([10, 1, 1, 7].into(), 24)
         };

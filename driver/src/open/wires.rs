@@ -149,8 +149,9 @@ fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
         match key {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "dscp" => settings.dscp = parse(spec, value)?,
+            "ecn" => settings.ecn = yes_or_no(spec, key, value)?,
             _ => {
-                let why = format!("no option \"{key}\"; there are mtu=, dscp= and near=");
+                let why = format!("no option \"{key}\"; there are mtu=, dscp=, ecn= and near=");
                 return Err(bad(spec, why));
             }
         }

@@ -5,6 +5,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use super::super::inet::CE;
 use crate::port::MacAddr;
 
 /// EtherType of IPv4.
@@ -16,10 +17,6 @@ const IP_AT: usize = 14;
 const UDP_AT: usize = 34;
 /// Version 4, header of 20 bytes.
 const VERSION_IHL: u8 = 0x45;
-/// In the byte of DSCP and ECN: what we send says that it may be marked (ECT(0)), and what a router
-/// with a long queue makes of it (CE), RFC 3168.
-pub(super) const ECT_0: u8 = 2;
-const CE: u8 = 3;
 /// UDP's protocol number.
 const UDP: u8 = 17;
 /// Don't fragment, in the word of flags and offset; all of it but that flag.
@@ -156,6 +153,7 @@ pub(super) fn check(
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::inet::ECT_0;
     use super::*;
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
     use proptest::prelude::*;

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::hairpin::Hairpin;
-use super::udp::{addr_of, mac_of};
+use super::inet::{addr_of, mac_of, tos_of};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
@@ -49,7 +49,7 @@ use crate::port::{
     MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
 };
 use arp::{ARP_LEN, Arp, ArpFrame, ETHERTYPE_ARP};
-use datagram::{ECT_0, HEADERS_LEN, Refused, Template};
+use datagram::{HEADERS_LEN, Refused, Template};
 use neighbours::{Budget, Due, Learned, Neighbours};
 use place::Net;
 use train::Train;
@@ -156,7 +156,7 @@ impl Ip {
             frame_max,
             net: Net::of(settings),
             own: (mac, *addr.ip()),
-            template: Template::new(mac, addr, settings.ttl, settings.dscp << 2 | ECT_0),
+            template: Template::new(mac, addr, settings.ttl, tos_of(settings.dscp, settings.ecn)),
             sums: settings.sums,
             neighbours: Neighbours::new(),
             answers: Budget::new(),

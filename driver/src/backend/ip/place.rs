@@ -26,6 +26,8 @@ pub struct IpSettings {
     pub ttl: u8,
     /// Differentiated services code point of the datagrams, 0 to 63. Default 0.
     pub dscp: u8,
+    /// Whether datagrams say that they may be marked for congestion. Default: yes.
+    pub ecn: bool,
     /// Whether datagrams have a sum. The packet inside has a better one, and a sum takes a look at
     /// every byte. Default: no; for networks that drop datagrams without.
     pub sums: bool,
@@ -44,6 +46,7 @@ impl IpSettings {
             port: None,
             ttl: 64,
             dscp: 0,
+            ecn: true,
             sums: false,
             mtu: None,
         }
@@ -116,6 +119,9 @@ impl IpSettings {
         }
         if *dscp != 0 {
             text += &format!(",dscp={dscp}");
+        }
+        if !self.ecn {
+            text += ",ecn=no";
         }
         if self.sums {
             text += ",sum=yes";
