@@ -57,7 +57,8 @@ pub use switch::{Serving, check_switch, open_switch};
 /// - `pcap(file=PATH):PORT` records what passes `PORT`.
 /// - `ip(10.1.1.7/24,gw=10.1.1.1):PORT` sends the datagrams of `udp:` by `PORT`, past the kernel:
 ///   `afpacket`, `xdp`, `vfio`, `dpdk` or `memif`. There are `port=50000`, `ttl=64`, `dscp=46`,
-///   `ecn=no`, `sum=yes` and `mtu=1458` besides. See [`IpSettings`](crate::backend::ip::IpSettings).
+///   `ecn=no`, `sum=yes` and `mtu=1458` besides. An IPv6 address stands in brackets:
+///   `ip([2001:db8::a01:107]/96):PORT`. See [`IpSettings`](crate::backend::ip::IpSettings).
 /// - `vlan(100,pcp=3):PORT` puts a VLAN tag on the frames of such a `PORT`, in which `ip(...):` may
 ///   stand before it. See [`VlanSettings`](crate::backend::vlan::VlanSettings).
 /// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in

@@ -1,6 +1,6 @@
 //! IPv6: hosts whose addresses have their first 96 bits in common.
 
-use barewire::errno::{FI_EINVAL, FI_ENODATA, FI_ENODEV};
+use barewire::errno::{FI_EACCES, FI_EADDRINUSE, FI_EINVAL, FI_ENODATA, FI_ENODEV};
 use barewire::flags::InfoFlags;
 use barewire::{API_VERSION, Info, getinfo};
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
@@ -177,4 +177,127 @@ fn what_an_operator_gets_wrong_with_ipv6() {
     assert!(code == 0 || code == FI_ENODEV && line.contains("ip -6 addr"), "{code} {line}");
     nodes.ip(0, &format!("addr flush dev {FABRIC}")).unwrap();
     refused(&nodes, &format!("udp:{FABRIC}/96"), FI_ENODEV, &["nor an interface with one"]);
+}
+
+const BELOW: &str = "afpacket:fab0";
+
+/// The port past the kernel at a host of [`pair`], over `below`.
+fn over(below: &str, number: usize) -> String {
+    format!("ip([{}]/96):{below}", address(0, number))
+}
+
+/// The same at a node of [`routed`].
+fn by_router(node: usize) -> String {
+    format!("ip([{}]/120,gw=[{}]):{BELOW}", address(node, 7), address(node, 1))
+}
+
+/// Goal: the datagrams are those of the kernel's stack, whoever begins, and both take the other's
+/// sums and trains.
+#[test]
+fn every_length_between_ip_and_udp_over_ipv6() {
+    for mtu in [1500, 9000] {
+        let Some(nodes) = pair(mtu) else { return };
+        let ports = [over(BELOW, 1), over(BELOW, 2)];
+        there_and_back(&nodes, [&ports[0], &ports[1]], |found| {
+            assert_eq!(found as u64, mtu as u64 - OVERHEAD);
+            all_sizes(found)
+        });
+        there_and_back(&nodes, [&ports[0], &udp(0, 2)], all_sizes);
+        there_and_back(&nodes, [&udp(0, 1), &ports[1]], all_sizes);
+    }
+}
+
+/// Goal: addresses that no kernel has are asked for and answered by the ports alone, whoever asks;
+/// with loss, which takes questions and answers too.
+#[test]
+fn addresses_of_ipv6_of_its_own() {
+    let Some(nodes) = pair(1500) else { return };
+    there_and_back(&nodes, [&over(BELOW, 0x65), &over(BELOW, 0x66)], fewer_sizes);
+    there_and_back(&nodes, [&over(BELOW, 0x65), &udp(0, 2)], fewer_sizes);
+    let lossy = over(&format!("fault(loss=0.05,dup=0.02,corrupt=0.02,seed=53):{BELOW}"), 0x67);
+    there_and_back(&nodes, [&lossy, &udp(0, 2)], fewer_sizes);
+    let port = format!("ip([{}]/96,dscp=46,port=60000,mtu=1000):{BELOW}", address(0, 1));
+    there_and_back(&nodes, [&port, &udp(0, 2)], |mtu| {
+        assert_eq!(mtu, 1000);
+        fewer_sizes(mtu)
+    });
+}
+
+#[test]
+fn every_length_through_a_router_of_ipv6() {
+    let Some(nodes) = routed(1500) else { return };
+    let port = by_router;
+    there_and_back(&nodes, [&port(0), &port(1)], fewer_sizes);
+    there_and_back(&nodes, [&port(0), &udp(1, 7)], fewer_sizes);
+    there_and_back(&nodes, [&udp(0, 7), &port(1)], fewer_sizes);
+    // By the router's address of the link, and where a host is a network of its own.
+    nodes.ip(2, "addr add fe80::1/64 dev port0 nodad").unwrap();
+    for len in [120, 128] {
+        let port = format!("ip([{}]/{len},gw=fe80::1):{BELOW}", address(0, 7));
+        there_and_back(&nodes, [&port, &udp(1, 7)], fewer_sizes);
+    }
+}
+
+/// Past the kernel a path that carries less is found by the fabric's probes alone.
+#[test]
+fn a_router_of_ipv6_that_carries_less_is_found_past_the_kernel() {
+    let Some(nodes) = routed(9000) else { return };
+    nodes.ip(2, "link set port1 mtu 1400").unwrap();
+    let sizes = [0, 64, 1400, 1500, 4096, 8900, 64 << 10, 1 << 20];
+    let mut lengths = [1, 20, 200].into_iter().map(|times| {
+        let ports = [&*by_router(0), &*udp(1, 7)];
+        there_and_back(&nodes, ports, |_mtu| sizes.repeat(times)).frame_max
+    });
+    assert!(lengths.any(|len| (1000..=1400 - OVERHEAD).contains(&len)));
+}
+
+#[test]
+fn kills_inside_ip_over_ipv6() {
+    let Some(nodes) = pair(1500) else { return };
+    let begin =
+        |place: usize, _name: &str| start(&nodes, place, "traffic", &over(BELOW, place + 1));
+    kill_rounds("kills-ip6", begin, 8, 55);
+}
+
+#[test]
+fn every_length_inside_ip_over_xdp_and_ipv6() {
+    for mode in ["native", "generic"] {
+        let Some(nodes) = pair(1500) else { return };
+        for node in [0, 1] {
+            // A program in the stack is given a train in one piece, which no buffer holds.
+            nodes.ip(node, &format!("link set {FABRIC} gso_max_segs 1")).unwrap();
+        }
+        let below = format!("xdp:fab0,mode={mode}");
+        let (code, line) = outcome(&nodes, "opener", &over(&below, 1));
+        if code == FI_EACCES || line.contains("CONFIG_XDP_SOCKETS") {
+            println!("SKIPPED: {line}");
+            return;
+        }
+        there_and_back(&nodes, [&over(&below, 1), &over(&below, 2)], fewer_sizes);
+        there_and_back(&nodes, [&over(&below, 1), &udp(0, 2)], fewer_sizes);
+        // Addresses that the kernel does not answer for.
+        there_and_back(&nodes, [&over(&below, 0x65), &over(&below, 0x66)], fewer_sizes);
+    }
+}
+
+#[test]
+fn what_an_operator_gets_wrong_past_the_kernel() {
+    let Some(nodes) = pair(1500) else { return };
+    let port = |of: &str| format!("ip({of}):{BELOW}");
+    assert_eq!(outcome(&nodes, "opener", &over(BELOW, 1)).0, 0);
+    // The other kernel has it, and says so.
+    let has = format!("has the address {NET}a4e:2");
+    refused(&nodes, &over(BELOW, 2), FI_EADDRINUSE, &[&has]);
+    refused(&nodes, &port("[2001:db8::a4e:1]"), FI_EINVAL, &["ip([2001:db8::a01:107]/96):PORT"]);
+    refused(&nodes, &port("[2001:db8::a4e:1]/64"), FI_EINVAL, &["write 96, or up to 128"]);
+    let routed = port("[2001:db8::a4e:1]/96,gw=fe80::1");
+    refused(&nodes, &routed, FI_EINVAL, &["leave out gw=", "97 to 128"]);
+    refused(&nodes, &port("[2001:db8::a4e:1]/96,mtu=1500"), FI_EINVAL, &["mtu=1438"]);
+    let named = format!("ip([{}]/96,port=50000):{BELOW}", address(0, 1));
+    let mut first = start(&nodes, 0, "opener", &named);
+    refused(&nodes, &named, FI_EADDRINUSE, &["in use by another process"]);
+    // The kernel's socket keeps `udp:` from it as well.
+    refused(&nodes, &format!("{}:50000", udp(0, 1)), FI_EADDRINUSE, &["in use"]);
+    first.say("END");
+    first.finish();
 }
