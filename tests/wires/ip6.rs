@@ -162,6 +162,26 @@ fn hosts_of_the_prefix_are_known_by_their_addresses() {
     });
 }
 
+/// Goal: processes of a node whose addresses are alike but for the prefix, or for the version of IP,
+/// each have a near side of their own.
+#[test]
+fn hosts_of_two_prefixes_are_not_near() {
+    let Some(nodes) = pair(1500) else { return };
+    give(&nodes, (0, FABRIC), "2001:db8:0:79::a4e:1/96").unwrap();
+    let ports = ["udp:10.78.0.1".into(), udp(0, 1), "udp:[2001:db8:0:79::a4e:1]/96".into()];
+    let open = |port: &String| start(&nodes, 0, "opener", &format!("{port}:52000,near=yes"));
+    let all: Vec<_> = ports.iter().map(open).collect();
+    let addresses: Vec<_> = all.iter().map(|opener| opener.addr.clone()).collect();
+    for mut opener in all {
+        opener.say("END");
+        opener.finish();
+    }
+    // The same station, opened three times.
+    let station = |said: &String| said.split(' ').nth(1).map(str::to_owned);
+    assert!(addresses.iter().all(|said| said.starts_with("0 ")), "{addresses:?}");
+    assert!(addresses.iter().all(|said| station(said) == station(&addresses[0])));
+}
+
 #[test]
 fn what_an_operator_gets_wrong_with_ipv6() {
     let Some(nodes) = pair(1500) else { return };
