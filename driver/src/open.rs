@@ -11,6 +11,7 @@ use crate::port::{MTU_MIN, Port};
 
 mod choice;
 mod ip;
+mod mark;
 mod memif;
 mod near;
 mod nics;
@@ -21,6 +22,7 @@ mod vlan;
 mod wires;
 
 pub use choice::choose;
+pub use mark::{Mark, with_mark};
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
 use spec::{Outer, bad, parse, wrapped};

@@ -162,8 +162,8 @@ fn hosts_of_the_prefix_are_known_by_their_addresses() {
     });
 }
 
-/// Goal: processes of a node whose addresses are alike but for the prefix, or for the version of IP,
-/// each have a near side of their own.
+/// Goal: processes of a node whose addresses are alike but for the prefix, or for the version of
+/// IP, each have a near side of their own.
 #[test]
 fn hosts_of_two_prefixes_are_not_near() {
     let Some(nodes) = pair(1500) else { return };
