@@ -228,7 +228,7 @@ pub struct TxAttr {
     pub iov_limit: usize,
     /// Pieces of remote memory at most: 0, there is no remote access yet.
     pub rma_iov_limit: usize,
-    /// Traffic class, as in [`tclass`](crate::tclass); 0: that of the domain.
+    /// Traffic class, as in [`crate::tclass`]; 0: that of the domain.
     pub tclass: u32,
 }
 
@@ -342,7 +342,7 @@ pub struct DomainAttr {
     pub max_err_data: usize,
     /// Registrations at most; 0 in an answer: bounded by memory.
     pub mr_cnt: usize,
-    /// Traffic class, as in [`tclass`](crate::tclass), by which the port marks frames; 0: that of
+    /// Traffic class, as in [`crate::tclass`], by which the port marks frames; 0: that of
     /// the endpoints.
     pub tclass: u32,
 }
