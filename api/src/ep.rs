@@ -217,6 +217,9 @@ impl EpCommon {
         if info.caps.contains(Caps::MULTICAST) {
             return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));
         }
+        if !crate::tclass::is_fit(info.domain_attr.tclass, info.tx_attr.tclass) {
+            return Err(Error::Invalid("tclass: another than the domain's, or none"));
+        }
         Ok(())
     }
 

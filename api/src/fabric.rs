@@ -1,5 +1,6 @@
 //! The fabric object, and where its ports come from.
 
+use barewire_driver::open::with_mark;
 use barewire_driver::port::Port;
 
 use crate::cntr::Cntr;
@@ -13,6 +14,7 @@ use crate::names::Names;
 use crate::raw::RawCq;
 pub use crate::settings::DEFAULT_PORT;
 use crate::settings::{Settings, Threading};
+use crate::tclass;
 
 /// What is done when another domain has the port that a source address names.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,10 @@ pub(crate) fn open_port(
 ) -> std::result::Result<Box<dyn Port>, OpenError> {
     let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
     let name = name.unwrap_or(DEFAULT_PORT);
+    let class = tclass::of_domain(info.domain_attr.tclass, info.tx_attr.tclass);
+    let marked = tclass::mark_of(class).map(|mark| with_mark(name, mark)).transpose();
+    let marked = marked.map_err(open_error)?;
+    let name = marked.as_deref().unwrap_or(name);
     // What passes through memory is not sealed, so it is of no tenant.
     let near = settings.near && !info.domain_attr.av_auth_key;
     let open = |name: &str| match near {

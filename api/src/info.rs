@@ -21,6 +21,7 @@ use crate::errno::{Error, OpenError, Result, open_error};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
 use crate::names::{Names, Through, Whose, is_placeholder};
 use crate::settings::{DEFAULT_PORT, Progress, Settings, Threading};
+use crate::tclass;
 
 /// A version of the interface, as `FI_VERSION(major, minor)`.
 pub const fn version(major: u32, minor: u32) -> u32 {
@@ -228,7 +229,7 @@ pub struct TxAttr {
     pub iov_limit: usize,
     /// Pieces of remote memory at most: 0, there is no remote access yet.
     pub rma_iov_limit: usize,
-    /// Traffic class; labels (`0x200` up) are taken and mean nothing on a segment.
+    /// Traffic class, as in [`crate::tclass`]; 0: that of the domain.
     pub tclass: u32,
 }
 
@@ -347,6 +348,9 @@ pub struct DomainAttr {
     pub max_err_data: usize,
     /// Registrations at most; 0 in an answer: bounded by memory.
     pub mr_cnt: usize,
+    /// Traffic class, as in [`crate::tclass`], by which the port marks frames; 0: that of
+    /// the endpoints.
+    pub tclass: u32,
 }
 
 /// `struct fi_fabric_attr`.
@@ -623,6 +627,7 @@ fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
         av_auth_key: hint.av_auth_key,
         max_err_data: EpAddr::LEN,
         mr_cnt: 0,
+        tclass: hint.tclass,
     }
 }
 
@@ -660,7 +665,7 @@ fn check(hints: &Info, answer: &Info) -> Result<()> {
         && tx.inject_size <= has_tx.inject_size
         && tx.iov_limit.max(rx.iov_limit) <= IOV_LIMIT
         && tx.rma_iov_limit <= RMA_IOV_LIMIT
-        && (tx.tclass == 0 || (0x200..0x206).contains(&tx.tclass))
+        && tclass::is_fit(hints.domain_attr.tclass, tx.tclass)
         && tx.size <= has_tx.size
         && rx.size <= has_rx.size
         && rx.total_buffered_recv <= has_rx.total_buffered_recv

@@ -69,6 +69,7 @@ pub mod sep;
 pub mod settings;
 pub mod stats;
 pub mod tagged;
+pub mod tclass;
 pub mod wait;
 mod who;
 pub mod work;

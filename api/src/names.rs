@@ -4,8 +4,9 @@
 //! asked for or inserted, never on the way of a message.
 //!
 //! # `udp:` ports
-//! The MAC of such a port is its IPv4 address and its UDP port, so host and service are an address
-//! by arithmetic and nobody is asked: the endpoint has the number of the service, and its port the
+//! The MAC of such a port is its IPv4 address, or the last 32 bits of an IPv6 address that begins
+//! as those of all its peers do, and its UDP port: host and service are an address by arithmetic
+//! and nobody is asked: the endpoint has the number of the service, and its port the
 //! UDP port whose lower 14 bits are those of the service ([`udp_port`]), which from 49152 on is the
 //! service itself.
 //!
@@ -22,12 +23,14 @@
 //! place until the domain is open and the station is known.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use barewire_dataplane::types::EpAddr;
+use barewire_driver::backend::inet::{
+    PORTS, PORTS_TRIED, Prefix, addr_of, host_bits, host_text, mac_of,
+};
 use barewire_driver::backend::netdev::{hold, ip_addresses};
-use barewire_driver::backend::udp::{PORTS, PORTS_TRIED, addr_of, mac_of};
 use barewire_driver::open::{choose, kind_and_device, udp_place, with_udp_port};
 use barewire_driver::port::{MacAddr, PortCaps, Station};
 
@@ -45,8 +48,9 @@ pub enum Names {
     Labels,
     /// They are the place of a `udp:` or `ip(...)` port.
     Udp {
-        /// The IPv4 address of the port.
-        ip: Ipv4Addr,
+        /// The IP address of the port. One of IPv6 has the first 96 bits of all hosts that the port
+        /// reaches.
+        ip: IpAddr,
         /// Its UDP port, if that is settled.
         port: Option<u16>,
         /// The kernel's stack carries its datagrams, so its routes are the port's.
@@ -156,38 +160,53 @@ impl Names {
         }
     }
 
-    /// The IPv4 address of this host that its endpoints have.
-    pub fn own_ip(self) -> Ipv4Addr {
+    /// The IP address of this host that its endpoints have.
+    pub fn own_ip(self) -> IpAddr {
         match self {
-            Self::Labels => Ipv4Addr::LOCALHOST,
-            Self::Udp { ip, .. } | Self::Asked { ip } => ip,
+            Self::Labels => Ipv4Addr::LOCALHOST.into(),
+            Self::Udp { ip, .. } => ip,
+            Self::Asked { ip } => ip.into(),
         }
     }
 
+    /// Whether its hosts have IPv6 addresses, and no others.
+    pub fn is_v6(self) -> bool {
+        matches!(self, Self::Udp { ip: IpAddr::V6(_), .. })
+    }
+
     /// The address of the service at `host`. The unspecified address is this host, and so is a
-    /// loopback address but on a port that has one.
-    pub fn at(self, host: Ipv4Addr, service: u16) -> EpAddr {
+    /// loopback address but on a port that has one. Of an IPv6 address the last 32 bits count:
+    /// whether the first are the port's own was looked at before.
+    pub fn at(self, host: IpAddr, service: u16) -> EpAddr {
         let Self::Udp { ip, .. } = self else { return label(service) };
         let is_here = host.is_unspecified() || host.is_loopback() && !ip.is_loopback();
-        let place = SocketAddrV4::new(if is_here { ip } else { host }, udp_port(service));
+        let host = host_bits(if is_here { ip } else { host });
+        let place = SocketAddrV4::new(host, udp_port(service));
         let mac = mac_of(place).expect("the upper bits of such a port are set");
         EpAddr { station: mac.into(), ep: service, incarnation: 0 }
     }
 
+    /// The address of the service at this host.
+    pub fn here(self, service: u16) -> EpAddr {
+        self.at(Ipv4Addr::UNSPECIFIED.into(), service)
+    }
+
     /// Host and service of an address, and whether they name it: whether [`at`](Self::at) leads
     /// back to it.
-    pub fn name(self, addr: EpAddr) -> (SocketAddrV4, bool) {
-        let host = match self {
-            Self::Udp { .. } => addr_of(addr.station.mac).map(|place| *place.ip()),
-            Self::Labels => Some(Ipv4Addr::LOCALHOST),
-            Self::Asked { ip } if addr.station == label(addr.ep).station => Some(ip),
+    pub fn name(self, addr: EpAddr) -> (SocketAddr, bool) {
+        let host: IpAddr = match self {
+            Self::Udp { ip, .. } => match addr_of(addr.station.mac) {
+                Some(place) => Prefix::of(ip).ip(*place.ip()),
+                None => Ipv4Addr::LOCALHOST.into(),
+            },
+            Self::Labels => Ipv4Addr::LOCALHOST.into(),
+            Self::Asked { ip } if addr.station == label(addr.ep).station => ip.into(),
             Self::Asked { .. } => match ip_of(addr.station) {
-                Some(IpAddr::V4(ip)) => Some(ip),
-                _ => Some(Ipv4Addr::UNSPECIFIED),
+                Some(ip @ IpAddr::V4(_)) => ip,
+                _ => Ipv4Addr::UNSPECIFIED.into(),
             },
         };
-        let host = host.unwrap_or(Ipv4Addr::LOCALHOST);
-        (SocketAddrV4::new(host, addr.ep), self.at(host, addr.ep).station == addr.station)
+        (SocketAddr::new(host, addr.ep), self.at(host, addr.ep).station == addr.station)
     }
 
     /// The services by which an endpoint that asks for none can be found, best first: those of the
@@ -212,7 +231,8 @@ impl Names {
             Self::Labels => Some(format!("{spec},mac={}", source.station)),
             Self::Asked { .. } => None,
             Self::Udp { ip, .. } => {
-                let place = addr_of(source.station.mac).filter(|place| *place.ip() == ip)?;
+                let place = addr_of(source.station.mac);
+                let place = place.filter(|place| *place.ip() == host_bits(ip))?;
                 with_udp_port(spec, place.port())
             }
         }
@@ -269,18 +289,20 @@ impl Names {
                 Ok((number != 0).then(|| label(number)))
             }
             Self::Udp { ip, port, .. } if whose == Whose::Ours => {
-                let is_ours = |host: IpAddr| match host {
-                    IpAddr::V4(host) => self.at(host, 0).station == self.at(ip, 0).station,
-                    IpAddr::V6(host) => host.is_unspecified() || host.is_loopback(),
+                let is_ours = |host: IpAddr| {
+                    host == ip || host.is_unspecified() || host.is_loopback() && !ip.is_loopback()
                 };
                 if hosts.is_some_and(|hosts| !hosts.into_iter().any(is_ours)) {
-                    return Err(no_name(node, format!("not the address of the port, udp:{ip}")));
+                    return Err(no_name(
+                        node,
+                        format!("not the address of the port, udp:{}", host_text(ip)),
+                    ));
                 }
                 self.free(number, port)
             }
             Self::Udp { ip, by_kernel, .. } => {
                 let host = match hosts {
-                    Some(hosts) => reachable(by_kernel.then_some(ip), node, hosts)?,
+                    Some(hosts) => reachable(ip, by_kernel, node, hosts)?,
                     None => ip,
                 };
                 Ok(Some(self.at(host, if number == 0 { FIRST } else { number })))
@@ -289,7 +311,7 @@ impl Names {
     }
 
     /// The addresses of `node_count` hosts, `node` and those that follow it, times `service_count`
-    /// services, `service` and those that follow it, host by host. A MAC or an IPv4 address is
+    /// services, `service` and those that follow it, host by host. A MAC or an IP address is
     /// followed by the next number, and so is a name by its last digits. Where only this host is
     /// known by name it stands for all of them.
     ///
@@ -329,7 +351,7 @@ impl Names {
             for s in 0..service_count {
                 let ep = u16::try_from(s).ok().and_then(|s| first.ep.checked_add(s));
                 let ep = ep.ok_or_else(|| no_name(service, "it has too few followers"))?;
-                let host = *self.name(first).0.ip();
+                let host = self.name(first).0.ip();
                 found.push(if is_mac { EpAddr { ep, ..first } } else { self.at(host, ep) });
             }
         }
@@ -385,7 +407,7 @@ impl Names {
                 });
             }
         }
-        let nobody = |i: usize| no_name(Some(&hosts[i].0.to_string()), "ports here carry IPv4");
+        let nobody = |i: usize| no_name(Some(&hosts[i].0.to_string()), self.carried());
         let each = found.into_iter().enumerate();
         each.map(|(i, found)| found.unwrap_or_else(|| Err(nobody(i)))).collect()
     }
@@ -395,11 +417,28 @@ impl Names {
     pub fn exact(self, host: IpAddr, service: u16) -> Option<EpAddr> {
         match (self, host.to_canonical()) {
             (Self::Labels, _) => Some(label(service)),
-            (Self::Udp { .. }, IpAddr::V4(host)) => Some(self.at(host, service)),
-            (Self::Udp { .. }, IpAddr::V6(_)) | (_, IpAddr::V4(_)) => None,
-            (Self::Asked { .. }, IpAddr::V6(host)) => {
+            (Self::Udp { ip, .. }, host) if self.is_there(ip, host) => Some(self.at(host, service)),
+            (_, IpAddr::V4(_)) => None,
+            (_, IpAddr::V6(host)) => {
                 station_in(host).map(|station| EpAddr { station, ep: service, incarnation: 0 })
             }
+        }
+    }
+
+    /// Whether a port at `ip` knows `host`: it has an address of the same network, or is this host.
+    fn is_there(self, ip: IpAddr, host: IpAddr) -> bool {
+        let is_here = host.is_unspecified() || host.is_loopback() && !ip.is_loopback();
+        is_here || Prefix::of(ip).holds(host)
+    }
+
+    /// Whom the port reaches, for who is told that somebody is not.
+    pub fn carried(self) -> String {
+        match self {
+            Self::Udp { ip: ip @ IpAddr::V6(_), .. } => {
+                let all = Prefix::of(ip).ip(Ipv4Addr::UNSPECIFIED);
+                format!("the port reaches hosts of {all}/96, whose first 96 bits are its own")
+            }
+            _ => "the port carries IPv4; write udp:[ADDRESS]/96 for one that carries IPv6".into(),
         }
     }
 
@@ -410,8 +449,8 @@ impl Names {
         }
     }
 
-    /// IPv6 address and service of an address. Where it is at no IP address that leads to it, the
-    /// MAC is one.
+    /// IPv6 address and service of an address. Where no IP address and service lead to it, the
+    /// station is one.
     pub fn name6(self, addr: EpAddr) -> (Ipv6Addr, u16) {
         let ip = match self {
             Self::Asked { .. } if addr.station != label(addr.ep).station => {
@@ -420,7 +459,11 @@ impl Names {
                     _ => station_as_ip(addr.station),
                 }
             }
-            _ => self.name(addr).0.ip().to_ipv6_mapped(),
+            _ => match self.name(addr) {
+                (_, false) if matches!(self, Self::Udp { .. }) => station_as_ip(addr.station),
+                (SocketAddr::V4(at), _) => at.ip().to_ipv6_mapped(),
+                (SocketAddr::V6(at), _) => *at.ip(),
+            },
         };
         (ip, addr.ep)
     }
@@ -430,9 +473,8 @@ impl Names {
         match (self, ip.to_canonical()) {
             (_, ip) if ip.is_unspecified() || ip.is_loopback() => true,
             (Self::Labels, IpAddr::V4(_)) => true,
-            (Self::Udp { ip: ours, .. }, IpAddr::V4(ip)) => ip == ours,
+            (Self::Udp { ip: ours, .. }, ip) => ip == ours,
             (Self::Asked { ip: ours }, IpAddr::V4(ip)) if ip == ours => true,
-            (Self::Udp { .. }, IpAddr::V6(_)) => false,
             (_, ip) => is_here(ip),
         }
     }
@@ -464,7 +506,7 @@ impl Names {
     fn free(self, service: u16, port: Option<u16>) -> Result<Option<EpAddr>, NoName> {
         let need = udp_port(service);
         match port.filter(|port| service != 0 && *port != need) {
-            None => Ok((service != 0).then(|| self.at(Ipv4Addr::UNSPECIFIED, service))),
+            None => Ok((service != 0).then(|| self.here(service))),
             Some(port) => {
                 let why = format!("it takes UDP port {need}, and the port's is {port}; name none");
                 Err(no_name(Some(&service.to_string()), &why))
@@ -588,6 +630,9 @@ fn no_name(what: Option<&str>, why: impl fmt::Display) -> NoName {
 
 /// The node `n` places behind `first`.
 fn following(first: &str, n: usize) -> Option<String> {
+    if let Ok(ip) = first.parse::<Ipv6Addr>() {
+        return Some(Ipv6Addr::from(u128::from(ip).checked_add(n as u128)?).to_string());
+    }
     if let Ok(ip) = first.parse::<Ipv4Addr>() {
         let ip = u32::from(ip).checked_add(u32::try_from(n).ok()?)?;
         return Some(Ipv4Addr::from(ip).to_string());
@@ -624,30 +669,38 @@ fn is_here(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The first of a host's addresses that the kernel knows a way to from `ours`; the first at all for
-/// a port that knows its ways itself. Nobody is asked whether he is there.
+/// The first of a host's addresses that a port at `ours` reaches: of the same network, and if the
+/// kernel carries its datagrams, one that the kernel knows a way to. Nobody is asked whether he is
+/// there.
 fn reachable(
-    ours: Option<Ipv4Addr>,
+    ours: IpAddr,
+    by_kernel: bool,
     node: Option<&str>,
     hosts: Vec<IpAddr>,
-) -> Result<Ipv4Addr, NoName> {
-    let mut why = "udp ports carry IPv4, and it has an IPv6 address only".to_owned();
+) -> Result<IpAddr, NoName> {
+    let names = Names::Udp { ip: ours, port: None, by_kernel };
+    let mut why = None;
     for host in hosts {
-        let IpAddr::V4(host) = host else { continue };
+        if !names.is_there(ours, host) {
+            continue;
+        }
         if host.is_loopback() || host.is_unspecified() {
             return Ok(host);
         }
         if host.is_multicast() {
-            why = "an address of a group, and no host's".to_owned();
+            why = Some("an address of a group, and no host's".to_owned());
             continue;
         }
-        let Some(ours) = ours else { return Ok(host) };
+        if !by_kernel {
+            return Ok(host);
+        }
         let way = UdpSocket::bind((ours, 0)).and_then(|socket| socket.connect((host, FIRST)));
         match way {
             Ok(()) => return Ok(host),
-            Err(e) => why = format!("the kernel has no way to {host} from {ours}: {e}"),
+            Err(e) => why = Some(format!("the kernel has no way to {host} from {ours}: {e}")),
         }
     }
+    let why = why.unwrap_or_else(|| format!("{}, and it has no such address", names.carried()));
     Err(no_name(node, why))
 }
 
@@ -661,8 +714,12 @@ mod tests {
 
     const OURS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
+    fn v4(ip: Ipv4Addr, port: u16) -> SocketAddr {
+        SocketAddr::new(ip.into(), port)
+    }
+
     fn udp(port: Option<u16>) -> Names {
-        Names::Udp { ip: OURS, port, by_kernel: true }
+        Names::Udp { ip: OURS.into(), port, by_kernel: true }
     }
 
     /// A segment on which these answer, whoever is asked for.
@@ -756,7 +813,7 @@ mod tests {
         let addr = peer(udp(None), Some("127.0.0.1"), Some("7471")).unwrap();
         let place = SocketAddrV4::new(OURS, 49152 + 7471);
         assert_eq!((addr_of(addr.station.mac), addr.ep, addr.incarnation), (Some(place), 7471, 0));
-        assert_eq!(udp(None).name(addr), (SocketAddrV4::new(OURS, 7471), true));
+        assert_eq!(udp(None).name(addr), (v4(OURS, 7471), true));
         let own = peer(udp(None), Some("localhost"), Some("52001")).unwrap();
         assert_eq!(addr_of(own.station.mac).map(|place| place.port()), Some(52001));
         // Without a service it is the first process of the host.
@@ -774,27 +831,67 @@ mod tests {
         let host = Ipv4Addr::new(10, 1, 2, 3);
         let mut ports = std::collections::HashMap::new();
         for service in 0..=u16::MAX {
-            let addr = udp(None).at(host, service);
-            assert_eq!(udp(None).name(addr), (SocketAddrV4::new(host, service), true));
+            let addr = udp(None).at(host.into(), service);
+            assert_eq!(udp(None).name(addr), (v4(host, service), true));
             *ports.entry(addr.station).or_insert(0) += 1;
         }
         assert!(ports.len() == 1 << 14 && ports.values().all(|n| *n == 4));
-        let addr = udp(None).at(host, 52000);
+        let addr = udp(None).at(host.into(), 52000);
         let numbers: Vec<u16> = udp(Some(52000)).services().collect();
         assert_eq!(numbers, [52000, 35616, 19232, 2848]);
-        assert!(numbers.iter().all(|n| udp(None).at(host, *n).station == addr.station));
+        assert!(numbers.iter().all(|n| udp(None).at(host.into(), *n).station == addr.station));
         assert!(!udp(None).name(EpAddr { ep: 1, ..addr }).1);
         assert!(udp(None).services().eq(PORTS_TRIED) && Names::Labels.services().count() == 0);
     }
 
+    /// Goal: on a port with an IPv6 address hosts of its 96 bits are addresses by arithmetic, both
+    /// ways and by every form, and others are told of with the prefix.
+    #[test]
+    fn hosts_of_a_prefix_are_addresses() {
+        let ip: IpAddr = "2001:db8::a01:107".parse().unwrap();
+        // Past the kernel, which has no way there.
+        let names = Names::Udp { ip, port: None, by_kernel: false };
+        let host = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let far = peer(names, Some("2001:db8::a01:108"), Some("7471")).unwrap();
+        assert_eq!(far.station, udp(None).at([10, 1, 1, 8].into(), 7471).station);
+        assert_eq!(names.exact(host("2001:db8::a01:108"), 7471), Some(far));
+        let (at, is_name) = names.name(far);
+        assert_eq!((at.to_string().as_str(), is_name), ("[2001:db8::a01:108]:7471", true));
+        assert_eq!(names.name6(far), ("2001:db8::a01:108".parse().unwrap(), 7471));
+        for here in ["::", "::1", "127.0.0.1", "2001:db8::a01:107"] {
+            assert_eq!(peer(names, Some(here), Some("7")), Ok(names.here(7)), "{here}");
+            assert!(names.is_own(host(here)));
+        }
+        assert_eq!(source(names, Some("2001:db8::a01:107"), "7").unwrap(), Some(names.here(7)));
+        let e = source(names, Some("2001:db8::a01:108"), "7").unwrap_err().to_string();
+        assert!(e.contains("not the address of the port, udp:[2001:db8::a01:107]/96"), "{e}");
+        for outside in ["2001:db8:1::a01:108", "10.1.1.8"] {
+            let e = peer(names, Some(outside), Some("7")).unwrap_err().to_string();
+            assert!(e.contains("hosts of 2001:db8::/96") && !e.contains('\n'), "{e}");
+            assert_eq!(names.exact(host(outside), 7), None);
+        }
+        let all = names.symmetric("2001:db8::a01:1ff", Some("7"), 2, 1, &Segment::default());
+        assert_eq!(names.name(all.unwrap()[1]).0.to_string(), "[2001:db8::a01:200]:7");
+        // An endpoint that no service leads to is its station, on IPv4 too.
+        for names in [names, udp(None)] {
+            let other = EpAddr { ep: 3, ..names.here(52000) };
+            let (ip, port) = names.name6(other);
+            assert_eq!(names.exact(ip.into(), port), Some(other));
+        }
+        let spec = "udp:[2001:db8::a01:107]/96,near=no";
+        let named = names.port_for(spec, names.here(7471));
+        assert_eq!(named.as_deref(), Some("udp:[2001:db8::a01:107]/96:56623,near=no"));
+        assert!(Names::of(spec).is_v6() && !Names::of("udp:127.0.0.1").is_v6());
+    }
+
     #[test]
     fn a_loopback_address_is_this_host_on_a_port_of_another() {
-        let names = Names::Udp { ip: Ipv4Addr::new(10, 0, 0, 1), port: None, by_kernel: true };
+        let names = Names::Udp { ip: [10, 0, 0, 1].into(), port: None, by_kernel: true };
         for host in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(10, 0, 0, 1)] {
-            assert_eq!(*names.name(names.at(host, 7)).0.ip(), Ipv4Addr::new(10, 0, 0, 1));
+            assert_eq!(names.name(names.at(host.into(), 7)).0.ip(), IpAddr::from([10, 0, 0, 1]));
         }
         let named = source(names, Some("localhost"), "7").unwrap().unwrap();
-        assert_eq!(named, names.at(Ipv4Addr::UNSPECIFIED, 7));
+        assert_eq!(named, names.here(7));
     }
 
     /// Goal: a port past the kernel reaches hosts that the kernel knows no way to, by its gateway.
@@ -813,7 +910,7 @@ mod tests {
     #[test]
     fn a_source_on_udp_is_of_the_port_and_its_udp_port_follows() {
         let addr = source(udp(None), None, "7471").unwrap().unwrap();
-        assert_eq!(addr, udp(None).at(OURS, 7471));
+        assert_eq!(addr, udp(None).at(OURS.into(), 7471));
         let spec = "fault():udp:127.0.0.1,near=no";
         let named = udp(None).port_for(spec, addr);
         assert_eq!(named.as_deref(), Some("fault():udp:127.0.0.1:56623,near=no"));
@@ -847,6 +944,8 @@ mod tests {
     fn nodes_follow_each_other_by_number() {
         for (first, n, is) in [
             ("10.0.0.255", 1, Some("10.0.1.0")),
+            ("2001:db8::a01:1ff", 1, Some("2001:db8::a01:200")),
+            ("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1, None),
             ("255.255.255.255", 1, None),
             ("node09", 2, Some("node11")),
             ("node9", 2, Some("node11")),
@@ -885,7 +984,7 @@ mod tests {
             (udp(None), Some("no-host.invalid"), Some("7"), false, "the system's resolver "),
             (udp(None), Some("localhost"), Some("7"), true, "FI_NUMERICHOST"),
             (udp(None), Some("224.0.0.7"), Some("7"), false, "an address of a group"),
-            (udp(None), Some("2001:db8::1"), Some("7"), false, "udp ports carry IPv4"),
+            (udp(None), Some("2001:db8::1"), Some("7"), false, "the port carries IPv4"),
         ] {
             let e = find(names, node, service, numeric).unwrap_err().to_string();
             assert!(e.contains(says), "{e}");

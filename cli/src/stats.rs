@@ -148,9 +148,10 @@ impl SortBy {
 /// # Errors
 /// What is expected.
 pub(crate) fn station(text: &str) -> Result<Station, String> {
-    if let Ok(addr) = text.parse::<std::net::SocketAddrV4>() {
+    if let Ok(addr) = text.parse::<std::net::SocketAddr>() {
         let range = udp::PORTS;
-        return udp::mac_of(addr)
+        return udp::Prefix::of(addr.ip())
+            .mac_of(addr)
             .map(Station::from)
             .ok_or_else(|| format!("a udp port is one of {} to {}", range.start(), range.end()));
     }
@@ -608,6 +609,7 @@ mod tests {
     fn a_station_is_a_mac_or_an_address_of_a_udp_port() {
         assert_eq!(station("02:00:00:00:00:07"), Ok(Station::at([2, 0, 0, 0, 0, 7])));
         let of_udp = station("10.0.0.7:52000").unwrap();
+        assert_eq!(station("[2001:db8::a00:7]:52000"), Ok(of_udp));
         assert_eq!(udp::addr_of(of_udp.mac).unwrap().to_string(), "10.0.0.7:52000");
         for wrong in ["10.0.0.7:80", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "somewhere"] {
             assert!(station(wrong).is_err(), "{wrong}");

@@ -11,6 +11,7 @@ use crate::port::{MTU_MIN, Port};
 
 mod choice;
 mod ip;
+mod mark;
 mod memif;
 mod near;
 mod nics;
@@ -21,6 +22,7 @@ mod vlan;
 mod wires;
 
 pub use choice::choose;
+pub use mark::{Mark, with_mark};
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
 use spec::{Outer, bad, parse, wrapped};
@@ -43,7 +45,9 @@ pub use switch::{Serving, check_switch, open_switch};
 ///   and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
 /// - `udp:10.0.0.1` or `udp:10.0.0.1:50000` carries frames inside UDP from that address of this
-///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. See
+///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. So do
+///   `udp:[2001:db8::a01:107]/96` and `udp:eth0/96` by IPv6, to hosts whose addresses begin with
+///   the same 96 bits. See
 ///   [`UdpSettings`](crate::backend::udp::UdpSettings).
 /// - `memif:/run/vpp/memif.sock` or `memif:@job7` joins another process by shared memory, VPP or
 ///   DPDK's, with `role=server`, `id=0`, `secret=`, `rsize=10`, `bsize=2048`, `mtu=`, `mac=`,
@@ -55,7 +59,8 @@ pub use switch::{Serving, check_switch, open_switch};
 /// - `pcap(file=PATH):PORT` records what passes `PORT`.
 /// - `ip(10.1.1.7/24,gw=10.1.1.1):PORT` sends the datagrams of `udp:` by `PORT`, past the kernel:
 ///   `afpacket`, `xdp`, `vfio`, `dpdk` or `memif`. There are `port=50000`, `ttl=64`, `dscp=46`,
-///   `sum=yes` and `mtu=1458` besides. See [`IpSettings`](crate::backend::ip::IpSettings).
+///   `ecn=no`, `sum=yes` and `mtu=1458` besides. An IPv6 address stands in brackets:
+///   `ip([2001:db8::a01:107]/96):PORT`. See [`IpSettings`](crate::backend::ip::IpSettings).
 /// - `vlan(100,pcp=3):PORT` puts a VLAN tag on the frames of such a `PORT`, in which `ip(...):` may
 ///   stand before it. See [`VlanSettings`](crate::backend::vlan::VlanSettings).
 /// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in
@@ -207,7 +212,7 @@ pub fn check(spec: &str) -> Result<(), OpenError> {
 fn check_one(spec: &str) -> Result<(), OpenError> {
     let (device, near) = near::split(spec)?;
     check_device(&device)?;
-    near.map_or(Ok(()), |near| near.check())
+    near.map_or(Ok(()), |near| near.check(&device))
 }
 
 fn check_device(spec: &str) -> Result<(), OpenError> {
@@ -514,6 +519,21 @@ mod tests {
     }
 
     #[test]
+    fn wrong_specs_of_ipv6_say_what_to_write() {
+        each_says(&[
+            ("udp:[::1]", "write udp:[2001:db8::a01:107]/96"),
+            ("udp:[::1]/64", "is no network; write 10.1.0.0/16, or [2001:db8::]/96"),
+            ("udp:::1", "write udp:[2001:db8::a01:107]/96"),
+            ("udp:[::1]/96:80", "udp:[::1]/96:50000"),
+            ("udp:[::1/96", "write udp:[2001:db8::a01:107]/96"),
+            ("udp:[lo]/96", "invalid IPv6 address"),
+            ("udp:[2001:db8::1]/96", "no interface of this host has that address"),
+            ("udp:[fe80::1]/96", "an address of one link"),
+            ("udp:nothing0/96", "neither an IPv6 address nor an interface with one"),
+        ]);
+    }
+
+    #[test]
     fn wrong_specs_say_what_to_write() {
         each_says(&[
             ("", "write shm"),
@@ -529,6 +549,7 @@ mod tests {
             ("udp:127.0.0.1:x", "invalid digit"),
             ("udp:127.0.0.1:80", "49152 to 65535"),
             ("udp:127.0.0.1,ring=7", "no option \"ring\""),
+            ("udp:127.0.0.1,ecn=0", "write ecn=yes or ecn=no"),
             ("udp:127.0.0.1,near=maybe", "write near=yes, near=no or near=shm:NAME"),
             ("udp:127.0.0.1,near=shm:a b", "letters, digits"),
             ("shm:x,near=yes", "no option \"near\""),

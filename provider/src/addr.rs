@@ -3,9 +3,9 @@
 //!
 //! Where a service has to be asked for, a `sockaddr_in` of ours has the MAC where the standard has
 //! zeros, so that who hands on all of it need not ask. A `sockaddr_in6` has no such place: an
-//! endpoint that was not found by its IPv6 address is written as an address that is its MAC.
+//! endpoint that its IPv6 address does not lead to is written as an address that is its station.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 
 use barewire::names::{Names, interface_at, label};
@@ -70,6 +70,7 @@ impl Form {
     pub(crate) fn of(format: u32, names: Names) -> Option<Self> {
         match format {
             FORMAT_NATIVE => Some(Self::Native),
+            FI_SOCKADDR if names.is_v6() => Some(Self::SockaddrIn6(names)),
             FI_SOCKADDR | FI_SOCKADDR_IN => Some(Self::SockaddrIn(names)),
             FI_SOCKADDR_IN6 => Some(Self::SockaddrIn6(names)),
             _ => None,
@@ -80,7 +81,7 @@ impl Form {
     pub(crate) fn usual(names: Names, node: Option<&str>) -> Self {
         if !known_as::by_ip() {
             Self::Native
-        } else if node.is_some_and(|node| node.parse::<Ipv6Addr>().is_ok()) {
+        } else if names.is_v6() || node.is_some_and(|node| node.parse::<Ipv6Addr>().is_ok()) {
             Self::SockaddrIn6(names)
         } else {
             Self::SockaddrIn(names)
@@ -151,7 +152,7 @@ impl Form {
         }
         let (ip, port) = parts(bytes).map_err(none)?;
         let own = if names.is_own(ip) {
-            names.at(Ipv4Addr::UNSPECIFIED, port)
+            names.here(port)
         } else {
             // The whole address of an endpoint that is open.
             match self.read(bytes) {
@@ -162,7 +163,7 @@ impl Form {
                 }
             }
         };
-        Ok((own != names.at(Ipv4Addr::UNSPECIFIED, 0)).then(|| own.to_bytes()))
+        Ok((own != names.here(0)).then(|| own.to_bytes()))
     }
 
     /// An address in this form.
@@ -184,7 +185,7 @@ impl Form {
     ) -> Result<T> {
         if info.src_addr.is_none() && self != Self::Native {
             for service in names.services() {
-                let at = names.at(Ipv4Addr::UNSPECIFIED, service);
+                let at = names.here(service);
                 info.src_addr = Some(at.to_bytes().to_vec());
                 match open(info) {
                     Err(Error::AddrInUse) => {}
@@ -200,9 +201,7 @@ impl Form {
     pub(crate) fn any(self) -> Written {
         match self {
             Self::Native => self.write(label(0)),
-            Self::SockaddrIn(names) | Self::SockaddrIn6(names) => {
-                self.write(names.at(Ipv4Addr::UNSPECIFIED, 0))
-            }
+            Self::SockaddrIn(names) | Self::SockaddrIn6(names) => self.write(names.here(0)),
         }
     }
 }
@@ -248,8 +247,8 @@ fn exact(names: Names, ip: IpAddr, port: u16) -> Result<Meaning> {
         Some(addr) => Ok(Meaning::Addr(addr)),
         None if matches!(names, Names::Asked { .. }) => Ok(Meaning::Host(ip, port)),
         None => {
-            tracing::warn!("{ip}: udp ports carry IPv4");
-            Err(Error::Invalid("address: no port here carries IPv6"))
+            tracing::warn!("{ip}: {}", names.carried());
+            Err(Error::Invalid("address: the port does not reach it"))
         }
     }
 }
@@ -280,7 +279,13 @@ fn to_sockaddr6(addr: EpAddr, names: Names) -> [u8; MAX] {
 }
 
 fn to_sockaddr(addr: EpAddr, names: Names) -> [u8; LEN] {
-    let (at, is_name): (SocketAddrV4, bool) = names.name(addr);
+    let (at, is_name) = match names.name(addr) {
+        (SocketAddr::V4(at), is_name) => (at, is_name),
+        // There is no room for a host of IPv6.
+        (SocketAddr::V6(at), _) => {
+            (std::net::SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, at.port()), false)
+        }
+    };
     let mut bytes = [0; LEN];
     bytes[..2].copy_from_slice(&AF_INET);
     bytes[2..4].copy_from_slice(&at.port().to_be_bytes());
@@ -341,7 +346,7 @@ mod tests {
     /// so does a `sockaddr_in6` with the same IPv4 address in it.
     #[test]
     fn a_sockaddr_on_udp_is_the_place_itself() {
-        let names = Names::Udp { ip: HERE, port: None, by_kernel: true };
+        let names = Names::Udp { ip: HERE.into(), port: None, by_kernel: true };
         let form = Form::SockaddrIn(names);
         let theirs = [2, 0, 0x1d, 0x2f, 10, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0];
         let native = addr(form, &theirs);
@@ -359,6 +364,33 @@ mod tests {
         assert_eq!(form.read_own(&theirs), Err(Error::NoData));
         let ours = [2, 0, 0x1d, 0x2f, 10, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0];
         assert!(form.read_own(&ours).unwrap().is_some());
+    }
+
+    /// Goal: behind a prefix of IPv6 a `sockaddr_in6` is the place, and a `sockaddr_in`, which has
+    /// no room for it, still says the endpoint.
+    #[test]
+    fn a_sockaddr_in6_behind_a_prefix_is_the_place_itself() {
+        let ip: IpAddr = "2001:db8::a01:107".parse().unwrap();
+        let names = Names::Udp { ip, port: None, by_kernel: true };
+        let (v4, v6) = (Form::SockaddrIn(names), Form::SockaddrIn6(names));
+        assert_eq!(Form::of(FI_SOCKADDR, names), Some(v6));
+        let mut theirs = [0; MAX];
+        theirs[..2].copy_from_slice(&AF_INET6);
+        theirs[2..4].copy_from_slice(&7471_u16.to_be_bytes());
+        theirs[8..24].copy_from_slice(&"2001:db8::a01:108".parse::<Ipv6Addr>().unwrap().octets());
+        let native = addr(v6, &theirs);
+        assert_eq!((native.ep, &v6.write(native)[..]), (7471, &theirs[..]));
+        assert_eq!(addr(v4, &v4.write(native)), native);
+        let other = EpAddr { ep: 3, ..native };
+        assert_eq!((addr(v6, &v6.write(other)), addr(v4, &v4.write(other))), (other, other));
+        assert_eq!(v6.read_own(&theirs), Err(Error::NoData));
+        theirs[23] = 7;
+        assert_eq!(v6.read_own(&theirs), Ok(Some(names.here(7471).to_bytes())));
+        assert_eq!(v6.read_own(&v6.any()), Ok(None));
+        theirs[15] = 1;
+        assert!(v6.read(&theirs).is_err() && v6.read_own(&theirs).is_err());
+        let bare = [2, 0, 0x1d, 0x2f, 10, 1, 1, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert!(v4.read(&bare).is_err());
     }
 
     /// Goal: where services are asked for, a bare address is a question, what was found goes both

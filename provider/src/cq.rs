@@ -25,7 +25,7 @@ pub(crate) struct Queue {
     form: Form,
     api_version: u32,
     /// The address of an unknown sender, ours until the queue is read again.
-    err_data: UnsafeCell<[u8; addr::MAX]>,
+    err_data: Box<UnsafeCell<[u8; addr::MAX]>>,
 }
 
 pub(crate) type CqObject = Object<FidCq, Queue>;
@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn open(
             member: OnceLock::new(),
             form: domain.form,
             api_version: domain.api_version,
-            err_data: UnsafeCell::new([0; addr::MAX]),
+            err_data: Box::new(UnsafeCell::new([0; addr::MAX])),
         };
         // SAFETY: `out` can be written, and the object is fresh.
         unsafe {

@@ -460,6 +460,7 @@ unsafe fn read_domain(c: &DomainAttr, api: u32) -> Result<OurDomain> {
         av_auth_key,
         max_err_data: if modern { c.max_err_data } else { 0 },
         mr_cnt: if modern { c.mr_cnt } else { 0 },
+        tclass: if modern { c.tclass } else { 0 },
     })
 }
 
@@ -639,7 +640,7 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
     (c.max_ep_stx_ctx, c.max_ep_srx_ctx) = (domain.ep_cnt, domain.ep_cnt);
     (c.cntr_cnt, c.mr_iov_limit) = (domain.cntr_cnt, domain.mr_iov_limit);
     c.caps = domain.caps.bits();
-    (c.max_err_data, c.mr_cnt) = (domain.max_err_data, domain.mr_cnt);
+    (c.max_err_data, c.mr_cnt, c.tclass) = (domain.max_err_data, domain.mr_cnt, domain.tclass);
     if ask.version >= version(2, 5) {
         // max_cntr_value and max_err_cntr_value, which 2.5 appended at 208 and 216.
         // SAFETY: `zeroed` gave far more room than these 224 bytes, and they are aligned.

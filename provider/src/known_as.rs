@@ -119,7 +119,7 @@ pub(crate) fn usual_port() -> Option<String> {
 pub(crate) fn domain_name(port: Option<&str>, named: Option<&str>, form: Form) -> Option<String> {
     let own = || match form {
         Form::SockaddrIn(names) | Form::SockaddrIn6(names) if by_ip() => {
-            interface_at(names.own_ip().into())
+            interface_at(names.own_ip())
         }
         _ => None,
     };

@@ -62,7 +62,10 @@ fn counts(node: &Node) -> String {
     while Instant::now() < until {
         node.domain.progress().unwrap();
     }
-    let seen = stats::read_all().unwrap().into_iter().find(|s| s.station == station && s.alive);
+    // Nodes of another test may have the same addresses.
+    let is_ours =
+        |s: &stats::Snapshot| s.station == station && s.alive && s.pid == std::process::id();
+    let seen = stats::read_all().unwrap().into_iter().find(is_ours);
     let seen = seen.expect("a domain publishes its statistics as long as it is open");
     let refused: u64 = seen.refused.iter().map(|(_cause, count)| count).sum();
     let of = |name: &str| seen.node.iter().find(|(of, _)| *of == name).unwrap().1;

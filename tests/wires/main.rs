@@ -20,6 +20,7 @@ mod ecn;
 mod environment;
 mod foreign;
 mod ip;
+mod ip6;
 mod keys;
 mod lengths;
 mod links;

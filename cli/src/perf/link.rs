@@ -1,7 +1,6 @@
 //! An endpoint with what belongs to it, and the patience to use it.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, CqFlags, InfoFlags};
@@ -68,7 +67,7 @@ pub(super) struct Link {
 fn open_endpoint(domain: &Domain, info: &mut Info, by_name: bool) -> barewire::Result<Endpoint> {
     let names = Names::of(&domain.port().name);
     for service in names.services().filter(|_| by_name) {
-        info.src_addr = Some(names.at(Ipv4Addr::UNSPECIFIED, service).to_bytes().to_vec());
+        info.src_addr = Some(names.here(service).to_bytes().to_vec());
         match domain.endpoint(info) {
             // Another process of this host has it.
             Err(Error::AddrInUse) => {}

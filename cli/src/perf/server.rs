@@ -75,9 +75,13 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
     }
 }
 
-/// Whether a port has an IPv4 address that no other host can have.
+/// Whether a port has an IP address that no other host can have.
 fn names_this_host(port: &str) -> bool {
     let address = port.split_once("udp:").map_or("", |(_, address)| address);
+    if let Some((v6, _)) = address.strip_prefix('[').and_then(|at| at.split_once(']')) {
+        // A prefix is the same everywhere.
+        return !v6.ends_with("::") && v6 != "::1";
+    }
     // A network is the same everywhere.
     !address.contains('/')
         && address.starts_with(|c: char| c.is_ascii_digit())
@@ -326,6 +330,9 @@ mod tests {
             ("udp:10.0.0.1", true),
             ("fault(loss=0.1):udp:10.0.0.1:5000", true),
             ("udp:127.0.0.1", false),
+            ("udp:[2001:db8::a01:107]/96:52000", true),
+            ("udp:[2001:db8::]/96", false),
+            ("udp:[::1]/96", false),
             ("udp:eth0", false),
             ("afpacket:eth0", false),
         ] {

@@ -8,6 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
+use super::inet::Name;
 use crate::frame::TxFrame;
 
 /// Frames given to the kernel at once.
@@ -24,7 +25,7 @@ pub(super) struct Batch {
     len_min: usize,
     lens: [usize; BATCH],
     /// Where each goes, if the socket is not bound to one place.
-    names: Option<Box<[libc::sockaddr_in; BATCH]>>,
+    names: Option<Box<[Name; BATCH]>>,
     /// The first that has not left, and the end.
     first: usize,
     end: usize,
@@ -38,14 +39,12 @@ impl Batch {
     /// Room for frames of `frame_max` bytes at most.
     pub(super) fn new(frame_max: usize, len_min: usize, named: bool) -> Self {
         let slot_len = frame_max.max(len_min).next_multiple_of(64);
-        // SAFETY: zeros are a `sockaddr_in`.
-        let nobody: libc::sockaddr_in = unsafe { std::mem::zeroed() };
         Self {
             bytes: vec![0; slot_len * BATCH].into(),
             slot_len,
             len_min,
             lens: [0; BATCH],
-            names: named.then(|| Box::new([nobody; BATCH])),
+            names: named.then(|| Box::new([Name::nobody(); BATCH])),
             first: 0,
             end: 0,
             trains: named,
@@ -62,7 +61,7 @@ impl Batch {
     }
 
     /// Takes a copy of `frame`, which fits (`frame_max`); there is room (`is_full`).
-    pub(super) fn push(&mut self, frame: &TxFrame<'_>, to: Option<libc::sockaddr_in>) {
+    pub(super) fn push(&mut self, frame: &TxFrame<'_>, to: Option<Name>) {
         let slot = &mut self.bytes[self.end * self.slot_len..][..self.slot_len];
         let len = frame.copy_to(slot);
         if len < self.len_min {
@@ -101,21 +100,21 @@ impl Batch {
     }
 
     /// Where the first that is left goes.
-    pub(super) fn first_name(&self) -> Option<libc::sockaddr_in> {
+    pub(super) fn first_name(&self) -> Option<Name> {
         self.names.as_ref().map(|names| names[self.first])
     }
 
     fn one(&mut self, fd: RawFd) -> io::Result<usize> {
         let bytes = &self.bytes[self.first * self.slot_len..][..self.lens[self.first]];
         let name = self.names.as_ref().map(|names| &names[self.first]);
-        let name_len = name.map_or(0, |_| size_of::<libc::sockaddr_in>());
+        let name_len = name.map_or(0, Name::len);
         let name = name.map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: `sendto` reads the bytes of a slice, and `name_len` bytes of an address (none of
         // null), all of which live across the call.
         let sent = unsafe {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             let (at, len) = (bytes.as_ptr().cast(), bytes.len());
-            libc::sendto(fd, at, len, flags, name.cast(), name_len as libc::socklen_t)
+            libc::sendto(fd, at, len, flags, name.cast(), name_len)
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(1) }
     }
@@ -126,12 +125,11 @@ impl Batch {
         let Some(names) = self.names.as_ref().filter(|_| self.trains && at >= self.alone) else {
             return at..end;
         };
-        let place = |i: usize| (names[i].sin_addr.s_addr, names[i].sin_port);
         while end < self.end
             // The one before was not the shorter last.
             && self.lens[end - 1] == len
             && self.lens[end] <= len
-            && place(end) == place(at)
+            && names[end].is(&names[at])
             && bytes + self.lens[end] <= TRAIN_BYTES
         {
             bytes += self.lens[end];
@@ -155,8 +153,8 @@ impl Batch {
             let head = &mut msgs[count].msg_hdr;
             (head.msg_iov, head.msg_iovlen) = (&raw mut iovs[at], train.len());
             if let Some(names) = &mut self.names {
+                head.msg_namelen = names[at].len();
                 head.msg_name = (&raw mut names[at]).cast();
-                head.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
             }
             if train.len() > 1 {
                 controls[count] = Control::segment(self.lens[at] as u16);

@@ -7,6 +7,7 @@ mod batch;
 pub mod dpdk;
 pub mod fault;
 mod hairpin;
+pub mod inet;
 pub mod ip;
 pub mod lock;
 pub mod loopback;

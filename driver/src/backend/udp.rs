@@ -4,11 +4,12 @@
 //! as on a wire. Needs no privilege.
 //!
 //! # Addresses
-//! A port's address *is* its place: the IPv4 address and 14 bits of the UDP port fill the 46 bits
-//! that a local unicast address leaves free ([`mac_of`], [`addr_of`]). So there is no address book
-//! and nothing to resolve or to learn: whoever knows the address of an endpoint can send to it.
-//! That is why UDP ports are 49152 to 65535, and why there is no port behind address translation,
-//! which would make it another place.
+//! A port's address *is* its place: 32 bits of an IP address and 14 bits of the UDP port fill the
+//! 46 bits that a local unicast address leaves free (`inet.rs`). So there is no address book and
+//! nothing to resolve or to learn: whoever knows the address of an endpoint can send to it. That is
+//! why UDP ports are 49152 to 65535, why IPv6 hosts have their first 96 bits in common
+//! ([`Prefix`]), and why there is no port behind address translation, which would make it another
+//! place.
 //!
 //! # Trust
 //! A frame is taken only if its source address is the place that the datagram came from, its
@@ -22,43 +23,40 @@
 //! one datagram that is cut late or by the card, and are received so (`batch.rs`, `Inbox`).
 //!
 //! # Length
-//! Datagrams are not fragmented (DF is set). The MTU is that of the interface that has the address,
-//! less 42 bytes for IP, UDP and our Ethernet header. A path that carries less refuses longer
-//! frames, which is logged with what to write.
+//! Datagrams are not fragmented. The MTU is that of the interface that has the address, less 42
+//! bytes for IPv4, UDP and our Ethernet header, or 62 with IPv6. A path that carries less refuses
+//! longer frames, which is logged with what to write.
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::Batch;
-use super::netdev::{Link, filter, ip_addresses, links};
+use super::inet::{CE, Name, addresses, family, host_text, tos_of};
+use super::netdev::{Link, filter, links};
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::port::{
-    MTU_MIN, MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
+    MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
 };
 
-/// IPv4 and UDP headers.
-const OUTER_LEN: usize = 28;
-/// Longest payload of a datagram.
-const DATAGRAM_MAX: usize = 65_535 - OUTER_LEN;
-/// Largest MTU of a port.
-pub const MTU_MAX: usize = DATAGRAM_MAX - ETH_HDR_LEN;
+pub use super::inet::{PORTS, PORTS_TRIED, Prefix, addr_of, mac_of};
 
-/// UDP ports that have an address of the fabric.
-pub const PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
-/// Those that are tried in turn when none is named: one rule of a firewall lets them through.
-pub const PORTS_TRIED: std::ops::RangeInclusive<u16> = 52_000..=52_063;
+/// UDP's header, and that of IP: of IPv4 without options, of IPv6 without more headers.
+const UDP_LEN: usize = 8;
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+/// Longest payload of a datagram: the length of IPv6 does not count its own header.
+const DATAGRAM_MAX: usize = 65_535 - UDP_LEN;
+/// Largest MTU of a port: what fits into a datagram of IPv4.
+pub const MTU_MAX: usize = DATAGRAM_MAX - IPV4_LEN - ETH_HDR_LEN;
 
-/// In the byte of DSCP and ECN: what may be marked, ECT(0), and what a router marks, CE (RFC 3168).
-const ECT_0: u8 = 2;
-const CE: u8 = 3;
 /// Frames lent at once.
 const BURST: usize = 32;
 /// Asked for as the socket's buffers; without privilege cut to net.core.rmem_max and wmem_max.
@@ -66,49 +64,61 @@ const BUFFER_LEN: libc::c_int = 8 << 20;
 /// Until frames that the kernel had no room for are offered again.
 const RETRY_NS: u64 = 50_000;
 
-/// The address of the port at `addr`, if its UDP port has one.
-pub fn mac_of(addr: SocketAddrV4) -> Option<MacAddr> {
-    let [a, b, c, d] = addr.ip().octets();
-    let [high, low] = addr.port().to_be_bytes();
-    PORTS.contains(&addr.port()).then_some(MacAddr([(high & 0x3f) << 2 | 2, a, b, c, d, low]))
-}
-
-/// Where the port with address `mac` is, if it is one of this kind.
-pub fn addr_of(mac: MacAddr) -> Option<SocketAddrV4> {
-    let [high, a, b, c, d, low] = mac.0;
-    let port = u16::from_be_bytes([high >> 2 | 0xc0, low]);
-    (high & 3 == 2).then(|| SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), port))
-}
-
 /// Where to be, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpSettings {
-    /// An IPv4 address of this host, or the name of an interface that has one.
+    /// An IP address of this host, or the name of an interface that has one.
     pub host: String,
+    /// Of an interface its IPv6 address is meant; so it is if `host` is one.
+    pub is_v6: bool,
     /// The UDP port, one of [`PORTS`]. Default: the first free one of [`PORTS_TRIED`].
     pub port: Option<u16>,
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries less
-    /// 42, which is the default.
+    /// 42, with IPv6 62, which is the default.
     pub mtu: Option<usize>,
     /// Differentiated services code point of the datagrams, 0 to 63. Default 0.
     pub dscp: u8,
+    /// Whether datagrams say that they may be marked for congestion. Default: yes. Marks of
+    /// datagrams that come are told of in any case.
+    pub ecn: bool,
 }
 
 /// An interface with an address.
 struct Place {
-    ip: Ipv4Addr,
+    ip: IpAddr,
     link: Option<Link>,
+}
+
+impl Place {
+    /// Bytes of the headers of IP and UDP.
+    fn outer_len(&self) -> usize {
+        UDP_LEN + if self.ip.is_ipv4() { IPV4_LEN } else { IPV6_LEN }
+    }
+
+    /// Where a UDP port of it is.
+    fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.ip, port)
+    }
 }
 
 impl UdpSettings {
     /// The settings of a port at `host`.
     pub fn at(host: &str) -> Self {
-        Self { host: host.to_owned(), port: None, mtu: None, dscp: 0 }
+        let is_v6 = host.parse::<Ipv6Addr>().is_ok();
+        Self { host: host.to_owned(), is_v6, port: None, mtu: None, dscp: 0, ecn: true }
+    }
+
+    /// As it is written, without options.
+    fn text(&self) -> String {
+        match self.host.parse() {
+            Ok(ip) => format!("udp:{}", host_text(ip)),
+            Err(_) if self.is_v6 => format!("udp:{}/96", self.host),
+            Err(_) => format!("udp:{}", self.host),
+        }
     }
 
     fn refuse(&self, errno: i32, why: impl Into<String>, mend: impl Into<String>) -> OpenError {
-        let port = format!("udp:{}", self.host);
-        OpenError::Device { port, why: why.into(), mend: mend.into(), errno }
+        OpenError::Device { port: self.text(), why: why.into(), mend: mend.into(), errno }
     }
 
     fn os(&self, what: &str, e: &io::Error) -> OpenError {
@@ -128,7 +138,7 @@ impl UdpSettings {
         let place = self.place()?;
         self.mtu(&place)?;
         self.check_dscp()?;
-        self.port.map_or(Ok(()), |port| self.named(SocketAddrV4::new(place.ip, port)))
+        self.port.map_or(Ok(()), |port| self.named(place.at(port)))
     }
 
     fn check_dscp(&self) -> Result<(), OpenError> {
@@ -139,33 +149,24 @@ impl UdpSettings {
     }
 
     /// Refuses a UDP port that makes no address of the fabric.
-    fn named(&self, addr: SocketAddrV4) -> Result<(), OpenError> {
-        if mac_of(addr).is_some() {
+    fn named(&self, addr: SocketAddr) -> Result<(), OpenError> {
+        if Prefix::of(addr.ip()).mac_of(addr).is_some() {
             return Ok(());
         }
         let why = format!("UDP port {} has no address of the fabric", addr.port());
-        let mend = format!("write 49152 to 65535: udp:{}:50000", self.host);
+        let mend = format!("write 49152 to 65535: {}:50000", self.text());
         Err(self.refuse(libc::EINVAL, why, mend))
     }
 
     /// Our address, and the interface that has it.
     fn place(&self) -> Result<Place, OpenError> {
         let here = addresses();
-        let asked: Option<Ipv4Addr> = self.host.parse().ok();
+        let asked: Option<IpAddr> = self.host.parse().ok();
         let found = here.iter().find(|(name, ip)| match asked {
             Some(asked) => *ip == asked,
-            None => *name == self.host,
+            None => *name == self.host && ip.is_ipv6() == self.is_v6,
         });
-        let Some((name, ip)) = found else {
-            let list: Vec<String> =
-                here.iter().map(|(name, ip)| format!("{ip} ({name})")).collect();
-            let mend = format!("this host has {}; write udp:ADDRESS", list.join(", "));
-            let why = match asked {
-                Some(_) => "no interface of this host has that address",
-                None => "neither an IPv4 address nor an interface with one",
-            };
-            return Err(self.refuse(libc::EADDRNOTAVAIL, why, mend));
-        };
+        let Some((name, ip)) = found else { return Err(self.no_place(asked, &here)) };
         let link = links().into_iter().find(|link| link.name == *name);
         if link.as_ref().is_some_and(|link| !link.is_up) {
             let mend = format!("ip link set {name} up");
@@ -174,8 +175,27 @@ impl UdpSettings {
         Ok(Place { ip: *ip, link })
     }
 
+    fn no_place(&self, asked: Option<IpAddr>, here: &[(String, IpAddr)]) -> OpenError {
+        let version = if self.is_v6 { "IPv6" } else { "IPv4" };
+        let fit = here.iter().filter(|(_, ip)| ip.is_ipv6() == self.is_v6);
+        let list: Vec<String> =
+            fit.map(|(name, ip)| format!("{} ({name})", host_text(*ip))).collect();
+        let mend = match list.is_empty() {
+            true => "give it one of the fabric's: ip addr add ADDRESS/96 dev INTERFACE".to_owned(),
+            false => format!("this host has {}; write udp:ADDRESS", list.join(", ")),
+        };
+        let why = match asked {
+            Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() => {
+                "an address of one link, which others do not reach".to_owned()
+            }
+            Some(_) => "no interface of this host has that address".to_owned(),
+            None => format!("neither an {version} address nor an interface with one"),
+        };
+        self.refuse(libc::EADDRNOTAVAIL, why, mend)
+    }
+
     fn mtu(&self, place: &Place) -> Result<usize, OpenError> {
-        let outer = OUTER_LEN + ETH_HDR_LEN;
+        let outer = place.outer_len() + ETH_HDR_LEN;
         let carried = place.link.as_ref().map_or(1500, |link| link.mtu);
         let max = carried.saturating_sub(outer).min(MTU_MAX);
         let mtu = self.mtu.unwrap_or(max);
@@ -186,86 +206,72 @@ impl UdpSettings {
     }
 
     /// Gives the socket its place.
-    fn bind(&self, fd: RawFd, ip: Ipv4Addr) -> Result<SocketAddrV4, OpenError> {
-        let Some(port) = self.port else {
-            let free = PORTS_TRIED.map(|port| SocketAddrV4::new(ip, port));
-            let bound = free.into_iter().find(|addr| bind(fd, *addr).is_ok());
-            return bound.ok_or_else(|| {
-                let (first, last) = (PORTS_TRIED.start(), PORTS_TRIED.end());
-                let why = format!("UDP ports {first} to {last} are all in use");
-                let mend = format!("name another, 49152 to 65535: udp:{}:50000", self.host);
-                self.refuse(libc::EADDRINUSE, why, mend)
-            });
-        };
-        let addr = SocketAddrV4::new(ip, port);
-        self.named(addr)?;
-        bind(fd, addr).map(|()| addr).map_err(|e| match e.raw_os_error() {
-            Some(libc::EADDRINUSE) => {
-                let why = format!("UDP port {port} is in use by another process");
-                let mend = format!("choose another or none, see: ss -ulnp sport = :{port}");
-                self.refuse(libc::EADDRINUSE, why, mend)
+    fn bind(&self, fd: RawFd, place: &Place) -> Result<SocketAddr, OpenError> {
+        if let Some(port) = self.port {
+            self.named(place.at(port))?;
+        }
+        for port in self.port.map_or(PORTS_TRIED, |port| port..=port) {
+            let addr = place.at(port);
+            match Name::of(addr).bind(fd) {
+                Ok(()) => return Ok(addr),
+                Err(e) if e.raw_os_error() == Some(libc::EADDRINUSE) => {}
+                // The kernel asks whether somebody has it (RFC 4862).
+                Err(e) if self.is_v6 && e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+                    let why = format!("the kernel does not use {} yet, or not any more", place.ip);
+                    let mend = "see whether it is tentative or dadfailed: ip -6 addr; try again in \
+                                two seconds";
+                    return Err(self.refuse(libc::EADDRNOTAVAIL, why, mend));
+                }
+                Err(e) => return Err(self.os("cannot bind the socket", &e)),
             }
-            _ => self.os("cannot bind the socket", &e),
-        })
+        }
+        let (why, mend) = match self.port {
+            Some(port) => (
+                format!("UDP port {port} is in use by another process"),
+                format!("choose another or none, see: ss -ulnp sport = :{port}"),
+            ),
+            None => (
+                format!(
+                    "UDP ports {} to {} are all in use",
+                    PORTS_TRIED.start(),
+                    PORTS_TRIED.end()
+                ),
+                format!("name another, 49152 to 65535: {}:50000", self.text()),
+            ),
+        };
+        Err(self.refuse(libc::EADDRINUSE, why, mend))
     }
 }
 
-/// The IPv4 address that the host of a [`UdpSettings`] names: itself, or that of an interface.
-pub fn address_of(host: &str) -> Option<Ipv4Addr> {
-    let of = || addresses().into_iter().find(|(name, _)| name == host).map(|(_, ip)| ip);
-    host.parse().ok().or_else(of)
-}
-
-/// Interfaces and their IPv4 addresses, as `(name, address)`.
-pub fn addresses() -> Vec<(String, Ipv4Addr)> {
-    let v4 = |(name, ip)| match ip {
-        IpAddr::V4(ip) => Some((name, ip)),
-        IpAddr::V6(_) => None,
-    };
-    ip_addresses().into_iter().filter_map(v4).collect()
-}
-
-fn name_of(addr: SocketAddrV4) -> libc::sockaddr_in {
-    // SAFETY: zeros are a `sockaddr_in`.
-    let mut name: libc::sockaddr_in = unsafe { std::mem::zeroed() };
-    name.sin_family = libc::AF_INET as libc::sa_family_t;
-    name.sin_port = addr.port().to_be();
-    name.sin_addr.s_addr = u32::from(*addr.ip()).to_be();
-    name
-}
-
-fn addr_in(name: &libc::sockaddr_in) -> SocketAddrV4 {
-    SocketAddrV4::new(u32::from_be(name.sin_addr.s_addr).into(), u16::from_be(name.sin_port))
-}
-
-fn bind(fd: RawFd, addr: SocketAddrV4) -> io::Result<()> {
-    let name = name_of(addr);
-    let len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-    // SAFETY: `bind` reads `len` bytes of a `sockaddr_in` that lives across the call.
-    let done = unsafe { libc::bind(fd, (&raw const name).cast(), len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+/// The IP address that the host of a [`UdpSettings`] names: itself, or that of an interface.
+pub fn address_of(host: &str, is_v6: bool) -> Option<IpAddr> {
+    let of = |(name, ip): &(String, IpAddr)| name == host && ip.is_ipv6() == is_v6;
+    host.parse().ok().or_else(|| addresses().into_iter().find(of).map(|(_, ip)| ip))
 }
 
 /// Keeps `addr` from other sockets, and the kernel from answering datagrams to it with "port
 /// unreachable". The socket hears nothing. `None`: the kernel has no such address.
-pub(super) fn keep_port(addr: SocketAddrV4) -> io::Result<Option<OwnedFd>> {
+pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<OwnedFd>> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
-    let fd = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
+    let fd = match owned(unsafe { libc::socket(family(addr.ip()), kind, 0) }) {
+        Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => return Ok(None),
+        made => made?,
+    };
     let code = (libc::BPF_RET | libc::BPF_K) as u16;
     filter::attach(fd.as_raw_fd(), vec![libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])?;
-    match bind(fd.as_raw_fd(), addr) {
+    match Name::of(addr).bind(fd.as_raw_fd()) {
         Ok(()) => Ok(Some(fd)),
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(None),
         Err(e) => Err(e),
     }
 }
 
-/// A socket whose datagrams have this mark, and say that they may be marked for congestion.
-fn socket(dscp: u8) -> io::Result<OwnedFd> {
+/// A socket for `ip` whose datagrams have `tos` as the byte of DSCP and ECN and are not fragmented.
+fn socket(ip: IpAddr, tos: u8) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
-    let fd = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
+    let fd = owned(unsafe { libc::socket(family(ip), kind, 0) })?;
     let at = fd.as_raw_fd();
     for (forced, asked) in
         [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
@@ -274,9 +280,27 @@ fn socket(dscp: u8) -> io::Result<OwnedFd> {
             set_option(at, libc::SOL_SOCKET, asked, &BUFFER_LEN)?;
         }
     }
-    set_option(at, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, &libc::IP_PMTUDISC_DO)?;
-    set_option(at, libc::IPPROTO_IP, libc::IP_TOS, &libc::c_int::from(dscp << 2 | ECT_0))?;
-    set_option(at, libc::IPPROTO_IP, libc::IP_RECVTOS, &1)?;
+    let (level, options) = match ip {
+        IpAddr::V4(_) => (
+            libc::IPPROTO_IP,
+            [
+                (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+                (libc::IP_TOS, tos.into()),
+                (libc::IP_RECVTOS, 1),
+            ],
+        ),
+        IpAddr::V6(_) => (
+            libc::IPPROTO_IPV6,
+            [
+                (libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+                (libc::IPV6_TCLASS, tos.into()),
+                (libc::IPV6_RECVTCLASS, 1),
+            ],
+        ),
+    };
+    for (option, value) in options {
+        set_option::<libc::c_int>(at, level, option, &value)?;
+    }
     Ok(fd)
 }
 
@@ -289,6 +313,7 @@ struct Shared {
 /// See the module's documentation.
 pub struct Udp {
     caps: PortCaps,
+    prefix: Prefix,
     frame_max: usize,
     batch: Batch,
     inbox: Inbox,
@@ -317,9 +342,10 @@ impl Udp {
         let mtu = settings.mtu(&place)?;
         settings.check_dscp()?;
         let os = |e: io::Error| settings.os("cannot make a UDP socket", &e);
-        let socket = socket(settings.dscp).map_err(os)?;
-        let addr = settings.bind(socket.as_raw_fd(), place.ip)?;
-        let mac = mac_of(addr).expect("a UDP port without an address was refused");
+        let socket = socket(place.ip, tos_of(settings.dscp, settings.ecn)).map_err(os)?;
+        let addr = settings.bind(socket.as_raw_fd(), &place)?;
+        let prefix = Prefix::of(place.ip);
+        let mac = prefix.mac_of(addr).expect("a UDP port without an address was refused");
         let bell = Bell::new().map_err(os)?;
         // Since Linux 5.0; without it every datagram is one frame.
         let joins = set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &1).is_ok();
@@ -333,11 +359,12 @@ impl Udp {
             tells_presence: false,
             near_mtu: 0,
             link_bps: place.link.map_or(0, |link| link.bps),
-            name: format!("udp:{addr}"),
+            name: format!("udp:{}:{}", host_text(place.ip), addr.port()),
         };
         tracing::debug!(port = %caps.name, %mac, mtu, "opened");
         Ok(Self {
             caps,
+            prefix,
             frame_max,
             batch: Batch::new(frame_max, 0, true),
             inbox: Inbox::new(frame_max, joins),
@@ -373,7 +400,8 @@ impl Udp {
         }
         self.told.push(errno);
         let (port, error) = (&self.caps.name, io::Error::from_raw_os_error(errno));
-        let to = self.batch.first_name().map_or_else(String::new, |n| addr_in(&n).to_string());
+        let to = self.batch.first_name().and_then(|name| name.addr());
+        let to = to.map_or_else(String::new, |to| to.to_string());
         let mend = match errno {
             libc::EMSGSIZE => "the path there carries less; open the port with a smaller mtu=",
             libc::EPERM => "a rule of this host's firewall drops it, see: nft list ruleset",
@@ -383,9 +411,10 @@ impl Udp {
     }
 
     /// Whether a frame that came from `from` is one of ours to us.
-    fn is_fit(&self, frame: &RxFrame<'_>, from: &libc::sockaddr_in) -> bool {
+    fn is_fit(&self, frame: &RxFrame<'_>, from: &Name) -> bool {
         let Some(head) = frame.first_chunk::<ETH_HDR_LEN>() else { return false };
-        let source = mac_of(addr_in(from)).is_some_and(|mac| head[6..12] == mac.0);
+        let from = from.addr().and_then(|from| self.prefix.mac_of(from));
+        let source = from.is_some_and(|mac| head[6..12] == mac.0);
         frame.len() <= self.frame_max
             && source
             && head[..6] == self.caps.station.mac.0
@@ -398,7 +427,7 @@ impl Udp {
 struct Inbox {
     bytes: Box<[u8]>,
     slot_len: usize,
-    names: Box<[libc::sockaddr_in; BURST]>,
+    names: Box<[Name; BURST]>,
     datagrams: [Datagram; BURST],
     /// How many datagrams there are, and where the next frame is: in which, from which byte on.
     count: usize,
@@ -415,7 +444,7 @@ struct Datagram {
     marked: bool,
 }
 
-/// Room for two control messages, as cmsg(3) lays them out: one of an `int`, one of a byte.
+/// Room for two control messages, as cmsg(3) lays them out: each of an `int` or of a byte.
 type Control = [u64; 8];
 
 impl Inbox {
@@ -423,9 +452,7 @@ impl Inbox {
         let longest = if joins { DATAGRAM_MAX } else { frame_max };
         // Odd in cache lines: the first lines of slots a power of two apart share one set.
         let slot_len = longest.next_multiple_of(128) + 64;
-        // SAFETY: zeros are a `sockaddr_in`.
-        let nobody: libc::sockaddr_in = unsafe { std::mem::zeroed() };
-        let (names, datagrams) = (Box::new([nobody; BURST]), [Datagram::default(); BURST]);
+        let (names, datagrams) = (Box::new([Name::nobody(); BURST]), [Datagram::default(); BURST]);
         let bytes = vec![0; slot_len * BURST].into();
         Self { bytes, slot_len, names, datagrams, count: 0, next: (0, 0) }
     }
@@ -502,15 +529,10 @@ impl Inbox {
 const RECEIVE: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
 
 /// Has `head` receive a datagram.
-fn prepare(
-    head: &mut libc::msghdr,
-    iov: &mut libc::iovec,
-    name: &mut libc::sockaddr_in,
-    control: &mut Control,
-) {
+fn prepare(head: &mut libc::msghdr, iov: &mut libc::iovec, name: &mut Name, control: &mut Control) {
     (head.msg_iov, head.msg_iovlen) = (iov, 1);
     head.msg_name = std::ptr::from_mut(name).cast();
-    head.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    head.msg_namelen = Name::LEN_MAX;
     head.msg_control = control.as_mut_ptr().cast();
     head.msg_controllen = size_of::<Control>();
 }
@@ -524,7 +546,8 @@ impl Datagram {
         let (mut frame_len, mut marked) = (0, false);
         // SAFETY: `head` is one that the kernel has filled in, whose control messages live.
         // `CMSG_FIRSTHDR` and `CMSG_NXTHDR` point to a whole header or nowhere; that of UDP_GRO has
-        // an `int` behind it, that of IP_TOS a byte (udp(7), ip(7)).
+        // an `int` behind it, that of IP_TOS a byte, that of IPV6_TCLASS an `int` (udp(7), ip(7),
+        // RFC 3542).
         unsafe {
             let mut at = libc::CMSG_FIRSTHDR(head);
             while let Some(message) = at.as_ref() {
@@ -533,6 +556,10 @@ impl Datagram {
                         frame_len = libc::CMSG_DATA(at).cast::<libc::c_int>().read_unaligned();
                     }
                     (libc::IPPROTO_IP, libc::IP_TOS) => marked = *libc::CMSG_DATA(at) & CE == CE,
+                    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                        let class = libc::CMSG_DATA(at).cast::<libc::c_int>().read_unaligned();
+                        marked = class as u8 & CE == CE;
+                    }
                     _ => {}
                 }
                 at = libc::CMSG_NXTHDR(head, at);
@@ -552,7 +579,7 @@ impl Port for Udp {
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
-        let to = match addr_of(frame.dst().mac) {
+        let to = match self.prefix.addr_of(frame.dst().mac) {
             Some(to) => to,
             None if frame.dst().is_group() => {
                 // Nobody keeps a list of the others.
@@ -571,7 +598,7 @@ impl Port for Udp {
                 return Ok(Tx::Full);
             }
         }
-        self.batch.push(frame, Some(name_of(to)));
+        self.batch.push(frame, Some(Name::of(to)));
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
         Ok(Tx::Sent)
@@ -624,7 +651,7 @@ impl Port for Udp {
     }
 
     fn station(&self, station: Station) -> Option<String> {
-        addr_of(station.mac).map(|addr| addr.to_string())
+        self.prefix.addr_of(station.mac).map(|addr| addr.to_string())
     }
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
@@ -671,10 +698,20 @@ impl PortWaiter for Waiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::MacAddr;
+    use std::net::Ipv4Addr;
     use std::time::Instant;
 
-    fn open(port: Option<u16>) -> Udp {
-        Udp::open(&UdpSettings { port, ..UdpSettings::at("127.0.0.1") }).unwrap()
+    const V4: &str = "127.0.0.1";
+
+    fn open(host: &str) -> Udp {
+        Udp::open(&UdpSettings::at(host)).unwrap()
+    }
+
+    /// Addresses of this host, of each version of IP that it has.
+    fn hosts() -> impl Iterator<Item = &'static str> {
+        let has_v6 = addresses().iter().any(|(_, ip)| *ip == std::net::Ipv6Addr::LOCALHOST);
+        [V4, "::1"].into_iter().take(if has_v6 { 2 } else { 1 })
     }
 
     fn frame(to: MacAddr, from: MacAddr, ty: u16, payload: &[u8]) -> Vec<u8> {
@@ -699,96 +736,98 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_a_place() {
-        for port in [0xc000, 0xc001, 0xcb20, 0xff00, 0xffff] {
-            for ip in [[10, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0], [127, 0, 0, 1]] {
-                let addr = SocketAddrV4::new(ip.into(), port);
-                let mac = mac_of(addr).unwrap();
-                assert!(!mac.is_group() && mac.0[0] & 2 == 2);
-                assert_eq!(addr_of(mac), Some(addr));
-            }
-        }
-        assert_eq!(mac_of(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0xbfff)), None);
-        assert_eq!(addr_of(MacAddr::BROADCAST), None);
-        assert_eq!(addr_of(MacAddr([0, 1, 2, 3, 4, 5])), None);
-    }
-
-    #[test]
     fn frames_arrive_one_by_one_and_in_bulk() {
-        let (mut a, mut b) = (open(None), open(None));
-        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
-        assert_eq!(a.caps().mtu, MTU_MAX);
-        let sent: Vec<_> = (0..100_u8)
-            .map(|i| frame(to, from, ETHERTYPE, &vec![i; 1 + 19 * usize::from(i)]))
-            .collect();
-        for (i, frame) in sent.iter().enumerate() {
-            assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent));
-            if i == 0 {
-                a.flush().unwrap();
+        for host in hosts() {
+            let (mut a, mut b) = (open(host), open(host));
+            let (from, to) = (a.caps().station.mac, b.caps().station.mac);
+            let mtu = if host == V4 { MTU_MAX } else { 65_536 - 62 };
+            assert_eq!(a.caps().mtu, mtu);
+            let sent: Vec<_> = (0..100_u8)
+                .map(|i| frame(to, from, ETHERTYPE, &vec![i; 1 + 19 * usize::from(i)]))
+                .collect();
+            for (i, frame) in sent.iter().enumerate() {
+                assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent));
+                if i == 0 {
+                    a.flush().unwrap();
+                }
             }
+            a.flush().unwrap();
+            assert_eq!(drain(&mut b), sent);
+            let long = frame(to, from, ETHERTYPE, &vec![7; mtu]);
+            assert_eq!(a.tx(&TxFrame::whole(&long)), Ok(Tx::Sent));
+            a.flush().unwrap();
+            assert!(drain(&mut b) == [long]);
+            let nobody = frame(MacAddr([0, 1, 2, 3, 4, 5]), from, ETHERTYPE, b"x");
+            assert_eq!(a.tx(&TxFrame::whole(&nobody)), Ok(Tx::NoRoute));
+            let all = frame(MacAddr::BROADCAST, from, ETHERTYPE, b"x");
+            assert_eq!((a.tx(&TxFrame::whole(&all)), a.counters().tx_dropped), (Ok(Tx::Sent), 1));
         }
-        a.flush().unwrap();
-        assert_eq!(drain(&mut b), sent);
-        let long = frame(to, from, ETHERTYPE, &vec![7; MTU_MAX]);
-        assert_eq!(a.tx(&TxFrame::whole(&long)), Ok(Tx::Sent));
-        a.flush().unwrap();
-        assert!(drain(&mut b) == [long]);
-        let nobody = frame(MacAddr([0, 1, 2, 3, 4, 5]), from, ETHERTYPE, b"x");
-        assert_eq!(a.tx(&TxFrame::whole(&nobody)), Ok(Tx::NoRoute));
-        let all = frame(MacAddr::BROADCAST, from, ETHERTYPE, b"x");
-        assert_eq!((a.tx(&TxFrame::whole(&all)), a.counters().tx_dropped), (Ok(Tx::Sent), 1));
     }
 
     /// Goal: frames that are equally long travel as one datagram, to a path that takes such and to
     /// one that does not, and no poll takes more than it is asked for.
     #[test]
     fn frames_of_one_length_travel_together() {
-        let (mut a, mut b) = (open(None), open(None));
-        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
-        let sent: Vec<_> = (0..20_u8).map(|i| frame(to, from, ETHERTYPE, &[i; 500])).collect();
-        let send = |a: &mut Udp| {
-            sent.iter().for_each(|frame| assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent)));
-            a.flush().unwrap();
-        };
-        send(&mut a);
-        b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
-        assert_eq!((b.inbox.count, b.inbox.datagrams[0].frame_len), (1, 514));
-        let mut got = Vec::new();
-        for asked in [3, 1, 0, 16] {
-            let mut sink = |f: &RxFrame<'_>| {
-                got.push(vec![0; f.len()]);
-                assert!(f.copy_to(0, got.last_mut().unwrap()));
+        for host in hosts() {
+            let (mut a, mut b) = (open(host), open(host));
+            let (from, to) = (a.caps().station.mac, b.caps().station.mac);
+            let sent: Vec<_> = (0..20_u8).map(|i| frame(to, from, ETHERTYPE, &[i; 500])).collect();
+            let send = |a: &mut Udp| {
+                sent.iter()
+                    .for_each(|frame| assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent)));
+                a.flush().unwrap();
             };
-            assert_eq!(b.rx_burst(asked, &mut sink), Ok(asked));
+            send(&mut a);
+            b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
+            assert_eq!((b.inbox.count, b.inbox.datagrams[0].frame_len), (1, 514));
+            let mut got = Vec::new();
+            for asked in [3, 1, 0, 16] {
+                let mut sink = |f: &RxFrame<'_>| {
+                    got.push(vec![0; f.len()]);
+                    assert!(f.copy_to(0, got.last_mut().unwrap()));
+                };
+                assert_eq!(b.rx_burst(asked, &mut sink), Ok(asked));
+            }
+            assert_eq!(got, sent);
+            // As a device does that cannot sum up.
+            let fd = a.shared.socket.as_raw_fd();
+            if host == V4 {
+                set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, &1).unwrap();
+            } else {
+                // UDP_NO_CHECK6_TX and UDP_NO_CHECK6_RX, of linux/udp.h.
+                set_option(fd, libc::SOL_UDP, 101, &1).unwrap();
+                set_option(b.shared.socket.as_raw_fd(), libc::SOL_UDP, 102, &1).unwrap();
+            }
+            send(&mut a);
+            b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
+            assert_eq!(b.inbox.count, 20);
+            assert_eq!(drain(&mut b), sent);
         }
-        assert_eq!(got, sent);
-        // As a device does that cannot sum up.
-        let fd = a.shared.socket.as_raw_fd();
-        set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, &1).unwrap();
-        send(&mut a);
-        b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
-        assert_eq!(b.inbox.count, 20);
-        assert_eq!(drain(&mut b), sent);
     }
 
     /// Goal: what a router has marked is told of, of each frame of a train, and of nothing else.
     #[test]
     fn a_mark_is_told_of() {
-        let (mut a, mut b) = (open(None), open(None));
-        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
-        let fd = a.shared.socket.as_raw_fd();
-        for (tos, marked) in [(2, false), (0, false), (1, false), (3, true), (0xbb, true)] {
-            set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, &libc::c_int::from(tos as u8)).unwrap();
-            for count in [1, 20] {
-                let frame = frame(to, from, ETHERTYPE, &[7; 500]);
-                (0..count).for_each(|_| assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent)));
-                a.flush().unwrap();
-                let mut got = Vec::new();
-                while got.len() < count {
-                    let mut sink = |f: &RxFrame<'_>| got.push(f.is_marked());
-                    assert_ne!(b.rx_burst(32, &mut sink), Ok(0));
+        for (host, (level, option)) in
+            hosts().zip([(libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)])
+        {
+            let (mut a, mut b) = (open(host), open(host));
+            let (from, to) = (a.caps().station.mac, b.caps().station.mac);
+            let fd = a.shared.socket.as_raw_fd();
+            for (tos, marked) in [(2_i32, false), (0, false), (1, false), (3, true), (0xbb, true)] {
+                set_option(fd, level, option, &tos).unwrap();
+                for count in [1, 20] {
+                    let frame = frame(to, from, ETHERTYPE, &[7; 500]);
+                    let sent = (0..count).map(|_| a.tx(&TxFrame::whole(&frame)));
+                    sent.for_each(|sent| assert_eq!(sent, Ok(Tx::Sent)));
+                    a.flush().unwrap();
+                    let mut got = Vec::new();
+                    while got.len() < count {
+                        let mut sink = |f: &RxFrame<'_>| got.push(f.is_marked());
+                        assert_ne!(b.rx_burst(32, &mut sink), Ok(0));
+                    }
+                    assert_eq!(got, vec![marked; count], "{host}: {tos}");
                 }
-                assert_eq!(got, vec![marked; count], "{tos}");
             }
         }
     }
@@ -802,8 +841,10 @@ mod tests {
         fn trains_bring_every_frame(
             frames in proptest::collection::vec((0..2_usize, 0..4_usize), 1..90),
             cut in 1..40_usize,
+            version in 0..2_usize,
         ) {
-            let (mut a, mut to) = (open(None), [open(None), open(None)]);
+            let host = hosts().nth(version).unwrap_or(V4);
+            let (mut a, mut to) = (open(host), [open(host), open(host)]);
             let (from, mut sent) = (a.caps().station.mac, [Vec::new(), Vec::new()]);
             for (i, &(place, len)) in frames.iter().enumerate() {
                 let payload = vec![i as u8; [1, 700, 700, 699][len]];
@@ -834,7 +875,7 @@ mod tests {
     /// Goal: nothing but a frame to us from where it says it is from gets in.
     #[test]
     fn what_is_not_from_where_it_says_is_dropped() {
-        let (a, mut b) = (open(None), open(None));
+        let (a, mut b) = (open(V4), open(V4));
         let (from, to) = (a.caps().station.mac, b.caps().station.mac);
         let at = addr_of(to).unwrap();
         let liar = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -859,7 +900,7 @@ mod tests {
         } else {
             assert!(drain(&mut b).is_empty());
         }
-        let long = vec![1; DATAGRAM_MAX];
+        let long = vec![1; DATAGRAM_MAX - IPV4_LEN];
         let mut short =
             Udp::open(&UdpSettings { mtu: Some(256), ..UdpSettings::at("lo") }).unwrap();
         liar.send_to(&long, addr_of(short.caps().station.mac).unwrap()).unwrap();
@@ -871,7 +912,7 @@ mod tests {
     fn what_cannot_be_opened_says_why() {
         let why = |settings: UdpSettings| Udp::open(&settings).unwrap_err();
         let here = UdpSettings::at("127.0.0.1");
-        let first = open(Some(60_001));
+        let first = Udp::open(&UdpSettings { port: Some(60_001), ..here.clone() }).unwrap();
         let e = why(UdpSettings { port: Some(60_001), ..here.clone() });
         assert_eq!(e.errno(), libc::EADDRINUSE, "{e}");
         let e = why(UdpSettings { port: Some(80), ..here.clone() });
@@ -882,12 +923,17 @@ mod tests {
             let e = why(UdpSettings::at(host));
             assert!(e.errno() == libc::EADDRNOTAVAIL && e.to_string().contains("127.0.0.1 (lo)"));
         }
+        for host in ["2001:db8::1", "fe80::1", "nothing0"] {
+            let e = why(UdpSettings { is_v6: true, ..UdpSettings::at(host) });
+            let cure = if hosts().count() > 1 { "[::1]/96 (lo)" } else { "ip addr add" };
+            assert!(e.errno() == libc::EADDRNOTAVAIL && e.to_string().contains(cure), "{e}");
+        }
         drop(first);
     }
 
     #[test]
     fn a_waiter_returns_when_a_frame_comes_or_somebody_wakes_it() {
-        let (mut a, b) = (open(None), open(None));
+        let (mut a, b) = (open(V4), open(V4));
         let waiter = b.waiter().unwrap();
         let frame = frame(b.caps().station.mac, a.caps().station.mac, ETHERTYPE, b"x");
         let start = Instant::now();

@@ -3,15 +3,17 @@
 //! `PORT|PORT|...` is the first of them that would open. Instead of an interface, `afpacket:`,
 //! `xdp:` and `udp:` take a pattern of names (`en*`, where `*` and `?` stand for any letters and
 //! any one) and a network (`10.1.0.0/16`): then it is the first interface that has the name, or
-//! another name, or an address in it. `auto` is `afpacket` on an interface that is up and has an
-//! address, or `udp` there, or `shm`; `auto:PATTERN` is the first two on such interfaces.
+//! another name, or an address in it. With `/96` behind it an address, a network or an interface of
+//! `udp:` is one of IPv6 (`[2001:db8::]/96`, `eth0/96`, `en*/96`). `auto` is `afpacket` on an
+//! interface that is up and has an address, or `udp` there, or `shm`; `auto:PATTERN` is the first
+//! two on such interfaces.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use super::place::device_of;
+use super::place::{HostText, device_of, split_place};
 use super::spec::bad;
+use crate::backend::inet::{Prefix, addresses, host_bits, host_text};
 use crate::backend::netdev::{Link, links, other_names};
-use crate::backend::udp::addresses;
 use crate::error::OpenError;
 
 /// Kinds of ports that are named by an interface, or by an address of one.
@@ -80,10 +82,13 @@ pub(super) fn alternatives(spec: &str) -> Vec<&str> {
 /// What stands for several interfaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern<'a> {
-    /// Names; `*` and `?` stand for any letters and any one.
-    Names(&'a str),
+    /// Names; `*` and `?` stand for any letters and any one. Their IPv6 addresses are meant, or
+    /// those of IPv4.
+    Names(&'a str, bool),
     /// An address and how many of its bits count.
     Network(Ipv4Addr, u32),
+    /// What the addresses of IPv6 begin with.
+    Prefix(Prefix),
     /// Whatever is up and has an address.
     Any,
     /// A network that is none.
@@ -101,18 +106,32 @@ fn pattern_in(device: &str) -> Option<(&str, Pattern<'_>, &str)> {
         return None;
     }
     // A UDP port may follow.
-    let end = place.len() - place.split_once(':').map_or(0, |(_, port)| port.len() + 1);
+    let (host, port) = split_place(place);
+    let end = place.len() - port.map_or(0, |port| port.len() + 1);
     let behind = &device[device.len() - options.len() - (place.len() - end)..];
-    let place = &place[..end];
-    let pattern = match place.split_once('/') {
-        Some((ip, bits)) => match (ip.parse(), bits.parse()) {
-            (Ok(ip), Ok(bits @ 0..=32)) => Pattern::Network(ip, bits),
-            _ => Pattern::Wrong(place),
+    Some((kind, pattern_of(kind, host, &place[..end])?, behind))
+}
+
+/// The pattern that `host` of a port of this kind is; `text` is how it is written.
+fn pattern_of<'a>(kind: &str, host: HostText<'a>, text: &'a str) -> Option<Pattern<'a>> {
+    let is_open = kind == "auto" || host.host.contains(['*', '?']);
+    let ip: Option<IpAddr> = host.host.parse().ok();
+    match (host.bits, ip) {
+        (Some("96"), Some(ip @ IpAddr::V6(_))) if host.in_brackets => {
+            // That of a host is one address.
+            let is_net = host_bits(ip).is_unspecified();
+            is_net.then_some(Pattern::Prefix(Prefix::of(ip)))
+        }
+        (Some(bits), Some(IpAddr::V4(ip))) if !host.in_brackets => match bits.parse() {
+            Ok(bits @ 0..=32) => Some(Pattern::Network(ip, bits)),
+            _ => Some(Pattern::Wrong(text)),
         },
-        None if kind == "auto" || place.contains(['*', '?']) => Pattern::Names(place),
-        None => return None,
-    };
-    Some((kind, pattern, behind))
+        (Some("96"), None) if is_open && !host.in_brackets => Some(Pattern::Names(host.host, true)),
+        (Some("96"), None) if kind == "udp" && !host.host.contains('.') => None,
+        (None, _) if is_open && !host.in_brackets => Some(Pattern::Names(host.host, false)),
+        (None, _) => None,
+        (Some(_), _) => Some(Pattern::Wrong(text)),
+    }
 }
 
 /// The ports that one name stands for here, itself if it has no pattern.
@@ -122,7 +141,8 @@ fn expand(spec: &str) -> Result<Vec<String>, OpenError> {
         return Ok(vec![spec.to_owned()]);
     };
     if let Pattern::Wrong(text) = pattern {
-        return Err(bad(spec, format!("\"{text}\" is no network; write 10.1.0.0/16")));
+        let why = format!("\"{text}\" is no network; write 10.1.0.0/16, or [2001:db8::]/96");
+        return Err(bad(spec, why));
     }
     let wrapper = &spec[..spec.len() - device.len()];
     let fits = matching(&pattern);
@@ -130,7 +150,9 @@ fn expand(spec: &str) -> Result<Vec<String>, OpenError> {
     for kind in if kind == "auto" { AUTO } else { std::slice::from_ref(&kind) } {
         for (link, ip) in &fits {
             match (*kind, ip) {
-                ("udp", Some(ip)) => found.push(format!("{wrapper}udp:{ip}{behind}")),
+                ("udp", Some(ip)) => {
+                    found.push(format!("{wrapper}udp:{}{behind}", host_text(*ip)));
+                }
                 ("udp", None) => {}
                 _ => found.push(format!("{wrapper}{kind}:{}{behind}", link.name)),
             }
@@ -149,7 +171,7 @@ fn nothing_matches(spec: &str) -> String {
     let here = addresses();
     let list = links().into_iter().map(|link| {
         let ips = here.iter().filter(|(name, _)| *name == link.name);
-        let ips: String = ips.map(|(_, ip)| format!(" {ip}")).collect();
+        let ips: String = ips.map(|(_, ip)| format!(" {}", host_text(*ip))).collect();
         format!("{}{ips}", link.name)
     });
     let list = list.collect::<Vec<_>>().join(", ");
@@ -157,23 +179,28 @@ fn nothing_matches(spec: &str) -> String {
 }
 
 /// The interfaces that a pattern names, by the kernel's number, each with the address that fits.
-fn matching(pattern: &Pattern<'_>) -> Vec<(Link, Option<Ipv4Addr>)> {
+fn matching(pattern: &Pattern<'_>) -> Vec<(Link, Option<IpAddr>)> {
     let (here, others) = (addresses(), other_names());
     let fit = |link: Link| {
         let mut ips = here.iter().filter(|(name, _)| *name == link.name).map(|(_, ip)| *ip);
         let ip = match pattern {
-            Pattern::Network(net, bits) => Some(ips.find(|ip| is_in(*ip, *net, *bits))?),
-            Pattern::Names(names) => {
+            Pattern::Network(net, bits) => {
+                let fits =
+                    |ip: &IpAddr| Prefix::V4.host(*ip).is_some_and(|ip| is_in(ip, *net, *bits));
+                Some(ips.find(fits)?)
+            }
+            Pattern::Prefix(prefix) => Some(ips.find(|ip| prefix.holds(*ip))?),
+            Pattern::Names(names, is_v6) => {
                 let mut also = others.iter().filter(|(index, _)| *index == link.index);
                 let by_name = glob(names, &link.name) || also.any(|(_, name)| glob(names, name));
                 // A pattern means NICs: whoever wants lo says so.
                 if !by_name || link.is_loopback && !names.starts_with("lo") {
                     return None;
                 }
-                ips.next()
+                ips.find(|ip| ip.is_ipv6() == *is_v6)
             }
             _ if link.is_loopback || !link.is_up || !link.has_carrier => return None,
-            _ => Some(ips.next()?),
+            _ => Some(ips.find(IpAddr::is_ipv4)?),
         };
         Some((link, ip))
     };
@@ -266,6 +293,9 @@ mod tests {
             "/",
             "10.1.0.0",
             "/16",
+            "/96",
+            "[2001:db8::]",
+            "[",
             "*",
             "?",
             "é",

@@ -1,8 +1,10 @@
-//! Names of ports that put IPv4 and UDP around frames: `ip(10.1.1.7/24,gw=10.1.1.1):PORT`.
+//! Names of ports that put IP and UDP around frames: `ip(10.1.1.7/24,gw=10.1.1.1):PORT`,
+//! `ip([2001:db8::a01:107]/112,gw=fe80::1):PORT`.
 
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddr};
 
 use super::near::{kind_of, options};
+use super::place::HostText;
 use super::spec::{Outer, PortInfo, bad, behind, parse, wrapped, yes_or_no};
 use super::{nics, switch, wires};
 use crate::backend::ip::{Ip, IpSettings, Place};
@@ -18,7 +20,7 @@ pub(super) const BELOW: &[(&str, bool)] =
 /// kernel stands beside.
 pub(super) fn open(
     spec: &str,
-    below: impl Fn(&str, SocketAddrV4) -> Result<Box<dyn Port>, OpenError>,
+    below: impl Fn(&str, SocketAddr) -> Result<Box<dyn Port>, OpenError>,
 ) -> Result<Box<dyn Port>, OpenError> {
     let (settings, inner, beside_kernel) = parts(spec)?;
     let place = Place::claim(&settings, beside_kernel)?;
@@ -68,25 +70,38 @@ fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
     let mut parts = list.split(',');
     let address = parts.next().unwrap_or("");
     let (ip, len) = address.split_once('/').ok_or_else(|| {
-        bad(spec, "which address? write ip(10.1.1.7/24):PORT, with the bits of its network")
+        let why = "which address? write ip(10.1.1.7/24):PORT, with the bits of its network, or \
+                   ip([2001:db8::a01:107]/96):PORT";
+        bad(spec, why)
     })?;
-    let mut settings = IpSettings::at(parse(spec, ip)?, parse(spec, len)?);
+    let mut settings = IpSettings::at(ip_in(spec, ip)?, parse(spec, len)?);
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
-            "gw" => settings.gateway = Some(parse(spec, value)?),
+            "gw" => settings.gateway = Some(ip_in(spec, value)?),
             "port" => settings.port = Some(parse(spec, value)?),
             "ttl" => settings.ttl = parse(spec, value)?,
             "dscp" => settings.dscp = parse(spec, value)?,
+            "ecn" => settings.ecn = yes_or_no(spec, key, value)?,
             "sum" => settings.sums = yes_or_no(spec, key, value)?,
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             _ => {
-                let known = "gw=, port=, ttl=, dscp=, sum= and mtu=";
+                let known = "gw=, port=, ttl=, dscp=, ecn=, sum= and mtu=";
                 return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
             }
         }
     }
     Ok(settings)
+}
+
+/// An IP address, one of IPv6 in brackets or without.
+fn ip_in(spec: &str, text: &str) -> Result<IpAddr, OpenError> {
+    match HostText::of(text) {
+        HostText { host, in_brackets, bits: None } if in_brackets || host.contains(':') => {
+            Ok(IpAddr::V6(parse(spec, host)?))
+        }
+        _ => Ok(IpAddr::V4(parse(spec, text)?)),
+    }
 }
 
 /// What the list of ports says.
@@ -118,17 +133,18 @@ mod tests {
 
     #[test]
     fn a_name_says_address_gateway_and_the_port_below() {
-        let spec = "ip(10.1.1.7/24,gw=10.1.1.1,port=50000,dscp=46,ttl=8,sum=yes,mtu=900):\
+        let spec = "ip(10.1.1.7/24,gw=10.1.1.1,port=50000,dscp=46,ttl=8,sum=yes,ecn=no,mtu=900):\
                     fault(loss=0.1):afpacket:eth0,mtu=1500";
         let (settings, inner, beside_kernel) = parts(spec).unwrap();
         let want = IpSettings {
-            gateway: Some([10, 1, 1, 1].into()),
+            gateway: Some(IpAddr::from([10, 1, 1, 1])),
             port: Some(50_000),
             ttl: 8,
             dscp: 46,
             sums: true,
+            ecn: false,
             mtu: Some(900),
-            ..IpSettings::at([10, 1, 1, 7].into(), 24)
+            ..IpSettings::at(IpAddr::from([10, 1, 1, 7]), 24)
         };
         assert_eq!((settings, beside_kernel), (want, true));
         assert_eq!(inner, "fault(loss=0.1):afpacket:eth0,mtu=1500");
@@ -142,6 +158,10 @@ mod tests {
     fn wrong_names_say_what_to_write() {
         for (spec, says) in [
             ("ip:afpacket:eth0", "ip(OPTION=VALUE,...):PORT"),
+            ("ip([2001:db8::7]):afpacket:eth0", "ip([2001:db8::a01:107]/96):PORT"),
+            ("ip([10.1.1.7]/24):afpacket:eth0", "invalid IPv6 address"),
+            ("ip([2001:db8::7]/64):afpacket:eth0", "write 96, or up to 128"),
+            ("ip([2001:db8::7]/112,gw=10.1.1.1):afpacket:eth0", "ip route"),
             ("ip():afpacket:eth0", "write ip(10.1.1.7/24):PORT"),
             ("ip(10.1.1.7):afpacket:eth0", "write ip(10.1.1.7/24):PORT"),
             ("ip(10.1.1/24):afpacket:eth0", "invalid IPv4 address"),

@@ -1,8 +1,10 @@
 //! The option `near=` of ports that leave the node: whether its processes reach each other through
 //! a segment of shared memory besides.
 
+use super::place::udp_place;
 use super::spec::{bad, behind};
 use crate::backend::any_port::AnyPort;
+use crate::backend::inet::Prefix;
 use crate::backend::near::{Near, node_segment};
 use crate::backend::shm::ShmSettings;
 use crate::error::OpenError;
@@ -34,11 +36,11 @@ impl Choice {
         }
     }
 
-    /// The segment, if there is one.
-    fn segment(&self) -> Result<Option<ShmSettings>, OpenError> {
+    /// The segment beside the port `far`, if there is one.
+    fn segment(&self, far: &str) -> Result<Option<ShmSettings>, OpenError> {
         Ok(match self {
             Self::No => None,
-            Self::Node => Some(ShmSettings::named(&node_segment()?)),
+            Self::Node => Some(ShmSettings::named(&segment_beside(far)?)),
             Self::Named(name) => Some(ShmSettings::named(name)),
         })
     }
@@ -52,23 +54,36 @@ impl Choice {
     }
 
     /// Whether [`join`](Self::join) would succeed, as far as can be seen.
-    pub(super) fn check(&self) -> Result<(), OpenError> {
-        self.segment()?.map_or(Ok(()), |segment| segment.check_here())
+    pub(super) fn check(&self, far: &str) -> Result<(), OpenError> {
+        self.segment(far)?.map_or(Ok(()), |segment| segment.check_here())
     }
 
     /// Gives `far` a near side, if that is what was chosen.
     pub(super) fn join(&self, far: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
-        let Some(segment) = self.segment()? else { return Ok(far) };
+        let Some(segment) = self.segment(&far.caps().name)? else { return Ok(far) };
         let name = with_option(&far.caps().name, &self.text());
         let near = Near::join(&segment, AnyPort::from(far), name);
         Ok(Box::new(near.map_err(|(_far, why)| why)?))
     }
 }
 
+/// The node's segment beside the port `far`. Ports with IPv6 addresses have one for each prefix,
+/// which is not in the addresses of the fabric: a host of another prefix may have the same ones.
+fn segment_beside(far: &str) -> Result<String, OpenError> {
+    let node = node_segment()?;
+    match udp_place(far).map(|(ip, _)| Prefix::of(ip)) {
+        Some(Prefix::V6(prefix)) => {
+            let prefix: String = prefix.iter().map(|byte| format!("{byte:02x}")).collect();
+            Ok(format!("{node}-{prefix}"))
+        }
+        _ => Ok(node),
+    }
+}
+
 /// Gives `far` the node's segment as its near side, if that can be joined. Its name says nothing of
 /// it, as that of who asked did not.
 pub(super) fn join_node(far: Box<dyn Port>) -> Box<dyn Port> {
-    join_if_possible(node_segment().map(|name| ShmSettings::named(&name)), far)
+    join_if_possible(segment_beside(&far.caps().name).map(|name| ShmSettings::named(&name)), far)
 }
 
 fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>) -> Box<dyn Port> {

@@ -1,6 +1,6 @@
 //! What the name of a port says: its kind, its device, and where one inside of UDP is.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use super::spec::behind;
 use crate::backend::udp;
@@ -17,32 +17,69 @@ pub fn kind_and_device(spec: &str) -> Option<(&str, &str)> {
     Some(device.split_once(':').unwrap_or((device, "")))
 }
 
+/// A host as it is written before a UDP port: `10.1.1.7`, `eth0`, `[2001:db8::a01:107]/96`,
+/// `eth0/96`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HostText<'a> {
+    /// Without brackets.
+    pub(super) host: &'a str,
+    /// It is in brackets: an IPv6 address.
+    pub(super) in_brackets: bool,
+    /// What stands behind a slash.
+    pub(super) bits: Option<&'a str>,
+}
+
+/// The host in `place`, and the UDP port, if one is written: behind the colon that is in no
+/// brackets.
+pub(super) fn split_place(place: &str) -> (HostText<'_>, Option<&str>) {
+    let closing = place.find(']').filter(|_| place.starts_with('['));
+    let colon = place[closing.unwrap_or(0)..].find(':').map(|at| at + closing.unwrap_or(0));
+    let (whole, port) = match colon {
+        Some(at) => (&place[..at], Some(&place[at + 1..])),
+        None => (place, None),
+    };
+    (HostText::of(whole), port)
+}
+
+impl<'a> HostText<'a> {
+    pub(super) fn of(text: &'a str) -> Self {
+        let (text, bits) = text.split_once('/').map_or((text, None), |(h, b)| (h, Some(b)));
+        let inside = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+        Self { host: inside.unwrap_or(text), in_brackets: inside.is_some(), bits }
+    }
+
+    /// Whether it is one of IPv6.
+    pub(super) fn is_v6(&self) -> bool {
+        self.in_brackets || self.bits.is_some()
+    }
+}
+
 /// The place of a `udp:` port: host and UDP port as `spec` says them, and where in it that ends.
-fn place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
+fn place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
     let device = device_of(spec)?;
     let place = device.strip_prefix("udp:")?.split(',').next()?;
     let end = spec.len() - device.len() + "udp:".len() + place.len();
-    let (host, port) = place.split_once(':').map_or((place, None), |(h, p)| (h, Some(p)));
+    let (host, port) = split_place(place);
     Some((host, port, end))
 }
 
 /// The same of an `ip(...)` port: where its options end.
-fn ip_place_in(spec: &str) -> Option<(&str, Option<&str>, usize)> {
+fn ip_place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
     let at = behind(spec, &["fault(", "pcap("])?;
     let from = spec[at..].starts_with("ip(").then_some(at + "ip(".len())?;
     let list = spec[from..].split_once("):")?.0;
-    let host = list.split_once('/')?.0;
+    let host = HostText::of(list.split_once('/')?.0);
     let port = list.split(',').find_map(|part| part.strip_prefix("port="));
     Some((host, port, from + list.len()))
 }
 
-/// The IPv4 address of the `udp:` or `ip(...)` port that `spec` names, and its UDP port if `spec`
+/// The IP address of the `udp:` or `ip(...)` port that `spec` names, and its UDP port if `spec`
 /// says one. `None`: it names another kind of port, or an interface without an address. Asks the
 /// kernel if an interface is named.
-pub fn udp_place(spec: &str) -> Option<(Ipv4Addr, Option<u16>)> {
+pub fn udp_place(spec: &str) -> Option<(IpAddr, Option<u16>)> {
     let (host, port, _) = ip_place_in(spec).or_else(|| place_in(spec))?;
     let port = port.map(str::parse).transpose().ok()?;
-    Some((udp::address_of(host)?, port))
+    Some((udp::address_of(host.host, host.is_v6())?, port))
 }
 
 /// `spec` with a UDP port, if it names such a port and says none.
@@ -74,7 +111,8 @@ mod tests {
 
     #[test]
     fn the_place_of_a_udp_port_is_found_behind_wrappers() {
-        let here = Ipv4Addr::LOCALHOST;
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let v6: IpAddr = "2001:db8::a01:107".parse().unwrap();
         for (spec, place, with) in [
             ("udp:127.0.0.1", Some((here, None)), Some("udp:127.0.0.1:7")),
             ("udp:127.0.0.1:52001,mtu=900", Some((here, Some(52001))), None),
@@ -94,6 +132,19 @@ mod tests {
             ("ip(127.0.0.1/8,port=52001):xdp:lo", Some((here, Some(52001))), None),
             ("ip(127.0.0.1):xdp:lo", None, None),
             ("ip(127.0.0.1/8", None, None),
+            (
+                "udp:[2001:db8::a01:107]/96,near=no",
+                Some((v6, None)),
+                Some("udp:[2001:db8::a01:107]/96:7,near=no"),
+            ),
+            ("fault():udp:[2001:db8::a01:107]/96:52001", Some((v6, Some(52001))), None),
+            (
+                "ip([2001:db8::a01:107]/112,gw=fe80::1):afpacket:lo",
+                Some((v6, None)),
+                Some("ip([2001:db8::a01:107]/112,gw=fe80::1,port=7):afpacket:lo"),
+            ),
+            ("udp:[2001:db8::a01:107:7", None, None),
+            ("udp:nothing0/96", None, Some("udp:nothing0/96:7")),
             ("udp:nothing0", None, Some("udp:nothing0:7")),
             ("udp:lo:x", None, None),
             ("shm:udp:127.0.0.1", None, None),

@@ -1,6 +1,6 @@
 //! What the names of all kinds of ports have in common.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use crate::error::OpenError;
 
@@ -21,7 +21,7 @@ pub(super) struct Outer {
     /// A tag of this VLAN.
     pub(super) vlan: Option<u16>,
     /// A datagram to this place.
-    pub(super) place: Option<SocketAddrV4>,
+    pub(super) place: Option<SocketAddr>,
 }
 
 /// What is wrong with `spec`, or with the part of it that is given, and what to write instead.

@@ -1,9 +1,11 @@
 //! Names of the ports that go out on a wire through the kernel.
 
+use super::place::split_place;
 use super::spec::{Outer, PortInfo, bad, parse, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
+use crate::backend::inet::{addresses, host_text};
 use crate::backend::netdev::{Accept, links};
-use crate::backend::udp::{Udp, UdpSettings, addresses};
+use crate::backend::udp::{Udp, UdpSettings};
 use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
 use crate::port::Port;
@@ -130,16 +132,26 @@ fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
     let place = place.ok_or_else(|| {
         bad(spec, "which address of this host? write udp:10.0.0.1, or udp:eth0 for that of eth0")
     })?;
-    let (host, port) = place.split_once(':').map_or((place, None), |(h, p)| (h, Some(p)));
-    let mut settings = UdpSettings::at(host);
+    let (host, port) = split_place(place);
+    let is_bare = !host.in_brackets && port.is_some_and(|port| port.contains(':'));
+    if host.is_v6() && host.bits != Some("96") || is_bare {
+        let why = "hosts of a fabric have the first 96 bits of their IPv6 addresses in common; \
+                   write udp:[2001:db8::a01:107]/96, or udp:eth0/96 for that of eth0";
+        return Err(bad(spec, why));
+    }
+    if host.in_brackets {
+        parse::<std::net::Ipv6Addr>(spec, host.host)?;
+    }
+    let mut settings = UdpSettings { is_v6: host.is_v6(), ..UdpSettings::at(host.host) };
     settings.port = port.map(|port| parse(spec, port)).transpose()?;
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "dscp" => settings.dscp = parse(spec, value)?,
+            "ecn" => settings.ecn = yes_or_no(spec, key, value)?,
             _ => {
-                let why = format!("no option \"{key}\"; there are mtu=, dscp= and near=");
+                let why = format!("no option \"{key}\"; there are mtu=, dscp=, ecn= and near=");
                 return Err(bad(spec, why));
             }
         }
@@ -174,7 +186,7 @@ pub(super) fn list() -> Vec<PortInfo> {
     }));
     for (name, ip) in addresses() {
         let what = format!("another host, inside UDP from {name}");
-        ports.push(PortInfo { spec: format!("udp:{ip}"), what, why_not: None });
+        ports.push(PortInfo { spec: format!("udp:{}", host_text(ip)), what, why_not: None });
     }
     ports
 }

@@ -26,14 +26,14 @@ mod ring;
 mod socket;
 
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::Bell;
 use super::batch::Batch;
 use super::netdev::{
-    Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join, raw_socket,
+    Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join, join_for, raw_socket,
 };
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -82,9 +82,9 @@ pub struct AfPacketSettings {
     pub ethertype: u16,
     /// Which frames it takes.
     pub accept: Accept,
-    /// IPv4 datagrams to this place are taken, and ARP that concerns its address, in place of
-    /// frames of `ethertype`; whatever `accept` says.
-    pub place: Option<SocketAddrV4>,
+    /// Datagrams to this place are taken, and ARP or neighbour discovery that concerns its address,
+    /// in place of frames of `ethertype`; whatever `accept` says.
+    pub place: Option<SocketAddr>,
     /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one. The
     /// kernel takes the tag off a received frame; a sent one has it in its bytes.
     pub vlan: Option<u16>,
@@ -203,6 +203,7 @@ impl AfPacket {
         } else if station.mac != link.mac && !link.is_loopback {
             join(fd, &link, Some(station.mac)).map_err(os)?;
         }
+        join_for(fd, &link, settings.place).map_err(os)?;
         filter::bind(fd, &link, bound_to).map_err(os)?;
         let bell = Bell::new().map_err(os)?;
         let caps = PortCaps {

@@ -5,6 +5,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use super::super::inet::CE;
 use crate::port::MacAddr;
 
 /// EtherType of IPv4.
@@ -16,10 +17,6 @@ const IP_AT: usize = 14;
 const UDP_AT: usize = 34;
 /// Version 4, header of 20 bytes.
 const VERSION_IHL: u8 = 0x45;
-/// In the byte of DSCP and ECN: what we send says that it may be marked (ECT(0)), and what a router
-/// with a long queue makes of it (CE), RFC 3168.
-pub(super) const ECT_0: u8 = 2;
-const CE: u8 = 3;
 /// UDP's protocol number.
 const UDP: u8 = 17;
 /// Don't fragment, in the word of flags and offset; all of it but that flag.
@@ -84,14 +81,42 @@ fn fold(sum: u32) -> u16 {
 
 /// Writes the sum of a datagram whose headers are `head` and whose payload is `payload`.
 pub(super) fn write_sum(head: &mut [u8; HEADERS_LEN], payload: &[u8]) {
-    let sum = etherparse::checksum::Sum16BitWords::new()
-        .add_slice(&head[26..34])
-        .add_2bytes([0, UDP])
-        .add_2bytes([head[38], head[39]])
-        .add_slice(&head[UDP_AT..40])
-        .add_slice(payload);
-    // In the order of memory, as the slices were added.
-    head[40..42].copy_from_slice(&sum.to_ones_complement_with_no_zero().to_ne_bytes());
+    let pseudo = [0, UDP, head[38], head[39]];
+    // The half of UDP's length stands alone: with two zeros its word is whole.
+    let length = [head[38], head[39], 0, 0];
+    let parts = [&head[26..34], &pseudo, &head[UDP_AT..38], &length, payload];
+    let sum = udp_sum(parts);
+    head[40..42].copy_from_slice(&sum);
+}
+
+/// The sum of UDP over these bytes, of which all but the last have a multiple of 4 (RFC 768, RFC
+/// 1071): as it is written, never 0.
+pub(super) fn udp_sum<const N: usize>(parts: [&[u8]; N]) -> [u8; 2] {
+    let sum: u64 = parts.into_iter().map(sum_of_words).sum();
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    // The order of memory, as the words were added.
+    match !fold(fold_once(sum)) {
+        0 => [0xff; 2],
+        sum => sum.to_ne_bytes(),
+    }
+}
+
+/// Brings a sum of less than 2^34 below 2^18.
+fn fold_once(sum: u64) -> u32 {
+    ((sum & 0xffff) + (sum >> 16)) as u32
+}
+
+/// The sum of the 32-bit words of `bytes`, the last filled up with zeros, in the order of memory.
+/// That has no carries to add, and the compiler makes vectors of it.
+fn sum_of_words(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<4>();
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    // A datagram has too few to overflow.
+    let whole =
+        words.iter().fold(0_u64, |sum, word| sum.wrapping_add(u32::from_ne_bytes(*word).into()));
+    whole + u64::from(u32::from_ne_bytes(last))
 }
 
 /// Whether a router has marked the datagram with these headers.
@@ -105,14 +130,16 @@ pub(super) fn is_marked(head: &[u8; HEADERS_LEN]) -> bool {
 pub(super) enum Refused {
     /// Of another protocol, or to somebody else.
     Foreign,
-    /// It has IPv4 options, which nobody of the fabric sends.
+    /// It has options of IPv4 or more headers of IPv6, which nobody of the fabric sends.
     Options,
     /// A part of a datagram.
     Fragment,
-    /// The sum over IPv4's header is wrong.
+    /// The sum over IPv4's header is wrong, or that of UDP over IPv6 is left out.
     Sum,
     /// Its lengths contradict each other or the frame's.
     Length,
+    /// Its sender has not the prefix that all hosts of the fabric have.
+    Outside,
 }
 
 /// The sender of a datagram that came to `to`, and the length of its payload, which begins behind
@@ -156,6 +183,7 @@ pub(super) fn check(
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::inet::ECT_0;
     use super::*;
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
     use proptest::prelude::*;

@@ -1,34 +1,44 @@
-//! IPv4 and UDP of our own around a port that writes Ethernet frames: what [`udp`](super::udp) does
+//! IP and UDP of our own around a port that writes Ethernet frames: what [`udp`](super::udp) does
 //! through the kernel, without it.
 //!
 //! A frame of the fabric travels whole in a UDP datagram, the very one that `udp:` sends: the two
 //! talk to each other, and a port's address is its place in the same way. So the fabric reaches
-//! whatever IPv4 reaches, through routers and over networks that forward nothing else.
+//! whatever IP reaches, through routers and over networks that forward nothing else. With an IPv6
+//! address it reaches the hosts of its prefix ([`Prefix`](super::inet::Prefix)). What differs
+//! between the two is in `headers`; all else is the same code.
 //!
 //! # The way of a frame
 //! `tx` finds the next hop (the host itself on the segment, else the gateway), its hardware address
-//! (`neighbours`), writes 42 bytes of headers and the frame's own head behind them (`datagram`),
+//! (`neighbours`), writes 42 or 62 bytes of headers and the frame's own head behind them
+//! (`datagram`, `datagram6`),
 //! and the port below copies that with the frame's body into one frame of its own. What comes is
 //! checked and lent where it lies; but several frames in one piece are copied first (`train`).
 //!
 //! # Neighbours
-//! Asked for by ARP when a frame is to be sent there, and answered (`arp`). Frames to one whose
+//! Asked for by ARP or neighbour discovery when a frame is to be sent there, and answered (`arp`,
+//! `ndp`). Frames to one whose
 //! address is not known yet are lost, as on a wire; the fabric repeats them. So are those to one
 //! who does not answer, which the log tells once.
 //!
 //! # Trust
 //! That of [`udp`](super::udp): a frame is taken only if its addresses are the places that the
-//! datagram came from and went to. ARP believes who answers.
+//! datagram came from and went to. Both believe who
+//! answers.
 //!
 //! # Congestion
 //! Datagrams say that they may be marked (ECT(0), RFC 3168), and a frame of one that a router has
 //! marked says so ([`RxFrame::is_marked`]).
 //!
 //! # What it does not do
-//! Fragments, IPv4 options, IPv6, ICMP (a path that carries less is found by the fabric's probes).
+//! Fragments, IPv4 options and more headers of IPv6, ICMP (a path that carries less is found by the
+//! fabric's probes), MLD (a switch that lets only members of a group hear it does not know the port
+//! for one, unless the kernel has the address too).
 
 mod arp;
 mod datagram;
+mod datagram6;
+mod headers;
+mod ndp;
 mod neighbours;
 mod place;
 #[cfg(test)]
@@ -36,36 +46,34 @@ mod tests;
 mod train;
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::hairpin::Hairpin;
-use super::udp::{addr_of, mac_of};
+use super::inet::{addr_of, mac_of, tos_of};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::port::{
     MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
 };
-use arp::{ARP_LEN, Arp, ArpFrame, ETHERTYPE_ARP};
-use datagram::{ECT_0, HEADERS_LEN, Refused, Template};
-use neighbours::{Budget, Due, Learned, Neighbours};
+use datagram::Refused;
+use headers::{Headers, Notice, Packet, headers_len, look};
+use neighbours::{Budget, Due, Host, Learned, Neighbours};
 use place::Net;
 use train::Train;
 
 pub use place::{IpSettings, Place};
 
-/// What a frame of ours has before it in a frame below, less the Ethernet header that both have.
-const OUTER_LEN: usize = HEADERS_LEN;
 /// Polls between two looks at the clock.
 const LOOK_EVERY: u32 = 256;
 /// Time between two looks at the neighbours.
 const LOOK_NS: u64 = 5_000_000;
 /// Bursts of the port below that may hold nothing for us before a poll ends.
 const BURSTS: usize = 16;
-/// Packets of ARP that are kept of one burst.
-const ARPS: usize = 16;
+/// Packets about neighbours that are kept of one burst.
+const NOTICES: usize = 16;
 /// Frames to ourselves that may wait.
 const OWN_FRAMES: usize = 64;
 /// How often opening asks whether somebody has the address, and how long it listens each time.
@@ -77,11 +85,11 @@ const TELL_NS: u64 = 60_000_000_000;
 /// Datagrams that were not passed on, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpDrops {
-    /// They had IPv4 options.
+    /// They had IPv4 options, or more headers of IPv6.
     pub options: u64,
     /// They were parts of a longer one.
     pub fragments: u64,
-    /// The sum over their IPv4 header was wrong.
+    /// The sum over their IPv4 header was wrong, or that of UDP over IPv6 was left out.
     pub sums: u64,
     /// Their lengths contradicted each other.
     pub lengths: u64,
@@ -98,8 +106,10 @@ pub struct Ip {
     frame_max: usize,
     net: Net,
     /// The NIC's address, and ours.
-    own: (MacAddr, Ipv4Addr),
-    template: Template,
+    own: (MacAddr, IpAddr),
+    template: Headers,
+    /// Bytes of the headers.
+    headers_len: usize,
     sums: bool,
     neighbours: Neighbours,
     answers: Budget,
@@ -136,10 +146,11 @@ impl Ip {
         inner: Box<dyn Port>,
     ) -> Result<Self, OpenError> {
         let below = inner.caps();
-        let mtu = settings.mtu_over(below.mtu, OUTER_LEN)?;
+        let mtu = settings.mtu_over(below.mtu, headers_len(place.addr()))?;
         let (mac, addr) = (below.station.mac, place.addr());
-        let station = mac_of(addr).expect("a place has an address of the fabric");
-        let frame_max = ETH_HDR_LEN + mtu;
+        let net = Net::of(settings);
+        let station = net.prefix.mac_of(addr).expect("a place has an address of the fabric");
+        let (frame_max, headers_len) = (ETH_HDR_LEN + mtu, headers_len(addr));
         let caps = PortCaps {
             station: station.into(),
             mtu,
@@ -154,13 +165,14 @@ impl Ip {
         let mut port = Self {
             inner,
             frame_max,
-            net: Net::of(settings),
-            own: (mac, *addr.ip()),
-            template: Template::new(mac, addr, settings.ttl, settings.dscp << 2 | ECT_0),
-            sums: settings.sums,
+            net,
+            own: (mac, addr.ip()),
+            headers_len,
+            template: Headers::new(mac, addr, settings.ttl, tos_of(settings.dscp, settings.ecn)),
+            sums: settings.sums || addr.is_ipv6(),
             neighbours: Neighbours::new(),
             answers: Budget::new(),
-            head: vec![0; HEADERS_LEN + frame_max].into(),
+            head: vec![0; headers_len + frame_max].into(),
             ear: Ear::new(addr, station, frame_max),
             hairpin: Hairpin::new(OWN_FRAMES, frame_max),
             counters: PortCounters::default(),
@@ -182,11 +194,11 @@ impl Ip {
     fn settle(&mut self, settings: &IpSettings) -> Result<(), OpenError> {
         let gone =
             |gone: PortGone| settings.refuse(libc::ENODEV, gone.why().to_owned(), "open it again");
-        let probe = arp::question((self.own.0, Ipv4Addr::UNSPECIFIED), self.own.1, None);
+        let probe = Packet::probe(self.own.0, self.own.1);
         let (probes, waiter) =
             (if self.place.is_kernels() { 0 } else { PROBES }, self.inner.waiter());
         for _ in 0..probes {
-            self.send_arp(&probe).map_err(gone)?;
+            self.send_packet(&probe).map_err(gone)?;
             let until = now_ns() + PROBE_NS;
             while now_ns() < until {
                 let heard = self.listen(&mut |_: &RxFrame<'_>| {}).map_err(gone)?;
@@ -199,16 +211,15 @@ impl Ip {
                 waiter.as_ref().map_or_else(|| std::thread::sleep(nap), |waiter| waiter.wait(nap));
             }
         }
-        self.send_arp(&arp::question(self.own, self.own.1, None)).map_err(gone)
+        self.send_packet(&Packet::announcement(self.own)).map_err(gone)
     }
 
     /// Takes a burst, and says who else has our address, if somebody says so.
     fn listen(&mut self, sink: &mut dyn RxSink) -> Result<Option<MacAddr>, PortGone> {
-        self.inner.rx_burst(ARPS, &mut Taker { ear: &mut self.ear, sink })?;
+        self.inner.rx_burst(NOTICES, &mut Taker { ear: &mut self.ear, sink })?;
         let own = self.own;
-        let other =
-            self.ear.arps().iter().find(|arp| arp.sender.1 == own.1 && arp.sender.0 != own.0);
-        let other = other.map(|arp| arp.sender.0);
+        let other = self.ear.notices().iter().find(|n| n.sender.1 == own.1 && n.sender.0 != own.0);
+        let other = other.map(|notice| notice.sender.0);
         self.hear()?;
         Ok(other)
     }
@@ -220,33 +231,34 @@ impl Ip {
 
     /// Sends a packet at once. One that finds no room is lost.
     #[cold]
-    fn send_arp(&mut self, frame: &ArpFrame) -> Result<(), PortGone> {
+    fn send_packet(&mut self, frame: &Packet) -> Result<(), PortGone> {
         self.inner.tx(&TxFrame::whole(frame))?;
         self.inner.flush()
     }
 
-    /// Learns from what was heard of ARP, and answers.
+    /// Learns from what was heard about neighbours, and answers.
     #[cold]
     fn hear(&mut self) -> Result<(), PortGone> {
         let now = now_ns();
-        let (arps, count) = (self.ear.arps, self.ear.count);
+        let (notices, count) = (self.ear.notices, self.ear.count);
         self.ear.count = 0;
-        for arp in &arps[..count] {
-            let (mac, ip) = arp.sender;
-            let is_to_us = arp.target == self.own.1;
+        for notice in &notices[..count] {
+            let (mac, ip) = notice.sender;
+            let is_to_us = notice.target == self.own.1;
+            let asks_us = notice.is_question && is_to_us;
             if ip == self.own.1 {
                 if mac != self.own.0 {
                     self.tell_double(mac, now);
                 }
-            } else if self.net.is_hop(ip) {
-                let adds = arp.is_question && is_to_us;
-                if let Learned::Moved(was) = self.neighbours.learn(ip, mac, now, adds) {
-                    let port = &self.caps.name;
-                    tracing::info!(%port, "{ip} is at {mac} now, and was at {was}");
-                }
+            } else if let Some(host) = self.net.hop_at(ip)
+                && (notice.overrides || !self.neighbours.knows(host))
+                && let Learned::Moved(was) = self.neighbours.learn(host, mac, now, asks_us)
+            {
+                let port = &self.caps.name;
+                tracing::info!(%port, "{ip} is at {mac} now, and was at {was}");
             }
-            if arp.is_question && is_to_us && mac != self.own.0 && self.answers.take(now) {
-                self.send_arp(&arp::answer(self.own, arp.sender))?;
+            if asks_us && mac != self.own.0 && self.answers.take(now) {
+                self.send_packet(&Packet::answer(self.own, notice.sender))?;
             }
         }
         Ok(())
@@ -272,17 +284,19 @@ impl Ip {
             return Ok(());
         }
         self.looked_ns = now;
-        let Self { neighbours, inner, own, caps, .. } = self;
+        let Self { neighbours, inner, own, caps, net, .. } = self;
         let mut done = Ok(());
         neighbours.turn(now, |due| match due {
-            Due::Ask((ip, of)) if done.is_ok() => {
-                let asked = inner.tx(&TxFrame::whole(&arp::question(*own, ip, of)));
+            Due::Ask((host, of)) if done.is_ok() => {
+                let question = Packet::question(*own, net.ip_of(host), of);
+                let asked = inner.tx(&TxFrame::whole(&question));
                 done = asked.map(drop);
             }
             Due::Ask(_) => {}
-            Due::Silent(ip) => tracing::warn!(
+            Due::Silent(host) => tracing::warn!(
                 port = %caps.name,
-                "{ip} does not answer, frames by it are lost: is it up, and on this segment?"
+                "{} does not answer, frames by it are lost: is it up, and on this segment?",
+                net.ip_of(host)
             ),
         });
         done?;
@@ -291,11 +305,11 @@ impl Ip {
 
     /// The next hop of a frame to `to` has no known address: asks for it. The frame is lost.
     #[cold]
-    fn unresolved(&mut self, hop: Ipv4Addr) -> Result<Tx, PortGone> {
+    fn unresolved(&mut self, hop: Host) -> Result<Tx, PortGone> {
         self.unresolved += 1;
         self.counters.tx_dropped += 1;
-        if let Some((ip, of)) = self.neighbours.want(hop, now_ns()) {
-            self.send_arp(&arp::question(self.own, ip, of))?;
+        if let Some((host, of)) = self.neighbours.want(hop, now_ns()) {
+            self.send_packet(&Packet::question(self.own, self.net.ip_of(host), of))?;
         }
         Ok(Tx::Sent)
     }
@@ -306,8 +320,8 @@ impl Ip {
         self.counters.tx_no_route += 1;
         if let (Some(to), false) = (to, self.told_far) {
             self.told_far = true;
-            let port = &self.caps.name;
-            if *to.ip() == self.own.1 {
+            let (port, to) = (&self.caps.name, self.net.prefix.place(to));
+            if to.ip() == self.own.1 {
                 tracing::warn!(
                     %port,
                     "{to} is another process at this address, which no frame of ours reaches: near \
@@ -342,76 +356,70 @@ impl Ip {
     }
 
     /// Sends a frame whose datagram has a sum, which takes a copy.
-    #[cold]
     fn tx_with_sum(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        let (head, rest) = self.head.split_at_mut(HEADERS_LEN);
+        let (head, rest) = self.head.split_at_mut(self.headers_len);
         let len = frame.copy_to(rest);
-        let head = head.first_chunk_mut().expect("as long as the headers");
-        datagram::write_sum(head, &rest[..len]);
-        self.inner.tx(&TxFrame::whole(&self.head[..HEADERS_LEN + len]))
+        self.template.write_sum(head, &rest[..len]);
+        self.inner.tx(&TxFrame::whole(&self.head[..self.headers_len + len]))
     }
 }
 
 /// What tells datagrams to us from everything else that comes.
 struct Ear {
-    place: SocketAddrV4,
+    place: SocketAddr,
+    headers_len: usize,
     station: MacAddr,
     frame_max: usize,
     counters: PortCounters,
     drops: IpDrops,
     lent: usize,
     train: Train,
-    arps: [Arp; ARPS],
+    notices: [Notice; NOTICES],
     count: usize,
 }
 
 impl Ear {
-    fn new(place: SocketAddrV4, station: MacAddr, frame_max: usize) -> Self {
-        let nobody = (MacAddr([0; 6]), Ipv4Addr::UNSPECIFIED);
-        let none = Arp { is_question: false, sender: nobody, target: nobody.1 };
+    fn new(place: SocketAddr, station: MacAddr, frame_max: usize) -> Self {
+        let nobody = (MacAddr::default(), Ipv4Addr::UNSPECIFIED.into());
+        let none =
+            Notice { is_question: false, sender: nobody, target: nobody.1, overrides: false };
         Self {
             place,
+            headers_len: headers_len(place),
             station,
             frame_max,
             counters: PortCounters::default(),
             drops: IpDrops::default(),
             lent: 0,
             train: Train::new(),
-            arps: [none; ARPS],
+            notices: [none; NOTICES],
             count: 0,
         }
     }
 
-    fn arps(&self) -> &[Arp] {
-        &self.arps[..self.count]
+    fn notices(&self) -> &[Notice] {
+        &self.notices[..self.count]
     }
 
     /// The length of the frame of ours that `frame` holds, and whether its datagram is marked.
     #[inline]
     fn check(&mut self, frame: &RxFrame<'_>) -> Option<(usize, bool)> {
-        const BOTH: usize = HEADERS_LEN + ETH_HDR_LEN;
-        let Some(bytes) = frame.first_chunk::<BOTH>() else {
-            self.other(frame);
-            return None;
-        };
-        let head = bytes.first_chunk().expect("longer than the headers");
-        let (from, len) = match datagram::check(head, frame.len(), self.place) {
-            Ok(sound) => sound,
+        let seen = match look(frame, self.place) {
+            Ok(seen) => seen,
             Err(why) => {
                 self.refused(why, frame);
                 return None;
             }
         };
-        let inside = &bytes[HEADERS_LEN..];
-        let is_ours = len >= ETH_HDR_LEN
-            && inside[..6] == self.station.0
-            && mac_of(from).is_some_and(|mac| inside[6..12] == mac.0)
-            && inside[12..] == ETHERTYPE.to_be_bytes();
+        let is_ours = seen.len >= ETH_HDR_LEN
+            && seen.inside[..6] == self.station.0
+            && mac_of(seen.from).is_some_and(|mac| seen.inside[6..12] == mac.0)
+            && seen.inside[12..] == ETHERTYPE.to_be_bytes();
         if !is_ours {
             self.drop_frame();
             return None;
         }
-        Some((len, datagram::is_marked(head)))
+        Some((seen.len, seen.marked))
     }
 
     #[cold]
@@ -424,7 +432,7 @@ impl Ear {
     #[cold]
     fn take_train(&mut self, frame: &RxFrame<'_>, len: usize, marked: bool) {
         let frame = frame.with_mark(marked);
-        if !self.train.take(&frame, HEADERS_LEN, len, self.frame_max) {
+        if !self.train.take(&frame, self.headers_len, len, self.frame_max) {
             self.drop_frame();
         }
     }
@@ -450,21 +458,20 @@ impl Ear {
             Refused::Fragment => &mut self.drops.fragments,
             Refused::Sum => &mut self.drops.sums,
             Refused::Length => &mut self.drops.lengths,
+            Refused::Outside => &mut self.drops.frames,
         };
         *count += 1;
         self.counters.rx_dropped += 1;
     }
 
-    /// Keeps what is ARP, if there is room; nothing else is ours.
+    /// Keeps what is about neighbours, if there is room; nothing else is ours.
     #[cold]
     fn other(&mut self, frame: &RxFrame<'_>) {
-        let Some(head) = frame.first_chunk::<ETH_HDR_LEN>() else { return };
-        if head[12..] != ETHERTYPE_ARP.to_be_bytes() || self.count == ARPS {
+        if self.count == NOTICES {
             return;
         }
-        let packet = frame.chunk_at::<ARP_LEN>(ETH_HDR_LEN);
-        if let Some(arp) = packet.and_then(|packet| Arp::parse(&packet)) {
-            self.arps[self.count] = arp;
+        if let Some(notice) = Notice::parse(frame, self.place) {
+            self.notices[self.count] = notice;
             self.count += 1;
         }
     }
@@ -480,8 +487,9 @@ impl RxSink for Taker<'_> {
     #[inline]
     fn prefetch(&mut self, frame: &RxFrame<'_>) {
         // Whatever it is: what is fetched is not believed.
-        let len = frame.len().saturating_sub(HEADERS_LEN);
-        if let Some(inside) = frame.part(HEADERS_LEN, len) {
+        let at = self.ear.headers_len;
+        let len = frame.len().saturating_sub(at);
+        if let Some(inside) = frame.part(at, len) {
             self.sink.prefetch(&inside);
         }
     }
@@ -491,7 +499,7 @@ impl RxSink for Taker<'_> {
         if len > self.ear.frame_max {
             return self.ear.take_train(frame, len, marked);
         }
-        let Some(inside) = frame.part(HEADERS_LEN, len) else { return };
+        let Some(inside) = frame.part(self.ear.headers_len, len) else { return };
         self.ear.lent += 1;
         self.ear.counters.rx_frames += 1;
         self.ear.counters.rx_bytes += len as u64;
@@ -519,16 +527,16 @@ impl Port for Ip {
         if mac == self.caps.station.mac {
             return Ok(self.tx_own(frame));
         }
-        let hop = self.net.hop(*to.ip()).filter(|_| *to.ip() != self.own.1);
+        let hop = self.net.hop(*to.ip()).filter(|_| !self.net.is_own(*to.ip()));
         let Some(hop) = hop else { return Ok(self.no_route(Some(to))) };
         let Some(hop) = self.neighbours.find(hop) else { return self.unresolved(hop) };
-        let (head, rest) = self.head.split_at_mut(HEADERS_LEN);
-        self.template.write(head.first_chunk_mut().expect("as long"), hop, to, len);
+        let (head, rest) = self.head.split_at_mut(self.headers_len);
+        self.template.write(head, hop, to, len);
         let sent = if self.sums {
             self.tx_with_sum(frame)?
         } else {
             rest[..frame.head.len()].copy_from_slice(frame.head);
-            let head = &self.head[..HEADERS_LEN + frame.head.len()];
+            let head = &self.head[..self.headers_len + frame.head.len()];
             self.inner.tx(&TxFrame { head, ..*frame })?
         };
         self.count_sent(sent, len);
@@ -584,7 +592,7 @@ impl Port for Ip {
     }
 
     fn station(&self, station: Station) -> Option<String> {
-        addr_of(station.mac).map(|addr| addr.to_string())
+        self.net.prefix.addr_of(station.mac).map(|addr| addr.to_string())
     }
 
     fn lacks_memory(&self) -> bool {

@@ -6,8 +6,6 @@
 //! place; so strangers that ask under many addresses displace nobody. Sends no frame and reads no
 //! clock: it says what is to be asked.
 
-use std::net::Ipv4Addr;
-
 use crate::port::MacAddr;
 
 /// Addresses that there is room for: more than a node has peers.
@@ -29,8 +27,11 @@ const ASKS_AGAIN: u8 = 4;
 /// Questions until the log is told that nobody answers.
 const ASKS: u8 = 6;
 
+/// Somebody on the segment: the bits of his address that tell hosts apart, never 0.
+pub(super) type Host = u32;
+
 /// Who is to be asked for, and whom: everybody, or him who had the address.
-pub(super) type Question = (Ipv4Addr, Option<MacAddr>);
+pub(super) type Question = (Host, Option<MacAddr>);
 
 /// What is to be done for an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,13 +39,13 @@ pub(super) enum Due {
     /// A question is to be asked.
     Ask(Question),
     /// Nobody has answered for long.
-    Silent(Ipv4Addr),
+    Silent(Host),
 }
 
 #[derive(Clone, Copy, Default)]
 struct Entry {
     /// 0 if the place is free.
-    ip: u32,
+    ip: Host,
     mac: MacAddr,
     is_known: bool,
     /// A frame was to be sent there since this was looked at.
@@ -104,7 +105,7 @@ pub(super) enum Learned {
 
 /// The first place of an address.
 #[inline]
-fn home(ip: u32) -> usize {
+fn home(ip: Host) -> usize {
     (ip.wrapping_mul(0x9e37_79b1) >> (32 - ENTRIES.ilog2())) as usize
 }
 
@@ -124,37 +125,40 @@ impl Neighbours {
 
     /// The hardware address of `ip`, to send a frame to, if it is known.
     #[inline]
-    pub(super) fn find(&mut self, ip: Ipv4Addr) -> Option<MacAddr> {
-        let ip = u32::from(ip);
+    pub(super) fn find(&mut self, ip: Host) -> Option<MacAddr> {
         let entry = self.window(ip).iter_mut().find(|entry| entry.ip == ip)?;
         entry.is_used = true;
         entry.is_known.then_some(entry.mac)
     }
 
+    /// Whether the hardware address of `ip` is known.
+    pub(super) fn knows(&mut self, ip: Host) -> bool {
+        self.window(ip).iter().any(|entry| entry.ip == ip && entry.is_known)
+    }
+
     #[inline]
-    fn window(&mut self, ip: u32) -> &mut [Entry] {
+    fn window(&mut self, ip: Host) -> &mut [Entry] {
         let at = home(ip);
         &mut self.slots[at..at + WINDOW]
     }
 
     /// A frame is to be sent to `ip`, which [`find`](Self::find) did not know: what to ask, unless
     /// that was asked.
-    pub(super) fn want(&mut self, ip: Ipv4Addr, now_ns: u64) -> Option<Question> {
-        let number = u32::from(ip);
-        if self.window(number).iter().any(|entry| entry.ip == number) {
+    pub(super) fn want(&mut self, ip: Host, now_ns: u64) -> Option<Question> {
+        if self.window(ip).iter().any(|entry| entry.ip == ip) {
             return None;
         }
         let may_ask = self.budget.take(now_ns);
-        let entry = self.place(number, true)?;
+        let entry = self.place(ip, true)?;
         let asks = u8::from(may_ask);
         let due_ns = now_ns + retry_ns(asks);
-        *entry = Entry { ip: number, is_used: true, asks, due_ns, ..Entry::default() };
+        *entry = Entry { ip, is_used: true, asks, due_ns, ..Entry::default() };
         self.is_asking = true;
         may_ask.then_some((ip, None))
     }
 
     /// A place for a new entry; `displaces`: that of another one, if none is free.
-    fn place(&mut self, ip: u32, displaces: bool) -> Option<&mut Entry> {
+    fn place(&mut self, ip: Host, displaces: bool) -> Option<&mut Entry> {
         let at = home(ip);
         let window = &self.slots[at..at + WINDOW];
         let free = window.iter().position(|entry| entry.ip == 0);
@@ -169,15 +173,14 @@ impl Neighbours {
     }
 
     /// `ip` has the hardware address `mac`, it says. `adds`: also if nobody asked.
-    pub(super) fn learn(&mut self, ip: Ipv4Addr, mac: MacAddr, now_ns: u64, adds: bool) -> Learned {
-        let number = u32::from(ip);
-        let at = home(number);
-        let known = self.slots[at..at + WINDOW].iter().position(|entry| entry.ip == number);
+    pub(super) fn learn(&mut self, ip: Host, mac: MacAddr, now_ns: u64, adds: bool) -> Learned {
+        let at = home(ip);
+        let known = self.slots[at..at + WINDOW].iter().position(|entry| entry.ip == ip);
         let entry = match known {
             Some(known) => &mut self.slots[at + known],
             None if adds => {
-                let Some(entry) = self.place(number, false) else { return Learned::Nothing };
-                *entry = Entry { ip: number, ..Entry::default() };
+                let Some(entry) = self.place(ip, false) else { return Learned::Nothing };
+                *entry = Entry { ip, ..Entry::default() };
                 entry
             }
             None => return Learned::Nothing,
@@ -223,7 +226,7 @@ impl Entry {
         if now_ns < self.due_ns {
             return true;
         }
-        let ip = Ipv4Addr::from(self.ip);
+        let ip = self.ip;
         let rests = self.is_known && self.asks == 0;
         if rests && !self.is_used {
             return now_ns - self.due_ns < IDLE_NS;
@@ -255,8 +258,8 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn ip(n: u32) -> Ipv4Addr {
-        Ipv4Addr::from(0x0a00_0000 + n)
+    fn ip(n: u32) -> Host {
+        0x0a00_0000 + n
     }
 
     fn mac(n: u32) -> MacAddr {

@@ -2,6 +2,10 @@
 
 use std::thread;
 
+use super::arp::{self, Arp};
+use super::datagram::{HEADERS_LEN, Template};
+use super::datagram6::HEADERS6_LEN;
+use super::ndp::{self, Ndp};
 use super::*;
 use crate::backend::loopback::{Loopback, LoopbackSettings};
 
@@ -28,12 +32,30 @@ fn open(settings: &IpSettings, inner: impl Port) -> Result<Ip, OpenError> {
 
 /// Two ports and a raw one of a wire.
 fn pair(first: u8) -> (Ip, Ip, Loopback) {
+    pair_of(settings, first)
+}
+
+fn pair_of(settings: fn(u8) -> IpSettings, first: u8) -> (Ip, Ip, Loopback) {
     let mut wire = wire(3);
     let raw = wire.pop().unwrap();
     let (b, a) = (wire.pop().unwrap(), wire.pop().unwrap());
     let other = thread::spawn(move || open(&settings(first + 1), b).unwrap());
     let a = open(&settings(first), a).unwrap();
     (a, other.join().unwrap(), raw)
+}
+
+fn ip6(host: u8) -> std::net::Ipv6Addr {
+    let IpAddr::V6(ip) = prefix().ip(ip(host)) else { unreachable!() };
+    ip
+}
+
+fn prefix() -> super::super::inet::Prefix {
+    super::super::inet::Prefix::of("2001:db8::".parse().unwrap())
+}
+
+/// The same hosts behind a prefix of IPv6.
+fn settings6(host: u8) -> IpSettings {
+    IpSettings { port: Some(52_000), ..IpSettings::at(ip6(host), 120) }
 }
 
 /// A frame of the fabric, as `len` bytes.
@@ -81,11 +103,20 @@ fn mac(port: &Ip) -> MacAddr {
 
 #[test]
 fn frames_of_every_length_arrive_once_the_neighbour_is_known() {
-    let (mut a, mut b, _raw) = pair(1);
-    assert_eq!(a.caps().mtu, 1500 - 42);
-    assert!(a.caps().name.starts_with("ip(10.9.8.1/24,port=52000):"), "{}", a.caps().name);
+    frames_of_every_length(settings, 42, "ip(10.9.8.1/24,port=52000):");
+}
+
+#[test]
+fn frames_of_every_length_arrive_by_ipv6() {
+    frames_of_every_length(settings6, 62, "ip([2001:db8::a09:801]/120,port=52000):");
+}
+
+fn frames_of_every_length(settings: fn(u8) -> IpSettings, outer: usize, name: &str) {
+    let (mut a, mut b, _raw) = pair_of(settings, 1);
+    assert_eq!(a.caps().mtu, 1500 - outer);
+    assert!(a.caps().name.starts_with(name), "{}", a.caps().name);
     let unknown = a.drops().unresolved;
-    for len in [14, 15, 40, 59, 60, 61, 1000, 1500 - 42 + 14] {
+    for len in [14, 15, 40, 59, 60, 61, 1000, 1500 - outer + 14] {
         let sent = frame(mac(&b), mac(&a), len);
         // The wire may fill it up; the datagram says how long it is.
         assert_eq!(send(&mut a, &mut b, &sent), sent, "{len}");
@@ -117,7 +148,7 @@ fn a_sum_is_one_that_the_kernel_would_take() {
     let with_sums = IpSettings { sums: true, ..settings(10) };
     let mut a = open(&with_sums, inner).unwrap();
     let hop = raw.caps().station.mac;
-    a.neighbours.learn(ip(11), hop, now_ns(), true);
+    a.neighbours.learn(ip(11).into(), hop, now_ns(), true);
     let to = mac_of(SocketAddrV4::new(ip(11), 52_001)).unwrap();
     take(&mut raw);
     for len in [40, 41, 700] {
@@ -248,7 +279,7 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     let mut wire = wire(2);
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
     let far = mac_of(SocketAddrV4::new([10, 200, 0, 1].into(), 52_000)).unwrap();
-    let with = IpSettings { gateway: Some(ip(1)), dscp: 46, ..settings(50) };
+    let with = IpSettings { gateway: Some(ip(1).into()), dscp: 46, ..settings(50) };
     let mut a = open(&with, inner).unwrap();
     take(&mut raw);
     let sent = frame(far, mac(&a), 60);
@@ -256,7 +287,7 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     let asked = take(&mut raw);
     assert_eq!(Arp::parse(&asked[0][14..]).unwrap().target, ip(1));
     let router = (raw.caps().station.mac, ip(1));
-    raw.tx(&TxFrame::whole(&arp::answer(router, a.own))).unwrap();
+    raw.tx(&TxFrame::whole(&arp::answer(router, (a.own.0, ip(50))))).unwrap();
     raw.flush().unwrap();
     take(&mut a);
     assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
@@ -271,7 +302,7 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     raw.tx(&TxFrame::whole(&arp::question(moved, ip(1), None))).unwrap();
     raw.flush().unwrap();
     take(&mut a);
-    assert_eq!(a.neighbours.find(ip(1)), Some(moved.0));
+    assert_eq!(a.neighbours.find(ip(1).into()), Some(moved.0));
 
     let mut alone = open(&settings(51), self::wire(1).pop().unwrap()).unwrap();
     assert_eq!(alone.tx(&TxFrame::whole(&sent)).unwrap(), Tx::NoRoute);
@@ -296,7 +327,7 @@ fn a_train_is_lent_in_portions() {
     let payload = frames.concat();
     let mut head = [0; HEADERS_LEN];
     let template = Template::new(MacAddr([2, 3, 3, 3, 3, 3]), from, 64, 0);
-    template.write(&mut head, a.own.0, a.ear.place, payload.len());
+    template.write(&mut head, a.own.0, SocketAddrV4::new(ip(60), 52_000), payload.len());
     let train = [&head[..], &payload].concat();
     raw.tx(&TxFrame::whole(&train)).unwrap();
     raw.flush().unwrap();
@@ -319,4 +350,163 @@ fn a_train_is_lent_in_portions() {
     raw.flush().unwrap();
     assert!(take(&mut a).is_empty());
     assert_eq!((a.drops().frames, a.counters().rx_dropped), (1, 1));
+}
+
+/// Goal: over IPv6 what somebody else sends changes counters and nothing else, each cause its own.
+#[test]
+fn what_is_no_datagram_of_ipv6_is_counted_and_dropped() {
+    let (mut a, mut b, mut raw) = pair_of(settings6, 120);
+    let sent = frame(mac(&b), mac(&a), 100);
+    send(&mut a, &mut b, &sent);
+    let mut head = [0; HEADERS6_LEN];
+    a.template.write(&mut head, b.own.0, SocketAddrV4::new(ip(121), 52_000), 100);
+    a.template.write_sum(&mut head, &sent);
+    let good = [&head[..], &sent].concat();
+    let mut push = |bytes: &[u8]| {
+        assert_eq!(raw.tx(&TxFrame::whole(bytes)).unwrap(), Tx::Sent);
+        raw.flush().unwrap();
+        take(&mut b).len()
+    };
+    let with = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    assert_eq!(push(&good), 1);
+    for (bytes, taken) in [
+        (with(20, 44), 0),                                 // a part of a datagram
+        (with(20, 0), 0),                                  // options
+        (with(20, 6), 0), // of another protocol, which is nobody's fault
+        ([&good[..60], &[0; 2], &good[62..]].concat(), 0), // no sum
+        (with(19, 0), 0), // the length of IP
+        (with(59, 7), 0), // the length of UDP
+        (with(37, 99), 0), // from another host than the frame says
+        (with(23, 99), 0), // from outside of the prefix
+        (with(55, 99), 0), // from another port
+        (with(62 + 5, !good[67]), 0), // to another station than the datagram
+        (with(62 + 13, 0), 0), // of another EtherType
+        (with(53, 7), 0), // to another host, which is nobody's fault
+        (with(56, 7), 0), // to another port, likewise
+        (good[..80].to_vec(), 0), // cut
+        (with(21, 3), 1), // from afar
+        ([&good[..], &[0; 20]].concat(), 1), // filled up
+    ] {
+        assert_eq!(push(&bytes), taken, "{bytes:02x?}");
+    }
+    let want = IpDrops { options: 1, fragments: 1, sums: 1, lengths: 3, frames: 5, unresolved: 0 };
+    assert_eq!(b.drops(), want);
+    assert_eq!(b.counters().rx_dropped, 11);
+    // What a router has marked.
+    let mut marked = Vec::new();
+    raw.tx(&TxFrame::whole(&with(15, 0x30))).unwrap();
+    raw.flush().unwrap();
+    b.rx_burst(8, &mut |f: &RxFrame<'_>| marked.push(f.is_marked())).unwrap();
+    assert_eq!(marked, [true]);
+}
+
+#[test]
+fn noise_by_ipv6_panics_nowhere() {
+    let (mut a, mut b, mut raw) = pair_of(settings6, 130);
+    let mut state = 3_u64;
+    let mut next = |n: u64| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (state >> 33) % n
+    };
+    let question = ndp::question((MacAddr([2, 7, 7, 7, 7, 7]), ip6(99)), ip6(131), None);
+    let mut head = [0; HEADERS6_LEN];
+    a.template.write(&mut head, b.own.0, SocketAddrV4::new(ip(131), 52_000), 60);
+    for _ in 0..20_000 {
+        let mut bytes: Vec<u8> = (0..14 + next(120)).map(|_| next(256) as u8).collect();
+        let like: &[u8] = if next(2) == 0 { &question } else { &head };
+        let len = bytes.len().min(like.len());
+        bytes[..len].copy_from_slice(&like[..len]);
+        let at = 12 + next(len as u64 - 12) as usize;
+        bytes[at] = next(256) as u8;
+        raw.tx(&TxFrame::whole(&bytes)).unwrap();
+        raw.flush().unwrap();
+        assert!(take(&mut b).is_empty());
+        take(&mut raw);
+    }
+    let sent = frame(mac(&b), mac(&a), 60);
+    assert_eq!(send(&mut a, &mut b, &sent), sent);
+}
+
+/// Goal: questions for an address that another host has are answered by him, and the port does not
+/// open; and an answer that replaces nothing replaces nothing.
+#[test]
+fn neighbours_of_ipv6_are_asked_and_answered() {
+    let mut wire = wire(2);
+    let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let far = mac_of(SocketAddrV4::new([10, 200, 0, 1].into(), 52_000)).unwrap();
+    let router: std::net::Ipv6Addr = "fe80::1".parse().unwrap();
+    let with = IpSettings { gateway: Some(router.into()), dscp: 46, ..settings6(150) };
+    let mut a = open(&with, inner).unwrap();
+    let heard = take(&mut raw);
+    let said: Vec<_> = heard.iter().map(|bytes| Ndp::parse(bytes).unwrap()).collect();
+    let [probes @ .., announced] = &said[..] else { panic!() };
+    assert!(probes.len() == PROBES && probes.iter().all(|p| p.sender.1.is_unspecified()));
+    assert!(probes.iter().all(|probe| probe.is_question && probe.target == ip6(150)));
+    assert!(!announced.is_question && announced.sender == (a.own.0, ip6(150)));
+    // Who is outside goes by the router, whose address is of one link.
+    let sent = frame(far, mac(&a), 60);
+    assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
+    let asked = take(&mut raw);
+    assert_eq!(Ndp::parse(&asked[0]).unwrap().target, router);
+    let at = raw.caps().station.mac;
+    let mut say = |a: &mut Ip, bytes: &[u8]| {
+        raw.tx(&TxFrame::whole(bytes)).unwrap();
+        raw.flush().unwrap();
+        take(a);
+        take(&mut raw)
+    };
+    let own = (a.own.0, ip6(150));
+    say(&mut a, &ndp::answer((at, router), own));
+    assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
+    a.flush().unwrap();
+    let hop = a.net.hop_at(router.into()).unwrap();
+    assert_eq!(a.neighbours.find(hop), Some(at));
+    // He has another NIC, and says so without the flag, then with it.
+    let moved = MacAddr([2, 5, 5, 5, 5, 5]);
+    let mut weak = ndp::announcement((moved, router));
+    weak[58] = 0;
+    let sum = u32::from(u16::from_be_bytes([weak[56], weak[57]])) + 0x2000;
+    weak[56..58].copy_from_slice(&((sum + (sum >> 16)) as u16).to_be_bytes());
+    assert!(!Ndp::parse(&weak).unwrap().overrides);
+    let got = say(&mut a, &weak);
+    assert_eq!(a.neighbours.find(hop), Some(at));
+    let sent = got.iter().find(|bytes| bytes[20] == 17).unwrap();
+    assert_eq!((&sent[..6], sent[15] >> 4 | sent[14] << 4), (&at.0[..], 46 << 2 | 2));
+    assert_eq!(sent[38..54], "2001:db8::ac8:1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+    say(&mut a, &ndp::announcement((moved, router)));
+    assert_eq!(a.neighbours.find(hop), Some(moved));
+    // A question is answered to him who asks, a probe to all.
+    let peer = (at, ip6(151));
+    let answer = say(&mut a, &ndp::question(peer, ip6(150), None));
+    assert_eq!(answer[0][..6], peer.0.0);
+    assert_eq!(Ndp::parse(&answer[0]).unwrap().sender, (a.own.0, ip6(150)));
+    let nobody = (peer.0, std::net::Ipv6Addr::UNSPECIFIED);
+    let answer = say(&mut a, &ndp::question(nobody, ip6(150), None));
+    assert_eq!(answer[0][..6], [0x33, 0x33, 0, 0, 0, 1]);
+}
+
+#[test]
+fn an_ipv6_address_that_another_host_has_is_refused() {
+    let mut wire = wire(2);
+    let (inner, mut other) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let taken = other.caps().station.mac;
+    let host = thread::spawn(move || {
+        let until = now_ns() + 80_000_000;
+        while now_ns() < until {
+            for asked in take(&mut other) {
+                let asked = Ndp::parse(&asked).unwrap();
+                let answer = ndp::answer((taken, asked.target), asked.sender);
+                other.tx(&TxFrame::whole(&answer)).unwrap();
+                other.flush().unwrap();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let said = open(&settings6(140), inner).unwrap_err().to_string();
+    assert!(said.contains(&format!("{taken} has the address 2001:db8::a09:88c")), "{said}");
+    host.join().unwrap();
 }

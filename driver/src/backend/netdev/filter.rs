@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::size_of;
-use std::net::SocketAddrV4;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::sys::socket::{MsgFlags, recv};
@@ -10,7 +10,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use super::super::set_option;
 use super::super::vlan::VLAN_ID;
 use super::link::Link;
-use super::station::raw_socket;
+use super::station::{join_for, raw_socket};
 use crate::frame::{DST_NUMBER_AT, RxFrame};
 use crate::port::{MacAddr, RxSink, Station};
 
@@ -87,10 +87,61 @@ pub(in super::super) fn of_station(
     program
 }
 
-/// Lets through IPv4 datagrams to `place`, whole ones without options, and packets of ARP that ask
-/// for its address or answer to it, or in which somebody announces his own; with the tag of `vlan`
-/// or none, and not what this host sends itself.
-pub(in super::super) fn of_place(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
+/// Lets through datagrams to `place`, whole ones without options, and what concerns its neighbours:
+/// questions for its address and answers; with the tag of `vlan` or none, and not what this host
+/// sends itself.
+pub(in super::super) fn of_place(place: SocketAddr, vlan: Option<u16>) -> Vec<libc::sock_filter> {
+    match place {
+        SocketAddr::V4(place) => of_place4(place, vlan),
+        SocketAddr::V6(place) => of_place6(place, vlan, true),
+    }
+}
+
+/// Of IPv6. `datagrams`: datagrams too, else only what concerns neighbours.
+fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<libc::sock_filter> {
+    /// Neighbour solicitations and advertisements of ICMPv6.
+    const SOLICITATION: u32 = 135;
+    const ADVERTISEMENT: u32 = 136;
+    // Our address there: goes on if it is, else drops, which is `drop` instructions behind.
+    let words: [[u8; 4]; 4] =
+        std::array::from_fn(|i| std::array::from_fn(|j| place.ip().octets()[4 * i + j]));
+    let ours = |at: u32, drop: u8| {
+        let check = move |(i, word): (usize, [u8; 4])| {
+            let is = op(JEQ, u32::from_be_bytes(word), 0, drop - 2 * i as u8 - 1);
+            [op(LD_W, at + 4 * i as u32, 0, 0), is]
+        };
+        words.into_iter().enumerate().flat_map(check)
+    };
+    let mut program = of_vlan(vlan);
+    let udp = if datagrams { libc::IPPROTO_UDP as u32 } else { u32::MAX };
+    program.extend([
+        op(LD_W, PACKET_TYPE, 0, 0),
+        op(JEQ, libc::PACKET_OUTGOING.into(), 27, 0),
+        op(LD_H, 12, 0, 0),
+        op(JEQ, libc::ETH_P_IPV6 as u32, 0, 25),
+        op(LD_B, 20, 0, 0),
+        op(JEQ, libc::IPPROTO_ICMPV6 as u32, 11, 0),
+        op(JEQ, udp, 0, 22),
+    ]);
+    program.extend(ours(38, 21));
+    program.extend([
+        op(LD_H, 56, 0, 0),
+        op(JEQ, place.port().into(), 11, 12),
+        // Somebody tells where he is, or asks for our address.
+        op(LD_B, 54, 0, 0),
+        op(JEQ, ADVERTISEMENT, 9, 0),
+        op(JEQ, SOLICITATION, 0, 9),
+    ]);
+    program.extend(ours(62, 8));
+    program.extend([
+        op(RET, u32::MAX, 0, 0), // all of it
+        op(RET, 0, 0, 0),        // drop
+    ]);
+    program
+}
+
+/// Of IPv4, and ARP.
+fn of_place4(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
     let ip = u32::from(*place.ip());
     let mut program = of_vlan(vlan);
     program.extend([
@@ -142,7 +193,8 @@ pub(in super::super) fn bind(fd: RawFd, link: &Link, ethertype: u16) -> io::Resu
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Hears the packets of ARP that concern a place, beside the kernel, which hears them too.
+/// Hears the packets of ARP or neighbour discovery that concern a place, beside the kernel, which
+/// hears them too.
 pub(in super::super) struct ArpSocket(OwnedFd);
 
 impl ArpSocket {
@@ -151,13 +203,18 @@ impl ArpSocket {
 
     pub(in super::super) fn new(
         link: &Link,
-        place: SocketAddrV4,
+        place: SocketAddr,
         vlan: Option<u16>,
     ) -> io::Result<Self> {
         let socket = raw_socket()?;
-        attach(socket.as_raw_fd(), of_place(place, vlan))?;
+        let (program, of_it) = match place {
+            SocketAddr::V4(place) => (of_place4(place, vlan), libc::ETH_P_ARP),
+            SocketAddr::V6(place) => (of_place6(place, vlan, false), libc::ETH_P_IPV6),
+        };
+        attach(socket.as_raw_fd(), program)?;
+        join_for(socket.as_raw_fd(), link, Some(place))?;
         // See `of_vlan`.
-        let ethertype = if vlan.is_some() { libc::ETH_P_ALL } else { libc::ETH_P_ARP };
+        let ethertype = if vlan.is_some() { libc::ETH_P_ALL } else { of_it };
         bind(socket.as_raw_fd(), link, ethertype as u16)?;
         Ok(Self(socket))
     }
@@ -168,7 +225,7 @@ impl ArpSocket {
 
     /// Lends what has come, and says how many frames that were. A system call, and one for each.
     pub(in super::super) fn lend(&self, max: usize, sink: &mut dyn RxSink) -> usize {
-        let mut bytes = [0; 64];
+        let mut bytes = [0; 128];
         let mut count = 0;
         while count < max.min(Self::BURST) {
             let got = recv(self.fd(), &mut bytes, MsgFlags::MSG_DONTWAIT);

@@ -2,6 +2,7 @@
 //! that is this process's alone.
 
 use std::io;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::super::{owned, set_option};
@@ -176,7 +177,11 @@ pub(in super::super) fn raw_socket() -> io::Result<OwnedFd> {
 /// open: by its address filter, or by promiscuous mode if it has none (the kernel decides). Without
 /// an address, frames to everybody.
 pub(in super::super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
-    let kind = if mac.is_some() { libc::PACKET_MR_UNICAST } else { libc::PACKET_MR_PROMISC };
+    let kind = match mac {
+        Some(mac) if mac.is_group() => libc::PACKET_MR_MULTICAST,
+        Some(_) => libc::PACKET_MR_UNICAST,
+        None => libc::PACKET_MR_PROMISC,
+    };
     let mut address = [0; 8];
     address[..6].copy_from_slice(&mac.unwrap_or_default().0);
     let request = libc::packet_mreq {
@@ -186,6 +191,33 @@ pub(in super::super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io
         mr_address: address,
     };
     set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
+}
+
+/// The group that who has `ip` listens to for questions about it (RFC 4291).
+pub(in super::super) fn solicited_group(ip: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = ip.octets();
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]))
+}
+
+/// The hardware address of a group (RFC 2464).
+pub(in super::super) fn mac_of_group(group: Ipv6Addr) -> MacAddr {
+    let [.., a, b, c, d] = group.octets();
+    MacAddr([0x33, 0x33, a, b, c, d])
+}
+
+/// Has the interface take what concerns a place: of IPv6 questions about its address, as long as
+/// the socket `fd` is open.
+pub(in super::super) fn join_for(
+    fd: RawFd,
+    link: &Link,
+    place: Option<SocketAddr>,
+) -> io::Result<()> {
+    match place {
+        Some(SocketAddr::V6(place)) if !link.is_loopback => {
+            join(fd, link, Some(mac_of_group(solicited_group(*place.ip()))))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The name that keeps `station` on interface `index` for one process.

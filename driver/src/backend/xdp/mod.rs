@@ -29,7 +29,7 @@ mod tests;
 mod umem;
 
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,9 +112,9 @@ pub struct XdpSettings {
     pub ring_count: Option<usize>,
     /// Which frames it takes.
     pub accept: Accept,
-    /// IPv4 datagrams to this place are taken, and ARP that concerns its address, in place of
+    /// Datagrams to this place are taken, and ARP that concerns its address, in place of
     /// frames of the fabric; whatever `accept` says.
-    pub place: Option<SocketAddrV4>,
+    pub place: Option<SocketAddr>,
     /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one, and
     /// are lent with it.
     pub vlan: Option<u16>,
@@ -191,10 +191,13 @@ impl XdpSettings {
 }
 
 /// The commands that lead our frames to one queue of an interface.
-fn steer(name: &str, queue: u32, place: Option<SocketAddrV4>) -> String {
+fn steer(name: &str, queue: u32, place: Option<SocketAddr>) -> String {
     let ours = place.map_or_else(
         || format!("ether proto {ETHERTYPE:#06x}"),
-        |place| format!("udp4 dst-ip {} dst-port {}", place.ip(), place.port()),
+        |place| {
+            let version = if place.is_ipv4() { 4 } else { 6 };
+            format!("udp{version} dst-ip {} dst-port {}", place.ip(), place.port())
+        },
     );
     format!(
         "ethtool -L {name} combined 1, or ethtool -N {name} flow-type {ours} action {queue} and \

@@ -6,7 +6,7 @@
 //!
 //! Source: RFC 9669 (BPF instruction set); Linux, `struct xdp_md`, bpf-helpers(7).
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
 use super::super::vlan::{ETHERTYPE_VLAN, TAG_LEN, VLAN_ID};
@@ -37,6 +37,9 @@ const EXIT: u8 = 0x95;
 const MAP_FD: u8 = 1;
 /// `bpf_redirect_map`, whose third argument is what is returned if the map has no such entry.
 const REDIRECT_MAP: i32 = 51;
+
+/// Where the headers of UDP over IPv6 end.
+const UDP6_END: usize = 62;
 
 /// Places in `struct xdp_md`.
 const DATA: i16 = 0;
@@ -79,8 +82,19 @@ fn of_station(ethertype: u16, station: Option<Station>) -> Vec<Check> {
     checks
 }
 
-/// The checks of IPv4 datagrams to `place`: without options, no fragments, UDP.
-fn of_place(place: SocketAddrV4) -> Vec<Check> {
+/// The checks of datagrams to `place`: without options, no fragments, UDP.
+fn of_place(place: SocketAddr) -> Vec<Check> {
+    let place = match place {
+        SocketAddr::V4(place) => place,
+        SocketAddr::V6(place) => {
+            let ip = place.ip().octets();
+            let half = |i: usize| Check::Half(38 + 2 * i as i16, [ip[2 * i], ip[2 * i + 1]]);
+            let mut checks = vec![Check::Half(12, 0x86dd_u16.to_be_bytes()), Check::Byte(20, 17)];
+            checks.extend((0..8).map(half));
+            checks.push(Check::Half(56, place.port().to_be_bytes()));
+            return checks;
+        }
+    };
     let [a, b, c, d] = place.ip().octets();
     vec![
         Check::Half(12, 0x0800_u16.to_be_bytes()),
@@ -127,7 +141,7 @@ pub(super) enum Take {
     /// Frames of the EtherType to the station and to groups, or to any.
     Frames(u16, Option<Station>),
     /// Datagrams to the place.
-    Datagrams(SocketAddrV4),
+    Datagrams(SocketAddr),
 }
 
 /// The program that gives the frames that it takes to the sockets in `map`: those with the tag of
@@ -137,9 +151,13 @@ pub(super) fn program(map: RawFd, take: Take, vlan: Option<u16>) -> Vec<Insn> {
         Take::Frames(ethertype, station) => of_station(ethertype, station),
         Take::Datagrams(place) => of_place(place),
     };
+    let looked_at = match take {
+        Take::Datagrams(SocketAddr::V6(_)) => UDP6_END,
+        _ => FRAME_MIN,
+    };
     let (checks, looked_at) = match vlan {
-        Some(id) => (of_vlan(id, checks), FRAME_MIN + TAG_LEN),
-        None => (checks, FRAME_MIN),
+        Some(id) => (of_vlan(id, checks), looked_at + TAG_LEN),
+        None => (checks, looked_at),
     };
     let mut program = vec![
         insn(LOAD_W, 2, 1, DATA, 0),

@@ -332,7 +332,7 @@ fn the_program_takes_datagrams_to_a_place() {
     let place = std::net::SocketAddrV4::new([10, 1, 255, 7].into(), 0xc0de);
     let Some((one, _socket)) = map(true) else { return };
     let load = |vlan| {
-        let program = program(one.as_raw_fd(), Take::Datagrams(place), vlan);
+        let program = program(one.as_raw_fd(), Take::Datagrams(place.into()), vlan);
         bpf::load(&program).expect("the kernel takes it")
     };
     let [plain, of_vlan] = [None, Some(0x123)].map(load);
@@ -365,4 +365,34 @@ fn the_program_takes_datagrams_to_a_place() {
         assert_eq!(takes_tagged(&frame), is_priority, "bit {bit}");
     }
     assert!(takes_tagged(&good[..46]) && !takes_tagged(&good[..43]));
+}
+
+/// The same of IPv6: version and more headers are told by the EtherType and the next header.
+#[test]
+fn the_program_takes_datagrams_of_ipv6_to_a_place() {
+    let place: std::net::SocketAddrV6 = "[2001:db8::a01:ff07]:49374".parse().unwrap();
+    let Some((one, _socket)) = map(true) else { return };
+    let load = |vlan| {
+        let program = program(one.as_raw_fd(), Take::Datagrams(place.into()), vlan);
+        bpf::load(&program).expect("the kernel takes it")
+    };
+    let [plain, of_vlan] = [None, Some(0x123)].map(load);
+    let takes = |frame: &[u8]| bpf::run(&plain, frame).unwrap() == XDP_REDIRECT;
+    let takes_tagged = |frame: &[u8]| bpf::run(&of_vlan, frame).unwrap() == XDP_REDIRECT;
+    let mut good = vec![0; 80];
+    good[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
+    good[20] = 17;
+    good[38..54].copy_from_slice(&place.ip().octets());
+    good[56..58].copy_from_slice(&place.port().to_be_bytes());
+    assert!(takes(&good) && takes(&good[..62]) && !takes(&good[..61]));
+    let fixed = [12..14, 20..21, 38..54, 56..58];
+    for bit in 0..80 * 8 {
+        let mut frame = good.clone();
+        frame[bit / 8] ^= 1 << (bit % 8);
+        let is_fixed = fixed.iter().any(|range| range.contains(&(bit / 8)));
+        assert_eq!(takes(&frame), !is_fixed, "bit {bit}");
+        let tagged = [&frame[..12], &[0x81, 0, 0x61, 0x23], &frame[12..]].concat();
+        assert_eq!(takes_tagged(&tagged), !is_fixed, "bit {bit}");
+        assert!(!takes(&tagged) && !takes_tagged(&frame));
+    }
 }
