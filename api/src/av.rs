@@ -13,7 +13,7 @@ use crate::auth_key::tenant_of;
 use crate::errno::{Error, Result};
 use crate::info::AuthKey;
 pub use crate::info::AvType;
-use crate::inner::DomainRef;
+use crate::inner::{Core, DomainRef};
 use crate::key;
 use crate::names::{Names, Whose};
 
@@ -262,7 +262,7 @@ impl Av {
             tenant = core.node().add_tenant(key);
         }
         let tenant = tenant?;
-        core.auth_keys.add(tenant, key);
+        core.auth_keys.add(tenant, key, self.0.id);
         Ok(tenant.handle())
     }
 
@@ -280,12 +280,14 @@ impl Av {
         core.auth_keys.of_tenant(tenant).cloned()
     }
 
-    /// Removes the keys of these handles, overwrites them and ends their sessions. Their handles
-    /// are given out to no other keys.
+    /// Removes the keys of these handles from the vector, as closing it does. A key that is in no
+    /// other vector of the domain is overwritten, and its sessions end. Handles are given out to no
+    /// other keys.
     ///
     /// # Errors
-    /// From the first that stays: [`Error::Invalid`]: not the handle of a key. [`Error::Busy`]: an
-    /// endpoint is bound to the vector, or an address was inserted under the key and not removed.
+    /// From the first that stays: [`Error::Invalid`]: not the handle of a key of the vector.
+    /// [`Error::Busy`]: an endpoint is bound to the vector; or it is the last that has the key, and
+    /// a receive, or an address that was not removed, names it.
     pub fn remove_auth_keys(&self, handles: &[FiAddr]) -> Result<()> {
         let mut core = self.0.dom.enter()?;
         for &handle in handles {
@@ -293,11 +295,23 @@ impl Av {
             if self.is_bound() {
                 return Err(Error::Busy);
             }
-            core.node().remove_tenant(Engine::now(), tenant)?;
-            core.auth_keys.remove(tenant);
+            drop_key(&mut core, tenant, self.0.id)?;
         }
         Ok(())
     }
+}
+
+/// Removes the key of a tenant from a vector, and from the domain if no other has it.
+fn drop_key(core: &mut Core, tenant: Tenant, av: AvId) -> Result<()> {
+    let key = core.auth_keys.of_tenant(tenant)?.clone();
+    if core.auth_keys.leave(tenant, av)? {
+        if let Err(e) = core.node().remove_tenant(Engine::now(), tenant) {
+            core.auth_keys.add(tenant, &key.0, av);
+            return Err(e);
+        }
+        core.auth_keys.remove(tenant);
+    }
+    Ok(())
 }
 
 /// Says why `missing` of `count` addresses were not inserted, the `first` of them among others, and
@@ -321,6 +335,11 @@ impl Drop for AvInner {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
         if let Err(e) = core.node().av_close(self.id) {
             tracing::error!("closing an address vector: {e}");
+        }
+        for tenant in core.auth_keys.of_av(self.id) {
+            if let Err(e) = drop_key(&mut core, tenant, self.id) {
+                tracing::warn!("a key of an address vector that was closed stays: {e}");
+            }
         }
     }
 }

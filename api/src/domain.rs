@@ -86,7 +86,9 @@ impl Domain {
         if let Ok(mut core) = dom.enter() {
             core.mrs.set_mode(info.domain_attr.mr_mode);
             core.key_log = key_log;
-            core.auth_keys = AuthKeys::of(&info.domain_attr.auth_key, dom.settings.seal);
+            if !sealed {
+                core.auth_keys = AuthKeys::of(&info.domain_attr.auth_key, dom.settings.seal);
+            }
             if let Some(files) = files.filter(|_| core.node().has_keys()) {
                 core.watch_keys(files);
             }

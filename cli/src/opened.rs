@@ -1,8 +1,8 @@
 //! `barewire capture --keys`: sealed frames as what was sealed, for who may read them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ pub(crate) struct Opener {
     /// Bytes of the file that were read, and when.
     read_len: u64,
     looked: Instant,
+    /// A line that is none was told.
+    has_told: bool,
     opened: u64,
     sealed: u64,
 }
@@ -32,11 +34,12 @@ impl Opener {
     /// Reads the secrets that are there.
     ///
     /// # Errors
-    /// The file cannot be read, or a line of it is none of a session's secret.
+    /// The file cannot be read, or has lines and none is a session's secret.
     pub(crate) fn new(path: &Path) -> Result<Self, Fail> {
         let (path, secrets) = (path.to_owned(), RecordReader::default());
         let looked = Instant::now();
-        let mut opener = Self { path, secrets, read_len: 0, looked, opened: 0, sealed: 0 };
+        let (read_len, has_told, opened, sealed) = (0, false, 0, 0);
+        let mut opener = Self { path, secrets, read_len, looked, has_told, opened, sealed };
         opener.read()?;
         Ok(opener)
     }
@@ -50,10 +53,16 @@ impl Opener {
         // The last line may be half written.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         self.read_len = text.len() as u64;
-        self.secrets.read(&text[..whole]).map_err(|line| {
-            let what = format!("{shown}, line {line}: not the secret of a session");
-            Fail::new(what).mend("name a file that BAREWIRE_KEY_LOG has filled")
-        })
+        let Err(line) = self.secrets.read(&text[..whole]) else { return Ok(()) };
+        let what = format!("{shown}, line {line}: not the secret of a session");
+        if self.secrets.is_empty() {
+            return Err(Fail::new(what).mend("name a file that BAREWIRE_KEY_LOG has filled"));
+        }
+        // A process whose disk was full has left half a line.
+        if !std::mem::replace(&mut self.has_told, true) {
+            eprintln!("{what}; it is passed over");
+        }
+        Ok(())
     }
 
     /// Makes a sealed frame what was sealed, if its session's secret is there by now.
@@ -87,6 +96,10 @@ impl Opener {
 /// `from` cannot be read or is no such file, or `to` cannot be written.
 pub(crate) fn copy(from: &Path, to: &Path, opener: &mut Opener) -> Result<ExitCode, Fail> {
     let input = File::open(from).map_err(|e| Fail::new(format!("{}: {e}", from.display())))?;
+    if is_same_file(&input, to) {
+        let shown = to.display();
+        return Err(Fail::new(format!("{shown}: is what is read; write to another file")));
+    }
     let (mut input, mut magic) = (BufReader::new(input), [0; 4]);
     let shown = from.display();
     let broken = |e: io::Error| Fail::new(format!("{shown}: {e}"));
@@ -130,13 +143,23 @@ impl From<Fail> for Broken {
     }
 }
 
-/// Opens the file for us alone: it holds what programs said to each other.
+/// Whether `other` is the open file, by whatever name.
+fn is_same_file(file: &File, other: &Path) -> bool {
+    let id = |is: std::fs::Metadata| (is.dev(), is.ino());
+    let other = std::fs::metadata(other).map(id);
+    file.metadata().map(id).ok().is_some_and(|own| other.is_ok_and(|other| own == other))
+}
+
+/// Opens the file for us alone, also if it was there: it holds what programs said to each other.
 pub(crate) fn create(path: &Path) -> std::io::Result<Box<dyn Write>> {
     if path == Path::new("-") {
         return Ok(Box::new(std::io::stdout()));
     }
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
     Ok(Box::new(file))
 }
 

@@ -129,7 +129,7 @@ unsafe extern "C" fn regattr(
 }
 
 /// Refuses a region with a key that is not the domain's. Where keys are those of address vectors
-/// the region names one of these: it is of all their keys.
+/// the region names one of these: it is of all keys of the domain.
 ///
 /// # Errors
 /// [`Error::Invalid`]: another key, or no address vector. [`Error::OpNotSupp`]: for one key alone.
@@ -150,7 +150,7 @@ unsafe fn check_key(domain: &Domain, a: &MrAttr, flags: u64) -> Result<()> {
             return Err(Error::Invalid("auth_key: no address vector"));
         }
         if flags & FI_AUTH_KEY != 0 {
-            return Err(Error::OpNotSupp("FI_AUTH_KEY: a region is of all keys of its vector"));
+            return Err(Error::OpNotSupp("FI_AUTH_KEY: a region is of all keys of the domain"));
         }
         return Ok(());
     }

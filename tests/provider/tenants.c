@@ -241,6 +241,8 @@ static void several_keys(void)
 	unsigned char key[32], back[64];
 	size_t len = sizeof back;
 	fi_addr_t keys[3], to_one = 0, to_two = 0, at_one, at_two, there;
+	struct fi_av_attr as = { .type = FI_AV_TABLE };
+	struct fid_av *other;
 	struct mr_key of;
 
 	open_side(&host, 0, SIZE_MAX);
@@ -256,6 +258,20 @@ static void several_keys(void)
 	expect("a flag", late(host.av)->insert_auth_key(host.av, key, 32, &there, 1), -FI_EBADFLAGS);
 	must("again", late(host.av)->insert_auth_key(host.av, key, 32, &there, 0));
 	expect("the same key is the same handle", there, keys[1]);
+	/* A key is of each vector that it was added to, and of the last of them until it goes. */
+	must("fi_av_open", fi_av_open(host.domain, &as, &other, NULL));
+	expect("another vector's key", fi_av_remove(other, keys, 1, KEY_FLAG), -FI_EINVAL);
+	memset(key, 1, 32);
+	must("in two", late(other)->insert_auth_key(other, key, 32, &there, 0));
+	expect("the handle in two vectors", there, keys[0]);
+	must("fi_av_remove", fi_av_remove(other, keys, 1, KEY_FLAG));
+	memset(key, 3, 32);
+	must("insert", late(other)->insert_auth_key(other, key, 32, &keys[2], 0));
+	must("close", fi_close(&other->fid));
+	expect("the key of a vector that was closed",
+	       late(host.av)->lookup_auth_key(host.av, keys[2], back, &len), -FI_EINVAL);
+	len = sizeof back;
+	memset(key, 2, 32);
 	expect("a key without FI_AV_AUTH_KEY",
 	       late(one.av)->insert_auth_key(one.av, key, 32, &there, 0), -FI_EOPNOTSUPP);
 	must("lookup", late(host.av)->lookup_auth_key(host.av, keys[1], back, &len));
@@ -280,6 +296,7 @@ static void several_keys(void)
 	must("fi_recvmsg", recv_of(&host, in[0], keys[0], in[0], KEY_FLAG));
 	must("fi_recvmsg", recv_of(&host, in[1], keys[1], in[1], KEY_FLAG));
 	expect("a receive of no key", recv_of(&host, in[2], to_one, NULL, KEY_FLAG), -FI_EINVAL);
+	expect("a receive of none", recv_of(&host, in[2], FI_ADDR_UNSPEC, NULL, KEY_FLAG), -FI_EINVAL);
 	expect("FI_AUTH_KEY without keys", recv_of(&one, in[2], 0, NULL, KEY_FLAG), -FI_EBADFLAGS);
 	must("fi_send", fi_send(two.ep, "second", 7, NULL, at_two, NULL));
 	come("the second tenant's message", &host, &two, in[1], to_two);

@@ -270,11 +270,12 @@ impl Node {
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
             return Err(Error::BadFlags);
         }
-        let src = if req.src == FI_ADDR_UNSPEC || !named.caps.contains(Caps::DIRECTED_RECV) {
-            Src::ANY
-        } else if by_key {
+        // First: what names no key must not take every tenant's messages.
+        let src = if by_key {
             let tenant = Tenant::of_handle(req.src).filter(|&tenant| self.lists_tenant(tenant));
             Src::any_of(tenant.ok_or(Error::Invalid("source is not the handle of a key"))?)
+        } else if req.src == FI_ADDR_UNSPEC || !named.caps.contains(Caps::DIRECTED_RECV) {
+            Src::ANY
         } else {
             let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;

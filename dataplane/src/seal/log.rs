@@ -180,16 +180,20 @@ impl RecordReader {
     /// read again.
     ///
     /// # Errors
-    /// The number of the first line that is none, from 1. Those before are known.
+    /// The number of the first line that is none, from 1. All others are known.
     pub fn read(&mut self, text: &str) -> Result<(), usize> {
+        let mut bad = None;
         for (i, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            self.add(line.parse().map_err(|BadLine| i + 1)?);
+            match line.parse() {
+                Ok(secret) => self.add(secret),
+                Err(BadLine) => bad = bad.or(Some(i + 1)),
+            }
         }
-        Ok(())
+        bad.map_or(Ok(()), Err)
     }
 
     fn add(&mut self, secret: SessionSecret) {
@@ -259,24 +263,31 @@ impl Recorded {
         let counter = nearest(self.last, sealed::counter(bytes));
         let Terms { mode, key_frames_bits } = self.secret.of.terms;
         let generation = counter >> key_frames_bits;
-        let from = self.chain.take().filter(|chain| chain.generation <= generation);
         let first = || Chain::new(cipher(self.secret.of.aes), self.secret.of.secret.clone());
-        let mut chain = from.unwrap_or_else(first);
-        if generation - chain.generation > AHEAD_MAX {
+        let known = self.chain.get_or_insert_with(first);
+        // Of a frame that was overtaken. Its key is derived anew, from the first.
+        let is_old = known.generation > generation;
+        let mut made = is_old.then(first);
+        let from = if is_old { 0 } else { known.generation };
+        if generation - from > AHEAD_MAX {
             return false;
         }
-        while chain.generation < generation {
-            chain = chain.next();
+        for _ in from..generation {
+            made = Some(made.as_ref().unwrap_or(known).next());
         }
         let before = bytes.to_vec();
-        let is_open = open_with(&chain.key, mode, nonce(counter), bytes);
-        if is_open {
-            self.last = counter;
-        } else {
+        let key = &made.as_ref().unwrap_or(known).key;
+        let is_open = open_with(key, mode, nonce(counter), bytes);
+        if !is_open {
             bytes.copy_from_slice(&before);
+            return false;
         }
-        self.chain = Some(chain);
-        is_open
+        self.last = counter;
+        // The last key is kept only for who has proved to have it.
+        if !is_old && made.is_some() {
+            self.chain = made;
+        }
+        true
     }
 }
 

@@ -167,7 +167,7 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     invalid(node.av_insert(now, *av, addr));
     let nobody = Tenant::of_handle(of_a[0].handle() + 9).unwrap();
     invalid(node.av_insert_of(now, *av, addr, nobody));
-    for src in [to, nobody.handle(), FI_ADDR_UNSPEC - 1, 1 << 40] {
+    for src in [to, nobody.handle(), FI_ADDR_UNSPEC, FI_ADDR_UNSPEC - 1, 1 << 40] {
         let (buf, kind, flags) = (IoBuf::leaked(&[0; 8]), MsgKind::Tagged, OpFlags::AUTH_KEY);
         let req = RecvReq { kind, buf, src, tag: 5, ignore: 0, context: 1, flags };
         let got = node.post_recv(now, *ep, req);
