@@ -28,6 +28,7 @@ use crate::mr::{Mr, MrAttr};
 use crate::names::{Names, Served};
 use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
+use crate::tclass;
 use crate::wait::WaitObj;
 use crate::who::{Answers, Wanted, Way, converse, note_domain};
 
@@ -85,6 +86,7 @@ impl Domain {
         let dom = DomainRef::new(engine, settings, entry, stats);
         if let Ok(mut core) = dom.enter() {
             core.mrs.set_mode(info.domain_attr.mr_mode);
+            core.tclass = tclass::of_domain(info.domain_attr.tclass, info.tx_attr.tclass);
             core.key_log = key_log;
             if !sealed {
                 core.auth_keys = AuthKeys::of(&info.domain_attr.auth_key, dom.settings.seal);

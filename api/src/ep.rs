@@ -27,6 +27,7 @@ use crate::info::{AddrFormat, CTX_MAX, EpType, Info, RxAttr, number_at};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
 use crate::names::Served;
+use crate::tclass;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
 /// are `size_t` or `bool`.
@@ -217,7 +218,8 @@ impl EpCommon {
         if info.caps.contains(Caps::MULTICAST) {
             return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));
         }
-        if !crate::tclass::is_fit(info.domain_attr.tclass, info.tx_attr.tclass) {
+        let class = tclass::of_domain(info.tx_attr.tclass, info.domain_attr.tclass);
+        if !tclass::is_of(dom.enter()?.tclass, class) {
             return Err(Error::Invalid("tclass: another than the domain's, or none"));
         }
         Ok(())

@@ -39,6 +39,8 @@ pub(crate) struct Core {
     teller: Teller,
     /// Keys that are asked for by their bytes.
     pub(crate) auth_keys: AuthKeys,
+    /// The traffic class that the domain was opened with.
+    pub(crate) tclass: u32,
     /// Writes the secrets of sessions.
     pub(crate) key_log: Option<KeyLog>,
     /// Looks at the key files.
@@ -625,6 +627,7 @@ impl DomainRef {
             stats,
             teller: Teller::default(),
             auth_keys: AuthKeys::default(),
+            tclass: crate::tclass::TC_UNSPEC,
             key_log: None,
             key_watch: None,
             absent_since: None,

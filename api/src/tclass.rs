@@ -47,6 +47,8 @@ pub(crate) fn mark_of(tclass: u32) -> Option<Mark> {
         // The selector of a class is in the upper three bits (RFC 2474).
         _ if tclass & !0x3f == TC_DSCP => match (tclass & 0x3f) as u8 {
             LE => (LE, BACKGROUND),
+            // AF11 to AF13: of the class of bulk data, which is not below best effort.
+            dscp @ (10 | 12 | 14) => (dscp, 2),
             dscp => (dscp, dscp >> 3),
         },
         _ => return None,
@@ -68,6 +70,19 @@ pub(crate) fn is_fit(domain: u32, ep: u32) -> bool {
         );
     }
     is_known(domain) && is_known(ep) && is_one
+}
+
+/// Whether an endpoint that asks for class `ep` can be had in a domain that was opened with class
+/// `domain`: the port marks its frames so, or it does not ask.
+pub(crate) fn is_of(domain: u32, ep: u32) -> bool {
+    let fits = ep == TC_UNSPEC || mark_of(ep).is_some() && mark_of(domain) == mark_of(ep);
+    if !fits {
+        tracing::warn!(
+            "tclass {ep:#x} of an endpoint: its domain was opened with {domain:#x}, and its port marks \
+             all frames alike: open a domain for each class"
+        );
+    }
+    fits
 }
 
 /// The class of a domain with these attributes of its own and of its endpoints.
@@ -94,6 +109,8 @@ mod tests {
             (TC_DSCP, 0, 0),
             (TC_DSCP | 26, 26, 3),
             (TC_DSCP | 63, 63, 7),
+            (TC_DSCP | 8, 8, 1),
+            (TC_DSCP | 12, 12, 2),
         ] {
             assert_eq!(mark_of(class), Some(Mark { dscp, pcp }), "{class:#x}");
         }
@@ -108,7 +125,8 @@ mod tests {
             (0, 0, true, 0),
             (0, TC_BULK_DATA, true, TC_BULK_DATA),
             (TC_BULK_DATA, 0, true, TC_BULK_DATA),
-            (TC_BULK_DATA, TC_DSCP | 10, false, TC_BULK_DATA),
+            (TC_BULK_DATA, TC_DSCP | 10, true, TC_BULK_DATA),
+            (TC_BULK_DATA, TC_DSCP | 8, false, TC_BULK_DATA),
             (TC_DSCP | 46, TC_LOW_LATENCY, false, TC_DSCP | 46),
             (7, 0, false, 7),
             (0, 7, false, 7),

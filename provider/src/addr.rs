@@ -71,6 +71,8 @@ impl Form {
         match format {
             FORMAT_NATIVE => Some(Self::Native),
             FI_SOCKADDR if names.is_v6() => Some(Self::SockaddrIn6(names)),
+            // It has no room for a host of IPv6.
+            FI_SOCKADDR_IN if names.is_v6() => None,
             FI_SOCKADDR | FI_SOCKADDR_IN => Some(Self::SockaddrIn(names)),
             FI_SOCKADDR_IN6 => Some(Self::SockaddrIn6(names)),
             _ => None,

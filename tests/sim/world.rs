@@ -737,7 +737,7 @@ impl World {
             let Some(life) = &h.life else { continue };
             let due = life.node.next_deadline();
             let levels = life.node.levels();
-            let searches = levels.timers <= self.gone_for(i);
+            let searches = levels.timers > 0 && levels.timers <= self.gone_for(i);
             ensure!(due.is_none() || searches, "node {i} is not quiet: {due:?}, {levels:?}");
         }
         Ok(())

@@ -218,9 +218,7 @@ impl UdpSettings {
                 // The kernel asks whether somebody has it (RFC 4862).
                 Err(e) if self.is_v6 && e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
                     let why = format!("the kernel does not use {} yet, or not any more", place.ip);
-                    let mend = "see whether it is tentative or dadfailed: ip -6 addr; try again in \
-                                two seconds";
-                    return Err(self.refuse(libc::EADDRNOTAVAIL, why, mend));
+                    return Err(self.refuse(libc::EADDRNOTAVAIL, why, MEND_UNUSED));
                 }
                 Err(e) => return Err(self.os("cannot bind the socket", &e)),
             }
@@ -249,8 +247,16 @@ pub fn address_of(host: &str, is_v6: bool) -> Option<IpAddr> {
     host.parse().ok().or_else(|| addresses().into_iter().find(of).map(|(_, ip)| ip))
 }
 
+/// What to do about an address that the kernel has and does not use.
+pub(super) const MEND_UNUSED: &str =
+    "see whether it is tentative or dadfailed: ip -6 addr; try again in two seconds";
+
 /// Keeps `addr` from other sockets, and the kernel from answering datagrams to it with "port
 /// unreachable". The socket hears nothing. `None`: the kernel has no such address.
+///
+/// # Errors
+/// `EADDRINUSE`: a socket has it. `EADDRNOTAVAIL`: the kernel has the address and does not use it
+/// yet, or not any more (RFC 4862).
 pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<OwnedFd>> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
@@ -262,7 +268,10 @@ pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<OwnedFd>> {
     filter::attach(fd.as_raw_fd(), vec![libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])?;
     match Name::of(addr).bind(fd.as_raw_fd()) {
         Ok(()) => Ok(Some(fd)),
-        Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(None),
+        Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            let is_there = addresses().iter().any(|(_, ip)| *ip == addr.ip());
+            if is_there { Err(e) } else { Ok(None) }
+        }
         Err(e) => Err(e),
     }
 }

@@ -220,7 +220,7 @@ impl Ip {
         let own = self.own;
         let other = self.ear.notices().iter().find(|n| n.sender.1 == own.1 && n.sender.0 != own.0);
         let other = other.map(|notice| notice.sender.0);
-        self.hear()?;
+        self.hear(true)?;
         Ok(other)
     }
 
@@ -236,9 +236,10 @@ impl Ip {
         self.inner.flush()
     }
 
-    /// Learns from what was heard about neighbours, and answers.
+    /// Learns from what was heard about neighbours, and answers. While the address is `tentative`,
+    /// only who probes for the same one is answered: it is not known to be ours.
     #[cold]
-    fn hear(&mut self) -> Result<(), PortGone> {
+    fn hear(&mut self, tentative: bool) -> Result<(), PortGone> {
         let now = now_ns();
         let (notices, count) = (self.ear.notices, self.ear.count);
         self.ear.count = 0;
@@ -251,13 +252,15 @@ impl Ip {
                     self.tell_double(mac, now);
                 }
             } else if let Some(host) = self.net.hop_at(ip)
-                && (notice.overrides || !self.neighbours.knows(host))
+                // One that does not override confirms what is known (RFC 4861, 7.2.5).
+                && (notice.overrides || self.neighbours.known(host).is_none_or(|known| known == mac))
                 && let Learned::Moved(was) = self.neighbours.learn(host, mac, now, asks_us)
             {
                 let port = &self.caps.name;
                 tracing::info!(%port, "{ip} is at {mac} now, and was at {was}");
             }
-            if asks_us && mac != self.own.0 && self.answers.take(now) {
+            let answers = asks_us && (!tentative || ip.is_unspecified());
+            if answers && mac != self.own.0 && self.answers.take(now) {
                 self.send_packet(&Packet::answer(self.own, notice.sender))?;
             }
         }
@@ -563,7 +566,7 @@ impl Port for Ip {
             let left = if has_trains { 1.min(max) } else { max };
             let got = self.inner.rx_burst(left, &mut Taker { ear: &mut self.ear, sink })?;
             if self.ear.count > 0 {
-                self.hear()?;
+                self.hear(false)?;
             }
             let has_lent = self.ear.lent > 0 && self.ear.train.is_empty();
             if got == 0 || has_lent && !has_trains || self.ear.lent >= max {

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use etherparse::checksum::Sum16BitWords;
 
-use super::super::netdev::{mac_of_group, solicited_group};
+use super::super::netdev::{ALL_NODES, mac_of_group, solicited_group};
 use super::datagram6::{ETHERTYPE_IPV6, VERSION};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
@@ -31,8 +31,6 @@ const OPTIONS_AT: usize = MESSAGE_AT + 24;
 pub(super) const NDP_LEN: usize = OPTIONS_AT + 8;
 /// Longest that is looked at: options of other kinds may stand before ours.
 pub(super) const NDP_MAX: usize = 128;
-
-const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +73,17 @@ impl Ndp {
             ADVERTISEMENT => (false, TARGET),
             _ => return None,
         };
-        let mac = match option(&message[24..], kind)? {
+        let (to, said) = (address(&ip[24..])?, option(&message[24..], kind)?);
+        // RFC 4861, 7.1.1 and 7.1.2: who has no address asks a group and says no hardware address;
+        // what is told to a group answers nobody.
+        let is_valid = match is_question {
+            true => !from.is_unspecified() || to == solicited_group(target) && said.is_none(),
+            false => !to.is_multicast() || message[4] & SOLICITED == 0,
+        };
+        if !is_valid {
+            return None;
+        }
+        let mac = match said {
             Some(mac) => mac,
             // Who asks has to say it, unless he has no address yet; who answers, unless the asker
             // knew it.
@@ -220,6 +228,21 @@ mod tests {
             assert_eq!(Ndp::parse(&frame), Some(want));
         }
         assert_eq!(group_of(own().1).1.to_string(), "ff02::1:ff01:107");
+    }
+
+    /// RFC 4861, 7.1.1 and 7.1.2.
+    #[test]
+    fn what_nobody_may_say_is_refused() {
+        let (own, peer) = (own(), peer());
+        let nobody = (own.0, Ipv6Addr::UNSPECIFIED);
+        let probe = (SOLICITATION, 0, SOURCE);
+        assert!(Ndp::parse(&framed(probe, nobody, group_of(peer.1), (peer.1, own.0))).is_some());
+        assert!(Ndp::parse(&framed(probe, nobody, peer, (peer.1, own.0))).is_none());
+        let all = (mac_of_group(ALL_NODES), ALL_NODES);
+        for (flags, is_valid) in [(OVERRIDE, true), (OVERRIDE | SOLICITED, false)] {
+            let told = framed((ADVERTISEMENT, flags, TARGET), own, all, (own.1, own.0));
+            assert_eq!(Ndp::parse(&told).is_some(), is_valid);
+        }
     }
 
     proptest! {

@@ -131,9 +131,10 @@ impl Neighbours {
         entry.is_known.then_some(entry.mac)
     }
 
-    /// Whether the hardware address of `ip` is known.
-    pub(super) fn knows(&mut self, ip: Host) -> bool {
-        self.window(ip).iter().any(|entry| entry.ip == ip && entry.is_known)
+    /// The hardware address of `ip`, if it is known.
+    pub(super) fn known(&mut self, ip: Host) -> Option<MacAddr> {
+        let mut known = self.window(ip).iter().filter(|entry| entry.is_known);
+        known.find(|entry| entry.ip == ip).map(|entry| entry.mac)
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use super::super::inet::{PORTS_TRIED, PREFIX_LEN, Prefix, host_bits};
 use super::super::netdev::hold;
-use super::super::udp::keep_port;
+use super::super::udp::{MEND_UNUSED, keep_port};
 use super::neighbours::Host;
 use crate::error::OpenError;
 use crate::port::MTU_MIN;
@@ -193,10 +193,10 @@ impl Net {
 
     fn is_of_host(self, number: Host) -> bool {
         let host = number & !self.mask;
-        if let Prefix::V6([first, ..]) = self.prefix {
+        if let Prefix::V6(bytes) = self.prefix {
             // The address of all routers of a network, RFC 4291.
             let is_special = self.is_near(number) && !self.mask > 1 && host == 0;
-            return !(is_special || number == 0 || number == ROUTER || first == 0xff);
+            return !(is_special || number == 0 || number == ROUTER || !may_send_v6(bytes));
         }
         // Networks of one or two hosts have no other addresses, RFC 3021.
         let is_special =
@@ -281,6 +281,11 @@ impl Place {
             match claim(SocketAddr::new(settings.address, port), beside_kernel) {
                 Ok(place) => return Ok(place),
                 Err(e) if is_taken(&e) => {}
+                Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+                    let ip = settings.address;
+                    let why = format!("the kernel does not use {ip} yet, or not any more");
+                    return Err(settings.refuse(libc::EADDRNOTAVAIL, why, MEND_UNUSED));
+                }
                 Err(e) => return Err(os(&e)),
             }
         }
@@ -298,6 +303,14 @@ impl Place {
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
+}
+
+/// Whether hosts whose addresses begin so send beyond themselves: no group, not this host, none of
+/// one link, and no IPv4 in other words (RFC 4291, section 2).
+fn may_send_v6(prefix: [u8; 12]) -> bool {
+    let is_of_link = prefix[0] == 0xfe && prefix[1] & 0xc0 == 0x80;
+    let is_mapped = prefix == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    !(prefix[0] == 0xff || is_of_link || is_mapped || prefix == [0; 12])
 }
 
 fn claim(addr: SocketAddr, beside_kernel: bool) -> io::Result<Place> {
@@ -358,6 +371,10 @@ mod tests {
             (IpSettings { port: Some(80), ..good.clone() }, "49152 to 65535"),
             (IpSettings { dscp: 64, ..good.clone() }, "dscp=0 to 63"),
             (IpSettings { ttl: 0, ..good.clone() }, "ttl=1 to 255"),
+            (settings6("::1", 96, None), "no address of a host"),
+            (settings6("fe80::7", 96, None), "no address of a host"),
+            (settings6("ff02::7", 96, None), "no address of a host"),
+            (settings6("::ffff:10.1.1.7", 96, None), "no address of a host"),
         ] {
             let said = bad.check().unwrap_err().to_string();
             assert!(said.contains(says), "{said}");

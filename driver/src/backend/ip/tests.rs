@@ -6,6 +6,7 @@ use super::arp::{self, Arp};
 use super::datagram::{HEADERS_LEN, Template};
 use super::datagram6::HEADERS6_LEN;
 use super::ndp::{self, Ndp};
+use super::neighbours::FRESH_NS;
 use super::*;
 use crate::backend::loopback::{Loopback, LoopbackSettings};
 
@@ -467,13 +468,21 @@ fn neighbours_of_ipv6_are_asked_and_answered() {
     assert_eq!(a.neighbours.find(hop), Some(at));
     // He has another NIC, and says so without the flag, then with it.
     let moved = MacAddr([2, 5, 5, 5, 5, 5]);
-    let mut weak = ndp::announcement((moved, router));
-    weak[58] = 0;
-    let sum = u32::from(u16::from_be_bytes([weak[56], weak[57]])) + 0x2000;
-    weak[56..58].copy_from_slice(&((sum + (sum >> 16)) as u16).to_be_bytes());
-    assert!(!Ndp::parse(&weak).unwrap().overrides);
-    let got = say(&mut a, &weak);
+    let weak = |mac| {
+        let mut weak = ndp::announcement((mac, router));
+        weak[58] = 0;
+        let sum = u32::from(u16::from_be_bytes([weak[56], weak[57]])) + 0x2000;
+        weak[56..58].copy_from_slice(&((sum + (sum >> 16)) as u16).to_be_bytes());
+        assert!(!Ndp::parse(&weak).unwrap().overrides);
+        weak
+    };
+    let got = say(&mut a, &weak(moved));
     assert_eq!(a.neighbours.find(hop), Some(at));
+    // What is known is confirmed without the flag: he is not asked when it would be too old.
+    let before = now_ns();
+    thread::sleep(Duration::from_millis(5));
+    say(&mut a, &weak(at));
+    a.neighbours.turn(before + FRESH_NS, |_| panic!("{router} is asked"));
     let sent = got.iter().find(|bytes| bytes[20] == 17).unwrap();
     assert_eq!((&sent[..6], sent[15] >> 4 | sent[14] << 4), (&at.0[..], 46 << 2 | 2));
     assert_eq!(sent[38..54], "2001:db8::ac8:1".parse::<std::net::Ipv6Addr>().unwrap().octets());

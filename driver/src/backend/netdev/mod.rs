@@ -19,7 +19,7 @@ pub use station::{Accept, hold};
 pub(super) use features::xdp_features;
 pub(super) use link::Asker;
 pub(super) use station::{
-    Claim, Wanted, join, join_for, mac_of_group, raw_socket, solicited_group,
+    ALL_NODES, Claim, Wanted, join, join_for, mac_of_group, raw_socket, solicited_group,
 };
 pub(super) use waiter::{Shared, Waiter};
 pub(super) use watched::{Ear, Watched};

@@ -193,6 +193,9 @@ pub(in super::super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io
     set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
+/// The group of all hosts of a segment (RFC 4291).
+pub(in super::super) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+
 /// The group that who has `ip` listens to for questions about it (RFC 4291).
 pub(in super::super) fn solicited_group(ip: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = ip.octets();
@@ -205,8 +208,9 @@ pub(in super::super) fn mac_of_group(group: Ipv6Addr) -> MacAddr {
     MacAddr([0x33, 0x33, a, b, c, d])
 }
 
-/// Has the interface take what concerns a place: of IPv6 questions about its address, as long as
-/// the socket `fd` is open.
+/// Has the interface take what concerns a place, as long as the socket `fd` is open: of IPv6
+/// questions about its address, and what is told to all (RFC 4862: who has the address answers a
+/// probe so).
 pub(in super::super) fn join_for(
     fd: RawFd,
     link: &Link,
@@ -214,7 +218,8 @@ pub(in super::super) fn join_for(
 ) -> io::Result<()> {
     match place {
         Some(SocketAddr::V6(place)) if !link.is_loopback => {
-            join(fd, link, Some(mac_of_group(solicited_group(*place.ip()))))
+            join(fd, link, Some(mac_of_group(solicited_group(*place.ip()))))?;
+            join(fd, link, Some(mac_of_group(ALL_NODES)))
         }
         _ => Ok(()),
     }
