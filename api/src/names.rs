@@ -700,7 +700,8 @@ fn reachable(
             Err(e) => why = Some(format!("the kernel has no way to {host} from {ours}: {e}")),
         }
     }
-    let why = why.unwrap_or_else(|| format!("{}, and it has no such address", names.carried()));
+    let why = why
+        .unwrap_or_else(|| format!("it has no address that can be reached: {}", names.carried()));
     Err(no_name(node, why))
 }
 

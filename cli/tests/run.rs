@@ -140,7 +140,7 @@ fn a_listener_on_udp_is_found_by_its_host() {
     server.wait().unwrap();
     for (host, says) in [
         ("no-host.invalid", "no-host.invalid: the system's resolver"),
-        ("2001:db8::1", "udp ports carry IPv4"),
+        ("2001:db8::1", "the port carries IPv4"),
         ("127.0.0.1:http", "http: a service is a number"),
     ] {
         let output = command(&["pingpong", host, "--port", "udp:127.0.0.1"]).output().unwrap();
@@ -261,6 +261,19 @@ fn a_recording_is_read_with_the_secrets_of_its_sessions() {
         assert!(output.status.code() == Some(1) && said.contains(says), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
+    // A recording is not written over itself, and a result is nobody else's, also in a file that was.
+    let output = run(&["capture", "--keys", &secrets, "--read", &sealed, "-o", &sealed]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("another file"), "{said}");
+    assert_eq!(std::fs::read(&sealed).unwrap(), recorded);
+    std::fs::set_permissions(at("opened.pcapng"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    read(&secrets, &sealed);
+    let mode = std::fs::metadata(at("opened.pcapng")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // A line that is half written does not hide the others.
+    std::fs::write(at("half"), format!("barewire-3 02\n{one}")).unwrap();
+    let (whole, said) = read(&at("half"), &sealed);
+    assert!(whole == opened && said.contains("line 1: not the secret"), "{said}");
     // Others could read it: nothing is opened, and nothing written.
     std::fs::set_permissions(&secrets, std::fs::Permissions::from_mode(0o640)).unwrap();
     let output = client();
