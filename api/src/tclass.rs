@@ -78,8 +78,8 @@ pub(crate) fn is_of(domain: u32, ep: u32) -> bool {
     let fits = ep == TC_UNSPEC || mark_of(ep).is_some() && mark_of(domain) == mark_of(ep);
     if !fits {
         tracing::warn!(
-            "tclass {ep:#x} of an endpoint: its domain was opened with {domain:#x}, and its port marks \
-             all frames alike: open a domain for each class"
+            "tclass {ep:#x} of an endpoint: its domain was opened with {domain:#x}, and its port \
+             marks all frames alike: open a domain for each class"
         );
     }
     fits

@@ -261,15 +261,7 @@ fn a_recording_is_read_with_the_secrets_of_its_sessions() {
         assert!(output.status.code() == Some(1) && said.contains(says), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
-    // A recording is not written over itself, and a result is nobody else's, also in a file that was.
-    let output = run(&["capture", "--keys", &secrets, "--read", &sealed, "-o", &sealed]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && said.contains("another file"), "{said}");
-    assert_eq!(std::fs::read(&sealed).unwrap(), recorded);
-    std::fs::set_permissions(at("opened.pcapng"), std::fs::Permissions::from_mode(0o644)).unwrap();
-    read(&secrets, &sealed);
-    let mode = std::fs::metadata(at("opened.pcapng")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
+    check_where_it_is_written(&secrets, &sealed, &at("opened.pcapng"));
     // A line that is half written does not hide the others.
     std::fs::write(at("half"), format!("barewire-3 02\n{one}")).unwrap();
     let (whole, said) = read(&at("half"), &sealed);
@@ -280,6 +272,20 @@ fn a_recording_is_read_with_the_secrets_of_its_sessions() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && said.contains("chmod 600"), "{said}");
     assert_eq!(std::fs::read_to_string(&secrets).unwrap(), one);
+}
+
+/// A recording is not written over itself, and a result is nobody else's, also in a file that was
+/// there.
+fn check_where_it_is_written(secrets: &str, sealed: &str, opened: &str) {
+    let recorded = std::fs::read(sealed).unwrap();
+    let output = run(&["capture", "--keys", secrets, "--read", sealed, "-o", sealed]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("another file"), "{said}");
+    assert_eq!(std::fs::read(sealed).unwrap(), recorded);
+    std::fs::set_permissions(opened, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = run(&["capture", "--keys", secrets, "--read", sealed, "-o", opened]);
+    assert!(output.status.success());
+    assert_eq!(std::fs::metadata(opened).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 /// The text with the last digit of each line another one.

@@ -253,7 +253,7 @@ impl Ip {
                 }
             } else if let Some(host) = self.net.hop_at(ip)
                 // One that does not override confirms what is known (RFC 4861, 7.2.5).
-                && (notice.overrides || self.neighbours.known(host).is_none_or(|known| known == mac))
+                && (notice.overrides || self.neighbours.known(host).is_none_or(|is| is == mac))
                 && let Learned::Moved(was) = self.neighbours.learn(host, mac, now, asks_us)
             {
                 let port = &self.caps.name;

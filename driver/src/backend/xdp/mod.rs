@@ -112,8 +112,8 @@ pub struct XdpSettings {
     pub ring_count: Option<usize>,
     /// Which frames it takes.
     pub accept: Accept,
-    /// Datagrams to this place are taken, and ARP or neighbour discovery that concerns its address, in place of
-    /// frames of the fabric; whatever `accept` says.
+    /// Datagrams to this place are taken, and ARP or neighbour discovery that concerns its address,
+    /// in place of frames of the fabric; whatever `accept` says.
     pub place: Option<SocketAddr>,
     /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one, and
     /// are lent with it.
