@@ -1,5 +1,6 @@
 //! The file to which a domain writes the secrets of its sessions, if its user asks for that
-//! (`BAREWIRE_KEY_LOG`): who reads it reads all that was recorded (`docs/security.md`).
+//! (`BAREWIRE_KEY_LOG`). A reader of the file can read every recording of these sessions
+//! (`docs/security.md`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -45,8 +46,8 @@ impl KeyLog {
             return Err(OpenError::new(Error::Access, line));
         }
         tracing::warn!(
-            "BAREWIRE_KEY_LOG: the secrets of all sessions are written to {shown}; whoever reads \
-             it can read what was recorded of them"
+            "BAREWIRE_KEY_LOG: the secrets of all sessions are written to {shown}; a reader of \
+             that file can read what was recorded of them"
         );
         Ok(Self { path: path.to_owned(), file: Some(file) })
     }

@@ -148,7 +148,7 @@ pub struct Settings {
     /// measured.
     pub rekey: Duration,
     /// The file to which the secrets of sessions are written (`BAREWIRE_KEY_LOG`), for
-    /// `barewire capture --keys`: whoever reads it reads what was recorded. It is made with mode
+    /// `barewire capture --keys`: a reader of the file can read recordings. It is made with mode
     /// 600, and a domain does not open if others may use it. Default none.
     pub key_log: Option<PathBuf>,
     /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.

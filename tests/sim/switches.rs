@@ -63,7 +63,7 @@ impl Switches {
 
     /// What [`Port::tx`] of `host` answers.
     pub(crate) fn send(&mut self, host: usize, frame: &TxFrame<'_>) -> Tx {
-        let port = self.ports[host].as_mut().expect("who sends lives");
+        let port = self.ports[host].as_mut().expect("a sender is alive");
         let sent = port.tx(frame).expect("a segment does not go");
         port.flush().expect("a segment does not go");
         sent

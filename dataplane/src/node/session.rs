@@ -394,23 +394,11 @@ impl Node {
             reason: RstReason::UnknownSession,
             versions: wire::VERSIONS,
         };
-        self.reply_rst_to_any(now, src, 0, rst, usize::MAX);
-    }
-
-    /// [`reply_rst`](Self::reply_rst) to a station of which it is not known whose key it has: one
-    /// for each tenant.
-    pub(super) fn reply_rst_to_any(
-        &mut self,
-        now: Instant,
-        src: Station,
-        sid: u32,
-        rst: RstOp,
-        most: usize,
-    ) {
+        // Which key he has is not known.
         let mut to = [None; KEYS_MAX];
         to.iter_mut().zip(self.tenants()).for_each(|(to, tenant)| *to = Some(tenant));
         for tenant in to.into_iter().flatten() {
-            self.reply_rst(now, (src, tenant), sid, rst, most);
+            self.reply_rst(now, (src, tenant), 0, rst, usize::MAX);
         }
     }
 

@@ -4,7 +4,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
 
 use super::{Node, Notice};
-use crate::types::Instant;
+use crate::types::{Instant, Tenant};
 use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
 
 /// Stations whose version is told. Of those above nothing is said: whoever can send frames can
@@ -61,6 +61,6 @@ impl Node {
             reason: RstReason::Version,
             versions: VERSIONS,
         };
-        self.reply_rst_to_any(now, station, other.sid, rst, frame.len());
+        self.reply_rst(now, (station, Tenant::NONE), other.sid, rst, frame.len());
     }
 }
