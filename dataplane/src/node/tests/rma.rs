@@ -744,6 +744,40 @@ fn operations_of_the_short_way_end_with_their_endpoint_or_peer() {
     }
 }
 
+/// An endpoint serves what its capabilities allow, from its enabling on.
+#[test]
+fn an_endpoint_without_the_capability_serves_nobody() {
+    let all = [(Caps::REMOTE_READ, 1), (Caps::REMOTE_WRITE, 0), (Caps::empty(), 2)];
+    let ways = all.into_iter().flat_map(|caps| WAYS.map(|way| (caps, way)));
+    for ((caps, may), (lossless, short)) in ways {
+        let mut pair = Pair::new(1500, lossless);
+        pair.short = short;
+        let region = pair.region(1, 64, ALL);
+        let End { node, cq, av, .. } = &mut pair.ends[1];
+        let attr = EpAttr { caps: Caps::RMA | Caps::WRITE | caps, ..EpAttr::default() };
+        let ep = open_ep(node, (*cq, *av), attr);
+        let shut = node.ep_open(EpAttr { caps: Caps::RMA, ..attr }).unwrap();
+        let addrs = [ep, shut].map(|ep| node.addr_of(ep).unwrap());
+        for (addr, is_shut) in addrs.into_iter().zip([false, true]) {
+            let from = &mut pair.ends[0];
+            from.peer = from.node.av_insert(pair.now, from.av, addr).unwrap();
+            for context in [0, 1, 0, 1] {
+                let list = RmaList::one(0, 8, region.key);
+                if context == 0 {
+                    pair.write(&[0xEE; 8], list, OpFlags::empty(), context).unwrap();
+                } else {
+                    pair.read_to(IoBuf::leaked(&[0; 8]), list, context).unwrap();
+                }
+                pair.run(2_000_000);
+                let outcome = pair.outcomes(0);
+                let ends_well = outcome == [(context, None)];
+                assert_eq!(ends_well, !is_shut && context == may, "{caps:?}: {outcome:?}");
+            }
+        }
+        region.assert_untouched();
+    }
+}
+
 /// A region that was closed, or narrowed to another endpoint, is not written or read by what was
 /// known of it; and what one type of packet may, another may not.
 #[test]
