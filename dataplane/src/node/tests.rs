@@ -13,6 +13,7 @@ mod atomic;
 mod credit;
 mod deferred_ep;
 mod fetch;
+mod groups;
 mod handed;
 mod hostile;
 mod inline;

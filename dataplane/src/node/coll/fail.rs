@@ -254,6 +254,10 @@ impl Node {
             }
             self.coll.owed.pop_front();
         }
+        if !self.coll.left.is_empty() {
+            let left = std::mem::take(&mut self.coll.left);
+            self.unname_members(&left);
+        }
     }
 
     /// The session with `p` has ended: nothing more will come from its members.
@@ -345,9 +349,10 @@ impl Node {
         let gid = self.coll.groups[g].gid;
         self.fail_board(g, Error::Canceled);
         self.purge(now, g, gid);
-        // What is owed was posted under the members' names, or waits for room no longer.
-        let group = self.coll.groups.free(g);
-        self.unname_members(&group.members);
+        let mut group = self.coll.groups.free(g);
+        // What is owed goes to the members under their names.
+        self.coll.left.append(&mut group.members);
+        self.send_owed(now);
     }
 
     /// An endpoint is being closed: it leaves its groups.

@@ -142,6 +142,8 @@ pub(crate) struct Coll {
     stalled: bool,
     /// Control messages that wait for room: (side, to, tag, data).
     owed: VecDeque<(EpId, FiAddr, u64, u64)>,
+    /// Members of groups that were left, under whose names some of `owed` wait.
+    left: Vec<Member>,
     /// When the first join under way ends by time.
     deadline: Option<Instant>,
     /// Groups with calls through their boards.
@@ -167,6 +169,7 @@ impl Default for Coll {
             scratch: Vec::new(),
             stalled: false,
             owed: VecDeque::new(),
+            left: Vec::new(),
             deadline: None,
             on_boards: Vec::new(),
         }
@@ -338,6 +341,9 @@ impl Node {
         addrs[me as usize].incarnation = own.incarnation;
         let (gid, hash) = self.group_names(&addrs, parent, req.model)?;
         let members = self.name_members(now, &addrs)?;
+        // Sessions that have ended are not the new group's: they were with an earlier life of a
+        // member, or with the peer whose record it has now.
+        self.take_lost(now);
         let mut ranks: Vec<_> = (0..).zip(&req.members).map(|(rank, &a)| (a, rank)).collect();
         ranks.sort_unstable();
         let until = now + self.settings.join_ns;
@@ -366,8 +372,12 @@ impl Node {
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
         let id = GroupId(self.coll.groups.handle(g));
         if managed {
+            if let Err(err) = self.begin_join(g) {
+                let group = self.coll.groups.free(g);
+                self.unname_members(&group.members);
+                return Err(err);
+            }
             self.coll.deadline = Some(self.coll.deadline.map_or(until, |d| d.min(until)));
-            self.begin_join(g)?;
         } else {
             let context = req.context;
             self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });

@@ -1,0 +1,86 @@
+//! Groups whose sessions end and whose tables are full. Their algorithms are simulated elsewhere
+//! (`tests/sim/coll.rs`).
+
+use barewire_driver::mem::Span;
+
+use super::*;
+use crate::idx::PeerIdx;
+
+/// An endpoint at each end of a pair with the addresses of both, in the order of the ends.
+struct Team {
+    pair: Pair,
+    eps: [EpId; 2],
+    members: [[FiAddr; 2]; 2],
+}
+
+impl Team {
+    fn new(settings: NodeSettings) -> Self {
+        let of = |station| end_with(station, 1500, false, settings.clone());
+        let mut pair = Pair::of([1, 2].map(of));
+        let caps = Caps::MSG | Caps::TAGGED | Caps::COLLECTIVE;
+        let eps = pair.ends.each_mut().map(|End { node, cq, av, .. }| {
+            open_ep(node, (*cq, *av), EpAttr { caps, ..EpAttr::default() })
+        });
+        let addrs = [0, 1].map(|i| pair.ends[i].node.addr_of(eps[i]).unwrap());
+        let members = pair.ends.each_mut().map(|End { node, av, .. }| {
+            addrs.map(|addr| node.av_insert(Instant(1), *av, addr).unwrap())
+        });
+        Self { pair, eps, members }
+    }
+
+    fn join(&mut self, i: usize, model: JoinModel) -> Result<GroupId> {
+        let req = JoinReq { members: self.members[i].to_vec(), model, ..JoinReq::default() };
+        self.pair.ends[i].node.coll_join(self.pair.now, self.eps[i], &req)
+    }
+
+    fn barrier(&mut self, i: usize, group: GroupId) {
+        let (source, result) = (Span::EMPTY, Span::EMPTY);
+        let (role, context, flags) = (None, 9, OpFlags::empty());
+        let call = CollCall::barrier(group);
+        let req = CollReq { call, source, result, role, context, flags };
+        self.pair.ends[i].node.coll_post(self.eps[i], req).unwrap();
+    }
+}
+
+/// A session that ended before a group was joined says nothing of its members.
+#[test]
+fn a_group_is_not_ended_by_what_ended_before_it() {
+    let mut team = Team::new(NodeSettings::default());
+    team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    team.pair.run(1_000_000);
+    assert_eq!(team.pair.read(0).len(), 1);
+    let now = team.pair.now;
+    for end in &mut team.pair.ends {
+        end.node.end_session(now, PeerIdx::of(0), EndReason::Died);
+    }
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Key(3)).unwrap());
+    (0..2).for_each(|i| team.barrier(i, groups[i]));
+    team.pair.run(5_000_000);
+    for (i, group) in groups.into_iter().enumerate() {
+        assert_eq!(team.pair.ends[i].node.coll_check(group), Ok(()));
+        assert_eq!(team.pair.read(i).len(), 1, "the barrier of {i}");
+    }
+}
+
+/// Whoever leaves a group tells the others, also if it has no room to send at that time.
+#[test]
+fn a_member_that_leaves_is_heard_later_if_it_cannot_send_now() {
+    let settings = NodeSettings { tx_wr_max: 8, ..NodeSettings::default() };
+    let mut team = Team::new(settings);
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
+    team.pair.run(5_000_000);
+    for (i, group) in groups.into_iter().enumerate() {
+        assert_eq!(team.pair.ends[i].node.coll_check(group), Ok(()));
+    }
+    let mut posted = 0;
+    while team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).is_ok() {
+        posted += 1;
+    }
+    assert_eq!(posted, 8, "the table is full");
+    let now = team.pair.now;
+    team.pair.ends[0].node.coll_close(now, groups[0]).unwrap();
+    team.barrier(1, groups[1]);
+    team.pair.run(5_000_000);
+    assert_eq!(team.pair.ends[1].node.coll_check(groups[1]), Err(Error::ConnRefused));
+    assert_eq!(team.pair.read_err(1).cqe.op_context, 9);
+}
