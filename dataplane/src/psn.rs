@@ -9,7 +9,7 @@ pub struct Psn(pub u32);
 
 impl Psn {
     /// How many packets `self` comes after `base`; negative if it comes before. Right while the
-    /// two are less than 2^31 apart, and a window keeps them within 1,024.
+    /// two are less than 2^31 apart, and a window keeps them within 4,096.
     #[inline]
     pub const fn since(self, base: Self) -> i32 {
         since(self.0, base.0, u32::BITS)

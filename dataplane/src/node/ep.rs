@@ -5,7 +5,7 @@ use super::fast_op::{Fetch, Form};
 use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
-use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node};
+use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
@@ -347,6 +347,7 @@ impl Node {
     /// entries in advance.
     #[cold]
     pub(super) fn starve_queue(&mut self, cq: CqIdx) {
+        self.todo |= Todo::ROOM;
         let table = &mut self.cqs[cq];
         table.cq_blocked = true;
         if std::mem::take(&mut table.has_reserved) {
@@ -685,6 +686,7 @@ impl Node {
         self.coll_ep_closed(now, idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
+        self.stop_counting_reads(idx);
         self.drop_late(now, idx);
         self.srx_leave(idx);
         self.close_deferred_eps(now, idx);

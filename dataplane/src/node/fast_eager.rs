@@ -68,7 +68,7 @@ impl Node {
     /// on a port that may lose frames: acknowledgements may be due.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
-        self.todo.intersects(Todo::SEND | Todo::KEEP) || self.coll_due()
+        self.todo.intersects(Todo::SEND | Todo::KEEP | Todo::ROOM) || self.coll_due()
     }
 
     /// Whether a collective has something to send.
@@ -114,9 +114,10 @@ impl Node {
     /// The rest of [`passes`](Self::passes) once some bit of `todo` is set.
     #[inline(always)]
     fn passes_todo(&mut self, now: Instant) -> bool {
-        if self.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL) {
+        if self.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL | Todo::ROOM) {
             cold(());
-            if self.todo.intersects(Todo::SEND | Todo::ANSWER) || self.coll_wants(now) {
+            let sends = self.todo.intersects(Todo::SEND | Todo::ANSWER);
+            if sends || self.coll_wants(now) || self.starved_with_room().is_some() {
                 return false;
             }
         }

@@ -23,6 +23,7 @@ impl Node {
         if !peer.fast_path
             || peer.path.has_crc() != crc
             || peer.path.is_near() && !frame.is_near()
+            || peer.path.is_sealed() && frame.is_near()
             || peer.path.is_lossless() && base_words.asks_ack()
             || peer.refused != 0
             || !peer.rcv.is_empty()

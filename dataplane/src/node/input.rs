@@ -276,7 +276,8 @@ impl Node {
         peer.last_rx = active;
         peer.probes = 0;
         let more = grant.wrapping_sub(peer.snd.credit as u16);
-        if more != 0 && more < 1 << 15 {
+        // The credit of a packet that was overtaken is an old one, whatever its lower 16 bits say.
+        if more != 0 && more < 1 << 15 && cack.since(peer.snd.una) >= 0 {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(more));
             if !peer.send_q.is_empty() {
                 if peer.is_stalled() {
@@ -421,8 +422,14 @@ impl Node {
     /// Completes request `w`, of which nothing is outstanding.
     #[inline(never)]
     fn finish_wr(&mut self, w: TxIdx) {
-        let p = self.tx[w].peer;
         self.report_wr(w);
+        self.drop_wr(w);
+    }
+
+    /// Frees request `w`, whose outcome was told.
+    #[inline]
+    pub(super) fn drop_wr(&mut self, w: TxIdx) {
+        let p = self.tx[w].peer;
         self.free_wr(w);
         // A fenced request may be waiting for this one.
         if !self.peers[p].send_q.is_empty() {

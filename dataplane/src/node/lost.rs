@@ -86,7 +86,7 @@ impl Node {
                 };
                 while let Some(recv) = named(self) {
                     if is_shared {
-                        if !self.end_shared(e, kind, recv, err) {
+                        if !self.end_shared_in_time(e, kind, recv, err) {
                             break;
                         }
                         continue;

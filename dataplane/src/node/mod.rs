@@ -602,6 +602,9 @@ bitflags! {
         /// An acknowledgement is owed, or packets were sent for which a PING may be due. Each turn
         /// looks; its [`passes`](Node::passes) clears the bit.
         const ACKS = 1 << 4;
+        /// Something waits for room in a completion queue. Room comes by reading, and when an
+        /// operation ends whose entry is not written.
+        const ROOM = 1 << 5;
     }
 }
 
@@ -681,6 +684,8 @@ pub struct Node {
     pub(crate) by_station: PeersByStation,
     /// Peers whose address was removed while a posted receive names them: each holds a reference.
     pub(crate) awaited: Vec<PeerIdx>,
+    /// Receives of shared contexts that have ended and wait for room to be told.
+    unended: Vec<srx::Unended>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
     /// send such messages at once than it had room for.
     pub(crate) reassemblies: Slab<Reassembly, (), ReassemblyIdx>,
@@ -813,6 +818,7 @@ impl Node {
             peers: Peers::with_large_pages(s.peer_max),
             by_station: PeersByStation::with_capacity(s.peer_max),
             awaited: Vec::new(),
+            unended: Vec::new(),
             reassemblies: Slab::with_capacity(s.peer_max.min(recv::REASSEMBLIES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,

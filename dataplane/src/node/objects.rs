@@ -37,6 +37,7 @@ impl Node {
             return Err(Error::Busy);
         }
         self.cqs.free(cq.0.idx());
+        self.note_starved();
         Ok(())
     }
 
@@ -245,9 +246,10 @@ impl Node {
         }
         let table = self.avs.free(av.0.idx());
         for (_, entry) in table.av.iter() {
-            let peer = &mut self.peers[entry.peer];
-            (peer.av_refs, peer.source) = (peer.av_refs - 1, SourceName::UNKNOWN);
+            self.peers[entry.peer].source = SourceName::UNKNOWN;
+            self.awaited.push(entry.peer);
         }
+        self.release_awaited();
         Ok(())
     }
 
@@ -341,12 +343,14 @@ impl Node {
     /// Releases the references to peers that no posted receive names any more.
     fn release_awaited(&mut self) {
         let Self { awaited, posted, peers, .. } = self;
-        awaited.retain(|&p| {
-            let named = posted.iter().any(|(_, receive)| receive.names(p));
-            if !named {
-                peers[p].av_refs -= 1;
+        let mut named: Vec<PeerIdx> = posted.iter().filter_map(|(_, r)| r.named()).collect();
+        named.sort_unstable();
+        awaited.retain(|p| {
+            let is_named = named.binary_search(p).is_ok();
+            if !is_named {
+                peers[*p].av_refs -= 1;
             }
-            named
+            is_named
         });
     }
 

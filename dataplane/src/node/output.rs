@@ -78,6 +78,9 @@ impl Node {
             self.send_acks(now, &mut DynSink(out));
         }
         self.ask_after_tails(now);
+        if let Some(cq) = self.starved_with_room() {
+            self.retry_cq_waiters(cq);
+        }
         for _ in 0..self.ready.len() {
             let Some(p) = self.ready.pop_front() else { break };
             let Some(peer) = self.peers.get_mut(p) else { continue };

@@ -12,7 +12,7 @@ use super::fast_op::{FastOp, Form};
 use super::notice::EndReason;
 use super::ops::{Pull, RecvIs, UnexpectedMsg};
 use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
-use super::{MsgKind, Node};
+use super::{MsgKind, Node, Todo};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
 use crate::idx::{
@@ -1083,6 +1083,7 @@ impl Node {
         self.cqs[cq].cq_blocked = false;
         let now = self.polled_at;
         self.feed_late(now, cq);
+        self.end_waiting();
         if self.gone {
             self.srx_port_gone();
         }
@@ -1093,6 +1094,22 @@ impl Node {
         for e in eps {
             self.retry_ep_waiters(now, e);
         }
+        self.note_starved();
+    }
+
+    /// Notes whether something waits for room in any completion queue.
+    pub(super) fn note_starved(&mut self) {
+        self.todo.set(Todo::ROOM, self.cqs.iter().any(|(_, table)| table.cq_blocked));
+    }
+
+    /// A completion queue that has room, for which something waits.
+    #[inline]
+    pub(super) fn starved_with_room(&self) -> Option<CqIdx> {
+        if !self.todo.contains(Todo::ROOM) {
+            return None;
+        }
+        let mut all = self.cqs.iter();
+        all.find(|(_, table)| table.cq_blocked && table.cq.has_room()).map(|(cq, _)| cq)
     }
 
     /// Delivers what waits for room in the receive queue of endpoint `e`, in order, while there is

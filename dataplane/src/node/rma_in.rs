@@ -695,13 +695,13 @@ impl Node {
     }
 }
 
-/// Operation, type and element bytes of an atomic packet with `len` bytes of payload.
-#[inline]
 /// Whether the operation changes what it is applied to.
+#[inline]
 pub(super) fn changes(what: atomic::AtomicOp) -> bool {
     what != atomic::AtomicOp::Read
 }
 
+/// Operation, type and element bytes of an atomic packet with `len` bytes of payload.
 pub(super) fn decode_atomic(
     op: &AtomicOp,
     len: usize,

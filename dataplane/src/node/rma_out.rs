@@ -427,6 +427,26 @@ impl Node {
         }
     }
 
+    /// Endpoint `e` is closed: what is still read through it does not count for the next one in its
+    /// slot.
+    pub(super) fn stop_counting_reads(&mut self, e: EpIdx) {
+        let forget = |ends: &mut EpIdx| {
+            if *ends == e {
+                *ends = EpIdx::NONE;
+            }
+        };
+        for (_, response) in self.responses.iter_mut() {
+            if let ResponseKind::Read { ends, .. } = &mut response.kind {
+                forget(ends);
+            }
+        }
+        for entry in self.sent.iter_mut() {
+            if let BodyRef::Mr { ends, .. } = &mut entry.body {
+                forget(ends);
+            }
+        }
+    }
+
     /// The peer has received bytes of a region: counts the read if they were its last.
     pub(crate) fn region_read(&mut self, body: BodyRef) {
         let BodyRef::Mr { mr, ends, region_ends, .. } = body else { return };

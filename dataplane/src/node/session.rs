@@ -596,9 +596,6 @@ impl Node {
         self.note_losses(p, reason);
         let err = reason.error();
         let state = self.peers[p].state;
-        if state == State::Open && reason.is_loss() {
-            self.fail_receives_from(p, err);
-        }
         if state != State::Idle {
             if reason.tells() && self.peers[p].station() != self.station {
                 self.tell_closed(now, p);
@@ -629,6 +626,10 @@ impl Node {
         }
         self.abort_reassembly(now, p);
         self.drop_announced(now, p);
+        // No message of the peer is on its way into one of them any more.
+        if state == State::Open && reason.is_loss() {
+            self.fail_receives_from(p, err);
+        }
         self.coll_peer_lost(p, err);
         if state == State::Idle {
             return;
@@ -1175,7 +1176,7 @@ impl Node {
     /// Ends a request with an error completion, unless its success was already written.
     pub(crate) fn fail_wr(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
         self.report_failure(w, err, prov_errno);
-        self.free_wr(w);
+        self.drop_wr(w);
     }
 
     /// Ends a request whose endpoint is being closed. The record stays if the peer has asked for

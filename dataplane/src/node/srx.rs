@@ -19,6 +19,15 @@ use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, RecvIdx};
 use crate::proto::matching::Src;
 use crate::types::Instant;
 
+/// A receive of a context that has ended, taken out of its tables, when no endpoint that shares the
+/// context had room for the error.
+#[derive(Debug)]
+pub(super) struct Unended {
+    srx: EpIdx,
+    recv: RecvIdx,
+    err: Error,
+}
+
 const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
 
 /// Capabilities that a context may be asked for.
@@ -110,6 +119,13 @@ impl Node {
                 self.drop_shared(s, kind, recv);
             }
         }
+        let Self { unended, posted, eps, .. } = self;
+        unended.retain(|one| {
+            if one.srx == s {
+                eps[posted.free(one.recv).payload.ep].rx_used -= 1;
+            }
+            one.srx != s
+        });
         self.close_deferred_eps(now, s);
         self.eps.free(s);
         Ok(())
@@ -255,6 +271,40 @@ impl Node {
         self.hand_over(recv, e);
         self.fail_recv(recv, err);
         true
+    }
+
+    /// Ends a receive of context `s` that takes no message any more: as soon as an endpoint that
+    /// shares the context has room for the error. False, and nothing has happened, if there is no
+    /// such endpoint.
+    pub(super) fn end_shared_in_time(
+        &mut self,
+        s: EpIdx,
+        kind: MsgKind,
+        recv: RecvIdx,
+        err: Error,
+    ) -> bool {
+        if self.end_shared(s, kind, recv, err) {
+            return true;
+        }
+        let is_shared = self.eps[s].sharers != Some(0);
+        if is_shared {
+            self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+            self.unended.push(Unended { srx: s, recv, err });
+        }
+        is_shared
+    }
+
+    /// Ends the receives that wait for room, as far as there is some.
+    pub(super) fn end_waiting(&mut self) {
+        for one in std::mem::take(&mut self.unended) {
+            match self.sharer_with_room(one.srx) {
+                Some(e) => {
+                    self.hand_over(one.recv, e);
+                    self.fail_recv(one.recv, one.err);
+                }
+                None => self.unended.push(one),
+            }
+        }
     }
 
     /// The port is gone: the receives of contexts end, as far as the queues have room for the

@@ -502,9 +502,14 @@ fn is_odd(ignore: u64, src: Src, payload: &impl Receive) -> bool {
 }
 
 impl<P> Posted<P> {
+    /// The peer that it waits for messages of, if only that.
+    pub fn named(&self) -> Option<PeerIdx> {
+        (self.src.0 & Src::ANY_OF == 0).then(|| PeerIdx::of((self.src.0 >> 16 & 0xff_ffff) as u32))
+    }
+
     /// Whether it waits for messages of this peer only.
     pub fn names(&self, peer: PeerIdx) -> bool {
-        self.src.0 & Src::ANY_OF == 0 && self.src.0 >> 16 & 0xff_ffff == u64::from(peer.get())
+        self.named() == Some(peer)
     }
 }
 

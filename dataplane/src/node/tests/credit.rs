@@ -1,6 +1,7 @@
 //! Short messages that nobody has posted a receive for.
 
 use super::*;
+use crate::idx::PeerIdx;
 
 /// Sends `len` bytes so often, reads completions, and says how many there were after `ns` of quiet.
 fn burst(pair: &mut Pair, count: u64, len: usize, ns: u64) -> u64 {
@@ -91,4 +92,22 @@ fn a_stalled_sender_asks_ever_more_seldom() {
     assert!((1..=80).contains(&probes), "{probes} PINGs in 3 s");
     let took = drain(&mut pair, 100, 300);
     assert!(took < 20_000_000, "{took} ns");
+}
+
+/// What an overtaken packet says of credit is believed of none, however much was granted since.
+#[test]
+fn an_overtaken_packet_grants_nothing() {
+    let mut pair = Pair::new(1500, false);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(1_000_000);
+    let (node, p, now) = (&mut pair.ends[0].node, PeerIdx::of(0), pair.now);
+    let snd = &node.peers[p].snd;
+    let (old, now_credit) = (snd.una.add(u32::MAX), snd.credit.wrapping_add(40_000));
+    let old_grant = snd.credit as u16;
+    node.peers[p].snd.credit = now_credit;
+    assert!(node.take_ack_and_credit(now, p, old, old_grant));
+    assert_eq!(node.peers[p].snd.credit, now_credit);
+    let una = node.peers[p].snd.una;
+    assert!(node.take_ack_and_credit(now, p, una, now_credit as u16 + 1));
+    assert_eq!(node.peers[p].snd.credit, now_credit + 1);
 }

@@ -277,3 +277,29 @@ fn a_receive_at_hand_asks_nobody() {
     assert!(node.try_post_recv_reserved(ep, &req(2)));
     assert_eq!(node.eps[ep.0.idx()].rx_reserved, [0, 6]);
 }
+
+/// Goal: a message that waits for room in a queue is told once sends that write no completion have
+/// ended, although nothing is ever read of the queue.
+#[test]
+fn room_that_nobody_reads_is_found() {
+    let mut pair = Pair::new(9000, false);
+    let (ep, cq, dest) = another(&mut pair, 8);
+    let inject = |pair: &mut Pair, flags| {
+        let (kind, buf, no_completion) = (MsgKind::Tagged, IoBuf::leaked(&bytes(8)), true);
+        let (tag, data, context) = (7, 0, 0);
+        let End { node, peer, .. } = &mut pair.ends[1];
+        let req = SendReq { kind, buf, dest: *peer, tag, data, context, flags, no_completion };
+        node.post_send(pair.now, ep, req)
+    };
+    inject(&mut pair, OpFlags::INJECT).unwrap();
+    pair.run(5_000_000);
+    post(&mut pair, ep, 999, OpFlags::MULTI_RECV);
+    while inject(&mut pair, OpFlags::INJECT).is_ok() {}
+    send(&mut pair, MsgKind::Msg, dest);
+    deliver(&mut pair, None);
+    let table = &pair.ends[1].node.cqs[cq.0.idx()];
+    assert!(table.cq_blocked && table.cq.is_empty(), "all of the queue is for the sends");
+    pair.run(5_000_000);
+    assert_eq!(read(&mut pair, cq, 1), [999]);
+    assert!(!pair.ends[1].node.todo.contains(Todo::ROOM));
+}

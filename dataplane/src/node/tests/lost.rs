@@ -124,3 +124,39 @@ fn receives_that_name_the_peer_end_with_its_session() {
         }
     }
 }
+
+/// A receive that names the peer and that a message of it is filling ends once, with the session.
+#[test]
+fn a_receive_that_is_being_filled_ends_with_the_session() {
+    for (lossless, len) in [(true, 300_000), (false, 300_000), (true, 3_000), (false, 3_000)] {
+        let mut pair = open_pair(lossless);
+        let end = &mut pair.ends[1];
+        let (kind, buf, src) = (MsgKind::Msg, IoBuf::leaked(&vec![0; 400_000]), end.peer);
+        let flags = OpFlags::MULTI_RECV;
+        let req = RecvReq { kind, buf, src, tag: 0, ignore: 0, context: 10, flags };
+        end.node.post_recv(pair.now, end.ep, req).unwrap();
+        // The rest of the message does not come.
+        let End { node, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut sink(out));
+        pair.send(0, IoBuf::leaked(&vec![1; len]), u64::MAX, OpFlags::empty(), 3).unwrap();
+        let End { node, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut sink(out));
+        let frames = std::mem::take(&mut pair.ends[0].out);
+        let now = pair.now;
+        let node = &mut pair.ends[1].node;
+        let filled = frames.iter().any(|bytes| {
+            node.on_frame(now, &RxFrame::new(bytes));
+            node.posted.iter().any(|(_, receive)| receive.payload.active == 1)
+        });
+        assert!(filled, "{len} bytes, {} frames", frames.len());
+        node.end_session(now, FIRST, EndReason::Silent);
+        assert_eq!(node.levels().posted, 0);
+        let mut told = Vec::new();
+        while let Ok(err) = node.cq_readerr(pair.ends[1].cq) {
+            told.push((err.cqe.op_context, err.err));
+        }
+        // The message, and then the receive, which takes no other one.
+        assert!(told.iter().all(|&(context, _)| context == 10), "{told:?}");
+        assert_eq!(told.last(), Some(&(10, Error::HostUnreach)));
+    }
+}

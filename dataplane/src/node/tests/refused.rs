@@ -57,3 +57,21 @@ fn what_stands_behind_many_refused_packets_is_waited_for() {
     assert!(done.iter().all(|&(_, err)| err == Some(Error::ConnRefused)), "{done:?}");
     assert!(pair.frames < 1_000, "{} frames", pair.frames);
 }
+
+/// What is fenced behind a message that the receiver does not want leaves at once, not when a timer
+/// fires.
+#[test]
+fn a_fence_opens_when_the_message_before_it_is_refused() {
+    let mut pair = Pair::new(1500, false);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(2_000_000);
+    pair.send(0, IoBuf::leaked(&[1; 300_000]), 1, OpFlags::empty(), 2).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::FENCE, 3).unwrap();
+    pair.run(1_000_000);
+    assert_eq!(pair.read(0).len(), 1);
+    let (now, ep) = (pair.now, pair.ends[1].ep);
+    pair.ends[1].node.ep_close(now, ep).unwrap();
+    pair.run(60_000);
+    let told = [pair.read_err(0), pair.read_err(0)].map(|e| (e.cqe.op_context, e.err));
+    assert_eq!(told, [2, 3].map(|context| (context, Error::ConnRefused)));
+}

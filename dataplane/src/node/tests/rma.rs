@@ -822,3 +822,40 @@ fn what_is_known_of_a_region_is_forgotten() {
         assert_eq!(pair.short, Some(4));
     }
 }
+
+/// A read that is still answered when its endpoint closes counts for no endpoint that takes the
+/// slot.
+#[test]
+fn a_read_does_not_count_for_the_next_endpoint_in_the_slot() {
+    let mut pair = Pair::new(1500, false);
+    let region = pair.region(1, 6000, ALL);
+    pair.read_to(IoBuf::leaked(&[0; 8]), RmaList::one(0, 8, region.key), 1).unwrap();
+    pair.run(2_000_000);
+    assert_eq!(pair.outcomes(0), [(1, None)]);
+    pair.read_to(IoBuf::leaked(&[0; 6000]), RmaList::one(0, 6000, region.key), 2).unwrap();
+    let step = |pair: &mut Pair, from: usize| {
+        let now = pair.now;
+        let End { node, out, .. } = &mut pair.ends[from];
+        node.transmit(now, &mut sink(out));
+        for bytes in std::mem::take(&mut pair.ends[from].out) {
+            pair.ends[1 - from].node.on_frame(now, &RxFrame::new(&bytes));
+        }
+    };
+    step(&mut pair, 0);
+    // All of the data leaves, and no acknowledgement has come.
+    step(&mut pair, 1);
+    let (now, End { node, ep, cq, av, .. }) = (pair.now, &mut pair.ends[1]);
+    node.ep_close(now, *ep).unwrap();
+    let slot = ep.0.idx();
+    let caps = Caps::RMA | Caps::RMA_EVENT;
+    *ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    assert_eq!(ep.0.idx(), slot);
+    let cntr = node.cntr_open().unwrap();
+    node.ep_bind_cq(*ep, *cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    node.ep_bind_av(*ep, *av).unwrap();
+    node.ep_bind_cntr(*ep, cntr, BindFlags::REMOTE_READ).unwrap();
+    node.ep_enable(*ep).unwrap();
+    pair.run(5_000_000);
+    assert_eq!(pair.outcomes(0), [(2, None)]);
+    assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(0));
+}

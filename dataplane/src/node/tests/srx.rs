@@ -274,3 +274,58 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     it.pair.read(0);
     it.pair.assert_quiet();
 }
+
+/// A receive of a context that names a peer ends with the session, if not at once, then when an
+/// endpoint that shares the context has room for the error; and it takes no message meanwhile.
+#[test]
+fn a_receive_that_names_a_lost_peer_is_told_when_there_is_room() {
+    let mut it = shared_by(false, &[2]);
+    let peer = it.pair.ends[1].peer;
+    for context in 0..2 {
+        it.post(5, context);
+        it.send(0, 5, &[1; 8]);
+    }
+    it.try_post(5, peer, 9, OpFlags::empty()).unwrap();
+    it.try_post(5, peer, 10, OpFlags::empty()).unwrap();
+    let now = it.pair.now;
+    for end in &mut it.pair.ends {
+        end.node.end_session(now, crate::idx::PeerIdx::of(0), EndReason::Died);
+    }
+    it.send(0, 5, &[1; 8]);
+    assert_eq!(it.read(0), [0, 1]);
+    it.pair.run(1_000_000);
+    let (node, cq) = (&mut it.pair.ends[1].node, it.eps[0].1);
+    let told = [(); 2].map(|()| node.cq_readerr(cq).map(|e| (e.cqe.op_context, e.err)));
+    assert_eq!(told, [9, 10].map(|context| Ok((context, Error::HostUnreach))));
+    // A context that is closed forgets those that nobody was told of.
+    for context in 0..3 {
+        it.try_post(6, peer, context, OpFlags::empty()).unwrap();
+    }
+    let node = &mut it.pair.ends[1].node;
+    node.end_session(it.pair.now, crate::idx::PeerIdx::of(0), EndReason::Died);
+    assert_eq!(node.unended.len(), 1);
+    node.ep_close(now, it.eps[0].0).unwrap();
+    node.ep_close(now, it.srx).unwrap();
+    assert_eq!((node.unended.len(), node.posted.iter().count()), (0, 0));
+}
+
+/// A receive of a context that names a peer keeps the peer's record, also when the vector is closed
+/// in which the peer was looked up.
+#[test]
+fn a_closed_vector_leaves_a_peer_that_a_receive_names() {
+    let mut it = shared_by(false, &[8]);
+    let End { node, ep, av, peer, .. } = &mut it.pair.ends[1];
+    let p = node.avs[av.0.idx()].av.lookup(*peer).unwrap().peer;
+    let refs = |node: &Node| node.peers[p].av_refs;
+    node.ep_close(Instant(2), *ep).unwrap();
+    let (now, peer) = (it.pair.now, *peer);
+    it.try_post(5, peer, 1, OpFlags::empty()).unwrap();
+    let (own, srx, node) = (it.eps[0].0, it.srx, &mut it.pair.ends[1].node);
+    node.ep_close(now, own).unwrap();
+    node.av_close(it.pair.ends[1].av).unwrap();
+    assert_eq!(refs(node), 1);
+    node.ep_close(now, srx).unwrap();
+    let other = node.av_open(8).unwrap();
+    node.av_close(other).unwrap();
+    assert_eq!(refs(node), 0);
+}
