@@ -1,14 +1,17 @@
 /*
- * Every collective of MPI that the component of Open MPI in mpi/ makes, by a call that blocks and
- * by one with a request: all forms, types and operations, communicators that come and go, and a
- * long message under way across each. What comes out is compared with what every rank computes by
- * itself; the component's own count of calls tells whether it made them.
+ * Every collective of MPI that what is in mpi/ makes, the component of Open MPI or the library for
+ * any MPI, by a call that blocks and by one with a request: all forms, types and operations,
+ * communicators that come and go, and a long message under way across each. What comes out is
+ * compared with what every rank computes by itself; their own count of calls tells whether they
+ * made them. The library leaves requests to the MPI.
  *
- * Blocks of up to 1 MiB have to be the component's (coll_barewire_max_bytes).
+ * Blocks of up to 1 MiB have to be theirs (coll_barewire_max_bytes, BAREWIRE_MPI_MAX_BYTES).
  *
- * Arguments: "all" (with "none": without the component), "threads", "die" (with "request": while a
- * request is waited for), or "bench".
+ * Arguments: "all" (with "none": without them), "threads", "die" (with "request": while a request
+ * is waited for), or "bench".
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
@@ -26,12 +29,16 @@ static MPI_T_pvar_session session;
 static MPI_T_pvar_handle handle;
 static unsigned char *in, *out, *want, *one;
 
-/* ---- What the component says it made ---- */
+/* ---- What the component or the library says it made ---- */
+
+/* The library's count; NULL if there is none. */
+static unsigned long (*library)(void);
 
 static void find_counter(void)
 {
 	int provided, index, count;
-	if (without)
+	*(void **) &library = dlsym(RTLD_DEFAULT, "barewire_mpi_calls");
+	if (without || library)
 		return;
 	MPI_T_init_thread(MPI_THREAD_SINGLE, &provided);
 	if (MPI_T_pvar_get_index("coll_barewire_calls", MPI_T_PVAR_CLASS_COUNTER, &index)) {
@@ -45,6 +52,8 @@ static void find_counter(void)
 static unsigned long made(void)
 {
 	unsigned long calls = 0;
+	if (library)
+		return library();
 	if (!without)
 		MPI_T_pvar_read(session, handle, &calls);
 	return calls;
@@ -107,13 +116,14 @@ static void end(const char *what)
 /* Others of Open MPI's may make some of their calls by calls of the component. */
 #define EITHER 2
 
-/* Makes a call, which the component has to make, or to leave to others. */
+/* Makes a call, which barewire has to make, or to leave to others. */
 #define CALL(what, ours, call) do { \
 	begin(); \
 	unsigned long before_ = made(); \
 	check((call) == MPI_SUCCESS, what, "failed"); \
-	check(without || (ours) == EITHER || made() - before_ == (unsigned long) (ours), what, \
-	      (ours) ? "was not made by the component" : "was made by the component"); \
+	int is_ours_ = library && asking ? 0 : (ours); \
+	check(without || is_ours_ == EITHER || made() - before_ == (unsigned long) is_ours_, what, \
+	      is_ours_ ? "was not made by barewire" : "was made by barewire"); \
 	end(what); \
 } while (0)
 
@@ -470,13 +480,14 @@ static void come_and_go(int times)
 		 * by itself confuses them with the program's.
 		 */
 		before = made();
-		if (without)
+		if (without || library)
 			MPI_Waitall(2, three, MPI_STATUSES_IGNORE);
 		MPI_Iallreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, a, &three[2]);
 		/* Those that have ended are MPI_REQUEST_NULL. */
 		MPI_Waitall(3, three, MPI_STATUSES_IGNORE);
 		check(sum == all, "a sum with a request", "");
-		check(without || made() - before == 1, "a sum with a request", "is others'");
+		check(without || library || made() - before == 1, "a sum with a request",
+		      "is others'");
 		for (int k = 0; k < 3; k++) {
 			quick(c, n + k, 1);
 			quick(a, n + k, 1);
@@ -657,37 +668,151 @@ static void threads(int by_turns)
 		MPI_Comm_free(&comms[t]);
 	}
 	/* At once they can be taken for one another, and some calls are others'. */
-	check(!by_turns || made() - before >= 900, "calls of threads",
-	      "were not made by the component");
+	check(!by_turns || made() - before >= (library ? 450 : 900), "calls of threads",
+	      "were not made by barewire");
+}
+
+/* ---- What is not a number of calls ---- */
+
+/* An address of its own in place of a buffer. */
+static void at_the_bottom(void)
+{
+	int value[2] = { rank ? -1 : 5, rank ? -1 : 6 }, lengths[2] = { 1, 1 };
+	MPI_Aint at[2];
+	MPI_Datatype there;
+	MPI_Get_address(&value[1], &at[0]);
+	MPI_Get_address(&value[0], &at[1]);
+	MPI_Type_create_hindexed(2, lengths, at, MPI_INT, &there);
+	MPI_Type_commit(&there);
+	trying[0] = 0;
+	CALL("MPI_Bcast of MPI_BOTTOM", 1, MPI_Bcast(MPI_BOTTOM, 1, there, 0, comm));
+	check(value[0] == 5 && value[1] == 6, "MPI_Bcast of MPI_BOTTOM", "wrong");
+	/* The same bytes in the other order. */
+	value[0] = rank ? -1 : 7;
+	value[1] = rank ? -1 : 8;
+	if (rank)
+		CALL("MPI_Bcast in order", 1, MPI_Bcast(value, 2, MPI_INT, 0, comm));
+	else
+		CALL("MPI_Bcast out of order", 1, MPI_Bcast(MPI_BOTTOM, 1, there, 0, comm));
+	check(value[rank ? 1 : 0] == 7 && value[rank ? 0 : 1] == 8, "MPI_Bcast out of order", "wrong");
+	MPI_Type_free(&there);
+}
+
+/* Members need not have counts of one type. */
+static void large_counts(void)
+{
+#if MPI_VERSION >= 4
+	long me = rank, sum = 0, all = size * (size - 1l) / 2;
+	long *each = (long *) in, *got = (long *) out;
+	unsigned long before = made();
+	int large = rank % 2;
+	for (int r = 0; r < size; r++)
+		each[r] = rank * 100 + r;
+	large ? MPI_Allreduce_c(&me, &sum, 1, MPI_LONG, MPI_SUM, comm)
+	      : MPI_Allreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, comm);
+	check(sum == all, "MPI_Allreduce_c", "wrong");
+	large ? MPI_Reduce_c(&me, &sum, 1, MPI_LONG, MPI_MAX, 0, comm)
+	      : MPI_Reduce(&me, &sum, 1, MPI_LONG, MPI_MAX, 0, comm);
+	check(rank || sum == size - 1, "MPI_Reduce_c", "wrong");
+	large ? MPI_Reduce_scatter_block_c(each, &sum, 1, MPI_LONG, MPI_SUM, comm)
+	      : MPI_Reduce_scatter_block(each, &sum, 1, MPI_LONG, MPI_SUM, comm);
+	check(sum == 100 * all + size * rank, "MPI_Reduce_scatter_block_c", "wrong");
+	large ? MPI_Bcast_c(&me, 1, MPI_LONG, size - 1, comm)
+	      : MPI_Bcast(&me, 1, MPI_LONG, size - 1, comm);
+	check(me == size - 1, "MPI_Bcast_c", "wrong");
+	large ? MPI_Alltoall_c(each, 1, MPI_LONG, got, 1, MPI_LONG, comm)
+	      : MPI_Alltoall(each, 1, MPI_LONG, got, 1, MPI_LONG, comm);
+	for (int r = 0; r < size; r++)
+		check(got[r] == r * 100 + rank, "MPI_Alltoall_c", "wrong");
+	large ? MPI_Allgather_c(each, 1, MPI_LONG, got, 1, MPI_LONG, comm)
+	      : MPI_Allgather(each, 1, MPI_LONG, got, 1, MPI_LONG, comm);
+	for (int r = 0; r < size; r++)
+		check(got[r] == r * 100, "MPI_Allgather_c", "wrong");
+	large ? MPI_Gather_c(each, 1, MPI_LONG, got, 1, MPI_LONG, 0, comm)
+	      : MPI_Gather(each, 1, MPI_LONG, got, 1, MPI_LONG, 0, comm);
+	for (int r = 0; r < size && rank == 0; r++)
+		check(got[r] == r * 100, "MPI_Gather_c", "wrong");
+	large ? MPI_Scatter_c(each, 1, MPI_LONG, &sum, 1, MPI_LONG, 0, comm)
+	      : MPI_Scatter(each, 1, MPI_LONG, &sum, 1, MPI_LONG, 0, comm);
+	check(sum == rank, "MPI_Scatter_c", "wrong");
+	check(without || made() - before == 8, "large counts", "are others'");
+#endif
+}
+
+/*
+ * Calls of the communicator's handler, and what the last was told. MPICH returns MPI_SUCCESS from
+ * calls whose error was handled.
+ */
+static int handled, error;
+
+static void handle_error(MPI_Comm *c, int *err, ...)
+{
+	(void) c;
+	MPI_Error_class(*err, &error);
+	handled++;
+}
+
+static void set_handler(MPI_Comm c)
+{
+	MPI_Errhandler handler;
+	MPI_Comm_create_errhandler(handle_error, &handler);
+	MPI_Comm_set_errhandler(c, handler);
+	MPI_Errhandler_free(&handler);
+}
+
+/* What is wrong with a call is said by the MPI. */
+static void mistakes(void)
+{
+	MPI_Comm c;
+	int value = 0;
+	MPI_Comm_dup(comm, &c);
+	MPI_Barrier(c);
+	set_handler(c);
+	handled = 0;
+	MPI_Bcast(&value, 1, MPI_INT, size, c);
+	check(error == MPI_ERR_ROOT && handled == 1, "a wrong root", "is not told");
+	MPI_Bcast(&value, -1, MPI_INT, 0, c);
+	check(error == MPI_ERR_COUNT && handled == 2, "a wrong count", "is not told");
+	MPI_Bcast(&value, 1, MPI_DATATYPE_NULL, 0, c);
+	check(error == MPI_ERR_TYPE && handled == 3, "no type", "is not told");
+	MPI_Barrier(c);
+	MPI_Comm_free(&c);
 }
 
 /* ---- A rank that dies ---- */
 
 static void die(void)
 {
-	int err = MPI_SUCCESS, class;
-	MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+	int err = MPI_SUCCESS;
+	/* By which MPICH's launcher tells of a death. */
+	signal(SIGUSR1, SIG_IGN);
+	set_handler(comm);
 	for (int n = 0; n < 1000; n++)
 		MPI_Barrier(comm);
 	if (rank == size - 1)
 		raise(SIGKILL);
 	double begun = MPI_Wtime();
-	while (err == MPI_SUCCESS)
+	while (err == MPI_SUCCESS && !handled)
 		err = asking ? ended(MPI_Ibarrier(comm, &asked)) : MPI_Barrier(comm);
-	MPI_Error_class(err, &class);
-	printf("rank %d got class %d after %.1f s\n", rank, class, MPI_Wtime() - begun);
+	int good = error == MPI_ERR_OTHER && handled == 1;
+	printf("rank %d got %s after %.1f s\n", rank, good ? "MPI_ERR_OTHER" : "BAD",
+	       MPI_Wtime() - begun);
 	fflush(stdout);
-	_exit(class == MPI_ERR_OTHER ? 0 : 1);
+	_exit(!good);
 }
 
 /* ---- Times ---- */
 
 #define BATCHES 201
 
-/* Communicators of the same ranks, whose batches are timed by turns. */
+/*
+ * Communicators of the same ranks, whose batches are timed by turns. With the library the second
+ * has its calls made by the MPI, by their other names.
+ */
 static const char *const BY[] = { "barewire", "tuned", "sm" };
 #define WHOSE 3
 static MPI_Comm timed[WHOSE];
+static int whose = WHOSE;
 
 static int by_size(const void *a, const void *b)
 {
@@ -699,10 +824,17 @@ enum call { BARRIER, ALLREDUCE, BCAST };
 
 static double batch(MPI_Comm c, enum call what, int len, int calls)
 {
-	MPI_Barrier(c);
+	int others = library && c == timed[1];
+	others ? PMPI_Barrier(c) : MPI_Barrier(c);
 	double begun = MPI_Wtime();
 	for (int n = 0; n < calls; n++) {
-		if (what == BARRIER)
+		if (others && what == BARRIER)
+			PMPI_Barrier(c);
+		else if (others && what == ALLREDUCE)
+			PMPI_Allreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
+		else if (others)
+			PMPI_Bcast(out, len, MPI_BYTE, n % size, c);
+		else if (what == BARRIER)
 			AS(barrier, c);
 		else if (what == ALLREDUCE)
 			AS(allreduce, in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
@@ -719,26 +851,29 @@ static void time_of(enum call what, int len)
 	static double took[WHOSE][BATCHES];
 	int calls = len > 65536 ? 5 : len > 8192 ? 20 : 200;
 	for (int b = 0; b < BATCHES; b++)
-		for (int w = 0; w < WHOSE; w++)
+		for (int w = 0; w < whose; w++)
 			took[w][b] = batch(timed[w], what, len, calls);
 	if (rank == 0)
 		printf("%c%-9s %7d B", asking ? 'i' : ' ', names[what], len);
-	for (int w = 0; w < WHOSE; w++) {
+	for (int w = 0; w < whose; w++) {
 		qsort(took[w], BATCHES, sizeof **took, by_size);
 		if (rank == 0)
-			printf("  %s %8.2f (%8.2f)", BY[w], took[w][BATCHES / 2],
+			printf("  %s %8.2f (%8.2f)", library && w ? "MPI" : BY[w], took[w][BATCHES / 2],
 			       took[w][BATCHES * 99 / 100]);
 	}
 	if (rank == 0)
 		printf("  us, %d batches of %d\n", BATCHES, calls);
 }
 
-/* Needs the component: the other two communicators keep from it. */
+/* The other communicators keep from barewire. */
 static void bench(void)
 {
 	static const char *const without_it[] = { "", "^barewire", "sm,^barewire" };
 	MPI_Comm_dup(comm, &timed[0]);
-	for (int w = 1; w < WHOSE; w++) {
+	if (library)
+		MPI_Comm_dup(comm, &timed[1]);
+	whose = library ? 2 : WHOSE;
+	for (int w = 1; w < whose && !library; w++) {
 		MPI_Info info;
 		MPI_Info_create(&info);
 		MPI_Info_set(info, "ompi_comm_coll_preference", without_it[w]);
@@ -747,18 +882,19 @@ static void bench(void)
 	}
 	unsigned long before = made();
 	batch(timed[1], BARRIER, 0, 10);
-	batch(timed[2], ALLREDUCE, 8, 10);
+	if (!library)
+		batch(timed[2], ALLREDUCE, 8, 10);
 	check(made() == before, "a communicator that keeps from the component", "does not");
 	batch(timed[0], BARRIER, 0, 10);
 	check(made() == before + 11, "a communicator for the component", "is not");
-	for (asking = 0; asking < 2; asking++) {
+	for (asking = 0; asking < (library ? 1 : 2); asking++) {
 		time_of(BARRIER, 0);
 		for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
 			time_of(ALLREDUCE, len);
 		for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
 			time_of(BCAST, len);
 	}
-	for (int w = 0; w < WHOSE; w++)
+	for (int w = 0; w < whose; w++)
 		MPI_Comm_free(&timed[w]);
 }
 
@@ -813,8 +949,12 @@ int main(int argc, char **argv)
 	if (!many) {
 		come_and_go(100);
 		leave_first();
-		all_at_once();
+		if (!library)
+			all_at_once();
 		between();
+		at_the_bottom();
+		large_counts();
+		mistakes();
 	}
 	MPI_Reduce(&wrong, &all_wrong, 1, MPI_INT, MPI_SUM, 0, comm);
 	if (rank == 0 && all_wrong == 0)

@@ -17,6 +17,7 @@ mod loading;
 mod mpi;
 mod names;
 mod package;
+mod preloaded;
 mod probes;
 mod ranks;
 mod scalable;

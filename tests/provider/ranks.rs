@@ -13,6 +13,7 @@ use barewire_tests::cluster::Cluster;
 use super::{Bench, compile, has, library_dir, succeed};
 
 /// An MPI with a Python that knows it.
+#[derive(Clone)]
 pub(super) struct Mpi {
     pub(super) name: &'static str,
     pub(super) launcher: PathBuf,
@@ -20,6 +21,8 @@ pub(super) struct Mpi {
     args: &'static [&'static str],
     /// What the launcher passes on to the ranks, besides the provider's.
     env: &'static [(&'static str, &'static str)],
+    /// What ranks load before the MPI.
+    pub(super) preload: Option<PathBuf>,
 }
 
 /// Debian's library, for a Python package that is built for every MPI.
@@ -59,7 +62,7 @@ fn mpis() -> Vec<Result<Mpi, String>> {
             "no MPI of {name}: python3 -m venv {0} && {0}/bin/pip install {name} mpi4py",
             dir.join(name).display()
         );
-        if here { Ok(Mpi { name, launcher, python, args, env }) } else { Err(mend) }
+        if here { Ok(Mpi { name, launcher, python, args, env, preload: None }) } else { Err(mend) }
     };
     let debian = if has("mpirun") && Path::new(LIBMPI).exists() {
         // Any mpi4py will do; that of a wheel is here.
@@ -69,6 +72,7 @@ fn mpis() -> Vec<Result<Mpi, String>> {
             python: with.python,
             args: &["--mca", "btl", "self", "--mca", "osc", "pt2pt", "-x", "MPI4PY_LIBMPI"],
             env: &[("MPI4PY_LIBMPI", LIBMPI)],
+            preload: None,
         })
     } else {
         Err("no Open MPI of Debian: sudo apt-get install openmpi-bin libopenmpi-dev".to_owned())
@@ -96,7 +100,9 @@ impl Mpi {
             // In a user namespace everybody is.
             command.args(OPEN_MPI).arg("--allow-run-as-root");
         }
-        self.pass(&mut command, "LD_PRELOAD", &yields());
+        let preload = self.preload.iter().map(|library| library.display().to_string());
+        let preload: Vec<_> = preload.chain([yields()]).collect();
+        self.pass(&mut command, "LD_PRELOAD", &preload.join(":"));
         command.args(self.args);
         command
     }
@@ -304,13 +310,14 @@ fn mpi4pys_own_tests_pass() {
     });
 }
 
-/// Runs mpi4py's tests, which have to pass in every rank.
-pub(super) fn ran(mpi: &Mpi, command: &mut Command, ranks: usize) {
+/// Runs mpi4py's tests, which have to pass in every rank, and returns what they said.
+pub(super) fn ran(mpi: &Mpi, command: &mut Command, ranks: usize) -> String {
     let said = succeed(command, 300);
     // The ranks write to one stream, each sentence at once, but for the ends of lines.
     let ran: Vec<_> = said.match_indices("Ran ").map(|(at, _)| &said[at..]).collect();
     assert_eq!(ran.len(), ranks, "{}: {said}", mpi.name);
     println!("{}: {}", mpi.name, ran[0].lines().next().unwrap_or_default());
+    said
 }
 
 /// Where mpi4py's own tests lie; `None`, with a line that says why, if they are not here.

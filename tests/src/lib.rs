@@ -2,6 +2,6 @@
 
 pub mod cluster;
 pub mod forge;
+pub mod mpi_coll;
 pub mod nodes;
-pub mod openmpi;
 pub mod rng;

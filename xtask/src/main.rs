@@ -23,8 +23,8 @@ mod mutants;
 mod nodes;
 // The component of Open MPI, which the tests build as well.
 #[allow(unreachable_pub)]
-#[path = "../../tests/src/openmpi.rs"]
-mod openmpi;
+#[path = "../../tests/src/mpi_coll.rs"]
+mod mpi_coll;
 mod packages;
 mod plot;
 mod process;

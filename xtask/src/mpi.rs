@@ -8,11 +8,11 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use crate::cluster::Cluster;
 use crate::nodes::FABRIC;
 use crate::packages::in_path;
-use crate::{cargo, openmpi, root, target_dir};
+use crate::{cargo, mpi_coll, root, target_dir};
 
 mod line;
 
-use line::{Job, Line, Mpi, Spread};
+use line::{Coll, Job, Line, Mpi, Spread};
 
 /// What to run, where, and under which MPI.
 #[derive(clap::Args)]
@@ -34,7 +34,8 @@ Examples:
   cargo xtask mpi --hosts hosts --ranks-per-node 4 --port afpacket:eth0 -- ./program
   cargo xtask mpi --hosts hosts --port vfio:0000:05:00.0 --switch --print -- ./program
   cargo xtask mpi --nodes 2 --srun --print -- ./program
-  PATH=\"$HOME/venv/bin:$PATH\" cargo xtask mpi --mpi mpich5 -- python3 script.py")]
+  PATH=\"$HOME/venv/bin:$PATH\" cargo xtask mpi --mpi mpich5 -- python3 script.py
+  PATH=\"$HOME/venv/bin:$PATH\" cargo xtask mpi --mpi mpich5 --coll -n 4 -- ./program")]
 pub(crate) struct MpiArgs {
     /// What launches.
     #[arg(long, value_enum, default_value_t = Mpi::Openmpi)]
@@ -62,7 +63,8 @@ pub(crate) struct MpiArgs {
     /// Says, or has, Slurm start the ranks.
     #[arg(long)]
     srun: bool,
-    /// Builds the component with barewire's collectives and has Open MPI 4.1 take it.
+    /// Has barewire's collectives called: builds the component of Open MPI 4.1, or the library for
+    /// another MPI with the mpicc in PATH.
     #[arg(long)]
     coll: bool,
     /// Only prints the command line.
@@ -89,15 +91,11 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode, String> {
         library: &library,
         is_root: nix::unistd::geteuid().is_root(),
         agent: None,
-        components: None,
+        coll: None,
         program: &args.program,
     };
     if args.coll {
-        if args.mpi != Mpi::Openmpi {
-            return Err("--coll: the component is for Open MPI 4.1".to_owned());
-        }
-        let component = openmpi::component(&root(), &library.join("openmpi4"))?;
-        job.components = Some(openmpi::component_path(&component));
+        job.coll = Some(coll(args.mpi, &library)?);
     }
     let line = if args.srun { job.srun() } else { job.line() };
     if args.switch && job.spread.is_some() {
@@ -123,6 +121,24 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode, String> {
     // Of no use any more.
     let _ = std::fs::remove_dir_all(dir);
     ended
+}
+
+/// Builds what has barewire's collectives, below `library`.
+fn coll(mpi: Mpi, library: &Path) -> Result<Coll, String> {
+    let sources = root().join("mpi");
+    let dir = match mpi {
+        Mpi::Openmpi => {
+            let component = mpi_coll::component(&root(), &library.join("openmpi4"))?;
+            return Ok(Coll::Components(mpi_coll::component_path(&component)));
+        }
+        Mpi::Openmpi5 => "openmpi5",
+        Mpi::Mpich5 => "mpich5",
+        Mpi::Sos => return Err("--coll: the collectives are those of an MPI".to_owned()),
+    };
+    if !in_path("mpicc") {
+        return Err(format!("no mpicc: {}", mpi.mend()));
+    }
+    mpi_coll::library("mpicc", &sources, &library.join(dir)).map(Coll::Library)
 }
 
 /// The port that was asked for, or the one that needs no setting.

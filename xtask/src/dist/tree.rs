@@ -1,13 +1,13 @@
 //! What every package holds: the library that libfabric loads, the command, the script that
 //! prepares a machine, man pages, documents, units of systemd, the dissector, the dashboard, and
-//! the component of Open MPI.
+//! the component of Open MPI and the sources of the library for other MPIs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::say;
-use crate::{cargo, openmpi, root};
+use crate::{cargo, mpi_coll, root};
 
 /// Where the parts go, below the root of what is laid out.
 pub(super) struct Layout {
@@ -36,13 +36,16 @@ pub(super) fn fill(tree: &Path, built: &Path, layout: &Layout) -> Result<Vec<Pat
     copy(&built.join("barewire"), &command, 0o755)?;
     let programs = vec![library, command];
     let mut stripped = programs.clone();
-    match openmpi::component(&root(), &lib.join(COMPONENT_DIR)) {
+    match mpi_coll::component(&root(), &lib.join(COMPONENT_DIR)) {
         Ok(component) => {
             set_mode(&component, 0o644)?;
             stripped.push(component);
         }
         // Without Open MPI's headers the package has all else.
         Err(why) => eprintln!("SKIPPED: the component of Open MPI: {why}"),
+    }
+    for name in mpi_coll::LIBRARY_SOURCES {
+        copy(&root().join("mpi").join(name), &usr.join("share/barewire/mpi").join(name), 0o644)?;
     }
     for file in &stripped {
         // Without symbols it is a tenth as long; that strip is missing is no reason to fail.

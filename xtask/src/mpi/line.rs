@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::openmpi::PATH_SETTING;
+use crate::mpi_coll::PATH_SETTING;
 
 /// What launches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -88,6 +88,14 @@ pub(crate) struct Spread {
     pub(crate) per_node: usize,
 }
 
+/// What puts barewire's collectives under the MPI.
+pub(crate) enum Coll {
+    /// A component of Open MPI 4.1: the value of [`PATH_SETTING`].
+    Components(String),
+    /// The library for any MPI.
+    Library(PathBuf),
+}
+
 /// What is started how.
 pub(crate) struct Job<'a> {
     pub(crate) mpi: Mpi,
@@ -100,8 +108,8 @@ pub(crate) struct Job<'a> {
     pub(crate) is_root: bool,
     /// Stands in for ssh where hosts are namespaces of this machine.
     pub(crate) agent: Option<PathBuf>,
-    /// Value of [`PATH_SETTING`], if the job has barewire's collectives.
-    pub(crate) components: Option<String>,
+    /// What has barewire's collectives, if the job has them.
+    pub(crate) coll: Option<Coll>,
     pub(crate) program: &'a [String],
 }
 
@@ -146,8 +154,19 @@ impl Job<'_> {
     }
 
     fn mca(&self) -> impl Iterator<Item = (&str, &str)> {
-        let components = self.components.as_deref().map(|path| (PATH_SETTING, path));
+        let components = match &self.coll {
+            Some(Coll::Components(path)) => Some((PATH_SETTING, path.as_str())),
+            _ => None,
+        };
         self.mpi.mca().iter().copied().chain(components)
+    }
+
+    /// The library that ranks, and no launcher, load.
+    fn preload(&self) -> Option<String> {
+        match &self.coll {
+            Some(Coll::Library(library)) => Some(library.display().to_string()),
+            _ => None,
+        }
     }
 
     /// For the launcher that belongs to the MPI.
@@ -186,6 +205,13 @@ impl Job<'_> {
             line.add(&["--mca", "mpi_yield_when_idle", "1"]);
             line.add(&["-x", "FI_PROVIDER", "-x", "FI_PROVIDER_PATH", "-x", "FI_BAREWIRE_PORT"]);
         }
+        match self.preload() {
+            Some(library) if self.mpi.is_open_mpi() => {
+                line.add(&["-x", &format!("LD_PRELOAD={library}")]);
+            }
+            Some(library) => line.add(&["-genv", "LD_PRELOAD", &library]),
+            None => {}
+        }
         line.words.extend(self.program.iter().cloned());
         line
     }
@@ -202,6 +228,9 @@ impl Job<'_> {
             self.spread.as_ref().map_or((1, self.ranks), |s| (s.host_count, s.per_node));
         line.add(&["srun", pmi, "--nodes", &hosts.to_string()]);
         line.add(&["--ntasks-per-node", &per_node.to_string()]);
+        if let Some(library) = self.preload() {
+            line.add(&[&format!("--export=ALL,LD_PRELOAD={library}")]);
+        }
         line.words.extend(self.program.iter().cloned());
         line
     }
@@ -214,7 +243,10 @@ mod tests {
     fn said(mpi: Mpi, is_root: bool, spread: Option<Spread>, agent: Option<PathBuf>) -> String {
         let program = ["./a b".to_owned(), "it's".to_owned()];
         let (library, port) = (Path::new("/x"), "afpacket:eth0");
-        let components = (mpi == Mpi::Openmpi).then(|| "SYS_DEFAULT:/c".to_owned());
+        let coll = match mpi {
+            Mpi::Openmpi => Coll::Components("SYS_DEFAULT:/c".to_owned()),
+            _ => Coll::Library("/l.so".into()),
+        };
         let job = Job {
             mpi,
             ranks: 6,
@@ -223,7 +255,7 @@ mod tests {
             library,
             is_root,
             agent,
-            components,
+            coll: Some(coll),
             program: &program,
         };
         format!("{}\n{}", job.line().shell(), job.srun().shell())
@@ -239,8 +271,11 @@ mod tests {
         assert!(line.contains(" --mca mca_base_component_path SYS_DEFAULT:/c "), "{line}");
         assert!(line.contains(" OMPI_MCA_mca_base_component_path=SYS_DEFAULT:/c "), "{line}");
         let line = said(Mpi::Mpich5, true, None, None);
-        let mid = "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 6 './a b'";
-        assert!(line.contains(mid), "{line}");
+        let mid = "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 6 ";
+        assert!(line.contains(&format!("{mid}-genv LD_PRELOAD /l.so './a b'")), "{line}");
+        assert!(line.contains(" --export=ALL,LD_PRELOAD=/l.so './a b'"), "{line}");
+        let line = said(Mpi::Openmpi5, true, None, None);
+        assert!(line.contains(" -x LD_PRELOAD=/l.so './a b'"), "{line}");
     }
 
     #[test]

