@@ -164,7 +164,7 @@ static int wait_for(const int *end)
 	for (unsigned turn = 1; __atomic_load_n(end, __ATOMIC_ACQUIRE) == 0; turn++) {
 		coll_poll();
 		if (turn % POLLS == 0)
-			face_progress(turn);
+			face_progress();
 	}
 	return *end;
 }
@@ -360,10 +360,10 @@ static int join(struct group *g, struct card *first)
 		err = fi_av_set_addr(set, &managed);
 	if (!err)
 		err = fi_join_collective(ours.ep, managed, set, 0, &g->mc, g);
-	for (unsigned turn = 1; !err && !__atomic_load_n(&g->join_end, __ATOMIC_ACQUIRE); turn++) {
+	while (!err && !__atomic_load_n(&g->join_end, __ATOMIC_ACQUIRE)) {
 		coll_poll();
 		poll_eq();
-		face_progress(turn);
+		face_progress();
 	}
 	close_fid(&set->fid);
 	if (!err && g->join_end < 0)
@@ -388,9 +388,9 @@ void coll_forget(struct group *g)
 /* The members agree whether there is a group. */
 static void set_up(struct group *g, MPI_Comm comm)
 {
-	int mine = 1, all = 0, err = 0;
+	int mine = 1, all = 0, err = 0, len;
 	struct card *cards = calloc(g->size + 1, sizeof *cards);
-	char line[160];
+	char line[160], name[MPI_MAX_OBJECT_NAME];
 
 	/* The others cannot be told. */
 	g->state = cards ? DECLINED : FAILED;
@@ -419,8 +419,10 @@ static void set_up(struct group *g, MPI_Comm comm)
 		g->state = JOINED;
 	else
 		coll_forget(g);
-	snprintf(line, sizeof line, "a communicator of %d: %s", g->size,
-		 all ? "a group" : "left to the MPI");
+	name[0] = 0;
+	PMPI_Comm_get_name(comm, name, &len);
+	snprintf(line, sizeof line, "communicator %.80s of %d: %s", name[0] ? name : "(no name)",
+		 g->size, all ? "a group" : "left to others");
 	face_say(10, line);
 }
 
@@ -493,9 +495,9 @@ int coll_run(struct group *g, struct plan *p)
 			return MPI_ERR_NO_MEM;
 	}
 	coll_lay(p, g->temp);
-	for (unsigned turn = 1; (err = coll_post(g, &p->call)) == -FI_EAGAIN; turn++) {
+	while ((err = coll_post(g, &p->call)) == -FI_EAGAIN) {
 		coll_poll();
-		face_progress(turn);
+		face_progress();
 	}
 	if (!err && wait_for(&p->call.end) < 0)
 		err = p->call.end;

@@ -190,8 +190,8 @@ void coll_unlock(void);
 
 /* ---- From a face ---- */
 
-/* Makes the MPI's progress. `turn` counts from the beginning of a wait. */
-void face_progress(unsigned turn);
+/* Makes the MPI's progress. A queue of ours that is read in vain leaves the processor to others. */
+void face_progress(void);
 
 /* The MPI's own calls, by which members agree. They return MPI_SUCCESS or an error. */
 int face_allgather(struct group *g, MPI_Comm comm, const void *one, void *all, int len);

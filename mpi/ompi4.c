@@ -95,9 +95,8 @@ void face_say(int level, const char *what)
 			    what);
 }
 
-void face_progress(unsigned turn)
+void face_progress(void)
 {
-	(void) turn;
 	opal_progress();
 }
 

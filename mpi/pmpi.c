@@ -9,23 +9,15 @@
  * What belongs to a communicator is an attribute of it, which its copies do not get and which goes
  * with it.
  */
-#define _GNU_SOURCE
 #include "coll.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Who loads the library sees these; all else is hidden. */
 #define VISIBLE __attribute__((visibility("default")))
-
-/*
- * Turns of a wait after which the processor is left to others: some tens of microseconds. An MPI
- * does not say whether its ranks are more than processors.
- */
-#define PATIENCE 400
 
 /* What belongs to a communicator. */
 struct ours {
@@ -172,14 +164,12 @@ void face_say(int level, const char *what)
 		fprintf(stderr, "barewire_mpi: %s\n", what);
 }
 
-void face_progress(unsigned turn)
+void face_progress(void)
 {
 	int flag;
 
 	if (endless != MPI_REQUEST_NULL)
 		PMPI_Request_get_status(endless, &flag, MPI_STATUS_IGNORE);
-	if (turn > PATIENCE)
-		sched_yield();
 }
 
 int face_allgather(struct group *g, MPI_Comm comm, const void *one, void *all, int len)
@@ -276,12 +266,16 @@ static bool in_time(void)
 	return initialized && !finalized;
 }
 
-/* What belongs to a communicator, made at its first call; NULL if the call is the MPI's. */
-static struct group *of(MPI_Comm comm)
+/*
+ * What belongs to a communicator, made at its first call. NULL if the call is the MPI's, or with
+ * `err` set, since the others would wait for it.
+ */
+static struct group *of(MPI_Comm comm, int *err)
 {
 	int found = 0, inter = 1;
 	struct ours *o;
 
+	*err = MPI_SUCCESS;
 	if (comm == MPI_COMM_NULL)
 		return NULL;
 	if (keyval == MPI_KEYVAL_INVALID) {
@@ -296,12 +290,14 @@ static struct group *of(MPI_Comm comm)
 	if (found)
 		return &o->group;
 	o = calloc(1, sizeof *o);
-	if (!o || PMPI_Comm_test_inter(comm, &inter) != MPI_SUCCESS ||
-	    PMPI_Comm_rank(comm, &o->group.rank) != MPI_SUCCESS ||
-	    PMPI_Comm_size(comm, &o->group.size) != MPI_SUCCESS) {
+	*err = o ? PMPI_Comm_set_attr(comm, keyval, o) : MPI_ERR_NO_MEM;
+	if (*err != MPI_SUCCESS) {
 		free(o);
 		return NULL;
 	}
+	PMPI_Comm_test_inter(comm, &inter);
+	PMPI_Comm_rank(comm, &o->group.rank);
+	PMPI_Comm_size(comm, &o->group.size);
 	if (inter || o->group.size < 2)
 		o->group.state = DECLINED;
 	coll_lock();
@@ -311,16 +307,19 @@ static struct group *of(MPI_Comm comm)
 		all->at = &o->next;
 	all = o;
 	coll_unlock();
-	PMPI_Comm_set_attr(comm, keyval, o);
 	return &o->group;
 }
 
 /* Whether a call was made here, and what it returns. */
 static bool made(MPI_Comm comm, const struct wanted *w, int *err)
 {
-	struct group *g = of(comm);
+	struct group *g = of(comm, err);
 	struct plan plan;
 
+	if (*err != MPI_SUCCESS) {
+		PMPI_Comm_call_errhandler(comm, *err);
+		return true;
+	}
 	if (!g || g->state == DECLINED || w->root < 0 || w->root >= g->size)
 		return false;
 	switch (coll_plan(g, comm, w, true, &plan)) {
