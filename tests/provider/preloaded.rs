@@ -128,7 +128,8 @@ fn a_dead_rank_is_an_error_of_its_communicator() {
         let dir = tempfile::tempdir().unwrap();
         let say = dir.path().join("said");
         if mpi.name == "mpich" {
-            // Its launcher would end all ranks: it sees none end before all have said what they got.
+            // Its launcher would end all ranks: it sees none end before all have said what they
+            // got.
             let script = format!("\"$0\" die >>'{}' 2>&1; sleep 1", say.display());
             command.args(["sh", "-c", &script]).arg(program);
         } else {
