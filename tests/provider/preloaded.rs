@@ -76,8 +76,7 @@ fn calls(said: &str) -> Vec<u64> {
 
 /// Goal: every collective that blocks, with every type and operation that is ours and some that are
 /// not, on communicators that come and go, is right, is made by whom it should be, and lets a long
-/// message and requests of the MPI go on. The same program without the library shows that what it
-/// expects is MPI's.
+/// message and requests of the MPI go on.
 #[test]
 fn calls_of_any_mpi_are_made_by_the_library() {
     with_library(EVERY_ABI, |mpi, bench, program| {
