@@ -20,6 +20,7 @@ mod forge;
 mod frame;
 mod handshake;
 mod input;
+mod ip;
 mod memif;
 mod memory;
 mod sack;
@@ -28,6 +29,7 @@ mod session;
 pub use api::api_calls;
 pub use frame::frame_parser;
 pub use handshake::handshake;
+pub use ip::ip_port;
 pub use memif::memif;
 pub use sack::sack;
 pub use session::session;
@@ -43,4 +45,5 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("handshake", handshake),
     ("api_calls", api_calls),
     ("memif", memif),
+    ("ip_port", ip_port),
 ];

@@ -34,6 +34,7 @@
 //! fabric's probes), MLD (a switch that lets only members of a group hear it does not know the port
 //! for one, unless the kernel has the address too).
 
+mod adversary;
 mod arp;
 mod datagram;
 mod datagram6;
@@ -64,6 +65,7 @@ use neighbours::{Budget, Due, Host, Learned, Neighbours};
 use place::Net;
 use train::Train;
 
+pub use adversary::wild_segment;
 pub use place::{IpSettings, Place};
 
 /// Polls between two looks at the clock.
@@ -145,6 +147,18 @@ impl Ip {
         place: Place,
         inner: Box<dyn Port>,
     ) -> Result<Self, OpenError> {
+        let mut port = Self::unsettled(settings, place, inner)?;
+        port.settle(settings)?;
+        tracing::debug!(port = %port.caps.name, mac = %port.own.0, mtu = port.caps.mtu, "opened");
+        Ok(port)
+    }
+
+    /// As [`open`](Self::open), without asking anybody.
+    fn unsettled(
+        settings: &IpSettings,
+        place: Place,
+        inner: Box<dyn Port>,
+    ) -> Result<Self, OpenError> {
         let below = inner.caps();
         let mtu = settings.mtu_over(below.mtu, headers_len(place.addr()))?;
         let (mac, addr) = (below.station.mac, place.addr());
@@ -162,7 +176,7 @@ impl Ip {
             link_bps: below.link_bps,
             name: format!("{}:{}", settings.text(addr.port()), below.name),
         };
-        let mut port = Self {
+        Ok(Self {
             inner,
             frame_max,
             net,
@@ -183,10 +197,7 @@ impl Ip {
             told_far: false,
             caps,
             place,
-        };
-        port.settle(settings)?;
-        tracing::debug!(port = %port.caps.name, %mac, mtu, "opened");
-        Ok(port)
+        })
     }
 
     /// Asks whether somebody has the address; if not, tells everybody that it is ours. Where the

@@ -13,7 +13,7 @@ use crate::port::MacAddr;
 /// ICMPv6 as the next header, and two of its messages.
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
-const ADVERTISEMENT: u8 = 136;
+pub(super) const ADVERTISEMENT: u8 = 136;
 /// No router passes a packet on with this: it is from the segment.
 const HOP_LIMIT: u8 = 255;
 /// Flags of an advertisement: it answers a question, and replaces what was known.
@@ -113,7 +113,7 @@ fn option(mut options: &[u8], kind: u8) -> Option<Option<MacAddr>> {
 }
 
 /// The sum over a message behind `ip`: 0 of one that has its sum in it.
-fn sum(ip: &[u8], message: &[u8]) -> u16 {
+pub(super) fn sum(ip: &[u8], message: &[u8]) -> u16 {
     let [high, low] = (message.len() as u16).to_be_bytes();
     Sum16BitWords::new()
         .add_slice(&ip[8..40])

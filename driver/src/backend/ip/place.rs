@@ -254,12 +254,17 @@ impl Net {
 /// Keeps an address and a UDP port for this process.
 pub struct Place {
     pub(super) addr: SocketAddr,
-    _name: OwnedFd,
+    _name: Option<OwnedFd>,
     /// If the kernel has the address as well: else it would tell senders that nobody is there.
     socket: Option<OwnedFd>,
 }
 
 impl Place {
+    /// One that nothing keeps from other processes, nor from other ports of this one.
+    pub(super) fn unclaimed(addr: SocketAddr) -> Self {
+        Self { addr, _name: None, socket: None }
+    }
+
     /// Whether the kernel has the address as well.
     pub(super) fn is_kernels(&self) -> bool {
         self.socket.is_some()
@@ -316,7 +321,7 @@ fn may_send_v6(prefix: [u8; 12]) -> bool {
 fn claim(addr: SocketAddr, beside_kernel: bool) -> io::Result<Place> {
     let name = hold(&format!("barewire-ip-{addr}"))?;
     let socket = if beside_kernel { keep_port(addr)? } else { None };
-    Ok(Place { addr, _name: name, socket })
+    Ok(Place { addr, _name: Some(name), socket })
 }
 
 #[cfg(test)]
