@@ -5,6 +5,18 @@
 //! is made for a host that frames are sent to, and for one that asks for us while there is a free
 //! place; so strangers that ask under many addresses displace nobody. Sends no frame and reads no
 //! clock: it says what is to be asked.
+//!
+//! # Addresses that are chosen
+//! Of 8,192 addresses in a row each has a first place of its own, so hosts of one network do not
+//! crowd. Where such a row begins depends on a key that each table draws. Without it, who knows the
+//! program knows addresses of other rows that share the places of a peer; with nine of them that
+//! frames are sent to, as answers to sessions that he opens, he has the peer displaced again and
+//! again, at the cost of a question and the frames until its answer. With it any two rows meet at
+//! a place by a chance of one in 8,192, whatever he chose: the sum of products is strongly
+//! universal. It is no cipher and need not be: nothing that leaves a node tells who shares a place
+//! with whom, since a stranger is answered whether there is a place for him or not.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use crate::port::MacAddr;
 
@@ -12,6 +24,10 @@ use crate::port::MacAddr;
 const ENTRIES: usize = 8192;
 /// Places where one may stand.
 const WINDOW: usize = 8;
+/// Bits of the address within a row, and what spreads neighbours in it: odd, so that each has a
+/// place of its own.
+const ROW_BITS: u32 = ENTRIES.ilog2();
+const SPREAD: usize = 0x13c5;
 
 const MS: u64 = 1_000_000;
 /// How long an answer is believed without another question: less than a node waits for a peer
@@ -59,6 +75,7 @@ struct Entry {
 /// See the module's documentation.
 pub(super) struct Neighbours {
     slots: Box<[Entry]>,
+    key: Key,
     /// Places that are taken.
     taken: Vec<u16>,
     budget: Budget,
@@ -103,10 +120,23 @@ pub(super) enum Learned {
     Moved(MacAddr),
 }
 
-/// The first place of an address.
-#[inline]
-fn home(ip: Host) -> usize {
-    (ip.wrapping_mul(0x9e37_79b1) >> (32 - ENTRIES.ilog2())) as usize
+/// Where rows of addresses begin.
+#[derive(Clone, Copy)]
+struct Key(u64, u64);
+
+impl Key {
+    fn random() -> Self {
+        let half = || RandomState::new().build_hasher().finish();
+        Self(half(), half())
+    }
+
+    /// The first place of an address.
+    #[inline]
+    fn home(self, ip: Host) -> usize {
+        let row = u64::from(ip >> ROW_BITS).wrapping_mul(self.0).wrapping_add(self.1);
+        let begin = (row >> (u64::BITS - ROW_BITS)) as usize;
+        (ip as usize).wrapping_mul(SPREAD).wrapping_add(begin) % ENTRIES
+    }
 }
 
 fn retry_ns(asks: u8) -> u64 {
@@ -115,7 +145,12 @@ fn retry_ns(asks: u8) -> u64 {
 
 impl Neighbours {
     pub(super) fn new() -> Self {
+        Self::keyed(Key::random())
+    }
+
+    fn keyed(key: Key) -> Self {
         Self {
+            key,
             slots: vec![Entry::default(); ENTRIES + WINDOW].into(),
             taken: Vec::with_capacity(ENTRIES + WINDOW),
             budget: Budget::new(),
@@ -139,7 +174,7 @@ impl Neighbours {
 
     #[inline]
     fn window(&mut self, ip: Host) -> &mut [Entry] {
-        let at = home(ip);
+        let at = self.key.home(ip);
         &mut self.slots[at..at + WINDOW]
     }
 
@@ -160,7 +195,7 @@ impl Neighbours {
 
     /// A place for a new entry; `displaces`: that of another one, if none is free.
     fn place(&mut self, ip: Host, displaces: bool) -> Option<&mut Entry> {
-        let at = home(ip);
+        let at = self.key.home(ip);
         let window = &self.slots[at..at + WINDOW];
         let free = window.iter().position(|entry| entry.ip == 0);
         if let Some(free) = free {
@@ -175,7 +210,7 @@ impl Neighbours {
 
     /// `ip` has the hardware address `mac`, it says. `adds`: also if nobody asked.
     pub(super) fn learn(&mut self, ip: Host, mac: MacAddr, now_ns: u64, adds: bool) -> Learned {
-        let at = home(ip);
+        let at = self.key.home(ip);
         let known = self.slots[at..at + WINDOW].iter().position(|entry| entry.ip == ip);
         let entry = match known {
             Some(known) => &mut self.slots[at + known],
@@ -198,7 +233,7 @@ impl Neighbours {
 
     /// Does what is due and says what that is. Costs a look at every entry.
     pub(super) fn turn(&mut self, now_ns: u64, mut due: impl FnMut(Due)) {
-        let Self { slots, taken, budget, is_asking } = self;
+        let Self { slots, taken, budget, is_asking, .. } = self;
         *is_asking = false;
         let mut i = 0;
         while i < taken.len() {
@@ -344,6 +379,28 @@ mod tests {
             assert!(now < began + FRESH_NS + 700 * MS);
         }
         assert!(now > began + FRESH_NS + 500 * MS);
+    }
+
+    /// Goal: addresses that crowd under one key do not under others, and those of one network of
+    /// 8,192 never do.
+    #[test]
+    fn who_chooses_addresses_crowds_nobody() {
+        let key = Key(0x9e37_79b9_7f4a_7c15, 7);
+        let crowd: Vec<_> = (1..).filter(|n| key.home(ip(*n)) == key.home(ip(0))).take(9).collect();
+        let meets = |key: Key| {
+            let near = |n: &&u32| key.home(ip(**n)).abs_diff(key.home(ip(0))) < WINDOW;
+            crowd.iter().filter(near).count()
+        };
+        assert_eq!(meets(key), 9);
+        let met: usize = (0..1000).map(|_| meets(Neighbours::new().key)).sum();
+        // 9,000 chances of 15 in 8,192.
+        assert!(met < 80, "{met}");
+
+        let mut table = Neighbours::new();
+        for n in 0..ENTRIES as u32 {
+            assert_eq!(table.learn(ip(n), mac(n), 0, true), Learned::New);
+        }
+        assert!((0..ENTRIES as u32).all(|n| table.find(ip(n)) == Some(mac(n))));
     }
 
     /// Goal: whoever floods displaces nobody who is sent to, and memory and questions are bounded.
