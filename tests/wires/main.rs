@@ -19,6 +19,7 @@ mod caller;
 mod ecn;
 mod environment;
 mod foreign;
+mod hosts;
 mod ip;
 mod ip6;
 mod keys;

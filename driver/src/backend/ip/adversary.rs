@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
+use etherparse::checksum::Sum16BitWords;
 use etherparse::{ArpOperation, Ipv4Header, LinkSlice, NetSlice, SlicedPacket, TransportSlice};
 
 use super::super::inet::{Prefix, addr_of, mac_of};
 use super::super::loopback::{Loopback, LoopbackSettings};
 use super::datagram6::ETHERTYPE_IPV6;
-use super::{Ip, IpSettings, Place, datagram::ETHERTYPE_IPV4, ndp};
+use super::{Ip, IpSettings, Place, datagram::ETHERTYPE_IPV4, mld, ndp};
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::port::{MacAddr, Port, Tx};
 
@@ -197,6 +198,11 @@ fn mend(frame: &mut [u8]) {
     {
         header.header_checksum = header.calc_header_checksum();
         frame[24..26].copy_from_slice(&header.header_checksum.to_be_bytes());
+        if header.protocol.0 == 1 && frame.len() >= 42 {
+            frame[36..38].fill(0);
+            let sum = Sum16BitWords::new().add_slice(&frame[34..]).ones_complement();
+            frame[36..38].copy_from_slice(&sum.to_ne_bytes());
+        }
     }
     if ethertype == ETHERTYPE_IPV6 && frame.len() >= 62 && frame[20] == 58 {
         let (head, message) = frame.split_at_mut(ETH_HDR_LEN + 40);
@@ -224,13 +230,14 @@ fn is_answer(frame: &[u8], mac: MacAddr, ip: IpAddr) -> bool {
             assert_eq!(IpAddr::from(v4.header().source_addr()), ip);
             let header = v4.header().to_header();
             assert_eq!(header.header_checksum, header.calc_header_checksum());
-            false
+            matches!(packet.transport, Some(TransportSlice::Icmpv4(_)))
         }
         (Some(NetSlice::Ipv6(v6)), Some(TransportSlice::Icmpv6(icmp))) => {
             let (from, to) = (v6.header().source(), v6.header().destination());
             assert!(icmp.is_checksum_valid(from, to));
-            assert_eq!(IpAddr::from(from), ip);
-            icmp.type_u8() == ndp::ADVERTISEMENT
+            let is_report = icmp.type_u8() == mld::REPORT;
+            assert!(IpAddr::from(from) == ip || is_report && from == [0; 16]);
+            icmp.type_u8() != ndp::SOLICITATION
         }
         (Some(NetSlice::Ipv6(v6)), _) => {
             assert_eq!(IpAddr::from(v6.header().source_addr()), ip);

@@ -6,7 +6,8 @@ use std::ops::Deref;
 use super::arp::{self, ARP_LEN, Arp, ETHERTYPE_ARP};
 use super::datagram::{self, HEADERS_LEN, Refused, Template};
 use super::datagram6::{self, HEADERS6_LEN, Template6};
-use super::ndp::{self, NDP_LEN, NDP_MAX, Ndp};
+use super::mld::{self, REPORT_LEN};
+use super::ndp::{self, NDP_MAX, Ndp};
 use crate::frame::{ETH_HDR_LEN, RxFrame};
 use crate::port::MacAddr;
 
@@ -131,7 +132,7 @@ impl Notice {
 
 /// A frame with a packet about neighbours.
 pub(super) struct Packet {
-    bytes: [u8; NDP_LEN],
+    bytes: [u8; REPORT_LEN],
     len: usize,
 }
 
@@ -145,7 +146,7 @@ impl Deref for Packet {
 
 impl Packet {
     fn new(frame: &[u8]) -> Self {
-        let mut bytes = [0; NDP_LEN];
+        let mut bytes = [0; REPORT_LEN];
         bytes[..frame.len()].copy_from_slice(frame);
         Self { bytes, len: frame.len() }
     }
@@ -167,6 +168,14 @@ impl Packet {
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         Self::question((mac, nobody), ip, None)
+    }
+
+    /// The NIC `mac` says that it hears questions for `ip`, which nobody has to say over IPv4.
+    pub(super) fn report(mac: MacAddr, ip: IpAddr, anew: bool) -> Option<Self> {
+        match ip {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(ip) => Some(Self::new(&mld::report(mac, ip, anew))),
+        }
     }
 
     /// `own` answers to `asker`.

@@ -20,6 +20,9 @@
 //! address is not known yet are lost, as on a wire; the fabric repeats them. So are those to one
 //! who does not answer, which the log tells once.
 //!
+//! Where no kernel has the address, echo requests are answered (`echo`), and of IPv6 the segment's
+//! switches are told that the port hears questions for its address (`mld`).
+//!
 //! # Trust
 //! That of [`udp`](super::udp): a frame is taken only if its addresses are the places that the
 //! datagram came from and went to. Both believe who
@@ -30,15 +33,16 @@
 //! marked says so ([`RxFrame::is_marked`]).
 //!
 //! # What it does not do
-//! Fragments, IPv4 options and more headers of IPv6, ICMP (a path that carries less is found by the
-//! fabric's probes), MLD (a switch that lets only members of a group hear it does not know the port
-//! for one, unless the kernel has the address too).
+//! Fragments, IPv4 options and more headers of IPv6, and what routers tell by ICMP: a path that
+//! carries less is found by the fabric's probes, which need no router's word and believe nobody's.
 
 mod adversary;
 mod arp;
 mod datagram;
 mod datagram6;
+mod echo;
 mod headers;
+mod mld;
 mod ndp;
 mod neighbours;
 mod place;
@@ -115,6 +119,8 @@ pub struct Ip {
     sums: bool,
     neighbours: Neighbours,
     answers: Budget,
+    echoes: Budget,
+    reports: Budget,
     /// Where the headers are written, and the frame's head behind them.
     head: Box<[u8]>,
     ear: Ear,
@@ -162,6 +168,7 @@ impl Ip {
         let below = inner.caps();
         let mtu = settings.mtu_over(below.mtu, headers_len(place.addr()))?;
         let (mac, addr) = (below.station.mac, place.addr());
+        let echo_max = if place.is_kernels() { 0 } else { ETH_HDR_LEN + below.mtu };
         let net = Net::of(settings);
         let station = net.prefix.mac_of(addr).expect("a place has an address of the fabric");
         let (frame_max, headers_len) = (ETH_HDR_LEN + mtu, headers_len(addr));
@@ -186,8 +193,10 @@ impl Ip {
             sums: settings.sums || addr.is_ipv6(),
             neighbours: Neighbours::new(),
             answers: Budget::new(),
+            echoes: Budget::new(),
+            reports: Budget::new(),
             head: vec![0; headers_len + frame_max].into(),
-            ear: Ear::new(addr, station, frame_max),
+            ear: Ear::new(addr, station, frame_max, echo_max),
             hairpin: Hairpin::new(OWN_FRAMES, frame_max),
             counters: PortCounters::default(),
             unresolved: 0,
@@ -208,7 +217,12 @@ impl Ip {
         let probe = Packet::probe(self.own.0, self.own.1);
         let (probes, waiter) =
             (if self.place.is_kernels() { 0 } else { PROBES }, self.inner.waiter());
+        // Questions for the address have to be heard before it is asked for (RFC 4862).
+        let joins = Packet::report(self.own.0, self.own.1, true).filter(|_| self.ear.is_alone());
         for _ in 0..probes {
+            if let Some(joins) = &joins {
+                self.send_packet(joins).map_err(gone)?;
+            }
             self.send_packet(&probe).map_err(gone)?;
             let until = now_ns() + PROBE_NS;
             while now_ns() < until {
@@ -252,6 +266,7 @@ impl Ip {
     #[cold]
     fn hear(&mut self, tentative: bool) -> Result<(), PortGone> {
         let now = now_ns();
+        self.hear_others(tentative, now)?;
         let (notices, count) = (self.ear.notices, self.ear.count);
         self.ear.count = 0;
         for notice in &notices[..count] {
@@ -274,6 +289,28 @@ impl Ip {
             if answers && mac != self.own.0 && self.answers.take(now) {
                 self.send_packet(&Packet::answer(self.own, notice.sender))?;
             }
+        }
+        Ok(())
+    }
+
+    /// Answers who asks whether the address is in use, and which groups are heard.
+    fn hear_others(&mut self, tentative: bool, now: u64) -> Result<(), PortGone> {
+        let (asks, len) = (self.ear.asks_members, self.ear.echo_len);
+        (self.ear.asks_members, self.ear.echo_len) = (false, 0);
+        if asks
+            && self.reports.take(now)
+            && let Some(report) = Packet::report(self.own.0, self.own.1, false)
+        {
+            self.send_packet(&report)?;
+        }
+        let echo = &mut self.ear.echo[..len];
+        if !tentative
+            && len > 0
+            && self.echoes.take(now)
+            && let Some(answer) = echo::answer(echo, self.own)
+        {
+            self.inner.tx(&TxFrame::whole(answer))?;
+            self.inner.flush()?;
         }
         Ok(())
     }
@@ -390,10 +427,15 @@ struct Ear {
     train: Train,
     notices: [Notice; NOTICES],
     count: usize,
+    /// The first echo request of a burst, which begins there; no bytes where a kernel answers.
+    echo: Box<[u8]>,
+    echo_len: usize,
+    /// Somebody asked which groups are heard.
+    asks_members: bool,
 }
 
 impl Ear {
-    fn new(place: SocketAddr, station: MacAddr, frame_max: usize) -> Self {
+    fn new(place: SocketAddr, station: MacAddr, frame_max: usize, echo_max: usize) -> Self {
         let nobody = (MacAddr::default(), Ipv4Addr::UNSPECIFIED.into());
         let none =
             Notice { is_question: false, sender: nobody, target: nobody.1, overrides: false };
@@ -408,7 +450,21 @@ impl Ear {
             train: Train::new(),
             notices: [none; NOTICES],
             count: 0,
+            echo: vec![0; echo_max].into(),
+            echo_len: 0,
+            asks_members: false,
         }
+    }
+
+    /// Whether no kernel has the address as well.
+    fn is_alone(&self) -> bool {
+        !self.echo.is_empty()
+    }
+
+    /// Whether something was kept to be heard.
+    #[inline]
+    fn has_heard(&self) -> bool {
+        self.count > 0 || self.echo_len > 0 || self.asks_members
     }
 
     fn notices(&self) -> &[Notice] {
@@ -478,15 +534,33 @@ impl Ear {
         self.counters.rx_dropped += 1;
     }
 
-    /// Keeps what is about neighbours, if there is room; nothing else is ours.
+    /// Keeps what is about neighbours, if there is room, and where no kernel has the address what
+    /// it would answer; nothing else is ours.
     #[cold]
     fn other(&mut self, frame: &RxFrame<'_>) {
+        if self.is_alone() {
+            self.keep_question(frame);
+        }
         if self.count == NOTICES {
             return;
         }
         if let Some(notice) = Notice::parse(frame, self.place) {
             self.notices[self.count] = notice;
             self.count += 1;
+        }
+    }
+}
+
+impl Ear {
+    fn keep_question(&mut self, frame: &RxFrame<'_>) {
+        let ip = self.place.ip();
+        let len = frame.len();
+        if let IpAddr::V6(ip) = ip {
+            self.asks_members |= mld::is_query(frame, ip);
+        }
+        if self.echo_len == 0 && len <= self.echo.len() && echo::may_be_question(frame, ip) {
+            let is_copied = frame.copy_to(0, &mut self.echo[..len]);
+            self.echo_len = if is_copied { len } else { 0 };
         }
     }
 }
@@ -576,7 +650,7 @@ impl Port for Ip {
             let has_trains = self.ear.train.may_come();
             let left = if has_trains { 1.min(max) } else { max };
             let got = self.inner.rx_burst(left, &mut Taker { ear: &mut self.ear, sink })?;
-            if self.ear.count > 0 {
+            if self.ear.has_heard() {
                 self.hear(false)?;
             }
             let has_lent = self.ear.lent > 0 && self.ear.train.is_empty();

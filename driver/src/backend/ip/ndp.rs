@@ -11,9 +11,9 @@ use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
 
 /// ICMPv6 as the next header, and two of its messages.
-const ICMPV6: u8 = 58;
-const SOLICITATION: u8 = 135;
-pub(super) const ADVERTISEMENT: u8 = 136;
+pub(super) const ICMPV6: u8 = 58;
+pub(super) const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
 /// No router passes a packet on with this: it is from the segment.
 const HOP_LIMIT: u8 = 255;
 /// Flags of an advertisement: it answers a question, and replaces what was known.

@@ -90,7 +90,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    const AT_ONCE: u64 = 64;
+    pub(super) const AT_ONCE: u64 = 64;
 
     pub(super) fn new() -> Self {
         Self { left: Self::AT_ONCE, since_ns: 0 }

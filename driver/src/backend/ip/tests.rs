@@ -5,6 +5,7 @@ use std::thread;
 use super::arp::{self, Arp};
 use super::datagram::{HEADERS_LEN, Template};
 use super::datagram6::HEADERS6_LEN;
+use super::echo::tests::question as ping;
 use super::ndp::{self, Ndp};
 use super::neighbours::FRESH_NS;
 use super::*;
@@ -443,7 +444,12 @@ fn neighbours_of_ipv6_are_asked_and_answered() {
     let with = IpSettings { gateway: Some(router.into()), dscp: 46, ..settings6(150) };
     let mut a = open(&with, inner).unwrap();
     let heard = take(&mut raw);
-    let said: Vec<_> = heard.iter().map(|bytes| Ndp::parse(bytes).unwrap()).collect();
+    // The group is joined before it is needed, and once more where a switch has lost that.
+    let joins = mld::report(a.own.0, ip6(150), true);
+    assert_eq!(heard.iter().filter(|bytes| **bytes == joins).count(), PROBES);
+    assert_eq!(heard[0], joins);
+    let said = heard.iter().filter(|bytes| **bytes != joins);
+    let said: Vec<_> = said.map(|bytes| Ndp::parse(bytes).unwrap()).collect();
     let [probes @ .., announced] = &said[..] else { panic!() };
     assert!(probes.len() == PROBES && probes.iter().all(|p| p.sender.1.is_unspecified()));
     assert!(probes.iter().all(|probe| probe.is_question && probe.target == ip6(150)));
@@ -507,7 +513,7 @@ fn an_ipv6_address_that_another_host_has_is_refused() {
         let until = now_ns() + 80_000_000;
         while now_ns() < until {
             for asked in take(&mut other) {
-                let asked = Ndp::parse(&asked).unwrap();
+                let Some(asked) = Ndp::parse(&asked) else { continue };
                 let answer = ndp::answer((taken, asked.target), asked.sender);
                 other.tx(&TxFrame::whole(&answer)).unwrap();
                 other.flush().unwrap();
@@ -518,4 +524,48 @@ fn an_ipv6_address_that_another_host_has_is_refused() {
     let said = open(&settings6(140), inner).unwrap_err().to_string();
     assert!(said.contains(&format!("{taken} has the address 2001:db8::a09:88c")), "{said}");
     host.join().unwrap();
+}
+
+/// Goal: a ping is answered where no kernel does, to whom it came from, and not by every frame of a
+/// flood; one that came before the address is known to be ours is not.
+#[test]
+fn a_ping_is_answered_where_no_kernel_does() {
+    for settings in [settings, settings6] {
+        let mut wire = wire(2);
+        let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+        let mut a = open(&settings(160), inner).unwrap();
+        take(&mut raw);
+        let from = (raw.caps().station.mac, a.net.prefix.ip(ip(161)));
+        let asked = ping(a.own, from);
+        let mut say = |a: &mut Ip, count: usize| {
+            for _ in 0..count {
+                raw.tx(&TxFrame::whole(&asked)).unwrap();
+                assert!(take(a).is_empty());
+            }
+            take(&mut raw).iter().filter(|bytes| bytes.len() == asked.len()).count()
+        };
+        assert_eq!(say(&mut a, 1), 1);
+        assert!(a.neighbours.known(ip(161).into()).is_none());
+        let answers = say(&mut a, 200);
+        assert!((Budget::AT_ONCE as usize - 1..200).contains(&answers), "{answers}");
+        // The kernel has the address, and answers.
+        a.ear.echo = [].into();
+        assert_eq!(say(&mut a, 10), 0);
+        assert_eq!(a.counters().rx_dropped, 0);
+    }
+}
+
+#[test]
+fn who_asks_for_members_of_groups_is_told() {
+    let mut wire = wire(2);
+    let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let mut a = open(&settings6(170), inner).unwrap();
+    take(&mut raw);
+    for group in [std::net::Ipv6Addr::UNSPECIFIED, ip6(171)] {
+        raw.tx(&TxFrame::whole(&mld::tests::query(group, true))).unwrap();
+        assert!(take(&mut a).is_empty());
+        let report = mld::report(a.own.0, ip6(170), false).to_vec();
+        let want = if group.is_unspecified() { vec![report] } else { vec![] };
+        assert_eq!(take(&mut raw), want);
+    }
 }

@@ -87,8 +87,9 @@ pub(in super::super) fn of_station(
     program
 }
 
-/// Lets through datagrams to `place`, whole ones without options, and what concerns its neighbours:
-/// questions for its address and answers; with the tag of `vlan` or none, and not what this host
+/// Lets through datagrams to `place`, whole ones without options, what concerns its neighbours
+/// (questions for its address and answers), and what is asked of a host: echo requests, and of IPv6
+/// which groups it hears; with the tag of `vlan` or none, and not what this host
 /// sends itself.
 pub(in super::super) fn of_place(place: SocketAddr, vlan: Option<u16>) -> Vec<libc::sock_filter> {
     match place {
@@ -97,11 +98,15 @@ pub(in super::super) fn of_place(place: SocketAddr, vlan: Option<u16>) -> Vec<li
     }
 }
 
-/// Of IPv6. `datagrams`: datagrams too, else only what concerns neighbours.
+/// Of IPv6. `datagrams`: datagrams and echo requests too, else only what concerns neighbours and
+/// groups.
 fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<libc::sock_filter> {
     /// Neighbour solicitations and advertisements of ICMPv6.
     const SOLICITATION: u32 = 135;
     const ADVERTISEMENT: u32 = 136;
+    /// Echo requests, and queries of MLD.
+    const ECHO: u32 = 128;
+    const QUERY: u32 = 130;
     // Our address there: goes on if it is, else drops, which is `drop` instructions behind.
     let words: [[u8; 4]; 4] =
         std::array::from_fn(|i| std::array::from_fn(|j| place.ip().octets()[4 * i + j]));
@@ -113,25 +118,36 @@ fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<lib
         words.into_iter().enumerate().flat_map(check)
     };
     let mut program = of_vlan(vlan);
-    let udp = if datagrams { libc::IPPROTO_UDP as u32 } else { u32::MAX };
+    // No byte is these.
+    let never = u32::MAX;
+    let (udp, echo) = if datagrams { (libc::IPPROTO_UDP as u32, ECHO) } else { (never, never) };
     program.extend([
         op(LD_W, PACKET_TYPE, 0, 0),
-        op(JEQ, libc::PACKET_OUTGOING.into(), 27, 0),
+        op(JEQ, libc::PACKET_OUTGOING.into(), 42, 0),
         op(LD_H, 12, 0, 0),
-        op(JEQ, libc::ETH_P_IPV6 as u32, 0, 25),
+        op(JEQ, libc::ETH_P_IPV6 as u32, 0, 40),
         op(LD_B, 20, 0, 0),
-        op(JEQ, libc::IPPROTO_ICMPV6 as u32, 11, 0),
-        op(JEQ, udp, 0, 22),
+        op(JEQ, libc::IPPROTO_ICMPV6 as u32, 12, 0),
+        op(JEQ, libc::IPPROTO_HOPOPTS as u32, 15, 0),
+        op(JEQ, udp, 0, 36),
     ]);
-    program.extend(ours(38, 21));
+    program.extend(ours(38, 35));
     program.extend([
         op(LD_H, 56, 0, 0),
-        op(JEQ, place.port().into(), 11, 12),
-        // Somebody tells where he is, or asks for our address.
+        op(JEQ, place.port().into(), 25, 26),
+        // Somebody tells where he is, or asks for our address, or whether it is in use.
         op(LD_B, 54, 0, 0),
-        op(JEQ, ADVERTISEMENT, 9, 0),
-        op(JEQ, SOLICITATION, 0, 9),
+        op(JEQ, ADVERTISEMENT, 23, 0),
+        op(JEQ, echo, 5, 0),
+        op(JEQ, SOLICITATION, 13, 22),
+        // Behind a header of 8 bytes: somebody asks for members of groups.
+        op(LD_H, 54, 0, 0),
+        op(JEQ, (libc::IPPROTO_ICMPV6 as u32) << 8, 0, 20),
+        op(LD_B, 62, 0, 0),
+        op(JEQ, QUERY, 17, 18),
     ]);
+    program.extend(ours(38, 17));
+    program.extend([op(RET, u32::MAX, 0, 0)]);
     program.extend(ours(62, 8));
     program.extend([
         op(RET, u32::MAX, 0, 0), // all of it
@@ -142,23 +158,28 @@ fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<lib
 
 /// Of IPv4, and ARP.
 fn of_place4(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
+    /// Echo requests of ICMP.
+    const ECHO: u32 = 8;
     let ip = u32::from(*place.ip());
     let mut program = of_vlan(vlan);
     program.extend([
         op(LD_W, PACKET_TYPE, 0, 0),
-        op(JEQ, libc::PACKET_OUTGOING.into(), 19, 0),
+        op(JEQ, libc::PACKET_OUTGOING.into(), 22, 0),
         op(LD_H, 12, 0, 0),
-        op(JEQ, libc::ETH_P_ARP as u32, 11, 0),
-        op(JEQ, libc::ETH_P_IP as u32, 0, 16),
-        // IPv4: our address, no options, no fragment, UDP, our port.
+        op(JEQ, libc::ETH_P_ARP as u32, 14, 0),
+        op(JEQ, libc::ETH_P_IP as u32, 0, 19),
+        // IPv4: our address, no options, no fragment, UDP and our port, or an echo request.
         op(LD_W, 30, 0, 0),
-        op(JEQ, ip, 0, 14),
+        op(JEQ, ip, 0, 17),
         op(LD_B, 14, 0, 0),
-        op(JEQ, 0x45, 0, 12),
+        op(JEQ, 0x45, 0, 15),
         op(LD_H, 20, 0, 0),
-        op(JSET, 0x3fff, 10, 0),
+        op(JSET, 0x3fff, 13, 0),
         op(LD_B, 23, 0, 0),
-        op(JEQ, libc::IPPROTO_UDP as u32, 0, 8),
+        op(JEQ, libc::IPPROTO_UDP as u32, 3, 0),
+        op(JEQ, libc::IPPROTO_ICMP as u32, 0, 10),
+        op(LD_B, 34, 0, 0),
+        op(JEQ, ECHO, 9, 8),
         op(LD_H, 36, 0, 0),
         op(JEQ, place.port().into(), 7, 6),
         // ARP: its sender's address, and its target's. One who has ours may answer to nobody's.
