@@ -188,9 +188,13 @@ pub(super) fn segment_of_one_that_runs(spec: &str) -> Result<Option<ShmSettings>
 /// Whether a switch can own the device that begins at `at`.
 fn check_kind(spec: &str, at: usize) -> Result<(), OpenError> {
     let kind = kind_of(&spec[at..]);
-    let is_ip = spec[..at].split("):").any(|wrapper| wrapper.starts_with("ip("));
+    let has = |name| spec[..at].split("):").any(|wrapper| wrapper.starts_with(name));
     let why = match kind {
-        _ if is_ip => {
+        _ if has("vlan(") => {
+            "a switch passes on frames as they are, whose ports do not tag them: give it the \
+                       kernel's interface of the VLAN, as in afpacket:eth0.100"
+        }
+        _ if has("ip(") => {
             "a switch passes on frames, ip() makes datagrams of them: give the switch \
                        the port below"
         }
@@ -280,6 +284,8 @@ mod tests {
     fn what_needs_no_switch_says_so() {
         for (spec, says) in [
             ("udp:lo", "they need no switch"),
+            ("vlan(100):afpacket:lo", "the kernel's interface of the VLAN"),
+            ("fault(loss=0.1):vlan(100):afpacket:lo", "the kernel's interface of the VLAN"),
             ("fault():ip(10.1.1.7/24):afpacket:lo", "give the switch the port below"),
             ("shm", "share it as it is"),
             ("pcap(file=a):shm", "a switch owns a device"),
