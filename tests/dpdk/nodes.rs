@@ -147,3 +147,28 @@ fn kills_over_taps_on_bridges() {
     let begin = |node, _name: &str| start_on_bridge(&nodes, node, "traffic", "");
     kill_rounds("kills-taps", begin, 6, 9);
 }
+
+/// Goal: the datagrams of `ip(...)` by a device of DPDK, of both versions of IP, among themselves
+/// and with the kernel's.
+#[test]
+fn every_length_inside_ip_over_taps_on_bridges() {
+    let hosts = |node: usize| format!("ip(10.78.0.{}/24):", 101 + node);
+    let hosts6 = |node: usize| format!("ip([2001:db8::a4e:{}]/96):", 65 + node);
+    for (wraps, kernels, name) in [
+        ([hosts(0), hosts(1)], "10.78.0.9/24", "10.78.0.9"),
+        ([hosts6(0), hosts6(1)], "2001:db8::a4e:9/96", "[2001:db8::a4e:9]/96"),
+    ] {
+        let Some(nodes) = bridged() else { return };
+        let begin = |node, role: &str| start_on_bridge(&nodes, node, role, &wraps[node]);
+        there_and_back(begin, fewer_sizes);
+        let nodad = if kernels.contains(':') { "nodad" } else { "" };
+        // The wire is a port of the bridge, and its address would lead there past that.
+        nodes.ip(1, &format!("addr flush dev {FABRIC}")).unwrap();
+        nodes.ip(1, &format!("addr add {kernels} dev br0 {nodad}")).unwrap();
+        let begin = |node, role: &str| match node {
+            0 => start_on_bridge(&nodes, 0, role, &wraps[0]),
+            _ => start(&nodes, 1, role, &format!("udp:{name}")),
+        };
+        there_and_back(begin, fewer_sizes);
+    }
+}
