@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -53,8 +54,10 @@ fn beside(nodes: &Nodes, spec: &str, work: impl FnOnce()) {
         while !is_open.load(Relaxed) && !polls.is_finished() {
             thread::sleep(Duration::from_millis(1));
         }
-        work();
+        // The thread ends if that panics, too.
+        let done = catch_unwind(AssertUnwindSafe(work));
         is_over.store(true, Relaxed);
+        done.unwrap_or_else(|why| resume_unwind(why));
     });
 }
 
