@@ -1,5 +1,5 @@
-//! What else a port is asked that has an IP address to itself: whether it is there, and which groups
-//! it hears.
+//! What else a port is asked that has an IP address to itself: whether it is there, and which
+//! groups it hears.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
