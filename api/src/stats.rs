@@ -87,7 +87,7 @@ pub const PORT_NAMES: [&str; 16] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 50] = [
+pub const NODE_NAMES: [&str; 56] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -95,6 +95,12 @@ pub const NODE_NAMES: [&str; 50] = [
     "rx_clear",
     "rx_forged",
     "rx_replayed",
+    "rx_cert_time",
+    "rx_cert_issuer",
+    "rx_cert_name",
+    "rx_cert_signature",
+    "rx_cert_malformed",
+    "rx_cert_limited",
     "rx_no_session",
     "rx_bad_ack",
     "rx_duplicate",
@@ -323,6 +329,12 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.rx_clear,
         c.rx_forged,
         c.rx_replayed,
+        c.rx_cert_time,
+        c.rx_cert_issuer,
+        c.rx_cert_name,
+        c.rx_cert_signature,
+        c.rx_cert_malformed,
+        c.rx_cert_limited,
         c.rx_no_session,
         c.rx_bad_ack,
         c.rx_duplicate,

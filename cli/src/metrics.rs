@@ -332,6 +332,16 @@ fn node_help(name: &str) -> &'static str {
         "rx_clear" => "Frames that are not sealed, where there is a key.",
         "rx_forged" => "Sealed frames of who has not the key, or damaged on the way.",
         "rx_replayed" => "Sealed frames that came before, or too late to know.",
+        "rx_cert_time" => "Certificates of peers that have expired or are not valid yet.",
+        "rx_cert_issuer" => {
+            "Certificates of peers that lead to none of the roots, or may not be used for this."
+        }
+        "rx_cert_name" => "Certificates of peers whom this node does not talk to.",
+        "rx_cert_signature" => "Certificates of peers with a signature that is not theirs.",
+        "rx_cert_malformed" => "Certificates of peers that cannot be read.",
+        "rx_cert_limited" => {
+            "OPENs whose certificates were not looked at, after others were refused."
+        }
         "rx_no_session" => "Packets for a session that does not exist.",
         "rx_bad_ack" => "Packets that acknowledge what was never sent.",
         "rx_duplicate" => "Packets that had arrived before.",

@@ -1,4 +1,5 @@
-//! Resets of sealed sessions by somebody who has the key but does not know the session.
+//! Resets of sealed sessions by somebody who has the key but does not know the session; where nodes
+//! have certificates, of whom nothing is known, all resets.
 //!
 //! Such an RST says only what was in the packet that it answers, and who can send frames chooses
 //! that: a node answers packets of sessions that it does not have before it could check a tag, and
@@ -8,6 +9,7 @@
 
 use super::Node;
 use super::other_key::REFUSED_NS;
+use super::peer::State;
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::RstOp;
@@ -20,11 +22,13 @@ pub(super) struct Doubt {
 }
 
 impl Node {
-    /// Notes a reset of the open sealed session with `p`, and asks the peer.
+    /// Notes a reset of the sealed session with `p`, and asks the peer if it is open.
     pub(super) fn doubt(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
         self.openings.doubts.entry(p).or_insert(Doubt { since: now, rst: *rst });
-        self.peers[p].ask();
-        self.make_ready(p);
+        if self.peers[p].state == State::Open {
+            self.peers[p].ask();
+            self.make_ready(p);
+        }
         self.arm_timer(now, p);
     }
 

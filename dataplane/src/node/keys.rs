@@ -73,6 +73,13 @@ impl Node {
             true => Vec::new(),
             false => std::mem::take(&mut seals.offers).into_keys().collect(),
         };
+        self.offer_others(now, &offers);
+        Ok(())
+    }
+
+    /// There are other keys, or another certificate: sessions that are being opened are opened
+    /// again if they were `offered` with the one before, and are not taken for refused.
+    pub(super) fn offer_others(&mut self, now: Instant, offered: &[(u64, Tenant)]) {
         self.openings.other_keys.forget();
         let opening = |p: &PeerIdx| {
             let peer = &self.peers[*p];
@@ -82,15 +89,14 @@ impl Node {
         let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).filter(opening).collect();
         for p in peers {
             let peer = &self.peers[p];
-            let offered =
-                peer.state == State::Opening && offers.contains(&(peer.addr, peer.tenant));
-            if offered && !planted(Bug::OfferKept) {
+            let is_offered =
+                peer.state == State::Opening && offered.contains(&(peer.addr, peer.tenant));
+            if is_offered && !planted(Bug::OfferKept) {
                 self.offer_again(now, p);
             } else {
                 self.openings.forget_refusal(p);
             }
         }
-        Ok(())
     }
 
     /// Whether this is a key of the node's, and frames are sealed.

@@ -5,6 +5,7 @@
 //! does it with a port and a clock, the simulator with virtual ones.
 
 mod acks;
+mod certificates;
 mod coll;
 mod cookie;
 mod deferred_ep;
@@ -806,6 +807,10 @@ impl Node {
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
         let (s, mtu, near) = (settings.check()?, usable_mtu(caps)?, usable(caps.near_mtu));
         let (frame_len, blocks) = (mtu.max(near) + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
+        let open_len = s.keys.as_ref().map_or(0, Keyring::open_len);
+        if !caps.lossless && open_len > mtu + ETH_HDR_LEN {
+            return Err(Error::Invalid("the certificates do not fit a frame of the port"));
+        }
         Ok(Self {
             station: caps.station,
             addr: caps.station.word(),

@@ -12,6 +12,7 @@ use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, TxIdx};
+use crate::seal::{CertFault, Identity};
 use crate::types::Instant;
 use crate::wire::{self, Versions};
 
@@ -37,6 +38,16 @@ pub enum Notice {
         station: Station,
         /// Both have a key.
         has_key: bool,
+    },
+    /// The certificate of a station is refused. Told once for each of the first 64, of which
+    /// nothing else is told of keys.
+    BadCertificate {
+        /// The station.
+        station: Station,
+        /// Why.
+        fault: CertFault,
+        /// Whom the certificate names, if it leads to a root.
+        name: Option<Identity>,
     },
     /// A session uses shorter frames than both ends accept, as longer ones are lost.
     ShortFrames {
@@ -176,7 +187,7 @@ impl fmt::Display for EndReason {
                 let ours = wire::VERSIONS;
                 return write!(f, "it speaks version {theirs} of the protocol, this side {ours}");
             }
-            Self::OtherKey => "it has another key",
+            Self::OtherKey => "it has another key, or one of the two certificates is refused",
             Self::NoKey => "one of the two has a key and the other has none",
             Self::Stuck(0) => {
                 "it speaks, but takes nothing from its ring: the ring is damaged; start both again"

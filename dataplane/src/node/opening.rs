@@ -219,13 +219,16 @@ impl Node {
             return false;
         }
         let other_life = |peer: &Peer| peer.inc != 0 && peer.inc != op.inc;
+        // A certificate costs more to look at than a challenge.
+        let certified = self.has_certificate() && !op.is_near();
         let makes = match peer.map(|peer| peer.state) {
             None | Some(State::Idle) => !op.is_answer(),
-            Some(State::Answered) => !op.is_answer() && peer.is_some_and(other_life),
-            Some(State::Opening | State::Open) => false,
+            Some(State::Answered) => !op.is_answer() && (certified || peer.is_some_and(other_life)),
+            Some(State::Opening) => !op.is_answer() && certified,
+            Some(State::Open) => false,
         };
         let displaces = peer.is_some_and(other_life) && !planted(Bug::LifeDisplaced);
-        if proven || !makes || !(displaces || self.half_open_is_full(now)) {
+        if proven || !makes || !(displaces || certified || self.half_open_is_full(now)) {
             return true;
         }
         self.challenge(now, src, op, len);

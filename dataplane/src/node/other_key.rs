@@ -96,11 +96,16 @@ impl Node {
     }
 
     fn note_key(&mut self, station: Station, reason: RstReason) {
+        let has_key = reason == RstReason::OtherKey;
+        self.note_other(station, Notice::OtherKey { station, has_key });
+    }
+
+    /// Notes what is wrong with the key of a station, once.
+    pub(super) fn note_other(&mut self, station: Station, notice: Notice) {
         let known = &mut self.openings.other_keys.stations;
         if known.len() < STATIONS_MAX && !known.contains(&station) {
             known.push(station);
-            let has_key = reason == RstReason::OtherKey;
-            self.note(Notice::OtherKey { station, has_key });
+            self.note(notice);
         }
     }
 

@@ -10,16 +10,17 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use barewire_driver::board::Board;
-use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
+use super::certificates::RefusedCerts;
 use super::keys::Age;
 use super::peer::{Peer, State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
-    Answer, HANDSHAKE_LEN, Initiator, KeyId, Keyring, OpenError, SessionKeys, SessionNames,
+    Answer, Initiator, KeyId, Keyring, Message, OpenError, Refused, SessionKeys, SessionNames,
     SessionSecret, TagKey, Unnamed, has_aes, respond,
 };
 use crate::types::{Instant, Tenant};
@@ -28,12 +29,9 @@ use crate::wire::{
     WireError, life_of, sealed, sealed::OpenKind,
 };
 
-/// Longest addition to a frame, bytes: the message of a handshake, a tag and a checksum.
-const ROOM: usize = HANDSHAKE_LEN + TAG_LEN + TRAILER_LEN;
-
-/// Longest frame without a session that has a tag, bytes before that: an OPEN.
-const TAGGED_MAX: usize = BASE_LEN + OpenOp::LEN + HANDSHAKE_LEN;
-const _: () = assert!(BASE_LEN + RstOp::LEN <= TAGGED_MAX);
+/// Bytes of an OPEN before the message of the handshake. No other frame without a session has more.
+const OPEN_END: usize = BASE_LEN + OpenOp::LEN;
+const _: () = assert!(BASE_LEN + RstOp::LEN <= OPEN_END);
 
 /// A session whose ends have agreed on keys.
 #[derive(Debug)]
@@ -45,7 +43,7 @@ pub(super) struct Session {
     tenant: Tenant,
     /// The message that answers the peer's OPEN, if the peer began, what makes the tag of its
     /// frame, and the key that this is of. Of no use once the session is open.
-    answer: Option<([u8; HANDSHAKE_LEN], TagKey, KeyId)>,
+    answer: Option<(Message, TagKey, KeyId)>,
     /// What the keys are derived from, if that is to be told once the session is open: this end's
     /// and the peer's.
     untold: Option<[Unnamed; 2]>,
@@ -76,13 +74,19 @@ pub(crate) struct Seals {
     pub(super) sessions: Sessions,
     /// When the age of keys is looked at next.
     pub(super) look_at: Instant,
-    /// The message of the OPEN that is being taken, and the key of its tag.
-    heard: Option<([u8; HANDSHAKE_LEN], KeyId)>,
+    /// The key of the tag of the OPEN that is being taken, if that has a message.
+    heard: Option<KeyId>,
+    /// The message.
+    message: Message,
+    /// Certificates that were refused lately.
+    pub(super) refused: RefusedCerts,
     /// Whose key the tag of the frame is of that is being taken.
     heard_tenant: Tenant,
     /// A frame on its way out, and one on its way in.
     tx: Vec<u8>,
     rx: Vec<u8>,
+    /// Longest frame of the port, bytes.
+    longest: usize,
     station: Station,
     /// The secrets of sessions that have opened and were not told, if they are to be.
     told: Option<Vec<SessionSecret>>,
@@ -106,19 +110,28 @@ impl Seals {
     /// no key or needs none.
     pub(super) fn of(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Option<Box<Self>> {
         let ring = s.keys.clone().filter(|_| !caps.lossless)?;
-        let buf = || vec![0; frame_len + ROOM];
+        let room = ring.message_max() + TAG_LEN + TRAILER_LEN;
+        let buf = || vec![0; frame_len + room];
         Some(Box::new(Self {
             ring,
             offers: HashMap::new(),
             sessions: Sessions::default(),
             look_at: Instant(0),
             heard: None,
+            message: Message::new(),
+            refused: RefusedCerts::default(),
             heard_tenant: Tenant::NONE,
             tx: buf(),
             rx: buf(),
+            longest: caps.mtu + ETH_HDR_LEN,
             station: caps.station,
             told: s.tells_secrets.then(Vec::new),
         }))
+    }
+
+    /// Whether there is room for the messages of this list.
+    pub(super) fn takes(&self, ring: &Keyring) -> bool {
+        ring.open_len() <= self.longest
     }
 
     /// Makes `frame` ready to leave. `near` tells whether the port reaches its destination through
@@ -186,17 +199,17 @@ impl Seals {
 
     /// The first message of the handshake of this session to a peer. `None` if its tenant's key is
     /// not listed.
-    fn offer(&mut self, to: (u64, Tenant), kind: &OpenKind) -> Option<[u8; HANDSHAKE_LEN]> {
+    fn offer(&mut self, to: (u64, Tenant), kind: &OpenKind) -> Option<Message> {
         let OpenKind { inc, sid, epoch, .. } = *kind;
         let opener = self.station.word();
         let names = SessionNames { opener, answerer: to.0, inc, sid, epoch };
         let known = self.offers.get(&to).filter(|offer| *offer.names() == names);
         if let Some(offer) = known {
-            return Some(*offer.message());
+            return Some(offer.message().clone());
         }
         let key = self.ring.key_for(to.1)?;
         let offer = Initiator::under(&mut self.ring, key, names)?;
-        let message = *offer.message();
+        let message = offer.message().clone();
         self.offers.insert(to, offer);
         Some(message)
     }
@@ -394,7 +407,7 @@ impl Node {
     fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
         // A forger would else choose how many bytes are authenticated, once for each key.
-        if end > TAGGED_MAX {
+        if end > OPEN_END + seals.ring.peer_message_max() {
             self.counters.rx_forged += 1;
             return false;
         }
@@ -407,9 +420,10 @@ impl Node {
             return false;
         };
         seals.heard_tenant = seals.ring.tenant_of(key);
-        let open_end = BASE_LEN + OpenOp::LEN;
-        if sealed::ty_of(bytes) == Some(Ty::Open) && end > open_end {
-            seals.heard = bytes[open_end..end].try_into().ok().map(|message| (message, key));
+        if sealed::ty_of(bytes) == Some(Ty::Open) && end > OPEN_END {
+            seals.heard = Some(key);
+            seals.message.clear();
+            seals.message.extend_from_slice(&bytes[OPEN_END..end]);
             sealed::set_plen(bytes, OpenOp::LEN as u16);
         }
         true
@@ -477,12 +491,13 @@ impl Node {
     }
 
     /// Answers the message of `op`, an OPEN of the peer in slot `p`: there are keys from now on.
-    /// False, and nothing has happened, if it is none by who has the key. True without a key.
-    pub(super) fn respond(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
+    /// False, and nothing has happened, if it is none by who has the key, or his certificate is
+    /// refused. True without a key.
+    pub(super) fn respond(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {
         if !self.is_sealed(op) {
             return true;
         }
-        if self.is_name_taken(p, op) {
+        if self.is_name_taken(p, op) || !self.looks_at_certificate(base) {
             return false;
         }
         let Peer { addr: peer, tenant, .. } = self.peers[p];
@@ -490,13 +505,16 @@ impl Node {
         let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
         let names = SessionNames { opener: peer, answerer: seals.station.word(), inc, sid, epoch };
-        let ring = &mut seals.ring;
-        let answered = seals.heard.and_then(|(first, key)| {
-            respond(ring, key, names, &first, aes).map(|answer| (answer, key))
-        });
-        let Some((Answer { keys, message, tag_key }, key)) = answered else {
-            self.counters.rx_forged += 1;
-            return false;
+        let Seals { ring, heard, message: first, .. } = &mut **seals;
+        let answered = heard
+            .ok_or(Refused::Forged)
+            .and_then(|key| respond(ring, key, names, first, aes).map(|answer| (answer, key)));
+        let (Answer { keys, message, tag_key }, key) = match answered {
+            Ok(answered) => answered,
+            Err(why) => {
+                self.refuse_message(base, op, why);
+                return false;
+            }
         };
         let answer = Some((message, tag_key, key));
         let age = Age::new(self.polled_at);
@@ -509,23 +527,28 @@ impl Node {
 
     /// Ends the handshake that this node began with `op`, the peer's answer. As
     /// [`respond`](Self::respond).
-    pub(super) fn agree(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
+    pub(super) fn agree(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {
         if !self.is_sealed(op) {
             return true;
         }
-        if self.is_name_taken(p, op) {
+        if self.is_name_taken(p, op) || !self.looks_at_certificate(base) {
             return false;
         }
         let Peer { sid, epoch, addr: peer, tenant, .. } = self.peers[p];
         let aes = has_aes() && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
-        let Seals { offers, heard, .. } = &mut **seals;
+        let Seals { offers, heard, message, .. } = &mut **seals;
         let offer = offers.get_mut(&(peer, tenant));
         let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
-        let keys = offer.zip(*heard).and_then(|(offer, (answer, _))| offer.finish(&answer, aes));
-        let Some(keys) = keys else {
-            self.counters.rx_forged += 1;
-            return false;
+        let offer = offer.filter(|_| heard.is_some()).ok_or(Refused::Forged);
+        let keys = match offer.and_then(|offer| offer.finish(message, aes)) {
+            Ok(keys) => keys,
+            Err(why) => {
+                if self.refuse_message(base, op, why) {
+                    self.refuse_answer(p);
+                }
+                return false;
+            }
         };
         offers.remove(&(peer, tenant));
         let age = Age::new(self.polled_at);

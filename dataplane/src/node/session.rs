@@ -210,7 +210,7 @@ impl Node {
             State::Idle if over => self.refuse_open(now, base, op, RstReason::Closed),
             State::Idle => self.answer(now, p, base, op, len),
             State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
-                if !self.agree(p, op) {
+                if !self.agree(p, base, op) {
                     return;
                 }
                 self.pair(p, base, op);
@@ -226,7 +226,7 @@ impl Node {
                 // OPEN will say so.
                 self.counters.rx_bad_open += 1;
             }
-            State::Opening if !self.respond(p, op) => {}
+            State::Opening if !self.respond(p, base, op) => {}
             State::Opening => {
                 let claimed = self.peers[p].inc == 0;
                 self.pair(p, base, op);
@@ -297,7 +297,7 @@ impl Node {
 
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
-        if !self.respond(p, op) {
+        if !self.respond(p, base, op) {
             return;
         }
         let known = self.peers[p].inc;
@@ -505,6 +505,16 @@ impl Node {
         if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
             return self.name_life(p);
         }
+        if peer.path.is_sealed() && self.has_certificate() {
+            // Anybody makes its tag.
+            return self.doubt(now, p, op);
+        }
+        self.believe_rst(now, p, op);
+    }
+
+    /// Does as an RST says that is believed.
+    fn believe_rst(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
+        let (peer, unnamed) = (&self.peers[p], op.reason == RstReason::WrongIncarnation);
         self.counters.sessions_reset += 1;
         if unnamed && peer.state == State::Opening && peer.inc == 0 {
             return self.end_session(now, p, EndReason::Unnamed);
@@ -760,7 +770,9 @@ impl Node {
                     false => self.open_rto(peer),
                 };
                 let due = (peer.probe_at + pause).min(self.verdict_at(peer));
-                Some(self.refused_at(peer).map_or(due, |at| due.min(at)))
+                let soonest = |due: Instant, at: Option<Instant>| at.map_or(due, |at| due.min(at));
+                let due = soonest(due, self.refused_at(peer));
+                Some(soonest(due, self.doubt_over(peer.slot())))
             }
             State::Open => {
                 let mut due = peer.owes().then(|| self.probe_due(peer));
@@ -914,6 +926,9 @@ impl Node {
                     let reason = self.key_reason(p).unwrap_or(EndReason::NoAnswer);
                     return self.peer_died(now, p, reason);
                 }
+                if let Some(rst) = self.proven_reset(p) {
+                    return self.believe_rst(now, p, &rst);
+                }
                 self.on_open_again(now, p, presence);
             }
             State::Open => {
@@ -929,8 +944,7 @@ impl Node {
                     return self.peer_died(now, p, EndReason::Silent);
                 }
                 if let Some(rst) = self.proven_reset(p) {
-                    self.counters.sessions_reset += 1;
-                    return self.reset(now, p, &rst);
+                    return self.believe_rst(now, p, &rst);
                 }
                 if stalled {
                     return self.peer_died(now, p, EndReason::NoProgress);

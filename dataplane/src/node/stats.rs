@@ -35,6 +35,18 @@ pub struct NodeCounters {
     pub rx_forged: u64,
     /// Sealed frames that came before, or so late that it is not known.
     pub rx_replayed: u64,
+    /// Certificates of peers that have expired or are not valid yet.
+    pub rx_cert_time: u64,
+    /// Certificates of peers that lead to none of the roots, or may not be used for this.
+    pub rx_cert_issuer: u64,
+    /// Certificates of peers whom this node does not talk to.
+    pub rx_cert_name: u64,
+    /// Certificates of peers with a signature that is not theirs.
+    pub rx_cert_signature: u64,
+    /// Certificates of peers that cannot be read.
+    pub rx_cert_malformed: u64,
+    /// OPENs whose certificates were not looked at, after others were refused.
+    pub rx_cert_limited: u64,
     /// Packets for a session that does not exist.
     pub rx_no_session: u64,
     /// Packets whose acknowledgement covers what was never sent.
@@ -133,6 +145,12 @@ impl Default for NodeCounters {
             rx_clear: 0,
             rx_forged: 0,
             rx_replayed: 0,
+            rx_cert_time: 0,
+            rx_cert_issuer: 0,
+            rx_cert_name: 0,
+            rx_cert_signature: 0,
+            rx_cert_malformed: 0,
+            rx_cert_limited: 0,
             rx_no_session: 0,
             rx_bad_ack: 0,
             rx_duplicate: 0,

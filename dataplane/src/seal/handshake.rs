@@ -3,22 +3,31 @@
 //! pre-shared key later finds them.
 
 use std::fmt;
+use std::sync::Arc;
 
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
+use super::credentials::Credentials;
 use super::key::{PreSharedKey, Secret, TagKey, Terms};
-use super::keyring::{KeyId, Keyring};
-use super::noise::Resolver;
+use super::keyring::{HANDSHAKE_LEN, KeyId, Keyring};
+use super::noise::{Resolver, X25519};
+use super::proof::{BadCert, PAYLOAD_MAX, Role, Signed, check, prove};
 use super::session::SessionKeys;
 
 pub(super) const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
-/// Length of either message, bytes: an ephemeral public key and the tag of an empty payload.
-pub const HANDSHAKE_LEN: usize = 48;
-
 /// A message of the handshake.
-type Message = [u8; HANDSHAKE_LEN];
+pub type Message = Vec<u8>;
+
+/// Why a message of the handshake is refused. Nothing has happened then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is none by who has the key, or of another session.
+    Forged,
+    /// Its sender's certificate is refused.
+    Certificate(BadCert),
+}
 
 /// What names the session of a handshake, so that its messages are of no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +71,17 @@ pub struct Initiator {
     names: SessionNames,
     message: Message,
     terms: Terms,
+    /// Where identities are of certificates: an answer that can be read may still be refused, and
+    /// the handshake begins anew then.
+    certified: Option<Certified>,
+}
+
+struct Certified {
+    own: Arc<Credentials>,
+    /// What the first message carries.
+    payload: Vec<u8>,
+    key: PreSharedKey,
+    seed: Secret,
 }
 
 /// What the end has that answers: the keys of the session, the message that tells its peer, and
@@ -87,11 +107,16 @@ impl Initiator {
     pub fn under(ring: &mut Keyring, id: KeyId, names: SessionNames) -> Option<Self> {
         let seed = ring.draw();
         let key = ring.get(id)?;
-        let (terms, mut state) = (key.terms, begin(key, seed, &names, true));
-        let mut message = [0; HANDSHAKE_LEN];
-        let written = state.write_message(&[], &mut message);
-        assert!(written.is_ok_and(|len| len == HANDSHAKE_LEN), "NNpsk0 begins with a message");
-        Some(Self { state, names, message, terms })
+        let (mut state, ephemeral) = begin(key, &seed, &names, true);
+        let own = ring.credentials();
+        let signed = Signed { role: Role::Opener, hash: hash_of(&state), ephemeral };
+        let payload = own.map_or(Vec::new(), |own| prove(own, &signed));
+        let message = write(&mut state, &payload).expect("NNpsk0 begins with a message");
+        let certified = own.map(|own| {
+            let (own, key) = (Arc::clone(own), key.clone());
+            Certified { own, payload, key, seed }
+        });
+        Some(Self { state, names, message, terms: key.terms, certified })
     }
 
     /// The names of the session.
@@ -104,12 +129,32 @@ impl Initiator {
         &self.message
     }
 
-    /// Ends the handshake with the answer: `None`, and nothing has happened, if it is not one to
-    /// this message by who has the key. `aes` as in [`respond`].
-    pub fn finish(&mut self, answer: &Message, aes: bool) -> Option<SessionKeys> {
-        self.state.read_message(answer, &mut []).ok()?;
+    /// Ends the handshake with the answer. `aes` as in [`respond`].
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    pub fn finish(&mut self, answer: &[u8], aes: bool) -> Result<SessionKeys, Refused> {
+        let hash = hash_of(&self.state);
+        let payload = read(&mut self.state, answer)?;
+        if let Some(certified) = &self.certified {
+            let ephemeral = ephemeral_of(answer);
+            let signed = Signed { role: Role::Answerer, hash, ephemeral };
+            if let Err(bad) = check(&certified.own, &signed, &payload) {
+                self.begin_anew();
+                return Err(Refused::Certificate(bad));
+            }
+        }
         let (tx, rx) = self.state.dangerously_get_raw_split();
-        Some(SessionKeys::new(self.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]))
+        Ok(SessionKeys::new(self.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]))
+    }
+
+    /// Goes back to where the first message has left.
+    fn begin_anew(&mut self) {
+        let Some(Certified { payload, key, seed, .. }) = &self.certified else { return };
+        let (mut state, _) = begin(key, seed, &self.names, true);
+        if write(&mut state, payload).is_some() {
+            self.state = state;
+        }
     }
 }
 
@@ -119,35 +164,71 @@ impl fmt::Debug for Initiator {
     }
 }
 
-/// Answers the first message, which came under the key `id`, of the session of these names. `None`
-/// if the key is not listed, or the message is none by who has it. `aes` if both ends have AES in
-/// their processors.
+/// Answers the first message, which came under the key `id`, of the session of these names. `aes`
+/// if both ends have AES in their processors.
+///
+/// # Errors
+/// See [`Refused`]; also if the key is not listed.
 pub fn respond(
     ring: &mut Keyring,
     id: KeyId,
     names: SessionNames,
-    message: &Message,
+    message: &[u8],
     aes: bool,
-) -> Option<Answer> {
+) -> Result<Answer, Refused> {
     let seed = ring.draw();
-    let key = ring.get(id)?;
-    let mut state = begin(key, seed, &names, false);
-    state.read_message(message, &mut []).ok()?;
-    let mut answer = [0; HANDSHAKE_LEN];
+    let key = ring.get(id).ok_or(Refused::Forged)?;
+    let (mut state, ephemeral) = begin(key, &seed, &names, false);
+    let hash = hash_of(&state);
+    let payload = read(&mut state, message)?;
+    let mut proof = Vec::new();
+    if let Some(own) = ring.credentials() {
+        let signed = Signed { role: Role::Opener, hash, ephemeral: ephemeral_of(message) };
+        check(own, &signed, &payload).map_err(Refused::Certificate)?;
+        proof = prove(own, &Signed { role: Role::Answerer, hash: hash_of(&state), ephemeral });
+    }
     // Fails if the first message holds a public key that makes the secret zero.
-    state.write_message(&[], &mut answer).ok().filter(|&len| len == HANDSHAKE_LEN)?;
+    let answer = write(&mut state, &proof).ok_or(Refused::Forged)?;
     let (rx, tx) = state.dangerously_get_raw_split();
     let keys = SessionKeys::new(key.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]);
-    Some(Answer { keys, message: answer, tag_key: key.tag_key().clone() })
+    Ok(Answer { keys, message: answer, tag_key: key.tag_key().clone() })
 }
 
+fn hash_of(state: &HandshakeState) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(state.get_handshake_hash());
+    hash
+}
+
+/// The ephemeral key with which a message begins that was read.
+fn ephemeral_of(message: &[u8]) -> [u8; 32] {
+    message.first_chunk().copied().unwrap_or_default()
+}
+
+fn write(state: &mut HandshakeState, payload: &[u8]) -> Option<Message> {
+    let mut message = vec![0; HANDSHAKE_LEN + payload.len()];
+    let written = state.write_message(payload, &mut message);
+    written.is_ok_and(|len| len == message.len()).then_some(message)
+}
+
+/// The payload of a message. Nothing has happened if it is refused.
+fn read(state: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> {
+    let len = message.len().checked_sub(HANDSHAKE_LEN).filter(|&len| len <= PAYLOAD_MAX);
+    let mut payload = vec![0; len.ok_or(Refused::Forged)?];
+    let read = state.read_message(message, &mut payload);
+    read.ok().filter(|&len| len == payload.len()).map(|_| payload).ok_or(Refused::Forged)
+}
+
+/// The handshake before its first message, and the ephemeral public key of this end.
 fn begin(
     key: &PreSharedKey,
-    seed: Secret,
+    seed: &Secret,
     names: &SessionNames,
     opens: bool,
-) -> Box<HandshakeState> {
-    let resolver = Box::new(Resolver { seed });
+) -> (Box<HandshakeState>, [u8; 32]) {
+    let ephemeral = X25519::of_seed(seed);
+    let public = ephemeral.public();
+    let resolver = Box::new(Resolver { ephemeral });
     let prologue = names.prologue();
     let pattern = PATTERN.parse().expect("the pattern is one of Noise");
     let builder = snow::Builder::with_resolver(pattern, resolver);
@@ -156,5 +237,5 @@ fn begin(
         true => builder.build_initiator(),
         false => builder.build_responder(),
     });
-    Box::new(built.expect("the pattern needs a prologue and a key, and no more"))
+    (Box::new(built.expect("the pattern needs a prologue and a key, and no more")), public)
 }

@@ -16,7 +16,7 @@ pub const KEY_MAX: usize = 1024;
 
 /// Frames of a direction that are sealed with one key, as a power of two: half of what QUIC allows
 /// AES-GCM (RFC 9001, 6.6).
-const KEY_FRAMES_BITS: u32 = 22;
+pub(super) const KEY_FRAMES_BITS: u32 = 22;
 
 /// 32 bytes that nobody else may see.
 pub(super) type Secret = Zeroizing<[u8; 32]>;
@@ -91,6 +91,12 @@ impl PreSharedKey {
             tag: TagKey(hmac::Key::new(hmac::HMAC_SHA256, &*tag)),
             terms: Terms { mode, key_frames_bits: bits },
         })
+    }
+
+    /// What a node with a certificate has in place of one, and everybody knows: it authenticates
+    /// nothing, and keeps nodes of two modes apart.
+    pub(super) fn of_everybody(mode: Mode, bits: u32) -> Option<Self> {
+        Self::with_key_frames(b"barewire 3 certificates", mode, bits)
     }
 
     /// What makes the tags of frames without a session.

@@ -1,14 +1,23 @@
 //! The keys of a node: a short list, of which the first opens sessions and each is accepted from
 //! who opens one. The list can be replaced while sessions stand: those have keys of their own.
 
+use std::sync::Arc;
+
 use aws_lc_rs::hmac;
 use zeroize::Zeroizing;
 
-use super::key::{PreSharedKey, Secret, TagKey};
+use super::credentials::Credentials;
+use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey};
+use super::proof::{PAYLOAD_MAX, payload_max};
 use crate::types::Tenant;
+use crate::wire::{BASE_LEN, OpenOp, TAG_LEN, TRAILER_LEN};
 
 /// Most keys of a node. Each costs who gets an OPEN the check of a tag.
 pub const KEYS_MAX: usize = 4;
+
+/// Length of a message of the handshake without certificates, bytes: an ephemeral public key and
+/// the tag of an empty payload.
+pub const HANDSHAKE_LEN: usize = 48;
 
 /// The name of a key in the list of a node. One that is taken off the list and put back has another
 /// name then.
@@ -22,6 +31,9 @@ pub struct Keyring {
     keys: Vec<(KeyId, PreSharedKey)>,
     /// Whether each key is of a tenant, which it names for as long as the node lives.
     tenants: bool,
+    /// What this node proves who it is with, and peers are checked by. There is one key then, which
+    /// everybody knows.
+    credentials: Option<Arc<Credentials>>,
     /// The name of the next key.
     next: u64,
     /// What ephemeral keys are drawn from.
@@ -48,8 +60,63 @@ impl Keyring {
     /// `None` if there is no key or more than [`KEYS_MAX`].
     pub fn new(keys: Vec<PreSharedKey>, entropy: [u8; 32]) -> Option<Self> {
         let entropy = Entropy { root: Zeroizing::new(entropy) };
-        let mut ring = Self { keys: Vec::new(), tenants: false, next: 0, entropy };
+        let mut ring =
+            Self { keys: Vec::new(), tenants: false, credentials: None, next: 0, entropy };
         ring.replace(keys).then_some(ring)
+    }
+
+    /// For a node that has no pre-shared key but a certificate, as its peers have. `entropy` as for
+    /// [`new`](Self::new).
+    pub fn of_certificate(credentials: Arc<Credentials>, mode: Mode, entropy: [u8; 32]) -> Self {
+        let ring = Self::of_certificate_with(credentials, mode, KEY_FRAMES_BITS, entropy);
+        ring.expect("the number of frames is one that can be")
+    }
+
+    /// [`of_certificate`](Self::of_certificate) with another number of frames to a key, as for
+    /// [`PreSharedKey::with_key_frames`].
+    pub fn of_certificate_with(
+        credentials: Arc<Credentials>,
+        mode: Mode,
+        bits: u32,
+        entropy: [u8; 32],
+    ) -> Option<Self> {
+        let key = PreSharedKey::of_everybody(mode, bits)?;
+        let ring = Self::new(vec![key], entropy)?;
+        Some(Self { credentials: Some(credentials), ..ring })
+    }
+
+    /// Whether peers are known by certificates: tags show nothing then.
+    pub fn has_certificate(&self) -> bool {
+        self.credentials.is_some()
+    }
+
+    /// Makes this the certificate. Open sessions stay. False, and nothing has happened, if there
+    /// was none.
+    pub fn replace_certificate(&mut self, credentials: Arc<Credentials>) -> bool {
+        let is = self.has_certificate();
+        if is {
+            self.credentials = Some(credentials);
+        }
+        is
+    }
+
+    pub(super) fn credentials(&self) -> Option<&Arc<Credentials>> {
+        self.credentials.as_ref()
+    }
+
+    /// Longest message of the handshake that this node sends, bytes.
+    pub fn message_max(&self) -> usize {
+        HANDSHAKE_LEN + self.credentials.as_ref().map_or(0, |own| payload_max(own))
+    }
+
+    /// Longest OPEN that this node sends but for padding, bytes, Ethernet header included.
+    pub fn open_len(&self) -> usize {
+        BASE_LEN + OpenOp::LEN + self.message_max() + TAG_LEN + TRAILER_LEN
+    }
+
+    /// Longest message of the handshake that is looked at, bytes.
+    pub fn peer_message_max(&self) -> usize {
+        HANDSHAKE_LEN + if self.has_certificate() { PAYLOAD_MAX } else { 0 }
     }
 
     /// A list of keys of tenants: there is none yet, each that is [added](Self::add) tells apart
@@ -57,7 +124,7 @@ impl Keyring {
     /// [`new`](Self::new).
     pub fn of_tenants(entropy: [u8; 32]) -> Self {
         let entropy = Entropy { root: Zeroizing::new(entropy) };
-        Self { keys: Vec::new(), tenants: true, next: 1, entropy }
+        Self { keys: Vec::new(), tenants: true, credentials: None, next: 1, entropy }
     }
 
     /// Whether each key is of a tenant.
@@ -110,9 +177,9 @@ impl Keyring {
 
     /// Makes these the keys, in this order. A key that was listed before keeps its name; one that
     /// no longer is, is overwritten. False, and nothing has happened, if there is no key or more
-    /// than [`KEYS_MAX`], or keys are of tenants.
+    /// than [`KEYS_MAX`], keys are of tenants, or there is a certificate.
     pub fn replace(&mut self, keys: Vec<PreSharedKey>) -> bool {
-        if self.tenants || !(1..=KEYS_MAX).contains(&keys.len()) {
+        if self.tenants || self.has_certificate() || !(1..=KEYS_MAX).contains(&keys.len()) {
             return false;
         }
         let mut listed = Vec::with_capacity(keys.len());

@@ -6,6 +6,8 @@
 //!   [`Keyring`] is the list of those that a node has at a time.
 //! - [`Initiator`] and [`respond`] are the handshake, NNpsk0 of the Noise framework: two messages,
 //!   one in an OPEN and one in its answer, and what comes of them is a [`SessionKeys`].
+//! - [`Credentials`] are a certificate, its key, and whom a node talks to: in place of a pre-shared
+//!   key, the messages of the handshake carry the certificates and a signature each.
 //! - A [`SessionKeys`] seals the frames of a session and opens those of its peer. Each direction
 //!   has its own chain of keys (`chain.rs`) and counter; a frame that was opened once is not opened
 //!   again (`replay.rs`).
@@ -16,20 +18,30 @@
 //! once a session has its keys.
 
 mod chain;
+mod credentials;
 mod handshake;
+mod identity;
 mod key;
 mod keyring;
 mod log;
 mod noise;
+mod proof;
 mod replay;
 mod session;
 
-pub use handshake::{Answer, HANDSHAKE_LEN, Initiator, SessionNames, respond};
+pub use credentials::{BadCredentials, Credentials, WallClock};
+pub use handshake::{Answer, Initiator, Message, Refused, SessionNames, respond};
+pub use identity::{Identity, PeerId};
 pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey, TagKey};
-pub use keyring::{KEYS_MAX, KeyId, Keyring};
+pub use keyring::{HANDSHAKE_LEN, KEYS_MAX, KeyId, Keyring};
 pub(crate) use log::Unnamed;
 pub use log::{BadLine, Read, RecordReader, SessionSecret, lines};
+pub use proof::{BadCert, CertFault};
 pub use session::{OpenError, SessionKeys, has_aes};
 
 #[cfg(test)]
+pub(crate) mod test_certs;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_certificates;

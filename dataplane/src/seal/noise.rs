@@ -5,23 +5,23 @@ use aws_lc_rs::{agreement, digest, hmac};
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::CryptoResolver;
 use snow::types::{Cipher, Dh, Hash, Random};
-use zeroize::Zeroizing;
 
 use super::chain::nonce;
 use super::key::Secret;
 
-/// Gives the framework X25519, AES-256-GCM and SHA-256, and random bytes drawn from `seed`.
+/// Gives the framework X25519, AES-256-GCM and SHA-256, and the ephemeral key of this end.
 pub(super) struct Resolver {
-    pub(super) seed: Secret,
+    pub(super) ephemeral: X25519,
 }
 
 impl CryptoResolver for Resolver {
     fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(Drawn { seed: self.seed.clone(), blocks: 0 }))
+        Some(Box::new(Drawn))
     }
 
     fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
-        matches!(choice, DHChoice::Curve25519).then(|| Box::<X25519>::default() as Box<dyn Dh>)
+        let is = matches!(choice, DHChoice::Curve25519);
+        is.then(|| Box::new(self.ephemeral.clone()) as Box<dyn Dh>)
     }
 
     fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
@@ -34,31 +34,36 @@ impl CryptoResolver for Resolver {
     }
 }
 
-/// Bytes that nobody finds without the seed.
-struct Drawn {
-    seed: Secret,
-    blocks: u64,
-}
+/// Nothing: the one key that is drawn is drawn before.
+struct Drawn;
 
 impl Random for Drawn {
-    fn try_fill_bytes(&mut self, dest: &mut [u8]) -> Result<(), snow::Error> {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &*self.seed);
-        for part in dest.chunks_mut(32) {
-            self.blocks += 1;
-            let block = hmac::sign(&key, &self.blocks.to_le_bytes());
-            part.copy_from_slice(&block.as_ref()[..part.len()]);
-        }
-        Ok(())
+    fn try_fill_bytes(&mut self, _: &mut [u8]) -> Result<(), snow::Error> {
+        Err(snow::Error::Rng)
     }
 }
 
-#[derive(Default)]
-struct X25519 {
+/// A key pair. The default is none.
+#[derive(Clone, Default)]
+pub(super) struct X25519 {
     private: Secret,
     public: [u8; 32],
 }
 
 impl X25519 {
+    /// The key that nobody finds without the seed.
+    pub(super) fn of_seed(seed: &Secret) -> Self {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &**seed);
+        let drawn = hmac::sign(&key, &1_u64.to_le_bytes());
+        let mut pair = Self::default();
+        pair.set(drawn.as_ref());
+        pair
+    }
+
+    pub(super) fn public(&self) -> [u8; 32] {
+        self.public
+    }
+
     fn key(&self) -> Option<agreement::PrivateKey> {
         agreement::PrivateKey::from_private_key(&agreement::X25519, &*self.private).ok()
     }
@@ -85,10 +90,8 @@ impl Dh for X25519 {
         }
     }
 
-    fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {
-        let mut private: Secret = Zeroizing::new([0; 32]);
-        rng.try_fill_bytes(&mut *private)?;
-        self.set(&*private);
+    /// It was drawn when the handshake began.
+    fn generate(&mut self, _: &mut dyn Random) -> Result<(), snow::Error> {
         Ok(())
     }
 
@@ -195,6 +198,8 @@ impl Cipher for AesGcm {
 
 #[cfg(test)]
 mod tests {
+    use zeroize::Zeroizing;
+
     use super::*;
 
     fn bytes(hex: &str) -> Vec<u8> {
@@ -215,7 +220,7 @@ mod tests {
             bytes("bbdb4cdbd309f1a1f2e1456967fe288cadd6f712d65dc7b7793d5e63da6b375b"),
         ];
         let builder = |e: usize| {
-            let resolver = Box::new(Resolver { seed: Zeroizing::new([0; 32]) });
+            let resolver = Box::new(Resolver { ephemeral: X25519::default() });
             let pattern = super::super::handshake::PATTERN.parse().unwrap();
             let builder = snow::Builder::with_resolver(pattern, resolver);
             let builder = builder.prologue(&prologue).unwrap().psk(0, &psk).unwrap();

@@ -1,0 +1,120 @@
+//! Certificates of peers, where the node has one (`docs/wire.md`, "Certificates"): what is done
+//! about one that is refused, and how many are looked at.
+//!
+//! To look at a certificate costs some hundred microseconds, and whoever receives at an address can
+//! send one. So only OPENs with proof of that are looked at, and of those that are refused no more
+//! than [`REFUSED_MAX`] in [`REFUSED_NS`], one of a station.
+
+use std::sync::Arc;
+
+use barewire_driver::port::Station;
+
+use super::{Node, Notice};
+use crate::error::{Error, Result};
+use crate::idx::PeerIdx;
+use crate::seal::{BadCert, CertFault, Credentials, Refused};
+use crate::types::Instant;
+use crate::wire::{Base, OpenOp, RstReason};
+
+/// Certificates that are refused before no other is looked at: at 0.3 ms each, 8 % of a processor.
+const REFUSED_MAX: usize = 16;
+
+/// For how long none is, nanoseconds.
+const REFUSED_NS: u64 = 64_000_000;
+
+/// Certificates that were refused lately.
+#[derive(Debug, Default)]
+pub(super) struct RefusedCerts {
+    since: Instant,
+    stations: Vec<Station>,
+}
+
+impl RefusedCerts {
+    /// Whether another one is looked at, which comes from `station`.
+    fn admits(&mut self, now: Instant, station: Station) -> bool {
+        if now.since(self.since) >= REFUSED_NS {
+            self.stations.clear();
+        }
+        self.stations.len() < REFUSED_MAX && !self.stations.contains(&station)
+    }
+
+    fn note(&mut self, now: Instant, station: Station) {
+        if self.stations.is_empty() {
+            self.since = now;
+        }
+        self.stations.push(station);
+    }
+}
+
+impl Node {
+    /// Whether peers are known by certificates.
+    pub fn has_certificate(&self) -> bool {
+        self.openings.seals.as_ref().is_some_and(|seals| seals.ring.has_certificate())
+    }
+
+    /// Makes this the certificate, and these the roots and the names of peers, for sessions that
+    /// open from now on. Open sessions stay as they are; those that are being opened are opened
+    /// again. No operation ends by it.
+    ///
+    /// # Errors
+    /// And nothing has happened: [`Error::OpNotSupp`]: the node was made without a certificate, or
+    /// its port loses nothing. [`Error::Invalid`]: the certificates do not fit a frame.
+    pub fn set_certificate(&mut self, now: Instant, credentials: Arc<Credentials>) -> Result<()> {
+        let seals = self.openings.seals.as_mut().filter(|seals| seals.ring.has_certificate());
+        let seals = seals.ok_or(Error::OpNotSupp("this domain has no certificate"))?;
+        let mut ring = seals.ring.clone();
+        ring.replace_certificate(credentials);
+        if !seals.takes(&ring) {
+            return Err(Error::Invalid("the certificates do not fit a frame of the port"));
+        }
+        seals.ring = ring;
+        seals.refused = RefusedCerts::default();
+        let offers: Vec<_> = std::mem::take(&mut seals.offers).into_keys().collect();
+        self.offer_others(now, &offers);
+        Ok(())
+    }
+
+    /// Whether the certificate is looked at of the OPEN with this base.
+    pub(super) fn looks_at_certificate(&mut self, base: &Base) -> bool {
+        let now = self.polled_at;
+        let Some(seals) = &mut self.openings.seals else { return true };
+        let looks = !seals.ring.has_certificate() || seals.refused.admits(now, base.src);
+        self.counters.rx_cert_limited += u64::from(!looks);
+        looks
+    }
+
+    /// Counts an OPEN whose message is refused. If for its certificate, both ends are told, and
+    /// the answer is true.
+    pub(super) fn refuse_message(&mut self, base: &Base, op: &OpenOp, why: Refused) -> bool {
+        let BadCert { fault, name } = match why {
+            Refused::Forged => {
+                self.counters.rx_forged += 1;
+                return false;
+            }
+            Refused::Certificate(bad) => bad,
+        };
+        let c = &mut self.counters;
+        *match fault {
+            CertFault::Time => &mut c.rx_cert_time,
+            CertFault::Issuer => &mut c.rx_cert_issuer,
+            CertFault::Name => &mut c.rx_cert_name,
+            CertFault::Signature => &mut c.rx_cert_signature,
+            CertFault::Malformed => &mut c.rx_cert_malformed,
+        } += 1;
+        let (now, station) = (self.polled_at, base.src);
+        if let Some(seals) = &mut self.openings.seals {
+            seals.refused.note(now, station);
+        }
+        self.note_other(station, Notice::BadCertificate { station, fault, name });
+        self.reset_open(now, base, op, RstReason::OtherKey);
+        true
+    }
+
+    /// The certificate of who answered our OPEN to `p` is refused. Anybody can answer: the session
+    /// ends a second later if no other answer has come.
+    pub(super) fn refuse_answer(&mut self, p: PeerIdx) {
+        let now = self.polled_at;
+        self.openings.note_refusal(p, now, RstReason::OtherKey);
+        self.arm_timer(now, p);
+    }
+}

@@ -1,0 +1,245 @@
+//! A node's certificate with its private key, the roots that its peers' certificates lead to, and
+//! whom of these it talks to.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{
+    self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair,
+    Ed25519KeyPair, RSA_PSS_SHA256, RsaKeyPair,
+};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{
+    CertificateDer, PrivateKeyDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime,
+};
+use webpki::{EndEntityCert, KeyUsage, aws_lc_rs as algs};
+
+use super::identity::{Identity, PeerId};
+
+/// Most certificates of a chain, the leaf among them.
+pub(super) const CHAIN_MAX: usize = 4;
+
+/// Tells seconds since 1970, by which certificates are valid or not.
+pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// How a signature is made, by its number in TLS 1.3 (RFC 8446, 4.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scheme {
+    EcdsaP256 = 0x0403,
+    EcdsaP384 = 0x0503,
+    RsaPss = 0x0804,
+    Ed25519 = 0x0807,
+}
+
+impl Scheme {
+    pub(super) fn of(number: u16) -> Option<Self> {
+        let all = [Self::EcdsaP256, Self::EcdsaP384, Self::RsaPss, Self::Ed25519];
+        all.into_iter().find(|scheme| *scheme as u16 == number)
+    }
+
+    pub(super) fn verifier(self) -> &'static dyn SignatureVerificationAlgorithm {
+        match self {
+            Self::EcdsaP256 => algs::ECDSA_P256_SHA256,
+            Self::EcdsaP384 => algs::ECDSA_P384_SHA384,
+            Self::RsaPss => algs::RSA_PSS_2048_8192_SHA256_LEGACY_KEY,
+            Self::Ed25519 => algs::ED25519,
+        }
+    }
+}
+
+enum SigningKey {
+    Ecdsa(Scheme, EcdsaKeyPair),
+    Rsa(RsaKeyPair),
+    Ed25519(Ed25519KeyPair),
+}
+
+/// Why a certificate, key and roots are of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadCredentials {
+    /// There is no certificate in the PEM, or one is damaged.
+    #[error("no certificate in PEM, or a damaged one")]
+    Chain,
+    /// More certificates than a chain may have.
+    #[error("more than 4 certificates: leaf and intermediates, without the root")]
+    ChainLong,
+    /// There is no private key in the PEM, or of a kind that is not known.
+    #[error(
+        "no private key in PEM that is ECDSA P-256 or P-384, Ed25519 or RSA of 2048 bits or more"
+    )]
+    Key,
+    /// The key is that of another certificate.
+    #[error("the private key is not that of the certificate")]
+    KeyOfAnother,
+    /// There are no roots in the PEM, or one is damaged.
+    #[error("no root certificate in PEM, or a damaged one")]
+    Roots,
+    /// The certificate names nobody.
+    #[error("the certificate has neither one SPIFFE ID nor a DNS name (subjectAltName)")]
+    Nameless,
+    /// The certificate is out of its time.
+    #[error("the certificate is not valid now: it has expired, or begins later")]
+    Expired,
+}
+
+/// See the module.
+pub struct Credentials {
+    /// The leaf first, as they stand in a message.
+    chain: Vec<CertificateDer<'static>>,
+    key: SigningKey,
+    roots: Vec<TrustAnchor<'static>>,
+    peers: Vec<PeerId>,
+    identity: Identity,
+    /// Last second of the leaf.
+    not_after: u64,
+    clock: WallClock,
+}
+
+impl Credentials {
+    /// From PEM: `chain` is the certificate and then intermediates, `key` its private key (PKCS #8,
+    /// or SEC 1 or PKCS #1), `roots` certificates that those of peers lead to. `peers` names whom
+    /// the node talks to; empty for all of its own trust domain.
+    ///
+    /// # Errors
+    /// See [`BadCredentials`].
+    pub fn from_pem(
+        chain: &[u8],
+        key: &[u8],
+        roots: &[u8],
+        peers: Vec<PeerId>,
+        clock: WallClock,
+    ) -> Result<Self, BadCredentials> {
+        let chain = certificates(chain).ok_or(BadCredentials::Chain)?;
+        if chain.len() > CHAIN_MAX {
+            return Err(BadCredentials::ChainLong);
+        }
+        let anchor = |cert: &CertificateDer<'_>| {
+            Some(webpki::anchor_from_trusted_cert(cert).ok()?.to_owned())
+        };
+        let roots = certificates(roots).ok_or(BadCredentials::Roots)?;
+        let roots: Option<Vec<_>> = roots.iter().map(anchor).collect();
+        let roots = roots.ok_or(BadCredentials::Roots)?;
+        let key = PrivateKeyDer::from_pem_slice(key).ok();
+        let key = key.and_then(|key| SigningKey::of(&key)).ok_or(BadCredentials::Key)?;
+        let leaf = EndEntityCert::try_from(&chain[0]).map_err(|_| BadCredentials::Chain)?;
+        let (scheme, signed) = key.sign(b"a test").ok_or(BadCredentials::Key)?;
+        let own = leaf.verify_signature(scheme.verifier(), b"a test", &signed);
+        own.map_err(|_| BadCredentials::KeyOfAnother)?;
+        let identity = Identity::of(&leaf).ok_or(BadCredentials::Nameless)?;
+        let [not_before, not_after] = validity(&leaf).ok_or(BadCredentials::Chain)?;
+        if !(not_before..=not_after).contains(&clock()) {
+            return Err(BadCredentials::Expired);
+        }
+        Ok(Self { chain, key, roots, peers, identity, not_after, clock })
+    }
+
+    /// Whom the certificate names.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Last second at which the certificate is valid, since 1970.
+    pub fn not_after(&self) -> u64 {
+        self.not_after
+    }
+
+    pub(super) fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    pub(super) fn roots(&self) -> &[TrustAnchor<'static>] {
+        &self.roots
+    }
+
+    pub(super) fn peers(&self) -> &[PeerId] {
+        &self.peers
+    }
+
+    pub(super) fn now(&self) -> UnixTime {
+        UnixTime::since_unix_epoch(Duration::from_secs((self.clock)()))
+    }
+
+    /// Longest signature, bytes.
+    pub(super) fn signature_max(&self) -> usize {
+        match &self.key {
+            // A SEQUENCE of two INTEGERs, each with a zero before.
+            SigningKey::Ecdsa(Scheme::EcdsaP384, _) => 104,
+            SigningKey::Ecdsa(..) => 72,
+            SigningKey::Rsa(pair) => pair.public_modulus_len(),
+            SigningKey::Ed25519(_) => 64,
+        }
+    }
+
+    /// Signs with the key of the certificate.
+    pub(super) fn sign(&self, message: &[u8]) -> Option<(Scheme, Vec<u8>)> {
+        self.key.sign(message)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl SigningKey {
+    fn of(key: &PrivateKeyDer<'_>) -> Option<Self> {
+        let (bytes, any) = (key.secret_der(), matches!(key, PrivateKeyDer::Pkcs8(_)));
+        let curves = [
+            (Scheme::EcdsaP256, &ECDSA_P256_SHA256_ASN1_SIGNING),
+            (Scheme::EcdsaP384, &ECDSA_P384_SHA384_ASN1_SIGNING),
+        ];
+        let ec = |curve| match any {
+            true => EcdsaKeyPair::from_pkcs8(curve, bytes).ok(),
+            false => EcdsaKeyPair::from_private_key_der(curve, bytes).ok(),
+        };
+        let ecdsa = |(scheme, curve)| Some(Self::Ecdsa(scheme, ec(curve)?));
+        let rsa = match any {
+            true => RsaKeyPair::from_pkcs8(bytes),
+            false => RsaKeyPair::from_der(bytes),
+        };
+        let ed = || Ed25519KeyPair::from_pkcs8_maybe_unchecked(bytes).ok().map(Self::Ed25519);
+        curves.into_iter().find_map(ecdsa).or(rsa.ok().map(Self::Rsa)).or_else(ed)
+    }
+
+    fn sign(&self, message: &[u8]) -> Option<(Scheme, Vec<u8>)> {
+        // The library draws what ECDSA and PSS need from its own generator.
+        let random = SystemRandom::new();
+        let of = |signature: signature::Signature| signature.as_ref().to_vec();
+        Some(match self {
+            Self::Ecdsa(scheme, pair) => (*scheme, of(pair.sign(&random, message).ok()?)),
+            Self::Ed25519(pair) => (Scheme::Ed25519, of(pair.sign(message))),
+            Self::Rsa(pair) => {
+                let mut signed = vec![0; pair.public_modulus_len()];
+                pair.sign(&RSA_PSS_SHA256, &random, message, &mut signed).ok()?;
+                (Scheme::RsaPss, signed)
+            }
+        })
+    }
+}
+
+fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    all.ok().filter(|all| !all.is_empty())
+}
+
+/// First and last second of a certificate: the library tells them as why it refuses one at other
+/// times, before it looks for an issuer.
+fn validity(leaf: &EndEntityCert<'_>) -> Option<[u64; 2]> {
+    let at = |seconds| {
+        let time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let usage = KeyUsage::client_auth();
+        leaf.verify_for_usage(&[], &[], &[], time, usage, None, None).err()
+    };
+    // Times of certificates end with the year 9999.
+    let not_after = match at(1 << 40) {
+        Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
+        _ => return None,
+    };
+    let not_before = match at(0) {
+        Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
+        _ => 0,
+    };
+    Some([not_before, not_after])
+}

@@ -1,0 +1,158 @@
+//! What a message of the handshake carries where identities are of certificates: the chain, and a
+//! signature that shows that its sender has the key of the leaf (`docs/wire.md`, "Certificates").
+
+use aws_lc_rs::digest;
+use rustls_pki_types::CertificateDer;
+use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, Error, KeyUsage};
+
+use super::credentials::{CHAIN_MAX, Credentials, Scheme};
+use super::identity::{Identity, admits};
+
+/// Longest payload that is looked at, bytes.
+pub(super) const PAYLOAD_MAX: usize = 4 << 10;
+
+/// Bytes before the signature.
+const HEAD_LEN: usize = 4;
+
+/// Which message of the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Opener,
+    Answerer,
+}
+
+/// What a signature is of, besides the certificates: the hash of the handshake before the message,
+/// and the ephemeral key with which that begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Signed {
+    pub(super) role: Role,
+    pub(super) hash: [u8; 32],
+    pub(super) ephemeral: [u8; 32],
+}
+
+/// Why the certificate of a peer is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CertFault {
+    /// It, or one that it leads to a root by, has expired or is not valid yet.
+    Time,
+    /// It leads to none of the roots, or may not be used for this.
+    Issuer,
+    /// It names nobody whom this node talks to.
+    Name,
+    /// The signature is not of its key, or is of another handshake.
+    Signature,
+    /// It cannot be read.
+    Malformed,
+}
+
+/// Why a peer is refused, and who he says he is, if a root says so too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadCert {
+    /// Why.
+    pub fault: CertFault,
+    /// The name, if the certificate leads to a root.
+    pub name: Option<Identity>,
+}
+
+impl From<CertFault> for BadCert {
+    fn from(fault: CertFault) -> Self {
+        Self { fault, name: None }
+    }
+}
+
+impl Signed {
+    /// What is signed: as the CertificateVerify of TLS 1.3 (RFC 8446, 4.4.3).
+    fn bytes(&self, certificates: &[u8]) -> Vec<u8> {
+        let context: &[u8] = match self.role {
+            Role::Opener => b"barewire 3 certificate, opener",
+            Role::Answerer => b"barewire 3 certificate, answerer",
+        };
+        let sum = digest::digest(&digest::SHA256, certificates);
+        [&[b' '; 64], context, &[0], &self.hash, &self.ephemeral, sum.as_ref()].concat()
+    }
+}
+
+/// Longest payload that these credentials make, bytes.
+pub(super) fn payload_max(credentials: &Credentials) -> usize {
+    let certificates = credentials.chain().iter().map(|cert| 2 + cert.len());
+    HEAD_LEN + credentials.signature_max() + certificates.sum::<usize>()
+}
+
+/// The payload of a message.
+pub(super) fn prove(credentials: &Credentials, signed: &Signed) -> Vec<u8> {
+    let mut certificates = Vec::new();
+    for cert in credentials.chain() {
+        certificates.extend((cert.len() as u16).to_le_bytes());
+        certificates.extend_from_slice(cert);
+    }
+    let made = credentials.sign(&signed.bytes(&certificates));
+    // It has signed before, when it was read. A peer refuses none.
+    let (scheme, signature) = made.unwrap_or((Scheme::Ed25519, Vec::new()));
+    let mut payload = Vec::with_capacity(HEAD_LEN + signature.len() + certificates.len());
+    payload.extend((scheme as u16).to_le_bytes());
+    payload.extend((signature.len() as u16).to_le_bytes());
+    payload.extend(signature);
+    payload.extend(certificates);
+    payload
+}
+
+/// Checks the payload of a message: whom its sender is proven to be.
+///
+/// # Errors
+/// See [`CertFault`].
+pub(super) fn check(
+    credentials: &Credentials,
+    signed: &Signed,
+    payload: &[u8],
+) -> Result<Identity, BadCert> {
+    let (scheme, signature, certificates) = split(payload).ok_or(CertFault::Malformed)?;
+    let chain = chain_of(certificates).ok_or(CertFault::Malformed)?;
+    let leaf = EndEntityCert::try_from(&chain[0]).map_err(|_| CertFault::Malformed)?;
+    let usage = match signed.role {
+        Role::Opener => KeyUsage::client_auth(),
+        Role::Answerer => KeyUsage::server_auth(),
+    };
+    let (roots, now) = (credentials.roots(), credentials.now());
+    let path =
+        leaf.verify_for_usage(ALL_VERIFICATION_ALGS, roots, &chain[1..], now, usage, None, None);
+    path.map_err(|why| fault_of(&why))?;
+    let name = Identity::of(&leaf);
+    let refused = |fault| BadCert { fault, name: name.clone() };
+    let message = signed.bytes(certificates);
+    let right = leaf.verify_signature(scheme.verifier(), &message, signature);
+    right.map_err(|_| refused(CertFault::Signature))?;
+    let named =
+        name.as_ref().filter(|name| admits(credentials.identity(), credentials.peers(), name));
+    named.cloned().ok_or_else(|| refused(CertFault::Name))
+}
+
+fn fault_of(why: &Error) -> CertFault {
+    match why {
+        Error::CertExpired { .. } | Error::CertNotValidYet { .. } => CertFault::Time,
+        Error::NameConstraintViolation => CertFault::Name,
+        Error::BadDer | Error::BadDerTime | Error::TrailingData(_) => CertFault::Malformed,
+        _ => CertFault::Issuer,
+    }
+}
+
+/// Takes a length of two bytes and so many bytes off the front.
+fn counted(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(u16::from_le_bytes(*len).into())
+}
+
+fn split(payload: &[u8]) -> Option<(Scheme, &[u8], &[u8])> {
+    let (scheme, rest) = payload.split_first_chunk()?;
+    let (signature, certificates) = counted(rest)?;
+    Some((Scheme::of(u16::from_le_bytes(*scheme))?, signature, certificates))
+}
+
+fn chain_of(mut bytes: &[u8]) -> Option<Vec<CertificateDer<'_>>> {
+    let mut chain = Vec::with_capacity(CHAIN_MAX);
+    while !bytes.is_empty() {
+        let (cert, rest) = counted(bytes).filter(|_| chain.len() < CHAIN_MAX)?;
+        chain.push(CertificateDer::from(cert));
+        bytes = rest;
+    }
+    (!chain.is_empty()).then_some(chain)
+}

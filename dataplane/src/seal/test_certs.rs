@@ -1,0 +1,107 @@
+//! Certificates for tests: a root, and leaves of any name and time.
+
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, Issuer, KeyPair,
+    PKCS_ED25519, SanType, SignatureAlgorithm, date_time_ymd,
+};
+
+use super::{BadCredentials, Credentials, PeerId};
+
+/// 2025-01-01, at which all is valid that is to be.
+pub(crate) const NOW: u64 = 1_735_689_600;
+
+/// A root of certificates, and its name.
+pub(crate) struct Root {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// What a node is given, in PEM.
+#[derive(Clone)]
+pub(crate) struct Papers {
+    pub(crate) chain: String,
+    pub(crate) key: String,
+}
+
+fn params(name: &str, years: [i32; 2]) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    [params.not_before, params.not_after] = years.map(|year| date_time_ymd(year, 1, 1));
+    params
+}
+
+fn ca(name: &str) -> CertificateParams {
+    let mut params = params(name, [2020, 2040]);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params
+}
+
+/// A leaf of this name, which is a SPIFFE ID or a DNS name.
+pub(crate) fn leaf(name: &str, years: [i32; 2]) -> CertificateParams {
+    let mut params = params("leaf", years);
+    let ia5 = name.try_into().unwrap();
+    params.subject_alt_names = match name.contains("://") {
+        true => vec![SanType::URI(ia5)],
+        false => vec![SanType::DnsName(ia5)],
+    };
+    params
+}
+
+impl Root {
+    pub(crate) fn new() -> Self {
+        let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+        Self { issuer: CertifiedIssuer::self_signed(ca("root"), key).unwrap() }
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    pub(crate) fn sign(
+        &self,
+        params: &CertificateParams,
+        key: &'static SignatureAlgorithm,
+    ) -> Papers {
+        let key = KeyPair::generate_for(key).unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        Papers { chain: cert.pem(), key: key.serialize_pem() }
+    }
+
+    /// A good leaf. Ed25519, whose signatures are the same each time.
+    pub(crate) fn leaf(&self, name: &str) -> Papers {
+        self.sign(&leaf(name, [2020, 2040]), &PKCS_ED25519)
+    }
+
+    /// A good leaf behind an intermediate.
+    pub(crate) fn leaf_below(&self, name: &str) -> Papers {
+        let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+        let (params, leaf_key) = (ca("below"), KeyPair::generate_for(&PKCS_ED25519).unwrap());
+        let below = params.signed_by(&key, &self.issuer).unwrap();
+        let issuer = Issuer::new(params, key);
+        let cert = leaf(name, [2020, 2040]).signed_by(&leaf_key, &issuer).unwrap();
+        Papers { chain: cert.pem() + &below.pem(), key: leaf_key.serialize_pem() }
+    }
+}
+
+/// What a node has with these papers, which trusts `root` and talks to `peers`.
+pub(crate) fn credentials(
+    papers: &Papers,
+    root: &Root,
+    peers: &[&str],
+) -> Result<Arc<Credentials>, BadCredentials> {
+    at(papers, root, peers, NOW)
+}
+
+/// [`credentials`] at another time.
+pub(crate) fn at(
+    papers: &Papers,
+    root: &Root,
+    peers: &[&str],
+    now: u64,
+) -> Result<Arc<Credentials>, BadCredentials> {
+    let peers = peers.iter().map(|id| PeerId::parse(id).unwrap()).collect();
+    let (chain, key, roots) = (papers.chain.as_bytes(), papers.key.as_bytes(), root.pem());
+    let clock = Arc::new(move || now);
+    Credentials::from_pem(chain, key, roots.as_bytes(), peers, clock).map(Arc::new)
+}

@@ -1,0 +1,203 @@
+//! Handshakes of nodes with certificates.
+
+use std::sync::Arc;
+
+use rcgen::{PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256};
+
+use super::test_certs::{NOW, Papers, Root, at, credentials, leaf};
+use super::*;
+
+const NAMES: SessionNames =
+    SessionNames { opener: 0x0001_0200, answerer: 0x0002_0200, inc: 7, sid: 0x0010_0003, epoch: 9 };
+
+const A: &str = "spiffe://a.org/job/1";
+const B: &str = "spiffe://a.org/job/2";
+
+fn ring(credentials: Arc<Credentials>, entropy: u8) -> Keyring {
+    Keyring::of_certificate(credentials, Mode::Encrypted, [entropy; 32])
+}
+
+/// What comes of the first message of `a` at `b`.
+fn answer(a: &Initiator, b: &mut Keyring) -> Result<Answer, Refused> {
+    let first = b.first();
+    respond(b, first, *a.names(), a.message(), true)
+}
+
+/// The fault of each end with the other, the opener first, or that the two agree.
+fn meet(a: &mut Keyring, b: &mut Keyring) -> Result<(), [Option<BadCert>; 2]> {
+    let fault = |why| match why {
+        Refused::Certificate(bad) => Some(bad),
+        Refused::Forged => panic!("forged"),
+    };
+    let mut opener = Initiator::new(a, NAMES);
+    let answer = answer(&opener, b).map_err(|why| [None, fault(why)])?;
+    opener.finish(&answer.message, true).map_err(|why| [fault(why), None])?;
+    Ok(())
+}
+
+fn fault(met: Result<(), [Option<BadCert>; 2]>) -> [Option<CertFault>; 2] {
+    met.unwrap_err().map(|bad| bad.map(|bad| bad.fault))
+}
+
+#[test]
+fn certificates_of_all_kinds_meet() {
+    let root = Root::new();
+    let kinds = [&PKCS_ED25519, &PKCS_ECDSA_P256_SHA256, &PKCS_ECDSA_P384_SHA384, &PKCS_RSA_SHA256];
+    for kind in kinds {
+        let papers = |name| root.sign(&leaf(name, [2020, 2040]), kind);
+        let ends = [A, B].map(|name| credentials(&papers(name), &root, &[]).unwrap());
+        let [mut a, mut b] = [ring(ends[0].clone(), 1), ring(ends[1].clone(), 2)];
+        let mut opener = Initiator::new(&mut a, NAMES);
+        assert!(opener.message().len() <= a.message_max(), "{kind:?}");
+        assert!(opener.message().len() + 8 >= a.message_max(), "{kind:?}: a bound that is near");
+        let answer = answer(&opener, &mut b).unwrap();
+        assert!(opener.finish(&answer.message, true).is_ok());
+    }
+    let ends = [root.leaf_below(A), root.leaf("n2.a.org")];
+    let [a, b] = ends.map(|papers| credentials(&papers, &root, &["*.a.org", "spiffe://a.org/*"]));
+    assert_eq!(meet(&mut ring(a.unwrap(), 1), &mut ring(b.unwrap(), 2)), Ok(()));
+}
+
+#[test]
+fn a_certificate_is_refused_for_its_fault() {
+    let (root, other) = (Root::new(), Root::new());
+    let good = |peers: &[&str]| ring(credentials(&root.leaf(A), &root, peers).unwrap(), 1);
+    // Both trust `root`, so each is refused by the other end alone.
+    let late = root.sign(&leaf(B, [2020, 2026]), &PKCS_ED25519);
+    let early = root.sign(&leaf(B, [2024, 2040]), &PKCS_ED25519);
+    let late = at(&late, &root, &[], NOW).unwrap();
+    let early = at(&early, &root, &[], NOW).unwrap();
+    let then = |now| ring(at(&root.leaf(A), &root, &[], now).unwrap(), 1);
+    let foreign = credentials(&other.leaf(B), &root, &[]).unwrap();
+    let stranger =
+        credentials(&root.leaf("spiffe://b.org/job"), &root, &["spiffe://a.org/*"]).unwrap();
+    let nameless = credentials(&root.leaf("n2.b.org"), &root, &[]).unwrap();
+    for (bad, mut good, want) in [
+        (late, then(NOW + 3 * 365 * 86_400), CertFault::Time),
+        (early, then(NOW - 3 * 365 * 86_400), CertFault::Time),
+        (foreign, good(&[]), CertFault::Issuer),
+        (stranger.clone(), good(&[]), CertFault::Name),
+        (stranger, good(&["spiffe://b.org/other", B]), CertFault::Name),
+        (nameless, good(&[]), CertFault::Name),
+    ] {
+        let mut bad = ring(bad, 2);
+        assert_eq!(fault(meet(&mut bad, &mut good)), [None, Some(want)]);
+        assert_eq!(fault(meet(&mut good, &mut bad)), [Some(want), None], "{want:?}");
+    }
+}
+
+#[test]
+fn names_that_spiffe_forbids_are_none() {
+    let root = Root::new();
+    let mut two = leaf(A, [2020, 2040]);
+    two.subject_alt_names.push(rcgen::SanType::URI("https://a.org".try_into().unwrap()));
+    let path = leaf("spiffe://a.org/x/../y", [2020, 2040]);
+    let none = leaf("*.a.org", [2020, 2040]);
+    for params in [two, path, none] {
+        let papers = root.sign(&params, &PKCS_ED25519);
+        assert_eq!(credentials(&papers, &root, &[]).unwrap_err(), BadCredentials::Nameless);
+    }
+}
+
+/// Goal: a message is of its session, its direction and its ephemeral key, and every byte of it
+/// counts. Somebody in the middle can neither put his certificate nor another's into it.
+#[test]
+fn a_signature_is_of_its_handshake() {
+    let root = Root::new();
+    let of = |name, entropy| ring(credentials(&root.leaf(name), &root, &[]).unwrap(), entropy);
+    let [mut a, mut b] = [of(A, 1), of(B, 2)];
+    let mut opener = Initiator::new(&mut a, NAMES);
+    let first = b.first();
+    let others = [
+        SessionNames { opener: NAMES.answerer, ..NAMES },
+        SessionNames { answerer: NAMES.opener, ..NAMES },
+        SessionNames { inc: 8, ..NAMES },
+        SessionNames { epoch: 8, ..NAMES },
+    ];
+    for names in others {
+        let taken = respond(&mut b, first, names, opener.message(), true);
+        assert_eq!(taken.unwrap_err(), Refused::Forged, "{names:?}");
+    }
+    let message = opener.message().clone();
+    for at in 0..message.len() {
+        let mut bent = message.clone();
+        bent[at] ^= 4;
+        assert!(respond(&mut b, first, NAMES, &bent, true).is_err(), "byte {at}");
+        assert!(respond(&mut b, first, NAMES, &message[..at], true).is_err(), "{at} bytes");
+    }
+    // Everybody can write such a message: what is inside is what counts.
+    let own = b.credentials().unwrap().clone();
+    let signed = |role, hash, ephemeral| super::proof::Signed { role, hash, ephemeral };
+    use super::proof::{Role, check, prove};
+    let right = signed(Role::Opener, [1; 32], [2; 32]);
+    let payload = prove(&own, &right);
+    assert!(check(&own, &right, &payload).is_ok());
+    for wrong in [
+        signed(Role::Answerer, [1; 32], [2; 32]),
+        signed(Role::Opener, [3; 32], [2; 32]),
+        signed(Role::Opener, [1; 32], [3; 32]),
+    ] {
+        let bad = check(&own, &wrong, &payload).unwrap_err();
+        assert_eq!(bad.fault, CertFault::Signature, "{wrong:?}");
+        assert_eq!(bad.name.unwrap().to_string(), B);
+    }
+    for at in 0..payload.len() {
+        assert!(check(&own, &right, &payload[..at]).is_err(), "{at} bytes");
+        let mut bent = payload.clone();
+        bent[at] ^= 4;
+        assert!(check(&own, &right, &bent).is_err(), "byte {at}");
+    }
+    // The certificate of another with a signature of one's own.
+    let (mine, theirs) = (a.credentials().unwrap(), prove(&own, &right));
+    let len = |payload: &[u8]| 4 + usize::from(u16::from_le_bytes([payload[2], payload[3]]));
+    let ours = prove(mine, &right);
+    let mixed = [&ours[..len(&ours)], &theirs[len(&theirs)..]].concat();
+    assert_eq!(check(&own, &right, &mixed).unwrap_err().fault, CertFault::Signature);
+    // The good answer is taken after a bad one that could be read.
+    let foreign = credentials(&Root::new().leaf(B), &root, &[]).unwrap();
+    for entropy in 3..6 {
+        let bad = answer(&opener, &mut ring(foreign.clone(), entropy)).unwrap();
+        let refused = opener.finish(&bad.message, true).unwrap_err();
+        assert!(matches!(refused, Refused::Certificate(BadCert { fault: CertFault::Issuer, .. })));
+    }
+    let good = answer(&opener, &mut b).unwrap();
+    assert!(opener.finish(&good.message, true).is_ok());
+}
+
+#[test]
+fn keys_and_certificates_do_not_meet() {
+    let root = Root::new();
+    let mut a = ring(credentials(&root.leaf(A), &root, &[]).unwrap(), 1);
+    let other = Keyring::of_certificate(
+        credentials(&root.leaf(A), &root, &[]).unwrap(),
+        Mode::Authenticated,
+        [1; 32],
+    );
+    assert!(a.key_of(b"x", &other.tag_key().tag(b"x")).is_none());
+    let key = PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
+    assert!(!a.replace(vec![key.clone()]));
+    let b = Keyring::new(vec![key], [0; 32]).unwrap();
+    assert!(b.key_of(b"x", &a.tag_key().tag(b"x")).is_none());
+}
+
+#[test]
+fn bad_papers_are_told_apart() {
+    let (root, good) = (Root::new(), Root::new().leaf(A));
+    let why = |chain: &str, key: &str| {
+        let papers = Papers { chain: chain.to_owned(), key: key.to_owned() };
+        credentials(&papers, &root, &[]).unwrap_err()
+    };
+    let (chain, key) = (&*good.chain, &*good.key);
+    assert_eq!(why("", key), BadCredentials::Chain);
+    assert_eq!(why(key, key), BadCredentials::Chain);
+    assert_eq!(why(&chain.replacen("MI", "XX", 1), key), BadCredentials::Chain);
+    assert_eq!(why(&chain.repeat(5), key), BadCredentials::ChainLong);
+    assert_eq!(why(chain, chain), BadCredentials::Key);
+    assert_eq!(why(chain, &root.leaf(A).key), BadCredentials::KeyOfAnother);
+    for now in [0, NOW * 2] {
+        assert_eq!(at(&good, &root, &[], now).unwrap_err(), BadCredentials::Expired);
+    }
+    // 2040-01-01.
+    assert_eq!(credentials(&good, &root, &[]).unwrap().not_after(), 2_208_988_800);
+    assert!(!format!("{:?}", credentials(&good, &root, &[]).unwrap()).contains("key"));
+}
