@@ -182,7 +182,8 @@ impl Seals {
         if kind.is_near {
             return Way::Clear;
         }
-        if kind.is_answer {
+        // A challenge echoes an OPEN too.
+        if kind.is_answer && !kind.is_challenge {
             let session = self.sessions.get(&(dst, sealed::dst_sid(frame.head)));
             let answer = session.and_then(|session| session.answer.clone());
             let Some((message, tag_key, _)) = answer else { return Way::Not };
@@ -407,12 +408,10 @@ impl Node {
     fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
         // A forger would else choose how many bytes are authenticated, once for each key.
-        if end > OPEN_END + seals.ring.peer_message_max() {
-            self.counters.rx_forged += 1;
-            return false;
-        }
+        let is_short = end <= OPEN_END + seals.ring.peer_message_max();
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
-        let Some(key) = seals.ring.key_of(frame, tag) else {
+        let key = is_short.then(|| seals.ring.key_of(frame, tag)).flatten();
+        let Some(key) = key else {
             self.counters.rx_forged += 1;
             if let Some((base, op)) = sealed::open_in(&RxFrame::new(bytes)) {
                 self.refuse_key(now, &base, &op, RstReason::OtherKey);

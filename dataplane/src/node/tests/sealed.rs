@@ -23,7 +23,7 @@ fn pair(mtu: usize) -> Pair {
 
 /// Sends a message of `len` bytes from end 0 to end 1, which has posted a receive, and says whether
 /// it has arrived whole within `ms`.
-fn arrives(pair: &mut Pair, len: usize, ms: u64) -> bool {
+pub(super) fn arrives(pair: &mut Pair, len: usize, ms: u64) -> bool {
     let (to, seen) = shared(len);
     pair.recv(1, to, 5, OpFlags::empty(), 1).unwrap();
     pair.send(0, IoBuf::leaked(&bytes(len)), 5, OpFlags::empty(), 2).unwrap();
@@ -93,7 +93,11 @@ fn nothing_of_a_message_is_on_the_wire() {
 }
 
 /// Lets `ms` pass. What becomes of a frame of an end says `fate`: whom it reaches, and as what.
-fn carry(pair: &mut Pair, ms: u64, mut fate: impl FnMut(usize, &[u8]) -> Vec<(usize, Vec<u8>)>) {
+pub(super) fn carry(
+    pair: &mut Pair,
+    ms: u64,
+    mut fate: impl FnMut(usize, &[u8]) -> Vec<(usize, Vec<u8>)>,
+) {
     for _ in 0..ms * 20 {
         for i in 0..2 {
             let End { node, out, .. } = &mut pair.ends[i];
@@ -148,7 +152,7 @@ fn forged(frame: &[u8], n: usize) -> Vec<u8> {
 }
 
 /// An RST to end `to` that names its session, as anybody can who has seen its OPEN.
-fn forged_rst(pair: &Pair, to: usize, reason: RstReason) -> Vec<u8> {
+pub(super) fn forged_rst(pair: &Pair, to: usize, reason: RstReason) -> Vec<u8> {
     let (_, peer) = pair.ends[to].node.peers.iter().next().expect("one");
     let rst = RstOp {
         echo_sid: peer.remote_sid,
@@ -242,7 +246,7 @@ fn a_long_open_is_refused_before_its_tag_is_looked_at() {
 
 /// How a message from one of these ends to the other ends, after how long, and what the two are
 /// told.
-fn refused(ends: [End; 2]) -> (Option<Error>, u64, [bool; 2]) {
+pub(super) fn refused(ends: [End; 2]) -> (Option<Error>, u64, [bool; 2]) {
     let mut pair = Pair::of(ends);
     for end in &mut pair.ends {
         end.node.settings.t_dead_ns = 5_000 * MS;
@@ -255,7 +259,7 @@ fn refused(ends: [End; 2]) -> (Option<Error>, u64, [bool; 2]) {
         pair.run(10 * MS);
         for (i, told) in told.iter_mut().enumerate() {
             while let Some(notice) = pair.ends[i].node.notice() {
-                if matches!(notice, Notice::OtherKey { .. }) {
+                if matches!(notice, Notice::OtherKey { .. } | Notice::BadCertificate { .. }) {
                     *told = told.or(Some(pair.now.since(begun) / MS));
                 }
             }

@@ -1,0 +1,285 @@
+//! Nodes with certificates: they have sessions with whom they trust, and nobody else changes
+//! anything.
+
+use std::sync::Arc;
+
+use rcgen::{PKCS_ED25519, PKCS_RSA_SHA256};
+
+use super::sealed::{arrives, carry, forged_rst, refused};
+use super::*;
+use crate::error::Error;
+use crate::node::peer::State;
+use crate::seal::test_certs::{NOW, Papers, Root, at, credentials, leaf};
+use crate::seal::{Credentials, Keyring, Mode, PreSharedKey};
+use crate::wire::{BASE_LEN, RstReason, Ty, sealed};
+
+const MS: u64 = 1_000_000;
+
+fn settings(station: u8, own: Arc<Credentials>) -> NodeSettings {
+    let keys = Keyring::of_certificate_with(own, Mode::Encrypted, 5, [station; 32]);
+    NodeSettings { keys, ..NodeSettings::default() }
+}
+
+fn certified(station: u8, mtu: usize, own: Arc<Credentials>) -> End {
+    end_with(station, mtu, false, settings(station, own))
+}
+
+fn name(station: u8) -> String {
+    format!("spiffe://a.org/job/{station}")
+}
+
+fn pair(root: &Root, mtu: usize) -> Pair {
+    Pair::of([1, 2].map(|station| {
+        let own = credentials(&root.leaf(&name(station)), root, &[]).unwrap();
+        certified(station, mtu, own)
+    }))
+}
+
+/// The state of the session of an end, and how many it has opened.
+fn state(pair: &Pair, i: usize) -> (State, u64) {
+    let node = &pair.ends[i].node;
+    let (_, peer) = node.peers.iter().next().expect("one");
+    (peer.state, node.counters().sessions_opened)
+}
+
+#[test]
+fn messages_arrive_whatever_gets_lost() {
+    let root = Root::new();
+    for (mtu, drop, dup) in [(1500, 0, 0), (9000, 0, 3), (1500, 3, 0), (1500, 11, 7), (900, 5, 0)] {
+        let mut pair = pair(&root, mtu);
+        (pair.drop, pair.dup, pair.scatter) = (drop, dup, true);
+        // A server, which knows nobody.
+        let (_, peer) = pair.ends[1].node.peers.iter_mut().next().expect("one");
+        peer.inc = 0;
+        for len in [0, 1400, 70_000] {
+            assert!(arrives(&mut pair, len, 800), "{len} bytes, {mtu}, {drop}, {dup}");
+        }
+        pair.run(100 * MS);
+        pair.assert_quiet();
+        for end in &pair.ends {
+            let c = end.node.counters();
+            assert_eq!((c.sessions_opened, c.rx_forged, c.rx_clear), (1, 0, 0));
+        }
+        // No certificate is looked at before its sender has shown that he receives.
+        assert!(pair.ends[1].node.counters().tx_challenges > 0);
+    }
+}
+
+/// Goal: both open at once, at any distance: one session, whatever gets lost.
+#[test]
+fn opens_that_cross_make_one_session() {
+    let root = Root::new();
+    for seed in 0..40_usize {
+        let mut pair = pair(&root, 1500);
+        (pair.drop, pair.scatter) = ([0, 5, 3][seed % 3], true);
+        for from in [seed % 2, 1 - seed % 2] {
+            let buf = IoBuf::leaked(&[1; 8]);
+            pair.recv(1 - from, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+            pair.send(from, buf, 5, OpFlags::empty(), 2).unwrap();
+            pair.run(seed as u64 * 2_500);
+        }
+        pair.run(600 * MS);
+        assert_eq!([0, 1].map(|i| pair.read(i).len()), [2, 2], "seed {seed}");
+        assert_eq!([0, 1].map(|i| state(&pair, i)), [(State::Open, 1); 2], "seed {seed}");
+    }
+}
+
+/// Goal: who is not trusted is refused after a second, its fault is counted and told at once at
+/// both ends, whichever end is at fault.
+#[test]
+fn who_is_not_trusted_is_refused() {
+    let (root, other) = (Root::new(), Root::new());
+    let good = |n| credentials(&root.leaf(&name(n)), &root, &[]).unwrap();
+    let foreign = |n| credentials(&other.leaf(&name(n)), &root, &[]).unwrap();
+    let stranger = |n| {
+        credentials(&root.leaf("spiffe://b.org/x"), &root, &["spiffe://a.org/*"])
+            .map(|c| (c, n))
+            .unwrap()
+            .0
+    };
+    let late = |_| {
+        let papers = root.sign(&leaf(&name(1), [2020, 2024]), &PKCS_ED25519);
+        at(&papers, &root, &[], NOW - 400 * 86_400).unwrap()
+    };
+    type Make<'a> = &'a dyn Fn(u8) -> Arc<Credentials>;
+    let faults: [(Make<'_>, fn(&NodeCounters) -> u64); 3] = [
+        (&foreign, |c| c.rx_cert_issuer),
+        (&stranger, |c| c.rx_cert_name),
+        (&late, |c| c.rx_cert_time),
+    ];
+    for (bad, count) in faults {
+        for opens in [true, false] {
+            let own: [Arc<Credentials>; 2] = match opens {
+                true => [bad(1), good(2)],
+                false => [good(1), bad(2)],
+            };
+            let mut n = 0;
+            let ends = own.map(|own| {
+                n += 1;
+                certified(n, 1500, own)
+            });
+            let (err, ms, told) = refused(ends);
+            assert_eq!((err, told[0]), (Some(Error::Access), true), "opens {opens}");
+            assert!((1_000..1_200).contains(&ms), "{ms} ms");
+            assert!(told[1] || !opens);
+            let mut pair = Pair::of([good(1), bad(2)].map(|own| {
+                n += 1;
+                certified(n - 2, 1500, own)
+            }));
+            assert!(!arrives(&mut pair, 8, 300));
+            assert!(count(&pair.ends[0].node.counters()) > 0);
+        }
+    }
+}
+
+#[test]
+fn a_key_and_a_certificate_do_not_meet() {
+    let root = Root::new();
+    let own = || credentials(&root.leaf(&name(1)), &root, &[]).unwrap();
+    let keyed = |station: u8| {
+        let key = PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
+        let keys = Keyring::new(vec![key], [station; 32]);
+        end_with(station, 1500, false, NodeSettings { keys, ..NodeSettings::default() })
+    };
+    assert_eq!(refused([certified(1, 1500, own()), keyed(2)]).0, Some(Error::Access));
+    assert_eq!(refused([keyed(1), certified(2, 1500, own())]).0, Some(Error::Access));
+    assert_eq!(refused([certified(1, 1500, own()), end(2, 1500, false)]).0, Some(Error::NoKey));
+    let mut end = certified(1, 1500, own());
+    let key = PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
+    assert!(end.node.set_keys(Instant(1), vec![key]).is_err());
+    assert!(keyed(2).node.set_certificate(Instant(1), own()).is_err());
+}
+
+#[test]
+fn certificates_that_fit_no_frame_are_refused_at_once() {
+    let root = Root::new();
+    let papers = root.sign(&leaf(&name(1), [2020, 2040]), &PKCS_RSA_SHA256);
+    let long = Papers { chain: papers.chain.repeat(4), ..papers };
+    let long = credentials(&long, &root, &[]).unwrap();
+    let made = |mtu, lossless| {
+        let settings = NodeSettings { incarnation: 1, ..settings(1, long.clone()) };
+        Node::new(settings, &caps(1, mtu, lossless)).map(|_| ())
+    };
+    assert!(matches!(made(1500, false), Err(Error::Invalid(_))));
+    assert!(made(9000, false).is_ok());
+    assert!(made(1500, true).is_ok(), "nothing is sealed");
+    let mut node = certified(1, 1500, credentials(&root.leaf(&name(1)), &root, &[]).unwrap()).node;
+    assert!(matches!(node.set_certificate(Instant(1), long.clone()), Err(Error::Invalid(_))));
+}
+
+/// Goal: everybody can make the tag of an RST, and still none ends or changes a session while the
+/// peer answers, nor while it is being opened.
+#[test]
+fn a_forged_reset_ends_nothing() {
+    let root = Root::new();
+    let mut pair = pair(&root, 1500);
+    let public = Keyring::of_certificate_with(
+        credentials(&root.leaf(&name(9)), &root, &[]).unwrap(),
+        Mode::Encrypted,
+        5,
+        [9; 32],
+    );
+    let tag = public.unwrap().tag_key().clone();
+    let reasons = [
+        RstReason::Closed,
+        RstReason::UnknownSession,
+        RstReason::WrongIncarnation,
+        RstReason::Dead,
+        RstReason::OtherKey,
+    ];
+    for round in 0..20 {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), round).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), round).unwrap();
+        for _ in 0..40 {
+            carry(&mut pair, 1, |from, frame| vec![(1 - from, frame.to_vec())]);
+            for (to, reason) in (0..2).flat_map(|to| reasons.map(|reason| (to, reason))) {
+                if pair.ends[to].node.peers.iter().next().is_none() {
+                    continue;
+                }
+                let mut rst = forged_rst(&pair, to, reason);
+                let end = BASE_LEN + usize::from(sealed::plen(&rst)).max(crate::wire::RstOp::LEN);
+                rst.truncate(end);
+                sealed::mark(&mut rst, end - BASE_LEN);
+                let sum = tag.tag(&rst);
+                rst.extend(sum);
+                pair.ends[to].node.on_frame(pair.now, &RxFrame::new(&rst));
+            }
+        }
+        assert_eq!([0, 1].map(|i| pair.read(i).len()), [1, 1], "round {round}");
+    }
+    assert_eq!([0, 1].map(|i| state(&pair, i)), [(State::Open, 1); 2]);
+    for end in &pair.ends {
+        assert_eq!(end.node.counters().sessions_reset, 0);
+    }
+}
+
+/// A peer that has restarted says so by an RST: it is believed after a second without anything.
+#[test]
+fn a_restart_is_known_after_a_second() {
+    let root = Root::new();
+    let mut pair = pair(&root, 1500);
+    pair.ends[0].node.settings.t_dead_ns = 5_000 * MS;
+    assert!(arrives(&mut pair, 8, 100));
+    let own = credentials(&root.leaf(&name(2)), &root, &[]).unwrap();
+    let mut again = certified(2, 1500, own);
+    again.node.settings.incarnation ^= 1;
+    pair.ends[1] = again;
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    pair.run(900 * MS);
+    assert_eq!(state(&pair, 0).0, State::Open);
+    pair.run(300 * MS);
+    assert_eq!(pair.read_err(0).err, Error::ConnReset);
+}
+
+/// Goal: a flood of certificates that are refused is looked at in part, and one of a station in
+/// each time.
+#[test]
+fn few_bad_certificates_are_looked_at() {
+    let (root, other) = (Root::new(), Root::new());
+    let good = credentials(&root.leaf(&name(1)), &root, &[]).unwrap();
+    let bad = credentials(&other.leaf(&name(2)), &root, &[]).unwrap();
+    let mut pair = Pair::of([certified(1, 1500, good), certified(2, 1500, bad)]);
+    pair.ends[1].node.settings.t_dead_ns = 60_000 * MS;
+    let mut opens = 0;
+    pair.send(1, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    carry(&mut pair, 2_000, |from, frame| {
+        let is_open = sealed::ty_of(frame) == Some(Ty::Open);
+        // What end 0 says of keys does not come.
+        if from == 0 && !is_open {
+            return Vec::new();
+        }
+        let times = if from == 1 { 20 } else { 1 };
+        opens += times;
+        vec![(1 - from, frame.to_vec()); times]
+    });
+    let c = pair.ends[0].node.counters();
+    assert!(c.rx_cert_issuer > 1 && c.rx_cert_limited > 5 * c.rx_cert_issuer, "{c:?}");
+    assert!(opens as u64 > c.rx_cert_issuer * 10);
+    assert_eq!(c.sessions_opened, 0);
+}
+
+/// Goal: another certificate comes without a pause, at any moment of an opening, also one of
+/// another root after both are trusted.
+#[test]
+fn another_certificate_comes_without_a_pause() {
+    let root = Root::new();
+    for seed in 0..30_usize {
+        let mut pair = pair(&root, 1500);
+        (pair.drop, pair.scatter) = ([0, 7, 3][seed % 3], true);
+        for end in [0, 1] {
+            for i in 0..2 {
+                let other = pair.ends[1 - i].node.station;
+                pair.ends[i].node.drop_session(pair.now, other);
+                let buf = IoBuf::leaked(&[1; 8]);
+                pair.recv(1 - i, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+                pair.send(i, buf, 5, OpFlags::empty(), 2).unwrap();
+            }
+            pair.run((seed as u64 * 5_000) % (60 * 5_000));
+            let own = credentials(&root.leaf(&name(end as u8 + 1)), &root, &[]).unwrap();
+            let now = pair.now;
+            pair.ends[end].node.set_certificate(now, own).unwrap();
+            pair.run(400 * MS);
+            assert_eq!([0, 1].map(|i| pair.read(i).len()), [2, 2], "seed {seed}, {end}");
+        }
+    }
+}
