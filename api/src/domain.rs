@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use barewire_dataplane::node::{Node, NodeSettings};
 use barewire_dataplane::poll::Engine;
+use barewire_dataplane::seal::Keyring;
 use barewire_dataplane::types::{EpAddr, INCARNATION_MAX};
+use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::{Port, PortCaps, PortCounters};
 
 use crate::auth_check::is_auth_key;
@@ -21,7 +23,7 @@ use crate::errno::{Error, OpenError, Result, refused_by_system};
 use crate::hosts::{interface_of, own_hosts};
 use crate::info::{DomainAttr, Info};
 use crate::inner::{Core, DomainRef, Shared};
-use crate::key::{self, KeyFiles};
+use crate::key::{self, Files};
 use crate::key_log::KeyLog;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
@@ -78,6 +80,17 @@ impl Domain {
             tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
         }
         node.by_name |= info.src_addr.is_some();
+        let most = caps.mtu + ETH_HDR_LEN;
+        if let Some(len) = node.keys.as_ref().map(Keyring::open_len).filter(|&len| len > most)
+            && !caps.lossless
+        {
+            let line = format!(
+                "{name}: with the certificates a session begins with a frame of {len} bytes, and \
+                 the port's have {most}: take an ECDSA key instead of RSA, fewer intermediates, or \
+                 a longer mtu="
+            );
+            return Err(OpenError::new(Error::Invalid("the certificates fit no frame"), line));
+        }
         let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
         })?;
@@ -363,7 +376,7 @@ impl DomainRef {
 fn node_settings(
     settings: &Settings,
     attr: &DomainAttr,
-) -> std::result::Result<(NodeSettings, Option<KeyFiles>), OpenError> {
+) -> std::result::Result<(NodeSettings, Option<Files>), OpenError> {
     let mut random = [0; 48];
     let path = "/dev/urandom";
     std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut random)).map_err(|e| {

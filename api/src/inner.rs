@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
 use barewire_dataplane::poll::Engine;
-use barewire_dataplane::seal::PreSharedKey;
 use barewire_dataplane::types::Instant;
 use barewire_driver::hint::cold;
 use barewire_driver::port::PortCaps;
@@ -20,7 +19,7 @@ use crate::cm::side::{Cm, Transport};
 use crate::deferred::Works;
 use crate::eq::{EqInner, Turns};
 use crate::errno::{Error, Result, refused_by_system};
-use crate::key::{KeyFiles, KeyWatch};
+use crate::key::{Files, KeyWatch, News};
 use crate::key_log::KeyLog;
 use crate::lock::{Entry, Guard, HasLock, Lock};
 use crate::mr::table::MrTable;
@@ -157,8 +156,8 @@ impl Core {
     #[inline(never)]
     fn full_turn(&mut self, shared: &Shared) -> usize {
         // Before frames are taken, which may have waited for long.
-        if let Some(keys) = self.key_watch.as_ref().and_then(KeyWatch::take) {
-            self.take_keys(keys);
+        if let Some(news) = self.key_watch.as_ref().and_then(KeyWatch::take) {
+            self.take_keys(news);
         }
         let moved = match self.engine.turn() {
             Ok(moved) => moved,
@@ -376,7 +375,7 @@ impl Core {
 
     /// Takes the keys from their files again whenever one has changed. Best effort: without a
     /// thread the domain keeps those that it has.
-    pub(crate) fn watch_keys(&mut self, files: KeyFiles) {
+    pub(crate) fn watch_keys(&mut self, files: Files) {
         match KeyWatch::start(files) {
             Ok(watch) => self.key_watch = Some(watch),
             Err(e) => tracing::warn!("no thread looks at the key files ({e}): the keys stay"),
@@ -391,10 +390,14 @@ impl Core {
     }
 
     #[cold]
-    fn take_keys(&mut self, keys: Vec<PreSharedKey>) {
+    fn take_keys(&mut self, news: News) {
         let now = Engine::now();
         // Files that name no key or too many were refused when they were read.
-        if let Err(why) = self.node().set_keys(now, keys) {
+        let taken = match news {
+            News::Keys(keys) => self.node().set_keys(now, keys),
+            News::Certificate(own) => self.node().set_certificate(now, own),
+        };
+        if let Err(why) = taken {
             tracing::warn!("the keys stay as they are: {why}");
         }
     }

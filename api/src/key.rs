@@ -5,20 +5,22 @@
 //! thread looks once a second whether one is another than before, reads them, and leaves the list
 //! where the next turn that reads the clock takes it.
 
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::Duration;
 
-use barewire_dataplane::seal::{KEY_MAX, KEY_MIN, KEYS_MAX, Keyring, Mode, PreSharedKey};
+use barewire_dataplane::seal::{
+    Credentials, KEY_MAX, KEY_MIN, KEYS_MAX, Keyring, Mode, PreSharedKey,
+};
 use zeroize::Zeroizing;
 
-use crate::errno::{Error, OpenError, refused_by_system};
+use crate::certificate::CertSource;
+use crate::errno::{Error, OpenError};
 use crate::info::DomainAttr;
+use crate::key_file::{Kind, Stamp, TRIES, open, stamps};
 use crate::own_thread;
 use crate::settings::Settings;
 
@@ -28,19 +30,43 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Stack of the thread that looks.
 const STACK_LEN: usize = 256 << 10;
 
-/// Times that files are read again which change meanwhile.
-const TRIES: u32 = 4;
-
 /// The keys that a domain is opened with.
 #[derive(Debug)]
 pub(crate) struct Keys {
     pub(crate) ring: Keyring,
     /// The files that they are from, if they are.
-    pub(crate) files: Option<KeyFiles>,
+    pub(crate) files: Option<Files>,
+}
+
+/// Files of a domain, which are looked at while it is open.
+#[derive(Clone, Debug)]
+pub(crate) enum Files {
+    /// With keys.
+    Keys(KeyFiles),
+    /// With a certificate.
+    Certificate(CertSource),
+}
+
+/// What files have come to hold.
+pub(crate) enum News {
+    /// A list of keys.
+    Keys(Vec<PreSharedKey>),
+    /// A certificate.
+    Certificate(Arc<Credentials>),
+}
+
+impl Files {
+    /// As [`KeyFiles::look`].
+    fn look(&mut self) -> Option<News> {
+        match self {
+            Self::Keys(files) => files.look().map(News::Keys),
+            Self::Certificate(files) => files.look().map(News::Certificate),
+        }
+    }
 }
 
 /// The keys of a domain that was opened with these attributes: its `auth_key`, or else those of the
-/// files that the settings name; `None` if there are neither. Where keys are of address vectors,
+/// files that the settings name, or their certificate; `None` if there are neither. Where keys are of address vectors,
 /// none yet. `entropy` are fresh random bytes.
 ///
 /// # Errors
@@ -51,6 +77,23 @@ pub(crate) fn of(
     entropy: [u8; 32],
 ) -> Result<Option<Keys>, OpenError> {
     let auth_key: &[u8] = &attr.auth_key;
+    if let Some(files) = &settings.certificate {
+        let beside = if attr.av_auth_key || !auth_key.is_empty() {
+            Some("auth_key")
+        } else {
+            (!settings.key_files.is_empty()).then_some("BAREWIRE_KEY_FILE")
+        };
+        if let Some(beside) = beside {
+            let line = format!(
+                "BAREWIRE_CERT_FILE and {beside}: a domain has a certificate or keys, not both; \
+                 unset one"
+            );
+            return Err(OpenError::new(Error::Invalid("a certificate and a key"), line));
+        }
+        let (credentials, source) = CertSource::open(files)?;
+        let ring = Keyring::of_certificate(credentials, settings.seal, entropy);
+        return Ok(Some(Keys { ring, files: Some(Files::Certificate(source)) }));
+    }
     if attr.av_auth_key {
         if !auth_key.is_empty() {
             let line = "auth_key has to be NULL where auth_key_size is FI_AV_AUTH_KEY";
@@ -64,7 +107,7 @@ pub(crate) fn of(
         return Ok(None);
     } else {
         let (keys, files) = KeyFiles::open(&settings.key_files, settings.seal)?;
-        (keys, Some(files))
+        (keys, Some(Files::Keys(files)))
     };
     let ring = Keyring::new(keys, entropy).ok_or_else(too_many)?;
     Ok(Some(Keys { ring, files }))
@@ -85,9 +128,8 @@ fn made(bytes: &[u8], seal: Mode, whose: &str) -> Result<PreSharedKey, OpenError
     })
 }
 
-/// What tells one state of a file from another: device, inode, length, times of change, mode.
-/// `None` if there is no such file.
-type Stamp = Option<[i64; 8]>;
+/// A key file: nobody but its owner may read it.
+const SECRET: Kind = Kind { what: "key file", not: 0o077, most: KEY_MAX + 3 };
 
 /// Files that hold keys, and how they were when they were read. Every file but the first may be
 /// missing.
@@ -132,10 +174,10 @@ impl KeyFiles {
     fn read(&mut self) -> Result<Vec<PreSharedKey>, OpenError> {
         let mut tries = 0;
         loop {
-            self.stamps = self.stamp();
+            self.stamps = stamps(&self.paths);
             let keys = self.read_once();
             tries += 1;
-            if tries == TRIES || self.stamps == self.stamp() {
+            if tries == TRIES || self.stamps == stamps(&self.paths) {
                 return keys;
             }
         }
@@ -155,22 +197,11 @@ impl KeyFiles {
         Ok(keys)
     }
 
-    fn stamp(&self) -> Vec<Stamp> {
-        let stamp = |path: &PathBuf| {
-            let is = std::fs::metadata(path).ok()?;
-            let (dev, ino, len) = (is.dev() as i64, is.ino() as i64, is.size() as i64);
-            let times = [is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec()];
-            let [a, b, c, d] = times;
-            Some([dev, ino, len, a, b, c, d, i64::from(is.mode())])
-        };
-        self.paths.iter().map(stamp).collect()
-    }
-
     /// The keys, if the files are others than when they were read last. A first file that is gone,
     /// and files that hold no keys, leave the list as it is, which the log tells once, and are
     /// looked at again: a file server, or a limit on open files, may be why.
     fn look(&mut self) -> Option<Vec<PreSharedKey>> {
-        let now = self.stamp();
+        let now = stamps(&self.paths);
         if now == self.stamps {
             return None;
         }
@@ -192,36 +223,9 @@ impl KeyFiles {
     }
 }
 
-/// Opens a key file, also where a FIFO would keep it for ever.
-fn open(path: &Path) -> io::Result<std::fs::File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
-}
-
 /// The bytes of a key file, without a line end behind a key that is long enough.
 fn read(path: &Path, file: io::Result<std::fs::File>) -> Result<Zeroizing<Vec<u8>>, OpenError> {
-    let shown = path.display();
-    let failed = |e: io::Error| {
-        let error = refused_by_system(&shown.to_string(), e.raw_os_error().unwrap_or(libc::EIO));
-        OpenError::new(error, format!("key file {shown}: {e}"))
-    };
-    let file = file.map_err(failed)?;
-    let is = file.metadata().map_err(failed)?;
-    let mode = is.mode();
-    let ours = is.uid() == nix::unistd::geteuid().as_raw() || is.uid() == 0;
-    if !is.is_file() || !ours {
-        let line = format!("key file {shown}: it has to be a file of this user's or root's");
-        return Err(OpenError::new(Error::Access, line));
-    }
-    if mode & 0o077 != 0 {
-        let mode = mode & 0o777;
-        let line = format!(
-            "key file {shown}: mode {mode:o}, so others than its owner can use it; \
-             chmod 600 {shown}"
-        );
-        return Err(OpenError::new(Error::Access, line));
-    }
-    let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_MAX + 3));
-    file.take(KEY_MAX as u64 + 3).read_to_end(&mut bytes).map_err(failed)?;
+    let mut bytes = SECRET.read(path, file)?;
     for end in *b"\n\r" {
         if bytes.last() == Some(&end) && bytes.len() > KEY_MIN {
             bytes.pop();
@@ -240,7 +244,7 @@ pub(crate) struct KeyWatch {
 #[derive(Default)]
 struct Found {
     any: AtomicBool,
-    keys: Mutex<Option<Vec<PreSharedKey>>>,
+    news: Mutex<Option<News>>,
 }
 
 impl KeyWatch {
@@ -248,7 +252,7 @@ impl KeyWatch {
     ///
     /// # Errors
     /// The system has no thread left.
-    pub(crate) fn start(files: KeyFiles) -> io::Result<Self> {
+    pub(crate) fn start(files: Files) -> io::Result<Self> {
         let found = Arc::new(Found::default());
         let watched = Arc::downgrade(&found);
         let look = move || watch(files.clone(), &watched);
@@ -256,14 +260,14 @@ impl KeyWatch {
         Ok(Self { found, thread: look.thread().clone() })
     }
 
-    /// The list of keys to take now, if there is another.
-    pub(crate) fn take(&self) -> Option<Vec<PreSharedKey>> {
+    /// What to take now, if there is something else.
+    pub(crate) fn take(&self) -> Option<News> {
         if !self.found.any.load(Ordering::Relaxed) {
             return None;
         }
-        let mut keys = self.found.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut news = self.found.news.lock().unwrap_or_else(PoisonError::into_inner);
         self.found.any.store(false, Ordering::Relaxed);
-        keys.take()
+        news.take()
     }
 }
 
@@ -275,16 +279,16 @@ impl Drop for KeyWatch {
     }
 }
 
-fn watch(mut files: KeyFiles, found: &Weak<Found>) {
+fn watch(mut files: Files, found: &Weak<Found>) {
     loop {
         std::thread::park_timeout(LOOK);
         if found.strong_count() == 0 {
             return;
         }
-        if let Some(keys) = files.look()
+        if let Some(news) = files.look()
             && let Some(found) = found.upgrade()
         {
-            *found.keys.lock().unwrap_or_else(PoisonError::into_inner) = Some(keys);
+            *found.news.lock().unwrap_or_else(PoisonError::into_inner) = Some(news);
             found.any.store(true, Ordering::Relaxed);
         }
     }

@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 
 use barewire_dataplane::node::{EndReason, NodeSettings, Notice, SessionEnd};
 use barewire_dataplane::poll::Engine;
+use barewire_dataplane::seal::CertFault;
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire;
 use barewire_driver::port::Station;
@@ -74,6 +75,17 @@ impl Teller {
                     );
                 }
                 Notice::OtherKey { station, has_key } => self.tell_key(engine, station, has_key),
+                Notice::BadCertificate { station, fault, name } => {
+                    let name = name.map_or(String::new(), |name| format!(" of {name}"));
+                    let (what, mend) = told_of(fault);
+                    self.warn(
+                        engine,
+                        station,
+                        format_args!(
+                            "has a certificate{name} that {what}: no session with it; {mend}"
+                        ),
+                    );
+                }
                 Notice::ShortFrames { station, passed, most } => {
                     self.warn(engine, station, format_args!(
                         "gets frames of at most {passed} bytes, although both ends take {most}: a \
@@ -107,6 +119,11 @@ impl Teller {
 
     /// Writes that a station cannot read what this one seals, or the other way.
     fn tell_key(&mut self, engine: &Engine, station: Station, has_key: bool) {
+        if has_key && engine.node().has_certificate() {
+            let what = "refuses this side's certificate, has a key instead, or seals in another \
+                        mode: no session with it is possible; its log says which";
+            return self.warn(engine, station, format_args!("{what}"));
+        }
         let what = match (has_key, engine.node().has_keys()) {
             (true, _) => "has another key, or seals in another mode",
             (false, true) => "has no key, and this side has one",
@@ -146,6 +163,25 @@ impl Teller {
         let left = self.tokens.checked_sub(1);
         self.tokens = left.unwrap_or(0);
         left.is_some()
+    }
+}
+
+/// What is wrong with a certificate, and what mends it.
+fn told_of(fault: CertFault) -> (&'static str, &'static str) {
+    match fault {
+        CertFault::Time => ("is not valid now", "renew it, or set the clocks of both right"),
+        CertFault::Issuer => {
+            ("leads to none of this side's roots", "its issuer goes into BAREWIRE_ROOTS_FILE here")
+        }
+        CertFault::Name => {
+            ("names nobody whom this side talks to", "its name goes into BAREWIRE_PEER_IDS here")
+        }
+        CertFault::Signature => {
+            ("is not its own, as its signature shows", "look for who sends with its address")
+        }
+        CertFault::Malformed => {
+            ("cannot be read", "install the same release on both, or look for who sends it")
+        }
     }
 }
 

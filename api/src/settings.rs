@@ -7,6 +7,8 @@ use std::time::Duration;
 use barewire_dataplane::proto::coll::plan::Force;
 pub use barewire_dataplane::seal::Mode as SealMode;
 
+pub use crate::certificate::CertFiles;
+
 /// Who turns the poll loop (`fi_domain_attr.progress`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Progress {
@@ -142,6 +144,12 @@ pub struct Settings {
     /// while the domain is open, and read again if one has changed. A key in the domain's
     /// attributes goes before them. Default none: frames are open to everybody on the way.
     pub key_files: Vec<PathBuf>,
+    /// The files that hold the domain's certificate (`BAREWIRE_CERT_FILE`, `BAREWIRE_CERT_KEY_FILE`,
+    /// `BAREWIRE_ROOTS_FILE`, `BAREWIRE_PEER_IDS` with names separated by commas), in place of
+    /// keys: frames on a wire are sealed, and who has a certificate of the roots with a name that
+    /// the domain talks to has sessions with it. They are looked at once a second while the domain
+    /// is open. Default none.
+    pub certificate: Option<CertFiles>,
     /// Age at which a session's key is left for the next one (`BAREWIRE_REKEY_S`), from 1 s:
     /// what was recorded before cannot be read with what a process has in its memory later.
     /// Default an hour; a key is left after 2^22 frames in any case. Costs nothing that can be
@@ -179,6 +187,7 @@ impl Default for Settings {
             peers: Peers::Named,
             by_name: false,
             key_files: Vec::new(),
+            certificate: None,
             key_log: None,
             rekey: Duration::from_secs(3600),
             seal: SealMode::Encrypted,
@@ -222,6 +231,10 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
         "named",
     ),
     ("BAREWIRE_KEY_FILE", "files with the keys that frames on a wire are sealed with", "none"),
+    ("BAREWIRE_CERT_FILE", "certificate in place of a key, PEM", "none"),
+    ("BAREWIRE_CERT_KEY_FILE", "private key of the certificate, PEM", "none"),
+    ("BAREWIRE_ROOTS_FILE", "roots that certificates of peers lead to, PEM", "none"),
+    ("BAREWIRE_PEER_IDS", "names in certificates of peers, spiffe://domain/job/*", "all"),
     (
         "BAREWIRE_KEY_LOG",
         "file to which the secrets of sessions are written, to read what was recorded",
@@ -304,6 +317,15 @@ impl Settings {
         let files = lookup("BAREWIRE_KEY_FILE");
         let split = |list: String| std::env::split_paths(list.trim()).collect();
         s.key_files = files.map_or(Vec::new(), split);
+        let cert = ["BAREWIRE_CERT_FILE", "BAREWIRE_CERT_KEY_FILE", "BAREWIRE_ROOTS_FILE"];
+        let (named, ids) = (cert.map(&lookup), get("BAREWIRE_PEER_IDS").map(|(_, ids)| ids));
+        // One that lacks is told when the domain opens.
+        if named.iter().chain([&ids]).any(Option::is_some) {
+            let [cert, key, roots] = named.map(|path| path.unwrap_or_default().trim().to_owned());
+            let ids = ids.unwrap_or_default();
+            let ids = ids.split_terminator(',').map(str::trim);
+            s.certificate = Some(CertFiles::new(cert, key, roots).with_peers(ids));
+        }
         s.key_log = get("BAREWIRE_KEY_LOG").map(|(_, path)| path.into());
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
@@ -361,6 +383,10 @@ mod tests {
             ("BAREWIRE_PROGRESS", "Auto"),
             ("BAREWIRE_THREADING", "domain"),
             ("BAREWIRE_CPU", "1"),
+            ("BAREWIRE_CERT_FILE", "/run/c.pem"),
+            ("BAREWIRE_CERT_KEY_FILE", "/run/k.pem"),
+            ("BAREWIRE_ROOTS_FILE", "/run/r.pem"),
+            ("BAREWIRE_PEER_IDS", "spiffe://a/x, n7"),
             ("BAREWIRE_IDLE", "sleep"),
             ("BAREWIRE_EAGER_MAX", "4096"),
             ("BAREWIRE_PEER_MAX", "100000"),
@@ -396,6 +422,10 @@ mod tests {
             peers: Peers::Inserted,
             by_name: false,
             key_files: vec!["/run/job/key".into(), "/run/job/next".into()],
+            certificate: Some(
+                CertFiles::new("/run/c.pem", "/run/k.pem", "/run/r.pem")
+                    .with_peers(["spiffe://a/x", "n7"]),
+            ),
             rekey: Duration::from_secs(60),
             key_log: Some("/run/secrets.log".into()),
             seal: SealMode::Authenticated,

@@ -203,6 +203,125 @@ fn pingpong_with_a_key_file() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("chmod 600"), "{output:?}");
 }
 
+/// The PEM files of a side: certificate, private key and roots.
+fn papers(dir: &Path, name: &str, [cert, key, roots]: [&str; 3]) -> [String; 3] {
+    let put = |what: &str, text: &str, mode: u32| {
+        let path = dir.join(format!("{name}.{what}"));
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    [put("crt", cert, 0o644), put("key", key, 0o600), put("roots", roots, 0o644)]
+}
+
+fn ca(name: &str) -> rcgen::CertifiedIssuer<'static, rcgen::KeyPair> {
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
+}
+
+type Issuer = rcgen::CertifiedIssuer<'static, rcgen::KeyPair>;
+
+/// Papers of this SPIFFE ID, of `ca`, that trust `roots`, and end with that year.
+fn issued(dir: &Path, (file, id): (&str, &str), ca: &Issuer, roots: &Issuer) -> [String; 3] {
+    let mut params = rcgen::CertificateParams::default();
+    params.subject_alt_names = vec![rcgen::SanType::URI(id.try_into().unwrap())];
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = params.signed_by(&key, ca).unwrap().pem();
+    papers(dir, file, [&cert, &key.serialize_pem(), &roots.pem()])
+}
+
+fn cert_args(papers: &[String; 3]) -> [&str; 6] {
+    ["--cert", &papers[0], "--cert-key", &papers[1], "--roots", &papers[2]]
+}
+
+/// A side that listens with these papers, and its log.
+fn listens_with(dir: &Path, papers: &[String; 3], more: &[&str]) -> (Server, PathBuf) {
+    const PORT: &str = "udp:127.0.0.1,near=no";
+    let path = dir.join("log");
+    let log = std::fs::File::create(&path).unwrap();
+    let args = ["pingpong", "--listen", "--json", "--port", PORT];
+    let mut server = command(&[&args[..], &cert_args(papers), more].concat());
+    let mut child = server.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let said: Value = serde_json::from_str(&line).unwrap();
+    let addr = said["listening"].as_str().unwrap().to_owned();
+    (Server { child, lines, addr, port: String::new() }, path)
+}
+
+fn client_of(addr: &str, papers: &[String; 3]) -> std::process::Output {
+    let args = ["pingpong", addr, "--port", "udp:127.0.0.1,near=no", "--json"];
+    let more = ["--iterations", "20", "--size", "0,8,1400,9k,100k", "--verify"];
+    let mut client = command(&[&args[..], &more, &cert_args(papers)].concat());
+    client.env("BAREWIRE_T_DEAD_MS", "5000").output().unwrap()
+}
+
+/// Goal: two processes with certificates of one root exchange every kind of message; one of another
+/// root, or with another name, is refused with its code after a second, and both say why.
+#[test]
+fn pingpong_with_certificates() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, other) = (ca("root"), ca("other"));
+    let of = |name, id, ca: &Issuer| issued(dir.path(), (name, id), ca, &root);
+    let right = of("right", "spiffe://a.org/job/1", &root);
+    let foreign = of("foreign", "spiffe://a.org/job/2", &other);
+    let named = of("named", "spiffe://a.org/web/1", &root);
+    let own = of("server", "spiffe://a.org/job/0", &root);
+    let ids = ["--peer-ids", "spiffe://a.org/job/*"];
+    for bad in [&foreign, &named] {
+        let (server, log) = listens_with(dir.path(), &own, &ids);
+        let begun = Instant::now();
+        let output = client_of(&server.addr, bad);
+        let took = begun.elapsed();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let told = said.contains("FI_EACCES") && said.contains("refuses this side's certificate");
+        assert!(output.status.code() == Some(1) && told, "{said}");
+        assert!((1.0..3.0).contains(&took.as_secs_f64()), "{took:?}: {said}");
+        let output = client_of(&server.addr, &right);
+        for line in objects(&output) {
+            assert_eq!((&line["n"], &line["verified"]), (&20.into(), &true.into()), "{line}");
+        }
+        drop(server);
+        let log = std::fs::read_to_string(log).unwrap();
+        let says = if bad == &named {
+            "of spiffe://a.org/web/1 that names nobody whom this side talks to"
+        } else {
+            "leads to none of this side's roots"
+        };
+        assert!(log.contains(says), "{log}");
+    }
+    // The files of another, and a key beside.
+    let mixed = [right[0].clone(), own[1].clone(), right[2].clone()];
+    let says = |output: std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(says(client_of("127.0.0.1:1", &mixed)).contains("not that of the certificate"));
+    let key = key_file(dir.path(), "key", 1);
+    let args = ["pingpong", "--listen", "--port", "udp:127.0.0.1", "--key-file"];
+    let args = [&args[..], &[key.to_str().unwrap()], &cert_args(&right)].concat();
+    assert!(says(command(&args).output().unwrap()).contains("a certificate or keys, not both"));
+}
+
+/// Goal: the commands of `docs/security.md` make what two processes understand each other by.
+#[test]
+fn pingpong_with_certificates_of_openssl() {
+    if Command::new("openssl").arg("version").output().is_err() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let doc = include_str!("../../docs/security.md");
+    let script = doc.split("## A certificate").nth(1).unwrap().split("```").nth(1).unwrap();
+    let made = Command::new("sh").args(["-ec", script]).current_dir(dir.path()).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let papers = |n: u8| [at(&format!("n{n}.pem")), at(&format!("n{n}.key")), at("ca.pem")];
+    let (server, _) = listens_with(dir.path(), &papers(1), &[]);
+    for line in objects(&client_of(&server.addr, &papers(2))) {
+        assert_eq!((&line["n"], &line["verified"]), (&20.into(), &true.into()), "{line}");
+    }
+}
+
 /// Goal: what a key seals is recorded sealed, and read with the secrets that the domain wrote
 /// because it was told to, and with nothing else. Method: messages with known bytes over UDP,
 /// recorded by the port of the client.

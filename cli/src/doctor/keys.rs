@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use barewire::key_file_len;
+use barewire::{CertFacts, cert_facts, key_file_len};
 use nix::unistd::{Uid, User};
 
 use super::machine::Machine;
@@ -65,6 +65,44 @@ pub(super) fn files(machine: &Machine) -> Check {
     Check::ok(name, KEY, told.join("; "))
 }
 
+/// Seconds before its end at which a certificate should have been renewed, if it lives for four
+/// times that: else the last quarter of its life. Who renews short ones does so at the half.
+const LEFT: u64 = 14 * 86_400;
+
+/// Whom the certificate names, and until when.
+pub(super) fn certificate(machine: &Machine) -> Check {
+    let name = "certificate";
+    let Some(files) = &machine.certificate else {
+        return Check::ok(name, KEY, "BAREWIRE_CERT_FILE is not set");
+    };
+    if !machine.key_files.is_empty() {
+        let found =
+            "BAREWIRE_CERT_FILE and BAREWIRE_KEY_FILE are both set: a domain has one of them";
+        return Check::missing(name, KEY, found, "unset BAREWIRE_KEY_FILE");
+    }
+    match cert_facts(files) {
+        Err(why) => {
+            let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, ""));
+            let mend = if mend.is_empty() { "docs/security.md shows how" } else { mend };
+            Check::missing(name, KEY, found, mend)
+        }
+        Ok(CertFacts { name: who, valid: [not_before, not_after] }) => {
+            let life = not_after.saturating_sub(not_before);
+            let left = not_after.saturating_sub(machine.now_ns / 1_000_000_000);
+            let (days, hours) = (left / 86_400, left / 3_600);
+            let found = format!("{who}, private key {}", owner(&files.key));
+            let found = match days {
+                0 => format!("{found}, {hours} hours left"),
+                _ => format!("{found}, {days} days left"),
+            };
+            if left < LEFT.min(life / 4) {
+                return Check::warn(name, KEY, found, "renew it; running domains take the new one");
+            }
+            Check::ok(name, KEY, found)
+        }
+    }
+}
+
 /// The mode of a file and whose it is.
 fn owner(path: &Path) -> String {
     let Ok(is) = std::fs::metadata(path) else { return "gone".to_owned() };
@@ -78,6 +116,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
 
+    use barewire::CertFiles;
+
     use super::super::Status;
     use super::super::machine::fixture::Fixture;
     use super::*;
@@ -90,6 +130,44 @@ mod tests {
         let none = check("flags\t: fpu sse2 hypervisor\n");
         assert_eq!(none.status, Status::Warn);
         assert!(none.found.contains("ChaCha20") && none.mend.unwrap().contains("guest"));
+    }
+
+    #[test]
+    fn a_certificate_is_told_with_its_name_and_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        let id = "spiffe://a.org/job".try_into().unwrap();
+        params.subject_alt_names = vec![rcgen::SanType::URI(id)];
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2040, 1, 1);
+        let cert = params.self_signed(&key).unwrap().pem();
+        let put = |name: &str, text: &str, mode: u32| {
+            std::fs::write(at(name), text).unwrap();
+            std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let check = |now: u64| {
+            let mut machine = Fixture::full().machine();
+            machine.certificate = Some(CertFiles::new(at("cert"), at("key"), at("cert")));
+            machine.now_ns = now * 1_000_000_000;
+            certificate(&machine)
+        };
+        put("cert", &cert, 0o644);
+        put("key", &key.serialize_pem(), 0o600);
+        let end = 2_208_988_800;
+        let good = check(end - 20 * 86_400);
+        assert_eq!(good.status, Status::Ok);
+        assert!(good.found.contains("spiffe://a.org/job") && good.found.contains("20 days left"));
+        assert_eq!(check(end - 13 * 86_400).status, Status::Warn);
+        put("key", &key.serialize_pem(), 0o640);
+        let open = check(end - 20 * 86_400);
+        assert_eq!(open.status, Status::Missing);
+        assert!(open.mend.unwrap().starts_with("chmod 600"));
+        put("key", &rcgen::KeyPair::generate().unwrap().serialize_pem(), 0o600);
+        assert!(check(0).found.contains("not that of the certificate"));
+        put("cert", &cert, 0o664);
+        assert!(check(0).mend.unwrap().starts_with("chmod 644"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use barewire::settings::Settings;
+use barewire::settings::{CertFiles, Settings};
 use barewire::stats::Published;
 use barewire_driver::backend::memif::check_here;
 use barewire_driver::backend::netdev::{Link, links};
@@ -27,6 +27,8 @@ pub(super) struct Machine {
     pub(super) xdp_nics: Vec<XdpNic>,
     /// The key files that the environment names.
     pub(super) key_files: Vec<PathBuf>,
+    /// The certificate that the environment names.
+    pub(super) certificate: Option<CertFiles>,
     /// What runs and publishes statistics.
     pub(super) published: Published,
     /// The time, ns since 1970.
@@ -44,6 +46,7 @@ impl Machine {
             xdp: xdp(),
             xdp_nics: nics(),
             key_files: Settings::from_env().map_or(Vec::new(), |s| s.key_files),
+            certificate: Settings::from_env().ok().and_then(|s| s.certificate),
             // Where nothing can be read nothing runs that could be looked into.
             published: published(None).unwrap_or_default(),
             now_ns: since_1970_ns(),
@@ -257,6 +260,7 @@ pub(super) mod fixture {
                 xdp: self.xdp.clone(),
                 xdp_nics: self.xdp_nics.clone(),
                 key_files: Vec::new(),
+                certificate: None,
                 published: Published::default(),
                 now_ns: 9_000_000_000,
             }

@@ -170,6 +170,7 @@ fn all(machine: &Machine) -> Vec<Check> {
         cpu::clocksource(machine),
         keys::aes(machine),
         keys::files(machine),
+        keys::certificate(machine),
         wire::interfaces(machine),
         wire::raw_socket(machine),
         wire::xdp(machine),

@@ -95,7 +95,7 @@ impl Link {
     fn open_as(args: &Common, patience: Duration, by_name: bool) -> Result<Self, Fail> {
         let port = args.port.as_str();
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
-        settings.key_files = args.key_files();
+        args.set_keys(&mut settings);
         settings.port = Some(port.to_owned());
         barewire::check_port(port).map_err(Fail::new)?;
         let hints = Info {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use barewire::CollKind;
+use barewire::{CertFiles, CollKind, Settings};
 use clap::Args;
 
 use crate::fail::Fail;
@@ -47,7 +47,9 @@ Examples:
 
 Environment:
   BAREWIRE_PORT      the port where --port is not given (default: this user's segment, shm)
-  BAREWIRE_KEY_FILE  the key files where --key-file is not given")]
+  BAREWIRE_KEY_FILE  the key files where --key-file is not given
+  BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE, BAREWIRE_PEER_IDS
+                     likewise for --cert, --cert-key, --roots, --peer-ids")]
 pub(crate) struct PingPongArgs {
     #[command(flatten)]
     common: Common,
@@ -168,6 +170,8 @@ struct Common {
     /// several separated by colons: the first opens sessions, each is accepted.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
     key_file: Option<OsString>,
+    #[command(flatten)]
+    certificate: CertArgs,
     /// Bytes of a message, several separated by commas; k, m and g stand for 2^10, 2^20, 2^30.
     #[arg(long, value_delimiter = ',', value_parser = parse_size)]
     size: Vec<u64>,
@@ -201,10 +205,60 @@ enum Until {
     Time(Duration),
 }
 
+/// A certificate in place of a key.
+#[derive(Args, Clone)]
+struct CertArgs {
+    /// PEM file with the certificate that this side is known by, in place of a key, and then
+    /// intermediates.
+    #[arg(long, value_name = "FILE", env = "BAREWIRE_CERT_FILE", hide_env = true)]
+    cert: Option<OsString>,
+    /// PEM file with the private key of the certificate.
+    #[arg(long, value_name = "FILE", env = "BAREWIRE_CERT_KEY_FILE", hide_env = true)]
+    cert_key: Option<OsString>,
+    /// PEM file with the roots that certificates of peers lead to.
+    #[arg(long, value_name = "FILE", env = "BAREWIRE_ROOTS_FILE", hide_env = true)]
+    roots: Option<OsString>,
+    /// Names in certificates of peers, separated by commas, such as spiffe://domain/job/*; all of
+    /// this side's trust domain if not given.
+    #[arg(long, value_name = "IDS", env = "BAREWIRE_PEER_IDS", hide_env = true)]
+    peer_ids: Option<OsString>,
+}
+
+impl CertArgs {
+    fn named(&self) -> [(&'static str, &Option<OsString>); 4] {
+        [
+            ("--cert", &self.cert),
+            ("--cert-key", &self.cert_key),
+            ("--roots", &self.roots),
+            ("--peer-ids", &self.peer_ids),
+        ]
+    }
+
+    /// The files, if one is given: the domain says which lacks.
+    fn files(&self) -> Option<CertFiles> {
+        self.named().iter().any(|(_, value)| value.is_some()).then(|| {
+            let [cert, key, roots] = [&self.cert, &self.cert_key, &self.roots]
+                .map(|path| path.clone().unwrap_or_default());
+            let ids = self.peer_ids.clone().unwrap_or_default();
+            let ids = ids.to_string_lossy();
+            let ids = ids.split_terminator(',').map(str::trim);
+            CertFiles::new(cert, key, roots).with_peers(ids)
+        })
+    }
+}
+
 impl Common {
+    /// Sets the key files, or the certificate.
+    fn set_keys(&self, settings: &mut Settings) {
+        settings.key_files = self.key_files();
+        settings.certificate = self.certificate.files();
+    }
+
     /// What tells another process of ours the key files.
     fn key_args(&self) -> Vec<OsString> {
-        self.key_file.as_ref().map_or(Vec::new(), |files| vec!["--key-file".into(), files.clone()])
+        let all = [("--key-file", &self.key_file)].into_iter().chain(self.certificate.named());
+        let given = all.filter_map(|(name, value)| Some([name.into(), value.clone()?]));
+        given.flatten().collect()
     }
 
     /// The key files, in order.

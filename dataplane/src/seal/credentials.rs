@@ -91,8 +91,8 @@ pub struct Credentials {
     roots: Vec<TrustAnchor<'static>>,
     peers: Vec<PeerId>,
     identity: Identity,
-    /// Last second of the leaf.
-    not_after: u64,
+    /// First and last second of the leaf.
+    valid: [u64; 2],
     clock: WallClock,
 }
 
@@ -131,7 +131,8 @@ impl Credentials {
         if !(not_before..=not_after).contains(&clock()) {
             return Err(BadCredentials::Expired);
         }
-        Ok(Self { chain, key, roots, peers, identity, not_after, clock })
+        let valid = [not_before, not_after];
+        Ok(Self { chain, key, roots, peers, identity, valid, clock })
     }
 
     /// Whom the certificate names.
@@ -139,9 +140,9 @@ impl Credentials {
         &self.identity
     }
 
-    /// Last second at which the certificate is valid, since 1970.
-    pub fn not_after(&self) -> u64 {
-        self.not_after
+    /// First and last second at which the certificate is valid, since 1970.
+    pub fn valid(&self) -> [u64; 2] {
+        self.valid
     }
 
     pub(super) fn chain(&self) -> &[CertificateDer<'static>] {

@@ -197,7 +197,7 @@ fn bad_papers_are_told_apart() {
     for now in [0, NOW * 2] {
         assert_eq!(at(&good, &root, &[], now).unwrap_err(), BadCredentials::Expired);
     }
-    // 2040-01-01.
-    assert_eq!(credentials(&good, &root, &[]).unwrap().not_after(), 2_208_988_800);
+    // 2020-01-01 and 2040-01-01.
+    assert_eq!(credentials(&good, &root, &[]).unwrap().valid(), [1_577_836_800, 2_208_988_800]);
     assert!(!format!("{:?}", credentials(&good, &root, &[]).unwrap()).contains("key"));
 }
