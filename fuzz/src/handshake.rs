@@ -1,13 +1,15 @@
 //! Two nodes with keys that open sessions with each other, whose lists of keys change, and an
-//! adversary on the wire who may have a key as well: the bytes are the program of all three.
+//! adversary on the wire who may have a key as well: the bytes are the program of all three. Or two
+//! with certificates, where everybody can make a tag; or one who looks at a certificate of any bytes.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
 
 use barewire_dataplane::flags::{BindFlags, Caps, OpFlags};
 use barewire_dataplane::node::{
     AvId, CqId, EpAttr, EpId, MsgKind, Node, NodeSettings, RecvReq, SendReq,
 };
-use barewire_dataplane::seal::{Keyring, Mode, PreSharedKey};
+use barewire_dataplane::seal::{Credentials, Keyring, Mode, PreSharedKey, TagKey, examine, sample};
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_dataplane::wire::sealed::{self, OPEN_END, TAG_LEN};
 use barewire_dataplane::wire::{BASE_LEN, Ty};
@@ -36,12 +38,58 @@ const KEYS: [u8; 3] = [b'a', b'b', b'c'];
 /// the same key and the wire is left alone, a message each way arrives.
 pub fn handshake(data: &[u8]) {
     let Some((&[setup], program)) = data.split_first_chunk() else { return };
+    if setup & PAYLOAD == PAYLOAD {
+        return payload(program);
+    }
     let mut input = Input::new(&program[..program.len().min(PROGRAM_MAX)]);
     let mut world = World::new(setup);
     while !input.is_empty() {
         world.step(&mut input);
     }
     world.end();
+}
+
+/// Bits of the first byte: nodes have certificates; only their payload is looked at.
+const CERTIFIED: u8 = 0x80;
+const PAYLOAD: u8 = 0xc0;
+
+/// Any day in the life of the certificates, seconds since 1970.
+const DAY: u64 = 1_893_456_000;
+
+/// The certificate of this number: two that are trusted, and one of another root.
+fn own(n: u8) -> Arc<Credentials> {
+    static ALL: OnceLock<[Arc<Credentials>; 3]> = OnceLock::new();
+    let all = ALL.get_or_init(|| {
+        let papers: [(&[u8], &[u8]); 3] = [
+            (include_bytes!("../papers/a.pem"), include_bytes!("../papers/a.key")),
+            (include_bytes!("../papers/b.pem"), include_bytes!("../papers/b.key")),
+            (include_bytes!("../papers/c.pem"), include_bytes!("../papers/c.key")),
+        ];
+        let root = include_bytes!("../papers/root.pem");
+        papers.map(|(cert, key)| {
+            let made = Credentials::from_pem(cert, key, root, Vec::new(), Arc::new(|| DAY));
+            Arc::new(made.expect("good papers"))
+        })
+    });
+    Arc::clone(&all[usize::from(n) % 3])
+}
+
+/// A payload with bytes changed, left out and put in: refused, unless it is what it was.
+fn payload(program: &[u8]) {
+    let own = own(0);
+    let good = sample(&own);
+    let mut bytes = good.clone();
+    for step in program.chunks_exact(4) {
+        let at = usize::from(u16::from_le_bytes([step[0], step[1]])) % bytes.len().max(1);
+        match step[2] % 4 {
+            _ if bytes.is_empty() => break,
+            0 => bytes[at] = step[3],
+            1 => bytes.truncate(at),
+            2 => bytes.insert(at, step[3]),
+            _ => bytes[at] ^= 1 << (step[3] % 8),
+        }
+    }
+    assert_eq!(examine(&own, &bytes).is_ok(), bytes == good);
 }
 
 struct Side {
@@ -82,7 +130,7 @@ impl Side {
     fn new(i: usize, setup: u8) -> Self {
         let caps = PortCaps {
             station: station_of(i),
-            mtu: [256, 1500][usize::from(setup >> 1 & 1)],
+            mtu: [256, 1500][usize::from(setup >> 1 & 1 | setup >> 7)],
             lossless: false,
             gather: false,
             rto_floor_ns: 100_000,
@@ -90,6 +138,11 @@ impl Side {
             near_mtu: 0,
             link_bps: 0,
             name: "fuzz".into(),
+        };
+        let entropy = [i as u8; 32];
+        let keys = match setup & CERTIFIED {
+            0 => Keyring::new(list(setup), entropy),
+            _ => Keyring::of_certificate_with(own(setup >> i), Mode::Encrypted, 4, entropy),
         };
         let settings = NodeSettings {
             incarnation: 101 + i as u64,
@@ -100,7 +153,7 @@ impl Side {
             rx_wr_max: 64,
             unexpected_bytes: 64 * 256,
             mr_max: 1,
-            keys: Keyring::new(list(setup), [i as u8; 32]),
+            keys,
             rekey_ns: 1_000_000,
             ..NodeSettings::default()
         };
@@ -193,8 +246,7 @@ impl World {
                 self.sides[1 - i].recv(self.now);
             }
             9 => {
-                let keys = list(input.byte());
-                self.sides[i].node.set_keys(self.now, keys).expect("one to four");
+                self.set(i, input.byte());
             }
             10 => {
                 let other = station_of(1 - i);
@@ -217,6 +269,16 @@ impl World {
             _ => self.turn(),
         }
         self.sides.iter_mut().for_each(Side::read);
+    }
+
+    /// Other keys, or another certificate.
+    fn set(&mut self, i: usize, byte: u8) {
+        let node = &mut self.sides[i].node;
+        let set = match node.has_certificate() {
+            true => node.set_certificate(self.now, own(byte)),
+            false => node.set_keys(self.now, list(byte)),
+        };
+        set.expect("one to four keys, or a certificate that fits");
     }
 
     fn transmit(&mut self, i: usize) {
@@ -260,7 +322,12 @@ impl World {
             bytes[at] ^= input.byte();
         }
         if tags {
-            tag(&mut bytes, input.byte());
+            let n = input.byte();
+            let tag_key = match self.sides[i].node.has_certificate() {
+                true => everybodys(),
+                false => key(n).tag_key().clone(),
+            };
+            tag(&mut bytes, &tag_key);
         }
         self.sides[i].inbox.push_front(bytes);
         self.deliver(i);
@@ -269,7 +336,11 @@ impl World {
     /// Both get the same key, and the wire is left alone.
     fn end(mut self) {
         for side in &mut self.sides {
-            side.node.set_keys(self.now, vec![key(0)]).expect("one key");
+            let set = match side.node.has_certificate() {
+                true => side.node.set_certificate(self.now, own(0)),
+                false => side.node.set_keys(self.now, vec![key(0)]),
+            };
+            set.expect("one key");
         }
         for i in [0, 1, 2] {
             if i == 2 {
@@ -302,8 +373,14 @@ impl World {
     }
 }
 
+/// What makes tags where nodes have certificates.
+fn everybodys() -> TagKey {
+    let ring = Keyring::of_certificate_with(own(0), Mode::Encrypted, 4, [0; 32]);
+    ring.expect("16 frames to a key").tag_key().clone()
+}
+
 /// Puts the right tag and checksum on an OPEN or RST, if there is room.
-fn tag(bytes: &mut [u8], n: u8) {
+fn tag(bytes: &mut [u8], tag_key: &TagKey) {
     let is_bare = |ty| matches!(ty, Some(Ty::Open | Ty::Rst));
     if bytes.len() < BASE_LEN || !is_bare(sealed::ty_of(bytes)) {
         return;
@@ -314,7 +391,7 @@ fn tag(bytes: &mut [u8], n: u8) {
     if bytes.len() < whole {
         return;
     }
-    let tag = key(n).tag_key().tag(&bytes[..end]);
+    let tag = tag_key.tag(&bytes[..end]);
     bytes[end..end + TAG_LEN].copy_from_slice(&tag);
     if is_open {
         sealed::append_crc(bytes, end + TAG_LEN);

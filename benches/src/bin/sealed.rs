@@ -4,6 +4,7 @@
 //! Cycles are those of the time stamp counter, which runs at one rate whatever the processor's is.
 //! Both ends are in one thread, so that nothing idles; the modes take turns.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use barewire::SealMode;
@@ -14,7 +15,7 @@ use barewire_benches::pair::{How, exchange, joined};
 use barewire_benches::stream::{Stream, WINDOW};
 use barewire_benches::{Args, Report, Row, Sample, median};
 use barewire_dataplane::seal::{
-    Initiator, Keyring, PreSharedKey, SessionKeys, SessionNames, respond,
+    Credentials, Initiator, Keyring, PreSharedKey, SessionKeys, SessionNames, respond,
 };
 use barewire_dataplane::wire::{BASE_LEN, TAG_LEN};
 use barewire_driver::clock::now_ns;
@@ -256,16 +257,39 @@ fn attacked(args: &Args, report: &mut Report) -> Made<()> {
 
 /// Handshakes a second and core: what one end has to do for one, half of what both do.
 fn handshakes(args: &Args, report: &mut Report) {
-    let (rounds, count) = (args.size(15, 2), args.size(500, 5) as u32);
-    let [mut a, mut b] = [1, 2].map(|entropy| ring(SealMode::Encrypted, entropy));
-    let rates = (0..rounds).map(|round| {
-        let begin = Instant::now();
-        for sid in 0..count {
-            std::hint::black_box(agree(&mut a, &mut b, sid + round as u32 * count));
-        }
-        2.0 * f64::from(count) / begin.elapsed().as_secs_f64()
-    });
-    let rates: Sample = rates.collect();
-    let row = Row::new("handshake-psk", rates.median(), "sessions/s").spread(&rates);
-    report.row(row.note("one end's share"));
+    let psk = [1, 2].map(|entropy| ring(SealMode::Encrypted, entropy));
+    for (name, [mut a, mut b]) in [("psk", psk), ("certificate", certified())] {
+        let (rounds, count) = (args.size(15, 2), args.size(500, 5) as u32);
+        let rates = (0..rounds).map(|round| {
+            let begin = Instant::now();
+            for sid in 0..count {
+                std::hint::black_box(agree(&mut a, &mut b, sid + round as u32 * count));
+            }
+            2.0 * f64::from(count) / begin.elapsed().as_secs_f64()
+        });
+        let rates: Sample = rates.collect();
+        let row = Row::new(format!("handshake-{name}"), rates.median(), "sessions/s");
+        report.row(row.spread(&rates).note("one end's share"));
+    }
+}
+
+/// Two ends with certificates of ECDSA P-256, of a root of the same.
+fn certified() -> [Keyring; 2] {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+    let pair = || KeyPair::generate().expect("a key is drawn");
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let root = CertifiedIssuer::self_signed(params, pair()).expect("a root");
+    [1, 2].map(|n| {
+        let (mut params, key) = (CertificateParams::default(), pair());
+        let id = format!("spiffe://bench.example/{n}");
+        params.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII"))];
+        let cert = params.signed_by(&key, &root).expect("a certificate").pem();
+        let (key, roots) = (key.serialize_pem(), root.pem());
+        // Any day in the life of what is made without times.
+        let day = Arc::new(|| 1_893_456_000);
+        let [cert, key, roots] = [&cert, &key, &roots].map(|pem| pem.as_bytes());
+        let own = Credentials::from_pem(cert, key, roots, Vec::new(), day);
+        Keyring::of_certificate(Arc::new(own.expect("good papers")), SealMode::Encrypted, [n; 32])
+    })
 }

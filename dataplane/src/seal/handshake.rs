@@ -194,7 +194,7 @@ pub fn respond(
     Ok(Answer { keys, message: answer, tag_key: key.tag_key().clone() })
 }
 
-fn hash_of(state: &HandshakeState) -> [u8; 32] {
+pub(super) fn hash_of(state: &HandshakeState) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(state.get_handshake_hash());
     hash
@@ -205,14 +205,14 @@ fn ephemeral_of(message: &[u8]) -> [u8; 32] {
     message.first_chunk().copied().unwrap_or_default()
 }
 
-fn write(state: &mut HandshakeState, payload: &[u8]) -> Option<Message> {
+pub(super) fn write(state: &mut HandshakeState, payload: &[u8]) -> Option<Message> {
     let mut message = vec![0; HANDSHAKE_LEN + payload.len()];
     let written = state.write_message(payload, &mut message);
     written.is_ok_and(|len| len == message.len()).then_some(message)
 }
 
 /// The payload of a message. Nothing has happened if it is refused.
-fn read(state: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> {
+pub(super) fn read(state: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> {
     let len = message.len().checked_sub(HANDSHAKE_LEN).filter(|&len| len <= PAYLOAD_MAX);
     let mut payload = vec![0; len.ok_or(Refused::Forged)?];
     let read = state.read_message(message, &mut payload);
@@ -220,7 +220,7 @@ fn read(state: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> 
 }
 
 /// The handshake before its first message, and the ephemeral public key of this end.
-fn begin(
+pub(super) fn begin(
     key: &PreSharedKey,
     seed: &Secret,
     names: &SessionNames,

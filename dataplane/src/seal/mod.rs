@@ -36,7 +36,7 @@ pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey, TagKey};
 pub use keyring::{HANDSHAKE_LEN, KEYS_MAX, KeyId, Keyring};
 pub(crate) use log::Unnamed;
 pub use log::{BadLine, Read, RecordReader, SessionSecret, lines};
-pub use proof::{BadCert, CertFault};
+pub use proof::{BadCert, CertFault, examine, sample};
 pub use session::{OpenError, SessionKeys, has_aes};
 
 #[cfg(test)]

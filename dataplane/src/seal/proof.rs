@@ -126,6 +126,22 @@ pub(super) fn check(
     named.cloned().ok_or_else(|| refused(CertFault::Name))
 }
 
+/// Whom the payload of a first message would prove its sender to be, if the handshake's hash and
+/// ephemeral key were all zero; and such a payload. For tests with payloads of any kind.
+///
+/// # Errors
+/// See [`CertFault`].
+pub fn examine(credentials: &Credentials, payload: &[u8]) -> Result<Identity, BadCert> {
+    check(credentials, &NOTHING, payload)
+}
+
+/// See [`examine`].
+pub fn sample(credentials: &Credentials) -> Vec<u8> {
+    prove(credentials, &NOTHING)
+}
+
+const NOTHING: Signed = Signed { role: Role::Opener, hash: [0; 32], ephemeral: [0; 32] };
+
 fn fault_of(why: &Error) -> CertFault {
     match why {
         Error::CertExpired { .. } | Error::CertNotValidYet { .. } => CertFault::Time,

@@ -164,6 +164,40 @@ fn a_signature_is_of_its_handshake() {
     assert!(opener.finish(&good.message, true).is_ok());
 }
 
+/// Goal: somebody in the middle can read what a first message carries, and put it into one of a
+/// session of his own, and nobody takes it. Nor does the opener take his own payload back.
+#[test]
+fn a_payload_that_is_relayed_is_refused() {
+    use super::handshake::{begin, read, write};
+    let root = Root::new();
+    let of = |name, entropy| ring(credentials(&root.leaf(name), &root, &[]).unwrap(), entropy);
+    let [mut a, mut b] = [of(A, 1), of(B, 2)];
+    let mut opener = Initiator::new(&mut a, NAMES);
+    // What everybody knows.
+    let first = b.first();
+    let key = b.get(first).unwrap().clone();
+    let seed = |byte| zeroize::Zeroizing::new([byte; 32]);
+    let (mut between, _) = begin(&key, &seed(9), &NAMES, false);
+    let payload = read(&mut between, opener.message()).unwrap();
+    assert!(payload.len() > 200);
+    let elsewhere = SessionNames { opener: 0x0009_0200, ..NAMES };
+    for names in [elsewhere, SessionNames { epoch: 10, ..NAMES }, NAMES] {
+        let (mut state, _) = begin(&key, &seed(7), &names, true);
+        let message = write(&mut state, &payload).unwrap();
+        let refused = respond(&mut b, first, names, &message, true).unwrap_err();
+        let Refused::Certificate(bad) = refused else { panic!("{refused:?}") };
+        assert_eq!(
+            (bad.fault, bad.name.unwrap().to_string()),
+            (CertFault::Signature, A.to_owned())
+        );
+    }
+    let reflected = write(&mut between, &payload).unwrap();
+    let refused = opener.finish(&reflected, true).unwrap_err();
+    assert!(matches!(refused, Refused::Certificate(BadCert { fault: CertFault::Signature, .. })));
+    let answer = answer(&opener, &mut b).unwrap();
+    assert!(opener.finish(&answer.message, true).is_ok(), "it has done no harm");
+}
+
 #[test]
 fn keys_and_certificates_do_not_meet() {
     let root = Root::new();
