@@ -524,6 +524,21 @@ impl Node {
         true
     }
 
+    /// Takes out the keys of the session that `op` of `p` begins, while those of another are
+    /// forgotten, which may have the same name.
+    pub(super) fn take_keys(&mut self, p: PeerIdx, op: &OpenOp) -> Option<Box<Session>> {
+        let peer = self.peers[p].addr;
+        self.openings.seals.as_mut().and_then(|seals| seals.sessions.remove(&(peer, op.sid)))
+    }
+
+    /// Puts them back.
+    pub(super) fn put_keys(&mut self, p: PeerIdx, op: &OpenOp, keys: Option<Box<Session>>) {
+        let peer = self.peers[p].addr;
+        if let (Some(seals), Some(keys)) = (&mut self.openings.seals, keys) {
+            seals.sessions.insert((peer, op.sid), keys);
+        }
+    }
+
     /// Ends the handshake that this node began with `op`, the peer's answer. As
     /// [`respond`](Self::respond).
     pub(super) fn agree(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {

@@ -283,6 +283,11 @@ impl Node {
     /// The peer gave up the session that we answered; ours pairs with that one only (S3). Queued
     /// operations go out with the new session, unless they name another life.
     fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
+        // Before the session that there is goes: who is refused changes nothing.
+        if !self.respond(p, base, op) {
+            return;
+        }
+        let answered = self.take_keys(p, op);
         if planted(Bug::QueuedEndedByOpen) {
             self.end_session(now, p, EndReason::Restarted);
         }
@@ -292,14 +297,19 @@ impl Node {
         if self.peers[p].inc != op.inc {
             self.end_named(now, p);
         }
-        self.answer(now, p, base, op, len);
+        self.put_keys(p, op, answered);
+        self.begin_answer(now, p, base, op, len);
     }
 
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
-        if !self.respond(p, base, op) {
-            return;
+        if self.respond(p, base, op) {
+            self.begin_answer(now, p, base, op, len);
         }
+    }
+
+    /// Begins the session of ours that answers a first OPEN, whose message was answered.
+    fn begin_answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         let known = self.peers[p].inc;
         if known != op.inc {
             self.peers[p].closed_epoch = 0;

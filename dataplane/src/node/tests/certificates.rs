@@ -283,3 +283,37 @@ fn another_certificate_comes_without_a_pause() {
         }
     }
 }
+
+/// Goal: somebody whose certificate is refused does not end the half-open session of the station
+/// whose address he takes, nor leave what is queued for it waiting for ever.
+#[test]
+fn a_refused_certificate_ends_no_half_open_session() {
+    let (root, other) = (Root::new(), Root::new());
+    let mut pair = pair(&root, 1500);
+    let bad = credentials(&other.leaf(&name(1)), &root, &[]).unwrap();
+    let mut forger = Pair::of([certified(1, 1500, bad), end(2, 1500, false)]);
+    let mut opens = Vec::new();
+    forger.ends[0].node.epoch = 100;
+    forger.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    carry(&mut forger, 1, |_, frame| {
+        opens.push(frame.to_vec());
+        Vec::new()
+    });
+    // What end 1 answers is lost: its session stays half open, and has a message queued.
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    carry(&mut pair, 10, |from, frame| match from {
+        0 => vec![(1, frame.to_vec())],
+        _ => Vec::new(),
+    });
+    pair.send(1, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 3).unwrap();
+    pair.recv(0, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 4).unwrap();
+    assert_eq!(state(&pair, 1).0, State::Answered);
+    for open in &opens {
+        pair.ends[1].node.on_frame(pair.now, &RxFrame::new(open));
+        assert_eq!(state(&pair, 1).0, State::Answered);
+    }
+    assert!(pair.ends[1].node.counters().rx_cert_issuer > 0);
+    pair.run(200 * MS);
+    assert_eq!([0, 1].map(|i| pair.read(i).len()), [2, 2]);
+}
