@@ -1,5 +1,5 @@
-//! Where a domain's certificate comes from: PEM files, which are looked at again while the domain is
-//! open, so that a certificate that lives for an hour is renewed under a running job.
+//! Where a domain's certificate comes from: PEM files, which are looked at again while the domain
+//! is open, so that a certificate that lives for an hour is renewed under a running job.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -144,9 +144,9 @@ pub struct Settings {
     /// while the domain is open, and read again if one has changed. A key in the domain's
     /// attributes goes before them. Default none: frames are open to everybody on the way.
     pub key_files: Vec<PathBuf>,
-    /// The files that hold the domain's certificate (`BAREWIRE_CERT_FILE`, `BAREWIRE_CERT_KEY_FILE`,
-    /// `BAREWIRE_ROOTS_FILE`, `BAREWIRE_PEER_IDS` with names separated by commas), in place of
-    /// keys: frames on a wire are sealed, and who has a certificate of the roots with a name that
+    /// The files that hold the domain's certificate (`BAREWIRE_CERT_FILE`,
+    /// `BAREWIRE_CERT_KEY_FILE`, `BAREWIRE_ROOTS_FILE`, `BAREWIRE_PEER_IDS` with names separated by
+    /// commas), in place of keys: frames on a wire are sealed, and who has a certificate of the roots with a name that
     /// the domain talks to has sessions with it. They are looked at once a second while the domain
     /// is open. Default none.
     pub certificate: Option<CertFiles>,
@@ -317,15 +317,7 @@ impl Settings {
         let files = lookup("BAREWIRE_KEY_FILE");
         let split = |list: String| std::env::split_paths(list.trim()).collect();
         s.key_files = files.map_or(Vec::new(), split);
-        let cert = ["BAREWIRE_CERT_FILE", "BAREWIRE_CERT_KEY_FILE", "BAREWIRE_ROOTS_FILE"];
-        let (named, ids) = (cert.map(&lookup), get("BAREWIRE_PEER_IDS").map(|(_, ids)| ids));
-        // One that lacks is told when the domain opens.
-        if named.iter().chain([&ids]).any(Option::is_some) {
-            let [cert, key, roots] = named.map(|path| path.unwrap_or_default().trim().to_owned());
-            let ids = ids.unwrap_or_default();
-            let ids = ids.split_terminator(',').map(str::trim);
-            s.certificate = Some(CertFiles::new(cert, key, roots).with_peers(ids));
-        }
+        s.certificate = certificate(&lookup);
         s.key_log = get("BAREWIRE_KEY_LOG").map(|(_, path)| path.into());
         s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
         s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
@@ -346,6 +338,19 @@ fn number(given: Given, min: usize, expected: &'static str) -> Result<Option<usi
         Ok(n) if n >= min && n <= 1 << 40 => Ok(Some(n)),
         _ => Err(BadSetting { name, value, expected }),
     }
+}
+
+/// The files of a certificate, if a variable names one: which lacks is told when the domain opens.
+fn certificate(lookup: impl Fn(&str) -> Option<String>) -> Option<CertFiles> {
+    let names = ["BAREWIRE_CERT_FILE", "BAREWIRE_CERT_KEY_FILE", "BAREWIRE_ROOTS_FILE"];
+    let ids = lookup("BAREWIRE_PEER_IDS").filter(|ids| !ids.trim().is_empty());
+    let named = names.map(lookup);
+    if named.iter().chain([&ids]).all(Option::is_none) {
+        return None;
+    }
+    let [cert, key, roots] = named.map(|path| path.unwrap_or_default().trim().to_owned());
+    let ids = ids.unwrap_or_default();
+    Some(CertFiles::new(cert, key, roots).with_peers(ids.split_terminator(',').map(str::trim)))
 }
 
 fn word<T: Copy>(

@@ -1,6 +1,7 @@
 //! Two nodes with keys that open sessions with each other, whose lists of keys change, and an
 //! adversary on the wire who may have a key as well: the bytes are the program of all three. Or two
-//! with certificates, where everybody can make a tag; or one who looks at a certificate of any bytes.
+//! with certificates, where everybody can make a tag; or one who looks at a certificate of any
+//! bytes.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};

@@ -7,12 +7,13 @@
 
 use std::sync::Arc;
 
-use barewire_driver::port::Station;
+use barewire_driver::frame::ETH_HDR_LEN;
+use barewire_driver::port::{PortCaps, Station};
 
-use super::{Node, Notice};
+use super::{Node, NodeSettings, Notice};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
-use crate::seal::{BadCert, CertFault, Credentials, Refused};
+use crate::seal::{BadCert, CertFault, Credentials, Keyring, Refused};
 use crate::types::Instant;
 use crate::wire::{Base, OpenOp, RstReason};
 
@@ -43,6 +44,18 @@ impl RefusedCerts {
             self.since = now;
         }
         self.stations.push(station);
+    }
+}
+
+/// Whether an OPEN with the certificate of a node with these settings fits a frame of `mtu` bytes.
+///
+/// # Errors
+/// [`Error::Invalid`]: it does not.
+pub(super) fn check_fit(s: &NodeSettings, caps: &PortCaps, mtu: usize) -> Result<()> {
+    let open_len = s.keys.as_ref().map_or(0, Keyring::open_len);
+    match caps.lossless || open_len <= mtu + ETH_HDR_LEN {
+        true => Ok(()),
+        false => Err(Error::Invalid("the certificates do not fit a frame of the port")),
     }
 }
 

@@ -191,6 +191,13 @@ impl NodeSettings {
         check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
     }
 
+    /// [`check`](Self::check), and whether a certificate fits a frame of the port.
+    fn check_on(&self, caps: &PortCaps) -> Result<&Self> {
+        self.check()?;
+        certificates::check_fit(self, caps, usable_mtu(caps)?)?;
+        Ok(self)
+    }
+
     /// Longest message that leaves unasked in one frame, if that holds it, and in several, on a
     /// port with this MTU. To ask costs three frames and a round trip, not to ask 16 bytes more in
     /// each frame.
@@ -805,12 +812,8 @@ impl Node {
     /// - [`Error::Invalid`]: a setting is out of range; the text says which.
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
-        let (s, mtu, near) = (settings.check()?, usable_mtu(caps)?, usable(caps.near_mtu));
+        let (s, mtu, near) = (settings.check_on(caps)?, usable_mtu(caps)?, usable(caps.near_mtu));
         let (frame_len, blocks) = (mtu.max(near) + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
-        let open_len = s.keys.as_ref().map_or(0, Keyring::open_len);
-        if !caps.lossless && open_len > mtu + ETH_HDR_LEN {
-            return Err(Error::Invalid("the certificates do not fit a frame of the port"));
-        }
         Ok(Self {
             station: caps.station,
             addr: caps.station.word(),
