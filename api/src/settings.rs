@@ -146,9 +146,9 @@ pub struct Settings {
     pub key_files: Vec<PathBuf>,
     /// The files that hold the domain's certificate (`BAREWIRE_CERT_FILE`,
     /// `BAREWIRE_CERT_KEY_FILE`, `BAREWIRE_ROOTS_FILE`, `BAREWIRE_PEER_IDS` with names separated by
-    /// commas), in place of keys: frames on a wire are sealed, and who has a certificate of the roots with a name that
-    /// the domain talks to has sessions with it. They are looked at once a second while the domain
-    /// is open. Default none.
+    /// commas), in place of keys: frames on a wire are sealed, and who has a certificate of the
+    /// roots with a name that the domain talks to has sessions with it. They are looked at once a
+    /// second while the domain is open. Default none.
     pub certificate: Option<CertFiles>,
     /// Age at which a session's key is left for the next one (`BAREWIRE_REKEY_S`), from 1 s:
     /// what was recorded before cannot be read with what a process has in its memory later.
