@@ -243,8 +243,7 @@ impl Eq {
         }
         let bytes = buf.to_vec();
         state.items.push_back(Item::Event(Event { event, bytes, ..Event::default() }));
-        drop(state);
-        self.0.tell();
+        self.0.tell(&state);
         Ok(buf.len())
     }
 
@@ -307,8 +306,9 @@ impl EqInner {
     }
 
     fn push(&self, item: Item) {
-        self.lock().items.push_back(item);
-        self.tell();
+        let mut state = self.lock();
+        state.items.push_back(item);
+        self.tell(&state);
     }
 
     pub(crate) fn push_error(&self, err: Error) {
@@ -335,8 +335,7 @@ impl EqInner {
             if state.heard(fid) { state.items.iter().position(Item::is_request) } else { None };
         let at = at.unwrap_or(state.items.len());
         state.items.insert(at, item);
-        drop(state);
-        self.tell();
+        self.tell(&state);
         true
     }
 
@@ -394,7 +393,9 @@ impl EqInner {
         self.push(item);
     }
 
-    fn tell(&self) {
+    /// Wakes who waits. The state stays locked: told later, a descriptor would be readable after a
+    /// reader has taken the last event and cleared it.
+    fn tell(&self, _state: &MutexGuard<'_, State>) {
         self.filled.notify_all();
         if let Some(fd) = &self.fd {
             // Fails only if the count would pass 2^64 - 2.
@@ -493,6 +494,34 @@ mod tests {
         q.0.push_cm(1, 5, &[], request());
         q.0.forget(9);
         assert_eq!(next(&q), Ok(1));
+    }
+
+    #[test]
+    fn a_descriptor_is_not_readable_when_the_queue_is_empty() {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        use std::os::fd::AsFd;
+        const EVENTS: u32 = 50_000;
+
+        let q = Arc::new(eq(WaitObj::Fd));
+        let there = Arc::clone(&q);
+        let writer = std::thread::spawn(move || {
+            let mut told = 0;
+            while told < EVENTS {
+                told += u32::from(there.write(told, &[]).is_ok());
+            }
+        });
+        let mut heard = 0;
+        while heard < EVENTS {
+            heard += u32::from(q.read(&mut []).is_ok());
+            if q.0.lock().items.is_empty() {
+                // The writer is kept out while the descriptor is asked.
+                let state = q.0.lock();
+                let mut fds = [PollFd::new(q.0.fd.as_ref().unwrap().as_fd(), PollFlags::POLLIN)];
+                let readable = poll(&mut fds, PollTimeout::ZERO).unwrap() > 0;
+                assert!(!readable || !state.items.is_empty(), "readable after {heard} events");
+            }
+        }
+        writer.join().unwrap();
     }
 
     #[test]
