@@ -465,6 +465,13 @@ impl<T> Guard<'_, T> {
         std::mem::forget(self);
     }
 
+    /// Makes a lock in serial mode shared, since the application promises no more for it.
+    pub(crate) fn share_if_promised(&mut self) {
+        if self.lock.mode.load(Ordering::Relaxed) == SERIAL {
+            self.share();
+        }
+    }
+
     /// Makes the lock shared, before another thread of ours may come.
     pub(crate) fn share(&mut self) {
         if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
