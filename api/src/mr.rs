@@ -151,7 +151,8 @@ impl MrCommon {
     ///
     /// # Errors
     /// - [`Error::BadFlags`]: neither, or another flag.
-    /// - [`Error::Invalid`]: the counter is of another domain, or one is bound already.
+    /// - [`Error::Invalid`]: the counter is of another domain, or one is bound already. Nothing is
+    ///   bound then.
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_cntr(&self, cntr: &Cntr, flags: BindFlags) -> Result<()> {
         let both = BindFlags::REMOTE_READ | BindFlags::REMOTE_WRITE;
@@ -162,11 +163,9 @@ impl MrCommon {
             return Err(Error::Invalid("the counter is of another domain"));
         }
         let mut core = self.dom.enter()?;
-        for (flag, reads) in [(BindFlags::REMOTE_READ, true), (BindFlags::REMOTE_WRITE, false)] {
-            if flags.contains(flag) {
-                core.node().mr_bind_cntr(self.id, cntr.0.id, reads)?;
-            }
-        }
+        let [reads, writes] =
+            [BindFlags::REMOTE_READ, BindFlags::REMOTE_WRITE].map(|flag| flags.contains(flag));
+        core.node().mr_bind_cntr(self.id, cntr.0.id, reads, writes)?;
         drop(core);
         let mut cntrs = self.cntrs.lock().unwrap_or_else(PoisonError::into_inner);
         cntrs.push(Arc::clone(&cntr.0));

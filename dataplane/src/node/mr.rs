@@ -165,20 +165,29 @@ impl Node {
         Ok(self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?.key)
     }
 
-    /// Binds a counter of remote accesses: `reads`, which fetching atomics are too, or writes,
-    /// which all atomics are that may change the region.
+    /// Binds a counter of remote accesses: of `reads`, which fetching atomics are too, of `writes`,
+    /// which all atomics are that may change the region, or of both.
     ///
     /// # Errors
     /// [`Error::BadFd`]: one of them was closed. [`Error::Invalid`]: one is bound already.
-    pub fn mr_bind_cntr(&mut self, mr: MrId, cntr: CntrId, reads: bool) -> Result<()> {
+    /// Nothing is bound then.
+    pub fn mr_bind_cntr(
+        &mut self,
+        mr: MrId,
+        cntr: CntrId,
+        reads: bool,
+        writes: bool,
+    ) -> Result<()> {
         let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
         let mr = self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?;
-        let place = if reads { &mut mr.read_cntr } else { &mut mr.write_cntr };
-        if *place != CntrIdx::NONE {
+        let places = [(reads, &mut mr.read_cntr), (writes, &mut mr.write_cntr)];
+        if places.iter().any(|(wanted, place)| *wanted && **place != CntrIdx::NONE) {
             return Err(Error::Invalid("a counter is bound for these accesses"));
         }
-        *place = cntr.0.idx();
-        table.bound += 1;
+        for (_, place) in places.into_iter().filter(|(wanted, _)| *wanted) {
+            *place = cntr.0.idx();
+            table.bound += 1;
+        }
         self.revoke_grants();
         Ok(())
     }

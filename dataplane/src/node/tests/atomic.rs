@@ -308,7 +308,12 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     // A counter that is bound late counts from then on.
     let node = &mut pair.ends[1].node;
     let cntr = node.cntr_open().unwrap();
-    node.mr_bind_cntr(region.id, cntr, true).unwrap();
+    // Bound for both or for neither.
+    let writes = node.cntr_open().unwrap();
+    node.mr_bind_cntr(region.id, writes, false, true).unwrap();
+    let both = node.mr_bind_cntr(region.id, cntr, true, true);
+    assert!(matches!(both, Err(Error::Invalid(_))));
+    node.mr_bind_cntr(region.id, cntr, true, false).unwrap();
     expect(&mut pair, 8, 5, None);
     assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(3));
     // Narrowed to an endpoint that is not the one asked for.

@@ -358,7 +358,7 @@ fn counters_count_operations() {
         for reads in [true, false] {
             let node = &mut pair.ends[1].node;
             let cntr = node.cntr_open().unwrap();
-            node.mr_bind_cntr(region.id, cntr, reads).unwrap();
+            node.mr_bind_cntr(region.id, cntr, reads, !reads).unwrap();
             assert_eq!(node.cntr_close(cntr), Err(Error::Busy));
             cntrs.push((1, cntr));
         }
