@@ -411,7 +411,7 @@ impl Domain {
     /// [`FI_COMPARE_ATOMIC`] of those; `FI_TAGGED` changes nothing.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: another flag, or both.
+    /// - [`Error::BadFlags`]: another flag, or both.
     /// - [`Error::OpNotSupp`]: there is no such operation.
     #[doc(alias = "fi_query_atomic")]
     pub fn query_atomic(&self, what: What, flags: u64) -> Result<AtomicAttr> {
@@ -419,11 +419,7 @@ impl Domain {
             0 => AtomicKind::Base,
             FI_FETCH_ATOMIC => AtomicKind::Fetch,
             FI_COMPARE_ATOMIC => AtomicKind::Compare,
-            _ => {
-                return Err(Error::Invalid(
-                    "flags: FI_FETCH_ATOMIC or FI_COMPARE_ATOMIC, FI_TAGGED",
-                ));
-            }
+            _ => return Err(Error::BadFlags),
         };
         let count = Node::atomic_valid(kind, what.op, what.datatype)?;
         let size = Datatype::try_from(what.datatype).map_or(0, Datatype::size);

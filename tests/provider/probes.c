@@ -314,9 +314,9 @@ static void atomics(struct side *a)
 	       sizeof(double complex));
 	expect("fi_query_atomic with both flags",
 	       fi_query_atomic(a->domain, FI_UINT64, FI_SUM, &attr,
-			       FI_FETCH_ATOMIC | FI_COMPARE_ATOMIC), -FI_EINVAL);
+			       FI_FETCH_ATOMIC | FI_COMPARE_ATOMIC), -FI_EBADFLAGS);
 	expect("fi_query_atomic with flag 1 << 62",
-	       fi_query_atomic(a->domain, FI_UINT64, FI_SUM, &attr, 1ULL << 62), -FI_EINVAL);
+	       fi_query_atomic(a->domain, FI_UINT64, FI_SUM, &attr, 1ULL << 62), -FI_EBADFLAGS);
 #define ATOMIC(n, type, op) fi_atomic(a->ep, operand, n, NULL, p, 0, 1, type, op, NULL)
 	expect("atomic above the limit", ATOMIC(count + 1, FI_UINT64, FI_SUM), -FI_EMSGSIZE);
 	expect("atomic of nothing", ATOMIC(0, FI_UINT64, FI_SUM), -FI_EINVAL);
