@@ -508,6 +508,7 @@ numbers! {
     c_int: FI_OPT_ENDPOINT = 0, FI_MR_SCALABLE = 2;
     u64: FI_SYNC_ERR = 1 << 58, FI_EVENT = 1 << 24, FI_MORE = 1 << 18, FI_PEEK = 1 << 19,
         FI_READ = 1 << 8, FI_WRITE = 1 << 9, FI_SOURCE = 1 << 57, FI_NUMERICHOST = 1 << 55,
+        FI_RMA_EVENT = 1 << 56,
         FI_MSG_PREFIX = 1 << 58, FI_COLLECTIVE = 1 << 6, FI_PROV_ATTR_ONLY = 1 << 54,
         FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
 }

@@ -51,7 +51,8 @@ unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Resu
         access: Access::from_bits(ask.access).ok_or(Error::Invalid("access"))?,
         requested_key: Some(ask.key),
         context: number(ask.context),
-        flags: ask.flags,
+        // Says that a counter will be bound, which a region here may have in any case.
+        flags: ask.flags & !FI_RMA_EVENT,
         ..OurAttr::default()
     };
     // SAFETY: the caller's promise is that of the raw face.

@@ -249,6 +249,9 @@ static void remote(struct side *a, struct side *b)
 		memory[i] = 5;
 	must("fi_mr_reg", fi_mr_reg(b->domain, inside, 64, all, 0, key, 0, &mr, NULL));
 	must("fi_mr_reg", fi_mr_reg(b->domain, inside, 64, FI_REMOTE_READ, 0, 0x78, 0, &ro, NULL));
+	must("fi_mr_reg with FI_RMA_EVENT",
+	     fi_mr_reg(b->domain, inside, 64, all, 0, 0x79, FI_RMA_EVENT, &twice, NULL));
+	must("close", fi_close(&twice->fid));
 	expect("fi_mr_reg of a key in use",
 	       fi_mr_reg(b->domain, inside, 64, all, 0, key, 0, &twice, NULL), -FI_ENOKEY);
 	expect("fi_mr_reg with flag 1 << 62",
