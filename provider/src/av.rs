@@ -334,7 +334,10 @@ unsafe extern "C" fn straddr(
                 Meaning::Addr(addr) => it.av.straddr(&addr),
                 Meaning::Host(ip, service) => std::net::SocketAddr::new(ip, service).to_string(),
             };
-            guard::put_text(&text, buf, *len);
+            // Without room for it only the length is told.
+            if !buf.is_null() && *len > 0 {
+                guard::put_text(&text, buf, *len);
+            }
             *len = text.len() + 1;
             Ok(buf.cast_const())
         }
