@@ -66,7 +66,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    start_log();
+    if let Err(fail) = start_log() {
+        eprintln!("barewire: {fail}");
+        return fail.exit_code();
+    }
     let done = match args.command {
         Command::Info(args) => info::run(&args),
         Command::Ping(args) => ping::run(&args),
@@ -86,11 +89,19 @@ fn main() -> ExitCode {
 }
 
 /// Sends log lines to standard error, so that what is printed stays readable for programs.
-fn start_log() {
-    let filter = EnvFilter::try_from_env("BAREWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+///
+/// # Errors
+/// `BAREWIRE_LOG` is no filter.
+fn start_log() -> Result<(), Fail> {
+    let wanted = std::env::var_os("BAREWIRE_LOG").unwrap_or_else(|| "warn".into());
+    let filter = wanted.to_str().and_then(|text| EnvFilter::try_new(text).ok());
+    let filter = filter.ok_or_else(|| {
+        Fail::usage(format!("BAREWIRE_LOG: {} is no filter of the log", wanted.display()))
+    })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
+    Ok(())
 }

@@ -51,6 +51,15 @@ fn a_wrong_call_is_exit_code_2() {
     }
 }
 
+#[test]
+fn a_wrong_filter_of_the_log_is_exit_code_2() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_barewire"));
+    let output = command.arg("info").env("BAREWIRE_LOG", "barewire=loud").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.lines().count() == 1 && said.contains("BAREWIRE_LOG"), "{said}");
+}
+
 /// What `barewire ARGS --json` says where the shell has obeyed `limits` first.
 fn objects_within(limits: &str, args: &[&str]) -> Vec<serde_json::Value> {
     let script = format!("{limits}; exec \"$0\" \"$@\" --json");

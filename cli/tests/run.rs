@@ -590,6 +590,7 @@ fn a_wrong_call_is_exit_code_2() {
         &["pingpong", "nonsense"],
         &["pingpong", "--listen", "--spawn"],
         &["pingpong", "--once", "--spawn"],
+        &["pingpong", "--spawn", "3"],
         &["bench", "--spawn", "--window", "0"],
         &["bench", "--spawn", "--size", "4x"],
         &["bench", "--spawn", "--op", "divide"],

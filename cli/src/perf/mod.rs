@@ -280,6 +280,9 @@ impl Common {
 /// # Errors
 /// A side failed, or a byte was wrong.
 pub(crate) fn pingpong(args: &PingPongArgs) -> Result<ExitCode, Fail> {
+    if args.common.spawn.is_some_and(|n| n != 2) {
+        return Err(Fail::usage("--spawn N is for collectives: barewire bench --op"));
+    }
     run(&args.common, Mode::PingPong, 1, &[8, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20])
 }
 
