@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
 use barewire::cm::CM_DATA_SIZE;
-use barewire::{ConnRequest, Eq, EqAttr as OurAttr, Error, Result, WaitObj};
+use barewire::{ConnRequest, Eq, EqAttr as OurAttr, EqErr, Error, Result, WaitObj};
 
 use crate::abi::*;
 use crate::fabric::FabricObject;
@@ -17,6 +17,7 @@ use crate::{guard, pep};
 pub(crate) struct EventQueue {
     pub(crate) eq: Eq,
     wait_obj: u32,
+    api_version: u32,
     member: OnceLock<Membership>,
     _fabric: Arc<()>,
     /// What came with a refusal, ours until errors are read again.
@@ -90,6 +91,7 @@ pub(crate) unsafe extern "C" fn open(
         let inner = EventQueue {
             eq,
             wait_obj: wait,
+            api_version: fabric.api_version,
             member: OnceLock::new(),
             _fabric: Arc::clone(&fabric.users),
             err_data: Box::new(UnsafeCell::new([0; CM_DATA_SIZE])),
@@ -198,26 +200,38 @@ unsafe extern "C" fn sread(
     })
 }
 
+/// Writes what is said of an error, with what came with a refusal at `ours` if the program has no
+/// place for it.
+///
+/// # Safety
+/// `buf` is an entry as long as version `api_version` of the interface has it, whose `err_data` has
+/// the length that it says; `CM_DATA_SIZE` bytes are at `ours`.
+unsafe fn fill(buf: *mut EqErrEntry, err: &EqErr, api_version: u32, ours: *mut u8) {
+    // SAFETY: the caller's promise; the object of the error is open.
+    unsafe {
+        let fid: *mut Fid = std::ptr::with_exposed_provenance_mut(err.fid as usize);
+        (*buf).fid = fid;
+        (*buf).context = match fid.as_ref() {
+            Some(fid) => fid.context,
+            None => std::ptr::without_provenance_mut(err.context as usize),
+        };
+        (*buf).data = err.data;
+        ((*buf).err, (*buf).prov_errno) = (err.err.fi_errno(), err.err.fi_errno());
+        // `err_data_size` came with version 1.5: whoever is older has set neither member.
+        if api_version < version(1, 5) {
+            return;
+        }
+        guard::put_err_data(&err.err_data, &mut (*buf).err_data, &mut (*buf).err_data_size, ours);
+    }
+}
+
 unsafe extern "C" fn readerr(at: *mut FidEq, buf: *mut EqErrEntry, _flags: u64) -> isize {
     guard::count(|| {
         // SAFETY: the table belongs to event queues, and `buf` is an entry.
         unsafe {
             let eq = EqObject::of(at)?;
             let err = eq.eq.readerr()?;
-            let fid: *mut Fid = std::ptr::with_exposed_provenance_mut(err.fid as usize);
-            (*buf).fid = fid;
-            (*buf).context = match fid.as_ref() {
-                Some(fid) => fid.context,
-                None => std::ptr::without_provenance_mut(err.context as usize),
-            };
-            (*buf).data = err.data;
-            ((*buf).err, (*buf).prov_errno) = (err.err.fi_errno(), err.err.fi_errno());
-            guard::put_err_data(
-                &err.err_data,
-                &mut (*buf).err_data,
-                &mut (*buf).err_data_size,
-                eq.err_data.get().cast(),
-            );
+            fill(buf, &err, eq.api_version, eq.err_data.get().cast());
             Ok(size_of::<EqErrEntry>())
         }
     })
@@ -250,4 +264,26 @@ unsafe extern "C" fn strerror(
         // SAFETY: the table belongs to event queues, and `buf` has `len` bytes or is NULL.
         unsafe { Ok(guard::put_text(EqObject::of(at)?.eq.strerror(prov_errno), buf, len)) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_before_version_1_5_has_no_length_of_error_data() {
+        let refusal =
+            EqErr { fid: 0, err_data: vec![7; 5], err: Error::ConnRefused, context: 3, data: 9 };
+        let mut theirs = [0_u8; 8];
+        let mut ours = [0; CM_DATA_SIZE];
+        // SAFETY: an entry of numbers and pointers may be 0.
+        let mut entry: EqErrEntry = unsafe { std::mem::zeroed() };
+        for (version, told) in [(version(1, 4), 0), (version(1, 5), 5)] {
+            (entry.err_data, entry.err_data_size) = (theirs.as_mut_ptr().cast(), theirs.len());
+            // SAFETY: the entry is whole, and the places are as long as said.
+            unsafe { fill(&mut entry, &refusal, version, ours.as_mut_ptr()) };
+            assert_eq!((entry.data, entry.err), (9, Error::ConnRefused.fi_errno()));
+            assert_eq!(theirs.iter().filter(|byte| **byte == 7).count(), told);
+        }
+    }
 }
