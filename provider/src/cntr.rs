@@ -1,7 +1,7 @@
 //! Counters.
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use barewire::{Cntr, CntrAttr as OurAttr, Error, WaitObj};
 
@@ -17,9 +17,22 @@ pub(crate) struct Counter {
     pub(crate) cntr: Cntr,
     wait_obj: u32,
     member: OnceLock<Membership>,
+    /// Held by poll sets that it is in.
+    pub(crate) polled: Arc<()>,
 }
 
 pub(crate) type CntrObject = Object<FidCntr, Counter>;
+
+impl Counter {
+    /// Ends it, or gives it back.
+    fn end(self) -> std::result::Result<(), (Error, Self)> {
+        if Arc::strong_count(&self.polled) > 1 {
+            return Err((Error::Busy, self));
+        }
+        let Self { cntr, wait_obj, member, polled } = self;
+        cntr.close().map_err(|(e, cntr)| (e, Self { cntr, wait_obj, member, polled }))
+    }
+}
 
 static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
 
@@ -51,7 +64,8 @@ pub(crate) unsafe extern "C" fn open(
         };
         let cntr = domain.domain.cntr_open(OurAttr { wait_obj: ours })?;
         let abi = FidCntr { fid: fid(FI_CLASS_CNTR, context, &FID), ops: &raw const OPS };
-        let inner = Counter { cntr, wait_obj: wait, member: OnceLock::new() };
+        let inner =
+            Counter { cntr, wait_obj: wait, member: OnceLock::new(), polled: Arc::default() };
         // SAFETY: `out` can be written, and the object is fresh.
         unsafe {
             let at = CntrObject::open(abi, inner, out);
@@ -66,10 +80,8 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to counters, and a program closes what it does not use.
         unsafe {
-            CntrObject::close(at.cast(), |it| {
-                let Counter { cntr, wait_obj, member } = it;
-                cntr.close().map_err(|(e, cntr)| (e, Counter { cntr, wait_obj, member }))
-            })
+            let member = CntrObject::of(at.cast())?.member.get();
+            wait::close(member, at, || CntrObject::close(at.cast(), Counter::end))
         }
     })
 }

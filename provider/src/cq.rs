@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use barewire::raw::{Cqe, EmptyCq, RawCq, TakeOne};
 use barewire::{CqAttr as OurAttr, CqFormat, Error, Result, WaitCond};
@@ -22,6 +22,8 @@ pub(crate) struct Queue {
     wait_obj: u32,
     wait_cond: WaitCond,
     member: OnceLock<Membership>,
+    /// Held by poll sets that it is in.
+    pub(crate) polled: Arc<()>,
     form: Form,
     api_version: u32,
     /// The address of an unknown sender, ours until the queue is read again.
@@ -108,6 +110,7 @@ pub(crate) unsafe extern "C" fn open(
             wait_obj: wait,
             wait_cond: ours.wait_cond,
             member: OnceLock::new(),
+            polled: Arc::default(),
             form: domain.form,
             api_version: domain.api_version,
             err_data: Box::new(UnsafeCell::new([0; addr::MAX])),
@@ -131,14 +134,8 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to queues, and a program closes what it does not use.
         unsafe {
-            CqObject::close(at.cast(), |it| {
-                let Queue { cq, wait_obj, wait_cond, member, .. } = it;
-                let (form, api_version, err_data) = (it.form, it.api_version, it.err_data);
-                cq.close().map_err(|(e, cq)| {
-                    let it = Queue { cq, wait_obj, wait_cond, member, form, api_version, err_data };
-                    (e, it)
-                })
-            })
+            let member = CqObject::of(at.cast())?.member.get();
+            wait::close(member, at, || CqObject::close(at.cast(), Queue::end))
         }
     })
 }
@@ -271,6 +268,18 @@ impl Queue {
         };
         // SAFETY: the caller's promise, and no more than `count` are taken.
         self.cq.sread(out.count, unsafe { out.writer() }, threshold, timeout)
+    }
+
+    /// Ends it, or gives it back.
+    fn end(self) -> std::result::Result<(), (Error, Self)> {
+        if Arc::strong_count(&self.polled) > 1 {
+            return Err((Error::Busy, self));
+        }
+        let Self { cq, wait_obj, wait_cond, member, polled, .. } = self;
+        let (form, api_version, err_data) = (self.form, self.api_version, self.err_data);
+        cq.close().map_err(|(e, cq)| {
+            (e, Self { cq, wait_obj, wait_cond, member, polled, form, api_version, err_data })
+        })
     }
 
     /// Takes the error at the head.

@@ -22,6 +22,9 @@ pub(crate) struct Domain {
     /// The version of the interface that the program speaks.
     pub(crate) api_version: u32,
     _fabric: Arc<()>,
+    /// Held by what was opened in the domain and is no object of it below: poll sets and shared
+    /// transmit contexts.
+    pub(crate) users: Arc<()>,
 }
 
 impl Domain {
@@ -81,7 +84,7 @@ pub(crate) unsafe extern "C" fn open(
             mr: &raw const mr::OPS,
         };
         let (api_version, _fabric) = (fabric.api_version, Arc::clone(&fabric.users));
-        let inner = Domain { domain, form, api_version, _fabric };
+        let inner = Domain { domain, form, api_version, _fabric, users: Arc::default() };
         // SAFETY: `out` can be written.
         unsafe { DomainObject::open(abi, inner, out) };
         Ok(())
@@ -93,10 +96,13 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to domains, and a program closes what it does not use.
         unsafe {
             DomainObject::close(at.cast(), |it| {
-                let Domain { domain, form, api_version, _fabric } = it;
-                domain
-                    .close()
-                    .map_err(|(e, domain)| (e, Domain { domain, form, api_version, _fabric }))
+                if Arc::strong_count(&it.users) > 1 {
+                    return Err((Error::Busy, it));
+                }
+                let Domain { domain, form, api_version, _fabric, users } = it;
+                domain.close().map_err(|(e, domain)| {
+                    (e, Domain { domain, form, api_version, _fabric, users })
+                })
             })
         }
     })

@@ -20,11 +20,20 @@ pub(crate) struct EventQueue {
     api_version: u32,
     member: OnceLock<Membership>,
     _fabric: Arc<()>,
+    /// Held by poll sets that it is in.
+    pub(crate) polled: Arc<()>,
     /// What came with a refusal, ours until errors are read again.
     err_data: Box<UnsafeCell<[u8; CM_DATA_SIZE]>>,
 }
 
 pub(crate) type EqObject = Object<FidEq, EventQueue>;
+
+impl EventQueue {
+    /// Ends it, or gives it back.
+    fn end(self) -> std::result::Result<(), (Error, Self)> {
+        if Arc::strong_count(&self.polled) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+    }
+}
 
 static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
 
@@ -94,6 +103,7 @@ pub(crate) unsafe extern "C" fn open(
             api_version: fabric.api_version,
             member: OnceLock::new(),
             _fabric: Arc::clone(&fabric.users),
+            polled: Arc::default(),
             err_data: Box::new(UnsafeCell::new([0; CM_DATA_SIZE])),
         };
         // SAFETY: `out` can be written, and the object is fresh.
@@ -107,8 +117,13 @@ pub(crate) unsafe extern "C" fn open(
 }
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {
-    // SAFETY: the table belongs to event queues, and a program closes what it does not use.
-    guard::int(|| unsafe { EqObject::close(at.cast(), |_| Ok(())) })
+    guard::int(|| {
+        // SAFETY: the table belongs to event queues, and a program closes what it does not use.
+        unsafe {
+            let member = EqObject::of(at.cast())?.member.get();
+            wait::close(member, at, || EqObject::close(at.cast(), EventQueue::end))
+        }
+    })
 }
 
 unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {

@@ -1,7 +1,7 @@
 //! Poll sets, which libfabric has deprecated: several queues and counters asked at once.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire::{Error, Result};
 
@@ -16,12 +16,15 @@ use crate::object::{Object, class_of, fid};
 /// What stands behind a `struct fid_poll`.
 pub(crate) struct Set {
     members: Mutex<Vec<Member>>,
+    _domain: Arc<()>,
 }
 
 /// One that is asked, and the counts of a counter that were told last.
 struct Member {
     at: *mut Fid,
     told: (u64, u64),
+    /// Keeps it from being closed.
+    _polled: Arc<()>,
 }
 
 // SAFETY: the pointer is only used as libfabric allows for the object behind it, from any thread
@@ -48,15 +51,12 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to domains; the attributes are there or NULL.
-        let flags = unsafe {
-            DomainObject::of(domain)?;
-            attr.as_ref().map_or(0, |attr| attr.flags)
-        };
-        if flags != 0 {
+        let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr.as_ref()) };
+        if attr.is_some_and(|attr| attr.flags != 0) {
             return Err(Error::BadFlags);
         }
         let fid = fid(FI_CLASS_POLL, std::ptr::null_mut(), &FID);
-        let set = Set { members: Mutex::default() };
+        let set = Set { members: Mutex::default(), _domain: Arc::clone(&domain.users) };
         // SAFETY: `out` can be written.
         unsafe { SetObject::open(FidPoll { fid, ops: &raw const OPS }, set, out) };
         Ok(())
@@ -75,12 +75,18 @@ unsafe extern "C" fn poll_add(at: *mut FidPoll, other: *mut Fid, flags: u64) -> 
         if flags != 0 {
             return Err(Error::BadFlags);
         }
-        if !matches!(class, FI_CLASS_CQ | FI_CLASS_CNTR | FI_CLASS_EQ) {
-            return Err(Error::Invalid("fid: cannot be polled"));
-        }
+        // SAFETY: the class says what is behind it.
+        let polled = unsafe {
+            match class {
+                FI_CLASS_CQ => &CqObject::of(other.cast())?.polled,
+                FI_CLASS_CNTR => &CntrObject::of(other.cast())?.polled,
+                FI_CLASS_EQ => &EqObject::of(other.cast())?.polled,
+                _ => return Err(Error::Invalid("fid: cannot be polled")),
+            }
+        };
         let mut members = set.members();
         if members.iter().all(|member| member.at != other) {
-            members.push(Member { at: other, told: (0, 0) });
+            members.push(Member { at: other, told: (0, 0), _polled: Arc::clone(polled) });
         }
         Ok(())
     })
@@ -105,8 +111,7 @@ unsafe extern "C" fn poll(at: *mut FidPoll, contexts: *mut *mut c_void, count: c
         let room = usize::try_from(count).map_err(|_| Error::Invalid("count"))?;
         let mut found = 0;
         for member in set.members().iter_mut() {
-            // SAFETY: a member is an object that the program has not closed, or one that was
-            // closed not long ago and says so.
+            // SAFETY: a member cannot be closed.
             if found < room && unsafe { member.has_something() }? {
                 // SAFETY: there is room for `count` contexts, and a member begins with a `Fid`.
                 unsafe { *contexts.add(found) = (*member.at).context };
@@ -133,7 +138,7 @@ impl Member {
                     let now = (cntr.read()?, cntr.readerr()?);
                     std::mem::replace(&mut self.told, now) != now
                 }
-                // Closed, and still in the set.
+                // Nothing else is in a set.
                 _ => false,
             })
         }

@@ -3,13 +3,14 @@
 //! as Sandia OpenSHMEM does.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use crate::abi::*;
 use crate::domain::DomainObject;
 use crate::guard;
 use crate::object::{Object, fid};
 
-pub(crate) type StxObject = Object<FidStx, ()>;
+pub(crate) type StxObject = Object<FidStx, Arc<()>>;
 
 static FID: FiOps = FiOps { close, ..FiOps::STUB };
 
@@ -26,8 +27,8 @@ pub(crate) unsafe extern "C" fn open(
         let abi = FidStx { fid: fid(FI_CLASS_STX_CTX, context, &FID), ops: &raw const OPS };
         // SAFETY: the table belongs to domains, and `out` can be written.
         unsafe {
-            DomainObject::of(domain)?;
-            StxObject::open(abi, (), out);
+            let users = Arc::clone(&DomainObject::of(domain)?.users);
+            StxObject::open(abi, users, out);
         }
         Ok(())
     })
@@ -35,5 +36,5 @@ pub(crate) unsafe extern "C" fn open(
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     // SAFETY: the table belongs to contexts, and a program closes what it does not use.
-    guard::int(|| unsafe { StxObject::close(at.cast(), Ok) })
+    guard::int(|| unsafe { StxObject::close(at.cast(), |_| Ok(())) })
 }

@@ -33,19 +33,13 @@ unsafe impl Sync for Set {}
 /// What a member holds.
 pub(crate) struct Membership {
     set: Arc<Set>,
-    at: *mut Fid,
     /// Its descriptor once more, so that nobody else gets the number before it has left the set.
     fd: OwnedFd,
 }
 
-// SAFETY: the pointer is only compared.
-unsafe impl Send for Membership {}
-// SAFETY: as above.
-unsafe impl Sync for Membership {}
-
 pub(crate) type WaitObject = Object<FidWait, Arc<Set>>;
 
-static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
+static FID: FiOps = FiOps { close: close_set, control, ..FiOps::STUB };
 
 static OPS: OpsWait = OpsWait { wait, ..OpsWait::STUB };
 
@@ -81,7 +75,7 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-unsafe extern "C" fn close(at: *mut Fid) -> c_int {
+unsafe extern "C" fn close_set(at: *mut Fid) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to wait sets, and a program closes what it does not use.
         unsafe {
@@ -184,6 +178,21 @@ pub(crate) unsafe fn join(
     }
 }
 
+/// Closes the object `at` with `close`, and out of its set if it is in one. Who waits for the set
+/// looks at no member meanwhile.
+pub(crate) fn close(
+    member: Option<&Membership>,
+    at: *mut Fid,
+    close: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    // The membership ends with the object.
+    let Some(set) = member.map(|member| Arc::clone(&member.set)) else { return close() };
+    let mut members = set.members();
+    close()?;
+    members.retain(|member| *member != at);
+    Ok(())
+}
+
 /// The error of a descriptor for `what` that the system has just refused.
 fn refused(what: &str) -> Error {
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
@@ -203,13 +212,12 @@ impl Membership {
             return Err(refused("an object in a wait set"));
         }
         set.members().push(at);
-        Ok(Self { set: Arc::clone(set), at, fd })
+        Ok(Self { set: Arc::clone(set), fd })
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.set.members().retain(|member| *member != self.at);
         let epoll = self.set.epoll.as_raw_fd();
         let fd = self.fd.as_raw_fd();
         // SAFETY: removing needs no event. Both are open, so it does not fail.

@@ -585,6 +585,8 @@ static void polls(struct side *a, struct side *b)
 {
 	struct fi_poll_attr attr = { 0 };
 	struct fid_poll *set;
+	struct fid_cntr *cntr;
+	struct fid_cq *cq;
 	struct fi_cq_err_entry e;
 	void *context[4] = { NULL };
 	char in[8];
@@ -608,6 +610,16 @@ static void polls(struct side *a, struct side *b)
 	expect("fi_poll takes nothing away", next(a, b, &e), 0);
 	expect("fi_poll: sent", next(b, a, &e), 0);
 	must("fi_poll_del", fi_poll_del(set, &a->cq->fid, 0));
+	must("fi_cntr_open", fi_cntr_open(a->domain, NULL, &cntr, NULL));
+	must("fi_cq_open", fi_cq_open(a->domain, NULL, &cq, NULL));
+	must("fi_poll_add", fi_poll_add(set, &cntr->fid, 0));
+	must("fi_poll_add", fi_poll_add(set, &cq->fid, 0));
+	expect("close a counter in a poll set", fi_close(&cntr->fid), -FI_EBUSY);
+	expect("close a queue in a poll set", fi_close(&cq->fid), -FI_EBUSY);
+	must("fi_poll_del", fi_poll_del(set, &cntr->fid, 0));
+	must("fi_poll_del", fi_poll_del(set, &cq->fid, 0));
+	must("close", fi_close(&cntr->fid));
+	must("close", fi_close(&cq->fid));
 	must("close", fi_close(&set->fid));
 }
 
@@ -639,10 +651,20 @@ static void forks(struct side *a, struct side *b)
 
 static void done(struct side *s)
 {
+	struct fi_poll_attr attr = { 0 };
+	struct fid_poll *set;
+	struct fid_stx *stx;
+
 	must("close", fi_close(&s->ep->fid));
 	must("close", fi_close(&s->cntr->fid));
 	must("close", fi_close(&s->cq->fid));
 	must("close", fi_close(&s->av->fid));
+	must("fi_stx_context", fi_stx_context(s->domain, info->tx_attr, &stx, NULL));
+	expect("close a domain with a context", fi_close(&s->domain->fid), -FI_EBUSY);
+	must("close", fi_close(&stx->fid));
+	must("fi_poll_open", fi_poll_open(s->domain, &attr, &set));
+	expect("close a domain with a poll set", fi_close(&s->domain->fid), -FI_EBUSY);
+	must("close", fi_close(&set->fid));
 	must("close", fi_close(&s->domain->fid));
 	must("close", fi_close(&s->fabric->fid));
 }

@@ -120,6 +120,35 @@ static void members(void)
 	expect("who has left does not wake", fi_wait(set, 0), -FI_ETIMEDOUT);
 }
 
+/* Waits for the set until it is told to end. */
+static void *wait_on(void *end)
+{
+	while (!__atomic_load_n((int *) end, __ATOMIC_ACQUIRE)) {
+		int ret = fi_wait(set, 0);
+		if (ret && ret != -FI_ETIMEDOUT)
+			return "BAD";
+	}
+	return NULL;
+}
+
+static void leaving(void)
+{
+	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_SET, .wait_set = set };
+	struct fid_eq *eq;
+	pthread_t thread;
+	void *ret;
+	int end = 0;
+
+	pthread_create(&thread, NULL, wait_on, &end);
+	for (int i = 0; i < 20000; i++) {
+		must("fi_eq_open", fi_eq_open(fabric, &attr, &eq, NULL));
+		must("close", fi_close(&eq->fid));
+	}
+	__atomic_store_n(&end, 1, __ATOMIC_RELEASE);
+	pthread_join(thread, &ret);
+	expect("members leave while somebody waits", ret == NULL, 1);
+}
+
 static void refusals(void)
 {
 	struct fi_wait_attr mutex = { .wait_obj = FI_WAIT_MUTEX_COND };
@@ -155,6 +184,7 @@ int main(void)
 	message("a message wakes", 8);
 	message("and the longest", LONGEST);
 	members();
+	leaving();
 	refusals();
 	close_side(&a);
 	close_side(&b);
