@@ -782,6 +782,27 @@ mod tests {
         assert_eq!(lock.enter().err(), Some(Error::OpBadState));
     }
 
+    /// Goal: where the application's promise ends, threads that come at once wait for each other.
+    #[test]
+    fn a_serial_domain_whose_promise_ended_keeps_threads_apart() {
+        let lock = Arc::new(Lock::new([0_u64; 2], Entry::Serial));
+        Lock::shut_in_child(&lock);
+        lock.enter().unwrap().share_if_promised();
+        let there = Arc::clone(&lock);
+        let turns = |lock: &Lock<[u64; 2]>| {
+            (0..50_000).for_each(|_| add_one(&mut lock.enter().unwrap()));
+        };
+        let other = std::thread::spawn(move || turns(&there));
+        turns(&lock);
+        other.join().unwrap();
+        assert_eq!(*lock.enter().unwrap(), [100_000; 2]);
+        // An owned one goes on turning others away.
+        let owned = Lock::new((), Entry::Owned);
+        owned.enter().unwrap().share_if_promised();
+        let turned_away = std::thread::scope(|s| s.spawn(|| owned.enter().err()).join().unwrap());
+        assert_eq!(turned_away, Some(Error::OpBadState));
+    }
+
     #[test]
     fn a_domain_of_one_thread_is_not_entered_twice() {
         let locks = [Entry::Owned, Entry::Serial, Entry::Serial].map(|e| Lock::new((), e));
