@@ -9,7 +9,7 @@ use barewire::{Error, What};
 
 use crate::abi::*;
 use crate::addr::Form;
-use crate::eq::EqObject;
+use crate::eq::{BoundEqs, EqObject};
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
 use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, sep, srx, stx, work};
@@ -25,6 +25,7 @@ pub(crate) struct Domain {
     /// Held by what was opened in the domain and is no object of it below: poll sets and shared
     /// transmit contexts.
     pub(crate) users: Arc<()>,
+    eqs: BoundEqs,
 }
 
 impl Domain {
@@ -84,7 +85,14 @@ pub(crate) unsafe extern "C" fn open(
             mr: &raw const mr::OPS,
         };
         let (api_version, _fabric) = (fabric.api_version, Arc::clone(&fabric.users));
-        let inner = Domain { domain, form, api_version, _fabric, users: Arc::default() };
+        let inner = Domain {
+            domain,
+            form,
+            api_version,
+            _fabric,
+            users: Arc::default(),
+            eqs: BoundEqs::default(),
+        };
         // SAFETY: `out` can be written.
         unsafe { DomainObject::open(abi, inner, out) };
         Ok(())
@@ -99,9 +107,9 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
                 if Arc::strong_count(&it.users) > 1 {
                     return Err((Error::Busy, it));
                 }
-                let Domain { domain, form, api_version, _fabric, users } = it;
+                let Domain { domain, form, api_version, _fabric, users, eqs } = it;
                 domain.close().map_err(|(e, domain)| {
-                    (e, Domain { domain, form, api_version, _fabric, users })
+                    (e, Domain { domain, form, api_version, _fabric, users, eqs })
                 })
             })
         }
@@ -119,7 +127,7 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
             if flags != 0 {
                 return Err(Error::BadFlags);
             }
-            domain.domain.bind_eq(&EqObject::of(other.cast())?.eq)
+            domain.eqs.bind(EqObject::of(other.cast())?, |eq| domain.domain.bind_eq(eq))
         }
     })
 }

@@ -14,7 +14,7 @@ use crate::av::{AvObject, put};
 use crate::cntr::CntrObject;
 use crate::cq::CqObject;
 use crate::domain::{Domain, DomainObject};
-use crate::eq::EqObject;
+use crate::eq::{BoundEqs, EqObject};
 use crate::object::{Object, class_of, fid};
 use crate::stx::StxObject;
 use crate::{atomic, coll, guard, info, msg, pep, rma, work};
@@ -27,6 +27,15 @@ pub(crate) struct Endpoint {
     pub(crate) request: *mut Fid,
     /// It is bound to a shared transmit context.
     pub(crate) stx: OnceLock<()>,
+    /// Those of its aliases too.
+    pub(crate) eqs: Arc<BoundEqs>,
+}
+
+impl Endpoint {
+    /// `request` is what it was opened to accept, or NULL.
+    pub(crate) fn new(ep: RawEndpoint, form: Form, request: *mut Fid) -> Self {
+        Self { ep: Arc::new(ep), form, request, stx: OnceLock::new(), eqs: Arc::default() }
+    }
 }
 
 pub(crate) type EpObject = Object<FidEp, Endpoint>;
@@ -67,7 +76,7 @@ pub(crate) unsafe extern "C" fn open(
         ep.set_condition_of(work::condition_of);
         let abi = tables(FI_CLASS_EP, if connected { &CM_MSG } else { &CM }, context);
         let form = domain.form;
-        let inner = Endpoint { ep: Arc::new(ep), form, request, stx: OnceLock::new() };
+        let inner = Endpoint::new(ep, form, request);
         // SAFETY: `out` can be written.
         unsafe {
             let at = EpObject::open(abi, inner, out);
@@ -136,7 +145,13 @@ unsafe fn alias(at: *mut Fid, said: *const Alias) -> Result<()> {
         let it = EpObject::of(at.cast::<FidEp>())?;
         let (flags, recv) = directed(said.flags)?;
         let ep = Arc::new(it.ep.alias(flags, recv)?);
-        let inner = Endpoint { ep, form: it.form, request: it.request, stx: it.stx.clone() };
+        let inner = Endpoint {
+            ep,
+            form: it.form,
+            request: it.request,
+            stx: it.stx.clone(),
+            eqs: Arc::clone(&it.eqs),
+        };
         EpObject::open(tables(FI_CLASS_EP, &CM, (*at).context), inner, said.fid.cast());
     }
     Ok(())
@@ -163,7 +178,7 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 FI_CLASS_CQ => ep.bind_cq(&CqObject::of(other.cast())?.cq, bind?),
                 FI_CLASS_CNTR => ep.bind_cntr(&CntrObject::of(other.cast())?.cntr, bind?),
                 FI_CLASS_AV => ep.bind_av(&AvObject::of(other.cast())?.av),
-                FI_CLASS_EQ => ep.bind_eq(&EqObject::of(other.cast())?.eq),
+                FI_CLASS_EQ => it.eqs.bind(EqObject::of(other.cast())?, |eq| ep.bind_eq(eq)),
                 FI_CLASS_STX_CTX => {
                     StxObject::of(other.cast())?;
                     it.stx.set(()).map_err(|_| Error::Invalid("fid: a context is bound"))

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use barewire::cm::CM_DATA_SIZE;
 use barewire::{ConnRequest, Eq, EqAttr as OurAttr, EqErr, Error, Result, WaitObj};
@@ -20,18 +20,35 @@ pub(crate) struct EventQueue {
     api_version: u32,
     member: OnceLock<Membership>,
     _fabric: Arc<()>,
-    /// Held by poll sets that it is in.
-    pub(crate) polled: Arc<()>,
+    /// Held by poll sets that it is in and by what it is bound to.
+    pub(crate) users: Arc<()>,
     /// What came with a refusal, ours until errors are read again.
     err_data: Box<UnsafeCell<[u8; CM_DATA_SIZE]>>,
 }
 
 pub(crate) type EqObject = Object<FidEq, EventQueue>;
 
+/// The event queues that an object was bound to, which stay open as long as it is.
+#[derive(Default)]
+pub(crate) struct BoundEqs(Mutex<Vec<Arc<()>>>);
+
+impl BoundEqs {
+    /// Binds `eq` by `bind`.
+    ///
+    /// # Errors
+    /// Those of `bind`; the queue is not kept open then.
+    pub(crate) fn bind(&self, eq: &EventQueue, bind: impl FnOnce(&Eq) -> Result<()>) -> Result<()> {
+        bind(&eq.eq)?;
+        let mut bound = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bound.push(Arc::clone(&eq.users));
+        Ok(())
+    }
+}
+
 impl EventQueue {
     /// Ends it, or gives it back.
     fn end(self) -> std::result::Result<(), (Error, Self)> {
-        if Arc::strong_count(&self.polled) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
+        if Arc::strong_count(&self.users) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
     }
 }
 
@@ -103,7 +120,7 @@ pub(crate) unsafe extern "C" fn open(
             api_version: fabric.api_version,
             member: OnceLock::new(),
             _fabric: Arc::clone(&fabric.users),
-            polled: Arc::default(),
+            users: Arc::default(),
             err_data: Box::new(UnsafeCell::new([0; CM_DATA_SIZE])),
         };
         // SAFETY: `out` can be written, and the object is fresh.

@@ -10,7 +10,7 @@ use crate::abi::*;
 use crate::addr::{Form, Meaning};
 use crate::av::put;
 use crate::ep::EpObject;
-use crate::eq::EqObject;
+use crate::eq::{BoundEqs, EqObject};
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
 use crate::{guard, host, info, log};
@@ -23,9 +23,10 @@ pub(crate) struct Passive {
     form: Form,
     api_version: u32,
     _fabric: Arc<()>,
+    eqs: BoundEqs,
 }
 
-type PepObject = Object<FidPep, Passive>;
+type PepObject = Object<FidPep, Box<Passive>>;
 
 /// `fi_info.handle` of a request: closed when it was accepted or refused.
 type RequestObject = Object<Fid, ConnRequest>;
@@ -72,7 +73,14 @@ pub(crate) unsafe extern "C" fn open(
             cm: &raw const CM,
         };
         let (api_version, _fabric) = (fabric.api_version, Arc::clone(&fabric.users));
-        let inner = Passive { pep, info: Box::new(told), form, api_version, _fabric };
+        let inner = Box::new(Passive {
+            pep,
+            info: Box::new(told),
+            form,
+            api_version,
+            _fabric,
+            eqs: BoundEqs::default(),
+        });
         // SAFETY: `out` can be written.
         unsafe {
             let at = PepObject::open(abi, inner, out);
@@ -96,14 +104,14 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to passive endpoints, and the class says what `other` is.
         unsafe {
-            let pep = &PepObject::of(at.cast::<FidPep>())?.pep;
+            let it = PepObject::of(at.cast::<FidPep>())?;
             if class_of(other)? != FI_CLASS_EQ {
                 return Err(Error::Invalid("fid: a passive endpoint binds event queues"));
             }
             if flags != 0 {
                 return Err(Error::BadFlags);
             }
-            pep.bind_eq(&EqObject::of(other.cast())?.eq)
+            it.eqs.bind(EqObject::of(other.cast())?, |eq| it.pep.bind_eq(eq))
         }
     })
 }

@@ -80,7 +80,7 @@ unsafe extern "C" fn poll_add(at: *mut FidPoll, other: *mut Fid, flags: u64) -> 
             match class {
                 FI_CLASS_CQ => &CqObject::of(other.cast())?.polled,
                 FI_CLASS_CNTR => &CntrObject::of(other.cast())?.polled,
-                FI_CLASS_EQ => &EqObject::of(other.cast())?.polled,
+                FI_CLASS_EQ => &EqObject::of(other.cast())?.users,
                 _ => return Err(Error::Invalid("fid: cannot be polled")),
             }
         };

@@ -2,7 +2,6 @@
 //! itself has a name, and no data calls.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, OnceLock};
 
 use barewire::raw::RawEndpoint;
 use barewire::{Error, Result, ScalableEndpoint};
@@ -12,7 +11,7 @@ use crate::addr::Form;
 use crate::av::AvObject;
 use crate::domain::DomainObject;
 use crate::ep::{self, Endpoint, EpObject};
-use crate::eq::EqObject;
+use crate::eq::{BoundEqs, EqObject};
 use crate::object::{Object, class_of, fid};
 use crate::{guard, info, pep, work};
 
@@ -20,6 +19,7 @@ use crate::{guard, info, pep, work};
 pub(crate) struct Scalable {
     pub(crate) sep: ScalableEndpoint,
     form: Form,
+    eqs: BoundEqs,
 }
 
 pub(crate) type SepObject = Object<FidEp, Scalable>;
@@ -62,7 +62,9 @@ pub(crate) unsafe extern "C" fn open(
             collective: &raw const COLLECTIVE,
         };
         // SAFETY: `out` can be written.
-        unsafe { SepObject::open(abi, Scalable { sep, form: domain.form }, out) };
+        unsafe {
+            SepObject::open(abi, Scalable { sep, form: domain.form, eqs: BoundEqs::default() }, out)
+        };
         Ok(())
     })
 }
@@ -72,8 +74,8 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to scalable endpoints, and a program closes what it does not
         // use.
         unsafe {
-            SepObject::close(at.cast(), |Scalable { sep, form }| {
-                sep.close().map_err(|(e, sep)| (e, Scalable { sep, form }))
+            SepObject::close(at.cast(), |Scalable { sep, form, eqs }| {
+                sep.close().map_err(|(e, sep)| (e, Scalable { sep, form, eqs }))
             })
         }
     })
@@ -83,14 +85,15 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to scalable endpoints, and the class says what `other` is.
         unsafe {
-            let sep = &SepObject::of(at.cast::<FidEp>())?.sep;
+            let it = SepObject::of(at.cast::<FidEp>())?;
+            let sep = &it.sep;
             let class = class_of(other)?;
             if flags != 0 {
                 return Err(Error::BadFlags);
             }
             match class {
                 FI_CLASS_AV => sep.bind_av(&AvObject::of(other.cast())?.av),
-                FI_CLASS_EQ => sep.bind_eq(&EqObject::of(other.cast())?.eq),
+                FI_CLASS_EQ => it.eqs.bind(EqObject::of(other.cast())?, |eq| sep.bind_eq(eq)),
                 _ => Err(Error::Invalid("fid: it is bound to the contexts")),
             }
         }
@@ -134,7 +137,7 @@ unsafe fn hand_out(
 ) {
     made.set_condition_of(work::condition_of);
     let (form, request) = (it.form, std::ptr::null_mut());
-    let inner = Endpoint { ep: Arc::new(made), form, request, stx: OnceLock::new() };
+    let inner = Endpoint::new(made, form, request);
     // SAFETY: the caller's promise.
     unsafe { EpObject::open(ep::tables(class, &ep::CM, context), inner, out) };
 }

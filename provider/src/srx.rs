@@ -1,7 +1,7 @@
 //! Shared receive contexts: to C an endpoint that only receives, and so it is here.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use barewire::{Error, RxAttr as OurAttr};
 
@@ -43,7 +43,7 @@ pub(crate) unsafe extern "C" fn open(
             collective: &raw const COLLECTIVE,
         };
         let (form, request) = (domain.form, std::ptr::null_mut());
-        let inner = Endpoint { ep: Arc::new(srx), form, request, stx: OnceLock::new() };
+        let inner = Endpoint::new(srx, form, request);
         // SAFETY: `out` can be written.
         unsafe { EpObject::open(abi, inner, out) };
         Ok(())

@@ -264,8 +264,10 @@ static void death(pid_t child, int start, int said)
 	waitpid(child, NULL, 0);
 	expect("its death is told", event(&got, sizeof got), FI_SHUTDOWN);
 	expect("of its connection", got.e.fid == &s.ep->fid, 1);
+	expect("a queue that is bound stays open", fi_close(&eq->fid), -FI_EBUSY);
 	must("close", fi_close(&s.ep->fid));
 	must("close", fi_close(&s.cq->fid));
+	expect("also for a listener alone", fi_close(&eq->fid), -FI_EBUSY);
 	must("close", fi_close(&pep->fid));
 	must("close", fi_close(&s.domain->fid));
 	must("close", fi_close(&eq->fid));
