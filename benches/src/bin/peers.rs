@@ -58,8 +58,8 @@ fn main() {
 fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let count = args.size(100_000, 1000) as usize;
     // SAFETY: sets a number of the allocator's and touches no memory of ours. Otherwise the tables
-    // of the first nodes, once freed, would make malloc keep the next ones on its heap, where zeroed
-    // memory is written, and so counts.
+    // of the first nodes, once freed, would make malloc keep the next ones on its heap, where
+    // zeroed memory is written, and so counts.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
     let mut few = Crowd::connect(1)?;
     let (before, live) = (resident_bytes(), live_bytes());

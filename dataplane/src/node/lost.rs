@@ -7,6 +7,7 @@
 
 use super::ops::WrFlags;
 use super::peer::State;
+use super::srx::Unended;
 use super::{EndReason, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
@@ -20,23 +21,27 @@ struct Untold {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Losses(Vec<Untold>);
+pub(super) struct Losses {
+    untold: Vec<Untold>,
+    /// Receives of shared contexts that have ended and wait for room to be told.
+    pub(super) unended: Vec<Unended>,
+}
 
 impl Losses {
     /// Whether an endpoint has yet to be told about peer `p`: then no post to it may take the fast
     /// path.
     pub(super) fn concern(&self, p: PeerIdx) -> bool {
-        self.0.iter().any(|untold| untold.peer == p)
+        self.untold.iter().any(|untold| untold.peer == p)
     }
 
     /// Endpoint `e` is closed.
     pub(super) fn forget_ep(&mut self, e: EpIdx) {
-        self.0.retain(|untold| untold.ep != e);
+        self.untold.retain(|untold| untold.ep != e);
     }
 
     /// Another life of peer `p` is current from now on, or its record is freed.
     pub(super) fn forget_peer(&mut self, p: PeerIdx) {
-        self.0.retain(|untold| untold.peer != p);
+        self.untold.retain(|untold| untold.peer != p);
     }
 }
 
@@ -64,8 +69,8 @@ impl Node {
         };
         for ep in concerned {
             let untold = Untold { ep, peer: p };
-            if !self.observed.losses.0.contains(&untold) {
-                self.observed.losses.0.push(untold);
+            if !self.observed.losses.untold.contains(&untold) {
+                self.observed.losses.untold.push(untold);
                 if lossless {
                     self.count(self.eps[ep].tx_cntr, false);
                 }
@@ -105,15 +110,17 @@ impl Node {
     /// [`Error::ConnReset`]: nothing was posted.
     #[inline]
     pub(super) fn tell_loss(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
-        if self.observed.losses.0.is_empty() { Ok(()) } else { self.tell_loss_of(e, p) }
+        if self.observed.losses.untold.is_empty() { Ok(()) } else { self.tell_loss_of(e, p) }
     }
 
     #[cold]
     fn tell_loss_of(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
         let losses = &mut self.observed.losses;
         let untold = Untold { ep: e, peer: p };
-        let Some(at) = losses.0.iter().position(|other| *other == untold) else { return Ok(()) };
-        losses.0.swap_remove(at);
+        let Some(at) = losses.untold.iter().position(|other| *other == untold) else {
+            return Ok(());
+        };
+        losses.untold.swap_remove(at);
         if self.peers[p].state == State::Open && !self.observed.losses.concern(p) {
             self.peers[p].fast_path = self.takes_fast_path(p);
             self.peers[p].note_order();

@@ -692,8 +692,6 @@ pub struct Node {
     pub(crate) by_station: PeersByStation,
     /// Peers whose address was removed while a posted receive names them: each holds a reference.
     pub(crate) awaited: Vec<PeerIdx>,
-    /// Receives of shared contexts that have ended and wait for room to be told.
-    unended: Vec<srx::Unended>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
     /// send such messages at once than it had room for.
     pub(crate) reassemblies: Slab<Reassembly, (), ReassemblyIdx>,
@@ -826,7 +824,6 @@ impl Node {
             peers: Peers::with_large_pages(s.peer_max),
             by_station: PeersByStation::with_capacity(s.peer_max),
             awaited: Vec::new(),
-            unended: Vec::new(),
             reassemblies: Slab::with_capacity(s.peer_max.min(recv::REASSEMBLIES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,

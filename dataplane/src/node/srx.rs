@@ -119,8 +119,8 @@ impl Node {
                 self.drop_shared(s, kind, recv);
             }
         }
-        let Self { unended, posted, eps, .. } = self;
-        unended.retain(|one| {
+        let Self { observed, posted, eps, .. } = self;
+        observed.losses.unended.retain(|one| {
             if one.srx == s {
                 eps[posted.free(one.recv).payload.ep].rx_used -= 1;
             }
@@ -289,20 +289,20 @@ impl Node {
         let is_shared = self.eps[s].sharers != Some(0);
         if is_shared {
             self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
-            self.unended.push(Unended { srx: s, recv, err });
+            self.observed.losses.unended.push(Unended { srx: s, recv, err });
         }
         is_shared
     }
 
     /// Ends the receives that wait for room, as far as there is some.
     pub(super) fn end_waiting(&mut self) {
-        for one in std::mem::take(&mut self.unended) {
+        for one in std::mem::take(&mut self.observed.losses.unended) {
             match self.sharer_with_room(one.srx) {
                 Some(e) => {
                     self.hand_over(one.recv, e);
                     self.fail_recv(one.recv, one.err);
                 }
-                None => self.unended.push(one),
+                None => self.observed.losses.unended.push(one),
             }
         }
     }

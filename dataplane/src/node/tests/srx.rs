@@ -303,10 +303,10 @@ fn a_receive_that_names_a_lost_peer_is_told_when_there_is_room() {
     }
     let node = &mut it.pair.ends[1].node;
     node.end_session(it.pair.now, crate::idx::PeerIdx::of(0), EndReason::Died);
-    assert_eq!(node.unended.len(), 1);
+    assert_eq!(node.observed.losses.unended.len(), 1);
     node.ep_close(now, it.eps[0].0).unwrap();
     node.ep_close(now, it.srx).unwrap();
-    assert_eq!((node.unended.len(), node.posted.iter().count()), (0, 0));
+    assert_eq!((node.observed.losses.unended.len(), node.posted.iter().count()), (0, 0));
 }
 
 /// A receive of a context that names a peer keeps the peer's record, also when the vector is closed
