@@ -18,6 +18,7 @@ pub mod pcap;
 pub mod shm;
 pub mod switch;
 pub mod udp;
+mod unix;
 pub mod vfio;
 pub mod vlan;
 pub mod xdp;

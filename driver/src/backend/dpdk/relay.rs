@@ -10,24 +10,23 @@
 //!
 //! Everything here runs in EAL's thread, while the interrupt thread stands or goes by itself.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-    UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, socket,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect, listen, sendmsg, socket,
 };
+
+use crate::backend::unix::{Received, receive};
 
 /// Clients that may be connected, or about to be, at a time; more wait.
 const CLIENTS: usize = 256;
 
 /// Longest message. The protocol's are 128 bytes.
 const MESSAGE: usize = 512;
-
-/// Descriptors in one message. The protocol's have one.
-const FDS: usize = 4;
 
 /// The socket that clients know.
 pub(super) struct Relay {
@@ -104,43 +103,27 @@ impl Client {
 }
 
 /// Passes on the messages that wait at `from`, as far as `to` takes them now, and notes if there
-/// were any. False if `from` has hung up and everything it said was passed on.
+/// were any. False if `from` has hung up and everything it said was passed on, or it says what is longer
+/// or has more descriptors than a message of the protocol.
 fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
     let mut bytes = [0; MESSAGE];
-    let mut ancillary = nix::cmsg_space!([RawFd; FDS]);
     while is_ready(to, PollFlags::POLLOUT) || is_gone(to) {
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let got =
-            match recvmsg::<UnixAddr>(from.as_raw_fd(), &mut into, Some(&mut ancillary), flags) {
-                Ok(got) => got,
-                Err(Errno::EAGAIN | Errno::EINTR) => return true,
-                Err(_gone) => return false,
-            };
-        let mut fds = Vec::new();
-        for message in got.cmsgs().into_iter().flatten() {
-            if let ControlMessageOwned::ScmRights(some) = message {
-                // SAFETY: descriptors that were received just now, and are nobody else's.
-                fds.extend(some.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-            }
-        }
-        let len = got.bytes;
-        if len == 0 {
+        let Received { len, fd, is_whole } = match receive(from.as_raw_fd(), &mut bytes, true) {
+            Ok(got) => got,
+            Err(Errno::EAGAIN | Errno::EINTR) => return true,
+            Err(_gone) => return false,
+        };
+        if len == 0 || !is_whole {
             return false;
         }
         *any = true;
-        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let raw = [fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)];
         let rights = [ControlMessage::ScmRights(&raw)];
-        let rights = if raw.is_empty() { &[][..] } else { &rights[..] };
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let rights = if fd.is_some() { &rights[..] } else { &[] };
+        let (bytes, flags) =
+            ([IoSlice::new(&bytes[..len])], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
         // Who has hung up is heard of when it is read from.
-        let _ = sendmsg::<UnixAddr>(
-            to.as_raw_fd(),
-            &[IoSlice::new(&bytes[..len])],
-            rights,
-            flags,
-            None,
-        );
+        let _ = sendmsg::<UnixAddr>(to.as_raw_fd(), &bytes, rights, flags, None);
     }
     true
 }

@@ -6,7 +6,7 @@
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-    UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, socket,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect, listen, sendmsg, socket,
 };
 
 use super::handshake::{Asking, Greeting, Heard, Rules};
@@ -28,6 +28,7 @@ use super::proto::{MESSAGE_LEN, Message};
 use super::region::{Conn, Layout};
 use super::wait::Shared;
 use super::{MemifSettings, Role};
+use crate::backend::unix::{Received, receive};
 use crate::backend::{Bell, lock, readable, sleep};
 use crate::error::OpenError;
 
@@ -44,8 +45,6 @@ const RETRY_REFUSED: Duration = Duration::from_millis(200);
 const BRIEF: Duration = Duration::from_secs(1);
 /// Clients that may be connecting at a time.
 const GUESTS: usize = 8;
-/// Descriptors in one message; the protocol's have one.
-const FDS: usize = 4;
 
 /// The thread.
 pub(super) struct Control {
@@ -190,28 +189,19 @@ impl Socket {
             .is_ok_and(|sent| sent == MESSAGE_LEN)
     }
 
-    pub(super) fn hear(&self) -> Came {
+    /// What has come, with a descriptor if `takes_fd`: else a message with one is noise, and none
+    /// is made of it.
+    pub(super) fn hear(&self, takes_fd: bool) -> Came {
         let mut bytes = [0; MESSAGE_LEN];
-        let mut ancillary = nix::cmsg_space!([RawFd; FDS], libc::ucred);
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let got = match recvmsg::<UnixAddr>(self.fd(), &mut into, Some(&mut ancillary), flags) {
+        let Received { len, fd, is_whole } = match receive(self.fd(), &mut bytes, takes_fd) {
             Ok(got) => got,
             Err(Errno::EAGAIN | Errno::EINTR) => return Came::Nothing,
             Err(_gone) => return Came::HungUp,
         };
-        let (len, is_cut) = (got.bytes, got.flags.contains(MsgFlags::MSG_TRUNC));
-        let mut fds = Vec::new();
-        for message in got.cmsgs().into_iter().flatten() {
-            if let ControlMessageOwned::ScmRights(some) = message {
-                // SAFETY: descriptors that were received just now, and are nobody else's.
-                fds.extend(some.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-            }
-        }
         match len {
             0 => Came::HungUp,
-            MESSAGE_LEN if !is_cut => match Message::parse(&bytes) {
-                Some(message) => Came::Message(message, fds.into_iter().next()),
+            MESSAGE_LEN if is_whole => match Message::parse(&bytes) {
+                Some(message) => Came::Message(message, fd),
                 None => Came::Noise,
             },
             _ => Came::Noise,
@@ -232,7 +222,7 @@ impl Live {
             self.socket.say(&Message::Disconnect("Invalid ring".into()), None);
             return Some("the other side broke a ring".into());
         }
-        match self.socket.hear() {
+        match self.socket.hear(false) {
             Came::Nothing => None,
             Came::HungUp => Some("the other side has left".into()),
             Came::Message(Message::Disconnect(why), _) => Some(format!("it said \"{why}\"")),
@@ -437,7 +427,7 @@ impl Server {
     /// Hears a guest out, who then stays, is connected, or goes.
     fn serve(&mut self, mut guest: Guest) {
         loop {
-            let (message, fd) = match guest.socket.hear() {
+            let (message, fd) = match guest.socket.hear(true) {
                 Came::Nothing if Instant::now() < guest.until => return self.guests.push(guest),
                 Came::Nothing | Came::HungUp => return,
                 Came::Message(message, fd) => (Some(message), fd),
@@ -541,7 +531,7 @@ impl Client {
         let mut asking = Asking::new();
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until && !self.orders.is_over() {
-            let (message, fd) = match socket.hear() {
+            let message = match socket.hear(false) {
                 Came::Nothing => {
                     let mut fds = [readable(socket.fd()), readable(self.orders.bell.fd())];
                     sleep(&mut fds, until.saturating_duration_since(Instant::now()));
@@ -549,10 +539,9 @@ impl Client {
                     continue;
                 }
                 Came::HungUp => return Err(Trouble::Missing),
-                Came::Message(message, fd) => (Some(message), fd),
-                Came::Noise => (None, None),
+                Came::Message(message, _none) => Some(message),
+                Came::Noise => None,
             };
-            drop(fd);
             match asking.hear(message, &self.rules) {
                 Ok(Some(next)) => {
                     if !socket.say(&next, asking.descriptor()) {

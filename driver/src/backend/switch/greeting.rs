@@ -6,16 +6,16 @@
 //! 0   "bw-guest"    8   kind    16  address, 0 for none
 //! ```
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    recvmsg, sendmsg, socket,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, sendmsg, socket,
 };
 
-use crate::backend::{lock, owned};
+use crate::backend::lock;
+use crate::backend::unix::{Received, receive};
 use crate::port::Station;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"bw-gues2");
@@ -159,21 +159,9 @@ impl Socket {
 
     fn receive(&self, takes_fd: bool) -> nix::Result<Came> {
         let mut bytes = [0; LEN];
-        let mut ancillary = nix::cmsg_space!([RawFd; 4]);
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let ancillary = takes_fd.then_some(&mut ancillary[..]);
-        let got = recvmsg::<UnixAddr>(self.fd(), &mut into, ancillary, flags)?;
-        let is_cut = got.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
-        let is_whole = got.bytes == LEN && !is_cut;
-        let mut fds = Vec::new();
-        for message in got.cmsgs().into_iter().flatten() {
-            if let ControlMessageOwned::ScmRights(some) = message {
-                fds.extend(some.into_iter().filter_map(|fd| owned(fd).ok()));
-            }
-        }
+        let Received { len, fd, is_whole } = receive(self.fd(), &mut bytes, takes_fd)?;
         Ok(match Message::parse(&bytes) {
-            Some(message) if is_whole => Came::Message(message, fds.into_iter().next()),
+            Some(message) if is_whole && len == LEN => Came::Message(message, fd),
             _ => Came::HungUp,
         })
     }
