@@ -273,15 +273,14 @@ impl Setup<'_> {
         // SAFETY: the queues and buffers are disjoint parts of two areas, zeroed and of the lengths
         // that were just computed; they and the registers go when the port has stopped the NIC.
         let queues = unsafe { NetQueues::new(&rx, &tx) };
-        let mut control = self.control(&shared, control_at)?;
-        self.add_status(status::DRIVER_OK);
-        if self.read_status() & status::DRIVER_OK == 0 {
-            return Err(self.device.fault("it does not start"));
+        let control = self.control(&shared, control_at)?;
+        let begun = self.begin(&queues, control, (&shared, control_at), settings);
+        if begun.is_err() {
+            // The device has memory that goes away now.
+            let _ = self.reset();
+            let _ = self.device.set_bus_master(false);
         }
-        queues.start();
-        if let Some(control) = &mut control {
-            self.set_filter(control, &shared, control_at, settings)?;
-        }
+        begun?;
         let Windows { common, notify, config, .. } = self.windows;
         let link = (self.features & feature::STATUS != 0).then_some(config);
         let nic = Virtio { queues, common, link, _notify: notify.bar };
@@ -310,6 +309,25 @@ impl Setup<'_> {
 
     fn read_status(&self) -> u8 {
         self.common8(common::STATUS)
+    }
+
+    /// Lets the device begin: it uses the memory from then on, also if something fails behind it.
+    fn begin(
+        &self,
+        queues: &NetQueues,
+        control: Option<Control>,
+        (area, at): (&DmaArea, usize),
+        settings: &VfioSettings,
+    ) -> Result<(), VfioError> {
+        self.add_status(status::DRIVER_OK);
+        if self.read_status() & status::DRIVER_OK == 0 {
+            return Err(self.device.fault("it does not start"));
+        }
+        queues.start();
+        match control {
+            Some(mut control) => self.set_filter(&mut control, area, at, settings),
+            None => Ok(()),
+        }
     }
 
     fn add_status(&self, bit: u8) {
@@ -358,19 +376,23 @@ impl Setup<'_> {
     fn facts(&self, settings: &VfioSettings) -> Result<Facts, VfioError> {
         let config = &self.windows.config;
         let (mut mac, mut mtu);
+        let until = Instant::now() + PATIENCE;
         loop {
             let generation = self.common8(common::GENERATION);
             let byte = |i| config.bar.read8(config.at(i, 1));
             mac = MacAddr([0, 1, 2, 3, 4, 5].map(byte));
             mtu = config.bar.read16(config.at(CONFIG_MTU, 2)).into();
-            if self.features & feature::STATUS != 0
-                && config.bar.read16(config.at(CONFIG_STATUS, 2)) & STATUS_LINK_UP == 0
-            {
-                tracing::warn!(bdf = self.device.bdf, "the link is down");
-            }
             if self.common8(common::GENERATION) == generation {
                 break;
             }
+            if Instant::now() > until {
+                return Err(self.device.fault("its configuration does not settle"));
+            }
+        }
+        if self.features & feature::STATUS != 0
+            && config.bar.read16(config.at(CONFIG_STATUS, 2)) & STATUS_LINK_UP == 0
+        {
+            tracing::warn!(bdf = self.device.bdf, "the link is down");
         }
         let has_mac = self.features & feature::MAC != 0;
         let mac = match settings.mac {
