@@ -125,6 +125,16 @@ impl Device {
         VfioError::Device { bdf: self.bdf.clone(), why: why.into() }
     }
 
+    /// This device cannot do what an option asks for. `why` says what to write instead.
+    pub(super) fn cannot(&self, why: impl Into<String>) -> VfioError {
+        VfioError::Option { bdf: self.bdf.clone(), why: why.into() }
+    }
+
+    /// [`cannot`](Self::cannot) carry frames of `mtu` bytes, but `most` at most.
+    pub(super) fn cannot_carry(&self, mtu: usize, most: usize) -> VfioError {
+        self.cannot(format!("it carries no MTU of {mtu}; write mtu={most} or less"))
+    }
+
     fn os(&self, what: &'static str, source: io::Error) -> VfioError {
         VfioError::Os { bdf: self.bdf.clone(), what, source }
     }

@@ -258,7 +258,7 @@ fn facts(device: &Device, bar: &Bar, settings: &VfioSettings) -> Result<Facts, V
     let mac = match settings.mac {
         Some(mac) => mac,
         None if is_sound => own,
-        None => return Err(device.fault("it has no address; give it one with mac=")),
+        None => return Err(device.cannot("it has no address; give it one with mac=")),
     };
     let [a, b, c, d, e, f] = mac.0;
     bar.write32(reg::RAL0, u32::from_le_bytes([a, b, c, d]));

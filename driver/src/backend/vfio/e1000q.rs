@@ -84,7 +84,7 @@ pub(super) struct Queues<F: Format> {
 pub(super) fn mtu(device: &Device, settings: &VfioSettings) -> Result<usize, VfioError> {
     let mtu = settings.mtu.unwrap_or(MTU_USUAL);
     if mtu > MTU_MAX {
-        return Err(device.fault(format!("it carries an MTU of {MTU_MAX}, not {mtu}")));
+        return Err(device.cannot_carry(mtu, MTU_MAX));
     }
     Ok(mtu)
 }

@@ -144,6 +144,14 @@ pub enum VfioError {
         /// Its number.
         device: u16,
     },
+    /// The device cannot do what the port's options ask for.
+    #[error("{bdf}: {why}")]
+    Option {
+        /// The NIC.
+        bdf: String,
+        /// What it cannot do, and which option to write instead.
+        why: String,
+    },
     /// The device does not behave as its datasheet says.
     #[error("{bdf}: {why}; reset it: echo 1 | sudo tee /sys/bus/pci/devices/{bdf}/reset")]
     Device {
@@ -178,6 +186,7 @@ impl VfioError {
             Self::NoSwitch { .. } => libc::EOPNOTSUPP,
             Self::PhysicalSilent { .. } => libc::ENETDOWN,
             Self::Memlock { .. } => libc::ENOMEM,
+            Self::Option { .. } => libc::EINVAL,
             Self::Device { .. } => libc::EIO,
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
@@ -236,10 +245,14 @@ mod tests {
             VfioError::MacRefused { bdf: bdf(), mac, physical: physical("eth0") },
             VfioError::NoSwitch { bdf: bdf(), physical: physical("eth0") },
             VfioError::Unknown { bdf: bdf(), vendor: 0x15b3, device: 0x1017 },
+            VfioError::Option {
+                bdf: bdf(),
+                why: "it carries no MTU of 1; write mtu=2 or less".into(),
+            },
             VfioError::Device { bdf: bdf(), why: "it does not leave reset".into() },
             VfioError::Os { bdf: bdf(), what: "cannot map", source: source() },
         ];
-        let words = ["sudo ", "barewire ", "-device ", "there are virtio-net"];
+        let words = ["sudo ", "barewire ", "-device ", "there are virtio-net", "; write "];
         for error in all {
             let line = error.to_string();
             assert!(!line.contains('\n') && words.iter().any(|w| line.contains(w)), "{line}");

@@ -398,7 +398,7 @@ impl Setup<'_> {
         let mac = match settings.mac {
             Some(mac) => mac,
             None if has_mac && !mac.is_group() => mac,
-            None => return Err(self.device.fault("it has no address; give it one with mac=")),
+            None => return Err(self.device.cannot("it has no address; give it one with mac=")),
         };
         let has_mtu = self.features & feature::MTU != 0;
         let most = if has_mtu { mtu } else { MTU_MOST };
@@ -406,7 +406,7 @@ impl Setup<'_> {
         let mtu = settings.mtu.unwrap_or(usual.min(MTU_MOST));
         if mtu > most.min(MTU_MOST) {
             let most = most.min(MTU_MOST);
-            return Err(self.device.fault(format!("it carries an MTU of {most}, not {mtu}")));
+            return Err(self.device.cannot_carry(mtu, most));
         }
         Ok(Facts { mac, mtu, link_bps: 0 })
     }
@@ -478,7 +478,7 @@ impl Setup<'_> {
     ) -> Result<(), VfioError> {
         if let Some(mac) = settings.mac {
             if self.features & feature::CTRL_MAC_ADDR == 0 {
-                return Err(self.device.fault("its address cannot be changed; leave out mac="));
+                return Err(self.device.cannot("its address cannot be changed; leave out mac="));
             }
             control.command(self.device, area, at, MAC_ADDR_SET, &mac.0)?;
         }
