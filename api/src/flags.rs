@@ -177,6 +177,7 @@ bits! {
     FI_COMMIT_COMPLETE = 30;
     FI_MATCH_COMPLETE = 31;
     FI_PEER_TRANSFER = 36;
+    FI_TAGGED_MULTI_RECV = 46;
     FI_HMEM = 47;
     FI_VARIABLE_MSG = 48;
     FI_RMA_PMEM = 49;
@@ -231,6 +232,7 @@ mod tests {
         assert_eq!(CqFlags::REMOTE_CQ_DATA.bits(), FI_REMOTE_CQ_DATA);
         assert_eq!(CqFlags::BUFFERED_RECV.bits(), FI_BUFFERED_RECV);
         assert_eq!(Caps::DIRECTED_RECV.bits(), FI_DIRECTED_RECV);
+        assert_eq!(Caps::TAGGED_MULTI_RECV.bits(), FI_TAGGED_MULTI_RECV);
         assert_eq!(Caps::SOURCE_ERR.bits(), FI_SOURCE_ERR);
         assert_eq!(BindFlags::SELECTIVE_COMPLETION.bits(), FI_SELECTIVE_COMPLETION);
         assert_eq!(BindFlags::TRANSMIT.bits(), FI_TRANSMIT);

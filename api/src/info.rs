@@ -103,11 +103,18 @@ const PRIMARY: Caps = Caps::MSG
 /// Granted unasked as well: they cost nothing and expose nothing. To those who name capabilities,
 /// `FI_SOURCE` is only granted when it is among them, as each message then looks its sender up, and
 /// `FI_SOURCE_ERR`, as it turns a message from a stranger into an error entry.
-const UNASKED: Caps =
-    Caps::MULTI_RECV.union(Caps::FENCE).union(Caps::LOCAL_COMM).union(Caps::REMOTE_COMM);
+const UNASKED: Caps = Caps::MULTI_RECV
+    .union(Caps::TAGGED_MULTI_RECV)
+    .union(Caps::FENCE)
+    .union(Caps::LOCAL_COMM)
+    .union(Caps::REMOTE_COMM);
 
 const SECONDARY: Caps =
     UNASKED.union(Caps::SOURCE).union(Caps::SOURCE_ERR).union(Caps::RMA_EVENT).union(Caps::TRIGGER);
+
+/// Those whose bits mean something else, or nothing, before libfabric 2.0: a program of an older
+/// interface is neither told of them nor granted them.
+pub const SINCE_2_0: Caps = Caps::TAGGED_MULTI_RECV;
 
 const DIRECTIONS: Caps = Caps::SEND.union(Caps::RECV);
 
@@ -451,10 +458,11 @@ pub fn getinfo_with(
             tracing::warn!("{e}");
             Error::NoData
         })?;
-        let mut answer = offer(settings, hints, port);
+        let known = if version < self::version(2, 0) { CAPS - SINCE_2_0 } else { CAPS };
+        let mut answer = offer(settings, hints, port, known);
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
-            check(hints, &answer)?;
+            check(hints, &answer, known)?;
             addresses(&mut answer, hints, (node, service), flags, settings)?;
         }
         answers.push(answer);
@@ -511,9 +519,9 @@ fn check_fabric(hint: &FabricAttr) -> Result<()> {
     }
 }
 
-/// Everything there is, cut down to what the hints ask for.
-fn offer(settings: &Settings, hints: &Info, port: String) -> Info {
-    let caps = grant(hints.caps);
+/// Everything there is, cut down to what the hints ask for, of capabilities that are `known`.
+fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
+    let caps = grant(hints.caps) & known;
     let side = |asked: Caps, others: Caps| {
         let caps = if asked.is_empty() { caps } else { with_directions(asked) & caps };
         caps - others
@@ -652,10 +660,10 @@ pub(crate) fn with_directions(mut caps: Caps) -> Caps {
 }
 
 /// Whether every hint holds of the answer.
-fn check(hints: &Info, answer: &Info) -> Result<()> {
+fn check(hints: &Info, answer: &Info, known: Caps) -> Result<()> {
     let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
     let (has_tx, has_rx) = (&answer.tx_attr, &answer.rx_attr);
-    let holds = CAPS.contains(hints.caps)
+    let holds = known.contains(hints.caps)
         && matches!(hints.addr_format, AddrFormat::Unspec | AddrFormat::Str)
         && answer.caps.contains(tx.caps | rx.caps)
         && TX_OP_FLAGS.contains(tx.op_flags)
@@ -870,6 +878,25 @@ mod tests {
         ];
         for (i, change) in refused.iter().enumerate() {
             assert_eq!(ask(change).err(), Some(Error::NoData), "case {i}");
+        }
+    }
+
+    /// Bits that meant something else then are neither told nor taken.
+    #[test]
+    fn capabilities_of_2_0_are_not_those_of_an_older_program() {
+        let ask = |version, caps| {
+            let (settings, flags) = (Settings::default(), InfoFlags::empty());
+            let hints = Info { caps, ..Info::default() };
+            let answers = getinfo_with(&settings, version, None, None, flags, Some(&hints));
+            answers.map(|mut list| list.remove(0).caps & SINCE_2_0)
+        };
+        for one in SINCE_2_0.iter() {
+            assert_eq!(ask(version(1, 22), Caps::TAGGED | one), Err(Error::NoData), "{one:?}");
+            assert!(ask(version(2, 0), Caps::TAGGED | one).unwrap().contains(one), "{one:?}");
+        }
+        for caps in [Caps::empty(), Caps::TAGGED] {
+            assert_eq!(ask(version(1, 22), caps), Ok(Caps::empty()));
+            assert_eq!(ask(version(2, 0), caps), Ok(Caps::TAGGED_MULTI_RECV));
         }
     }
 

@@ -79,7 +79,9 @@ impl Endpoint {
     ///   with the error `FI_ENOMSG`; no memory is taken;
     /// - `PEEK | CLAIM`, also reserves it for `context`;
     /// - `PEEK | DISCARD`, also drops it;
-    /// - `CLAIM`, receives the message reserved for `context`; with `DISCARD`, drops it.
+    /// - `CLAIM`, receives the message reserved for `context`; with `DISCARD`, drops it;
+    /// - `MULTI_RECV`, which takes `FI_TAGGED_MULTI_RECV`, receives messages that match into a
+    ///   [`SharedBuf`](crate::SharedBuf) until less than `FI_OPT_MIN_MULTI_RECV` of it is free.
     ///
     /// # Errors
     /// See the [module](self).

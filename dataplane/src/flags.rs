@@ -120,6 +120,8 @@ bitflags! {
         const TRIGGER = 1 << 20;
         /// `FI_FENCE`.
         const FENCE = 1 << 21;
+        /// `FI_TAGGED_MULTI_RECV`: `FI_MULTI_RECV` of tagged receives.
+        const TAGGED_MULTI_RECV = 1 << 46;
         /// `FI_SOURCE_ERR`.
         const SOURCE_ERR = 1 << 50;
         /// `FI_LOCAL_COMM`.

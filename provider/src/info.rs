@@ -46,6 +46,7 @@ const RX_CAPS: Caps = Caps::MSG
     .union(Caps::REMOTE_READ)
     .union(Caps::REMOTE_WRITE)
     .union(Caps::MULTI_RECV)
+    .union(Caps::TAGGED_MULTI_RECV)
     .union(Caps::DIRECTED_RECV)
     .union(Caps::SOURCE)
     .union(Caps::SOURCE_ERR)

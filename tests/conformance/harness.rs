@@ -21,6 +21,7 @@ pub(crate) fn usual_caps() -> Caps {
         | Caps::RECV
         | Caps::DIRECTED_RECV
         | Caps::MULTI_RECV
+        | Caps::TAGGED_MULTI_RECV
         | Caps::SOURCE
         | Caps::FENCE
 }

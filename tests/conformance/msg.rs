@@ -1,6 +1,6 @@
 //! Section A.1: the nine calls of fi_msg, their flags, and buffered receive.
 
-use barewire::flags::{BindFlags, CqFlags, Mode, OpFlags};
+use barewire::flags::{BindFlags, Caps, CqFlags, Mode, OpFlags};
 use barewire::opt::*;
 use barewire::*;
 use barewire_driver::backend::fault::{Fault, FaultSettings};
@@ -324,6 +324,37 @@ fn mf7_x54_multi_receive() {
         }
         p.all_is_back();
     }
+}
+
+/// X53: a tagged buffer takes many messages that match, each under its own tag.
+#[test]
+fn x53_tagged_multi_receive() {
+    let p = Pair::default();
+    let flags = OpFlags::MULTI_RECV;
+    let shared = || SharedBuf::from(Buf::zeroed(300));
+    let post =
+        |buf| p.b.ep.trecvmsg(TaggedMsg { ignore: 3, ..tagged(buf, u64::MAX, 4, 77) }, flags);
+    post(shared()).unwrap();
+    let mut pieces = Vec::new();
+    for (i, tag) in [5, 7, 4].into_iter().enumerate() {
+        p.a.ep.tsend(buf(100, tag), p.a.peer, tag, 1).unwrap();
+        p.at_a();
+        let mut got = p.at_b();
+        assert_eq!((got.op_context, got.len, got.tag), (77, 100, tag));
+        let piece = got.piece.take().unwrap();
+        assert_eq!((piece.offset(), &*piece), (i * 100, &pattern(100, tag)[..]));
+        pieces.push(piece);
+        let last = got.flags.contains(CqFlags::MULTI_RECV);
+        assert_eq!((last, got.bufs.into_shared().is_some()), (i == 2, i == 2));
+    }
+    drop(pieces);
+    p.all_is_back();
+    // One that has FI_MULTI_RECV alone.
+    let mut plan = Plan::default();
+    plan.info.caps -= Caps::TAGGED_MULTI_RECV;
+    let p = Pair::new(&plan);
+    let refused = p.b.ep.trecvmsg(tagged(shared(), u64::MAX, 4, 77), flags);
+    assert_eq!(refusal(refused, 300), Error::BadFlags);
 }
 
 /// MF7: the release is reported on a selective queue as well, and a cancelled buffer comes back.

@@ -4,6 +4,8 @@
  * or "BAD NAME: got X, want Y".
  */
 #include <complex.h>
+#include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +23,13 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
+#include <rdma/providers/fi_prov.h>
 
 #include "check.h"
+
+#ifndef FI_TAGGED_MULTI_RECV
+#define FI_TAGGED_MULTI_RECV (1ULL << 46)
+#endif
 
 struct side {
 	struct fid_fabric *fabric;
@@ -669,6 +676,95 @@ static void done(struct side *s)
 	must("close", fi_close(&s->fabric->fid));
 }
 
+/* The provider itself, which knows a later interface than the library may. */
+static struct fi_provider *provider(void)
+{
+	const char *at = getenv("FI_PROVIDER_PATH");
+	DIR *dir = opendir(at);
+	struct fi_provider *(*entry)(void) = NULL;
+
+	for (struct dirent *file; dir && !entry && (file = readdir(dir));) {
+		char path[4096];
+		void *lib;
+		snprintf(path, sizeof path, "%s/%s", at, file->d_name);
+		if (strstr(path, ".so") && (lib = dlopen(path, RTLD_NOW | RTLD_NOLOAD)))
+			entry = (struct fi_provider *(*)(void)) dlsym(lib, "fi_prov_ini");
+	}
+	closedir(dir);
+	must("the provider is loaded", entry ? 0 : -1);
+	return entry();
+}
+
+/* The answer to a program of libfabric 2.0, or NULL. */
+static struct fi_info *ask_2_0(uint64_t caps)
+{
+	struct fi_info *hints = hints_for(caps), *list = NULL;
+	int ret = provider()->getinfo(FI_VERSION(2, 0), NULL, NULL, 0, hints, &list);
+	if (ret)
+		expect("fi_getinfo of 2.0", ret, -FI_ENODATA);
+	else if (!list->fabric_attr->prov_name)
+		list->fabric_attr->prov_name = strdup("barewire"); /* As the library does. */
+	fi_freeinfo(hints);
+	return list;
+}
+
+static ssize_t tagged_receive(struct side *s, size_t len, fi_addr_t from, uint64_t tag,
+			      uint64_t ignore, uint64_t flags)
+{
+	struct iovec one = { big, len };
+	struct fi_msg_tagged msg = { .msg_iov = &one, .iov_count = 1, .addr = from, .tag = tag,
+				     .ignore = ignore, .context = s };
+	return fi_trecvmsg(s->ep, &msg, flags);
+}
+
+/* Bits of 2.0: a program of an older interface is not told of them, and gets none. */
+static void newer_bits(uint64_t caps, uint64_t own)
+{
+	struct fi_info *hints = hints_for(caps), *list = NULL;
+
+	expect("a bit of 2.0 at 1.17", fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &list),
+	       -FI_ENODATA);
+	hints->caps &= ~own;
+	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &list));
+	expect("the bit is not told at 1.17", list->caps & own, 0);
+	fi_freeinfo(list);
+	fi_freeinfo(hints);
+}
+
+/* FI_TAGGED_MULTI_RECV: one tagged buffer for many messages. */
+static void tagged_multi(void)
+{
+	struct fi_info *all = info;
+	struct fi_cq_err_entry e;
+	struct side s = { 0 };
+	size_t min = 1;
+
+	newer_bits(FI_TAGGED | FI_TAGGED_MULTI_RECV, FI_TAGGED_MULTI_RECV);
+	info = ask_2_0(FI_TAGGED | FI_TAGGED_MULTI_RECV);
+	expect("FI_TAGGED_MULTI_RECV at 2.0", info && info->caps & FI_TAGGED_MULTI_RECV, 1);
+	expect("of the receive side", !!(info->rx_attr->caps & FI_TAGGED_MULTI_RECV), 1);
+	expect("not of the other", !!(info->tx_attr->caps & FI_TAGGED_MULTI_RECV), 0);
+	open_domain(&s);
+	enable(&s);
+	know(&s, &s);
+	must("fi_setopt", fi_setopt(&s.ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &min,
+				    sizeof min));
+	must("fi_trecvmsg", tagged_receive(&s, 24, FI_ADDR_UNSPEC, 8, 3, FI_MULTI_RECV));
+	for (uint64_t i = 0; i < 3; i++) {
+		must("fi_tinject", fi_tinject(s.ep, "eight by", 8, s.self, 9 + i));
+		expect("a message of a tagged multi-receive", next(&s, NULL, &e), 0);
+		expect("its tag", e.tag, 9 + i);
+		expect("its kind, and the last", e.flags & (FI_MSG | FI_TAGGED | FI_MULTI_RECV),
+		       FI_TAGGED | (i == 2 ? FI_MULTI_RECV : 0));
+	}
+	expect("FI_MULTI_RECV with FI_PEEK",
+	       tagged_receive(&s, 24, FI_ADDR_UNSPEC, 8, 3, FI_MULTI_RECV | FI_PEEK),
+	       -FI_EBADFLAGS);
+	done(&s);
+	fi_freeinfo(info);
+	info = all;
+}
+
 int main(void)
 {
 	struct side a = { 0 }, b = { 0 };
@@ -691,6 +787,7 @@ int main(void)
 	objects(&a);
 	formats(&a, &b);
 	without_tagged();
+	tagged_multi();
 	polls(&a, &b);
 	forks(&a, &b);
 	done(&a);

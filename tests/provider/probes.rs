@@ -11,7 +11,7 @@ fn every_bad_call_gets_its_code() {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let program = compile(dir.path(), &["cc", "-lfabric"], "probes.c");
+        let program = compile(dir.path(), &["cc", "-lfabric", "-ldl"], "probes.c");
         for progress in ["manual", "auto"] {
             let mut command = bench.program(program.to_str().unwrap());
             let said = succeed(command.env("FI_BAREWIRE_PROGRESS", progress), 120);

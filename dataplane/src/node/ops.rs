@@ -6,6 +6,7 @@ use bitflags::bitflags;
 
 use super::Inject;
 use super::rma_list::RmaList;
+use crate::flags::CqFlags;
 use crate::idx::{
     EpIdx, MrIdx, OooIdx, PackIdx, PeerIdx, PullIdx, RecvIdx, ResponseIdx, RmaIdx, TxIdx,
 };
@@ -233,6 +234,12 @@ impl RecvWr {
     #[inline(always)]
     pub(crate) fn is(&self, what: RecvIs) -> bool {
         self.is.contains(what)
+    }
+
+    /// What every entry about it says.
+    #[inline(always)]
+    pub(crate) fn cq_flags(&self) -> CqFlags {
+        CqFlags::RECV | if self.is(RecvIs::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
     }
 
     /// Becomes a simple receive of endpoint `ep`, in a vacant slot or one whose receive has ended.

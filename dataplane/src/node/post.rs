@@ -253,7 +253,7 @@ impl Node {
     fn check_rare_recv(&self, e: &Ep, idx: EpIdx, req: &RecvReq) -> Result<(EpIdx, Src)> {
         let mut allowed = RECV_FLAGS;
         let own = e.sharers.is_none() && e.deferred_for == EpIdx::NONE;
-        if own && e.caps.contains(Caps::MULTI_RECV) && req.kind == MsgKind::Msg {
+        if own && e.caps.contains(multi_cap(req.kind)) {
             allowed |= OpFlags::MULTI_RECV;
         }
         if own && req.kind == MsgKind::Tagged {
@@ -443,6 +443,13 @@ fn kind_cap(kind: MsgKind) -> Caps {
     match kind {
         MsgKind::Msg => Caps::MSG,
         MsgKind::Tagged => Caps::TAGGED,
+    }
+}
+
+fn multi_cap(kind: MsgKind) -> Caps {
+    match kind {
+        MsgKind::Msg => Caps::MULTI_RECV,
+        MsgKind::Tagged => Caps::TAGGED_MULTI_RECV,
     }
 }
 

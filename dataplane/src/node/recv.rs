@@ -991,13 +991,9 @@ impl Node {
 
     /// Ends a multi-receive. If `signaled`, its last completion has told the application so.
     fn release_multi(&mut self, recv: RecvIdx, signaled: bool) {
-        let wr = &self.posted[recv].payload;
-        let cqe = Cqe {
-            op_context: wr.context,
-            flags: CqFlags::RECV | CqFlags::MSG | CqFlags::MULTI_RECV,
-            src: FI_ADDR_UNSPEC,
-            ..Cqe::default()
-        };
+        let (tag, wr) = (self.posted[recv].tag, &self.posted[recv].payload);
+        let flags = wr.cq_flags() | CqFlags::MULTI_RECV;
+        let cqe = Cqe { op_context: wr.context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let cq = &mut self.cqs[self.eps[wr.ep].rx_cq].cq;
         if signaled {
             cq.unreserve();
@@ -1014,14 +1010,14 @@ impl Node {
 
     /// The rest of the message being placed into `recv` will not arrive.
     fn fail_placing(&mut self, recv: RecvIdx, err: Error) {
-        let wr = &self.posted[recv].payload;
+        let (tag, wr) = (self.posted[recv].tag, &self.posted[recv].payload);
         if !wr.is(RecvIs::MULTI) {
             self.fail_recv(recv, err);
             return;
         }
         let (e, last) = (wr.ep, wr.is(RecvIs::CLOSED) && wr.active == 0);
-        let flags = CqFlags::RECV | CqFlags::MSG;
-        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let flags = wr.cq_flags();
+        let cqe = Cqe { op_context: wr.context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let ep = &mut self.eps[e];
         ep.counters.errors += 1;
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
@@ -1043,8 +1039,7 @@ impl Node {
     pub(super) fn tell_failed(&mut self, recv: RecvIdx, err: Error) {
         let tag = self.posted[recv].tag;
         let wr = &self.posted[recv].payload;
-        let mut flags = CqFlags::RECV;
-        flags |= if wr.is(RecvIs::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG };
+        let mut flags = wr.cq_flags();
         if wr.is(RecvIs::MULTI) {
             flags |= CqFlags::MULTI_RECV;
         }

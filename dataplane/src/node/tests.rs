@@ -104,7 +104,12 @@ fn end_on(port: PortCaps, settings: NodeSettings) -> End {
     let cq = node.cq_open(128).unwrap();
     let av = node.av_open(8).unwrap();
     let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;
-    let caps = ep_caps | Caps::RMA | Caps::ATOMIC | Caps::RMA_EVENT | Caps::FENCE;
+    let caps = ep_caps
+        | Caps::TAGGED_MULTI_RECV
+        | Caps::RMA
+        | Caps::ATOMIC
+        | Caps::RMA_EVENT
+        | Caps::FENCE;
     let ep = open_ep(&mut node, (cq, av), EpAttr { caps, ..EpAttr::default() });
     End { node, ep, cq, av, peer: 0, out: VecDeque::new() }
 }
@@ -428,6 +433,70 @@ fn multi_recv_takes_messages_back_to_back_and_is_released_once() {
     assert_eq!(last.len(), 1);
     assert!(last[0].flags.contains(CqFlags::MULTI_RECV));
     assert_eq!(&contents(&look)[..100], bytes(100));
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}
+
+/// Goal: a tagged multi-receive takes the messages whose tags match, whether they came before it or
+/// after, each under its own tag, and leaves others to other receives.
+#[test]
+fn tagged_multi_recv_takes_what_matches_and_tells_each_tag() {
+    let mut pair = Pair::new(1500, false);
+    let (buf, look) = shared(300);
+    let ep = pair.ends[1].ep;
+    pair.ends[1].node.ep_set_min_multi_recv(ep, 1).unwrap();
+    let send = |pair: &mut Pair, tags: &[u64]| {
+        for &tag in tags {
+            let memory = IoBuf::leaked(&[tag as u8; 100]);
+            pair.send(0, memory, tag, OpFlags::empty(), 4).unwrap();
+        }
+        pair.run(1_000_000);
+    };
+    send(&mut pair, &[0x21, 0x13]);
+    let req = RecvReq {
+        kind: MsgKind::Tagged,
+        buf,
+        src: FI_ADDR_UNSPEC,
+        tag: 0x10,
+        ignore: 0xf,
+        context: 1,
+        flags: OpFlags::MULTI_RECV,
+    };
+    let now = pair.now;
+    pair.ends[1].node.post_recv(now, ep, req).unwrap();
+    send(&mut pair, &[0x22, 0x11, 0x1f, 0x12]);
+    let got = pair.read(1);
+    let tags: Vec<u64> = got.iter().map(|cqe| cqe.tag).collect();
+    assert_eq!(tags, [0x13, 0x11, 0x1f]);
+    assert!(got.iter().all(|cqe| cqe.flags.contains(CqFlags::RECV | CqFlags::TAGGED)), "{got:?}");
+    let last: Vec<bool> = got.iter().map(|cqe| cqe.flags.contains(CqFlags::MULTI_RECV)).collect();
+    assert_eq!(last, [false, false, true]);
+    assert_eq!((got[1].buf - got[0].buf, got[2].buf - got[0].buf), (100, 200));
+    assert_eq!(contents(&look), [[0x13; 100], [0x11; 100], [0x1f; 100]].concat());
+    // The others wait, the last one as it found no room.
+    for tag in [0x21, 0x22, 0x12] {
+        pair.recv(1, IoBuf::leaked(&[0; 100]), tag, OpFlags::empty(), tag).unwrap();
+        pair.run(1_000_000);
+        let got = pair.read(1);
+        assert_eq!((got.len(), got[0].tag), (1, tag));
+    }
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}
+
+/// A release that no message's entry tells is the tagged receive's as well.
+#[test]
+fn tagged_multi_recv_is_released_by_an_entry_of_its_kind() {
+    let mut pair = Pair::new(1500, false);
+    pair.recv(1, IoBuf::leaked(&[0; 64]), 7, OpFlags::MULTI_RECV, 1).unwrap();
+    pair.send(0, IoBuf::leaked(&bytes(100)), 7, OpFlags::empty(), 4).unwrap();
+    pair.run(1_000_000);
+    let err = pair.read_err(1);
+    assert_eq!((err.err, err.cqe.tag, err.olen), (Error::Trunc, 7, 36));
+    let last = pair.read(1);
+    assert_eq!(last.len(), 1);
+    let flags = CqFlags::RECV | CqFlags::TAGGED | CqFlags::MULTI_RECV;
+    assert_eq!((last[0].flags, last[0].tag, last[0].op_context), (flags, 7, 1));
     pair.run(600_000_000);
     pair.assert_quiet();
 }
