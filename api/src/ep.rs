@@ -180,7 +180,12 @@ impl EpCommon {
         };
         let connected = Connected::of(dom, info)?;
         let mut core = dom.enter()?;
-        let id = core.node().ep_open(attr)?;
+        let mut caps = attr.caps;
+        if connected.is_some() {
+            // It has one peer, which nobody has to name.
+            caps -= Caps::EXACT_DIRECTED_RECV;
+        }
+        let id = core.node().ep_open(NodeEpAttr { caps, ..attr })?;
         if info.src_addr.is_some() {
             core.node().reach_by_name();
         }

@@ -177,9 +177,11 @@ bits! {
     FI_COMMIT_COMPLETE = 30;
     FI_MATCH_COMPLETE = 31;
     FI_PEER_TRANSFER = 36;
+    FI_TAGGED_DIRECTED_RECV = 45;
     FI_TAGGED_MULTI_RECV = 46;
     FI_HMEM = 47;
     FI_VARIABLE_MSG = 48;
+    FI_EXACT_DIRECTED_RECV = 48;
     FI_RMA_PMEM = 49;
     FI_SOURCE_ERR = 50;
     FI_LOCAL_COMM = 51;
@@ -232,6 +234,8 @@ mod tests {
         assert_eq!(CqFlags::REMOTE_CQ_DATA.bits(), FI_REMOTE_CQ_DATA);
         assert_eq!(CqFlags::BUFFERED_RECV.bits(), FI_BUFFERED_RECV);
         assert_eq!(Caps::DIRECTED_RECV.bits(), FI_DIRECTED_RECV);
+        assert_eq!(Caps::TAGGED_DIRECTED_RECV.bits(), FI_TAGGED_DIRECTED_RECV);
+        assert_eq!(Caps::EXACT_DIRECTED_RECV.bits(), FI_EXACT_DIRECTED_RECV);
         assert_eq!(Caps::TAGGED_MULTI_RECV.bits(), FI_TAGGED_MULTI_RECV);
         assert_eq!(Caps::SOURCE_ERR.bits(), FI_SOURCE_ERR);
         assert_eq!(BindFlags::SELECTIVE_COMPLETION.bits(), FI_SELECTIVE_COMPLETION);

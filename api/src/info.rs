@@ -97,7 +97,7 @@ const PRIMARY: Caps = Caps::MSG
     .union(Caps::COLLECTIVE)
     .union(DIRECTIONS)
     .union(ONE_SIDED)
-    .union(Caps::DIRECTED_RECV)
+    .union(Caps::ANY_DIRECTED_RECV)
     .union(Caps::NAMED_RX_CTX);
 
 /// Granted unasked as well: they cost nothing and expose nothing. To those who name capabilities,
@@ -114,7 +114,8 @@ const SECONDARY: Caps =
 
 /// Those whose bits mean something else, or nothing, before libfabric 2.0: a program of an older
 /// interface is neither told of them nor granted them.
-pub const SINCE_2_0: Caps = Caps::TAGGED_MULTI_RECV;
+pub const SINCE_2_0: Caps =
+    Caps::TAGGED_MULTI_RECV.union(Caps::TAGGED_DIRECTED_RECV).union(Caps::EXACT_DIRECTED_RECV);
 
 const DIRECTIONS: Caps = Caps::SEND.union(Caps::RECV);
 
@@ -642,8 +643,10 @@ fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
 /// What an endpoint with these hints gets.
 fn grant(asked: Caps) -> Caps {
     if asked.is_empty() {
-        // Who has not asked for contexts that can be named would take them for faster ones.
-        return CAPS - Caps::SOURCE_ERR - Caps::NAMED_RX_CTX;
+        // Who has not asked for contexts that can be named would take them for faster ones, and
+        // who has not asked for exact sources receives from anybody.
+        let asked_alone = Caps::SOURCE_ERR | Caps::NAMED_RX_CTX | Caps::EXACT_DIRECTED_RECV;
+        return CAPS - asked_alone;
     }
     with_directions(asked) | UNASKED
 }
@@ -894,9 +897,11 @@ mod tests {
             assert_eq!(ask(version(1, 22), Caps::TAGGED | one), Err(Error::NoData), "{one:?}");
             assert!(ask(version(2, 0), Caps::TAGGED | one).unwrap().contains(one), "{one:?}");
         }
-        for caps in [Caps::empty(), Caps::TAGGED] {
+        let multi = Caps::TAGGED_MULTI_RECV;
+        let of_all = multi | Caps::TAGGED_DIRECTED_RECV;
+        for (caps, granted) in [(Caps::empty(), of_all), (Caps::TAGGED, multi)] {
             assert_eq!(ask(version(1, 22), caps), Ok(Caps::empty()));
-            assert_eq!(ask(version(2, 0), caps), Ok(Caps::TAGGED_MULTI_RECV));
+            assert_eq!(ask(version(2, 0), caps), Ok(granted));
         }
     }
 

@@ -46,8 +46,8 @@ impl Default for Msg {
 
 impl Endpoint {
     /// Posts a buffer for one message. `src` filters by sender on an endpoint with
-    /// `FI_DIRECTED_RECV`; [`FI_ADDR_UNSPEC`] takes anybody's. Buffers match in the order of their
-    /// posting.
+    /// `FI_DIRECTED_RECV`; [`FI_ADDR_UNSPEC`] takes anybody's, and is refused with
+    /// `FI_EXACT_DIRECTED_RECV`. Buffers match in the order of their posting.
     ///
     /// A longer message completes with `FI_ETRUNC`.
     ///

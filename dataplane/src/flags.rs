@@ -120,8 +120,13 @@ bitflags! {
         const TRIGGER = 1 << 20;
         /// `FI_FENCE`.
         const FENCE = 1 << 21;
+        /// `FI_TAGGED_DIRECTED_RECV`: `FI_DIRECTED_RECV` of tagged receives.
+        const TAGGED_DIRECTED_RECV = 1 << 45;
         /// `FI_TAGGED_MULTI_RECV`: `FI_MULTI_RECV` of tagged receives.
         const TAGGED_MULTI_RECV = 1 << 46;
+        /// `FI_EXACT_DIRECTED_RECV`: receives that may name their source have to. Alone it is
+        /// `FI_DIRECTED_RECV` as well.
+        const EXACT_DIRECTED_RECV = 1 << 48;
         /// `FI_SOURCE_ERR`.
         const SOURCE_ERR = 1 << 50;
         /// `FI_LOCAL_COMM`.
@@ -139,6 +144,12 @@ bitflags! {
         /// `FI_DIRECTED_RECV`.
         const DIRECTED_RECV = 1 << 59;
     }
+}
+
+impl Caps {
+    /// Those with which receives name their source.
+    pub const ANY_DIRECTED_RECV: Caps =
+        Caps::DIRECTED_RECV.union(Caps::TAGGED_DIRECTED_RECV).union(Caps::EXACT_DIRECTED_RECV);
 }
 
 bitflags! {

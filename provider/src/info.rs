@@ -47,7 +47,7 @@ const RX_CAPS: Caps = Caps::MSG
     .union(Caps::REMOTE_WRITE)
     .union(Caps::MULTI_RECV)
     .union(Caps::TAGGED_MULTI_RECV)
-    .union(Caps::DIRECTED_RECV)
+    .union(Caps::ANY_DIRECTED_RECV)
     .union(Caps::SOURCE)
     .union(Caps::SOURCE_ERR)
     .union(Caps::RMA_EVENT)
@@ -191,7 +191,7 @@ fn port_or_default<'a>(port: Option<&'a str>, settings: &'a Settings) -> &'a str
 /// sender's rank goes into the tag.
 fn trim(info: &mut Info, asked: Caps) {
     if !asked.is_empty() {
-        info.caps -= (Caps::SOURCE | Caps::DIRECTED_RECV) - asked;
+        info.caps -= (Caps::SOURCE | Caps::ANY_DIRECTED_RECV) - asked;
     }
     info.tx_attr.caps = info.tx_attr.caps & info.caps & TX_CAPS;
     info.rx_attr.caps = info.rx_attr.caps & info.caps & RX_CAPS;

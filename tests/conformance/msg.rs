@@ -357,6 +357,46 @@ fn x53_tagged_multi_receive() {
     assert_eq!(refusal(refused, 300), Error::BadFlags);
 }
 
+/// X53: with `FI_TAGGED_DIRECTED_RECV` tagged receives alone look at the sender; with
+/// `FI_EXACT_DIRECTED_RECV` they have to name him, but to claim what a peek has found.
+#[test]
+fn x53_directed_receives() {
+    let mut plan = Plan::default();
+    plan.info.caps -= Caps::DIRECTED_RECV;
+    plan.info.caps |= Caps::TAGGED_DIRECTED_RECV | Caps::EXACT_DIRECTED_RECV;
+    let p = Pair::new(&plan);
+    let own = p.b.knows(p.b.ep.getname().unwrap());
+    // The untagged one for itself takes the other's; the tagged one leaves it to the next.
+    p.b.ep.recv(buf(10, 0), own, 1).unwrap();
+    p.b.ep.trecv(buf(10, 0), own, 7, 0, 2).unwrap();
+    p.b.ep.trecv(buf(10, 0), p.b.peer, 7, 0, 3).unwrap();
+    p.a.ep.send(buf(10, 5), p.a.peer, 1).unwrap();
+    p.a.ep.tsend(buf(10, 6), p.a.peer, 7, 1).unwrap();
+    for context in [1, 3] {
+        p.at_a();
+        assert_eq!(p.at_b().op_context, context);
+    }
+    p.b.ep.cancel(2).unwrap();
+    assert_eq!(p.error_at_b().err, Error::Canceled);
+    let refused = p.b.ep.trecv(buf(10, 0), FI_ADDR_UNSPEC, 7, 0, 4);
+    assert!(matches!(refusal(refused, 10), Error::Invalid(_)));
+    p.b.ep.recv(buf(10, 0), FI_ADDR_UNSPEC, 5).unwrap();
+    p.a.ep.send(buf(10, 5), p.a.peer, 1).unwrap();
+    p.at_a();
+    assert_eq!(p.at_b().op_context, 5);
+    p.a.ep.tsend(buf(10, 6), p.a.peer, 8, 1).unwrap();
+    p.at_a();
+    let peek = OpFlags::PEEK | OpFlags::CLAIM;
+    until("the message", || {
+        p.turn();
+        p.b.ep.trecvmsg(tagged(Bufs::None, p.b.peer, 8, 6), peek).unwrap();
+        p.b.read().filter(|c| c.op_context == 6)
+    });
+    p.b.ep.trecvmsg(tagged(buf(10, 0), FI_ADDR_UNSPEC, 8, 6), OpFlags::CLAIM).unwrap();
+    assert_eq!(p.at_b().len, 10);
+    p.all_is_back();
+}
+
 /// MF7: the release is reported on a selective queue as well, and a cancelled buffer comes back.
 #[test]
 fn mf7_release_and_cancel() {

@@ -27,6 +27,12 @@
 
 #include "check.h"
 
+#ifndef FI_TAGGED_DIRECTED_RECV
+#define FI_TAGGED_DIRECTED_RECV (1ULL << 45)
+#endif
+#ifndef FI_EXACT_DIRECTED_RECV
+#define FI_EXACT_DIRECTED_RECV (1ULL << 48)
+#endif
 #ifndef FI_TAGGED_MULTI_RECV
 #define FI_TAGGED_MULTI_RECV (1ULL << 46)
 #endif
@@ -765,6 +771,42 @@ static void tagged_multi(void)
 	info = all;
 }
 
+/* FI_TAGGED_DIRECTED_RECV and FI_EXACT_DIRECTED_RECV: whose source counts, and has to be named. */
+static void directed(void)
+{
+	const uint64_t both = FI_TAGGED_DIRECTED_RECV | FI_EXACT_DIRECTED_RECV;
+	struct fi_info *all = info;
+	struct fi_cq_err_entry e;
+	struct side s = { 0 };
+
+	newer_bits(FI_TAGGED | FI_TAGGED_DIRECTED_RECV, FI_TAGGED_DIRECTED_RECV);
+	newer_bits(FI_TAGGED | FI_EXACT_DIRECTED_RECV, FI_EXACT_DIRECTED_RECV);
+	info = ask_2_0(FI_MSG | FI_TAGGED);
+	expect("directed bits unasked", info->caps & (both | FI_DIRECTED_RECV), 0);
+	fi_freeinfo(info);
+	info = ask_2_0(FI_MSG | FI_TAGGED | both);
+	expect("directed bits at 2.0", (info->caps & info->rx_attr->caps & both) == both, 1);
+	expect("not of the transmit side", info->tx_attr->caps & both, 0);
+	open_domain(&s);
+	enable(&s);
+	know(&s, &s);
+	expect("fi_trecv from anybody", fi_trecv(s.ep, big, 8, NULL, FI_ADDR_UNSPEC, 1, 0, &s),
+	       -FI_EINVAL);
+	expect("fi_trecv from nobody", fi_trecv(s.ep, big, 8, NULL, s.self + 9, 1, 0, &s),
+	       -FI_EINVAL);
+	expect("a peek from anybody", tagged_receive(&s, 0, FI_ADDR_UNSPEC, 1, 0, FI_PEEK),
+	       -FI_EINVAL);
+	must("fi_trecv", fi_trecv(s.ep, big, 8, NULL, s.self, 1, 0, &s));
+	must("fi_tinject", fi_tinject(s.ep, "eight by", 8, s.self, 1));
+	expect("a message of an exact source", next(&s, NULL, &e), 0);
+	must("fi_recv from anybody", fi_recv(s.ep, big, 8, NULL, FI_ADDR_UNSPEC, &s));
+	must("fi_inject", fi_inject(s.ep, "eight by", 8, s.self));
+	expect("an untagged message", next(&s, NULL, &e), 0);
+	done(&s);
+	fi_freeinfo(info);
+	info = all;
+}
+
 int main(void)
 {
 	struct side a = { 0 }, b = { 0 };
@@ -788,6 +830,7 @@ int main(void)
 	formats(&a, &b);
 	without_tagged();
 	tagged_multi();
+	directed();
 	polls(&a, &b);
 	forks(&a, &b);
 	done(&a);

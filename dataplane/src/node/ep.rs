@@ -221,6 +221,23 @@ impl Ep {
         self.stop_reserving(MsgKind::Tagged);
     }
 
+    /// Whether receives of `kind` are matched by their source as well.
+    pub(super) fn is_directed(&self, kind: MsgKind) -> bool {
+        let asked = self.caps & Caps::ANY_DIRECTED_RECV;
+        match kind {
+            MsgKind::Tagged => !asked.is_empty(),
+            // FI_EXACT_DIRECTED_RECV changes another, and is one only without.
+            MsgKind::Msg => {
+                asked.contains(Caps::DIRECTED_RECV) || asked == Caps::EXACT_DIRECTED_RECV
+            }
+        }
+    }
+
+    /// Whether receives of `kind` have to name their source.
+    pub(super) fn is_exact(&self, kind: MsgKind) -> bool {
+        self.caps.contains(Caps::EXACT_DIRECTED_RECV) && self.is_directed(kind)
+    }
+
     /// Messages received so far: the matcher counts those of the fast path.
     pub(super) fn received(&self) -> u64 {
         let short: u64 = self.matcher.iter().map(Matcher::taken).sum();
@@ -234,7 +251,7 @@ impl Ep {
 
     /// Reserves room for receives of `kind`: for one at least, and for an eighth of what is free at
     /// most. False, and nothing reserved, if there is no room, if something waits for room, or if
-    /// the endpoint may not receive or has unexpected messages.
+    /// the endpoint may not receive from anybody or has unexpected messages.
     #[cold]
     #[inline(never)]
     pub(super) fn reserve_receives(
@@ -243,6 +260,9 @@ impl Ep {
         kind: usize,
     ) -> bool {
         if !self.may_recv[kind] || self.cq_blocked || self.matcher[kind].unexpected_len() != 0 {
+            return false;
+        }
+        if self.is_exact([MsgKind::Msg, MsgKind::Tagged][kind]) {
             return false;
         }
         let Some(table) = cqs.get_mut(self.rx_cq).filter(|table| !table.cq_blocked) else {

@@ -335,7 +335,7 @@ pub struct RecvReq {
     /// Where the message goes.
     pub buf: IoBuf,
     /// From whom; [`crate::types::FI_ADDR_UNSPEC`] for anybody. Ignored without
-    /// `FI_DIRECTED_RECV`.
+    /// `FI_DIRECTED_RECV`, or for a tagged one `FI_TAGGED_DIRECTED_RECV`.
     pub src: FiAddr,
     /// Tag to match.
     pub tag: u64,

@@ -163,7 +163,8 @@ impl Node {
     /// - [`Error::BadFlags`]: a flag is unknown here or was not granted, or the combination of
     ///   `PEEK`, `CLAIM`, `DISCARD` and `MULTI_RECV` means nothing.
     /// - [`Error::Invalid`]: with `FI_DIRECTED_RECV`, `src` is not in the address vector, or with
-    ///   `AUTH_KEY` not the handle of a key; or a claim names no announced message.
+    ///   `AUTH_KEY` not the handle of a key; with `FI_EXACT_DIRECTED_RECV` it is
+    ///   [`FI_ADDR_UNSPEC`]; or a claim names no announced message.
     /// - [`Error::Again`]: the receive queue or the completion queue is full.
     #[inline]
     pub fn post_recv(&mut self, now: Instant, ep: EpId, mut req: RecvReq) -> Result<()> {
@@ -243,7 +244,8 @@ impl Node {
         if e.srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
-        if RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC {
+        let plain = RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC;
+        if plain && !e.caps.contains(Caps::EXACT_DIRECTED_RECV) {
             return Ok((ep.0.idx(), Src::ANY));
         }
         self.check_rare_recv(e, ep.0.idx(), req)
@@ -264,7 +266,8 @@ impl Node {
         }
         let named = self.eps.get(e.deferred_for).unwrap_or(e);
         let by_key = req.flags.contains(OpFlags::AUTH_KEY);
-        if self.has_tenants() && named.caps.contains(Caps::DIRECTED_RECV) {
+        let directed = named.is_directed(req.kind);
+        if self.has_tenants() && directed {
             allowed |= OpFlags::AUTH_KEY;
         }
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
@@ -274,7 +277,15 @@ impl Node {
         let src = if by_key {
             let tenant = Tenant::of_handle(req.src).filter(|&tenant| self.lists_tenant(tenant));
             Src::any_of(tenant.ok_or(Error::Invalid("source is not the handle of a key"))?)
-        } else if req.src == FI_ADDR_UNSPEC || !named.caps.contains(Caps::DIRECTED_RECV) {
+        } else if !directed {
+            Src::ANY
+        } else if req.src == FI_ADDR_UNSPEC {
+            // A message that has been announced is taken by its name.
+            let by_name = OpFlags::CLAIM | OpFlags::DISCARD;
+            let matches = req.flags.contains(OpFlags::PEEK) || !req.flags.intersects(by_name);
+            if matches && named.is_exact(req.kind) {
+                return Err(Error::Invalid("FI_EXACT_DIRECTED_RECV: no source is named"));
+            }
             Src::ANY
         } else {
             let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));

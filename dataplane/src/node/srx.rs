@@ -31,7 +31,7 @@ pub(super) struct Unended {
 const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
 
 /// Capabilities that a context may be asked for.
-const CAPS: Caps = Caps::MSG.union(Caps::TAGGED).union(Caps::RECV).union(Caps::DIRECTED_RECV);
+const CAPS: Caps = Caps::MSG.union(Caps::TAGGED).union(Caps::RECV).union(Caps::ANY_DIRECTED_RECV);
 
 impl Node {
     /// Makes a shared receive context. Receives may be posted to it at once.
@@ -80,7 +80,7 @@ impl Node {
         let context = &mut self.eps[srx.0.idx()];
         context.sharers = Some(sharers + 1);
         if connected {
-            context.caps.remove(Caps::DIRECTED_RECV);
+            context.caps.remove(Caps::ANY_DIRECTED_RECV);
         }
         Ok(())
     }
@@ -92,7 +92,7 @@ impl Node {
         let Some(context) = self.eps.get_mut(srx) else { return Ok(()) };
         if context.av == AvIdx::NONE {
             context.av = av;
-        } else if context.av != av && context.caps.contains(Caps::DIRECTED_RECV) {
+        } else if context.av != av && context.caps.intersects(Caps::ANY_DIRECTED_RECV) {
             return Err(Error::Invalid("the shared context has another address vector"));
         }
         Ok(())

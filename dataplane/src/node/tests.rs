@@ -484,6 +484,53 @@ fn tagged_multi_recv_takes_what_matches_and_tells_each_tag() {
     pair.assert_quiet();
 }
 
+/// Goal: which receives name their source, and which have to, is what the endpoint was granted.
+/// Method: one receive of each kind, with and without a source, for every set of the three bits.
+#[test]
+fn receives_name_sources_as_the_endpoint_was_granted() {
+    const DIRECTED: Caps = Caps::DIRECTED_RECV;
+    const TAGGED: Caps = Caps::TAGGED_DIRECTED_RECV;
+    const EXACT: Caps = Caps::EXACT_DIRECTED_RECV;
+    // Of untagged and tagged: whether the source counts, and whether it has to be named.
+    for (asked, counts, exact) in [
+        (Caps::empty(), [false, false], false),
+        (DIRECTED, [true, true], false),
+        (TAGGED, [false, true], false),
+        (DIRECTED | TAGGED, [true, true], false),
+        (EXACT, [true, true], true),
+        (EXACT | DIRECTED, [true, true], true),
+        (EXACT | TAGGED, [false, true], true),
+        (EXACT | TAGGED | DIRECTED, [true, true], true),
+    ] {
+        let mut pair = Pair::new(1500, false);
+        let End { node, cq, av, peer, .. } = &mut pair.ends[1];
+        let caps = Caps::MSG | Caps::TAGGED | asked;
+        let ep = open_ep(node, (*cq, *av), EpAttr { caps, ..EpAttr::default() });
+        let nobody = *peer + 1;
+        for (kind, counts) in [MsgKind::Msg, MsgKind::Tagged].into_iter().zip(counts) {
+            let req = |src, flags| {
+                let buf = IoBuf::leaked(&[0; 8]);
+                RecvReq { kind, buf, src, tag: 0, ignore: 0, context: 1, flags }
+            };
+            let none = OpFlags::empty();
+            let mut post = |src, flags| {
+                let is_short = node.try_post_recv(ep, &req(src, flags));
+                if is_short { Ok(()) } else { node.post_recv(Instant(0), ep, req(src, flags)) }
+            };
+            let invalid = |got: Result<()>| matches!(got, Err(Error::Invalid(_)));
+            let what = format!("{asked:?} {kind:?}");
+            assert_eq!(invalid(post(FI_ADDR_UNSPEC, none)), counts && exact, "{what}");
+            assert_eq!(invalid(post(nobody, none)), counts, "{what}");
+            assert_eq!(post(*peer, none), Ok(()), "{what}");
+            if kind == MsgKind::Tagged {
+                let peek = OpFlags::PEEK;
+                assert_eq!(invalid(post(FI_ADDR_UNSPEC, peek)), counts && exact, "{what}");
+                assert_eq!(post(*peer, peek), Ok(()), "{what}");
+            }
+        }
+    }
+}
+
 /// A release that no message's entry tells is the tagged receive's as well.
 #[test]
 fn tagged_multi_recv_is_released_by_an_entry_of_its_kind() {
