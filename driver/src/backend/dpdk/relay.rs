@@ -103,8 +103,8 @@ impl Client {
 }
 
 /// Passes on the messages that wait at `from`, as far as `to` takes them now, and notes if there
-/// were any. False if `from` has hung up and everything it said was passed on, or it says what is longer
-/// or has more descriptors than a message of the protocol.
+/// were any. False if `from` has hung up and everything it said was passed on, or if it says what
+/// is longer or has more descriptors than a message of the protocol.
 fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
     let mut bytes = [0; MESSAGE];
     while is_ready(to, PollFlags::POLLOUT) || is_gone(to) {
