@@ -103,8 +103,8 @@ impl Client {
 }
 
 /// Passes on the messages that wait at `from`, as far as `to` takes them now, and notes if there
-/// were any. False if `from` has hung up and everything it said was passed on, or if it says what
-/// is longer or has more descriptors than a message of the protocol.
+/// were any. False if `from` has hung up and everything it said was passed on, or if it sent a
+/// message that is longer, or has more descriptors, than the protocol's.
 fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
     let mut bytes = [0; MESSAGE];
     while is_ready(to, PollFlags::POLLOUT) || is_gone(to) {
@@ -153,4 +153,26 @@ fn address(name: &str, is_file: bool) -> io::Result<UnixAddr> {
     let address =
         if is_file { UnixAddr::new(name) } else { UnixAddr::new_abstract(name.as_bytes()) };
     Ok(address?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::unix::tests::{joined, open_files, send};
+
+    /// Goal: one descriptor is passed on and closed here; who sends more is hung up on.
+    #[test]
+    fn descriptors_do_not_stay_open() {
+        let file = OwnedFd::from(tempfile::tempfile().unwrap());
+        for times in [0, 1, 13, 253] {
+            let ([client, outer], [inner, driver]) = (joined(), joined());
+            send(&client, &[7; 128], &file, times);
+            let mut any = false;
+            assert_eq!(pass_on(&outer, &inner, &mut any), times < 2, "{times}");
+            assert_eq!((any, open_files(&file)), (times < 2, 1), "{times}");
+            let got = receive(driver.as_raw_fd(), &mut [0; MESSAGE], true);
+            let got = got.ok().map(|got| (got.len, got.fd.is_some()));
+            assert_eq!(got, (times < 2).then_some((128, times == 1)), "{times}");
+        }
+    }
 }

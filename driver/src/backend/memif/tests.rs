@@ -12,6 +12,7 @@ use super::proto::{Init, Message, VERSION};
 use super::region::{Desc, MASKED, Made, NEXT};
 use super::*;
 use crate::backend::any_port::tests::fast_is_the_same;
+use crate::backend::unix::tests::{open_files, send as send_fds};
 
 /// A socket that no other test has.
 pub(super) fn fresh() -> MemifSettings {
@@ -386,6 +387,25 @@ fn a_server_outlives_its_guests() {
     assert_eq!(send(&mut ports[0], b"x"), Tx::Sent);
     assert_eq!(drain(&mut ports[1]), [b"x"]);
     drop(still);
+}
+
+/// Goal: nobody uses up a server's descriptors by what it sends along.
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed() {
+    let settings = fresh();
+    let _at_server = open(&server(&settings));
+    let file = OwnedFd::from(tempfile::tempfile().unwrap());
+    for times in [2, 13, 253] {
+        let socket = Socket::new().unwrap();
+        connect(socket.0.as_raw_fd(), &address(&settings.socket).unwrap()).unwrap();
+        send_fds(&socket.0, &init().bytes(), &file, times);
+        let begun = Instant::now();
+        while !matches!(socket.hear(false), Came::HungUp) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{times}: not hung up on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(open_files(&file), 1, "{times} descriptors");
+    }
 }
 
 /// A server that is no memif's, or says nothing, or what makes no sense.
