@@ -349,6 +349,8 @@ fn x53_tagged_multi_receive() {
     }
     drop(pieces);
     p.all_is_back();
+    // Its ports are no others' while it has them.
+    drop(p);
     // One that has FI_MULTI_RECV alone.
     let mut plan = Plan::default();
     plan.info.caps -= Caps::TAGGED_MULTI_RECV;

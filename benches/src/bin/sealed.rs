@@ -210,11 +210,11 @@ fn ring(seal: SealMode, entropy: u8) -> Keyring {
 
 /// The handshake of a session.
 fn agree(a: &mut Keyring, b: &mut Keyring, sid: u32) -> [SessionKeys; 2] {
-    let names = SessionNames { opener: 1, answerer: 2, inc: 3, sid, epoch: 0 };
+    let names = SessionNames { opener: 1, answerer: 2, inc: 3, sid, epoch: 0, psn: 0 };
     let mut opener = Initiator::new(a, names);
-    let answered = respond(b, b.first(), names, opener.message(), true);
+    let answered = respond(b, b.first(), names, opener.message(), (true, 0));
     let answered = answered.expect("both have the key");
-    [opener.finish(&answered.message, true).expect("both have the key"), answered.keys]
+    [opener.finish(&answered.message, true, 0).expect("both have the key"), answered.keys]
 }
 
 /// What a forged frame costs who drops it, and the goodput of the session that is attacked: two

@@ -19,6 +19,7 @@ use super::peer::{Peer, State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
+use crate::psn::Psn;
 use crate::seal::{
     Answer, Initiator, KeyId, Keyring, Message, OpenError, Refused, SessionKeys, SessionNames,
     SessionSecret, TagKey, Unnamed, has_aes, respond,
@@ -201,9 +202,9 @@ impl Seals {
     /// The first message of the handshake of this session to a peer. `None` if its tenant's key is
     /// not listed.
     fn offer(&mut self, to: (u64, Tenant), kind: &OpenKind) -> Option<Message> {
-        let OpenKind { inc, sid, epoch, .. } = *kind;
+        let OpenKind { inc, sid, epoch, psn, .. } = *kind;
         let opener = self.station.word();
-        let names = SessionNames { opener, answerer: to.0, inc, sid, epoch };
+        let names = SessionNames { opener, answerer: to.0, inc, sid, epoch, psn };
         let known = self.offers.get(&to).filter(|offer| *offer.names() == names);
         if let Some(offer) = known {
             return Some(offer.message().clone());
@@ -492,7 +493,7 @@ impl Node {
     /// Answers the message of `op`, an OPEN of the peer in slot `p`: there are keys from now on.
     /// False, and nothing has happened, if it is none by who has the key, or his certificate is
     /// refused. True without a key.
-    pub(super) fn respond(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {
+    pub(super) fn respond(&mut self, p: PeerIdx, base: &Base, op: &OpenOp, own: Psn) -> bool {
         if !self.is_sealed(op) {
             return true;
         }
@@ -503,11 +504,13 @@ impl Node {
         let aes = has_aes() && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
-        let names = SessionNames { opener: peer, answerer: seals.station.word(), inc, sid, epoch };
+        let (answerer, psn) = (seals.station.word(), base.psn.0);
+        let names = SessionNames { opener: peer, answerer, inc, sid, epoch, psn };
+        let said = (aes, own.0);
         let Seals { ring, heard, message: first, .. } = &mut **seals;
         let answered = heard
             .ok_or(Refused::Forged)
-            .and_then(|key| respond(ring, key, names, first, aes).map(|answer| (answer, key)));
+            .and_then(|key| respond(ring, key, names, first, said).map(|answer| (answer, key)));
         let (Answer { keys, message, tag_key }, key) = match answered {
             Ok(answered) => answered,
             Err(why) => {
@@ -555,7 +558,7 @@ impl Node {
         let offer = offers.get_mut(&(peer, tenant));
         let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
         let offer = offer.filter(|_| heard.is_some()).ok_or(Refused::Forged);
-        let keys = match offer.and_then(|offer| offer.finish(message, aes)) {
+        let keys = match offer.and_then(|offer| offer.finish(message, aes, base.psn.0)) {
             Ok(keys) => keys,
             Err(why) => {
                 if self.refuse_message(base, op, why) {

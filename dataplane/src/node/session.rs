@@ -107,12 +107,21 @@ impl Node {
     /// Starts a new session with the peer in `state`, on a near or a far path. Its OPEN is still to
     /// be sent.
     fn begin(&mut self, now: Instant, p: PeerIdx, state: State, near: bool) {
-        let mut first = Psn(self.random() as u32);
+        let first = self.first_psn();
+        self.begin_from(now, p, (state, first), near);
+    }
+
+    /// The number of the first packet of a new session.
+    fn first_psn(&mut self) -> Psn {
+        let first = Psn(self.random() as u32);
+        if planted(Bug::NoSessionEpoch) { Psn(1) } else { first }
+    }
+
+    /// [`begin`](Self::begin), and the first packet is `first`.
+    fn begin_from(&mut self, now: Instant, p: PeerIdx, (state, first): (State, Psn), near: bool) {
         self.epoch = self.epoch.wrapping_add(1);
         let generation = u32::from(self.sid_gen[p.at()]);
-        if planted(Bug::NoSessionEpoch) {
-            first = Psn(1);
-        } else {
+        if !planted(Bug::NoSessionEpoch) {
             self.sid_gen[p.at()] = ((generation + 1) % GENERATIONS) as u16;
         }
         let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
@@ -226,7 +235,7 @@ impl Node {
                 // OPEN will say so.
                 self.counters.rx_bad_open += 1;
             }
-            State::Opening if !self.respond(p, base, op) => {}
+            State::Opening if !self.respond(p, base, op, self.peers[p].snd.una) => {}
             State::Opening => {
                 let claimed = self.peers[p].inc == 0;
                 self.pair(p, base, op);
@@ -284,7 +293,8 @@ impl Node {
     /// operations go out with the new session, unless they name another life.
     fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         // Before the session that there is goes: who is refused changes nothing.
-        if !self.respond(p, base, op) {
+        let first = self.first_psn();
+        if !self.respond(p, base, op, first) {
             return;
         }
         let answered = self.take_keys(p, op);
@@ -298,24 +308,33 @@ impl Node {
             self.end_named(now, p);
         }
         self.put_keys(p, op, answered);
-        self.begin_answer(now, p, base, op, len);
+        self.begin_answer(now, p, (base, op), len, first);
     }
 
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
-        if self.respond(p, base, op) {
-            self.begin_answer(now, p, base, op, len);
+        let first = self.first_psn();
+        if self.respond(p, base, op, first) {
+            self.begin_answer(now, p, (base, op), len, first);
         }
     }
 
-    /// Begins the session of ours that answers a first OPEN, whose message was answered.
-    fn begin_answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
+    /// Begins the session of ours that answers a first OPEN, whose message was answered. Our first
+    /// packet is `first`.
+    fn begin_answer(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        (base, op): (&Base, &OpenOp),
+        len: u16,
+        first: Psn,
+    ) {
         let known = self.peers[p].inc;
         if known != op.inc {
             self.peers[p].closed_epoch = 0;
         }
         let proven = self.is_proven(now, base.src, op);
-        self.begin(now, p, State::Answered, op.is_near());
+        self.begin_from(now, p, (State::Answered, first), op.is_near());
         self.pair(p, base, op);
         let peer = &mut self.peers[p];
         peer.opens = !peer.wrs.is_empty() || peer.coll_waits > 0;

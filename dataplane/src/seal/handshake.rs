@@ -43,18 +43,21 @@ pub struct SessionNames {
     pub sid: u32,
     /// See [`inc`](Self::inc).
     pub epoch: u32,
+    /// `psn` of the OPEN: the opener's first packet.
+    pub psn: u32,
 }
 
 impl SessionNames {
-    fn prologue(&self) -> [u8; 42] {
-        let mut bytes = [0; 42];
-        let parts: [&[u8]; 6] = [
+    fn prologue(&self) -> [u8; 46] {
+        let mut bytes = [0; 46];
+        let parts: [&[u8]; 7] = [
             b"barewire 3",
             &self.opener.to_le_bytes(),
             &self.answerer.to_le_bytes(),
             &self.inc.to_le_bytes(),
             &self.sid.to_le_bytes(),
             &self.epoch.to_le_bytes(),
+            &self.psn.to_le_bytes(),
         ];
         let mut at = 0;
         for part in parts {
@@ -109,7 +112,8 @@ impl Initiator {
         let key = ring.get(id)?;
         let (mut state, ephemeral) = begin(key, &seed, &names, true);
         let own = ring.credentials();
-        let signed = Signed { role: Role::Opener, hash: hash_of(&state), ephemeral };
+        let hash = hash_of(&state);
+        let signed = Signed { role: Role::Opener, hash, ephemeral, psn: names.psn };
         let payload = own.map_or(Vec::new(), |own| prove(own, &signed));
         let message = write(&mut state, &payload).expect("NNpsk0 begins with a message");
         let certified = own.map(|own| {
@@ -129,16 +133,16 @@ impl Initiator {
         &self.message
     }
 
-    /// Ends the handshake with the answer. `aes` as in [`respond`].
+    /// Ends the handshake with the answer, in an OPEN with this `psn`. `aes` as in [`respond`].
     ///
     /// # Errors
     /// See [`Refused`].
-    pub fn finish(&mut self, answer: &[u8], aes: bool) -> Result<SessionKeys, Refused> {
+    pub fn finish(&mut self, answer: &[u8], aes: bool, psn: u32) -> Result<SessionKeys, Refused> {
         let hash = hash_of(&self.state);
         let payload = read(&mut self.state, answer)?;
         if let Some(certified) = &self.certified {
             let ephemeral = ephemeral_of(answer);
-            let signed = Signed { role: Role::Answerer, hash, ephemeral };
+            let signed = Signed { role: Role::Answerer, hash, ephemeral, psn };
             if let Err(bad) = check(&certified.own, &signed, &payload) {
                 self.begin_anew();
                 return Err(Refused::Certificate(bad));
@@ -164,8 +168,8 @@ impl fmt::Debug for Initiator {
     }
 }
 
-/// Answers the first message, which came under the key `id`, of the session of these names. `aes`
-/// if both ends have AES in their processors.
+/// Answers the first message, which came under the key `id`, of the session of these names, in an
+/// OPEN with this `psn`. `aes` if both ends have AES in their processors.
 ///
 /// # Errors
 /// See [`Refused`]; also if the key is not listed.
@@ -174,7 +178,7 @@ pub fn respond(
     id: KeyId,
     names: SessionNames,
     message: &[u8],
-    aes: bool,
+    (aes, psn): (bool, u32),
 ) -> Result<Answer, Refused> {
     let seed = ring.draw();
     let key = ring.get(id).ok_or(Refused::Forged)?;
@@ -183,9 +187,11 @@ pub fn respond(
     let payload = read(&mut state, message)?;
     let mut proof = Vec::new();
     if let Some(own) = ring.credentials() {
-        let signed = Signed { role: Role::Opener, hash, ephemeral: ephemeral_of(message) };
+        let opener = ephemeral_of(message);
+        let signed = Signed { role: Role::Opener, hash, ephemeral: opener, psn: names.psn };
         check(own, &signed, &payload).map_err(Refused::Certificate)?;
-        proof = prove(own, &Signed { role: Role::Answerer, hash: hash_of(&state), ephemeral });
+        let hash = hash_of(&state);
+        proof = prove(own, &Signed { role: Role::Answerer, hash, ephemeral, psn });
     }
     // Fails if the first message holds a public key that makes the secret zero.
     let answer = write(&mut state, &proof).ok_or(Refused::Forged)?;

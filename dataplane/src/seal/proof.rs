@@ -22,12 +22,15 @@ pub(super) enum Role {
 }
 
 /// What a signature is of, besides the certificates: the hash of the handshake before the message,
-/// and the ephemeral key with which that begins.
+/// the ephemeral key with which that begins, and `psn` of the OPEN that carries it. (What else an
+/// OPEN says can be changed by who is on the way, who could also drop it. With another first packet
+/// a receiver would take the first ones for old.)
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signed {
     pub(super) role: Role,
     pub(super) hash: [u8; 32],
     pub(super) ephemeral: [u8; 32],
+    pub(super) psn: u32,
 }
 
 /// Why the certificate of a peer is refused.
@@ -68,7 +71,8 @@ impl Signed {
             Role::Answerer => b"barewire 3 certificate, answerer",
         };
         let sum = digest::digest(&digest::SHA256, certificates);
-        [&[b' '; 64], context, &[0], &self.hash, &self.ephemeral, sum.as_ref()].concat()
+        let psn = self.psn.to_le_bytes();
+        [&[b' '; 64], context, &[0], &self.hash, &self.ephemeral, &psn, sum.as_ref()].concat()
     }
 }
 
@@ -126,8 +130,8 @@ pub(super) fn check(
     named.cloned().ok_or_else(|| refused(CertFault::Name))
 }
 
-/// Whom the payload of a first message would prove its sender to be, if the handshake's hash and
-/// ephemeral key were all zero; and such a payload. For tests with payloads of any kind.
+/// Whom the payload of a first message would prove its sender to be, if the handshake's hash,
+/// ephemeral key and `psn` were all zero; and such a payload. For tests with payloads of any kind.
 ///
 /// # Errors
 /// See [`CertFault`].
@@ -140,7 +144,7 @@ pub fn sample(credentials: &Credentials) -> Vec<u8> {
     prove(credentials, &NOTHING)
 }
 
-const NOTHING: Signed = Signed { role: Role::Opener, hash: [0; 32], ephemeral: [0; 32] };
+const NOTHING: Signed = Signed { role: Role::Opener, hash: [0; 32], ephemeral: [0; 32], psn: 0 };
 
 fn fault_of(why: &Error) -> CertFault {
     match why {

@@ -8,8 +8,14 @@ use super::*;
 use crate::psn::Psn;
 use crate::wire::{BASE_LEN, Base, TAG_LEN, Ty, sealed};
 
-const NAMES: SessionNames =
-    SessionNames { opener: 0x0001_0200, answerer: 0x0002_0200, inc: 7, sid: 0x0010_0003, epoch: 9 };
+const NAMES: SessionNames = SessionNames {
+    opener: 0x0001_0200,
+    answerer: 0x0002_0200,
+    inc: 7,
+    sid: 0x0010_0003,
+    epoch: 9,
+    psn: 4,
+};
 
 fn listed(bytes: u8) -> PreSharedKey {
     PreSharedKey::new(&[bytes; 32], Mode::Encrypted).unwrap()
@@ -29,7 +35,7 @@ fn answered(
     aes: bool,
 ) -> Option<(SessionKeys, Message)> {
     let first = ring.first();
-    let answer = respond(ring, first, names, message, aes).ok()?;
+    let answer = respond(ring, first, names, message, (aes, 5)).ok()?;
     Some((answer.keys, answer.message))
 }
 
@@ -41,7 +47,7 @@ fn keys() -> [Keyring; 2] {
 fn ends([mut a, mut b]: [Keyring; 2], aes: bool) -> [SessionKeys; 2] {
     let mut initiator = Initiator::new(&mut a, NAMES);
     let (answerer, message) = answered(&mut b, NAMES, initiator.message(), aes).unwrap();
-    [initiator.finish(&message, aes).unwrap(), answerer]
+    [initiator.finish(&message, aes, 5).unwrap(), answerer]
 }
 
 /// A frame with `len` bytes behind its base, and room for the tag.
@@ -117,10 +123,10 @@ fn a_handshake_is_of_its_session() {
     let mut other = Initiator::new(&mut a, NAMES);
     assert_ne!(other.message(), initiator.message(), "an ephemeral key is used once");
     let (_, answer) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
-    assert!(other.finish(&answer, true).is_err(), "the answer to another message");
+    assert!(other.finish(&answer, true, 5).is_err(), "the answer to another message");
     // It has done no harm.
     let (mut there, answer) = answered(&mut b, NAMES, other.message(), true).unwrap();
-    let mut here = other.finish(&answer, true).unwrap();
+    let mut here = other.finish(&answer, true, 5).unwrap();
     let mut bytes = frame(20, 0);
     here.seal(&mut bytes);
     assert_eq!(there.open(&mut bytes), Ok(()));
@@ -134,7 +140,7 @@ fn a_replayed_open_makes_other_keys() {
     let mut initiator = Initiator::new(&mut a, NAMES);
     let (_, answer) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
     let (mut again, _) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
-    let mut here = initiator.finish(&answer, true).unwrap();
+    let mut here = initiator.finish(&answer, true, 5).unwrap();
     let mut bytes = frame(20, 0);
     here.seal(&mut bytes);
     assert_eq!(again.open(&mut bytes), Err(OpenError::Forged));
@@ -183,9 +189,10 @@ fn every_listed_key_is_accepted() {
         let id = b.key_of(b"an OPEN", &tag);
         assert_eq!(id.is_some(), bytes < 4, "key {bytes}");
         let Some(id) = id else { continue };
-        let answer = respond(&mut b, id, NAMES, initiator.message(), true).unwrap();
+        let answer = respond(&mut b, id, NAMES, initiator.message(), (true, 5)).unwrap();
         assert!(a.key_of(b"its answer", &answer.tag_key.tag(b"its answer")).is_some());
-        let (mut here, mut there) = (initiator.finish(&answer.message, true).unwrap(), answer.keys);
+        let (mut here, mut there) =
+            (initiator.finish(&answer.message, true, 5).unwrap(), answer.keys);
         let mut bytes = frame(20, 0);
         here.seal(&mut bytes);
         assert_eq!(there.open(&mut bytes), Ok(()));
@@ -193,7 +200,7 @@ fn every_listed_key_is_accepted() {
         for other in [1, 2, 3] {
             let a = Keyring::new(vec![listed(other)], [0; 32]).unwrap();
             let other = b.key_of(b"", &a.tag_key().tag(b"")).unwrap();
-            let taken = respond(&mut b, other, NAMES, initiator.message(), true);
+            let taken = respond(&mut b, other, NAMES, initiator.message(), (true, 5));
             assert_eq!(taken.is_ok(), other == id);
         }
     }

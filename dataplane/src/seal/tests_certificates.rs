@@ -7,8 +7,14 @@ use rcgen::{PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_R
 use super::test_certs::{NOW, Papers, Root, at, credentials, leaf};
 use super::*;
 
-const NAMES: SessionNames =
-    SessionNames { opener: 0x0001_0200, answerer: 0x0002_0200, inc: 7, sid: 0x0010_0003, epoch: 9 };
+const NAMES: SessionNames = SessionNames {
+    opener: 0x0001_0200,
+    answerer: 0x0002_0200,
+    inc: 7,
+    sid: 0x0010_0003,
+    epoch: 9,
+    psn: 4,
+};
 
 const A: &str = "spiffe://a.org/job/1";
 const B: &str = "spiffe://a.org/job/2";
@@ -20,7 +26,7 @@ fn ring(credentials: Arc<Credentials>, entropy: u8) -> Keyring {
 /// What comes of the first message of `a` at `b`.
 fn answer(a: &Initiator, b: &mut Keyring) -> Result<Answer, Refused> {
     let first = b.first();
-    respond(b, first, *a.names(), a.message(), true)
+    respond(b, first, *a.names(), a.message(), (true, 5))
 }
 
 /// The fault of each end with the other, the opener first, or that the two agree.
@@ -31,7 +37,7 @@ fn meet(a: &mut Keyring, b: &mut Keyring) -> Result<(), [Option<BadCert>; 2]> {
     };
     let mut opener = Initiator::new(a, NAMES);
     let answer = answer(&opener, b).map_err(|why| [None, fault(why)])?;
-    opener.finish(&answer.message, true).map_err(|why| [fault(why), None])?;
+    opener.finish(&answer.message, true, 5).map_err(|why| [fault(why), None])?;
     Ok(())
 }
 
@@ -51,7 +57,7 @@ fn certificates_of_all_kinds_meet() {
         assert!(opener.message().len() <= a.message_max(), "{kind:?}");
         assert!(opener.message().len() + 8 >= a.message_max(), "{kind:?}: a bound that is near");
         let answer = answer(&opener, &mut b).unwrap();
-        assert!(opener.finish(&answer.message, true).is_ok());
+        assert!(opener.finish(&answer.message, true, 5).is_ok());
     }
     let ends = [root.leaf_below(A), root.leaf("n2.a.org")];
     let [a, b] = ends.map(|papers| credentials(&papers, &root, &["*.a.org", "spiffe://a.org/*"]));
@@ -113,22 +119,23 @@ fn a_signature_is_of_its_handshake() {
         SessionNames { answerer: NAMES.opener, ..NAMES },
         SessionNames { inc: 8, ..NAMES },
         SessionNames { epoch: 8, ..NAMES },
+        SessionNames { psn: 8, ..NAMES },
     ];
     for names in others {
-        let taken = respond(&mut b, first, names, opener.message(), true);
+        let taken = respond(&mut b, first, names, opener.message(), (true, 5));
         assert_eq!(taken.unwrap_err(), Refused::Forged, "{names:?}");
     }
     let message = opener.message().clone();
     for at in 0..message.len() {
         let mut bent = message.clone();
         bent[at] ^= 4;
-        assert!(respond(&mut b, first, NAMES, &bent, true).is_err(), "byte {at}");
-        assert!(respond(&mut b, first, NAMES, &message[..at], true).is_err(), "{at} bytes");
+        assert!(respond(&mut b, first, NAMES, &bent, (true, 5)).is_err(), "byte {at}");
+        assert!(respond(&mut b, first, NAMES, &message[..at], (true, 5)).is_err(), "{at} bytes");
     }
     // Everybody can write such a message: what is inside is what counts.
     let own = b.credentials().unwrap().clone();
-    let signed = |role, hash, ephemeral| super::proof::Signed { role, hash, ephemeral };
-    use super::proof::{Role, check, prove};
+    let signed = |role, hash, ephemeral| Signed { role, hash, ephemeral, psn: 5 };
+    use super::proof::{Role, Signed, check, prove};
     let right = signed(Role::Opener, [1; 32], [2; 32]);
     let payload = prove(&own, &right);
     assert!(check(&own, &right, &payload).is_ok());
@@ -136,6 +143,7 @@ fn a_signature_is_of_its_handshake() {
         signed(Role::Answerer, [1; 32], [2; 32]),
         signed(Role::Opener, [3; 32], [2; 32]),
         signed(Role::Opener, [1; 32], [3; 32]),
+        Signed { psn: 6, ..right },
     ] {
         let bad = check(&own, &wrong, &payload).unwrap_err();
         assert_eq!(bad.fault, CertFault::Signature, "{wrong:?}");
@@ -157,11 +165,11 @@ fn a_signature_is_of_its_handshake() {
     let foreign = credentials(&Root::new().leaf(B), &root, &[]).unwrap();
     for entropy in 3..6 {
         let bad = answer(&opener, &mut ring(foreign.clone(), entropy)).unwrap();
-        let refused = opener.finish(&bad.message, true).unwrap_err();
+        let refused = opener.finish(&bad.message, true, 5).unwrap_err();
         assert!(matches!(refused, Refused::Certificate(BadCert { fault: CertFault::Issuer, .. })));
     }
     let good = answer(&opener, &mut b).unwrap();
-    assert!(opener.finish(&good.message, true).is_ok());
+    assert!(opener.finish(&good.message, true, 5).is_ok());
 }
 
 /// Goal: somebody in the middle can read what a first message carries, and put it into one of a
@@ -184,7 +192,7 @@ fn a_payload_that_is_relayed_is_refused() {
     for names in [elsewhere, SessionNames { epoch: 10, ..NAMES }, NAMES] {
         let (mut state, _) = begin(&key, &seed(7), &names, true);
         let message = write(&mut state, &payload).unwrap();
-        let refused = respond(&mut b, first, names, &message, true).unwrap_err();
+        let refused = respond(&mut b, first, names, &message, (true, 5)).unwrap_err();
         let Refused::Certificate(bad) = refused else { panic!("{refused:?}") };
         assert_eq!(
             (bad.fault, bad.name.unwrap().to_string()),
@@ -192,10 +200,10 @@ fn a_payload_that_is_relayed_is_refused() {
         );
     }
     let reflected = write(&mut between, &payload).unwrap();
-    let refused = opener.finish(&reflected, true).unwrap_err();
+    let refused = opener.finish(&reflected, true, 5).unwrap_err();
     assert!(matches!(refused, Refused::Certificate(BadCert { fault: CertFault::Signature, .. })));
     let answer = answer(&opener, &mut b).unwrap();
-    assert!(opener.finish(&answer.message, true).is_ok(), "it has done no harm");
+    assert!(opener.finish(&answer.message, true, 5).is_ok(), "it has done no harm");
 }
 
 #[test]

@@ -20,6 +20,9 @@ const COUNTER_AT: usize = 36;
 /// Where the receiver's name of the session is.
 const DST_SID_AT: usize = 16;
 
+/// Where the packet's number is.
+const PSN_AT: usize = 20;
+
 /// Where the operation header of an OPEN ends.
 pub const OPEN_END: usize = BASE_LEN + OpenOp::LEN;
 
@@ -142,6 +145,8 @@ pub struct OpenKind {
     pub sid: u32,
     /// See [`inc`](Self::inc).
     pub epoch: u32,
+    /// The base's `psn`.
+    pub psn: u32,
 }
 
 /// What an OPEN of ours is.
@@ -157,6 +162,7 @@ pub fn open_kind(head: &[u8]) -> OpenKind {
         inc: u64::from(op_word(head, 8)) | u64::from(op_word(head, 12)) << 32,
         sid,
         epoch: op_word(head, 4),
+        psn: word(head, PSN_AT),
     }
 }
 
