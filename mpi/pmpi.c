@@ -198,11 +198,15 @@ static int free_ours(MPI_Comm comm, int key, void *value, void *extra)
 	(void) key;
 	(void) extra;
 	coll_lock();
-	*o->at = o->next;
-	if (o->next)
-		o->next->at = o->at;
+	if (o->at) {
+		*o->at = o->next;
+		if (o->next)
+			o->next->at = o->at;
+	}
 	coll_unlock();
-	coll_forget(&o->group);
+	/* Else MPI_Finalize has. */
+	if (o->at)
+		coll_forget(&o->group);
 	free(o);
 	return MPI_SUCCESS;
 }
@@ -374,9 +378,12 @@ VISIBLE int MPI_Finalize(void)
 	char line[80];
 	int err;
 
+	if (!in_time())
+		return PMPI_Finalize();
+	/* A rank that made no call does not know whether another did. */
+	PMPI_Barrier(MPI_COMM_WORLD);
 	if (keyval == MPI_KEYVAL_INVALID)
 		return PMPI_Finalize();
-	PMPI_Barrier(MPI_COMM_WORLD);
 	if (endless != MPI_REQUEST_NULL) {
 		PMPI_Grequest_complete(endless);
 		PMPI_Request_free(&endless);
@@ -384,9 +391,17 @@ VISIBLE int MPI_Finalize(void)
 	snprintf(line, sizeof line, "%lu calls", barewire_mpi_calls());
 	face_say(1, line);
 	err = PMPI_Finalize();
-	/* Those of communicators that were not freed, and whose attributes the MPI did not free. */
-	while (all)
-		free_ours(MPI_COMM_NULL, keyval, all, NULL);
+	/*
+	 * Communicators that were not freed, and whose attributes the MPI did not free: one of a session
+	 * (MPI 4) may be freed later, and its record with it.
+	 */
+	while (all) {
+		struct ours *o = all;
+
+		all = o->next;
+		o->at = NULL;
+		coll_forget(&o->group);
+	}
 	coll_close();
 	keyval = MPI_KEYVAL_INVALID;
 	return err;

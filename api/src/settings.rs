@@ -343,14 +343,15 @@ fn number(given: Given, min: usize, expected: &'static str) -> Result<Option<usi
 /// The files of a certificate, if a variable names one: which lacks is told when the domain opens.
 fn certificate(lookup: impl Fn(&str) -> Option<String>) -> Option<CertFiles> {
     let names = ["BAREWIRE_CERT_FILE", "BAREWIRE_CERT_KEY_FILE", "BAREWIRE_ROOTS_FILE"];
-    let ids = lookup("BAREWIRE_PEER_IDS").filter(|ids| !ids.trim().is_empty());
+    let ids = lookup("BAREWIRE_PEER_IDS");
     let named = names.map(lookup);
     if named.iter().chain([&ids]).all(Option::is_none) {
         return None;
     }
     let [cert, key, roots] = named.map(|path| path.unwrap_or_default().trim().to_owned());
-    let ids = ids.unwrap_or_default();
-    Some(CertFiles::new(cert, key, roots).with_peers(ids.split_terminator(',').map(str::trim)))
+    let files = CertFiles::new(cert, key, roots);
+    // An empty list admits nobody, and is told, rather than everybody.
+    Some(ids.iter().fold(files, |files, ids| files.with_peers(ids.split(',').map(str::trim))))
 }
 
 fn word<T: Copy>(

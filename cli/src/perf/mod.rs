@@ -239,10 +239,10 @@ impl CertArgs {
         self.named().iter().any(|(_, value)| value.is_some()).then(|| {
             let [cert, key, roots] = [&self.cert, &self.cert_key, &self.roots]
                 .map(|path| path.clone().unwrap_or_default());
-            let ids = self.peer_ids.clone().unwrap_or_default();
-            let ids = ids.to_string_lossy();
-            let ids = ids.split_terminator(',').map(str::trim);
-            CertFiles::new(cert, key, roots).with_peers(ids)
+            let (files, ids) = (CertFiles::new(cert, key, roots), self.peer_ids.as_ref());
+            ids.iter().fold(files, |files, ids| {
+                files.with_peers(ids.to_string_lossy().split(',').map(str::trim))
+            })
         })
     }
 }

@@ -3,12 +3,13 @@
 //!
 //! To look at a certificate costs some hundred microseconds, and whoever receives at an address can
 //! send one. So only OPENs with proof of that are looked at, and of those that are refused no more
-//! than [`REFUSED_MAX`] in [`REFUSED_NS`], one of a station.
+//! than [`REFUSED_MAX`] in [`REFUSED_NS`], one of a MAC address, whose processes are as many
+//! stations as it likes.
 
 use std::sync::Arc;
 
 use barewire_driver::frame::ETH_HDR_LEN;
-use barewire_driver::port::{PortCaps, Station};
+use barewire_driver::port::{MacAddr, PortCaps};
 
 use super::{Node, NodeSettings, Notice};
 use crate::error::{Error, Result};
@@ -27,23 +28,23 @@ const REFUSED_NS: u64 = 64_000_000;
 #[derive(Debug, Default)]
 pub(super) struct RefusedCerts {
     since: Instant,
-    stations: Vec<Station>,
+    hosts: Vec<MacAddr>,
 }
 
 impl RefusedCerts {
-    /// Whether another one is looked at, which comes from `station`.
-    fn admits(&mut self, now: Instant, station: Station) -> bool {
+    /// Whether another one is looked at, which comes from `host`.
+    fn admits(&mut self, now: Instant, host: MacAddr) -> bool {
         if now.since(self.since) >= REFUSED_NS {
-            self.stations.clear();
+            self.hosts.clear();
         }
-        self.stations.len() < REFUSED_MAX && !self.stations.contains(&station)
+        self.hosts.len() < REFUSED_MAX && !self.hosts.contains(&host)
     }
 
-    fn note(&mut self, now: Instant, station: Station) {
-        if self.stations.is_empty() {
+    fn note(&mut self, now: Instant, host: MacAddr) {
+        if self.hosts.is_empty() {
             self.since = now;
         }
-        self.stations.push(station);
+        self.hosts.push(host);
     }
 }
 
@@ -91,7 +92,7 @@ impl Node {
     pub(super) fn looks_at_certificate(&mut self, base: &Base) -> bool {
         let now = self.polled_at;
         let Some(seals) = &mut self.openings.seals else { return true };
-        let looks = !seals.ring.has_certificate() || seals.refused.admits(now, base.src);
+        let looks = !seals.ring.has_certificate() || seals.refused.admits(now, base.src.mac);
         self.counters.rx_cert_limited += u64::from(!looks);
         looks
     }
@@ -116,7 +117,7 @@ impl Node {
         } += 1;
         let (now, station) = (self.polled_at, base.src);
         if let Some(seals) = &mut self.openings.seals {
-            seals.refused.note(now, station);
+            seals.refused.note(now, station.mac);
         }
         self.note_other(station, Notice::BadCertificate { station, fault, name });
         self.reset_open(now, base, op, RstReason::OtherKey);

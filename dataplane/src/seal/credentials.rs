@@ -18,6 +18,12 @@ use webpki::{EndEntityCert, KeyUsage, aws_lc_rs as algs};
 
 use super::identity::{Identity, PeerId};
 
+/// Longest payload of a message of the handshake that is looked at, bytes.
+pub(super) const PAYLOAD_MAX: usize = 4 << 10;
+
+/// Bytes of it before the signature.
+pub(super) const HEAD_LEN: usize = 4;
+
 /// Most certificates of a chain, the leaf among them.
 pub(super) const CHAIN_MAX: usize = 4;
 
@@ -61,8 +67,11 @@ pub enum BadCredentials {
     /// There is no certificate in the PEM, or one is damaged.
     #[error("no certificate in PEM, or a damaged one")]
     Chain,
-    /// More certificates than a chain may have.
-    #[error("more than 4 certificates: leaf and intermediates, without the root")]
+    /// More certificates than a chain may have, or more bytes than a peer takes.
+    #[error(
+        "more than 4 certificates, or than 4,096 bytes in DER with the signature: leave out the \
+         root, or take ECDSA or Ed25519 in place of RSA"
+    )]
     ChainLong,
     /// There is no private key in the PEM, or of a kind that is not known.
     #[error(
@@ -132,7 +141,17 @@ impl Credentials {
             return Err(BadCredentials::Expired);
         }
         let valid = [not_before, not_after];
-        Ok(Self { chain, key, roots, peers, identity, valid, clock })
+        let own = Self { chain, key, roots, peers, identity, valid, clock };
+        match own.payload_max() <= PAYLOAD_MAX {
+            true => Ok(own),
+            false => Err(BadCredentials::ChainLong),
+        }
+    }
+
+    /// Longest payload of a message that these make, bytes.
+    pub(super) fn payload_max(&self) -> usize {
+        let certificates = self.chain.iter().map(|cert| 2 + cert.len());
+        HEAD_LEN + self.signature_max() + certificates.sum::<usize>()
     }
 
     /// Whom the certificate names.

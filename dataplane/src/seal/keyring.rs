@@ -6,9 +6,8 @@ use std::sync::Arc;
 use aws_lc_rs::hmac;
 use zeroize::Zeroizing;
 
-use super::credentials::Credentials;
+use super::credentials::{Credentials, PAYLOAD_MAX};
 use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey};
-use super::proof::{PAYLOAD_MAX, payload_max};
 use crate::types::Tenant;
 use crate::wire::{BASE_LEN, OpenOp, TAG_LEN, TRAILER_LEN};
 
@@ -106,7 +105,7 @@ impl Keyring {
 
     /// Longest message of the handshake that this node sends, bytes.
     pub fn message_max(&self) -> usize {
-        HANDSHAKE_LEN + self.credentials.as_ref().map_or(0, |own| payload_max(own))
+        HANDSHAKE_LEN + self.credentials.as_ref().map_or(0, |own| own.payload_max())
     }
 
     /// Longest OPEN that this node sends but for padding, bytes, Ethernet header included.

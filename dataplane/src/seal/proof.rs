@@ -5,14 +5,8 @@ use aws_lc_rs::digest;
 use rustls_pki_types::CertificateDer;
 use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, Error, KeyUsage};
 
-use super::credentials::{CHAIN_MAX, Credentials, Scheme};
+use super::credentials::{CHAIN_MAX, Credentials, HEAD_LEN, Scheme};
 use super::identity::{Identity, admits};
-
-/// Longest payload that is looked at, bytes.
-pub(super) const PAYLOAD_MAX: usize = 4 << 10;
-
-/// Bytes before the signature.
-const HEAD_LEN: usize = 4;
 
 /// Which message of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,12 +68,6 @@ impl Signed {
         let psn = self.psn.to_le_bytes();
         [&[b' '; 64], context, &[0], &self.hash, &self.ephemeral, &psn, sum.as_ref()].concat()
     }
-}
-
-/// Longest payload that these credentials make, bytes.
-pub(super) fn payload_max(credentials: &Credentials) -> usize {
-    let certificates = credentials.chain().iter().map(|cert| 2 + cert.len());
-    HEAD_LEN + credentials.signature_max() + certificates.sum::<usize>()
 }
 
 /// The payload of a message.

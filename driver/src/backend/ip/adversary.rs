@@ -17,6 +17,9 @@ const HOST: [u8; 4] = [10, 9, 8, 1];
 const UDP_PORT: u16 = 52_000;
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 9, 8, 2);
 /// Bytes that the wire carries and those of a frame inside: longer datagrams are trains.
+/// Frames that wait on the wire, at most.
+const RING: usize = 8;
+
 const WIRE_MTU: usize = 1500;
 const MTU: usize = 300;
 /// Frames, and bytes of one, that are read of an input.
@@ -77,7 +80,7 @@ impl Segment {
         let gateway = routed.then_some(router);
         let settings = IpSettings { gateway, mtu: Some(MTU), ..IpSettings::at(address, len) };
         settings.check().expect("they make sense");
-        let ring = LoopbackSettings { mtu: WIRE_MTU, ring_count: 8 };
+        let ring = LoopbackSettings { mtu: WIRE_MTU, ring_count: RING };
         let mut wire = Loopback::segment(2, ring);
         let (raw, inner) = (wire.pop().expect("two"), wire.pop().expect("two"));
         let mac = inner.caps().station.mac;
@@ -100,7 +103,10 @@ impl Segment {
             mend(&mut frame);
         }
         self.senders.extend(sender(&frame, self.prefix));
-        assert_eq!(self.raw.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+        // A train of frames is lent a few at a time, and the ring waits behind it.
+        while self.raw.tx(&TxFrame::whole(&frame)) != Ok(Tx::Sent) {
+            self.poll();
+        }
         self.heard += 1;
         self.poll();
     }
@@ -163,8 +169,12 @@ impl Segment {
 
     /// A good frame of a peer is lent after all that.
     fn end(mut self) {
-        while !self.port.ear.train.is_empty() {
+        // What waits in the ring may be trains too.
+        for _ in 0..RING {
             self.poll();
+            while !self.port.ear.train.is_empty() {
+                self.poll();
+            }
         }
         let from = SocketAddrV4::new(PEER, UDP_PORT);
         let mut inside = vec![0x5a; 60];
