@@ -345,7 +345,8 @@ fn certificate(lookup: impl Fn(&str) -> Option<String>) -> Option<CertFiles> {
     let names = ["BAREWIRE_CERT_FILE", "BAREWIRE_CERT_KEY_FILE", "BAREWIRE_ROOTS_FILE"];
     let ids = lookup("BAREWIRE_PEER_IDS");
     let named = names.map(lookup);
-    if named.iter().chain([&ids]).all(Option::is_none) {
+    let has_ids = ids.as_ref().is_some_and(|ids| !ids.trim().is_empty());
+    if !has_ids && named.iter().all(Option::is_none) {
         return None;
     }
     let [cert, key, roots] = named.map(|path| path.unwrap_or_default().trim().to_owned());
@@ -372,6 +373,22 @@ mod tests {
 
     fn parse(vars: &[(&str, &str)]) -> Result<Settings, BadSetting> {
         Settings::parse(|n| vars.iter().find(|(k, _)| *k == n).map(|(_, v)| (*v).to_owned()))
+    }
+
+    /// Peers of whom a list is given and empty are nobody, which no domain opens with, and not all.
+    #[test]
+    fn an_empty_list_of_peers_is_not_all_of_them() {
+        let of = |names: &'static [&str], ids: &'static str| {
+            certificate(move |name| match name {
+                "BAREWIRE_PEER_IDS" => Some(ids.to_owned()),
+                _ => names.contains(&name).then(|| "/run/x.pem".to_owned()),
+            })
+        };
+        let files = ["BAREWIRE_CERT_FILE", "BAREWIRE_CERT_KEY_FILE", "BAREWIRE_ROOTS_FILE"];
+        let files: &'static [&str] = Box::leak(Box::new(files));
+        assert_eq!(of(files, "").unwrap().peer_ids, [""]);
+        assert_eq!(of(files, "a.org, b.org").unwrap().peer_ids, ["a.org", "b.org"]);
+        assert!(of(&[], " ").is_none(), "nothing is set");
     }
 
     #[test]
