@@ -176,11 +176,12 @@ fn told_of(fault: CertFault) -> (&'static str, &'static str) {
         CertFault::Name => {
             ("names nobody whom this side talks to", "its name goes into BAREWIRE_PEER_IDS here")
         }
-        CertFault::Signature => {
-            ("is not its own, as its signature shows", "look for who sends with its address")
-        }
+        CertFault::Signature => (
+            "is not its own, as its signature shows",
+            "look for the station that sends with its address",
+        ),
         CertFault::Malformed => {
-            ("cannot be read", "install the same release on both, or look for who sends it")
+            ("cannot be read", "install the same release on both, or look for its sender")
         }
     }
 }

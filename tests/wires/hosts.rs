@@ -124,7 +124,7 @@ fn a_ping_finds_a_port() {
 }
 
 /// Goal: through a switch that lets only members hear a group, a port is found by its neighbours,
-/// also long after it has opened, since it answers who asks for members.
+/// also long after it has opened, since it answers the switch's questions for members.
 #[test]
 fn a_switch_that_snoops_lets_questions_through() {
     let Some(nodes) = nodes() else { return };

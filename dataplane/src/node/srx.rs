@@ -283,13 +283,11 @@ impl Node {
         recv: RecvIdx,
         err: Error,
     ) -> bool {
-        if self.end_shared(s, kind, recv, err) {
-            return true;
-        }
         let is_shared = self.eps[s].sharers != Some(0);
         if is_shared {
             self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
             self.observed.losses.unended.push(Unended { srx: s, recv, err });
+            self.end_waiting();
         }
         is_shared
     }

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crate::backend::unix::tests::{joined, open_files, send};
 
-    /// Goal: one descriptor is passed on and closed here; who sends more is hung up on.
+    /// Goal: one descriptor is passed on and closed here; a client that sends more is hung up on.
     #[test]
     fn descriptors_do_not_stay_open() {
         let file = OwnedFd::from(tempfile::tempfile().unwrap());

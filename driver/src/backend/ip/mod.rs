@@ -293,7 +293,7 @@ impl Ip {
         Ok(())
     }
 
-    /// Answers who asks whether the address is in use, and which groups are heard.
+    /// Answers hosts that ask whether the address is in use, and routers that ask for groups.
     fn hear_others(&mut self, tentative: bool, now: u64) -> Result<(), PortGone> {
         let (asks, len) = (self.ear.asks_members, self.ear.echo_len);
         (self.ear.asks_members, self.ear.echo_len) = (false, 0);
