@@ -27,6 +27,7 @@ fn main() {
         ("lossy-tagged-64B", None),
         ("lossy-tagged-64B-inject", None),
         ("lossy-crc-tagged-64B", None),
+        ("lossy-stream-64B", None),
         ("lossy-more-64B", None),
     ];
     for (case, bar) in cases.into_iter().filter(|(case, _)| args.wants(case)) {
@@ -104,10 +105,11 @@ fn run_case(case: &str, count: u64) -> Made<()> {
             exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
-        "lossy-more-64B" => {
+        "lossy-stream-64B" | "lossy-more-64B" => {
+            let more = case == "lossy-more-64B";
             let mut pair = memif_pair("crc=no")?;
-            exchange_more(&mut pair, WARM_UP / 4)?;
-            steady(|| exchange_more(&mut pair, count))?;
+            exchange_many(&mut pair, more, WARM_UP / 4)?;
+            steady(|| exchange_many(&mut pair, more, count))?;
         }
         _ => return Err("no such case".to_owned()),
     }
@@ -123,15 +125,15 @@ fn memif_pair(option: &str) -> Made<[RawEnd; 2]> {
     Ok(joined([open("server")?, open("client")?]))
 }
 
-/// `count` messages from the first to the second end, sixteen at a time, of which all but the last
-/// say that more follow.
+/// `count` messages from the first to the second end, sixteen at a time. With `more` all but the
+/// last of them say that more follow.
 #[inline(never)]
-fn exchange_more(pair: &mut [RawEnd; 2], count: u64) -> Made<()> {
+fn exchange_many(pair: &mut [RawEnd; 2], more: bool, count: u64) -> Made<()> {
     const TOGETHER: u64 = 16;
     let [a, b] = pair;
     for _ in 0..count.div_ceil(TOGETHER) {
         for i in 0..TOGETHER {
-            if !b.recv(0, LEN) || !a.send(0, LEN, i + 1 < TOGETHER) {
+            if !b.recv(0, LEN) || !a.send(0, LEN, more && i + 1 < TOGETHER) {
                 return Err("refused in steady state".to_owned());
             }
         }
