@@ -12,7 +12,7 @@ use crate::inner::{Core, DomainRef};
 /// [`Error::OpBadState`] as for every call.
 pub(crate) fn is_auth_key(dom: &DomainRef, key: &[u8]) -> Result<bool> {
     let Some(key) = PreSharedKey::new(key, dom.settings.seal) else { return Ok(false) };
-    let mut core = dom.enter()?;
+    let mut core = dom.enter_control()?;
     Ok(core.auth_keys.opened_with(&key) || core.node().lists_key(&key))
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn is_auth_key(dom: &DomainRef, key: &[u8]) -> Result<bool> {
 /// # Errors
 /// [`Error::Invalid`].
 pub(crate) fn check_endpoint(dom: &DomainRef, key: &[u8]) -> Result<()> {
-    if key.is_empty() || !dom.enter()?.node().has_tenants() && is_auth_key(dom, key)? {
+    if key.is_empty() || !dom.enter_control()?.node().has_tenants() && is_auth_key(dom, key)? {
         return Ok(());
     }
     tracing::warn!(

@@ -51,9 +51,9 @@ impl Av {
         if attr.event || attr.name.is_some() {
             return Err(Error::NoSys);
         }
-        let id = dom.enter()?.node().av_open(attr.count)?;
+        let id = dom.enter_control()?.node().av_open(attr.count)?;
         let av = Self(Arc::new(AvInner { dom: dom.clone(), id }));
-        dom.enter()?.node().av_name_contexts(id, attr.rx_ctx_bits)?;
+        dom.enter_control()?.node().av_name_contexts(id, attr.rx_ctx_bits)?;
         Ok(av)
     }
 
@@ -133,7 +133,7 @@ impl Av {
         if wrong(fi_addrs.len()) || errors.as_ref().is_some_and(|e| e.len() != count) {
             return Err(Error::Invalid("fi_addr: not as many as addresses"));
         }
-        let mut core = self.0.dom.enter()?;
+        let mut core = self.0.dom.enter_control()?;
         let (mut inserted, mut refused) = (0, None);
         for (i, addr) in addrs.enumerate() {
             let put = |(addr, of)| core.engine.av_insert_of(self.0.id, addr, of);
@@ -165,7 +165,7 @@ impl Av {
         let way = &**self.0.dom.arc();
         let addr = self.names().find_by(node, service, Whose::Peers, false, way)?;
         let addr = addr.ok_or(Error::Invalid("service: a peer has a number"))?;
-        let mut core = self.0.dom.enter()?;
+        let mut core = self.0.dom.enter_control()?;
         let at = core.engine.av_insert(self.0.id, addr);
         at.inspect_err(|&why| tell_refused(core.node().settings().peer_limit, [1, 1, 0], why))
     }
@@ -210,7 +210,7 @@ impl Av {
     /// [`Error::Invalid`]: one is not set. Those before it are removed, those after it are not.
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, fi_addrs: &[FiAddr]) -> Result<()> {
-        let mut core = self.0.dom.enter()?;
+        let mut core = self.0.dom.enter_control()?;
         fi_addrs.iter().try_for_each(|&a| core.node().av_remove(self.0.id, a))
     }
 
@@ -220,7 +220,7 @@ impl Av {
     /// [`Error::Invalid`]: the index is not set.
     #[doc(alias = "fi_av_lookup")]
     pub fn lookup(&self, fi_addr: FiAddr) -> Result<EpAddr> {
-        self.0.dom.enter()?.node().av_lookup(self.0.id, fi_addr)
+        self.0.dom.enter_control()?.node().av_lookup(self.0.id, fi_addr)
     }
 
     /// An address in text, as [`resolve`] and `FI_ADDR_STR` take it.
@@ -256,7 +256,7 @@ impl Av {
     #[doc(alias = "fi_av_insert_auth_key")]
     pub fn insert_auth_key(&self, key: &[u8]) -> Result<FiAddr> {
         let made = key::given(&[key], self.0.dom.settings.seal)?;
-        let mut core = self.0.dom.enter()?;
+        let mut core = self.0.dom.enter_control()?;
         let mut tenant = Err(Error::NoMem);
         for key in made {
             tenant = core.node().add_tenant(key);
@@ -272,7 +272,7 @@ impl Av {
     /// [`Error::Invalid`]: neither.
     #[doc(alias = "fi_av_lookup_auth_key")]
     pub fn lookup_auth_key(&self, fi_addr: FiAddr) -> Result<AuthKey> {
-        let mut core = self.0.dom.enter()?;
+        let mut core = self.0.dom.enter_control()?;
         let tenant = match Tenant::of_handle(fi_addr) {
             Some(tenant) => tenant,
             None => core.node().av_tenant(self.0.id, fi_addr)?,
@@ -289,7 +289,7 @@ impl Av {
     /// [`Error::Busy`]: an endpoint is bound to the vector; or it is the last that has the key, and
     /// a receive, or an address that was not removed, names it.
     pub fn remove_auth_keys(&self, handles: &[FiAddr]) -> Result<()> {
-        let mut core = self.0.dom.enter()?;
+        let mut core = self.0.dom.enter_control()?;
         for &handle in handles {
             let tenant = tenant_of(handle)?;
             if self.is_bound() {

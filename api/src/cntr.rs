@@ -44,7 +44,7 @@ impl Cntr {
         if attr.wait_obj == WaitObj::Fd {
             dom.prepare_wait(attr.wait_obj)?;
         }
-        let mut core = dom.enter()?;
+        let mut core = dom.enter_control()?;
         let id = core.node().cntr_open()?;
         let mut watch = None;
         if waits {
@@ -171,7 +171,7 @@ impl Cntr {
     pub fn wait_fd(&self) -> Result<RawFd> {
         let CntrInner { dom, watch, wait_obj, .. } = &*self.0;
         let idx = watch.filter(|_| *wait_obj == WaitObj::Fd).ok_or(Error::NoSys)?;
-        dom.enter()?.watch.fd(idx).ok_or(Error::NoSys)
+        dom.enter_control()?.watch.fd(idx).ok_or(Error::NoSys)
     }
 
     pub(crate) fn trywait(&self) -> Result<()> {
@@ -195,7 +195,7 @@ impl Cntr {
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         let id = self.0.id;
         let used =
-            self.0.dom.enter().is_ok_and(|mut core| {
+            self.0.dom.enter_control().is_ok_and(|mut core| {
                 core.works.uses(id) || core.node().cntr_in_use(id) == Ok(true)
             });
         if used || Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }

@@ -112,7 +112,7 @@ impl Av {
         if attr.flags & !(FI_UNIVERSE | KINDS) != 0 {
             return Err(Error::BadFlags);
         }
-        let mut core = self.0.dom.enter()?;
+        let mut core = self.0.dom.enter_control()?;
         needs_one_key(&mut core)?;
         let node = core.node();
         let set = |addr: &FiAddr| node.av_lookup(self.0.id, *addr).is_ok();
@@ -187,7 +187,7 @@ impl AvSet {
     /// [`Error::Invalid`]: it is a member, or not in the address vector.
     #[doc(alias = "fi_av_set_insert")]
     pub fn insert(&mut self, addr: FiAddr) -> Result<()> {
-        self.av.dom.enter()?.node().av_lookup(self.av.id, addr)?;
+        self.av.dom.enter_control()?.node().av_lookup(self.av.id, addr)?;
         if self.members.contains(&addr) {
             return Err(Error::Invalid("the address is a member already"));
         }
@@ -247,7 +247,7 @@ impl Mc {
     /// # Errors
     /// [`Error::OpBadState`]: the join has not ended. Else why the group was given up.
     pub fn check(&self) -> Result<()> {
-        self.dom.enter()?.node().coll_check(self.id)
+        self.dom.enter_control()?.node().coll_check(self.id)
     }
 
     /// Leaves the group. Calls under way end with [`Error::Canceled`] here and with an error at the
@@ -339,7 +339,7 @@ impl EpCommon {
         };
         let members = set.members.clone();
         let req = JoinReq { members, parent, model, context };
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let now = Engine::now();
         let id = core.node().coll_join(now, self.id, &req)?;
         if !std::mem::replace(&mut core.joins, true) {

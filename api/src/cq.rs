@@ -298,7 +298,7 @@ impl CqInner {
         if waits {
             dom.prepare_wait(attr.wait_obj)?;
         }
-        let mut core = dom.enter()?;
+        let mut core = dom.enter_control()?;
         let id = core.node().cq_open(size)?;
         let mut watch = None;
         if waits {
@@ -623,7 +623,7 @@ impl CqInner {
 
     pub(crate) fn wait_fd(&self) -> Result<RawFd> {
         let idx = self.watch.filter(|_| self.wait_obj == WaitObj::Fd).ok_or(Error::NoSys)?;
-        self.dom.enter()?.watch.fd(idx).ok_or(Error::NoSys)
+        self.dom.enter_control()?.watch.fd(idx).ok_or(Error::NoSys)
     }
 
     /// Whether a thread may sleep on the descriptor: nothing is there, and it has been cleared.

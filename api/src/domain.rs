@@ -97,7 +97,7 @@ impl Domain {
         let mut engine = Engine::new(node, port);
         let stats = if settings.stats { Publisher::create(&mut engine) } else { None };
         let dom = DomainRef::new(engine, settings, entry, stats);
-        if let Ok(mut core) = dom.enter() {
+        if let Ok(mut core) = dom.enter_control() {
             core.mrs.set_mode(info.domain_attr.mr_mode);
             core.tclass = tclass::of_domain(info.domain_attr.tclass, info.tx_attr.tclass);
             core.key_log = key_log;
@@ -230,7 +230,7 @@ impl Domain {
     /// - [`Error::OpBadState`] as for every call.
     pub fn set_keys(&self, keys: &[&[u8]]) -> Result<()> {
         let keys = key::given(keys, self.dom.settings.seal)?;
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         core.node().set_keys(Engine::now(), keys)?;
         core.key_watch = None;
         Ok(())
@@ -250,7 +250,7 @@ impl Domain {
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     pub fn has_av_auth_keys(&self) -> Result<bool> {
-        Ok(self.dom.enter()?.node().has_tenants())
+        Ok(self.dom.enter_control()?.node().has_tenants())
     }
 
     /// Facts of the port.
@@ -263,7 +263,7 @@ impl Domain {
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     pub fn port_counters(&self) -> Result<PortCounters> {
-        Ok(self.dom.enter()?.engine.port_counters())
+        Ok(self.dom.enter_control()?.engine.port_counters())
     }
 
     /// The part of [`port_counters`](Self::port_counters) that went to processes of this node
@@ -272,7 +272,7 @@ impl Domain {
     /// # Errors
     /// As there.
     pub fn near_counters(&self) -> Result<Option<PortCounters>> {
-        Ok(self.dom.enter()?.engine.near_counters())
+        Ok(self.dom.enter_control()?.engine.near_counters())
     }
 
     /// How full the tables are.
@@ -280,7 +280,7 @@ impl Domain {
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     pub fn levels(&self) -> Result<Levels> {
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let (ops, regions) = (core.ops.in_use(), core.mrs.level());
         Ok(Levels { ops, regions, node: core.node().levels() })
     }
@@ -316,7 +316,7 @@ impl Domain {
 impl Way for Shared {
     fn ask(&self, wanted: &[Wanted]) -> std::result::Result<Vec<Answers>, OpenError> {
         let turn = |f: &mut dyn FnMut(&mut Node)| {
-            let mut core = self.enter()?;
+            let mut core = self.enter_control()?;
             f(core.node());
             core.turn(self);
             Ok(())
@@ -360,7 +360,7 @@ impl DomainRef {
     pub(crate) fn listen_to(&self, eq: &Arc<EqInner>) -> Result<()> {
         match eq.has_fd() {
             true => self.prepare_wait(WaitObj::Fd)?,
-            false => self.enter()?.share_if_promised(),
+            false => self.enter_control()?.share_if_promised(),
         }
         self.bind_eq(eq);
         eq.bind(Arc::downgrade(self.arc()) as _);
@@ -370,7 +370,7 @@ impl DomainRef {
     /// Makes it possible that one thread waits while others work: the lock becomes a real one, and
     /// for a descriptor somebody has to receive while the application sleeps on it.
     pub(crate) fn prepare_wait(&self, how: WaitObj) -> Result<()> {
-        self.enter()?.share();
+        self.enter_control()?.share();
         if how == WaitObj::Fd { self.drive(Idle::Sleep) } else { Ok(()) }
     }
 }

@@ -179,7 +179,7 @@ impl EpCommon {
             buffered_recv: info.mode.contains(crate::flags::Mode::BUFFERED_RECV),
         };
         let connected = Connected::of(dom, info)?;
-        let mut core = dom.enter()?;
+        let mut core = dom.enter_control()?;
         let mut caps = attr.caps;
         if connected.is_some() {
             // It has one peer, which nobody has to name.
@@ -218,13 +218,13 @@ impl EpCommon {
     pub(crate) fn check(dom: &DomainRef, info: &Info) -> Result<()> {
         check_endpoint(dom, &info.ep_attr.auth_key)?;
         if info.ep_attr.ep_type == EpType::Msg {
-            needs_one_key(&mut *dom.enter()?)?;
+            needs_one_key(&mut *dom.enter_control()?)?;
         }
         if info.caps.contains(Caps::MULTICAST) {
             return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));
         }
         let class = tclass::of_domain(info.tx_attr.tclass, info.domain_attr.tclass);
-        if !tclass::is_of(dom.enter()?.tclass, class) {
+        if !tclass::is_of(dom.enter_control()?.tclass, class) {
             return Err(Error::Invalid("tclass: another than the domain's, or none"));
         }
         Ok(())
@@ -254,7 +254,7 @@ impl EpCommon {
         if !crate::info::RX_OP_FLAGS.contains(rx.op_flags) {
             return Err(Error::BadFlags);
         }
-        let id = dom.enter()?.node().srx_open(attr)?;
+        let id = dom.enter_control()?.node().srx_open(attr)?;
         Ok(Self::of(dom, id, None, &attr))
     }
 
@@ -312,7 +312,7 @@ impl EpCommon {
     pub(crate) fn bind_srx_inner(&self, srx: &Self, kept: Kept) -> Result<()> {
         self.same_domain(&srx.dom)?;
         let connected = self.connected.is_some();
-        self.dom.enter()?.node().ep_bind_srx(self.id, srx.id, connected)?;
+        self.dom.enter_control()?.node().ep_bind_srx(self.id, srx.id, connected)?;
         self.bound().srx = Some(kept);
         Ok(())
     }
@@ -340,7 +340,7 @@ impl EpCommon {
 
     pub(crate) fn bind_cq_inner(&self, cq: &Arc<CqInner>, flags: BindFlags) -> Result<()> {
         self.same_domain(&cq.dom)?;
-        self.dom.enter()?.node().ep_bind_cq(self.id, cq.id, flags)?;
+        self.dom.enter_control()?.node().ep_bind_cq(self.id, cq.id, flags)?;
         let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
         if flags.contains(BindFlags::TRANSMIT) {
             self.tx_selective.store(selective, Ordering::Relaxed);
@@ -371,7 +371,7 @@ impl EpCommon {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cntr(&self, cntr: &Cntr, flags: BindFlags) -> Result<()> {
         self.same_domain(&cntr.0.dom)?;
-        self.dom.enter()?.node().ep_bind_cntr(self.id, cntr.0.id, flags)?;
+        self.dom.enter_control()?.node().ep_bind_cntr(self.id, cntr.0.id, flags)?;
         self.bound().cntrs.push(Arc::clone(&cntr.0));
         Ok(())
     }
@@ -384,7 +384,7 @@ impl EpCommon {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(&self, av: &Av) -> Result<()> {
         self.same_domain(&av.0.dom)?;
-        self.dom.enter()?.node().ep_bind_av(self.id, av.0.id)?;
+        self.dom.enter_control()?.node().ep_bind_av(self.id, av.0.id)?;
         self.bound().avs.push(Arc::clone(&av.0));
         Ok(())
     }
@@ -429,7 +429,7 @@ impl EpCommon {
         if let Some(av) = lent {
             self.bind_av(&av)?;
         }
-        self.dom.enter()?.node().ep_enable(self.id)
+        self.dom.enter_control()?.node().ep_enable(self.id)
     }
 
     /// The endpoint's address, for others to insert; of a context that of its scalable endpoint.
@@ -441,7 +441,7 @@ impl EpCommon {
         if let Some(context) = &self.bound().context {
             return context.addr();
         }
-        self.dom.enter()?.node().addr_of(self.id)
+        self.dom.enter_control()?.node().addr_of(self.id)
     }
 
     /// Gives the endpoint, until it is enabled, another number: that of the native address in
@@ -461,7 +461,7 @@ impl EpCommon {
         if self.connected.is_some() {
             return Err(Error::Invalid("setname: a connected endpoint is found by its connection"));
         }
-        self.dom.enter()?.node().ep_set_number(self.id, number)
+        self.dom.enter_control()?.node().ep_set_number(self.id, number)
     }
 
     /// Copies the endpoint's native address to `to` and returns its length, 16.
@@ -543,7 +543,7 @@ impl EpCommon {
     /// - [`Error::Invalid`]: the value cannot be.
     #[doc(alias = "fi_setopt")]
     pub fn setopt(&self, name: i32, value: usize) -> Result<()> {
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let (min, limit) = (&self.buffered.0, &self.buffered.1);
         match name {
             FI_OPT_MIN_MULTI_RECV => core.node().ep_set_min_multi_recv(self.id, value),
@@ -571,7 +571,7 @@ impl EpCommon {
     /// [`Error::NoProtoOpt`]: the option is not known.
     #[doc(alias = "fi_getopt")]
     pub fn getopt(&self, name: i32) -> Result<usize> {
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let long = usize::try_from(Node::MAX_MSG_SIZE).unwrap_or(usize::MAX);
         let message = usize::try_from(self.max_msg_size).unwrap_or(usize::MAX);
         let only = |cap, value| if self.caps.contains(cap) { value } else { 0 };

@@ -145,7 +145,8 @@ impl Fabric {
     }
 
     /// As [`domain_on`](Self::domain_on), for a caller of several threads who keeps the promise of
-    /// `FI_THREAD_DOMAIN` himself, such as a C application.
+    /// `FI_THREAD_DOMAIN` himself, such as a C application. Where the kernel has no membarrier(2),
+    /// before Linux 4.14, the domain takes its lock all the same.
     ///
     /// # Errors
     /// As [`domain`](Self::domain).

@@ -21,7 +21,7 @@ use crate::eq::{EqInner, Turns};
 use crate::errno::{Error, Result, refused_by_system};
 use crate::key::{Files, KeyWatch, News};
 use crate::key_log::KeyLog;
-use crate::lock::{Entry, Guard, HasLock, Lock};
+use crate::lock::{Beside, Entry, Guard, HasLock, Lock};
 use crate::mr::table::MrTable;
 use crate::notice::Teller;
 use crate::settings::{Idle, Settings};
@@ -500,9 +500,15 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// For a data call: posts, reads of queues and counters, waits.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>> {
         self.lock.enter()
+    }
+
+    /// For a control call, which opens, binds, registers, inserts, asks or closes: from any thread.
+    pub(crate) fn enter_control(&self) -> Result<Beside<'_, Core>> {
+        self.lock.enter_control()
     }
 
     /// Tells domains apart.
@@ -694,7 +700,7 @@ impl DomainRef {
         if let Some(cpu) = self.settings.cpu {
             cpu_set(cpu)?;
         }
-        self.enter()?.share();
+        self.enter_control()?.share();
         let shared = Arc::clone(&self.shared);
         let started = std::thread::Builder::new()
             .name("barewire".to_owned())

@@ -8,11 +8,13 @@
 //! gets `FI_EOPBADSTATE` and not a data race. In *serial* mode, which only an unsafe call gives, we
 //! take his word.
 //!
-//! A domain in owned or serial mode may have a thread of ours beside the program's, which comes in
-//! while the program is elsewhere ([`Lock::enter_beside`]). The program pays no fence for that: the
-//! thread *claims* the lock and has the kernel run a barrier on every processor of the process
-//! (membarrier(2), `PRIVATE_EXPEDITED`). After it, either the program's entry is seen, and the
-//! claim is given up, or the program's next entry sees the claim, and waits.
+//! In serial mode the promise is of data calls alone: control calls (fi_domain(3): open, bind,
+//! register, insert, close) come from any thread ([`Lock::enter_control`]). A domain in owned or
+//! serial mode may also have a thread of ours, which comes in while the program is elsewhere
+//! ([`Lock::enter_beside`]). The data calls pay no fence for either: who comes beside them *claims*
+//! the lock and has the kernel run a barrier on every processor of the process (membarrier(2),
+//! `PRIVATE_EXPEDITED`). After it, either the program's entry is seen, or the program's next entry
+//! sees the claim, and waits.
 //!
 //! A forked child shares the parent's device memory and must never touch it: every entry compares
 //! the number of forks in this process's ancestry, but for those through an open gate, which the
@@ -48,15 +50,10 @@ pub(crate) enum Entry {
     Shared,
 }
 
-/// Nobody is inside, and whoever comes may enter: the lock is in serial mode and of this process.
-const OPEN: u8 = 0;
-/// Somebody is inside.
-const HELD: u8 = 1;
-/// Nobody is inside; who may enter is to be asked.
-const FREE: u8 = 2;
-/// As [`OPEN`], where a thread of ours may be inside beside the program's: an entry looks, once it
-/// holds the gate, whether that thread has claimed it.
-const CLAIMABLE: u8 = 3;
+/// Somebody beside the data calls is inside, or waits until they are not.
+const CLAIMED: u8 = 1;
+/// The mode decides: it is not serial, or a fork would not set this in the child.
+const ASK_MODE: u8 = 2;
 
 /// Nobody owns an owned lock yet; the next to come does.
 const NOBODY: u64 = 0;
@@ -77,33 +74,32 @@ pub(crate) struct Lock<T> {
 
 /// Whether one may enter.
 struct Gate {
-    /// [`OPEN`], [`CLAIMABLE`], [`HELD`] or [`FREE`]. Where nothing is exchanged, a plain flag
-    /// against re-entry from a port.
-    now: AtomicU8,
-    /// What it becomes when whoever is inside leaves.
-    then: AtomicU8,
-    /// The thread beside the program is inside, or asks whether it may be.
-    claimed: AtomicBool,
-    /// There may be such a thread.
-    beside: AtomicBool,
+    /// A data call is inside in owned or serial mode, or looks whether it may be. Written by data
+    /// calls alone, with plain stores.
+    inside: AtomicBool,
+    /// [`CLAIMED`] and [`ASK_MODE`]: why a data call that is inside may have to leave again.
+    asks: AtomicU8,
+    /// Somebody is inside, in shared mode. A word of its own, since a data call that came before
+    /// the mode changed may still write `inside`.
+    held: AtomicBool,
 }
 
-// SAFETY: the value moves between threads (hence `T: Send`) but is only reached through a `Guard`,
-// of which there is one at a time:
-// - shared mode: the gate becomes `HELD` in one exchange, with acquire, which whoever finds it so
-//   has not won, and something else with release;
-// - owned mode: only the owner gets past `enter`, he alone writes the gate, and ownership passes by
-//   a release store and an acquiring exchange;
-// - serial mode: whoever opened the domain has promised, in an unsafe call, that one thread at a
+// SAFETY: the value moves between threads (hence `T: Send`) but is only reached through a `Guard`
+// or a `Beside`, of which there is one at a time:
+// - shared mode: `held` becomes true in one exchange, with acquire, which whoever finds it so has
+//   not won, and false with release;
+// - owned mode: only the owner gets past `enter`, he alone writes `inside`, and ownership passes by a
+//   release store and an acquiring exchange;
+// - serial mode: whoever opened the domain has promised, in an unsafe call, that one data call at a
 //   time is inside and that what one did happened before what the next does;
-// - beside owned or serial mode: the claim is stored before a barrier on all processors of the
-//   process, and `now` is read after it; an entry stores `now` and then reads the claim, in program
-//   order. So one of the two is seen, and whoever sees the other's gives way: the program waits for
-//   the claim to end (acquire), the thread gives it up (release). An entry through an open gate
-//   reads no claim, and there is none then: `beside` is set, with release, after a guard's holder
-//   has made the gate claimable for good, and without it (acquire) nothing is claimed;
-// - from owned or serial to shared: only a guard's holder changes the mode, the gate being `HELD`,
-//   and others see the new mode only after that store, so they find it so until he leaves.
+// - beside owned or serial mode: one claims at a time, in one exchange. The claim is stored before
+//   a barrier on all processors of the process, and `inside` is read after it; a data call stores
+//   `inside` and then reads the claim, in program order. So one of the two is seen. The data call
+//   gives way and waits for the claim to end (acquire); who claims waits for the data call to leave
+//   (acquire), or gives the claim up (release);
+// - from owned or serial to shared: whoever is inside changes the mode, having taken `held`, so
+//   that others who see the new mode wait for him. A data call looks at the mode, or at `ASK_MODE`,
+//   after the claim, so it sees the new one.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// What a lock is part of.
@@ -134,7 +130,7 @@ pub(crate) struct Guard<'a, T> {
 
 /// The right of a destructor to touch the value.
 pub(crate) struct Closing<'a, T> {
-    guard: ManuallyDrop<Guard<'a, T>>,
+    inside: ManuallyDrop<Beside<'a, T>>,
     /// The thread was already unwinding when it entered.
     unwinding: bool,
 }
@@ -145,14 +141,14 @@ impl<T> Lock<T> {
         Self {
             mode: AtomicU8::new(match entry {
                 Entry::Owned => OWNED,
-                Entry::Serial => SERIAL,
-                Entry::Shared => SHARED,
+                // Without the barrier nobody could come beside the data calls.
+                Entry::Serial if register_beside().is_ok() => SERIAL,
+                Entry::Serial | Entry::Shared => SHARED,
             }),
             gate: Gate {
-                now: AtomicU8::new(FREE),
-                then: AtomicU8::new(FREE),
-                claimed: AtomicBool::new(false),
-                beside: AtomicBool::new(false),
+                inside: AtomicBool::new(false),
+                asks: AtomicU8::new(ASK_MODE),
+                held: AtomicBool::new(false),
             },
             forks: FORKS.load(Ordering::Relaxed),
             owner: AtomicU64::new(NOBODY),
@@ -168,7 +164,7 @@ impl<T> Lock<T> {
     /// called back from inside, and after a panic inside.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, T>> {
-        if !self.gate.hold_if_open() {
+        if !self.gate.enter_if_open() {
             cold(());
             self.enter_checked()?;
         }
@@ -176,11 +172,11 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock if one may enter without another question, which is so in serial mode while
-    /// nobody is inside. `None` if not, also while the thread beside the program is, for which
+    /// nobody is inside. `None` if not, also while somebody beside the data calls is, for whom
     /// [`enter`](Self::enter) waits.
     #[inline(always)]
     pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
-        if !self.gate.hold_if_open() {
+        if !self.gate.enter_if_open() {
             return cold(None);
         }
         Some(Guard { lock: self, on_this_thread: PhantomData })
@@ -234,7 +230,7 @@ impl<T> Lock<T> {
 
     #[inline]
     fn enter_shared(&self) -> Result<()> {
-        if self.gate.now.swap(HELD, Ordering::Acquire) == HELD {
+        if self.gate.held.swap(true, Ordering::Acquire) {
             self.wait_for_it();
         }
         if self.mode.load(Ordering::Relaxed) == POISONED {
@@ -248,8 +244,8 @@ impl<T> Lock<T> {
     fn wait_for_it(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut tries = 0_u32;
-        let held = || self.gate.now.load(Ordering::Relaxed) == HELD;
-        while held() || self.gate.now.swap(HELD, Ordering::Acquire) == HELD {
+        let held = || self.gate.held.load(Ordering::Relaxed);
+        while held() || self.gate.held.swap(true, Ordering::Acquire) {
             tries += 1;
             if tries < SPINS {
                 std::hint::spin_loop();
@@ -260,95 +256,108 @@ impl<T> Lock<T> {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Enters in owned or serial mode, for somebody who may if nobody is inside.
-    fn take(&self) -> Result<()> {
-        if self.gate.now.load(Ordering::Relaxed) == HELD {
-            return Err(Error::OpBadState);
-        }
-        if self.gate.hold_is_contested() { self.hold_after_claim() } else { Ok(()) }
-    }
-
-    /// Waits outside until the thread beside the program has left, and enters. That thread is
-    /// inside for a few turns of the loop.
+    /// Enters in owned or serial mode, for somebody who may if nobody is inside, once nobody beside
+    /// the data calls is.
     ///
     /// # Errors
-    /// [`Error::OpBadState`]: it panicked there.
-    #[cold]
-    #[inline(never)]
-    fn hold_after_claim(&self) -> Result<()> {
+    /// [`Error::OpBadState`]: called back from inside, or somebody panicked there.
+    fn take(&self) -> Result<()> {
+        if self.gate.inside.load(Ordering::Relaxed) {
+            return Err(Error::OpBadState);
+        }
         loop {
-            self.gate.now.store(FREE, Ordering::Release);
-            let mut tries = 0_u32;
-            while self.gate.claimed.load(Ordering::Acquire) {
-                tries += 1;
-                if tries < SPINS {
-                    std::hint::spin_loop();
-                } else {
-                    // Not a yield: a program with a real-time policy would yield to its like alone.
-                    std::thread::sleep(Duration::from_micros(20));
+            if self.gate.go_in() & CLAIMED == 0 {
+                match self.mode.load(Ordering::Relaxed) {
+                    OWNED | SERIAL => return Ok(()),
+                    SHARED => {
+                        self.gate.inside.store(false, Ordering::Relaxed);
+                        return self.enter_shared();
+                    }
+                    _ => {
+                        self.gate.inside.store(false, Ordering::Relaxed);
+                        return Err(Error::OpBadState);
+                    }
                 }
             }
-            if self.mode.load(Ordering::Relaxed) == POISONED {
-                self.gate.shut();
-                return Err(Error::OpBadState);
-            }
-            if !self.gate.hold_is_contested() {
-                return Ok(());
-            }
+            self.gate.inside.store(false, Ordering::Release);
+            wait_while(|| self.gate.asks.load(Ordering::Acquire) & CLAIMED != 0);
         }
     }
 
-    /// Takes the lock for a thread of ours beside the program's, which in owned and serial mode is
-    /// the only one. `None` if the program is inside, or nobody may enter any more. Takes a
-    /// microsecond and disturbs each processor that runs a thread of the process.
-    /// Also `None` before [`admit_beside`](Self::admit_beside).
+    /// Takes the lock for a thread of ours beside the program's data calls, in owned and serial
+    /// mode. `None` if the program is inside, or nobody may enter any more. Takes a microsecond and
+    /// disturbs each processor that runs a thread of the process. Also `None` before
+    /// [`admit_beside`](Self::admit_beside), in owned mode.
     pub(crate) fn enter_beside(&self) -> Option<Beside<'_, T>> {
-        if self.forked() || !self.gate.beside.load(Ordering::Acquire) {
+        if self.forked() {
             return None;
         }
         if self.mode.load(Ordering::Acquire) == SHARED {
             return self.enter().ok().map(|guard| Beside { lock: self, shared: Some(guard) });
         }
-        self.gate.claimed.store(true, Ordering::Relaxed);
-        let mode = || self.mode.load(Ordering::Acquire);
-        // The program cannot change the mode from outside.
-        if barrier_everywhere().is_ok()
-            && self.gate.now.load(Ordering::Acquire) != HELD
-            && matches!(mode(), OWNED | SERIAL)
-        {
-            return Some(Beside { lock: self, shared: None });
+        if self.gate.claim() {
+            return None;
         }
-        self.gate.claimed.store(false, Ordering::Release);
-        None
+        let claimed = Beside { lock: self, shared: None };
+        // Nobody else can change the mode now.
+        let mode = || self.mode.load(Ordering::Acquire);
+        let enters = barrier_everywhere().is_ok()
+            && !self.gate.inside.load(Ordering::Acquire)
+            && matches!(mode(), OWNED | SERIAL);
+        enters.then_some(claimed)
+    }
+
+    /// Takes the lock for a control call, which in serial mode may come while a data call is inside
+    /// on another thread: waits until that has left. Costs what [`enter_beside`](Self::enter_beside)
+    /// does.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter).
+    pub(crate) fn enter_control(&self) -> Result<Beside<'_, T>> {
+        if self.mode.load(Ordering::Acquire) != SERIAL {
+            return self.enter().map(|guard| Beside { lock: self, shared: Some(guard) });
+        }
+        if self.forked() {
+            return Err(Error::OpBadState);
+        }
+        wait_while(|| self.gate.claim());
+        let claimed = Beside { lock: self, shared: None };
+        barrier_everywhere().map_err(|_| Error::OpBadState)?;
+        wait_while(|| self.gate.inside.load(Ordering::Acquire));
+        if self.mode.load(Ordering::Acquire) == SERIAL {
+            return Ok(claimed);
+        }
+        // Whoever was inside has changed it.
+        drop(claimed);
+        self.enter().map(|guard| Beside { lock: self, shared: Some(guard) })
+    }
+
+    /// Leaves a lock that was claimed.
+    fn end_claim(&self) {
+        // It was made shared from inside.
+        if self.mode.load(Ordering::Relaxed) == SHARED {
+            self.gate.held.store(false, Ordering::Release);
+        }
+        self.gate.asks.fetch_and(!CLAIMED, Ordering::Release);
     }
 
     /// From now on a thread of ours may come in beside the program's, which is elsewhere.
     ///
     /// # Errors
     /// The kernel has no `membarrier`, without which only a shared lock can be had beside the
-    /// program, or the lock cannot be entered. Nobody may then.
+    /// program. Nobody may then.
     pub(crate) fn admit_beside(&self) -> io::Result<()> {
-        if self.mode.load(Ordering::Relaxed) != SHARED {
-            register_beside()
-                .map_err(|e| io::Error::new(e.kind(), format!("membarrier(2): {e}")))?;
+        if self.mode.load(Ordering::Relaxed) == SHARED {
+            return Ok(());
         }
-        if self.mode.load(Ordering::Relaxed) == SERIAL {
-            let inside = self.enter().map_err(|_| io::ErrorKind::ResourceBusy)?;
-            if self.gate.then.load(Ordering::Relaxed) == OPEN {
-                self.gate.then.store(CLAIMABLE, Ordering::Relaxed);
-            }
-            inside.leave();
-        }
-        // In owned mode, and through a gate that is free, every entry looks for a claim.
-        self.gate.beside.store(true, Ordering::Release);
-        Ok(())
+        register_beside().map_err(|e| io::Error::new(e.kind(), format!("membarrier(2): {e}")))
     }
 
-    /// As [`enter`](Self::enter) for a destructor, which may run while its thread unwinds from a
+    /// As [`enter_control`](Self::enter_control) for a destructor, which may run while its thread unwinds from a
     /// panic elsewhere.
     pub(crate) fn enter_to_close(&self) -> Result<Closing<'_, T>> {
-        let guard = ManuallyDrop::new(self.enter()?);
-        Ok(Closing { guard, unwinding: std::thread::panicking() })
+        let inside = ManuallyDrop::new(self.enter_control()?);
+        Ok(Closing { inside, unwinding: std::thread::panicking() })
     }
 
     /// Lets go of an owned domain, so that another thread may own it: the next to enter does.
@@ -384,8 +393,7 @@ impl<T> Lock<T> {
         WATCHED.change(|locks| locks.push(watched));
         // A fork after this shuts it; before it there was nothing to shut, but for a fork in
         // between, whose child this is not, since it would not be here.
-        let beside = lock.gate.beside.load(Ordering::Relaxed);
-        lock.gate.then.store(if beside { CLAIMABLE } else { OPEN }, Ordering::Relaxed);
+        lock.gate.asks.fetch_and(!ASK_MODE, Ordering::Relaxed);
         inside.leave();
     }
 
@@ -397,50 +405,49 @@ impl<T> Lock<T> {
 }
 
 impl Gate {
-    /// Holds it if no other question is to be asked. Makes no call, so that a caller in which it is
-    /// inlined keeps its registers.
+    /// Enters if no question is to be asked. Makes no call, so that a caller in which it is inlined
+    /// keeps its registers.
     #[inline(always)]
-    fn hold_if_open(&self) -> bool {
-        match self.now.load(Ordering::Relaxed) {
-            OPEN => self.now.store(HELD, Ordering::Relaxed),
-            CLAIMABLE => {
-                cold(());
-                if self.hold_is_contested() {
-                    // Not claimable: the thread may have shut it meanwhile. Leaving opens it again.
-                    self.now.store(FREE, Ordering::Release);
-                    return false;
-                }
-            }
-            _ => return cold(false),
+    fn enter_if_open(&self) -> bool {
+        if self.inside.load(Ordering::Relaxed) {
+            return cold(false);
+        }
+        if self.go_in() != 0 {
+            self.inside.store(false, Ordering::Release);
+            return cold(false);
         }
         true
     }
 
-    /// Holds it, and says whether the thread beside the program has claimed it before. The order of
-    /// the two is kept for that thread by its barrier on this processor.
+    /// Enters, and says what there was to be asked. The order of the two is kept for whoever claims
+    /// by his barrier on this processor.
     #[inline(always)]
-    fn hold_is_contested(&self) -> bool {
-        self.now.store(HELD, Ordering::Relaxed);
+    fn go_in(&self) -> u8 {
+        self.inside.store(true, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        self.claimed.load(Ordering::Acquire)
+        self.asks.load(Ordering::Acquire)
     }
 
+    /// Claims it. Whether somebody else had: then nothing has happened.
+    fn claim(&self) -> bool {
+        self.asks.fetch_or(CLAIMED, Ordering::Acquire) & CLAIMED != 0
+    }
+
+    /// Leaves, in whatever mode: who waits for a data call looks at `inside`, which changes last.
     #[inline(always)]
     fn leave(&self) {
-        self.now.store(self.then.load(Ordering::Relaxed), Ordering::Release);
+        self.held.store(false, Ordering::Release);
+        self.inside.store(false, Ordering::Release);
     }
 
     #[cfg(test)]
     fn is_open(&self) -> bool {
-        matches!(self.now.load(Ordering::Relaxed), OPEN | CLAIMABLE)
+        self.asks.load(Ordering::Relaxed) == 0 && !self.inside.load(Ordering::Relaxed)
     }
 
-    /// Shuts it for good, in a process that must not come in.
+    /// Shuts it for good: in a process that must not come in, or where the mode changes.
     fn shut(&self) {
-        self.then.store(FREE, Ordering::Relaxed);
-        if matches!(self.now.load(Ordering::Relaxed), OPEN | CLAIMABLE) {
-            self.now.store(FREE, Ordering::Relaxed);
-        }
+        self.asks.fetch_or(ASK_MODE, Ordering::Relaxed);
     }
 }
 
@@ -463,21 +470,6 @@ impl<T> Guard<'_, T> {
     #[inline(always)]
     pub(crate) fn stay(self) {
         std::mem::forget(self);
-    }
-
-    /// Makes a lock in serial mode shared, since the application promises no more for it.
-    pub(crate) fn share_if_promised(&mut self) {
-        if self.lock.mode.load(Ordering::Relaxed) == SERIAL {
-            self.share();
-        }
-    }
-
-    /// Makes the lock shared, before another thread of ours may come.
-    pub(crate) fn share(&mut self) {
-        if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
-            self.lock.gate.then.store(FREE, Ordering::Relaxed);
-            self.lock.mode.store(SHARED, Ordering::Release);
-        }
     }
 }
 
@@ -504,23 +496,23 @@ impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
-            self.lock.gate.then.store(FREE, Ordering::Relaxed);
+            self.lock.gate.shut();
         }
         self.lock.gate.leave();
     }
 }
 
 impl<'a, T> Deref for Closing<'a, T> {
-    type Target = Guard<'a, T>;
+    type Target = Beside<'a, T>;
 
-    fn deref(&self) -> &Guard<'a, T> {
-        &self.guard
+    fn deref(&self) -> &Beside<'a, T> {
+        &self.inside
     }
 }
 
 impl<T> DerefMut for Closing<'_, T> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.guard
+        &mut self.inside
     }
 }
 
@@ -528,20 +520,41 @@ impl<T> Drop for Closing<'_, T> {
     fn drop(&mut self) {
         if self.unwinding {
             // Nothing has panicked in here that we know of.
-            self.guard.lock.gate.leave();
+            match &self.inside.shared {
+                Some(_) => self.inside.lock.gate.leave(),
+                None => self.inside.lock.end_claim(),
+            }
         } else {
-            // SAFETY: `drop` asks that the guard is not used afterwards, and this is the last that
+            // SAFETY: `drop` asks that the value is not used afterwards, and this is the last that
             // happens to it.
-            unsafe { ManuallyDrop::drop(&mut self.guard) };
+            unsafe { ManuallyDrop::drop(&mut self.inside) };
         }
     }
 }
 
-/// The right of a thread beside the program's to touch the value.
+/// The right of a control call, or of a thread of ours, to touch the value.
 pub(crate) struct Beside<'a, T> {
     lock: &'a Lock<T>,
-    /// The lock itself, in shared mode.
+    /// The lock itself, where it was not claimed.
     shared: Option<Guard<'a, T>>,
+}
+
+impl<T> Beside<'_, T> {
+    /// Makes a lock in serial mode shared, since the application promises no more for it.
+    pub(crate) fn share_if_promised(&mut self) {
+        if self.lock.mode.load(Ordering::Relaxed) == SERIAL {
+            self.share();
+        }
+    }
+
+    /// Makes the lock shared, before another thread of ours may come.
+    pub(crate) fn share(&mut self) {
+        if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
+            self.lock.gate.held.store(true, Ordering::Relaxed);
+            self.lock.gate.shut();
+            self.lock.mode.store(SHARED, Ordering::Release);
+        }
+    }
 }
 
 impl<T> Deref for Beside<'_, T> {
@@ -571,7 +584,21 @@ impl<T> Drop for Beside<'_, T> {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
             self.lock.gate.shut();
         }
-        self.lock.gate.claimed.store(false, Ordering::Release);
+        self.lock.end_claim();
+    }
+}
+
+/// Waits for somebody who is inside for a few turns of the loop.
+fn wait_while(mut busy: impl FnMut() -> bool) {
+    let mut tries = 0_u32;
+    while busy() {
+        tries += 1;
+        if tries < SPINS {
+            std::hint::spin_loop();
+        } else {
+            // Not a yield: a program with a real-time policy would yield to its like alone.
+            std::thread::sleep(Duration::from_micros(20));
+        }
     }
 }
 
@@ -729,6 +756,40 @@ mod tests {
         }
     }
 
+    /// Goal: control calls of several threads and data calls, which take no lock, exclude each
+    /// other, also where one of the former makes the lock shared under way.
+    #[test]
+    fn control_calls_and_data_calls_exclude_each_other() {
+        for entry in [Entry::Serial, Entry::Shared] {
+            let lock = Arc::new(Lock::new([0_u64; 2], entry));
+            Lock::shut_in_child(&lock);
+            let data = |lock: &Lock<[u64; 2]>| match lock.enter_open() {
+                Some(mut value) => add_one(&mut value),
+                None => add_one(&mut lock.enter().expect("nobody panicked")),
+            };
+            let control = |shares: bool| {
+                let lock = Arc::clone(&lock);
+                std::thread::spawn(move || {
+                    for round in 0..2_000 {
+                        let mut inside = lock.enter_control().expect("nobody panicked");
+                        add_one(&mut inside);
+                        if shares && round == 1_000 {
+                            inside.share_if_promised();
+                        }
+                    }
+                })
+            };
+            let controls = [control(true), control(false)];
+            let mut entered = 0_u64;
+            while !controls.iter().all(std::thread::JoinHandle::is_finished) {
+                data(&lock);
+                entered += 1;
+            }
+            controls.into_iter().for_each(|control| control.join().expect("it did not panic"));
+            assert_eq!(*lock.enter().unwrap(), [entered + 4_000; 2], "{entry:?}");
+        }
+    }
+
     /// Not one step, so that two who are inside at once show.
     fn add_one(value: &mut [u64; 2]) {
         let seen = std::hint::black_box(value[0]);
@@ -742,7 +803,6 @@ mod tests {
     #[test]
     fn a_panic_beside_the_program_closes_the_domain() {
         let lock = Arc::new(Lock::new((), Entry::Serial));
-        assert!(lock.enter_beside().is_none(), "it was not admitted");
         lock.admit_beside().expect("the kernel has membarrier");
         Lock::shut_in_child(&lock);
         let there = Arc::clone(&lock);
@@ -787,7 +847,7 @@ mod tests {
     fn a_serial_domain_whose_promise_ended_keeps_threads_apart() {
         let lock = Arc::new(Lock::new([0_u64; 2], Entry::Serial));
         Lock::shut_in_child(&lock);
-        lock.enter().unwrap().share_if_promised();
+        lock.enter_control().unwrap().share_if_promised();
         let there = Arc::clone(&lock);
         let turns = |lock: &Lock<[u64; 2]>| {
             (0..50_000).for_each(|_| add_one(&mut lock.enter().unwrap()));
@@ -798,7 +858,7 @@ mod tests {
         assert_eq!(*lock.enter().unwrap(), [100_000; 2]);
         // An owned one goes on turning others away.
         let owned = Lock::new((), Entry::Owned);
-        owned.enter().unwrap().share_if_promised();
+        owned.enter_control().unwrap().share_if_promised();
         let turned_away = std::thread::scope(|s| s.spawn(|| owned.enter().err()).join().unwrap());
         assert_eq!(turned_away, Some(Error::OpBadState));
     }
@@ -878,7 +938,7 @@ mod tests {
     fn sharing_while_inside_keeps_others_out_until_the_guard_goes() {
         for entry in [Entry::Owned, Entry::Serial] {
             let lock = Arc::new(Lock::new(0_u64, entry));
-            let mut inside = lock.enter().unwrap();
+            let mut inside = lock.enter_control().unwrap();
             inside.share();
             let there = Arc::clone(&lock);
             let other = std::thread::spawn(move || *there.enter().unwrap());

@@ -95,7 +95,7 @@ impl MrCommon {
         if buf.is_empty() {
             return Err(Error::Invalid("length: a region has at least one byte"));
         }
-        let mut core = dom.enter()?;
+        let mut core = dom.enter_control()?;
         let mode = core.mrs.mode;
         let virt_addr = mode.intersects(MrMode::VIRT_ADDR | MrMode::BASIC);
         let base = if virt_addr { buf.addr_at(0) as u64 } else { 0 };
@@ -162,7 +162,7 @@ impl MrCommon {
         if !Arc::ptr_eq(self.dom.arc(), cntr.0.dom.arc()) {
             return Err(Error::Invalid("the counter is of another domain"));
         }
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let [reads, writes] =
             [BindFlags::REMOTE_READ, BindFlags::REMOTE_WRITE].map(|flag| flags.contains(flag));
         core.node().mr_bind_cntr(self.id, cntr.0.id, reads, writes)?;
@@ -181,7 +181,7 @@ impl MrCommon {
         if !Arc::ptr_eq(self.dom.arc(), ep.dom.arc()) {
             return Err(Error::Invalid("the endpoint is of another domain"));
         }
-        self.dom.enter()?.node().mr_bind_ep(self.id, ep.id)
+        self.dom.enter_control()?.node().mr_bind_ep(self.id, ep.id)
     }
 
     /// Ends the registration, and says whether it could: not from another thread than an owned
@@ -234,7 +234,7 @@ impl Mr {
     /// # Errors
     /// [`Error::Invalid`]: they are not all inside.
     pub fn load(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.dom.enter()?.node().mr_load(self.id, offset, out)
+        self.dom.enter_control()?.node().mr_load(self.id, offset, out)
     }
 
     /// Copies `bytes` to `offset` of the region.
@@ -242,7 +242,7 @@ impl Mr {
     /// # Errors
     /// [`Error::Invalid`]: they do not fit.
     pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.dom.enter()?.node().mr_store(self.id, offset, bytes)
+        self.dom.enter_control()?.node().mr_store(self.id, offset, bytes)
     }
 
     /// Ends the registration and gives the memory back: nothing is written to it any more.

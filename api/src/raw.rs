@@ -1210,7 +1210,10 @@ impl RawCq {
     }
 }
 
-/// The promise of `FI_THREAD_DOMAIN`, made once instead of checked at every call.
+/// The promise of `FI_THREAD_DOMAIN`, made once instead of checked at every call. It is of data
+/// calls alone: posts, reads of queues and counters, and waits. Control calls (open, bind, enable,
+/// register, insert, look up, ask, close) come from any thread, and wait until no data call is
+/// inside.
 #[derive(Debug)]
 pub struct SerialPromise(());
 
@@ -1218,9 +1221,11 @@ impl SerialPromise {
     /// Makes it.
     ///
     /// # Safety
-    /// As long as any object of the domain that is opened with it lives, one thread at a time calls
-    /// the domain and its objects (dropping them included), and each call happens before the next.
-    /// Once an object with a wait object other than `FI_WAIT_NONE` was opened, calls may overlap.
+    /// As long as any object of the domain that is opened with it lives, one thread at a time makes
+    /// data calls on the domain and its objects, and each happens before the next. Once an object
+    /// with a wait object other than `FI_WAIT_NONE` was opened, they may overlap.
+    ///
+    /// Source: fi_domain(3), "Multi-threading Support".
     pub unsafe fn new() -> Self {
         Self(())
     }

@@ -82,7 +82,7 @@ impl Domain {
         }
         let number = info.source_number(&self.dom.caps)?;
         let served = self.dom.claim_service(info)?;
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let id = core.node().sep_open(number, rx)?;
         if info.src_addr.is_some() {
             core.node().reach_by_name();
@@ -205,7 +205,7 @@ impl ScalableEndpoint {
             Some(open) => {
                 let attr = EpAttr { rx_size: 1, tx_size: tx.size, ..it.attr(tx.caps) };
                 let attr = EpAttr { tx_op_flags: tx.op_flags, ..attr };
-                let id = it.dom.enter()?.node().sep_tx_open(it.id, attr)?;
+                let id = it.dom.enter_control()?.node().sep_tx_open(it.id, attr)?;
                 *open = true;
                 Ok(self.context(id, &attr, Some(idx)))
             }
@@ -217,7 +217,7 @@ impl ScalableEndpoint {
         let it = &self.0;
         let attr = EpAttr { tx_size: 1, rx_size: rx.size, ..it.attr(rx.caps) };
         let attr = EpAttr { rx_op_flags: rx.op_flags, ..attr };
-        let id = it.dom.enter()?.node().sep_rx_open(it.id, idx, attr)?;
+        let id = it.dom.enter_control()?.node().sep_rx_open(it.id, idx, attr)?;
         Ok(self.context(id, &attr, None))
     }
 
@@ -266,7 +266,7 @@ impl ScalableEndpoint {
     /// [`Error::NoAv`]: no address vector is bound. [`Error::OpBadState`]: it is enabled.
     #[doc(alias = "fi_enable")]
     pub fn enable(&self) -> Result<()> {
-        drop(self.0.dom.enter()?);
+        drop(self.0.dom.enter_control()?);
         if self.0.av.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
             return Err(Error::NoAv);
         }
@@ -302,7 +302,7 @@ impl MrCommon {
         if !Arc::ptr_eq(self.dom.arc(), sep.0.dom.arc()) {
             return Err(Error::Invalid("the endpoint is of another domain"));
         }
-        self.dom.enter()?.node().mr_bind_sep(self.id, sep.0.id)
+        self.dom.enter_control()?.node().mr_bind_sep(self.id, sep.0.id)
     }
 }
 
@@ -314,7 +314,7 @@ impl SepInner {
     }
 
     fn addr(&self) -> Result<EpAddr> {
-        self.dom.enter()?.node().sep_addr(self.id)
+        self.dom.enter_control()?.node().sep_addr(self.id)
     }
 }
 

@@ -192,7 +192,7 @@ impl EpCommon {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
         let completion = work.completion.map(|cntr| cntr.0.id);
-        let deferred = self.dom.enter()?.node().deferred_ep(self.id, completion)?;
+        let deferred = self.dom.enter_control()?.node().deferred_ep(self.id, completion)?;
         let (when, name, ep) = (work.when, Some(work.name), Some((deferred, self.id)));
         self.wait_for_it(Waiting { when, name, ep, completion, op })
     }
@@ -202,7 +202,7 @@ fn submit(dom: &crate::inner::DomainRef, waiting: Waiting) -> Result<()> {
     if waiting.when.dom != dom.name() {
         return Err(Error::Invalid("the counter is of another domain"));
     }
-    let mut core = dom.enter()?;
+    let mut core = dom.enter_control()?;
     core.works.add(waiting);
     core.release();
     core.posted(dom);
@@ -265,7 +265,7 @@ impl Domain {
     /// # Errors
     /// [`Error::NoData`]: there is none.
     pub fn raw_cancel_work(&self, name: u64) -> Result<()> {
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let list = &mut core.works.list;
         let at = list.iter().position(|w| w.name == Some(name)).ok_or(Error::NoData)?;
         list.remove(at);
@@ -279,7 +279,7 @@ impl Domain {
     pub fn raw_flush_work(&self, cntr: Option<&Cntr>) -> Result<()> {
         let only = cntr.map(|cntr| cntr.0.id);
         let flushed = |w: &Waiting| w.name.is_some() && only.is_none_or(|c| w.when.cntr == c);
-        self.dom.enter()?.works.list.retain(|w| !flushed(w));
+        self.dom.enter_control()?.works.list.retain(|w| !flushed(w));
         Ok(())
     }
 }

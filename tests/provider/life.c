@@ -54,12 +54,12 @@ struct end {
 	fi_addr_t self;
 };
 
-static struct fi_info *ask(int progress)
+static struct fi_info *ask(int progress, int threading)
 {
 	struct fi_info *hints = dupinfo(NULL), *info = NULL;
-	hints->caps = FI_TAGGED;
+	hints->caps = FI_TAGGED | FI_RMA;
 	hints->ep_attr->type = FI_EP_RDM;
-	hints->domain_attr->threading = FI_THREAD_SAFE;
+	hints->domain_attr->threading = threading;
 	hints->domain_attr->data_progress = progress;
 	hints->fabric_attr->prov_name = strdup("barewire");
 	must("fi_getinfo", getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
@@ -197,16 +197,62 @@ static void one_queue(void)
 	close_domain(&shared);
 }
 
+static long controllers;
+
+/* Control calls, which any thread may make, whatever the threading level. */
+static void *controller(void *arg)
+{
+	static char memory[2][4096];
+	struct end mine = shared;
+	for (int round = 0; round < 300; round++) {
+		struct fid_mr *mr;
+		char name[64];
+		size_t len = sizeof name;
+		fi_addr_t addr;
+		must("fi_mr_reg", fi_mr_reg(mine.domain, memory[(long) arg], 4096, FI_REMOTE_WRITE, 0,
+					    (long) arg + 1, 0, &mr, NULL));
+		open_ep(&mine, info);
+		must("fi_getname", fi_getname(&mine.ep->fid, name, &len));
+		must("fi_av_insert", fi_av_insert(shared.av, name, 1, &addr, 0, NULL) - 1);
+		must("fi_av_remove", fi_av_remove(shared.av, &addr, 1, 0));
+		close_ep(&mine);
+		must("close", fi_close(&mr->fid));
+	}
+	__atomic_sub_fetch(&controllers, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+/* FI_THREAD_DOMAIN: one thread transfers, while others make control calls. */
+static void control(void)
+{
+	pthread_t all[2];
+	open_domain(&shared, info);
+	open_ep(&shared, info);
+	controllers = 2;
+	for (long i = 0; i < 2; i++)
+		pthread_create(&all[i], NULL, controller, (void *) i);
+	while (__atomic_load_n(&controllers, __ATOMIC_ACQUIRE) > 0)
+		talk(&shared, 100);
+	for (int i = 0; i < 2; i++)
+		pthread_join(all[i], NULL);
+	close_ep(&shared);
+	close_domain(&shared);
+}
+
 int main(int argc, char **argv)
 {
 	const char *which = argc > 1 ? argv[1] : "";
 	void *lib = load();
 
-	info = ask(strstr(which, "auto") ? FI_PROGRESS_AUTO : FI_PROGRESS_MANUAL);
+	int progress = strstr(which, "auto") ? FI_PROGRESS_AUTO : FI_PROGRESS_MANUAL;
+	int threading = strstr(which, "control") ? FI_THREAD_DOMAIN : FI_THREAD_SAFE;
+	info = ask(progress, threading);
 	if (!strncmp(which, "threads", 7)) {
 		threads();
 	} else if (!strncmp(which, "queue", 5)) {
 		one_queue();
+	} else if (!strncmp(which, "control", 7)) {
+		control();
 	} else if (!strncmp(which, "dlclose", 7)) {
 		/* The domain is open and its thread runs while the library goes. */
 		open_domain(&shared, info);
@@ -243,7 +289,7 @@ int main(int argc, char **argv)
 			freeinfo(info);
 			dlclose(lib);
 			lib = load();
-			info = ask(FI_PROGRESS_AUTO);
+			info = ask(FI_PROGRESS_AUTO, threading);
 		}
 	} else {
 		return 2;

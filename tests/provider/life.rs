@@ -27,7 +27,7 @@ fn a_process_may_live_and_end_as_it_likes() {
         }
         let dir = tempfile::tempdir().unwrap();
         let program = compile(dir.path(), &["cc", "-ldl", "-lpthread"], "life.c");
-        for case in ["threads", "queue", "dlclose", "exit", "fork", "reload"] {
+        for case in ["threads", "queue", "control", "dlclose", "exit", "fork", "reload"] {
             survives(bench, &program, case);
             survives(bench, &program, &format!("{case}-auto"));
         }

@@ -47,7 +47,7 @@ impl Connected {
 pub(crate) fn linger(dom: &DomainRef) {
     let end = Instant::now() + dom.settings.t_dead;
     while Instant::now() < end {
-        let Ok(mut core) = dom.enter() else { return };
+        let Ok(mut core) = dom.enter_control() else { return };
         if !core.cm().is_some_and(|(cm, _)| cm.is_busy()) {
             return;
         }
