@@ -84,6 +84,9 @@ const TURNS_BEFORE_SLEEP: u32 = 200;
 /// Where one frame in fifty gets lost, one domain in a hundred thousand leaves a peer in doubt.
 const LAST_ACKS: u32 = 3;
 
+/// How long a domain that closes tells its peers at most, nanoseconds.
+const LEAVE_NS: u64 = 100_000_000;
+
 /// At most one line for a peer and cause in this time, which says how many there were.
 const INJECTS_PERIOD_NS: u64 = 1_000_000_000;
 
@@ -741,6 +744,11 @@ impl Drop for Owner {
                 core.node().acknowledge_all();
                 core.turn(&self.shared);
             }
+            let end = Engine::now() + LEAVE_NS;
+            while core.node().leave_sessions() && Engine::now() < end {
+                core.turn(&self.shared);
+            }
+            core.turn(&self.shared);
         }
     }
 }

@@ -88,8 +88,8 @@ struct Gate {
 // or a `Beside`, of which there is one at a time:
 // - shared mode: `held` becomes true in one exchange, with acquire, which whoever finds it so has
 //   not won, and false with release;
-// - owned mode: only the owner gets past `enter`, he alone writes `inside`, and ownership passes by a
-//   release store and an acquiring exchange;
+// - owned mode: only the owner gets past `enter`, he alone writes `inside`, and ownership passes by
+//   a release store and an acquiring exchange;
 // - serial mode: whoever opened the domain has promised, in an unsafe call, that one data call at a
 //   time is inside and that what one did happened before what the next does;
 // - beside owned or serial mode: one claims at a time, in one exchange. The claim is stored before
@@ -308,8 +308,8 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock for a control call, which in serial mode may come while a data call is inside
-    /// on another thread: waits until that has left. Costs what [`enter_beside`](Self::enter_beside)
-    /// does.
+    /// on another thread: waits until that has left. Costs what
+    /// [`enter_beside`](Self::enter_beside) does.
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
@@ -353,8 +353,8 @@ impl<T> Lock<T> {
         register_beside().map_err(|e| io::Error::new(e.kind(), format!("membarrier(2): {e}")))
     }
 
-    /// As [`enter_control`](Self::enter_control) for a destructor, which may run while its thread unwinds from a
-    /// panic elsewhere.
+    /// As [`enter_control`](Self::enter_control) for a destructor, which may run while its
+    /// thread unwinds from a panic elsewhere.
     pub(crate) fn enter_to_close(&self) -> Result<Closing<'_, T>> {
         let inside = ManuallyDrop::new(self.enter_control()?);
         Ok(Closing { inside, unwinding: std::thread::panicking() })

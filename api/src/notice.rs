@@ -350,6 +350,7 @@ mod tests {
             EndReason::OtherKey,
             EndReason::NoKey,
             EndReason::Version(versions),
+            EndReason::Left,
             EndReason::PortGone,
         ];
         let doc = include_str!("../../docs/trouble.md");

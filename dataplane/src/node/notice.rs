@@ -111,6 +111,8 @@ pub enum EndReason {
     Evicted,
     /// The peer had more under way than the protocol allows, or more than there is memory for.
     Excess,
+    /// This node is about to close.
+    Left,
     /// The port is gone.
     PortGone,
     /// A test dropped it.
@@ -136,6 +138,7 @@ impl EndReason {
             | Self::Superseded
             | Self::Evicted
             | Self::Excess
+            | Self::Left
             | Self::Dropped => Error::ConnReset,
         }
     }
@@ -150,6 +153,7 @@ impl EndReason {
                 | Self::Superseded
                 | Self::Evicted
                 | Self::Excess
+                | Self::Left
         )
     }
 
@@ -169,7 +173,7 @@ impl EndReason {
 
     /// Whether it is part of orderly work: nothing is wrong unless an operation waited.
     pub const fn is_orderly(self) -> bool {
-        matches!(self, Self::Closed | Self::Superseded | Self::Evicted | Self::Dropped)
+        matches!(self, Self::Closed | Self::Superseded | Self::Evicted | Self::Left | Self::Dropped)
     }
 }
 
@@ -213,6 +217,7 @@ impl fmt::Display for EndReason {
             Self::Superseded => "the address of another incarnation was inserted",
             Self::Evicted => "its record was needed for another peer",
             Self::Excess => "it has more under way than there is memory for",
+            Self::Left => "this side is closing",
             Self::PortGone => "the port is gone",
             Self::Dropped => "it was dropped",
         })

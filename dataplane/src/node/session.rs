@@ -688,6 +688,24 @@ impl Node {
         }
     }
 
+    /// Ends the sessions of a node about to close, so that their peers do not wait for T_dead for
+    /// somebody who has gone. Those who know by themselves which processes live are not told.
+    /// Returns whether there are more of them than can be told at once: transmit, and call again.
+    ///
+    /// Each is told once, best effort.
+    pub fn leave_sessions(&mut self) -> bool {
+        let room = REPLIES_MAX - self.replies.queue.len().min(REPLIES_MAX);
+        let told = |peer: &Peer| peer.state == State::Open && !peer.path.is_lossless();
+        let left = self.peers.iter().filter(|(_, peer)| told(peer)).map(|(p, _)| p);
+        let left: Vec<PeerIdx> = left.take(room).collect();
+        for &p in &left {
+            // Nobody's frames are answered here, for which there is a limit.
+            self.replies.tokens = REPLIES_PER_MS;
+            self.end_session(self.polled_at, p, EndReason::Left);
+        }
+        left.len() == room
+    }
+
     /// Tells the peer that the session is over.
     fn tell_closed(&mut self, now: Instant, p: PeerIdx) {
         let peer = &self.peers[p];

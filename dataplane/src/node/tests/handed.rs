@@ -255,6 +255,32 @@ fn a_node_that_goes_acknowledges_again() {
     assert_eq!(acks_at(now + 1_000_000_000), 0, "nobody waits so long");
 }
 
+/// Goal: who closes leaves no peer on a wire waiting for T_dead. Over memory the port tells.
+#[test]
+fn a_node_that_goes_tells_its_peers_on_wires() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(9000, lossless);
+        pair.recv(1, IoBuf::EMPTY, 1, OpFlags::empty(), 0).unwrap();
+        pair.send(0, IoBuf::EMPTY, 1, OpFlags::DELIVERY_COMPLETE, 0).unwrap();
+        pair.run(1_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+        assert!(!pair.ends[1].node.leave_sessions(), "there is one");
+        // Under way when the node goes, which takes nothing any more.
+        pair.send(0, IoBuf::EMPTY, 1, OpFlags::DELIVERY_COMPLETE, 1).unwrap();
+        let End { node, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut sink(out));
+        out.clear();
+        pair.run(10_000);
+        let Some(Notice::SessionEnded(told)) = pair.ends[0].node.notice() else {
+            assert!(lossless, "it was not told");
+            continue;
+        };
+        assert_eq!((told.reason, lossless), (EndReason::Closed, false));
+        let err = pair.read_err(0);
+        assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 1));
+    }
+}
+
 /// A receive for which the endpoint has no room in advance is posted by a call.
 #[test]
 fn a_receive_at_hand_asks_nobody() {
