@@ -259,6 +259,10 @@ impl Mc {
 impl Drop for Mc {
     fn drop(&mut self) {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        // An event that is still to come names nothing that has gone.
+        for (_, fid) in core.join_fids.iter_mut().filter(|(group, _)| *group == self.id) {
+            *fid = 0;
+        }
         let now = Engine::now();
         // A group ends with its endpoint, too.
         let _ = core.node().coll_close(now, self.id);
@@ -303,11 +307,12 @@ impl EpCommon {
         flags: u64,
         context: u64,
     ) -> Result<Mc> {
-        self.join_with(coll_addr, set, flags, context, None)
+        self.join_with(coll_addr, set, flags, context, |_| None)
     }
 
-    /// As [`join_collective`](Self::join_collective), for the C provider: the event is a `struct
-    /// fi_eq_entry` of 24 bytes with `fid`, the context and 0.
+    /// As [`join_collective`](Self::join_collective), for the C provider. `named` gets the address
+    /// of the group before there can be an event, and says what that names: it is a `struct
+    /// fi_eq_entry` of 24 bytes with this fid, the context and 0.
     ///
     /// # Errors
     /// As there.
@@ -317,7 +322,7 @@ impl EpCommon {
         set: &AvSet,
         flags: u64,
         context: u64,
-        fid: Option<u64>,
+        named: impl FnOnce(FiAddr) -> Option<u64>,
     ) -> Result<Mc> {
         const FI_COLLECTIVE: u64 = 1 << 6;
         if flags & !(FI_SEND | FI_RECV | FI_COLLECTIVE) != 0 {
@@ -345,7 +350,7 @@ impl EpCommon {
         if !std::mem::replace(&mut core.joins, true) {
             core.watch.attend();
         }
-        if let Some(fid) = fid {
+        if let Some(fid) = named(GROUP | id.to_bits()) {
             core.join_fids.push((id, fid));
         }
         core.engine.after_post(now);

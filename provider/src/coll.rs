@@ -160,12 +160,15 @@ pub(crate) unsafe extern "C" fn join(
         unsafe {
             let mc = McObject::open(abi, OnceLock::new(), &mut made);
             let (name, context) = (mc.expose_provenance() as u64, number(context));
+            let named = |addr| {
+                (*mc).fi_addr = addr;
+                Some(name)
+            };
             let joined = with_set(addr.set, |set| {
-                ep.ep.join_with(addr.coll_addr, set, flags, context, Some(name))
+                ep.ep.join_with(addr.coll_addr, set, flags, context, named)
             });
             match joined {
                 Ok(joined) => {
-                    (*mc).fi_addr = joined.addr();
                     // The first and only one.
                     let _ = McObject::of(mc)?.set(joined);
                     *out = mc;

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use barewire::coll::{FI_NOOP, FI_UNIVERSE, FI_VOID};
 use barewire::flags::{BindFlags, Caps, CqFlags, OpFlags};
 use barewire::*;
-use barewire_driver::port::Station;
+use barewire_driver::backend::loopback::LoopbackSettings;
+use barewire_driver::port::{Port, Station};
 use proptest::prelude::*;
 
 use crate::harness::*;
@@ -28,11 +29,12 @@ impl Crew {
     }
 
     fn of(plans: Vec<Plan>) -> Self {
-        let sides: Vec<Side> = ports(plans.len())
-            .into_iter()
-            .zip(&plans)
-            .map(|(port, p)| Side::new(port, p))
-            .collect();
+        Self::on(ports(plans.len()), plans)
+    }
+
+    fn on(ports: Vec<Box<dyn Port>>, plans: Vec<Plan>) -> Self {
+        let sides: Vec<Side> =
+            (ports.into_iter()).zip(&plans).map(|(port, p)| Side::new(port, p)).collect();
         let names: Vec<EpAddr> = sides.iter().map(|s| s.ep.getname().unwrap()).collect();
         let addrs = sides.iter().map(|s| names.iter().map(|&a| s.knows(a)).collect()).collect();
         let eq = |s: &Side| {
@@ -573,6 +575,154 @@ fn a_member_that_leaves_ends_the_group() {
     drop((last, gone));
     for of in [0, 1] {
         assert_eq!(crew.failed(of).entry.op_context, 9);
+    }
+}
+
+/// The set of both members at side `of`, with a key of its own.
+fn set_of_two(crew: &Crew, of: usize, key: u64) -> AvSet {
+    let attr = AvSetAttr { comm_key: Some(key), ..AvSetAttr::default() };
+    let mut set = crew.sides[of].av.av_set(&attr).unwrap();
+    crew.addrs[of].iter().for_each(|&member| set.insert(member).unwrap());
+    set
+}
+
+/// CR8, CO16: a member gives up a join that another has completed under the group's new name, of
+/// which it has not heard. Who then waits for it is told, and does not wait for ever.
+#[test]
+fn a_join_given_up_ends_those_who_have_joined() {
+    let crew = Crew::new(2);
+    let warm = crew.join(&[0, 1]);
+    let join = |of: usize| {
+        let set = set_of_two(&crew, of, 2);
+        crew.sides[of].ep.join_collective(set.addr(), &set, 0, 1000 + of as u64).unwrap()
+    };
+    // Its word is with the other before it looks for the other's.
+    let (second, first) = (join(1), join(0));
+    let mut bytes = [0; 8];
+    let joined = until("the first's join", || {
+        crew.sides[0].domain.progress().unwrap();
+        crew.eqs[0].read(&mut bytes).ok()
+    });
+    assert_eq!(joined.0, FI_JOIN_COMPLETE);
+    drop(second);
+    crew.sides[0].ep.barrier(first.addr(), 9).unwrap();
+    assert_eq!(crew.failed(0).entry.op_context, 9);
+    assert!(first.check().is_err());
+    // It goes on with the same members.
+    let bar = |of: usize| crew.sides[of].ep.barrier(warm[of].addr(), 10).unwrap();
+    (0..2).for_each(bar);
+    (0..2).for_each(|of| assert_eq!(crew.done(of).op_context, 10));
+}
+
+/// CR8: in a group of more than 64 members not everybody tells everybody. Who waits for a member
+/// that has left asks it.
+#[test]
+fn who_waits_in_a_large_group_asks() {
+    const MEMBERS: usize = 70;
+    const LEAVES: usize = 8;
+    let plans = || (0..MEMBERS).map(|_| coll_plan()).collect();
+    let crew = Crew::on(ports_with(MEMBERS, LoopbackSettings::default()), plans());
+    let all: Vec<usize> = (0..MEMBERS).collect();
+    let mut mcs: Vec<Option<Mc>> = crew.join(&all).into_iter().map(Some).collect();
+    mcs[LEAVES] = None;
+    (0..20).for_each(|_| crew.turn());
+    for (of, mc) in mcs.iter().enumerate() {
+        let Some(mc) = mc else { continue };
+        let (sum, root) = ((AtomicOp::Sum, Datatype::Uint64), crew.addrs[of][0]);
+        crew.sides[of].ep.reduce((words(&[1]), words(&[0])), mc.addr(), root, sum, 9).unwrap();
+    }
+    assert_eq!(crew.failed(0).entry.op_context, 9, "the sum is never whole");
+}
+
+/// CO16: a member that has made its calls may leave before another has joined: what it sent is
+/// there, and the group is not over for that.
+#[test]
+fn who_has_done_its_part_may_leave_before_another_joins() {
+    let crew = Crew::new(2);
+    let _warm = crew.join(&[0, 1]);
+    let join = |of: usize| {
+        let set = set_of_two(&crew, of, 7);
+        crew.sides[of].ep.join_collective(FI_ADDR_NOTAVAIL, &set, 0, 1000 + of as u64).unwrap()
+    };
+    let bcast = |of: usize, mc: &Mc, value: u64| {
+        let root = crew.addrs[of][0];
+        crew.sides[of].ep.broadcast(words(&[value]), mc.addr(), root, Datatype::Uint64, None, 1)
+    };
+    let first = join(0);
+    bcast(0, &first, 77).unwrap();
+    crew.done(0);
+    drop(first);
+    (0..200).for_each(|_| crew.turn());
+    let second = join(1);
+    assert_eq!(second.check(), Ok(()));
+    bcast(1, &second, 0).unwrap();
+    assert_eq!(result(crew.done(1)), [77]);
+    // Of what it owes after that nothing can come.
+    let late = bcast(1, &second, 0);
+    assert!(late.is_err() || crew.failed(1).entry.op_context == 1);
+}
+
+/// CO15: with `FI_BAREWIRE_PEERS=inserted` members join in any order, like all others.
+#[test]
+fn members_that_know_each_other_join_in_any_order() {
+    for order in [[0, 1], [1, 0]] {
+        let plan = || {
+            let mut plan = coll_plan();
+            plan.settings.peers = Peers::Inserted;
+            plan
+        };
+        let crew = Crew::of(vec![plan(), plan()]);
+        let mcs: Vec<Mc> = (order.iter())
+            .map(|&of| {
+                let set = crew.set(of, &[0, 1]);
+                let context = 1000 + of as u64;
+                let mc = crew.sides[of].ep.join_collective(set.addr(), &set, 0, context).unwrap();
+                (0..200).for_each(|_| crew.turn());
+                mc
+            })
+            .collect();
+        order.iter().for_each(|&of| crew.await_join(of));
+        for (&of, mc) in order.iter().zip(&mcs) {
+            crew.sides[of].ep.barrier(mc.addr(), 3).unwrap();
+        }
+        order.iter().for_each(|&of| assert_eq!(crew.done(of).op_context, 3));
+    }
+}
+
+/// CO11: two endpoints of one domain are members of a group that the application manages.
+#[test]
+fn members_of_one_domain_meet_in_a_group_by_key() {
+    let crew = Crew::new(2);
+    let (plan, domain) = (coll_plan(), &crew.sides[0].domain);
+    let (cq, av) = (domain.cq_open(plan.cq).unwrap(), domain.av_open(AvAttr::default()).unwrap());
+    let third = domain.endpoint(&plan.info).unwrap();
+    third.bind_cq(&cq, BOTH).unwrap();
+    third.bind_av(&av).unwrap();
+    let eq = the_fabric().eq_open(EqAttr::default()).unwrap();
+    third.bind_eq(&eq).unwrap();
+    third.enable().unwrap();
+    let eps = [&crew.sides[0].ep, &crew.sides[1].ep, &third];
+    let names = eps.map(|ep| ep.getname().unwrap());
+    let avs = [&crew.sides[0].av, &crew.sides[1].av, &av];
+    for round in 0..2 {
+        let mcs: Vec<Mc> = (eps.iter().zip(avs))
+            .map(|(ep, av)| {
+                let mut members = [FI_ADDR_NOTAVAIL; 3];
+                assert_eq!(av.insert(&names, &mut members), Ok(3));
+                let attr = AvSetAttr { comm_key: Some(3), ..AvSetAttr::default() };
+                let mut set = av.av_set(&attr).unwrap();
+                members.iter().for_each(|&member| set.insert(member).unwrap());
+                ep.join_collective(FI_ADDR_NOTAVAIL, &set, 0, 1).unwrap()
+            })
+            .collect();
+        eps.iter().zip(&mcs).for_each(|(ep, mc)| ep.barrier(mc.addr(), round).unwrap());
+        (0..2).for_each(|of| assert_eq!(crew.done(of).op_context, round));
+        let done = until("the third's barrier", || {
+            crew.turn();
+            let mut one = [Completion::default()];
+            cq.read(&mut one).ok().map(|_| one[0].op_context)
+        });
+        assert_eq!(done, round);
     }
 }
 

@@ -472,10 +472,15 @@ impl Node {
 
     #[cold]
     fn is_inserted(&mut self, p: PeerIdx, e: EpIdx) -> bool {
-        let ep = &self.eps[e];
-        let known = self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p));
+        // Who may reach an endpoint may reach its collective side, also before it has joined a
+        // group of that peer.
+        let owner =
+            if self.is_side(e) { self.ep_slot(self.eps[e].number ^ super::coll::SIDE) } else { e };
+        let known = [e, owner].into_iter().filter_map(|e| self.eps.get(e)).any(|ep| {
+            ep.admits_all || self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p))
+        });
         // A peer that is this node itself needs no entry in the vector.
-        let may = known || ep.admits_all || self.peers[p].station() == self.station;
+        let may = known || self.peers[p].station() == self.station;
         self.counters.rx_not_inserted += u64::from(!may);
         may
     }

@@ -19,7 +19,7 @@ use barewire_driver::board::{BOARD_MEMBERS_MAX, BODY_MAX, Board};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
 
-use super::control::DISAGREE;
+use super::control::{ASK_NS, DISAGREE};
 use super::{Group, Kind, LAYOUT_WORD, User};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
@@ -319,6 +319,13 @@ impl Group {
     }
 }
 
+impl Group {
+    /// Whether the first call through the board waits for `rank`.
+    pub(super) fn lacks_on_board(&self, rank: u32) -> bool {
+        matches!(&self.shared, Shared::Yes(calls) if calls.lacks(rank))
+    }
+}
+
 impl Node {
     /// Asks the port of a join that begins where the members are, and tells them the layout and the
     /// name of a board, if they all share memory.
@@ -388,6 +395,7 @@ impl Node {
         calls.queue.push_back(call);
         if is_first {
             self.coll.on_boards.push(g);
+            self.coll.asks_at.get_or_insert(self.polled_at + ASK_NS);
             if group.lost_on_board().is_some() {
                 self.drive_board(self.polled_at, g);
             }

@@ -13,6 +13,11 @@ pub(super) const KIND_CONTROL: u64 = 1;
 /// What a control message says.
 pub(super) const ABORT: u64 = 1;
 pub(super) const LEAVE: u64 = 2;
+/// Whether the receiver is still in the group: if not, it answers LEAVE, or ABORT.
+pub(super) const ASK: u64 = 3;
+
+/// Time after which a member that is waited for is asked, nanoseconds.
+pub(super) const ASK_NS: u64 = 1_000_000_000;
 
 /// Members called different collectives, or the same with different arguments.
 pub(super) const DISAGREE: Error =

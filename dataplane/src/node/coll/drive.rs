@@ -4,22 +4,27 @@ use barewire_driver::frame::TxFrame;
 use barewire_driver::mem::IoBuf;
 
 use super::control::{
-    ABORT, DISAGREE, KIND_CONTROL, KIND_DATA, KIND_SHIFT, LEAVE, LEFT, LISTENING, data_tag,
-    parts_of, reason,
+    ABORT, ASK, ASK_NS, DISAGREE, KIND_CONTROL, KIND_DATA, KIND_SHIFT, LEAVE, LEFT, LISTENING,
+    data_tag, parts_of, reason,
 };
-use super::{GroupState, JOIN_WORDS, JoinEvent, LAYOUT_WORD, Op, User};
+use super::{Coll, GroupState, JOIN, JOIN_WORDS, JoinEvent, LAYOUT_WORD, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
+use crate::node::ep::Ep;
 use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::plan::Layout;
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
 use crate::slab::Handle;
-use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
+use crate::table::Table;
+use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
 
-/// Context of such a receive: this bit and the slot of the side.
-const CONTROL: u64 = 1 << 63;
+/// Context of a receive for control messages: this bit and the slot of the side.
+pub(super) const CONTROL: u64 = 1 << 63;
+
+/// Context of an ASK: this bit besides, and [`asked`](super::fail).
+pub(super) const ASKED: u64 = 1 << 62;
 
 /// Time after which a post that found no room is tried again, nanoseconds.
 const RETRY_NS: u64 = 20_000;
@@ -56,7 +61,9 @@ impl Node {
     /// Whether there is something to do, be it only by time.
     #[inline]
     pub(crate) fn coll_wants(&self, now: Instant) -> bool {
-        let by_time = self.coll.stalled || self.coll.deadline.is_some_and(|at| at <= now);
+        let Coll { deadline, asks_at, .. } = self.coll;
+        let is_past = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        let by_time = self.coll.stalled || is_past(deadline) || is_past(asks_at);
         by_time || self.coll_due() || self.boards_are_due() || self.boards_are_late(now)
     }
 
@@ -74,15 +81,16 @@ impl Node {
         } else {
             self.coll_due().then_some(self.polled_at)
         };
-        [self.coll.deadline, retry, self.boards_deadline()].into_iter().flatten().min()
+        let Coll { deadline, asks_at, .. } = self.coll;
+        [deadline, asks_at, retry, self.boards_deadline()].into_iter().flatten().min()
     }
 
     /// Lets every call go on as far as it can.
     pub(crate) fn coll_progress(&mut self, now: Instant, out: &mut dyn FrameSink) {
         let Some(cq) = self.coll.cq else { return };
         self.coll.stalled = false;
-        if self.coll.deadline.is_some_and(|at| at <= now) {
-            self.end_late_joins(now);
+        for side in std::mem::take(&mut self.coll.deaf) {
+            self.listen(side);
         }
         self.drive_boards(now);
         let tries = self.coll.work.len();
@@ -106,6 +114,13 @@ impl Node {
                 }
                 Err(_) => break,
             }
+        }
+        // What has arrived comes first: it may be what was waited for.
+        if self.coll.deadline.is_some_and(|at| at <= now) {
+            self.end_late_joins(now);
+        }
+        if self.coll.asks_at.is_some_and(|at| at <= now) {
+            self.ask_awaited(now);
         }
         self.send_owed(now);
     }
@@ -135,8 +150,11 @@ impl Node {
 
     fn on_side_failed(&mut self, now: Instant, err: &CqErr) {
         if err.cqe.op_context & CONTROL != 0 {
+            if err.cqe.op_context & ASKED != 0 {
+                return self.on_ask_failed(now, err);
+            }
             if !self.gone {
-                self.listen(EpId(self.eps.handle(EpIdx::of(err.cqe.op_context as u32))));
+                self.listen(side_of(&self.eps, err.cqe.op_context));
             }
             self.on_strange_control(err);
             return;
@@ -162,7 +180,8 @@ impl Node {
         if let Some(p) = self.by_station.get(&self.peers, from.station, Tenant::NONE) {
             self.purge_join((p, Some(from.ep)), Some(gid));
         }
-        self.over_before(gid, &err.cqe);
+        let side = side_of(&self.eps, err.cqe.op_context);
+        self.over_before(side, from, &err.cqe);
     }
 
     fn op_of(&self, context: u64) -> Option<CallIdx> {
@@ -258,6 +277,7 @@ impl Node {
             }
         }
         self.peers[p].coll_waits += 1;
+        self.coll.asks_at.get_or_insert(now + ASK_NS);
         let op = &mut self.coll.ops[o];
         op.waits.push(p);
         op.run.done();
@@ -378,7 +398,8 @@ impl Node {
             u64::from_le_bytes(bytes)
         };
         let [name, most, least] = [0, 1, 2].map(word);
-        if most != !least || name == 0 {
+        // A name that the first of them has not drawn.
+        if most != !least || name as u32 == 0 || name >= JOIN.into() {
             return self.abort_group(now, g, DISAGREE);
         }
         let [most, least] = [0, 1].map(|i| word(LAYOUT_WORD + i));
@@ -396,11 +417,12 @@ impl Node {
         let group = &mut self.coll.groups[g];
         group.state = GroupState::Ready;
         let (ep, context) = (group.ep, group.context);
-        let early = self.coll.over.iter().find(|(gid, _)| *gid == name as u32);
-        if let Some(&(_, err)) = early {
+        let side = group.side;
+        if let Some(err) = self.over_for(side, name as u32) {
             self.coll.groups[g].state = GroupState::Over(err);
         }
         self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
+        self.take_early(now, g);
     }
 
     /// Posts a receive for control messages.
@@ -414,19 +436,20 @@ impl Node {
             context: CONTROL | u64::from(side.0.idx().get()),
             flags: OpFlags::empty(),
         };
-        let posted = self.post_recv(self.polled_at, side, req);
-        // The queue holds as many as there can be calls; if it is full for once, the others listen.
-        debug_assert!(posted.is_ok());
+        if self.post_recv(self.polled_at, side, req) == Err(Error::Again) {
+            // The program's receives fill the table.
+            self.coll.deaf.push(side);
+            self.coll.stalled = true;
+        }
     }
 
     fn on_control_message(&mut self, now: Instant, cqe: &Cqe) {
-        let side = EpId(self.eps.handle(EpIdx::of((cqe.op_context & !CONTROL) as u32)));
+        let side = side_of(&self.eps, cqe.op_context);
         self.listen(side);
         let (gid, _, _) = parts_of(cqe.tag);
         let Some(av) = self.coll.av else { return };
-        let Some(entry) = self.avs[av.0.idx()].av.lookup(cqe.src) else {
-            return self.over_before(gid, cqe);
-        };
+        let Some(entry) = self.avs[av.0.idx()].av.lookup(cqe.src) else { return };
+        let from = self.addr_of_entry(entry);
         let named = |g: &super::Group| {
             let from = |m: &super::Member| (m.peer, m.ep) == (entry.peer, entry.ep);
             g.side == side && g.gid == gid && g.members.iter().any(from)
@@ -435,7 +458,12 @@ impl Node {
         match (found, cqe.tag & 0xfff) {
             (None, _) => {
                 self.purge_join((entry.peer, Some(entry.ep)), Some(gid));
-                self.over_before(gid, cqe);
+                self.over_before(side, from, cqe);
+            }
+            (Some(g), ASK) => {
+                if let GroupState::Over(err) = self.coll.groups[g].state {
+                    self.answer_ask(now, (side, from), (gid, ABORT), err);
+                }
             }
             (Some(g), LEAVE) => self.member_gone(now, g, (entry.peer, entry.ep), LEFT),
             (Some(g), ABORT) => {
@@ -446,11 +474,13 @@ impl Node {
         }
     }
 
-    /// A group was given up or left by a member before it was joined here.
-    fn over_before(&mut self, gid: u32, cqe: &Cqe) {
+    /// A group that is not joined here was given up or left by a member, or is asked for.
+    fn over_before(&mut self, side: EpId, from: EpAddr, cqe: &Cqe) {
+        let (gid, _, _) = parts_of(cqe.tag);
         match cqe.tag & 0xfff {
-            ABORT => self.remember_over(gid, reason(cqe.data)),
-            LEAVE => self.remember_over(gid, LEFT),
+            ABORT => self.remember_over(side, gid, reason(cqe.data)),
+            LEAVE => self.remember_early(side, gid, from),
+            ASK => self.answer_stranger(side, gid, from, cqe.data),
             _ => self.counters.rx_coll_unknown += 1,
         }
     }
@@ -472,8 +502,9 @@ impl Node {
                 self.discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
             } else if kind == KIND_DATA {
                 let (e, imm) = (m.payload.ep, m.payload.imm);
-                if self.coll.over.iter().any(|&(over, _)| over == gid)
-                    && !self.coll.groups.iter().any(|(_, g)| g.gid == gid)
+                let is_joined = |g: &super::Group| g.gid == gid && g.side.0.idx() == e;
+                if self.coll.over.iter().any(|&(side, over, _)| (side, over) == (e, gid))
+                    && !self.coll.groups.iter().any(|(_, g)| is_joined(g))
                 {
                     self.discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
                     continue;
@@ -482,7 +513,8 @@ impl Node {
                     let g = &self.coll.groups[op.group];
                     g.side.0.idx() == e && g.gid == gid && op.seq == seq && imm != Some(op.mark)
                 });
-                let g = other.filter(|_| !self.joining(gid)).map(|(_, op)| op.group);
+                let is_next = |_: &_| !self.joining(gid) && self.is_first_stored(msg);
+                let g = other.filter(is_next).map(|(_, op)| op.group);
                 if let Some(g) = g {
                     self.abort_group(now, g, DISAGREE);
                 }
@@ -507,10 +539,20 @@ impl Node {
         let stranger = matcher.find_unexpected(&self.unexpected, |m| {
             parts_of(m.tag) == (gid, seq, KIND_DATA) && m.payload.imm != Some(mark)
         });
-        if let Some(msg) = stranger {
+        if let Some(msg) = stranger.filter(|&msg| self.is_first_stored(msg)) {
             let generation = self.unexpected.generation(msg);
             self.coll.arrived.push((msg, generation));
         }
+    }
+
+    /// Whether no earlier message of this sender with this tag is stored. Numbers of calls come
+    /// round, and the later one is of a later call.
+    fn is_first_stored(&self, msg: UnexpectedIdx) -> bool {
+        let m = &self.unexpected[msg];
+        let p = m.payload.peer;
+        let from = self.peers[p].src(p, m.payload.src_ep);
+        let matcher = &self.eps[m.payload.ep].matcher[MsgKind::Tagged as usize];
+        matcher.match_unexpected(&self.unexpected, m.tag, 0, from) == Some(msg)
     }
 
     /// A message was stored for a collective side: it is looked at in the next turn.
@@ -521,6 +563,11 @@ impl Node {
             self.coll.arrived.push((msg, generation));
         }
     }
+}
+
+/// The collective side that a receive for control messages is of.
+fn side_of(eps: &Table<Ep, (), EpIdx>, context: u64) -> EpId {
+    EpId(eps.handle(EpIdx::of(context as u32)))
 }
 
 /// How a post went.

@@ -8,21 +8,35 @@
 use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
 
-use super::control::{ABORT, LEAVE, control_tag};
-use super::{GroupId, GroupState, JOIN, JoinEvent, Member, Op, User};
+use super::control::{ABORT, ASK, ASK_NS, LEAVE, LEFT, control_tag};
+use super::drive::{ASKED, CONTROL};
+use super::{Early, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::node::{EpId, MsgKind, Node, SendReq};
 use crate::slab::NONE;
-use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
 
 /// Members up to which everybody tells everybody.
 const FLOOD_ALL: usize = 64;
 
-/// Names of groups that are over, remembered at most.
+/// Names of groups that are over, and members that left early, remembered at most of each.
 const OVER_MAX: usize = 256;
+
+/// Bits of the generation of a group in the context of an ASK.
+const GENERATIONS: u32 = (1 << 25) - 1;
+
+/// Who was asked, in the context of an ASK: a group, its generation and a rank in it.
+fn asked(g: GroupIdx, generation: u32, rank: u32) -> u64 {
+    u64::from(rank) | u64::from(g.get()) << 20 | u64::from(generation & GENERATIONS) << 37
+}
+
+fn parts_of_asked(context: u64) -> (GroupIdx, u32, u32) {
+    let (rank, g) = (context as u32 & 0xf_ffff, (context >> 20) as u32 & 0x1_ffff);
+    (GroupIdx::of(g), (context >> 37) as u32 & GENERATIONS, rank)
+}
 
 impl Node {
     /// Ends a group and every call of it.
@@ -152,8 +166,9 @@ impl Node {
 
     /// Throws away what was stored for a group.
     fn purge(&mut self, now: Instant, g: GroupIdx, gid: u32) {
-        let side = self.coll.groups[g].side.0.idx();
-        self.remember_over(gid, Error::Canceled);
+        let side = self.coll.groups[g].side;
+        self.remember_over(side, gid, Error::Canceled);
+        let side = side.0.idx();
         if gid & JOIN != 0 {
             // Others may be at their next attempt already; see `purge_join`.
             return;
@@ -197,14 +212,148 @@ impl Node {
         }
     }
 
-    pub(super) fn remember_over(&mut self, gid: u32, err: Error) {
-        if gid & JOIN != 0 || self.coll.over.iter().any(|&(over, _)| over == gid) {
+    pub(super) fn remember_over(&mut self, side: EpId, gid: u32, err: Error) {
+        if gid & JOIN != 0 || self.over_for(side, gid).is_some() {
             return;
         }
         if self.coll.over.len() == OVER_MAX {
             self.coll.over.pop_front();
         }
-        self.coll.over.push_back((gid, err));
+        self.coll.over.push_back((side.0.idx(), gid, err));
+    }
+
+    /// Why the group of this name is over for a side that is not in it, if it is.
+    pub(super) fn over_for(&self, side: EpId, gid: u32) -> Option<Error> {
+        let side = side.0.idx();
+        let mut over = self.coll.over.iter();
+        over.find(|&&(of, name, _)| (of, name) == (side, gid)).map(|&(.., err)| err)
+    }
+
+    /// A member has left a group that is not joined here yet. What it owed has arrived, so the
+    /// others may go on without it.
+    pub(super) fn remember_early(&mut self, side: EpId, gid: u32, from: EpAddr) {
+        let (side, station) = (side.0.idx(), from.station);
+        let early = Early { side, gid, station, ep: from.ep };
+        if gid & JOIN != 0 || self.coll.early.contains(&early) {
+            return;
+        }
+        if self.coll.early.len() == OVER_MAX {
+            self.coll.early.pop_front();
+        }
+        self.coll.early.push_back(early);
+    }
+
+    /// A group has been joined, some members of which may have left before.
+    pub(super) fn take_early(&mut self, now: Instant, g: GroupIdx) {
+        if self.coll.early.is_empty() {
+            return;
+        }
+        let group = &self.coll.groups[g];
+        let (side, gid) = (group.side.0.idx(), group.gid);
+        let left: Vec<(PeerIdx, u16)> = (group.members.iter())
+            .filter(|m| {
+                let (station, ep) = (self.peers[m.peer].station(), m.ep);
+                self.coll.early.contains(&Early { side, gid, station, ep })
+            })
+            .map(|m| (m.peer, m.ep))
+            .collect();
+        self.coll.early.retain(|early| (early.side, early.gid) != (side, gid));
+        for member in left {
+            self.member_gone(now, g, member, LEFT);
+        }
+    }
+
+    /// Asks those who are waited for whether they are still in the group. Who left may not have
+    /// told this member, or under a name that it did not know then.
+    pub(super) fn ask_awaited(&mut self, now: Instant) {
+        self.coll.asks_at = None;
+        let groups: Vec<GroupIdx> = (self.coll.groups.iter())
+            .filter(|(_, group)| group.ops > 0 && group.state == GroupState::Ready)
+            .map(|(g, _)| g)
+            .collect();
+        for g in groups {
+            let group = &self.coll.groups[g];
+            let ops = self.coll.ops.iter().filter(|(_, op)| op.group == g);
+            let peers: Vec<PeerIdx> = ops.flat_map(|(_, op)| op.waits.iter().copied()).collect();
+            let awaited: Vec<u32> = (0..group.members.len() as u32)
+                .filter(|&rank| {
+                    let m = &group.members[rank as usize];
+                    let is_other = rank != group.me && m.gone.is_none();
+                    is_other && (peers.contains(&m.peer) || group.lacks_on_board(rank))
+                })
+                .collect();
+            for rank in awaited {
+                self.ask_member(now, g, rank);
+            }
+            self.coll.asks_at.get_or_insert(now + ASK_NS);
+        }
+        // Joins end by time; their calls may wait for long afterwards.
+        if !self.coll.ops.is_empty() {
+            self.coll.asks_at.get_or_insert(now + ASK_NS);
+        }
+    }
+
+    fn ask_member(&mut self, now: Instant, g: GroupIdx, rank: u32) {
+        let group = &self.coll.groups[g];
+        let member = group.members[rank as usize];
+        let req = SendReq {
+            kind: MsgKind::Tagged,
+            buf: barewire_driver::mem::IoBuf::EMPTY,
+            dest: member.side,
+            tag: control_tag(group.gid, ASK),
+            data: u64::from(group.is_agreed) << 32 | u64::from(group.hash),
+            context: CONTROL | ASKED | asked(g, self.coll.groups.generation(g), rank),
+            // That its endpoint is closed is told.
+            flags: OpFlags::REMOTE_CQ_DATA | OpFlags::DELIVERY_COMPLETE,
+            no_completion: true,
+        };
+        // Without room now, it is asked the next time.
+        let _ = self.post_send(now, group.side, req);
+    }
+
+    /// Nobody has heard an ASK: the member's endpoint is closed, unless its session has ended.
+    pub(super) fn on_ask_failed(&mut self, now: Instant, err: &CqErr) {
+        let (g, generation, rank) = parts_of_asked(err.cqe.op_context);
+        let known = self.coll.groups.generation(g) & GENERATIONS == generation;
+        let Some(group) = self.coll.groups.get(g).filter(|_| known) else { return };
+        let member = group.members.get(rank as usize).map(|m| (m.peer, m.ep));
+        if let Some(member) = member
+            && err.err == Error::ConnRefused
+        {
+            self.member_gone(now, g, member, LEFT);
+        }
+    }
+
+    /// Answers a member of a group that is not joined here: by LEAVE if this one has left it, or
+    /// has given up the join, which then had another name. A group of another kind may be joined
+    /// yet, and one whose join goes on has no name yet.
+    pub(super) fn answer_stranger(&mut self, side: EpId, gid: u32, from: EpAddr, data: u64) {
+        let (is_agreed, hash) = (data >> 32 != 0, data as u32);
+        let joins = |group: &super::Group| {
+            let joins = matches!(group.state, GroupState::Joining(_));
+            joins && group.side == side && group.hash == hash
+        };
+        let is_open = is_agreed && !self.coll.groups.iter().any(|(_, group)| joins(group));
+        if gid & JOIN == 0 && (is_open || self.over_for(side, gid).is_some()) {
+            self.answer_ask(self.polled_at, (side, from), (gid, LEAVE), LEFT);
+        }
+    }
+
+    /// Answers an ASK.
+    pub(super) fn answer_ask(
+        &mut self,
+        now: Instant,
+        (side, to): (EpId, EpAddr),
+        (gid, what): (u32, u64),
+        err: Error,
+    ) {
+        // Its name is that of the endpoint.
+        let to = EpAddr { ep: to.ep ^ SIDE, ..to };
+        let Ok(named) = self.name_members(now, &[to]) else { return };
+        let (tag, data) = (control_tag(gid, what), err.fi_errno() as u64);
+        self.coll.owed.extend(named.iter().map(|m| (side, m.side, tag, data)));
+        self.coll.left.extend(named);
+        self.send_owed(now);
     }
 
     /// Tells the members that a group is over or that this one leaves it.

@@ -22,6 +22,7 @@ use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch};
+use barewire_driver::port::Station;
 
 use board::{Shared, name_words};
 use call::Checked;
@@ -131,21 +132,28 @@ pub(crate) struct Coll {
     events: VecDeque<JoinEvent>,
     /// Members of groups in the hidden address vector.
     named: HashMap<EpAddr, (FiAddr, u32)>,
-    /// How often each application-managed group was joined.
-    joined: HashMap<u64, u32>,
-    /// Names of groups that were closed here or given up before they were joined, oldest first.
-    over: VecDeque<(u32, Error)>,
+    /// How often each member here has joined each application-managed group.
+    joined: HashMap<(u64, u32), u32>,
+    /// Names of groups that were closed here or given up before they were joined, each with the
+    /// side that was or would be in it, oldest first.
+    over: VecDeque<(EpIdx, u32, Error)>,
+    /// Members that left a group before it was joined here, oldest first.
+    early: VecDeque<Early>,
     /// What calls ran on, and memory, to be used again.
     spare: Vec<(Box<Run>, Vec<PeerIdx>)>,
     scratch: Vec<Scratch>,
     /// A post was refused for want of room: it is tried again.
     stalled: bool,
+    /// Sides that lack a receive for control messages for want of room.
+    deaf: Vec<EpId>,
     /// Control messages that wait for room: (side, to, tag, data).
     owed: VecDeque<(EpId, FiAddr, u64, u64)>,
     /// Members of groups that were left, under whose names some of `owed` wait.
     left: Vec<Member>,
     /// When the first join under way ends by time.
     deadline: Option<Instant>,
+    /// When members that are waited for are asked next, while somebody waits.
+    asks_at: Option<Instant>,
     /// Groups with calls through their boards.
     on_boards: Vec<GroupIdx>,
 }
@@ -165,15 +173,29 @@ impl Default for Coll {
             named: HashMap::new(),
             joined: HashMap::new(),
             over: VecDeque::new(),
+            early: VecDeque::new(),
             spare: Vec::new(),
             scratch: Vec::new(),
             stalled: false,
+            deaf: Vec::new(),
             owed: VecDeque::new(),
             left: Vec::new(),
             deadline: None,
+            asks_at: None,
             on_boards: Vec::new(),
         }
     }
+}
+
+/// A member of a group that has left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Early {
+    /// The side here that is to be in the group.
+    side: EpIdx,
+    gid: u32,
+    /// The member and the number of its side.
+    station: Station,
+    ep: u16,
 }
 
 /// A member of a group.
@@ -206,6 +228,8 @@ struct Group {
     me: u32,
     /// Its name in every tag.
     gid: u32,
+    /// Its members have agreed on its name, so that all of them have begun to join it.
+    is_agreed: bool,
     /// Who its members are, in every message.
     hash: u32,
     /// Number of the next call.
@@ -339,7 +363,7 @@ impl Node {
         let me = addrs.iter().position(|a| (a.station, a.ep) == (own.station, own.ep));
         let me = me.ok_or(Error::Invalid("the endpoint is not in its address vector set"))? as u32;
         addrs[me as usize].incarnation = own.incarnation;
-        let (gid, hash) = self.group_names(&addrs, parent, req.model)?;
+        let (gid, hash, counted) = self.group_names((&addrs, me), parent, req.model)?;
         let members = self.name_members(now, &addrs)?;
         // Sessions that have ended are not the new group's: they were with an earlier life of a
         // member, or with the peer whose record it has now.
@@ -350,8 +374,8 @@ impl Node {
         let is_collective = matches!(req.model, JoinModel::Collective(_));
         let managed = is_collective && members.len() > 1;
         let state = if managed { GroupState::Joining(until) } else { GroupState::Ready };
-        let early = self.coll.over.iter().find(|(over, _)| *over == gid && !managed);
-        let state = early.map_or(state, |&(_, err)| GroupState::Over(err));
+        let over = self.over_for(side, gid).filter(|_| !managed);
+        let state = over.map_or(state, GroupState::Over);
         let group = Group {
             ep,
             side,
@@ -359,6 +383,7 @@ impl Node {
             ranks,
             me,
             gid,
+            is_agreed: managed,
             hash,
             seq: 0,
             state,
@@ -371,6 +396,9 @@ impl Node {
         };
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
         let id = GroupId(self.coll.groups.handle(g));
+        if let Some((group, times)) = counted {
+            self.coll.joined.insert(group, times);
+        }
         if managed {
             if let Err(err) = self.begin_join(g) {
                 let group = self.coll.groups.free(g);
@@ -381,6 +409,7 @@ impl Node {
         } else {
             let context = req.context;
             self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
+            self.take_early(now, g);
         }
         Ok(id)
     }
@@ -438,17 +467,19 @@ impl Node {
         Ok(addrs)
     }
 
-    /// The name of a group until it has agreed on another, and the hash of its members.
+    /// The name of a group until it has agreed on another, the hash of its members, and what to
+    /// count once member `me` of an application-managed group has joined it.
     fn group_names(
-        &mut self,
-        addrs: &[EpAddr],
+        &self,
+        (addrs, me): (&[EpAddr], u32),
         parent: u64,
         model: JoinModel,
-    ) -> Result<(u32, u32)> {
+    ) -> Result<(u32, u32, Option<((u64, u32), u32)>)> {
         let mut hash = mix(parent, u64::from(self.settings.coll.hash()));
         for a in addrs {
             hash = mix(mix(hash, a.station.word()), a.ep.into());
         }
+        let mut counted = None;
         let gid = match model {
             JoinModel::Collective(key) => {
                 hash = mix(hash, key);
@@ -461,14 +492,14 @@ impl Node {
                 for a in addrs {
                     lives = mix(lives, self.life_of(a)?);
                 }
-                let times = self.coll.joined.entry(lives).or_insert(0);
-                *times += 1;
-                mix(lives, u64::from(*times))
+                let times = self.coll.joined.get(&(lives, me)).copied().unwrap_or(0) + 1;
+                counted = Some(((lives, me), times));
+                mix(lives, u64::from(times))
             }
         };
         let gid = (gid >> 32) as u32 & !JOIN;
         let join = if matches!(model, JoinModel::Collective(_)) { JOIN } else { 0 };
-        Ok((gid | join, (hash >> 32) as u32))
+        Ok((gid | join, (hash >> 32) as u32, counted))
     }
 
     /// The incarnation of a member, which others know as well.

@@ -127,8 +127,8 @@ impl Board for ShmBoard {
     }
 
     fn meet(&mut self, group: u32, names: &[u64]) -> bool {
-        assert!(group != 0 && names.len() == self.members.len());
-        let met = names.iter().enumerate().all(|(rank, &name)| self.find(rank, name));
+        assert!(names.len() == self.members.len());
+        let met = group != 0 && names.iter().enumerate().all(|(rank, &name)| self.find(rank, name));
         if met {
             self.group = group;
             self.done(0);
@@ -208,6 +208,8 @@ impl Drop for ShmBoard {
         }
         let mut slots = self.shared.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if self.group == 0 {
+            // Who has left its slot waits until this member has read it.
+            self.own.word(DONE).store(LEFT.into(), Release);
             return slots.give_back(self.slot);
         }
         self.own.word(DONE).store(self.stamp(LEFT), Release);

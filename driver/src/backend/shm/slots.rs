@@ -80,6 +80,8 @@ impl Left {
         // Acquire: its last reads come before whatever is put here next.
         let said = m.mem.word(DONE).load(Acquire);
         let (group, done) = ((said >> 32) as u32, said as u32);
-        group == self.group && done != LEFT && (done.wrapping_sub(self.last) as i32) < 0
+        // 0: it has still to meet the others, and will then look for what was put.
+        let is_reader = group == self.group || group == 0;
+        is_reader && done != LEFT && (done.wrapping_sub(self.last) as i32) < 0
     }
 }
