@@ -103,6 +103,16 @@ impl Teller {
                         ),
                     );
                 }
+                Notice::SameMac { station } => {
+                    let caps = engine.caps();
+                    if hears_itself(&caps.name, [caps.station, station]) {
+                        continue;
+                    }
+                    self.warn(engine, station, format_args!(
+                        "is another process on this interface, outside of this one's node: neither                          hears the other, as no NIC takes what it sends; give both the same /dev/shm                          and network namespace, or let a switch have the interface:                          sudo barewire switch --port {}",
+                        caps.name
+                    ));
+                }
                 Notice::HostMissed => {
                     let interface = interface_of(&engine.caps().name).to_owned();
                     let hosts = own_hosts(&interface);
@@ -164,6 +174,13 @@ impl Teller {
         self.tokens = left.unwrap_or(0);
         left.is_some()
     }
+}
+
+/// Whether frames between two processes behind the NIC of this port reach each other by it: the
+/// host's loopback carries those of `udp:`, and a switch those of its users.
+fn hears_itself(port: &str, of: [Station; 2]) -> bool {
+    let is_raw = ["afpacket:", "xdp:"].iter().any(|kind| port.contains(kind));
+    !is_raw || of.iter().any(|station| !Station::OF_PORT.contains(&station.number))
 }
 
 /// What is wrong with a certificate, and what mends it.

@@ -66,6 +66,12 @@ pub enum Notice {
         /// The service.
         service: u16,
     },
+    /// A peer has this node's MAC, and they share no memory: another process behind this NIC, or a
+    /// host with the same address. Told once for each of the first 64.
+    SameMac {
+        /// The peer.
+        station: Station,
+    },
     /// A service of this node's was asked for at a host that it does not know: the addresses of
     /// this host may have changed ([`Node::set_hosts`]). At most once a second.
     HostMissed,

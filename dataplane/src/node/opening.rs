@@ -18,7 +18,7 @@ use super::other_key::OtherKeys;
 use super::peer::{Peer, State};
 use super::secured::{Over, Seals};
 use super::stuck::Progress;
-use super::versions::OtherVersions;
+use super::versions::ToldStations;
 use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
 use crate::error::Error;
 use crate::idx::{PeerIdx, TxIdx};
@@ -101,7 +101,9 @@ pub(crate) struct Openings {
     /// By peer slot, of open sessions whose frames are shorter than both ends accept.
     pub(super) searches: HashMap<PeerIdx, Search>,
     pub(super) secret: Secret,
-    pub(super) other_versions: OtherVersions,
+    pub(super) other_versions: ToldStations,
+    /// Peers with this node's MAC that are not near.
+    same_mac: ToldStations,
     pub(super) other_keys: OtherKeys,
     /// By peer slot, of open sealed sessions that somebody says he does not know.
     pub(super) doubts: HashMap<PeerIdx, Doubt>,
@@ -126,7 +128,8 @@ impl Openings {
             progress: HashMap::new(),
             searches: HashMap::new(),
             secret: Secret::of_seed(s.seed),
-            other_versions: OtherVersions::default(),
+            other_versions: ToldStations::default(),
+            same_mac: ToldStations::default(),
             other_keys: OtherKeys::default(),
             doubts: HashMap::new(),
             padding: vec![0; if caps.lossless { 0 } else { frame_len }],
@@ -349,7 +352,19 @@ impl Node {
     /// Sends the OPEN that is due to a peer without an open session.
     pub(super) fn serve_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
         if self.peers[p].want_open && self.choose_path(p, out) {
+            self.note_same_mac(p);
             self.send_open(p, out);
+        }
+    }
+
+    /// Tells of a peer behind the same NIC that memory does not lead to: some ports do not hear
+    /// themselves.
+    fn note_same_mac(&mut self, p: PeerIdx) {
+        let (peer, own) = (&self.peers[p], self.station);
+        let station = peer.station();
+        let is_same = station.mac == own.mac && station.number != own.number;
+        if is_same && !peer.path.is_lossless() && self.openings.same_mac.is_news(station) {
+            self.note(super::Notice::SameMac { station });
         }
     }
 

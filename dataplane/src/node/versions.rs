@@ -7,19 +7,19 @@ use super::{Node, Notice};
 use crate::types::{Instant, Tenant};
 use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
 
-/// Stations whose version is told. Of those above nothing is said: whoever can send frames can
-/// make up addresses.
+/// Stations of which something is told. Of those above nothing is said: whoever can send frames
+/// can make up addresses.
 const STATIONS_MAX: usize = 64;
 
-/// Stations that are known to speak another version.
+/// Stations of which something was told.
 #[derive(Debug, Default)]
-pub(crate) struct OtherVersions {
+pub(crate) struct ToldStations {
     stations: Vec<Station>,
 }
 
-impl OtherVersions {
+impl ToldStations {
     /// Notes `station`, and says whether it is to be told: once for a station.
-    fn is_news(&mut self, station: Station) -> bool {
+    pub(super) fn is_news(&mut self, station: Station) -> bool {
         let news = self.stations.len() < STATIONS_MAX && !self.stations.contains(&station);
         if news {
             self.stations.push(station);

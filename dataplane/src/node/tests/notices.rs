@@ -105,3 +105,22 @@ fn notices_that_nobody_takes_are_counted() {
     assert_eq!(told[64], Notice::Missed(36));
     assert!(!end.node.has_notice());
 }
+
+/// Goal: a peer behind the same NIC that memory does not lead to is told of at the first send, once.
+#[test]
+fn a_peer_with_the_same_mac_is_told_of() {
+    let near_by = |number| {
+        let mut port = caps(1, 1500, false);
+        port.station.number = number;
+        end_on(port, NodeSettings::default())
+    };
+    let mut pair = Pair::of([near_by(0), near_by(1)]);
+    let there = pair.ends[1].node.station;
+    for context in 0..2 {
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), context).unwrap();
+        pair.run(1_000_000);
+    }
+    let notice = pair.ends[0].node.notice();
+    assert_eq!(notice, Some(Notice::SameMac { station: there }));
+    assert_eq!(pair.ends[0].node.notice(), None);
+}
