@@ -1,15 +1,72 @@
-//! Messages over Unix sockets, with a descriptor or without.
+//! Messages over Unix sockets, with a descriptor or without, and their end.
 
+use std::ops::Deref;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use nix::errno::Errno;
+
+/// What somebody else has a say in: a descriptor that was handed over, or a socket in which some may
+/// wait. It is closed by a thread of its own, since that may take as long as they like: a file
+/// system in user space is told (FUSE), a network one writes, a TCP socket lingers (`SO_LINGER`).
+pub(super) struct Apart<T: Send + 'static>(Option<T>);
+
+/// How many are being closed.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+const CLOSING_MAX: usize = 64;
+
+/// Counts as one that is being closed.
+struct Closing;
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        CLOSING.fetch_sub(1, Relaxed);
+    }
+}
+
+impl<T: Send + 'static> Apart<T> {
+    pub(super) fn new(what: T) -> Self {
+        Self(Some(what))
+    }
+
+    /// It is known to close at once.
+    pub(super) fn trust(mut self) -> T {
+        self.0.take().expect("taken here and by drop alone")
+    }
+}
+
+impl<T: Send + 'static> Deref for Apart<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("taken by `trust` and drop alone")
+    }
+}
+
+impl<T: Send + 'static> Drop for Apart<T> {
+    fn drop(&mut self) {
+        let Some(what) = self.0.take() else { return };
+        CLOSING.fetch_add(1, Relaxed);
+        let both = (what, Closing);
+        // Without a thread it is closed here.
+        let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(both));
+    }
+}
+
+/// Whether so much takes its time to close that nobody new is to be let in, or there would be no
+/// end of threads and descriptors.
+pub(super) fn is_crowded() -> bool {
+    CLOSING.load(Relaxed) >= CLOSING_MAX
+}
 
 /// What was received.
 pub(super) struct Received {
     /// Its bytes; 0 if the other side has hung up.
     pub(super) len: usize,
-    /// The descriptor that came along. Closed in children that execute something else.
-    pub(super) fd: Option<OwnedFd>,
+    /// The descriptor that came along, if one was wanted. Closed in children that execute something
+    /// else.
+    pub(super) fd: Option<Apart<OwnedFd>>,
     /// All of it is there: there were no more bytes than room, and no more descriptors than one, or
     /// than none where none was wanted.
     pub(super) is_whole: bool,
@@ -17,58 +74,67 @@ pub(super) struct Received {
 
 /// Bytes before a control message's own.
 const CONTROL_HEAD: usize = size_of::<libc::cmsghdr>();
+/// Descriptors of a message at most, in the kernel's `scm.h`.
+const FDS_MAX: usize = 253;
+const CONTROL_LEN: usize = CONTROL_HEAD + FDS_MAX * size_of::<RawFd>();
 
 /// Receives one message into `into`, with one descriptor if `takes_fd`. Never blocks.
 ///
-/// The kernel makes as many descriptors as `msg_control` has room for, closes the others itself and
-/// says so (`MSG_CTRUNC`), as it does when the process may open no more. So there is room for one,
-/// and whatever was made is taken, whether the message is whole or not.
+/// What the kernel has no room for in `msg_control` it closes itself, in this call. So there is
+/// room for all, and those that nobody wants are closed apart.
 ///
 /// # Errors
 /// Those of `recvmsg`; nothing was received, and no descriptor made.
 pub(super) fn receive(socket: RawFd, into: &mut [u8], takes_fd: bool) -> Result<Received, Errno> {
     let mut bytes = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // Words, so that it is aligned.
-    let mut control = [0_u64; (CONTROL_HEAD + size_of::<RawFd>()).div_ceil(8)];
+    let mut control = [0_u64; CONTROL_LEN.div_ceil(8)];
     // SAFETY: zeros are a message without an address, bytes and descriptors.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (&raw mut bytes, 1);
-    if takes_fd {
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = (CONTROL_HEAD + size_of::<RawFd>()) as _;
-    }
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = CONTROL_LEN as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the kernel writes to `into` and `control`, no more than their lengths say, both of
     // which live across the call.
     let len = Errno::result(unsafe { libc::recvmsg(socket, &raw mut message, flags) })?;
     // SAFETY: a message that was just received, of whose control part the length is right.
-    let fd = unsafe { first_fd(&message) };
-    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
-    Ok(Received { len: len.unsigned_abs(), fd, is_whole })
+    let mut fds = unsafe { descriptors(&message) };
+    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0
+        && fds.len() <= usize::from(takes_fd);
+    let fd = if takes_fd { fds.pop() } else { None };
+    if !fds.is_empty() {
+        drop(Apart::new(fds));
+    }
+    Ok(Received { len: len.unsigned_abs(), fd: fd.map(Apart::new), is_whole })
 }
 
-/// The descriptor of a message that has one at most.
+/// The descriptors of a message. Over a socket that asks for nothing else they are its only control
+/// message.
 ///
 /// # Safety
 /// `message` was received just now, and this is the first call for it.
-unsafe fn first_fd(message: &libc::msghdr) -> Option<OwnedFd> {
+unsafe fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
     // SAFETY: the control part is as long as the message says, and null if there is none.
-    let head = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
-    let is_fd = (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-    if !is_fd || (head.cmsg_len as usize) < CONTROL_HEAD + size_of::<RawFd>() {
-        return None;
+    let Some(head) = (unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }) else { return vec![] };
+    if (head.cmsg_level, head.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return vec![];
     }
+    let count = (head.cmsg_len as usize).saturating_sub(CONTROL_HEAD) / size_of::<RawFd>();
     // SAFETY: the bytes behind the head are there, as its length says.
-    let fd = unsafe { libc::CMSG_DATA(head).cast::<RawFd>().read_unaligned() };
-    // SAFETY: a descriptor that was received just now, and is nobody else's.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    let at = unsafe { libc::CMSG_DATA(head) }.cast::<RawFd>();
+    // SAFETY: as above, and descriptors that were received just now are nobody else's.
+    let own = |i| unsafe { OwnedFd::from_raw_fd(at.wrapping_add(i).read_unaligned()) };
+    (0..count).map(own).collect()
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::io::IoSlice;
+    use std::io::{IoSlice, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
+    use std::time::{Duration, Instant};
 
     use nix::sys::socket::{
         AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, sendmsg, socketpair,
@@ -89,16 +155,57 @@ pub(super) mod tests {
         sendmsg::<UnixAddr>(from.as_raw_fd(), &bytes, rights, flags, None).unwrap();
     }
 
-    /// How many descriptors of this process lead to the file that `fd` does.
-    pub(crate) fn open_files(fd: &OwnedFd) -> usize {
+    /// Whether soon no other descriptor of this process leads to the file that `fd` does.
+    pub(crate) fn is_alone(fd: &OwnedFd) -> bool {
         let of = |path: &std::path::Path| std::fs::read_link(path).ok();
         let wanted = of(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_ref()).unwrap();
-        let all = std::fs::read_dir("/proc/self/fd").unwrap();
-        all.filter(|entry| of(&entry.as_ref().unwrap().path()).as_ref() == Some(&wanted)).count()
+        let is_one = |entry: &std::fs::DirEntry| of(&entry.path()).as_ref() == Some(&wanted);
+        let until = Instant::now() + Duration::from_secs(10);
+        while std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(is_one).count() > 1 {
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
-    /// Goal: whatever comes along, at most one descriptor is made of it, and that one is ours to
-    /// close. 253 are the most that the kernel passes on.
+    /// A TCP socket that takes a minute to close, for whoever closes it last, and the other end,
+    /// which ends the minute.
+    pub(crate) fn slow_to_close() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        slow.set_nonblocking(true).unwrap();
+        while slow.write(&[0; 1 << 16]).is_ok() {}
+        slow.set_nonblocking(false).unwrap();
+        let linger = libc::linger { l_onoff: 1, l_linger: 60 };
+        let fd = slow.as_raw_fd();
+        crate::backend::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger).unwrap();
+        (slow.into(), other)
+    }
+
+    /// Goal: nobody waits for what a descriptor or a socket takes to close: one that was wanted, one
+    /// too many, one that was not, and one that waits in a socket.
+    #[test]
+    fn who_receives_does_not_wait_for_what_is_slow_to_close() {
+        let (mut others, begun) = (Vec::new(), Instant::now());
+        for (takes_fd, times) in [(true, 1), (true, 2), (false, 1)] {
+            let ([a, b], (slow, other)) = (joined(), slow_to_close());
+            send(&a, b"8 bytes.", &slow, times);
+            drop(slow);
+            drop(receive(b.as_raw_fd(), &mut [0; 8], takes_fd).unwrap());
+            others.push(other);
+        }
+        let ([a, b], (slow, other)) = (joined(), slow_to_close());
+        send(&a, b"8 bytes.", &slow, 1);
+        drop((slow, Apart::new(b)));
+        others.push(other);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    }
+
+    /// Goal: whatever comes along, all of it is closed in the end. 253 are the most that the kernel
+    /// passes on.
     #[test]
     fn no_descriptor_stays_open() {
         let [a, b] = joined();
@@ -111,7 +218,7 @@ pub(super) mod tests {
                 assert_eq!(got.is_whole, times <= usize::from(takes_fd), "{times}");
                 assert_eq!(got.fd.is_some(), takes_fd && times > 0, "{times}");
                 drop(got);
-                assert_eq!(open_files(&file), 1, "{times} descriptors, wanted: {takes_fd}");
+                assert!(is_alone(&file), "{times} descriptors, wanted: {takes_fd}");
             }
         }
         send(&a, b"more than 8 bytes", &file, 1);

@@ -9,6 +9,7 @@ use super::handshake::{Asking, Greeting, Heard, Rules};
 use super::proto::{AddRing, Init, MESSAGE_LEN, Message, SECRET_LEN, VERSION};
 use super::region::{Conn, Layout, Made, TO_CLIENT, TO_SERVER};
 use super::ring::{Broken, Receiver, Sender, Taken};
+use crate::backend::unix::Apart;
 use crate::frame::{RxFrame, TxFrame};
 
 /// Longest frame here.
@@ -46,7 +47,7 @@ pub(super) fn joined() -> Option<[Conn; 2]> {
     let mut greeting = Greeting::default();
     for (message, fd) in sayings(&made) {
         let fd = fd.map(|fd| fd.as_fd().try_clone_to_owned()).transpose().ok()?;
-        greeting.hear(Some(message), fd, &rules(), true).ok()?;
+        greeting.hear(Some(message), fd.map(Apart::new), &rules(), true).ok()?;
     }
     match greeting.hear(Some(Message::Connect), None, &rules(), true).ok()? {
         Heard::All(at_server) => Some([*at_server, made.connected().ok()?]),
@@ -87,7 +88,7 @@ fn messages(data: &[u8]) {
             4 => message = Some(Message::Connect),
             _ => {}
         }
-        let fd = fd.and_then(|fd| fd.try_clone().ok());
+        let fd = fd.and_then(|fd| fd.try_clone().ok()).map(Apart::new);
         // What both do with a message that they refuse is to hang up.
         let _ = asking.hear(message.clone(), &rules);
         if greeting.hear(message, fd, &rules, true).is_err() {

@@ -1,8 +1,9 @@
 //! The thread that makes a port's connections and notices their end.
 //!
 //! It sleeps until a descriptor has something. Nothing that it does waits for the other side: every
-//! socket is non-blocking, a message that does not fit its socket's buffer ends the connection, and
-//! who does not finish what it began within [`PATIENCE`] is hung up on.
+//! socket is non-blocking, a message that does not fit its socket's buffer ends the connection, who
+//! does not finish what it began within [`PATIENCE`] is hung up on, and what clients hand over is
+//! closed elsewhere ([`Apart`]).
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ use super::proto::{MESSAGE_LEN, Message};
 use super::region::{Conn, Layout};
 use super::wait::Shared;
 use super::{MemifSettings, Role};
-use crate::backend::unix::{Received, receive};
+use crate::backend::unix::{Apart, Received, is_crowded, receive};
 use crate::backend::{Bell, lock, readable, sleep};
 use crate::error::OpenError;
 
@@ -43,6 +44,8 @@ const RETRY: Duration = Duration::from_millis(50);
 const RETRY_REFUSED: Duration = Duration::from_millis(200);
 /// A connection that ends sooner is tried anew after a pause.
 const BRIEF: Duration = Duration::from_secs(1);
+/// How long who closes a port waits for the thread.
+const LEAVING: Duration = Duration::from_secs(2);
 /// Clients that may be connecting at a time.
 const GUESTS: usize = 8;
 
@@ -50,6 +53,8 @@ const GUESTS: usize = 8;
 pub(super) struct Control {
     orders: Arc<Orders>,
     thread: JoinHandle<()>,
+    /// Disconnected when the thread has done everything.
+    left: Receiver<()>,
 }
 
 /// What the thread is told.
@@ -108,20 +113,29 @@ impl Control {
         let (told, shared) = (Arc::clone(&orders), Arc::clone(shared));
         let rules = Rules::of(settings, layout);
         let named = std::thread::Builder::new().name("memif".into());
+        let (leaves, left) = sync_channel(1);
         if settings.role == Role::Server {
             let listener = Listener::open(settings)?;
             let server =
                 Server { listener, rules, orders: told, shared, guests: vec![], live: None };
-            let thread = named.spawn(move || server.run()).map_err(|e| unable(&e))?;
-            return Ok(Self { orders, thread });
+            let run = move || {
+                server.run();
+                drop(leaves);
+            };
+            let thread = named.spawn(run).map_err(|e| unable(&e))?;
+            return Ok(Self { orders, thread, left });
         }
         let address = address(&settings.socket).map_err(|e| unable(&e))?;
         let (tell, first) = sync_channel(1);
         let settings = settings.clone();
         let client =
             Client { settings: settings.clone(), address, rules, orders: told, shared, said: None };
-        let thread = named.spawn(move || client.run(&tell)).map_err(|e| unable(&e))?;
-        let control = Self { orders, thread };
+        let run = move || {
+            client.run(&tell);
+            drop(leaves);
+        };
+        let thread = named.spawn(run).map_err(|e| unable(&e))?;
+        let control = Self { orders, thread, left };
         match first.recv_timeout(OPENING + BUSY) {
             Ok(First::Failed(error)) => {
                 control.end();
@@ -137,10 +151,15 @@ impl Control {
         self.orders.bell.ring();
     }
 
-    /// Hangs up and ends the thread.
+    /// Hangs up and ends the thread. If that closes for longer than [`LEAVING`] what others left
+    /// at the server's socket, it is left to itself.
     pub(super) fn end(self) {
         self.orders.is_over.store(true, Release);
         self.orders.bell.ring();
+        if self.left.recv_timeout(LEAVING) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("memif: a descriptor that a client left takes its time to close");
+            return;
+        }
         // It has nothing to panic over; if it did, there is nothing left to do.
         let _ = self.thread.join();
     }
@@ -158,7 +177,7 @@ impl Drop for Socket {
 /// What came from it.
 pub(super) enum Came {
     Nothing,
-    Message(Message, Option<OwnedFd>),
+    Message(Message, Option<Apart<OwnedFd>>),
     /// Not a message of the protocol.
     Noise,
     HungUp,
@@ -211,7 +230,7 @@ impl Socket {
 
 /// A connection that frames go through.
 struct Live {
-    socket: Socket,
+    socket: Apart<Socket>,
     conn: Arc<Conn>,
 }
 
@@ -277,11 +296,14 @@ impl Listener {
         Ok(Self { socket, path })
     }
 
-    fn accept(&self) -> Option<Socket> {
+    fn accept(&self) -> Option<Apart<Socket>> {
+        if is_crowded() {
+            return None;
+        }
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = accept4(self.socket.fd(), flags).ok()?;
         // SAFETY: a descriptor that was just made and is nobody else's.
-        Some(Socket::own(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Some(Apart::new(Socket::own(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 }
 
@@ -375,7 +397,7 @@ struct Server {
 
 /// A client that has not said everything.
 struct Guest {
-    socket: Socket,
+    socket: Apart<Socket>,
     greeting: Greeting,
     until: Instant,
 }
@@ -411,7 +433,7 @@ impl Server {
 
     fn accept(&mut self) {
         let Some(socket) = self.listener.accept() else {
-            // No descriptor is left, or it has hung up.
+            // No descriptor is left, or it has hung up, or what others left is still to be closed.
             std::thread::sleep(Duration::from_millis(1));
             return;
         };
@@ -450,7 +472,7 @@ impl Server {
         }
     }
 
-    fn connect(&mut self, socket: Socket, conn: Conn) {
+    fn connect(&mut self, socket: Apart<Socket>, conn: Conn) {
         if socket.say(&Message::Connected, None) {
             tracing::info!(port = self.rules.name, "link is up");
             let conn = Arc::new(conn);
@@ -521,7 +543,7 @@ impl Client {
     /// One attempt.
     fn connect(&self) -> Result<Live, Trouble> {
         let unable = |e: io::Error| Trouble::Refused(unable(&self.settings, &e), true);
-        let socket = Socket::new().map_err(unable)?;
+        let socket = Apart::new(Socket::new().map_err(unable)?);
         match connect(socket.fd(), &self.address) {
             Ok(()) => {}
             // Its queue is full: it will have time.

@@ -9,6 +9,12 @@ use super::proto::{
     AddRing, Hello, Init, LOG2_RING_MAX, MODE_ETHERNET, Message, REGIONS_MAX, SECRET_LEN, VERSION,
 };
 use super::region::{Conn, Layout, Made, Region, Said, TO_CLIENT, TO_SERVER, accepted, number};
+use super::wake::theirs;
+use crate::backend::unix::Apart;
+
+/// Bytes that a client's regions have together at most: what offsets reach, and twice what the
+/// longest rings with the longest buffers of ours take.
+const REGIONS_LEN_MAX: u64 = 4 << 30;
 
 /// What a connection has to be like.
 pub(super) struct Rules {
@@ -67,7 +73,7 @@ impl Greeting {
     pub(super) fn hear(
         &mut self,
         message: Option<Message>,
-        fd: Option<OwnedFd>,
+        fd: Option<Apart<OwnedFd>>,
         rules: &Rules,
         is_free: bool,
     ) -> Result<Heard, &'static str> {
@@ -83,14 +89,19 @@ impl Greeting {
                 if usize::from(index) != self.regions.len() || self.regions.len() == REGIONS_MAX {
                     return Err("Invalid region index");
                 }
-                self.regions.push(Region::take(fd.ok_or("Missing region fd")?, size)?);
+                let fd = fd.ok_or("Missing region fd")?;
+                let taken: u64 = self.regions.iter().map(|region| region.len() as u64).sum();
+                if size > REGIONS_LEN_MAX - taken {
+                    return Err("Regions of more than 4 GiB");
+                }
+                self.regions.push(Region::take(fd, size)?);
             }
             Message::AddRing(ring) if self.is_named => {
                 let which = if ring.to_server { TO_SERVER } else { TO_CLIENT };
                 if ring.index != 0 || self.rings[which].is_some() {
                     return Err("Invalid ring index");
                 }
-                let event = fd.ok_or("Missing interrupt fd")?;
+                let event = theirs(fd.ok_or("Missing interrupt fd")?)?;
                 let AddRing { region, offset, log2_len, .. } = ring;
                 self.rings[which] = Some(Said { region, offset, log2_len, event });
             }

@@ -2,6 +2,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::connect;
 
@@ -12,7 +13,8 @@ use super::proto::{Init, Message, VERSION};
 use super::region::{Desc, MASKED, Made, NEXT};
 use super::*;
 use crate::backend::any_port::tests::fast_is_the_same;
-use crate::backend::unix::tests::{open_files, send as send_fds};
+use crate::backend::unix::Apart;
+use crate::backend::unix::tests::{is_alone, send as send_fds, slow_to_close};
 
 /// A socket that no other test has.
 pub(super) fn fresh() -> MemifSettings {
@@ -306,6 +308,7 @@ fn clients_that_say_what_cannot_be_are_refused() {
         let mut greeting = Greeting::default();
         let mut heard = Ok(());
         for (message, fd) in said {
+            let fd = fd.map(Apart::new);
             heard = heard.and_then(|()| greeting.hear(Some(message), fd, &rules, true).map(|_| ()));
         }
         assert_eq!(heard.unwrap_err(), why);
@@ -319,9 +322,20 @@ fn clients_that_say_what_cannot_be_are_refused() {
     refuses(vec![(init(), None), (region(len), None)], "Missing region fd");
     refuses(vec![(init(), None), (region(4096), fd(&unsealed))], "Region can shrink");
     refuses(vec![(init(), None), (region(4096), Some(file))], "Region can shrink");
-    for size in [0, len + 1, u64::MAX] {
+    for size in [0, len + 1] {
         refuses(vec![(init(), None), (region(size), fd(&made.fd))], "Region too short");
     }
+    let too_long = "Regions of more than 4 GiB";
+    refuses(vec![(init(), None), (region(u64::MAX), fd(&made.fd))], too_long);
+    // Together: a file that is all holes may be as long as one likes.
+    let holes = memfd_create(c"holes", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    nix::unistd::ftruncate(&holes, 3 << 30).unwrap();
+    fcntl(&holes, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+    let next = Message::AddRegion { index: 1, size: 2 << 30 };
+    let both = vec![(init(), None), (region(3 << 30), fd(&holes)), (next, fd(&holes))];
+    refuses(both, too_long);
+    let is_none = (ring(true, 0, 0, 4), fd(&made.fd));
+    refuses(vec![(init(), None), is_none], "Interrupt fd is no eventfd");
     let event = || fd(&made.events[0]);
     refuses(vec![(init(), None), (ring(true, 0, 0, 4), None)], "Missing interrupt fd");
     let again =
@@ -404,8 +418,32 @@ fn descriptors_that_nobody_asked_for_are_closed() {
             assert!(begun.elapsed() < Duration::from_secs(20), "{times}: not hung up on");
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(open_files(&file), 1, "{times} descriptors");
+        assert!(is_alone(&file), "{times} descriptors");
     }
+}
+
+/// Goal: clients whose descriptors are slow to close, one that is no event, one that nobody asked
+/// for, and one that was never looked at, hold up neither who comes after them nor who closes.
+#[test]
+fn a_server_does_not_wait_for_what_its_guests_hand_over() {
+    let settings = fresh();
+    let at_server = open(&server(&settings));
+    let (mut others, begun) = (Vec::new(), Instant::now());
+    let knocks = [&[init(), ring(true, 0, 0, 4)][..], &[Message::Ack], &[init()]];
+    for (knock, said) in knocks.into_iter().enumerate() {
+        let socket = Socket::new().unwrap();
+        connect(socket.0.as_raw_fd(), &address(&settings.socket).unwrap()).unwrap();
+        let (slow, other) = slow_to_close();
+        for (i, message) in said.iter().enumerate() {
+            let times = if i + 1 == said.len() { knock.max(1) } else { 0 };
+            send_fds(&socket.0, &message.bytes(), &slow, times);
+        }
+        others.push((other, (knock < 2).then_some(socket)));
+    }
+    let mut ports = [at_server, open(&settings)];
+    up(&mut ports);
+    drop(ports);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
 /// A server that is no memif's, or says nothing, or what makes no sense.

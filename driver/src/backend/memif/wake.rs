@@ -1,7 +1,9 @@
 //! The descriptors by which the two sides of a memif wake each other.
 //!
-//! Both sides have the same open file, and the other may do with it what it likes: drain it before
-//! us, fill it, make it blocking. So it is never read: an epoll instance of ours tells of every
+//! Both sides have the same open file, which has to be an eventfd, since any other is one that
+//! somebody may have to answer for (FUSE) whenever it is looked at. The other side may do with it
+//! what it likes: drain it before us, fill it, make it blocking. So it is never read: an epoll
+//! instance of ours tells of every
 //! write once. And it is written by the kernel's asynchronous IO, whose completions raise an event
 //! and never wait for room in it, nor raise anything but an event. Where the kernel refuses that
 //! (it can be forbidden, or all contexts taken), it is written as one that does not block, which
@@ -13,6 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::super::owned;
+use crate::backend::unix::Apart;
 
 /// What wakes the receiver of one ring.
 pub(super) struct Event {
@@ -27,6 +30,19 @@ enum How {
     Raise(Raiser),
     /// We raise it where there is nothing better.
     Write,
+}
+
+/// Takes what the other side says is an event. Nothing is asked of it, but the kernel for what it
+/// is called in /proc: a name that no path has.
+///
+/// # Errors
+/// It is none.
+pub(super) fn theirs(fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    match name.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]") {
+        true => Ok(fd.trust()),
+        false => Err("Interrupt fd is no eventfd"),
+    }
 }
 
 impl Event {
@@ -201,10 +217,20 @@ mod tests {
 
     #[test]
     fn what_is_no_event_is_refused() {
-        let file = |path| OwnedFd::from(File::options().write(true).open(path).unwrap());
-        if Raiser::new().is_ok() {
-            assert!(Event::to_ring(file("/dev/null")).is_err());
+        // SAFETY: takes numbers and touches no memory.
+        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).unwrap();
+        let named = tempfile::Builder::new().prefix("anon_inode:[eventfd]").tempfile().unwrap();
+        let others = [
+            File::options().write(true).open("/dev/null").unwrap().into(),
+            File::open("/").unwrap().into(),
+            OwnedFd::from(named.into_file()),
+            std::io::pipe().unwrap().0.into(),
+            memfd_create(c"anon_inode:[eventfd]", MFdFlags::MFD_CLOEXEC).unwrap(),
+            epoll,
+        ];
+        for other in others {
+            assert!(theirs(Apart::new(other)).is_err());
         }
-        assert!(Event::to_wait(OwnedFd::from(tempfile::tempfile().unwrap())).is_err());
+        assert!(theirs(Apart::new(event(0))).is_ok());
     }
 }

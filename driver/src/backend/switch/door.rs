@@ -2,8 +2,8 @@
 //!
 //! A connection is a process: its user is what the kernel says ([`PeerCredentials`]), and it lives
 //! for as long as the connection does. Nothing that anybody does here makes the switch wait: a
-//! message that does not fit a socket's buffer ends the connection, and a bounded number of them is
-//! looked at in a turn.
+//! message that does not fit a socket's buffer ends the connection, what is said there is closed
+//! elsewhere ([`Apart`]), and a bounded number of them is looked at in a turn.
 
 use std::collections::HashMap;
 use std::fs::Permissions;
@@ -20,6 +20,7 @@ use nix::unistd::{Gid, chown};
 
 use super::greeting::{Came, Message, Refusal, Socket};
 use crate::backend::owned;
+use crate::backend::unix::{Apart, is_crowded};
 use crate::error::OpenError;
 use crate::port::Station;
 
@@ -60,7 +61,7 @@ pub(super) struct Door {
 }
 
 struct Connection {
-    socket: Socket,
+    socket: Apart<Socket>,
     uid: u32,
     pid: u32,
     said_hello: bool,
@@ -151,11 +152,14 @@ impl Door {
 
     fn accept(&mut self, epoll: &Epoll) {
         for _ in 0..ACCEPTS {
+            if is_crowded() {
+                return;
+            }
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             // Without a descriptor left they wait, and those who are here go on.
             let Ok(fd) = accept4(self.listener.fd(), flags) else { return };
             let Ok(fd) = owned(fd) else { return };
-            let socket = Socket::own(fd);
+            let socket = Apart::new(Socket::own(fd));
             let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else { continue };
             let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
             #[cfg(test)]

@@ -15,7 +15,7 @@ use nix::sys::socket::{
 };
 
 use crate::backend::lock;
-use crate::backend::unix::{Received, receive};
+use crate::backend::unix::{Apart, Received, receive};
 use crate::port::Station;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"bw-gues2");
@@ -111,7 +111,7 @@ impl Drop for Socket {
 /// What came from the other end.
 pub(super) enum Came {
     Nothing,
-    Message(Message, Option<OwnedFd>),
+    Message(Message, Option<Apart<OwnedFd>>),
     /// It has gone, or says what makes no sense.
     HungUp,
 }
@@ -145,8 +145,7 @@ impl Socket {
             .is_ok_and(|sent| sent == LEN)
     }
 
-    /// What has come, with a descriptor if `takes_fd`; without, none is made of what comes, and
-    /// none closed, for which a file system may take its time. Never blocks.
+    /// What has come, with a descriptor if `takes_fd`. Never blocks.
     pub(super) fn hear(&self, takes_fd: bool) -> Came {
         match self.receive(takes_fd) {
             // It did not read what we said, and what it said comes after this.

@@ -97,7 +97,9 @@ fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
     loop {
         match socket.hear(true) {
             Came::Message(Message::Welcome(station), Some(fd)) => {
-                return Ok(Asked::Welcome(Welcome { socket, file: fd.into(), station }));
+                // Of whom we trust (`check_trust`).
+                let file = fd.trust().into();
+                return Ok(Asked::Welcome(Welcome { socket, file, station }));
             }
             Came::Message(Message::Refused(why), _) => return Err(refused(path, why)),
             Came::Message(..) | Came::HungUp => return Ok(Asked::Deaf),
