@@ -334,8 +334,8 @@ pub struct PortCounters {
     pub tx_no_route: u64,
     /// Received frames dropped by the port: malformed, too long, or their sender died half way.
     pub rx_dropped: u64,
-    /// Frames the port itself lost on the way out: a full ring for a group address, or on purpose
-    /// (the `fault` port).
+    /// Frames the port itself lost on the way out: a full ring for a group address, longer than
+    /// the other side takes, or on purpose (the `fault` port).
     pub tx_dropped: u64,
 }
 

@@ -8,7 +8,7 @@ use super::MemifSettings;
 use super::handshake::{Asking, Greeting, Heard, Rules};
 use super::proto::{AddRing, Init, MESSAGE_LEN, Message, SECRET_LEN, VERSION};
 use super::region::{Conn, Layout, Made, TO_CLIENT, TO_SERVER};
-use super::ring::{Broken, Receiver, Sender, Taken};
+use super::ring::{Broken, Pushed, Receiver, Sender, Taken};
 use crate::backend::unix::Apart;
 use crate::frame::{RxFrame, TxFrame};
 
@@ -114,7 +114,8 @@ fn scribbled(conn: &Conn, data: &[u8]) -> Result<(), Broken> {
             word => ring.words(piece[1].into())[usize::from(word) % 2].store(value, Relaxed),
         }
         let len = 14 + value as usize % (FRAME_MAX - 14);
-        if tx.push(conn, &TxFrame::whole(&frame[..len]), len, 0, &mut whole)? {
+        let frame = TxFrame::whole(&frame[..len]);
+        if tx.push(conn, &frame, len, 0, &mut whole)? == Pushed::Sent {
             tx.tell();
         }
         tx.warm(conn)?;

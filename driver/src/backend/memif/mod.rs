@@ -51,7 +51,7 @@ use crate::port::{
 };
 use control::Control;
 use region::{Conn, Layout, Made};
-use ring::{Broken, Receiver, Sender, Taken};
+use ring::{Broken, Pushed, Receiver, Sender, Taken};
 use wait::{Shared, Waiter};
 
 /// Largest: with its Ethernet header a frame is 64 KiB.
@@ -246,6 +246,8 @@ struct Live {
     rx: Receiver,
     /// Bytes that the receiver was not shown.
     untold: usize,
+    /// A frame did not fit all its buffers, which was told.
+    has_short_ring: bool,
     conn: Arc<Conn>,
 }
 
@@ -352,17 +354,37 @@ impl Memif {
     }
 
     #[inline(always)]
-    fn push(&mut self, frame: &TxFrame<'_>, len: usize) -> Result<bool, Broken> {
+    fn push(&mut self, frame: &TxFrame<'_>, len: usize) -> Result<Pushed, Broken> {
         if self.live.is_none() {
             self.glance();
         }
-        let Some(live) = &mut self.live else { return Ok(false) };
-        let sent = live.tx.push(&live.conn, frame, len, self.short_max, &mut self.whole)?;
+        let Some(live) = &mut self.live else { return Ok(Pushed::Full) };
+        let pushed = live.tx.push(&live.conn, frame, len, self.short_max, &mut self.whole)?;
         live.untold += len;
-        if !sent || live.untold > TELL_BYTES || self.caps.lossless {
+        if pushed != Pushed::Sent || live.untold > TELL_BYTES || self.caps.lossless {
             live.tell();
         }
-        Ok(sent)
+        Ok(pushed)
+    }
+
+    /// Drops a frame of `len` bytes for which the other side's buffers are too short, all of them
+    /// together. Where nothing may be lost that ends the connection.
+    #[cold]
+    #[inline(never)]
+    fn too_long(&mut self, len: usize) {
+        self.counters.tx_dropped += 1;
+        let Some(live) = &mut self.live else { return };
+        if !std::mem::replace(&mut live.has_short_ring, true) {
+            let (port, slots) = (&self.caps.name, live.conn.tx.ring.count());
+            tracing::error!(
+                port,
+                "a frame of {len} bytes does not fit the client's ring of {slots} buffers and is \
+                 dropped; write a smaller mtu= here, or there a larger bsize= or rsize="
+            );
+        }
+        if self.caps.lossless {
+            self.broken();
+        }
     }
 
     /// Collects what has come, at most `max` frames, and says how many.
@@ -446,7 +468,7 @@ impl Memif {
 impl Live {
     fn new(conn: Arc<Conn>) -> Self {
         let (tx, rx) = (Sender::new(&conn.tx), Receiver::new(&conn.rx));
-        Self { tx, rx, untold: 0, conn }
+        Self { tx, rx, untold: 0, has_short_ring: false, conn }
     }
 
     /// Shows the receiver what was written, and wakes it if it sleeps.
@@ -473,12 +495,16 @@ impl Port for Memif {
         // In every build: a longer frame would be written past its buffer.
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
         match self.push(frame, len) {
-            Ok(true) => {
+            Ok(Pushed::Sent) => {
                 self.counters.tx_frames += 1;
                 self.counters.tx_bytes += len as u64;
                 return Ok(Tx::Sent);
             }
-            Ok(false) => {}
+            Ok(Pushed::Full) => {}
+            Ok(Pushed::Long) => {
+                self.too_long(len);
+                return Ok(Tx::Sent);
+            }
             Err(Broken) => self.broken(),
         }
         self.counters.tx_full += 1;

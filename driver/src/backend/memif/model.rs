@@ -11,7 +11,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Notify;
 
 use self::region::{Conn, Lane, MASKED, Memory};
-use self::ring::{Receiver, Sender, Taken, get_up, has_come, lie_down};
+use self::ring::{Pushed, Receiver, Sender, Taken, get_up, has_come, lie_down};
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 
 // The very file, with what stands here for the memory below it. What only a port needs is left.
@@ -254,8 +254,10 @@ impl Sending {
     fn send(&mut self, frame: &[u8]) -> bool {
         let mut whole = [0; FRAME_MAX];
         let sent = self.tx.push(&self.conn, &TxFrame::whole(frame), frame.len(), 0, &mut whole);
-        if !sent.expect("the receiver writes what can be") {
-            return false;
+        match sent.expect("the receiver writes what can be") {
+            Pushed::Sent => {}
+            Pushed::Full => return false,
+            Pushed::Long => panic!("the ring is long enough"),
         }
         for _ in 0..slots_of(frame) {
             self.shared.cell(self.at).with_mut(|_| ());

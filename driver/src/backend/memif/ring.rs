@@ -30,6 +30,30 @@ use crate::mem::{Lap, Stores, prefetch, prefetch_to_write};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
+/// What became of a frame that was to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pushed {
+    Sent,
+    /// The receiver has to give something back first.
+    Full,
+    /// Longer than the ring's buffers are together, whatever is given back.
+    Long,
+}
+
+/// Slots that a receiver of ours gives back together, in a ring of `count`.
+const fn batch(count: u16) -> u16 {
+    match count / 4 {
+        0 => 1,
+        few if few < 32 => few,
+        _ => 32,
+    }
+}
+
+/// Slots that one frame may take: no more than are given back while nothing else comes.
+const fn pieces_max(count: u16) -> u16 {
+    count - (batch(count) - 1)
+}
+
 /// The sending end.
 pub(super) struct Sender {
     ring: RingMem,
@@ -138,8 +162,8 @@ impl Sender {
         if self.room == 0 { Err(Broken) } else { Ok(true) }
     }
 
-    /// Copies a frame of `len` bytes into the next buffer; false if the ring is full. `short_max`
-    /// as in [`TxFrame::copy_short_to_raw`]; `whole` has room for a frame.
+    /// Copies a frame of `len` bytes into the next buffer. `short_max` as in
+    /// [`TxFrame::copy_short_to_raw`]; `whole` has room for a frame.
     #[inline(always)]
     pub(super) fn push(
         &mut self,
@@ -148,9 +172,9 @@ impl Sender {
         len: usize,
         short_max: usize,
         whole: &mut [u8],
-    ) -> Result<bool, Broken> {
+    ) -> Result<Pushed, Broken> {
         if !self.aim(conn)? {
-            return Ok(false);
+            return Ok(Pushed::Full);
         }
         if len > self.room as usize {
             return self.push_in_pieces(conn, frame, len, whole);
@@ -166,7 +190,7 @@ impl Sender {
             }
         }
         self.commit(len as u32);
-        Ok(true)
+        Ok(Pushed::Sent)
     }
 
     /// Where the next frame goes, of which `len` bytes have room there; `None` if that is to be
@@ -197,12 +221,15 @@ impl Sender {
         frame: &TxFrame<'_>,
         len: usize,
         whole: &mut [u8],
-    ) -> Result<bool, Broken> {
+    ) -> Result<Pushed, Broken> {
         frame.copy_to(whole);
         let (mut at, mut done) = (self.at, 0);
         while done < len {
-            if at.wrapping_sub(self.at) == self.ring.count() || !self.may_fill(at)? {
-                return Ok(false);
+            if at.wrapping_sub(self.at) == pieces_max(self.ring.count()) {
+                return Ok(Pushed::Long);
+            }
+            if !self.may_fill(at)? {
+                return Ok(Pushed::Full);
             }
             let (to, desc) = self.place(conn, at)?;
             let piece = (len - done).min(desc.len() as usize);
@@ -217,7 +244,7 @@ impl Sender {
             at = at.wrapping_add(1);
         }
         (self.at, self.room) = (at, 0);
-        Ok(true)
+        Ok(Pushed::Sent)
     }
 
     /// Whether there is something that the receiver does not know of.
@@ -298,7 +325,6 @@ impl Receiver {
             Some(_) => (ring.head(), ring.tail(), ring.count()),
             None => (ring.tail(), ring.head(), 0),
         };
-        let batch = (ring.count() / 4).clamp(1, 32);
         let new = Self {
             ring,
             mine,
@@ -307,7 +333,7 @@ impl Receiver {
             at: 0,
             given: 0,
             ahead,
-            batch,
+            batch: batch(ring.count()),
             end: None,
             seen: [0; 2],
         };

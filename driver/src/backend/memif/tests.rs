@@ -157,6 +157,38 @@ fn room_comes_back_from_frames_that_are_dropped() {
     }
 }
 
+/// Goal: a frame never waits for ever. Method: frames of every length that the server's MTU allows,
+/// into rings that hold less, each after as many short ones as a receiver may keep; those that fit
+/// arrive, and the others are told and dropped.
+#[test]
+fn a_frame_longer_than_the_ring_waits_for_nothing() {
+    for log2_ring in [4, 5, 7] {
+        let short = MemifSettings { log2_ring: Some(log2_ring), bsize: Some(270), ..fresh() };
+        let long = MemifSettings { mtu: Some(40_000), bsize: None, ..short.clone() };
+        // The client takes long frames as well, in as many pieces.
+        let mut ports = [open(&server(&long)), open(&short)];
+        up(&mut ports);
+        (ports[1].frame_max, ports[1].whole) = (40_014, vec![0; 40_014].into());
+        // In buffers of 270 bytes, of which as many as are given back together may be missing.
+        let slots = 1_usize << log2_ring;
+        let fits = (slots - ((slots / 4).min(32) - 1)) * 270 - ETH_HDR_LEN;
+        let mut dropped = 0;
+        for len in (300..40_000).step_by(977).chain([fits, fits + 1]) {
+            for _ in 0..len % 9 {
+                assert_eq!(send(&mut ports[0], b"short"), Tx::Sent);
+                assert_eq!(drain(&mut ports[1]), [b"short"]);
+            }
+            let payload = vec![len as u8; len];
+            assert_eq!(send(&mut ports[0], &payload), Tx::Sent, "{len} of {fits}");
+            let (wanted, lost) = if len <= fits { (1, 0) } else { (0, 1) };
+            assert_eq!(drain(&mut ports[1]), vec![payload; wanted], "{len} of {fits}");
+            dropped += lost;
+            assert_eq!(ports[0].counters().tx_dropped, dropped, "{len} of {fits}");
+        }
+        assert!(dropped > 0 && ports[1].counters().rx_dropped == 0);
+    }
+}
+
 /// Long enough for the indices to pass 2^16 twice.
 #[test]
 fn indices_wrap() {
@@ -270,7 +302,7 @@ fn a_frame_in_pieces_is_one_frame() {
     for len in (500..5000).step_by(61) {
         let bytes: Vec<u8> = (0..len).map(|i| (i * 7 % 251) as u8).collect();
         let frame = TxFrame::whole(&bytes);
-        assert_eq!(tx.push(&at_server, &frame, len, 0, &mut whole), Ok(true));
+        assert_eq!(tx.push(&at_server, &frame, len, 0, &mut whole), Ok(Pushed::Sent));
         tx.tell();
         let count = rx.pending().unwrap();
         assert_eq!(usize::from(count), len.div_ceil(512));
@@ -286,11 +318,12 @@ fn a_frame_in_pieces_is_one_frame() {
     }
     // More than all buffers hold.
     let frame = TxFrame::whole(&[1; 9000]);
-    assert_eq!(tx.push(&at_server, &frame, 9000, 0, &mut vec![0; 9000]), Ok(false));
+    assert_eq!(tx.push(&at_server, &frame, 9000, 0, &mut vec![0; 9000]), Ok(Pushed::Long));
     // Pieces without an end, or longer than a frame may be.
     let [at_server, at_client] = joined().unwrap();
     let (mut tx, mut rx) = (Sender::new(&at_server.tx), Receiver::new(&at_client.rx));
-    assert_eq!(tx.push(&at_server, &TxFrame::whole(&[1; 1024]), 1024, 0, &mut whole), Ok(true));
+    let two = TxFrame::whole(&[1; 1024]);
+    assert_eq!(tx.push(&at_server, &two, 1024, 0, &mut whole), Ok(Pushed::Sent));
     let last = at_server.tx.ring.words(1);
     Desc::new(NEXT, 0, 512, 0).write_len_to(last);
     tx.tell();
