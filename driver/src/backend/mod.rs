@@ -3,6 +3,7 @@
 pub mod afpacket;
 pub mod any_port;
 mod batch;
+mod bound;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 pub mod fault;

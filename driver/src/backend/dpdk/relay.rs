@@ -11,31 +11,30 @@
 //! Everything here runs in EAL's thread, while the interrupt thread stands or goes by itself.
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
-    connect, listen, sendmsg, socket,
-};
+use nix::sys::socket::{Backlog, ControlMessage, MsgFlags, UnixAddr, connect, sendmsg};
 
-use crate::backend::unix::{Apart, Received, is_crowded, receive};
+use crate::backend::bound::{BoundSocket, seqpacket};
+use crate::backend::unix::{Apart, Received, receive};
 
 /// Clients that may be connected, or about to be, at a time; more wait.
 const CLIENTS: usize = 256;
+
+/// Messages of a client that are passed on in a turn, each way: more than it takes to connect.
+const MESSAGES: usize = 32;
 
 /// Longest message. The protocol's are 128 bytes.
 const MESSAGE: usize = 512;
 
 /// The socket that clients know.
 pub(super) struct Relay {
-    public: OwnedFd,
+    public: BoundSocket,
     /// Where the driver listens.
     private: UnixAddr,
     clients: Vec<Client>,
-    /// The file that the public socket is bound to, if it is one.
-    path: Option<String>,
 }
 
 /// A client, and our connection to the driver in its place.
@@ -53,12 +52,9 @@ impl Relay {
     /// # Errors
     /// Somebody has the name, or it cannot be one.
     pub(super) fn open(name: &str, is_file: bool, private: &str) -> io::Result<Self> {
-        let address = address(name, is_file)?;
-        let public = seqpacket()?;
-        bind(public.as_raw_fd(), &address)?;
-        listen(&public, Backlog::new(8)?)?;
-        let path = is_file.then(|| name.to_owned());
-        Ok(Self { public, private: self::address(private, false)?, clients: Vec::new(), path })
+        let public = BoundSocket::bind(&address(name, is_file)?)?;
+        public.listen(Backlog::new(8)?)?;
+        Ok(Self { public, private: address(private, false)?, clients: Vec::new() })
     }
 
     /// Takes new clients, and passes on what there is to be passed on.
@@ -73,26 +69,11 @@ impl Relay {
     }
 
     fn accept(&self) -> Option<Client> {
-        if is_crowded() {
-            return None;
-        }
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let outer = accept4(self.public.as_raw_fd(), flags).ok()?;
-        // SAFETY: a descriptor that was just made and is nobody else's.
-        let outer = Apart::new(unsafe { OwnedFd::from_raw_fd(outer) });
+        let outer = Apart::new(self.public.accept()?);
         let inner = seqpacket().ok()?;
         // The driver's queue is short. Who finds it full is hung up on, and comes again.
         connect(inner.as_raw_fd(), &self.private).ok()?;
         Some(Client { outer, inner, is_greeted: false, has_left: false })
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            // Somebody may have been quicker.
-            let _ = std::fs::remove_file(path);
-        }
     }
 }
 
@@ -105,12 +86,15 @@ impl Client {
     }
 }
 
-/// Passes on the messages that wait at `from`, as far as `to` takes them now, and notes if there
-/// were any. False if `from` has hung up and everything it said was passed on, or if it sent a
+/// Passes on the messages that wait at `from`, [`MESSAGES`] at most, as far as `to` takes them now,
+/// and notes if there were any. False if `from` has hung up and everything it said was passed on, or if it sent a
 /// message that is longer, or has more descriptors, than the protocol's.
 fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
     let mut bytes = [0; MESSAGE];
-    while is_ready(to, PollFlags::POLLOUT) || is_gone(to) {
+    for _ in 0..MESSAGES {
+        if !is_ready(to, PollFlags::POLLOUT) && !is_gone(to) {
+            return true;
+        }
         let Received { len, fd, is_whole } = match receive(from.as_raw_fd(), &mut bytes, true) {
             Ok(got) => got,
             Err(Errno::EAGAIN | Errno::EINTR) => return true,
@@ -132,7 +116,7 @@ fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
 }
 
 /// Whether one of `events` is there.
-fn is_ready(fd: &OwnedFd, events: PollFlags) -> bool {
+fn is_ready(fd: &impl AsFd, events: PollFlags) -> bool {
     let mut fds = [PollFd::new(fd.as_fd(), events)];
     let found = poll(&mut fds, PollTimeout::ZERO);
     found.is_ok_and(|n| n > 0) && fds[0].revents().is_some_and(|seen| seen.intersects(events))
@@ -146,12 +130,6 @@ fn is_gone(fd: &OwnedFd) -> bool {
         && fds[0].revents().is_some_and(|seen| seen.intersects(gone))
 }
 
-/// A socket of the kind that memif has.
-fn seqpacket() -> io::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?)
-}
-
 fn address(name: &str, is_file: bool) -> io::Result<UnixAddr> {
     let address =
         if is_file { UnixAddr::new(name) } else { UnixAddr::new_abstract(name.as_bytes()) };
@@ -162,6 +140,37 @@ fn address(name: &str, is_file: bool) -> io::Result<UnixAddr> {
 mod tests {
     use super::*;
     use crate::backend::unix::tests::{is_alone, joined, send};
+
+    /// Goal: a client that says without end what nobody hears is not all that is looked at.
+    #[test]
+    fn a_client_has_a_turn_and_no_more() {
+        for is_heard in [true, false] {
+            let ([client, outer], [inner, driver]) = (joined(), joined());
+            (0..MESSAGES + 1).for_each(|_| send(&client, &[7; 128], &client, 0));
+            let driver = is_heard.then_some(driver);
+            assert!(pass_on(&outer, &inner, &mut false));
+            let left = receive(outer.as_raw_fd(), &mut [0; MESSAGE], true);
+            assert_eq!(left.map(|left| left.len), Ok(128), "after {MESSAGES}");
+            drop(driver);
+        }
+    }
+
+    /// Goal: the socket of a server that is dead is taken over, and goes with the relay; one that
+    /// somebody else has made in its place stays.
+    #[test]
+    fn a_file_is_removed_by_whose_socket_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("relay.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let open = || Relay::open(path.to_str().unwrap(), true, "barewire-nobody").unwrap();
+        drop(open());
+        assert!(!path.exists());
+        let relay = open();
+        std::fs::remove_file(&path).unwrap();
+        let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(relay);
+        assert!(path.exists(), "{other:?}");
+    }
 
     /// Goal: one descriptor is passed on and closed here; a client that sends more is hung up on.
     #[test]

@@ -6,10 +6,8 @@
 //! closed elsewhere ([`Apart`]).
 
 use std::fmt::Display;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,17 +17,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
-    connect, listen, sendmsg, socket,
-};
+use nix::sys::socket::{Backlog, ControlMessage, MsgFlags, UnixAddr, connect, sendmsg};
 
 use super::handshake::{Asking, Greeting, Heard, Rules};
 use super::proto::{MESSAGE_LEN, Message};
 use super::region::{Conn, Layout};
 use super::wait::Shared;
 use super::{MemifSettings, Role};
-use crate::backend::unix::{Apart, Received, is_crowded, receive};
+use crate::backend::bound::{BoundSocket, inode, seqpacket};
+use crate::backend::unix::{Apart, Received, receive};
 use crate::backend::{Bell, lock, readable, sleep};
 use crate::error::OpenError;
 
@@ -115,7 +111,7 @@ impl Control {
         let named = std::thread::Builder::new().name("memif".into());
         let (leaves, left) = sync_channel(1);
         if settings.role == Role::Server {
-            let listener = Listener::open(settings)?;
+            let listener = listen(settings)?;
             let server =
                 Server { listener, rules, orders: told, shared, guests: vec![], live: None };
             let run = move || {
@@ -185,8 +181,7 @@ pub(super) enum Came {
 
 impl Socket {
     pub(super) fn new() -> io::Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        Ok(Self::own(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?))
+        Ok(Self::own(seqpacket()?))
     }
 
     fn own(fd: OwnedFd) -> Self {
@@ -271,79 +266,13 @@ pub(super) fn address(name: &str) -> io::Result<UnixAddr> {
 // The server
 // ---------------------------------------------------------------------------------------------
 
-/// The socket that clients know.
-struct Listener {
-    socket: Socket,
-    /// The file that it is bound to, and which one that is.
-    path: Option<(String, (u64, u64))>,
-}
-
-impl Listener {
-    fn open(settings: &MemifSettings) -> Result<Self, OpenError> {
-        let name = &settings.socket;
-        let unable = |e: &io::Error| unable(settings, e);
-        let socket = Socket::new().map_err(|e| unable(&e))?;
-        let address = address(name).map_err(|e| unable(&e))?;
-        let mut bound = bind(socket.fd(), &address);
-        if bound == Err(Errno::EADDRINUSE) && !name.starts_with('@') {
-            remove_stale(name, &address);
-            bound = bind(socket.fd(), &address);
-        }
-        bound.map_err(|errno| cannot_bind(settings, errno))?;
-        listen(&socket.0, Backlog::new(8).unwrap_or(Backlog::MAXCONN))
-            .map_err(|errno| unable(&errno.into()))?;
-        let path = inode(name).map(|inode| (name.clone(), inode));
-        Ok(Self { socket, path })
-    }
-
-    fn accept(&self) -> Option<Apart<Socket>> {
-        if is_crowded() {
-            return None;
-        }
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = accept4(self.socket.fd(), flags).ok()?;
-        // SAFETY: a descriptor that was just made and is nobody else's.
-        Some(Apart::new(Socket::own(unsafe { OwnedFd::from_raw_fd(fd) })))
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some((path, is)) = &self.path
-            && inode(path) == Some(*is)
-        {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// Which file `path` is, if it is a socket.
-fn inode(path: &str) -> Option<(u64, u64)> {
-    let meta = std::fs::symlink_metadata(path).ok()?;
-    meta.file_type().is_socket().then(|| (meta.dev(), meta.ino()))
-}
-
-/// Removes the socket of a server that is dead. Of several that want to only one looks at a time,
-/// so that none removes what another has made.
-fn remove_stale(path: &str, address: &UnixAddr) {
-    let mut hasher = DefaultHasher::new();
-    path.hash(&mut hasher);
-    let name = format!("barewire-memif-{:x}", hasher.finish());
-    let Ok(lock) = Socket::new() else { return };
-    let Ok(lock_address) = UnixAddr::new_abstract(name.as_bytes()) else { return };
-    let until = Instant::now() + Duration::from_secs(1);
-    while bind(lock.fd(), &lock_address).is_err() {
-        if Instant::now() > until {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let Ok(probe) = Socket::new() else { return };
-    let is_dead = connect(probe.fd(), address) == Err(Errno::ECONNREFUSED);
-    if is_dead && inode(path).is_some() {
-        tracing::info!(path, "removing the socket of a server that is dead");
-        let _ = std::fs::remove_file(path);
-    }
+fn listen(settings: &MemifSettings) -> Result<BoundSocket, OpenError> {
+    let unable = |e: &io::Error| unable(settings, e);
+    let address = address(&settings.socket).map_err(|e| unable(&e))?;
+    let socket = BoundSocket::bind(&address).map_err(|errno| cannot_bind(settings, errno))?;
+    let backlog = Backlog::new(8).unwrap_or(Backlog::MAXCONN);
+    socket.listen(backlog).map_err(|errno| unable(&errno.into()))?;
+    Ok(socket)
 }
 
 /// That there is no directory for the socket, if it needs one and there is none.
@@ -387,7 +316,7 @@ fn cannot_bind(settings: &MemifSettings, errno: Errno) -> OpenError {
 }
 
 struct Server {
-    listener: Listener,
+    listener: BoundSocket,
     rules: Rules,
     orders: Arc<Orders>,
     shared: Arc<Shared>,
@@ -405,8 +334,7 @@ struct Guest {
 impl Server {
     fn run(mut self) {
         while !self.orders.is_over() {
-            let mut fds =
-                vec![readable(self.orders.bell.fd()), readable(self.listener.socket.fd())];
+            let mut fds = vec![readable(self.orders.bell.fd()), readable(self.listener.fd())];
             fds.extend(self.live.as_ref().map(|live| readable(live.socket.fd())));
             fds.extend(self.guests.iter().map(|guest| readable(guest.socket.fd())));
             let next = self.guests.iter().map(|guest| guest.until).min();
@@ -432,11 +360,12 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        let Some(socket) = self.listener.accept() else {
+        let Some(fd) = self.listener.accept() else {
             // No descriptor is left, or it has hung up, or what others left is still to be closed.
             std::thread::sleep(Duration::from_millis(1));
             return;
         };
+        let socket = Apart::new(Socket::own(fd));
         if self.guests.len() == GUESTS {
             self.guests.remove(0);
         }

@@ -461,22 +461,34 @@ fn descriptors_that_nobody_asked_for_are_closed() {
 fn a_server_does_not_wait_for_what_its_guests_hand_over() {
     let settings = fresh();
     let at_server = open(&server(&settings));
-    let (mut others, begun) = (Vec::new(), Instant::now());
-    let knocks = [&[init(), ring(true, 0, 0, 4)][..], &[Message::Ack], &[init()]];
-    for (knock, said) in knocks.into_iter().enumerate() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let at = address(&settings.socket).unwrap();
+    let knocks = [vec![init(), ring(true, 0, 0, 4)], vec![Message::Ack], vec![init()]].into_iter();
+    // In threads: the last who closes it waits, which is the client if it is the slower one.
+    let knock = |(knock, said): (usize, Vec<Message>)| {
         let socket = Socket::new().unwrap();
-        connect(socket.0.as_raw_fd(), &address(&settings.socket).unwrap()).unwrap();
-        let (slow, other) = slow_to_close();
-        for (i, message) in said.iter().enumerate() {
-            let times = if i + 1 == said.len() { knock.max(1) } else { 0 };
-            send_fds(&socket.0, &message.bytes(), &slow, times);
-        }
-        others.push((other, (knock < 2).then_some(socket)));
-    }
+        connect(socket.0.as_raw_fd(), &at).unwrap();
+        let ((slow, other), tell) = (slow_to_close(), tell.clone());
+        let said: Vec<_> = said.iter().map(Message::bytes).collect();
+        std::thread::spawn(move || {
+            for (i, bytes) in said.iter().enumerate() {
+                let times = if i + 1 == said.len() { knock.max(1) } else { 0 };
+                send_fds(&socket.0, bytes, &slow, times);
+            }
+            // Those who are hung up on wait for it.
+            tell.send((knock < 2).then_some(socket)).unwrap();
+            drop(slow);
+        });
+        other
+    };
+    let others: Vec<_> = knocks.enumerate().map(knock).collect();
+    let begun = Instant::now();
+    let sockets: Vec<_> = others.iter().map(|_| told.recv().unwrap()).collect();
     let mut ports = [at_server, open(&settings)];
     up(&mut ports);
     drop(ports);
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    drop((others, sockets));
 }
 
 /// A server that is no memif's, or says nothing, or what makes no sense.

@@ -9,18 +9,17 @@ use std::collections::HashMap;
 use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
-use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::sockopt::PeerCredentials;
-use nix::sys::socket::{Backlog, SockFlag, UnixAddr, accept4, bind, connect, getsockopt, listen};
+use nix::sys::socket::{Backlog, UnixAddr, getsockopt};
 use nix::unistd::{Gid, chown};
 
 use super::greeting::{Came, Message, Refusal, Socket};
-use crate::backend::owned;
-use crate::backend::unix::{Apart, is_crowded};
+use crate::backend::bound::BoundSocket;
+use crate::backend::unix::Apart;
 use crate::error::OpenError;
 use crate::port::Station;
 
@@ -49,9 +48,7 @@ pub enum Guests {
 
 /// The socket, and the connections.
 pub(super) struct Door {
-    listener: Socket,
-    path: PathBuf,
-    inode: Option<(u64, u64)>,
+    listener: BoundSocket,
     guests: Guests,
     connections: HashMap<u64, Connection>,
     last: u64,
@@ -101,19 +98,10 @@ impl Door {
             std::fs::create_dir_all(dir).map_err(os)?;
             std::fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(os)?;
         }
-        let listener = Socket::new().map_err(os)?;
         let address = UnixAddr::new(path).map_err(|e| os(e.into()))?;
-        let mut bound = bind(listener.fd(), &address);
-        if bound == Err(Errno::EADDRINUSE) && is_stale(path, &address) {
-            std::fs::remove_file(path).map_err(os)?;
-            bound = bind(listener.fd(), &address);
-        }
-        bound.map_err(|e| os(e.into()))?;
-        let inode = inode(path);
+        let listener = BoundSocket::bind(&address).map_err(|e| os(e.into()))?;
         let door = Self {
             listener,
-            path: path.to_owned(),
-            inode,
             guests,
             connections: HashMap::new(),
             last: 0,
@@ -129,9 +117,9 @@ impl Door {
         };
         std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(os)?;
         // After that: nobody comes in before the mode is right.
-        listen(&door.listener.0, Backlog::MAXCONN).map_err(|e| os(e.into()))?;
+        door.listener.listen(Backlog::MAXCONN).map_err(|e| os(e.into()))?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
-        epoll.add(door.listener.0.as_fd(), event).map_err(|e| os(e.into()))?;
+        epoll.add(door.listener.as_fd(), event).map_err(|e| os(e.into()))?;
         Ok(door)
     }
 
@@ -152,13 +140,8 @@ impl Door {
 
     fn accept(&mut self, epoll: &Epoll) {
         for _ in 0..ACCEPTS {
-            if is_crowded() {
-                return;
-            }
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             // Without a descriptor left they wait, and those who are here go on.
-            let Ok(fd) = accept4(self.listener.fd(), flags) else { return };
-            let Ok(fd) = owned(fd) else { return };
+            let Some(fd) = self.listener.accept() else { return };
             let socket = Apart::new(Socket::own(fd));
             let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else { continue };
             let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
@@ -232,25 +215,4 @@ impl Door {
         }
         is_in
     }
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        if self.inode.is_some() && inode(&self.path) == self.inode {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Which file `path` is, if it is a socket.
-fn inode(path: &Path) -> Option<(u64, u64)> {
-    let meta = std::fs::symlink_metadata(path).ok()?;
-    meta.file_type().is_socket().then(|| (meta.dev(), meta.ino()))
-}
-
-/// Whether `path` is a socket that nobody listens at. Two switches of one device do not start at
-/// once: they have the device and its segment by then.
-fn is_stale(path: &Path, address: &UnixAddr) -> bool {
-    let Ok(probe) = Socket::new() else { return false };
-    inode(path).is_some() && connect(probe.fd(), address) == Err(Errno::ECONNREFUSED)
 }

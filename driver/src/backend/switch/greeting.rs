@@ -10,10 +10,9 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, sendmsg, socket,
-};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
+use crate::backend::bound::seqpacket;
 use crate::backend::lock;
 use crate::backend::unix::{Apart, Received, receive};
 use crate::port::Station;
@@ -122,8 +121,7 @@ impl Socket {
     /// # Errors
     /// Those of `socket`.
     pub(super) fn new() -> io::Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        Ok(Self::own(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?))
+        Ok(Self::own(seqpacket()?))
     }
 
     pub(super) fn own(fd: OwnedFd) -> Self {

@@ -1,0 +1,202 @@
+//! A socket under a name that others connect to: a file, or an abstract name.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen,
+    shutdown, socket,
+};
+
+use super::lock;
+use super::unix::{Apart, is_crowded};
+
+/// Time to wait for others who look whether the same file is a dead one's.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Takes connections ([`SockType::SeqPacket`]) under a name of its own. Forked children do not keep
+/// it open.
+pub(super) struct BoundSocket {
+    /// Taken when it is dropped.
+    fd: Option<Apart<Kept>>,
+    /// The file, and which one that is.
+    file: Option<(PathBuf, Inode)>,
+}
+
+/// Device and number of a file.
+type Inode = (u64, u64);
+
+/// Is not open in forked children.
+struct Kept(OwnedFd);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        lock::children_may_keep(self.0.as_raw_fd());
+    }
+}
+
+impl BoundSocket {
+    /// Takes the name, in place of a file that is the socket of somebody dead. Nobody can connect
+    /// yet.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` if somebody has it, or another file is there; those of `socket`, `bind` and
+    /// `unlink`. Nothing is left behind.
+    pub(super) fn bind(address: &UnixAddr) -> Result<Self, Errno> {
+        let fd = seqpacket()?;
+        lock::forget_in_children(fd.as_raw_fd());
+        let fd = Apart::new(Kept(fd));
+        let path = address.path();
+        let mut bound = bind(fd.0.as_raw_fd(), address);
+        if let (Err(Errno::EADDRINUSE), Some(path)) = (bound, path) {
+            remove_stale(path, address)?;
+            bound = bind(fd.0.as_raw_fd(), address);
+        }
+        bound?;
+        let file = path.and_then(|path| Some((path.to_owned(), inode(path)?)));
+        Ok(Self { fd: Some(fd), file })
+    }
+
+    /// Has `backlog` connections wait for [`accept`](Self::accept).
+    ///
+    /// # Errors
+    /// Those of `listen`.
+    pub(super) fn listen(&self, backlog: Backlog) -> Result<(), Errno> {
+        listen(self, backlog)
+    }
+
+    /// The next connection, non-blocking; `None` if there is none, or none is to be had now for
+    /// want of descriptors.
+    pub(super) fn accept(&self) -> Option<OwnedFd> {
+        if is_crowded() {
+            return None;
+        }
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = accept4(self.fd(), flags).ok()?;
+        // SAFETY: a descriptor that was just made and is nobody else's.
+        Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for BoundSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_ref().expect("taken by drop alone").0.as_fd()
+    }
+}
+
+impl Drop for BoundSocket {
+    fn drop(&mut self) {
+        if let Some((path, is)) = &self.file {
+            if inode(path) == Some(*is) {
+                let _ = std::fs::remove_file(path);
+            }
+            // Nobody can connect any more, whenever it is closed.
+            let _ = shutdown(self.fd(), Shutdown::Both);
+            return;
+        }
+        // An abstract name is free when this is closed, which is when the caller may count on it.
+        if let Some(fd) = self.fd.take() {
+            drop(fd.trust());
+        }
+    }
+}
+
+/// A socket, non-blocking.
+///
+/// # Errors
+/// Those of `socket`.
+pub(super) fn seqpacket() -> Result<OwnedFd, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
+}
+
+/// Which file `path` is, if it is a socket.
+pub(super) fn inode(path: impl AsRef<Path>) -> Option<Inode> {
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    meta.file_type().is_socket().then(|| (meta.dev(), meta.ino()))
+}
+
+/// Removes the socket of somebody who is dead. Of several that want to only one looks at a time,
+/// so that none removes what another has made.
+fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), Errno> {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    let name = format!("barewire-bind-{:x}", hasher.finish());
+    let (lock, lock_address) = (seqpacket()?, UnixAddr::new_abstract(name.as_bytes())?);
+    let until = Instant::now() + PATIENCE;
+    while bind(lock.as_raw_fd(), &lock_address).is_err() {
+        if Instant::now() > until {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let is_dead = connect(seqpacket()?.as_raw_fd(), address) == Err(Errno::ECONNREFUSED);
+    if is_dead && inode(path).is_some() {
+        tracing::info!(?path, "removing the socket of somebody who is dead");
+        std::fs::remove_file(path).map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(0)))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connects(address: &UnixAddr) -> bool {
+        connect(seqpacket().unwrap().as_raw_fd(), address).is_ok()
+    }
+
+    fn listening(address: &UnixAddr) -> Result<BoundSocket, Errno> {
+        let socket = BoundSocket::bind(address)?;
+        socket.listen(Backlog::new(8).unwrap()).unwrap();
+        Ok(socket)
+    }
+
+    /// Goal: the file of somebody dead is replaced, of somebody alive not; it goes with its socket,
+    /// and another one that is there by then stays.
+    #[test]
+    fn a_file_is_whose_socket_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let address = UnixAddr::new(&path).unwrap();
+        let dead = seqpacket().unwrap();
+        bind(dead.as_raw_fd(), &address).unwrap();
+        drop(dead);
+        let first = listening(&address).unwrap();
+        assert!(connects(&address));
+        assert_eq!(listening(&address).err(), Some(Errno::EADDRINUSE));
+        drop(first);
+        assert!(!path.exists());
+        let first = listening(&address).unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::rename(&path, &elsewhere).unwrap();
+        let second = listening(&address).unwrap();
+        drop(first);
+        assert!(!connects(&UnixAddr::new(&elsewhere).unwrap()), "it listens for nobody");
+        assert!(connects(&address), "the second one's");
+        drop(second);
+        std::fs::write(&path, "no socket").unwrap();
+        assert_eq!(listening(&address).err(), Some(Errno::EADDRINUSE));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn an_abstract_name_is_free_at_once() {
+        let name = format!("barewire-bound-{}", std::process::id());
+        let address = UnixAddr::new_abstract(name.as_bytes()).unwrap();
+        for _ in 0..100 {
+            let socket = listening(&address).unwrap();
+            assert_eq!(listening(&address).err(), Some(Errno::EADDRINUSE));
+            assert!(connects(&address));
+            drop(socket);
+        }
+    }
+}
