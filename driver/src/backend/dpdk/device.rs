@@ -390,7 +390,7 @@ fn setup(undo: Undo, pmd: &Pmd, settings: &DpdkSettings, mtu: usize) -> Result<D
             Ok(device)
         }
         Err(failure) => {
-            lock(&RETIRED).push(pool);
+            device.close();
             Err(failure)
         }
     }
@@ -521,7 +521,7 @@ fn open_ring(settings: &DpdkSettings, name: &str) -> Result<(u16, usize), Failur
     let mut links = lock(&LINKS);
     let links = links.get_or_insert_default();
     if !links.contains_key(name) {
-        links.insert(name.to_owned(), make_link(name, settings.ring_len)?);
+        links.insert(name.to_owned(), Link::make(name, settings.ring_len)?);
     }
     let link = links.get_mut(name).expect("it was just inserted");
     let Some(end) = link.taken.iter().position(|taken| !taken) else {
@@ -539,46 +539,60 @@ fn open_ring(settings: &DpdkSettings, name: &str) -> Result<(u16, usize), Failur
             Ok((port, end))
         }
         Err(_negative) => {
+            free_unused(links, name);
             let why = format!("{} is open in this process already", settings.device);
             Err(Failure::new(libc::EBUSY, why).mend("choose another name"))
         }
     }
 }
 
-fn make_link(name: &str, ring_len: usize) -> Result<Link, Failure> {
-    let mut rings = [Ring(null_mut()); 2];
-    for (i, ring) in rings.iter_mut().enumerate() {
-        let name = cstring(&format!("bw{i}-{name}"))?;
-        // One port sends to it and one receives from it, each from one thread at a time.
-        let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ;
-        let count = ring_len.next_power_of_two() as u32;
-        // SAFETY: reads a C string.
-        ring.0 = unsafe { sys::rte_ring_create(name.as_ptr(), count, -1, flags) };
-        if ring.0.is_null() {
-            return Err(failed("making a ring", errno()));
+impl Link {
+    fn make(name: &str, ring_len: usize) -> Result<Self, Failure> {
+        let mut link = Self { rings: [Ring(null_mut()); 2], taken: [false; 2] };
+        for (i, ring) in link.rings.iter_mut().enumerate() {
+            let name = cstring(&format!("bw{i}-{name}"))?;
+            // One port sends to it and one receives from it, each from one thread at a time.
+            let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ;
+            let count = ring_len.next_power_of_two() as u32;
+            // SAFETY: reads a C string.
+            ring.0 = unsafe { sys::rte_ring_create(name.as_ptr(), count, -1, flags) };
+            if ring.0.is_null() {
+                return Err(failed("making a ring", errno()));
+            }
         }
+        Ok(link)
     }
-    Ok(Link { rings, taken: [false; 2] })
 }
 
-/// Gives an end back. The rings go with the second one, and the frames that are in them.
+impl Drop for Link {
+    /// Nobody has an end any more. The frames that are in the rings go with them.
+    fn drop(&mut self) {
+        for Ring(ring) in self.rings.into_iter().filter(|ring| !ring.0.is_null()) {
+            let mut mbuf = null_mut();
+            // SAFETY: what is in the ring are packets, which are ours, as the ring is.
+            unsafe {
+                while sys::rte_ring_dequeue_burst(ring, &mut mbuf, 1, null_mut()) == 1 {
+                    sys::rte_pktmbuf_free(mbuf.cast());
+                }
+                sys::rte_ring_free(ring);
+            }
+        }
+    }
+}
+
+/// Gives an end back. The rings go with the second one.
 fn leave_link(name: &str, end: usize) {
     let mut links = lock(&LINKS);
     let Some(links) = links.as_mut() else { return };
-    let Some(link) = links.get_mut(name) else { return };
-    link.taken[end] = false;
-    if link.taken != [false; 2] {
-        return;
+    if let Some(link) = links.get_mut(name) {
+        link.taken[end] = false;
     }
-    for Ring(ring) in link.rings {
-        let mut mbuf = null_mut();
-        // SAFETY: nobody has an end any more; what is in the ring are packets, which are ours.
-        unsafe {
-            while sys::rte_ring_dequeue_burst(ring, &mut mbuf, 1, null_mut()) == 1 {
-                sys::rte_pktmbuf_free(mbuf.cast());
-            }
-            sys::rte_ring_free(ring);
-        }
+    free_unused(links, name);
+}
+
+/// Frees a pair of which nobody has an end.
+fn free_unused(links: &mut HashMap<String, Link>, name: &str) {
+    if links.get(name).is_some_and(|link| link.taken == [false; 2]) {
+        links.remove(name);
     }
-    links.remove(name);
 }

@@ -374,6 +374,36 @@ fn what_is_wrong_is_said_in_one_line_with_what_mends_it() {
     drop(open("dpdk:net_null_twice"));
 }
 
+/// Goal: a failed open leaves nothing behind that the next one finds. Method: of a pair of rings the
+/// device's name, and then the name of the second ring, are taken.
+#[test]
+fn a_failed_open_leaves_no_rings() {
+    let first = open("dpdk:net_ring_left_a,pair=left1");
+    assert!(
+        why("dpdk(ring=64):net_ring_left_a,pair=left").contains("open in this process already")
+    );
+    drop(first);
+    let eal = eal::start(crate::mem::Hugepages::IfFree).unwrap();
+    let make = || {
+        // SAFETY: reads a C string.
+        let ring = unsafe { sys::rte_ring_create(c"bw1-clash".as_ptr(), 64, -1, 0) };
+        assert!(!ring.is_null());
+        ring as usize
+    };
+    let (taken, _) = eal.run(make);
+    assert!(why("dpdk:net_ring_clash_a,pair=clash").contains("making a ring"));
+    // SAFETY: it was made above and is nobody else's.
+    eal.run(move || unsafe { sys::rte_ring_free(taken as *mut sys::rte_ring) });
+    for name in ["left", "clash"] {
+        let [mut a, mut b] = ring_pair(name, "");
+        for i in 0..200 {
+            assert_eq!(a.tx(&TxFrame::whole(&numbered(i, 100))), Ok(Tx::Sent), "{name} {i}");
+        }
+        a.flush().unwrap();
+        assert_eq!(received(&mut b).len(), 200);
+    }
+}
+
 #[test]
 fn a_sleeper_is_woken_and_never_sleeps_long() {
     let port = open("dpdk:net_null_nap");
