@@ -472,14 +472,14 @@ impl Client {
     /// One attempt.
     fn connect(&self) -> Result<Live, Trouble> {
         let unable = |e: io::Error| Trouble::Refused(unable(&self.settings, &e), true);
-        let socket = Apart::new(Socket::new().map_err(unable)?);
+        let socket = Socket::new().map_err(unable)?;
         match connect(socket.fd(), &self.address) {
             Ok(()) => {}
             // Its queue is full: it will have time.
             Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => return self.missing(),
             Err(errno) => return Err(Trouble::Refused(self.cannot_connect(errno), false)),
         }
-        let mut asking = Asking::new();
+        let (socket, mut asking) = (Apart::new(socket), Asking::new());
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until && !self.orders.is_over() {
             let message = match socket.hear(false) {
