@@ -120,7 +120,9 @@ unsafe fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
     if (head.cmsg_level, head.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
         return vec![];
     }
-    let count = (head.cmsg_len as usize).saturating_sub(CONTROL_HEAD) / size_of::<RawFd>();
+    // Of another type with another C library.
+    let len: usize = head.cmsg_len as _;
+    let count = len.saturating_sub(CONTROL_HEAD) / size_of::<RawFd>();
     // SAFETY: the bytes behind the head are there, as its length says.
     let at = unsafe { libc::CMSG_DATA(head) }.cast::<RawFd>();
     // SAFETY: as above, and descriptors that were received just now are nobody else's.
