@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use nix::errno::Errno;
 
-/// What somebody else has a say in: a descriptor that was handed over, or a socket in which some may
-/// wait. It is closed by a thread of its own, since that may take as long as they like: a file
+/// What somebody else has a say in: a descriptor that was handed over, or a socket in which some
+/// may wait. It is closed by a thread of its own, since that may take as long as they like: a file
 /// system in user space is told (FUSE), a network one writes, a TCP socket lingers (`SO_LINGER`).
 pub(super) struct Apart<T: Send + 'static>(Option<T>);
 
@@ -187,8 +187,8 @@ pub(super) mod tests {
         (slow.into(), other)
     }
 
-    /// Goal: nobody waits for what a descriptor or a socket takes to close: one that was wanted, one
-    /// too many, one that was not, and one that waits in a socket.
+    /// Goal: nobody waits for what a descriptor or a socket takes to close: one that was wanted,
+    /// one too many, one that was not, and one that waits in a socket.
     #[test]
     fn who_receives_does_not_wait_for_what_is_slow_to_close() {
         let (mut others, begun) = (Vec::new(), Instant::now());

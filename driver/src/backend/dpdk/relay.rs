@@ -87,8 +87,8 @@ impl Client {
 }
 
 /// Passes on the messages that wait at `from`, [`MESSAGES`] at most, as far as `to` takes them now,
-/// and notes if there were any. False if `from` has hung up and everything it said was passed on, or if it sent a
-/// message that is longer, or has more descriptors, than the protocol's.
+/// and notes if there were any. False if `from` has hung up and everything it said was passed on,
+/// or if it sent a message that is longer, or has more descriptors, than the protocol's.
 fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
     let mut bytes = [0; MESSAGE];
     for _ in 0..MESSAGES {

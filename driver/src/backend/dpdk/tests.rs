@@ -374,8 +374,8 @@ fn what_is_wrong_is_said_in_one_line_with_what_mends_it() {
     drop(open("dpdk:net_null_twice"));
 }
 
-/// Goal: a failed open leaves nothing behind that the next one finds. Method: of a pair of rings the
-/// device's name, and then the name of the second ring, are taken.
+/// Goal: a failed open leaves nothing behind that the next one finds. Method: of a pair of rings
+/// the device's name, and then the name of the second ring, are taken.
 #[test]
 fn a_failed_open_leaves_no_rings() {
     let first = open("dpdk:net_ring_left_a,pair=left1");
