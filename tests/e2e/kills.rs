@@ -17,3 +17,18 @@ fn kills_over_a_bad_link() {
     let port = format!("fault(loss=0.05,seed=9):{}", segment.port());
     kill_rounds("kills-bad", |_place, name| Worker::start(name, "traffic", &port), 12, 2);
 }
+
+/// Goal: no worker outlives its test, passed or failed, whatever it waits for: it would keep its
+/// port, and the output of the tests open.
+#[test]
+fn a_worker_goes_with_its_test() {
+    let segment = Segment::new("goes");
+    let mut worker = Worker::start("a", "echo", &segment.port());
+    // Who never comes.
+    worker.say(&format!("PEER {}", worker.addr));
+    worker.say("SIZE 8");
+    let process = format!("/proc/{}", worker.id());
+    assert!(std::fs::exists(&process).unwrap());
+    drop(worker);
+    assert!(!std::fs::exists(&process).unwrap());
+}

@@ -130,7 +130,7 @@ fn a_cable_is_pulled_and_put_back() {
         for round in 0..2 {
             game.until("game", |game| game.moves >= 40 * (round + 1));
             assert_eq!(said.count() as u64, 2 * round, "{:?}", said.0.lock().unwrap());
-            host.ask("set_link n0 off");
+            let pulled = host.pull();
             let out = game.until("word of the cable", |_| said.count() as u64 > 2 * round);
             let moves = game.moves;
             let start = Instant::now();
@@ -138,7 +138,7 @@ fn a_cable_is_pulled_and_put_back() {
                 game.poll();
             }
             assert_eq!(game.moves, moves, "messages pass without a cable");
-            host.ask("set_link n0 on");
+            drop(pulled);
             let back = game.until("word that it is back", |_| said.count() as u64 > 2 * round + 1);
             game.until("game", |game| game.moves >= moves + 20);
             println!("told after {out} polls, and after {back} that it is back; {moves} messages");

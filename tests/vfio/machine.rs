@@ -30,9 +30,37 @@ impl Monitor {
         Some(Self(File::options().write(true).open(path).unwrap()))
     }
 
+    /// Has the cable of the first NIC pulled.
+    pub(crate) fn pull(&mut self) -> ForNow<'_> {
+        self.for_now("set_link n0 off", "set_link n0 on")
+    }
+
+    /// Has the processors of the guest stopped.
+    pub(crate) fn stop(&mut self) -> ForNow<'_> {
+        self.for_now("stop", "cont")
+    }
+
+    fn for_now(&mut self, command: &str, undo: &'static str) -> ForNow<'_> {
+        self.ask(command);
+        ForNow { host: self, undo }
+    }
+
     /// Gives a command, which the host carries out soon.
-    pub(crate) fn ask(&mut self, command: &str) {
+    fn ask(&mut self, command: &str) {
         self.0.write_all(format!("\nVM-ASKS {command}\n").as_bytes()).unwrap();
+    }
+}
+
+/// What the host did for now. It is undone when this goes, also when a test fails, or whoever comes
+/// after it would wait in vain.
+pub(crate) struct ForNow<'a> {
+    host: &'a mut Monitor,
+    undo: &'static str,
+}
+
+impl Drop for ForNow<'_> {
+    fn drop(&mut self) {
+        self.host.ask(self.undo);
     }
 }
 

@@ -213,7 +213,7 @@ impl Talk {
     /// Has the other guest stopped for some time, with a message on its way. It is answered, or the
     /// other guest is told dead, after the time that is returned; then they talk again.
     fn stop_for(&mut self, time: Duration, tag: u64, host: &mut Monitor) -> Option<Duration> {
-        host.ask("stop");
+        let stopped = host.stop();
         std::thread::sleep(SOON);
         let start = Instant::now();
         self.send(tag);
@@ -221,7 +221,7 @@ impl Talk {
         assert!(!matches!(outcome, Ok(true)), "it answers while it is stopped");
         let took = start.elapsed();
         std::thread::sleep(time.saturating_sub(took));
-        host.ask("cont");
+        drop(stopped);
         if outcome.is_ok() {
             outcome = self.is_answered(ANSWER);
         }
