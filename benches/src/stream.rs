@@ -2,6 +2,7 @@
 
 use barewire::SealMode;
 use barewire_driver::clock::now_ns;
+use barewire_tests::nodes::Nodes;
 
 use crate::duo::{First, Second, Task, start};
 use crate::end::{End, Made, RawEnd};
@@ -22,8 +23,30 @@ impl Stream {
     ///
     /// # Errors
     /// What the port or the api refused.
-    pub fn open([own, other]: [&str; 2], len: usize, seal: Option<SealMode>) -> Made<Self> {
-        let first = start(|second| serve(second, other, len, seal))?;
+    pub fn open(ports: [&str; 2], len: usize, seal: Option<SealMode>) -> Made<Self> {
+        Self::begin(None, ports, len, seal)
+    }
+
+    /// The same between nodes 0, which this process enters, and 1.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), or a node could not be entered.
+    pub fn open_between(nodes: &Nodes, ports: [&str; 2], len: usize) -> Made<Self> {
+        Self::begin(Some(nodes), ports, len, None)
+    }
+
+    fn begin(
+        nodes: Option<&Nodes>,
+        [own, other]: [&str; 2],
+        len: usize,
+        seal: Option<SealMode>,
+    ) -> Made<Self> {
+        let enter = |node: usize| nodes.map_or(Ok(()), |nodes| nodes.enter(node));
+        let first = start(|second| {
+            enter(1)?;
+            serve(second, other, len, seal)
+        })?;
+        enter(0)?;
         let mut end = RawEnd::open_sealed(own, len * WINDOW, seal)?;
         end.join(|mac| first.meet(mac));
         Ok(Self { first, end, len })

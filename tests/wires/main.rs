@@ -16,6 +16,7 @@ mod supervisor;
 mod worker;
 
 mod caller;
+mod ecmp;
 mod ecn;
 mod environment;
 mod foreign;

@@ -5,12 +5,16 @@
 //! repetition there, and most of what makes a session reliable rests. The case `loss-0%` is a port
 //! that says it may lose frames and loses none: what reliability costs by itself. The others are
 //! noted against that as well, which is what the repair of losses costs.
+//!
+//! *Marked* is a router with a link of 400 Mbit/s that marks what exceeds 97 % of it (ECN), against
+//! the same link without marks, by turns: what keeping its queue short costs.
 
 use barewire_benches::duo::Rounds;
 use barewire_benches::end::{Made, Memory};
 use barewire_benches::stream::{Stream, WINDOW};
 use barewire_benches::{Args, Report};
 use barewire_driver::clock::now_ns;
+use barewire_tests::nodes::{FABRIC, Nodes};
 
 fn main() {
     let args = Args::read();
@@ -21,6 +25,14 @@ fn main() {
             measured.unwrap_or_else(|why| report.skip(case, &why));
         }
     }
+    let ip = [0, 1].map(|n| format!("ip(10.78.{n}.7/24,gw=10.78.{n}.1):afpacket:{FABRIC}"));
+    let udp = [0, 1].map(|n| format!("udp:10.78.{n}.7"));
+    for (case, ports) in [("udp-64KiB-marked", udp), ("ip-64KiB-marked", ip)] {
+        if args.wants(case) {
+            let measured = marked(case, [&ports[0], &ports[1]], &args, &mut report);
+            measured.unwrap_or_else(|why| report.skip(case, &why));
+        }
+    }
     for percent in ["0", "0.1", "1", "5"] {
         let case = format!("shm-64KiB-loss-{percent}%");
         if args.wants(&case) {
@@ -28,6 +40,67 @@ fn main() {
             measured.unwrap_or_else(|why| report.skip(&case, &why));
         }
     }
+}
+
+/// A router between two hosts, whose link to the second one is slow.
+fn routed() -> Made<Nodes> {
+    let nodes = Nodes::new(3)?;
+    for node in [0, 1] {
+        let port = format!("port{node}");
+        nodes.veth([(node, FABRIC), (2, &port)], 1500)?;
+        nodes.ip(node, &format!("addr add 10.78.{node}.7/24 dev {FABRIC}"))?;
+        nodes.ip(2, &format!("addr add 10.78.{node}.1/24 dev {port}"))?;
+        nodes.ip(node, &format!("route add default via 10.78.{node}.1"))?;
+    }
+    nodes.run(2, "sysctl -qw net.ipv4.ip_forward=1")?;
+    nodes.run(2, "tc qdisc add dev port1 root tbf rate 400mbit burst 128kb latency 50ms")?;
+    nodes.run(2, "nft add table ip marks")?;
+    let hook = "{ type filter hook forward priority 0 ; }";
+    nodes.run(2, &format!("nft add chain ip marks ce {hook}"))?;
+    Ok(nodes)
+}
+
+/// 64 KiB messages from `own` to `other` through a router that marks, against the same without. The
+/// note has how many datagrams it dropped either way.
+fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report) -> Made<()> {
+    const LEN: usize = 64 << 10;
+    const MARKS: &str = "ip saddr 10.78.0.7 ip ecn ect0 limit rate over 46 mbytes/second burst 100 \
+                         kbytes ip ecn set ce counter";
+    let nodes = routed()?;
+    let mut link = Stream::open_between(&nodes, [own, other], LEN)?;
+    let (rounds, count) = (args.size(15, 1), args.size(800, 32));
+    let mut pairs = Rounds::default();
+    let mut dropped = [0; 2];
+    for round in 0..=rounds {
+        let mut rates = [0.0; 2];
+        for (marks, rate) in rates.iter_mut().enumerate() {
+            let before = drops(&nodes)?;
+            nodes.run(2, "nft flush chain ip marks ce")?;
+            if marks > 0 {
+                nodes.run(2, &format!("nft add rule ip marks ce {MARKS}"))?;
+            }
+            *rate = link.run(count)?;
+            dropped[marks] += drops(&nodes)? - before;
+        }
+        // The first opens the session.
+        if round > 0 {
+            pairs.push(rates[1], rates[0]);
+        }
+    }
+    let [without, with] = dropped;
+    let note = format!(
+        "window {WINDOW}, {}; dropped {without} without and {with} with marks",
+        pairs.span()
+    );
+    report.row(pairs.row(case, "GB/s", "unmarked").count(rounds * count).note(note));
+    Ok(())
+}
+
+/// Datagrams that the slow link had no room for.
+fn drops(nodes: &Nodes) -> Made<u64> {
+    let seen = nodes.run(2, "tc -s qdisc show dev port1")?;
+    let count = seen.split("dropped ").nth(1).and_then(|rest| rest.split(',').next());
+    count.and_then(|n| n.parse().ok()).ok_or_else(|| format!("tc said: {seen}"))
 }
 
 /// Messages of `len` bytes against copies of `len` bytes.

@@ -1,7 +1,8 @@
 //! Half a round trip of 64 bytes between two network namespaces joined by a veth: the fabric's
 //! ports `afpacket` and `udp` against raw sockets on the same wire, the kernel's UDP and TCP, and
 //! libfabric's `fi_pingpong` over its tcp and udp providers. The port `xdp`, which changes how a
-//! veth works, plays on two more, with the fabric on it and without.
+//! veth works, plays on two more, with the fabric on it and without; `ip(...)` around `afpacket` and
+//! `afpacket` without it on one each, where no other socket hears their frames.
 //!
 //! All of them play by turns, on the same two processors, spinning; every round measures the round
 //! trip of a cache line before and after. Only rounds that begin and end in the state in which most
@@ -31,11 +32,13 @@ const KERNEL_TCP: usize = 4;
 const UDP: usize = 5;
 const XDP: usize = 6;
 const XDP_PORT: usize = 7;
-const OURS: usize = 8;
+const IP: usize = 8;
+const ALONE: usize = 9;
+const OURS: usize = 10;
 /// Programs of libfabric, after those of ours.
-const FI_TCP: usize = 8;
-const FI_RXD: usize = 9;
-const PLAYERS: usize = 10;
+const FI_TCP: usize = 10;
+const FI_RXD: usize = 11;
+const PLAYERS: usize = 12;
 
 const NAMES: [&str; PLAYERS] = [
     "afpacket-64B",
@@ -46,12 +49,14 @@ const NAMES: [&str; PLAYERS] = [
     "udp-64B",
     "xdp-64B",
     "xdp-port-64B",
+    "ip-64B",
+    "alone-64B",
     "fi-tcp-64B",
     "fi-rxd-64B",
 ];
 
 /// Case, what is measured and what it is set against.
-const CASES: [(&str, usize, usize); 10] = [
+const CASES: [(&str, usize, usize); 11] = [
     ("afpacket-64B/raw", AFPACKET, SOCKET),
     ("afpacket-64B/raw-ring", AFPACKET, RING),
     ("afpacket-64B/tcp", AFPACKET, FI_TCP),
@@ -62,6 +67,7 @@ const CASES: [(&str, usize, usize); 10] = [
     ("xdp-64B/port", XDP, XDP_PORT),
     ("xdp-64B/afpacket", XDP, AFPACKET),
     ("xdp-64B/tcp", XDP, FI_TCP),
+    ("ip-64B/afpacket", IP, ALONE),
 ];
 
 const PROGRAMS: [Pingpong; 2] = [
@@ -78,6 +84,9 @@ const UDP_PORT: u16 = 50_000;
 /// Interfaces of the fabric on `xdp`, and of the port alone.
 const XDP_WIRES: [&str; 2] = ["fab1", "fab2"];
 
+/// Interfaces of `ip(...)` around `afpacket`, whose addresses no kernel has, and of `afpacket`.
+const OWN_WIRES: [&str; 2] = ["fab3", "fab4"];
+
 /// By what factor the cache line of a round may differ from what it usually is: less than what it
 /// takes more to cross the machine than to go to and fro in one place.
 const ALIKE: f64 = 1.5;
@@ -93,7 +102,7 @@ fn main() {
 
 fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let nodes = Nodes::pair(1500)?;
-    for name in XDP_WIRES {
+    for name in XDP_WIRES.into_iter().chain(OWN_WIRES) {
         nodes.veth([(0, name), (1, name)], 1500)?;
     }
     let mut first = start(|second| serve(second, &nodes))?;
@@ -127,6 +136,15 @@ fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn
     udp.0.connect(EpAddr { station: station.into(), incarnation: 0, ..udp.0.addr() });
     let (here, there) = (at(me, 40_000)?, at(1 - me, 40_000)?);
     let tcp = if me == 1 { Tcp::listen(here)? } else { Tcp::connect(there)? };
+    let own = [
+        format!("ip(10.79.0.{}/24):afpacket:{}", me + 1, OWN_WIRES[0]),
+        format!("afpacket:{}", OWN_WIRES[1]),
+    ];
+    let [mut ip, mut alone] = [Fabric::open(&own[0])?, Fabric::open(&own[1])?];
+    for fabric in [&mut ip, &mut alone] {
+        let station = meet(fabric.0.addr().station);
+        fabric.0.connect(EpAddr { station, incarnation: 0, ..fabric.0.addr() });
+    }
     let [xdp, xdp_port] = xdp(meet)?;
     Ok(vec![
         Box::new(afpacket),
@@ -137,6 +155,8 @@ fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn
         Box::new(udp),
         xdp,
         xdp_port,
+        Box::new(ip),
+        Box::new(alone),
     ])
 }
 

@@ -32,9 +32,18 @@ pub(super) fn tos_of(dscp: u8, ecn: bool) -> u8 {
 
 /// The address of the port at `addr`, if its UDP port has one.
 pub fn mac_of(addr: SocketAddrV4) -> Option<MacAddr> {
-    let [a, b, c, d] = addr.ip().octets();
-    let [high, low] = addr.port().to_be_bytes();
-    PORTS.contains(&addr.port()).then_some(MacAddr([(high & 0x3f) << 2 | 2, a, b, c, d, low]))
+    word_of(addr).map(|word| {
+        let [mac @ .., _, _] = word.to_le_bytes();
+        MacAddr(mac)
+    })
+}
+
+/// That address as [`MacAddr::frame_word`] has it.
+#[inline]
+pub(super) fn word_of(addr: SocketAddrV4) -> Option<u64> {
+    let (ip, port) = (u32::from_le_bytes(addr.ip().octets()), u64::from(addr.port()));
+    let [first, last] = [port >> 6 & 0xfc | 2, port & 0xff];
+    PORTS.contains(&addr.port()).then_some(first | u64::from(ip) << 8 | last << 40)
 }
 
 /// Where the port with address `mac` is, if it is one of this kind.

@@ -23,6 +23,18 @@ pub(crate) unsafe fn copy_short(src: *const u8, dst: *mut u8, len: usize) {
     }
 }
 
+/// Copies all of `src` to the start of `dst`, a short one without a call.
+///
+/// # Panics
+/// If `dst` is shorter.
+#[inline(always)]
+pub(crate) fn copy_to_start(src: &[u8], dst: &mut [u8]) {
+    assert!(src.len() <= dst.len());
+    // SAFETY: a slice is readable for its length, the other one is as long or longer and writable,
+    // and two slices of which one is exclusive do not overlap.
+    unsafe { copy_short(src.as_ptr(), dst.as_mut_ptr(), src.len()) }
+}
+
 /// [`copy_short`] for callers that know the length to be at most [`SHORT`].
 ///
 /// # Safety

@@ -13,7 +13,7 @@ mod span;
 pub use arena::{Arena, ArenaError, Block, Hugepages};
 pub use atomic::Words;
 pub use copy::SHORT;
-pub(crate) use copy::{copy_four, copy_inline, copy_inline_32, copy_short};
+pub(crate) use copy::{copy_four, copy_inline, copy_inline_32, copy_short, copy_to_start};
 pub(crate) use crc::crc32c_of_raw;
 pub use inline_bytes::{InlineBytes, U128_LEN};
 pub(crate) use nt_store::{Lap, Stores};

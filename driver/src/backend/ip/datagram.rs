@@ -21,7 +21,7 @@ const VERSION_IHL: u8 = 0x45;
 const UDP: u8 = 17;
 /// Don't fragment, in the word of flags and offset; all of it but that flag.
 const DONT_FRAGMENT: u16 = 0x4000;
-const FRAGMENTED: u16 = 0x3fff;
+const FRAGMENTED: u32 = 0x3fff;
 
 /// The headers of all datagrams of a port, without what is each one's own.
 pub(super) struct Template {
@@ -48,28 +48,30 @@ impl Template {
         Self { bytes, sum }
     }
 
-    /// Writes the headers of a datagram of `len` bytes to `to`, whose next hop has the address
-    /// `hop`.
-    #[inline]
-    pub(super) fn write(
-        &self,
-        out: &mut [u8; HEADERS_LEN],
-        hop: MacAddr,
-        to: SocketAddrV4,
-        len: usize,
-    ) {
+    /// Writes what all datagrams to `to` have in common, whose next hop has the address `hop`.
+    /// Returns the sum of the words of IPv4's header without its length, in the order of memory.
+    pub(super) fn aim(&self, out: &mut [u8; HEADERS_LEN], hop: MacAddr, to: SocketAddrV4) -> u16 {
         *out = self.bytes;
-        let udp_len = (len + HEADERS_LEN - UDP_AT) as u16;
-        let ip_len = (len + HEADERS_LEN - IP_AT) as u16;
         let ip = u32::from(*to.ip());
-        let sum = fold(self.sum + u32::from(ip_len) + (ip >> 16) + (ip & 0xffff));
         out[..6].copy_from_slice(&hop.0);
-        out[16..18].copy_from_slice(&ip_len.to_be_bytes());
-        out[24..26].copy_from_slice(&(!sum).to_be_bytes());
         out[30..34].copy_from_slice(&ip.to_be_bytes());
         out[36..38].copy_from_slice(&to.port().to_be_bytes());
-        out[38..40].copy_from_slice(&udp_len.to_be_bytes());
+        fold(self.sum + (ip >> 16) + (ip & 0xffff)).to_be()
     }
+}
+
+/// Writes what a datagram of `len` bytes has of its own into headers that were aimed, with the sum
+/// that this returned.
+#[inline(always)]
+pub(super) fn measure(out: &mut [u8; HEADERS_LEN], sum: u16, len: usize) {
+    let udp_len = ((len + HEADERS_LEN - UDP_AT) as u16).to_be();
+    let ip_len = ((len + HEADERS_LEN - IP_AT) as u16).to_be();
+    // The carry is added in, in whatever order the bytes are (RFC 1071).
+    let (sum, carry) = sum.overflowing_add(ip_len);
+    let sum = sum.wrapping_add(carry.into());
+    out[16..18].copy_from_slice(&ip_len.to_ne_bytes());
+    out[24..26].copy_from_slice(&(!sum).to_ne_bytes());
+    out[38..40].copy_from_slice(&udp_len.to_ne_bytes());
 }
 
 /// A sum of 16-bit words with the carries added in.
@@ -84,15 +86,14 @@ pub(super) fn write_sum(head: &mut [u8; HEADERS_LEN], payload: &[u8]) {
     let pseudo = [0, UDP, head[38], head[39]];
     // The half of UDP's length stands alone: with two zeros its word is whole.
     let length = [head[38], head[39], 0, 0];
-    let parts = [&head[26..34], &pseudo, &head[UDP_AT..38], &length, payload];
-    let sum = udp_sum(parts);
-    head[40..42].copy_from_slice(&sum);
+    let sum = sum_of_words(&head[26..38]) + sum_of_words(&pseudo) + sum_of_words(&length);
+    head[40..42].copy_from_slice(&udp_sum(sum, payload));
 }
 
-/// The sum of UDP over these bytes, of which all but the last have a multiple of 4 (RFC 768, RFC
-/// 1071): as it is written, never 0.
-pub(super) fn udp_sum<const N: usize>(parts: [&[u8]; N]) -> [u8; 2] {
-    let sum: u64 = parts.into_iter().map(sum_of_words).sum();
+/// The sum of UDP over what has this [`sum_of_words`] and over `payload` (RFC 768, RFC 1071): as it
+/// is written, never 0.
+pub(super) fn udp_sum(head: u64, payload: &[u8]) -> [u8; 2] {
+    let sum = head + sum_of_words(payload);
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16);
     // The order of memory, as the words were added.
@@ -109,7 +110,8 @@ fn fold_once(sum: u64) -> u32 {
 
 /// The sum of the 32-bit words of `bytes`, the last filled up with zeros, in the order of memory.
 /// That has no carries to add, and the compiler makes vectors of it.
-fn sum_of_words(bytes: &[u8]) -> u64 {
+#[inline(always)]
+pub(super) fn sum_of_words(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     let mut last = [0; 4];
     last[..rest.len()].copy_from_slice(rest);
@@ -122,7 +124,8 @@ fn sum_of_words(bytes: &[u8]) -> u64 {
 /// Whether a router has marked the datagram with these headers.
 #[inline]
 pub(super) fn is_marked(head: &[u8; HEADERS_LEN]) -> bool {
-    head[IP_AT + 1] & CE == CE
+    let [_, tos, ..] = *head[IP_AT..].first_chunk::<4>().expect("a word");
+    tos & CE == CE
 }
 
 /// Why what the wire brought is no datagram to this port.
@@ -150,34 +153,40 @@ pub(super) enum Refused {
 pub(super) fn check(
     head: &[u8; HEADERS_LEN],
     frame_len: usize,
-    to: SocketAddrV4,
+    to: &SocketAddrV4,
 ) -> Result<(SocketAddrV4, usize), Refused> {
     let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-    let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    if half(12) != ETHERTYPE_IPV4 || word(30) != u32::from(*to.ip()) || head[23] != UDP {
+    let four = |at: usize| [head[at], head[at + 1], head[at + 2], head[at + 3]];
+    if half(12) != ETHERTYPE_IPV4 || four(30) != to.ip().octets() || head[23] != UDP {
         return Err(Refused::Foreign);
     }
-    if head[IP_AT] != VERSION_IHL {
-        return Err(if head[IP_AT] >> 4 == 4 { Refused::Options } else { Refused::Foreign });
+    // One word for what is read in three places of it: the compiler would else cut it up.
+    let first = u32::from_be_bytes(four(IP_AT));
+    let version = (first >> 24) as u8;
+    if version != VERSION_IHL {
+        return Err(if version >> 4 == 4 { Refused::Options } else { Refused::Foreign });
     }
-    let sum: u32 = (IP_AT..UDP_AT).step_by(2).map(|at| u32::from(half(at))).sum();
-    if fold(sum) != 0xffff {
+    // Words of 16 bits that add up to 0xffff with their carries: so is a multiple of that, two of
+    // them at once and in whatever order their bytes are (RFC 1071); and it is not 0.
+    let words = [IP_AT, 18, 22, 26, 30].map(|at| u64::from(u32::from_ne_bytes(four(at))));
+    let [a, b, c, d, e] = words;
+    if !(a + b + c + d + e).is_multiple_of(0xffff) {
         return Err(Refused::Sum);
     }
-    if half(20) & FRAGMENTED != 0 {
+    if u32::from_be_bytes(four(18)) & FRAGMENTED != 0 {
         return Err(Refused::Fragment);
     }
     if half(36) != to.port() {
         return Err(Refused::Foreign);
     }
-    let (ip_len, udp_len) = (usize::from(half(16)), usize::from(half(38)));
+    let (ip_len, udp_len) = ((first & 0xffff) as usize, usize::from(half(38)));
     let is_sound = udp_len >= HEADERS_LEN - UDP_AT
         && ip_len == udp_len + (UDP_AT - IP_AT)
         && ip_len + IP_AT <= frame_len;
     if !is_sound {
         return Err(Refused::Length);
     }
-    let from = SocketAddrV4::new(Ipv4Addr::from(word(26)), half(UDP_AT));
+    let from = SocketAddrV4::new(Ipv4Addr::from(four(26)), half(UDP_AT));
     Ok((from, udp_len - (HEADERS_LEN - UDP_AT)))
 }
 
@@ -195,7 +204,10 @@ mod tests {
     fn datagram(to: SocketAddrV4, payload: &[u8], with_sum: bool) -> Vec<u8> {
         let mut head = [0xee; HEADERS_LEN];
         let template = Template::new(MACS[0], FROM, 64, 46 << 2);
-        template.write(&mut head, MACS[1], to, payload.len());
+        let sum = template.aim(&mut head, MACS[1], to);
+        // Of another length before.
+        measure(&mut head, sum, 1400);
+        measure(&mut head, sum, payload.len());
         if with_sum {
             write_sum(&mut head, payload);
         }
@@ -204,7 +216,7 @@ mod tests {
 
     fn checked(frame: &[u8], to: SocketAddrV4) -> Result<(SocketAddrV4, usize), Refused> {
         let Some(head) = frame.first_chunk() else { return Err(Refused::Foreign) };
-        check(head, frame.len(), to)
+        check(head, frame.len(), &to)
     }
 
     /// What a library makes of it: the sender and the payload's length, if all is right.

@@ -6,7 +6,7 @@
 use std::net::{Ipv4Addr, SocketAddrV6};
 
 use super::super::inet::Prefix;
-use super::datagram::{Refused, udp_sum};
+use super::datagram::{Refused, sum_of_words, udp_sum};
 use crate::port::MacAddr;
 
 /// EtherType of IPv6.
@@ -44,24 +44,46 @@ impl Template6 {
         Self { bytes }
     }
 
-    /// Writes the headers of a datagram of `len` bytes to the UDP port of the host with these last
-    /// 32 bits, whose next hop has the address `hop`. The sum is not written.
-    #[inline]
-    pub(super) fn write(
+    /// Writes what all datagrams to the UDP port of the host with these last 32 bits have in
+    /// common, whose next hop has the address `hop`.
+    pub(super) fn aim(
         &self,
         out: &mut [u8; HEADERS6_LEN],
         hop: MacAddr,
         (host, port): (Ipv4Addr, u16),
-        len: usize,
     ) {
         *out = self.bytes;
-        let udp_len = ((len + HEADERS6_LEN - UDP_AT) as u16).to_be_bytes();
         out[..6].copy_from_slice(&hop.0);
-        out[18..20].copy_from_slice(&udp_len);
         out[50..54].copy_from_slice(&host.octets());
         out[56..58].copy_from_slice(&port.to_be_bytes());
-        out[58..60].copy_from_slice(&udp_len);
+        let [high, middle, low] = flow_label(out);
+        out[15] |= high;
+        (out[16], out[17]) = (middle, low);
     }
+}
+
+/// The label of the flow that a datagram with these addresses and UDP ports is of: 20 bits, the
+/// first four of them in the lower half of a byte, and never 0. One for each pair of stations, and
+/// spread evenly, for routers that choose among paths by addresses and label alone (RFC 6437, RFC
+/// 6438).
+fn flow_label(out: &[u8; HEADERS6_LEN]) -> [u8; 3] {
+    let four = |at: usize| *out[at..].first_chunk().expect("four bytes");
+    let [from, to, ports] = [34, 50, UDP_AT].map(|at| u64::from(u32::from_be_bytes(four(at))));
+    // Two odd numbers without a pattern (Steele and Vigna 2021): products spread in their upper
+    // bits.
+    let hosts = (from << 32 | to).wrapping_mul(0xd134_2543_de82_ef95);
+    let label = ((hosts ^ ports).wrapping_mul(0xf135_7aea_2e62_a9c5) >> 44) as u32;
+    let [_, bytes @ ..] = label.max(1).to_be_bytes();
+    bytes
+}
+
+/// Writes how long a datagram of `len` bytes is into headers that were aimed. The sum is not
+/// written.
+#[inline]
+pub(super) fn measure(out: &mut [u8; HEADERS6_LEN], len: usize) {
+    let udp_len = ((len + HEADERS6_LEN - UDP_AT) as u16).to_be_bytes();
+    out[18..20].copy_from_slice(&udp_len);
+    out[58..60].copy_from_slice(&udp_len);
 }
 
 /// Writes the sum of a datagram whose headers are `head` and whose payload is `payload`.
@@ -69,9 +91,8 @@ pub(super) fn write_sum(head: &mut [u8; HEADERS6_LEN], payload: &[u8]) {
     let pseudo = [0, UDP, head[58], head[59]];
     // The half of UDP's length stands alone: with two zeros its word is whole.
     let length = [head[58], head[59], 0, 0];
-    let parts = [&head[22..54], &pseudo, &head[UDP_AT..58], &length, payload];
-    let sum = udp_sum(parts);
-    head[60..62].copy_from_slice(&sum);
+    let sum = sum_of_words(&head[22..58]) + sum_of_words(&pseudo) + sum_of_words(&length);
+    head[60..62].copy_from_slice(&udp_sum(sum, payload));
 }
 
 /// The byte of DSCP and ECN.
@@ -89,7 +110,7 @@ pub(super) fn class(head: &[u8; HEADERS6_LEN]) -> u8 {
 pub(super) fn check(
     head: &[u8; HEADERS6_LEN],
     frame_len: usize,
-    to: SocketAddrV6,
+    to: &SocketAddrV6,
 ) -> Result<((Ipv4Addr, u16), usize), Refused> {
     let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     let is_to_us = half(12) == ETHERTYPE_IPV6
@@ -139,14 +160,17 @@ mod tests {
 
     fn datagram(to: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
         let mut head = [0xee; HEADERS6_LEN];
-        Template6::new(MACS[0], from(), 64, 0xb9).write(&mut head, MACS[1], to, payload.len());
+        Template6::new(MACS[0], from(), 64, 0xb9).aim(&mut head, MACS[1], to);
+        // Of another length before.
+        measure(&mut head, 1400);
+        measure(&mut head, payload.len());
         write_sum(&mut head, payload);
         [&head[..], payload].concat()
     }
 
     fn checked(frame: &[u8]) -> Result<((Ipv4Addr, u16), usize), Refused> {
         let Some(head) = frame.first_chunk() else { return Err(Refused::Foreign) };
-        check(head, frame.len(), to())
+        check(head, frame.len(), &to())
     }
 
     const HOST: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 1, 1, 7), 52_000);
@@ -168,6 +192,33 @@ mod tests {
         (is_ours && fits).then(|| ((host, udp.source_port()), usize::from(udp.length()) - 8))
     }
 
+    /// Goal: routers that look at addresses and labels alone spread the pairs of processes of two
+    /// hosts, and each pair stays where it is whatever it sends. Method: as such a router would,
+    /// among two to eight paths.
+    #[test]
+    fn pairs_of_stations_have_labels_of_their_own() {
+        let label = |ports: [u16; 2], len: usize| {
+            let from = SocketAddrV6::new(*from().ip(), ports[0], 0, 0);
+            let mut head = [0; HEADERS6_LEN];
+            Template6::new(MACS[0], from, 64, 0xff).aim(&mut head, MACS[1], (TO.0, ports[1]));
+            measure(&mut head, len);
+            assert_eq!(class(&head), 0xff);
+            u32::from_be_bytes(*head[14..].first_chunk().unwrap()) & 0xf_ffff
+        };
+        let pairs = (0..16).flat_map(|a| (0..16).map(move |b| [52_000 + a, 52_000 + b]));
+        let labels: Vec<u32> = pairs.map(|ports| label(ports, 100)).collect();
+        assert_eq!(label([52_000; 2], 1400), labels[0]);
+        for paths in 2..=8 {
+            let mut of_path = vec![0; paths];
+            labels.iter().for_each(|label| of_path[*label as usize % paths] += 1);
+            let fair = labels.len() / paths;
+            assert!(of_path.iter().all(|&n| n > fair / 2 && n < fair * 2), "{of_path:?}");
+        }
+        // The same port at both ends, as the processes with one rank on each have.
+        let same: std::collections::HashSet<_> = (0..16).map(|n| labels[17 * n] % 2).collect();
+        assert_eq!(same.len(), 2);
+    }
+
     proptest! {
         /// Goal: every datagram is one for a library as well, its sum too, and for ourselves.
         #[test]
@@ -185,6 +236,7 @@ mod tests {
             prop_assert_eq!(header.destination[12..].to_vec(), host.to_be_bytes().to_vec());
             prop_assert_eq!((header.hop_limit, udp.destination_port()), (64, port));
             prop_assert_eq!(header.traffic_class, 0xb9);
+            prop_assert!(header.flow_label.value() != 0);
             let sum = udp.to_header().calc_checksum_ipv6(&header, &payload);
             prop_assert_eq!(udp.checksum(), sum.unwrap());
             prop_assert_eq!(class(frame.first_chunk().unwrap()), 0xb9);

@@ -34,14 +34,34 @@ impl Headers {
         }
     }
 
-    /// Writes the headers of a datagram of `len` bytes to `to`, behind the port's prefix, whose
-    /// next hop has the address `hop`. `out` is as long as they are.
-    #[inline]
-    pub(super) fn write(&self, out: &mut [u8], hop: MacAddr, to: SocketAddrV4, len: usize) {
+    /// Writes what the headers of all datagrams to `to`, behind the port's prefix, have in common,
+    /// whose next hop has the address `hop`. `out` is as long as they are. Returns the sum that
+    /// [`measure`](Self::measure) takes.
+    pub(super) fn aim(&self, out: &mut [u8], hop: MacAddr, to: SocketAddrV4) -> u16 {
         match self {
-            Self::V4(template) => template.write(as_long(out), hop, to, len),
-            Self::V6(template) => template.write(as_long(out), hop, (*to.ip(), to.port()), len),
+            Self::V4(template) => template.aim(as_long(out), hop, to),
+            Self::V6(template) => {
+                template.aim(as_long(out), hop, (*to.ip(), to.port()));
+                0
+            }
         }
+    }
+
+    /// Writes what a datagram of `len` bytes has of its own into headers that were
+    /// [aimed](Self::aim).
+    #[inline]
+    pub(super) fn measure(&self, out: &mut [u8], sum: u16, len: usize) {
+        match self {
+            Self::V4(_) => datagram::measure(as_long(out), sum, len),
+            Self::V6(_) => datagram6::measure(as_long(out), len),
+        }
+    }
+
+    /// Writes the headers of a datagram of `len` bytes: [`aim`](Self::aim) and
+    /// [`measure`](Self::measure).
+    pub(super) fn write(&self, out: &mut [u8], hop: MacAddr, to: SocketAddrV4, len: usize) {
+        let sum = self.aim(out, hop, to);
+        self.measure(out, sum, len);
     }
 
     /// Writes the sum of a datagram whose headers are `head` and whose payload is `payload`.
@@ -64,21 +84,28 @@ pub(super) struct Seen {
     pub(super) from: SocketAddrV4,
     /// Bytes of its payload.
     pub(super) len: usize,
-    /// The first bytes of that.
-    pub(super) inside: [u8; ETH_HDR_LEN],
+    /// The first eight bytes of that, and eight from the seventh on, little-endian: destination,
+    /// source and EtherType of the frame inside.
+    pub(super) inside: [u64; 2],
     /// A router has marked it.
     pub(super) marked: bool,
 }
 
+#[inline]
+fn words(header: &[u8; ETH_HDR_LEN]) -> [u64; 2] {
+    let (first, second) = (header.first_chunk(), header.last_chunk());
+    [first, second].map(|word| u64::from_le_bytes(*word.expect("more than eight bytes")))
+}
+
 /// Looks at a frame that may hold a datagram to `place`.
 #[inline]
-pub(super) fn look(frame: &RxFrame<'_>, place: SocketAddr) -> Result<Seen, Refused> {
+pub(super) fn look(frame: &RxFrame<'_>, place: &SocketAddr) -> Result<Seen, Refused> {
     match place {
         SocketAddr::V4(place) => {
             let bytes = frame.first_chunk::<{ HEADERS_LEN + ETH_HDR_LEN }>();
             let bytes = bytes.ok_or(Refused::Foreign)?;
             let head = bytes.first_chunk().expect("longer than the headers");
-            let inside = *bytes.last_chunk().expect("longer than a header");
+            let inside = words(bytes.last_chunk().expect("longer than a header"));
             let (from, len) = datagram::check(head, frame.len(), place)?;
             Ok(Seen { from, len, inside, marked: datagram::is_marked(head) })
         }
@@ -86,7 +113,7 @@ pub(super) fn look(frame: &RxFrame<'_>, place: SocketAddr) -> Result<Seen, Refus
             let bytes = frame.first_chunk::<{ HEADERS6_LEN + ETH_HDR_LEN }>();
             let bytes = bytes.ok_or(Refused::Foreign)?;
             let head = bytes.first_chunk().expect("longer than the headers");
-            let inside = *bytes.last_chunk().expect("longer than a header");
+            let inside = words(bytes.last_chunk().expect("longer than a header"));
             let ((host, port), len) = datagram6::check(head, frame.len(), place)?;
             let marked = datagram6::class(head) & CE == CE;
             Ok(Seen { from: SocketAddrV4::new(host, port), len, inside, marked })

@@ -56,10 +56,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::hairpin::Hairpin;
-use super::inet::{addr_of, mac_of, tos_of};
+use super::inet::{addr_of, tos_of, word_of};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
+use crate::mem::copy_to_start;
 use crate::port::{
     MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
 };
@@ -105,6 +106,12 @@ pub struct IpDrops {
     pub unresolved: u64,
 }
 
+/// The word of an address that is no place.
+const NOWHERE: u64 = 0;
+/// What of a word is an address, and the fabric's EtherType in the rest of it.
+const MAC_WORD: u64 = u64::MAX >> 16;
+const ETHERTYPE_WORD: u64 = (ETHERTYPE.swap_bytes() as u64) << 48;
+
 /// See the module's documentation.
 pub struct Ip {
     inner: Box<dyn Port>,
@@ -123,6 +130,9 @@ pub struct Ip {
     reports: Budget,
     /// Where the headers are written, and the frame's head behind them.
     head: Box<[u8]>,
+    /// Whom those headers lead to: the destination of frames, as [`MacAddr::frame_word`] has it,
+    /// and the sum that goes with them. [`NOWHERE`] if what is known of neighbours has changed.
+    aimed: (u64, u16),
     ear: Ear,
     hairpin: Hairpin,
     counters: PortCounters,
@@ -196,6 +206,7 @@ impl Ip {
             echoes: Budget::new(),
             reports: Budget::new(),
             head: vec![0; headers_len + frame_max].into(),
+            aimed: (NOWHERE, 0),
             ear: Ear::new(addr, station, frame_max, echo_max),
             hairpin: Hairpin::new(OWN_FRAMES, frame_max),
             counters: PortCounters::default(),
@@ -269,6 +280,7 @@ impl Ip {
         self.hear_others(tentative, now)?;
         let (notices, count) = (self.ear.notices, self.ear.count);
         self.ear.count = 0;
+        self.aimed.0 = NOWHERE;
         for notice in &notices[..count] {
             let (mac, ip) = notice.sender;
             let is_to_us = notice.target == self.own.1;
@@ -335,6 +347,7 @@ impl Ip {
             return Ok(());
         }
         self.looked_ns = now;
+        self.aimed.0 = NOWHERE;
         let Self { neighbours, inner, own, caps, net, .. } = self;
         let mut done = Ok(());
         neighbours.turn(now, |due| match due {
@@ -357,6 +370,7 @@ impl Ip {
     /// The next hop of a frame to `to` has no known address: asks for it. The frame is lost.
     #[cold]
     fn unresolved(&mut self, hop: Host) -> Result<Tx, PortGone> {
+        self.aimed.0 = NOWHERE;
         self.unresolved += 1;
         self.counters.tx_dropped += 1;
         if let Some((host, of)) = self.neighbours.want(hop, now_ns()) {
@@ -389,20 +403,45 @@ impl Ip {
         Tx::NoRoute
     }
 
+    /// Has the headers lead to where `frame` goes; if it is not to be sent, what became of it.
+    #[inline(never)]
+    fn aim(&mut self, frame: &TxFrame<'_>) -> Result<Option<Tx>, PortGone> {
+        let mac = frame.dst().mac;
+        let Some(to) = addr_of(mac) else {
+            if mac.is_group() {
+                // Nobody keeps a list of the others.
+                self.counters.tx_dropped += 1;
+                return Ok(Some(Tx::Sent));
+            }
+            return Ok(Some(self.no_route(None)));
+        };
+        if mac == self.caps.station.mac {
+            return Ok(Some(self.tx_own(frame)));
+        }
+        let hop = self.net.hop(*to.ip()).filter(|_| !self.net.is_own(*to.ip()));
+        let Some(hop) = hop else { return Ok(Some(self.no_route(Some(to)))) };
+        let Some(hop) = self.neighbours.find(hop) else { return self.unresolved(hop).map(Some) };
+        let sum = self.template.aim(&mut self.head[..self.headers_len], hop, to);
+        self.aimed = (mac.frame_word(), sum);
+        Ok(None)
+    }
+
     #[cold]
     fn tx_own(&mut self, frame: &TxFrame<'_>) -> Tx {
         let sent = self.hairpin.push(frame);
-        self.count_sent(sent, frame.len());
+        self.count_sent(&Ok(sent), frame.len());
         sent
     }
 
     #[inline]
-    fn count_sent(&mut self, sent: Tx, len: usize) {
-        if sent == Tx::Sent {
-            self.counters.tx_frames += 1;
-            self.counters.tx_bytes += len as u64;
-        } else {
-            self.counters.tx_full += 1;
+    fn count_sent(&mut self, sent: &Result<Tx, PortGone>, len: usize) {
+        match sent {
+            Ok(Tx::Sent) => {
+                self.counters.tx_frames += 1;
+                self.counters.tx_bytes += len as u64;
+            }
+            Ok(_) => self.counters.tx_full += 1,
+            Err(_) => {}
         }
     }
 
@@ -411,15 +450,25 @@ impl Ip {
         let (head, rest) = self.head.split_at_mut(self.headers_len);
         let len = frame.copy_to(rest);
         self.template.write_sum(head, &rest[..len]);
-        self.inner.tx(&TxFrame::whole(&self.head[..self.headers_len + len]))
+        let sent = self.inner.tx(&TxFrame::whole(&self.head[..self.headers_len + len]));
+        self.count_sent(&sent, len);
+        sent
     }
+}
+
+/// The destination of a frame with this head, as [`MacAddr::frame_word`] has it.
+#[inline]
+fn mac_word(head: &[u8]) -> u64 {
+    let head: &[u8; ETH_HDR_LEN] = head.first_chunk().expect("a whole Ethernet header");
+    u64::from_le_bytes(*head.first_chunk().expect("less than that")) & MAC_WORD
 }
 
 /// What tells datagrams to us from everything else that comes.
 struct Ear {
     place: SocketAddr,
     headers_len: usize,
-    station: MacAddr,
+    /// As [`MacAddr::frame_word`] has it.
+    station: u64,
     frame_max: usize,
     counters: PortCounters,
     drops: IpDrops,
@@ -442,7 +491,7 @@ impl Ear {
         Self {
             place,
             headers_len: headers_len(place),
-            station,
+            station: station.frame_word(),
             frame_max,
             counters: PortCounters::default(),
             drops: IpDrops::default(),
@@ -474,17 +523,17 @@ impl Ear {
     /// The length of the frame of ours that `frame` holds, and whether its datagram is marked.
     #[inline]
     fn check(&mut self, frame: &RxFrame<'_>) -> Option<(usize, bool)> {
-        let seen = match look(frame, self.place) {
+        let seen = match look(frame, &self.place) {
             Ok(seen) => seen,
             Err(why) => {
                 self.refused(why, frame);
                 return None;
             }
         };
+        let [dst, src_and_type] = seen.inside;
         let is_ours = seen.len >= ETH_HDR_LEN
-            && seen.inside[..6] == self.station.0
-            && mac_of(seen.from).is_some_and(|mac| seen.inside[6..12] == mac.0)
-            && seen.inside[12..] == ETHERTYPE.to_be_bytes();
+            && dst & MAC_WORD == self.station
+            && word_of(seen.from).is_some_and(|src| src | ETHERTYPE_WORD == src_and_type);
         if !is_ours {
             self.drop_frame();
             return None;
@@ -576,7 +625,7 @@ impl RxSink for Taker<'_> {
     fn prefetch(&mut self, frame: &RxFrame<'_>) {
         // Whatever it is: what is fetched is not believed.
         let at = self.ear.headers_len;
-        let len = frame.len().saturating_sub(at);
+        let Some(len) = frame.len().checked_sub(at) else { return };
         if let Some(inside) = frame.part(at, len) {
             self.sink.prefetch(&inside);
         }
@@ -602,33 +651,22 @@ impl Port for Ip {
 
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
-        assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
-        let mac = frame.dst().mac;
-        let Some(to) = addr_of(mac) else {
-            if mac.is_group() {
-                // Nobody keeps a list of the others.
-                self.counters.tx_dropped += 1;
-                return Ok(Tx::Sent);
-            }
-            return Ok(self.no_route(None));
-        };
-        if mac == self.caps.station.mac {
-            return Ok(self.tx_own(frame));
+        assert!(len <= self.frame_max, "frame of {len} bytes");
+        if mac_word(frame.head) != self.aimed.0
+            && let Some(done) = self.aim(frame)?
+        {
+            return Ok(done);
         }
-        let hop = self.net.hop(*to.ip()).filter(|_| !self.net.is_own(*to.ip()));
-        let Some(hop) = hop else { return Ok(self.no_route(Some(to))) };
-        let Some(hop) = self.neighbours.find(hop) else { return self.unresolved(hop) };
-        let (head, rest) = self.head.split_at_mut(self.headers_len);
-        self.template.write(head, hop, to, len);
-        let sent = if self.sums {
-            self.tx_with_sum(frame)?
-        } else {
-            rest[..frame.head.len()].copy_from_slice(frame.head);
-            let head = &self.head[..self.headers_len + frame.head.len()];
-            self.inner.tx(&TxFrame { head, ..*frame })?
-        };
-        self.count_sent(sent, len);
-        Ok(sent)
+        let end = self.headers_len + frame.head.len();
+        let head = &mut self.head[..end];
+        self.template.measure(head, self.aimed.1, len);
+        if self.sums {
+            return self.tx_with_sum(frame);
+        }
+        copy_to_start(frame.head, &mut head[self.headers_len..]);
+        let sent = self.inner.tx(&TxFrame { head, ..*frame });
+        self.count_sent(&sent, len);
+        sent
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {

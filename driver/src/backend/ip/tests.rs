@@ -2,8 +2,9 @@
 
 use std::thread;
 
+use super::super::inet::mac_of;
 use super::arp::{self, Arp};
-use super::datagram::{HEADERS_LEN, Template};
+use super::datagram::HEADERS_LEN;
 use super::datagram6::HEADERS6_LEN;
 use super::echo::tests::question as ping;
 use super::ndp::{self, Ndp};
@@ -167,6 +168,72 @@ fn a_sum_is_one_that_the_kernel_would_take() {
     }
 }
 
+/// Goal: headers that are kept lead where frames go, one peer after the other; what is heard of a
+/// neighbour is so for the next frame; and one that frames go to is asked for again.
+#[test]
+fn headers_that_are_kept_are_those_of_the_peer() {
+    let mut wire = wire(3);
+    let mut raws = wire.split_off(1);
+    let mut a = open(&settings(70), wire.pop().unwrap()).unwrap();
+    let hops: Vec<_> = raws.iter().map(|raw| raw.caps().station.mac).collect();
+    let hosts = [71, 72];
+    for (host, hop) in hosts.iter().zip(&hops) {
+        a.neighbours.learn(ip(*host).into(), *hop, now_ns(), true);
+    }
+    raws.iter_mut().for_each(|raw| drop(take(raw)));
+    let send_to = |a: &mut Ip, host: u8, len: usize| {
+        let to = mac_of(SocketAddrV4::new(ip(host), 52_000)).unwrap();
+        assert_eq!(a.tx(&TxFrame::whole(&frame(to, mac(a), len))).unwrap(), Tx::Sent);
+        a.flush().unwrap();
+    };
+    let heard = |raw: &mut Loopback| {
+        let host = |bytes: Vec<u8>| (bytes[33], u16::from_be_bytes([bytes[16], bytes[17]]));
+        take(raw).into_iter().map(host).collect::<Vec<_>>()
+    };
+    for (len, times) in [(100, 1), (900, 3), (60, 2)] {
+        for _ in 0..times {
+            hosts.iter().for_each(|host| send_to(&mut a, *host, len));
+        }
+        for (raw, host) in raws.iter_mut().zip(hosts) {
+            assert_eq!(heard(raw), vec![(host, len as u16 + 28); times]);
+        }
+    }
+    // The host 71 has another NIC.
+    send_to(&mut a, 71, 100);
+    assert_eq!(heard(&mut raws[0]), [(71, 128)]);
+    let moved = Packet::announcement((hops[1], ip(71).into()));
+    raws[1].tx(&TxFrame::whole(&moved)).unwrap();
+    raws[1].flush().unwrap();
+    take(&mut a);
+    take(&mut raws[0]);
+    send_to(&mut a, 71, 100);
+    assert_eq!((heard(&mut raws[0]), heard(&mut raws[1])), (vec![], vec![(71, 128)]));
+    // It is used for as long as frames are sent there, and then it is not.
+    let mut now = now_ns();
+    for uses in [true, true, false] {
+        a.looked_ns = 0;
+        a.look().unwrap();
+        if uses {
+            send_to(&mut a, 71, 100);
+        }
+        now += FRESH_NS + 1;
+        let mut asked = 0;
+        a.neighbours.turn(now, |due| {
+            asked += u32::from(due == Due::Ask((ip(71).into(), Some(hops[1]))));
+        });
+        assert_eq!(asked, u32::from(uses));
+        a.neighbours.learn(ip(71).into(), hops[1], now, false);
+    }
+    // Nobody answers: the next frame is lost.
+    send_to(&mut a, 71, 100);
+    (0..20).for_each(|n| a.neighbours.turn(now + FRESH_NS + (n << 30), |_| {}));
+    a.looked_ns = 0;
+    a.look().unwrap();
+    let lost = a.drops().unresolved;
+    send_to(&mut a, 71, 100);
+    assert_eq!(a.drops().unresolved, lost + 1);
+}
+
 /// Goal: what somebody else sends changes counters and nothing else, each cause its own.
 #[test]
 fn what_is_no_datagram_of_ours_is_counted_and_dropped() {
@@ -328,7 +395,7 @@ fn a_train_is_lent_in_portions() {
         .collect();
     let payload = frames.concat();
     let mut head = [0; HEADERS_LEN];
-    let template = Template::new(MacAddr([2, 3, 3, 3, 3, 3]), from, 64, 0);
+    let template = Headers::new(MacAddr([2, 3, 3, 3, 3, 3]), from.into(), 64, 0);
     template.write(&mut head, a.own.0, SocketAddrV4::new(ip(60), 52_000), payload.len());
     let train = [&head[..], &payload].concat();
     raw.tx(&TxFrame::whole(&train)).unwrap();
