@@ -6,7 +6,7 @@
 //! that says it may lose frames and loses none: what reliability costs by itself. The others are
 //! noted against that as well, which is what the repair of losses costs.
 //!
-//! *Marked* is a router with a link of 400 Mbit/s that marks what exceeds 97 % of it (ECN), against
+//! *Marked* is a router with a link of 100 Mbit/s that marks what exceeds 96 % of it (ECN), against
 //! the same link without marks, by turns: what keeping its queue short costs.
 
 use barewire_benches::duo::Rounds;
@@ -42,6 +42,9 @@ fn main() {
     }
 }
 
+/// The slow link of [`routed`], Gbit/s.
+const LINK_GBPS: f64 = 0.1;
+
 /// A router between two hosts, whose link to the second one is slow.
 fn routed() -> Made<Nodes> {
     let nodes = Nodes::new(3)?;
@@ -53,7 +56,11 @@ fn routed() -> Made<Nodes> {
         nodes.ip(node, &format!("route add default via 10.78.{node}.1"))?;
     }
     nodes.run(2, "sysctl -qw net.ipv4.ip_forward=1")?;
-    nodes.run(2, "tc qdisc add dev port1 root tbf rate 400mbit burst 128kb latency 50ms")?;
+    let rate = LINK_GBPS * 1000.0;
+    nodes.run(
+        2,
+        &format!("tc qdisc add dev port1 root tbf rate {rate}mbit burst 64kb latency 50ms"),
+    )?;
     nodes.run(2, "nft add table ip marks")?;
     let hook = "{ type filter hook forward priority 0 ; }";
     nodes.run(2, &format!("nft add chain ip marks ce {hook}"))?;
@@ -61,46 +68,53 @@ fn routed() -> Made<Nodes> {
 }
 
 /// 64 KiB messages from `own` to `other` through a router that marks, against the same without. The
-/// note has how many datagrams it dropped either way.
+/// note says how much of the link's rate the payload was, and how many datagrams were dropped
+/// without marks, and with, and how many were marked.
 fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report) -> Made<()> {
     const LEN: usize = 64 << 10;
-    const MARKS: &str = "ip saddr 10.78.0.7 ip ecn ect0 limit rate over 46 mbytes/second burst 100 \
-                         kbytes ip ecn set ce counter";
+    const MARKS: &str = "ip saddr 10.78.0.7 ip ecn ect0 limit rate over 11600 kbytes/second burst \
+                         32 kbytes counter ip ecn set ce";
     let nodes = routed()?;
     let mut link = Stream::open_between(&nodes, [own, other], LEN)?;
-    let (rounds, count) = (args.size(15, 1), args.size(800, 32));
+    let (rounds, count) = (args.size(15, 1), args.size(250, 16));
     let mut pairs = Rounds::default();
-    let mut dropped = [0; 2];
+    let (mut dropped, mut marks) = ([0; 2], 0);
+    let seen = |what: &str, word: &str| -> Made<u64> {
+        let seen = nodes.run(2, what)?;
+        let count = seen.split(word).nth(1).and_then(|rest| rest.split([',', ' ']).next());
+        count.and_then(|n| n.parse().ok()).ok_or_else(|| format!("{what} said: {seen}"))
+    };
+    let lost = || seen("tc -s qdisc show dev port1", "dropped ");
     for round in 0..=rounds {
         let mut rates = [0.0; 2];
-        for (marks, rate) in rates.iter_mut().enumerate() {
-            let before = drops(&nodes)?;
+        for (marks_it, rate) in rates.iter_mut().enumerate() {
             nodes.run(2, "nft flush chain ip marks ce")?;
-            if marks > 0 {
+            if marks_it > 0 {
                 nodes.run(2, &format!("nft add rule ip marks ce {MARKS}"))?;
             }
+            let before = lost()?;
             *rate = link.run(count)?;
-            dropped[marks] += drops(&nodes)? - before;
+            // The first opens the session.
+            if round > 0 {
+                dropped[marks_it] += lost()? - before;
+            }
         }
-        // The first opens the session.
         if round > 0 {
+            marks += seen("nft list chain ip marks ce", "packets ")?;
             pairs.push(rates[1], rates[0]);
         }
     }
-    let [without, with] = dropped;
+    let of_link = |rate: f64| rate * 8.0 / LINK_GBPS;
     let note = format!(
-        "window {WINDOW}, {}; dropped {without} without and {with} with marks",
-        pairs.span()
+        "{}; {:.3} of the link without marks and {:.3} with; dropped {} and {}, marked {marks}",
+        pairs.span(),
+        of_link(pairs.reference()),
+        of_link(pairs.value()),
+        dropped[0],
+        dropped[1]
     );
     report.row(pairs.row(case, "GB/s", "unmarked").count(rounds * count).note(note));
     Ok(())
-}
-
-/// Datagrams that the slow link had no room for.
-fn drops(nodes: &Nodes) -> Made<u64> {
-    let seen = nodes.run(2, "tc -s qdisc show dev port1")?;
-    let count = seen.split("dropped ").nth(1).and_then(|rest| rest.split(',').next());
-    count.and_then(|n| n.parse().ok()).ok_or_else(|| format!("tc said: {seen}"))
 }
 
 /// Messages of `len` bytes against copies of `len` bytes.

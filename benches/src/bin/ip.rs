@@ -1,5 +1,5 @@
 //! What IP and UDP of our own cost: instructions that `ip(...)` adds to a frame of 116 bytes (64 of
-//! a message), on the way out and on the way in, over a memif.
+//! a message) and of 1,352, on the way out and on the way in, over a memif.
 //!
 //! The same frames go through the memif with `ip(...)` around it and without; what is counted is
 //! the calls of the port alone, `tx` and `flush` or `rx_burst`, for sixteen frames together. They
@@ -22,13 +22,20 @@ const TOGETHER: u64 = 16;
 
 /// Cases, what stands around the memif, with a letter for the number of the end, and bytes of the
 /// message. After each with a wrapper follows the one that it is set against.
-const CASES: [(&str, &str, usize); 5] = [
-    ("ip-64B", "ip(10.79.0.N/24):", LEN),
+const CASES: [(&str, &str, usize); 9] = [
+    ("ip-64B", V4, LEN),
     ("plain-106B", "", LEN + 42),
-    ("ip6-64B", "ip([2001:db8::a4f:N]/96):", LEN),
+    ("ip6-64B", V6, LEN),
     ("plain-126B", "", LEN + 62),
+    ("ip-1300B", V4, 1300),
+    ("plain-1342B", "", 1300 + 42),
+    ("ip6-1300B", V6, 1300),
+    ("plain-1362B", "", 1300 + 62),
     ("plain-64B", "", LEN),
 ];
+
+const V4: &str = "ip(10.79.0.N/24):";
+const V6: &str = "ip([2001:db8::a4f:N]/96):";
 
 /// Of IPv4 each way.
 const BAR: f64 = 60.0;

@@ -1,8 +1,8 @@
 //! Half a round trip of 64 bytes between two network namespaces joined by a veth: the fabric's
 //! ports `afpacket` and `udp` against raw sockets on the same wire, the kernel's UDP and TCP, and
 //! libfabric's `fi_pingpong` over its tcp and udp providers. The port `xdp`, which changes how a
-//! veth works, plays on two more, with the fabric on it and without; `ip(...)` around `afpacket` and
-//! `afpacket` without it on one each, where no other socket hears their frames.
+//! veth works, plays on two more, with the fabric on it and without; `ip(...)` around `afpacket`,
+//! and `afpacket` without it, on one each, where no other socket hears their frames.
 //!
 //! All of them play by turns, on the same two processors, spinning; every round measures the round
 //! trip of a cache line before and after. Only rounds that begin and end in the state in which most
