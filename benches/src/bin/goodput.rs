@@ -6,8 +6,8 @@
 //! that says it may lose frames and loses none: what reliability costs by itself. The others are
 //! noted against that as well, which is what the repair of losses costs.
 //!
-//! *Marked* is a router with a link of 100 Mbit/s that marks what exceeds 96 % of it (ECN), against
-//! the same link without marks, by turns: what keeping its queue short costs.
+//! *Marked* is a router with a link of 100 Mbit/s that marks one datagram in a hundred (ECN), drawn
+//! at random, against the same link without marks, by turns.
 
 use barewire_benches::duo::Rounds;
 use barewire_benches::end::{Made, Memory};
@@ -72,11 +72,11 @@ fn routed() -> Made<Nodes> {
 /// without marks, and with, and how many were marked.
 fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report) -> Made<()> {
     const LEN: usize = 64 << 10;
-    const MARKS: &str = "ip saddr 10.78.0.7 ip ecn ect0 limit rate over 11600 kbytes/second burst \
-                         32 kbytes counter ip ecn set ce";
+    const MARKS: &str = "ip saddr 10.78.0.7 ip ecn ect0 numgen random mod 100 < 1 counter ip ecn \
+                         set ce";
     let nodes = routed()?;
     let mut link = Stream::open_between(&nodes, [own, other], LEN)?;
-    let (rounds, count) = (args.size(15, 1), args.size(250, 16));
+    let (rounds, count) = (args.size(9, 1), args.size(150, 16));
     let mut pairs = Rounds::default();
     let (mut dropped, mut marks) = ([0; 2], 0);
     let seen = |what: &str, word: &str| -> Made<u64> {
