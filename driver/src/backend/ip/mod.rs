@@ -11,7 +11,9 @@
 //! `tx` finds the next hop (the host itself on the segment, else the gateway), its hardware address
 //! (`neighbours`), writes 42 or 62 bytes of headers and the frame's own head behind them
 //! (`datagram`, `datagram6`),
-//! and the port below copies that with the frame's body into one frame of its own. What comes is
+//! and the port below copies that with the frame's body into one frame of its own. Headers stay for
+//! the next frame, if that goes to the same peer, until something is heard of neighbours or it is
+//! time to look at them: so each look finds whether a peer is still sent to. What comes is
 //! checked and lent where it lies; but several frames in one piece are copied first (`train`).
 //!
 //! # Neighbours
