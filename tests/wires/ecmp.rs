@@ -162,8 +162,8 @@ fn spread_and_stay(of: Ip) {
         }
         assert_eq!(flows.len(), usize::from(PAIRS), "{flows:?}");
     }
-    // Where the kernel draws what it hashes with, all twelve of a kind are on one path once in 2,048
-    // times.
+    // Where the kernel draws what it hashes with, all twelve of a kind are on one path once in
+    // 2,048 times.
     assert_eq!(used.len(), 4, "all of a kind took the same path: {used:?}");
 }
 
