@@ -187,6 +187,9 @@ impl Default for Coll {
     }
 }
 
+/// How often a member here has joined an application-managed group.
+type Counted = ((u64, u32), u32);
+
 /// A member of a group that has left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Early {
@@ -474,7 +477,7 @@ impl Node {
         (addrs, me): (&[EpAddr], u32),
         parent: u64,
         model: JoinModel,
-    ) -> Result<(u32, u32, Option<((u64, u32), u32)>)> {
+    ) -> Result<(u32, u32, Option<Counted>)> {
         let mut hash = mix(parent, u64::from(self.settings.coll.hash()));
         for a in addrs {
             hash = mix(mix(hash, a.station.word()), a.ep.into());
