@@ -24,12 +24,12 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, ToSocketAddrs, UdpSocket};
-use std::os::fd::OwnedFd;
 
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::backend::inet::{
     PORTS, PORTS_TRIED, Prefix, addr_of, host_bits, host_text, mac_of,
 };
+use barewire_driver::backend::lock::NotInChildren;
 use barewire_driver::backend::netdev::{hold, ip_addresses};
 use barewire_driver::open::{choose, kind_and_device, udp_place, with_udp_port};
 use barewire_driver::port::{MacAddr, PortCaps, Station};
@@ -518,7 +518,7 @@ impl Names {
 /// A service that an endpoint answers for, as long as this is there.
 pub(crate) struct Served {
     pub(crate) service: u16,
-    _claim: OwnedFd,
+    _claim: NotInChildren,
 }
 
 /// Whether an address is a label that stands for the port's own, whose MAC is not known yet.

@@ -60,8 +60,9 @@ pub enum OpenError {
     },
     /// The segment's file was written by another version of barewire, or by something else.
     #[error(
-        "{path} is {found}, this build makes version {version}; end the programs that use it and \
-         remove it (rm {path}), or choose another name", path = path.display()
+        "{path} is {found}, this build makes version {version}; end the programs that use it (see: \
+         fuser -v {path}) and remove what is left (rm {path}), or choose another name",
+        path = path.display()
     )]
     OtherVersion {
         /// The segment's file.

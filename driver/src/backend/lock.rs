@@ -6,11 +6,14 @@
 //! namespace. Two owners in one process open the file twice and exclude each other as well.
 //!
 //! A forked child would share the open file and so keep its dead parent alive. The child therefore
-//! swaps the descriptor for /dev/null as its first act (`pthread_atfork`); `exec` closes it.
+//! swaps the descriptor for /dev/null as its first act (`pthread_atfork`); `exec` closes it. The
+//! same goes for whatever else the kernel keeps for a dead process as long as a child has it
+//! ([`NotInChildren`]).
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +21,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
-/// Far beyond the end of any file, where locks are as good and disturb nobody.
+/// Far beyond the end of any file, where locks are as good and disturb nobody. The same for every
+/// version of a segment: a build of another one sees whether somebody lives.
 const SEGMENT: i64 = 1 << 61;
 const LIFE: i64 = SEGMENT + 64;
 
@@ -78,6 +82,12 @@ pub fn lives(file: &File, m: usize, count: usize) -> bool {
         || i32::from(lock.l_type) != libc::F_UNLCK
 }
 
+/// Whether any member lives, however many `file` is made for.
+pub(crate) fn any_lives(file: &File) -> bool {
+    // No length is all that there is.
+    lives(file, 0, 0)
+}
+
 fn set(file: &File, kind: i32, at: i64) -> io::Result<()> {
     match fcntl(file, FcntlArg::F_OFD_SETLK(&flock(kind, at, 1))) {
         Ok(_) => Ok(()),
@@ -98,7 +108,39 @@ fn flock(kind: i32, start: i64, len: i64) -> libc::flock {
 
 /// Descriptors that a forked child must not keep; -1 where none is. A process with more of them
 /// than that keeps the rest alive through its children.
-static LOCKED: [AtomicI32; 128] = [const { AtomicI32::new(-1) }; 128];
+static LOCKED: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
+
+/// A descriptor that a forked child does not keep: an address, a NIC's queue or a connection that
+/// goes with this process however that ends.
+#[derive(Debug)]
+pub struct NotInChildren(OwnedFd);
+
+impl From<OwnedFd> for NotInChildren {
+    fn from(fd: OwnedFd) -> Self {
+        forget_in_children(fd.as_raw_fd());
+        Self(fd)
+    }
+}
+
+impl Drop for NotInChildren {
+    fn drop(&mut self) {
+        children_may_keep(self.0.as_raw_fd());
+    }
+}
+
+impl Deref for NotInChildren {
+    type Target = OwnedFd;
+
+    fn deref(&self) -> &OwnedFd {
+        &self.0
+    }
+}
+
+impl AsFd for NotInChildren {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 /// Has forked children get /dev/null in place of `fd`, until [`children_may_keep`].
 pub(crate) fn forget_in_children(fd: RawFd) {
@@ -139,8 +181,93 @@ unsafe extern "C" fn in_child() {
             let fd = place.load(Ordering::Acquire);
             if fd >= 0 && null >= 0 {
                 libc::dup3(null, fd, libc::O_CLOEXEC);
+                // The number is the child's from now on, which may give it to something else.
+                place.store(-1, Ordering::Release);
             }
         }
         libc::close(null);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Write};
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::waitpid;
+    use nix::unistd::{ForkResult, Pid, fork, pipe, pipe2};
+
+    /// A forked child, killed at the end.
+    struct Child(Pid);
+
+    impl Child {
+        /// Has run `f`, which must not allocate, and sleeps.
+        fn after(f: impl FnOnce()) -> Self {
+            let (here, there) = pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+            // SAFETY: the child runs `f`, writes and sleeps, until it is killed.
+            match unsafe { fork() }.unwrap() {
+                ForkResult::Child => {
+                    f();
+                    let _ = nix::unistd::write(&there, b"x");
+                    loop {
+                        nix::unistd::pause();
+                    }
+                }
+                ForkResult::Parent { child } => {
+                    assert_eq!(File::from(here).read(&mut [0]).unwrap(), 1);
+                    Self(child)
+                }
+            }
+        }
+    }
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            let _ = kill(self.0, Signal::SIGKILL);
+            let _ = waitpid(self.0, None);
+        }
+    }
+
+    fn ended(file: &File) -> bool {
+        let mut fds = [libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        super::super::sleep(&mut fds, Duration::from_secs(5)) && fds[0].revents == libc::POLLHUP
+    }
+
+    /// Goal: what goes with a process goes with it while a child of its lives on.
+    #[test]
+    fn a_child_keeps_nothing() {
+        let (here, there) = pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+        let there = NotInChildren::from(there);
+        let _child = Child::after(|| ());
+        drop(there);
+        assert!(ended(&File::from(here)));
+    }
+
+    /// Goal: a number that the child has given to something else is left alone when it forks.
+    #[test]
+    fn a_grandchild_keeps_what_is_its_parents() {
+        let (_kept, there) = pipe().unwrap();
+        let there = NotInChildren::from(there);
+        let (here, other) = pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+        let (from, to) = (other.as_raw_fd(), there.as_raw_fd());
+        let _child = Child::after(|| {
+            // SAFETY: numbers of open descriptors, of which the child has the second for itself;
+            // its child only writes and ends.
+            unsafe {
+                libc::dup2(from, to);
+                let child = libc::fork();
+                if child == 0 {
+                    libc::write(to, c"g".as_ptr().cast(), 1);
+                    libc::_exit(0);
+                }
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+        });
+        File::from(other).write_all(b"p").unwrap();
+        let mut got = [0; 2];
+        let count = File::from(here).read(&mut got).unwrap();
+        assert_eq!(&got[..count], b"gp");
     }
 }

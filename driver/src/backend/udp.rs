@@ -31,12 +31,13 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::Batch;
 use super::inet::{CE, Name, addresses, family, host_text, tos_of};
+use super::lock::NotInChildren;
 use super::netdev::{Link, filter, links};
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
@@ -257,7 +258,7 @@ pub(super) const MEND_UNUSED: &str =
 /// # Errors
 /// `EADDRINUSE`: a socket has it. `EADDRNOTAVAIL`: the kernel has the address and does not use it
 /// yet, or not any more (RFC 4862).
-pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<OwnedFd>> {
+pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<NotInChildren>> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
     let fd = match owned(unsafe { libc::socket(family(addr.ip()), kind, 0) }) {
@@ -267,7 +268,7 @@ pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<OwnedFd>> {
     let code = (libc::BPF_RET | libc::BPF_K) as u16;
     filter::attach(fd.as_raw_fd(), vec![libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])?;
     match Name::of(addr).bind(fd.as_raw_fd()) {
-        Ok(()) => Ok(Some(fd)),
+        Ok(()) => Ok(Some(fd.into())),
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             let is_there = addresses().iter().any(|(_, ip)| *ip == addr.ip());
             if is_there { Err(e) } else { Ok(None) }
@@ -277,7 +278,7 @@ pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<OwnedFd>> {
 }
 
 /// A socket for `ip` whose datagrams have `tos` as the byte of DSCP and ECN and are not fragmented.
-fn socket(ip: IpAddr, tos: u8) -> io::Result<OwnedFd> {
+fn socket(ip: IpAddr, tos: u8) -> io::Result<NotInChildren> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
     let fd = owned(unsafe { libc::socket(family(ip), kind, 0) })?;
@@ -310,12 +311,12 @@ fn socket(ip: IpAddr, tos: u8) -> io::Result<OwnedFd> {
     for (option, value) in options {
         set_option::<libc::c_int>(at, level, option, &value)?;
     }
-    Ok(fd)
+    Ok(fd.into())
 }
 
 /// What the port's thread shares with those that sleep on it.
 struct Shared {
-    socket: OwnedFd,
+    socket: NotInChildren,
     bell: Bell,
 }
 

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::super::vlan::{ETHERTYPE_VLAN, VLAN_ID};
 use super::socket::set;
@@ -97,6 +97,8 @@ impl RxRing {
         };
         set(fd, libc::PACKET_RX_RING, &request)?;
         let map = MmapOptions::new().len(block_len * block_count).populate().map_raw(&Fd(fd))?;
+        // A child's mapping would keep the socket, and with it what the interface listens to.
+        map.advise(Advice::DontFork)?;
         Ok(Self {
             map,
             slot_len,

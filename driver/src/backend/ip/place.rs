@@ -2,9 +2,9 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 
 use super::super::inet::{PORTS_TRIED, PREFIX_LEN, Prefix, host_bits};
+use super::super::lock::NotInChildren;
 use super::super::netdev::hold;
 use super::super::udp::{MEND_UNUSED, keep_port};
 use super::neighbours::Host;
@@ -254,9 +254,9 @@ impl Net {
 /// Keeps an address and a UDP port for this process.
 pub struct Place {
     pub(super) addr: SocketAddr,
-    _name: Option<OwnedFd>,
+    _name: Option<NotInChildren>,
     /// If the kernel has the address as well: else it would tell senders that nobody is there.
-    socket: Option<OwnedFd>,
+    socket: Option<NotInChildren>,
 }
 
 impl Place {

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem::size_of;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use nix::sys::socket::{MsgFlags, recv};
 
@@ -11,6 +11,7 @@ use super::super::set_option;
 use super::super::vlan::VLAN_ID;
 use super::link::Link;
 use super::station::{join_for, raw_socket};
+use crate::backend::lock::NotInChildren;
 use crate::frame::{DST_NUMBER_AT, RxFrame};
 use crate::port::{MacAddr, RxSink, Station};
 
@@ -216,7 +217,7 @@ pub(in super::super) fn bind(fd: RawFd, link: &Link, ethertype: u16) -> io::Resu
 
 /// Hears the packets of ARP or neighbour discovery that concern a place, beside the kernel, which
 /// hears them too.
-pub(in super::super) struct ArpSocket(OwnedFd);
+pub(in super::super) struct ArpSocket(NotInChildren);
 
 impl ArpSocket {
     /// Frames lent at once.

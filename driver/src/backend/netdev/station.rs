@@ -3,8 +3,9 @@
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
+use super::super::lock::NotInChildren;
 use super::super::{owned, set_option};
 use super::link::{Asker, Link, links};
 use crate::error::OpenError;
@@ -125,7 +126,7 @@ impl Wanted<'_> {
         Ok((station, Claim { _own: own, _node: node }))
     }
 
-    fn claim_one(&self, link: &Link) -> Result<(Station, OwnedFd), OpenError> {
+    fn claim_one(&self, link: &Link) -> Result<(Station, NotInChildren), OpenError> {
         let taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
         if let Some(station) = self.station {
             if !station.is_single() {
@@ -158,19 +159,19 @@ impl Wanted<'_> {
 
 /// Keeps an address for this process.
 pub(in super::super) struct Claim {
-    _own: OwnedFd,
-    _node: Option<OwnedFd>,
+    _own: NotInChildren,
+    _node: Option<NotInChildren>,
 }
 
 /// A raw socket that hears nothing yet.
 ///
 /// # Errors
 /// `EPERM`: the process has no CAP_NET_RAW in its network namespace.
-pub(in super::super) fn raw_socket() -> io::Result<OwnedFd> {
+pub(in super::super) fn raw_socket() -> io::Result<NotInChildren> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory. Protocol 0: no frame arrives before
     // `bind`, so none passes before the filter is there.
-    owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
+    Ok(owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?.into())
 }
 
 /// Makes the interface take frames to `mac`, which is not its own, while the raw socket `fd` is
@@ -229,16 +230,16 @@ pub(in super::super) fn join_for(
 ///
 /// # Errors
 /// `EADDRINUSE`: a process has it.
-fn claim(index: u32, station: Station) -> io::Result<OwnedFd> {
+fn claim(index: u32, station: Station) -> io::Result<NotInChildren> {
     hold(&format!("barewire-station-{index}-{station}"))
 }
 
 /// Takes a name for this process alone. It is one of the network namespace, like an interface, and
-/// goes with the process however that ends.
+/// goes with the process however that ends, and whatever children it has.
 ///
 /// # Errors
 /// `EADDRINUSE`: a process has it.
-pub fn hold(name: &str) -> io::Result<OwnedFd> {
+pub fn hold(name: &str) -> io::Result<NotInChildren> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: `socket` takes numbers and touches no memory.
     let fd = owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
@@ -253,5 +254,5 @@ pub fn hold(name: &str) -> io::Result<OwnedFd> {
     let len = len.min(size_of::<libc::sockaddr_un>()) as u32;
     // SAFETY: `bind` reads `len` bytes of a `sockaddr_un`, which is no shorter, across the call.
     let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(fd.into()) }
 }

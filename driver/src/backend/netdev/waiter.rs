@@ -1,9 +1,10 @@
 //! Sleeping on the socket of a port, and on what happens to its interface.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::lock::NotInChildren;
 use super::super::{Bell, clear_error, raw, readable, sleep};
 use super::filter::ArpSocket;
 use super::watched::Ear;
@@ -11,7 +12,7 @@ use crate::port::PortWaiter;
 
 /// What a port's thread shares with those that sleep on it.
 pub(in super::super) struct Shared {
-    pub(in super::super) socket: OwnedFd,
+    pub(in super::super) socket: NotInChildren,
     pub(in super::super) ear: Ear,
     pub(in super::super) bell: Bell,
     /// What hears ARP, for a port whose own socket does not.

@@ -1451,10 +1451,13 @@ impl ShmPort {
     fn accept(&mut self, s: usize) -> bool {
         let Shared { seg, me, next_at, .. } = &*self.shared;
         let Some(link) = seg.link(s, *me) else { return false };
-        if link.rx_open.load(Acquire) == CLOSED || link.rx_inc.load(Relaxed) != self.inc {
+        if link.rx_open.load(Acquire) == CLOSED {
             return false;
         }
-        if self.is_leaf && !is_switch(seg.state(s).load(Acquire)) {
+        // One to a former member of our place, which its sender opened while that one left, goes to
+        // nobody: closed, its sender sees that it has to open another.
+        let is_ours = link.rx_inc.load(Relaxed) == self.inc;
+        if !is_ours || self.is_leaf && !is_switch(seg.state(s).load(Acquire)) {
             self.close_in(s);
             return false;
         }

@@ -72,7 +72,7 @@ pub(crate) fn another(file: &File) -> io::Result<File> {
 /// Joins such a segment.
 ///
 /// # Errors
-/// [`OpenError`], [`OpenError::NotOurs`] if somebody can change the size of `file`.
+/// [`OpenError`]; `EACCES` if somebody can change the size of `file`.
 pub(super) fn join(
     file: File,
     settings: &ShmSettings,
@@ -81,7 +81,13 @@ pub(super) fn join(
     let path = label(&settings.name);
     let has = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
     if !SealFlag::from_bits_retain(has).contains(seals()) {
-        return Err(OpenError::NotOurs { path, why: "its size can be changed".into() });
+        return Err(OpenError::Device {
+            port: path.display().to_string(),
+            why: "the size of the segment that the switch gave can be changed".into(),
+            mend: "end that switch and start one of this version, or leave it out: switch=no"
+                .into(),
+            errno: libc::EACCES,
+        });
     }
     segment::join_file(file, path, settings, role)
 }

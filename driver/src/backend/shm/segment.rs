@@ -26,7 +26,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::ShmSettings;
 use super::layout::{
-    EPOCH, GROUP, HEADER_LEN, Layout, MEMBERS_MAX, NEXT_INC, PAGE, PLACES, SLOT_LEN, UPLINK,
+    EPOCH, GROUP, HEADER_LEN, Layout, MAGIC, MEMBERS_MAX, NEXT_INC, PAGE, PLACES, SLOT_LEN, UPLINK,
 };
 use super::members::{place_of, ring};
 use super::ring::RingMem;
@@ -182,7 +182,8 @@ pub(super) struct Joined {
     pub(super) station: Station,
 }
 
-/// Joins the segment that `settings` name; makes it if there is none or only dead ones used it.
+/// Joins the segment that `settings` name; makes it if there is none or only dead ones used it, of
+/// whatever version.
 pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenError> {
     let path = settings.path();
     loop {
@@ -199,12 +200,12 @@ pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenErr
             let _ = std::fs::remove_file(&path);
             return Err(e);
         }
-        let layout = read_layout(&file, &path)?;
-        if made && !lock::lives(&file, 0, layout.members) {
+        if made && is_dead(&file) {
             tell_of_the_dead(&path, &meta);
             std::fs::remove_file(&path).map_err(|e| os("cannot remove", &path, e))?;
             continue;
         }
+        let layout = read_layout(&file, &path)?;
         let joined = enter(&file, &path, layout, settings, role);
         if joined.is_err() && !made {
             let _ = std::fs::remove_file(&path);
@@ -251,7 +252,7 @@ pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError
         return Ok(None); // Its last member removed it meanwhile.
     }
     check_owner(&path, &meta)?;
-    if !is_made(&file) {
+    if !is_made(&file) || is_dead(&file) {
         return Ok(None);
     }
     let layout = read_layout(&file, &path)?;
@@ -279,17 +280,16 @@ fn remove_if_dead(path: &Path) -> Option<()> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
     let file = options.open(path).ok()?;
-    let is_dead = || {
-        let layout = read_layout(&file, path).ok()?;
+    let is_left = || {
         let meta = file.metadata().ok()?;
         check_owner(path, &meta).ok()?;
-        (!lock::lives(&file, 0, layout.members)).then_some(meta)
+        is_dead(&file).then_some(meta)
     };
     // Asked without the lock first: while we had that of one who lives, its members could open no
     // ring. Who holds it is about to join or to leave.
-    is_dead()?;
+    is_left()?;
     let _guard = Guard::try_take(&file)?;
-    tell_of_the_dead(path, &is_dead()?);
+    tell_of_the_dead(path, &is_left()?);
     std::fs::remove_file(path).ok()
 }
 
@@ -362,8 +362,19 @@ fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<(), OpenError> {
 /// Whether `file` has a magic number: not while somebody makes a segment of it, nor if that one
 /// died meanwhile.
 fn is_made(file: &File) -> bool {
+    magic(file).is_some_and(|magic| magic != 0)
+}
+
+fn magic(file: &File) -> Option<u64> {
     let mut magic = [0; 8];
-    file.read_exact_at(&mut magic, 0).is_ok() && magic != [0; 8]
+    file.read_exact_at(&mut magic, 0).ok()?;
+    Some(u64::from_le_bytes(magic))
+}
+
+/// Whether `file` is a segment that nobody lives in. Its version and sizes do not matter: an update
+/// would otherwise leave files in the way that all their users have left.
+fn is_dead(file: &File) -> bool {
+    magic(file) == Some(MAGIC) && !lock::any_lives(file)
 }
 
 /// Writes an empty segment into `file`, its magic number last.
@@ -467,9 +478,10 @@ fn enter(
     seg.missed(me).store(0, Relaxed);
     seg.bell_name(me).store(0, Relaxed);
     seg.long(me).store(0, Relaxed);
+    // Before the state: a place beyond is never looked at, so a member killed here would keep it.
+    seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
     // Release: who sees the state sees the address.
     seg.state(me).store(inc << 32 | role.bits(), Release);
-    seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
     seg.word(EPOCH).fetch_add(1, Release);
     Ok((seg.map, seg.known, me, inc, station))
 }

@@ -9,8 +9,8 @@
 //!
 //! Who sleeps on another port as well ([`Bell`]) cannot wait on a futex. It waits on a socket then,
 //! whose name stands in the segment, and is sent an empty datagram. The name is of one network
-//! namespace: a sender in another cannot wake it, which is a missed wake-up as above. Nobody
-//! outside the segment can know it.
+//! namespace: a sender in another cannot wake it, which is a missed wake-up as above. Everybody in
+//! that namespace finds it in /proc/net/unix and may ring: the sleep is shorter then, no more.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -29,6 +29,10 @@ use crate::port::PortWaiter;
 
 /// Longest time between two looks.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
+
+/// Datagrams that who gets up takes, so that nobody who rings without end keeps him there. What is
+/// left ends the next sleep at once.
+const RINGS: usize = 16;
 
 /// What a member's word `sleeping` says: nobody sleeps, or how who does is woken.
 const AWAKE: u32 = 0;
@@ -166,7 +170,7 @@ impl Bell {
     /// Nobody rings any more.
     pub(crate) fn get_up(&self) {
         self.shared.seg.sleeping(self.shared.me).store(AWAKE, Relaxed);
-        while self.socket.recv(&mut []).is_ok() {}
+        let _ = (0..RINGS).take_while(|_| self.socket.recv(&mut []).is_ok()).count();
     }
 
     /// Can be read when somebody has rung.

@@ -185,7 +185,7 @@ impl Door {
                 there.said_hello = true;
                 Some(Event::Asked(Asking { guest, uid: there.uid, pid: there.pid, station }))
             }
-            Came::Message(..) | Came::HungUp => {
+            Came::Message(..) | Came::Unopened | Came::HungUp => {
                 // Closing it takes it out of the epoll.
                 self.connections.remove(&guest);
                 Some(Event::Left(guest))

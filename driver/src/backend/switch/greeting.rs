@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use crate::backend::bound::seqpacket;
-use crate::backend::lock;
+use crate::backend::lock::NotInChildren;
 use crate::backend::unix::{Apart, Received, receive};
 use crate::port::Station;
 
@@ -99,18 +99,14 @@ impl Message {
 }
 
 /// One end of a connection, or what makes some. A forked child does not keep it open.
-pub(super) struct Socket(pub(super) OwnedFd);
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        lock::children_may_keep(self.0.as_raw_fd());
-    }
-}
+pub(super) struct Socket(pub(super) NotInChildren);
 
 /// What came from the other end.
 pub(super) enum Came {
     Nothing,
     Message(Message, Option<Apart<OwnedFd>>),
+    /// A message with a descriptor, of which this process may open no more.
+    Unopened,
     /// It has gone, or says what makes no sense.
     HungUp,
 }
@@ -125,8 +121,7 @@ impl Socket {
     }
 
     pub(super) fn own(fd: OwnedFd) -> Self {
-        lock::forget_in_children(fd.as_raw_fd());
-        Self(fd)
+        Self(fd.into())
     }
 
     pub(super) fn fd(&self) -> RawFd {
@@ -159,6 +154,7 @@ impl Socket {
         let Received { len, fd, is_whole } = receive(self.fd(), &mut bytes, takes_fd)?;
         Ok(match Message::parse(&bytes) {
             Some(message) if is_whole && len == LEN => Came::Message(message, fd),
+            Some(_) if takes_fd && fd.is_none() && len == LEN => Came::Unopened,
             _ => Came::HungUp,
         })
     }
@@ -201,5 +197,31 @@ mod tests {
         assert!(matches!(b.hear(false), Came::Message(Message::Hello(None), None)));
         nix::unistd::write(&a.0, b"noise").unwrap();
         assert!(matches!(b.hear(true), Came::HungUp));
+    }
+
+    /// Goal: who may open no more is told so, and not that nobody is there. Method: a forked child
+    /// without any descriptor left.
+    #[test]
+    fn a_descriptor_that_cannot_be_made_is_told() {
+        let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let (a, b) = (Socket::own(a.into()), b);
+        assert!(a.say(Message::Welcome(Station::at([2, 0, 0, 0, 0, 1])), Some(a.fd())));
+        // SAFETY: the child only sets a limit, receives into its stack and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: reads a limit that lives across the call.
+            let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
+            // Its parent's descriptor is the child's as well.
+            let came = Socket::own(b.into()).hear(true);
+            let good = set == 0 && matches!(came, Came::Unopened);
+            // SAFETY: takes a number.
+            unsafe { libc::_exit(i32::from(!good)) }
+        }
+        let mut status = 0;
+        // SAFETY: writes the status to a number that lives across the call.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
     }
 }

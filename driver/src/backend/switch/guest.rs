@@ -102,6 +102,10 @@ fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
                 return Ok(Asked::Welcome(Welcome { socket, file, station }));
             }
             Came::Message(Message::Refused(why), _) => return Err(refused(path, why)),
+            Came::Unopened => {
+                let what = "cannot take what is given by the switch at";
+                return Err(os(what, Errno::EMFILE, open_files));
+            }
             Came::Message(..) | Came::HungUp => return Ok(Asked::Deaf),
             Came::Nothing => {}
         }
@@ -116,18 +120,28 @@ fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
 /// Who listens is root, ourselves, or whom root gave the directory to: it is about to see all our
 /// frames.
 fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
-    let not_ours = |why: String| OpenError::NotOurs { path: path.to_owned(), why };
+    let untrusted = |why: String, mend: String| OpenError::Device {
+        port: path.display().to_string(),
+        why: format!("not safe to ask: {why}"),
+        mend,
+        errno: libc::EACCES,
+    };
     let dir = path.parent().unwrap_or(Path::new("/"));
-    let meta = std::fs::metadata(dir).map_err(|e| not_ours(format!("its directory: {e}")))?;
+    let see = || format!("see: ls -ld {}", dir.display());
+    let meta = std::fs::metadata(dir).map_err(|e| untrusted(e.to_string(), see()))?;
     if meta.mode() & 0o002 != 0 {
-        return Err(not_ours("everybody may make files beside it".into()));
+        let mend = format!("chmod o-w {}", dir.display());
+        return Err(untrusted("everybody may make files beside it".into(), mend));
     }
-    let peer = getsockopt(&socket.0, PeerCredentials).map_err(|e| not_ours(e.to_string()))?;
+    let peer =
+        getsockopt(&socket.0, PeerCredentials).map_err(|e| untrusted(e.to_string(), see()))?;
     let own = nix::unistd::geteuid().as_raw();
     if [0, own, meta.uid()].contains(&peer.uid()) {
         return Ok(());
     }
-    Err(not_ours(format!("user {} listens, and user {} has the directory", peer.uid(), meta.uid())))
+    let why = format!("user {} listens, and user {} has the directory", peer.uid(), meta.uid());
+    let mend = format!("end process {} and remove it (rm {})", peer.pid(), path.display());
+    Err(untrusted(why, mend))
 }
 
 fn refused(path: &Path, why: Refusal) -> OpenError {

@@ -52,14 +52,17 @@ impl Next {
 
     /// Takes it.
     pub(super) fn take(&self) -> Option<Place> {
-        let place = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, here and below: or the one could hide what the other has just laid out.
         self.is_there.store(false, Relaxed);
-        place
+        place.take()
     }
 
     fn put(&self, place: Place) {
-        let old = self.place.lock().unwrap_or_else(PoisonError::into_inner).replace(place);
+        let mut is = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = is.replace(place);
         self.is_there.store(true, Relaxed);
+        drop(is);
         drop(old);
     }
 }

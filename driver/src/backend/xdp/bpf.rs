@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use super::super::lock::NotInChildren;
 use super::super::owned;
 use super::program::Insn;
 
@@ -153,7 +154,7 @@ pub enum XdpMode {
 ///
 /// # Errors
 /// `EBUSY`, `EEXIST`: one is attached. `EOPNOTSUPP` and others: the driver takes none.
-pub(super) fn attach(program: &OwnedFd, index: u32, mode: XdpMode) -> io::Result<OwnedFd> {
+pub(super) fn attach(program: &OwnedFd, index: u32, mode: XdpMode) -> io::Result<NotInChildren> {
     #[repr(C)]
     struct Attr {
         prog_fd: u32,
@@ -172,7 +173,7 @@ pub(super) fn attach(program: &OwnedFd, index: u32, mode: XdpMode) -> io::Result
         },
     };
     // SAFETY: the attributes of a link, without pointers.
-    owned(unsafe { bpf(LINK_CREATE, &mut attr) }?)
+    Ok(owned(unsafe { bpf(LINK_CREATE, &mut attr) }?)?.into())
 }
 
 /// Runs a program on `frame` as if it had arrived on queue 0 of `lo`, and says what it returned.

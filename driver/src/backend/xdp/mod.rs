@@ -36,6 +36,7 @@ use std::time::Duration;
 
 use super::Bell;
 use super::hairpin::Hairpin;
+use super::lock::NotInChildren;
 use super::netdev::filter::ArpSocket;
 use super::netdev::hold;
 use super::netdev::{
@@ -246,20 +247,20 @@ pub struct Xdp {
     hairpin: Hairpin,
     gone: Option<PortGone>,
     /// The program, for as long as it is open; before the socket, so that frames pass it again.
-    _link: OwnedFd,
+    _link: NotInChildren,
     _map: OwnedFd,
     shared: Arc<Shared>,
-    _claims: (OwnedFd, Claim),
+    _claims: (NotInChildren, Claim),
     /// Keeps the interface listening to our address.
-    _member: OwnedFd,
+    _member: NotInChildren,
 }
 
 /// A socket with its program and its memory.
 struct Bound {
-    socket: OwnedFd,
+    socket: NotInChildren,
     rings: Rings,
     umem: Umem,
-    link: OwnedFd,
+    link: NotInChildren,
     map: OwnedFd,
     mode: XdpMode,
 }
@@ -576,7 +577,7 @@ fn attach(
     wanted: &Wanted<'_>,
     link: &Link,
     program: &OwnedFd,
-) -> Result<(OwnedFd, XdpMode), OpenError> {
+) -> Result<(NotInChildren, XdpMode), OpenError> {
     let name = &link.name;
     let is_taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
     let busy = || {

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use super::super::lock::NotInChildren;
 use super::super::{owned, set_option};
 use super::ring::{Consumer, Desc, Places, Producer};
 use super::umem::Umem;
@@ -19,9 +20,10 @@ const BUSY_POLL_BUDGET: libc::c_int = 64;
 ///
 /// # Errors
 /// `EPERM`: no CAP_NET_RAW. `EAFNOSUPPORT`: the kernel has no AF_XDP.
-pub(super) fn open() -> io::Result<OwnedFd> {
+pub(super) fn open() -> io::Result<NotInChildren> {
     // SAFETY: `socket` takes numbers and touches no memory.
-    owned(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })
+    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    Ok(owned(fd)?.into())
 }
 
 fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
@@ -110,7 +112,10 @@ pub(super) fn rings(fd: &OwnedFd, rx_count: u32, tx_count: u32) -> io::Result<Ri
     });
     let map = |at: u64, places: Places, count: u32, entry_len: usize| -> io::Result<MmapRaw> {
         let len = places.entries.saturating_add(count as usize * entry_len);
-        MmapOptions::new().offset(at).len(len).populate().map_raw(fd)
+        let map = MmapOptions::new().offset(at).len(len).populate().map_raw(fd)?;
+        // A child's mapping would keep the socket, and with it the queue.
+        map.advise(Advice::DontFork)?;
+        Ok(map)
     };
     let desc_len = size_of::<Desc>();
     let at = [

@@ -11,6 +11,7 @@ use super::program::{Take, XDP_PASS, program};
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
 use super::{bpf, socket};
+use crate::backend::lock::NotInChildren;
 use crate::backend::netdev::Accept;
 use crate::frame::ETHERTYPE;
 use crate::frame::addressed;
@@ -32,7 +33,7 @@ impl Numbers {
 
 /// A map with a socket for queue 0, if `has_socket`; `None`, and a line, where that takes rights
 /// that we do not have.
-fn map(has_socket: bool) -> Option<(OwnedFd, Option<OwnedFd>)> {
+fn map(has_socket: bool) -> Option<(OwnedFd, Option<NotInChildren>)> {
     let made = bpf::socket_map(1).and_then(|map| {
         let socket = socket::open()?;
         let umem = umem(4, 4);
