@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -48,6 +49,9 @@ pub(crate) struct ExporterArgs {
 /// How often a signal is looked for.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// Answers that are written at a time; more are waited with.
+const ANSWERS: usize = 32;
+
 /// Answers until a signal.
 ///
 /// # Errors
@@ -66,9 +70,21 @@ pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
         true => out::json(&json!({"listening": url}))?,
         false => out::print(format_args!("{url}; Ctrl-C ends it\n"))?,
     }
+    let answering = Arc::new(());
     while signals.read_signal().map_err(Fail::new)?.is_none() {
+        if Arc::strong_count(&answering) > ANSWERS {
+            std::thread::sleep(LOOK);
+            continue;
+        }
         if let Some(request) = server.recv_timeout(LOOK).map_err(Fail::new)? {
-            answer(request, !args.no_sessions);
+            let (sessions, mark) = (!args.no_sessions, Arc::clone(&answering));
+            // One who reads slowly, or not at all, holds up this thread alone.
+            let named = std::thread::Builder::new().name("barewire-answer".to_owned());
+            let spawned = named.spawn(move || {
+                answer(request, sessions);
+                drop(mark);
+            });
+            spawned.map_err(|why| Fail::new(why).mend("raise the limit on threads: ulimit -u"))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -9,17 +9,28 @@ pub(crate) struct Fail {
     what: String,
     mend: Option<String>,
     usage: bool,
+    /// Nobody is there to be told.
+    quiet: bool,
 }
 
 impl Fail {
     /// Something went wrong: exit code 1.
     pub(crate) fn new(what: impl fmt::Display) -> Self {
-        Self { what: one_line(what), mend: None, usage: false }
+        Self { what: one_line(what), mend: None, usage: false, quiet: false }
     }
 
     /// The caller asked for something that cannot be: exit code 2.
     pub(crate) fn usage(what: impl fmt::Display) -> Self {
         Self { usage: true, ..Self::new(what) }
+    }
+
+    /// The reader of standard output has gone, as `head` does: exit code 1 and not a word.
+    pub(crate) fn unread() -> Self {
+        Self { quiet: true, ..Self::new("nobody reads standard output") }
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet
     }
 
     /// Adds what to do about it.

@@ -83,7 +83,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => perf::bench(&args),
     };
     done.unwrap_or_else(|fail: Fail| {
-        eprintln!("barewire: {fail}");
+        if !fail.is_quiet() {
+            eprintln!("barewire: {fail}");
+        }
         fail.exit_code()
     })
 }

@@ -10,12 +10,13 @@ use crate::fail::Fail;
 /// Prints `text` as it is.
 ///
 /// # Errors
-/// It cannot be written. A reader that has gone, as `head` does, ends the program quietly.
+/// It cannot be written. One whose reader has gone, as `head` does, is [quiet](Fail::unread): what
+/// the command has opened is left in order.
 pub(crate) fn print(text: impl fmt::Display) -> Result<(), Fail> {
     let mut out = std::io::stdout().lock();
     match write!(out, "{text}").and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
-        Err(why) if why.kind() == ErrorKind::BrokenPipe => std::process::exit(1),
+        Err(why) if why.kind() == ErrorKind::BrokenPipe => Err(Fail::unread()),
         Err(why) => Err(Fail::new(format!("standard output: {why}"))),
     }
 }

@@ -98,9 +98,7 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&args.timeout) {
         return Err(Fail::usage("--interval: 0 to 3600 seconds; --timeout: 0.001 to 3600"));
     }
-    let settings = barewire::Settings::from_env().map_err(Fail::usage)?;
-    let open = if settings.near { open::open_in_node } else { open::open };
-    let mut port = open(&args.port).map_err(Fail::new)?;
+    let mut port = open(&args.port)?;
     if port.caps().station == args.target.station {
         return Err(Fail::usage("that is the address of this port itself"));
     }
@@ -112,6 +110,16 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
         out::print(text(args, &*port, &found, &finding))?;
     }
     Ok(ExitCode::from(finding.code))
+}
+
+/// Opens a port as programs of this node do: through the switch that owns its device.
+///
+/// # Errors
+/// It does not open.
+pub(crate) fn open(port: &str) -> Result<Box<dyn Port>, Fail> {
+    let settings = barewire::Settings::from_env().map_err(Fail::usage)?;
+    let open = if settings.near { open::open_in_node } else { open::open };
+    open(port).map_err(Fail::new)
 }
 
 /// What came of the pings, with what only this side knows.

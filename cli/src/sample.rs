@@ -97,6 +97,7 @@ pub(crate) fn switch(pid: u32, updated_ns: u64) -> SwitchSnapshot {
     };
     SwitchSnapshot {
         path: format!("switch-{pid}").into(),
+        owner: 0,
         pid,
         alive: true,
         opened_ns: 1_000_000_000,

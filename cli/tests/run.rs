@@ -687,6 +687,31 @@ fn the_exporter_is_scraped() {
     end(&mut exporter);
 }
 
+/// Goal: one who asks and does not read keeps nobody from ending the exporter. Method: as many
+/// requests on a connection as go, until their answers fill it.
+#[test]
+fn the_exporter_ends_beside_one_who_does_not_read() {
+    let mut exporter = command(&["exporter", "--listen", "127.0.0.1:0", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(exporter.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let url = said["listening"].as_str().unwrap();
+    let at = url.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
+    let mut slow = std::net::TcpStream::connect(at).unwrap();
+    slow.set_write_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+    for _ in 0..60_000 {
+        if slow.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").is_err() {
+            break;
+        }
+    }
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    terminate(&exporter);
+    ends_soon(&mut exporter);
+}
+
 /// Goal: a screen of what runs, where there is no terminal: rates, and what waits for what.
 #[test]
 fn top_shows_what_runs() {
@@ -738,9 +763,26 @@ fn round_trips_of_a_running_process_are_told() {
 
 /// Ends a command in order.
 fn end(child: &mut Child) {
+    terminate(child);
+    child.wait().unwrap();
+}
+
+fn terminate(child: &Child) {
     use nix::sys::signal::{Signal, kill};
     kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+}
+
+/// The exit code of a command that ends within ten seconds.
+fn ends_soon(child: &mut Child) -> Option<i32> {
+    for _ in 0..1000 {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    child.kill().unwrap();
     child.wait().unwrap();
+    panic!("it does not end");
 }
 
 /// A switch on one end of a memif, and the port of the other; ended with the test.
@@ -809,6 +851,38 @@ fn a_switch_shows_what_it_forwards() {
         doctor.contains(&format!("{}: process {}", switch.port, switch.child.id())),
         "{doctor}"
     );
+    let second = run(&["switch", "--port", &switch.port]);
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(said.contains(&format!("has a switch, process {}", switch.child.id())), "{said}");
+    // The port is what a process opens: one behind the switch.
+    let check = &objects(&run(&["doctor", "--json", "--port", &switch.port]))[0];
+    assert_eq!(check["status"], "ok", "{check}");
+    assert!(check["found"].as_str().unwrap().contains("switch=yes"), "{check}");
+}
+
+/// Goal: a switch whose output nobody reads any more ends in order, and leaves nothing that its
+/// processes would take for a switch.
+#[test]
+fn a_switch_that_nobody_reads_leaves_nothing() {
+    let name = format!("cli-{}", segment().replace(':', "-"));
+    let args = ["switch", "--port", &format!("memif:@{name}"), "--every", "1"];
+    let mut command = command(&args);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains(&name), "{line}");
+    assert_eq!(ends_soon(&mut child), Some(1));
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!said.contains("barewire:"), "{said}");
+    let stats = format!(".{}.", child.id());
+    let left = ["/dev/shm", "/run/barewire"].iter().flat_map(std::fs::read_dir).flatten();
+    let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let of_it = |file: &String| {
+        file.contains(&format!("{name}.")) || file.contains("stats") && file.contains(&stats)
+    };
+    assert_eq!(left.filter(of_it).collect::<Vec<_>>(), Vec::<String>::new());
 }
 
 /// A command as another user, who has no privilege.

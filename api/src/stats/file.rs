@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -55,8 +56,8 @@ pub(super) struct Shape {
 /// The writing end.
 pub(super) struct Writer {
     pub(super) block: Block,
-    /// Holds the lock.
-    file: File,
+    /// Holds the lock. There is one descriptor of it, which a forked child does not keep.
+    file: Arc<File>,
     pub(super) path: PathBuf,
     /// The process that made the file; a forked child is another.
     pid: u32,
@@ -68,7 +69,8 @@ impl Writer {
         remove_dead(dir);
         let pid = std::process::id();
         let (file, path, opened_ns) = create_file(dir, pid)?;
-        match file.try_clone().and_then(|file| Block::new(file, shape)) {
+        let file = Arc::new(file);
+        match Block::new(Arc::clone(&file), shape) {
             Ok(block) => {
                 block.put(PID, u64::from(pid));
                 block.put(OPENED, opened_ns);
@@ -130,18 +132,18 @@ struct Rows {
 /// The words of a file, of which those that have memory are written.
 pub(super) struct Block {
     map: MmapRaw,
-    file: File,
+    file: Arc<File>,
     shape: Shape,
     rows: [Rows; 2],
 }
 
 impl Block {
-    fn new(file: File, shape: Shape) -> io::Result<Self> {
+    fn new(file: Arc<File>, shape: Shape) -> io::Result<Self> {
         // A file that is cut short later would kill us with SIGBUS, but only this user can do
         // that, who can kill us anyway. The map is only reached through `word`.
         let end = |table: &Table| table.at + table.max * table.row_len;
         let words = shape.tables.iter().map(end).fold(shape.head_len, usize::max);
-        let map = MmapOptions::new().len(words * 8).map_raw(&file)?;
+        let map = MmapOptions::new().len(words * 8).map_raw(&*file)?;
         let block = Self { map, file, shape, rows: Default::default() };
         block.back(0, shape.head_len)?;
         Ok(block)
@@ -151,7 +153,7 @@ impl Block {
     /// /dev/shm is full that would be a SIGBUS.
     fn back(&self, at: usize, len: usize) -> io::Result<()> {
         let (at, len) = (at as libc::off_t * 8, len as libc::off_t * 8);
-        nix::fcntl::fallocate(&self.file, nix::fcntl::FallocateFlags::empty(), at, len)?;
+        nix::fcntl::fallocate(&*self.file, nix::fcntl::FallocateFlags::empty(), at, len)?;
         Ok(())
     }
 
@@ -248,6 +250,8 @@ fn since_1970() -> u64 {
 /// A copy of a block.
 pub(super) struct Loaded {
     pub(super) path: PathBuf,
+    /// The user whose file it is.
+    pub(super) owner: u32,
     /// Whether its writer lives.
     pub(super) alive: bool,
     pub(super) pid: u32,
@@ -266,11 +270,13 @@ impl Loaded {
         names.iter().copied().zip(self.head[at..].iter().copied()).collect()
     }
 
-    /// The name that lies at `at`.
+    /// The name that lies at `at`, with `?` for what a terminal would obey.
     pub(super) fn name(&self, at: usize) -> String {
         let words = self.head[at..at + NAME_LEN].iter();
         let bytes = words.flat_map(|word| word.to_le_bytes()).take_while(|&b| b != 0);
-        String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+        let bytes: Vec<u8> = bytes.collect();
+        let shown = |c: char| if c.is_control() { '?' } else { c };
+        String::from_utf8_lossy(&bytes).chars().map(shown).collect()
     }
 
     /// The rows of a table that are in use.
@@ -308,13 +314,17 @@ pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
         if header[SEQ] % 2 == 0 {
             let head = words(&mut file, 0, shape.head_len)?;
             let mut tables = [Vec::new(), Vec::new()];
+            // Rows have memory before they are told of: one who tells of more lies.
+            let backed = usize::try_from(file.metadata()?.blocks() * 512).unwrap_or(usize::MAX);
             for (i, table) in shape.tables.iter().enumerate() {
-                let rows = usize::try_from(head[ROWS + i]).unwrap_or(table.max).min(table.max);
+                let most = table.max.min(backed / (table.row_len * 8));
+                let rows = usize::try_from(head[ROWS + i]).unwrap_or(most).min(most);
                 tables[i] = words(&mut file, table.at, rows * table.row_len)?;
             }
             if words(&mut file, SEQ, 1)?[0] == header[SEQ] && head[SEQ] == header[SEQ] {
                 return Ok(Loaded {
                     path: path.to_owned(),
+                    owner: meta.uid(),
                     alive: lock::lives(&file, WRITER, 1),
                     pid: head[PID] as u32,
                     opened_ns: head[OPENED],
@@ -409,6 +419,42 @@ mod tests {
         writer.update(|_, _| {});
         let copy = load(&writer.path, &[SHAPE]).unwrap();
         assert_eq!((copy.rows::<16>(1).count(), copy.rows::<8>(0).count()), (1, 0));
+        drop(writer);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Goal: what another user writes costs the reader no more than it does him, and no terminal
+    /// obeys it. Method: a long file without memory that tells of as many rows as there may be.
+    #[test]
+    fn a_file_that_lies_is_read_within_bounds() {
+        const MANY: Shape = {
+            let rows = Table { at: HEADER_LEN + NAME_LEN, row_len: 32, max: 1 << 20 };
+            let none = Table { at: HEADER_LEN + NAME_LEN, row_len: 1, max: 0 };
+            Shape { kind: 0, head_len: HEADER_LEN + NAME_LEN, tables: [rows, none] }
+        };
+        let dir = own_dir("lies");
+        let mut writer = Writer::create(&dir, MANY).unwrap();
+        writer.update(|block, _| block.put_name(HEADER_LEN, "eth0\u{1b}[2J\n\u{9b}2Jé"));
+        writer.file.set_len(300 << 20).unwrap();
+        writer.block.put(ROWS, u64::MAX);
+        let copy = load(&writer.path, &[MANY]).unwrap();
+        assert_eq!(copy.name(HEADER_LEN), "eth0?[2J??2Jé");
+        assert!(copy.tables[0].len() <= 1 << 16, "{} words", copy.tables[0].len());
+        assert_eq!(copy.owner, nix::unistd::getuid().as_raw());
+        drop(writer);
+        fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Goal: a forked child does not keep a dead writer alive: the descriptor that it is to forget
+    /// is the only one.
+    #[test]
+    fn a_file_is_open_once() {
+        let dir = own_dir("once");
+        let mut writer = create(&dir);
+        writer.update(|block, _| block.put_row(1, 0, &[7; 16]));
+        let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let of_it = open.filter(|e| fs::read_link(e.path()).is_ok_and(|to| to == writer.path));
+        assert_eq!(of_it.count(), 1);
         drop(writer);
         fs::remove_dir(&dir).unwrap();
     }

@@ -122,6 +122,8 @@ fn words(s: &StationCounters) -> [u64; STATION_LEN] {
 pub struct SwitchSnapshot {
     /// Its file.
     pub path: PathBuf,
+    /// The user whose file it is, who alone vouches for the rest.
+    pub owner: u32,
     /// Its process.
     pub pid: u32,
     /// Whether it runs.
@@ -174,6 +176,7 @@ pub struct StationRow {
 pub(super) fn parse(loaded: &Loaded) -> SwitchSnapshot {
     SwitchSnapshot {
         path: loaded.path.clone(),
+        owner: loaded.owner,
         pid: loaded.pid,
         alive: loaded.alive,
         opened_ns: loaded.opened_ns,

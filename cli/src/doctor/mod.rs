@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use barewire::EpAddr;
-use barewire_driver::open;
 use serde::Serialize;
 
 use crate::fail::Fail;
@@ -70,7 +69,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
 
 /// Says whether `port` opens and, if a station is named, whether that answers.
 fn of_port(port: &str, peer: Option<EpAddr>, json: bool) -> Result<ExitCode, Fail> {
-    let check = match open::open(port) {
+    let check = match ping::open(port) {
         Ok(opened) => {
             let caps = opened.caps();
             let bytes = caps.mtu + 14;

@@ -1,5 +1,7 @@
 //! Checks of what runs here already.
 
+use std::os::unix::fs::MetadataExt;
+
 use barewire::stats::switch::SwitchSnapshot;
 use barewire_driver::backend::switch::RUN_DIR;
 
@@ -15,10 +17,19 @@ pub(super) fn switches(machine: &Machine) -> Check {
     let age = |s: &SwitchSnapshot| machine.now_ns.saturating_sub(s.updated_ns);
     let switches = &machine.published.switches;
     if let Some(stuck) = switches.iter().find(|s| age(s) > STUCK_NS) {
-        let (pid, secs) = (stuck.pid, age(stuck) as f64 / 1e9);
+        let (pid, secs, owner) = (stuck.pid, age(stuck) as f64 / 1e9, stuck.owner);
         let found = format!("{}: process {pid} has not turned for {secs:.0} s", stuck.port_name);
-        let mend = format!("kill -9 {pid}, and start it again: its processes wait and go on");
-        return Check::warn(name, VFIO, found, mend);
+        return match is_known(machine, stuck) {
+            true => {
+                let mend = "and start it again: its processes wait and go on";
+                Check::warn(name, VFIO, found, format!("kill -9 {pid}, {mend}"))
+            }
+            false => {
+                let found = format!("{found}, says user {owner}");
+                let mend = format!("have user {owner} end it, see: ls -l {:?}", stuck.path);
+                Check::warn(name, VFIO, found, mend)
+            }
+        };
     }
     let told = |s: &SwitchSnapshot| {
         format!("{}: process {}, {} stations", s.port_name, s.pid, s.stations.len())
@@ -28,6 +39,14 @@ pub(super) fn switches(machine: &Machine) -> Check {
         true => Check::ok(name, VFIO, "none runs"),
         false => Check::ok(name, VFIO, told.join("; ")),
     }
+}
+
+/// Whether the process that `switch` names is its own: any user may write any number into a file.
+/// It is believed of root and of who asks, about processes of the same user here.
+fn is_known(machine: &Machine, switch: &SwitchSnapshot) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    let process = std::fs::metadata(machine.at(&format!("/proc/{}", switch.pid)));
+    [0, own].contains(&switch.owner) && process.is_ok_and(|meta| meta.uid() == switch.owner)
 }
 
 /// Switches whose statistics are another user's, by the sockets that they serve us at.
@@ -69,6 +88,7 @@ mod tests {
     fn switch(updated_ns: u64) -> SwitchSnapshot {
         SwitchSnapshot {
             path: "a".into(),
+            owner: nix::unistd::geteuid().as_raw(),
             pid: 12,
             alive: true,
             opened_ns: 1,
@@ -101,6 +121,26 @@ mod tests {
         let check = switches(&machine);
         assert_eq!(check.status, Status::Warn);
         assert!(check.found.contains("not turned for 3 s"), "{check:?}");
+    }
+
+    /// Goal: nobody has root kill a process by a number in a file of his. Method: a process of the
+    /// number that is its owner's, none, and an owner who is neither root nor us.
+    #[test]
+    fn only_a_process_of_the_files_owner_is_to_be_killed() {
+        let mend = |owner: u32, fixture: Fixture| {
+            let mut machine = fixture.machine();
+            let mut stuck = switch(machine.now_ns - 3_000_000_000);
+            stuck.owner = owner;
+            machine.published.switches = vec![stuck];
+            switches(&machine).mend.unwrap()
+        };
+        let own = nix::unistd::geteuid().as_raw();
+        let with = || Fixture::full().with("/proc/12/comm", "barewire");
+        assert!(mend(own, with()).starts_with("kill -9 12,"));
+        for (owner, fixture) in [(own, Fixture::full()), (own + 1, with())] {
+            let mend = mend(owner, fixture);
+            assert!(mend.starts_with(&format!("have user {owner} end it")), "{mend}");
+        }
     }
 
     #[test]

@@ -141,6 +141,7 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
     check_kind(spec, at)?;
     let (inner, _) = split(inner, false)?;
     let segment = segment(&inner)?;
+    no_other(&segment)?;
     let inner = match FILTERING.contains(&kind) {
         true => with_option(&inner, "stations=all"),
         false => inner,
@@ -168,12 +169,17 @@ pub fn check_switch(spec: &str) -> Result<String, OpenError> {
     check_kind(spec, at)?;
     let (inner, _) = split(&spec[at..], false)?;
     let segment = segment(&inner)?;
-    if let Some(pid) = segment.switch_pid()? {
-        return Err(OpenError::HasSwitch { path: segment.path(), pid });
-    }
+    no_other(&segment)?;
     super::check_device(&format!("{}{inner}", &spec[..at]))?;
     segment.check_here()?;
     Ok(format!("shm:{}", segment.name))
+}
+
+/// Sees that no switch runs there. Asked before the device, which would say of itself how to share
+/// it: by the switch that there is.
+fn no_other(segment: &ShmSettings) -> Result<(), OpenError> {
+    let other = segment.switch_pid()?;
+    other.map_or(Ok(()), |pid| Err(OpenError::HasSwitch { path: segment.path(), pid }))
 }
 
 /// The segment of the switch that owns the device which `spec` names, if one does.

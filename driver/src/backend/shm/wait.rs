@@ -32,7 +32,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(1);
 
 /// Datagrams that who gets up takes, so that nobody who rings without end keeps him there. What is
 /// left ends the next sleep at once.
-const RINGS: usize = 16;
+pub(super) const RINGS: usize = 8;
 
 /// What a member's word `sleeping` says: nobody sleeps, or how who does is woken.
 const AWAKE: u32 = 0;
