@@ -12,7 +12,7 @@ use nix::sys::socket::{
     shutdown, socket,
 };
 
-use super::lock;
+use super::lock::NotInChildren;
 use super::unix::{Apart, is_crowded};
 
 /// Time to wait for others who look whether the same file is a dead one's.
@@ -22,22 +22,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// it open.
 pub(super) struct BoundSocket {
     /// Taken when it is dropped.
-    fd: Option<Apart<Kept>>,
+    fd: Option<Apart<NotInChildren>>,
     /// The file, and which one that is.
     file: Option<(PathBuf, Inode)>,
 }
 
 /// Device and number of a file.
 type Inode = (u64, u64);
-
-/// Is not open in forked children.
-struct Kept(OwnedFd);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        lock::children_may_keep(self.0.as_raw_fd());
-    }
-}
 
 impl BoundSocket {
     /// Takes the name, in place of a file that is the socket of somebody dead. Nobody can connect
@@ -48,13 +39,12 @@ impl BoundSocket {
     /// `unlink`. Nothing is left behind.
     pub(super) fn bind(address: &UnixAddr) -> Result<Self, Errno> {
         let fd = seqpacket()?;
-        lock::forget_in_children(fd.as_raw_fd());
-        let fd = Apart::new(Kept(fd));
+        let fd = Apart::new(NotInChildren::from(fd));
         let path = address.path();
-        let mut bound = bind(fd.0.as_raw_fd(), address);
+        let mut bound = bind(fd.as_raw_fd(), address);
         if let (Err(Errno::EADDRINUSE), Some(path)) = (bound, path) {
             remove_stale(path, address)?;
-            bound = bind(fd.0.as_raw_fd(), address);
+            bound = bind(fd.as_raw_fd(), address);
         }
         bound?;
         let file = path.and_then(|path| Some((path.to_owned(), inode(path)?)));
@@ -88,7 +78,7 @@ impl BoundSocket {
 
 impl AsFd for BoundSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_ref().expect("taken by drop alone").0.as_fd()
+        self.fd.as_ref().expect("taken by drop alone").as_fd()
     }
 }
 
