@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use barewire_dataplane::seal::{BadCredentials, Credentials, PeerId, WallClock};
+use barewire_dataplane::seal::{BadCredentials, Credentials, Keyring, PeerId, WallClock};
+use barewire_driver::frame::ETH_HDR_LEN;
+use barewire_driver::port::PortCaps;
 
 use crate::errno::{Error, OpenError};
-use crate::key_file::{Kind, Stamp, TRIES, open, stamps};
+use crate::file_watch::{Source, Tracked};
+use crate::key_file::{Kind, open};
 
 /// The private key: nobody but its owner may read it.
 const KEY: Kind = Kind { what: "private key", not: 0o077, most: 64 << 10 };
@@ -58,8 +61,12 @@ impl CertFiles {
 pub struct CertFacts {
     /// Whom the certificate names.
     pub name: String,
-    /// First and last second at which it is valid, since 1970.
+    /// First and last second at which it, and all that it leads to a root by, are valid, since
+    /// 1970.
     pub valid: [u64; 2],
+    /// Bytes of the frame that a session begins with, Ethernet header included. A port with shorter
+    /// frames does not open with it.
+    pub frame_len: usize,
 }
 
 /// Reads the files as a domain does.
@@ -68,19 +75,32 @@ pub struct CertFacts {
 /// A domain would not take them; the line says which, and what would mend it.
 pub fn cert_facts(files: &CertFiles) -> Result<CertFacts, OpenError> {
     let (own, _) = CertSource::open(files)?;
-    Ok(CertFacts { name: own.identity().to_string(), valid: own.valid() })
+    let (name, frame_len) = (own.identity().to_string(), Keyring::open_len_with(&own));
+    Ok(CertFacts { name, valid: own.valid(), frame_len })
 }
 
-/// Files that hold a certificate, and how they were when they were read.
+/// Whether a certificate whose sessions begin with a frame of `len` bytes fits a port.
+///
+/// # Errors
+/// It does not; the line says what would mend it.
+pub(crate) fn check_fit(len: usize, port: &PortCaps) -> Result<(), OpenError> {
+    let (name, most) = (&port.name, port.mtu + ETH_HDR_LEN);
+    if port.lossless || len <= most {
+        return Ok(());
+    }
+    let line = format!(
+        "{name}: with the certificates a session begins with a frame of {len} bytes, and the \
+         port's have {most}: take an ECDSA key instead of RSA, fewer intermediates, or a longer \
+         mtu="
+    );
+    Err(OpenError::new(Error::Invalid("the certificates fit no frame"), line))
+}
+
+/// Files that hold a certificate, which are looked at.
 #[derive(Clone, Debug)]
 pub(crate) struct CertSource {
-    /// Certificate, key and roots.
-    paths: [PathBuf; 3],
-    peers: Vec<PeerId>,
-    /// How they were; empty if they are to be read again whatever they are.
-    stamps: Vec<Stamp>,
-    /// Why they cannot be used, and at how many looks in a row.
-    bad: Option<(String, u32)>,
+    files: Tracked<Papers>,
+    /// Last second of the one that was read last.
     not_after: u64,
     /// The log was told that it has expired.
     told: bool,
@@ -90,7 +110,8 @@ impl CertSource {
     /// Reads the files for the first time.
     ///
     /// # Errors
-    /// One is not named or cannot be used, or they do not belong together.
+    /// One is not named or cannot be used, they do not belong together, or peers would refuse the
+    /// certificate.
     pub(crate) fn open(files: &CertFiles) -> Result<(Arc<Credentials>, Self), OpenError> {
         let named = [
             (&files.cert, "BAREWIRE_CERT_FILE"),
@@ -113,41 +134,76 @@ impl CertSource {
         let peers: Result<Vec<_>, _> = files.peer_ids.iter().map(peer).collect();
         // The program may go to another directory meanwhile.
         let paths = named.map(|(path, _)| std::path::absolute(path).unwrap_or(path.clone()));
-        let (stamps, bad) = (Vec::new(), None);
-        let mut source = Self { paths, peers: peers?, stamps, bad, not_after: 0, told: false };
-        Ok((source.read()?, source))
+        let (own, files) = Tracked::open(Papers { paths, peers: peers?, port: None })?;
+        let not_after = own.valid()[1];
+        Ok((own, Self { files, not_after, told: false }))
     }
 
-    /// Reads the files, as they are at one time, and notes how they are.
-    fn read(&mut self) -> Result<Arc<Credentials>, OpenError> {
-        let mut tries = 0;
-        loop {
-            self.stamps = stamps(&self.paths);
-            let read = self.read_once();
-            tries += 1;
-            if tries == TRIES || self.stamps == stamps(&self.paths) {
-                if let Ok(read) = &read {
-                    (self.not_after, self.told) = (read.valid()[1], false);
-                }
-                return read;
-            }
+    /// Takes no certificate from now on that does not fit this port.
+    pub(crate) fn is_for(&mut self, port: &PortCaps) {
+        self.files.source.port = Some(port.clone());
+    }
+
+    /// As [`Tracked::look`]. The log is told once of a certificate that has expired.
+    pub(crate) fn look(&mut self) -> Option<Arc<Credentials>> {
+        if !self.told && now() > self.not_after {
+            self.told = true;
+            let path = self.files.source.paths[0].display();
+            tracing::warn!("certificate {path}: it has expired, and peers refuse it; renew it");
         }
+        let read = self.files.look()?;
+        (self.not_after, self.told) = (read.valid()[1], false);
+        Some(read)
+    }
+}
+
+/// The files, and whom the domain talks to.
+#[derive(Clone, Debug)]
+struct Papers {
+    /// Certificate, key and roots.
+    paths: [PathBuf; 3],
+    peers: Vec<PeerId>,
+    /// Where what they hold has to fit, once that is known.
+    port: Option<PortCaps>,
+}
+
+impl Source for Papers {
+    type Held = Arc<Credentials>;
+    const WHAT: &str = "certificate";
+
+    fn paths(&self) -> &[PathBuf] {
+        &self.paths
     }
 
-    fn read_once(&self) -> Result<Arc<Credentials>, OpenError> {
+    fn read(&self) -> Result<Arc<Credentials>, OpenError> {
         let [cert, key, roots] = &self.paths;
         let chain = CERT.read(cert, open(cert))?;
         let secret = KEY.read(key, open(key))?;
         let trusted = ROOTS.read(roots, open(roots))?;
         let clock: WallClock = Arc::new(now);
         let made = Credentials::from_pem(&chain, &secret, &trusted, self.peers.clone(), clock);
-        made.map(Arc::new).map_err(|why| self.told_of(why))
+        let made = made.map_err(|why| self.told_of(&why))?;
+        if let Some(port) = &self.port {
+            check_fit(Keyring::open_len_with(&made), port)?;
+        }
+        Ok(Arc::new(made))
     }
+}
 
-    fn told_of(&self, why: BadCredentials) -> OpenError {
+impl Papers {
+    fn told_of(&self, why: &BadCredentials) -> OpenError {
         let [cert, key, roots] = self.paths.each_ref().map(|path| path.display());
         let mend = match why {
-            BadCredentials::Expired => "renew it; date shows the clock of this machine",
+            BadCredentials::Expired => "renew it, unless the clock is wrong: date shows it",
+            BadCredentials::NotYet => "wait, or set the clock: date shows it",
+            BadCredentials::Usage => "make one with extendedKeyUsage=clientAuth,serverAuth",
+            BadCredentials::Authority => {
+                "name one that it has issued, with basicConstraints=CA:FALSE"
+            }
+            BadCredentials::OtherRoots => {
+                "its root goes into BAREWIRE_ROOTS_FILE, its intermediates behind it in its file"
+            }
+            BadCredentials::NameForbidden => "make one with a name that its issuers may give",
             BadCredentials::KeyOfAnother => "name the key that it was made with",
             BadCredentials::Nameless => "make one with subjectAltName=URI:spiffe://domain/path",
             _ => "docs/security.md shows how to make them",
@@ -159,40 +215,175 @@ impl CertSource {
         };
         OpenError::new(Error::Invalid("a certificate"), format!("{of}: {why}; {mend}"))
     }
-
-    /// What the files hold, if they are others than when they were read last. Files that cannot be
-    /// used leave the certificate as it is and are looked at again: three files do not change at
-    /// one time, so the log is told at the second look, once.
-    pub(crate) fn look(&mut self) -> Option<Arc<Credentials>> {
-        if !self.told && now() > self.not_after {
-            self.told = true;
-            let path = self.paths[0].display();
-            tracing::warn!("certificate {path}: it has expired, and peers refuse it; renew it");
-        }
-        if stamps(&self.paths) == self.stamps {
-            return None;
-        }
-        match self.read() {
-            Ok(read) => {
-                self.bad = None;
-                tracing::info!("the certificate has changed: {}", read.identity());
-                Some(read)
-            }
-            Err(why) => {
-                self.stamps.clear();
-                let before = self.bad.take().filter(|(line, _)| *line == why.line);
-                let times = before.map_or(1, |(_, times)| times.saturating_add(1));
-                if times == 2 {
-                    tracing::warn!("{}; the certificate stays as it is", why.line);
-                }
-                self.bad = Some((why.line, times));
-                None
-            }
-        }
-    }
 }
 
 /// Seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use barewire_driver::port::Station;
+    use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    use rcgen::{CertificateParams, CertifiedIssuer, KeyPair, SanType, date_time_ymd};
+
+    use super::*;
+
+    type Issuer = CertifiedIssuer<'static, KeyPair>;
+
+    fn root(name: &str) -> Issuer {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    }
+
+    fn leaf() -> CertificateParams {
+        let mut params = CertificateParams::default();
+        let id = "spiffe://a.org/job".try_into().unwrap();
+        params.subject_alt_names = vec![SanType::URI(id)];
+        params
+    }
+
+    /// Certificate, key and roots in a directory.
+    struct Files {
+        dir: tempfile::TempDir,
+        root: Issuer,
+    }
+
+    impl Files {
+        fn new() -> Self {
+            let files = Self { dir: tempfile::tempdir().unwrap(), root: root("root") };
+            files.put("roots", &files.root.pem(), 0o644);
+            files
+        }
+
+        fn put(&self, name: &str, text: &str, mode: u32) {
+            let (path, beside) = (self.dir.path().join(name), self.dir.path().join("tmp"));
+            std::fs::write(&beside, text).unwrap();
+            std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(mode)).unwrap();
+            std::fs::rename(beside, path).unwrap();
+        }
+
+        /// Writes a certificate and its key.
+        fn issue(&self, params: &CertificateParams, by: &Issuer) {
+            let key = KeyPair::generate().unwrap();
+            self.put("cert", &params.signed_by(&key, by).unwrap().pem(), 0o644);
+            self.put("key", &key.serialize_pem(), 0o600);
+        }
+
+        fn named(&self) -> CertFiles {
+            let at = |name: &str| self.dir.path().join(name);
+            CertFiles::new(at("cert"), at("key"), at("roots"))
+        }
+    }
+
+    /// What a peer would refuse, each with words of the line that tells it and of what mends it.
+    fn refused(files: &Files, way: &str) -> [&'static str; 2] {
+        let (mut params, other) = (leaf(), root("other"));
+        let mut by = &files.root;
+        let told = match way {
+            "no clientAuth" => {
+                params.extended_key_usages = vec![ServerAuth];
+                ["says what it may be used for", "extendedKeyUsage=clientAuth,serverAuth"]
+            }
+            "no serverAuth" => {
+                params.extended_key_usages = vec![ClientAuth];
+                ["says what it may be used for", "extendedKeyUsage=clientAuth,serverAuth"]
+            }
+            "an authority" => {
+                params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+                ["CA:TRUE", "basicConstraints=CA:FALSE"]
+            }
+            "early" => {
+                params.not_before = date_time_ymd(2200, 1, 1);
+                params.not_after = date_time_ymd(2201, 1, 1);
+                ["is not valid yet", "set the clock"]
+            }
+            "late" => {
+                params.not_after = date_time_ymd(2001, 1, 1);
+                ["has expired", "renew it"]
+            }
+            "another root" => {
+                by = &other;
+                ["leads to none of the roots", "BAREWIRE_ROOTS_FILE"]
+            }
+            "another key" => ["not that of the certificate", "the key that it was made with"],
+            _ => unreachable!("{way}"),
+        };
+        files.issue(&params, by);
+        if way == "another key" {
+            files.put("key", &KeyPair::generate().unwrap().serialize_pem(), 0o600);
+        }
+        told
+    }
+
+    const WAYS: [&str; 7] = [
+        "no clientAuth",
+        "no serverAuth",
+        "an authority",
+        "early",
+        "late",
+        "another root",
+        "another key",
+    ];
+
+    #[test]
+    fn what_peers_would_refuse_is_told_when_it_is_read() {
+        let files = Files::new();
+        for way in WAYS {
+            let [says, mends] = refused(&files, way);
+            let line = CertSource::open(&files.named()).map(|_| ()).unwrap_err().line;
+            assert_eq!(cert_facts(&files.named()).unwrap_err().line, line, "{way}");
+            let (said, mend) = line.rsplit_once("; ").unwrap();
+            assert!(said.contains(says) && mend.contains(mends), "{way}: {line}");
+        }
+        files.issue(&leaf(), &files.root);
+        assert_eq!(cert_facts(&files.named()).unwrap().name, "spiffe://a.org/job");
+    }
+
+    fn port(mtu: usize) -> PortCaps {
+        PortCaps {
+            station: Station::default(),
+            mtu,
+            lossless: false,
+            gather: false,
+            rto_floor_ns: 0,
+            tells_presence: false,
+            near_mtu: 0,
+            link_bps: 0,
+            name: "udp:x".to_owned(),
+        }
+    }
+
+    /// Goal: a renewed certificate that peers would refuse, or that is too long for the port, is
+    /// kept out and told once; the next one that is good is taken.
+    #[test]
+    fn a_renewed_certificate_that_is_no_good_is_kept_out() {
+        let files = Files::new();
+        files.issue(&leaf(), &files.root);
+        let (own, mut source) = CertSource::open(&files.named()).unwrap();
+        source.is_for(&port(1500));
+        assert!(source.look().is_none());
+        for way in WAYS {
+            refused(&files, way);
+            for _ in 0..3 {
+                assert!(source.look().is_none() && source.files.is_bad(), "{way}");
+            }
+            files.issue(&leaf(), &files.root);
+            let renewed = source.look().unwrap_or_else(|| panic!("after {way}"));
+            assert_eq!(renewed.identity(), own.identity());
+        }
+        let mut long = leaf();
+        let text = "x".repeat(1300).as_str().try_into().unwrap();
+        long.subject_alt_names.push(SanType::DnsName(text));
+        files.issue(&long, &files.root);
+        assert!(source.look().is_none() && source.files.is_bad());
+        source.is_for(&port(9000));
+        assert!(source.look().is_some(), "a port that it fits");
+        assert_eq!(source.not_after, own.valid()[1]);
+    }
 }

@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use barewire_dataplane::node::{Node, NodeSettings};
 use barewire_dataplane::poll::Engine;
-use barewire_dataplane::seal::Keyring;
 use barewire_dataplane::types::{EpAddr, INCARNATION_MAX};
-use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::{Port, PortCaps, PortCounters};
 
 use crate::auth_check::is_auth_key;
 use crate::auth_key::AuthKeys;
 use crate::av::{Av, AvAttr};
 use crate::buf::Buf;
+use crate::certificate::check_fit;
 use crate::cntr::{Cntr, CntrAttr};
 use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
@@ -80,16 +79,8 @@ impl Domain {
             tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
         }
         node.by_name |= info.src_addr.is_some();
-        let most = caps.mtu + ETH_HDR_LEN;
-        if let Some(len) = node.keys.as_ref().map(Keyring::open_len).filter(|&len| len > most)
-            && !caps.lossless
-        {
-            let line = format!(
-                "{name}: with the certificates a session begins with a frame of {len} bytes, and \
-                 the port's have {most}: take an ECDSA key instead of RSA, fewer intermediates, or \
-                 a longer mtu="
-            );
-            return Err(OpenError::new(Error::Invalid("the certificates fit no frame"), line));
+        if let Some(keys) = &node.keys {
+            check_fit(keys.open_len(), &caps)?;
         }
         let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
@@ -226,7 +217,8 @@ impl Domain {
     /// And the keys are what they were:
     /// - [`Error::Invalid`]: none or more than 4, or one is too short or too long.
     /// - [`Error::OpNotSupp`]: the domain was opened without a key, or its port never leaves the
-    ///   machine's memory, so that its frames are not sealed; or keys are those of address vectors.
+    ///   machine's memory, so that its frames are not sealed; keys are those of address vectors; or
+    ///   it has a certificate in place of keys, which is renewed by its files alone.
     /// - [`Error::OpBadState`] as for every call.
     pub fn set_keys(&self, keys: &[&[u8]]) -> Result<()> {
         let keys = key::given(keys, self.dom.settings.seal)?;

@@ -19,7 +19,8 @@ use crate::cm::side::{Cm, Transport};
 use crate::deferred::Works;
 use crate::eq::{EqInner, Turns};
 use crate::errno::{Error, Result, refused_by_system};
-use crate::key::{Files, KeyWatch, News};
+use crate::file_watch::FileWatch;
+use crate::key::{Files, News};
 use crate::key_log::KeyLog;
 use crate::lock::{Beside, Entry, Guard, HasLock, Lock};
 use crate::mr::table::MrTable;
@@ -42,8 +43,8 @@ pub(crate) struct Core {
     pub(crate) tclass: u32,
     /// Writes the secrets of sessions.
     pub(crate) key_log: Option<KeyLog>,
-    /// Looks at the key files.
-    pub(crate) key_watch: Option<KeyWatch>,
+    /// Looks at the files with keys, or with the certificate.
+    pub(crate) key_watch: Option<FileWatch<News>>,
     /// When the program polled last, while a thread turns the loop in its place.
     pub(crate) absent_since: Option<Instant>,
     /// What C knows groups by whose join goes on.
@@ -159,7 +160,7 @@ impl Core {
     #[inline(never)]
     fn full_turn(&mut self, shared: &Shared) -> usize {
         // Before frames are taken, which may have waited for long.
-        if let Some(news) = self.key_watch.as_ref().and_then(KeyWatch::take) {
+        if let Some(news) = self.key_watch.as_ref().and_then(FileWatch::take) {
             self.take_keys(news);
         }
         let moved = match self.engine.turn() {
@@ -376,10 +377,13 @@ impl Core {
         }
     }
 
-    /// Takes the keys from their files again whenever one has changed. Best effort: without a
-    /// thread the domain keeps those that it has.
-    pub(crate) fn watch_keys(&mut self, files: Files) {
-        match KeyWatch::start(files) {
+    /// Takes the keys, or the certificate, from the files again whenever one has changed. Best
+    /// effort: without a thread the domain keeps what it has.
+    pub(crate) fn watch_keys(&mut self, mut files: Files) {
+        if let Files::Certificate(files) = &mut files {
+            files.is_for(self.engine.caps());
+        }
+        match FileWatch::start(move || files.look()) {
             Ok(watch) => self.key_watch = Some(watch),
             Err(e) => tracing::warn!("no thread looks at the key files ({e}): the keys stay"),
         }
@@ -395,13 +399,20 @@ impl Core {
     #[cold]
     fn take_keys(&mut self, news: News) {
         let now = Engine::now();
-        // Files that name no key or too many were refused when they were read.
-        let taken = match news {
-            News::Keys(keys) => self.node().set_keys(now, keys),
-            News::Certificate(own) => self.node().set_certificate(now, own),
+        // What the node would refuse was refused when the files were read.
+        let (what, taken) = match news {
+            News::Keys(keys) => {
+                let what = format!("key files have changed: {} keys", keys.len());
+                (what, self.node().set_keys(now, keys))
+            }
+            News::Certificate(own) => {
+                let what = format!("certificate has changed: {}", own.identity());
+                (what, self.node().set_certificate(now, own))
+            }
         };
-        if let Err(why) = taken {
-            tracing::warn!("the keys stay as they are: {why}");
+        match taken {
+            Ok(()) => tracing::info!("the {what}"),
+            Err(why) => tracing::warn!("the {what}, and is not taken: {why}"),
         }
     }
 

@@ -1,16 +1,9 @@
 //! Where a domain's keys come from: its attributes, the program, or files, which are looked at
 //! again while the domain is open.
-//!
-//! A key file may lie on a server that does not answer, so nobody who turns the loop reads one. A
-//! thread looks once a second whether one is another than before, reads them, and leaves the list
-//! where the next turn that reads the clock takes it.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread::Thread;
-use std::time::Duration;
+use std::sync::Arc;
 
 use barewire_dataplane::seal::{
     Credentials, KEY_MAX, KEY_MIN, KEYS_MAX, Keyring, Mode, PreSharedKey,
@@ -19,16 +12,10 @@ use zeroize::Zeroizing;
 
 use crate::certificate::CertSource;
 use crate::errno::{Error, OpenError};
+use crate::file_watch::{Source, Tracked};
 use crate::info::DomainAttr;
-use crate::key_file::{Kind, Stamp, TRIES, open, stamps};
-use crate::own_thread;
+use crate::key_file::{Kind, open};
 use crate::settings::Settings;
-
-/// Pause between two looks at the files.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// Stack of the thread that looks.
-const STACK_LEN: usize = 256 << 10;
 
 /// The keys that a domain is opened with.
 #[derive(Debug)]
@@ -42,7 +29,7 @@ pub(crate) struct Keys {
 #[derive(Clone, Debug)]
 pub(crate) enum Files {
     /// With keys.
-    Keys(KeyFiles),
+    Keys(Tracked<KeyFiles>),
     /// With a certificate.
     Certificate(CertSource),
 }
@@ -56,8 +43,8 @@ pub(crate) enum News {
 }
 
 impl Files {
-    /// As [`KeyFiles::look`].
-    fn look(&mut self) -> Option<News> {
+    /// As [`Tracked::look`].
+    pub(crate) fn look(&mut self) -> Option<News> {
         match self {
             Self::Keys(files) => files.look().map(News::Keys),
             Self::Certificate(files) => files.look().map(News::Certificate),
@@ -106,7 +93,7 @@ pub(crate) fn of(
     } else if settings.key_files.is_empty() {
         return Ok(None);
     } else {
-        let (keys, files) = KeyFiles::open(&settings.key_files, settings.seal)?;
+        let (keys, files) = opened(&settings.key_files, settings.seal)?;
         (keys, Some(Files::Keys(files)))
     };
     let ring = Keyring::new(keys, entropy).ok_or_else(too_many)?;
@@ -131,59 +118,22 @@ fn made(bytes: &[u8], seal: Mode, whose: &str) -> Result<PreSharedKey, OpenError
 /// A key file: nobody but its owner may read it.
 const SECRET: Kind = Kind { what: "key file", not: 0o077, most: KEY_MAX + 3 };
 
-/// Files that hold keys, and how they were when they were read. Every file but the first may be
-/// missing.
+/// Files that hold keys. Every file but the first may be missing.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyFiles {
     paths: Vec<PathBuf>,
     seal: Mode,
-    /// How they were; empty if they are to be read again whatever they are.
-    stamps: Vec<Stamp>,
-    /// What the log was told last of files that cannot be used.
-    said: Option<String>,
 }
 
-impl KeyFiles {
-    /// Reads the keys for the first time.
-    ///
-    /// # Errors
-    /// See [`of`].
-    fn open(paths: &[PathBuf], seal: Mode) -> Result<(Vec<PreSharedKey>, Self), OpenError> {
-        if paths.iter().any(|path| path.as_os_str().is_empty()) {
-            let error = Error::Invalid("a key file has no name");
-            let line = match paths.len() {
-                1 => "BAREWIRE_KEY_FILE is set and empty: name a file, or unset it",
-                _ => "BAREWIRE_KEY_FILE: one of the names between the colons is empty",
-            };
-            return Err(OpenError::new(error, line));
-        }
-        if paths.len() > KEYS_MAX {
-            return Err(too_many());
-        }
-        // The program may go to another directory meanwhile.
-        let paths = paths.iter().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
-        let mut files = Self { paths: paths.collect(), seal, stamps: Vec::new(), said: None };
-        let keys = files.read()?;
-        Ok((keys, files))
+impl Source for KeyFiles {
+    type Held = Vec<PreSharedKey>;
+    const WHAT: &str = "list of keys";
+
+    fn paths(&self) -> &[PathBuf] {
+        &self.paths
     }
 
-    /// Reads all keys, as they are at one time, and notes how the files are.
-    ///
-    /// # Errors
-    /// As for [`of`].
-    fn read(&mut self) -> Result<Vec<PreSharedKey>, OpenError> {
-        let mut tries = 0;
-        loop {
-            self.stamps = stamps(&self.paths);
-            let keys = self.read_once();
-            tries += 1;
-            if tries == TRIES || self.stamps == stamps(&self.paths) {
-                return keys;
-            }
-        }
-    }
-
-    fn read_once(&self) -> Result<Vec<PreSharedKey>, OpenError> {
+    fn read(&self) -> Result<Vec<PreSharedKey>, OpenError> {
         let mut keys = Vec::with_capacity(self.paths.len());
         for (i, path) in self.paths.iter().enumerate() {
             match open(path) {
@@ -196,31 +146,30 @@ impl KeyFiles {
         }
         Ok(keys)
     }
+}
 
-    /// The keys, if the files are others than when they were read last. A first file that is gone,
-    /// and files that hold no keys, leave the list as it is, which the log tells once, and are
-    /// looked at again: a file server, or a limit on open files, may be why.
-    fn look(&mut self) -> Option<Vec<PreSharedKey>> {
-        let now = stamps(&self.paths);
-        if now == self.stamps {
-            return None;
-        }
-        match self.read() {
-            Ok(keys) => {
-                self.said = None;
-                tracing::info!("the key files have changed: {} keys", keys.len());
-                Some(keys)
-            }
-            Err(why) => {
-                self.stamps.clear();
-                if self.said.as_ref() != Some(&why.line) {
-                    tracing::warn!("{}; the keys stay as they are", why.line);
-                    self.said = Some(why.line);
-                }
-                None
-            }
-        }
+/// Reads the keys for the first time.
+///
+/// # Errors
+/// See [`of`].
+fn opened(
+    paths: &[PathBuf],
+    seal: Mode,
+) -> Result<(Vec<PreSharedKey>, Tracked<KeyFiles>), OpenError> {
+    if paths.iter().any(|path| path.as_os_str().is_empty()) {
+        let error = Error::Invalid("a key file has no name");
+        let line = match paths.len() {
+            1 => "BAREWIRE_KEY_FILE is set and empty: name a file, or unset it",
+            _ => "BAREWIRE_KEY_FILE: one of the names between the colons is empty",
+        };
+        return Err(OpenError::new(error, line));
     }
+    if paths.len() > KEYS_MAX {
+        return Err(too_many());
+    }
+    // The program may go to another directory meanwhile.
+    let paths = paths.iter().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
+    Tracked::open(KeyFiles { paths: paths.collect(), seal })
 }
 
 /// The bytes of a key file, without a line end behind a key that is long enough.
@@ -232,66 +181,6 @@ fn read(path: &Path, file: io::Result<std::fs::File>) -> Result<Zeroizing<Vec<u8
         }
     }
     Ok(bytes)
-}
-
-/// Looks at the key files of a domain while that is open, or until this is dropped.
-pub(crate) struct KeyWatch {
-    found: Arc<Found>,
-    thread: Thread,
-}
-
-/// What the thread has found and the domain has not taken.
-#[derive(Default)]
-struct Found {
-    any: AtomicBool,
-    news: Mutex<Option<News>>,
-}
-
-impl KeyWatch {
-    /// Starts to look at `files`.
-    ///
-    /// # Errors
-    /// The system has no thread left.
-    pub(crate) fn start(files: Files) -> io::Result<Self> {
-        let found = Arc::new(Found::default());
-        let watched = Arc::downgrade(&found);
-        let look = move || watch(files.clone(), &watched);
-        let look = own_thread::spawn("barewire-keys", STACK_LEN, look)?;
-        Ok(Self { found, thread: look.thread().clone() })
-    }
-
-    /// What to take now, if there is something else.
-    pub(crate) fn take(&self) -> Option<News> {
-        if !self.found.any.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut news = self.found.news.lock().unwrap_or_else(PoisonError::into_inner);
-        self.found.any.store(false, Ordering::Relaxed);
-        news.take()
-    }
-}
-
-impl Drop for KeyWatch {
-    /// The thread ends by itself. Nobody waits for it: it may wait for a file server.
-    fn drop(&mut self) {
-        self.found = Arc::default();
-        self.thread.unpark();
-    }
-}
-
-fn watch(mut files: Files, found: &Weak<Found>) {
-    loop {
-        std::thread::park_timeout(LOOK);
-        if found.strong_count() == 0 {
-            return;
-        }
-        if let Some(news) = files.look()
-            && let Some(found) = found.upgrade()
-        {
-            *found.news.lock().unwrap_or_else(PoisonError::into_inner) = Some(news);
-            found.any.store(true, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Bytes of the key in a file, for who says whether a domain would take it.
@@ -319,7 +208,6 @@ pub(crate) fn given(keys: &[&[u8]], seal: Mode) -> Result<Vec<PreSharedKey>, Err
 mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
-    use std::time::Instant;
 
     use super::*;
     use crate::info::AuthKey;
@@ -419,7 +307,7 @@ mod tests {
         let [now, next, old] = ["key", "next", "old"].map(|name| dir.0.join(name));
         let paths = [&now, &next, &old].map(|path| path.clone());
         put(&now, &[1; 32], 0o600);
-        let (keys, mut files) = KeyFiles::open(&paths, Mode::Encrypted).unwrap();
+        let (keys, mut files) = opened(&paths, Mode::Encrypted).unwrap();
         let tags = |keys: &[PreSharedKey]| -> Vec<u8> {
             let of = |n: u8| PreSharedKey::new(&[n; 32], Mode::Encrypted).unwrap();
             let is = |key: &PreSharedKey, n| key.is_tag(b"x", &of(n).tag_key().tag(b"x"));
@@ -430,8 +318,8 @@ mod tests {
         let relative = here.ancestors().skip(1).map(|_| "..");
         let relative: PathBuf =
             relative.chain([now.strip_prefix("/").unwrap().to_str().unwrap()]).collect();
-        let (_, elsewhere) = KeyFiles::open(&[relative], Mode::Encrypted).unwrap();
-        assert!(elsewhere.paths[0].is_absolute(), "the program may change its directory");
+        let (_, elsewhere) = opened(&[relative], Mode::Encrypted).unwrap();
+        assert!(elsewhere.source.paths[0].is_absolute(), "the program may change its directory");
         assert!(files.look().is_none(), "nothing has changed");
         put(&next, &[2; 32], 0o600);
         assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![1, 2]));
@@ -440,7 +328,7 @@ mod tests {
         assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2, 1]));
         put(&old, &[3; 32], 0o644);
         assert!(files.look().is_none(), "others can read it");
-        assert!(files.stamps.is_empty(), "it is read again, also if it does not change");
+        assert!(files.is_bad(), "it is read again, also if it does not change");
         assert!(files.look().is_none());
         std::fs::remove_file(&old).unwrap();
         assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2]));
@@ -448,32 +336,5 @@ mod tests {
         assert!(files.look().is_none(), "who has removed it means to hide it");
         put(&now, &[4; 32], 0o400);
         assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![4]));
-    }
-
-    #[test]
-    fn the_thread_finds_another_key_and_ends() {
-        let dir = Dir::new();
-        let path = dir.0.join("key");
-        put(&path, &[1; 32], 0o600);
-        let (_, files) = KeyFiles::open(std::slice::from_ref(&path), Mode::Encrypted).unwrap();
-        let watch = KeyWatch::start(Files::Keys(files)).unwrap();
-        assert!(watch.take().is_none());
-        put(&path, &[2; 32], 0o600);
-        let begun = Instant::now();
-        let found = loop {
-            if let Some(keys) = watch.take() {
-                break keys;
-            }
-            assert!(begun.elapsed() < Duration::from_secs(30), "nobody has looked");
-            watch.thread.unpark();
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        assert!(matches!(found, News::Keys(keys) if keys.len() == 1));
-        assert!(watch.take().is_none(), "it is taken once");
-        let found = Arc::downgrade(&watch.found);
-        drop(watch);
-        while found.strong_count() > 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 }

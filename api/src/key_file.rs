@@ -1,33 +1,13 @@
-//! Files with secrets, and with whom to trust: who may own and write them, and whether they are
-//! others than before.
+//! Files with secrets, and with whom to trust: who may own and write them.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use zeroize::Zeroizing;
 
 use crate::errno::{Error, OpenError, refused_by_system};
-
-/// Times that files are read again which change meanwhile.
-pub(crate) const TRIES: u32 = 4;
-
-/// What tells one state of a file from another: device, inode, length, times of change, mode.
-/// `None` if there is no such file.
-pub(crate) type Stamp = Option<[i64; 8]>;
-
-/// How files are.
-pub(crate) fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
-    let stamp = |path: &PathBuf| {
-        let is = std::fs::metadata(path).ok()?;
-        let (dev, ino, len) = (is.dev() as i64, is.ino() as i64, is.size() as i64);
-        let times = [is.mtime(), is.mtime_nsec(), is.ctime(), is.ctime_nsec()];
-        let [a, b, c, d] = times;
-        Some([dev, ino, len, a, b, c, d, i64::from(is.mode())])
-    };
-    paths.iter().map(stamp).collect()
-}
 
 /// Opens a file, also where a FIFO would keep it for ever.
 pub(crate) fn open(path: &Path) -> io::Result<std::fs::File> {

@@ -51,6 +51,7 @@ pub mod eq;
 pub mod errno;
 pub mod fabric;
 pub mod flags;
+mod file_watch;
 mod hosts;
 pub mod info;
 mod inner;

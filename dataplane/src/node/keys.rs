@@ -55,8 +55,8 @@ impl Node {
     ///
     /// # Errors
     /// And nothing has happened:
-    /// - [`Error::OpNotSupp`]: the node was made without a key, its port loses nothing, or its keys
-    ///   are those of tenants.
+    /// - [`Error::OpNotSupp`]: the node was made without a key, its port loses nothing, its keys are
+    ///   those of tenants, or it has a certificate in place of keys.
     /// - [`Error::Invalid`]: no key, or more than [`KEYS_MAX`](crate::seal::KEYS_MAX).
     pub fn set_keys(&mut self, now: Instant, keys: Vec<PreSharedKey>) -> Result<()> {
         let Some(seals) = &mut self.openings.seals else {
@@ -64,6 +64,10 @@ impl Node {
         };
         if seals.ring.is_of_tenants() {
             return Err(Error::OpNotSupp("the keys of this domain are those of address vectors"));
+        }
+        if seals.ring.has_certificate() {
+            let what = "this domain has a certificate in place of keys, which its files renew";
+            return Err(Error::OpNotSupp(what));
         }
         let first = seals.ring.first();
         if !seals.ring.replace(keys) {

@@ -14,9 +14,10 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{
     CertificateDer, PrivateKeyDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime,
 };
-use webpki::{EndEntityCert, KeyUsage, aws_lc_rs as algs};
+use webpki::{EndEntityCert, aws_lc_rs as algs};
 
 use super::identity::{Identity, PeerId};
+use super::path::verify_own;
 
 /// Longest payload of a message of the handshake that is looked at, bytes.
 pub(super) const PAYLOAD_MAX: usize = 4 << 10;
@@ -62,7 +63,7 @@ enum SigningKey {
 }
 
 /// Why a certificate, key and roots are of no use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCredentials {
     /// There is no certificate in the PEM, or one is damaged.
     #[error("no certificate in PEM, or a damaged one")]
@@ -87,9 +88,30 @@ pub enum BadCredentials {
     /// The certificate names nobody.
     #[error("the certificate has neither one SPIFFE ID nor a DNS name (subjectAltName)")]
     Nameless,
-    /// The certificate is out of its time.
-    #[error("the certificate is not valid now: it has expired, or begins later")]
+    /// It, or one that it leads to a root by, has expired.
+    #[error("it, or one that it leads to a root by, has expired, so peers refuse it")]
     Expired,
+    /// It, or one that it leads to a root by, is not valid yet.
+    #[error("it, or one that it leads to a root by, is not valid yet, so peers refuse it")]
+    NotYet,
+    /// It is not for both clientAuth and serverAuth.
+    #[error(
+        "it, or one that it leads to a root by, says what it may be used for, and not both \
+         clientAuth and serverAuth, so peers refuse it"
+    )]
+    Usage,
+    /// It is one of an authority.
+    #[error("it is that of an authority (CA:TRUE), so peers refuse it as that of a node")]
+    Authority,
+    /// It leads to none of the roots.
+    #[error("it leads to none of the roots, so peers with the same roots refuse it")]
+    OtherRoots,
+    /// An issuer may not vouch for the name.
+    #[error("an issuer's name constraints exclude its name, so peers refuse it")]
+    NameForbidden,
+    /// Peers refuse it for another cause, as the library names that.
+    #[error("peers refuse it: {0}")]
+    Unchecked(String),
 }
 
 /// See the module.
@@ -100,18 +122,18 @@ pub struct Credentials {
     roots: Vec<TrustAnchor<'static>>,
     peers: Vec<PeerId>,
     identity: Identity,
-    /// First and last second of the leaf.
+    /// First and last second of all that lead to the root.
     valid: [u64; 2],
     clock: WallClock,
 }
 
 impl Credentials {
     /// From PEM: `chain` is the certificate and then intermediates, `key` its private key (PKCS #8,
-    /// or SEC 1 or PKCS #1), `roots` certificates that those of peers lead to. `peers` names whom
-    /// the node talks to; empty for all of its own trust domain.
+    /// or SEC 1 or PKCS #1), `roots` certificates that those of peers lead to, and that this one
+    /// does. `peers` names whom the node talks to; empty for all of its own trust domain.
     ///
     /// # Errors
-    /// See [`BadCredentials`].
+    /// See [`BadCredentials`]: it is looked at as a peer would that has the same roots.
     pub fn from_pem(
         chain: &[u8],
         key: &[u8],
@@ -131,16 +153,14 @@ impl Credentials {
         let roots = roots.ok_or(BadCredentials::Roots)?;
         let key = PrivateKeyDer::from_pem_slice(key).ok();
         let key = key.and_then(|key| SigningKey::of(&key)).ok_or(BadCredentials::Key)?;
-        let leaf = EndEntityCert::try_from(&chain[0]).map_err(|_| BadCredentials::Chain)?;
+        let leaf = EndEntityCert::try_from(&chain[0]).map_err(|why| refusal(&why))?;
         let (scheme, signed) = key.sign(b"a test").ok_or(BadCredentials::Key)?;
         let own = leaf.verify_signature(scheme.verifier(), b"a test", &signed);
         own.map_err(|_| BadCredentials::KeyOfAnother)?;
         let identity = Identity::of(&leaf).ok_or(BadCredentials::Nameless)?;
-        let [not_before, not_after] = validity(&leaf).ok_or(BadCredentials::Chain)?;
-        if !(not_before..=not_after).contains(&clock()) {
-            return Err(BadCredentials::Expired);
-        }
-        let valid = [not_before, not_after];
+        let time = UnixTime::since_unix_epoch(Duration::from_secs(clock()));
+        let valid = verify_own(&leaf, &chain[1..], &roots, time);
+        let valid = valid.map_err(|why| refusal(&why))?;
         let own = Self { chain, key, roots, peers, identity, valid, clock };
         match own.payload_max() <= PAYLOAD_MAX {
             true => Ok(own),
@@ -159,7 +179,8 @@ impl Credentials {
         &self.identity
     }
 
-    /// First and last second at which the certificate is valid, since 1970.
+    /// First and last second at which the certificate, and all that it leads to the root by, are
+    /// valid, since 1970.
     pub fn valid(&self) -> [u64; 2] {
         self.valid
     }
@@ -244,22 +265,17 @@ fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     all.ok().filter(|all| !all.is_empty())
 }
 
-/// First and last second of a certificate: the library tells them as why it refuses one at other
-/// times, before it looks for an issuer.
-fn validity(leaf: &EndEntityCert<'_>) -> Option<[u64; 2]> {
-    let at = |seconds| {
-        let time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-        let usage = KeyUsage::client_auth();
-        leaf.verify_for_usage(&[], &[], &[], time, usage, None, None).err()
-    };
-    // Times of certificates end with the year 9999.
-    let not_after = match at(1 << 40) {
-        Some(webpki::Error::CertExpired { not_after, .. }) => not_after.as_secs(),
-        _ => return None,
-    };
-    let not_before = match at(0) {
-        Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
-        _ => 0,
-    };
-    Some([not_before, not_after])
+/// Why a peer refuses the certificate, by what the library has said.
+fn refusal(why: &webpki::Error) -> BadCredentials {
+    use webpki::Error;
+    match why {
+        Error::BadDer | Error::BadDerTime | Error::TrailingData(_) => BadCredentials::Chain,
+        Error::CertExpired { .. } => BadCredentials::Expired,
+        Error::CertNotValidYet { .. } => BadCredentials::NotYet,
+        Error::RequiredEkuNotFoundContext(_) | Error::EmptyEkuExtension => BadCredentials::Usage,
+        Error::CaUsedAsEndEntity => BadCredentials::Authority,
+        Error::UnknownIssuer | Error::InvalidSignatureForPublicKey => BadCredentials::OtherRoots,
+        Error::NameConstraintViolation => BadCredentials::NameForbidden,
+        other => BadCredentials::Unchecked(other.to_string()),
+    }
 }

@@ -12,7 +12,8 @@ use super::credentials::{Credentials, PAYLOAD_MAX};
 use super::key::{PreSharedKey, Secret, TagKey, Terms};
 use super::keyring::{HANDSHAKE_LEN, KeyId, Keyring};
 use super::noise::{Resolver, X25519};
-use super::proof::{BadCert, Role, Signed, check, prove};
+use super::path::Role;
+use super::proof::{BadCert, Signed, check, prove};
 use super::session::SessionKeys;
 
 pub(super) const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";

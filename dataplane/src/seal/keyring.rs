@@ -46,6 +46,10 @@ struct Entropy {
     root: Secret,
 }
 
+fn open_len(message: usize) -> usize {
+    BASE_LEN + OpenOp::LEN + message + TAG_LEN + TRAILER_LEN
+}
+
 impl std::fmt::Debug for Entropy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Entropy").finish_non_exhaustive()
@@ -108,9 +112,14 @@ impl Keyring {
         HANDSHAKE_LEN + self.credentials.as_ref().map_or(0, |own| own.payload_max())
     }
 
+    /// [`open_len`](Self::open_len) of a node that has these.
+    pub fn open_len_with(credentials: &Credentials) -> usize {
+        open_len(HANDSHAKE_LEN + credentials.payload_max())
+    }
+
     /// Longest OPEN that this node sends but for padding, bytes, Ethernet header included.
     pub fn open_len(&self) -> usize {
-        BASE_LEN + OpenOp::LEN + self.message_max() + TAG_LEN + TRAILER_LEN
+        open_len(self.message_max())
     }
 
     /// Longest message of the handshake that is looked at, bytes.

@@ -25,6 +25,7 @@ mod key;
 mod keyring;
 mod log;
 mod noise;
+mod path;
 mod proof;
 mod replay;
 mod session;

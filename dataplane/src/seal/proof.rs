@@ -3,17 +3,11 @@
 
 use aws_lc_rs::digest;
 use rustls_pki_types::CertificateDer;
-use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, Error, KeyUsage};
+use webpki::{EndEntityCert, Error};
 
 use super::credentials::{CHAIN_MAX, Credentials, HEAD_LEN, Scheme};
 use super::identity::{Identity, admits};
-
-/// Which message of the handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    Opener,
-    Answerer,
-}
+use super::path::{Role, verify};
 
 /// What a signature is of, besides the certificates: the hash of the handshake before the message,
 /// the ephemeral key with which that begins, and `psn` of the OPEN that carries it. (What else an
@@ -100,14 +94,9 @@ pub(super) fn check(
     let (scheme, signature, certificates) = split(payload).ok_or(CertFault::Malformed)?;
     let chain = chain_of(certificates).ok_or(CertFault::Malformed)?;
     let leaf = EndEntityCert::try_from(&chain[0]).map_err(|_| CertFault::Malformed)?;
-    let usage = match signed.role {
-        Role::Opener => KeyUsage::client_auth(),
-        Role::Answerer => KeyUsage::server_auth(),
-    };
     let (roots, now) = (credentials.roots(), credentials.now());
-    let path =
-        leaf.verify_for_usage(ALL_VERIFICATION_ALGS, roots, &chain[1..], now, usage, None, None);
-    path.map_err(|why| fault_of(&why))?;
+    let led = verify(&leaf, &chain[1..], roots, now, signed.role);
+    led.map_err(|why| fault_of(&why))?;
     let name = Identity::of(&leaf);
     let refused = |fault| BadCert { fault, name: name.clone() };
     let message = signed.bytes(certificates);

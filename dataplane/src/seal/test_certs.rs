@@ -31,7 +31,7 @@ fn params(name: &str, years: [i32; 2]) -> CertificateParams {
     params
 }
 
-fn ca(name: &str) -> CertificateParams {
+pub(crate) fn ca(name: &str) -> CertificateParams {
     let mut params = params(name, [2020, 2040]);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params
@@ -75,8 +75,14 @@ impl Root {
 
     /// A good leaf behind an intermediate.
     pub(crate) fn leaf_below(&self, name: &str) -> Papers {
+        self.leaf_below_until(name, 2040)
+    }
+
+    /// A good leaf behind an intermediate that ends with the beginning of that year.
+    pub(crate) fn leaf_below_until(&self, name: &str, year: i32) -> Papers {
         let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
-        let (params, leaf_key) = (ca("below"), KeyPair::generate_for(&PKCS_ED25519).unwrap());
+        let (mut params, leaf_key) = (ca("below"), KeyPair::generate_for(&PKCS_ED25519).unwrap());
+        params.not_after = date_time_ymd(year, 1, 1);
         let below = params.signed_by(&key, &self.issuer).unwrap();
         let issuer = Issuer::new(params, key);
         let cert = leaf(name, [2020, 2040]).signed_by(&leaf_key, &issuer).unwrap();
@@ -100,8 +106,23 @@ pub(crate) fn at(
     peers: &[&str],
     now: u64,
 ) -> Result<Arc<Credentials>, BadCredentials> {
+    of_roots(papers, &[root], peers, now)
+}
+
+/// What a node has with these papers, of `own`, that also trusts `root`.
+pub(crate) fn foreign(papers: &Papers, own: &Root, root: &Root) -> Arc<Credentials> {
+    of_roots(papers, &[root, own], &[], NOW).unwrap()
+}
+
+fn of_roots(
+    papers: &Papers,
+    roots: &[&Root],
+    peers: &[&str],
+    now: u64,
+) -> Result<Arc<Credentials>, BadCredentials> {
     let peers = peers.iter().map(|id| PeerId::parse(id).unwrap()).collect();
-    let (chain, key, roots) = (papers.chain.as_bytes(), papers.key.as_bytes(), root.pem());
+    let roots: String = roots.iter().map(|root| root.pem()).collect();
+    let (chain, key) = (papers.chain.as_bytes(), papers.key.as_bytes());
     let clock = Arc::new(move || now);
     Credentials::from_pem(chain, key, roots.as_bytes(), peers, clock).map(Arc::new)
 }

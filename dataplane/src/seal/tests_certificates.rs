@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rcgen::{PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256};
 
-use super::test_certs::{NOW, Papers, Root, at, credentials, leaf};
+use super::test_certs::{NOW, Papers, Root, at, ca, credentials, foreign, leaf};
 use super::*;
 
 const NAMES: SessionNames = SessionNames {
@@ -74,7 +74,7 @@ fn a_certificate_is_refused_for_its_fault() {
     let late = at(&late, &root, &[], NOW).unwrap();
     let early = at(&early, &root, &[], NOW).unwrap();
     let then = |now| ring(at(&root.leaf(A), &root, &[], now).unwrap(), 1);
-    let foreign = credentials(&other.leaf(B), &root, &[]).unwrap();
+    let foreign = foreign(&other.leaf(B), &other, &root);
     let stranger =
         credentials(&root.leaf("spiffe://b.org/job"), &root, &["spiffe://a.org/*"]).unwrap();
     let nameless = credentials(&root.leaf("n2.b.org"), &root, &[]).unwrap();
@@ -135,7 +135,8 @@ fn a_signature_is_of_its_handshake() {
     // Everybody can write such a message: what is inside is what counts.
     let own = b.credentials().unwrap().clone();
     let signed = |role, hash, ephemeral| Signed { role, hash, ephemeral, psn: 5 };
-    use super::proof::{Role, Signed, check, prove};
+    use super::path::Role;
+    use super::proof::{Signed, check, prove};
     let right = signed(Role::Opener, [1; 32], [2; 32]);
     let payload = prove(&own, &right);
     assert!(check(&own, &right, &payload).is_ok());
@@ -162,7 +163,8 @@ fn a_signature_is_of_its_handshake() {
     let mixed = [&ours[..len(&ours)], &theirs[len(&theirs)..]].concat();
     assert_eq!(check(&own, &right, &mixed).unwrap_err().fault, CertFault::Signature);
     // The good answer is taken after a bad one that could be read.
-    let foreign = credentials(&Root::new().leaf(B), &root, &[]).unwrap();
+    let other = Root::new();
+    let foreign = foreign(&other.leaf(B), &other, &root);
     for entropy in 3..6 {
         let bad = answer(&opener, &mut ring(foreign.clone(), entropy)).unwrap();
         let refused = opener.finish(&bad.message, true, 5).unwrap_err();
@@ -224,7 +226,8 @@ fn keys_and_certificates_do_not_meet() {
 
 #[test]
 fn bad_papers_are_told_apart() {
-    let (root, good) = (Root::new(), Root::new().leaf(A));
+    let root = Root::new();
+    let good = root.leaf(A);
     let why = |chain: &str, key: &str| {
         let papers = Papers { chain: chain.to_owned(), key: key.to_owned() };
         credentials(&papers, &root, &[]).unwrap_err()
@@ -236,10 +239,51 @@ fn bad_papers_are_told_apart() {
     assert_eq!(why(&chain.repeat(5), key), BadCredentials::ChainLong);
     assert_eq!(why(chain, chain), BadCredentials::Key);
     assert_eq!(why(chain, &root.leaf(A).key), BadCredentials::KeyOfAnother);
-    for now in [0, NOW * 2] {
-        assert_eq!(at(&good, &root, &[], now).unwrap_err(), BadCredentials::Expired);
+    for (now, want) in [(0, BadCredentials::NotYet), (NOW * 2, BadCredentials::Expired)] {
+        assert_eq!(at(&good, &root, &[], now).unwrap_err(), want);
     }
     // 2020-01-01 and 2040-01-01.
     assert_eq!(credentials(&good, &root, &[]).unwrap().valid(), [1_577_836_800, 2_208_988_800]);
     assert!(!format!("{:?}", credentials(&good, &root, &[]).unwrap()).contains("key"));
+}
+
+/// Goal: what a peer would refuse is refused where it is read, with its cause. Method: each fault
+/// alone, and beside it what is right in its place.
+#[test]
+fn what_peers_refuse_is_refused_where_it_is_read() {
+    let (root, other) = (Root::new(), Root::new());
+    let made = |params: &rcgen::CertificateParams| {
+        credentials(&root.sign(params, &PKCS_ED25519), &root, &[]).map(|own| own.valid())
+    };
+    let used = |usages: &[rcgen::ExtendedKeyUsagePurpose]| {
+        let mut params = leaf(A, [2020, 2040]);
+        params.extended_key_usages = usages.to_vec();
+        made(&params).err()
+    };
+    use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, CodeSigning, ServerAuth};
+    for lacks in [&[ClientAuth][..], &[ServerAuth], &[CodeSigning]] {
+        assert_eq!(used(lacks), Some(BadCredentials::Usage), "{lacks:?}");
+    }
+    assert_eq!(used(&[ServerAuth, CodeSigning, ClientAuth]), None);
+    let mut authority = ca("leaf");
+    authority.subject_alt_names = leaf(A, [2020, 2040]).subject_alt_names;
+    assert_eq!(made(&authority), Err(BadCredentials::Authority));
+    let mut critical = leaf(A, [2020, 2040]);
+    let mut unknown = rcgen::CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
+    unknown.set_criticality(true);
+    critical.custom_extensions.push(unknown);
+    assert!(matches!(made(&critical), Err(BadCredentials::Unchecked(_))));
+    let refused = |papers: &Papers| credentials(papers, &root, &[]).unwrap_err();
+    assert_eq!(refused(&other.leaf(A)), BadCredentials::OtherRoots);
+    assert_eq!(refused(&other.leaf_below(A)), BadCredentials::OtherRoots);
+    let below = root.leaf_below(A);
+    let (alone, _) = below.chain.split_at(below.chain.rfind("-----BEGIN").unwrap());
+    let alone = Papers { chain: alone.to_owned(), ..below.clone() };
+    assert_eq!(refused(&alone), BadCredentials::OtherRoots, "without its intermediate");
+    // The intermediate ends before the leaf does, and that is the end of both.
+    let short = root.leaf_below_until(A, 2030);
+    let own = credentials(&short, &root, &[]).unwrap();
+    assert_eq!(own.valid(), [1_577_836_800, 1_893_456_000]);
+    assert!(at(&short, &root, &[], 1_893_456_000).is_ok());
+    assert_eq!(at(&short, &root, &[], 1_893_456_001).unwrap_err(), BadCredentials::Expired);
 }

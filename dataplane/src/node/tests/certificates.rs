@@ -9,7 +9,7 @@ use super::sealed::{arrives, carry, forged_rst, refused};
 use super::*;
 use crate::error::Error;
 use crate::node::peer::State;
-use crate::seal::test_certs::{NOW, Papers, Root, at, credentials, leaf};
+use crate::seal::test_certs::{NOW, Papers, Root, at, credentials, foreign, leaf};
 use crate::seal::{Credentials, Keyring, Mode, PreSharedKey};
 use crate::wire::{BASE_LEN, RstReason, Ty, sealed};
 
@@ -90,7 +90,7 @@ fn opens_that_cross_make_one_session() {
 fn who_is_not_trusted_is_refused() {
     let (root, other) = (Root::new(), Root::new());
     let good = |n| credentials(&root.leaf(&name(n)), &root, &[]).unwrap();
-    let foreign = |n| credentials(&other.leaf(&name(n)), &root, &[]).unwrap();
+    let foreign = |n| foreign(&other.leaf(&name(n)), &other, &root);
     let stranger = |_| {
         let papers = root.leaf("spiffe://b.org/x");
         credentials(&papers, &root, &["spiffe://a.org/*"]).unwrap()
@@ -131,7 +131,8 @@ fn a_key_and_a_certificate_do_not_meet() {
     assert_eq!(refused([certified(1, 1500, own()), end(2, 1500, false)]).0, Some(Error::NoKey));
     let mut end = certified(1, 1500, own());
     let key = PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
-    assert!(end.node.set_keys(Instant(1), vec![key]).is_err());
+    let refused = end.node.set_keys(Instant(1), vec![key]).unwrap_err();
+    assert!(matches!(refused, Error::OpNotSupp(why) if why.contains("certificate in place of")));
     assert!(keyed(2).node.set_certificate(Instant(1), own()).is_err());
 }
 
@@ -222,7 +223,7 @@ fn a_restart_is_known_after_a_second() {
 fn few_bad_certificates_are_looked_at() {
     let (root, other) = (Root::new(), Root::new());
     let good = credentials(&root.leaf(&name(1)), &root, &[]).unwrap();
-    let bad = credentials(&other.leaf(&name(2)), &root, &[]).unwrap();
+    let bad = foreign(&other.leaf(&name(2)), &other, &root);
     let mut pair = Pair::of([certified(1, 1500, good), certified(2, 1500, bad)]);
     pair.ends[1].node.settings.t_dead_ns = 60_000 * MS;
     let mut opens = 0;
@@ -275,7 +276,7 @@ fn another_certificate_comes_without_a_pause() {
 fn a_refused_certificate_ends_no_half_open_session() {
     let (root, other) = (Root::new(), Root::new());
     let mut pair = pair(&root, 1500);
-    let bad = credentials(&other.leaf(&name(1)), &root, &[]).unwrap();
+    let bad = foreign(&other.leaf(&name(1)), &other, &root);
     let mut forger = Pair::of([certified(1, 1500, bad), end(2, 1500, false)]);
     let mut opens = Vec::new();
     forger.ends[0].node.epoch = 100;
