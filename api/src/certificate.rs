@@ -169,7 +169,7 @@ struct Papers {
 
 impl Source for Papers {
     type Held = Arc<Credentials>;
-    const WHAT: &str = "certificate";
+    const STAYS: &str = "the certificate stays as it is";
 
     fn paths(&self) -> &[PathBuf] {
         &self.paths

@@ -49,8 +49,8 @@ pub(crate) trait Source {
     /// What they hold.
     type Held;
 
-    /// What the log calls it.
-    const WHAT: &str;
+    /// What the log says where they cannot be used.
+    const STAYS: &str;
 
     /// The files, in an order that stays.
     fn paths(&self) -> &[PathBuf];
@@ -110,7 +110,7 @@ impl<S: Source> Tracked<S> {
             Err(why) => {
                 self.stamps.clear();
                 if self.is_to_tell(&why.line) {
-                    tracing::warn!("{}; the {} in use until now stays", why.line, S::WHAT);
+                    tracing::warn!("{}; {}", why.line, S::STAYS);
                 }
                 None
             }
@@ -214,7 +214,7 @@ mod tests {
 
     impl Source for Number {
         type Held = u32;
-        const WHAT: &str = "number";
+        const STAYS: &str = "the number stays";
 
         fn paths(&self) -> &[PathBuf] {
             &self.0

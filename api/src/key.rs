@@ -127,7 +127,7 @@ pub(crate) struct KeyFiles {
 
 impl Source for KeyFiles {
     type Held = Vec<PreSharedKey>;
-    const WHAT: &str = "list of keys";
+    const STAYS: &str = "the keys stay as they are";
 
     fn paths(&self) -> &[PathBuf] {
         &self.paths

@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 mod capture;
+mod cert_args;
 mod doctor;
 mod exporter;
 mod fail;

@@ -223,13 +223,13 @@ fn ca(name: &str) -> rcgen::CertifiedIssuer<'static, rcgen::KeyPair> {
 
 type Issuer = rcgen::CertifiedIssuer<'static, rcgen::KeyPair>;
 
-/// Papers of this SPIFFE ID, of `ca`, that trust `roots`, and end with that year.
-fn issued(dir: &Path, (file, id): (&str, &str), ca: &Issuer, roots: &Issuer) -> [String; 3] {
+/// Papers of this SPIFFE ID, of `ca`, that trust that and `root`.
+fn issued(dir: &Path, (file, id): (&str, &str), ca: &Issuer, root: &Issuer) -> [String; 3] {
     let mut params = rcgen::CertificateParams::default();
     params.subject_alt_names = vec![rcgen::SanType::URI(id.try_into().unwrap())];
     let key = rcgen::KeyPair::generate().unwrap();
     let cert = params.signed_by(&key, ca).unwrap().pem();
-    papers(dir, file, [&cert, &key.serialize_pem(), &roots.pem()])
+    papers(dir, file, [&cert, &key.serialize_pem(), &(ca.pem() + &root.pem())])
 }
 
 fn cert_args(papers: &[String; 3]) -> [&str; 6] {
@@ -297,6 +297,22 @@ fn pingpong_with_certificates() {
     let mixed = [right[0].clone(), own[1].clone(), right[2].clone()];
     let says = |output: std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(says(client_of("127.0.0.1:1", &mixed)).contains("not that of the certificate"));
+    // A certificate that no peer with these roots would take: told where it is, by each command.
+    let alone = [
+        foreign[0].clone(),
+        foreign[1].clone(),
+        papers(dir.path(), "alone", ["", "", &root.pem()])[2].clone(),
+    ];
+    assert!(says(client_of("127.0.0.1:1", &alone)).contains("leads to none of the roots"));
+    let doctor = |papers| {
+        let output = command(&[&["doctor", "--json"][..], &cert_args(papers)].concat()).output();
+        let checks = objects(&output.unwrap());
+        checks.into_iter().find(|check| check["check"] == "certificate").unwrap()
+    };
+    let (bad, good) = (doctor(&alone), doctor(&right));
+    assert!(bad["status"] == "missing" && good["status"] == "ok", "{bad} {good}");
+    assert!(bad["found"].as_str().unwrap().contains("leads to none of the roots"), "{bad}");
+    assert!(bad["mend"].as_str().unwrap().contains("BAREWIRE_ROOTS_FILE"), "{bad}");
     let key = key_file(dir.path(), "key", 1);
     let args = ["pingpong", "--listen", "--port", "udp:127.0.0.1", "--key-file"];
     let args = [&args[..], &[key.to_str().unwrap()], &cert_args(&right)].concat();

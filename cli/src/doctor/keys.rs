@@ -69,6 +69,9 @@ pub(super) fn files(machine: &Machine) -> Check {
 /// times that: else the last quarter of its life. Who renews short ones does so at the half.
 const LEFT: u64 = 14 * 86_400;
 
+/// Longest frame of a plain Ethernet port, bytes, its header included.
+const FRAME_LEN: usize = 1514;
+
 /// Whom the certificate names, and until when.
 pub(super) fn certificate(machine: &Machine) -> Check {
     let name = "certificate";
@@ -86,7 +89,7 @@ pub(super) fn certificate(machine: &Machine) -> Check {
             let mend = if mend.is_empty() { "docs/security.md shows how" } else { mend };
             Check::missing(name, KEY, found, mend)
         }
-        Ok(CertFacts { name: who, valid: [not_before, not_after] }) => {
+        Ok(CertFacts { name: who, valid: [not_before, not_after], frame_len }) => {
             let life = not_after.saturating_sub(not_before);
             let left = not_after.saturating_sub(machine.now_ns / 1_000_000_000);
             let (days, hours) = (left / 86_400, left / 3_600);
@@ -95,6 +98,11 @@ pub(super) fn certificate(machine: &Machine) -> Check {
                 0 => format!("{found}, {hours} hours left"),
                 _ => format!("{found}, {days} days left"),
             };
+            if frame_len > FRAME_LEN {
+                let found = format!("{found}, a session begins with a frame of {frame_len} bytes");
+                let mend = "take an ECDSA key and fewer intermediates, or ports with longer frames";
+                return Check::warn(name, KEY, found, mend);
+            }
             if left < LEFT.min(life / 4) {
                 return Check::warn(name, KEY, found, "renew it; running domains take the new one");
             }
@@ -168,6 +176,32 @@ mod tests {
         assert!(check(0).found.contains("not that of the certificate"));
         put("cert", &cert, 0o664);
         assert!(check(0).mend.unwrap().starts_with("chmod 644"));
+        // What peers would refuse, and what is long.
+        let issue = |change: &dyn Fn(&mut rcgen::CertificateParams)| {
+            let mut params = params.clone();
+            change(&mut params);
+            put("cert", &params.self_signed(&key).unwrap().pem(), 0o644);
+            put("key", &key.serialize_pem(), 0o600);
+            check(end - 20 * 86_400)
+        };
+        let one = issue(&|params| {
+            params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+        });
+        assert_eq!(one.status, Status::Missing);
+        assert!(one.found.contains("not both clientAuth and serverAuth"));
+        assert!(one.mend.unwrap().contains("extendedKeyUsage=clientAuth,serverAuth"));
+        let authority = issue(&|params| {
+            params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        });
+        assert!(
+            authority.found.contains("CA:TRUE") && authority.mend.unwrap().contains("CA:FALSE")
+        );
+        let long = issue(&|params| {
+            let text = "x".repeat(1300).as_str().try_into().unwrap();
+            params.subject_alt_names.push(rcgen::SanType::DnsName(text));
+        });
+        assert_eq!(long.status, Status::Warn);
+        assert!(long.found.contains("a session begins with a frame of"));
     }
 
     #[test]

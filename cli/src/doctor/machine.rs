@@ -27,7 +27,7 @@ pub(super) struct Machine {
     pub(super) xdp_nics: Vec<XdpNic>,
     /// The key files that the environment names.
     pub(super) key_files: Vec<PathBuf>,
-    /// The certificate that the environment names.
+    /// The certificate that the options or the environment name.
     pub(super) certificate: Option<CertFiles>,
     /// What runs and publishes statistics.
     pub(super) published: Published,
@@ -46,7 +46,7 @@ impl Machine {
             xdp: xdp(),
             xdp_nics: nics(),
             key_files: Settings::from_env().map_or(Vec::new(), |s| s.key_files),
-            certificate: Settings::from_env().ok().and_then(|s| s.certificate),
+            certificate: None,
             // Where nothing can be read nothing runs that could be looked into.
             published: published(None).unwrap_or_default(),
             now_ns: since_1970_ns(),

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use barewire::EpAddr;
 use serde::Serialize;
 
+use crate::cert_args::CertArgs;
 use crate::fail::Fail;
 use crate::{out, ping};
 
@@ -33,6 +34,8 @@ Exit codes:
 Examples:
   barewire doctor          a list for people
   barewire doctor --json   one object a line: check, status, needed_for, found, mend
+  barewire doctor --cert n1.pem --cert-key n1.key --roots ca.pem
+                           also whether peers would take this certificate
   barewire doctor --port afpacket:eth0 --peer 52:54:00:12:34:56
                            only that port, and whether the station answers: `barewire ping`")]
 pub(crate) struct DoctorArgs {
@@ -46,6 +49,8 @@ pub(crate) struct DoctorArgs {
     /// IP:PORT of a udp port.
     #[arg(long, value_name = "ADDR", requires = "port", value_parser = ping::whom)]
     peer: Option<EpAddr>,
+    #[command(flatten)]
+    certificate: CertArgs,
 }
 
 /// Runs the checks on this machine and prints them.
@@ -56,7 +61,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
     if let Some(port) = &args.port {
         return of_port(port, args.peer, args.json);
     }
-    let checks = all(&Machine::this());
+    let mut machine = Machine::this();
+    machine.certificate = args.certificate.files();
+    let checks = all(&machine);
     for check in &checks {
         if args.json {
             out::json(check)?;
