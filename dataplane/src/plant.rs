@@ -119,6 +119,8 @@ pub enum Bug {
     ClearTaken,
     /// What is being opened when the first key changes goes on under the key before.
     OfferKept,
+    /// A renewed certificate is not taken: the one before is remembered too long.
+    CertificateKept,
     /// An old key is left although the peer may not have got a frame under it.
     RenewedUnheard,
     /// An OPEN that the peer may have seen goes on on another path.
@@ -130,7 +132,7 @@ pub enum Bug {
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 59] = [
+pub const ALL: [Bug; 60] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -186,6 +188,7 @@ pub const ALL: [Bug; 59] = [
     Bug::CounterKept,
     Bug::ClearTaken,
     Bug::OfferKept,
+    Bug::CertificateKept,
     Bug::RenewedUnheard,
     Bug::OpenTurned,
     Bug::MacIsNear,

@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 
 use barewire_dataplane::flags::{BindFlags, Caps, OpFlags};
-use barewire_dataplane::node::{AvId, CqId, EpAttr, EpId, MsgKind, Node, RecvReq, SendReq};
+use barewire_dataplane::node::{
+    AvId, CqId, EpAttr, EpId, MsgKind, Node, NodeSettings, RecvReq, SendReq,
+};
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 
 use crate::arena::{Arena, Buf};
@@ -70,6 +72,12 @@ impl Rig {
     /// A process of this incarnation starts at `host`.
     pub(crate) fn start(&mut self, host: usize, incarnation: u64) {
         let settings = self.plan.node.settings(incarnation, self.plan.seed ^ (incarnation << 20));
+        self.start_with(host, settings);
+    }
+
+    /// A process with these settings starts at `host`.
+    pub(crate) fn start_with(&mut self, host: usize, settings: NodeSettings) {
+        let incarnation = settings.incarnation;
         let mut node = Node::new(settings, &caps(&self.plan, host)).expect("a valid plan");
         let cq = node.cq_open(self.plan.node.cq_size).expect("room for a queue");
         let av = node.av_open(16).expect("room for an AV");

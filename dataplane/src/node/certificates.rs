@@ -14,6 +14,7 @@ use barewire_driver::port::{MacAddr, PortCaps};
 use super::{Node, NodeSettings, Notice};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
+use crate::plant::{Bug, planted};
 use crate::seal::{BadCert, CertFault, Credentials, Keyring, Refused};
 use crate::types::Instant;
 use crate::wire::{Base, OpenOp, RstReason};
@@ -81,7 +82,9 @@ impl Node {
         if !seals.takes(&ring) {
             return Err(Error::Invalid("the certificates do not fit a frame of the port"));
         }
-        seals.ring = ring;
+        if !planted(Bug::CertificateKept) {
+            seals.ring = ring;
+        }
         seals.refused = RefusedCerts::default();
         let offers: Vec<_> = std::mem::take(&mut seals.offers).into_keys().collect();
         self.offer_others(now, &offers);

@@ -8,6 +8,7 @@ use crate::entries::Entries;
 use crate::ledger::{Checked, Violation};
 use crate::world::Report;
 
+mod certified;
 mod coll;
 mod directed;
 mod hostile;
