@@ -3,13 +3,15 @@
 //!
 //! To look at a certificate costs some hundred microseconds, and whoever receives at an address can
 //! send one. So only OPENs with proof of that are looked at, and of those that are refused no more
-//! than [`REFUSED_MAX`] in [`REFUSED_NS`], one of a MAC address, whose processes are as many
-//! stations as it likes.
+//! than [`REFUSED_MAX`] in [`WINDOW_NS`], one of a MAC address, whose processes are as many
+//! stations as it likes. A message that is none of the handshake costs the half of that, and counts
+//! as much. Those that are taken may be recorded ones of a station that opens sessions with several
+//! lives or epochs: no more than [`TAKEN_MAX`] of a station.
 
 use std::sync::Arc;
 
 use barewire_driver::frame::ETH_HDR_LEN;
-use barewire_driver::port::{MacAddr, PortCaps};
+use barewire_driver::port::{MacAddr, PortCaps, Station};
 
 use super::{Node, NodeSettings, Notice};
 use crate::error::{Error, Result};
@@ -22,30 +24,43 @@ use crate::wire::{Base, OpenOp, RstReason};
 /// Certificates that are refused before no other is looked at: at 0.3 ms each, 8 % of a processor.
 const REFUSED_MAX: usize = 16;
 
-/// For how long none is, nanoseconds.
-const REFUSED_NS: u64 = 64_000_000;
+/// Certificates of a station that are taken before no other of it is looked at. A process opens one
+/// session, and another one when that has ended.
+const TAKEN_MAX: usize = 4;
 
-/// Certificates that were refused lately.
+/// For how long none is then, nanoseconds.
+const WINDOW_NS: u64 = 64_000_000;
+
+/// Certificates that were looked at lately.
 #[derive(Debug, Default)]
-pub(super) struct RefusedCerts {
+pub(super) struct CertLooks {
     since: Instant,
-    hosts: Vec<MacAddr>,
+    /// Where those came from that were refused.
+    refused: Vec<MacAddr>,
+    /// And those that were taken.
+    taken: Vec<Station>,
 }
 
-impl RefusedCerts {
-    /// Whether another one is looked at, which comes from `host`.
-    fn admits(&mut self, now: Instant, host: MacAddr) -> bool {
-        if now.since(self.since) >= REFUSED_NS {
-            self.hosts.clear();
+impl CertLooks {
+    /// Whether another one is looked at, which comes from `station`.
+    fn admits(&mut self, now: Instant, station: Station) -> bool {
+        if now.since(self.since) >= WINDOW_NS {
+            self.refused.clear();
+            self.taken.clear();
         }
-        self.hosts.len() < REFUSED_MAX && !self.hosts.contains(&host)
+        let taken = self.taken.iter().filter(|&&taken| taken == station).count();
+        let is_refused = self.refused.contains(&station.mac);
+        self.refused.len() < REFUSED_MAX && !is_refused && taken < TAKEN_MAX
     }
 
-    fn note(&mut self, now: Instant, host: MacAddr) {
-        if self.hosts.is_empty() {
+    fn note(&mut self, now: Instant, station: Station, is_taken: bool) {
+        if self.refused.is_empty() && self.taken.is_empty() {
             self.since = now;
         }
-        self.hosts.push(host);
+        match is_taken {
+            true => self.taken.push(station),
+            false => self.refused.push(station.mac),
+        }
     }
 }
 
@@ -85,7 +100,7 @@ impl Node {
         if !planted(Bug::CertificateKept) {
             seals.ring = ring;
         }
-        seals.refused = RefusedCerts::default();
+        seals.looks = CertLooks::default();
         let offers: Vec<_> = std::mem::take(&mut seals.offers).into_keys().collect();
         self.offer_others(now, &offers);
         Ok(())
@@ -95,14 +110,24 @@ impl Node {
     pub(super) fn looks_at_certificate(&mut self, base: &Base) -> bool {
         let now = self.polled_at;
         let Some(seals) = &mut self.openings.seals else { return true };
-        let looks = !seals.ring.has_certificate() || seals.refused.admits(now, base.src.mac);
+        let looks = !seals.ring.has_certificate() || seals.looks.admits(now, base.src);
         self.counters.rx_cert_limited += u64::from(!looks);
         looks
+    }
+
+    /// Notes that the certificate of the OPEN with this base was looked at.
+    pub(super) fn note_look(&mut self, base: &Base, is_taken: bool) {
+        let now = self.polled_at;
+        let seals = self.openings.seals.as_mut().filter(|seals| seals.ring.has_certificate());
+        if let Some(seals) = seals {
+            seals.looks.note(now, base.src, is_taken);
+        }
     }
 
     /// Counts an OPEN whose message is refused. If for its certificate, both ends are told, and
     /// the answer is true.
     pub(super) fn refuse_message(&mut self, base: &Base, op: &OpenOp, why: Refused) -> bool {
+        self.note_look(base, false);
         let BadCert { fault, name } = match why {
             Refused::Forged => {
                 self.counters.rx_forged += 1;
@@ -119,9 +144,6 @@ impl Node {
             CertFault::Malformed => &mut c.rx_cert_malformed,
         } += 1;
         let (now, station) = (self.polled_at, base.src);
-        if let Some(seals) = &mut self.openings.seals {
-            seals.refused.note(now, station.mac);
-        }
         self.note_other(station, Notice::BadCertificate { station, fault, name });
         self.reset_open(now, base, op, RstReason::OtherKey);
         true

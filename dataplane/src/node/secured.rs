@@ -13,7 +13,7 @@ use barewire_driver::board::Board;
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
-use super::certificates::RefusedCerts;
+use super::certificates::CertLooks;
 use super::keys::Age;
 use super::peer::{Peer, State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
@@ -79,8 +79,8 @@ pub(crate) struct Seals {
     heard: Option<KeyId>,
     /// The message.
     message: Message,
-    /// Certificates that were refused lately.
-    pub(super) refused: RefusedCerts,
+    /// Certificates that were looked at lately.
+    pub(super) looks: CertLooks,
     /// Whose key the tag of the frame is of that is being taken.
     heard_tenant: Tenant,
     /// A frame on its way out, and one on its way in.
@@ -120,7 +120,7 @@ impl Seals {
             look_at: Instant(0),
             heard: None,
             message: Message::new(),
-            refused: RefusedCerts::default(),
+            looks: CertLooks::default(),
             heard_tenant: Tenant::NONE,
             tx: buf(),
             rx: buf(),
@@ -524,6 +524,7 @@ impl Node {
         let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
         seals.sessions.insert((peer, sid), Box::new(session));
         seals.offers.remove(&(peer, tenant));
+        self.note_look(base, true);
         true
     }
 
@@ -573,6 +574,7 @@ impl Node {
         let remote_epoch = op.epoch;
         let session = Session { keys, remote_epoch, tenant, answer: None, untold, age };
         seals.sessions.insert((peer, op.sid), Box::new(session));
+        self.note_look(base, true);
         true
     }
 

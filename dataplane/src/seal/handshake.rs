@@ -153,6 +153,12 @@ impl Initiator {
         Ok(SessionKeys::new(self.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]))
     }
 
+    /// The payload of an answer, which is not checked.
+    #[cfg(test)]
+    pub(super) fn read_answer(&mut self, answer: &[u8]) -> Option<Vec<u8>> {
+        read(&mut self.state, answer).ok()
+    }
+
     /// Goes back to where the first message has left.
     fn begin_anew(&mut self) {
         let Some(Certified { payload, key, seed, .. }) = &self.certified else { return };

@@ -46,3 +46,5 @@ pub(crate) mod test_certs;
 mod tests;
 #[cfg(test)]
 mod tests_certificates;
+#[cfg(test)]
+mod tests_openssl;

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::node::peer::State;
 use crate::seal::test_certs::{NOW, Papers, Root, at, credentials, foreign, leaf};
 use crate::seal::{Credentials, Keyring, Mode, PreSharedKey};
-use crate::wire::{BASE_LEN, RstReason, Ty, sealed};
+use crate::wire::{BASE_LEN, OpenOp, RstReason, Ty, sealed};
 
 const MS: u64 = 1_000_000;
 
@@ -302,4 +302,94 @@ fn a_refused_certificate_ends_no_half_open_session() {
     assert!(pair.ends[1].node.counters().rx_cert_issuer > 0);
     pair.run(200 * MS);
     assert_eq!([0, 1].map(|i| pair.read(i).len()), [2, 2]);
+}
+
+/// The OPENs with proof of what `end` sends while its peer's frames reach it but answers do not.
+fn proven_opens(pair: &mut Pair, end: usize) -> Vec<Vec<u8>> {
+    let mut opens = Vec::new();
+    pair.send(end, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    carry(pair, 30, |from, frame| {
+        let open = sealed::open_in(&RxFrame::new(frame)).map(|(_, op)| op);
+        let is_proven = open.as_ref().is_some_and(|op| op.cookie != 0 && !op.is_challenge());
+        let is_answer = open.is_some_and(|op| op.is_answer() && !op.is_challenge());
+        if from == end && is_proven && !is_answer {
+            opens.push(frame.to_vec());
+        }
+        if is_answer { Vec::new() } else { vec![(1 - from, frame.to_vec())] }
+    });
+    assert!(!opens.is_empty());
+    opens
+}
+
+/// Goal: who has recorded good OPENs of a station does not make a node look at certificates without
+/// bound. Method: those of two lives in turn, which each displace the half-open session of the
+/// other. The station itself is looked at again when the time is over.
+#[test]
+fn replayed_opens_are_looked_at_in_part() {
+    let root = Root::new();
+    let mut pair = pair(&root, 1500);
+    // A server, which knows nobody.
+    let (_, peer) = pair.ends[1].node.peers.iter_mut().next().expect("one");
+    peer.inc = 0;
+    let mut opens = vec![proven_opens(&mut pair, 0).pop().unwrap()];
+    let own = credentials(&root.leaf(&name(1)), &root, &[]).unwrap();
+    let mut again = certified(1, 1500, own);
+    again.node.settings.incarnation ^= 1 << 20;
+    let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+    again.peer = again.node.av_insert(pair.now, again.av, addr).unwrap();
+    pair.ends[0] = again;
+    opens.push(proven_opens(&mut pair, 0).pop().unwrap());
+    pair.now = pair.now + 100 * MS;
+    let replayed = 1_000;
+    let before = pair.ends[1].node.counters().rx_cert_limited;
+    for n in 0..replayed {
+        pair.now = pair.now + 64_000;
+        pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&opens[n % 2]));
+    }
+    let limited = pair.ends[1].node.counters().rx_cert_limited - before;
+    // The OPEN that has been answered needs no look, and the other one has 4.
+    assert!((495..500).contains(&limited), "{limited}");
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.run(300 * MS);
+    assert_eq!([0, 1].map(|i| pair.read(i).len()), [1, 1]);
+}
+
+/// Goal: messages that are none of the handshake, in OPENs with proof, are not read without bound
+/// either, as everybody can make the tag of an OPEN.
+#[test]
+fn messages_that_are_forged_are_read_in_part() {
+    let root = Root::new();
+    let mut pair = pair(&root, 1500);
+    let (_, peer) = pair.ends[1].node.peers.iter_mut().next().expect("one");
+    peer.inc = 0;
+    let public = Keyring::of_certificate_with(
+        credentials(&root.leaf(&name(9)), &root, &[]).unwrap(),
+        Mode::Encrypted,
+        5,
+        [9; 32],
+    );
+    let tag = public.unwrap().tag_key().clone();
+    let open = proven_opens(&mut pair, 0).pop().unwrap();
+    let (_, mut op) = sealed::open_in(&RxFrame::new(&open)).unwrap();
+    let (other, victim) = (pair.ends[0].node.station, &mut pair.ends[1].node);
+    victim.drop_session(pair.now, other);
+    let (end, before) = (BASE_LEN + usize::from(sealed::plen(&open)), victim.counters().clone());
+    for n in 0..1_000_u32 {
+        // Of another session, since this one is over.
+        op.epoch += 1;
+        let mut forged = open[..end].to_vec();
+        let message = BASE_LEN + OpenOp::LEN;
+        op.emit((&mut forged[BASE_LEN..message]).try_into().unwrap());
+        forged[message + 40..message + 44].copy_from_slice(&n.to_le_bytes());
+        forged.extend(tag.tag(&forged));
+        let len = forged.len();
+        forged.resize(len + 4, 0);
+        sealed::append_crc(&mut forged, len);
+        victim.on_frame(pair.now, &RxFrame::new(&forged));
+        pair.now = pair.now + 64_000;
+    }
+    let c = victim.counters();
+    let (forged, limited) =
+        (c.rx_forged - before.rx_forged, c.rx_cert_limited - before.rx_cert_limited);
+    assert!((1..4).contains(&forged) && limited > 900, "{forged} {limited}");
 }
