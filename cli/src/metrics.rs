@@ -340,7 +340,7 @@ fn node_help(name: &str) -> &'static str {
         "rx_cert_signature" => "Certificates of peers with a signature that is not theirs.",
         "rx_cert_malformed" => "Certificates of peers that cannot be read.",
         "rx_cert_limited" => {
-            "OPENs whose certificates were not looked at, after others were refused."
+            "OPENs whose certificates were not looked at, after others just before."
         }
         "rx_no_session" => "Packets for a session that does not exist.",
         "rx_bad_ack" => "Packets that acknowledge what was never sent.",

@@ -279,6 +279,7 @@ unsafe fn read_named(
         }
         if let Some(domain) = c.domain_attr.as_ref() {
             info.domain_attr = read_domain(domain, ask.version)?;
+            check_keys(c.domain_attr, ask.version)?;
         }
         if let Some(fabric) = c.fabric_attr.as_ref() {
             info.fabric_attr.name = guard::text(fabric.name)?.map(str::to_owned);
@@ -393,6 +394,19 @@ pub(crate) unsafe fn key_of(at: *const u8, len: usize) -> AuthKey {
     }
     // SAFETY: the caller's promise. Keys are short; one that is not is refused for its length.
     AuthKey(unsafe { std::slice::from_raw_parts(at, len.min(4096)) }.to_vec())
+}
+
+/// Refuses who wants more keys for an endpoint than there are.
+///
+/// # Safety
+/// The structure is there, and is that of 1.20 if `api` is.
+unsafe fn check_keys(c: *const DomainAttr, api: u32) -> Result<()> {
+    if api < version(1, 20) {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    let wanted = unsafe { (*c.cast::<LateDomainAttr>()).max_ep_auth_key };
+    if wanted > KEYS_MAX { Err(Error::NoData) } else { Ok(()) }
 }
 
 /// # Safety
@@ -686,6 +700,30 @@ unsafe fn free_list(mut list: *mut FiInfo) {
             free(c.fabric_attr);
             free(list);
             list = c.next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The member is one of 1.20, and what lies in its place before is not read.
+    #[test]
+    fn more_keys_than_there_are_is_no_answer() {
+        // SAFETY: zeros are a value of it.
+        let mut attr: LateDomainAttr = unsafe { std::mem::zeroed() };
+        for (wanted, api, fits) in [
+            (0, version(1, 20), true),
+            (KEYS_MAX, version(1, 20), true),
+            (KEYS_MAX + 1, version(1, 20), false),
+            (KEYS_MAX + 1, version(2, 1), false),
+            (usize::MAX, version(1, 19), true),
+        ] {
+            attr.max_ep_auth_key = wanted;
+            // SAFETY: it is whole.
+            let taken = unsafe { check_keys((&raw const attr).cast(), api) };
+            assert_eq!(taken.is_ok(), fits, "{wanted} {api:#x}");
         }
     }
 }

@@ -45,7 +45,7 @@ pub struct NodeCounters {
     pub rx_cert_signature: u64,
     /// Certificates of peers that cannot be read.
     pub rx_cert_malformed: u64,
-    /// OPENs whose certificates were not looked at, after others were refused.
+    /// OPENs whose certificates were not looked at, after others just before.
     pub rx_cert_limited: u64,
     /// Packets for a session that does not exist.
     pub rx_no_session: u64,
