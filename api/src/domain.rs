@@ -80,7 +80,7 @@ impl Domain {
         }
         node.by_name |= info.src_addr.is_some();
         if let Some(keys) = &node.keys {
-            check_fit(keys.open_len(), &caps)?;
+            check_fit(keys.open_len(), caps)?;
         }
         let node = Node::new(node, caps).map_err(|e| {
             OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
