@@ -73,6 +73,8 @@ pub mod settings;
 pub mod stats;
 pub mod tagged;
 pub mod tclass;
+#[cfg(test)]
+mod tests_openssl;
 pub mod wait;
 mod who;
 pub mod work;

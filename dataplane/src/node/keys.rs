@@ -55,8 +55,8 @@ impl Node {
     ///
     /// # Errors
     /// And nothing has happened:
-    /// - [`Error::OpNotSupp`]: the node was made without a key, its port loses nothing, its keys are
-    ///   those of tenants, or it has a certificate in place of keys.
+    /// - [`Error::OpNotSupp`]: the node was made without a key, its port loses nothing, its keys
+    ///   are those of tenants, or it has a certificate in place of keys.
     /// - [`Error::Invalid`]: no key, or more than [`KEYS_MAX`](crate::seal::KEYS_MAX).
     pub fn set_keys(&mut self, now: Instant, keys: Vec<PreSharedKey>) -> Result<()> {
         let Some(seals) = &mut self.openings.seals else {

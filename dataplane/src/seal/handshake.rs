@@ -153,12 +153,6 @@ impl Initiator {
         Ok(SessionKeys::new(self.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]))
     }
 
-    /// The payload of an answer, which is not checked.
-    #[cfg(test)]
-    pub(super) fn read_answer(&mut self, answer: &[u8]) -> Option<Vec<u8>> {
-        read(&mut self.state, answer).ok()
-    }
-
     /// Goes back to where the first message has left.
     fn begin_anew(&mut self) {
         let Some(Certified { payload, key, seed, .. }) = &self.certified else { return };
@@ -205,6 +199,20 @@ pub fn respond(
     let (rx, tx) = state.dangerously_get_raw_split();
     let keys = SessionKeys::new(key.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]);
     Ok(Answer { keys, message: answer, tag_key: key.tag_key().clone() })
+}
+
+/// The payload of the first message of the session of these names, which came under the first key
+/// of `ring`, unchecked: who has the key, which everybody has where there are certificates, can
+/// read it. For tests.
+pub fn read_first(ring: &Keyring, names: &SessionNames, message: &[u8]) -> Option<Vec<u8>> {
+    let (mut state, _) = begin(ring.get(ring.first())?, &Secret::default(), names, false);
+    read(&mut state, message).ok()
+}
+
+/// The payload of the answer to the first message of `initiator`, unchecked. For tests: the
+/// handshake is over then.
+pub fn read_answer(mut initiator: Initiator, answer: &[u8]) -> Option<Vec<u8>> {
+    read(&mut initiator.state, answer).ok()
 }
 
 pub(super) fn hash_of(state: &HandshakeState) -> [u8; 32] {

@@ -31,7 +31,9 @@ mod replay;
 mod session;
 
 pub use credentials::{BadCredentials, Credentials, WallClock};
-pub use handshake::{Answer, Initiator, Message, Refused, SessionNames, respond};
+pub use handshake::{
+    Answer, Initiator, Message, Refused, SessionNames, read_answer, read_first, respond,
+};
 pub use identity::{Identity, PeerId};
 pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey, TagKey};
 pub use keyring::{HANDSHAKE_LEN, KEYS_MAX, KeyId, Keyring};
@@ -46,5 +48,3 @@ pub(crate) mod test_certs;
 mod tests;
 #[cfg(test)]
 mod tests_certificates;
-#[cfg(test)]
-mod tests_openssl;

@@ -5,11 +5,14 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rcgen::{PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
+use std::sync::Arc;
 
-use super::handshake::{begin, read};
-use super::test_certs::{Root, credentials, leaf};
-use super::*;
+use barewire_dataplane::seal::{
+    Credentials, Initiator, Keyring, Mode, SessionNames, read_answer, read_first, respond,
+};
+use rcgen::{
+    CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, SanType, SignatureAlgorithm,
+};
 
 const NAMES: SessionNames = SessionNames {
     opener: 0x0001_0203_0405_0602,
@@ -116,6 +119,19 @@ fn check(dir: &Path, payload: &[u8], context: &str, hash: &[u8], ephemeral: &[u8
     assert!(!verify(&bent), "openssl takes anything");
 }
 
+/// A certificate that is its own root.
+fn own(kind: &'static SignatureAlgorithm) -> Arc<Credentials> {
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![SanType::URI("spiffe://a.org/job".try_into().unwrap())];
+    let key = KeyPair::generate_for(kind).unwrap();
+    let cert = params.self_signed(&key).unwrap().pem();
+    let (cert, key) = (cert.as_bytes(), key.serialize_pem());
+    // 2025-01-01.
+    let clock = Arc::new(|| 1_735_689_600);
+    let own = Credentials::from_pem(cert, key.as_bytes(), cert, Vec::new(), clock);
+    Arc::new(own.unwrap())
+}
+
 /// Goal: both signatures of a handshake are of what `docs/wire.md` says, by ECDSA and Ed25519.
 #[test]
 fn signatures_are_what_openssl_verifies() {
@@ -123,33 +139,19 @@ fn signatures_are_what_openssl_verifies() {
         println!("skipped: there is no openssl");
         return;
     }
-    let dir = std::env::temp_dir().join(format!("barewire-signed-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let root = Root::new();
+    let dir = tempfile::tempdir().unwrap();
     for kind in [&PKCS_ECDSA_P256_SHA256, &PKCS_ED25519] {
-        let ring = |n: u8| {
-            let papers = root.sign(&leaf(&format!("spiffe://a.org/{n}"), [2020, 2040]), kind);
-            Keyring::of_certificate(
-                credentials(&papers, &root, &[]).unwrap(),
-                Mode::Encrypted,
-                [n; 32],
-            )
-        };
+        let own = own(kind);
+        let ring = |n| Keyring::of_certificate(Arc::clone(&own), Mode::Encrypted, [n; 32]);
         let [mut a, mut b] = [ring(1), ring(2)];
-        let mut opener = Initiator::new(&mut a, NAMES);
-        let id = b.first();
-        let key = b.get(id).unwrap().clone();
+        let opener = Initiator::new(&mut a, NAMES);
         let first = opener.message().clone();
         let [before, after] = hashes(&first);
-        let seed = |byte| zeroize::Zeroizing::new([byte; 32]);
-        // Anybody can read what a first message carries.
-        let (mut reader, _) = begin(&key, &seed(9), &NAMES, false);
-        let payload = read(&mut reader, &first).unwrap();
-        check(&dir, &payload, "opener", &before, &first[..32], NAMES.psn);
-        // And who has sent it, the answer.
+        let payload = read_first(&b, &NAMES, &first).unwrap();
+        check(dir.path(), &payload, "opener", &before, &first[..32], NAMES.psn);
+        let id = b.first();
         let second = respond(&mut b, id, NAMES, &first, (true, ANSWER_PSN)).unwrap().message;
-        let sent = opener.read_answer(&second).unwrap();
-        check(&dir, &sent, "answerer", &after, &second[..32], ANSWER_PSN);
+        let payload = read_answer(opener, &second).unwrap();
+        check(dir.path(), &payload, "answerer", &after, &second[..32], ANSWER_PSN);
     }
-    std::fs::remove_dir_all(dir).unwrap();
 }
