@@ -93,16 +93,29 @@ pub const FI_EWOULDBLOCK: i32 = FI_EAGAIN;
 /// What a call returns that needed a file or a descriptor for `what` and did not get it, with the
 /// system's `errno`. The cure is logged.
 pub fn refused_by_system(what: &str, errno: i32) -> Error {
-    let (error, mend) = match errno {
-        libc::EMFILE => (Error::ManyFiles, "raise the process's limit: ulimit -n 65536"),
-        libc::ENFILE => (Error::ManyFiles, "raise the system's limit: sysctl fs.file-max"),
-        libc::ENOSPC => (Error::NoSpace, "enlarge it: mount -o remount,size=1G /dev/shm"),
-        libc::EAGAIN => (Error::NoMem, "raise the limit on threads: ulimit -u"),
-        _ => (Error::NoMem, "free some memory"),
-    };
+    let (error, mend) = mend_of(errno);
     let why = std::io::Error::from_raw_os_error(errno);
-    tracing::error!("{what}: {why}; {mend}");
+    tracing::error!("{what}: {why}{mend}");
     error
+}
+
+/// The error of ours for an `errno` of a file or a descriptor, and what mends it: empty, or with
+/// "; " before it.
+fn mend_of(errno: i32) -> (Error, &'static str) {
+    match errno {
+        libc::EMFILE => (Error::ManyFiles, "; raise the process's limit: ulimit -n 65536"),
+        libc::ENFILE => (Error::ManyFiles, "; raise the system's limit: sysctl fs.file-max"),
+        libc::ENOSPC => (Error::NoSpace, "; enlarge it: mount -o remount,size=1G /dev/shm"),
+        libc::EAGAIN => (Error::NoMem, "; raise the limit on threads: ulimit -u"),
+        libc::ENOENT | libc::ENOTDIR | libc::EISDIR | libc::ELOOP => {
+            (Error::Invalid("no such file"), "; name a file that is there")
+        }
+        libc::EACCES | libc::EPERM | libc::EROFS => {
+            (Error::Access, "; see who may use it, and its directories: ls -l")
+        }
+        libc::ENOMEM => (Error::NoMem, "; free some memory"),
+        _ => (Error::NoMem, ""),
+    }
 }
 
 /// A domain that could not be opened: the number for a program, a line for a person.
@@ -204,6 +217,20 @@ mod tests {
             assert_eq!(strerror(n), strerror(-n));
         }
         assert_eq!(strerror(9999), "unknown error");
+    }
+
+    #[test]
+    fn a_file_that_is_refused_comes_with_what_mends_it() {
+        for (errno, error, says) in [
+            (libc::ENOENT, FI_EINVAL, "name a file that is there"),
+            (libc::EACCES, FI_EACCES, "ls -l"),
+            (libc::EMFILE, FI_EMFILE, "ulimit -n"),
+            (libc::ENOMEM, FI_ENOMEM, "free some memory"),
+        ] {
+            let (is, mend) = mend_of(errno);
+            assert!(is.fi_errno() == error && mend.contains(says), "{errno}: {is:?}{mend}");
+        }
+        assert_eq!(mend_of(libc::EIO).1, "", "memory has nothing to do with it");
     }
 
     #[test]

@@ -103,16 +103,7 @@ impl Teller {
                         ),
                     );
                 }
-                Notice::SameMac { station } => {
-                    let caps = engine.caps();
-                    if hears_itself(&caps.name, [caps.station, station]) {
-                        continue;
-                    }
-                    self.warn(engine, station, format_args!(
-                        "is another process on this interface, outside of this one's node: neither                          hears the other, as no NIC takes what it sends; give both the same /dev/shm                          and network namespace, or let a switch have the interface:                          sudo barewire switch --port {}",
-                        caps.name
-                    ));
-                }
+                Notice::SameMac { station } => self.tell_same_mac(engine, station),
                 Notice::HostMissed => {
                     let interface = interface_of(&engine.caps().name).to_owned();
                     let hosts = own_hosts(&interface);
@@ -150,6 +141,24 @@ impl Teller {
     }
 
     /// Writes a line about a station, if one is free.
+    /// Tells of a peer behind the same NIC that no memory leads to, where the port does not.
+    fn tell_same_mac(&mut self, engine: &Engine, station: Station) {
+        let caps = engine.caps();
+        if hears_itself(&caps.name, [caps.station, station]) {
+            return;
+        }
+        self.warn(
+            engine,
+            station,
+            format_args!(
+                "is another process on this interface, outside of this one's node: neither hears \
+                 the other, as no NIC takes what it sends; give both the same /dev/shm and network \
+                 namespace, or let a switch have the interface: sudo barewire switch --port {}",
+                caps.name
+            ),
+        );
+    }
+
     fn warn(&mut self, engine: &Engine, station: Station, what: fmt::Arguments<'_>) {
         if !self.take() {
             self.withheld += 1;

@@ -59,7 +59,7 @@ pub enum Idle {
 /// Which peers a domain has to do with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Peers {
-    /// Whoever names this life of the domain, which is 64 random bits of the address that
+    /// Whoever names this incarnation of the domain, which is 48 random bits of the address that
     /// `fi_getname` gives: who was not told it cannot open a session. A domain that was made
     /// reachable by name ([`Settings::by_name`]) takes everybody who can send it frames.
     #[default]
@@ -209,6 +209,7 @@ pub struct BadSetting {
 }
 
 /// Names of the variables, what they hold and their default, for `barewire info` and `fi_info -e`.
+/// `docs/settings.md` and `docs/man/fi_barewire.7` have each of them.
 pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_PORT", "port, such as shm:job7, udp:10.1.0.0/16 or afpacket:en*|shm", "shm"),
     ("BAREWIRE_AS", "barewire, tcp or tcp;ofi_rxm: the provider's name in libfabric", "barewire"),

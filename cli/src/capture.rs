@@ -44,8 +44,9 @@ Examples:
                  a.1.pcapng and so on, of which the last ten stay: until what is rare has happened
   barewire capture --keys secrets.log --read sealed.pcapng -o opened.pcapng
                  what a key seals, with the secrets that BAREWIRE_KEY_LOG=secrets.log had written
-  barewire capture -o - --count 100 | tshark -r - -X lua_script:docs/barewire.lua
+  barewire capture -o - --count 100 | tshark -r -
   wireshark -X lua_script:docs/barewire.lua run.pcapng
+                 in a checkout; the package's Wireshark has the dissector already
 
 Environment:
   BAREWIRE_PORT  the segment where --port is not given (default: this user's, shm)")]

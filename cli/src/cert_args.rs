@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use barewire::CertFiles;
 use clap::Args;
 
+use crate::fail::Fail;
+
 /// A certificate in place of a key.
 #[derive(Args, Clone)]
 pub(crate) struct CertArgs {
@@ -35,15 +37,22 @@ impl CertArgs {
         ]
     }
 
-    /// The files, if one is given: the domain says which lacks.
-    pub(crate) fn files(&self) -> Option<CertFiles> {
-        self.named().iter().any(|(_, value)| value.is_some()).then(|| {
-            let [cert, key, roots] = [&self.cert, &self.cert_key, &self.roots]
-                .map(|path| path.clone().unwrap_or_default());
-            let (files, ids) = (CertFiles::new(cert, key, roots), self.peer_ids.as_ref());
-            ids.iter().fold(files, |files, ids| {
-                files.with_peers(ids.to_string_lossy().split(',').map(str::trim))
-            })
-        })
+    /// The files, if one is given.
+    ///
+    /// # Errors
+    /// One lacks.
+    pub(crate) fn files(&self) -> Result<Option<CertFiles>, Fail> {
+        if self.named().iter().all(|(_, value)| value.is_none()) {
+            return Ok(None);
+        }
+        let file = |(name, value): &(&'static str, &Option<OsString>)| {
+            let lacks = format!("{name} is missing: a certificate, its key and roots go together");
+            (*value).clone().ok_or_else(|| Fail::usage(lacks))
+        };
+        let [cert, key, roots, _] = &self.named();
+        let files = CertFiles::new(file(cert)?, file(key)?, file(roots)?);
+        Ok(Some(self.peer_ids.iter().fold(files, |files, ids| {
+            files.with_peers(ids.to_string_lossy().split(',').map(str::trim))
+        })))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use barewire::settings::VARIABLES;
+use barewire::settings::{Settings, VARIABLES};
 use barewire_driver::open::{PortInfo, list, open};
 use barewire_driver::port::PortCaps;
 use serde::Serialize;
@@ -23,8 +23,10 @@ Exit codes:
 
 Examples:
   barewire info              a list for people
-  barewire info --json       one object a line: port, what, works, why_not, station, mtu, ...
-  barewire info --settings   the variables of the environment that barewire reads")]
+  barewire info --json       one object a line: port, what, works, and why_not, or mac, mtu,
+                             lossless, gather, rto_floor_ns, link_bps
+  barewire info --settings   the variables of the environment that barewire reads, those that
+                             hold what means nothing, and those that nobody reads")]
 pub(crate) struct InfoArgs {
     /// Prints one JSON object a line.
     #[arg(long)]
@@ -125,29 +127,73 @@ fn text(entry: &Entry) -> String {
     text
 }
 
-#[derive(Serialize)]
+/// A variable, as it is printed.
+#[derive(Debug, Serialize)]
 struct Setting {
-    variable: &'static str,
+    variable: String,
     value: Option<String>,
     default: &'static str,
     meaning: &'static str,
+    /// Why the value means nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wrong: Option<String>,
+}
+
+/// What the command reads besides.
+const LOG: (&str, &str, &str) =
+    ("BAREWIRE_LOG", "what barewire logs to standard error, debug or barewire=trace", "warn");
+
+/// Beginnings of variables that others of ours read: MPI's collectives, units of systemd, tests.
+const OTHERS: &[&str] =
+    &["BAREWIRE_MPI_", "BAREWIRE_SWITCH_ARGS", "BAREWIRE_EXPORTER_ARGS", "BAREWIRE_TEST_"];
+
+/// All variables with what they hold in `given`, then those that only programs over libfabric read,
+/// then those that nobody does.
+fn all_settings(given: &[(String, String)]) -> Vec<Setting> {
+    let value_of = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    let setting = |variable: String, &(name, meaning, default): &(_, _, _)| {
+        let value = value_of(&variable);
+        let only = |asked: &str| value.clone().filter(|_| asked == name);
+        let wrong = Settings::parse(only).err().map(|e| format!("expected {}", e.expected));
+        Setting { variable, value, default, meaning, wrong }
+    };
+    let ours = VARIABLES.iter().chain([&LOG]);
+    let mut all: Vec<Setting> = ours.map(|known| setting(known.0.to_owned(), known)).collect();
+    let fi = VARIABLES.iter().map(|known| setting(format!("FI_{}", known.0), known));
+    all.extend(fi.filter(|setting| setting.value.is_some()));
+    let unread = given.iter().filter(|(name, _)| {
+        let ours = name.strip_prefix("FI_").unwrap_or(name).starts_with("BAREWIRE_");
+        let others = OTHERS.iter().any(|other| name.starts_with(other));
+        ours && !others && !all.iter().any(|known| known.variable == *name)
+    });
+    let unread: Vec<Setting> = unread
+        .map(|(name, value)| Setting {
+            variable: name.clone(),
+            value: Some(value.clone()),
+            default: "",
+            meaning: "",
+            wrong: Some("nobody reads this variable".to_owned()),
+        })
+        .collect();
+    all.extend(unread);
+    all
 }
 
 fn settings(as_json: bool) -> Result<(), Fail> {
-    let all = VARIABLES.iter().map(|&(variable, meaning, default)| {
-        let value = std::env::var_os(variable).map(|v| v.to_string_lossy().into_owned());
-        Setting { variable, value, default, meaning }
-    });
+    let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+    let mut given: Vec<_> = std::env::vars_os().map(|(n, v)| (text(n), text(v))).collect();
+    given.sort();
+    let all = all_settings(&given);
     if as_json {
-        return all.into_iter().try_for_each(|setting| out::json(&setting));
+        return all.iter().try_for_each(out::json);
     }
     let left = |name| (name, Align::Left);
-    let rows: Vec<Vec<String>> = all
-        .map(|s| {
-            let value = s.value.unwrap_or_else(|| format!("({})", s.default));
-            vec![s.variable.to_owned(), value, s.meaning.to_owned()]
-        })
-        .collect();
+    let row = |s: Setting| {
+        let value = s.value.unwrap_or_else(|| format!("({})", s.default));
+        let value = s.wrong.map_or(value.clone(), |wrong| format!("{value}: {wrong}"));
+        vec![s.variable, value, s.meaning.to_owned()]
+    };
+    let rows: Vec<Vec<String>> = all.into_iter().map(row).collect();
     out::print(layout(&[left("variable"), left("value (default)"), left("meaning")], &rows))
 }
 
@@ -164,6 +210,29 @@ mod tests {
         let json = serde_json::to_value(&entry).unwrap();
         assert_eq!(json["why_not"], "not part of this build; use shm");
         assert!(json.get("mac").is_none());
+    }
+
+    #[test]
+    fn a_variable_that_means_nothing_or_that_nobody_reads_is_marked() {
+        let given = [
+            ("BAREWIRE_NEAR", "maybe"),
+            ("BAREWIRE_T_DEAD_MS", "1000"),
+            ("FI_BAREWIRE_IDLE", "never"),
+            ("FI_BAREWIRE_PROT", "shm"),
+            ("BAREWIRE_MPI_VERBOSE", "1"),
+            ("BAREWIRE_LOG", "debug"),
+            ("HOME", "/"),
+        ];
+        let all = all_settings(&given.map(|(name, value)| (name.into(), value.into())));
+        let wrong: Vec<_> = all.iter().filter(|s| s.wrong.is_some()).collect();
+        let told = wrong.iter().map(|s| (&*s.variable, s.wrong.as_deref().unwrap()));
+        let expected = [
+            ("BAREWIRE_NEAR", "expected 0 or 1"),
+            ("FI_BAREWIRE_IDLE", "expected spin, yield or sleep"),
+            ("FI_BAREWIRE_PROT", "nobody reads this variable"),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        assert_eq!(all.len(), VARIABLES.len() + 3, "{all:?}");
     }
 
     #[test]

@@ -487,6 +487,20 @@ mod tests {
         assert!(last.less_than.is_infinite());
     }
 
+    /// Goal: the page of counters has each that is published, with the words of its help.
+    #[test]
+    fn every_counter_is_in_its_page() {
+        let text = include_str!("../../docs/observe.md");
+        let domain = sample::domain(12, 0);
+        let port = domain.port.iter().map(|(name, _)| (*name, port_help(name)));
+        let port = port.filter(|(name, _)| !name.starts_with("near_"));
+        let node = domain.node.iter().map(|(name, _)| (*name, node_help(name).to_owned()));
+        for (name, help) in port.chain(node).filter(|(name, _)| *name != "peers") {
+            let row = format!("| `{name}` | {help} |");
+            assert!(text.contains(&row), "docs/observe.md has no row {row}");
+        }
+    }
+
     #[test]
     fn sessions_may_be_left_out() {
         let page = page(&all(), false).unwrap();

@@ -1,11 +1,13 @@
 //! `barewire ping`: whether a station answers, which frames reach it, and what is wrong if not.
 
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant as Clock};
 
-use barewire::EpAddr;
+use barewire::names::{Names, Through, Whose};
 use barewire::stats::read_all;
+use barewire::{EpAddr, Settings};
 use barewire_dataplane::ping::{Ping, PingReport, PingSettings, Verdict};
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire::VERSION;
@@ -30,15 +32,15 @@ use crate::table::{Align, layout};
 #[command(after_long_help = "\
 Exit codes:
   0   every ping of every length was answered
-  1   the port does not open, or is gone
+  1   the port does not open, or is gone; or nobody there serves the service of HOST-IP:SERVICE
   2   called wrongly
   3   no answer at all
   4   only short frames are answered
   5   the station speaks another version of the protocol
-  6   another life: the process that the address names has ended or restarted
+  6   another incarnation: the process that the address names has ended or restarted
   7   nobody on the segment has the address (shm knows at once)
   8   the port here drops what is sent: no carrier, or a filter
-  9   several nodes answer to the address, or the address of this port is another process's
+  9   several nodes answer to the address, or it has a session with another process of this port's
   10  answered, with loss
   11  the process is there and does not poll
 
@@ -46,14 +48,16 @@ Examples:
   barewire ping 02:3a:9c:17:55:01                                    by its MAC, over shm
   barewire ping --port afpacket:eth0 barewire://52:54:00:12:34:56/0  as `pingpong --listen` prints
   barewire ping --port udp:10.0.0.1 10.0.0.7:52000                   by the address of its udp port
+  barewire ping --port afpacket:eth0 10.0.0.7:7                      by a service that it serves
   barewire ping --count 100 --interval 0.01 --json ADDR              one object
 
 Environment:
   BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
 pub(crate) struct PingArgs {
-    /// Whom: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP:PORT of a udp port.
+    /// Whom: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP:PORT: on a udp or ip
+    /// port its UDP port, on others that leave the host a service there, which is asked for.
     #[arg(value_name = "ADDR", value_parser = whom)]
-    target: EpAddr,
+    target: Whom,
     /// The port that the pings leave by.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
@@ -73,21 +77,66 @@ pub(crate) struct PingArgs {
 
 impl PingArgs {
     /// As `barewire ping ADDR --port PORT` has them.
-    pub(crate) fn of(target: EpAddr, port: &str, json: bool) -> Self {
+    pub(crate) fn of(target: Whom, port: &str, json: bool) -> Self {
         let port = port.to_owned();
         Self { target, port, count: 10, interval: 0.05, timeout: 1.0, json }
     }
+}
+
+/// A station as an operator names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whom {
+    /// By its address, or the MAC of that.
+    At(EpAddr),
+    /// By IP address and a number, which mean what the port makes of them.
+    Named(SocketAddr),
 }
 
 /// An address as an operator writes it.
 ///
 /// # Errors
 /// What is expected.
-pub(crate) fn whom(text: &str) -> Result<EpAddr, String> {
+pub(crate) fn whom(text: &str) -> Result<Whom, String> {
     if let Ok(addr) = text.parse() {
-        return Ok(addr);
+        return Ok(Whom::At(addr));
     }
-    station(text).map(|station| EpAddr { station, ep: 0, incarnation: 0 })
+    if let Ok(place) = text.parse() {
+        return Ok(Whom::Named(place));
+    }
+    station(text).map(|station| Whom::At(EpAddr { station, ep: 0, incarnation: 0 }))
+}
+
+impl Whom {
+    /// The address that is meant on `port`. Where services are asked for that takes
+    /// [`PATIENCE`](barewire::names::PATIENCE) if nobody answers.
+    ///
+    /// # Errors
+    /// The port has no such names, or nobody has this one.
+    fn on(self, port: &str, settings: &Settings) -> Result<EpAddr, Fail> {
+        let place = match self {
+            Self::At(addr) => return Ok(addr),
+            Self::Named(place) => place,
+        };
+        let names = Names::of(port);
+        match names {
+            Names::Labels => {
+                let what = format!("{place}: on port {port} nobody is known by an IP address");
+                let mend = "give its MAC, or its whole address: barewire stats lists them";
+                Err(Fail::usage(what).mend(mend))
+            }
+            Names::Udp { .. } => {
+                let station = station(&place.to_string()).map_err(Fail::usage)?;
+                Ok(EpAddr { station, ep: 0, incarnation: 0 })
+            }
+            Names::Asked { .. } => {
+                let (host, service) = (place.ip().to_string(), place.port().to_string());
+                let through = Through::port(port, settings);
+                let found = names.find(Some(&host), Some(&service), Whose::Peers, true, &through);
+                let lacks = || Fail::new(format!("{place}: no address"));
+                found.map_err(Fail::new)?.ok_or_else(lacks)
+            }
+        }
+    }
 }
 
 /// Asks, and prints what was found out.
@@ -98,16 +147,18 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&args.timeout) {
         return Err(Fail::usage("--interval: 0 to 3600 seconds; --timeout: 0.001 to 3600"));
     }
+    let settings = Settings::from_env().map_err(Fail::usage)?;
+    let target = args.target.on(&args.port, &settings)?;
     let mut port = open(&args.port)?;
-    if port.caps().station == args.target.station {
+    if port.caps().station == target.station {
         return Err(Fail::usage("that is the address of this port itself"));
     }
-    let found = ask(args, &mut *port)?;
-    let finding = Finding::of(&found, args.target.station);
+    let found = ask(args, target, &mut *port)?;
+    let finding = Finding::of(&found, target.station);
     if args.json {
-        out::json(&object(args, &*port, &found, &finding))?;
+        out::json(&object(target.station, &*port, &found, &finding))?;
     } else {
-        out::print(text(args, &*port, &found, &finding))?;
+        out::print(text(target.station, &*port, &found, &finding))?;
     }
     Ok(ExitCode::from(finding.code))
 }
@@ -147,14 +198,14 @@ impl RxSink for Answers {
     }
 }
 
-fn ask(args: &PingArgs, port: &mut dyn Port) -> Result<Found, Fail> {
+fn ask(args: &PingArgs, target: EpAddr, port: &mut dyn Port) -> Result<Found, Fail> {
     let seed = RandomState::new().hash_one(now_ns()) | 1;
-    let near = port.is_near(args.target.station);
+    let near = port.is_near(target.station);
     let caps = port.caps();
     let mut ping = Ping::new(PingSettings {
         me: caps.station,
-        target: args.target.station,
-        incarnation: args.target.incarnation,
+        target: target.station,
+        incarnation: target.incarnation,
         seed,
         crc: port.damages() && !near,
         near,
@@ -188,7 +239,7 @@ fn ask(args: &PingArgs, port: &mut dyn Port) -> Result<Found, Fail> {
         }
     }
     let dropped = port.counters().tx_dropped - before;
-    let station = port.station(args.target.station);
+    let station = port.station(target.station);
     Ok(Found { report: ping.report(), tx_ns, dropped, station })
 }
 
@@ -248,7 +299,7 @@ impl Finding {
             Verdict::OtherLife => finding(
                 6,
                 "other_life",
-                "another life has the address: it restarted",
+                "another incarnation has the address: it restarted",
                 "exchange addresses again",
             ),
             Verdict::Unnamed => finding(
@@ -266,8 +317,10 @@ impl Finding {
             Verdict::AddressInUse => finding(
                 9,
                 "address_in_use",
-                "it answers another process that has the address of this port",
-                "it lives; ask from a port with an address of its own, or look at `barewire stats`",
+                "it still has a session with another process of this port's address, which may \
+                 have ended",
+                "the next program that talks from this port ends it; `barewire stats` there shows \
+                 it",
             ),
             Verdict::NoRoute => finding(
                 7,
@@ -314,7 +367,8 @@ impl Finding {
             "no_answer",
             "no answer at all",
             "does the process run there and poll (barewire stats on its host), on the same \
-             segment, with EtherType 0x88B5 or the UDP port let through?",
+             segment, with EtherType 0x88B5 or the UDP port let through? Or it has a key or a \
+             certificate, and ping is not answered: barewire pingpong --key-file FILE",
         )
     }
 }
@@ -338,12 +392,12 @@ fn idle_process(target: Station) -> Option<(u32, f64)> {
 
 const PARTS: [(&str, usize); 4] = [("min", 0), ("p50", 500), ("p99", 990), ("max", 1000)];
 
-fn text(args: &PingArgs, port: &dyn Port, found: &Found, finding: &Finding) -> String {
+fn text(target: Station, port: &dyn Port, found: &Found, finding: &Finding) -> String {
     let (caps, report) = (port.caps(), &found.report);
     let station = found.station.as_ref().map_or(String::new(), |s| format!(" ({s})"));
     let mut text = format!(
         "{}{station} from {} over {}, frames of up to {} bytes\n",
-        args.target.station,
+        target,
         caps.station,
         caps.name,
         caps.mtu + 14
@@ -403,7 +457,7 @@ fn micros(ns: u64) -> String {
     format!("{:.1} us", ns as f64 / 1e3)
 }
 
-fn object(args: &PingArgs, port: &dyn Port, found: &Found, finding: &Finding) -> Value {
+fn object(target: Station, port: &dyn Port, found: &Found, finding: &Finding) -> Value {
     let report = &found.report;
     let lengths: Vec<Value> = report
         .lengths
@@ -420,7 +474,7 @@ fn object(args: &PingArgs, port: &dyn Port, found: &Found, finding: &Finding) ->
         .collect();
     let lives: Vec<String> = report.incarnations.iter().map(|i| format!("{i:012x}")).collect();
     json!({
-        "peer": args.target.station.to_string(), "station": found.station,
+        "peer": target.to_string(), "station": found.station,
         "port": port.caps().name, "mac": port.caps().station.to_string(), "mtu": port.caps().mtu,
         "verdict": finding.name, "exit_code": finding.code, "what": finding.what,
         "mend": finding.mend, "incarnations": lives, "peer_max_frame": report.max_frame,
@@ -434,6 +488,7 @@ mod tests {
     use barewire_dataplane::ping::LengthReport;
 
     use super::*;
+    use crate::stats::station as station_of;
 
     fn found(verdict: Verdict, dropped: u64) -> Found {
         let rtts_ns = vec![1_000, 2_000, 90_000];
@@ -483,10 +538,16 @@ mod tests {
     #[test]
     fn whom_is_any_form_of_an_address() {
         let station = Station::at([2, 0, 0, 0, 0, 9]);
-        assert_eq!(whom("02:00:00:00:00:09"), Ok(EpAddr { station, ep: 0, incarnation: 0 }));
-        let full = whom("barewire://02:00:00:00:00:09/3#ff").unwrap();
-        assert_eq!((full.station, full.incarnation), (station, 255));
-        assert!(whom("10.0.0.7:52000").is_ok());
+        let bare = EpAddr { station, ep: 0, incarnation: 0 };
+        assert_eq!(whom("02:00:00:00:00:09"), Ok(Whom::At(bare)));
+        let full = EpAddr { station, ep: 3, incarnation: 255 };
+        assert_eq!(whom("barewire://02:00:00:00:00:09/3#ff"), Ok(Whom::At(full)));
         assert!(whom("nobody").is_err());
+        let place = whom("10.0.0.7:52000").unwrap();
+        let on = |port: &str| place.on(port, &Settings::default());
+        let udp = on("udp:127.0.0.1").unwrap();
+        assert_eq!(Ok(udp.station), station_of("10.0.0.7:52000"));
+        let why = on("shm").unwrap_err().to_string();
+        assert!(why.contains("nobody is known by an IP address; give its MAC"), "{why}");
     }
 }

@@ -92,15 +92,15 @@ const LOOK_EVERY: u32 = 4096;
 pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     let serving = serving(args)?;
     if args.check {
-        let segment = open::check_switch(&args.port).map_err(Fail::new)?;
+        let port = open::choose(&args.port).map_err(Fail::new)?;
+        let segment = open::check_switch(&port).map_err(Fail::new)?;
         let text = format!(
             "would own {port} and serve {whom}: processes that open {port} would go through \
              {segment}",
-            port = args.port,
             whom = whom(&serving)
         );
         match args.json {
-            true => out::json(&json!({"port": args.port, "segment": segment}))?,
+            true => out::json(&json!({"port": port, "segment": segment}))?,
             false => out::print(format_args!("{text}\n"))?,
         }
         return Ok(ExitCode::SUCCESS);

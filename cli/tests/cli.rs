@@ -116,3 +116,31 @@ fn doctor_prints_one_object_a_line() {
     }
     assert_eq!(output.status.code(), Some(i32::from(shm_is_missing)));
 }
+
+/// Goal: the pages of settings have each variable that is read, once, with its default.
+#[test]
+fn every_setting_is_in_its_pages() {
+    let page = include_str!("../../docs/settings.md");
+    let man = include_str!("../../docs/man/fi_barewire.7");
+    let row = |name: &str| {
+        let start = format!("| `{name}` |");
+        let mut rows = page.lines().filter(|line| line.starts_with(&start));
+        let row = rows.next().unwrap_or_else(|| panic!("docs/settings.md has no row of {name}"));
+        assert!(rows.next().is_none(), "docs/settings.md has {name} twice");
+        row.replace("\\|", "/")
+    };
+    for &(name, _, default) in barewire::settings::VARIABLES {
+        let row = row(name);
+        assert_eq!(row.split('|').nth(3).map(str::trim), Some(default), "{row}");
+        let has = |line: &str| line.split([' ', '"', ',']).any(|word| word == format!("FI_{name}"));
+        let heads = man.lines().filter(|line| line.starts_with(".B") && has(line)).count();
+        assert!(heads > 0, "docs/man/fi_barewire.7 has no FI_{name}");
+    }
+    row("BAREWIRE_LOG");
+    // No row of what is not read.
+    let is_known = |name: &str| barewire::settings::VARIABLES.iter().any(|known| known.0 == name);
+    for line in page.lines().filter(|line| line.starts_with("| `BAREWIRE_")) {
+        let name = line.split('`').nth(1).unwrap();
+        assert!(is_known(name) || name == "BAREWIRE_LOG", "nobody reads {name}");
+    }
+}

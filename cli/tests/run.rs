@@ -188,8 +188,15 @@ fn pingpong_with_a_key_file() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let told = said.contains(code) && said.contains(says);
         assert!(output.status.code() == Some(1) && told, "{said}");
+        let last = said.lines().last().unwrap();
+        assert!(last.contains("give both sides the same --key-file"), "{said}");
         assert!((1.0..3.0).contains(&took.as_secs_f64()), "{took:?}: {said}");
     }
+    let gone = dir.path().join("gone");
+    let output = run(&[&client[..], &["--key-file", gone.to_str().unwrap()]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("gone") && said.contains("name a file that is there"), "{said}");
+    assert!(!said.contains("memory"), "{said}");
     let key = ["--key-file", right];
     for line in objects(&run(&[&client[..], &key].concat())) {
         assert_eq!((&line["n"], &line["verified"]), (&20.into(), &true.into()), "{line}");
@@ -466,13 +473,20 @@ fn a_listener_on_a_wire_is_found_by_its_host() {
         let lines = objects(&run(&[&args[..], &["--size", "8", "--json"]].concat()));
         assert_eq!((lines.len(), &lines[0]["n"]), (1, &10.into()));
     }
+    let peer = format!("127.0.0.1:{service}");
+    let output = run(&["ping", "--port", "afpacket:lo", &peer, "--count", "3", "--json"]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &said["verdict"]), (Some(0), &"ok".into()), "{said}");
+    let (mac, _) = addr.trim_start_matches("barewire://").split_once('/').unwrap();
+    assert_eq!(said["peer"], mac);
     server.kill().unwrap();
     server.wait().unwrap();
-    let args = ["pingpong", "192.0.2.1:7", "--port", "afpacket:lo"];
-    let output = command(&args).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let says = "within 300 ms nobody said that he serves service 7 there";
-    assert!(output.status.code() == Some(1) && said.contains(says), "{said}");
+    for what in ["pingpong", "ping"] {
+        let output = run(&[what, "192.0.2.1:7", "--port", "afpacket:lo"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let says = "within 300 ms nobody said that he serves service 7 there";
+        assert!(output.status.code() == Some(1) && said.contains(says), "{said}");
+    }
 }
 
 /// Every operation on memory of the other side, checked: on a good segment and on a bad one.
@@ -618,6 +632,18 @@ fn a_wrong_call_is_exit_code_2() {
     ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");
+    }
+    for (args, says) in [
+        (&["pingpong"][..], "give --spawn, --listen, or the address that the other side printed"),
+        (&["bench"], "give --spawn, --listen, or the address that the other side printed"),
+        (&["bench", "--op", "barrier"], "--op barrier needs --spawn N"),
+        (&["bench", "--op", "reduce-scatter"], "--op reduce-scatter needs --spawn N"),
+        (&["pingpong", "--listen", "--cert", "a.pem"], "--cert-key is missing"),
+        (&["ping", "10.1.1.1:52000"], "give its MAC"),
+    ] {
+        let output = run(args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(says), "{args:?}: {said}");
     }
 }
 

@@ -266,6 +266,17 @@ const BUILT: &[(&str, &str)] = &[
     ("dpdk", "dpdk:DEVICE"),
 ];
 
+/// What else a port's name begins with, and how it is written.
+const OTHERS: &[(&str, &str)] = &[
+    ("auto", "auto"),
+    ("ip", "ip(ADDRESS/BITS):PORT"),
+    ("vlan", "vlan(ID):PORT"),
+    ("fault", "fault(loss=0.01):PORT"),
+    ("pcap", "pcap(file=FILE):PORT"),
+    #[cfg(not(feature = "dpdk"))]
+    ("dpdk", "dpdk:DEVICE in builds with --features dpdk"),
+];
+
 /// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it; of a device
 /// that a switch owns, the segment between the switch and its stations.
 ///
@@ -296,7 +307,9 @@ pub fn list() -> Vec<PortInfo> {
     let dir = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let mut names: Vec<String> = dir.filter_map(|e| e.file_name().into_string().ok()).collect();
     names.sort();
-    for name in names.iter().filter_map(|n| n.strip_prefix(&prefix)).filter(|&n| n != "default") {
+    // Locks of regions, which processes of a port share, are no segment.
+    let is_listed = |name: &&str| *name != "default" && !name.starts_with("locks-");
+    for name in names.iter().filter_map(|n| n.strip_prefix(&prefix)).filter(is_listed) {
         let what = match name {
             _ if name.starts_with("switch-") => {
                 "between a switch and its processes, which open the port that it owns"
@@ -398,9 +411,11 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
 
 /// How the kinds of this build are written, the one first that is spelled most like `typed`.
 fn kinds(typed: &str) -> String {
-    let mut kinds = BUILT.to_vec();
-    // Of several as far away the order of the list.
-    kinds.sort_by_key(|(kind, _)| distance(typed, kind));
+    let mut kinds = [BUILT, OTHERS].concat();
+    if !typed.is_empty() {
+        // Of several as far away the order of the list.
+        kinds.sort_by_key(|(kind, _)| distance(typed, kind));
+    }
     kinds.iter().map(|(_, written)| *written).collect::<Vec<_>>().join(", ")
 }
 
@@ -478,7 +493,12 @@ mod tests {
         assert_eq!((udp.caps().name.as_str(), udp.caps().mtu), ("udp:127.0.0.1:61007", 1000));
         let other = open(&format!("shm:{name},mtu=9000")).unwrap();
         assert_eq!((other.caps().mtu, other.caps().lossless), (9000, true));
-        assert!(list().iter().any(|p| p.spec == format!("shm:{name}") && p.why_not.is_none()));
+        let locks = format!("/dev/shm/barewire-{}-locks-{name}", nix::unistd::geteuid());
+        std::fs::write(&locks, "").unwrap();
+        let listed = list();
+        std::fs::remove_file(&locks).unwrap();
+        assert!(listed.iter().any(|p| p.spec == format!("shm:{name}") && p.why_not.is_none()));
+        assert!(!listed.iter().any(|p| p.spec.contains("locks-")), "locks are no segment");
         let near = format!("fault(loss=0.1):udp:127.0.0.1:61008,near=shm:{name},mtu=900");
         let mut near = open(&near).unwrap();
         // What the first member's rings are long enough for.
@@ -543,6 +563,9 @@ mod tests {
             ("AFPACKET:va", "udp:ADDRESS"),
             ("vifo:0000:05:00.0", "write vfio:PCI-ADDRESS, "),
             ("upd:10.0.0.1", "write udp:ADDRESS, "),
+            ("vlna(7):afpacket:va", "write vlan(ID):PORT, "),
+            ("falt(loss=0.1):shm", "write fault(loss=0.01):PORT, "),
+            ("wifi:x", "pcap(file=FILE):PORT"),
             ("udp:192.0.2.1", "this host has "),
             ("udp", "write udp:10.0.0.1"),
             ("udp:", "write udp:10.0.0.1"),

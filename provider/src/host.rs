@@ -128,13 +128,19 @@ fn variable(name: &str) -> Option<String> {
     var(&format!("FI_{name}")).or_else(|| var(name))
 }
 
+/// A bad setting in a line, which begins with the variable that was read.
+pub(crate) fn line_of(e: &BadSetting) -> String {
+    let is_fi = std::env::var_os(format!("FI_{}", e.name)).is_some();
+    format!("{}{e}", if is_fi { "FI_" } else { "" })
+}
+
 /// As [`settings`], with the reason in the log if there are none.
 ///
 /// # Errors
 /// [`barewire::Error::Invalid`]: a parameter means nothing.
 pub(crate) fn settings_or_warn() -> barewire::Result<Settings> {
     settings().map_err(|e| {
-        warn_aloud(&e.to_string());
+        warn_aloud(&line_of(&e));
         barewire::Error::Invalid("environment")
     })
 }

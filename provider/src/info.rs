@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         let (node, service, hints) =
             unsafe { (guard::text(node)?, guard::text(service)?, hints.as_ref()) };
         let settings = host::settings().map_err(|e| {
-            host::warn_aloud(&e.to_string());
+            host::warn_aloud(&host::line_of(&e));
             Error::NoData
         })?;
         // SAFETY: as above.

@@ -28,7 +28,7 @@ pub(crate) fn known_as() -> KnownAs {
     // Another provider would serve whoever wrote it wrong, and `fi_getinfo` not be ours to tell.
     *NAME.get_or_init(|| {
         host::name_set().unwrap_or_else(|e| {
-            host::warn_aloud(&e.to_string());
+            host::warn_aloud(&host::line_of(&e));
             KnownAs::default()
         })
     })

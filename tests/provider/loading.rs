@@ -56,7 +56,8 @@ fn fi_info_lists_what_can_be_set() {
         command.env("FI_BAREWIRE_PROGRESS", "maybe").env("FI_LOG_LEVEL", "warn");
         let output = finish(&mut command, 30);
         assert!(!output.status.success());
-        assert!(text(&output).contains("expected manual or auto"), "{}", text(&output));
+        let says = "FI_BAREWIRE_PROGRESS=\"maybe\": expected manual or auto";
+        assert!(text(&output).contains(says), "{}", text(&output));
     });
 }
 

@@ -307,6 +307,7 @@ fn one_setting_names_the_port_of_each_node() {
             "udp:10.78.0.0/16",
             "udp:fab*",
             "udp:rail?",
+            "udp:rail7",
             "afpacket:zz*|udp:fab?",
             "vfio:fffe:00:00.0|udp:10.78.0.0/24,mtu=900",
         ] {

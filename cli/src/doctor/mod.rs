@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use barewire::EpAddr;
 use serde::Serialize;
 
 use crate::cert_args::CertArgs;
@@ -45,10 +44,9 @@ pub(crate) struct DoctorArgs {
     /// Checks this port instead of the machine: opens it for a moment.
     #[arg(long)]
     port: Option<String>,
-    /// Asks this station over the port: a MAC, an address as `pingpong --listen` prints it, or
-    /// IP:PORT of a udp port.
+    /// Asks this station over the port, which is named as `barewire ping` takes it.
     #[arg(long, value_name = "ADDR", requires = "port", value_parser = ping::whom)]
-    peer: Option<EpAddr>,
+    peer: Option<ping::Whom>,
     #[command(flatten)]
     certificate: CertArgs,
 }
@@ -62,7 +60,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
         return of_port(port, args.peer, args.json);
     }
     let mut machine = Machine::this();
-    machine.certificate = args.certificate.files();
+    machine.certificate = args.certificate.files()?;
     let checks = all(&machine);
     for check in &checks {
         if args.json {
@@ -75,7 +73,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
 }
 
 /// Says whether `port` opens and, if a station is named, whether that answers.
-fn of_port(port: &str, peer: Option<EpAddr>, json: bool) -> Result<ExitCode, Fail> {
+fn of_port(port: &str, peer: Option<ping::Whom>, json: bool) -> Result<ExitCode, Fail> {
     let check = match ping::open(port) {
         Ok(opened) => {
             let caps = opened.caps();
@@ -86,7 +84,12 @@ fn of_port(port: &str, peer: Option<EpAddr>, json: bool) -> Result<ExitCode, Fai
                 format!("{}: {}, {bytes} B a frame", caps.name, caps.station),
             )
         }
-        Err(why) => Check::missing("port", "--port", why.to_string(), "barewire info --json"),
+        Err(why) => {
+            let text = why.to_string();
+            // What mends it stands last.
+            let (why, mend) = text.rsplit_once("; ").unwrap_or((&text, "barewire info"));
+            Check::missing("port", "--port", why, mend)
+        }
     };
     let opens = check.status == Status::Ok;
     if json {

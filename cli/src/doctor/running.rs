@@ -1,6 +1,8 @@
 //! Checks of what runs here already.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 
 use barewire::stats::switch::SwitchSnapshot;
 use barewire_driver::backend::switch::RUN_DIR;
@@ -34,11 +36,24 @@ pub(super) fn switches(machine: &Machine) -> Check {
     let told = |s: &SwitchSnapshot| {
         format!("{}: process {}, {} stations", s.port_name, s.pid, s.stations.len())
     };
-    let told: Vec<String> = switches.iter().map(told).chain(of_others(machine)).collect();
-    match told.is_empty() {
-        true => Check::ok(name, VFIO, "none runs"),
-        false => Check::ok(name, VFIO, told.join("; ")),
+    let (others, left) = of_others(machine);
+    let others_told = others.iter().map(|name| format!("another user's at {RUN_DIR}/{name}"));
+    let told: Vec<String> = switches.iter().map(told).chain(others_told).collect();
+    let runs = if told.is_empty() { "none runs".to_owned() } else { told.join("; ") };
+    if left.is_empty() {
+        return Check::ok(name, VFIO, runs);
     }
+    let found = format!(
+        "{runs}; switches that have ended left {} sockets in {RUN_DIR}: to open such a device \
+         takes 2 s longer",
+        left.len()
+    );
+    let all = left.len() == machine.names(RUN_DIR).iter().filter(|n| n.ends_with(".sock")).count();
+    let mend = match all {
+        true => format!("sudo rm {RUN_DIR}/*.sock"),
+        false => format!("cd {RUN_DIR} && sudo rm {}", left.join(" ")),
+    };
+    Check::warn(name, VFIO, found, mend)
 }
 
 /// Whether the process that `switch` names is its own: any user may write any number into a file.
@@ -49,8 +64,9 @@ fn is_known(machine: &Machine, switch: &SwitchSnapshot) -> bool {
     [0, own].contains(&switch.owner) && process.is_ok_and(|meta| meta.uid() == switch.owner)
 }
 
-/// Switches whose statistics are another user's, by the sockets that they serve us at.
-fn of_others(machine: &Machine) -> impl Iterator<Item = String> {
+/// Sockets of switches whose statistics are another user's: those that somebody listens at, and
+/// those that nobody does.
+fn of_others(machine: &Machine) -> (Vec<String>, Vec<String>) {
     let shown: Vec<String> = machine
         .published
         .switches
@@ -58,8 +74,14 @@ fn of_others(machine: &Machine) -> impl Iterator<Item = String> {
         .filter_map(|s| Some(format!("{}.sock", s.segment.strip_prefix("shm:")?)))
         .collect();
     let names = machine.names(RUN_DIR).into_iter();
-    let others = names.filter(move |name| name.ends_with(".sock") && !shown.contains(name));
-    others.map(|name| format!("another user's at {RUN_DIR}/{name}"))
+    let others = names.filter(|name| name.ends_with(".sock") && !shown.contains(name));
+    // A switch's sockets are of another type than ours, which is refused if somebody listens, with
+    // another error, and told to nobody.
+    let is_heard = |name: &String| {
+        let asked = UnixStream::connect(machine.at(&format!("{RUN_DIR}/{name}")));
+        !asked.is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
+    };
+    others.partition(is_heard)
 }
 
 /// Whether all that runs can be looked into by this program.
@@ -83,6 +105,13 @@ mod tests {
     use super::super::Status;
     use super::super::machine::fixture::Fixture;
     use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+
+    use nix::sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+    };
+
     use barewire::stats::Unread;
 
     fn switch(updated_ns: u64) -> SwitchSnapshot {
@@ -107,9 +136,26 @@ mod tests {
     fn a_switch_that_does_not_turn_is_told_of() {
         let mut machine = Fixture::full().machine();
         assert_eq!(switches(&machine).found, "none runs");
-        let beside = Fixture::full().with("/run/barewire/y.sock", "").with("/run/barewire/z", "");
-        let found = switches(&beside.machine()).found;
-        assert_eq!(found, "another user's at /run/barewire/y.sock");
+        let beside = Fixture::full().with("/run/barewire/z", "");
+        let at = |name: &str| beside.machine().at("/run/barewire").join(name);
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+        bind(socket.as_raw_fd(), &UnixAddr::new(&at("y.sock")).unwrap()).unwrap();
+        listen(&socket, Backlog::new(1).unwrap()).unwrap();
+        let check = switches(&beside.machine());
+        let found = "another user's at /run/barewire/y.sock";
+        assert_eq!((check.status, &*check.found), (Status::Ok, found));
+        drop(UnixListener::bind(at("dead.sock")).unwrap());
+        let check = switches(&beside.machine());
+        assert!(check.found.contains(" left 1 sockets in /run/barewire"), "{check:?}");
+        assert_eq!(check.mend.as_deref(), Some("cd /run/barewire && sudo rm dead.sock"));
+        drop(socket);
+        let check = switches(&beside.machine());
+        assert!(
+            check.found.starts_with("none runs; ") && check.status == Status::Warn,
+            "{check:?}"
+        );
+        assert_eq!(check.mend.as_deref(), Some("sudo rm /run/barewire/*.sock"));
         machine.published.switches = vec![switch(machine.now_ns), switch(machine.now_ns)];
         let check = switches(&machine);
         assert_eq!(check.status, Status::Ok);

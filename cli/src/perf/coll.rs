@@ -81,7 +81,7 @@ impl Member {
     fn open(args: &Common) -> Result<Self, Fail> {
         let port = args.port.as_str();
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
-        args.set_keys(&mut settings);
+        args.set_keys(&mut settings)?;
         settings.port = Some(port.to_owned());
         barewire::check_port(port).map_err(Fail::new)?;
         let hints = Info {

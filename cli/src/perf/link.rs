@@ -78,6 +78,23 @@ fn open_endpoint(domain: &Domain, info: &mut Info, by_name: bool) -> barewire::R
     domain.endpoint(info)
 }
 
+/// What helps when an operation has ended with `error`, if that depends on the other side.
+fn mend_of(error: Error) -> Option<&'static str> {
+    match error {
+        Error::HostUnreach | Error::ConnRefused => {
+            Some("is the other side still there? start it with barewire pingpong --listen")
+        }
+        Error::ConnReset => Some(
+            "the other side restarted or ended: take the address that it prints now, or start it \
+             with barewire pingpong --listen",
+        ),
+        Error::NoKey | Error::Access => {
+            Some("give both sides the same --key-file, or certificates of the same --roots")
+        }
+        _ => None,
+    }
+}
+
 impl Link {
     /// Opens an endpoint on the port that was asked for.
     ///
@@ -95,7 +112,7 @@ impl Link {
     fn open_as(args: &Common, patience: Duration, by_name: bool) -> Result<Self, Fail> {
         let port = args.port.as_str();
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
-        args.set_keys(&mut settings);
+        args.set_keys(&mut settings)?;
         settings.port = Some(port.to_owned());
         barewire::check_port(port).map_err(Fail::new)?;
         let hints = Info {
@@ -389,9 +406,8 @@ impl Link {
     fn read_error(&mut self) -> Result<(), Fail> {
         match self.cq.readerr() {
             Ok(failed) => {
-                let mend =
-                    "is the other side still there? start it with barewire pingpong --listen";
-                let why = Fail::new(failed.err).mend(mend);
+                let why = Fail::new(failed.err);
+                let why = mend_of(failed.err).map_or(why.clone(), |mend| why.mend(mend));
                 let context = failed.entry.op_context;
                 if context == 0 {
                     self.waiting.push_back(Event::InjectFailed(why));

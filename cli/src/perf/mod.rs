@@ -151,8 +151,7 @@ struct Common {
     /// The side that listens: the address that it printed, or HOST or HOST:SERVICE, an IPv6 address
     /// of a HOST:SERVICE in brackets.
     /// (Over shm the address alone.)
-    #[arg(value_name = "ADDR", required_unless_present_any = ["listen", "spawn"])]
-    #[arg(conflicts_with_all = ["listen", "spawn"])]
+    #[arg(value_name = "ADDR", conflicts_with_all = ["listen", "spawn"])]
     addr: Option<String>,
     /// Waits for clients and prints the address to give them. Serves pingpong and bench.
     #[arg(long, conflicts_with = "spawn")]
@@ -208,9 +207,24 @@ enum Until {
 
 impl Common {
     /// Sets the key files, or the certificate.
-    fn set_keys(&self, settings: &mut Settings) {
+    ///
+    /// # Errors
+    /// A certificate lacks a file.
+    fn set_keys(&self, settings: &mut Settings) -> Result<(), Fail> {
         settings.key_files = self.key_files();
-        settings.certificate = self.certificate.files();
+        settings.certificate = self.certificate.files()?;
+        Ok(())
+    }
+
+    /// The options that the other side needs for a key or a certificate, as a person completes
+    /// them; each with a space behind it.
+    fn key_words(&self) -> String {
+        let has_cert = self.certificate.named().iter().any(|(_, value)| value.is_some());
+        match (&self.key_file, has_cert) {
+            (Some(_), _) => "--key-file FILE ".to_owned(),
+            (None, true) => "--cert FILE --cert-key FILE --roots FILE ".to_owned(),
+            (None, false) => String::new(),
+        }
     }
 
     /// What tells another process of ours the key files.
@@ -252,7 +266,9 @@ pub(crate) fn pingpong(args: &PingPongArgs) -> Result<ExitCode, Fail> {
 pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode, Fail> {
     if let Some(call) = args.op.collective() {
         if args.common.spawn.is_none() {
-            return Err(Fail::usage("collectives are measured with --spawn N"));
+            let name = clap::ValueEnum::to_possible_value(&args.op);
+            let name = name.map_or(String::new(), |value| value.get_name().to_owned());
+            return Err(Fail::usage(format!("--op {name} needs --spawn N, 2 to 64 processes")));
         }
         let sizes = args.common.sizes(&[8, 1 << 10, 64 << 10]);
         return coll::run(&args.common, call, &sizes, args.rank);
@@ -285,6 +301,11 @@ fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode
     }
     if args.listen {
         return server::run(args);
+    }
+    if args.addr.is_none() && args.spawn.is_none() {
+        return Err(Fail::usage(
+            "give --spawn, --listen, or the address that the other side printed",
+        ));
     }
     client::run(args, mode, window, &args.sizes(sizes))
 }

@@ -53,8 +53,9 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
             if args.port == "shm" { String::new() } else { format!("--port '{}' ", args.port) };
         let but = if names_this_host(&args.port) { ", with its own address" } else { "" };
         print(format_args!(
-            "listening on {}\non the other side{but}: barewire pingpong {port}{addr}\n",
-            link.port()
+            "listening on {}\non the other side{but}: barewire pingpong {port}{}{addr}\n",
+            link.port(),
+            args.key_words()
         ))?;
         if is_name {
             print(format_args!("or by its host and service: {at}\n"))?;
@@ -77,6 +78,9 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
 
 /// Whether a port has an IP address that no other host can have.
 fn names_this_host(port: &str) -> bool {
+    if let Some((_, address)) = port.split_once("ip(") {
+        return !address.starts_with("127.") && !address.starts_with("[::1]");
+    }
     let address = port.split_once("udp:").map_or("", |(_, address)| address);
     if let Some((v6, _)) = address.strip_prefix('[').and_then(|at| at.split_once(']')) {
         // A prefix is the same everywhere.
@@ -333,6 +337,8 @@ mod tests {
             ("udp:[2001:db8::a01:107]/96:52000", true),
             ("udp:[2001:db8::]/96", false),
             ("udp:[::1]/96", false),
+            ("ip(192.0.2.7/24,gw=192.0.2.1):afpacket:eth0", true),
+            ("fault():ip([2001:db8::a01:107]/96):vlan(7):xdp:eth0", true),
             ("udp:eth0", false),
             ("afpacket:eth0", false),
         ] {

@@ -45,7 +45,13 @@ Keys:
 Columns:
   OPS/S    messages and one-sided operations, both ways
   TX, RX   bytes of frames a second; `-` where they are not counted
+  PEERS    peers of a domain
+  WAITING  operations of a domain that wait, and what most of them wait for
   OUT, IN  frames a second that a switch gave its NIC, and that came from there
+  LOCAL/S  frames a second from one process behind a switch to another
+  DROPS/S  frames a second that a switch dropped: `barewire stats` says why
+  B/S      bytes a second through a switch
+  STATIONS processes behind a switch, or how long it has not turned
   RESENT   packets sent again a second
   PATH     near: a process of this node, by memory; far: any other
   FLIGHT   packets in flight, of how many that may be

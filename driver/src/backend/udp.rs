@@ -38,7 +38,7 @@ use std::time::Duration;
 use super::batch::Batch;
 use super::inet::{CE, Name, addresses, family, host_text, tos_of};
 use super::lock::NotInChildren;
-use super::netdev::{Link, filter, links};
+use super::netdev::{Link, filter, link_also_named, links};
 use super::{Bell, owned, set_option, sleep};
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -163,17 +163,17 @@ impl UdpSettings {
     fn place(&self) -> Result<Place, OpenError> {
         let here = addresses();
         let asked: Option<IpAddr> = self.host.parse().ok();
-        let found = here.iter().find(|(name, ip)| match asked {
-            Some(asked) => *ip == asked,
-            None => *name == self.host && ip.is_ipv6() == self.is_v6,
-        });
+        let found = match asked {
+            Some(asked) => here.iter().find(|(_, ip)| *ip == asked).cloned(),
+            None => on_interface(&here, &self.host, self.is_v6),
+        };
         let Some((name, ip)) = found else { return Err(self.no_place(asked, &here)) };
-        let link = links().into_iter().find(|link| link.name == *name);
+        let link = links().into_iter().find(|link| link.name == name);
         if link.as_ref().is_some_and(|link| !link.is_up) {
             let mend = format!("ip link set {name} up");
             return Err(self.refuse(libc::ENETDOWN, format!("interface {name} is down"), mend));
         }
-        Ok(Place { ip: *ip, link })
+        Ok(Place { ip, link })
     }
 
     fn no_place(&self, asked: Option<IpAddr>, here: &[(String, IpAddr)]) -> OpenError {
@@ -244,8 +244,14 @@ impl UdpSettings {
 
 /// The IP address that the host of a [`UdpSettings`] names: itself, or that of an interface.
 pub fn address_of(host: &str, is_v6: bool) -> Option<IpAddr> {
-    let of = |(name, ip): &(String, IpAddr)| name == host && ip.is_ipv6() == is_v6;
-    host.parse().ok().or_else(|| addresses().into_iter().find(of).map(|(_, ip)| ip))
+    host.parse().ok().or_else(|| Some(on_interface(&addresses(), host, is_v6)?.1))
+}
+
+/// The first address of `here` that the interface has which is called `name`, be it by a name that
+/// it has besides.
+fn on_interface(here: &[(String, IpAddr)], name: &str, is_v6: bool) -> Option<(String, IpAddr)> {
+    let of = |name: &str| here.iter().find(|(on, ip)| on == name && ip.is_ipv6() == is_v6).cloned();
+    of(name).or_else(|| of(&link_also_named(name)?.name))
 }
 
 /// What to do about an address that the kernel has and does not use.

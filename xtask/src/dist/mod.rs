@@ -18,7 +18,7 @@ They are in target/dist. To install them:
 
   sudo apt-get install ./target/dist/barewire_*.deb                  Debian, Ubuntu
   sudo dnf install ./target/dist/barewire-*.rpm                      Fedora, RHEL
-  sudo tar -C /usr/local --strip-components=1 -xzf target/dist/barewire-*.tar.gz
+  sudo tar -C /usr/local --no-overwrite-dir --strip-components=1 -xzf target/dist/barewire-*.tar.gz
 
 Then: fi_info -p barewire, after the tarball with FI_PROVIDER_PATH=/usr/local/lib/libfabric. A
 package needs the glibc of the machine that it is built on, or an older one: at the end of each

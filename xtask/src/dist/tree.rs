@@ -102,9 +102,14 @@ fn crates() -> Result<String, String> {
     Ok(lines.iter().map(|line| format!("{line}\n")).collect())
 }
 
+/// What of the sources' root the documents link.
+const LINKED: [&str; 6] =
+    ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", LICENSES[0], LICENSES[1]];
+const LICENSES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
+
 /// The README with the pages that it links, the changes and the licenses.
 fn documents(doc: &Path) -> Result<(), String> {
-    let licenses = ["LICENSE-MIT", "LICENSE-APACHE"].map(|name| root().join(name));
+    let licenses = LICENSES.map(|name| root().join(name));
     let mut copyright =
         String::from("barewire is offered under the MIT or the Apache-2.0 license.\n");
     for license in licenses {
@@ -114,7 +119,7 @@ fn documents(doc: &Path) -> Result<(), String> {
     copyright.push_str("\nThe programs contain these crates, each under its license:\n\n");
     copyright.push_str(&crates()?);
     write(&doc.join("copyright"), copyright.as_bytes())?;
-    for name in ["README.md", "CHANGELOG.md"] {
+    for name in LINKED {
         copy(&root().join(name), &doc.join(name), 0o644)?;
     }
     let pages = files_in(&root().join("docs"))?;
@@ -198,6 +203,23 @@ pub(super) fn write(to: &Path, bytes: &[u8]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: what the README and the pages link is in the packages, but for files of the sources.
+    #[test]
+    fn a_package_has_what_its_documents_link() {
+        let doc = tempfile::tempdir().unwrap();
+        documents(doc.path()).unwrap();
+        for page in ["README.md", "docs/trouble.md", "docs/install.md", "docs/settings.md"] {
+            let page = doc.path().join(page);
+            let text = std::fs::read_to_string(&page).unwrap();
+            for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                let file = link.split('#').next().unwrap();
+                let is_there = page.parent().unwrap().join(file).exists();
+                let elsewhere = file.is_empty() || file.contains("://");
+                assert!(elsewhere || is_there, "{}: {link}", page.display());
+            }
+        }
+    }
 
     #[test]
     fn a_line_of_help_is_no_command_of_the_page() {

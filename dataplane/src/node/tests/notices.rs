@@ -106,7 +106,7 @@ fn notices_that_nobody_takes_are_counted() {
     assert!(!end.node.has_notice());
 }
 
-/// Goal: a peer behind the same NIC that memory does not lead to is told of at the first send, once.
+/// Goal: a peer behind the same NIC that memory does not lead to is told of at the first send.
 #[test]
 fn a_peer_with_the_same_mac_is_told_of() {
     let near_by = |number| {

@@ -268,6 +268,12 @@ pub fn other_names() -> Vec<(u32, String)> {
     }
 }
 
+/// The interface that has this name besides its own.
+pub fn link_also_named(name: &str) -> Option<Link> {
+    let (index, _) = other_names().into_iter().find(|(_, other)| other == name)?;
+    links().into_iter().find(|link| link.index == index)
+}
+
 /// Takes the other names out of messages of the kernel. False: these were the last, or there are
 /// none.
 fn take_names(mut bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {

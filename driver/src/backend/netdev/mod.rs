@@ -13,7 +13,7 @@ mod waiter;
 mod watched;
 
 pub use features::XdpFeatures;
-pub use link::{Link, ip_addresses, links, other_names};
+pub use link::{Link, ip_addresses, link_also_named, links, other_names};
 pub use station::{Accept, hold};
 
 pub(super) use features::xdp_features;

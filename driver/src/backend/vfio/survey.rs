@@ -9,6 +9,9 @@ use crate::setup;
 /// Where the kernel shows PCI devices.
 pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
 
+/// What mends that there is no IOMMU: a command that says it of this machine.
+pub const BY_DOCTOR: &str = "see how to switch it on: barewire doctor";
+
 /// A NIC of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicInfo {
@@ -80,7 +83,7 @@ impl NicInfo {
         }
         if self.group.is_none() {
             let why = "behind no IOMMU".to_owned();
-            return Some((why, "see how to switch it on: barewire doctor".to_owned()));
+            return Some((why, BY_DOCTOR.to_owned()));
         }
         let busy = match self.interfaces.as_slice() {
             [] => String::new(),
