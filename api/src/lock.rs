@@ -293,12 +293,12 @@ impl<T> Lock<T> {
             return None;
         }
         if self.mode.load(Ordering::Acquire) == SHARED {
-            return self.enter().ok().map(|guard| Beside { lock: self, shared: Some(guard) });
+            return self.enter().ok().map(|guard| Beside::of(guard));
         }
         if self.gate.claim() {
             return None;
         }
-        let claimed = Beside { lock: self, shared: None };
+        let claimed = Beside::claimed(self);
         // Nobody else can change the mode now.
         let mode = || self.mode.load(Ordering::Acquire);
         let enters = barrier_everywhere().is_ok()
@@ -315,13 +315,13 @@ impl<T> Lock<T> {
     /// As [`enter`](Self::enter).
     pub(crate) fn enter_control(&self) -> Result<Beside<'_, T>> {
         if self.mode.load(Ordering::Acquire) != SERIAL {
-            return self.enter().map(|guard| Beside { lock: self, shared: Some(guard) });
+            return self.enter().map(|guard| Beside::of(guard));
         }
         if self.forked() {
             return Err(Error::OpBadState);
         }
         wait_while(|| self.gate.claim());
-        let claimed = Beside { lock: self, shared: None };
+        let claimed = Beside::claimed(self);
         barrier_everywhere().map_err(|_| Error::OpBadState)?;
         wait_while(|| self.gate.inside.load(Ordering::Acquire));
         if self.mode.load(Ordering::Acquire) == SERIAL {
@@ -329,13 +329,12 @@ impl<T> Lock<T> {
         }
         // Whoever was inside has changed it.
         drop(claimed);
-        self.enter().map(|guard| Beside { lock: self, shared: Some(guard) })
+        self.enter().map(|guard| Beside::of(guard))
     }
 
-    /// Leaves a lock that was claimed.
-    fn end_claim(&self) {
-        // It was made shared from inside.
-        if self.mode.load(Ordering::Relaxed) == SHARED {
+    /// Leaves a lock that was claimed, and `is_held` besides since it was made shared from inside.
+    fn end_claim(&self, is_held: bool) {
+        if is_held {
             self.gate.held.store(false, Ordering::Release);
         }
         self.gate.asks.fetch_and(!CLAIMED, Ordering::Release);
@@ -522,7 +521,7 @@ impl<T> Drop for Closing<'_, T> {
             // Nothing has panicked in here that we know of.
             match &self.inside.shared {
                 Some(_) => self.inside.lock.gate.leave(),
-                None => self.inside.lock.end_claim(),
+                None => self.inside.lock.end_claim(self.inside.is_held),
             }
         } else {
             // SAFETY: `drop` asks that the value is not used afterwards, and this is the last that
@@ -537,9 +536,19 @@ pub(crate) struct Beside<'a, T> {
     lock: &'a Lock<T>,
     /// The lock itself, where it was not claimed.
     shared: Option<Guard<'a, T>>,
+    /// It was claimed, and made shared since.
+    is_held: bool,
 }
 
-impl<T> Beside<'_, T> {
+impl<'a, T> Beside<'a, T> {
+    fn of(guard: Guard<'a, T>) -> Self {
+        Self { lock: guard.lock, shared: Some(guard), is_held: false }
+    }
+
+    fn claimed(lock: &'a Lock<T>) -> Self {
+        Self { lock, shared: None, is_held: false }
+    }
+
     /// Makes a lock in serial mode shared, since the application promises no more for it.
     pub(crate) fn share_if_promised(&mut self) {
         if self.lock.mode.load(Ordering::Relaxed) == SERIAL {
@@ -551,6 +560,7 @@ impl<T> Beside<'_, T> {
     pub(crate) fn share(&mut self) {
         if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
             self.lock.gate.held.store(true, Ordering::Relaxed);
+            self.is_held = self.shared.is_none();
             self.lock.gate.shut();
             self.lock.mode.store(SHARED, Ordering::Release);
         }
@@ -584,7 +594,7 @@ impl<T> Drop for Beside<'_, T> {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
             self.lock.gate.shut();
         }
-        self.lock.end_claim();
+        self.lock.end_claim(self.is_held);
     }
 }
 
@@ -760,8 +770,9 @@ mod tests {
     /// other, also where one of the former makes the lock shared under way.
     #[test]
     fn control_calls_and_data_calls_exclude_each_other() {
-        for entry in [Entry::Serial, Entry::Shared] {
-            let lock = Arc::new(Lock::new([0_u64; 2], entry));
+        const ROUNDS: u64 = 100;
+        for trial in 0..100 {
+            let lock = Arc::new(Lock::new([0_u64; 2], Entry::Serial));
             Lock::shut_in_child(&lock);
             let data = |lock: &Lock<[u64; 2]>| match lock.enter_open() {
                 Some(mut value) => add_one(&mut value),
@@ -770,23 +781,23 @@ mod tests {
             let control = |shares: bool| {
                 let lock = Arc::clone(&lock);
                 std::thread::spawn(move || {
-                    for round in 0..2_000 {
+                    for round in 0..ROUNDS {
                         let mut inside = lock.enter_control().expect("nobody panicked");
                         add_one(&mut inside);
-                        if shares && round == 1_000 {
+                        if shares && round == trial % ROUNDS {
                             inside.share_if_promised();
                         }
                     }
                 })
             };
-            let controls = [control(true), control(false)];
+            let controls = [true, false, false].map(control);
             let mut entered = 0_u64;
             while !controls.iter().all(std::thread::JoinHandle::is_finished) {
                 data(&lock);
                 entered += 1;
             }
             controls.into_iter().for_each(|control| control.join().expect("it did not panic"));
-            assert_eq!(*lock.enter().unwrap(), [entered + 4_000; 2], "{entry:?}");
+            assert_eq!(*lock.enter().unwrap(), [entered + 3 * ROUNDS; 2]);
         }
     }
 
