@@ -118,7 +118,7 @@ impl EpCommon {
         let it = self.connected()?;
         fits(data)?;
         let eq = self.eq().ok_or(Error::NoEq)?;
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         if it.number.load(Ordering::Relaxed) != 0 {
             return Err(Error::OpBadState);
         }
@@ -162,7 +162,7 @@ impl EpCommon {
     #[doc(alias = "fi_shutdown")]
     pub fn shutdown(&self) -> Result<()> {
         let number = self.connected()?.number.load(Ordering::Relaxed);
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
         let conn = cm.conns.get_mut(&number).ok_or(Error::OpBadState)?;
         let (state, side, there) = (conn.state, conn.side, conn.there);
@@ -183,7 +183,7 @@ impl EpCommon {
     #[doc(alias = "fi_getpeer")]
     pub fn getpeer(&self) -> Result<EpAddr> {
         let number = self.connected()?.number.load(Ordering::Relaxed);
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let conn = core.cm().and_then(|(cm, _)| cm.conns.get(&number));
         conn.map(|conn| conn.peer).ok_or(Error::OpBadState)
     }
@@ -221,7 +221,7 @@ impl Fabric {
         let domain = self.domain_on(&info, settings, port)?;
         let opened = info.source_number(&domain.dom.caps).and_then(|number| {
             let served = domain.dom.claim_service(&info)?;
-            let mut core = domain.dom.enter()?;
+            let mut core = domain.dom.enter_control()?;
             open(&mut core, &domain.dom, number)?;
             core.serve(served.as_ref());
             Ok(served)
@@ -262,7 +262,7 @@ impl PassiveEndpoint {
         let eq = self.eq.lock().unwrap_or_else(PoisonError::into_inner);
         let eq = Arc::downgrade(eq.as_ref().ok_or(Error::NoEq)?);
         let fid = self.fid.load(Ordering::Relaxed);
-        let mut core = self.domain.dom.enter()?;
+        let mut core = self.domain.dom.enter_control()?;
         if let Some((cm, _)) = core.cm() {
             cm.listener = Some((eq, fid));
         }
@@ -275,7 +275,7 @@ impl PassiveEndpoint {
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_getname")]
     pub fn getname(&self) -> Result<EpAddr> {
-        let mut core = self.domain.dom.enter()?;
+        let mut core = self.domain.dom.enter_control()?;
         core.cm().map(|(cm, _)| cm.addr).ok_or(Error::OpBadState)
     }
 
@@ -286,7 +286,7 @@ impl PassiveEndpoint {
     #[doc(alias = "fi_reject")]
     pub fn reject(&self, request: &ConnRequest, data: &[u8]) -> Result<()> {
         fits(data)?;
-        let mut core = self.domain.dom.enter()?;
+        let mut core = self.domain.dom.enter_control()?;
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
         let message = cm.message(Kind::Reject, request.number, 0, data);
         let sent = cm.send_to(&mut io, request.side, &message);

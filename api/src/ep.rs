@@ -707,7 +707,7 @@ impl Endpoint {
     /// Source: fi_endpoint(3), "fi_cancel".
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self, context: u64) -> Result<()> {
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         let Core { engine, ops, .. } = &mut *core;
         let mut cancel = |key: OpKey| engine.node_mut().cancel(self.id, key.0).is_ok();
         ops.posted(self.object, context).find(|&key| cancel(key)).ok_or(Error::NoData)?;

@@ -756,7 +756,10 @@ impl Drop for Owner {
                 core.turn(&self.shared);
             }
             let end = Engine::now() + LEAVE_NS;
-            while core.node().leave_sessions() && Engine::now() < end {
+            while core.node().leave_sessions()
+                && core.engine.gone().is_none()
+                && Engine::now() < end
+            {
                 core.turn(&self.shared);
             }
             core.turn(&self.shared);

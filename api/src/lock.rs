@@ -312,7 +312,7 @@ impl<T> Lock<T> {
     /// [`enter_beside`](Self::enter_beside) does.
     ///
     /// # Errors
-    /// As [`enter`](Self::enter).
+    /// As [`enter`](Self::enter). In serial mode who is inside already waits for ever.
     pub(crate) fn enter_control(&self) -> Result<Beside<'_, T>> {
         if self.mode.load(Ordering::Acquire) != SERIAL {
             return self.enter().map(|guard| Beside::of(guard));
@@ -322,13 +322,15 @@ impl<T> Lock<T> {
         }
         wait_while(|| self.gate.claim());
         let claimed = Beside::claimed(self);
-        barrier_everywhere().map_err(|_| Error::OpBadState)?;
+        let barred = barrier_everywhere();
         wait_while(|| self.gate.inside.load(Ordering::Acquire));
-        if self.mode.load(Ordering::Acquire) == SERIAL {
+        if barred.is_ok() && self.mode.load(Ordering::Acquire) == SERIAL {
             return Ok(claimed);
         }
-        // Whoever was inside has changed it.
-        drop(claimed);
+        // Somebody has changed the mode. Nothing has panicked in here, whatever this thread does.
+        std::mem::forget(claimed);
+        self.end_claim(false);
+        barred.map_err(|_| Error::OpBadState)?;
         self.enter().map(|guard| Beside::of(guard))
     }
 
@@ -388,6 +390,9 @@ impl<T> Lock<T> {
             return;
         }
         let Ok(inside) = lock.enter() else { return };
+        if lock.mode.load(Ordering::Relaxed) != SERIAL {
+            return;
+        }
         let watched: Weak<S> = Arc::downgrade(owner);
         WATCHED.change(|locks| locks.push(watched));
         // A fork after this shuts it; before it there was nothing to shut, but for a fork in

@@ -175,7 +175,7 @@ impl RawEndpoint {
         }
         // The death of a peer ends what it owes.
         loop {
-            let Ok(mut core) = self.dom.enter() else { return };
+            let Ok(mut core) = self.dom.enter_control() else { return };
             if core.engine.gone().is_some() || !matches!(core.node().ep_owes(self.id), Ok(1..)) {
                 return;
             }
@@ -191,7 +191,7 @@ impl RawEndpoint {
     /// As there.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self, context: u64) -> Result<()> {
-        let mut core = self.dom.enter()?;
+        let mut core = self.dom.enter_control()?;
         core.node().cancel(self.id, context)?;
         core.posted(&self.dom);
         Ok(())
@@ -1072,7 +1072,8 @@ pub enum TakeOne<'a> {
     Other,
 }
 
-/// A queue that was found empty. The domain is entered, by this thread, as long as this exists.
+/// A queue that was found empty. The domain is entered, by this thread, as long as this exists:
+/// another call of it, or the end of one of its objects, would wait for ever.
 /// (One word, which goes from call to call in a register.)
 #[must_use]
 #[repr(transparent)]
@@ -1212,8 +1213,8 @@ impl RawCq {
 
 /// The promise of `FI_THREAD_DOMAIN`, made once instead of checked at every call. It is of data
 /// calls alone: posts, reads of queues and counters, and waits. Control calls (open, bind, enable,
-/// register, insert, look up, ask, close) come from any thread, and wait until no data call is
-/// inside.
+/// register, insert, look up, ask, cancel, close) come from any thread, and wait until no data call
+/// is inside.
 #[derive(Debug)]
 pub struct SerialPromise(());
 

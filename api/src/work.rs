@@ -18,7 +18,7 @@ use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{Caps, OpFlags};
-use crate::inner::Core;
+use crate::inner::{Core, DomainRef};
 use crate::raw::{RawAtomic, RawEndpoint, RawRecv, RawRma, RawSend};
 
 impl Cntr {
@@ -167,17 +167,9 @@ impl EpCommon {
         // SAFETY: `set_condition_of` was given what reads contexts of this endpoint's operations,
         // and this is one of an operation with `FI_TRIGGER`.
         let when = unsafe { read(context)? };
-        self.wait_for_it(Waiting {
-            when,
-            name: None,
-            ep: Some((self.id, self.id)),
-            completion: None,
-            op,
-        })
-    }
-
-    fn wait_for_it(&self, waiting: Waiting) -> Result<()> {
-        submit(&self.dom, waiting)
+        let ep = Some((self.id, self.id));
+        let waiting = Waiting { when, name: None, ep, completion: None, op };
+        submit(&self.dom, &mut *self.dom.enter()?, waiting)
     }
 
     /// Keeps deferred work, to be posted through a deferred endpoint.
@@ -192,17 +184,17 @@ impl EpCommon {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
         let completion = work.completion.map(|cntr| cntr.0.id);
-        let deferred = self.dom.enter_control()?.node().deferred_ep(self.id, completion)?;
+        let mut core = self.dom.enter_control()?;
+        let deferred = core.node().deferred_ep(self.id, completion)?;
         let (when, name, ep) = (work.when, Some(work.name), Some((deferred, self.id)));
-        self.wait_for_it(Waiting { when, name, ep, completion, op })
+        submit(&self.dom, &mut core, Waiting { when, name, ep, completion, op })
     }
 }
 
-fn submit(dom: &crate::inner::DomainRef, waiting: Waiting) -> Result<()> {
+fn submit(dom: &DomainRef, core: &mut Core, waiting: Waiting) -> Result<()> {
     if waiting.when.dom != dom.name() {
         return Err(Error::Invalid("the counter is of another domain"));
     }
-    let mut core = dom.enter_control()?;
     core.works.add(waiting);
     core.release();
     core.posted(dom);
@@ -250,7 +242,8 @@ impl Domain {
                     let op = if set { Op::Set } else { Op::Add };
                     let (when, op) = (work.when, op(cntr.0.id, value));
                     let (name, ep, completion) = (Some(work.name), None, None);
-                    return submit(&self.dom, Waiting { when, name, ep, completion, op });
+                    let waiting = Waiting { when, name, ep, completion, op };
+                    return submit(&self.dom, &mut *self.dom.enter_control()?, waiting);
                 }
             }
         };

@@ -61,13 +61,14 @@ const DAY: u64 = 1_893_456_000;
 fn own(n: u8) -> Arc<Credentials> {
     static ALL: OnceLock<[Arc<Credentials>; 3]> = OnceLock::new();
     let all = ALL.get_or_init(|| {
-        let papers: [(&[u8], &[u8]); 3] = [
-            (include_bytes!("../papers/a.pem"), include_bytes!("../papers/a.key")),
-            (include_bytes!("../papers/b.pem"), include_bytes!("../papers/b.key")),
-            (include_bytes!("../papers/c.pem"), include_bytes!("../papers/c.key")),
+        let (root, other) =
+            (include_bytes!("../papers/root.pem"), include_bytes!("../papers/other.pem"));
+        let papers: [(&[u8], &[u8], &[u8]); 3] = [
+            (include_bytes!("../papers/a.pem"), include_bytes!("../papers/a.key"), root),
+            (include_bytes!("../papers/b.pem"), include_bytes!("../papers/b.key"), root),
+            (include_bytes!("../papers/c.pem"), include_bytes!("../papers/c.key"), other),
         ];
-        let root = include_bytes!("../papers/root.pem");
-        papers.map(|(cert, key)| {
+        papers.map(|(cert, key, root)| {
             let made = Credentials::from_pem(cert, key, root, Vec::new(), Arc::new(|| DAY));
             Arc::new(made.expect("good papers"))
         })

@@ -695,7 +695,10 @@ impl Node {
     /// Each is told once, best effort.
     pub fn leave_sessions(&mut self) -> bool {
         let room = REPLIES_MAX - self.replies.queue.len().min(REPLIES_MAX);
-        let told = |peer: &Peer| peer.state == State::Open && !peer.path.is_lossless();
+        let told = |peer: &Peer| {
+            let is_other = peer.station() != self.station;
+            peer.state == State::Open && !peer.path.is_lossless() && is_other
+        };
         let left = self.peers.iter().filter(|(_, peer)| told(peer)).map(|(p, _)| p);
         let left: Vec<PeerIdx> = left.take(room).collect();
         for &p in &left {
