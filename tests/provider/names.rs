@@ -230,8 +230,8 @@ fn names_of_nobody_are_no_data_and_say_who_was_asked() {
                 (WIRE, _) => 600,
                 _ => 300,
             };
-            // The kernel opens and closes the port meanwhile, which takes it seconds at times: for
-            // half a minute while it takes namespaces apart that have ended.
+            // Numbers of namespaces come again: for half a minute a switch that another test killed
+            // is waited for, 2 s each time.
             let mut tries: Vec<u32> = Vec::new();
             while tries.iter().all(|ms| *ms >= bound) {
                 assert!(tries.len() < 12, "{args:?} over {port} took {tries:?} ms");

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::AT_FDCWD;
 use nix::sys::socket::{
     AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen,
     shutdown, socket,
 };
+use nix::sys::stat::{UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
 
 use super::lock::NotInChildren;
 use super::unix::{Apart, is_crowded};
@@ -71,6 +74,15 @@ impl BoundSocket {
         Some(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
+    /// Says by the file's time that somebody listens.
+    pub(super) fn touch(&self) {
+        if let Some((path, _)) = &self.file {
+            let (now, link) = (TimeSpec::UTIME_NOW, UtimensatFlags::NoFollowSymlink);
+            // Without it, who comes after its end does not wait for it to be back.
+            let _ = utimensat(AT_FDCWD, path, &now, &now, link);
+        }
+    }
+
     pub(super) fn fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
@@ -122,10 +134,8 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), Errno> {
     let name = format!("barewire-bind-{:x}", hasher.finish());
     let (lock, lock_address) = (seqpacket()?, UnixAddr::new_abstract(name.as_bytes())?);
     let until = Instant::now() + PATIENCE;
-    while bind(lock.as_raw_fd(), &lock_address).is_err() {
-        if Instant::now() > until {
-            return Ok(());
-        }
+    // Whoever keeps the name for longer does not look at the file: anybody can take it.
+    while bind(lock.as_raw_fd(), &lock_address).is_err() && Instant::now() <= until {
         std::thread::sleep(Duration::from_millis(1));
     }
     let is_dead = connect(seqpacket()?.as_raw_fd(), address) == Err(Errno::ECONNREFUSED);

@@ -20,6 +20,10 @@ const FILTERING: &[&str] = &["afpacket", "xdp"];
 /// How long opening waits for a switch that was killed to be started again.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Time after which a switch whose socket nobody listens at is not waited for. One that runs
+/// touches its socket more often.
+const LATELY: Duration = Duration::from_secs(30);
+
 /// What the option says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
@@ -65,7 +69,8 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, 
     // One of our user that runs, any other that does, and one of our user that did.
     let mut port = if runs { SwitchedPort::open(&segment, name.clone())? } else { None };
     if port.is_none() {
-        let patience = if is_here { Duration::ZERO } else { PATIENCE };
+        let waits = !is_here && was_touched_lately(&socket);
+        let patience = if waits { PATIENCE } else { Duration::ZERO };
         port = match SwitchedPort::ask(socket, &segment, name.clone(), patience) {
             // It is for others; the device may not be.
             Err(why) if choice == Choice::IfThere && why.errno() == libc::EACCES => {
@@ -83,6 +88,12 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, 
         None if choice == Choice::IfThere => Ok(None),
         None => Err(no_switch(spec)),
     }
+}
+
+/// Whether a switch was there a moment ago. What has no time yet, or one to come, counts as now.
+fn was_touched_lately(socket: &Path) -> bool {
+    let touched = std::fs::symlink_metadata(socket).and_then(|is| is.modified());
+    touched.is_ok_and(|at| at.elapsed().map_or(true, |ago| ago < LATELY))
 }
 
 /// Whether [`join`] would find a switch, as far as can be seen.
@@ -304,5 +315,17 @@ mod tests {
         let spec = "vfio:0000:ff:1f.7,switch=yes";
         let why = crate::open::open(spec).map(drop).unwrap_err().to_string();
         assert!(why.contains("barewire switch --port vfio:0000:ff:1f.7"), "{why}");
+    }
+
+    /// Goal: only a switch that may be on its way back is waited for.
+    #[test]
+    fn a_switch_that_ended_long_ago_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("x.sock");
+        assert!(!was_touched_lately(&socket), "there is none");
+        let file = std::fs::File::create(&socket).unwrap();
+        assert!(was_touched_lately(&socket));
+        file.set_modified(std::time::SystemTime::now() - 2 * LATELY).unwrap();
+        assert!(!was_touched_lately(&socket));
     }
 }

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -19,7 +20,7 @@ use nix::unistd::{Gid, chown};
 
 use super::greeting::{Came, Message, Refusal, Socket};
 use crate::backend::bound::BoundSocket;
-use crate::backend::unix::Apart;
+use crate::backend::unix::{Apart, is_crowded};
 use crate::error::OpenError;
 use crate::port::Station;
 
@@ -28,6 +29,8 @@ pub(super) const GUESTS_MAX: usize = 255;
 /// Connections made and connections looked at in a turn.
 const ACCEPTS: usize = 4;
 const EVENTS: usize = 16;
+/// Time between two signs of life that the socket's file gives.
+const TOUCH: Duration = Duration::from_secs(5);
 /// What the listener is in the events, and what somebody else's descriptors are.
 const LISTENER: u64 = 0;
 pub(super) const OTHERS: u64 = u64::MAX;
@@ -52,6 +55,10 @@ pub(super) struct Door {
     guests: Guests,
     connections: HashMap<u64, Connection>,
     last: u64,
+    /// So much is being closed that nobody new is let in, and the listener wakes nobody.
+    is_shut: bool,
+    /// When the socket was last [touched](BoundSocket::touch).
+    touched: Instant,
     /// Whose processes ask, for tests: a program has one user.
     #[cfg(test)]
     pub(super) taken_for: Option<u32>,
@@ -105,6 +112,8 @@ impl Door {
             guests,
             connections: HashMap::new(),
             last: 0,
+            is_shut: false,
+            touched: Instant::now(),
             #[cfg(test)]
             taken_for: None,
         };
@@ -118,13 +127,24 @@ impl Door {
         std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(os)?;
         // After that: nobody comes in before the mode is right.
         door.listener.listen(Backlog::MAXCONN).map_err(|e| os(e.into()))?;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
-        epoll.add(door.listener.as_fd(), event).map_err(|e| os(e.into()))?;
+        door.hear_knocks(epoll).map_err(|e| os(e.into()))?;
         Ok(door)
+    }
+
+    /// Who wants in wakes the switch.
+    fn hear_knocks(&self, epoll: &Epoll) -> nix::Result<()> {
+        epoll.add(self.listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))
     }
 
     /// What has happened since the last time, a bounded number of things.
     pub(super) fn look(&mut self, epoll: &Epoll) -> Vec<Event> {
+        if self.is_shut && !is_crowded() {
+            self.is_shut = self.hear_knocks(epoll).is_err();
+        }
+        if self.touched.elapsed() >= TOUCH {
+            self.touched = Instant::now();
+            self.listener.touch();
+        }
         let mut ready = [EpollEvent::empty(); EVENTS];
         let count = epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
         let mut events = Vec::new();
@@ -139,6 +159,13 @@ impl Door {
     }
 
     fn accept(&mut self, epoll: &Epoll) {
+        if is_crowded() {
+            tracing::warn!(
+                "connections of other users take long to close: nobody new is let in until they do"
+            );
+            self.is_shut = epoll.delete(self.listener.as_fd()).is_ok();
+            return;
+        }
         for _ in 0..ACCEPTS {
             // Without a descriptor left they wait, and those who are here go on.
             let Some(fd) = self.listener.accept() else { return };
