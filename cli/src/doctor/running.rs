@@ -150,7 +150,10 @@ mod tests {
         drop(UnixListener::bind(at("dead.sock")).unwrap());
         let check = switches(&beside.machine());
         assert!(check.found.contains(" left 1 sockets in /run/barewire"), "{check:?}");
-        assert_eq!(check.mend.as_deref(), Some("cd /run/barewire && sudo rm dead.sock"));
+        assert_eq!(check.mend.as_deref(), Some("cd /run/barewire && sudo rm ./dead.sock"));
+        drop(UnixListener::bind(at("a;b.sock")).unwrap());
+        let check = switches(&beside.machine());
+        assert_eq!(check.mend.as_deref(), Some("ls -l /run/barewire"));
         drop(socket);
         let check = switches(&beside.machine());
         assert!(
