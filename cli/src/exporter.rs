@@ -78,13 +78,20 @@ pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
         }
         if let Some(request) = server.recv_timeout(LOOK).map_err(Fail::new)? {
             let (sessions, mark) = (!args.no_sessions, Arc::clone(&answering));
-            // One who reads slowly, or not at all, holds up this thread alone.
+            // A client that reads slowly, or not at all, holds up this thread alone, and one of
+            // `ANSWERS`.
             let named = std::thread::Builder::new().name("barewire-answer".to_owned());
             let spawned = named.spawn(move || {
                 answer(request, sessions);
                 drop(mark);
             });
-            spawned.map_err(|why| Fail::new(why).mend("raise the limit on threads: ulimit -u"))?;
+            // The request has ended with the closure.
+            if let Err(why) = spawned {
+                eprintln!(
+                    "barewire: a request was not answered: {why}; raise the limit on threads \
+                     (ulimit -u, TasksMax of the unit)"
+                );
+            }
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -104,6 +111,6 @@ fn answer(request: Request, sessions: bool) {
     };
     let header = Header::from_bytes("Content-Type", kind).expect("a header of plain letters");
     let response = Response::from_string(text).with_status_code(status).with_header(header);
-    // One who has gone does not want it any more.
+    // A client that has gone does not want it any more.
     let _ = request.respond(response);
 }

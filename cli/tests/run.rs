@@ -686,15 +686,8 @@ fn the_exporter_is_scraped() {
     let server = Server::start(&port);
     let args = ["bench", &server.addr, "--json", "--iterations", "500", "--size", "64"];
     objects(&run(&[&args[..], &["--port", &port]].concat()));
-    let mut exporter = command(&["exporter", "--listen", "127.0.0.1:0", "--json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = String::new();
-    BufReader::new(exporter.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    let said: Value = serde_json::from_str(&said).unwrap();
-    let url = said["listening"].as_str().unwrap();
-    let at = url.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
+    let (mut exporter, at) = exporter();
+    let at = &*at;
     assert!(at.starts_with("127.0.0.1:"), "{at}");
     let get = |what: &str| {
         ask(at, &format!("GET {what} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
@@ -729,10 +722,8 @@ fn the_exporter_is_scraped() {
     end(&mut exporter);
 }
 
-/// Goal: one who asks and does not read keeps nobody from ending the exporter. Method: as many
-/// requests on a connection as go, until their answers fill it.
-#[test]
-fn the_exporter_ends_beside_one_who_does_not_read() {
+/// An exporter, and the address that it listens at.
+fn exporter() -> (Child, String) {
     let mut exporter = command(&["exporter", "--listen", "127.0.0.1:0", "--json"])
         .stdout(Stdio::piped())
         .spawn()
@@ -742,6 +733,14 @@ fn the_exporter_ends_beside_one_who_does_not_read() {
     let said: Value = serde_json::from_str(&said).unwrap();
     let url = said["listening"].as_str().unwrap();
     let at = url.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap();
+    (exporter, at.to_owned())
+}
+
+/// Goal: the exporter ends although a client does not read its answers. Method: as many requests on
+/// a connection as go, until their answers fill it.
+#[test]
+fn the_exporter_ends_beside_a_client_that_does_not_read() {
+    let (mut exporter, at) = exporter();
     let mut slow = std::net::TcpStream::connect(at).unwrap();
     slow.set_write_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
     for _ in 0..60_000 {

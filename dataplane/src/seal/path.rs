@@ -14,7 +14,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// What the certificate of who sends it has to be for, if it says what it is for.
+    /// The extended key usage that the sender's certificate needs, if it names any.
     fn usage(self) -> KeyUsage {
         match self {
             Self::Opener => KeyUsage::client_auth(),
