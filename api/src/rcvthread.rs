@@ -7,7 +7,8 @@
 //!
 //! It is in one of two states:
 //! - *watching*: the program polls. Looks after 10 ms whether it still does, and, as long as it
-//!   does, after twice as long each time, to a tenth of T_dead.
+//!   does, after twice as long each time, to 50 ms or a tenth of T_dead. A send of a peer whose
+//!   acknowledgement the program left waiting when it began to compute waits for two looks.
 //! - *standing in*: the program has not polled for that long. Sleeps on the port and takes what
 //!   comes; a port that has no interrupt is looked at every tenth of T_dead.
 //!
@@ -36,6 +37,9 @@ use crate::own_thread;
 
 /// First pause between two looks at whether the program polls.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
+
+/// Longest pause between two of them.
+const LAST_LOOK: Duration = Duration::from_millis(50);
 
 /// Turns for one entry into the lock, so that the program does not wait for long.
 const TURNS: u32 = 16;
@@ -76,15 +80,16 @@ fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
 fn run(shared: &Shared) {
     be_schedulable();
     let period = shared.settings.t_dead / 10;
-    let (mut pause, mut seen) = (FIRST_LOOK.min(period), None);
+    let (first, last) = (FIRST_LOOK.min(period), LAST_LOOK.min(period));
+    let (mut pause, mut seen) = (first, None);
     while may_run(shared) {
         std::thread::park_timeout(pause);
         let now = look(shared);
         if now.is_some() && now == seen {
             stand_in(shared, period);
-            (pause, seen) = (FIRST_LOOK.min(period), None);
+            (pause, seen) = (first, None);
         } else {
-            pause = if seen.is_some() { (pause * 2).min(period) } else { FIRST_LOOK.min(period) };
+            pause = if seen.is_some() { (pause * 2).min(last) } else { first };
             seen = now.or(Some(Instant(0)));
         }
     }

@@ -7,10 +7,12 @@
 //! ask; the receiver acknowledges them after several. If the last packet of a burst did not ask,
 //! the sender asks by a PING.
 //!
-//! The receiver acknowledges a packet that asks as soon as a turn finds no frame, so that what the
-//! application sends first can carry the acknowledgement; and packets that do not ask after
-//! [`ACK_EVERY`](super::peer::ACK_EVERY) of them or [`ACK_DELAY_NS`]. So the wait is bounded even
-//! if a PING is lost, or if other traffic leaves no pause to send one.
+//! The receiver acknowledges a packet that asks in the turn that received it ([`Peer::quick_ack`]),
+//! since a program that has what it polled for may compute next and not poll again for long. If the
+//! program usually answers at once, the ACK waits for the first turn that finds no frame, so that
+//! the answer carries it: as TCP's quick and delayed acknowledgements. Packets that do not ask are
+//! acknowledged after [`ACK_EVERY`](super::peer::ACK_EVERY) of them or [`ACK_DELAY_NS`]. So the
+//! wait is bounded even if a PING is lost, or if other traffic leaves no pause to send one.
 
 use std::collections::VecDeque;
 
@@ -25,6 +27,7 @@ use super::peer::{Peer, State, ack_time, slot_of};
 use super::{DynSink, FrameSink, InPlaceFrame, Node, Todo};
 use crate::idx::{PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
+use crate::rel::psn::Psn;
 use crate::rel::rtt;
 use crate::rel::sent::SendWindow;
 use crate::types::Instant;
@@ -54,7 +57,11 @@ pub(super) struct Acks {
     /// When the first of the frames to be acknowledged arrived.
     owed_since: Option<Instant>,
     /// One of those frames asked for its acknowledgement.
-    pub(super) soon: bool,
+    soon: bool,
+    /// And it is due at once: see [`Peer::quick_ack`].
+    quick: bool,
+    /// The last quick ACK, until the next turn looks whether it was better delayed.
+    quick_sent: Option<QuickAck>,
     /// Peers with packets in flight that did not ask, at most [`QUEUE`]: for others the
     /// acknowledgement takes a little longer.
     unasked: VecDeque<PeerIdx>,
@@ -67,6 +74,15 @@ pub(super) struct Acks {
     seen_frames: u64,
 }
 
+/// A quick ACK that has left.
+#[derive(Clone, Copy, Debug)]
+struct QuickAck {
+    peer: PeerIdx,
+    at: Instant,
+    /// The number of the next packet to the peer then.
+    nxt: Psn,
+}
+
 impl Acks {
     pub(super) fn new() -> Self {
         let queue = || VecDeque::with_capacity(QUEUE);
@@ -76,6 +92,8 @@ impl Acks {
             owing,
             owed_since: None,
             soon: false,
+            quick: false,
+            quick_sent: None,
             unasked,
             fresh: false,
             left_at,
@@ -99,6 +117,14 @@ impl Acks {
         }
     }
 
+    /// Notes that packet `psn` of `peer` asks for its acknowledgement.
+    #[inline(always)]
+    pub(super) fn asked(&mut self, peer: &mut Peer, psn: Psn) {
+        peer.ar_psn = psn;
+        self.soon = true;
+        self.quick |= peer.quick_ack;
+    }
+
     /// Notes one more packet of peer `p` to acknowledge, the `owed`-th since the last
     /// acknowledgement. It may wait for further packets.
     #[inline(always)]
@@ -118,6 +144,23 @@ impl Acks {
         self.owed_since.get_or_insert(now);
         *todo |= Todo::ACKS;
         self.owing.push_back(p);
+    }
+
+    /// Notes that an ACK packet is about to leave alone for `peer` in slot `p`. If the last packet
+    /// that arrived asked for it, the next one is to be quick.
+    #[inline(always)]
+    fn note_quick(&mut self, now: Instant, p: PeerIdx, peer: &mut Peer) {
+        let asked = peer.has_asked_last();
+        if asked && peer.quick_ack {
+            self.quick_sent = Some(QuickAck { peer: p, at: now, nxt: peer.snd.nxt });
+        }
+        peer.quick_ack = asked;
+    }
+
+    /// Whether the quick ACK of an earlier turn is to be [judged](Node::judge_quick_ack).
+    #[inline(always)]
+    pub(super) fn has_quick_sent(&self) -> bool {
+        self.quick_sent.is_some()
     }
 
     /// Notes that `received` frames have arrived so far.
@@ -143,7 +186,10 @@ impl Acks {
     /// Whether the next turn has to look for acknowledgements to send or PINGs.
     #[inline(always)]
     pub(super) fn is_waiting(&self) -> bool {
-        self.fresh || self.owed_since.is_some() || !self.unasked.is_empty()
+        self.fresh
+            || self.owed_since.is_some()
+            || !self.unasked.is_empty()
+            || self.quick_sent.is_some()
     }
 
     /// Whether PINGs are due for packets that did not ask: the pause has passed since the last of
@@ -161,10 +207,10 @@ impl Acks {
     fn is_owed(&mut self, now: Instant, idle: bool) -> bool {
         let Some(since) = self.owed_since else {
             // The packet that asked was refused or dropped.
-            self.soon = false;
+            (self.soon, self.quick) = (false, false);
             return false;
         };
-        idle && self.soon || now.since(since) >= ACK_DELAY_NS
+        self.quick || idle && self.soon || now.since(since) >= ACK_DELAY_NS
     }
 
     /// Whether the pause since the last packet that a completion waits for has passed.
@@ -218,15 +264,15 @@ impl Node {
         }
     }
 
-    /// Notes that a packet of type `ty` asked for an acknowledgement.
+    /// Notes that packet `psn`, of type `ty`, asked for an acknowledgement.
     #[inline]
-    pub(super) fn asked_for_ack(&mut self, p: PeerIdx, ty: Ty) {
+    pub(super) fn asked_for_ack(&mut self, p: PeerIdx, ty: Ty, psn: Psn) {
         let peer = &mut self.peers[p];
         if peer.path.is_lossless() || !ty.is_reliable() || ty == Ty::Nop {
             peer.ack_now = true;
             self.make_ready(p);
         } else {
-            self.acks.soon = true;
+            self.acks.asked(peer, psn);
             self.todo |= Todo::ACKS;
         }
     }
@@ -243,14 +289,20 @@ impl Node {
         if self.openings.seals.is_some() {
             return self.through_seals(out, |node, out| node.send_acks(now, &mut DynSink(out)));
         }
-        (self.acks.owed_since, self.acks.soon) = (None, false);
+        let since = self.acks.owed_since.take().unwrap_or(now);
+        (self.acks.soon, self.acks.quick) = (false, false);
         while let Some(p) = self.acks.owing.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             let echoes = peer.marked;
             if peer.owed == 0 && !echoes || peer.state != State::Open {
+                // What the program sent has carried it. Too late, if it asked.
+                peer.quick_ack |= peer.has_asked_last() && now.since(since) >= ACK_DELAY_NS;
                 continue;
             }
             peer.ack_now = true;
+            if !peer.queued {
+                self.acks.note_quick(now, p, peer);
+            }
             if (echoes || !peer.queued) && !self.send_ack(now, p, out) {
                 self.make_ready(p);
                 if echoes {
@@ -261,6 +313,19 @@ impl Node {
             }
         }
         self.todo.set(Todo::ACKS, self.acks.is_waiting());
+    }
+
+    /// Judges the quick ACK of an earlier turn: if the program has sent something to the peer since
+    /// then, and soon, that had better carried it.
+    #[cold]
+    pub(super) fn judge_quick_ack(&mut self, now: Instant) {
+        let Some(QuickAck { peer, at, nxt }) = self.acks.quick_sent.take() else { return };
+        if let Some(peer) = self.peers.get_mut(peer)
+            && peer.snd.nxt != nxt
+            && now.since(at) < ACK_DELAY_NS
+        {
+            peer.quick_ack = false;
+        }
     }
 
     /// Lets the next [`transmit`](Self::transmit) acknowledge every packet received, due or not; on

@@ -122,6 +122,9 @@ impl Node {
             }
         }
         if self.todo.contains(Todo::ACKS) {
+            if self.acks.has_quick_sent() {
+                self.judge_quick_ack(now);
+            }
             if !self.acks.passes(now, self.counters.rx_frames) {
                 return false;
             }
@@ -514,7 +517,9 @@ impl Node {
             peer.rx_quota = 0;
             peer.note_arrival(now, msg.psn, false);
             self.observed.tallies[p.at()].rx_bytes += frame.len() as u64;
-            self.acks.soon |= head.asks_ack();
+            if head.asks_ack() {
+                self.acks.asked(peer, msg.psn);
+            }
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);

@@ -62,7 +62,9 @@ impl Node {
         (peer.last_rx, peer.probes) = (active, 0);
         if !lossless {
             peer.note_arrival(now, base_words.psn(), false);
-            self.acks.soon |= base_words.asks_ack();
+            if base_words.asks_ack() {
+                self.acks.asked(peer, base_words.psn());
+            }
         }
         self.advance_rcv_nxt(now, p, 1);
         self.peers[p].note_order();

@@ -247,7 +247,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.note_order();
         if base.ar {
-            self.asked_for_ack(p, base.ty);
+            self.asked_for_ack(p, base.ty, base.psn);
         }
     }
 

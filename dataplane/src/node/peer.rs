@@ -203,6 +203,8 @@ pub(crate) struct Peer {
     /// The packet received last, and when, as [`ack_time`] says it.
     pub(crate) rx_newest: Psn,
     pub(crate) rx_at: u32,
+    /// The last packet received that asked for an acknowledgement.
+    pub(crate) ar_psn: Psn,
     /// The refusal of the next packet.
     pub(crate) nack: Nack,
     /// Credits the peer should hold, at most [`GRANT_MAX`].
@@ -218,6 +220,9 @@ pub(crate) struct Peer {
     pub(crate) long_answers: u8,
     /// An acknowledgement must go out in this turn.
     pub(crate) ack_now: bool,
+    /// An acknowledgement that is asked for leaves in the turn that received the packet. False while
+    /// the program is known to send something at once, which carries it.
+    pub(crate) quick_ack: bool,
     /// Probes without an answer. While there are any, the inlined receive functions are closed,
     /// since they do not reset this count.
     pub(crate) probes: u8,
@@ -635,6 +640,12 @@ impl Peer {
         // answer that is sent when nothing is in flight, which is not counted here.
         let window = self.snd.limit() - self.snd.in_flight().max(1);
         self.credits().min(self.snd.room()).min(window) as u16
+    }
+
+    /// Whether the packet that arrived last asked for an acknowledgement.
+    #[inline(always)]
+    pub(crate) fn has_asked_last(&self) -> bool {
+        self.ar_psn == self.rx_newest
     }
 
     /// Notes which packet has just arrived.

@@ -141,6 +141,7 @@ impl Node {
         (peer.granted, peer.target) = (grant, GRANT_FIRST as u16);
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
+        peer.quick_ack = true;
         (peer.marked, peer.takes_echo) = (false, false);
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
         peer.searches = false;

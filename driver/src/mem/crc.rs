@@ -1,11 +1,44 @@
-//! CRC32C of memory that others may write.
+//! CRC32C of memory that others may write: each word is read once, and nothing is copied.
+//!
+//! The processor's instruction takes a word a cycle but has a result only after three. So what is
+//! longer is taken in three lanes, whose checksums are then joined by a multiplication without
+//! carries, as in Intel's "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction"
+//! (323405).
 
 use std::mem::MaybeUninit;
 
 use super::copy_short;
 
-/// Bytes up to which a loop over words is quicker than the preparations for more at once.
-const FEW: usize = 512;
+/// Bytes up to which one lane is quicker than three that have to be joined.
+#[cfg(target_arch = "x86_64")]
+const FEW: usize = 192;
+
+/// Most words of a lane.
+#[cfg(target_arch = "x86_64")]
+const LANE_MAX: usize = 128;
+
+/// What moves a checksum past `n` words, at `n`: x^(64 n - 33) modulo the polynomial, its bits
+/// reflected. The instruction multiplies by x^32, and the product of two reflected numbers by x.
+#[cfg(target_arch = "x86_64")]
+static PAST: [u32; 2 * LANE_MAX + 1] = past();
+
+#[cfg(target_arch = "x86_64")]
+const fn past() -> [u32; 2 * LANE_MAX + 1] {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut all = [0; 2 * LANE_MAX + 1];
+    // x^31.
+    let (mut power, mut n) = (1_u32, 1);
+    while n < all.len() {
+        all[n] = power;
+        let mut bit = 0;
+        while bit < 64 {
+            power = (power >> 1) ^ (POLYNOMIAL & 0_u32.wrapping_sub(power & 1));
+            bit += 1;
+        }
+        n += 1;
+    }
+    all
+}
 
 /// CRC32C of `crc`'s bytes followed by `len` bytes at `src`, which others may write meanwhile.
 ///
@@ -14,15 +47,23 @@ const FEW: usize = 512;
 #[inline]
 pub(crate) unsafe fn crc32c_of_raw(crc: u32, src: *const u8, len: usize) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if len <= FEW && is_x86_feature_detected!("sse4.2") {
-        // SAFETY: the processor has the instruction, and the caller vouches for the bytes.
-        return unsafe { of_few(crc, src, len) };
+    if is_x86_feature_detected!("sse4.2") {
+        // SAFETY: the processor has the instructions, and the caller vouches for the bytes.
+        unsafe {
+            if len <= FEW {
+                return of_few(crc, src, len);
+            }
+            if is_x86_feature_detected!("pclmulqdq") {
+                return in_lanes(crc, src, len);
+            }
+        }
     }
     // SAFETY: the caller's promise.
     unsafe { of_many(crc, src, len) }
 }
 
-/// In pieces that are copied, since a slice must not change under its reader.
+/// Without those instructions: in pieces that are copied, since a slice must not change under its
+/// reader.
 ///
 /// # Safety
 /// As [`crc32c_of_raw`].
@@ -40,6 +81,46 @@ unsafe fn of_many(crc: u32, src: *const u8, len: usize) -> u32 {
         done += n;
     }
     crc
+}
+
+/// In three lanes, and what is left word by word.
+///
+/// # Safety
+/// As [`crc32c_of_raw`], and the processor has SSE 4.2 and PCLMULQDQ.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.2,pclmulqdq")]
+unsafe fn in_lanes(crc: u32, src: *const u8, len: usize) -> u32 {
+    use std::arch::x86_64::_mm_crc32_u64;
+    let (mut crc, mut done) = (crc, 0);
+    while len - done > FEW {
+        let words = ((len - done) / 24).min(LANE_MAX);
+        let lane = 8 * words;
+        let [mut a, mut b, mut c] = [u64::from(!crc), 0, 0];
+        for at in (done..done + lane).step_by(8) {
+            // SAFETY: three lanes of as many words lie within what is left of the bytes that the
+            // caller vouches for.
+            unsafe {
+                a = _mm_crc32_u64(a, src.add(at).cast::<u64>().read_unaligned());
+                b = _mm_crc32_u64(b, src.add(at + lane).cast::<u64>().read_unaligned());
+                c = _mm_crc32_u64(c, src.add(at + 2 * lane).cast::<u64>().read_unaligned());
+            }
+        }
+        let moved = product(a, PAST[2 * words]) ^ product(b, PAST[words]);
+        crc = !((_mm_crc32_u64(0, moved) ^ c) as u32);
+        done += 3 * lane;
+    }
+    // SAFETY: the bytes that are left.
+    unsafe { of_few(crc, src.add(done), len - done) }
+}
+
+/// The product without carries.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "pclmulqdq")]
+#[inline]
+fn product(a: u64, b: u32) -> u64 {
+    use std::arch::x86_64::{_mm_clmulepi64_si128, _mm_cvtsi64_si128, _mm_cvtsi128_si64};
+    let of = |word: u64| _mm_cvtsi64_si128(word.cast_signed());
+    _mm_cvtsi128_si64(_mm_clmulepi64_si128::<0>(of(a), of(u64::from(b)))).cast_unsigned()
 }
 
 /// Word by word, each read once.
@@ -88,13 +169,16 @@ mod tests {
     #[test]
     fn crc_is_that_of_the_bytes() {
         let bytes: Vec<u8> = (0..5000_u32).map(|i| (i * 7 + (i >> 5)) as u8).collect();
-        let lens = (0..700).chain([2047, 2048, 2049, 4096, 4900]);
+        let lens = (0..700).chain([1472, 2047, 2048, 2049, 3071, 3072, 3073, 4096, 4900]);
         for (i, len) in lens.enumerate() {
             let (at, start) = (i % 17, [0, 1, 0xdead_beef][i % 3]);
             let slice = &bytes[at..at + len];
             // SAFETY: the bytes of a slice.
-            let crc = unsafe { crc32c_of_raw(start, slice.as_ptr(), len) };
-            assert_eq!(crc, crc32c::crc32c_append(start, slice), "{len} bytes at {at}");
+            let ways = unsafe {
+                [crc32c_of_raw(start, slice.as_ptr(), len), of_many(start, slice.as_ptr(), len)]
+            };
+            let crc = crc32c::crc32c_append(start, slice);
+            assert_eq!(ways, [crc; 2], "{len} bytes at {at}");
         }
     }
 }

@@ -51,6 +51,55 @@ fn a_message_alone_is_acknowledged_at_once() {
     }
 }
 
+/// Goal: a program that has its message and computes then, without another poll, keeps nobody
+/// waiting. Method: the receiver takes one turn for each message; later ones answer long after.
+#[test]
+fn who_computes_has_acknowledged() {
+    let mut pair = quiet_pair();
+    for round in 0..4 {
+        assert_eq!(exchange(&mut pair, 8, 2 * TURN_NS), 1, "in one turn of the receiver");
+        if round > 1 {
+            pair.now = pair.now + 2 * ACK_DELAY_NS;
+            answer(&mut pair);
+            pair.run_by(100_000, TURN_NS);
+            pair.read(0);
+        }
+    }
+}
+
+/// Goal: what a program answers at once carries the acknowledgement, after one quick ACK at most;
+/// and when it has stopped to answer, one message later its acknowledgements are quick again.
+#[test]
+fn an_answer_at_once_carries_the_acknowledgement() {
+    let mut pair = quiet_pair();
+    let (acks, _) = counted(&pair);
+    let mut done = 0;
+    // Fewer than take an acknowledgement for the credit that it grants.
+    for _ in 0..6 {
+        done += exchange(&mut pair, 8, TURN_NS);
+        // The rest of the turn that received, before the program knows of the message.
+        let End { node, out, .. } = &mut pair.ends[1];
+        node.transmit(pair.now, &mut sink(out));
+        answer(&mut pair);
+        pair.run_by(3 * TURN_NS, TURN_NS);
+        done += pair.read(0).len();
+    }
+    assert!(counted(&pair).0 <= acks + 1, "{}", counted(&pair).0 - acks);
+    assert_eq!(done, 2 * 6, "messages and answers");
+    pair.run_by(100_000, TURN_NS);
+    assert_eq!(exchange(&mut pair, 8, 2 * TURN_NS), 0, "an answer may follow");
+    pair.run_by(TURN_NS, TURN_NS);
+    assert_eq!(pair.read(0).len(), 1);
+    pair.run_by(100_000, TURN_NS);
+    assert_eq!(exchange(&mut pair, 8, 2 * TURN_NS), 1, "no answer followed");
+}
+
+/// The receiver of the other tests sends a message, whose completion nobody reads.
+fn answer(pair: &mut Pair) {
+    pair.recv(0, IoBuf::leaked(&[0; 8]), 6, OpFlags::empty(), 3).unwrap();
+    pair.send(1, IoBuf::leaked(&[1; 8]), 6, OpFlags::empty(), 4).unwrap();
+}
+
 /// Goal: messages that follow each other share acknowledgements, and who sends the last of them
 /// finds out soon that it is the last.
 #[test]
@@ -81,7 +130,7 @@ fn a_stream_is_acknowledged_now_and_then() {
 /// after it.
 fn two_and_a_tail() -> Pair {
     let mut pair = quiet_pair();
-    let done = exchange(&mut pair, 8, 2 * TURN_NS) + exchange(&mut pair, 8, TURN_NS);
+    let done = exchange(&mut pair, 8, TURN_NS) + exchange(&mut pair, 8, TURN_NS);
     assert_eq!(done, 1);
     pair
 }

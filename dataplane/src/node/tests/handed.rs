@@ -189,8 +189,9 @@ fn time_passes_where_nothing_is_due() {
     assert!(!node.passes(due), "a timer is due");
 }
 
-/// Where frames get lost, a turn that finds no frame behind one that asked acknowledges it, and one
-/// that finds more waits for as long as an acknowledgement may wait.
+/// Where frames get lost, the turn that finds a frame that asked acknowledges it. If the program
+/// is to have the time to answer, the next turn that finds no frame does, and one that finds more
+/// waits for as long as an acknowledgement may wait.
 #[test]
 fn time_passes_where_no_acknowledgement_is_due() {
     let mut pair = Pair::new(9000, false);
@@ -208,6 +209,9 @@ fn time_passes_where_no_acknowledgement_is_due() {
     assert!(node.passes(pair.now), "it waits for the peer alone");
     let frame = out.pop_front().expect("it left");
     let node = &mut pair.ends[1].node;
+    let (p, _) = node.peers.iter().next().expect("they have met");
+    assert!(node.peers[p].quick_ack);
+    node.peers[p].quick_ack = false;
     node.on_frame(pair.now, &RxFrame::new(&frame));
     assert!(node.passes(pair.now + 1), "more frames may follow");
     assert!(!node.passes(pair.now + 2), "none has");
@@ -215,6 +219,17 @@ fn time_passes_where_no_acknowledgement_is_due() {
     assert_eq!(node.transmit(pair.now + 2, &mut sink(&mut acks)), 1);
     assert_eq!(node.counters.tx_acks, sent + 1);
     assert!(node.passes(pair.now + 3));
+    assert!(node.peers[p].quick_ack, "the program did not answer");
+    pair.run(100_000);
+    pair.recv(1, IoBuf::EMPTY, 1, OpFlags::empty(), 3).unwrap();
+    pair.send(0, IoBuf::EMPTY, 1, OpFlags::empty(), 3).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    assert_eq!(node.transmit(pair.now, &mut sink(out)), 1);
+    let frame = out.pop_front().expect("it left");
+    let node = &mut pair.ends[1].node;
+    assert!(node.passes(pair.now));
+    node.on_frame(pair.now, &RxFrame::new(&frame));
+    assert!(!node.passes(pair.now), "the program may compute next");
 }
 
 /// Who ends in order leaves nobody waiting: what has arrived is acknowledged although the sender

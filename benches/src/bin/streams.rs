@@ -1,0 +1,281 @@
+//! Messages one way between two network namespaces joined by a veth, as programs of libfabric send
+//! them: the same program in C over the fabric's ports `udp`, `afpacket`, `ip(...)` and `xdp`, over
+//! libfabric's own `tcp`, and through a TCP socket. Bytes or messages a second, and what they take
+//! of the two processors.
+//!
+//! `mtu1500` and `mtu9000` say what the wire carries. A veth passes what TCP sends as one piece of
+//! 64 KiB, however long its frames may be; the cases `whole-...` are of a wire that does not, as no
+//! wire outside of a machine does by itself.
+//!
+//! Needs Debian's `libfabric-dev` and `ethtool`, and the provider beside this program (`cargo build
+//! --release -p barewire-provider`, which `cargo xtask bench` does).
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use barewire_benches::end::Made;
+use barewire_benches::{Args, Place, Report, Row, Sample};
+use barewire_tests::nodes::{FABRIC, Nodes, address};
+
+/// The wire of the ports that want one for themselves.
+const OWN_WIRE: &str = "fab1";
+
+/// What plays, in the order in which it does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Player {
+    FiTcp,
+    Kernel,
+    Udp,
+    Afpacket,
+    Ip,
+    Xdp,
+}
+
+use Player::{Afpacket, FiTcp, Ip, Kernel, Udp, Xdp};
+
+/// The first is what the others are set against.
+const PLAYERS: [Player; 6] = [FiTcp, Kernel, Udp, Afpacket, Ip, Xdp];
+
+impl Player {
+    fn name(self) -> &'static str {
+        match self {
+            FiTcp => "fi-tcp",
+            Kernel => "kernel-tcp",
+            Udp => "udp",
+            Afpacket => "afpacket",
+            Ip => "ip",
+            Xdp => "xdp",
+        }
+    }
+
+    /// The provider that the program asks for, and the port of ours at node `me`.
+    fn over(self, me: usize) -> (&'static str, Option<String>) {
+        match self {
+            FiTcp => ("tcp;ofi_rxm", None),
+            Kernel => ("kernel", None),
+            Udp => ("barewire", Some(format!("udp:{FABRIC}"))),
+            Afpacket => ("barewire", Some(format!("afpacket:{FABRIC}"))),
+            Ip => ("barewire", Some(format!("ip(10.79.0.{}/24):afpacket:{OWN_WIRE}", me + 1))),
+            Xdp => ("barewire", Some(format!("xdp:{OWN_WIRE}"))),
+        }
+    }
+}
+
+/// What is sent: the end of a case's name, bytes, in flight, how many.
+const LOADS: [(&str, u64, u64, u64); 3] = [
+    ("64KiB", 64 << 10, 16, 6_000),
+    ("1MiB", 1 << 20, 16, 400),
+    ("64B", 64, 64, 300_000),
+];
+
+/// What the wire is like: the beginning of a case's name, its MTU, and whether it passes segments
+/// of TCP and UDP unsplit.
+const WIRES: [(&str, usize, bool); 3] =
+    [("mtu1500", 1500, true), ("mtu9000", 9000, true), ("whole-mtu1500", 1500, false)];
+
+/// Seconds that one run may take.
+const PATIENCE: &str = "60";
+
+fn main() {
+    let args = Args::read();
+    let mut report = Report::new("streams", &args);
+    let stream = match Stream::compiled() {
+        Ok(stream) => stream,
+        Err(why) => {
+            // The first word says to xtask that nothing is wrong with the bench.
+            println!("SKIPPED: {why}");
+            return;
+        }
+    };
+    for (wire, mtu, passes_segments) in WIRES {
+        let wanted = |load: &str| {
+            PLAYERS.iter().any(|player| args.wants(&format!("{wire}/{}-{load}", player.name())))
+        };
+        let loads = LOADS.into_iter().filter(|(load, ..)| wanted(load));
+        for (load, len, window, count) in loads {
+            let count = args.size(count, count / 100 + 1);
+            let measured = nodes(mtu, passes_segments)
+                .and_then(|nodes| measure(&args, &stream, &nodes, (len, window, count)));
+            match measured {
+                Ok(played) => tell(&args, &mut report, (wire, load), (len, count), &played),
+                Err(why) => report.skip(&format!("{wire}/{load}"), &why),
+            }
+        }
+    }
+}
+
+/// Two nodes with two wires.
+fn nodes(mtu: usize, passes_segments: bool) -> Made<Nodes> {
+    let nodes = Nodes::pair(mtu)?;
+    nodes.veth([(0, OWN_WIRE), (1, OWN_WIRE)], mtu)?;
+    if !passes_segments {
+        for node in [0, 1] {
+            let off = "tso off gso off gro off tx-udp-segmentation off";
+            nodes.run(node, &format!("ethtool -K {FABRIC} {off}"))?;
+        }
+    }
+    Ok(nodes)
+}
+
+/// Of one player by rounds: messages a second, and nanoseconds of a processor a message at the
+/// sender and at the receiver.
+#[derive(Default)]
+struct Played {
+    rates: Sample,
+    ratios: Sample,
+    processor: [Sample; 2],
+    missing: Option<String>,
+}
+
+/// All players by turns.
+fn measure(
+    args: &Args,
+    stream: &Stream,
+    nodes: &Nodes,
+    load: (u64, u64, u64),
+) -> Made<Vec<Played>> {
+    let mut all: Vec<Played> = PLAYERS.iter().map(|_| Played::default()).collect();
+    for _ in 0..args.size(7, 1) {
+        let mut reference = 0.0;
+        for (player, played) in PLAYERS.iter().zip(&mut all) {
+            if played.missing.is_some() {
+                continue;
+            }
+            match stream.run(nodes, *player, load) {
+                Ok([sender, receiver]) => {
+                    let per = |seconds: f64| seconds * 1e9 / load.2 as f64;
+                    let rate = load.2 as f64 / sender.0;
+                    if *player == FiTcp {
+                        reference = rate;
+                    }
+                    played.rates.push(rate);
+                    played.ratios.push(rate / reference);
+                    played.processor[0].push(per(sender.1));
+                    played.processor[1].push(per(receiver.1));
+                }
+                // Everybody is set against the first.
+                Err(why) if *player == FiTcp => return Err(why),
+                Err(why) => played.missing = Some(why),
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn tell(
+    args: &Args,
+    report: &mut Report,
+    (wire, load): (&str, &str),
+    (len, count): (u64, u64),
+    all: &[Played],
+) {
+    let by_bytes = len > 1024;
+    let (scale, unit) = if by_bytes { (len as f64 / 1e9, "GB/s") } else { (1e-6, "M/s") };
+    for (player, played) in PLAYERS.iter().zip(all) {
+        let case = format!("{wire}/{}-{load}", player.name());
+        if !args.wants(&case) {
+            continue;
+        }
+        if let Some(why) = &played.missing {
+            report.skip(&case, why);
+            continue;
+        }
+        let reference = all[0].rates.median() * scale;
+        let note = format!(
+            "ratios {:.2} to {:.2} in {} rounds; processor {:.0} + {:.0} ns a message",
+            played.ratios.min(),
+            played.ratios.quantile(1.0),
+            played.ratios.len(),
+            played.processor[0].median(),
+            played.processor[1].median(),
+        );
+        let row = Row::new(case, played.rates.median() * scale, unit)
+            .against(FiTcp.name(), reference, played.ratios.median());
+        report.row(row.count(count).note(note));
+    }
+}
+
+/// The program `stream.c`, and the provider that it loads.
+struct Stream {
+    dir: PathBuf,
+    library: PathBuf,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // Nothing is left to do if it stays.
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Stream {
+    fn compiled() -> Made<Self> {
+        let exe = std::env::current_exe().map_err(|why| format!("own path: {why}"))?;
+        let library = exe.parent().unwrap_or(Path::new(".")).to_path_buf();
+        if !library.join("libbarewire_fi.so").is_file() {
+            return Err("no provider: cargo build --release -p barewire-provider".to_owned());
+        }
+        if !Path::new("/usr/include/rdma/fabric.h").is_file() {
+            return Err("no rdma/fabric.h: sudo apt-get install libfabric-dev".to_owned());
+        }
+        let dir = std::env::temp_dir().join(format!("barewire-streams-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).map_err(|why| format!("{}: {why}", dir.display()))?;
+        let stream = Self { dir, library };
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider/stream.c");
+        let built = Command::new("cc")
+            .args(["-std=gnu11", "-O2", "-o"])
+            .arg(stream.program())
+            .arg(source)
+            .arg("-lfabric")
+            .output()
+            .map_err(|why| format!("cc: {why}: sudo apt-get install gcc"))?;
+        match built.status.success() {
+            true => Ok(stream),
+            false => Err(String::from_utf8_lossy(&built.stderr).into_owned()),
+        }
+    }
+
+    fn program(&self) -> PathBuf {
+        self.dir.join("stream")
+    }
+
+    /// Seconds, and seconds of a processor, of the sender at node 0 and the receiver at node 1.
+    fn run(
+        &self,
+        nodes: &Nodes,
+        player: Player,
+        (len, window, count): (u64, u64, u64),
+    ) -> Made<[(f64, f64); 2]> {
+        let place = Place::find()?;
+        let start = |me: usize, role: &str| -> Made<Child> {
+            let (provider, port) = player.over(me);
+            // One that fails leaves the other waiting.
+            let mut command = nodes.command(me, "timeout");
+            command.args([PATIENCE, "taskset", "-c", &place.cpu(me).to_string()]);
+            command.arg(self.program());
+            command.arg(provider).args([len, window, count].map(|n| n.to_string()));
+            command.args([role, &address(1), "47900"]).env_remove("FI_PROVIDER");
+            if let Some(port) = port {
+                command.env("FI_BAREWIRE_PORT", port).env("FI_PROVIDER_PATH", &self.library);
+            }
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().map_err(|why| format!("timeout: {why}"))
+        };
+        let (receiver, sender) = (start(1, "server")?, start(0, "client")?);
+        let said = |child: Child| -> Made<(f64, f64)> {
+            let out = child.wait_with_output().map_err(|why| why.to_string())?;
+            let line = String::from_utf8_lossy(&out.stdout);
+            let mut words = line.split_whitespace().map(str::parse);
+            match (words.next(), words.next()) {
+                (Some(Ok(seconds)), Some(Ok(used))) => Ok((seconds, used)),
+                _ => {
+                    let why = String::from_utf8_lossy(&out.stderr);
+                    Err(why.lines().next_back().unwrap_or("it said nothing").to_owned())
+                }
+            }
+        };
+        let sender = said(sender);
+        let receiver = said(receiver);
+        Ok([sender?, receiver?])
+    }
+}
