@@ -11,8 +11,14 @@ use std::os::fd::RawFd;
 use super::inet::Name;
 use crate::frame::TxFrame;
 
-/// Frames given to the kernel at once.
-pub(super) const BATCH: usize = 32;
+/// Most frames given to the kernel at once: a train of Ethernet's 1,500 bytes is 44 of them.
+const BATCH: usize = 64;
+
+/// Bytes that are kept for them, if those of [`LEAST`] frames are not more.
+const BATCH_BYTES: usize = 128 << 10;
+
+/// Frames for which there is room, however long they are.
+const LEAST: usize = 32;
 
 /// Longest payload of a datagram, and so of a train.
 const TRAIN_BYTES: usize = 65_507;
@@ -21,6 +27,8 @@ const TRAIN_BYTES: usize = 65_507;
 pub(super) struct Batch {
     bytes: Box<[u8]>,
     slot_len: usize,
+    /// Frames for which there is room, [`BATCH`] at most.
+    slots: usize,
     /// Shorter frames are filled up with zeros to this length.
     len_min: usize,
     lens: [usize; BATCH],
@@ -39,9 +47,11 @@ impl Batch {
     /// Room for frames of `frame_max` bytes at most.
     pub(super) fn new(frame_max: usize, len_min: usize, named: bool) -> Self {
         let slot_len = frame_max.max(len_min).next_multiple_of(64);
+        let slots = (BATCH_BYTES / slot_len).clamp(LEAST, BATCH);
         Self {
-            bytes: vec![0; slot_len * BATCH].into(),
+            bytes: vec![0; slot_len * slots].into(),
             slot_len,
+            slots,
             len_min,
             lens: [0; BATCH],
             names: named.then(|| Box::new([Name::nobody(); BATCH])),
@@ -57,7 +67,7 @@ impl Batch {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.end == BATCH
+        self.end == self.slots
     }
 
     /// Takes a copy of `frame`, which fits (`frame_max`); there is room (`is_full`).
