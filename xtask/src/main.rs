@@ -1,5 +1,5 @@
-//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `dist`, `mpi`, `mutants` and
-//! `vm`.
+//! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `figures`, `dist`, `mpi`,
+//! `mutants` and `vm`.
 //!
 //! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
 //! can wait for an answer.
@@ -16,6 +16,7 @@ mod bench;
 mod cluster;
 mod demo;
 mod dist;
+mod figures;
 mod mpi;
 mod mutants;
 #[allow(dead_code, unreachable_pub)]
@@ -48,6 +49,8 @@ enum Command {
     Demo,
     /// Builds the benches in release and runs all of them, or the one named.
     Bench(bench::BenchArgs),
+    /// Draws the plots of the documents anew, from their tables.
+    Figures,
     /// Runs a command in a virtual machine with an IOMMU and NICs bound to vfio-pci.
     Vm(vm::VmArgs),
     /// Makes packages, .deb, .rpm and a tarball: the provider, the command, man pages, units.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Figures => figures::run(),
         Command::Vm(args) => vm::run(&args),
         Command::Dist(args) => dist::run(&args),
         Command::Mpi(args) => mpi::run(&args),

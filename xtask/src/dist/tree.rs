@@ -127,6 +127,10 @@ fn documents(doc: &Path) -> Result<(), String> {
         let name = page.file_name().unwrap_or_default();
         copy(page, &doc.join("docs").join(name), 0o644)?;
     }
+    for image in files_in(&root().join("docs/img"))? {
+        let name = image.file_name().unwrap_or_default();
+        copy(&image, &doc.join("docs/img").join(name), 0o644)?;
+    }
     Ok(())
 }
 
