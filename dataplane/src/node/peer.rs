@@ -38,7 +38,7 @@ use crate::wire::{BASE_LEN, Base, EagerMsg, FrameHead, Ty};
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
-pub(super) const ACK_EVERY: u8 = 32;
+pub(super) const ACK_EVERY: u8 = 16;
 pub(super) const ACK_EVERY_LOSSLESS: u8 = 128;
 
 /// Bits of a session name that are the peer's index; the rest is a generation.
