@@ -87,7 +87,8 @@ fn main() {
             return;
         }
     };
-    for (wire, mtu, passes_segments) in WIRES {
+    let wires = &WIRES[..args.size(WIRES.len() as u64, 1) as usize];
+    for &(wire, mtu, passes_segments) in wires {
         let wanted = |load: &str| {
             PLAYERS.iter().any(|player| args.wants(&format!("{wire}/{}-{load}", player.name())))
         };
