@@ -78,6 +78,12 @@ impl Domain {
         if node.keys.is_some() && caps.lossless {
             tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
         }
+        if sealed && caps.near_mtu != 0 {
+            tracing::info!(
+                "{name}: frames between processes of this node go through memory and are not \
+                 sealed; near=no at the port seals them too"
+            );
+        }
         node.by_name |= info.src_addr.is_some();
         if let Some(keys) = &node.keys {
             check_fit(keys.open_len(), caps)?;

@@ -18,6 +18,14 @@ pub(crate) fn held() -> isize {
     HELD.get()
 }
 
+/// Bytes in use of the heap of the C library, by whichever thread and language; only differences
+/// mean something.
+pub(crate) fn in_use() -> i64 {
+    // SAFETY: it reads counts of the heap, under its locks.
+    let info = unsafe { libc::mallinfo2() };
+    (info.uordblks + info.hblkhd) as i64
+}
+
 fn count(by: isize) {
     // A thread that ends may free after its thread-locals are gone.
     let _ = HELD.try_with(|h| h.set(h.get() + by));

@@ -179,6 +179,8 @@ pub(crate) struct NodePlan {
     pub(crate) seal: Option<(Mode, u32)>,
     /// When a session's key is left for the next one.
     pub(crate) rekey_ns: u64,
+    /// Hosts whose processors do not encrypt with AES themselves.
+    pub(crate) without_aes: Vec<usize>,
     /// Hosts that are not reached by name: their sessions begin with their incarnation.
     pub(crate) strict: Vec<usize>,
     /// Hosts whose endpoints and regions only peers in their vector reach.
@@ -203,6 +205,7 @@ impl NodePlan {
             crc: Some(true),
             seal: None,
             rekey_ns: 3_600_000 * MS,
+            without_aes: Vec::new(),
             strict: Vec::new(),
             inserted: Vec::new(),
             strangers: Vec::new(),
@@ -229,7 +232,8 @@ impl NodePlan {
         let inserted = self.inserted.contains(&host);
         let by_name = !self.strict.contains(&host);
         let window = self.windows[host % 4];
-        NodeSettings { inserted, by_name, window, ..self.settings(incarnation, seed) }
+        let aes = !self.without_aes.contains(&host);
+        NodeSettings { inserted, by_name, window, aes, ..self.settings(incarnation, seed) }
     }
 
     /// The keys of these numbers, if hosts seal.
@@ -442,6 +446,9 @@ impl Plan {
         let mode = r.pick(&[Mode::Encrypted, Mode::Authenticated]);
         self.node.seal = Some((mode, r.pick(&[4, 6, 10, 22])));
         self.link.forges = Some(r.pick(&[0.0, 0.02, 0.2]));
+        let mut r = Rng::new(self.seed, 23);
+        let share = r.pick(&[0.0, 0.3]);
+        self.node.without_aes = (0..self.hosts).filter(|_| r.chance(share)).collect();
     }
 
     /// Keys of sessions are left by time, and another key may come.

@@ -62,6 +62,7 @@ pub(super) fn files(machine: &Machine) -> Check {
             }
         }
     }
+    told.push("sessions within this node are not sealed, but with near=no at the port".into());
     Check::ok(name, KEY, told.join("; "))
 }
 
@@ -221,7 +222,8 @@ mod tests {
         let good = put("good", 32, 0o600);
         let found = check(vec![good.clone(), dir.path().join("next")]);
         assert_eq!(found.status, Status::Ok);
-        assert!(found.found.contains("mode 600, 32 bytes") && found.found.ends_with("next: none"));
+        assert!(found.found.contains("mode 600, 32 bytes") && found.found.contains("next: none;"));
+        assert!(found.found.contains("within this node are not sealed"), "{found:?}");
         let open = check(vec![good.clone(), put("open", 32, 0o644)]);
         assert_eq!((open.status, open.needed_for), (Status::Missing, KEY));
         assert!(open.mend.unwrap().starts_with("chmod 600"));

@@ -172,6 +172,9 @@ pub struct NodeSettings {
     /// Age at which the key that frames of a session are sealed with is left for the next,
     /// nanoseconds, from 1,000,000: each end does so for its own frames. Default an hour.
     pub rekey_ns: u64,
+    /// Whether frames are sealed with AES where the peer says so too, else with ChaCha20. Default:
+    /// whether this processor encrypts with AES itself.
+    pub aes: bool,
 }
 
 impl NodeSettings {
@@ -230,6 +233,7 @@ impl Default for NodeSettings {
             keys: None,
             tells_secrets: false,
             rekey_ns: 3_600_000_000_000,
+            aes: crate::seal::has_aes(),
         }
     }
 }

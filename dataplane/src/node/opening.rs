@@ -24,7 +24,6 @@ use crate::error::Error;
 use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
-use crate::seal::has_aes;
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{Base, OpenOp, RstReason, Ty};
 
@@ -312,20 +311,27 @@ impl Node {
         self.make_ready(p);
     }
 
-    /// Notes what an OPEN shows of the path: its own length `len`, and how long the frames of ours
-    /// were that arrived. `op` also has the other end's limit.
+    /// Notes what the other end of the session says in its OPEN that it takes, and what that OPEN
+    /// of `len` bytes shows of the path.
     pub(super) fn note_path(&mut self, p: PeerIdx, op: &OpenOp, len: u16) {
         let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let own = self.peers[p].path.window(self.settings.window);
         self.peers[p].snd.set_limit(op.window, own);
         self.peers[p].takes_echo = op.caps & OpenOp::ECHO != 0;
+        self.openings.path_mut(p).most = most;
+        self.note_length(p, op, len);
+    }
+
+    /// Notes what an OPEN shows of the path: its own length `len`, and how long the frames of ours
+    /// were that arrived. All that is taken from an OPEN that comes again: where nodes have
+    /// certificates anybody can write one, and its message is not looked at twice.
+    pub(super) fn note_length(&mut self, p: PeerIdx, op: &OpenOp, len: u16) {
         let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
-        path.most = most;
         if peer.path.is_lossless() {
-            path.passed = most;
+            path.passed = path.most;
             return;
         }
-        let len = len.min(most);
+        let len = len.min(path.most);
         if peer.opened_as(op) {
             path.passed = path.passed.max(op.frame.min(len));
         }
@@ -386,13 +392,20 @@ impl Node {
             target_inc: peer.inc,
             echo_sid: if echoes { peer.remote_sid } else { 0 },
             echo_epoch: if echoes { peer.peer_epoch } else { 0 },
-            caps: caps_of(peer),
+            caps: self.caps_to(peer),
             max_frame: self.path_mtu(peer.path.is_near()),
             window: peer.path.window(self.settings.window) as u16,
             grant: peer.granted,
             cookie: self.openings.path(p).cookie,
             ..OpenOp::default()
         }
+    }
+
+    /// What an OPEN to `peer` says that this node can do.
+    fn caps_to(&self, peer: &Peer) -> u32 {
+        let aes = peer.path.is_sealed() && self.settings.aes;
+        let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
+        near | OpenOp::ECHO | if aes { OpenOp::AES } else { 0 }
     }
 
     fn send_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
@@ -459,13 +472,6 @@ impl Node {
         }
         self.coll_peer_lost(p, Error::ConnReset);
     }
-}
-
-/// What an OPEN to `peer` says that this node can do.
-fn caps_of(peer: &Peer) -> u32 {
-    let aes = peer.path.is_sealed() && has_aes();
-    let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
-    near | OpenOp::ECHO | if aes { OpenOp::AES } else { 0 }
 }
 
 impl Peer {

@@ -427,6 +427,11 @@ impl Peer {
         Station::from_word(self.addr)
     }
 
+    /// What tells it from other peers.
+    pub(crate) fn who(&self) -> (Station, Tenant) {
+        (self.station(), self.tenant)
+    }
+
     /// What names the session with it among those with keys.
     pub(crate) fn session(&self) -> (u64, u32) {
         (self.addr, self.remote_sid)

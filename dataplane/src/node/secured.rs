@@ -22,7 +22,7 @@ use crate::plant::{Bug, planted};
 use crate::psn::Psn;
 use crate::seal::{
     Answer, Initiator, KeyId, Keyring, Message, OpenError, Refused, SessionKeys, SessionNames,
-    SessionSecret, TagKey, Unnamed, has_aes, respond,
+    SessionSecret, TagKey, Unnamed, respond,
 };
 use crate::types::{Instant, Tenant};
 use crate::wire::{
@@ -43,8 +43,9 @@ pub(super) struct Session {
     /// Whose key it was opened under.
     tenant: Tenant,
     /// The message that answers the peer's OPEN, if the peer began, what makes the tag of its
-    /// frame, and the key that this is of. Of no use once the session is open.
-    answer: Option<(Message, TagKey, KeyId)>,
+    /// frame, and the key that this is of. Of no use once the session is open, so elsewhere: what
+    /// makes a tag is longer than the keys.
+    answer: Option<Box<(Message, TagKey, KeyId)>>,
     /// What the keys are derived from, if that is to be told once the session is open: this end's
     /// and the peer's.
     untold: Option<[Unnamed; 2]>,
@@ -187,8 +188,9 @@ impl Seals {
         if kind.is_answer && !kind.is_challenge {
             let session = self.sessions.get(&(dst, sealed::dst_sid(frame.head)));
             let answer = session.and_then(|session| session.answer.clone());
-            let Some((message, tag_key, _)) = answer else { return Way::Not };
-            return self.put_tag(frame, &message, &tag_key);
+            let Some(answer) = answer else { return Way::Not };
+            let (message, tag_key, _) = &*answer;
+            return self.put_tag(frame, message, tag_key);
         }
         let tenant = sealed::tenant(frame.head);
         let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Way::Not };
@@ -490,18 +492,24 @@ impl Node {
         }
     }
 
-    /// Answers the message of `op`, an OPEN of the peer in slot `p`: there are keys from now on.
-    /// False, and nothing has happened, if it is none by who has the key, or his certificate is
-    /// refused. True without a key.
-    pub(super) fn respond(&mut self, p: PeerIdx, base: &Base, op: &OpenOp, own: Psn) -> bool {
+    /// Answers the message of `op`, an OPEN of the peer `who`: there are keys from now on. False,
+    /// and nothing has happened, if it is none by who has the key, or his certificate is refused.
+    /// True without a key.
+    pub(super) fn respond(
+        &mut self,
+        who: (Station, Tenant),
+        base: &Base,
+        op: &OpenOp,
+        own: Psn,
+    ) -> bool {
         if !self.is_sealed(op) {
             return true;
         }
-        if self.is_name_taken(p, op) || !self.looks_at_certificate(base) {
+        if self.is_name_taken(who, op) || !self.looks_at_certificate(base) {
             return false;
         }
-        let Peer { addr: peer, tenant, .. } = self.peers[p];
-        let aes = has_aes() && op.has_aes();
+        let (peer, tenant) = (who.0.word(), who.1);
+        let aes = self.settings.aes && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
         let (answerer, psn) = (seals.station.word(), base.psn.0);
@@ -518,7 +526,7 @@ impl Node {
                 return false;
             }
         };
-        let answer = Some((message, tag_key, key));
+        let answer = Some(Box::new((message, tag_key, key)));
         let age = Age::new(self.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
         let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
@@ -528,18 +536,17 @@ impl Node {
         true
     }
 
-    /// Takes out the keys of the session that `op` of `p` begins, while those of another are
+    /// Takes out the keys of the session that `op` of `peer` begins, while those of another are
     /// forgotten, which may have the same name.
-    pub(super) fn take_keys(&mut self, p: PeerIdx, op: &OpenOp) -> Option<Box<Session>> {
-        let peer = self.peers[p].addr;
-        self.openings.seals.as_mut().and_then(|seals| seals.sessions.remove(&(peer, op.sid)))
+    pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
+        let named = (peer.word(), op.sid);
+        self.openings.seals.as_mut().and_then(|seals| seals.sessions.remove(&named))
     }
 
     /// Puts them back.
-    pub(super) fn put_keys(&mut self, p: PeerIdx, op: &OpenOp, keys: Option<Box<Session>>) {
-        let peer = self.peers[p].addr;
+    pub(super) fn put_keys(&mut self, peer: Station, op: &OpenOp, keys: Option<Box<Session>>) {
         if let (Some(seals), Some(keys)) = (&mut self.openings.seals, keys) {
-            seals.sessions.insert((peer, op.sid), keys);
+            seals.sessions.insert((peer.word(), op.sid), keys);
         }
     }
 
@@ -549,11 +556,11 @@ impl Node {
         if !self.is_sealed(op) {
             return true;
         }
-        if self.is_name_taken(p, op) || !self.looks_at_certificate(base) {
+        if self.is_name_taken(self.peers[p].who(), op) || !self.looks_at_certificate(base) {
             return false;
         }
         let Peer { sid, epoch, addr: peer, tenant, .. } = self.peers[p];
-        let aes = has_aes() && op.has_aes();
+        let aes = self.settings.aes && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
         let Seals { offers, heard, message, .. } = &mut **seals;
         let offer = offers.get_mut(&(peer, tenant));
@@ -578,17 +585,16 @@ impl Node {
         true
     }
 
-    /// Whether the name that the peer in slot `p` gives the session is that of a session of another
+    /// Whether the name that the peer `who` gives the session is that of a session of another
     /// tenant's with the same station. A process gives no two sessions one name, so the other one
     /// is of a process that is gone, or somebody has made the name up: the OPEN waits until that is
     /// known.
-    fn is_name_taken(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
-        let peer = &self.peers[p];
+    fn is_name_taken(&mut self, (station, tenant): (Station, Tenant), op: &OpenOp) -> bool {
         let Some(seals) = &self.openings.seals else { return false };
-        let there = seals.sessions.get(&(peer.addr, op.sid)).map(|session| session.tenant);
-        let Some(other) = there.filter(|&tenant| tenant != peer.tenant) else { return false };
+        let there = seals.sessions.get(&(station.word(), op.sid)).map(|session| session.tenant);
+        let Some(other) = there.filter(|&there| there != tenant) else { return false };
         self.counters.rx_bad_open += 1;
-        if let Some(other) = self.by_station.get(&self.peers, peer.station(), other) {
+        if let Some(other) = self.by_station.get(&self.peers, station, other) {
             let (echo_sid, echo_psn) = (op.sid, self.peers[other].snd.nxt);
             let gone = RstOp {
                 echo_sid,
@@ -613,7 +619,7 @@ impl Node {
     pub(super) fn is_answer_outdated(&self, p: PeerIdx) -> bool {
         let Some(seals) = &self.openings.seals else { return false };
         let answer = seals.sessions.get(&self.peers[p].session()).and_then(|s| s.answer.as_ref());
-        answer.is_some_and(|(_, _, key)| !seals.ring.lists(*key))
+        answer.is_some_and(|answer| !seals.ring.lists(answer.2))
     }
 
     /// Keeps the secrets of the session with `p`, which has opened, for

@@ -198,9 +198,8 @@ impl Node {
         if !self.is_admitted(now, base.src, op, len) {
             return;
         }
-        let Some(p) = self.peer_of(now, base.src, self.heard_tenant(), EVICT_LOOKS) else {
-            self.counters.rx_bad_open += 1;
-            return;
+        let Some(p) = self.by_station.get(&self.peers, base.src, self.heard_tenant()) else {
+            return self.answer_unknown(now, base, op, len);
         };
         if self.is_path_changed(p, op) {
             self.counters.rx_not_near += 1;
@@ -210,6 +209,7 @@ impl Node {
         let (ours, theirs, over) = compare(peer, op);
         let named = peer.inc == 0 || peer.inc == op.inc;
         let (state, sealed) = (peer.state, self.is_sealed(op));
+        let (who, own) = (peer.who(), peer.snd.una);
         if self.keeps_offer(p, op) {
             return;
         }
@@ -236,7 +236,7 @@ impl Node {
                 // OPEN will say so.
                 self.counters.rx_bad_open += 1;
             }
-            State::Opening if !self.respond(p, base, op, self.peers[p].snd.una) => {}
+            State::Opening if !self.respond(who, base, op, own) => {}
             State::Opening => {
                 let claimed = self.peers[p].inc == 0;
                 self.pair(p, base, op);
@@ -253,12 +253,12 @@ impl Node {
                 }
             }
             State::Answered if theirs && ours => {
-                self.note_path(p, op, len);
+                self.note_length(p, op, len);
                 self.opened(now, p);
                 self.peers[p].ack_now = true;
             }
             State::Answered if theirs => {
-                self.note_path(p, op, len);
+                self.note_length(p, op, len);
                 self.peers[p].want_open = true;
                 self.make_ready(p);
             }
@@ -295,10 +295,10 @@ impl Node {
     fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         // Before the session that there is goes: who is refused changes nothing.
         let first = self.first_psn();
-        if !self.respond(p, base, op, first) {
+        if !self.respond(self.peers[p].who(), base, op, first) {
             return;
         }
-        let answered = self.take_keys(p, op);
+        let answered = self.take_keys(base.src, op);
         if planted(Bug::QueuedEndedByOpen) {
             self.end_session(now, p, EndReason::Restarted);
         }
@@ -308,15 +308,34 @@ impl Node {
         if self.peers[p].inc != op.inc {
             self.end_named(now, p);
         }
-        self.put_keys(p, op, answered);
+        self.put_keys(base.src, op, answered);
         self.begin_answer(now, p, (base, op), len, first);
     }
 
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         let first = self.first_psn();
-        if self.respond(p, base, op, first) {
+        if self.respond(self.peers[p].who(), base, op, first) {
             self.begin_answer(now, p, (base, op), len, first);
+        }
+    }
+
+    /// Takes an OPEN of a station that is not known. It gets a record, for which another peer may
+    /// have to go, only if it is a first OPEN whose message, with the certificate, is good.
+    fn answer_unknown(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
+        if op.is_answer() {
+            return self.refuse_open(now, base, op, RstReason::UnknownSession);
+        }
+        let (first, tenant) = (self.first_psn(), self.heard_tenant());
+        if !self.respond((base.src, tenant), base, op, first) {
+            return;
+        }
+        match self.peer_of(now, base.src, tenant, EVICT_LOOKS) {
+            Some(p) => self.begin_answer(now, p, (base, op), len, first),
+            None => {
+                self.counters.rx_bad_open += 1;
+                drop(self.take_keys(base.src, op));
+            }
         }
     }
 

@@ -240,37 +240,91 @@ fn no_secret_is_shown() {
     assert!(!shown.contains("7, 7") && shown.contains("PreSharedKey"), "{shown}");
 }
 
-/// A frame as another implementation of AES-256-GCM and of HKDF seals it.
+/// Bytes from hexadecimal digits.
+fn hex(digits: &str) -> Vec<u8> {
+    let pairs = digits.as_bytes().chunks(2);
+    pairs.map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+/// Frames as another implementation of the ciphers and of HKDF seals them, in each mode, under the
+/// first and the second key.
 ///
-/// Source: `hkdf` and `aead` of Python's `cryptography`, with the secret 00 01 .. 1f.
+/// Source: `HKDFExpand`, `AESGCM` and `ChaCha20Poly1305` of Python's `cryptography` 48, put
+/// together as docs/wire.md says, with the secret 00 01 .. 1f. In mode authenticated the first
+/// eight bytes are the frame's own, and the others GMAC's, or Poly1305's.
 #[test]
-fn a_frame_is_sealed_as_others_do() {
+fn frames_are_sealed_as_others_do() {
     let secret = || {
         let mut secret = zeroize::Zeroizing::new([0; 32]);
         (0..32).for_each(|i| secret[i as usize] = i);
         secret
     };
-    let terms = Terms { mode: Mode::Encrypted, key_frames_bits: 2 };
-    let mut end = SessionKeys::new(terms, true, [secret(), secret()]);
-    let sealed: Vec<Vec<u8>> = (0..5)
-        .map(|_| {
+    for (mode, aes, first, fifth) in [
+        (
+            Mode::Encrypted,
+            true,
+            "8cacc11b697b9617370aeaa8a9403ddcb0d5c934c03a4210",
+            "cbcfa7a13aeda79bbaf9531f2fa700f982d5efd17c456aef",
+        ),
+        (
+            Mode::Encrypted,
+            false,
+            "4df8aebefec3093b5d7514cdbde5f16fa5c34776776e2da4",
+            "3152263a1ba5cb7ccf78a133085e1e9bc461fdadc7fd7d7c",
+        ),
+        (
+            Mode::Authenticated,
+            true,
+            "28292a2b2c2d2e2f0f19480bea7a5c11396a432f27e1fa9e",
+            "28292a2b2c2d2e2f33926dc1a429ef942849003baab95ab0",
+        ),
+        (
+            Mode::Authenticated,
+            false,
+            "28292a2b2c2d2e2fc8e5cd3e44e79df5f3ffcbc5ae563172",
+            "28292a2b2c2d2e2f3c4f525d91c435644b25ff8c751965e3",
+        ),
+    ] {
+        let terms = Terms { mode, key_frames_bits: 2 };
+        let mut end = SessionKeys::new(terms, aes, [secret(), secret()]);
+        let sealed = [(); 5].map(|()| {
             let mut bytes = frame(8, 0);
             end.seal(&mut bytes);
             bytes[BASE_LEN..].to_vec()
-        })
-        .collect();
-    assert_eq!(sealed[0], FIRST, "under the first key");
-    assert_eq!(sealed[4], FIFTH, "under the second");
+        });
+        assert_eq!(sealed[0], hex(first), "under the first key, {mode:?}, {aes}");
+        assert_eq!(sealed[4], hex(fifth), "under the second, {mode:?}, {aes}");
+    }
 }
 
-const FIRST: [u8; 24] = [
-    140, 172, 193, 27, 105, 123, 150, 23, 55, 10, 234, 168, 169, 64, 61, 220, 176, 213, 201, 52,
-    192, 58, 66, 16,
-];
-const FIFTH: [u8; 24] = [
-    203, 207, 167, 161, 58, 237, 167, 155, 186, 249, 83, 31, 47, 167, 0, 249, 130, 213, 239, 209,
-    124, 69, 106, 239,
-];
+/// What another implementation derives from a key, and how it tags what is of no session.
+///
+/// Source: HMAC of Python's `hmac` and `HKDFExpand` of its `cryptography` 48, put together as
+/// docs/wire.md says; the tag is that of `frame`.
+#[test]
+fn keys_are_derived_as_others_do() {
+    for (key, psk, tag) in [
+        (
+            PreSharedKey::new(&[7; 32], Mode::Encrypted),
+            "6664330ab717f850f4a7d98d272f90c5bf58c29cbdabe34972ce3f4442cb060e",
+            "b427ecd7dfc64ca5e34633369d296156",
+        ),
+        (
+            PreSharedKey::new(&[7; 32], Mode::Authenticated),
+            "d45bc3c57df02ff1c413093343be65d30ac3f4c3872ee362a74502bd27d5ebed",
+            "94e500345309a356b79e66551312d37d",
+        ),
+        (
+            PreSharedKey::of_everybody(Mode::Encrypted, 22),
+            "d1c46c3f8f7d72b077c4036db41662f091a131c99d6ef92a183f700475997890",
+            "929622b089d39446be047b789a32bc26",
+        ),
+    ] {
+        let key = key.unwrap();
+        assert_eq!(key.psk[..], hex(psk)[..]);
+        assert_eq!(key.tag_key().tag(b"frame")[..], hex(tag)[..]);
+    }
+}
 
 proptest! {
     /// Frames are lost, repeated and overtaken, also over the change of keys: each that is opened

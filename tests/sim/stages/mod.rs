@@ -21,6 +21,7 @@ mod opening;
 #[cfg(feature = "plant")]
 mod planted;
 mod random;
+mod sealed;
 
 /// Sums over the runs of a stage.
 #[derive(Clone, Copy, Debug, Default)]

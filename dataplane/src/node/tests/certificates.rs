@@ -304,6 +304,54 @@ fn a_refused_certificate_ends_no_half_open_session() {
     assert_eq!([0, 1].map(|i| pair.read(i).len()), [2, 2]);
 }
 
+/// Goal: somebody whose certificate is refused gets no record, for which a peer with an open
+/// session may have to go, although he receives at his address.
+#[test]
+fn a_refused_certificate_gets_no_record() {
+    let (root, other) = (Root::new(), Root::new());
+    let good = || certified(1, 1500, credentials(&root.leaf(&name(1)), &root, &[]).unwrap());
+    let bad = foreign(&other.leaf(&name(2)), &other, &root);
+    let mut pair = Pair::of([good(), certified(2, 1500, bad)]);
+    // One that knows nobody.
+    pair.ends[0] = good();
+    pair.send(1, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    pair.run(200 * MS);
+    let node = &pair.ends[0].node;
+    assert!(node.counters().rx_cert_issuer > 0 && node.counters().tx_challenges > 0);
+    assert_eq!(node.levels().peers, 0);
+}
+
+/// Goal: the copy of an OPEN that was taken, with other words in its header, changes nothing of the
+/// session, though everybody can make its tag.
+#[test]
+fn a_changed_copy_of_an_open_changes_nothing() {
+    let root = Root::new();
+    let mut pair = pair(&root, 1500);
+    let (_, peer) = pair.ends[1].node.peers.iter_mut().next().expect("one");
+    peer.inc = 0;
+    let own = credentials(&root.leaf(&name(9)), &root, &[]).unwrap();
+    let public = Keyring::of_certificate_with(own, Mode::Encrypted, 5, [9; 32]);
+    let tag = public.unwrap().tag_key().clone();
+    let open = proven_opens(&mut pair, 0).pop().unwrap();
+    assert_eq!(state(&pair, 1).0, State::Answered);
+    let (_, op) = sealed::open_in(&RxFrame::new(&open)).unwrap();
+    let mut copy = open[..BASE_LEN + usize::from(sealed::plen(&open))].to_vec();
+    let other = OpenOp { caps: 0, max_frame: 256, window: 1, ..op };
+    other.emit(&mut copy[BASE_LEN..BASE_LEN + OpenOp::LEN]);
+    copy.extend(tag.tag(&copy));
+    let len = copy.len();
+    copy.resize(len + 4, 0);
+    sealed::append_crc(&mut copy, len);
+    copy.resize(open.len(), 0);
+    pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&copy));
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.run(400 * MS);
+    assert_eq!([0, 1].map(|i| pair.read(i).len()), [1, 1]);
+    let (_, peer) = pair.ends[1].node.peers.iter().next().expect("one");
+    assert_eq!((peer.state, peer.frame_most, peer.takes_echo), (State::Open, 1500, true));
+    assert!(peer.snd.limit() > 1, "a window of {}", peer.snd.limit());
+}
+
 /// The OPENs with proof of what `end` sends while its peer's frames reach it but answers do not.
 fn proven_opens(pair: &mut Pair, end: usize) -> Vec<Vec<u8>> {
     let mut opens = Vec::new();

@@ -2,6 +2,7 @@
 
 use super::rma::ALL;
 use super::*;
+use crate::node::peer::State;
 use crate::rel::psn::Psn;
 use crate::wire::{self, Base, MsgOp, Op, OpenOp, Ty};
 
@@ -279,4 +280,42 @@ fn data_that_waits_for_room_names_nobody_who_has_no_name() {
         let told: Vec<_> = pair.read(1).iter().map(|cqe| cqe.src).collect();
         assert_eq!(told, [if known { 0 } else { FI_ADDR_UNSPEC }]);
     }
+}
+
+/// Goal: an OPEN that answers none of ours keeps nothing of its sender, of whom nothing is known:
+/// his record could take the place of a peer with an open session. Method: a node whose table is
+/// full of such peers, which no vector names, and many of these OPENs.
+#[test]
+fn an_answer_to_nobody_displaces_nobody() {
+    const PEERS: u32 = 4;
+    let settings = NodeSettings { peer_max: PEERS as usize, ..strict() };
+    let mut node = end_with(1, 1500, false, settings).node;
+    let ms = 1_000_000;
+    for n in 0..PEERS {
+        let now = Instant(u64::from(n + 1) * ms);
+        let answer = open_of(&mut node, now, n).pop().unwrap();
+        let frame = RxFrame::new(&answer);
+        let base = Base::parse(&frame).unwrap();
+        let sid = wire::OpenOp::parse(&frame, &base).unwrap().sid;
+        let (dst, src, cack) = (base.src, base.dst, base.psn);
+        let ping = Base { dst, src, ty: Ty::Ping, ar: true, dst_sid: sid, cack, ..base };
+        node.on_frame(now, &RxFrame::new(&wire::frame(&ping, &Op::Ping, &[])));
+    }
+    let live = |node: &Node| node.peers.iter().filter(|(_, p)| p.state == State::Open).count();
+    assert_eq!(live(&node), PEERS as usize);
+    for n in 0..500 {
+        let now = Instant(u64::from(PEERS + 1 + n) * ms);
+        let (dst, crc, src) = (node.station, node.has_crc(), Station::at([6, 1, 0, 0, 1, n as u8]));
+        let src = Station { number: (n >> 8) as u16, ..src };
+        let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
+        let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 9);
+        let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
+        let Op::Open(op) = open(node.settings().incarnation) else { unreachable!() };
+        let op = Op::Open(OpenOp { echo_sid: 9, echo_epoch: 9, ..op });
+        node.on_frame(now, &RxFrame::new(&wire::frame(&base, &op, &[])));
+        let mut out = VecDeque::new();
+        node.transmit(now, &mut sink(&mut out));
+        assert!(kinds(out.make_contiguous()).contains(&Ty::Rst));
+    }
+    assert_eq!((live(&node), node.levels().peers), (PEERS as usize, PEERS as usize));
 }
