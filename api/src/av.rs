@@ -36,6 +36,9 @@ pub struct AvAttr {
     /// A name, to share the vector with other processes (`FI_SHARED_AV`): refused with
     /// `FI_ENOSYS`.
     pub name: Option<&'static str>,
+    /// `FI_AV_USER_ID`: completions call senders by what [`Av::set_user_id`] says, and one of whom
+    /// it says nothing [`FI_ADDR_NOTAVAIL`].
+    pub user_id: bool,
 }
 
 pub(crate) struct AvInner {
@@ -53,7 +56,12 @@ impl Av {
         }
         let id = dom.enter_control()?.node().av_open(attr.count)?;
         let av = Self(Arc::new(AvInner { dom: dom.clone(), id }));
-        dom.enter_control()?.node().av_name_contexts(id, attr.rx_ctx_bits)?;
+        let mut core = dom.enter_control()?;
+        core.node().av_name_contexts(id, attr.rx_ctx_bits)?;
+        if attr.user_id {
+            core.node().av_name_by_user_id(id)?;
+        }
+        drop(core);
         Ok(av)
     }
 
@@ -71,7 +79,7 @@ impl Av {
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, addrs: &[EpAddr], fi_addrs: &mut [FiAddr]) -> Result<usize> {
         let each = addrs.iter().map(|a| Ok((*a, Tenant::NONE)));
-        self.insert_each(each, addrs.len(), fi_addrs, None)
+        self.insert_each(each, addrs.len(), (fi_addrs, None), None)
     }
 
     /// As [`insert_bytes`](Self::insert_bytes), each address under the key whose handle stands at
@@ -94,7 +102,7 @@ impl Av {
         let keys = fi_addrs.to_vec();
         let each = addrs.iter().zip(keys);
         let each = each.map(|(addr, key)| Ok((EpAddr::from_bytes(addr)?, tenant_of(key)?)));
-        self.insert_each(each, addrs.len(), fi_addrs, errors)
+        self.insert_each(each, addrs.len(), (fi_addrs, None), errors)
     }
 
     /// Whether an endpoint is bound to it.
@@ -119,14 +127,47 @@ impl Av {
             return Err(Error::Invalid("addr: not a multiple of 16 bytes"));
         }
         let each = addrs.iter().map(|addr| Ok((EpAddr::from_bytes(addr)?, Tenant::NONE)));
-        self.insert_each(each, addrs.len(), fi_addrs, errors)
+        self.insert_each(each, addrs.len(), (fi_addrs, None), errors)
+    }
+
+    /// As [`insert_bytes`](Self::insert_bytes); completions call each of the senders by the number
+    /// that stands at its place of `fi_addrs` when this is called (`FI_AV_USER_ID` with an
+    /// insertion), until it is removed.
+    ///
+    /// # Errors
+    /// As there; also [`Error::Invalid`]: no places, or the vector was opened with
+    /// [`AvAttr::user_id`].
+    pub fn insert_named(
+        &self,
+        addrs: &[u8],
+        fi_addrs: &mut [FiAddr],
+        errors: Option<&mut [i32]>,
+    ) -> Result<usize> {
+        let (addrs, rest) = addrs.as_chunks::<{ EpAddr::LEN }>();
+        if !rest.is_empty() {
+            return Err(Error::Invalid("addr: not a multiple of 16 bytes"));
+        }
+        let user_ids = self.user_ids_of(fi_addrs, addrs.len())?;
+        let each = addrs.iter().map(|addr| Ok((EpAddr::from_bytes(addr)?, Tenant::NONE)));
+        self.insert_each(each, addrs.len(), (fi_addrs, Some(&user_ids)), errors)
+    }
+
+    /// The names that were passed for `count` addresses.
+    fn user_ids_of(&self, passed: &[FiAddr], count: usize) -> Result<Vec<FiAddr>> {
+        if passed.len() != count {
+            return Err(Error::Invalid("fi_addr: not as many names as addresses"));
+        }
+        match self.0.dom.enter_control()?.node().av_is_by_user_id(self.0.id)? {
+            true => Err(Error::Invalid("the vector has its names by fi_av_set_user_id")),
+            false => Ok(passed.to_vec()),
+        }
     }
 
     fn insert_each(
         &self,
         addrs: impl Iterator<Item = Result<(EpAddr, Tenant)>>,
         count: usize,
-        fi_addrs: &mut [FiAddr],
+        (fi_addrs, user_ids): (&mut [FiAddr], Option<&[FiAddr]>),
         mut errors: Option<&mut [i32]>,
     ) -> Result<usize> {
         let wrong = |len: usize| len != 0 && len != count;
@@ -138,6 +179,9 @@ impl Av {
         for (i, addr) in addrs.enumerate() {
             let put = |(addr, of)| core.engine.av_insert_of(self.0.id, addr, of);
             let at = addr.and_then(put);
+            if let (Ok(at), Some(ids)) = (at, user_ids) {
+                core.node().av_set_user_id(self.0.id, at, ids[i])?;
+            }
             inserted += usize::from(at.is_ok());
             if let Some(slot) = fi_addrs.get_mut(i) {
                 *slot = at.unwrap_or(FI_ADDR_NOTAVAIL);
@@ -186,11 +230,36 @@ impl Av {
         service_count: usize,
         fi_addrs: &mut [FiAddr],
     ) -> Result<usize> {
+        let all = self.symmetric((node, node_count), (service, service_count))?;
+        let each = all.iter().map(|addr| Ok((*addr, Tenant::NONE)));
+        self.insert_each(each, all.len(), (fi_addrs, None), None)
+    }
+
+    /// As [`insertsym`](Self::insertsym), with the names of
+    /// [`insert_named`](Self::insert_named).
+    ///
+    /// # Errors
+    /// As of both.
+    pub fn insertsym_named(
+        &self,
+        node: (&str, usize),
+        service: (&str, usize),
+        fi_addrs: &mut [FiAddr],
+    ) -> Result<usize> {
+        let user_ids = self.user_ids_of(fi_addrs, fi_addrs.len())?;
+        let all = self.symmetric(node, service)?;
+        let each = all.iter().map(|addr| Ok((*addr, Tenant::NONE)));
+        self.insert_each(each, all.len(), (fi_addrs, Some(&user_ids)), None)
+    }
+
+    fn symmetric(
+        &self,
+        (node, node_count): (&str, usize),
+        (service, service_count): (&str, usize),
+    ) -> Result<Vec<EpAddr>> {
         let service = Some(service).filter(|text| !text.is_empty());
         let way = &**self.0.dom.arc();
-        let all = self.names().symmetric(node, service, node_count, service_count, way)?;
-        let each = all.iter().map(|a| Ok((EpAddr::from_bytes(&a.to_bytes())?, Tenant::NONE)));
-        self.insert_each(each, all.len(), fi_addrs, None)
+        Ok(self.names().symmetric(node, service, node_count, service_count, way)?)
     }
 
     /// The addresses of services at hosts, as [`insertsvc`](Self::insertsvc) finds them; those that
@@ -221,6 +290,35 @@ impl Av {
     #[doc(alias = "fi_av_lookup")]
     pub fn lookup(&self, fi_addr: FiAddr) -> Result<EpAddr> {
         self.0.dom.enter_control()?.node().av_lookup(self.0.id, fi_addr)
+    }
+
+    /// Lets completions call the sender behind `fi_addr` by `user_id`, any number, until the
+    /// address is removed. Data calls take `fi_addr` as before. Of an endpoint that was inserted
+    /// several times the newest address counts.
+    ///
+    /// # Errors
+    /// And nothing changed: [`Error::Invalid`]: the index is not set, or the vector was opened
+    /// without [`AvAttr::user_id`].
+    ///
+    /// Source: fi_av(3), "fi_av_set_user_id".
+    #[doc(alias = "fi_av_set_user_id")]
+    pub fn set_user_id(&self, fi_addr: FiAddr, user_id: FiAddr) -> Result<()> {
+        let mut core = self.0.dom.enter_control()?;
+        check_by_user_id(&mut core, self.0.id)?;
+        core.node().av_set_user_id(self.0.id, fi_addr, user_id)
+    }
+
+    /// As [`set_user_id`](Self::set_user_id), of the handle of a key, as which `FI_EADDRNOTAVAIL`
+    /// tells a stranger's message.
+    ///
+    /// # Errors
+    /// As there; also [`Error::Invalid`]: not the handle of a key of the domain.
+    pub fn set_key_user_id(&self, handle: FiAddr, user_id: FiAddr) -> Result<()> {
+        let tenant = tenant_of(handle)?;
+        let mut core = self.0.dom.enter_control()?;
+        check_by_user_id(&mut core, self.0.id)?;
+        core.auth_keys.of_tenant(tenant)?;
+        core.node().av_set_tenant_user_id(self.0.id, tenant, user_id)
     }
 
     /// An address in text, as [`resolve`] and `FI_ADDR_STR` take it.
@@ -298,6 +396,13 @@ impl Av {
             drop_key(&mut core, tenant, self.0.id)?;
         }
         Ok(())
+    }
+}
+
+fn check_by_user_id(core: &mut Core, av: AvId) -> Result<()> {
+    match core.node().av_is_by_user_id(av)? {
+        true => Ok(()),
+        false => Err(Error::Invalid("the vector was opened without FI_AV_USER_ID")),
     }
 }
 

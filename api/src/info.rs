@@ -13,6 +13,7 @@ pub use barewire_dataplane::seal::KEYS_MAX;
 use barewire_dataplane::seal::{KEY_MAX, KEY_MIN};
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::mem::IOV_LIMIT;
+pub use barewire_driver::open::{Device, PciPlace};
 use barewire_driver::port::{PortCaps, Station};
 use zeroize::Zeroize;
 
@@ -98,6 +99,7 @@ const PRIMARY: Caps = Caps::MSG
     .union(DIRECTIONS)
     .union(ONE_SIDED)
     .union(Caps::ANY_DIRECTED_RECV)
+    .union(Caps::AV_USER_ID)
     .union(Caps::NAMED_RX_CTX);
 
 /// Granted unasked as well: they cost nothing and expose nothing. To those who name capabilities,
@@ -162,7 +164,7 @@ pub const TX_OP_FLAGS: OpFlags = OpFlags::COMPLETION
 pub const RX_OP_FLAGS: OpFlags = OpFlags::COMPLETION.union(OpFlags::MULTI_RECV);
 
 /// Domain capabilities.
-const DOMAIN_CAPS: Caps = Caps::LOCAL_COMM.union(Caps::REMOTE_COMM);
+const DOMAIN_CAPS: Caps = Caps::LOCAL_COMM.union(Caps::REMOTE_COMM).union(Caps::AV_USER_ID);
 
 /// Longest message, bytes.
 pub const MAX_MSG_SIZE: u64 = Node::MAX_MSG_SIZE;
@@ -493,6 +495,14 @@ pub fn getinfo_raw(
 /// What [`Fabric::domain`](crate::Fabric::domain) would say.
 pub fn check_port(name: &str) -> std::result::Result<(), OpenError> {
     barewire_driver::open::check(name).map_err(open_error)
+}
+
+/// The device under the port `name`, or under the one that its patterns and preferences lead to on
+/// this host; what nobody says of it is `None`, 0 or empty. Opens nothing; costs some ten system
+/// calls.
+pub fn port_device(name: &str) -> Device {
+    use barewire_driver::open::{choose, device};
+    device(choose(name).as_deref().unwrap_or(name))
 }
 
 /// The port that `name` stands for on this host, if a domain on it would open: itself, or what its

@@ -96,7 +96,7 @@ pub use errno::{Error, OpenError, Result, strerror};
 pub use fabric::{Fabric, Waitable, fabric};
 pub use info::{
     API_VERSION, AddrFormat, AuthKey, DomainAttr, EndpointAttr, EpType, FabricAttr, Info,
-    ResourceMgmt, RxAttr, TxAttr, check_port, getinfo, getinfo_with, version,
+    ResourceMgmt, RxAttr, TxAttr, check_port, getinfo, getinfo_with, port_device, version,
 };
 pub use key::key_file_len;
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};

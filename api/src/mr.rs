@@ -10,6 +10,7 @@
 
 pub(crate) mod table;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use barewire_dataplane::flags::MrAccess;
@@ -263,15 +264,22 @@ impl Drop for Mr {
 }
 
 /// A region of memory that the caller keeps. Dropping it closes it.
-pub struct RawMr(MrCommon);
+pub struct RawMr {
+    common: MrCommon,
+    /// Where its pieces are. Sub-regions hold it as well.
+    pieces: Arc<[Range<usize>]>,
+    /// The pieces of the region that it is a part of.
+    _base: Option<Arc<[Range<usize>]>>,
+}
 
 impl RawMr {
     pub(crate) fn register(
         dom: &DomainRef,
         buf: IoBuf,
-        count: usize,
+        pieces: Vec<Range<usize>>,
         attr: &MrAttr,
     ) -> Result<Self> {
+        let count = pieces.len();
         let remote = attr.access.intersects(Access::REMOTE_WRITE);
         let shared = match attr.shared {
             Shared::Mapped if !remote => Shared::Alone,
@@ -285,7 +293,35 @@ impl RawMr {
             Shared::Process => Sharing::Shared,
             Shared::Mapped | Shared::Alone => Sharing::Single,
         };
-        MrCommon::register(dom, buf, count, attr, sharing).map(Self)
+        let common = MrCommon::register(dom, buf, count, attr, sharing)?;
+        Ok(Self { common, pieces: pieces.into(), _base: None })
+    }
+
+    /// As [`register`](Self::register), of a part of `base`.
+    pub(crate) fn register_in(
+        base: &Self,
+        dom: &DomainRef,
+        buf: IoBuf,
+        pieces: Vec<Range<usize>>,
+        attr: &MrAttr,
+    ) -> Result<Self> {
+        if !Arc::ptr_eq(dom.arc(), base.dom.arc()) {
+            return Err(Error::Invalid("base_mr: a region of another domain"));
+        }
+        let holds = |piece: &Range<usize>| {
+            base.pieces.iter().any(|of| of.start <= piece.start && piece.end <= of.end)
+        };
+        if !pieces.iter().all(holds) {
+            return Err(Error::Invalid("a sub-region is inside of its base"));
+        }
+        let mut part = Self::register(dom, buf, pieces, attr)?;
+        part._base = Some(Arc::clone(&base.pieces));
+        Ok(part)
+    }
+
+    /// Whether there are sub-regions of it: who lends its memory closes those first.
+    pub fn has_parts(&self) -> bool {
+        Arc::strong_count(&self.pieces) > 1
     }
 }
 
@@ -328,13 +364,13 @@ impl std::ops::Deref for RawMr {
     type Target = MrCommon;
 
     fn deref(&self) -> &MrCommon {
-        &self.0
+        &self.common
     }
 }
 
 impl Drop for RawMr {
     fn drop(&mut self) {
-        if !self.0.end() {
+        if !self.common.end() {
             tracing::error!("a region of an owned domain was closed by another thread: it stays");
         }
     }

@@ -15,7 +15,7 @@
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
@@ -1024,8 +1024,38 @@ impl Domain {
     pub unsafe fn raw_mr_reg(&self, iov: &[IoVec], attr: &MrAttr) -> Result<RawMr> {
         // SAFETY: the caller's promise covers the life of the list.
         let buf = unsafe { io(iov)? };
-        RawMr::register(&self.dom, buf, iov.len(), attr)
+        RawMr::register(&self.dom, buf, pieces(iov), attr)
     }
+
+    /// Registers a part of the region `base` with a key and rights of its own (`base_mr`). It need
+    /// not have fewer rights, and can be a base itself. `base` is to be dropped after it
+    /// ([`RawMr::has_parts`]).
+    ///
+    /// # Errors
+    /// As [`mr_reg`](Self::mr_reg); also [`Error::Invalid`]: a piece is not inside of one of the
+    /// base's, or that is of another domain.
+    ///
+    /// # Safety
+    /// As of [`raw_mr_reg`](Self::raw_mr_reg).
+    pub unsafe fn raw_mr_reg_in(
+        &self,
+        base: &RawMr,
+        iov: &[IoVec],
+        attr: &MrAttr,
+    ) -> Result<RawMr> {
+        // SAFETY: the caller's promise covers the life of the list.
+        let buf = unsafe { io(iov)? };
+        RawMr::register_in(base, &self.dom, buf, pieces(iov), attr)
+    }
+}
+
+/// Where the pieces of a list are.
+fn pieces(iov: &[IoVec]) -> Vec<Range<usize>> {
+    let range = |piece: &IoVec| {
+        let from = piece.base.addr();
+        from..from.saturating_add(piece.len)
+    };
+    iov.iter().map(range).collect()
 }
 
 /// Lends a list.

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 
 use crate::idx::{AddrIdx, PeerIdx};
 use crate::index::Index;
-use crate::types::FiAddr;
+use crate::types::{FI_ADDR_UNSPEC, FiAddr};
 
 /// An endpoint as the node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,12 @@ pub struct Av {
     of_peer: Vec<u32>,
     /// How many of the highest bits of an address name a receive context.
     rx_ctx_bits: u32,
+    /// What completions call the first indices; empty until the user names one.
+    user_ids: Vec<FiAddr>,
+    /// The same of handles of keys.
+    key_ids: Vec<(FiAddr, FiAddr)>,
+    /// What the user has not named is called [`FI_ADDR_UNSPEC`], else as it is.
+    by_user_id: bool,
 }
 
 /// An index: an entry with its neighbours among those of the same endpoint, a list from newest to
@@ -92,6 +98,45 @@ impl Av {
         self.rx_ctx_bits = bits;
     }
 
+    /// From now on completions call only that by a name which the user names (`FI_AV_USER_ID`).
+    pub fn name_by_user_id(&mut self) {
+        self.by_user_id = true;
+    }
+
+    /// Whether [`name_by_user_id`](Self::name_by_user_id) was called.
+    pub fn is_by_user_id(&self) -> bool {
+        self.by_user_id
+    }
+
+    /// Lets completions call the endpoint at index `addr` by `user_id` until it is removed; says
+    /// what it names, `None` if nothing.
+    pub fn set_user_id(&mut self, addr: FiAddr, user_id: FiAddr) -> Option<AvEntry> {
+        let at = usize::try_from(addr).ok()?;
+        let entry = self.slots.get(at)?.entry()?;
+        for i in self.user_ids.len()..=at {
+            self.user_ids.push(self.unnamed(i as FiAddr));
+        }
+        self.user_ids[at] = user_id;
+        Some(entry)
+    }
+
+    /// As [`set_user_id`](Self::set_user_id), of the `handle` of a key, for good.
+    pub fn set_key_user_id(&mut self, handle: FiAddr, user_id: FiAddr) {
+        self.key_ids.retain(|(of, _)| *of != handle);
+        self.key_ids.push((handle, user_id));
+    }
+
+    /// What completions call the `handle` of a key.
+    pub fn key_user_id(&self, handle: FiAddr) -> FiAddr {
+        let named = self.key_ids.iter().find(|(of, _)| *of == handle);
+        named.map_or_else(|| self.unnamed(handle), |(_, id)| *id)
+    }
+
+    /// What completions call an address without a name of the user's.
+    fn unnamed(&self, addr: FiAddr) -> FiAddr {
+        if self.by_user_id { FI_ADDR_UNSPEC } else { addr }
+    }
+
     /// Inserts an endpoint at the lowest index that is free.
     ///
     /// # Panics
@@ -116,7 +161,11 @@ impl Av {
             self.of_peer.resize(peer.at() + 1, 0);
         }
         self.of_peer[peer.at()] += 1;
-        FiAddr::from(idx.get())
+        let addr = FiAddr::from(idx.get());
+        if idx.at() < self.user_ids.len() {
+            self.user_ids[idx.at()] = self.unnamed(addr);
+        }
+        addr
     }
 
     /// Removes an index, and says what it named; `None` if it names nothing. Other indices of the
@@ -163,10 +212,13 @@ impl Av {
         Some(AvEntry { ep: entry.ep.checked_add(rx_ctx.into())?, rx_ctx, ..entry })
     }
 
-    /// An index that names endpoint `ep` of `peer`, `None` if it was not inserted.
+    /// What completions call endpoint `ep` of `peer`: its newest index, or what the user calls
+    /// that. `None` if it was not inserted.
     #[inline]
     pub fn reverse(&self, peer: PeerIdx, ep: u16) -> Option<FiAddr> {
-        self.newest(peer, ep).map(|idx| FiAddr::from(idx.get()))
+        let idx = self.newest(peer, ep)?;
+        let named = self.user_ids.get(idx.at()).copied();
+        Some(named.unwrap_or_else(|| self.unnamed(FiAddr::from(idx.get()))))
     }
 
     /// Whether any index names an endpoint of `peer`.
@@ -309,6 +361,46 @@ mod tests {
         let nothing = [2 << 62 | 1, 1 << 62 | 2, 1 << 61, FiAddr::MAX];
         assert!(nothing.iter().all(|&addr| av.lookup(addr).is_none()));
         assert_eq!((av.remove(1 << 62), av.reverse(PeerIdx::of(1), 8)), (None, None));
+    }
+
+    /// Row X24: the name is the user's until the index is removed, and nothing else changes.
+    #[test]
+    fn an_index_has_a_name_of_its_users() {
+        for by_user_id in [false, true] {
+            let mut av = Av::with_capacity(0);
+            if by_user_id {
+                av.name_by_user_id();
+            }
+            let of = |i: u32| (PeerIdx::of(i), 3);
+            for i in 0..5 {
+                assert_eq!(av.insert(entry(of(i).0, 3)), FiAddr::from(i));
+            }
+            let unnamed = |i: u32| if by_user_id { FI_ADDR_UNSPEC } else { FiAddr::from(i) };
+            let called = |av: &Av, i: u32| av.reverse(of(i).0, of(i).1);
+            for name in [0, 1 << 63, FI_ADDR_UNSPEC, 7] {
+                assert_eq!(av.set_user_id(3, name), Some(entry(of(3).0, 3)));
+                assert_eq!(called(&av, 3), Some(name));
+            }
+            for i in [0, 1, 2, 4] {
+                assert_eq!(called(&av, i), Some(unnamed(i)));
+            }
+            for nothing in [5, FI_ADDR_UNSPEC, 1 << 32] {
+                assert_eq!(av.set_user_id(nothing, 1), None);
+            }
+            assert_eq!(av.insert(entry(of(3).0, 3)), 5);
+            assert_eq!(called(&av, 3), Some(unnamed(5)), "the newest index counts");
+            assert!(av.remove(5).is_some() && called(&av, 3) == Some(7));
+            assert!(av.remove(3).is_some() && called(&av, 3).is_none());
+            assert_eq!(av.set_user_id(3, 1), None);
+            assert_eq!(av.insert(entry(of(3).0, 3)), 3);
+            assert_eq!(called(&av, 3), Some(unnamed(3)), "the name went with the index");
+            let handle = 1 << 63 | 5;
+            let is = if by_user_id { FI_ADDR_UNSPEC } else { handle };
+            assert_eq!(av.key_user_id(handle), is);
+            av.set_key_user_id(handle, 1);
+            av.set_key_user_id(handle, 2);
+            assert_eq!(av.key_user_id(handle), 2);
+        }
     }
 
     /// Enough endpoints to grow the way back many times, removed in another order.

@@ -120,6 +120,8 @@ bitflags! {
         const TRIGGER = 1 << 20;
         /// `FI_FENCE`.
         const FENCE = 1 << 21;
+        /// `FI_AV_USER_ID`: addresses have names of the user's in completions.
+        const AV_USER_ID = 1 << 41;
         /// `FI_TAGGED_DIRECTED_RECV`: `FI_DIRECTED_RECV` of tagged receives.
         const TAGGED_DIRECTED_RECV = 1 << 45;
         /// `FI_TAGGED_MULTI_RECV`: `FI_MULTI_RECV` of tagged receives.

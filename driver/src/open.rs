@@ -10,6 +10,7 @@ use crate::error::OpenError;
 use crate::port::{MTU_MIN, Port};
 
 mod choice;
+mod device;
 mod ip;
 mod mark;
 mod memif;
@@ -22,6 +23,7 @@ mod vlan;
 mod wires;
 
 pub use choice::choose;
+pub use device::{Device, PciPlace, device};
 pub use mark::{Mark, with_mark};
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;

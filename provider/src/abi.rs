@@ -504,7 +504,8 @@ numbers! {
         FI_OP_FETCH_ATOMIC = 7, FI_OP_COMPARE_ATOMIC = 8, FI_OP_CNTR_SET = 9, FI_OP_CNTR_ADD = 10;
     u32: FI_FORMAT_UNSPEC = 0, FI_SOCKADDR = 1, FI_SOCKADDR_IN = 2, FI_SOCKADDR_IN6 = 3,
         FI_PROTO_SOCK_TCP = 6, FI_PROTO_RXM = 11,
-        FI_LINK_UP = 2, FI_EP_MSG = 1, FI_EP_DGRAM = 2, FI_EP_RDM = 3;
+        FI_BUS_PCI = 1, FI_LINK_DOWN = 1, FI_LINK_UP = 2,
+        FI_EP_MSG = 1, FI_EP_DGRAM = 2, FI_EP_RDM = 3;
     c_int: FI_OPT_ENDPOINT = 0, FI_MR_SCALABLE = 2;
     u64: FI_SYNC_ERR = 1 << 58, FI_EVENT = 1 << 24, FI_MORE = 1 << 18, FI_PEEK = 1 << 19,
         FI_READ = 1 << 8, FI_WRITE = 1 << 9, FI_SOURCE = 1 << 57, FI_NUMERICHOST = 1 << 55,
@@ -512,6 +513,9 @@ numbers! {
         FI_MSG_PREFIX = 1 << 58, FI_COLLECTIVE = 1 << 6, FI_PROV_ATTR_ONLY = 1 << 54,
         FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
 }
+
+/// Names of the user's for addresses: a capability, and a flag of vectors and insertions.
+pub(crate) const FI_AV_USER_ID: u64 = 1 << 41;
 
 /// Of 1.20: a flag, and a length that says that keys are those of address vectors.
 pub(crate) const FI_AUTH_KEY: u64 = 1 << 57;
@@ -530,6 +534,15 @@ pub(crate) struct LateDomainAttr {
 pub(crate) struct MrAuthKey {
     pub(crate) av: *mut FidAv,
     pub(crate) src_addr: u64,
+}
+
+/// `struct fi_mr_attr` with what 1.19 to 2.0 appended.
+#[repr(C)]
+pub(crate) struct LateMrAttr {
+    attr: MrAttr,
+    hmem_data: P,
+    page_size: usize,
+    pub(crate) base_mr: *const FidMr,
 }
 
 #[cfg(test)]

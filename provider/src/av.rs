@@ -33,6 +33,7 @@ static OPS: OpsAv = OpsAv {
     av_set: crate::coll::av_set,
     insert_auth_key,
     lookup_auth_key,
+    set_user_id,
     ..OpsAv::STUB
 };
 
@@ -59,7 +60,8 @@ pub(crate) unsafe extern "C" fn open(
             ours.name = (!attr.name.is_null()).then_some("shared");
             // To read only is to read what another process has made, by its name.
             let known = if ours.name.is_some() { FI_EVENT | FI_READ } else { FI_EVENT };
-            if attr.flags & !known != 0 {
+            ours.user_id = attr.flags & FI_AV_USER_ID != 0;
+            if attr.flags & !(known | FI_AV_USER_ID) != 0 {
                 return Err(Error::BadFlags);
             }
             let bits = u32::try_from(attr.rx_ctx_bits);
@@ -122,7 +124,7 @@ unsafe extern "C" fn insert(
     context: *mut c_void,
 ) -> c_int {
     guard::value(|| {
-        if flags & !(FI_MORE | FI_SYNC_ERR | FI_AUTH_KEY) != 0 {
+        if flags & !(FI_MORE | FI_SYNC_ERR | FI_AUTH_KEY | FI_AV_USER_ID) != 0 {
             return Err(Error::BadFlags);
         }
         if addrs.is_null() && count > 0 {
@@ -136,15 +138,20 @@ unsafe extern "C" fn insert(
             if under != it.by_keys {
                 return Err(Error::Invalid("FI_AUTH_KEY: with FI_AV_AUTH_KEY, and only then"));
             }
+            let is_named = flags & FI_AV_USER_ID != 0;
+            if under && is_named {
+                return Err(Error::Invalid("FI_AV_USER_ID: with keys by fi_av_set_user_id"));
+            }
             let len = count.checked_mul(it.form.len()).ok_or(Error::Overflow)?;
             let from = places(addrs.cast_mut().cast::<u8>(), len);
             let native = native_of(it, from);
             let errors = (flags & FI_SYNC_ERR != 0 && !context.is_null())
                 .then(|| places(context.cast::<c_int>(), count));
             let to = places(fi_addrs, count);
-            let n = match under {
-                true => it.av.insert_under(&native, to, errors),
-                false => it.av.insert_bytes(&native, to, errors),
+            let n = match (under, is_named) {
+                (true, _) => it.av.insert_under(&native, to, errors),
+                (false, true) => it.av.insert_named(&native, to, errors),
+                (false, false) => it.av.insert_bytes(&native, to, errors),
             }?;
             c_int::try_from(n).map_err(|_| Error::Overflow)
         }
@@ -193,13 +200,17 @@ unsafe extern "C" fn insertsvc(
     _context: *mut c_void,
 ) -> c_int {
     guard::value(|| {
-        if flags & !FI_MORE != 0 {
+        if flags & !(FI_MORE | FI_AV_USER_ID) != 0 {
             return Err(Error::BadFlags);
         }
         // SAFETY: the table belongs to vectors; two strings and a place or NULL.
         unsafe {
             let it = AvObject::of(at)?;
             let [node, service] = names(node, service)?;
+            if flags & FI_AV_USER_ID != 0 {
+                let to = places(fi_addr, 1);
+                return it.av.insertsym_named((node, 1), (service, 1), to).map(|_| 1);
+            }
             let found = it.av.insertsvc(node, service);
             places(fi_addr, 1).fill(found.unwrap_or(FI_ADDR_NOTAVAIL));
             found.map(|_| 1)
@@ -218,7 +229,7 @@ unsafe extern "C" fn insertsym(
     _context: *mut c_void,
 ) -> c_int {
     guard::value(|| {
-        if flags & !FI_MORE != 0 {
+        if flags & !(FI_MORE | FI_AV_USER_ID) != 0 {
             return Err(Error::BadFlags);
         }
         // SAFETY: the table belongs to vectors; two strings, and a place for every address.
@@ -227,7 +238,10 @@ unsafe extern "C" fn insertsym(
             let count = node_count.checked_mul(service_count).ok_or(Error::Overflow)?;
             let [node, service] = names(node, service)?;
             let to = places(fi_addrs, count);
-            let n = it.av.insertsym(node, node_count, service, service_count, to)?;
+            let n = match flags & FI_AV_USER_ID {
+                0 => it.av.insertsym(node, node_count, service, service_count, to),
+                _ => it.av.insertsym_named((node, node_count), (service, service_count), to),
+            }?;
             c_int::try_from(n).map_err(|_| Error::Overflow)
         }
     })
@@ -243,6 +257,20 @@ unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags
         match flags {
             0 => it.av.remove(addrs),
             _ => it.av.remove_auth_keys(addrs),
+        }
+    })
+}
+
+unsafe extern "C" fn set_user_id(at: *mut FidAv, fi_addr: u64, user_id: u64, flags: u64) -> c_int {
+    guard::int(|| {
+        if flags & !FI_AUTH_KEY != 0 {
+            return Err(Error::BadFlags);
+        }
+        // SAFETY: the table belongs to vectors.
+        let it = unsafe { AvObject::of(at)? };
+        match flags {
+            0 => it.av.set_user_id(fi_addr, user_id),
+            _ => it.av.set_key_user_id(fi_addr, user_id),
         }
     })
 }

@@ -18,7 +18,7 @@ use crate::sep::SepObject;
 
 /// What stands behind a `struct fid_mr`.
 pub(crate) struct Region {
-    mr: RawMr,
+    mr: Box<RawMr>,
     base: u64,
 }
 
@@ -37,6 +37,8 @@ struct Ask<'a> {
     key: u64,
     flags: u64,
     context: *mut c_void,
+    /// The region that it is to be a part of.
+    of: Option<&'a Region>,
 }
 
 /// # Safety
@@ -56,11 +58,17 @@ unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Resu
         ..OurAttr::default()
     };
     // SAFETY: the caller's promise is that of the raw face.
-    let mr = unsafe { domain.domain.raw_mr_reg(ask.iov, &attr)? };
+    let mr = unsafe {
+        match ask.of {
+            Some(of) => domain.domain.raw_mr_reg_in(&of.mr, ask.iov, &attr)?,
+            None => domain.domain.raw_mr_reg(ask.iov, &attr)?,
+        }
+    };
     let base = ask.iov.first().map_or(0, |piece| piece.base.addr() as u64);
     let fid = fid(FI_CLASS_MR, ask.context, &FID);
     // Data calls need no descriptor, but a program may take NULL for a failure.
     let abi = FidMr { fid, mem_desc: std::ptr::null_mut(), key: mr.key() };
+    let mr = Box::new(mr);
     // SAFETY: the caller's promise.
     let at = unsafe { MrObject::open(abi, Region { mr, base }, out) };
     // SAFETY: the object is new, and nobody else has it yet.
@@ -79,7 +87,7 @@ unsafe extern "C" fn reg(
     out: *mut *mut FidMr,
     context: *mut c_void,
 ) -> c_int {
-    let ask = Ask { iov: &one(buf, len), access, offset, key, flags, context };
+    let ask = Ask { iov: &one(buf, len), access, offset, key, flags, context, of: None };
     // SAFETY: the table belongs to domains; the memory is lent as fi_mr(3) says.
     guard::int(|| unsafe { register(domain, ask, out) })
 }
@@ -98,7 +106,8 @@ unsafe extern "C" fn regv(
     guard::int(|| {
         // SAFETY: as above, and there are `count` pieces.
         unsafe {
-            let ask = Ask { iov: list(iov, count)?, access, offset, key, flags, context };
+            let iov = list(iov, count)?;
+            let ask = Ask { iov, access, offset, key, flags, context, of: None };
             register(domain, ask, out)
         }
     })
@@ -111,10 +120,15 @@ unsafe extern "C" fn regattr(
     out: *mut *mut FidMr,
 ) -> c_int {
     guard::int(|| {
-        // SAFETY: as above. No more than the oldest libfabric's members are read.
+        // SAFETY: as above. No more than the members of the domain's version are read.
         unsafe {
             let a = crate::msg::given(attr)?;
-            check_key(DomainObject::of(domain.cast())?, a, flags)?;
+            let it = DomainObject::of(domain.cast())?;
+            check_key(it, a, flags)?;
+            let of = match it.api_version >= version(2, 0) {
+                true => base_of((*attr.cast::<LateMrAttr>()).base_mr)?,
+                false => None,
+            };
             let flags = flags & !FI_AUTH_KEY;
             let ask = Ask {
                 iov: list(a.mr_iov, a.iov_count)?,
@@ -123,10 +137,28 @@ unsafe extern "C" fn regattr(
                 key: a.requested_key,
                 flags,
                 context: a.context,
+                of,
             };
             register(domain, ask, out)
         }
     })
+}
+
+/// The region that a sub-region is to be a part of.
+///
+/// # Safety
+/// It is a region that is not closed meanwhile, or NULL.
+unsafe fn base_of<'a>(at: *const FidMr) -> Result<Option<&'a Region>> {
+    if at.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match class_of(at.cast_mut().cast())? {
+            FI_CLASS_MR => MrObject::of(at).map(Some),
+            _ => Err(Error::Invalid("base_mr: no region")),
+        }
+    }
 }
 
 /// Refuses a region with a key that is not the domain's. Where keys are those of address vectors
@@ -166,7 +198,14 @@ unsafe fn check_key(domain: &Domain, a: &MrAttr, flags: u64) -> Result<()> {
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     // SAFETY: the table belongs to regions, and a program closes what it does not use.
-    guard::int(|| unsafe { MrObject::close(at.cast(), |_| Ok(())) })
+    guard::int(|| unsafe {
+        MrObject::close(
+            at.cast(),
+            |it| {
+                if it.mr.has_parts() { Err((Error::Busy, it)) } else { Ok(()) }
+            },
+        )
+    })
 }
 
 unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {

@@ -7,9 +7,48 @@ use crate::mem::{copy_text, free, zeroed};
 
 static OPS: FiOps = FiOps { close, control, ..FiOps::STUB };
 
-/// A description of the port `name`, or NULL if there is no memory for one.
+/// A description of the device under the port `name`, or NULL if there is no memory for one. What
+/// is not known is NULL or 0, as fi_nic(3) has it.
 pub(crate) fn describe(name: &str) -> *mut FidNic {
-    let text = |t: &str| copy_text(Some(t));
+    let is = barewire::port_device(name);
+    let nic = fresh();
+    if nic.is_null() {
+        return nic;
+    }
+    let text = |t: Option<&str>| copy_text(t);
+    let number = |at: usize| is.ids.map(|ids| format!("0x{:04x}", ids[at]));
+    let mac = is.mac.map(|mac| mac.to_string());
+    let ip = is.ip.map(|ip| ip.to_string());
+    // SAFETY: the four structures are there, and nobody else has them yet.
+    let (device, bus, link) =
+        unsafe { (&mut *(*nic).device_attr, &mut *(*nic).bus_attr, &mut *(*nic).link_attr) };
+    // A port that is none, of which the domain is to tell.
+    device.name = text(Some(if is.name.is_empty() { name } else { &is.name }));
+    device.vendor_id = text(number(0).as_deref());
+    device.device_id = text(number(1).as_deref());
+    device.device_version = text(is.ids.map(|ids| ids[2].to_string()).as_deref());
+    device.driver = text(is.driver.as_deref());
+    device.firmware = text(is.firmware.as_deref());
+    if let Some(at) = is.pci
+        && let Ok(domain) = u16::try_from(at.domain)
+    {
+        let [second, third] = [[at.bus, at.device], [at.function, 0]].map(u16::from_ne_bytes);
+        (bus.bus_type, bus.attr) = (FI_BUS_PCI, [domain, second, third]);
+    }
+    link.address = text(mac.or(ip).as_deref());
+    link.mtu = is.mtu;
+    link.speed = usize::try_from(is.bps).unwrap_or(0);
+    link.state = match is.is_up {
+        None => 0,
+        Some(false) => FI_LINK_DOWN,
+        Some(true) => FI_LINK_UP,
+    };
+    link.network_type = text(Some("Ethernet"));
+    nic
+}
+
+/// A description of nothing, or NULL if there is no memory for one.
+fn fresh() -> *mut FidNic {
     let nic = zeroed::<FidNic>();
     let (device, bus, link) = (zeroed::<DeviceAttr>(), zeroed::<BusAttr>(), zeroed::<LinkAttr>());
     if nic.is_null() || device.is_null() || bus.is_null() || link.is_null() {
@@ -25,17 +64,38 @@ pub(crate) fn describe(name: &str) -> *mut FidNic {
         (*nic).fid =
             Fid { fclass: FI_CLASS_NIC, context: std::ptr::null_mut(), ops: &raw const OPS };
         ((*nic).device_attr, (*nic).bus_attr, (*nic).link_attr) = (device, bus, link);
-        (*device).name = text(name);
-        (*device).device_id = text("0");
-        (*device).device_version = text(env!("CARGO_PKG_VERSION"));
-        (*device).vendor_id = text("0");
-        (*device).driver = text("barewire");
-        (*device).firmware = text("none");
-        (*link).address = text(name);
-        // Of a segment that is made when nobody says otherwise.
-        (*link).mtu = 65_536;
-        (*link).state = FI_LINK_UP;
-        (*link).network_type = text("Ethernet");
+    }
+    nic
+}
+
+/// A description with the same in it, or NULL if there is no memory for one.
+///
+/// # Safety
+/// `from` came from [`describe`] or from here.
+unsafe fn duplicate(from: *const FidNic) -> *mut FidNic {
+    let nic = fresh();
+    if nic.is_null() {
+        return nic;
+    }
+    // SAFETY: the caller's promise, and what `fresh` made is whole.
+    unsafe {
+        let (old, new) = (&*from, &*nic);
+        *new.bus_attr = *old.bus_attr;
+        *new.device_attr = *old.device_attr;
+        *new.link_attr = *old.link_attr;
+        let (device, link) = (&mut *new.device_attr, &mut *new.link_attr);
+        for text in [
+            &mut device.name,
+            &mut device.device_id,
+            &mut device.device_version,
+            &mut device.vendor_id,
+            &mut device.driver,
+            &mut device.firmware,
+            &mut link.address,
+            &mut link.network_type,
+        ] {
+            *text = copy_text(crate::guard::text(*text).ok().flatten());
+        }
     }
     nic
 }
@@ -78,12 +138,8 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, arg: *mut c_void) ->
     if command != FI_DUP || arg.is_null() {
         return -barewire::errno::FI_ENOSYS;
     }
-    // SAFETY: the description is alive while it is copied, and its name is a string of ours.
-    let name = unsafe {
-        let device = (*fid.cast::<FidNic>()).device_attr;
-        crate::guard::text((*device).name).ok().flatten().unwrap_or("")
-    };
-    let copy = describe(name);
+    // SAFETY: the description is one of ours and alive while it is copied.
+    let copy = unsafe { duplicate(fid.cast()) };
     if copy.is_null() {
         return -barewire::errno::FI_ENOMEM;
     }

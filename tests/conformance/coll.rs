@@ -139,7 +139,7 @@ fn twelve() -> Side {
     side
 }
 
-/// CO12, CO13, CO14: a set against a plain list, whatever is done to it.
+/// X25, CO12, CO13, CO14: a set against a plain list, whatever is done to it.
 #[test]
 fn a_set_is_a_list_without_repetitions() {
     let side = twelve();

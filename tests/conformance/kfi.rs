@@ -79,9 +79,10 @@ fn every_pair_does_the_same_under_both_names() {
     pair.all_is_back();
 }
 
-/// K5: the 13 calls of the SYNOPSIS of kfi_atomic, with what the C arguments are here: `datatype`
-/// and `op` are a [`What`]; `dest_addr`, `addr` and `key` a [`Remote`]; a buffer with its count or
-/// length a slice or [`Buf`]; `desc` is not needed. Does not compile if one is missing or differs.
+/// K4, K5, K6: the 13 calls of the SYNOPSIS of kfi_atomic, with what the C arguments are here:
+/// `datatype` and `op` are a [`What`]; `dest_addr`, `addr` and `key` a [`Remote`]; a buffer with
+/// its count or length a slice or [`Buf`]; `desc` is not needed. Does not compile if one is missing
+/// or differs.
 #[test]
 fn the_names_and_arguments_are_those_of_the_synopsis() {
     // kfi_atomic(ep, buf, count, desc, dest_addr, addr, key, datatype, op, context)

@@ -425,8 +425,8 @@ fn mf7_release_and_cancel() {
     p.all_is_back();
 }
 
-/// MF11: a fenced message, and what follows it, waits for everything before it to the same peer.
-/// A large message has to be pulled; a fenced small one behind it must not pass it.
+/// MF11, X66: a fenced message, and what follows it, waits for everything before it to the same
+/// peer. A large message has to be pulled; a fenced small one behind it must not pass it.
 #[test]
 fn mf11_fence_keeps_order_behind_large_messages() {
     let p = Pair::default();

@@ -392,6 +392,38 @@ fn x22_duplicate_inserts() {
     p.all_is_back();
 }
 
+/// X24: completions call a sender what the user calls its address, and nobody else sees it.
+#[test]
+fn x24_names_of_the_users() {
+    let p = Pair::default();
+    let source = |p: &Pair| {
+        p.b.ep.recv(Buf::zeroed(4), p.b.peer, 6).unwrap();
+        p.a.ep.send(buf(4, 1), p.a.peer, 1).unwrap();
+        p.at_a();
+        p.at_b().src
+    };
+    let (named, plain) = (AvAttr { user_id: true, ..AvAttr::default() }, AvAttr::default());
+    let av = p.b.domain.av_open(named).unwrap();
+    let addr = p.a.ep.getname().unwrap();
+    let mut at = [0];
+    assert_eq!(av.insert(&[addr], &mut at), Ok(1));
+    assert!(matches!(p.b.av.set_user_id(p.b.peer, 9), Err(Error::Invalid(_))), "opened without");
+    assert!(matches!(av.set_user_id(at[0] + 1, 9), Err(Error::Invalid(_))));
+    assert_eq!(av.set_user_id(at[0], 9), Ok(()));
+    assert_eq!(source(&p), p.b.peer, "another vector has other names");
+    let mut ids = [77];
+    let bytes = addr.to_bytes();
+    assert!(matches!(av.insert_named(&bytes, &mut ids, None), Err(Error::Invalid(_))));
+    let other = p.b.domain.av_open(plain).unwrap();
+    assert!(other.insert_named(&bytes, &mut [], None).is_err());
+    // The newest index of an endpoint counts.
+    assert_eq!(p.b.av.insert_named(&bytes, &mut ids, None), Ok(1));
+    assert_eq!((source(&p), p.b.av.lookup(ids[0])), (77, Ok(addr)));
+    p.b.av.remove(&ids).unwrap();
+    assert_eq!(source(&p), p.b.peer);
+    p.all_is_back();
+}
+
 /// Two endpoints of one domain cannot have one number, and one that asks gets it.
 #[test]
 fn endpoint_numbers() {

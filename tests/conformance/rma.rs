@@ -95,8 +95,8 @@ fn every_call_of_fi_rma_moves_its_bytes() {
     pair.all_is_back();
 }
 
-/// X38, fi_mr(3): a region's counter of writes hears of every atomic that may change it, one of
-/// reads of what fetches, and one of both of each access once; before and after the first of a
+/// X38, X63, fi_mr(3): a region's counter of writes hears of every atomic that may change it, one
+/// of reads of what fetches, and one of both of each access once; before and after the first of a
 /// kind.
 #[test]
 fn x38_what_the_counters_of_a_region_count() {
@@ -124,8 +124,8 @@ fn x38_what_the_counters_of_a_region_count() {
     }
 }
 
-/// A1 to A14: the fourteen calls of fi_atomic; AR14: their completion flags; AR5: an atomic read
-/// has no operand; AR13: counters of both sides.
+/// A1 to A14: the fourteen calls of fi_atomic; AR11: injecting, and what it refuses; AR14: their
+/// completion flags; AR5: an atomic read has no operand; AR13: counters of both sides.
 #[test]
 fn every_call_of_fi_atomic_does_its_work() {
     let pair = Pair::new(&plan(MrMode::empty()));

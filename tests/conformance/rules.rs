@@ -192,7 +192,7 @@ fn r7_flags_of_a_msg_call_replace_those_of_the_endpoint() {
     p.all_is_back();
 }
 
-/// R8, MF12, MF13: a flag that is not known or was not granted is refused, not ignored.
+/// R8, MF12, MF13, X42: a flag that is not known or was not granted is refused, not ignored.
 #[test]
 fn r8_flags_not_granted_are_refused() {
     let mut plan = Plan::default();
@@ -320,6 +320,78 @@ fn r11_x71_threads() {
         assert!(scope.spawn(move || side.domain.progress()).join().unwrap().is_ok());
         assert_eq!(side.domain.progress(), Err(Error::OpBadState));
     });
+}
+
+/// X71: at each level between these two, threads that share no endpoint and no queue use one domain
+/// at once, and every message comes whole and once.
+#[test]
+fn x71_threads_with_endpoints_of_their_own() {
+    let levels = [Threading::Fid, Threading::Endpoint, Threading::Completion];
+    for threading in levels {
+        for progress in [Progress::Manual, Progress::Auto] {
+            let mut hints = Info { caps: usual_caps(), ..Info::default() };
+            hints.domain_attr.threading = threading;
+            hints.domain_attr.data_progress = progress;
+            let plan = Plan { info: info(&hints), ..Plan::default() };
+            assert_eq!(plan.info.domain_attr.threading, threading, "it comes back");
+            let port = ports(1).remove(0);
+            let domain = the_fabric().domain_on(&plan.info, plan.settings.clone(), port).unwrap();
+            let one = |_| {
+                let (cq, av) =
+                    (domain.cq_open(plan.cq).unwrap(), domain.av_open(AvAttr::default()).unwrap());
+                let ep = domain.endpoint(&plan.info).unwrap();
+                ep.bind_cq(&cq, BOTH).unwrap();
+                ep.bind_av(&av).unwrap();
+                ep.enable().unwrap();
+                (ep, cq, av)
+            };
+            let all: Vec<_> = (0..4).map(one).collect();
+            let next = |i: usize| (i + 1) % all.len();
+            let to = |i: usize| {
+                let mut at = [0];
+                all[i].2.insert(&[all[next(i)].0.getname().unwrap()], &mut at).unwrap();
+                at[0]
+            };
+            let dests: Vec<_> = (0..all.len()).map(to).collect();
+            std::thread::scope(|scope| {
+                for ((ep, cq, _), dest) in all.iter().zip(dests) {
+                    scope.spawn(move || ring(ep, cq, dest));
+                }
+            });
+        }
+    }
+}
+
+/// Sends 1,000 messages to the next thread and takes as many of the one before, each whole and by
+/// the receive that was posted for it.
+fn ring(ep: &Endpoint, cq: &Cq, dest: FiAddr) {
+    const COUNT: u64 = 1_000;
+    let len = |n: u64| if n.is_multiple_of(50) { 20_000 } else { 16 };
+    let (mut posted, mut sent, mut ended, mut taken) = (0, 0, 0, 0);
+    let mut seen = [false; COUNT as usize];
+    let end = std::time::Instant::now() + PATIENCE;
+    while (ended, taken) != (COUNT, COUNT) {
+        assert!(std::time::Instant::now() < end, "{posted} {sent} {ended} {taken}");
+        let room = posted < COUNT && posted < taken + 32;
+        if room && ep.trecv(Buf::zeroed(20_000), FI_ADDR_UNSPEC, 1, 0, posted).is_ok() {
+            posted += 1;
+        }
+        if sent < COUNT && ep.tsend(buf(len(sent), sent), dest, 1, sent).is_ok() {
+            sent += 1;
+        }
+        let mut done = [Completion::default()];
+        match cq.read(&mut done) {
+            Ok(_) if done[0].flags.contains(CqFlags::RECV) => {
+                // A long one may end after those behind it, which it was matched before.
+                let n = done[0].op_context;
+                assert!(!std::mem::replace(&mut seen[n as usize], true), "{n} twice");
+                assert!(done[0].bytes() == &pattern(len(n), n)[..], "{n}");
+                taken += 1;
+            }
+            Ok(_) => ended += 1,
+            Err(e) => assert_eq!(e, Error::Again),
+        }
+    }
 }
 
 /// R12: the source may be reused when the level that was asked for is reached, and only the bytes

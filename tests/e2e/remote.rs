@@ -236,10 +236,10 @@ impl Journal {
     }
 }
 
-/// Goal: exactly once whatever is lost, and whoever dies. Method: two processes add one to a word
-/// over links that lose 5 %, each to a word of its own as well. One is killed with -9 again and
-/// again, and all journals together must explain the words: no old value twice, and no more and no
-/// fewer than were executed, but for what was in flight at a kill.
+/// Goal (AR10): exactly once whatever is lost, and whoever dies. Method: two processes add one to a
+/// word over links that lose 5 %, each to a word of its own as well. One is killed with -9 again
+/// and again, and all journals together must explain the words: no old value twice, and no more and
+/// no fewer than were executed, but for what was in flight at a kill.
 #[test]
 fn sums_are_exact_whoever_is_killed() {
     let kills = if std::env::var_os("BAREWIRE_NIGHTLY").is_some() { 500 } else { 50 };

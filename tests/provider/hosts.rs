@@ -102,6 +102,7 @@ fn sizes(small: &[Size]) -> &[Size] {
 
 /// Goal: two ranks on each of two hosts send, receive from anybody, share windows and do all
 /// collectives over one raw Ethernet interface a host; more ranks and hosts do so without windows.
+/// Row X75: several ranks of a host and one NIC.
 #[test]
 fn every_mpi_on_hosts_over_afpacket() {
     let by_day = [SMALL.as_slice(), &LARGER].concat();

@@ -18,6 +18,7 @@ fn survives(bench: &Bench, program: &Path, case: &str) {
     assert!(!left || case.starts_with("exit") || case.starts_with("dlclose"), "{case}");
 }
 
+/// Row X81: threads, forks, ends without closing.
 #[test]
 fn a_process_may_live_and_end_as_it_likes() {
     with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {

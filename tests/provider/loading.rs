@@ -7,6 +7,7 @@ use super::{finish, has, succeed, text, with};
 const FI_INFO: &[(&str, &str)] = &[("fi_info", "libfabric-bin")];
 const FI_PINGPONG: &[(&str, &str)] = &[("fi_pingpong", "libfabric-bin")];
 
+/// Row X4.
 #[test]
 fn fi_info_shows_the_provider_to_whoever_asks_by_name() {
     with(FI_INFO, |bench| {
@@ -44,6 +45,7 @@ fn nobody_gets_the_provider_by_accident() {
     });
 }
 
+/// Row X9.
 #[test]
 fn fi_info_lists_what_can_be_set() {
     with(FI_INFO, |bench| {

@@ -486,6 +486,13 @@ static void infos(void)
 	expect("fi_getinfo of FI_HMEM", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
 	       -FI_ENODATA);
 	hints->caps = FI_MSG;
+	hints->mode = FI_MSG_PREFIX;
+	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list));
+	expect("room before a message is offered, and not used",
+	       list->mode == FI_MSG_PREFIX && list->ep_attr->msg_prefix_size == 0, 1);
+	fi_freeinfo(list);
+	list = NULL;
+	hints->mode = 0;
 	hints->src_addr = calloc(1, 28);
 	hints->src_addrlen = 28;
 	expect("fi_getinfo with the address of another family",
@@ -517,6 +524,34 @@ static void infos(void)
 	expect("receive bits of the transmit side", list->tx_attr->caps & (FI_RECV | FI_MULTI_RECV),
 	       0);
 	expect("transmit bits of the receive side", list->rx_attr->caps & (FI_SEND | FI_FENCE), 0);
+	fi_freeinfo(list);
+	hints->caps = FI_RMA | FI_ATOMIC;
+	hints->tx_attr->msg_order = FI_ORDER_RAW | FI_ORDER_WAW | FI_ORDER_ATOMIC_WAR;
+	hints->rx_attr->msg_order = hints->tx_attr->msg_order;
+	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list));
+	expect("orders that are granted hold for every length: RAW",
+	       list->tx_attr->msg_order & FI_ORDER_RAW &&
+		       list->ep_attr->max_order_raw_size == list->ep_attr->max_msg_size, 1);
+	expect("WAW", list->tx_attr->msg_order & FI_ORDER_WAW &&
+			      list->ep_attr->max_order_waw_size == list->ep_attr->max_msg_size, 1);
+	expect("WAR, of atomics alone",
+	       list->tx_attr->msg_order & FI_ORDER_ATOMIC_WAR &&
+		       !(list->tx_attr->msg_order & (FI_ORDER_WAR | FI_ORDER_RMA_WAR)) &&
+		       list->ep_attr->max_order_war_size == list->ep_attr->max_msg_size, 1);
+	fi_freeinfo(list);
+	hints->tx_attr->msg_order = hints->rx_attr->msg_order = FI_ORDER_SAS;
+	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list));
+	expect("an order that is not asked for has no length",
+	       list->ep_attr->max_order_raw_size | list->ep_attr->max_order_war_size |
+		       list->ep_attr->max_order_waw_size, 0);
+	hints->tx_attr->msg_order = hints->rx_attr->msg_order = 0;
+	hints->caps = FI_TAGGED;
+	for (int level = FI_THREAD_SAFE; level <= FI_THREAD_ENDPOINT; level++) {
+		fi_freeinfo(list);
+		hints->domain_attr->threading = level;
+		must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list));
+		expect("each level of threading comes back", list->domain_attr->threading, level);
+	}
 	expect("there is a device", list->nic && list->nic->link_attr && list->nic->bus_attr, 1);
 	fi_freeinfo(list);
 	fi_freeinfo(hints);

@@ -2,6 +2,7 @@
 
 use super::check;
 
+/// Row X35: wait sets and poll sets.
 #[test]
 fn one_set_waits_for_all_that_is_in_it() {
     check("waits.c", "fi_eq.h", |_| {});

@@ -661,7 +661,7 @@ fn source(
         return FI_ADDR_UNSPEC;
     }
     let p = peer.slot();
-    peer.source.of((ep.av, avs), p, src_ep())
+    peer.source.of((ep.av, avs), p, src_ep()).unwrap_or(FI_ADDR_UNSPEC)
 }
 
 /// Longest message with `flags` that is sent eagerly in one frame, bytes.

@@ -236,6 +236,52 @@ impl Node {
         Ok(())
     }
 
+    /// From now on completions call an address of the vector, and a tenant, by the name that its
+    /// user gives it ([`av_set_user_id`](Self::av_set_user_id)), and one without by
+    /// [`FI_ADDR_UNSPEC`](crate::types::FI_ADDR_UNSPEC).
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn av_name_by_user_id(&mut self, av: AvId) -> Result<()> {
+        self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?.av.name_by_user_id();
+        Ok(())
+    }
+
+    /// Whether [`av_name_by_user_id`](Self::av_name_by_user_id) was called.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn av_is_by_user_id(&self, av: AvId) -> Result<bool> {
+        Ok(self.avs.by_handle(av.0).ok_or(Error::BadFd)?.av.is_by_user_id())
+    }
+
+    /// Lets completions call an address by `user_id`, until it is removed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index. [`Error::BadFd`]: it was closed.
+    pub fn av_set_user_id(&mut self, av: AvId, addr: FiAddr, user_id: FiAddr) -> Result<()> {
+        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
+        let named = table.av.set_user_id(addr, user_id);
+        let entry = named.ok_or(Error::Invalid("address not in the AV"))?;
+        self.peers[entry.peer].source = SourceName::UNKNOWN;
+        Ok(())
+    }
+
+    /// Lets error completions call a tenant by `user_id`.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn av_set_tenant_user_id(
+        &mut self,
+        av: AvId,
+        tenant: Tenant,
+        user_id: FiAddr,
+    ) -> Result<()> {
+        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
+        table.av.set_key_user_id(tenant.handle(), user_id);
+        Ok(())
+    }
+
     /// Closes an address vector.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, Sent, SentPool};
 use crate::slab::{Line, List, NONE, Queue, Slab};
 use crate::table::{Table, Vacant};
-use crate::types::{FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
+use crate::types::{FiAddr, Instant, Tenant};
 use crate::wire::{BASE_LEN, Base, EagerMsg, FrameHead, Ty};
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
@@ -91,11 +91,14 @@ pub(crate) type Peers = Table<Peer, Line, PeerIdx>;
 /// change of the vector's entries for the peer drops it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceName {
-    /// `NONE` if the vector does not have it.
+    /// `NONE` if the vector does not have it, [`LONG`] if its name there is too long for this.
     addr: u32,
     ep: u16,
     av: u16,
 }
+
+/// See [`SourceName`].
+const LONG: u32 = NONE - 1;
 
 impl Default for SourceName {
     fn default() -> Self {
@@ -107,24 +110,34 @@ impl SourceName {
     /// No vector has this number: a node has 1,024 of them.
     pub(crate) const UNKNOWN: Self = Self { addr: NONE, ep: 0, av: u16::MAX };
 
-    /// The address in vector `at` of endpoint `ep` of peer `p`; [`FI_ADDR_UNSPEC`] if it has none.
+    /// What vector `at` calls endpoint `ep` of peer `p`; `None` if it does not have it.
     #[inline(always)]
     pub(crate) fn of(
         &mut self,
         (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>),
         p: PeerIdx,
         ep: u16,
-    ) -> FiAddr {
+    ) -> Option<FiAddr> {
         if self.ep != ep || u32::from(self.av) != at.get() {
             self.look_up((at, av), p, ep);
         }
-        if self.addr == NONE { FI_ADDR_UNSPEC } else { FiAddr::from(self.addr) }
+        if self.addr < LONG {
+            return Some(FiAddr::from(self.addr));
+        }
+        if self.addr == NONE { None } else { Self::long((at, av), p, ep) }
     }
 
     #[inline(never)]
     fn look_up(&mut self, (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>), p: PeerIdx, ep: u16) {
-        let addr = av[at].av.reverse(p, ep).map_or(NONE, |addr| addr as u32);
+        let short = |addr| u32::try_from(addr).unwrap_or(LONG).min(LONG);
+        let addr = av[at].av.reverse(p, ep).map_or(NONE, short);
         *self = Self { addr, ep, av: at.get() as u16 };
+    }
+
+    /// A name of a user's that is longer than an index.
+    #[cold]
+    fn long((at, av): (AvIdx, &Slab<AvTable, (), AvIdx>), p: PeerIdx, ep: u16) -> Option<FiAddr> {
+        av[at].av.reverse(p, ep)
     }
 }
 

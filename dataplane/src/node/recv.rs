@@ -912,14 +912,13 @@ impl Node {
         self.serve_waiting_pulls(self.polled_at);
     }
 
-    /// The fi_addr of a sender in the address vector of endpoint `e`.
+    /// What the address vector of endpoint `e` calls a sender; `None` if it does not have it.
     pub(crate) fn source_of(&mut self, e: EpIdx, p: PeerIdx, src_ep: u16) -> Option<u64> {
         let ep = &self.eps[e];
         if !ep.caps.intersects(Caps::SOURCE | Caps::SOURCE_ERR) {
             return None;
         }
-        let src = self.peers[p].source.of((ep.av, &self.avs), p, src_ep);
-        (src != FI_ADDR_UNSPEC).then_some(src)
+        self.peers[p].source.of((ep.av, &self.avs), p, src_ep)
     }
 
     /// Writes the completion of a message of which `n` bytes were placed at `base`.
@@ -965,7 +964,7 @@ impl Node {
             let err_data = (err == Error::AddrNotAvail).then_some(from);
             let tenant = self.peers[head.peer].tenant;
             if err_data.is_some() && tenant != Tenant::NONE {
-                cqe.src = tenant.handle();
+                cqe.src = self.avs[self.eps[e].av].av.key_user_id(tenant.handle());
             }
             let (olen, prov_errno) = (head.len - n, ProvErrno::None);
             cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data });

@@ -24,6 +24,7 @@ mod lost;
 mod marks;
 mod near;
 mod notices;
+mod orders;
 mod pack;
 mod pulls;
 mod refused;

@@ -62,7 +62,7 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
 }
 
 /// `0000:05:00.0` for that or for `05:00.0`, if it looks like a PCI address.
-fn full_address(bdf: &str) -> Option<String> {
+pub(super) fn full_address(bdf: &str) -> Option<String> {
     let full = if bdf.len() == 7 { format!("0000:{bdf}") } else { bdf.to_owned() };
     let (rest, function) = full.split_once('.')?;
     let parts: Vec<&str> = rest.split(':').collect();

@@ -102,7 +102,7 @@ fn run_matrix(stage: &str, sizes: &[usize], loss: f64) {
 }
 
 /// Goal: every collective gives every member what the definition says and touches nothing else, for
-/// any number, order and root (CO2..CO10, CR2..CR6, CR12; B.7.1 rows 1 to 3).
+/// any number, order and root (CO2 to CO10, CR2 to CR6, CR12; B.7.1).
 #[test]
 fn collectives_are_right_without_loss() {
     let sizes: Vec<usize> = (1..=17).chain([32, 64]).collect();
@@ -431,8 +431,8 @@ fn members_of_nodes_whose_switches_end() {
     println!("members_of_nodes_whose_switches_end: calls {} violations 0", sum.ops);
 }
 
-/// Goal: members make the same calls at their own pace, some of them several calls ahead, and each
-/// gets what it should: nothing is overtaken, however few wait for each other in a call.
+/// Goal (CR1): members make the same calls at their own pace, some of them several calls ahead, and
+/// each gets what it should: nothing is overtaken, however few wait for each other in a call.
 #[test]
 fn members_may_be_calls_apart() {
     let sum = for_seeds("members_may_be_calls_apart", 40, |seed, sum| {

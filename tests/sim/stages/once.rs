@@ -11,12 +11,12 @@ use crate::world::{Report, run};
 /// Hosts of two endpoints each that all work on the one word of another host.
 const INITIATORS: usize = 4;
 
-/// Goal: every addition and every swap that matched is executed once, whatever is lost, repeated or
-/// reordered, and their old values are the numbers from 0 on, each once, in an order that no caller
-/// can contradict. Method: 8 endpoints fetch-and-add one to a word, or swap it for its successor,
-/// over links with every fault. In every other run nobody dies, and the word must be the number of
-/// successes exactly; in the rest initiators crash and restart and sessions are lost, and it must
-/// be between the successes and those with the operations of unknown outcome.
+/// Goal (AR10): every addition and every swap that matched is executed once, whatever is lost,
+/// repeated or reordered, and their old values are the numbers from 0 on, each once, in an order
+/// that no caller can contradict. Method: 8 endpoints fetch-and-add one to a word, or swap it for
+/// its successor, over links with every fault. In every other run nobody dies, and the word must be
+/// the number of successes exactly; in the rest initiators crash and restart and sessions are lost,
+/// and it must be between the successes and those with the operations of unknown outcome.
 #[test]
 fn exactly_once() {
     let seeds = if nightly() { 20_000 } else { 1_000 };

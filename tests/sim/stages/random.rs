@@ -10,9 +10,10 @@ use crate::plan::{Fault, Plan};
 use crate::rng::Rng;
 use crate::world::{Report, run};
 
-/// Goal: no rule of the ledger broken under any mixture of faults. Method: every seed draws which
-/// faults are on and how strong, the sizes of all tables and the callers' manners; one seed in a
-/// hundred runs twice and must do the same.
+/// Goal: no rule of the ledger broken under any mixture of faults and of flags (AF1 to AF7), and a
+/// peer that comes back is another life (X27). Method: every seed draws which faults are on and how
+/// strong, the sizes of all tables and the callers' manners; one seed in a hundred runs twice and
+/// must do the same.
 #[test]
 fn sim_quick() {
     let (seeds, ops) = if nightly() { (10_000, 10_000) } else { (1_000, 1_000) };

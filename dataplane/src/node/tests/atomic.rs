@@ -86,8 +86,8 @@ pub(super) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// All three families, every count that is a limit somewhere, at several MTUs, with and without
-/// loss: the target's words and the old values are right, and there is one completion.
+/// AR6: all three families, every count that is a limit somewhere, at several MTUs, with and
+/// without loss: the target's words and the old values are right, and there is one completion.
 #[test]
 fn arrays_of_every_length_come_back_right() {
     for (lossless, drop) in [(true, 0), (false, 0), (false, 5)] {
@@ -152,7 +152,8 @@ fn arrays_of_every_length_come_back_right() {
     }
 }
 
-/// Rows of A.0.2 and A.0.1: what the call refuses, with no side effect.
+/// Rows of A.0.2 and A.0.1: what the call refuses, with no side effect; AR2: lists that count
+/// different numbers of elements; AR15: pairs that are none, by the answer of the one table.
 #[test]
 fn impossible_calls_are_refused() {
     let mut pair = Pair::new(1500, true);
@@ -209,7 +210,7 @@ fn impossible_calls_are_refused() {
     region.assert_untouched();
 }
 
-/// Rights x family, misalignment, bounds, keys: one error entry each, nothing is changed.
+/// AR3, AR4: rights x family, misalignment, bounds, keys: one error entry each, nothing is changed.
 #[test]
 fn protection_holds_for_atomics() {
     for (lossless, short) in [(true, None), (true, Some(0)), (false, None)] {
@@ -737,7 +738,7 @@ fn an_answer_of_another_length_is_a_lie() {
 }
 
 /// What an endpoint remembers of its last operation lets no other through: of another count, with
-/// memory of another length, or with a result that overlaps its operand.
+/// memory of another length, or with a result that overlaps its operand (row S11).
 #[test]
 fn what_was_right_once_is_asked_again() {
     let (mut pair, region) = short_pair();
@@ -796,8 +797,8 @@ pub(super) fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
     to.node.on_frame(pair.now, &RxFrame::new(&bytes));
 }
 
-/// Remote CQ data tells the target; a tagged atomic changes the receive that its tag matches, and
-/// leaves it posted.
+/// AF5, AF6: remote CQ data tells the target; a tagged atomic changes the receive that its tag
+/// matches, and leaves it posted.
 #[test]
 fn tagged_atomics_change_a_posted_receive() {
     for lossless in [true, false] {

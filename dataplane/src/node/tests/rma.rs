@@ -22,6 +22,12 @@ impl Region {
         contents(&self.look)[GUARD..GUARD + self.len].to_vec()
     }
 
+    /// A part of the region's memory, for an operation of its owner.
+    pub(super) fn part(&self, offset: usize, len: usize) -> IoBuf {
+        assert!(offset + len <= self.len);
+        self.look.share(GUARD + offset, len)
+    }
+
     /// Nothing around the region was touched.
     pub(super) fn assert_guards(&self) {
         let all = contents(&self.look);
@@ -672,9 +678,9 @@ fn any_of_the_short_way_may_be_refused() {
     }
 }
 
-/// A fenced operation waits for a read, and goes when that ends, although all packets before it
-/// were acknowledged earlier: the target took the read in a burst, and acknowledged a write at
-/// once.
+/// X66, AF4: a fenced operation waits for a read, and goes when that ends, although all packets
+/// before it were acknowledged earlier: the target took the read in a burst, and acknowledged a
+/// write at once.
 #[test]
 fn a_fence_waits_for_the_bytes_of_a_read() {
     let (mut pair, region) = short_pair();

@@ -35,6 +35,17 @@ pub struct Link {
     pub bps: u64,
 }
 
+/// What the driver of an interface says of itself and its card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverInfo {
+    /// Its name.
+    pub driver: Option<String>,
+    /// The version of the card's firmware.
+    pub firmware: Option<String>,
+    /// Where the card is on its bus: a PCI address as `0000:05:00.0`, or something else.
+    pub bus: Option<String>,
+}
+
 /// A socket to ask with.
 pub(in super::super) struct Asker(OwnedFd);
 
@@ -143,12 +154,23 @@ impl Asker {
 
     /// The name of an interface's driver, if it says.
     pub(in super::super) fn driver(&self, name: &str) -> Option<String> {
-        // `struct ethtool_drvinfo`: after the command 32 bytes of a name.
+        self.driver_info(name).driver
+    }
+
+    /// What an interface's driver says of itself and its card.
+    fn driver_info(&self, name: &str) -> DriverInfo {
+        // `struct ethtool_drvinfo`: after the command four texts of 32 bytes: driver, its version,
+        // firmware, place on the bus.
         const GDRVINFO: u32 = 3;
-        let info = self.ethtool::<49>(name, GDRVINFO).ok()?;
-        let bytes: Vec<u8> = info[1..9].iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy().into_owned();
-        Some(text).filter(|text| !text.is_empty())
+        let Ok(info) = self.ethtool::<49>(name, GDRVINFO) else { return DriverInfo::default() };
+        let text = |at: usize| {
+            let words = &info[1 + at * 8..9 + at * 8];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy().into_owned();
+            // What some drivers write where they know nothing.
+            Some(text).filter(|text| !["", "N/A"].contains(&text.as_str()))
+        };
+        DriverInfo { driver: text(0), firmware: text(2), bus: text(3) }
     }
 
     /// What a command of ethtool answers, which is a structure of `WORDS` words that begins with
@@ -183,6 +205,15 @@ impl LowHalf for u32 {
 pub fn links() -> Vec<Link> {
     let Ok(asker) = Asker::new() else { return Vec::new() };
     names().iter().filter_map(|name| asker.link(name).ok()).collect()
+}
+
+/// The interface of this network namespace that has this name, be it besides its own, and what its
+/// driver says. Costs some ten system calls.
+pub fn link_and_driver(name: &str) -> Option<(Link, DriverInfo)> {
+    let asker = Asker::new().ok()?;
+    let link = asker.link(name).ok().or_else(|| link_also_named(name))?;
+    let info = asker.driver_info(&link.name);
+    Some((link, info))
 }
 
 /// Their names alone.

@@ -13,7 +13,9 @@ mod waiter;
 mod watched;
 
 pub use features::XdpFeatures;
-pub use link::{Link, ip_addresses, link_also_named, links, other_names};
+pub use link::{
+    DriverInfo, Link, ip_addresses, link_also_named, link_and_driver, links, other_names,
+};
 pub use station::{Accept, hold};
 
 pub(super) use features::xdp_features;

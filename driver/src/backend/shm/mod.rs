@@ -205,6 +205,22 @@ impl ShmSettings {
         segment::switch_of(self)
     }
 
+    /// The MTU of a port that is opened with them now; `None` if none would open. Changes nothing.
+    pub(crate) fn mtu_here(&self) -> Option<usize> {
+        self.check().ok()?;
+        let layout = match segment::layout_of(self).ok()? {
+            Some(layout) => layout,
+            None => self.layout().ok()?,
+        };
+        self.check_against(&layout, &self.path()).ok()?;
+        Some(self.mtu_in(&layout))
+    }
+
+    /// The MTU of a port on a segment of these sizes.
+    fn mtu_in(&self, layout: &Layout) -> usize {
+        self.mtu.unwrap_or(MTU.min(layout.frame_max - ETH_HDR_LEN))
+    }
+
     fn check(&self) -> Result<(), OpenError> {
         let bad = |spec: &str, why: &str| OpenError::BadSpec { spec: spec.into(), why: why.into() };
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -540,7 +556,7 @@ impl ShmPort {
     fn joined(joined: segment::Joined, settings: &ShmSettings, role: Role) -> Self {
         let segment::Joined { seg, me, inc, station } = joined;
         let layout = seg.layout;
-        let mtu = settings.mtu.unwrap_or(MTU.min(layout.frame_max - ETH_HDR_LEN));
+        let mtu = settings.mtu_in(&layout);
         let caps = PortCaps {
             station,
             mtu,

@@ -239,6 +239,22 @@ pub(super) fn join_file(
 /// The process of the switch that the segment has, as numbered where it lives, if one lives. Joins
 /// and makes nothing.
 pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError> {
+    let Some((file, layout)) = look_at(settings)? else { return Ok(None) };
+    let path = settings.path();
+    let map = map(&file, layout).map_err(|e| os("cannot map", &path, e))?;
+    let known = none_known(layout);
+    let seg = Segment { map, file, path, layout, known, is_wary: false };
+    let switch = seg.switch().filter(|&m| seg.lives(m));
+    Ok(switch.map(|m| seg.pid(m).load(Relaxed) as u32))
+}
+
+/// The sizes of the segment, if a living process has it. Joins and makes nothing.
+pub(super) fn layout_of(settings: &ShmSettings) -> Result<Option<Layout>, OpenError> {
+    Ok(look_at(settings)?.map(|(_, layout)| layout))
+}
+
+/// The file of a segment that a living process has, and its sizes.
+fn look_at(settings: &ShmSettings) -> Result<Option<(File, Layout)>, OpenError> {
     let path = settings.path();
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
@@ -256,11 +272,7 @@ pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError
         return Ok(None);
     }
     let layout = read_layout(&file, &path)?;
-    let map = map(&file, layout).map_err(|e| os("cannot map", &path, e))?;
-    let known = none_known(layout);
-    let seg = Segment { map, file, path, layout, known, is_wary: false };
-    let switch = seg.switch().filter(|&m| seg.lives(m));
-    Ok(switch.map(|m| seg.pid(m).load(Relaxed) as u32))
+    Ok(Some((file, layout)))
 }
 
 /// Removes the segments beside `path` that only dead processes of this user used: their memory

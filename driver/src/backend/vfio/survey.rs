@@ -126,14 +126,14 @@ pub fn nics_in(devices: &Path) -> Vec<NicInfo> {
 
 fn nic(devices: &Path, bdf: String) -> Option<NicInfo> {
     let dir = devices.join(&bdf);
-    let half = |name| number(&dir.join(name)).and_then(|n| u16::try_from(n).ok());
-    let id = (half("vendor")?, half("device")?);
+    let [vendor, device, _] = ids_in(&dir)?;
     let node = std::fs::read_to_string(dir.join("numa_node")).unwrap_or_default();
     let mut interfaces = names(&dir.join("net"));
     // A virtio NIC has its interface one level below.
     for inner in names(&dir).into_iter().filter(|name| name.starts_with("virtio")) {
         interfaces.extend(names(&dir.join(inner).join("net")));
     }
+    let id = (vendor, device);
     Some(NicInfo {
         id,
         driver: driver_of(&dir),
@@ -199,6 +199,21 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// A file that holds a number such as `0x1af4`.
+/// Vendor, device and revision of the PCI device at `bdf`; `None` if there is none.
+pub fn ids_of(bdf: &str) -> Option<[u16; 3]> {
+    ids_in(&Path::new(DEVICES).join(bdf))
+}
+
+fn ids_in(dir: &Path) -> Option<[u16; 3]> {
+    let half = |name| number(&dir.join(name)).and_then(|n| u16::try_from(n).ok());
+    Some([half("vendor")?, half("device")?, half("revision").unwrap_or(0)])
+}
+
+/// The driver that has the PCI device at `bdf`.
+pub fn driver_at(bdf: &str) -> Option<String> {
+    driver_of(&Path::new(DEVICES).join(bdf))
+}
+
 fn number(file: &Path) -> Option<u32> {
     let text = std::fs::read_to_string(file).ok()?;
     u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()

@@ -410,8 +410,8 @@ fn one_of(ty: Datatype) -> Vec<u8> {
     bytes(&look)
 }
 
-/// Goal: no addition to a shared element is lost, for every type. Method: four threads add 1 to
-/// one element; the sum is what one thread gets by as many additions.
+/// Goal: no addition to a shared element is lost, for every type (S13). Method: four threads add 1
+/// to one element; the sum is what one thread gets by as many additions.
 #[test]
 fn shared_sums_are_exact() {
     static LOCKS: LocalLocks = LocalLocks::new();

@@ -1,0 +1,216 @@
+//! What is known of the device under a port, from its name and the machine's own lists.
+
+use std::net::IpAddr;
+
+use super::near::{kind_of, options};
+use super::nics::full_address;
+use super::place::{device_of, udp_place};
+use super::shm_settings;
+use crate::backend::inet::addresses;
+use crate::backend::netdev::link_and_driver;
+use crate::backend::vfio::survey;
+use crate::port::MacAddr;
+
+/// The device under a port. What nobody says is `None`, 0 or empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// The kernel's interface, else the PCI address, else the file of a segment or of a memif's
+    /// socket, else DPDK's name of it.
+    pub name: String,
+    /// Its own address, whatever address the port is given.
+    pub mac: Option<MacAddr>,
+    /// The IP address of a port inside of UDP.
+    pub ip: Option<IpAddr>,
+    /// Bytes after the Ethernet header that the device carries; of a segment, that a port on it
+    /// does.
+    pub mtu: usize,
+    /// Bit/s.
+    pub bps: u64,
+    /// Whether it can carry frames now: switched on, and with a carrier. Memory has no such state.
+    pub is_up: Option<bool>,
+    /// The driver that has it.
+    pub driver: Option<String>,
+    /// The version of its firmware.
+    pub firmware: Option<String>,
+    /// Where it is on the PCI bus.
+    pub pci: Option<PciPlace>,
+    /// PCI numbers of vendor, device and revision.
+    pub ids: Option<[u16; 3]>,
+}
+
+/// A place on the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciPlace {
+    /// Domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device, 0 to 31.
+    pub device: u8,
+    /// Function, 0 to 7.
+    pub function: u8,
+}
+
+impl PciPlace {
+    /// The place that `bdf` says, as `0000:05:00.0`; `None` if it says none.
+    pub fn parse(bdf: &str) -> Option<Self> {
+        let full = full_address(bdf)?;
+        let (rest, function) = full.split_once('.')?;
+        let [domain, bus, device] = rest.split(':').collect::<Vec<_>>()[..] else { return None };
+        let hex = |text: &str| u8::from_str_radix(text, 16).ok();
+        let (device, function) = (hex(device)?, hex(function)?);
+        let domain = u32::from_str_radix(domain, 16).ok()?;
+        let is_sound = device < 32 && function < 8;
+        is_sound.then_some(Self { domain, bus: hex(bus)?, device, function })
+    }
+}
+
+/// The device under the port that `spec` names, behind whatever wraps it and if it is no pattern.
+/// Opens and changes nothing; some ten system calls. A `spec` that means nothing has a device of
+/// which nothing is known.
+pub fn device(spec: &str) -> Device {
+    let device = device_of(spec).unwrap_or("");
+    let ip = udp_place(spec).map(|(ip, _)| ip);
+    let name = options(device).2;
+    let first = device.split_once(':').map_or("", |(_, rest)| rest).split(',').next().unwrap_or("");
+    let found = match kind_of(device) {
+        "shm" => segment(device),
+        "afpacket" | "xdp" => interface(first),
+        "udp" => ip.and_then(interface_of).map_or_else(Device::default, |on| interface(&on)),
+        "vfio" => at_pci(&first.to_ascii_lowercase()),
+        "dpdk" => at_pci(name.split(',').next().unwrap_or("")),
+        "memif" => Device { name: first.to_owned(), ..Device::default() },
+        _ => Device::default(),
+    };
+    Device { ip, ..found }
+}
+
+fn segment(spec: &str) -> Device {
+    let Ok(settings) = shm_settings(spec) else { return Device::default() };
+    Device {
+        name: settings.path().display().to_string(),
+        mtu: settings.mtu_here().unwrap_or(0),
+        ..Device::default()
+    }
+}
+
+fn interface_of(ip: IpAddr) -> Option<String> {
+    addresses().into_iter().find(|(_, other)| *other == ip).map(|(name, _)| name)
+}
+
+/// A device of the kernel's.
+fn interface(name: &str) -> Device {
+    let Some((link, info)) = link_and_driver(name) else {
+        return Device { name: name.to_owned(), ..Device::default() };
+    };
+    // The kernel shows no other kind of bus with such addresses.
+    let card = info.bus.as_deref().map(at_pci).filter(|card| card.ids.is_some());
+    Device {
+        name: link.name,
+        mac: Some(link.mac).filter(|mac| *mac != MacAddr::default()),
+        mtu: link.mtu,
+        bps: link.bps,
+        is_up: Some(link.is_up && link.has_carrier),
+        driver: info.driver,
+        firmware: info.firmware,
+        ..card.unwrap_or_default()
+    }
+}
+
+/// A device by its PCI address, if that is what `name` is.
+fn at_pci(name: &str) -> Device {
+    let bdf = full_address(name).unwrap_or_default();
+    let Some(ids) = survey::ids_of(&bdf).filter(|_| !bdf.is_empty()) else {
+        return Device { name: name.to_owned(), ..Device::default() };
+    };
+    Device {
+        driver: survey::driver_at(&bdf),
+        pci: PciPlace::parse(&bdf),
+        ids: Some(ids),
+        name: bdf,
+        ..Device::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::netdev::links;
+
+    #[test]
+    fn a_place_on_the_bus_is_read() {
+        let is = |domain, bus, device, function| Some(PciPlace { domain, bus, device, function });
+        for (text, place) in [
+            ("0000:05:00.0", is(0, 5, 0, 0)),
+            ("81:1f.7", is(0, 0x81, 31, 7)),
+            ("10000:e1:00.1", is(0x10000, 0xe1, 0, 1)),
+            ("0000:05:20.0", None),
+            ("0000:05:00.8", None),
+            ("eth0", None),
+            ("", None),
+        ] {
+            assert_eq!(PciPlace::parse(text), place, "{text}");
+        }
+    }
+
+    /// Goal: each interface of this machine is told as the kernel tells it, by whichever port.
+    #[test]
+    fn an_interface_is_told_as_it_is() {
+        for link in links().into_iter().filter(|link| link.is_ethernet) {
+            for kind in ["afpacket", "xdp", "fault(loss=0.1):vlan(7):afpacket"] {
+                let is = device(&format!("{kind}:{},mtu=600", link.name));
+                assert_eq!((is.name, is.mtu), (link.name.clone(), link.mtu));
+                assert_eq!((is.mac.unwrap_or_default(), is.bps), (link.mac, link.bps));
+                assert_eq!(is.is_up, Some(link.is_up && link.has_carrier));
+                assert_eq!(is.pci.is_some(), is.ids.is_some());
+            }
+        }
+        let card = survey::nics().into_iter().find(|nic| !nic.interfaces.is_empty());
+        let Some(card) = card else { return };
+        let is = device(&format!("afpacket:{}", card.interfaces[0]));
+        assert_eq!(is.pci, PciPlace::parse(&card.bdf));
+        assert_eq!(is.ids.map(|[vendor, device, _]| (vendor, device)), Some(card.id));
+        let is = device(&format!("vfio:{}", card.bdf));
+        assert_eq!((is.name, is.driver), (card.bdf.clone(), card.driver));
+        assert_eq!((is.pci, is.is_up), (PciPlace::parse(&card.bdf), None));
+    }
+
+    #[test]
+    fn what_nobody_says_is_nothing() {
+        let lo = device("udp:127.0.0.1:50000");
+        assert_eq!((lo.name.as_str(), lo.mac, lo.ip), ("lo", None, Some([127, 0, 0, 1].into())));
+        assert_eq!((lo.pci, lo.bps), (None, 0));
+        for (spec, name) in [
+            ("afpacket:nothing0", "nothing0"),
+            ("vfio:fffe:00:00.0", "fffe:00:00.0"),
+            ("dpdk:net_tap0,iface=a", "net_tap0"),
+            ("memif:/run/vpp/memif.sock,role=server", "/run/vpp/memif.sock"),
+            ("memif:@job", "@job"),
+            ("udp:192.0.2.1", ""),
+            ("auto", ""),
+            ("fault(", ""),
+            ("", ""),
+        ] {
+            let is = device(spec);
+            let ip = is.ip;
+            assert_eq!(is, Device { name: name.into(), ip, ..Device::default() }, "{spec}");
+        }
+    }
+
+    /// Goal: the MTU is the one that a port has.
+    #[test]
+    fn a_segment_has_the_mtu_of_its_ports() {
+        let name = format!("device-{}", std::process::id());
+        for options in ["", ",ring=65536", ",mtu=9000", ",mtu=900,ring=65536"] {
+            let spec = format!("shm:{name}{options}");
+            let before = device(&spec);
+            assert!(before.name.starts_with("/dev/shm/barewire-") && before.is_up.is_none());
+            let port = crate::open::open(&spec).unwrap();
+            assert_eq!(before.mtu, port.caps().mtu, "{spec}");
+            let other = device(&format!("shm:{name}"));
+            let usual = crate::open::open(&format!("shm:{name}")).unwrap();
+            assert_eq!(other.mtu, usual.caps().mtu, "beside {spec}");
+        }
+        assert_eq!(device("shm:x,ring=7").mtu, 0);
+    }
+}
