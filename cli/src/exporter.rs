@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::StatusCode;
 use serde_json::json;
-use tiny_http::{Header, Method, Request, Response, Server};
 
 use crate::capture::signals;
 use crate::fail::Fail;
+use crate::http::{Answer, Http};
 use crate::{metrics, out, stats};
 
 /// Offers the counters of this node's processes to Prometheus, until Ctrl-C
@@ -49,9 +49,6 @@ pub(crate) struct ExporterArgs {
 /// How often a signal is looked for.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Answers that are written at a time; more are waited with.
-const ANSWERS: usize = 32;
-
 /// Answers until a signal.
 ///
 /// # Errors
@@ -59,58 +56,61 @@ const ANSWERS: usize = 32;
 pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
     // Before there are threads, so that none of them takes the signal.
     let signals = signals()?;
-    let server = Server::http(args.listen)
-        .map_err(|why| Fail::new(format!("{}: {why}", args.listen)).mend("another --listen"))?;
-    let at = server.server_addr().to_ip().unwrap_or(args.listen);
-    let url = format!("http://{at}/metrics");
-    if !at.ip().is_loopback() {
-        eprintln!("barewire: whoever reaches {at} reads what runs here");
-    }
+    let (mut http, url) = listen(args.listen, None, !args.no_sessions, "--listen")?;
     match args.json {
         true => out::json(&json!({"listening": url}))?,
         false => out::print(format_args!("{url}; Ctrl-C ends it\n"))?,
     }
-    let answering = Arc::new(());
     while signals.read_signal().map_err(Fail::new)?.is_none() {
-        if Arc::strong_count(&answering) > ANSWERS {
-            std::thread::sleep(LOOK);
-            continue;
-        }
-        if let Some(request) = server.recv_timeout(LOOK).map_err(Fail::new)? {
-            let (sessions, mark) = (!args.no_sessions, Arc::clone(&answering));
-            // A client that reads slowly, or not at all, holds up this thread alone, and one of
-            // `ANSWERS`.
-            let named = std::thread::Builder::new().name("barewire-answer".to_owned());
-            let spawned = named.spawn(move || {
-                answer(request, sessions);
-                drop(mark);
-            });
-            // The request has ended with the closure.
-            if let Err(why) = spawned {
-                eprintln!(
-                    "barewire: a request was not answered: {why}; raise the limit on threads \
-                     (ulimit -u, TasksMax of the unit)"
-                );
-            }
-        }
+        http.serve(LOOK);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn answer(request: Request, sessions: bool) {
-    let is_read = matches!(request.method(), Method::Get | Method::Head);
-    let path = request.url().split('?').next().unwrap_or("");
-    let (status, kind, text) = match path {
-        _ if !is_read => (405, "text/plain", "GET /metrics\n".to_owned()),
-        "/metrics" => match stats::published(None).and_then(|all| metrics::page(&all, sessions)) {
-            Ok(page) => (200, metrics::CONTENT_TYPE, page),
-            Err(fail) => (500, "text/plain", format!("{fail}\n")),
+/// Answers for as long as the process lives, in a thread of its own, and says where: of this
+/// process alone, with what is counted of each session. `option` is what asks for it.
+///
+/// # Errors
+/// The address or a thread cannot be had.
+pub(crate) fn offer(at: SocketAddr, option: &str) -> Result<String, Fail> {
+    let (mut http, url) = listen(at, Some(std::process::id()), true, option)?;
+    let named = std::thread::Builder::new().name("barewire-metrics".to_owned());
+    named
+        .spawn(move || {
+            loop {
+                http.serve(Duration::from_secs(3600));
+            }
+        })
+        .map_err(|why| Fail::new(why).mend("raise the limit on threads: ulimit -u"))?;
+    Ok(url)
+}
+
+/// Listens for questions about one process, or about all, and says where.
+fn listen(
+    at: SocketAddr,
+    pid: Option<u32>,
+    sessions: bool,
+    option: &str,
+) -> Result<(Http<impl Fn(&str) -> Answer + use<>>, String), Fail> {
+    let cannot = |why| Fail::new(format!("{at}: {why}")).mend(format!("another {option}"));
+    let http = Http::listen(at, move |path| answer(path, pid, sessions)).map_err(cannot)?;
+    let at = http.address().map_err(cannot)?;
+    if !at.ip().is_loopback() {
+        eprintln!("barewire: whoever reaches {at} reads what runs here");
+    }
+    Ok((http, format!("http://{at}/metrics")))
+}
+
+fn answer(path: &str, pid: Option<u32>, sessions: bool) -> Answer {
+    match path {
+        "/metrics" => match stats::published(pid).and_then(|all| metrics::page(&all, sessions)) {
+            Ok(text) => Answer { status: StatusCode::OK, kind: metrics::CONTENT_TYPE, text },
+            Err(fail) => Answer::plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{fail}\n")),
         },
-        "/" => (200, "text/html", "<a href=\"/metrics\">barewire metrics</a>\n".to_owned()),
-        _ => (404, "text/plain", "GET /metrics\n".to_owned()),
-    };
-    let header = Header::from_bytes("Content-Type", kind).expect("a header of plain letters");
-    let response = Response::from_string(text).with_status_code(status).with_header(header);
-    // A client that has gone does not want it any more.
-    let _ = request.respond(response);
+        "/" => {
+            let text = "<a href=\"/metrics\">barewire metrics</a>\n".to_owned();
+            Answer { status: StatusCode::OK, kind: "text/html", text }
+        }
+        _ => Answer::plain(StatusCode::NOT_FOUND, "GET /metrics\n"),
+    }
 }

@@ -15,6 +15,7 @@ mod cert_args;
 mod doctor;
 mod exporter;
 mod fail;
+mod http;
 mod info;
 mod metrics;
 mod opened;

@@ -1,5 +1,6 @@
 //! `barewire switch`: owns a NIC and forwards between it and the processes of a node.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::capture::signals;
 use crate::fail::Fail;
-use crate::out;
 use crate::perf::stay_on;
 use crate::table::{Align, bytes, layout};
+use crate::{exporter, out};
 
 /// Owns a NIC and forwards between it and the processes of a node, until Ctrl-C
 ///
@@ -42,6 +43,7 @@ Examples:
   barewire switch --port afpacket:eth0 --every 10      prints what it forwarded every 10 s
   barewire switch --port vfio:05:00.0 --group hpc      for members of a group
   barewire switch --port dpdk:0000:05:00.0 --check     what it would do, or that one runs
+  barewire switch --port vfio:05:00.0 --metrics        http://127.0.0.1:9830/metrics too
   barewire stats                                       what a switch that runs has forwarded
   barewire pingpong --listen --port vfio:0000:05:00.0  a process behind it
 
@@ -73,6 +75,12 @@ pub(crate) struct SwitchArgs {
     /// Prints what was forwarded every so many seconds, 1 to 3600.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     every: Option<u64>,
+    /// Offers its counters to Prometheus, over HTTP; without an address at 127.0.0.1:9830.
+    #[arg(
+        long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
+        default_missing_value = "127.0.0.1:9830"
+    )]
+    metrics: Option<SocketAddr>,
     /// Prints one JSON object a line.
     #[arg(long)]
     json: bool,
@@ -106,6 +114,14 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
         return Ok(ExitCode::SUCCESS);
     }
     let signals = signals()?;
+    // Before the processor is chosen, which is for the switch alone.
+    if let Some(at) = args.metrics {
+        if !publishes()? {
+            let fail = Fail::usage("--metrics tells what the switch publishes, which is nothing");
+            return Err(fail.mend("unset BAREWIRE_STATS"));
+        }
+        eprintln!("its counters are at {}", exporter::offer(at, "--metrics=ADDRESS:PORT")?);
+    }
     if let Some(cpu) = args.cpu {
         stay_on(cpu)?;
     }

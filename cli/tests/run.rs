@@ -753,6 +753,39 @@ fn the_exporter_ends_beside_a_client_that_does_not_read() {
     ends_soon(&mut exporter);
 }
 
+/// Goal: a switch says over HTTP what it counts, it alone, and as long as it runs.
+#[test]
+fn a_switch_offers_its_counters() {
+    let other = Server::start(&segment());
+    let dir = tempfile::tempdir().unwrap();
+    let port = format!("memif:{},role=server", dir.path().join("nic.sock").display());
+    let mut switch = command(&["switch", "--port", &port, "--metrics=127.0.0.1:0"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(switch.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let url = lines.find_map(|line| {
+        Some(line.strip_prefix("its counters are at http://")?.strip_suffix("/metrics")?.to_owned())
+    });
+    let url = url.unwrap();
+    assert!(url.starts_with("127.0.0.1:") && lines.any(|line| line.contains("Ctrl-C ends it")));
+    let get = || ask(&url, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !get().contains("barewire_switch_forwarded_frames_total{") {
+        assert!(std::time::Instant::now() < until, "{}", get());
+    }
+    assert!(!get().contains(&format!("\"{}\"", other.child.id())), "another process's");
+    terminate(&switch);
+    assert_eq!(ends_soon(&mut switch), Some(0));
+    let none = command(&["switch", "--port", &port, "--metrics"])
+        .env("BAREWIRE_STATS", "0")
+        .output()
+        .unwrap();
+    let why = String::from_utf8(none.stderr).unwrap();
+    assert_eq!(none.status.code(), Some(2));
+    assert!(why.contains("unset BAREWIRE_STATS"), "{why}");
+}
+
 /// Goal: a screen of what runs, where there is no terminal: rates, and what waits for what.
 #[test]
 fn top_shows_what_runs() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::supervisor::{Rng, Worker};
 use crate::worker::T_DEAD;
 
-fn introduce(a: &mut Worker, b: &mut Worker) {
+pub(crate) fn introduce(a: &mut Worker, b: &mut Worker) {
     let (to_a, to_b) = (format!("PEER {}", b.addr), format!("PEER {}", a.addr));
     a.say(&to_a);
     b.say(&to_b);
@@ -13,7 +13,7 @@ fn introduce(a: &mut Worker, b: &mut Worker) {
 
 /// Milliseconds of its own time until the last send ended, those in which it was starved, sends
 /// completed and failed, messages received.
-fn drained(worker: &mut Worker) -> [u64; 5] {
+pub(crate) fn drained(worker: &mut Worker) -> [u64; 5] {
     let answer = worker.answer("DRAINED");
     let numbers: Vec<u64> = answer.split_whitespace().map(|n| n.parse().unwrap()).collect();
     numbers.try_into().unwrap()

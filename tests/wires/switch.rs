@@ -8,8 +8,9 @@ use barewire_tests::rng::Rng;
 
 use crate::members::{Told, all_to_all};
 use crate::near::{on_nodes, two_by_two};
-use crate::rounds::kill_rounds;
+use crate::rounds::{drained, introduce, kill_rounds};
 use crate::supervisor::Worker;
+use crate::worker::T_DEAD;
 use crate::{lengths, start};
 
 pub(crate) const NIC: &str = "afpacket:fab0";
@@ -120,4 +121,37 @@ fn kills_of_processes_behind_switches() {
     let begin = |place, _name: &str| start(&nodes, place, "traffic", FAR);
     kill_rounds("kills-switched", begin, 8, 17);
     end(switches);
+}
+
+/// Goal: with a switch gone for good every operation to far peers ends within 1.1 T_dead, at both
+/// ends, and processes that reach each other by memory never notice. Method: two pairs that talk
+/// without end, one from node to node, one within the node whose switch is killed.
+#[test]
+fn a_switch_that_does_not_come_back_ends_far_operations_alone() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let [switch, other] = switches(&nodes);
+    let mut far = [0, 1].map(|node| start(&nodes, node, "traffic", PORT));
+    let mut near = [0, 0].map(|node| start(&nodes, node, "traffic", PORT));
+    for [a, b] in [&mut far, &mut near] {
+        introduce(a, b);
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    switch.kill();
+    far.iter_mut().for_each(|worker| worker.say("KILLED"));
+    let bound = T_DEAD.as_millis() as u64 * 11 / 10;
+    for worker in &mut far {
+        let [ms, starved, done, failed, _] = drained(worker);
+        println!("{}: {ms} ms, {starved} ms starved, {failed} failed", worker.name);
+        assert!(ms <= bound + starved, "{ms} ms, not {bound}; {starved} ms starved");
+        assert!(done > 0 && failed > 0, "{done} done, {failed} failed");
+    }
+    std::thread::sleep(2 * T_DEAD);
+    near.iter_mut().for_each(|worker| worker.say("QUIET"));
+    for worker in &mut near {
+        let [ms, starved, done, failed, received] = drained(worker);
+        assert!(ms <= bound / 2 + starved, "{ms} ms; {starved} ms starved");
+        assert!(done > 100 && received > 100 && failed == 0, "{done}, {failed}, {received}");
+    }
+    far.into_iter().chain(near).for_each(Worker::kill);
+    other.kill();
 }

@@ -62,11 +62,8 @@ impl Player {
 }
 
 /// What is sent: the end of a case's name, bytes, in flight, how many.
-const LOADS: [(&str, u64, u64, u64); 3] = [
-    ("64KiB", 64 << 10, 16, 6_000),
-    ("1MiB", 1 << 20, 16, 400),
-    ("64B", 64, 64, 300_000),
-];
+const LOADS: [(&str, u64, u64, u64); 3] =
+    [("64KiB", 64 << 10, 16, 6_000), ("1MiB", 1 << 20, 16, 400), ("64B", 64, 64, 300_000)];
 
 /// What the wire is like: the beginning of a case's name, its MTU, and whether it passes segments
 /// of TCP and UDP unsplit.
@@ -190,8 +187,11 @@ fn tell(
             played.processor[0].median(),
             played.processor[1].median(),
         );
-        let row = Row::new(case, played.rates.median() * scale, unit)
-            .against(FiTcp.name(), reference, played.ratios.median());
+        let row = Row::new(case, played.rates.median() * scale, unit).against(
+            FiTcp.name(),
+            reference,
+            played.ratios.median(),
+        );
         report.row(row.count(count).note(note));
     }
 }

@@ -107,7 +107,7 @@ fn flock(kind: i32, start: i64, len: i64) -> libc::flock {
 }
 
 /// Descriptors that a forked child must not keep; -1 where none is. A process with more of them
-/// than that keeps the rest alive through its children.
+/// than that keeps the rest alive through its children, and the log says so.
 static LOCKED: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
 
 /// A descriptor that a forked child does not keep: an address, a NIC's queue or a connection that
@@ -150,10 +150,24 @@ pub(crate) fn forget_in_children(fd: RawFd) {
         // atomics and calls open, dup3 and close. A failure (no memory) leaves children alone.
         unsafe { pthread_atfork(None, None, Some(in_child)) };
     });
-    for place in &LOCKED {
-        if place.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return;
-        }
+    static TOLD: Once = Once::new();
+    note(&LOCKED, fd, &TOLD);
+}
+
+/// Notes `fd` in a free one of `places`. Without one the log is told, once.
+fn note(places: &[AtomicI32], fd: RawFd, told: &Once) {
+    let takes = |place: &AtomicI32| {
+        place.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    if !places.iter().any(takes) {
+        told.call_once(|| {
+            tracing::warn!(
+                "more than {} descriptors that forked children are to give up: a child that does \
+                 not exec keeps addresses, NICs and peers of further ones from being seen as gone \
+                 when this process ends; open fewer ports in it, or fork before they are opened",
+                places.len()
+            );
+        });
     }
 }
 
@@ -192,6 +206,7 @@ unsafe extern "C" fn in_child() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::logged::Logged;
     use std::fs::File;
     use std::io::{Read, Write};
 
@@ -205,6 +220,7 @@ mod tests {
     impl Child {
         /// Has run `f`, which must not allocate, and sleeps.
         fn after(f: impl FnOnce()) -> Self {
+            let _alone = crate::backend::unix::tests::TABLE.lock();
             let (here, there) = pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
             // SAFETY: the child runs `f`, writes and sleeps, until it is killed.
             match unsafe { fork() }.unwrap() {
@@ -269,5 +285,19 @@ mod tests {
         let mut got = [0; 2];
         let count = File::from(here).read(&mut got).unwrap();
         assert_eq!(&got[..count], b"gp");
+    }
+
+    /// Goal: that there is no place left is told, once, and places that are given back are taken.
+    #[test]
+    fn the_log_is_told_when_places_run_out() {
+        let (places, told) = ([const { AtomicI32::new(-1) }; 2], Once::new());
+        let say = |fd| Logged::by(|| note(&places, fd, &told));
+        assert!(say(3).is_empty() && say(4).is_empty());
+        let lines = say(5);
+        assert!(lines.len() == 1 && lines[0].1.contains("more than 2 descriptors"), "{lines:?}");
+        assert!(say(6).is_empty());
+        places[0].store(-1, Ordering::Relaxed);
+        assert!(say(7).is_empty());
+        assert_eq!(places.map(AtomicI32::into_inner), [7, 4]);
     }
 }

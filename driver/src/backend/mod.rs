@@ -11,6 +11,8 @@ mod hairpin;
 pub mod inet;
 pub mod ip;
 pub mod lock;
+#[cfg(test)]
+mod logged;
 pub mod loopback;
 pub mod memif;
 pub mod near;

@@ -18,7 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Backlog, ControlMessage, MsgFlags, UnixAddr, connect, sendmsg};
 
 use crate::backend::bound::{BoundSocket, seqpacket};
-use crate::backend::unix::{Apart, Received, receive};
+use crate::backend::unix::{Apart, Received, is_crowded, receive};
 
 /// Clients that may be connected, or about to be, at a time; more wait.
 const CLIENTS: usize = 256;
@@ -60,6 +60,7 @@ impl Relay {
     /// Takes new clients, and passes on what there is to be passed on.
     pub(super) fn pump(&mut self) {
         while self.clients.len() < CLIENTS
+            && !is_crowded()
             && is_ready(&self.public, PollFlags::POLLIN)
             && let Some(client) = self.accept()
         {

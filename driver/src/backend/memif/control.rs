@@ -25,7 +25,7 @@ use super::region::{Conn, Layout};
 use super::wait::Shared;
 use super::{MemifSettings, Role};
 use crate::backend::bound::{BoundSocket, inode, seqpacket};
-use crate::backend::unix::{Apart, Received, receive};
+use crate::backend::unix::{Apart, Received, is_crowded, receive};
 use crate::backend::{Bell, lock, readable, sleep};
 use crate::error::OpenError;
 
@@ -360,7 +360,8 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        let Some(fd) = self.listener.accept() else {
+        let made = if is_crowded() { None } else { self.listener.accept() };
+        let Some(fd) = made else {
             // No descriptor is left, or it has hung up, or what others left is still to be closed.
             std::thread::sleep(Duration::from_millis(1));
             return;

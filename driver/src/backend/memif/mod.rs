@@ -51,7 +51,7 @@ use crate::port::{
 };
 use control::Control;
 use region::{Conn, Layout, Made};
-use ring::{Broken, Pushed, Receiver, Sender, Taken};
+use ring::{Broken, Pushed, Receiver, Sender, Taken, pieces_max};
 use wait::{Shared, Waiter};
 
 /// Largest: with its Ethernet header a frame is 64 KiB.
@@ -229,6 +229,8 @@ pub struct Memif {
     /// What is known of the connection is as old as this.
     epoch: u32,
     live: Option<Live>,
+    /// Buffers of the ring of which the log was told that a frame did not fit; 0: of none.
+    told_short: u16,
     counters: PortCounters,
     burst: [(*const u8, u32); BURST],
     /// Where a frame in several buffers is joined or taken apart.
@@ -246,8 +248,6 @@ struct Live {
     rx: Receiver,
     /// Bytes that the receiver was not shown.
     untold: usize,
-    /// A frame did not fit all its buffers, which was told.
-    has_short_ring: bool,
     conn: Arc<Conn>,
 }
 
@@ -287,6 +287,7 @@ impl Memif {
             polls_to_look: LOOK_EVERY,
             epoch: 0,
             live: None,
+            told_short: 0,
             counters: PortCounters::default(),
             burst: [(std::ptr::null(), 0); BURST],
             whole: vec![0; frame_max].into(),
@@ -374,12 +375,15 @@ impl Memif {
     fn too_long(&mut self, len: usize) {
         self.counters.tx_dropped += 1;
         let Some(live) = &mut self.live else { return };
-        if !std::mem::replace(&mut live.has_short_ring, true) {
-            let (port, slots) = (&self.caps.name, live.conn.tx.ring.count());
+        let (port, slots) = (&self.caps.name, live.conn.tx.ring.count());
+        // Of the next connection with the same ring too.
+        if std::mem::replace(&mut self.told_short, slots) != slots {
+            let most = pieces_max(slots);
             tracing::error!(
                 port,
-                "a frame of {len} bytes does not fit the client's ring of {slots} buffers and is \
-                 dropped; write a smaller mtu= here, or there a larger bsize= or rsize="
+                "a frame of {len} bytes does not fit {most} of the client's {slots} buffers, which \
+                 is what one frame may take, and is dropped; write a smaller mtu= here, or there a \
+                 larger bsize= or rsize="
             );
         }
         if self.caps.lossless {
@@ -468,7 +472,7 @@ impl Memif {
 impl Live {
     fn new(conn: Arc<Conn>) -> Self {
         let (tx, rx) = (Sender::new(&conn.tx), Receiver::new(&conn.rx));
-        Self { tx, rx, untold: 0, has_short_ring: false, conn }
+        Self { tx, rx, untold: 0, conn }
     }
 
     /// Shows the receiver what was written, and wakes it if it sleeps.

@@ -49,8 +49,9 @@ const fn batch(count: u16) -> u16 {
     }
 }
 
-/// Slots that one frame may take: no more than are given back while nothing else comes.
-const fn pieces_max(count: u16) -> u16 {
+/// Slots that one frame may take: no more than are given back while nothing else comes, by a
+/// receiver of ours. Another one may give back sooner, which nothing says.
+pub(super) const fn pieces_max(count: u16) -> u16 {
     count - (batch(count) - 1)
 }
 

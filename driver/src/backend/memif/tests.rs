@@ -13,6 +13,7 @@ use super::proto::{Init, Message, VERSION};
 use super::region::{Desc, MASKED, Made, NEXT};
 use super::*;
 use crate::backend::any_port::tests::fast_is_the_same;
+use crate::backend::logged::Logged;
 use crate::backend::unix::Apart;
 use crate::backend::unix::tests::{is_alone, send as send_fds, slow_to_close};
 
@@ -187,6 +188,29 @@ fn a_frame_longer_than_the_ring_waits_for_nothing() {
         }
         assert!(dropped > 0 && ports[1].counters().rx_dropped == 0);
     }
+}
+
+/// Goal: that a frame does not fit is told with the number that decides, and once, not for each
+/// connection: a client that comes back has the same ring.
+#[test]
+fn a_short_ring_is_told_of_once() {
+    let short = MemifSettings { log2_ring: Some(4), bsize: Some(270), ..fresh() };
+    let long = MemifSettings { mtu: Some(40_000), bsize: None, ..short.clone() };
+    let mut server = open(&server(&long));
+    let lines = Logged::by(|| {
+        for _ in 0..2 {
+            let mut ports = [server, open(&short)];
+            up(&mut ports);
+            for len in [5000, 6000] {
+                assert_eq!(send(&mut ports[0], &vec![1; len]), Tx::Sent);
+            }
+            server = ports.into_iter().next().unwrap();
+        }
+        assert_eq!(server.counters().tx_dropped, 4);
+    });
+    let told: Vec<_> = lines.iter().filter(|line| line.1.contains("does not fit")).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].1.contains("5014 bytes does not fit 13 of the client's 16"), "{told:?}");
 }
 
 /// Long enough for the indices to pass 2^16 twice.

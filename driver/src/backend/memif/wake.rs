@@ -36,12 +36,18 @@ enum How {
 /// is called in /proc: a name that no path has.
 ///
 /// # Errors
-/// It is none.
+/// It is none, or there is no /proc to ask.
 pub(super) fn theirs(fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
-    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    match name.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]") {
-        true => Ok(fd.trust()),
-        false => Err("Interrupt fd is no eventfd"),
+    theirs_by("/proc/self/fd", fd)
+}
+
+/// As [`theirs`], with the directory to ask.
+fn theirs_by(dir: &str, fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
+    match std::fs::read_link(format!("{dir}/{}", fd.as_raw_fd())) {
+        Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(fd.trust()),
+        Ok(_) => Err("Interrupt fd is no eventfd"),
+        // The client reads it too, and has room for 95 bytes.
+        Err(_) => Err("Server cannot read its /proc/self/fd to check fds; there: mount /proc"),
     }
 }
 
@@ -172,6 +178,7 @@ impl Drop for Raiser {
 
 #[cfg(test)]
 mod tests {
+    use super::super::proto::Message;
     use super::*;
     use std::fs::File;
     use std::time::{Duration, Instant};
@@ -232,5 +239,16 @@ mod tests {
             assert!(theirs(Apart::new(other)).is_err());
         }
         assert!(theirs(Apart::new(event(0))).is_ok());
+    }
+
+    /// Goal: who cannot see what a descriptor is says so of itself, and not of the other side; in
+    /// words that a message holds whole.
+    #[test]
+    fn a_hidden_proc_is_not_the_peers_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        let why = theirs_by(dir.path().to_str().unwrap(), Apart::new(event(0))).unwrap_err();
+        assert!(why.starts_with("Server cannot") && why.ends_with("mount /proc"), "{why}");
+        let message = Message::Disconnect(why.into());
+        assert_eq!(Message::parse(&message.bytes()), Some(message));
     }
 }

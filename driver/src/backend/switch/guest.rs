@@ -140,8 +140,19 @@ fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
         return Ok(());
     }
     let why = format!("user {} listens, and user {} has the directory", peer.uid(), meta.uid());
-    let mend = format!("end process {} and remove it (rm {})", peer.pid(), path.display());
-    Err(untrusted(why, mend))
+    let (whose, path) = (listener(peer.uid(), peer.pid()), path.display());
+    Err(untrusted(why, format!("end {whose} and remove it (rm {path})")))
+}
+
+/// Who is to be ended. The kernel keeps the number of the process that began to listen, which may
+/// have ended, be another's by now, or be of other numbers than ours.
+fn listener(uid: u32, pid: i32) -> String {
+    let is_theirs = |meta: std::fs::Metadata| meta.uid() == uid;
+    if pid > 0 && std::fs::metadata(format!("/proc/{pid}")).is_ok_and(is_theirs) {
+        format!("process {pid} of user {uid}")
+    } else {
+        format!("what user {uid} runs there (as root: ss -xlp)")
+    }
 }
 
 fn refused(path: &Path, why: Refusal) -> OpenError {
@@ -172,4 +183,25 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
     };
     let port = path.display().to_string();
     OpenError::Device { port, why: format!("the switch says: {why}"), mend: mend.into(), errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a process is named if it lives and is of the user who listens.
+    #[test]
+    fn a_process_is_named_if_it_is_theirs() {
+        let own = nix::unistd::geteuid().as_raw();
+        let (pid, other) = (std::process::id() as i32, own + 1);
+        assert_eq!(listener(own, pid), format!("process {pid} of user {own}"));
+        // No process has a number from 2^22 on.
+        let unknown = [(other, pid), (own, 1 << 22), (own, 0), (own, -1)];
+        for (uid, pid) in unknown {
+            assert_eq!(
+                listener(uid, pid),
+                format!("what user {uid} runs there (as root: ss -xlp)")
+            );
+        }
+    }
 }
