@@ -220,7 +220,6 @@ mod tests {
     impl Child {
         /// Has run `f`, which must not allocate, and sleeps.
         fn after(f: impl FnOnce()) -> Self {
-            let _alone = crate::backend::unix::tests::TABLE.lock();
             let (here, there) = pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
             // SAFETY: the child runs `f`, writes and sleeps, until it is killed.
             match unsafe { fork() }.unwrap() {

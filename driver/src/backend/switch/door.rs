@@ -2,13 +2,8 @@
 //!
 //! A connection is a process: its user is what the kernel says ([`PeerCredentials`]), and it lives
 //! for as long as the connection does. Nothing that anybody does here makes the switch wait: a
-//! message that does not fit a socket's buffer ends the connection, what is left there is closed
+//! message that does not fit a socket's buffer ends the connection, what is said there is closed
 //! elsewhere ([`Apart`]), and a bounded number of them is looked at in a turn.
-//!
-//! Nor does it keep other users out. Nobody takes a descriptor here, so the kernel is told to
-//! refuse them (Linux 6.16); before that they wait in the socket. A user of whom
-//! [`CLOSING_MAX`](crate::backend::unix::CLOSING_MAX) connections take their time to close is
-//! refused, and what he then leaves is closed in a way that does not wait ([`close_in_exit`]).
 
 use std::collections::HashMap;
 use std::fs::Permissions;
@@ -25,7 +20,7 @@ use nix::unistd::{Gid, chown};
 
 use super::greeting::{Came, Message, Refusal, Socket};
 use crate::backend::bound::BoundSocket;
-use crate::backend::unix::{Apart, Closings, close_in_exit, is_full};
+use crate::backend::unix::{Apart, is_crowded};
 use crate::error::OpenError;
 use crate::port::Station;
 
@@ -59,11 +54,8 @@ pub(super) struct Door {
     listener: BoundSocket,
     guests: Guests,
     connections: HashMap<u64, Connection>,
-    /// What is being closed of each user who has been here lately.
-    pub(super) closings: HashMap<u32, Closings>,
     last: u64,
-    /// So much of all users is being closed that nobody new is let in, and the listener wakes
-    /// nobody.
+    /// So much is being closed that nobody new is let in, and the listener wakes nobody.
     is_shut: bool,
     /// When the socket was last [touched](BoundSocket::touch).
     touched: Instant,
@@ -119,7 +111,6 @@ impl Door {
             listener,
             guests,
             connections: HashMap::new(),
-            closings: HashMap::new(),
             last: 0,
             is_shut: false,
             touched: Instant::now(),
@@ -134,7 +125,6 @@ impl Door {
             _ => 0o666,
         };
         std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(os)?;
-        door.listener.takes_descriptors(false);
         // After that: nobody comes in before the mode is right.
         door.listener.listen(Backlog::MAXCONN).map_err(|e| os(e.into()))?;
         door.hear_knocks(epoll).map_err(|e| os(e.into()))?;
@@ -148,7 +138,7 @@ impl Door {
 
     /// What has happened since the last time, a bounded number of things.
     pub(super) fn look(&mut self, epoll: &Epoll) -> Vec<Event> {
-        if self.is_shut && !is_full() {
+        if self.is_shut && !is_crowded() {
             self.is_shut = self.hear_knocks(epoll).is_err();
         }
         if self.touched.elapsed() >= TOUCH {
@@ -169,33 +159,22 @@ impl Door {
     }
 
     fn accept(&mut self, epoll: &Epoll) {
-        if is_full() {
+        if is_crowded() {
             tracing::warn!(
-                "connections of many users take long to close: nobody new is let in until they do"
+                "connections of other users take long to close: nobody new is let in until they do"
             );
             self.is_shut = epoll.delete(self.listener.as_fd()).is_ok();
             return;
         }
-        self.closings.retain(|_, of| of.is_used());
         for _ in 0..ACCEPTS {
             // Without a descriptor left they wait, and those who are here go on.
             let Some(fd) = self.listener.accept() else { return };
-            let socket = Socket::own(fd);
-            let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else {
-                drop(Apart::new(socket));
-                continue;
-            };
+            let socket = Apart::new(Socket::own(fd));
+            let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else { continue };
             let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
             #[cfg(test)]
             let uid = self.taken_for.unwrap_or(uid);
             let refusal = if self.serves(uid) { self.crowd(uid) } else { Some(Refusal::Stranger) };
-            let closings = self.closings.entry(uid).or_insert_with(Closings::new);
-            if closings.is_crowded() {
-                socket.say(Message::Refused(refusal.unwrap_or(Refusal::Crowded)), None);
-                close_in_exit(closings, socket);
-                continue;
-            }
-            let socket = Apart::of(closings, socket);
             if let Some(why) = refusal {
                 socket.say(Message::Refused(why), None);
                 continue;
@@ -211,12 +190,6 @@ impl Door {
         }
     }
 
-    /// Takes descriptors as under a kernel that refuses none.
-    #[cfg(test)]
-    pub(super) fn is_of_an_old_kernel(&self) {
-        self.listener.takes_descriptors(true);
-    }
-
     fn serves(&self, uid: u32) -> bool {
         let is_own = uid == nix::unistd::geteuid().as_raw() || uid == 0;
         match &self.guests {
@@ -226,7 +199,6 @@ impl Door {
         }
     }
 
-    /// Why there is no room for one more of a user.
     fn crowd(&self, uid: u32) -> Option<Refusal> {
         let there = self.connections.values().filter(|there| there.uid == uid).count();
         (there >= GUESTS_MAX).then_some(Refusal::Crowded)

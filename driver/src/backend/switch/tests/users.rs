@@ -1,14 +1,8 @@
 //! Stations of several users.
 
-use std::net::TcpStream;
 use std::path::PathBuf;
 
-use nix::sys::socket::{UnixAddr, connect};
-
 use super::*;
-use crate::backend::bound::seqpacket;
-use crate::backend::unix::tests::{TABLE, send as send_fds, slow_to_close};
-use crate::backend::unix::{CLOSING_MAX, is_full};
 
 pub(super) const ALICE: u32 = 70_001;
 pub(super) const BOB: u32 = 70_002;
@@ -236,73 +230,4 @@ fn an_address_waits_for_its_user() {
     house.socket = socket;
     assert_eq!(house.try_guest(BOB, Some(mac)).map(drop).unwrap_err().errno(), libc::EACCES);
     assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().station, mac);
-}
-
-/// Connects, leaves what takes a minute to close, whose other end this returns, and is hung up on.
-fn leave_what_is_slow(house: &mut House) -> TcpStream {
-    let (socket, (slow, other)) = (seqpacket().unwrap(), slow_to_close());
-    connect(socket.as_raw_fd(), &UnixAddr::new(&house.socket).unwrap()).unwrap();
-    send_fds(&socket, b"8 bytes.", &slow, 1);
-    drop(slow);
-    let until = Instant::now() + Duration::from_secs(20);
-    while !sleep(&mut [readable(socket.as_raw_fd())], Duration::ZERO) {
-        assert!(Instant::now() < until, "nobody hangs up");
-        house.attend();
-    }
-    other
-}
-
-/// Goal: a user who leaves descriptors at the door that do not close keeps nobody else out,
-/// however many he leaves: under a kernel that lets him.
-#[test]
-fn what_one_user_leaves_keeps_no_other_out() {
-    // By itself: beside tests that fork, a socket here may be the last of its file and linger.
-    if std::env::var_os("BAREWIRE_NIGHTLY").is_none() {
-        return;
-    }
-    let _alone = TABLE.lock();
-    let mut house = House::new(Guests::All, false);
-    let door = &mut house.switch.lobby.as_mut().unwrap().door;
-    door.is_of_an_old_kernel();
-    door.taken_for = Some(ALICE);
-    let others = [0; CLOSING_MAX + 16].map(|_| leave_what_is_slow(&mut house));
-    let why = house.try_guest(ALICE, None).map(drop).unwrap_err();
-    assert_eq!(why.errno(), libc::EUSERS, "{why}");
-    // What came after the last that may wait has not.
-    let count = |house: &House| {
-        let door = &house.switch.lobby.as_ref().unwrap().door;
-        door.closings[&ALICE].count()
-    };
-    let until = Instant::now() + Duration::from_secs(20);
-    while count(&house) > CLOSING_MAX {
-        assert!(Instant::now() < until, "{} wait", count(&house));
-        house.attend();
-    }
-    assert!(count(&house) == CLOSING_MAX && !is_full());
-    house.guest(BOB);
-    drop(others);
-    let until = Instant::now() + Duration::from_secs(20);
-    while house.try_guest(ALICE, None).is_err() {
-        assert!(Instant::now() < until, "and he is let in again when they are closed");
-    }
-}
-
-/// Goal: the kernel refuses a descriptor at the door.
-#[test]
-fn a_descriptor_is_refused_at_the_door() {
-    let mut house = House::new(Guests::All, false);
-    let path = house.socket.clone();
-    let sent = house.as_user(ALICE, move || {
-        let socket = seqpacket().unwrap();
-        connect(socket.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
-        let raw = [socket.as_raw_fd()];
-        let rights = [nix::sys::socket::ControlMessage::ScmRights(&raw)];
-        let (bytes, flags) = ([std::io::IoSlice::new(b"x")], nix::sys::socket::MsgFlags::empty());
-        nix::sys::socket::sendmsg::<UnixAddr>(raw[0], &bytes, &rights, flags, None)
-    });
-    if sent.is_ok() {
-        println!("SKIPPED: this kernel is older than 6.16, which refuses descriptors first");
-        return;
-    }
-    assert_eq!(sent, Err(nix::errno::Errno::EPERM));
 }
