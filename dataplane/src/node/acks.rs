@@ -117,12 +117,14 @@ impl Acks {
         }
     }
 
-    /// Notes that packet `psn` of `peer` asks for its acknowledgement.
+    /// Notes whether packet `psn` of `peer` asks for its acknowledgement.
     #[inline(always)]
-    pub(super) fn asked(&mut self, peer: &mut Peer, psn: Psn) {
-        peer.ar_psn = psn;
-        self.soon = true;
-        self.quick |= peer.quick_ack;
+    pub(super) fn note_ar(&mut self, peer: &mut Peer, psn: Psn, ar: bool) {
+        if ar {
+            peer.ar_psn = psn;
+            self.soon = true;
+            self.quick |= peer.quick_ack;
+        }
     }
 
     /// Notes one more packet of peer `p` to acknowledge, the `owed`-th since the last
@@ -272,7 +274,7 @@ impl Node {
             peer.ack_now = true;
             self.make_ready(p);
         } else {
-            self.acks.asked(peer, psn);
+            self.acks.note_ar(peer, psn, true);
             self.todo |= Todo::ACKS;
         }
     }

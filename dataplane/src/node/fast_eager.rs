@@ -517,9 +517,7 @@ impl Node {
             peer.rx_quota = 0;
             peer.note_arrival(now, msg.psn, false);
             self.observed.tallies[p.at()].rx_bytes += frame.len() as u64;
-            if head.asks_ack() {
-                self.acks.asked(peer, msg.psn);
-            }
+            self.acks.note_ar(peer, msg.psn, head.asks_ack());
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);

@@ -62,9 +62,7 @@ impl Node {
         (peer.last_rx, peer.probes) = (active, 0);
         if !lossless {
             peer.note_arrival(now, base_words.psn(), false);
-            if base_words.asks_ack() {
-                self.acks.asked(peer, base_words.psn());
-            }
+            self.acks.note_ar(peer, base_words.psn(), base_words.asks_ack());
         }
         self.advance_rcv_nxt(now, p, 1);
         self.peers[p].note_order();

@@ -233,8 +233,8 @@ pub(crate) struct Peer {
     pub(crate) long_answers: u8,
     /// An acknowledgement must go out in this turn.
     pub(crate) ack_now: bool,
-    /// An acknowledgement that is asked for leaves in the turn that received the packet. False while
-    /// the program is known to send something at once, which carries it.
+    /// An acknowledgement that is asked for leaves in the turn that received the packet. False
+    /// while the program is known to send something at once, which carries it.
     pub(crate) quick_ack: bool,
     /// Probes without an answer. While there are any, the inlined receive functions are closed,
     /// since they do not reset this count.
