@@ -7,7 +7,7 @@
 //!
 //! It is in one of two states:
 //! - *watching*: the program polls. Looks after 10 ms whether it still does, and, as long as it
-//!   does, after twice as long each time, to 50 ms or a tenth of T_dead. A send of a peer whose
+//!   does, after twice as long each time, to 100 ms or a tenth of T_dead. A send of a peer whose
 //!   acknowledgement the program left waiting when it began to compute waits for two looks.
 //! - *standing in*: the program has not polled for that long. Sleeps on the port and takes what
 //!   comes; a port that has no interrupt is looked at every tenth of T_dead.
@@ -39,7 +39,7 @@ use crate::own_thread;
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 
 /// Longest pause between two of them.
-const LAST_LOOK: Duration = Duration::from_millis(50);
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
 /// Turns for one entry into the lock, so that the program does not wait for long.
 const TURNS: u32 = 16;

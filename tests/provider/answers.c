@@ -458,7 +458,7 @@ static void costs(const char *threading)
 	compute(1);
 	cost("computes, a silent peer", compute, 5, 2);
 	take(2);
-	cost("polls, a silent peer", poll_for, 2, 3);
+	cost("polls, a silent peer", poll_for, 2, 11);
 }
 
 /* Ends when the main function does. */
