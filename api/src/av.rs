@@ -122,10 +122,7 @@ impl Av {
         fi_addrs: &mut [FiAddr],
         errors: Option<&mut [i32]>,
     ) -> Result<usize> {
-        let (addrs, rest) = addrs.as_chunks::<{ EpAddr::LEN }>();
-        if !rest.is_empty() {
-            return Err(Error::Invalid("addr: not a multiple of 16 bytes"));
-        }
+        let addrs = native(addrs)?;
         let each = addrs.iter().map(|addr| Ok((EpAddr::from_bytes(addr)?, Tenant::NONE)));
         self.insert_each(each, addrs.len(), (fi_addrs, None), errors)
     }
@@ -143,10 +140,7 @@ impl Av {
         fi_addrs: &mut [FiAddr],
         errors: Option<&mut [i32]>,
     ) -> Result<usize> {
-        let (addrs, rest) = addrs.as_chunks::<{ EpAddr::LEN }>();
-        if !rest.is_empty() {
-            return Err(Error::Invalid("addr: not a multiple of 16 bytes"));
-        }
+        let addrs = native(addrs)?;
         let user_ids = self.user_ids_of(fi_addrs, addrs.len())?;
         let each = addrs.iter().map(|addr| Ok((EpAddr::from_bytes(addr)?, Tenant::NONE)));
         self.insert_each(each, addrs.len(), (fi_addrs, Some(&user_ids)), errors)
@@ -396,6 +390,14 @@ impl Av {
             drop_key(&mut core, tenant, self.0.id)?;
         }
         Ok(())
+    }
+}
+
+/// Native addresses that stand back to back.
+fn native(addrs: &[u8]) -> Result<&[[u8; EpAddr::LEN]]> {
+    match addrs.as_chunks() {
+        (addrs, []) => Ok(addrs),
+        _ => Err(Error::Invalid("addr: not a multiple of 16 bytes")),
     }
 }
 

@@ -302,7 +302,8 @@ impl Node {
                 continue;
             }
             peer.ack_now = true;
-            if !peer.queued {
+            // An echo alone says nothing of the acknowledgement, which something else has carried.
+            if !peer.queued && peer.owed > 0 {
                 self.acks.note_quick(now, p, peer);
             }
             if (echoes || !peer.queued) && !self.send_ack(now, p, out) {
