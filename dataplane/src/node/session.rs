@@ -817,9 +817,12 @@ impl Node {
         self.coll_port_gone(now);
     }
 
-    /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway.
-    pub(crate) fn arm_timer(&mut self, _now: Instant, p: PeerIdx) {
+    /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway. A deadline that
+    /// has passed and waits for something else, such as frames still in the port, is the next
+    /// turn's: a timer fires once in a turn.
+    pub(crate) fn arm_timer(&mut self, now: Instant, p: PeerIdx) {
         let Some(due) = self.due(&self.peers[p]) else { return };
+        let due = due.max(Instant(now.0 + 1));
         let peer = &mut self.peers[p];
         if due < peer.timer_at {
             peer.timer_at = due;
