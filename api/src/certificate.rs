@@ -352,6 +352,7 @@ mod tests {
             lossless: false,
             gather: false,
             rto_floor_ns: 0,
+            via_kernel: false,
             tells_presence: false,
             near_mtu: 0,
             link_bps: 0,

@@ -613,6 +613,7 @@ impl Drop for EpCommon {
         }
         core.works.end(self.id);
         let now = Engine::now();
+        core.engine.send_held();
         if let Err(e) = core.node().ep_close(now, self.id) {
             tracing::error!("closing an endpoint: {e}");
         }

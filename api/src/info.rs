@@ -947,6 +947,7 @@ mod tests {
             lossless: true,
             gather: false,
             rto_floor_ns: 1,
+            via_kernel: false,
             tells_presence: false,
             near_mtu: 0,
             link_bps: 0,

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use barewire_dataplane::node::{CqId, EpId, FailedInject, GroupId, NoReader, Node, Reader};
+use barewire_dataplane::node::{
+    CqId, EpId, FailedInject, GroupId, HoldWatch, NoReader, Node, Reader,
+};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_driver::hint::cold;
@@ -480,6 +482,8 @@ pub(crate) struct Shared {
     /// The application turns the loop.
     pub(crate) manual: AtomicBool,
     pub(crate) caps: PortCaps,
+    /// What the domain holds, for the receive thread.
+    pub(crate) holds: Arc<HoldWatch>,
     pub(crate) settings: Settings,
     /// Numbers endpoint objects.
     pub(crate) ep_count: AtomicU32,
@@ -642,6 +646,7 @@ impl DomainRef {
         let node = engine.node().settings();
         let room = node.tx_wr_max + node.rx_wr_max;
         let (caps, waiter) = (engine.caps().clone(), engine.waiter());
+        let holds = engine.node().hold_watch();
         let core = Core {
             engine,
             ops: OpTable::new(room),
@@ -669,6 +674,7 @@ impl DomainRef {
             sleep: Sleep::new(waiter),
             manual: AtomicBool::new(true),
             caps,
+            holds,
             settings,
             ep_count: AtomicU32::new(0),
             sets: AtomicU32::new(0),

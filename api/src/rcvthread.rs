@@ -12,6 +12,10 @@
 //! - *standing in*: the program has not polled for that long. Sleeps on the port and takes what
 //!   comes; a port that has no interrupt is looked at every tenth of T_dead.
 //!
+//! While the program streams small messages over a port whose frames pass a kernel, they are held
+//! to share packets ([`HoldWatch`]), and this thread looks every 40 us for one that the program
+//! left.
+//!
 //! The program pays one load per call for it: see [`Lock::enter_beside`](crate::lock::Lock). A port
 //! that knows which processes live ([`PortCaps::tells_presence`]) needs no such thread.
 //!
@@ -19,6 +23,7 @@
 //! and a domain that is slow, locked or being closed holds up the answers of no other. Its cost
 //! stands in `docs/provider.md`.
 //!
+//! [`HoldWatch`]: barewire_dataplane::node::HoldWatch
 //! [`PortCaps::tells_presence`]: barewire_driver::port::PortCaps::tells_presence
 
 use std::io;
@@ -40,6 +45,13 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 
 /// Longest pause between two of them.
 const LAST_LOOK: Duration = Duration::from_millis(100);
+
+/// How long a packet of shared messages may be held before this thread sends it, and how often it
+/// looks for one.
+const HOLD_LOOK: Duration = Duration::from_micros(40);
+
+/// Looks in a row that find no packet held since the one before, until it looks no more.
+const HOLD_LOOKS: u32 = 250;
 
 /// Turns for one entry into the lock, so that the program does not wait for long.
 const TURNS: u32 = 16;
@@ -79,11 +91,16 @@ fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
 
 fn run(shared: &Shared) {
     be_schedulable();
+    // Best effort: sleeps take up to 50 us longer without it.
+    let _ = nix::sys::prctl::set_timerslack(1_000);
     let period = shared.settings.t_dead / 10;
     let (first, last) = (FIRST_LOOK.min(period), LAST_LOOK.min(period));
     let (mut pause, mut seen) = (first, None);
     while may_run(shared) {
         std::thread::park_timeout(pause);
+        if shared.holds.is_wanted() {
+            watch_holds(shared);
+        }
         let now = look(shared);
         if now.is_some() && now == seen {
             stand_in(shared, period);
@@ -98,6 +115,37 @@ fn run(shared: &Shared) {
 /// Whether the domain is open, and its loop the program's to turn.
 fn may_run(shared: &Shared) -> bool {
     !shared.stops() && shared.manual.load(Ordering::Relaxed)
+}
+
+/// Lets the domain hold packets, and sends each that the program leaves unsent, until none was held
+/// for a while.
+fn watch_holds(shared: &Shared) {
+    let ((_, mut seen), mut idle) = (shared.holds.look(), 0);
+    shared.holds.watch(true);
+    while may_run(shared) && idle < HOLD_LOOKS {
+        std::thread::park_timeout(HOLD_LOOK);
+        let held = send_late(shared);
+        idle = if held == seen { idle + 1 } else { 0 };
+        seen = held;
+    }
+    shared.holds.watch(false);
+    std::thread::park_timeout(HOLD_LOOK);
+    send_late(shared);
+}
+
+/// Sends the packet that is held as soon as that is late, unless the program does. Returns how many
+/// have been held so far.
+fn send_late(shared: &Shared) -> u64 {
+    let (since, held) = shared.holds.look();
+    let Some(since) = since else { return held };
+    let age = Duration::from_nanos(Engine::now().since(since));
+    std::thread::park_timeout(HOLD_LOOK.saturating_sub(age));
+    if shared.holds.look() == (Some(since), held)
+        && let Some(mut core) = shared.lock.enter_beside()
+    {
+        core.engine.send_held();
+    }
+    held
 }
 
 /// When the loop was turned last; `None` if somebody turns it now or sleeps on the port.

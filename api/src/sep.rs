@@ -341,6 +341,7 @@ impl Drop for Context {
 impl Drop for SepInner {
     fn drop(&mut self) {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
+        core.engine.send_held();
         if let Err(e) = core.node().sep_close(self.id) {
             tracing::error!("closing a scalable endpoint: {e}");
         }

@@ -26,8 +26,8 @@ use crate::flags::OpFlags;
 use crate::idx::{EpIdx, PeerIdx};
 use crate::node::{
     AtomicReq, AvId, EpCounters, EpId, FastAtomic, FastRead, FastWrite, FrameSink, InPlaceFrame,
-    Levels, Message, NoReader, Node, NodeCounters, ReadReq, Reader, RecvReq, SendReq, SessionStats,
-    Survey, SurveySink, WriteReq, send_whole,
+    Joined, Levels, Message, NoReader, Node, NodeCounters, ReadReq, Reader, RecvReq, SendReq,
+    SessionStats, Survey, SurveySink, WriteReq, send_whole,
 };
 use crate::types::{EpAddr, FiAddr, Instant, Tenant};
 use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN, sealed};
@@ -767,13 +767,14 @@ impl Engine {
     /// nothing has happened.
     #[inline(never)]
     fn join(&mut self, ep: EpId, req: &SendReq) -> bool {
-        let more = req.flags.contains(OpFlags::MORE);
-        let now = if more { self.now } else { Self::now() };
-        let joined = self.node.join(now, ep, req);
-        if joined && !more {
-            self.after_post(now);
+        // A post with `FI_MORE` sends nothing: the clock is read when it does.
+        let (more, turned) = (req.flags.contains(OpFlags::MORE), self.now);
+        let clock = || if more { turned } else { Self::now() };
+        let joined = self.node.join(clock, ep, req);
+        if joined == Joined::Leaves {
+            self.after_post(Self::now());
         }
-        joined
+        joined != Joined::No
     }
 
     /// [`Node::try_send_cached`], to the shared segment only. False: nothing has happened; call
@@ -930,10 +931,10 @@ impl Engine {
         // A post with `FI_MORE` sends nothing: the clock is read when it does.
         let now = if more { self.now } else { Self::now() };
         let posted = post(&mut self.node, now);
-        match more {
-            false => self.after_post(now),
-            true if posted.is_err() => self.after_post(Self::now()),
-            true => {}
+        if posted.is_err() {
+            self.send_held();
+        } else if !more {
+            self.after_post(now);
         }
         posted
     }
@@ -973,6 +974,13 @@ impl Engine {
             // Remembered in `gone`, and every operation has been ended by then.
             let _ = self.transmit(now);
         }
+    }
+
+    /// Sends the packet of small messages that is held, if any, as far as the peer's window and the
+    /// port allow.
+    pub fn send_held(&mut self) {
+        self.node.release_held();
+        self.after_post(Self::now());
     }
 
     /// [`after_post`](Self::after_post) of a collective, which may have gone through memory alone.

@@ -38,6 +38,8 @@ pub struct PortCaps {
     /// Round trip below which a retransmission timer would only fire on scheduling noise,
     /// nanoseconds: 100,000 on hardware, 1,000,000 through a kernel.
     pub rto_floor_ns: u64,
+    /// Frames pass the network stack of a kernel: one costs as much as many small messages.
+    pub via_kernel: bool,
     /// [`Port::presence`] answers for every station, so silence says nothing about a peer's life.
     pub tells_presence: bool,
     /// [`mtu`](Self::mtu) of frames to and from near stations, on a port that has such besides the

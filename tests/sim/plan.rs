@@ -555,7 +555,9 @@ impl Plan {
         }
         // A session has to be open, and not to be waited for, before anything is quick.
         c.think_ns = c.think_ns.max(r.pick(&[5e3, 20e3, 100e3]));
-        c.batch = c.batch.min(4);
+        // A stream has several packets in flight before the program looks again.
+        let streams = !self.link.lossless && r.chance(0.3);
+        c.batch = if streams { 32 } else { c.batch.min(4) };
         c.tags = c.tags.min(3);
         c.remote = c.remote.min(0.4);
         c.rare = c.rare.min(0.1);

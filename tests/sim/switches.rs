@@ -162,6 +162,7 @@ impl Node {
             near_mtu: 0,
             gather: false,
             rto_floor_ns: 100_000,
+            via_kernel: false,
             link_bps: link.bps,
             name: format!("sim:nic{number}"),
         };

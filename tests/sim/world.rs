@@ -168,6 +168,7 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
         near_mtu: plan.link.near_mtu,
         gather: mix(plan.seed) & 1 == 0,
         rto_floor_ns: 100_000,
+        via_kernel: mix(plan.seed ^ 1) & 1 == 0,
         link_bps: plan.link.bps,
         name: format!("sim:{host}"),
     }
@@ -235,6 +236,7 @@ impl World {
         }
         let mut node =
             Node::new(settings, &caps(&self.plan, host)).map_err(|e| format!("Node::new: {e}"))?;
+        node.hold_watch().watch(true);
         self.net.set_life(host, me.life);
         let now = self.time(host);
         let mut v = View {

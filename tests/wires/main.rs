@@ -33,6 +33,7 @@ mod near;
 mod one_sided;
 mod paths;
 mod raw;
+mod shared;
 mod soak;
 mod stations;
 mod stream;

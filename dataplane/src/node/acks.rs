@@ -257,7 +257,8 @@ impl Node {
         while let Some(p) = self.acks.unasked.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             peer.is_listed_unasked = false;
-            let asks = std::mem::take(&mut peer.unasked);
+            // What is held asks when it leaves.
+            let asks = std::mem::take(&mut peer.unasked) && !self.packs.holds_for(p, &self.tx);
             if asks && peer.state == State::Open && peer.snd.in_flight() > 0 {
                 peer.ask();
                 self.counters.tx_asks += 1;

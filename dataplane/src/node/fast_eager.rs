@@ -17,6 +17,7 @@ use barewire_driver::port::Tx;
 
 use super::ep::{Ep, may_reserve_more};
 use super::ops::{RecvWr, TxWr, WrFlags};
+use super::output::PACK_MSG_MAX;
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::post::wr_flags;
 use super::route::Route;
@@ -94,7 +95,7 @@ impl Node {
     /// acknowledgements on a lossy path.
     #[inline(always)]
     pub fn only_waits(&self) -> bool {
-        (self.todo - (Todo::KEEP | Todo::ACKS)).is_empty()
+        (self.todo - (Todo::KEEP | Todo::ACKS | Todo::HELD)).is_empty()
     }
 
     /// Whether a timer is armed, or something else is to be looked at by time.
@@ -120,6 +121,9 @@ impl Node {
             if sends || self.coll_wants(now) || self.starved_with_room().is_some() {
                 return false;
             }
+        }
+        if self.todo.contains(Todo::HELD) && self.hold_is_over(now) {
+            return false;
         }
         if self.todo.contains(Todo::ACKS) {
             if self.acks.has_quick_sent() {
@@ -202,7 +206,7 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> Option<TxIdx> {
         let e = ep.0.idx();
-        if self.todo.contains(Todo::SEND) {
+        if self.todo.intersects(Todo::SEND | Todo::HELD) {
             return cold(None);
         }
         let ep = if INLINE { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
@@ -256,6 +260,10 @@ impl Node {
             return cold(None);
         }
         if LOSSY && (self.tx.is_full() || self.sent.is_full()) {
+            return cold(None);
+        }
+        let is_small = len as u64 <= PACK_MSG_MAX;
+        if LOSSY && is_small && self.packs.nagle.wants(p, peer.snd.in_flight()) {
             return cold(None);
         }
         // The send that uses up the quota refreshes it and asks for an acknowledgement: not here.

@@ -22,6 +22,7 @@ mod keys;
 mod lost;
 mod mr;
 mod mtu;
+mod nagle;
 mod near;
 mod notice;
 mod objects;
@@ -88,6 +89,7 @@ use mr::Mr;
 use opening::Openings;
 use ops::{Late, OooPacket, Pull, RecvWr, Response, Rma, TxWr, UnexpectedMsg};
 use pack::Packs;
+pub(crate) use packet::Joined;
 use path::Path;
 use peer::{Peer, Peers, Reassembly};
 use peers_by_station::PeersByStation;
@@ -103,6 +105,7 @@ pub use failed::FailedInject;
 use fast_op::FastOp;
 pub use fast_rma::{FastAtomic, FastCall, FastRead, FastWrite};
 pub use mr::{MrId, MrReq};
+pub use nagle::HoldWatch;
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, WriteReq};
 pub use rma_list::{RmaIov, RmaList};
@@ -617,6 +620,8 @@ bitflags! {
         /// Something waits for room in a completion queue. Room comes by reading, and when an
         /// operation ends whose entry is not written.
         const ROOM = 1 << 5;
+        /// A packet is held, and leaves with a turn to come. Until then nothing may overtake it.
+        const HELD = 1 << 6;
     }
 }
 
@@ -842,7 +847,7 @@ impl Node {
             fast_ops: Table::with_capacity(s.tx_wr_max),
             sent: SentPool::with_capacity(s.tx_wr_max * 4 + 4096),
             bitmaps: BitmapPool::new(s.window.max(WINDOW_LOSSLESS)),
-            packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len),
+            packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len, caps.via_kernel),
             posted: PostedPool::with_capacity(s.rx_wr_max),
             recv_lists: Vec::with_capacity(s.rx_wr_max),
             unexpected: UnexpectedPool::with_capacity(blocks),

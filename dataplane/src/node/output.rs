@@ -71,6 +71,9 @@ impl Node {
             self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }
+        if self.todo.contains(Todo::HELD) && self.hold_is_over(now) {
+            self.release_held();
+        }
         if self.coll_wants(now) {
             self.coll_progress(now, out);
         }
@@ -113,6 +116,9 @@ impl Node {
             due = due.min(at);
         }
         if let Some(at) = self.acks.due(self.polled_at) {
+            due = due.min(at);
+        }
+        if let Some(at) = self.hold_due() {
             due = due.min(at);
         }
         if self.blocked {

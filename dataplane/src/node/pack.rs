@@ -1,10 +1,11 @@
 //! Small messages packed into one packet (PACK).
 //!
 //! A small message with `FI_MORE`, or one posted while the window is closed, is written to a packet
-//! that stays open for later messages until the peer is served next. Sending then costs one packet
-//! for all of them, and one transmit request stands for the packet; each message has a note with
-//! what its completion needs. Credit is charged when a message is written, and returned if the
-//! packet never leaves.
+//! that stays open for later messages until the peer is served next. Where frames are dear, so is
+//! one to a peer with packets in flight, and the packet is held ([`nagle`](super::nagle)). Sending
+//! then costs one packet for all of them, and one transmit request stands for the packet; each
+//! message has a note with what its completion needs. Credit is charged when a message is written,
+//! and returned if the packet never leaves.
 //!
 //! Messages that wait singly (for credit, or for a session) are packed when they leave, in
 //! `output`. On a lossless path nothing is packed: a frame costs little more there than copying the
@@ -15,9 +16,10 @@
 use barewire_driver::frame::RxFrame;
 
 use super::fast_eager::{PlacedMsg, complete_eager};
+use super::nagle::Nagle;
 use super::ops::{TxWr, WrFlags};
 use super::output::PACK_MSG_MAX;
-use super::packet::Step;
+use super::packet::{Joined, Step};
 use super::peer::State;
 use super::post::wants_cqe;
 use super::route::Route;
@@ -29,6 +31,7 @@ use crate::idx::{CntrIdx, EpIdx, PackIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::sent::BodyRef;
+use crate::slab::Slab;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
 
@@ -36,6 +39,8 @@ use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
 /// the packet.
 const JOIN_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
+    .union(OpFlags::INJECT)
+    .union(OpFlags::INJECT_COMPLETE)
     .union(OpFlags::TRANSMIT_COMPLETE)
     .union(OpFlags::DELIVERY_COMPLETE)
     .union(OpFlags::REMOTE_CQ_DATA);
@@ -49,6 +54,7 @@ pub(crate) struct Packs {
     pub(crate) free: Vec<PackIdx>,
     /// The request of the packet that is open, or [`TxIdx::NONE`].
     pub(super) open: TxIdx,
+    pub(super) nagle: Nagle,
 }
 
 /// What the completion of a packed message needs.
@@ -64,15 +70,22 @@ struct Note {
 }
 
 impl Packs {
-    /// `count` buffers for frames of `len` bytes.
-    pub(super) fn new(count: usize, len: usize) -> Self {
+    /// `count` buffers for frames of `len` bytes; `holds` if messages are packed without being
+    /// asked.
+    pub(super) fn new(count: usize, len: usize, holds: bool) -> Self {
         let most = usize::from(PackOp::COUNT_MAX).min(len / MsgOp::LEN);
         Self {
             bytes: (0..count).map(|_| Vec::with_capacity(len)).collect(),
             notes: (0..count).map(|_| Vec::with_capacity(most)).collect(),
             free: (0..count as u32).map(PackIdx::of).collect(),
             open: TxIdx::NONE,
+            nagle: Nagle::new(holds),
         }
+    }
+
+    /// Whether a packet for peer `p` is held; `tx` are the requests.
+    pub(super) fn holds_for(&self, p: PeerIdx, tx: &Slab<TxWr, (), TxIdx>) -> bool {
+        self.nagle.holds() && tx.get(self.open).is_some_and(|wr| wr.peer == p)
     }
 }
 
@@ -84,44 +97,53 @@ impl Node {
     }
 
     /// Posts a small message by writing it to the open packet of its destination or, with
-    /// `FI_MORE`, to a new one. False if it cannot be packed: nothing has happened.
-    pub(crate) fn join(&mut self, now: Instant, id: EpId, req: &SendReq) -> bool {
+    /// `FI_MORE` or if it is held, to a new one.
+    pub(crate) fn join(
+        &mut self,
+        clock: impl FnOnce() -> Instant,
+        id: EpId,
+        req: &SendReq,
+    ) -> Joined {
         let (len, e) = (req.buf.len(), id.0.idx());
         let tagged = req.kind == MsgKind::Tagged;
-        let Some(ep) = self.eps.by_handle_mut(id.0) else { return false };
+        let Some(ep) = self.eps.by_handle_mut(id.0) else { return Joined::No };
         if self.lossless
             || len as u64 > PACK_MSG_MAX
             || self.gone
             || !ep.may_send[usize::from(tagged)]
             || !JOIN_FLAGS.contains(req.flags)
+            || req.flags.contains(OpFlags::INJECT) && len > Self::INJECT_SIZE
             || ep.tx_used >= ep.tx_size
             || !self.cqs[ep.tx_cq].cq.has_room()
         {
-            return false;
+            return Joined::No;
         }
         if ep.route.dest != req.dest && !ep.find_route((&self.avs, &self.peers), req.dest) {
-            return false;
+            return Joined::No;
         }
         let Route { peer: p, ends: [dst_ep, src_ep], inc, .. } = ep.route;
         let cost = units(len as u64);
         let cqe = wants_cqe(req, ep.tx_selective);
-        let Some(peer) = self.peers.get(p) else { return false };
-        if peer.state != State::Open || !peer.fast_path || peer.credits() < cost {
-            return false;
+        let Some(peer) = self.peers.get(p) else { return Joined::No };
+        let may = peer.state == State::Open && peer.fast_path && !peer.path.is_lossless();
+        if !may || peer.credits() < cost {
+            return Joined::No;
         }
         let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
         let msg = MsgOp { dst_ep, rx_ctx: 0, src_ep, tagged, imm, tag: req.tag, len: len as u16 };
         let size = record_len(imm.is_some(), len);
-        let waits = req.flags.contains(OpFlags::MORE) || !peer.snd.open();
+        let more = req.flags.contains(OpFlags::MORE);
+        let waits = more || !peer.snd.open();
         let w = match self.open_for((p, e), &msg, size) {
             Some(w) => w,
-            None if waits && size <= self.pack_room(p) => {
-                match self.open_pack(now, (p, e), &msg, inc) {
-                    Some(w) => w,
-                    None => return false,
-                }
+            None => {
+                let in_flight = peer.snd.in_flight();
+                let held = !waits && self.packs.nagle.wants(p, in_flight);
+                let opens = (waits || held) && size <= self.pack_room(p);
+                let w = opens.then(|| self.open_pack(clock, (p, e), &msg, (inc, held))).flatten();
+                let Some(w) = w else { return Joined::No };
+                w
             }
-            None => return false,
         };
         self.cqs[self.eps[e].tx_cq].cq.reserve_free();
         self.eps[e].tx_used += 1;
@@ -137,7 +159,21 @@ impl Node {
         req.buf.read_start(&mut record[from..from + len]);
         let (context, tag, len) = (req.context, req.tag, len as u32);
         self.packs.notes[buf.at()].push(Note { context, tag, len, size: size as u16, cqe });
-        true
+        if self.packs.nagle.holds() {
+            if self.has_room_for(w, size) {
+                return Joined::Waits;
+            }
+            self.release_held();
+        }
+        if more { Joined::Waits } else { Joined::Leaves }
+    }
+
+    /// Whether the packet of request `w` takes one more record of `size` bytes.
+    fn has_room_for(&self, w: TxIdx, size: usize) -> bool {
+        let wr = &self.tx[w];
+        let (bytes, notes) =
+            (&self.packs.bytes[wr.pack_buf().at()], &self.packs.notes[wr.pack_buf().at()]);
+        wr.len as usize + size <= bytes.len() && notes.len() < notes.capacity()
     }
 
     /// The open packet, if `msg` of endpoint `e`, with a record of `size` bytes, may join it: the
@@ -150,21 +186,18 @@ impl Node {
         let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
         // Only the last request of the queue: no message may overtake another.
         let is_last = wr.queue.next == TxIdx::NONE;
-        let notes = &self.packs.notes[wr.pack_buf().at()];
-        let room = self.packs.bytes[wr.pack_buf().at()].len();
-        let fits = wr.len as usize + size <= room && notes.len() < notes.capacity();
-        (is_it && is_last && fits).then_some(w)
+        (is_it && is_last && self.has_room_for(w, size)).then_some(w)
     }
 
-    /// Opens a packet for `msg` of endpoint `e`, if there is room and nothing else is queued for
-    /// the peer.
+    /// Opens a packet for `msg` of endpoint `e`, which may be held, if there is room and nothing
+    /// else is queued for the peer.
     #[inline(never)]
     fn open_pack(
         &mut self,
-        now: Instant,
+        clock: impl FnOnce() -> Instant,
         (p, e): (PeerIdx, EpIdx),
         msg: &MsgOp,
-        inc: u64,
+        (inc, held): (u64, bool),
     ) -> Option<TxIdx> {
         let last = self.tx.get(self.peers[p].send_q.tail);
         // Not behind a request that waits for credit: it would wait for more.
@@ -173,6 +206,8 @@ impl Node {
             return None;
         }
         let buf = self.packs.free.pop()?;
+        // Of another peer, or of messages that do not go with this one.
+        self.release_held();
         let room = self.pack_room(p);
         self.packs.bytes[buf.at()].resize(room, 0);
         self.packs.notes[buf.at()].clear();
@@ -180,7 +215,12 @@ impl Node {
         flags.set(WrFlags::TAGGED, msg.tagged);
         let wr = TxWr::new(0, (p, e), (msg.dst_ep, msg.src_ep), flags);
         let w = self.alloc_wr(TxWr { pull_gen: buf.get(), ..wr });
-        self.queue_wr(now, p, w, inc);
+        let now = clock();
+        if !held {
+            self.queue_wr(now, p, w, inc);
+        } else if self.enqueue_wr(now, p, w, inc) {
+            self.hold(now);
+        }
         self.packs.open = w;
         Some(w)
     }
@@ -201,7 +241,13 @@ impl Node {
         let body = BodyRef::Pack { buf: wr.pack_buf(), len };
         let mut op = [0; PackOp::LEN];
         PackOp { count }.emit(&mut op);
-        let packet = self.data_packet(p, Ty::Pack, &op, body, w, true);
+        let mut packet = self.data_packet(p, Ty::Pack, &op, body, w, true);
+        if self.packs.nagle.applies() {
+            // Many completions wait for it: an acknowledgement costs a frame of either end less
+            // than a PING.
+            packet.ar = true;
+            self.note_shared(p, count);
+        }
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
@@ -210,7 +256,7 @@ impl Node {
         if let Some(idx) = peer.snd.last(&self.sent) {
             self.sent[idx].units = cost;
         }
-        self.packs.open = TxIdx::NONE;
+        self.close_open();
         self.tx[w].sent = u64::from(len);
         self.all_sent(p, w);
         Step::Sent
@@ -302,8 +348,14 @@ impl Node {
             self.packs.free.push(wr.pack_buf());
         }
         if self.packs.open == w {
-            self.packs.open = TxIdx::NONE;
+            self.close_open();
         }
+    }
+
+    /// No further message joins the packet that is open.
+    fn close_open(&mut self) {
+        self.packs.open = TxIdx::NONE;
+        self.no_longer_held();
     }
 
     /// Takes messages from the front of a packet while each has a simple receive that it fits.

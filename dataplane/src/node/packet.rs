@@ -29,6 +29,17 @@ pub(super) enum Step {
     Full,
 }
 
+/// What became of a message that was to be packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joined {
+    /// It cannot be packed: nothing has happened.
+    No,
+    /// Its packet waits for more.
+    Waits,
+    /// Its packet leaves with the next transmit.
+    Leaves,
+}
+
 impl<'a> Packet<'a> {
     pub(super) fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
         Self {

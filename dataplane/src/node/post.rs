@@ -7,6 +7,7 @@ use barewire_driver::mem::{IoBuf, Span};
 
 use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
+use super::packet::Joined;
 use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
@@ -41,7 +42,7 @@ impl Node {
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     #[inline]
     pub fn post_send(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {
-        if self.join(now, ep, &req) {
+        if self.join(|| now, ep, &req) != Joined::No {
             return Ok(());
         }
         let (e, entry) = self.check_send(ep, &req)?;
@@ -100,7 +101,16 @@ impl Node {
         }
     }
 
+    /// Queues request `w` for `p`, of which the address named life `inc`, to leave with the next
+    /// transmit.
     pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) {
+        if self.enqueue_wr(now, p, w, inc) {
+            self.schedule(now, p);
+        }
+    }
+
+    /// [`queue_wr`](Self::queue_wr) without letting it leave. False if it has ended instead.
+    pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
         self.tick(now);
         self.begin_to_wait(now, p);
         let peer = &mut self.peers[p];
@@ -115,14 +125,14 @@ impl Node {
             // The address names an earlier life of the peer: nobody will ever answer to it.
             let err = if self.gone { Error::NetDown } else { Error::ConnReset };
             self.fail_wr(w, err, ProvErrno::NotExecuted);
-            return;
+            return false;
         }
         self.tx[w].flags |= WrFlags::IN_SEND_Q;
         if !planted(Bug::TxQuotaKept) {
             peer.tx_quota = 0;
         }
         peer.send_q.push_back(&mut self.tx, w);
-        self.schedule(now, p);
+        true
     }
 
     /// Checks everything about a send that does not depend on what is free. Returns the endpoint's

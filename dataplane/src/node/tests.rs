@@ -22,6 +22,7 @@ mod keys;
 mod lengths;
 mod lost;
 mod marks;
+mod nagle;
 mod near;
 mod notices;
 mod orders;
@@ -78,6 +79,7 @@ fn caps(station: u8, mtu: usize, lossless: bool) -> PortCaps {
         lossless,
         gather: false,
         rto_floor_ns: 100_000,
+        via_kernel: false,
         tells_presence: false,
         near_mtu: 0,
         link_bps: 0,
@@ -102,6 +104,7 @@ fn end_on(port: PortCaps, settings: NodeSettings) -> End {
         ..settings
     };
     let mut node = Node::new(settings, &port).unwrap();
+    node.hold_watch().watch(true);
     let cq = node.cq_open(128).unwrap();
     let av = node.av_open(8).unwrap();
     let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;

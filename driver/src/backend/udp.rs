@@ -372,6 +372,7 @@ impl Udp {
             lossless: false,
             gather: false,
             rto_floor_ns: 1_000_000,
+            via_kernel: true,
             tells_presence: false,
             near_mtu: 0,
             link_bps: place.link.map_or(0, |link| link.bps),

@@ -34,7 +34,7 @@ pub(super) struct Pmd {
     pub(super) rto_floor_ns: u64,
 }
 
-const KERNEL_RTO_NS: u64 = 1_000_000;
+pub(super) const KERNEL_RTO_NS: u64 = 1_000_000;
 const NIC_RTO_NS: u64 = 100_000;
 
 /// Most bytes of one ring of a memif.

@@ -190,6 +190,7 @@ impl Ip {
             lossless: false,
             gather: false,
             rto_floor_ns: below.rto_floor_ns,
+            via_kernel: below.via_kernel,
             tells_presence: false,
             near_mtu: 0,
             link_bps: below.link_bps,

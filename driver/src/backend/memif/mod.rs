@@ -272,6 +272,7 @@ impl Memif {
             lossless: settings.lossless,
             gather: false,
             rto_floor_ns: 1_000_000,
+            via_kernel: false,
             tells_presence: false,
             near_mtu: 0,
             link_bps: 0,

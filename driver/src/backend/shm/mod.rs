@@ -563,6 +563,7 @@ impl ShmPort {
             lossless: <Self as InPlaceTx>::LOSSLESS,
             gather: false,
             rto_floor_ns: 1_000_000,
+            via_kernel: false,
             tells_presence: true,
             near_mtu: 0,
             link_bps: 0,

@@ -302,6 +302,7 @@ impl Xdp {
             lossless: false,
             gather: false,
             rto_floor_ns: 1_000_000,
+            via_kernel: true,
             tells_presence: false,
             near_mtu: 0,
             link_bps: link.bps,

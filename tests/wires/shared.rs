@@ -1,0 +1,86 @@
+//! Small messages that share packets unasked, on a port whose frames pass a kernel.
+
+use std::time::{Duration, Instant};
+
+use barewire::{Buf, Completion, Error, FI_ADDR_UNSPEC, FiAddr, Settings};
+
+use crate::worker::{Node, open};
+
+/// Messages of a stream on their way at once.
+const WINDOW: usize = 64;
+
+/// Messages of a burst after which the sender does not poll.
+const BURST: usize = 24;
+
+fn settings() -> Settings {
+    Settings { near: false, ..Settings::default() }
+}
+
+/// Reads a completion, if there is one.
+fn read(node: &Node) -> bool {
+    let mut one = [Completion::default()];
+    match node.cq.read(&mut one) {
+        Ok(_) => true,
+        Err(Error::Again) => false,
+        Err(e) => panic!("{e}: {:?}", node.cq.readerr()),
+    }
+}
+
+fn send(from: &Node, to: FiAddr) {
+    from.ep.tsend(Buf::from(vec![7; 64]), to, 7, 0).unwrap();
+}
+
+fn recv(at: &Node) {
+    at.ep.trecv(Buf::zeroed(64), FI_ADDR_UNSPEC, 7, 0, 0).unwrap();
+}
+
+/// Sends for that long with a window, by turns with the receiver. Returns the number of messages.
+fn stream([from, to]: [&Node; 2], dest: FiAddr, long: Duration) -> u64 {
+    let (begun, mut open, mut count) = (Instant::now(), 0, 0);
+    while begun.elapsed() < long || open > 0 {
+        for _ in open..if begun.elapsed() < long { WINDOW } else { 0 } {
+            recv(to);
+            send(from, dest);
+            (open, count) = (open + 1, count + 1);
+        }
+        while read(to) {}
+        while read(from) {
+            open -= 1;
+        }
+    }
+    while read(to) {}
+    count
+}
+
+/// Goal: a stream of small messages takes a fraction of its messages in packets, and what it leaves
+/// unsent when the program stops to poll arrives soon, by the receive thread.
+#[test]
+fn streamed_messages_share_packets_and_none_is_left() {
+    let [a, b] = [0; 2].map(|_| open("udp:127.0.0.1", settings()));
+    let dest = a.knows(&b.ep.getname().unwrap().to_string());
+    b.knows(&a.ep.getname().unwrap().to_string());
+    // The receive thread looks ten times a second whether it is wanted.
+    stream([&a, &b], dest, Duration::from_millis(400));
+    let before = a.domain.port_counters().unwrap().tx_frames;
+    let sent = stream([&a, &b], dest, Duration::from_millis(200));
+    let frames = a.domain.port_counters().unwrap().tx_frames - before;
+    assert!(frames < sent / 3, "{sent} messages in {frames} packets");
+    let late = (0..9).map(|_| {
+        stream([&a, &b], dest, Duration::from_millis(150));
+        (0..BURST).for_each(|_| recv(&b));
+        (0..BURST).for_each(|_| send(&a, dest));
+        let (begun, mut arrived) = (Instant::now(), 0);
+        while arrived < BURST {
+            arrived += usize::from(read(&b));
+            assert!(begun.elapsed() < Duration::from_secs(5), "{arrived} of {BURST}");
+        }
+        let took = begun.elapsed();
+        while arrived > 0 {
+            arrived -= usize::from(read(&a));
+        }
+        took
+    });
+    // Without that thread it would be 10 ms and more.
+    let soonest = late.min().unwrap();
+    assert!(soonest < Duration::from_millis(2), "{soonest:?}");
+}
