@@ -41,7 +41,8 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    fn new(bytes: &[u8]) -> Self {
+    /// `bytes` of at most [`MAX`].
+    pub(crate) fn new(bytes: &[u8]) -> Self {
         let mut all = [0; MAX];
         all[..bytes.len()].copy_from_slice(bytes);
         Self { bytes: all, len: bytes.len() }

@@ -1,11 +1,13 @@
 //! Address vectors.
 
+use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use barewire::{Av, AvAttr as OurAttr, AvType, EpAddr, Error, FI_ADDR_NOTAVAIL, Result};
 
 use crate::abi::*;
-use crate::addr::{Form, Meaning, ip_text};
+use crate::addr::{Form, Meaning, Written, ip_text};
 use crate::domain::DomainObject;
 use crate::info::key_of;
 use crate::object::{Object, fid};
@@ -17,6 +19,26 @@ pub(crate) struct Vector {
     form: Form,
     /// Its addresses are inserted under keys.
     by_keys: bool,
+    /// Addresses by index that hosts were asked for, as the program wrote them: what was found is
+    /// written in another way, and a lookup returns what was inserted (fi_av(3)).
+    asked: Asked,
+}
+
+#[derive(Default)]
+struct Asked(Mutex<HashMap<u64, Written>>);
+
+impl Asked {
+    /// Keeps those whose place in `to` has an index.
+    fn note(&self, to: &[u64], asked: Vec<(usize, Written)>) {
+        if !asked.is_empty() {
+            let at = asked.into_iter().filter_map(|(i, by)| Some((*to.get(i)?, by)));
+            self.all().extend(at.filter(|(at, _)| *at != FI_ADDR_NOTAVAIL));
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Written>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 pub(crate) type AvObject = Object<FidAv, Vector>;
@@ -70,8 +92,9 @@ pub(crate) unsafe extern "C" fn open(
         let av = domain.domain.av_open(ours)?;
         let by_keys = domain.domain.has_av_auth_keys()?;
         let abi = FidAv { fid: fid(FI_CLASS_AV, context, &FID), ops: &raw const OPS };
+        let vector = Vector { av, form: domain.form, by_keys, asked: Asked::default() };
         // SAFETY: `out` can be written.
-        unsafe { AvObject::open(abi, Vector { av, form: domain.form, by_keys }, out) };
+        unsafe { AvObject::open(abi, vector, out) };
         // The kind that was made is said back.
         // SAFETY: the attributes are there or NULL, and the caller's to be written.
         if let Some(attr) = unsafe { attr_at.as_mut() } {
@@ -93,8 +116,8 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to vectors, and a program closes what it does not use.
         unsafe {
             AvObject::close(at.cast(), |it| {
-                let Vector { av, form, by_keys } = it;
-                av.close().map_err(|(e, av)| (e, Vector { av, form, by_keys }))
+                let Vector { av, form, by_keys, asked } = it;
+                av.close().map_err(|(e, av)| (e, Vector { av, form, by_keys, asked }))
             })
         }
     })
@@ -144,25 +167,34 @@ unsafe extern "C" fn insert(
             }
             let len = count.checked_mul(it.form.len()).ok_or(Error::Overflow)?;
             let from = places(addrs.cast_mut().cast::<u8>(), len);
-            let native = native_of(it, from);
+            let (native, asked) = native_of(it, from);
             let errors = (flags & FI_SYNC_ERR != 0 && !context.is_null())
                 .then(|| places(context.cast::<c_int>(), count));
-            let to = places(fi_addrs, count);
+            let (mut to, mut own) = (places(fi_addrs, count), Vec::new());
+            if to.is_empty() && !asked.is_empty() && !under && !is_named {
+                own.resize(count, 0);
+                to = &mut own;
+            }
             let n = match (under, is_named) {
                 (true, _) => it.av.insert_under(&native, to, errors),
                 (false, true) => it.av.insert_named(&native, to, errors),
                 (false, false) => it.av.insert_bytes(&native, to, errors),
             }?;
+            it.asked.note(to, asked);
             c_int::try_from(n).map_err(|_| Error::Overflow)
         }
     })
 }
 
-/// Addresses of the vector's form as native ones. What is none, and a host of which nobody says
-/// that he serves there, is no address of ours either, and fails in its place.
-fn native_of(it: &Vector, from: &[u8]) -> Vec<u8> {
-    let all = from.chunks_exact(it.form.len()).map(|bytes| it.form.read(bytes));
-    let mut all: Vec<Result<Meaning>> = all.collect();
+/// Addresses of the vector's form as native ones, and those of hosts that were asked for, with
+/// their places. What is none, and a host of which nobody says that he serves there, is no address
+/// of ours either, and fails in its place.
+fn native_of(it: &Vector, from: &[u8]) -> (Vec<u8>, Vec<(usize, Written)>) {
+    let each = from.chunks_exact(it.form.len());
+    let mut all: Vec<Result<Meaning>> = each.clone().map(|bytes| it.form.read(bytes)).collect();
+    let asked = each.zip(&all).enumerate();
+    let asked = asked.filter(|(_, (_, one))| matches!(one, Ok(Meaning::Host(..))));
+    let asked = asked.map(|(i, (bytes, _))| (i, Written::new(bytes))).collect();
     let hosts = all.iter().filter_map(|one| match one {
         Ok(Meaning::Host(ip, service)) => Some((*ip, *service)),
         _ => None,
@@ -178,7 +210,7 @@ fn native_of(it: &Vector, from: &[u8]) -> Vec<u8> {
         Ok(Meaning::Addr(addr)) => addr.to_bytes(),
         _ => [0; EpAddr::LEN],
     });
-    native.collect()
+    (native.collect(), asked)
 }
 
 /// `node` and `service`, empty where there is none.
@@ -255,7 +287,15 @@ unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags
         // SAFETY: the table belongs to vectors, and there are `count` addresses.
         let (it, addrs) = unsafe { (AvObject::of(at)?, places(addrs, count)) };
         match flags {
-            0 => it.av.remove(addrs),
+            0 => {
+                // Until both are done nobody notes the same index anew.
+                let mut asked = it.asked.all();
+                let removed = it.av.remove(addrs);
+                for at in addrs.iter() {
+                    asked.remove(at);
+                }
+                removed
+            }
             _ => it.av.remove_auth_keys(addrs),
         }
     })
@@ -341,7 +381,8 @@ unsafe extern "C" fn lookup(
                 return Err(Error::Invalid("fi_addr"));
             }
             // A buffer that is too short gets the beginning, and the length that it lacks.
-            put(&it.form.write(it.av.lookup(fi_addr)?), addr, len).map(drop)
+            let found = it.form.write(it.av.lookup(fi_addr)?);
+            put(it.asked.all().get(&fi_addr).unwrap_or(&found), addr, len).map(drop)
         }
     })
 }

@@ -150,6 +150,8 @@ static void ask(const char *node, const char *service, int in, int count, void *
 	if (in)
 		print_name("name", name);
 	expect("fi_av_insert", fi_av_insert(av, own ? own : info->dest_addr, 1, &to, 0, NULL), 1);
+	if (own)
+		has("the address as the program wrote it", to, own);
 	expect("fi_av_insertsvc", fi_av_insertsvc(av, node, service, &same, 0, NULL), 1);
 	has("insertsvc is the destination", same, info->dest_addr);
 	expect("fi_av_insertsym", fi_av_insertsym(av, node, 1, service, count, all, 0, NULL), count);

@@ -3,7 +3,7 @@
 //! Source: RFC 791 (IPv4), RFC 768 (UDP), RFC 6864 (a datagram that is not fragmented needs no
 //! identification). A sum of 0 in the UDP header says that there is none, which IPv4 allows.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
 use super::super::inet::CE;
 use crate::port::MacAddr;
@@ -19,9 +19,10 @@ const UDP_AT: usize = 34;
 const VERSION_IHL: u8 = 0x45;
 /// UDP's protocol number.
 const UDP: u8 = 17;
-/// Don't fragment, in the word of flags and offset; all of it but that flag.
+/// Don't fragment, in the word of flags and offset.
 const DONT_FRAGMENT: u16 = 0x4000;
-const FRAGMENTED: u32 = 0x3fff;
+/// All of that word but this flag, behind the identification, little-endian.
+const FRAGMENTED: u32 = u32::from_le_bytes([0, 0, 0x3f, 0xff]);
 
 /// The headers of all datagrams of a port, without what is each one's own.
 pub(super) struct Template {
@@ -124,8 +125,8 @@ pub(super) fn sum_of_words(bytes: &[u8]) -> u64 {
 /// Whether a router has marked the datagram with these headers.
 #[inline]
 pub(super) fn is_marked(head: &[u8; HEADERS_LEN]) -> bool {
-    let [_, tos, ..] = *head[IP_AT..].first_chunk::<4>().expect("a word");
-    tos & CE == CE
+    let [first, ..] = words(head);
+    (first >> 8) as u8 & CE == CE
 }
 
 /// Why what the wire brought is no datagram to this port.
@@ -155,43 +156,53 @@ pub(super) fn check(
     frame_len: usize,
     to: &SocketAddrV4,
 ) -> Result<(SocketAddrV4, usize), Refused> {
-    let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-    let four = |at: usize| [head[at], head[at + 1], head[at + 2], head[at + 3]];
-    if half(12) != ETHERTYPE_IPV4 || four(30) != to.ip().octets() || head[23] != UDP {
+    let [first, second, third, from, dst, ports, lengths] = words(head);
+    let is_to_us = head[12..14] == ETHERTYPE_IPV4.to_be_bytes()
+        && dst == u32::from_le_bytes(to.ip().octets())
+        && (third >> 8) as u8 == UDP;
+    if !is_to_us {
         return Err(Refused::Foreign);
     }
-    // One word for what is read in three places of it: the compiler would else cut it up.
-    let first = u32::from_be_bytes(four(IP_AT));
-    let version = (first >> 24) as u8;
+    let version = first as u8;
     if version != VERSION_IHL {
         return Err(if version >> 4 == 4 { Refused::Options } else { Refused::Foreign });
     }
     // Words of 16 bits that add up to 0xffff with their carries: so is a multiple of that, two of
     // them at once and in whatever order their bytes are (RFC 1071); and it is not 0.
-    let words = [IP_AT, 18, 22, 26, 30].map(|at| u64::from(u32::from_ne_bytes(four(at))));
-    let [a, b, c, d, e] = words;
+    let [a, b, c, d, e] = [first, second, third, from, dst].map(u64::from);
     if !(a + b + c + d + e).is_multiple_of(0xffff) {
         return Err(Refused::Sum);
     }
-    if u32::from_be_bytes(four(18)) & FRAGMENTED != 0 {
+    if second & FRAGMENTED != 0 {
         return Err(Refused::Fragment);
     }
-    if half(36) != to.port() {
+    if (ports >> 16) as u16 != to.port().to_be() {
         return Err(Refused::Foreign);
     }
-    let (ip_len, udp_len) = ((first & 0xffff) as usize, usize::from(half(38)));
+    let ip_len = usize::from(((first >> 16) as u16).swap_bytes());
+    let udp_len = usize::from((lengths as u16).swap_bytes());
     let is_sound = udp_len >= HEADERS_LEN - UDP_AT
         && ip_len == udp_len + (UDP_AT - IP_AT)
         && ip_len + IP_AT <= frame_len;
     if !is_sound {
         return Err(Refused::Length);
     }
-    let from = SocketAddrV4::new(Ipv4Addr::from(four(26)), half(UDP_AT));
+    let from = SocketAddrV4::new(from.to_le_bytes().into(), (ports as u16).swap_bytes());
     Ok((from, udp_len - (HEADERS_LEN - UDP_AT)))
+}
+
+/// The headers of IPv4 and UDP in words, little-endian: what is read of one is read once.
+#[inline(always)]
+fn words(head: &[u8; HEADERS_LEN]) -> [u32; 7] {
+    let (words, _) = head[IP_AT..].as_chunks::<4>();
+    let words: &[[u8; 4]; 7] = words.first_chunk().expect("28 bytes");
+    words.map(u32::from_le_bytes)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::super::super::inet::ECT_0;
     use super::*;
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};

@@ -73,50 +73,38 @@ impl Headers {
     }
 }
 
+/// Headers in a slice, which is as long as they are or longer.
 #[inline]
-fn as_long<const N: usize>(head: &mut [u8]) -> &mut [u8; N] {
+pub(super) fn as_long<const N: usize>(head: &mut [u8]) -> &mut [u8; N] {
     head.first_chunk_mut().expect("as long as the headers")
 }
 
 /// A datagram that was looked at.
-pub(super) struct Seen {
+pub(super) struct Seen<'a> {
     /// Its sender, behind the port's prefix.
     pub(super) from: SocketAddrV4,
-    /// Bytes of its payload.
-    pub(super) len: usize,
-    /// The first eight bytes of that, and eight from the seventh on, little-endian: destination,
-    /// source and EtherType of the frame inside.
-    pub(super) inside: [u64; 2],
+    /// Its payload, as a frame.
+    pub(super) inside: RxFrame<'a>,
     /// A router has marked it.
     pub(super) marked: bool,
 }
 
-#[inline]
-fn words(header: &[u8; ETH_HDR_LEN]) -> [u64; 2] {
-    let (first, second) = (header.first_chunk(), header.last_chunk());
-    [first, second].map(|word| u64::from_le_bytes(*word.expect("more than eight bytes")))
-}
-
 /// Looks at a frame that may hold a datagram to `place`.
 #[inline]
-pub(super) fn look(frame: &RxFrame<'_>, place: &SocketAddr) -> Result<Seen, Refused> {
+pub(super) fn look<'a>(frame: &RxFrame<'a>, place: &SocketAddr) -> Result<Seen<'a>, Refused> {
     match place {
         SocketAddr::V4(place) => {
-            let bytes = frame.first_chunk::<{ HEADERS_LEN + ETH_HDR_LEN }>();
-            let bytes = bytes.ok_or(Refused::Foreign)?;
-            let head = bytes.first_chunk().expect("longer than the headers");
-            let inside = words(bytes.last_chunk().expect("longer than a header"));
-            let (from, len) = datagram::check(head, frame.len(), place)?;
-            Ok(Seen { from, len, inside, marked: datagram::is_marked(head) })
+            let head = frame.first_chunk().ok_or(Refused::Foreign)?;
+            let (from, len) = datagram::check(&head, frame.len(), place)?;
+            let inside = frame.part(HEADERS_LEN, len).ok_or(Refused::Length)?;
+            Ok(Seen { from, inside, marked: datagram::is_marked(&head) })
         }
         SocketAddr::V6(place) => {
-            let bytes = frame.first_chunk::<{ HEADERS6_LEN + ETH_HDR_LEN }>();
-            let bytes = bytes.ok_or(Refused::Foreign)?;
-            let head = bytes.first_chunk().expect("longer than the headers");
-            let inside = words(bytes.last_chunk().expect("longer than a header"));
-            let ((host, port), len) = datagram6::check(head, frame.len(), place)?;
-            let marked = datagram6::class(head) & CE == CE;
-            Ok(Seen { from: SocketAddrV4::new(host, port), len, inside, marked })
+            let head = frame.first_chunk().ok_or(Refused::Foreign)?;
+            let ((host, port), len) = datagram6::check(&head, frame.len(), place)?;
+            let inside = frame.part(HEADERS6_LEN, len).ok_or(Refused::Length)?;
+            let marked = datagram6::class(&head) & CE == CE;
+            Ok(Seen { from: SocketAddrV4::new(host, port), inside, marked })
         }
     }
 }

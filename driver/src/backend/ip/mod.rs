@@ -66,8 +66,8 @@ use crate::mem::copy_to_start;
 use crate::port::{
     MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
 };
-use datagram::Refused;
-use headers::{Headers, Notice, Packet, headers_len, look};
+use datagram::{HEADERS_LEN, Refused};
+use headers::{Headers, Notice, Packet, Seen, as_long, headers_len, look};
 use neighbours::{Budget, Due, Host, Learned, Neighbours};
 use place::Net;
 use train::Train;
@@ -110,6 +110,8 @@ pub struct IpDrops {
 
 /// The word of an address that is no place.
 const NOWHERE: u64 = 0;
+/// Where the source of a frame begins.
+const SRC_AT: usize = 6;
 /// What of a word is an address, and the fabric's EtherType in the rest of it.
 const MAC_WORD: u64 = u64::MAX >> 16;
 const ETHERTYPE_WORD: u64 = (ETHERTYPE.swap_bytes() as u64) << 48;
@@ -448,10 +450,11 @@ impl Ip {
         }
     }
 
-    /// Sends a frame whose datagram has a sum, which takes a copy.
+    /// Sends a frame whose datagram has a sum, as all of IPv6 have, which takes a copy.
     fn tx_with_sum(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let (head, rest) = self.head.split_at_mut(self.headers_len);
         let len = frame.copy_to(rest);
+        self.template.measure(head, self.aimed.1, len);
         self.template.write_sum(head, &rest[..len]);
         let sent = self.inner.tx(&TxFrame::whole(&self.head[..self.headers_len + len]));
         self.count_sent(&sent, len);
@@ -523,25 +526,27 @@ impl Ear {
         &self.notices[..self.count]
     }
 
-    /// The length of the frame of ours that `frame` holds, and whether its datagram is marked.
+    /// The frame of ours that `frame` holds, marked if its datagram is.
     #[inline]
-    fn check(&mut self, frame: &RxFrame<'_>) -> Option<(usize, bool)> {
-        let seen = match look(frame, &self.place) {
+    fn check<'a>(&mut self, frame: &RxFrame<'a>) -> Option<RxFrame<'a>> {
+        let Seen { from, inside, marked } = match look(frame, &self.place) {
             Ok(seen) => seen,
             Err(why) => {
                 self.refused(why, frame);
                 return None;
             }
         };
-        let [dst, src_and_type] = seen.inside;
-        let is_ours = seen.len >= ETH_HDR_LEN
-            && dst & MAC_WORD == self.station
-            && word_of(seen.from).is_some_and(|src| src | ETHERTYPE_WORD == src_and_type);
+        // Two words that overlap: of the first only the destination counts.
+        let word = |at| inside.chunk_at(at).map(u64::from_le_bytes);
+        let is_ours = word(SRC_AT).is_some_and(|it| {
+            word_of(from).is_some_and(|src| src | ETHERTYPE_WORD == it)
+                && word(0).is_some_and(|dst| dst & MAC_WORD == self.station)
+        });
         if !is_ours {
             self.drop_frame();
             return None;
         }
-        Some((seen.len, seen.marked))
+        Some(inside.with_mark(marked))
     }
 
     #[cold]
@@ -550,11 +555,10 @@ impl Ear {
         self.counters.rx_dropped += 1;
     }
 
-    /// Keeps a datagram of `len` bytes, more than a frame has, if it is a train.
+    /// Keeps the payload of a datagram, more than a frame has, if it is a train.
     #[cold]
-    fn take_train(&mut self, frame: &RxFrame<'_>, len: usize, marked: bool) {
-        let frame = frame.with_mark(marked);
-        if !self.train.take(&frame, self.headers_len, len, self.frame_max) {
+    fn take_train(&mut self, payload: &RxFrame<'_>) {
+        if !self.train.take(payload, self.frame_max) {
             self.drop_frame();
         }
     }
@@ -635,15 +639,14 @@ impl RxSink for Taker<'_> {
     }
 
     fn frame(&mut self, frame: &RxFrame<'_>) {
-        let Some((len, marked)) = self.ear.check(frame) else { return };
-        if len > self.ear.frame_max {
-            return self.ear.take_train(frame, len, marked);
+        let Some(inside) = self.ear.check(frame) else { return };
+        if inside.len() > self.ear.frame_max {
+            return self.ear.take_train(&inside);
         }
-        let Some(inside) = frame.part(self.ear.headers_len, len) else { return };
         self.ear.lent += 1;
         self.ear.counters.rx_frames += 1;
-        self.ear.counters.rx_bytes += len as u64;
-        self.sink.frame(&inside.with_mark(marked));
+        self.ear.counters.rx_bytes += inside.len() as u64;
+        self.sink.frame(&inside);
     }
 }
 
@@ -660,13 +663,13 @@ impl Port for Ip {
         {
             return Ok(done);
         }
-        let end = self.headers_len + frame.head.len();
-        let head = &mut self.head[..end];
-        self.template.measure(head, self.aimed.1, len);
         if self.sums {
             return self.tx_with_sum(frame);
         }
-        copy_to_start(frame.head, &mut head[self.headers_len..]);
+        // Without a sum it is IPv4.
+        let head = &mut self.head[..HEADERS_LEN + frame.head.len()];
+        datagram::measure(as_long(head), self.aimed.1, len);
+        copy_to_start(frame.head, &mut head[HEADERS_LEN..]);
         let sent = self.inner.tx(&TxFrame { head, ..*frame });
         self.count_sent(&sent, len);
         sent

@@ -281,9 +281,12 @@ fn what_is_no_datagram_of_ours_is_counted_and_dropped() {
     }
     let options = summed([&good[..14], &[0x46], &good[15..34], &[1; 4], &good[34..]].concat());
     assert_eq!(push(&options), 0);
-    let want = IpDrops { options: 1, fragments: 2, sums: 1, lengths: 3, frames: 4, unresolved: 0 };
+    // Less than an Ethernet header inside, in a frame that is filled up.
+    a.template.write(&mut head, below, SocketAddrV4::new(ip(21), 52_000), 13);
+    assert_eq!(push(&[&head[..], &sent].concat()), 0);
+    let want = IpDrops { options: 1, fragments: 2, sums: 1, lengths: 3, frames: 5, unresolved: 0 };
     assert_eq!(b.drops(), IpDrops { unresolved: 0, ..want });
-    assert_eq!(b.counters().rx_dropped, 11);
+    assert_eq!(b.counters().rx_dropped, 12);
 }
 
 #[test]

@@ -45,21 +45,16 @@ impl Train {
         self.at == self.end
     }
 
-    /// Copies a train of `len` bytes at `offset`, of frames of `frame_max` bytes at most. False if
-    /// it is none, or the one before has not been lent whole.
-    pub(super) fn take(
-        &mut self,
-        frame: &RxFrame<'_>,
-        offset: usize,
-        len: usize,
-        frame_max: usize,
-    ) -> bool {
-        if !self.is_empty() || len > TRAIN_MAX || !frame.copy_to(offset, &mut self.bytes[..len]) {
+    /// Copies a train, of frames of `frame_max` bytes at most. False if it is none, or the one
+    /// before has not been lent whole.
+    pub(super) fn take(&mut self, train: &RxFrame<'_>, frame_max: usize) -> bool {
+        let len = train.len();
+        if !self.is_empty() || len > TRAIN_MAX || !train.copy_to(0, &mut self.bytes[..len]) {
             return false;
         }
         let Some(cut) = cut(&self.bytes[..len], frame_max) else { return false };
         (self.at, self.end, self.cut, self.expected) = (0, len, cut, EXPECTED);
-        self.marked = frame.is_marked();
+        self.marked = train.is_marked();
         true
     }
 
@@ -103,13 +98,12 @@ mod tests {
             let frames: Vec<_> = (1..=count).map(|n| frame(n, len_of(n))).collect();
             let bytes = frames.concat();
             prop_assume!(bytes.len() <= TRAIN_MAX);
-            let whole = [&[9; 42][..], &bytes].concat();
             let mut train = Train::new();
             let is_marked = seed % 2 == 1;
-            let lent = RxFrame::new(&whole).with_mark(is_marked);
-            prop_assert!(train.take(&lent, 42, bytes.len(), 1500));
+            let lent = RxFrame::new(&bytes).with_mark(is_marked);
+            prop_assert!(train.take(&lent, 1500));
             // One at a time.
-            prop_assert!(!train.take(&RxFrame::new(&whole), 42, bytes.len(), 1500));
+            prop_assert!(!train.take(&RxFrame::new(&bytes), 1500));
             for sent in &frames {
                 let got = train.next().unwrap();
                 let mut copy = vec![0; got.len()];
@@ -117,14 +111,14 @@ mod tests {
                 prop_assert_eq!((&copy, got.is_marked()), (sent, is_marked));
             }
             prop_assert!(train.next().is_none() && train.is_empty());
-            prop_assert!(len < 40 || !train.take(&RxFrame::new(&whole), 42, bytes.len(), len - 1));
+            prop_assert!(len < 40 || !train.take(&RxFrame::new(&bytes), len - 1));
         }
 
         #[test]
         fn noise_is_no_train(bytes in prop::collection::vec(0..2_u8, 0..3000)) {
             let mut train = Train::new();
             let len = bytes.len();
-            if train.take(&RxFrame::new(&bytes), 0, len, 1500) {
+            if train.take(&RxFrame::new(&bytes), 1500) {
                 let mut all = 0;
                 while let Some(frame) = train.next() {
                     all += frame.len();
