@@ -43,6 +43,7 @@ fn cable_of(room: usize, mtu: usize) -> (Box<Cable>, Box<Cable>) {
             lossless: false,
             gather: false,
             rto_floor_ns: 100_000,
+            via_kernel: false,
             tells_presence: false,
             near_mtu: 0,
             link_bps: 10_000_000_000,
