@@ -19,13 +19,14 @@
 use std::sync::Arc;
 
 use barewire_dataplane::node::{
-    CollCall, CollReq, GroupId, JoinModel, JoinReq, Node, query_collective,
+    CollCall, CollReq, CollWhat, GroupId, JoinModel, JoinReq, Node, query_collective,
 };
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::FiAddr;
+use barewire_driver::hint::cold;
 use barewire_driver::mem::Span;
 
-pub use barewire_dataplane::node::{CollAttr, CollKind, Role};
+pub use barewire_dataplane::node::{CollAttr, CollKind, FI_NOOP, FI_VOID, Role};
 
 use crate::atomic::{AtomicOp, Datatype};
 use crate::auth_check::needs_one_key;
@@ -45,11 +46,6 @@ pub const FI_UNIVERSE: u64 = 1 << 57;
 pub const FI_SEND: u64 = 1 << 11;
 /// See [`FI_SEND`].
 pub const FI_RECV: u64 = 1 << 10;
-
-/// `FI_NOOP`, the operation that a barrier is queried with.
-pub const FI_NOOP: u32 = 256;
-/// `FI_VOID`, the datatype that a barrier is queried with.
-pub const FI_VOID: u32 = 256;
 
 /// Addresses of groups of the calls have this bit, so that they are never taken for an index of an
 /// address vector; 0 in the other one means an address vector set.
@@ -360,14 +356,16 @@ impl EpCommon {
         Ok(Mc { dom: self.dom.clone(), id })
     }
 
-    /// Hands a call to the node.
+    /// Hands a call to the node, which asks `lend` for the source and the result: they have so
+    /// many bytes at least.
     #[inline]
     pub(crate) fn post_collective(
         &self,
         core: &mut crate::inner::Core,
-        req: CollReq,
+        req: &CollReq,
+        lend: impl FnOnce(usize, usize) -> (Span, Span),
     ) -> Result<()> {
-        core.node().coll_post(self.id, req)?;
+        core.node().coll_post(self.id, req, lend)?;
         core.engine.after_call();
         Ok(())
     }
@@ -409,7 +407,7 @@ fn query(coll: CollKind, op: u32, datatype: u32, flags: u64) -> Result<CollAttr>
 }
 
 /// An operation or a datatype by libfabric's number.
-pub(crate) fn known<T: TryFrom<u32>>(number: u32) -> Result<T> {
+fn known<T: TryFrom<u32>>(number: u32) -> Result<T> {
     number.try_into().map_err(|_| Error::OpNotSupp("no such operation or datatype"))
 }
 
@@ -419,15 +417,21 @@ pub(crate) fn role_of(
     flags: u64,
     default: OpFlags,
 ) -> Result<(Option<Role>, OpFlags)> {
-    let bcast = kind == CollKind::Broadcast;
     let role = match flags & (FI_SEND | FI_RECV) {
         0 => None,
-        FI_SEND if bcast => Some(Role::Send),
-        FI_RECV if bcast => Some(Role::Recv),
-        _ => return Err(Error::BadFlags),
+        named => Some(cold(named_role(kind, named)?)),
     };
     let rest = OpFlags::from_bits(flags & !(FI_SEND | FI_RECV)).ok_or(Error::BadFlags)?;
     Ok((role, rest | default & OpFlags::COMPLETION))
+}
+
+#[inline(never)]
+fn named_role(kind: CollKind, named: u64) -> Result<Role> {
+    match (kind, named) {
+        (CollKind::Broadcast, FI_SEND) => Ok(Role::Send),
+        (CollKind::Broadcast, FI_RECV) => Ok(Role::Recv),
+        _ => Err(Error::BadFlags),
+    }
 }
 
 /// One call of the safe face. The completion gives back both buffers, the source first.
@@ -464,19 +468,18 @@ impl Endpoint {
         let one = |at, len| io.share(at, len).take_one().expect("a buffer is one piece");
         let result = one(split, io.len() - split);
         let req = CollReq {
-            call: CollCall { kind, group, count: count as u64, ty, op, root },
-            source: match kind {
-                CollKind::Broadcast => Span::EMPTY,
-                // In place: the source is where the result goes.
-                _ if split == 0 => result.again(),
-                _ => one(0, split),
-            },
-            result,
+            call: CollCall { what: CollWhat::new(kind, op, ty), group, count: count as u64, root },
             role,
             context: key.0,
             flags: flags | OpFlags::COMPLETION,
         };
-        let posted = self.post_collective(&mut core, req);
+        let source = match kind {
+            CollKind::Broadcast => Span::EMPTY,
+            // In place: the source is where the result goes.
+            _ if split == 0 => result.again(),
+            _ => one(0, split),
+        };
+        let posted = self.post_collective(&mut core, &req, |_, _| (source, result));
         match posted {
             Ok(()) => {
                 core.posted(&self.dom);

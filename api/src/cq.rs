@@ -415,11 +415,14 @@ impl CqInner {
         core: &mut Core,
         moved: usize,
         most: usize,
-        put: impl FnMut(&Cqe),
+        mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
-        // Before the queue is looked at: another turn may follow.
-        core.note_moved(&self.dom, moved);
-        match core.node().cq_take(self.id, most, put) {
+        let mut taken = core.node().cq_take(self.id, most, &mut put);
+        // Who found nothing may not come again soon: another turn may follow.
+        if taken.is_none() && core.note_moved(&self.dom, moved) {
+            taken = core.node().cq_take(self.id, most, put);
+        }
+        match taken {
             None => self.still_none(core),
             Some(0) => cold(Self::why_none(core, self.id, &self.dom)),
             Some(n) => {

@@ -352,13 +352,10 @@ impl Core {
 
 impl DomainRef {
     /// Binds an event queue. One with a descriptor needs somebody who turns the loop while the
-    /// application sleeps on it. Event queues belong to the fabric, so the promise of
-    /// `FI_THREAD_DOMAIN` does not hold for a thread that reads one, which turns the loop of the
-    /// domain.
+    /// application sleeps on it.
     pub(crate) fn listen_to(&self, eq: &Arc<EqInner>) -> Result<()> {
-        match eq.has_fd() {
-            true => self.prepare_wait(WaitObj::Fd)?,
-            false => self.enter_control()?.share_if_promised(),
+        if eq.has_fd() {
+            self.prepare_wait(WaitObj::Fd)?;
         }
         self.bind_eq(eq);
         eq.bind(Arc::downgrade(self.arc()) as _);

@@ -213,16 +213,18 @@ impl Core {
 
     /// Follows a turn that handed nothing out. One that moves something is not in vain, also where
     /// peers work on this side's memory, which writes no entry. Another turn comes at once if the
-    /// clock was not read for long.
+    /// clock was not read for long: then true.
     #[inline(always)]
-    pub(crate) fn note_moved(&mut self, shared: &Shared, moved: usize) {
+    pub(crate) fn note_moved(&mut self, shared: &Shared, moved: usize) -> bool {
         if moved > 0 {
             self.found();
         }
-        if self.engine.is_late() {
+        let is_late = self.engine.is_late();
+        if is_late {
             cold(());
             self.turn_late(shared);
         }
+        is_late
     }
 
     /// A turn that reads the clock, after one of a program that polls seldom and did not.
@@ -505,7 +507,9 @@ impl HasLock for Shared {
 
 impl Turns for Shared {
     fn turn_for_reader(&self) -> bool {
-        let enters = self.manual.load(Ordering::Relaxed).then(|| self.enter());
+        // Event queues belong to the fabric, so the promise of `FI_THREAD_DOMAIN` does not hold for
+        // a thread that reads one.
+        let enters = self.manual.load(Ordering::Relaxed).then(|| self.enter_control());
         let Some(Ok(mut core)) = enters else { return false };
         core.turn(self);
         true

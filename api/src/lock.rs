@@ -554,13 +554,6 @@ impl<'a, T> Beside<'a, T> {
         Self { lock, shared: None, is_held: false }
     }
 
-    /// Makes a lock in serial mode shared, since the application promises no more for it.
-    pub(crate) fn share_if_promised(&mut self) {
-        if self.lock.mode.load(Ordering::Relaxed) == SERIAL {
-            self.share();
-        }
-    }
-
     /// Makes the lock shared, before another thread of ours may come.
     pub(crate) fn share(&mut self) {
         if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
@@ -790,7 +783,7 @@ mod tests {
                         let mut inside = lock.enter_control().expect("nobody panicked");
                         add_one(&mut inside);
                         if shares && round == trial % ROUNDS {
-                            inside.share_if_promised();
+                            inside.share();
                         }
                     }
                 })
@@ -863,7 +856,7 @@ mod tests {
     fn a_serial_domain_whose_promise_ended_keeps_threads_apart() {
         let lock = Arc::new(Lock::new([0_u64; 2], Entry::Serial));
         Lock::shut_in_child(&lock);
-        lock.enter_control().unwrap().share_if_promised();
+        lock.enter_control().unwrap().share();
         let there = Arc::clone(&lock);
         let turns = |lock: &Lock<[u64; 2]>| {
             (0..50_000).for_each(|_| add_one(&mut lock.enter().unwrap()));
@@ -872,11 +865,6 @@ mod tests {
         turns(&lock);
         other.join().unwrap();
         assert_eq!(*lock.enter().unwrap(), [100_000; 2]);
-        // An owned one goes on turning others away.
-        let owned = Lock::new((), Entry::Owned);
-        owned.enter_control().unwrap().share_if_promised();
-        let turned_away = std::thread::scope(|s| s.spawn(|| owned.enter().err()).join().unwrap());
-        assert_eq!(turned_away, Some(Error::OpBadState));
     }
 
     #[test]

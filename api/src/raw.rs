@@ -21,8 +21,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{
-    AtomicReq, CollAttr, CollCall, CollReq, FastAtomic, FastCall, FastRead, FastWrite, ReadReq,
-    RecvReq, RmaIov, SendReq, WriteReq,
+    AtomicReq, CollAttr, CollCall, CollReq, CollWhat, FastAtomic, FastCall, FastRead, FastWrite,
+    ReadReq, RecvReq, RmaIov, SendReq, WriteReq,
 };
 pub use barewire_dataplane::node::{CollKind, MsgKind};
 use barewire_dataplane::proto::atomic::AtomicKind;
@@ -922,21 +922,14 @@ impl RawEndpoint {
     /// The [promise](self) of the file, for the source (read) and the result (written).
     pub unsafe fn collective(&self, call: RawCollective) -> Result<()> {
         let (role, flags) = crate::coll::role_of(call.kind, call.flags, self.tx_op_flags())?;
-        let RawCollective { buf, result, context, .. } = call;
-        let call = call_of(&call)?;
+        let RawCollective { kind, buf, context, .. } = call;
+        let result = if kind == CollKind::Broadcast { buf } else { call.result };
+        let req = CollReq { call: call_of(&call)?, role, context, flags };
         let mut core = self.dom.enter()?;
-        let (source_len, result_len) = core.node().coll_lengths(self.id, &call)?;
         // SAFETY: the caller's promise: as many bytes as the call has are there.
         let lend = |at: *mut u8, len: usize| unsafe { Span::from_raw(at, len) };
-        let req = CollReq {
-            call,
-            source: lend(buf, source_len),
-            result: lend(if call.kind == CollKind::Broadcast { buf } else { result }, result_len),
-            role,
-            context,
-            flags,
-        };
-        self.post_collective(&mut core, req)?;
+        let both = |source_len, result_len| (lend(buf, source_len), lend(result, result_len));
+        self.post_collective(&mut core, &req, both)?;
         core.posted(&self.dom);
         Ok(())
     }
@@ -945,18 +938,15 @@ impl RawEndpoint {
 /// What a call of the raw face is, in our types. Whether there is such a call the node finds out.
 ///
 /// # Errors
-/// [`Error::Invalid`]: `coll_addr` is no group. [`Error::OpNotSupp`]: an unknown number.
+/// [`Error::Invalid`]: `coll_addr` is no group.
 #[inline]
 fn call_of(raw: &RawCollective) -> Result<CollCall> {
-    let RawCollective { kind, op, datatype, .. } = *raw;
     let group = crate::coll::group_of(raw.coll_addr)?;
-    if kind == CollKind::Barrier {
+    if raw.kind == CollKind::Barrier {
         return Ok(CollCall::barrier(group));
     }
-    let ty =
-        if datatype == crate::coll::FI_VOID { None } else { Some(crate::coll::known(datatype)?) };
-    let op = if kind.reduces() { Some(crate::coll::known(op)?) } else { None };
-    Ok(CollCall { kind, group, count: raw.count as u64, ty, op, root: raw.root_addr })
+    let what = CollWhat::of_numbers(raw.kind, raw.op, raw.datatype);
+    Ok(CollCall { what, group, count: raw.count as u64, root: raw.root_addr })
 }
 
 impl Domain {

@@ -9,6 +9,7 @@
 //! and bytes are copied out before they are used.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use crate::mem::{IoBuf, Span};
 
@@ -48,6 +49,14 @@ pub trait Board: Send + Debug {
 
     /// The first 8 bytes of what [`take`](Self::take) copies.
     fn first_word(&self, rank: u32, call: u32) -> u64;
+
+    /// The first of `ranks` that has not put `mark` for `call`, and whether it has put another;
+    /// their end if all have. The [first word](Self::first_word) of each before it goes to its
+    /// place in `words`.
+    ///
+    /// # Panics
+    /// If a member or its place is missing.
+    fn collect(&self, ranks: Range<u32>, call: u32, mark: u64, words: &mut [u64]) -> (u32, bool);
 
     /// Nothing of the calls up to `call` is taken any more.
     fn done(&mut self, call: u32);

@@ -3,6 +3,7 @@
 //! Slots are never used again, so that a process that was killed and one that closed a group differ
 //! in nothing that others could see.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use barewire_driver::board::{BODY_MAX, Board};
@@ -86,6 +87,18 @@ impl Board for SimBoard {
         let mut word = leaf.body;
         word.resize(8, 0);
         u64::from_le_bytes(word.try_into().expect("eight bytes"))
+    }
+
+    fn collect(&self, ranks: Range<u32>, call: u32, mark: u64, words: &mut [u64]) -> (u32, bool) {
+        let end = ranks.end;
+        for rank in ranks {
+            let put = self.mark(rank, call);
+            if put != Some(mark) {
+                return (rank, put.is_some());
+            }
+            words[rank as usize] = self.first_word(rank, call);
+        }
+        (end, false)
     }
 
     fn done(&mut self, _: u32) {}

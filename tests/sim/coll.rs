@@ -4,7 +4,9 @@
 //! the definition, with one reduction after the other in plain order.
 
 use barewire_dataplane::flags::{Caps, CqFlags, OpFlags};
-use barewire_dataplane::node::{CollCall, CollKind, CollReq, GroupId, JoinModel, JoinReq};
+use barewire_dataplane::node::{
+    CollCall, CollKind, CollReq, CollWhat, GroupId, JoinModel, JoinReq,
+};
 use barewire_dataplane::types::{CqErr, FiAddr};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, Sharing};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
@@ -200,19 +202,19 @@ impl Team {
         let (group, count) = (gang.ids[rank], call.count as u64);
         let root = self.addrs[host][gang.hosts[call.root]];
         let req = CollReq {
-            call: CollCall { kind, group, count, ty, op, root },
-            source: match call.kind {
-                CollKind::Broadcast => Span::EMPTY,
-                _ => span(if call.in_place { &out } else { &input }),
-            },
-            result: span(&out),
+            call: CollCall { what: CollWhat::new(kind, op, ty), group, count, root },
             role: None,
             context,
             flags: OpFlags::empty(),
         };
+        let source = match call.kind {
+            CollKind::Broadcast => Span::EMPTY,
+            _ => span(if call.in_place { &out } else { &input }),
+        };
+        let lend = |_, _| (source, span(&out));
         let now = self.rig.now();
         let s = self.rig.at(host);
-        s.node.coll_post(s.ep, req).map_err(|e| e.fi_errno())?;
+        s.node.coll_post(s.ep, &req, lend).map_err(|e| e.fi_errno())?;
         self.rig.poll_by(host, now.0);
         let group = gang.ids[rank];
         Ok(Pending { host, rank, context, group, call: *call, input, out, outcome: None })

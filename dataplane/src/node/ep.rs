@@ -1,6 +1,7 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
-use super::coll::SIDE;
+use barewire_driver::hint::cold;
+
 use super::fast_op::{Fetch, Form};
 use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
@@ -14,6 +15,10 @@ use crate::proto::matching::Matcher;
 use crate::table::{Table, Vacant};
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
+
+/// What the numbers of an endpoint and of its collective side differ by. Numbers that nobody asked
+/// for are below, so their sides are above and in nobody's way.
+pub(crate) const SIDE: u16 = 1 << 15;
 
 /// Counters of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -339,6 +344,10 @@ impl Ep {
     }
 }
 
+/// The tables of a node.
+type Eps = Table<Ep, (), EpIdx>;
+type Cqs = Table<CqTable, (), CqIdx>;
+
 impl CqTable {
     /// Reserves completion entries in advance for an endpoint with `own` places left of its own.
     /// Returns their number: one at least, an eighth of the free ones at most; 0 if none is free.
@@ -356,11 +365,7 @@ impl Node {
     /// it: releases those.
     #[inline]
     pub(super) fn make_room(&mut self, cq: CqIdx) {
-        let CqTable { cq: queue, has_reserved, .. } = &mut self.cqs[cq];
-        if *has_reserved && !queue.has_room() {
-            *has_reserved = false;
-            self.recall(cq);
-        }
+        make_room(&mut self.eps, &mut self.cqs, cq);
     }
 
     /// Something waits for room in queue `cq`: until it has been served, no endpoint reserves
@@ -375,28 +380,15 @@ impl Node {
         }
     }
 
-    #[cold]
-    #[inline(never)]
     fn recall(&mut self, cq: CqIdx) {
-        for (_, ep) in self.eps.iter_mut() {
-            if ep.rx_cq == cq {
-                ep.release_receives(&mut self.cqs);
-            }
-            if ep.tx_cq == cq {
-                ep.release_ops(&mut self.cqs);
-            }
-        }
+        recall(&mut self.eps, &mut self.cqs, cq);
     }
 
     /// Makes room for a send of endpoint `e`, in its transmit queue and its completion queue, if
     /// only reservations fill them.
     #[inline]
     pub(super) fn make_send_room(&mut self, e: EpIdx) {
-        let ep = &mut self.eps[e];
-        if ep.tx_used >= ep.tx_size {
-            ep.release_ops(&mut self.cqs);
-        }
-        self.make_room(self.eps[e].tx_cq);
+        make_send_room(&mut self.eps, &mut self.cqs, e);
     }
 
     /// The same for a receive of endpoint `e`.
@@ -408,6 +400,74 @@ impl Node {
         }
         self.make_room(self.eps[e].rx_cq);
     }
+}
+
+/// See [`Node::make_room`].
+#[inline]
+fn make_room(eps: &mut Eps, cqs: &mut Cqs, cq: CqIdx) {
+    let CqTable { cq: queue, has_reserved, .. } = &mut cqs[cq];
+    if *has_reserved && !queue.has_room() {
+        *has_reserved = false;
+        recall(eps, cqs, cq);
+    }
+}
+
+/// Releases what endpoints have reserved in queue `cq`.
+#[cold]
+#[inline(never)]
+fn recall(eps: &mut Eps, cqs: &mut Cqs, cq: CqIdx) {
+    for (_, ep) in eps.iter_mut() {
+        if ep.rx_cq == cq {
+            ep.release_receives(cqs);
+        }
+        if ep.tx_cq == cq {
+            ep.release_ops(cqs);
+        }
+    }
+}
+
+/// See [`Node::make_send_room`].
+#[inline]
+fn make_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) {
+    let ep = &mut eps[e];
+    if ep.tx_used >= ep.tx_size {
+        ep.release_ops(cqs);
+    }
+    let cq = ep.tx_cq;
+    make_room(eps, cqs, cq);
+}
+
+/// Takes a place in the transmit queue of endpoint `e` and an entry of its completion queue, and
+/// says whether completions are [selective](Ep::tx_selective). `None`, and nothing taken, if there
+/// is no room.
+#[inline(always)]
+pub(super) fn take_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) -> Option<bool> {
+    let ep = &mut eps[e];
+    if ep.tx_used < ep.tx_size && cqs[ep.tx_cq].cq.reserve() {
+        ep.tx_used += 1;
+        return Some(ep.tx_selective);
+    }
+    cold(take_made_room(eps, cqs, e))
+}
+
+/// The rest of [`take_send_room`] once there is none.
+#[inline(never)]
+fn take_made_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) -> Option<bool> {
+    make_send_room(eps, cqs, e);
+    let ep = &mut eps[e];
+    if ep.tx_used >= ep.tx_size || !cqs[ep.tx_cq].cq.reserve() {
+        return None;
+    }
+    ep.tx_used += 1;
+    Some(ep.tx_selective)
+}
+
+/// Gives back what [`take_send_room`] has taken.
+#[cold]
+pub(super) fn give_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) {
+    let ep = &mut eps[e];
+    ep.tx_used -= 1;
+    cqs[ep.tx_cq].cq.unreserve();
 }
 
 impl EpAttr {

@@ -72,10 +72,10 @@ impl Node {
         self.todo.intersects(Todo::SEND | Todo::KEEP | Todo::ROOM) || self.coll_due()
     }
 
-    /// Whether a collective has something to send.
+    /// Whether a collective that was just posted has something to send.
     #[inline(always)]
     pub fn calls_are_due(&self) -> bool {
-        self.todo.contains(Todo::SEND) || self.coll_due()
+        self.todo.contains(Todo::SEND) || self.has_coll_work()
     }
 
     /// Whether nothing is left to do at the end of a burst: nothing is [due](Self::has_due), and no

@@ -97,8 +97,9 @@ use sep::Numbers;
 
 pub use crate::cq::{NoReader, Reader};
 pub use coll::{
-    BLOCK_MAX, CollAttr, CollCall, CollModel, CollReq, GroupId, JoinEvent, JoinModel, JoinReq,
-    Kind as CollKind, MEMBERS_MAX, Role, query as query_collective,
+    BLOCK_MAX, CollAttr, CollCall, CollModel, CollReq, FI_NOOP, FI_VOID, GroupId, JoinEvent,
+    JoinModel, JoinReq, Kind as CollKind, MEMBERS_MAX, Role, What as CollWhat,
+    query as query_collective,
 };
 pub use ep::EpCounters;
 pub use failed::FailedInject;

@@ -521,7 +521,7 @@ impl Node {
         // Who may reach an endpoint may reach its collective side, also before it has joined a
         // group of that peer.
         let owner =
-            if self.is_side(e) { self.ep_slot(self.eps[e].number ^ super::coll::SIDE) } else { e };
+            if self.is_side(e) { self.ep_slot(self.eps[e].number ^ super::ep::SIDE) } else { e };
         let known = [e, owner].into_iter().filter_map(|e| self.eps.get(e)).any(|ep| {
             ep.admits_all || self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p))
         });

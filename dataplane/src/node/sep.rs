@@ -6,7 +6,7 @@
 //! last context belong to others. No message names a transmit context. It sends under the number of
 //! the scalable endpoint, so a look-up of its messages' source yields the one address.
 
-use super::coll::SIDE;
+use super::ep::SIDE;
 use super::ep::{Ep, with_directions};
 use super::{EpAttr, EpId, Node, SepId};
 use crate::error::{Error, Result};

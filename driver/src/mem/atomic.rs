@@ -259,6 +259,19 @@ pub const fn reduces(op: AtomicOp, ty: Datatype) -> bool {
     op as u8 <= AtomicOp::Bxor as u8 && exec::has_meaning(op, ty)
 }
 
+/// Reduces elements of 8 bytes, each a word as it lies in memory, from the first to the last: to
+/// the bits that [`IoBuf::combine`] gives of one after the other. Of no words it is 0.
+pub type WordFold = fn(&[u64]) -> u64;
+
+/// The reduction of words by `op`, if they are integers of 8 bytes and it is one of the ten.
+pub fn word_fold(op: AtomicOp, ty: Datatype) -> Option<WordFold> {
+    match ty {
+        Datatype::Int64 => exec::fold_of::<i64>(op),
+        Datatype::Uint64 => exec::fold_of::<u64>(op),
+        _ => None,
+    }
+}
+
 impl Span {
     /// Performs `op` on the element of an integer type of 4 or 8 bytes at `offset`, which nobody
     /// else changes unless it is `shared`, and then by atomic instructions: `operands` holds the

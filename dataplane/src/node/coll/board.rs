@@ -16,14 +16,15 @@
 use std::collections::VecDeque;
 
 use barewire_driver::board::{BOARD_MEMBERS_MAX, BODY_MAX, Board};
-use barewire_driver::mem::atomic::{AtomicOp, Datatype};
+use barewire_driver::hint::cold;
+use barewire_driver::mem::atomic::{AtomicOp, Datatype, WordFold, word_fold};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
 
 use super::control::{ASK_NS, DISAGREE};
 use super::{Group, Kind, LAYOUT_WORD, User};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
-use crate::node::{EpId, FrameSink, Node};
+use crate::node::{FrameSink, Node};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::Layout;
 use crate::types::Instant;
@@ -55,7 +56,14 @@ pub(super) enum Shared {
 #[derive(Debug)]
 pub(super) struct Calls {
     first: First,
-    queue: VecDeque<Call>,
+    /// Whether there is a first call, which is under way. Without it none is behind it.
+    is_busy: bool,
+    /// This member's part in the first call, or in the last one.
+    part: Part,
+    /// What it was called with.
+    lent: Lent,
+    /// The calls behind it.
+    queue: VecDeque<(Part, Lent)>,
 }
 
 /// How far the first call has come.
@@ -75,26 +83,46 @@ struct First {
     /// for it.
     since: Option<Instant>,
     watched: Vec<PeerIdx>,
-    /// What another member has put, while it is computed with.
+    /// What the members have put, one word each, or one of them, while it is computed with.
+    words: Box<[u64]>,
     scratch: Scratch,
 }
 
-/// A call in the order of its group.
+/// What differs between calls that are alike.
 #[derive(Debug)]
-struct Call {
-    mark: u64,
+pub(super) struct Lent {
+    /// What this member contributes, and its result.
+    body: Span,
+    out: Span,
     /// `None` if it goes by messages.
-    through: Option<Through>,
+    user: Option<User>,
 }
 
-/// A call through the board.
-#[derive(Debug)]
-pub(super) struct Through {
-    pub(super) shape: Shape,
-    pub(super) reduce: Option<(AtomicOp, Datatype)>,
-    pub(super) input: Span,
-    pub(super) out: Span,
-    pub(super) user: User,
+/// A member's part in a call of a group with a board. It follows from what all say alike.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// Which call that has been [checked](super::Checked) it is of.
+    number: u64,
+    /// What must be in every message of the call, and what all put.
+    mark: u64,
+    shape: Shape,
+    reduce: Option<(AtomicOp, Datatype)>,
+    /// It goes through the board.
+    pub(super) is_through: bool,
+    /// Bytes that it contributes.
+    len: usize,
+    /// The ranks whose contributions it needs: from the first one to before the second.
+    needs: (u32, u32),
+    result: Outcome,
+}
+
+/// What a member computes.
+#[derive(Clone, Copy, Debug)]
+enum Outcome {
+    Nothing,
+    /// The reduction of one word of each member.
+    Word(WordFold),
+    Blocks,
 }
 
 /// How far the first call of a group has come.
@@ -112,7 +140,7 @@ pub(super) fn name_words(members: usize) -> usize {
 }
 
 /// Whether calls of this shape go through a board.
-pub(super) fn fits(shape: &Shape) -> bool {
+fn fits(shape: &Shape) -> bool {
     let blocks = match shape.kind {
         Kind::Barrier => 0,
         Kind::Alltoall | Kind::ReduceScatter | Kind::Scatter => u64::from(shape.n),
@@ -122,45 +150,70 @@ pub(super) fn fits(shape: &Shape) -> bool {
     len <= BODY_MAX as u64 && len * u64::from(shape.n) <= TOGETHER_MAX
 }
 
-impl Through {
-    /// What this member contributes.
-    fn body(&self) -> (&Span, usize) {
-        let s = &self.shape;
-        match s.kind {
-            Kind::Broadcast if s.me == s.root => (&self.out, s.block() as usize),
-            Kind::Broadcast => (&Span::EMPTY, 0),
-            kind => (&self.input, (s.block() * kind.blocks_in(s.n, s.me, s.root)) as usize),
+impl Part {
+    /// In no call.
+    pub(super) const NONE: Self = Self {
+        number: 0,
+        mark: 0,
+        shape: Shape::NONE,
+        reduce: None,
+        is_through: false,
+        len: 0,
+        needs: (0, 0),
+        result: Outcome::Nothing,
+    };
+
+    /// In the call with this number and this mark.
+    pub(super) fn of(
+        (number, mark): (u64, u64),
+        shape: Shape,
+        reduce: Option<(AtomicOp, Datatype)>,
+        has_board: bool,
+    ) -> Self {
+        let by_messages = Self { number, mark, ..Self::NONE };
+        if !has_board || !fits(&shape) {
+            return by_messages;
         }
+        let Shape { kind, n, me, root, .. } = shape;
+        let blocks = match kind {
+            Kind::Broadcast => u64::from(me == root),
+            kind => kind.blocks_in(n, me, root),
+        };
+        let needs = match kind {
+            Kind::Broadcast | Kind::Scatter => (root, root + 1),
+            Kind::Reduce | Kind::Gather if me != root => (0, 0),
+            _ => (0, n),
+        };
+        let is_word = (shape.count, shape.size) == (1, size_of::<u64>() as u64);
+        let fold = reduce.filter(|_| is_word).and_then(|(op, ty)| word_fold(op, ty));
+        let result = match (kind, fold) {
+            (Kind::Barrier, _) => Outcome::Nothing,
+            (Kind::Broadcast, _) if me == root => Outcome::Nothing,
+            (Kind::Reduce | Kind::Gather, _) if me != root => Outcome::Nothing,
+            (Kind::Allreduce | Kind::Reduce, Some(fold)) => Outcome::Word(fold),
+            _ => Outcome::Blocks,
+        };
+        let len = (shape.block() * blocks) as usize;
+        Self { shape, reduce, is_through: true, len, needs, result, ..by_messages }
     }
 
-    /// The ranks whose contributions this member needs.
-    #[inline]
-    fn needs(&self) -> std::ops::Range<u32> {
-        let s = &self.shape;
-        match s.kind {
-            Kind::Broadcast | Kind::Scatter => s.root..s.root + 1,
-            Kind::Reduce | Kind::Gather if s.me != s.root => 0..0,
-            _ => 0..s.n,
-        }
+    /// Which checked call it is of: 0 before the first.
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
-    /// Computes this member's result.
-    fn compute(&self, board: &dyn Board, number: u32, scratch: &Scratch) {
+    /// Computes the result of blocks in `out`.
+    #[inline(never)]
+    fn compute(&self, out: &Span, board: &dyn Board, number: u32, scratch: &Scratch) {
         let s = &self.shape;
-        let (block, out) = (s.block() as usize, &IoBuf::one(self.out.again()));
+        let (block, out) = (s.block() as usize, &IoBuf::one(out.again()));
         let mine = s.me as usize * block;
         match s.kind {
             Kind::Barrier => {}
-            Kind::Broadcast if s.me == s.root => {}
             Kind::Broadcast => board.take(s.root, number, 0, (out, 0), block),
             Kind::Scatter => board.take(s.root, number, mine, (out, 0), block),
-            Kind::Reduce | Kind::Gather if s.me != s.root => {}
-            Kind::Allreduce | Kind::Reduce => {
-                if !self.reduce_words(board, number) {
-                    self.reduce(board, number, 0, scratch);
-                }
-            }
-            Kind::ReduceScatter => self.reduce(board, number, mine, scratch),
+            Kind::Allreduce | Kind::Reduce => self.reduce(out, board, (number, 0), scratch),
+            Kind::ReduceScatter => self.reduce(out, board, (number, mine), scratch),
             Kind::Allgather | Kind::Gather | Kind::Alltoall => {
                 let from = if s.kind == Kind::Alltoall { mine } else { 0 };
                 for rank in 0..s.n {
@@ -170,10 +223,16 @@ impl Through {
         }
     }
 
-    /// Reduces what the members have at `from`, from the first to the last.
-    fn reduce(&self, board: &dyn Board, number: u32, from: usize, scratch: &Scratch) {
+    /// Reduces what the members have at `from` of a call, from the first to the last.
+    fn reduce(
+        &self,
+        out: &IoBuf,
+        board: &dyn Board,
+        (number, from): (u32, usize),
+        scratch: &Scratch,
+    ) {
         let Some((op, ty)) = self.reduce else { unreachable!("only reductions compute") };
-        let (s, out, other) = (&self.shape, &IoBuf::one(self.out.again()), scratch.io());
+        let (s, other) = (&self.shape, scratch.io());
         let block = s.block() as usize;
         board.take(0, number, from, (out, 0), block);
         for rank in 1..s.n {
@@ -184,27 +243,9 @@ impl Through {
     }
 }
 
-impl Through {
-    /// [`reduce`](Self::reduce) from the start, of one element of 8 bytes that a processor has
-    /// instructions for. False for all others.
-    fn reduce_words(&self, board: &dyn Board, number: u32) -> bool {
-        let (Some((op, ty)), 1, 8) = (self.reduce, self.shape.count, self.shape.size) else {
-            return false;
-        };
-        let sum = &self.out;
-        if !sum.set_word_at(0, board.first_word(0, number).to_le()) {
-            return false;
-        }
-        (1..self.shape.n).all(|rank| {
-            let other = u128::from(board.first_word(rank, number));
-            sum.atomic_word(0, op, ty, other, false).is_some()
-        })
-    }
-}
-
 impl Calls {
-    /// Of a group whose members have met.
-    fn new(board: Box<dyn Board>) -> Option<Self> {
+    /// Of a group whose `members` have met.
+    fn new(board: Box<dyn Board>, members: usize) -> Option<Self> {
         let first = First {
             board,
             number: 1,
@@ -215,49 +256,101 @@ impl Calls {
             last_mark: 0,
             since: None,
             watched: Vec::new(),
+            words: vec![0; members].into(),
             scratch: Scratch::new(BODY_MAX)?,
         };
-        Some(Self { first, queue: VecDeque::new() })
+        let lent = Lent { body: Span::EMPTY, out: Span::EMPTY, user: None };
+        Some(Self { first, is_busy: false, part: Part::NONE, lent, queue: VecDeque::new() })
+    }
+
+    /// Puts a call behind the others. If there is none, it is the first and goes on at once: then
+    /// says how far.
+    #[inline(always)]
+    fn add(&mut self, part: &Part, lent: Lent) -> Option<Step> {
+        if self.is_busy {
+            self.queue.push_back((*part, lent));
+            return cold(None);
+        }
+        if self.part.number != part.number {
+            cold(());
+            self.part = *part;
+        }
+        (self.is_busy, self.lent) = (true, lent);
+        Some(self.step())
+    }
+
+    /// Lets the first call go on, if there is one.
+    #[inline]
+    fn step(&mut self) -> Step {
+        if self.is_busy { self.first.step(&self.part, &self.lent) } else { cold(Step::Waits) }
+    }
+
+    /// The first call has ended: the next one is the first. Returns who made it, if it went through
+    /// the board.
+    #[inline(always)]
+    fn end_first(&mut self) -> Option<User> {
+        let user = self.lent.user;
+        if self.queue.is_empty() {
+            self.is_busy = false;
+        } else {
+            cold(());
+            self.next_is_first();
+        }
+        user
+    }
+
+    #[inline(never)]
+    fn next_is_first(&mut self) {
+        if let Some(next) = self.queue.pop_front() {
+            (self.part, self.lent) = next;
+        }
+    }
+
+    /// Who made the calls through the board, in their order.
+    fn users(&self) -> impl Iterator<Item = User> {
+        let first = if self.is_busy { self.lent.user } else { None };
+        first.into_iter().chain(self.queue.iter().filter_map(|(_, lent)| lent.user))
     }
 
     /// Whether `rank` has yet to put what the first call waits for.
     fn lacks(&self, rank: u32) -> bool {
-        self.queue.front().is_some_and(|call| self.first.lacks(call, rank))
+        self.is_busy && self.first.lacks(&self.part, rank)
     }
 }
 
 impl First {
-    /// Does what the first call, `call`, asks for until it has to wait. `members` is how many there
-    /// are.
-    #[inline]
-    fn step(&mut self, call: &Call, members: u32) -> Step {
-        let number = self.number;
+    /// Does what the first call asks for until it has to wait.
+    #[inline(always)]
+    fn step(&mut self, part: &Part, lent: &Lent) -> Step {
+        let (number, (start, end)) = (self.number, part.needs);
         if !self.is_put {
             if !self.is_synced
-                && let Some(step) = self.sync(members)
+                && let Some(step) = self.sync()
             {
                 return step;
             }
-            let (body, len) = call.through.as_ref().map_or((&Span::EMPTY, 0), Through::body);
-            self.board.put(number, call.mark, body, len);
-            self.is_put = true;
-            self.next = call.through.as_ref().map_or(0, |through| through.needs().start);
+            self.board.put(number, part.mark, &lent.body, part.len);
+            (self.is_put, self.next) = (true, start);
         }
-        let mut all = false;
-        if let Some(through) = &call.through {
-            let needs = through.needs();
-            while self.next < needs.end {
-                match self.board.mark(self.next, number) {
-                    None => return Step::Waits,
-                    Some(mark) if mark != call.mark => return Step::Disagree,
-                    Some(_) => self.next += 1,
-                }
+        if self.next < end {
+            let differs;
+            let (ranks, words) = (self.next..end, &mut *self.words);
+            (self.next, differs) = self.board.collect(ranks, number, part.mark, words);
+            if self.next < end {
+                return if differs { Step::Disagree } else { Step::Waits };
             }
-            all = needs.len() == members as usize;
-            through.compute(&*self.board, number, &self.scratch);
+        }
+        match part.result {
+            Outcome::Nothing => {}
+            Outcome::Word(fold) => {
+                let is_set = lent.out.set_word_at(0, fold(&self.words));
+                assert!(is_set, "a result is as long as a block");
+            }
+            Outcome::Blocks => part.compute(&lent.out, &*self.board, number, &self.scratch),
         }
         self.board.done(number);
-        (self.is_synced, self.last_mark) = (all, call.mark);
+        self.is_synced = (start, end) == (0, self.words.len() as u32);
+        self.last_mark = part.mark;
         (self.number, self.is_put, self.next) = (number.wrapping_add(1), false, 0);
         self.since = None;
         Step::Ended
@@ -266,9 +359,9 @@ impl First {
     /// Sees that all have put something for the call before: what is put now is put over what was
     /// put for the call before that. Says what else it comes to.
     #[inline(never)]
-    fn sync(&mut self, members: u32) -> Option<Step> {
+    fn sync(&mut self) -> Option<Step> {
         let last = self.number.wrapping_sub(1);
-        while self.next < members {
+        while self.next < self.words.len() as u32 {
             match self.board.mark(self.next, last) {
                 Some(mark) if mark != self.last_mark => return Some(Step::Disagree),
                 None if self.board.mark(self.next, self.number).is_none() => {
@@ -287,14 +380,14 @@ impl First {
             || !self.is_put && self.board.mark(self.next, last).is_some()
     }
 
-    fn lacks(&self, call: &Call, rank: u32) -> bool {
+    fn lacks(&self, part: &Part, rank: u32) -> bool {
         if self.board.mark(rank, self.number).is_some() {
             return false;
         }
         if !self.is_put {
             return self.board.mark(rank, self.number.wrapping_sub(1)).is_none();
         }
-        call.through.as_ref().is_some_and(|through| through.needs().contains(&rank))
+        (part.needs.0..part.needs.1).contains(&rank)
     }
 
     /// Whether it is time to look who is late.
@@ -308,15 +401,54 @@ impl Group {
     /// Calls by messages end by these: who was ahead may have left before it could put them.
     #[inline]
     fn lost_on_board(&self) -> Option<Error> {
+        if self.is_whole { None } else { cold(self.lost_member()) }
+    }
+
+    /// The rest of [`lost_on_board`](Self::lost_on_board) once a member is gone.
+    fn lost_member(&self) -> Option<Error> {
         let Shared::Yes(calls) = &self.shared else { return None };
-        if calls.queue.iter().all(|call| call.through.is_none()) {
-            return None;
-        }
+        calls.users().next()?;
         (0..).zip(&self.members).find_map(|(rank, m)| {
             let err = m.gone?;
             (rank != self.me && calls.lacks(rank)).then_some(err)
         })
     }
+}
+
+impl Group {
+    /// Puts the call that was [checked](super::Checked) last in the order of the group, if that has
+    /// a board: through it with the source and the result that `user` has lent, which are as long
+    /// as it needs, or else by messages. If none is before it, it goes on at once, and then with
+    /// [`drive_board`](Node::drive_board).
+    #[inline(always)]
+    pub(super) fn add_call(&mut self, lent: Option<(User, Span, Span)>) -> Added {
+        let Shared::Yes(calls) = &mut self.shared else { return Added::Behind };
+        let part = &self.checked.part;
+        let lent = match lent {
+            Some((user, source, out)) => {
+                self.ops += 1;
+                let is_out = part.shape.kind == Kind::Broadcast;
+                let body = if is_out { out.again() } else { source };
+                Lent { body, out, user: Some(user) }
+            }
+            None => Lent { body: Span::EMPTY, out: Span::EMPTY, user: None },
+        };
+        match calls.add(part, lent) {
+            None => Added::Behind,
+            Some(Step::Ended) => Added::Ended,
+            Some(_) => Added::First { may_end: self.lost_on_board().is_none() },
+        }
+    }
+}
+
+/// What became of a call that was put in the order of its group.
+pub(super) enum Added {
+    /// Others are before it, or there is no order.
+    Behind,
+    /// It is the first and has ended well.
+    Ended,
+    /// It is the first. Unless it `may_end`, a member that it waits for is gone.
+    First { may_end: bool },
 }
 
 impl Group {
@@ -363,42 +495,40 @@ impl Node {
         if names.is_empty() || names.contains(&0) {
             return Ok(());
         }
-        let calls = board.meet(group.gid, names).then(|| Calls::new(board)).flatten();
+        let met = board.meet(group.gid, names);
+        let calls = met.then(|| Calls::new(board, names.len())).flatten();
         group.shared = Shared::Yes(Box::new(calls.ok_or(Error::NoMem)?));
         Ok(())
     }
 
-    /// A call through a board has ended well.
-    #[inline]
-    fn end_on_board(&mut self, ep: EpId, user: User) {
-        self.counters.colls_done += 1;
-        self.counters.colls_shared += 1;
-        self.complete_call(ep, user);
+    /// Follows [`Group::add_call`] in group `g`, whose first call has gone on or waits.
+    #[inline(always)]
+    pub(super) fn added_call(&mut self, g: GroupIdx, added: Added) {
+        match added {
+            Added::Behind => {}
+            Added::Ended => self.end_on_board(g),
+            Added::First { may_end } => {
+                self.coll.on_boards.push(g);
+                self.coll.asks_at.get_or_insert(self.polled_at + ASK_NS);
+                if !may_end {
+                    cold(());
+                    self.drive_board(self.polled_at, g);
+                }
+            }
+        }
     }
 
-    /// Puts a call in the order of its group, if that has a board: `through` it, or else by
-    /// messages. If none is before it, it goes on at once, and then with
-    /// [`drive_board`](Self::drive_board).
-    pub(super) fn call_on_board(&mut self, g: GroupIdx, mark: u64, through: Option<Through>) {
+    /// The first call of a group has ended well.
+    #[inline]
+    fn end_on_board(&mut self, g: GroupIdx) {
         let group = &mut self.coll.groups[g];
         let Shared::Yes(calls) = &mut group.shared else { return };
-        let call = Call { mark, through };
-        let is_first = calls.queue.is_empty();
-        if is_first && matches!(calls.first.step(&call, group.members.len() as u32), Step::Ended) {
-            if let Some(through) = call.through {
-                let ep = group.ep;
-                self.end_on_board(ep, through.user);
-            }
-            return;
-        }
-        group.ops += u32::from(call.through.is_some());
-        calls.queue.push_back(call);
-        if is_first {
-            self.coll.on_boards.push(g);
-            self.coll.asks_at.get_or_insert(self.polled_at + ASK_NS);
-            if group.lost_on_board().is_some() {
-                self.drive_board(self.polled_at, g);
-            }
+        if let Some(user) = calls.end_first() {
+            group.ops -= 1;
+            self.counters.colls_done += 1;
+            self.counters.colls_shared += 1;
+            let ep = group.ep;
+            self.complete_call(ep, user);
         }
     }
 
@@ -407,8 +537,7 @@ impl Node {
         loop {
             let Some(group) = self.coll.groups.get_mut(g) else { return };
             let Shared::Yes(calls) = &mut group.shared else { return };
-            let Some(call) = calls.queue.front() else { return };
-            match calls.first.step(call, group.members.len() as u32) {
+            match calls.step() {
                 Step::Waits => {
                     if let Some(err) = group.lost_on_board() {
                         self.abort_group(now, g, err);
@@ -418,18 +547,14 @@ impl Node {
                 Step::Disagree => return self.abort_group(now, g, DISAGREE),
                 Step::Ended => {}
             }
-            let through = calls.queue.pop_front().and_then(|call| call.through);
-            let (is_last, ep) = (calls.queue.is_empty(), group.ep);
-            group.ops -= u32::from(through.is_some());
+            let is_last = calls.queue.is_empty();
             if !calls.first.watched.is_empty() {
                 self.unwatch(g);
             }
             if is_last {
                 self.coll.on_boards.retain(|&other| other != g);
             }
-            if let Some(through) = through {
-                self.end_on_board(ep, through.user);
-            }
+            self.end_on_board(g);
             if is_last {
                 return;
             }
@@ -525,9 +650,9 @@ impl Node {
         let group = &mut self.coll.groups[g];
         let Shared::Yes(calls) = std::mem::replace(&mut group.shared, Shared::No) else { return };
         let ep = group.ep;
-        for through in calls.queue.into_iter().filter_map(|call| call.through) {
+        for user in calls.users() {
             self.coll.groups[g].ops -= 1;
-            self.fail_call(ep, through.user, err);
+            self.fail_call(ep, user, err);
         }
     }
 }

@@ -8,11 +8,12 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use barewire_driver::mem::{IoBuf, Span};
 
-use super::board::{self, Shared, Through};
+use super::board::{Part, Shared};
 use super::{BLOCK_MAX, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
 use crate::error::{Error, Result};
 use crate::flags::OpFlags;
 use crate::idx::GroupIdx;
+use crate::node::ep::{give_send_room, take_send_room};
 use crate::node::{EpId, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::coll::Shape;
@@ -31,29 +32,66 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollCall {
     /// What.
-    pub kind: Kind,
+    pub what: What,
     /// Among whom.
     pub group: GroupId,
     /// Elements of a block.
     pub count: u64,
-    /// What an element is; `None` for a barrier (`FI_VOID`).
-    pub ty: Option<Datatype>,
-    /// The reduction; `None` (`FI_NOOP`) for what does not reduce.
-    pub op: Option<AtomicOp>,
     /// The root, as an address of the vector.
     pub root: FiAddr,
 }
 
-/// A collective to call. Buffers stay lent until it has ended. They may be longer than the call
-/// needs.
-#[derive(Debug)]
+/// `FI_NOOP`, the operation of what does not reduce.
+pub const FI_NOOP: u32 = 256;
+/// `FI_VOID`, the datatype of a barrier.
+pub const FI_VOID: u32 = 256;
+
+/// Kind, operation and datatype of a call, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct What(u32);
+
+impl What {
+    /// No call, for none has such numbers.
+    const NOTHING: Self = Self(u32::MAX);
+
+    /// A call of this kind. The operation is `None` for what does not reduce, the datatype for a
+    /// barrier.
+    pub fn new(kind: Kind, op: Option<AtomicOp>, ty: Option<Datatype>) -> Self {
+        let op = op.map_or(FI_NOOP, |op| op as u32);
+        Self::of_numbers(kind, op, ty.map_or(FI_VOID, |ty| ty as u32))
+    }
+
+    /// The same by libfabric's numbers, of which that of the operation is ignored where nothing is
+    /// reduced. That a number names nothing is found out by the call.
+    #[inline(always)]
+    pub const fn of_numbers(kind: Kind, op: u32, ty: u32) -> Self {
+        // All above this one name nothing.
+        const MOST: u32 = 0xfff;
+        let (op, ty) = (if op < MOST { op } else { MOST }, if ty < MOST { ty } else { MOST });
+        Self(kind as u32 | op << 8 | ty << 20)
+    }
+
+    /// # Errors
+    /// [`Error::OpNotSupp`]: a number that names nothing.
+    fn parts(self) -> Result<(Kind, Option<AtomicOp>, Option<Datatype>)> {
+        let none = Error::OpNotSupp("no such operation or datatype");
+        let kind = *Kind::ALL.get((self.0 & 0xff) as usize).ok_or(none)?;
+        let (op, ty) = (self.0 >> 8 & 0xfff, self.0 >> 20);
+        let op = match op {
+            _ if !kind.reduces() => None,
+            FI_NOOP => None,
+            op => Some(op.try_into().map_err(|_| none)?),
+        };
+        let ty = if ty == FI_VOID { None } else { Some(ty.try_into().map_err(|_| none)?) };
+        Ok((kind, op, ty))
+    }
+}
+
+/// A collective to call, but for the buffers.
+#[derive(Clone, Copy, Debug)]
 pub struct CollReq {
     /// What all members say alike.
     pub call: CollCall,
-    /// The source. A broadcast has none.
-    pub source: Span,
-    /// The result; of a broadcast the one buffer it has.
-    pub result: Span,
     /// The caller's own opinion of who is the root of a broadcast.
     pub role: Option<Role>,
     /// Comes back in the completion.
@@ -65,7 +103,8 @@ pub struct CollReq {
 impl CollCall {
     /// A barrier of `group`.
     pub const fn barrier(group: GroupId) -> Self {
-        Self { kind: Kind::Barrier, group, count: 0, ty: None, op: None, root: FI_ADDR_UNSPEC }
+        let what = What::of_numbers(Kind::Barrier, FI_NOOP, FI_VOID);
+        Self { what, group, count: 0, root: FI_ADDR_UNSPEC }
     }
 }
 
@@ -106,88 +145,93 @@ fn exists(ty: Datatype) -> bool {
     reduces(AtomicOp::Sum, ty)
 }
 
-/// A call that may be made, and what follows from its arguments.
+/// The call of a group that was checked last, and what follows from its arguments.
 #[derive(Debug)]
 pub(super) struct Checked {
-    call: CollCall,
+    /// [`NOTHING`](What::NOTHING) while no call may be made.
+    what: What,
+    count: u64,
+    root: FiAddr,
     shape: Shape,
-    /// What must be in every message of the call.
-    mark: u64,
+    reduce: Option<(AtomicOp, Datatype)>,
     /// Bytes of source and result.
     source: usize,
     result: usize,
-    on_board: bool,
+    pub(super) part: Part,
 }
 
 impl Checked {
-    /// No call has been checked: no group has this number.
-    pub(super) const NOTHING: Self = Self {
-        call: CollCall::barrier(GroupId::from_bits(u64::MAX)),
-        shape: Shape {
-            kind: Kind::Barrier,
-            n: 0,
-            me: 0,
-            root: 0,
-            count: 0,
-            size: 0,
-            in_place: false,
-        },
-        mark: 0,
+    /// No call.
+    pub(super) const NONE: Self = Self {
+        what: What::NOTHING,
+        count: 0,
+        root: 0,
+        shape: Shape::NONE,
+        reduce: None,
         source: 0,
         result: 0,
-        on_board: false,
+        part: Part::NONE,
     };
 
-    /// This member's view of the call with these buffers.
+    /// From now on no call may be made, or none was checked.
+    pub(super) fn forget(&mut self) {
+        self.what = What::NOTHING;
+    }
+
+    /// Checks what is this member's own: how it calls, and its buffers. Returns whether these are
+    /// the same memory.
     ///
     /// # Errors
     /// [`Error::BadFlags`]; [`Error::Invalid`] for the role and the buffers.
-    fn with(&self, req: &CollReq) -> Result<Shape> {
+    #[inline(always)]
+    fn admits(&self, req: &CollReq, source: &Span, result: &Span) -> Result<bool> {
         if !OpFlags::COMPLETION.contains(req.flags) {
             return Err(Error::BadFlags);
         }
-        let shape = self.shape;
+        let shape = &self.shape;
         if req.role.is_some_and(|role| (role == Role::Send) != (shape.root == shape.me)) {
             return Err(Error::Invalid("FI_SEND is for the root of a broadcast alone"));
         }
-        if req.source.len() < self.source || req.result.len() < self.result {
+        if source.len() < self.source || result.len() < self.result {
             return Err(Error::Invalid("a buffer is too short"));
         }
-        let (source, result) = (req.source.first(self.source), req.result.first(self.result));
+        let (source, result) = (source.first(self.source), result.first(self.result));
         if !source.overlaps(&result) {
-            return Ok(shape);
+            return Ok(false);
         }
         let whole = matches!(shape.kind, Kind::Allreduce | Kind::Reduce);
         let same = (source.addr(), source.len()) == (result.addr(), result.len());
         if !whole || !same {
             return Err(Error::Invalid("source and result overlap"));
         }
-        Ok(Shape { in_place: true, ..shape })
+        Ok(true)
     }
 }
 
 impl Group {
     /// What follows from `call`, which names this group.
-    #[inline]
+    #[inline(always)]
     fn check(&mut self, call: &CollCall) -> Result<&Checked> {
-        match self.state {
-            GroupState::Ready => {}
-            GroupState::Joining(_) => return Err(Error::OpBadState),
-            GroupState::Over(err) => return Err(err),
-        }
-        let known = self.checked.call;
-        let other = known.kind == call.kind && planted(Bug::OtherCallTaken);
-        if known != *call && !other {
+        let known = &self.checked;
+        if (known.what, known.count, known.root) != (call.what, call.count, call.root) {
             cold(());
-            self.checked = self.check_anew(call)?;
+            self.check_anew(*call)?;
         }
         Ok(&self.checked)
     }
 
     #[inline(never)]
-    fn check_anew(&self, call: &CollCall) -> Result<Checked> {
-        let kind = call.kind;
-        let attr = query(kind, call.op, call.ty)?;
+    fn check_anew(&mut self, call: CollCall) -> Result<()> {
+        match self.state {
+            GroupState::Ready => {}
+            GroupState::Joining(_) => return Err(Error::OpBadState),
+            GroupState::Over(err) => return Err(err),
+        }
+        let (kind, op, ty) = call.what.parts()?;
+        if self.checked.shape.kind == kind && planted(Bug::OtherCallTaken) {
+            return Ok(());
+        }
+        let attr = query(kind, op, ty)?;
         if call.count > attr.count && kind != Kind::Barrier {
             return Err(Error::MsgTooLong);
         }
@@ -199,20 +243,23 @@ impl Group {
         if all.is_none() {
             return Err(Error::MsgTooLong);
         }
+        let reduce = op.zip(ty);
         // As many as all members' blocks at most.
         let bytes = |blocks: u64| (shape.block() * blocks) as usize;
-        Ok(Checked {
-            call: *call,
+        let number = self.checked.part.number() + 1;
+        let mark = self.mark_of(&shape, reduce);
+        let has_board = matches!(self.shared, Shared::Yes(_));
+        self.checked = Checked {
+            what: call.what,
+            count: call.count,
+            root: call.root,
             shape,
-            mark: self.mark_of(&shape, call.op.zip(call.ty)),
+            reduce,
             source: bytes(kind.blocks_in(n, me, root)),
             result: bytes(kind.blocks_out(n, me, root)),
-            on_board: self.has_board() && board::fits(&shape),
-        })
-    }
-
-    fn has_board(&self) -> bool {
-        matches!(self.shared, Shared::Yes(_))
+            part: Part::of((number, mark), shape, reduce, has_board),
+        };
+        Ok(())
     }
 
     /// What all members have alike in a call.
@@ -223,6 +270,9 @@ impl Group {
 
 impl Node {
     /// Calls a collective. It goes on with the turns of the loop.
+    ///
+    /// `lend` is given how many bytes this member's source and result have in the call, and lends
+    /// them until it has ended; they may be longer. A broadcast has the result alone.
     ///
     /// # Errors
     /// Nothing was begun, nothing will complete:
@@ -235,61 +285,58 @@ impl Node {
     /// - [`Error::BadFlags`]. [`Error::Again`]: a queue is full. [`Error::NoMem`].
     /// - the error that ended the group, if a member died or left: the group is of no more use.
     #[inline]
-    pub fn coll_post(&mut self, ep: EpId, req: CollReq) -> Result<()> {
-        let (g, checked) = self.check_call(ep, &req.call)?;
-        let (shape, mark, on_board) = (checked.with(&req)?, checked.mark, checked.on_board);
-        let e = ep.0.idx();
-        self.make_send_room(e);
-        let ep = &mut self.eps[e];
-        if ep.tx_used >= ep.tx_size || !self.cqs[ep.tx_cq].cq.reserve() {
+    pub fn coll_post(
+        &mut self,
+        ep: EpId,
+        req: &CollReq,
+        lend: impl FnOnce(usize, usize) -> (Span, Span),
+    ) -> Result<()> {
+        let group = match self.coll.groups.by_handle_mut(req.call.group.0) {
+            Some(group) if group.ep == ep => group,
+            _ => return Err(cold(self.why_no_group(ep))),
+        };
+        let checked = group.check(&req.call)?;
+        let (source, result) = lend(checked.source, checked.result);
+        let in_place = checked.admits(req, &source, &result)?;
+        let (e, g) = (ep.0.idx(), req.call.group.0.idx());
+        let Some(is_selective) = take_send_room(&mut self.eps, &mut self.cqs, e) else {
             return Err(Error::Again);
-        }
-        let wanted = !ep.tx_selective || req.flags.contains(OpFlags::COMPLETION);
+        };
+        let wanted = !is_selective || req.flags.contains(OpFlags::COMPLETION);
         let user = User { context: req.context, wanted };
-        let CollReq { call, source, result, .. } = req;
-        let reduce = call.op.zip(call.ty);
-        if on_board {
-            ep.tx_used += 1;
-            let through = Through { shape, reduce, input: source, out: result, user };
-            self.call_on_board(g, mark, Some(through));
+        if checked.part.is_through {
+            let added = group.add_call(Some((user, source, result)));
+            self.added_call(g, added);
             return Ok(());
         }
+        let shape = Shape { in_place, ..checked.shape };
+        let reduce = checked.reduce;
+        let called = self.call_by_messages((g, shape), reduce, (source, result), user);
+        called.inspect_err(|_| give_send_room(&mut self.eps, &mut self.cqs, e))
+    }
+
+    #[inline(never)]
+    fn call_by_messages(
+        &mut self,
+        (g, shape): (GroupIdx, Shape),
+        reduce: Option<(AtomicOp, Datatype)>,
+        (source, result): (Span, Span),
+        user: User,
+    ) -> Result<()> {
         let buffers = (IoBuf::one(source), IoBuf::one(result));
-        match self.begin_op(g, shape, reduce, buffers, Some(user)) {
-            Ok(o) => {
-                self.eps[e].tx_used += 1;
-                self.queue_op(o);
-                self.call_on_board(g, mark, None);
-                Ok(())
-            }
-            Err(err) => {
-                let cq = self.eps[e].tx_cq;
-                self.cqs[cq].cq.unreserve();
-                Err(err)
-            }
-        }
+        let o = self.begin_op(g, shape, reduce, buffers, Some(user))?;
+        self.queue_op(o);
+        // Its members find out if they do not call the same.
+        let added = self.coll.groups[g].add_call(None);
+        self.added_call(g, added);
+        Ok(())
     }
 
-    /// Bytes that this member's source and result have in a call. A broadcast has the result alone.
-    ///
-    /// # Errors
-    /// Those of [`coll_post`](Self::coll_post), but for buffers, role, flags and room.
-    #[inline]
-    pub fn coll_lengths(&mut self, ep: EpId, call: &CollCall) -> Result<(usize, usize)> {
-        let (_, checked) = self.check_call(ep, call)?;
-        Ok((checked.source, checked.result))
-    }
-
-    #[inline]
-    fn check_call(&mut self, ep: EpId, call: &CollCall) -> Result<(GroupIdx, &Checked)> {
-        let group = self.coll.groups.by_handle(call.group.0);
-        if group.is_none_or(|group| group.ep != ep) {
-            cold(());
-            self.coll_side(ep)?;
-            return Err(Error::Invalid("coll_addr is no group of this endpoint"));
-        }
-        let g = call.group.0.idx();
-        Ok((g, self.coll.groups[g].check(call)?))
+    /// Why an endpoint cannot make a call that names no group of it.
+    #[inline(never)]
+    fn why_no_group(&self, ep: EpId) -> Error {
+        let none = Error::Invalid("coll_addr is no group of this endpoint");
+        self.coll_side(ep).err().unwrap_or(none)
     }
 }
 

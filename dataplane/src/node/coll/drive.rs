@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::node::ep::Ep;
-use crate::node::{CqId, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
+use crate::node::{EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::plan::Layout;
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -43,19 +43,16 @@ impl Node {
     /// Whether [`coll_progress`](Self::coll_progress) would find something.
     #[inline]
     pub(crate) fn coll_due(&self) -> bool {
-        self.coll.cq.is_some_and(|cq| self.coll_due_of(cq))
+        let Coll { work, lost, arrived, owed, .. } = &self.coll;
+        // One branch for all: usually there is nothing.
+        let waiting = work.len() | lost.len() | arrived.len() | owed.len();
+        self.coll.cq.is_some_and(|cq| self.cqs[cq.0.idx()].cq.ready() | waiting != 0)
     }
 
-    /// The rest of [`coll_due`](Self::coll_due), once there are collective sides.
-    #[cold]
-    #[inline(never)]
-    fn coll_due_of(&self, cq: CqId) -> bool {
-        let c = &self.coll;
-        self.cqs[cq.0.idx()].cq.ready() > 0
-            || !c.work.is_empty()
-            || !c.lost.is_empty()
-            || !c.arrived.is_empty()
-            || !c.owed.is_empty()
+    /// Whether some call that goes by messages may go on.
+    #[inline(always)]
+    pub(crate) fn has_coll_work(&self) -> bool {
+        !self.coll.work.is_empty()
     }
 
     /// Whether there is something to do, be it only by time.
@@ -364,15 +361,14 @@ impl Node {
     }
 
     /// Tells the application that its call has ended well.
+    #[inline(always)]
     pub(super) fn complete_call(&mut self, ep: EpId, user: User) {
         let ep = &mut self.eps[ep.0.idx()];
         ep.tx_used -= 1;
         let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        cq.unreserve();
         if user.wanted {
-            let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
-            cq.push(Cqe { op_context, flags, src, ..Cqe::default() });
-        } else {
-            cq.unreserve();
+            cq.push_sent_free(user.context, CqFlags::COLLECTIVE);
         }
         self.count(cntr, true);
     }

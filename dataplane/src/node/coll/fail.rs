@@ -47,6 +47,7 @@ impl Node {
             return;
         }
         group.state = GroupState::Over(err);
+        group.checked.forget();
         let (gid, ep, context) = (group.gid, group.ep, group.context);
         self.tell_group(now, g, ABORT, err);
         let ops: Vec<CallIdx> =
@@ -448,6 +449,7 @@ impl Node {
         for (i, m) in (0..).zip(&mut group.members) {
             if (m.peer, m.ep) == who && i != group.me {
                 m.gone = Some(err);
+                group.is_whole = false;
                 rank = i;
             }
         }

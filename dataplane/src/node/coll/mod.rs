@@ -26,8 +26,9 @@ use barewire_driver::port::Station;
 
 use board::{Shared, name_words};
 use call::Checked;
-pub use call::{CollAttr, CollCall, CollReq, Role, query};
+pub use call::{CollAttr, CollCall, CollReq, FI_NOOP, FI_VOID, Role, What, query};
 
+use super::ep::SIDE;
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
@@ -40,10 +41,6 @@ use crate::slab::{Handle, Slab};
 use crate::types::{EpAddr, FiAddr, Instant, Tenant};
 
 pub use crate::proto::coll::Kind;
-
-/// What the numbers of an endpoint and of its collective side differ by. Numbers that nobody asked
-/// for are below, so their sides are above and in nobody's way.
-pub(crate) const SIDE: u16 = 1 << 15;
 
 /// Bytes of a block at most: what one member contributes to or takes from a call, or sends to one
 /// other.
@@ -226,6 +223,8 @@ struct Group {
     ep: EpId,
     side: EpId,
     members: Vec<Member>,
+    /// No member is gone.
+    is_whole: bool,
     /// Address of the application to rank, in the order of addresses.
     ranks: Vec<(FiAddr, u32)>,
     me: u32,
@@ -244,7 +243,7 @@ struct Group {
     plans: Vec<(Shape, Plan)>,
     layout: Layout,
     shared: Shared,
-    /// The last call.
+    /// The call that was checked last.
     checked: Checked,
 }
 
@@ -383,6 +382,7 @@ impl Node {
             ep,
             side,
             members,
+            is_whole: true,
             ranks,
             me,
             gid,
@@ -394,7 +394,7 @@ impl Node {
             context: req.context,
             plans: Vec::new(),
             layout: Layout::FLAT,
-            checked: Checked::NOTHING,
+            checked: Checked::NONE,
             shared: if managed { Shared::Wanted } else { Shared::No },
         };
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;

@@ -34,11 +34,11 @@ impl Team {
     }
 
     fn barrier(&mut self, i: usize, group: GroupId) {
-        let (source, result) = (Span::EMPTY, Span::EMPTY);
         let (role, context, flags) = (None, 9, OpFlags::empty());
         let call = CollCall::barrier(group);
-        let req = CollReq { call, source, result, role, context, flags };
-        self.pair.ends[i].node.coll_post(self.eps[i], req).unwrap();
+        let req = CollReq { call, role, context, flags };
+        let lend = |_, _| (Span::EMPTY, Span::EMPTY);
+        self.pair.ends[i].node.coll_post(self.eps[i], &req, lend).unwrap();
     }
 }
 

@@ -116,6 +116,10 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Of a barrier of nobody.
+    pub const NONE: Self =
+        Self { kind: Kind::Barrier, n: 0, me: 0, root: 0, count: 0, size: 0, in_place: false };
+
     /// Bytes of a block.
     pub const fn block(&self) -> u64 {
         self.count * self.size

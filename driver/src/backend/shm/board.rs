@@ -4,17 +4,18 @@
 //! which group and call they are. Who is killed between the two has put nothing. All accesses are
 //! atomic, so a reader that is lied to gets wrong bytes and nothing worse.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
 
 use super::layout::{DONE, LEAF_LEN, SLOTS};
-use super::segment::SlotMem;
+use super::segment::{SleepWord, SlotMem};
 use super::slots::{Fellow, LEFT, Left};
 use super::wait::{Shared, wake_member};
 use crate::board::{BODY_MAX, Board};
 use crate::mem::{IoBuf, Span};
 
-/// Where in a leaf its mark and its bytes are.
+/// Where in a leaf its mark and its bytes are, behind its stamp.
 const MARK: usize = 8;
 const BODY: usize = 16;
 /// Bytes that are copied at once.
@@ -31,8 +32,8 @@ pub(super) struct ShmBoard {
     last: u32,
     /// By rank.
     members: Vec<Fellow>,
-    /// Places of the others, once each.
-    others: Vec<usize>,
+    /// Places of the others, once each, and where they say that they sleep.
+    others: Vec<(usize, SleepWord)>,
     /// The process that made it; a forked child is another.
     pid: u32,
 }
@@ -62,6 +63,7 @@ impl ShmBoard {
         others.sort_unstable();
         others.dedup();
         others.retain(|&place| place != shared.me);
+        let others = others.into_iter().map(|place| (place, seg.sleep_word(place))).collect();
         let fellow = |(place, state)| Fellow { place, state, mem: SlotMem::NONE };
         let members = members.into_iter().map(fellow).collect();
         let (shared, pid) = (Arc::clone(shared), std::process::id());
@@ -94,17 +96,21 @@ impl ShmBoard {
         true
     }
 
+    /// Wakes those who sleep.
     #[cold]
     #[inline(never)]
-    fn wake(&self, place: usize) {
-        // Without the bell it would look, find no frame, and sleep on.
-        self.shared.seg.ring_bell(place, self.shared.me);
-        wake_member(&self.shared, place);
+    fn wake_others(&self) {
+        for &(place, _) in self.others.iter().filter(|(_, sleeping)| sleeping.load() != 0) {
+            // Without the bell it would look, find no frame, and sleep on.
+            self.shared.seg.ring_bell(place, self.shared.me);
+            wake_member(&self.shared, place);
+        }
     }
 
-    /// Copies what is longer than a word to `leaf`.
+    /// Copies what is not a word to `leaf`.
     #[inline(never)]
-    fn put_long(&self, leaf: usize, body: &IoBuf, len: usize) {
+    fn put_long(&self, leaf: usize, body: &Span, len: usize) {
+        let body = IoBuf::one(body.again());
         let mut at = 0;
         while at < len {
             let mut bytes = [0; CHUNK];
@@ -145,7 +151,7 @@ impl Board for ShmBoard {
         {
             self.own.word(leaf + BODY).store(word.to_le(), Relaxed);
         } else if len > 0 {
-            self.put_long(leaf, &IoBuf::one(body.again()), len);
+            self.put_long(leaf, body, len);
         }
         self.own.word(leaf + MARK).store(mark, Relaxed);
         // Release: who sees it sees the above.
@@ -153,10 +159,8 @@ impl Board for ShmBoard {
         self.last = call;
         // The load may be answered before the stamp is visible: who sleeps looks by itself, as it
         // does for a frame.
-        for &place in &self.others {
-            if self.shared.seg.sleeping(place).load(Relaxed) != 0 {
-                self.wake(place);
-            }
+        if self.others.iter().any(|(_, sleeping)| sleeping.load() != 0) {
+            self.wake_others();
         }
     }
 
@@ -191,6 +195,24 @@ impl Board for ShmBoard {
     fn first_word(&self, rank: u32, call: u32) -> u64 {
         let mem = &self.members[rank as usize].mem;
         u64::from_le(mem.word(Self::leaf(call) + BODY).load(Relaxed))
+    }
+
+    #[inline]
+    fn collect(&self, ranks: Range<u32>, call: u32, mark: u64, words: &mut [u64]) -> (u32, bool) {
+        let (stamp, leaf) = (self.stamp(call), Self::leaf(call));
+        let places = ranks.start as usize..ranks.end as usize;
+        let members = self.members[places.clone()].iter().zip(&mut words[places]);
+        for (rank, (member, word)) in (ranks.start..).zip(members) {
+            let [its_stamp, its_mark, first] = member.mem.some(leaf);
+            if its_stamp.load(Acquire) != stamp {
+                return (rank, false);
+            }
+            if its_mark.load(Relaxed) != mark {
+                return (rank, true);
+            }
+            *word = u64::from_le(first.load(Relaxed));
+        }
+        (ranks.end, false)
     }
 
     #[inline]

@@ -124,8 +124,14 @@ impl SlotMem {
     /// The word at byte `at`.
     #[inline(always)]
     pub(super) fn word(&self, at: usize) -> &AtomicU64 {
-        let [word] = self.words(at, 1) else { unreachable!("one was asked for") };
+        let [word] = self.some(at);
         word
+    }
+
+    /// `N` words from byte `at` on.
+    #[inline(always)]
+    pub(super) fn some<const N: usize>(&self, at: usize) -> &[AtomicU64; N] {
+        self.words(at, N).first_chunk().expect("as many as were asked for")
     }
 
     /// The `count` words from byte `at` on.
@@ -136,6 +142,22 @@ impl SlotMem {
         // SAFETY: words of a slot of the mapping (`reserve_slot`), which is aligned to a page and
         // reserved; every access to them by anybody is atomic.
         unsafe { std::slice::from_raw_parts(self.0.wrapping_add(i), count) }
+    }
+}
+
+/// The word by which a member says that it sleeps. Valid while its segment is mapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SleepWord(*const AtomicU32);
+
+// SAFETY: as `SlotMem`, for a word of a member.
+unsafe impl Send for SleepWord {}
+
+impl SleepWord {
+    /// As [`Segment::sleeping`] has it, in no order with anything else.
+    #[inline(always)]
+    pub(super) fn load(self) -> u32 {
+        // SAFETY: a word of the mapping (`Segment::sleep_word`), reached by atomics only.
+        unsafe { (*self.0).load(Relaxed) }
     }
 }
 
@@ -593,6 +615,11 @@ impl Segment {
         assert!(at + 4 <= words.len());
         // SAFETY: as in `word`, for four bytes that nobody reaches as part of a larger word.
         unsafe { AtomicU32::from_ptr(words.as_mut_ptr().add(at).cast()) }
+    }
+
+    /// [`sleeping`](Self::sleeping), for who looks at it often and keeps the mapping.
+    pub(super) fn sleep_word(&self, m: usize) -> SleepWord {
+        SleepWord(self.sleeping(m))
     }
 
     pub(super) fn epoch(&self) -> &AtomicU64 {

@@ -6,7 +6,7 @@ use super::elem::{Bits, Elem, Num, Ordered};
 use super::f80::F80;
 use super::fpenv::IeeeDefaults;
 use super::lock::{LOCAL, WideLock};
-use super::{AtomicOp, Datatype, Sharing};
+use super::{AtomicOp, Datatype, Sharing, WordFold};
 
 /// Where the elements and the operands of one run lie.
 #[derive(Clone, Copy)]
@@ -164,6 +164,39 @@ unsafe fn one<E: Ordered + Bits>(op: AtomicOp, part: Part, shared: bool) {
             at.store(part.result);
         }
     }
+}
+
+/// The reduction of words that are elements `E` by `op`, if it is a reduction.
+pub(super) fn fold_of<E: Ordered + Bits>(op: AtomicOp) -> Option<WordFold> {
+    Some(match op {
+        AtomicOp::Min => fold::<E, 0>,
+        AtomicOp::Max => fold::<E, 1>,
+        AtomicOp::Sum => fold::<E, 2>,
+        AtomicOp::Prod => fold::<E, 3>,
+        AtomicOp::Lor => fold::<E, 4>,
+        AtomicOp::Land => fold::<E, 5>,
+        AtomicOp::Bor => fold::<E, 6>,
+        AtomicOp::Band => fold::<E, 7>,
+        AtomicOp::Lxor => fold::<E, 8>,
+        AtomicOp::Bxor => fold::<E, 9>,
+        _ => return None,
+    })
+}
+
+/// A [`WordFold`] of elements `E` by the operation with number `OP`.
+fn fold<E: Ordered + Bits, const OP: usize>(words: &[u64]) -> u64 {
+    const { assert!(E::LEN == size_of::<u64>()) };
+    let Some((&first, rest)) = words.split_first() else { return 0 };
+    let mut sum = first;
+    for word in rest {
+        let (target, operand) = ((&raw mut sum).cast(), (&raw const *word).cast());
+        let (compare, result) = (std::ptr::null(), std::ptr::null_mut());
+        let part = Part { target, operand, compare, result, count: 1 };
+        // SAFETY: target and operand are a word each, as long as the element, that nobody else
+        // changes; a reduction compares nothing.
+        unsafe { one::<E>(AtomicOp::ALL[OP], part, false) };
+    }
+    sum
 }
 
 /// Changes one element for whoever is alone, and returns what it was.

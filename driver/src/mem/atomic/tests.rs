@@ -69,6 +69,36 @@ fn compare_words(shared: bool) {
 }
 
 /// Goal: a refusal names its cause and changes neither memory nor result.
+/// Words are reduced to the bits that `combine` gives of one after the other; only integers are.
+#[test]
+fn words_are_reduced_as_memory_is() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        seed.rotate_left(23) >> (seed % 3 * 31)
+    };
+    for (op, ty) in AtomicOp::ALL.into_iter().flat_map(|op| Datatype::ALL.map(|ty| (op, ty))) {
+        let is_long = matches!(ty, Datatype::Int64 | Datatype::Uint64);
+        let Some(fold) = word_fold(op, ty) else {
+            assert!(!is_long || !reduces(op, ty), "{op:?} {ty:?}");
+            continue;
+        };
+        assert!(is_long && reduces(op, ty), "{op:?} {ty:?}");
+        for len in 1..=9 {
+            let words: Vec<u64> = (0..len).map(|_| next()).collect();
+            let (sum, look) = memory(&words[0].to_ne_bytes());
+            for word in &words[1..] {
+                let (other, _) = memory(&word.to_ne_bytes());
+                sum.combine(0, op, ty, 1, (&sum, 0), (&other, 0)).unwrap();
+            }
+            let mut bytes = [0; 8];
+            look.read_at(0, &mut bytes);
+            assert_eq!(fold(&words), u64::from_ne_bytes(bytes), "{op:?} {ty:?} {words:x?}");
+        }
+        assert_eq!(fold(&[]), 0);
+    }
+}
+
 #[test]
 fn a_refused_atomic_changes_nothing() {
     let (target, look) = memory(&[7; 64]);

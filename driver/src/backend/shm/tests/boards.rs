@@ -69,6 +69,30 @@ fn what_a_member_puts_is_read_by_all() {
     assert_eq!((boards[1].mark(0, 10), boards[1].mark(0, 12)), (None, Some(3)));
 }
 
+/// Goal: members are collected up to the first that has put nothing for a call, or something else.
+#[test]
+fn members_are_collected_up_to_one_that_lacks_or_differs() {
+    let settings = small();
+    let mut ports = [open(&settings), open(&settings), open(&settings), open(&settings)];
+    let mut boards = met(&mut ports);
+    let mark = |by: usize| if by == 3 { 8 } else { 9 };
+    for call in [u32::MAX, 0] {
+        let mut words = [77; 4];
+        for by in [0, 2, 3] {
+            boards[by].put(call, mark(by), &span(&[by as u8 + 1; 8]), 8);
+        }
+        assert_eq!(boards[2].collect(0..4, call, 9, &mut words), (1, false));
+        assert_eq!(words, [u64::from_ne_bytes([1; 8]), 77, 77, 77]);
+        boards[1].put(call, mark(1), &span(&[2; 8]), 8);
+        assert_eq!(boards[2].collect(1..4, call, 9, &mut words), (3, true));
+        let all = [1, 2, 3].map(|byte| u64::from_ne_bytes([byte; 8]));
+        assert_eq!((&words[..3], words[3]), (&all[..], 77));
+        assert_eq!(boards[2].collect(1..3, call, 9, &mut words), (3, false));
+        assert_eq!(boards[0].collect(2..2, call, 9, &mut words), (2, false));
+        assert_eq!(boards[1].collect(0..4, call.wrapping_add(2), 9, &mut words), (0, false));
+    }
+}
+
 /// Goal: what was put by one who left, or was killed, is read until somebody takes its place; a
 /// slot serves the next group when all have done with it, and others have left or gone.
 #[test]
