@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use barewire::settings::{Settings, VARIABLES};
-use barewire_driver::open::{PortInfo, list, open};
+use barewire_driver::open::{PortInfo, list, open, open_through_switch};
 use barewire_driver::port::PortCaps;
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ Exit codes:
 Examples:
   barewire info              a list for people
   barewire info --json       one object a line: port, what, works, and why_not, or mac, mtu,
-                             lossless, gather, rto_floor_ns, link_bps
+                             lossless, gather, rto_floor_ns, link_bps, switch
   barewire info --settings   the variables of the environment that barewire reads, those that
                              hold what means nothing, and those that nobody reads")]
 pub(crate) struct InfoArgs {
@@ -58,6 +58,8 @@ struct Facts {
     rto_floor_ns: u64,
     /// 0: the device does not say.
     link_bps: u64,
+    /// Whether frames go through the switch that owns the device.
+    switch: bool,
 }
 
 /// Prints the ports, or the settings.
@@ -81,12 +83,19 @@ pub(crate) fn run(args: &InfoArgs) -> Result<ExitCode, Fail> {
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Opens the port, if there is anything to open, and asks it what it is.
+/// Opens the port, through the switch that owns it if one does and serves this user, and asks it
+/// what it is.
 fn look(port: PortInfo) -> Entry {
     let PortInfo { spec, what, why_not } = port;
-    let opened = match why_not {
+    let itself = || match why_not {
         Some(why) => Err(why),
-        None => open(&spec).map(|port| facts(port.caps())).map_err(|why| why.to_string()),
+        None => open(&spec).map(|port| facts(port.caps(), false)).map_err(|why| why.to_string()),
+    };
+    let opened = match open_through_switch(&spec) {
+        Ok(Some(port)) => Ok(facts(port.caps(), true)),
+        Ok(None) => itself(),
+        // Who may open the device needs no switch.
+        Err(why) => itself().map_err(|_| why.to_string()),
     };
     let works = opened.is_ok();
     let (facts, why_not) = match opened {
@@ -96,7 +105,7 @@ fn look(port: PortInfo) -> Entry {
     Entry { port: spec, what, works, why_not, facts }
 }
 
-fn facts(caps: &PortCaps) -> Facts {
+fn facts(caps: &PortCaps, switch: bool) -> Facts {
     Facts {
         mac: caps.station.to_string(),
         mtu: caps.mtu,
@@ -104,6 +113,7 @@ fn facts(caps: &PortCaps) -> Facts {
         gather: caps.gather,
         rto_floor_ns: caps.rto_floor_ns,
         link_bps: caps.link_bps,
+        switch,
     }
 }
 
@@ -116,8 +126,9 @@ fn text(entry: &Entry) -> String {
             0 => String::new(),
             bps => format!(", {} Mbit/s", bps / 1_000_000),
         };
+        let switch = if facts.switch { ", through a switch" } else { "" };
         text.push_str(&format!(
-            "{:<18} mac {}, mtu {}, {loss}{gather}{link}\n",
+            "{:<18} mac {}, mtu {}, {loss}{gather}{link}{switch}\n",
             "", facts.mac, facts.mtu
         ));
     }

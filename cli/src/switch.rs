@@ -69,6 +69,12 @@ pub(crate) struct SwitchArgs {
     /// Keeps users apart: no frame goes from one to another through the switch.
     #[arg(long)]
     apart: bool,
+    /// Serves so many processes of each user at most.
+    #[arg(
+        long, value_name = "N", default_value_t = 255,
+        value_parser = clap::value_parser!(u8).range(1..)
+    )]
+    per_user: u8,
     /// Says what it would do and why it could not, and changes nothing.
     #[arg(long)]
     check: bool,
@@ -146,7 +152,7 @@ fn serving(args: &SwitchArgs) -> Result<Serving, Fail> {
         (None, users) if users.is_empty() => None,
         (None, users) => Some(Guests::Users(users)),
     };
-    Ok(Serving { guests, apart: args.apart })
+    Ok(Serving { guests, apart: args.apart, per_user: Some(args.per_user.into()) })
 }
 
 /// The number of a user, given by name or number.

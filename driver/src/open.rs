@@ -28,7 +28,7 @@ pub use mark::{Mark, with_mark};
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
 use spec::{Outer, bad, parse, wrapped};
-pub use switch::{Serving, check_switch, open_switch};
+pub use switch::{Serving, check_switch, open_switch, open_through_switch, switch_socket};
 
 /// Opens the port that `spec` names.
 ///
@@ -116,10 +116,24 @@ fn open_as_written(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError
 fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     let kind = spec.split([':', ',', '(']).next().unwrap_or("");
     let (device, through) = switch::split(spec, in_node)?;
-    if let Some(port) = switch::join(&device, through)? {
-        return Ok(port);
+    let refusal = match switch::join(&device, through)? {
+        switch::Way::Switch(port) => return Ok(port),
+        switch::Way::Device => None,
+        switch::Way::Refused(why) => Some(why),
+    };
+    match (open_itself(&device, kind, in_node), refusal) {
+        (Ok(port), Some(why)) => {
+            tracing::warn!("not through the switch: {why}");
+            Ok(port)
+        }
+        // What helps is the switch's word.
+        (Err(own), Some(why)) if [libc::EPERM, libc::EACCES].contains(&own.errno()) => Err(why),
+        (opened, _) => opened,
     }
-    let spec = device.as_str();
+}
+
+/// Opens what [`open_device`] opens if no switch owns it.
+fn open_itself(spec: &str, kind: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "afpacket" => wires::afpacket(spec, Outer::default()),
@@ -292,6 +306,9 @@ pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
     }
     if let Some(segment) = switch::segment_of_one_that_runs(spec)? {
         return Monitor::open(&segment);
+    }
+    if let Some(refusal) = switch::of_another_user(spec) {
+        return Err(refusal);
     }
     let why = "only a segment shows what others send, write shm or shm:NAME, or a device that a \
                barewire switch owns; to record one program, give it the port pcap(file=FILE):PORT";

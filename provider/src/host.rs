@@ -153,8 +153,9 @@ pub(crate) fn warn_aloud(line: &str) {
     if logs(FI_LOG_WARN) {
         return log(FI_LOG_WARN, line);
     }
-    // Without stderr there is nobody to tell.
-    ONCE.call_once(|| drop(writeln!(std::io::stderr(), "barewire: {line}")));
+    // In one piece: ranks of a job share a stderr. Without one there is nobody to tell.
+    let line = format!("barewire: {line}\n");
+    ONCE.call_once(|| drop(std::io::stderr().write_all(line.as_bytes())));
 }
 
 const FI_LOG_WARN: c_int = 0;

@@ -1,8 +1,9 @@
 //! Several hosts of several ranks each, which share their host's one NIC: three MPIs as users start
 //! them, with a file of hosts and the port's name, the same on all. Hosts are namespaces.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -13,7 +14,7 @@ use barewire_tests::cluster::Cluster;
 use barewire_tests::nodes::{FABRIC, or_skip};
 
 use super::ranks::{MODULES, Mpi, nightly, ran, suite_of_mpi4py, with_each};
-use super::{Bench, succeed};
+use super::{Bench, compile, finish, succeed, text};
 
 /// Hosts with their files, which go with them.
 struct Hosts {
@@ -44,8 +45,8 @@ impl Hosts {
         Self { key_file, ..self }
     }
 
-    /// The launcher's command for every kind of call with so many ranks on each host.
-    fn command(&self, mpi: &Mpi, bench: &Bench, per_node: usize, args: &[&str]) -> Command {
+    /// The launcher's command for so many ranks on each host, but for the program.
+    fn launch(&self, mpi: &Mpi, bench: &Bench, per_node: usize) -> Command {
         let mut command = mpi.launch_on(&self.cluster, bench, per_node);
         // Says why an operation failed.
         mpi.pass(&mut command, "FI_LOG_LEVEL", "warn");
@@ -56,14 +57,14 @@ impl Hosts {
         if let Some(file) = &self.key_file {
             mpi.pass(&mut command, "FI_BAREWIRE_KEY_FILE", &file.to_string_lossy());
         }
-        mpi.program(&mut command, args);
         command
     }
 
     /// Runs every kind of call with so many ranks on each host.
     fn agree(&self, mpi: &Mpi, bench: &Bench, per_node: usize, port: &str, args: &[&str]) {
         let (hosts, begun) = (self.cluster.count(), std::time::Instant::now());
-        let mut command = self.command(mpi, bench, per_node, args);
+        let mut command = self.launch(mpi, bench, per_node);
+        mpi.program(&mut command, args);
         let said = succeed(command.env("FI_BAREWIRE_PORT", port), 120);
         let what = format!("{}, {port}, {hosts} x {per_node}, {args:?}", mpi.name);
         let each = format!("ranks on each host:{}", format!(" {per_node}").repeat(hosts));
@@ -230,6 +231,42 @@ fn switches(hosts: &Hosts, port: &str) -> Vec<Helper> {
 fn every_mpi_behind_switches_on_afpacket() {
     let port = format!("afpacket:{FABRIC}");
     every_mpi(sizes(&SMALL), |_| port.clone(), |hosts| switches(hosts, &port));
+}
+
+/// A user without a privilege.
+const SOMEBODY: u32 = 65_534;
+
+/// Goal: an ordinary user runs MPI over a NIC that root's switches own, and sets nothing for that:
+/// messages, receives from anybody, collectives and windows; without a switch he is told of it.
+/// Method: what the launcher starts on the hosts is his.
+#[test]
+fn every_mpi_of_a_user_without_privileges_behind_roots_switches() {
+    let Some(hosts) = Hosts::new(2) else { return };
+    let port = format!("afpacket:{FABRIC}");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    with_each(|mpi, bench| {
+        let is_root = nix::unistd::geteuid().is_root().then_some(());
+        let users = is_root.ok_or("only root can be several users".to_owned());
+        let log_in = |()| hosts.cluster.log_in(SOMEBODY, &bench.library());
+        if or_skip(users.and_then(log_in)).is_none() {
+            return;
+        }
+        let program = compile(dir.path(), &[&mpi.compiler()], "mpi.c");
+        let run = || {
+            let mut command = hosts.launch(mpi, bench, 2);
+            command.arg(&program).arg("small").env("FI_BAREWIRE_PORT", &port);
+            let output = finish(&mut command, 120);
+            (output.status.success(), text(&output))
+        };
+        let (good, said) = run();
+        let mend = format!("sudo barewire switch --port {port}");
+        assert!(!good && said.contains(&mend), "{}: {said}", mpi.name);
+        let switches = switches(&hosts, &port);
+        let (good, said) = run();
+        assert!(good && said.contains("all 4 ranks agree"), "{}: {said}", mpi.name);
+        drop(switches);
+    });
 }
 
 /// The same where the NIC is a memif, as into VPP; all hosts find its socket at the same place.

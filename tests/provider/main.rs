@@ -131,6 +131,11 @@ impl Bench {
         command
     }
 
+    /// The provider.
+    fn library(&self) -> PathBuf {
+        self.dir.join("libbarewire_fi.so")
+    }
+
     fn port(&self) -> String {
         format!("shm:{}", self.segment)
     }

@@ -60,11 +60,33 @@ impl Cluster {
             }
             cluster.hold(node, &name)?;
         }
-        let agent = cluster.write("agent", &cluster.agent_script())?;
+        cluster.write_agent("")?;
+        Ok(cluster)
+    }
+
+    /// From now on what the [agent](Self::agent) starts is this user's, without any privilege.
+    ///
+    /// # Errors
+    /// We cannot be that user, or he cannot run `program`.
+    pub fn log_in(&self, uid: u32, program: &Path) -> Result<(), String> {
+        let user = format!("setpriv --reuid {uid} --regid {uid} --clear-groups");
+        self.write_agent(&format!("env HOME=/tmp {user} "))?;
+        let program = program.display().to_string();
+        let mut command = self.on_head(self.agent());
+        let ran = command.args([&name(0), "test", "-x", &program]).output();
+        let ran = ran.map_err(|e| format!("the agent: {e}"))?;
+        if ran.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&ran.stderr);
+        Err(format!("user {uid} cannot run {program} here: {}", said.trim()))
+    }
+
+    fn write_agent(&self, user: &str) -> Result<(), String> {
+        let agent = self.write("agent", &self.agent_script(user))?;
         use std::os::unix::fs::PermissionsExt;
         let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&agent, mode).map_err(|e| format!("{agent:?}: {e}"))?;
-        Ok(cluster)
+        std::fs::set_permissions(&agent, mode).map_err(|e| format!("{agent:?}: {e}"))
     }
 
     fn hold(&mut self, node: usize, name: &str) -> Result<(), String> {
@@ -96,7 +118,8 @@ impl Cluster {
         self.dir.join("agent")
     }
 
-    fn agent_script(&self) -> String {
+    /// `user` begins the command that runs as one.
+    fn agent_script(&self, user: &str) -> String {
         let hosts =
             (0..self.count()).map(|node| format!("{}) pid={} ;;\n", name(node), self.pid(node)));
         format!(
@@ -105,7 +128,7 @@ impl Cluster {
              host=$1\nshift\n\
              case $host in\n{}*) echo \"no host $host\" >&2; exit 255 ;;\nesac\n\
              ns=/proc/$pid/ns\n\
-             exec nsenter --net=$ns/net --mount=$ns/mnt --uts=$ns/uts sh -c \"$*\"\n",
+             exec nsenter --net=$ns/net --mount=$ns/mnt --uts=$ns/uts {user}sh -c \"$*\"\n",
             hosts.collect::<String>()
         )
     }

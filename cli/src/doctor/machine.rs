@@ -9,8 +9,18 @@ use barewire_driver::backend::netdev::{Link, links};
 use barewire_driver::backend::xdp::XdpSettings;
 use barewire_driver::backend::xdp::survey::{XdpNic, nics};
 use barewire_driver::error::OpenError;
+use barewire_driver::open::{PortInfo, list, open_through_switch, switch_socket};
 
 use crate::stats::{published, since_1970_ns};
+
+/// A device that a switch owns.
+pub(super) struct Behind {
+    pub(super) port: String,
+    /// Name of the file at which other users' processes ask, in the folder of those.
+    pub(super) socket: String,
+    /// Whether processes of this user go through it, or why not and what mends it.
+    pub(super) serves: Result<(), (String, String)>,
+}
 
 /// A machine as the checks see it.
 pub(super) struct Machine {
@@ -29,6 +39,8 @@ pub(super) struct Machine {
     pub(super) key_files: Vec<PathBuf>,
     /// The certificate that the options or the environment name.
     pub(super) certificate: Option<CertFiles>,
+    /// The devices that switches own.
+    pub(super) behind: Vec<Behind>,
     /// What runs and publishes statistics.
     pub(super) published: Published,
     /// The time, ns since 1970.
@@ -47,6 +59,7 @@ impl Machine {
             xdp_nics: nics(),
             key_files: Settings::from_env().map_or(Vec::new(), |s| s.key_files),
             certificate: None,
+            behind: behind(),
             // Where nothing can be read nothing runs that could be looked into.
             published: published(None).unwrap_or_default(),
             now_ns: since_1970_ns(),
@@ -111,6 +124,16 @@ fn shm_free(dir: &Path) -> Result<u64, String> {
     access(dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(show)?;
     let stat = nix::sys::statvfs::statvfs(dir).map_err(show)?;
     Ok(stat.blocks_available() * stat.fragment_size())
+}
+
+/// What is seen of the devices of this machine: each is opened for a moment.
+fn behind() -> Vec<Behind> {
+    let seen = |PortInfo { spec: port, .. }| {
+        let serves = open_through_switch(&port).map(|port| port.map(drop)).map_err(why_and_mend);
+        let socket = switch_socket(&port)?;
+        serves.transpose().map(|serves| Behind { port, socket, serves })
+    };
+    list().into_iter().filter_map(seen).collect()
 }
 
 fn memif() -> Result<(), (String, String)> {
@@ -261,6 +284,7 @@ pub(super) mod fixture {
                 xdp_nics: self.xdp_nics.clone(),
                 key_files: Vec::new(),
                 certificate: None,
+                behind: Vec::new(),
                 published: Published::default(),
                 now_ns: 9_000_000_000,
             }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use barewire::stats::switch::SwitchSnapshot;
 use barewire_driver::backend::switch::RUN_DIR;
 
-use super::machine::Machine;
+use super::machine::{Behind, Machine};
 use super::{Check, SPEED, VFIO};
 
 /// A switch that has published nothing for so long does not forward, ns.
@@ -37,9 +37,15 @@ pub(super) fn switches(machine: &Machine) -> Check {
         format!("{}: process {}, {} stations", s.port_name, s.pid, s.stations.len())
     };
     let (others, left) = of_others(machine);
-    let others_told = others.iter().map(|name| format!("another user's at {RUN_DIR}/{name}"));
-    let told: Vec<String> = switches.iter().map(told).chain(others_told).collect();
+    let other = |socket: &String| match machine.behind.iter().find(|of| of.socket == *socket) {
+        Some(of) => format!("{}: another user's, which serves this user", of.port),
+        None => format!("another user's at {RUN_DIR}/{socket}"),
+    };
+    let told: Vec<String> = switches.iter().map(told).chain(others.iter().map(other)).collect();
     let runs = if told.is_empty() { "none runs".to_owned() } else { told.join("; ") };
+    if let Some((of, why, mend)) = machine.behind.iter().find_map(refusal) {
+        return Check::warn(name, VFIO, format!("{}: {why}", of.port), mend);
+    }
     if left.is_empty() {
         return Check::ok(name, VFIO, runs);
     }
@@ -56,6 +62,11 @@ pub(super) fn switches(machine: &Machine) -> Check {
         false => format!("ls -l {RUN_DIR}"),
     };
     Check::warn(name, VFIO, found, mend)
+}
+
+/// Why a switch does not serve this user, and what mends it, if it does not.
+fn refusal(of: &Behind) -> Option<(&Behind, &str, &str)> {
+    of.serves.as_ref().err().map(|(why, mend)| (of, &**why, &**mend))
 }
 
 /// Whether the process that `switch` names is its own: any user may write any number into a file.
@@ -147,6 +158,17 @@ mod tests {
         let check = switches(&beside.machine());
         let found = "another user's at /run/barewire/y.sock";
         assert_eq!((check.status, &*check.found), (Status::Ok, found));
+        let refusal = Err(("it does not serve this user".to_owned(), "--user".to_owned()));
+        for (serves, status, found) in [
+            (Ok(()), Status::Ok, "vfio:x: another user's, which serves this user"),
+            (refusal, Status::Warn, "vfio:x: it does not serve this user"),
+        ] {
+            let mut machine = beside.machine();
+            let (port, socket) = ("vfio:x".to_owned(), "y.sock".to_owned());
+            machine.behind = vec![Behind { port, socket, serves }];
+            let check = switches(&machine);
+            assert_eq!((check.status, &*check.found), (status, found));
+        }
         drop(UnixListener::bind(at("dead.sock")).unwrap());
         let check = switches(&beside.machine());
         assert!(check.found.contains(" left 1 sockets in /run/barewire"), "{check:?}");

@@ -2,7 +2,7 @@
 
 use barewire_driver::backend::xdp::survey::XdpNic;
 
-use super::machine::Machine;
+use super::machine::{Behind, Machine};
 use super::{AFPACKET, Check, SPEED, XDP};
 
 /// Bits of a set of capabilities.
@@ -40,8 +40,12 @@ pub(super) fn raw_socket(machine: &Machine) -> Check {
     if may(machine, NET_RAW) {
         return Check::ok(name, AFPACKET, "this program may open them (CAP_NET_RAW)");
     }
-    let mend = "sudo setcap cap_net_raw+ep \"$(command -v barewire)\"";
-    Check::missing(name, AFPACKET, "this program may not open them (CAP_NET_RAW)", mend)
+    let found = "this program may not open them (CAP_NET_RAW)";
+    let served = |of: &&Behind| of.serves.is_ok() && of.port.starts_with("afpacket:");
+    if let Some(of) = machine.behind.iter().find(served) {
+        return Check::ok(name, AFPACKET, format!("{found}; {} has a switch for it", of.port));
+    }
+    Check::missing(name, AFPACKET, found, "sudo setcap cap_net_raw+ep \"$(command -v barewire)\"")
 }
 
 /// Whether a port `xdp` opens, and what each interface gives it.
@@ -143,7 +147,14 @@ mod tests {
         let wide = raw.with("/proc/sys/net/core/rmem_max", "8388608\n");
         assert_eq!(udp_buffers(&wide.machine()).status, Status::Ok);
         let none = of("0000000000001000");
-        let check = raw_socket(&none.machine());
+        let mut machine = none.machine();
+        let check = raw_socket(&machine);
         assert!(check.mend.unwrap().starts_with("sudo setcap cap_net_raw+ep"));
+        let (port, socket) = ("afpacket:eth0".to_owned(), "x.sock".to_owned());
+        let refusal = Err(("not you".to_owned(), "see: --user".to_owned()));
+        for (serves, status) in [(Ok(()), Status::Ok), (refusal, Status::Missing)] {
+            machine.behind = vec![Behind { port: port.clone(), socket: socket.clone(), serves }];
+            assert_eq!(raw_socket(&machine).status, status);
+        }
     }
 }

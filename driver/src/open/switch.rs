@@ -1,6 +1,7 @@
 //! The option `switch=` of ports that one process has to own: whether a switch of this node owns
 //! the device, and frames go through that.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use super::near::{device_at, kind_of, options, with_option, with_options};
 use super::spec::{bad, yes_or_no};
 use crate::backend::near::node_segment;
 use crate::backend::shm::ShmSettings;
-use crate::backend::switch::{Guests, RUN_DIR, Switch, SwitchedPort, socket_in};
+use crate::backend::switch::{GUESTS_MAX, Guests, RUN_DIR, Switch, SwitchedPort, socket_in};
 use crate::error::OpenError;
 use crate::port::{Port, Station};
 
@@ -56,11 +57,21 @@ pub(super) fn split(spec: &str, in_node: bool) -> Result<(String, Choice), OpenE
     Ok((with_options(spec, &left.join(",")), choice))
 }
 
+/// Where frames of a device go.
+pub(super) enum Way {
+    /// Through the switch that owns it.
+    Switch(Box<dyn Port>),
+    /// To the device itself.
+    Device,
+    /// Likewise, since the switch that owns it does not serve this user.
+    Refused(OpenError),
+}
+
 /// The port behind the switch that owns the device which `spec` begins with, if `choice` wants
 /// that.
-pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, OpenError> {
+pub(super) fn join(spec: &str, choice: Choice) -> Result<Way, OpenError> {
     if choice == Choice::No {
-        return Ok(None);
+        return Ok(Way::Device);
     }
     let segment = ShmSettings { station: station_of(spec), ..segment(spec)? };
     let (socket, name) = (socket_of(&segment), with_option(spec, "switch=yes"));
@@ -71,11 +82,11 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, 
     if port.is_none() {
         let waits = !is_here && was_touched_lately(&socket);
         let patience = if waits { PATIENCE } else { Duration::ZERO };
-        port = match SwitchedPort::ask(socket, &segment, name.clone(), patience) {
+        let asked = SwitchedPort::ask(socket, &segment, name.clone(), patience);
+        port = match asked.map_err(|why| of_port(why, spec)) {
             // It is for others; the device may not be.
             Err(why) if choice == Choice::IfThere && why.errno() == libc::EACCES => {
-                tracing::warn!("not through the switch: {why}");
-                None
+                return Ok(Way::Refused(why));
             }
             asked => asked?,
         };
@@ -84,8 +95,8 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Option<Box<dyn Port>>, 
         port = SwitchedPort::open(&segment, name)?;
     }
     match port {
-        Some(port) => Ok(Some(Box::new(port))),
-        None if choice == Choice::IfThere => Ok(None),
+        Some(port) => Ok(Way::Switch(Box::new(port))),
+        None if choice == Choice::IfThere => Ok(Way::Device),
         None => Err(no_switch(spec)),
     }
 }
@@ -115,8 +126,41 @@ fn no_switch(spec: &str) -> OpenError {
     OpenError::Device {
         port: spec.to_owned(),
         why: "no switch owns it that serves this user".into(),
-        mend: format!("start one: barewire switch --port {}", device(spec)),
+        mend: format!("start one as root: sudo barewire switch --port {}", device(spec)),
         errno: libc::ENODEV,
+    }
+}
+
+/// The port behind the switch that owns the device which `spec` names. `None` if no switch does.
+///
+/// # Errors
+/// [`OpenError`]: there is a switch, and it does not serve this user (`EACCES`), or cannot.
+pub fn open_through_switch(spec: &str) -> Result<Option<Box<dyn Port>>, OpenError> {
+    match is_there(spec, Choice::IfThere) {
+        Ok(true) if KINDS.contains(&kind_of(spec)) => {}
+        _ => return Ok(None),
+    }
+    match join(spec, Choice::Yes) {
+        Ok(Way::Switch(port)) => Ok(Some(port)),
+        Err(why) if why.errno() != libc::ENODEV => Err(why),
+        _ => Ok(None),
+    }
+}
+
+/// Name of the file in [`RUN_DIR`] at which processes of other users ask for the switch of the
+/// device that `spec` names. `None` if no switch can own that.
+pub fn switch_socket(spec: &str) -> Option<String> {
+    let segment = segment(spec).ok().filter(|_| KINDS.contains(&kind_of(spec)))?;
+    socket_of(&segment).file_name()?.to_str().map(str::to_owned)
+}
+
+/// The same error, which says of which port it is and not of which socket.
+fn of_port(why: OpenError, spec: &str) -> OpenError {
+    match why {
+        OpenError::Device { why, mend, errno, .. } => {
+            OpenError::Device { port: device(spec), why, mend, errno }
+        }
+        other => other,
     }
 }
 
@@ -128,6 +172,9 @@ pub struct Serving {
     pub guests: Option<Guests>,
     /// Whether users do not reach each other through the switch. Default: they do, as on a wire.
     pub apart: bool,
+    /// Most processes that each user has behind it, so that one leaves places to the others. At
+    /// most and by default [`GUESTS_MAX`].
+    pub per_user: Option<usize>,
 }
 
 impl Serving {
@@ -159,7 +206,8 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
     };
     let nic = super::open_device(&format!("{}{inner}", &spec[..at]), false)?;
     let mut switch = Switch::open(&segment, nic)?;
-    let served = switch.serve(&socket_of(&segment), serving.guests(), serving.apart);
+    let per_user = serving.per_user.unwrap_or(GUESTS_MAX);
+    let served = switch.serve(&socket_of(&segment), serving.guests(), serving.apart, per_user);
     match served {
         Err(why) if serving.guests.is_none() => {
             tracing::warn!("only processes of this user are served: {why}");
@@ -200,6 +248,20 @@ pub(super) fn segment_of_one_that_runs(spec: &str) -> Result<Option<ShmSettings>
     }
     let segment = segment(&split(spec, false)?.0)?;
     Ok(segment.switch_pid()?.map(|_| segment))
+}
+
+/// Why nobody but the user of its switch records a device, if another user's switch may own it.
+pub(super) fn of_another_user(spec: &str) -> Option<OpenError> {
+    let socket = Path::new(RUN_DIR).join(switch_socket(spec)?);
+    let whose = std::fs::symlink_metadata(socket).ok()?.uid();
+    Some(OpenError::Device {
+        port: device(spec),
+        why: format!("its switch is user {whose}'s, and may be recorded by that user alone"),
+        mend: "run this as that user, or record your own program by the port \
+               pcap(file=FILE):PORT"
+            .into(),
+        errno: libc::EACCES,
+    })
 }
 
 /// Whether a switch can own the device that begins at `at`.

@@ -344,8 +344,12 @@ fn no_socket(wanted: &Wanted<'_>, e: &io::Error) -> OpenError {
     if e.raw_os_error() != Some(libc::EPERM) {
         return wanted.os("cannot open a raw socket", e);
     }
-    let mend = "sudo setcap cap_net_raw+ep PROGRAM, or run it as root, or use udp:ADDRESS, which \
-                needs no privilege";
+    let mend = format!(
+        "sudo setcap cap_net_raw+ep PROGRAM, or run it as root, or start a switch as root, which \
+         this port then uses: sudo barewire switch --port afpacket:{}, or use udp:ADDRESS, which \
+         needs no privilege",
+        wanted.interface
+    );
     wanted.refuse(libc::EPERM, "a raw socket needs CAP_NET_RAW", mend)
 }
 

@@ -16,6 +16,7 @@
 //!          +32  name of a socket to sleep on, or 0                    the member
 //!          +40  pages of links to it that are there, a bit each       under the segment's lock
 //!          +48  long rings that it has                                the member
+//!          +56  1 if one could not ring at that socket               senders set
 //!          +64  doorbell: a bit for each group of senders             senders set, member clears
 //!          +72  sleeping: 1 on this futex, 2 on the socket            member sets, senders clear
 //!          +128 the groups: a word each with a bit for each sender    senders set, member clears

@@ -1184,6 +1184,12 @@ impl ShmPort {
         self.poll_from(max, &mut FromMember(each))
     }
 
+    /// Looks at every open ring, and says whether any has a frame, or a member may have left.
+    pub(crate) fn look_everywhere(&mut self) -> bool {
+        (0..SWEEP_ALL).for_each(|_| self.sweep());
+        self.ready.any() != 0
+    }
+
     /// Takes the one frame at `at`, before which the first watch shows `word`, and says whether
     /// there was one. (The first watch is the first that ever had a frame: the only peer, if there
     /// is one.)

@@ -512,6 +512,7 @@ fn enter(
     seg.missed(me).store(0, Relaxed);
     seg.bell_name(me).store(0, Relaxed);
     seg.long(me).store(0, Relaxed);
+    seg.deaf(me).store(0, Relaxed);
     // Before the state: a place beyond is never looked at, so a member killed here would keep it.
     seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
     // Release: who sees the state sees the address.
@@ -591,6 +592,11 @@ impl Segment {
     /// How many of its rings have their full length.
     pub(super) fn long(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 48)
+    }
+
+    /// Not 0 if somebody could not ring at the socket that `m` sleeps on.
+    pub(super) fn deaf(&self, m: usize) -> &AtomicU64 {
+        self.word(self.layout.member(m) + 56)
     }
 
     /// Pages of links to `m` that are there.

@@ -9,8 +9,13 @@
 //!
 //! Who sleeps on another port as well ([`Bell`]) cannot wait on a futex. It waits on a socket then,
 //! whose name stands in the segment, and is sent an empty datagram. The name is of one network
-//! namespace: a sender in another cannot wake it, which is a missed wake-up as above. Everybody in
-//! that namespace finds it in /proc/net/unix and may ring: the sleep is shorter then, no more.
+//! namespace: a sender in another cannot wake it, which is a missed wake-up as above, and leaves
+//! word of that. Everybody in that namespace finds it in /proc/net/unix and may ring: the sleep is
+//! shorter then, no more.
+//!
+//! A sleeper that is still down when it looks again may sleep for longer: a store leaves its
+//! processor within microseconds, so a frame whose sender read a 0 shows by then, and whoever sends
+//! later reads a 1. A switch does so, to take no processor while nothing comes.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -110,20 +115,23 @@ pub(super) fn wake_member(shared: &Shared, m: usize) {
 }
 
 impl Shared {
-    /// Sends the datagram that wakes `m`. If that fails, `m` looks by itself a little later.
+    /// Sends the datagram that wakes `m`. If that fails, `m` looks by itself later, and is told to
+    /// look often.
     fn ring(&self, m: usize) {
-        // Relaxed: a name that is not one wakes nobody.
+        // Relaxed, here and below: a name that is not one wakes nobody.
         let name = self.seg.bell_name(m).load(Relaxed);
         let waker = self.waker.get_or_init(|| {
             let socket = UnixDatagram::unbound().ok()?;
             socket.set_nonblocking(true).ok()?;
             Some(socket)
         });
-        if let Some(waker) = waker
-            && name != 0
-            && let Ok(to) = socket_of(name)
-        {
-            let _ = waker.send_to_addr(&[], &to);
+        let is_rung = waker.as_ref().filter(|_| name != 0).is_some_and(|waker| {
+            let sent = socket_of(name).and_then(|to| waker.send_to_addr(&[], &to));
+            // As many datagrams lie there as fit: it wakes.
+            !sent.is_err_and(|why| why.kind() != io::ErrorKind::WouldBlock)
+        });
+        if !is_rung {
+            self.seg.deaf(m).store(1, Relaxed);
         }
     }
 }
@@ -171,6 +179,18 @@ impl Bell {
     pub(crate) fn get_up(&self) {
         self.shared.seg.sleeping(self.shared.me).store(AWAKE, Relaxed);
         let _ = (0..RINGS).take_while(|_| self.socket.recv(&mut []).is_ok()).count();
+    }
+
+    /// Whether somebody could not ring: one in another network namespace. To be asked while down;
+    /// it stays so.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.shared.seg.deaf(self.shared.me).load(Relaxed) != 0
+    }
+
+    /// As if all others were in another network namespace.
+    #[cfg(test)]
+    pub(crate) fn hide(&self) {
+        self.shared.seg.bell_name(self.shared.me).fetch_xor(1, Relaxed);
     }
 
     /// Can be read when somebody has rung.

@@ -20,12 +20,15 @@ use nix::unistd::{Gid, chown};
 
 use super::greeting::{Came, Message, Refusal, Socket};
 use crate::backend::bound::BoundSocket;
+use crate::backend::set_option;
 use crate::backend::unix::{Apart, is_crowded};
 use crate::error::OpenError;
 use crate::port::Station;
 
-/// Connections of one user, which say hello or not.
-pub(super) const GUESTS_MAX: usize = 255;
+/// Connections of one user at most, which say hello or not.
+pub const GUESTS_MAX: usize = 255;
+/// Whether who connects may hand descriptors over: an option of sockets since Linux 6.16.
+const SO_PASSRIGHTS: libc::c_int = 83;
 /// Connections made and connections looked at in a turn.
 const ACCEPTS: usize = 4;
 const EVENTS: usize = 16;
@@ -53,6 +56,8 @@ pub enum Guests {
 pub(super) struct Door {
     listener: BoundSocket,
     guests: Guests,
+    /// Connections that each user may have.
+    per_user: usize,
     connections: HashMap<u64, Connection>,
     last: u64,
     /// So much is being closed that nobody new is let in, and the listener wakes nobody.
@@ -94,7 +99,12 @@ impl Door {
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
-    pub(super) fn open(path: &Path, guests: Guests, epoll: &Epoll) -> Result<Self, OpenError> {
+    pub(super) fn open(
+        path: &Path,
+        guests: Guests,
+        per_user: usize,
+        epoll: &Epoll,
+    ) -> Result<Self, OpenError> {
         let os = |source: io::Error| OpenError::Os {
             what: "cannot serve other users at",
             path: path.to_owned(),
@@ -110,6 +120,7 @@ impl Door {
         let door = Self {
             listener,
             guests,
+            per_user: per_user.min(GUESTS_MAX),
             connections: HashMap::new(),
             last: 0,
             is_shut: false,
@@ -125,6 +136,9 @@ impl Door {
             _ => 0o666,
         };
         std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(os)?;
+        // Connections have it from their listener. An older kernel takes descriptors, which are
+        // then closed apart: a user whose take long to close can keep new ones of all users out.
+        let _ = set_option(door.listener.fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, &0_i32);
         // After that: nobody comes in before the mode is right.
         door.listener.listen(Backlog::MAXCONN).map_err(|e| os(e.into()))?;
         door.hear_knocks(epoll).map_err(|e| os(e.into()))?;
@@ -201,7 +215,7 @@ impl Door {
 
     fn crowd(&self, uid: u32) -> Option<Refusal> {
         let there = self.connections.values().filter(|there| there.uid == uid).count();
-        (there >= GUESTS_MAX).then_some(Refusal::Crowded)
+        (there >= self.per_user).then_some(Refusal::Crowded)
     }
 
     fn hear(&mut self, guest: u64) -> Option<Event> {

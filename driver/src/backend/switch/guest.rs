@@ -159,7 +159,7 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
     let (why, mend, errno) = match why {
         Refusal::Stranger => (
             "it does not serve processes of this user",
-            "start it with --user or --group for them",
+            "have its user start it for them too, with --user or --group",
             libc::EACCES,
         ),
         Refusal::AddressInUse => {
@@ -171,7 +171,8 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
             libc::EACCES,
         ),
         Refusal::Crowded => (
-            "this user has as many processes behind it as one may have",
+            "this user has as many processes behind it as one may have (its --per-user, 255 unless \
+             it was given less)",
             "run fewer of them on this node",
             libc::EUSERS,
         ),

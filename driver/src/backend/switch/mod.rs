@@ -40,7 +40,7 @@ mod tests;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
@@ -54,7 +54,7 @@ use crate::frame::{
 };
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, Station, Tx};
 
-pub use door::Guests;
+pub use door::{GUESTS_MAX, Guests};
 pub use guest::{RUN_DIR, socket_in};
 pub use port::SwitchedPort;
 
@@ -68,6 +68,8 @@ const BURST: usize = 64;
 /// Bytes of a frame that are copied before they are looked at: what a frame of the fabric has at
 /// least, its Ethernet header, prologue and base.
 const HEAD_LEN: usize = FRAME_MIN;
+/// Sleeps in a row without a frame after which the next ones are long.
+const QUIET: u32 = 16;
 /// Turns between two looks at who comes and goes.
 const ATTEND_EVERY: u32 = 1024;
 
@@ -85,10 +87,10 @@ pub struct SwitchCounters {
     /// Frames that are none of the fabric, or longer than the other side carries: dropped.
     pub malformed: u64,
     /// Frames to an address that nobody has: those from the NIC that are for no station, and those
-    /// that the NIC knows no way for. And frames of a station that has left, to a group or, where
-    /// users are [apart](Switch::serve), to another user's. Dropped.
+    /// that the NIC knows no way for. And frames of a station that has left or, where users are
+    /// [apart](Switch::serve), to another user's. Dropped.
     pub unknown: u64,
-    /// Frames to a station whose ring was full: dropped.
+    /// Frames to a station whose ring was full, and to a group while the NIC was: dropped.
     pub full: u64,
 }
 
@@ -129,6 +131,8 @@ struct Stations {
     port: ShmPort,
     bell: shm::Bell,
     uid: u32,
+    /// Copies made of frames to groups that its turns have yet to pay for, [`BURST`] a turn.
+    owed: usize,
 }
 
 impl Stations {
@@ -142,7 +146,7 @@ impl Stations {
         let bell = port.bell().map_err(cannot)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, OTHERS);
         epoll.add(bell.fd(), event).map_err(|e| cannot(e.into()))?;
-        Ok(Self { port, bell, uid })
+        Ok(Self { port, bell, uid, owed: 0 })
     }
 }
 
@@ -170,6 +174,8 @@ pub struct Switch {
     epoch: u64,
     here: Addresses,
     turns: u32,
+    /// Sleeps since the last frame.
+    quiet: u32,
     waiter: Option<Arc<dyn PortWaiter>>,
     /// What it sleeps on besides the NIC.
     epoll: Epoll,
@@ -223,19 +229,27 @@ impl Switch {
             epoch: u64::MAX,
             here: Addresses::default(),
             turns: 0,
+            quiet: 0,
             epoll,
         })
     }
 
-    /// Serves processes of other users too, which ask at `socket`. They reach those of any user,
-    /// as on a wire, unless users are to be kept `apart`.
+    /// Serves processes of other users too, which ask at `socket`, `per_user` of each user at most
+    /// and never more than [`GUESTS_MAX`]. They reach those of any user, as on a wire, unless users
+    /// are to be kept `apart`.
     ///
     /// # Errors
     /// [`OpenError`]: the socket cannot be made.
-    pub fn serve(&mut self, socket: &Path, guests: Guests, apart: bool) -> Result<(), OpenError> {
+    pub fn serve(
+        &mut self,
+        socket: &Path,
+        guests: Guests,
+        apart: bool,
+        per_user: usize,
+    ) -> Result<(), OpenError> {
         self.is_apart = apart;
         if guests != Guests::None {
-            let door = Door::open(socket, guests, &self.epoll)?;
+            let door = Door::open(socket, guests, per_user, &self.epoll)?;
             self.lobby = Some(Lobby::new(door, Reserved::read(socket)));
         }
         Ok(())
@@ -289,26 +303,48 @@ impl Switch {
             self.epoch = epoch;
             self.renew();
         }
-        Ok(self.upward()? + self.downward()?)
+        let moved = self.upward()? + self.downward()?;
+        if moved > 0 {
+            self.quiet = 0;
+        }
+        Ok(moved)
     }
 
-    /// Sleeps until there may be something to forward, or for `timeout`.
+    /// Sleeps until there may be something to forward, or for `timeout`. A frame that wakes nobody
+    /// waits for a millisecond or, while none has come for 16 sleeps, for `timeout`: one whose
+    /// sender was killed before it rang, that of the first to ring in vain, or one whose sender
+    /// read early that we are awake, and stood still.
     pub fn sleep(&mut self, timeout: Duration) {
-        let timeout = timeout.min(LOOK);
-        // All of them: each sees what the others' stations do only when it is asked.
-        let waiting = self.segments.iter().filter(|of| of.bell.lie_down()).count();
-        if waiting == 0 {
-            match &self.waiter {
-                Some(waiter) => {
-                    waiter.wait_or(self.epoll.0.as_fd(), timeout);
-                }
-                None => {
-                    sleep(&mut [readable(self.epoll.0.as_raw_fd())], timeout);
-                }
+        self.quiet = self.quiet.saturating_add(1);
+        let until = Instant::now() + timeout;
+        // Who did not see us lie down has been seen by now.
+        if !self.nap(timeout.min(LOOK)) && self.may_oversleep() {
+            let is_missed = self.segments.iter_mut().any(|of| of.port.look_everywhere());
+            if !is_missed {
+                self.nap(until.saturating_duration_since(Instant::now()));
             }
         }
         self.segments.iter().for_each(|of| of.bell.get_up());
         self.attend();
+    }
+
+    /// Whether all that comes wakes us, as far as is known ([`shm::Bell::is_deaf`]).
+    fn may_oversleep(&self) -> bool {
+        let is_deaf = self.segments.iter().any(|of| of.bell.is_deaf());
+        // Nobody tells that the NIC has room again.
+        self.quiet > QUIET && self.waiter.is_some() && self.held.is_empty() && !is_deaf
+    }
+
+    /// Lies down for `timeout` at most, and says whether anything but time has passed. Who sends
+    /// rings from then on, until we get up.
+    fn nap(&self, timeout: Duration) -> bool {
+        // All of them: each sees what the others' stations do only when it is asked.
+        let waiting = self.segments.iter().filter(|of| of.bell.lie_down()).count();
+        waiting > 0
+            || match &self.waiter {
+                Some(waiter) => waiter.wait_or(self.epoll.0.as_fd(), timeout),
+                None => sleep(&mut [readable(self.epoll.0.as_raw_fd())], timeout),
+            }
     }
 
     /// Lets stations of other users come and go.
@@ -362,9 +398,15 @@ impl Switch {
             }
             let i = self.next;
             self.next = (i + 1) % self.segments.len();
+            // Whose frames went to everybody lets the others go first, for as long as that took.
+            let owed = std::mem::take(&mut self.segments[i].owed);
+            if owed > 0 {
+                self.segments[i].owed = owed.saturating_sub(BURST);
+                continue;
+            }
             let taken = self.take_burst(i)?;
             if taken > 0 {
-                self.between()?;
+                self.between(i)?;
             }
             moved += taken;
         }
@@ -377,7 +419,8 @@ impl Switch {
     /// A burst of frames from one segment, to the NIC or to where they turn.
     fn take_burst(&mut self, i: usize) -> Result<usize, PortGone> {
         let Self { segments, nic, held, turning, counters, here, frame_max, is_apart, .. } = self;
-        let Stations { port, uid, .. } = &mut segments[i];
+        let Stations { port, uid, owed, .. } = &mut segments[i];
+        let copies = here.count();
         let mut gone = None;
         let moved = port.receive_from(BURST, |sender, frame| {
             let (owner, of_sender) = here.look(sender);
@@ -397,8 +440,8 @@ impl Switch {
                 of_sender.spoofed += 1;
                 return;
             }
-            // One of another user has to be known, and the fabric sends nothing to groups.
-            if i > 0 && (owner.is_none() || dst & GROUP != 0) {
+            // One of another user has to be known.
+            if i > 0 && owner.is_none() {
                 counters.unknown += 1;
                 return;
             }
@@ -413,6 +456,7 @@ impl Switch {
             }
             if dst & GROUP != 0 {
                 turning.push(&out);
+                *owed += if i > 0 { copies } else { 0 };
             }
             if gone.is_some() {
                 return;
@@ -420,6 +464,9 @@ impl Switch {
             match if held.is_empty() { nic.tx(&out) } else { Ok(Tx::Full) } {
                 Ok(Tx::Sent) => counters.to_nic += 1,
                 Ok(Tx::NoRoute) => counters.unknown += 1,
+                // Who looks for a server by its name asks again; and stations reach each other
+                // while the NIC leads nowhere.
+                Ok(Tx::Full) if dst & GROUP != 0 => counters.full += 1,
                 // Twice a burst fits, and no more is read until it is empty.
                 Ok(Tx::Full) => held.push(&out),
                 Err(why) => gone = Some(why),
@@ -428,14 +475,24 @@ impl Switch {
         gone.map_or(Ok(moved), Err)
     }
 
-    /// From one station to another.
-    fn between(&mut self) -> Result<(), PortGone> {
+    /// From a station of segment `from` to another, or to all that it reaches.
+    fn between(&mut self, from: usize) -> Result<(), PortGone> {
         while let Some(bytes) = self.turning.first() {
             // As long as a head: it was forwarded.
             let dst = bytes.first_chunk().map_or(0, |head| addresses(head)[0]);
             let (owner, of_receiver) = self.here.look(dst);
+            let frame = TxFrame::whole(bytes);
+            if owner.is_none() && dst & GROUP != 0 {
+                let reached = if self.is_apart { from..from + 1 } else { 0..self.segments.len() };
+                for of in &mut self.segments[reached] {
+                    of.port.tx(&frame)?;
+                }
+                self.counters.between += 1;
+                self.turning.drop_first();
+                continue;
+            }
             let to = owner.map_or(0, |owner| owner.segment);
-            match self.segments[to].port.tx(&TxFrame::whole(bytes))? {
+            match self.segments[to].port.tx(&frame)? {
                 Tx::Sent => {
                     self.counters.between += 1;
                     of_receiver.received += 1;
@@ -459,10 +516,18 @@ impl Switch {
                 counters.malformed += 1;
                 return;
             };
-            let (owner, of_receiver) = here.look(addresses(&head)[0]);
-            // Groups, and stations that came just now, are of its own user.
+            let dst = addresses(&head)[0];
+            let (owner, of_receiver) = here.look(dst);
+            let out = forwarded(&head, frame);
+            if owner.is_none() && dst & GROUP != 0 {
+                // What some do not get is lost, as on a wire.
+                segments.iter_mut().for_each(|of| drop(of.port.tx(&out)));
+                counters.from_nic += 1;
+                return;
+            }
+            // Stations that came just now are of its own user.
             let to = owner.map_or(0, |owner| owner.segment);
-            match segments[to].port.tx(&forwarded(&head, frame)) {
+            match segments[to].port.tx(&out) {
                 Ok(Tx::Sent) => {
                     counters.from_nic += 1;
                     of_receiver.received += 1;

@@ -475,6 +475,69 @@ fn a_frame_ends_a_sleep() {
     switch.sleep(Duration::from_secs(60));
 }
 
+/// Goal: a switch that nobody needs sleeps long, and a frame from either side ends that.
+#[test]
+fn an_idle_switch_sleeps_long() {
+    let segment = fresh();
+    let (nic, mut far) = cable(64);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    switch.waiter = Some(Arc::new(Naps));
+    let mut a = station(&segment);
+    let mac = a.caps().station;
+    let long = Duration::from_secs(60);
+    let slept = |switch: &mut Switch| {
+        let start = Instant::now();
+        switch.sleep(long);
+        start.elapsed()
+    };
+    assert_eq!(send(&mut a, &frame(FAR, mac, 60, 1)), Tx::Sent);
+    turn(&mut switch);
+    // By a bell that rings while it sleeps.
+    for round in 0..4 {
+        switch.quiet = QUIET;
+        let sender = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                send(&mut a, &frame(FAR, mac, 60, round))
+            });
+            let slept = slept(&mut switch);
+            assert!((20..30_000).contains(&slept.as_millis()), "{slept:?}");
+            sender.join().unwrap()
+        });
+        assert_eq!((sender, switch.turn().unwrap(), switch.quiet), (Tx::Sent, 1, 0));
+    }
+    assert_eq!(drain(&mut *far).len(), 5);
+    // Just after a frame, with a NIC that does not wake it, or once somebody could not.
+    assert!(slept(&mut switch) < Duration::from_secs(30));
+    switch.waiter = None;
+    switch.quiet = QUIET;
+    assert!(slept(&mut switch) < Duration::from_secs(30));
+    switch.waiter = Some(Arc::new(Naps));
+    let bell = &switch.segments[0].bell;
+    bell.hide();
+    assert!(!bell.lie_down() && !bell.is_deaf());
+    assert_eq!(send(&mut a, &frame(FAR, mac, 60, 9)), Tx::Sent);
+    assert!(bell.is_deaf());
+    assert_eq!(turn(&mut switch), 1);
+    switch.quiet = QUIET;
+    assert!(slept(&mut switch) < Duration::from_secs(30));
+}
+
+/// Wakes for what else there is to sleep on alone.
+struct Naps;
+
+impl PortWaiter for Naps {
+    fn wait(&self, timeout: Duration) {
+        std::thread::sleep(timeout);
+    }
+
+    fn wake(&self) {}
+
+    fn wait_or(&self, also: std::os::fd::BorrowedFd<'_>, timeout: Duration) -> bool {
+        sleep(&mut [readable(also.as_raw_fd())], timeout)
+    }
+}
+
 #[test]
 fn a_switch_ends_with_its_nic() {
     let segment = fresh();

@@ -631,8 +631,8 @@ fn no_xdp(wanted: &Wanted<'_>, e: &io::Error) -> OpenError {
             let why = "AF_XDP needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF";
             let mend = format!(
                 "sudo setcap cap_net_raw,cap_net_admin,cap_bpf+ep PROGRAM, or run it as root, or \
-                 start a switch as root, which this port then uses: barewire switch --port \
-                 xdp:{name}"
+                 start a switch as root, which this port then uses: sudo barewire switch \
+                 --port xdp:{name}"
             );
             wanted.refuse(libc::EPERM, why, mend)
         }

@@ -22,7 +22,7 @@ impl House {
         let (socket, segment) = (dir.path().join("x.sock"), fresh());
         let (nic, far) = cable(4096);
         let mut switch = Switch::open(&segment, nic).unwrap();
-        switch.serve(&socket, guests, apart).unwrap();
+        switch.serve(&socket, guests, apart, GUESTS_MAX).unwrap();
         Self { switch, far, segment, socket, _dir: dir }
     }
 
@@ -108,6 +108,77 @@ fn users_reach_each_other_through_the_switch_alone() {
     }
 }
 
+/// Goal: a frame to all, by which servers are found, reaches the stations of every user, those of
+/// its sender's alone where users are kept apart, and the NIC once.
+#[test]
+fn a_frame_to_all_reaches_every_user() {
+    for apart in [false, true] {
+        let mut house = House::new(Guests::All, apart);
+        let mut ports = vec![house.guest(ALICE), house.guest(ALICE), house.guest(BOB)];
+        ports.push(station(&house.segment));
+        let all = Station::BROADCAST;
+        for from in 0..4 {
+            let bytes = frame(all, ports[from].caps().station, 60, from as u8);
+            assert_eq!(send(&mut ports[from], &bytes), Tx::Sent);
+            turn(&mut house.switch);
+            assert_eq!(drain(&mut *house.far), std::slice::from_ref(&bytes));
+            for (to, port) in ports.iter_mut().enumerate() {
+                let is_reached = from < 2 && to < 2 || !apart;
+                let want = usize::from(to != from && is_reached);
+                assert_eq!(drain(port), vec![bytes.clone(); want], "{from} to {to}, {apart}");
+            }
+        }
+        let bytes = frame(all, FAR, 60, 9);
+        assert_eq!(send(&mut *house.far, &bytes), Tx::Sent);
+        turn(&mut house.switch);
+        assert!(ports.iter_mut().all(|port| drain(port) == std::slice::from_ref(&bytes)));
+        let counters = house.switch.counters();
+        let want = SwitchCounters { to_nic: 4, from_nic: 1, between: 4, ..Default::default() };
+        assert_eq!(counters, want);
+    }
+}
+
+/// Goal: a frame to all stops nobody while the NIC takes nothing, as a memif does whose other end
+/// is not there: it reaches who is here.
+#[test]
+fn a_frame_to_all_does_not_wait_for_the_nic() {
+    let mut house = House::new(Guests::All, false);
+    let (nic, _far) = cable(0);
+    house.switch.nic = AnyPort::from(nic as Box<dyn Port>);
+    let (mut a, mut b) = (house.guest(ALICE), house.guest(BOB));
+    let (mac_a, mac_b) = (a.caps().station, b.caps().station);
+    let frames = [frame(Station::BROADCAST, mac_a, 60, 1), frame(mac_b, mac_a, 60, 2)];
+    for bytes in &frames {
+        assert_eq!(send(&mut a, bytes), Tx::Sent);
+    }
+    turn(&mut house.switch);
+    assert_eq!(drain(&mut b), frames);
+    assert_eq!(house.switch.counters().full, 1);
+}
+
+/// Goal: a user who sends to all without end costs the others no more than one who sends as many
+/// frames as come of it. Method: the turns between two bursts of the one, while the other is taken
+/// from in each.
+#[test]
+fn who_sends_to_all_lets_the_others_go_first() {
+    let mut house = House::new(Guests::All, false);
+    let (mut a, mut b) = (house.guest(ALICE), house.guest(BOB));
+    let others: Vec<_> = (0..4).map(|_| house.guest(BOB)).collect();
+    let (mac_a, mac_b) = (a.caps().station, b.caps().station);
+    let to_all = frame(Station::BROADCAST, mac_a, 60, 1);
+    (0..2 * BURST).for_each(|_| assert_eq!(send(&mut a, &to_all), Tx::Sent));
+    let mut turns = Vec::new();
+    for turn in 0..20 {
+        assert_eq!(send(&mut b, &frame(FAR, mac_b, 60, 2)), Tx::Sent);
+        house.switch.turn().unwrap();
+        let got = drain(&mut *house.far);
+        assert!(got.iter().any(|bytes| bytes[20] == 2), "turn {turn}");
+        turns.extend((got.len() > 1).then_some((turn, got.len() - 1)));
+    }
+    let stations = 2 + others.len();
+    assert_eq!(turns, [(0, BURST), (1 + stations, BURST)]);
+}
+
 /// Goal: who is not to be served hears why, with what to do; an address has one owner; a user has
 /// no more stations than one may have, and others have theirs.
 #[test]
@@ -154,6 +225,45 @@ fn the_door_says_why_it_stays_closed() {
     assert!(!socket.exists());
 }
 
+/// Goal: a user who takes all his places leaves the others theirs, and hears which bound it is.
+#[test]
+fn a_user_has_so_many_places_and_others_have_theirs() {
+    let mut house = House::new(Guests::None, false);
+    house.switch.serve(&house.socket, Guests::All, false, 2).unwrap();
+    let mut held = vec![house.guest(ALICE), house.guest(ALICE)];
+    let why = house.try_guest(ALICE, None).map(drop).unwrap_err();
+    assert!(why.errno() == libc::EUSERS && why.to_string().contains("--per-user"), "{why}");
+    held.push(house.guest(BOB));
+    held.remove(0);
+    house.attend();
+    held.push(house.guest(ALICE));
+    assert_eq!(house.switch.stations().len(), 3);
+}
+
+/// Goal: nobody hands the switch a descriptor, whose end it would have to wait for, not before he
+/// is let in either.
+#[test]
+fn a_door_takes_no_descriptors() {
+    use crate::backend::unix::tests::slow_to_close;
+    use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
+    let house = House::new(Guests::All, false);
+    let socket = greeting::Socket::new().unwrap();
+    nix::sys::socket::connect(socket.fd(), &UnixAddr::new(&house.socket).unwrap()).unwrap();
+    let (slow, _other) = slow_to_close();
+    let (fds, bytes) = ([slow.as_raw_fd()], [std::io::IoSlice::new(b"hello")]);
+    let rights = [ControlMessage::ScmRights(&fds)];
+    let flags = MsgFlags::MSG_DONTWAIT;
+    let sent = sendmsg::<UnixAddr>(socket.fd(), &bytes, &rights, flags, None);
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let number = |part: Option<&str>| part.and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
+    let mut parts = release.split('.');
+    if (number(parts.next()), number(parts.next())) >= (6, 16) {
+        assert_eq!(sent, Err(nix::errno::Errno::EPERM));
+    } else {
+        println!("SKIPPED: Linux {} has no SO_PASSRIGHTS", release.trim());
+    }
+}
+
 /// Goal: with the next switch a station goes on by itself, under its address, and nobody else has
 /// got that; it is counted on.
 #[test]
@@ -178,7 +288,7 @@ fn a_station_moves_to_the_next_switch() {
         *switch = Switch::open(&fresh(), fresh_nic).unwrap();
         std::fs::rename(&left, &*socket).unwrap();
         *switch = Switch::open(segment, nic).unwrap();
-        switch.serve(socket, Guests::All, false).unwrap();
+        switch.serve(socket, Guests::All, false, GUESTS_MAX).unwrap();
         house.far = far;
         house.switch.lobby.as_mut().unwrap().door.taken_for = None;
         let until = Instant::now() + Duration::from_secs(20);
@@ -226,7 +336,7 @@ fn an_address_waits_for_its_user() {
     let socket = house.socket.with_extension("next");
     house.switch = Switch::open(&fresh(), cable(64).0).unwrap();
     drop(a);
-    house.switch.serve(&socket, Guests::All, false).unwrap();
+    house.switch.serve(&socket, Guests::All, false, GUESTS_MAX).unwrap();
     house.socket = socket;
     assert_eq!(house.try_guest(BOB, Some(mac)).map(drop).unwrap_err().errno(), libc::EACCES);
     assert_eq!(house.try_guest(ALICE, Some(mac)).unwrap().caps().station, mac);
