@@ -98,7 +98,8 @@ fn run(shared: &Shared) {
     let (mut pause, mut seen) = (first, None);
     while may_run(shared) {
         std::thread::park_timeout(pause);
-        if shared.holds.is_wanted() {
+        let is_held = shared.holds.look().0.is_some();
+        if shared.settings.nagle && (is_held || shared.holds.is_wanted()) {
             watch_holds(shared);
         }
         let now = look(shared);
@@ -144,6 +145,7 @@ fn send_late(shared: &Shared) -> u64 {
         && let Some(mut core) = shared.lock.enter_beside()
     {
         core.engine.send_held();
+        core.posted(shared);
     }
     held
 }

@@ -103,6 +103,10 @@ pub struct Settings {
     /// (`BAREWIRE_RCVTHREAD`: `0`, `1`). Default yes: it sleeps while the program polls. Without it
     /// a program that does not poll for T_dead is dead to its peers.
     pub rcvthread: bool,
+    /// Whether small messages of a stream share packets unasked on ports whose frames pass a kernel
+    /// (`BAREWIRE_NAGLE`: `0`, `1`). Default yes: each may wait 10 us for the next ones. Never
+    /// without the receive thread.
+    pub nagle: bool,
     /// Whether a port that leaves the node has `near=yes` if its name does not say
     /// (`BAREWIRE_NEAR`: `0`, `1`): processes of this user in this network namespace are reached
     /// through shared memory, all others by the port. Default yes.
@@ -174,6 +178,7 @@ impl Default for Settings {
             t_dead: Duration::from_secs(5),
             progress: Progress::Unspec,
             rcvthread: true,
+            nagle: true,
             near: true,
             threading: Threading::Unspec,
             cpu: None,
@@ -216,6 +221,7 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_T_DEAD_MS", "milliseconds of silence after which a peer is dead, from 100", "5000"),
     ("BAREWIRE_PROGRESS", "manual or auto", "manual"),
     ("BAREWIRE_RCVTHREAD", "0 or 1: a thread answers on a wire while the program computes", "1"),
+    ("BAREWIRE_NAGLE", "0 or 1: small messages of a stream share frames of a kernel", "1"),
     ("BAREWIRE_NEAR", "0 or 1: memory to processes of this node, a NIC to all others", "1"),
     ("BAREWIRE_THREADING", "safe or domain", "safe"),
     ("BAREWIRE_CPU", "processor of the progress thread", "any"),
@@ -293,6 +299,9 @@ impl Settings {
         }
         if let Some(v) = word(get("BAREWIRE_RCVTHREAD"), &switch, "0 or 1")? {
             s.rcvthread = v;
+        }
+        if let Some(v) = word(get("BAREWIRE_NAGLE"), &switch, "0 or 1")? {
+            s.nagle = v;
         }
         if let Some(v) = word(get("BAREWIRE_NEAR"), &switch, "0 or 1")? {
             s.near = v;
@@ -421,6 +430,7 @@ mod tests {
             ("BAREWIRE_PEERS", "inserted"),
             ("BAREWIRE_STATS", "0"),
             ("BAREWIRE_RCVTHREAD", "0"),
+            ("BAREWIRE_NAGLE", "0"),
             ("BAREWIRE_NEAR", "0"),
             ("BAREWIRE_KEY_FILE", "/run/job/key:/run/job/next"),
             ("BAREWIRE_REKEY_S", "60"),
@@ -433,6 +443,7 @@ mod tests {
             t_dead: Duration::from_millis(500),
             progress: Progress::Auto,
             rcvthread: false,
+            nagle: false,
             near: false,
             threading: Threading::Domain,
             cpu: Some(1),

@@ -291,9 +291,8 @@ unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags
                 // Until both are done nobody notes the same index anew.
                 let mut asked = it.asked.all();
                 let removed = it.av.remove(addrs);
-                for at in addrs.iter() {
-                    asked.remove(at);
-                }
+                // Those before the first bad one are removed.
+                asked.retain(|at, _| !addrs.contains(at) || it.av.lookup(*at).is_ok());
                 removed
             }
             _ => it.av.remove_auth_keys(addrs),

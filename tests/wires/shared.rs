@@ -12,8 +12,13 @@ const WINDOW: usize = 64;
 /// Messages of a burst after which the sender does not poll.
 const BURST: usize = 24;
 
-fn settings() -> Settings {
-    Settings { near: false, ..Settings::default() }
+/// Two nodes, and the address of the second at the first.
+fn pair(nagle: bool) -> ([Node; 2], FiAddr) {
+    let settings = || Settings { near: false, nagle, ..Settings::default() };
+    let [a, b] = [0; 2].map(|_| open("udp:127.0.0.1", settings()));
+    let dest = a.knows(&b.ep.getname().unwrap().to_string());
+    b.knows(&a.ep.getname().unwrap().to_string());
+    ([a, b], dest)
 }
 
 /// Reads a completion, if there is one.
@@ -56,9 +61,7 @@ fn stream([from, to]: [&Node; 2], dest: FiAddr, long: Duration) -> u64 {
 /// unsent when the program stops to poll arrives soon, by the receive thread.
 #[test]
 fn streamed_messages_share_packets_and_none_is_left() {
-    let [a, b] = [0; 2].map(|_| open("udp:127.0.0.1", settings()));
-    let dest = a.knows(&b.ep.getname().unwrap().to_string());
-    b.knows(&a.ep.getname().unwrap().to_string());
+    let ([a, b], dest) = pair(true);
     // The receive thread looks ten times a second whether it is wanted.
     stream([&a, &b], dest, Duration::from_millis(400));
     let before = a.domain.port_counters().unwrap().tx_frames;
@@ -83,4 +86,43 @@ fn streamed_messages_share_packets_and_none_is_left() {
     // Without that thread it would be 10 ms and more.
     let soonest = late.min().unwrap();
     assert!(soonest < Duration::from_millis(2), "{soonest:?}");
+}
+
+/// Goal: of two packets to two peers, of which one lets the other go first, none is left either.
+#[test]
+fn what_is_held_for_another_peer_is_not_left() {
+    let ([a, b], to_b) = pair(true);
+    let c = open("udp:127.0.0.1", Settings { near: false, ..Settings::default() });
+    let to_c = a.knows(&c.ep.getname().unwrap().to_string());
+    c.knows(&a.ep.getname().unwrap().to_string());
+    let late = (0..9).map(|_| {
+        stream([&a, &c], to_c, Duration::from_millis(150));
+        stream([&a, &b], to_b, Duration::from_millis(150));
+        for (to, dest) in [(&b, to_b), (&c, to_c)] {
+            (0..BURST).for_each(|_| recv(to));
+            (0..BURST).for_each(|_| send(&a, dest));
+        }
+        let (begun, mut arrived) = (Instant::now(), 0);
+        while arrived < 2 * BURST {
+            arrived += usize::from(read(&b)) + usize::from(read(&c));
+            assert!(begun.elapsed() < Duration::from_secs(5), "{arrived} of {}", 2 * BURST);
+        }
+        let took = begun.elapsed();
+        while arrived > 0 {
+            arrived -= usize::from(read(&a));
+        }
+        took
+    });
+    let soonest = late.min().unwrap();
+    assert!(soonest < Duration::from_millis(2), "{soonest:?}");
+}
+
+/// Goal: `BAREWIRE_NAGLE=0` gives each message its own packet.
+#[test]
+fn a_stream_that_is_not_to_wait_shares_nothing() {
+    let ([a, b], dest) = pair(false);
+    let sent = stream([&a, &b], dest, Duration::from_millis(400));
+    let frames = a.domain.port_counters().unwrap().tx_frames;
+    // A window that is still small lets some share one.
+    assert!(frames > sent / 2, "{sent} messages in {frames} packets");
 }

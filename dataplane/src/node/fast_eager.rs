@@ -206,7 +206,7 @@ impl Node {
         clock: impl FnOnce() -> Instant,
     ) -> Option<TxIdx> {
         let e = ep.0.idx();
-        if self.todo.intersects(Todo::SEND | Todo::HELD) {
+        if self.todo.contains(Todo::SEND) {
             return cold(None);
         }
         let ep = if INLINE { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
@@ -291,6 +291,7 @@ impl Node {
         }
         self.counters.tx_frames += 1;
         if LOSSY {
+            self.packs.nagle.note_message(p);
             let op = msg.op();
             let wr_flags = wr_flags(req, ep.tx_selective) | WrFlags::ALL_SENT;
             cq.reserve_free();

@@ -396,7 +396,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        if self.todo.intersects(Todo::SEND | Todo::HELD) {
+        if self.todo.contains(Todo::SEND) {
             return cold(false);
         }
         let e = ep.0.idx();

@@ -621,7 +621,7 @@ bitflags! {
         /// Something waits for room in a completion queue. Room comes by reading, and when an
         /// operation ends whose entry is not written.
         const ROOM = 1 << 5;
-        /// A packet is held, and leaves with a turn to come. Until then nothing may overtake it.
+        /// A packet is held, and leaves with a turn to come.
         const HELD = 1 << 6;
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Where frames pass a kernel, one costs as much as many small messages. While packets to a peer
 //! are in flight there, small messages to it gather in a packet ([`pack`](super::pack)) that is
-//! held. It leaves when it is full, when nothing is in flight any more, before anything else to the
+//! held. It leaves when it is full, when an acknowledgement comes, before anything else to the
 //! peer, and after [`HOLD_NS`]. A message to a peer with fewer than [`BUSY`] packets in flight
 //! leaves inside its post, unless it follows a packet that was shared.
 //!
@@ -43,8 +43,8 @@ impl HoldWatch {
         self.wanted.swap(false, Ordering::Relaxed)
     }
 
-    /// The caller looks from now on, in time, at what is held; or it does not any more. A packet
-    /// may be held for one more look after it has stopped.
+    /// The caller looks from now on, in time, at what is held; or it does not any more. Whoever has
+    /// just read that it looks may hold one more packet.
     pub fn watch(&self, looks: bool) {
         self.watched.store(looks, Ordering::Relaxed);
     }
@@ -66,7 +66,7 @@ pub(super) struct Nagle {
     watch: Arc<HoldWatch>,
     /// The peer whose last packet was shared.
     streams_to: PeerIdx,
-    /// The peer of the last message that was asked about.
+    /// The peer of the last message.
     last: PeerIdx,
 }
 
@@ -96,14 +96,19 @@ impl Nagle {
     /// Whether the next message to `p`, which has that many packets in flight, is to be held: not
     /// if the one before went to another peer.
     #[inline(always)]
-    pub(super) fn wants(&mut self, p: PeerIdx, in_flight: u32) -> bool {
+    pub(super) fn wants(&self, p: PeerIdx, in_flight: u32) -> bool {
         self.applies && self.wants_dear(p, in_flight)
     }
 
-    fn wants_dear(&mut self, p: PeerIdx, in_flight: u32) -> bool {
-        let again = std::mem::replace(&mut self.last, p) == p;
+    /// A message to `p` has left or waits.
+    #[inline(always)]
+    pub(super) fn note_message(&mut self, p: PeerIdx) {
+        self.last = p;
+    }
+
+    fn wants_dear(&self, p: PeerIdx, in_flight: u32) -> bool {
         let busy = if self.streams_to == p { 1 } else { BUSY };
-        if !again || in_flight < busy {
+        if self.last != p || in_flight < busy {
             return false;
         }
         let watched = self.watch.watched.load(Ordering::Relaxed);
@@ -157,11 +162,7 @@ impl Node {
     /// Whether the packet that is held is to leave at `now`.
     #[inline]
     pub(super) fn hold_is_over(&self, now: Instant) -> bool {
-        let due = self.hold_due().is_some_and(|due| now >= due);
-        due || self
-            .tx
-            .get(self.packs.open)
-            .is_none_or(|wr| self.peers[wr.peer].snd.in_flight() == 0)
+        self.hold_due().is_some_and(|due| now >= due)
     }
 
     /// When the packet that is held leaves at the latest.

@@ -40,7 +40,6 @@ use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
 const JOIN_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
-    .union(OpFlags::INJECT_COMPLETE)
     .union(OpFlags::TRANSMIT_COMPLETE)
     .union(OpFlags::DELIVERY_COMPLETE)
     .union(OpFlags::REMOTE_CQ_DATA);
@@ -151,6 +150,10 @@ impl Node {
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         let wr = &mut self.tx[w];
         (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
+        if req.flags.contains(OpFlags::INJECT) {
+            // The program is done with it, the endpoint is not.
+            wr.flags |= WrFlags::INJECTED;
+        }
         let buf = wr.pack_buf();
         let record = &mut self.packs.bytes[buf.at()][wr.len as usize - size..][..size];
         // Padding of the record.
@@ -159,6 +162,7 @@ impl Node {
         req.buf.read_start(&mut record[from..from + len]);
         let (context, tag, len) = (req.context, req.tag, len as u32);
         self.packs.notes[buf.at()].push(Note { context, tag, len, size: size as u16, cqe });
+        self.packs.nagle.note_message(p);
         if self.packs.nagle.holds() {
             if self.has_room_for(w, size) {
                 return Joined::Waits;
@@ -256,7 +260,9 @@ impl Node {
         if let Some(idx) = peer.snd.last(&self.sent) {
             self.sent[idx].units = cost;
         }
-        self.close_open();
+        if self.packs.open == w {
+            self.close_open();
+        }
         self.tx[w].sent = u64::from(len);
         self.all_sent(p, w);
         Step::Sent
@@ -348,6 +354,12 @@ impl Node {
             self.packs.free.push(wr.pack_buf());
         }
         if self.packs.open == w {
+            let p = wr.peer;
+            if self.packs.nagle.holds() && self.peers[p].state == State::Open {
+                // What is in flight was to be asked about with this packet.
+                self.peers[p].ask();
+                self.make_ready(p);
+            }
             self.close_open();
         }
     }

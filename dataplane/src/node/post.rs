@@ -64,6 +64,7 @@ impl Node {
         let w = self.alloc_wr(TxWr { rx_ctx, tag: req.tag, data: req.data, len, ..wr });
         self.keep_memory(w, &mut req.buf);
         self.queue_wr(now, p, w, incarnation);
+        self.packs.nagle.note_message(p);
         Ok(())
     }
 

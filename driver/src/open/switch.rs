@@ -74,31 +74,43 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Way, OpenError> {
         return Ok(Way::Device);
     }
     let segment = ShmSettings { station: station_of(spec), ..segment(spec)? };
-    let (socket, name) = (socket_of(&segment), with_option(spec, "switch=yes"));
     let is_here = segment.path().exists();
-    let runs = is_here && segment.switch_pid()?.is_some();
-    // One of our user that runs, any other that does, and one of our user that did.
-    let mut port = if runs { SwitchedPort::open(&segment, name.clone())? } else { None };
-    if port.is_none() {
-        let waits = !is_here && was_touched_lately(&socket);
-        let patience = if waits { PATIENCE } else { Duration::ZERO };
-        let asked = SwitchedPort::ask(socket, &segment, name.clone(), patience);
-        port = match asked.map_err(|why| of_port(why, spec)) {
-            // It is for others; the device may not be.
-            Err(why) if choice == Choice::IfThere && why.errno() == libc::EACCES => {
-                return Ok(Way::Refused(why));
-            }
-            asked => asked?,
-        };
-    }
-    if port.is_none() && is_here && !runs {
-        port = SwitchedPort::open(&segment, name)?;
+    let waits = !is_here && was_touched_lately(&socket_of(&segment));
+    let patience = if waits { PATIENCE } else { Duration::ZERO };
+    let mut port = match running(spec, &segment, patience) {
+        // It is for others; the device may not be.
+        Err(why) if choice == Choice::IfThere && why.errno() == libc::EACCES => {
+            return Ok(Way::Refused(why));
+        }
+        found => found?,
+    };
+    if port.is_none() && is_here && segment.switch_pid()?.is_none() {
+        // One of our user that ran, and may come back.
+        port = SwitchedPort::open(&segment, with_option(spec, "switch=yes"))?;
     }
     match port {
         Some(port) => Ok(Way::Switch(Box::new(port))),
         None if choice == Choice::IfThere => Ok(Way::Device),
         None => Err(no_switch(spec)),
     }
+}
+
+/// The port behind the switch of the device's `segment` that runs: one of our user, or else any
+/// other, which has `patience` to begin to.
+fn running(
+    spec: &str,
+    segment: &ShmSettings,
+    patience: Duration,
+) -> Result<Option<SwitchedPort>, OpenError> {
+    let name = with_option(spec, "switch=yes");
+    if segment.path().exists()
+        && segment.switch_pid()?.is_some()
+        && let Some(port) = SwitchedPort::open(segment, name.clone())?
+    {
+        return Ok(Some(port));
+    }
+    let asked = SwitchedPort::ask(socket_of(segment), segment, name, patience);
+    asked.map_err(|why| of_port(why, spec))
 }
 
 /// Whether a switch was there a moment ago. What has no time yet, or one to come, counts as now.
@@ -140,11 +152,9 @@ pub fn open_through_switch(spec: &str) -> Result<Option<Box<dyn Port>>, OpenErro
         Ok(true) if KINDS.contains(&kind_of(spec)) => {}
         _ => return Ok(None),
     }
-    match join(spec, Choice::Yes) {
-        Ok(Way::Switch(port)) => Ok(Some(port)),
-        Err(why) if why.errno() != libc::ENODEV => Err(why),
-        _ => Ok(None),
-    }
+    let segment = ShmSettings { station: station_of(spec), ..segment(spec)? };
+    let port = running(spec, &segment, Duration::ZERO)?;
+    Ok(port.map(|port| Box::new(port) as Box<dyn Port>))
 }
 
 /// Name of the file in [`RUN_DIR`] at which processes of other users ask for the switch of the

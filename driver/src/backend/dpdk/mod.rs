@@ -257,7 +257,7 @@ impl DpdkPort {
             lossless: device.is_lossless(settings),
             gather: false,
             rto_floor_ns: device.pmd.rto_floor_ns,
-            via_kernel: device.pmd.rto_floor_ns == pmd::KERNEL_RTO_NS,
+            via_kernel: device.pmd.is_of_kernel(),
             tells_presence: false,
             near_mtu: 0,
             link_bps: device.link_bps,

@@ -34,7 +34,7 @@ pub(super) struct Pmd {
     pub(super) rto_floor_ns: u64,
 }
 
-pub(super) const KERNEL_RTO_NS: u64 = 1_000_000;
+const KERNEL_RTO_NS: u64 = 1_000_000;
 const NIC_RTO_NS: u64 = 100_000;
 
 /// Most bytes of one ring of a memif.
@@ -129,6 +129,11 @@ impl Pmd {
     /// Whether frames go through memory of this machine and nothing else.
     pub(super) fn is_memory(&self) -> bool {
         self.is("net_ring") || self.is("net_memif")
+    }
+
+    /// Whether each frame passes the network stack of the kernel.
+    pub(super) fn is_of_kernel(&self) -> bool {
+        ["net_tap", "net_af_packet", "net_af_xdp", "net_pcap"].iter().any(|name| self.is(name))
     }
 
     /// Whether what was received can be sent with next. `net_af_xdp` gets into trouble with it.

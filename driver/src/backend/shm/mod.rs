@@ -1184,9 +1184,11 @@ impl ShmPort {
         self.poll_from(max, &mut FromMember(each))
     }
 
-    /// Looks at every open ring, and says whether any has a frame, or a member may have left.
+    /// Looks at every open ring and at every place, and says whether any has a frame or a ring that
+    /// was opened.
     pub(crate) fn look_everywhere(&mut self) -> bool {
         (0..SWEEP_ALL).for_each(|_| self.sweep());
+        (0..self.shared.seg.places()).for_each(|_| self.sweep_places());
         self.ready.any() != 0
     }
 
