@@ -294,17 +294,15 @@ impl Settings {
             s.idle = v;
         }
         let switch = [("0", false), ("1", true)];
-        if let Some(v) = word(get("BAREWIRE_STATS"), &switch, "0 or 1")? {
-            s.stats = v;
-        }
-        if let Some(v) = word(get("BAREWIRE_RCVTHREAD"), &switch, "0 or 1")? {
-            s.rcvthread = v;
-        }
-        if let Some(v) = word(get("BAREWIRE_NAGLE"), &switch, "0 or 1")? {
-            s.nagle = v;
-        }
-        if let Some(v) = word(get("BAREWIRE_NEAR"), &switch, "0 or 1")? {
-            s.near = v;
+        for (name, setting) in [
+            ("BAREWIRE_STATS", &mut s.stats),
+            ("BAREWIRE_RCVTHREAD", &mut s.rcvthread),
+            ("BAREWIRE_NAGLE", &mut s.nagle),
+            ("BAREWIRE_NEAR", &mut s.near),
+        ] {
+            if let Some(v) = word(get(name), &switch, "0 or 1")? {
+                *setting = v;
+            }
         }
         let coll =
             [("auto", Force::No), ("latency", Force::Latency), ("bandwidth", Force::Bandwidth)];

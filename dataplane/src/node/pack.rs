@@ -144,11 +144,28 @@ impl Node {
                 w
             }
         };
-        self.cqs[self.eps[e].tx_cq].cq.reserve_free();
-        self.eps[e].tx_used += 1;
-        let peer = &mut self.peers[p];
-        peer.credit_used = peer.credit_used.wrapping_add(cost);
+        self.write_record(w, req, &msg, (size, cqe));
+        self.packs.nagle.note_message(p);
+        if self.packs.nagle.holds() {
+            if self.has_room_for(w, size) {
+                return Joined::Waits;
+            }
+            self.release_held();
+        }
+        if more { Joined::Waits } else { Joined::Leaves }
+    }
+
+    /// Writes the record of `msg`, `size` bytes, to the packet of request `w`; its success writes a
+    /// completion if `cqe`.
+    #[inline]
+    fn write_record(&mut self, w: TxIdx, req: &SendReq, msg: &MsgOp, (size, cqe): (usize, bool)) {
+        let (len, cost) = (req.buf.len(), units(req.buf.len() as u64));
         let wr = &mut self.tx[w];
+        let ep = &mut self.eps[wr.ep];
+        self.cqs[ep.tx_cq].cq.reserve_free();
+        ep.tx_used += 1;
+        let peer = &mut self.peers[wr.peer];
+        peer.credit_used = peer.credit_used.wrapping_add(cost);
         (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
         if req.flags.contains(OpFlags::INJECT) {
             // The program is done with it, the endpoint is not.
@@ -162,14 +179,6 @@ impl Node {
         req.buf.read_start(&mut record[from..from + len]);
         let (context, tag, len) = (req.context, req.tag, len as u32);
         self.packs.notes[buf.at()].push(Note { context, tag, len, size: size as u16, cqe });
-        self.packs.nagle.note_message(p);
-        if self.packs.nagle.holds() {
-            if self.has_room_for(w, size) {
-                return Joined::Waits;
-            }
-            self.release_held();
-        }
-        if more { Joined::Waits } else { Joined::Leaves }
     }
 
     /// Whether the packet of request `w` takes one more record of `size` bytes.

@@ -257,7 +257,8 @@ impl DpdkPort {
             lossless: device.is_lossless(settings),
             gather: false,
             rto_floor_ns: device.pmd.rto_floor_ns,
-            via_kernel: device.pmd.is_of_kernel(),
+            // Drivers of the kernel's interfaces are for trials: `afpacket:` and `xdp:` are better.
+            via_kernel: false,
             tells_presence: false,
             near_mtu: 0,
             link_bps: device.link_bps,

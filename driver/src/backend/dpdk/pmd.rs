@@ -131,11 +131,6 @@ impl Pmd {
         self.is("net_ring") || self.is("net_memif")
     }
 
-    /// Whether each frame passes the network stack of the kernel.
-    pub(super) fn is_of_kernel(&self) -> bool {
-        ["net_tap", "net_af_packet", "net_af_xdp", "net_pcap"].iter().any(|name| self.is(name))
-    }
-
     /// Whether what was received can be sent with next. `net_af_xdp` gets into trouble with it.
     pub(super) fn recycles(&self) -> bool {
         self.is_memory() || self.is("net_null")

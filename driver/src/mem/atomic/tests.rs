@@ -68,7 +68,8 @@ fn compare_words(shared: bool) {
     assert_eq!(Words::of(&Span::EMPTY, shared).unwrap().fetch_add(0, 1), None);
 }
 
-/// Goal: words are reduced to the bits that `combine` gives of one after the other; only integers are.
+/// Goal: words are reduced to the bits that `combine` gives of one after the other; only integers
+/// are.
 #[test]
 fn words_are_reduced_as_memory_is() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
