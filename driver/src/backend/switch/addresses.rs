@@ -32,6 +32,8 @@ pub(super) struct Addresses {
     places: Box<[Place]>,
     /// The address looked for last, and its place.
     last: (u64, usize),
+    /// How many stations there are.
+    count: usize,
 }
 
 impl Default for Addresses {
@@ -43,7 +45,7 @@ impl Default for Addresses {
 impl Addresses {
     fn of(count: usize) -> Self {
         let places = vec![Place::default(); count + 1].into_boxed_slice();
-        Self { places, last: (0, count) }
+        Self { places, last: (0, count), count: 0 }
     }
 
     /// Has these stations from now on. Of two with one address it is the first's.
@@ -59,6 +61,12 @@ impl Addresses {
             }
         }
         self.last = (0, count);
+        self.count = stations.len();
+    }
+
+    /// How many stations there are.
+    pub(super) fn count(&self) -> usize {
+        self.count
     }
 
     /// Whose an address is.

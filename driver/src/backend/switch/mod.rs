@@ -419,7 +419,8 @@ impl Switch {
     /// A burst of frames from one segment, to the NIC or to where they turn.
     fn take_burst(&mut self, i: usize) -> Result<usize, PortGone> {
         let Self { segments, nic, held, turning, counters, here, frame_max, is_apart, .. } = self;
-        let Stations { port, uid, .. } = &mut segments[i];
+        let Stations { port, uid, owed, .. } = &mut segments[i];
+        let copies = here.count();
         let mut gone = None;
         let moved = port.receive_from(BURST, |sender, frame| {
             let (owner, of_sender) = here.look(sender);
@@ -455,6 +456,7 @@ impl Switch {
             }
             if dst & GROUP != 0 {
                 turning.push(&out);
+                *owed += if i > 0 { copies } else { 0 };
             }
             if gone.is_some() {
                 return;
@@ -482,16 +484,8 @@ impl Switch {
             let frame = TxFrame::whole(bytes);
             if owner.is_none() && dst & GROUP != 0 {
                 let reached = if self.is_apart { from..from + 1 } else { 0..self.segments.len() };
-                let mut copies = 0;
-                for Stations { port, .. } in &mut self.segments[reached] {
-                    let made =
-                        |port: &ShmPort| port.counters().tx_frames + port.counters().tx_dropped;
-                    let before = made(port);
-                    port.tx(&frame)?;
-                    copies += made(port) - before;
-                }
-                if from > 0 {
-                    self.segments[from].owed += copies as usize;
+                for of in &mut self.segments[reached] {
+                    of.port.tx(&frame)?;
                 }
                 self.counters.between += 1;
                 self.turning.drop_first();
