@@ -291,8 +291,12 @@ unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags
                 // Until both are done nobody notes the same index anew.
                 let mut asked = it.asked.all();
                 let removed = it.av.remove(addrs);
-                // Those before the first bad one are removed.
-                asked.retain(|at, _| !addrs.contains(at) || it.av.lookup(*at).is_ok());
+                for at in addrs.iter() {
+                    // Those behind the first bad one are still there.
+                    if asked.contains_key(at) && it.av.lookup(*at).is_err() {
+                        asked.remove(at);
+                    }
+                }
                 removed
             }
             _ => it.av.remove_auth_keys(addrs),

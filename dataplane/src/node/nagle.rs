@@ -23,8 +23,8 @@ const HOLD_NS: u64 = 10_000;
 /// Packets in flight from which on a message is held.
 const BUSY: u32 = 4;
 
-/// What the thread that watches and the node tell each other. Each field has one writer; a value
-/// that is seen late costs time alone.
+/// What the thread that watches and the node tell each other. Values, not memory: one that is seen
+/// late costs time alone.
 #[derive(Debug, Default)]
 pub struct HoldWatch {
     /// When the packet that is held was begun, nanoseconds of the loop's clock; 0 if there is none.

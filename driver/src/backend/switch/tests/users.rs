@@ -156,9 +156,9 @@ fn a_frame_to_all_does_not_wait_for_the_nic() {
     assert_eq!(house.switch.counters().full, 1);
 }
 
-/// Goal: a user who sends to all without end costs the others no more than one who sends as many
-/// frames as come of it. Method: the turns between two bursts of the one, while the other is taken
-/// from in each.
+/// Goal: frames to all, sent by one user without end, cost the other users no more than as many
+/// frames to one station each. Method: the turns between two bursts of that user, while frames of
+/// another are taken in each.
 #[test]
 fn who_sends_to_all_lets_the_others_go_first() {
     let mut house = House::new(Guests::All, false);
