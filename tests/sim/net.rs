@@ -34,6 +34,8 @@ const LOOKS: u32 = 4;
 pub(crate) enum Event {
     /// Frame number `frame` of the pool reaches the station that had life `life` when it was sent.
     Arrive { to: usize, life: u32, frame: u32 },
+    /// The frame reaches the port of the fabric's switch towards that station.
+    Cross { to: usize, life: u32, frame: u32 },
     /// A poll turn; void unless `stamp` is the host's newest.
     Poll { host: usize, stamp: u32 },
     /// The application looks at the world; void unless it is still `life`.
@@ -77,6 +79,8 @@ pub(crate) struct NetStats {
     /// Those of them that left a node.
     pub(crate) far_bytes: u64,
     pub(crate) dropped: u64,
+    /// Those of them that found no room in a port of the fabric's switch.
+    pub(crate) overflowed: u64,
     pub(crate) duplicated: u64,
     pub(crate) corrupted: u64,
     pub(crate) full: u64,
@@ -90,6 +94,8 @@ struct Place {
     life: u32,
     /// When its transmitter is free again.
     tx_free: u64,
+    /// The same of the port of the fabric's switch towards it.
+    port_free: u64,
     /// Frames on their way to it and in its ring.
     queued: usize,
     /// Those of them that go through memory.
@@ -143,7 +149,8 @@ pub(crate) struct Net {
 
 impl Net {
     pub(crate) fn new(seed: u64, hosts: usize, link: LinkPlan) -> Self {
-        let place = |_| Place { life: 0, tx_free: 0, queued: 0, near: 0, outside: false };
+        let place =
+            |_| Place { life: 0, tx_free: 0, port_free: 0, queued: 0, near: 0, outside: false };
         let stations = (0..hosts).map(place).collect();
         let switches = link.switched.then(|| Switches::new(hosts, &link));
         Self {
@@ -661,10 +668,38 @@ impl Net {
             self.at(at + 1_000_000, Event::Release { path: p });
             return;
         }
-        self.arrive_at(at, to, frame);
+        if self.link.port_bytes.is_some() {
+            self.at(at, Event::Cross { to, life, frame });
+        } else {
+            self.arrive_at(at, to, frame);
+        }
         if let Some((held, life)) = self.paths[p].held.take() {
             self.at(at, Event::Arrive { to, life, frame: held });
         }
+    }
+
+    /// A frame waits in the port of the fabric's switch towards `to`, and goes on. Where it waits is
+    /// the middle of its way: its latency is that of both halves.
+    pub(crate) fn cross(&mut self, to: usize, life: u32, frame: u32) {
+        let len = self.pool[frame as usize].len().max(60) as u64 + ETH_GAP;
+        let (bps, now) = (self.link.bps, self.now);
+        let place = &mut self.stations[to];
+        let wait_ns = place.port_free.saturating_sub(now);
+        let waiting = u128::from(wait_ns) * u128::from(bps) / 8_000_000_000;
+        if waiting as u64 + len > self.link.port_bytes.unwrap_or(u64::MAX) {
+            self.stats.dropped += 1;
+            self.stats.overflowed += 1;
+            self.consumed(to, frame);
+            return;
+        }
+        place.port_free = now + wait_ns + len * 8_000_000_000 / bps;
+        let at = place.port_free;
+        self.stats.queued_ns += wait_ns;
+        if self.link.mark_ns.is_some_and(|long| wait_ns > long) {
+            self.stats.marked += 1;
+            self.marked[frame as usize] = true;
+        }
+        self.at(at, Event::Arrive { to, life, frame });
     }
 
     /// What `host` learns of the process that is `station` on a segment that tells.

@@ -217,6 +217,10 @@ impl Rig {
                 }
                 (true, newest.then_some(host))
             }
+            Some(Event::Cross { to, life, frame }) => {
+                self.net.cross(to, life, frame);
+                (true, None)
+            }
             Some(Event::Release { path }) => {
                 self.net.release(path);
                 (true, None)

@@ -298,6 +298,7 @@ impl World {
     fn step(&mut self) -> Result<bool, Violation> {
         let Some(event) = self.net.pop() else { return Ok(false) };
         match event {
+            Event::Cross { to, life, frame } => self.net.cross(to, life, frame),
             Event::Arrive { to, life, frame } => self.arrive(to, life, frame),
             Event::Poll { host, stamp } if stamp == self.hosts[host].poll_stamp => {
                 self.poll(host)?

@@ -143,15 +143,15 @@ impl Node {
     /// the request's memory was taken. False: nothing has happened; call `post_send`, which also
     /// says what is wrong with the request.
     ///
-    /// `clock` is read after the message has left, and only if the peer's silence counts from then
-    /// on.
+    /// `clock` is read before the message leaves on a lossy path, where its round trip is measured;
+    /// on a lossless one after it has left, and only if the peer's silence counts from then on.
     #[inline]
     pub fn try_send(
         &mut self,
         ep: EpId,
         req: &mut SendReq,
         out: &mut impl FrameSink,
-        clock: impl FnOnce() -> Instant,
+        clock: impl Fn() -> Instant,
     ) -> bool {
         if self.lossless || self.near_max > 0 && self.is_near_dest(ep, req.dest) {
             return self.send_eager::<false, false, false>(ep, req, out, clock).is_some();
@@ -181,7 +181,7 @@ impl Node {
         ep: EpId,
         req: &SendReq,
         out: &mut impl FrameSink,
-        clock: impl FnOnce() -> Instant,
+        clock: impl Fn() -> Instant,
     ) -> bool {
         self.send_eager::<false, true, false>(ep, req, out, clock).is_some()
     }
@@ -203,7 +203,7 @@ impl Node {
         ep: EpId,
         req: &SendReq,
         out: &mut impl FrameSink,
-        clock: impl FnOnce() -> Instant,
+        clock: impl Fn() -> Instant,
     ) -> Option<TxIdx> {
         let e = ep.0.idx();
         if self.todo.contains(Todo::SEND) {
@@ -280,6 +280,9 @@ impl Node {
             !INLINE && peer.tx_quota == 1
         };
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
+        // Before it leaves: a round trip includes the kernel's part of it, and a kernel port may
+        // have delivered the frame when the call returns.
+        let left_at = if LOSSY { clock() } else { Instant(0) };
         let msg = EagerFrame { peer, src: &self.addr, ep, ar, req };
         // The receiver has the message from here on; the bookkeeping overlaps with its work.
         let sent = match LOSSY && msg.peer.path.has_crc() {
@@ -311,7 +314,7 @@ impl Node {
                 )
             };
             let rests = peer.snd.in_flight() == 0;
-            return Some(self.record_sent(clock(), wr, op, (cost, ar, rests)));
+            return Some(self.record_sent(left_at, wr, op, (cost, ar, rests)));
         }
         ep.counters.sent += 1;
         ep.counters.sent_bytes += len as u64;

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ReassemblyIdx, SentIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
-use crate::rel::congestion::CongestionControl;
+use crate::rel::congestion::{Acked, CongestionControl};
 use crate::rel::psn::Psn;
 use crate::rel::sent::{BodyRef, Sent};
 use crate::slab::{Handle, Link};
@@ -524,7 +524,8 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.rtt.sample(rtt_ns);
         self.observed.round_trips.note(rtt_ns);
-        peer.snd.cwnd.on_ack(now, count, &peer.rtt, floor);
+        let ack = Acked { packets: count, under_way: peer.snd.pipe() + count };
+        peer.snd.cwnd.on_ack(now, ack, &peer.rtt, floor);
         peer.note_window();
     }
 

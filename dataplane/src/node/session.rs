@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::flags::CqFlags;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
+use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
@@ -1114,7 +1115,7 @@ impl Node {
         if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
             peer.reorder_at = Instant(0);
             let before = now.0.saturating_sub(peer.rtt.srtt_ns() + peer.rtt.reorder_ns());
-            peer.snd.expire(&mut self.sent, now, Instant(before));
+            peer.snd.expire(&mut self.sent, now, Instant(before), &peer.rtt);
             peer.note_window();
             self.make_ready(p);
         }
@@ -1132,6 +1133,7 @@ impl Node {
             self.counters.timeouts += 1;
             self.observed.tallies[p.at()].timeouts += 1;
             peer.backoff = peer.backoff.saturating_add(1);
+            peer.snd.cwnd.on_timeout(now, peer.backoff);
             // Perhaps only the acknowledgement is late. The answers to the first and the last
             // packet of the flight tell which of the others are lost.
             let (oldest, newest) = (peer.snd.oldest(&self.sent), peer.snd.newest(&self.sent));

@@ -30,10 +30,9 @@ pub trait CongestionControl: Default {
     /// Packets that may be under way, 1 to [`WINDOW`]. Asked for every packet that is sent.
     fn window(&self) -> u32;
 
-    /// An acknowledgement for `acked` packets came at `now`. `rtt` has its round trip already, and
-    /// the path's least and smoothed ones; `floor_ns` is what the port adds by itself, such as the
-    /// kernel's scheduling.
-    fn on_ack(&mut self, now: Instant, acked: u32, rtt: &Rtt, floor_ns: u64);
+    /// An acknowledgement came at `now`. `rtt` has its round trip already, and the path's least and
+    /// smoothed ones; `floor_ns` is what the port adds by itself, such as the kernel's scheduling.
+    fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &Rtt, floor_ns: u64);
 
     /// An acknowledgement came at `now` that says that packets met a long queue: a router has
     /// marked them (ECN). Told of each such acknowledgement, which may be many a round trip; its
@@ -43,7 +42,20 @@ pub trait CongestionControl: Default {
     /// `lost` packets were found lost at `now`: overtaken by later ones, or by time. Packets that
     /// are sent again as probes, or since the peer refused them, are not told. There may be many
     /// such calls a round trip.
-    fn on_loss(&mut self, now: Instant, lost: u32);
+    fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt);
+
+    /// The retransmission timer expired at `now`, the `nth` time in a row: neither the packets under
+    /// way nor the probe after them were acknowledged. The intervals grow.
+    fn on_timeout(&mut self, now: Instant, nth: u8);
+}
+
+/// What an acknowledgement says.
+#[derive(Clone, Copy, Debug)]
+pub struct Acked {
+    /// Packets that it is for.
+    pub packets: u32,
+    /// Packets that were under way when it came, those included.
+    pub under_way: u32,
 }
 
 #[cfg(test)]
@@ -69,13 +81,15 @@ mod tests {
             WINDOW
         }
 
-        fn on_ack(&mut self, _: Instant, _: u32, _: &Rtt, _: u64) {}
+        fn on_ack(&mut self, _: Instant, _: Acked, _: &Rtt, _: u64) {}
 
         fn on_mark(&mut self, _: Instant, _: &Rtt) {}
 
-        fn on_loss(&mut self, now: Instant, lost: u32) {
+        fn on_loss(&mut self, now: Instant, lost: u32, _: &Rtt) {
             self.losses.push((now, lost));
         }
+
+        fn on_timeout(&mut self, _: Instant, _: u8) {}
     }
 
     /// Goal: an algorithm of one's own is told of each lost packet once, whether others overtook it
@@ -100,7 +114,7 @@ mod tests {
         }
         assert_eq!(snd.cwnd.losses, [(Instant(9_000_000), 2)]);
         for _ in 0..2 {
-            snd.expire(&mut pool, Instant(20_000_000), Instant(4_000_000));
+            snd.expire(&mut pool, Instant(20_000_000), Instant(4_000_000), &rtt);
         }
         assert_eq!(snd.cwnd.losses[1..], [(Instant(20_000_000), 1)]);
         assert_eq!(snd.lost, 3);

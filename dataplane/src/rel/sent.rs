@@ -555,19 +555,19 @@ impl<C: CongestionControl> SendWindow<C> {
             again = Some(again.map_or(due, |a| a.min(due)));
             Found::Passed
         });
-        self.tell_loss(now, known);
+        self.tell_loss(now, known, rtt);
         again
     }
 
     /// Marks as lost what was sent before `before` and is not acknowledged: the timer expired.
-    pub fn expire(&mut self, pool: &mut SentPool, now: Instant, before: Instant) {
+    pub fn expire(&mut self, pool: &mut SentPool, now: Instant, before: Instant, rtt: &Rtt) {
         let known = self.lost;
         self.each_under_way(pool, |entry| match entry.at <= before {
             true => Found::Lost,
             false if entry.rtx => Found::Passed,
             false => Found::Enough,
         });
-        self.tell_loss(now, known);
+        self.tell_loss(now, known, rtt);
     }
 
     /// Asks `look` of every packet under way, oldest first. Later ones than a packet that was sent
@@ -590,9 +590,9 @@ impl<C: CongestionControl> SendWindow<C> {
     }
 
     /// Tells the congestion control of what is lost beyond the packets that were `known` to be.
-    fn tell_loss(&mut self, now: Instant, known: u16) {
+    fn tell_loss(&mut self, now: Instant, known: u16, rtt: &Rtt) {
         if self.lost > known {
-            self.cwnd.on_loss(now, (self.lost - known).into());
+            self.cwnd.on_loss(now, (self.lost - known).into(), rtt);
         }
     }
 

@@ -12,6 +12,7 @@ mod certified;
 mod coll;
 mod directed;
 mod hostile;
+mod incast;
 #[cfg(target_arch = "x86_64")]
 mod matrix;
 mod measure;

@@ -4,18 +4,32 @@
 //! the window grows by two packets a round trip; when it is, the window shrinks in proportion, at
 //! most once a round trip. So the queue stays short, which keeps the repair of a loss short as
 //! well: a lost packet is sent again after one round trip, and the packets that may be numbered
-//! beyond it last for several. Loss by itself changes nothing: on the links this is made for it is
-//! noise more often than congestion. A mark that a router sets (ECN) is no noise: it takes a fifth
-//! of the window, at most once a round trip, as RFC 8511 has it, since a router marks while its
-//! queue is still short. A path that reorders has long round trips without a queue, so
-//! the allowance follows their variation.
+//! beyond it last for several. A path that reorders has long round trips without a queue, so the
+//! allowance follows their variation.
+//!
+//! A loss by itself changes nothing: on the links this is made for it is noise more often than
+//! congestion. A loss or a timeout while there is a queue halves the window, at most once a round
+//! trip: the port of a switch has overflowed, as when many send to one (incast).
+//!
+//! Losses take the window down to one packet, delay alone to eight. A session that began while the
+//! queue was full takes its delay for the path's, and would leave nothing to sessions that know
+//! the path's. Below eight packets the window grows by less than two a round trip, and slowly even
+//! while there is a queue. A window that is not used does not grow (RFC 7661).
+//!
+//! A mark that a router sets (ECN) is no noise: it takes a fifth of the window, at most once a
+//! round trip, as RFC 8511 has it, since a router marks while its queue is still short.
 
-use super::{CongestionControl, WINDOW};
+use bitflags::bitflags;
+
+use super::{Acked, CongestionControl, WINDOW};
 use crate::rel::rtt::Rtt;
 use crate::types::Instant;
 
 /// Packets that may always be under way.
-const MIN: u32 = 8;
+const MIN: u32 = 1;
+
+/// Packets that may be under way whatever the delay is, if none is lost.
+const FEW: u32 = 8;
 
 /// Packets that a new session may have under way. It doubles every round trip, so a short path is
 /// full after a few, and a long message does not begin with a queue.
@@ -24,32 +38,62 @@ const FIRST: u32 = 16;
 /// Fractions of a packet.
 const ONE: u32 = 256;
 
+/// How many times the variation of the round trip a delay exceeds to be a queue for certain.
+/// Reordering delays by twice its variation, a queue that overflows by more than ten times.
+const SURELY: u64 = 8;
+
+bitflags! {
+    /// What a window knows.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Is: u8 {
+        /// It grows by what is acknowledged, until the first queue.
+        const STARTING = 1;
+        /// When it shrank last, that was for a mark.
+        const CUT_FOR_MARK = 1 << 1;
+        /// There was certainly a queue at the last acknowledgement.
+        const QUEUED = 1 << 2;
+    }
+}
+
 /// The window of one session. Packed, for the sake of its neighbours.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, packed(2))]
 pub struct DelayWindow {
     /// In 256ths of a packet.
     size: u32,
-    /// Grows by what is acknowledged, until the first queue.
-    slow_start: bool,
-    /// When it shrank last, that was for a mark.
-    cut_for_mark: bool,
+    is: Is,
     /// When it shrank last.
     cut_at: Instant,
 }
 
 impl Default for DelayWindow {
     fn default() -> Self {
-        Self { size: FIRST * ONE, slow_start: true, cut_at: Instant(0), cut_for_mark: false }
+        Self { size: FIRST * ONE, is: Is::STARTING, cut_at: Instant(0) }
     }
 }
 
 impl DelayWindow {
+    fn is(&self, what: Is) -> bool {
+        { self.is }.contains(what)
+    }
+
     /// There is a queue: the window shrinks, and does not grow again as it did at first.
     fn cut(&mut self, now: Instant, by: u32, for_mark: bool) {
         self.size = (self.size - by).max(MIN * ONE);
-        self.slow_start = false;
-        (self.cut_at, self.cut_for_mark) = (now, for_mark);
+        let is = (self.is - Is::STARTING - Is::CUT_FOR_MARK)
+            | if for_mark { Is::CUT_FOR_MARK } else { Is::empty() };
+        (self.cut_at, self.is) = (now, is);
+    }
+
+    /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
+    /// is a queue.
+    fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
+        if self.is(Is::STARTING) {
+            return acked * ONE;
+        }
+        // A quarter of a packet a round trip for each that there is, at most two.
+        let slower = if queued { 4 } else { 1 };
+        acked * ONE * packets.min(FEW) / (4 * packets * slower)
     }
 }
 
@@ -66,33 +110,59 @@ impl CongestionControl for DelayWindow {
 
     /// It is the smoothed round trip that counts: a single packet may be late for reasons of its
     /// own.
-    fn on_ack(&mut self, now: Instant, acked: u32, rtt: &Rtt, floor_ns: u64) {
-        let limit = rtt.min_ns() + (floor_ns / 4).max(4 * rtt.var_ns());
-        let srtt = rtt.srtt_ns();
-        if srtt <= limit {
-            let packets = self.window().max(1);
-            let grow = if self.slow_start { acked * ONE } else { 2 * acked * ONE / packets };
-            self.size = (self.size + grow).min(WINDOW * ONE);
+    fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &Rtt, floor_ns: u64) {
+        let (packets, srtt) = (self.window().max(1), rtt.srtt_ns());
+        let queue_ns = srtt.saturating_sub(rtt.min_ns());
+        let surely = (floor_ns / 4).max(SURELY * rtt.var_ns());
+        let mut is = self.is;
+        is.set(Is::QUEUED, queue_ns > surely);
+        self.is = is;
+        let allowed = (floor_ns / 4).max(4 * rtt.var_ns());
+        let queued = queue_ns > allowed;
+        if !queued || packets < FEW {
+            let is_used = ack.under_way + 2 >= packets / 2;
+            if is_used {
+                let grown = self.growth(ack.packets, packets, queued);
+                self.size = (self.size + grown).min(WINDOW * ONE);
+            }
         } else if now.since(self.cut_at) > srtt {
-            let over = ((srtt - limit) * 256 / srtt) as u32;
-            self.cut(now, self.size / 512 * over.min(256), false);
+            let over = ((queue_ns - allowed) * 256 / srtt) as u32;
+            let by = (self.size * over.min(256) / 512).min(self.size - FEW * ONE);
+            self.cut(now, by, false);
         }
     }
 
     fn on_mark(&mut self, now: Instant, rtt: &Rtt) {
         // A cut for a delay that is hardly too long does not stand for it.
-        if !self.cut_for_mark || now.since(self.cut_at) > rtt.srtt_ns() {
+        if !self.is(Is::CUT_FOR_MARK) || now.since(self.cut_at) > rtt.srtt_ns() {
             self.cut(now, self.size / 5, true);
         }
     }
 
-    /// Nothing: see the [file](self).
-    fn on_loss(&mut self, _: Instant, _: u32) {}
+    /// A session that began in a full queue does not know it for one; that noise takes more than
+    /// half of a window is unlikely.
+    fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt) {
+        let is_heavy = lost > 1 && lost > self.window() / 2;
+        if (is_heavy || self.is(Is::QUEUED)) && now.since(self.cut_at) > rtt.srtt_ns() {
+            self.cut(now, self.size / 2, false);
+        }
+    }
+
+    fn on_timeout(&mut self, now: Instant, nth: u8) {
+        if nth > 1 || self.is(Is::QUEUED) {
+            self.cut(now, self.size / 2, false);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An acknowledgement of some packets of a window that is used whole.
+    fn ack(packets: u32) -> Acked {
+        Acked { packets, under_way: WINDOW }
+    }
 
     #[test]
     fn window_follows_the_queue() {
@@ -103,23 +173,95 @@ mod tests {
         let mut cwnd = DelayWindow::default();
         let mut now = Instant(0);
         for _ in 0..600 {
-            cwnd.on_ack(now, 8, &rtt, 100_000);
+            cwnd.on_ack(now, ack(8), &rtt, 100_000);
         }
         assert_eq!(cwnd.window(), WINDOW, "no queue: as many as may be numbered");
         for _ in 0..100 {
             rtt.sample(400_000);
             now = now + 500_000;
-            cwnd.on_ack(now, 8, &rtt, 100_000);
+            cwnd.on_ack(now, ack(8), &rtt, 100_000);
         }
-        assert_eq!(cwnd.window(), MIN, "a queue that stays: the least");
+        assert_eq!(cwnd.window(), FEW, "a queue that stays: the least");
         for _ in 0..200 {
             rtt.sample(20_000);
         }
         for _ in 0..10 {
-            cwnd.on_ack(now, 8, &rtt, 100_000);
+            cwnd.on_ack(now, ack(8), &rtt, 100_000);
         }
         let grown = cwnd.window();
-        assert!((MIN + 10..MIN + 24).contains(&grown), "about two a round trip, not {grown}");
+        assert!((FEW + 10..FEW + 24).contains(&grown), "about two a round trip, not {grown}");
+    }
+
+    /// A window of a session whose last round trips took `rtt_ns`, and the first of them 20 us.
+    fn after_round_trips(rtt_ns: u64) -> (DelayWindow, Rtt) {
+        let (mut cwnd, mut rtt) = (DelayWindow::default(), Rtt::default());
+        rtt.sample(20_000);
+        cwnd.on_ack(Instant(0), ack(240), &rtt, 100_000);
+        for _ in 0..60 {
+            rtt.sample(rtt_ns);
+        }
+        cwnd.on_ack(Instant(1), ack(0), &rtt, 100_000);
+        (cwnd, rtt)
+    }
+
+    /// Goal: what a full port drops halves the window once a round trip, noise does not, and so
+    /// with timeouts.
+    #[test]
+    fn a_loss_counts_where_there_is_a_queue() {
+        let (mut calm, rtt) = after_round_trips(22_000);
+        for i in 1..9 {
+            calm.on_loss(Instant(i * 1_000_000), 100, &rtt);
+            calm.on_timeout(Instant(i * 1_000_000), 1);
+        }
+        assert_eq!(calm.window(), 256);
+        let (mut full, rtt) = after_round_trips(120_000);
+        let now = Instant(1_000_000);
+        for after in [0, 60_000, 119_000] {
+            full.on_loss(now + after, 3, &rtt);
+        }
+        let halved = full.window();
+        assert!((100..=128).contains(&halved), "{halved}");
+        full.on_loss(now + 130_000, 3, &rtt);
+        assert_eq!(full.window(), halved / 2);
+        for _ in 0..9 {
+            full.on_timeout(now + 140_000, 1);
+        }
+        assert_eq!(full.window(), MIN);
+    }
+
+    /// Goal: a queue that others keep up does not starve a session, and losses in it do.
+    #[test]
+    fn delay_alone_leaves_a_few_packets() {
+        let (mut cwnd, mut rtt) = after_round_trips(20_000);
+        let mut now = Instant(1_000_000);
+        for _ in 0..100 {
+            rtt.sample(400_000);
+            now = now + 500_000;
+            cwnd.on_ack(now, ack(8), &rtt, 100_000);
+        }
+        assert_eq!(cwnd.window(), FEW);
+        for _ in 0..4 {
+            now = now + 500_000;
+            cwnd.on_loss(now, 1, &rtt);
+        }
+        assert_eq!(cwnd.window(), MIN);
+        for _ in 0..32 {
+            cwnd.on_ack(now, ack(2), &rtt, 100_000);
+        }
+        assert!((3..=FEW).contains(&cwnd.window()), "{cwnd:?}");
+    }
+
+    /// Goal: a session that sends little has no large window when there is a queue at last.
+    #[test]
+    fn what_is_not_used_does_not_grow() {
+        let (mut cwnd, rtt) = after_round_trips(20_000);
+        let before = cwnd.size;
+        for _ in 0..50 {
+            cwnd.on_ack(Instant(2), Acked { packets: 1, under_way: 20 }, &rtt, 100_000);
+        }
+        assert_eq!({ cwnd.size }, before);
+        cwnd.on_ack(Instant(2), Acked { packets: 1, under_way: 200 }, &rtt, 100_000);
+        assert!(cwnd.size > before);
     }
 
     /// Goal: a mark takes its fifth although the delay has just taken next to nothing, and once a
@@ -129,7 +271,7 @@ mod tests {
         let mut rtt = Rtt::default();
         rtt.sample(20_000);
         let mut cwnd = DelayWindow::default();
-        cwnd.on_ack(Instant(0), 984, &rtt, 100_000);
+        cwnd.on_ack(Instant(0), ack(984), &rtt, 100_000);
         // Just over the limit.
         while rtt.srtt_ns() <= rtt.min_ns() + (100_000 / 4).max(4 * rtt.var_ns()) {
             rtt.sample(60_000);
@@ -137,7 +279,7 @@ mod tests {
         let mut now = Instant(1_000_000_000);
         for _ in 0..4 {
             let before = cwnd.window();
-            cwnd.on_ack(now, 0, &rtt, 100_000);
+            cwnd.on_ack(now, ack(0), &rtt, 100_000);
             for _ in 0..3 {
                 cwnd.on_mark(now + 1, &rtt);
             }
@@ -152,14 +294,14 @@ mod tests {
         rtt.sample(20_000);
         let mut cwnd = DelayWindow::default();
         let mut now = Instant(1_000_000);
-        cwnd.on_ack(now, 984, &rtt, 100_000);
+        cwnd.on_ack(now, ack(984), &rtt, 100_000);
         assert_eq!(cwnd.window(), 1000);
         for (after, window) in [(0, 800), (10_000, 800), (10_000, 800), (1, 640), (20_001, 512)] {
             now = now + after;
             cwnd.on_mark(now, &rtt);
             assert_eq!(cwnd.window(), window);
         }
-        cwnd.on_ack(now, 64, &rtt, 100_000);
+        cwnd.on_ack(now, ack(64), &rtt, 100_000);
         assert_eq!(cwnd.window(), 512, "it grows by two a round trip from then on");
         for _ in 0..100 {
             now = now + 30_000;

@@ -19,11 +19,13 @@ impl CongestionControl for Fixed {
         self.0
     }
 
-    fn on_ack(&mut self, _: Instant, _: u32, _: &Rtt, _: u64) {}
+    fn on_ack(&mut self, _: Instant, _: crate::rel::congestion::Acked, _: &Rtt, _: u64) {}
 
     fn on_mark(&mut self, _: Instant, _: &Rtt) {}
 
-    fn on_loss(&mut self, _: Instant, _: u32) {}
+    fn on_loss(&mut self, _: Instant, _: u32, _: &Rtt) {}
+
+    fn on_timeout(&mut self, _: Instant, _: u8) {}
 }
 
 /// What the model knows of a packet in flight.
@@ -195,7 +197,7 @@ impl Both {
 
     fn expire(&mut self, n: u32) {
         let before = self.now - u64::from(n % 200).min(self.now);
-        self.snd.expire(&mut self.pool, Instant(self.now), Instant(before));
+        self.snd.expire(&mut self.pool, Instant(self.now), Instant(before), &self.rtt);
         let late = |packet: &&mut Packet| packet.under_way() && packet.at <= before;
         self.model.iter_mut().filter(late).for_each(|packet| packet.lost = true);
     }
