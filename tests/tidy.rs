@@ -135,7 +135,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// The rooms inside dataplane, lowest first: one may name those before it.
+/// The modules inside dataplane, lowest first: one may name those before it.
 const FLOORS: &[&str] = &["wire", "seal", "rel", "proto", "node", "poll"];
 
 fn direction(source: &Source) -> Vec<Wrong> {
@@ -632,7 +632,7 @@ const UNSAFE: &[&str] = &[
     "api/src/work.rs",
     "api/src/stats/file.rs",
     "provider",
-    // Evidence: allocators that count, and memory handed to the raw face.
+    // Evidence: allocators that count, and memory handed to the raw API.
     "tests",
     "benches",
     "driver/tests",

@@ -1,4 +1,4 @@
-//! Remote atomics: the fourteen calls of fi_atomic(3), safe face; the raw one is in
+//! Remote atomics: the fourteen calls of fi_atomic(3), safe API; the raw one is in
 //! [`crate::raw`].
 //!
 //! All of them return at once. What a refused call means is told in [`crate::msg`]; in addition

@@ -37,7 +37,7 @@ pub(crate) fn check_endpoint(dom: &DomainRef, key: &[u8]) -> Result<()> {
 /// [`Error::OpNotSupp`].
 pub(crate) fn needs_one_key(core: &mut Core) -> Result<()> {
     match core.node().has_tenants() {
-        true => Err(Error::OpNotSupp("FI_AV_AUTH_KEY: connectionless endpoints alone")),
+        true => Err(Error::OpNotSupp("FI_AV_AUTH_KEY: only with connectionless endpoints")),
         false => Ok(()),
     }
 }

@@ -97,7 +97,7 @@ impl Av {
     ) -> Result<usize> {
         let (addrs, rest) = addrs.as_chunks::<{ EpAddr::LEN }>();
         if !rest.is_empty() || fi_addrs.len() != addrs.len() {
-            return Err(Error::Invalid("addr: not as many as handles of keys"));
+            return Err(Error::Invalid("addr: not as many addresses as key handles"));
         }
         let keys = fi_addrs.to_vec();
         let each = addrs.iter().zip(keys);
@@ -152,7 +152,7 @@ impl Av {
             return Err(Error::Invalid("fi_addr: not as many names as addresses"));
         }
         match self.0.dom.enter_control()?.node().av_is_by_user_id(self.0.id)? {
-            true => Err(Error::Invalid("the vector has its names by fi_av_set_user_id")),
+            true => Err(Error::Invalid("the vector gets its user ids by fi_av_set_user_id")),
             false => Ok(passed.to_vec()),
         }
     }
@@ -166,7 +166,7 @@ impl Av {
     ) -> Result<usize> {
         let wrong = |len: usize| len != 0 && len != count;
         if wrong(fi_addrs.len()) || errors.as_ref().is_some_and(|e| e.len() != count) {
-            return Err(Error::Invalid("fi_addr: not as many as addresses"));
+            return Err(Error::Invalid("fi_addr: not as many entries as addresses"));
         }
         let mut core = self.0.dom.enter_control()?;
         let (mut inserted, mut refused) = (0, None);

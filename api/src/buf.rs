@@ -1,6 +1,6 @@
 //! Owned buffers, and the table that holds them while an operation does.
 //!
-//! An operation of the safe face takes its buffers by value and its completion gives them back.
+//! An operation of the safe API takes its buffers by value and its completion gives them back.
 //! In between they belong to the domain (`OpTable`), so that nothing the application does, not
 //! dropping the endpoint, not leaking a completion, not ending a thread, can free memory that the
 //! dataplane may still write.
@@ -345,7 +345,7 @@ impl From<Refused> for Error {
     }
 }
 
-/// A name for an operation of the safe face, which the node carries as its context: an index, 31
+/// A name for an operation of the safe API, which the node carries as its context: an index, 31
 /// bits of a generation above it, and bit 63, so that it is never taken for an address or for a
 /// context that the node chose. Each is given out once, until the generations have gone around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -370,7 +370,7 @@ impl OpKey {
     }
 }
 
-/// What an operation of the safe face needs besides what the node knows.
+/// What an operation of the safe API needs besides what the node knows.
 #[derive(Debug)]
 struct Op {
     /// Its name; of a free slot the one that it gives next.
@@ -452,7 +452,7 @@ impl Op {
     }
 }
 
-/// The operations of the safe face. Never grows after it is made.
+/// The operations of the safe API. Never grows after it is made.
 pub(crate) struct OpTable {
     ops: Vec<Op>,
     free: u32,
@@ -751,7 +751,7 @@ pub(crate) fn with_borrowed_pair<R>(
 }
 
 /// Lends `bytes` for the length of a call that keeps nothing: the source of the inject calls of the
-/// safe face.
+/// safe API.
 #[inline]
 pub(crate) fn with_borrowed<R>(bytes: &[u8], call: impl FnOnce(IoBuf) -> R) -> R {
     let base = ptr::from_ref(bytes).cast::<u8>().cast_mut();

@@ -1,5 +1,5 @@
-//! Where a domain's certificate comes from: PEM files, which are looked at again while the domain
-//! is open, so that a certificate that lives for an hour is renewed under a running job.
+//! Where a domain's certificate comes from: PEM files, which are read again when they change, so
+//! that a short-lived certificate is renewed under a running job.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl Papers {
                 "name one that it has issued, with basicConstraints=CA:FALSE"
             }
             BadCredentials::OtherRoots => {
-                "its root goes into BAREWIRE_ROOTS_FILE, its intermediates behind it in its file"
+                "add its root to BAREWIRE_ROOTS_FILE, its intermediates to its own file, after it"
             }
             BadCredentials::NameForbidden => "make one with a name that its issuers may give",
             BadCredentials::KeyOfAnother => "name the key that it was made with",

@@ -1,10 +1,10 @@
 //! Connections: endpoints of type `FI_EP_MSG`, and those that listen for them (fi_cm(3)).
 //!
-//! Under a connected endpoint lies the reliable one that every endpoint is, with an address vector
-//! of one entry, so data calls ignore the address they are given. What connecting adds is four
-//! kinds of messages between *connection sides*: a hidden endpoint of a domain, made when its first
-//! connected endpoint or listener is. They are taken in the turn of the loop that brings them, and
-//! what they say goes to event queues.
+//! A connected endpoint is a reliable datagram endpoint with an address vector of one entry, so
+//! data calls ignore the address they are given. Connecting adds four kinds of messages between
+//! *connection sides*: a hidden endpoint of a domain, made with its first connected endpoint or
+//! listener. They are handled in the turn of the loop that receives them, and their content goes to
+//! event queues.
 //!
 //! ```text
 //! connect ── REQUEST ──►  FI_CONNREQ
@@ -14,15 +14,14 @@
 //! ```
 //!
 //! A request that cannot be delivered is `FI_ECONNREFUSED` as well. The death of a peer is found by
-//! the operations on their way to it, as for every endpoint. A peer whose loop a thread turns says
-//! so when it connects; to such a one ALIVE is said twice in the time after which a silent peer is
-//! dead, so that something is on its way now and then. Another one may be busy with something else
-//! for longer than that, and is left alone. Whoever has no such connection any more answers ALIVE
-//! by SHUTDOWN.
+//! the operations in flight to it, as for every endpoint. A peer whose loop is driven by a thread
+//! says so when it connects. It is sent ALIVE twice per T_dead, so that something is in flight
+//! regularly. Any other peer may be busy for longer than T_dead and gets no ALIVE. A node without
+//! that connection answers ALIVE by SHUTDOWN.
 //!
-//! A station can lie about whatever its messages hold. So a message counts only if it came from the
-//! connection side that it names and speaks of an endpoint of the same node, and a connection has a
-//! number that nobody guesses who has not been told.
+//! A station can forge the content of its messages. So a message counts only if it came from the
+//! connection side that it names and concerns an endpoint of the same node, and connection numbers
+//! are random.
 
 pub(crate) mod connected;
 pub(crate) mod side;
@@ -299,7 +298,7 @@ impl Drop for PassiveEndpoint {
     fn drop(&mut self) {
         let eq = self.eq.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         for request in eq.iter().flat_map(|eq| eq.forget(self.fid.load(Ordering::Relaxed))) {
-            // Who cannot be told waits until he gives up.
+            // A peer that cannot be told waits until its own timeout.
             let _ = self.reject(&request, &[]);
         }
         linger(&self.domain.dom);

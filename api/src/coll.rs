@@ -1,5 +1,5 @@
 //! Collectives: address vector sets, groups, and the nine operations of fi_collective(3), safe
-//! face; the raw one is in [`crate::raw`].
+//! API; the raw one is in [`crate::raw`].
 //!
 //! A set is an ordered list of members of an address vector; a group is made of it by
 //! [`join_collective`](EpCommon::join_collective), and the calls name the group. All members make
@@ -126,7 +126,9 @@ impl Av {
             let members: Vec<FiAddr> = range.take_while(set).collect();
             let all = (attr.end_addr - attr.start_addr) / stride as u64 + 1;
             if members.len() as u64 != all {
-                return Err(Error::Invalid("the range names an address that is not set"));
+                return Err(Error::Invalid(
+                    "start_addr and end_addr: an address of the range is not in the vector",
+                ));
             }
             members
         };
@@ -270,7 +272,7 @@ impl Drop for Mc {
 /// The group that `addr` names. What is no group of the endpoint the node finds out.
 pub(crate) fn group_of(addr: FiAddr) -> Result<GroupId> {
     if addr & (GROUP | SET) != GROUP || addr >> 63 != 0 {
-        return Err(Error::Invalid("coll_addr is no group"));
+        return Err(Error::Invalid("coll_addr is not a group"));
     }
     Ok(GroupId::from_bits(addr & !GROUP))
 }
@@ -411,7 +413,7 @@ fn known<T: TryFrom<u32>>(number: u32) -> Result<T> {
     number.try_into().map_err(|_| Error::OpNotSupp("no such operation or datatype"))
 }
 
-/// The role and the flags of a call of the raw face. `default` stands in for calls without flags.
+/// The role and the flags of a call of the raw API. `default` stands in for calls without flags.
 pub(crate) fn role_of(
     kind: CollKind,
     flags: u64,
@@ -434,7 +436,7 @@ fn named_role(kind: CollKind, named: u64) -> Result<Role> {
     }
 }
 
-/// One call of the safe face. The completion gives back both buffers, the source first.
+/// One call of the safe API. The completion gives back both buffers, the source first.
 struct Call {
     kind: CollKind,
     source: Buf,

@@ -1,4 +1,4 @@
-//! Completion queues: what became of the operations.
+//! Completion queues: the outcomes of operations.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -28,7 +28,7 @@ pub enum CqFormat {
     Context,
     /// `FI_CQ_FORMAT_MSG`: also `len`.
     Msg,
-    /// `FI_CQ_FORMAT_DATA`: also `buf` (a [`Piece`] in the safe face) and `data`.
+    /// `FI_CQ_FORMAT_DATA`: also `buf` (a [`Piece`] in the safe API) and `data`.
     Data,
     /// `FI_CQ_FORMAT_TAGGED`: also `tag`.
     Tagged,
@@ -187,7 +187,7 @@ enum Took {
     None { moved: usize },
 }
 
-/// Reads an entry of a queue of the safe face.
+/// Reads an entry of a queue of the safe API.
 struct First<'a> {
     cq: &'a CqInner,
     to: &'a mut Completion,
@@ -688,7 +688,7 @@ fn drain(core: &mut Core, id: CqId) {
     }
 }
 
-/// A completion queue of the safe face (`struct fid_cq`).
+/// A completion queue of the safe API (`struct fid_cq`).
 ///
 /// Reading it turns the loop of a domain with manual progress.
 pub struct Cq(pub(crate) Arc<CqInner>);

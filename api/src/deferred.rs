@@ -1,4 +1,4 @@
-//! What waits for a counter, as it will be posted: the table of [`crate::work`].
+//! Operations that wait for a counter, ready to be posted: the table of [`crate::work`].
 
 use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendReq, WriteReq};
 

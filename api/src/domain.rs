@@ -45,7 +45,7 @@ pub struct Domain {
 /// How full the tables of a domain are, to see whether everything came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Levels {
-    /// Operations of the safe face that have not been reported.
+    /// Operations of the safe API that have not been reported.
     pub ops: usize,
     /// Registered regions.
     pub regions: usize,
@@ -65,10 +65,10 @@ impl Domain {
         let (node, files) = node_settings(&settings, &info.domain_attr)?;
         if info.domain_attr.av_auth_key && (caps.lossless || caps.near_mtu != 0) {
             let line = format!(
-                "{name}: FI_AV_AUTH_KEY tells tenants apart by sealed frames; it \
-                needs a wire, with near=no"
+                "{name}: FI_AV_AUTH_KEY distinguishes tenants by sealed frames; it \
+                needs a port that leaves the machine, with near=no"
             );
-            return Err(OpenError::new(Error::OpNotSupp("FI_AV_AUTH_KEY needs a wire"), line));
+            return Err(OpenError::new(Error::OpNotSupp("FI_AV_AUTH_KEY: port not sealed"), line));
         }
         let sealed = node.keys.is_some() && !caps.lossless;
         let key_log = settings.key_log.as_ref().filter(|_| sealed);

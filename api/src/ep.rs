@@ -1,5 +1,5 @@
-//! Endpoints: their life, what is bound to them and their options. The data calls of the safe face
-//! stand in `msg.rs` and `tagged.rs`, those of the raw face in `raw.rs`.
+//! Endpoints: their life, what is bound to them and their options. The data calls of the safe API
+//! stand in `msg.rs` and `tagged.rs`, those of the raw API in `raw.rs`.
 
 use std::net::IpAddr;
 use std::ops::Deref;
@@ -205,7 +205,7 @@ impl EpCommon {
     /// The address of a service at a host, as [`Av::find_hosts`] finds it.
     ///
     /// # Errors
-    /// [`Error::NoData`]: nobody says that he serves there.
+    /// [`Error::NoData`]: no station answered that it serves there.
     pub fn find_host(&self, ip: IpAddr, service: u16) -> Result<EpAddr> {
         self.dom.find_hosts(&[(ip, service)]).pop().unwrap_or(Err(Error::NoData))
     }
@@ -225,7 +225,7 @@ impl EpCommon {
         }
         let class = tclass::of_domain(info.tx_attr.tclass, info.domain_attr.tclass);
         if !tclass::is_of(dom.enter_control()?.tclass, class) {
-            return Err(Error::Invalid("tclass: another than the domain's, or none"));
+            return Err(Error::Invalid("tclass: unknown, or another than the domain's"));
         }
         Ok(())
     }
@@ -459,7 +459,7 @@ impl EpCommon {
     pub fn setname_bytes(&self, addr: &[u8]) -> Result<()> {
         let number = number_at(&self.dom.caps, AddrFormat::Unspec, addr)?;
         if self.connected.is_some() {
-            return Err(Error::Invalid("setname: a connected endpoint is found by its connection"));
+            return Err(Error::Invalid("setname: a connected endpoint has no number of its own"));
         }
         self.dom.enter_control()?.node().ep_set_number(self.id, number)
     }
@@ -623,7 +623,7 @@ impl Drop for EpCommon {
     }
 }
 
-/// An endpoint of the safe face (`struct fid_ep`, type `FI_EP_RDM`): reliable, connectionless,
+/// An endpoint of the safe API (`struct fid_ep`, type `FI_EP_RDM`): reliable, connectionless,
 /// with message boundaries.
 ///
 /// Data calls take their buffers by value; the completion gives them back. Dropping the endpoint
@@ -639,7 +639,7 @@ impl Deref for Endpoint {
     }
 }
 
-/// A send of the safe face, before flags are looked at.
+/// A send of the safe API, before flags are looked at.
 pub(crate) struct Send {
     pub(crate) kind: MsgKind,
     pub(crate) bufs: Bufs,
@@ -650,7 +650,7 @@ pub(crate) struct Send {
     pub(crate) flags: OpFlags,
 }
 
-/// A receive of the safe face, before flags are looked at.
+/// A receive of the safe API, before flags are looked at.
 pub(crate) struct Recv {
     pub(crate) kind: MsgKind,
     pub(crate) bufs: Bufs,
@@ -673,10 +673,10 @@ fn kind_once(selective: &AtomicBool, flags: OpFlags) -> OpKind {
 impl Endpoint {
     pub(crate) fn open(dom: &DomainRef, info: &Info) -> Result<Self> {
         if info.ep_attr.ep_type == EpType::Msg {
-            return Err(Error::OpNotSupp("endpoint type: FI_EP_MSG is of the raw face"));
+            return Err(Error::OpNotSupp("endpoint type: FI_EP_MSG only through barewire::raw"));
         }
         if info.ep_attr.rx_ctx_cnt > 1 {
-            return Err(Error::OpNotSupp("shared receive contexts are of the raw face"));
+            return Err(Error::OpNotSupp("shared receive contexts: only through barewire::raw"));
         }
         EpCommon::open(dom, info).map(Self)
     }
@@ -687,7 +687,7 @@ impl Endpoint {
 
     /// Binds a completion queue for the directions in `flags`; with `SELECTIVE_COMPLETION` only
     /// operations with `FI_COMPLETION` are reported. The buffers of one that is not are freed when
-    /// it is done: an application of the safe face that wants them back asks for the completion.
+    /// it is done: an application of the safe API that wants them back asks for the completion.
     ///
     /// # Errors
     /// - [`Error::BadFlags`]: not directions of a queue.
@@ -720,7 +720,7 @@ impl Endpoint {
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
-    /// Posts a send. One buffer to a peer that nothing stands before goes the way of the raw face.
+    /// Posts a send. One buffer to a peer that nothing stands before goes the way of the raw API.
     #[inline(always)]
     pub(crate) fn post_send(&self, send: Send) -> Posted {
         let Send { kind, bufs, dest, tag, data, context, flags } = send;
@@ -798,7 +798,7 @@ impl Endpoint {
         posted
     }
 
-    /// Posts a receive. One buffer for anybody's message goes the way of the raw face.
+    /// Posts a receive. One buffer for anybody's message goes the way of the raw API.
     #[inline(always)]
     pub(crate) fn post_recv(&self, recv: Recv) -> Posted {
         let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;

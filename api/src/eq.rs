@@ -339,9 +339,9 @@ impl EqInner {
         true
     }
 
-    /// Endpoint `fid` has accepted. Requests are kept back until the queue hears what became of it:
-    /// the other side may ask the listener, who has a node of his own, for another connection
-    /// before it is known here that the first one stands.
+    /// Endpoint `fid` has accepted. Requests are held back until the queue has the outcome: the
+    /// other side may ask the listener, which has its own node, for another connection before this
+    /// side knows that the first one is established.
     pub(crate) fn accepting(&self, fid: u64) {
         self.lock().accepting.push((fid, Instant::now() + ACCEPT_MAX));
     }

@@ -1,7 +1,7 @@
 //! Error codes by their libfabric names, and what they say.
 //!
 //! A call returns [`Error`], which has one `fi_errno` each; the constants are for whoever compares
-//! numbers, and for the C face. The values are those of rdma/fi_errno.h.
+//! numbers, and for C programs. The values are those of rdma/fi_errno.h.
 
 pub use barewire_dataplane::error::{Error, Result};
 

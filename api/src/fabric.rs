@@ -82,7 +82,7 @@ pub fn fabric(attr: &FabricAttr) -> Result<Fabric> {
 pub enum Waitable<'a> {
     /// A completion queue.
     Cq(&'a Cq),
-    /// A completion queue of the raw face.
+    /// A completion queue of the raw API.
     RawCq(&'a RawCq),
     /// A counter.
     Cntr(&'a Cntr),

@@ -1,8 +1,8 @@
-//! Files that are looked at again while a domain is open.
+//! Files that are read again while a domain is open.
 //!
-//! A file may lie on a server that does not answer, so nobody who turns the loop reads one. A
-//! thread looks once a second whether one is another than before, reads them, and leaves what they
-//! hold where the next turn that reads the clock takes it.
+//! A file may be on a server that does not answer, so no thread that runs the progress loop reads
+//! one. A separate thread checks once a second whether a file has changed, reads it, and leaves its
+//! content for the next turn that reads the clock.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

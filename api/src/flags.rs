@@ -3,7 +3,7 @@
 //!
 //! The same bit means different things in different words (bit 59 is `FI_DIRECTED_RECV`,
 //! `FI_CLAIM`, `FI_SELECTIVE_COMPLETION` and the mode `FI_CONTEXT`), so every use has its type; the
-//! raw constants are for the C face and for people who read other people's logs.
+//! raw constants are for C programs and for people who read other people's logs.
 
 use bitflags::bitflags;
 

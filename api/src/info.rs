@@ -281,7 +281,7 @@ pub struct EndpointAttr {
     /// one that is shared with other endpoints, which here costs nothing and brings nothing.
     pub tx_ctx_cnt: usize,
     /// Receive contexts: 1, or 2 to [`CTX_MAX`] of a scalable endpoint, or [`SHARED_CONTEXT`] for
-    /// one that is shared with other endpoints, which are of the raw face.
+    /// one that is shared with other endpoints, which are of the raw API.
     pub rx_ctx_cnt: usize,
     /// A key of the domain's, which the endpoint has anyway; empty for that one. Every other is
     /// refused.

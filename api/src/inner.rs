@@ -389,7 +389,9 @@ impl Core {
         }
         match FileWatch::start(move || files.look()) {
             Ok(watch) => self.key_watch = Some(watch),
-            Err(e) => tracing::warn!("no thread looks at the key files ({e}): the keys stay"),
+            Err(e) => {
+                tracing::warn!("no thread watches the key files ({e}): they are not read again")
+            }
         }
     }
 
@@ -445,7 +447,9 @@ impl Core {
         }
         self.injects_from = now + INJECTS_PERIOD_NS;
         for FailedInject { station, err, count } in self.node().failed_injects() {
-            tracing::warn!("{count} injects to {station} failed, which no completion says: {err}");
+            tracing::warn!(
+                "{count} injects to {station} failed, which no completion reports: {err}"
+            );
         }
     }
 

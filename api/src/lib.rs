@@ -1,8 +1,8 @@
 //! libfabric's calls over plain Ethernet, as Rust.
 //!
 //! One method per `fi_` call, with its name (searching the documentation for `fi_tsend` finds
-//! [`Endpoint::tsend`]); constants and error codes are libfabric's. The *safe face* takes buffers
-//! by value and its completions give them back; the *raw face* ([`raw`]) takes addresses and is for
+//! [`Endpoint::tsend`]); constants and error codes are libfabric's. The *safe API* takes buffers
+//! by value and its completions give them back; the *raw API* ([`raw`]) takes addresses and is for
 //! the C provider.
 //!
 //! ```no_run

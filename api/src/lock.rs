@@ -1,23 +1,23 @@
-//! The one lock of a domain, and who may go without it.
+//! The lock of a domain, and when it can be skipped.
 //!
-//! A domain is in one of two modes. *Shared* (`FI_THREAD_SAFE` and whatever has a progress thread):
-//! a spin lock, one exchange when nobody else is there, which yields the processor when somebody
-//! is, since his holder may be waiting for it. *Owned* (`FI_THREAD_DOMAIN` with manual progress):
-//! no atomic read-modify-write at all; one thread owns the domain and everybody else is turned
-//! away. The safe face checks that by the thread's number, so that a caller who breaks his promise
-//! gets `FI_EOPBADSTATE` and not a data race. In *serial* mode, which only an unsafe call gives, we
-//! take his word.
+//! A domain is in one of three modes. *Shared* (`FI_THREAD_SAFE`, and any domain with a progress
+//! thread): a spin lock, one exchange if uncontended; under contention it yields the processor,
+//! since the holder may be waiting for it. *Owned* (`FI_THREAD_DOMAIN` with manual progress): no
+//! atomic read-modify-write; one thread owns the domain and every other one is refused. The safe
+//! API checks that by the thread's number, so a program that breaks its promise gets
+//! `FI_EOPBADSTATE` and not a data race. *Serial*, which only an unsafe call selects: the promise
+//! is not checked.
 //!
-//! In serial mode the promise is of data calls alone: control calls (fi_domain(3): open, bind,
+//! In serial mode the promise covers data calls only: control calls (fi_domain(3): open, bind,
 //! register, insert, close) come from any thread ([`Lock::enter_control`]). A domain in owned or
-//! serial mode may also have a thread of ours, which comes in while the program is elsewhere
-//! ([`Lock::enter_beside`]). The data calls pay no fence for either: who comes beside them *claims*
-//! the lock and has the kernel run a barrier on every processor of the process (membarrier(2),
-//! `PRIVATE_EXPEDITED`). After it, either the program's entry is seen, or the program's next entry
-//! sees the claim, and waits.
+//! serial mode may also have a thread of ours, which enters while the program is outside
+//! ([`Lock::enter_beside`]). Data calls pay no fence for either. A control call or thread *claims*
+//! the lock, then the kernel runs a barrier on every processor of the process (membarrier(2),
+//! `PRIVATE_EXPEDITED`). After it, either the claimer sees that a data call is inside, or the next
+//! data call sees the claim and waits.
 //!
 //! A forked child shares the parent's device memory and must never touch it: every entry compares
-//! the number of forks in this process's ancestry, but for those through an open gate, which the
+//! the number of forks in this process's ancestry, except entries through an open gate, which the
 //! fork shuts in the child ([`Lock::shut_in_child`]).
 
 use std::cell::{Cell, UnsafeCell};
@@ -36,7 +36,7 @@ use crate::errno::{Error, Result};
 const OWNED: u8 = 0;
 const SHARED: u8 = 1;
 const SERIAL: u8 = 3;
-/// Somebody panicked inside, which only our own bug can cause: nothing is certain any more.
+/// A panic inside the lock, which only our own bug can cause: the state is undefined.
 const POISONED: u8 = 2;
 
 /// Who may enter.
@@ -55,7 +55,7 @@ const CLAIMED: u8 = 1;
 /// The mode decides: it is not serial, or a fork would not set this in the child.
 const ASK_MODE: u8 = 2;
 
-/// Nobody owns an owned lock yet; the next to come does.
+/// An owned lock without an owner: the next thread to enter becomes it.
 const NOBODY: u64 = 0;
 
 /// Tries before the first yield. A turn that does something takes about as long.
@@ -72,10 +72,10 @@ pub(crate) struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-/// Whether one may enter.
+/// Whether a data call may enter.
 struct Gate {
-    /// A data call is inside in owned or serial mode, or looks whether it may be. Written by data
-    /// calls alone, with plain stores.
+    /// A data call is inside in owned or serial mode, or checks whether it may be. Written by data
+    /// calls only, with plain stores.
     inside: AtomicBool,
     /// [`CLAIMED`] and [`ASK_MODE`]: why a data call that is inside may have to leave again.
     asks: AtomicU8,
@@ -171,8 +171,8 @@ impl<T> Lock<T> {
         Ok(Guard { lock: self, on_this_thread: PhantomData })
     }
 
-    /// Takes the lock if one may enter without another question, which is so in serial mode while
-    /// nobody is inside. `None` if not, also while somebody beside the data calls is, for whom
+    /// Takes the lock if no further check is needed: in serial mode while nothing else is inside.
+    /// `None` if not, also while a control call or thread of ours is inside, for which
     /// [`enter`](Self::enter) waits.
     #[inline(always)]
     pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
@@ -371,7 +371,7 @@ impl<T> Lock<T> {
         Ok(())
     }
 
-    /// Lets a thread that turned the loop stand back while others want in.
+    /// Lets a thread that has run the progress loop yield while others want in.
     pub(crate) fn let_others_in(&self) {
         // Bounded: a waiter may have been stopped by a debugger.
         for _ in 0..64 {

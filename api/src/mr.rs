@@ -312,7 +312,7 @@ impl RawMr {
             base.pieces.iter().any(|of| of.start <= piece.start && piece.end <= of.end)
         };
         if !pieces.iter().all(holds) {
-            return Err(Error::Invalid("a sub-region is inside of its base"));
+            return Err(Error::Invalid("base_mr: the range is not inside of it"));
         }
         let mut part = Self::register(dom, buf, pieces, attr)?;
         part._base = Some(Arc::clone(&base.pieces));

@@ -1,4 +1,4 @@
-//! Untagged messages: the nine calls of fi_msg(3), safe face.
+//! Untagged messages: the nine calls of fi_msg(3), safe API.
 //!
 //! All of them return at once. A refused call ([`Refused`]) queued nothing and gives the buffers
 //! back; its error is one of

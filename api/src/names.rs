@@ -1,26 +1,26 @@
-//! Endpoints by the name or number of their host and a service, as programs of IP know them.
+//! Endpoints by host (name or IP address) and service, as IP programs name them.
 //!
-//! What a name leads to depends on the port ([`Names`]). Names are looked up when an address is
-//! asked for or inserted, never on the way of a message.
+//! How a name is resolved depends on the port ([`Names`]). Names are resolved when an address is
+//! requested or inserted, never on the path of a message.
 //!
 //! # `udp:` ports
-//! The MAC of such a port is its IPv4 address, or the last 32 bits of an IPv6 address that begins
-//! as those of all its peers do, and its UDP port: host and service are an address by arithmetic
-//! and nobody is asked: the endpoint has the number of the service, and its port the
-//! UDP port whose lower 14 bits are those of the service ([`udp_port`]), which from 49152 on is the
-//! service itself.
+//! The MAC of such a port encodes its IPv4 address, or the last 32 bits of an IPv6 address whose
+//! other bits all peers share, and its UDP port. So host and service map to an address by
+//! arithmetic and no station is queried. The endpoint has the number of the service, and its port
+//! the UDP port with the same lower 14 bits ([`udp_port`]), which from 49152 on is the service
+//! itself.
 //!
 //! # Segments
 //! A *label* is the address of an endpoint that a program knows by a service only. On `shm:` the
-//! domain that is opened with it takes the MAC `06:62:77:00:PP:PP`, which says it. Only the host
-//! itself is known by name.
+//! domain that is opened with it takes the MAC `06:62:77:00:PP:PP`, which encodes the service. Only
+//! this host has a name.
 //!
 //! # Other ports
-//! Who serves a service at a host is asked for (`who.rs`). An endpoint that asks for a service has
-//! that number and answers for it, at every address of its host and at its name: also at those of
-//! other interfaces, since a name leads to any of them and a device that the kernel does not know
-//! has none. No other process of the host gets the service on that device. A label stands in its
-//! place until the domain is open and the station is known.
+//! A broadcast query finds the server (`who.rs`). An endpoint that asks for a service has that
+//! number and answers for it at every IP address of its host and at its name: also at addresses of
+//! other interfaces, since a name may resolve to any of them and a device without the kernel has
+//! none. No other process of the host gets the service on that device. A label is used in its place
+//! until the domain is open and the station is known.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, ToSocketAddrs, UdpSocket};
@@ -100,7 +100,7 @@ pub enum Whose {
     Peers,
 }
 
-/// Why host and service lead to nobody, and who was asked.
+/// Why host and service were not resolved, and how it was tried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NoName(String);
@@ -282,8 +282,7 @@ impl Names {
         match self {
             Self::Asked { .. } | Self::Labels => {
                 if hosts.is_some_and(|hosts| !hosts.into_iter().any(is_here)) {
-                    let why = "not an address of this host, and on this port nobody else is known \
-                               by name";
+                    let why = "not an address of this host, and this port resolves no other host";
                     return Err(no_name(node, why));
                 }
                 Ok((number != 0).then(|| label(number)))
@@ -603,17 +602,17 @@ fn heard(
         let at = if asked.is_empty() { String::new() } else { format!(" ({})", asked.join(", ")) };
         let ms = PATIENCE.as_millis();
         return Err(NoName(format!(
-            "{text}{at}: everybody on the segment was asked, by WHO, and within {ms} ms nobody \
-             said that he serves {service_text} there; does a server run there, on the same \
-             segment, that asked for it (FI_SOURCE)?"
+            "{text}{at}: every station on the segment was asked, by WHO, and within {ms} ms none \
+             answered that it serves {service_text} there; does a server run there, on the same \
+             segment, that has registered it (FI_SOURCE)?"
         )));
     };
     if service != 0
         && let Some(other) = answers.iter().find(|other| other.station != first.station)
     {
         tracing::warn!(
-            "{text}: both {} and {} say that they serve {service_text} there; the first is taken. \
-             Give each host an address of its own",
+            "{text}: both {} and {} say that they serve {service_text} there; the first is used. \
+             Give each host its own address",
             first.station,
             other.station
         );
@@ -670,8 +669,7 @@ fn is_here(ip: IpAddr) -> bool {
 }
 
 /// The first of a host's addresses that a port at `ours` reaches: of the same network, and if the
-/// kernel carries its datagrams, one that the kernel knows a way to. Nobody is asked whether he is
-/// there.
+/// kernel carries its datagrams, one with a route. Whether the host is up is not tested.
 fn reachable(
     ours: IpAddr,
     by_kernel: bool,
@@ -775,7 +773,7 @@ mod tests {
                 "{node:?}"
             );
             let why = find(names, node, service, false).unwrap_err().to_string();
-            assert!(why.contains("everybody on the segment was asked"), "{why}");
+            assert!(why.contains("every station on the segment was asked"), "{why}");
         }
         let hosts = [("10.1.1.7", 9), ("2001:db8::7", 9)].map(|(ip, n)| (ip.parse().unwrap(), n));
         assert!(names.find_all(&hosts, &two).iter().all(|found| found.as_ref().is_ok()));

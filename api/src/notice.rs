@@ -1,5 +1,5 @@
-//! Writes the notices of a node to the log, so that whoever runs the program learns of what no
-//! completion says: one line for each session that ended, by way of `tracing`.
+//! Writes the notices of a node to the log (`tracing`), for what no completion reports: one line
+//! for each session that ended.
 
 use std::fmt::{self, Write};
 
@@ -197,15 +197,14 @@ fn told_of(fault: CertFault) -> (&'static str, &'static str) {
     match fault {
         CertFault::Time => ("is not valid now", "renew it, or set the clocks of both right"),
         CertFault::Issuer => {
-            ("leads to none of this side's roots", "its issuer goes into BAREWIRE_ROOTS_FILE here")
+            ("leads to none of this side's roots", "add its issuer to BAREWIRE_ROOTS_FILE here")
         }
         CertFault::Name => {
-            ("names nobody whom this side talks to", "its name goes into BAREWIRE_PEER_IDS here")
+            ("has no name that this side accepts", "add its name to BAREWIRE_PEER_IDS here")
         }
-        CertFault::Signature => (
-            "is not its own, as its signature shows",
-            "look for the station that sends with its address",
-        ),
+        CertFault::Signature => {
+            ("does not match its signature", "look for the station that sends with its address")
+        }
         CertFault::Malformed => {
             ("cannot be read", "install the same release on both, or look for its sender")
         }

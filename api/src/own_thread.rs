@@ -1,4 +1,4 @@
-//! Threads that are barewire's and not the program's.
+//! Threads of barewire itself.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};

@@ -1,17 +1,18 @@
-//! The raw face: data calls that take addresses, for the C provider.
+//! The raw API: data calls that take addresses, for the C provider.
 //!
-//! It differs from the safe face in memory and in failed injects. Contexts come back verbatim,
-//! so a queue belongs to one face: endpoints of the other cannot be bound to it. The calls without
-//! a context (`fi_inject` and its like) write no entry when they fail, where those of the safe face
-//! write one: programs in C take every context for theirs. Such a failure is counted as an error by
-//! a bound counter and told in the log, with the peer.
+//! It differs from the safe API in memory and in failed injects. Contexts come back verbatim, so a
+//! queue belongs to one API: endpoints of the other cannot be bound to it. The calls without a
+//! context (`fi_inject` and the like) write no entry when they fail, while those of the safe API
+//! write one: C programs take every context for one of theirs. A bound counter counts such a
+//! failure as an error, and the log names the peer.
 //!
 //! # The promise of the unsafe calls
 //! From the call until the operation has ended (its entry was read, its counter has counted it, or
 //! the call was refused; for an inject call until it returns), every piece of memory that the call
-//! names is mapped, readable for a send and writable for a receive, and in the latter case nothing
-//! else reads or writes it. A multi-receive buffer is such until the entry with `FI_MULTI_RECV`. A
-//! piece of length 0 may have any address. The list itself is only read during the call.
+//! names is mapped, readable for a send and writable for a receive, and during a receive nothing
+//! else reads or writes it. For a multi-receive buffer this holds until the entry with
+//! `FI_MULTI_RECV`. A piece of length 0 may have any address. The list itself is only read during
+//! the call.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -104,7 +105,7 @@ struct OneSend {
     no_completion: bool,
 }
 
-/// An endpoint of the raw face.
+/// An endpoint of the raw API.
 pub struct RawEndpoint(EpCommon);
 
 impl Deref for RawEndpoint {
@@ -124,7 +125,7 @@ impl RawEndpoint {
         Self(ep)
     }
 
-    /// As [`crate::Endpoint::bind_cq`], for a queue of this face.
+    /// As [`crate::Endpoint::bind_cq`], for a queue of this API.
     ///
     /// # Errors
     /// As there.
@@ -519,7 +520,7 @@ impl RawEndpoint {
     }
 }
 
-/// An operation on remote memory in full, for the raw face.
+/// An operation on remote memory in full, for the raw API.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRma<'a> {
     /// Local memory.
@@ -690,7 +691,7 @@ impl RawEndpoint {
     }
 }
 
-/// An atomic operation in full, for the raw face. Lists name bytes, not elements.
+/// An atomic operation in full, for the raw API. Lists name bytes, not elements.
 #[derive(Clone, Copy, Debug)]
 pub struct RawAtomic<'a> {
     /// Which family.
@@ -884,7 +885,7 @@ impl RawEndpoint {
     }
 }
 
-/// A collective in full, for the raw face. Lengths follow from `count` and the kind, as
+/// A collective in full, for the raw API. Lengths follow from `count` and the kind, as
 /// fi_collective(3) has them; a broadcast has `buf` alone.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCollective {
@@ -935,7 +936,7 @@ impl RawEndpoint {
     }
 }
 
-/// What a call of the raw face is, in our types. Whether there is such a call the node finds out.
+/// What a call of the raw API is, in our types. Whether there is such a call the node finds out.
 ///
 /// # Errors
 /// [`Error::Invalid`]: `coll_addr` is no group.
@@ -950,7 +951,7 @@ fn call_of(raw: &RawCollective) -> Result<CollCall> {
 }
 
 impl Domain {
-    /// As [`endpoint`](Self::endpoint), of the raw face.
+    /// As [`endpoint`](Self::endpoint), of the raw API.
     ///
     /// # Errors
     /// As [`endpoint`](Self::endpoint).
@@ -958,7 +959,7 @@ impl Domain {
         RawEndpoint::open(&self.dom, info)
     }
 
-    /// Opens a shared receive context of the raw face: receives posted to it take the messages of
+    /// Opens a shared receive context of the raw API: receives posted to it take the messages of
     /// every endpoint that it is [bound](RawEndpoint::bind_srx) to, and complete in the queue of
     /// the endpoint that the message was for. It has no queue itself: a receive that is cancelled,
     /// or left when the port goes, is told by some endpoint that shares it, and one that is left
@@ -974,7 +975,7 @@ impl Domain {
         RawEndpoint::open_srx(&self.dom, attr)
     }
 
-    /// As [`cq_open`](Self::cq_open), for endpoints of the raw face.
+    /// As [`cq_open`](Self::cq_open), for endpoints of the raw API.
     ///
     /// # Errors
     /// As [`cq_open`](Self::cq_open).
@@ -1122,7 +1123,7 @@ impl Drop for EmptyCq<'_> {
     }
 }
 
-/// A completion queue of the raw face: entries as the node has them.
+/// A completion queue of the raw API: entries as the node has them.
 pub struct RawCq(pub(crate) Arc<CqInner>);
 
 impl RawCq {

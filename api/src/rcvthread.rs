@@ -1,9 +1,11 @@
-//! The receive thread of a domain with manual progress: it answers for a program that computes.
+//! The receive thread of a domain with manual progress: it makes progress while the program
+//! computes.
 //!
-//! Peers on a wire know a process by its answers. A program that does not poll gives none, so its
-//! peers would find it dead after T_dead and its socket would overflow. This thread turns the loop
-//! for as long as the program does not: it receives, stores, acknowledges, answers and repeats. It
-//! sleeps while the program polls, and never completes anything that a poll would not have.
+//! Over a wire, peers know by its answers that a process is alive. A program that does not poll
+//! gives none: its peers would declare it dead after T_dead, and its socket would overflow. This
+//! thread runs the progress loop while the program does not: it receives, stores, acknowledges,
+//! answers and retransmits. It sleeps while the program polls, and never completes anything that a
+//! poll would not have completed.
 //!
 //! It is in one of two states:
 //! - *watching*: the program polls. Looks after 10 ms whether it still does, and, as long as it
@@ -12,16 +14,16 @@
 //! - *standing in*: the program has not polled for that long. Sleeps on the port and takes what
 //!   comes; a port that has no interrupt is looked at every tenth of T_dead.
 //!
-//! While the program streams small messages over a port whose frames pass a kernel, they are held
-//! to share packets ([`HoldWatch`]), and this thread looks every 40 us for one that the program
-//! left.
+//! While the program streams small messages over a port whose frames pass a kernel, messages are
+//! held to share packets ([`HoldWatch`]). Then this thread checks every 40 us for a packet that the
+//! program did not send.
 //!
 //! The program pays one load per call for it: see [`Lock::enter_beside`](crate::lock::Lock). A port
-//! that knows which processes live ([`PortCaps::tells_presence`]) needs no such thread.
+//! that knows which processes are alive ([`PortCaps::tells_presence`]) needs no such thread.
 //!
-//! Every domain has its own: it sleeps on the port itself, in whatever way that port's driver has,
-//! and a domain that is slow, locked or being closed holds up the answers of no other. Its cost
-//! stands in `docs/provider.md`.
+//! Every domain has its own thread: it sleeps on the port itself, as that port's driver requires,
+//! and a domain that is slow, locked or being closed does not delay the answers of another.
+//! `docs/provider.md` has its cost.
 //!
 //! [`HoldWatch`]: barewire_dataplane::node::HoldWatch
 //! [`PortCaps::tells_presence`]: barewire_driver::port::PortCaps::tells_presence
@@ -69,7 +71,7 @@ impl DomainRef {
         match start(self.arc()) {
             Ok(thread) => self.keep_receiver(thread),
             Err(e) => tracing::warn!(
-                "no receive thread ({e}): peers find this process dead if it does not poll for \
+                "no receive thread ({e}): peers declare this process dead if it does not poll for \
                  {} ms; raise the limit on threads (ulimit -u, the pids limit of a container), or \
                  let the filter pass membarrier(2)",
                 self.settings.t_dead.as_millis()

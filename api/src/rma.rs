@@ -1,4 +1,4 @@
-//! Remote memory: the nine calls of fi_rma(3), safe face; the raw one is in [`crate::raw`].
+//! Remote memory: the nine calls of fi_rma(3), safe API; the raw one is in [`crate::raw`].
 //!
 //! All of them return at once. What a refused call means is told in [`crate::msg`]; in addition
 //! [`Error::Invalid`]: the remote ranges have not as many bytes as the buffers, or there are more

@@ -7,8 +7,9 @@
 //! [`AvAttr::rx_ctx_bits`](crate::AvAttr::rx_ctx_bits). Whatever transmit context a message left
 //! by, its sender is the scalable endpoint.
 //!
-//! To name a context that the target has not got is an error at the initiator: at once for one that
-//! no endpoint has, the 257th and further, else when the target has refused the operation.
+//! Naming a context that the target does not have is an error at the initiator: at once for an
+//! index that no endpoint has (the 257th and higher), else when the target has refused the
+//! operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -169,7 +170,7 @@ impl ScalableEndpoint {
         self.open_tx(idx, attr).map(Endpoint::of_common)
     }
 
-    /// As [`tx_context`](Self::tx_context), of the raw face.
+    /// As [`tx_context`](Self::tx_context), of the raw API.
     ///
     /// # Errors
     /// As there.
@@ -187,7 +188,7 @@ impl ScalableEndpoint {
         self.open_rx(idx, attr).map(Endpoint::of_common)
     }
 
-    /// As [`rx_context`](Self::rx_context), of the raw face.
+    /// As [`rx_context`](Self::rx_context), of the raw API.
     ///
     /// # Errors
     /// As there.
@@ -200,7 +201,7 @@ impl ScalableEndpoint {
         let it = &self.0;
         let mut open = it.tx_open.lock().unwrap_or_else(PoisonError::into_inner);
         match open.get_mut(idx) {
-            None => Err(Error::Invalid("index: the scalable endpoint has not as many contexts")),
+            None => Err(Error::Invalid("index: the scalable endpoint has fewer contexts")),
             Some(true) => Err(Error::Busy),
             Some(open) => {
                 let attr = EpAttr { rx_size: 1, tx_size: tx.size, ..it.attr(tx.caps) };

@@ -1,5 +1,5 @@
-//! What can be set: one struct, parsed once from strings and the environment into types that
-//! cannot be wrong.
+//! Settings: one struct, parsed once from strings and the environment into types that cannot hold
+//! an invalid value.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tagged messages: the nine calls of fi_tagged(3), safe face.
+//! Tagged messages: the nine calls of fi_tagged(3), safe API.
 //!
 //! A receive takes the oldest message whose tag is equal in all bits that `ignore` does not have.
 //! Errors are those of [`crate::msg`], with `FI_TAGGED` for `FI_MSG`.

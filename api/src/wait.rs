@@ -1,13 +1,13 @@
 //! Wait objects: how a thread sleeps until a queue or counter has something for it.
 //!
-//! Nobody spins. In a domain with a progress thread, sleepers wait for it to notice. In a domain
-//! with manual progress somebody has to turn the loop: one sleeper, the *leader*, waits on the port
-//! itself and turns the loop when a frame comes; the others wait for him. When he leaves, the next
-//! one leads.
+//! No waiter spins. In a domain with a progress thread, waiters sleep until it finds something for
+//! them. In a domain with manual progress a waiter has to run the loop: one, the *leader*, waits on
+//! the port itself and runs the loop when a frame arrives; the others wait for it. When it leaves,
+//! the next one leads.
 //!
-//! No wake-up is lost: a sleeper notes the epoch, looks, registers under the domain's lock and
-//! sleeps only if the epoch is still the same; whoever makes its queue ready later finds it
-//! registered and moves the epoch.
+//! No wake-up is lost: a waiter reads the epoch, checks its queue, registers under the domain's
+//! lock and sleeps only if the epoch is unchanged; a thread that makes its queue ready later finds
+//! it registered and advances the epoch.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,21 +1,21 @@
-//! Asking who serves a service at a host, where the port does not say it: WHO and HERE of
-//! `docs/wire.md`, "Names".
+//! Queries for the server of a service at a host, on ports where the address cannot be computed:
+//! WHO and HERE of `docs/wire.md`, "Names".
 //!
-//! # When is asked, and by whom
-//! Where an address is resolved: in `fi_getinfo`, and where one is inserted. Both wait, for
-//! [`PATIENCE`] at most, however many hosts are asked for at once. A name that is resolved while
-//! messages wait for it would spare that, but programs ask whether a host is there by
-//! `fi_getinfo`, whose answer has to be right, and a queue of unresolved sends would be on the way
-//! of every message. Insertion asks through its domain. `fi_getinfo` asks through a domain of this
-//! process on the same port, if there is one, else opens the port for the question alone: on a port
-//! that a process has to itself (`vfio:`, `dpdk:`, a queue of `xdp:`) that fails while another
-//! process has it, and costs what opening costs.
+//! # When queries are sent, and by whom
+//! When an address is resolved: in `fi_getinfo`, and when one is inserted. Both wait for at most
+//! [`PATIENCE`], however many hosts are queried at once. Resolving a name while messages wait for
+//! it would avoid that wait. But programs use `fi_getinfo` to find out whether a host exists, and
+//! its answer has to be right; and a queue of unresolved sends would be on the path of every
+//! message. An insertion queries through its domain. `fi_getinfo` queries through a domain of this
+//! process on the same port, if there is one, else it opens the port for the query: on an exclusive
+//! port (`vfio:`, `dpdk:`, a queue of `xdp:`) that fails while another process has it, and costs an
+//! open.
 //!
-//! # Whom the kernel knows
-//! Neither routes nor neighbours of the kernel are asked. Its neighbour is the NIC of a host, and
-//! so the process that was there first; who serves the service only the question finds. It is a
-//! broadcast as ARP's is, so it reaches whomever ARP reaches, also on devices that the kernel does
-//! not know.
+//! # The kernel's neighbours
+//! The kernel's routes and neighbours are not used. A neighbour is the NIC of a host, and so the
+//! first process of that host; only the query finds the process that serves the service. It is a
+//! broadcast like ARP's, so it reaches the same stations, also on devices that the kernel does not
+//! know.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher, RandomState};

@@ -1,5 +1,5 @@
 //! Work that waits for a counter: triggered operations (`FI_TRIGGER`) and deferred work
-//! (`FI_QUEUE_WORK`), for the raw face.
+//! (`FI_QUEUE_WORK`), for the raw API.
 //!
 //! Both are kept here, as they will be posted, until the counter has reached the threshold. A
 //! triggered operation is then posted as if it had been called at that time. Deferred work goes
@@ -215,7 +215,7 @@ impl Domain {
     /// What else the operation can be refused for ends in an error entry when its time has come.
     ///
     /// # Safety
-    /// The [promise](crate::raw) of the raw face, from this call until the work has ended or been
+    /// The [promise](crate::raw) of the raw API, from this call until the work has ended or been
     /// cancelled; operands of atomic operations are read until then as well.
     ///
     /// Source: fi_trigger(3), "DEFERRED WORK QUEUES".

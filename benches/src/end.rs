@@ -1,5 +1,5 @@
-//! An end of a fabric to measure, three times: [`RawEnd`] is the raw face of the api, which the C
-//! provider uses, [`SafeEnd`] its safe face, [`NodeEnd`] a node on a port with nothing around them.
+//! An end of a fabric to measure, three times: [`RawEnd`] is the raw API of the api, which the C
+//! provider uses, [`SafeEnd`] its safe API, [`NodeEnd`] a node on a port with nothing around them.
 
 use std::slice;
 
@@ -371,7 +371,7 @@ pub(crate) fn domain(
     Ok((domain, info, av))
 }
 
-/// An endpoint of the raw face.
+/// An endpoint of the raw API.
 pub struct RawEnd {
     ep: RawEndpoint,
     cq: RawCq,
@@ -470,7 +470,7 @@ impl End for RawEnd {
     }
 }
 
-/// An endpoint of the safe face, with buffers that come back from completions.
+/// An endpoint of the safe API, with buffers that come back from completions.
 pub struct SafeEnd {
     ep: Endpoint,
     cq: Cq,

@@ -12,7 +12,7 @@ pub enum How {
     Inject,
 }
 
-/// Two ends of the raw face on one segment, with `memory` bytes each.
+/// Two ends of the raw API on one segment, with `memory` bytes each.
 ///
 /// # Errors
 /// What the port or the api refused.

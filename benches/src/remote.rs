@@ -1,4 +1,4 @@
-//! An end whose peer reads, writes and changes its memory: the raw face of the api with everything
+//! An end whose peer reads, writes and changes its memory: the raw API of the api with everything
 //! that one-sided operations need, and the tagged messages that they are compared with.
 
 use barewire::flags::{Access, BindFlags, Caps};

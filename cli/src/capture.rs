@@ -21,64 +21,63 @@ use crate::opened::{Opener, copy, create};
 use crate::perf::parse_size;
 use crate::stats::station;
 
-/// Writes every frame that passes on a segment to a pcapng file, until Ctrl-C
+/// Captures the frames of a segment to a pcapng file, until Ctrl-C
 ///
-/// Sees what all processes of the segment send each other, from shortly after it starts. It holds
-/// nobody up: frames that come faster than it can write are missed and counted. Every sender
-/// copies its frames once more while a capture runs. Of a device that a `barewire switch` owns it
-/// sees what the processes behind that send and receive; a frame from one of them to another twice.
-/// To record a single program instead, give it the port pcap(file=FILE):PORT.
+/// Captures the frames between all processes of the segment, from shortly after its start. It
+/// never blocks a sender: frames that arrive faster than it writes are missed and counted. While a
+/// capture runs, every sender copies each frame once more. On a device that a `barewire switch`
+/// owns, it captures what the processes behind the switch send and receive; a frame from one of
+/// them to another appears twice. To record a single program, use the port pcap(file=FILE):PORT.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
-  0  the capture was ended, and the file holds what was seen
+  0  the capture ended and the file is complete
   1  the segment cannot be joined, or the file cannot be written
-  2  called wrongly
+  2  wrong arguments
 
 Examples:
   barewire capture -o run.pcapng                     this user's segment
   barewire capture --port shm:job7 -o job7.pcapng    another one
-  barewire capture --port vfio:0000:05:00.0 -o a.pcapng    what goes through its switch
+  barewire capture --port vfio:0000:05:00.0 -o a.pcapng    the frames of its switch
   barewire capture --peer 02:00:00:00:00:09 -o a.pcapng    of one station
   barewire capture -o a.pcapng --files 10 --file-size 100m
-                 a.1.pcapng and so on, of which the last ten stay: until what is rare has happened
+                 a.1.pcapng and so on, of which the last ten are kept: to wait for a rare event
   barewire capture --keys secrets.log --read sealed.pcapng -o opened.pcapng
-                 what a key seals, with the secrets that BAREWIRE_KEY_LOG=secrets.log had written
+                 decrypts, with the secrets that BAREWIRE_KEY_LOG=secrets.log has written
   barewire capture -o - --count 100 | tshark -r -
   wireshark -X lua_script:docs/barewire.lua run.pcapng
                  in a checkout; the package's Wireshark has the dissector already
 
 Environment:
-  BAREWIRE_PORT  the segment where --port is not given (default: this user's, shm)")]
+  BAREWIRE_PORT  the segment if --port is not given (default: this user's, shm)")]
 pub(crate) struct CaptureArgs {
-    /// The segment, shm or shm:NAME, or a device that a switch owns.
+    /// The segment (shm or shm:NAME) or a device that a switch owns.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
-    /// The file, which is emptied first; - for standard output.
+    /// The file to write; an existing one is truncated; - for standard output.
     #[arg(short, long)]
     output: PathBuf,
-    /// Only frames from or to this station: MAC[.NUMBER], or IP:PORT of a udp port. May be given
-    /// again.
+    /// Only frames from or to this station: MAC[.NUMBER], or IP:PORT of a udp port. Can be
+    /// repeated.
     #[arg(long, value_name = "ADDR", value_parser = station)]
     peer: Vec<Station>,
-    /// Begins a new file after so many bytes, 64k at least.
+    /// Starts a new file after this many bytes, at least 64k.
     #[arg(long, value_name = "BYTES", value_parser = file_size)]
     file_size: Option<u64>,
-    /// Keeps the last so many files.
+    /// Keeps only the last N files.
     #[arg(long, requires = "file_size", value_parser = clap::value_parser!(u64).range(1..))]
     files: Option<u64>,
-    /// Writes sealed frames as what was sealed, with the secrets that BAREWIRE_KEY_LOG has written
-    /// to this file.
+    /// Decrypts sealed frames with the secrets in this file, which BAREWIRE_KEY_LOG has written.
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
-    /// Opens the frames of this recording (pcapng or pcap) in place of capturing.
+    /// Decrypts the frames of this recording (pcapng or pcap) instead of capturing.
     #[arg(long, value_name = "FILE", requires = "keys",
         conflicts_with_all = ["peer", "file_size", "files", "count", "seconds"])]
     read: Option<PathBuf>,
-    /// Ends after so many frames.
+    /// Exits after this many frames.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Ends after so many seconds.
+    /// Exits after this many seconds.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
 }

@@ -10,18 +10,18 @@ use crate::fail::Fail;
 /// A certificate in place of a key.
 #[derive(Args, Clone)]
 pub(crate) struct CertArgs {
-    /// PEM file with the certificate that this side is known by, in place of a key, and then
-    /// intermediates.
+    /// PEM file with this side's certificate, followed by intermediates; instead of a pre-shared
+    /// key.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_CERT_FILE", hide_env = true)]
     cert: Option<OsString>,
     /// PEM file with the private key of the certificate.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_CERT_KEY_FILE", hide_env = true)]
     cert_key: Option<OsString>,
-    /// PEM file with the roots that certificates of peers lead to.
+    /// PEM file with the root certificates for peers.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_ROOTS_FILE", hide_env = true)]
     roots: Option<OsString>,
-    /// Names in certificates of peers, separated by commas, such as spiffe://domain/job/*; all of
-    /// this side's trust domain if not given.
+    /// Accepted names in peers' certificates, separated by commas, such as spiffe://domain/job/*;
+    /// default: all names of this side's trust domain.
     #[arg(long, value_name = "IDS", env = "BAREWIRE_PEER_IDS", hide_env = true)]
     peer_ids: Option<OsString>,
 }

@@ -12,36 +12,36 @@ use crate::fail::Fail;
 use crate::http::{Answer, Http};
 use crate::{metrics, out, stats};
 
-/// Offers the counters of this node's processes to Prometheus, until Ctrl-C
+/// Exports the counters of this node's processes to Prometheus, until Ctrl-C
 ///
-/// Reads what every domain and switch publishes whenever it is asked, and is no burden to them. As
-/// root it sees those of all users, otherwise those of its own. It listens on the loopback address
-/// alone, where no other host reaches it, unless --listen names another one: who reaches it reads
-/// process ids, addresses of peers and what passes between them, as numbers.
+/// Each scrape reads the counters that every domain and switch publishes, at no cost to these
+/// processes: those of all users as root, else those of its own user. It listens on the loopback
+/// address, which other hosts cannot reach, unless --listen names another one. Whoever can connect
+/// reads process ids, peer addresses and traffic counters.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
   0  ended by a signal
-  1  the address cannot be had
+  1  the address cannot be bound
 
 Examples:
   barewire exporter                           http://127.0.0.1:9829/metrics
   barewire exporter --listen 10.0.0.1:9829    for a Prometheus on another host
-  barewire exporter --no-sessions             few series: none for each peer of each process
+  barewire exporter --no-sessions             fewer series: none per peer
   curl -s http://127.0.0.1:9829/metrics
 
-Without a server of its own, for the textfile collector of node_exporter, from a timer:
+Without an HTTP server, for the textfile collector of node_exporter, from a timer:
   barewire stats --prometheus > DIR/barewire.prom.new && mv DIR/barewire.prom.new DIR/barewire.prom
 
 The names are those of `barewire stats`, with units; docs/observe.md lists them.")]
 pub(crate) struct ExporterArgs {
-    /// Where it listens.
+    /// Address to listen on.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9829")]
     listen: SocketAddr,
-    /// Leaves out what is counted of each session: about 20 series a peer.
+    /// Omits the counters of each session: about 20 series per peer.
     #[arg(long)]
     no_sessions: bool,
-    /// Says where it listens as JSON.
+    /// Prints the address that it listens on as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -96,7 +96,7 @@ fn listen(
     let http = Http::listen(at, move |path| answer(path, pid, sessions)).map_err(cannot)?;
     let at = http.address().map_err(cannot)?;
     if !at.ip().is_loopback() {
-        eprintln!("barewire: whoever reaches {at} reads what runs here");
+        eprintln!("barewire: whoever can connect to {at} can read the counters of this node");
     }
     Ok((http, format!("http://{at}/metrics")))
 }

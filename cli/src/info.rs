@@ -11,27 +11,27 @@ use crate::fail::Fail;
 use crate::out;
 use crate::table::{Align, layout};
 
-/// Shows the ports that this machine offers, and why others are not
+/// Lists the ports of this machine, and why others cannot be opened
 ///
-/// Each port is opened for a moment to see that it works. Its address is one that it would have
-/// now: where no interface has a MAC, a port without mac= gets another one every time.
+/// Each port is opened briefly as a test. The address is the one that it would have now: where no
+/// interface has a MAC, a port without mac= gets a different one each time.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
   0  at least one port works
-  1  none does; the list says why
+  1  no port works; the list says why
 
 Examples:
   barewire info              a list for people
-  barewire info --json       one object a line: port, what, works, and why_not, or mac, mtu,
+  barewire info --json       one JSON object per line: port, what, works, and why_not, or mac, mtu,
                              lossless, gather, rto_floor_ns, link_bps, switch
-  barewire info --settings   the variables of the environment that barewire reads, those that
-                             hold what means nothing, and those that nobody reads")]
+  barewire info --settings   the environment variables that barewire reads, those with an invalid
+                             value, and unknown ones with its prefix")]
 pub(crate) struct InfoArgs {
-    /// Prints one JSON object a line.
+    /// Prints one JSON object per line.
     #[arg(long)]
     json: bool,
-    /// Shows the settings that the environment can change instead of the ports.
+    /// Lists the settings from the environment instead of the ports.
     #[arg(long)]
     settings: bool,
 }

@@ -32,7 +32,7 @@ mod trips;
 
 use fail::Fail;
 
-/// Messages over plain Ethernet: shows, checks and measures this machine's fabric.
+/// Shows, checks and measures barewire's fabric over plain Ethernet.
 #[derive(Parser)]
 #[command(name = "barewire", version, max_term_width = 100, after_long_help = AFTER)]
 struct Args {
@@ -42,13 +42,13 @@ struct Args {
 
 const AFTER: &str = "\
 Exit codes:
-  0  done
-  1  it failed; standard error says why on one line
-  2  it was called wrongly
-  3 and more are those of `barewire ping`
+  0  success
+  1  failure; one line on standard error says why
+  2  wrong arguments
+  3 and above: see `barewire ping --help`
 
 Environment:
-  BAREWIRE_PORT  the port where --port is not given, such as shm:job7 (default: this user's segment)
+  BAREWIRE_PORT  the port if --port is not given, such as shm:job7 (default: this user's segment)
   BAREWIRE_LOG   what to log to standard error, `debug` or `barewire=trace` (default: warn)";
 
 #[derive(Subcommand)]
@@ -100,7 +100,8 @@ fn start_log() -> Result<(), Fail> {
     let wanted = std::env::var_os("BAREWIRE_LOG").unwrap_or_else(|| "warn".into());
     let filter = wanted.to_str().and_then(|text| EnvFilter::try_new(text).ok());
     let filter = filter.ok_or_else(|| {
-        Fail::usage(format!("BAREWIRE_LOG: {} is no filter of the log", wanted.display()))
+        let what = format!("BAREWIRE_LOG: {} is not a log filter", wanted.display());
+        Fail::usage(what).mend("use debug or barewire=trace")
     })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -22,52 +22,53 @@ use crate::out;
 use crate::stats::station;
 use crate::table::{Align, layout};
 
-/// Asks a station whether it answers, which frames reach it, and how soon
+/// Tests whether a process answers, at which frame lengths, and after what time
 ///
-/// Any process that has a barewire domain open answers, also one that runs something else, as long
-/// as it polls: no endpoint of it is touched. Pings of 64 bytes, of 1,514 and of the longest frame
-/// that both sides take go by turns; if only short ones are answered, halving finds the length that
-/// still passes. The answers themselves are short. (A frame of 64 bytes is 60 and its checksum.)
+/// Any process with an open barewire domain answers while it polls; none of its endpoints is
+/// involved. Pings of 64 bytes, of 1,514 bytes and of the longest frame that both sides accept
+/// alternate. If only short ones are answered, a binary search finds the longest length that
+/// passes. The answers themselves are short. (64 bytes include the Ethernet FCS.)
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
   0   every ping of every length was answered
-  1   the port does not open, or is gone; or nobody there serves the service of HOST-IP:SERVICE
-  2   called wrongly
+  1   the port cannot be opened or is gone; or no process serves the service of HOST-IP:SERVICE
+  2   wrong arguments
   3   no answer at all
   4   only short frames are answered
-  5   the station speaks another version of the protocol
+  5   the station has another version of the protocol
   6   another incarnation: the process that the address names has ended or restarted
-  7   nobody on the segment has the address (shm knows at once)
+  7   no station on the segment has the address (immediate on shm)
   8   the port here drops what is sent: no carrier, or a filter
   9   several nodes answer to the address, or it has a session with another process of this port's
   10  answered, with loss
-  11  the process is there and does not poll
+  11  the process exists and does not poll
 
 Examples:
   barewire ping 02:3a:9c:17:55:01                                    by its MAC, over shm
   barewire ping --port afpacket:eth0 barewire://52:54:00:12:34:56/0  as `pingpong --listen` prints
   barewire ping --port udp:10.0.0.1 10.0.0.7:52000                   by the address of its udp port
-  barewire ping --port afpacket:eth0 10.0.0.7:7                      by a service that it serves
-  barewire ping --count 100 --interval 0.01 --json ADDR              one object
+  barewire ping --port afpacket:eth0 10.0.0.7:7                      by a service that it has bound
+  barewire ping --count 100 --interval 0.01 --json ADDR              one JSON object
 
 Environment:
-  BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
+  BAREWIRE_PORT  the port if --port is not given (default: this user's segment, shm)")]
 pub(crate) struct PingArgs {
-    /// Whom: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP:PORT: on a udp or ip
-    /// port its UDP port, on others that leave the host a service there, which is asked for.
+    /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP:PORT. On a
+    /// udp or ip port, PORT is its UDP port; on others that leave the host, a service, which is
+    /// resolved by a broadcast.
     #[arg(value_name = "ADDR", value_parser = whom)]
     target: Whom,
-    /// The port that the pings leave by.
+    /// The port to send from.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
     /// Pings of each length.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
-    /// Seconds from one ping to the next, 0 to 3600.
+    /// Seconds between pings, 0 to 3600.
     #[arg(long, default_value_t = 0.05)]
     interval: f64,
-    /// Seconds that an answer may take, 0.001 to 3600.
+    /// Seconds to wait for an answer, 0.001 to 3600.
     #[arg(long, default_value_t = 1.0)]
     timeout: f64,
     /// Prints one JSON object.
@@ -121,7 +122,7 @@ impl Whom {
         match names {
             Names::Labels => {
                 let what = format!("{place}: on port {port} nobody is known by an IP address");
-                let mend = "give its MAC, or its whole address: barewire stats lists them";
+                let mend = "give its MAC, or its complete address: barewire stats lists them";
                 Err(Fail::usage(what).mend(mend))
             }
             Names::Udp { .. } => {
@@ -285,8 +286,8 @@ impl Finding {
                 "only_short",
                 &format!("frames of up to {longest} bytes are answered, longer ones are not"),
                 &format!(
-                    "a switch or an interface between carries less than both ends: raise its MTU, \
-                     or open both ports with mtu={}",
+                    "a switch or interface on the path has a smaller MTU than both ends: \
+                     raise it, or open both ports with mtu={}",
                     mtu_of(longest)
                 ),
             ),
@@ -305,14 +306,14 @@ impl Finding {
             Verdict::Unnamed => finding(
                 6,
                 "unnamed",
-                "it answers, but takes sessions only from who names its incarnation",
-                "give its whole address, with the part behind #",
+                "it answers, but accepts sessions only from peers that name its incarnation",
+                "give its complete address, with the part after #",
             ),
             Verdict::Duplicate => finding(
                 9,
                 "duplicate",
                 "several nodes answer to this address",
-                "give each a MAC of its own: mac= of the port, or ip link set dev ... address",
+                "give each its own MAC: mac= of the port, or ip link set dev ... address",
             ),
             Verdict::AddressInUse => finding(
                 9,
@@ -325,7 +326,7 @@ impl Finding {
             Verdict::NoRoute => finding(
                 7,
                 "no_route",
-                "nobody on the segment has this address",
+                "no station on the segment has this address",
                 "is the process there, with the same port? barewire stats lists those of this host",
             ),
             Verdict::Mute | Verdict::NoAnswer => Self::of_silence(found, target, finding),
@@ -358,7 +359,7 @@ impl Finding {
             return finding(
                 3,
                 "mute",
-                "it answered once and no ping after that",
+                "it answered one ping and none after that",
                 "its process has ended or does not poll: barewire stats there",
             );
         }

@@ -18,41 +18,41 @@ use crate::{metrics, out};
 
 /// Shows the counters of running processes, per port, session and endpoint, and of switches
 ///
-/// Every domain publishes its counters in a file that its user alone can read, about 100 times a
-/// second while somebody turns its poll loop; a `barewire switch` does so five times a second.
-/// Reading them costs the process nothing. Root sees those of all users.
+/// Every domain publishes its counters in a file that only its user can read, about 100 times a
+/// second while its progress loop runs; a `barewire switch` does so five times a second. Reading
+/// them costs the process nothing. Root sees those of all users.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
-  0  done, also when nothing runs
+  0  success, also if no process runs
   1  the counters cannot be read
 
 Examples:
   barewire stats                 once
-  barewire stats --watch         every second, with what a second added; Ctrl-C ends it
+  barewire stats --watch         every second, with rates; Ctrl-C ends it
   barewire stats --pid 4711      of one process
-  barewire stats --sort repeated sessions with the most repeated packets first
+  barewire stats --sort repeated sessions with the most retransmitted packets first
   barewire stats --peer 02:00:00:00:00:09
                                  one session of each domain that has one with this station
   barewire stats --waiting       sessions in which something waits, and for what
   barewire stats --round-trips 10
-                                 quantiles and bars of the round trips of ten seconds; over shm
-                                 nothing is acknowledged packet by packet, and there are none
+                                 quantiles and a histogram of ten seconds; none over shm, where
+                                 packets are not acknowledged one by one
   barewire stats --prometheus    in the text format of Prometheus: barewire exporter --help
-  barewire stats --json          one object a line: a domain or a switch with all that it counts
+  barewire stats --json          one JSON object per line: all counters of a domain or switch
 
 What a session waits for:
   open         an answer to OPEN           silent       anything: nothing has come for T_dead / 10
-  repeats      the oldest packet, lost again and again though the peer answers: barewire ping
+  repeats      the oldest packet, lost repeatedly although the peer answers: barewire ping
   port         room in the port            window       acknowledgements, the window is full
   credit       memory of the peer          memory       memory here, for the peer's messages
-  match        a receive of the peer       pull         data that the peer sends
-  pull window  data of other peers         answer       an acknowledgement on its way
+  match        a receive of the peer       pull         data from the peer
+  pull window  data from other peers       answer       an acknowledgement on its way
 
-Bytes are those of frames; over shm with the padding of the ring, since the two processes met, while
-both are there; `-` where they are not counted.
+Bytes count whole frames; `-` where they are not counted. Over shm they include the padding of the
+ring, and count from when the two processes connected until one of them ends.
 `near` is a peer of this node, reached through memory, `far` any other.
-`not polled for 73 s` behind the name of a domain: its process has not called the library.
+`not polled for 73 s` after the name of a domain: its process has not called the library.
 
 Environment:
   BAREWIRE_STATS  0 in the environment of a process: it publishes nothing")]
@@ -60,7 +60,7 @@ pub(crate) struct StatsArgs {
     /// Prints again every second, with rates.
     #[arg(long)]
     watch: bool,
-    /// Seconds between two prints of --watch, 0.1 to 3600.
+    /// Seconds between updates of --watch, 0.1 to 3600.
     #[arg(long, default_value_t = 1.0, requires = "watch")]
     interval: f64,
     /// Only domains and switches of this process.
@@ -75,19 +75,19 @@ pub(crate) struct StatsArgs {
     /// Sorts the sessions by this column, the largest first.
     #[arg(long, value_name = "COLUMN")]
     sort: Option<SortBy>,
-    /// Prints how long the round trips of the next SECONDS to far peers took.
+    /// Prints the distribution of round trip times to far peers over the next SECONDS.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["watch", "prometheus"])]
     round_trips: Option<f64>,
-    /// Prints one JSON object a line.
+    /// Prints one JSON object per line.
     #[arg(long)]
     json: bool,
     /// Prints the text exposition format of Prometheus.
     #[arg(long, conflicts_with_all = ["json", "watch"])]
     prometheus: bool,
-    /// Leaves out what is counted of each session.
+    /// Omits the counters of each session.
     #[arg(long, requires = "prometheus")]
     no_sessions: bool,
-    /// Prints counters that are 0 too.
+    /// Also prints counters that are 0.
     #[arg(long)]
     all: bool,
 }
@@ -95,17 +95,17 @@ pub(crate) struct StatsArgs {
 /// A column of the table of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum SortBy {
-    /// Operations that wait.
+    /// Operations that wait for the peer.
     Waiting,
     /// Packets sent.
     TxPackets,
-    /// Packets taken.
+    /// Packets received.
     RxPackets,
     /// Bytes sent.
     TxBytes,
     /// Bytes received.
     RxBytes,
-    /// Packets sent again.
+    /// Packets retransmitted.
     Repeated,
     /// Retransmission timeouts.
     Timeouts,
@@ -117,7 +117,7 @@ enum SortBy {
     Rto,
     /// Packets in flight.
     InFlight,
-    /// Time since the peer was heard.
+    /// Time since the last frame from the peer.
     Heard,
     /// Age of the session.
     Age,
@@ -242,7 +242,7 @@ pub(crate) fn published(pid: Option<u32>) -> Result<Published, Fail> {
 pub(crate) fn tell_unread(all: &Published) {
     for unread in &all.unread {
         let (pid, why) = (unread.pid, &unread.why);
-        eprintln!("barewire: process {pid} publishes {why}; use the barewire of its version");
+        eprintln!("barewire: process {pid} publishes {why}; use the command of its version");
     }
 }
 

@@ -294,7 +294,7 @@ fn pingpong_with_certificates() {
         drop(server);
         let log = std::fs::read_to_string(log).unwrap();
         let says = if bad == &named {
-            "of spiffe://a.org/web/1 that names nobody whom this side talks to"
+            "of spiffe://a.org/web/1 that has no name that this side accepts"
         } else {
             "leads to none of this side's roots"
         };
@@ -484,7 +484,7 @@ fn a_listener_on_a_wire_is_found_by_its_host() {
     for what in ["pingpong", "ping"] {
         let output = run(&[what, "192.0.2.1:7", "--port", "afpacket:lo"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let says = "within 300 ms nobody said that he serves service 7 there";
+        let says = "within 300 ms none answered that it serves service 7 there";
         assert!(output.status.code() == Some(1) && said.contains(says), "{said}");
     }
 }

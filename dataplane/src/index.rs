@@ -1,14 +1,13 @@
-//! A hash table of indices. The keys are not in it: they stand where the indices point, and whoever
-//! asks compares.
+//! A hash table of indices. It does not hold the keys: they are where the indices point, and the
+//! caller compares.
 //!
 //! Four bytes a cell, of which at most seven in eight are used. A cell holds an index and, in the
-//! bits that this leaves, some of the key's hash, so that hardly ever a key is looked at which is
-//! another one. Open addressing with linear probing; what stood behind a cell that is given up
-//! moves back.
+//! remaining bits, a part of the key's hash, so that other keys are rarely compared. Open
+//! addressing with linear probing; deletion moves later entries of the probe sequence back.
 //!
-//! (hashbrown's table marks a cell that was given up and, when those and the others fill it, makes
-//! a larger one: memory at a moment that a peer chooses. This one, made for as many indices as
-//! there can be, is never made anew.)
+//! (hashbrown's table marks deleted cells, and rehashes into a larger table when these and the
+//! others fill it: an allocation at a moment that a peer chooses. This table is made for the
+//! largest number of indices and never rehashes.)
 
 use std::marker::PhantomData;
 

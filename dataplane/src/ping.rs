@@ -1,15 +1,15 @@
-//! Asks a station what it answers, beside whatever its process does: the state machine behind
-//! `barewire ping`. Sans-IO, as a node is: frames and time in, frames and a report out.
+//! Tests a station, whatever its process does: the state machine behind `barewire ping`. Sans-IO,
+//! like a node: frames and time in, frames and a report out.
 //!
-//! It speaks the session layer alone. An OPEN tells who is there: which incarnation, which version,
-//! how long a frame it takes. PINGs of the session that this makes, padded behind their end (which
-//! every node ignores) to the lengths asked for, tell which lengths arrive and how soon an ACK
-//! comes back; between a length that passes and one that does not, halving finds the longest. An
-//! RST ends the session, so nothing is left behind. No endpoint of the station is touched, and of
-//! sessions between it and others none: a running one with the station that the pings come from,
-//! which would be another process with the same address, answers by a PING of its own.
+//! It uses the session layer only. The answer to an OPEN has incarnation, version and frame length.
+//! PINGs of the resulting session, padded after their end (which every node ignores) to the tested
+//! lengths, show which lengths arrive and after what time an ACK returns; between a length that
+//! passes and one that does not, a binary search finds the longest. An RST ends the session, so no
+//! state remains. It uses no endpoint of the station and ends none of its sessions: a node with an
+//! open session to this address, which would be another process with the same address, answers by a
+//! PING of its own.
 //!
-//! The way back is tried with short frames only.
+//! The path back is tested with short frames only.
 
 use std::collections::BTreeSet;
 
@@ -69,7 +69,7 @@ pub enum Verdict {
     OtherVersion(u8),
     /// It is another life than the address names.
     OtherLife,
-    /// It takes sessions only from who names its incarnation, and the address names none.
+    /// It accepts sessions only from peers that name its incarnation, and the address names none.
     Unnamed,
     /// The port knows that nobody has the address.
     NoRoute,

@@ -1,8 +1,8 @@
 //! Bugs planted on purpose, so that the simulator can be tested as well.
 //!
 //! Without the feature `plant` [`planted`] is a constant `false` and costs nothing. With it, a test
-//! switches one bug on for its own thread (`with`) and sees which stage finds it. A switch stands
-//! in the code where a hand could really slip, and says in one line what goes wrong there.
+//! enables one bug on its own thread (`with`) and checks which stage finds it. Each switch is at a
+//! place where such a mistake is likely, and says in one line what goes wrong there.
 
 /// One way to get the protocol wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

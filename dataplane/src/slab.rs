@@ -1,8 +1,8 @@
 //! Fixed tables: a slab of slots, and lists threaded through them.
 //!
-//! A slab reserves room for all its slots when it is made and touches a slot's memory when the slot
-//! is first used, so a large table of a node that stays small costs address space alone. Slots are
-//! named by index; whoever keeps an index across a free keeps a [`Handle`] instead.
+//! A slab reserves address space for all its slots when it is made and touches a slot's memory when
+//! the slot is first used, so a large table of a small node costs address space only. Slots are
+//! named by index; a holder that keeps an index across a free keeps a [`Handle`] instead.
 //!
 //! An index that names no used slot is our own bug and panics in every build: it would hand one
 //! operation's state to another.

@@ -122,7 +122,7 @@ impl EpAddr {
         let [ep, number] = [6, 14].map(|at| u16::from_le_bytes([b[at], b[at + 1]]));
         let station = Station { mac: MacAddr(mac), number };
         if !station.is_single() {
-            return Err(Error::Invalid("address: not a station's"));
+            return Err(Error::Invalid("address: not of a single station"));
         }
         Ok(Self { station, ep, incarnation: u64::from_le_bytes(inc) })
     }

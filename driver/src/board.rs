@@ -1,12 +1,12 @@
-//! Memory through which the members of a group on one segment tell each other a few bytes.
+//! Shared memory through which the members of a group on one segment exchange a few bytes per call.
 //!
-//! Each member has a *slot* that it alone writes and that all others read. What it *puts* there for
-//! call number `n` of the group stays until it puts what it has for call `n + 2`. So whoever puts
-//! something sees to it that every member has taken what it needs of the call before the last:
-//! that is so once all have put something for the last one.
+//! Each member has a *slot* that it alone writes and all others read. What it *puts* there for call
+//! `n` of the group stays valid until its put for call `n + 2`. So before a put for call `n + 2`
+//! the member makes sure that all others have read its data of call `n`: that holds once all have
+//! put theirs for call `n + 1`.
 //!
-//! Nothing that a member writes is believed: a number is one that was expected or is not looked at,
-//! and bytes are copied out before they are used.
+//! Nothing that a member writes is trusted: an unexpected call number is ignored, and bytes are
+//! copied out before they are used.
 
 use std::fmt::Debug;
 use std::ops::Range;

@@ -123,7 +123,7 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     };
     match (open_itself(&device, kind, in_node), refusal) {
         (Ok(port), Some(why)) => {
-            tracing::warn!("not through the switch: {why}");
+            tracing::warn!("opened without the switch: {why}");
             Ok(port)
         }
         // What helps is the switch's word.

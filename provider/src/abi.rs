@@ -1,10 +1,10 @@
 //! The structures of `<rdma/*.h>`, laid out by hand, and tables that cannot hold a NULL.
 //!
 //! One binary serves libfabric 1.17 and 2.x: the layouts are those of 2.x, which only appended
-//! members. What a caller hands in is read as far as the oldest of them reaches, except where the
-//! version that he speaks promises more. What libfabric copies with its own `sizeof` is allocated
-//! with room to spare. The test at the end compares every size and offset with the headers that
-//! are installed.
+//! members. A caller's structure is read up to the length of the oldest version, unless the version
+//! that the caller passes promises more. What libfabric copies with its own `sizeof` is allocated
+//! with room to spare. The test at the end compares every size and offset with the installed
+//! headers.
 
 use std::ffi::{c_char, c_int, c_void};
 

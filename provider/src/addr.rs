@@ -1,9 +1,10 @@
-//! Forms of an address: 16 bytes of ours, or a `struct sockaddr_in` or `sockaddr_in6` for programs
-//! that name peers by host and port, as `barewire::names` does.
+//! Address formats: our 16 bytes, or a `struct sockaddr_in` or `sockaddr_in6` for programs that
+//! name peers by host and port (`barewire::names`).
 //!
-//! Where a service has to be asked for, a `sockaddr_in` of ours has the MAC where the standard has
-//! zeros, so that who hands on all of it need not ask. A `sockaddr_in6` has no such place: an
-//! endpoint that its IPv6 address does not lead to is written as an address that is its station.
+//! On ports where a service needs a query, our `sockaddr_in` stores the MAC in the bytes that the
+//! standard sets to zero, so a program that passes on all of it causes no query. A `sockaddr_in6`
+//! has no such bytes: an endpoint that cannot be reached by its IPv6 address is written as an
+//! address that encodes its station.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
@@ -119,11 +120,11 @@ impl Form {
     /// [`Error::Invalid`]: it is none.
     pub(crate) fn read(self, bytes: &[u8]) -> Result<Meaning> {
         if bytes.len() != self.len() {
-            return Err(Error::Invalid("address: its length"));
+            return Err(Error::Invalid("address: wrong length"));
         }
         match self {
             Self::Native => {
-                let bytes = bytes.first_chunk().ok_or(Error::Invalid("address: its length"))?;
+                let bytes = bytes.first_chunk().ok_or(Error::Invalid("address: wrong length"))?;
                 EpAddr::from_bytes(bytes).map(Meaning::Addr)
             }
             Self::SockaddrIn(names) => from_sockaddr(bytes, names),

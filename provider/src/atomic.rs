@@ -1,4 +1,4 @@
-//! The calls of fi_atomic(3). What the promises are is told in [`crate::msg`].
+//! The calls of fi_atomic(3). The promises are those of [`crate::msg`].
 
 use std::ffi::c_int;
 
@@ -114,7 +114,7 @@ impl Call<'_> {
         let data = 0;
         let call =
             RawAtomic { kind, what, operands, compares, results, dest, rma_iov, data, context };
-        // SAFETY: the caller's promise is that of the raw face.
+        // SAFETY: the caller's promise is that of the raw API.
         unsafe { self.ep.atomic(call) }
     }
 }

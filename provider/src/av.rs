@@ -186,9 +186,8 @@ unsafe extern "C" fn insert(
     })
 }
 
-/// Addresses of the vector's form as native ones, and those of hosts that were asked for, with
-/// their places. What is none, and a host of which nobody says that he serves there, is no address
-/// of ours either, and fails in its place.
+/// Addresses in the vector's format as native ones, and those of hosts that were queried, with
+/// their places. An invalid address, and a host without an answer, fails in its place.
 fn native_of(it: &Vector, from: &[u8]) -> (Vec<u8>, Vec<(usize, Written)>) {
     let each = from.chunks_exact(it.form.len());
     let mut all: Vec<Result<Meaning>> = each.clone().map(|bytes| it.form.read(bytes)).collect();

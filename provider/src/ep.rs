@@ -308,7 +308,7 @@ unsafe extern "C" fn setname(at: *mut Fid, addr: *mut c_void, len: usize) -> c_i
         unsafe {
             let it = EpObject::of(at.cast::<FidEp>())?;
             if addr.is_null() || len != it.form.len() {
-                return Err(Error::Invalid("addrlen: that of an address"));
+                return Err(Error::Invalid("addrlen: not the length of an address"));
             }
             // Any is that which it has.
             let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), len);

@@ -1,4 +1,4 @@
-//! What lies between C and Rust: no panic crosses, and every result becomes a number.
+//! The boundary between C and Rust: no panic crosses it, and every result becomes a number.
 
 use std::any::Any;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -18,7 +18,7 @@ macro_rules! entries {
         $(#[$attr])*
         unsafe extern "C" fn $name(at: *mut FidEp, $($arg: $ty),*) -> isize {
             // SAFETY: the table belongs to endpoints, and what the arguments name is there and lent
-            // as the manual page of the call says, which is the promise of the raw face.
+            // as the manual page of the call says, which is the promise of the raw API.
             crate::guard::call(|| unsafe {
                 let $ep = &*crate::ep::EpObject::of(at)?.ep;
                 $call

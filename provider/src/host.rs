@@ -1,8 +1,8 @@
 //! The libfabric that loaded us: its parameters, its log and its version.
 //!
-//! We are not linked with it, so that one binary loads under every version; what we need of it is
+//! We are not linked with it, so that one binary loads under every version. Its functions are
 //! looked up in the library that the process has mapped. Without it, parameters come from the
-//! environment and warnings go nowhere.
+//! environment and warnings are dropped.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;

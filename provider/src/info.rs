@@ -224,8 +224,8 @@ pub(crate) struct Read {
     pub(crate) info: Info,
     /// The form of its addresses.
     pub(crate) form: Form,
-    /// Its destination, if somebody has to be asked for it. Who opens something with it asks when
-    /// he inserts it or connects.
+    /// Its destination, if it needs a query. That is made when the destination is inserted or
+    /// connected to.
     dest: Option<(IpAddr, u16)>,
     /// The interface that it names, or whose address its source is, where domains are such.
     interface: Option<String>,
@@ -497,8 +497,8 @@ fn to_c(info: &Info, form: Form, interface: Option<&str>, ask: &Ask<'_>) -> Opti
         return None;
     }
     out.caps = info.caps.bits();
-    // Who offers room before his messages hears that no byte of it is used. Who offers everything
-    // that may ever be, as fi_info does, wants to know what is needed.
+    // A program that offers FI_MSG_PREFIX learns that no byte of the prefix is used. One that
+    // offers every mode, as fi_info does, wants to know what is needed.
     let offered = ask.hints.map_or(0, |h| h.mode);
     out.mode = if offered == u64::MAX { 0 } else { offered & FI_MSG_PREFIX };
     out.addr_format = match form {

@@ -1,8 +1,8 @@
 //! The name under which libfabric knows us (`FI_BAREWIRE_AS`), and what programs expect with it.
 //!
-//! A program that chooses `tcp` by its name expects addresses of IP, domains that are interfaces of
-//! the kernel, and a number of the protocol. libfabric takes of two providers with the same name
-//! the one of the higher version, so ours is the highest that there is.
+//! A program that selects `tcp` by name expects IP addresses, domains that are interfaces of the
+//! kernel, and a protocol number. Of two providers with the same name libfabric selects the one
+//! with the higher version, so ours is the highest possible.
 
 use std::ffi::CStr;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What the layers below log goes to libfabric's log, which `FI_LOG_LEVEL` and its sisters filter.
+//! Passes the log of the layers below to libfabric's log, which `FI_LOG_LEVEL` and the like filter.
 
 use std::fmt::{Debug, Write};
 use std::sync::Once;

@@ -57,7 +57,7 @@ unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Resu
         flags: ask.flags & !FI_RMA_EVENT,
         ..OurAttr::default()
     };
-    // SAFETY: the caller's promise is that of the raw face.
+    // SAFETY: the caller's promise is that of the raw API.
     let mr = unsafe {
         match ask.of {
             Some(of) => domain.domain.raw_mr_reg_in(&of.mr, ask.iov, &attr)?,
@@ -156,7 +156,7 @@ unsafe fn base_of<'a>(at: *const FidMr) -> Result<Option<&'a Region>> {
     unsafe {
         match class_of(at.cast_mut().cast())? {
             FI_CLASS_MR => MrObject::of(at).map(Some),
-            _ => Err(Error::Invalid("base_mr: no region")),
+            _ => Err(Error::Invalid("base_mr: not a region")),
         }
     }
 }
@@ -180,10 +180,10 @@ unsafe fn check_key(domain: &Domain, a: &MrAttr, flags: u64) -> Result<()> {
         let of = unsafe { a.auth_key.cast::<MrAuthKey>().read_unaligned() };
         // SAFETY: as above.
         if unsafe { class_of(of.av.cast())? } != FI_CLASS_AV {
-            return Err(Error::Invalid("auth_key: no address vector"));
+            return Err(Error::Invalid("auth_key: not an address vector"));
         }
         if flags & FI_AUTH_KEY != 0 {
-            return Err(Error::OpNotSupp("FI_AUTH_KEY: a region is of all keys of the domain"));
+            return Err(Error::OpNotSupp("FI_AUTH_KEY: regions belong to all keys of the domain"));
         }
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! `fi_info.nic`: what there is to say of a port's device.
+//! `fi_info.nic`: the properties of a port's device.
 
 use std::ffi::{c_int, c_void};
 

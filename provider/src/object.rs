@@ -1,7 +1,8 @@
-//! What C holds: a structure of libfabric's with an object of ours behind it.
+//! The objects that C holds: a libfabric structure with an object of ours behind it.
 //!
-//! C closes objects by hand and now and then twice. A closed one keeps its memory for a while,
-//! refuses every call with `FI_EBADF`, and is freed when many others have been closed after it.
+//! C programs close objects by hand and sometimes twice. A closed object keeps its memory for a
+//! while, refuses every call with `FI_EBADF`, and is freed when many others have been closed after
+//! it.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Connections: endpoints that listen, requests, and what events say of them (fi_cm(3)).
+//! Connections: passive endpoints, requests, and connection events (fi_cm(3)).
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -208,7 +208,7 @@ pub(crate) unsafe fn request_of(handle: *mut Fid) -> Result<Option<ConnRequest>>
         match class_of(handle)? {
             FI_CLASS_CONNREQ => RequestObject::of(handle).cloned().map(Some),
             FI_CLASS_UNSPEC => Err(Error::BadFd),
-            _ => Err(Error::Invalid("handle: no connection request")),
+            _ => Err(Error::Invalid("handle: not a connection request")),
         }
     }
 }

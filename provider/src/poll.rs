@@ -1,4 +1,4 @@
-//! Poll sets, which libfabric has deprecated: several queues and counters asked at once.
+//! Poll sets, which libfabric has deprecated: several queues and counters polled at once.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

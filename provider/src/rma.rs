@@ -1,4 +1,4 @@
-//! The nine calls of fi_rma(3). What the promises are is told in [`crate::msg`].
+//! The nine calls of fi_rma(3). The promises are those of [`crate::msg`].
 
 use barewire::flags::{OpFlags, op_flags};
 use barewire::raw::{IoVec, RawRma};

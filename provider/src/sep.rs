@@ -1,5 +1,5 @@
-//! Scalable endpoints. A context is to C an endpoint, and so it is here; the scalable endpoint
-//! itself has a name, and no data calls.
+//! Scalable endpoints. A context is an endpoint, as in C; the scalable endpoint itself has an
+//! address and no data calls.
 
 use std::ffi::{c_int, c_void};
 
@@ -94,7 +94,7 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
             match class {
                 FI_CLASS_AV => sep.bind_av(&AvObject::of(other.cast())?.av),
                 FI_CLASS_EQ => it.eqs.bind(EqObject::of(other.cast())?, |eq| sep.bind_eq(eq)),
-                _ => Err(Error::Invalid("fid: it is bound to the contexts")),
+                _ => Err(Error::Invalid("fid: bind it to the contexts")),
             }
         }
     })

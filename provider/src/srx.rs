@@ -1,4 +1,4 @@
-//! Shared receive contexts: to C an endpoint that only receives, and so it is here.
+//! Shared receive contexts: an endpoint that only receives, as in C.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;

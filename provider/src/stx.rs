@@ -1,6 +1,6 @@
-//! Shared transmit contexts: what endpoints share are sends in flight, of which a domain has one
-//! table, so a context is but a name. It may be closed before the endpoints that are bound to it,
-//! as Sandia OpenSHMEM does.
+//! Shared transmit contexts. Endpoints would share the table of sends in flight, which a domain has
+//! once anyway, so a context has no state. It may be closed before the endpoints that are bound to
+//! it, as Sandia OpenSHMEM does.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Wait sets, which libfabric has deprecated: one thing to wait on for several queues and counters.
-//! Each of them has a descriptor, and the set one that is readable when one of theirs is.
+//! Wait sets, which libfabric has deprecated: one object to wait on for several queues and
+//! counters. Each of them has a descriptor, and that of the set is readable when one of theirs is.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

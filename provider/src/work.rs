@@ -78,7 +78,7 @@ impl Post<'_> {
     /// As [`queue`], of the operation.
     unsafe fn post(self, op: RawOp<'_>) -> Result<()> {
         let Self { domain, name, when, completion } = self;
-        // SAFETY: the caller's promise is that of the raw face.
+        // SAFETY: the caller's promise is that of the raw API.
         unsafe { domain.domain.raw_queue_work(RawWork { name, when, completion, op }) }
     }
 }

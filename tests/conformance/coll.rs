@@ -1,4 +1,4 @@
-//! Address vector sets, groups and collectives through the safe face.
+//! Address vector sets, groups and collectives through the safe API.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Buffers of the safe face: each is lent to one operation and comes back once.
+//! Buffers of the safe API: each is lent to one operation and comes back once.
 
 use std::collections::{HashMap, VecDeque};
 

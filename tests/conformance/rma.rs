@@ -1,4 +1,4 @@
-//! fi_rma(3), fi_atomic(3) and fi_mr(3): every call once through the safe face, and its rules.
+//! fi_rma(3), fi_atomic(3) and fi_mr(3): every call once through the safe API, and its rules.
 
 use barewire::atomic::{FI_COMPARE_ATOMIC, FI_FETCH_ATOMIC};
 use barewire::flags::{Access, BindFlags, Caps, CqFlags, MrMode, OpFlags};

@@ -21,7 +21,7 @@ fn a_failed_inject_is_counted_and_logged_and_writes_no_entry() {
             let said = succeed(command.env("FI_LOG_LEVEL", "warn"), 60);
             let wrong: Vec<_> = said.lines().filter(|l| l.starts_with("BAD")).collect();
             assert!(wrong.is_empty() && said.contains("ok end\n"), "{progress}: {said}");
-            let told = "7 injects to 02:77:00:00:00:09 failed, which no completion says: ";
+            let told = "7 injects to 02:77:00:00:00:09 failed, which no completion reports: ";
             let lines = said.lines().filter(|l| l.contains(told)).count();
             assert_eq!(lines, 2, "progress {progress}: {said}");
             let told = "injects to 02:";

@@ -216,13 +216,13 @@ fn names_of_nobody_are_no_data_and_say_who_was_asked() {
             (&udp, ["none", "203.0.113.1", "7", "native"], "no way to 203.0.113.1 from 10.78.0.1"),
             (&udp, ["none", "2001:db8::1", "7", "in"], "the port carries IPv4"),
             (&udp, ["none", "2001:db8::1", "7", "in6"], "the port carries IPv4"),
-            (WIRE, ["none", "10.78.0.2", "7", "in"], "nobody said that he serves service 7"),
-            (WIRE, ["none", "2001:db8::7", "7", "in6"], "nobody said that he serves service 7"),
-            (WIRE, ["none", "10.78.0.77", "-", "native"], "nobody said that he serves a service"),
-            (WIRE, ["none", "node1", "7", "native"], "(10.79.0.2): everybody on the segment"),
-            (WIRE, ["none", "no-host.invalid", "7", "in"], "by WHO, and within 300 ms nobody"),
+            (WIRE, ["none", "10.78.0.2", "7", "in"], "none answered that it serves service 7"),
+            (WIRE, ["none", "2001:db8::7", "7", "in6"], "none answered that it serves service 7"),
+            (WIRE, ["none", "10.78.0.77", "-", "native"], "none answered that it serves a service"),
+            (WIRE, ["none", "node1", "7", "native"], "(10.79.0.2): every station on the segment"),
+            (WIRE, ["none", "no-host.invalid", "7", "in"], "by WHO, and within 300 ms none"),
             (&udp, ["none", "10.78.0.2", "http", "in"], "a service is a number"),
-            ("shm", ["none", "10.78.0.2", "7", "in"], "nobody else is known by name"),
+            ("shm", ["none", "10.78.0.2", "7", "in"], "this port resolves no other host"),
         ] {
             let bound = match (port, args[1]) {
                 // As long as the system's resolver takes.

@@ -62,7 +62,7 @@ enum Suite {
     Fmt,
     /// Clippy has no warning in any target.
     Clippy,
-    /// The sources keep the directions between the rooms and the rules of docs/style.md.
+    /// The sources keep the direction of dependencies and the rules of docs/style.md.
     Tidy,
     /// Tests and examples inside every crate.
     Unit,

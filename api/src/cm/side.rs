@@ -202,7 +202,7 @@ pub(crate) struct Cm {
     /// Makes the numbers of connections, and how many it has made.
     secret: RandomState,
     numbers: u64,
-    /// Who listens, and how events name him.
+    /// The listener, and its name in events.
     pub(super) listener: Option<(Weak<EqInner>, u64)>,
     /// Messages that have not been delivered, by names of ours.
     on_their_way: HashMap<u64, Sent>,
@@ -353,7 +353,7 @@ impl Cm {
             return true;
         }
         if let Err(e) = self.receive(io) {
-            tracing::error!("a connection side receives less from now on: {e}");
+            tracing::error!("a receive of connection requests was not posted again: {e}");
         }
         let bytes = ended.bufs.into_one().unwrap_or_default();
         let len = bytes.len().min(one[0].len as usize);
@@ -529,7 +529,7 @@ impl Cm {
         }
     }
 
-    /// The other side has accepted. It is not the listener, who has a node of his own.
+    /// The other side has accepted. It is not the listener, which has its own node.
     fn accepted(&mut self, io: &mut Transport<'_>, message: Message) {
         let Some(conn) = self.conns.get_mut(&message.to) else { return };
         let peer = io.engine.av_insert(conn.av, message.ep);

@@ -116,7 +116,7 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// Two ends of the raw face on a memif, which may lose frames and does not, with `option`.
+/// Two ends of the raw API on a memif, which may lose frames and does not, with `option`.
 fn memif_pair(option: &str) -> Made<[RawEnd; 2]> {
     let open = |role| {
         let spec = format!("memif:@bench-instructions-{},role={role},{option}", std::process::id());

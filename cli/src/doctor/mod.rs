@@ -19,32 +19,32 @@ mod wire;
 
 use machine::Machine;
 
-/// Checks what this machine has for the fabric, and names the command that mends what it lacks
+/// Checks this machine, and names the command that fixes each problem
 ///
-/// Each check is `ok`, `warn` (it runs, but slower or less steadily) or `missing` (the ports named
+/// Each check is `ok`, `warn` (works, but slower or with more jitter) or `missing` (the ports named
 /// beside it do not work). Nothing is changed.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
-  0  the port shm has all it needs, whatever else is missing
-  1  the port shm does not work here, or the one that --port names
+  0  the port shm works, whatever else is missing
+  1  the port shm, or the one given by --port, does not work
   with --peer: those of `barewire ping`
 
 Examples:
   barewire doctor          a list for people
-  barewire doctor --json   one object a line: check, status, needed_for, found, mend
+  barewire doctor --json   one JSON object per line: check, status, needed_for, found, mend
   barewire doctor --cert n1.pem --cert-key n1.key --roots ca.pem
-                           also whether peers would take this certificate
+                           also whether peers would accept this certificate
   barewire doctor --port afpacket:eth0 --peer 52:54:00:12:34:56
                            only that port, and whether the station answers: `barewire ping`")]
 pub(crate) struct DoctorArgs {
-    /// Prints one JSON object a line.
+    /// Prints one JSON object per line.
     #[arg(long)]
     json: bool,
-    /// Checks this port instead of the machine: opens it for a moment.
+    /// Checks this port instead of the machine, by opening it briefly.
     #[arg(long)]
     port: Option<String>,
-    /// Asks this station over the port, which is named as `barewire ping` takes it.
+    /// Pings this station over the port; same form as for `barewire ping`.
     #[arg(long, value_name = "ADDR", requires = "port", value_parser = ping::whom)]
     peer: Option<ping::Whom>,
     #[command(flatten)]

@@ -55,7 +55,7 @@ pub(super) fn switches(machine: &Machine) -> Check {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let mend = match all {
         true => format!("sudo rm {RUN_DIR}/*.sock"),
-        // The directory may be another user's, who gives what names he likes.
+        // The directory may be another user's, with arbitrary file names in it.
         false if left.iter().all(|name| name.chars().all(is_plain)) => {
             format!("cd {RUN_DIR} && sudo rm ./{}", left.join(" ./"))
         }

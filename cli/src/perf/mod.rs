@@ -26,16 +26,16 @@ mod report;
 mod server;
 mod spawn;
 
-/// Measures the time of a message between two processes, to and fro
+/// Measures the latency of messages between two processes, by ping-pong
 ///
 /// Start one side with --listen and the other with the address that it prints, or both at once with
-/// --spawn. The figure is half the round trip. Small messages are injected.
+/// --spawn. Reports half the round trip time. Small messages are sent with fi_inject.
 #[derive(Args)]
 #[command(after_long_help = "\
 Exit codes:
   0  every run was measured, and with --verify every byte was right
-  1  a side failed, a message did not come, or a byte was wrong
-  2  called wrongly
+  1  a side failed, a message did not arrive, or a byte was wrong
+  2  wrong arguments
 
 Examples:
   barewire pingpong --spawn                          both sides on this machine
@@ -43,12 +43,12 @@ Examples:
   barewire pingpong barewire://02:00:00:00:00:01/0   the other side
   barewire pingpong --port udp:eth0 node7            by its host, where both have a udp port
   barewire pingpong --spawn --port 'fault(loss=0.01,seed=7):shm' --size 64k --verify
-  barewire pingpong --spawn --json                   one object a line
+  barewire pingpong --spawn --json                   one JSON object per line
   barewire pingpong --port udp:eth0 --key-file job.key node7   with sealed frames
 
 Environment:
-  BAREWIRE_PORT      the port where --port is not given (default: this user's segment, shm)
-  BAREWIRE_KEY_FILE  the key files where --key-file is not given
+  BAREWIRE_PORT      the port if --port is not given (default: this user's segment, shm)
+  BAREWIRE_KEY_FILE  the key files if --key-file is not given
   BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE, BAREWIRE_PEER_IDS
                      likewise for --cert, --cert-key, --roots, --peer-ids")]
 pub(crate) struct PingPongArgs {
@@ -56,19 +56,19 @@ pub(crate) struct PingPongArgs {
     common: Common,
 }
 
-/// Measures how many messages and bytes a second go from one process to another
+/// Measures messages and bytes per second from one process to another
 ///
 /// Start one side with --listen and the other with the address that it prints, or both at once with
-/// --spawn. The client sends, with a number of messages in flight; the time of a message is from
-/// its posting to its completion, and the rate counts until the server has them all. With --op the
-/// client writes or reads memory of the server instead, or changes 8-byte words there; or all
-/// processes call a collective together, and the size is that of a block of it.
+/// --spawn. The client keeps --window messages in flight. The time of a message is from posting
+/// to completion; the rate is measured until the server has received them all. With --op the
+/// client writes, reads or atomically updates memory of the server instead, or all processes call
+/// a collective, whose block has the size given by --size.
 #[derive(Args)]
 #[command(after_long_help = "\
 Exit codes:
   0  every run was measured, and with --verify every byte was right
-  1  a side failed, a message did not come, or a byte was wrong
-  2  called wrongly
+  1  a side failed, a message did not arrive, or a byte was wrong
+  2  wrong arguments
 
 Examples:
   barewire bench --spawn                            both sides on this machine
@@ -81,17 +81,17 @@ Examples:
   barewire bench --spawn 4 --op allreduce           a sum among four processes
 
 Environment:
-  BAREWIRE_PORT  the port where --port is not given (default: this user's segment, shm)")]
+  BAREWIRE_PORT  the port if --port is not given (default: this user's segment, shm)")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     common: Common,
     /// Messages in flight, 1 to 512.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
     window: u32,
-    /// What the client does, or all processes do together.
+    /// The operation of the client, or the collective that all processes call.
     #[arg(long, value_enum, default_value_t = Op::Send)]
     op: Op,
-    /// This is one of the processes that another one started for a collective.
+    /// Internal: this process was started by another one for a collective.
     #[arg(long, hide = true)]
     rank: Option<u32>,
 }
@@ -101,31 +101,31 @@ pub(crate) struct BenchArgs {
 enum Op {
     /// Sends messages.
     Send,
-    /// Writes to the server's memory; --verify reads the last ones back.
+    /// Writes to the server's memory; --verify reads the last writes back.
     Write,
     /// Reads the server's memory.
     Read,
-    /// Adds one to a word of the server and gets the old value.
+    /// Fetch-and-add of 8-byte words in the server's memory.
     Fadd,
-    /// Swaps words of the server for their successors, compared with what they were.
+    /// Compare-and-swap of 8-byte words in the server's memory.
     Cswap,
-    /// All processes wait for each other. This and the next ones need --spawn.
+    /// Barrier. This and the following operations need --spawn.
     Barrier,
-    /// One process's words to all.
+    /// One process's block to all.
     Broadcast,
-    /// The sum of all processes' words to all.
+    /// The sum of all processes' blocks to all.
     Allreduce,
-    /// All processes' words to all.
+    /// All processes' blocks to all.
     Allgather,
-    /// Words from each process to each.
+    /// A block from each process to each.
     Alltoall,
-    /// The sum of all processes' words, a part to each.
+    /// The sum of all processes' blocks, one block to each.
     ReduceScatter,
-    /// The sum of all processes' words to one.
+    /// The sum of all processes' blocks to one.
     Reduce,
-    /// One process's words, a part to each.
+    /// One process's blocks, one to each.
     Scatter,
-    /// All processes' words to one.
+    /// All processes' blocks to one.
     Gather,
 }
 
@@ -148,52 +148,51 @@ impl Op {
 
 #[derive(Args)]
 struct Common {
-    /// The side that listens: the address that it printed, or HOST or HOST:SERVICE, an IPv6 address
-    /// of a HOST:SERVICE in brackets.
-    /// (Over shm the address alone.)
+    /// The listening side: the address that it printed, HOST, or HOST:SERVICE; an IPv6 HOST with a
+    /// SERVICE is in brackets. Over shm only the printed address works.
     #[arg(value_name = "ADDR", conflicts_with_all = ["listen", "spawn"])]
     addr: Option<String>,
-    /// Waits for clients and prints the address to give them. Serves pingpong and bench.
+    /// Waits for clients of pingpong and bench, and prints the address to give them.
     #[arg(long, conflicts_with = "spawn")]
     listen: bool,
-    /// Ends after one client.
+    /// Exits after one client.
     #[arg(long, requires = "listen", conflicts_with_all = ["spawn", "addr"])]
     once: bool,
-    /// Starts the other side too; for collectives, so many processes in all, 2 to 64.
+    /// Starts the other side too; for collectives, N processes in total, 2 to 64.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "2")]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=64))]
     spawn: Option<u32>,
     /// The port, such as shm:job7 or fault(loss=0.01):shm.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
-    /// File with the key that both sides seal their frames with, on a port that leaves the machine;
-    /// several separated by colons: the first opens sessions, each is accepted.
+    /// File with the pre-shared key of both sides, for a port that leaves the machine; several
+    /// separated by colons: the first opens sessions, each of them is accepted.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
     key_file: Option<OsString>,
     #[command(flatten)]
     certificate: CertArgs,
-    /// Bytes of a message, several separated by commas; k, m and g stand for 2^10, 2^20, 2^30.
+    /// Message sizes in bytes, separated by commas; k, m and g stand for 2^10, 2^20, 2^30.
     #[arg(long, value_delimiter = ',', value_parser = parse_size)]
     size: Vec<u64>,
     /// Sends tagged messages.
     #[arg(long)]
     tagged: bool,
-    /// Compares every byte.
+    /// Compares every byte that arrives.
     #[arg(long)]
     verify: bool,
-    /// Messages to measure for each size, instead of a time.
+    /// Messages to measure for each size, instead of --seconds.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
-    /// Time to measure each size, seconds, 0.001 to 3600.
+    /// Seconds to measure each size, 0.001 to 3600.
     #[arg(long, default_value = "1", value_parser = parse_seconds, conflicts_with = "iterations")]
     seconds: Duration,
-    /// Ends when this process, which started us, has ended.
+    /// Internal: exits when this parent process has ended.
     #[arg(long, hide = true)]
     parent: Option<i32>,
-    /// CPU to stay on.
+    /// CPU to pin this process to.
     #[arg(long)]
     cpu: Option<usize>,
-    /// Prints one JSON object a line.
+    /// Prints one JSON object per line.
     #[arg(long)]
     json: bool,
 }

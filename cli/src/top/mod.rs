@@ -20,10 +20,10 @@ mod view;
 
 use model::{Model, Sort, Wanted};
 
-/// Shows live what processes, peers and switches of this node do, and what waits for what
+/// Shows live the processes, peers and switches of this node, and what waits for what
 ///
-/// Above the switches and the processes, below the peers of all processes or of the one that is
-/// selected; the last line but one says the worst that something waits for. Rates are per
+/// The upper part lists switches and processes, the lower part the peers of all processes or of the
+/// selected one. The last line but one shows the most severe cause of waiting. Rates are per
 /// second. Root sees the processes of all users.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
@@ -33,41 +33,41 @@ Exit codes:
 
 Examples:
   barewire top
-  barewire top --once --sort resent    one screen of what a second brought, for a file or a pipe
+  barewire top --once --sort resent    one screen of the rates of one second, for a file or a pipe
   barewire top --filter 4711           peers of one process
 
 Keys:
-  up, down, j, k  a process: only its peers    Esc     all peers
+  up, down, j, k  select a process             Esc     all peers
   s               sort by the next column      w       only peers that something waits for
-  /               only lines with a text       space   stop the screen, and go on
+  /               filter lines by text         space   pause, and continue
   PgUp, PgDn      more peers                   q       quit
 
 Columns:
   OPS/S    messages and one-sided operations, both ways
-  TX, RX   bytes of frames a second; `-` where they are not counted
+  TX, RX   bytes of frames per second; `-` where they are not counted
   PEERS    peers of a domain
   WAITING  operations of a domain that wait, and what most of them wait for
-  OUT, IN  frames a second that a switch gave its NIC, and that came from there
-  LOCAL/S  frames a second from one process behind a switch to another
-  DROPS/S  frames a second that a switch dropped: `barewire stats` says why
-  B/S      bytes a second through a switch
-  STATIONS processes behind a switch, or how long it has not turned
-  RESENT   packets sent again a second
+  OUT, IN  frames per second that a switch sent to its NIC, and received from it
+  LOCAL/S  frames per second from one process behind a switch to another
+  DROPS/S  frames per second that a switch dropped: `barewire stats` says why
+  B/S      bytes per second through a switch
+  STATIONS processes behind a switch, or the time since it last ran
+  RESENT   packets retransmitted per second
   PATH     near: a process of this node, by memory; far: any other
-  FLIGHT   packets in flight, of how many that may be
-  WAITS    operations, and what for: `barewire stats --help` explains each
+  FLIGHT   packets in flight, and the window
+  WAITS    operations that wait, and for what: see `barewire stats --help`
 Wide terminals have more. `barewire stats --json` is for programs.")]
 pub(crate) struct TopArgs {
-    /// Seconds between two screens, 0.1 to 3600.
+    /// Seconds between updates, 0.1 to 3600.
     #[arg(long, default_value_t = 1.0)]
     interval: f64,
-    /// Prints one screen and ends; so it does if standard output is no terminal.
+    /// Prints one screen and exits; the default if standard output is not a terminal.
     #[arg(long)]
     once: bool,
     /// Sorts peers by this column, the largest first.
     #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
     sort: Sort,
-    /// Only peers whose line has this text: process, port, address, path, state or cause.
+    /// Only peers with this text in process, port, address, path, state or cause.
     #[arg(long, default_value = "", value_name = "TEXT")]
     filter: String,
     /// Only peers that an operation waits for.

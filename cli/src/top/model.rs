@@ -16,11 +16,11 @@ pub(super) enum Sort {
     /// Operations that wait.
     #[default]
     Waiting,
-    /// Bytes sent a second.
+    /// Bytes sent per second.
     Tx,
-    /// Bytes received a second.
+    /// Bytes received per second.
     Rx,
-    /// Packets sent again a second.
+    /// Packets retransmitted per second.
     Resent,
     /// Smoothed round trip.
     Rtt,

@@ -210,15 +210,15 @@ fn meaning(cause: &str) -> &'static str {
     match cause {
         "open" => "the peer has not answered yet; try barewire ping PEER",
         "silent" => "nothing comes from the peer; try barewire ping PEER",
-        "repeats" => "a packet is lost again and again; barewire ping PEER",
-        "port" => "the port is full, the link or the card is the limit",
+        "repeats" => "a packet is lost repeatedly; try barewire ping PEER",
+        "port" => "the port is full: the link or the NIC is the limit",
         "window" => "the path or the peer is slower than this side sends",
         "credit" => "the peer lacks memory; it has posted no receives",
         "match" => "the peer has not posted the receive for them",
-        "pull" => "data of long messages is on its way from the peer",
-        "pull window" => "as much is on its way as may be asked for at once",
+        "pull" => "data of long messages is in flight from the peer",
+        "pull window" => "the limit of pulled data in flight is reached",
         "memory" => "no memory here for messages without a receive",
-        "answer" => "answers are on their way, which is a round trip",
+        "answer" => "acknowledgements are in flight, for one round trip",
         _ => "",
     }
 }

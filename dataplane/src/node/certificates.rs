@@ -1,12 +1,13 @@
-//! Certificates of peers, where the node has one (`docs/wire.md`, "Certificates"): what is done
-//! about one that is refused, and how many are looked at.
+//! Certificates of peers, where the node has one (`docs/wire.md`, "Certificates"): refusals, and a
+//! limit on how many are verified.
 //!
-//! To look at a certificate costs some hundred microseconds, and whoever receives at an address can
-//! send one. So only OPENs with proof of that are looked at, and of those that are refused no more
-//! than [`REFUSED_MAX`] in [`WINDOW_NS`], one of a MAC address, whose processes are as many
-//! stations as it likes. A message that is none of the handshake costs the half of that, and counts
-//! as much. Those that are taken may be recorded ones of a station that opens sessions with several
-//! lives or epochs: no more than [`TAKEN_MAX`] of a station.
+//! Verifying a certificate costs some hundred microseconds, and any sender of frames can send one.
+//! So only OPENs with proof that their sender receives are verified. Of the certificates that are
+//! refused, at most [`REFUSED_MAX`] are verified in [`WINDOW_NS`], and one of a MAC address, since
+//! a MAC stands for as many stations as its owner likes. A message that is no handshake message
+//! costs half as much and counts the same. Valid certificates may be replayed by a station that
+//! opens sessions with several incarnations or epochs: at most [`TAKEN_MAX`] of a station are
+//! verified.
 
 use std::sync::Arc;
 
@@ -21,28 +22,28 @@ use crate::seal::{BadCert, CertFault, Credentials, Keyring, Refused};
 use crate::types::Instant;
 use crate::wire::{Base, OpenOp, RstReason};
 
-/// Certificates that are refused before no other is looked at: at 0.3 ms each, 8 % of a processor.
+/// Refused certificates after which no other is verified: at 0.3 ms each, 8 % of a processor.
 const REFUSED_MAX: usize = 16;
 
-/// Certificates of a station that are taken before no other of it is looked at. A process opens one
+/// Valid certificates of a station after which no other of it is verified. A process opens one
 /// session, and another one when that has ended.
 const TAKEN_MAX: usize = 4;
 
-/// For how long none is then, nanoseconds.
+/// How long none is verified then, nanoseconds.
 const WINDOW_NS: u64 = 64_000_000;
 
-/// Certificates that were looked at lately.
+/// Certificates that were verified lately.
 #[derive(Debug, Default)]
 pub(super) struct CertLooks {
     since: Instant,
-    /// Where those came from that were refused.
+    /// MAC addresses that sent refused certificates.
     refused: Vec<MacAddr>,
-    /// And those that were taken.
+    /// Stations that sent valid certificates.
     taken: Vec<Station>,
 }
 
 impl CertLooks {
-    /// Whether another one is looked at, which comes from `station`.
+    /// Whether a certificate of `station` may be verified.
     fn admits(&mut self, now: Instant, station: Station) -> bool {
         if now.since(self.since) >= WINDOW_NS {
             self.refused.clear();
@@ -82,9 +83,9 @@ impl Node {
         self.openings.seals.as_ref().is_some_and(|seals| seals.ring.has_certificate())
     }
 
-    /// Makes this the certificate, and these the roots and the names of peers, for sessions that
-    /// open from now on. Open sessions stay as they are; those that are being opened are opened
-    /// again. No operation ends by it.
+    /// Replaces the certificate, the roots and the accepted names of peers, for sessions that open
+    /// from now on. Open sessions are not affected; those that are being opened begin again. No
+    /// operation ends by it.
     ///
     /// # Errors
     /// And nothing has happened: [`Error::OpNotSupp`]: the node was made without a certificate, or
@@ -106,7 +107,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the certificate is looked at of the OPEN with this base.
+    /// Whether the certificate of the OPEN with this base may be verified.
     pub(super) fn looks_at_certificate(&mut self, base: &Base) -> bool {
         let now = self.polled_at;
         let Some(seals) = &mut self.openings.seals else { return true };
@@ -115,7 +116,7 @@ impl Node {
         looks
     }
 
-    /// Notes that the certificate of the OPEN with this base was looked at.
+    /// Notes that the certificate of the OPEN with this base was verified.
     pub(super) fn note_look(&mut self, base: &Base, is_taken: bool) {
         let now = self.polled_at;
         let seals = self.openings.seals.as_mut().filter(|seals| seals.ring.has_certificate());
@@ -124,8 +125,8 @@ impl Node {
         }
     }
 
-    /// Counts an OPEN whose message is refused. If for its certificate, both ends are told, and
-    /// the answer is true.
+    /// Counts an OPEN whose handshake message is refused. True if the cause is its certificate:
+    /// then both ends report it.
     pub(super) fn refuse_message(&mut self, base: &Base, op: &OpenOp, why: Refused) -> bool {
         self.note_look(base, false);
         let BadCert { fault, name } = match why {
@@ -149,8 +150,8 @@ impl Node {
         true
     }
 
-    /// The certificate of who answered our OPEN to `p` is refused. Anybody can answer: the session
-    /// ends a second later if no other answer has come.
+    /// The certificate in an answer to our OPEN to `p` is refused. Anyone can send such an answer:
+    /// the session ends a second later if no other answer has come.
     pub(super) fn refuse_answer(&mut self, p: PeerIdx) {
         let now = self.polled_at;
         self.openings.note_refusal(p, now, RstReason::OtherKey);

@@ -1,18 +1,18 @@
-//! Proof that the sender of an OPEN receives what is sent to its address, without state for those
-//! who do not: a keyed hash of what names the session that it wants, which comes back in a second
-//! OPEN.
+//! Address validation: proof that the sender of an OPEN receives frames at its address, without
+//! state for senders that do not. The cookie is a keyed hash of the names of the wanted session; it
+//! returns in a second OPEN.
 
 use barewire_driver::port::Station;
 
 use crate::types::Instant;
 use crate::wire::OpenOp;
 
-/// Nanoseconds are shifted by so much to the unit of time of a cookie: 8.6 s. A cookie is good in
-/// the unit that it was made in and in the next, so at least that long: above any round trip, and
-/// the pause between two polls of most programs. Later it brings another challenge.
+/// Shift from nanoseconds to the time unit of a cookie, 8.6 s. A cookie is valid in the unit in
+/// which it was made and in the next, so for at least 8.6 s: longer than any round trip, and than
+/// most programs go without a poll. A later one is answered by another challenge.
 const UNIT_BITS: u32 = 33;
 
-/// What the cookies of a node are made with, and its random numbers.
+/// The secret of a node's cookies, and its random numbers.
 #[derive(Debug)]
 pub(crate) struct Secret {
     key: [u64; 2],
@@ -27,7 +27,7 @@ impl Secret {
         Self { key: [siphash(key, &[0]), siphash(key, &[1])], drawn: 0 }
     }
 
-    /// The next number of a sequence in which nobody finds it from those before.
+    /// The next random number; earlier ones do not reveal it.
     pub(crate) fn draw(&mut self) -> u64 {
         self.drawn += 1;
         siphash(self.key, &[self.drawn])
@@ -38,7 +38,7 @@ impl Secret {
         self.made_in(now.0 >> UNIT_BITS, station, op)
     }
 
-    /// Whether `op` of `station` brings the cookie that it was asked for.
+    /// Whether `op` of `station` contains a valid cookie.
     pub(crate) fn is_proof(&self, now: Instant, station: Station, op: &OpenOp) -> bool {
         let unit = now.0 >> UNIT_BITS;
         let mut good = [unit, unit.wrapping_sub(1)].into_iter();

@@ -1,11 +1,11 @@
-//! Resets of sealed sessions by somebody who has the key but does not know the session; where nodes
-//! have certificates, of whom nothing is known, all resets.
+//! Resets of sealed sessions that do not prove knowledge of the session: the sender has the key
+//! only. Where nodes have certificates every reset is such a one, since anyone can make its tag.
 //!
-//! Such an RST says only what was in the packet that it answers, and who can send frames chooses
-//! that: a node answers packets of sessions that it does not have before it could check a tag, and
-//! its answers can be kept for a session to come. So the RST ends nothing while the peer answers.
-//! The peer is asked, and [`REFUSED_NS`] later, or half of T_dead if that is less, the session ends
-//! if nothing authentic has come.
+//! Such an RST repeats what was in the packet that it answers, and whoever can send frames chooses
+//! that packet. A node answers packets of unknown sessions before it could verify a tag, and its
+//! answers can be recorded and replayed against a later session. So the RST ends nothing while the
+//! peer answers. The peer is probed, and the session ends if nothing authentic arrives within
+//! [`REFUSED_NS`] or T_dead / 2, whichever is less.
 
 use super::Node;
 use super::other_key::REFUSED_NS;
@@ -22,7 +22,7 @@ pub(super) struct Doubt {
 }
 
 impl Node {
-    /// Notes a reset of the sealed session with `p`, and asks the peer if it is open.
+    /// Notes a reset of the sealed session with `p`, and probes the peer if the session is open.
     pub(super) fn doubt(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
         self.openings.doubts.entry(p).or_insert(Doubt { since: now, rst: *rst });
         if self.peers[p].state == State::Open {
@@ -32,7 +32,7 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// An authentic frame of the open session with `p` has come.
+    /// An authentic frame of the open session with `p` has arrived.
     #[inline]
     pub(super) fn trust(&mut self, p: PeerIdx) {
         if !self.openings.doubts.is_empty() {
@@ -40,14 +40,14 @@ impl Node {
         }
     }
 
-    /// When the session with `p` ends if nothing comes before.
+    /// When the session with `p` ends if nothing authentic arrives before.
     #[inline]
     pub(super) fn doubt_over(&self, p: PeerIdx) -> Option<Instant> {
         let pause = REFUSED_NS.min(self.settings.t_dead_ns / 2);
         self.openings.doubts.get(&p).map(|doubt| doubt.since + pause)
     }
 
-    /// The reset that has been right, as nothing has come.
+    /// The reset to apply, once its time has passed and nothing authentic has arrived.
     pub(super) fn proven_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
         let over = self.doubt_over(p).is_some_and(|at| self.polled_at >= at && !self.backlog);
         over.then(|| self.openings.doubts.remove(&p).map(|doubt| doubt.rst)).flatten()

@@ -16,8 +16,8 @@ use crate::table::{Table, Vacant};
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
 
-/// What the numbers of an endpoint and of its collective side differ by. Numbers that nobody asked
-/// for are below, so their sides are above and in nobody's way.
+/// The numbers of an endpoint and of its hidden endpoint for collectives differ in this bit.
+/// Automatically assigned numbers are below it, so their hidden endpoints conflict with nothing.
 pub(crate) const SIDE: u16 = 1 << 15;
 
 /// Counters of one endpoint.

@@ -1,15 +1,15 @@
-//! Keys of a node that change while it runs: the list of those that open sessions
-//! (`docs/security.md`, "Another key without a pause"), and those of sessions, by time.
+//! Keys of a node that change while it runs: the list of keys that open sessions
+//! (`docs/security.md`, "Another key without a pause"), and the age of session keys.
 //!
-//! A session that stands has keys of its own and goes on. One that is being opened is of the key
-//! that was the first when it began: if another is the first now, it is opened again.
+//! An open session has its own keys and is not affected by the list. A session that is being opened
+//! uses the key that was first in the list when it began: if another key is first by now, it begins
+//! again.
 //!
-//! The keys of a session change with the number of frames by themselves (`seal/session.rs`). A key
-//! that was not used up when it is [`rekey_ns`](super::NodeSettings::rekey_ns) old is left as well:
-//! the counter skips what is left of it. The peer looks no more than one key ahead, so this waits
-//! until it has acknowledged a packet that left under the key that there is. Ages are looked at
-//! when something leaves: a node that sends nothing keeps its keys, and leaves them with the first
-//! frame after.
+//! Session keys change with the number of frames anyway (`seal/session.rs`). A key that is
+//! [`rekey_ns`](super::NodeSettings::rekey_ns) old before it is used up is replaced as well: the
+//! frame counter skips to the next key. The peer looks at most one key ahead, so the sender waits
+//! until the peer has acknowledged a packet under the current key. Ages are checked when a frame is
+//! sent: a node that sends nothing keeps its keys until its next frame.
 
 use super::Node;
 use super::notice::EndReason;
@@ -22,17 +22,17 @@ use crate::rel::psn::Psn;
 use crate::seal::{Keyring, PreSharedKey};
 use crate::types::{Instant, Tenant};
 
-/// Looks at the age of keys in the time after which one is old.
+/// Checks of the age of keys during the time after which a key is old.
 const LOOKS: u64 = 8;
 
-/// How old the key is that frames of a session leave under.
+/// The age of the key under which frames of a session are sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Age {
     since: Instant,
-    /// Which key of the session's it is: with frames enough another one comes by itself.
+    /// Generation of the key: the number of frames also advances it.
     key: u64,
-    /// The first packet that left under it is this one or a later one. `None` if the peer is known
-    /// to have the key.
+    /// The first packet sent under it is this one or a later one. `None` if the peer is known to
+    /// have the key.
     first: Option<Psn>,
 }
 
@@ -44,14 +44,14 @@ impl Age {
 }
 
 impl Node {
-    /// Whether the node has keys and needs them: its frames are sealed.
+    /// Whether the node has keys and its port needs them: its frames are sealed.
     pub fn has_keys(&self) -> bool {
         self.far.is_sealed()
     }
 
-    /// Makes these the keys of the node, in this order: the first opens sessions, each is accepted
-    /// from who opens one. Open sessions stay as they are, also those that were opened under a key
-    /// that is not listed any more; no such key is kept. No operation ends by it.
+    /// Replaces the list of keys, in this order: the first one opens sessions, each is accepted
+    /// from a peer that opens one. Open sessions are not affected, nor those opened under a key
+    /// that is no longer listed; no such key is kept. No operation ends by it.
     ///
     /// # Errors
     /// And nothing has happened:
@@ -81,8 +81,8 @@ impl Node {
         Ok(())
     }
 
-    /// There are other keys, or another certificate: sessions that are being opened are opened
-    /// again if they were `offered` with the one before, and are not taken for refused.
+    /// The keys or the certificate have changed: sessions that are being opened begin again if they
+    /// were `offered` with the previous one, and do not count as refused.
     pub(super) fn offer_others(&mut self, now: Instant, offered: &[(u64, Tenant)]) {
         self.openings.other_keys.forget();
         let opening = |p: &PeerIdx| {
@@ -103,7 +103,7 @@ impl Node {
         }
     }
 
-    /// Whether this is a key of the node's, and frames are sealed.
+    /// Whether this is a key of the node, and its frames are sealed.
     pub fn lists_key(&self, key: &PreSharedKey) -> bool {
         self.openings.seals.as_ref().is_some_and(|seals| seals.ring.lists_key(key))
     }
@@ -177,8 +177,8 @@ impl Node {
         self.openings.seals.as_ref().is_some_and(|seals| now >= seals.look_at)
     }
 
-    /// Leaves the keys that are old, and forgets those that overtaken frames needed. A peer that
-    /// would be sent nothing is sent a PING, so that it leaves the old key too.
+    /// Replaces the keys that are old, and erases those that only reordered frames needed. A peer
+    /// to which nothing would be sent gets a PING, so that it replaces its old key too.
     #[cold]
     pub(super) fn look_at_keys(&mut self, now: Instant) {
         let every = self.settings.rekey_ns;

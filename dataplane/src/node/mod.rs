@@ -119,65 +119,66 @@ pub use who::{HERES_MAX, Here, QUESTIONS_MAX};
 /// when the application inserts addresses.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
-    /// Random name of this life of the domain, 1 to [`INCARNATION_MAX`].
+    /// Incarnation: random number of this instance of the domain, 1 to [`INCARNATION_MAX`].
     pub incarnation: u64,
     /// Seed of everything the node draws (first sequence numbers, session names). A live domain
     /// takes it from the kernel, a simulation from its seed.
     pub seed: u64,
-    /// Silence after which a peer that owes us something is dead, nanoseconds. Default 5 s; 100 ms
-    /// at least. A dead peer's operations end within 1.1 times this.
+    /// Silence after which a peer that owes an answer is declared dead (T_dead), nanoseconds.
+    /// Default 5 s; at least 100 ms. A dead peer's operations end within 1.1 times this.
     pub t_dead_ns: u64,
-    /// Longest message sent without asking, bytes, in as many frames as it takes; 1 MiB at most.
-    /// Default: 64 KiB where a frame holds 8 KiB, else 16 KiB.
+    /// Longest message sent eagerly, bytes, in as many frames as it takes; at most 1 MiB. Default:
+    /// 64 KiB where a frame holds 8 KiB, else 16 KiB.
     pub eager_max: Option<usize>,
-    /// Peers known at once, at first. Default 4,096; a peer costs at most 512 bytes while idle.
-    /// Strangers are among them, of whom those with nothing under way give way to new ones.
+    /// Initial size of the table of peers. Default 4,096; a peer costs at most 512 bytes while
+    /// idle. Peers that were not inserted share it; of these, idle ones are evicted for new ones.
     pub peer_max: usize,
-    /// What `peer_max` grows to when the application inserts more addresses, or [opens a
-    /// vector](Node::av_open) for more: strangers never make it grow. Default 2^20, the most there
-    /// can be.
+    /// Limit to which `peer_max` grows when the application inserts more addresses, or [opens a
+    /// vector](Node::av_open) for more; peers that were not inserted never enlarge it. Default
+    /// 2^20, the largest possible.
     pub peer_limit: usize,
     /// Transmit operations in flight, all endpoints together. Default 4,096.
     pub tx_wr_max: usize,
     /// Posted receives, all endpoints together. Default 16,384.
     pub rx_wr_max: usize,
-    /// Memory for messages nobody has posted a receive for, bytes. Touched only when used.
-    /// Default 256 MiB.
+    /// Memory for messages without a posted receive (unexpected messages), bytes. Touched only when
+    /// used. Default 256 MiB.
     pub unexpected_bytes: usize,
-    /// Bytes of pulled messages asked for and not yet here, all peers together. Default 4 MiB.
+    /// Bytes of pulled messages in flight, all peers together. Default 4 MiB.
     pub pull_window: usize,
     /// Packets in flight of a session on a path that may lose frames, each way, if the peer takes
     /// as many. A power of two, 64 to 4,096; default 4,096.
     pub window: u32,
     /// Memory regions registered at once. Default 65,536; 2^20 at most.
     pub mr_max: usize,
-    /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless. Whoever holds
-    /// the port knows better (`Port::damages`).
+    /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless. The owner of
+    /// the port may know better (`Port::damages`).
     pub crc: Option<bool>,
     /// The cost model that chooses the algorithms of collectives. All members of a group must have
     /// the same one: a join in which they do not fails.
     pub coll: CollModel,
     /// How long a join waits for the other members, nanoseconds. Default 60 s.
     pub join_ns: u64,
-    /// Takes sessions also from peers that do not name this incarnation, and so need know nothing
-    /// but the MAC. Default yes; an application's domain says no unless it is [reached by
+    /// Accepts sessions also from peers that do not name this incarnation, and so need to know only
+    /// the MAC. Default yes; an application's domain says no unless it is [reached by
     /// name](Node::reach_by_name).
     pub by_name: bool,
-    /// Only peers in the address vector of an endpoint reach it, or a region through it. Default
-    /// no. Closes the fast path: the source of every packet is looked up.
+    /// Only peers in an endpoint's address vector reach it, or a region through it. Default no.
+    /// Disables the fast path: the source of every packet is looked up.
     pub inserted: bool,
-    /// What frames are sealed with, on a port that may lose them: only who has one of these keys
-    /// has sessions with this node. Default none: frames are open to everybody on the way. Sessions
-    /// through this machine's memory are never sealed. The node takes it out of its settings.
+    /// The keys that frames are sealed with, on a port that may lose frames: only nodes with one of
+    /// these keys have sessions with this node. Default none: frames are neither authenticated nor
+    /// encrypted. Sessions through this machine's memory are never sealed. The node takes the keys
+    /// out of its settings.
     pub keys: Option<Keyring>,
-    /// Whether the secrets of sessions are told, so that what was recorded can be read
+    /// Whether the secrets of sessions are exported, so that recordings can be decrypted
     /// ([`Node::take_secrets`]). Default no.
     pub tells_secrets: bool,
-    /// Age at which the key that frames of a session are sealed with is left for the next,
-    /// nanoseconds, from 1,000,000: each end does so for its own frames. Default an hour.
+    /// Age at which the key of a session's frames is replaced by the next, nanoseconds, at least
+    /// 1,000,000: each end does so for its own frames. Default an hour.
     pub rekey_ns: u64,
-    /// Whether frames are sealed with AES where the peer says so too, else with ChaCha20. Default:
-    /// whether this processor encrypts with AES itself.
+    /// Whether frames are sealed with AES if the peer offers it too, else with ChaCha20. Default:
+    /// whether this processor has AES instructions.
     pub aes: bool,
 }
 
@@ -205,9 +206,9 @@ impl NodeSettings {
         Ok(self)
     }
 
-    /// Longest message that leaves unasked in one frame, if that holds it, and in several, on a
-    /// port with this MTU. To ask costs three frames and a round trip, not to ask 16 bytes more in
-    /// each frame.
+    /// Longest message sent eagerly in one frame, if the frame holds it, and in several, on a port
+    /// with this MTU. A rendezvous costs three frames and a round trip; an eager message 16 bytes
+    /// more in each frame.
     fn eager_max(&self, mtu: usize) -> [usize; 2] {
         let max = self.eager_max.unwrap_or(if mtu >= 8 << 10 { 64 << 10 } else { 16 << 10 });
         [max.max(4096), max]
@@ -270,10 +271,10 @@ pub struct EpId(pub(crate) Handle<EpIdx>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SepId(pub(crate) Handle<SepIdx>);
 
-/// What an endpoint is made with.
+/// Attributes of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct EpAttr {
-    /// The number peers reach it by; `None` takes the lowest free one.
+    /// The number by which peers reach it; `None` takes the lowest free one.
     pub number: Option<u16>,
     /// Granted capabilities. Calls outside them are refused with `FI_EOPNOTSUPP`.
     pub caps: Caps,
@@ -304,7 +305,7 @@ impl Default for EpAttr {
     }
 }
 
-/// Untagged or tagged: two separate worlds of matching.
+/// Untagged or tagged: these match separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MsgKind {
     /// `fi_msg`.
@@ -355,7 +356,7 @@ pub struct RecvReq {
     pub flags: OpFlags,
 }
 
-/// Takes the frames a node wants to send.
+/// Accepts the frames that a node sends.
 pub trait FrameSink {
     /// Whether the port behind the sink is lossless by its type: then the node, which was made for
     /// it, need not [be asked](Node::is_lossless).
@@ -603,7 +604,7 @@ pub(crate) struct CntrTable {
 }
 
 bitflags! {
-    /// What may be left to do: one word that every turn tests, usually zero.
+    /// Pending work: one word that every turn tests, usually zero.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Todo: u8 {
         /// Peers, replies or frames to ourselves wait to be sent, or the port is gone.
@@ -664,7 +665,7 @@ impl Reply {
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) queue: VecDeque<Reply>,
-    /// What stations are asked for by name, and what this one is known by.
+    /// Pending name queries, and the names of this node.
     names: who::Names,
     /// Replies that may be queued until a millisecond after `refilled`.
     tokens: u32,
@@ -703,7 +704,7 @@ pub struct Node {
     /// Peers whose address was removed while a posted receive names them: each holds a reference.
     pub(crate) awaited: Vec<PeerIdx>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
-    /// send such messages at once than it had room for.
+    /// send such messages at once than it has room for.
     pub(crate) reassemblies: Slab<Reassembly, (), ReassemblyIdx>,
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,

@@ -1,5 +1,5 @@
-//! Notices: what an operator has to know of and no completion says. The node keeps a few of them
-//! until whoever holds it asks ([`Node::notice`]); it writes no log itself.
+//! Notices: events for an operator that no completion reports. The node keeps a few of them until
+//! its owner asks ([`Node::notice`]); it writes no log itself.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,29 +24,29 @@ const KEPT_MAX: usize = 64;
 pub enum Notice {
     /// A session ended.
     SessionEnded(SessionEnd),
-    /// A station speaks another version of the protocol. Told once for each of the first 64.
+    /// A station uses another version of the protocol. Reported once for each of the first 64.
     OtherVersion {
         /// The station.
         station: Station,
         /// The version of its frame.
         theirs: u8,
     },
-    /// A station has another key, or one of the two has one and the other has none. Told once for
-    /// each of the first 64.
+    /// A station has another key, or only one of the two nodes has a key. Reported once for each of
+    /// the first 64.
     OtherKey {
         /// The station.
         station: Station,
         /// Both have a key.
         has_key: bool,
     },
-    /// The certificate of a station is refused. Told once for each of the first 64, of which
-    /// nothing else is told of keys.
+    /// The certificate of a station is refused. Reported once for each of the first 64, for which
+    /// no other notice about keys follows.
     BadCertificate {
         /// The station.
         station: Station,
         /// Why.
         fault: CertFault,
-        /// Whom the certificate names, if it leads to a root.
+        /// The name in the certificate, if it leads to a root.
         name: Option<Identity>,
     },
     /// A session uses shorter frames than both ends accept, as longer ones are lost.
@@ -58,7 +58,7 @@ pub enum Notice {
         /// Bytes of the longest that both ends accept, likewise.
         most: u32,
     },
-    /// A station announced a service of this node's, at a host of this node's. Told once for each
+    /// A station announced a service of this node, at a host of this node. Reported once for each
     /// of the first 16.
     NameTwice {
         /// The station.
@@ -72,10 +72,10 @@ pub enum Notice {
         /// The peer.
         station: Station,
     },
-    /// A service of this node's was asked for at a host that it does not know: the addresses of
-    /// this host may have changed ([`Node::set_hosts`]). At most once a second.
+    /// A service of this node was queried at a host that it does not know: the addresses of this
+    /// host may have changed ([`Node::set_hosts`]). At most once a second.
     HostMissed,
-    /// So many notices were dropped behind the ones before, for want of room.
+    /// This many notices were dropped after the ones before, for lack of room.
     Missed(u32),
 }
 
@@ -88,26 +88,26 @@ pub enum EndReason {
     Silent,
     /// The port knows that the peer's process has ended.
     Died,
-    /// The peer speaks, but of the data asked for nothing came for T_dead.
+    /// The peer answers, but none of the requested data arrived for T_dead.
     NoProgress,
     /// RST of the peer: it knows no such session (it restarted, or ended the session while we could
     /// not hear it).
     Reset,
     /// RST of the peer: it closed the session.
     Closed,
-    /// RST of the peer: it took us for dead.
+    /// RST of the peer: it declared this node dead.
     TakenForDead,
-    /// RST of the peer: it speaks these versions of the protocol.
+    /// RST of the peer: it supports these versions of the protocol.
     Version(Versions),
     /// The peer has another key, and nothing authentic has come from it.
     OtherKey,
-    /// One of the two has a key and the other has none, and nothing authentic has come.
+    /// Only one of the two nodes has a key, and nothing authentic has come.
     NoKey,
-    /// The peer speaks, and a frame of so many bytes, Ethernet header included, has not got through
-    /// to it for T_dead. 0 where the port loses nothing, and so the ring must be damaged.
+    /// The peer answers, but a frame of this many bytes, Ethernet header included, has not reached
+    /// it for T_dead. 0 on a lossless port, where then the ring must be damaged.
     Stuck(u32),
-    /// The peer takes sessions only from stations that name its incarnation, and the address named
-    /// none.
+    /// The peer accepts sessions only from stations that name its incarnation, and the address
+    /// named none.
     Unnamed,
     /// Another incarnation answers at the address: the peer restarted.
     Restarted,
@@ -163,8 +163,9 @@ impl EndReason {
         )
     }
 
-    /// Whether messages may be lost with it that somebody counts on: not if the peer closed. After
-    /// a restart the address says which life is meant, and posts to the earlier one are refused.
+    /// Whether messages may be lost with the session that the application believes sent: not if the
+    /// peer closed. After a restart the address names the incarnation, and posts to the earlier one
+    /// are refused.
     pub const fn is_loss(self) -> bool {
         matches!(
             self,
@@ -177,7 +178,7 @@ impl EndReason {
         )
     }
 
-    /// Whether it is part of orderly work: nothing is wrong unless an operation waited.
+    /// Whether it is a normal event: nothing is wrong unless an operation waited.
     pub const fn is_orderly(self) -> bool {
         matches!(self, Self::Closed | Self::Superseded | Self::Evicted | Self::Left | Self::Dropped)
     }
@@ -217,7 +218,8 @@ impl fmt::Display for EndReason {
                 );
             }
             Self::Unnamed => {
-                "it takes sessions only from who names its incarnation; insert its whole address"
+                "it accepts sessions only from peers that name its incarnation; insert its \
+                 complete address"
             }
             Self::Restarted => "it restarted: another incarnation answers",
             Self::Superseded => "the address of another incarnation was inserted",
@@ -296,7 +298,7 @@ impl Waited {
     }
 }
 
-/// The notices that nobody has asked for yet.
+/// The notices that have not been read yet.
 #[derive(Debug)]
 pub(crate) struct Notices {
     kept: VecDeque<Notice>,

@@ -327,7 +327,7 @@ impl Node {
     ) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
         if !self.lists_tenant(tenant) {
-            return Err(Error::Invalid("the address needs the handle of a key that there is"));
+            return Err(Error::Invalid("the address needs the handle of a listed key"));
         }
         if self.peers.is_full() {
             self.release_awaited();

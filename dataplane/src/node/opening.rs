@@ -1,5 +1,5 @@
-//! What the two ends of a session establish before it is open: that the other end receives, and how
-//! long the frames are that pass.
+//! What the two ends of a session establish before it is open: that the other end receives, and the
+//! frame lengths that pass.
 //!
 //! OPENs carry both (`docs/wire.md`, "Sessions"). An OPEN without proof costs little: [`Openings`]
 //! has a budget of time for them, and peers that have not shown that they receive share
@@ -104,7 +104,7 @@ pub(crate) struct Openings {
     /// Peers with this node's MAC that are not near.
     same_mac: ToldStations,
     pub(super) other_keys: OtherKeys,
-    /// By peer slot, of open sealed sessions that somebody says he does not know.
+    /// By peer slot: resets without proof, of open sealed sessions.
     pub(super) doubts: HashMap<PeerIdx, Doubt>,
     /// Keys, if frames are sealed. Not here while frames leave.
     pub(super) seals: Option<Box<Seals>>,
@@ -363,8 +363,8 @@ impl Node {
         }
     }
 
-    /// Tells of a peer behind the same NIC that memory does not lead to: some ports do not hear
-    /// themselves.
+    /// Reports a peer behind the same NIC that is not reached through memory: some ports do not
+    /// receive their own frames.
     fn note_same_mac(&mut self, p: PeerIdx) {
         let (peer, own) = (&self.peers[p], self.station);
         let station = peer.station();
@@ -455,8 +455,8 @@ impl Node {
         Reply::new(base, &bytes)
     }
 
-    /// The peer is of another life than operations name. None was sent: those to any life stay
-    /// queued, the others end.
+    /// The peer has another incarnation than operations name. None was sent: those to any
+    /// incarnation stay queued, the others end.
     pub(super) fn end_named(&mut self, now: Instant, p: PeerIdx) {
         let meant = WrFlags::NAMED | WrFlags::GROUP;
         let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));

@@ -1,9 +1,10 @@
-//! Stations with another key, or without one: both ends are told, and what waits for such a peer
-//! ends soon.
+//! Stations with another key, or without one: both ends report it, and operations that wait for
+//! such a peer end soon.
 //!
-//! Who cannot read an OPEN says so by an RST that is not sealed, since its receiver could not read
-//! that either. Anybody can forge one. So it ends nothing by itself: it says what is wrong if no
-//! answer comes that is authentic, and that one is waited for [`REFUSED_NS`] instead of T_dead.
+//! A node that cannot verify an OPEN answers with an RST that is not sealed, since the opener could
+//! not verify a sealed one. Anyone can forge such an RST. So it ends nothing by itself: it gives
+//! the reason if no authentic answer arrives, and shortens the wait for one to [`REFUSED_NS`] from
+//! T_dead.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
@@ -18,7 +19,7 @@ use crate::wire::{Base, OpenOp, RstOp, RstReason, sealed};
 /// How long an authentic answer is waited for after a refusal, nanoseconds.
 pub(super) const REFUSED_NS: u64 = 1_000_000_000;
 
-/// Stations whose key is told. Of those above nothing is said: whoever can send frames can make up
+/// Stations whose key is reported. Further ones are not: whoever can send frames can invent
 /// addresses.
 const STATIONS_MAX: usize = 64;
 
@@ -29,7 +30,7 @@ pub(crate) struct OtherKeys {
 }
 
 impl OtherKeys {
-    /// Forgets them: they are told again, of the keys that there are now.
+    /// Clears the list: with new keys these stations are reported again.
     pub(super) fn forget(&mut self) {
         self.stations.clear();
     }
@@ -53,7 +54,7 @@ impl Node {
         self.reset_open(now, base, op, reason);
     }
 
-    /// Takes a sealed frame where there is no key: the sender of an OPEN is told.
+    /// Handles a sealed frame at a node without a key: an OPEN is refused.
     #[cold]
     pub(super) fn on_sealed_unasked(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if let Some((base, op)) = sealed::open_in(frame) {

@@ -12,7 +12,7 @@ use crate::types::Tenant;
 
 /// The numbers of the peers in a table, by their stations and tenants.
 ///
-/// Whoever can send a frame chooses addresses, so what their hashes are is nobody's to know.
+/// Senders choose their addresses, so the hash is keyed with a secret.
 #[derive(Debug)]
 pub(crate) struct PeersByStation {
     index: Index<PeerIdx>,

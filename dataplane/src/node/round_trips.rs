@@ -1,5 +1,5 @@
-//! How long round trips took: counts by length, from which a reader takes what lies between two
-//! looks. One for a node, since a distribution for each of thousands of peers would be a page each.
+//! A histogram of round trip times. A reader takes the difference of two readings. One for a node,
+//! since one for each of thousands of peers would take a page each.
 
 use crate::rel::rtt::RTO_MAX_NS;
 

@@ -1,10 +1,9 @@
-//! Sealed sessions: the one place that every frame passes on its way out, and the one that every
-//! frame passes on its way in, where the domain has a key (`docs/wire.md`, "Sealed frames").
+//! Sealed sessions, where the domain has a key: the one place that every frame passes on its way
+//! out, and the one on its way in (`docs/wire.md`, "Sealed frames").
 //!
-//! Between the two a session knows nothing of it. Frames are made and read as without a key and
-//! without a checksum; [`SealingSink`] stands between the node and its port, and
-//! [`Node::on_frame_secured`] before what takes frames. What is near passes both as it is: it never
-//! leaves this machine's memory.
+//! Sessions do not know of sealing. They build and parse frames as without a key and without a
+//! checksum. [`SealingSink`] is between the node and its port; [`Node::on_frame_secured`] is in
+//! front of the receive path. Near frames pass both unchanged: they stay in this machine's memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -42,12 +41,12 @@ pub(super) struct Session {
     remote_epoch: u32,
     /// Whose key it was opened under.
     tenant: Tenant,
-    /// The message that answers the peer's OPEN, if the peer began, what makes the tag of its
-    /// frame, and the key that this is of. Of no use once the session is open, so elsewhere: what
-    /// makes a tag is longer than the keys.
+    /// Until the session is open, if the peer began it: the handshake message that answers its
+    /// OPEN, the key of that OPEN's tag, and the id of the pre-shared key. Boxed, as the tag's key
+    /// is longer than the session's keys.
     answer: Option<Box<(Message, TagKey, KeyId)>>,
-    /// What the keys are derived from, if that is to be told once the session is open: this end's
-    /// and the peer's.
+    /// The secrets that the keys are derived from, this end's and the peer's, until they are
+    /// exported once the session is open.
     untold: Option<[Unnamed; 2]>,
     pub(super) age: Age,
 }
@@ -62,8 +61,8 @@ pub(crate) struct Over {
     pub(super) theirs: (u32, u32),
 }
 
-/// Sessions by the peer's [`Station::word`] and its name of the session, which are looked up for
-/// each frame. Only who has a key of the list gets into it, so a hash that is fast will do.
+/// Sessions by the peer's [`Station::word`] and its name of the session, looked up for each frame.
+/// Only peers with a listed key have entries, so a fast hash is safe.
 pub(super) type Sessions = HashMap<(u64, u32), Box<Session>, foldhash::fast::RandomState>;
 
 /// Keys and handshakes of a node.
@@ -74,15 +73,15 @@ pub(crate) struct Seals {
     pub(super) offers: HashMap<(u64, Tenant), Initiator>,
     /// Sessions with keys.
     pub(super) sessions: Sessions,
-    /// When the age of keys is looked at next.
+    /// When the age of keys is checked next.
     pub(super) look_at: Instant,
-    /// The key of the tag of the OPEN that is being taken, if that has a message.
+    /// The key that verified the tag of the current OPEN, if that has a handshake message.
     heard: Option<KeyId>,
     /// The message.
     message: Message,
-    /// Certificates that were looked at lately.
+    /// Certificates that were verified lately.
     pub(super) looks: CertLooks,
-    /// Whose key the tag of the frame is of that is being taken.
+    /// The tenant whose key verified the tag of the current frame.
     heard_tenant: Tenant,
     /// A frame on its way out, and one on its way in.
     tx: Vec<u8>,
@@ -90,18 +89,18 @@ pub(crate) struct Seals {
     /// Longest frame of the port, bytes.
     longest: usize,
     station: Station,
-    /// The secrets of sessions that have opened and were not told, if they are to be.
+    /// Secrets of opened sessions that wait to be exported, if they are to be.
     told: Option<Vec<SessionSecret>>,
 }
 
-/// Secrets that wait to be told at most.
+/// Most secrets that wait to be exported.
 const UNTOLD_MAX: usize = 1 << 12;
 
 /// How a frame leaves.
 enum Way {
     /// As it is.
     Clear,
-    /// The first so many bytes of [`Seals::tx`] instead.
+    /// The first bytes of [`Seals::tx`] instead, as many as this.
     Sealed(usize),
     /// Not at all: there is no key for it.
     Not,
@@ -162,7 +161,7 @@ impl Seals {
         let Some(session) = self.sessions.get_mut(&(frame.dst().word(), sid)) else {
             return if near() { Way::Clear } else { Way::Not };
         };
-        // Behind the header of a packet without payload is padding, which measures the path.
+        // After the header of a packet without payload comes padding, which tests the path.
         let body = if sealed::plen(frame.head) == 0 { 0 } else { frame.body.len() };
         let end = frame.head.len() + body;
         let len = frame.len().max(end + TAG_LEN);
@@ -232,7 +231,8 @@ impl Seals {
         let tag = tag_key.tag(&bytes[..end]);
         bytes[end..end + TAG_LEN].copy_from_slice(&tag);
         if is_open {
-            // Who cannot tell the tag tells by it a damaged OPEN from one under another key.
+            // A node without the key uses it to distinguish a damaged OPEN from one under another
+            // key.
             sealed::append_crc(bytes, end + TAG_LEN);
         }
         bytes[whole..].fill(0);
@@ -309,8 +309,8 @@ impl FrameSink for SealingSink<'_> {
 }
 
 impl Node {
-    /// Calls `send` with `out`, through the seals if the node has a key. Seals that are not there
-    /// are on the way of a caller already: `out` is what they stand before.
+    /// Calls `send` with `out`, through the seals if the node has a key. If the seals are absent, a
+    /// caller up the stack holds them, and `out` is already behind them.
     pub(super) fn through_seals<T>(
         &mut self,
         out: &mut dyn FrameSink,
@@ -336,7 +336,8 @@ impl Node {
         let over = Over { peer: peer.addr, tenant: peer.tenant, ours, theirs };
         match &mut self.openings.seals {
             Some(seals) => seals.forget(&over),
-            // They are where frames leave. The next session may be offered before they are back.
+            // The seals are taken out while frames are sent. The next session may be offered before
+            // they are back.
             None => self.openings.sealed_over.push(over),
         }
     }
@@ -407,10 +408,10 @@ impl Node {
         whole.is_ok()
     }
 
-    /// Whether an OPEN or RST is of somebody who has the key. Puts the handshake's message aside.
+    /// Whether the tag of an OPEN or RST verifies under a key. Keeps the handshake message.
     fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
-        // A forger would else choose how many bytes are authenticated, once for each key.
+        // Otherwise a forger would choose how many bytes are authenticated, once for each key.
         let is_short = end <= OPEN_END + seals.ring.peer_message_max();
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         let key = is_short.then(|| seals.ring.key_of(frame, tag)).flatten();
@@ -492,9 +493,9 @@ impl Node {
         }
     }
 
-    /// Answers the message of `op`, an OPEN of the peer `who`: there are keys from now on. False,
-    /// and nothing has happened, if it is none by who has the key, or his certificate is refused.
-    /// True without a key.
+    /// Answers the handshake message of `op`, an OPEN of peer `who`: the session has keys from now
+    /// on. False, and nothing has happened, if the message does not verify or the certificate is
+    /// refused. True without a key.
     pub(super) fn respond(
         &mut self,
         who: (Station, Tenant),
@@ -536,8 +537,8 @@ impl Node {
         true
     }
 
-    /// Takes out the keys of the session that `op` of `peer` begins, while those of another are
-    /// forgotten, which may have the same name.
+    /// Takes out the keys of the session that `op` of `peer` begins, while those of another session
+    /// are dropped, which may have the same name.
     pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
         let named = (peer.word(), op.sid);
         self.openings.seals.as_mut().and_then(|seals| seals.sessions.remove(&named))
@@ -585,10 +586,9 @@ impl Node {
         true
     }
 
-    /// Whether the name that the peer `who` gives the session is that of a session of another
-    /// tenant's with the same station. A process gives no two sessions one name, so the other one
-    /// is of a process that is gone, or somebody has made the name up: the OPEN waits until that is
-    /// known.
+    /// Whether a session of another tenant with the same station has the session name that peer
+    /// `who` chose. A process never uses a name twice, so the process of that session is gone, or
+    /// the name was invented: the OPEN waits until that is known.
     fn is_name_taken(&mut self, (station, tenant): (Station, Tenant), op: &OpenOp) -> bool {
         let Some(seals) = &self.openings.seals else { return false };
         let there = seals.sessions.get(&(station.word(), op.sid)).map(|session| session.tenant);
@@ -610,7 +610,7 @@ impl Node {
         true
     }
 
-    /// Whose key the frame that is being taken is under.
+    /// The tenant whose key verified the current frame.
     pub(super) fn heard_tenant(&self) -> Tenant {
         self.openings.seals.as_ref().map_or(Tenant::NONE, |seals| seals.heard_tenant)
     }
@@ -623,7 +623,7 @@ impl Node {
     }
 
     /// Keeps the secrets of the session with `p`, which has opened, for
-    /// [`take_secrets`](Self::take_secrets), if they are to be told.
+    /// [`take_secrets`](Self::take_secrets), if they are to be exported.
     pub(super) fn tell_secrets(&mut self, p: PeerIdx) {
         let Some(seals) = &mut self.openings.seals else { return };
         let Some(told) = &mut seals.told else { return };
@@ -645,10 +645,10 @@ impl Node {
         told.is_some_and(|told| !told.is_empty())
     }
 
-    /// Takes the secrets of the sessions that have opened since the last call, both directions of
-    /// each: who has them can read all frames of those. None unless
-    /// [`tells_secrets`](super::NodeSettings::tells_secrets) is set, and of 2,048 sessions between
-    /// two calls at most.
+    /// Takes the secrets of the sessions that have opened since the last call, for both directions:
+    /// with them all frames of these sessions can be read. None unless
+    /// [`tells_secrets`](super::NodeSettings::tells_secrets) is set, and at most 2,048 sessions
+    /// between two calls.
     pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
         let told = self.openings.seals.as_mut().and_then(|seals| seals.told.as_mut());
         told.map(std::mem::take).unwrap_or_default()
@@ -668,9 +668,9 @@ impl Node {
         self.far.is_sealed() && !op.is_near()
     }
 
-    /// Whether `op`, which crosses our OPEN to `p`, gives way to that: there is one handshake, so
-    /// the two ends have to choose the same. An OPEN that names the other's incarnation comes
-    /// before one that does not; else the station decides.
+    /// Whether our OPEN to `p` prevails over `op`, which crosses it: there is one handshake, so
+    /// both ends must choose the same. An OPEN that names the other's incarnation prevails over one
+    /// that does not; else the greater station does.
     pub(super) fn keeps_offer(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
         let peer = &self.peers[p];
         let crosses = peer.state == State::Opening

@@ -141,7 +141,7 @@ impl Node {
     pub fn sep_rx_open(&mut self, sep: SepId, idx: usize, attr: EpAttr) -> Result<EpId> {
         let Sep { first, count } = self.sep(sep)?;
         if idx >= usize::from(count) {
-            return Err(Error::Invalid("index: the scalable endpoint has not as many contexts"));
+            return Err(Error::Invalid("index: the scalable endpoint has fewer contexts"));
         }
         let number = first + idx as u16;
         if self.ep_slot(number) != Ep::NOBODY {

@@ -444,7 +444,7 @@ impl Node {
             reason: RstReason::UnknownSession,
             versions: wire::VERSIONS,
         };
-        // Which key he has is not known.
+        // The peer's key is not known.
         let mut to = [None; KEYS_MAX];
         to.iter_mut().zip(self.tenants()).for_each(|(to, tenant)| *to = Some(tenant));
         for tenant in to.into_iter().flatten() {

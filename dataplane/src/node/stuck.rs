@@ -13,7 +13,7 @@ use crate::wire;
 /// Shift from nanoseconds to units of 131 us.
 const UNIT_BITS: u32 = 17;
 
-/// Timeouts in a row after which a session is looked at.
+/// Timeouts in a row after which a session is checked.
 const REPEATED: u8 = 2;
 
 /// The oldest packet in flight, and how long it has been retransmitted while the peer answered.

@@ -1,4 +1,4 @@
-//! Statistics for an operator. Nothing in them decides anything, so they lie apart from the peers'
+//! Statistics for an operator. The protocol does not use them, so they are not in the peers'
 //! records.
 
 use super::failed::Failures;

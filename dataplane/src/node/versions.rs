@@ -7,11 +7,10 @@ use super::{Node, Notice};
 use crate::types::{Instant, Tenant};
 use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
 
-/// Stations of which something is told. Of those above nothing is said: whoever can send frames
-/// can make up addresses.
+/// Stations that are reported. Further ones are not: whoever can send frames can invent addresses.
 const STATIONS_MAX: usize = 64;
 
-/// Stations of which something was told.
+/// Stations that were reported.
 #[derive(Debug, Default)]
 pub(crate) struct ToldStations {
     stations: Vec<Station>,

@@ -1,13 +1,13 @@
-//! Names: WHO asks everybody on a segment who serves a service at a host, and who does says HERE.
+//! Names: a WHO query asks all stations of a segment which one serves a service of a host; that one
+//! answers with HERE.
 //!
-//! Both are control packets without a session, and change none. The node answers for the hosts that
-//! it was told of ([`Node::set_hosts`]) and the services that endpoints were bound to
-//! ([`Node::serve_name`]), within the rate of its other replies to strangers. It keeps what is
-//! answered to a question of its own ([`Node::ask_who`]) until that is ended, at most
-//! [`HERES_MAX`] answers to each, and what answers none is counted and dropped, however much comes.
+//! Both are control packets without a session, and change none. The node answers for the hosts
+//! given by [`Node::set_hosts`] and the services bound by [`Node::serve_name`], within the rate
+//! limit of replies to stations without a session. It keeps the answers to its own query
+//! ([`Node::ask_who`]) until that is ended, at most [`HERES_MAX`] each. Answers to no query are
+//! counted and dropped.
 //!
-//! It resolves nothing on its own: when to ask again, how long to wait and what an answer is worth
-//! is for whoever asks.
+//! The caller decides when to repeat a query, how long to wait and which answer to use.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
@@ -18,34 +18,34 @@ use crate::psn::Psn;
 use crate::types::Instant;
 use crate::wire::{Base, Host, Ty, VERSIONS, Versions, WhoOp};
 
-/// Questions that are open at once.
+/// Queries that may be open at once.
 pub const QUESTIONS_MAX: usize = 1024;
 
-/// Answers of different endpoints that are kept of one question: enough to say that there are two.
+/// Answers of different endpoints kept for one query: enough to detect that there are two.
 pub const HERES_MAX: usize = 4;
 
-/// Stations of which it is told that they claim a name of this node. Of those above nothing is
-/// said: whoever can send frames can make up addresses.
+/// Stations that are reported for claiming a name of this node. Further ones are not: whoever can
+/// send frames can invent addresses.
 const CLAIMS_MAX: usize = 16;
 
 /// Names of the host under which a service is announced: the first ones.
 const ANNOUNCED_MAX: usize = 8;
 
-/// The host's addresses are asked for at most once in so many nanoseconds.
+/// Minimum interval between requests for the host's addresses, nanoseconds.
 const MISSED_NS: u64 = 1_000_000_000;
 
-/// Who answered a question.
+/// An answer to a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Here {
     /// The station.
     pub station: Station,
     /// The number of the endpoint.
     pub ep: u16,
-    /// What it speaks.
+    /// Its versions of the protocol.
     pub versions: Versions,
 }
 
-/// A question that is open.
+/// An open query.
 #[derive(Debug)]
 struct Question {
     nonce: u64,
@@ -53,7 +53,7 @@ struct Question {
     heres: Vec<Here>,
 }
 
-/// What this node is known by, and what it asks.
+/// The names of this node, and its queries.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     hosts: Vec<Host>,
@@ -61,19 +61,19 @@ pub(crate) struct Names {
     questions: Vec<Question>,
     /// Stations that claim a name of ours.
     claims: Vec<Station>,
-    /// When it was told that a service of ours was asked for at a host that is not known.
+    /// When a query for a service of this node at an unknown host was last reported.
     missed_at: Option<Instant>,
 }
 
 impl Node {
-    /// Says by what this node's host is known, instead of what was said before.
+    /// Sets the names of this node's host.
     pub fn set_hosts(&mut self, hosts: Vec<Host>) {
         self.replies.names.hosts = hosts;
     }
 
     /// Answers for the endpoint with number `service`, not 0, from now on and as long as there is
-    /// one, and announces it. Who asks does not learn the incarnation, so the node is reached
-    /// [by name](Self::reach_by_name) from now on.
+    /// one, and announces it. A client does not learn the incarnation, so the node is reached [by
+    /// name](Self::reach_by_name) from now on.
     pub fn serve_name(&mut self, service: u16) {
         debug_assert!(service != 0, "0 is any service");
         self.reach_by_name();
@@ -87,9 +87,9 @@ impl Node {
         }
     }
 
-    /// Asks everybody who serves `service`, or any if that is 0, at one of `hosts`: all of them are
-    /// the same host. `question` is the number of the question, if it was asked before. Returns
-    /// that number, or `None` if too many are open. What leaves, leaves with the next turn.
+    /// Queries all stations for `service`, or any if that is 0, at one of `hosts`, which are all
+    /// the same host. `question` is the number of the query if it is repeated. Returns that number,
+    /// or `None` if too many are open. The query is sent with the next turn.
     pub fn ask_who(&mut self, question: Option<u64>, hosts: &[Host], service: u16) -> Option<u64> {
         let nonce = question.unwrap_or_else(|| self.random().max(1));
         if question.is_none() {
@@ -105,13 +105,13 @@ impl Node {
         Some(nonce)
     }
 
-    /// What has been answered to a question.
+    /// The answers to a query.
     pub fn heres(&self, question: u64) -> &[Here] {
         let asked = self.replies.names.questions.iter().find(|asked| asked.nonce == question);
         asked.map_or(&[], |asked| &asked.heres)
     }
 
-    /// Ends a question: later answers are dropped.
+    /// Ends a query: later answers are dropped.
     pub fn end_question(&mut self, question: u64) {
         self.replies.names.questions.retain(|asked| asked.nonce != question);
     }
@@ -182,7 +182,7 @@ impl Node {
         }
     }
 
-    /// Somebody says that he serves a service. Nothing is kept of it, but that it is ours.
+    /// Handles a HERE without a query: kept only if it claims a service of this node.
     fn on_announcement(&mut self, src: Station, op: &WhoOp) {
         let claims = &mut self.replies.names.claims;
         if claims.contains(&src) || claims.len() >= CLAIMS_MAX {

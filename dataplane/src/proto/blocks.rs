@@ -1,4 +1,4 @@
-//! Where messages lie that nobody has posted a receive for.
+//! Memory for messages without a posted receive.
 //!
 //! Storage comes in blocks of [`UNIT`] bytes, the unit in which a receiver grants credit: whatever
 //! a peer may send without asking has its blocks set aside before the peer is told, so storing can

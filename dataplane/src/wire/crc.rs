@@ -1,7 +1,7 @@
 //! The checksum behind the payload: CRC32C from the prologue to the payload's end, little-endian.
 //!
-//! It covers what the Ethernet FCS does not: switch memory, PCIe, DMA to a wrong place. Without a
-//! key, so against accidents alone.
+//! It covers what the Ethernet FCS does not: switch memory, PCIe, misdirected DMA. It has no key,
+//! so it protects against accidents only.
 
 use barewire_driver::frame::{Body, RxFrame};
 

@@ -7,8 +7,8 @@
 //! frame may lie in memory that its sender still writes. What they return has been checked: a
 //! payload of `base.plen` bytes at `payload_off()` lies within the frame.
 //!
-//! This room knows no state: whether a session, endpoint or operation that a packet names exists
-//! is decided above.
+//! This module has no state: whether a session, endpoint or operation that a packet names exists is
+//! decided above.
 
 mod ack;
 mod base;

@@ -1,4 +1,4 @@
-//! OPEN: makes a session, or asks for proof before one is made.
+//! OPEN: opens a session, or as a challenge requests a proof of address.
 
 use barewire_driver::frame::RxFrame;
 

@@ -1,4 +1,5 @@
-//! The pulled message: RNDV announces it, PULL asks for bytes, DATA brings them, END lets go.
+//! The pulled message (rendezvous): RNDV announces it, PULL requests bytes, DATA carries them, END
+//! completes it.
 
 use barewire_driver::frame::RxFrame;
 

@@ -1,5 +1,5 @@
-//! Sealed frames as bytes: where the counter and the tag are, and what of the base differs from the
-//! frame that was sealed (`docs/wire.md`, "Sealed frames"). Keys are none of this room's business.
+//! Sealed frames as bytes: where the counter and the tag are, and how the base differs from that of
+//! the frame that was sealed (`docs/wire.md`, "Sealed frames"). Keys are not handled here.
 
 use barewire_driver::frame::RxFrame;
 

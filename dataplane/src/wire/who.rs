@@ -1,4 +1,4 @@
-//! WHO: who serves a service at a host.
+//! WHO: query for the server of a service of a host, and its answer HERE.
 
 use std::hash::Hasher;
 

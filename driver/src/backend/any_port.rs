@@ -1,10 +1,10 @@
 //! A port whose type is known where it is used.
 //!
-//! A message of a few bytes over shared memory costs some hundred instructions, and a call through
-//! a table of functions, with a frame put together in memory to be described to it, a good part of
-//! that. So who holds a port for long asks once whether it is one of those that short messages are
-//! sent over by the million, whose functions then become part of his own: the shared segment's
-//! wherever he calls them, those of the others ([`AnyPort::far`]) in one place of his.
+//! A message of a few bytes over shared memory costs some hundred instructions. A call through a
+//! vtable, which needs the frame described in memory, would be a large part of that. So a caller
+//! that holds a port for long asks once for its type. Functions of the shared segment are then
+//! inlined wherever the caller uses them, and those of the other ports in one place
+//! ([`AnyPort::far`]).
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};

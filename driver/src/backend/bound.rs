@@ -140,7 +140,7 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), Errno> {
     }
     let is_dead = connect(seqpacket()?.as_raw_fd(), address) == Err(Errno::ECONNREFUSED);
     if is_dead && inode(path).is_some() {
-        tracing::info!(?path, "removing the socket of somebody who is dead");
+        tracing::info!(?path, "removing the socket of a dead process");
         std::fs::remove_file(path).map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(0)))?;
     }
     Ok(())

@@ -113,7 +113,7 @@ impl<W: Write> PcapWriter<W> {
             return;
         }
         if let Err(error) = self.to.write_all(&self.buffer).and_then(|()| self.to.flush()) {
-            tracing::error!(%error, "cannot write the capture; it ends here, the port goes on");
+            tracing::error!(%error, "cannot write the capture; it ends here, the port continues");
             self.failed = true;
             self.lost_frames += 1;
         }

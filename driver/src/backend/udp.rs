@@ -12,10 +12,10 @@
 //! place.
 //!
 //! # Trust
-//! A frame is taken only if its source address is the place that the datagram came from, its
+//! A frame is accepted only if its source address encodes the sender of the datagram, its
 //! destination is ours and its EtherType is the fabric's. Everything else is dropped and counted.
-//! So nobody can speak for another port unless he can send from its IP address, which is what a
-//! switch gives on a wire as well; the rest is the protocol's (`docs/wire.md`).
+//! So a process can forge another port only if it can send from that port's IP address, as on a
+//! wire behind a switch; the rest is the protocol's (`docs/wire.md`).
 //!
 //! # Trains
 //! A system call and a way through the network stack cost much more than a frame's bytes. So frames

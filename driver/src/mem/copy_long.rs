@@ -1,10 +1,11 @@
 //! Copying pieces of more than 2 KiB.
 //!
-//! C libraries copy such a piece by one `rep movsb` where a processor calls that fast. AMD's of the
-//! third and fourth Zen do and are slow at it, up to 20 times where the destination begins a few
-//! bytes behind the place in its page that the source has (glibc bug 30994, mended in 2.40); and
-//! what was written or read so takes another processor longer to read or write. On a Zen 4, two
-//! processors, messages of 64 KiB through a ring, Gbit/s, by who copies with registers instead:
+//! C libraries copy such a piece by one `rep movsb` on processors that report it as fast. AMD's Zen
+//! 3 and Zen 4 do, and are slow at it: up to 20 times slower if the destination's offset in its
+//! page is a few bytes above the source's (glibc bug 30994, fixed in 2.40). Also, another processor
+//! takes longer to read or write lines that were written or read this way. On a Zen 4, two
+//! processors, messages of 64 KiB through a ring, Gbit/s, by which side copies with registers
+//! instead:
 //!
 //! | a line takes | nobody | sender | receiver | both |
 //! |---|---|---|---|---|

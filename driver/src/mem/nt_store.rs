@@ -1,11 +1,12 @@
-//! How a long piece is stored that another processor reads next.
+//! How to store a long piece of memory that another processor reads next: through the caches, or
+//! past them.
 //!
-//! Any copy stores into the nearest cache of its own processor. A reader that shares a larger cache
-//! with it fetches the lines from there. One that does not takes each line from the other's cache,
-//! and the writer takes it back the next time around, which is what both then wait for. Stored past
-//! all caches the lines go to memory, and nobody takes anything from anybody. On a Zen 4, two
-//! processes, messages through `shm` of 1 MiB rings out of sixteen buffers; ticks of 0.4 ns that
-//! storing 1 KiB takes (medians of several runs), and GB/s:
+//! An ordinary copy stores into the nearest cache of its own processor. A reader that shares an
+//! outer cache with it fetches the lines from there. A reader that does not has to fetch each line
+//! from the writer's cache, and the writer fetches it back for the next lap of the ring: both wait
+//! for that. Non-temporal stores bypass the caches and write to memory, so no line moves between
+//! caches. On a Zen 4, two processes, messages through `shm` with rings of 1 MiB out of sixteen
+//! buffers; ticks of 0.4 ns that storing 1 KiB takes (medians of several runs), and GB/s:
 //!
 //! | a line takes | message | cached, ticks | past, ticks | cached, GB/s | past, GB/s |
 //! |---|---|---|---|---|---|
@@ -14,13 +15,13 @@
 //! | 490 to 550 ns | 64 KiB | 520 to 613 | 118 to 131 | 3.4 to 5.5 | 8.1 to 12.2 |
 //! | 490 to 550 ns | 1 MiB | 471, 489 | 193 to 272 | 3.6 to 4.4 | 5.9 to 9.6 |
 //!
-//! Who shares which cache with whom changes as the scheduler, or a hypervisor, moves the two, and a
-//! virtual machine is often told of caches that it does not have. So the sender looks at the clock.
-//! What a store takes says little: stored past the caches a piece is soon off the sender's hands,
-//! and it is the reader who waits for memory. So what is timed is a lap of the ring, at whose end
-//! the sender waits for the reader as well; now and then a few laps go the other way, and if they
-//! are faster the way is changed. (A single piece that is cached while the others are not would say
-//! nothing either, since the lines of the ring are in no cache then.)
+//! Which processors share a cache changes when the scheduler, or a hypervisor, moves the two
+//! processes, and a virtual machine often reports caches that it does not have. So the sender
+//! measures. The time of a store itself says little: a non-temporal store returns early, and the
+//! reader then waits for memory. So a lap of the ring is timed, at whose end the sender waits for
+//! the reader as well. From time to time a few laps use the other method; if they are faster, the
+//! method changes. (A single cached piece among non-temporal ones would say nothing, since the
+//! lines of the ring are in no cache then.)
 
 use super::copy_long;
 

@@ -1,5 +1,5 @@
-//! The option `near=` of ports that leave the node: whether its processes reach each other through
-//! a segment of shared memory besides.
+//! The option `near=` of ports that leave the node: whether processes of the node reach each other
+//! through a segment of shared memory as well.
 
 use super::place::udp_place;
 use super::spec::{bad, behind};
@@ -10,10 +10,10 @@ use crate::backend::shm::ShmSettings;
 use crate::error::OpenError;
 use crate::port::Port;
 
-/// Kinds of ports that have it.
+/// Kinds of ports that have the option.
 const KINDS: &[&str] = &["afpacket", "xdp", "udp", "vfio", "memif", "dpdk"];
 
-/// What the option says.
+/// Values of the option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// No segment.
@@ -58,7 +58,7 @@ impl Choice {
         self.segment(far)?.map_or(Ok(()), |segment| segment.check_here())
     }
 
-    /// Gives `far` a near side, if that is what was chosen.
+    /// Gives `far` a near side, if the option says so.
     pub(super) fn join(&self, far: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         let Some(segment) = self.segment(&far.caps().name)? else { return Ok(far) };
         let name = with_option(&far.caps().name, &self.text());
@@ -67,8 +67,9 @@ impl Choice {
     }
 }
 
-/// The node's segment beside the port `far`. Ports with IPv6 addresses have one for each prefix,
-/// which is not in the addresses of the fabric: a host of another prefix may have the same ones.
+/// Name of the node's segment for the port `far`. Ports with IPv6 addresses have one segment for
+/// each prefix, which is not in the fabric's addresses: hosts of different prefixes may have the
+/// same ones.
 fn segment_beside(far: &str) -> Result<String, OpenError> {
     let node = node_segment()?;
     match udp_place(far).map(|(ip, _)| Prefix::of(ip)) {
@@ -80,8 +81,8 @@ fn segment_beside(far: &str) -> Result<String, OpenError> {
     }
 }
 
-/// Gives `far` the node's segment as its near side, if that can be joined. Its name says nothing of
-/// it, as that of who asked did not.
+/// Gives `far` the node's segment as its near side, if that can be joined. The port's name does not
+/// mention it, since the name that was asked for did not.
 pub(super) fn join_node(far: Box<dyn Port>) -> Box<dyn Port> {
     join_if_possible(segment_beside(&far.caps().name).map(|name| ShmSettings::named(&name)), far)
 }
@@ -104,19 +105,19 @@ fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>)
     )
 }
 
-/// Whether a device leads out of the node, and not to another process of it.
+/// Whether a device leaves the node, and does not lead to another process of it.
 pub(super) fn leaves(spec: &str) -> bool {
     let device = &spec[device_at(spec)..];
     match kind_of(device) {
         "afpacket" | "xdp" | "udp" | "vfio" => true,
-        // By a PCI address; others are virtual.
+        // Devices with a PCI address do; others are virtual.
         "dpdk" => options(device).2.split(',').next().is_some_and(|name| name.contains(':')),
         _ => false,
     }
 }
 
-/// Takes the option out of the device's part of `spec`. What spoils frames spoils those of the far
-/// side; what records them records all, so a record is made around the whole.
+/// Takes the option out of the device's part of `spec`. A port that spoils frames spoils those of
+/// the far side only; one that records frames records all, so it is made around the whole port.
 pub(super) fn split(spec: &str) -> Result<(String, Option<Choice>), OpenError> {
     let mut choice = None;
     let (before, device) = spec.split_at(device_at(spec));
@@ -136,7 +137,7 @@ pub(super) fn split(spec: &str) -> Result<(String, Option<Choice>), OpenError> {
     Ok((format!("{before}{}", with_options(device, &left.join(","))), Some(choice)))
 }
 
-/// Adds an option to what opens a port.
+/// Adds an option to a port name.
 pub(super) fn with_option(spec: &str, option: &str) -> String {
     let (before, device) = spec.split_at(device_at(spec));
     let is = options(device).1;
@@ -144,7 +145,7 @@ pub(super) fn with_option(spec: &str, option: &str) -> String {
     format!("{before}{}", with_options(device, &all))
 }
 
-/// Where in `spec` the device begins, behind what spoils its frames or carries them.
+/// Where in `spec` the device begins, after the ports around it (faults, recording, tunnels).
 pub(super) fn device_at(spec: &str) -> usize {
     behind(spec, &["fault(", "ip(", "vlan("]).unwrap_or(spec.len())
 }
@@ -157,8 +158,8 @@ fn is_dpdk(device: &str) -> bool {
     kind_of(device) == "dpdk"
 }
 
-/// What stands before the list that holds the options of `device`, the list, which begins with the
-/// device's name unless that is DPDK's, and what stands behind it.
+/// The text before the list of options of `device`, that list, which begins with the device's name
+/// unless that is DPDK's, and the text after it.
 pub(super) fn options(device: &str) -> (&str, &str, &str) {
     if !is_dpdk(device) {
         return ("", device, "");

@@ -156,7 +156,7 @@ fn page(command: &Path) -> Result<String, String> {
         .collect();
     let mut text = String::from(
         ".TH BAREWIRE 1 \"\" \"barewire\" \"barewire\"\n.SH NAME\n\
-         barewire \\- shows, checks and measures this machine's fabric\n",
+         barewire \\- shows, checks and measures barewire's fabric over plain Ethernet\n",
     );
     section(&mut text, "DESCRIPTION", &help);
     for name in commands {

@@ -1,8 +1,8 @@
 //! The interpreter of a schedule: what is to be done next, and what is waited for.
 //!
-//! Whoever drives it takes [`Action`]s one by one with [`Run::action`], says [`Run::done`] for each
-//! that it could do, and tells of receives and sends that have ended. It holds no memory of the
-//! call and so can be driven by a clock alone.
+//! The driver takes [`Action`]s one by one with [`Run::action`], calls [`Run::done`] for each that
+//! it could do, and reports receives and sends that have ended. The interpreter holds none of the
+//! call's memory, so a simulation can drive it with a clock alone.
 
 use super::plan::WINDOW;
 use super::program::Program;

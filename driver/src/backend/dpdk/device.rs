@@ -413,7 +413,7 @@ fn bring_up(device: &mut Device, settings: &DpdkSettings) -> Result<(), Failure>
         Ok(()) => {}
         Err(_code) if device.pmd.is("net_memif") && settings.arg("role") != Some("server") => {
             let socket = settings.arg("socket").unwrap_or("/run/memif.sock");
-            tracing::warn!("{}: no memif server at {socket} yet; trying on", settings.device);
+            tracing::warn!("{}: no memif server at {socket} yet; retrying", settings.device);
             return Ok(());
         }
         Err(code) => return Err(failed("starting", code)),

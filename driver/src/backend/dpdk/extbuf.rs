@@ -1,8 +1,8 @@
-//! Lending the memory of the application to a driver for the length of a call.
+//! Lends the application's memory to a driver for the length of a call.
 //!
-//! The driver of memif copies what it sends before it returns. So a long payload need not be copied
-//! to a packet buffer first: a buffer of ours points at it. The driver gives up its hold on the
-//! buffer like on any other, but it is not the last to have one, so the buffer stays ours.
+//! The driver of memif copies what it sends before it returns, so a long payload need not be copied
+//! to a packet buffer first: an external buffer of ours points to it. The driver releases its
+//! reference like that of any buffer, but we hold another one, so the buffer stays ours.
 
 use std::ptr::null_mut;
 

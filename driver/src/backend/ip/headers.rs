@@ -114,10 +114,10 @@ pub(super) fn look<'a>(frame: &RxFrame<'a>, place: &SocketAddr) -> Result<Seen<'
 pub(super) struct Notice {
     /// It asks who has `target`; else it answers.
     pub(super) is_question: bool,
-    /// Whom it is from: his hardware address, one of a single station, and his IP address, which is
+    /// The sender: its hardware address, of a single station, and its IP address, which is
     /// unspecified in a probe.
     pub(super) sender: (MacAddr, IpAddr),
-    /// Whom it asks for or answers to; of IPv6 an answer has the sender's.
+    /// The address asked for, or of the host that is answered; in an IPv6 answer the sender's.
     pub(super) target: IpAddr,
     /// It replaces what was known of the sender.
     pub(super) overrides: bool,

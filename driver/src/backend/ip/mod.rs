@@ -338,7 +338,7 @@ impl Ip {
             let port = &self.caps.name;
             tracing::warn!(
                 %port,
-                "{mac} has the address {} as well, and gets frames to us: end what has it, or \
+                "{mac} has the address {} as well, and receives our frames: stop it there, or \
                  choose another address here", self.own.1
             );
         }
@@ -364,7 +364,7 @@ impl Ip {
             Due::Ask(_) => {}
             Due::Silent(host) => tracing::warn!(
                 port = %caps.name,
-                "{} does not answer, frames by it are lost: is it up, and on this segment?",
+                "{} does not answer, frames through it are lost: is it up, and on this segment?",
                 net.ip_of(host)
             ),
         });

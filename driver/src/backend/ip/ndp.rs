@@ -37,9 +37,9 @@ pub(super) const NDP_MAX: usize = 128;
 pub(super) struct Ndp {
     /// It asks who has `target`; else it answers.
     pub(super) is_question: bool,
-    /// Whom it is from: his hardware address and his IP address, which is unspecified in a probe.
+    /// The sender: its hardware address, and its IP address, which is unspecified in a probe.
     pub(super) sender: (MacAddr, Ipv6Addr),
-    /// Whom it asks for, or that of who answers.
+    /// The address asked for, or that of the answering host.
     pub(super) target: Ipv6Addr,
     /// It replaces what was known.
     pub(super) overrides: bool,
@@ -85,8 +85,8 @@ impl Ndp {
         }
         let mac = match said {
             Some(mac) => mac,
-            // Who asks has to say it, unless he has no address yet; who answers, unless the asker
-            // knew it.
+            // A solicitation must contain it, unless its sender has no address yet; an
+            // advertisement, unless the solicitor knew it.
             None => MacAddr(*frame.get(6..12)?.first_chunk()?),
         };
         let is_single = !mac.is_group() && mac != MacAddr::default();

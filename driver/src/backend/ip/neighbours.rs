@@ -1,28 +1,29 @@
-//! Who is next on the way: hardware addresses by IP address, asked for, believed for a while, asked
-//! for again.
+//! The neighbour table: hardware addresses by IP address, resolved by request, valid for a while,
+//! then requested again.
 //!
-//! The table has a fixed number of places, and each address has a few where it may stand. An entry
-//! is made for a host that frames are sent to, and for one that asks for us while there is a free
-//! place; so strangers that ask under many addresses displace nobody. Sends no frame and reads no
-//! clock: it says what is to be asked.
+//! The table has a fixed number of places, and each address has a few where it may be. An entry is
+//! made for a host that frames are sent to, and, while a place is free, for one that requests our
+//! address; so hosts that send requests under many addresses displace no entry. This file sends no
+//! frame and reads no clock: it says which requests are due.
 //!
-//! # Addresses that are chosen
-//! Of 8,192 addresses in a row each has a first place of its own, so hosts of one network do not
-//! crowd. Where such a row begins depends on a key that each table draws. Without it, who knows the
-//! program knows addresses of other rows that share the places of a peer; with nine of them that
-//! frames are sent to, as answers to sessions that he opens, he has the peer displaced again and
-//! again, at the cost of a question and the frames until its answer. With it any two rows meet at
-//! a place by a chance of one in 8,192, whatever he chose: the sum of products is strongly
-//! universal. It is no cipher and need not be: nothing that leaves a node tells who shares a place
-//! with whom, since a stranger is answered whether there is a place for him or not.
+//! # Chosen addresses
+//! Of 8,192 consecutive addresses each has a first place of its own, so hosts of one network do not
+//! collide. Where such a range begins depends on a secret key of each table. Without the key an
+//! attacker who knows the program could compute addresses of other ranges that share the places of
+//! a peer. With nine of them to which frames are sent, as answers to sessions that the attacker
+//! opens, the peer would be displaced again and again, at the cost of a request and the frames
+//! until its answer. With the key, any two ranges meet at a place with a probability of one in
+//! 8,192, whatever addresses are chosen: the sum of products is a strongly universal hash. It need
+//! not be a cipher: nothing that leaves a node reveals which hosts share a place, since an unknown
+//! host is answered whether or not there is a place for it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use crate::port::MacAddr;
 
-/// Addresses that there is room for: more than a node has peers.
+/// Entries: more than a node has peers.
 const ENTRIES: usize = 8192;
-/// Places where one may stand.
+/// Places where an address may be.
 const WINDOW: usize = 8;
 /// Bits of the address within a row, and what spreads neighbours in it: odd, so that each has a
 /// place of its own.
@@ -30,31 +31,31 @@ const ROW_BITS: u32 = ENTRIES.ilog2();
 const SPREAD: usize = 0x13c5;
 
 const MS: u64 = 1_000_000;
-/// How long an answer is believed without another question: less than a node waits for a peer
-/// (T_dead), so that a machine with another NIC is found in time.
+/// How long an answer is valid without another request: less than a node waits for a peer (T_dead),
+/// so that a host with another NIC is found in time.
 pub(super) const FRESH_NS: u64 = 3_000 * MS;
-/// How long one that is not sent to is remembered besides.
+/// How much longer an unused entry is kept.
 const IDLE_NS: u64 = 60_000 * MS;
-/// Until a question is asked again: twice that after the first, and so on, to at most a second.
+/// Time until a request is repeated: doubles from this to at most a second.
 const RETRY_NS: u64 = 20 * MS;
 const RETRY_MAX_NS: u64 = 1_000 * MS;
-/// Questions to somebody who had answered before, until he is held to be gone.
+/// Requests to a host that had answered before, until it counts as gone.
 const ASKS_AGAIN: u8 = 4;
-/// Questions until the log is told that nobody answers.
+/// Requests without an answer until the log reports it.
 const ASKS: u8 = 6;
 
-/// Somebody on the segment: the bits of his address that tell hosts apart, never 0.
+/// A host of the segment: the bits of its IP address that distinguish hosts, never 0.
 pub(super) type Host = u32;
 
-/// Who is to be asked for, and whom: everybody, or him who had the address.
+/// A request: the host, and the hardware address to ask, or all.
 pub(super) type Question = (Host, Option<MacAddr>);
 
 /// What is to be done for an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// A question is to be asked.
+    /// A request is due.
     Ask(Question),
-    /// Nobody has answered for long.
+    /// No answer for long.
     Silent(Host),
 }
 
@@ -64,11 +65,11 @@ struct Entry {
     ip: Host,
     mac: MacAddr,
     is_known: bool,
-    /// A frame was to be sent there since this was looked at.
+    /// A frame was to be sent there since this was last checked.
     is_used: bool,
-    /// Questions without an answer.
+    /// Requests without an answer.
     asks: u8,
-    /// When there is something to do next; the end of its belief if it is known and not asked.
+    /// When something is due next; the end of its validity if it is known and not being requested.
     due_ns: u64,
 }
 

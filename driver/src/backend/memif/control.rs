@@ -153,7 +153,7 @@ impl Control {
         self.orders.is_over.store(true, Release);
         self.orders.bell.ring();
         if self.left.recv_timeout(LEAVING) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("memif: a descriptor that a client left takes its time to close");
+            tracing::warn!("memif: closing a descriptor of a former client takes long");
             return;
         }
         // It has nothing to panic over; if it did, there is nothing left to do.
@@ -234,7 +234,7 @@ impl Live {
     fn look(&self) -> Option<String> {
         if self.conn.is_broken.load(Relaxed) {
             self.socket.say(&Message::Disconnect("Invalid ring".into()), None);
-            return Some("the other side broke a ring".into());
+            return Some("invalid ring indices from the peer".into());
         }
         match self.socket.hear(false) {
             Came::Nothing => None,
@@ -448,7 +448,7 @@ impl Client {
                 }
                 Err(Trouble::Missing) => {
                     let _ = tell.try_send(First::Missing);
-                    self.log("no memif server there yet; trying on");
+                    self.log("no memif server there yet; retrying");
                     self.orders.pause(RETRY);
                 }
                 Err(Trouble::Refused(error, may_pass)) => {

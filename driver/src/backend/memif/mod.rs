@@ -347,7 +347,7 @@ impl Memif {
     fn broken(&mut self) {
         self.counters.rx_dropped += 1;
         let Some(live) = self.live.take() else { return };
-        tracing::error!(port = self.caps.name, "the other side broke a ring; disconnecting");
+        tracing::error!(port = self.caps.name, "invalid ring indices from the peer; disconnecting");
         live.conn.is_broken.store(true, Relaxed);
         if let Some(control) = &self.control {
             control.stir();

@@ -1,13 +1,12 @@
 //! The descriptors by which the two sides of a memif wake each other.
 //!
-//! Both sides have the same open file, which has to be an eventfd, since any other is one that
-//! somebody may have to answer for (FUSE) whenever it is looked at. The other side may do with it
-//! what it likes: drain it before us, fill it, make it blocking. So it is never read: an epoll
-//! instance of ours tells of every
-//! write once. And it is written by the kernel's asynchronous IO, whose completions raise an event
-//! and never wait for room in it, nor raise anything but an event. Where the kernel refuses that
-//! (it can be forbidden, or all contexts taken), it is written as one that does not block, which
-//! only a peer who makes it so in that very moment, and fills it, can make wait.
+//! Both sides have the same open file. It has to be an eventfd: any other file may be served by a
+//! process that does not answer (FUSE). The other side may drain it before us, fill it or make it
+//! blocking. So it is never read: an epoll instance of ours reports each write once. It is written
+//! by the kernel's asynchronous I/O, whose completions raise an eventfd, never wait for room in it,
+//! and raise no other file. Where the kernel refuses that (it can be forbidden, or all contexts be
+//! in use), the fallback is a non-blocking write. It can block only if the peer clears O_NONBLOCK
+//! and fills the counter at that very moment.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

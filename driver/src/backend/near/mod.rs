@@ -1,20 +1,19 @@
-//! A port with two sides under one address: near stations, which are processes of this node, are
+//! A port with two sides under one address. Near stations, which are processes of this node, are
 //! reached through a segment of shared memory, all others through another port, the far one.
 //!
-//! The segment's member has the far port's address, so a station has the same one from everywhere,
-//! and who sends to it need not know where it is. A frame goes to the near side if the segment has
-//! a member of its destination at that moment, else to the far one. A near member whose ring is
-//! full is waited for: its frames never take the other way. When it has left or died they do, and
-//! [`presence`](Port::presence) tells of it.
+//! The segment's member has the address of the far port, so a station has one address from
+//! everywhere, and a sender need not know where it is. A frame goes to the near side if its
+//! destination is a member of the segment at that moment, else to the far side. While the ring of a
+//! near member is full, its frames wait and never take the far side. After it has left or died they
+//! do, and [`presence`](Port::presence) reports it.
 //!
 //! # Trust
-//! A received frame is lent as [near](RxFrame::is_near) if it lay in a ring of the segment, which
-//! none but a process of this user can have written. What the far side receives is never near,
-//! whatever source address it bears: an address in a frame can be copied.
+//! A received frame is lent as [near](RxFrame::is_near) if it was in a ring of the segment, which
+//! only a process of this user can have written. What the far side receives is never near, whatever
+//! its source address: that can be forged.
 //!
 //! # Going
-//! The port goes when its far side does. A segment does not go; near stations are told of by
-//! presence.
+//! The port is gone when its far side is. A segment is never gone; presence reports near stations.
 
 use std::io;
 use std::ops::DerefMut;
@@ -35,17 +34,17 @@ use crate::port::{
     RxSink, Station, Tx,
 };
 
-/// Bursts with near frames after which the far side is looked at, although it had nothing when it
-/// was last: a look may cost a system call.
+/// Bursts with near frames after which the far side is polled although it was empty last time: a
+/// poll may cost a system call.
 const SKIPS_MAX: u32 = 64;
-/// How long after a frame of one side more of it are expected, nanoseconds. While near frames are
-/// and far ones are not, the far side is looked at every [`Near::gap_ns`] only.
+/// How long after a frame of a side more frames of it are expected, nanoseconds. While near frames
+/// are expected and far ones are not, the far side is polled every [`Near::gap_ns`] only.
 const BUSY_NS: u64 = 100_000;
-/// That pause is so many times as long as a look at the far side takes.
+/// That pause as a multiple of the time that a poll of the far side takes.
 const GAP_LOOKS: u64 = 32;
-/// Looks at a far side that had nothing whose time is taken.
+/// Number of polls of an empty far side that are timed.
 const LOOKS_TIMED: u32 = 64;
-/// Places for far addresses; two that share one are looked up anew.
+/// Entries of the cache of far addresses; two that share one evict each other.
 const FARS: usize = 64;
 
 /// Name of the segment that the processes of this user in this network namespace share.
@@ -54,7 +53,7 @@ const FARS: usize = 64;
 /// There is no /proc.
 pub fn node_segment() -> Result<String, OpenError> {
     use std::os::unix::fs::MetadataExt;
-    // Of the thread: one can be in another than its process.
+    // The thread's: a thread can be in another namespace than its process.
     let path = "/proc/thread-self/ns/net";
     let meta = std::fs::metadata(path).map_err(|source| OpenError::Os {
         what: "cannot tell the network namespace from",
@@ -65,9 +64,9 @@ pub fn node_segment() -> Result<String, OpenError> {
     Ok(format!("node-{}", meta.ino()))
 }
 
-/// What a far side is, besides a port.
+/// What a far side does, besides being a port.
 pub trait Far: DerefMut<Target = dyn Port> + Send + 'static {
-    /// As [`Port::rx_burst`], with a sink of known type.
+    /// [`Port::rx_burst`] with a sink of known type.
     ///
     /// # Errors
     /// As there.
@@ -105,45 +104,46 @@ impl Far for Box<dyn Port> {
 /// See the module's documentation.
 pub struct Near<F> {
     caps: PortCaps,
-    /// Boxed, as a segment without a far side is.
+    /// Boxed, like a segment without a far side.
     near: Box<ShmPort>,
     far: F,
     far_frame_max: usize,
-    /// What may go to the far side, by its head; all if there is none.
+    /// Which frames may go to the far side, by their head; all if `None`.
     may_leave: Option<fn(&[u8]) -> bool>,
     /// Stations that were no members when the segment's epoch was `epoch`; all ones for none.
     fars: Box<[u64; FARS]>,
     epoch: u64,
-    /// Frames that the near side had no member for, and those of them that the far one was too
-    /// short for, or that may not leave.
+    /// Frames without a near member; and those of them that were too long for the far side, or not
+    /// allowed there.
     passed_on: u64,
     kept: u64,
     /// Something was sent that is not flushed.
     near_sent: bool,
     far_sent: bool,
-    /// Bursts since the far side was looked at, and whether it had something then.
+    /// Bursts since the far side was polled, and whether it had frames then.
     skipped: u32,
     far_came: bool,
-    /// Pause between two looks at the far side while near frames come, nanoseconds; 0 until a look
+    /// Pause between two polls of the far side while near frames come, nanoseconds; 0 until a poll
     /// was timed.
     gap_ns: u64,
-    /// Looks to be timed still.
+    /// Polls that are still to be timed.
     untimed_looks: u32,
-    /// When a poll last looked at the far side, and when one last knew of frames of either side.
+    /// When the far side was last polled, and when frames of either side were last seen.
     far_looked_ns: u64,
     near_came_ns: u64,
     far_came_ns: u64,
     /// A near frame came since then.
     near_came: bool,
-    /// The near side has more than the last poll could take.
+    /// The near side has more frames than the last poll could take.
     near_waits: bool,
-    /// Why the far side has gone, if sending found that out.
+    /// Why the far side is gone, if a send has found that.
     gone: Option<PortGone>,
     waiter: Option<Arc<Waiter>>,
 }
 
 impl<F: Far> Near<F> {
-    /// Joins a segment under the address of `far`. `name` is what opens the whole again.
+    /// Joins a segment under the address of `far`. `name` is the port name that opens the whole
+    /// again.
     ///
     /// # Errors
     /// Those of joining, with `far` as it was.
@@ -198,7 +198,7 @@ impl<F: Far> Near<F> {
         })
     }
 
-    /// Whether the address was found far since the last member came or went.
+    /// Whether the address was looked up as far since the last member joined or left.
     #[inline]
     fn is_far(&mut self, key: u64) -> bool {
         let epoch = self.near.epoch();
@@ -210,7 +210,8 @@ impl<F: Far> Near<F> {
     }
 
     fn tx_far(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        // To a near station that has just left: the far side could not carry it, or must not.
+        // To a near station that has just left: the far side could not carry the frame, or must
+        // not.
         let may_leave = self.may_leave.is_none_or(|may_leave| may_leave(frame.head));
         if frame.len() > self.far_frame_max || !may_leave {
             self.kept += 1;
@@ -221,7 +222,7 @@ impl<F: Far> Near<F> {
         Ok(sent)
     }
 
-    /// To the far side first, which may refuse: the near one drops what has no room.
+    /// To the far side first, which may refuse the frame; the near side drops frames without room.
     #[cold]
     fn tx_group(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         if self.tx_far(frame)? == Tx::Full {
@@ -242,8 +243,8 @@ impl<F: Far> Near<F> {
         Ok(got)
     }
 
-    /// Takes what the far side has, and the time if that is nothing: the shortest counts, as a
-    /// thread may be switched out.
+    /// Receives from the far side, and times that if it is empty: the shortest time counts, since
+    /// the thread may be preempted.
     #[inline(never)]
     fn take_timed(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         let start = clock::now_ns();
@@ -256,14 +257,14 @@ impl<F: Far> Near<F> {
         Ok(got)
     }
 
-    /// The near side, to send through to a station that is known to be near.
+    /// The near side, for sending to a station that is known to be near.
     #[inline(always)]
     pub fn segment(&mut self) -> &mut Box<ShmPort> {
         &mut self.near
     }
 
-    /// [`FastPort::rx_poll`] of the near side, if it has frames. `None`, and nothing was taken, if
-    /// it has none or more than one, or if the far side is to be looked at again.
+    /// [`FastPort::rx_poll`] of the near side. `None`, and nothing was taken, if it has no frame or
+    /// more than one, or if the far side is due to be polled.
     #[inline(always)]
     pub fn rx_near(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         if self.skipped >= SKIPS_MAX || self.far_came {
@@ -277,8 +278,8 @@ impl<F: Far> Near<F> {
         Some(got)
     }
 
-    /// Whether a poll at `now_ns` that found nothing on the near side may leave out the far one:
-    /// near frames are expected, far ones are not, and it had none a moment ago.
+    /// Whether a poll at `now_ns` that found the near side empty may skip the far side: near frames
+    /// are expected, far ones are not, and the far side was empty a moment ago.
     #[inline(always)]
     pub fn skips_far(&mut self, now_ns: u64) -> bool {
         if std::mem::take(&mut self.near_came) {
@@ -300,9 +301,9 @@ impl<F: Far> Near<F> {
 
     /// [`Port::rx_burst`], for a sink of known type.
     ///
-    /// The near side is looked at first, which costs a few loads. Then the far one, unless the near
-    /// one had something and the far one nothing when it was last looked at; if the near one keeps
-    /// on, the far one is first now and then.
+    /// The near side is polled first, which costs a few loads; then the far side, unless the near
+    /// one had frames and the far one was empty last time. While the near side keeps having frames,
+    /// the far one comes first from time to time.
     ///
     /// # Errors
     /// As there.
@@ -341,7 +342,7 @@ fn bell_error(path: &std::path::Path, source: io::Error) -> OpenError {
     OpenError::Os { what: "cannot make a socket to sleep on for", path: path.into(), source, hint }
 }
 
-/// Lends what a ring of the segment holds.
+/// Lends the frames in a ring of the segment.
 struct AsNear<'a, S>(&'a mut S);
 
 impl<S: RxSink> RxSink for AsNear<'_, S> {
@@ -372,13 +373,13 @@ impl<F: Far> InPlaceTx for Near<F> {
         if self.near.is_last(dst) {
             return self.near.tx_in_place(dst, head, rest);
         }
-        // What is written where it leaves cannot be looked at before.
+        // A frame written in place cannot be checked before.
         self.may_leave.is_none() && self.is_far(dst) && self.far.send_made(dst, head, rest)
     }
 }
 
 impl<F: Far> FastPort for Near<F> {
-    /// There are always two sides to look at.
+    /// There are always two sides to poll.
     #[inline]
     fn rx_poll(&mut self, _: &mut impl RxSink) -> Option<usize> {
         None
@@ -434,7 +435,7 @@ impl<F: Far> Port for Near<F> {
 
     fn counters(&self) -> PortCounters {
         let (near, far) = (self.near.counters(), self.far.counters());
-        // What the far side was asked for instead is told by that.
+        // Counted by the far side, to which these frames were passed.
         let tx_no_route = near.tx_no_route - self.passed_on + self.kept;
         PortCounters { tx_no_route, ..near } + far
     }
@@ -467,7 +468,7 @@ impl<F: Far> Port for Near<F> {
         Some(Arc::clone(waiter) as Arc<dyn PortWaiter>)
     }
 
-    /// Of near stations; of one that was near: whether it still is.
+    /// For near stations; for one that was near: whether it still is.
     fn presence(&mut self, station: Station) -> Presence {
         match self.near.presence(station) {
             Presence::Absent if self.caps.tells_presence => self.far.presence(station),
@@ -492,7 +493,7 @@ impl<F: Far> Port for Near<F> {
     }
 }
 
-/// Sleeps on both sides: on what the far one sleeps on, and on a socket on which near senders ring.
+/// Sleeps on both sides: on the far side's event, and on a socket that near senders write to.
 struct Waiter {
     bell: Bell,
     far: Arc<dyn PortWaiter>,
@@ -508,7 +509,7 @@ impl PortWaiter for Waiter {
             if has_come || left.is_zero() {
                 break;
             }
-            // A near sender may not have seen that we lie down.
+            // A near sender may not have seen that this side is going to sleep.
             if self.far.wait_or(self.bell.fd(), left.min(LOOK)) {
                 break;
             }

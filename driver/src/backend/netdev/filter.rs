@@ -136,7 +136,7 @@ fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<lib
     program.extend([
         op(LD_H, 56, 0, 0),
         op(JEQ, place.port().into(), 25, 26),
-        // Somebody tells where he is, or asks for our address, or whether it is in use.
+        // An advertisement, or a solicitation of our address, or a probe for it.
         op(LD_B, 54, 0, 0),
         op(JEQ, ADVERTISEMENT, 23, 0),
         op(JEQ, echo, 5, 0),

@@ -76,7 +76,7 @@ impl Wanted<'_> {
         let name = self.interface;
         let link = asker.link(name).map_err(|e| {
             if e.raw_os_error() != Some(libc::ENODEV) {
-                return self.os("cannot ask for the interface", &e);
+                return self.os("cannot query the interface", &e);
             }
             let names: Vec<String> = links().into_iter().map(|link| link.name).collect();
             let mend = format!("there are {} (ip link)", names.join(", "));

@@ -90,7 +90,7 @@ impl Watched {
                 return Err(gone(caps, &why));
             }
             Err(error) => {
-                tracing::warn!(port = %caps.name, %error, "cannot ask for the interface");
+                tracing::warn!(port = %caps.name, %error, "cannot query the interface");
                 return Ok(());
             }
         };
@@ -122,7 +122,7 @@ impl Watched {
         let now = &self.link;
         let (port, name) = (&caps.name, &now.name);
         if was.name != now.name {
-            tracing::warn!(%port, "{} is called {name} now; the port goes on", was.name);
+            tracing::warn!(%port, "{} was renamed to {name}; the port continues", was.name);
         }
         if was.is_up && !now.is_up {
             tracing::warn!(%port, "{name} is down, frames are lost until: ip link set {name} up");
@@ -146,8 +146,8 @@ impl Watched {
             let mac = caps.station.mac;
             tracing::warn!(
                 %port,
-                "{name} has another address now, frames to us are lost until: ip link set {name} \
-                 address {mac}"
+                "{name} has another address now, frames to this port are lost until: \
+                 ip link set {name} address {mac}"
             );
         }
     }

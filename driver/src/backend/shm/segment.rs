@@ -732,7 +732,7 @@ impl Segment {
         let (at, len) = (self.layout.ring(s, r), self.layout.ring_len);
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         if let Err(error) = fallocate(&self.file, punch, at as i64, len as i64) {
-            tracing::warn!(%error, path = %self.path.display(), "a ring's memory stays in use");
+            tracing::warn!(%error, path = %self.path.display(), "a ring's memory is not freed");
         }
     }
 

@@ -35,8 +35,8 @@ use crate::port::PortWaiter;
 /// Longest time between two looks.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
 
-/// Datagrams that who gets up takes, so that nobody who rings without end keeps him there. What is
-/// left ends the next sleep at once.
+/// Most datagrams that a woken thread reads, so that a sender cannot keep it there. The rest ends
+/// its next sleep at once.
 pub(super) const RINGS: usize = 8;
 
 /// What a member's word `sleeping` says: nobody sleeps, or how who does is woken.

@@ -492,7 +492,7 @@ impl Drop for DmaArea {
             }
             // The address is never given out again.
             Ok(unmapped) => {
-                tracing::error!(bdf = self.container.bdf, unmapped, len, "unmapped too little");
+                tracing::error!(bdf = self.container.bdf, unmapped, len, "not fully unmapped");
             }
             Err(error) => tracing::error!(bdf = self.container.bdf, %error, "cannot unmap"),
         }

@@ -250,7 +250,7 @@ impl Setup<'_> {
         let vector = if interrupt.is_some() { 0 } else { NO_VECTOR };
         let rx_bell = self.enable_queue(0, &shared, 0, rx_count, vector)?;
         if self.common16(common::QUEUE_MSIX) != vector {
-            tracing::warn!(bdf = self.device.bdf, "no vector is left: sleepers look now and then");
+            tracing::warn!(bdf = self.device.bdf, "no interrupt vector left; polling instead");
             interrupt = None;
         }
         let tx_bell = self.enable_queue(1, &shared, rx_len, tx_count, NO_VECTOR)?;
