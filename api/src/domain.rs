@@ -1,6 +1,5 @@
 //! Domains: one port, one node, and everything that lives on them.
 
-use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use crate::cntr::{Cntr, CntrAttr};
 use crate::cq::{Cq, CqAttr, CqInner};
 use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
-use crate::errno::{Error, OpenError, Result, refused_by_system};
+use crate::errno::{Error, OpenError, Result};
 use crate::hosts::{interface_of, own_hosts};
 use crate::info::{DomainAttr, Info};
 use crate::inner::{Core, DomainRef, Shared};
@@ -27,6 +26,7 @@ use crate::key_log::KeyLog;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::names::{Names, Served};
+use crate::random::random;
 use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
 use crate::tclass;
@@ -374,16 +374,10 @@ fn node_settings(
     settings: &Settings,
     attr: &DomainAttr,
 ) -> std::result::Result<(NodeSettings, Option<Files>), OpenError> {
-    let mut random = [0; 48];
-    let path = "/dev/urandom";
-    std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut random)).map_err(|e| {
-        let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        OpenError::new(refused_by_system(path, errno), format!("{path}: {e}"))
-    })?;
-    let (names, entropy) = random.split_at(16);
+    let (names, entropy) = (random::<16>()?, random()?);
     let [a, b] = [&names[..8], &names[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
-    let keys = key::of(settings, attr, entropy.try_into().unwrap_or_default())?;
+    let keys = key::of(settings, attr, entropy)?;
     let (keys, files) = keys.map_or((None, None), |keys| (Some(keys.ring), keys.files));
     let mut node = NodeSettings {
         incarnation: (a & INCARNATION_MAX).max(1),

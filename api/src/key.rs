@@ -15,6 +15,7 @@ use crate::errno::{Error, OpenError};
 use crate::file_watch::{Source, Tracked};
 use crate::info::DomainAttr;
 use crate::key_file::{Kind, open};
+use crate::random::random;
 use crate::settings::Settings;
 
 /// The keys that a domain is opened with.
@@ -98,6 +99,16 @@ pub(crate) fn of(
     };
     let ring = Keyring::new(keys, entropy).ok_or_else(too_many)?;
     Ok(Some(Keys { ring, files }))
+}
+
+/// The keys, or the certificate, of a domain with these settings, for who speaks to its peers
+/// beside it; `None` if it has neither.
+///
+/// # Errors
+/// A domain would not open with them; the line says why, and what would mend it.
+pub fn keyring(settings: &Settings) -> Result<Option<Keyring>, OpenError> {
+    let keys = of(settings, &DomainAttr::default(), random()?)?;
+    Ok(keys.map(|keys| keys.ring))
 }
 
 fn too_many() -> OpenError {

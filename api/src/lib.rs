@@ -65,6 +65,7 @@ pub mod msg;
 pub mod names;
 mod notice;
 mod own_thread;
+mod random;
 pub mod raw;
 mod rcvthread;
 pub mod rma;
@@ -75,6 +76,8 @@ pub mod tagged;
 pub mod tclass;
 #[cfg(test)]
 mod tests_openssl;
+#[cfg(test)]
+mod tests_python;
 pub mod wait;
 mod who;
 pub mod work;
@@ -98,7 +101,7 @@ pub use info::{
     API_VERSION, AddrFormat, AuthKey, DomainAttr, EndpointAttr, EpType, FabricAttr, Info,
     ResourceMgmt, RxAttr, TxAttr, check_port, getinfo, getinfo_with, port_device, version,
 };
-pub use key::key_file_len;
+pub use key::{key_file_len, keyring};
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};
 pub use rma::{Remote, RmaMsg};

@@ -20,6 +20,7 @@
 //! | 16 .. 32 | name of the port, zero-padded |
 //! | then | [`PORT_NAMES`], [`NODE_NAMES`], refusals by cause, [`LEVEL_NAMES`] |
 //! | then | counts of round trips by length (`RoundTrips`), and the ns that all took |
+//! | then | 8 stations that refused frames claim to be from, of 6 words ([`Claim`]); 0 if none |
 //! | then | room for 65,537 endpoints of 8 words, then for sessions of 16 |
 //!
 //! A `barewire switch` publishes in the same way: see [`switch`].
@@ -34,7 +35,8 @@ use std::path::{Path, PathBuf};
 
 use barewire_dataplane::idx::{EpIdx, PeerIdx};
 use barewire_dataplane::node::{
-    EpCounters, Levels, Node, NodeCounters, RoundTrips, SessionStats, Survey, SurveySink, Wait,
+    CLAIMS_MAX, Claim, EpCounters, Levels, Node, NodeCounters, RoundTrips, SessionStats, Survey,
+    SurveySink, Wait,
 };
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
@@ -51,7 +53,7 @@ use switch::SwitchSnapshot;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 8;
+pub const LAYOUT: u64 = 9;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -168,7 +170,9 @@ const NODE_AT: usize = PORT_AT + PORT_NAMES.len();
 const WIRE_AT: usize = NODE_AT + NODE_NAMES.len();
 const LEVEL_AT: usize = WIRE_AT + WireError::COUNT;
 const TRIPS_AT: usize = LEVEL_AT + LEVEL_NAMES.len();
-const EP_AT: usize = TRIPS_AT + RoundTrips::COUNT + 1;
+const CLAIM_AT: usize = TRIPS_AT + RoundTrips::COUNT + 1;
+const CLAIM_LEN: usize = 6;
+const EP_AT: usize = CLAIM_AT + CLAIMS_MAX * CLAIM_LEN;
 const EP_LEN: usize = 8;
 const SESSION_LEN: usize = 16;
 const SESSION_AT: usize = EP_AT + EP_MAX * EP_LEN;
@@ -237,6 +241,9 @@ impl Publisher {
             let trips = engine.node().round_trips();
             block.put_all(TRIPS_AT, trips.counts());
             block.put(TRIPS_AT + RoundTrips::COUNT, trips.sum_ns());
+            for (i, claim) in engine.node().claims().iter().enumerate() {
+                block.put_all(CLAIM_AT + i * CLAIM_LEN, &claim_words(claim));
+            }
         });
     }
 }
@@ -267,6 +274,11 @@ impl SurveySink for Block {
         let words = session.map_or([0; SESSION_LEN], session_words);
         self.put_row(SESSIONS, slot.at(), &words);
     }
+}
+
+fn claim_words(claim: &Claim) -> [u64; CLAIM_LEN] {
+    let Claim { station, counts: [forged, clear, replayed, certificate], others } = *claim;
+    [station.word(), forged, clear, replayed, certificate, others]
 }
 
 fn session_words(s: &SessionStats) -> [u64; SESSION_LEN] {
@@ -441,6 +453,8 @@ pub struct Snapshot {
     pub round_trips: Vec<u64>,
     /// What all of them took together, ns.
     pub round_trips_ns: u64,
+    /// Stations that frames claim to be from which were refused for their seal, the heaviest first.
+    pub claims: Vec<Claim>,
     /// Endpoints.
     pub endpoints: Vec<EpRow>,
     /// Peers, with their sessions.
@@ -605,9 +619,22 @@ fn parse(loaded: &Loaded) -> Snapshot {
         levels: loaded.named(&LEVEL_NAMES, LEVEL_AT),
         round_trips: w[TRIPS_AT..TRIPS_AT + RoundTrips::COUNT].to_vec(),
         round_trips_ns: w[TRIPS_AT + RoundTrips::COUNT],
+        claims: claims(&w[CLAIM_AT..EP_AT]),
         endpoints: loaded.rows(EPS).map(ep_row).collect(),
         sessions: loaded.rows(SESSIONS).map(session_row).collect(),
     }
+}
+
+fn claims(words: &[u64]) -> Vec<Claim> {
+    let claim = |r: &[u64; CLAIM_LEN]| Claim {
+        station: Station::from_word(r[0]),
+        counts: [r[1], r[2], r[3], r[4]],
+        others: r[5],
+    };
+    let (rows, _) = words.as_chunks();
+    let mut claims: Vec<_> = rows.iter().map(claim).filter(|claim| claim.most() > 0).collect();
+    claims.sort_by_key(|claim| std::cmp::Reverse(claim.most()));
+    claims
 }
 
 fn ep_row(r: &[u64; EP_LEN]) -> EpRow {
@@ -673,6 +700,17 @@ mod tests {
             NodeSettings { incarnation: 77, unexpected_bytes: 1 << 20, ..Default::default() };
         let node = Node::new(settings, port.caps()).unwrap();
         Engine::new(node, Box::new(port))
+    }
+
+    #[test]
+    fn claims_are_read_as_written_the_heaviest_first() {
+        let claim = |n: u8, forged| Claim {
+            station: Station::at([2, 0, 0, 0, 0, n]),
+            counts: [forged, 2, 3, 4],
+            others: 5,
+        };
+        let written = [claim_words(&claim(1, 7)), claim_words(&claim(2, 9)), [0; CLAIM_LEN]];
+        assert_eq!(claims(&written.concat()), [claim(2, 9), claim(1, 7)]);
     }
 
     #[test]

@@ -21,10 +21,8 @@ const NAMES: SessionNames = SessionNames {
     sid: 0x0010_0003,
     epoch: 9,
     psn: 4,
+    params: *b"what an OPEN says.",
 };
-
-/// `psn` of the answer.
-const ANSWER_PSN: u32 = 0x0102_0304;
 
 /// What openssl says to these arguments and this input.
 fn openssl(args: &[&str], input: &[u8]) -> Vec<u8> {
@@ -68,6 +66,7 @@ fn hashes(first: &[u8]) -> [Vec<u8>; 2] {
     prologue.extend(NAMES.sid.to_le_bytes());
     prologue.extend(NAMES.epoch.to_le_bytes());
     prologue.extend(NAMES.psn.to_le_bytes());
+    prologue.extend(NAMES.params);
     let before = sha256(&[name, &prologue]);
     // What everybody knows: encrypted, and 2^22 frames to a key.
     let root = hmac(b"barewire 3 pre-shared key", &[b"barewire 3 certificates"]);
@@ -80,7 +79,7 @@ fn hashes(first: &[u8]) -> [Vec<u8>; 2] {
 }
 
 /// Checks the payload of a message by the table of `docs/wire.md`, and its signature by openssl.
-fn check(dir: &Path, payload: &[u8], context: &str, hash: &[u8], ephemeral: &[u8], psn: u32) {
+fn check(dir: &Path, payload: &[u8], context: &str, hash: &[u8], ephemeral: &[u8]) {
     let at =
         |offset: usize| usize::from(u16::from_le_bytes([payload[offset], payload[offset + 1]]));
     let (scheme, len) = (at(0), at(2));
@@ -91,7 +90,6 @@ fn check(dir: &Path, payload: &[u8], context: &str, hash: &[u8], ephemeral: &[u8
     signed.push(0);
     signed.extend(hash);
     signed.extend(ephemeral);
-    signed.extend(psn.to_le_bytes());
     signed.extend(sha256(&[certificates]));
     let put = |name: &str, bytes: &[u8]| {
         let path = dir.join(name);
@@ -148,10 +146,10 @@ fn signatures_are_what_openssl_verifies() {
         let first = opener.message().clone();
         let [before, after] = hashes(&first);
         let payload = read_first(&b, &NAMES, &first).unwrap();
-        check(dir.path(), &payload, "opener", &before, &first[..32], NAMES.psn);
+        check(dir.path(), &payload, "opener", &before, &first[..32]);
         let id = b.first();
-        let second = respond(&mut b, id, NAMES, &first, (true, ANSWER_PSN)).unwrap().message;
+        let second = respond(&mut b, id, NAMES, &first, true).unwrap().message;
         let payload = read_answer(opener, &second).unwrap();
-        check(dir.path(), &payload, "answerer", &after, &second[..32], ANSWER_PSN);
+        check(dir.path(), &payload, "answerer", &after, &second[..32]);
     }
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::fail::Fail;
 
 /// A certificate in place of a key.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct CertArgs {
     /// PEM file with this side's certificate, followed by intermediates; instead of a pre-shared
     /// key.

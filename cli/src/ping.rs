@@ -1,5 +1,6 @@
 //! `barewire ping`: whether a station answers, which frames reach it, and what is wrong if not.
 
+use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -7,8 +8,9 @@ use std::time::{Duration, Instant as Clock};
 
 use barewire::names::{Names, Through, Whose};
 use barewire::stats::read_all;
-use barewire::{EpAddr, Settings};
+use barewire::{EpAddr, Settings, keyring};
 use barewire_dataplane::ping::{Ping, PingReport, PingSettings, Verdict};
+use barewire_dataplane::seal::{Keyring, has_aes};
 use barewire_dataplane::types::Instant;
 use barewire_dataplane::wire::VERSION;
 use barewire_driver::clock::now_ns;
@@ -17,6 +19,7 @@ use barewire_driver::open;
 use barewire_driver::port::{Port, PortGone, RxSink, Station, Tx};
 use serde_json::{Value, json};
 
+use crate::cert_args::CertArgs;
 use crate::fail::Fail;
 use crate::out;
 use crate::stats::station;
@@ -43,16 +46,20 @@ Exit codes:
   9   several nodes answer to the address, or it has a session with another process of this port's
   10  answered, with loss
   11  the process exists and does not poll
+  12  it has another key or certificate, or one of the two sides has none
 
 Examples:
   barewire ping 02:3a:9c:17:55:01                                    by its MAC, over shm
   barewire ping --port afpacket:eth0 barewire://52:54:00:12:34:56/0  as `pingpong --listen` prints
   barewire ping --port udp:10.0.0.1 10.0.0.7:52000                   by the address of its udp port
   barewire ping --port afpacket:eth0 10.0.0.7:7                      by a service that it has bound
+  barewire ping --port udp:10.0.0.1 --key-file job.key ADDR          where domains have a key
   barewire ping --count 100 --interval 0.01 --json ADDR              one JSON object
 
 Environment:
-  BAREWIRE_PORT  the port if --port is not given (default: this user's segment, shm)")]
+  BAREWIRE_PORT  the port if --port is not given (default: this user's segment, shm)
+  BAREWIRE_KEY_FILE, BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE,
+  BAREWIRE_PEER_IDS, BAREWIRE_SEAL  as domains have them")]
 pub(crate) struct PingArgs {
     /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP:PORT. On a
     /// udp or ip port, PORT is its UDP port; on others that leave the host, a service, which is
@@ -71,6 +78,12 @@ pub(crate) struct PingArgs {
     /// Seconds to wait for an answer, 0.001 to 3600.
     #[arg(long, default_value_t = 1.0)]
     timeout: f64,
+    /// File with the key that the station has, where it has one; several separated by colons, of
+    /// which the first is used.
+    #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
+    key_file: Option<OsString>,
+    #[command(flatten)]
+    certificate: CertArgs,
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
@@ -80,7 +93,32 @@ impl PingArgs {
     /// As `barewire ping ADDR --port PORT` has them.
     pub(crate) fn of(target: Whom, port: &str, json: bool) -> Self {
         let port = port.to_owned();
-        Self { target, port, count: 10, interval: 0.05, timeout: 1.0, json }
+        let certificate = CertArgs::default();
+        Self {
+            target,
+            port,
+            count: 10,
+            interval: 0.05,
+            timeout: 1.0,
+            key_file: None,
+            certificate,
+            json,
+        }
+    }
+
+    /// The settings of the environment, with the key or the certificate that is named here.
+    ///
+    /// # Errors
+    /// They do not parse, or a certificate lacks a file.
+    fn settings(&self) -> Result<Settings, Fail> {
+        let mut settings = Settings::from_env().map_err(Fail::usage)?;
+        if let Some(files) = &self.key_file {
+            settings.key_files = std::env::split_paths(files).collect();
+        }
+        if let Some(files) = self.certificate.files()? {
+            settings.certificate = Some(files);
+        }
+        Ok(settings)
     }
 }
 
@@ -148,13 +186,14 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&args.timeout) {
         return Err(Fail::usage("--interval: 0 to 3600 seconds; --timeout: 0.001 to 3600"));
     }
-    let settings = Settings::from_env().map_err(Fail::usage)?;
+    let settings = args.settings()?;
+    let ring = keyring(&settings).map_err(Fail::new)?;
     let target = args.target.on(&args.port, &settings)?;
     let mut port = open(&args.port)?;
     if port.caps().station == target.station {
         return Err(Fail::usage("that is the address of this port itself"));
     }
-    let found = ask(args, target, &mut *port)?;
+    let found = ask(args, target, ring, &mut *port)?;
     let finding = Finding::of(&found, target.station);
     if args.json {
         out::json(&object(target.station, &*port, &found, &finding))?;
@@ -199,11 +238,16 @@ impl RxSink for Answers {
     }
 }
 
-fn ask(args: &PingArgs, target: EpAddr, port: &mut dyn Port) -> Result<Found, Fail> {
+fn ask(
+    args: &PingArgs,
+    target: EpAddr,
+    ring: Option<Keyring>,
+    port: &mut dyn Port,
+) -> Result<Found, Fail> {
     let seed = RandomState::new().hash_one(now_ns()) | 1;
     let near = port.is_near(target.station);
     let caps = port.caps();
-    let mut ping = Ping::new(PingSettings {
+    let settings = PingSettings {
         me: caps.station,
         target: target.station,
         incarnation: target.incarnation,
@@ -214,7 +258,12 @@ fn ask(args: &PingArgs, target: EpAddr, port: &mut dyn Port) -> Result<Found, Fa
         count: args.count,
         interval_ns: (args.interval * 1e9) as u64,
         timeout_ns: (args.timeout * 1e9) as u64,
-    });
+    };
+    // What stays in this machine's memory is not sealed.
+    let mut ping = match ring.filter(|_| !near && !caps.lossless) {
+        Some(ring) => Ping::sealed(settings, ring, has_aes()),
+        None => Ping::new(settings),
+    };
     let gone = |why: PortGone| Fail::new(format!("{}: {why}", args.port));
     let before = port.counters().tx_dropped;
     let (mut answers, mut tx_ns, mut left_at) = (Answers(Vec::new()), 0, Instant(0));
@@ -329,7 +378,27 @@ impl Finding {
                 "no station on the segment has this address",
                 "is the process there, with the same port? barewire stats lists those of this host",
             ),
+            Verdict::OtherKey | Verdict::NoKey => Self::of_key(report.verdict, finding),
             Verdict::Mute | Verdict::NoAnswer => Self::of_silence(found, target, finding),
+        }
+    }
+
+    /// What the station says of the key.
+    fn of_key(verdict: Verdict, finding: impl Fn(u8, &'static str, &str, &str) -> Self) -> Self {
+        match verdict {
+            Verdict::OtherKey => finding(
+                12,
+                "other_key",
+                "it has another key, or refuses this side's certificate",
+                "give both sides the same --key-file and BAREWIRE_SEAL, or certificates that they \
+                 trust; the log there says more",
+            ),
+            _ => finding(
+                12,
+                "no_key",
+                "one side has a key or a certificate, and the other none",
+                "give both sides the same --key-file, or certificates",
+            ),
         }
     }
 
@@ -368,8 +437,7 @@ impl Finding {
             "no_answer",
             "no answer at all",
             "does the process run there and poll (barewire stats on its host), on the same \
-             segment, with EtherType 0x88B5 or the UDP port let through? Or it has a key or a \
-             certificate, and ping is not answered: barewire pingpong --key-file FILE",
+             segment, with EtherType 0x88B5 or the UDP port let through?",
         )
     }
 }
@@ -522,6 +590,8 @@ mod tests {
             (Verdict::Duplicate, 0, 9),
             (Verdict::AddressInUse, 0, 9),
             (Verdict::Loss, 0, 10),
+            (Verdict::OtherKey, 0, 12),
+            (Verdict::NoKey, 0, 12),
         ];
         for (verdict, dropped, code) in verdicts {
             let finding = Finding::of(&found(verdict, dropped), target);

@@ -2,7 +2,7 @@
 
 use barewire::stats::switch::{NIC_NAMES, SWITCH_NAMES, StationRow, SwitchSnapshot};
 use barewire::stats::{EpRow, LEVEL_NAMES, NODE_NAMES, PORT_NAMES, SessionRow, Snapshot};
-use barewire_dataplane::node::RoundTrips;
+use barewire_dataplane::node::{Claim, RoundTrips};
 use barewire_dataplane::wire::WireError;
 use barewire_driver::port::Station;
 
@@ -73,6 +73,7 @@ pub(crate) fn domain(pid: u32, updated_ns: u64) -> Snapshot {
         levels: counted(&LEVEL_NAMES, 3000),
         round_trips: (0..RoundTrips::COUNT as u64).collect(),
         round_trips_ns: 4_000_000_000,
+        claims: vec![Claim { station: station(6), counts: [41, 42, 43, 44], others: 45 }],
         endpoints: vec![endpoint],
         sessions: vec![session(9)],
     }

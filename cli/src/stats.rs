@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use barewire::stats::switch::{StationRow, SwitchSnapshot};
 use barewire::stats::{Published, SessionRow, Snapshot, read_published};
+use barewire_dataplane::node::Claim;
 use barewire_driver::backend::udp;
 use barewire_driver::port::Station;
 use serde_json::{Map, Value, json};
@@ -334,6 +335,7 @@ fn object(s: &Snapshot) -> Value {
         "port_counters": map(&s.port), "node_counters": map(&s.node),
         "round_trips_n": s.round_trips.iter().sum::<u64>(), "round_trips_ns": s.round_trips_ns,
         "refused": map(&s.refused), "levels": map(&s.levels),
+        "refused_seals": s.claims.iter().map(claim_object).collect::<Vec<_>>(),
         "endpoints": endpoints, "sessions": sessions,
     })
 }
@@ -430,12 +432,41 @@ fn text(s: &Snapshot, before: Option<&Snapshot>, all: bool) -> String {
     let rate = [("rate", Align::Right)];
     let head: Vec<_> = head.into_iter().chain(before.map(|_| rate[0])).collect();
     text.push_str(&layout(&head, &rows));
+    text.push_str(&claims(s));
     text.push_str(&endpoints(s));
     text.push_str(&sessions(s));
     text
 }
 
 type Counters = Vec<(&'static str, u64)>;
+
+/// Whom refused frames claim to be from.
+fn claims(s: &Snapshot) -> String {
+    let right = |name| (name, Align::Right);
+    let head = [
+        ("  refused, claims to be", Align::Left),
+        right("forged"),
+        right("clear"),
+        right("replayed"),
+        right("certificate"),
+        right("or others"),
+    ];
+    let row = |claim: &Claim| {
+        let counts = claim.counts.iter().chain([&claim.others]).map(u64::to_string);
+        std::iter::once(format!("  {}", claim.station)).chain(counts).collect()
+    };
+    let rows: Vec<Vec<String>> = s.claims.iter().map(row).collect();
+    if rows.is_empty() { String::new() } else { layout(&head, &rows) }
+}
+
+/// The same, for programs.
+fn claim_object(claim: &Claim) -> Value {
+    let [forged, clear, replayed, certificate] = claim.counts;
+    json!({
+        "claims_to_be": claim.station.to_string(), "forged": forged, "clear": clear,
+        "replayed": replayed, "certificate": certificate, "others": claim.others,
+    })
+}
 
 fn endpoints(s: &Snapshot) -> String {
     let right = |name| (name, Align::Right);
@@ -549,6 +580,9 @@ mod tests {
         assert!(shown.starts_with("process 12, shm:default at 02:00:00:00:00:01\n"), "{shown}");
         assert!(shown.contains("tx_frames") && !shown.contains("tx_full"), "{shown}");
         assert!(shown.contains("02:00:00:00:00:09  open   far "), "{shown}");
+        let claim = shown.lines().find(|line| line.contains("02:00:00:00:00:06")).unwrap();
+        let claim = claim.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(claim, "02:00:00:00:00:06 41 42 43 44 45");
         assert!(shown.contains("1.5 us") && shown.contains("4 KiB"), "{shown}");
         let row = shown.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(row.contains("2 credit 900 2 KiB 800 - 5 1 1.2 us 1.5 us 2000.0 us 1"), "{row}");
@@ -571,6 +605,8 @@ mod tests {
         let object = object(&snapshot(100, 2));
         assert_eq!(object["port_counters"]["tx_full"], 0);
         assert_eq!(object["refused"]["crc"], 0);
+        assert_eq!(object["refused_seals"][0]["claims_to_be"], "02:00:00:00:00:06");
+        assert_eq!(object["refused_seals"][0]["replayed"], 43);
         assert_eq!(object["endpoints"][0]["sent_bytes"], 4096);
         assert_eq!(object["sessions"][0]["peer"], "02:00:00:00:00:09");
         assert_eq!(object["sessions"][0]["waits_for"], "credit");

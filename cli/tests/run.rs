@@ -177,6 +177,15 @@ fn pingpong_with_a_key_file() {
     let server = Server { child, lines, addr: addr.clone(), port: String::new() };
     let client = ["pingpong", &addr, "--port", PORT, "--json", "--iterations", "20"];
     let client = [&client[..], &["--size", "0,8,1400,9k,100k", "--verify"]].concat();
+    let ping = |key: &[&str]| {
+        let args = ["ping", &addr, "--port", PORT, "--json", "--count", "3", "--interval", "0.01"];
+        let output = command(&[&args[..], key].concat()).output().unwrap();
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code().unwrap(), said["verdict"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(ping(&["--key-file", right]), (0, "ok".to_owned()));
+    assert_eq!(ping(&["--key-file", wrong]), (12, "other_key".to_owned()));
+    assert_eq!(ping(&[]), (12, "no_key".to_owned()));
     for (key, code, says) in [
         (&["--key-file", wrong][..], "FI_EACCES", "has another key"),
         (&[], "FI_ENOKEY", "has a key, and this side has none"),
@@ -201,6 +210,15 @@ fn pingpong_with_a_key_file() {
     for line in objects(&run(&[&client[..], &key].concat())) {
         assert_eq!((&line["n"], &line["verified"]), (&20.into(), &true.into()), "{line}");
     }
+    let pid = server.child.id().to_string();
+    let domain = objects(&run(&["stats", "--json", "--pid", &pid])).remove(0);
+    let sum = |of: &str| -> u64 {
+        let claims = domain["refused_seals"].as_array().unwrap().iter();
+        claims.map(|claim| claim[of].as_u64().unwrap()).sum()
+    };
+    let node = |of: &str| domain["node_counters"][of].as_u64().unwrap();
+    assert!(sum("forged") > 0 && sum("forged") <= node("rx_forged"), "{domain}");
+    assert!(sum("clear") > 0 && sum("clear") <= node("rx_clear"), "{domain}");
     drop(server);
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
     // Both clients were the same station, which is told of once.
@@ -278,8 +296,13 @@ fn pingpong_with_certificates() {
     let named = of("named", "spiffe://a.org/web/1", &root);
     let own = of("server", "spiffe://a.org/job/0", &root);
     let ids = ["--peer-ids", "spiffe://a.org/job/*"];
+    let pinged = |addr: &str, papers: &[String; 3]| {
+        let args = ["ping", addr, "--port", "udp:127.0.0.1,near=no", "--count", "3"];
+        command(&[&args[..], &cert_args(papers)].concat()).output().unwrap().status.code()
+    };
     for bad in [&foreign, &named] {
         let (server, log) = listens_with(dir.path(), &own, &ids);
+        assert_eq!(pinged(&server.addr, &right), Some(0));
         let begun = Instant::now();
         let output = client_of(&server.addr, bad);
         let took = begun.elapsed();
@@ -287,6 +310,7 @@ fn pingpong_with_certificates() {
         let told = said.contains("FI_EACCES") && said.contains("refuses this side's certificate");
         assert!(output.status.code() == Some(1) && told, "{said}");
         assert!((1.0..3.0).contains(&took.as_secs_f64()), "{took:?}: {said}");
+        assert_eq!(pinged(&server.addr, bad), Some(12));
         let output = client_of(&server.addr, &right);
         for line in objects(&output) {
             assert_eq!((&line["n"], &line["verified"]), (&20.into(), &true.into()), "{line}");

@@ -9,14 +9,19 @@
 //! open session to this address, which would be another process with the same address, answers by a
 //! PING of its own.
 //!
-//! The path back is tested with short frames only.
+//! The path back is tested with short frames only. Where the station has a key, all frames are
+//! sealed as between nodes (`ping/seal.rs`).
+
+mod seal;
 
 use std::collections::BTreeSet;
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::port::{Station, Tx};
 
+use self::seal::Seal;
 use crate::psn::Psn;
+use crate::seal::Keyring;
 use crate::types::{INCARNATION_MAX, Instant};
 use crate::wire::{self, Base, Op, OpenOp, RstOp, RstReason, Ty};
 
@@ -77,6 +82,10 @@ pub enum Verdict {
     Duplicate,
     /// It is in a session with another process that has the address that the pings come from.
     AddressInUse,
+    /// It has another key, or refuses the certificate.
+    OtherKey,
+    /// It has a key and this side none, or the other way round.
+    NoKey,
     /// It answered the OPEN and no ping.
     Mute,
     /// Nothing came back.
@@ -135,6 +144,9 @@ enum State {
 #[derive(Debug)]
 pub struct Ping {
     settings: PingSettings,
+    seal: Option<Seal>,
+    /// What the station says of the key. Anybody can say so, thus it ends nothing.
+    key_refusal: Option<Verdict>,
     state: State,
     begun: Option<Instant>,
     /// When the next frame is due.
@@ -168,6 +180,8 @@ impl Ping {
         assert!(settings.seed != 0 && settings.count > 0);
         Self {
             settings,
+            seal: None,
+            key_refusal: None,
             state: State::Opening,
             begun: None,
             due: Instant(0),
@@ -196,6 +210,17 @@ impl Ping {
         }
     }
 
+    /// [`new`](Self::new) with frames that are sealed with the first key of `ring`, or its
+    /// certificate. `aes` if this processor encrypts with AES itself.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn sealed(settings: PingSettings, ring: Keyring, aes: bool) -> Self {
+        // A tag tells more than a checksum.
+        let settings = PingSettings { crc: false, ..settings };
+        Self { seal: Some(Seal::new(ring, aes)), ..Self::new(settings) }
+    }
+
     /// Whether it has found out all that it will.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
@@ -208,6 +233,14 @@ impl Ping {
 
     /// The next frame to be sent, if one is due; say by [`sent`](Self::sent) what became of it.
     pub fn poll(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let frame = self.poll_clear(now)?;
+        match &mut self.seal {
+            Some(seal) => seal.seal(frame),
+            None => Some(frame),
+        }
+    }
+
+    fn poll_clear(&mut self, now: Instant) -> Option<Vec<u8>> {
         if now < self.due {
             return None;
         }
@@ -216,7 +249,7 @@ impl Ping {
             State::Opening => {
                 if now.since(begun) >= self.settings.timeout_ns || self.is_refused() {
                     self.state = State::Closing;
-                    return self.poll(now);
+                    return self.poll_clear(now);
                 }
                 self.due = now + (self.settings.timeout_ns / OPENS).max(1);
                 Some(self.open())
@@ -254,6 +287,31 @@ impl Ping {
             self.due = now;
             return;
         }
+        let opened = self.seal.as_mut().map(|seal| seal.open(frame));
+        match &opened {
+            None => self.on_clear(now, frame),
+            Some(Some(bytes)) => self.on_clear(now, &RxFrame::new(bytes)),
+            Some(None) => self.on_key_refusal(frame),
+        }
+    }
+
+    /// Takes a frame that is not sealed where frames are: it may refuse the key.
+    fn on_key_refusal(&mut self, frame: &RxFrame<'_>) {
+        let Ok(base) = Base::parse(frame) else { return };
+        if let Ok(Op::Rst(op)) = Op::parse(frame, &base) {
+            self.note_key_refusal(&op);
+        }
+    }
+
+    fn note_key_refusal(&mut self, op: &RstOp) {
+        if op.reason.is_of_key() && op.victim_inc == self.life() {
+            let other = op.reason == RstReason::OtherKey;
+            self.key_refusal = Some(if other { Verdict::OtherKey } else { Verdict::NoKey });
+        }
+    }
+
+    /// Takes a frame as it was before it was sealed.
+    fn on_clear(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Ok(base) = Base::parse(frame) else { return };
         match Op::parse(frame, &base) {
             Ok(Op::Open(op)) => self.on_open(now, base.psn, &op),
@@ -298,7 +356,7 @@ impl Ping {
         } else if self.no_route {
             Verdict::NoRoute
         } else {
-            Verdict::NoAnswer
+            self.key_refusal.unwrap_or(Verdict::NoAnswer)
         }
     }
 
@@ -335,6 +393,7 @@ impl Ping {
         if op.victim_inc != self.life() && op.victim_inc != 0 {
             return;
         }
+        self.note_key_refusal(op);
         match op.reason {
             RstReason::Version => self.other_version = Some(op.versions.max),
             RstReason::WrongIncarnation => self.other_life = true,
@@ -367,13 +426,13 @@ impl Ping {
         self.under_way = None;
         if self.other_life {
             self.state = State::Closing;
-            return self.poll(now);
+            return self.poll_clear(now);
         }
         let next = self.report.lengths.iter().enumerate().min_by_key(|(i, l)| (l.sent, *i));
         let (length, frame_len) = next.map(|(i, l)| (i, l.frame_len)).unwrap_or_default();
         if self.report.lengths[length].sent == self.settings.count {
             self.state = self.after_pings();
-            return self.poll(now);
+            return self.poll_clear(now);
         }
         self.report.lengths[length].sent += 1;
         self.under_way = Some((now, length));
@@ -398,12 +457,12 @@ impl Ping {
         if self.tries == TRIES {
             self.tries = 0;
             self.state = State::Halving(passes, (passes + fails) / 2);
-            return self.poll(now);
+            return self.poll_clear(now);
         }
         if fails - passes <= 1 {
             self.longest = Some(passes);
             self.state = State::Closing;
-            return self.poll(now);
+            return self.poll_clear(now);
         }
         self.under_way = Some((now, 0));
         self.due = now + self.patience_ns();
@@ -448,7 +507,11 @@ impl Ping {
             // The least: how long a frame passes is found out by the pings.
             max_frame: wire::MAX_FRAME_MIN,
             cookie: self.cookie,
-            caps: if self.settings.near { OpenOp::NEAR } else { 0 },
+            caps: match &self.seal {
+                Some(seal) => seal.caps(),
+                None if self.settings.near => OpenOp::NEAR,
+                None => 0,
+            },
             window: 1,
             ..OpenOp::default()
         };
@@ -487,7 +550,9 @@ mod tests {
 
     use super::*;
     use crate::node::{EndReason, Node, NodeSettings, Notice};
-    use crate::wire::VERSION;
+    use crate::seal::test_certs::{Root, credentials};
+    use crate::seal::{Mode, PreSharedKey};
+    use crate::wire::{VERSION, sealed};
 
     const ME: Station = Station::at([2, 0, 0, 0, 0, 1]);
     const TARGET: Station = Station::at([2, 0, 0, 0, 0, 2]);
@@ -495,6 +560,10 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn node(incarnation: u64) -> Node {
+        node_with(incarnation, None)
+    }
+
+    fn node_with(incarnation: u64, keys: Option<Keyring>) -> Node {
         let caps = PortCaps {
             station: TARGET,
             mtu: MTU,
@@ -507,7 +576,8 @@ mod tests {
             link_bps: 0,
             name: "test".into(),
         };
-        let settings = NodeSettings { incarnation, seed: incarnation, ..NodeSettings::default() };
+        let settings =
+            NodeSettings { incarnation, seed: incarnation, keys, ..NodeSettings::default() };
         Node::new(settings, &caps).unwrap()
     }
 
@@ -531,9 +601,17 @@ mod tests {
     fn ask(
         settings: PingSettings,
         nodes: &mut [Node],
+        wire: impl FnMut(bool, &mut Vec<u8>) -> bool,
+    ) -> PingReport {
+        ask_by(Ping::new(settings), nodes, wire)
+    }
+
+    fn ask_by(
+        mut ping: Ping,
+        nodes: &mut [Node],
         mut wire: impl FnMut(bool, &mut Vec<u8>) -> bool,
     ) -> PingReport {
-        let (mut ping, mut now) = (Ping::new(settings), Instant(1));
+        let mut now = Instant(1);
         let mut back = VecDeque::new();
         while !ping.is_done() || !back.is_empty() {
             while let Some(mut frame) = ping.poll(now) {
@@ -675,6 +753,76 @@ mod tests {
         assert_eq!(ask(other, &mut nodes, |_, _| true).verdict, Verdict::AddressInUse);
         assert_eq!(nodes[0].sessions().map(|s| s.state).collect::<Vec<_>>(), ["open"]);
         assert!(!nodes[0].has_notice());
+    }
+
+    fn ring(key: u8, mode: Mode, entropy: u8) -> Keyring {
+        Keyring::new(vec![PreSharedKey::new(&[key; 32], mode).unwrap()], [entropy; 32]).unwrap()
+    }
+
+    fn certified(root: &Root, name: &str, entropy: u8) -> Keyring {
+        let own = credentials(&root.leaf(name), root, &[]).unwrap();
+        Keyring::of_certificate(own, Mode::Encrypted, [entropy; 32])
+    }
+
+    /// Goal: a node with a key answers who has it, in each mode, with each cipher, and with a
+    /// certificate; all frames of both are sealed, and nothing is left.
+    #[test]
+    fn a_node_with_a_key_answers_who_has_it() {
+        let root = Root::new();
+        let certs = [1, 2].map(|n| certified(&root, &format!("spiffe://a.org/{n}"), n));
+        let keys =
+            [Mode::Encrypted, Mode::Authenticated].map(|mode| [1, 2].map(|n| ring(7, mode, n)));
+        for ([here, there], aes) in
+            keys.into_iter().chain([certs]).flat_map(|r| [(r.clone(), true), (r, false)])
+        {
+            let mut nodes = [node_with(77, Some(there))];
+            let report = ask_by(Ping::sealed(settings(), here, aes), &mut nodes, |_, frame| {
+                assert_eq!(sealed::is_sealed(&RxFrame::new(frame)), Some(true));
+                true
+            });
+            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Well, &[77][..]));
+            let lengths: Vec<_> =
+                report.lengths.iter().map(|l| (l.frame_len, l.rtts_ns.len())).collect();
+            assert_eq!(lengths, [(60, 5), (1514, 5), (9014, 5)]);
+            let now = Instant(4_000 * MS);
+            nodes[0].transmit(now, &mut |_: &TxFrame<'_>| Tx::Sent);
+            nodes[0].transmit(now + 2_000 * MS, &mut |_: &TxFrame<'_>| Tx::Sent);
+            assert_eq!(nodes[0].sessions().map(|s| s.state).collect::<Vec<_>>(), ["idle"]);
+        }
+    }
+
+    /// Goal: another key, none on one side, and a certificate that is refused are told, and no
+    /// frame that was changed on the way passes for an answer.
+    #[test]
+    fn another_key_is_told() {
+        let (root, other) = (Root::new(), Root::new());
+        let key = |n| Some(ring(n, Mode::Encrypted, n));
+        let cert = |root: &Root, n| Some(certified(root, "spiffe://a.org/1", n));
+        for (here, there, want) in [
+            (key(7), key(8), Verdict::OtherKey),
+            (key(7), Some(ring(7, Mode::Authenticated, 2)), Verdict::OtherKey),
+            (key(7), None, Verdict::NoKey),
+            (None, key(7), Verdict::NoKey),
+            (key(7), cert(&root, 2), Verdict::OtherKey),
+            (cert(&other, 1), cert(&root, 2), Verdict::OtherKey),
+        ] {
+            let ping = match here {
+                Some(ring) => Ping::sealed(settings(), ring, true),
+                None => Ping::new(settings()),
+            };
+            let report = ask_by(ping, &mut [node_with(77, there)], |_, _| true);
+            assert_eq!(report.verdict, want);
+        }
+        for at in 12..104 {
+            let ping = Ping::sealed(PingSettings { count: 1, ..settings() }, key(7).unwrap(), true);
+            let report = ask_by(ping, &mut [node_with(77, key(7))], |to, f| {
+                if !to && at < f.len() {
+                    f[at] ^= 1;
+                }
+                true
+            });
+            assert!(report.lengths.is_empty() || report.verdict != Verdict::Well, "byte {at}");
+        }
     }
 
     /// Goal: nothing that a station sends can panic, and it comes to an end. Method: answers with

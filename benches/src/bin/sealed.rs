@@ -17,6 +17,7 @@ use barewire_benches::{Args, Report, Row, Sample, median};
 use barewire_dataplane::seal::{
     Credentials, Initiator, Keyring, PreSharedKey, SessionKeys, SessionNames, respond,
 };
+use barewire_dataplane::wire::sealed::OPEN_END;
 use barewire_dataplane::wire::{BASE_LEN, TAG_LEN};
 use barewire_driver::clock::now_ns;
 
@@ -210,11 +211,13 @@ fn ring(seal: SealMode, entropy: u8) -> Keyring {
 
 /// The handshake of a session.
 fn agree(a: &mut Keyring, b: &mut Keyring, sid: u32) -> [SessionKeys; 2] {
-    let names = SessionNames { opener: 1, answerer: 2, inc: 3, sid, epoch: 0, psn: 0 };
+    let names =
+        SessionNames { opener: 1, answerer: 2, inc: 3, sid, epoch: 0, psn: 0, params: [0; 18] };
     let mut opener = Initiator::new(a, names);
-    let answered = respond(b, b.first(), names, opener.message(), (true, 0));
+    let answered = respond(b, b.first(), names, opener.message(), true);
     let answered = answered.expect("both have the key");
-    [opener.finish(&answered.message, true, 0).expect("both have the key"), answered.keys]
+    let open = answered.open(&[0; OPEN_END]);
+    [opener.finish(&open, true).expect("both have the key"), answered.keys]
 }
 
 /// What a forged frame costs who drops it, and the goodput of the session that is attacked: two

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::{MacAddr, PortCaps, Station};
 
+use super::claims::SealFault;
 use super::{Node, NodeSettings, Notice};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
@@ -131,11 +132,12 @@ impl Node {
         self.note_look(base, false);
         let BadCert { fault, name } = match why {
             Refused::Forged => {
-                self.counters.rx_forged += 1;
+                self.note_claim(base.src, SealFault::Forged);
                 return false;
             }
             Refused::Certificate(bad) => bad,
         };
+        self.note_claim(base.src, SealFault::Certificate);
         let c = &mut self.counters;
         *match fault {
             CertFault::Time => &mut c.rx_cert_time,

@@ -6,6 +6,7 @@
 
 mod acks;
 mod certificates;
+mod claims;
 mod coll;
 mod cookie;
 mod deferred_ep;
@@ -96,6 +97,7 @@ use peers_by_station::PeersByStation;
 use sep::Numbers;
 
 pub use crate::cq::{NoReader, Reader};
+pub use claims::{CLAIMS_MAX, Claim};
 pub use coll::{
     BLOCK_MAX, CollAttr, CollCall, CollModel, CollReq, FI_NOOP, FI_VOID, GroupId, JoinEvent,
     JoinModel, JoinReq, Kind as CollKind, MEMBERS_MAX, Role, What as CollWhat,

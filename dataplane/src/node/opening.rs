@@ -62,6 +62,9 @@ pub(crate) struct Path {
     tries: u8,
     /// When the key was refused first, and why.
     refusal: Option<(Instant, RstReason)>,
+    /// The grant in our OPENs that answer none: the first one's, since the handshake that they all
+    /// carry is of one. What was granted since is in each packet.
+    offered: Option<u32>,
 }
 
 impl Path {
@@ -416,7 +419,11 @@ impl Node {
         let len = if path.answers > 0 { path.answers } else { path.next_len(max) };
         let frame = if path.answers > 0 { path.answers } else { path.arrived };
         let frame = if echoes && !lossless { frame } else { 0 };
-        let op = OpenOp { frame, ..self.open_op(p, echoes) };
+        let mut op = OpenOp { frame, ..self.open_op(p, echoes) };
+        if !echoes {
+            op.grant = *self.openings.path_mut(p).offered.get_or_insert(op.grant);
+        }
+        let peer = &self.peers[p];
         let dst_sid = if echoes { peer.remote_sid } else { 0 };
         let (psn, crc) = (peer.snd.una, self.has_crc());
         let base = Base { dst_sid, psn, crc, ..peer.base(self.station, Ty::Open) };

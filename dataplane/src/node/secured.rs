@@ -13,15 +13,15 @@ use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
 use super::certificates::CertLooks;
+use super::claims::SealFault;
 use super::keys::Age;
 use super::peer::{Peer, State, slot_of};
 use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
-use crate::psn::Psn;
 use crate::seal::{
-    Answer, Initiator, KeyId, Keyring, Message, OpenError, Refused, SessionKeys, SessionNames,
-    SessionSecret, TagKey, Unnamed, respond,
+    Answer, Ending, Finished, Initiator, KeyId, Keyring, Message, OpenError, Refused, SessionKeys,
+    SessionNames, SessionSecret, TagKey, Unnamed, respond,
 };
 use crate::types::{Instant, Tenant};
 use crate::wire::{
@@ -41,14 +41,25 @@ pub(super) struct Session {
     remote_epoch: u32,
     /// Whose key it was opened under.
     tenant: Tenant,
-    /// Until the session is open, if the peer began it: the handshake message that answers its
-    /// OPEN, the key of that OPEN's tag, and the id of the pre-shared key. Boxed, as the tag's key
-    /// is longer than the session's keys.
-    answer: Option<Box<(Message, TagKey, KeyId)>>,
+    /// The answer to the peer's OPEN, if the peer began, until the session is open. Boxed, as the
+    /// key of its tag is longer than the session's keys.
+    answer: Option<Box<Answered>>,
     /// The secrets that the keys are derived from, this end's and the peer's, until they are
     /// exported once the session is open.
     untold: Option<[Unnamed; 2]>,
     pub(super) age: Age,
+}
+
+/// What an OPEN that answers one ends with.
+#[derive(Clone, Debug)]
+struct Answered {
+    message: Message,
+    /// What makes the tag behind that.
+    finished: Finished,
+    /// What makes the tag of the frame.
+    tag_key: TagKey,
+    /// The key that this is of.
+    key: KeyId,
 }
 
 /// What names a session that is over: the peer's [`Station::word`], and each end's `sid` and
@@ -77,8 +88,8 @@ pub(crate) struct Seals {
     pub(super) look_at: Instant,
     /// The key that verified the tag of the current OPEN, if that has a handshake message.
     heard: Option<KeyId>,
-    /// The message.
-    message: Message,
+    /// That OPEN as it came, up to the tag.
+    heard_open: Vec<u8>,
     /// Certificates that were verified lately.
     pub(super) looks: CertLooks,
     /// The tenant whose key verified the tag of the current frame.
@@ -119,7 +130,7 @@ impl Seals {
             sessions: Sessions::default(),
             look_at: Instant(0),
             heard: None,
-            message: Message::new(),
+            heard_open: Vec::new(),
             looks: CertLooks::default(),
             heard_tenant: Tenant::NONE,
             tx: buf(),
@@ -151,7 +162,9 @@ impl Seals {
             self.check(frame)
         } else {
             let tag_key = self.ring.tag_key_for(sealed::tenant(frame.head)).cloned();
-            tag_key.map_or(Way::Not, |tag_key| self.put_tag(frame, &[], &tag_key))
+            tag_key.map_or(Way::Not, |tag_key| {
+                self.end(frame, &Ending { message: &[], finished: None, tag_key: &tag_key })
+            })
         }
     }
 
@@ -188,24 +201,26 @@ impl Seals {
             let session = self.sessions.get(&(dst, sealed::dst_sid(frame.head)));
             let answer = session.and_then(|session| session.answer.clone());
             let Some(answer) = answer else { return Way::Not };
-            let (message, tag_key, _) = &*answer;
-            return self.put_tag(frame, message, tag_key);
+            let Answered { message, finished, tag_key, .. } = &*answer;
+            let finished = finished.tag_key();
+            return self.end(frame, &Ending { message, finished: Some(&finished), tag_key });
         }
         let tenant = sealed::tenant(frame.head);
         let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Way::Not };
-        if kind.is_challenge {
-            return self.put_tag(frame, &[], &tag_key);
-        }
-        let message = self.offer((dst, tenant), &kind);
-        message.map_or(Way::Not, |message| self.put_tag(frame, &message, &tag_key))
+        let message = match kind.is_challenge {
+            true => Some(Message::new()),
+            false => self.offer((dst, tenant), &kind),
+        };
+        let Some(message) = message else { return Way::Not };
+        self.end(frame, &Ending { message: &message, finished: None, tag_key: &tag_key })
     }
 
     /// The first message of the handshake of this session to a peer. `None` if its tenant's key is
     /// not listed.
     fn offer(&mut self, to: (u64, Tenant), kind: &OpenKind) -> Option<Message> {
-        let OpenKind { inc, sid, epoch, psn, .. } = *kind;
+        let OpenKind { inc, sid, epoch, psn, params, .. } = *kind;
         let opener = self.station.word();
-        let names = SessionNames { opener, answerer: to.0, inc, sid, epoch, psn };
+        let names = SessionNames { opener, answerer: to.0, inc, sid, epoch, psn, params };
         let known = self.offers.get(&to).filter(|offer| *offer.names() == names);
         if let Some(offer) = known {
             return Some(offer.message().clone());
@@ -217,25 +232,14 @@ impl Seals {
         Some(message)
     }
 
-    /// Copies a frame without a session, `more` behind its header, and its tag.
-    fn put_tag(&mut self, frame: &TxFrame<'_>, more: &[u8], tag_key: &TagKey) -> Way {
-        let (from, end) = (frame.head.len(), frame.head.len() + more.len());
+    /// Copies a frame without a session, and puts behind its header what it ends with.
+    fn end(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Way {
+        let head = frame.head.len();
         let is_open = sealed::ty_of(frame.head) == Some(Ty::Open);
-        let whole = end + TAG_LEN + if is_open { TRAILER_LEN } else { 0 };
-        let len = frame.len().max(whole);
+        let len = frame.len().max(head + ending.len(is_open));
         let Some(bytes) = self.tx.get_mut(..len) else { return Way::Not };
-        bytes[..from].copy_from_slice(frame.head);
-        bytes[from..end].copy_from_slice(more);
-        sealed::mark(bytes, end - BASE_LEN);
-        sealed::set_counter(bytes, 0);
-        let tag = tag_key.tag(&bytes[..end]);
-        bytes[end..end + TAG_LEN].copy_from_slice(&tag);
-        if is_open {
-            // A node without the key uses it to distinguish a damaged OPEN from one under another
-            // key.
-            sealed::append_crc(bytes, end + TAG_LEN);
-        }
-        bytes[whole..].fill(0);
+        bytes[..head].copy_from_slice(frame.head);
+        ending.put(bytes, head);
         Way::Sealed(len)
     }
 
@@ -393,7 +397,7 @@ impl Node {
             self.counters.rx_wire[WireError::Secured.index()] += 1;
             false
         } else if is(Ty::Open) || is(Ty::Rst) {
-            self.is_tagged(now, bytes, end)
+            self.is_tagged(now, raw.src, bytes, end)
         } else {
             self.is_of_session(now, &raw, &mut bytes[..end + TAG_LEN])
         };
@@ -408,15 +412,16 @@ impl Node {
         whole.is_ok()
     }
 
-    /// Whether the tag of an OPEN or RST verifies under a key. Keeps the handshake message.
-    fn is_tagged(&mut self, now: Instant, bytes: &mut [u8], end: usize) -> bool {
+    /// Whether the tag of an OPEN or RST verifies under a key. Keeps an OPEN with a handshake
+    /// message.
+    fn is_tagged(&mut self, now: Instant, src: Station, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
         // Otherwise a forger would choose how many bytes are authenticated, once for each key.
         let is_short = end <= OPEN_END + seals.ring.peer_message_max();
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         let key = is_short.then(|| seals.ring.key_of(frame, tag)).flatten();
         let Some(key) = key else {
-            self.counters.rx_forged += 1;
+            self.note_claim(src, SealFault::Forged);
             if let Some((base, op)) = sealed::open_in(&RxFrame::new(bytes)) {
                 self.refuse_key(now, &base, &op, RstReason::OtherKey);
             }
@@ -425,8 +430,8 @@ impl Node {
         seals.heard_tenant = seals.ring.tenant_of(key);
         if sealed::ty_of(bytes) == Some(Ty::Open) && end > OPEN_END {
             seals.heard = Some(key);
-            seals.message.clear();
-            seals.message.extend_from_slice(&bytes[OPEN_END..end]);
+            seals.heard_open.clear();
+            seals.heard_open.extend_from_slice(&bytes[..end]);
             sealed::set_plen(bytes, OpenOp::LEN as u16);
         }
         true
@@ -455,8 +460,8 @@ impl Node {
                 let p = peer.slot();
                 self.trust(p);
             }
-            Err(OpenError::Forged) => self.counters.rx_forged += 1,
-            Err(OpenError::Replayed) => self.counters.rx_replayed += 1,
+            Err(OpenError::Forged) => self.note_claim(raw.src, SealFault::Forged),
+            Err(OpenError::Replayed) => self.note_claim(raw.src, SealFault::Replayed),
         }
         opened.is_ok()
     }
@@ -480,7 +485,7 @@ impl Node {
         if base.ty == Ty::Who || through_memory || planted(Bug::ClearTaken) {
             return self.on_frame_slow(now, frame);
         }
-        self.counters.rx_clear += 1;
+        self.note_claim(base.src, SealFault::Clear);
         if base.dst != self.station {
             return;
         }
@@ -496,13 +501,7 @@ impl Node {
     /// Answers the handshake message of `op`, an OPEN of peer `who`: the session has keys from now
     /// on. False, and nothing has happened, if the message does not verify or the certificate is
     /// refused. True without a key.
-    pub(super) fn respond(
-        &mut self,
-        who: (Station, Tenant),
-        base: &Base,
-        op: &OpenOp,
-        own: Psn,
-    ) -> bool {
+    pub(super) fn respond(&mut self, who: (Station, Tenant), base: &Base, op: &OpenOp) -> bool {
         if !self.is_sealed(op) {
             return true;
         }
@@ -514,20 +513,21 @@ impl Node {
         let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
         let (answerer, psn) = (seals.station.word(), base.psn.0);
-        let names = SessionNames { opener: peer, answerer, inc, sid, epoch, psn };
-        let said = (aes, own.0);
-        let Seals { ring, heard, message: first, .. } = &mut **seals;
-        let answered = heard
-            .ok_or(Refused::Forged)
-            .and_then(|key| respond(ring, key, names, first, said).map(|answer| (answer, key)));
-        let (Answer { keys, message, tag_key }, key) = match answered {
+        let params = op.params();
+        let names = SessionNames { opener: peer, answerer, inc, sid, epoch, psn, params };
+        let Seals { ring, heard, heard_open, .. } = &mut **seals;
+        let answered = heard.ok_or(Refused::Forged).and_then(|key| {
+            let first = &heard_open[OPEN_END..];
+            respond(ring, key, names, first, aes).map(|answer| (answer, key))
+        });
+        let (Answer { keys, message, finished, tag_key }, key) = match answered {
             Ok(answered) => answered,
             Err(why) => {
                 self.refuse_message(base, op, why);
                 return false;
             }
         };
-        let answer = Some(Box::new((message, tag_key, key)));
+        let answer = Some(Box::new(Answered { message, finished, tag_key, key }));
         let age = Age::new(self.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
         let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
@@ -563,11 +563,11 @@ impl Node {
         let Peer { sid, epoch, addr: peer, tenant, .. } = self.peers[p];
         let aes = self.settings.aes && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
-        let Seals { offers, heard, message, .. } = &mut **seals;
+        let Seals { offers, heard, heard_open, .. } = &mut **seals;
         let offer = offers.get_mut(&(peer, tenant));
         let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
         let offer = offer.filter(|_| heard.is_some()).ok_or(Refused::Forged);
-        let keys = match offer.and_then(|offer| offer.finish(message, aes, base.psn.0)) {
+        let keys = match offer.and_then(|offer| offer.finish(heard_open, aes)) {
             Ok(keys) => keys,
             Err(why) => {
                 if self.refuse_message(base, op, why) {
@@ -619,7 +619,7 @@ impl Node {
     pub(super) fn is_answer_outdated(&self, p: PeerIdx) -> bool {
         let Some(seals) = &self.openings.seals else { return false };
         let answer = seals.sessions.get(&self.peers[p].session()).and_then(|s| s.answer.as_ref());
-        answer.is_some_and(|answer| !seals.ring.lists(answer.2))
+        answer.is_some_and(|answer| !seals.ring.lists(answer.key))
     }
 
     /// Keeps the secrets of the session with `p`, which has opened, for

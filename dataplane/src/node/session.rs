@@ -210,7 +210,7 @@ impl Node {
         let (ours, theirs, over) = compare(peer, op);
         let named = peer.inc == 0 || peer.inc == op.inc;
         let (state, sealed) = (peer.state, self.is_sealed(op));
-        let (who, own) = (peer.who(), peer.snd.una);
+        let who = peer.who();
         if self.keeps_offer(p, op) {
             return;
         }
@@ -237,7 +237,7 @@ impl Node {
                 // OPEN will say so.
                 self.counters.rx_bad_open += 1;
             }
-            State::Opening if !self.respond(who, base, op, own) => {}
+            State::Opening if !self.respond(who, base, op) => {}
             State::Opening => {
                 let claimed = self.peers[p].inc == 0;
                 self.pair(p, base, op);
@@ -296,7 +296,7 @@ impl Node {
     fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         // Before the session that there is goes: who is refused changes nothing.
         let first = self.first_psn();
-        if !self.respond(self.peers[p].who(), base, op, first) {
+        if !self.respond(self.peers[p].who(), base, op) {
             return;
         }
         let answered = self.take_keys(base.src, op);
@@ -316,7 +316,7 @@ impl Node {
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         let first = self.first_psn();
-        if self.respond(self.peers[p].who(), base, op, first) {
+        if self.respond(self.peers[p].who(), base, op) {
             self.begin_answer(now, p, (base, op), len, first);
         }
     }
@@ -328,7 +328,7 @@ impl Node {
             return self.refuse_open(now, base, op, RstReason::UnknownSession);
         }
         let (first, tenant) = (self.first_psn(), self.heard_tenant());
-        if !self.respond((base.src, tenant), base, op, first) {
+        if !self.respond((base.src, tenant), base, op) {
             return;
         }
         match self.peer_of(now, base.src, tenant, EVICT_LOOKS) {

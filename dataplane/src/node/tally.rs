@@ -1,6 +1,7 @@
 //! Statistics for an operator. The protocol does not use them, so they are not in the peers'
 //! records.
 
+use super::claims::Claims;
 use super::failed::Failures;
 use super::lost::Losses;
 use super::notice::Notices;
@@ -18,6 +19,8 @@ pub(super) struct Observed {
     pub(super) losses: Losses,
     /// Of all peers on lossy paths, as their acknowledgements tell.
     pub(super) round_trips: RoundTrips,
+    /// Where frames claim to be from that were refused for their seal.
+    pub(super) claims: Claims,
 }
 
 impl Observed {
@@ -29,6 +32,7 @@ impl Observed {
             failures: Failures::default(),
             losses: Losses::default(),
             round_trips: RoundTrips::default(),
+            claims: Claims::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use barewire_driver::port::{PortCaps, Station, Tx};
 mod acks;
 mod ahead;
 mod atomic;
+mod between;
 mod certificates;
 mod credit;
 mod deferred_ep;

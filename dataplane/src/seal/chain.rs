@@ -51,7 +51,7 @@ impl fmt::Debug for Chain {
     }
 }
 
-fn root(secret: &Secret) -> hkdf::Prk {
+pub(super) fn root(secret: &Secret) -> hkdf::Prk {
     hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, &**secret)
 }
 

@@ -8,13 +8,16 @@ use std::sync::Arc;
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
+use super::chain::root;
 use super::credentials::{Credentials, PAYLOAD_MAX};
-use super::key::{PreSharedKey, Secret, TagKey, Terms};
+use super::key::{PreSharedKey, Secret, TagKey, expand};
 use super::keyring::{HANDSHAKE_LEN, KeyId, Keyring};
 use super::noise::{Resolver, X25519};
 use super::path::Role;
 use super::proof::{BadCert, Signed, check, prove};
 use super::session::SessionKeys;
+use crate::wire::sealed::OPEN_END;
+use crate::wire::{OpenParams, TAG_LEN};
 
 pub(super) const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
@@ -30,7 +33,8 @@ pub enum Refused {
     Certificate(BadCert),
 }
 
-/// What names the session of a handshake, so that its messages are of no other.
+/// What names the session of a handshake, so that its messages are of no other, and what its opener
+/// says in every OPEN of it, so that nobody else says it otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionNames {
     /// The station that opens it, as [`Station::word`](barewire_driver::port::Station::word) has
@@ -46,12 +50,14 @@ pub struct SessionNames {
     pub epoch: u32,
     /// `psn` of the OPEN: the opener's first packet.
     pub psn: u32,
+    /// What the OPEN says of the opener.
+    pub params: OpenParams,
 }
 
 impl SessionNames {
-    fn prologue(&self) -> [u8; 46] {
-        let mut bytes = [0; 46];
-        let parts: [&[u8]; 7] = [
+    fn prologue(&self) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        let parts: [&[u8]; 8] = [
             b"barewire 3",
             &self.opener.to_le_bytes(),
             &self.answerer.to_le_bytes(),
@@ -59,6 +65,7 @@ impl SessionNames {
             &self.sid.to_le_bytes(),
             &self.epoch.to_le_bytes(),
             &self.psn.to_le_bytes(),
+            &self.params,
         ];
         let mut at = 0;
         for part in parts {
@@ -74,30 +81,60 @@ pub struct Initiator {
     state: Box<HandshakeState>,
     names: SessionNames,
     message: Message,
-    terms: Terms,
-    /// Where identities are of certificates: an answer that can be read may still be refused, and
-    /// the handshake begins anew then.
-    certified: Option<Certified>,
-}
-
-struct Certified {
-    own: Arc<Credentials>,
     /// What the first message carries.
     payload: Vec<u8>,
+    /// What the handshake begins anew with: an answer that can be read may still be refused.
     key: PreSharedKey,
     seed: Secret,
+    /// Where identities are of certificates.
+    own: Option<Arc<Credentials>>,
 }
 
 /// What the end has that answers: the keys of the session, the message that tells its peer, and
-/// what the OPEN that carries this is tagged with.
+/// what the OPEN that carries this ends with.
 #[derive(Debug)]
 pub struct Answer {
     /// The session's.
     pub keys: SessionKeys,
     /// The second message.
     pub message: Message,
+    /// What shows that the whole OPEN is of who has made the message, which stands behind the
+    /// message: a tag of all bytes before it.
+    pub finished: Finished,
     /// That of the key of the first message.
     pub tag_key: TagKey,
+}
+
+/// What the tag is made with that ends an OPEN in answer. (What makes tags is longer, and is made
+/// when that OPEN leaves.)
+#[derive(Clone)]
+pub struct Finished(Secret);
+
+impl Finished {
+    /// Of the end whose frames are sealed with this secret.
+    fn of(secret: &Secret) -> Self {
+        Self(expand(&root(secret), &[b"finished"]))
+    }
+
+    /// What makes the tag.
+    pub(crate) fn tag_key(&self) -> TagKey {
+        TagKey::new(&self.0)
+    }
+}
+
+impl fmt::Debug for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Finished").finish_non_exhaustive()
+    }
+}
+
+impl Answer {
+    /// The OPEN with this header, up to its tag. For tests, which have no node.
+    pub fn open(&self, header: &[u8; OPEN_END]) -> Vec<u8> {
+        let mut open = [header, &self.message[..]].concat();
+        open.extend(self.finished.tag_key().tag(&open));
+        open
+    }
 }
 
 impl Initiator {
@@ -114,14 +151,11 @@ impl Initiator {
         let (mut state, ephemeral) = begin(key, &seed, &names, true);
         let own = ring.credentials();
         let hash = hash_of(&state);
-        let signed = Signed { role: Role::Opener, hash, ephemeral, psn: names.psn };
+        let signed = Signed { role: Role::Opener, hash, ephemeral };
         let payload = own.map_or(Vec::new(), |own| prove(own, &signed));
         let message = write(&mut state, &payload).expect("NNpsk0 begins with a message");
-        let certified = own.map(|own| {
-            let (own, key) = (Arc::clone(own), key.clone());
-            Certified { own, payload, key, seed }
-        });
-        Some(Self { state, names, message, terms: key.terms, certified })
+        let (key, own) = (key.clone(), own.map(Arc::clone));
+        Some(Self { state, names, message, payload, key, seed, own })
     }
 
     /// The names of the session.
@@ -134,30 +168,43 @@ impl Initiator {
         &self.message
     }
 
-    /// Ends the handshake with the answer, in an OPEN with this `psn`. `aes` as in [`respond`].
+    /// Ends the handshake with an OPEN in answer: the frame from its first byte to its end before
+    /// the tag. `aes` as in [`respond`].
     ///
     /// # Errors
     /// See [`Refused`].
-    pub fn finish(&mut self, answer: &[u8], aes: bool, psn: u32) -> Result<SessionKeys, Refused> {
+    pub fn finish(&mut self, open: &[u8], aes: bool) -> Result<SessionKeys, Refused> {
+        let (said, finished) = open.split_last_chunk::<TAG_LEN>().ok_or(Refused::Forged)?;
+        let answer = said.get(OPEN_END..).ok_or(Refused::Forged)?;
         let hash = hash_of(&self.state);
         let payload = read(&mut self.state, answer)?;
-        if let Some(certified) = &self.certified {
-            let ephemeral = ephemeral_of(answer);
-            let signed = Signed { role: Role::Answerer, hash, ephemeral, psn };
-            if let Err(bad) = check(&certified.own, &signed, &payload) {
-                self.begin_anew();
-                return Err(Refused::Certificate(bad));
-            }
+        let signed = Signed { role: Role::Answerer, hash, ephemeral: ephemeral_of(answer) };
+        let proven = self.own.as_ref().map_or(Ok(()), |own| {
+            check(own, &signed, &payload).map(|_| ()).map_err(Refused::Certificate)
+        });
+        let agreed = proven.and_then(|()| self.keys((said, finished), aes));
+        if agreed.is_err() {
+            self.begin_anew();
         }
+        agreed
+    }
+
+    /// The keys, if what the peer has said is finished with them.
+    fn keys(
+        &mut self,
+        (said, finished): (&[u8], &[u8; TAG_LEN]),
+        aes: bool,
+    ) -> Result<SessionKeys, Refused> {
         let (tx, rx) = self.state.dangerously_get_raw_split();
-        Ok(SessionKeys::new(self.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]))
+        let [tx, rx] = [tx, rx].map(Zeroizing::new);
+        let is_whole = Finished::of(&rx).tag_key().is_tag(said, finished);
+        is_whole.then(|| SessionKeys::new(self.key.terms, aes, [tx, rx])).ok_or(Refused::Forged)
     }
 
     /// Goes back to where the first message has left.
     fn begin_anew(&mut self) {
-        let Some(Certified { payload, key, seed, .. }) = &self.certified else { return };
-        let (mut state, _) = begin(key, seed, &self.names, true);
-        if write(&mut state, payload).is_some() {
+        let (mut state, _) = begin(&self.key, &self.seed, &self.names, true);
+        if write(&mut state, &self.payload).is_some() {
             self.state = state;
         }
     }
@@ -169,8 +216,8 @@ impl fmt::Debug for Initiator {
     }
 }
 
-/// Answers the first message, which came under the key `id`, of the session of these names, in an
-/// OPEN with this `psn`. `aes` if both ends have AES in their processors.
+/// Answers the first message, which came under the key `id`, of the session of these names. `aes`
+/// if both ends have AES in their processors.
 ///
 /// # Errors
 /// See [`Refused`]; also if the key is not listed.
@@ -179,7 +226,7 @@ pub fn respond(
     id: KeyId,
     names: SessionNames,
     message: &[u8],
-    (aes, psn): (bool, u32),
+    aes: bool,
 ) -> Result<Answer, Refused> {
     let seed = ring.draw();
     let key = ring.get(id).ok_or(Refused::Forged)?;
@@ -189,16 +236,18 @@ pub fn respond(
     let mut proof = Vec::new();
     if let Some(own) = ring.credentials() {
         let opener = ephemeral_of(message);
-        let signed = Signed { role: Role::Opener, hash, ephemeral: opener, psn: names.psn };
+        let signed = Signed { role: Role::Opener, hash, ephemeral: opener };
         check(own, &signed, &payload).map_err(Refused::Certificate)?;
         let hash = hash_of(&state);
-        proof = prove(own, &Signed { role: Role::Answerer, hash, ephemeral, psn });
+        proof = prove(own, &Signed { role: Role::Answerer, hash, ephemeral });
     }
     // Fails if the first message holds a public key that makes the secret zero.
     let answer = write(&mut state, &proof).ok_or(Refused::Forged)?;
     let (rx, tx) = state.dangerously_get_raw_split();
-    let keys = SessionKeys::new(key.terms, aes, [Zeroizing::new(tx), Zeroizing::new(rx)]);
-    Ok(Answer { keys, message: answer, tag_key: key.tag_key().clone() })
+    let [tx, rx] = [tx, rx].map(Zeroizing::new);
+    let (finished, tag_key) = (Finished::of(&tx), key.tag_key().clone());
+    let keys = SessionKeys::new(key.terms, aes, [tx, rx]);
+    Ok(Answer { keys, message: answer, finished, tag_key })
 }
 
 /// The payload of the first message of the session of these names, which came under the first key

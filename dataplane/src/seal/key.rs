@@ -54,6 +54,15 @@ pub struct PreSharedKey {
 pub struct TagKey(hmac::Key);
 
 impl TagKey {
+    pub(super) fn new(secret: &Secret) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, &**secret))
+    }
+
+    /// Whether `tag` is the tag of `frame`; in constant time.
+    pub(super) fn is_tag(&self, frame: &[u8], tag: &[u8]) -> bool {
+        constant_time::verify_slices_are_equal(&self.tag(frame), tag).is_ok()
+    }
+
     /// The tag of a frame without a session.
     pub fn tag(&self, frame: &[u8]) -> [u8; TAG_LEN] {
         let mut tag = [0; TAG_LEN];
@@ -88,7 +97,7 @@ impl PreSharedKey {
         let tag = expand(&root, &[b"tag", &variant]);
         Some(Self {
             psk: expand(&root, &[b"psk", &variant]),
-            tag: TagKey(hmac::Key::new(hmac::HMAC_SHA256, &*tag)),
+            tag: TagKey::new(&tag),
             terms: Terms { mode, key_frames_bits: bits },
         })
     }
@@ -106,7 +115,7 @@ impl PreSharedKey {
 
     /// Whether `tag` is the tag of `frame`; in constant time.
     pub fn is_tag(&self, frame: &[u8], tag: &[u8]) -> bool {
-        constant_time::verify_slices_are_equal(&self.tag.tag(frame), tag).is_ok()
+        self.tag.is_tag(frame, tag)
     }
 
     /// Whether it is the key `other`; in constant time.

@@ -107,14 +107,14 @@ impl Keyring {
         self.credentials.as_ref()
     }
 
-    /// Longest message of the handshake that this node sends, bytes.
+    /// Longest message of the handshake that this node sends, and what ends an answer, bytes.
     pub fn message_max(&self) -> usize {
-        HANDSHAKE_LEN + self.credentials.as_ref().map_or(0, |own| own.payload_max())
+        HANDSHAKE_LEN + TAG_LEN + self.credentials.as_ref().map_or(0, |own| own.payload_max())
     }
 
     /// [`open_len`](Self::open_len) of a node that has these.
     pub fn open_len_with(credentials: &Credentials) -> usize {
-        open_len(HANDSHAKE_LEN + credentials.payload_max())
+        open_len(HANDSHAKE_LEN + TAG_LEN + credentials.payload_max())
     }
 
     /// Longest OPEN that this node sends but for padding, bytes, Ethernet header included.
@@ -122,9 +122,9 @@ impl Keyring {
         open_len(self.message_max())
     }
 
-    /// Longest message of the handshake that is looked at, bytes.
+    /// Longest message of the handshake that is looked at, and what ends an answer, bytes.
     pub fn peer_message_max(&self) -> usize {
-        HANDSHAKE_LEN + if self.has_certificate() { PAYLOAD_MAX } else { 0 }
+        HANDSHAKE_LEN + TAG_LEN + if self.has_certificate() { PAYLOAD_MAX } else { 0 }
     }
 
     /// A list of keys of tenants: there is none yet, each that is [added](Self::add) tells apart

@@ -19,6 +19,7 @@
 
 mod chain;
 mod credentials;
+mod ending;
 mod handshake;
 mod identity;
 mod key;
@@ -31,8 +32,9 @@ mod replay;
 mod session;
 
 pub use credentials::{BadCredentials, Credentials, WallClock};
+pub(crate) use ending::Ending;
 pub use handshake::{
-    Answer, Initiator, Message, Refused, SessionNames, read_answer, read_first, respond,
+    Answer, Finished, Initiator, Message, Refused, SessionNames, read_answer, read_first, respond,
 };
 pub use identity::{Identity, PeerId};
 pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey, TagKey};
@@ -48,3 +50,5 @@ pub(crate) mod test_certs;
 mod tests;
 #[cfg(test)]
 mod tests_certificates;
+#[cfg(test)]
+mod tests_vectors;

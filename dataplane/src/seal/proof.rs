@@ -10,15 +10,13 @@ use super::identity::{Identity, admits};
 use super::path::{Role, verify};
 
 /// What a signature is of, besides the certificates: the hash of the handshake before the message,
-/// the ephemeral key with which that begins, and `psn` of the OPEN that carries it. (What else an
-/// OPEN says can be changed by who is on the way, who could also drop it. With another first packet
-/// a receiver would take the first ones for old.)
+/// and the ephemeral key with which that begins. (What the first OPEN says is in that hash, and the
+/// answer's is tagged with what the handshake gives.)
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signed {
     pub(super) role: Role,
     pub(super) hash: [u8; 32],
     pub(super) ephemeral: [u8; 32],
-    pub(super) psn: u32,
 }
 
 /// Why the certificate of a peer is refused.
@@ -59,8 +57,7 @@ impl Signed {
             Role::Answerer => b"barewire 3 certificate, answerer",
         };
         let sum = digest::digest(&digest::SHA256, certificates);
-        let psn = self.psn.to_le_bytes();
-        [&[b' '; 64], context, &[0], &self.hash, &self.ephemeral, &psn, sum.as_ref()].concat()
+        [&[b' '; 64], context, &[0], &self.hash, &self.ephemeral, sum.as_ref()].concat()
     }
 }
 
@@ -108,7 +105,7 @@ pub(super) fn check(
 }
 
 /// Whom the payload of a first message would prove its sender to be, if the handshake's hash,
-/// ephemeral key and `psn` were all zero; and such a payload. For tests with payloads of any kind.
+/// and ephemeral key were both zero; and such a payload. For tests with payloads of any kind.
 ///
 /// # Errors
 /// See [`CertFault`].
@@ -121,7 +118,7 @@ pub fn sample(credentials: &Credentials) -> Vec<u8> {
     prove(credentials, &NOTHING)
 }
 
-const NOTHING: Signed = Signed { role: Role::Opener, hash: [0; 32], ephemeral: [0; 32], psn: 0 };
+const NOTHING: Signed = Signed { role: Role::Opener, hash: [0; 32], ephemeral: [0; 32] };
 
 fn fault_of(why: &Error) -> CertFault {
     match why {

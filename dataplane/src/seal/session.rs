@@ -2,6 +2,7 @@
 //! lie.
 
 use aws_lc_rs::aead::Aad;
+use zeroize::Zeroizing;
 
 use super::chain::{Chain, cipher, nonce, open_with};
 use super::key::{Mode, Secret, Terms};
@@ -56,6 +57,12 @@ impl SessionKeys {
             mode: terms.mode,
             key_frames_bits: terms.key_frames_bits,
         }
+    }
+
+    /// The keys of these secrets, this end's and the peer's, for `1 << key_frames_bits` frames to a
+    /// key, 2 to 30. `aes` chooses the cipher. For tests: those of a session are of its handshake.
+    pub fn of_secrets(mode: Mode, key_frames_bits: u32, aes: bool, secrets: [[u8; 32]; 2]) -> Self {
+        Self::new(Terms { mode, key_frames_bits }, aes, secrets.map(Zeroizing::new))
     }
 
     /// What the keys are derived from, as long as no frame was sealed or opened: the secrets of the

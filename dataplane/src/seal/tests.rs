@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::key::Terms;
 use super::*;
 use crate::psn::Psn;
+use crate::wire::sealed::OPEN_END;
 use crate::wire::{BASE_LEN, Base, TAG_LEN, Ty, sealed};
 
 const NAMES: SessionNames = SessionNames {
@@ -15,7 +16,11 @@ const NAMES: SessionNames = SessionNames {
     sid: 0x0010_0003,
     epoch: 9,
     psn: 4,
+    params: *b"what an OPEN says.",
 };
+
+/// The header of the answering OPEN.
+const HEADER: &[u8; OPEN_END] = &[9; OPEN_END];
 
 fn listed(bytes: u8) -> PreSharedKey {
     PreSharedKey::new(&[bytes; 32], Mode::Encrypted).unwrap()
@@ -27,7 +32,7 @@ fn key(bytes: &[u8], entropy: u8, mode: Mode, bits: u32) -> Keyring {
     Keyring::new(vec![key], [entropy; 32]).unwrap()
 }
 
-/// The answer to a message under the first key.
+/// The answer to a message under the first key, and its OPEN.
 fn answered(
     ring: &mut Keyring,
     names: SessionNames,
@@ -35,8 +40,9 @@ fn answered(
     aes: bool,
 ) -> Option<(SessionKeys, Message)> {
     let first = ring.first();
-    let answer = respond(ring, first, names, message, (aes, 5)).ok()?;
-    Some((answer.keys, answer.message))
+    let answer = respond(ring, first, names, message, aes).ok()?;
+    let open = answer.open(HEADER);
+    Some((answer.keys, open))
 }
 
 fn keys() -> [Keyring; 2] {
@@ -47,7 +53,7 @@ fn keys() -> [Keyring; 2] {
 fn ends([mut a, mut b]: [Keyring; 2], aes: bool) -> [SessionKeys; 2] {
     let mut initiator = Initiator::new(&mut a, NAMES);
     let (answerer, message) = answered(&mut b, NAMES, initiator.message(), aes).unwrap();
-    [initiator.finish(&message, aes, 5).unwrap(), answerer]
+    [initiator.finish(&message, aes).unwrap(), answerer]
 }
 
 /// A frame with `len` bytes behind its base, and room for the tag.
@@ -116,6 +122,8 @@ fn a_handshake_is_of_its_session() {
         SessionNames { inc: 8, ..NAMES },
         SessionNames { sid: 8, ..NAMES },
         SessionNames { epoch: 8, ..NAMES },
+        SessionNames { psn: 8, ..NAMES },
+        SessionNames { params: *b"what an OPEN sayz.", ..NAMES },
     ];
     for names in others {
         assert!(answered(&mut b, names, initiator.message(), true).is_none(), "{names:?}");
@@ -123,13 +131,41 @@ fn a_handshake_is_of_its_session() {
     let mut other = Initiator::new(&mut a, NAMES);
     assert_ne!(other.message(), initiator.message(), "an ephemeral key is used once");
     let (_, answer) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
-    assert!(other.finish(&answer, true, 5).is_err(), "the answer to another message");
+    assert!(other.finish(&answer, true).is_err(), "the answer to another message");
     // It has done no harm.
     let (mut there, answer) = answered(&mut b, NAMES, other.message(), true).unwrap();
-    let mut here = other.finish(&answer, true, 5).unwrap();
+    let mut here = other.finish(&answer, true).unwrap();
     let mut bytes = frame(20, 0);
     here.seal(&mut bytes);
     assert_eq!(there.open(&mut bytes), Ok(()));
+}
+
+/// Goal: of an OPEN in answer every bit counts, its header's too, and the right one is taken after
+/// all of those that were not. With keys; and with certificates, where tags show nothing of who
+/// sends.
+#[test]
+fn every_bit_of_an_answer_counts() {
+    let root = test_certs::Root::new();
+    let own = |entropy| {
+        let papers = root.leaf("spiffe://a.org/job");
+        let own = test_certs::credentials(&papers, &root, &[]).unwrap();
+        Keyring::of_certificate(own, Mode::Encrypted, [entropy; 32])
+    };
+    for [mut a, mut b] in [keys(), [own(1), own(2)]] {
+        let mut opener = Initiator::new(&mut a, NAMES);
+        let (_, answer) = answered(&mut b, NAMES, opener.message(), true).unwrap();
+        // Of the message and the certificates one bit of each byte.
+        let bits = (0..answer.len() * 8).filter(|bit| bit / 8 < OPEN_END || bit % 8 == bit / 8 % 8);
+        for bit in bits {
+            let mut bent = answer.clone();
+            bent[bit / 8] ^= 1 << (bit % 8);
+            assert!(opener.finish(&bent, true).is_err(), "bit {bit}");
+        }
+        for len in [0, OPEN_END - 1, OPEN_END, answer.len() - TAG_LEN, answer.len() - 1] {
+            assert!(opener.finish(&answer[..len], true).is_err(), "{len} bytes");
+        }
+        assert!(opener.finish(&answer, true).is_ok());
+    }
 }
 
 /// The same message answered twice makes different keys: what was recorded cannot be read, or be
@@ -140,7 +176,7 @@ fn a_replayed_open_makes_other_keys() {
     let mut initiator = Initiator::new(&mut a, NAMES);
     let (_, answer) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
     let (mut again, _) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
-    let mut here = initiator.finish(&answer, true, 5).unwrap();
+    let mut here = initiator.finish(&answer, true).unwrap();
     let mut bytes = frame(20, 0);
     here.seal(&mut bytes);
     assert_eq!(again.open(&mut bytes), Err(OpenError::Forged));
@@ -189,10 +225,10 @@ fn every_listed_key_is_accepted() {
         let id = b.key_of(b"an OPEN", &tag);
         assert_eq!(id.is_some(), bytes < 4, "key {bytes}");
         let Some(id) = id else { continue };
-        let answer = respond(&mut b, id, NAMES, initiator.message(), (true, 5)).unwrap();
+        let answer = respond(&mut b, id, NAMES, initiator.message(), true).unwrap();
         assert!(a.key_of(b"its answer", &answer.tag_key.tag(b"its answer")).is_some());
         let (mut here, mut there) =
-            (initiator.finish(&answer.message, true, 5).unwrap(), answer.keys);
+            (initiator.finish(&answer.open(HEADER), true).unwrap(), answer.keys);
         let mut bytes = frame(20, 0);
         here.seal(&mut bytes);
         assert_eq!(there.open(&mut bytes), Ok(()));
@@ -200,7 +236,7 @@ fn every_listed_key_is_accepted() {
         for other in [1, 2, 3] {
             let a = Keyring::new(vec![listed(other)], [0; 32]).unwrap();
             let other = b.key_of(b"", &a.tag_key().tag(b"")).unwrap();
-            let taken = respond(&mut b, other, NAMES, initiator.message(), (true, 5));
+            let taken = respond(&mut b, other, NAMES, initiator.message(), true);
             assert_eq!(taken.is_ok(), other == id);
         }
     }

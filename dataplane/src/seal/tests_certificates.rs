@@ -6,6 +6,8 @@ use rcgen::{PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_R
 
 use super::test_certs::{NOW, Papers, Root, at, ca, credentials, foreign, leaf};
 use super::*;
+use crate::wire::TAG_LEN;
+use crate::wire::sealed::OPEN_END;
 
 const NAMES: SessionNames = SessionNames {
     opener: 0x0001_0200,
@@ -14,7 +16,11 @@ const NAMES: SessionNames = SessionNames {
     sid: 0x0010_0003,
     epoch: 9,
     psn: 4,
+    params: *b"what an OPEN says.",
 };
+
+/// The header of the answering OPEN.
+const HEADER: &[u8; OPEN_END] = &[9; OPEN_END];
 
 const A: &str = "spiffe://a.org/job/1";
 const B: &str = "spiffe://a.org/job/2";
@@ -26,7 +32,7 @@ fn ring(credentials: Arc<Credentials>, entropy: u8) -> Keyring {
 /// What comes of the first message of `a` at `b`.
 fn answer(a: &Initiator, b: &mut Keyring) -> Result<Answer, Refused> {
     let first = b.first();
-    respond(b, first, *a.names(), a.message(), (true, 5))
+    respond(b, first, *a.names(), a.message(), true)
 }
 
 /// The fault of each end with the other, the opener first, or that the two agree.
@@ -37,7 +43,7 @@ fn meet(a: &mut Keyring, b: &mut Keyring) -> Result<(), [Option<BadCert>; 2]> {
     };
     let mut opener = Initiator::new(a, NAMES);
     let answer = answer(&opener, b).map_err(|why| [None, fault(why)])?;
-    opener.finish(&answer.message, true, 5).map_err(|why| [fault(why), None])?;
+    opener.finish(&answer.open(HEADER), true).map_err(|why| [fault(why), None])?;
     Ok(())
 }
 
@@ -54,10 +60,10 @@ fn certificates_of_all_kinds_meet() {
         let ends = [A, B].map(|name| credentials(&papers(name), &root, &[]).unwrap());
         let [mut a, mut b] = [ring(ends[0].clone(), 1), ring(ends[1].clone(), 2)];
         let mut opener = Initiator::new(&mut a, NAMES);
-        assert!(opener.message().len() <= a.message_max(), "{kind:?}");
-        assert!(opener.message().len() + 8 >= a.message_max(), "{kind:?}: a bound that is near");
+        let len = opener.message().len() + TAG_LEN;
+        assert!((len..=len + 8).contains(&a.message_max()), "{kind:?}: a bound that is near");
         let answer = answer(&opener, &mut b).unwrap();
-        assert!(opener.finish(&answer.message, true, 5).is_ok());
+        assert!(opener.finish(&answer.open(HEADER), true).is_ok());
     }
     let ends = [root.leaf_below(A), root.leaf("n2.a.org")];
     let [a, b] = ends.map(|papers| credentials(&papers, &root, &["*.a.org", "spiffe://a.org/*"]));
@@ -120,21 +126,22 @@ fn a_signature_is_of_its_handshake() {
         SessionNames { inc: 8, ..NAMES },
         SessionNames { epoch: 8, ..NAMES },
         SessionNames { psn: 8, ..NAMES },
+        SessionNames { params: *b"what an OPEN sayz.", ..NAMES },
     ];
     for names in others {
-        let taken = respond(&mut b, first, names, opener.message(), (true, 5));
+        let taken = respond(&mut b, first, names, opener.message(), true);
         assert_eq!(taken.unwrap_err(), Refused::Forged, "{names:?}");
     }
     let message = opener.message().clone();
     for at in 0..message.len() {
         let mut bent = message.clone();
         bent[at] ^= 4;
-        assert!(respond(&mut b, first, NAMES, &bent, (true, 5)).is_err(), "byte {at}");
-        assert!(respond(&mut b, first, NAMES, &message[..at], (true, 5)).is_err(), "{at} bytes");
+        assert!(respond(&mut b, first, NAMES, &bent, true).is_err(), "byte {at}");
+        assert!(respond(&mut b, first, NAMES, &message[..at], true).is_err(), "{at} bytes");
     }
     // Everybody can write such a message: what is inside is what counts.
     let own = b.credentials().unwrap().clone();
-    let signed = |role, hash, ephemeral| Signed { role, hash, ephemeral, psn: 5 };
+    let signed = |role, hash, ephemeral| Signed { role, hash, ephemeral };
     use super::path::Role;
     use super::proof::{Signed, check, prove};
     let right = signed(Role::Opener, [1; 32], [2; 32]);
@@ -144,7 +151,6 @@ fn a_signature_is_of_its_handshake() {
         signed(Role::Answerer, [1; 32], [2; 32]),
         signed(Role::Opener, [3; 32], [2; 32]),
         signed(Role::Opener, [1; 32], [3; 32]),
-        Signed { psn: 6, ..right },
     ] {
         let bad = check(&own, &wrong, &payload).unwrap_err();
         assert_eq!(bad.fault, CertFault::Signature, "{wrong:?}");
@@ -167,11 +173,11 @@ fn a_signature_is_of_its_handshake() {
     let foreign = foreign(&other.leaf(B), &other, &root);
     for entropy in 3..6 {
         let bad = answer(&opener, &mut ring(foreign.clone(), entropy)).unwrap();
-        let refused = opener.finish(&bad.message, true, 5).unwrap_err();
+        let refused = opener.finish(&bad.open(HEADER), true).unwrap_err();
         assert!(matches!(refused, Refused::Certificate(BadCert { fault: CertFault::Issuer, .. })));
     }
     let good = answer(&opener, &mut b).unwrap();
-    assert!(opener.finish(&good.message, true, 5).is_ok());
+    assert!(opener.finish(&good.open(HEADER), true).is_ok());
 }
 
 /// Goal: somebody in the middle can read what a first message carries, and put it into one of a
@@ -194,7 +200,7 @@ fn a_payload_that_is_relayed_is_refused() {
     for names in [elsewhere, SessionNames { epoch: 10, ..NAMES }, NAMES] {
         let (mut state, _) = begin(&key, &seed(7), &names, true);
         let message = write(&mut state, &payload).unwrap();
-        let refused = respond(&mut b, first, names, &message, (true, 5)).unwrap_err();
+        let refused = respond(&mut b, first, names, &message, true).unwrap_err();
         let Refused::Certificate(bad) = refused else { panic!("{refused:?}") };
         assert_eq!(
             (bad.fault, bad.name.unwrap().to_string()),
@@ -202,10 +208,11 @@ fn a_payload_that_is_relayed_is_refused() {
         );
     }
     let reflected = write(&mut between, &payload).unwrap();
-    let refused = opener.finish(&reflected, true, 5).unwrap_err();
+    let reflected = [HEADER, &reflected[..], &[0; TAG_LEN]].concat();
+    let refused = opener.finish(&reflected, true).unwrap_err();
     assert!(matches!(refused, Refused::Certificate(BadCert { fault: CertFault::Signature, .. })));
     let answer = answer(&opener, &mut b).unwrap();
-    assert!(opener.finish(&answer.message, true, 5).is_ok(), "it has done no harm");
+    assert!(opener.finish(&answer.open(HEADER), true).is_ok(), "it has done no harm");
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub use msg::{EagerMsg, EagerTaggedView, FrameHead, HeadOut, MsgMOp, MsgOp};
 pub use nack::{NackOp, NackReason};
 pub use nop::NopOp;
 pub use op::{Op, frame};
-pub use open::OpenOp;
+pub use open::{OpenOp, OpenParams};
 pub use pack::{PackOp, PackRecords, record_len};
 pub use probe::ProbeOp;
 pub use rma::{AtomicOp, ReadOp, RemoteRange, RespOp, WriteOp};

@@ -65,6 +65,22 @@ impl Default for OpenOp {
     }
 }
 
+/// The parameters of an OPEN, which are the same in each repetition of it and which the handshake
+/// of a sealed session authenticates: `caps`, `max_frame`, `window`, `minor`, `grant` and the
+/// versions, as they stand in the header, without what lies between.
+pub type OpenParams = [u8; 18];
+
+/// The parameters in an OPEN's header.
+///
+/// # Panics
+/// If `header` is shorter than one.
+pub(super) fn params_in(header: &[u8]) -> OpenParams {
+    let mut params = [0; 18];
+    params[..16].copy_from_slice(&header[32..48]);
+    params[16..].copy_from_slice(&header[58..60]);
+    params
+}
+
 impl OpenOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 64;
@@ -87,6 +103,13 @@ impl OpenOp {
     /// Whether it says [`AES`](Self::AES).
     pub fn has_aes(&self) -> bool {
         self.caps & Self::AES != 0
+    }
+
+    /// Its parameters.
+    pub fn params(&self) -> OpenParams {
+        let mut header = [0; Self::LEN];
+        self.emit(&mut header);
+        params_in(&header)
     }
 
     /// Whether it answers an OPEN of its receiver.

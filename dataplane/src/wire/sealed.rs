@@ -4,10 +4,11 @@
 use barewire_driver::frame::RxFrame;
 
 use super::base::{IMM, PLEN_AT, SEC};
+use super::open::params_in;
 use super::ty::Tail;
 use super::{
-    BASE_LEN, Base, ETHERTYPE, IMM_LEN, OpenOp, PROLOGUE_OFF, RstReason, TRAILER_LEN, Ty, VERSION,
-    WireError, crc_of_head, verify_crc,
+    BASE_LEN, Base, ETHERTYPE, IMM_LEN, OpenOp, OpenParams, PROLOGUE_OFF, RstReason, TRAILER_LEN,
+    Ty, VERSION, WireError, crc_of_head, verify_crc,
 };
 use crate::types::Tenant;
 
@@ -147,6 +148,8 @@ pub struct OpenKind {
     pub epoch: u32,
     /// The base's `psn`.
     pub psn: u32,
+    /// See [`OpenParams`].
+    pub params: OpenParams,
 }
 
 /// What an OPEN of ours is.
@@ -163,6 +166,7 @@ pub fn open_kind(head: &[u8]) -> OpenKind {
         sid,
         epoch: op_word(head, 4),
         psn: word(head, PSN_AT),
+        params: params_in(&head[BASE_LEN..]),
     }
 }
 

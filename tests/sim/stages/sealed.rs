@@ -92,7 +92,15 @@ impl Opener {
         let Self { base, open } = self;
         let (opener, answerer) = (base.src.word(), base.dst.word());
         let OpenOp { inc, sid, epoch, .. } = *open;
-        let names = SessionNames { opener, answerer, inc, sid, epoch, psn: base.psn.0 };
+        let names = SessionNames {
+            opener,
+            answerer,
+            inc,
+            sid,
+            epoch,
+            psn: base.psn.0,
+            params: open.params(),
+        };
         let handshake = Initiator::new(ring, names);
         let mut bytes = wire::frame(base, &Op::Open(*open), &[]);
         bytes.extend(handshake.message());
@@ -110,8 +118,8 @@ impl Opener {
         ETH_HDR_LEN + self.open.max_frame as usize
     }
 
-    /// Opens a session, with keys of `ring` if there is one.
-    fn run(&self, node: &mut Node, now: Moment, ring: Option<&mut Keyring>) {
+    /// Opens a session, with keys of `ring` if there is one. The node's name of it.
+    fn run(&self, node: &mut Node, now: Moment, ring: Option<&mut Keyring>) -> u32 {
         let base = &self.base;
         let (handshake, bytes) = match ring {
             Some(ring) => Some(self.offer(ring)).unzip(),
@@ -134,15 +142,29 @@ impl Opener {
         let ack = AckOp { newest: Psn(got.psn.0.wrapping_sub(1)), ..AckOp::default() };
         let mut bytes = wire::frame(&base, &Op::Ack(ack, [0; AckOp::WORDS_MAX]), &[]);
         if let Some(mut handshake) = handshake {
-            let message = sealed::OPEN_END..wire::BASE_LEN + usize::from(sealed::plen(answer));
+            let end = wire::BASE_LEN + usize::from(sealed::plen(answer));
             let aes = self.open.caps & theirs.caps & OpenOp::AES != 0;
-            let keys = handshake.finish(&answer[message], aes, got.psn.0);
+            let keys = handshake.finish(&answer[..end], aes);
             let plen = bytes.len() - wire::BASE_LEN;
             sealed::mark(&mut bytes, plen);
             bytes.extend([0; TAG_LEN]);
             keys.expect("the handshake of the node").seal(&mut bytes);
         }
         node.on_frame(now, &RxFrame::new(&bytes));
+        theirs.sid
+    }
+
+    /// A frame of the session that the node names so, with this counter, by somebody without its
+    /// keys.
+    fn forged(&self, dst_sid: u32, counter: u32) -> Vec<u8> {
+        let base = Base { ty: Ty::Ack, dst_sid, ..self.base };
+        let ack = Op::Ack(AckOp::default(), [0; AckOp::WORDS_MAX]);
+        let mut bytes = wire::frame(&base, &ack, &[]);
+        let plen = bytes.len() - wire::BASE_LEN;
+        sealed::mark(&mut bytes, plen);
+        sealed::set_counter(&mut bytes, counter);
+        bytes.extend([counter as u8; TAG_LEN]);
+        bytes
     }
 }
 
@@ -198,7 +220,8 @@ fn memory_per_sealed_peer() {
 
 /// Goal: what strangers make a node with a key hold is bounded. Method: OPENs of 10^5 stations, as
 /// fast as they are looked at: not sealed; under another key; and under the node's, as somebody may
-/// have recorded them, of which nobody answers.
+/// have recorded them, of which nobody answers. And as many forged frames of a session that is
+/// open, which stays so.
 #[test]
 fn memory_under_attack() {
     const STATIONS: usize = 100_000;
@@ -207,10 +230,15 @@ fn memory_under_attack() {
     if !is_alone("memory_under_attack") {
         return;
     }
-    let mut most = [0; 3];
+    let mut most = [0; 4];
     for (kind, most) in most.iter_mut().enumerate() {
         let (mut node, mut now) = (node(4096, true), Moment(MS));
         let mut ring = ring(7 + u8::from(kind == 1), 3);
+        let live = Opener::new(station(STATIONS), true);
+        let live_sid = match kind {
+            3 => live.run(&mut node, now, Some(&mut ring)),
+            _ => 0,
+        };
         let before = in_use();
         for i in 0..STATIONS {
             now = now + MS / 16;
@@ -218,6 +246,7 @@ fn memory_under_attack() {
                 let opener = Opener::new(station(i), kind > 0);
                 match kind {
                     0 => wire::frame(&opener.base, &Op::Open(opener.open), &[]),
+                    3 => live.forged(live_sid, i as u32),
                     _ => opener.offer(&mut ring).1,
                 }
             };
@@ -227,9 +256,10 @@ fn memory_under_attack() {
             *most = (in_use() - before).max(*most);
         }
         let c = node.counters();
-        let seen = [c.rx_clear, c.rx_forged, c.tx_challenges + c.rx_open_limited][kind];
+        let seen = [c.rx_clear, c.rx_forged, c.tx_challenges + c.rx_open_limited, c.rx_forged];
+        let seen = seen[kind];
         assert!(seen as usize > STATIONS - STATIONS / 10, "{seen} of kind {kind}");
-        assert_eq!(c.sessions_opened, 0);
+        assert_eq!((c.sessions_opened, c.sessions_reset), (u64::from(kind == 3), 0));
     }
     println!("memory_under_attack: stations {STATIONS} bytes held {most:?} (bar {MOST})");
     assert!(most.iter().all(|&held| held <= MOST), "{most:?} bytes");

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::Error;
+use crate::node::CLAIMS_MAX;
 use crate::node::peer::State;
 use crate::seal::{Keyring, Mode, PreSharedKey};
 use crate::wire::{BASE_LEN, Base, OpenOp, RstOp, RstReason, TAG_LEN, Ty, VERSIONS, sealed};
@@ -240,6 +241,9 @@ fn an_attacker_on_the_segment_is_only_counted() {
             let c = end.node.counters();
             assert_eq!((c.sessions_opened, c.sessions_reset, c.sessions_dead), (1, 0, 0));
             assert!(c.rx_forged > 500 && c.rx_replayed > 100 && c.rx_clear > 20, "{c:?}");
+            let claims = end.node.claims();
+            let sum = |at: usize| claims.iter().map(|claim| claim.counts[at]).sum::<u64>();
+            assert!(claims.len() <= CLAIMS_MAX && sum(2) > 100 && sum(0) > 500, "{claims:?}");
             let (_, peer) = end.node.peers.iter().next().expect("one");
             assert_eq!(peer.state, State::Open);
         }
@@ -261,7 +265,7 @@ fn a_long_open_is_refused_before_its_tag_is_looked_at() {
     });
     let tag = pre_shared(&[7; 32], Mode::Encrypted);
     let plen = usize::from(sealed::plen(&opens[0]));
-    for (more, forged) in [(0, 0), (1, 1), (1000, 1)] {
+    for (more, forged) in [(0, 0), (TAG_LEN + 1, 1), (1000, 1)] {
         let mut bytes = opens[0][..BASE_LEN + plen].to_vec();
         bytes.resize(bytes.len() + more, 0);
         sealed::set_plen(&mut bytes, (plen + more) as u16);

@@ -1,0 +1,104 @@
+//! What the frames of a ping are sealed with, where the station has a key: the handshake of its one
+//! session, and what stands between that and the port.
+
+use barewire_driver::frame::RxFrame;
+
+use crate::seal::{Ending, Initiator, Keyring, SessionKeys, SessionNames};
+use crate::wire::sealed::{self, OPEN_END};
+use crate::wire::{BASE_LEN, Base, OpenOp, TAG_LEN, Ty};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Seal {
+    ring: Keyring,
+    /// Whether this processor encrypts with AES itself.
+    aes: bool,
+    /// Of our OPENs, before they are answered.
+    handshake: Option<Initiator>,
+    /// Of the session.
+    keys: Option<SessionKeys>,
+}
+
+impl Seal {
+    /// Of the first key of `ring`, or of its certificate.
+    pub(super) fn new(ring: Keyring, aes: bool) -> Self {
+        Self { ring, aes, handshake: None, keys: None }
+    }
+
+    /// What an OPEN says of it in `caps`.
+    pub(super) fn caps(&self) -> u32 {
+        if self.aes { OpenOp::AES } else { 0 }
+    }
+
+    /// The frame that leaves in place of `frame`, one without checksum, whose operation has no
+    /// payload. `None` if there are no keys for it.
+    pub(super) fn seal(&mut self, mut frame: Vec<u8>) -> Option<Vec<u8>> {
+        let bytes = RxFrame::new(&frame);
+        let base = Base::parse(&bytes).ok()?;
+        let head = BASE_LEN + base.ty.op_len();
+        if matches!(base.ty, Ty::Open | Ty::Rst) {
+            let message = match OpenOp::parse(&bytes, &base) {
+                Ok(op) if base.ty == Ty::Open => self.message(&base, &op),
+                _ => Vec::new(),
+            };
+            let tag_key = self.ring.tag_key();
+            let ending = Ending { message: &message, finished: None, tag_key };
+            frame.resize(frame.len().max(head + ending.len(base.ty == Ty::Open)), 0);
+            ending.put(&mut frame, head);
+            return Some(frame);
+        }
+        let keys = self.keys.as_mut()?;
+        frame.resize(frame.len().max(head + TAG_LEN), 0);
+        sealed::mark(&mut frame, head - BASE_LEN);
+        keys.seal(&mut frame[..head + TAG_LEN]);
+        Some(frame)
+    }
+
+    /// The first message of the handshake, in the OPEN with this header: the same in each.
+    fn message(&mut self, base: &Base, op: &OpenOp) -> Vec<u8> {
+        let Self { ring, handshake, .. } = self;
+        let (opener, answerer) = (base.src.word(), base.dst.word());
+        let OpenOp { inc, sid, epoch, .. } = *op;
+        let (psn, params) = (base.psn.0, op.params());
+        let names = SessionNames { opener, answerer, inc, sid, epoch, psn, params };
+        handshake.get_or_insert_with(|| Initiator::new(ring, names)).message().clone()
+    }
+
+    /// The frame that was sealed, if it was by who has the key, or a certificate that is good.
+    pub(super) fn open(&mut self, frame: &RxFrame<'_>) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; frame.len()];
+        if sealed::is_sealed(frame) != Some(true) || !frame.copy_to(0, &mut bytes) {
+            return None;
+        }
+        let end = BASE_LEN + usize::from(sealed::plen(&bytes));
+        let tag = bytes.get(end..end + TAG_LEN)?;
+        let is_open = sealed::ty_of(&bytes) == Some(Ty::Open);
+        if is_open || sealed::ty_of(&bytes) == Some(Ty::Rst) {
+            self.ring.key_of(&bytes[..end], tag)?;
+            if end > OPEN_END && !self.agree(&bytes[..end]) {
+                return None;
+            }
+            if is_open {
+                sealed::set_plen(&mut bytes, OpenOp::LEN as u16);
+            }
+        } else {
+            self.keys.as_mut()?.open(&mut bytes[..end + TAG_LEN]).ok()?;
+        }
+        sealed::unmark(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// Whether an OPEN in answer, up to its tag, is of who has the key. The first one gives the
+    /// session its keys. (Tags of a key are right in another, which another node has sent; where
+    /// there are certificates anybody can have.)
+    fn agree(&mut self, open: &[u8]) -> bool {
+        if self.keys.is_some() {
+            return !self.ring.has_certificate();
+        }
+        let Some(handshake) = &mut self.handshake else { return false };
+        // Both ends say what they have in `caps`.
+        let theirs = open[BASE_LEN + 32] & OpenOp::AES as u8 != 0;
+        self.keys = handshake.finish(open, self.aes && theirs).ok();
+        self.keys.is_some()
+    }
+}
