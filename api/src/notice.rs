@@ -140,7 +140,6 @@ impl Teller {
         );
     }
 
-    /// Writes a line about a station, if one is free.
     /// Tells of a peer behind the same NIC that no memory leads to, where the port does not.
     fn tell_same_mac(&mut self, engine: &Engine, station: Station) {
         let caps = engine.caps();
@@ -159,6 +158,7 @@ impl Teller {
         );
     }
 
+    /// Writes a line about a station, if one is free.
     fn warn(&mut self, engine: &Engine, station: Station, what: fmt::Arguments<'_>) {
         if !self.take() {
             self.withheld += 1;

@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::capture::signals;
 use crate::fail::Fail;
 use crate::http::{Answer, Http};
+use crate::service::Service;
 use crate::{metrics, out, stats};
 
 /// Exports the counters of this node's processes to Prometheus, until Ctrl-C
@@ -61,9 +62,12 @@ pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
         true => out::json(&json!({"listening": url}))?,
         false => out::print(format_args!("{url}; Ctrl-C ends it\n"))?,
     }
+    let mut service = Service::from_env();
+    service.ready(&format!("at {url}"));
     while signals.read_signal().map_err(Fail::new)?.is_none() {
         http.serve(LOOK);
     }
+    service.stopping();
     Ok(ExitCode::SUCCESS)
 }
 

@@ -24,6 +24,7 @@ mod perf;
 mod ping;
 #[cfg(test)]
 mod sample;
+mod service;
 mod stats;
 mod switch;
 mod table;

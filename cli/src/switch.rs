@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use barewire::stats::switch::SwitchPublisher;
 use barewire_driver::backend::switch::{Guests, StationCounters, Switch};
 use barewire_driver::open::{self, Serving};
+use barewire_driver::port::PortCaps;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Group, User};
 use serde_json::{Value, json};
@@ -14,6 +16,7 @@ use serde_json::{Value, json};
 use crate::capture::signals;
 use crate::fail::Fail;
 use crate::perf::stay_on;
+use crate::service::Service;
 use crate::table::{Align, bytes, layout};
 use crate::{exporter, out};
 
@@ -96,8 +99,8 @@ pub(crate) struct SwitchArgs {
 const SPINS: u32 = 2000;
 /// Longest sleep: so often a signal is looked for.
 const NAP: Duration = Duration::from_millis(100);
-/// Turns between two looks at signals and the time, on a busy switch.
-const LOOK_EVERY: u32 = 4096;
+/// Turns and frames between two looks at signals and the time: milliseconds, on a busy switch.
+const LOOK_EVERY: usize = 4096;
 
 /// Forwards until a signal.
 ///
@@ -131,6 +134,8 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     if let Some(cpu) = args.cpu {
         stay_on(cpu)?;
     }
+    let limit = raise_open_files();
+    let mut service = Service::from_env();
     let mut switch = open::open_switch(&args.port, &serving).map_err(Fail::new)?;
     eprintln!(
         "a switch on {}, mtu {}, for {}; processes open --port {}; Ctrl-C ends it",
@@ -139,9 +144,47 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
         whom(&serving),
         args.port
     );
-    let ended = forward(&mut switch, args, &signals);
+    if let Some(limit) = limit.filter(|_| serving.guests() != Guests::None) {
+        tell_room(limit);
+    }
+    service.ready(&status(&switch));
+    let ended = forward(&mut switch, args, &signals, &mut service);
+    service.stopping();
     report(&switch, args.json)?;
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// What it is and serves, in few words.
+fn status(switch: &Switch) -> String {
+    let (PortCaps { name, mtu, .. }, stations) = (switch.nic(), switch.stations().len());
+    format!("{name}, mtu {mtu}, {stations} processes")
+}
+
+/// Raises this process' limit on open files as far as it may itself, and returns it.
+fn raise_open_files() -> Option<u64> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
+    Some(if raised { hard } else { soft })
+}
+
+/// Processes of other users for which there is room without a word.
+const MANY: u64 = 1024;
+/// Descriptors that a user costs besides those of his processes, and that are open for moments.
+const BESIDES: u64 = 16;
+
+/// Says how many processes of other users the limit on open files leaves room for, if they are
+/// few: each takes one.
+fn tell_room(limit: u64) {
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |all| all.count() as u64);
+    let room = limit.saturating_sub(open + BESIDES);
+    if room < MANY {
+        let pid = std::process::id();
+        eprintln!(
+            "barewire: room for some {room} processes of other users, by the limit of {limit} \
+             open files; more: sudo prlimit --pid {pid} --nofile=65536, or LimitNOFILE=65536 of \
+             the service"
+        );
+    }
 }
 
 /// Whom the switch is to serve.
@@ -183,15 +226,20 @@ fn whom(serving: &Serving) -> String {
 }
 
 /// Turns the switch until a signal comes.
-fn forward(switch: &mut Switch, args: &SwitchArgs, signals: &SignalFd) -> Result<(), Fail> {
+fn forward(
+    switch: &mut Switch,
+    args: &SwitchArgs,
+    signals: &SignalFd,
+    service: &mut Service,
+) -> Result<(), Fail> {
     let every = args.every.map(Duration::from_secs);
     let mut told = Instant::now();
     let mut stats = publishes()?.then(|| SwitchPublisher::create(switch)).flatten();
-    let (mut idle, mut turns) = (0_u32, 0_u32);
+    let (mut idle, mut since_look) = (0_u32, 0);
     loop {
         let moved = switch.turn().map_err(Fail::new)?;
         idle = if moved > 0 { 0 } else { idle.saturating_add(1) };
-        turns = turns.wrapping_add(1);
+        since_look += 1 + moved;
         let sleeps = idle >= SPINS && args.cpu.is_none();
         if sleeps {
             // Until a frame comes there is one turn between two sleeps.
@@ -200,12 +248,15 @@ fn forward(switch: &mut Switch, args: &SwitchArgs, signals: &SignalFd) -> Result
         } else if idle > 0 {
             std::hint::spin_loop();
         }
-        if turns % LOOK_EVERY != 0 && !sleeps {
+        if since_look < LOOK_EVERY && !sleeps {
             continue;
         }
+        since_look = 0;
+        let now = Instant::now();
         if let Some(stats) = &mut stats {
-            stats.publish_if_due(switch, Instant::now());
+            stats.publish_if_due(switch, now);
         }
+        service.alive(now, || status(switch));
         if signals.read_signal().map_err(Fail::new)?.is_some() {
             return Ok(());
         }

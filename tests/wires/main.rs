@@ -29,6 +29,7 @@ mod links;
 mod memif;
 mod memif_cases;
 mod messages;
+mod mixed;
 mod near;
 mod one_sided;
 mod paths;
@@ -71,6 +72,11 @@ fn worker_process() {
         // Without the summary of a test run.
         std::process::exit(0);
     }
+}
+
+/// So many kills; by night 200.
+fn kills(by_day: u32) -> u32 {
+    if std::env::var_os("BAREWIRE_NIGHTLY").is_some() { 200 } else { by_day }
 }
 
 /// This program in a node.

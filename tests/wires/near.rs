@@ -6,7 +6,7 @@ use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 use crate::members::all_to_all;
 use crate::rounds::kill_rounds;
 use crate::supervisor::Worker;
-use crate::{lengths, one_sided, start};
+use crate::{kills, lengths, one_sided, start};
 
 /// Members on these nodes and ports.
 pub(crate) fn on_nodes<'a>(
@@ -91,7 +91,7 @@ fn every_length_between_near_processes() {
 fn kills_of_near_processes() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let begin = |_place, _name: &str| start(&nodes, 0, "traffic", AFPACKET);
-    kill_rounds("kills-near", begin, 12, 13);
+    kill_rounds("kills-near", begin, kills(12).into(), 13);
 }
 
 /// Ports of one process that are near to each other.

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use barewire::{Buf, Completion, Error, FI_ADDR_UNSPEC, FiAddr, Settings};
+use barewire_tests::nodes::{Nodes, or_skip};
 
+use crate::switch::{PORT, end, switches};
 use crate::worker::{Node, open};
 
 /// Messages of a stream on their way at once.
@@ -21,7 +23,10 @@ const LONG: usize = 5000;
 /// Two nodes, and the address of the second at the first.
 fn pair(nagle: bool) -> ([Node; 2], FiAddr) {
     let settings = || Settings { near: false, nagle, ..Settings::default() };
-    let [a, b] = [0; 2].map(|_| open("udp:127.0.0.1", settings()));
+    met([0; 2].map(|_| open("udp:127.0.0.1", settings())))
+}
+
+fn met([a, b]: [Node; 2]) -> ([Node; 2], FiAddr) {
     let dest = a.knows(&b.ep.getname().unwrap().to_string());
     b.knows(&a.ep.getname().unwrap().to_string());
     ([a, b], dest)
@@ -135,4 +140,36 @@ fn a_stream_that_is_not_to_wait_shares_nothing() {
     let frames = a.domain.port_counters().unwrap().tx_frames;
     // A window that is still small lets some share one.
     assert!(frames > sent / 2, "{sent} messages in {frames} packets");
+}
+
+/// Goal: behind switches whose NICs pass a kernel, messages to a far peer share packets, and those
+/// to a near one do not. Method: processes' ports in threads of this one, each in its node.
+#[test]
+fn messages_through_switches_share_packets() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let switches = switches(&nodes);
+    let open_in = |node| {
+        nodes.enter(node).unwrap();
+        open(PORT, Settings::default())
+    };
+    let per_packet = |places: [usize; 2]| {
+        let both = move || {
+            let ([a, b], dest) = met(places.map(open_in));
+            stream([&a, &b], dest, Duration::from_millis(400));
+            let counted = || {
+                let near = a.domain.near_counters().unwrap().unwrap().tx_frames;
+                [a.domain.port_counters().unwrap().tx_frames - near, near]
+            };
+            let before = counted();
+            let sent = stream([&a, &b], dest, Duration::from_millis(200));
+            let after = counted();
+            (sent, after[0] - before[0], after[1] - before[1])
+        };
+        std::thread::scope(|scope| scope.spawn(both).join().unwrap())
+    };
+    let (sent, far, near) = per_packet([0, 1]);
+    assert!(far < sent / 3 && near == 0, "{sent} messages in {far} packets, {near} near");
+    let (sent, far, near) = per_packet([0, 0]);
+    assert!(near >= sent && far == 0, "{sent} messages in {near} near packets, {far} far");
+    end(switches);
 }

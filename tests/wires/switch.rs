@@ -11,7 +11,7 @@ use crate::near::{on_nodes, two_by_two};
 use crate::rounds::{drained, introduce, kill_rounds};
 use crate::supervisor::Worker;
 use crate::worker::T_DEAD;
-use crate::{lengths, start};
+use crate::{kills, lengths, start};
 
 pub(crate) const NIC: &str = "afpacket:fab0";
 pub(crate) const PORT: &str = "afpacket:fab0,switch=yes,near=yes";
@@ -83,8 +83,7 @@ fn every_length_through_switches() {
 #[test]
 fn killed_switches_lose_no_operation() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
-    let nightly = std::env::var_os("BAREWIRE_NIGHTLY").is_some();
-    kill_switches(&nodes, NIC, PORT, if nightly { 200 } else { 12 }, 29);
+    kill_switches(&nodes, NIC, PORT, kills(12), 29);
 }
 
 /// Goal: a switch that is killed and started again costs time and nothing else: every operation
@@ -119,7 +118,7 @@ fn kills_of_processes_behind_switches() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let switches = switches(&nodes);
     let begin = |place, _name: &str| start(&nodes, place, "traffic", FAR);
-    kill_rounds("kills-switched", begin, 8, 17);
+    kill_rounds("kills-switched", begin, kills(8).into(), 17);
     end(switches);
 }
 

@@ -6,9 +6,9 @@ use barewire_tests::nodes::{Nodes, or_skip};
 use barewire_tests::rng::Rng;
 
 use crate::members::{Told, all_to_all};
-use crate::start;
 use crate::supervisor::Worker;
 use crate::switch::{NIC, PORT, end, switches};
+use crate::{kills, start};
 
 const ALICE: u32 = 65_534;
 const BOB: u32 = 47_111;
@@ -89,8 +89,7 @@ fn a_segment_is_closed_to_other_users() {
 #[test]
 fn killed_switches_lose_no_operation_of_other_users() {
     let Some(nodes) = nodes() else { return };
-    let nightly = std::env::var_os("BAREWIRE_NIGHTLY").is_some();
-    let (kills, seed) = (if nightly { 200 } else { 10 }, 2900);
+    let (kills, seed) = (kills(10), 2900);
     println!("seed {seed}");
     let mut rng = Rng::new(seed, 0);
     let mut owners: [Option<Worker>; 2] = switches(&nodes).map(Some);

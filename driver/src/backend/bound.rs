@@ -77,9 +77,8 @@ impl BoundSocket {
     /// Says by the file's time that somebody listens.
     pub(super) fn touch(&self) {
         if let Some((path, _)) = &self.file {
-            let (now, link) = (TimeSpec::UTIME_NOW, UtimensatFlags::NoFollowSymlink);
             // Without it, who comes after its end does not wait for it to be back.
-            let _ = utimensat(AT_FDCWD, path, &now, &now, link);
+            touch(path, TimeSpec::UTIME_NOW);
         }
     }
 
@@ -120,6 +119,11 @@ pub(super) fn seqpacket() -> Result<OwnedFd, Errno> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
 }
 
+/// Gives the file at `path` itself, whatever it is, a time, if it is there and ours.
+pub(super) fn touch(path: &Path, time: TimeSpec) {
+    let _ = utimensat(AT_FDCWD, path, &time, &time, UtimensatFlags::NoFollowSymlink);
+}
+
 /// Which file `path` is, if it is a socket.
 pub(super) fn inode(path: impl AsRef<Path>) -> Option<Inode> {
     let meta = std::fs::symlink_metadata(path).ok()?;
@@ -128,7 +132,7 @@ pub(super) fn inode(path: impl AsRef<Path>) -> Option<Inode> {
 
 /// Removes the socket of somebody who is dead. Of several that want to only one looks at a time,
 /// so that none removes what another has made.
-fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), Errno> {
+pub(super) fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), Errno> {
     let mut hasher = DefaultHasher::new();
     path.hash(&mut hasher);
     let name = format!("barewire-bind-{:x}", hasher.finish());

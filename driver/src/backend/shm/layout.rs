@@ -7,7 +7,8 @@
 //! 128      epoch, changed with every attach and detach                under the segment's lock
 //! 192      of the last switch's uplink: MTU | RTO floor, us << 32
 //!          | may damage frames << 63                                  under the segment's lock
-//! 200      its bit/s, its MAC                                         under the segment's lock
+//! 200      its bit/s                                                 under the segment's lock
+//! 208      its MAC | passes a kernel << 63                           under the segment's lock
 //! 4096     member 0.., 256 bytes each
 //!          +0   incarnation << 32 | 1 while attached, else 0          under the segment's lock
 //!               bit 1: a monitor; bit 2: a switch
@@ -40,7 +41,7 @@ use crate::board::BODY_MAX;
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
-pub(super) const VERSION: u64 = 6;
+pub(super) const VERSION: u64 = 7;
 /// Senders in a word of a doorbell, and in a page of links.
 pub(super) const GROUP: usize = 64;
 /// Words of a doorbell.

@@ -52,6 +52,8 @@ pub struct Uplink {
     pub rto_floor_us: u32,
     /// [`Port::damages`](crate::port::Port::damages).
     pub damages: bool,
+    /// [`PortCaps::via_kernel`](crate::port::PortCaps::via_kernel).
+    pub via_kernel: bool,
     /// Bit/s, 0 if not known.
     pub link_bps: u64,
     /// Address of the NIC, behind which stations have numbers.
@@ -61,13 +63,17 @@ pub struct Uplink {
 impl Uplink {
     pub(super) fn to_words(self) -> [u64; 3] {
         let rto_floor_us = u64::from(self.rto_floor_us & i32::MAX as u32);
-        let damages = u64::from(self.damages);
-        [u64::from(self.mtu) | rto_floor_us << 32 | damages << 63, self.link_bps, self.mac.to_u64()]
+        let [damages, via_kernel] = [self.damages, self.via_kernel].map(u64::from);
+        [
+            u64::from(self.mtu) | rto_floor_us << 32 | damages << 63,
+            self.link_bps,
+            self.mac.to_u64() | via_kernel << 63,
+        ]
     }
 
     pub(super) fn from_words([sizes, link_bps, mac]: [u64; 3]) -> Self {
         let rto_floor_us = (sizes >> 32) as u32 & i32::MAX as u32;
-        let (mtu, damages) = (sizes as u32, sizes >> 63 != 0);
-        Self { mtu, rto_floor_us, damages, link_bps, mac: MacAddr::from_u64(mac) }
+        let (mtu, damages, via_kernel) = (sizes as u32, sizes >> 63 != 0, mac >> 63 != 0);
+        Self { mtu, rto_floor_us, damages, via_kernel, link_bps, mac: MacAddr::from_u64(mac) }
     }
 }

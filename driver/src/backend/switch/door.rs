@@ -19,6 +19,7 @@ use nix::sys::socket::{Backlog, UnixAddr, getsockopt};
 use nix::unistd::{Gid, chown};
 
 use super::greeting::{Came, Message, Refusal, Socket};
+use super::left::sweep;
 use crate::backend::bound::BoundSocket;
 use crate::backend::set_option;
 use crate::backend::unix::{Apart, is_crowded};
@@ -142,6 +143,7 @@ impl Door {
         // After that: nobody comes in before the mode is right.
         door.listener.listen(Backlog::MAXCONN).map_err(|e| os(e.into()))?;
         door.hear_knocks(epoll).map_err(|e| os(e.into()))?;
+        sweep(path);
         Ok(door)
     }
 

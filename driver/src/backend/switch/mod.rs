@@ -30,6 +30,7 @@ mod door;
 mod greeting;
 mod guest;
 mod guests;
+mod left;
 mod line;
 mod port;
 mod reserved;
@@ -188,7 +189,8 @@ impl Switch {
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(segment: &ShmSettings, nic: Box<dyn Port>) -> Result<Self, OpenError> {
-        let PortCaps { mtu, rto_floor_ns, link_bps, lossless, station, .. } = *nic.caps();
+        let PortCaps { mtu, rto_floor_ns, link_bps, lossless, station, via_kernel, .. } =
+            *nic.caps();
         if lossless {
             return Err(OpenError::BadSpec {
                 spec: nic.caps().name.clone(),
@@ -200,6 +202,7 @@ impl Switch {
             mtu: mtu as u32,
             rto_floor_us: i32::try_from(rto_floor_ns / 1000).unwrap_or(i32::MAX) as u32,
             damages: nic.damages(),
+            via_kernel,
             link_bps,
             mac: station.mac,
         };

@@ -88,6 +88,7 @@ impl SwitchedPort {
             mtu: mtu_of(&port, uplink),
             lossless: false,
             rto_floor_ns: u64::from(uplink.rto_floor_us) * 1000 + SWITCH_NS,
+            via_kernel: uplink.via_kernel,
             tells_presence: false,
             link_bps: uplink.link_bps,
             name,

@@ -11,10 +11,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::time::TimeSpec;
+
+use crate::backend::bound::touch;
 use crate::port::Station;
 
 /// How long addresses are kept: some times T_dead.
-const KEPT: Duration = Duration::from_secs(30);
+pub(super) const KEPT: Duration = Duration::from_secs(30);
 /// Longest file that is read.
 const LEN_MAX: u64 = 1 << 20;
 
@@ -58,6 +61,13 @@ impl Reserved {
             let path = self.path.display();
             tracing::warn!(%path, %error, "addresses are not kept for the next switch");
         }
+    }
+}
+
+impl Drop for Reserved {
+    /// From now on they wait for the next switch.
+    fn drop(&mut self) {
+        touch(&self.path, TimeSpec::UTIME_NOW);
     }
 }
 
@@ -118,5 +128,20 @@ mod tests {
         assert_eq!(read(&next.path).unwrap().lines().count(), 1);
         std::fs::write(&next.path, "\n\n02:00 1\nx\n02:00:00:00:00:01 x\n\u{0}").unwrap();
         assert!(Reserved::read(&socket).left.is_empty());
+    }
+
+    /// Goal: the record is as young as the end of its switch, however long ago it was written: who
+    /// sweeps leaves it for the next one.
+    #[test]
+    fn a_record_waits_from_the_end_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut reserved = Reserved::read(&dir.path().join("x.sock"));
+        reserved.write([(Station::at([2, 0, 0, 0, 0, 1]), 1)].into_iter());
+        let path = reserved.path.clone();
+        let age = || path.metadata().unwrap().modified().unwrap().elapsed().unwrap();
+        touch(&path, TimeSpec::from_duration(Duration::from_secs(1_000_000_000)));
+        assert!(age() > KEPT);
+        drop(reserved);
+        assert!(age() < KEPT);
     }
 }

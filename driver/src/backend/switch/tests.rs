@@ -23,6 +23,7 @@ struct Cable {
     refuses: usize,
     offered: usize,
     gone: bool,
+    damages: bool,
 }
 
 /// An address that the cable knows no way for.
@@ -50,7 +51,8 @@ fn cable_of(room: usize, mtu: usize) -> (Box<Cable>, Box<Cable>) {
             name: "cable".into(),
         };
         let (out, inward) = (Arc::clone(out), Arc::clone(inward));
-        Box::new(Cable { caps, out, inward, room, refuses: 0, offered: 0, gone: false })
+        let (refuses, offered, gone, damages) = (0, 0, false, true);
+        Box::new(Cable { caps, out, inward, room, refuses, offered, gone, damages })
     };
     (end(&one, &another), end(&another, &one))
 }
@@ -94,6 +96,10 @@ impl Port for Cable {
 
     fn counters(&self) -> PortCounters {
         PortCounters::default()
+    }
+
+    fn damages(&self) -> bool {
+        self.damages
     }
 }
 
@@ -414,6 +420,23 @@ fn a_switch_may_be_replaced() {
     assert_eq!(numbers, [77, 78]);
     assert_eq!(drain(&mut a), [frame(mac, FAR, 60, 79)]);
     assert_eq!(a.counters().tx_dropped, 10);
+}
+
+/// Goal: stations know what the NIC of their switch is like, of its own user and of another.
+#[test]
+fn stations_know_the_nic() {
+    for (via_kernel, damages) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut house = users::House::on(Guests::All, false, |cable| {
+            cable.caps.via_kernel = via_kernel;
+            cable.damages = damages;
+        });
+        for port in [station(&house.segment), house.guest(users::ALICE)] {
+            let PortCaps { via_kernel: is_via, link_bps, mtu, lossless, .. } = *port.caps();
+            assert_eq!((is_via, port.damages()), (via_kernel, damages));
+            assert_eq!((link_bps, mtu, lossless), (10_000_000_000, MTU, false));
+            assert_eq!(port.caps().station.mac, house.switch.nic().station.mac);
+        }
+    }
 }
 
 /// Goal: a station hears the switch alone, and a segment without one is none of ours.

@@ -18,9 +18,15 @@ pub(super) struct House {
 
 impl House {
     pub(super) fn new(guests: Guests, apart: bool) -> Self {
+        Self::on(guests, apart, |_| {})
+    }
+
+    /// On a NIC made so.
+    pub(super) fn on(guests: Guests, apart: bool, make: impl FnOnce(&mut Cable)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (socket, segment) = (dir.path().join("x.sock"), fresh());
-        let (nic, far) = cable(4096);
+        let (mut nic, far) = cable(4096);
+        make(&mut nic);
         let mut switch = Switch::open(&segment, nic).unwrap();
         switch.serve(&socket, guests, apart, GUESTS_MAX).unwrap();
         Self { switch, far, segment, socket, _dir: dir }

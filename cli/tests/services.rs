@@ -1,0 +1,126 @@
+//! The commands as services: what they tell systemd, as sd_notify(3) says, and the limits that they
+//! set themselves.
+
+use std::io::Read;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A command under limits on open files, soft and hard, that tells `socket` of itself.
+fn start(args: &[&str], limits: [u32; 2], socket: &str, watchdog_us: &str) -> Child {
+    let [soft, hard] = limits;
+    let script = format!("ulimit -S -n {soft}; ulimit -H -n {hard}; exec \"$0\" \"$@\"");
+    Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_barewire")])
+        .args(args)
+        .env_remove("WATCHDOG_PID")
+        .envs([("NOTIFY_SOCKET", socket), ("WATCHDOG_USEC", watchdog_us)])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn listener(path: &Path) -> UnixDatagram {
+    let socket = UnixDatagram::bind(path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn hear(socket: &UnixDatagram) -> String {
+    let mut words = [0; 512];
+    let len = socket.recv(&mut words).expect("systemd is told nothing");
+    String::from_utf8(words[..len].to_vec()).unwrap()
+}
+
+/// Ends a command in order, and returns what it wrote to standard error.
+fn end(mut child: Child) -> String {
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().success(), "{said}");
+    said
+}
+
+fn memif(name: &str) -> String {
+    format!("memif:@services-{name}-{}", std::process::id())
+}
+
+/// Goal: a switch says when it forwards, that it lives while it does, and when it ends; and it uses
+/// all of the descriptors that it may have, and says for how many processes that is room.
+#[test]
+fn a_switch_says_when_it_forwards_and_that_it_lives() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let (socket, port) = (listener(&path), memif("switch"));
+    let args = ["switch", "--port", &port];
+    let child = start(&args, [64, 200], path.to_str().unwrap(), "200000");
+    let ready = hear(&socket);
+    assert!(ready.starts_with(&format!("READY=1\nSTATUS={port}")), "{ready}");
+    assert!(ready.ends_with(", 0 processes"), "{ready}");
+    let (begun, told) = (Instant::now(), (0..5).map(|_| hear(&socket)).collect::<Vec<_>>());
+    let took = begun.elapsed();
+    assert!(told.iter().all(|word| word.starts_with("WATCHDOG=1\nSTATUS=memif:")), "{told:?}");
+    // Once in 100 ms, or when a nap of as long has ended.
+    assert!(took > Duration::from_millis(400), "{took:?}");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().filter(|word| *word == "200").count(), 2, "{files}");
+    let pid = child.id();
+    let said = end(child);
+    let mut last = hear(&socket);
+    while last.starts_with("WATCHDOG=1") {
+        last = hear(&socket);
+    }
+    assert_eq!(last, "STOPPING=1");
+    // Root's serves other users.
+    let is_root = nix::unistd::geteuid().is_root();
+    let mend = format!("sudo prlimit --pid {pid} --nofile=65536");
+    assert_eq!(said.contains(&mend), is_root, "{said}");
+    assert_eq!(said.contains("processes of other users, by the limit of 200"), is_root, "{said}");
+}
+
+/// Goal: a switch with room says nothing of it, and one whose starter cannot be told, or reads
+/// nothing, does its work.
+#[test]
+fn who_does_not_listen_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let full = listener(Path::new(&at("full")));
+    let sender = UnixDatagram::unbound().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.send_to(b"noise", at("full")).is_ok() {}
+    for (i, socket) in [at("full"), at("none"), "nonsense".into()].iter().enumerate() {
+        let port = memif(&format!("deaf{i}"));
+        let mut child = start(&["switch", "--port", &port], [4096; 2], socket, "x");
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(child.try_wait().unwrap().is_none(), "{socket}");
+        let said = end(child);
+        assert!(said.contains("a switch on") && !said.contains("room for"), "{said}");
+        assert_eq!(said.contains("NOTIFY_SOCKET=nonsense: "), i == 2, "{said}");
+        assert_eq!(said.matches("systemd is not told").count(), [2, 2, 0][i], "{said}");
+    }
+    drop(full);
+}
+
+#[test]
+fn an_exporter_says_when_it_listens() {
+    let name = format!("services-{}", std::process::id());
+    let at = SocketAddr::from_abstract_name(&name).unwrap();
+    let socket = UnixDatagram::bind_addr(&at).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let args = ["exporter", "--listen", "127.0.0.1:0"];
+    let child = start(&args, [1024; 2], &format!("@{name}"), "");
+    let ready = hear(&socket);
+    assert!(ready.starts_with("READY=1\nSTATUS=at http://127.0.0.1:"), "{ready}");
+    end(child);
+    assert_eq!(hear(&socket), "STOPPING=1");
+}
