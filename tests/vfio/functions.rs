@@ -5,12 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use barewire_driver::backend::vfio::{self, VfioSettings, survey};
+use barewire_driver::backend::vfio::{self, Kind, VfioSettings, survey};
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::port::Station;
 
+use crate::cable::{negotiates, told};
 use crate::kernel::{interface, stream, until};
 use crate::machine::{Monitor, nic, pair, port, refusal, sh};
+use crate::said::Said;
 use crate::trouble::end_of;
 
 /// A card's PCI address and the kernel's interface on it; prints why there is none.
@@ -135,11 +137,35 @@ fn a_switch_takes_the_whole_card() {
     assert!(line.ends_with(&format!("--bind {bdf}")), "{line}");
 }
 
-/// Goal: a function's link is the card's. Method: the card's cable is pulled and put back.
+/// Goal: the driver of an I350's function, whose registers are the same, starts, hears and is
+/// heard. Method: those of an 82576 taken for it.
+#[test]
+fn functions_taken_for_an_i350s() {
+    let (Some(_), Some(n), Some(m)) = (card("VM_CARD"), nic(0), nic(1)) else { return };
+    let open = |nic: &String| vfio::open_as(&VfioSettings::at(nic), Kind::IntelI350Vf).unwrap();
+    let [mut a, mut b] = [&n, &m].map(open);
+    stream(&mut *a, &mut *b, 50);
+    stream(&mut *b, &mut *a, 50);
+}
+
+/// Goal: a function's link is the card's, and told in time. Method: the card's cable is pulled and
+/// put back, while the one function is polled and the other opened again and again.
 #[test]
 fn the_link_is_the_cards() {
-    let (Some(_), Some(n)) = (card("VM_CARD"), nic(0)) else { return };
+    let (Some(_), Some(n), Some(m)) = (card("VM_CARD"), nic(0), nic(1)) else { return };
     let Some(mut monitor) = Monitor::open() else { return };
+    let said = Said::with("carrie");
+    tracing::subscriber::with_default(said.clone(), || {
+        let mut polled = port(&format!("vfio:{m}"));
+        let mut poll = || {
+            polled.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();
+        };
+        let pulled = monitor.pull();
+        let out = told(&said, 0, Duration::ZERO, &mut poll);
+        drop(pulled);
+        let back = told(&said, 1, negotiates(&m), &mut poll);
+        println!("told after {out:?}, and after {back:?} that it is back");
+    });
     let awaits = |bps| {
         let is = || (port(&format!("vfio:{n}")).caps().link_bps == bps).then_some(());
         until("change of the link", is);

@@ -9,8 +9,9 @@
 //! - `processes`: two processes, one NIC each: messages, a bad link, kill -9.
 //! - `switch`: several processes behind each NIC.
 //! - `wire`: two guests on a cable that loses frames, and one that is stopped.
-//! - `cable`: a cable that is pulled while messages go over it.
+//! - `cable`: a cable that is pulled while messages go over it; `said`, what ports say of it.
 //! - `kernel`: the kernel's own driver at the other end.
+//! - `xdp`: the port `xdp` on cards that the kernel keeps; with it the clauses of `msg`.
 //! - `functions`: virtual functions of a card whose physical one the kernel drives.
 //! - `testpmd`: DPDK's drivers at the other end.
 //! - `planted`: a mistake that only the IOMMU notices, and the suite by it.
@@ -45,11 +46,13 @@ mod machine;
 mod planted;
 mod processes;
 mod refusals;
+mod said;
 mod setup;
 mod switch;
 mod testpmd;
 mod trouble;
 mod wire;
+mod xdp;
 
 /// Not a test but the other process; passes at once when nobody asked for it.
 #[test]

@@ -26,7 +26,7 @@ fn wait(node: &Node, context: u64) -> Completion {
     }
 }
 
-fn there_and_back(mine: &str, theirs: &str, lens: &[usize]) {
+pub(crate) fn there_and_back(mine: &str, theirs: &str, lens: &[usize]) {
     let mut quiet = settings();
     quiet.t_dead = Duration::from_secs(10);
     let node = open(mine, quiet);
@@ -112,6 +112,13 @@ fn drained(worker: &mut Worker) -> Vec<u64> {
 #[test]
 fn kill_9_of_either_process() {
     let Some(ports) = ports() else { return };
+    let deaf = nic(0).map_or(Duration::ZERO, |nic| deaf_time(&nic));
+    kills(&ports, deaf, 4);
+}
+
+/// Kills one of two processes and the other by turns, `rounds` times, and has each time a fresh one
+/// take its place; the NICs hear nothing for `deaf` after their start.
+pub(crate) fn kills(ports: &[String; 2], deaf: Duration, rounds: usize) {
     let mut rng = Rng::new(5);
     let start = |n: usize| Worker::start(&format!("worker {n}"), "traffic", &ports[n]);
     let mut pair = [start(0), start(1)];
@@ -119,8 +126,7 @@ fn kill_9_of_either_process() {
         let [a, b] = &mut pair;
         introduce(a, b);
     }
-    let deaf = nic(0).map_or(Duration::ZERO, |nic| deaf_time(&nic));
-    for round in 0..4 {
+    for round in 0..rounds {
         std::thread::sleep(deaf + Duration::from_millis(50 + rng.below(300)));
         let victim = round % 2;
         let [a, b] = pair;
@@ -149,5 +155,5 @@ fn kill_9_of_either_process() {
         assert!(levels.starts_with("0 "), "{}: something did not come back: {levels}", worker.name);
         worker.finish();
     }
-    println!("4 kills, {counts:?}");
+    println!("{rounds} kills, {counts:?}");
 }

@@ -231,7 +231,8 @@ fn initrd(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>, NotHere> {
     for library in libraries {
         archive.copy(&library, &library.to_string_lossy()).map_err(NotHere)?;
     }
-    let env = format!("HUGEPAGES={}\nBIND={}\n", guest.hugepages, u8::from(guest.bind));
+    let kvm = if guest.kvm { "export VM_KVM=1\n" } else { "" };
+    let env = format!("HUGEPAGES={}\nBIND={}\n{kvm}", guest.hugepages, u8::from(guest.bind));
     archive.file("vm.env", 0o644, env.as_bytes());
     archive.file("vm.cmd", 0o644, guest.command.as_bytes());
     Ok(archive.finish())

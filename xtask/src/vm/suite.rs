@@ -51,7 +51,7 @@ const AS_USER: &str = "hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 --group user
 /// The tests of an 82540, an 82576 (nightly those of the first) and a vmxnet3: the others have been
 /// over the two other cards' ports.
 const E1000: &str = "frames:: processes:: cable:: trouble:: testpmd::";
-const IGB: &str = "frames:: trouble::";
+const IGB: &str = "frames:: cable:: trouble::";
 const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: rma::";
 
 /// Two virtual functions of the first card for the tests' NICs. The kernel keeps both cards, whose
@@ -67,6 +67,25 @@ const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
                          cd /data\n\
                          if [ -x /usr/bin/iproute2 ]; then export VM_IP=/usr/bin/iproute2; fi\n\
                          hugepage-setup.sh --2m 16 --bind $NIC0 $NIC1\n";
+
+/// Runs tests over the ports `xdp` of each pair of interfaces of the kernel's: `$first` over the
+/// first one, `$others` over the others.
+const XDP: &str = "set --\n\
+                   for nic in $NICS; do\n\
+                   dev=/sys/bus/pci/devices/$nic\n\
+                   name=$(basename $(ls -d $dev/net/* $dev/virtio*/net/* 2>/dev/null))\n\
+                   ip link set $name up\n\
+                   set -- \"$@\" xdp:$name\n\
+                   done\n\
+                   code=0\n\
+                   of=$first\n\
+                   while [ $# -gt 0 ]; do\n\
+                   export BAREWIRE_TEST_PORT=\"$1 $2\"\n\
+                   $tests $of || code=$?\n\
+                   shift 2\n\
+                   of=$others\n\
+                   done\n\
+                   exit $code\n";
 
 /// The guests of the suite, in order. What takes long is measured `nightly`.
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
@@ -105,19 +124,6 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     wrong.nics.push(Nic::on_hub(virtio, 4));
     wrong.nics.push(Nic { shares_slot: true, ..Nic::on_hub(virtio, 5) });
     wrong.command = "$tests refusals:: setup:: kernel:: frames::every_length\n".to_owned();
-    // The kernel's own driver at the other end; for virtio-net it is in the guest above.
-    let mut kernels = Guest::with_pair("kernel", Model::Igb.device());
-    kernels.kernel = Flavour::Full;
-    kernels.modules = vec!["igb", "e1000e", "e1000", "vmxnet3", "af_packet", "8021q"];
-    for (hub, model) in [(1, Model::E1000e), (2, Model::E1000), (3, Model::Vmxnet3)] {
-        kernels.nics.extend(
-            [1, 2].map(|n| Nic {
-                cable: Cable::Hub(hub),
-                ..Nic::on_hub(model.device(), 2 * hub + n)
-            }),
-        );
-    }
-    kernels.command = "export VM_KERNEL='0 2 4 6'\n$tests kernel::\n".to_owned();
     let mut planted = Guest::with_pair("planted", virtio);
     planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
     let mut remapping = Guest::with_pair("remapping", virtio);
@@ -125,8 +131,19 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     remapping.command = "export VM_NO_REMAPPING=1\n\
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
-    let guests =
-        [by_root, by_user, e1000, igb, vmxnet3, wrong, kernels, functions(), remapping, planted];
+    let guests = [
+        by_root,
+        by_user,
+        e1000,
+        igb,
+        vmxnet3,
+        wrong,
+        kernels(),
+        functions(),
+        xdp(nightly),
+        remapping,
+        planted,
+    ];
     let runs = guests.map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
@@ -139,6 +156,43 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     runs.into()
 }
 
+/// The guest in which the kernel keeps a pair of cards each of three kinds, for the port `xdp`.
+///
+/// The 82576's driver restarts its link, which takes seconds, whenever a port opens or closes:
+/// there the clauses, which open many, are for the night.
+fn xdp(nightly: bool) -> Guest {
+    let mut guest = Guest::with_pair("xdp", Model::Igb.device());
+    guest.kernel = Flavour::Full;
+    guest.bind = false;
+    // Its drivers make a queue for each processor, and a port has one.
+    guest.cpu_count = 1;
+    guest.modules = vec!["igb", "e1000", "virtio_pci", "virtio_net", "af_packet"];
+    for (hub, model) in [(1, Model::E1000), (2, Model::Virtio)] {
+        guest.nics.extend(on_own_hub(hub, model));
+    }
+    let all = "xdp:: msg:: --skip the_models --skip mf5";
+    let first = if nightly { all } else { "xdp::" };
+    guest.command = format!("first='{first}'\nothers='{all}'\n{XDP}");
+    guest
+}
+
+/// The guest with the kernel's own driver at the other end; for virtio-net it is in `refusals`.
+fn kernels() -> Guest {
+    let mut guest = Guest::with_pair("kernel", Model::Igb.device());
+    guest.kernel = Flavour::Full;
+    guest.modules = vec!["igb", "e1000e", "e1000", "vmxnet3", "af_packet", "8021q"];
+    for (hub, model) in [(1, Model::E1000e), (2, Model::E1000), (3, Model::Vmxnet3)] {
+        guest.nics.extend(on_own_hub(hub, model));
+    }
+    guest.command = "export VM_KERNEL='0 2 4 6'\n$tests kernel::\n".to_owned();
+    guest
+}
+
+/// A pair of NICs of a kind on the hub `hub`.
+fn on_own_hub(hub: u16, model: Model) -> [Nic; 2] {
+    [1, 2].map(|n| Nic { cable: Cable::Hub(hub), ..Nic::on_hub(model.device(), 2 * hub + n) })
+}
+
 /// The guest with the kernel's driver on a card and ours on its virtual functions.
 fn functions() -> Guest {
     let mut guest = Guest::with_pair("functions", Model::Igb.device());
@@ -146,7 +200,7 @@ fn functions() -> Guest {
     guest.bind = false;
     guest.modules = vec!["igb", "af_packet"];
     guest.files.extend(iproute2());
-    guest.command = format!("{FUNCTIONS}$tests functions:: processes:: {IGB}\n");
+    guest.command = format!("{FUNCTIONS}$tests functions:: processes:: frames:: trouble::\n");
     guest
 }
 

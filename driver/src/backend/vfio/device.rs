@@ -316,6 +316,24 @@ pub(super) struct Bar {
     len: usize,
 }
 
+/// Words of 32 bits by their offset: registers, or a model of them.
+pub(super) trait Words {
+    /// The word at `at`.
+    fn read(&self, at: usize) -> u32;
+    /// Writes the word at `at`.
+    fn write(&self, at: usize, value: u32);
+}
+
+impl Words for Bar {
+    fn read(&self, at: usize) -> u32 {
+        self.read32(at)
+    }
+
+    fn write(&self, at: usize, value: u32) {
+        self.write32(at, value);
+    }
+}
+
 impl Bar {
     /// Bytes there are.
     pub(super) fn len(&self) -> usize {

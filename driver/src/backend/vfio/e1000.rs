@@ -1,7 +1,7 @@
 //! Intel's gigabit NICs: the 82574L (datasheet revision 3.4; QEMU's `e1000e`), the 82540EM, 82544GC
 //! and 82545EM ("PCI/PCI-X Family of Gigabit Ethernet Controllers Software Developer's Manual",
 //! revision 4.0; QEMU's `e1000`, `e1000-82544gc` and `e1000-82545em`), and the 82576 (datasheet
-//! revision 2.61; QEMU's `igb`, from 8.0 on).
+//! revision 2.61; QEMU's `igb`, from 8.0 on) with its successors: 82580, I350, I354, I210, I211.
 //!
 //! One receive and one transmit ring, every frame in one buffer. Polled: every interrupt cause is
 //! masked, but that of a received frame while somebody sleeps. What the chips do differently is
@@ -15,10 +15,11 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    BUFFER_LENS, Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register,
-    await_reset, link_bps, mtu,
+    self, BUFFER_LENS, Counter, FCS_LEN, Queues, TXDCTL_ONE_OF_SEVERAL, await_register,
+    await_reset, mtu, switch_off,
 };
 use super::error::VfioError;
+use super::igb::{self, Member};
 use super::nic::{Facts, Lent, Nic};
 use super::ring::e1000::{Advanced, Format, Legacy};
 use super::ring::virtq::Broken;
@@ -30,7 +31,6 @@ use crate::port::MacAddr;
 mod reg {
     pub(super) const CTRL: usize = 0x0000;
     pub(super) const STATUS: usize = 0x0008;
-    pub(super) const MDIC: usize = 0x0020;
     pub(super) const ICR: usize = 0x00c0;
     pub(super) const IMS: usize = 0x00d0;
     pub(super) const IMC: usize = 0x00d8;
@@ -79,10 +79,6 @@ const TXDCTL_EACH: u32 = 1 << 16 | 1 << 24;
 /// What the 82574's datasheet wants set beside it.
 const TXDCTL_COUNT: u32 = 1 << 22;
 
-/// Writes register 0 of PHY 1 (MDIC): it negotiates, and begins anew.
-const MDIC_NEGOTIATE: u32 = 1 << 26 | 1 << 21 | 0x1200;
-const MDIC_READY: u32 = 1 << 28;
-
 const RAH_VALID: u32 = 1 << 31;
 
 /// What the chips of the family do differently, and the format of their descriptors.
@@ -101,15 +97,14 @@ pub(super) struct Chip<F> {
 }
 
 /// How a receive queue is set up.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
     /// There is one, it is on, and has one format of descriptors.
     Plain,
     /// RFCTL chooses the format.
     Format,
-    /// One of several: SRRCTL chooses the format, and RXDCTL switches it on. The PHY begins to
-    /// negotiate when it is told.
-    OfSeveral,
+    /// One of several: SRRCTL chooses the format, and RXDCTL switches it on. Link and PHY are those
+    /// of the 82576's family.
+    OfSeveral(&'static Member),
 }
 
 /// The 82574L.
@@ -132,15 +127,28 @@ pub(super) const I8254X: Chip<Legacy> = Chip {
     format: PhantomData,
 };
 
-/// The 82576: one of its queues.
-pub(super) const I82576: Chip<Advanced> = Chip {
-    interrupt: vfio::VFIO_PCI_MSI_IRQ_INDEX,
-    cause_rx: CAUSE_RX,
-    txdctl: DCTL_ENABLE,
-    is_express: true,
-    queue: Queue::OfSeveral,
-    format: PhantomData,
-};
+/// The 82576 and its successors: one of their queues.
+const fn of_several(member: &'static Member) -> Chip<Advanced> {
+    Chip {
+        interrupt: vfio::VFIO_PCI_MSI_IRQ_INDEX,
+        cause_rx: CAUSE_RX,
+        txdctl: TXDCTL_ONE_OF_SEVERAL,
+        is_express: true,
+        queue: Queue::OfSeveral(member),
+        format: PhantomData,
+    }
+}
+
+/// The 82576.
+pub(super) const I82576: Chip<Advanced> = of_several(&igb::I82576);
+/// The 82580, also inside of the DH89xx.
+pub(super) const I82580: Chip<Advanced> = of_several(&igb::I82580);
+/// The I350.
+pub(super) const I350: Chip<Advanced> = of_several(&igb::I350);
+/// The I354.
+pub(super) const I354: Chip<Advanced> = of_several(&igb::I354);
+/// The I210 and the I211.
+pub(super) const I210: Chip<Advanced> = of_several(&igb::I210);
 
 /// Bits of RCTL for each of [`BUFFER_LENS`].
 const BUFFER_BITS: [u32; BUFFER_LENS.len()] =
@@ -157,11 +165,18 @@ pub(super) struct E1000<F: Format> {
     losses: [Counter; LOSSES.len()],
 }
 
+/// What starts a device as this chip: see [`start`].
+pub(super) fn starts<F: Format>(
+    chip: &'static Chip<F>,
+) -> impl Fn(&Device, &VfioSettings) -> Result<Started<E1000<F>>, VfioError> {
+    move |device, settings| start(device, settings, chip)
+}
+
 /// Starts the device.
 ///
 /// # Errors
 /// [`VfioError`]; the device has been reset.
-pub(super) fn start<F: Format>(
+fn start<F: Format>(
     device: &Device,
     settings: &VfioSettings,
     chip: &'static Chip<F>,
@@ -171,14 +186,17 @@ pub(super) fn start<F: Format>(
         return Err(device.fault("its registers are too few"));
     }
     reset(device, &bar, chip)?;
-    let facts = facts(device, &bar, settings)?;
+    let facts = facts(device, &bar, settings, chip)?;
     let (queues, areas) = Queues::new(device, &bar, settings, facts.mtu)?;
+    if let Queue::OfSeveral(_) = chip.queue {
+        // A reset leaves the first ones on, and where a ring lies is for queues that are off.
+        switch_off(&bar);
+    }
     device.set_bus_master(true)?;
     queues.program(chip.txdctl);
     let frame_max = ETH_HDR_LEN + facts.mtu;
     let rx_len = BUFFER_LENS.iter().position(|&len| len == queues.rx_stride());
     let mut rx_bits = BUFFER_BITS[rx_len.expect("buffers have one of these lengths")];
-    let is_of_several = chip.queue == Queue::OfSeveral;
     match chip.queue {
         Queue::Plain => bar.write32(reg::RDTR, 0),
         Queue::Format => {
@@ -186,7 +204,7 @@ pub(super) fn start<F: Format>(
             // Legacy descriptors.
             bar.write32(reg::RFCTL, 0);
         }
-        Queue::OfSeveral => {
+        Queue::OfSeveral(_) => {
             queues.choose_format(false);
             bar.write32(reg::RLPML, (frame_max + FCS_LEN) as u32);
             rx_bits = 0;
@@ -198,7 +216,9 @@ pub(super) fn start<F: Format>(
     let all = if settings.promiscuous { RCTL_ALL_STATIONS } else { 0 };
     let kinds = RCTL_ALL_GROUPS | RCTL_BROADCAST | all;
     bar.write32(reg::RCTL, RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits);
-    if is_of_several && let Err(why) = queues.switch_on(device) {
+    if let Queue::OfSeveral(_) = chip.queue
+        && let Err(why) = queues.switch_on(device)
+    {
         silence(&bar, chip);
         await_reset(&bar, reg::STATUS);
         return Err(why);
@@ -238,18 +258,31 @@ fn reset<F>(device: &Device, bar: &Bar, chip: &Chip<F>) -> Result<(), VfioError>
     }
     bar.write32(reg::IMC, !0);
     bar.read32(reg::ICR);
-    let up = CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP;
-    let ends = if chip.is_express { CTRL_MASTER_DISABLE } else { 0 };
-    bar.write32(reg::CTRL, bar.read32(reg::CTRL) & !ends | up);
-    if chip.queue == Queue::OfSeveral {
-        bar.write32(reg::MDIC, MDIC_NEGOTIATE);
-        let is_done = |bar: &Bar| bar.read32(reg::MDIC) & MDIC_READY != 0;
-        await_register(bar, is_done).map_err(|()| device.fault("its PHY does not answer"))?;
+    match chip.queue {
+        Queue::OfSeveral(member) => igb::bring_up(bar, member).map_err(|why| device.fault(why)),
+        Queue::Plain | Queue::Format => {
+            let up = CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP;
+            let ends = if chip.is_express { CTRL_MASTER_DISABLE } else { 0 };
+            bar.write32(reg::CTRL, bar.read32(reg::CTRL) & !ends | up);
+            Ok(())
+        }
     }
-    Ok(())
 }
 
-fn facts(device: &Device, bar: &Bar, settings: &VfioSettings) -> Result<Facts, VfioError> {
+/// The link speed in bit/s, 0 without a link.
+fn link_bps<F>(bar: &Bar, chip: &Chip<F>) -> u64 {
+    match chip.queue {
+        Queue::OfSeveral(member) => igb::link_bps(bar, member),
+        Queue::Plain | Queue::Format => e1000q::link_bps(bar.read32(reg::STATUS)),
+    }
+}
+
+fn facts<F>(
+    device: &Device,
+    bar: &Bar,
+    settings: &VfioSettings,
+    chip: &Chip<F>,
+) -> Result<Facts, VfioError> {
     let (low, high) = (bar.read32(reg::RAL0), bar.read32(reg::RAH0));
     let [a, b, c, d] = low.to_le_bytes();
     let [e, f, ..] = high.to_le_bytes();
@@ -269,16 +302,15 @@ fn facts(device: &Device, bar: &Bar, settings: &VfioSettings) -> Result<Facts, V
     let mtu = mtu(device, settings)?;
     // A cable that was just plugged in takes a few seconds; without one the port opens too.
     let until = Instant::now() + Duration::from_secs(4);
-    let mut status = bar.read32(reg::STATUS);
-    while status & STATUS_LINK_UP == 0 && Instant::now() < until {
+    let mut bps = link_bps(bar, chip);
+    while bps == 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
-        status = bar.read32(reg::STATUS);
+        bps = link_bps(bar, chip);
     }
-    let link_bps = link_bps(status);
-    if link_bps == 0 {
+    if bps == 0 {
         tracing::warn!(bdf = device.bdf, "the link is down");
     }
-    Ok(Facts { mac, mtu, link_bps })
+    Ok(Facts { mac, mtu, link_bps: bps })
 }
 
 /// Frames that were lost: for want of a buffer, and damaged.
@@ -333,7 +365,7 @@ impl<F: Format> Nic for E1000<F> {
     }
 
     fn has_link(&self) -> Option<bool> {
-        Some(self.bar.read32(reg::STATUS) & STATUS_LINK_UP != 0)
+        Some(link_bps(&self.bar, self.chip) != 0)
     }
 
     fn stop(&mut self) {

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::VfioSettings;
-use super::device::{Bar, Device, DmaArea, Tail};
+use super::device::{Bar, Device, DmaArea, Tail, Words};
 use super::error::VfioError;
 use super::nic::{Buffers, Lent};
 use super::ring::desc::DESC_LEN;
@@ -33,8 +33,13 @@ mod reg {
     pub(super) const TXDCTL: usize = 0x3828;
 }
 
-/// The queue is on: RXDCTL and TXDCTL of the 82576.
+/// The queue is on: RXDCTL and TXDCTL of the 82576 and its successors.
 pub(super) const DCTL_ENABLE: u32 = 1 << 25;
+/// Their values for a queue that is on. Descriptors are fetched when fewer than 8 are left in the
+/// device, and written back one by one: an erratum of the 82576 has its functions forget to write
+/// back at a threshold (WTHRESH) of 0.
+const RXDCTL_ONE_OF_SEVERAL: u32 = DCTL_ENABLE | 8 | 8 << 8 | 1 << 16;
+pub(super) const TXDCTL_ONE_OF_SEVERAL: u32 = DCTL_ENABLE | 8 | 1 << 8 | 1 << 16;
 /// Advanced descriptors, one buffer a frame. The lowest bits are the buffer's length in KiB.
 const SRRCTL_ADVANCED: u32 = 1 << 25;
 /// A frame for which there is no buffer is dropped, instead of holding up the other queues.
@@ -188,7 +193,7 @@ impl<F: Format> Queues<F> {
     /// # Errors
     /// It stays off.
     pub(super) fn switch_on(&self, device: &Device) -> Result<(), VfioError> {
-        self.bar.write32(reg::RXDCTL, DCTL_ENABLE);
+        self.bar.write32(reg::RXDCTL, RXDCTL_ONE_OF_SEVERAL);
         await_register(&self.bar, |bar| bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0)
             .map_err(|()| device.fault("its queue does not start"))
     }
@@ -261,13 +266,25 @@ impl<F: Format> Queues<F> {
     }
 }
 
+/// Switches both queues off, and waits for what they are doing; not for ever.
+pub(super) fn switch_off(bar: &Bar) {
+    for queue in [reg::RXDCTL, reg::TXDCTL] {
+        bar.write32(queue, 0);
+    }
+    // All ones, of a device that was pulled out, never clears.
+    let is_off = |word: u32| word & DCTL_ENABLE == 0 || word == !0;
+    let _ = await_register(bar, |bar| {
+        is_off(bar.read32(reg::RXDCTL)) && is_off(bar.read32(reg::TXDCTL))
+    });
+}
+
 /// Waits until a register `is` as wanted.
 ///
 /// # Errors
 /// It was not within 100 ms.
-pub(super) fn await_register(bar: &Bar, is: impl Fn(&Bar) -> bool) -> Result<(), ()> {
+pub(super) fn await_register<W: Words>(words: &W, is: impl Fn(&W) -> bool) -> Result<(), ()> {
     let until = Instant::now() + Duration::from_millis(100);
-    while !is(bar) {
+    while !is(words) {
         if Instant::now() > until {
             return Err(());
         }

@@ -1,5 +1,6 @@
 //! A virtual function of Intel's 82576 (datasheet revision 2.61, sections 7.10.2 and 8.26; QEMU's
-//! `igb`, from 8.0 on): one queue of a card whose physical function the kernel drives.
+//! `igb`, from 8.0 on) or I350: one queue of a card whose physical function the kernel drives. The
+//! registers of both are the same.
 //!
 //! Its descriptors and ring registers are those of the whole card (`e1000q`). Its address, the
 //! length of its frames and what else of the filters there is belong to the driver of the physical
@@ -14,11 +15,11 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    Counter, DCTL_ENABLE, FCS_LEN, Queues, STATUS_LINK_UP, await_register, await_reset, link_bps,
-    mtu,
+    Counter, FCS_LEN, Queues, STATUS_LINK_UP, TXDCTL_ONE_OF_SEVERAL, await_reset, link_bps, mtu,
+    switch_off,
 };
 use super::error::VfioError;
-use super::mailbox::{Mailbox, Trouble, Words};
+use super::mailbox::{Mailbox, Trouble};
 use super::nic::{Facts, Lent, Nic};
 use super::ring::e1000::Advanced;
 use super::ring::virtq::Broken;
@@ -36,9 +37,7 @@ mod reg {
     pub(super) const EIAC: usize = 0x152c;
     pub(super) const EITR0: usize = 0x1680;
     pub(super) const IVAR0: usize = 0x1700;
-    pub(super) const RXDCTL: usize = 0x2828;
     pub(super) const RQDPC: usize = 0x2830;
-    pub(super) const TXDCTL: usize = 0x3828;
     pub(super) const LEN: usize = 0x4000;
 }
 
@@ -61,16 +60,6 @@ pub(super) struct IgbVf {
     losses: Counter,
 }
 
-impl Words for Bar {
-    fn read(&self, at: usize) -> u32 {
-        self.read32(at)
-    }
-
-    fn write(&self, at: usize, value: u32) {
-        self.write32(at, value);
-    }
-}
-
 /// Starts the function.
 ///
 /// # Errors
@@ -91,7 +80,7 @@ pub(super) fn start(device: &Device, settings: &VfioSettings) -> Result<Started<
     }
     let (queues, areas) = Queues::new(device, &bar, settings, mtu)?;
     device.set_bus_master(true)?;
-    queues.program(DCTL_ENABLE);
+    queues.program(TXDCTL_ONE_OF_SEVERAL);
     // A function that does not keep up must not hold up the card's others.
     queues.choose_format(true);
     if let Err(why) = queues.switch_on(device) {
@@ -113,13 +102,8 @@ pub(super) fn start(device: &Device, settings: &VfioSettings) -> Result<Started<
 /// Ends every transfer of the function.
 fn silence(bar: &Bar) {
     bar.write32(reg::EIMC, MESSAGES);
-    for queue in [reg::RXDCTL, reg::TXDCTL] {
-        bar.write32(queue, 0);
-    }
-    // All ones, of a device that was pulled out, never clears. What is stuck is reset all the same.
-    let ended = |word: u32| word & DCTL_ENABLE == 0 || word == !0;
-    let _ =
-        await_register(bar, |bar| ended(bar.read32(reg::RXDCTL)) && ended(bar.read32(reg::TXDCTL)));
+    // What is stuck is reset all the same.
+    switch_off(bar);
     bar.write32(reg::CTRL, CTRL_RESET);
 }
 

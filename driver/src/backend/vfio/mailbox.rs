@@ -1,6 +1,6 @@
-//! The mailbox of an 82576's virtual function: how it asks the driver of its physical function for
-//! what it cannot set itself (datasheet revision 2.61, section 7.10.2.9; the numbers of the
-//! messages are those that the drivers of the physical function have in common).
+//! The mailbox of a virtual function of an 82576 or an I350: how it asks the driver of its physical
+//! function for what it cannot set itself (82576's datasheet, revision 2.61, section 7.10.2.9; the
+//! numbers of the messages are those that the drivers of the physical function have in common).
 //!
 //! Sixteen words, which one of the two owns at a time, and a register with a bit for each event.
 //! Each message gets an answer: its number, and whether it was granted or refused. Every wait has
@@ -9,6 +9,8 @@
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
+
+use super::device::Words;
 
 /// Registers, by their offset in BAR 0.
 mod reg {
@@ -50,14 +52,6 @@ const REFUSED: u32 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks.
 const NAP: Duration = Duration::from_micros(20);
-
-/// Words of 32 bits by their offset: the registers, or a model of them.
-pub(super) trait Words {
-    /// The word at `at`.
-    fn read(&self, at: usize) -> u32;
-    /// Writes the word at `at`.
-    fn write(&self, at: usize, value: u32);
-}
 
 /// Why there is no answer that is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,8 +39,8 @@ pub trait Format: Send + Sync + 'static {
 #[derive(Debug)]
 pub enum Legacy {}
 
-/// The format of the 82576 ("advanced"; datasheet, sections 7.1.5 and 7.2.2.3), with one buffer a
-/// frame.
+/// The format of the 82576 and its successors ("advanced"; its datasheet, sections 7.1.5 and
+/// 7.2.2.3), with one buffer a frame.
 #[derive(Debug)]
 pub enum Advanced {}
 
