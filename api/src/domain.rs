@@ -388,7 +388,7 @@ fn node_settings(
     node.t_dead_ns = u64::try_from(settings.t_dead.as_nanos()).unwrap_or(u64::MAX);
     node.rekey_ns = u64::try_from(settings.rekey.as_nanos()).unwrap_or(u64::MAX);
     let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
-    node.coll.force = settings.coll;
+    node.coll = settings.coll;
     node.eager_max = settings.eager_max;
     node.by_name = settings.by_name || settings.peers == Peers::Any;
     node.inserted = settings.peers == Peers::Inserted;

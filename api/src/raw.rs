@@ -932,6 +932,7 @@ impl RawEndpoint {
         let both = |source_len, result_len| (lend(buf, source_len), lend(result, result_len));
         self.post_collective(&mut core, &req, both)?;
         core.posted(&self.dom);
+        core.leave();
         Ok(())
     }
 }

@@ -10,8 +10,8 @@
 
 use std::sync::Arc;
 
+use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::backend::any_port::{AnyPort, PortVisitor};
-use barewire_driver::board::Board;
 use barewire_driver::clock;
 use barewire_driver::frame::{Body, HeadBuf, RxFrame, TxFrame, WriteHead};
 use barewire_driver::hint::cold;
@@ -284,7 +284,7 @@ impl FrameSink for ToPort<'_> {
         self.port.is_near(station)
     }
 
-    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, members: &[Station]) -> Option<AnyBoard> {
         self.port.board(members)
     }
 

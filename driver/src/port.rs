@@ -11,7 +11,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::board::Board;
 use crate::frame::{LongBody, PrefixedBody, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::mem::{InlineBytes, IoBuf, SHORT};
@@ -450,13 +449,6 @@ pub trait Port: Send + Any {
     /// just gone would else go out by the wire: such a frame finds [`Tx::NoRoute`]. Nothing to do
     /// for a port with one way.
     fn set_wire_filter(&mut self, _may_leave: fn(head: &[u8]) -> bool) {}
-
-    /// A slot on a board that these stations share, in the order of ranks; this
-    /// port's own is one of them, perhaps more than once. `None` if they share no memory, or there
-    /// is no slot left. Takes system calls.
-    fn board(&mut self, _members: &[Station]) -> Option<Box<dyn Board>> {
-        None
-    }
 
     /// When the port itself wants to be polled again even if no frame comes (a `fault` port that
     /// holds a delayed frame), in the time of [`crate::clock::now_ns`].

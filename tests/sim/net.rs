@@ -8,6 +8,7 @@ use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{
     self, BASE_LEN, Base, Op, OpenOp, RstOp, RstReason, Ty, VERSION, VERSIONS, sealed,
 };
+use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::board::Board;
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{MacAddr, Presence, Station, Tx};
@@ -789,11 +790,12 @@ impl FrameSink for Egress<'_> {
         Net::host_if_any(station).is_some_and(|to| self.net.is_near(self.from, to))
     }
 
-    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, members: &[Station]) -> Option<AnyBoard> {
         let nodes = self.net.link.nodes.unwrap_or(1);
         let is_here = |station: &Station| Net::host(*station) % nodes == self.from % nodes;
         let all = self.net.link.boards && members.iter().all(is_here);
-        all.then(|| Box::new(SimBoard::new(&self.net.slots)) as Box<dyn Board>)
+        let board = all.then(|| Box::new(SimBoard::new(&self.net.slots)) as Box<dyn Board>);
+        board.map(AnyBoard::from)
     }
 }
 

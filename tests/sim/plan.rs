@@ -46,6 +46,8 @@ pub(crate) struct LinkPlan {
     /// Largest frame after the Ethernet header, per host.
     pub(crate) mtu: Vec<usize>,
     pub(crate) bps: u64,
+    /// Whether the ports of hosts say different things of their links and kernels.
+    pub(crate) ports_differ: bool,
     pub(crate) latency_ns: u64,
     /// Frames in a host's transmit ring, and in its receive ring.
     pub(crate) tx_ring: usize,
@@ -85,6 +87,7 @@ impl LinkPlan {
             forges: None,
             mtu: vec![1500; 2],
             bps: 10_000_000_000,
+            ports_differ: false,
             latency_ns: 5 * US,
             tx_ring: 256,
             rx_ring: 512,

@@ -160,6 +160,7 @@ pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, Violation>) -> Result<T, 
 
 /// What the port of `host` says of itself.
 pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
+    let kind = if plan.link.ports_differ { host } else { 0 };
     PortCaps {
         station: Net::station(host),
         mtu: plan.link.mtu[host],
@@ -168,8 +169,8 @@ pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
         near_mtu: plan.link.near_mtu,
         gather: mix(plan.seed) & 1 == 0,
         rto_floor_ns: 100_000,
-        via_kernel: mix(plan.seed ^ 1) & 1 == 0,
-        link_bps: plan.link.bps,
+        via_kernel: (mix(plan.seed ^ 1) as usize + kind).is_multiple_of(2),
+        link_bps: if kind % 4 == 3 { 0 } else { plan.link.bps / (1 + 9 * kind as u64) },
         name: format!("sim:{host}"),
     }
 }

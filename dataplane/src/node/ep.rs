@@ -1,14 +1,13 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
-use barewire_driver::hint::cold;
-
 use super::fast_op::{Fetch, Form};
 use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
 use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node, Todo};
+use crate::cq::Cq;
 use crate::error::{Error, Result};
-use crate::flags::{BindFlags, Caps, OpFlags};
+use crate::flags::{BindFlags, Caps, CqFlags, OpFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
@@ -428,7 +427,7 @@ fn recall(eps: &mut Eps, cqs: &mut Cqs, cq: CqIdx) {
 
 /// See [`Node::make_send_room`].
 #[inline]
-fn make_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) {
+pub(super) fn make_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) {
     let ep = &mut eps[e];
     if ep.tx_used >= ep.tx_size {
         ep.release_ops(cqs);
@@ -437,37 +436,50 @@ fn make_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) {
     make_room(eps, cqs, cq);
 }
 
-/// Takes a place in the transmit queue of endpoint `e` and an entry of its completion queue, and
-/// says whether completions are [selective](Ep::tx_selective). `None`, and nothing taken, if there
-/// is no room.
-#[inline(always)]
-pub(super) fn take_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) -> Option<bool> {
-    let ep = &mut eps[e];
-    if ep.tx_used < ep.tx_size && cqs[ep.tx_cq].cq.reserve() {
-        ep.tx_used += 1;
-        return Some(ep.tx_selective);
-    }
-    cold(take_made_room(eps, cqs, e))
+/// An endpoint and its completion queue, while nothing else has to do with them.
+pub(super) struct SendRoom<'a> {
+    pub(super) ep: &'a mut Ep,
+    cq: &'a mut Cq,
 }
 
-/// The rest of [`take_send_room`] once there is none.
-#[inline(never)]
-fn take_made_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) -> Option<bool> {
-    make_send_room(eps, cqs, e);
-    let ep = &mut eps[e];
-    if ep.tx_used >= ep.tx_size || !cqs[ep.tx_cq].cq.reserve() {
-        return None;
+impl<'a> SendRoom<'a> {
+    /// That of endpoint `e`.
+    #[inline(always)]
+    pub(super) fn of(eps: &'a mut Eps, cqs: &'a mut Cqs, e: EpIdx) -> Self {
+        let ep = &mut eps[e];
+        let cq = &mut cqs[ep.tx_cq].cq;
+        Self { ep, cq }
     }
-    ep.tx_used += 1;
-    Some(ep.tx_selective)
-}
 
-/// Gives back what [`take_send_room`] has taken.
-#[cold]
-pub(super) fn give_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) {
-    let ep = &mut eps[e];
-    ep.tx_used -= 1;
-    cqs[ep.tx_cq].cq.unreserve();
+    /// Whether the transmit queue has a place and the completion queue an entry.
+    #[inline(always)]
+    pub(super) fn is_there(&self) -> bool {
+        self.ep.tx_used < self.ep.tx_size && self.cq.has_room()
+    }
+
+    /// Takes both, which are there.
+    #[inline(always)]
+    pub(super) fn take(&mut self) {
+        self.ep.tx_used += 1;
+        self.cq.reserve_free();
+    }
+
+    /// Gives both back.
+    #[inline(always)]
+    pub(super) fn give_back(&mut self) {
+        self.ep.tx_used -= 1;
+        self.cq.unreserve();
+    }
+
+    /// A send has ended well that has no place, or has given it back: what it writes, if it is
+    /// `wanted`, is an entry that is there. Returns the counter that counts it.
+    #[inline(always)]
+    pub(super) fn complete(self, context: u64, flags: CqFlags, wanted: bool) -> CntrIdx {
+        if wanted {
+            self.cq.push_sent_free(context, flags);
+        }
+        self.ep.tx_cntr
+    }
 }
 
 impl EpAttr {

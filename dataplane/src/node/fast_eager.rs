@@ -82,13 +82,14 @@ impl Node {
     /// [answers](Self::has_answers) wait.
     #[inline(always)]
     pub fn is_at_rest(&self) -> bool {
-        self.todo.is_empty() || cold(self.only_may_have())
+        self.todo.is_empty() || !self.has_calls_on_boards() && cold(self.only_may_have())
     }
 
-    /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set.
+    /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set, and no call through a board
+    /// is under way.
     #[inline(never)]
     fn only_may_have(&self) -> bool {
-        !self.has_calls_on_boards() && !self.has_due() && !self.has_answers()
+        !self.has_due() && !self.has_answers()
     }
 
     /// Whether nothing is to be sent at once, what is due by time aside: timers, and

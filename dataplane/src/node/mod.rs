@@ -59,7 +59,7 @@ mod who;
 
 use std::collections::{HashMap, VecDeque};
 
-use barewire_driver::board::Board;
+use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::{InlineBytes, IoBuf};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
@@ -99,7 +99,7 @@ use sep::Numbers;
 pub use crate::cq::{NoReader, Reader};
 pub use claims::{CLAIMS_MAX, Claim};
 pub use coll::{
-    BLOCK_MAX, CollAttr, CollCall, CollModel, CollReq, FI_NOOP, FI_VOID, GroupId, JoinEvent,
+    BLOCK_MAX, CollAttr, CollCall, CollForce, CollReq, FI_NOOP, FI_VOID, GroupId, JoinEvent,
     JoinModel, JoinReq, Kind as CollKind, MEMBERS_MAX, Role, What as CollWhat,
     query as query_collective,
 };
@@ -156,9 +156,9 @@ pub struct NodeSettings {
     /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless. The owner of
     /// the port may know better (`Port::damages`).
     pub crc: Option<bool>,
-    /// The cost model that chooses the algorithms of collectives. All members of a group must have
-    /// the same one: a join in which they do not fails.
-    pub coll: CollModel,
+    /// Which algorithms collectives use. All members of a group must have the same: a join in which
+    /// they do not fails. Default: those that cost least by the ports of the members.
+    pub coll: CollForce,
     /// How long a join waits for the other members, nanoseconds. Default 60 s.
     pub join_ns: u64,
     /// Accepts sessions also from peers that do not name this incarnation, and so need to know only
@@ -233,7 +233,7 @@ impl Default for NodeSettings {
             window: WINDOW,
             mr_max: 65536,
             crc: None,
-            coll: CollModel::default(),
+            coll: CollForce::No,
             join_ns: 60_000_000_000,
             by_name: true,
             inserted: false,
@@ -380,8 +380,8 @@ pub trait FrameSink {
         false
     }
 
-    /// As [`barewire_driver::port::Port::board`].
-    fn board(&mut self, _members: &[Station]) -> Option<Box<dyn Board>> {
+    /// As [`AnyPort::board`](barewire_driver::backend::any_port::AnyPort::board).
+    fn board(&mut self, _members: &[Station]) -> Option<AnyBoard> {
         None
     }
 
@@ -871,7 +871,7 @@ impl Node {
             spare: Vec::new(),
             reorder_buf: Slab::with_capacity(reorder_max(frame_len)),
             reorder_bytes: vec![0; reorder_max(frame_len) * frame_len],
-            coll: coll::Coll::default(),
+            coll: coll::Coll::new(caps, s.coll),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
             todo: if caps.lossless { Todo::empty() } else { Todo::KEEP },

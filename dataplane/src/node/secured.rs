@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use barewire_driver::board::Board;
+use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
@@ -303,7 +303,7 @@ impl FrameSink for SealingSink<'_> {
         self.out.is_near(station)
     }
 
-    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
+    fn board(&mut self, members: &[Station]) -> Option<AnyBoard> {
         self.out.board(members)
     }
 

@@ -1,6 +1,7 @@
 //! The devices, ports around a port, and signs of life on files ([`lock`]).
 
 pub mod afpacket;
+pub mod any_board;
 pub mod any_port;
 mod batch;
 mod bound;

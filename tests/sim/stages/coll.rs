@@ -178,6 +178,37 @@ fn a_long_vector_crosses_a_link_once() {
     }
 }
 
+/// Goal: members whose ports say different things of their links and kernels choose alike, also if
+/// some of them reach each other through memory. Method: lengths around those from which another
+/// algorithm costs less by one of the ports.
+#[test]
+fn members_with_different_ports_choose_alike() {
+    for (seed, n) in (1..).zip([2, 5, 8]) {
+        for (nodes, near_mtu) in [(None, 0), (Some(1), 65_536), (Some(2), 65_536)] {
+            for model in [JoinModel::Collective(0), JoinModel::Key(7)] {
+                let mut p = plan(seed, n, false);
+                (p.link.nodes, p.link.near_mtu) = (nodes, near_mtu);
+                p.link.ports_differ = true;
+                p.node.crc = None;
+                let mut team = Team::new(p);
+                let ranks: Vec<usize> = (0..n).collect();
+                let gang = team.join(&ranks, model).unwrap();
+                for kind in CollKind::ALL {
+                    let counts: &[usize] = if kind == CollKind::Barrier { &[0] } else { &COUNTS };
+                    for &count in counts {
+                        let call = Call::of(kind, n - 1, count, seed << 8 | count as u64);
+                        let done = team.call(&gang, &call);
+                        assert!(done.is_ok(), "{n} on {nodes:?} by {model:?}: {call:?}: {done:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Elements of 8 bytes.
+const COUNTS: [usize; 3] = [1, 400, 3000];
+
 /// A crash at one step of one call.
 struct Crash {
     n: usize,

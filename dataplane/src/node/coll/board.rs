@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 
+use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::board::{BOARD_MEMBERS_MAX, BODY_MAX, Board};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, WordFold, word_fold};
@@ -26,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
 use crate::node::{FrameSink, Node};
 use crate::proto::coll::Shape;
-use crate::proto::coll::plan::Layout;
+use crate::proto::coll::plan::{Layout, Model};
 use crate::types::Instant;
 
 /// How long a member that has put nothing is waited for before somebody asks whether it lives.
@@ -47,7 +48,7 @@ pub(super) enum Shared {
     /// A board is to be asked for when the join begins.
     Wanted,
     /// This member has a slot. The others may not.
-    Offered(Box<dyn Board>),
+    Offered(Box<AnyBoard>),
     /// They do.
     Yes(Box<Calls>),
 }
@@ -56,9 +57,9 @@ pub(super) enum Shared {
 #[derive(Debug)]
 pub(super) struct Calls {
     first: First,
-    /// Whether there is a first call, which is under way. Without it none is behind it.
+    /// Whether there is a first call, which waits. Without it none is behind it.
     is_busy: bool,
-    /// This member's part in the first call, or in the last one.
+    /// This member's part in the first call that waits, or in the last one that did.
     part: Part,
     /// What it was called with.
     lent: Lent,
@@ -69,7 +70,7 @@ pub(super) struct Calls {
 /// How far the first call has come.
 #[derive(Debug)]
 struct First {
-    board: Box<dyn Board>,
+    board: AnyBoard,
     /// Its number, and whether what this member has for it was put.
     number: u32,
     is_put: bool,
@@ -204,9 +205,9 @@ impl Part {
 
     /// Computes the result of blocks in `out`.
     #[inline(never)]
-    fn compute(&self, out: &Span, board: &dyn Board, number: u32, scratch: &Scratch) {
+    fn compute(&self, out: Span, board: &AnyBoard, number: u32, scratch: &Scratch) {
         let s = &self.shape;
-        let (block, out) = (s.block() as usize, &IoBuf::one(out.again()));
+        let (block, out) = (s.block() as usize, &IoBuf::one(out));
         let mine = s.me as usize * block;
         match s.kind {
             Kind::Barrier => {}
@@ -227,7 +228,7 @@ impl Part {
     fn reduce(
         &self,
         out: &IoBuf,
-        board: &dyn Board,
+        board: &AnyBoard,
         (number, from): (u32, usize),
         scratch: &Scratch,
     ) {
@@ -245,7 +246,7 @@ impl Part {
 
 impl Calls {
     /// Of a group whose `members` have met.
-    fn new(board: Box<dyn Board>, members: usize) -> Option<Self> {
+    fn new(board: AnyBoard, members: usize) -> Option<Self> {
         let first = First {
             board,
             number: 1,
@@ -263,30 +264,32 @@ impl Calls {
         Some(Self { first, is_busy: false, part: Part::NONE, lent, queue: VecDeque::new() })
     }
 
-    /// Puts a call behind the others. If there is none, it is the first and goes on at once: then
-    /// says how far.
+    /// Puts a call behind the others. If there is none, it is the first and goes on at once.
     #[inline(always)]
-    fn add(&mut self, part: &Part, lent: Lent) -> Option<Step> {
+    fn add(&mut self, part: &Part, lent: Lent) -> Added {
         if self.is_busy {
             self.queue.push_back((*part, lent));
-            return cold(None);
+            return cold(Added::Behind);
+        }
+        if let Step::Ended = self.first.step(part, &lent) {
+            return Added::Ended;
         }
         if self.part.number != part.number {
             cold(());
             self.part = *part;
         }
         (self.is_busy, self.lent) = (true, lent);
-        Some(self.step())
+        Added::First
     }
 
     /// Lets the first call go on, if there is one.
-    #[inline]
+    #[inline(always)]
     fn step(&mut self) -> Step {
         if self.is_busy { self.first.step(&self.part, &self.lent) } else { cold(Step::Waits) }
     }
 
-    /// The first call has ended: the next one is the first. Returns who made it, if it went through
-    /// the board.
+    /// The first call has ended: the next one is the first, if there is one. Returns who made it,
+    /// if it went through the board.
     #[inline(always)]
     fn end_first(&mut self) -> Option<User> {
         let user = self.lent.user;
@@ -346,7 +349,7 @@ impl First {
                 let is_set = lent.out.set_word_at(0, fold(&self.words));
                 assert!(is_set, "a result is as long as a block");
             }
-            Outcome::Blocks => part.compute(&lent.out, &*self.board, number, &self.scratch),
+            Outcome::Blocks => part.compute(lent.out.again(), &self.board, number, &self.scratch),
         }
         self.board.done(number);
         self.is_synced = (start, end) == (0, self.words.len() as u32);
@@ -419,25 +422,25 @@ impl Group {
     /// Puts the call that was [checked](super::Checked) last in the order of the group, if that has
     /// a board: through it with the source and the result that `user` has lent, which are as long
     /// as it needs, or else by messages. If none is before it, it goes on at once, and then with
-    /// [`drive_board`](Node::drive_board).
+    /// [`drive_boards`](Node::drive_boards).
     #[inline(always)]
     pub(super) fn add_call(&mut self, lent: Option<(User, Span, Span)>) -> Added {
         let Shared::Yes(calls) = &mut self.shared else { return Added::Behind };
         let part = &self.checked.part;
         let lent = match lent {
             Some((user, source, out)) => {
-                self.ops += 1;
                 let is_out = part.shape.kind == Kind::Broadcast;
                 let body = if is_out { out.again() } else { source };
                 Lent { body, out, user: Some(user) }
             }
             None => Lent { body: Span::EMPTY, out: Span::EMPTY, user: None },
         };
-        match calls.add(part, lent) {
-            None => Added::Behind,
-            Some(Step::Ended) => Added::Ended,
-            Some(_) => Added::First { may_end: self.lost_on_board().is_none() },
+        let is_through = lent.user.is_some();
+        let added = calls.add(part, lent);
+        if is_through && !matches!(added, Added::Ended) {
+            self.ops += 1;
         }
+        added
     }
 }
 
@@ -445,10 +448,10 @@ impl Group {
 pub(super) enum Added {
     /// Others are before it, or there is no order.
     Behind,
-    /// It is the first and has ended well.
+    /// It has ended well. Nothing is left of it.
     Ended,
-    /// It is the first. Unless it `may_end`, a member that it waits for is gone.
-    First { may_end: bool },
+    /// It is the first, and waits.
+    First,
 }
 
 impl Group {
@@ -459,8 +462,8 @@ impl Group {
 }
 
 impl Node {
-    /// Asks the port of a join that begins where the members are, and tells them the layout and the
-    /// name of a board, if they all share memory.
+    /// Asks the port of a join that begins where the members are, and tells them the layout, what
+    /// messages to them cost, and the name of a board, if they all share memory.
     pub(super) fn offer_board(&mut self, o: CallIdx, out: &mut dyn FrameSink) {
         let op = &self.coll.ops[o];
         let (Some(words), g) = (&op.words, op.group) else { return };
@@ -474,13 +477,15 @@ impl Node {
         let near = (0..).zip(&stations).filter(|&(_, &station)| is_near(station));
         let near: Vec<u32> = near.map(|(rank, _)| rank).collect();
         let layout = Layout::of(group.members.len() as u32, &near).to_word();
-        for (i, word) in [layout, !layout].into_iter().enumerate() {
+        let is_near = near.len() == group.members.len();
+        let model = if is_near { Model::MEMORY } else { self.coll.model };
+        for (i, word) in [layout, !layout].into_iter().chain(model.to_words()).enumerate() {
             words.io().write_at(8 * (LAYOUT_WORD + i), &word.to_le_bytes());
         }
         if let Some(board) = out.board(&stations) {
             let at = 8 * (super::JOIN_WORDS + group.me as usize);
             words.io().write_at(at, &board.name().to_le_bytes());
-            group.shared = Shared::Offered(board);
+            group.shared = Shared::Offered(Box::new(board));
         }
     }
 
@@ -496,68 +501,91 @@ impl Node {
             return Ok(());
         }
         let met = board.meet(group.gid, names);
-        let calls = met.then(|| Calls::new(board, names.len())).flatten();
+        let calls = met.then(|| Calls::new(*board, names.len())).flatten();
         group.shared = Shared::Yes(Box::new(calls.ok_or(Error::NoMem)?));
         Ok(())
     }
 
-    /// Follows [`Group::add_call`] in group `g`, whose first call has gone on or waits.
+    /// Follows [`Group::add_call`] in group `g`, whose first call waits.
     #[inline(always)]
-    pub(super) fn added_call(&mut self, g: GroupIdx, added: Added) {
-        match added {
-            Added::Behind => {}
-            Added::Ended => self.end_on_board(g),
-            Added::First { may_end } => {
-                self.coll.on_boards.push(g);
-                self.coll.asks_at.get_or_insert(self.polled_at + ASK_NS);
-                if !may_end {
-                    cold(());
-                    self.drive_board(self.polled_at, g);
-                }
-            }
+    pub(super) fn call_waits(&mut self, g: GroupIdx) {
+        self.coll.on_boards.push(g);
+        self.coll.asks_at.get_or_insert(self.polled_at + ASK_NS);
+        if !self.coll.groups[g].is_whole {
+            cold(());
+            self.drive_again(self.polled_at, g);
         }
     }
 
-    /// The first call of a group has ended well.
-    #[inline]
-    fn end_on_board(&mut self, g: GroupIdx) {
-        let group = &mut self.coll.groups[g];
-        let Shared::Yes(calls) = &mut group.shared else { return };
-        if let Some(user) = calls.end_first() {
-            group.ops -= 1;
-            self.counters.colls_done += 1;
-            self.counters.colls_shared += 1;
-            let ep = group.ep;
-            self.complete_call(ep, user);
-        }
+    /// A call through a board has ended well.
+    #[inline(always)]
+    pub(super) fn count_shared(&mut self) {
+        self.counters.colls_done += 1;
+        self.counters.colls_shared += 1;
     }
 
-    /// Lets the calls of a group through its board go on as far as they can.
-    pub(super) fn drive_board(&mut self, now: Instant, g: GroupIdx) {
+    /// Lets the calls of a group through its board go on as far as they can, and watches who is
+    /// late for the first that cannot. Says whether there is such a call: if not, the group is to
+    /// be taken from those with calls, unless it is over and was.
+    #[inline(always)]
+    fn drive_board(&mut self, now: Instant, g: GroupIdx) -> bool {
         loop {
-            let Some(group) = self.coll.groups.get_mut(g) else { return };
-            let Shared::Yes(calls) = &mut group.shared else { return };
+            let Some(group) = self.coll.groups.get_mut(g) else { return cold(false) };
+            let Shared::Yes(calls) = &mut group.shared else { return cold(false) };
             match calls.step() {
-                Step::Waits => {
-                    if let Some(err) = group.lost_on_board() {
-                        self.abort_group(now, g, err);
-                    }
-                    return;
+                Step::Waits => return self.still_waits(now, g),
+                Step::Disagree => {
+                    cold(());
+                    self.abort_group(now, g, DISAGREE);
+                    return false;
                 }
-                Step::Disagree => return self.abort_group(now, g, DISAGREE),
                 Step::Ended => {}
             }
-            let is_last = calls.queue.is_empty();
-            if !calls.first.watched.is_empty() {
+            let (user, has_watched) = (calls.end_first(), !calls.first.watched.is_empty());
+            let (is_last, ep) = (!calls.is_busy, group.ep);
+            group.ops -= u32::from(user.is_some());
+            if has_watched {
                 self.unwatch(g);
             }
-            if is_last {
-                self.coll.on_boards.retain(|&other| other != g);
+            if let Some(user) = user {
+                self.count_shared();
+                self.complete_call(ep, user);
             }
-            self.end_on_board(g);
             if is_last {
-                return;
+                return false;
             }
+        }
+    }
+
+    /// The first call of group `g` waits, if there is one: it is over if whom it waits for is gone,
+    /// who may be watched. Says whether it goes on to wait.
+    #[inline(never)]
+    fn still_waits(&mut self, now: Instant, g: GroupIdx) -> bool {
+        let group = &mut self.coll.groups[g];
+        if let Some(err) = group.lost_on_board() {
+            self.abort_group(now, g, err);
+            return false;
+        }
+        let Shared::Yes(calls) = &mut group.shared else { return false };
+        if !calls.is_busy {
+            return false;
+        }
+        let first = &mut calls.first;
+        if first.is_late(now) {
+            // Who was not seen to wait before is late in a while.
+            let was_seen = first.since.replace(now).is_some();
+            if was_seen {
+                self.watch_late(now, g);
+            }
+        }
+        true
+    }
+
+    /// As [`drive_boards`](Self::drive_boards), for one group.
+    #[inline(never)]
+    pub(super) fn drive_again(&mut self, now: Instant, g: GroupIdx) {
+        if !self.drive_board(now, g) {
+            self.coll.on_boards.retain(|&other| other != g);
         }
     }
 
@@ -598,20 +626,10 @@ impl Node {
         let before = self.counters.colls_done;
         let mut at = 0;
         while let Some(&g) = self.coll.on_boards.get(at) {
-            self.drive_board(now, g);
-            if self.coll.on_boards.get(at) != Some(&g) {
-                continue;
-            }
-            at += 1;
-            let Shared::Yes(calls) = &mut self.coll.groups[g].shared else { continue };
-            match calls.first.since {
-                Some(_) if !calls.first.is_late(now) => {}
-                since => {
-                    calls.first.since = Some(now);
-                    if since.is_some() {
-                        self.watch_late(now, g);
-                    }
-                }
+            if self.drive_board(now, g) {
+                at += 1;
+            } else if self.coll.on_boards.get(at) == Some(&g) {
+                self.coll.on_boards.swap_remove(at);
             }
         }
         (self.counters.colls_done - before) as usize

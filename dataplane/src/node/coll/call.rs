@@ -8,12 +8,12 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use barewire_driver::mem::{IoBuf, Span};
 
-use super::board::{Part, Shared};
+use super::board::{Added, Part, Shared};
 use super::{BLOCK_MAX, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
 use crate::error::{Error, Result};
-use crate::flags::OpFlags;
+use crate::flags::{CqFlags, OpFlags};
 use crate::idx::GroupIdx;
-use crate::node::ep::{give_send_room, take_send_room};
+use crate::node::ep::{SendRoom, make_send_room};
 use crate::node::{EpId, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::coll::Shape;
@@ -215,30 +215,31 @@ impl Group {
         let known = &self.checked;
         if (known.what, known.count, known.root) != (call.what, call.count, call.root) {
             cold(());
-            self.check_anew(*call)?;
+            self.check_anew(call.what, call.count, call.root)?;
         }
         Ok(&self.checked)
     }
 
     #[inline(never)]
-    fn check_anew(&mut self, call: CollCall) -> Result<()> {
+    fn check_anew(&mut self, what: What, count: u64, root: FiAddr) -> Result<()> {
         match self.state {
             GroupState::Ready => {}
             GroupState::Joining(_) => return Err(Error::OpBadState),
             GroupState::Over(err) => return Err(err),
         }
-        let (kind, op, ty) = call.what.parts()?;
+        let (kind, op, ty) = what.parts()?;
         if self.checked.shape.kind == kind && planted(Bug::OtherCallTaken) {
             return Ok(());
         }
         let attr = query(kind, op, ty)?;
-        if call.count > attr.count && kind != Kind::Barrier {
+        if count > attr.count && kind != Kind::Barrier {
             return Err(Error::MsgTooLong);
         }
-        let root = if kind.has_root() { self.rank_of(call.root)? } else { 0 };
+        let rank = if kind.has_root() { self.rank_of(root)? } else { 0 };
         let (n, me) = (self.members.len() as u32, self.me);
-        let count = if kind == Kind::Barrier { 0 } else { call.count };
-        let shape = Shape { kind, n, me, root, count, size: attr.size as u64, in_place: false };
+        let elements = if kind == Kind::Barrier { 0 } else { count };
+        let size = attr.size as u64;
+        let shape = Shape { kind, n, me, root: rank, count: elements, size, in_place: false };
         let all = shape.block().checked_mul(n.into()).filter(|&all| all <= Node::MAX_MSG_SIZE);
         if all.is_none() {
             return Err(Error::MsgTooLong);
@@ -250,13 +251,13 @@ impl Group {
         let mark = self.mark_of(&shape, reduce);
         let has_board = matches!(self.shared, Shared::Yes(_));
         self.checked = Checked {
-            what: call.what,
-            count: call.count,
-            root: call.root,
+            what,
+            count,
+            root,
             shape,
             reduce,
-            source: bytes(kind.blocks_in(n, me, root)),
-            result: bytes(kind.blocks_out(n, me, root)),
+            source: bytes(kind.blocks_in(n, me, rank)),
+            result: bytes(kind.blocks_out(n, me, rank)),
             part: Part::of((number, mark), shape, reduce, has_board),
         };
         Ok(())
@@ -299,20 +300,37 @@ impl Node {
         let (source, result) = lend(checked.source, checked.result);
         let in_place = checked.admits(req, &source, &result)?;
         let (e, g) = (ep.0.idx(), req.call.group.0.idx());
-        let Some(is_selective) = take_send_room(&mut self.eps, &mut self.cqs, e) else {
-            return Err(Error::Again);
-        };
-        let wanted = !is_selective || req.flags.contains(OpFlags::COMPLETION);
+        let mut room = SendRoom::of(&mut self.eps, &mut self.cqs, e);
+        if !room.is_there() {
+            cold(());
+            make_send_room(&mut self.eps, &mut self.cqs, e);
+            room = SendRoom::of(&mut self.eps, &mut self.cqs, e);
+            if !room.is_there() {
+                return Err(Error::Again);
+            }
+        }
+        let wanted = !room.ep.tx_selective || req.flags.contains(OpFlags::COMPLETION);
         let user = User { context: req.context, wanted };
         if checked.part.is_through {
-            let added = group.add_call(Some((user, source, result)));
-            self.added_call(g, added);
+            match group.add_call(Some((user, source, result))) {
+                Added::Ended => {
+                    let cntr = room.complete(user.context, CqFlags::COLLECTIVE, wanted);
+                    self.count(cntr, true);
+                    self.count_shared();
+                }
+                Added::Behind => room.take(),
+                Added::First => {
+                    room.take();
+                    self.call_waits(g);
+                }
+            }
             return Ok(());
         }
         let shape = Shape { in_place, ..checked.shape };
         let reduce = checked.reduce;
-        let called = self.call_by_messages((g, shape), reduce, (source, result), user);
-        called.inspect_err(|_| give_send_room(&mut self.eps, &mut self.cqs, e))
+        room.take();
+        let called = self.call_by_messages((g, shape), reduce, source, result, user);
+        called.inspect_err(|_| SendRoom::of(&mut self.eps, &mut self.cqs, e).give_back())
     }
 
     #[inline(never)]
@@ -320,15 +338,17 @@ impl Node {
         &mut self,
         (g, shape): (GroupIdx, Shape),
         reduce: Option<(AtomicOp, Datatype)>,
-        (source, result): (Span, Span),
+        source: Span,
+        result: Span,
         user: User,
     ) -> Result<()> {
         let buffers = (IoBuf::one(source), IoBuf::one(result));
         let o = self.begin_op(g, shape, reduce, buffers, Some(user))?;
         self.queue_op(o);
         // Its members find out if they do not call the same.
-        let added = self.coll.groups[g].add_call(None);
-        self.added_call(g, added);
+        if let Added::First = self.coll.groups[g].add_call(None) {
+            self.call_waits(g);
+        }
         Ok(())
     }
 

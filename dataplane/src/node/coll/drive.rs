@@ -7,13 +7,13 @@ use super::control::{
     ABORT, ASK, ASK_NS, DISAGREE, KIND_CONTROL, KIND_DATA, KIND_SHIFT, LEAVE, LEFT, LISTENING,
     data_tag, parts_of, reason,
 };
-use super::{Coll, GroupState, JOIN, JOIN_WORDS, JoinEvent, LAYOUT_WORD, Op, User};
+use super::{Coll, GroupState, JOIN, JOIN_WORDS, JoinEvent, LAYOUT_WORD, MODEL_WORD, Op, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
-use crate::node::ep::Ep;
+use crate::node::ep::{Ep, SendRoom};
 use crate::node::{EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
-use crate::proto::coll::plan::Layout;
+use crate::proto::coll::plan::{Layout, Model};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
 use crate::slab::Handle;
@@ -363,13 +363,9 @@ impl Node {
     /// Tells the application that its call has ended well.
     #[inline(always)]
     pub(super) fn complete_call(&mut self, ep: EpId, user: User) {
-        let ep = &mut self.eps[ep.0.idx()];
-        ep.tx_used -= 1;
-        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
-        cq.unreserve();
-        if user.wanted {
-            cq.push_sent_free(user.context, CqFlags::COLLECTIVE);
-        }
+        let mut room = SendRoom::of(&mut self.eps, &mut self.cqs, ep.0.idx());
+        room.give_back();
+        let cntr = room.complete(user.context, CqFlags::COLLECTIVE, user.wanted);
         self.count(cntr, true);
     }
 
@@ -405,6 +401,8 @@ impl Node {
         group.gid = name as u32;
         group.seq = 0;
         group.layout = Layout::from_word(layout, group.members.len() as u32);
+        let numbers = std::array::from_fn(|i| word(MODEL_WORD + i));
+        group.model = Model::from_words(numbers, group.model.force);
         group.plans.clear();
         let slots: Vec<u64> = (JOIN_WORDS..op.out.len() / 8).map(word).collect();
         if let Err(err) = self.meet_on_board(g, &slots) {

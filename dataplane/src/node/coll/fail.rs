@@ -458,7 +458,7 @@ impl Node {
         }
         let from = self.peers[who.0].src(who.0, who.1);
         let gid = group.gid;
-        self.drive_board(now, g);
+        self.drive_again(now, g);
         let waits = |op: &Op| op.group == g && op.waits.contains(&who.0);
         let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
         // Another endpoint of the same peer may be the one that is waited for.

@@ -22,7 +22,7 @@ use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch};
-use barewire_driver::port::Station;
+use barewire_driver::port::{PortCaps, Station};
 
 use board::{Shared, name_words};
 use call::Checked;
@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
 use crate::proto::coll::Shape;
-use crate::proto::coll::plan::{Layout, Model, Plan, choose};
+use crate::proto::coll::plan::{Force, Layout, MODEL_WORDS, Model, Plan, choose};
 use crate::proto::coll::program::Program;
 use crate::proto::coll::run::Run;
 use crate::slab::{Handle, Slab};
@@ -153,10 +153,14 @@ pub(crate) struct Coll {
     asks_at: Option<Instant>,
     /// Groups with calls through their boards.
     on_boards: Vec<GroupIdx>,
+    /// What messages cost by the node's port.
+    model: Model,
 }
 
-impl Default for Coll {
-    fn default() -> Self {
+impl Coll {
+    /// Nothing yet, of a node with such a port, with the operator's choice of algorithms.
+    pub(super) fn new(caps: &PortCaps, force: Force) -> Self {
+        let model = Model { force, ..Model::of_port(caps) };
         Self {
             cq: None,
             av: None,
@@ -180,6 +184,7 @@ impl Default for Coll {
             deadline: None,
             asks_at: None,
             on_boards: Vec::new(),
+            model,
         }
     }
 }
@@ -242,6 +247,8 @@ struct Group {
     context: u64,
     plans: Vec<(Shape, Plan)>,
     layout: Layout,
+    /// What all members choose with: the same before they have agreed on another one.
+    model: Model,
     shared: Shared,
     /// The call that was checked last.
     checked: Checked,
@@ -290,11 +297,15 @@ struct User {
 const JOIN: u32 = 1 << 31;
 
 /// Words of the exchange of a join before the names of slots: the group's name; the hash of what
-/// all must have alike, and its complement; the layout that a member sees, and its complement.
-const JOIN_WORDS: usize = 5;
+/// all must have alike, and its complement; the layout that a member sees, and its complement; the
+/// numbers of its cost model.
+const JOIN_WORDS: usize = MODEL_WORD + MODEL_WORDS;
 
 /// The first of the two words of the layout.
 const LAYOUT_WORD: usize = 3;
+
+/// The first of the numbers of the model.
+const MODEL_WORD: usize = LAYOUT_WORD + 2;
 
 /// Distinct calls of a group whose algorithm is remembered.
 const PLANS: usize = 8;
@@ -394,6 +405,7 @@ impl Node {
             context: req.context,
             plans: Vec::new(),
             layout: Layout::FLAT,
+            model: Model { force: self.coll.model.force, ..Model::MEMORY },
             checked: Checked::NONE,
             shared: if managed { Shared::Wanted } else { Shared::No },
         };
@@ -478,7 +490,7 @@ impl Node {
         parent: u64,
         model: JoinModel,
     ) -> Result<(u32, u32, Option<Counted>)> {
-        let mut hash = mix(parent, u64::from(self.settings.coll.hash()));
+        let mut hash = mix(parent, self.coll.model.force as u64);
         for a in addrs {
             hash = mix(mix(hash, a.station.word()), a.ep.into());
         }
@@ -575,7 +587,7 @@ impl Node {
         let name = if group.me == 0 { drawn } else { 0 };
         let count = JOIN_WORDS + name_words(group.members.len());
         let scratch = Scratch::new(count * 8).ok_or(Error::NoMem)?;
-        // Of the layout nothing is known yet.
+        // Of the layout nothing is known yet, nor which numbers are this member's.
         for (i, word) in [name, hash, !hash, 0, !0].into_iter().enumerate() {
             scratch.io().write_at(8 * i, &word.to_le_bytes());
         }
@@ -647,7 +659,7 @@ impl Node {
         if let Some((_, plan)) = group.plans.iter().find(|(known, _)| *known == key) {
             return *plan;
         }
-        let (plan, _) = choose(&key, group.layout, &self.settings.coll);
+        let (plan, _) = choose(&key, group.layout, &group.model);
         if group.plans.len() == PLANS {
             group.plans.remove(0);
         }
@@ -714,5 +726,5 @@ impl Default for JoinReq {
     }
 }
 
-/// The model of the network that all members share, unless the operator says otherwise.
-pub type CollModel = Model;
+/// The operator's choice among the algorithms.
+pub type CollForce = Force;

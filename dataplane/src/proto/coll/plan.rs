@@ -2,7 +2,10 @@
 //!
 //! The model is the usual one: `alpha` for a small message from one program to the other, `o` of
 //! processor time per message at either side, `beta` per byte of a link, `gamma` per byte reduced.
-//! Integers only, and nothing that differs from member to member goes in.
+//! Integers only, and nothing that differs from member to member goes in: each tells the others the
+//! numbers of its port, and all choose with the largest.
+
+use barewire_driver::port::PortCaps;
 
 use super::{Kind, Shape};
 
@@ -21,6 +24,12 @@ pub struct Model {
     pub force: Force,
 }
 
+/// The largest numbers: a tenth of a second, a millisecond, 8 Mbit/s. So the sums of a schedule's
+/// fixed costs fit in 64 bits.
+const MOST_ALPHA_NS: u32 = 100_000_000;
+const MOST_O_NS: u32 = 1_000_000;
+const MOST_PS: u32 = 1_000_000;
+
 /// A choice made by the operator in place of the model's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Force {
@@ -34,17 +43,46 @@ pub enum Force {
 }
 
 impl Default for Model {
-    /// Between processes of one machine over `shm`, as measured; docs/collectives.md says how.
+    /// [`MEMORY`](Self::MEMORY).
     fn default() -> Self {
-        Self { alpha_ns: 400, o_ns: 80, beta_ps: 120, gamma_ps: 60, force: Force::No }
+        Self::MEMORY
     }
 }
 
+/// Words by which members tell each other the numbers of a model.
+pub const MODEL_WORDS: usize = 4;
+
 impl Model {
-    /// A number that differs if anything in the model does.
-    pub fn hash(&self) -> u32 {
-        let words = [self.alpha_ns, self.o_ns, self.beta_ps, self.gamma_ps, self.force as u32];
-        words.iter().fold(0x811c_9dc5, |h, &w| (h ^ w).wrapping_mul(0x0100_0193))
+    /// Between processes of one machine, through memory: measured over `shm`.
+    pub const MEMORY: Self =
+        Self { alpha_ns: 400, o_ns: 80, beta_ps: 120, gamma_ps: 60, force: Force::No };
+
+    /// By a port and the link behind it, between the stations that are not near. Not measured:
+    /// docs/collectives.md says what the numbers rest on.
+    pub fn of_port(caps: &PortCaps) -> Self {
+        if caps.lossless {
+            return Self::MEMORY;
+        }
+        // A link that does not say how fast it is has 10 Gbit/s.
+        let link_bps = if caps.link_bps == 0 { 10_000_000_000 } else { caps.link_bps };
+        let link_ps = u32::try_from(8_000_000_000_000 / link_bps).unwrap_or(u32::MAX);
+        let (alpha_ns, o_ns, least_ps) =
+            if caps.via_kernel { (10_000, 1000, 440) } else { (2500, 100, 1) };
+        let beta_ps = link_ps.clamp(least_ps, MOST_PS);
+        Self { alpha_ns, o_ns, beta_ps, ..Self::MEMORY }
+    }
+
+    /// The numbers, for the other members.
+    pub fn to_words(&self) -> [u64; MODEL_WORDS] {
+        [self.alpha_ns, self.o_ns, self.beta_ps, self.gamma_ps].map(u64::from)
+    }
+
+    /// The model of these numbers, of which others may have said anything.
+    pub fn from_words(words: [u64; MODEL_WORDS], force: Force) -> Self {
+        let most = [MOST_ALPHA_NS, MOST_O_NS, MOST_PS, MOST_PS];
+        let [alpha_ns, o_ns, beta_ps, gamma_ps] =
+            std::array::from_fn(|i| words[i].min(u64::from(most[i])) as u32);
+        Self { alpha_ns, o_ns, beta_ps, gamma_ps, force }
     }
 
     const fn alpha(&self) -> u64 {
@@ -57,7 +95,7 @@ impl Model {
 
     /// `messages` at once that carry `bytes` together.
     fn round(&self, messages: u64, bytes: u64) -> u64 {
-        self.alpha() + messages * 2 * self.o() + self.wire(bytes)
+        (self.alpha() + messages * 2 * self.o()).saturating_add(self.wire(bytes))
     }
 
     fn wire(&self, bytes: u64) -> u64 {
@@ -229,7 +267,7 @@ pub fn choose(shape: &Shape, layout: Layout, model: &Model) -> (Plan, u64) {
             }
             let (k, tree) = best_subtree(n, bytes, model);
             let (ag, gather) = best_bruck(n, bytes / u64::from(n), model);
-            best.offer(Plan::ScatterAllgather { k, ag }, tree + gather, false);
+            best.offer(Plan::ScatterAllgather { k, ag }, tree.saturating_add(gather), false);
         }
         Kind::Scatter | Kind::Gather => {
             let (k, cost) = best_subtree(n, bytes.saturating_mul(u64::from(n)), model);
@@ -246,8 +284,10 @@ pub fn choose(shape: &Shape, layout: Layout, model: &Model) -> (Plan, u64) {
         }
         Kind::Reduce => {
             for k in radixes(n) {
-                let extra = levels(n, k) * (u64::from(k) - 1) * model.compute(bytes);
-                best.offer(Plan::Tree { k }, tree_cost(n, k, bytes, model) + extra, true);
+                let reduced = levels(n, k) * (u64::from(k) - 1);
+                let extra = model.compute(bytes).saturating_mul(reduced);
+                let cost = tree_cost(n, k, bytes, model).saturating_add(extra);
+                best.offer(Plan::Tree { k }, cost, true);
             }
             let (k, gather) = best_subtree(n, bytes, model);
             scatter_reduce(&mut best, n, bytes, k, gather, model);
@@ -299,12 +339,14 @@ pub fn levels(n: u32, k: u32) -> u64 {
 }
 
 fn tree_cost(n: u32, k: u32, bytes: u64, model: &Model) -> u64 {
-    levels(n, k) * model.round(u64::from(k) - 1, bytes.saturating_mul(u64::from(k) - 1))
+    let round = model.round(u64::from(k) - 1, bytes.saturating_mul(u64::from(k) - 1));
+    round.saturating_mul(levels(n, k))
 }
 
 /// The best radix of a tree down which every member's part of `total` bytes goes, or up.
 fn best_subtree(n: u32, total: u64, model: &Model) -> (u32, u64) {
-    let cost = |k: u32| levels(n, k) * model.round(u64::from(k) - 1, 0) + model.wire(total);
+    let rounds = |k: u32| levels(n, k) * model.round(u64::from(k) - 1, 0);
+    let cost = |k: u32| rounds(k).saturating_add(model.wire(total));
     radixes(n).map(|k| (k, cost(k))).min_by_key(|&(_, cost)| cost).expect("radix 2 at least")
 }
 
@@ -316,17 +358,20 @@ fn alltoall(best: &mut Best, n: u32, bytes: u64, model: &Model) {
     for k in radixes(n) {
         // In every round all but one part in k of the blocks move, and are copied twice.
         let moved = bytes.saturating_mul(u64::from(n)) / u64::from(k) * (u64::from(k) - 1);
-        let round = model.round(u64::from(k) - 1, moved) + 2 * model.compute(moved);
-        best.offer(Plan::Bruck { k }, levels(n, k) * round, true);
+        let copied = model.compute(moved).saturating_mul(2);
+        let round = model.round(u64::from(k) - 1, moved).saturating_add(copied);
+        best.offer(Plan::Bruck { k }, round.saturating_mul(levels(n, k)), true);
     }
     let all = u64::from(n) - 1;
     let waits = all.div_ceil(u64::from(WINDOW)) * model.alpha();
-    best.offer(Plan::Direct, waits + all * (2 * model.o() + model.wire(bytes)), false);
+    let each = (2 * model.o()).saturating_add(model.wire(bytes));
+    best.offer(Plan::Direct, each.saturating_mul(all).saturating_add(waits), false);
 }
 
 fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
-    let each = 2 * model.o() + model.wire(bytes) + model.compute(bytes);
-    let fold = 2 * model.round(1, bytes) + model.compute(bytes);
+    let volume = model.wire(bytes).saturating_add(model.compute(bytes));
+    let each = volume.saturating_add(2 * model.o());
+    let fold = model.round(1, bytes).saturating_mul(2).saturating_add(model.compute(bytes));
     let whole = factors(n, model.alpha(), each);
     if let Some((cost, radices)) = whole {
         best.offer(Plan::Multiply { radices, members: n }, cost, true);
@@ -337,7 +382,8 @@ fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
     for members in near.chain([power]).filter(|&m| m > 1 && m < n && 2 * m >= n && whole.is_none())
     {
         if let Some((cost, radices)) = factors(members, model.alpha(), each) {
-            best.offer(Plan::Multiply { radices, members }, cost + fold, true);
+            let cost = cost.saturating_add(fold);
+            best.offer(Plan::Multiply { radices, members }, cost, true);
         }
     }
     let (k, gather) = best_bruck(n, bytes / u64::from(n), model);
@@ -346,7 +392,7 @@ fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
 
 /// Offers [`Plan::Lanes`]. A member's link is the node's, divided among the lanes.
 fn lanes(best: &mut Best, n: u32, layout: Layout, bytes: u64, model: &Model) {
-    let near = Model { force: model.force, ..Model::default() };
+    let near = Model { force: model.force, ..Model::MEMORY };
     let Layout { local, .. } = layout;
     if local < 2 {
         return;
@@ -357,27 +403,28 @@ fn lanes(best: &mut Best, n: u32, layout: Layout, bytes: u64, model: &Model) {
         let (cost, radices) = factors(n, model.alpha(), 2 * model.o())?;
         let moved = bytes / u64::from(n) * (u64::from(n) - 1);
         let (k, gather) = best_bruck(n, bytes / u64::from(n), model);
-        Some((cost + model.wire(moved) + model.compute(moved) + gather, radices, k))
+        let volume = model.wire(moved).saturating_add(model.compute(moved));
+        Some((cost.saturating_add(volume).saturating_add(gather), radices, k))
     };
     if let (Some((inside, near_radices, near_k)), Some((across, far_radices, far_k))) =
         (stage(local, bytes, &near), stage(nodes, part, &shared))
     {
         let (radices, k) = ([near_radices, far_radices], [near_k, far_k]);
-        best.offer(Plan::Lanes { layout, radices, k }, inside + across, false);
+        best.offer(Plan::Lanes { layout, radices, k }, inside.saturating_add(across), false);
     }
 }
 
 /// Offers the plans that begin with a reduce-scatter of `total` bytes and go on for `rest`.
 fn scatter_reduce(best: &mut Best, n: u32, total: u64, k: u32, rest: u64, model: &Model) {
     let part = total / u64::from(n) * (u64::from(n) - 1);
-    let volume = model.wire(part) + model.compute(part);
+    let volume = model.wire(part).saturating_add(model.compute(part)).saturating_add(rest);
     if let Some((cost, radices)) = factors(n, model.alpha(), 2 * model.o()) {
-        best.offer(Plan::Split { radices, k }, cost + volume + rest, false);
+        best.offer(Plan::Split { radices, k }, cost.saturating_add(volume), false);
     }
     let all = u64::from(n) - 1;
     let rounds = all.div_ceil(u64::from(WINDOW));
     let pairs = rounds * model.alpha() + all * 2 * model.o();
-    best.offer(Plan::Pairs { k }, pairs + volume + rest, false);
+    best.offer(Plan::Pairs { k }, pairs.saturating_add(volume), false);
 }
 
 /// The factors of `n` for which the rounds cost least, if a round costs `fixed`, and `each` for
@@ -404,8 +451,9 @@ fn search(
     }
     for r in from..=n.min(RADIX_MAX) {
         if n.is_multiple_of(r) {
-            let round = fixed + (u64::from(r) - 1) * each;
-            search(n / r, r, fixed, each, (cost + round, radices.push(r)), best);
+            let round = each.saturating_mul(u64::from(r) - 1).saturating_add(fixed);
+            let cost = cost.saturating_add(round);
+            search(n / r, r, fixed, each, (cost, radices.push(r)), best);
         }
     }
 }

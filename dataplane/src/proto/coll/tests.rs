@@ -6,8 +6,9 @@ use std::collections::{HashMap, VecDeque};
 
 use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch};
+use barewire_driver::port::{PortCaps, Station};
 
-use super::plan::{Force, Layout, Model, Plan, RADIX_MAX, choose, factors};
+use super::plan::{Force, Layout, MODEL_WORDS, Model, Plan, RADIX_MAX, choose, factors};
 use super::program::Program;
 use super::run::{Action, Run};
 use super::{Area, Kind, Local, Place, Round, Shape, Slice};
@@ -413,6 +414,57 @@ fn all_members_choose_the_same() {
                 for in_place in [false, true] {
                     let other = Shape { me, root: me, in_place, ..s };
                     assert_eq!(choose(&other, Layout::FLAT, &Model::default()), plan);
+                }
+            }
+        }
+    }
+}
+
+/// Goal: the numbers are those of the port, and another algorithm costs least by another port.
+#[test]
+fn numbers_are_those_of_the_port() {
+    let caps = |lossless, via_kernel, link_bps| PortCaps {
+        station: Station::at([2, 0, 0, 0, 0, 1]),
+        mtu: 1500,
+        lossless,
+        gather: false,
+        rto_floor_ns: 0,
+        via_kernel,
+        tells_presence: lossless,
+        near_mtu: 0,
+        link_bps,
+        name: String::new(),
+    };
+    let numbers = |lossless, via_kernel, link_bps| {
+        Model::of_port(&caps(lossless, via_kernel, link_bps)).to_words()
+    };
+    assert_eq!(numbers(true, false, 10_000_000), Model::MEMORY.to_words());
+    assert_eq!(numbers(false, false, 100_000_000_000), [2500, 100, 80, 60]);
+    assert_eq!(numbers(false, false, 0), [2500, 100, 800, 60]);
+    assert_eq!(numbers(false, true, 1_000_000_000), [10_000, 1000, 8000, 60]);
+    // A kernel is slower than the link; and there are slower links than one that can be told.
+    assert_eq!(numbers(false, true, 400_000_000_000), [10_000, 1000, 440, 60]);
+    assert_eq!(numbers(false, false, 1), [2500, 100, 1_000_000, 60]);
+    assert_eq!(numbers(false, false, u64::MAX), [2500, 100, 1, 60]);
+    let plan = |port| choose(&shape(Kind::Allreduce, 8, 0, 400), Layout::FLAT, &port).0;
+    let memory = plan(Model::of_port(&caps(true, false, 0)));
+    let slow = plan(Model::of_port(&caps(false, true, 1_000_000_000)));
+    assert!(matches!(memory, Plan::Multiply { .. }) != matches!(slow, Plan::Multiply { .. }));
+}
+
+/// Goal: whatever numbers others tell, there is a plan, and its cost is no overflow.
+#[test]
+fn no_numbers_are_too_large() {
+    for words in [[0; MODEL_WORDS], [u64::MAX; MODEL_WORDS], [1, u64::MAX, 0, u64::MAX]] {
+        let model = Model::from_words(words, Force::No);
+        let again = Model::from_words(model.to_words(), Force::No);
+        assert_eq!(model, again);
+        for n in [2, 6, 8191, 1 << 20] {
+            let layout = Layout::of(n, &[0, 1]);
+            for kind in Kind::ALL {
+                for count in [0, 1, 1 << 29] {
+                    let s = shape(kind, n, 0, if kind == Kind::Barrier { 0 } else { count });
+                    choose(&s, layout, &model);
                 }
             }
         }

@@ -23,8 +23,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use super::shm::{Bell, LOOK, ShmPort, ShmSettings};
-use crate::board::Board;
+use super::shm::{Bell, LOOK, ShmBoard, ShmPort, ShmSettings};
 use crate::clock;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame, WriteBody, WriteHead};
@@ -142,6 +141,11 @@ pub struct Near<F> {
 }
 
 impl<F: Far> Near<F> {
+    /// As [`ShmPort::board`]: of near stations alone.
+    pub(in crate::backend) fn board(&mut self, members: &[Station]) -> Option<ShmBoard> {
+        self.near.board(members)
+    }
+
     /// Joins a segment under the address of `far`. `name` is the port name that opens the whole
     /// again.
     ///
@@ -482,10 +486,6 @@ impl<F: Far> Port for Near<F> {
 
     fn set_wire_filter(&mut self, may_leave: fn(&[u8]) -> bool) {
         self.may_leave = Some(may_leave);
-    }
-
-    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
-        self.near.board(members)
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {

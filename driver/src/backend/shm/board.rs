@@ -22,7 +22,7 @@ const BODY: usize = 16;
 const CHUNK: usize = 256;
 
 /// See the module's documentation.
-pub(super) struct ShmBoard {
+pub(in crate::backend) struct ShmBoard {
     shared: Arc<Shared>,
     slot: usize,
     own: SlotMem,
@@ -109,8 +109,8 @@ impl ShmBoard {
 
     /// Copies what is not a word to `leaf`.
     #[inline(never)]
-    fn put_long(&self, leaf: usize, body: &Span, len: usize) {
-        let body = IoBuf::one(body.again());
+    fn put_long(&self, leaf: usize, body: Span, len: usize) {
+        let body = IoBuf::one(body);
         let mut at = 0;
         while at < len {
             let mut bytes = [0; CHUNK];
@@ -142,7 +142,7 @@ impl Board for ShmBoard {
         met
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize) {
         assert!(len <= BODY_MAX && len <= body.len());
         let leaf = Self::leaf(call);
@@ -151,7 +151,7 @@ impl Board for ShmBoard {
         {
             self.own.word(leaf + BODY).store(word.to_le(), Relaxed);
         } else if len > 0 {
-            self.put_long(leaf, body, len);
+            self.put_long(leaf, body.again(), len);
         }
         self.own.word(leaf + MARK).store(mark, Relaxed);
         // Release: who sees it sees the above.
@@ -197,7 +197,7 @@ impl Board for ShmBoard {
         u64::from_le(mem.word(Self::leaf(call) + BODY).load(Relaxed))
     }
 
-    #[inline]
+    #[inline(always)]
     fn collect(&self, ranks: Range<u32>, call: u32, mark: u64, words: &mut [u64]) -> (u32, bool) {
         let (stamp, leaf) = (self.stamp(call), Self::leaf(call));
         let places = ranks.start as usize..ranks.end as usize;
@@ -215,7 +215,7 @@ impl Board for ShmBoard {
         (ranks.end, false)
     }
 
-    #[inline]
+    #[inline(always)]
     fn done(&mut self, call: u32) {
         // Release: our reads come before it.
         self.own.word(DONE).store(self.stamp(call), Release);

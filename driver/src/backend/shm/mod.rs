@@ -68,6 +68,7 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
+pub(in crate::backend) use board::ShmBoard;
 pub use monitor::Monitor;
 pub use role::Uplink;
 
@@ -80,7 +81,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::board::Board;
 use crate::clock::{monotonic_ns, now_ns};
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
@@ -715,6 +715,23 @@ enum Pushed {
 
 /// Sending.
 impl ShmPort {
+    /// A slot on a board that these stations share, in the order of ranks, of which this port's own
+    /// is one: see [`AnyPort::board`](super::any_port::AnyPort::board).
+    pub(in crate::backend) fn board(&mut self, members: &[Station]) -> Option<ShmBoard> {
+        self.refresh();
+        // A leaf sees the switch alone, whoever else there is.
+        if self.is_leaf {
+            return None;
+        }
+        let place = |station: &Station| {
+            let key = station.word();
+            self.peers.iter().position(|p| p.key == key && p.state != 0)
+        };
+        let place = |station| place(station).map(|m| (m, self.peers[m].state));
+        let members: Option<Vec<_>> = members.iter().map(place).collect();
+        ShmBoard::new(&self.shared, members?)
+    }
+
     /// Copies `frame` into the ring towards `r`, which is open on our side.
     #[inline(always)]
     fn push(&mut self, r: usize, frame: &TxFrame<'_>, len: usize) -> Pushed {
@@ -1671,24 +1688,6 @@ impl Port for ShmPort {
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
-    }
-
-    fn board(&mut self, members: &[Station]) -> Option<Box<dyn Board>> {
-        self.refresh();
-        // A leaf sees the switch alone, whoever else there is.
-        if self.is_leaf {
-            return None;
-        }
-        let place = |station: &Station| {
-            let key = station.word();
-            self.peers.iter().position(|p| p.key == key && p.state != 0)
-        };
-        let members: Option<Vec<_>> = members
-            .iter()
-            .map(|station| place(station).map(|m| (m, self.peers[m].state)))
-            .collect();
-        let board = board::ShmBoard::new(&self.shared, members?)?;
-        Some(Box::new(board))
     }
 
     /// The kernel knows: a member's lock is released when its process ends.

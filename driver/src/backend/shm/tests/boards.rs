@@ -6,12 +6,12 @@ use crate::mem::Span;
 
 const GROUP: u32 = 7;
 
-fn board_of(port: &mut ShmPort, macs: &[Station]) -> Box<dyn Board> {
+fn board_of(port: &mut ShmPort, macs: &[Station]) -> ShmBoard {
     port.board(macs).expect("all are here")
 }
 
 /// Boards of a group of all `ports`, which have met.
-fn met(ports: &mut [ShmPort]) -> Vec<Box<dyn Board>> {
+fn met(ports: &mut [ShmPort]) -> Vec<ShmBoard> {
     let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
     let mut boards: Vec<_> = ports.iter_mut().map(|port| board_of(port, &macs)).collect();
     let names: Vec<u64> = boards.iter().map(|board| board.name()).collect();
@@ -24,7 +24,7 @@ fn span(bytes: &[u8]) -> Span {
 }
 
 /// Bytes `at..at + len` of what `rank` has put, between canaries.
-fn taken(board: &dyn Board, rank: u32, call: u32, at: usize, len: usize) -> Vec<u8> {
+fn taken(board: &ShmBoard, rank: u32, call: u32, at: usize, len: usize) -> Vec<u8> {
     let (memory, look) = IoBuf::leaked_pair(&vec![0x5a; len + 16]);
     board.take(rank, call, at, (&memory, 8), len);
     let mut bytes = vec![0; len + 16];
@@ -49,7 +49,6 @@ fn what_a_member_puts_is_read_by_all() {
         assert_eq!(boards[0].mark(by as u32, call), None);
         boards[by].put(call, u64::from(call) + 5, &span(&bytes), len);
         for board in &boards {
-            let board = &**board;
             assert_eq!(board.mark(by as u32, call), Some(u64::from(call) + 5), "{len}");
             assert_eq!(board.mark(by as u32, call.wrapping_add(2)), None);
             assert_eq!(taken(board, by as u32, call, 0, len), bytes[..len]);
@@ -64,7 +63,7 @@ fn what_a_member_puts_is_read_by_all() {
     boards[0].put(10, 1, &span(&bytes), 9);
     boards[0].put(11, 2, &span(&bytes[9..]), 70);
     assert_eq!((boards[1].mark(0, 10), boards[1].mark(0, 11)), (Some(1), Some(2)));
-    assert_eq!(taken(&*boards[1], 0, 10, 0, 9), bytes[..9]);
+    assert_eq!(taken(&boards[1], 0, 10, 0, 9), bytes[..9]);
     boards[0].put(12, 3, &span(&bytes), 0);
     assert_eq!((boards[1].mark(0, 10), boards[1].mark(0, 12)), (None, Some(3)));
 }
@@ -109,7 +108,7 @@ fn a_slot_is_kept_until_all_have_done_with_it() {
     boards[1].done(1);
     drop(boards.remove(0));
     assert_ne!(next(&mut ports[0]), first, "the third may still read it");
-    assert_eq!(taken(&*boards[1], 0, 1, 0, 4), b"last");
+    assert_eq!(taken(&boards[1], 0, 1, 0, 4), b"last");
     boards[1].done(1);
     assert_eq!(next(&mut ports[0]), first);
     drop(boards);
