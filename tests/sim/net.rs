@@ -679,8 +679,7 @@ impl Net {
         }
     }
 
-    /// A frame waits in the port of the fabric's switch towards `to`, and goes on. Where it waits is
-    /// the middle of its way: its latency is that of both halves.
+    /// A frame waits in the port of the fabric's switch towards `to`. It has its latency behind it.
     pub(crate) fn cross(&mut self, to: usize, life: u32, frame: u32) {
         let len = self.pool[frame as usize].len().max(60) as u64 + ETH_GAP;
         let (bps, now) = (self.link.bps, self.now);

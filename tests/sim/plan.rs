@@ -64,8 +64,8 @@ pub(crate) struct LinkPlan {
     pub(crate) corrupt: f64,
     /// Chance that a full transmit ring is played although there is room.
     pub(crate) full: f64,
-    /// How long a frame waits for its host's transmitter, or in a port of the fabric's switch, until
-    /// it is marked (ECN), if any is.
+    /// How long a frame waits for its host's transmitter, or in a port of the fabric's switch,
+    /// until it is marked (ECN), if any is.
     pub(crate) mark_ns: Option<u64>,
     /// Bytes that the port of the fabric's switch towards a host holds, which sends at `bps`; what
     /// finds no room there is dropped. `None` if the fabric does not block.

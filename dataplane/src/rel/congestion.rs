@@ -44,8 +44,8 @@ pub trait CongestionControl: Default {
     /// such calls a round trip.
     fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt);
 
-    /// The retransmission timer expired at `now`, the `nth` time in a row: neither the packets under
-    /// way nor the probe after them were acknowledged. The intervals grow.
+    /// The retransmission timer expired at `now`, the `nth` time in a row: neither the packets
+    /// under way nor the probe after them were acknowledged. The intervals grow.
     fn on_timeout(&mut self, now: Instant, nth: u8);
 }
 
