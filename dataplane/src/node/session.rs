@@ -1134,6 +1134,7 @@ impl Node {
             self.observed.tallies[p.at()].timeouts += 1;
             peer.backoff = peer.backoff.saturating_add(1);
             peer.snd.cwnd.on_timeout(now, peer.backoff);
+            peer.note_window();
             // Perhaps only the acknowledgement is late. The answers to the first and the last
             // packet of the flight tell which of the others are lost.
             let (oldest, newest) = (peer.snd.oldest(&self.sent), peer.snd.newest(&self.sent));

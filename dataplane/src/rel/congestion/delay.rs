@@ -7,14 +7,19 @@
 //! beyond it last for several. A path that reorders has long round trips without a queue, so the
 //! allowance follows their variation.
 //!
-//! A loss by itself changes nothing: on the links this is made for it is noise more often than
-//! congestion. A loss or a timeout while there is a queue halves the window, at most once a round
-//! trip: the port of a switch has overflowed, as when many send to one (incast).
+//! A few losses by themselves change nothing: on the links this is made for they are noise more
+//! often than congestion. A loss while there is a queue halves the window, at most once a round
+//! trip, and so does one of more than half a window: the port of a switch has overflowed, as when
+//! many send to one (incast).
 //!
-//! Losses take the window down to one packet, delay alone to eight. A session that began while the
+//! Losses take the window down to one packet, delay and marks alone to eight. A session that began while the
 //! queue was full takes its delay for the path's, and would leave nothing to sessions that know
 //! the path's. Below eight packets the window grows by less than two a round trip, and slowly even
 //! while there is a queue. A window that is not used does not grow (RFC 7661).
+//!
+//! A timeout while there is a queue halves the window as well. Without one the peer does not
+//! answer, as it computes, or the path is broken: from the second timeout in a row on each halves
+//! the window, which then doubles each round trip to half of what it was (RFC 5681, 3.1).
 //!
 //! A mark that a router sets (ECN) is no noise: it takes a fifth of the window, at most once a
 //! round trip, as RFC 8511 has it, since a router marks while its queue is still short.
@@ -46,7 +51,7 @@ bitflags! {
     /// What a window knows.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Is: u8 {
-        /// It grows by what is acknowledged, until the first queue.
+        /// It grows by what is acknowledged, until the first queue or to `start_to`.
         const STARTING = 1;
         /// When it shrank last, that was for a mark.
         const CUT_FOR_MARK = 1 << 1;
@@ -62,13 +67,16 @@ pub struct DelayWindow {
     /// In 256ths of a packet.
     size: u32,
     is: Is,
+    /// Packets to which it grows by what is acknowledged, as a power of two.
+    start_to: u8,
     /// When it shrank last.
     cut_at: Instant,
 }
 
 impl Default for DelayWindow {
     fn default() -> Self {
-        Self { size: FIRST * ONE, is: Is::STARTING, cut_at: Instant(0) }
+        let start_to = WINDOW.ilog2() as u8;
+        Self { size: FIRST * ONE, is: Is::STARTING, start_to, cut_at: Instant(0) }
     }
 }
 
@@ -79,16 +87,21 @@ impl DelayWindow {
 
     /// There is a queue: the window shrinks, and does not grow again as it did at first.
     fn cut(&mut self, now: Instant, by: u32, for_mark: bool) {
-        self.size = (self.size - by).max(MIN * ONE);
+        self.size -= by.min(self.size - MIN * ONE);
         let is = (self.is - Is::STARTING - Is::CUT_FOR_MARK)
             | if for_mark { Is::CUT_FOR_MARK } else { Is::empty() };
         (self.cut_at, self.is) = (now, is);
     }
 
+    /// As much of `by` as leaves a few packets.
+    fn above_few(&self, by: u32) -> u32 {
+        by.min(self.size.saturating_sub(FEW * ONE))
+    }
+
     /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
     /// is a queue.
     fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
-        if self.is(Is::STARTING) {
+        if self.is(Is::STARTING) && packets < 1 << self.start_to {
             return acked * ONE;
         }
         // A quarter of a packet a round trip for each that there is, at most two.
@@ -127,15 +140,14 @@ impl CongestionControl for DelayWindow {
             }
         } else if now.since(self.cut_at) > srtt {
             let over = ((queue_ns - allowed) * 256 / srtt) as u32;
-            let by = (self.size * over.min(256) / 512).min(self.size - FEW * ONE);
-            self.cut(now, by, false);
+            self.cut(now, self.above_few(self.size * over.min(256) / 512), false);
         }
     }
 
     fn on_mark(&mut self, now: Instant, rtt: &Rtt) {
         // A cut for a delay that is hardly too long does not stand for it.
         if !self.is(Is::CUT_FOR_MARK) || now.since(self.cut_at) > rtt.srtt_ns() {
-            self.cut(now, self.size / 5, true);
+            self.cut(now, self.above_few(self.size / 5), true);
         }
     }
 
@@ -149,8 +161,15 @@ impl CongestionControl for DelayWindow {
     }
 
     fn on_timeout(&mut self, now: Instant, nth: u8) {
-        if nth > 1 || self.is(Is::QUEUED) {
+        let is_queued = self.is(Is::QUEUED);
+        if !is_queued && nth == 2 {
+            self.start_to = (self.window() / 2).max(1).ilog2() as u8;
+        }
+        if is_queued || nth > 1 {
             self.cut(now, self.size / 2, false);
+            let mut is = self.is;
+            is.set(Is::STARTING, !is_queued);
+            self.is = is;
         }
     }
 }
@@ -214,6 +233,8 @@ mod tests {
             calm.on_timeout(Instant(i * 1_000_000), 1);
         }
         assert_eq!(calm.window(), 256);
+        calm.on_loss(Instant(20_000_000), 129, &rtt);
+        assert_eq!(calm.window(), 128, "no noise takes more than half of it");
         let (mut full, rtt) = after_round_trips(120_000);
         let now = Instant(1_000_000);
         for after in [0, 60_000, 119_000] {
@@ -249,6 +270,38 @@ mod tests {
             cwnd.on_ack(now, ack(2), &rtt, 100_000);
         }
         assert!((3..=FEW).contains(&cwnd.window()), "{cwnd:?}");
+    }
+
+    /// Goal: a peer that computes for a while, and does not answer, has its window back in a few
+    /// round trips.
+    #[test]
+    fn a_peer_that_was_silent_is_not_congestion() {
+        let (mut cwnd, rtt) = after_round_trips(22_000);
+        cwnd.cut(Instant(1), 0, false);
+        let before = cwnd.window();
+        let now = Instant(1_000_000);
+        for nth in 1..9 {
+            cwnd.on_timeout(now + 1_000_000 * u64::from(nth), nth);
+        }
+        assert!((MIN..FEW).contains(&cwnd.window()));
+        for _ in 0..8 {
+            let packets = cwnd.window();
+            cwnd.on_ack(now + 20_000_000, ack(packets), &rtt, 100_000);
+        }
+        assert!(cwnd.window() >= before / 2, "{} of {before}", cwnd.window());
+    }
+
+    /// Goal: a session does not starve beside others in a queue because its frames are marked.
+    #[test]
+    fn marks_leave_a_few_packets() {
+        let (mut cwnd, mut rtt) = after_round_trips(120_000);
+        for i in 0..200 {
+            let now = Instant(1_000_000 * i);
+            rtt.sample(120_000);
+            cwnd.on_ack(now, ack(8), &rtt, 100_000);
+            cwnd.on_mark(now + 500_000, &rtt);
+        }
+        assert_eq!(cwnd.window(), FEW);
     }
 
     /// Goal: a session that sends little has no large window when there is a queue at last.
@@ -307,6 +360,6 @@ mod tests {
             now = now + 30_000;
             cwnd.on_mark(now, &rtt);
         }
-        assert_eq!(cwnd.window(), MIN);
+        assert_eq!(cwnd.window(), FEW);
     }
 }
