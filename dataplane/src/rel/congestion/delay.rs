@@ -14,8 +14,8 @@
 //!
 //! Losses and marks take the window down to one packet, delay alone to eight. A session that began
 //! while the queue was full takes its delay for the path's, and would leave nothing to sessions
-//! that know the path's. Below eight packets the window grows by less than two a round trip, and slowly even
-//! while there is a queue. A window that is not used does not grow (RFC 7661).
+//! that know the path's. Below eight packets the window grows by less than two a round trip, and
+//! slowly even while there is a queue. A window that is not used does not grow (RFC 7661).
 //!
 //! A timeout while there is a queue halves the window as well. Without one the peer does not
 //! answer, as it computes, or the path is broken: from the second timeout in a row on each halves
