@@ -1,6 +1,7 @@
 //! The commands as services: what they tell systemd, as sd_notify(3) says, and the limits that they
 //! set themselves.
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -86,6 +87,58 @@ fn a_switch_says_when_it_forwards_and_that_it_lives() {
     let mend = format!("sudo prlimit --pid {pid} --nofile=65536");
     assert_eq!(said.contains(&mend), is_root, "{said}");
     assert_eq!(said.contains("processes of other users, by the limit of 200"), is_root, "{said}");
+}
+
+/// Goal: a switch that cannot take its NIC fails and never says that it is ready.
+#[test]
+fn a_switch_without_a_nic_is_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = listener(&path);
+    let args = ["switch", "--port", "afpacket:none0"];
+    let mut child = start(&args, [1024; 2], path.to_str().unwrap(), "200000");
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
+    assert!(said.contains("none0"), "{said}");
+    socket.set_nonblocking(true).unwrap();
+    let mut words = [0; 512];
+    while let Ok(len) = socket.recv(&mut words) {
+        let told = String::from_utf8_lossy(&words[..len]);
+        assert!(!told.contains("READY"), "{told}");
+    }
+}
+
+/// Goal: a service whose NIC or address is absent for a while is not given up by systemd, and a
+/// switch that hangs is noticed early enough to be replaced within T_dead. Method: the units as
+/// they are installed: settings by section.
+#[test]
+fn the_units_restart_without_end() {
+    for (name, restart, pause_ms) in
+        [("barewire-switch@", "always", 100), ("barewire-exporter", "on-failure", 1000)]
+    {
+        let path = format!("{}/systemd/{name}.service", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let mut section = "";
+        let mut settings = HashMap::new();
+        for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+            match line.split_once('=') {
+                Some((key, value)) => assert!(settings.insert((section, key), value).is_none()),
+                None => section = line,
+            }
+        }
+        // systemd ignores it in another section.
+        assert_eq!(settings[&("[Unit]", "StartLimitIntervalSec")], "0", "{name}");
+        assert_eq!(settings[&("[Service]", "Type")], "notify", "{name}");
+        assert_eq!(settings[&("[Service]", "Restart")], restart, "{name}");
+        let pause = settings[&("[Service]", "RestartSec")];
+        let pause = pause
+            .strip_suffix("ms")
+            .map_or_else(|| 1000 * pause.parse::<u64>().unwrap(), |ms| ms.parse().unwrap());
+        assert_eq!(pause, pause_ms, "{name}");
+        let watchdog = settings.get(&("[Service]", "WatchdogSec"));
+        assert_eq!(watchdog, (restart == "always").then_some(&"1"), "{name}");
+    }
 }
 
 /// Goal: a switch with room says nothing of it, and one whose starter cannot be told, or reads

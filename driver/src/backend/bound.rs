@@ -31,7 +31,7 @@ pub(super) struct BoundSocket {
 }
 
 /// Device and number of a file.
-type Inode = (u64, u64);
+pub(super) type Inode = (u64, u64);
 
 impl BoundSocket {
     /// Takes the name, in place of a file that is the socket of somebody dead. Nobody can connect
@@ -44,9 +44,11 @@ impl BoundSocket {
         let fd = seqpacket()?;
         let fd = Apart::new(NotInChildren::from(fd));
         let path = address.path();
+        // Before we try: one that is there later may be of somebody who does not listen yet.
+        let old = path.and_then(inode);
         let mut bound = bind(fd.as_raw_fd(), address);
-        if let (Err(Errno::EADDRINUSE), Some(path)) = (bound, path) {
-            remove_stale(path, address)?;
+        if let (Err(Errno::EADDRINUSE), Some(path), Some(old)) = (bound, path, old) {
+            remove_stale(path, address, PATIENCE, || inode(path) == Some(old))?;
             bound = bind(fd.as_raw_fd(), address);
         }
         bound?;
@@ -130,20 +132,41 @@ pub(super) fn inode(path: impl AsRef<Path>) -> Option<Inode> {
     meta.file_type().is_socket().then(|| (meta.dev(), meta.ino()))
 }
 
-/// Removes the socket of somebody who is dead. Of several that want to only one looks at a time,
-/// so that none removes what another has made.
-pub(super) fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), Errno> {
+/// The name that whoever looks at the socket at `path` has meanwhile.
+pub(super) fn lock_name(path: &Path) -> String {
     let mut hasher = DefaultHasher::new();
     path.hash(&mut hasher);
-    let name = format!("barewire-bind-{:x}", hasher.finish());
-    let (lock, lock_address) = (seqpacket()?, UnixAddr::new_abstract(name.as_bytes())?);
-    let until = Instant::now() + PATIENCE;
-    // Whoever keeps the name for longer does not look at the file: anybody can take it.
-    while bind(lock.as_raw_fd(), &lock_address).is_err() && Instant::now() <= until {
+    format!("barewire-bind-{:x}", hasher.finish())
+}
+
+/// Removes the socket at `path` if nobody listens at it and `is_it` then says that it is the one
+/// that the caller means. Of several that want to only one looks at a time, so that none removes
+/// what another has made.
+///
+/// With `patience` it waits for the others for so long, and then goes on without them: anybody can
+/// take the name of the lock. Without, the socket stays if somebody else looks at it.
+///
+/// # Errors
+/// Those of `socket` and `unlink`; the socket stays.
+pub(super) fn remove_stale(
+    path: &Path,
+    address: &UnixAddr,
+    patience: Duration,
+    is_it: impl Fn() -> bool,
+) -> Result<(), Errno> {
+    let (lock, lock_address) = (seqpacket()?, UnixAddr::new_abstract(lock_name(path).as_bytes())?);
+    let until = Instant::now() + patience;
+    while bind(lock.as_raw_fd(), &lock_address).is_err() {
+        if patience.is_zero() {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
     let is_dead = connect(seqpacket()?.as_raw_fd(), address) == Err(Errno::ECONNREFUSED);
-    if is_dead && inode(path).is_some() {
+    if is_dead && is_it() {
         tracing::info!(?path, "removing the socket of a dead process");
         std::fs::remove_file(path).map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(0)))?;
     }
@@ -190,6 +213,39 @@ mod tests {
         std::fs::write(&path, "no socket").unwrap();
         assert_eq!(listening(&address).err(), Some(Errno::EADDRINUSE));
         assert!(path.exists());
+    }
+
+    /// Goal: a socket that took the place of the one that is meant stays, also while nobody listens
+    /// at it yet, and without patience so does one that somebody else looks at.
+    #[test]
+    fn only_the_socket_that_is_meant_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let made = |path: &Path| {
+            let socket = seqpacket().unwrap();
+            bind(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+            socket
+        };
+        drop(made(&path));
+        let dead = inode(&path);
+        let elsewhere = dir.path().join("elsewhere");
+        let bound = made(&elsewhere);
+        std::fs::rename(&elsewhere, &path).unwrap();
+        let address = UnixAddr::new(&path).unwrap();
+        let remove = |patience, which| {
+            remove_stale(&path, &address, patience, || inode(&path) == which).unwrap();
+            path.exists()
+        };
+        assert!(remove(PATIENCE, dead), "it is another one's");
+        drop(bound);
+        let lock = seqpacket().unwrap();
+        let name = UnixAddr::new_abstract(lock_name(&path).as_bytes()).unwrap();
+        bind(lock.as_raw_fd(), &name).unwrap();
+        let begun = Instant::now();
+        assert!(remove(Duration::ZERO, inode(&path)));
+        assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+        drop(lock);
+        assert!(!remove(Duration::ZERO, inode(&path)));
     }
 
     #[test]

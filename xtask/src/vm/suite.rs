@@ -77,6 +77,7 @@ const XDP: &str = "set --\n\
                    ip link set $name up\n\
                    set -- \"$@\" xdp:$name\n\
                    done\n\
+                   [ $# -eq 6 ] || { echo \"$# interfaces, not 6: $*\"; exit 1; }\n\
                    code=0\n\
                    of=$first\n\
                    while [ $# -gt 0 ]; do\n\
@@ -378,5 +379,14 @@ mod tests {
                       {\"reason\":\"build-finished\",\"success\":true}\n";
         assert_eq!(program(output), Some(PathBuf::from("/b/vfio-1")));
         assert_eq!(program("words\n"), None);
+    }
+
+    /// Goal: a guest without its interfaces has failed: one that runs no test has passed none.
+    #[test]
+    fn a_guest_without_interfaces_fails() {
+        let mut sh = std::process::Command::new("sh");
+        let run = sh.args(["-c", XDP]).envs([("NICS", ""), ("tests", "true")]).output().unwrap();
+        assert_eq!(run.status.code(), Some(1));
+        assert_eq!(run.stdout, b"0 interfaces, not 6: \n");
     }
 }

@@ -27,10 +27,12 @@ pub(super) struct House<'a> {
 
 /// See the module.
 pub(super) struct Lobby {
+    /// Before the door, also when they are dropped: a record that is old and has no socket beside
+    /// it is removed by whoever sweeps ([`sweep`](super::left::sweep)).
+    reserved: Reserved,
     pub(super) door: Door,
     pub(super) users: Vec<User>,
     guests: Vec<Guest>,
-    reserved: Reserved,
     /// Where the search for a free number begins: by turns, so that one is not another's a moment
     /// later.
     next: usize,
@@ -53,8 +55,8 @@ struct Guest {
 }
 
 impl Lobby {
-    pub(super) fn new(door: Door, reserved: Reserved) -> Self {
-        Self { door, users: Vec::new(), guests: Vec::new(), reserved, next: 0 }
+    pub(super) fn new(reserved: Reserved, door: Door) -> Self {
+        Self { reserved, door, users: Vec::new(), guests: Vec::new(), next: 0 }
     }
 
     /// All stations: address, process, and the number of its segment in `segments`.

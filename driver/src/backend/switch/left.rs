@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::socket::UnixAddr;
 
@@ -13,15 +14,19 @@ const FILES_MAX: usize = 16;
 
 /// Removes sockets in the directory of `own` that nobody listens at, and records of addresses
 /// without a socket, if they are so old that nobody waits for their switch any more. What cannot be
-/// removed stays: `barewire doctor` tells of it.
+/// removed, or not at once, stays: `barewire doctor` tells of it.
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().map(std::fs::read_dir).and_then(Result::ok);
     let paths: Vec<PathBuf> = entries.into_iter().flatten().flatten().map(|e| e.path()).collect();
     let ends = |path: &&PathBuf, with| path.extension() == Some(OsStr::new(with));
     let old = || paths.iter().filter(|path| *path != own && is_old(path));
-    for path in old().filter(|path| ends(path, "sock") && inode(path).is_some()).take(FILES_MAX) {
+    let sockets = old().filter(|path| ends(path, "sock"));
+    for (path, which) in sockets.filter_map(|path| Some((path, inode(path)?))).take(FILES_MAX) {
         if let Ok(address) = UnixAddr::new(path) {
-            let _ = remove_stale(path, &address);
+            // A switch that came meanwhile has made a file, which is young, or touched this one. A
+            // number may be given again.
+            let is_it = || inode(path) == Some(which) && is_old(path);
+            let _ = remove_stale(path, &address, Duration::ZERO, is_it);
         }
     }
     let records = old().filter(|path| ends(path, "stations"));
@@ -30,7 +35,8 @@ pub(super) fn sweep(own: &Path) {
     }
 }
 
-/// Whether a file was last touched before a switch that is to come back would have.
+/// Whether a file was last touched longer ago than addresses are kept ([`KEPT`]): no switch that
+/// uses it lives, since that touches it every few seconds, and none is waited for.
 fn is_old(path: &Path) -> bool {
     let touched = std::fs::symlink_metadata(path).and_then(|is| is.modified());
     touched.is_ok_and(|at| at.elapsed().is_ok_and(|ago| ago > KEPT))
@@ -39,12 +45,12 @@ fn is_old(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
-    use std::time::SystemTime;
+    use std::time::{Instant, SystemTime};
 
     use nix::sys::socket::Backlog;
 
     use super::*;
-    use crate::backend::bound::{BoundSocket, touch};
+    use crate::backend::bound::{BoundSocket, lock_name, touch};
 
     /// Goal: what is old and dead goes; what lives, is young, or is no socket stays.
     #[test]
@@ -56,7 +62,7 @@ mod tests {
         let alive = bound("alive.sock");
         alive.listen(Backlog::new(8).unwrap()).unwrap();
         // Of another type than ours: its end leaves it, as a kill leaves ours.
-        for name in ["dead.sock", "young.sock", "apart.sock"] {
+        for name in ["dead.sock", "young.sock", "apart.sock", "watched.sock"] {
             drop(UnixListener::bind(at(name)).unwrap());
         }
         let records = ["own", "alive", "dead", "young", "ended", "back"];
@@ -75,7 +81,12 @@ mod tests {
                 touch(&path, since.into());
             }
         }
+        // Somebody else looks at it, or any user keeps the name of who does.
+        let watched = lock_name(&at("watched.sock"));
+        let watched = BoundSocket::bind(&UnixAddr::new_abstract(watched.as_bytes()).unwrap());
+        let begun = Instant::now();
         sweep(&at("own.sock"));
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
         let left = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
         let mut left: Vec<String> = left.map(|name| name.into_string().unwrap()).collect();
         left.sort_unstable();
@@ -87,10 +98,11 @@ mod tests {
             "other",
             "own.sock",
             "own.stations",
+            "watched.sock",
             "young.sock",
             "young.stations",
         ];
         assert_eq!(left, stay);
-        drop((own, alive));
+        drop((own, alive, watched));
     }
 }

@@ -252,8 +252,10 @@ impl Switch {
     ) -> Result<(), OpenError> {
         self.is_apart = apart;
         if guests != Guests::None {
+            // First: while the door replaces a dead one's socket there is none beside the record.
+            let reserved = Reserved::read(socket);
             let door = Door::open(socket, guests, per_user, &self.epoll)?;
-            self.lobby = Some(Lobby::new(door, Reserved::read(socket)));
+            self.lobby = Some(Lobby::new(reserved, door));
         }
         Ok(())
     }

@@ -29,9 +29,11 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// What the last switch with this socket wrote, if one did.
+    /// What the last switch with this socket wrote, if one did. From then on the record is young:
+    /// who sweeps leaves it, until the socket is there.
     pub(super) fn read(socket: &Path) -> Self {
         let path = socket.with_extension("stations");
+        touch(&path, TimeSpec::UTIME_NOW);
         let left = read(&path).map(|text| parse(&text)).unwrap_or_default();
         Self { path, left, since: Instant::now() }
     }
@@ -130,8 +132,8 @@ mod tests {
         assert!(Reserved::read(&socket).left.is_empty());
     }
 
-    /// Goal: the record is as young as the end of its switch, however long ago it was written: who
-    /// sweeps leaves it for the next one.
+    /// Goal: the record is as young as the end of its switch and the start of the next one, however
+    /// long ago it was written: who sweeps leaves it for that one.
     #[test]
     fn a_record_waits_from_the_end_on() {
         let dir = tempfile::tempdir().unwrap();
@@ -139,9 +141,15 @@ mod tests {
         reserved.write([(Station::at([2, 0, 0, 0, 0, 1]), 1)].into_iter());
         let path = reserved.path.clone();
         let age = || path.metadata().unwrap().modified().unwrap().elapsed().unwrap();
-        touch(&path, TimeSpec::from_duration(Duration::from_secs(1_000_000_000)));
-        assert!(age() > KEPT);
+        let grow_old = || {
+            touch(&path, TimeSpec::from_duration(Duration::from_secs(1_000_000_000)));
+            assert!(age() > KEPT);
+        };
+        grow_old();
         drop(reserved);
         assert!(age() < KEPT);
+        grow_old();
+        let next = Reserved::read(&dir.path().join("x.sock"));
+        assert!(age() < KEPT && next.left.len() == 1);
     }
 }

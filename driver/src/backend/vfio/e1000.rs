@@ -147,8 +147,10 @@ pub(super) const I82580: Chip<Advanced> = of_several(&igb::I82580);
 pub(super) const I350: Chip<Advanced> = of_several(&igb::I350);
 /// The I354.
 pub(super) const I354: Chip<Advanced> = of_several(&igb::I354);
-/// The I210 and the I211.
+/// The I210.
 pub(super) const I210: Chip<Advanced> = of_several(&igb::I210);
+/// The I211.
+pub(super) const I211: Chip<Advanced> = of_several(&igb::I211);
 
 /// Bits of RCTL for each of [`BUFFER_LENS`].
 const BUFFER_BITS: [u32; BUFFER_LENS.len()] =
@@ -259,7 +261,9 @@ fn reset<F>(device: &Device, bar: &Bar, chip: &Chip<F>) -> Result<(), VfioError>
     bar.write32(reg::IMC, !0);
     bar.read32(reg::ICR);
     match chip.queue {
-        Queue::OfSeveral(member) => igb::bring_up(bar, member).map_err(|why| device.fault(why)),
+        Queue::OfSeveral(member) => {
+            igb::bring_up(bar, member).map_err(|trouble| trouble.of(&device.bdf))
+        }
         Queue::Plain | Queue::Format => {
             let up = CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP;
             let ends = if chip.is_express { CTRL_MASTER_DISABLE } else { 0 };

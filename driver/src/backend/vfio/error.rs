@@ -152,6 +152,25 @@ pub enum VfioError {
         /// What it cannot do, and which option to write instead.
         why: String,
     },
+    /// The PHY of an I210 or I211 has no clock.
+    #[error(
+        "{bdf}: its PHY started without a clock (an erratum of boards without a flash), which the \
+         kernel's driver igb mends; sudo {setup} --unbind {bdf}; sleep 10; sudo {setup} --bind \
+         {bdf}", setup = setup::command()
+    )]
+    PhyNoClock {
+        /// The NIC.
+        bdf: String,
+    },
+    /// The firmware does not let the driver have the PHY.
+    #[error(
+        "{bdf}: its firmware keeps its PHY to itself; try again in a minute, and if it still does, \
+         leave the NIC to the kernel: sudo {setup} --unbind {bdf}", setup = setup::command()
+    )]
+    PhyKept {
+        /// The NIC.
+        bdf: String,
+    },
     /// The device does not behave as its datasheet says.
     #[error("{bdf}: {why}; reset it: echo 1 | sudo tee /sys/bus/pci/devices/{bdf}/reset")]
     Device {
@@ -181,13 +200,13 @@ impl VfioError {
                 libc::EOPNOTSUPP
             }
             Self::NoPermission { .. } => libc::EACCES,
-            Self::Busy { .. } | Self::NotViable { .. } => libc::EBUSY,
+            Self::Busy { .. } | Self::NotViable { .. } | Self::PhyKept { .. } => libc::EBUSY,
             Self::NoRemapping { .. } | Self::MacRefused { .. } => libc::EPERM,
             Self::NoSwitch { .. } => libc::EOPNOTSUPP,
             Self::PhysicalSilent { .. } => libc::ENETDOWN,
             Self::Memlock { .. } => libc::ENOMEM,
             Self::Option { .. } => libc::EINVAL,
-            Self::Device { .. } => libc::EIO,
+            Self::Device { .. } | Self::PhyNoClock { .. } => libc::EIO,
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
     }
@@ -249,6 +268,8 @@ mod tests {
                 bdf: bdf(),
                 why: "it carries no MTU of 1; write mtu=2 or less".into(),
             },
+            VfioError::PhyNoClock { bdf: bdf() },
+            VfioError::PhyKept { bdf: bdf() },
             VfioError::Device { bdf: bdf(), why: "it does not leave reset".into() },
             VfioError::Os { bdf: bdf(), what: "cannot map", source: source() },
         ];

@@ -160,7 +160,8 @@ fn run_as(kind: Kind, device: Device, settings: &VfioSettings) -> Result<Box<dyn
         Kind::Intel82580 => run(device, settings, e1000::starts(&e1000::I82580)),
         Kind::IntelI350 => run(device, settings, e1000::starts(&e1000::I350)),
         Kind::IntelI354 => run(device, settings, e1000::starts(&e1000::I354)),
-        Kind::IntelI210 | Kind::IntelI211 => run(device, settings, e1000::starts(&e1000::I210)),
+        Kind::IntelI210 => run(device, settings, e1000::starts(&e1000::I210)),
+        Kind::IntelI211 => run(device, settings, e1000::starts(&e1000::I211)),
         Kind::Intel82576Vf | Kind::IntelI350Vf => run(device, settings, igbvf::start),
         Kind::Vmxnet3 => run(device, settings, vmxnet3::start),
     }
@@ -655,7 +656,8 @@ mod tests {
     /// millisecond, as by who sleeps without interrupts, or after each sleep with them.
     #[test]
     fn a_cable_is_told_of_in_time_by_who_polls_seldom() {
-        // What a thread without a log asks for first is off for all: the other test's lines too.
+        // `tracing` remembers for all threads whether anybody wants a line, by who comes to it
+        // first: without a log here the test above would miss its lines.
         let _kept = tracing::subscriber::set_default(Logged::default());
         for is_armed in [false, true] {
             let link = Arc::new(AtomicU8::new(1));
