@@ -79,11 +79,12 @@ pub fn cert_facts(files: &CertFiles) -> Result<CertFacts, OpenError> {
     Ok(CertFacts { name, valid: own.valid(), frame_len })
 }
 
-/// Whether a certificate whose sessions begin with a frame of `len` bytes fits a port.
+/// Whether a certificate whose sessions begin with a frame of `len` bytes, Ethernet header included
+/// ([`CertFacts::frame_len`]), fits a port.
 ///
 /// # Errors
 /// It does not; the line says what would mend it.
-pub(crate) fn check_fit(len: usize, port: &PortCaps) -> Result<(), OpenError> {
+pub fn check_fit(len: usize, port: &PortCaps) -> Result<(), OpenError> {
     let (name, most) = (&port.name, port.mtu + ETH_HDR_LEN);
     if port.lossless || len <= most {
         return Ok(());

@@ -87,7 +87,7 @@ pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve, rx_addr};
 pub use barewire_dataplane::node::RmaIov;
 pub use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 pub use buf::{Buf, Bufs, Piece, Refused, SharedBuf};
-pub use certificate::{CertFacts, CertFiles, cert_facts};
+pub use certificate::{CertFacts, CertFiles, cert_facts, check_fit};
 pub use cm::{ConnRequest, PassiveEndpoint};
 pub use cntr::{Cntr, CntrAttr};
 pub use coll::{AvSet, AvSetAttr, CollAttr, CollKind, FI_JOIN_COMPLETE, Mc, Role};

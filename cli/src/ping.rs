@@ -8,7 +8,7 @@ use std::time::{Duration, Instant as Clock};
 
 use barewire::names::{Names, Through, Whose};
 use barewire::stats::read_all;
-use barewire::{EpAddr, Settings, keyring};
+use barewire::{EpAddr, Settings, check_fit, keyring};
 use barewire_dataplane::ping::{Ping, PingReport, PingSettings, Verdict};
 use barewire_dataplane::seal::{Keyring, has_aes};
 use barewire_dataplane::types::Instant;
@@ -35,7 +35,8 @@ use crate::table::{Align, layout};
 #[command(after_long_help = "\
 Exit codes:
   0   every ping of every length was answered
-  1   the port cannot be opened or is gone; or no process serves the service of HOST-IP:SERVICE
+  1   the port cannot be opened or is gone; or no process serves the service of HOST-IP:SERVICE;
+      or the certificate does not fit a frame of the port
   2   wrong arguments
   3   no answer at all
   4   only short frames are answered
@@ -90,10 +91,9 @@ pub(crate) struct PingArgs {
 }
 
 impl PingArgs {
-    /// As `barewire ping ADDR --port PORT` has them.
-    pub(crate) fn of(target: Whom, port: &str, json: bool) -> Self {
+    /// As `barewire ping ADDR --port PORT` has them, with the options of `certificate`.
+    pub(crate) fn of(target: Whom, port: &str, certificate: CertArgs, json: bool) -> Self {
         let port = port.to_owned();
-        let certificate = CertArgs::default();
         Self {
             target,
             port,
@@ -181,7 +181,7 @@ impl Whom {
 /// Asks, and prints what was found out.
 ///
 /// # Errors
-/// The port does not open, or is gone.
+/// The port does not open or is gone, or the certificate does not fit its frames.
 pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&args.timeout) {
         return Err(Fail::usage("--interval: 0 to 3600 seconds; --timeout: 0.001 to 3600"));
@@ -261,7 +261,10 @@ fn ask(
     };
     // What stays in this machine's memory is not sealed.
     let mut ping = match ring.filter(|_| !near && !caps.lossless) {
-        Some(ring) => Ping::sealed(settings, ring, has_aes()),
+        Some(ring) => {
+            check_fit(ring.open_len(), caps).map_err(Fail::new)?;
+            Ping::sealed(settings, ring, has_aes())
+        }
         None => Ping::new(settings),
     };
     let gone = |why: PortGone| Fail::new(format!("{}: {why}", args.port));

@@ -303,6 +303,9 @@ fn pingpong_with_certificates() {
     for bad in [&foreign, &named] {
         let (server, log) = listens_with(dir.path(), &own, &ids);
         assert_eq!(pinged(&server.addr, &right), Some(0));
+        let args = ["doctor", "--port", "udp:127.0.0.1,near=no", "--peer", &server.addr];
+        let output = command(&[&args[..], &cert_args(&right)].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
         let begun = Instant::now();
         let output = client_of(&server.addr, bad);
         let took = begun.elapsed();
@@ -324,6 +327,11 @@ fn pingpong_with_certificates() {
         };
         assert!(log.contains(says), "{log}");
     }
+    let short = ["ping", "127.0.0.1:50001", "--port", "udp:127.0.0.1,near=no,mtu=400"];
+    let output = command(&[&short[..], &cert_args(&right)].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_told = said.lines().count() == 1 && said.contains("with the certificates a session");
+    assert!(output.status.code() == Some(1) && is_told, "{said}");
     // The files of another, and a key beside.
     let mixed = [right[0].clone(), own[1].clone(), right[2].clone()];
     let says = |output: std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();

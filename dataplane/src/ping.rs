@@ -10,7 +10,8 @@
 //! PING of its own.
 //!
 //! The path back is tested with short frames only. Where the station has a key, all frames are
-//! sealed as between nodes (`ping/seal.rs`).
+//! sealed as between nodes (`ping/seal.rs`). What frames say there that anybody can have sent ends
+//! and delays nothing: it is the verdict if no answer came.
 
 mod seal;
 
@@ -130,6 +131,15 @@ pub struct PingReport {
     pub not_sent: u32,
 }
 
+/// What frames say of the station besides answers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    /// The version that it speaks.
+    other_version: Option<u8>,
+    /// It is another life.
+    other_life: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Opening,
@@ -163,8 +173,10 @@ pub struct Ping {
     no_route: bool,
     /// What the station wants to be shown in an OPEN.
     cookie: u64,
-    other_version: Option<u8>,
-    other_life: bool,
+    /// Said by the station, or by anybody where frames are not sealed.
+    said: Said,
+    /// Said in its name where frames are sealed, without a proof.
+    claimed: Said,
     address_in_use: bool,
     lives: BTreeSet<u64>,
     longest: Option<usize>,
@@ -193,8 +205,8 @@ impl Ping {
             cack: Psn(0),
             no_route: false,
             cookie: 0,
-            other_version: None,
-            other_life: false,
+            said: Said::default(),
+            claimed: Said::default(),
             address_in_use: false,
             lives: BTreeSet::new(),
             longest: None,
@@ -214,11 +226,14 @@ impl Ping {
     /// certificate. `aes` if this processor encrypts with AES itself.
     ///
     /// # Panics
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new); and if an OPEN with the certificate of `ring`
+    /// ([`Keyring::open_len`]) does not fit a frame of `mtu`.
     pub fn sealed(settings: PingSettings, ring: Keyring, aes: bool) -> Self {
         // A tag tells more than a checksum.
         let settings = PingSettings { crc: false, ..settings };
-        Self { seal: Some(Seal::new(ring, aes)), ..Self::new(settings) }
+        let seal = Seal::new(ring, aes);
+        assert!(seal.open_len() <= settings.mtu + ETH_HDR_LEN, "the OPEN fits a frame");
+        Self { seal: Some(seal), ..Self::new(settings) }
     }
 
     /// Whether it has found out all that it will.
@@ -283,8 +298,7 @@ impl Ping {
             return;
         }
         if raw.version != wire::VERSION {
-            self.other_version = Some(raw.version);
-            self.due = now;
+            self.note(now, self.seal.is_none(), |said| said.other_version = Some(raw.version));
             return;
         }
         let opened = self.seal.as_mut().map(|seal| seal.open(frame));
@@ -323,6 +337,23 @@ impl Ping {
         }
     }
 
+    /// Notes what a frame says of the station. If that is `proven`, and ends what is under way, the
+    /// next step is due.
+    fn note(&mut self, now: Instant, proven: bool, says: impl FnOnce(&mut Said)) {
+        if !proven {
+            return says(&mut self.claimed);
+        }
+        says(&mut self.said);
+        let ends = match self.state {
+            State::Opening => self.is_refused(),
+            State::Pinging => self.said.other_life,
+            State::Halving(..) | State::Closing | State::Done => false,
+        };
+        if ends {
+            self.due = now;
+        }
+    }
+
     /// What was found out.
     pub fn report(mut self) -> PingReport {
         self.report.lengths.iter_mut().for_each(|length| length.rtts_ns.sort_unstable());
@@ -340,29 +371,35 @@ impl Ping {
             Verdict::OnlyShort(longest)
         } else if self.peer.is_some() {
             match lengths.iter().all(|l| l.rtts_ns.is_empty()) {
-                true if self.other_life => Verdict::OtherLife,
+                true if self.said.other_life || self.claimed.other_life => Verdict::OtherLife,
                 true => Verdict::Mute,
                 false if lengths.iter().any(lost) => Verdict::Loss,
                 false => Verdict::Well,
             }
-        } else if let Some(version) = self.other_version {
-            Verdict::OtherVersion(version)
-        } else if self.other_life && self.settings.incarnation == 0 {
-            Verdict::Unnamed
-        } else if self.other_life {
-            Verdict::OtherLife
+        } else if let Some(refusal) = self.refusal(&self.said) {
+            refusal
         } else if self.address_in_use {
             Verdict::AddressInUse
         } else if self.no_route {
             Verdict::NoRoute
         } else {
-            self.key_refusal.unwrap_or(Verdict::NoAnswer)
+            let claimed = self.refusal(&self.claimed);
+            claimed.or(self.key_refusal).unwrap_or(Verdict::NoAnswer)
         }
+    }
+
+    /// Why no session comes of it, by what was said.
+    fn refusal(&self, said: &Said) -> Option<Verdict> {
+        let of_life = match self.settings.incarnation {
+            0 => Verdict::Unnamed,
+            _ => Verdict::OtherLife,
+        };
+        said.other_version.map(Verdict::OtherVersion).or(said.other_life.then_some(of_life))
     }
 
     /// No session will come of it.
     fn is_refused(&self) -> bool {
-        self.no_route || self.other_version.is_some() || self.other_life
+        self.no_route || self.refusal(&self.said).is_some()
     }
 
     fn on_open(&mut self, now: Instant, psn: Psn, op: &OpenOp) {
@@ -394,16 +431,20 @@ impl Ping {
             return;
         }
         self.note_key_refusal(op);
+        // One that names no incarnation may be a recorded one.
+        let is_named = op.victim_inc == self.life();
+        let proven = self.seal.as_ref().is_none_or(|seal| seal.proves_rst() && is_named);
         match op.reason {
-            RstReason::Version => self.other_version = Some(op.versions.max),
-            RstReason::WrongIncarnation => self.other_life = true,
+            RstReason::Version => {
+                self.note(now, proven, |said| said.other_version = Some(op.versions.max));
+            }
+            RstReason::WrongIncarnation => self.note(now, proven, |said| said.other_life = true),
             // The process restarted under the pings; before them, it will answer the next OPEN.
             _ if self.lives.iter().any(|&life| wire::life_of(life) != op.life) => {
-                self.other_life = true;
+                self.note(now, proven, |said| said.other_life = true);
             }
-            _ => return,
+            _ => {}
         }
-        self.due = now;
     }
 
     fn on_answer(&mut self, now: Instant) {
@@ -424,7 +465,7 @@ impl Ping {
     fn poll_ping(&mut self, now: Instant) -> Option<Vec<u8>> {
         // One that was not answered is lost: its time is over.
         self.under_way = None;
-        if self.other_life {
+        if self.said.other_life {
             self.state = State::Closing;
             return self.poll_clear(now);
         }
@@ -552,7 +593,7 @@ mod tests {
     use crate::node::{EndReason, Node, NodeSettings, Notice};
     use crate::seal::test_certs::{Root, credentials};
     use crate::seal::{Mode, PreSharedKey};
-    use crate::wire::{VERSION, sealed};
+    use crate::wire::{TAG_LEN, VERSION, sealed};
 
     const ME: Station = Station::at([2, 0, 0, 0, 0, 1]);
     const TARGET: Station = Station::at([2, 0, 0, 0, 0, 2]);
@@ -596,7 +637,7 @@ mod tests {
         }
     }
 
-    /// Asks `nodes`, which all have the target's address and are turned every 10 us. `wire` says
+    /// Asks `nodes`, which all have the target's address and are turned every 5 us. `wire` says
     /// which frames pass, those to the target first, and may change them.
     fn ask(
         settings: PingSettings,
@@ -607,10 +648,21 @@ mod tests {
     }
 
     fn ask_by(
+        ping: Ping,
+        nodes: &mut [Node],
+        wire: impl FnMut(bool, &mut Vec<u8>) -> bool,
+    ) -> PingReport {
+        ask_among(ping, nodes, wire, |_| Vec::new())
+    }
+
+    /// [`ask_by`] with somebody who sends frames in the target's name while answers are on the way.
+    fn ask_among(
         mut ping: Ping,
         nodes: &mut [Node],
         mut wire: impl FnMut(bool, &mut Vec<u8>) -> bool,
+        mut stranger: impl FnMut(&Ping) -> Vec<Vec<u8>>,
     ) -> PingReport {
+        const WAY: u64 = 10_000;
         let mut now = Instant(1);
         let mut back = VecDeque::new();
         while !ping.is_done() || !back.is_empty() {
@@ -625,12 +677,15 @@ mod tests {
                 node.transmit(now, &mut |frame: &TxFrame<'_>| {
                     let mut bytes = vec![0; frame.len()];
                     frame.copy_to(&mut bytes);
-                    back.push_back(bytes);
+                    back.push_back((now + WAY, bytes));
                     Tx::Sent
                 });
             }
-            now = now + 10_000;
-            while let Some(mut frame) = back.pop_front() {
+            now = now + WAY / 2;
+            for frame in stranger(&ping) {
+                ping.on_frame(now, &RxFrame::new(&frame));
+            }
+            while let Some((_, mut frame)) = back.pop_front_if(|(at, _)| *at <= now) {
                 if wire(false, &mut frame) {
                     ping.on_frame(now, &RxFrame::new(&frame));
                 }
@@ -791,8 +846,7 @@ mod tests {
         }
     }
 
-    /// Goal: another key, none on one side, and a certificate that is refused are told, and no
-    /// frame that was changed on the way passes for an answer.
+    /// Goal: another key, none on one side, and a certificate that is refused are told.
     #[test]
     fn another_key_is_told() {
         let (root, other) = (Root::new(), Root::new());
@@ -813,16 +867,139 @@ mod tests {
             let report = ask_by(ping, &mut [node_with(77, there)], |_, _| true);
             assert_eq!(report.verdict, want);
         }
-        for at in 12..104 {
-            let ping = Ping::sealed(PingSettings { count: 1, ..settings() }, key(7).unwrap(), true);
-            let report = ask_by(ping, &mut [node_with(77, key(7))], |to, f| {
-                if !to && at < f.len() {
-                    f[at] ^= 1;
-                }
-                true
-            });
-            assert!(report.lengths.is_empty() || report.verdict != Verdict::Well, "byte {at}");
+    }
+
+    /// The bytes of a sealed OPEN in answer before its tag; `None` if the frame is none.
+    fn answer_end(frame: &[u8]) -> Option<usize> {
+        let (_, op) = sealed::open_in(&RxFrame::new(frame))?;
+        op.is_answer().then_some(())?;
+        (!op.is_challenge()).then(|| wire::BASE_LEN + usize::from(sealed::plen(frame)))
+    }
+
+    /// Puts the tag that everybody can make behind the first `end` bytes of a frame.
+    fn tag_again(tags: &Keyring, frame: &mut Vec<u8>, end: usize) {
+        frame.resize(end, 0);
+        frame.extend(tags.tag_key().tag(frame));
+        let len = frame.len();
+        frame.resize((len + wire::TRAILER_LEN).max(FRAME_MIN), 0);
+        sealed::append_crc(frame, len);
+    }
+
+    /// Asks a node with `rings` whose answers are changed on the way. Returns the report and how
+    /// many were.
+    fn ask_changed(
+        rings: &[Keyring; 2],
+        mut change: impl FnMut(&mut Vec<u8>, usize),
+    ) -> (PingReport, usize) {
+        let [here, there] = rings.clone();
+        let ping = Ping::sealed(PingSettings { count: 1, ..settings() }, here, true);
+        let mut changed = 0;
+        let report = ask_by(ping, &mut [node_with(77, Some(there))], |to, frame| {
+            if let Some(end) = answer_end(frame).filter(|_| !to) {
+                changed += 1;
+                change(frame, end);
+            }
+            true
+        });
+        (report, changed)
+    }
+
+    /// Goal: an OPEN in answer that was changed on the way opens nothing, in any byte before its
+    /// tag, nor in that; with certificates, where everybody can make the tag, also if that is right
+    /// again, and if the message of the handshake is cut off.
+    #[test]
+    fn a_changed_answer_opens_nothing() {
+        let root = Root::new();
+        let keys = [1, 2].map(|n| ring(7, Mode::Encrypted, n));
+        let certs = [1, 2].map(|n| certified(&root, &format!("spiffe://a.org/{n}"), n));
+        let mut end = 0;
+        for rings in [&keys, &certs] {
+            let (report, changed) = ask_changed(rings, |_, at| end = at);
+            assert_eq!((report.verdict, changed), (Verdict::Well, 1), "unchanged");
+            let is_public = rings[0].has_certificate();
+            let tag_len = if is_public { 0 } else { TAG_LEN };
+            for at in 12..end + tag_len {
+                let (report, changed) = ask_changed(rings, |frame, end| {
+                    frame[at] ^= 1;
+                    if is_public {
+                        tag_again(&rings[0], frame, end);
+                    }
+                });
+                assert!(changed > 0 && report.lengths.is_empty(), "byte {at}, {is_public}");
+            }
         }
+        let (report, changed) = ask_changed(&certs, |frame, _| {
+            sealed::set_plen(frame, OpenOp::LEN as u16);
+            tag_again(&certs[0], frame, sealed::OPEN_END);
+        });
+        assert!(changed > 0 && report.incarnations.is_empty(), "without a message");
+        assert_eq!(report.verdict, Verdict::NoAnswer);
+    }
+
+    /// An RST in the target's name, with a tag that `tags` makes.
+    fn rst_of(tags: &Keyring, ping: &Ping, victim_inc: u64, reason: RstReason) -> Vec<u8> {
+        let op = RstOp {
+            echo_sid: ping.sid,
+            echo_psn: Psn(1),
+            life: 3,
+            victim_inc,
+            victim_epoch: 0,
+            reason,
+            versions: wire::Versions { min: 1, max: 1 },
+        };
+        let base = Base { dst: ME, src: TARGET, ..ping.base(Ty::Rst, 0) };
+        let mut frame = wire::frame(&base, &Op::Rst(op), &[]);
+        sealed::mark(&mut frame, RstOp::LEN);
+        tag_again(tags, &mut frame, wire::BASE_LEN + RstOp::LEN);
+        frame
+    }
+
+    /// Goal: frames that anybody can send in the name of a station with a key or a certificate take
+    /// nothing from the pings that it answers, and are the verdict only if it does not answer:
+    /// frames of another version, recorded RSTs, RSTs with a tag that everybody can make.
+    #[test]
+    fn what_strangers_say_ends_and_delays_nothing() {
+        let root = Root::new();
+        let keys = [1, 2].map(|n| ring(7, Mode::Encrypted, n));
+        let certs = [1, 2].map(|n| certified(&root, &format!("spiffe://a.org/{n}"), n));
+        let reasons =
+            [RstReason::Version, RstReason::WrongIncarnation, RstReason::Dead, RstReason::NoKey];
+        for rings in [&keys, &certs] {
+            let is_public = rings[0].has_certificate();
+            let say = |ping: &Ping| {
+                let victim = if is_public { ping.life() } else { 0 };
+                let base = Base { dst: ME, src: TARGET, ..ping.base(Ty::Ping, ping.sid) };
+                let mut other = wire::frame(&base, &Op::Ping, &[]);
+                other[14] = other[14] & 0x1f | (VERSION % 7 + 1) << 5;
+                let mut said = vec![other];
+                said.extend(reasons.map(|reason| rst_of(&rings[0], ping, victim, reason)));
+                said
+            };
+            let [here, there] = rings.clone();
+            let ping = Ping::sealed(settings(), here.clone(), true);
+            let mut nodes = [node_with(77, Some(there))];
+            let report = ask_among(ping, &mut nodes, |_, _| true, say);
+            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Well, &[77][..]));
+            assert!(report.lengths.iter().all(|l| (l.sent, l.rtts_ns.len()) == (5, 5)));
+            let life = |ping: &Ping| vec![rst_of(&rings[0], ping, ping.life(), reasons[1])];
+            let ping = Ping::sealed(settings(), here.clone(), true);
+            let report = ask_among(ping, &mut [], |_, _| true, life);
+            assert_eq!(report.verdict, Verdict::Unnamed, "nobody has answered");
+            let mut opens = 0;
+            let version = |ping: &Ping| say(ping)[..1].to_vec();
+            let ping = Ping::sealed(settings(), here, true);
+            let report =
+                ask_among(ping, &mut [], |to, _| (opens += usize::from(to), true).1, version);
+            assert_eq!(report.verdict, Verdict::OtherVersion(VERSION % 7 + 1));
+            assert_eq!(opens as u64, OPENS, "it is asked for as long as without them");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "the OPEN fits a frame")]
+    fn a_certificate_that_fits_no_frame_is_an_error_of_the_caller() {
+        let here = certified(&Root::new(), "spiffe://a.org/1", 1);
+        Ping::sealed(PingSettings { mtu: 300, ..settings() }, here, true);
     }
 
     /// Goal: nothing that a station sends can panic, and it comes to an end. Method: answers with

@@ -57,7 +57,7 @@ pub(crate) struct DoctorArgs {
 /// None: what cannot be read is a check that says so.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
     if let Some(port) = &args.port {
-        return of_port(port, args.peer, args.json);
+        return of_port(port, args);
     }
     let mut machine = Machine::this();
     machine.certificate = args.certificate.files()?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
 }
 
 /// Says whether `port` opens and, if a station is named, whether that answers.
-fn of_port(port: &str, peer: Option<ping::Whom>, json: bool) -> Result<ExitCode, Fail> {
+fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
     let check = match ping::open(port) {
         Ok(opened) => {
             let caps = opened.caps();
@@ -92,13 +92,16 @@ fn of_port(port: &str, peer: Option<ping::Whom>, json: bool) -> Result<ExitCode,
         }
     };
     let opens = check.status == Status::Ok;
-    if json {
+    if args.json {
         out::json(&check)?
     } else {
         out::print(text(&check))?
     }
-    match peer {
-        Some(peer) if opens => ping::run(&ping::PingArgs::of(peer, port, json)),
+    match args.peer {
+        Some(peer) if opens => {
+            let certificate = args.certificate.clone();
+            ping::run(&ping::PingArgs::of(peer, port, certificate, args.json))
+        }
         _ => Ok(if opens { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
     }
 }

@@ -113,7 +113,10 @@ impl Node {
         let now = self.polled_at;
         let Some(seals) = &mut self.openings.seals else { return true };
         let looks = !seals.ring.has_certificate() || seals.looks.admits(now, base.src);
-        self.counters.rx_cert_limited += u64::from(!looks);
+        if !looks {
+            self.counters.rx_cert_limited += 1;
+            self.note_claim(base.src, SealFault::Certificate);
+        }
         looks
     }
 

@@ -1,8 +1,8 @@
 //! Which stations the frames claim to be from that were refused for their seal: the heaviest few,
-//! in memory that does not grow. Whoever can send frames can claim any address, and as many as he
-//! likes, so counts are kept as Space-Saving does (Metwally, Agrawal, El Abbadi 2005): a station
-//! that is not listed takes the place, and the count, of the one that was refused least. So every
-//! station is listed whose frames are more than one in [`CLAIMS_MAX`] of all that were refused.
+//! in memory that does not grow. Any sender can claim any address, and many of them, so counts are
+//! kept as Space-Saving does (Metwally, Agrawal, El Abbadi 2005): a station that is not listed
+//! takes the place, and the count, of the one that was refused least. So every station is listed
+//! whose frames are more than one in [`CLAIMS_MAX`] of all that were refused.
 
 use barewire_driver::port::Station;
 
@@ -20,7 +20,7 @@ pub(super) enum SealFault {
     Clear,
     /// It came before, or too late to tell.
     Replayed,
-    /// Its certificate is refused.
+    /// Its certificate is refused, or not verified because too many were.
     Certificate,
 }
 
@@ -29,8 +29,8 @@ pub(super) enum SealFault {
 pub struct Claim {
     /// The station that they name as their source.
     pub station: Station,
-    /// Frames by cause: forged, not sealed, replayed, with a certificate that is refused. Since the
-    /// station was listed.
+    /// Frames by cause: forged, not sealed, replayed, with a certificate that is refused or, beyond
+    /// the limit, not verified. Since the station was listed.
     pub counts: [u64; 4],
     /// So many frames of others were counted in its place before.
     pub others: u64,
@@ -94,7 +94,7 @@ impl Node {
 mod tests {
     use super::*;
 
-    /// Goal: the station that sends a tenth of all stays listed with all of its frames, whatever
+    /// Goal: the station that sends a seventh of all stays listed with all of its frames, whatever
     /// addresses the others make up, and the list does not grow.
     #[test]
     fn the_heaviest_is_listed_among_many() {

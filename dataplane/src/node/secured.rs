@@ -122,7 +122,7 @@ impl Seals {
     /// no key or needs none.
     pub(super) fn of(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Option<Box<Self>> {
         let ring = s.keys.clone().filter(|_| !caps.lossless)?;
-        let room = ring.message_max() + TAG_LEN + TRAILER_LEN;
+        let room = ring.message_and_finished_max() + TAG_LEN + TRAILER_LEN;
         let buf = || vec![0; frame_len + room];
         Some(Box::new(Self {
             ring,
@@ -417,7 +417,7 @@ impl Node {
     fn is_tagged(&mut self, now: Instant, src: Station, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
         // Otherwise a forger would choose how many bytes are authenticated, once for each key.
-        let is_short = end <= OPEN_END + seals.ring.peer_message_max();
+        let is_short = end <= OPEN_END + seals.ring.peer_message_and_finished_max();
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         let key = is_short.then(|| seals.ring.key_of(frame, tag)).flatten();
         let Some(key) = key else {

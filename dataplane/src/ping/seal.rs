@@ -30,6 +30,17 @@ impl Seal {
         if self.aes { OpenOp::AES } else { 0 }
     }
 
+    /// Bytes of the longest OPEN that is sealed, Ethernet header included.
+    pub(super) fn open_len(&self) -> usize {
+        self.ring.open_len()
+    }
+
+    /// Whether the tag of an RST proves its sender to have the key. Where there are certificates
+    /// anybody can make one.
+    pub(super) fn proves_rst(&self) -> bool {
+        !self.ring.has_certificate()
+    }
+
     /// The frame that leaves in place of `frame`, one without checksum, whose operation has no
     /// payload. `None` if there are no keys for it.
     pub(super) fn seal(&mut self, mut frame: Vec<u8>) -> Option<Vec<u8>> {
@@ -64,7 +75,8 @@ impl Seal {
         handshake.get_or_insert_with(|| Initiator::new(ring, names)).message().clone()
     }
 
-    /// The frame that was sealed, if it was by who has the key, or a certificate that is good.
+    /// The frame that was sealed, if its sender is proven to have the key, or a certificate that is
+    /// good. The tags of challenges and RSTs prove the key only: with certificates, nothing.
     pub(super) fn open(&mut self, frame: &RxFrame<'_>) -> Option<Vec<u8>> {
         let mut bytes = vec![0; frame.len()];
         if sealed::is_sealed(frame) != Some(true) || !frame.copy_to(0, &mut bytes) {
@@ -75,11 +87,14 @@ impl Seal {
         let is_open = sealed::ty_of(&bytes) == Some(Ty::Open);
         if is_open || sealed::ty_of(&bytes) == Some(Ty::Rst) {
             self.ring.key_of(&bytes[..end], tag)?;
-            if end > OPEN_END && !self.agree(&bytes[..end]) {
-                return None;
-            }
-            if is_open {
+            if is_open && end > OPEN_END {
+                if !self.agree(&bytes[..end]) {
+                    return None;
+                }
                 sealed::set_plen(&mut bytes, OpenOp::LEN as u16);
+            } else if is_open && end == OPEN_END && !sealed::open_kind(&bytes).is_challenge {
+                // Every other OPEN carries a message of the handshake.
+                return None;
             }
         } else {
             self.keys.as_mut()?.open(&mut bytes[..end + TAG_LEN]).ok()?;
@@ -88,9 +103,10 @@ impl Seal {
         Some(bytes)
     }
 
-    /// Whether an OPEN in answer, up to its tag, is of who has the key. The first one gives the
-    /// session its keys. (Tags of a key are right in another, which another node has sent; where
-    /// there are certificates anybody can have.)
+    /// Whether an OPEN in answer, up to its tag, proves that its sender has the key, or a
+    /// certificate that is good. The first answer gives the session its keys. A second one, as of
+    /// another node with the same address, is let through on its tag alone, but with certificates
+    /// refused: there the tag proves nothing.
     fn agree(&mut self, open: &[u8]) -> bool {
         if self.keys.is_some() {
             return !self.ring.has_certificate();

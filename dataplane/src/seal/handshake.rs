@@ -27,7 +27,7 @@ pub type Message = Vec<u8>;
 /// Why a message of the handshake is refused. Nothing has happened then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is none by who has the key, or of another session.
+    /// Its sender does not have the key, or it is of another session.
     Forged,
     /// Its sender's certificate is refused.
     Certificate(BadCert),
@@ -98,8 +98,8 @@ pub struct Answer {
     pub keys: SessionKeys,
     /// The second message.
     pub message: Message,
-    /// What shows that the whole OPEN is of who has made the message, which stands behind the
-    /// message: a tag of all bytes before it.
+    /// What makes the tag behind the message, of all bytes before it. The tag proves that the whole
+    /// OPEN is of the sender of the message.
     pub finished: Finished,
     /// That of the key of the first message.
     pub tag_key: TagKey,
@@ -251,8 +251,8 @@ pub fn respond(
 }
 
 /// The payload of the first message of the session of these names, which came under the first key
-/// of `ring`, unchecked: who has the key, which everybody has where there are certificates, can
-/// read it. For tests.
+/// of `ring`, unchecked: everybody who has the key can read it, thus anybody where there are
+/// certificates. For tests.
 pub fn read_first(ring: &Keyring, names: &SessionNames, message: &[u8]) -> Option<Vec<u8>> {
     let (mut state, _) = begin(ring.get(ring.first())?, &Secret::default(), names, false);
     read(&mut state, message).ok()

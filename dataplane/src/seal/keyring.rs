@@ -1,5 +1,6 @@
 //! The keys of a node: a short list, of which the first opens sessions and each is accepted from
-//! who opens one. The list can be replaced while sessions stand: those have keys of their own.
+//! peers that open one. The list can be replaced while sessions stand, which have keys of their
+//! own.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey};
 use crate::types::Tenant;
 use crate::wire::{BASE_LEN, OpenOp, TAG_LEN, TRAILER_LEN};
 
-/// Most keys of a node. Each costs who gets an OPEN the check of a tag.
+/// Most keys of a node. Each costs the receiver of an OPEN the check of a tag.
 pub const KEYS_MAX: usize = 4;
 
 /// Length of a message of the handshake without certificates, bytes: an ephemeral public key and
@@ -107,8 +108,9 @@ impl Keyring {
         self.credentials.as_ref()
     }
 
-    /// Longest message of the handshake that this node sends, and what ends an answer, bytes.
-    pub fn message_max(&self) -> usize {
+    /// Longest message of the handshake that this node sends, with the Finished tag of an answer,
+    /// bytes.
+    pub fn message_and_finished_max(&self) -> usize {
         HANDSHAKE_LEN + TAG_LEN + self.credentials.as_ref().map_or(0, |own| own.payload_max())
     }
 
@@ -119,11 +121,12 @@ impl Keyring {
 
     /// Longest OPEN that this node sends but for padding, bytes, Ethernet header included.
     pub fn open_len(&self) -> usize {
-        open_len(self.message_max())
+        open_len(self.message_and_finished_max())
     }
 
-    /// Longest message of the handshake that is looked at, and what ends an answer, bytes.
-    pub fn peer_message_max(&self) -> usize {
+    /// Longest message of the handshake that is looked at, with the Finished tag of an answer,
+    /// bytes.
+    pub fn peer_message_and_finished_max(&self) -> usize {
         HANDSHAKE_LEN + TAG_LEN + if self.has_certificate() { PAYLOAD_MAX } else { 0 }
     }
 

@@ -1,5 +1,5 @@
-//! Somebody on the way through whom all frames of both directions go, and who changes what he likes
-//! of an OPEN. Where nodes have certificates he can make its tag too.
+//! An attacker in the middle, through whom all frames of both directions go, changes an OPEN at
+//! will. Where nodes have certificates the attacker can make its tag too.
 
 use super::sealed::carry;
 use super::*;
@@ -26,7 +26,7 @@ fn kind_of(op: &OpenOp) -> Kind {
     }
 }
 
-/// What he has, besides the frames.
+/// What the attacker has, besides the frames.
 struct Between {
     /// What makes tags, if everybody knows that.
     tags: Option<TagKey>,
@@ -72,7 +72,7 @@ fn station(number: u8) -> barewire_driver::port::Station {
     end(number, 1500, false).node.station
 }
 
-/// Two nodes that know each other by a key, or by certificates, and who is between them.
+/// Two nodes that know each other by a key, or by certificates, and the attacker between them.
 fn pair(root: Option<&Root>) -> (Pair, Between) {
     let ring = |station: u8| match root {
         Some(root) => {
@@ -123,7 +123,8 @@ fn changes(op: &OpenOp) -> Vec<(&'static str, OpenOp, u32)> {
         ("window", OpenOp { window: 1, ..op }, 0),
         ("half the window", OpenOp { window: op.window / 2, ..op }, 0),
         ("minor", OpenOp { minor: 1, ..op }, 0),
-        ("no grant", OpenOp { grant: 0, ..op }, 0),
+        // That of a challenge is 0.
+        ("no grant, or one", OpenOp { grant: u32::from(op.grant == 0), ..op }, 0),
         ("grant", OpenOp { grant: op.grant + 1000, ..op }, 0),
         ("frame", OpenOp { frame: if op.frame == 256 { 257 } else { 256 }, ..op }, 0),
         ("versions", OpenOp { versions: if op.versions == all { VERSIONS } else { all }, ..op }, 0),
@@ -143,8 +144,8 @@ fn is_free(name: &str, kind: Kind) -> bool {
                 .contains(&name)
 }
 
-/// Goal: whatever somebody on the way changes of an OPEN, one field after the other, no session
-/// opens by it that differs from what its ends have said: the OPEN is counted and dropped. When he
+/// Goal: whatever the attacker changes of an OPEN, one field after the other, no session opens by
+/// it that differs from what its ends have said: the OPEN is counted and dropped. When the attacker
 /// leaves, it opens as it would have.
 #[test]
 fn who_changes_an_open_opens_nothing() {
@@ -174,6 +175,11 @@ fn change_one(
 ) -> std::result::Result<(), String> {
     let (mut pair, between) = pair(root);
     let (mut changed, mut name) = (0, "");
+    if kind == Kind::Challenge {
+        // Only an opener that is not named is asked for a cookie: end 1 knows another life.
+        let (_, peer) = pair.ends[1].node.peers.iter_mut().next().expect("one");
+        peer.inc ^= 4;
+    }
     post(&mut pair);
     carry(&mut pair, 40, |from, frame| {
         let open = sealed::open_in(&RxFrame::new(frame)).map(|(_, op)| op);
@@ -181,16 +187,17 @@ fn change_one(
             return vec![(1 - from, frame.to_vec())];
         };
         let (this, other, psn) = changes(&op)[n];
-        (changed, name) = (changed + 1, this);
-        vec![(1 - from, between.with(frame, &other, psn))]
+        let frame_of_other = between.with(frame, &other, psn);
+        (changed, name) = (changed + usize::from(frame_of_other != frame), this);
+        vec![(1 - from, frame_of_other)]
     });
     let counted = pair.ends.each_ref().map(|end| {
         let c = end.node.counters();
         c.rx_forged + c.rx_bad_open + c.rx_wire.iter().sum::<u64>()
     });
     let counted = counted.iter().sum::<u64>();
-    // With keys nodes that are named ask for no cookie.
-    if changed > 0 && !(root.is_some() && is_free(name, kind)) {
+    assert!(changed > 0, "{kind:?} {n}: none was changed");
+    if !(root.is_some() && is_free(name, kind)) {
         let is_open = [0, 1].map(|i| agreed(&pair, i).0 == State::Open);
         if is_open != [false; 2] || counted == 0 || !pair.read(1).is_empty() {
             return Err(format!("{name}: open {is_open:?}, {counted} counted of {changed}"));
@@ -252,7 +259,7 @@ fn forged_challenges_end_nothing() {
                 };
                 forged += 1;
                 let forgery = (0, between.challenge(&shown, &op, forged));
-                // Behind it: some of them, or the last word is always his.
+                // Behind it: some of them, or the last word is always the attacker's.
                 match before || forged > 3 {
                     true => vec![forgery, honest],
                     false => vec![honest, forgery],

@@ -242,6 +242,10 @@ fn few_bad_certificates_are_looked_at() {
     assert!(c.rx_cert_issuer > 1 && c.rx_cert_limited > 5 * c.rx_cert_issuer, "{c:?}");
     assert!(opens as u64 > c.rx_cert_issuer * 10);
     assert_eq!(c.sessions_opened, 0);
+    // Whom the flood claims to be from is told with all of it.
+    let [claim] = pair.ends[0].node.claims() else { panic!("one sender") };
+    let all = c.rx_cert_issuer + c.rx_cert_limited;
+    assert_eq!((claim.station, claim.counts[3]), (pair.ends[1].node.station, all));
 }
 
 /// Goal: another certificate comes without a pause, at any moment of an opening, also one of
