@@ -137,7 +137,7 @@ impl CongestionControl for DelayWindow {
             let over = ((queue_ns - allowed) * 256 / srtt) as u32;
             let most = self.size.saturating_sub(FEW * ONE);
             let by = (self.size * over.min(256) / 512).min(most);
-            // Else a loss of this round trip would change nothing.
+            // A cut of nothing would stand for that of a loss in this round trip.
             if by > 0 {
                 self.cut(now, by, false);
             }
