@@ -655,7 +655,8 @@ mod tests {
         ask_among(ping, nodes, wire, |_| Vec::new())
     }
 
-    /// [`ask_by`] with somebody who sends frames in the target's name while answers are on the way.
+    /// [`ask_by`] while a third station sends frames under the target's address, before the answers
+    /// arrive.
     fn ask_among(
         mut ping: Ping,
         nodes: &mut [Node],

@@ -111,7 +111,7 @@ fn run(case: Case) -> Outcome {
     let mut bufs: Vec<VecDeque<Buf>> = (0..=senders).map(|_| VecDeque::new()).collect();
     let peers: Vec<_> = (1..=senders).map(|host| rig.peer(host, 0, 1)).collect();
     for (host, bufs) in bufs.iter_mut().enumerate() {
-        // As many again are at hand: the one used longest ago is free.
+        // Twice as many buffers as operations: the one used longest ago is free.
         let count = if host == 0 { senders * under_way } else { under_way };
         for i in 0..2 * count {
             let buf = rig.at(host).arena.take(len).expect("fresh memory");
