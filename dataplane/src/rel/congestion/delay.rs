@@ -96,7 +96,7 @@ impl DelayWindow {
     /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
     /// is a queue.
     fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
-        if self.is(Is::STARTING) && packets < 1 << self.start_to {
+        if self.is(Is::STARTING) && !queued && packets < 1 << self.start_to {
             return acked * ONE;
         }
         // A quarter of a packet a round trip for each that there is, at most two.
