@@ -136,7 +136,7 @@ pub(crate) struct Net {
     marked: Vec<bool>,
     free: Vec<u32>,
     rng: Rng,
-    link: LinkPlan,
+    pub(crate) link: LinkPlan,
     stations: Vec<Place>,
     paths: Vec<Path>,
     slots: Slots,

@@ -335,7 +335,7 @@ impl Node {
             return None;
         }
         peer.progress_at = now;
-        peer.backoff = 0;
+        let backoff = std::mem::take(&mut peer.backoff);
         peer.probed = false;
         let carried = ack.is_none() && !peer.path.is_lossless();
         let (mut sent_at, mut count, mut sample) = (None, 0, None);
@@ -371,6 +371,8 @@ impl Node {
             && carried
         {
             self.on_round_trip(p, now, now.since(at), count);
+        } else if backoff > 0 {
+            self.peers[p].rtt.keep_backoff(backoff);
         }
         let peer = &self.peers[p];
         if peer.any_waits() || peer.snd.lost != 0 {
@@ -525,7 +527,7 @@ impl Node {
         peer.rtt.sample(rtt_ns);
         self.observed.round_trips.note(rtt_ns);
         let ack = Acked { packets: count, under_way: peer.snd.pipe() + count };
-        peer.snd.cwnd.on_ack(now, ack, &peer.rtt, floor);
+        peer.snd.cwnd.on_ack(now, ack, &mut peer.rtt, floor);
         peer.note_window();
     }
 

@@ -284,7 +284,6 @@ pub(crate) struct Peer {
     pub(crate) progress_at: Instant,
     /// When packets that were overtaken are declared lost; 0 if none was.
     pub(crate) reorder_at: Instant,
-    pub(crate) rtt: Rtt,
     /// The pulls that wait for room in the pull window, in the order in which they may ask.
     pub(crate) pull_wait: Queue<2, PullIdx>,
     /// The PSN of a refused packet without a record, if [`has_nop_for`](Self::has_nop_for): a NOP
@@ -302,6 +301,7 @@ pub(crate) struct Peer {
     pub(crate) unexpected: u32,
     /// Bytes that pulls from this peer have asked for and not received.
     pub(crate) pull_out: u32,
+    pub(crate) rtt: Rtt,
     /// The last operation in the ring of those that wait for an acknowledgement, or
     /// [`NO_OP`](Self::NO_OP).
     pub(crate) last_unacked: u16,

@@ -942,7 +942,7 @@ impl Node {
     /// retransmission timeout.
     pub(super) fn patience(&self, peer: &Peer) -> u64 {
         let rto = peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff);
-        if peer.probed || peer.rtt.srtt_ns() == 0 {
+        if peer.probed || peer.rtt.srtt_ns() == 0 || peer.rtt.keeps_backoff() {
             return rto;
         }
         (2 * peer.rtt.srtt_ns() + 4 * peer.rtt.var_ns() + PROBE_SLACK_NS).min(rto)

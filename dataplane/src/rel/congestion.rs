@@ -31,8 +31,9 @@ pub trait CongestionControl: Default {
     fn window(&self) -> u32;
 
     /// An acknowledgement came at `now`. `rtt` has its round trip already, and the path's least and
-    /// smoothed ones; `floor_ns` is what the port adds by itself, such as the kernel's scheduling.
-    fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &Rtt, floor_ns: u64);
+    /// smoothed ones, and is told whether it is longer than the window explains; `floor_ns` is what
+    /// the port adds by itself, such as the kernel's scheduling.
+    fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &mut Rtt, floor_ns: u64);
 
     /// An acknowledgement came at `now` that says that packets met a long queue: a router has
     /// marked them (ECN). Told of each such acknowledgement, which may be many a round trip; its
@@ -81,7 +82,7 @@ mod tests {
             WINDOW
         }
 
-        fn on_ack(&mut self, _: Instant, _: Acked, _: &Rtt, _: u64) {}
+        fn on_ack(&mut self, _: Instant, _: Acked, _: &mut Rtt, _: u64) {}
 
         fn on_mark(&mut self, _: Instant, _: &Rtt) {}
 

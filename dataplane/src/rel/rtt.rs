@@ -4,26 +4,53 @@
 //! reordering allowance of RFC 8985 (RACK), which grows when a retransmission proves to have been
 //! needless.
 
+use crate::types::Instant;
+
 /// Ceiling of the retransmission timeout, nanoseconds.
 pub const RTO_MAX_NS: u64 = 64_000_000;
 
-/// The estimate of one session. Nanoseconds fit 32 bits: 4.2 s is far above [`RTO_MAX_NS`].
+/// How long every round trip has to be longer than the least one until the path has become longer,
+/// in units of 2^[`WHILE_BITS`] ns: a second.
+const LONGER_AFTER: u16 = 954;
+
+/// Shift from nanoseconds to units of 1.05 ms.
+const WHILE_BITS: u32 = 20;
+
+const _: () = assert!(RTO_MAX_NS / 1000 < u16::MAX as u64, "microseconds fit 16 bits");
+
+/// The estimate of one session. Nanoseconds fit 32 bits: 4.2 s is far above [`RTO_MAX_NS`]. Packed,
+/// for the sake of its neighbours.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, packed(2))]
 pub struct Rtt {
     srtt_ns: u32,
     var_ns: u32,
     min_ns: u32,
+    /// The least since `since` in microseconds, and `since` in units of 2^[`WHILE_BITS`] ns: see
+    /// [`stays_long`](Self::stays_long).
+    recent_us: u16,
+    since: u16,
+    /// See [`keep_backoff`](Self::keep_backoff).
+    backoff: u8,
     /// Reordering allowance in 64ths of the smoothed round trip.
-    reo: u16,
+    reo: u8,
 }
 
 /// Bounds of the reordering allowance once reordering was seen, in 64ths of the smoothed round
-/// trip: a quarter and four. Before, there is none: a packet that was overtaken is lost.
-const REO: std::ops::RangeInclusive<u16> = 16..=256;
+/// trip: a quarter and about four. Before, there is none: a packet that was overtaken is lost.
+const REO: std::ops::RangeInclusive<u8> = 16..=255;
 
 impl Default for Rtt {
     fn default() -> Self {
-        Self { srtt_ns: 0, var_ns: 0, min_ns: u32::MAX, reo: 0 }
+        Self {
+            srtt_ns: 0,
+            var_ns: 0,
+            min_ns: u32::MAX,
+            recent_us: u16::MAX,
+            since: 0,
+            backoff: 0,
+            reo: 0,
+        }
     }
 }
 
@@ -31,7 +58,9 @@ impl Rtt {
     /// Takes a measured round trip of a packet that was sent once (Karn).
     pub fn sample(&mut self, rtt_ns: u64) {
         let rtt = rtt_ns.clamp(1, RTO_MAX_NS) as u32;
+        self.backoff = 0;
         self.min_ns = self.min_ns.min(rtt);
+        self.recent_us = self.recent_us.min((rtt / 1000) as u16);
         if self.srtt_ns == 0 {
             self.srtt_ns = rtt;
             self.var_ns = rtt / 2;
@@ -52,9 +81,46 @@ impl Rtt {
         u64::from(self.var_ns)
     }
 
-    /// Smallest round trip seen, `u32::MAX` before the first sample.
+    /// Smallest round trip of the path, `u32::MAX` before the first sample.
     pub fn min_ns(&self) -> u64 {
         u64::from(self.min_ns)
+    }
+
+    /// Round trips are not [longer than they need be](Self::stays_long) at `now`.
+    #[inline]
+    pub fn is_short(&mut self, now: Instant) {
+        (self.recent_us, self.since) = (u16::MAX, Self::units(now));
+    }
+
+    /// Round trips are longer than the least one at `now`, although hardly a packet is under way,
+    /// as they were at each call since the last [`is_short`](Self::is_short). After a second of
+    /// that the least one since then is the path's, which has become longer.
+    #[inline]
+    pub fn stays_long(&mut self, now: Instant) {
+        if Self::units(now).wrapping_sub(self.since) >= LONGER_AFTER {
+            if self.recent_us != u16::MAX {
+                self.min_ns = self.min_ns.max(u32::from(self.recent_us) * 1000);
+            }
+            self.is_short(now);
+        }
+    }
+
+    fn units(at: Instant) -> u16 {
+        (at.0 >> WHILE_BITS) as u16
+    }
+
+    /// What was acknowledged after `backoff` timeouts in a row had been sent more than once, so its
+    /// round trip is not known. The timeout stays as long until there is a sample (RFC 6298, 5.7):
+    /// on a path that has become longer each packet would be sent again before it can be
+    /// acknowledged, and none would ever be measured.
+    pub fn keep_backoff(&mut self, backoff: u8) {
+        self.backoff = self.backoff.saturating_add(backoff);
+    }
+
+    /// Whether a [backoff is kept](Self::keep_backoff).
+    #[inline]
+    pub fn keeps_backoff(&self) -> bool {
+        self.backoff > 0
     }
 
     /// Retransmission timeout after `backoff` timeouts in a row.
@@ -64,7 +130,7 @@ impl Rtt {
         } else {
             (u64::from(self.srtt_ns) + 4 * u64::from(self.var_ns)).max(floor_ns)
         };
-        (base << backoff.min(12)).min(RTO_MAX_NS.max(floor_ns))
+        (base << backoff.saturating_add(self.backoff).min(12)).min(RTO_MAX_NS.max(floor_ns))
     }
 
     /// The reordering allowance, nanoseconds: how much later than a packet another one may be sent
@@ -77,7 +143,8 @@ impl Rtt {
     /// units; each useful retransmission removes 1.
     pub fn on_duplicates(&mut self, dups: u8) {
         if dups > 0 {
-            self.reo = (self.reo.max(*REO.start()) + 6 * u16::from(dups.min(16))).min(*REO.end());
+            let more = self.reo.max(*REO.start()).saturating_add(6 * dups.min(16));
+            self.reo = more.min(*REO.end());
         }
     }
 
@@ -102,10 +169,43 @@ mod tests {
         assert_eq!(rtt.rto_ns(100_000, 0), 100_000);
         assert_eq!(rtt.rto_ns(100_000, 1), 200_000);
         assert_eq!(rtt.rto_ns(100_000, 200), RTO_MAX_NS);
+        rtt = Rtt::default();
+        rtt.sample(10_000);
+        rtt.keep_backoff(1);
+        rtt.keep_backoff(2);
+        assert_eq!([0, 1, 200].map(|n| rtt.rto_ns(100_000, n)), [800_000, 1_600_000, RTO_MAX_NS]);
+        rtt.sample(10_000);
+        assert_eq!(rtt.rto_ns(100_000, 0), 100_000);
         for _ in 0..100 {
             rtt.sample(1_000_000);
         }
         assert!(rtt.rto_ns(100_000, 0) >= 1_000_000);
+    }
+
+    /// Goal: the least round trip follows a path that becomes longer, after a second in which none
+    /// was short, and one that becomes shorter at once.
+    #[test]
+    fn the_least_round_trip_follows_the_path() {
+        const MS: u64 = 1_000_000;
+        let mut rtt = Rtt::default();
+        rtt.sample(20_000);
+        rtt.is_short(Instant(MS));
+        for ms in 1..990 {
+            rtt.sample(500_000 + ms % 7 * 1000);
+            rtt.stays_long(Instant((1 + ms) * MS));
+            assert_eq!(rtt.min_ns(), 20_000, "after {ms} ms");
+        }
+        rtt.is_short(Instant(991 * MS));
+        for ms in 992..1980 {
+            rtt.sample(600_000 + ms % 7 * 1000);
+            rtt.stays_long(Instant(ms * MS));
+        }
+        assert_eq!(rtt.min_ns(), 20_000, "there was a short one meanwhile");
+        rtt.sample(610_000);
+        rtt.stays_long(Instant(1993 * MS));
+        assert_eq!(rtt.min_ns(), 600_000);
+        rtt.sample(30_000);
+        assert_eq!(rtt.min_ns(), 30_000);
     }
 
     #[test]
@@ -120,8 +220,8 @@ mod tests {
         for _ in 0..100 {
             rtt.on_duplicates(1);
         }
-        assert_eq!(rtt.reorder_ns(), 160_000);
-        for _ in 0..240 {
+        assert_eq!(rtt.reorder_ns(), 159_375);
+        for _ in 0..239 {
             rtt.on_resent_arrived();
         }
         assert_eq!(rtt.reorder_ns(), 10_000);

@@ -96,6 +96,35 @@ fn marks_keep_a_queue_short() {
     assert!(marked.1 < 10.0 && marked.1 < plain.1 / 1.5, "{} of {} us", marked.1, plain.1);
 }
 
+/// Goal: a session whose path becomes longer, as its route changes, fills it as a new session does:
+/// it takes the longer round trip for the path's and no more for a queue. Method: the stream of
+/// [`goodput`], and 250 us one way instead of 5 after a while.
+#[test]
+fn a_path_that_becomes_longer_is_filled_again() {
+    const BEFORE: u64 = 500;
+    const MEASURED: u64 = 1500;
+    const LONGER_NS: u64 = 250_000;
+    let mut plan = stream_plan(1, 1500, 0.0);
+    let mut rig = Rig::new(plan.clone(), 2);
+    plan.link.latency_ns = LONGER_NS;
+    let new = stream(plan, 64 * KIB, 2 * MEASURED);
+    let total = if nightly() { 40_000 } else { 6000 };
+    let (mut longer_at, mut from) = (0, 0);
+    stream_on(&mut rig, 64 * KIB, total, |rig, got| match got {
+        BEFORE => {
+            rig.net.link.latency_ns = LONGER_NS;
+            longer_at = rig.net.now;
+        }
+        _ if got == total - MEASURED => from = rig.net.now,
+        _ => {}
+    });
+    let share = share_of_line(&rig, 64 * KIB, MEASURED, from);
+    let after_ms = (from - longer_at) / MS;
+    println!("longer path: {share:.4} after {after_ms} ms, {new:.4} of a new session");
+    assert!(share > 0.95 * new, "{share} of the line, and {new} of a new session");
+    assert!(after_ms < 2000 || nightly(), "after {after_ms} ms");
+}
+
 /// A stream of long messages.
 fn stream_plan(seed: u64, mtu: usize, loss: f64) -> Plan {
     let mut plan = Plan::calm(seed, 0);
@@ -115,8 +144,25 @@ fn stream(plan: Plan, len: usize, total: u64) -> f64 {
 
 /// The same, and what the link counted.
 fn stream_with_stats(plan: Plan, len: usize, total: u64) -> (f64, NetStats) {
-    let (mtu, bps, loss) = (plan.link.mtu[0], plan.link.bps as f64, plan.link.loss);
     let mut rig = Rig::new(plan, 2);
+    let from = rig.net.now;
+    stream_on(&mut rig, len, total, |_, _| {});
+    (share_of_line(&rig, len, total, from), rig.net.stats)
+}
+
+/// Goodput of `count` messages of `len` bytes since `from`, over what is possible.
+fn share_of_line(rig: &Rig, len: usize, count: u64, from: u64) -> f64 {
+    let link = &rig.plan.link;
+    let seconds = (rig.net.now - from) as f64 / 1e9;
+    let headers = 2 + 16 + 16 + 4;
+    let on_cable = (link.mtu[0] + 14) as f64 + crate::net::ETH_GAP as f64;
+    let line = link.bps as f64 / 8.0 * (link.mtu[0] - headers) as f64 / on_cable;
+    (count as usize * len) as f64 / seconds / (line * (1.0 - link.loss))
+}
+
+/// Sends `total` messages of `len` bytes, sixteen at a time, and tells `each` how many have
+/// arrived.
+fn stream_on(rig: &mut Rig, len: usize, total: u64, mut each: impl FnMut(&mut Rig, u64)) {
     let peer = rig.peer(0, 1, 2);
     let from = rig.net.now;
     let (mut sent, mut got) = (0, 0);
@@ -147,6 +193,7 @@ fn stream_with_stats(plan: Plan, len: usize, total: u64) -> (f64, NetStats) {
             Some(1) => {
                 while rig.read(1).is_some() {
                     got += 1;
+                    each(rig, got);
                     let buf = recvs.remove(0);
                     recvs.push(buf);
                     assert!(rig.recv(1, None, buf, got));
@@ -155,12 +202,6 @@ fn stream_with_stats(plan: Plan, len: usize, total: u64) -> (f64, NetStats) {
             _ => {}
         }
     }
-    let seconds = (rig.net.now - from) as f64 / 1e9;
-    let headers = 2 + 16 + 16 + 4;
-    let on_cable = (mtu + 14) as f64 + crate::net::ETH_GAP as f64;
-    let line = bps / 8.0 * (mtu - headers) as f64 / on_cable;
-    let share = (total as usize * len) as f64 / seconds / (line * (1.0 - loss));
-    (share, rig.net.stats)
 }
 
 /// Goal: a peer that dies ends every operation, not before T_dead and not after 1.1 times it; one

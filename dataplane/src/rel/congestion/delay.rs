@@ -17,6 +17,10 @@
 //! that know the path's. Below eight packets the window grows by less than two a round trip, and
 //! slowly even while there is a queue. A window that is not used does not grow (RFC 7661).
 //!
+//! A route may change, and the path become longer. A queue would look the same; but if eight
+//! packets or fewer have met it for a second, it is the path, or others that do not yield: then the
+//! least round trip of that second stands for the path's.
+//!
 //! A timeout while there is a queue halves the window as well. Without one the peer does not
 //! answer, as it computes, or the path is broken: from the second timeout in a row on each halves
 //! the window, which then doubles each round trip to half of what it was (RFC 5681, 3.1).
@@ -118,7 +122,7 @@ impl CongestionControl for DelayWindow {
 
     /// It is the smoothed round trip that counts: a single packet may be late for reasons of its
     /// own.
-    fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &Rtt, floor_ns: u64) {
+    fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &mut Rtt, floor_ns: u64) {
         let (packets, srtt) = (self.window().max(1), rtt.srtt_ns());
         let queue_ns = srtt.saturating_sub(rtt.min_ns());
         let surely = (floor_ns / 4).max(SURELY * rtt.var_ns());
@@ -127,6 +131,12 @@ impl CongestionControl for DelayWindow {
         self.is = is;
         let allowed = (floor_ns / 4).max(4 * rtt.var_ns());
         let queued = queue_ns > allowed;
+        // So few packets keep no queue up by themselves.
+        if queued && packets <= FEW {
+            rtt.stays_long(now);
+        } else {
+            rtt.is_short(now);
+        }
         if !queued || packets < FEW {
             let is_used = ack.under_way + 2 >= packets / 2;
             if is_used {
@@ -195,20 +205,20 @@ mod tests {
         let mut cwnd = DelayWindow::default();
         let mut now = Instant(0);
         for _ in 0..600 {
-            cwnd.on_ack(now, ack(8), &rtt, 100_000);
+            cwnd.on_ack(now, ack(8), &mut rtt, 100_000);
         }
         assert_eq!(cwnd.window(), WINDOW, "no queue: as many as may be numbered");
         for _ in 0..100 {
             rtt.sample(400_000);
             now = now + 500_000;
-            cwnd.on_ack(now, ack(8), &rtt, 100_000);
+            cwnd.on_ack(now, ack(8), &mut rtt, 100_000);
         }
         assert_eq!(cwnd.window(), FEW, "a queue that stays: the least");
         for _ in 0..200 {
             rtt.sample(20_000);
         }
         for _ in 0..10 {
-            cwnd.on_ack(now, ack(8), &rtt, 100_000);
+            cwnd.on_ack(now, ack(8), &mut rtt, 100_000);
         }
         let grown = cwnd.window();
         assert!((FEW + 10..FEW + 24).contains(&grown), "about two a round trip, not {grown}");
@@ -218,11 +228,11 @@ mod tests {
     fn after_round_trips(rtt_ns: u64) -> (DelayWindow, Rtt) {
         let (mut cwnd, mut rtt) = (DelayWindow::default(), Rtt::default());
         rtt.sample(20_000);
-        cwnd.on_ack(Instant(0), ack(240), &rtt, 100_000);
+        cwnd.on_ack(Instant(0), ack(240), &mut rtt, 100_000);
         for _ in 0..60 {
             rtt.sample(rtt_ns);
         }
-        cwnd.on_ack(Instant(1), ack(0), &rtt, 100_000);
+        cwnd.on_ack(Instant(1), ack(0), &mut rtt, 100_000);
         (cwnd, rtt)
     }
 
@@ -261,7 +271,7 @@ mod tests {
         for _ in 0..100 {
             rtt.sample(400_000);
             now = now + 500_000;
-            cwnd.on_ack(now, ack(8), &rtt, 100_000);
+            cwnd.on_ack(now, ack(8), &mut rtt, 100_000);
         }
         assert_eq!(cwnd.window(), FEW);
         for _ in 0..4 {
@@ -270,7 +280,7 @@ mod tests {
         }
         assert_eq!(cwnd.window(), MIN);
         for _ in 0..32 {
-            cwnd.on_ack(now, ack(2), &rtt, 100_000);
+            cwnd.on_ack(now, ack(2), &mut rtt, 100_000);
         }
         assert!((3..=FEW).contains(&cwnd.window()), "{cwnd:?}");
     }
@@ -279,7 +289,7 @@ mod tests {
     /// round trips.
     #[test]
     fn a_peer_that_was_silent_is_not_congestion() {
-        let (mut cwnd, rtt) = after_round_trips(22_000);
+        let (mut cwnd, mut rtt) = after_round_trips(22_000);
         cwnd.cut(Instant(1), 0, false);
         let before = cwnd.window();
         let now = Instant(1_000_000);
@@ -289,7 +299,7 @@ mod tests {
         assert!((MIN..FEW).contains(&cwnd.window()));
         for _ in 0..8 {
             let packets = cwnd.window();
-            cwnd.on_ack(now + 20_000_000, ack(packets), &rtt, 100_000);
+            cwnd.on_ack(now + 20_000_000, ack(packets), &mut rtt, 100_000);
         }
         assert!(cwnd.window() >= before / 2, "{} of {before}", cwnd.window());
     }
@@ -297,13 +307,13 @@ mod tests {
     /// Goal: a session that sends little has no large window when there is a queue at last.
     #[test]
     fn what_is_not_used_does_not_grow() {
-        let (mut cwnd, rtt) = after_round_trips(20_000);
+        let (mut cwnd, mut rtt) = after_round_trips(20_000);
         let before = cwnd.size;
         for _ in 0..50 {
-            cwnd.on_ack(Instant(2), Acked { packets: 1, under_way: 20 }, &rtt, 100_000);
+            cwnd.on_ack(Instant(2), Acked { packets: 1, under_way: 20 }, &mut rtt, 100_000);
         }
         assert_eq!({ cwnd.size }, before);
-        cwnd.on_ack(Instant(2), Acked { packets: 1, under_way: 200 }, &rtt, 100_000);
+        cwnd.on_ack(Instant(2), Acked { packets: 1, under_way: 200 }, &mut rtt, 100_000);
         assert!(cwnd.size > before);
     }
 
@@ -314,7 +324,7 @@ mod tests {
         let mut rtt = Rtt::default();
         rtt.sample(20_000);
         let mut cwnd = DelayWindow::default();
-        cwnd.on_ack(Instant(0), ack(984), &rtt, 100_000);
+        cwnd.on_ack(Instant(0), ack(984), &mut rtt, 100_000);
         // Just over the limit.
         while rtt.srtt_ns() <= rtt.min_ns() + (100_000 / 4).max(4 * rtt.var_ns()) {
             rtt.sample(60_000);
@@ -322,7 +332,7 @@ mod tests {
         let mut now = Instant(1_000_000_000);
         for _ in 0..4 {
             let before = cwnd.window();
-            cwnd.on_ack(now, ack(0), &rtt, 100_000);
+            cwnd.on_ack(now, ack(0), &mut rtt, 100_000);
             for _ in 0..3 {
                 cwnd.on_mark(now + 1, &rtt);
             }
@@ -337,14 +347,14 @@ mod tests {
         rtt.sample(20_000);
         let mut cwnd = DelayWindow::default();
         let mut now = Instant(1_000_000);
-        cwnd.on_ack(now, ack(984), &rtt, 100_000);
+        cwnd.on_ack(now, ack(984), &mut rtt, 100_000);
         assert_eq!(cwnd.window(), 1000);
         for (after, window) in [(0, 800), (10_000, 800), (10_000, 800), (1, 640), (20_001, 512)] {
             now = now + after;
             cwnd.on_mark(now, &rtt);
             assert_eq!(cwnd.window(), window);
         }
-        cwnd.on_ack(now, ack(64), &rtt, 100_000);
+        cwnd.on_ack(now, ack(64), &mut rtt, 100_000);
         assert_eq!(cwnd.window(), 512, "it grows by two a round trip from then on");
         for _ in 0..100 {
             now = now + 30_000;

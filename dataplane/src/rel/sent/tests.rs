@@ -19,7 +19,7 @@ impl CongestionControl for Fixed {
         self.0
     }
 
-    fn on_ack(&mut self, _: Instant, _: crate::rel::congestion::Acked, _: &Rtt, _: u64) {}
+    fn on_ack(&mut self, _: Instant, _: crate::rel::congestion::Acked, _: &mut Rtt, _: u64) {}
 
     fn on_mark(&mut self, _: Instant, _: &Rtt) {}
 
