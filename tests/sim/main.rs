@@ -12,6 +12,7 @@
 //!   [`remote`]: the checker. [`world`]: the run.
 //! - [`coll`]: groups on bare nodes, and what collectives must give. [`board`]: the memory that
 //!   they may share.
+//! - [`tcp`]: other tenants in a switch's port.
 //! - `stages`: the tests.
 
 mod alloc;
@@ -30,6 +31,7 @@ mod remote;
 mod rig;
 mod stages;
 mod switches;
+mod tcp;
 #[path = "../atomics/values.rs"]
 mod values;
 mod world;

@@ -17,6 +17,7 @@ use crate::board::{SimBoard, Slots};
 use crate::plan::LinkPlan;
 use crate::rng::{Rng, mix};
 use crate::switches::Switches;
+use crate::tcp::Tcp;
 
 /// Preamble, start delimiter, frame check sequence and gap of a frame on a cable, bytes.
 pub(crate) const ETH_GAP: u64 = 24;
@@ -49,6 +50,8 @@ pub(crate) enum Event {
     Turn { node: usize },
     /// The next switch of a node starts.
     Switch { node: usize },
+    /// A segment of TCP connection `n` was acknowledged, or is known to be lost.
+    Tcp { n: usize, lost: bool },
 }
 
 /// One thing done to one frame, counted from the first of the run.
@@ -142,6 +145,8 @@ pub(crate) struct Net {
     slots: Slots,
     /// Those between hosts and the wire, if there are.
     pub(crate) switches: Option<Switches>,
+    /// Connections of others through ports of the fabric's switch.
+    pub(crate) tcps: Vec<Tcp>,
     /// Whether each session is near, by incarnation and epoch of who made it.
     paths_of: HashMap<(u64, u32), bool>,
     /// Print every frame and completion.
@@ -174,6 +179,7 @@ impl Net {
             paths: vec![Path::default(); 2 * hosts * hosts],
             slots: Slots::default(),
             switches,
+            tcps: Vec::new(),
             paths_of: HashMap::new(),
             print: std::env::var_os("SIM_TRACE").is_some(),
         }
@@ -682,24 +688,36 @@ impl Net {
     /// A frame waits in the port of the fabric's switch towards `to`. It has its latency behind it.
     pub(crate) fn cross(&mut self, to: usize, life: u32, frame: u32) {
         let len = self.pool[frame as usize].len().max(60) as u64 + ETH_GAP;
-        let (bps, now) = (self.link.bps, self.now);
-        let place = &mut self.stations[to];
-        let wait_ns = place.port_free.saturating_sub(now);
-        let waiting = u128::from(wait_ns) * u128::from(bps) / 8_000_000_000;
-        if waiting as u64 + len > self.link.port_bytes.unwrap_or(u64::MAX) {
+        let Some((wait_ns, at)) = self.enter_port(to, len) else {
             self.stats.dropped += 1;
             self.stats.overflowed += 1;
             self.consumed(to, frame);
             return;
-        }
-        place.port_free = now + wait_ns + len * 8_000_000_000 / bps;
-        let at = place.port_free;
+        };
         self.stats.queued_ns += wait_ns;
         if self.link.mark_ns.is_some_and(|long| wait_ns > long) {
             self.stats.marked += 1;
             self.marked[frame as usize] = true;
         }
         self.at(at, Event::Arrive { to, life, frame });
+    }
+
+    /// A frame of `len` bytes on the cable enters the port towards `to`. Returns how long it waits
+    /// there and when it has left, `None` if there is no room for it.
+    pub(crate) fn enter_port(&mut self, to: usize, len: u64) -> Option<(u64, u64)> {
+        let (bps, wait_ns) = (self.link.bps, self.port_wait_ns(to));
+        let waiting = u128::from(wait_ns) * u128::from(bps) / 8_000_000_000;
+        if waiting as u64 + len > self.link.port_bytes.unwrap_or(u64::MAX) {
+            return None;
+        }
+        let leaves_at = self.now + wait_ns + len * 8_000_000_000 / bps;
+        self.stations[to].port_free = leaves_at;
+        Some((wait_ns, leaves_at))
+    }
+
+    /// How long a frame waits that enters the port towards `to` now.
+    pub(crate) fn port_wait_ns(&self, to: usize) -> u64 {
+        self.stations[to].port_free.saturating_sub(self.now)
     }
 
     /// What `host` learns of the process that is `station` on a segment that tells.

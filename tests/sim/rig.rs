@@ -221,6 +221,10 @@ impl Rig {
                 self.net.cross(to, life, frame);
                 (true, None)
             }
+            Some(Event::Tcp { n, lost }) => {
+                self.net.tcp_news(n, lost);
+                (true, None)
+            }
             Some(Event::Release { path }) => {
                 self.net.release(path);
                 (true, None)

@@ -300,6 +300,7 @@ impl World {
         let Some(event) = self.net.pop() else { return Ok(false) };
         match event {
             Event::Cross { to, life, frame } => self.net.cross(to, life, frame),
+            Event::Tcp { n, lost } => self.net.tcp_news(n, lost),
             Event::Arrive { to, life, frame } => self.arrive(to, life, frame),
             Event::Poll { host, stamp } if stamp == self.hosts[host].poll_stamp => {
                 self.poll(host)?

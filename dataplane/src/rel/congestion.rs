@@ -31,8 +31,8 @@ pub trait CongestionControl: Default {
     fn window(&self) -> u32;
 
     /// An acknowledgement came at `now`. `rtt` has its round trip already, and the path's least and
-    /// smoothed ones, and is told whether it is longer than the window explains; `floor_ns` is what
-    /// the port adds by itself, such as the kernel's scheduling.
+    /// smoothed ones, and may be told that the path has become longer; `floor_ns` is what the port
+    /// adds by itself, such as the kernel's scheduling.
     fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &mut Rtt, floor_ns: u64);
 
     /// An acknowledgement came at `now` that says that packets met a long queue: a router has

@@ -9,12 +9,8 @@ use crate::types::Instant;
 /// Ceiling of the retransmission timeout, nanoseconds.
 pub const RTO_MAX_NS: u64 = 64_000_000;
 
-/// How long every round trip has to be longer than the least one until the path has become longer,
-/// in units of 2^[`WHILE_BITS`] ns: a second.
-const LONGER_AFTER: u16 = 954;
-
 /// Shift from nanoseconds to units of 1.05 ms.
-const WHILE_BITS: u32 = 20;
+const SPAN_BITS: u32 = 20;
 
 const _: () = assert!(RTO_MAX_NS / 1000 < u16::MAX as u64, "microseconds fit 16 bits");
 
@@ -26,8 +22,8 @@ pub struct Rtt {
     srtt_ns: u32,
     var_ns: u32,
     min_ns: u32,
-    /// The least since `since` in microseconds, and `since` in units of 2^[`WHILE_BITS`] ns: see
-    /// [`stays_long`](Self::stays_long).
+    /// The least since `since` in microseconds, and `since` in units of 2^[`SPAN_BITS`] ns: see
+    /// [`begin_span`](Self::begin_span).
     recent_us: u16,
     since: u16,
     /// See [`keep_backoff`](Self::keep_backoff).
@@ -86,30 +82,30 @@ impl Rtt {
         u64::from(self.min_ns)
     }
 
-    /// Round trips are not [longer than they need be](Self::stays_long) at `now`.
+    /// A span of time begins at `now`, of which the least round trip is kept.
     #[inline]
-    pub fn is_short(&mut self, now: Instant) {
+    pub fn begin_span(&mut self, now: Instant) {
         (self.recent_us, self.since) = (u16::MAX, Self::units(now));
     }
 
-    /// Round trips are longer than the least one at `now`, although hardly a packet is under way,
-    /// as they were at each call since the last [`is_short`](Self::is_short). After a second of
-    /// that the least one since then is the path's, which has become longer.
-    #[inline]
-    pub fn stays_long(&mut self, now: Instant) {
-        if Self::units(now).wrapping_sub(self.since) >= LONGER_AFTER {
-            if self.recent_us != u16::MAX {
-                self.min_ns = self.min_ns.max(u32::from(self.recent_us) * 1000);
-            }
-            self.is_short(now);
+    /// How long the span has lasted at `now`, nanoseconds in steps of 1.05 ms. Starts anew after 68
+    /// seconds.
+    pub fn span_ns(&self, now: Instant) -> u64 {
+        u64::from(Self::units(now).wrapping_sub(self.since)) << SPAN_BITS
+    }
+
+    /// The path has become longer: the least round trip of the span is the path's.
+    pub fn path_is_longer(&mut self) {
+        if self.recent_us != u16::MAX {
+            self.min_ns = self.min_ns.max(u32::from(self.recent_us) * 1000);
         }
     }
 
     fn units(at: Instant) -> u16 {
-        (at.0 >> WHILE_BITS) as u16
+        (at.0 >> SPAN_BITS) as u16
     }
 
-    /// What was acknowledged after `backoff` timeouts in a row had been sent more than once, so its
+    /// What was acknowledged after `backoff` timers in a row had been sent more than once, so its
     /// round trip is not known. The timeout stays as long until there is a sample (RFC 6298, 5.7):
     /// on a path that has become longer each packet would be sent again before it can be
     /// acknowledged, and none would ever be measured.
@@ -182,27 +178,23 @@ mod tests {
         assert!(rtt.rto_ns(100_000, 0) >= 1_000_000);
     }
 
-    /// Goal: the least round trip follows a path that becomes longer, after a second in which none
-    /// was short, and one that becomes shorter at once.
+    /// Goal: the least round trip can rise to that of a span, and falls at once.
     #[test]
     fn the_least_round_trip_follows_the_path() {
         const MS: u64 = 1_000_000;
         let mut rtt = Rtt::default();
         rtt.sample(20_000);
-        rtt.is_short(Instant(MS));
-        for ms in 1..990 {
-            rtt.sample(500_000 + ms % 7 * 1000);
-            rtt.stays_long(Instant((1 + ms) * MS));
-            assert_eq!(rtt.min_ns(), 20_000, "after {ms} ms");
+        rtt.path_is_longer();
+        assert_eq!(rtt.min_ns(), 20_000);
+        rtt.begin_span(Instant(500 * MS));
+        rtt.path_is_longer();
+        assert_eq!(rtt.min_ns(), 20_000, "nothing was measured in it");
+        for ns in [700_300, 600_900, 650_000] {
+            rtt.sample(ns);
         }
-        rtt.is_short(Instant(991 * MS));
-        for ms in 992..1980 {
-            rtt.sample(600_000 + ms % 7 * 1000);
-            rtt.stays_long(Instant(ms * MS));
-        }
-        assert_eq!(rtt.min_ns(), 20_000, "there was a short one meanwhile");
-        rtt.sample(610_000);
-        rtt.stays_long(Instant(1993 * MS));
+        let span_ms = rtt.span_ns(Instant(2500 * MS)) / MS;
+        assert!((1998..=2002).contains(&span_ms), "{span_ms}");
+        rtt.path_is_longer();
         assert_eq!(rtt.min_ns(), 600_000);
         rtt.sample(30_000);
         assert_eq!(rtt.min_ns(), 30_000);

@@ -17,9 +17,12 @@
 //! that know the path's. Below eight packets the window grows by less than two a round trip, and
 //! slowly even while there is a queue. A window that is not used does not grow (RFC 7661).
 //!
-//! A route may change, and the path become longer. A queue would look the same; but if eight
-//! packets or fewer have met it for a second, it is the path, or others that do not yield: then the
-//! least round trip of that second stands for the path's.
+//! A queue that stands for a second although eight packets or fewer are under way is kept up by
+//! others, who yield to losses alone, as TCP does: then a window of eight competes. It grows
+//! by a packet a round trip whatever the delay, until the queue is gone (Copa's competitive mode).
+//! Or the path has become longer, as a route changed: so after ten seconds it goes down to eight
+//! packets again, and if the queue still stands after another second, the least round trip of that
+//! second is taken for the path's.
 //!
 //! A timeout while there is a queue halves the window as well. Without one the peer does not
 //! answer, as it computes, or the path is broken: from the second timeout in a row on each halves
@@ -47,6 +50,11 @@ const FIRST: u32 = 16;
 /// Fractions of a packet.
 const ONE: u32 = 256;
 
+/// How long a queue stands until a small window competes with those who keep it up, and how long
+/// that window competes, nanoseconds.
+const STANDS_NS: u64 = 1_000_000_000;
+const COMPETES_NS: u64 = 10_000_000_000;
+
 /// How many times the variation of the round trip a delay exceeds to be a queue for certain.
 /// Reordering delays by twice its variation, a queue that overflows by more than ten times.
 const SURELY: u64 = 8;
@@ -61,6 +69,10 @@ bitflags! {
         const CUT_FOR_MARK = 1 << 1;
         /// There was certainly a queue at the last acknowledgement.
         const QUEUED = 1 << 2;
+        /// It does not yield to a queue.
+        const COMPETING = 1 << 3;
+        /// It has competed since there was no queue.
+        const HAS_COMPETED = 1 << 4;
     }
 }
 
@@ -97,6 +109,34 @@ impl DelayWindow {
         (self.cut_at, self.is) = (now, is);
     }
 
+    /// Finds out whether others keep a queue up, or whether the path has become longer. `stands`:
+    /// round trips are longer than the least one, whatever their variation.
+    fn judge_queue(&mut self, now: Instant, stands: bool, rtt: &mut Rtt) {
+        let competes = self.is(Is::COMPETING);
+        let mut is = self.is;
+        if !stands {
+            is -= Is::COMPETING | Is::HAS_COMPETED;
+        } else if competes {
+            if rtt.span_ns(now) < COMPETES_NS {
+                return;
+            }
+            is = (is - Is::COMPETING) | Is::HAS_COMPETED;
+            self.size = self.size.min(FEW * ONE);
+        } else if self.window() <= 2 * FEW {
+            // Below eight it is losses that keep it small.
+            if self.window() < FEW || rtt.span_ns(now) < STANDS_NS {
+                return;
+            }
+            if self.is(Is::HAS_COMPETED) {
+                rtt.path_is_longer();
+            }
+            is.set(Is::COMPETING, !self.is(Is::HAS_COMPETED));
+            is -= Is::HAS_COMPETED;
+        }
+        self.is = is;
+        rtt.begin_span(now);
+    }
+
     /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
     /// is a queue.
     fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
@@ -131,13 +171,10 @@ impl CongestionControl for DelayWindow {
         self.is = is;
         let allowed = (floor_ns / 4).max(4 * rtt.var_ns());
         let queued = queue_ns > allowed;
-        // So few packets keep no queue up by themselves.
-        if queued && packets <= FEW {
-            rtt.stays_long(now);
-        } else {
-            rtt.is_short(now);
-        }
-        if !queued || packets < FEW {
+        self.judge_queue(now, queue_ns > floor_ns / 4, rtt);
+        if self.is(Is::COMPETING) {
+            self.size = (self.size + ack.packets * ONE / packets).min(WINDOW * ONE);
+        } else if !queued || packets < FEW {
             let is_used = ack.under_way + 2 >= packets / 2;
             if is_used {
                 let grown = self.growth(ack.packets, packets, queued);
@@ -283,6 +320,43 @@ mod tests {
             cwnd.on_ack(now, ack(2), &mut rtt, 100_000);
         }
         assert!((3..=FEW).contains(&cwnd.window()), "{cwnd:?}");
+    }
+
+    /// Tells a window of round trips of `rtt_ns`, one a millisecond, `ms` from `from_ms` on.
+    fn stands(cwnd: &mut DelayWindow, rtt: &mut Rtt, from_ms: u64, ms: u64, rtt_ns: u64) {
+        for at in from_ms..from_ms + ms {
+            rtt.sample(rtt_ns + at % 3 * 1000);
+            cwnd.on_ack(Instant(at * 1_000_000), ack(1), rtt, 100_000);
+        }
+    }
+
+    /// Goal: a small window competes with whoever keeps a queue up for a second, yields to losses
+    /// then, and no more competes once the queue is gone.
+    #[test]
+    fn a_queue_of_others_is_competed_with() {
+        let (mut cwnd, mut rtt) = after_round_trips(20_000);
+        stands(&mut cwnd, &mut rtt, 1, 900, 400_000);
+        assert_eq!(cwnd.window(), FEW);
+        stands(&mut cwnd, &mut rtt, 901, 2000, 400_000);
+        let grown = cwnd.window();
+        assert!(grown > 5 * FEW, "{grown}");
+        cwnd.on_loss(Instant(2901 * 1_000_000), 1 + grown / 64, &rtt);
+        assert_eq!(cwnd.window(), grown / 2);
+        stands(&mut cwnd, &mut rtt, 2902, 60, 20_000);
+        assert!(!cwnd.is(Is::COMPETING));
+        assert_eq!(rtt.min_ns(), 20_000);
+    }
+
+    /// Goal: a path that has become longer is known for one after a second, ten of competition, and
+    /// another second, and does not compete from then on.
+    #[test]
+    fn a_longer_path_is_told_from_a_queue() {
+        let (mut cwnd, mut rtt) = after_round_trips(20_000);
+        stands(&mut cwnd, &mut rtt, 1, 11_900, 400_000);
+        assert_eq!((cwnd.window(), rtt.min_ns()), (FEW, 20_000));
+        stands(&mut cwnd, &mut rtt, 11_901, 1500, 400_000);
+        assert_eq!(rtt.min_ns(), 400_000);
+        assert!(cwnd.window() > FEW && !cwnd.is(Is::COMPETING));
     }
 
     /// Goal: a peer that computes for a while, and does not answer, has its window back in a few
