@@ -89,6 +89,91 @@ fn incast_that_lasts() {
     assert!(bad.is_empty(), "out of bounds {BARS:?}: {bad:#?}");
 }
 
+/// Goal: what a program gathers in bursts, computing between them, takes little longer than the
+/// port needs for it, whatever window each sender has left from the burst before; longer if what
+/// finds no room is the end of a burst, which only a timer misses. Method: all senders send at
+/// once, and again ten milliseconds after all of it has arrived; twenty bursts.
+#[test]
+fn gathers_in_bursts() {
+    const BURSTS: usize = 20;
+    let (bps, least_ns) = (10_000_000_000, 0);
+    println!("bursts: senders, length x each, buffer: mean most of the least time, dropped");
+    let mut slow = Vec::new();
+    for kib in [128, 1024] {
+        for (senders, len, under_way, bar) in
+            [(8, 8 * KIB, 4, 3.0), (64, 8 * KIB, 4, 3.0), (64, 256 * KIB, 1, 1.1)]
+        {
+            let buffer = (kib * KIB) as u64;
+            let case = Case { senders, len, under_way, buffer, mark_ns: None, bps, least_ns };
+            let (took, overflowed) = bursts(case, BURSTS);
+            let least_ns = 8e9 * (senders * under_way * on_cable(len)) as f64 / bps as f64 + 10e3;
+            // Windows and round trips are those of earlier bursts from the sixth on.
+            let took = &took[5..];
+            let mean = took.iter().sum::<u64>() as f64 / took.len() as f64 / least_ns;
+            let most = took.iter().max().map_or(0.0, |most| *most as f64) / least_ns;
+            let line = format!(
+                "bursts: {senders:>2} {len:>6} x {under_way} {kib:>4} KiB: {mean:.2} {most:.2} of \
+                 {:.0} us, {overflowed:.3}",
+                least_ns / 1e3,
+            );
+            println!("{line}");
+            if mean > bar {
+                slow.push(line);
+            }
+        }
+    }
+    assert!(slow.is_empty(), "too slow: {slow:#?}");
+}
+
+/// How long each burst takes, nanoseconds, and the share of the frames that found no room.
+fn bursts(case: Case, count: usize) -> (Vec<u64>, f64) {
+    let Case { senders, len, under_way, .. } = case;
+    let mut rig = Rig::new(plan_of(&case), senders + 1);
+    let peers: Vec<_> = (1..=senders).map(|host| rig.peer(host, 0, 1)).collect();
+    let per_burst = senders * under_way;
+    let mut bufs: Vec<VecDeque<Buf>> = Vec::new();
+    for host in 0..=senders {
+        let n = if host == 0 { 2 * per_burst } else { 2 * under_way };
+        bufs.push((0..n).map(|_| rig.at(host).arena.take(len).expect("memory")).collect());
+    }
+    let mut took = Vec::new();
+    for _ in 0..count {
+        let from = rig.net.now;
+        let mut take = |host: usize| {
+            let buf = bufs[host].pop_front().expect("twice as many");
+            bufs[host].push_back(buf);
+            buf
+        };
+        for _ in 0..per_burst {
+            assert!(rig.recv(0, None, take(0), 0));
+        }
+        for host in 1..=senders {
+            for _ in 0..under_way {
+                assert!(rig.send(host, peers[host - 1], take(host), 0));
+            }
+        }
+        let (mut got, mut done) = (0, 0);
+        while got < per_burst || done < per_burst {
+            let (more, polled) = rig.step(from + 10_000 * MS);
+            assert!(more, "{got} of {per_burst}");
+            let Some(host) = polled else { continue };
+            while rig.read(host).is_some() {
+                if host == 0 {
+                    got += 1;
+                    if got == per_burst {
+                        took.push(rig.net.now - from);
+                    }
+                } else {
+                    done += 1;
+                }
+            }
+        }
+        let until = rig.net.now + 10 * MS;
+        rig.run_to(until);
+    }
+    (took, rig.net.stats.overflowed as f64 / rig.net.stats.frames as f64)
+}
+
 /// Plays a case, prints what came of it, and returns that if it is out of the bounds.
 fn is_out_of_bounds(case: Case) -> Option<String> {
     let Case { senders, len, under_way, buffer, mark_ns, .. } = case;
