@@ -8,6 +8,13 @@
 //!
 //! *Marked* is a router with a link of 100 Mbit/s that marks one datagram in a hundred (ECN), drawn
 //! at random, against the same link without marks, by turns.
+//!
+//! *Beside TCP* is that link, shared with the kernel's TCP (Reno, BBR), whose connections have as much to send
+//! as they can, against the link's rate.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use barewire_benches::duo::Rounds;
 use barewire_benches::end::{Made, Memory};
@@ -31,6 +38,13 @@ fn main() {
         if args.wants(case) {
             let measured = marked(case, [&ports[0], &ports[1]], &args, &mut report);
             measured.unwrap_or_else(|why| report.skip(case, &why));
+        }
+    }
+    for (control, connections) in [("reno", 1), ("reno", 4), ("bbr", 1), ("bbr", 4)] {
+        let case = format!("udp-64KiB-beside-{connections}-{control}");
+        if args.wants(&case) {
+            let measured = beside_tcp(&case, (control, connections), &args, &mut report);
+            measured.unwrap_or_else(|why| report.skip(&case, &why));
         }
     }
     for percent in ["0", "0.1", "1", "5"] {
@@ -115,6 +129,91 @@ fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report)
     );
     report.row(pairs.row(case, "GB/s", "unmarked").count(rounds * count).note(note));
     Ok(())
+}
+
+/// 64 KiB messages through the router beside TCP connections with a congestion control, against the
+/// link's rate. The note says what a fair part would be, and what the connections got.
+fn beside_tcp(
+    case: &str,
+    (control, connections): (&str, usize),
+    args: &Args,
+    report: &mut Report,
+) -> Made<()> {
+    const LEN: usize = 64 << 10;
+    let nodes = routed()?;
+    nodes.run(0, &format!("sysctl -qw net.ipv4.tcp_congestion_control={control}"))?;
+    let mut link = Stream::open_between(&nodes, ["udp:10.78.0.7", "udp:10.78.1.7"], LEN)?;
+    let (rounds, count) = (args.size(9, 1), args.size(100, 16));
+    let (ends, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
+    let said = |why: std::io::Error| format!("TCP: {why}");
+    let mut pairs = Rounds::default();
+    let mut theirs = 0.0;
+    std::thread::scope(|scope| {
+        let measured = (|| {
+            let (told, listens) = std::sync::mpsc::channel();
+            scope.spawn(|| sink(&nodes, connections, &arrived, told));
+            listens.recv().map_err(|_| "no TCP listener".to_owned())??;
+            for _ in 0..connections {
+                let mut stream = TcpStream::connect(SINK).map_err(said)?;
+                let ends = &ends;
+                scope.spawn(move || {
+                    while !ends.load(Ordering::Relaxed) && stream.write_all(&[0; LEN]).is_ok() {}
+                });
+            }
+            // Windows find their size.
+            link.run(2 * count)?;
+            for _ in 0..rounds {
+                let (before, from) = (arrived.load(Ordering::Relaxed), now_ns());
+                let rate = link.run(count)?;
+                let bytes = arrived.load(Ordering::Relaxed) - before;
+                theirs += bytes as f64 / (now_ns() - from) as f64 / rounds as f64;
+                pairs.push(rate, LINK_GBPS / 8.0);
+            }
+            Ok(())
+        })();
+        ends.store(true, Ordering::Relaxed);
+        measured
+    })
+    .map_err(|why: String| why)?;
+    let note = format!(
+        "{}; a fair part would be {:.2}; TCP got {:.3}",
+        pairs.span(),
+        1.0 / (connections + 1) as f64,
+        theirs * 8.0 / LINK_GBPS
+    );
+    report.row(pairs.row(case, "GB/s", "the link").count(rounds * count).note(note));
+    Ok(())
+}
+
+/// Where [`sink`] listens.
+const SINK: &str = "10.78.1.7:5001";
+
+/// Counts the bytes that arrive at the second host over so many connections, until all have ended.
+fn sink(
+    nodes: &Nodes,
+    connections: usize,
+    arrived: &AtomicU64,
+    told: std::sync::mpsc::Sender<Made<()>>,
+) {
+    let bound = nodes.enter(1).and_then(|()| TcpListener::bind(SINK).map_err(|e| e.to_string()));
+    let listener = match bound {
+        Ok(listener) => listener,
+        Err(why) => {
+            let _ = told.send(Err(why));
+            return;
+        }
+    };
+    let _ = told.send(Ok(()));
+    std::thread::scope(|scope| {
+        for stream in listener.incoming().take(connections).flatten() {
+            scope.spawn(move || {
+                let (mut stream, mut bytes) = (stream, vec![0; 64 << 10]);
+                while let Ok(n @ 1..) = stream.read(&mut bytes) {
+                    arrived.fetch_add(n as u64, Ordering::Relaxed);
+                }
+            });
+        }
+    });
 }
 
 /// Messages of `len` bytes against copies of `len` bytes.

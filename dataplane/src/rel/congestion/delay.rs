@@ -18,8 +18,9 @@
 //! slowly even while there is a queue. A window that is not used does not grow (RFC 7661).
 //!
 //! A queue that stands for a second although eight packets or fewer are under way is kept up by
-//! others, who yield to losses alone, as TCP does: then a window of eight competes. It grows
-//! by a packet a round trip whatever the delay, until the queue is gone (Copa's competitive mode).
+//! others, who yield to losses alone, as TCP does: then a window of eight competes, as TCP does. It
+//! grows whatever the delay, twofold a round trip until the first loss and by a packet from then
+//! on, and losses halve it, until the queue is gone (Copa's competitive mode).
 //! Or the path has become longer, as a route changed: so after ten seconds it goes down to eight
 //! packets again, and if the queue still stands after another second, the least round trip of that
 //! second is taken for the path's.
@@ -115,12 +116,15 @@ impl DelayWindow {
         let competes = self.is(Is::COMPETING);
         let mut is = self.is;
         if !stands {
-            is -= Is::COMPETING | Is::HAS_COMPETED;
+            is -= Is::HAS_COMPETED;
+            if competes {
+                is -= Is::COMPETING | Is::STARTING;
+            }
         } else if competes {
             if rtt.span_ns(now) < COMPETES_NS {
                 return;
             }
-            is = (is - Is::COMPETING) | Is::HAS_COMPETED;
+            is = (is - (Is::COMPETING | Is::STARTING)) | Is::HAS_COMPETED;
             self.size = self.size.min(FEW * ONE);
         } else if self.window() <= 2 * FEW {
             // Below eight it is losses that keep it small.
@@ -130,7 +134,7 @@ impl DelayWindow {
             if self.is(Is::HAS_COMPETED) {
                 rtt.path_is_longer();
             }
-            is.set(Is::COMPETING, !self.is(Is::HAS_COMPETED));
+            is.set(Is::COMPETING | Is::STARTING, !self.is(Is::HAS_COMPETED));
             is -= Is::HAS_COMPETED;
         }
         self.is = is;
@@ -173,7 +177,9 @@ impl CongestionControl for DelayWindow {
         let queued = queue_ns > allowed;
         self.judge_queue(now, queue_ns > floor_ns / 4, rtt);
         if self.is(Is::COMPETING) {
-            self.size = (self.size + ack.packets * ONE / packets).min(WINDOW * ONE);
+            let per_round_trip = if self.is(Is::STARTING) { packets } else { 1 };
+            let grown = ack.packets * ONE * per_round_trip / packets;
+            self.size = (self.size + grown).min(WINDOW * ONE);
         } else if !queued || packets < FEW {
             let is_used = ack.under_way + 2 >= packets / 2;
             if is_used {
@@ -204,7 +210,8 @@ impl CongestionControl for DelayWindow {
     fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt) {
         let window = self.window();
         let is_heavy = lost > 1 && lost > window / 2;
-        let overflowed = self.is(Is::QUEUED) && lost > window / 64;
+        let noise = if self.is(Is::COMPETING) { 0 } else { window / 64 };
+        let overflowed = self.is(Is::QUEUED) && lost > noise;
         if (is_heavy || overflowed) && now.since(self.cut_at) > rtt.srtt_ns() {
             self.cut(now, self.size / 2, false);
         }
