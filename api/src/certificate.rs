@@ -91,7 +91,7 @@ pub fn check_fit(len: usize, port: &PortCaps) -> Result<(), OpenError> {
     }
     let line = format!(
         "{name}: with the certificates a session begins with a frame of {len} bytes, and the \
-         port's have {most}: take an ECDSA key instead of RSA, fewer intermediates, or a longer \
+         port's have {most}; take an ECDSA key instead of RSA, fewer intermediates, or a longer \
          mtu="
     );
     Err(OpenError::new(Error::Invalid("the certificates fit no frame"), line))
@@ -120,14 +120,15 @@ impl CertSource {
             (&files.roots, "BAREWIRE_ROOTS_FILE"),
         ];
         if let Some((_, name)) = named.iter().find(|(path, _)| path.as_os_str().is_empty()) {
-            let line = format!("{name} is not set: a certificate, its key and roots go together");
+            let line =
+                format!("{name} is not set; set it: a certificate, its key and roots go together");
             return Err(OpenError::new(Error::Invalid("a certificate without all files"), line));
         }
         let peer = |id: &String| {
             PeerId::parse(id).ok_or_else(|| {
                 let line = format!(
-                    "BAREWIRE_PEER_IDS: {id:?} is none of spiffe://domain/path, \
-                     spiffe://domain/path/*, a DNS name and *.domain"
+                    "BAREWIRE_PEER_IDS: {id:?} is no name of a peer; write spiffe://domain/path, \
+                     spiffe://domain/path/*, a DNS name or *.domain"
                 );
                 OpenError::new(Error::Invalid("not the name of a peer"), line)
             })

@@ -101,7 +101,7 @@ pub fn refused_by_system(what: &str, errno: i32) -> Error {
 
 /// The error of ours for an `errno` of a file or a descriptor, and what mends it: empty, or with
 /// "; " before it.
-fn mend_of(errno: i32) -> (Error, &'static str) {
+pub(crate) fn mend_of(errno: i32) -> (Error, &'static str) {
     match errno {
         libc::EMFILE => (Error::ManyFiles, "; raise the process's limit: ulimit -n 65536"),
         libc::ENFILE => (Error::ManyFiles, "; raise the system's limit: sysctl fs.file-max"),

@@ -112,7 +112,7 @@ pub fn keyring(settings: &Settings) -> Result<Option<Keyring>, OpenError> {
 }
 
 fn too_many() -> OpenError {
-    let line = format!("a domain has {KEYS_MAX} keys at most: name fewer in BAREWIRE_KEY_FILE");
+    let line = format!("a domain has {KEYS_MAX} keys at most; name fewer in BAREWIRE_KEY_FILE");
     OpenError::new(Error::Invalid("a list of keys has 1 to 4"), line)
 }
 
@@ -121,7 +121,7 @@ fn made(bytes: &[u8], seal: Mode, whose: &str) -> Result<PreSharedKey, OpenError
     PreSharedKey::new(bytes, seal).ok_or_else(|| {
         let len = bytes.len();
         let e = Error::Invalid("a key has 16 to 1024 bytes");
-        let mend = "make one: head -c 32 /dev/urandom";
+        let mend = "make one: head -c 32 /dev/urandom > FILE";
         OpenError::new(e, format!("{whose}: {len} bytes, a key has {KEY_MIN} to {KEY_MAX}; {mend}"))
     })
 }
@@ -170,8 +170,8 @@ fn opened(
     if paths.iter().any(|path| path.as_os_str().is_empty()) {
         let error = Error::Invalid("a key file has no name");
         let line = match paths.len() {
-            1 => "BAREWIRE_KEY_FILE is set and empty: name a file, or unset it",
-            _ => "BAREWIRE_KEY_FILE: one of the names between the colons is empty",
+            1 => "BAREWIRE_KEY_FILE is set and empty; name a file, or unset it",
+            _ => "BAREWIRE_KEY_FILE: one of the names between the colons is empty; leave it out",
         };
         return Err(OpenError::new(error, line));
     }

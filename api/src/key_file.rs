@@ -7,7 +7,7 @@ use std::path::Path;
 
 use zeroize::Zeroizing;
 
-use crate::errno::{Error, OpenError, refused_by_system};
+use crate::errno::{Error, OpenError, mend_of};
 
 /// Opens a file, also where a FIFO would keep it for ever.
 pub(crate) fn open(path: &Path) -> io::Result<std::fs::File> {
@@ -37,9 +37,8 @@ impl Kind {
     ) -> Result<Zeroizing<Vec<u8>>, OpenError> {
         let (what, shown) = (self.what, path.display());
         let failed = |e: io::Error| {
-            let error =
-                refused_by_system(&shown.to_string(), e.raw_os_error().unwrap_or(libc::EIO));
-            OpenError::new(error, format!("{what} {shown}: {e}"))
+            let (error, mend) = mend_of(e.raw_os_error().unwrap_or(libc::EIO));
+            OpenError::new(error, format!("{what} {shown}: {e}{mend}"))
         };
         let file = file.map_err(failed)?;
         let is = file.metadata().map_err(failed)?;

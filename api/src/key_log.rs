@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use barewire_dataplane::node::Node;
 use barewire_dataplane::seal::lines;
 
-use crate::errno::{Error, OpenError, refused_by_system};
+use crate::errno::{Error, OpenError, mend_of};
 
 /// See the module.
 pub(crate) struct KeyLog {
@@ -27,9 +27,8 @@ impl KeyLog {
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
         let shown = path.display();
         let failed = |e: io::Error| {
-            let error =
-                refused_by_system(&shown.to_string(), e.raw_os_error().unwrap_or(libc::EIO));
-            OpenError::new(error, format!("BAREWIRE_KEY_LOG={shown}: {e}"))
+            let (error, mend) = mend_of(e.raw_os_error().unwrap_or(libc::EIO));
+            OpenError::new(error, format!("BAREWIRE_KEY_LOG={shown}: {e}{mend}"))
         };
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600);

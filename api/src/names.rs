@@ -599,12 +599,15 @@ fn heard(
     };
     let Some(first) = answers.first() else {
         let asked: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
-        let at = if asked.is_empty() { String::new() } else { format!(" ({})", asked.join(", ")) };
+        let at = match asked.join(", ") {
+            ips if ips.is_empty() || ips == text => String::new(),
+            ips => format!(" ({ips})"),
+        };
         let ms = PATIENCE.as_millis();
         return Err(NoName(format!(
-            "{text}{at}: every station on the segment was asked, by WHO, and within {ms} ms none \
-             answered that it serves {service_text} there; does a server run there, on the same \
-             segment, that has registered it (FI_SOURCE)?"
+            "{text}{at}: every station on the segment was asked by a broadcast, and within {ms} \
+             ms none answered that it serves {service_text} there; start the server first, on the \
+             same segment (a program registers its service by FI_SOURCE)"
         )));
     };
     if service != 0

@@ -364,6 +364,7 @@ mod tests {
             EndReason::Died,
             EndReason::NoProgress,
             EndReason::Stuck(9014),
+            EndReason::Starved,
             EndReason::Reset,
             EndReason::Closed,
             EndReason::TakenForDead,

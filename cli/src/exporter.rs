@@ -38,6 +38,7 @@ The names are those of `barewire stats`, with units; docs/observe.md lists them.
 pub(crate) struct ExporterArgs {
     /// Address to listen on.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9829")]
+    #[arg(value_parser = place)]
     listen: SocketAddr,
     /// Omits the counters of each session: about 20 series per peer.
     #[arg(long)]
@@ -71,6 +72,14 @@ pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where to listen, as an option has it.
+///
+/// # Errors
+/// What is expected.
+pub(crate) fn place(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "expected ADDRESS:PORT, such as 127.0.0.1:9829 or [::1]:9829")
+}
+
 /// Answers for as long as the process lives, in a thread of its own, and says where: of this
 /// process alone, with what is counted of each session. `option` is what asks for it.
 ///
@@ -96,7 +105,9 @@ fn listen(
     sessions: bool,
     option: &str,
 ) -> Result<(Http<impl Fn(&str) -> Answer + use<>>, String), Fail> {
-    let cannot = |why| Fail::new(format!("{at}: {why}")).mend(format!("another {option}"));
+    let cannot = |why| {
+        Fail::new(format!("{at}: {why}")).mend(format!("name another address or port by {option}"))
+    };
     let http = Http::listen(at, move |path| answer(path, pid, sessions)).map_err(cannot)?;
     let at = http.address().map_err(cannot)?;
     if !at.ip().is_loopback() {

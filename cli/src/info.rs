@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use barewire::settings::{Settings, VARIABLES};
-use barewire_driver::open::{PortInfo, list, open, open_through_switch};
+use barewire_driver::open::{PortInfo, is_known, list, open, open_through_switch};
 use barewire_driver::port::PortCaps;
 use serde::Serialize;
 
@@ -133,7 +133,7 @@ fn text(entry: &Entry) -> String {
         ));
     }
     if let Some(why) = &entry.why_not {
-        text.push_str(&format!("{:<18} not here: {why}\n", ""));
+        text.push_str(&format!("{:<18} cannot be opened: {why}\n", ""));
     }
     text
 }
@@ -154,6 +154,9 @@ struct Setting {
 const LOG: (&str, &str, &str) =
     ("BAREWIRE_LOG", "what barewire logs to standard error, debug or barewire=trace", "warn");
 
+/// What is wrong with a variable of ours that nothing knows.
+pub(crate) const UNREAD: &str = "nobody reads this variable";
+
 /// Beginnings of variables that others of ours read: MPI's collectives, units of systemd, tests.
 const OTHERS: &[&str] =
     &["BAREWIRE_MPI_", "BAREWIRE_SWITCH_ARGS", "BAREWIRE_EXPORTER_ARGS", "BAREWIRE_TEST_"];
@@ -166,6 +169,12 @@ fn all_settings(given: &[(String, String)]) -> Vec<Setting> {
         let value = value_of(&variable);
         let only = |asked: &str| value.clone().filter(|_| asked == name);
         let wrong = Settings::parse(only).err().map(|e| format!("expected {}", e.expected));
+        let no_port = || {
+            let port =
+                value.as_ref().filter(|v| name == "BAREWIRE_PORT" && !v.trim().is_empty())?;
+            (!is_known(port.trim())).then(|| "no such kind of port; see barewire info".to_owned())
+        };
+        let wrong = wrong.or_else(no_port);
         Setting { variable, value, default, meaning, wrong }
     };
     let ours = VARIABLES.iter().chain([&LOG]);
@@ -183,18 +192,33 @@ fn all_settings(given: &[(String, String)]) -> Vec<Setting> {
             value: Some(value.clone()),
             default: "",
             meaning: "",
-            wrong: Some("nobody reads this variable".to_owned()),
+            wrong: Some(UNREAD.to_owned()),
         })
         .collect();
     all.extend(unread);
     all
 }
 
-fn settings(as_json: bool) -> Result<(), Fail> {
+/// The environment.
+fn given() -> Vec<(String, String)> {
     let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
     let mut given: Vec<_> = std::env::vars_os().map(|(n, v)| (text(n), text(v))).collect();
     given.sort();
-    let all = all_settings(&given);
+    given
+}
+
+/// The variables of ours that are set and mean nothing, each with its value, and why; those that
+/// keep programs from running first.
+pub(crate) fn wrong_settings() -> Vec<(String, String)> {
+    let all = all_settings(&given()).into_iter();
+    let told = |s: Setting| Some((format!("{}={}", s.variable, s.value?), s.wrong?));
+    let mut wrong: Vec<_> = all.filter_map(told).collect();
+    wrong.sort_by_key(|(_, why)| why == UNREAD);
+    wrong
+}
+
+fn settings(as_json: bool) -> Result<(), Fail> {
+    let all = all_settings(&given());
     if as_json {
         return all.iter().try_for_each(out::json);
     }
@@ -217,7 +241,7 @@ mod tests {
         let why_not = Some("not part of this build; use shm".to_owned());
         let entry = look(PortInfo { spec: "dpdk".to_owned(), what: "a NIC".to_owned(), why_not });
         assert!(!entry.works);
-        assert!(text(&entry).ends_with("not here: not part of this build; use shm\n"));
+        assert!(text(&entry).ends_with("cannot be opened: not part of this build; use shm\n"));
         let json = serde_json::to_value(&entry).unwrap();
         assert_eq!(json["why_not"], "not part of this build; use shm");
         assert!(json.get("mac").is_none());
@@ -227,6 +251,7 @@ mod tests {
     fn a_variable_that_means_nothing_or_that_nobody_reads_is_marked() {
         let given = [
             ("BAREWIRE_NEAR", "maybe"),
+            ("BAREWIRE_PORT", "eth0"),
             ("BAREWIRE_T_DEAD_MS", "1000"),
             ("FI_BAREWIRE_IDLE", "never"),
             ("FI_BAREWIRE_PROT", "shm"),
@@ -238,6 +263,7 @@ mod tests {
         let wrong: Vec<_> = all.iter().filter(|s| s.wrong.is_some()).collect();
         let told = wrong.iter().map(|s| (&*s.variable, s.wrong.as_deref().unwrap()));
         let expected = [
+            ("BAREWIRE_PORT", "no such kind of port; see barewire info"),
             ("BAREWIRE_NEAR", "expected 0 or 1"),
             ("FI_BAREWIRE_IDLE", "expected spin, yield or sleep"),
             ("FI_BAREWIRE_PROT", "nobody reads this variable"),

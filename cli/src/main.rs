@@ -2,7 +2,7 @@
 //!
 //! Every command prints for people or, with `--json`, one object a line for programs. An error is
 //! one line that says what is wrong and, where one does, the command that mends it. Exit codes: 0
-//! done, 1 failed, 2 called wrongly.
+//! done, 1 failed, 2 wrong arguments.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -28,9 +28,9 @@ use crate::table::{Align, layout};
 /// Tests whether a process answers, at which frame lengths, and after what time
 ///
 /// Any process with an open barewire domain answers while it polls; none of its endpoints is
-/// involved. Pings of 64 bytes, of 1,514 bytes and of the longest frame that both sides accept
+/// involved. Frames of 60 bytes, of 1,514 bytes and of the longest that both sides accept
 /// alternate. If only short ones are answered, a binary search finds the longest length that
-/// passes. The answers themselves are short. (64 bytes include the Ethernet FCS.)
+/// passes. The answers themselves are short. Lengths include the Ethernet header, not the FCS.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
@@ -76,9 +76,9 @@ pub(crate) struct PingArgs {
     /// Seconds between pings, 0 to 3600.
     #[arg(long, default_value_t = 0.05)]
     interval: f64,
-    /// Seconds to wait for an answer, 0.001 to 3600.
-    #[arg(long, default_value_t = 1.0)]
-    timeout: f64,
+    /// Seconds to wait for an answer, 0.001 to 3600; default: 1, or 3 with a certificate.
+    #[arg(long)]
+    timeout: Option<f64>,
     /// File with the key that the station has, where it has one; several separated by colons, of
     /// which the first is used.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
@@ -92,18 +92,21 @@ pub(crate) struct PingArgs {
 
 impl PingArgs {
     /// As `barewire ping ADDR --port PORT` has them, with the options of `certificate`.
-    pub(crate) fn of(target: Whom, port: &str, certificate: CertArgs, json: bool) -> Self {
-        let port = port.to_owned();
-        Self {
-            target,
-            port,
-            count: 10,
-            interval: 0.05,
-            timeout: 1.0,
-            key_file: None,
-            certificate,
-            json,
-        }
+    pub(crate) fn of(target: Whom, port: &str, keys: (Option<OsString>, CertArgs)) -> Self {
+        let (port, (key_file, certificate)) = (port.to_owned(), keys);
+        let (count, interval, timeout, json) = (10, 0.05, None, false);
+        Self { target, port, count, interval, timeout, key_file, certificate, json }
+    }
+
+    /// The same with JSON for its output.
+    pub(crate) fn json(self, json: bool) -> Self {
+        Self { json, ..self }
+    }
+
+    /// Seconds to wait for an answer. A station with a certificate finds out within two whether an
+    /// earlier process of this port's address has ended.
+    fn timeout(&self, has_certificate: bool) -> f64 {
+        self.timeout.unwrap_or(if has_certificate { 3.0 } else { 1.0 })
     }
 
     /// The settings of the environment, with the key or the certificate that is named here.
@@ -142,7 +145,10 @@ pub(crate) fn whom(text: &str) -> Result<Whom, String> {
     if let Ok(place) = text.parse() {
         return Ok(Whom::Named(place));
     }
-    station(text).map(|station| Whom::At(EpAddr { station, ep: 0, incarnation: 0 }))
+    let station = station(text).map_err(
+        |_| "expected MAC[.NUMBER] such as 02:00:00:00:00:09, barewire://MAC/NUMBER, or IP:PORT",
+    )?;
+    Ok(Whom::At(EpAddr { station, ep: 0, incarnation: 0 }))
 }
 
 impl Whom {
@@ -183,7 +189,8 @@ impl Whom {
 /// # Errors
 /// The port does not open or is gone, or the certificate does not fit its frames.
 pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
-    if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&args.timeout) {
+    let timeout = args.timeout(false);
+    if !(0.0..=3600.0).contains(&args.interval) || !(0.001..=3600.0).contains(&timeout) {
         return Err(Fail::usage("--interval: 0 to 3600 seconds; --timeout: 0.001 to 3600"));
     }
     let settings = args.settings()?;
@@ -208,7 +215,8 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
 /// # Errors
 /// It does not open.
 pub(crate) fn open(port: &str) -> Result<Box<dyn Port>, Fail> {
-    let settings = barewire::Settings::from_env().map_err(Fail::usage)?;
+    let wrong = |why| Fail::usage(why).mend("see: barewire info --settings");
+    let settings = barewire::Settings::from_env().map_err(wrong)?;
     let open = if settings.near { open::open_in_node } else { open::open };
     open(port).map_err(Fail::new)
 }
@@ -247,6 +255,9 @@ fn ask(
     let seed = RandomState::new().hash_one(now_ns()) | 1;
     let near = port.is_near(target.station);
     let caps = port.caps();
+    // What stays in this machine's memory is not sealed.
+    let ring = ring.filter(|_| !near && !caps.lossless);
+    let has_certificate = ring.as_ref().is_some_and(Keyring::has_certificate);
     let settings = PingSettings {
         me: caps.station,
         target: target.station,
@@ -257,10 +268,9 @@ fn ask(
         mtu: if near { caps.near_mtu } else { caps.mtu },
         count: args.count,
         interval_ns: (args.interval * 1e9) as u64,
-        timeout_ns: (args.timeout * 1e9) as u64,
+        timeout_ns: (args.timeout(has_certificate) * 1e9) as u64,
     };
-    // What stays in this machine's memory is not sealed.
-    let mut ping = match ring.filter(|_| !near && !caps.lossless) {
+    let mut ping = match ring {
         Some(ring) => {
             check_fit(ring.open_len(), caps).map_err(Fail::new)?;
             Ping::sealed(settings, ring, has_aes())
@@ -392,9 +402,9 @@ impl Finding {
             Verdict::OtherKey => finding(
                 12,
                 "other_key",
-                "it has another key, or refuses this side's certificate",
-                "give both sides the same --key-file and BAREWIRE_SEAL, or certificates that they \
-                 trust; the log there says more",
+                "it has another key, or one side refuses the other's certificate",
+                "give both sides the same --key-file and BAREWIRE_SEAL, or certificates with \
+                 accepted names under the same roots; the log there says more",
             ),
             _ => finding(
                 12,
@@ -561,6 +571,15 @@ mod tests {
 
     use super::*;
     use crate::stats::station as station_of;
+
+    #[test]
+    fn a_certificate_takes_longer_to_be_answered() {
+        let whom = whom("02:00:00:00:00:09").unwrap();
+        let mut args = PingArgs::of(whom, "shm", (None, CertArgs::default()));
+        assert_eq!([false, true].map(|has| args.timeout(has)), [1.0, 3.0]);
+        args.timeout = Some(0.5);
+        assert_eq!([false, true].map(|has| args.timeout(has)), [0.5, 0.5]);
+    }
 
     fn found(verdict: Verdict, dropped: u64) -> Found {
         let rtts_ns = vec![1_000, 2_000, 90_000];

@@ -197,7 +197,12 @@ fn round_trips(args: &StatsArgs, seconds: f64) -> Result<ExitCode, Fail> {
     let before = published(args.pid)?;
     tell_unread(&before);
     std::thread::sleep(Duration::from_secs_f64(seconds));
-    for now in &published(args.pid)?.domains {
+    let now = published(args.pid)?.domains;
+    let was_open = |now: &Snapshot| before.domains.iter().any(|s| s.path == now.path);
+    if !args.json && !now.iter().any(was_open) {
+        return no_domain(args).map(|()| ExitCode::SUCCESS);
+    }
+    for now in &now {
         let Some(before) = before.domains.iter().find(|s| s.path == now.path) else { continue };
         let trips = Trips::between(before, now);
         match args.json {
@@ -206,6 +211,12 @@ fn round_trips(args: &StatsArgs, seconds: f64) -> Result<ExitCode, Fail> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says that nothing is there to be shown.
+fn no_domain(args: &StatsArgs) -> Result<(), Fail> {
+    let whose = args.pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
+    out::print(format_args!("no domain{whose} is open\n"))
 }
 
 /// Leaves the sessions that were asked for, in the order that was.
@@ -256,8 +267,7 @@ fn show(args: &StatsArgs, all: &Published, before: &Before) -> Result<(), Fail> 
         return all.switches.iter().try_for_each(|s| out::json(&switch_object(s)));
     }
     if all.domains.is_empty() && all.switches.is_empty() {
-        let whose = args.pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
-        return out::print(format_args!("no domain{whose} is open\n"));
+        return no_domain(args);
     }
     for switch in &all.switches {
         out::print(switch_text(switch, args.all))?;

@@ -22,75 +22,76 @@ use crate::{exporter, out};
 
 /// Owns a NIC and forwards between it and the processes of a node, until Ctrl-C
 ///
-/// For NICs that belong to one process: vfio, dpdk, a memif, and interfaces whose frames each
-/// process would have to filter. Processes open the same port as without a switch and go through it
-/// when it runs; they need no privilege. Those of one user on a node reach each other by shared
-/// memory, past the switch. It may be ended and started again, or killed, while they run: frames
-/// are lost and sent again.
+/// For NICs that belong to one process (vfio, dpdk, xdp, a memif), and for many processes on one
+/// interface, each of which would otherwise filter all its frames. Processes open the same port as
+/// without a switch and go through it while it runs; they need no privileges. Processes of one user
+/// on a node reach each other through shared memory, not through the switch. It can be restarted or
+/// killed while they run: lost frames are retransmitted.
 ///
-/// Root's switch serves the processes of every user, as the machine's network does; another user's
-/// serves its own. --user and --group say which users instead, besides its own and root. Each user
-/// has a segment closed to the others, and a process sends under its own address only. The socket
-/// to ask at is in /run/barewire, which a container needs as a volume.
+/// Root's switch serves the processes of all users; that of another user serves that user alone.
+/// With --user or --group it serves these users, its own and root. Users cannot read each other's
+/// frames, and a process can only send from its own address. Processes of other users ask at a
+/// socket in /run/barewire; a container needs that directory as a volume.
 ///
-/// On a processor of its own (--cpu) it polls without end. Without, it sleeps while nothing comes.
+/// With --cpu it polls continuously on that processor; otherwise it sleeps while nothing arrives.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
   0  ended by a signal; with --check: it could start
-  1  the NIC cannot be taken, or has gone; with --check also: a switch runs already
-  2  called wrongly
+  1  the NIC cannot be opened, or is gone; with --check also: a switch runs already
+  2  wrong arguments
 
 Examples:
-  barewire switch --port vfio:0000:05:00.0 --cpu 1     on its own processor
-  barewire switch --port afpacket:eth0 --every 10      prints what it forwarded every 10 s
-  barewire switch --port vfio:05:00.0 --group hpc      for members of a group
+  barewire switch --port vfio:0000:05:00.0 --cpu 1     on a processor of its own
+  barewire switch --port afpacket:eth0 --every 10      prints its counters every 10 s
+  barewire switch --port vfio:0000:05:00.0 --group hpc for members of a group
   barewire switch --port dpdk:0000:05:00.0 --check     what it would do, or that one runs
-  barewire switch --port vfio:05:00.0 --metrics        http://127.0.0.1:9830/metrics too
-  barewire stats                                       what a switch that runs has forwarded
+  barewire switch --port vfio:0000:05:00.0 --metrics   also serves its counters to Prometheus
+  barewire stats                                       the counters of running switches
   barewire pingpong --listen --port vfio:0000:05:00.0  a process behind it
 
-Options of a port that matter to processes behind a switch:
-  switch=no   take the device itself           switch=yes  do not start without a switch
-  near=no     reach processes of this node through the switch as well
+Options of the port of a process, after a comma:
+  switch=yes  an error if no switch runs       switch=no   opens the device itself
+  near=no     reaches processes of this node through the switch as well
 
 Environment:
+  BAREWIRE_PORT   the port if --port is not given
   BAREWIRE_STATS  0: it publishes nothing for `barewire stats`")]
 pub(crate) struct SwitchArgs {
     /// The device: vfio:, dpdk:, xdp:, afpacket: or memif:, with its options.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true)]
     port: String,
-    /// Stays on this processor and polls without end.
+    /// Processor to pin it to; it then polls continuously.
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
-    /// Serves processes of this user; may be given several times.
+    /// Serves processes of this user; can be repeated.
     #[arg(long, value_name = "NAME", conflicts_with = "group")]
     user: Vec<String>,
-    /// Serves processes of the members of this group.
+    /// Serves processes of members of this group.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Keeps users apart: no frame goes from one to another through the switch.
+    /// Forwards no frames from one user to another, only to and from the NIC.
     #[arg(long)]
     apart: bool,
-    /// Serves so many processes of each user at most.
+    /// Processes of each user that it serves at most, 1 to 255.
     #[arg(
         long, value_name = "N", default_value_t = 255,
         value_parser = clap::value_parser!(u8).range(1..)
     )]
     per_user: u8,
-    /// Says what it would do and why it could not, and changes nothing.
+    /// Prints what it would do, or why it could not start; changes nothing.
     #[arg(long)]
     check: bool,
-    /// Prints what was forwarded every so many seconds, 1 to 3600.
+    /// Prints its counters at this interval, 1 to 3600 seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     every: Option<u64>,
-    /// Offers its counters to Prometheus, over HTTP; without an address at 127.0.0.1:9830.
+    /// Serves its counters to Prometheus over HTTP; default address: 127.0.0.1:9830.
     #[arg(
         long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
-        default_missing_value = "127.0.0.1:9830"
+        default_missing_value = "127.0.0.1:9830", value_parser = exporter::place
     )]
     metrics: Option<SocketAddr>,
-    /// Prints one JSON object a line.
+    /// Prints one JSON object per line.
     #[arg(long)]
     json: bool,
 }

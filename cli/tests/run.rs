@@ -205,6 +205,7 @@ fn pingpong_with_a_key_file() {
     let output = run(&[&client[..], &["--key-file", gone.to_str().unwrap()]].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("gone") && said.contains("name a file that is there"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
     assert!(!said.contains("memory"), "{said}");
     let key = ["--key-file", right];
     for line in objects(&run(&[&client[..], &key].concat())) {
@@ -343,19 +344,41 @@ fn pingpong_with_certificates() {
         papers(dir.path(), "alone", ["", "", &root.pem()])[2].clone(),
     ];
     assert!(says(client_of("127.0.0.1:1", &alone)).contains("leads to none of the roots"));
-    let doctor = |papers| {
-        let output = command(&[&["doctor", "--json"][..], &cert_args(papers)].concat()).output();
-        let checks = objects(&output.unwrap());
-        checks.into_iter().find(|check| check["check"] == "certificate").unwrap()
-    };
-    let (bad, good) = (doctor(&alone), doctor(&right));
-    assert!(bad["status"] == "missing" && good["status"] == "ok", "{bad} {good}");
-    assert!(bad["found"].as_str().unwrap().contains("leads to none of the roots"), "{bad}");
-    assert!(bad["mend"].as_str().unwrap().contains("BAREWIRE_ROOTS_FILE"), "{bad}");
+    doctor_tells_of_certificates(&alone, &right);
     let key = key_file(dir.path(), "key", 1);
     let args = ["pingpong", "--listen", "--port", "udp:127.0.0.1", "--key-file"];
     let args = [&args[..], &[key.to_str().unwrap()], &cert_args(&right)].concat();
     assert!(says(command(&args).output().unwrap()).contains("a certificate or keys, not both"));
+}
+
+/// Goal: what a domain would say of a certificate is told beforehand: with a port and without, also
+/// whether it fits the frames of the port.
+fn doctor_tells_of_certificates(alone: &[String; 3], right: &[String; 3]) {
+    let doctor = |papers| {
+        let output = command(&[&["doctor", "--json"][..], &cert_args(papers)].concat()).output();
+        let output = output.unwrap();
+        let is_well = output.status.success();
+        let checks = lines(&String::from_utf8(output.stdout).unwrap());
+        let check = checks.into_iter().find(|check| check["check"] == "certificate").unwrap();
+        assert_eq!(is_well, check["status"] == "ok", "{check}");
+        check
+    };
+    let (bad, good) = (doctor(alone), doctor(right));
+    let on = |port: &str, papers| {
+        let args = ["doctor", "--json", "--port", port];
+        let output = command(&[&args[..], &cert_args(papers)].concat()).output().unwrap();
+        let checks = lines(&String::from_utf8(output.stdout).unwrap());
+        (output.status.code(), checks[1]["found"].to_string())
+    };
+    let (code, found) = on("udp:127.0.0.1", alone);
+    assert!(code == Some(1) && found.contains("leads to none of the roots"), "{found}");
+    let (code, found) = on("udp:127.0.0.1,mtu=400", right);
+    assert!(code == Some(1) && found.contains("begins with a frame of"), "{found}");
+    let (code, found) = on("udp:127.0.0.1", right);
+    assert!(code == Some(0) && found.contains("spiffe://a.org/job/1"), "{found}");
+    assert!(bad["status"] == "missing" && good["status"] == "ok", "{bad} {good}");
+    assert!(bad["found"].as_str().unwrap().contains("leads to none of the roots"), "{bad}");
+    assert!(bad["mend"].as_str().unwrap().contains("BAREWIRE_ROOTS_FILE"), "{bad}");
 }
 
 /// Goal: the commands of `docs/security.md` make what two processes understand each other by.
@@ -650,6 +673,8 @@ fn a_wrong_call_is_exit_code_2() {
     for args in [
         &["pingpong"][..],
         &["pingpong", "nonsense"],
+        &["exporter", "--listen", "9829"],
+        &["pingpong", "barwire://02:00:00:00:00:09/0", "--port", "udp:127.0.0.1"],
         &["pingpong", "--listen", "--spawn"],
         &["pingpong", "--once", "--spawn"],
         &["pingpong", "--spawn", "3"],
@@ -848,6 +873,8 @@ fn top_shows_what_runs() {
 /// Goal: how long round trips of a running process take is told on demand.
 #[test]
 fn round_trips_of_a_running_process_are_told() {
+    let none = run(&["stats", "--round-trips", "0.1", "--pid", "4194303"]);
+    assert_eq!(String::from_utf8(none.stdout).unwrap(), "no domain of process 4194303 is open\n");
     let port = format!("fault(loss=0.001,seed=3):{}", segment());
     let server = Server::start(&port);
     let args = ["bench", &server.addr, "--json", "--iterations", "100000000", "--size", "64"];

@@ -307,6 +307,9 @@ impl Ping {
             Some(Some(bytes)) => self.on_clear(now, &RxFrame::new(bytes)),
             Some(None) => self.on_key_refusal(frame),
         }
+        if self.seal.as_ref().is_some_and(Seal::refuses) {
+            self.key_refusal.get_or_insert(Verdict::OtherKey);
+        }
     }
 
     /// Takes a frame that is not sealed where frames are: it may refuse the key.
@@ -853,6 +856,9 @@ mod tests {
         let (root, other) = (Root::new(), Root::new());
         let key = |n| Some(ring(n, Mode::Encrypted, n));
         let cert = |root: &Root, n| Some(certified(root, "spiffe://a.org/1", n));
+        // Refused by this side, which says so to nobody else.
+        let own = credentials(&root.leaf("spiffe://a.org/2"), &root, &["spiffe://a.org/9"]);
+        let picky = Some(Keyring::of_certificate(own.unwrap(), Mode::Encrypted, [1; 32]));
         for (here, there, want) in [
             (key(7), key(8), Verdict::OtherKey),
             (key(7), Some(ring(7, Mode::Authenticated, 2)), Verdict::OtherKey),
@@ -860,6 +866,7 @@ mod tests {
             (None, key(7), Verdict::NoKey),
             (key(7), cert(&root, 2), Verdict::OtherKey),
             (cert(&other, 1), cert(&root, 2), Verdict::OtherKey),
+            (picky, cert(&root, 2), Verdict::OtherKey),
         ] {
             let ping = match here {
                 Some(ring) => Ping::sealed(settings(), ring, true),

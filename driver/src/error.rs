@@ -8,7 +8,7 @@ use crate::port::Station;
 
 /// What helps when the file system of a segment is full.
 pub(crate) const ENLARGE: &str =
-    "enlarge /dev/shm (mount -o remount,size=1G /dev/shm; a container's: --shm-size=1g)";
+    "enlarge /dev/shm (mount -o remount,size=1G /dev/shm, of a container --shm-size=1g)";
 
 /// Why a port did not open. Nothing is left behind: no file, no address, no memory.
 ///
@@ -38,7 +38,7 @@ pub enum OpenError {
     /// The file system of the segment has too little room for it.
     #[error(
         "no room for a segment in {path}: {need} bytes needed, {free} free; free some (ls -l \
-         {dir}) or enlarge it (mount -o remount,size=1G {dir}; a container's: --shm-size=1g)",
+         {dir}) or enlarge it (mount -o remount,size=1G {dir}, of a container --shm-size=1g)",
         dir = path.parent().unwrap_or(path).display(), path = path.display()
     )]
     NoSpace {
@@ -124,7 +124,10 @@ pub enum OpenError {
         asked: usize,
     },
     /// The frame size is outside what this port can carry.
-    #[error("mtu {mtu} is outside {min} to {max} on this port; write mtu={max} or less")]
+    #[error("mtu {mtu} is outside {min} to {max} on this port; write {}", match mtu < min {
+        true => format!("mtu={min} or more"),
+        false => format!("mtu={max} or less"),
+    })]
     BadMtu {
         /// The value asked for.
         mtu: usize,

@@ -1,9 +1,11 @@
 //! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`, and by a pattern
 //! that names one on each node ([`choose`]): `udp:10.1.0.0/16`, `afpacket:en*|udp:en*`.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use crate::backend::fault::{Fault, FaultSettings};
+use crate::backend::netdev::links;
 use crate::backend::pcap::Pcap;
 use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
 use crate::error::OpenError;
@@ -424,6 +426,12 @@ fn unknown(spec: &str, kind: &str) -> OpenError {
             "dpdk is not part of this build; build barewire with --features dpdk, or write shm",
         ),
         "loopback" => bad(spec, "loopback joins ports of one program only; write shm or shm:NAME"),
+        _ if links().iter().any(|link| link.name == spec) => {
+            bad(spec, format!("an interface, and no port; write afpacket:{spec} or udp:{spec}"))
+        }
+        _ if spec.split('/').next().is_some_and(|ip| ip.parse::<Ipv4Addr>().is_ok()) => {
+            bad(spec, format!("an address, and no port; write udp:{spec}"))
+        }
         _ => bad(spec, format!("no such kind of port; write {}", kinds(kind))),
     }
 }
@@ -547,8 +555,8 @@ mod tests {
             ("xdp:", "write xdp:eth0"),
             ("xdp:nothing0", "no such interface; there are "),
             ("xdp:eth0,speed=1", "no option \"speed\""),
-            ("xdp:eth0,queue=x", "invalid digit"),
-            ("xdp:eth0,queue=-1", "invalid digit"),
+            ("xdp:eth0,queue=x", "not a number; write digits"),
+            ("xdp:eth0,queue=-1", "not a number; write digits"),
             ("xdp:eth0,mode=fast", "mode=native or mode=generic"),
             ("xdp:eth0,zerocopy=1", "zerocopy=yes or zerocopy=no"),
             ("xdp:eth0,busypoll", "busypoll=yes or busypoll=no"),
@@ -573,10 +581,23 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_alone_and_wrong_numbers_say_what_to_write() {
+        each_says(&[
+            ("lo", "write afpacket:lo or udp:lo"),
+            ("10.0.0.1", "write udp:10.0.0.1"),
+            ("10.1.0.0/16", "write udp:10.1.0.0/16"),
+            ("fault(loss=x):shm", "\"x\" is not a number; write one, as in 0.01"),
+            ("shm:x,mtu=99999999999999999999", "is too large"),
+            ("shm:x,ring=5", "ring=5: write a power of two from 4096"),
+            ("shm:x,members=1", "members=1: write 2 to 1024"),
+        ]);
+    }
+
+    #[test]
     fn wrong_specs_say_what_to_write() {
         each_says(&[
             ("", "write shm"),
-            ("eth0", "write shm"),
+            ("nosuch0", "write shm"),
             ("shmem", "write shm or shm:NAME, "),
             ("afpackt:va", "no such kind of port; write afpacket:INTERFACE, "),
             ("AFPACKET:va", "udp:ADDRESS"),
@@ -588,7 +609,7 @@ mod tests {
             ("udp:192.0.2.1", "this host has "),
             ("udp", "write udp:10.0.0.1"),
             ("udp:", "write udp:10.0.0.1"),
-            ("udp:127.0.0.1:x", "invalid digit"),
+            ("udp:127.0.0.1:x", "not a number; write digits"),
             ("udp:127.0.0.1:80", "49152 to 65535"),
             ("udp:127.0.0.1,ring=7", "no option \"ring\""),
             ("udp:127.0.0.1,ecn=0", "write ecn=yes or ecn=no"),
@@ -614,7 +635,7 @@ mod tests {
             ("afpacket", "write afpacket:eth0"),
             ("afpacket:", "write afpacket:eth0"),
             ("afpacket:eth0,speed=1", "no option \"speed\""),
-            ("afpacket:eth0,mtu=x", "invalid digit"),
+            ("afpacket:eth0,mtu=x", "not a number; write digits"),
             ("afpacket:nothing0", "no such interface; there are "),
             ("loopback:", "one program"),
             ("vfio", "a NIC's PCI address is missing"),
@@ -626,8 +647,8 @@ mod tests {
             ("vfio:fffe:00:00.0,mac=01:00:00:00:00:01", "even first byte"),
             ("shm:", "a name is missing"),
             ("shm:a b", "letters, digits"),
-            ("shm:x,mtu=12k", "invalid digit"),
-            ("shm:x,mtu=100", "256 to"),
+            ("shm:x,mtu=12k", "not a number; write digits"),
+            ("shm:x,mtu=100", "256 to 65522 on this port; write mtu=256 or more"),
             ("shm:x,mac=zz", "02:00:00:00:00:01"),
             ("shm:x,speed=1", "no option \"speed\""),
             ("fault:shm", "fault(OPTION=VALUE,...):PORT"),

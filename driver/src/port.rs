@@ -72,6 +72,8 @@ pub enum Presence {
     Unknown,
     /// The process lives: it runs, sleeps, computes or is stopped.
     Present,
+    /// The process lives, and the port lacked memory when the last frame to it was to be sent.
+    Starved,
     /// Nobody has the address, and every frame sent from it has been received.
     Absent,
 }

@@ -12,7 +12,7 @@ use barewire_driver::backend::shm::{ShmPort, ShmSettings};
 use barewire_driver::error::OpenError;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::open::open;
-use barewire_driver::port::{MacAddr, Port, Tx};
+use barewire_driver::port::{MacAddr, Port, Presence, Tx};
 
 const ROLE: &str = "BAREWIRE_SHM_ROLE";
 const SURVIVORS: [MacAddr; 2] = [MacAddr([2, 0, 0, 0, 1, 0]), MacAddr([2, 0, 0, 0, 1, 1])];
@@ -272,10 +272,20 @@ fn in_a_small_file_system(dir: &std::path::Path) {
             continue;
         }
         assert!(all_to_all(&mut ports, longest).is_err());
+        let stations: Vec<_> = ports.iter().map(|port| port.caps().station).collect();
+        let starved = |ports: &mut [ShmPort]| {
+            let all = ports.iter_mut().flat_map(|port| {
+                let seen = |of| port.presence(of) == Presence::Starved;
+                stations.clone().into_iter().map(seen).collect::<Vec<_>>()
+            });
+            all.filter(|is| *is).count()
+        };
+        assert_eq!(starved(&mut ports), 1, "the one to whom the frame was to go");
         assert_eq!(all_to_all(&mut ports, 1000), Ok(64), "the short ones go on");
         mount("remount,size=64m");
         assert_eq!(all_to_all(&mut ports, longest), Ok(64));
         assert!(!ports.iter().any(Port::lacks_memory));
+        assert_eq!(starved(&mut ports), 0);
     }
     println!("all done");
 }

@@ -37,7 +37,7 @@ fn a_process_may_live_and_end_as_it_likes() {
         let is_freed = (0..10).any(|_| {
             survives(bench, &program, "exit");
             let mut command = bench.program(program.to_str().unwrap());
-            let said = succeed(command.arg("reload").env("FI_LOG_LEVEL", "warn"), 60);
+            let said = succeed(command.arg("reload").env("FI_LOG_LEVEL", "info"), 60);
             said.contains(" bytes were left by processes that died; they are freed")
         });
         assert!(is_freed, "nobody says what dead processes left");

@@ -220,7 +220,11 @@ fn names_of_nobody_are_no_data_and_say_who_was_asked() {
             (WIRE, ["none", "2001:db8::7", "7", "in6"], "none answered that it serves service 7"),
             (WIRE, ["none", "10.78.0.77", "-", "native"], "none answered that it serves a service"),
             (WIRE, ["none", "node1", "7", "native"], "(10.79.0.2): every station on the segment"),
-            (WIRE, ["none", "no-host.invalid", "7", "in"], "by WHO, and within 300 ms none"),
+            (
+                WIRE,
+                ["none", "no-host.invalid", "7", "in"],
+                "by a broadcast, and within 300 ms none",
+            ),
             (&udp, ["none", "10.78.0.2", "http", "in"], "a service is a number"),
             ("shm", ["none", "10.78.0.2", "7", "in"], "this port resolves no other host"),
         ] {

@@ -3,10 +3,10 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use barewire::{CertFacts, cert_facts, key_file_len};
+use barewire::{CertFacts, Settings, cert_facts, check_fit, key_file_len, keyring};
 use nix::unistd::{Uid, User};
 
-use super::machine::Machine;
+use super::machine::{Machine, Papers};
 use super::{Check, KEY, SPEED};
 
 /// Whether the processor encrypts with AES itself.
@@ -33,34 +33,54 @@ pub(super) fn aes(machine: &Machine) -> Check {
     }
 }
 
+/// The checks of the files that are named.
+pub(super) fn named(papers: &Papers) -> Vec<Check> {
+    let mut checks = Vec::new();
+    if !papers.key_files.is_empty() {
+        checks.push(files(papers));
+    }
+    if papers.certificate.is_some() {
+        checks.push(certificate(papers));
+    }
+    checks
+}
+
 /// Whose the key files are, who may read them, and how long the keys are.
-pub(super) fn files(machine: &Machine) -> Check {
+pub(super) fn files(papers: &Papers) -> Check {
     let name = "keys";
-    if machine.key_files.is_empty() {
+    if papers.key_files.is_empty() {
         let found = "BAREWIRE_KEY_FILE is not set: anybody on the wire can read and forge frames";
         return Check::ok(name, KEY, found);
     }
     let mut told = Vec::new();
-    for (i, path) in machine.key_files.iter().enumerate() {
+    let named = papers.key_files.iter().filter(|path| !path.as_os_str().is_empty());
+    for (i, path) in named.enumerate() {
         let shown = path.display();
         // As a domain has it: all but the first may be missing, and nothing else may be wrong.
         let is_missing =
             || std::fs::metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound);
-        if i > 0 && !path.as_os_str().is_empty() && is_missing() {
+        if i > 0 && is_missing() {
             told.push(format!("{shown}: none"));
             continue;
         }
         match key_file_len(path) {
             Ok(len) => told.push(format!("{shown}: {}, {len} bytes", owner(path))),
             Err(why) => {
+                let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, ""));
                 let new = format!("head -c 32 /dev/urandom > {shown} && chmod 600 {shown}");
-                let mend = match why.line.rsplit_once("; ") {
-                    Some((_, mend)) if mend.starts_with("chmod") => mend.to_owned(),
-                    _ => format!("{new} (the same file on all nodes)"),
+                let mend = match mend.starts_with("chmod") {
+                    true => mend.to_owned(),
+                    false => format!("{new} (the same file on all nodes)"),
                 };
-                return Check::missing(name, KEY, why.line, mend);
+                return Check::missing(name, KEY, found, mend);
             }
         }
+    }
+    // What is wrong with the list.
+    let settings = Settings { key_files: papers.key_files.clone(), ..Settings::default() };
+    if let Err(why) = keyring(&settings) {
+        let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, "ls -l"));
+        return Check::missing(name, KEY, found, mend);
     }
     told.push("sessions within this node are not sealed, but with near=no at the port".into());
     Check::ok(name, KEY, told.join("; "))
@@ -74,12 +94,12 @@ const LEFT: u64 = 14 * 86_400;
 const FRAME_LEN: usize = 1514;
 
 /// Whom the certificate names, and until when.
-pub(super) fn certificate(machine: &Machine) -> Check {
+pub(super) fn certificate(papers: &Papers) -> Check {
     let name = "certificate";
-    let Some(files) = &machine.certificate else {
+    let Some(files) = &papers.certificate else {
         return Check::ok(name, KEY, "BAREWIRE_CERT_FILE is not set");
     };
-    if !machine.key_files.is_empty() {
+    if !papers.key_files.is_empty() {
         let found =
             "BAREWIRE_CERT_FILE and BAREWIRE_KEY_FILE are both set: a domain has one of them";
         return Check::missing(name, KEY, found, "unset BAREWIRE_KEY_FILE");
@@ -92,14 +112,18 @@ pub(super) fn certificate(machine: &Machine) -> Check {
         }
         Ok(CertFacts { name: who, valid: [not_before, not_after], frame_len }) => {
             let life = not_after.saturating_sub(not_before);
-            let left = not_after.saturating_sub(machine.now_ns / 1_000_000_000);
+            let left = not_after.saturating_sub(papers.now_ns / 1_000_000_000);
             let (days, hours) = (left / 86_400, left / 3_600);
             let found = format!("{who}, private key {}", owner(&files.key));
             let found = match days {
                 0 => format!("{found}, {hours} hours left"),
                 _ => format!("{found}, {days} days left"),
             };
-            if frame_len > FRAME_LEN {
+            if let Some(Err(why)) = papers.port.as_ref().map(|port| check_fit(frame_len, port)) {
+                let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, ""));
+                return Check::missing(name, KEY, found, mend);
+            }
+            if papers.port.is_none() && frame_len > FRAME_LEN {
                 let found = format!("{found}, a session begins with a frame of {frame_len} bytes");
                 let mend = "take an ECDSA key and fewer intermediates, or ports with longer frames";
                 return Check::warn(name, KEY, found, mend);
@@ -122,14 +146,13 @@ fn owner(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Status;
+    use super::super::machine::fixture::Fixture;
+    use super::*;
     use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
 
     use barewire::CertFiles;
-
-    use super::super::Status;
-    use super::super::machine::fixture::Fixture;
-    use super::*;
 
     #[test]
     fn aes_is_read_from_the_flags() {
@@ -157,10 +180,9 @@ mod tests {
             std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
         };
         let check = |now: u64| {
-            let mut machine = Fixture::full().machine();
-            machine.certificate = Some(CertFiles::new(at("cert"), at("key"), at("cert")));
-            machine.now_ns = now * 1_000_000_000;
-            certificate(&machine)
+            let files = CertFiles::new(at("cert"), at("key"), at("cert"));
+            let now_ns = now * 1_000_000_000;
+            certificate(&Papers { certificate: Some(files), now_ns, ..Papers::default() })
         };
         put("cert", &cert, 0o644);
         put("key", &key.serialize_pem(), 0o600);
@@ -214,11 +236,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             path
         };
-        let check = |key_files: Vec<PathBuf>| {
-            let mut machine = Fixture::full().machine();
-            machine.key_files = key_files;
-            files(&machine)
-        };
+        let check = |key_files: Vec<PathBuf>| files(&Papers { key_files, ..Papers::default() });
         let good = put("good", 32, 0o600);
         let found = check(vec![good.clone(), dir.path().join("next")]);
         assert_eq!(found.status, Status::Ok);
@@ -230,8 +248,12 @@ mod tests {
         let short = check(vec![put("short", 15, 0o600)]);
         assert!(short.found.contains("15 bytes"), "{short:?}");
         assert!(short.mend.unwrap().starts_with("head -c 32 /dev/urandom"));
-        assert_eq!(check(vec![dir.path().join("none"), good]).status, Status::Missing);
-        assert_eq!(check(vec![PathBuf::new()]).status, Status::Missing);
+        assert_eq!(check(vec![dir.path().join("none"), good.clone()]).status, Status::Missing);
+        let empty = check(vec![PathBuf::new()]);
+        assert!(empty.found.ends_with("is set and empty"), "{empty:?}");
+        assert_eq!(empty.mend.unwrap(), "name a file, or unset it");
+        assert!(check(vec![good.clone(), PathBuf::new()]).found.contains("between the colons"));
+        assert!(check(vec![good; 5]).found.contains("4 keys at most"));
         assert!(check(Vec::new()).found.contains("not set"));
     }
 }

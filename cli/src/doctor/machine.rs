@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use barewire::settings::{CertFiles, Settings};
+use barewire::CertFiles;
 use barewire::stats::Published;
 use barewire_driver::backend::memif::check_here;
 use barewire_driver::backend::netdev::{Link, links};
@@ -10,7 +10,9 @@ use barewire_driver::backend::xdp::XdpSettings;
 use barewire_driver::backend::xdp::survey::{XdpNic, nics};
 use barewire_driver::error::OpenError;
 use barewire_driver::open::{PortInfo, list, open_through_switch, switch_socket};
+use barewire_driver::port::PortCaps;
 
+use crate::info::wrong_settings;
 use crate::stats::{published, since_1970_ns};
 
 /// A device that a switch owns.
@@ -20,6 +22,19 @@ pub(super) struct Behind {
     pub(super) socket: String,
     /// Whether processes of this user go through it, or why not and what mends it.
     pub(super) serves: Result<(), (String, String)>,
+}
+
+/// The files that the options or the environment name, and when they are looked at.
+#[derive(Default)]
+pub(super) struct Papers {
+    /// The key files.
+    pub(super) key_files: Vec<PathBuf>,
+    /// The certificate in place of keys.
+    pub(super) certificate: Option<CertFiles>,
+    /// The port whose frames are to be sealed, if one is named.
+    pub(super) port: Option<PortCaps>,
+    /// The time, ns since 1970.
+    pub(super) now_ns: u64,
 }
 
 /// A machine as the checks see it.
@@ -35,10 +50,10 @@ pub(super) struct Machine {
     pub(super) xdp: Result<(), (String, String)>,
     /// The interfaces on which we would.
     pub(super) xdp_nics: Vec<XdpNic>,
-    /// The key files that the environment names.
-    pub(super) key_files: Vec<PathBuf>,
-    /// The certificate that the options or the environment name.
-    pub(super) certificate: Option<CertFiles>,
+    /// The variables of ours that are set and mean nothing: which, and why.
+    pub(super) wrong_settings: Vec<(String, String)>,
+    /// What seals frames.
+    pub(super) papers: Papers,
     /// The devices that switches own.
     pub(super) behind: Vec<Behind>,
     /// What runs and publishes statistics.
@@ -57,8 +72,8 @@ impl Machine {
             memif: memif(),
             xdp: xdp(),
             xdp_nics: nics(),
-            key_files: Settings::from_env().map_or(Vec::new(), |s| s.key_files),
-            certificate: None,
+            wrong_settings: wrong_settings(),
+            papers: Papers::default(),
             behind: behind(),
             // Where nothing can be read nothing runs that could be looked into.
             published: published(None).unwrap_or_default(),
@@ -282,8 +297,8 @@ pub(super) mod fixture {
                 memif: self.memif.clone(),
                 xdp: self.xdp.clone(),
                 xdp_nics: self.xdp_nics.clone(),
-                key_files: Vec::new(),
-                certificate: None,
+                wrong_settings: Vec::new(),
+                papers: Papers { now_ns: 9_000_000_000, ..Papers::default() },
                 behind: Vec::new(),
                 published: Published::default(),
                 now_ns: 9_000_000_000,

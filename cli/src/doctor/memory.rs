@@ -103,7 +103,7 @@ pub(super) fn huge_2m(machine: &Machine) -> Check {
             "/sys/devices/system/node/{}/hugepages/hugepages-2048kB/nr_hugepages",
             dry.node
         );
-        let mend = format!("echo {} | sudo tee {file}", dry.total + 256);
+        let mend = format!("echo {} | sudo tee {file}", dry.total + 64);
         return Check::warn(name, SPEED, format!("{}; ordinary pages serve", list(&pools)), mend);
     }
     Check::ok(name, SPEED, list(&pools))
@@ -178,7 +178,7 @@ mod tests {
         let check = huge_2m(&fixture.machine());
         assert_eq!(check.status, Status::Warn);
         let mend = check.mend.unwrap();
-        assert_eq!(mend, format!("echo 264 | sudo tee {node1}/nr_hugepages"));
+        assert_eq!(mend, format!("echo 72 | sudo tee {node1}/nr_hugepages"));
         let none = Fixture::full().without(NODE0);
         assert_eq!(huge_2m(&none.machine()).status, Status::Warn);
         assert_eq!(huge_1g(&none.machine()).status, Status::Ok);

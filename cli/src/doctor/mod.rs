@@ -1,11 +1,17 @@
 //! `barewire doctor`: what this machine has and lacks, and the command that mends each.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use barewire_driver::frame::ETH_HDR_LEN;
+use barewire_driver::open::{Device, device};
+use barewire_driver::port::PortCaps;
 use serde::Serialize;
 
 use crate::cert_args::CertArgs;
 use crate::fail::Fail;
+use crate::info::UNREAD;
+use crate::stats::since_1970_ns;
 use crate::{out, ping};
 
 mod cpu;
@@ -17,7 +23,7 @@ mod nic;
 mod running;
 mod wire;
 
-use machine::Machine;
+use machine::{Machine, Papers};
 
 /// Checks this machine, and names the command that fixes each problem
 ///
@@ -26,9 +32,9 @@ use machine::Machine;
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
-  0  the port shm works, whatever else is missing
-  1  the port shm, or the one given by --port, does not work
-  with --peer: those of `barewire ping`
+  0  the port shm works, or the one given by --port, whatever else is missing
+  1  it does not work, or a setting, a key or a certificate that is given cannot be used
+  with --peer, if that is well: those of `barewire ping`
 
 Examples:
   barewire doctor          a list for people
@@ -36,7 +42,13 @@ Examples:
   barewire doctor --cert n1.pem --cert-key n1.key --roots ca.pem
                            also whether peers would accept this certificate
   barewire doctor --port afpacket:eth0 --peer 52:54:00:12:34:56
-                           only that port, and whether the station answers: `barewire ping`")]
+                           only that port, and whether the station answers: `barewire ping`
+  barewire doctor --port udp:eth0 --key-file job.key
+                           that port and that key
+
+Environment:
+  BAREWIRE_KEY_FILE, BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE,
+  BAREWIRE_PEER_IDS  the files if no option names them")]
 pub(crate) struct DoctorArgs {
     /// Prints one JSON object per line.
     #[arg(long)]
@@ -47,42 +59,61 @@ pub(crate) struct DoctorArgs {
     /// Pings this station over the port; same form as for `barewire ping`.
     #[arg(long, value_name = "ADDR", requires = "port", value_parser = ping::whom)]
     peer: Option<ping::Whom>,
+    /// File with the pre-shared key, to check it and to use it for --peer; several separated by
+    /// colons.
+    #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
+    key_file: Option<OsString>,
     #[command(flatten)]
     certificate: CertArgs,
+}
+
+impl DoctorArgs {
+    /// The key files and the certificate.
+    ///
+    /// # Errors
+    /// A certificate lacks a file.
+    fn papers(&self) -> Result<Papers, Fail> {
+        let split = |files: &OsString| std::env::split_paths(files).collect();
+        Ok(Papers {
+            key_files: self.key_file.as_ref().map_or(Vec::new(), split),
+            certificate: self.certificate.files()?,
+            port: None,
+            now_ns: since_1970_ns(),
+        })
+    }
 }
 
 /// Runs the checks on this machine and prints them.
 ///
 /// # Errors
-/// None: what cannot be read is a check that says so.
+/// A certificate lacks a file. What cannot be read is a check that says so.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
     if let Some(port) = &args.port {
         return of_port(port, args);
     }
     let mut machine = Machine::this();
-    machine.certificate = args.certificate.files()?;
+    machine.papers = args.papers()?;
     let checks = all(&machine);
-    for check in &checks {
-        if args.json {
-            out::json(check)?;
-        } else {
-            out::print(text(check))?;
-        }
-    }
+    show(&checks, args)?;
     Ok(exit_code(&checks))
 }
 
-/// Says whether `port` opens and, if a station is named, whether that answers.
+fn show(checks: &[Check], args: &DoctorArgs) -> Result<(), Fail> {
+    checks.iter().try_for_each(|check| match args.json {
+        true => out::json(check),
+        false => out::print(text(check)),
+    })
+}
+
+/// Says whether `port` opens, whether the keys or the certificate that are named can be used on it
+/// and, if a station is named, whether that answers.
 fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
+    let mut papers = args.papers()?;
     let check = match ping::open(port) {
         Ok(opened) => {
             let caps = opened.caps();
-            let bytes = caps.mtu + 14;
-            Check::ok(
-                "port",
-                "--port",
-                format!("{}: {}, {bytes} B a frame", caps.name, caps.station),
-            )
+            papers.port = Some(caps.clone());
+            opens(caps, device(&caps.name))
         }
         Err(why) => {
             let text = why.to_string();
@@ -91,19 +122,28 @@ fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
             Check::missing("port", "--port", why, mend)
         }
     };
-    let opens = check.status == Status::Ok;
-    if args.json {
-        out::json(&check)?
-    } else {
-        out::print(text(&check))?
-    }
+    let mut checks = vec![check];
+    checks.extend(keys::named(&papers));
+    show(&checks, args)?;
+    let is_well = checks.iter().all(|check| check.status != Status::Missing);
     match args.peer {
-        Some(peer) if opens => {
-            let certificate = args.certificate.clone();
-            ping::run(&ping::PingArgs::of(peer, port, certificate, args.json))
+        Some(peer) if is_well => {
+            let keys = (args.key_file.clone(), args.certificate.clone());
+            ping::run(&ping::PingArgs::of(peer, port, keys).json(args.json))
         }
-        _ => Ok(if opens { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+        _ => Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
     }
+}
+
+/// What is told of a port that opens.
+fn opens(caps: &PortCaps, on: Device) -> Check {
+    let found = format!("{}: {}, {} B a frame", caps.name, caps.station, caps.mtu + ETH_HDR_LEN);
+    if on.is_up == Some(false) {
+        let found = format!("{found}; {} has no carrier, so frames are lost", on.name);
+        let mend = format!("connect its cable, or the other end: sudo ethtool {}", on.name);
+        return Check::warn("port", "--port", found, mend);
+    }
+    Check::ok("port", "--port", found)
 }
 
 /// What a check found.
@@ -181,8 +221,9 @@ fn all(machine: &Machine) -> Vec<Check> {
         cpu::smt(machine),
         cpu::clocksource(machine),
         keys::aes(machine),
-        keys::files(machine),
-        keys::certificate(machine),
+        settings(machine),
+        keys::files(&machine.papers),
+        keys::certificate(&machine.papers),
         wire::interfaces(machine),
         wire::raw_socket(machine),
         wire::xdp(machine),
@@ -197,8 +238,24 @@ fn all(machine: &Machine) -> Vec<Check> {
     checks
 }
 
+/// The variables of ours that are set.
+fn settings(machine: &Machine) -> Check {
+    let name = "settings";
+    let Some((variable, why)) = machine.wrong_settings.first() else {
+        return Check::ok(name, SHM, "every BAREWIRE_ variable that is set can be used");
+    };
+    let found = format!("{variable}: {why}");
+    match why == UNREAD {
+        true => Check::warn(name, SHM, found, "barewire info --settings lists those that are read"),
+        false => {
+            let variable = variable.split('=').next().unwrap_or_default();
+            Check::missing(name, SHM, found, format!("correct it, or: unset {variable}"))
+        }
+    }
+}
+
 fn exit_code(checks: &[Check]) -> ExitCode {
-    let lacking = |c: &Check| c.status == Status::Missing && c.needed_for == SHM;
+    let lacking = |c: &Check| c.status == Status::Missing && [SHM, KEY].contains(&c.needed_for);
     if checks.iter().any(lacking) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
@@ -229,7 +286,33 @@ mod tests {
         let checks = |need| [Check::ok("a", SHM, ""), Check::missing("b", need, "", "x")];
         assert_eq!(exit_code(&checks(VFIO)), ExitCode::SUCCESS);
         assert_eq!(exit_code(&checks(SHM)), ExitCode::FAILURE);
+        assert_eq!(exit_code(&checks(KEY)), ExitCode::FAILURE);
         assert_eq!(exit_code(&[Check::warn("a", SHM, "", "x")]), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn a_variable_that_means_nothing_is_told() {
+        let mut machine = Fixture::full().machine();
+        assert_eq!(settings(&machine).status, Status::Ok);
+        machine.wrong_settings = vec![("FI_BAREWIRE_PROT".to_owned(), UNREAD.to_owned())];
+        assert_eq!(settings(&machine).status, Status::Warn);
+        let wrong = ("BAREWIRE_NEAR=maybe".to_owned(), "expected 0 or 1".to_owned());
+        machine.wrong_settings.insert(0, wrong);
+        let check = settings(&machine);
+        assert_eq!(check.status, Status::Missing);
+        assert_eq!(check.found, "BAREWIRE_NEAR=maybe: expected 0 or 1");
+        assert_eq!(check.mend.unwrap(), "correct it, or: unset BAREWIRE_NEAR");
+    }
+
+    #[test]
+    fn a_port_without_a_carrier_is_told() {
+        let caps = barewire_driver::open::open("shm:doctor-carrier").unwrap().caps().clone();
+        let on = |is_up| Device { name: "eth0".to_owned(), is_up, ..Device::default() };
+        assert_eq!(opens(&caps, on(None)).status, Status::Ok);
+        assert_eq!(opens(&caps, on(Some(true))).status, Status::Ok);
+        let check = opens(&caps, on(Some(false)));
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.found.contains("eth0 has no carrier"), "{check:?}");
     }
 
     #[test]

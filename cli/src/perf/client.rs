@@ -72,7 +72,7 @@ pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Resu
 /// Who listens: an address, or on a port whose endpoints have such names HOST or HOST:SERVICE.
 fn whom(text: &str, port: &str) -> Result<EpAddr, Fail> {
     let names = Names::of(port);
-    if names == Names::Labels || text.starts_with("barewire:") {
+    if names == Names::Labels || text.contains("://") {
         return parse_addr(text);
     }
     let settings = Settings::from_env().map_err(Fail::usage)?;

@@ -164,14 +164,19 @@ impl Member {
                     if spins % SPINS == 0 {
                         let since = *since.get_or_insert_with(Instant::now);
                         if since.elapsed() > PATIENCE {
-                            return Err(Fail::new(format!("{} does not end", name(what))));
+                            let fail = Fail::new(format!("{} does not end", name(what)));
+                            return Err(fail.mend("see what it waits for: barewire stats"));
                         }
                         std::thread::yield_now();
                     }
                 }
                 Err(_) => {
                     let why = self.cq.readerr().map_or(Error::Again, |e| e.err);
-                    return Err(Fail::new(format!("{}: {why}", name(what))));
+                    let fail = Fail::new(format!("{}: {why}", name(what)));
+                    return Err(fail.mend(match why {
+                        Error::NoSpace => "enlarge /dev/shm: mount -o remount,size=1G /dev/shm",
+                        _ => "has another process ended? its own lines say why",
+                    }));
                 }
             }
         }

@@ -91,6 +91,7 @@ fn mend_of(error: Error) -> Option<&'static str> {
         Error::NoKey | Error::Access => {
             Some("give both sides the same --key-file, or certificates of the same --roots")
         }
+        Error::NoSpace => Some("enlarge /dev/shm: mount -o remount,size=1G /dev/shm"),
         _ => None,
     }
 }
@@ -361,7 +362,10 @@ impl Link {
             return Ok(());
         }
         let what = format!("nothing came from the other side for {} s", self.patience.as_secs());
-        Err(Fail::new(what).mend("does `barewire pingpong --listen` run there, on the same port?"))
+        Err(Fail::new(what).mend(match self.patience {
+            SERVER_PATIENCE => "has its process ended? see there: barewire stats",
+            _ => "does `barewire pingpong --listen` run there, on the same port?",
+        }))
     }
 
     fn read(&mut self) -> Result<(), Fail> {

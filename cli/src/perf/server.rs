@@ -49,8 +49,11 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
     if args.json {
         json(&Listening { listening: addr, port: link.port().to_owned() })?;
     } else {
-        let port =
-            if args.port == "shm" { String::new() } else { format!("--port '{}' ", args.port) };
+        let port = match args.port.as_str() {
+            "shm" => String::new(),
+            port if link.port().contains("switch=yes") => format!("--port '{port}' "),
+            port => format!("--port '{}' ", other_end(port)),
+        };
         let but = if names_this_host(&args.port) { ", with its own address" } else { "" };
         print(format_args!(
             "listening on {}\non the other side{but}: barewire pingpong {port}{}{addr}\n",
@@ -74,6 +77,20 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
             Err(why) => eprintln!("barewire: a client failed: {why}"),
         }
     }
+}
+
+/// What the other side opens: the same port, of a memif in the other role.
+fn other_end(port: &str) -> String {
+    let Some(at) = port.find("memif:").filter(|_| !port.contains('|')) else {
+        return port.to_owned();
+    };
+    let (wrappers, memif) = port.split_at(at);
+    let (roles, mut options): (Vec<&str>, Vec<&str>) =
+        memif.split(',').partition(|option| option.starts_with("role="));
+    if !roles.iter().any(|role| ["role=server", "role=master"].contains(role)) {
+        options.push("role=server");
+    }
+    format!("{wrappers}{}", options.join(","))
 }
 
 /// Whether a port has an IP address that no other host can have.
@@ -327,6 +344,21 @@ impl<'a> Server<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_other_end_of_a_memif_has_the_other_role() {
+        for (port, other) in [
+            ("memif:@job7,role=server", "memif:@job7"),
+            ("memif:@job7,role=master,id=4", "memif:@job7,id=4"),
+            ("memif:@job7", "memif:@job7,role=server"),
+            ("memif:@job7,role=client,mtu=9000", "memif:@job7,mtu=9000,role=server"),
+            ("fault(loss=0.1):memif:@job7,role=server", "fault(loss=0.1):memif:@job7"),
+            ("udp:10.0.0.1", "udp:10.0.0.1"),
+            ("memif:@a,role=server|shm", "memif:@a,role=server|shm"),
+        ] {
+            assert_eq!(other_end(port), other, "{port}");
+        }
+    }
 
     #[test]
     fn an_address_is_for_one_host_only() {

@@ -106,6 +106,8 @@ pub enum EndReason {
     /// The peer answers, but a frame of this many bytes, Ethernet header included, has not reached
     /// it for T_dead. 0 on a lossless port, where then the ring must be damaged.
     Stuck(u32),
+    /// The port has had no memory for the next frame to the peer for T_dead.
+    Starved,
     /// The peer accepts sessions only from stations that name its incarnation, and the address
     /// named none.
     Unnamed,
@@ -132,6 +134,7 @@ impl EndReason {
             Self::NoAnswer | Self::Silent | Self::Died | Self::NoProgress | Self::Stuck(_) => {
                 Error::HostUnreach
             }
+            Self::Starved => Error::NoSpace,
             Self::Version(_) => Error::NoProtoOpt,
             Self::OtherKey => Error::Access,
             Self::NoKey => Error::NoKey,
@@ -156,6 +159,7 @@ impl EndReason {
             Self::Silent
                 | Self::NoProgress
                 | Self::Stuck(_)
+                | Self::Starved
                 | Self::Superseded
                 | Self::Evicted
                 | Self::Excess
@@ -173,6 +177,7 @@ impl EndReason {
                 | Self::Died
                 | Self::NoProgress
                 | Self::Stuck(_)
+                | Self::Starved
                 | Self::Reset
                 | Self::TakenForDead
         )
@@ -200,6 +205,9 @@ impl fmt::Display for EndReason {
             }
             Self::OtherKey => "it has another key, or one of the two certificates is refused",
             Self::NoKey => "one of the two has a key and the other has none",
+            Self::Starved => {
+                "there was no memory for frames to it: mount -o remount,size=1G /dev/shm"
+            }
             Self::Stuck(0) => {
                 "it speaks, but takes nothing from its ring: the ring is damaged; start both again"
             }

@@ -979,11 +979,15 @@ impl Node {
             true => out.presence(peer.station()),
             false => Presence::Unknown,
         };
+        let starves = presence == Presence::Starved;
         let presence = match presence {
             // The process lives, but the port lacks memory for frames to it.
-            Presence::Present if peer.want_open && self.observed.failures.lacks_memory => {
+            Presence::Present | Presence::Starved
+                if peer.want_open && self.observed.failures.lacks_memory =>
+            {
                 Presence::Unknown
             }
+            Presence::Starved => Presence::Present,
             other => other,
         };
         match peer.state {
@@ -1022,6 +1026,13 @@ impl Node {
                 }
                 if stalled {
                     return self.peer_died(now, p, EndReason::NoProgress);
+                }
+                let ends = match starves {
+                    true => self.end_if_starved(now, p),
+                    false => self.end_if_stuck(now, p),
+                };
+                if ends {
+                    return;
                 }
                 self.on_open_timer(now, p);
             }
@@ -1068,9 +1079,6 @@ impl Node {
     }
 
     fn on_open_timer(&mut self, now: Instant, p: PeerIdx) {
-        if self.end_if_stuck(now, p) {
-            return;
-        }
         if !self.peers[p].path.is_lossless() && !self.peers[p].snd.is_empty() {
             self.on_loss_timer(now, p);
         }

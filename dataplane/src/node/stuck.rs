@@ -1,5 +1,6 @@
 //! A bound on lack of progress: ends a session that passes short frames but not longer ones, or
-//! whose receiver has lost its place in a ring, although the peer is never silent.
+//! whose receiver has lost its place in a ring, although the peer is never silent; and one for
+//! whose frames the port has no memory.
 
 use barewire_driver::hint::cold;
 
@@ -80,6 +81,27 @@ impl Node {
         self.counters.sessions_stuck += 1;
         let len = self.oldest_len(p);
         self.end_session(now, p, EndReason::Stuck(len));
+        true
+    }
+
+    /// Ends the session with `p` if the port has had no memory for the next frame to it for T_dead,
+    /// and says whether it did. To be called at each of its timers while the port lacks memory.
+    pub(super) fn end_if_starved(&mut self, now: Instant, p: PeerIdx) -> bool {
+        let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
+        let peer = &self.peers[p];
+        if !peer.queued {
+            self.openings.progress.remove(&p);
+            return false;
+        }
+        let next = peer.snd.nxt;
+        let progress = self.openings.progress.entry(p).or_default();
+        // Nobody has to answer.
+        progress.is_answered = true;
+        if progress.look((now.0 >> UNIT_BITS) as u32, next, t_dead / 8) < t_dead {
+            return false;
+        }
+        self.counters.sessions_stuck += 1;
+        self.end_session(now, p, EndReason::Starved);
         true
     }
 

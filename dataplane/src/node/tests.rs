@@ -34,6 +34,7 @@ mod reopen;
 mod rma;
 mod sealed;
 mod srx;
+mod starved;
 mod strangers;
 mod survey;
 mod tenants;

@@ -3,7 +3,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use crate::seal::{Ending, Initiator, Keyring, SessionKeys, SessionNames};
+use crate::seal::{Ending, Initiator, Keyring, Refused, SessionKeys, SessionNames};
 use crate::wire::sealed::{self, OPEN_END};
 use crate::wire::{BASE_LEN, Base, OpenOp, TAG_LEN, Ty};
 
@@ -17,12 +17,14 @@ pub(super) struct Seal {
     handshake: Option<Initiator>,
     /// Of the session.
     keys: Option<SessionKeys>,
+    /// An answer had a certificate that this side refuses.
+    refuses: bool,
 }
 
 impl Seal {
     /// Of the first key of `ring`, or of its certificate.
     pub(super) fn new(ring: Keyring, aes: bool) -> Self {
-        Self { ring, aes, handshake: None, keys: None }
+        Self { ring, aes, handshake: None, keys: None, refuses: false }
     }
 
     /// What an OPEN says of it in `caps`.
@@ -39,6 +41,11 @@ impl Seal {
     /// anybody can make one.
     pub(super) fn proves_rst(&self) -> bool {
         !self.ring.has_certificate()
+    }
+
+    /// Whether a station answered with a certificate that this side refuses.
+    pub(super) fn refuses(&self) -> bool {
+        self.refuses
     }
 
     /// The frame that leaves in place of `frame`, one without checksum, whose operation has no
@@ -114,7 +121,9 @@ impl Seal {
         let Some(handshake) = &mut self.handshake else { return false };
         // Both ends say what they have in `caps`.
         let theirs = open[BASE_LEN + 32] & OpenOp::AES as u8 != 0;
-        self.keys = handshake.finish(open, self.aes && theirs).ok();
+        let finished = handshake.finish(open, self.aes && theirs);
+        self.refuses |= matches!(finished, Err(Refused::Certificate(_)));
+        self.keys = finished.ok();
         self.keys.is_some()
     }
 }

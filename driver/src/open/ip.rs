@@ -109,7 +109,7 @@ pub(super) fn kind() -> PortInfo {
     let why_not = "name address, router and port: ip(10.1.1.7/24,gw=10.1.1.1):afpacket:eth0";
     PortInfo {
         spec: "ip".into(),
-        what: "another host, inside UDP past the kernel, by a port of Ethernet frames".into(),
+        what: "UDP datagrams without the kernel, over a port of Ethernet frames".into(),
         why_not: Some(why_not.into()),
     }
 }
@@ -165,7 +165,7 @@ mod tests {
             ("ip():afpacket:eth0", "write ip(10.1.1.7/24):PORT"),
             ("ip(10.1.1.7):afpacket:eth0", "write ip(10.1.1.7/24):PORT"),
             ("ip(10.1.1/24):afpacket:eth0", "invalid IPv4 address"),
-            ("ip(10.1.1.7/x):afpacket:eth0", "invalid digit"),
+            ("ip(10.1.1.7/x):afpacket:eth0", "not a number; write digits"),
             ("ip(10.1.1.7/40):afpacket:eth0", "write 1 to 32"),
             ("ip(10.1.1.7/24,gw=10.1.2.1):afpacket:eth0", "ip route"),
             ("ip(10.1.1.7/24,mask=1):afpacket:eth0", "there are gw=, port="),

@@ -97,7 +97,8 @@ fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>)
         |(far, why)| {
             tracing::warn!(
                 port = %name,
-                "processes of this node are not reached through memory: {why}; near=no says so"
+                "processes of this node are not reached through memory: {why}; or write \
+                 near=no"
             );
             far.into()
         },

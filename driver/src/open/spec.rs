@@ -1,6 +1,10 @@
 //! What the names of all kinds of ports have in common.
 
+use std::any::Any;
+use std::fmt::Display;
 use std::net::SocketAddr;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
+use std::str::FromStr;
 
 use crate::error::OpenError;
 
@@ -30,11 +34,20 @@ pub(super) fn bad(spec: &str, why: impl Into<String>) -> OpenError {
 }
 
 /// The value of an option of `spec`.
-pub(super) fn parse<T: std::str::FromStr>(spec: &str, value: &str) -> Result<T, OpenError>
+pub(super) fn parse<T: FromStr>(spec: &str, value: &str) -> Result<T, OpenError>
 where
-    T::Err: std::fmt::Display,
+    T::Err: Display + 'static,
 {
-    value.parse().map_err(|e: T::Err| bad(spec, format!("\"{value}\": {e}")))
+    value.parse().map_err(|e: T::Err| {
+        let any: &dyn Any = &e;
+        let why = match any.downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
+            Some(IntErrorKind::PosOverflow | IntErrorKind::NegOverflow) => " is too large".into(),
+            Some(_) => " is not a number; write digits alone, as in 1500".into(),
+            None if any.is::<ParseFloatError>() => " is not a number; write one, as in 0.01".into(),
+            None => format!(": {e}"),
+        };
+        bad(spec, format!("\"{value}\"{why}"))
+    })
 }
 
 /// The value of an option that is `yes` or `no`.

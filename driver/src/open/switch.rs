@@ -280,16 +280,15 @@ fn check_kind(spec: &str, at: usize) -> Result<(), OpenError> {
     let has = |name| spec[..at].split("):").any(|wrapper| wrapper.starts_with(name));
     let why = match kind {
         _ if has("vlan(") => {
-            "a switch passes on frames as they are, whose ports do not tag them: give it the \
-                       kernel's interface of the VLAN, as in afpacket:eth0.100"
+            "a switch tags no frames; give it the kernel's interface of the VLAN, as in \
+             afpacket:eth0.100"
         }
         _ if has("ip(") => {
-            "a switch passes on frames, ip() makes datagrams of them: give the switch \
-                       the port below"
+            "a switch forwards Ethernet frames, not datagrams; give it the port inside ip(...)"
         }
         _ if KINDS.contains(&kind) => return Ok(()),
-        "udp" => "processes share an address by UDP port numbers: they need no switch",
-        "shm" => "a segment has no NIC; processes share it as it is",
+        "udp" => "processes share an address by UDP port numbers; they need no switch",
+        "shm" => "a segment has no NIC; its processes need no switch",
         _ => "a switch owns a device: xdp:, afpacket:, vfio:, dpdk: or memif:",
     };
     Err(bad(spec, why))
@@ -375,8 +374,8 @@ mod tests {
             ("udp:lo", "they need no switch"),
             ("vlan(100):afpacket:lo", "the kernel's interface of the VLAN"),
             ("fault(loss=0.1):vlan(100):afpacket:lo", "the kernel's interface of the VLAN"),
-            ("fault():ip(10.1.1.7/24):afpacket:lo", "give the switch the port below"),
-            ("shm", "share it as it is"),
+            ("fault():ip(10.1.1.7/24):afpacket:lo", "give it the port inside ip(...)"),
+            ("shm", "its processes need no switch"),
             ("pcap(file=a):shm", "a switch owns a device"),
             ("nonsense", "a switch owns a device"),
         ] {

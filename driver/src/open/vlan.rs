@@ -85,7 +85,7 @@ mod tests {
         for (spec, says) in [
             ("vlan:afpacket:eth0", "vlan(OPTION=VALUE,...):PORT"),
             ("vlan():afpacket:eth0", "write vlan(100):PORT"),
-            ("vlan(x):afpacket:eth0", "invalid digit"),
+            ("vlan(x):afpacket:eth0", "not a number; write digits"),
             ("vlan(4095):afpacket:eth0", "vlan(4094)"),
             ("vlan(5,pcp=8):afpacket:eth0", "pcp=7"),
             ("vlan(5,dei=1):afpacket:eth0", "there is pcp="),

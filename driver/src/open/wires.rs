@@ -167,25 +167,25 @@ pub(super) fn list() -> Vec<PortInfo> {
         .map(|link| {
             let name = &link.name;
             let cable = if link.has_carrier { "" } else { ", no carrier" };
-            let what = format!("interface {name} through the kernel, mtu {}{cable}", link.mtu);
+            let what = format!("interface {name}, raw sockets, mtu {}{cable}", link.mtu);
             let why_not = AfPacketSettings::named(name).check().err();
             let why_not = why_not.map(|why| why.to_string());
             PortInfo { spec: format!("afpacket:{name}"), what, why_not }
         })
         .collect();
     if ports.is_empty() {
-        let what = "any Linux network interface, through the kernel".into();
+        let what = "any Linux network interface, raw sockets".into();
         let why_not = Some("no Ethernet interface here, see: ip link".into());
         ports.push(PortInfo { spec: "afpacket".into(), what, why_not });
     }
     ports.extend(survey::nics().iter().map(|nic| {
         let name = &nic.link.name;
-        let what = format!("interface {name} past the kernel's stack, {}", nic.what());
+        let what = format!("interface {name}, AF_XDP, {}", nic.what());
         let why_not = XdpSettings::named(name).check().err();
         PortInfo { spec: format!("xdp:{name}"), what, why_not: why_not.map(|why| why.to_string()) }
     }));
     for (name, ip) in addresses() {
-        let what = format!("another host, inside UDP from {name}");
+        let what = format!("UDP datagrams, interface {name}");
         ports.push(PortInfo { spec: format!("udp:{}", host_text(ip)), what, why_not: None });
     }
     ports

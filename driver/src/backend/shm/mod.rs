@@ -226,7 +226,7 @@ impl ShmSettings {
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if !(1..=64).contains(&self.name.len()) || !self.name.chars().all(legal) {
             let why = "a segment's name is 1 to 64 letters, digits, -, _ or ., such as shm:job7";
-            return Err(bad(&self.name, why));
+            return Err(bad(&format!("shm:{}", self.name), why));
         }
         match self.station {
             Some(station) if !station.is_single() => {
@@ -253,9 +253,11 @@ impl ShmSettings {
         if layout.is_sound() {
             return Ok(layout);
         }
-        let spec = format!("ring={ring_len},members={}", layout.members);
-        let why = "ring= is a power of two from 4096, members= is 2 to 1024".into();
-        Err(OpenError::BadSpec { spec, why })
+        let why = match layout.members {
+            2..=MEMBERS_MAX => format!("ring={ring_len}: write a power of two from 4096"),
+            members => format!("members={members}: write 2 to {MEMBERS_MAX}"),
+        };
+        Err(OpenError::BadSpec { spec: format!("shm:{}", self.name), why })
     }
 
     /// Whether a segment of these sizes is what was asked for.
@@ -329,6 +331,8 @@ pub struct ShmPort {
     told_ns: u64,
     /// The last ring that was to be opened had no memory.
     lacks_memory: bool,
+    /// Those to whom a ring, or a longer one, was to be opened and had no memory.
+    starved: Vec<usize>,
     /// Our rings that have their full length, and to whom there was one that we gave up.
     long: Vec<Long>,
     given_up: Vec<usize>,
@@ -607,6 +611,7 @@ impl ShmPort {
             warned_ns: 0,
             told_ns: 0,
             lacks_memory: false,
+            starved: Vec::new(),
             long: Vec::new(),
             given_up: Vec::new(),
             steps: u32::MAX,
@@ -1696,7 +1701,9 @@ impl Port for ShmPort {
         let key = station.word();
         let member = self.peers.iter().position(|p| p.key == key && p.state != 0);
         match member {
-            Some(m) if m == self.shared.me || self.shared.seg.lives(m) => Presence::Present,
+            Some(m) if m == self.shared.me || self.shared.seg.lives(m) => {
+                if self.starved.contains(&m) { Presence::Starved } else { Presence::Present }
+            }
             Some(m) if self.has_unread(m) => Presence::Unknown,
             Some(_) => Presence::Absent,
             // Its entry is cleared, perhaps by another member. Its ring outlives the entry.

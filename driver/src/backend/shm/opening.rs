@@ -31,6 +31,9 @@ use crate::port::Tx;
 const PROBE_FULLS: u32 = 1024;
 const PROBE_NS: u64 = 5_000_000;
 
+/// Least time between two lines of the log that say that there is no memory.
+const WARN_NS: u64 = 10_000_000_000;
+
 /// Bytes through a ring after which it had better be longer, and after which that is tried again.
 const GROW_AFTER: u64 = 64 << 10;
 const GROW_AGAIN: u64 = 16 << 20;
@@ -68,7 +71,7 @@ impl ShmPort {
         }
         let reserved = seg.reserve_links(*me, r);
         let Some(link) = seg.link(*me, r).filter(|_| reserved.is_ok()) else {
-            return self.lacks(reserved.err());
+            return self.lacks(r, reserved.err());
         };
         if link.rx_open.load(Acquire) != CLOSED {
             return Tx::Full;
@@ -82,10 +85,10 @@ impl ShmPort {
             Ok(ring) => ring,
             Err(error) => {
                 link.tx_open.store(0, Release);
-                return self.lacks(Some(error));
+                return self.lacks(r, Some(error));
             }
         };
-        self.lacks_memory = false;
+        self.fed(r);
         // That it is closed was seen: what was given up is given back.
         self.given_up.retain(|&to| to != r);
         ring.clear(0);
@@ -103,18 +106,27 @@ impl ShmPort {
         Tx::Sent
     }
 
-    /// There is no memory for a ring.
-    fn lacks(&mut self, error: Option<io::Error>) -> Tx {
+    /// There is no memory for a ring towards `r`.
+    fn lacks(&mut self, r: usize, error: Option<io::Error>) -> Tx {
         self.lacks_memory = true;
+        if !self.starved.contains(&r) {
+            self.starved.push(r);
+        }
         let now = now_ns();
         if let Some(error) = error
-            && now.wrapping_sub(self.warned_ns) > 1_000_000_000
+            && now.wrapping_sub(self.warned_ns) > WARN_NS
         {
             self.warned_ns = now;
             let path = self.shared.seg.path.display();
             tracing::warn!(%path, %error, "no memory for a ring: {ENLARGE}");
         }
         Tx::Full
+    }
+
+    /// There was memory for the ring towards `r`.
+    fn fed(&mut self, r: usize) {
+        self.lacks_memory = false;
+        self.starved.retain(|&starved| starved != r);
     }
 
     /// Takes note that `r` has closed its end (it left, died, or found the ring damaged), or gives
@@ -127,6 +139,7 @@ impl ShmPort {
         if self.last.to == r {
             self.forget_last();
         }
+        self.starved.retain(|&starved| starved != r);
         let Shared { seg, me, .. } = &*self.shared;
         let out = &mut self.outs[r];
         out.rx_open = &NOTHING;
@@ -219,13 +232,13 @@ impl ShmPort {
                 out.ring.grow(ring_len);
                 out.stores = Stores::new(Lap::Bytes(ring_len as u32));
                 out.grow_at = u64::MAX;
-                self.lacks_memory = false;
+                self.fed(r);
                 self.long.push(Long { to: r, passed: 0 });
                 self.count_long();
             }
             // The next try finds what is given back meanwhile.
             Err(error) if has_to && !self.give_up_one(r) => {
-                self.lacks(Some(error));
+                self.lacks(r, Some(error));
             }
             Err(_) => {}
         }

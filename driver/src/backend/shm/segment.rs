@@ -332,7 +332,7 @@ fn tell_of_the_dead(path: &Path, meta: &std::fs::Metadata) {
     // The file is sparse: blocks of 512 bytes are what it takes.
     let left = meta.blocks() * 512;
     let path = path.display();
-    tracing::warn!("{path}: {left} bytes were left by processes that died; they are freed");
+    tracing::info!("{path}: {left} bytes were left by processes that died; they are freed");
 }
 
 fn os(what: &'static str, path: &Path, source: io::Error) -> OpenError {

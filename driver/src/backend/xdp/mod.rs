@@ -178,8 +178,11 @@ impl XdpSettings {
         let (name, count) = (&link.name, asker.rx_queues(&link.name));
         let queue = self.queue.unwrap_or(0);
         if queue >= count {
-            let why = format!("{name} receives by {count} queues, 0 to {}", count - 1);
-            return Err(wanted.refuse(libc::EINVAL, why, "write one of these: queue=0"));
+            let why = match count {
+                1 => format!("{name} has one receive queue, 0"),
+                _ => format!("{name} has {count} receive queues, 0 to {}", count - 1),
+            };
+            return Err(wanted.refuse(libc::EINVAL, why, "write one of them, as in queue=0"));
         }
         if self.queue.is_none() && count > 1 {
             let why =

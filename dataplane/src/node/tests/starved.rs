@@ -1,0 +1,75 @@
+//! A peer that lives, and for whose frames the port has no memory.
+
+use barewire_driver::port::Presence;
+
+use super::*;
+use crate::error::Error;
+
+/// A port over which both see that the other lives, and what of memory it has.
+struct Small<'a> {
+    out: &'a mut VecDeque<Vec<u8>>,
+    has_memory: bool,
+}
+
+impl FrameSink for Small<'_> {
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        if self.has_memory { sink(self.out)(frame) } else { Tx::Full }
+    }
+
+    fn presence(&mut self, _: Station) -> Presence {
+        if self.has_memory { Presence::Present } else { Presence::Starved }
+    }
+
+    fn lacks_memory(&self) -> bool {
+        !self.has_memory
+    }
+}
+
+/// Turns of both ends until `end`, of which the first has memory or not.
+fn turns(pair: &mut Pair, end: Instant, has_memory: bool) {
+    while pair.now < end {
+        for (i, has_memory) in [(0, has_memory), (1, true)] {
+            let End { node, out, .. } = &mut pair.ends[i];
+            node.transmit(pair.now, &mut Small { out, has_memory });
+            for bytes in std::mem::take(&mut pair.ends[i].out) {
+                pair.ends[1 - i].node.on_frame(pair.now, &RxFrame::new(&bytes));
+            }
+        }
+        pair.now = pair.now + 1_000_000;
+    }
+}
+
+fn seen(station: u8) -> End {
+    let mut end = end(station, 1500, true);
+    end.node.far |= Path::PRESENCE;
+    end
+}
+
+/// Goal: an operation for which the port has no memory ends with `FI_ENOSPC` after T_dead, although
+/// its peer lives; it is done if there is memory before.
+#[test]
+fn an_operation_without_memory_ends() {
+    for comes_back in [false, true] {
+        let mut pair = Pair::of([seen(1), seen(2)]);
+        let t_dead = pair.ends[0].node.settings.t_dead_ns;
+        for n in 1..=2 {
+            pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), n).unwrap();
+        }
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+        let opened = pair.now + t_dead / 10;
+        turns(&mut pair, opened, true);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
+        let begun = pair.now;
+        turns(&mut pair, begun + t_dead * 8 / 10, false);
+        assert_eq!((pair.read(0).len(), pair.ends[0].node.counters().sessions_stuck), (0, 0));
+        turns(&mut pair, begun + t_dead * 2, comes_back);
+        if comes_back {
+            assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+            continue;
+        }
+        let failed = pair.read_err(0);
+        assert_eq!((failed.err, failed.cqe.op_context), (Error::NoSpace, 4));
+        assert_eq!(pair.ends[0].node.counters().sessions_stuck, 1);
+    }
+}
