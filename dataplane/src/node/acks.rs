@@ -455,7 +455,7 @@ impl Node {
         if self.take_ack_and_credit(now, p, base_words.cack, base_words.grant()) {
             self.on_ack_frame(now, p, base_words.cack, (&op, frame));
             let peer = &mut self.peers[p];
-            if peer.tx_quota < QUOTA_LOW {
+            if peer.tx_quota < QUOTA_LOW && !path.is_lossless() {
                 peer.tx_quota = peer.tx_room();
             }
         }
