@@ -9,8 +9,8 @@
 //! *Marked* is a router with a link of 100 Mbit/s that marks one datagram in a hundred (ECN), drawn
 //! at random, against the same link without marks, by turns.
 //!
-//! *Beside TCP* is that link, shared with the kernel's TCP (Reno, BBR), whose connections have as much to send
-//! as they can, against the link's rate.
+//! *Beside TCP* is that link, shared with the kernel's TCP (Reno, BBR), whose connections have as
+//! much to send as they can, against the link's rate.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
