@@ -336,8 +336,8 @@ impl Node {
         }
         peer.progress_at = now;
         // A tail probe is a repetition as well.
-        let backoff = u8::from(std::mem::take(&mut peer.probed)) + peer.backoff.min(64);
-        peer.backoff = 0;
+        let probed = u8::from(std::mem::take(&mut peer.probed));
+        let backoff = std::mem::take(&mut peer.backoff).saturating_add(probed);
         let carried = ack.is_none() && !peer.path.is_lossless();
         let (mut sent_at, mut count, mut sample) = (None, 0, None);
         while let Some(peer) = self.peers.get_mut(p)

@@ -111,8 +111,9 @@ impl DelayWindow {
     }
 
     /// Finds out whether others keep a queue up, or whether the path has become longer. `stands`:
-    /// round trips are longer than the least one, whatever their variation.
-    fn judge_queue(&mut self, now: Instant, stands: bool, rtt: &mut Rtt) {
+    /// round trips are longer than the least one, whatever their variation; `queued`: by more than
+    /// that explains.
+    fn judge_queue(&mut self, now: Instant, (stands, queued): (bool, bool), rtt: &mut Rtt) {
         let competes = self.is(Is::COMPETING);
         let mut is = self.is;
         if !stands {
@@ -128,7 +129,7 @@ impl DelayWindow {
             self.size = self.size.min(FEW * ONE);
         } else if self.window() <= 2 * FEW {
             // Below eight it is losses that keep it small.
-            if self.window() < FEW || rtt.span_ns(now) < STANDS_NS {
+            if self.window() < FEW || !queued || rtt.span_ns(now) < STANDS_NS {
                 return;
             }
             if self.is(Is::HAS_COMPETED) {
@@ -144,8 +145,12 @@ impl DelayWindow {
     /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
     /// is a queue.
     fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
-        if self.is(Is::STARTING) && !queued && packets < 1 << self.start_to {
+        let competes = self.is(Is::COMPETING);
+        if self.is(Is::STARTING) && (competes || !queued && packets < 1 << self.start_to) {
             return acked * ONE;
+        }
+        if competes {
+            return acked * ONE / packets;
         }
         // A quarter of a packet a round trip for each that there is, at most two.
         let slower = if queued { 4 } else { 1 };
@@ -175,12 +180,8 @@ impl CongestionControl for DelayWindow {
         self.is = is;
         let allowed = (floor_ns / 4).max(4 * rtt.var_ns());
         let queued = queue_ns > allowed;
-        self.judge_queue(now, queue_ns > floor_ns / 4, rtt);
-        if self.is(Is::COMPETING) {
-            let per_round_trip = if self.is(Is::STARTING) { packets } else { 1 };
-            let grown = ack.packets * ONE * per_round_trip / packets;
-            self.size = (self.size + grown).min(WINDOW * ONE);
-        } else if !queued || packets < FEW {
+        self.judge_queue(now, (queue_ns > floor_ns / 4, queued), rtt);
+        if !queued || packets < FEW || self.is(Is::COMPETING) {
             let is_used = ack.under_way + 2 >= packets / 2;
             if is_used {
                 let grown = self.growth(ack.packets, packets, queued);
