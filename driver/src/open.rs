@@ -39,11 +39,11 @@ pub use switch::{Serving, check_switch, open_switch, open_through_switch, switch
 ///   [`ShmSettings`].
 /// - `afpacket:eth0` is a network interface, with options after a comma: `mac=`, `mtu=` and
 ///   `ring=1024` (frames that can wait); `stations=all` takes frames to every number behind its
-///   MAC. See
+///   MAC; with `qdisc=yes` frames leave through the queueing discipline. See
 ///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
 /// - `xdp:eth0` is a network interface past the kernel's stack, which keeps its driver, with
-///   `queue=0`, `mode=native` or `mode=generic`, `zerocopy=no`, `busypoll=yes`, `mac=`, `mtu=` and
-///   `ring=1024` (a power of two) after a comma. See
+///   `queue=0` or `queue=0-3`, `mode=native` or `mode=generic`, `zerocopy=no`, `busypoll=yes`,
+///   `mac=`, `mtu=` and `ring=1024` (a power of two) after a comma. See
 ///   [`XdpSettings`](crate::backend::xdp::XdpSettings).
 /// - `vfio:0000:05:00.0` is a NIC of its own, by its PCI address, with `mac=`, `mtu=9000`, `rx=512`
 ///   and `tx=512` (buffers) after a comma. See
@@ -557,9 +557,12 @@ mod tests {
             ("xdp:eth0,speed=1", "no option \"speed\""),
             ("xdp:eth0,queue=x", "not a number; write digits"),
             ("xdp:eth0,queue=-1", "not a number; write digits"),
+            ("xdp:eth0,queue=3-1", "queue=0-3 for several, at most 64"),
+            ("xdp:eth0,queue=0-64", "queue=0-3 for several, at most 64"),
             ("xdp:eth0,mode=fast", "mode=native or mode=generic"),
             ("xdp:eth0,zerocopy=1", "zerocopy=yes or zerocopy=no"),
             ("xdp:eth0,busypoll", "busypoll=yes or busypoll=no"),
+            ("xdp:eth0,qdisc=yes", "afpacket: has qdisc=yes"),
             ("xdp:eth0,ring=100", "a power of two from 64 to 16384"),
             ("xdp:eth0,ring=32768", "a power of two from 64 to 16384"),
         ]);

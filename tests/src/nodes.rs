@@ -10,9 +10,14 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+
+// Named, since xtask has this file too.
+#[path = "bpf.rs"]
+mod bpf;
+use bpf::draw_queues;
 
 /// Name of the interface that [`Nodes::pair`] gives each node.
 pub const FABRIC: &str = "fab0";
@@ -21,6 +26,8 @@ pub const FABRIC: &str = "fab0";
 pub struct Nodes {
     user: Option<File>,
     nets: Vec<File>,
+    /// Programs that run in the nodes as long as these are open.
+    programs: Vec<OwnedFd>,
 }
 
 impl Nodes {
@@ -45,7 +52,7 @@ impl Nodes {
     }
 
     fn inside(count: usize, own_user: bool) -> Result<Self, String> {
-        let mut nodes = Self { user: None, nets: Vec::new() };
+        let mut nodes = Self { user: None, nets: Vec::new(), programs: Vec::new() };
         for _ in 0..count {
             nodes.add(own_user)?;
         }
@@ -72,8 +79,20 @@ impl Nodes {
         Self::unprivileged(2)?.joined(mtu)
     }
 
+    /// [`pair`](Self::pair) whose wire has so many queues each way.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn pair_of_queues(mtu: usize, queues: u32) -> Result<Self, String> {
+        Self::new(2)?.joined_by(mtu, queues)
+    }
+
     fn joined(self, mtu: usize) -> Result<Self, String> {
-        self.veth([(0, FABRIC), (1, FABRIC)], mtu)?;
+        self.joined_by(mtu, 1)
+    }
+
+    fn joined_by(self, mtu: usize, queues: u32) -> Result<Self, String> {
+        self.veth_of_queues([(0, FABRIC), (1, FABRIC)], mtu, queues)?;
         for node in [0, 1] {
             self.ip(node, &format!("addr add {}/24 dev {FABRIC}", address(node)))?;
         }
@@ -171,10 +190,25 @@ impl Nodes {
     /// # Errors
     /// What `ip` said.
     pub fn veth(&self, ends: [(usize, &str); 2], mtu: usize) -> Result<(), String> {
+        self.veth_of_queues(ends, mtu, 1)
+    }
+
+    /// The same with so many queues each way at either end. A frame arrives at the queue with the
+    /// number of that by which it was sent.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn veth_of_queues(
+        &self,
+        ends: [(usize, &str); 2],
+        mtu: usize,
+        queues: u32,
+    ) -> Result<(), String> {
         let [(a, name_a), (b, name_b)] = ends;
         let there = self.nets[b].as_raw_fd();
+        let of = format!("mtu {mtu} numrxqueues {queues} numtxqueues {queues}");
         let words = format!(
-            "ip link add {name_a} mtu {mtu} type veth peer name {name_b} mtu {mtu} netns \
+            "ip link add {name_a} {of} type veth peer {of} name {name_b} netns \
              /proc/self/fd/{there}"
         );
         self.run_seeing(a, &words, Some(b))?;
@@ -250,6 +284,30 @@ impl Nodes {
             nodes.ip(2, &format!("link set {port} mtu {carries}"))?;
             nodes.plug(2, port, "br0")?;
             nodes.ip(node, &format!("addr add {}/24 dev {FABRIC}", address(node)))?;
+        }
+        Ok(nodes)
+    }
+
+    /// [`switched`](Self::switched) by interfaces of so many queues, a power of two, of which the
+    /// switch draws one for each frame.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); the kernel is older than 6.6, or we are not the machine's root.
+    pub fn scattered(mtu: usize, queues: u32) -> Result<Self, String> {
+        let mut nodes = Self::new(3)?;
+        nodes.bridge(2, "br0", mtu)?;
+        for (node, port) in ["port0", "port1"].into_iter().enumerate() {
+            nodes.veth_of_queues([(node, FABRIC), (2, port)], mtu, queues)?;
+            nodes.plug(2, port, "br0")?;
+            nodes.ip(node, &format!("addr add {}/24 dev {FABRIC}", address(node)))?;
+            let drawn = std::thread::scope(|scope| {
+                let draw = || {
+                    nodes.enter(2)?;
+                    draw_queues(port, queues).map_err(|e| format!("no program at {port}: {e}"))
+                };
+                scope.spawn(draw).join().map_err(|_| "the thread failed".to_owned())?
+            });
+            nodes.programs.push(drawn?);
         }
         Ok(nodes)
     }

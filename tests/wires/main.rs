@@ -33,6 +33,8 @@ mod mixed;
 mod near;
 mod one_sided;
 mod paths;
+mod qdisc;
+mod queues;
 mod raw;
 mod shared;
 mod soak;

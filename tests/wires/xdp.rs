@@ -21,13 +21,17 @@ use crate::stream::{DOWN, NOTICED, Stream, lowered_mtu, removed};
 use crate::supervisor::PATIENCE;
 use crate::{foreign, start};
 
-const NATIVE: &str = "xdp:fab0,mode=native";
-const GENERIC: &str = "xdp:fab0,mode=generic";
+pub(crate) const NATIVE: &str = "xdp:fab0,mode=native";
+pub(crate) const GENERIC: &str = "xdp:fab0,mode=generic";
 
-/// Two nodes, if AF_XDP works on a wire between such here: that takes rights of the machine's root.
+/// Two nodes, if AF_XDP works on a wire between such here.
 fn pair(mtu: usize) -> Option<Nodes> {
+    fit(or_skip(Nodes::pair(mtu))?)
+}
+
+/// The nodes, if AF_XDP works there: that takes rights of the machine's root.
+pub(crate) fn fit(nodes: Nodes) -> Option<Nodes> {
     assert!(NATIVE.contains(FABRIC));
-    let nodes = or_skip(Nodes::pair(mtu))?;
     let (code, line) = outcome(&nodes, "opener", "xdp:fab0");
     let is_lacking = code == FI_EACCES || line.contains("CONFIG_XDP_SOCKETS");
     or_skip(if is_lacking { Err(line) } else { Ok(nodes) })
@@ -162,13 +166,6 @@ fn interfaces_that_are_not_fit_for_xdp() {
     assert_eq!(code, FI_EACCES, "{line}");
     let caps = "setcap cap_net_raw,cap_net_admin,cap_bpf+ep";
     assert!(line.contains(caps) && line.contains("barewire switch --port xdp:fab0"), "{line}");
-    nodes.ip(0, "link add many0 numrxqueues 4 numtxqueues 4 type veth peer name many1").unwrap();
-    nodes.ip(0, "link set many0 up").unwrap();
-    nodes.ip(0, "link set many1 up").unwrap();
-    let says = ["4 receive queues", "ethtool -L many0 combined 1", "proto 0x88b5 action 3"];
-    refused(&nodes, "xdp:many0", FI_EINVAL, &says);
-    assert_eq!(outcome(&nodes, "opener", "xdp:many0,queue=3").0, 0);
-    refused(&nodes, "xdp:many0,queue=4", FI_EINVAL, &["4 queues, 0 to 3"]);
 }
 
 /// Goal: the processes of two nodes share interfaces that switches have.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use barewire::CertFiles;
 use barewire::stats::Published;
 use barewire_driver::backend::memif::check_here;
-use barewire_driver::backend::netdev::{Link, links};
+use barewire_driver::backend::netdev::{Egress, Link, egress, links};
 use barewire_driver::backend::xdp::XdpSettings;
 use barewire_driver::backend::xdp::survey::{XdpNic, nics};
 use barewire_driver::error::OpenError;
@@ -54,6 +54,8 @@ pub(super) struct Machine {
     pub(super) wrong_settings: Vec<(String, String)>,
     /// What seals frames.
     pub(super) papers: Papers,
+    /// What the kernel does to frames that leave an interface, by its name, where it does anything.
+    pub(super) egress: Vec<(String, Egress)>,
     /// The devices that switches own.
     pub(super) behind: Vec<Behind>,
     /// What runs and publishes statistics.
@@ -69,6 +71,7 @@ impl Machine {
             root: PathBuf::from("/"),
             shm_free: shm_free(Path::new("/dev/shm")),
             links: links(),
+            egress: egress_of(&links()),
             memif: memif(),
             xdp: xdp(),
             xdp_nics: nics(),
@@ -153,6 +156,13 @@ fn behind() -> Vec<Behind> {
 
 fn memif() -> Result<(), (String, String)> {
     check_here().map_err(why_and_mend)
+}
+
+/// What is done to frames that leave each of these interfaces, where anything is.
+fn egress_of(links: &[Link]) -> Vec<(String, Egress)> {
+    let wires = links.iter().filter(|link| link.is_ethernet && !link.is_loopback);
+    let all = wires.map(|link| (link.name.clone(), egress(link.index)));
+    all.filter(|(_, egress)| !egress.is_plain()).collect()
 }
 
 fn xdp() -> Result<(), (String, String)> {
@@ -299,6 +309,7 @@ pub(super) mod fixture {
                 xdp_nics: self.xdp_nics.clone(),
                 wrong_settings: Vec::new(),
                 papers: Papers { now_ns: 9_000_000_000, ..Papers::default() },
+                egress: Vec::new(),
                 behind: Vec::new(),
                 published: Published::default(),
                 now_ns: 9_000_000_000,

@@ -227,6 +227,7 @@ fn all(machine: &Machine) -> Vec<Check> {
         wire::interfaces(machine),
         wire::raw_socket(machine),
         wire::xdp(machine),
+        wire::egress(machine),
         wire::udp_buffers(machine),
         device::iommu(machine),
         device::vfio(machine),

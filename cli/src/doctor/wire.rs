@@ -1,5 +1,6 @@
 //! Checks of what the ports on a wire need: interfaces, raw sockets, buffers of UDP.
 
+use barewire_driver::backend::netdev::Egress;
 use barewire_driver::backend::xdp::survey::XdpNic;
 
 use super::machine::{Behind, Machine};
@@ -66,6 +67,24 @@ pub(super) fn xdp(machine: &Machine) -> Check {
     }
 }
 
+/// Whether the kernel does anything to frames that leave, which those of `afpacket` and `xdp`
+/// bypass.
+pub(super) fn egress(machine: &Machine) -> Check {
+    let name = "egress";
+    let Some((first, _)) = machine.egress.first() else {
+        let found = "no queueing discipline or tc filter that afpacket and xdp would bypass";
+        return Check::ok(name, AFPACKET, found);
+    };
+    let of = |(name, egress): &(String, Egress)| {
+        let filters = egress.is_filtered.then_some("tc filters");
+        let what = egress.disciplines.iter().map(String::as_str).chain(filters);
+        format!("{name} ({})", what.collect::<Vec<_>>().join(", "))
+    };
+    let found = machine.egress.iter().map(of).collect::<Vec<_>>().join(", ");
+    let found = format!("frames of afpacket and xdp bypass what is done at egress of {found}");
+    Check::warn(name, AFPACKET, found, format!("afpacket:{first},qdisc=yes, or udp:{first}"))
+}
+
 pub(super) fn udp_buffers(machine: &Machine) -> Check {
     let name = "udp-buffers";
     let limit = machine.number("/proc/sys/net/core/rmem_max").unwrap_or(0);
@@ -115,13 +134,15 @@ mod tests {
     #[test]
     fn interfaces_for_xdp_are_told_with_what_their_drivers_can() {
         let of = |nics| xdp(&Fixture::full().xdp(Ok(()), nics).machine());
-        let check = of(vec![xdp_nic("eth0", 8), xdp_nic("eth1", 1)]);
-        let both = "eth0 (virtio_net: native, zero-copy, 8 receive queues), \
+        let check = of(vec![xdp_nic("eth0", 128), xdp_nic("eth1", 1)]);
+        let both = "eth0 (virtio_net: native, zero-copy, 128 receive queues), \
                     eth1 (virtio_net: native, zero-copy)";
         assert_eq!((check.status, &*check.found), (Status::Ok, both));
-        let check = of(vec![xdp_nic("eth0", 8)]);
+        let check = of(vec![xdp_nic("eth0", 64)]);
+        assert_eq!((check.status, check.found.contains("64 receive queues")), (Status::Ok, true));
+        let check = of(vec![xdp_nic("eth0", 65)]);
         assert_eq!(check.status, Status::Warn);
-        assert!(check.mend.unwrap().starts_with("ethtool -L eth0 combined 1, or ethtool -N eth0"));
+        assert!(check.mend.unwrap().starts_with("ethtool -L eth0 combined 64, or ethtool -N eth0"));
         assert_eq!(of(Vec::new()).status, Status::Missing);
         let plain = XdpNic { driver: None, features: None, ..xdp_nic("eth0", 1) };
         let found = of(vec![plain]).found;
@@ -132,6 +153,24 @@ mod tests {
             (check.status, &*check.found, check.mend),
             (Status::Missing, "no", Some("use x".into()))
         );
+    }
+
+    #[test]
+    fn what_is_bypassed_at_egress_is_told() {
+        let mut machine = Fixture::full().machine();
+        assert_eq!(egress(&machine).status, Status::Ok);
+        let of = |disciplines: &[&str], is_filtered| Egress {
+            disciplines: disciplines.iter().map(|&name| name.to_owned()).collect(),
+            is_filtered,
+        };
+        machine.egress = vec![
+            ("eth0".to_owned(), of(&["htb", "netem"], true)),
+            ("eth1".to_owned(), of(&[], true)),
+        ];
+        let check = egress(&machine);
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.found.ends_with("eth0 (htb, netem, tc filters), eth1 (tc filters)"));
+        assert_eq!(check.mend.unwrap(), "afpacket:eth0,qdisc=yes, or udp:eth0");
     }
 
     #[test]

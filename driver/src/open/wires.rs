@@ -1,12 +1,14 @@
 //! Names of the ports that go out on a wire through the kernel.
 
+use std::ops::RangeInclusive;
+
 use super::place::split_place;
 use super::spec::{Outer, PortInfo, bad, parse, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::inet::{addresses, host_text};
 use crate::backend::netdev::{Accept, links};
 use crate::backend::udp::{Udp, UdpSettings};
-use crate::backend::xdp::{RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
+use crate::backend::xdp::{QUEUES_MAX, RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
 use crate::port::Port;
 
@@ -46,11 +48,12 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
             "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "ring" => settings.ring_count = Some(parse(spec, value)?),
+            "qdisc" => settings.qdisc = yes_or_no(spec, key, value)?,
             "promisc" | "stations" => {
                 settings.accept = settings.accept.max(accept(spec, key, value)?);
             }
             _ => {
-                let known = "mac=, mtu=, ring=, promisc=, stations=, near= and switch=";
+                let known = "mac=, mtu=, ring=, qdisc=, promisc=, stations=, near= and switch=";
                 let why = format!("no option \"{key}\"; there are {known}");
                 return Err(bad(spec, why));
             }
@@ -84,7 +87,7 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         match key {
-            "queue" => settings.queue = Some(parse(spec, value)?),
+            "queue" => settings.queues = Some(queues(spec, value)?),
             "mode" => {
                 settings.mode = Some(match value {
                     "native" => XdpMode::Native,
@@ -103,7 +106,12 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
             _ => {
                 let known = "queue=, mode=, zerocopy=, busypoll=, mac=, mtu=, ring=, promisc=, \
                              stations=, near= and switch=";
-                let why = format!("no option \"{key}\"; there are {known}");
+                let why = match key {
+                    "qdisc" => {
+                        "its frames bypass the queueing discipline; afpacket: has qdisc=yes".into()
+                    }
+                    _ => format!("no option \"{key}\"; there are {known}"),
+                };
                 return Err(bad(spec, why));
             }
         }
@@ -113,6 +121,17 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
         return Err(bad(spec, "ring= is a power of two from 64 to 16384"));
     }
     Ok(settings)
+}
+
+/// What `queue=` says: a number, or the first and the last.
+fn queues(spec: &str, value: &str) -> Result<RangeInclusive<u32>, OpenError> {
+    let (first, last) = value.split_once('-').unwrap_or((value, value));
+    let queues = parse(spec, first)?..=parse(spec, last)?;
+    if queues.is_empty() || queues.end() - queues.start() >= QUEUES_MAX {
+        let why = format!("write queue=3, or queue=0-3 for several, at most {QUEUES_MAX}");
+        return Err(bad(spec, why));
+    }
+    Ok(queues)
 }
 
 /// Opens `udp:ADDRESS,...`.

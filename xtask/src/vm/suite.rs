@@ -165,7 +165,7 @@ fn xdp(nightly: bool) -> Guest {
     let mut guest = Guest::with_pair("xdp", Model::Igb.device());
     guest.kernel = Flavour::Full;
     guest.bind = false;
-    // Its drivers make a queue for each processor, and a port has one.
+    // Its drivers make a queue for each processor. Several are tested on a veth.
     guest.cpu_count = 1;
     guest.modules = vec!["igb", "e1000", "virtio_pci", "virtio_net", "af_packet"];
     for (hub, model) in [(1, Model::E1000), (2, Model::Virtio)] {

@@ -4,9 +4,10 @@
 //! Needs CAP_NET_RAW in the network namespace, which `unshare -Urn` gives to anybody in one of his
 //! own. Frames arrive in a ring that the kernel writes and this process reads (`ring`), and leave
 //! by one system call a [`flush`](Port::flush), however many they are, past the queueing discipline
-//! (`socket`). The kernel passes us frames of our EtherType to our address or to a group, without a
-//! VLAN tag; everything else on the wire is not even counted. What we send is filled up with zeros
-//! to 60 bytes, as the wire would do with whatever its driver has at hand.
+//! unless it is asked for (`socket`). The kernel passes us frames of our EtherType to our address
+//! or to a group, without a VLAN tag; everything else on the wire is not even counted. What we
+//! send is filled up with zeros to 60 bytes, as the wire would do with whatever its driver has at
+//! hand.
 //!
 //! # Addresses
 //! Processes on an interface have its MAC, each with a number of its own; on `lo`, which has none,
@@ -88,6 +89,9 @@ pub struct AfPacketSettings {
     /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one. The
     /// kernel takes the tag off a received frame; a sent one has it in its bytes.
     pub vlan: Option<u16>,
+    /// Whether frames leave through the interface's queueing discipline and the filters before it,
+    /// which may delay or drop them. Default: no, straight to the driver.
+    pub qdisc: bool,
 }
 
 impl AfPacketSettings {
@@ -103,6 +107,7 @@ impl AfPacketSettings {
             accept: Accept::Own,
             place: None,
             vlan: None,
+            qdisc: false,
         }
     }
 
@@ -162,6 +167,8 @@ pub struct AfPacket {
     watched: Watched,
     /// The frame that finds no room, by its place, and since when.
     no_room: Option<(usize, u64)>,
+    /// Frames leave through the queueing discipline.
+    qdisc: bool,
     /// Errors that have been logged.
     told: Vec<i32>,
     shared: Arc<Shared>,
@@ -194,7 +201,7 @@ impl AfPacket {
                 (settings.vlan, station.mac == link.mac && settings.accept != Accept::All),
             ),
         };
-        socket::prepare(fd, program).map_err(os)?;
+        socket::prepare(fd, program, settings.qdisc).map_err(os)?;
         let (rx_max, ring_count) = settings.receives(&asker, &link.name, frame_max);
         let ring = RxRing::new(fd, rx_max, ring_count, settings.vlan);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
@@ -230,15 +237,16 @@ impl AfPacket {
             losing: false,
             watched: Watched::new(asker, link),
             no_room: None,
+            qdisc: settings.qdisc,
             told: Vec::new(),
-            shared: Arc::new(Shared { socket, ear, bell, arp: None }),
+            shared: Arc::new(Shared { sockets: vec![socket], ear, bell, arp: None }),
             _claim: claim,
         })
     }
 
     /// Gives what was taken to the kernel, as far as it has room.
     fn push(&mut self) -> Result<(), PortGone> {
-        let fd = self.shared.socket.as_raw_fd();
+        let fd = self.shared.sockets[0].as_raw_fd();
         while let Err(e) = self.batch.send(fd) {
             match self.refused(e.raw_os_error().unwrap_or(libc::EIO))? {
                 Refused::Again => {}
@@ -263,6 +271,16 @@ impl AfPacket {
         }
         let link = self.watched.link();
         match errno {
+            // The discipline, or a filter before it, has dropped it. That is meant: offered again
+            // it would be more than is let out, and would hold up what is behind it.
+            libc::ENOBUFS if self.qdisc => {
+                if !self.told.contains(&errno) {
+                    self.told.push(errno);
+                    let port = &self.caps.name;
+                    tracing::info!(%port, "the queueing discipline or a filter drops frames");
+                }
+                Ok(Refused::Lose)
+            }
             // The driver's ring is full, or there is no cable.
             libc::ENOBUFS if link.is_up && link.has_carrier => Ok(self.no_room()),
             libc::EMSGSIZE => self.watched.too_long(&self.caps).map(|()| Refused::Lose),
@@ -304,7 +322,7 @@ impl AfPacket {
         }
         if self.losing {
             self.losing = false;
-            self.counters.rx_dropped += socket::lost(self.shared.socket.as_raw_fd());
+            self.counters.rx_dropped += socket::lost(self.shared.sockets[0].as_raw_fd());
         }
         if self.shared.ear.heard(self.polls.is_multiple_of(LOOK_EVERY)) {
             self.watched.relook(&self.caps, true)?;

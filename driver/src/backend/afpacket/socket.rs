@@ -19,13 +19,15 @@ pub(super) fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()
 pub(super) const ANY: u16 = libc::ETH_P_ALL as u16;
 
 /// Sets what has to be set before the first frame: the filter, and how frames leave.
-pub(super) fn prepare(fd: RawFd, program: Vec<libc::sock_filter>) -> io::Result<()> {
+pub(super) fn prepare(fd: RawFd, program: Vec<libc::sock_filter>, qdisc: bool) -> io::Result<()> {
     let on: libc::c_int = 1;
     // What the kernel sends itself, which sockets of any EtherType hear. Since Linux 4.20; the
     // filter drops it as well.
     let _ = set(fd, libc::PACKET_IGNORE_OUTGOING, &on);
-    // Straight to the driver, past the queueing discipline: the fabric has windows of its own.
-    set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
+    if !qdisc {
+        // Straight to the driver: the fabric has windows of its own.
+        set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
+    }
     if set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
         // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
         set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER)?;

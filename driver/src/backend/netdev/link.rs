@@ -277,24 +277,38 @@ pub fn ip_addresses() -> Vec<(String, IpAddr)> {
 /// number of its interface. None where the kernel knows of no such names.
 pub fn other_names() -> Vec<(u32, String)> {
     let mut found = Vec::new();
-    let Ok(fd) = netlink(libc::NETLINK_ROUTE, 0) else { return found };
-    // `nlmsghdr` and `ifinfomsg`, whose zeros ask for all interfaces.
-    let mut ask = [0_u8; 32];
-    ask[..4].copy_from_slice(&32_u32.to_ne_bytes());
-    ask[4..6].copy_from_slice(&libc::RTM_GETLINK.to_ne_bytes());
-    ask[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
-    // SAFETY: `send` reads as many bytes of a live array.
+    // Of zeros `ifinfomsg` asks for all interfaces.
+    dump(libc::RTM_GETLINK, &[0; 16], |bytes| take_names(bytes, &mut found));
+    found
+}
+
+/// Asks the kernel for all of something, with the header of that kind of request, and gives its
+/// messages to `take` until that says that they were the last.
+pub(super) fn dump<const LEN: usize>(
+    what: u16,
+    header: &[u8; LEN],
+    mut take: impl FnMut(&[u8]) -> bool,
+) {
+    let Ok(fd) = netlink(libc::NETLINK_ROUTE, 0) else { return };
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    let len = (16 + LEN) as u32;
+    // `nlmsghdr`, of which sequence and port are 0.
+    let mut ask = len.to_ne_bytes().to_vec();
+    ask.extend([what, flags].map(u16::to_ne_bytes).as_flattened());
+    ask.extend([0; 8]);
+    ask.extend(header);
+    // SAFETY: `send` reads as many bytes of a live vector.
     let sent = unsafe { libc::send(fd.as_raw_fd(), ask.as_ptr().cast(), ask.len(), 0) };
     if sent < 0 {
-        return found;
+        return;
     }
     let mut bytes = vec![0_u8; 64 << 10];
     loop {
         // SAFETY: `recv` writes at most `bytes.len()` bytes to `bytes`.
         let got = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         let len = usize::try_from(got).unwrap_or(0);
-        if !take_names(&bytes[..len], &mut found) {
-            return found;
+        if !take(&bytes[..len]) {
+            return;
         }
     }
 }
@@ -307,29 +321,36 @@ pub fn link_also_named(name: &str) -> Option<Link> {
 
 /// Takes the other names out of messages of the kernel. False: these were the last, or there are
 /// none.
-fn take_names(mut bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {
+fn take_names(bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {
+    take_messages(bytes, libc::RTM_NEWLINK, |message| {
+        let Some(info) = message.first_chunk::<16>() else { return };
+        let index = u32::from_ne_bytes([info[4], info[5], info[6], info[7]]);
+        let lists = attributes(&message[16..]).filter(|(kind, _)| *kind == libc::IFLA_PROP_LIST);
+        let names = lists.flat_map(|(_, list)| attributes(list));
+        let names = names.filter(|(kind, _)| *kind == libc::IFLA_ALT_IFNAME);
+        found.extend(names.map(|(_, name)| (index, text(name))));
+    })
+}
+
+/// The text of an attribute.
+pub(super) fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
+}
+
+/// Gives the messages of a kind that lie in `bytes` to `each`, without their headers. False: these
+/// were the last, or there are none.
+pub(super) fn take_messages(mut bytes: &[u8], kind: u16, mut each: impl FnMut(&[u8])) -> bool {
     if bytes.is_empty() {
         return false;
     }
     while let Some(head) = bytes.first_chunk::<16>() {
         let len = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let kind = u16::from_ne_bytes([head[4], head[5]]);
+        let of = u16::from_ne_bytes([head[4], head[5]]);
         let Some(message) = bytes.get(16..len) else { return false };
-        if kind != libc::RTM_NEWLINK {
+        if of != kind {
             return false;
         }
-        if let Some(info) = message.first_chunk::<16>() {
-            let index = u32::from_ne_bytes([info[4], info[5], info[6], info[7]]);
-            let lists =
-                attributes(&message[16..]).filter(|(kind, _)| *kind == libc::IFLA_PROP_LIST);
-            let names = lists.flat_map(|(_, list)| attributes(list));
-            found.extend(names.filter(|(kind, _)| *kind == libc::IFLA_ALT_IFNAME).map(
-                |(_, name)| {
-                    let name = name.strip_suffix(&[0]).unwrap_or(name);
-                    (index, String::from_utf8_lossy(name).into_owned())
-                },
-            ));
-        }
+        each(message);
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or(&[]);
     }
     true

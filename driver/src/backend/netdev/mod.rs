@@ -3,8 +3,10 @@
 //! `link` is what the kernel says of an interface; `station` is the choice of one and the claim
 //! of an address on it; `watched` is an interface in use, and what the log is told of its changes;
 //! `waiter` sleeps on both it and the port's socket;
-//! `features` is what its driver can do with XDP; `filter` is what raw sockets on it hear.
+//! `egress` is what the kernel does to frames that leave it; `features` is what its driver can do
+//! with XDP; `filter` is what raw sockets on it hear.
 
+mod egress;
 mod features;
 pub(super) mod filter;
 mod link;
@@ -12,6 +14,7 @@ mod station;
 mod waiter;
 mod watched;
 
+pub use egress::{Egress, egress};
 pub use features::XdpFeatures;
 pub use link::{
     DriverInfo, Link, ip_addresses, link_also_named, link_and_driver, links, other_names,
@@ -23,5 +26,5 @@ pub(super) use link::Asker;
 pub(super) use station::{
     ALL_NODES, Claim, Wanted, join, join_for, mac_of_group, raw_socket, solicited_group,
 };
-pub(super) use waiter::{Shared, Waiter};
+pub(super) use waiter::{SOCKETS_MAX, Shared, Waiter};
 pub(super) use watched::{Ear, Watched};

@@ -10,9 +10,13 @@ use super::filter::ArpSocket;
 use super::watched::Ear;
 use crate::port::PortWaiter;
 
+/// Sockets that a port can have.
+pub(in super::super) const SOCKETS_MAX: usize = 64;
+
 /// What a port's thread shares with those that sleep on it.
 pub(in super::super) struct Shared {
-    pub(in super::super) socket: NotInChildren,
+    /// One at least, [`SOCKETS_MAX`] at most.
+    pub(in super::super) sockets: Vec<NotInChildren>,
     pub(in super::super) ear: Ear,
     pub(in super::super) bell: Bell,
     /// What hears ARP, for a port whose own socket does not.
@@ -24,17 +28,20 @@ pub(in super::super) struct Waiter(pub(in super::super) Arc<Shared>);
 
 impl Waiter {
     fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
-        let Shared { socket, ear, bell, arp } = &*self.0;
+        let Shared { sockets, ear, bell, arp } = &*self.0;
         let arp = arp.as_ref().map_or(-1, ArpSocket::fd);
-        let mut fds = [socket.as_raw_fd(), ear.fd(), bell.fd(), arp, raw(also)].map(readable);
-        let came = sleep(&mut fds, timeout);
-        let [frames, changes, woken, asked, _] = fds;
+        let mut fds = [readable(-1); 4 + SOCKETS_MAX];
+        let own = [ear.fd(), bell.fd(), arp, raw(also)];
+        let all = own.into_iter().chain(sockets.iter().map(|socket| socket.as_raw_fd()));
+        fds.iter_mut().zip(all).for_each(|(entry, fd)| entry.fd = fd);
+        let came = sleep(&mut fds[..own.len() + sockets.len()], timeout);
+        let [changes, woken, asked, _, frames @ ..] = fds;
         if asked.revents != 0 {
             ear.point();
         }
-        if changes.revents != 0 || frames.revents & libc::POLLERR != 0 {
-            // An interface that went down is an error of the socket until somebody takes it.
-            clear_error(socket.as_raw_fd());
+        if changes.revents != 0 || frames.iter().any(|of| of.revents & libc::POLLERR != 0) {
+            // An interface that went down is an error of its sockets until somebody takes it.
+            sockets.iter().for_each(|socket| clear_error(socket.as_raw_fd()));
             ear.point();
         }
         if woken.revents != 0 {

@@ -3,24 +3,27 @@
 //! A program on the interface (`program`) gives frames of our EtherType to a socket of ours and
 //! leaves everything else to the kernel. The socket's frames lie in memory of this process
 //! (`umem`): a received one is lent where it was put, one to send is written where it is sent
-//! from, and four rings (`ring`) say which is whose. Where the driver can, the device reads and
+//! from, and rings (`ring`) say which is whose. Where the driver can, the device reads and
 //! writes that memory itself (zero-copy); elsewhere the kernel copies.
 //!
 //! The program is attached by a link, which ends with the process however that does: nothing stays
 //! behind, and while no socket is there the interface is as it was. Needs CAP_NET_RAW,
 //! CAP_NET_ADMIN and CAP_BPF; the latter two not in a user namespace.
 //!
-//! # One process, one queue
+//! # One process, all queues
 //! An interface runs one program, so one process has it; others of the node go through its
 //! [`switch`](super::switch). An interface with several receive queues spreads frames over them as
-//! its driver likes, and the socket hears one. So it is opened only if there is one, or if the
-//! queue is named, to which somebody then has to steer our frames.
+//! its driver likes, and a socket hears one. So a port has a socket on each queue, all with the
+//! same memory, and looks at them by turns (`queue`). It sends by the first: what leaves in order
+//! stays so. A port on some of the queues hears what somebody steers there.
 //!
 //! # When the interface changes
 //! As for [`afpacket`](super::afpacket).
 
+mod bound;
 mod bpf;
 mod program;
+mod queue;
 mod ring;
 mod socket;
 pub mod survey;
@@ -30,9 +33,9 @@ mod umem;
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Bell;
 use super::hairpin::Hairpin;
@@ -40,16 +43,17 @@ use super::lock::NotInChildren;
 use super::netdev::filter::ArpSocket;
 use super::netdev::hold;
 use super::netdev::{
-    Accept, Asker, Claim, Ear, Link, Shared, Waiter, Wanted, Watched, join, raw_socket,
+    Accept, Asker, Claim, Ear, Link, SOCKETS_MAX, Shared, Waiter, Wanted, Watched, join, raw_socket,
 };
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
-use crate::mem::{Arena, Hugepages, SHORT};
+use crate::mem::SHORT;
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
-use program::Take;
+use bound::{Bound, no_xdp, taken};
+use queue::{Queue, Turns};
 use ring::{Broken, Desc};
-use socket::Rings;
+use socket::{Receiving, Sending};
 use umem::{Received, Umem};
 
 pub use bpf::XdpMode;
@@ -60,13 +64,17 @@ const CHUNK_LENS: [usize; 2] = [2048, 4096];
 const HEADROOM: usize = 256;
 /// Largest MTU of a port: a frame lies in one chunk.
 pub const MTU_MAX: usize = CHUNK_LENS[1] - HEADROOM - ETH_HDR_LEN;
-/// Bytes to receive into, unless `ring=` says otherwise. With those to send from less than the
-/// 8 MiB that a process may lock on most systems.
+/// Bytes to receive into for each queue and for all, unless `ring=` says otherwise. For one queue,
+/// with those to send from, less than the 8 MiB that a process may lock on most systems.
 const RX_LEN: usize = 4 << 20;
+const RX_LEN_ALL: usize = 32 << 20;
 /// Chunks to send from.
 const TX_COUNT: u32 = 512;
-/// Chunks to receive into, a power of two.
+/// Chunks to receive into of a queue, a power of two.
 pub const RING_COUNTS: std::ops::RangeInclusive<usize> = 64..=16_384;
+
+/// Receive queues that a port can have.
+pub const QUEUES_MAX: u32 = SOCKETS_MAX as u32;
 
 /// Shortest frame on a wire, without its check sequence.
 const FRAME_MIN: usize = 60;
@@ -82,19 +90,14 @@ const RETRY_NS: u64 = 50_000;
 const KICKS: u32 = 2 * TX_COUNT / 32;
 /// Frames to ourselves that may wait.
 const OWN_FRAMES: usize = 64;
-/// How long opening waits for the kernel to clean up after a process that has just ended: to detach
-/// its program, which it does at once, and to give its queue back, for which every processor has to
-/// have been idle or switched.
-const DETACHED: Duration = Duration::from_secs(1);
-const UNBOUND: Duration = Duration::from_secs(5);
-
 /// Which interface, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpSettings {
     /// Name of the interface, such as `eth0`.
     pub interface: String,
-    /// The queue to use, from 0. Default: the only one.
-    pub queue: Option<u32>,
+    /// The receive queues to use, from 0, [`QUEUES_MAX`] at most. Frames leave by the first.
+    /// Default: all.
+    pub queues: Option<RangeInclusive<u32>>,
     /// Where the program runs. Default: in the driver, and in the stack where the driver cannot.
     pub mode: Option<XdpMode>,
     /// Whether the device may read and write our memory itself. Default: where the driver can.
@@ -108,8 +111,9 @@ pub struct XdpSettings {
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries.
     /// Default: what it carries, at most [`MTU_MAX`].
     pub mtu: Option<usize>,
-    /// Frames that can wait to be received, a power of two of [`RING_COUNTS`]. Default: as many as
-    /// fit 4 MiB, 2,048 or (above an MTU of 1,778) 1,024.
+    /// Frames that can wait to be received in each queue, a power of two of [`RING_COUNTS`].
+    /// Default: as many as fit 4 MiB, 2,048 or (above an MTU of 1,778) 1,024; fewer if those of
+    /// all queues would take more than 32 MiB, or more than this process may lock.
     pub ring_count: Option<usize>,
     /// Which frames it takes.
     pub accept: Accept,
@@ -126,7 +130,7 @@ impl XdpSettings {
     pub fn named(name: &str) -> Self {
         Self {
             interface: name.to_owned(),
-            queue: None,
+            queues: None,
             mode: None,
             zero_copy: true,
             busy_poll: false,
@@ -147,7 +151,7 @@ impl XdpSettings {
         let wanted = self.wanted();
         let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
         let (link, _) = wanted.find(&asker)?;
-        self.queue_of(&asker, &link, &wanted)?;
+        self.queues_of(&asker, &link, &wanted)?;
         self.check_here()
     }
 
@@ -163,9 +167,10 @@ impl XdpSettings {
     }
 
     fn wanted(&self) -> Wanted<'_> {
-        let queue = self.queue.map_or_else(String::new, |queue| format!(",queue={queue}"));
+        let queues = self.queues.as_ref();
+        let queues = queues.map_or_else(String::new, |of| format!(",queue={}", range_text(of)));
         Wanted {
-            port: format!("xdp:{}{queue}", self.interface),
+            port: format!("xdp:{}{queues}", self.interface),
             interface: &self.interface,
             station: self.station,
             mtu: self.mtu,
@@ -173,29 +178,41 @@ impl XdpSettings {
         }
     }
 
-    /// The queue to use.
-    fn queue_of(&self, asker: &Asker, link: &Link, wanted: &Wanted<'_>) -> Result<u32, OpenError> {
+    /// The queues to use.
+    fn queues_of(
+        &self,
+        asker: &Asker,
+        link: &Link,
+        wanted: &Wanted<'_>,
+    ) -> Result<RangeInclusive<u32>, OpenError> {
         let (name, count) = (&link.name, asker.rx_queues(&link.name));
-        let queue = self.queue.unwrap_or(0);
-        if queue >= count {
+        let queues = self.queues.clone().unwrap_or(0..=count - 1);
+        if *queues.end() >= count {
             let why = match count {
                 1 => format!("{name} has one receive queue, 0"),
                 _ => format!("{name} has {count} receive queues, 0 to {}", count - 1),
             };
-            return Err(wanted.refuse(libc::EINVAL, why, "write one of them, as in queue=0"));
+            return Err(wanted.refuse(libc::EINVAL, why, "write some of them, as in queue=0"));
         }
-        if self.queue.is_none() && count > 1 {
-            let why =
-                format!("{name} spreads frames over {count} receive queues, a port hears one");
-            let mend = steer(name, count - 1, self.place);
-            return Err(wanted.refuse(libc::EINVAL, why, mend));
+        if queues.end() - queues.start() >= QUEUES_MAX {
+            let why = format!(
+                "{name} spreads frames over {count} receive queues, a port hears {QUEUES_MAX}"
+            );
+            return Err(wanted.refuse(libc::EINVAL, why, steer(name, self.place)));
         }
-        Ok(queue)
+        Ok(queues)
     }
 }
 
-/// The commands that lead our frames to one queue of an interface.
-fn steer(name: &str, queue: u32, place: Option<SocketAddr>) -> String {
+/// A range as it is written in the name of a port.
+fn range_text(range: &RangeInclusive<u32>) -> String {
+    let (first, last) = (range.start(), range.end());
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
+}
+
+/// The commands that make the queues of an interface as few as a port hears, or lead our frames to
+/// one of them.
+fn steer(name: &str, place: Option<SocketAddr>) -> String {
     let ours = place.map_or_else(
         || format!("ether proto {ETHERTYPE:#06x}"),
         |place| {
@@ -204,20 +221,24 @@ fn steer(name: &str, queue: u32, place: Option<SocketAddr>) -> String {
         },
     );
     format!(
-        "ethtool -L {name} combined 1, or ethtool -N {name} flow-type {ours} action {queue} and \
-         queue={queue} here"
+        "ethtool -L {name} combined {QUEUES_MAX}, or ethtool -N {name} flow-type {ours} action 0 \
+         and queue=0 here"
     )
 }
 
 /// Logs what the interface gives a port that is opened.
-fn tell(caps: &PortCaps, link: &Link, queue: u32, mode: XdpMode, is_zero_copy: bool) {
+fn tell(caps: &PortCaps, link: &Link, queues: &str, bound: &Bound, is_zero_copy: bool) {
     let PortCaps { station, mtu, name: port, .. } = caps;
-    let place = match mode {
+    let copies = if is_zero_copy { "not copied" } else { "copied by the kernel" };
+    let ring = bound.ring_count;
+    let place = match bound.mode {
         XdpMode::Native => "the driver",
         XdpMode::Generic => "the kernel's stack",
     };
-    let copies = if is_zero_copy { "not copied" } else { "copied by the kernel" };
-    tracing::info!(%port, %station, mtu, queue, "the program runs in {place}, frames are {copies}");
+    tracing::info!(
+        %port, %station, mtu, queues, ring,
+        "the program runs in {place}, frames are {copies}"
+    );
     if link.mtu > MTU_MAX {
         let interface = link.mtu;
         tracing::info!(%port, mtu, interface, "frames are no longer than a buffer");
@@ -232,7 +253,9 @@ pub struct Xdp {
     frame_max: usize,
     /// Bytes of the longest frame that the interface carries now, if that is less.
     carries: usize,
-    rings: Rings,
+    queues: Box<[Queue]>,
+    turns: Turns,
+    sending: Sending,
     /// The kernel holds its pages until the socket is closed, also when this is gone.
     umem: Umem,
     burst: Box<[Received; BURST]>,
@@ -242,6 +265,8 @@ pub struct Xdp {
     polls: u32,
     is_zero_copy: bool,
     is_busy_polling: bool,
+    /// The queue for which the kernel is made to look next, when polling busily.
+    busy_at: usize,
     /// The kernel did not take all that was published.
     is_kick_due: bool,
     /// Errors that have been logged.
@@ -258,16 +283,6 @@ pub struct Xdp {
     _member: NotInChildren,
 }
 
-/// A socket with its program and its memory.
-struct Bound {
-    socket: NotInChildren,
-    rings: Rings,
-    umem: Umem,
-    link: NotInChildren,
-    map: OwnedFd,
-    mode: XdpMode,
-}
-
 impl Xdp {
     /// Opens a port on an interface. Takes some seconds at most if a process that had it has just
     /// ended.
@@ -278,7 +293,7 @@ impl Xdp {
         let wanted = settings.wanted();
         let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
         let (link, mtu) = wanted.find(&asker)?;
-        let queue = settings.queue_of(&asker, &link, &wanted)?;
+        let numbers = settings.queues_of(&asker, &link, &wanted)?;
         let os = |e: io::Error| wanted.os("cannot set up the socket", &e);
         let member = raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
         let owner =
@@ -290,11 +305,12 @@ impl Xdp {
         } else if station.mac != link.mac && !link.is_loopback {
             join(member.as_raw_fd(), &link, Some(station.mac)).map_err(os)?;
         }
-        let bound = bind(settings, &wanted, &link, queue, station)?;
-        let fd = bound.socket.as_raw_fd();
+        let text = range_text(&numbers);
+        let bound = bound::bind(settings, &wanted, &link, numbers, station)?;
         let is_busy_polling = settings.busy_poll;
-        if is_busy_polling {
-            socket::busy_poll(fd).map_err(|e| wanted.os("the kernel has no busy polling", &e))?;
+        for queue in bound.queues.iter().filter(|_| is_busy_polling) {
+            let busy = socket::busy_poll(queue.fd);
+            busy.map_err(|e| wanted.os("the kernel has no busy polling", &e))?;
         }
         let bell = Bell::new().map_err(os)?;
         let arp = settings.place.map(|place| ArpSocket::new(&link, place, settings.vlan));
@@ -311,16 +327,18 @@ impl Xdp {
             link_bps: link.bps,
             name: wanted.port.clone(),
         };
-        let is_zero_copy = socket::is_zero_copy(fd);
-        tell(&caps, &link, queue, bound.mode, is_zero_copy);
+        let is_zero_copy = socket::is_zero_copy(bound.queues[0].fd);
+        tell(&caps, &link, &text, &bound, is_zero_copy);
         let frame_max = ETH_HDR_LEN + mtu;
-        let Bound { socket, rings, umem, link: program, map, .. } = bound;
+        let Bound { sockets, queues, sending, umem, link: program, map, .. } = bound;
         Ok(Self {
             own: station.word(),
             caps,
             frame_max,
             carries: frame_max,
-            rings,
+            turns: Turns::new(queues.len()),
+            queues: queues.into(),
+            sending,
             umem,
             burst: Box::new([Received::default(); BURST]),
             counters: PortCounters::default(),
@@ -328,6 +346,7 @@ impl Xdp {
             polls: 0,
             is_zero_copy,
             is_busy_polling,
+            busy_at: 0,
             is_kick_due: false,
             told: Vec::new(),
             watched: Watched::new(asker, link),
@@ -335,31 +354,27 @@ impl Xdp {
             gone: None,
             _link: program,
             _map: map,
-            shared: Arc::new(Shared { socket, ear, bell, arp }),
+            shared: Arc::new(Shared { sockets, ear, bell, arp }),
             _claims: (owner, claim),
             _member: member,
         })
     }
 
-    fn fd(&self) -> RawFd {
-        self.shared.socket.as_raw_fd()
-    }
-
     /// Shows the kernel what was written, and calls it if it has to be called.
     fn push(&mut self) -> Result<(), PortGone> {
-        self.rings.tx.publish();
+        self.sending.tx.publish();
         self.is_kick_due = false;
-        if !self.rings.tx.needs_wakeup() {
+        if !self.sending.tx.needs_wakeup() {
             return Ok(());
         }
         let mut left = None;
         for _ in 0..KICKS {
-            let Err(e) = socket::kick(self.fd()) else { return Ok(()) };
+            let Err(e) = socket::kick(self.queues[0].fd) else { return Ok(()) };
             match e.raw_os_error().unwrap_or(libc::EIO) {
                 libc::EINTR => {}
                 // It has sent as many as it sends in a call, or has no room.
                 libc::EAGAIN | libc::EBUSY | libc::ENOBUFS => {
-                    let now = self.rings.tx.unread();
+                    let now = self.sending.tx.unread();
                     let now = now.map_err(|broken| self.lose(broken))?;
                     if now == 0 {
                         return Ok(());
@@ -393,15 +408,15 @@ impl Xdp {
     /// Takes back the chunks of frames that have left.
     #[inline(never)]
     fn reclaim(&mut self) -> Result<(), PortGone> {
-        let Self { rings, umem, .. } = self;
+        let Self { sending, umem, .. } = self;
         let mut sent = || {
-            while let Some(addr) = rings.completion.take()? {
+            while let Some(addr) = sending.completion.take()? {
                 umem.sent(addr)?;
             }
             Ok(())
         };
         let done = sent();
-        self.rings.completion.release();
+        self.sending.completion.release();
         done.map_err(|broken| self.lose(broken))
     }
 
@@ -426,7 +441,7 @@ impl Xdp {
     #[inline]
     fn free_chunk(&mut self) -> Result<Option<u64>, PortGone> {
         // The kernel may say that a frame has left before it says that it has read the entry.
-        let room = self.rings.tx.room().map_err(|broken| self.lose(broken))?;
+        let room = self.sending.tx.room().map_err(|broken| self.lose(broken))?;
         Ok(if room > 0 { self.umem.take() } else { None })
     }
 
@@ -460,7 +475,7 @@ impl Xdp {
         }
         let anyway = self.polls.is_multiple_of(LOOK_EVERY);
         if anyway {
-            let lost = socket::lost(self.fd());
+            let lost = self.queues.iter().map(|queue| socket::lost(queue.fd)).sum::<u64>();
             self.counters.rx_dropped += lost.saturating_sub(self.lost);
             self.lost = lost;
         }
@@ -474,22 +489,57 @@ impl Xdp {
         Ok(())
     }
 
-    /// Finds the frames of a burst and says how many there are.
+    /// Finds the frames of a burst from a queue and says how many there are.
     #[inline]
-    fn gather(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, Broken> {
+    fn gather(&mut self, at: usize, max: usize, sink: &mut dyn RxSink) -> Result<usize, Broken> {
+        let rings = &mut self.queues[at].rings;
         let mut count = 0;
         while count < max {
-            let Some(desc) = self.rings.rx.take()? else { break };
+            let Some(desc) = rings.rx.take()? else { break };
             let received = self.umem.received(desc)?;
             if !(ETH_HDR_LEN..=self.frame_max).contains(&received.len) {
                 self.counters.rx_dropped += 1;
-                give_back(&mut self.rings, &mut self.umem, received.chunk)?;
+                give_back(rings, &mut self.umem, received.chunk)?;
                 // One a burst: a sender who does nothing else must not keep us here.
                 break;
             }
             sink.prefetch(&frame(&self.umem, received));
             self.burst[count] = received;
             count += 1;
+        }
+        rings.rx.release();
+        Ok(count)
+    }
+
+    /// Lends a burst of frames from the first queue that has some, and says how many.
+    #[inline]
+    fn receive(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, Broken> {
+        let mut at = self.turns.first();
+        let mut count = 0;
+        for _ in 0..self.queues.len() {
+            count = self.gather(at, max, sink)?;
+            // Or one that was given back at once.
+            if count > 0 || self.queues[at].rings.fill.is_pending() {
+                self.turns.delivered(at, count.max(1));
+                break;
+            }
+            at = self.turns.after(at);
+        }
+        let Queue { rings, fd } = &mut self.queues[at];
+        for received in &self.burst[..count] {
+            sink.frame(&frame(&self.umem, *received));
+            give_back(rings, &mut self.umem, received.chunk)?;
+            self.counters.rx_frames += 1;
+            self.counters.rx_bytes += received.len as u64;
+        }
+        if rings.fill.is_pending() {
+            rings.fill.publish();
+            if self.is_zero_copy && rings.fill.needs_wakeup() {
+                socket::kick_rx(*fd);
+            }
+        } else if self.is_busy_polling {
+            socket::kick_rx(self.queues[self.busy_at].fd);
+            self.busy_at = self.turns.after(self.busy_at);
         }
         Ok(count)
     }
@@ -506,7 +556,7 @@ fn frame(umem: &Umem, received: Received) -> RxFrame<'_> {
 
 /// Gives the kernel a chunk to receive into, which it sees once the ring is published.
 #[inline]
-fn give_back(rings: &mut Rings, umem: &mut Umem, chunk: u32) -> Result<(), Broken> {
+fn give_back(rings: &mut Receiving, umem: &mut Umem, chunk: u32) -> Result<(), Broken> {
     // Twice as many entries as chunks, since the kernel shows a frame before it says that it has
     // read the entry of its buffer.
     if rings.fill.room()? == 0 {
@@ -514,150 +564,6 @@ fn give_back(rings: &mut Rings, umem: &mut Umem, chunk: u32) -> Result<(), Broke
     }
     rings.fill.put(umem.give(chunk));
     Ok(())
-}
-
-/// A socket on `queue` to which the interface gives frames to `station`.
-fn bind(
-    settings: &XdpSettings,
-    wanted: &Wanted<'_>,
-    link: &Link,
-    queue: u32,
-    station: Station,
-) -> Result<Bound, OpenError> {
-    let os = |e: io::Error| wanted.os("cannot set up the socket", &e);
-    let chunk_len = CHUNK_LENS
-        .into_iter()
-        .find(|len| HEADROOM + ETH_HDR_LEN + link.mtu <= *len)
-        .unwrap_or(CHUNK_LENS[1]);
-    let rx_count = settings.ring_count.unwrap_or(RX_LEN / chunk_len) as u32;
-    let len = (rx_count + TX_COUNT) as usize * chunk_len;
-    let arena = Arena::new(len, Hugepages::IfFree);
-    let block = arena.ok().and_then(|arena| arena.block(len));
-    let block = block.ok_or_else(|| {
-        let why = format!("no memory for buffers of {len} bytes");
-        wanted.refuse(libc::ENOMEM, why, "write a smaller ring=, such as ring=256")
-    })?;
-    let mut umem = Umem::new(block, chunk_len, rx_count as usize);
-    let socket = socket::open().map_err(|e| no_xdp(wanted, &e))?;
-    let fd = socket.as_raw_fd();
-    socket::register(fd, &umem, chunk_len).map_err(|e| match e.raw_os_error() {
-        Some(libc::ENOBUFS) => {
-            let why = format!("its buffers of {len} bytes are more than this process may lock");
-            wanted.refuse(libc::ENOBUFS, why, "raise the limit: ulimit -l unlimited")
-        }
-        _ => os(e),
-    })?;
-    let mut rings = socket::rings(&socket, rx_count, TX_COUNT).map_err(os)?;
-    for chunk in 0..rx_count {
-        rings.fill.put(umem.give(chunk));
-    }
-    rings.fill.publish();
-    let map = bpf::socket_map(queue + 1).map_err(|e| no_xdp(wanted, &e))?;
-    let take = match settings.place {
-        Some(place) => Take::Datagrams(place),
-        None => Take::Frames(ETHERTYPE, settings.accept.filter(station)),
-    };
-    let program = program::program(map.as_raw_fd(), take, settings.vlan);
-    let program = bpf::load(&program).map_err(|e| no_xdp(wanted, &e))?;
-    let (program, mode) = attach(settings, wanted, link, &program)?;
-    let copies = mode == XdpMode::Generic || !settings.zero_copy;
-    patient(UNBOUND, || socket::bind(fd, link.index, queue, copies)).map_err(|e| {
-        match e.raw_os_error() {
-            Some(libc::EBUSY) => {
-                let why = format!("another AF_XDP socket has queue {queue} of {}", link.name);
-                wanted.refuse(libc::EBUSY, why, "see who: ss --xdp -p")
-            }
-            _ => os(e),
-        }
-    })?;
-    socket::enlarge(fd);
-    bpf::put(&map, queue, fd).map_err(os)?;
-    Ok(Bound { socket, rings, umem, link: program, map, mode })
-}
-
-/// Attaches the program where it can run.
-fn attach(
-    settings: &XdpSettings,
-    wanted: &Wanted<'_>,
-    link: &Link,
-    program: &OwnedFd,
-) -> Result<(NotInChildren, XdpMode), OpenError> {
-    let name = &link.name;
-    let is_taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
-    let busy = || {
-        let why = "another XDP program is attached to the interface";
-        let mend = format!("see which and end it: ip link show dev {name}; bpftool link");
-        wanted.refuse(libc::EBUSY, why, mend)
-    };
-    if settings.mode != Some(XdpMode::Generic) {
-        match patient(DETACHED, || bpf::attach(program, link.index, XdpMode::Native)) {
-            Ok(link) => return Ok((link, XdpMode::Native)),
-            Err(e) if is_taken(&e) => return Err(busy()),
-            Err(e) if settings.mode == Some(XdpMode::Native) => {
-                let why = format!("its driver takes no XDP program at mtu {}: {e}", link.mtu);
-                let mend =
-                    format!("lower its mtu (ip link set {name} mtu 3498), or leave out mode=");
-                return Err(wanted.refuse(libc::EOPNOTSUPP, why, mend));
-            }
-            Err(error) => {
-                let port = &wanted.port;
-                tracing::info!(%port, mtu = link.mtu, %error, "its driver takes no XDP program");
-            }
-        }
-    }
-    match patient(DETACHED, || bpf::attach(program, link.index, XdpMode::Generic)) {
-        Ok(link) => Ok((link, XdpMode::Generic)),
-        Err(e) if is_taken(&e) => Err(busy()),
-        Err(e) => Err(wanted.os("cannot attach a program", &e)),
-    }
-}
-
-/// Tries until it is not busy any more: the kernel takes a moment to clean up after a process that
-/// was killed.
-fn patient<T>(long: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let until = now_ns() + long.as_nanos() as u64;
-    loop {
-        match attempt() {
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && now_ns() < until => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            done => return done,
-        }
-    }
-}
-
-/// Why there is no socket, map or program.
-fn no_xdp(wanted: &Wanted<'_>, e: &io::Error) -> OpenError {
-    let name = wanted.interface;
-    match e.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
-            let why = "AF_XDP needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF";
-            let mend = format!(
-                "sudo setcap cap_net_raw,cap_net_admin,cap_bpf+ep PROGRAM, or run it as root, or \
-                 start a switch as root, which this port then uses: sudo barewire switch \
-                 --port xdp:{name}"
-            );
-            wanted.refuse(libc::EPERM, why, mend)
-        }
-        Some(libc::EAFNOSUPPORT | libc::EINVAL) => {
-            let why = format!("this kernel has no AF_XDP (CONFIG_XDP_SOCKETS, 5.9 or newer): {e}");
-            wanted.refuse(libc::EAFNOSUPPORT, why, format!("use afpacket:{name}"))
-        }
-        _ => wanted.os("cannot open an AF_XDP socket", e),
-    }
-}
-
-/// Why the interface is not ours to take.
-fn taken(wanted: &Wanted<'_>, e: &io::Error) -> OpenError {
-    if e.raw_os_error() != Some(libc::EADDRINUSE) {
-        return wanted.os("cannot claim the interface", e);
-    }
-    let mend = format!(
-        "let a switch have it, which processes then share by the same name: barewire switch \
-         --port xdp:{}",
-        wanted.interface
-    );
-    wanted.refuse(libc::EBUSY, "a process has the interface already", mend)
 }
 
 impl Port for Xdp {
@@ -706,7 +612,7 @@ impl Port for Xdp {
             }
             at.add(len).write_bytes(0, wire_len - len);
         }
-        self.rings.tx.put(Desc { addr: chunk, len: wire_len as u32, options: 0 });
+        self.sending.tx.put(Desc { addr: chunk, len: wire_len as u32, options: 0 });
         self.counters.tx_frames += 1;
         self.counters.tx_bytes += len as u64;
         Ok(Tx::Sent)
@@ -714,7 +620,7 @@ impl Port for Xdp {
 
     #[inline]
     fn flush(&mut self) -> Result<(), PortGone> {
-        if self.rings.tx.is_pending() { self.push() } else { Ok(()) }
+        if self.sending.tx.is_pending() { self.push() } else { Ok(()) }
     }
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
@@ -724,24 +630,8 @@ impl Port for Xdp {
         if pending || self.polls.is_multiple_of(LOOK_EVERY) {
             self.look_around()?;
         }
-        let mut count = self.gather(max.min(BURST), sink).map_err(|broken| self.lose(broken))?;
-        self.rings.rx.release();
-        for i in 0..count {
-            let received = self.burst[i];
-            sink.frame(&frame(&self.umem, received));
-            let given = give_back(&mut self.rings, &mut self.umem, received.chunk);
-            given.map_err(|broken| self.lose(broken))?;
-            self.counters.rx_frames += 1;
-            self.counters.rx_bytes += received.len as u64;
-        }
-        if self.rings.fill.is_pending() {
-            self.rings.fill.publish();
-            if self.is_zero_copy && self.rings.fill.needs_wakeup() {
-                socket::kick_rx(self.fd());
-            }
-        } else if self.is_busy_polling {
-            socket::kick_rx(self.fd());
-        }
+        let received = self.receive(max.min(BURST), sink);
+        let mut count = received.map_err(|broken| self.lose(broken))?;
         if let Some(arp) = &self.shared.arp
             && (pointed || self.polls.is_multiple_of(ARP_EVERY))
         {

@@ -80,70 +80,111 @@ pub(super) fn register(fd: RawFd, umem: &Umem, chunk_len: usize) -> io::Result<(
     set(fd, libc::XDP_UMEM_REG, &request)
 }
 
-/// The rings of a socket.
-pub(super) struct Rings {
+/// The rings that a socket receives by.
+pub(super) struct Receiving {
     pub(super) rx: Consumer<Desc>,
-    pub(super) tx: Producer<Desc>,
     pub(super) fill: Producer<u64>,
+}
+
+/// The rings that a socket sends by.
+pub(super) struct Sending {
+    pub(super) tx: Producer<Desc>,
     pub(super) completion: Consumer<u64>,
 }
 
-/// Gives the socket rings: `rx_count` entries to receive, `tx_count` to send, powers of two.
+/// Gives the socket rings to receive `count` frames, a power of two.
 ///
 /// # Errors
 /// `ENOMEM` and what else mapping says; `EOPNOTSUPP`: the kernel is older than 5.4.
-pub(super) fn rings(fd: &OwnedFd, rx_count: u32, tx_count: u32) -> io::Result<Rings> {
-    let raw = fd.as_raw_fd();
-    set(raw, libc::XDP_RX_RING, &rx_count)?;
-    set(raw, libc::XDP_TX_RING, &tx_count)?;
+pub(super) fn receiving(fd: &OwnedFd, count: u32) -> io::Result<Receiving> {
+    set(fd.as_raw_fd(), libc::XDP_RX_RING, &count)?;
     // A buffer's entry may still be the kernel's when the buffer is ours again.
-    let fill_count = 2 * rx_count;
-    set(raw, libc::XDP_UMEM_FILL_RING, &fill_count)?;
-    set(raw, libc::XDP_UMEM_COMPLETION_RING, &tx_count)?;
-    let (offsets, len): (Offsets, usize) = get(raw, libc::XDP_MMAP_OFFSETS)?;
+    let fill_count = 2 * count;
+    set(fd.as_raw_fd(), libc::XDP_UMEM_FILL_RING, &fill_count)?;
+    let [rx, _, fill, _] = places(fd)?;
+    let rx_map = map(fd, libc::XDP_PGOFF_RX_RING as u64, rx, count, size_of::<Desc>())?;
+    let fill_map = map(fd, libc::XDP_UMEM_PGOFF_FILL_RING, fill, fill_count, 8)?;
+    Ok(Receiving {
+        rx: Consumer::new(rx_map, rx, count)?,
+        fill: Producer::new(fill_map, fill, fill_count)?,
+    })
+}
+
+/// Gives the socket rings to send `count` frames, a power of two.
+///
+/// # Errors
+/// As [`receiving`].
+pub(super) fn sending(fd: &OwnedFd, count: u32) -> io::Result<Sending> {
+    set(fd.as_raw_fd(), libc::XDP_TX_RING, &count)?;
+    set(fd.as_raw_fd(), libc::XDP_UMEM_COMPLETION_RING, &count)?;
+    let [_, tx, _, completion] = places(fd)?;
+    let tx_map = map(fd, libc::XDP_PGOFF_TX_RING as u64, tx, count, size_of::<Desc>())?;
+    let completion_map = map(fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, completion, count, 8)?;
+    Ok(Sending {
+        tx: Producer::new(tx_map, tx, count)?,
+        completion: Consumer::new(completion_map, completion, count)?,
+    })
+}
+
+/// The socket only receives. A queue has a completion ring all the same.
+pub(super) fn sends_nothing(fd: RawFd) -> io::Result<()> {
+    let count: u32 = 1;
+    set(fd, libc::XDP_UMEM_COMPLETION_RING, &count)
+}
+
+/// Where the parts of the rings lie in their mappings: `RX`, `TX`, `FILL`, `COMPLETION`.
+fn places(fd: &OwnedFd) -> io::Result<[Places; 4]> {
+    let (offsets, len): (Offsets, usize) = get(fd.as_raw_fd(), libc::XDP_MMAP_OFFSETS)?;
     if len != size_of::<Offsets>() {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
-    let [rx, tx, fill, completion] = offsets.map(|[producer, consumer, entries, flags]| Places {
+    Ok(offsets.map(|[producer, consumer, entries, flags]| Places {
         producer: producer as usize,
         consumer: consumer as usize,
         flags: flags as usize,
         entries: entries as usize,
-    });
-    let map = |at: u64, places: Places, count: u32, entry_len: usize| -> io::Result<MmapRaw> {
-        let len = places.entries.saturating_add(count as usize * entry_len);
-        let map = MmapOptions::new().offset(at).len(len).populate().map_raw(fd)?;
-        // A child's mapping would keep the socket, and with it the queue.
-        map.advise(Advice::DontFork)?;
-        Ok(map)
-    };
-    let desc_len = size_of::<Desc>();
-    let at = [
-        libc::XDP_PGOFF_RX_RING as u64,
-        libc::XDP_PGOFF_TX_RING as u64,
-        libc::XDP_UMEM_PGOFF_FILL_RING,
-        libc::XDP_UMEM_PGOFF_COMPLETION_RING,
-    ];
-    Ok(Rings {
-        rx: Consumer::new(map(at[0], rx, rx_count, desc_len)?, rx, rx_count)?,
-        tx: Producer::new(map(at[1], tx, tx_count, desc_len)?, tx, tx_count)?,
-        fill: Producer::new(map(at[2], fill, fill_count, 8)?, fill, fill_count)?,
-        completion: Consumer::new(map(at[3], completion, tx_count, 8)?, completion, tx_count)?,
-    })
+    }))
 }
 
-/// From now on frames that the program redirects to `queue` arrive, and frames leave by it. With
-/// `copies` the kernel copies them; else only where the driver cannot do without.
+fn map(fd: &OwnedFd, at: u64, places: Places, count: u32, entry_len: usize) -> io::Result<MmapRaw> {
+    let len = places.entries.saturating_add(count as usize * entry_len);
+    let map = MmapOptions::new().offset(at).len(len).populate().map_raw(fd)?;
+    // A child's mapping would keep the socket, and with it the queue.
+    map.advise(Advice::DontFork)?;
+    Ok(map)
+}
+
+/// Whose memory a socket uses.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Memory {
+    /// Its own. `copies`: the kernel copies frames; else only where the driver cannot do without.
+    Own {
+        /// See there.
+        copies: bool,
+    },
+    /// That of this socket, which is bound, and as that does.
+    Of(RawFd),
+}
+
+/// From now on frames that the program redirects to `queue` arrive, and frames leave by it.
 ///
 /// # Errors
-/// `EBUSY`: another socket has the queue. `EINVAL`: there is no such queue.
-pub(super) fn bind(fd: RawFd, index: u32, queue: u32, copies: bool) -> io::Result<()> {
+/// `EBUSY`: another socket has the queue. `EINVAL`: there is no such queue. `EOPNOTSUPP`: the other
+/// socket's frames are not copied, and this queue's cannot but be.
+pub(super) fn bind(fd: RawFd, index: u32, queue: u32, memory: Memory) -> io::Result<()> {
+    let (flags, of) = match memory {
+        Memory::Own { copies } => {
+            (libc::XDP_USE_NEED_WAKEUP | if copies { libc::XDP_COPY } else { 0 }, 0)
+        }
+        // All else is as with the other socket.
+        Memory::Of(fd) => (libc::XDP_SHARED_UMEM, fd as u32),
+    };
     let addr = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
-        sxdp_flags: libc::XDP_USE_NEED_WAKEUP | if copies { libc::XDP_COPY } else { 0 },
+        sxdp_flags: flags,
         sxdp_ifindex: index,
         sxdp_queue_id: queue,
-        sxdp_shared_umem_fd: 0,
+        sxdp_shared_umem_fd: of,
     };
     let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
     // SAFETY: `bind` reads `len` bytes of a `sockaddr_xdp` that lives across the call.

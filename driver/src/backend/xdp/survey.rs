@@ -1,7 +1,7 @@
 //! The interfaces of this machine, as far as AF_XDP is concerned.
 
 use super::super::netdev::{Asker, Link, XdpFeatures, links, xdp_features};
-use super::steer;
+use super::{QUEUES_MAX, steer};
 
 /// An interface that a port may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,9 +33,9 @@ impl XdpNic {
         format!("{driver}: {can}{queues}")
     }
 
-    /// The commands that lead our frames to one queue, if it has several.
+    /// What makes it fit for a port if it has more queues than one hears.
     pub fn steering(&self) -> Option<String> {
-        (self.rx_queues > 1).then(|| steer(&self.link.name, self.rx_queues - 1, None))
+        (self.rx_queues > QUEUES_MAX).then(|| steer(&self.link.name, None))
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use memmap2::{MmapMut, MmapRaw};
 
 use super::program::{Take, XDP_PASS, program};
+use super::queue::Turns;
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
 use super::{bpf, socket};
@@ -38,7 +39,7 @@ fn map(has_socket: bool) -> Option<(OwnedFd, Option<NotInChildren>)> {
         let socket = socket::open()?;
         let umem = umem(4, 4);
         socket::register(socket.as_raw_fd(), &umem, CHUNK)?;
-        let rings = socket::rings(&socket, 4, 4)?;
+        let rings = (socket::receiving(&socket, 4)?, socket::sending(&socket, 4)?);
         if has_socket {
             bpf::put(&map, 0, socket.as_raw_fd())?;
         }
@@ -209,6 +210,55 @@ fn rings_are_queues() {
             assert!(producer.room().unwrap() as usize <= room, "seed {seed}");
         }
         assert!(serial > 100, "seed {seed}: {serial}");
+    }
+}
+
+/// Goal: the queue that delivered last is looked at first, and none with frames waits for more than
+/// one turn of each other. Method: queues that have frames or not, as drawn, for some time each.
+#[test]
+fn no_queue_starves() {
+    for seed in 0..200 {
+        let mut numbers = Numbers(seed);
+        let count = 1 + numbers.next(8) as usize;
+        let mut turns = Turns::new(count);
+        let mut waiting = vec![0_usize; count];
+        // Turns of others since a queue with frames had its own.
+        let mut passed_over = vec![0; count];
+        let (mut last, mut served) = (0, 0);
+        for round in 0..3000 {
+            if round % 300 == 0 {
+                waiting.iter_mut().for_each(|frames| *frames = 1000 * numbers.next(2) as usize);
+                passed_over.fill(0);
+            }
+            let first = turns.first();
+            let mut at = first;
+            for _ in 0..count {
+                if waiting[at] > 0 {
+                    break;
+                }
+                at = turns.after(at);
+            }
+            if waiting[at] == 0 {
+                assert!(waiting.iter().all(|frames| *frames == 0), "seed {seed}");
+                continue;
+            }
+            let frames = waiting[at].min(1 + numbers.next(32) as usize);
+            // Of its turn of 64 something is left.
+            if waiting[last] > 0 && served < 64 {
+                assert_eq!((first, at), (last, last), "seed {seed}");
+            }
+            served = if at == last && first == last { served + frames } else { frames };
+            let is_only = (0..count).all(|other| other == at || waiting[other] == 0);
+            assert!(served < 64 + 32 || is_only, "seed {seed}: {served}");
+            if at != last {
+                (0..count).for_each(|i| passed_over[i] += usize::from(waiting[i] > 0));
+            }
+            passed_over[at] = 0;
+            assert!(passed_over.iter().all(|turns| *turns < count), "seed {seed}: {passed_over:?}");
+            last = at;
+            waiting[at] -= frames;
+            turns.delivered(at, frames);
+        }
     }
 }
 

@@ -1,0 +1,147 @@
+//! What a host does to frames that leave (a queueing discipline, a filter at egress) is done to
+//! those of `afpacket` where it was asked for, and to no other.
+
+use std::time::{Duration, Instant};
+
+use barewire_driver::backend::netdev::{Egress, egress, links};
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::open::open;
+use barewire_driver::port::PortCounters;
+use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
+
+use crate::lengths::fewer_sizes;
+use crate::messages::{AFPACKET, there_and_back};
+
+const QDISC: &str = "afpacket:fab0,qdisc=yes";
+
+/// Drops so many of a hundred of our frames that leave a node.
+fn filter(nodes: &Nodes, node: usize, percent: u32) -> Result<(), String> {
+    let run = |words: &str| nodes.run(node, words).map(drop);
+    run("nft add table netdev out")?;
+    run(&format!(
+        "nft add chain netdev out leaving {{ type filter hook egress device {FABRIC} priority 0 ; \
+         }}"
+    ))?;
+    run(&format!(
+        "nft add rule netdev out leaving ether type 0x88b5 numgen random mod 100 <= {} counter \
+         drop",
+        percent - 1
+    ))
+}
+
+/// Sends frames from `port` in node 0 and says how many arrive in node 1, and what it counted.
+fn arriving(nodes: &Nodes, port: &str, frames: usize) -> (usize, PortCounters) {
+    std::thread::scope(|scope| {
+        let hear = move || {
+            nodes.enter(1).unwrap();
+            let mut there = open(AFPACKET).unwrap();
+            let dst = there.caps().station.mac.0;
+            let send = move || {
+                nodes.enter(0).unwrap();
+                let mut port = open(port).unwrap();
+                let frame = [&dst[..], &[2; 6], &[0x88, 0xb5], &[0; 46]].concat();
+                for _ in 0..frames {
+                    port.tx(&TxFrame::whole(&frame)).unwrap();
+                    port.flush().unwrap();
+                }
+                port.counters()
+            };
+            let counters = scope.spawn(send).join().unwrap();
+            let (mut count, until) = (0, Instant::now() + Duration::from_millis(300));
+            while Instant::now() < until {
+                count += there.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap();
+            }
+            (count, counters)
+        };
+        scope.spawn(hear).join().unwrap()
+    })
+}
+
+/// Goal: a filter at egress sees frames with the option only, and each one that it drops is lost
+/// and counted at once.
+#[test]
+fn a_filter_at_egress_has_the_frames_that_are_to_pass_it() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    assert_eq!(arriving(&nodes, QDISC, 50).0, 50);
+    if or_skip(filter(&nodes, 0, 100)).is_none() {
+        return;
+    }
+    for (port, passing) in [(AFPACKET, 50), ("afpacket:fab0,qdisc=no", 50), (QDISC, 0)] {
+        let begin = Instant::now();
+        let (count, counters) = arriving(&nodes, port, 50);
+        let dropped = (50 - passing) as u64;
+        assert_eq!((count, counters.tx_dropped), (passing, dropped), "{port}: {counters:?}");
+        assert!(begin.elapsed() < Duration::from_secs(2), "it offers them again and again");
+    }
+}
+
+#[test]
+fn every_length_through_a_filter_that_drops_frames() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    if or_skip(filter(&nodes, 0, 5).and_then(|()| filter(&nodes, 1, 5))).is_some() {
+        there_and_back(&nodes, [QDISC; 2], fewer_sizes);
+        for node in [0, 1] {
+            let seen = nodes.run(node, "nft list table netdev out").unwrap();
+            assert!(seen.contains("packets ") && !seen.contains("packets 0 "), "{seen}");
+        }
+    }
+}
+
+/// Bytes that the discipline at the interface of node 0 has let out.
+fn let_out(nodes: &Nodes) -> u64 {
+    let said = nodes.run(0, "tc -s qdisc show dev fab0 root").unwrap();
+    let sent = said.split_once("Sent ").unwrap().1;
+    sent.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Goal: a discipline shapes frames with the option, also those inside of IP, and no others; what
+/// it has no room for is sent again. Method: a token bucket with little room.
+#[test]
+fn every_length_through_a_discipline_that_shapes() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let shape = "tc qdisc add dev fab0 root tbf rate 100mbit burst 16kb limit 32kb";
+    if or_skip(nodes.run(0, shape)).is_none() {
+        return;
+    }
+    let sizes = |_| vec![1, 100_000, 4 << 20];
+    let ip = |node, below: &str| format!("ip(10.78.0.{}/24):{below}", node + 1);
+    let cases = [
+        ([AFPACKET.to_owned(), AFPACKET.to_owned()], 0..1 << 20),
+        ([QDISC.to_owned(), QDISC.to_owned()], 4 << 20..u64::MAX),
+        ([0, 1].map(|node| ip(node, QDISC)), 4 << 20..u64::MAX),
+    ];
+    for (ports, bytes) in cases {
+        let before = let_out(&nodes);
+        there_and_back(&nodes, ports.each_ref().map(String::as_str), sizes);
+        let out = let_out(&nodes) - before;
+        assert!(bytes.contains(&out), "{ports:?}: {out}");
+    }
+}
+
+/// Goal: `doctor` hears of what is bypassed: a discipline, and filters at egress.
+#[test]
+fn what_is_done_at_egress_is_seen() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let seen = || {
+        let look = || {
+            nodes.enter(0).unwrap();
+            let links = links();
+            egress(links.iter().find(|link| link.name == FABRIC).unwrap().index)
+        };
+        std::thread::scope(|scope| scope.spawn(look).join().unwrap())
+    };
+    assert!(seen().is_plain(), "{:?}", seen());
+    let shape = "tc qdisc add dev fab0 root tbf rate 100mbit burst 16kb limit 32kb";
+    if or_skip(nodes.run(0, shape)).is_some() {
+        assert_eq!(seen(), Egress { disciplines: vec!["tbf".to_owned()], is_filtered: false });
+        nodes.run(0, "tc qdisc del dev fab0 root").unwrap();
+    }
+    let filter = "tc filter add dev fab0 egress protocol all u32 match u32 0 0 classid 1:1";
+    let added = nodes.run(0, "tc qdisc add dev fab0 clsact").and_then(|_| {
+        assert!(seen().is_plain());
+        nodes.run(0, filter)
+    });
+    if or_skip(added).is_some() {
+        assert_eq!(seen(), Egress { disciplines: Vec::new(), is_filtered: true });
+    }
+}

@@ -1,0 +1,193 @@
+//! The port `xdp` on interfaces with several receive queues.
+
+use std::time::{Duration, Instant};
+
+use barewire::errno::*;
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::open::open;
+use barewire_driver::port::{Port, PortCounters};
+use barewire_tests::nodes::{Nodes, or_skip};
+
+use crate::environment::{outcome, refused};
+use crate::lengths::{all_sizes, fewer_sizes};
+use crate::messages::there_and_back;
+use crate::near::two_by_two;
+use crate::rounds::kill_rounds;
+use crate::start;
+use crate::xdp::{GENERIC, NATIVE, fit};
+
+/// Queues of the interfaces here.
+const QUEUES: u32 = 4;
+/// Frames that are sent by each.
+const EACH: u64 = 100;
+
+/// Two nodes joined by a switch that draws the queue by which a frame arrives.
+fn scattered() -> Option<Nodes> {
+    fit(or_skip(Nodes::scattered(1500, QUEUES))?)
+}
+
+/// Opens a port. A process that another test is about to start may have what the one before had,
+/// for a moment.
+fn opened(port: &str) -> Box<dyn Port> {
+    let until = Instant::now() + Duration::from_secs(2);
+    loop {
+        match open(port) {
+            Err(e) if e.errno() == libc::EBUSY && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done => return done.unwrap(),
+        }
+    }
+}
+
+/// What arrives at `port` in node 0 of [`EACH`] frames that node 1 sends by each queue, by queue,
+/// and what the port counted.
+fn heard(nodes: &Nodes, port: &str) -> (Vec<u64>, PortCounters) {
+    std::thread::scope(|scope| {
+        let hear = move || {
+            nodes.enter(0).unwrap();
+            let mut port = opened(port);
+            let own = port.caps().station;
+            let send = move || {
+                nodes.enter(1).unwrap();
+                for queue in 0..QUEUES {
+                    let mut port = opened(&format!("xdp:fab0,queue={queue}"));
+                    let src = port.caps().station.mac.0;
+                    let frame =
+                        [&own.mac.0[..], &src, &[0x88, 0xb5], &[0; 46], &[queue as u8]].concat();
+                    for _ in 0..EACH {
+                        port.tx(&TxFrame::whole(&frame)).unwrap();
+                    }
+                    port.flush().unwrap();
+                }
+            };
+            scope.spawn(send).join().unwrap();
+            (of_each_queue(&mut *port), port.counters())
+        };
+        scope.spawn(hear).join().unwrap()
+    })
+}
+
+/// The frames that wait, by their last byte. No burst has those of two queues.
+fn of_each_queue(port: &mut dyn Port) -> Vec<u64> {
+    let mut counts = vec![0; QUEUES as usize];
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        let mut sink = |frame: &RxFrame<'_>| {
+            let mut last = [0];
+            assert!(frame.copy_to(60, &mut last));
+            counts[usize::from(last[0])] += 1;
+        };
+        port.rx_burst(32, &mut sink).unwrap();
+    }
+    counts
+}
+
+/// Goal: a port hears every queue of its interface, or those that were named, and counts their
+/// frames together; others are left to the kernel.
+#[test]
+fn every_queue_is_heard() {
+    for mode in ["native", "generic"] {
+        let Some(nodes) = or_skip(Nodes::pair_of_queues(1500, QUEUES)).and_then(fit) else {
+            return;
+        };
+        let cases = [("", 0..4), (",queue=0-3", 0..4), (",queue=1-2", 1..3), (",queue=3", 3..4)];
+        // In the stack a frame from a veth has the number of another queue, so all count only.
+        let of_mode = if mode == "native" { 4 } else { 2 };
+        for (option, queues) in cases.into_iter().take(of_mode) {
+            let (counts, all) = heard(&nodes, &format!("xdp:fab0,mode={mode}{option}"));
+            let want = (0..QUEUES).map(|queue| if queues.contains(&queue) { EACH } else { 0 });
+            assert_eq!(counts, want.collect::<Vec<_>>(), "{mode}{option}");
+            assert_eq!(all.rx_frames, counts.iter().sum::<u64>(), "{mode}{option}");
+        }
+    }
+}
+
+/// Goal: what finds no room in any queue is counted.
+#[test]
+fn frames_that_find_no_room_are_counted_of_every_queue() {
+    let Some(nodes) = or_skip(Nodes::pair_of_queues(1500, QUEUES)).and_then(fit) else { return };
+    let (counts, _) = heard(&nodes, "xdp:fab0,ring=64");
+    assert_eq!(counts, [64; QUEUES as usize]);
+    let (_, all) = heard(&nodes, "xdp:fab0,ring=64");
+    assert_eq!(all.rx_dropped, u64::from(QUEUES) * (EACH - 64), "{all:?}");
+}
+
+/// Goal: a port leaves by the first of its queues.
+#[test]
+fn frames_leave_by_the_first_queue() {
+    let Some(nodes) = or_skip(Nodes::pair_of_queues(1500, QUEUES)).and_then(fit) else { return };
+    for (option, by) in [("", 0), (",queue=2-3", 2)] {
+        let sender = format!("xdp:fab0{option}");
+        let port = format!("xdp:fab0,queue={by}");
+        let count = std::thread::scope(|scope| {
+            let (nodes, sender) = (&nodes, &sender);
+            let hear = move || {
+                nodes.enter(0).unwrap();
+                let mut port = opened(&port);
+                let own = port.caps().station;
+                let send = move || {
+                    nodes.enter(1).unwrap();
+                    let mut port = opened(sender);
+                    let frame = [&own.mac.0[..], &[2; 6], &[0x88, 0xb5], &[0; 47]].concat();
+                    port.tx(&TxFrame::whole(&frame)).unwrap();
+                    port.flush().unwrap();
+                };
+                scope.spawn(send).join().unwrap();
+                of_each_queue(&mut *port)[0]
+            };
+            scope.spawn(hear).join().unwrap()
+        });
+        assert_eq!(count, 1, "{sender}");
+    }
+}
+
+/// Goal: messages of all lengths whose frames arrive by any queue, in any order of these.
+#[test]
+fn every_length_over_several_queues() {
+    for port in [NATIVE, GENERIC] {
+        let Some(nodes) = scattered() else { return };
+        there_and_back(&nodes, [port; 2], all_sizes);
+    }
+}
+
+/// With buffers for a few frames of each queue, a wire that loses some, and threads that do the
+/// driver's work.
+#[test]
+fn every_length_over_several_queues_that_lose_frames() {
+    for port in [NATIVE, GENERIC] {
+        let Some(nodes) = scattered() else { return };
+        let port = format!("fault(loss=0.05,seed=43):{port},ring=64,busypoll=yes");
+        there_and_back(&nodes, [&port, &port], fewer_sizes);
+    }
+}
+
+#[test]
+fn kills_over_several_queues() {
+    for (port, seed) in [(NATIVE, 45), (GENERIC, 47)] {
+        let Some(nodes) = scattered() else { return };
+        let begin = |place, _name: &str| start(&nodes, place, "traffic", port);
+        kill_rounds("kills-queues", begin, 4, seed);
+    }
+}
+
+#[test]
+fn two_nodes_behind_switches_on_several_queues() {
+    let Some(nodes) = scattered() else { return };
+    let switches = [0, 1].map(|node| start(&nodes, node, "switch", NATIVE));
+    two_by_two(&nodes, "xdp:fab0,switch=yes,near=yes", 1500);
+    crate::switch::end(switches);
+}
+
+/// Goal: a process with an interface of more queues than a port hears is told what to do.
+#[test]
+fn interfaces_with_too_many_queues() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)).and_then(fit) else { return };
+    nodes.veth_of_queues([(0, "many0"), (0, "many1")], 1500, 65).unwrap();
+    let says = ["65 receive queues", "ethtool -L many0 combined 64", "proto 0x88b5 action 0"];
+    refused(&nodes, "xdp:many0", FI_EINVAL, &says);
+    refused(&nodes, "xdp:many0,queue=65", FI_EINVAL, &["65 queues, 0 to 64"]);
+    for port in ["xdp:many0,queue=64", "xdp:many0,queue=1-64,ring=64"] {
+        assert_eq!(outcome(&nodes, "opener", port).0, 0, "{port}");
+    }
+}
