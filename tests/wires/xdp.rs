@@ -161,7 +161,7 @@ fn one_process_has_an_interface_and_leaves_nothing() {
 fn interfaces_that_are_not_fit_for_xdp() {
     let Some(nodes) = pair(1500) else { return };
     refused(&nodes, "xdp:eth9", FI_ENODEV, &["no such interface", "fab0", "ip link"]);
-    refused(&nodes, "xdp:fab0,queue=7", FI_EINVAL, &["1 queues", "queue=0"]);
+    refused(&nodes, "xdp:fab0,queue=7", FI_EINVAL, &["one receive queue", "queue=0"]);
     let (code, line) = outcome(&nodes, "powerless", "xdp:fab0");
     assert_eq!(code, FI_EACCES, "{line}");
     let caps = "setcap cap_net_raw,cap_net_admin,cap_bpf+ep";

@@ -9,13 +9,17 @@ use barewire_driver::port::{PortCaps, Station, Tx};
 
 mod acks;
 mod ahead;
+mod answers;
 mod atomic;
 mod between;
 mod certificates;
+mod contexts;
 mod credit;
 mod deferred_ep;
 mod fetch;
+mod full;
 mod groups;
+mod halves;
 mod handed;
 mod hostile;
 mod inline;
@@ -25,9 +29,11 @@ mod lost;
 mod marks;
 mod nagle;
 mod near;
+mod next;
 mod notices;
 mod orders;
 mod pack;
+mod peek;
 mod pulls;
 mod refused;
 mod reopen;
@@ -39,6 +45,7 @@ mod strangers;
 mod survey;
 mod tenants;
 mod versions;
+mod waits;
 mod who;
 
 use super::*;
@@ -204,6 +211,8 @@ impl Pair {
                         continue;
                     }
                     self.frames += 1;
+                    let most = self.ends[i].node.frame_len();
+                    assert!(bytes.len() <= most, "a frame of {} bytes", bytes.len());
                     if bytes.len() > self.most {
                         continue;
                     }
@@ -253,7 +262,7 @@ impl Pair {
             // Nor does either side believe that the other owes it an answer.
             for (_, peer) in end.node.peers.iter() {
                 let awaited = (peer.answers, peer.reads, peer.responses, peer.long_answers);
-                assert_eq!(awaited, (0, 0, 0, 0));
+                assert_eq!((awaited, peer.unexpected), ((0, 0, 0, 0), 0));
             }
         }
     }
@@ -367,6 +376,69 @@ fn silent_peer_is_dead_within_a_tenth_over_t_dead() {
         pair.run(52_000_000);
         let err = pair.read_err(0);
         assert_eq!((err.err, err.cqe.op_context), (Error::HostUnreach, 2));
+    }
+}
+
+/// Goal: who goes on to send to a peer that is silent probes it all the same.
+#[test]
+fn a_stream_to_a_silent_peer_does_not_put_off_its_probes() {
+    let mut pair = Pair::new(1500, true);
+    pair.short = Some(0);
+    for context in 0..2 {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), context).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), context).unwrap();
+        pair.run(1_000_000);
+    }
+    pair.drop = 1;
+    let taken = pair.short;
+    for context in 2..8 {
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), context).unwrap();
+        pair.run(20_000_000);
+    }
+    assert_eq!(pair.short, taken.map(|n| n + 6), "by the fast path");
+    let (_, peer) = pair.ends[0].node.peers.iter().next().unwrap();
+    assert!(peer.probes > 0, "not asked in 120 ms");
+}
+
+/// Goal: a send that has not left can be canceled, once, and nothing of it arrives; one that has
+/// left cannot.
+#[test]
+fn a_send_that_waits_can_be_canceled() {
+    let mut pair = Pair::new(1500, false);
+    for context in 1..4 {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), context).unwrap();
+        pair.send(0, IoBuf::leaked(&[context as u8; 8]), 1, OpFlags::empty(), context).unwrap();
+    }
+    let End { node, ep, .. } = &mut pair.ends[0];
+    assert_eq!((node.cancel(*ep, 2), node.cancel(*ep, 2)), (Ok(()), Err(Error::NoData)));
+    let err = pair.read_err(0);
+    assert_eq!((err.err, err.cqe.op_context), (Error::Canceled, 2));
+    pair.run(1_000_000);
+    let sent: Vec<u64> = pair.read(0).iter().map(|cqe| cqe.op_context).collect();
+    assert_eq!((sent, pair.read(1).len()), (vec![1, 3], 2));
+    pair.drop = 1;
+    pair.send(0, IoBuf::leaked(&[4; 8]), 1, OpFlags::empty(), 4).unwrap();
+    let End { node, ep, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    assert_eq!(node.cancel(*ep, 4), Err(Error::NoData));
+}
+
+/// Goal: a session is not called by the name of the one before it, so that what is late for that
+/// one is not taken for this one.
+#[test]
+fn a_session_has_a_name_of_its_own() {
+    let mut pair = Pair::new(1500, false);
+    let mut names = std::collections::BTreeSet::new();
+    for round in 1..5 {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+        pair.run(1_000_000);
+        names.insert(pair.ends[0].node.peers.iter().next().unwrap().1.sid);
+        assert_eq!((pair.read(0).len(), names.len()), (1, round));
+        for i in 0..2 {
+            let other = pair.ends[1 - i].node.station;
+            pair.ends[i].node.drop_session(pair.now, other);
+        }
     }
 }
 

@@ -221,3 +221,14 @@ fn what_is_answered_is_not_asked_after() {
     pair.run(1_000_000_000);
     assert_eq!(pair.outcomes(0), [(0, None), (1, None)]);
 }
+
+/// Goal: nobody asks after what was acknowledged before the pause is over.
+#[test]
+fn what_is_acknowledged_is_not_asked_after() {
+    let mut pair = two_and_a_tail();
+    answer(&mut pair);
+    pair.run_by(2 * TURN_NS, TURN_NS);
+    assert_eq!(pair.read(0).len(), 2, "the tail is acknowledged by a message");
+    pair.run_by(3_000, TURN_NS);
+    assert_eq!(counted(&pair).1, 0);
+}

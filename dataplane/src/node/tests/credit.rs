@@ -111,3 +111,25 @@ fn an_overtaken_packet_grants_nothing() {
     assert!(node.take_ack_and_credit(now, p, una, now_credit as u16 + 1));
     assert_eq!(node.peers[p].snd.credit, now_credit + 1);
 }
+
+/// Goal: what is refused costs no credit for ever. Method: more messages to nobody than there is
+/// credit for, one after the other, and one to somebody behind them.
+#[test]
+fn refused_messages_give_their_credit_back() {
+    let mut pair = Pair::new(1500, false);
+    let End { node, av, peer, .. } = &mut pair.ends[0];
+    let somebody = *peer;
+    let addr = node.av_lookup(*av, somebody).unwrap();
+    *peer = node.av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
+    for context in 0..100 {
+        pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), context).unwrap();
+        pair.run(1_000_000);
+        let err = pair.read_err(0);
+        assert_eq!((err.err, err.cqe.op_context), (Error::ConnRefused, context));
+    }
+    pair.ends[0].peer = somebody;
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    pair.run(1_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+}

@@ -154,3 +154,15 @@ fn a_twin_that_has_room_in_advance_is_idle() {
         assert_eq!(room(&pair), before);
     }
 }
+
+/// Goal: a counter cannot be closed while a twin has a send under way that it is to count.
+#[test]
+fn a_counter_is_busy_while_a_twin_sends() {
+    let (mut pair, [tx, _]) = with_twins(false);
+    let send = |p: &mut Pair| p.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2);
+    by_deferred(&mut pair, 0, tx, send).unwrap();
+    assert_eq!(pair.ends[0].node.cntr_close(tx), Err(Error::Busy));
+    pair.run(3_000_000);
+    assert_eq!(counted(&pair, 0, tx), (1, 0));
+    assert_eq!(pair.ends[0].node.cntr_close(tx), Ok(()));
+}

@@ -182,7 +182,7 @@ fn early_packets_of_some_leave_room_for_those_of_others() {
 #[test]
 fn an_open_of_a_stranger_does_not_walk_the_table() {
     const PEERS: u32 = 4096;
-    for named in [0, PEERS] {
+    for named in [0, 1, PEERS] {
         let (peer_max, incarnation, seed) = (PEERS as usize, 1, 1);
         let settings = NodeSettings { incarnation, seed, peer_max, ..NodeSettings::default() };
         let mut node = Node::new(settings, &caps(1, 1500, false)).unwrap();
@@ -206,7 +206,7 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
         }
         assert_eq!(node.levels().peers, peer_max);
         let last = node.by_station.get(&node.peers, station(3 * PEERS - 1), Tenant::NONE);
-        assert_eq!(last.is_some(), named == 0);
+        assert_eq!(last.is_some(), named < PEERS, "{named} of the peers stay");
     }
 }
 
@@ -287,6 +287,8 @@ fn a_message_for_a_life_that_never_confirmed_ends_with_it() {
     puppet.knock(&mut pair, 902);
     let challenge = puppet.answer(&mut pair).unwrap();
     assert!(challenge.is_challenge());
+    let asked = (challenge.target_inc, challenge.echo_sid, challenge.echo_epoch);
+    assert_eq!(asked, (902, 5, 1), "the OPEN that it is for");
     assert!(pair.ends[1].node.cq_ready(pair.ends[1].cq).unwrap() == 0, "ended by a stranger");
     puppet.knock_with(&mut pair, 902, challenge.cookie);
     let err = pair.read_err(1);

@@ -3,8 +3,9 @@
 use super::*;
 use crate::error::Error;
 use crate::node::peer::State;
+use crate::psn::Psn;
 use crate::seal::{Keyring, Mode, PreSharedKey};
-use crate::wire::{BASE_LEN, TAG_LEN};
+use crate::wire::{self, BASE_LEN, Base, Op, RstOp, RstReason, TAG_LEN, Ty};
 
 const MS: u64 = 1_000_000;
 
@@ -405,4 +406,57 @@ fn a_key_that_has_just_begun_is_not_old() {
 fn a_time_too_short_is_refused() {
     let settings = NodeSettings { rekey_ns: 999_999, incarnation: 1, ..NodeSettings::default() };
     assert!(matches!(Node::new(settings, &caps(1, 1500, false)), Err(Error::Invalid(_))));
+}
+
+/// Goal: a reset that anybody can have written, as it is not sealed, ends nothing and refuses no
+/// key, whatever it says. Method: one for each other reason, of the OPEN that is under way.
+#[test]
+fn a_reset_in_the_clear_is_no_refusal_of_the_key() {
+    let mut pair = pair([&[1], &[1]]);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    let (now, from) = (pair.now, pair.ends[1].node.station);
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(now, &mut sink(out));
+    let (p, peer) = node.peers.iter().next().unwrap();
+    let (victim_inc, victim_epoch) = (node.settings.incarnation, peer.epoch);
+    let reasons = [
+        RstReason::UnknownSession,
+        RstReason::Closed,
+        RstReason::Version,
+        RstReason::WrongIncarnation,
+        RstReason::Dead,
+        RstReason::OtherKey,
+    ];
+    for (refused, reason) in (1..).zip(reasons) {
+        let op = RstOp {
+            echo_sid: 0,
+            echo_psn: Psn(0),
+            life: 1,
+            victim_inc,
+            victim_epoch,
+            reason,
+            versions: wire::VERSIONS,
+        };
+        let base = node.control(from, Ty::Rst, 0, Psn(0));
+        let base = Base { src: base.dst, dst: base.src, ..base };
+        node.on_clear_rst(now, from, &RxFrame::new(&wire::frame(&base, &Op::Rst(op), &[])));
+        let of_key = reason == RstReason::OtherKey;
+        assert_eq!(node.openings.refusal(p).is_some(), of_key, "{reason:?}");
+        assert_eq!(node.counters().rx_bad_rst, refused - u64::from(of_key), "{reason:?}");
+    }
+}
+
+/// Goal: who has another key is told of once, and again when there are other keys here.
+#[test]
+fn another_key_is_told_of_once_for_each_list() {
+    let mut pair = pair([&[1], &[2]]);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    for list in [&[2], &[3]] {
+        set(&mut pair, 1, list);
+        pair.run(100 * MS);
+        let node = &mut pair.ends[1].node;
+        let told: Vec<Notice> = std::iter::from_fn(|| node.notice()).collect();
+        let station = Station::at([2, 0, 0, 0, 0, 1]);
+        assert_eq!(told, [Notice::OtherKey { station, has_key: true }], "{list:?}");
+    }
 }

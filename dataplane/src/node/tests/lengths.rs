@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::node::peer::State;
+use crate::psn::Psn;
+use crate::wire::{self, Op, ProbeOp, Ty};
 
 /// Goal: a peer that gets no processor is not taken for a path that carries less. Method: it polls
 /// every 20 ms, and as long as its ring is full, that is for 200 ms, only short frames reach it.
@@ -129,4 +131,24 @@ fn opened_by_both(start: u64, delay: u64) -> [u32; 2] {
 fn turn(pair: &mut Pair, i: usize) {
     let End { node, out, .. } = &mut pair.ends[i];
     node.transmit(pair.now, &mut sink(out));
+}
+
+/// Goal: what an answer to a probe says is believed while longer frames are searched for, and never
+/// makes them shorter.
+#[test]
+fn only_a_search_takes_what_a_probe_found() {
+    for (searches, heard, then) in [(true, 900, 1000), (true, 1400, 1400), (false, 1400, 1000)] {
+        let mut pair = Pair::new(1500, false);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+        pair.run(1_000_000);
+        let node = &mut pair.ends[0].node;
+        let (p, _) = node.peers.iter().next().unwrap();
+        let peer = &mut node.peers[p];
+        (peer.frame_max, peer.searches) = (1000, searches);
+        let base = node.control(node.station, Ty::Probe, 0, Psn(0));
+        let answer = wire::frame(&base, &Op::Probe(ProbeOp { heard }), &[]);
+        node.on_probe(p, &RxFrame::new(&answer), &base);
+        assert_eq!(node.peers[p].frame_max, then, "{searches} {heard}");
+    }
 }

@@ -160,3 +160,22 @@ fn a_receive_that_is_being_filled_ends_with_the_session() {
         assert_eq!(told.last(), Some(&(10, Error::HostUnreach)));
     }
 }
+
+/// Goal: a loss is forgotten with the life of the peer that it concerned, and with no other peer's.
+#[test]
+fn a_loss_is_forgotten_with_its_peer_alone() {
+    for own in [false, true] {
+        let mut pair = open_pair(true);
+        send(&mut pair, OpFlags::empty(), 3).unwrap();
+        let End { node, av, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut sink(out));
+        let addr = EpAddr { station: Station::at([2, 7, 0, 0, 0, 9]), ep: 3, incarnation: 5 };
+        node.av_insert(pair.now, *av, addr).unwrap();
+        lose_session(&mut pair);
+        let node = &mut pair.ends[0].node;
+        assert!(node.observed.losses.concern(FIRST));
+        let other = node.peers.iter().map(|(p, _)| p).find(|&p| p != FIRST).unwrap();
+        node.note_life(if own { FIRST } else { other }, 77);
+        assert_eq!(node.observed.losses.concern(FIRST), !own);
+    }
+}

@@ -1,6 +1,7 @@
 //! Near and far peers in one node: what a session's path promises, and what proves that it is near.
 
 use super::*;
+use crate::seal::{Keyring, Mode, PreSharedKey};
 
 /// A port whose station is reached through memory, or not.
 struct Port<'a> {
@@ -147,13 +148,19 @@ fn an_open_says_what_it_came_by() {
     }
 }
 
+/// Goal: nobody stays with the path on which a session was begun. Method: the OPEN arrives, and its
+/// answer does not; or it comes late.
 #[test]
 fn a_path_that_changes_before_the_session_opens_makes_another_session() {
-    for near in [true, false] {
+    for (near, taken) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut mixed = Mixed::new(near);
         mixed.pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 2).unwrap();
         mixed.send();
         let before = mixed.due(0);
+        if taken {
+            mixed.give(1, &before[0], near);
+            assert_eq!(mixed.due(1).len(), 1, "an answer");
+        }
         let epoch = mixed.peer(0).epoch;
         // The peer comes, or leaves, and only then the OPEN is repeated.
         mixed.near = [!near; 2];
@@ -182,9 +189,37 @@ fn opens_that_cross_on_two_paths_end_on_the_near_one() {
         for (i, frames) in opens.iter().enumerate() {
             mixed.give(1 - i, &frames[0], mixed.near[i]);
         }
+        // Who was late gives way at once; the other refuses what came the long way.
+        let refused = [mixed.refused(late), mixed.refused(1 - late)];
+        assert_eq!(refused, [0, 1], "late {late}");
         mixed.near = [true; 2];
         mixed.run(1000);
         assert!((0..2).all(|i| mixed.peer(i).path.is_near()), "late {late}");
         assert!((0..2).all(|i| mixed.pair.read(i).len() == 2), "late {late}");
+    }
+}
+
+/// Goal: between nodes with a key what goes through memory is not sealed, and is taken.
+#[test]
+fn nodes_with_a_key_speak_through_memory_in_the_clear() {
+    for near in [true, false] {
+        let ends = [1, 2].map(|station| {
+            let key = PreSharedKey::with_key_frames(&[7; 32], Mode::Encrypted, 20).unwrap();
+            let keys = Keyring::new(vec![key], [station; 32]);
+            let port = PortCaps { near_mtu: NEAR_MTU, ..caps(station, 1500, false) };
+            end_on(port, NodeSettings { keys, ..NodeSettings::default() })
+        });
+        let mut mixed = Mixed { pair: Pair::of(ends), near: [near; 2] };
+        for round in 0..3 {
+            mixed.pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 2).unwrap();
+            mixed.send();
+            mixed.run(50);
+            let done = (mixed.pair.read(0).len(), mixed.pair.read(1).len());
+            assert_eq!(done, (1, 1), "near {near}, round {round}");
+        }
+        mixed.send();
+        let frames = mixed.due(0);
+        let clear = frames[0].windows(8).any(|part| part == [7; 8]);
+        assert_eq!((frames.len(), clear), (1, near));
     }
 }

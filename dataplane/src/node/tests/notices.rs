@@ -124,3 +124,11 @@ fn a_peer_with_the_same_mac_is_told_of() {
     assert_eq!(notice, Some(Notice::SameMac { station: there }));
     assert_eq!(pair.ends[0].node.notice(), None);
 }
+
+/// Goal: what waited is told by kind, and what did not is left out.
+#[test]
+fn kinds_that_did_not_wait_are_left_out() {
+    let waited = Waited { sends: 2, reads: 1, ..Waited::default() };
+    assert_eq!(waited.kinds().collect::<Vec<_>>(), [(2, "sends"), (1, "reads")]);
+    assert_eq!(Waited::default().kinds().count(), 0);
+}

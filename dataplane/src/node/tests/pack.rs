@@ -111,6 +111,23 @@ fn an_open_packet_is_not_overtaken() {
     }
 }
 
+/// Goal: messages that waited for their session share packets. Method: they are posted before it is
+/// opened.
+#[test]
+fn messages_that_waited_share_packets() {
+    const COUNT: u64 = 12;
+    let mut pair = Pair::new(1500, false);
+    for n in 0..COUNT {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), n).unwrap();
+        pair.send(0, IoBuf::leaked(&[7; 8]), 5, OpFlags::empty(), n).unwrap();
+    }
+    pair.run(1_000_000);
+    let all: Vec<u64> = (0..COUNT).collect();
+    assert_eq!((contexts(&mut pair, 0), contexts(&mut pair, 1)), (all.clone(), all));
+    let frames = pair.ends[0].node.counters().tx_frames;
+    assert!(frames < COUNT / 2, "{frames} frames");
+}
+
 /// Goal: while the window is closed messages gather in packets though nobody says that more follow.
 #[test]
 fn messages_gather_while_the_window_is_closed() {

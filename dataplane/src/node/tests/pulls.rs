@@ -2,6 +2,7 @@
 //! is asked for first.
 
 use super::*;
+use crate::wire::{Base, Ty};
 
 /// A number below `below`, from a state that moves on.
 fn draw(state: &mut u64, below: u64) -> u64 {
@@ -143,4 +144,29 @@ fn a_program_that_sends_and_does_not_poll_is_waited_for() {
     }
     pair.run(100_000_000);
     assert_eq!((pair.read(0).len(), pair.read(1).len()), (15, 15));
+}
+
+/// Goal: on a port that loses nothing what asks for long data is acknowledged at once, unless it is
+/// answered by the data itself.
+#[test]
+fn a_pull_asks_for_an_acknowledgement_and_a_read_does_not() {
+    let mut pair = Pair::new(1500, true);
+    let region = pair.region(1, 64, rma::ALL);
+    let asks = |pair: &mut Pair, i: usize, kind: Ty| {
+        let End { node, out, .. } = &mut pair.ends[i];
+        node.transmit(pair.now, &mut sink(out));
+        let bases = out.iter().map(|bytes| Base::parse(&RxFrame::new(bytes)).unwrap());
+        let found: Vec<bool> = bases.filter(|base| base.ty == kind).map(|base| base.ar).collect();
+        pair.run(1_000_000);
+        found
+    };
+    pair.read_to(IoBuf::leaked(&[0; 64]), RmaList::one(0, 64, region.key), 1).unwrap();
+    pair.run(1_000_000);
+    pair.read_to(IoBuf::leaked(&[0; 64]), RmaList::one(0, 64, region.key), 1).unwrap();
+    assert_eq!(asks(&mut pair, 0, Ty::Read), [false]);
+    pair.send(0, IoBuf::leaked(&[1; 100_000]), 5, OpFlags::empty(), 2).unwrap();
+    pair.run(1_000_000);
+    pair.recv(1, IoBuf::leaked(&[0; 100_000]), 5, OpFlags::empty(), 3).unwrap();
+    let pulls = asks(&mut pair, 1, Ty::Pull);
+    assert!(!pulls.is_empty() && pulls.iter().all(|&ar| ar), "{pulls:?}");
 }

@@ -865,3 +865,24 @@ fn a_read_does_not_count_for_the_next_endpoint_in_the_slot() {
     assert_eq!(pair.outcomes(0), [(2, None)]);
     assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(0));
 }
+
+/// Goal: the owner of a region reaches all of its bytes, and none around them.
+#[test]
+fn the_owner_reaches_its_region_and_no_more() {
+    let mut pair = Pair::new(1500, true);
+    let region = pair.region(0, 16, ALL);
+    let node = &mut pair.ends[0].node;
+    for (offset, len) in [(0, 16), (15, 1), (16, 0), (0, 0)] {
+        assert_eq!(node.mr_store(region.id, offset, &vec![7; len]), Ok(()), "{offset} {len}");
+        let mut out = vec![0; len];
+        assert_eq!(node.mr_load(region.id, offset, &mut out), Ok(()), "{offset} {len}");
+        assert_eq!(out, vec![7; len]);
+    }
+    for (offset, len) in [(0, 17), (16, 1), (17, 0), (17, 1), (usize::MAX, 1), (1, 1024)] {
+        let outside = |got: Result<()>| matches!(got, Err(Error::Invalid(_)));
+        assert!(outside(node.mr_store(region.id, offset, &vec![9; len])), "{offset} {len}");
+        assert!(outside(node.mr_load(region.id, offset, &mut vec![0; len])), "{offset} {len}");
+    }
+    assert_eq!(region.bytes(), [7; 16]);
+    region.assert_guards();
+}

@@ -169,3 +169,36 @@ fn a_survey_goes_by_steps() {
         }
     }
 }
+
+/// Goal: a survey that has come to its end shows the levels that there are. Method: a level of each
+/// kind that an endpoint has, with room taken in advance.
+#[test]
+fn a_survey_shows_the_levels() {
+    let (mut pair, region) = super::atomic::short_pair();
+    super::atomic::fetch_adds(&mut pair, &region, 3);
+    for tag in [5, 6, 7] {
+        pair.recv(0, IoBuf::leaked(&[0; 8]), tag, OpFlags::empty(), tag).unwrap();
+    }
+    let node = &mut pair.ends[0].node;
+    let mut survey = Survey::default();
+    let shown = loop {
+        let (_, shown) = node.survey(&mut survey, &mut Shown::default());
+        if shown.peers > 0 {
+            break shown;
+        }
+    };
+    assert_eq!((shown.tx, shown.posted), (3, 3));
+    assert_eq!(shown, node.levels());
+}
+
+/// Goal: an endpoint's messages that nobody has taken are counted, of both kinds.
+#[test]
+fn messages_without_a_receive_are_counted() {
+    let mut pair = Pair::new(1500, true);
+    for tag in [u64::MAX, 5, 6, 7] {
+        pair.send(0, IoBuf::leaked(&[1; 8]), tag, OpFlags::empty(), 1).unwrap();
+    }
+    pair.run(1_000_000);
+    let End { node, ep, .. } = &pair.ends[1];
+    assert_eq!(node.ep_counters(*ep).unwrap().unexpected, 4);
+}

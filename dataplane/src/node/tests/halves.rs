@@ -1,0 +1,40 @@
+//! Messages that end half way.
+
+use super::*;
+
+/// Goal: the receiver learns that the rest of a message will not come, and is not told so of one of
+/// which nothing came. Method: the sender's endpoint is closed when so many segments have left.
+#[test]
+fn the_receiver_learns_that_a_message_ends_half_way() {
+    for left in [0, 1, 2] {
+        let mut pair = Pair::new(1500, false);
+        let mut sent = 0;
+        for len in [8, 3000] {
+            pair.recv(1, IoBuf::leaked(&vec![0; len]), 5, OpFlags::empty(), 1).unwrap();
+            pair.send(0, IoBuf::leaked(&bytes(len)), 5, OpFlags::empty(), 2).unwrap();
+            if len == 8 {
+                pair.run(1_000_000);
+                assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+            }
+        }
+        let End { node, ep, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut |frame: &TxFrame<'_>| {
+            if sent == left {
+                return Tx::Full;
+            }
+            sent += 1;
+            sink(out)(frame)
+        });
+        assert_eq!(sent, left);
+        node.ep_close(pair.now, *ep).unwrap();
+        let (_, peer) = node.peers.iter().next().unwrap();
+        assert_eq!(peer.want_nop, left > 0, "{left} segments have left");
+        for bytes in std::mem::take(out) {
+            pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&bytes));
+        }
+        let filled = |pair: &Pair| !pair.ends[1].node.reassemblies.is_empty();
+        assert_eq!(filled(&pair), left > 0);
+        pair.run(10_000_000);
+        assert!(!filled(&pair), "{left} segments have left");
+    }
+}
