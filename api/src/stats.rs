@@ -16,7 +16,7 @@
 //! | 7 .. 11 | MAC, MTU, incarnation, T_dead in ns |
 //! | 11, 12 | rows of endpoints, rows of sessions |
 //! | 13 | time of the program's last poll, ns since 1970 |
-//! | 14, 15 | kind: 0 a domain, 1 a switch; reserved, 0 |
+//! | 14, 15 | kind: 0 a domain, 1 a switch; not 0: somebody [records](record) it |
 //! | 16 .. 32 | name of the port, zero-padded |
 //! | then | [`PORT_NAMES`], [`NODE_NAMES`], refusals by cause, [`LEVEL_NAMES`] |
 //! | then | counts of round trips by length (`RoundTrips`), and the ns that all took |
@@ -44,6 +44,7 @@ use barewire_dataplane::wire::WireError;
 use barewire_driver::port::{PortCaps, PortCounters, Station};
 
 mod file;
+pub mod record;
 pub mod switch;
 
 use file::{Block, HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
@@ -53,7 +54,7 @@ use switch::SwitchSnapshot;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 9;
+pub const LAYOUT: u64 = 10;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -245,6 +246,7 @@ impl Publisher {
                 block.put_all(CLAIM_AT + i * CLAIM_LEN, &claim_words(claim));
             }
         });
+        record::attend(&self.writer, |segment| engine.record(segment));
     }
 }
 
@@ -563,6 +565,36 @@ pub struct Unread {
 /// The directory cannot be read.
 pub fn read_published() -> io::Result<Published> {
     published_in(Path::new(DIR))
+}
+
+/// Who publishes, in few words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publishing {
+    /// The process.
+    pub pid: u32,
+    /// The user whose file it is.
+    pub owner: u32,
+    /// Whether the domain or switch is open still.
+    pub alive: bool,
+    /// The port; of a switch, that of its NIC.
+    pub port_name: String,
+    /// Whether it is a switch.
+    pub is_switch: bool,
+}
+
+/// Who publishes in the file `path`.
+///
+/// # Errors
+/// It is another user's, of another version, or not written yet.
+pub fn look(path: &Path) -> io::Result<Publishing> {
+    let loaded = file::load(path, &[shape(SESSION_MAX), switch::SHAPE])?;
+    Ok(Publishing {
+        pid: loaded.pid,
+        owner: loaded.owner,
+        alive: loaded.alive,
+        port_name: loaded.name(HEADER_LEN),
+        is_switch: loaded.kind == switch::SHAPE.kind,
+    })
 }
 
 fn published_in(dir: &Path) -> io::Result<Published> {

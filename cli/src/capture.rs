@@ -1,4 +1,4 @@
-//! `barewire capture`: writes what passes on a segment to a pcapng file.
+//! `barewire capture`: writes what passes on a segment or a device to a pcapng file.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,10 +8,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use barewire_driver::backend::pcap::{Direction, PcapWriter};
-use barewire_driver::backend::shm::Monitor;
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::RxFrame;
-use barewire_driver::open;
 use barewire_driver::port::Station;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -19,26 +17,34 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use crate::fail::Fail;
 use crate::opened::{Opener, copy, create};
 use crate::perf::parse_size;
+use crate::sources::Sources;
 use crate::stats::station;
 
-/// Captures the frames of a segment to a pcapng file, until Ctrl-C
+/// Captures the frames of a port to a pcapng file, until Ctrl-C
 ///
-/// Captures the frames between all processes of the segment, from shortly after its start. It
-/// never blocks a sender: frames that arrive faster than it writes are missed and counted. While a
-/// capture runs, every sender copies each frame once more. On a device that a `barewire switch`
-/// owns, it captures what the processes behind the switch send and receive; a frame from one of
-/// them to another appears twice. To record a single program, use the port pcap(file=FILE):PORT.
+/// Of a segment it captures the frames between all processes, of any other port what each of your
+/// processes that has it open sends and receives (as root: everybody's), from shortly after its
+/// start; a frame between two such processes appears twice. It takes no privilege, and works where
+/// tcpdump sees nothing: past the kernel. Frames to near peers are in the segment (barewire info).
+/// Where a `barewire switch` owns the device and may be read, the switch is asked: one that root
+/// runs captures the frames of all users.
+///
+/// It never blocks a process: frames that arrive faster than it writes are missed and counted.
+/// While a capture runs, each frame is copied once more; without one that costs nothing. A process
+/// that does not poll begins at its next poll. BAREWIRE_STATS=0 in its environment excludes it. To
+/// record a program from its first frame on, use the port pcap(file=FILE):PORT.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Exit codes:
   0  the capture ended and the file is complete
-  1  the segment cannot be joined, or the file cannot be written
+  1  there is no such port, or the file cannot be written
   2  wrong arguments
 
 Examples:
   barewire capture -o run.pcapng                     this user's segment
   barewire capture --port shm:job7 -o job7.pcapng    another one
-  barewire capture --port vfio:0000:05:00.0 -o a.pcapng    the frames of its switch
+  barewire capture --port udp:eth0 -o a.pcapng       my processes on that address
+  sudo barewire capture --port vfio:0000:05:00.0 -o a.pcapng    of all users of a NIC
   barewire capture --peer 02:00:00:00:00:09 -o a.pcapng    of one station
   barewire capture -o a.pcapng --files 10 --file-size 100m
                  a.1.pcapng and so on, of which the last ten are kept: to wait for a rare event
@@ -51,7 +57,8 @@ Examples:
 Environment:
   BAREWIRE_PORT  the segment if --port is not given (default: this user's, shm)")]
 pub(crate) struct CaptureArgs {
-    /// The segment (shm or shm:NAME) or a device that a switch owns.
+    /// The segment (shm or shm:NAME) or any other port, as the processes name it; options and
+    /// what stands around a device do not matter.
     #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
     port: String,
     /// The file to write; an existing one is truncated; - for standard output.
@@ -100,18 +107,18 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
         return copy(from, &args.output, opener);
     }
     let signals = signals()?;
-    let mut monitor = open::monitor(&args.port).map_err(Fail::new)?;
     if args.file_size.is_some() && args.output == Path::new("-") {
         return Err(Fail::usage("--file-size needs a file: -o NAME"));
     }
-    let files = Files::new(args, monitor.name());
+    let mut sources = Sources::open(&args.port)?;
+    let files = Files::new(args, sources.name());
     let mut sorter = Sorter::new(files, args.peer.clone(), opener)?;
-    eprintln!("capturing on {}; Ctrl-C ends it", monitor.name());
+    eprintln!("capturing on {}; Ctrl-C ends it", sources.summary());
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let count = args.count.unwrap_or(u64::MAX);
     let mut written = now_ns();
     while sorter.taken < count {
-        let got = read(&mut monitor, &mut sorter, count)?;
+        let got = read(&mut sources, &mut sorter, count)?;
         let now = now_ns();
         sorter.write_until(now.saturating_sub(SETTLE_NS))?;
         if now - written > WRITE_NS {
@@ -132,7 +139,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     }
     sorter.write_until(u64::MAX)?;
     sorter.writer.flush(now_ns());
-    eprintln!("{} frames, {} missed", sorter.written + sorter.writer.frames, monitor.missed());
+    eprintln!("{} frames, {} missed", sorter.written + sorter.writer.frames, sources.missed());
     if let Some(opener) = &sorter.opener {
         eprintln!("{}", opener.summary());
     }
@@ -143,19 +150,18 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
 }
 
 /// Takes what is there, without going over `count` frames in all.
-fn read(monitor: &mut Monitor, sorter: &mut Sorter, count: u64) -> Result<usize, Fail> {
-    let max = usize::try_from(count - sorter.taken).unwrap_or(usize::MAX).min(64);
-    let got = monitor.read(max, |at_ns, frame, len| {
+fn read(sources: &mut Sources, sorter: &mut Sorter, count: u64) -> Result<usize, Fail> {
+    let max = usize::try_from(count - sorter.taken).unwrap_or(usize::MAX);
+    sources.read(max, |at_ns, way, frame, len| {
         if !sorter.wants(frame) {
             return;
         }
         let mut bytes = vec![0; len];
         // Cannot fail: the frame says that it has as many.
         if frame.copy_to(0, &mut bytes) {
-            sorter.take(at_ns, bytes);
+            sorter.take(at_ns, way, bytes);
         }
-    });
-    got.map_err(Fail::new)
+    })
 }
 
 /// Blocks the signals that end a command which runs until then, so that they are read like a file
@@ -238,6 +244,10 @@ impl Files {
 
 type Writer = PcapWriter<Box<dyn Write>>;
 
+/// Time, number, bytes, and whether it was sent; the number keeps frames of one time in the order
+/// in which they came.
+type Held = (u64, u64, Vec<u8>, bool);
+
 /// Holds frames back until no earlier one will come.
 struct Sorter {
     files: Files,
@@ -246,8 +256,7 @@ struct Sorter {
     written: u64,
     /// Stations whose frames are taken; none for all.
     peers: Vec<Station>,
-    /// Time, number and bytes; the number keeps frames of one time in the order in which they came.
-    held: BinaryHeap<Reverse<(u64, u64, Vec<u8>)>>,
+    held: BinaryHeap<Reverse<Held>>,
     held_len: usize,
     taken: u64,
     /// Opens what was sealed.
@@ -267,19 +276,19 @@ impl Sorter {
         self.peers.is_empty() || frame.stations().into_iter().flatten().any(is_wanted)
     }
 
-    fn take(&mut self, at_ns: u64, bytes: Vec<u8>) {
+    fn take(&mut self, at_ns: u64, way: Direction, bytes: Vec<u8>) {
         self.held_len += bytes.len();
-        self.held.push(Reverse((at_ns, self.taken, bytes)));
+        self.held.push(Reverse((at_ns, self.taken, bytes, way == Direction::Out)));
         self.taken += 1;
     }
 
     /// Writes what was sent before `limit_ns`, and more if too much is held.
     fn write_until(&mut self, limit_ns: u64) -> Result<(), Fail> {
-        while let Some(Reverse((at_ns, _, _))) = self.held.peek() {
+        while let Some(Reverse((at_ns, ..))) = self.held.peek() {
             if *at_ns >= limit_ns && self.held_len <= HELD_MAX {
                 break;
             }
-            if let Some(Reverse((at_ns, _, mut bytes))) = self.held.pop() {
+            if let Some(Reverse((at_ns, _, mut bytes, is_sent))) = self.held.pop() {
                 self.held_len -= bytes.len();
                 if let Some(opener) = &mut self.opener {
                     opener.open(&mut bytes)?;
@@ -288,7 +297,8 @@ impl Sorter {
                     self.turn_over()?;
                 }
                 let fill = |to: &mut [u8]| to.copy_from_slice(&bytes);
-                self.writer.frame(at_ns, Direction::In, bytes.len(), fill);
+                let way = if is_sent { Direction::Out } else { Direction::In };
+                self.writer.frame(at_ns, way, bytes.len(), fill);
             }
         }
         Ok(())
@@ -323,7 +333,7 @@ mod tests {
         let mut sorter =
             Sorter::new(Files { path, len_max, kept, ..files() }, Vec::new(), None).unwrap();
         for at_ns in 0..100 {
-            sorter.take(at_ns, vec![1; 900 + at_ns as usize]);
+            sorter.take(at_ns, Direction::In, vec![1; 900 + at_ns as usize]);
         }
         sorter.write_until(u64::MAX).unwrap();
         sorter.writer.flush(0);
@@ -344,7 +354,7 @@ mod tests {
         let files = Files { path: path.clone(), ..files() };
         let mut sorter = Sorter::new(files, Vec::new(), None).unwrap();
         for (at_ns, byte) in [(30, 3), (10, 1), (20, 2), (40, 4), (10, 9)] {
-            sorter.take(at_ns, vec![0xe0 + byte; 16]);
+            sorter.take(at_ns, Direction::In, vec![0xe0 + byte; 16]);
         }
         sorter.write_until(40).unwrap();
         assert_eq!((sorter.writer.frames, sorter.held.len()), (4, 1));

@@ -25,6 +25,7 @@ mod ping;
 #[cfg(test)]
 mod sample;
 mod service;
+mod sources;
 mod stats;
 mod switch;
 mod table;

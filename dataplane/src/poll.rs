@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::backend::any_port::{AnyPort, PortVisitor};
+use barewire_driver::backend::shm::ShmSettings;
 use barewire_driver::clock;
+use barewire_driver::error::OpenError;
 use barewire_driver::frame::{Body, HeadBuf, RxFrame, TxFrame, WriteHead};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
@@ -465,6 +467,14 @@ impl Engine {
     /// side.
     pub fn near_counters(&self) -> Option<PortCounters> {
         self.port.near_counters()
+    }
+
+    /// Shows what passes the port to who records it: see [`AnyPort::record`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn record(&mut self, segment: &ShmSettings) -> Result<bool, OpenError> {
+        self.port.record(segment)
     }
 
     /// What the port knows of the station with address `station`: see [`Port::station`].

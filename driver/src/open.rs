@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::backend::fault::{Fault, FaultSettings};
 use crate::backend::netdev::links;
-use crate::backend::pcap::Pcap;
+use crate::backend::pcap;
 use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
 use crate::error::OpenError;
 use crate::port::{MTU_MIN, Port};
@@ -25,7 +25,7 @@ mod vlan;
 mod wires;
 
 pub use choice::choose;
-pub use device::{Device, PciPlace, device};
+pub use device::{Device, PciPlace, device, is_on};
 pub use mark::{Mark, with_mark};
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
@@ -213,7 +213,7 @@ fn pcap(
         source,
         hint: "; choose another file",
     };
-    Ok(Box::new(Pcap::new(inner()?, Path::new(path), wrapper).map_err(os)?))
+    pcap::recorded(inner()?, Path::new(path), wrapper).map_err(os)
 }
 
 /// Whether [`open`] would open `spec` now, as far as can be seen without it: nothing is made, bound
@@ -295,26 +295,15 @@ const OTHERS: &[(&str, &str)] = &[
     ("dpdk", "dpdk:DEVICE in builds with --features dpdk"),
 ];
 
-/// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it; of a device
-/// that a switch owns, the segment between the switch and its stations.
+/// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
 ///
 /// # Errors
-/// [`OpenError`]; nothing is left behind. Ports of one program have no monitors: a `pcap` around
-/// the port records what that program sends and receives.
+/// [`OpenError`]; nothing is left behind.
 pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
-    let spec = &choose(spec)?;
-    if spec.split([':', ',', '(']).next() == Some("shm") {
-        return Monitor::open(&shm_settings(spec)?);
+    match near::kind_of(spec) {
+        "shm" => Monitor::open(&shm_settings(spec)?),
+        _ => Err(bad(spec, "only a segment shows what others send: write shm or shm:NAME")),
     }
-    if let Some(segment) = switch::segment_of_one_that_runs(spec)? {
-        return Monitor::open(&segment);
-    }
-    if let Some(refusal) = switch::of_another_user(spec) {
-        return Err(refusal);
-    }
-    let why = "only a segment shows what others send, write shm or shm:NAME, or a device that a \
-               barewire switch owns; to record one program, give it the port pcap(file=FILE):PORT";
-    Err(bad(spec, why))
 }
 
 /// The ports that this machine offers, and the kinds that it does not, with the reason.
@@ -335,6 +324,7 @@ pub fn list() -> Vec<PortInfo> {
             _ if name.starts_with("switch-") => {
                 "between a switch and its processes, which open the port that it owns"
             }
+            _ if name.starts_with("frames-") => "what a process shows to who records it",
             _ if name.starts_with("node-") => "between processes of a node that share a NIC",
             _ => "segment that exists now",
         };

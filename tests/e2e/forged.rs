@@ -98,7 +98,7 @@ fn talk(a: &mut Station, b: &mut Station, monitor: &mut Monitor, live: &mut Vec<
     for len in [0, 8, 256, 3000, 16_000, 70_000] {
         message(a, b, len);
         message(b, a, len);
-        let each = |_, frame: &RxFrame<'_>, len: usize| {
+        let each = |_, _, frame: &RxFrame<'_>, len: usize| {
             let mut bytes = vec![0; len];
             if frame.copy_to(0, &mut bytes) && bytes[..6] == victim {
                 live.push(bytes);

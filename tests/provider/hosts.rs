@@ -17,7 +17,7 @@ use super::ranks::{MODULES, Mpi, nightly, ran, suite_of_mpi4py, with_each};
 use super::{Bench, compile, finish, succeed, text};
 
 /// Hosts with their files, which go with them.
-struct Hosts {
+pub(super) struct Hosts {
     cluster: Cluster,
     /// T_dead of the ranks, milliseconds, if it is not the default.
     t_dead_ms: Option<u32>,
@@ -27,10 +27,15 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn new(count: usize) -> Option<Self> {
+    pub(super) fn new(count: usize) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let cluster = or_skip(Cluster::new(count, dir.path()))?;
         Some(Self { cluster, t_dead_ms: None, key_file: None, _dir: dir })
+    }
+
+    /// Has ranks wait longer than a loaded machine takes to start a switch: up to 4 s were seen.
+    pub(super) fn patient(self) -> Self {
+        Self { t_dead_ms: Some(20_000), ..self }
     }
 
     /// Gives each host a file with this key.
@@ -46,7 +51,7 @@ impl Hosts {
     }
 
     /// The launcher's command for so many ranks on each host, but for the program.
-    fn launch(&self, mpi: &Mpi, bench: &Bench, per_node: usize) -> Command {
+    pub(super) fn launch(&self, mpi: &Mpi, bench: &Bench, per_node: usize) -> Command {
         let mut command = mpi.launch_on(&self.cluster, bench, per_node);
         // Says why an operation failed.
         mpi.pass(&mut command, "FI_LOG_LEVEL", "warn");
@@ -125,7 +130,7 @@ fn every_mpi_with_a_key_file() {
 }
 
 /// Variables with the port of a switch, and with those that a hub joins.
-const SWITCH: &str = "BAREWIRE_TEST_SWITCH";
+pub(super) const SWITCH: &str = "BAREWIRE_TEST_SWITCH";
 const HUB: &str = "BAREWIRE_TEST_HUB";
 
 /// Frames that a switch has forwarded when it says that it serves, and how long it may take to.
@@ -189,7 +194,7 @@ fn hub_process() {
 }
 
 /// A process of this program that runs until it is dropped.
-struct Helper {
+pub(super) struct Helper {
     child: Child,
     /// Kept also when nobody reads what it says, so that its pipe does not break.
     out: BufReader<ChildStdout>,
@@ -197,7 +202,13 @@ struct Helper {
 
 impl Helper {
     /// Starts the test `role` on a host, or on the head; returns when it is up.
-    fn start(hosts: &Hosts, node: usize, role: &str, variable: &str, value: &str) -> Self {
+    pub(super) fn start(
+        hosts: &Hosts,
+        node: usize,
+        role: &str,
+        variable: &str,
+        value: &str,
+    ) -> Self {
         let mut command = hosts.cluster.command(node, std::env::current_exe().unwrap());
         command.args(["--exact", &format!("hosts::{role}"), "--nocapture"]).env(variable, value);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
@@ -208,7 +219,7 @@ impl Helper {
     }
 
     /// Waits until it says so; false if it ends without.
-    fn says(&mut self, word: &str) -> bool {
+    pub(super) fn says(&mut self, word: &str) -> bool {
         self.out.by_ref().lines().map_while(Result::ok).any(|line| line.contains(word))
     }
 }
@@ -221,7 +232,7 @@ impl Drop for Helper {
 }
 
 /// A switch on every host.
-fn switches(hosts: &Hosts, port: &str) -> Vec<Helper> {
+pub(super) fn switches(hosts: &Hosts, port: &str) -> Vec<Helper> {
     let start = |node| Helper::start(hosts, node, "switch_process", SWITCH, port);
     (0..hosts.cluster.count()).map(start).collect()
 }
@@ -313,9 +324,7 @@ fn every_mpi_behind_switches_on_taps() {
 #[test]
 fn every_mpi_while_switches_are_killed() {
     let port = format!("afpacket:{FABRIC}");
-    let Some(hosts) = Hosts::new(2) else { return };
-    // Longer than a loaded machine takes to start a switch: up to 4 s were seen.
-    let hosts = Hosts { t_dead_ms: Some(20_000), ..hosts };
+    let Some(hosts) = Hosts::new(2).map(Hosts::patient) else { return };
     with_each(|mpi, bench| {
         let mut helpers = switches(&hosts, &port);
         let (done, is_done) = channel();

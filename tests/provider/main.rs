@@ -9,6 +9,7 @@ mod chosen;
 mod collectives;
 mod colls;
 mod connect;
+mod gaps;
 mod hooks;
 mod hosts;
 mod injects;

@@ -16,6 +16,7 @@ mod supervisor;
 mod worker;
 
 mod caller;
+mod capture;
 mod ecmp;
 mod ecn;
 mod environment;

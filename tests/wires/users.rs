@@ -10,11 +10,11 @@ use crate::supervisor::Worker;
 use crate::switch::{NIC, PORT, end, switches};
 use crate::{kills, start};
 
-const ALICE: u32 = 65_534;
+pub(crate) const ALICE: u32 = 65_534;
 const BOB: u32 = 47_111;
 
 /// Two nodes with switches, if we can be several users here.
-fn nodes() -> Option<Nodes> {
+pub(crate) fn nodes() -> Option<Nodes> {
     let root = nix::unistd::geteuid().is_root().then_some(());
     let nodes = or_skip(root.ok_or("only root can be several users".to_owned()))
         .and_then(|()| or_skip(Nodes::pair(1500)))?;
@@ -25,11 +25,11 @@ fn nodes() -> Option<Nodes> {
 }
 
 /// What a command begins with that runs as a user.
-fn as_user(uid: u32) -> String {
+pub(crate) fn as_user(uid: u32) -> String {
     format!("setpriv --reuid {uid} --regid {uid} --clear-groups")
 }
 
-fn start_as(nodes: &Nodes, node: usize, uid: u32, role: &str, port: &str) -> Worker {
+pub(crate) fn start_as(nodes: &Nodes, node: usize, uid: u32, role: &str, port: &str) -> Worker {
     let mut command = nodes.command(node, "setpriv");
     command.args(as_user(uid).split_whitespace().skip(1));
     command.arg(std::env::current_exe().unwrap());

@@ -25,7 +25,7 @@ pub(crate) const NATIVE: &str = "xdp:fab0,mode=native";
 pub(crate) const GENERIC: &str = "xdp:fab0,mode=generic";
 
 /// Two nodes, if AF_XDP works on a wire between such here.
-fn pair(mtu: usize) -> Option<Nodes> {
+pub(crate) fn pair(mtu: usize) -> Option<Nodes> {
     fit(or_skip(Nodes::pair(mtu))?)
 }
 

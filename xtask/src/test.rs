@@ -450,8 +450,8 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
     cargo_test(suite, nightly, &[ALL, &["--test", suite.name()]].concat())
 }
 
-/// Builds the library that libfabric loads, which no test can depend on.
-fn provider_library(suite: Suite, nightly: bool) -> Result<Ended, String> {
+/// Builds the library that libfabric loads and the command, which no test can depend on.
+fn libraries_and_commands(suite: Suite, nightly: bool) -> Result<Ended, String> {
     let mut build = Command::new(cargo());
     build.args(["build", "--profile", "test", "--exclude", "xtask", "--lib", "--bins"]).args(ALL);
     start(suite, nightly, &mut build)
@@ -459,7 +459,7 @@ fn provider_library(suite: Suite, nightly: bool) -> Result<Ended, String> {
 
 /// Runs the suite of the library that libfabric loads.
 fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
-    let ended = provider_library(suite, nightly)?;
+    let ended = libraries_and_commands(suite, nightly)?;
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
@@ -507,6 +507,11 @@ fn has_xdp() -> bool {
 /// process can meet on, and as near ones behind such a port, in a network namespace of its own; of
 /// it the calls and flags of messages over a memif, and over two ports `xdp`.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    // Some tests call the command.
+    let built = libraries_and_commands(suite, nightly)?;
+    if !built.ok {
+        return Ok(Outcome::single(false, built.output));
+    }
     let mut outcome = integration(suite, nightly, "tests/wires/main.rs")?;
     let is_root = nix::unistd::geteuid().is_root();
     let unshare = if is_root { "-n" } else { "-Urn" };
@@ -643,7 +648,7 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         return Ok(Outcome::single(false, why));
     }
     // MPI behind switches that own a device; its library is the ordinary one.
-    let library = provider_library(suite, nightly)?;
+    let library = libraries_and_commands(suite, nightly)?;
     if !library.ok {
         return Ok(Outcome::single(false, library.output));
     }
@@ -691,7 +696,7 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         let switches = || hosts_pair(suite, &what, hosts::behind_switches(&barewire, nic));
         outcome.add(with_second_try((suite, nightly), &what, switches));
     }
-    let built = provider_library(suite, nightly)?;
+    let built = libraries_and_commands(suite, nightly)?;
     if !built.ok {
         outcome.add(Outcome::single(false, built.output));
         return Ok(outcome);

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -26,6 +26,8 @@ const UPDATED: usize = 6;
 /// Rows that are written, of each table.
 const ROWS: usize = 11;
 const KIND: usize = 14;
+/// The one word that readers write.
+const ASKED: usize = 15;
 
 const PREFIX: &str = "barewire-stats.";
 
@@ -104,6 +106,16 @@ impl Writer {
         self.block.word(SEQ).store(seq.wrapping_add(1), Ordering::Release);
     }
 
+    /// Whether a reader has asked for something; costs a load.
+    pub(super) fn is_asked(&self) -> bool {
+        self.block.word(ASKED).load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes back what was asked.
+    pub(super) fn ask_no_more(&self) {
+        self.block.put(ASKED, 0);
+    }
+
     #[cfg(test)]
     pub(super) fn end_life(&self) {
         lock::end_life(&self.file, WRITER);
@@ -167,8 +179,9 @@ impl Block {
         // - memory for it, for as long as the borrow: it was just checked that the file has some
         //   there (`back`), which `grown` keeps inside of the map, and that lives in `self`;
         // - alignment: a map starts at a page;
-        // - that others write it atomically at most: other processes map it read-only, or do what
-        //   any process of the user may do with our memory.
+        // - that others write it atomically at most: other processes map it read-only, write the
+        //   word `ASKED` by a system call (`ask`), or do what any process of the user may do with
+        //   our memory.
         unsafe { &*self.map.as_ptr().cast::<AtomicU64>().add(at) }
     }
 
@@ -356,6 +369,14 @@ fn words(file: &mut File, at: usize, len: usize) -> io::Result<Vec<u64>> {
     Ok(bytes.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect())
 }
 
+/// Has the writer of a file see that something is asked, if it has not yet.
+pub(super) fn ask(path: &Path) -> io::Result<()> {
+    let (file, at) = (open(path, true)?, ASKED as u64 * 8);
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, at)?;
+    if word == [0; 8] { file.write_all_at(&1_u64.to_ne_bytes(), at) } else { Ok(()) }
+}
+
 /// The files of all writers.
 pub(super) fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let ours = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with(PREFIX);
@@ -365,6 +386,11 @@ pub(super) fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// The process whose file that is, by its name.
 pub(super) fn pid_of(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('.').nth(1)?.parse().ok()
+}
+
+/// What stands behind the user in the name of a file: its process and when it was made.
+pub(super) fn name_of(path: &Path) -> Option<&str> {
+    Some(path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once('.')?.1)
 }
 
 /// Opens what lies under one of our names; whatever it is, it makes nobody wait.

@@ -16,7 +16,7 @@ use barewire_driver::backend::switch::{StationCounters, Switch};
 use barewire_driver::port::Station;
 
 use super::file::{HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
-use super::{DIR, PORT_NAMES, no_statistics, port_words, put_port};
+use super::{DIR, PORT_NAMES, no_statistics, port_words, put_port, record};
 
 /// What a switch counts: frames by where they went, then those dropped by cause.
 pub const SWITCH_NAMES: [&str; 7] =
@@ -52,7 +52,7 @@ pub struct SwitchPublisher {
 
 impl SwitchPublisher {
     /// Makes the file of a switch, or says in the log why there is none.
-    pub fn create(switch: &Switch) -> Option<Self> {
+    pub fn create(switch: &mut Switch) -> Option<Self> {
         let mut publisher = Self::try_create(Path::new(DIR)).map_err(no_statistics).ok()?;
         publisher.publish(switch);
         Some(publisher)
@@ -63,14 +63,14 @@ impl SwitchPublisher {
     }
 
     /// [`publish`](Self::publish), if the last time was long enough ago for `now` to be news.
-    pub fn publish_if_due(&mut self, switch: &Switch, now: Instant) {
+    pub fn publish_if_due(&mut self, switch: &mut Switch, now: Instant) {
         if now.duration_since(self.published) >= PERIOD {
             self.publish(switch);
         }
     }
 
     /// Writes what `switch` counted so far.
-    pub fn publish(&mut self, switch: &Switch) {
+    pub fn publish(&mut self, switch: &mut Switch) {
         self.published = Instant::now();
         let counted = switch.counters();
         let counters: [u64; SWITCH_NAMES.len()] = [
@@ -95,6 +95,7 @@ impl SwitchPublisher {
                 block.put_row(STATIONS, row, &[0; STATION_LEN]);
             }
         });
+        record::attend(&self.writer, |segment| switch.record(segment));
     }
 }
 
@@ -210,9 +211,10 @@ fn station_row(r: &[u64; STATION_LEN]) -> StationRow {
 mod tests {
     use barewire_driver::backend::fault::{Fault, FaultSettings};
     use barewire_driver::backend::loopback::Loopback;
-    use barewire_driver::backend::shm::ShmSettings;
+    use barewire_driver::backend::pcap::Direction;
+    use barewire_driver::backend::shm::{Monitor, ShmSettings};
     use barewire_driver::backend::switch::SwitchedPort;
-    use barewire_driver::frame::{ETHERTYPE, TxFrame, address};
+    use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
     use barewire_driver::port::Port;
 
     use super::*;
@@ -231,19 +233,22 @@ mod tests {
         let join = || SwitchedPort::open(&segment, "station".into()).unwrap().unwrap();
         let (mut a, b) = (join(), join());
         let (station, other) = (a.caps().station, b.caps().station);
-        for dst in [other, far] {
-            let mut bytes = [&[0; 12][..], &ETHERTYPE.to_be_bytes()].concat();
-            bytes.resize(100, 0);
-            address(&mut bytes, dst, station);
-            a.tx(&TxFrame::whole(&bytes)).unwrap();
-        }
-        a.flush().unwrap();
-        let moved: usize = (0..1000).map(|_| switch.turn().unwrap()).sum();
-        assert_eq!(moved, 2);
+        let mut send = |switch: &mut Switch| {
+            for dst in [other, far] {
+                let mut bytes = [&[0; 12][..], &ETHERTYPE.to_be_bytes()].concat();
+                bytes.resize(100, 0);
+                address(&mut bytes, dst, station);
+                a.tx(&TxFrame::whole(&bytes)).unwrap();
+            }
+            a.flush().unwrap();
+            let moved: usize = (0..1000).map(|_| switch.turn().unwrap()).sum();
+            assert_eq!(moved, 2);
+        };
+        send(&mut switch);
         let dir = std::env::temp_dir().join(format!("barewire-of-switch-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let mut publisher = SwitchPublisher::try_create(&dir).unwrap();
-        publisher.publish(&switch);
+        publisher.publish(&mut switch);
         let read = || published_in(&dir).unwrap().switches.remove(0);
         let seen = read();
         assert_eq!((seen.pid, seen.alive), (std::process::id(), true));
@@ -254,10 +259,33 @@ mod tests {
         let of = |station| *seen.stations.iter().find(|s| s.station == station).unwrap();
         assert_eq!((of(station).sent, of(other).received), (2, 1));
         assert!(of(station).sent_bytes >= 200 && of(other).received_bytes >= 100);
+        let asked = |publisher: &mut SwitchPublisher, switch: &mut Switch| {
+            record::ask(&publisher.writer.path).unwrap();
+            publisher.publish(switch);
+            publisher.writer.is_asked()
+        };
+        assert!(!asked(&mut publisher, &mut switch), "nobody looks");
+        let shown = record::segment(&publisher.writer.path).unwrap();
+        let mut monitor = Monitor::open(&shown).unwrap();
+        assert!(asked(&mut publisher, &mut switch));
+        send(&mut switch);
+        let mut seen_by_it = Vec::new();
+        for _ in 0..100 {
+            let mut each = |_, way, frame: &RxFrame<'_>, len| {
+                seen_by_it.push((way, frame.stations().unwrap()[0], len));
+            };
+            monitor.read(64, &mut each).unwrap();
+        }
+        seen_by_it.sort_by_key(|(way, ..)| *way == Direction::Out);
+        assert_eq!(seen_by_it, [(Direction::In, other, 100), (Direction::Out, far, 100)]);
+        drop(monitor);
+        publisher.publish(&mut switch);
+        assert!(!publisher.writer.is_asked());
         drop(b);
-        publisher.publish_if_due(&switch, publisher.published);
+        let seen = read();
+        publisher.publish_if_due(&mut switch, publisher.published);
         assert_eq!(read(), seen);
-        publisher.publish_if_due(&switch, publisher.published + PERIOD);
+        publisher.publish_if_due(&mut switch, publisher.published + PERIOD);
         assert_eq!(read().stations.iter().map(|s| s.station).collect::<Vec<_>>(), [station]);
         drop(publisher);
         std::fs::remove_dir(&dir).unwrap();

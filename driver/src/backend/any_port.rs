@@ -13,9 +13,12 @@ use std::ops::{Deref, DerefMut};
 use super::dpdk::DpdkPort;
 use super::memif::Memif;
 use super::near::{Far, Near};
-use super::shm::ShmPort;
+use super::shm::{ShmPort, ShmSettings, Show};
 use super::switch::SwitchedPort;
-use crate::frame::{WriteBody, WriteHead};
+use super::tapped::{Direction, Record, Tapped};
+use crate::clock::now_ns;
+use crate::error::OpenError;
+use crate::frame::{TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::port::{FastPort, Port, PortGone, RxSink};
 
@@ -192,6 +195,58 @@ impl AnyPort {
             Self::Near(port) => port.count(polls),
             Self::Other(_) => {}
         }
+    }
+}
+
+/// Recording.
+impl AnyPort {
+    /// Shows what passes this port, of one with two sides the far one, to the
+    /// [`Monitor`](super::shm::Monitor)s of `segment`, from now on and for as long as one lives;
+    /// says whether one does. To be called now and then, as the end is noticed here. Until then
+    /// the port is one of unknown type. A segment shows its frames itself: false.
+    ///
+    /// # Errors
+    /// Those of joining the segment, with the port as it was.
+    pub fn record(&mut self, segment: &ShmSettings) -> Result<bool, OpenError> {
+        match self {
+            Self::Shm(_) => return Ok(false),
+            Self::Near(port) => return port.far().record(segment),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(_) => {}
+            Self::Memif(_) | Self::Switched(_) | Self::Other(_) => {}
+        }
+        if let Some(tap) = self.tap() {
+            if tap.record.is_watched() {
+                return Ok(true);
+            }
+            if let Some(inner) = tap.inner.take() {
+                *self = inner.into();
+            }
+            return Ok(false);
+        }
+        let mut show = Show::open(segment)?;
+        if !show.is_watched() {
+            return Ok(false);
+        }
+        let tap = Tapped::new(None, self.caps().clone(), show);
+        let inner = std::mem::replace(self, Self::Other(Box::new(tap)));
+        if let Some(tap) = self.tap() {
+            tap.inner = Some(inner.into());
+        }
+        Ok(true)
+    }
+
+    /// Shows a frame that passes beside a port whose frames are [shown](Self::record).
+    pub(super) fn show(&mut self, frame: &TxFrame<'_>) {
+        if let Some(tap) = self.tap() {
+            tap.record.note(now_ns(), Direction::In, frame);
+        }
+    }
+
+    fn tap(&mut self) -> Option<&mut Tapped<Show>> {
+        let Self::Other(port) = self else { return None };
+        let any: &mut dyn Any = &mut **port;
+        any.downcast_mut()
     }
 }
 

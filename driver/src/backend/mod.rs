@@ -21,6 +21,7 @@ pub mod netdev;
 pub mod pcap;
 pub mod shm;
 pub mod switch;
+mod tapped;
 pub mod udp;
 mod unix;
 pub mod vfio;

@@ -9,28 +9,19 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::tapped::{Record, Tapped};
 use crate::clock::now_ns;
-use crate::frame::{RxFrame, TxFrame};
-use crate::port::{
-    Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Station, Tx,
-};
+use crate::frame::TxFrame;
+use crate::port::Port;
+
+pub use super::tapped::Direction;
 
 /// What is buffered at most before it is written.
 const BUFFER_LEN: usize = 256 << 10;
 /// How long a frame stays in the buffer at most, as long as the port is polled.
 const FLUSH_NS: u64 = 100_000_000;
-
-/// Which way a frame went; the value of `epb_flags`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Received.
-    In = 1,
-    /// Sent.
-    Out = 2,
-}
 
 /// Writes a pcapng file of one interface.
 pub struct PcapWriter<W: Write> {
@@ -119,15 +110,6 @@ impl<W: Write> PcapWriter<W> {
         }
         self.buffer.clear();
     }
-
-    fn tick(&mut self) {
-        if !self.buffer.is_empty() {
-            let now = now_ns();
-            if now.wrapping_sub(self.flushed_ns) > FLUSH_NS {
-                self.flush(now);
-            }
-        }
-    }
 }
 
 impl<W: Write> Drop for PcapWriter<W> {
@@ -154,121 +136,49 @@ fn option(to: &mut Vec<u8>, code: u16, value: &[u8]) {
     to.resize(to.len() + (4 - value.len() % 4) % 4, 0);
 }
 
-/// See the module's documentation.
-pub struct Pcap {
-    inner: Box<dyn Port>,
-    caps: PortCaps,
-    writer: PcapWriter<File>,
-}
-
-impl Pcap {
-    /// Wraps `inner` and makes (or empties) the file at `path`.
-    ///
-    /// # Errors
-    /// Those of making and writing it.
-    pub fn new(inner: Box<dyn Port>, path: &Path, spec: &str) -> io::Result<Self> {
-        let mut caps = inner.caps().clone();
-        let writer = PcapWriter::new(File::create(path)?, &caps.name)?;
-        caps.name = format!("{spec}:{}", caps.name);
-        Ok(Self { inner, caps, writer })
-    }
-}
-
-impl Port for Pcap {
-    fn caps(&self) -> &PortCaps {
-        &self.caps
-    }
-
-    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        let sent = self.inner.tx(frame)?;
-        if sent == Tx::Sent {
-            let fill = |to: &mut [u8]| {
-                frame.copy_to(to);
-            };
-            self.writer.frame(now_ns(), Direction::Out, frame.len(), fill);
-        }
-        Ok(sent)
-    }
-
-    fn flush(&mut self) -> Result<(), PortGone> {
-        self.inner.flush()
-    }
-
-    fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        self.writer.tick();
-        let mut tap = Tap { sink, writer: &mut self.writer, now: now_ns() };
-        self.inner.rx_burst(max, &mut tap)
-    }
-
-    fn counters(&self) -> PortCounters {
-        self.inner.counters()
-    }
-
-    fn near_counters(&self) -> Option<PortCounters> {
-        self.inner.near_counters()
-    }
-
-    fn presence(&mut self, station: Station) -> Presence {
-        self.inner.presence(station)
-    }
-
-    fn is_near(&mut self, station: Station) -> bool {
-        self.inner.is_near(station)
-    }
-
-    fn set_wire_filter(&mut self, may_leave: fn(&[u8]) -> bool) {
-        self.inner.set_wire_filter(may_leave);
-    }
-
-    fn damages(&self) -> bool {
-        self.inner.damages()
-    }
-
-    fn station(&self, station: Station) -> Option<String> {
-        self.inner.station(station)
-    }
-
-    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
-        self.inner.traffic(station)
-    }
-
-    fn lacks_memory(&self) -> bool {
-        self.inner.lacks_memory()
-    }
-
-    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        self.inner.waiter()
-    }
-
-    fn next_deadline_ns(&self) -> Option<u64> {
-        self.inner.next_deadline_ns()
-    }
-}
-
-struct Tap<'a> {
-    sink: &'a mut dyn RxSink,
-    writer: &'a mut PcapWriter<File>,
-    now: u64,
-}
-
-impl RxSink for Tap<'_> {
-    fn prefetch(&mut self, frame: &RxFrame<'_>) {
-        self.sink.prefetch(frame);
-    }
-
-    fn frame(&mut self, frame: &RxFrame<'_>) {
+impl<W: Write + Send + 'static> Record for PcapWriter<W> {
+    fn note(&mut self, at_ns: u64, way: Direction, frame: &TxFrame<'_>) {
         let fill = |to: &mut [u8]| {
-            frame.copy_to(0, to);
+            frame.copy_to(to);
         };
-        self.writer.frame(self.now, Direction::In, frame.len(), fill);
-        self.sink.frame(frame);
+        self.frame(at_ns, way, frame.len(), fill);
     }
+
+    fn tick(&mut self) {
+        if !self.buffer.is_empty() {
+            let now = now_ns();
+            if now.wrapping_sub(self.flushed_ns) > FLUSH_NS {
+                self.flush(now);
+            }
+        }
+    }
+}
+
+/// Wraps `inner` and makes (or empties) the file at `path`.
+///
+/// # Errors
+/// Those of making and writing it.
+pub fn recorded(inner: Box<dyn Port>, path: &Path, spec: &str) -> io::Result<Box<dyn Port>> {
+    Ok(Box::new(recorded_in(File::create(path)?, inner, spec)?))
+}
+
+fn recorded_in(
+    file: File,
+    inner: Box<dyn Port>,
+    spec: &str,
+) -> io::Result<Tapped<PcapWriter<File>>> {
+    let mut caps = inner.caps().clone();
+    let writer = PcapWriter::new(file, &caps.name)?;
+    caps.name = format!("{spec}:{}", caps.name);
+    Ok(Tapped::new(Some(inner), caps, writer))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::backend::loopback::Loopback;
+    use crate::frame::RxFrame;
+    use crate::port::Tx;
 
     fn u32_at(b: &[u8], at: usize) -> u32 {
         u32::from_le_bytes(b[at..at + 4].try_into().unwrap())
@@ -303,7 +213,7 @@ mod tests {
         let path = dir.path().join("x.pcapng");
         let (a, mut b) = Loopback::pair();
         let (mac_a, mac_b) = (a.caps().station.mac, b.caps().station.mac);
-        let mut a = Pcap::new(Box::new(a), &path, "pcap(file=x)").unwrap();
+        let mut a = recorded(Box::new(a), &path, "pcap(file=x)").unwrap();
         let out = [&mac_b.0[..], &[1; 20]].concat();
         let back = [&mac_a.0[..], &[2; 61]].concat();
         assert_eq!(a.tx(&TxFrame::whole(&out)), Ok(Tx::Sent));
@@ -334,14 +244,15 @@ mod tests {
         // The header is written at once, so the file fails from the start.
         assert!(PcapWriter::new(File::create("/dev/full").unwrap(), "x").is_err());
         let dir = tempfile::tempdir().unwrap();
-        let mut a = Pcap::new(Box::new(a), &dir.path().join("x"), "pcap(file=x)").unwrap();
-        a.writer.to = File::create("/dev/full").unwrap();
+        let file = File::create(dir.path().join("x")).unwrap();
+        let mut a = recorded_in(file, Box::new(a), "pcap(file=x)").unwrap();
+        a.record.to = File::create("/dev/full").unwrap();
         let frame = [&mac.0[..], &[1; 20]].concat();
         for i in 0..3 {
             assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
-            a.writer.flush(now_ns());
+            a.record.flush(now_ns());
             assert_eq!(b.rx_burst(8, &mut |_: &RxFrame<'_>| {}), Ok(1), "frame {i}");
         }
-        assert_eq!(a.writer.lost_frames, 3);
+        assert_eq!(a.record.lost_frames, 3);
     }
 }

@@ -6,6 +6,7 @@ use super::near::{kind_of, options};
 use super::nics::full_address;
 use super::place::{device_of, udp_place};
 use super::shm_settings;
+use super::switch::full_device;
 use crate::backend::inet::addresses;
 use crate::backend::netdev::link_and_driver;
 use crate::backend::vfio::survey;
@@ -62,6 +63,22 @@ impl PciPlace {
         let domain = u32::from_str_radix(domain, 16).ok()?;
         let is_sound = device < 32 && function < 8;
         is_sound.then_some(Self { domain, bus: hex(bus)?, device, function })
+    }
+}
+
+/// Whether the port of this machine whose name is `port` is on the device that `spec` names,
+/// whatever stands around either: of `udp`, whether its IP address is that, and its UDP port if
+/// `spec` has one. Asks the kernel if `spec` is `udp` and names an interface.
+pub fn is_on(port: &str, spec: &str) -> bool {
+    let (Some(port), Some(device)) = (device_of(port), device_of(spec)) else { return false };
+    match (kind_of(port), kind_of(device)) {
+        ("udp", "udp") => match (udp_place(port), udp_place(device)) {
+            (Some((ip, number)), Some((of, wanted))) => {
+                ip == of && (wanted.is_none() || wanted == number)
+            }
+            _ => false,
+        },
+        (kind, of) => kind == of && full_device(port) == full_device(device),
     }
 }
 
@@ -136,6 +153,32 @@ fn at_pci(name: &str) -> Device {
 mod tests {
     use super::*;
     use crate::backend::netdev::links;
+
+    #[test]
+    fn a_port_is_on_its_device_however_that_is_written() {
+        for (port, spec, is) in [
+            ("afpacket:eth0,switch=yes", "afpacket:eth0", true),
+            ("fault(loss=0.1):afpacket:eth0,near=shm:x", "afpacket:eth0,mtu=900", true),
+            ("afpacket:eth0", "afpacket:eth01", false),
+            ("afpacket:eth0", "xdp:eth0", false),
+            ("ip(10.1.1.7/24):xdp:eth0", "xdp:eth0,mode=native", true),
+            ("ip(10.1.1.7/24):xdp:eth0", "udp:10.1.1.7", false),
+            ("udp:127.0.0.1:50000,near=yes", "udp:lo", true),
+            ("udp:127.0.0.1:50000", "udp:127.0.0.1", true),
+            ("udp:127.0.0.1:50000", "udp:127.0.0.1:50000", true),
+            ("udp:127.0.0.1:50000", "udp:127.0.0.1:50001", false),
+            ("udp:127.0.0.1:50000", "udp:127.0.0.2", false),
+            ("udp:192.0.2.1:50000", "udp:nothing0", false),
+            ("vfio:0000:0a:00.0", "vfio:0A:00.0,mtu=900", true),
+            ("vfio:0000:0a:00.0", "dpdk:0000:0a:00.0", false),
+            ("dpdk(mtu=9000):net_tap0,iface=b", "dpdk:net_tap0", true),
+            ("memif:@job7,role=server", "memif:@job7", true),
+            ("memif:@job7", "memif:@job8", false),
+            ("fault(", "fault(", false),
+        ] {
+            assert_eq!(is_on(port, spec), is, "{port} on {spec}");
+        }
+    }
 
     #[test]
     fn a_place_on_the_bus_is_read() {

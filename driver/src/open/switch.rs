@@ -1,7 +1,6 @@
 //! The option `switch=` of ports that one process has to own: whether a switch of this node owns
 //! the device, and frames go through that.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -251,29 +250,6 @@ fn no_other(segment: &ShmSettings) -> Result<(), OpenError> {
     other.map_or(Ok(()), |pid| Err(OpenError::HasSwitch { path: segment.path(), pid }))
 }
 
-/// The segment of the switch that owns the device which `spec` names, if one does.
-pub(super) fn segment_of_one_that_runs(spec: &str) -> Result<Option<ShmSettings>, OpenError> {
-    if !KINDS.contains(&kind_of(spec)) {
-        return Ok(None);
-    }
-    let segment = segment(&split(spec, false)?.0)?;
-    Ok(segment.switch_pid()?.map(|_| segment))
-}
-
-/// Why nobody but the user of its switch records a device, if another user's switch may own it.
-pub(super) fn of_another_user(spec: &str) -> Option<OpenError> {
-    let socket = Path::new(RUN_DIR).join(switch_socket(spec)?);
-    let whose = std::fs::symlink_metadata(socket).ok()?.uid();
-    Some(OpenError::Device {
-        port: device(spec),
-        why: format!("its switch is user {whose}'s, and may be recorded by that user alone"),
-        mend: "run this as that user, or record your own program by the port \
-               pcap(file=FILE):PORT"
-            .into(),
-        errno: libc::EACCES,
-    })
-}
-
 /// Whether a switch can own the device that begins at `at`.
 fn check_kind(spec: &str, at: usize) -> Result<(), OpenError> {
     let kind = kind_of(&spec[at..]);
@@ -302,9 +278,8 @@ fn device(spec: &str) -> String {
     }
 }
 
-/// The segment between the switch of a device and its stations. Interfaces and sockets of a memif
-/// have a name in each network namespace, NICs have one in the machine.
-fn segment(spec: &str) -> Result<ShmSettings, OpenError> {
+/// The same for every way to write a device.
+pub(super) fn full_device(spec: &str) -> String {
     // In lower case, as the kernel writes a PCI address; a spec of `vfio:` may have either.
     let mut device = device(spec);
     if kind_of(spec) == "vfio" {
@@ -313,6 +288,13 @@ fn segment(spec: &str) -> Result<ShmSettings, OpenError> {
     if kind_of(spec) == "vfio" && device.matches(':').count() == 2 {
         device = device.replacen(':', ":0000:", 1);
     }
+    device
+}
+
+/// The segment between the switch of a device and its stations. Interfaces and sockets of a memif
+/// have a name in each network namespace, NICs have one in the machine.
+fn segment(spec: &str) -> Result<ShmSettings, OpenError> {
+    let device = full_device(spec);
     let of_machine = device.matches(':').count() == 3;
     let node = if of_machine { String::new() } else { format!(".{}", node_segment()?) };
     let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '-';

@@ -313,6 +313,63 @@ fn a_sleeper_is_woken_by_a_frame_and_by_wake() {
     }
 }
 
+/// How often the calling thread has gone to sleep.
+fn sleeps() -> i64 {
+    let who = nix::sys::resource::UsageWho::RUSAGE_THREAD;
+    nix::sys::resource::getrusage(who).unwrap().voluntary_context_switches()
+}
+
+/// Goal: who sleeps while nothing comes takes next to nothing: without a server, and with one.
+#[test]
+fn a_sleeper_looks_seldom() {
+    let settings = fresh();
+    let alone = open(&settings);
+    let mut pair = pair(&fresh());
+    pair.iter_mut().for_each(|port| drop(drain(port)));
+    for port in [&alone, &pair[0], &pair[1]] {
+        let (waiter, before) = (port.waiter().unwrap(), sleeps());
+        waiter.wait(Duration::from_millis(500));
+        let count = sleeps() - before;
+        assert!((1..20).contains(&count), "{count} times in half a second");
+    }
+}
+
+/// Goal: frames of a side that never wakes are found, soon once that is known; one wake-up, and it
+/// is trusted again.
+#[test]
+fn a_sender_that_wakes_nobody_is_found_out() {
+    let mut ports = pair(&fresh());
+    ports.iter_mut().for_each(|port| drop(drain(port)));
+    let unheard = |ports: &[Memif; 2]| ports[0].shared.unheard.load(Relaxed);
+    let wait = |ports: &[Memif; 2], time| {
+        let waiter = ports[0].waiter().unwrap();
+        std::thread::spawn(move || waiter.wait(time))
+    };
+    let begun = Instant::now();
+    while unheard(&ports) < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}", unheard(&ports));
+        let sleeper = wait(&ports, Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(20));
+        let lane = &ports[0].live.as_ref().unwrap().conn.rx;
+        lane.ring.flags().store(MASKED, Relaxed);
+        assert_eq!(send(&mut ports[1], b"x"), Tx::Sent);
+        sleeper.join().unwrap();
+        assert_eq!(drain(&mut ports[0]), [b"x"]);
+    }
+    let (waiter, before) = (ports[0].waiter().unwrap(), sleeps());
+    waiter.wait(Duration::from_millis(500));
+    let count = sleeps() - before;
+    assert!(count > 20, "{count} times in half a second");
+    while unheard(&ports) > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(40));
+        let sleeper = wait(&ports, Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(send(&mut ports[1], b"y"), Tx::Sent);
+        sleeper.join().unwrap();
+        assert_eq!(drain(&mut ports[0]), [b"y"]);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // The other side is wild
 // ---------------------------------------------------------------------------------------------

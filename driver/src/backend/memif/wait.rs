@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,14 @@ use crate::port::PortWaiter;
 /// Connections that the port has not heard of; more clients have to wait.
 const QUEUE: usize = 4;
 
-/// Longest time between two looks of a sleeper: a sender may have asked whether it sleeps before it
-/// did, and not seen it.
+/// When a sleeper looks for the first time: a sender may have asked whether it sleeps before it
+/// did, and not seen it. Who asks later sees it.
 const LOOK: Duration = Duration::from_millis(1);
+/// Time between two looks after that, for a wake-up that failed.
+const LOOK_LATER: Duration = Duration::from_millis(100);
+/// Frames in a row that such a look found and that had woken nobody, after which the sender is
+/// taken for one that never wakes: then a sleeper looks often.
+const DEAF: u8 = 3;
 
 pub(super) struct Shared {
     /// Raised with every connection that is made or ends.
@@ -26,6 +31,8 @@ pub(super) struct Shared {
     /// Where the port is in the ring that it receives from.
     pub(super) rx_at: AtomicU16,
     is_woken: AtomicBool,
+    /// Frames in a row that woke nobody.
+    pub(super) unheard: AtomicU8,
     bell: Bell,
     state: Mutex<State>,
 }
@@ -45,6 +52,7 @@ impl Shared {
             epoch: AtomicU32::new(0),
             rx_at: AtomicU16::new(0),
             is_woken: AtomicBool::new(false),
+            unheard: AtomicU8::new(0),
             bell: Bell::new()?,
             state: Mutex::new(State { live: None, made: VecDeque::with_capacity(QUEUE), seen: 0 }),
         })
@@ -56,6 +64,7 @@ impl Shared {
 
     /// The port takes the next connection, if there is one, and forgets the last.
     pub(super) fn adopt(&self) -> Option<Arc<Conn>> {
+        self.unheard.store(0, Relaxed);
         let mut state = self.state();
         state.live = state.made.pop_front();
         state.live.clone()
@@ -93,7 +102,11 @@ impl Waiter {
         let shared = &*self.0;
         shared.is_woken.swap(false, SeqCst)
             || shared.epoch.load(Acquire) != seen
-            || conn.is_some_and(|conn| has_come(&conn.rx, shared.rx_at.load(Relaxed)))
+            || self.has_frame(conn)
+    }
+
+    fn has_frame(&self, conn: Option<&Conn>) -> bool {
+        conn.is_some_and(|conn| has_come(&conn.rx, self.0.rx_at.load(Relaxed)))
     }
 }
 
@@ -106,6 +119,10 @@ impl Waiter {
             (state.live.clone(), state.seen)
         };
         let bell = readable(shared.bell.fd());
+        let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
+        // Without a connection only the bell says that something has happened.
+        let may_hear = || conn.is_none() || event.is_some() && shared.unheard.load(Relaxed) < DEAF;
+        let mut look = LOOK;
         let came = loop {
             if let Some(conn) = &conn {
                 lie_down(&conn.rx);
@@ -117,15 +134,20 @@ impl Waiter {
             if left.is_zero() {
                 break false;
             }
-            let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
             let mut fds = [bell, readable(event.unwrap_or(-1)), readable(raw(also))];
-            sleep(&mut fds, left.min(LOOK));
+            let is_heard = sleep(&mut fds, left.min(look));
             if fds[0].revents != 0 {
                 shared.bell.clear();
             }
             if let Some(conn) = conn.as_ref().filter(|_| fds[1].revents != 0) {
                 conn.rx.event.heard();
+                shared.unheard.store(0, Relaxed);
             }
+            if !is_heard && look == LOOK_LATER && self.has_frame(conn.as_deref()) {
+                let unheard = shared.unheard.load(Relaxed);
+                shared.unheard.store(unheard.saturating_add(1), Relaxed);
+            }
+            look = if may_hear() { LOOK_LATER } else { LOOK };
             if fds[2].revents != 0 {
                 break true;
             }

@@ -267,6 +267,11 @@ impl<F: Far> Near<F> {
         &mut self.near
     }
 
+    /// The far side.
+    pub(in crate::backend) fn far(&mut self) -> &mut F {
+        &mut self.far
+    }
+
     /// [`FastPort::rx_poll`] of the near side. `None`, and nothing was taken, if it has no frame or
     /// more than one, or if the far side is due to be polled.
     #[inline(always)]

@@ -1,7 +1,9 @@
-//! A member that gets a copy of every frame of the segment and sends none.
+//! A member that gets a copy of every frame of the segment and sends none; and one that shows it
+//! frames of another port.
 
-use super::role::Role;
+use super::role::{Role, is_monitor};
 use super::{ShmPort, ShmSettings};
+use crate::backend::tapped::{Direction, Record};
 use crate::error::OpenError;
 use crate::frame::{RxFrame, TxFrame};
 use crate::port::{Port, PortGone};
@@ -10,6 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes behind a copied frame: when it was sent, little-endian.
 pub(super) const STAMP_LEN: usize = 8;
+/// The bit of the time that says that a frame of another port was sent by that.
+const OUT: u64 = 1 << 63;
 /// Longest tail of a frame, with its stamp.
 pub(super) const TAIL_MAX: usize = 64;
 
@@ -54,21 +58,29 @@ impl Monitor {
         &self.port.caps().name
     }
 
-    /// Lends at most `max` frames to `each`, with the time of sending (`CLOCK_MONOTONIC`, ns) and
-    /// the length without what this adds behind the frame. Frames of one sender come in order; of
-    /// several, the times say which was first. Never blocks.
+    /// Whether there is anybody else, whose frames it would see.
+    pub fn has_senders(&self) -> bool {
+        self.port.stations().next().is_some()
+    }
+
+    /// Lends at most `max` frames to `each`, with the time of sending (`CLOCK_MONOTONIC`, ns), the
+    /// way that one took which another port [showed](Show), and the length without what this adds
+    /// behind the frame. Frames of one sender come in order; of several, the times say which was
+    /// first. Never blocks.
     ///
     /// # Errors
     /// [`PortGone`]: no further frame will come.
     pub fn read(
         &mut self,
         max: usize,
-        mut each: impl FnMut(u64, &RxFrame<'_>, usize),
+        mut each: impl FnMut(u64, Direction, &RxFrame<'_>, usize),
     ) -> Result<usize, PortGone> {
         self.port.rx_burst(max, &mut |frame: &RxFrame<'_>| {
             let Some(len) = frame.len().checked_sub(STAMP_LEN) else { return };
             if let Some(stamp) = frame.chunk_at(len) {
-                each(u64::from_le_bytes(stamp), frame, len);
+                let stamp = u64::from_le_bytes(stamp);
+                let way = if stamp & OUT == 0 { Direction::In } else { Direction::Out };
+                each(stamp & !OUT, way, frame, len);
             }
         })
     }
@@ -76,5 +88,35 @@ impl Monitor {
     /// Frames that were sent while our ring was full, and so were missed.
     pub fn missed(&self) -> u64 {
         self.port.shared.seg.missed(self.port.shared.me).load(Relaxed)
+    }
+}
+
+/// A member that shows monitors frames which pass another port.
+pub(in crate::backend) struct Show {
+    port: ShmPort,
+}
+
+impl Show {
+    /// Joins the segment.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub(in crate::backend) fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
+        Ok(Self { port: ShmPort::open(settings)? })
+    }
+
+    /// Whether a monitor lives that sees it. Takes a system call.
+    pub(in crate::backend) fn is_watched(&mut self) -> bool {
+        self.port.refresh();
+        let ShmPort { monitors, peers, shared, .. } = &self.port;
+        monitors.iter().any(|&m| is_monitor(peers[m].state) && shared.seg.lives(m))
+    }
+}
+
+impl Record for Show {
+    fn note(&mut self, at_ns: u64, way: Direction, frame: &TxFrame<'_>) {
+        self.port.refresh();
+        let out = if way == Direction::Out { OUT } else { 0 };
+        self.port.mirror(frame, at_ns | out);
     }
 }

@@ -925,7 +925,7 @@ fn what_dead_processes_left_under_other_names_is_removed() {
 fn overhear(monitor: &mut Monitor) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     for _ in 0..SWEEP_EVERY * 65 {
-        let each = |at: u64, f: &RxFrame<'_>, len: usize| {
+        let each = |at: u64, _, f: &RxFrame<'_>, len: usize| {
             let mut bytes = vec![0; len - FRAME_MIN];
             assert!(f.copy_to(FRAME_MIN, &mut bytes));
             got.push((at, bytes));

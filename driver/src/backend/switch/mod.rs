@@ -164,6 +164,8 @@ pub struct Switch {
     /// Whether users do not reach each other.
     is_apart: bool,
     nic: AnyPort,
+    /// Whether frames are [shown](Self::record).
+    is_recorded: bool,
     /// Longest frame that both sides carry.
     frame_max: usize,
     /// Frames that the NIC had no room for.
@@ -225,6 +227,7 @@ impl Switch {
             is_apart: false,
             waiter: nic.waiter(),
             nic: AnyPort::from(nic),
+            is_recorded: false,
             frame_max,
             held: Backlog::new(2 * BURST, frame_max),
             turning: Backlog::new(BURST, frame_max),
@@ -278,6 +281,17 @@ impl Switch {
     /// What was counted.
     pub fn counters(&self) -> SwitchCounters {
         self.counters
+    }
+
+    /// Shows what goes to the NIC, comes from it, and passes between stations to who records it in
+    /// `segment`: as [`AnyPort::record`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn record(&mut self, segment: &ShmSettings) -> Result<bool, OpenError> {
+        self.is_recorded = false;
+        self.is_recorded = self.nic.record(segment)?;
+        Ok(self.is_recorded)
     }
 
     /// What was counted of each station that is here now.
@@ -487,7 +501,12 @@ impl Switch {
             let dst = bytes.first_chunk().map_or(0, |head| addresses(head)[0]);
             let (owner, of_receiver) = self.here.look(dst);
             let frame = TxFrame::whole(bytes);
-            if owner.is_none() && dst & GROUP != 0 {
+            let is_for_all = dst & GROUP != 0;
+            // One to all goes to the NIC as well.
+            if self.is_recorded && !is_for_all {
+                self.nic.show(&frame);
+            }
+            if owner.is_none() && is_for_all {
                 let reached = if self.is_apart { from..from + 1 } else { 0..self.segments.len() };
                 for of in &mut self.segments[reached] {
                     of.port.tx(&frame)?;
