@@ -10,7 +10,10 @@ use crate::types::Instant;
 pub const RTO_MAX_NS: u64 = 64_000_000;
 
 /// Shift from nanoseconds to units of 1.05 ms.
-const SPAN_BITS: u32 = 20;
+const LOOK_BITS: u32 = 20;
+
+/// Longest time between two looks that counts, in those units: longer than any timeout.
+const LOOK_MAX: u16 = 64;
 
 const _: () = assert!(RTO_MAX_NS / 1000 < u16::MAX as u64, "microseconds fit 16 bits");
 
@@ -22,10 +25,10 @@ pub struct Rtt {
     srtt_ns: u32,
     var_ns: u32,
     min_ns: u32,
-    /// The least since `since` in microseconds, and `since` in units of 2^[`SPAN_BITS`] ns: see
-    /// [`begin_span`](Self::begin_span).
+    /// The least since [`forget_recent`](Self::forget_recent), in microseconds.
     recent_us: u16,
-    since: u16,
+    /// When [`look`](Self::look) was called last, in units of 2^[`LOOK_BITS`] ns.
+    looked_at: u16,
     /// See [`keep_backoff`](Self::keep_backoff).
     backoff: u8,
     /// Reordering allowance in 64ths of the smoothed round trip.
@@ -43,7 +46,7 @@ impl Default for Rtt {
             var_ns: 0,
             min_ns: u32::MAX,
             recent_us: u16::MAX,
-            since: 0,
+            looked_at: 0,
             backoff: 0,
             reo: 0,
         }
@@ -82,27 +85,32 @@ impl Rtt {
         u64::from(self.min_ns)
     }
 
-    /// A span of time begins at `now`, of which the least round trip is kept.
+    /// How long ago the last look was, milliseconds (of 1.05 each); at most 64 of them count, as a
+    /// session may have been idle.
     #[inline]
-    pub fn begin_span(&mut self, now: Instant) {
-        (self.recent_us, self.since) = (u16::MAX, Self::units(now));
+    pub fn look(&mut self, now: Instant) -> u16 {
+        let at = (now.0 >> LOOK_BITS) as u16;
+        let gap = at.wrapping_sub(self.looked_at);
+        self.looked_at = at;
+        gap.min(LOOK_MAX)
     }
 
-    /// How long the span has lasted at `now`, nanoseconds in steps of 1.05 ms. Starts anew after 68
-    /// seconds.
-    pub fn span_ns(&self, now: Instant) -> u64 {
-        u64::from(Self::units(now).wrapping_sub(self.since)) << SPAN_BITS
+    /// The least of the recent round trips is that of those from now on.
+    #[inline]
+    pub fn forget_recent(&mut self) {
+        self.recent_us = u16::MAX;
     }
 
-    /// The path has become longer: the least round trip of the span is the path's.
+    /// The least of the recent round trips, to a microsecond.
+    pub fn recent_min_ns(&self) -> u64 {
+        u64::from(self.recent_us) * 1000
+    }
+
+    /// The path has become longer: the least of the recent round trips is the path's.
     pub fn path_is_longer(&mut self) {
         if self.recent_us != u16::MAX {
             self.min_ns = self.min_ns.max(u32::from(self.recent_us) * 1000);
         }
-    }
-
-    fn units(at: Instant) -> u16 {
-        (at.0 >> SPAN_BITS) as u16
     }
 
     /// What was acknowledged after `backoff` timers in a row had been sent more than once, so its
@@ -178,7 +186,7 @@ mod tests {
         assert!(rtt.rto_ns(100_000, 0) >= 1_000_000);
     }
 
-    /// Goal: the least round trip can rise to that of a span, and falls at once.
+    /// Goal: the least round trip can rise to the least of late, and falls at once.
     #[test]
     fn the_least_round_trip_follows_the_path() {
         const MS: u64 = 1_000_000;
@@ -186,14 +194,16 @@ mod tests {
         rtt.sample(20_000);
         rtt.path_is_longer();
         assert_eq!(rtt.min_ns(), 20_000);
-        rtt.begin_span(Instant(500 * MS));
+        rtt.forget_recent();
         rtt.path_is_longer();
-        assert_eq!(rtt.min_ns(), 20_000, "nothing was measured in it");
+        assert_eq!(rtt.min_ns(), 20_000, "nothing was measured since");
         for ns in [700_300, 600_900, 650_000] {
             rtt.sample(ns);
         }
-        let span_ms = rtt.span_ns(Instant(2500 * MS)) / MS;
-        assert!((1998..=2002).contains(&span_ms), "{span_ms}");
+        assert_eq!(rtt.recent_min_ns(), 600_000);
+        rtt.look(Instant(500 * MS));
+        let gaps = [520, 540, 2540].map(|at| rtt.look(Instant(at * MS)));
+        assert!((18..=20).contains(&gaps[0]) && gaps[2] == LOOK_MAX, "{gaps:?}");
         rtt.path_is_longer();
         assert_eq!(rtt.min_ns(), 600_000);
         rtt.sample(30_000);

@@ -97,10 +97,10 @@ fn marks_keep_a_queue_short() {
     assert!(marked.1 < 10.0 && marked.1 < plain.1 / 1.5, "{} of {} us", marked.1, plain.1);
 }
 
-/// Goal: a session whose path becomes longer, as its route changes, fills it within two seconds as
-/// a new session does, and at last with as short a queue: it takes the longer round trip for the
-/// path's and no more for a queue. Method: the stream of [`goodput`] at 1 Gbit/s, and 1 ms one way
-/// instead of 5 us after a while; the third second after it, and the fifteenth.
+/// Goal: a session whose path becomes longer, as its route changes, nearly fills it within three
+/// seconds, and at last as a new session does, with as short a queue: it takes the longer round
+/// trip for the path's and no more for a queue. Method: the stream of [`goodput`] at 1 Gbit/s, and
+/// 1 ms one way instead of 5 us after a while; the fourth second after it, and the sixteenth.
 #[test]
 fn a_path_that_becomes_longer_is_filled_again() {
     const BEFORE: u64 = 500;
@@ -112,7 +112,7 @@ fn a_path_that_becomes_longer_is_filled_again() {
     plan.link.latency_ns = LONGER_NS;
     let (new, stats) = stream_with_stats(plan, 64 * KIB, 3000);
     let new_queue_us = stats.queued_ns as f64 / stats.frames as f64 / 1000.0;
-    let (mut longer_at, mut from, mut ends) = (0, (0, 0, rig.net.stats), VecDeque::from([3, 15]));
+    let (mut longer_at, mut from, mut ends) = (0, (0, 0, rig.net.stats), VecDeque::from([4, 16]));
     let mut seen = Vec::new();
     stream_on(&mut rig, 64 * KIB, u64::MAX, |rig, got| {
         if got == BEFORE {
@@ -135,46 +135,58 @@ fn a_path_that_becomes_longer_is_filled_again() {
     println!(
         "longer path: {seen:.4?} (share, us of queue); a new session {new:.4}, {new_queue_us:.4}"
     );
-    assert!(seen.iter().all(|(share, _)| *share > 0.95 * new), "less than a new session's {new}");
+    let [soon, at_last] = [seen[0].0 / new, seen[1].0 / new];
+    assert!(soon > 0.8 && at_last > 0.95, "{soon} and {at_last} of a new session's {new}");
     assert!(seen[1].1 < 2.0 * new_queue_us + 50.0, "a queue of {} us", seen[1].1);
 }
 
 /// Goal: a session beside TCP connections, which fill the switch's port until it overflows, gets a
-/// part of the port. Method: the stream of [`goodput`] for five seconds at 1 Gbit/s, by way of a
-/// port with 128 KiB and 1 MiB, beside one connection and four; the last two seconds count.
+/// part of the port, and leaves them one. Method: the stream of [`goodput`] for thirty seconds at 1
+/// Gbit/s, by way of a port with 128 KiB and 1 MiB, beside one connection and four; the fourth and
+/// fifth second, and the last twenty.
 #[test]
 fn a_stream_beside_tcp_gets_a_part() {
-    const COUNTED_NS: u64 = 2_000 * MS;
+    const SECOND: u64 = 1_000 * MS;
     let mut short = Vec::new();
+    println!("beside tcp: buffer, connections, seconds: of the port, of a fair part; of theirs");
     for buffer in [128 * KIB, 1024 * KIB] {
         for connections in [1, 4] {
             let mut plan = stream_plan(1, 1500, 0.0);
             (plan.link.bps, plan.link.port_bytes) = (1_000_000_000, Some(buffer as u64));
             let mut rig = Rig::new(plan, 2);
             (0..connections).for_each(|_| rig.net.open_tcp(1));
-            let until = rig.net.now + 5_000 * MS;
-            let (mut from, mut at_end) = ((0, 0, 0), (0, 0, 0));
+            let begun = rig.net.now;
+            let mut spans = VecDeque::from([(3, 5), (10, 30)]);
+            let (mut from, mut seen) = ((0, 0, 0), Vec::new());
             stream_on(&mut rig, 64 * KIB, u64::MAX, |rig, got| {
+                let Some(&(first, end)) = spans.front() else { return false };
                 let theirs: u64 = rig.net.tcps.iter().map(|tcp| tcp.arrived).sum();
-                at_end = (rig.net.now, got, theirs);
-                if rig.net.now < until - COUNTED_NS {
-                    from = at_end;
+                let here = (rig.net.now, got, theirs);
+                if rig.net.now < begun + first * SECOND {
+                    from = here;
+                } else if rig.net.now >= begun + end * SECOND {
+                    seen.push((first, end, from, here));
+                    spans.pop_front();
                 }
-                rig.net.now < until
+                true
             });
-            let port = 125_000_000.0 * (at_end.0 - from.0) as f64 / 1e9;
-            let ours = ((at_end.1 - from.1) * 64 * KIB as u64) as f64 / port;
-            let theirs = ((at_end.2 - from.2) * 1514) as f64 / port;
-            let fair = 1.0 / f64::from(connections + 1);
-            let line = format!(
-                "beside tcp: {} KiB, {connections} connections: {ours:.3} of the port, \
-                 {:.2} of a fair part; theirs {theirs:.3}",
-                buffer / KIB,
-                ours / fair,
-            );
-            println!("{line}");
-            if ours < 0.3 * fair {
-                short.push(line);
+            for (first, end, from, to) in seen {
+                let port = 125_000_000.0 * (to.0 - from.0) as f64 / 1e9;
+                let ours = ((to.1 - from.1) * 64 * KIB as u64) as f64 / port;
+                let theirs = ((to.2 - from.2) * 1514) as f64 / port;
+                let fair = 1.0 / f64::from(connections + 1);
+                let of_fair = (ours / fair, theirs / (1.0 - fair));
+                let line = format!(
+                    "beside tcp: {:>4} KiB {connections} {first:>2} to {end:>2} s: {ours:.3}, \
+                     {:.2}; {:.2}",
+                    buffer / KIB,
+                    of_fair.0,
+                    of_fair.1,
+                );
+                println!("{line}");
+                if of_fair.0 < 0.3 || of_fair.1 < 0.3 {
+                    short.push(line);
+                }
             }
         }
     }
@@ -232,7 +244,7 @@ fn stream_on(rig: &mut Rig, len: usize, total: u64, mut each: impl FnMut(&mut Ri
     let mut bufs: Vec<_> = (0..16).map(|_| rig.at(0).arena.take(len).expect("memory")).collect();
     let mut recvs: Vec<_> = (0..16).map(|_| rig.at(1).arena.take(len).expect("memory")).collect();
     while got < total {
-        let (more, polled) = rig.step(from + 20_000 * MS);
+        let (more, polled) = rig.step(from + 60_000 * MS);
         assert!(more, "the stream stopped after {got} of {total} messages");
         match polled {
             Some(0) => {

@@ -17,13 +17,13 @@
 //! that know the path's. Below eight packets the window grows by less than two a round trip, and
 //! slowly even while there is a queue. A window that is not used does not grow (RFC 7661).
 //!
-//! A queue that stands for a second although eight packets or fewer are under way is kept up by
-//! others, who yield to losses alone, as TCP does: then a window of eight competes, as TCP does. It
+//! A queue that stands for a second although eight packets are under way, or hardly more, is kept
+//! up by others, who yield to losses alone, as TCP does: then the window competes, as TCP does. It
 //! grows whatever the delay, twofold a round trip until the first loss and by a packet from then
-//! on, and losses halve it, until the queue is gone (Copa's competitive mode).
-//! Or the path has become longer, as a route changed: so after ten seconds it goes down to eight
-//! packets again, and if the queue still stands after another second, the least round trip of that
-//! second is taken for the path's.
+//! on, and losses halve it, until the queue is gone (Copa's competitive mode). Or the path has
+//! become longer, as a route changed. So after ten seconds the window goes down to eight packets;
+//! if the queue stands for another second, and round trips are as long as the least of that second,
+//! that is the path's, else others keep it up still.
 //!
 //! A timeout while there is a queue halves the window as well. Without one the peer does not
 //! answer, as it computes, or the path is broken: from the second timeout in a row on each halves
@@ -48,13 +48,19 @@ const FEW: u32 = 8;
 /// full after a few, and a long message does not begin with a queue.
 const FIRST: u32 = 16;
 
+/// Packets to which a window starts at most, as a power of two.
+const START_TO_MAX: u8 = WINDOW.ilog2() as u8;
+
 /// Fractions of a packet.
 const ONE: u32 = 256;
 
 /// How long a queue stands until a small window competes with those who keep it up, and how long
-/// that window competes, nanoseconds.
-const STANDS_NS: u64 = 1_000_000_000;
-const COMPETES_NS: u64 = 10_000_000_000;
+/// that window competes, milliseconds.
+const STANDS_MS: u16 = 1_000;
+const COMPETES_MS: u16 = 10_000;
+
+/// Shift from nanoseconds to units of 64 ns.
+const CUT_BITS: u32 = 6;
 
 /// How many times the variation of the round trip a delay exceeds to be a queue for certain.
 /// Reordering delays by twice its variation, a queue that overflows by more than ten times.
@@ -86,14 +92,15 @@ pub struct DelayWindow {
     is: Is,
     /// Packets to which it grows by what is acknowledged, as a power of two.
     start_to: u8,
-    /// When it shrank last.
-    cut_at: Instant,
+    /// When it shrank last, in units of 2^[`CUT_BITS`] ns.
+    cut_at: u32,
+    /// How long a queue has stood, or it has competed, milliseconds.
+    stood_ms: u16,
 }
 
 impl Default for DelayWindow {
     fn default() -> Self {
-        let start_to = WINDOW.ilog2() as u8;
-        Self { size: FIRST * ONE, is: Is::STARTING, start_to, cut_at: Instant(0) }
+        Self { size: FIRST * ONE, is: Is::STARTING, start_to: START_TO_MAX, cut_at: 0, stood_ms: 0 }
     }
 }
 
@@ -107,14 +114,19 @@ impl DelayWindow {
         self.size -= by.min(self.size - MIN * ONE);
         let mut is = self.is - Is::STARTING;
         is.set(Is::CUT_FOR_MARK, for_mark);
-        (self.cut_at, self.is) = (now, is);
+        (self.cut_at, self.is) = ((now.0 >> CUT_BITS) as u32, is);
+    }
+
+    /// How long ago it shrank last, nanoseconds; starts anew after some minutes.
+    fn since_cut_ns(&self, now: Instant) -> u64 {
+        u64::from(((now.0 >> CUT_BITS) as u32).wrapping_sub(self.cut_at)) << CUT_BITS
     }
 
     /// Finds out whether others keep a queue up, or whether the path has become longer. `stands`:
-    /// round trips are longer than the least one, whatever their variation; `queued`: by more than
-    /// that explains.
-    fn judge_queue(&mut self, now: Instant, (stands, queued): (bool, bool), rtt: &mut Rtt) {
-        let competes = self.is(Is::COMPETING);
+    /// round trips are longer than the least one, whatever their variation; `allowed`: by how much
+    /// they may be.
+    fn judge_queue(&mut self, now: Instant, stands: bool, allowed: u64, rtt: &mut Rtt) {
+        let (gap, window, competes) = (rtt.look(now), self.window(), self.is(Is::COMPETING));
         let mut is = self.is;
         if !stands {
             is -= Is::HAS_COMPETED;
@@ -122,31 +134,40 @@ impl DelayWindow {
                 is -= Is::COMPETING | Is::STARTING;
             }
         } else if competes {
-            if rtt.span_ns(now) < COMPETES_NS {
+            self.stood_ms += gap;
+            if self.stood_ms < COMPETES_MS {
                 return;
             }
             is = (is - (Is::COMPETING | Is::STARTING)) | Is::HAS_COMPETED;
             self.size = self.size.min(FEW * ONE);
-        } else if self.window() <= 2 * FEW {
-            // Below eight it is losses that keep it small.
-            if self.window() < FEW || !queued || rtt.span_ns(now) < STANDS_NS {
+        } else if window <= 2 * FEW {
+            // Below eight it is losses that keep it small; or round trips vary too much to say.
+            if window < FEW || !self.is(Is::QUEUED) {
                 return;
             }
-            if self.is(Is::HAS_COMPETED) {
-                rtt.path_is_longer();
+            self.stood_ms += gap;
+            if self.stood_ms < STANDS_MS {
+                return;
             }
-            is.set(Is::COMPETING | Is::STARTING, !self.is(Is::HAS_COMPETED));
+            let is_steady = rtt.srtt_ns().saturating_sub(rtt.recent_min_ns()) <= allowed;
+            if self.is(Is::HAS_COMPETED) && is_steady {
+                rtt.path_is_longer();
+            } else {
+                is |= Is::COMPETING | Is::STARTING;
+                self.start_to = START_TO_MAX;
+            }
             is -= Is::HAS_COMPETED;
         }
         self.is = is;
-        rtt.begin_span(now);
+        self.stood_ms = 0;
+        rtt.forget_recent();
     }
 
     /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
     /// is a queue.
     fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
         let competes = self.is(Is::COMPETING);
-        if self.is(Is::STARTING) && (competes || !queued && packets < 1 << self.start_to) {
+        if self.is(Is::STARTING) && (competes || !queued) && packets < 1 << self.start_to {
             return acked * ONE;
         }
         if competes {
@@ -180,14 +201,14 @@ impl CongestionControl for DelayWindow {
         self.is = is;
         let allowed = (floor_ns / 4).max(4 * rtt.var_ns());
         let queued = queue_ns > allowed;
-        self.judge_queue(now, (queue_ns > floor_ns / 4, queued), rtt);
+        self.judge_queue(now, queue_ns > floor_ns / 4, allowed, rtt);
         if !queued || packets < FEW || self.is(Is::COMPETING) {
             let is_used = ack.under_way + 2 >= packets / 2;
             if is_used {
                 let grown = self.growth(ack.packets, packets, queued);
                 self.size = (self.size + grown).min(WINDOW * ONE);
             }
-        } else if now.since(self.cut_at) > srtt {
+        } else if self.since_cut_ns(now) > srtt {
             let over = ((queue_ns - allowed) * 256 / srtt) as u32;
             let most = self.size.saturating_sub(FEW * ONE);
             let by = (self.size * over.min(256) / 512).min(most);
@@ -200,7 +221,7 @@ impl CongestionControl for DelayWindow {
 
     fn on_mark(&mut self, now: Instant, rtt: &Rtt) {
         // A cut for a delay that is hardly too long does not stand for it.
-        let may = !self.is(Is::CUT_FOR_MARK) || now.since(self.cut_at) > rtt.srtt_ns();
+        let may = !self.is(Is::CUT_FOR_MARK) || self.since_cut_ns(now) > rtt.srtt_ns();
         if may {
             self.cut(now, self.size / 5, true);
         }
@@ -211,9 +232,8 @@ impl CongestionControl for DelayWindow {
     fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt) {
         let window = self.window();
         let is_heavy = lost > 1 && lost > window / 2;
-        let noise = if self.is(Is::COMPETING) { 0 } else { window / 64 };
-        let overflowed = self.is(Is::QUEUED) && lost > noise;
-        if (is_heavy || overflowed) && now.since(self.cut_at) > rtt.srtt_ns() {
+        let overflowed = self.is(Is::COMPETING) || self.is(Is::QUEUED) && lost > window / 64;
+        if (is_heavy || overflowed) && self.since_cut_ns(now) > rtt.srtt_ns() {
             self.cut(now, self.size / 2, false);
         }
     }
@@ -355,14 +375,40 @@ mod tests {
         assert_eq!(rtt.min_ns(), 20_000);
     }
 
+    /// Goal: the time that a session is idle is none of a standing queue.
+    #[test]
+    fn an_idle_session_does_not_compete() {
+        let (mut cwnd, mut rtt) = after_round_trips(20_000);
+        stands(&mut cwnd, &mut rtt, 1, 100, 400_000);
+        for second in 2..12 {
+            stands(&mut cwnd, &mut rtt, 1000 * second, 5, 400_000);
+            assert!(!cwnd.is(Is::COMPETING), "after {second} s");
+        }
+    }
+
+    /// Goal: a competing window yields to each loss, however much round trips vary.
+    #[test]
+    fn a_competing_window_yields_to_losses() {
+        let (mut cwnd, mut rtt) = after_round_trips(20_000);
+        stands(&mut cwnd, &mut rtt, 1, 1300, 400_000);
+        for ms in 1301..1320 {
+            rtt.sample(if ms % 2 == 0 { 200_000 } else { 1_200_000 });
+            cwnd.on_ack(Instant(ms * 1_000_000), ack(1), &mut rtt, 100_000);
+        }
+        let grown = cwnd.window();
+        assert!(cwnd.is(Is::COMPETING) && !cwnd.is(Is::QUEUED) && grown > 2 * FEW, "{cwnd:?}");
+        cwnd.on_loss(Instant(1400 * 1_000_000), 1, &rtt);
+        assert_eq!((cwnd.window(), cwnd.is(Is::STARTING)), (grown / 2, false));
+    }
+
     /// Goal: a path that has become longer is known for one after a second, ten of competition, and
     /// another second, and does not compete from then on.
     #[test]
     fn a_longer_path_is_told_from_a_queue() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
-        stands(&mut cwnd, &mut rtt, 1, 11_900, 400_000);
+        stands(&mut cwnd, &mut rtt, 1, 12_400, 400_000);
         assert_eq!((cwnd.window(), rtt.min_ns()), (FEW, 20_000));
-        stands(&mut cwnd, &mut rtt, 11_901, 1500, 400_000);
+        stands(&mut cwnd, &mut rtt, 12_401, 1500, 400_000);
         assert_eq!(rtt.min_ns(), 400_000);
         assert!(cwnd.window() > FEW && !cwnd.is(Is::COMPETING));
     }
@@ -431,7 +477,7 @@ mod tests {
         let mut now = Instant(1_000_000);
         cwnd.on_ack(now, ack(984), &mut rtt, 100_000);
         assert_eq!(cwnd.window(), 1000);
-        for (after, window) in [(0, 800), (10_000, 800), (10_000, 800), (1, 640), (20_001, 512)] {
+        for (after, window) in [(0, 800), (10_000, 800), (9_900, 800), (300, 640), (20_100, 512)] {
             now = now + after;
             cwnd.on_mark(now, &rtt);
             assert_eq!(cwnd.window(), window);
