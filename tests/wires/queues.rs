@@ -186,7 +186,7 @@ fn interfaces_with_too_many_queues() {
     nodes.veth_of_queues([(0, "many0"), (0, "many1")], 1500, 65).unwrap();
     let says = ["65 receive queues", "ethtool -L many0 combined 64", "proto 0x88b5 action 0"];
     refused(&nodes, "xdp:many0", FI_EINVAL, &says);
-    refused(&nodes, "xdp:many0,queue=65", FI_EINVAL, &["65 queues, 0 to 64"]);
+    refused(&nodes, "xdp:many0,queue=65", FI_EINVAL, &["65 receive queues, 0 to 64"]);
     for port in ["xdp:many0,queue=64", "xdp:many0,queue=1-64,ring=64"] {
         assert_eq!(outcome(&nodes, "opener", port).0, 0, "{port}");
     }

@@ -22,8 +22,8 @@
 //! grows whatever the delay, twofold a round trip until the first loss and by a packet from then
 //! on, and losses halve it, until the queue is gone (Copa's competitive mode). Or the path has
 //! become longer, as a route changed. So after ten seconds the window goes down to eight packets;
-//! if the queue stands for another second, and round trips are as long as the least of that second,
-//! that is the path's, else others keep it up still.
+//! if the queue stands for another second, round trips are as long as the least of that second, and
+//! nothing is lost, that is the path's, else others keep it up still.
 //!
 //! A timeout while there is a queue halves the window as well. Without one the peer does not
 //! answer, as it computes, or the path is broken: from the second timeout in a row on each halves
@@ -142,7 +142,8 @@ impl DelayWindow {
             self.size = self.size.min(FEW * ONE);
         } else if window <= 2 * FEW {
             // Below eight it is losses that keep it small; or round trips vary too much to say.
-            if window < FEW || !self.is(Is::QUEUED) {
+            let queued = rtt.srtt_ns().saturating_sub(rtt.min_ns()) > allowed;
+            if window < FEW || !queued {
                 return;
             }
             self.stood_ms += gap;
@@ -150,7 +151,8 @@ impl DelayWindow {
                 return;
             }
             let is_steady = rtt.srtt_ns().saturating_sub(rtt.recent_min_ns()) <= allowed;
-            if self.is(Is::HAS_COMPETED) && is_steady {
+            let had_losses = self.since_cut_ns(now) < 1_000_000 * u64::from(STANDS_MS);
+            if self.is(Is::HAS_COMPETED) && is_steady && !had_losses {
                 rtt.path_is_longer();
             } else {
                 is |= Is::COMPETING | Is::STARTING;
