@@ -462,7 +462,14 @@ pub trait Port: Send + Any {
 /// Sleeps until a port may have something to receive.
 pub trait PortWaiter: Send + Sync {
     /// Returns when a frame may be there, after `timeout` at the latest, at once if one is there
-    /// already. May return early for no reason. A wake-up may be late by at most one millisecond.
+    /// already. May return early for no reason.
+    ///
+    /// Whether a frame wakes is up to who sends it. One that did not is found by a look: on shared
+    /// memory and behind a switch after 1 ms at the latest; on memif after 32 ms, or 1 ms if one
+    /// of the last 32 wake-ups failed or the other side has no event; on vfio, where an interrupt
+    /// may get lost, after 90 ms, or 1 ms without interrupts; on dpdk, which has none, after half
+    /// a millisecond. The kernel wakes who sleeps on a socket (afpacket, xdp, udp): nobody looks.
+    /// A port that is made of shared memory and another looks every millisecond.
     fn wait(&self, timeout: Duration);
 
     /// Makes one `wait` that runs now, or the next one, return at once.

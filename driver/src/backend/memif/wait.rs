@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ const QUEUE: usize = 4;
 /// When a sleeper looks for the first time: a sender may have asked whether it sleeps before it
 /// did, and not seen it. Who asks later sees it.
 const LOOK: Duration = Duration::from_millis(1);
-/// Time between two looks after that, for a wake-up that failed.
-const LOOK_LATER: Duration = Duration::from_millis(100);
-/// Frames in a row that such a look found and that had woken nobody, after which the sender is
-/// taken for one that never wakes: then a sleeper looks often.
-const DEAF: u8 = 3;
+/// Longest time between two looks, for a wake-up that failed: each is twice the last. Less than
+/// the longest retransmission timeout, or a frame that woke nobody would be sent again.
+const LOOK_MAX: Duration = Duration::from_millis(32);
+/// A wake-up that failed, in [`Shared::misses`].
+const MISS: u32 = 1 << 31;
 
 pub(super) struct Shared {
     /// Raised with every connection that is made or ends.
@@ -31,8 +31,9 @@ pub(super) struct Shared {
     /// Where the port is in the ring that it receives from.
     pub(super) rx_at: AtomicU16,
     is_woken: AtomicBool,
-    /// Frames in a row that woke nobody.
-    pub(super) unheard: AtomicU8,
+    /// Which of the last 32 wake-ups failed, the latest in the highest bit: while any has, or the
+    /// other side coalesces them, a sleeper looks often.
+    pub(super) misses: AtomicU32,
     bell: Bell,
     state: Mutex<State>,
 }
@@ -52,7 +53,7 @@ impl Shared {
             epoch: AtomicU32::new(0),
             rx_at: AtomicU16::new(0),
             is_woken: AtomicBool::new(false),
-            unheard: AtomicU8::new(0),
+            misses: AtomicU32::new(0),
             bell: Bell::new()?,
             state: Mutex::new(State { live: None, made: VecDeque::with_capacity(QUEUE), seen: 0 }),
         })
@@ -64,7 +65,7 @@ impl Shared {
 
     /// The port takes the next connection, if there is one, and forgets the last.
     pub(super) fn adopt(&self) -> Option<Arc<Conn>> {
-        self.unheard.store(0, Relaxed);
+        self.misses.store(0, Relaxed);
         let mut state = self.state();
         state.live = state.made.pop_front();
         state.live.clone()
@@ -84,6 +85,11 @@ impl Shared {
     pub(super) fn made(&self, conn: &Arc<Conn>) {
         self.state().made.push_back(Arc::clone(conn));
         self.changed();
+    }
+
+    /// The other side has woken us, or has failed to.
+    fn note(&self, miss: u32) {
+        self.misses.store(self.misses.load(Relaxed) >> 1 | miss, Relaxed);
     }
 
     /// The port is to look.
@@ -120,9 +126,10 @@ impl Waiter {
         };
         let bell = readable(shared.bell.fd());
         let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
+        let may_hear = || event.is_some() && shared.misses.load(Relaxed) == 0;
         // Without a connection only the bell says that something has happened.
-        let may_hear = || conn.is_none() || event.is_some() && shared.unheard.load(Relaxed) < DEAF;
-        let mut look = LOOK;
+        let mut look = if conn.is_some() { LOOK } else { timeout };
+        let mut is_first = true;
         let came = loop {
             if let Some(conn) = &conn {
                 lie_down(&conn.rx);
@@ -135,19 +142,26 @@ impl Waiter {
                 break false;
             }
             let mut fds = [bell, readable(event.unwrap_or(-1)), readable(raw(also))];
-            let is_heard = sleep(&mut fds, left.min(look));
+            let mut is_heard = sleep(&mut fds, left.min(look));
+            let is_found = !is_heard && self.has_frame(conn.as_deref());
+            if is_found {
+                // It may have come, and woken us, only now.
+                is_heard = sleep(&mut fds, Duration::ZERO);
+            }
             if fds[0].revents != 0 {
                 shared.bell.clear();
             }
             if let Some(conn) = conn.as_ref().filter(|_| fds[1].revents != 0) {
                 conn.rx.event.heard();
-                shared.unheard.store(0, Relaxed);
+                shared.note(0);
             }
-            if !is_heard && look == LOOK_LATER && self.has_frame(conn.as_deref()) {
-                let unheard = shared.unheard.load(Relaxed);
-                shared.unheard.store(unheard.saturating_add(1), Relaxed);
+            if is_found && !is_heard && !is_first {
+                shared.note(MISS);
             }
-            look = if may_hear() { LOOK_LATER } else { LOOK };
+            is_first = false;
+            if conn.is_some() {
+                look = if may_hear() { LOOK_MAX.min(2 * look) } else { LOOK };
+            }
             if fds[2].revents != 0 {
                 break true;
             }

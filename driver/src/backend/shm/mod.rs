@@ -332,7 +332,8 @@ pub struct ShmPort {
     told_ns: u64,
     /// The last ring that was to be opened had no memory.
     lacks_memory: bool,
-    /// Those to whom a ring, or a longer one, was to be opened and had no memory.
+    /// Those to whom a ring, or a longer one, was to be opened and had no memory. That a shorter
+    /// frame is sent says nothing of it: ACKs pass while what waits does not.
     starved: Vec<usize>,
     /// Our rings that have their full length, and to whom there was one that we gave up.
     long: Vec<Long>,

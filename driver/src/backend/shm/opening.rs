@@ -107,7 +107,7 @@ impl ShmPort {
     }
 
     /// There is no memory for a ring towards `r`.
-    fn lacks(&mut self, r: usize, error: Option<io::Error>) -> Tx {
+    pub(super) fn lacks(&mut self, r: usize, error: Option<io::Error>) -> Tx {
         self.lacks_memory = true;
         if !self.starved.contains(&r) {
             self.starved.push(r);
@@ -127,6 +127,12 @@ impl ShmPort {
     fn fed(&mut self, r: usize) {
         self.lacks_memory = false;
         self.starved.retain(|&starved| starved != r);
+    }
+
+    /// A frame to `r` waits for the receiver, not for memory.
+    fn waits_for_room(&mut self, r: usize) {
+        self.starved.retain(|&starved| starved != r);
+        self.lacks_memory &= !self.starved.is_empty();
     }
 
     /// Takes note that `r` has closed its end (it left, died, or found the ring damaged), or gives
@@ -183,7 +189,10 @@ impl ShmPort {
     pub(super) fn make_room(&mut self, r: usize, len: usize) -> Option<Place> {
         match self.outs[r].ring.reserve(len) {
             Err(NoRoom::Long) => self.grow(r, true),
-            _ => self.grow_busy(r, true),
+            _ => {
+                self.grow_busy(r, true);
+                self.waits_for_room(r);
+            }
         }
         self.outs[r].ring.reserve(len).ok()
     }

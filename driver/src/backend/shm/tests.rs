@@ -348,6 +348,29 @@ fn a_full_ring_pushes_back_one_sender_only() {
     assert_eq!(drain(&mut b), [b"again"]);
 }
 
+/// Goal: a frame that waits for the receiver ends the word that there was no memory, since the
+/// receiver may take its time; a short one that is sent does not, since a long one may still wait.
+#[test]
+fn a_full_ring_is_no_lack_of_memory() {
+    let settings = small();
+    let (mut a, b, c) = (open(&settings), open(&settings), open(&settings));
+    let (to, other) = (b.caps().station, c.caps().station);
+    assert_eq!(send(&mut a, to, b"first"), Tx::Sent);
+    a.refresh();
+    let at = |station: Station| move |p: &Peer| p.state != 0 && p.key == station.word();
+    let places = [to, other].map(|station| a.peers.iter().position(at(station)).unwrap());
+    // As a long frame found it. The ring stays short.
+    a.outs[places[0]].grow_at = u64::MAX;
+    places.iter().for_each(|&r| assert_eq!(a.lacks(r, None), Tx::Full));
+    assert_eq!(send(&mut a, to, b"short"), Tx::Sent);
+    assert!(a.presence(to) == Presence::Starved && a.lacks_memory());
+    while send(&mut a, to, b"more") == Tx::Sent {}
+    assert_eq!(a.presence(to), Presence::Present);
+    assert!(a.presence(other) == Presence::Starved && a.lacks_memory(), "nothing was tried");
+    assert_eq!(send(&mut a, other, b"first"), Tx::Sent);
+    assert!(a.presence(other) == Presence::Present && !a.lacks_memory());
+}
+
 #[test]
 fn frames_survive_their_sender_and_precede_its_successors() {
     // Two places: whoever comes next gets the place of the one who left.
