@@ -38,7 +38,7 @@ pub(crate) fn describe(name: &str) -> *mut FidNic {
     link.address = text(mac.or(ip).as_deref());
     link.mtu = is.mtu;
     link.speed = usize::try_from(is.bps).unwrap_or(0);
-    link.state = match is.is_up {
+    link.state = match is.has_carrier {
         None => 0,
         Some(false) => FI_LINK_DOWN,
         Some(true) => FI_LINK_UP,

@@ -62,16 +62,17 @@ fn kill_under(mpi: &Mpi, bench: &Bench, kills: usize) {
     assert_eq!(gaps.len(), kills);
     gaps.sort_unstable();
     let line = said.lines().find(|line| line.contains("longest:")).unwrap_or("");
-    let (waits, least) = (number(&said, "long waits:"), number(&said, "in each at least:"));
+    let (waits, lively) = (number(&said, "long waits:"), number(&said, "more than two rounds:"));
     println!(
         "{}: {kills} kills, without a switch for {} ms, at most {} ms; {line}; {waits} long waits, \
-         with {least} rounds or more within a host",
+         in {lively} of them more than two rounds within a host",
         mpi.name,
         gaps[kills / 2],
         gaps[kills - 1]
     );
     assert!(said.contains("all 4 ranks agree"), "{}: {said}", mpi.name);
-    assert!(waits > 0 && least > 2, "{}: {said}", mpi.name);
+    // On a loaded machine a round may itself take as long as a long wait.
+    assert!(2 * lively > waits, "{}: {said}", mpi.name);
 }
 
 /// Goal: a switch may be killed and started again under a job as often as it likes: operations to

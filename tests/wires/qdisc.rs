@@ -118,7 +118,8 @@ fn every_length_through_a_discipline_that_shapes() {
     }
 }
 
-/// Goal: `doctor` hears of what is bypassed: a discipline, and filters at egress.
+/// Goal: `doctor` hears of what is bypassed: a discipline, and filters at egress, and not of those
+/// at ingress.
 #[test]
 fn what_is_done_at_egress_is_seen() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
@@ -126,7 +127,7 @@ fn what_is_done_at_egress_is_seen() {
         let look = || {
             nodes.enter(0).unwrap();
             let links = links();
-            egress(links.iter().find(|link| link.name == FABRIC).unwrap().index)
+            egress(&[links.iter().find(|link| link.name == FABRIC).unwrap().index]).remove(0)
         };
         std::thread::scope(|scope| scope.spawn(look).join().unwrap())
     };
@@ -135,6 +136,12 @@ fn what_is_done_at_egress_is_seen() {
     if or_skip(nodes.run(0, shape)).is_some() {
         assert_eq!(seen(), Egress { disciplines: vec!["tbf".to_owned()], is_filtered: false });
         nodes.run(0, "tc qdisc del dev fab0 root").unwrap();
+    }
+    let filter = "tc filter add dev fab0 ingress protocol all u32 match u32 0 0 classid 1:1";
+    let added = nodes.run(0, "tc qdisc add dev fab0 ingress").and_then(|_| nodes.run(0, filter));
+    if or_skip(added).is_some() {
+        assert!(seen().is_plain(), "{:?}", seen());
+        nodes.run(0, "tc qdisc del dev fab0 ingress").unwrap();
     }
     let filter = "tc filter add dev fab0 egress protocol all u32 match u32 0 0 classid 1:1";
     let added = nodes.run(0, "tc qdisc add dev fab0 clsact").and_then(|_| {

@@ -7,7 +7,7 @@ use barewire::{CertFacts, Settings, cert_facts, check_fit, key_file_len, keyring
 use nix::unistd::{Uid, User};
 
 use super::machine::{Machine, Papers};
-use super::{Check, KEY, SPEED};
+use super::{Check, KEY, SPEED, found_and_mend};
 
 /// Whether the processor encrypts with AES itself.
 pub(super) fn aes(machine: &Machine) -> Check {
@@ -66,12 +66,12 @@ pub(super) fn files(papers: &Papers) -> Check {
         match key_file_len(path) {
             Ok(len) => told.push(format!("{shown}: {}, {len} bytes", owner(path))),
             Err(why) => {
-                let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, ""));
-                let new = format!("head -c 32 /dev/urandom > {shown} && chmod 600 {shown}");
-                let mend = match mend.starts_with("chmod") {
-                    true => mend.to_owned(),
-                    false => format!("{new} (the same file on all nodes)"),
-                };
+                let new = format!(
+                    "head -c 32 /dev/urandom > {shown} && chmod 600 {shown} (the same file on all \
+                     nodes)"
+                );
+                let (found, mend) = found_and_mend(&why.line, &new);
+                let mend = if mend.starts_with("chmod") { mend } else { &new };
                 return Check::missing(name, KEY, found, mend);
             }
         }
@@ -79,7 +79,7 @@ pub(super) fn files(papers: &Papers) -> Check {
     // What is wrong with the list.
     let settings = Settings { key_files: papers.key_files.clone(), ..Settings::default() };
     if let Err(why) = keyring(&settings) {
-        let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, "ls -l"));
+        let (found, mend) = found_and_mend(&why.line, "ls -l");
         return Check::missing(name, KEY, found, mend);
     }
     told.push("sessions within this node are not sealed, but with near=no at the port".into());
@@ -89,6 +89,9 @@ pub(super) fn files(papers: &Papers) -> Check {
 /// Seconds before its end at which a certificate should have been renewed, if it lives for four
 /// times that: else the last quarter of its life. Who renews short ones does so at the half.
 const LEFT: u64 = 14 * 86_400;
+
+/// What mends a certificate of which the error does not say it.
+const SHOWN: &str = "docs/security.md shows how";
 
 /// Longest frame of a plain Ethernet port, bytes, its header included.
 const FRAME_LEN: usize = 1514;
@@ -106,8 +109,7 @@ pub(super) fn certificate(papers: &Papers) -> Check {
     }
     match cert_facts(files) {
         Err(why) => {
-            let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, ""));
-            let mend = if mend.is_empty() { "docs/security.md shows how" } else { mend };
+            let (found, mend) = found_and_mend(&why.line, SHOWN);
             Check::missing(name, KEY, found, mend)
         }
         Ok(CertFacts { name: who, valid: [not_before, not_after], frame_len }) => {
@@ -120,7 +122,7 @@ pub(super) fn certificate(papers: &Papers) -> Check {
                 _ => format!("{found}, {days} days left"),
             };
             if let Some(Err(why)) = papers.port.as_ref().map(|port| check_fit(frame_len, port)) {
-                let (found, mend) = why.line.rsplit_once("; ").unwrap_or((&why.line, ""));
+                let (found, mend) = found_and_mend(&why.line, SHOWN);
                 return Check::missing(name, KEY, found, mend);
             }
             if papers.port.is_none() && frame_len > FRAME_LEN {

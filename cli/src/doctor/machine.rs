@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use barewire::CertFiles;
 use barewire::stats::Published;
 use barewire_driver::backend::memif::check_here;
-use barewire_driver::backend::netdev::{Egress, Link, egress, links};
+use barewire_driver::backend::netdev::{Egress, Link, egress, link_and_driver, links};
 use barewire_driver::backend::xdp::XdpSettings;
 use barewire_driver::backend::xdp::survey::{XdpNic, nics};
 use barewire_driver::error::OpenError;
@@ -158,11 +158,24 @@ fn memif() -> Result<(), (String, String)> {
     check_here().map_err(why_and_mend)
 }
 
-/// What is done to frames that leave each of these interfaces, where anything is.
+/// What is done to frames that leave the host by each of these interfaces, where anything is.
 fn egress_of(links: &[Link]) -> Vec<(String, Egress)> {
-    let wires = links.iter().filter(|link| link.is_ethernet && !link.is_loopback);
-    let all = wires.map(|link| (link.name.clone(), egress(link.index)));
+    let driver = |link: &Link| link_and_driver(&link.name)?.1.driver;
+    let wires: Vec<_> =
+        links.iter().filter(|link| is_ready(link) && !is_inner(driver(link).as_deref())).collect();
+    let indices: Vec<_> = wires.iter().map(|link| link.index).collect();
+    let all = wires.iter().map(|link| link.name.clone()).zip(egress(&indices));
     all.filter(|(_, egress)| !egress.is_plain()).collect()
+}
+
+/// Whether frames leave by that interface now.
+fn is_ready(link: &Link) -> bool {
+    link.is_ethernet && !link.is_loopback && link.is_up && link.has_carrier
+}
+
+/// Whether interfaces of that driver end within the host.
+fn is_inner(driver: Option<&str>) -> bool {
+    matches!(driver, Some("veth" | "bridge"))
 }
 
 fn xdp() -> Result<(), (String, String)> {
@@ -352,6 +365,17 @@ mod tests {
         let names = entries("/proc/self/task").map(|task| task.join("comm"));
         let names: Vec<_> = names.flat_map(std::fs::read_to_string).collect();
         assert!(!names.iter().any(|name| name.trim() == "memif"), "{names:?}");
+    }
+
+    #[test]
+    fn frames_leave_by_interfaces_that_are_ready_and_lead_out() {
+        let eth0 = || super::fixture::link("eth0");
+        assert!(is_ready(&eth0()));
+        assert!(!is_ready(&Link { is_up: false, ..eth0() }));
+        assert!(!is_ready(&Link { has_carrier: false, ..eth0() }));
+        assert!(!is_ready(&Link { is_loopback: true, ..eth0() }));
+        let inner = |name| is_inner(Some(name));
+        assert!(inner("veth") && inner("bridge") && !inner("bonding") && !is_inner(None));
     }
 
     #[test]

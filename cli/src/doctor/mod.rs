@@ -117,8 +117,7 @@ fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
         }
         Err(why) => {
             let text = why.to_string();
-            // What mends it stands last.
-            let (why, mend) = text.rsplit_once("; ").unwrap_or((&text, "barewire info"));
+            let (why, mend) = found_and_mend(&text, "barewire info");
             Check::missing("port", "--port", why, mend)
         }
     };
@@ -135,10 +134,22 @@ fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
     }
 }
 
+/// What is wrong and what mends it, which stands last in the text of an error, or is `unsaid`.
+fn found_and_mend<'a>(text: &'a str, unsaid: &'a str) -> (&'a str, &'a str) {
+    match text.rsplit_once("; ") {
+        Some((found, mend)) if !mend.is_empty() => (found, mend),
+        _ => (text, unsaid),
+    }
+}
+
 /// What is told of a port that opens.
 fn opens(caps: &PortCaps, on: Device) -> Check {
     let found = format!("{}: {}, {} B a frame", caps.name, caps.station, caps.mtu + ETH_HDR_LEN);
     if on.is_up == Some(false) {
+        let found = format!("{found}; {} is down, so frames are lost", on.name);
+        return Check::warn("port", "--port", found, format!("sudo ip link set {} up", on.name));
+    }
+    if on.has_carrier == Some(false) {
         let found = format!("{found}; {} has no carrier, so frames are lost", on.name);
         let mend = format!("connect its cable, or the other end: sudo ethtool {}", on.name);
         return Check::warn("port", "--port", found, mend);
@@ -306,14 +317,26 @@ mod tests {
     }
 
     #[test]
+    fn there_is_a_mend_whatever_an_error_says() {
+        assert_eq!(found_and_mend("a; b; chmod 600 x", "y"), ("a; b", "chmod 600 x"));
+        assert_eq!(found_and_mend("a", "y"), ("a", "y"));
+        assert_eq!(found_and_mend("a; ", "y"), ("a; ", "y"));
+    }
+
+    #[test]
     fn a_port_without_a_carrier_is_told() {
         let caps = barewire_driver::open::open("shm:doctor-carrier").unwrap().caps().clone();
-        let on = |is_up| Device { name: "eth0".to_owned(), is_up, ..Device::default() };
+        let name = "eth0".to_owned();
+        let on = |is_up| Device { name: name.clone(), is_up, ..Device::default() };
+        let with = |is_up, carrier| Device { has_carrier: Some(carrier), ..on(Some(is_up)) };
         assert_eq!(opens(&caps, on(None)).status, Status::Ok);
-        assert_eq!(opens(&caps, on(Some(true))).status, Status::Ok);
-        let check = opens(&caps, on(Some(false)));
+        assert_eq!(opens(&caps, with(true, true)).status, Status::Ok);
+        let check = opens(&caps, with(true, false));
         assert_eq!(check.status, Status::Warn);
         assert!(check.found.contains("eth0 has no carrier"), "{check:?}");
+        let check = opens(&caps, with(false, false));
+        assert!(check.found.ends_with("eth0 is down, so frames are lost"), "{check:?}");
+        assert_eq!(check.mend.unwrap(), "sudo ip link set eth0 up");
     }
 
     #[test]

@@ -13,6 +13,9 @@ const NET_RAW: u32 = 13;
 /// What a burst of frames takes that arrives while nobody polls, bytes.
 const BUFFER_LEN: u64 = 4 << 20;
 
+/// Most interfaces that are told with what is done at their egress.
+const EGRESS_MAX: usize = 3;
+
 pub(super) fn interfaces(machine: &Machine) -> Check {
     let name = "interfaces";
     let wires = || machine.links.iter().filter(|link| link.is_ethernet && !link.is_loopback);
@@ -80,8 +83,13 @@ pub(super) fn egress(machine: &Machine) -> Check {
         let what = egress.disciplines.iter().map(String::as_str).chain(filters);
         format!("{name} ({})", what.collect::<Vec<_>>().join(", "))
     };
-    let found = machine.egress.iter().map(of).collect::<Vec<_>>().join(", ");
-    let found = format!("frames of afpacket and xdp bypass what is done at egress of {found}");
+    let shown = machine.egress.iter().take(EGRESS_MAX).map(of).collect::<Vec<_>>().join(", ");
+    let more = match machine.egress.len().saturating_sub(EGRESS_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let found =
+        format!("frames of afpacket and xdp bypass what is done at egress of {shown}{more}");
     Check::warn(name, AFPACKET, found, format!("afpacket:{first},qdisc=yes, or udp:{first}"))
 }
 
@@ -171,6 +179,9 @@ mod tests {
         assert_eq!(check.status, Status::Warn);
         assert!(check.found.ends_with("eth0 (htb, netem, tc filters), eth1 (tc filters)"));
         assert_eq!(check.mend.unwrap(), "afpacket:eth0,qdisc=yes, or udp:eth0");
+        machine.egress.extend([2, 3, 4].map(|n| (format!("eth{n}"), of(&["tbf"], false))));
+        let found = egress(&machine).found;
+        assert!(found.ends_with("eth1 (tc filters), eth2 (tbf) and 2 more"), "{found}");
     }
 
     #[test]

@@ -27,8 +27,10 @@ pub struct Device {
     pub mtu: usize,
     /// Bit/s.
     pub bps: u64,
-    /// Whether it can carry frames now: switched on, and with a carrier. Memory has no such state.
+    /// Whether it is switched on. Memory has no such state.
     pub is_up: Option<bool>,
+    /// Whether it has a carrier; none while it is switched off.
+    pub has_carrier: Option<bool>,
     /// The driver that has it.
     pub driver: Option<String>,
     /// The version of its firmware.
@@ -127,7 +129,8 @@ fn interface(name: &str) -> Device {
         mac: Some(link.mac).filter(|mac| *mac != MacAddr::default()),
         mtu: link.mtu,
         bps: link.bps,
-        is_up: Some(link.is_up && link.has_carrier),
+        is_up: Some(link.is_up),
+        has_carrier: Some(link.is_up && link.has_carrier),
         driver: info.driver,
         firmware: info.firmware,
         ..card.unwrap_or_default()
@@ -204,7 +207,8 @@ mod tests {
                 let is = device(&format!("{kind}:{},mtu=600", link.name));
                 assert_eq!((is.name, is.mtu), (link.name.clone(), link.mtu));
                 assert_eq!((is.mac.unwrap_or_default(), is.bps), (link.mac, link.bps));
-                assert_eq!(is.is_up, Some(link.is_up && link.has_carrier));
+                assert_eq!(is.is_up, Some(link.is_up));
+                assert_eq!(is.has_carrier, Some(link.is_up && link.has_carrier));
                 assert_eq!(is.pci.is_some(), is.ids.is_some());
             }
         }

@@ -88,10 +88,24 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Way, OpenError> {
         port = SwitchedPort::open(&segment, with_option(spec, "switch=yes"))?;
     }
     match port {
-        Some(port) => Ok(Way::Switch(Box::new(port))),
+        Some(port) => {
+            if wants_qdisc(spec) {
+                tracing::warn!(
+                    "{spec}: qdisc=yes has no effect behind a switch, whose port has to say it: \
+                     barewire switch --port {},qdisc=yes",
+                    device(spec)
+                );
+            }
+            Ok(Way::Switch(Box::new(port)))
+        }
         None if choice == Choice::IfThere => Ok(Way::Device),
         None => Err(no_switch(spec)),
     }
+}
+
+/// Whether frames are to leave through the queueing discipline, which is the switch's to do.
+fn wants_qdisc(spec: &str) -> bool {
+    kind_of(spec) == "afpacket" && spec.split(',').any(|part| part == "qdisc=yes")
 }
 
 /// The port behind the switch of the device's `segment` that runs: one of our user, or else any
@@ -331,6 +345,18 @@ mod tests {
         }
         assert_eq!(split("afpacket:eth0", false).unwrap().1, Choice::No);
         assert!(split("afpacket:eth0,switch=maybe", true).is_err());
+    }
+
+    #[test]
+    fn a_discipline_is_asked_for_by_its_option() {
+        for (spec, wants) in [
+            ("afpacket:eth0,mtu=900,qdisc=yes", true),
+            ("afpacket:eth0,qdisc=no", false),
+            ("afpacket:eth0", false),
+            ("xdp:eth0,qdisc=yes", false),
+        ] {
+            assert_eq!(wants_qdisc(spec), wants, "{spec}");
+        }
     }
 
     /// Goal: however a process writes a device, it finds the switch of it, and no other.

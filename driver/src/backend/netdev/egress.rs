@@ -26,14 +26,23 @@ const PLAIN: &[&str] = &[
     "noqueue",
     "noop",
     "mq",
+    "mqprio",
+    "multiq",
+    "prio",
     "pfifo_fast",
     "pfifo",
     "bfifo",
+    "sfq",
+    "codel",
     "fq_codel",
     "fq",
+    "fq_pie",
+    "pie",
     "ingress",
-    "clsact",
+    CLSACT,
 ];
+/// What filters of frames that leave need. Asked for those, `ingress` tells of those that arrive.
+const CLSACT: &str = "clsact";
 
 const TCA_KIND: u16 = 1;
 /// Where filters of frames that leave are, beside any discipline: `TC_H_CLSACT` and
@@ -42,32 +51,46 @@ const AT_EGRESS: u32 = 0xffff_fff3;
 /// `struct tcmsg`: family, interface, handle, parent, info.
 const TCMSG_LEN: usize = 20;
 
-/// What is done to frames that leave the interface `index`. Nothing where the kernel does not say.
-pub fn egress(index: u32) -> Egress {
-    let mut found = Egress::default();
-    dump(libc::RTM_GETQDISC, &[0; TCMSG_LEN], |bytes| take_disciplines(bytes, index, &mut found));
+/// What is done to frames that leave each of the interfaces with these numbers. Nothing where the
+/// kernel does not say.
+pub fn egress(indices: &[u32]) -> Vec<Egress> {
+    let mut all = Vec::new();
+    dump(libc::RTM_GETQDISC, &[0; TCMSG_LEN], |bytes| take_disciplines(bytes, &mut all));
+    indices.iter().map(|&index| of_interface(index, &all, has_filters)).collect()
+}
+
+/// What `all` disciplines, each with the number of its interface, and the filters do at one.
+fn of_interface(index: u32, all: &[(u32, String)], has_filters: fn(u32) -> bool) -> Egress {
+    let kinds = || all.iter().filter(|(of, _)| *of == index).map(|(_, kind)| kind);
+    let mut disciplines: Vec<String> = Vec::new();
+    for kind in kinds().filter(|kind| !PLAIN.contains(&kind.as_str())) {
+        if !disciplines.contains(kind) {
+            disciplines.push(kind.clone());
+        }
+    }
+    let is_filtered = kinds().any(|kind| kind == CLSACT) && has_filters(index);
+    Egress { disciplines, is_filtered }
+}
+
+/// Whether an interface with `clsact` has filters of frames that leave.
+fn has_filters(index: u32) -> bool {
+    let mut found = false;
     let mut header = [0; TCMSG_LEN];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
     header[12..16].copy_from_slice(&AT_EGRESS.to_ne_bytes());
     dump(libc::RTM_GETTFILTER, &header, |bytes| {
-        take_messages(bytes, libc::RTM_NEWTFILTER, |_| found.is_filtered = true)
+        take_messages(bytes, libc::RTM_NEWTFILTER, |_| found = true)
     });
     found
 }
 
-/// Takes the disciplines of an interface out of messages of the kernel. False: these were the last.
-fn take_disciplines(bytes: &[u8], index: u32, found: &mut Egress) -> bool {
+/// Takes disciplines out of messages of the kernel. False: these were the last.
+fn take_disciplines(bytes: &[u8], all: &mut Vec<(u32, String)>) -> bool {
     take_messages(bytes, libc::RTM_NEWQDISC, |message| {
-        if message.get(4..8) != Some(&index.to_ne_bytes()) {
-            return;
-        }
-        let of = attributes(message.get(TCMSG_LEN..).unwrap_or(&[]));
-        let kinds = of.filter(|(kind, _)| *kind == TCA_KIND).map(|(_, kind)| text(kind));
-        for kind in kinds.filter(|kind| !PLAIN.contains(&kind.as_str())) {
-            if !found.disciplines.contains(&kind) {
-                found.disciplines.push(kind);
-            }
-        }
+        let Some(header) = message.first_chunk::<TCMSG_LEN>() else { return };
+        let index = u32::from_ne_bytes([header[4], header[5], header[6], header[7]]);
+        let kinds = attributes(&message[TCMSG_LEN..]).filter(|(kind, _)| *kind == TCA_KIND);
+        all.extend(kinds.map(|(_, kind)| (index, text(kind))));
     })
 }
 
@@ -93,27 +116,33 @@ mod tests {
     /// of the kernel's words makes a panic.
     #[test]
     fn disciplines_are_taken_from_the_kernels_words() {
-        let of: [(u32, &[u8]); 6] = [
+        let of: [(u32, &[u8]); 8] = [
             (7, b"mq\0"),
             (7, b"htb\0"),
             (8, b"cake\0"),
             (7, b"fq_codel\0"),
             (7, b"htb\0"),
             (7, b"netem\0"),
+            (7, b"ingress\0"),
+            (8, b"clsact\0"),
         ];
         let bytes = of.map(|(index, kind)| message(index, kind)).concat();
-        let mut found = Egress::default();
-        assert!(take_disciplines(&bytes, 7, &mut found));
+        let mut all = Vec::new();
+        assert!(take_disciplines(&bytes, &mut all));
+        let found = of_interface(7, &all, |_| true);
         assert_eq!(found.disciplines, ["htb", "netem"]);
         assert!(!found.is_plain() && Egress::default().is_plain());
+        // The filters of `ingress` are no others'.
+        assert!(!found.is_filtered);
+        assert!(of_interface(8, &all, |_| true).is_filtered);
+        assert!(!of_interface(8, &all, |_| false).is_filtered);
         for len in 0..bytes.len() {
-            take_disciplines(&bytes[..len], 7, &mut Egress::default());
+            take_disciplines(&bytes[..len], &mut Vec::new());
             let mut flipped = bytes.clone();
             flipped[len] ^= 0xff;
-            take_disciplines(&flipped, 7, &mut Egress::default());
+            take_disciplines(&flipped, &mut Vec::new());
         }
         // The loopback interface has what this machine gave it, and one that is not there nothing.
-        egress(1);
-        assert_eq!(egress(u32::MAX >> 1), Egress::default());
+        assert_eq!(egress(&[1, u32::MAX >> 1])[1], Egress::default());
     }
 }
