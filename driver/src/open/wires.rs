@@ -95,7 +95,7 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
                     _ => return Err(bad(spec, "write mode=native or mode=generic")),
                 });
             }
-            "zerocopy" => settings.zero_copy = yes_or_no(spec, key, value)?,
+            "zerocopy" => settings.zero_copy = Some(yes_or_no(spec, key, value)?),
             "busypoll" => settings.busy_poll = yes_or_no(spec, key, value)?,
             "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),

@@ -4,7 +4,8 @@
 //! Needs CAP_NET_RAW in the network namespace, which `unshare -Urn` gives to anybody in one of his
 //! own. Frames arrive in a ring that the kernel writes and this process reads (`ring`), and leave
 //! by one system call a [`flush`](Port::flush), however many they are, past the queueing discipline
-//! unless it is asked for (`socket`). The kernel passes us frames of our EtherType to our address
+//! and the filters of `tc` unless they are asked for (`socket`); those of `nft` at egress see them
+//! in any case since Linux 5.16. The kernel passes us frames of our EtherType to our address
 //! or to a group, without a VLAN tag; everything else on the wire is not even counted. What we
 //! send is filled up with zeros to 60 bytes, as the wire would do with whatever its driver has at
 //! hand.
@@ -64,6 +65,8 @@ const RETRY_NS: u64 = 50_000;
 /// How long one frame may find no room. A ring that is full has room again after microseconds; some
 /// drivers say the same of a frame that the other end does not take, for ever.
 const NO_ROOM_NS: u64 = 5_000_000;
+/// The same after one that found none in that time: so does a filter at egress refuse frames.
+const NO_ROOM_AGAIN_NS: u64 = 200_000;
 
 /// Which interface, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +92,8 @@ pub struct AfPacketSettings {
     /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one. The
     /// kernel takes the tag off a received frame; a sent one has it in its bytes.
     pub vlan: Option<u16>,
-    /// Whether frames leave through the interface's queueing discipline and the filters before it,
-    /// which may delay or drop them. Default: no, straight to the driver.
+    /// Whether frames leave through the interface's queueing discipline and the `tc` filters before
+    /// it, which may delay or drop them. Default: no, past these.
     pub qdisc: bool,
 }
 
@@ -167,6 +170,8 @@ pub struct AfPacket {
     watched: Watched,
     /// The frame that finds no room, by its place, and since when.
     no_room: Option<(usize, u64)>,
+    /// How long it may find none.
+    no_room_ns: u64,
     /// Frames leave through the queueing discipline.
     qdisc: bool,
     /// Errors that have been logged.
@@ -237,6 +242,7 @@ impl AfPacket {
             losing: false,
             watched: Watched::new(asker, link),
             no_room: None,
+            no_room_ns: NO_ROOM_NS,
             qdisc: settings.qdisc,
             told: Vec::new(),
             shared: Arc::new(Shared { sockets: vec![socket], ear, bell, arp: None }),
@@ -258,8 +264,15 @@ impl AfPacket {
                 }
             }
         }
-        self.no_room = None;
+        self.found_room();
         Ok(())
+    }
+
+    /// All that waited has left.
+    fn found_room(&mut self) {
+        if self.no_room.take().is_some() {
+            self.no_room_ns = NO_ROOM_NS;
+        }
     }
 
     #[cold]
@@ -274,20 +287,18 @@ impl AfPacket {
             // The discipline, or a filter before it, has dropped it. That is meant: offered again
             // it would be more than is let out, and would hold up what is behind it.
             libc::ENOBUFS if self.qdisc => {
-                if !self.told.contains(&errno) {
-                    self.told.push(errno);
+                if self.is_new(errno) {
                     let port = &self.caps.name;
                     tracing::info!(%port, "the queueing discipline or a filter drops frames");
                 }
                 Ok(Refused::Lose)
             }
-            // The driver's ring is full, or there is no cable.
+            // The driver's ring is full, or a filter has dropped it.
             libc::ENOBUFS if link.is_up && link.has_carrier => Ok(self.no_room()),
             libc::EMSGSIZE => self.watched.too_long(&self.caps).map(|()| Refused::Lose),
             libc::ENOBUFS | libc::ENETDOWN | libc::ENXIO | libc::ENODEV => Ok(Refused::Lose),
             _ => {
-                if !self.told.contains(&errno) {
-                    self.told.push(errno);
+                if self.is_new(errno) {
                     let (port, error) = (&self.caps.name, io::Error::from_raw_os_error(errno));
                     tracing::warn!(%port, %error, "the kernel refuses a frame; it is lost");
                 }
@@ -299,19 +310,36 @@ impl AfPacket {
     /// The kernel has no room for the first frame.
     fn no_room(&mut self) -> Refused {
         let (now, first) = (now_ns(), self.batch.first());
-        match self.no_room {
-            Some((frame, since)) if frame == first => {
-                if now.saturating_sub(since) < NO_ROOM_NS {
-                    Refused::Wait
-                } else {
-                    Refused::Lose
-                }
-            }
+        let since = match self.no_room {
+            Some((frame, since)) if frame == first => since,
             _ => {
+                self.found_room();
                 self.no_room = Some((first, now));
-                Refused::Wait
+                now
             }
+        };
+        if now.saturating_sub(since) < self.no_room_ns {
+            return Refused::Wait;
         }
+        self.no_room_ns = NO_ROOM_AGAIN_NS;
+        if self.is_new(libc::ENOBUFS) {
+            let port = &self.caps.name;
+            tracing::warn!(
+                %port,
+                "the driver has no room for frames, or a filter at egress drops them: \
+                 nft list ruleset"
+            );
+        }
+        Refused::Lose
+    }
+
+    /// Whether this error has not been logged, which it is now.
+    fn is_new(&mut self, errno: i32) -> bool {
+        let is_new = !self.told.contains(&errno);
+        if is_new {
+            self.told.push(errno);
+        }
+        is_new
     }
 
     /// What is looked after now and then.

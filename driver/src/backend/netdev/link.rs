@@ -143,13 +143,17 @@ impl Asker {
         }
     }
 
-    /// Queues that the interface receives by; 1 if its driver does not say.
+    /// Queues that the interface receives by; those that it was made with, of which it may use
+    /// fewer, if its driver does not say.
     pub(in super::super) fn rx_queues(&self, name: &str) -> u32 {
         // `struct ethtool_channels`: after the command four limits, then those that are for
         // receiving only, sending only, others, and both.
         const GCHANNELS: u32 = 0x3c;
-        let channels = self.ethtool::<9>(name, GCHANNELS);
-        channels.map_or(1, |channels| channels[5].saturating_add(channels[8]).max(1))
+        let count = match self.ethtool::<9>(name, GCHANNELS) {
+            Ok(channels) => channels[5].saturating_add(channels[8]),
+            Err(_) => made_with(name),
+        };
+        count.max(1)
     }
 
     /// The name of an interface's driver, if it says.
@@ -280,6 +284,24 @@ pub fn other_names() -> Vec<(u32, String)> {
     // Of zeros `ifinfomsg` asks for all interfaces.
     dump(libc::RTM_GETLINK, &[0; 16], |bytes| take_names(bytes, &mut found));
     found
+}
+
+/// Queues to receive by that an interface was made with; 0 if the kernel does not say.
+fn made_with(name: &str) -> u32 {
+    let mut count = 0;
+    dump(libc::RTM_GETLINK, &[0; 16], |bytes| {
+        take_messages(bytes, libc::RTM_NEWLINK, |message| {
+            let of = |wanted| {
+                let mut all = attributes(message.get(16..).unwrap_or(&[]));
+                all.find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+            };
+            if of(libc::IFLA_IFNAME).is_some_and(|value| text(value) == name) {
+                let queues = of(libc::IFLA_NUM_RX_QUEUES).and_then(<[u8]>::first_chunk::<4>);
+                count = queues.map_or(0, |queues| u32::from_ne_bytes(*queues));
+            }
+        })
+    });
+    count
 }
 
 /// Asks the kernel for all of something, with the header of that kind of request, and gives its
@@ -432,6 +454,7 @@ mod tests {
         assert_eq!(lo.mac, MacAddr::default());
         assert_eq!(asker.link_at(lo.index).unwrap(), lo);
         assert!(links().contains(&lo));
+        assert_eq!((made_with("lo"), made_with("nothing0")), (1, 0));
         for name in ["nothing0", "a-name-that-is-too-long", ""] {
             let why = asker.link(name).unwrap_err();
             assert_eq!(why.raw_os_error(), Some(libc::ENODEV), "{name}");

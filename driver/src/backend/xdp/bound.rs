@@ -117,29 +117,38 @@ pub(super) fn bind(
     let program = program::program(map.as_raw_fd(), take, settings.vlan);
     let program = bpf::load(&program).map_err(|e| no_xdp(wanted, &e))?;
     let (program, mode) = attach(settings, wanted, link, &program)?;
-    let copies = mode == XdpMode::Generic || !settings.zero_copy;
+    let copies = mode == XdpMode::Generic || !settings.may_zero_copy(&numbers);
     for (queue, socket) in numbers.zip(&sockets) {
         let (fd, first) = (socket.as_raw_fd(), sockets[0].as_raw_fd());
         let memory = if fd == first { Memory::Own { copies } } else { Memory::Of(first) };
         patient(UNBOUND, || socket::bind(fd, link.index, queue, memory))
-            .map_err(|e| unbound(wanted, queue, &e))?;
+            .map_err(|e| unbound(wanted, queue, fd != first && socket::is_zero_copy(first), &e))?;
         bpf::put(&map, queue, fd).map_err(os)?;
     }
     socket::enlarge(sockets[0].as_raw_fd());
     Ok(Bound { sockets, queues, sending, umem, link: program, map, mode, ring_count })
 }
 
-/// Why a socket has not got its queue.
-fn unbound(wanted: &Wanted<'_>, queue: u32, e: &io::Error) -> OpenError {
+/// Why a socket has not got its queue. `zero_copy`: those before it are not copied.
+pub(super) fn unbound(
+    wanted: &Wanted<'_>,
+    queue: u32,
+    zero_copy: bool,
+    e: &io::Error,
+) -> OpenError {
     let name = wanted.interface;
     match e.raw_os_error() {
         Some(libc::EBUSY) => {
             let why = format!("another AF_XDP socket has queue {queue} of {name}");
             wanted.refuse(libc::EBUSY, why, "see who: ss --xdp -p")
         }
-        Some(libc::EOPNOTSUPP) => {
-            let why = format!("queue {queue} of {name} has no zero-copy, others have");
-            wanted.refuse(libc::EOPNOTSUPP, why, "write zerocopy=no")
+        errno if zero_copy => {
+            let why = format!("queue {queue} of {name} has no zero-copy, those before have: {e}");
+            wanted.refuse(errno.unwrap_or(libc::EIO), why, "leave out zerocopy=yes")
+        }
+        Some(libc::EINVAL) => {
+            let why = format!("queue {queue} of {name} is not in use");
+            wanted.refuse(libc::EINVAL, why, "write those that are, as in queue=0")
         }
         _ => wanted.os("cannot set up the socket", e),
     }

@@ -4,7 +4,8 @@
 //! leaves everything else to the kernel. The socket's frames lie in memory of this process
 //! (`umem`): a received one is lent where it was put, one to send is written where it is sent
 //! from, and rings (`ring`) say which is whose. Where the driver can, the device reads and
-//! writes that memory itself (zero-copy); elsewhere the kernel copies.
+//! writes that memory itself (zero-copy), on several queues only if asked to; elsewhere the
+//! kernel copies.
 //!
 //! The program is attached by a link, which ends with the process however that does: nothing stays
 //! behind, and while no socket is there the interface is as it was. Needs CAP_NET_RAW,
@@ -100,8 +101,10 @@ pub struct XdpSettings {
     pub queues: Option<RangeInclusive<u32>>,
     /// Where the program runs. Default: in the driver, and in the stack where the driver cannot.
     pub mode: Option<XdpMode>,
-    /// Whether the device may read and write our memory itself. Default: where the driver can.
-    pub zero_copy: bool,
+    /// Whether the device may read and write our memory itself, where the driver can. Default: if
+    /// the port has one queue. The kernel's own traffic on such a queue waits in the same ring, so
+    /// a process that does not poll would stop all that the interface receives.
+    pub zero_copy: Option<bool>,
     /// Whether a poll that finds nothing makes the kernel look for frames, in place of interrupts.
     /// Each such poll is then a system call. Default: no.
     pub busy_poll: bool,
@@ -132,7 +135,7 @@ impl XdpSettings {
             interface: name.to_owned(),
             queues: None,
             mode: None,
-            zero_copy: true,
+            zero_copy: None,
             busy_poll: false,
             station: None,
             mtu: None,
@@ -176,6 +179,11 @@ impl XdpSettings {
             mtu: self.mtu,
             mtu_max: MTU_MAX,
         }
+    }
+
+    /// Whether the frames of these queues may be left uncopied.
+    fn may_zero_copy(&self, queues: &RangeInclusive<u32>) -> bool {
+        self.zero_copy.unwrap_or(queues.start() == queues.end())
     }
 
     /// The queues to use.

@@ -11,7 +11,7 @@ use super::program::{Take, XDP_PASS, program};
 use super::queue::Turns;
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
-use super::{bpf, socket};
+use super::{XdpSettings, bound, bpf, socket};
 use crate::backend::lock::NotInChildren;
 use crate::backend::netdev::Accept;
 use crate::frame::ETHERTYPE;
@@ -55,6 +55,25 @@ fn frame(dst: Station, ty: u16, len: usize) -> Vec<u8> {
     let head = [&dst.mac.0[..], &src.mac.0, &ty.to_be_bytes()].concat();
     let frame = head.into_iter().chain((0..).map(|i: u32| i as u8)).take(len).collect();
     addressed(dst, src, frame)
+}
+
+/// Goal: several queues are copied unless that was asked for, and who asked for what a queue cannot
+/// give is told so, whatever the driver said.
+#[test]
+fn several_queues_are_copied_unless_asked() {
+    let of = |zero_copy| XdpSettings { zero_copy, ..XdpSettings::named("eth0") };
+    let said = |settings: XdpSettings| [0..=0, 3..=3, 0..=1].map(|q| settings.may_zero_copy(&q));
+    assert_eq!(said(of(None)), [true, true, false]);
+    assert_eq!(said(of(Some(true))), [true; 3]);
+    assert_eq!(said(of(Some(false))), [false; 3]);
+    let settings = of(Some(true));
+    for errno in [libc::EOPNOTSUPP, libc::EINVAL, libc::ENOMEM] {
+        let e = std::io::Error::from_raw_os_error(errno);
+        let why = |zero_copy| bound::unbound(&settings.wanted(), 2, zero_copy, &e);
+        assert_eq!(why(true).errno(), errno);
+        assert!(why(true).to_string().contains("leave out zerocopy=yes"), "{}", why(true));
+        assert!(!why(false).to_string().contains("zerocopy"), "{}", why(false));
+    }
 }
 
 /// Goal: the program takes our EtherType to us and to groups, to anybody if that is asked for, and
