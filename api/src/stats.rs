@@ -48,6 +48,7 @@ pub mod record;
 pub mod switch;
 
 use file::{Block, HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
+use record::Refused;
 use switch::SwitchSnapshot;
 
 /// First word of a block: "BWSTATS" and a zero byte.
@@ -198,6 +199,7 @@ const STATES: [&str; 4] = ["idle", "opening", "answered", "open"];
 /// The writing end.
 pub(crate) struct Publisher {
     writer: Writer,
+    refused: Refused,
     survey: Survey,
     due: u64,
 }
@@ -215,7 +217,7 @@ impl Publisher {
 
     fn try_create(dir: &Path, peer_max: usize) -> io::Result<Self> {
         let writer = Writer::create(dir, shape(peer_max))?;
-        Ok(Self { writer, survey: Survey::default(), due: 0 })
+        Ok(Self { writer, refused: Refused::default(), survey: Survey::default(), due: 0 })
     }
 
     /// Whether the next update is due.
@@ -246,7 +248,7 @@ impl Publisher {
                 block.put_all(CLAIM_AT + i * CLAIM_LEN, &claim_words(claim));
             }
         });
-        record::attend(&self.writer, |segment| engine.record(segment));
+        record::attend(&self.writer, &mut self.refused, |segment| engine.record(segment));
     }
 }
 

@@ -1,9 +1,10 @@
 //! Where `barewire capture` gets frames from: a segment of shared memory, or the processes that
 //! have a device open, each of which is asked to show them in a segment of its own.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use barewire::stats::{self, Publishing, record};
@@ -22,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const ASK: Duration = Duration::from_millis(500);
 /// How long a process that does not poll is waited for.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// When one is joined again that could not be.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub(crate) struct Sources {
@@ -30,8 +33,8 @@ pub(crate) struct Sources {
     all: Vec<Source>,
     /// Whether [`name`](Self::name) is a device, and processes are to be looked for.
     is_device: bool,
-    /// Files that were looked at.
-    known: HashSet<PathBuf>,
+    /// Files that were looked at; `None` is on another port, or dead, or cannot be read.
+    known: HashMap<PathBuf, Option<Known>>,
     looked: Instant,
     asked: Instant,
     /// Frames that went by of those who have gone.
@@ -40,10 +43,27 @@ pub(crate) struct Sources {
 
 struct Source {
     monitor: Monitor,
-    /// Of a process: its file, and whether it is a switch.
-    file: Option<PathBuf>,
-    is_switch: bool,
+    /// Of a process: its file, and who it is.
+    of: Option<(PathBuf, Publishing)>,
     has_gone: bool,
+}
+
+impl Source {
+    /// Whether it is a switch that sees what `who` sends and receives.
+    fn covers(&self, who: &Publishing) -> bool {
+        !self.has_gone && self.of.as_ref().is_some_and(|(_, switch)| covers(switch, who))
+    }
+
+    fn is_of(&self, file: &Path) -> bool {
+        self.of.as_ref().is_some_and(|(of, _)| of == file)
+    }
+}
+
+/// A process that has the device open.
+struct Known {
+    who: Publishing,
+    /// When it could not be joined.
+    failed: Option<Instant>,
 }
 
 impl Sources {
@@ -59,7 +79,7 @@ impl Sources {
             name: spec.clone(),
             all: Vec::new(),
             is_device: kind != "shm",
-            known: HashSet::new(),
+            known: HashMap::new(),
             looked: now,
             asked: now,
             missed: 0,
@@ -67,7 +87,7 @@ impl Sources {
         if !sources.is_device {
             let monitor = open::monitor(&spec).map_err(Fail::new)?;
             monitor.name().clone_into(&mut sources.name);
-            sources.all.push(Source { monitor, file: None, is_switch: false, has_gone: false });
+            sources.all.push(Source { monitor, of: None, has_gone: false });
             return Ok(sources);
         }
         let found = sources.look()?;
@@ -87,7 +107,7 @@ impl Sources {
 
     /// The same for people, with the processes.
     pub(crate) fn summary(&self) -> String {
-        let pid = |s: &Source| Some(stats::look(s.file.as_ref()?).ok()?.pid.to_string());
+        let pid = |s: &Source| Some(s.of.as_ref()?.1.pid.to_string());
         let pids: Vec<String> = self.all.iter().filter_map(pid).collect();
         let name = &self.name;
         match (self.is_device, pids.is_empty()) {
@@ -127,10 +147,10 @@ impl Sources {
             if source.has_gone && here == 0 {
                 self.missed += source.monitor.missed();
                 // Its place in `all` goes below.
-                source.file = None;
+                source.of = None;
             }
         }
-        self.all.retain(|s| !s.has_gone || s.file.is_some());
+        self.all.retain(|s| !s.has_gone || s.of.is_some());
         Ok(got)
     }
 
@@ -138,43 +158,104 @@ impl Sources {
     /// A switch that may be asked sees what the processes behind it send and receive.
     fn look(&mut self) -> Result<Vec<String>, Fail> {
         self.looked = Instant::now();
-        let files = record::files().map_err(|why| Fail::new(format!("{}: {why}", stats::DIR)))?;
+        self.learn()?;
         for source in &mut self.all {
-            source.has_gone = source.file.as_ref().is_some_and(|file| !files.contains(file));
+            let lives =
+                |(file, _): &(PathBuf, _)| self.known.get(file).is_some_and(Option::is_some);
+            source.has_gone = !source.of.as_ref().is_none_or(lives);
         }
-        let mut new = Vec::new();
-        self.known.retain(|file| files.contains(file));
-        let unknown: Vec<_> = files.into_iter().filter(|f| !self.known.contains(f)).collect();
-        for file in unknown {
-            let Ok(who) = stats::look(&file) else { continue };
-            self.known.insert(file.clone());
-            if who.alive && open::is_on(&who.port_name, &self.name) && is_here(&who) {
-                new.push((file, who));
-            }
-        }
-        let is_switch = |s: &Source| s.is_switch && !s.has_gone;
-        if new.iter().any(|(_, who)| who.is_switch) || self.all.iter().any(is_switch) {
-            new.retain(|(_, who)| who.is_switch);
-        }
-        let mut pids = Vec::new();
-        for (file, who) in new {
-            let Some(segment) = record::segment(&file) else { continue };
-            let Publishing { pid, owner, is_switch, .. } = who;
-            match join(&segment, Uid::from_raw(owner)) {
-                Ok(monitor) => {
-                    pids.push(pid.to_string());
-                    self.all.push(Source { monitor, file: Some(file), is_switch, has_gone: false });
-                }
-                Err(why) => eprintln!("barewire: process {pid} is not recorded: {why}"),
-            }
-        }
+        let pids = self.join_new();
+        self.drop_covered();
         if !pids.is_empty() || self.asked.elapsed() >= ASK {
             self.asked = Instant::now();
-            // Who cannot be asked has gone, which the next look sees.
-            self.all.iter().filter_map(|s| s.file.as_ref()).for_each(|f| drop(record::ask(f)));
+            for (file, who) in self.all.iter().filter_map(|s| s.of.as_ref()) {
+                // Who cannot be asked has gone, which the next look sees.
+                let _ = record::ask(file, who.owner);
+            }
         }
         Ok(pids)
     }
+
+    /// Looks at files that are new, and whether the others' processes live.
+    fn learn(&mut self) -> Result<(), Fail> {
+        let files = record::files().map_err(|why| Fail::new(format!("{}: {why}", stats::DIR)))?;
+        self.known.retain(|file, _| files.contains(file));
+        for (file, known) in &mut self.known {
+            if known.is_some() && !record::lives(file) {
+                *known = None;
+            }
+        }
+        for file in files {
+            if self.known.contains_key(&file) {
+                continue;
+            }
+            let known = match stats::look(&file) {
+                Ok(who) => {
+                    let is_one = who.alive && open::is_on(&who.port_name, &self.name);
+                    (is_one && is_here(&who)).then_some(Known { who, failed: None })
+                }
+                Err(why) if why.kind() == io::ErrorKind::Unsupported => {
+                    let pid = record::pid_of(&file).unwrap_or(0);
+                    eprintln!("barewire: process {pid} cannot be recorded: {why}");
+                    None
+                }
+                // Not written yet, or another user's.
+                Err(_) => continue,
+            };
+            self.known.insert(file, known);
+        }
+        Ok(())
+    }
+
+    /// Joins what no switch covers, switches first, and says their numbers.
+    fn join_new(&mut self) -> Vec<String> {
+        let mut new: Vec<_> =
+            self.known.iter_mut().filter_map(|(f, k)| Some((f, k.as_mut()?))).collect();
+        new.retain(|(file, _)| !self.all.iter().any(|s| s.is_of(file)));
+        new.sort_by_key(|(_, known)| !known.who.is_switch);
+        let mut pids = Vec::new();
+        for (file, Known { who, failed }) in new {
+            let is_early = failed.is_some_and(|at| at.elapsed() < AGAIN);
+            if is_early || self.all.iter().any(|s| s.covers(who)) {
+                continue;
+            }
+            let Some(segment) = record::segment(file) else { continue };
+            match join(&segment, Uid::from_raw(who.owner)) {
+                Ok(monitor) => {
+                    pids.push(who.pid.to_string());
+                    let of = Some((file.clone(), who.clone()));
+                    self.all.push(Source { monitor, of, has_gone: false });
+                }
+                Err(why) => {
+                    if failed.replace(Instant::now()).is_none() {
+                        eprintln!("barewire: process {} is not recorded yet: {why}", who.pid);
+                    }
+                }
+            }
+        }
+        pids
+    }
+
+    /// Leaves processes whose frames a switch shows that came after them: they would come twice.
+    fn drop_covered(&mut self) {
+        let (switches, others): (Vec<_>, _) = std::mem::take(&mut self.all)
+            .into_iter()
+            .partition(|s| s.of.as_ref().is_some_and(|(_, who)| who.is_switch));
+        self.all = others;
+        self.all.retain(|source| {
+            let Some((_, who)) = &source.of else { return true };
+            let is_covered = switches.iter().any(|s| s.covers(who) && s.monitor.has_senders());
+            self.missed += if is_covered { source.monitor.missed() } else { 0 };
+            !is_covered
+        });
+        self.all.extend(switches);
+    }
+}
+
+/// Whether `switch` is one that sees what `who` sends and receives. That of another user, root
+/// apart, may say what it likes.
+fn covers(switch: &Publishing, who: &Publishing) -> bool {
+    switch.is_switch && !who.is_switch && (switch.owner == 0 || switch.owner == who.owner)
 }
 
 fn processes(pids: &[String]) -> String {
@@ -203,4 +284,25 @@ fn join(segment: &ShmSettings, owner: Uid) -> Result<Monitor, Fail> {
     let joined: Result<Monitor, OpenError> = Monitor::open(segment);
     seteuid(me).map_err(Fail::new)?;
     joined.map_err(Fail::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: nobody hides another user's process from root by saying that he is its switch.
+    #[test]
+    fn a_switch_stands_for_its_own_user() {
+        let who = |owner, is_switch| Publishing {
+            pid: 1,
+            owner,
+            alive: true,
+            port_name: String::new(),
+            is_switch,
+        };
+        for (switch, owner, stands) in [(0, 7, true), (7, 7, true), (8, 7, false), (8, 0, false)] {
+            assert_eq!(covers(&who(switch, true), &who(owner, false)), stands, "{switch} {owner}");
+        }
+        assert!(!covers(&who(7, false), &who(7, false)) && !covers(&who(7, true), &who(7, true)));
+    }
 }

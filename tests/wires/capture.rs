@@ -152,10 +152,15 @@ fn records(mut capture: Command, port: &str, pid: u32, pair: &mut Pair) {
     pair.talk();
     let after = at_rest(pid);
     let said = capture.end();
+    // On a loaded machine something may be repeated after a rest.
+    let ended = at_rest(pid);
     let frames = frames(&path);
     assert_eq!(said, format!("{} frames, 0 missed", frames.len()), "{port}");
     let count = |way| frames.iter().filter(|(is_sent, _)| *is_sent == way).count() as u64;
-    assert_eq!([count(true), count(false)], [0, 1].map(|i| after[i] - before[i]), "{port}");
+    for (i, count) in [count(true), count(false)].into_iter().enumerate() {
+        let passed = after[i] - before[i]..=ended[i] - before[i];
+        assert!(passed.contains(&count), "{port}: {count} of {passed:?}");
+    }
     // Twice the longest message passed in frames of 64 KiB at most.
     let bytes: usize = frames.iter().map(|(_, frame)| frame.len()).sum();
     assert!(bytes > 2 * LENGTHS.iter().sum::<usize>(), "{port}: {bytes} bytes");
@@ -244,6 +249,8 @@ fn both_ends(mut capture: Command, port: &str, pid: u32, pair: &mut Pair) {
     pair.talk();
     let after = at_rest(pid);
     let said = capture.end();
+    // On a loaded machine something may be repeated after a rest.
+    let ended = at_rest(pid);
     let frames = frames(&path);
     assert_eq!(said, format!("{} frames, 0 missed", frames.len()));
     let of = |way| frames.iter().filter(move |(is_sent, _)| *is_sent == way);

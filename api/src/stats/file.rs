@@ -309,7 +309,9 @@ pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
     let mut file = open(path, false)?;
     let meta = file.metadata()?;
     let me = nix::unistd::getuid();
-    if !meta.is_file() || !(me.is_root() || meta.uid() == me.as_raw()) {
+    // One of two names may be another user's file.
+    let is_ours = me.is_root() || meta.uid() == me.as_raw();
+    if !meta.is_file() || !is_ours || meta.nlink() > 1 {
         return Err(invalid("not a statistics file of this user"));
     }
     // A writer is inside for some microseconds.
@@ -369,12 +371,22 @@ fn words(file: &mut File, at: usize, len: usize) -> io::Result<Vec<u64>> {
     Ok(bytes.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect())
 }
 
-/// Has the writer of a file see that something is asked, if it has not yet.
-pub(super) fn ask(path: &Path) -> io::Result<()> {
+/// Has the writer of a file of `owner` see that something is asked, if it has not yet.
+pub(super) fn ask(path: &Path, owner: u32) -> io::Result<()> {
     let (file, at) = (open(path, true)?, ASKED as u64 * 8);
+    // Under this name there may be another file by now, which root could write as well.
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.uid() != owner || meta.nlink() != 1 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
     let mut word = [0; 8];
     file.read_exact_at(&mut word, at)?;
     if word == [0; 8] { file.write_all_at(&1_u64.to_ne_bytes(), at) } else { Ok(()) }
+}
+
+/// Whether the writer of a file lives.
+pub(super) fn lives(path: &Path) -> bool {
+    open(path, false).is_ok_and(|file| lock::lives(&file, WRITER, 1))
 }
 
 /// The files of all writers.
@@ -447,6 +459,26 @@ mod tests {
         assert_eq!((copy.rows::<16>(1).count(), copy.rows::<8>(0).count()), (1, 0));
         drop(writer);
         fs::remove_dir(&dir).unwrap();
+    }
+
+    /// Goal: who asks writes to the file of the process that it means, whatever bears its name.
+    #[test]
+    fn only_the_file_that_is_meant_is_asked() {
+        let dir = own_dir("asked");
+        let mut writer = create(&dir);
+        writer.update(|_, _| {});
+        let me = nix::unistd::getuid().as_raw();
+        let [hard, soft] = ["hard", "soft"].map(|name| dir.join(name));
+        std::os::unix::fs::symlink(&writer.path, &soft).unwrap();
+        assert!(ask(&soft, me).is_err() && ask(&writer.path, me + 1).is_err());
+        fs::hard_link(&writer.path, &hard).unwrap();
+        assert!(ask(&hard, me).is_err() && load(&hard, &[SHAPE]).is_err());
+        assert!(!writer.is_asked());
+        fs::remove_file(&hard).unwrap();
+        ask(&writer.path, me).unwrap();
+        assert!(writer.is_asked() && lives(&writer.path));
+        drop(writer);
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     /// Goal: what another user writes costs the reader no more than it does him, and no terminal

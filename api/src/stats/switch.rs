@@ -16,6 +16,7 @@ use barewire_driver::backend::switch::{StationCounters, Switch};
 use barewire_driver::port::Station;
 
 use super::file::{HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
+use super::record::Refused;
 use super::{DIR, PORT_NAMES, no_statistics, port_words, put_port, record};
 
 /// What a switch counts: frames by where they went, then those dropped by cause.
@@ -47,6 +48,7 @@ pub(super) const SHAPE: Shape = {
 /// The writing end of a switch.
 pub struct SwitchPublisher {
     writer: Writer,
+    refused: Refused,
     published: Instant,
 }
 
@@ -59,7 +61,8 @@ impl SwitchPublisher {
     }
 
     fn try_create(dir: &Path) -> io::Result<Self> {
-        Ok(Self { writer: Writer::create(dir, SHAPE)?, published: Instant::now() })
+        let writer = Writer::create(dir, SHAPE)?;
+        Ok(Self { writer, refused: Refused::default(), published: Instant::now() })
     }
 
     /// [`publish`](Self::publish), if the last time was long enough ago for `now` to be news.
@@ -95,7 +98,7 @@ impl SwitchPublisher {
                 block.put_row(STATIONS, row, &[0; STATION_LEN]);
             }
         });
-        record::attend(&self.writer, |segment| switch.record(segment));
+        record::attend(&self.writer, &mut self.refused, |segment| switch.record(segment));
     }
 }
 
@@ -259,8 +262,9 @@ mod tests {
         let of = |station| *seen.stations.iter().find(|s| s.station == station).unwrap();
         assert_eq!((of(station).sent, of(other).received), (2, 1));
         assert!(of(station).sent_bytes >= 200 && of(other).received_bytes >= 100);
+        let me = nix::unistd::getuid().as_raw();
         let asked = |publisher: &mut SwitchPublisher, switch: &mut Switch| {
-            record::ask(&publisher.writer.path).unwrap();
+            record::ask(&publisher.writer.path, me).unwrap();
             publisher.publish(switch);
             publisher.writer.is_asked()
         };

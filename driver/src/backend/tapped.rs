@@ -143,8 +143,12 @@ impl<R: Record> RxSink for Noting<'_, R> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::backend::any_port::AnyPort;
+    use crate::backend::lock::Guard;
     use crate::backend::loopback::Loopback;
     use crate::backend::near::Near;
     use crate::backend::shm::{Monitor, ShmSettings};
@@ -219,5 +223,30 @@ mod tests {
             let counters = a.counters();
             assert_eq!((counters.tx_frames, counters.rx_frames), (4, 3));
         }
+    }
+
+    /// Goal: who records and was stopped in the wrong moment does not keep the recorded process.
+    /// Method: the segment's lock is held while recording begins, and while it ends.
+    #[test]
+    fn a_port_does_not_wait_for_who_looks() {
+        let segment = segment("locked");
+        let (a, _b) = Loopback::pair();
+        let mut a = AnyPort::from(Box::new(a) as Box<dyn Port>);
+        let monitor = Monitor::open(&segment).unwrap();
+        let file = File::options().read(true).write(true).open(segment.path()).unwrap();
+        let at_once = |a: &mut AnyPort| {
+            let begun = Instant::now();
+            let is_recorded = a.record(&segment).ok();
+            assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+            is_recorded
+        };
+        let held = Guard::try_take(&file).unwrap();
+        assert_eq!(at_once(&mut a), None);
+        drop(held);
+        assert_eq!(at_once(&mut a), Some(true));
+        drop(monitor);
+        let _held = Guard::try_take(&file).unwrap();
+        assert_eq!(at_once(&mut a), Some(false));
+        let _ = std::fs::remove_file(segment.path());
     }
 }

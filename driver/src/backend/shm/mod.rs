@@ -79,6 +79,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
 
 use nix::unistd::{AccessFlags, access};
 
@@ -555,8 +556,17 @@ impl ShmPort {
     }
 
     fn open_as(settings: &ShmSettings, role: Role) -> Result<Self, OpenError> {
+        Self::open_within(settings, role, segment::PATIENCE)
+    }
+
+    /// Waits at most `patience` for members that are about to join or to leave, as leaving does.
+    fn open_within(
+        settings: &ShmSettings,
+        role: Role,
+        patience: Duration,
+    ) -> Result<Self, OpenError> {
         settings.check()?;
-        Ok(Self::joined(segment::join(settings, role)?, settings, role))
+        Ok(Self::joined(segment::join(settings, role, patience)?, settings, role))
     }
 
     fn joined(joined: segment::Joined, settings: &ShmSettings, role: Role) -> Self {

@@ -9,11 +9,14 @@ use crate::frame::{RxFrame, TxFrame};
 use crate::port::{Port, PortGone};
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Bytes behind a copied frame: when it was sent, little-endian.
 pub(super) const STAMP_LEN: usize = 8;
 /// The bit of the time that says that a frame of another port was sent by that.
 const OUT: u64 = 1 << 63;
+/// How long who shows frames waits for other members: its thread polls, and it is asked again.
+const SHOW_PATIENCE: Duration = Duration::from_millis(1);
 /// Longest tail of a frame, with its stamp.
 pub(super) const TAIL_MAX: usize = 64;
 
@@ -97,12 +100,12 @@ pub(in crate::backend) struct Show {
 }
 
 impl Show {
-    /// Joins the segment.
+    /// Joins the segment, unless a member is about to join or to leave for longer than a moment.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub(in crate::backend) fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
-        Ok(Self { port: ShmPort::open(settings)? })
+        Ok(Self { port: ShmPort::open_within(settings, Role::Station, SHOW_PATIENCE)? })
     }
 
     /// Whether a monitor lives that sees it. Takes a system call.

@@ -36,7 +36,9 @@ use crate::error::OpenError;
 use crate::port::{MacAddr, Station};
 
 /// How long opening waits for the lock; what is done under it takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long leaving does at most.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// Values of [`Link::rx_open`].
 pub(super) const CLOSED: u64 = 0;
@@ -56,6 +58,8 @@ pub(super) struct Segment {
     /// Whether other members may write anything and hold any lock for ever: then nobody is waited
     /// for, and cleaning up is left to those whom it helps.
     is_wary: bool,
+    /// How long leaving waits for the lock.
+    leaving: Duration,
 }
 
 /// What this process has mapped of a segment's file, for as long as it has a member there. (Who
@@ -205,13 +209,17 @@ pub(super) struct Joined {
 }
 
 /// Joins the segment that `settings` name; makes it if there is none or only dead ones used it, of
-/// whatever version.
-pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenError> {
+/// whatever version. Waits at most `patience` for the lock, here and when it leaves.
+pub(super) fn join(
+    settings: &ShmSettings,
+    role: Role,
+    patience: Duration,
+) -> Result<Joined, OpenError> {
     let path = settings.path();
     loop {
         let file = open_file(&path)?;
-        let locked = OpenError::Locked { path: path.clone(), seconds: PATIENCE.as_secs() };
-        let guard = Guard::take(&file, PATIENCE).ok_or(locked)?;
+        let locked = OpenError::Locked { path: path.clone(), seconds: patience.as_secs() };
+        let guard = Guard::take(&file, patience).ok_or(locked)?;
         let meta = file.metadata().map_err(|e| os("cannot look at", &path, e))?;
         if meta.nlink() == 0 {
             continue; // The last member left between our open and our lock, and removed it.
@@ -237,7 +245,8 @@ pub(super) fn join(settings: &ShmSettings, role: Role) -> Result<Joined, OpenErr
         if !made {
             remove_dead_ones(&path);
         }
-        let seg = Segment { map, file, path, layout, known, is_wary: false };
+        let leaving = patience.min(LEAVING);
+        let seg = Segment { map, file, path, layout, known, is_wary: false, leaving };
         return Ok(Joined { seg, me, inc, station });
     }
 }
@@ -255,7 +264,8 @@ pub(super) fn join_file(
     let (map, known, me, inc, station) = enter(&file, &path, layout, settings, role)?;
     drop(guard);
     let is_wary = matches!(role, Role::Switch(_));
-    Ok(Joined { seg: Segment { map, file, path, layout, known, is_wary }, me, inc, station })
+    let seg = Segment { map, file, path, layout, known, is_wary, leaving: LEAVING };
+    Ok(Joined { seg, me, inc, station })
 }
 
 /// The process of the switch that the segment has, as numbered where it lives, if one lives. Joins
@@ -265,7 +275,7 @@ pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError
     let path = settings.path();
     let map = map(&file, layout).map_err(|e| os("cannot map", &path, e))?;
     let known = none_known(layout);
-    let seg = Segment { map, file, path, layout, known, is_wary: false };
+    let seg = Segment { map, file, path, layout, known, is_wary: false, leaving: LEAVING };
     let switch = seg.switch().filter(|&m| seg.lives(m));
     Ok(switch.map(|m| seg.pid(m).load(Relaxed) as u32))
 }
@@ -485,7 +495,8 @@ fn enter(
     let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
     let known = none_known(layout);
     let path_of = path.to_owned();
-    let seg = Segment { map, file: dup, path: path_of, layout, known, is_wary: false };
+    let (is_wary, leaving) = (false, LEAVING);
+    let seg = Segment { map, file: dup, path: path_of, layout, known, is_wary, leaving };
     seg.reap_dead(None);
     if let Role::Switch(uplink) = role {
         if let Some(m) = seg.switch() {
@@ -856,7 +867,7 @@ impl Segment {
         }
         // Without the lock (a stopped process has it) leaving is still right, these being our own
         // words; only the file stays, for the next one to find without a living member.
-        let guard = Guard::take(&self.file, Duration::from_secs(1));
+        let guard = Guard::take(&self.file, self.leaving);
         self.clear(me);
         lock::end_life(&self.file, me);
         if guard.is_some() && !lock::lives(&self.file, 0, self.layout.members) {

@@ -437,7 +437,8 @@ impl Switch {
 
     /// A burst of frames from one segment, to the NIC or to where they turn.
     fn take_burst(&mut self, i: usize) -> Result<usize, PortGone> {
-        let Self { segments, nic, held, turning, counters, here, frame_max, is_apart, .. } = self;
+        let Self { segments, nic, held, turning, counters, here, frame_max, .. } = self;
+        let (is_apart, is_recorded) = (self.is_apart, self.is_recorded);
         let Stations { port, uid, owed, .. } = &mut segments[i];
         let copies = here.count();
         let mut gone = None;
@@ -467,7 +468,7 @@ impl Switch {
             of_sender.sent += 1;
             let out = forwarded(&head, frame);
             if let Some(to) = here.owner(dst) {
-                match *is_apart && to.uid != *uid {
+                match is_apart && to.uid != *uid {
                     true => counters.unknown += 1,
                     false => turning.push(&out),
                 }
@@ -482,10 +483,18 @@ impl Switch {
             }
             match if held.is_empty() { nic.tx(&out) } else { Ok(Tx::Full) } {
                 Ok(Tx::Sent) => counters.to_nic += 1,
-                Ok(Tx::NoRoute) => counters.unknown += 1,
                 // Who looks for a server by its name asks again; and stations reach each other
                 // while the NIC leads nowhere.
-                Ok(Tx::Full) if dst & GROUP != 0 => counters.full += 1,
+                Ok(refused) if dst & GROUP != 0 => {
+                    match refused {
+                        Tx::Full => counters.full += 1,
+                        _ => counters.unknown += 1,
+                    }
+                    if is_recorded {
+                        nic.show(&out);
+                    }
+                }
+                Ok(Tx::NoRoute) => counters.unknown += 1,
                 // Twice a burst fits, and no more is read until it is empty.
                 Ok(Tx::Full) => held.push(&out),
                 Err(why) => gone = Some(why),
@@ -502,10 +511,6 @@ impl Switch {
             let (owner, of_receiver) = self.here.look(dst);
             let frame = TxFrame::whole(bytes);
             let is_for_all = dst & GROUP != 0;
-            // One to all goes to the NIC as well.
-            if self.is_recorded && !is_for_all {
-                self.nic.show(&frame);
-            }
             if owner.is_none() && is_for_all {
                 let reached = if self.is_apart { from..from + 1 } else { 0..self.segments.len() };
                 for of in &mut self.segments[reached] {
@@ -518,6 +523,9 @@ impl Switch {
             let to = owner.map_or(0, |owner| owner.segment);
             match self.segments[to].port.tx(&frame)? {
                 Tx::Sent => {
+                    if self.is_recorded {
+                        self.nic.show(&frame);
+                    }
                     self.counters.between += 1;
                     of_receiver.received += 1;
                 }

@@ -183,6 +183,46 @@ fn frames_of_a_station_are_its_own() {
     assert_eq!((shown(&switch, mac_a), shown(&switch, c.caps().station)), ((5, 5), (4, 0)));
 }
 
+/// Goal: what is recorded between stations is what one of them got, and what went to the NIC is not
+/// recorded twice. Method: a frame to all that the NIC takes and one that it refuses; then more to
+/// one station than its ring holds.
+#[test]
+fn what_is_recorded_has_arrived() {
+    use crate::backend::shm::Monitor;
+    use crate::backend::tapped::Direction;
+    let (segment, frames) = (fresh(), ShmSettings { ring_len: None, ..fresh() });
+    let (nic, _far) = cable(1);
+    let mut switch = Switch::open(&segment, nic).unwrap();
+    let (mut a, b) = (station(&segment), station(&segment));
+    let (mac_a, mac_b) = (a.caps().station, b.caps().station);
+    let mut monitor = Monitor::open(&frames).unwrap();
+    assert!(switch.record(&frames).unwrap());
+    let all = Station::from(crate::port::MacAddr([0xff; 6]));
+    for number in [1, 2] {
+        assert_eq!(send(&mut a, &frame(all, mac_a, 60, number)), Tx::Sent);
+    }
+    turn(&mut switch);
+    for _ in 0..200 {
+        assert_eq!(send(&mut a, &frame(mac_b, mac_a, 1000, 3)), Tx::Sent);
+        switch.turn().unwrap();
+    }
+    turn(&mut switch);
+    let mut seen = Vec::new();
+    for _ in 0..100 {
+        let mut each = |_, way, frame: &RxFrame<'_>, len: usize| {
+            let mut bytes = vec![0; len];
+            assert!(frame.copy_to(0, &mut bytes));
+            seen.push((way, bytes[ETH_HDR_LEN]));
+        };
+        monitor.read(64, &mut each).unwrap();
+    }
+    assert_eq!(monitor.missed(), 0);
+    assert_eq!(seen[..2], [(Direction::Out, 1), (Direction::In, 2)]);
+    let got = frames_of(&switch, mac_b);
+    assert!(got.full > 0 && got.received + got.full == 200, "{got:?}");
+    assert_eq!(seen[2..], vec![(Direction::In, 3); got.received as usize]);
+}
+
 const FAR: Station = Station::at([2, 0, 0, 0, 0, 9]);
 
 /// Goal: frames of every length come out as they went in, at the station or the end that they are
