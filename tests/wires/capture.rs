@@ -249,8 +249,6 @@ fn both_ends(mut capture: Command, port: &str, pid: u32, pair: &mut Pair) {
     pair.talk();
     let after = at_rest(pid);
     let said = capture.end();
-    // On a loaded machine something may be repeated after a rest.
-    let ended = at_rest(pid);
     let frames = frames(&path);
     assert_eq!(said, format!("{} frames, 0 missed", frames.len()));
     let of = |way| frames.iter().filter(move |(is_sent, _)| *is_sent == way);
