@@ -44,7 +44,7 @@
 //! time of its sending. A sender who knows of one keeps no routes, so that every frame takes the
 //! slow way, on which the copies are made; without one the fast way does not even ask. Members
 //! learn of a monitor in their next sweep. One that is too slow misses frames and never holds up
-//! anybody. A member may also [show](Show) a monitor what passes another port of its process.
+//! anybody. A member may also show a monitor what passes another port of its process.
 //!
 //! # Trust
 //! The file is the user's own (0600, checked), but nothing read from it is believed: lengths and

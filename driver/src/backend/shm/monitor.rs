@@ -67,7 +67,7 @@ impl Monitor {
     }
 
     /// Lends at most `max` frames to `each`, with the time of sending (`CLOCK_MONOTONIC`, ns), the
-    /// way that one took which another port [showed](Show), and the length without what this adds
+    /// way that one took which another port showed, and the length without what this adds
     /// behind the frame. Frames of one sender come in order; of several, the times say which was
     /// first. Never blocks.
     ///
