@@ -159,7 +159,10 @@ fn records(mut capture: Command, port: &str, pid: u32, pair: &mut Pair) {
     let count = |way| frames.iter().filter(|(is_sent, _)| *is_sent == way).count() as u64;
     for (i, count) in [count(true), count(false)].into_iter().enumerate() {
         let passed = after[i] - before[i]..=ended[i] - before[i];
-        assert!(passed.contains(&count), "{port}: {count} of {passed:?}");
+        // With a near side the far frames are known by a difference of counters alone.
+        let is_bound = !port.contains("near=yes");
+        let fits = count >= *passed.start() && (count <= *passed.end() || !is_bound);
+        assert!(fits, "{port}: {count} of {passed:?}");
     }
     // Twice the longest message passed in frames of 64 KiB at most.
     let bytes: usize = frames.iter().map(|(_, frame)| frame.len()).sum();
