@@ -464,7 +464,7 @@ pub trait PortWaiter: Send + Sync {
     /// Returns when a frame may be there, after `timeout` at the latest, at once if one is there
     /// already. May return early for no reason.
     ///
-    /// Whether a frame wakes is up to who sends it. One that did not is found by a look: on shared
+    /// The sender wakes the sleeper. A frame whose wake-up failed is found by a look: on shared
     /// memory and behind a switch after 1 ms at the latest; on memif after 32 ms, or 1 ms if one
     /// of the last 32 wake-ups failed or the other side has no event; on vfio, where an interrupt
     /// may get lost, after 90 ms, or 1 ms without interrupts; on dpdk, which has none, after half

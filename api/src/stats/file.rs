@@ -461,7 +461,8 @@ mod tests {
         fs::remove_dir(&dir).unwrap();
     }
 
-    /// Goal: who asks writes to the file of the process that it means, whatever bears its name.
+    /// Goal: a request for a recording is written to the file of the process that is meant, also
+    /// where another file bears its name.
     #[test]
     fn only_the_file_that_is_meant_is_asked() {
         let dir = own_dir("asked");

@@ -119,7 +119,7 @@ fn begin_or_end(
 mod tests {
     use super::*;
 
-    /// Goal: who asks for what cannot be done costs the process, and its log, next to nothing.
+    /// Goal: requests for a recording that cannot be made cost the process, and its log, little.
     #[test]
     fn what_fails_is_tried_and_told_now_and_then() {
         let mut refused = Refused::default();

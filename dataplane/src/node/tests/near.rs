@@ -189,7 +189,7 @@ fn opens_that_cross_on_two_paths_end_on_the_near_one() {
         for (i, frames) in opens.iter().enumerate() {
             mixed.give(1 - i, &frames[0], mixed.near[i]);
         }
-        // Who was late gives way at once; the other refuses what came the long way.
+        // The node that was late yields at once; the other one refuses frames from the wire.
         let refused = [mixed.refused(late), mixed.refused(1 - late)];
         assert_eq!(refused, [0, 1], "late {late}");
         mixed.near = [true; 2];

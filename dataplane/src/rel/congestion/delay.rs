@@ -361,7 +361,7 @@ mod tests {
     }
 
     /// Goal: a small window competes with whoever keeps a queue up for a second, yields to losses
-    /// then, and no more competes once the queue is gone.
+    /// then, and competes no more once the queue is gone.
     #[test]
     fn a_queue_of_others_is_competed_with() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
