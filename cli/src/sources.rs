@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How often those that there are are asked again.
 const ASK: Duration = Duration::from_millis(500);
 /// How long a process that does not poll is waited for.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(1);
 /// When one is joined again that could not be.
 const AGAIN: Duration = Duration::from_secs(10);
 

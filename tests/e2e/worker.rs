@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, InfoFlags, OpFlags};
@@ -115,7 +115,7 @@ fn echo(node: &Node, orders: &Receiver<String>) {
     let peer = orders.recv().unwrap();
     let peer = node.knows(peer.strip_prefix("PEER ").unwrap());
     let mut one = [Completion::default()];
-    while let Ok(order) = orders.recv() {
+    while let Some(order) = next_order(node, orders) {
         let Some(len) = order.strip_prefix("SIZE ") else { break };
         let len: usize = len.parse().unwrap();
         node.ep.trecv(Buf::zeroed(len), peer, len as u64, 0, 1).unwrap();
@@ -134,6 +134,17 @@ fn echo(node: &Node, orders: &Receiver<String>) {
             }
         }
         say("ECHOED");
+    }
+}
+
+/// Waits for an order. Polls: what came last is acknowledged, and the process is seen.
+fn next_order(node: &Node, orders: &Receiver<String>) -> Option<String> {
+    loop {
+        match orders.recv_timeout(Duration::from_micros(100)) {
+            Ok(order) => return Some(order),
+            Err(RecvTimeoutError::Timeout) => node.domain.progress().unwrap(),
+            Err(RecvTimeoutError::Disconnected) => return None,
+        };
     }
 }
 
