@@ -15,9 +15,11 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::Tx;
 
+use super::acks::Acks;
 use super::ep::{Ep, may_reserve_more};
 use super::ops::{RecvWr, TxWr, WrFlags};
 use super::output::PACK_MSG_MAX;
+use super::pack::Packs;
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::post::wr_flags;
 use super::route::Route;
@@ -25,13 +27,14 @@ use super::{
     AvTable, CqTable, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq,
     SendReq, Todo,
 };
+use crate::cq::Cq;
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{AvIdx, CntrIdx, CqIdx, PeerIdx, TxIdx};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Posted;
 use crate::psn::Psn;
-use crate::rel::sent::{self, BodyRef, Sent};
+use crate::rel::sent::{self, BodyRef, Sent, SentPool};
 use crate::slab::Slab;
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -56,6 +59,47 @@ const SEND_FLAGS_LOSSY: OpFlags =
 
 /// `try_send_cached` charges one credit without asking for the length.
 const _: () = assert!(SHORT - EagerMsg::LEN <= UNIT);
+
+/// What a send that leaves in the call that posts it may be.
+trait EagerSend {
+    /// The path may lose the frame: it is kept until it is acknowledged.
+    const LOSSY: bool = false;
+    /// The limits of [`Node::try_send_inline`].
+    const INLINE: bool = false;
+    /// The limits of [`Node::try_send_cached`].
+    const CACHED: bool = false;
+    /// Flags that it may carry.
+    const FLAGS: OpFlags;
+}
+
+/// [`Node::try_send`] on a path that may lose frames.
+enum Lossy {}
+/// [`Node::try_send`] on a lossless path.
+enum Lossless {}
+/// [`Node::try_send_inline`].
+enum Inline {}
+/// [`Node::try_send_cached`].
+enum Cached {}
+
+impl EagerSend for Lossy {
+    const LOSSY: bool = true;
+    const FLAGS: OpFlags = SEND_FLAGS_LOSSY;
+}
+
+impl EagerSend for Lossless {
+    const FLAGS: OpFlags = SEND_FLAGS;
+}
+
+impl EagerSend for Inline {
+    const INLINE: bool = true;
+    const FLAGS: OpFlags = FAST_FLAGS;
+}
+
+impl EagerSend for Cached {
+    const INLINE: bool = true;
+    const CACHED: bool = true;
+    const FLAGS: OpFlags = FAST_FLAGS;
+}
 
 impl Node {
     /// Whether the port is lossless: every frame that it takes arrives, so nothing is retransmitted
@@ -155,14 +199,14 @@ impl Node {
         clock: impl Fn() -> Instant,
     ) -> bool {
         if self.lossless || self.near_max > 0 && self.is_near_dest(ep, req.dest) {
-            return self.send_eager::<false, false, false>(ep, req, out, clock).is_some();
+            return self.send_eager::<Lossless>(ep, req, out, clock).is_some();
         }
         let sent = if self.openings.seals.is_some() {
             self.through_seals(out, |node, out| {
-                node.send_eager::<true, false, false>(ep, req, &mut DynSink(out), clock)
+                node.send_eager::<Lossy>(ep, req, &mut DynSink(out), clock)
             })
         } else {
-            self.send_eager::<true, false, false>(ep, req, out, clock)
+            self.send_eager::<Lossy>(ep, req, out, clock)
         };
         let Some(w) = sent else { return false };
         self.keep_memory_of(w, req.flags.contains(OpFlags::INJECT), &mut req.buf);
@@ -184,7 +228,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl Fn() -> Instant,
     ) -> bool {
-        self.send_eager::<false, true, false>(ep, req, out, clock).is_some()
+        self.send_eager::<Inline>(ep, req, out, clock).is_some()
     }
 
     /// As [`try_send_inline`](Self::try_send_inline), and false also if `dest` is not the
@@ -193,13 +237,14 @@ impl Node {
     #[inline(always)]
     pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq, out: &mut impl FrameSink) -> bool {
         let clock = || unreachable!("nobody begins to wait");
-        self.send_eager::<false, true, true>(ep, req, out, clock).is_some()
+        self.send_eager::<Cached>(ep, req, out, clock).is_some()
     }
 
-    /// The body of all three entries. Returns the request that keeps the message (`LOSSY`), whose
-    /// memory the caller still has to put there, or [`TxIdx::NONE`]. `None`: nothing has happened.
+    /// The body of all entries. Returns the request that keeps the message ([`EagerSend::LOSSY`]),
+    /// whose memory the caller still has to put there, or [`TxIdx::NONE`]. `None`: nothing has
+    /// happened.
     #[inline(always)]
-    fn send_eager<const LOSSY: bool, const INLINE: bool, const CACHED: bool>(
+    fn send_eager<S: EagerSend>(
         &mut self,
         ep: EpId,
         req: &SendReq,
@@ -210,83 +255,30 @@ impl Node {
         if self.todo.contains(Todo::SEND) {
             return cold(None);
         }
-        let ep = if INLINE { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
-        let tagged = req.kind == MsgKind::Tagged;
+        let ep = if S::INLINE { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
+        let completes = ep.admit_eager::<S>((&self.avs, &self.peers), req)?;
         let len = req.buf.len();
-        let allowed = match (LOSSY, INLINE) {
-            (true, _) => SEND_FLAGS_LOSSY,
-            (false, false) => SEND_FLAGS,
-            (false, true) => FAST_FLAGS,
-        };
-        let mut signaled = !req.no_completion;
-        let net = (&self.avs, &self.peers);
-        if INLINE {
-            // The sentinel is `FI_ADDR_UNSPEC`, which a caller may pass as `dest`. `CACHED` needs
-            // no check: the peer that belongs to the sentinel is `NONE`.
-            let named = CACHED || req.dest != FI_ADDR_UNSPEC;
-            let known = ep.route.fast_dest[usize::from(tagged)] == req.dest && named;
-            let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
-            if !known && (CACHED || !ep.find_inline_route(net, req.dest, tagged, asked)) {
-                return cold(None);
-            }
-        } else {
-            if !ep.fast_send[usize::from(tagged)] {
-                cold(());
-                signaled =
-                    signaled && (req.flags.contains(OpFlags::COMPLETION) || !ep.tx_selective);
-                if !ep.may_send[usize::from(tagged)] {
-                    return None;
-                }
-            }
-            if ep.route.dest != req.dest && !cold(ep.find_route(net, req.dest)) {
-                return None;
-            }
-        }
-        if !allowed.contains(req.flags)
-            // So short that the port writes it without a call.
-            || CACHED && len > SHORT - EagerMsg::LEN
-            || !CACHED && len > UNIT && (INLINE || len > one_max(req.flags, self.eager_max[0]))
-            || LOSSY && ep.tx_used >= ep.tx_size
-        {
+        if !S::CACHED && len > UNIT && (S::INLINE || len > one_max(req.flags, self.eager_max[0])) {
             return cold(None);
         }
         let Some(CqTable { cq, .. }) = self.cqs.at_mut(ep.tx_cq) else { return cold(None) };
         if !cq.has_room() {
             return cold(None);
         }
-        let route = &ep.route;
-        let p = if CACHED { route.fast_peer[usize::from(tagged)] } else { route.peer };
+        let kind = req.kind as usize;
+        let p = if S::CACHED { ep.route.fast_peer[kind] } else { ep.route.peer };
         let peer = self.peers.at_mut(p)?;
-        if peer.path.is_lossless() == LOSSY && (LOSSY || !planted(Bug::FarUnkept)) {
+        if S::LOSSY && !has_records((&self.tx, &self.sent), (&self.packs, p, peer), len) {
             return cold(None);
         }
-        if LOSSY && (self.tx.is_full() || self.sent.is_full()) {
-            return cold(None);
-        }
-        let is_small = len as u64 <= PACK_MSG_MAX;
-        if LOSSY && is_small && self.packs.nagle.wants(p, peer.snd.in_flight()) {
-            return cold(None);
-        }
-        // The send that uses up the quota refreshes it and asks for an acknowledgement: not here.
-        if INLINE && peer.tx_quota <= 1 {
-            return cold(None);
-        }
-        if CACHED && !peer.needs_no_clock(self.polled_at) {
-            return cold(None);
-        }
-        let cost = if INLINE { 1 } else { eager_cost(peer, len)? };
-        let ar = if LOSSY {
-            peer.tx_quota == 1 || self.acks.asks(self.polled_at, &peer.snd, 0, true)
-        } else {
-            !INLINE && peer.tx_quota == 1
-        };
+        let (cost, ar) = peer.admit_eager::<S>(self.polled_at, &self.acks, len)?;
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
         // Before it leaves: a round trip includes the kernel's part of it, and a kernel port may
         // have delivered the frame when the call returns.
-        let left_at = if LOSSY { clock() } else { Instant(0) };
+        let left_at = if S::LOSSY { clock() } else { Instant(0) };
         let msg = EagerFrame { peer, src: &self.addr, ep, ar, req };
         // The receiver has the message from here on; the bookkeeping overlaps with its work.
-        let sent = match LOSSY && msg.peer.path.has_crc() {
+        let sent = match S::LOSSY && msg.peer.path.has_crc() {
             true => out.send_msg(&Checked::of(&msg)),
             false => out.send_msg(&msg),
         };
@@ -294,54 +286,27 @@ impl Node {
             return cold(None);
         }
         self.counters.tx_frames += 1;
-        if LOSSY {
+        if S::LOSSY {
             self.packs.nagle.note_message(p);
-            let op = msg.op();
-            let wr_flags = wr_flags(req, ep.tx_selective) | WrFlags::ALL_SENT;
-            cq.reserve_free();
-            ep.tx_used += 1;
-            let wr = TxWr {
-                tag: req.tag,
-                data: req.data,
-                len: len as u64,
-                sent: len as u64,
-                unacked: 1,
-                of_peer: peer.wrs.end(),
-                ..TxWr::new(
-                    req.context,
-                    (ep.route.peer, e),
-                    (ep.route.ends[0], ep.number),
-                    wr_flags,
-                )
-            };
-            let rests = peer.snd.in_flight() == 0;
+            let (op, rests) = (msg.op(), peer.snd.in_flight() == 0);
+            let wr = kept_wr((ep, e), cq, peer, req);
             return Some(self.record_sent(left_at, wr, op, (cost, ar, rests)));
         }
-        ep.counters.sent += 1;
-        ep.counters.sent_bytes += len as u64;
-        if if INLINE { !req.no_completion } else { signaled } {
-            let flags = CqFlags::SEND | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-            let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
-            if INLINE {
-                cq.push_sent_free(op_context, flags);
-            } else {
-                cq.push_free(Cqe { op_context, flags, src, ..Cqe::default() });
-            }
-        }
+        ep.count_sent::<S>(cq, req, completes);
         let cntr = ep.tx_cntr;
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         peer.tx_quota -= cost as u16;
         peer.carried_ack_in_order();
-        if !CACHED && peer.begins_to_wait(self.polled_at) {
+        if !S::CACHED && peer.begins_to_wait(self.polled_at) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
-            if !CACHED {
+            if !S::CACHED {
                 peer.probe_from(self.polled_at);
             }
             peer.snd.number();
         }
-        if !INLINE && cntr != CntrIdx::NONE {
+        if !S::INLINE && cntr != CntrIdx::NONE {
             self.count(cntr, true);
         }
         Some(TxIdx::NONE)
@@ -681,7 +646,121 @@ fn one_max(flags: OpFlags, eager_one: usize) -> usize {
     if flags.contains(OpFlags::INJECT) { Node::INJECT_SIZE } else { eager_one }
 }
 
+/// Whether there are records for one more message of `len` bytes on a path that may lose it, and
+/// [small ones](PACK_MSG_MAX) to this peer are not held back.
+#[inline(always)]
+fn has_records(
+    (tx, sent): (&Slab<TxWr, (), TxIdx>, &SentPool),
+    (packs, p, peer): (&Packs, PeerIdx, &Peer),
+    len: usize,
+) -> bool {
+    let is_small = len as u64 <= PACK_MSG_MAX;
+    let is_held = is_small && packs.nagle.wants(p, peer.snd.in_flight());
+    !tx.is_full() && !sent.is_full() && !is_held
+}
+
+/// The request of a message that has left and is kept, and its place in the endpoint and its queue.
+#[inline(always)]
+fn kept_wr((ep, e): (&mut Ep, EpIdx), cq: &mut Cq, peer: &Peer, req: &SendReq) -> TxWr {
+    cq.reserve_free();
+    ep.tx_used += 1;
+    let (flags, len) = (wr_flags(req, ep.tx_selective) | WrFlags::ALL_SENT, req.buf.len() as u64);
+    let ends = (ep.route.ends[0], ep.number);
+    TxWr {
+        tag: req.tag,
+        data: req.data,
+        len,
+        sent: len,
+        unacked: 1,
+        of_peer: peer.wrs.end(),
+        ..TxWr::new(req.context, (ep.route.peer, e), ends, flags)
+    }
+}
+
+impl Peer {
+    /// Whether the session takes a message of `len` bytes now: what it costs, and whether it has to
+    /// ask for an acknowledgement.
+    #[inline(always)]
+    fn admit_eager<S: EagerSend>(
+        &mut self,
+        now: Instant,
+        acks: &Acks,
+        len: usize,
+    ) -> Option<(u32, bool)> {
+        if self.path.is_lossless() == S::LOSSY && (S::LOSSY || !planted(Bug::FarUnkept)) {
+            return cold(None);
+        }
+        // The send that uses up the quota refreshes it and asks for an acknowledgement: not here.
+        if S::INLINE && self.tx_quota <= 1 {
+            return cold(None);
+        }
+        if S::CACHED && !self.needs_no_clock(now) {
+            return cold(None);
+        }
+        let cost = if S::INLINE { 1 } else { eager_cost(self, len)? };
+        let uses_up = !S::INLINE && self.tx_quota == 1;
+        Some((cost, uses_up || S::LOSSY && acks.asks(now, &self.snd, 0, true)))
+    }
+}
+
 impl Ep {
+    /// Whether the endpoint may send this now, by a route that is cached then, and whether that
+    /// writes a completion.
+    #[inline(always)]
+    fn admit_eager<S: EagerSend>(
+        &mut self,
+        net: (&Slab<AvTable, (), AvIdx>, &Peers),
+        req: &SendReq,
+    ) -> Option<bool> {
+        let tagged = req.kind == MsgKind::Tagged;
+        let mut completes = !req.no_completion;
+        if S::INLINE {
+            // The sentinel is `FI_ADDR_UNSPEC`, which a caller may pass as `dest`. `CACHED` needs
+            // no check: the peer that belongs to the sentinel is `NONE`.
+            let named = S::CACHED || req.dest != FI_ADDR_UNSPEC;
+            let known = self.route.fast_dest[usize::from(tagged)] == req.dest && named;
+            let asked = req.no_completion || req.flags.contains(OpFlags::COMPLETION);
+            if !known && (S::CACHED || !self.find_inline_route(net, req.dest, tagged, asked)) {
+                return cold(None);
+            }
+        } else {
+            if !self.fast_send[usize::from(tagged)] {
+                cold(());
+                let asked = req.flags.contains(OpFlags::COMPLETION);
+                completes = completes && (asked || !self.tx_selective);
+                if !self.may_send[usize::from(tagged)] {
+                    return None;
+                }
+            }
+            if self.route.dest != req.dest && !cold(self.find_route(net, req.dest)) {
+                return None;
+            }
+        }
+        if !S::FLAGS.contains(req.flags)
+            // So short that the port writes it without a call.
+            || S::CACHED && req.buf.len() > SHORT - EagerMsg::LEN
+            || S::LOSSY && self.tx_used >= self.tx_size
+        {
+            return cold(None);
+        }
+        Some(completes)
+    }
+
+    /// Counts a message that has left for good, and writes its completion if it has one.
+    #[inline(always)]
+    fn count_sent<S: EagerSend>(&mut self, cq: &mut Cq, req: &SendReq, completes: bool) {
+        self.counters.sent += 1;
+        self.counters.sent_bytes += req.buf.len() as u64;
+        let is_tagged = req.kind == MsgKind::Tagged;
+        let flags = CqFlags::SEND | if is_tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
+        match (completes, S::INLINE) {
+            (false, _) => {}
+            (true, true) => cq.push_sent_free(op_context, flags),
+            (true, false) => cq.push_free(Cqe { op_context, flags, src, ..Cqe::default() }),
+        }
+    }
+
     /// Looks up the route to `dest` and caches it. False if the address is not in the vector, if it
     /// names a receive context, which the fast path does not support, or if it names a life of the
     /// peer other than the current one.
