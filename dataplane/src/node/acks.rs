@@ -448,7 +448,7 @@ impl Node {
             && peer.state == State::Open
             && peer.is_from(self.addr, &base_words.head);
         let path = peer.path;
-        if !ours || path.has_crc() != crc || path.is_near() && !frame.is_near() {
+        if !ours || !path.admits(crc, frame.is_near()) {
             return false;
         }
         self.count_received(p, frame);

@@ -33,7 +33,6 @@ use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Posted;
-use crate::psn::Psn;
 use crate::rel::sent::{self, BodyRef, Sent, SentPool};
 use crate::slab::Slab;
 use crate::table::Table;
@@ -457,12 +456,12 @@ impl Node {
         let Some((head, msg)) = EagerMsg::parse(frame, crc) else { return cold(false) };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if !is_next(peer, self.addr, (&head, &msg))
+        if !peer.is_next(self.addr, &head, msg.sid_psn())
             || if LOSSY { peer.path.is_lossless() } else { head.asks_ack() }
         {
             return cold(false);
         }
-        let Some((acked, granted)) = note_ack_and_credit::<LOSSY>(peer, msg.cack, msg.grant) else {
+        let Some((acked, granted)) = peer.note_unawaited::<LOSSY>(msg.cack, msg.grant) else {
             return cold(false);
         };
         let e = self.numbers.ep(msg.op.dst_ep);
@@ -536,7 +535,7 @@ impl Node {
         }
         debug_assert!(peer.in_order && peer.is_in_order() || is_planted());
         if (msg.ack_credit() ^ peer.snd.ack_credit()) << 16 != 0
-            && note_ack_and_credit::<false>(peer, msg.cack(), msg.grant()).is_none()
+            && peer.note_unawaited::<false>(msg.cack(), msg.grant()).is_none()
         {
             return cold(false);
         }
@@ -932,42 +931,4 @@ pub(super) fn eager_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     }
     debug_assert!(u32::from(peer.tx_room()) >= cost || is_planted());
     Some(cost)
-}
-
-/// Whether a message is the next one in order from `peer` to us, whose address is `own`.
-#[inline(always)]
-fn is_next(peer: &Peer, own: u64, (head, msg): (&FrameHead, &EagerMsg)) -> bool {
-    debug_assert!(!peer.in_order || peer.is_in_order() || is_planted());
-    peer.in_order && peer.is_from(own, head) && msg.dst_sid == peer.sid && msg.psn == peer.rcv_nxt
-}
-
-/// Packets acknowledged and credits granted by a message, if nothing waits for either. On a
-/// lossless path both are noted at once: they hold even if the slow path takes the message. On a
-/// lossy path the caller notes them once the checksum is verified.
-#[inline(always)]
-fn note_ack_and_credit<const LOSSY: bool>(
-    peer: &mut Peer,
-    cack: Psn,
-    grant: u16,
-) -> Option<(u32, u16)> {
-    let acked = cack.0.wrapping_sub(peer.snd.una.0);
-    let granted = grant.wrapping_sub(peer.snd.credit as u16);
-    if (acked != 0 || granted != 0) && !is_unawaited::<LOSSY>(peer, acked, granted) {
-        return None;
-    }
-    if !LOSSY {
-        peer.snd.una = cack;
-        peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
-    }
-    Some((acked, granted))
-}
-
-/// Whether nothing waits for what a packet acknowledges and grants: no queue waits for window or
-/// credit and, on a lossless path, no record for its acknowledgement. False also for an
-/// acknowledgement or a grant that cannot be true.
-#[inline(always)]
-pub(super) fn is_unawaited<const LOSSY: bool>(peer: &Peer, acked: u32, granted: u16) -> bool {
-    let kept = !peer.snd.is_empty() || peer.last_unacked != Peer::NO_OP;
-    let waited_for = peer.any_waits() || !LOSSY && kept;
-    !waited_for && acked <= peer.snd.in_flight() && granted < 1 << 15
 }

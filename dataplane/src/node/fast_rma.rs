@@ -19,7 +19,7 @@ use barewire_driver::port::Tx;
 
 use super::Todo;
 use super::ep::{Ep, may_reserve_more};
-use super::fast_eager::{FAST_FLAGS, eager_cost, is_unawaited};
+use super::fast_eager::{FAST_FLAGS, eager_cost};
 use super::fast_op::{FastOp, Fetch, Form, OpBits};
 use super::ops::Response;
 use super::peer::{ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
@@ -29,7 +29,6 @@ use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, Rma
 use crate::error::Error;
 use crate::flags::OpFlags;
 use crate::idx::{CntrIdx, EpIdx, FastOpIdx, PeerIdx, TxIdx};
-use crate::plant::is_planted;
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
 use crate::slab::Handle;
@@ -501,7 +500,7 @@ impl Node {
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         if peer.owed >= ACK_EVERY_LOSSLESS - 1
-            || steady_flight(peer, self.addr, &base, size_of::<u64>()).is_none()
+            || peer.steady_flight(self.addr, &base, size_of::<u64>()).is_none()
         {
             return cold(false);
         }
@@ -518,7 +517,7 @@ impl Node {
         self.fast_ops.discard(handle.idx());
         let filled = frame.fill_span(RespOp::HEAD, &result);
         debug_assert!(filled, "what is not as long as it says is no RESP");
-        accept_steady(peer, &base, self.polled_at);
+        peer.accept_steady(&base, self.polled_at);
         peer.owed += 1;
         if peer.rx_quota > 0 {
             peer.rx_quota -= 1;
@@ -545,7 +544,7 @@ impl Node {
     #[inline(always)]
     fn rx_resp(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
-        if !is_next(&self.peers, self.addr, &base) {
+        if !is_expected(&self.peers, self.addr, &base) {
             return cold(false);
         }
         let p = slot_of(base.dst_sid());
@@ -564,7 +563,7 @@ impl Node {
         {
             return cold(false);
         }
-        accept(peer, &base, self.polled_at);
+        peer.accept(&base, self.polled_at);
         self.complete_fast_op(p, handle.idx(), form);
         self.owe_ack_fast(p);
         if form == Form::Fetch {
@@ -785,65 +784,13 @@ impl Peer {
     }
 }
 
-/// Whether a packet's addresses are those of `peer` and of this node, whose address is `own`.
+/// Whether a packet is the [next one in order](Peer::is_next) of the session that it names, and
+/// nothing waits for what it acknowledges and grants.
 #[inline(always)]
-fn is_between(peer: &Peer, own: u64, base: &BaseWords) -> bool {
-    peer.is_from(own, &base.head)
-}
-
-/// Whether a packet is the next one in order of an open session, and nothing waits for what it
-/// acknowledges and grants.
-#[inline(always)]
-pub(super) fn is_next(peers: &Peers, own: u64, base: &BaseWords) -> bool {
+pub(super) fn is_expected(peers: &Peers, own: u64, base: &BaseWords) -> bool {
     let Some(peer) = peers.at(slot_of(base.dst_sid())) else { return false };
-    let acked = base.cack.0.wrapping_sub(peer.snd.una.0);
-    let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
-    peer.in_order
-        && is_between(peer, own, base)
-        && base.sid_psn == peer.next_sid_psn()
-        && (acked == 0 && granted == 0 || is_unawaited::<false>(peer, acked, granted))
-}
-
-/// [`is_next`] for a [steady](Peer::is_steady) peer, and the packet has `plen` bytes of payload and
-/// grants nothing. Returns the packets in flight once it has been taken.
-#[inline(always)]
-pub(super) fn steady_flight(peer: &Peer, own: u64, base: &BaseWords, plen: usize) -> Option<u32> {
-    debug_assert!(!peer.steady || peer.is_steady() || is_planted());
-    // Usually the packet acknowledges all of them: one compare.
-    let flying = peer.snd.nxt.0.wrapping_sub(base.cack.0);
-    let steady = peer.steady
-        && is_between(peer, own, base)
-        && base.sid_psn == peer.next_sid_psn()
-        && (flying == 0 || flying <= peer.snd.in_flight())
-        && base.ack_len == peer.snd.credit & 0xffff | (plen as u32) << 16;
-    steady.then_some(flying)
-}
-
-/// [`accept`] for a packet that passed [`steady_flight`].
-#[inline(always)]
-pub(super) fn accept_steady(peer: &mut Peer, base: &BaseWords, now: Instant) {
-    // No probe of a steady peer is unanswered.
-    debug_assert!(peer.probes == 0 || is_planted());
-    peer.last_rx = now;
-    peer.snd.una = base.cack;
-    peer.rcv_nxt = peer.rcv_nxt.next();
-}
-
-/// Notes that a packet that [`is_next`] has been taken from `peer` in the turn at `now`.
-#[inline(always)]
-pub(super) fn accept(peer: &mut Peer, base: &BaseWords, now: Instant) {
-    note_base(peer, base, now);
-    peer.rcv_nxt = peer.rcv_nxt.next();
-}
-
-/// Notes what the base of a packet from `peer` says: it was heard, and it acknowledges and grants.
-#[inline(always)]
-fn note_base(peer: &mut Peer, base: &BaseWords, now: Instant) {
-    let granted = base.grant().wrapping_sub(peer.snd.credit as u16);
-    peer.last_rx = now;
-    peer.probes = 0;
-    peer.snd.una = base.cack;
-    peer.snd.credit = peer.snd.credit.wrapping_add(granted.into());
+    peer.is_next(own, &base.head, base.sid_psn)
+        && peer.unawaited::<false>(base.cack, base.grant()).is_some()
 }
 
 /// The base of the next packet to a peer.

@@ -21,9 +21,7 @@ impl Node {
         let p = slot_of(base_words.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return false };
         if !peer.fast_path
-            || peer.path.has_crc() != crc
-            || peer.path.is_near() && !frame.is_near()
-            || peer.path.is_sealed() && frame.is_near()
+            || !peer.path.admits(crc, frame.is_near())
             || peer.path.is_lossless() && base_words.asks_ack()
             || peer.refused != 0
             || !peer.rcv.is_empty()

@@ -10,9 +10,7 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::{InlineBytes, IoBuf, U128_LEN, Words};
 use barewire_driver::port::Tx;
 
-use super::fast_rma::{
-    ASKS_EVERY, BaseTo, READ_FAST_MAX, accept, accept_steady, asks, is_next, steady_flight,
-};
+use super::fast_rma::{ASKS_EVERY, BaseTo, READ_FAST_MAX, asks, is_expected};
 use super::mr::Mr;
 use super::ops::{Response, ResponseKind};
 use super::peer::{ACK_EVERY_LOSSLESS, Peer, slot_of};
@@ -198,13 +196,13 @@ impl Node {
         }
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        let Some(flying) = steady_flight(peer, self.addr, &base, size_of::<u64>()) else {
+        let Some(flying) = peer.steady_flight(self.addr, &base, size_of::<u64>()) else {
             return cold(false);
         };
         let Some(old) = fetch_add.execute(op.addr, frame) else { return cold(false) };
         let Some(reply_to) = wire::ReplyTo::parse(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
-        accept_steady(peer, &base, self.polled_at);
+        peer.accept_steady(&base, self.polled_at);
         self.counters.rma_executed += 1;
         let what = (Ty::Resp, &reply_to);
         let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.addr, what, old) };
@@ -243,7 +241,7 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let Some((base, op)) = RawRequest::parse(frame, ask) else { return cold(false) };
-        if !is_next(&self.peers, self.addr, &base) {
+        if !is_expected(&self.peers, self.addr, &base) {
             return cold(false);
         }
         let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
@@ -291,7 +289,7 @@ impl Node {
         let Some(old) = grant.execute(mr, at as usize, frame) else { return cold(false) };
         let Some(reply_to) = wire::ReplyTo::parse(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
-        accept(peer, base, self.polled_at);
+        peer.accept(base, self.polled_at);
         if grant.fetch_add_ok {
             peer.steady = peer.is_steady();
         }
@@ -339,7 +337,7 @@ impl Node {
             frame.copy_to_io(WriteOp::HEAD, buf, at, len);
             // A new sequence number discards the byte count of an abandoned write.
             peer.written = 0;
-            accept(peer, base, self.polled_at);
+            peer.accept(base, self.polled_at);
             self.acknowledge(p, base, out);
         } else {
             let Some(reply_to) = wire::ReplyTo::of_read(frame) else { return cold(false) };
@@ -349,7 +347,7 @@ impl Node {
             if len <= U128_LEN {
                 let mut old = [0; U128_LEN];
                 buf.read_at(at, &mut old[..len]);
-                accept(peer, base, self.polled_at);
+                peer.accept(base, self.polled_at);
                 let old = u128::from_le_bytes(old);
                 self.answer_to((now, p, alone), (Ty::Data, reply_to), (old, len), out);
             } else {
@@ -364,7 +362,7 @@ impl Node {
                 if !open || !holds || out.send_in_place(&part) != Tx::Sent {
                     return cold(false);
                 }
-                accept(peer, base, self.polled_at);
+                peer.accept(base, self.polled_at);
                 self.answer_left(now, p);
             }
         }

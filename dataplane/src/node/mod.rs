@@ -5,6 +5,7 @@
 //! does it with a port and a clock, the simulator with virtual ones.
 
 mod acks;
+mod arrival;
 mod certificates;
 mod claims;
 mod coll;

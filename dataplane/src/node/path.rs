@@ -72,6 +72,14 @@ impl Path {
         self.contains(Self::SEALED)
     }
 
+    /// Whether a frame may be of a session on this path: one of a near peer came out of memory, one
+    /// of a sealed session did not, and the others have a checksum or not.
+    #[inline(always)]
+    pub(super) fn admits(self, crc: bool, is_near: bool) -> bool {
+        let by_memory = if is_near { !self.is_sealed() } else { !self.is_near() };
+        self.has_crc() == crc && by_memory
+    }
+
     /// Bytes that follow the payload: a tag, a checksum, or none.
     #[inline]
     pub(super) fn trailer_len(self) -> usize {

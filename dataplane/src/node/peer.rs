@@ -545,15 +545,6 @@ impl Peer {
         self.snd.is_empty() && !self.send_q.is_empty()
     }
 
-    /// Whether the next packet in order may take the fast path.
-    #[inline]
-    pub(crate) fn is_in_order(&self) -> bool {
-        self.fast_path
-            && self.refused == 0
-            && self.reassembly == ReassemblyIdx::NONE
-            && self.rcv.is_empty()
-    }
-
     /// Whether the silence of the peer counts from a packet that is sent now without a record, so
     /// that the clock must be read. Silence of a peer that was heard in this `turn` counts from the
     /// turn.
@@ -592,52 +583,6 @@ impl Peer {
         if self.in_order {
             (self.owed, self.ack_now) = (0, false);
         }
-    }
-
-    /// Recomputes the flags after a packet was taken on the slow path.
-    #[inline]
-    pub(crate) fn note_order(&mut self) {
-        self.in_order = self.is_in_order() || self.in_order && planted(Bug::InOrderKept);
-        (self.rx_quota, self.steady) = (0, false);
-    }
-
-    /// Whether the session is in its steady state: the next packet in order may be taken as it is,
-    /// no queue or record waits for what it acknowledges and grants, and no probe is unanswered.
-    /// Queueing the peer, or keeping a record for its acknowledgement, clears
-    /// [`steady`](Self::steady).
-    #[inline(always)]
-    pub(crate) fn is_steady(&self) -> bool {
-        let kept = !self.snd.is_empty() || self.last_unacked != Self::NO_OP;
-        let probed = self.probes > 0;
-        self.in_order && !self.any_waits() && !kept && !probed && self.bad_seq == NONE
-    }
-
-    /// How many messages of one credit could be received now before we owe the peer an
-    /// acknowledgement (one for `ack_every` packets) or credits.
-    pub(crate) fn rx_room(&self, ack_every: u8) -> u16 {
-        if !self.in_order || self.probes > 0 {
-            return 0;
-        }
-        let credits = self.outstanding().saturating_sub(self.low());
-        let acks = (ack_every - 1).saturating_sub(self.owed);
-        credits.min(acks.into()) as u16
-    }
-
-    /// Our session name and the next PSN in order, packed as in a packet: see
-    /// [`EagerTaggedView::sid_psn`](crate::wire::EagerTaggedView::sid_psn) and
-    /// [`BaseWords::sid_psn`](crate::wire::BaseWords::sid_psn).
-    #[inline(always)]
-    pub(crate) fn next_sid_psn(&self) -> u64 {
-        u64::from(self.sid) | u64::from(self.rcv_nxt.0) << 32
-    }
-
-    /// Refills [`rx_quota`](Self::rx_quota) on a lossless path, since an acknowledgement may have
-    /// left, and says whether that is above 0.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn refill_rx_quota(&mut self) -> bool {
-        self.rx_quota = self.rx_room(ACK_EVERY_LOSSLESS);
-        self.rx_quota > 0
     }
 
     /// Longest message that fits in one frame, whatever stands beside it, bytes.

@@ -196,6 +196,12 @@ pub struct EagerMsg {
 }
 
 impl EagerMsg {
+    /// Session and number, packed as in [`BaseWords::sid_psn`](super::BaseWords::sid_psn).
+    #[inline(always)]
+    pub fn sid_psn(&self) -> u64 {
+        u64::from(self.dst_sid) | u64::from(self.psn.0) << 32
+    }
+
     /// Length of base and header without remote CQ data.
     pub const LEN: usize = BASE_LEN + MsgOp::LEN;
 
