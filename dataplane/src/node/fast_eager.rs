@@ -15,11 +15,9 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::{IoBuf, SHORT};
 use barewire_driver::port::Tx;
 
-use super::acks::Acks;
 use super::ep::{Ep, may_reserve_more};
 use super::ops::{RecvWr, TxWr, WrFlags};
 use super::output::PACK_MSG_MAX;
-use super::pack::Packs;
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::post::wr_flags;
 use super::route::Route;
@@ -33,7 +31,7 @@ use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Posted;
-use crate::rel::sent::{self, BodyRef, Sent, SentPool};
+use crate::rel::sent::{self, BodyRef, Sent};
 use crate::slab::Slab;
 use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
@@ -267,10 +265,14 @@ impl Node {
         let kind = req.kind as usize;
         let p = if S::CACHED { ep.route.fast_peer[kind] } else { ep.route.peer };
         let peer = self.peers.at_mut(p)?;
-        if S::LOSSY && !has_records((&self.tx, &self.sent), (&self.packs, p, peer), len) {
+        let is_small = len as u64 <= PACK_MSG_MAX;
+        let is_held = S::LOSSY && is_small && self.packs.nagle.wants(p, peer.snd.in_flight());
+        if is_held || S::LOSSY && (self.tx.is_full() || self.sent.is_full()) {
             return cold(None);
         }
-        let (cost, ar) = peer.admit_eager::<S>(self.polled_at, &self.acks, len)?;
+        let cost = peer.admit_eager::<S>(self.polled_at, len)?;
+        let uses_up = !S::INLINE && peer.tx_quota == 1;
+        let ar = uses_up || S::LOSSY && self.acks.asks(self.polled_at, &peer.snd, 0, true);
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
         // Before it leaves: a round trip includes the kernel's part of it, and a kernel port may
         // have delivered the frame when the call returns.
@@ -293,9 +295,7 @@ impl Node {
         }
         ep.count_sent::<S>(cq, req, completes);
         let cntr = ep.tx_cntr;
-        peer.credit_used = peer.credit_used.wrapping_add(cost);
-        peer.tx_quota -= cost as u16;
-        peer.carried_ack_in_order();
+        peer.charge(cost);
         if !S::CACHED && peer.begins_to_wait(self.polled_at) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
@@ -394,9 +394,7 @@ impl Node {
             peer.probe_at = now;
         }
         let psn = peer.snd.number();
-        peer.credit_used = peer.credit_used.wrapping_add(cost);
-        peer.tx_quota -= cost.min(u32::from(peer.tx_quota)) as u16;
-        peer.carried_ack_in_order();
+        peer.charge(cost);
         peer.wrs.add(&mut self.tx, w);
         let first = peer.snd.is_empty();
         let body = BodyRef::Wr { wr: w, offset: 0, len };
@@ -645,19 +643,6 @@ fn one_max(flags: OpFlags, eager_one: usize) -> usize {
     if flags.contains(OpFlags::INJECT) { Node::INJECT_SIZE } else { eager_one }
 }
 
-/// Whether there are records for one more message of `len` bytes on a path that may lose it, and
-/// [small ones](PACK_MSG_MAX) to this peer are not held back.
-#[inline(always)]
-fn has_records(
-    (tx, sent): (&Slab<TxWr, (), TxIdx>, &SentPool),
-    (packs, p, peer): (&Packs, PeerIdx, &Peer),
-    len: usize,
-) -> bool {
-    let is_small = len as u64 <= PACK_MSG_MAX;
-    let is_held = is_small && packs.nagle.wants(p, peer.snd.in_flight());
-    !tx.is_full() && !sent.is_full() && !is_held
-}
-
 /// The request of a message that has left and is kept, and its place in the endpoint and its queue.
 #[inline(always)]
 fn kept_wr((ep, e): (&mut Ep, EpIdx), cq: &mut Cq, peer: &Peer, req: &SendReq) -> TxWr {
@@ -677,15 +662,17 @@ fn kept_wr((ep, e): (&mut Ep, EpIdx), cq: &mut Cq, peer: &Peer, req: &SendReq) -
 }
 
 impl Peer {
-    /// Whether the session takes a message of `len` bytes now: what it costs, and whether it has to
-    /// ask for an acknowledgement.
+    /// A message that takes this credit has left, and an acknowledgement with it.
     #[inline(always)]
-    fn admit_eager<S: EagerSend>(
-        &mut self,
-        now: Instant,
-        acks: &Acks,
-        len: usize,
-    ) -> Option<(u32, bool)> {
+    fn charge(&mut self, credit: u32) {
+        self.credit_used = self.credit_used.wrapping_add(credit);
+        self.tx_quota = self.tx_quota.saturating_sub(credit as u16);
+        self.carried_ack_in_order();
+    }
+
+    /// The credit that a message of `len` bytes takes, if the session takes it now.
+    #[inline(always)]
+    fn admit_eager<S: EagerSend>(&mut self, now: Instant, len: usize) -> Option<u32> {
         if self.path.is_lossless() == S::LOSSY && (S::LOSSY || !planted(Bug::FarUnkept)) {
             return cold(None);
         }
@@ -696,9 +683,7 @@ impl Peer {
         if S::CACHED && !self.needs_no_clock(now) {
             return cold(None);
         }
-        let cost = if S::INLINE { 1 } else { eager_cost(self, len)? };
-        let uses_up = !S::INLINE && self.tx_quota == 1;
-        Some((cost, uses_up || S::LOSSY && acks.asks(now, &self.snd, 0, true)))
+        if S::INLINE { Some(1) } else { eager_cost(self, len) }
     }
 }
 
