@@ -653,7 +653,7 @@ impl Node {
     pub(super) fn on_fast_failed(&mut self, p: PeerIdx, name: (u32, u32), reason: NackReason) {
         if let Some(w) = self.find_fast_op(p, Form::Read, name) {
             self.make_ready(p);
-            self.fail_fast_op(w, super::input::nack_error(reason), ProvErrno::NotExecuted);
+            self.fail_fast_op(w, super::acked::nack_error(reason), ProvErrno::NotExecuted);
         }
     }
 
@@ -667,7 +667,7 @@ impl Node {
             NackReason::NoEndpoint => ProvErrno::NoEndpoint,
             _ => ProvErrno::NotExecuted,
         };
-        self.fail_fast_op(w, super::input::nack_error(reason), prov);
+        self.fail_fast_op(w, super::acked::nack_error(reason), prov);
     }
 
     /// Ends operation `w` with an error, written to the queue of its endpoint unless that is

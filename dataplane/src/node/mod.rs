@@ -4,12 +4,15 @@
 //! and both again at [`Node::next_deadline`], each with the time. The poll loop in [`crate::poll`]
 //! does it with a port and a clock, the simulator with virtual ones.
 
+mod acked;
 mod acks;
 mod arrival;
 mod certificates;
 mod claims;
 mod coll;
+mod complete;
 mod cookie;
+mod credit;
 mod deferred_ep;
 mod doubt;
 mod ep;
@@ -38,6 +41,7 @@ mod path;
 mod peer;
 mod peers_by_station;
 mod post;
+mod pull;
 mod recv;
 mod rma;
 mod rma_in;
@@ -55,6 +59,7 @@ mod stuck;
 mod tally;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod versions;
 mod who;
 

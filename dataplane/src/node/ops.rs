@@ -17,7 +17,7 @@ use crate::rel::psn::Psn;
 use crate::slab::{Link, Linked, NONE};
 use crate::table::Vacant;
 use crate::types::Instant;
-use crate::wire::{NackReason, Ty};
+use crate::wire::{EndStatus, NackReason, Ty};
 
 bitflags! {
     /// What a transmit request asked for.
@@ -341,6 +341,39 @@ pub(crate) struct Pull {
     pub(crate) queue: Link<PullIdx>,
     pub(crate) of_peer: Link<PullIdx>,
     pub(crate) wait: Link<PullIdx>,
+}
+
+impl Pull {
+    /// One that has asked for nothing, of the sender's operation `src_op` with that generation.
+    pub(super) fn new(peer: PeerIdx, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Self {
+        Self {
+            peer,
+            src_op,
+            src_gen,
+            recv: RecvIdx::NONE,
+            read: false,
+            wr: TxIdx::NONE,
+            base: 0,
+            msg_len: 0,
+            want: 0,
+            asked: 0,
+            got: 0,
+            asking: 0,
+            src_ep: 0,
+            tagged: false,
+            tag: 0,
+            imm: None,
+            end,
+            last_rx: Instant(0),
+            psn: Psn(0),
+            una: Psn(0),
+            in_rndv_ctl_q: false,
+            waiting: false,
+            queue: Link::default(),
+            of_peer: Link::default(),
+            wait: Link::default(),
+        }
+    }
 }
 
 macro_rules! linked {

@@ -15,6 +15,7 @@
 
 use barewire_driver::frame::RxFrame;
 
+use super::complete::send_flags;
 use super::fast_eager::{PlacedMsg, complete_eager};
 use super::nagle::Nagle;
 use super::ops::{TxWr, WrFlags};
@@ -23,7 +24,6 @@ use super::packet::{Joined, Step};
 use super::peer::State;
 use super::post::wants_cqe;
 use super::route::Route;
-use super::session::send_flags;
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};

@@ -1,29 +1,22 @@
-//! The receiving side of messages: matching, placing, unexpected messages, the pull engine,
-//! completions.
+//! The receiving side of messages: matching, placing, unexpected messages, completions.
 //!
-//! Packets reach this file in order, each once; only [`Node::on_data`] takes them as they arrive.
-//! Lengths are not trusted: the codec checked them against the frame, and they are checked against
-//! the buffer here.
+//! Packets reach this file in order, each once. Lengths are not trusted: the codec checked them
+//! against the frame, and they are checked against the buffer here.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
-use super::fast_op::{FastOp, Form};
-use super::notice::EndReason;
 use super::ops::{Pull, RecvIs, UnexpectedMsg};
-use super::peer::{GRANT_FIRST, GRANT_MAX, Reassembly, ReassemblyDst, State};
+use super::peer::{Reassembly, ReassemblyDst};
 use super::{MsgKind, Node, Todo};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{
-    CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, TxIdx, UnexpectedIdx,
-};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, ReassemblyIdx, RecvIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
-use crate::rel::psn::Psn;
-use crate::slab::{Handle, Link, NONE};
+use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
-use crate::wire::{DataOp, EndStatus, MsgMOp, MsgOp, NackReason, PULL_MAX, RndvOp};
+use crate::wire::{EndStatus, MsgMOp, MsgOp, NackReason, RndvOp};
 
 /// Outcome of a packet that is next in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +26,6 @@ pub(crate) enum Verdict {
     /// Answered by a NACK; the sender puts a NOP in its place.
     Refuse(NackReason),
 }
-
-/// Bytes that one PULL asks for at most.
-pub(super) const PULL_CHUNK: u64 = 256 << 10;
 
 /// A message's header, of whichever packet type.
 #[derive(Clone, Copy, Debug)]
@@ -284,58 +274,6 @@ impl Node {
         Verdict::Accept
     }
 
-    /// Takes a segment of a pulled message, in any order.
-    pub(crate) fn on_data(
-        &mut self,
-        now: Instant,
-        p: PeerIdx,
-        frame: &RxFrame<'_>,
-        op: &DataOp,
-        (off, len): (usize, usize),
-    ) {
-        if FastOp::is_name(op.dst_op) {
-            let asked = (op.dst_op, op.dst_gen, op.offset);
-            return self.on_fast_answer((p, Form::Read), frame, asked, (off, len));
-        }
-        let idx = PullIdx::of(op.dst_op);
-        let handle = Handle::from_parts(idx, op.dst_gen);
-        let active = self.polled_at;
-        let Some(pull) = self.pulls.by_handle_mut(handle).filter(|pull| pull.peer == p) else {
-            self.counters.rx_stray += 1;
-            return;
-        };
-        pull.last_rx = active;
-        if pull.read {
-            return self.on_read_data(now, (p, idx), frame, op, (off, len));
-        }
-        if len == 0 {
-            // The sender has closed the endpoint.
-            self.fail_pull(idx, Error::Canceled);
-            return;
-        }
-        let len64 = len as u64;
-        let end = op.offset.checked_add(len64);
-        if end.is_none_or(|end| end > pull.asked) || pull.got + len64 > pull.asked {
-            self.counters.rx_stray += 1;
-            return;
-        }
-        pull.got += len64;
-        let (recv, base) = (pull.recv, pull.base);
-        let done = pull.got == pull.want && pull.end.is_none();
-        let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
-        self.pull_settled(p, len64);
-        if recv != RecvIdx::NONE {
-            let at = (base + op.offset) as usize;
-            frame.copy_to_io(off, &self.recv_buf(recv), at, len);
-        }
-        if done {
-            self.finish_pull(now, idx);
-        } else if more {
-            self.ask(now, idx);
-        }
-        self.serve_waiting_pulls(now);
-    }
-
     /// Checks the endpoint and the credit of a message, and charges the credit.
     #[inline]
     fn admit(
@@ -415,7 +353,7 @@ impl Node {
 
     /// Bytes of a receive's buffer behind `base`.
     #[inline]
-    fn room(&self, recv: RecvIdx, base: u64) -> u64 {
+    pub(super) fn room(&self, recv: RecvIdx, base: u64) -> u64 {
         self.recv_buf(recv).len() as u64 - base
     }
 
@@ -566,7 +504,7 @@ impl Node {
         }
         let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
-            let pull = empty_pull(m.peer, m.src_op, m.src_gen, Some(status));
+            let pull = Pull::new(m.peer, m.src_op, m.src_gen, Some(status));
             self.free_unexpected(now, msg);
             self.add_pull(now, pull);
         } else if m.complete {
@@ -583,333 +521,6 @@ impl Node {
         self.peers[m.peer].unexpected -= 1;
         self.blocks_unpromised += m.units as usize;
         self.serve_block_waiters(now);
-    }
-
-    /// Grants credits to the peers that wait for free blocks, as far as there are any.
-    fn serve_block_waiters(&mut self, now: Instant) {
-        for _ in 0..self.block_waiters.len() {
-            if self.blocks_unpromised == 0 {
-                return;
-            }
-            let Some(p) = self.block_waiters.pop_front() else { return };
-            if self.peers.get(p).is_some() {
-                self.peers[p].wants_blocks = false;
-                self.regrant_now(now, p);
-            }
-        }
-    }
-
-    /// The peer used credit for a message that was not stored: the credit counts as used, and its
-    /// blocks are free again.
-    pub(crate) fn return_credit(&mut self, now: Instant, p: PeerIdx, cost: u32) {
-        let peer = &mut self.peers[p];
-        let cost = cost.min(peer.outstanding());
-        peer.consumed = peer.consumed.wrapping_add(cost);
-        self.release_units(p, cost);
-        self.regrant(now, p);
-    }
-
-    /// The blocks behind the credit of a message that went straight to its receive are free again.
-    #[inline]
-    pub(super) fn release_units(&mut self, _p: PeerIdx, cost: u32) {
-        if !planted(Bug::CreditNotReturned) {
-            self.blocks_unpromised += cost as usize;
-        }
-    }
-
-    /// Grants the peer more credit when it has used half of its target. The target doubles each
-    /// time while half of all blocks are free.
-    #[inline]
-    pub(crate) fn regrant(&mut self, now: Instant, p: PeerIdx) {
-        let peer = &mut self.peers[p];
-        let outstanding = peer.outstanding();
-        if outstanding < peer.low() {
-            self.regrant_now(now, p);
-        }
-        if !self.block_waiters.is_empty() {
-            self.serve_block_waiters(now);
-        }
-    }
-
-    pub(super) fn regrant_now(&mut self, _now: Instant, p: PeerIdx) {
-        let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
-        let peer = &mut self.peers[p];
-        if peer.state == State::Idle {
-            return;
-        }
-        if self.blocks_unpromised > blocks / 2 {
-            peer.target = (peer.target * 2).min(GRANT_MAX as u16);
-        }
-        let more = u32::from(peer.target).saturating_sub(peer.outstanding());
-        if more == 0 {
-            return;
-        }
-        // One half of the blocks is for the first credits of sessions. What a peer holds
-        // beyond these comes from the other half, or a new session might never get any.
-        let spare = self.blocks_unpromised.saturating_sub(blocks / 2);
-        let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
-        let more = more.min(spare.max(first).min(self.blocks_unpromised) as u32);
-        if more == 0 {
-            if !peer.wants_blocks {
-                peer.wants_blocks = true;
-                self.block_waiters.push_back(p);
-            }
-            return;
-        }
-        peer.granted = peer.granted.wrapping_add(more);
-        peer.rx_quota = 0;
-        self.blocks_unpromised -= more as usize;
-        peer.ack_now = true;
-        self.make_ready(p);
-    }
-
-    /// Starts to pull an announced message into a receive.
-    fn pull(
-        &mut self,
-        now: Instant,
-        recv: RecvIdx,
-        base: u64,
-        head: &MsgHead,
-        src_op: u32,
-        src_gen: u32,
-    ) {
-        let mut pull = empty_pull(head.peer, src_op, src_gen, None);
-        pull.recv = recv;
-        pull.base = base;
-        pull.msg_len = head.len;
-        pull.want = head.len.min(self.room(recv, base));
-        pull.src_ep = head.src_ep;
-        pull.tagged = head.tagged;
-        pull.tag = head.tag;
-        pull.imm = head.imm;
-        self.posted[recv].payload.active += 1;
-        self.add_pull(now, pull);
-    }
-
-    fn add_pull(&mut self, now: Instant, pull: Pull) {
-        let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
-        if self.pulls.free_count() == 0 {
-            // There is a record for each announcement that credit allows, so some peer has
-            // announced more.
-            let hog =
-                self.peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map_or(p, |(h, _)| h);
-            self.end_session(now, hog, EndReason::Excess);
-            if hog == p {
-                if recv != RecvIdx::NONE {
-                    self.posted[recv].payload.active -= 1;
-                    self.fail_placing(recv, Error::ConnReset);
-                }
-                return;
-            }
-        }
-        self.begin_to_wait(now, p);
-        let idx = self.pulls.alloc(pull).expect("the hog had some");
-        self.peers[p].pulls.push_back(&mut self.pulls, idx);
-        if ended {
-            self.queue_pull(p, idx);
-        } else if self.pulls[idx].want == 0 {
-            self.finish_pull(now, idx);
-        } else {
-            self.ask(now, idx);
-        }
-    }
-
-    /// Asks for the next bytes of pull `idx`, or queues it until the pull window has room.
-    pub(crate) fn ask(&mut self, _now: Instant, idx: PullIdx) {
-        let pull = &self.pulls[idx];
-        if pull.in_rndv_ctl_q || pull.waiting {
-            return;
-        }
-        let p = pull.peer;
-        if !self.pull_room() || !self.pull_share(p) {
-            return self.wait_for_room(p, idx);
-        }
-        let (_, len) = self.next_piece(idx);
-        let pull = &mut self.pulls[idx];
-        if pull.asked == pull.got {
-            pull.last_rx = self.polled_at;
-        }
-        pull.asking = len;
-        self.pull_out += u64::from(len);
-        self.peers[p].pull_out += len;
-        self.queue_pull(p, idx);
-    }
-
-    /// Whether the pull window of the node has room for a request.
-    fn pull_room(&self) -> bool {
-        self.pull_out == 0 || self.pull_out + PULL_CHUNK <= self.settings.pull_window as u64
-    }
-
-    /// Whether the pull window has room for another request to `p`. A peer may use half of the
-    /// window: one that announces messages and sends none must not stop the others.
-    fn pull_share(&self, p: PeerIdx) -> bool {
-        let share = (self.settings.pull_window as u64 / 2).min(1 << 30);
-        let out = u64::from(self.peers[p].pull_out);
-        out == 0 || out + PULL_CHUNK <= share
-    }
-
-    /// Queues pull `idx` for room in the window, before pulls of its peer that have not begun.
-    /// Finishing one message after the other gives the application buffers back sooner than all
-    /// messages side by side.
-    fn wait_for_room(&mut self, p: PeerIdx, idx: PullIdx) {
-        let (peer, pulls) = (&mut self.peers[p], &mut self.pulls);
-        pulls[idx].waiting = true;
-        if pulls[idx].asked > 0 {
-            peer.pull_wait.push_front(pulls, idx);
-        } else {
-            peer.pull_wait.push_back(pulls, idx);
-        }
-        if !std::mem::replace(&mut peer.in_pull_queue, true) {
-            self.pull_queue.push_back(p);
-        }
-    }
-
-    /// Takes a pull out of the queue for room.
-    pub(crate) fn unwait_pull(&mut self, idx: PullIdx) {
-        let pull = &mut self.pulls[idx];
-        let p = pull.peer;
-        if std::mem::take(&mut pull.waiting) {
-            self.peers[p].pull_wait.remove(&mut self.pulls, idx);
-        }
-    }
-
-    /// `len` bytes that were asked for from `p` have arrived or are no longer expected.
-    pub(crate) fn pull_settled(&mut self, p: PeerIdx, len: u64) {
-        self.pull_out -= len;
-        self.peers[p].pull_out -= len as u32;
-    }
-
-    /// Whether pulls from `p` have outstanding bytes and none has arrived for T_dead. While the
-    /// peer is still refusing earlier packets, a PULL behind them ages from its last
-    /// acknowledgement.
-    pub(crate) fn pulls_stalled(&mut self, p: PeerIdx) -> bool {
-        let peer = &self.peers[p];
-        if peer.pull_out == 0 {
-            return false;
-        }
-        let (active, una) = (self.polled_at, peer.snd.una);
-        // Frames that arrived during a pause of ours are taken before anything times out.
-        let since = active.0.saturating_sub(self.settings.t_dead_ns);
-        let (mut at, mut waits) = (peer.pulls.head, false);
-        while let Some(pull) = self.pulls.get_mut(at) {
-            if pull.asked > pull.got {
-                waits = true;
-                if una.since(pull.psn) <= 0 && una != pull.una {
-                    (pull.last_rx, pull.una) = (active, una);
-                }
-                if pull.last_rx.max(self.resumed_at).0 > since {
-                    return false;
-                }
-            }
-            at = pull.of_peer.next;
-        }
-        waits
-    }
-
-    /// Lets queued pulls ask, one of each peer by turns, while the window has room.
-    pub(crate) fn serve_waiting_pulls(&mut self, now: Instant) {
-        for _ in 0..self.pull_queue.len().min(64) {
-            if !self.pull_room() {
-                return;
-            }
-            let Some(p) = self.pull_queue.pop_front() else { return };
-            let Some(peer) = self.peers.get_mut(p) else { continue };
-            // The slot may have been reused for another peer.
-            if !peer.in_pull_queue || peer.pull_wait.is_empty() {
-                peer.in_pull_queue = false;
-                continue;
-            }
-            self.pull_queue.push_back(p);
-            if self.pull_share(p) {
-                let idx = self.peers[p].pull_wait.head;
-                self.unwait_pull(idx);
-                self.ask(now, idx);
-            }
-        }
-    }
-
-    /// Offset and length that the next PULL of `idx` asks for.
-    pub(crate) fn next_piece(&self, idx: PullIdx) -> (u64, u32) {
-        let pull = &self.pulls[idx];
-        let mut len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
-        if pull.read {
-            len = len.min(self.read_room(pull.wr));
-        }
-        (pull.asked, len as u32)
-    }
-
-    fn queue_pull(&mut self, p: PeerIdx, idx: PullIdx) {
-        let pull = &mut self.pulls[idx];
-        if !pull.in_rndv_ctl_q {
-            pull.in_rndv_ctl_q = true;
-            self.peers[p].rndv_ctl_q.push_back(&mut self.pulls, idx);
-        }
-        self.make_ready(p);
-    }
-
-    /// Everything wanted has arrived: completes the receive and sends END.
-    fn finish_pull(&mut self, now: Instant, idx: PullIdx) {
-        let pull = &mut self.pulls[idx];
-        let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
-        let recv = std::mem::replace(&mut pull.recv, RecvIdx::NONE);
-        let head = MsgHead {
-            peer: pull.peer,
-            src_ep: pull.src_ep,
-            tagged: pull.tagged,
-            tag: pull.tag,
-            imm: pull.imm,
-            len: pull.msg_len,
-        };
-        let (base, want) = (pull.base, pull.want);
-        self.end_pull(now, idx, status);
-        if recv != RecvIdx::NONE {
-            self.posted[recv].payload.active -= 1;
-            self.complete_recv(recv, &head, base, want);
-        }
-    }
-
-    /// Sends END with `status` as soon as a packet can leave. Nothing more is asked for.
-    pub(crate) fn end_pull(&mut self, now: Instant, idx: PullIdx, status: EndStatus) {
-        let pull = &mut self.pulls[idx];
-        pull.end = Some(status);
-        let p = pull.peer;
-        self.settle_pull(idx);
-        self.queue_pull(p, idx);
-        self.serve_waiting_pulls(now);
-    }
-
-    /// Bytes that were asked for and are no longer expected leave the pull window.
-    fn settle_pull(&mut self, idx: PullIdx) {
-        let pull = &mut self.pulls[idx];
-        let (p, left) = (pull.peer, pull.asked - pull.got + u64::from(pull.asking));
-        (pull.got, pull.asking) = (pull.asked, 0);
-        self.unwait_pull(idx);
-        self.pull_settled(p, left);
-    }
-
-    /// Unlinks and frees a pull, and returns it.
-    pub(crate) fn free_pull(&mut self, idx: PullIdx) -> Pull {
-        self.settle_pull(idx);
-        let p = self.pulls[idx].peer;
-        if std::mem::take(&mut self.pulls[idx].in_rndv_ctl_q) {
-            self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
-        }
-        self.peers[p].pulls.remove(&mut self.pulls, idx);
-        if self.pulls[idx].read {
-            self.peers[p].reads -= 1;
-        }
-        self.pulls.free(idx)
-    }
-
-    /// Fails a pull: its session is over or the announcement was withdrawn.
-    pub(crate) fn fail_pull(&mut self, idx: PullIdx, err: Error) {
-        let pull = self.free_pull(idx);
-        if pull.recv != RecvIdx::NONE {
-            self.posted[pull.recv].payload.active -= 1;
-            self.fail_placing(pull.recv, err);
-        }
-        // Its outstanding bytes make room in the window for others.
-        self.serve_waiting_pulls(self.polled_at);
     }
 
     /// What the address vector of endpoint `e` calls a sender; `None` if it does not have it.
@@ -1008,7 +619,7 @@ impl Node {
     }
 
     /// The rest of the message being placed into `recv` will not arrive.
-    fn fail_placing(&mut self, recv: RecvIdx, err: Error) {
+    pub(super) fn fail_placing(&mut self, recv: RecvIdx, err: Error) {
         let (tag, wr) = (self.posted[recv].tag, &self.posted[recv].payload);
         if !wr.is(RecvIs::MULTI) {
             self.fail_recv(recv, err);
@@ -1169,34 +780,4 @@ impl Node {
 fn msgm_head(p: PeerIdx, op: &MsgMOp) -> MsgHead {
     let (src_ep, tagged, tag, imm) = (op.src_ep, op.tagged, op.tag, op.imm);
     MsgHead { peer: p, src_ep, tagged, tag, imm, len: op.msg_len }
-}
-
-pub(super) fn empty_pull(peer: PeerIdx, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Pull {
-    Pull {
-        peer,
-        src_op,
-        src_gen,
-        recv: RecvIdx::NONE,
-        read: false,
-        wr: TxIdx::NONE,
-        base: 0,
-        msg_len: 0,
-        want: 0,
-        asked: 0,
-        got: 0,
-        asking: 0,
-        src_ep: 0,
-        tagged: false,
-        tag: 0,
-        imm: None,
-        end,
-        last_rx: Instant(0),
-        psn: Psn(0),
-        una: Psn(0),
-        in_rndv_ctl_q: false,
-        waiting: false,
-        queue: Link::default(),
-        of_peer: Link::default(),
-        wait: Link::default(),
-    }
 }

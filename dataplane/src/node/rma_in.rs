@@ -477,7 +477,7 @@ impl Node {
 
     /// Starts to ask for the bytes of read `w`.
     pub(crate) fn begin_read(&mut self, now: Instant, p: PeerIdx, w: TxIdx) {
-        let mut pull = super::recv::empty_pull(p, NONE, 0, None);
+        let mut pull = super::ops::Pull::new(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
         let idx = self.pulls.alloc(pull).expect("a free record was seen");
         self.peers[p].pulls.push_back(&mut self.pulls, idx);
@@ -503,7 +503,7 @@ impl Node {
         }
         pull.got += len64;
         let done = pull.got == pull.want;
-        let more = pull.asked < pull.want && pull.asked - pull.got <= super::recv::PULL_CHUNK;
+        let more = pull.asked < pull.want && pull.asked - pull.got <= super::pull::PULL_CHUNK;
         self.pull_settled(p, len64);
         if w == TxIdx::NONE {
             self.free_if_idle(idx);
@@ -593,7 +593,7 @@ impl Node {
         }
         if let Some(reason) = op.status {
             let handle = Handle::from_parts(PullIdx::of(op.dst_op), op.dst_gen);
-            self.read_failed(p, handle, op.offset, super::input::nack_error(reason));
+            self.read_failed(p, handle, op.offset, super::acked::nack_error(reason));
             return;
         }
         if short {
@@ -647,7 +647,7 @@ impl Node {
         body: BodyRef,
         reason: NackReason,
     ) {
-        let err = super::input::nack_error(reason);
+        let err = super::acked::nack_error(reason);
         if ty == Ty::Atomic {
             self.drop_refused(p, op);
         }

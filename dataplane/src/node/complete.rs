@@ -1,0 +1,208 @@
+//! How transmit requests end: completed, failed, cancelled.
+
+use barewire_driver::hint::cold;
+
+use super::Node;
+use super::ops::WrFlags;
+use crate::error::Error;
+use crate::flags::CqFlags;
+use crate::idx::{EpIdx, TxIdx};
+use crate::rel::sent::BodyRef;
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, ProvErrno};
+use crate::wire::{AtomicOp, Ty};
+
+impl Node {
+    /// Completes request `w` if nothing of it is outstanding.
+    #[inline]
+    pub(super) fn try_complete(&mut self, w: TxIdx) {
+        if self.tx[w].is_done() {
+            self.finish_wr(w);
+        }
+    }
+
+    /// Completes request `w`, of which nothing is outstanding.
+    #[inline(never)]
+    pub(super) fn finish_wr(&mut self, w: TxIdx) {
+        self.report_wr(w);
+        self.drop_wr(w);
+    }
+
+    /// Frees request `w`, whose outcome was told.
+    #[inline]
+    pub(super) fn drop_wr(&mut self, w: TxIdx) {
+        let p = self.tx[w].peer;
+        self.free_wr(w);
+        // A fenced request may be waiting for this one.
+        if !self.peers[p].send_q.is_empty() {
+            self.make_ready(p);
+        }
+    }
+
+    /// Detaches the memory of a request from its packets in flight: they keep their PSNs and are
+    /// retransmitted without payload.
+    pub(crate) fn abandon_wr(&mut self, w: TxIdx) {
+        let wr = &self.tx[w];
+        let p = wr.peer;
+        let half = wr.sent > 0
+            && wr.sent < wr.len
+            && !wr.flags.intersects(WrFlags::ANNOUNCED | WrFlags::ALL_SENT | WrFlags::RMA);
+        let next = if wr.flags.contains(WrFlags::RMA) { TxIdx::NONE } else { wr.next_packed() };
+        self.peers[p].snd.for_each(&mut self.sent, |entry| {
+            if let BodyRef::Pack { .. } = entry.body {
+                if entry.wr == w {
+                    entry.wr = next;
+                }
+            } else if entry.wr == w {
+                match entry.ty {
+                    // The target has or will get the request and answers it: the record waits for
+                    // that.
+                    Ty::Read => (entry.body, entry.wr) = (BodyRef::None, TxIdx::NONE),
+                    Ty::Atomic if AtomicOp::fetches(&entry.op) => {
+                        AtomicOp::make_void(&mut entry.op);
+                        (entry.body, entry.wr) = (BodyRef::None, TxIdx::NONE);
+                    }
+                    Ty::Msg
+                    | Ty::Pack
+                    | Ty::MsgM
+                    | Ty::Rndv
+                    | Ty::Pull
+                    | Ty::Data
+                    | Ty::End
+                    | Ty::Nop
+                    | Ty::Write
+                    | Ty::Atomic
+                    | Ty::Resp => entry.become_nop(),
+                    Ty::Ack | Ty::Nack | Ty::Who | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
+                        unreachable!("control packets are not kept")
+                    }
+                }
+            }
+        });
+        for (_, other) in self.tx.iter_mut() {
+            let is_packed = other.flags.contains(WrFlags::PACKED);
+            if other.peer == p && is_packed && other.next_packed() == w {
+                other.set_next_packed(next);
+            }
+        }
+        if half {
+            self.peers[p].want_nop = true;
+            self.make_ready(p);
+        }
+    }
+
+    /// Unlinks a request from every list.
+    #[inline(always)]
+    pub(super) fn unlink_wr(&mut self, w: TxIdx) {
+        let wr = &mut self.tx[w];
+        let (flags, link) = (wr.flags, std::mem::take(&mut wr.of_peer));
+        wr.flags.remove(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q);
+        let peer = &mut self.peers[wr.peer];
+        if flags.intersects(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q) {
+            cold(());
+            if flags.contains(WrFlags::IN_SEND_Q) {
+                peer.send_q.remove(&mut self.tx, w);
+            }
+            if flags.contains(WrFlags::IN_RNDV_DATA_Q) {
+                peer.rndv_data_q.remove(&mut self.tx, w);
+            }
+        }
+        peer.wrs.cut(&mut self.tx, w, link);
+    }
+
+    /// Frees a request whose completion has been written.
+    #[inline(always)]
+    pub(crate) fn free_wr(&mut self, w: TxIdx) {
+        let wr = &self.tx[w];
+        let (flags, ep) = (wr.flags, wr.ep);
+        let rma = flags.contains(WrFlags::RMA).then(|| wr.rma());
+        if flags.contains(WrFlags::GROUP) {
+            self.free_group(w);
+        }
+        self.unlink_wr(w);
+        self.tx.discard(w);
+        if ep != EpIdx::NONE {
+            self.eps[ep].tx_used -= 1;
+        }
+        if let Some(rma) = rma {
+            self.free_rma(rma);
+        }
+    }
+
+    /// Writes the success completion of a request, once.
+    #[inline(always)]
+    pub(crate) fn report_wr(&mut self, w: TxIdx) {
+        let wr = &mut self.tx[w];
+        if wr.flags.contains(WrFlags::REPORTED) {
+            return;
+        }
+        wr.flags |= WrFlags::REPORTED;
+        if wr.flags.intersects(WrFlags::RMA | WrFlags::GROUP) {
+            let one_sided = wr.flags.contains(WrFlags::RMA);
+            return if one_sided { self.report_rma(w) } else { self.report_group(w) };
+        }
+        let flags = send_flags(wr.flags);
+        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let wanted = wr.flags.contains(WrFlags::CQE);
+        let ep = &mut self.eps[wr.ep];
+        ep.counters.sent += 1;
+        ep.counters.sent_bytes += wr.len;
+        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        if wanted {
+            cq.push(cqe);
+        } else {
+            cq.unreserve();
+        }
+        self.count(cntr, true);
+    }
+
+    /// Ends a request with an error completion, unless its success was already written.
+    pub(crate) fn fail_wr(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
+        self.report_failure(w, err, prov_errno);
+        self.drop_wr(w);
+    }
+
+    /// Ends a request whose endpoint is being closed. The record stays if the peer has asked for
+    /// the message and must be told that it will not come.
+    pub(crate) fn cancel_wr(&mut self, w: TxIdx) {
+        self.report_failure(w, Error::Canceled, ProvErrno::UnknownOutcome);
+        let wr = &mut self.tx[w];
+        if wr.asked == 0 || wr.flags.contains(WrFlags::ALL_SENT) {
+            self.free_wr(w);
+            return;
+        }
+        self.send_bufs[w.at()] = barewire_driver::mem::IoBuf::EMPTY;
+        let (e, p) = (std::mem::replace(&mut wr.ep, EpIdx::NONE), wr.peer);
+        self.eps[e].tx_used -= 1;
+        if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
+            wr.flags |= WrFlags::IN_RNDV_DATA_Q;
+            self.peers[p].rndv_data_q.push_back(&mut self.tx, w);
+        }
+        self.make_ready(p);
+    }
+
+    fn report_failure(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
+        let wr = &mut self.tx[w];
+        if wr.ep != EpIdx::NONE && !wr.flags.contains(WrFlags::REPORTED) {
+            wr.flags |= WrFlags::REPORTED;
+            if wr.flags.contains(WrFlags::GROUP) {
+                return self.fail_group(w, err, prov_errno);
+            }
+            let one_sided = wr.flags.contains(WrFlags::RMA);
+            let (op_context, tag, e, p) = (wr.context, wr.tag, wr.ep, wr.peer);
+            // Bytes that a refused write wrote nevertheless.
+            let olen = if one_sided { wr.asked } else { 0 };
+            let (flags, cntr) = if one_sided {
+                self.rma_outcome(w)
+            } else {
+                (send_flags(wr.flags), self.eps[e].tx_cntr)
+            };
+            let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+            let failure = CqErr { cqe, olen, err, prov_errno, err_data: None };
+            self.tell_failure((e, p), failure, cntr);
+        }
+    }
+}
+
+pub(super) fn send_flags(flags: WrFlags) -> CqFlags {
+    CqFlags::SEND | if flags.contains(WrFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
+}
