@@ -100,12 +100,13 @@ impl EpCommon {
     /// endpoint.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); [`Error::OpBadState`] also if there was no request.
+    /// As [`connect`](Self::connect); [`Error::OpBadState`] also if there was no request,
+    /// [`Error::BadFd`] if it has been answered.
     #[doc(alias = "fi_accept")]
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         let request = self.connected()?.request.as_ref().ok_or(Error::OpBadState)?;
-        let ConnRequest { number, driven, side, ep } = *request;
-        self.join(Kind::Accept, (number, driven, side, ep), data)
+        let ConnRequest { number, driven, side, ep, .. } = *request;
+        request.answer_by(|| self.join(Kind::Accept, (number, driven, side, ep), data))
     }
 
     fn join(
@@ -138,7 +139,8 @@ impl EpCommon {
         let eq = Arc::downgrade(&eq);
         let side = FI_ADDR_UNSPEC;
         let told = false;
-        let conn = Conn { state, told, driven, av, ep, eq, fid, side, side_addr, there, peer };
+        let id = self.id;
+        let conn = Conn { state, told, driven, id, av, ep, eq, fid, side, side_addr, there, peer };
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
         cm.driven = !self.dom.manual.load(Ordering::Relaxed);
         if accepts {
@@ -168,7 +170,7 @@ impl EpCommon {
         match state {
             State::Connecting => return Err(Error::OpBadState),
             State::Ended => return Ok(()),
-            State::Connected => conn.end(),
+            State::Connected => conn.end(&mut io),
         }
         cm.send(&mut io, side, &cm.message(Kind::Shutdown, there, number, &[]), false);
         core.posted(&self.dom);
@@ -281,14 +283,15 @@ impl PassiveEndpoint {
     /// Refuses a request and tells who asked `data`.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: `data` is longer than [`CM_DATA_SIZE`].
+    /// [`Error::Invalid`]: `data` is longer than [`CM_DATA_SIZE`]. [`Error::BadFd`]: it has been
+    /// answered.
     #[doc(alias = "fi_reject")]
     pub fn reject(&self, request: &ConnRequest, data: &[u8]) -> Result<()> {
         fits(data)?;
         let mut core = self.domain.dom.enter_control()?;
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
         let message = cm.message(Kind::Reject, request.number, 0, data);
-        let sent = cm.send_to(&mut io, request.side, &message);
+        let sent = request.answer_by(|| cm.send_to(&mut io, request.side, &message));
         core.posted(&self.domain.dom);
         sent
     }

@@ -127,6 +127,7 @@ impl Domain {
     ///
     /// # Errors
     /// - [`Error::OpNotSupp`]: another type, or `FI_MULTICAST`.
+    /// - [`Error::BadFlags`]: a flag cannot be a default of its direction.
     /// - [`Error::Invalid`]: a key that is not the domain's.
     /// - [`Error::AddrInUse`]: the number that `info.src_addr` asks for is taken.
     /// - [`Error::AddrNotAvail`]: `info.src_addr` is another port's.

@@ -167,6 +167,10 @@ impl EpCommon {
             return Err(Error::Invalid("tx_ctx_cnt, rx_ctx_cnt: this takes a scalable endpoint"));
         }
         Self::check(dom, info)?;
+        let (tx, rx) = (info.tx_attr.op_flags, info.rx_attr.op_flags);
+        if !crate::info::TX_OP_FLAGS.contains(tx) || !crate::info::RX_OP_FLAGS.contains(rx) {
+            return Err(Error::BadFlags);
+        }
         let number = info.source_number(&dom.caps)?;
         let served = dom.claim_service(info)?;
         let attr = NodeEpAttr {

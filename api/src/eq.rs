@@ -92,6 +92,13 @@ struct Event {
     request: Option<ConnRequest>,
 }
 
+/// What happens to the event that is read.
+enum Take<'a> {
+    Out,
+    /// It stays, and the information of a request is made out of the listener's name and that.
+    Look(&'a mut dyn FnMut(u64, ConnRequest) -> Result<u64>),
+}
+
 /// An error event (`struct fi_eq_err_entry`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EqErr {
@@ -156,13 +163,26 @@ impl Eq {
     /// As there.
     pub fn read_cm(&self, buf: &mut [u8]) -> Result<(u32, usize, Option<ConnRequest>)> {
         self.0.progress();
-        self.0.take(buf, true)
+        self.0.take(buf, &mut Take::Out)
     }
 
     /// As [`read`](Self::read), but the event stays (`FI_PEEK`).
     pub fn peek(&self, buf: &mut [u8]) -> Result<(u32, usize)> {
+        self.peek_cm(buf, |_, _| Ok(0))
+    }
+
+    /// As [`peek`](Self::peek). Of a connection request that was not looked at before, `make` makes
+    /// the information out of the listener's name and the request; it stays in the event.
+    ///
+    /// # Errors
+    /// As there, and those of `make`.
+    pub fn peek_cm(
+        &self,
+        buf: &mut [u8],
+        mut make: impl FnMut(u64, ConnRequest) -> Result<u64>,
+    ) -> Result<(u32, usize)> {
         self.0.progress();
-        self.0.take(buf, false).map(|(event, len, _)| (event, len))
+        self.0.take(buf, &mut Take::Look(&mut make)).map(|(event, len, _)| (event, len))
     }
 
     /// As [`read`](Self::read), but waits up to `timeout_ms` milliseconds (negative: for ever) for
@@ -185,22 +205,29 @@ impl Eq {
         buf: &mut [u8],
         timeout_ms: i32,
     ) -> Result<(u32, usize, Option<ConnRequest>)> {
-        self.wait(buf, timeout_ms, true)
+        self.wait(buf, timeout_ms, &mut Take::Out)
     }
 
-    /// As [`sread`](Self::sread), but the event stays (`FI_PEEK`).
+    /// As [`sread`](Self::sread), but the event stays (`FI_PEEK`), with what `make` makes of a
+    /// connection request as in [`peek_cm`](Self::peek_cm).
     ///
     /// # Errors
-    /// As [`sread`](Self::sread).
-    pub fn speek(&self, buf: &mut [u8], timeout_ms: i32) -> Result<(u32, usize)> {
-        self.wait(buf, timeout_ms, false).map(|(event, len, _)| (event, len))
+    /// As [`sread`](Self::sread), and those of `make`.
+    pub fn speek_cm(
+        &self,
+        buf: &mut [u8],
+        timeout_ms: i32,
+        mut make: impl FnMut(u64, ConnRequest) -> Result<u64>,
+    ) -> Result<(u32, usize)> {
+        let take = &mut Take::Look(&mut make);
+        self.wait(buf, timeout_ms, take).map(|(event, len, _)| (event, len))
     }
 
     fn wait(
         &self,
         buf: &mut [u8],
         timeout_ms: i32,
-        remove: bool,
+        take: &mut Take<'_>,
     ) -> Result<(u32, usize, Option<ConnRequest>)> {
         let eq = &*self.0;
         if !eq.attr.wait_obj.waits()? {
@@ -209,7 +236,7 @@ impl Eq {
         let end = timeout_of(timeout_ms).map(|t| Instant::now() + t);
         loop {
             let drive = eq.progress();
-            match eq.take(buf, remove) {
+            match eq.take(buf, take) {
                 Err(Error::Again) => {}
                 other => return other,
             }
@@ -266,6 +293,17 @@ impl Eq {
         Ok(err)
     }
 
+    /// As [`readerr`](Self::readerr), but the entry stays (`FI_PEEK`).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn peekerr(&self) -> Result<EqErr> {
+        match self.0.lock().items.front() {
+            Some(Item::Error(err)) => Ok(err.clone()),
+            _ => Err(Error::Again),
+        }
+    }
+
     /// The text of a provider error number; ours say no more than the `fi_errno`.
     #[doc(alias = "fi_eq_strerror")]
     pub fn strerror(&self, prov_errno: i32) -> &'static str {
@@ -286,19 +324,35 @@ impl EqInner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, buf: &mut [u8], remove: bool) -> Result<(u32, usize, Option<ConnRequest>)> {
+    fn take(
+        &self,
+        buf: &mut [u8],
+        take: &mut Take<'_>,
+    ) -> Result<(u32, usize, Option<ConnRequest>)> {
         let mut state = self.lock();
         let next = state.next().ok_or(Error::Again)?;
         let (event, len, request) = match state.items.get_mut(next) {
             None => return Err(Error::Again),
             Some(Item::Error(_)) => return Err(Error::Avail),
-            Some(Item::Event(Event { event, bytes, request, .. })) => {
+            Some(Item::Event(Event { event, bytes, of, request })) => {
                 let to = buf.get_mut(..bytes.len()).ok_or(Error::TooSmall)?;
+                let request = match take {
+                    Take::Out => request.take(),
+                    Take::Look(make) => {
+                        if let Some(request) = request
+                            && let Some(info) = bytes.get_mut(8..16)
+                            && *info == [0; 8]
+                        {
+                            info.copy_from_slice(&make(*of, request.clone())?.to_ne_bytes());
+                        }
+                        None
+                    }
+                };
                 to.copy_from_slice(bytes);
-                (*event, bytes.len(), if remove { request.take() } else { None })
+                (*event, bytes.len(), request)
             }
         };
-        if remove {
+        if matches!(take, Take::Out) {
             state.items.remove(next);
             self.untell(&state);
         }
@@ -468,7 +522,9 @@ mod tests {
         assert_eq!(q.readerr(), Err(Error::Again));
         assert_eq!(q.read(&mut buf), Ok((1, 1)));
         assert_eq!(q.read(&mut buf), Err(Error::Avail));
+        assert_eq!(q.peekerr().map(|e| e.err), Ok(Error::NetDown));
         assert_eq!(q.readerr().map(|e| e.err), Ok(Error::NetDown));
+        assert_eq!(q.peekerr(), Err(Error::Again));
         assert_eq!(q.read(&mut buf), Ok((2, 1)));
     }
 

@@ -7,6 +7,8 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use barewire_dataplane::node::{Node, NodeSettings, RmaList};
 pub use barewire_dataplane::seal::KEYS_MAX;
@@ -62,9 +64,42 @@ pub struct ConnRequest {
     pub(crate) driven: bool,
     pub(crate) side: EpAddr,
     pub(crate) ep: EpAddr,
+    answered: Answered,
 }
 
+/// Whether somebody has answered; common to the copies of a request.
+#[derive(Clone, Debug)]
+struct Answered(Arc<AtomicBool>);
+
+impl PartialEq for Answered {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Answered {}
+
 impl ConnRequest {
+    pub(crate) fn new(number: u32, driven: bool, side: EpAddr, ep: EpAddr) -> Self {
+        Self { number, driven, side, ep, answered: Answered(Arc::default()) }
+    }
+
+    /// Answers it by `answer`, which it stays unanswered without.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it has been answered. Else those of `answer`.
+    pub(crate) fn answer_by(&self, answer: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.answered.0.swap(true, Ordering::Relaxed) {
+            return Err(Error::BadFd);
+        }
+        answer().inspect_err(|_| self.answered.0.store(false, Ordering::Relaxed))
+    }
+
+    /// Nobody will answer it.
+    pub fn abandon(&self) {
+        self.answered.0.store(true, Ordering::Relaxed);
+    }
+
     /// The address of the endpoint that wants to connect.
     pub fn peer(&self) -> EpAddr {
         self.ep
@@ -72,7 +107,7 @@ impl ConnRequest {
 
     #[cfg(test)]
     pub(crate) fn of(number: u32, ep: EpAddr) -> Self {
-        Self { number, driven: false, side: ep, ep }
+        Self::new(number, false, ep, ep)
     }
 }
 

@@ -63,8 +63,9 @@ fn ops(format: CqFormat) -> &'static OpsCq {
 
 /// Entries that a queue has, however few are asked for: fi_cq(3) calls that the minimum. Each
 /// posted operation has its entry reserved, and Open MPI, which asks for 100, waits inside of its
-/// receive calls for room, so a program that posts more receives than entries would never send.
-const LEAST_SIZE: usize = 4096;
+/// receive calls for room. So there is room for all receives and sends that an endpoint has by
+/// default: with its receives posted, a program with fewer entries would never send.
+const LEAST_SIZE: usize = 2 * barewire::info::RX_SIZE;
 
 /// `fi_cq_open`.
 pub(crate) unsafe extern "C" fn open(
@@ -76,7 +77,8 @@ pub(crate) unsafe extern "C" fn open(
     guard::int(|| {
         // SAFETY: the table belongs to domains; the attributes are there or NULL.
         let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr_at.as_ref()) };
-        let (mut ours, mut wait, mut set) = (OurAttr::default(), 0, None);
+        let ours = OurAttr { size: LEAST_SIZE, ..OurAttr::default() };
+        let (mut ours, mut wait, mut set) = (ours, 0, None);
         // A queue says how long its entries are by what it was opened with, so without a format it
         // has the shortest.
         ours.format = CqFormat::Context;
@@ -87,7 +89,7 @@ pub(crate) unsafe extern "C" fn open(
             }
             wait = attr.wait_obj;
             // 0 leaves it to us.
-            ours.size = if attr.size == 0 { 0 } else { attr.size.max(LEAST_SIZE) };
+            ours.size = attr.size.max(LEAST_SIZE);
             ours.format = match attr.format {
                 0 | 1 => CqFormat::Context,
                 2 => CqFormat::Msg,

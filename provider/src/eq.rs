@@ -163,7 +163,20 @@ unsafe fn bytes<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(buf.cast(), len) }
 }
 
-/// Completes an event: a request for a connection has an information beside it.
+/// What a request for a connection has beside it, as a number: an information, of a passive
+/// endpoint which is named by its address.
+///
+/// # Safety
+/// The endpoint is open: its requests are dropped with it.
+unsafe fn info_of(of: u64, request: ConnRequest) -> Result<u64> {
+    // SAFETY: the caller's promise.
+    let info =
+        unsafe { pep::request_info(std::ptr::with_exposed_provenance_mut(of as usize), request)? };
+    Ok(info.expose_provenance() as u64)
+}
+
+/// Completes an event: a request for a connection has an information beside it, which was made
+/// when somebody looked at it before.
 ///
 /// # Safety
 /// The event comes from a queue of ours.
@@ -173,14 +186,12 @@ unsafe fn with_info(
 ) -> Result<(u32, usize)> {
     if let Some(request) = request
         && let Some((entry, _)) = buf.split_first_chunk_mut::<16>()
+        && entry[8..] == [0; 8]
     {
-        // SAFETY: such an event begins with the name of the passive endpoint, which is its address,
-        // and is dropped with it.
-        let info = unsafe {
-            let number = usize::from_ne_bytes(std::array::from_fn(|i| entry[i]));
-            pep::request_info(std::ptr::with_exposed_provenance_mut(number), request)?
-        };
-        entry[8..].copy_from_slice(&info.expose_provenance().to_ne_bytes());
+        let of = u64::from_ne_bytes(std::array::from_fn(|i| entry[i]));
+        // SAFETY: such an event begins with the name of the passive endpoint and is dropped with
+        // it.
+        entry[8..].copy_from_slice(&unsafe { info_of(of, request)? }.to_ne_bytes());
     }
     Ok((event, len))
 }
@@ -198,7 +209,7 @@ unsafe extern "C" fn read(
             let (eq, buf) = (EqObject::of(at)?, bytes(buf, len));
             let (number, n) = match flags {
                 0 => with_info(eq.eq.read_cm(buf)?, buf)?,
-                FI_PEEK => eq.eq.peek(buf)?,
+                FI_PEEK => eq.eq.peek_cm(buf, |of, request| info_of(of, request))?,
                 _ => return Err(Error::BadFlags),
             };
             *event = number;
@@ -224,7 +235,7 @@ unsafe extern "C" fn sread(
             let (eq, buf) = (EqObject::of(at)?, bytes(buf, len));
             let (number, n) = match flags {
                 0 => with_info(eq.eq.sread_cm(buf, timeout)?, buf)?,
-                _ => eq.eq.speek(buf, timeout)?,
+                _ => eq.eq.speek_cm(buf, timeout, |of, request| info_of(of, request))?,
             };
             *event = number;
             Ok(n)
@@ -257,12 +268,16 @@ unsafe fn fill(buf: *mut EqErrEntry, err: &EqErr, api_version: u32, ours: *mut u
     }
 }
 
-unsafe extern "C" fn readerr(at: *mut FidEq, buf: *mut EqErrEntry, _flags: u64) -> isize {
+unsafe extern "C" fn readerr(at: *mut FidEq, buf: *mut EqErrEntry, flags: u64) -> isize {
     guard::count(|| {
         // SAFETY: the table belongs to event queues, and `buf` is an entry.
         unsafe {
             let eq = EqObject::of(at)?;
-            let err = eq.eq.readerr()?;
+            let err = match flags {
+                0 => eq.eq.readerr()?,
+                FI_PEEK => eq.eq.peekerr()?,
+                _ => return Err(Error::BadFlags),
+            };
             fill(buf, &err, eq.api_version, eq.err_data.get().cast());
             Ok(size_of::<EqErrEntry>())
         }

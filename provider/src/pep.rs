@@ -96,8 +96,15 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
 }
 
 unsafe extern "C" fn close_request(at: *mut Fid) -> c_int {
-    // SAFETY: the table belongs to requests, and a program closes what it does not use.
-    guard::int(|| unsafe { RequestObject::close(at, |_| Ok(())) })
+    guard::int(|| {
+        // SAFETY: the table belongs to requests, and a program closes what it does not use.
+        unsafe {
+            RequestObject::close(at, |request| {
+                request.abandon();
+                Ok(())
+            })
+        }
+    })
 }
 
 unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
@@ -265,9 +272,8 @@ pub(crate) unsafe extern "C" fn accept(at: *mut FidEp, param: *const c_void, len
         unsafe {
             let it = EpObject::of(at)?;
             it.ep.accept(bytes(param, len))?;
-            // Whoever closed it before has lost nothing.
-            let _ = RequestObject::close(it.request, |_| Ok(()));
-            Ok(())
+            // It was open until now: one that was answered or closed is not accepted.
+            RequestObject::close(it.request, |_| Ok(()))
         }
     })
 }

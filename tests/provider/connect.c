@@ -129,6 +129,10 @@ static void refusals(struct side *c)
 	expect("reject twice", fi_reject(pep, req.e.info->handle, NULL, 0), -FI_EBADF);
 	fi_freeinfo(req.e.info);
 	expect("a refusal", event(&req, sizeof req), -1);
+	expect("a look at it", fi_eq_readerr(eq, &err, FI_PEEK), sizeof err);
+	expect("the number seen", err.err, FI_ECONNREFUSED);
+	expect("a look with another flag", fi_eq_readerr(eq, &err, FI_SEND), -FI_EBADFLAGS);
+	memset(&err, 0, sizeof err);
 	err.err_data = room;
 	err.err_data_size = sizeof room;
 	must("fi_eq_readerr", fi_eq_readerr(eq, &err, 0));
@@ -197,6 +201,112 @@ static void part(struct side *c, struct side *s)
 	expect("shut down again", fi_shutdown(s->ep, 0), 0);
 	must("close", fi_close(&c->ep->fid));
 	must("close", fi_close(&s->ep->fid));
+}
+
+/* An error entry of `s`: its number and context. */
+static void failed(const char *name, struct side *s, int err, void *context)
+{
+	struct fi_cq_err_entry e = { 0 };
+	struct fi_cq_tagged_entry unused;
+	ssize_t n;
+	time_t end = time(NULL) + SECONDS;
+	while ((n = fi_cq_read(s->cq, &unused, 1)) == -FI_EAGAIN && time(NULL) < end)
+		;
+	expect(name, n, -FI_EAVAIL);
+	if (n == -FI_EAVAIL)
+		must("fi_cq_readerr", fi_cq_readerr(s->cq, &e, 0));
+	expect(name, e.err, err);
+	expect(name, e.op_context == context, 1);
+}
+
+/* Nothing waits for a connection that is over, and what came before the end is received. With
+ * `closes` the other end closes its endpoint, else it shuts the connection down. */
+static void over(struct side *c, struct side *s, int closes)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } end;
+	struct fi_cq_tagged_entry got = { 0 };
+	static char in[2][64];
+
+	join(c, s, 0);
+	must("fi_trecv", fi_trecv(s->ep, in[0], 64, NULL, 0, 5, 0, in[0]));
+	must("fi_recv", fi_recv(s->ep, in[1], 64, NULL, 0, in[1]));
+	must("fi_tsend", fi_tsend(c->ep, "early", 6, NULL, 0, 6, NULL));
+	completion(c, s, &got);
+	if (closes) {
+		must("close", fi_close(&c->ep->fid));
+	} else {
+		must("fi_shutdown", fi_shutdown(c->ep, 0));
+		expect("here it ends", event(&end, sizeof end), FI_SHUTDOWN);
+	}
+	expect("there it ends", event(&end, sizeof end), FI_SHUTDOWN);
+	expect("that is the other", end.e.fid == &s->ep->fid, 1);
+	failed("a message that will not come", s, FI_ECANCELED, in[1]);
+	failed("nor one with a tag", s, FI_ECANCELED, in[0]);
+	expect("another one", fi_recv(s->ep, in[1], 64, NULL, 0, NULL), -FI_EOPBADSTATE);
+	expect("one with another tag", fi_trecv(s->ep, in[1], 64, NULL, 0, 5, 0, NULL),
+	       -FI_EOPBADSTATE);
+	must("fi_trecv", fi_trecv(s->ep, in[0], 64, NULL, 0, 6, 0, in));
+	completion(s, c, &got);
+	expect("what came before", got.op_context == in && !strcmp(in[0], "early"), 1);
+	expect("it came once", fi_trecv(s->ep, in[1], 64, NULL, 0, 6, 0, NULL), -FI_EOPBADSTATE);
+	expect("a send", fi_send(s->ep, in[0], 1, NULL, 0, NULL), -FI_EOPBADSTATE);
+	expect("an inject", fi_tinject(s->ep, in[0], 1, 0, 5), -FI_EOPBADSTATE);
+	expect("a write", fi_write(s->ep, in[0], 1, NULL, 0, 0, 1, NULL), -FI_EOPBADSTATE);
+	expect("a read", fi_read(s->ep, in[0], 1, NULL, 0, 0, 1, NULL), -FI_EOPBADSTATE);
+	if (!closes) {
+		expect("here too", fi_send(c->ep, in[0], 1, NULL, 0, NULL), -FI_EOPBADSTATE);
+		must("close", fi_close(&c->ep->fid));
+	}
+	must("close", fi_close(&s->ep->fid));
+}
+
+/* A request has one answer. */
+static void answers(struct side *c, struct side *s)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } req;
+	struct side other = *s;
+	struct fi_info *seen;
+	uint32_t number;
+
+	for (int way = 0; way < 3; way++) {
+		open_ep(c, info);
+		must("fi_connect", fi_connect(c->ep, server, NULL, 0));
+		expect("a look at it has all", fi_eq_sread(eq, &number, &req, sizeof req,
+							   SECONDS * 1000, FI_PEEK),
+		       sizeof req.e);
+		seen = req.e.info;
+		expect("also the information", seen && seen->handle, 1);
+		expect("a look again", fi_eq_read(eq, &number, &req, sizeof req, FI_PEEK) > 0
+			       && req.e.info == seen, 1);
+		expect("a request to answer", event(&req, sizeof req), FI_CONNREQ);
+		expect("it is what was seen", req.e.info == seen, 1);
+		open_ep(s, req.e.info);
+		open_ep(&other, req.e.info);
+		if (way == 0)
+			must("fi_accept", fi_accept(s->ep, NULL, 0));
+		else if (way == 1)
+			must("fi_reject", fi_reject(pep, req.e.info->handle, NULL, 0));
+		else
+			must("close", fi_close(req.e.info->handle));
+		expect("a second answer", fi_accept(other.ep, NULL, 0), -FI_EBADF);
+		expect("a third", fi_accept(other.ep, NULL, 0), -FI_EBADF);
+		expect("a fourth", fi_reject(pep, req.e.info->handle, NULL, 0), -FI_EBADF);
+		fi_freeinfo(req.e.info);
+		if (way == 0) {
+			expect("it stands", event(&req, sizeof req), FI_CONNECTED);
+			expect("at both ends", event(&req, sizeof req), FI_CONNECTED);
+		} else if (way == 1) {
+			struct fi_eq_err_entry err = { 0 };
+			expect("it was refused", event(&req, sizeof req), -1);
+			must("fi_eq_readerr", fi_eq_readerr(eq, &err, 0));
+		}
+		must("close", fi_close(&other.ep->fid));
+		must("close", fi_close(&s->ep->fid));
+		if (way == 0)
+			expect("the one end hears", event(&req, sizeof req), FI_SHUTDOWN);
+		must("close", fi_close(&c->ep->fid));
+		expect("no other event", fi_eq_read(eq, &number, &req, sizeof req, 0), -FI_EAGAIN);
+	}
 }
 
 /* An endpoint that is closed ends its connection, and a listener that is closed refuses. */
@@ -320,6 +430,9 @@ int main(void)
 		message("a long one", &c, &s, LONG);
 		part(&c, &s);
 	}
+	over(&c, &s, 0);
+	over(&c, &s, 1);
+	answers(&c, &s);
 	closing(&c, &s);
 	must("close", fi_close(&c.cq->fid));
 	must("close", fi_close(&s.cq->fid));

@@ -299,6 +299,11 @@ static void remote(struct side *a, struct side *b)
 	expect("a good write", next(a, b, &e), 0);
 	expect("a good write: flags", e.flags, FI_RMA | FI_WRITE);
 	expect("a good write: bytes", inside[1], 1);
+	/* With the head of a packet its length would wrap. */
+	for (size_t len = SIZE_MAX - 80; len != 0; len++)
+		if (fi_write(a->ep, big, len, NULL, p, 0, key, NULL) != -FI_EMSGSIZE
+		    || fi_read(a->ep, big, len, NULL, p, 0, key, NULL) != -FI_EMSGSIZE)
+			expect("fi_write and fi_read of too much", (long) len, 0);
 	local[0] = 10;
 	must("fi_fetch_atomic", fi_fetch_atomic(a->ep, local, 1, NULL, local + 1, NULL, p, 8, key,
 						FI_UINT64, FI_SUM, NULL));
@@ -453,6 +458,59 @@ static void objects(struct side *a)
 	expect("close a queue in use", fi_close(&a->cq->fid), -FI_EBUSY);
 	expect("close a vector in use", fi_close(&a->av->fid), -FI_EBUSY);
 	expect("close a fabric in use", fi_close(&a->fabric->fid), -FI_EBUSY);
+}
+
+/* What an answer was not given with, no endpoint is opened with. */
+static void default_flags(struct side *a)
+{
+	struct fi_info *wrong = fi_dupinfo(info);
+	struct fid_ep *ep;
+	wrong->tx_attr->op_flags = FI_PEEK;
+	expect("FI_PEEK of sends", fi_endpoint(a->domain, wrong, &ep, NULL), -FI_EBADFLAGS);
+	wrong->tx_attr->op_flags = 1ULL << 62;
+	expect("flag 1 << 62 of sends", fi_endpoint(a->domain, wrong, &ep, NULL), -FI_EBADFLAGS);
+	wrong->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
+	wrong->rx_attr->op_flags = FI_INJECT;
+	expect("FI_INJECT of receives", fi_endpoint(a->domain, wrong, &ep, NULL), -FI_EBADFLAGS);
+	wrong->rx_attr->op_flags = FI_COMPLETION;
+	must("fi_endpoint", fi_endpoint(a->domain, wrong, &ep, NULL));
+	must("close", fi_close(&ep->fid));
+	fi_freeinfo(wrong);
+}
+
+/* As many receives and sends as the answer says have room in a queue of no particular size. */
+static void all_posted(struct side *a, struct side *b)
+{
+	struct side s = { .domain = a->domain };
+	struct fi_av_attr av = { .type = FI_AV_TABLE };
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED };
+	size_t posted = 0, sent = 0;
+
+	for (int size = 0; size < 2; size++) {
+		cq.size = (size_t) size;
+		must("fi_cq_open", fi_cq_open(s.domain, &cq, &s.cq, NULL));
+		must("fi_av_open", fi_av_open(s.domain, &av, &s.av, NULL));
+		must("fi_endpoint", fi_endpoint(s.domain, info, &s.ep, NULL));
+		enable(&s);
+		know(&s, b);
+		for (posted = 0; posted < info->rx_attr->size; posted++)
+			if (fi_recv(s.ep, big, 8, NULL, FI_ADDR_UNSPEC, NULL))
+				break;
+		expect("all receives", (long) posted, (long) info->rx_attr->size);
+		for (sent = 0; sent < info->tx_attr->size; sent++)
+			if (fi_tsend(s.ep, big, 8, NULL, s.peer, 77, NULL))
+				break;
+		expect("all sends", (long) sent, (long) info->tx_attr->size);
+		for (double end = now() + 10; sent > 0 && now() < end;) {
+			sent -= fi_cq_read(s.cq, &entry, 1) == 1;
+			fi_cq_read(b->cq, &entry, 0);
+		}
+		expect("all were sent", (long) sent, 0);
+		must("close", fi_close(&s.ep->fid));
+		must("close", fi_close(&s.cq->fid));
+		must("close", fi_close(&s.av->fid));
+	}
 }
 
 static void infos(void)
@@ -862,11 +920,13 @@ int main(void)
 	remote(&a, &b);
 	everything(&a, &b);
 	objects(&a);
+	default_flags(&a);
 	formats(&a, &b);
 	without_tagged();
 	tagged_multi();
 	directed();
 	polls(&a, &b);
+	all_posted(&a, &b);
 	forks(&a, &b);
 	done(&a);
 	done(&b);

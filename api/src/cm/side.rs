@@ -130,6 +130,8 @@ pub(super) struct Conn {
     pub(super) told: bool,
     /// A thread turns the loop at the other side: its silence means something.
     pub(super) driven: bool,
+    /// Its endpoint.
+    pub(super) id: EpId,
     /// The vector of its endpoint, for the peer alone.
     pub(super) av: AvId,
     /// The endpoint's own address.
@@ -162,14 +164,17 @@ impl Conn {
         }
     }
 
-    pub(super) fn end(&mut self) {
+    /// Its receives are told of the end before the event queue is.
+    pub(super) fn end(&mut self, io: &mut Transport<'_>) {
+        io.node().ep_disconnect(self.id);
         if self.state == State::Connected {
             self.tell(FI_SHUTDOWN, &[]);
         }
         self.state = State::Ended;
     }
 
-    fn refuse(&mut self, data: Vec<u8>) {
+    fn refuse(&mut self, io: &mut Transport<'_>, data: Vec<u8>) {
+        io.node().ep_disconnect(self.id);
         self.state = State::Ended;
         if let Some(eq) = self.eq.upgrade() {
             eq.push_refused(self.fid, data);
@@ -349,7 +354,7 @@ impl Cm {
         };
         let ended = io.ops.complete(&one[0], failed);
         if ended.context != RECEIVE {
-            self.was_sent(ended.context, failed.is_none());
+            self.was_sent(io, ended.context, failed.is_none());
             return true;
         }
         if let Err(e) = self.receive(io) {
@@ -404,7 +409,7 @@ impl Cm {
                     self.names += 1;
                 }
                 Err(Error::Again) => return self.waiting.push_front(sent),
-                Err(_) => self.failed(&sent),
+                Err(_) => self.failed(io, &sent),
             }
         }
     }
@@ -423,10 +428,10 @@ impl Cm {
         posted.map_err(|error| io.ops.refuse(key, error).error)
     }
 
-    fn was_sent(&mut self, name: u64, delivered: bool) {
+    fn was_sent(&mut self, io: &mut Transport<'_>, name: u64, delivered: bool) {
         let Some(sent) = self.on_their_way.remove(&name) else { return };
         if !delivered {
-            return self.failed(&sent);
+            return self.failed(io, &sent);
         }
         if sent.last {
             self.gone.push(sent.side);
@@ -442,13 +447,13 @@ impl Cm {
 
     /// A message has not come through: a request is as good as refused, and who was accepted is
     /// gone.
-    fn failed(&mut self, sent: &Sent) {
+    fn failed(&mut self, io: &mut Transport<'_>, sent: &Sent) {
         if sent.last {
             self.gone.push(sent.side);
         }
         match self.conns.get_mut(&sent.conn) {
-            Some(conn) if conn.state == State::Connecting => conn.refuse(Vec::new()),
-            Some(conn) if !sent.kind.is_last() => conn.end(),
+            Some(conn) if conn.state == State::Connecting => conn.refuse(io, Vec::new()),
+            Some(conn) if !sent.kind.is_last() => conn.end(io),
             _ => {}
         }
     }
@@ -518,12 +523,12 @@ impl Cm {
         match (kind, conn.state) {
             (Kind::Accept, State::Connecting) => self.accepted(io, message),
             (Kind::Reject, State::Connecting) if conn.side_addr.station == side.station => {
-                conn.refuse(message.data);
+                conn.refuse(io, message.data);
             }
             (Kind::Shutdown, State::Connected) if its(conn) => {
                 // Who hears of an end has heard of the beginning.
                 conn.stands(&[]);
-                conn.end();
+                conn.end(io);
             }
             _ => {}
         }
@@ -536,7 +541,7 @@ impl Cm {
         let side = io.engine.av_insert(self.av, message.side);
         let (Ok(_), Ok(side)) = (peer, side) else {
             tracing::error!("no room for a peer that has accepted");
-            return conn.refuse(Vec::new());
+            return conn.refuse(io, Vec::new());
         };
         let old = std::mem::replace(&mut conn.side, side);
         (conn.side_addr, conn.peer, conn.there) = (message.side, message.ep, message.from);
@@ -550,7 +555,7 @@ impl Cm {
         let Message { from, driven, side, ep, data, .. } = message;
         let listener = self.listener.as_ref().and_then(|(eq, fid)| Some((eq.upgrade()?, *fid)));
         let told = listener.is_some_and(|(eq, fid)| {
-            let request = ConnRequest { number: from, driven, side, ep };
+            let request = ConnRequest::new(from, driven, side, ep);
             eq.push_cm(FI_CONNREQ, fid, &data, Some(request))
         });
         if !told {

@@ -69,6 +69,8 @@ pub(crate) struct Ep {
     /// Which receive context of a scalable endpoint it is, 0 if it is none.
     pub(crate) rx_ctx: u8,
     pub(crate) enabled: bool,
+    /// Its connection is over: it sends nothing, and receives only what has come.
+    pub(crate) is_over: bool,
     /// Every peer reaches it, in its address vector or not.
     pub(crate) admits_all: bool,
     /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
@@ -158,6 +160,7 @@ impl Ep {
             number,
             rx_ctx: 0,
             enabled: false,
+            is_over: false,
             admits_all: false,
             may_send: [false; 2],
             may_recv: [false; 2],
@@ -204,13 +207,14 @@ impl Ep {
     /// do.
     pub(super) fn enable(&mut self, enabled: bool) {
         self.enabled = enabled;
+        let posts = enabled && !self.is_over;
         let may =
-            |caps| [Caps::MSG, Caps::TAGGED].map(|kind| enabled && self.caps.contains(caps | kind));
+            |caps| [Caps::MSG, Caps::TAGGED].map(|kind| posts && self.caps.contains(caps | kind));
         (self.may_send, self.may_recv) = (may(Caps::SEND), may(Caps::RECV));
         if self.srx != EpIdx::NONE || self.sharers.is_some() || self.deferred_for != EpIdx::NONE {
             self.may_recv = [false; 2];
         }
-        self.may_rma = Form::ALL.map(|form| enabled && self.caps.contains(form.caps()));
+        self.may_rma = Form::ALL.map(|form| posts && self.caps.contains(form.caps()));
         let simple = self.rx_cntr == CntrIdx::NONE && !self.caps.contains(Caps::SOURCE_ERR);
         for (matcher, may) in self.matcher.iter_mut().zip(self.may_recv) {
             matcher.shut(!may || !simple || self.cq_blocked);
@@ -654,6 +658,24 @@ impl Node {
         self.coll_enable(ep)?;
         self.eps[ep.0.idx()].enable(true);
         Ok(())
+    }
+
+    /// The connection of an endpoint is over: receives that no message has begun to fill end with
+    /// [`Error::Canceled`], and nothing can be sent any more. What has come without a receive can
+    /// still be received. Nothing if it was closed.
+    pub fn ep_disconnect(&mut self, ep: EpId) {
+        let Some(record) = self.eps.by_handle_mut(ep.0) else { return };
+        let e = ep.0.idx();
+        record.is_over = true;
+        let enabled = record.enabled;
+        record.enable(enabled);
+        self.eps[e].release_receives(&mut self.cqs);
+        self.eps[e].release_ops(&mut self.cqs);
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            while let Some(recv) = self.eps[e].matcher[kind as usize].first_posted(&self.posted) {
+                self.end_unfilled(e, kind, recv);
+            }
+        }
     }
 
     /// Gives an endpoint that is not enabled another number.

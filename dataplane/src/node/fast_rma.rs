@@ -278,7 +278,9 @@ impl FastRequest for FastWrite<'_> {
         let (FastCall { flags, range, .. }, len) = (&self.call, self.buf.len());
         let long = flags.contains(OpFlags::INJECT) && len > Node::INJECT_SIZE;
         let may = ep.may_rma[Form::Write as usize];
-        may && FLAGS.contains(*flags) && len as u64 == range.len && len > 0 && !long
+        // Any other is longer than a frame, and its length with the head may wrap.
+        let short = (1..=1 << 16).contains(&len);
+        may && FLAGS.contains(*flags) && len as u64 == range.len && short && !long
     }
 
     #[inline(always)]

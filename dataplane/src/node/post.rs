@@ -30,7 +30,8 @@ impl Node {
     ///
     /// # Errors
     /// Nothing was sent, nothing will complete:
-    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::OpBadState`]: the endpoint is not enabled, or its connection is over.
+    ///   [`Error::BadFd`]: it was closed.
     /// - [`Error::OpNotSupp`]: it has no `FI_SEND`, or not `FI_MSG` or `FI_TAGGED`.
     /// - [`Error::BadFlags`]: a flag is unknown here or was not granted (`FI_FENCE`,
     ///   `FI_MULTICAST`).
@@ -141,7 +142,7 @@ impl Node {
     #[inline]
     fn check_send(&self, ep: EpId, req: &SendReq) -> Result<(EpIdx, AvEntry)> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled {
+        if !e.enabled || e.is_over {
             return Err(Error::OpBadState);
         }
         let kind = kind_cap(req.kind);
@@ -169,7 +170,8 @@ impl Node {
     ///
     /// # Errors
     /// Nothing was posted, nothing will complete:
-    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::OpBadState`]: the endpoint is not enabled, or its connection is over.
+    ///   [`Error::BadFd`]: it was closed.
     /// - [`Error::OpNotSupp`]: it has no `FI_RECV`, or not `FI_MSG` or `FI_TAGGED`.
     /// - [`Error::BadFlags`]: a flag is unknown here or was not granted, or the combination of
     ///   `PEEK`, `CLAIM`, `DISCARD` and `MULTI_RECV` means nothing.
@@ -255,11 +257,23 @@ impl Node {
         if e.srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
+        if e.is_over && !self.has_come(e, req) {
+            return Err(Error::OpBadState);
+        }
         let plain = RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC;
         if plain && !e.caps.contains(Caps::EXACT_DIRECTED_RECV) {
             return Ok((ep.0.idx(), Src::ANY));
         }
         self.check_rare_recv(e, ep.0.idx(), req)
+    }
+
+    /// Whether a message waits that a receive of an endpoint with one sender would take. A peek or
+    /// a claim finds out itself.
+    fn has_come(&self, e: &Ep, req: &RecvReq) -> bool {
+        let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
+        let matcher = &e.matcher[req.kind as usize];
+        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, Src::ANY);
+        req.flags.intersects(special) || found.is_some()
     }
 
     /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
@@ -425,12 +439,7 @@ impl Node {
                 self.tell_failed(recv, Error::Canceled);
                 return Ok(());
             }
-            self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
-            let wr = &mut self.posted[recv].payload;
-            wr.is |= RecvIs::CLOSED;
-            if wr.active == 0 {
-                self.fail_recv(recv, Error::Canceled);
-            }
+            self.end_unfilled(e, kind, recv);
             return Ok(());
         }
         let unsent = self.tx.iter().find(|(_, wr)| {
@@ -446,6 +455,17 @@ impl Node {
             None => return Err(Error::NoData),
         }
         Ok(())
+    }
+
+    /// Takes a receive out of matching and cancels it; a multi-receive that messages are being
+    /// placed into ends with the last of them.
+    pub(super) fn end_unfilled(&mut self, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
+        self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+        let wr = &mut self.posted[recv].payload;
+        wr.is |= RecvIs::CLOSED;
+        if wr.active == 0 {
+            self.fail_recv(recv, Error::Canceled);
+        }
     }
 }
 

@@ -121,7 +121,8 @@ impl Node {
     ///
     /// # Errors
     /// Nothing was sent, nothing will complete:
-    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::OpBadState`]: the endpoint is not enabled, or its connection is over.
+    ///   [`Error::BadFd`]: it was closed.
     /// - [`Error::OpNotSupp`]: it has no `FI_RMA` or no `FI_WRITE`.
     /// - [`Error::BadFlags`]: a flag is unknown here or was not granted.
     /// - [`Error::Invalid`]: `dest` is not in the address vector, or the lengths on both sides
@@ -256,7 +257,7 @@ impl Node {
         mut allowed: OpFlags,
     ) -> Result<Common> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled {
+        if !e.enabled || e.is_over {
             return Err(Error::OpBadState);
         }
         if !e.caps.contains(caps) {
