@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant as Clock};
 
@@ -51,8 +51,10 @@ Exit codes:
 
 Examples:
   barewire ping 02:3a:9c:17:55:01                                    by its MAC, over shm
-  barewire ping --port afpacket:eth0 barewire://52:54:00:12:34:56/0  as `pingpong --listen` prints
-  barewire ping --port udp:10.0.0.1 10.0.0.7:52000                   by the address of its udp port
+  barewire ping --port afpacket:eth0 barewire://52:54:00:12:34:56/52000#c0ffee00c0ff
+                                                                     as `pingpong --listen` prints
+  barewire ping --port udp:10.0.0.1 10.0.0.7                         the first process of a host
+  barewire ping --port udp:10.0.0.1 10.0.0.7:52001                   by the address of its udp port
   barewire ping --port afpacket:eth0 10.0.0.7:7                      by a service that it has bound
   barewire ping --port udp:10.0.0.1 --key-file job.key ADDR          where domains have a key
   barewire ping --count 100 --interval 0.01 --json ADDR              one JSON object
@@ -62,9 +64,9 @@ Environment:
   BAREWIRE_KEY_FILE, BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE,
   BAREWIRE_PEER_IDS, BAREWIRE_SEAL  as domains have them")]
 pub(crate) struct PingArgs {
-    /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP:PORT. On a
-    /// udp or ip port, PORT is its UDP port; on others that leave the host, a service, which is
-    /// resolved by a broadcast.
+    /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP[:PORT]. On
+    /// a udp or ip port, PORT is its UDP port (default: 52000); on others that leave the host, a
+    /// service, which is resolved by a broadcast (default: any that is served there).
     #[arg(value_name = "ADDR", value_parser = whom)]
     target: Whom,
     /// The port to send from.
@@ -132,6 +134,8 @@ pub(crate) enum Whom {
     At(EpAddr),
     /// By IP address and a number, which mean what the port makes of them.
     Named(SocketAddr),
+    /// By IP address alone: the first process there, or any that serves something.
+    Host(IpAddr),
 }
 
 /// An address as an operator writes it.
@@ -145,8 +149,11 @@ pub(crate) fn whom(text: &str) -> Result<Whom, String> {
     if let Ok(place) = text.parse() {
         return Ok(Whom::Named(place));
     }
+    if let Ok(host) = text.parse() {
+        return Ok(Whom::Host(host));
+    }
     let station = station(text).map_err(
-        |_| "expected MAC[.NUMBER] such as 02:00:00:00:00:09, barewire://MAC/NUMBER, or IP:PORT",
+        |_| "expected MAC[.NUMBER] such as 02:00:00:00:00:09, barewire://MAC/NUMBER, or IP[:PORT]",
     )?;
     Ok(Whom::At(EpAddr { station, ep: 0, incarnation: 0 }))
 }
@@ -158,26 +165,27 @@ impl Whom {
     /// # Errors
     /// The port has no such names, or nobody has this one.
     fn on(self, port: &str, settings: &Settings) -> Result<EpAddr, Fail> {
-        let place = match self {
+        let (told, host, service) = match self {
             Self::At(addr) => return Ok(addr),
-            Self::Named(place) => place,
+            Self::Named(place) => (place.to_string(), place.ip(), Some(place.port().to_string())),
+            Self::Host(host) => (host.to_string(), host, None),
         };
         let names = Names::of(port);
         match names {
             Names::Labels => {
-                let what = format!("{place}: on port {port} nobody is known by an IP address");
+                let what = format!("{told}: on port {port} nobody is known by an IP address");
                 let mend = "give its MAC, or its complete address: barewire stats lists them";
                 Err(Fail::usage(what).mend(mend))
             }
-            Names::Udp { .. } => {
-                let station = station(&place.to_string()).map_err(Fail::usage)?;
+            Names::Udp { .. } if service.is_some() => {
+                let station = station(&told).map_err(Fail::usage)?;
                 Ok(EpAddr { station, ep: 0, incarnation: 0 })
             }
-            Names::Asked { .. } => {
-                let (host, service) = (place.ip().to_string(), place.port().to_string());
-                let through = Through::port(port, settings);
-                let found = names.find(Some(&host), Some(&service), Whose::Peers, true, &through);
-                let lacks = || Fail::new(format!("{place}: no address"));
+            Names::Udp { .. } | Names::Asked { .. } => {
+                let (host, through) = (host.to_string(), Through::port(port, settings));
+                let found =
+                    names.find(Some(&host), service.as_deref(), Whose::Peers, true, &through);
+                let lacks = || Fail::new(format!("{told}: no address"));
                 found.map_err(Fail::new)?.ok_or_else(lacks)
             }
         }
@@ -640,6 +648,11 @@ mod tests {
         let on = |port: &str| place.on(port, &Settings::default());
         let udp = on("udp:127.0.0.1").unwrap();
         assert_eq!(Ok(udp.station), station_of("10.0.0.7:52000"));
+        let host = whom("10.0.0.7").unwrap();
+        let first = host.on("ip(10.0.0.1/24):afpacket:x", &Settings::default()).unwrap();
+        assert_eq!(first.station, udp.station);
+        let why = host.on("shm", &Settings::default()).unwrap_err().to_string();
+        assert!(why.starts_with("10.0.0.7: on port shm nobody is known"), "{why}");
         let why = on("shm").unwrap_err().to_string();
         assert!(why.contains("nobody is known by an IP address; give its MAC"), "{why}");
     }

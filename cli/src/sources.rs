@@ -110,10 +110,11 @@ impl Sources {
         let pid = |s: &Source| Some(s.of.as_ref()?.1.pid.to_string());
         let pids: Vec<String> = self.all.iter().filter_map(pid).collect();
         let name = &self.name;
-        match (self.is_device, pids.is_empty()) {
-            (false, _) => name.clone(),
-            (true, true) => format!("{name}, which no process has open yet"),
-            (true, false) => format!("{name} of {}", processes(&pids)),
+        let is_used = self.all.iter().any(|s| s.of.is_some() || s.monitor.has_senders());
+        match (self.is_device, is_used) {
+            (_, false) => format!("{name}, which no process has open yet"),
+            (false, true) => name.clone(),
+            (true, true) => format!("{name} of {}", processes(&pids)),
         }
     }
 

@@ -697,6 +697,7 @@ fn a_wrong_call_is_exit_code_2() {
         (&["bench", "--op", "reduce-scatter"], "--op reduce-scatter needs --spawn N"),
         (&["pingpong", "--listen", "--cert", "a.pem"], "--cert-key is missing"),
         (&["ping", "10.1.1.1:52000"], "give its MAC"),
+        (&["pingpong", "node7"], "hosts are known on ports that leave the machine"),
     ] {
         let output = run(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -1194,6 +1195,21 @@ fn capture_ends_after_a_count() {
     let output = capture.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(frames(&output.stdout).len(), 10);
+}
+
+/// Goal: a segment that nobody is in, of a mistyped name perhaps, is not waited at without a word.
+#[test]
+fn capture_says_that_nobody_is_there() {
+    let port = segment();
+    let said = |port: &str| {
+        let output = run(&["capture", "--port", port, "-o", "/dev/null", "--seconds", "1"]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stderr).unwrap().lines().next().unwrap().to_owned()
+    };
+    let nobody = format!("capturing on {port}, which no process has open yet; Ctrl-C ends it");
+    assert_eq!(said(&port), nobody);
+    let _server = Server::start(&port);
+    assert_eq!(said(&port), format!("capturing on {port}; Ctrl-C ends it"));
 }
 
 /// Goal: of one station nothing else is written, and of many files the last stay, each whole.

@@ -52,8 +52,11 @@ pub(super) fn dpdk(machine: &Machine) -> Check {
     if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < (22, 11) {
         return Check::warn(name, DPDK, format!("{version}: older than 22.11"), mend);
     }
-    let built = if cfg!(feature = "dpdk") { "is" } else { "is not (--features dpdk)" };
-    Check::ok(name, DPDK, format!("{version} is installed, and {built} part of this build"))
+    let built = match cfg!(feature = "dpdk") {
+        true => "this build has its ports",
+        false => "this build has no dpdk: ports (--features dpdk)",
+    };
+    Check::ok(name, DPDK, format!("{version} is installed; {built}"))
 }
 
 /// The version of the installed `libdpdk`, found where pkg-config looks without being told.
@@ -108,6 +111,6 @@ mod tests {
         assert_eq!(dpdk(&old.machine()).status, Status::Warn);
         assert_eq!(dpdk(&old.without(file).machine()).status, Status::Missing);
         let own = Fixture::empty().with("/usr/local/lib64/pkgconfig/libdpdk.pc", "Version: 24.11");
-        assert!(dpdk(&own.machine()).found.starts_with("24.11 is installed, and is "));
+        assert!(dpdk(&own.machine()).found.starts_with("24.11 is installed; this build has "));
     }
 }

@@ -82,7 +82,7 @@ pub(super) fn files(papers: &Papers) -> Check {
         let (found, mend) = found_and_mend(&why.line, "ls -l");
         return Check::missing(name, KEY, found, mend);
     }
-    told.push("sessions within this node are not sealed, but with near=no at the port".into());
+    told.push("sessions within this node are not sealed; near=no at the port seals them".into());
     Check::ok(name, KEY, told.join("; "))
 }
 

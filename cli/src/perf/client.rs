@@ -24,6 +24,9 @@ const BUFFER_BYTES: u64 = 256 << 20;
 const WARM_BYTES: u64 = 16 << 20;
 const WARM_COUNT: u64 = 1000;
 
+/// What names the other side on every port.
+const PRINTED: &str = "give the address that the other side printed, barewire://MAC/NUMBER";
+
 /// Measures every size and prints.
 ///
 /// # Errors
@@ -72,7 +75,11 @@ pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Resu
 /// Who listens: an address, or on a port whose endpoints have such names HOST or HOST:SERVICE.
 fn whom(text: &str, port: &str) -> Result<EpAddr, Fail> {
     let names = Names::of(port);
-    if names == Names::Labels || text.contains("://") {
+    if names == Names::Labels {
+        let hosts = "hosts are known on ports that leave the machine: --port udp:eth0";
+        return parse_addr(text).map_err(|fail| fail.mend(format!("{PRINTED}; {hosts}")));
+    }
+    if text.contains("://") {
         return parse_addr(text);
     }
     let settings = Settings::from_env().map_err(Fail::usage)?;
@@ -96,8 +103,7 @@ fn host_and_service(text: &str) -> (&str, Option<&str>) {
 }
 
 fn parse_addr(text: &str) -> Result<EpAddr, Fail> {
-    let mend = "give the address that the other side printed, barewire://MAC/NUMBER";
-    text.parse().map_err(|_| Fail::usage(format!("\"{text}\" is no address")).mend(mend))
+    text.parse().map_err(|_| Fail::usage(format!("\"{text}\" is no address")).mend(PRINTED))
 }
 
 /// Turns the loop for a moment.
