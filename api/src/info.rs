@@ -497,6 +497,11 @@ pub fn getinfo_with(
             Error::NoData
         })?;
         let known = if version < self::version(2, 0) { CAPS - SINCE_2_0 } else { CAPS };
+        // Members of a group are in an address vector, which a connected endpoint does not have.
+        let known = match hints.ep_attr.ep_type {
+            EpType::Msg => known - Caps::COLLECTIVE,
+            _ => known,
+        };
         let mut answer = offer(settings, hints, port, known);
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
@@ -914,6 +919,7 @@ mod tests {
             |i| i.ep_attr.tx_ctx_cnt = CTX_MAX + 1,
             |i| i.ep_attr.rx_ctx_cnt = CTX_MAX + 1,
             |i| (i.ep_attr.ep_type, i.ep_attr.tx_ctx_cnt) = (EpType::Msg, 2),
+            |i| (i.ep_attr.ep_type, i.caps) = (EpType::Msg, Caps::MSG | Caps::COLLECTIVE),
             |i| i.domain_attr.max_ep_rx_ctx = CTX_MAX + 1,
             |i| i.ep_attr.auth_key = AuthKey(vec![1]),
             |i| i.domain_attr.auth_key = AuthKey(vec![1]),
