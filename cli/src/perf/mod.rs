@@ -312,7 +312,11 @@ fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode
 /// Keeps this thread, and those it starts, on one CPU.
 pub(crate) fn stay_on(cpu: usize) -> Result<(), Fail> {
     let fail = |why: nix::Error| {
-        Fail::usage(format!("--cpu {cpu}: {}", why.desc())).mend("nproc says how many there are")
+        let why = match why {
+            nix::Error::EINVAL => "no such processor, or none that this process may use",
+            _ => why.desc(),
+        };
+        Fail::usage(format!("--cpu {cpu}: {why}")).mend("nproc says how many there are")
     };
     let mut set = nix::sched::CpuSet::new();
     set.set(cpu).map_err(fail)?;
