@@ -4,11 +4,13 @@ mod kernel;
 mod libfabric;
 mod port;
 mod raw;
+mod xsk;
 
 pub use kernel::{Tcp, Udp};
 pub use libfabric::Pingpong;
 pub use port::{Absent, Raw};
 pub use raw::{Ring, Socket};
+pub use xsk::Xsk;
 
 use barewire_driver::clock::now_ns;
 
