@@ -13,16 +13,23 @@ local TYPES = {
   [1] = "ACK", [2] = "MSG", [3] = "PACK", [4] = "MSGM", [5] = "RNDV", [6] = "PULL", [7] = "DATA",
   [8] = "END", [9] = "NOP", [10] = "NACK", [11] = "WHO", [12] = "PROBE", [13] = "PING", [14] = "RST", [15] = "OPEN",
   [16] = "WRITE", [17] = "READ", [18] = "ATOMIC", [19] = "RESP",
+  [22] = "MCAST",
 }
 -- Least length of the operation header.
 local OP_LEN = {
   [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 8, [10] = 8,
   [11] = 32, [12] = 8, [13] = 0, [14] = 32, [15] = 64, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
+  [22] = 24,
 }
 local HAS_PAYLOAD = {
   [2] = true, [3] = true, [4] = true, [7] = true, [16] = true, [18] = true, [19] = true,
+  [22] = true,
 }
-local HAS_IMM = { [2] = true, [4] = true, [5] = true, [16] = true, [18] = true }
+local HAS_IMM = {
+  [2] = true, [4] = true, [5] = true, [16] = true, [18] = true, [22] = true,
+}
+-- Types that need not name a session.
+local SIDLESS = { [11] = true, [14] = true, [15] = true, [22] = true }
 local END_STATUS = { [0] = "ok", [1] = "truncated", [2] = "discarded", [3] = "endpoint closed" }
 local NACK_REASON = {
   [1] = "unknown type", [2] = "no such endpoint", [3] = "malformed", [4] = "credit overdrawn",
@@ -80,6 +87,8 @@ field("tag", ProtoField.uint64, "Tag", base.HEX)
 field("imm", ProtoField.uint64, "Remote CQ data", base.HEX)
 field("count", ProtoField.uint16, "Records", base.DEC)
 field("record", ProtoField.none, "Record")
+field("group_mac", ProtoField.ether, "Multicast group")
+field("group_number", ProtoField.uint16, "Number of the group", base.DEC)
 field("msg_len", ProtoField.uint64, "Message length", base.DEC)
 field("offset", ProtoField.uint64, "Offset", base.DEC)
 field("payload", ProtoField.bytes, "Payload")
@@ -530,6 +539,28 @@ ops[19] = function(state, tree, op)
   zero(state, tree, op(14, 2))
 end
 
+ops[22] = function(state, tree, op)
+  tree:add_le(f["src_ep"], op(2, 2))
+  local flags = op(4, 1):uint()
+  tree:add(f["flags"], op(4, 1))
+  tree:add(f["flags.imm"], op(4, 1))
+  tree:add_le(f["inc"], op(8, 8))
+  tree:add(f["group_mac"], op(16, 6))
+  tree:add_le(f["group_number"], op(22, 2))
+  zero(state, tree, op(0, 2))
+  zero(state, tree, op(5, 3))
+  if band(flags, 0xfd) ~= 0 then refuse(state, "msg_flags") end
+  if op(8, 8):le_uint64() == UInt64(0) or op(14, 2):uint() ~= 0 then refuse(state, "nameless") end
+  local mac = tostring(op(16, 6):ether())
+  if band(op(16, 1):uint(), 1) == 0 or mac == "ff:ff:ff:ff:ff:ff" then
+    refuse(state, "mcast_group")
+  end
+  if band(flags, 2) ~= 0 and state.buf:len() < HEAD + 32 then
+    refuse(state, "op_truncated", true)
+  end
+  state.info = state.info .. string.format(" %s %d", mac, op(22, 2):le_uint())
+end
+
 -- Refuses a frame that is shorter than an operation header of `op_len` bytes and what follows it.
 local function whole(state, buf, op_len)
   local stop = HEAD + op_len + state.plen
@@ -599,7 +630,7 @@ local function prologue(state, buf, pinfo, tree)
   if band(w, 0x40) ~= 0 then state.info = state.info .. " [AR]" end
   if band(w, 0x10) ~= 0 then state.info = state.info .. " [CE]" end
   if TYPES[state.type] == nil and state.type < 16 then refuse(state, "reserved_type", true) end
-  if state.dst_sid == 0 and state.type ~= 11 and state.type ~= 14 and state.type ~= 15 then
+  if state.dst_sid == 0 and not SIDLESS[state.type] then
     refuse(state, "no_sid", true)
   end
   if TYPES[state.type] == nil then

@@ -92,7 +92,7 @@ impl EpCommon {
     /// Source: fi_cm(3), "fi_connect".
     #[doc(alias = "fi_connect")]
     pub fn connect(&self, to: EpAddr, data: &[u8]) -> Result<()> {
-        self.join(Kind::Request, (0, false, to, to), data)
+        self.converse(Kind::Request, (0, false, to, to), data)
     }
 
     /// Accepts the request that the endpoint was opened with ([`Info::handle`]) and gives the peer
@@ -106,10 +106,10 @@ impl EpCommon {
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         let request = self.connected()?.request.as_ref().ok_or(Error::OpBadState)?;
         let ConnRequest { number, driven, side, ep, .. } = *request;
-        request.answer_by(|| self.join(Kind::Accept, (number, driven, side, ep), data))
+        request.answer_by(|| self.converse(Kind::Accept, (number, driven, side, ep), data))
     }
 
-    fn join(
+    fn converse(
         &self,
         kind: Kind,
         (there, driven, side_addr, peer): (u32, bool, EpAddr, EpAddr),

@@ -126,7 +126,7 @@ impl Domain {
     /// Opens an endpoint of type `FI_EP_RDM`.
     ///
     /// # Errors
-    /// - [`Error::OpNotSupp`]: another type, or `FI_MULTICAST`.
+    /// - [`Error::OpNotSupp`]: another type, or `FI_MULTICAST` on a port without a broadcast.
     /// - [`Error::BadFlags`]: a flag cannot be a default of its direction.
     /// - [`Error::Invalid`]: a key that is not the domain's.
     /// - [`Error::AddrInUse`]: the number that `info.src_addr` asks for is taken.

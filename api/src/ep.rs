@@ -26,7 +26,7 @@ use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::info::{AddrFormat, CTX_MAX, EpType, Info, RxAttr, number_at};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
-use crate::names::Served;
+use crate::names::{Names, Served};
 use crate::tclass;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
@@ -217,15 +217,16 @@ impl EpCommon {
     /// Refuses what no endpoint here has.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: a key that is not the domain's. [`Error::OpNotSupp`]: `FI_MULTICAST`, or
-    /// connections where keys are those of address vectors.
+    /// [`Error::Invalid`]: a key that is not the domain's. [`Error::OpNotSupp`]: `FI_MULTICAST`
+    /// where there is none, or connections where keys are those of address vectors.
     pub(crate) fn check(dom: &DomainRef, info: &Info) -> Result<()> {
         check_endpoint(dom, &info.ep_attr.auth_key)?;
         if info.ep_attr.ep_type == EpType::Msg {
             needs_one_key(&mut *dom.enter_control()?)?;
         }
-        if info.caps.contains(Caps::MULTICAST) {
-            return Err(Error::OpNotSupp("FI_MULTICAST is not offered"));
+        let groups = Names::of(&dom.caps.name).has_groups() && info.ep_attr.ep_type != EpType::Msg;
+        if info.caps.contains(Caps::MULTICAST) && !groups {
+            return Err(Error::OpNotSupp("FI_MULTICAST: not on this port, or with connections"));
         }
         let class = tclass::of_domain(info.tx_attr.tclass, info.domain_attr.tclass);
         if !tclass::is_of(dom.enter_control()?.tclass, class) {

@@ -131,6 +131,7 @@ const PRIMARY: Caps = Caps::MSG
     .union(Caps::RMA)
     .union(Caps::ATOMIC)
     .union(Caps::COLLECTIVE)
+    .union(Caps::MULTICAST)
     .union(DIRECTIONS)
     .union(ONE_SIDED)
     .union(Caps::ANY_DIRECTED_RECV)
@@ -496,12 +497,12 @@ pub fn getinfo_with(
             tracing::warn!("{e}");
             Error::NoData
         })?;
-        let known = if version < self::version(2, 0) { CAPS - SINCE_2_0 } else { CAPS };
+        let mut known = if version < self::version(2, 0) { CAPS - SINCE_2_0 } else { CAPS };
         // Members of a group are in an address vector, which a connected endpoint does not have.
-        let known = match hints.ep_attr.ep_type {
-            EpType::Msg => known - Caps::COLLECTIVE,
-            _ => known,
-        };
+        if hints.ep_attr.ep_type == EpType::Msg {
+            known -= Caps::COLLECTIVE;
+        }
+        known.set(Caps::MULTICAST, has_multicast(settings, hints, &port));
         let mut answer = offer(settings, hints, port, known);
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
@@ -639,6 +640,16 @@ fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
     }
 }
 
+/// Whether endpoints with these hints may join multicast groups: a group has no key, is on a port
+/// with a broadcast, and its messages are untagged and for no single peer or context.
+fn has_multicast(settings: &Settings, hints: &Info, port: &str) -> bool {
+    let (domain, ep) = (&hints.domain_attr, &hints.ep_attr);
+    let own = !domain.auth_key.is_empty() || !ep.auth_key.is_empty() || domain.av_auth_key;
+    let has_key = own || !settings.key_files.is_empty() || settings.certificate.is_some();
+    let plain = ep.ep_type != EpType::Msg && ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1;
+    plain && !has_key && hints.caps.contains(Caps::MSG) && Names::of(port).has_groups()
+}
+
 /// Operations in flight and receives posted that a domain has room for.
 fn table_sizes(settings: &Settings) -> (usize, usize) {
     let defaults = NodeSettings::default();
@@ -693,10 +704,10 @@ fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
 /// What an endpoint with these hints gets.
 fn grant(asked: Caps) -> Caps {
     if asked.is_empty() {
-        // Who has not asked for contexts that can be named would take them for faster ones, and
-        // who has not asked for exact sources receives from anybody.
+        // Who has not asked for contexts that can be named would take them for faster ones, who
+        // has not asked for exact sources receives from anybody, and groups depend on the port.
         let asked_alone = Caps::SOURCE_ERR | Caps::NAMED_RX_CTX | Caps::EXACT_DIRECTED_RECV;
-        return CAPS - asked_alone;
+        return CAPS - asked_alone - Caps::MULTICAST;
     }
     with_directions(asked) | UNASKED
 }
@@ -895,7 +906,11 @@ mod tests {
     fn one_of_everything_that_is_not_offered_is_no_data() {
         let refused: &[fn(&mut Info)] = &[
             |i| i.caps = Caps::RMA | Caps::SHARED_AV,
-            |i| i.caps = Caps::MSG | Caps::MULTICAST,
+            |i| i.caps = Caps::TAGGED | Caps::MULTICAST,
+            |i| {
+                i.caps = Caps::MSG | Caps::MULTICAST;
+                i.ep_attr.ep_type = EpType::Msg;
+            },
             |i| i.addr_format = AddrFormat::Other(2),
             |i| (i.caps, i.tx_attr.caps) = (Caps::MSG, Caps::RMA),
             |i| i.tx_attr.inject_size = 257,

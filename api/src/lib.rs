@@ -62,6 +62,7 @@ pub mod kfi;
 mod lock;
 pub mod mr;
 pub mod msg;
+pub mod multicast;
 pub mod names;
 mod notice;
 mod own_thread;
@@ -104,6 +105,7 @@ pub use info::{
 pub use key::{key_file_len, keyring};
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
 pub use msg::{Msg, Posted};
+pub use multicast::{Group, GroupAddr};
 pub use rma::{Remote, RmaMsg};
 pub use sep::ScalableEndpoint;
 pub use settings::{Idle, Peers, Progress, SealMode, Settings, Threading};

@@ -7,8 +7,9 @@
 //! - [`Error::Invalid`]: the address is not in the vector (a send to [`FI_ADDR_UNSPEC`] too), or a
 //!   list has more than 8 pieces;
 //! - [`Error::MsgTooLong`]: longer than `max_msg_size`, or than `inject_size` for an inject;
-//! - [`Error::BadFlags`]: a flag that is not known or was not granted (`FI_MULTICAST` always,
-//!   `FI_FENCE` without its capability);
+//! - [`Error::BadFlags`]: a flag that is not known or was not granted (`FI_MULTICAST` and
+//!   `FI_FENCE` without their capabilities), or that does not go with a [multicast
+//!   group](crate::multicast);
 //! - [`Error::OpNotSupp`]: the endpoint has no `FI_MSG`, or not this direction;
 //! - [`Error::OpBadState`]: the endpoint is not enabled;
 //! - [`Error::Busy`]: pieces of a multi-receive buffer are still alive.

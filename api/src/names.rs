@@ -169,6 +169,11 @@ impl Names {
         }
     }
 
+    /// Whether frames to a group reach the others.
+    pub(crate) fn has_groups(self) -> bool {
+        !matches!(self, Self::Udp { .. })
+    }
+
     /// Whether its hosts have IPv6 addresses, and no others.
     pub fn is_v6(self) -> bool {
         matches!(self, Self::Udp { ip: IpAddr::V6(_), .. })

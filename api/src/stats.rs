@@ -55,7 +55,7 @@ use switch::SwitchSnapshot;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"BWSTATS\0");
 
 /// Version of the layout and of the names.
-pub const LAYOUT: u64 = 10;
+pub const LAYOUT: u64 = 11;
 
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
@@ -91,7 +91,7 @@ pub const PORT_NAMES: [&str; 16] = [
 ];
 
 /// Counters of the node, but for the refusals of the codec.
-pub const NODE_NAMES: [&str; 56] = [
+pub const NODE_NAMES: [&str; 60] = [
     "rx_frames",
     "rx_not_ours",
     "rx_no_crc",
@@ -123,6 +123,9 @@ pub const NODE_NAMES: [&str; 56] = [
     "rx_not_inserted",
     "rx_who",
     "rx_here_stray",
+    "rx_mcast",
+    "rx_mcast_dropped",
+    "rx_mcast_other",
     "rx_marked",
     "rx_echoes",
     "tx_frames",
@@ -134,6 +137,7 @@ pub const NODE_NAMES: [&str; 56] = [
     "tx_replies_limited",
     "tx_challenges",
     "tx_here",
+    "tx_mcast",
     "msgs_sent",
     "msgs_received",
     "msgs_unexpected",
@@ -369,6 +373,9 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.rx_not_inserted,
         c.rx_who,
         c.rx_here_stray,
+        c.rx_mcast,
+        c.rx_mcast_dropped,
+        c.rx_mcast_other,
         c.rx_marked,
         c.rx_echoes,
         c.tx_frames,
@@ -380,6 +387,7 @@ fn counters((c, l): &(NodeCounters, Levels), block: &Block) {
         c.tx_replies_limited,
         c.tx_challenges,
         c.tx_here,
+        c.tx_mcast,
         c.msgs_sent,
         c.msgs_received,
         c.msgs_unexpected,

@@ -161,6 +161,86 @@ impl FromStr for EpAddr {
     }
 }
 
+/// The address of a multicast group, what `fi_join` takes: an Ethernet group address and a number.
+/// 16 bytes in the form of an [`EpAddr`]: MAC, number as that of an endpoint, and 8 bytes that are
+/// 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupAddr {
+    mac: MacAddr,
+    number: u16,
+}
+
+impl GroupAddr {
+    /// The group with this address and number. `None` if the address is that of a station, or the
+    /// broadcast address.
+    pub fn new(mac: MacAddr, number: u16) -> Option<Self> {
+        (mac.is_group() && mac != MacAddr::BROADCAST).then_some(Self { mac, number })
+    }
+
+    /// The group of an IPv4 multicast address and a port: that with the address which Ethernet has
+    /// for it (RFC 1112). `None` if it is no multicast address.
+    pub fn of_v4(ip: [u8; 4], port: u16) -> Option<Self> {
+        let [first, b, c, d] = ip;
+        let mac = MacAddr([1, 0, 0x5e, b & 0x7f, c, d]);
+        (first >> 4 == 0xe).then_some(Self { mac, number: port })
+    }
+
+    /// The same of an IPv6 multicast address (RFC 2464).
+    pub fn of_v6(ip: [u8; 16], port: u16) -> Option<Self> {
+        let [first, .., a, b, c, d] = ip;
+        let mac = MacAddr([0x33, 0x33, a, b, c, d]);
+        (first == 0xff).then_some(Self { mac, number: port })
+    }
+
+    /// The group address.
+    pub fn mac(self) -> MacAddr {
+        self.mac
+    }
+
+    /// The number.
+    pub fn number(self) -> u16 {
+        self.number
+    }
+
+    /// The native form.
+    pub fn to_bytes(self) -> [u8; EpAddr::LEN] {
+        let mut b = [0; EpAddr::LEN];
+        b[..6].copy_from_slice(&self.mac.0);
+        b[6..8].copy_from_slice(&self.number.to_le_bytes());
+        b
+    }
+
+    /// The inverse of [`to_bytes`](Self::to_bytes).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: no group has it.
+    pub fn from_bytes(b: &[u8; EpAddr::LEN]) -> Result<Self, Error> {
+        let mut mac = [0; 6];
+        mac.copy_from_slice(&b[..6]);
+        let group = Self::new(MacAddr(mac), u16::from_le_bytes([b[6], b[7]]));
+        group.filter(|_| b[8..] == [0; 8]).ok_or(Error::Invalid("address: not of a group"))
+    }
+}
+
+impl fmt::Display for GroupAddr {
+    /// `barewire://01:00:5e:01:02:03/7`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "barewire://{}/{}", self.mac, self.number)
+    }
+}
+
+impl FromStr for GroupAddr {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        const BAD: Error = Error::Invalid("address: expected barewire://GROUP-MAC/NUMBER");
+        let s = s.strip_prefix("barewire://").unwrap_or(s);
+        let (mac, number) = s.split_once('/').ok_or(BAD)?;
+        let mac = mac.parse().map_err(|_| BAD)?;
+        Self::new(mac, number.parse().map_err(|_| BAD)?).ok_or(BAD)
+    }
+}
+
 /// Context of an operation whose failure writes no completion entry. It is counted, in the
 /// endpoint's errors and by a bound counter, and kept for the log
 /// ([`Node::failed_injects`](crate::node::Node::failed_injects)).

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use barewire_dataplane::psn::Psn;
+use barewire_dataplane::types::GroupAddr;
 use barewire_dataplane::wire::{
-    self, AckOp, AtomicOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, Host, MsgMOp, MsgOp, NackOp,
-    NackReason, NopOp, Op, OpenOp, PackOp, ProbeOp, PullOp, ReadOp, RemoteRange, RespOp, RndvOp,
-    RstOp, RstReason, TRAILER_LEN, Ty, WhoOp, WriteOp,
+    self, AckOp, AtomicOp, BASE_LEN, Base, DataOp, EndOp, EndStatus, Host, McastOp, MsgMOp, MsgOp,
+    NackOp, NackReason, NopOp, Op, OpenOp, PackOp, ProbeOp, PullOp, ReadOp, RemoteRange, RespOp,
+    RndvOp, RstOp, RstReason, TRAILER_LEN, Ty, WhoOp, WriteOp,
 };
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::Station;
+use barewire_driver::port::{MacAddr, Station};
 
 use crate::input::Input;
 use crate::session::REGION_KEY;
@@ -115,8 +116,9 @@ impl Overheard {
         };
         let cack = self.sent.wrapping_sub(acked);
         let grant = self.grant.wrapping_add(if bits & 0xc == 0 { 0x7fff } else { 16 });
+        let to_group = matches!(op, Some(Op::Mcast(_)));
         let base = Base {
-            dst: to,
+            dst: if to_group { Station::BROADCAST } else { to },
             src: from,
             ty: Ty::Nop,
             ar: bits & 1 != 0,
@@ -191,6 +193,7 @@ impl Overheard {
         // The numbers of others stay when one is added.
         let ty = match input.byte() {
             u8::MAX => 28,
+            0xfe => 29,
             n => n % 28,
         };
         let plen = input.pick(&[0, 1, 8, 200, 257, 1000]);
@@ -249,6 +252,7 @@ impl Overheard {
             16 | 17 => return pack(input, &msg),
             18..=25 => return one_sided(input, ty, (dst_ep, src_ep), (src_op, src_gen)),
             28 => Op::Who(who(input)),
+            29 => Op::Mcast(mcast(input, (src_ep, imm))),
             27 => Op::Probe(ProbeOp { heard: input.pick(&[0, 256, 1500, u16::MAX]) }),
             _ => return (None, payload),
         };
@@ -368,6 +372,13 @@ fn one_sided(
         }
     };
     (Some(op), vec![0x77; len])
+}
+
+/// A message to a group, of which the node is a member or not.
+fn mcast(input: &mut Input<'_>, (src_ep, imm): (u16, Option<u64>)) -> McastOp {
+    let mac = MacAddr(input.pick(&[[1, 0, 0x5e, 0, 0, 1], [3, 0, 0, 0, 0, 1]]));
+    let group = GroupAddr::new(mac, 1).expect("a group address");
+    McastOp { group, src_ep, inc: input.pick(&[1, 101, 102]), imm }
 }
 
 /// A question, an answer or an announcement.

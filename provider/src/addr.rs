@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
 
 use barewire::names::{Names, interface_at, label};
-use barewire::{EpAddr, Error, Info, Result};
+use barewire::{EpAddr, Error, GroupAddr, Info, Result};
 
 use crate::abi::{FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6};
 use crate::known_as;
@@ -131,6 +131,26 @@ impl Form {
             Self::SockaddrIn6(names) => {
                 let (ip, port) = parts(bytes)?;
                 exact(names, ip, port)
+            }
+        }
+    }
+
+    /// The multicast group that an address of this form names: in a `sockaddr` an IP multicast
+    /// address and a port.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it names none.
+    pub(crate) fn read_group(self, bytes: &[u8]) -> Result<GroupAddr> {
+        let wrong = Error::Invalid("address: not of a multicast group");
+        match self {
+            Self::Native => GroupAddr::from_bytes(bytes.first_chunk().ok_or(wrong)?),
+            Self::SockaddrIn(_) | Self::SockaddrIn6(_) => {
+                let (ip, port) = parts(bytes)?;
+                let group = match ip {
+                    IpAddr::V4(ip) => GroupAddr::of_v4(ip.octets(), port),
+                    IpAddr::V6(ip) => GroupAddr::of_v6(ip.octets(), port),
+                };
+                group.ok_or(wrong)
             }
         }
     }

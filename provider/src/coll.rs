@@ -11,6 +11,7 @@ use crate::av::AvObject;
 use crate::domain::DomainObject;
 use crate::ep::{EpObject, number};
 use crate::guard::{self, entries};
+use crate::mcast;
 use crate::object::{Object, fid};
 
 type SetObject = Object<FidAvSet, Mutex<AvSet>>;
@@ -139,7 +140,7 @@ unsafe extern "C" fn addr(at: *mut FidAvSet, out: *mut u64) -> c_int {
     })
 }
 
-/// `fi_join` with `FI_COLLECTIVE`, which is `fi_join_collective`.
+/// `fi_join`; with `FI_COLLECTIVE` it is `fi_join_collective`.
 pub(crate) unsafe extern "C" fn join(
     at: *mut FidEp,
     addr: *const c_void,
@@ -149,7 +150,8 @@ pub(crate) unsafe extern "C" fn join(
 ) -> c_int {
     guard::int(|| {
         if flags & FI_COLLECTIVE == 0 {
-            return Err(Error::OpNotSupp("multicast groups are not offered"));
+            // SAFETY: the table belongs to endpoints, and the rest is the program's promise.
+            return unsafe { mcast::join(at, addr, flags, out, context) };
         }
         // SAFETY: the table belongs to endpoints; with the flag, `addr` is a collective address.
         let (ep, addr) = unsafe { (EpObject::of(at)?, addr.cast::<CollectiveAddr>().as_ref()) };

@@ -21,6 +21,7 @@ mod host;
 mod info;
 mod known_as;
 mod log;
+mod mcast;
 mod mem;
 mod mr;
 mod msg;

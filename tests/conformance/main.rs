@@ -15,6 +15,7 @@ mod kfi;
 mod lending;
 mod matching;
 mod msg;
+mod multicast;
 mod objects;
 mod queues;
 mod rma;

@@ -256,7 +256,18 @@ fn one_sided() -> Vec<(Op, Vec<u8>, &'static str)> {
             vec![2],
             "dst_op=7 dst_gen=8 result_at=16 resp_status=5 payload=02",
         ),
+        (
+            Op::Mcast(mcast()),
+            b"all".to_vec(),
+            "src_ep=2 flags=0x02 flags.imm=1 inc=0x000000000000feed \
+            group_mac=01:00:5e:01:02:03 group_number=7471 imm=0x0000000000000006 payload=616c6c",
+        ),
     ]
+}
+
+fn mcast() -> McastOp {
+    let group = "barewire://01:00:5e:01:02:03/7471".parse().unwrap();
+    McastOp { group, src_ep: 2, inc: 0xfeed, imm: Some(6) }
 }
 
 #[test]

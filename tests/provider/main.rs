@@ -17,6 +17,7 @@ mod life;
 mod limits;
 mod loading;
 mod mpi;
+mod multicast;
 mod names;
 mod nics;
 mod package;

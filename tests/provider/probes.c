@@ -526,9 +526,9 @@ static void infos(void)
 	expect("fi_getinfo of an unknown type", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
 	       -FI_ENODATA);
 	hints->ep_attr->type = FI_EP_RDM;
-	hints->caps = FI_MSG | FI_MULTICAST;
-	expect("fi_getinfo of FI_MULTICAST", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list),
-	       -FI_ENODATA);
+	hints->caps = FI_TAGGED | FI_MULTICAST;
+	expect("fi_getinfo of FI_MULTICAST without FI_MSG",
+	       fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list), -FI_ENODATA);
 	hints->caps = FI_MSG;
 	hints->ep_attr->type = FI_EP_DGRAM;
 	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list));

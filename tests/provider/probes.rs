@@ -3,8 +3,8 @@
 
 use super::{compile, succeed, with};
 
-/// What is not there is refused and not promised: multicast (row X18), shared vectors (X23), memory
-/// of other devices (X68, AR12). Rows X12 and X13: datagrams, and prefixes of messages.
+/// What is not there is refused and not promised: shared vectors (row X23), memory of other devices
+/// (X68, AR12). Rows X12 and X13: datagrams, and prefixes of messages.
 #[test]
 fn every_bad_call_gets_its_code() {
     with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {

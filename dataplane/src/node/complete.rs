@@ -72,9 +72,14 @@ impl Node {
                     | Ty::Write
                     | Ty::Atomic
                     | Ty::Resp => entry.become_nop(),
-                    Ty::Ack | Ty::Nack | Ty::Who | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
-                        unreachable!("control packets are not kept")
-                    }
+                    Ty::Ack
+                    | Ty::Nack
+                    | Ty::Who
+                    | Ty::Probe
+                    | Ty::Ping
+                    | Ty::Rst
+                    | Ty::Open
+                    | Ty::Mcast => unreachable!("control packets are not kept"),
                 }
             }
         });

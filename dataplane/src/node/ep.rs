@@ -492,10 +492,15 @@ impl EpAttr {
         if self.tx_size == 0 || self.rx_size == 0 {
             return Err(Error::Invalid("queue size must not be 0"));
         }
-        if self.caps.intersects(Caps::MULTICAST) {
-            return Err(Error::OpNotSupp("FI_MULTICAST"));
-        }
         Ok(())
+    }
+
+    /// [`check`](Self::check) of a context of a scalable endpoint, which joins no multicast group.
+    pub(super) fn check_context(&self) -> Result<()> {
+        if self.caps.intersects(Caps::MULTICAST) {
+            return Err(Error::OpNotSupp("FI_MULTICAST of a scalable endpoint"));
+        }
+        self.check()
     }
 }
 
@@ -798,6 +803,7 @@ impl Node {
         self.eps[idx].release_ops(&mut self.cqs);
         self.revoke_grants();
         self.coll_ep_closed(now, idx);
+        self.leave_groups(idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.stop_counting_reads(idx);

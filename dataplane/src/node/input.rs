@@ -104,6 +104,9 @@ impl Node {
         if base.ty == Ty::Who {
             return self.on_who(now, frame, &base);
         }
+        if base.ty == Ty::Mcast {
+            return self.on_mcast(frame, &base);
+        }
         if base.dst != self.station {
             self.counters.rx_not_ours += 1;
             return;
@@ -195,8 +198,8 @@ impl Node {
             },
             // No RST in reply to these: the reply could be answered again, for ever.
             Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
-            // `on_frame_slow` has taken it: it belongs to no session.
-            Ty::Who => {}
+            // `on_frame_slow` has taken them: they belong to no session.
+            Ty::Who | Ty::Mcast => {}
             Ty::Msg
             | Ty::Pack
             | Ty::MsgM
@@ -260,8 +263,8 @@ impl Node {
             }
             Ty::Probe => self.on_probe(p, frame, base),
             // `on_packet` takes the first itself; `on_stranger` takes the others, whose session
-            // does not exist, and `on_frame_slow` the last.
-            Ty::Ack | Ty::Open | Ty::Rst | Ty::Who => {}
+            // does not exist, and `on_frame_slow` the last two.
+            Ty::Ack | Ty::Open | Ty::Rst | Ty::Who | Ty::Mcast => {}
             // Reliable packets are for `on_op`.
             Ty::Msg
             | Ty::Pack
@@ -558,9 +561,15 @@ impl Node {
                 Verdict::Accept
             }),
             // `on_op` has taken the first; the others are unreliable: they have no PSN.
-            Ty::Msg | Ty::Ack | Ty::Nack | Ty::Who | Ty::Probe | Ty::Ping | Ty::Rst | Ty::Open => {
-                Ok(Verdict::Refuse(NackReason::UnknownType))
-            }
+            Ty::Msg
+            | Ty::Ack
+            | Ty::Nack
+            | Ty::Who
+            | Ty::Probe
+            | Ty::Ping
+            | Ty::Rst
+            | Ty::Open
+            | Ty::Mcast => Ok(Verdict::Refuse(NackReason::UnknownType)),
         };
         result.unwrap_or_else(|err| self.malformed(err))
     }

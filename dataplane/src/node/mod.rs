@@ -27,6 +27,7 @@ mod keys;
 mod lost;
 mod mr;
 mod mtu;
+mod multicast;
 mod nagle;
 mod near;
 mod notice;
@@ -114,6 +115,7 @@ pub use failed::FailedInject;
 use fast_op::FastOp;
 pub use fast_rma::{FastAtomic, FastCall, FastRead, FastWrite};
 pub use mr::{MrId, MrReq};
+pub use multicast::{MEMBERS_MAX as GROUP_MEMBERS_MAX, McId};
 pub use nagle::HoldWatch;
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
 pub use rma::{AtomicReq, ReadReq, WriteReq};
@@ -675,6 +677,8 @@ pub(crate) struct Replies {
     pub(crate) queue: VecDeque<Reply>,
     /// Pending name queries, and the names of this node.
     names: who::Names,
+    /// Groups, whose messages belong to no session either.
+    multicast: multicast::Multicast,
     /// Replies that may be queued until a millisecond after `refilled`.
     tokens: u32,
     refilled: Instant,
@@ -684,7 +688,8 @@ impl Default for Replies {
     fn default() -> Self {
         let (queue, tokens) =
             (VecDeque::with_capacity(session::REPLIES_MAX), session::REPLIES_PER_MS);
-        Self { queue, names: who::Names::default(), tokens, refilled: Instant(0) }
+        let (names, multicast) = Default::default();
+        Self { queue, names, multicast, tokens, refilled: Instant(0) }
     }
 }
 

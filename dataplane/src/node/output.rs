@@ -98,10 +98,12 @@ impl Node {
             self.replies.queue.pop_front();
             self.counters.tx_frames += 1;
         }
+        let groups_done = self.send_to_groups(out);
         if !self.looped.is_empty() {
             self.drain_loop(now);
         }
-        let all = self.ready.is_empty() && self.replies.queue.is_empty() && self.looped.is_empty();
+        let sent = self.ready.is_empty() && self.replies.queue.is_empty() && groups_done;
+        let all = sent && self.looped.is_empty();
         self.backlog = false;
         self.todo.set(Todo::SEND, !all || self.gone);
         (self.counters.tx_frames - before) as usize

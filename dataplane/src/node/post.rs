@@ -34,10 +34,11 @@ impl Node {
     ///   [`Error::BadFd`]: it was closed.
     /// - [`Error::OpNotSupp`]: it has no `FI_SEND`, or not `FI_MSG` or `FI_TAGGED`.
     /// - [`Error::BadFlags`]: a flag is unknown here or was not granted (`FI_FENCE`,
-    ///   `FI_MULTICAST`).
-    /// - [`Error::Invalid`]: `dest` is not in the address vector.
+    ///   `FI_MULTICAST`), or does not go with a multicast group.
+    /// - [`Error::Invalid`]: `dest` is not in the address vector, and no group that the endpoint
+    ///   is in; or with `FI_MULTICAST` it is not a group.
     /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
-    ///   [`Self::INJECT_SIZE`].
+    ///   [`Self::INJECT_SIZE`], or longer than a frame holds and to a group.
     /// - [`Error::ConnReset`]: once after a session with the peer was lost, if messages of this
     ///   endpoint that it was told of as sent may have been lost with it.
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
@@ -46,7 +47,10 @@ impl Node {
         if self.join(|| now, ep, &req) != Joined::No {
             return Ok(());
         }
-        let (e, entry) = self.check_send(ep, &req)?;
+        let (e, entry) = match self.check_send(ep, &req) {
+            Ok(checked) => checked,
+            Err(error) => return self.post_to_group(ep, &req, error),
+        };
         self.tell_loss(e, entry.peer)?;
         let len = req.buf.len() as u64;
         self.make_send_room(e);

@@ -14,6 +14,7 @@ use crate::flags::{Caps, CqFlags};
 use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, ReassemblyIdx, RecvIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
+use crate::proto::matching::Src;
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
 use crate::wire::{EndStatus, MsgMOp, MsgOp, NackReason, RndvOp};
@@ -45,7 +46,7 @@ impl MsgHead {
 }
 
 /// Destination of a message.
-enum Target {
+pub(super) enum Target {
     /// Into this receive, at offset `base` of its buffer.
     Recv { recv: RecvIdx, base: u64 },
     /// No receive matches: it becomes an unexpected message.
@@ -307,18 +308,23 @@ impl Node {
     /// Matches a message to a receive, which leaves matching unless it takes further messages.
     #[inline]
     fn target(&mut self, e: EpIdx, head: &MsgHead) -> Target {
+        self.target_of(e, head, self.peers[head.peer].src(head.peer, head.src_ep))
+    }
+
+    /// [`target`](Self::target) of a message from `src`.
+    #[inline]
+    pub(super) fn target_of(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Target {
         let ep = &mut self.eps[e];
         if ep.cq_blocked {
             return Target::Store;
         }
         if ep.srx != EpIdx::NONE {
-            let recv = self.target_shared(e, head);
+            let recv = self.target_shared(e, head, src);
             return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
         }
         let matcher = &mut ep.matcher[head.kind() as usize];
-        let (src, tag) = (self.peers[head.peer].src(head.peer, head.src_ep), head.tag);
         let Some(recv) =
-            matcher.take_posted(&mut self.posted, src, tag, |wr| !wr.is(RecvIs::MULTI))
+            matcher.take_posted(&mut self.posted, src, head.tag, |wr| !wr.is(RecvIs::MULTI))
         else {
             return Target::Store;
         };
@@ -536,6 +542,24 @@ impl Node {
     #[inline]
     pub(crate) fn complete_recv(&mut self, recv: RecvIdx, head: &MsgHead, base: u64, n: u64) {
         let source = self.source_of(self.posted[recv].payload.ep, head.peer, head.src_ep);
+        self.complete_recv_of(recv, head, (base, n), source, |node| {
+            let peer = &node.peers[head.peer];
+            let (station, incarnation) = (peer.station(), peer.inc);
+            (EpAddr { station, ep: head.src_ep, incarnation }, peer.tenant)
+        });
+    }
+
+    /// [`complete_recv`](Self::complete_recv) of a message from `source`, whose address and tenant
+    /// `from` says.
+    #[inline]
+    pub(super) fn complete_recv_of(
+        &mut self,
+        recv: RecvIdx,
+        head: &MsgHead,
+        (base, n): (u64, u64),
+        source: Option<u64>,
+        from: impl FnOnce(&Self) -> (EpAddr, Tenant),
+    ) {
         let wr = &self.posted[recv].payload;
         let (e, multi, wanted) = (wr.ep, wr.is(RecvIs::MULTI), wr.is(RecvIs::SIGNALED));
         let mut flags = CqFlags::RECV;
@@ -566,14 +590,11 @@ impl Node {
         ep.counters.received += 1;
         ep.counters.received_bytes += n;
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
+        let failed = err.map(|err| (err, from(self)));
         let cq = &mut self.cqs[cq].cq;
-        if let Some(err) = err {
-            ep.counters.errors += 1;
-            let (station, incarnation) =
-                (self.peers[head.peer].station(), self.peers[head.peer].inc);
-            let from = EpAddr { station, ep: head.src_ep, incarnation };
-            let err_data = (err == Error::AddrNotAvail).then_some(from);
-            let tenant = self.peers[head.peer].tenant;
+        if let Some((err, (addr, tenant))) = failed {
+            self.eps[e].counters.errors += 1;
+            let err_data = (err == Error::AddrNotAvail).then_some(addr);
             if err_data.is_some() && tenant != Tenant::NONE {
                 cqe.src = self.avs[self.eps[e].av].av.key_user_id(tenant.handle());
             }

@@ -393,7 +393,7 @@ impl Node {
             return false;
         }
         let is = |ty: Ty| raw.ty == ty as u8;
-        let taken = if is(Ty::Who) {
+        let taken = if is(Ty::Who) || is(Ty::Mcast) {
             self.counters.rx_wire[WireError::Secured.index()] += 1;
             false
         } else if is(Ty::Open) || is(Ty::Rst) {
@@ -484,6 +484,11 @@ impl Node {
         let through_memory = frame.is_near() && (!far || matches!(base.ty, Ty::Open | Ty::Rst));
         if base.ty == Ty::Who || through_memory || planted(Bug::ClearTaken) {
             return self.on_frame_slow(now, frame);
+        }
+        if base.ty == Ty::Mcast {
+            // Of others on the link, which need not have a key: no claim to be one that has.
+            self.counters.rx_clear += 1;
+            return;
         }
         self.note_claim(base.src, SealFault::Clear);
         if base.dst != self.station {

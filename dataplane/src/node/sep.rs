@@ -126,7 +126,7 @@ impl Node {
     pub fn sep_tx_open(&mut self, sep: SepId, attr: EpAttr) -> Result<EpId> {
         let number = self.sep(sep)?.first;
         let attr = EpAttr { caps: transmit_caps(attr.caps), buffered_recv: false, ..attr };
-        attr.check()?;
+        attr.check_context()?;
         self.ep_record(attr, number)
     }
 
@@ -148,7 +148,7 @@ impl Node {
             return Err(Error::Busy);
         }
         let attr = EpAttr { caps: receive_caps(attr.caps), ..attr };
-        attr.check()?;
+        attr.check_context()?;
         let ep = self.ep_add(attr, number)?;
         self.eps[ep.0.idx()].rx_ctx = idx as u8;
         Ok(ep)

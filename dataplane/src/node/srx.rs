@@ -148,14 +148,10 @@ impl Node {
 
     /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
     /// on.
-    pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead) -> Option<RecvIdx> {
+    pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Option<RecvIdx> {
         let (s, kind) = (self.eps[e].srx, head.kind() as usize);
         let matcher = &self.eps[s].matcher[kind];
-        let recv = matcher.match_posted(
-            &self.posted,
-            self.peers[head.peer].src(head.peer, head.src_ep),
-            head.tag,
-        )?;
+        let recv = matcher.match_posted(&self.posted, src, head.tag)?;
         if !self.reserve_for(e) {
             self.eps[e].set_cq_blocked(true);
             return None;
@@ -233,7 +229,8 @@ impl Node {
                 let Some(msg) = found else { break };
                 let (head, e) = (self.head_of(msg), self.unexpected[msg].payload.ep);
                 // Without room its endpoint waits from now on; messages of others are tried.
-                if let Some(recv) = self.target_shared(e, &head) {
+                let src = self.peers[head.peer].src(head.peer, head.src_ep);
+                if let Some(recv) = self.target_shared(e, &head, src) {
                     self.unmatch_unexpected(msg);
                     self.deliver_unexpected(now, msg, recv, 0);
                 }

@@ -84,6 +84,13 @@ pub struct NodeCounters {
     pub rx_who: u64,
     /// Answers to questions that nobody here asks.
     pub rx_here_stray: u64,
+    /// Messages to multicast groups that endpoints of this node are in, counted for each of them:
+    /// received, and dropped as no receive was posted.
+    pub rx_mcast: u64,
+    /// See [`rx_mcast`](Self::rx_mcast).
+    pub rx_mcast_dropped: u64,
+    /// Messages to groups that no endpoint of this node is in.
+    pub rx_mcast_other: u64,
     /// Frames that came with a mark of congestion.
     pub rx_marked: u64,
     /// Acknowledgements that echoed one to this node.
@@ -106,6 +113,8 @@ pub struct NodeCounters {
     pub tx_challenges: u64,
     /// Answers to questions who serves a service.
     pub tx_here: u64,
+    /// Messages to multicast groups.
+    pub tx_mcast: u64,
     /// Messages sent, received, and kept for a later receive.
     pub msgs_sent: u64,
     /// Messages received into the application's memory.
@@ -169,6 +178,9 @@ impl Default for NodeCounters {
             rx_not_inserted: 0,
             rx_who: 0,
             rx_here_stray: 0,
+            rx_mcast: 0,
+            rx_mcast_dropped: 0,
+            rx_mcast_other: 0,
             rx_marked: 0,
             rx_echoes: 0,
             tx_frames: 0,
@@ -180,6 +192,7 @@ impl Default for NodeCounters {
             tx_replies_limited: 0,
             tx_challenges: 0,
             tx_here: 0,
+            tx_mcast: 0,
             msgs_sent: 0,
             msgs_received: 0,
             msgs_unexpected: 0,

@@ -27,6 +27,7 @@ mod keys;
 mod lengths;
 mod lost;
 mod marks;
+mod multicast;
 mod nagle;
 mod near;
 mod next;

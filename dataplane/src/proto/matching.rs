@@ -32,12 +32,16 @@ use crate::types::Tenant;
 /// | 16..40 | peer |
 /// | 40..48 | tenant |
 /// | 62 | set: a receive takes messages of anyone of the tenant |
+/// | 63 | set: nobody known |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Src(pub u64);
 
 impl Src {
     /// A receive takes messages from anyone. No message is from here.
     pub const ANY: Self = Self(u64::MAX);
+
+    /// A message is from somebody of whom the node knows nothing. No receive names it.
+    pub const STRANGER: Self = Self(1 << 63);
 
     /// Endpoint `ep` of peer number `peer`.
     #[inline]

@@ -35,7 +35,7 @@ wire_errors! {
     Source = "source", "source address is no station's";
     /// Another major version. The rest of the frame cannot be interpreted.
     Version = "version", "unknown protocol version";
-    /// Prologue bit 7, where there is no key, or in a WHO.
+    /// Prologue bit 7, where there is no key, or in a WHO or MCAST.
     Secured = "secured", "SEC bit set";
     /// Prologue bit 4: only an ACK echoes congestion.
     CongestionEcho = "congestion_echo", "CE bit set in no ACK";
@@ -43,12 +43,12 @@ wire_errors! {
     PrologueReserved = "prologue_reserved", "reserved prologue bits set";
     /// Trailer code 1 or 2.
     TrailerCode = "trailer_code", "unknown trailer code";
-    /// Type 20 to 31: a reliable packet of a later minor version. Answered by NACK, for the packet
-    /// has a PSN and the sequence would wait for it.
+    /// Type 20, 21 or 23 to 31: a reliable packet of a later minor version. Answered by NACK, for
+    /// the packet has a PSN and the sequence would wait for it.
     UnknownType = "unknown_type", "unknown packet type";
     /// Type 0: no packet has it. Dropped, never answered.
     ReservedType = "reserved_type", "reserved packet type";
-    /// `dst_sid` is 0 in a packet other than OPEN, RST and WHO.
+    /// `dst_sid` is 0 in another packet than OPEN, RST, WHO, MCAST.
     NoSid = "no_sid", "packet names no session";
     /// `plen` is not 0 in a packet that has no payload.
     StrayPayload = "stray_payload", "payload where none belongs";
@@ -100,8 +100,8 @@ wire_errors! {
     SackCount = "sack_count", "more than 64 SACK words";
     /// An RST reason that does not exist.
     RstReason = "rst_reason", "unknown reason of an RST";
-    /// An RST or OPEN from incarnation 0, an OPEN of which one of epoch and sid is 0, a question
-    /// without nonce, or an answer without service.
+    /// An RST, OPEN or MCAST from incarnation 0, an OPEN of which one of epoch and sid is 0, a
+    /// question without nonce, or an answer without service.
     Nameless = "nameless", "what names sender, session, question or service is zero";
     /// An OPEN whose echo is half there, or is not the session it was sent to.
     OpenEcho = "open_echo", "echo of an OPEN does not fit its destination";
@@ -113,6 +113,8 @@ wire_errors! {
     OpenChallenge = "open_challenge", "challenge without cookie or echo";
     /// A WHO of a kind, or for a kind of host, that does not exist.
     WhoKind = "who_kind", "unknown kind of a WHO";
+    /// A MCAST whose group is no group address, or the broadcast address.
+    McastGroup = "mcast_group", "no group address in a MCAST";
     /// An RST, OPEN or WHO whose lowest version is 0 or above its highest, or that above 7.
     Versions = "versions", "range of versions makes no sense";
 }

@@ -15,6 +15,7 @@ mod base;
 mod crc;
 mod error;
 mod fast;
+mod mcast;
 mod msg;
 mod nack;
 mod nop;
@@ -39,6 +40,7 @@ pub use error::WireError;
 pub use fast::{
     BaseOut, BaseWords, RawRequest, ReplyTo, RequestKey, RequestTy, ResponseTy, RmaTy, SegmentTy,
 };
+pub use mcast::McastOp;
 pub use msg::{EagerMsg, EagerTaggedView, FrameHead, HeadOut, MsgMOp, MsgOp};
 pub use nack::{NackOp, NackReason};
 pub use nop::NopOp;

@@ -47,6 +47,8 @@ pub enum Op {
     Atomic(AtomicOp),
     /// Of a RESP.
     Resp(RespOp),
+    /// Of a MCAST.
+    Mcast(McastOp),
 }
 
 impl Op {
@@ -83,6 +85,7 @@ impl Op {
             Ty::Read => Self::Read(ReadOp::parse(frame, base)?),
             Ty::Atomic => Self::Atomic(AtomicOp::parse(frame, base)?),
             Ty::Resp => Self::Resp(RespOp::parse(frame, base)?),
+            Ty::Mcast => Self::Mcast(McastOp::parse(frame, base)?),
         })
     }
 
@@ -112,6 +115,7 @@ impl Op {
             Self::Read(op) => op.emit(out),
             Self::Atomic(op) => op.emit(out),
             Self::Resp(op) => op.emit(out),
+            Self::Mcast(op) => op.emit(out),
         }
     }
 
@@ -137,6 +141,7 @@ impl Op {
             Self::Read(_) => Ty::Read,
             Self::Atomic(_) => Ty::Atomic,
             Self::Resp(_) => Ty::Resp,
+            Self::Mcast(_) => Ty::Mcast,
         }
     }
 }

@@ -4,12 +4,12 @@
 mod doc;
 
 use barewire_driver::frame::RxFrame;
-use barewire_driver::port::Station;
+use barewire_driver::port::{MacAddr, Station};
 use proptest::prelude::*;
 
 use super::*;
 use crate::psn::Psn;
-use crate::types::INCARNATION_MAX;
+use crate::types::{GroupAddr, INCARNATION_MAX};
 
 /// Base and operation header of a frame, if it is a good one.
 fn parse(frame: &[u8]) -> Result<(Base, Op), WireError> {
@@ -128,7 +128,13 @@ fn one_sided() -> Vec<(Op, Vec<u8>)> {
         (Op::Read(ReadOp { range, end: true, dst_op: 1, dst_gen: 2, offset: 3, len: 4 }), vec![]),
         (Op::Atomic(atomic), vec![9; 16]),
         (Op::Resp(RespOp { dst_op: 1, dst_gen: 2, offset: 8, status: None }), vec![1; 8]),
+        (Op::Mcast(a_mcast()), b"to all".to_vec()),
     ]
+}
+
+fn a_mcast() -> McastOp {
+    let group = GroupAddr::new(MacAddr([1, 0, 0x5e, 1, 2, 3]), 7471).unwrap();
+    McastOp { group, src_ep: 2, inc: 0xfeed, imm: Some(9) }
 }
 
 prop_compose! {
@@ -239,7 +245,17 @@ fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
         any_rst().prop_map(move |op| none(Op::Rst(op))),
         any_open().prop_map(move |op| none(Op::Open(op))),
         any_one_sided(),
+        any_mcast(),
     ]
+}
+
+fn any_mcast() -> impl Strategy<Value = (Op, Vec<u8>)> {
+    let names = (any::<([u8; 6], u16, u16)>(), 1..=INCARNATION_MAX, any::<Option<u64>>());
+    (names, any_bytes(0)).prop_map(|(((mut mac, number, src_ep), inc, imm), payload)| {
+        mac[0] |= 1;
+        let group = GroupAddr::new(MacAddr(mac), number).unwrap_or(a_mcast().group);
+        (Op::Mcast(McastOp { group, src_ep, inc, imm }), payload)
+    })
 }
 
 prop_compose! {
@@ -425,6 +441,7 @@ proptest! {
                 Ok(Op::Write(op)) => op.payload_off(),
                 Ok(Op::Atomic(op)) => op.payload_off(),
                 Ok(Op::Resp(op)) => op.payload_off(),
+                Ok(Op::Mcast(op)) => op.payload_off(),
                 _ => BASE_LEN,
             };
             prop_assert!(base.end(payload_off) <= bytes.len());
@@ -510,12 +527,12 @@ fn bases_are_refused_for_their_own_cause() {
     refused(Ty::Nop, 15, &[0x02], E::TrailerCode);
     refused(Ty::Nop, 15, &[0x03], E::TrailerTruncated);
     refused(Ty::Nop, 14, &[VERSION << 5], E::ReservedType);
-    for ty in 20..32 {
+    for ty in (20..32).filter(|ty| *ty != Ty::Mcast as u8) {
         refused(Ty::Nop, 14, &[VERSION << 5 | ty], E::UnknownType);
     }
     for ty in Ty::ALL {
         let cause = if ty == Ty::Open { E::OpenEcho } else { E::NoSid };
-        if !matches!(ty, Ty::Rst | Ty::Who) {
+        if !matches!(ty, Ty::Rst | Ty::Who | Ty::Mcast) {
             refused(ty, 16, &[0; 4], cause);
         }
         if !ty.has_payload() {
@@ -619,6 +636,23 @@ fn questions_are_refused_for_their_own_cause() {
     for versions in [[0, 2], [3, 2], [2, 8], [0, 0]] {
         refused(Ty::Who, 52, &versions, E::Versions);
     }
+}
+
+/// Each cause of a MCAST, each once.
+#[test]
+fn messages_to_groups_are_refused_for_their_own_cause() {
+    use WireError as E;
+    for at in [0, 1, 5, 6, 7] {
+        refused(Ty::Mcast, BASE_LEN + at, &[1], E::OpReserved);
+    }
+    for bit in [0, 2, 3, 4, 5, 6, 7] {
+        refused(Ty::Mcast, 44, &[1 << bit | 2], E::MsgFlags);
+    }
+    refused(Ty::Mcast, 48, &[0; 8], E::Nameless);
+    refused(Ty::Mcast, 54, &[1], E::Nameless);
+    refused(Ty::Mcast, 56, &[2], E::McastGroup);
+    refused(Ty::Mcast, 56, &[0xff; 6], E::McastGroup);
+    refused(Ty::Mcast, 30, &[7], E::PayloadTruncated);
 }
 
 /// Each cause of the one-sided operations, each once.

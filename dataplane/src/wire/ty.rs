@@ -42,6 +42,8 @@ pub enum Ty {
     Atomic = 18,
     /// What an ATOMIC found, or why a READ was not served.
     Resp = 19,
+    /// A message to a multicast group, of no session.
+    Mcast = 22,
 }
 
 /// What is fixed by a type, laid out so that the checks of a base are a load and a comparison each.
@@ -101,13 +103,14 @@ impl Info {
             Ty::Read => reliable(48, 0, Tail::None),
             Ty::Atomic => reliable(40, u16::MAX, Tail::Imm),
             Ty::Resp => reliable(16, u16::MAX, Tail::None),
+            Ty::Mcast => Self { plen_max: u16::MAX, tail: Tail::Imm, ..control(24, 0) },
         }
     }
 }
 
 /// By number. What no type has says nothing of a packet.
-const INFO: [Info; 20] = {
-    let mut info = [control(0, 1); 20];
+const INFO: [Info; 23] = {
+    let mut info = [control(0, 1); 23];
     let mut i = 0;
     while i < Ty::ALL.len() {
         info[Ty::ALL[i] as usize] = Info::of(Ty::ALL[i]);
@@ -118,7 +121,7 @@ const INFO: [Info; 20] = {
 
 impl Ty {
     /// All types, in the order of their numbers.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Ack,
         Self::Msg,
         Self::Pack,
@@ -138,6 +141,7 @@ impl Ty {
         Self::Read,
         Self::Atomic,
         Self::Resp,
+        Self::Mcast,
     ];
 
     /// The type whose number the low five bits of `bits` are.
@@ -148,7 +152,7 @@ impl Ty {
 
     #[inline]
     fn info(self) -> &'static Info {
-        const { assert!((Self::Resp as usize) < INFO.len()) };
+        const { assert!((Self::Mcast as usize) < INFO.len()) };
         &INFO[self as usize]
     }
 
@@ -211,6 +215,7 @@ impl Ty {
             Self::Read => "READ",
             Self::Atomic => "ATOMIC",
             Self::Resp => "RESP",
+            Self::Mcast => "MCAST",
         }
     }
 }

@@ -52,6 +52,7 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
             ("host", u32::from_le_bytes(*host).into()),
         ]),
         Op::Probe(op) => map.extend([("heard", op.heard.into())]),
+        Op::Mcast(op) => map.extend(mcast_fields(op)),
         Op::Ack(op, words) => map.extend([
             ("delay", op.delay.into()),
             ("count", op.count.into()),
@@ -90,6 +91,16 @@ fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
     map
 }
 
+fn mcast_fields(op: &McastOp) -> [(&'static str, u64); 5] {
+    [
+        ("src_ep", op.src_ep.into()),
+        ("flags", u64::from(op.imm.is_some()) << 1),
+        ("inc", op.inc),
+        ("group_mac", op.group.mac().frame_word()),
+        ("group_number", op.group.number().into()),
+    ]
+}
+
 fn number(text: &str) -> u64 {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).unwrap(),
@@ -109,6 +120,7 @@ fn the_worked_examples_are_true() {
         ("RST", Ty::Rst),
         ("WHO", Ty::Who),
         ("PROBE", Ty::Probe),
+        ("MCAST", Ty::Mcast),
     ] {
         let lines = example(name);
         let bytes: Vec<u8> = lines.iter().flat_map(|(bytes, ..)| bytes.clone()).collect();

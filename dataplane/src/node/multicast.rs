@@ -1,0 +1,322 @@
+//! Multicast groups: messages of one frame to every endpoint that has joined, best effort.
+//!
+//! A MCAST goes to the broadcast address with the group inside, and belongs to no session: it is
+//! neither acknowledged nor repeated. The members of a group are known to their own nodes alone.
+//!
+//! A message is placed into a posted receive or dropped and counted; none is stored. So whoever
+//! can send frames can consume the posted receives of a group's members, and no memory.
+
+use std::collections::VecDeque;
+
+use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::port::{Station, Tx};
+
+use super::post::wants_cqe;
+use super::recv::{MsgHead, Target};
+use super::{EpId, FrameSink, MsgKind, Node, SendReq};
+use crate::error::{Error, Result};
+use crate::flags::{Caps, CqFlags, OpFlags};
+use crate::idx::{EpIdx, PeerIdx};
+use crate::proto::matching::Src;
+use crate::psn::Psn;
+use crate::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, GroupAddr, Tenant};
+use crate::wire::{self, Base, IMM_LEN, McastOp, Ty};
+
+/// Groups that the endpoints of a node may be in, each counted once for every endpoint.
+pub const MEMBERS_MAX: usize = 256;
+
+/// Frames to groups that may wait for room in the port.
+const QUEUE_MAX: usize = 64;
+
+/// Marks the `fi_addr_t` of a group: no address vector has so many indices.
+const MARK: FiAddr = 1 << 44;
+
+/// Flags that a message to a group may have.
+const FLAGS: OpFlags = OpFlags::MULTICAST
+    .union(OpFlags::REMOTE_CQ_DATA)
+    .union(OpFlags::MORE)
+    .union(OpFlags::COMPLETION)
+    .union(OpFlags::INJECT)
+    .union(OpFlags::INJECT_COMPLETE)
+    .union(OpFlags::TRANSMIT_COMPLETE);
+
+/// An endpoint's place in a multicast group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct McId(u32);
+
+impl McId {
+    /// What messages to the group are sent to (`fi_mc_addr`).
+    pub fn addr(self) -> FiAddr {
+        MARK | FiAddr::from(self.0)
+    }
+
+    fn of_addr(addr: FiAddr) -> Option<Self> {
+        u32::try_from(addr ^ MARK).ok().map(Self)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    id: McId,
+    ep: EpIdx,
+    group: GroupAddr,
+    sends: bool,
+    receives: bool,
+}
+
+/// The groups of a node, and the frames to them that are still to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Multicast {
+    members: Vec<Member>,
+    /// Joins so far: the last name given out.
+    joined: u32,
+    queue: VecDeque<Vec<u8>>,
+    free: Vec<Vec<u8>>,
+}
+
+impl Node {
+    /// Puts `ep` into `group`, to send to it if `directions` has `SEND` and to receive if it has
+    /// `RECV`; both if it has neither. Effective at once.
+    ///
+    /// # Errors
+    /// - [`Error::BadFd`]: the endpoint was closed. [`Error::OpBadState`]: it is not enabled.
+    /// - [`Error::OpNotSupp`]: it has no `FI_MULTICAST`, or no `FI_MSG` of a direction; it takes
+    ///   unexpected messages by their announcement; or the node has a key, and a group has none.
+    /// - [`Error::Invalid`]: it is in the group already.
+    /// - [`Error::NoMem`]: there are [`MEMBERS_MAX`] places.
+    pub fn mc_join(&mut self, ep: EpId, group: GroupAddr, directions: Caps) -> Result<McId> {
+        let own = Caps::SEND | Caps::RECV;
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.caps.contains(Caps::MULTICAST | Caps::MSG) || e.buffered {
+            return Err(Error::OpNotSupp("the endpoint has no FI_MULTICAST with FI_MSG"));
+        }
+        if self.far.is_sealed() {
+            return Err(Error::OpNotSupp("the domain has a key, and a multicast group has none"));
+        }
+        if !e.enabled {
+            return Err(Error::OpBadState);
+        }
+        let asked = if directions.intersects(own) { directions & own } else { e.caps & own };
+        if asked.is_empty() || !e.caps.contains(asked) {
+            return Err(Error::OpNotSupp("the endpoint does not have this direction"));
+        }
+        let (idx, multicast) = (ep.0.idx(), &mut self.replies.multicast);
+        if multicast.members.iter().any(|m| (m.ep, m.group) == (idx, group)) {
+            return Err(Error::Invalid("the endpoint is in the group"));
+        }
+        if multicast.members.len() >= MEMBERS_MAX || multicast.joined == u32::MAX {
+            return Err(Error::NoMem);
+        }
+        multicast.joined += 1;
+        let id = McId(multicast.joined);
+        let (sends, receives) = (asked.contains(Caps::SEND), asked.contains(Caps::RECV));
+        multicast.members.push(Member { id, ep: idx, group, sends, receives });
+        if sends && multicast.free.is_empty() && multicast.queue.is_empty() {
+            let len = self.frame_len();
+            self.replies.multicast.free.resize_with(QUEUE_MAX, || Vec::with_capacity(len));
+        }
+        Ok(id)
+    }
+
+    /// Leaves a group. What was sent to it still leaves.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was left, or the endpoint closed.
+    pub fn mc_leave(&mut self, id: McId) -> Result<()> {
+        let at =
+            self.replies.multicast.members.iter().position(|m| m.id == id).ok_or(Error::BadFd)?;
+        self.replies.multicast.members.swap_remove(at);
+        Ok(())
+    }
+
+    /// Endpoint `e` is being closed.
+    pub(super) fn leave_groups(&mut self, e: EpIdx) {
+        self.replies.multicast.members.retain(|m| m.ep != e);
+    }
+
+    /// Longest message to a group, bytes; 8 less with remote CQ data.
+    pub fn mc_max(&self) -> usize {
+        let mtu = match self.near_max {
+            0 => self.frame_max,
+            near => self.frame_max.min(near),
+        };
+        self.far.room(mtu, McastOp::LEN)
+    }
+
+    /// Posts a message that is for no single peer, as `declined` says. It is copied, and ends at
+    /// once.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[cold]
+    pub(super) fn post_to_group(&mut self, ep: EpId, req: &SendReq, declined: Error) -> Result<()> {
+        let by_dest = matches!(declined, Error::Invalid(_) | Error::BadFlags | Error::MsgTooLong);
+        let e = self.eps.by_handle(ep.0).filter(|e| by_dest && e.caps.contains(Caps::MULTICAST));
+        let Some(e) = e else { return Err(declined) };
+        let Some(id) = McId::of_addr(req.dest) else {
+            let meant = req.flags.contains(OpFlags::MULTICAST);
+            let no_group = Error::Invalid("FI_MULTICAST: not the address of a group");
+            return Err(if meant { no_group } else { declined });
+        };
+        if req.kind != MsgKind::Msg {
+            return Err(Error::OpNotSupp("a message to a group has no tag"));
+        }
+        if !FLAGS.contains(req.flags) {
+            return Err(Error::BadFlags);
+        }
+        let (idx, src_ep) = (ep.0.idx(), e.number);
+        let member = self.replies.multicast.members.iter().find(|m| (m.id, m.ep) == (id, idx));
+        let Member { group, sends, .. } =
+            *member.ok_or(Error::Invalid("destination is no group of the endpoint"))?;
+        if !sends {
+            return Err(Error::OpNotSupp("the group was joined to receive"));
+        }
+        let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
+        let len = req.buf.len();
+        let inject = req.flags.contains(OpFlags::INJECT) && len > Self::INJECT_SIZE;
+        if inject || len > self.mc_max() - imm.map_or(0, |_| IMM_LEN) {
+            return Err(Error::MsgTooLong);
+        }
+        if self.gone {
+            return Err(Error::NetDown);
+        }
+        self.make_send_room(idx);
+        if self.replies.multicast.free.is_empty() || !self.cqs[self.eps[idx].tx_cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        let op = McastOp { group, src_ep, inc: self.settings.incarnation, imm };
+        self.queue_for_group(&op, req);
+        self.complete_to_group(idx, req);
+        Ok(())
+    }
+
+    /// Writes the frame of a message, for which there is a buffer.
+    fn queue_for_group(&mut self, op: &McastOp, req: &SendReq) {
+        let (payload_off, len) = (op.payload_off(), req.buf.len());
+        let control = self.control(Station::BROADCAST, Ty::Mcast, 0, Psn(0));
+        let base = Base { plen: len as u16, ..control };
+        let mut bytes = self.replies.multicast.free.pop().expect("a free buffer was seen");
+        bytes.clear();
+        bytes.resize(payload_off + len, 0);
+        let (head, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");
+        base.emit(head);
+        op.emit(rest);
+        req.buf.read_at(0, &mut bytes[payload_off..]);
+        if base.crc {
+            let crc = wire::crc_of_head(&bytes).to_le_bytes();
+            bytes.extend_from_slice(&crc);
+        }
+        self.replies.multicast.queue.push_back(bytes);
+        self.note_due();
+    }
+
+    /// Writes the completion of a message, for which an entry is reserved.
+    fn complete_to_group(&mut self, e: EpIdx, req: &SendReq) {
+        let ep = &mut self.eps[e];
+        let wanted = wants_cqe(req, ep.tx_selective);
+        ep.counters.sent += 1;
+        ep.counters.sent_bytes += req.buf.len() as u64;
+        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        if wanted {
+            let flags = CqFlags::SEND | CqFlags::MSG;
+            let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
+            cq.push(Cqe { op_context, flags, src, ..Cqe::default() });
+        } else {
+            cq.unreserve();
+        }
+        self.count(cntr, true);
+        self.counters.tx_mcast += 1;
+    }
+
+    /// Sends what is queued for groups, to the port and to the members of this node. False if some
+    /// is left: the port has no room.
+    pub(super) fn send_to_groups(&mut self, out: &mut dyn FrameSink) -> bool {
+        while let Some(bytes) = self.replies.multicast.queue.pop_front() {
+            if out.send(&TxFrame::whole(&bytes)) == Tx::Full {
+                self.blocked = true;
+                self.replies.multicast.queue.push_front(bytes);
+                return false;
+            }
+            self.counters.tx_frames += 1;
+            let frame = RxFrame::new(&bytes);
+            if let Ok(base) = Base::parse(&frame)
+                && let Ok(op) = McastOp::parse(&frame, &base)
+            {
+                self.deliver_to_members(&frame, &base, &op);
+            }
+            self.replies.multicast.free.push(bytes);
+        }
+        true
+    }
+
+    /// Takes a MCAST.
+    #[cold]
+    pub(super) fn on_mcast(&mut self, frame: &RxFrame<'_>, base: &Base) {
+        if base.src == self.station || base.dst != Station::BROADCAST {
+            self.counters.rx_not_ours += 1;
+            return;
+        }
+        if self.has_crc() && !base.crc {
+            self.counters.rx_no_crc += 1;
+            return;
+        }
+        match McastOp::parse(frame, base) {
+            Ok(op) => {
+                if !self.deliver_to_members(frame, base, &op) {
+                    self.counters.rx_mcast_other += 1;
+                }
+            }
+            Err(err) => self.counters.rx_wire[err.index()] += 1,
+        }
+    }
+
+    /// Delivers a message to the members of its group, but to the endpoint that sent it. False if
+    /// there is none.
+    fn deliver_to_members(&mut self, frame: &RxFrame<'_>, base: &Base, op: &McastOp) -> bool {
+        let own = base.src == self.station;
+        let mut any = false;
+        for i in 0..self.replies.multicast.members.len() {
+            let Member { ep, group, receives, .. } = self.replies.multicast.members[i];
+            if group == op.group && receives && !(own && self.eps[ep].number == op.src_ep) {
+                any = true;
+                self.deliver_to_member(ep, frame, base, op);
+            }
+        }
+        any
+    }
+
+    fn deliver_to_member(&mut self, e: EpIdx, frame: &RxFrame<'_>, base: &Base, op: &McastOp) {
+        // One that had another life does not count as the one that was inserted.
+        let known = self.by_station.get(&self.peers, base.src, Tenant::NONE).filter(|&p| {
+            let inc = self.peers[p].inc;
+            inc == 0 || inc == op.inc
+        });
+        let may = match known {
+            Some(p) => self.may_reach(p, e),
+            None => {
+                let open = !self.settings.inserted || base.src == self.station;
+                let may = open || self.eps[e].admits_all;
+                self.counters.rx_not_inserted += u64::from(!may);
+                may
+            }
+        };
+        if !may {
+            return;
+        }
+        let src = known.map_or(Src::STRANGER, |p| self.peers[p].src(p, op.src_ep));
+        let (peer, len) = (known.unwrap_or(PeerIdx::NONE), u64::from(base.plen));
+        let head = MsgHead { peer, src_ep: op.src_ep, tagged: false, tag: 0, imm: op.imm, len };
+        let Target::Recv { recv, base: at } = self.target_of(e, &head, src) else {
+            self.counters.rx_mcast_dropped += 1;
+            return;
+        };
+        let n = self.room(recv, at).min(len);
+        if n > 0 {
+            frame.copy_to_io(op.payload_off(), &self.recv_buf(recv), at as usize, n as usize);
+        }
+        let source = known.and_then(|p| self.source_of(e, p, op.src_ep));
+        let addr = EpAddr { station: base.src, ep: op.src_ep, incarnation: op.inc };
+        self.complete_recv_of(recv, &head, (at, n), source, |_| (addr, Tenant::NONE));
+        self.counters.rx_mcast += 1;
+    }
+}
