@@ -470,7 +470,7 @@ mod tests {
         };
         let of = [("pid", "13"), ("port", "afpacket:eth0"), ("address", "02:00:00:00:00:01")];
         assert_eq!(value("barewire_port_tx_frames_total", &of), 1002.0);
-        assert_eq!(value("barewire_node_tx_retransmits_total", &of), 2034.0);
+        assert_eq!(value("barewire_node_tx_retransmits_total", &of), 2037.0);
         assert_eq!(value("barewire_domain_last_poll_timestamp_seconds", &of), 2.0);
         assert_eq!(value("barewire_session_rtt_seconds", &[("peer", "02:00:00:00:00:09")]), 1.5e-6);
         assert_eq!(value("barewire_session_waiting_operations", &[("cause", "credit")]), 2.0);
