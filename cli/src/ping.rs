@@ -64,8 +64,8 @@ Environment:
   BAREWIRE_KEY_FILE, BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE,
   BAREWIRE_PEER_IDS, BAREWIRE_SEAL  as domains have them")]
 pub(crate) struct PingArgs {
-    /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, or IP[:PORT]. On
-    /// a udp or ip port, PORT is its UDP port (default: 52000); on others that leave the host, a
+    /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, IP, or IP:PORT.
+    /// On a udp or ip port, PORT is its UDP port (default: 52000); on others that leave the host, a
     /// service, which is resolved by a broadcast (default: any that is served there).
     #[arg(value_name = "ADDR", value_parser = whom)]
     target: Whom,
