@@ -286,7 +286,7 @@ impl ToPort<'_> {
     }
 }
 
-/// Receives for [`Engine::fast_turn_other`].
+/// Receives for [`Engine::fast_turn_other`](super::Engine::fast_turn_other).
 pub(super) struct VisitRxPoll<'a>(pub(super) ToNode<'a, NoReader>);
 
 impl PortVisitor for VisitRxPoll<'_> {
