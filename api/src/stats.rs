@@ -590,6 +590,16 @@ pub struct Publishing {
     pub port_name: String,
     /// Whether it is a switch.
     pub is_switch: bool,
+    /// The network namespace in which it opened the port, by its inode; 0 if it could not see that.
+    pub netns: u32,
+}
+
+impl Publishing {
+    /// Whether it opened the port in the network namespace of this thread, as far as can be seen.
+    pub fn is_here(&self) -> bool {
+        let here = file::netns();
+        self.netns == 0 || here == 0 || self.netns == here
+    }
 }
 
 /// Who publishes in the file `path`.
@@ -604,6 +614,7 @@ pub fn look(path: &Path) -> io::Result<Publishing> {
         alive: loaded.alive,
         port_name: loaded.name(HEADER_LEN),
         is_switch: loaded.kind == switch::SHAPE.kind,
+        netns: loaded.netns,
     })
 }
 

@@ -342,7 +342,7 @@ fn node_help(name: &str) -> &'static str {
         "rx_cert_limited" => "OPENs whose certificates were not checked, because of the limit.",
         "rx_no_session" => "Packets for a session that does not exist.",
         "rx_bad_ack" => "Packets that acknowledge what was never sent.",
-        "rx_duplicate" => "Packets that had arrived before.",
+        "rx_duplicate" => "Packets and messages to groups that had arrived before.",
         "rx_out_of_window" => "Packets beyond the receive window.",
         "rx_no_buffer" => "Packets that came early and were dropped for lack of a buffer.",
         "rx_refused" => "Packets refused with a NACK.",

@@ -31,6 +31,7 @@ mod memif;
 mod memif_cases;
 mod messages;
 mod mixed;
+mod multicast;
 mod near;
 mod one_sided;
 mod paths;
@@ -61,6 +62,7 @@ fn worker_process() {
             "patient-sender" => caller::send_on(stream::PATIENT),
             "member" => members::run(),
             "switch" => members::run_switch(),
+            "listener" => multicast::run(),
             "noise" => foreign::make_noise(),
             "datagrams" => foreign::send_datagrams(),
             "opener" => environment::try_open(),

@@ -11,7 +11,7 @@ use crate::switch::{NIC, PORT, end, switches};
 use crate::{kills, start};
 
 pub(crate) const ALICE: u32 = 65_534;
-const BOB: u32 = 47_111;
+pub(crate) const BOB: u32 = 47_111;
 
 /// Two nodes with switches, if we can be several users here.
 pub(crate) fn nodes() -> Option<Nodes> {

@@ -20,6 +20,7 @@ pub(super) const NAME_LEN: usize = 16;
 
 const HEAD_LEN: usize = 2;
 pub(super) const SEQ: usize = 3;
+/// The process in the low half, its network namespace by its inode in the high half.
 pub(super) const PID: usize = 4;
 const OPENED: usize = 5;
 const UPDATED: usize = 6;
@@ -74,7 +75,7 @@ impl Writer {
         let file = Arc::new(file);
         match Block::new(Arc::clone(&file), shape) {
             Ok(block) => {
-                block.put(PID, u64::from(pid));
+                block.put(PID, u64::from(pid) | u64::from(netns()) << 32);
                 block.put(OPENED, opened_ns);
                 block.put(KIND, shape.kind);
                 block.put(HEAD_LEN, shape.head_len as u64);
@@ -270,6 +271,8 @@ pub(super) struct Loaded {
     pub(super) pid: u32,
     pub(super) opened_ns: u64,
     pub(super) updated_ns: u64,
+    /// 0 if it could not be seen.
+    pub(super) netns: u32,
     pub(super) kind: u64,
     /// The words before the rows.
     pub(super) head: Vec<u64>,
@@ -344,6 +347,7 @@ pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
                     pid: head[PID] as u32,
                     opened_ns: head[OPENED],
                     updated_ns: head[UPDATED],
+                    netns: (head[PID] >> 32) as u32,
                     kind: shape.kind,
                     head,
                     tables,
@@ -353,6 +357,12 @@ pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
         std::thread::yield_now();
     }
     Err(invalid("its writer ended in the middle of an update"))
+}
+
+/// The network namespace of the thread, which may be another one than the process', by its inode; 0
+/// if that cannot be seen. It has 32 bits.
+pub(super) fn netns() -> u32 {
+    fs::metadata("/proc/thread-self/ns/net").map_or(0, |of| of.ino() as u32)
 }
 
 fn other_layout(file: &File, layout: u64) -> io::Error {

@@ -28,6 +28,9 @@ pub const MEMBERS_MAX: usize = 256;
 /// Frames to groups that may wait for room in the port.
 const QUEUE_MAX: usize = 64;
 
+/// Messages that are remembered to know copies of them.
+const SEEN: usize = 1024;
+
 /// Marks the `fi_addr_t` of a group: no address vector has so many indices.
 const MARK: FiAddr = 1 << 44;
 
@@ -64,14 +67,38 @@ struct Member {
     receives: bool,
 }
 
+/// What tells a message from all others: its sender, the life of that, and the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sent {
+    by: u64,
+    inc: u64,
+    number: u32,
+}
+
 /// The groups of a node, and the frames to them that are still to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Multicast {
     members: Vec<Member>,
     /// Joins so far: the last name given out.
     joined: u32,
+    /// Messages sent so far, which number them.
+    sent: u32,
+    /// Messages received last, each in the place that its number and sender choose: what comes by
+    /// two ways, such as memory and a switch, is received once. Empty until somebody joins.
+    seen: Vec<Option<Sent>>,
     queue: VecDeque<Vec<u8>>,
     free: Vec<Vec<u8>>,
+}
+
+impl Multicast {
+    /// Notes a message, and says whether it has come before.
+    fn is_copy(&mut self, sent: Sent) -> bool {
+        // Of one sender, any so many in a row have places of their own.
+        let at = (sent.by.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
+        let at = at.wrapping_add(sent.number) as usize % SEEN;
+        let place = self.seen.get_mut(at);
+        place.is_some_and(|place| place.replace(sent) == Some(sent))
+    }
 }
 
 impl Node {
@@ -109,6 +136,7 @@ impl Node {
         }
         multicast.joined += 1;
         let id = McId(multicast.joined);
+        multicast.seen.resize(SEEN, None);
         let (sends, receives) = (asked.contains(Caps::SEND), asked.contains(Caps::RECV));
         multicast.members.push(Member { id, ep: idx, group, sends, receives });
         if sends && multicast.free.is_empty() && multicast.queue.is_empty() {
@@ -193,7 +221,10 @@ impl Node {
     /// Writes the frame of a message, for which there is a buffer.
     fn queue_for_group(&mut self, op: &McastOp, req: &SendReq) {
         let (payload_off, len) = (op.payload_off(), req.buf.len());
-        let control = self.control(Station::BROADCAST, Ty::Mcast, 0, Psn(0));
+        let multicast = &mut self.replies.multicast;
+        multicast.sent = multicast.sent.wrapping_add(1);
+        let number = Psn(multicast.sent);
+        let control = self.control(Station::BROADCAST, Ty::Mcast, 0, number);
         let base = Base { plen: len as u16, ..control };
         let mut bytes = self.replies.multicast.free.pop().expect("a free buffer was seen");
         bytes.clear();
@@ -262,7 +293,10 @@ impl Node {
         }
         match McastOp::parse(frame, base) {
             Ok(op) => {
-                if !self.deliver_to_members(frame, base, &op) {
+                let sent = Sent { by: base.src.word(), inc: op.inc, number: base.psn.0 };
+                if self.replies.multicast.is_copy(sent) {
+                    self.counters.rx_duplicate += 1;
+                } else if !self.deliver_to_members(frame, base, &op) {
                     self.counters.rx_mcast_other += 1;
                 }
             }

@@ -51,7 +51,7 @@ pub struct NodeCounters {
     pub rx_no_session: u64,
     /// Packets whose acknowledgement covers what was never sent.
     pub rx_bad_ack: u64,
-    /// Packets that had arrived before.
+    /// Packets and messages to groups that had arrived before.
     pub rx_duplicate: u64,
     /// Packets beyond the receive window.
     pub rx_out_of_window: u64,
