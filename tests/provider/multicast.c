@@ -130,5 +130,6 @@ int main(void)
 	must("fi_close", fi_close(&fabric->fid));
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
+	printf(bad ? "BAD end\n" : "ok end\n");
 	return bad != 0;
 }

@@ -191,6 +191,11 @@ fn a_full_port_is_waited_for() {
 
 /// A MCAST of a station that nobody knows.
 fn forged(crc: bool, inc: u64, payload: &[u8]) -> Vec<u8> {
+    numbered(0, crc, inc, payload)
+}
+
+/// The same with this number.
+fn numbered(number: u32, crc: bool, inc: u64, payload: &[u8]) -> Vec<u8> {
     let base = Base {
         dst: Station::BROADCAST,
         src: Station::at([2, 0, 0, 0, 0, 0x66]),
@@ -200,7 +205,7 @@ fn forged(crc: bool, inc: u64, payload: &[u8]) -> Vec<u8> {
         ce: false,
         crc,
         dst_sid: 0,
-        psn: Psn(0),
+        psn: Psn(number),
         cack: Psn(0),
         grant: 0,
         plen: 0,
@@ -219,13 +224,16 @@ fn a_flood_by_a_stranger_is_dropped() {
     let peer = end.node.av_insert(Instant(0), end.av, peer).unwrap();
     recv(&mut end, 4, peer, 1);
     let before = end.node.levels();
-    let frame = forged(true, 5, b"flood");
-    give(&mut end, &vec![frame.clone(); 1000]);
+    let frame = |number| numbered(number, true, 5, b"flood");
+    give(&mut end, &(0..1000).map(frame).collect::<Vec<_>>());
     assert_eq!(counted(&end), [0, 0, 1000, 0]);
     assert_eq!(end.node.levels(), before);
     assert!(sent(&mut end).is_empty() && read(&mut end).is_empty());
     recv(&mut end, 4, FI_ADDR_UNSPEC, 2);
-    give(&mut end, &[frame]);
+    // A copy of the last one is none more.
+    give(&mut end, &[frame(999)]);
+    assert_eq!(end.node.counters().rx_duplicate, 1);
+    give(&mut end, &[frame(1000)]);
     let End { node, cq, .. } = &mut end;
     let err = node.cq_readerr(*cq).unwrap();
     assert_eq!((err.err, err.cqe.op_context, err.olen), (Error::Trunc, 2, 1));
