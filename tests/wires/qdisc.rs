@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use barewire_driver::backend::netdev::{Egress, egress, links};
-use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::frame::{RxFrame, TxFrame, address};
 use barewire_driver::open::open;
-use barewire_driver::port::PortCounters;
+use barewire_driver::port::{PortCounters, Station};
 use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
 
 use crate::lengths::fewer_sizes;
@@ -43,11 +43,13 @@ fn arriving(
         let hear = move || {
             nodes.enter(1).unwrap();
             let mut there = open(AFPACKET).unwrap();
-            let dst = there.caps().station.mac.0;
+            // A child of another test may still hold the number of the port before.
+            let dst = there.caps().station;
             let send = move || {
                 nodes.enter(0).unwrap();
                 let mut port = open(port).unwrap();
-                let frame = [&dst[..], &[2; 6], &[0x88, 0xb5], &[0; 46]].concat();
+                let mut frame = [[0; 12].as_slice(), &[0x88, 0xb5], &[0; 46]].concat();
+                address(&mut frame, dst, Station::at([2; 6]));
                 let mut fastest = PATIENCE;
                 for _ in 0..frames {
                     let begin = Instant::now();
