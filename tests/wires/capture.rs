@@ -31,6 +31,8 @@ fn barewire() -> Result<PathBuf, String> {
 struct Running {
     child: Child,
     said: BufReader<std::process::ChildStderr>,
+    /// The line that was waited for.
+    line: String,
 }
 
 impl Running {
@@ -38,11 +40,11 @@ impl Running {
     fn start(mut command: Command, begins: &str) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let said = BufReader::new(child.stderr.take().unwrap());
-        let mut running = Self { child, said };
-        let mut line = String::new();
-        while !line.starts_with(begins) {
-            line.clear();
-            assert!(running.said.read_line(&mut line).unwrap() > 0, "no line: {begins}");
+        let mut running = Self { child, said, line: String::new() };
+        while !running.line.starts_with(begins) {
+            running.line.clear();
+            let len = running.said.read_line(&mut running.line).unwrap();
+            assert!(len > 0, "no line: {begins}");
         }
         running
     }
@@ -211,6 +213,24 @@ fn capture_on_ports_of_the_kernel() {
         let Some(nodes) = or_skip(Nodes::unprivileged_pair(1500)) else { return };
         records_on(&nodes, [port; 2]);
     }
+}
+
+/// Goal: a process of another network namespace is another one's, whatever its interface is called,
+/// also where nobody but itself can see in which it is.
+#[test]
+fn capture_knows_its_own_namespace() {
+    let Some(barewire) = or_skip(barewire()) else { return };
+    let Some(nodes) = or_skip(Nodes::unprivileged_pair(1500)) else { return };
+    let Some(others) = or_skip(Nodes::unprivileged_pair(1500)) else { return };
+    let pairs = [&nodes, &others];
+    let pairs = pairs.map(|of| Pair::start(|node, role| start(of, node, role, UDP)));
+    let mut capture = nodes.command(0, barewire);
+    capture.args(["capture", "--port", UDP, "-o", "/dev/null"]);
+    let capture = Running::start(capture, "capturing on");
+    let of_it = format!("of process {}", pairs[0].caller.id());
+    assert!(capture.line.contains(&of_it), "{of_it}: {}", capture.line);
+    capture.end();
+    pairs.into_iter().for_each(Pair::end);
 }
 
 /// Goal: past the kernel, where no packet socket sees a frame.
