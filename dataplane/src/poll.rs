@@ -250,7 +250,7 @@ impl Engine {
     /// needed. The first completion may go to `reader`.
     #[inline(always)]
     pub fn fast_turn(&mut self, reader: impl Reader) -> Option<usize> {
-        let AnyPort::Shm(port) = &mut self.port else { return cold(None) };
+        let AnyPort::Shm(port) = &mut self.port else { return self.near_turn(reader) };
         // Decrement and test in one instruction; the store is undone below on underflow.
         let (left, none) = self.untimed.overflowing_sub(1);
         self.untimed = left;
@@ -269,7 +269,7 @@ impl Engine {
     #[inline(always)]
     pub fn fast_turn_other(&mut self) -> Option<usize> {
         if !self.node.is_lossless() {
-            return self.near_turn().or_else(|| self.timed_turn());
+            return self.timed_turn();
         }
         let Some(left) = self.untimed.checked_sub(1) else { return cold(None) };
         let polled = self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now)))?;
@@ -277,20 +277,25 @@ impl Engine {
         Some(self.after_rx(polled))
     }
 
-    /// A turn that takes a frame of a near station, and neither looks at the far side nor reads the
-    /// clock. `None`, and nothing has happened, if the near side has no frame, or if the others are
-    /// due.
+    /// A turn that looks at near stations alone, and does not read the clock. `None`, and nothing
+    /// has happened, if the far side or something else is due, or may be.
     #[inline(always)]
-    fn near_turn(&mut self) -> Option<usize> {
-        let AnyPort::Near(port) = &mut self.port else { return None };
-        let moved = port.rx_near(&mut ToNode::of(&mut self.node, &self.now))?;
-        if self.node.only_waits() {
-            return Some(moved);
+    fn near_turn(&mut self, reader: impl Reader) -> Option<usize> {
+        let AnyPort::Near(port) = &mut self.port else { return cold(None) };
+        let sink = &mut ToNode { node: &mut self.node, now: &self.now, reader: Some(reader) };
+        match port.rx_near(sink)? {
+            0 if !self.node.is_idle() => cold(None),
+            moved if self.node.only_waits() => Some(moved),
+            moved => Some(self.after_near(moved)),
         }
-        cold(());
+    }
+
+    /// The rest of a [`near_turn`](Self::near_turn) that has something to send.
+    #[inline(never)]
+    fn after_near(&mut self, moved: usize) -> usize {
         self.now = Self::now();
         self.node.tick(self.now);
-        Some(self.busy_turn(Some(moved)))
+        self.busy_turn(Some(moved))
     }
 
     /// A turn on a lossy port without the rare checks of [`turn`](Self::turn). `None`, and nothing
@@ -307,6 +312,9 @@ impl Engine {
             && port.skips_far(now.0)
             && self.node.passes(now)
         {
+            if self.node.is_idle_until(Instant(now.0 + TURN_GAP_NS)) {
+                port.may_skip_clock();
+            }
             return Some(0);
         }
         self.uncounted += 1;
@@ -434,21 +442,30 @@ impl Engine {
     /// and the clock was not read for long. The next turn, due at once, then reads it.
     #[inline(always)]
     pub fn is_late(&mut self) -> bool {
-        // On a lossy port each turn reads the clock.
-        self.node.has_timers() && self.node.is_lossless() && self.look_for_pause()
+        self.node.has_timers() && self.has_skipped_clock() && self.look_for_pause()
+    }
+
+    /// Whether a turn has skipped the clock since it was last read.
+    #[inline(always)]
+    fn has_skipped_clock(&self) -> bool {
+        if let AnyPort::Near(port) = &self.port {
+            return port.has_skipped_clock();
+        }
+        self.node.is_lossless() && self.untimed != self.uncounted
     }
 
     #[inline(never)]
     fn look_for_pause(&mut self) -> bool {
-        // Every turn since then has read the clock.
-        if self.untimed == self.uncounted {
-            return false;
-        }
         let now = Self::now();
         let late = now.since(self.looked_at.max(self.now)) > TURN_GAP_NS;
         if late {
-            self.uncounted -= self.untimed;
-            self.untimed = 0;
+            match &mut self.port {
+                AnyPort::Near(port) => port.must_read_clock(),
+                _ => {
+                    self.uncounted -= self.untimed;
+                    self.untimed = 0;
+                }
+            }
         }
         self.looked_at = now;
         late
@@ -498,11 +515,11 @@ impl Engine {
         joined != Joined::No
     }
 
-    /// [`Node::try_send_cached`], to the shared segment only. False: nothing has happened; call
-    /// [`post_send`](Self::post_send).
+    /// [`Node::try_send_cached`], through the shared segment only. False: nothing has happened;
+    /// call [`post_send`](Self::post_send).
     #[inline(always)]
     pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq) -> bool {
-        let AnyPort::Shm(port) = &mut self.port else { return cold(false) };
+        let Some(port) = self.port.segment() else { return cold(false) };
         let sent = self.node.try_send_cached(ep, req, &mut ToPortCached(port));
         if sent {
             port.finish();
@@ -797,7 +814,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::flags::BindFlags;
-    use crate::node::{CqId, EpAttr, MsgKind, NodeSettings};
+    use crate::node::{CqId, EpAttr, MsgKind, NoReader, NodeSettings, Todo};
     use crate::seal::{Keyring, Mode, PreSharedKey};
     use crate::types::{Cqe, FI_ADDR_UNSPEC};
     use barewire_driver::backend::fault::{Fault, FaultSettings};
@@ -892,23 +909,80 @@ mod tests {
         assert!(polls <= Some(2), "told by poll {polls:?}, one in 60 ms");
     }
 
+    /// A port that may lose frames: only such a one leads out of this machine.
+    fn lossy(port: Loopback) -> Fault {
+        let loses = FaultSettings { loss: f64::MIN_POSITIVE, ..FaultSettings::default() };
+        Fault::new(Box::new(port), loses, "fault()")
+    }
+
+    /// Joins a segment under the address of a port that may lose frames.
+    fn join(segment: &ShmSettings, far: Loopback) -> Near<AnyPort> {
+        let far: Box<dyn Port> = Box::new(lossy(far));
+        Near::join(segment, far.into(), "near".into()).unwrap_or_else(|(_, why)| panic!("{why}"))
+    }
+
+    /// Goal: polls that skip the clock see near frames, end when something has to leave by time,
+    /// and are noticed once they come seldom. Method: as many as there may be are allowed anew.
+    #[test]
+    fn polls_without_the_clock_put_nothing_off() {
+        let segment = ShmSettings::named(&format!("skips-{}", std::process::id()));
+        let (one, two) = Loopback::pair();
+        let (mut a, a_av, a_cq, a_ep) = open(join(&segment, one), 11);
+        let (mut b, b_av, _, b_ep) = open(join(&segment, two), 22);
+        let to_a = b.av_insert(b_av, a.node().addr_of(a_ep).unwrap()).unwrap();
+        let mut cqe = [Cqe::default(); 8];
+        let skip_clock = |a: &mut Engine| {
+            let AnyPort::Near(port) = &mut a.port else { panic!("it has a near side") };
+            let now = Engine::now().0;
+            port.skips_far(now);
+            port.skips_far(now);
+            port.may_skip_clock();
+        };
+        a.post_recv(a_ep, recv()).unwrap();
+        b.post_send(b_ep, send(to_a)).unwrap();
+        while a.node_mut().cq_read(a_cq, &mut cqe).is_err() {
+            a.turn().unwrap();
+            b.turn().unwrap();
+        }
+        // The acknowledgement of the first message is out.
+        while a.fast_turn(NoReader) != Some(0) {
+            let _ = a.turn();
+            skip_clock(&mut a);
+        }
+        a.post_recv(a_ep, recv()).unwrap();
+        b.post_send(b_ep, send(to_a)).unwrap();
+        skip_clock(&mut a);
+        let read_at = a.now;
+        let polls = (1..).find(|_| a.fast_turn(NoReader) == Some(1));
+        assert_eq!((polls, a.now), (Some(1), read_at), "a near frame is found without the clock");
+        assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1));
+        // A timer runs from here on: the peer's silence counts.
+        let to_b = a.av_insert(a_av, b.node().addr_of(b_ep).unwrap()).unwrap();
+        let flags = OpFlags::DELIVERY_COMPLETE;
+        a.post_send(a_ep, SendReq { flags, ..send(to_b) }).unwrap();
+        skip_clock(&mut a);
+        assert_eq!(a.fast_turn(NoReader), Some(0));
+        a.now = Engine::now();
+        assert!(!a.is_late());
+        (a.now, a.looked_at) = (Instant(a.now.0 - 2 * TURN_GAP_NS), Instant(0));
+        assert!(a.is_late());
+        assert_eq!(a.fast_turn(NoReader), None, "seldom: the clock is needed");
+        skip_clock(&mut a);
+        a.node.todo.insert(Todo::ACKS);
+        assert_eq!(a.fast_turn(NoReader), None, "by time: the clock is needed");
+    }
+
     /// Goal: nothing of a program under a key leaves this machine's memory unsealed, not even what
     /// is for a process of this node that has just gone; and what was sent to that ends.
     #[test]
     fn what_is_for_a_neighbour_that_has_gone_does_not_leave() {
         let segment = ShmSettings::named(&format!("poll-gone-{}", std::process::id()));
-        let join = |far: Loopback| {
-            // Only a port that may lose frames leads out of this machine.
-            let loses = FaultSettings { loss: f64::MIN_POSITIVE, ..FaultSettings::default() };
-            let far: Box<dyn Port> = Box::new(Fault::new(Box::new(far), loses, "fault()"));
-            Near::join(&segment, far, "near".into()).unwrap_or_else(|(_, why)| panic!("{why}"))
-        };
         let key = || PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
         let keys = |n| Keyring::new(vec![key()], [n; 32]);
         // The end of the wire has the address of the neighbour.
         let ((a_far, mut wire), (_other, b_far)) = (Loopback::pair(), Loopback::pair());
-        let (mut a, a_av, a_cq, a_ep) = open_with(join(a_far), 11, keys(1));
-        let (mut b, b_av, b_cq, b_ep) = open_with(join(b_far), 22, keys(2));
+        let (mut a, a_av, a_cq, a_ep) = open_with(join(&segment, a_far), 11, keys(1));
+        let (mut b, b_av, b_cq, b_ep) = open_with(join(&segment, b_far), 22, keys(2));
         let dest = a.av_insert(a_av, b.node().addr_of(b_ep).unwrap()).unwrap();
         b.av_insert(b_av, a.node().addr_of(a_ep).unwrap()).unwrap();
         let mut cqe = [Cqe::default(); 8];

@@ -181,6 +181,12 @@ impl<K: Idx> Wheel<K> {
         passes
     }
 
+    /// Whether no timer is due at `then` or before.
+    #[inline]
+    pub fn is_idle_until(&self, then: Instant) -> bool {
+        then.0 < self.due_ns
+    }
+
     #[cold]
     fn expire_due(&mut self, now_tick: u64) -> Option<K> {
         loop {

@@ -170,6 +170,18 @@ impl AnyPort {
         }
     }
 
+    /// The shared segment of the port: itself, or its near side.
+    #[inline(always)]
+    pub fn segment(&mut self) -> Option<&mut Box<ShmPort>> {
+        match self {
+            Self::Shm(port) => Some(port),
+            Self::Near(port) => Some(port.segment()),
+            #[cfg(feature = "dpdk")]
+            Self::Dpdk(_) => cold(None),
+            Self::Memif(_) | Self::Switched(_) | Self::Other(_) => cold(None),
+        }
+    }
+
     /// Does something with the port, if its type is known and it is not the segment's.
     #[inline(always)]
     pub fn far<K: PortVisitor>(&mut self, visitor: K) -> Option<K::Done> {

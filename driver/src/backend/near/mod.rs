@@ -41,6 +41,11 @@ const SKIPS_MAX: u32 = 64;
 const BUSY_NS: u64 = 100_000;
 /// That pause as a multiple of the time that a poll of the far side takes.
 const GAP_LOOKS: u64 = 32;
+/// Polls in a row that may find the near side empty without a reading of the clock, which costs as
+/// much as the rest of such a poll, and how quickly as many must have followed each other,
+/// nanoseconds. A program that begins to poll seldom finds a far frame so many polls later, once.
+const UNTIMED_POLLS: u32 = 4;
+const TIGHT_NS: u64 = 1_500;
 /// Number of polls of an empty far side that are timed.
 const LOOKS_TIMED: u32 = 64;
 /// Entries of the cache of far addresses; two that share one evict each other.
@@ -135,6 +140,12 @@ pub struct Near<F> {
     near_came: bool,
     /// The near side has more frames than the last poll could take.
     near_waits: bool,
+    /// When [`skips_far`](Self::skips_far) was last asked, and whether that was a moment ago.
+    asked_ns: u64,
+    is_tight: bool,
+    /// Polls left that need neither the clock nor the far side, and whether one was made.
+    untimed_polls: u32,
+    has_skipped_clock: bool,
     /// Why the far side is gone, if a send has found that.
     gone: Option<PortGone>,
     waiter: Option<Arc<Waiter>>,
@@ -197,6 +208,10 @@ impl<F: Far> Near<F> {
             far_came_ns: 0,
             near_came: false,
             near_waits: false,
+            asked_ns: 0,
+            is_tight: false,
+            untimed_polls: 0,
+            has_skipped_clock: false,
             gone: None,
             waiter,
         })
@@ -272,8 +287,9 @@ impl<F: Far> Near<F> {
         &mut self.far
     }
 
-    /// [`FastPort::rx_poll`] of the near side. `None`, and nothing was taken, if it has no frame or
-    /// more than one, or if the far side is due to be polled.
+    /// [`FastPort::rx_poll`] of the near side. `None`, and nothing was taken, if it has more than
+    /// one frame, if the far side is due to be polled, or if that may be: there is no near frame,
+    /// and no poll without the clock is [left](Self::may_skip_clock).
     #[inline(always)]
     pub fn rx_near(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         if self.skipped >= SKIPS_MAX || self.far_came {
@@ -281,16 +297,44 @@ impl<F: Far> Near<F> {
         }
         let polled = self.near.rx_poll(&mut AsNear(sink));
         self.near_waits = polled.is_none();
-        let got = polled.filter(|&got| got > 0)?;
+        let got = polled?;
+        if got == 0 {
+            self.untimed_polls = self.untimed_polls.checked_sub(1)?;
+            self.has_skipped_clock = true;
+            return Some(0);
+        }
         self.skipped += 1;
         self.near_came = true;
         Some(got)
+    }
+
+    /// Follows [`skips_far`](Self::skips_far) if nothing is due soon: the next polls that find the
+    /// near side empty need not read the clock, if polls follow each other quickly.
+    #[inline(always)]
+    pub fn may_skip_clock(&mut self) {
+        if self.is_tight {
+            self.untimed_polls = UNTIMED_POLLS;
+        }
+    }
+
+    /// Whether a poll has skipped the clock since it was last read.
+    #[inline(always)]
+    pub fn has_skipped_clock(&self) -> bool {
+        self.has_skipped_clock
+    }
+
+    /// The next poll that finds the near side empty does not skip the clock.
+    pub fn must_read_clock(&mut self) {
+        self.untimed_polls = 0;
     }
 
     /// Whether a poll at `now_ns` that found the near side empty may skip the far side: near frames
     /// are expected, far ones are not, and the far side was empty a moment ago.
     #[inline(always)]
     pub fn skips_far(&mut self, now_ns: u64) -> bool {
+        let since = now_ns.wrapping_sub(std::mem::replace(&mut self.asked_ns, now_ns));
+        self.is_tight = since < TIGHT_NS;
+        (self.untimed_polls, self.has_skipped_clock) = (0, false);
         if std::mem::take(&mut self.near_came) {
             self.near_came_ns = now_ns;
         }

@@ -323,6 +323,41 @@ fn a_quiet_far_side_is_looked_at_once_in_a_pause() {
     assert_eq!(is_looked_at(a, &mut now, 100), 100, "nothing has come for long");
 }
 
+/// Goal: a few polls that find nothing need no clock, if polls follow each other quickly and until
+/// the caller wants it. Method: time is made up.
+#[test]
+fn a_few_quick_polls_skip_the_clock() {
+    let Wire { mut near, .. } = wire(2, 0);
+    let at_a = near[0].caps().station;
+    let mut from = near.pop().unwrap();
+    let a = &mut near[0];
+    (a.gap_ns, a.untimed_looks) = (u64::MAX, 0);
+    let rx_near = |a: &mut Near<_>| a.rx_near(&mut |_: &RxFrame<'_>| ());
+    let skipping = |a: &mut Near<_>| (0..100).take_while(|_| rx_near(a) == Some(0)).count();
+    let mut now = 1_000_000_000;
+    for _ in 0..2 {
+        // The first makes the ring known.
+        drain(a);
+        assert_eq!(send(&mut from, at_a, b"x"), Tx::Sent);
+    }
+    assert_eq!(rx_near(a), Some(1));
+    assert_eq!(skipping(a), 0, "not allowed");
+    for (pause, polls) in [(TIGHT_NS, 0), (TIGHT_NS - 1, UNTIMED_POLLS), (TIGHT_NS, 0)] {
+        now += pause;
+        assert!(a.skips_far(now));
+        assert!(!a.has_skipped_clock());
+        a.may_skip_clock();
+        assert_eq!(skipping(a), polls as usize, "after {pause} ns");
+        assert_eq!(a.has_skipped_clock(), polls > 0);
+    }
+    now += 100;
+    assert!(a.skips_far(now));
+    a.may_skip_clock();
+    assert_eq!(rx_near(a), Some(0));
+    a.must_read_clock();
+    assert_eq!(skipping(a), 0, "the clock is wanted");
+}
+
 /// Goal: a sleeper is woken by a frame on either side and by hand, soon, and by nothing else.
 #[test]
 fn a_sleeper_is_woken_by_both_sides() {
