@@ -21,7 +21,7 @@ use barewire_driver::port::{
     FastPort, InPlaceTx, Port, PortCaps, PortCounters, PortGone, PortWaiter, Station,
 };
 
-use self::sinks::{ToFastPort, ToNode, ToPort, ToPortCached, VisitRxPoll};
+use self::sinks::{ToFastPort, ToNode, ToPort, ToPortCached};
 use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::idx::{EpIdx, PeerIdx};
@@ -272,7 +272,7 @@ impl Engine {
             return self.timed_turn();
         }
         let Some(left) = self.untimed.checked_sub(1) else { return cold(None) };
-        let polled = self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now)))?;
+        let polled = self.port.rx_poll_wire(&mut ToNode::of(&mut self.node, &self.now));
         self.untimed = left;
         Some(self.after_rx(polled))
     }
@@ -318,7 +318,12 @@ impl Engine {
             return Some(0);
         }
         self.uncounted += 1;
-        match self.port.far(VisitRxPoll(ToNode::of(&mut self.node, &self.now))).flatten() {
+        let mut sink = ToNode::of(&mut self.node, &self.now);
+        let polled = match &mut self.port {
+            AnyPort::Near(port) => port.rx_poll(&mut sink),
+            port => port.rx_poll_wire(&mut sink),
+        };
+        match polled {
             Some(moved) if self.node.passes(now) => Some(moved),
             polled => {
                 cold(());
@@ -531,10 +536,10 @@ impl Engine {
     /// False: nothing has happened; call [`post_send`](Self::post_send).
     #[inline(always)]
     pub fn try_send_inline(&mut self, ep: EpId, req: &SendReq) -> bool {
-        if let AnyPort::Near(port) = &mut self.port {
-            return self.node.try_send_inline(ep, req, &mut ToFastPort(port.segment()), Self::now);
+        if let Some(port) = self.port.segment() {
+            return self.node.try_send_inline(ep, req, &mut ToFastPort(port), Self::now);
         }
-        self.port.with_fast(VisitSendInline { node: &mut self.node, ep, req }).unwrap_or(false)
+        self.port.on_wire(VisitSendInline { node: &mut self.node, ep, req }).unwrap_or(false)
     }
 
     /// [`Node::try_send`], to any port. False: nothing has happened; call

@@ -24,6 +24,7 @@ fn main() {
         ("shm-tagged-64B-safe", None),
         ("node-tagged-64B", None),
         ("near-tagged-64B", None),
+        ("far-tagged-64B", None),
         ("lossy-tagged-64B", None),
         ("lossy-tagged-64B-inject", None),
         ("lossy-crc-tagged-64B", None),
@@ -91,23 +92,32 @@ fn run_case(case: &str, count: u64) -> Made<()> {
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "near-tagged-64B" => {
-            let mut pair = memif_pair(&format!("near={}", segment("instructions")))?;
+            let near = format!("near={}", segment("instructions"));
+            let mut pair = memif_pair([&near, &near])?;
             exchange(&mut pair, (how, LEN), WARM_UP)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
+        "far-tagged-64B" => {
+            let near = |node| format!("crc=no,near={}", segment(node));
+            let mut pair = memif_pair([&near("instructions-1"), &near("instructions-2")])?;
+            // Empty polls of the far side are timed first.
+            pair.iter_mut().for_each(|end| (0..1000).for_each(|_| _ = end.poll()));
+            exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
+            steady(|| exchange(&mut pair, (how, LEN), count))?;
+        }
         "lossy-tagged-64B" | "lossy-tagged-64B-inject" => {
-            let mut pair = memif_pair("crc=no")?;
+            let mut pair = memif_pair(["crc=no"; 2])?;
             exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-crc-tagged-64B" => {
-            let mut pair = memif_pair("crc=yes")?;
+            let mut pair = memif_pair(["crc=yes"; 2])?;
             exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-stream-64B" | "lossy-more-64B" => {
             let more = case == "lossy-more-64B";
-            let mut pair = memif_pair("crc=no")?;
+            let mut pair = memif_pair(["crc=no"; 2])?;
             exchange_many(&mut pair, more, WARM_UP / 4)?;
             steady(|| exchange_many(&mut pair, more, count))?;
         }
@@ -116,13 +126,14 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// Two ends of the raw API on a memif, which may lose frames and does not, with `option`.
-fn memif_pair(option: &str) -> Made<[RawEnd; 2]> {
-    let open = |role| {
+/// Two ends of the raw API on a memif, which may lose frames and does not, with the options of
+/// each.
+fn memif_pair([server, client]: [&str; 2]) -> Made<[RawEnd; 2]> {
+    let open = |role, option| {
         let spec = format!("memif:@bench-instructions-{},role={role},{option}", std::process::id());
         RawEnd::open(&spec, 4096)
     };
-    Ok(joined([open("server")?, open("client")?]))
+    Ok(joined([open("server", server)?, open("client", client)?]))
 }
 
 /// `count` messages from the first to the second end, sixteen at a time. With `more` all but the

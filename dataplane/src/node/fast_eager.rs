@@ -769,13 +769,17 @@ impl Ep {
     ) -> bool {
         let entry = avs.get(self.av).and_then(|table| table.av.lookup(dest));
         let Some(entry) = entry.filter(|entry| entry.rx_ctx == 0) else { return false };
-        let (peer, ep, inc) = (entry.peer, entry.ep, entry.incarnation);
-        if inc != 0 && peers.get(peer).is_none_or(|peer| peer.inc != inc) {
+        let (p, ep, inc) = (entry.peer, entry.ep, entry.incarnation);
+        let peer = peers.get(p);
+        if inc != 0 && peer.is_none_or(|peer| peer.inc != inc) {
             return false;
         }
-        let fast_dest = self.fast_send.map(|fast| if fast { dest } else { FI_ADDR_UNSPEC });
-        let fast_peer = self.fast_send.map(|fast| if fast { peer } else { PeerIdx::NONE });
-        self.route = Route { dest, peer, ends: [ep, self.number], inc, fast_dest, fast_peer };
+        // What a path may lose does not leave by the fast entries: they need not look further.
+        let lossless = peer.is_some_and(|peer| peer.path.is_lossless());
+        let fast = self.fast_send.map(|fast| fast && lossless);
+        let fast_dest = fast.map(|fast| if fast { dest } else { FI_ADDR_UNSPEC });
+        let fast_peer = fast.map(|fast| if fast { p } else { PeerIdx::NONE });
+        self.route = Route { dest, peer: p, ends: [ep, self.number], inc, fast_dest, fast_peer };
         true
     }
 
@@ -795,6 +799,7 @@ impl Ep {
             && self.tx_cntr == CntrIdx::NONE
             && (asked || !self.tx_selective)
             && (self.route.dest == dest || self.find_route(net, dest))
+            && net.1.get(self.route.peer).is_some_and(|peer| peer.path.is_lossless())
     }
 }
 

@@ -43,6 +43,9 @@ impl Node {
         if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
             peer.path = path;
         }
+        // They say by which entry a message to the peer leaves.
+        self.forget_routes();
+        let peer = &mut self.peers[p];
         let window = if path.is_lossless() { Controller::whole() } else { Controller::default() };
         peer.snd.cwnd = window;
     }

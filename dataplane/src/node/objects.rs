@@ -551,7 +551,8 @@ impl Node {
         }
     }
 
-    fn forget_routes(&mut self) {
+    /// Every endpoint looks up the route of its next message.
+    pub(super) fn forget_routes(&mut self) {
         self.eps.iter_mut().for_each(|(_, ep)| ep.route = Route::NONE);
     }
 

@@ -255,7 +255,7 @@ impl FrameSink for ToPort<'_> {
 
     #[inline(always)]
     fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx {
-        if self.port.with_fast(VisitTxFrame(frame)) == Some(true) {
+        if self.port.with_fast(frame.dst(), VisitTxFrame(frame)) == Some(true) {
             return Tx::Sent;
         }
         send_whole(self, frame)
@@ -266,7 +266,7 @@ impl FrameSink for ToPort<'_> {
         // Checked here first: most messages that get here are longer.
         let crc = msg.crc().map_or(0, |_| TRAILER_LEN);
         let short = EagerMsg::LEN + msg.body().len() + crc <= SHORT;
-        if short && self.port.with_fast(VisitTxMsg(msg)) == Some(true) {
+        if short && self.port.with_fast(msg.head().dst, VisitTxMsg(msg)) == Some(true) {
             return Tx::Sent;
         }
         send_msg_long(&mut **self.port, msg).unwrap_or_else(|gone| {
@@ -283,17 +283,5 @@ impl ToPort<'_> {
         if self.gone.is_none() {
             self.gone = self.port.flush().err();
         }
-    }
-}
-
-/// Receives for [`Engine::fast_turn_other`](super::Engine::fast_turn_other).
-pub(super) struct VisitRxPoll<'a>(pub(super) ToNode<'a, NoReader>);
-
-impl PortVisitor for VisitRxPoll<'_> {
-    type Done = Option<usize>;
-
-    #[inline(always)]
-    fn visit<P: FastPort>(mut self, port: &mut Box<P>) -> Option<usize> {
-        port.rx_poll(&mut self.0)
     }
 }

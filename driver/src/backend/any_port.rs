@@ -18,7 +18,7 @@ use super::switch::SwitchedPort;
 use super::tapped::{Direction, Record, Tapped};
 use crate::clock::now_ns;
 use crate::error::OpenError;
-use crate::frame::{TxFrame, WriteBody, WriteHead};
+use crate::frame::TxFrame;
 use crate::hint::cold;
 use crate::port::{FastPort, Port, PortGone, RxSink};
 
@@ -95,14 +95,9 @@ impl Far for AnyPort {
         self.rx_burst(max, sink)
     }
 
-    #[inline]
-    fn send_made<const H: usize, R: WriteBody>(
-        &mut self,
-        dst: u64,
-        head: &impl WriteHead<H>,
-        rest: &R,
-    ) -> bool {
-        self.far(VisitTxInPlace { dst, head, rest }) == Some(true)
+    #[inline(always)]
+    fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        self.rx_poll_wire(sink)
     }
 
     fn count_polls(&mut self, polls: u32) {
@@ -110,19 +105,15 @@ impl Far for AnyPort {
     }
 }
 
-/// [`InPlaceTx::tx_in_place`](crate::port::InPlaceTx::tx_in_place), to a port whose type is known.
-struct VisitTxInPlace<'a, const H: usize, F, R> {
-    dst: u64,
-    head: &'a F,
-    rest: &'a R,
-}
+/// [`FastPort::rx_poll`] of a port whose type is known.
+struct VisitRxPoll<'a, S>(&'a mut S);
 
-impl<const H: usize, F: WriteHead<H>, R: WriteBody> PortVisitor for VisitTxInPlace<'_, H, F, R> {
-    type Done = bool;
+impl<S: RxSink> PortVisitor for VisitRxPoll<'_, S> {
+    type Done = Option<usize>;
 
     #[inline(always)]
-    fn visit<P: FastPort>(self, port: &mut Box<P>) -> bool {
-        port.tx_in_place(self.dst, self.head, self.rest)
+    fn visit<P: FastPort>(self, port: &mut Box<P>) -> Option<usize> {
+        port.rx_poll(self.0)
     }
 }
 
@@ -153,23 +144,6 @@ impl AnyPort {
         }
     }
 
-    /// Does something with the port, if its type is known.
-    #[inline(always)]
-    pub fn with_fast<K: PortVisitor>(&mut self, visitor: K) -> Option<K::Done> {
-        match self {
-            Self::Shm(port) => Some(visitor.visit(port)),
-            #[cfg(feature = "dpdk")]
-            Self::Dpdk(_) => {
-                cold(());
-                self.far(visitor)
-            }
-            Self::Memif(_) | Self::Switched(_) | Self::Near(_) | Self::Other(_) => {
-                cold(());
-                self.far(visitor)
-            }
-        }
-    }
-
     /// The shared segment of the port: itself, or its near side.
     #[inline(always)]
     pub fn segment(&mut self) -> Option<&mut Box<ShmPort>> {
@@ -182,17 +156,37 @@ impl AnyPort {
         }
     }
 
-    /// Does something with the port, if its type is known and it is not the segment's.
+    /// Does something with the port, or the side of it, that a frame to `dst`
+    /// ([`Station::word`](crate::port::Station::word)) takes, if that is known and its type as
+    /// well.
     #[inline(always)]
-    pub fn far<K: PortVisitor>(&mut self, visitor: K) -> Option<K::Done> {
+    pub fn with_fast<K: PortVisitor>(&mut self, dst: u64, visitor: K) -> Option<K::Done> {
+        let on_segment = if let Self::Near(port) = self { port.is_near_way(dst) } else { true };
+        if on_segment && let Some(port) = self.segment() {
+            return Some(visitor.visit(port));
+        }
+        cold(());
+        let wire = if let Self::Near(port) = self { port.wire_to(dst)? } else { self };
+        wire.on_wire(visitor)
+    }
+
+    /// Does something with the port, if its type is known and it has no shared segment.
+    #[inline(always)]
+    pub fn on_wire<K: PortVisitor>(&mut self, visitor: K) -> Option<K::Done> {
         match self {
             Self::Memif(port) => Some(visitor.visit(port)),
             #[cfg(feature = "dpdk")]
             Self::Dpdk(port) => Some(visitor.visit(port)),
             Self::Switched(port) => Some(visitor.visit(port)),
-            Self::Near(port) => Some(visitor.visit(port)),
-            Self::Shm(_) | Self::Other(_) => None,
+            Self::Shm(_) | Self::Near(_) | Self::Other(_) => None,
         }
+    }
+
+    /// [`FastPort::rx_poll`] of another port than a shared segment. `None` also if its type is not
+    /// known.
+    #[inline(always)]
+    pub fn rx_poll_wire(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        self.on_wire(VisitRxPoll(sink)).flatten()
     }
 
     /// As [`FastPort::count`], if the port's type is known.
@@ -297,7 +291,7 @@ impl DerefMut for AnyPort {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteHead};
+    use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, WriteHead};
     use crate::mem::{InlineBytes, IoBuf};
     use crate::port::{InPlaceTx, Tx};
 

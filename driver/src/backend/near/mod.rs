@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use super::shm::{Bell, LOOK, ShmBoard, ShmPort, ShmSettings};
 use crate::clock;
 use crate::error::OpenError;
-use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame, WriteBody, WriteHead};
+use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::hint::cold;
 use crate::port::{
     FastPort, InPlaceTx, Inside, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
@@ -76,13 +76,8 @@ pub trait Far: DerefMut<Target = dyn Port> + Send + 'static {
     /// As there.
     fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone>;
 
-    /// As [`InPlaceTx::tx_in_place`], if it is a [`FastPort`]; else false.
-    fn send_made<const H: usize, R: WriteBody>(
-        &mut self,
-        dst: u64,
-        head: &impl WriteHead<H>,
-        rest: &R,
-    ) -> bool;
+    /// As [`FastPort::rx_poll`], if it is one; else `None`.
+    fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize>;
 
     /// As [`FastPort::count`], if it is one.
     fn count_polls(&mut self, polls: u32);
@@ -93,13 +88,8 @@ impl Far for Box<dyn Port> {
         self.rx_burst(max, sink)
     }
 
-    fn send_made<const H: usize, R: WriteBody>(
-        &mut self,
-        _: u64,
-        _: &impl WriteHead<H>,
-        _: &R,
-    ) -> bool {
-        false
+    fn rx_poll(&mut self, _: &mut impl RxSink) -> Option<usize> {
+        None
     }
 
     fn count_polls(&mut self, _: u32) {}
@@ -282,6 +272,20 @@ impl<F: Far> Near<F> {
         &mut self.near
     }
 
+    /// Whether the last near frame went to `dst`, as [`Station::word`] has it: the next one to it
+    /// needs no look-up.
+    #[inline(always)]
+    pub fn is_near_way(&self, dst: u64) -> bool {
+        self.near.is_last(dst)
+    }
+
+    /// The far side, for a frame that is written in place: if `dst` is known to be no member, and
+    /// every frame may leave, since such a frame cannot be looked at before.
+    #[inline(always)]
+    pub fn wire_to(&mut self, dst: u64) -> Option<&mut F> {
+        (self.may_leave.is_none() && self.is_far(dst)).then_some(&mut self.far)
+    }
+
     /// The far side.
     pub(in crate::backend) fn far(&mut self) -> &mut F {
         &mut self.far
@@ -306,6 +310,30 @@ impl<F: Far> Near<F> {
         self.skipped += 1;
         self.near_came = true;
         Some(got)
+    }
+
+    /// As [`FastPort::rx_poll`], of both sides, once the far side is due to be polled.
+    #[inline(always)]
+    pub fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
+        if self.skipped >= SKIPS_MAX || self.untimed_looks > 0 || self.gone.is_some() {
+            return cold(None);
+        }
+        let near = self.near.rx_poll(&mut AsNear(sink))?;
+        if near > 0 {
+            self.skipped += 1;
+            self.near_came = true;
+            return Some(near);
+        }
+        let far = self.far.rx_poll(sink)?;
+        self.skipped = 0;
+        self.far_came = far > 0;
+        Some(far)
+    }
+
+    /// As [`FastPort::count`], of both sides.
+    pub fn count(&mut self, polls: u32) {
+        self.near.count(polls);
+        self.far.count_polls(polls);
     }
 
     /// Follows [`skips_far`](Self::skips_far) if nothing is due soon: the next polls that find the
@@ -412,35 +440,6 @@ impl<S: RxSink> RxSink for AsNear<'_, S> {
     #[inline(always)]
     fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx) {
         self.0.frame_with(&frame.as_near(), Inside(back));
-    }
-}
-
-impl<F: Far> InPlaceTx for Near<F> {
-    #[inline(never)]
-    fn tx_in_place<const H: usize, R: WriteBody>(
-        &mut self,
-        dst: u64,
-        head: &impl WriteHead<H>,
-        rest: &R,
-    ) -> bool {
-        if self.near.is_last(dst) {
-            return self.near.tx_in_place(dst, head, rest);
-        }
-        // A frame written in place cannot be checked before.
-        self.may_leave.is_none() && self.is_far(dst) && self.far.send_made(dst, head, rest)
-    }
-}
-
-impl<F: Far> FastPort for Near<F> {
-    /// There are always two sides to poll.
-    #[inline]
-    fn rx_poll(&mut self, _: &mut impl RxSink) -> Option<usize> {
-        None
-    }
-
-    fn count(&mut self, polls: u32) {
-        self.near.count(polls);
-        self.far.count_polls(polls);
     }
 }
 
