@@ -58,6 +58,16 @@ fn no_files_name_one_another_in_a_circle() {
 }
 
 #[test]
+fn a_node_gets_no_more_methods() {
+    let count: usize = sources().iter().map(node_methods).sum();
+    let what = "what touches one field of the node alone belongs to the field's type";
+    assert!(
+        count <= NODE_METHODS_MAX,
+        "{count} methods of Node, {NODE_METHODS_MAX} allowed: {what}"
+    );
+}
+
+#[test]
 fn packet_types_and_devices_have_no_catch_all() {
     expect_clean(catch_alls);
 }
@@ -354,6 +364,23 @@ fn home(code: &BTreeMap<Module, Paths>, path: &Module, depth: u32) -> Module {
         Some(export) => home(code, &[export, path[len + 1..].to_vec()].concat(), depth - 1),
         None => file,
     }
+}
+
+/// Methods of a node, all files together: to be lowered, not raised.
+const NODE_METHODS_MAX: usize = 601;
+
+/// Methods of `Node` in a file that is no test.
+fn node_methods(source: &Source) -> usize {
+    if !source.path.starts_with("dataplane/src/node/") || source.path.contains("/tests") {
+        return 0;
+    }
+    let mut inside = false;
+    let is_method = |(_, line): &(usize, &str)| {
+        inside = line.starts_with("impl Node {") || inside && *line != "}";
+        let item = line.strip_prefix("    ").filter(|item| inside && !item.starts_with(' '));
+        item.is_some_and(|item| words(item, "fn").next().is_some())
+    };
+    source.lines().filter(is_method).count()
 }
 
 /// Types of which a `match` names all variants, and where: a packet type or a device that is added
@@ -824,6 +851,14 @@ fn circles_sees_one_by_a_use_a_path_and_a_re_export() {
         "#[cfg(test)]\nmod tests;\nuse super::y::g;\n#[cfg(test)]\nmod t { use super::y; }";
     let bad = [file("driver/src/a/x.rs", hidden), file("driver/src/a/y.rs", "use super::x::X;")];
     assert_eq!(circles(&bad, "driver").len(), 1);
+}
+
+#[test]
+fn node_methods_counts_those_of_a_node() {
+    let code = "impl Node {\n    fn a() {\n        fn b() {}\n    }\n    pub(super) fn c() {}\n}\n";
+    let source = |path| Source::new(path, &format!("{code}impl X {{\n    fn d() {{}}\n}}\n"));
+    assert_eq!(node_methods(&source("dataplane/src/node/a.rs")), 2);
+    assert_eq!(node_methods(&source("dataplane/src/node/tests/a.rs")), 0);
 }
 
 #[test]

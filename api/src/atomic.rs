@@ -13,7 +13,7 @@
 //! are lent until the completion gives them back. Base calls complete when the target has executed
 //! them, the others when the old values are in place.
 
-use barewire_dataplane::node::{AtomicReq, Node, RmaIov, RmaList};
+use barewire_dataplane::node::{AtomicReq, RmaIov, RmaList, atomic_valid};
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 use barewire_driver::mem::IoBuf;
 
@@ -384,7 +384,7 @@ impl EpCommon {
     /// [`Error::OpNotSupp`].
     #[doc(alias = "fi_atomicvalid")]
     pub fn atomicvalid(&self, what: What) -> Result<usize> {
-        Node::atomic_valid(AtomicKind::Base, what.op, what.datatype)
+        atomic_valid(AtomicKind::Base, what.op, what.datatype)
     }
 
     /// Whether the fetch calls have the operation, and the most elements of one.
@@ -393,7 +393,7 @@ impl EpCommon {
     /// [`Error::OpNotSupp`].
     #[doc(alias = "fi_fetch_atomicvalid")]
     pub fn fetch_atomicvalid(&self, what: What) -> Result<usize> {
-        Node::atomic_valid(AtomicKind::Fetch, what.op, what.datatype)
+        atomic_valid(AtomicKind::Fetch, what.op, what.datatype)
     }
 
     /// Whether the compare calls have the operation, and the most elements of one.
@@ -402,7 +402,7 @@ impl EpCommon {
     /// [`Error::OpNotSupp`].
     #[doc(alias = "fi_compare_atomicvalid")]
     pub fn compare_atomicvalid(&self, what: What) -> Result<usize> {
-        Node::atomic_valid(AtomicKind::Compare, what.op, what.datatype)
+        atomic_valid(AtomicKind::Compare, what.op, what.datatype)
     }
 }
 
@@ -421,7 +421,7 @@ impl Domain {
             FI_COMPARE_ATOMIC => AtomicKind::Compare,
             _ => return Err(Error::BadFlags),
         };
-        let count = Node::atomic_valid(kind, what.op, what.datatype)?;
+        let count = atomic_valid(kind, what.op, what.datatype)?;
         let size = Datatype::try_from(what.datatype).map_or(0, Datatype::size);
         Ok(AtomicAttr { count, size })
     }

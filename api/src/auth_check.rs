@@ -13,7 +13,7 @@ use crate::inner::{Core, DomainRef};
 pub(crate) fn is_auth_key(dom: &DomainRef, key: &[u8]) -> Result<bool> {
     let Some(key) = PreSharedKey::new(key, dom.settings.seal) else { return Ok(false) };
     let mut core = dom.enter_control()?;
-    Ok(core.auth_keys.opened_with(&key) || core.node().lists_key(&key))
+    Ok(core.auth_keys.opened_with(&key) || core.node().openings.lists_key(&key))
 }
 
 /// Refuses the key that an endpoint names, if it is not that of its domain.
@@ -21,7 +21,9 @@ pub(crate) fn is_auth_key(dom: &DomainRef, key: &[u8]) -> Result<bool> {
 /// # Errors
 /// [`Error::Invalid`].
 pub(crate) fn check_endpoint(dom: &DomainRef, key: &[u8]) -> Result<()> {
-    if key.is_empty() || !dom.enter_control()?.node().has_tenants() && is_auth_key(dom, key)? {
+    if key.is_empty()
+        || !dom.enter_control()?.node().openings.has_tenants() && is_auth_key(dom, key)?
+    {
         return Ok(());
     }
     tracing::warn!(
@@ -36,7 +38,7 @@ pub(crate) fn check_endpoint(dom: &DomainRef, key: &[u8]) -> Result<()> {
 /// # Errors
 /// [`Error::OpNotSupp`].
 pub(crate) fn needs_one_key(core: &mut Core) -> Result<()> {
-    match core.node().has_tenants() {
+    match core.node().openings.has_tenants() {
         true => Err(Error::OpNotSupp("FI_AV_AUTH_KEY: only with connectionless endpoints")),
         false => Ok(()),
     }

@@ -57,9 +57,9 @@ impl Av {
         let id = dom.enter_control()?.node().av_open(attr.count)?;
         let av = Self(Arc::new(AvInner { dom: dom.clone(), id }));
         let mut core = dom.enter_control()?;
-        core.node().av_name_contexts(id, attr.rx_ctx_bits)?;
+        core.node().avs.name_contexts(id, attr.rx_ctx_bits)?;
         if attr.user_id {
-            core.node().av_name_by_user_id(id)?;
+            core.node().avs.name_by_user_id(id)?;
         }
         drop(core);
         Ok(av)
@@ -151,7 +151,7 @@ impl Av {
         if passed.len() != count {
             return Err(Error::Invalid("fi_addr: not as many names as addresses"));
         }
-        match self.0.dom.enter_control()?.node().av_is_by_user_id(self.0.id)? {
+        match self.0.dom.enter_control()?.node().avs.is_by_user_id(self.0.id)? {
             true => Err(Error::Invalid("the vector gets its user ids by fi_av_set_user_id")),
             false => Ok(passed.to_vec()),
         }
@@ -312,7 +312,7 @@ impl Av {
         let mut core = self.0.dom.enter_control()?;
         check_by_user_id(&mut core, self.0.id)?;
         core.auth_keys.of_tenant(tenant)?;
-        core.node().av_set_tenant_user_id(self.0.id, tenant, user_id)
+        core.node().avs.set_tenant_user_id(self.0.id, tenant, user_id)
     }
 
     /// An address in text, as [`resolve`] and `FI_ADDR_STR` take it.
@@ -351,7 +351,7 @@ impl Av {
         let mut core = self.0.dom.enter_control()?;
         let mut tenant = Err(Error::NoMem);
         for key in made {
-            tenant = core.node().add_tenant(key);
+            tenant = core.node().openings.add_tenant(key);
         }
         let tenant = tenant?;
         core.auth_keys.add(tenant, key, self.0.id);
@@ -402,7 +402,7 @@ fn native(addrs: &[u8]) -> Result<&[[u8; EpAddr::LEN]]> {
 }
 
 fn check_by_user_id(core: &mut Core, av: AvId) -> Result<()> {
-    match core.node().av_is_by_user_id(av)? {
+    match core.node().avs.is_by_user_id(av)? {
         true => Ok(()),
         false => Err(Error::Invalid("the vector was opened without FI_AV_USER_ID")),
     }

@@ -45,7 +45,7 @@ impl Cntr {
             dom.prepare_wait(attr.wait_obj)?;
         }
         let mut core = dom.enter_control()?;
-        let id = core.node().cntr_open()?;
+        let id = core.node().cntrs.open()?;
         let mut watch = None;
         if waits {
             match core.watch.open(Target::Cntr(id), attr.wait_obj == WaitObj::Fd) {
@@ -70,7 +70,7 @@ impl Cntr {
     pub fn read(&self) -> Result<u64> {
         let mut core = self.0.dom.enter()?;
         core.turn_if_manual(&self.0.dom);
-        core.node().cntr_read(self.0.id)
+        core.node().cntrs.read(self.0.id)
     }
 
     /// The number of operations that failed.
@@ -81,7 +81,7 @@ impl Cntr {
     pub fn readerr(&self) -> Result<u64> {
         let mut core = self.0.dom.enter()?;
         core.turn_if_manual(&self.0.dom);
-        let failed = core.node().cntr_readerr(self.0.id)?;
+        let failed = core.node().cntrs.readerr(self.0.id)?;
         self.0.told.store(failed, Ordering::Relaxed);
         Ok(failed)
     }
@@ -92,7 +92,7 @@ impl Cntr {
     /// As [`read`](Self::read).
     #[doc(alias = "fi_cntr_add")]
     pub fn add(&self, value: u64) -> Result<()> {
-        self.change(|core, id| core.node().cntr_add(id, value))
+        self.change(|core, id| core.node().cntrs.add(id, value))
     }
 
     /// Adds `value` to the failures.
@@ -101,7 +101,7 @@ impl Cntr {
     /// As [`read`](Self::read).
     #[doc(alias = "fi_cntr_adderr")]
     pub fn adderr(&self, value: u64) -> Result<()> {
-        self.change(|core, id| core.node().cntr_adderr(id, value))
+        self.change(|core, id| core.node().cntrs.adderr(id, value))
     }
 
     /// Sets the successes to `value`.
@@ -110,7 +110,7 @@ impl Cntr {
     /// As [`read`](Self::read).
     #[doc(alias = "fi_cntr_set")]
     pub fn set(&self, value: u64) -> Result<()> {
-        self.change(|core, id| core.node().cntr_set(id, value))
+        self.change(|core, id| core.node().cntrs.set(id, value))
     }
 
     /// Sets the failures to `value`.
@@ -120,7 +120,7 @@ impl Cntr {
     #[doc(alias = "fi_cntr_seterr")]
     pub fn seterr(&self, value: u64) -> Result<()> {
         self.0.told.store(value, Ordering::Relaxed);
-        self.change(|core, id| core.node().cntr_seterr(id, value))
+        self.change(|core, id| core.node().cntrs.seterr(id, value))
     }
 
     fn change(&self, f: impl FnOnce(&mut Core, CntrId) -> Result<()>) -> Result<()> {
@@ -150,7 +150,7 @@ impl Cntr {
         let errors = told.load(Ordering::Relaxed);
         let attempt = |core: &mut Core| {
             core.turn_if_manual(dom);
-            match (core.node().cntr_read(*id), core.node().cntr_readerr(*id)) {
+            match (core.node().cntrs.read(*id), core.node().cntrs.readerr(*id)) {
                 (Ok(value), _) if value >= threshold => Some(Ok(())),
                 (Ok(_), Ok(now)) if now == errors => None,
                 (Ok(_), Ok(now)) => {

@@ -114,7 +114,7 @@ impl Av {
         let set = |addr: &FiAddr| node.av_lookup(self.0.id, *addr).is_ok();
         let empty = (attr.start_addr, attr.end_addr) == (FI_ADDR_NOTAVAIL, FI_ADDR_NOTAVAIL);
         let members: Vec<FiAddr> = if attr.flags & FI_UNIVERSE != 0 {
-            node.av_addrs(self.0.id)?
+            node.avs.addrs(self.0.id)?
         } else if empty {
             Vec::new()
         } else {
@@ -245,7 +245,7 @@ impl Mc {
     /// # Errors
     /// [`Error::OpBadState`]: the join has not ended. Else why the group was given up.
     pub fn check(&self) -> Result<()> {
-        self.dom.enter_control()?.node().coll_check(self.id)
+        self.dom.enter_control()?.node().coll.check(self.id)
     }
 
     /// Leaves the group. Calls under way end with [`Error::Canceled`] here and with an error at the

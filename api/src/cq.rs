@@ -203,7 +203,7 @@ impl EntryReader for First<'_> {
 
     #[inline(always)]
     fn take_one(self, cq: CqId, node: &mut Node, ops: &mut OpTable) -> Option<bool> {
-        node.cq_take_one(cq, FirstOf { first: self, ops })
+        node.cqs.take_one(cq, FirstOf { first: self, ops })
     }
 }
 
@@ -299,7 +299,7 @@ impl CqInner {
             dom.prepare_wait(attr.wait_obj)?;
         }
         let mut core = dom.enter_control()?;
-        let id = core.node().cq_open(size)?;
+        let id = core.node().cqs.open(size)?;
         let mut watch = None;
         if waits {
             match core.watch.open(Target::Cq(id), attr.wait_obj == WaitObj::Fd) {
@@ -345,7 +345,7 @@ impl CqInner {
     ) -> Option<Result<usize>> {
         let (moved, taken) = self.turn(&self.dom, &mut core, &mut put);
         let reader = CqReader { cq: &self.id, put: &mut put };
-        if taken || core.node().cq_take_one(self.id, reader) == Some(true) {
+        if taken || core.node().cqs.take_one(self.id, reader) == Some(true) {
             core.found();
             core.leave();
             return None;
@@ -467,7 +467,7 @@ impl CqInner {
     #[cold]
     #[inline(never)]
     fn why_none(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
-        let why = core.node().cq_why_nothing(id);
+        let why = core.node().cqs.why_nothing(id);
         // Somebody who reads nothing but errors still makes progress.
         if why == Err(Error::Avail) {
             core.read_something(shared);
@@ -519,7 +519,7 @@ impl CqInner {
         let mut taken = None;
         match core.take_one(self.id, First { cq: self, to, taken: &mut taken }) {
             Some(true) if taken != Some(true) => cold(Took::Other),
-            Some(true) if rest.is_empty() || core.node().cq_is_empty(self.id) => Took::One,
+            Some(true) if rest.is_empty() || core.node().cqs.is_empty(self.id) => Took::One,
             Some(true) => Took::More,
             // An error is next, or the loop is to be turned.
             Some(false) => cold(Took::Other),
@@ -613,8 +613,8 @@ impl CqInner {
     /// Whether `least` entries or an error are there.
     fn enough(&self, core: &mut Core, least: usize) -> bool {
         core.turn_if_manual(&self.dom);
-        let ready = core.node().cq_ready(self.id).unwrap_or(0);
-        ready >= least || core.node().cq_why_nothing(self.id) == Err(Error::Avail)
+        let ready = core.node().cqs.ready(self.id).unwrap_or(0);
+        ready >= least || core.node().cqs.why_nothing(self.id) == Err(Error::Avail)
     }
 
     pub(crate) fn signal(&self) -> Result<()> {

@@ -249,7 +249,7 @@ impl Domain {
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     pub fn has_av_auth_keys(&self) -> Result<bool> {
-        Ok(self.dom.enter_control()?.node().has_tenants())
+        Ok(self.dom.enter_control()?.node().openings.has_tenants())
     }
 
     /// Facts of the port.

@@ -189,7 +189,7 @@ impl EpCommon {
             // It has one peer, which nobody has to name.
             caps -= Caps::EXACT_DIRECTED_RECV;
         }
-        let id = core.node().ep_open(NodeEpAttr { caps, ..attr })?;
+        let id = core.node().eps.open(NodeEpAttr { caps, ..attr })?;
         if info.src_addr.is_some() {
             core.node().reach_by_name();
         }
@@ -259,7 +259,7 @@ impl EpCommon {
         if !crate::info::RX_OP_FLAGS.contains(rx.op_flags) {
             return Err(Error::BadFlags);
         }
-        let id = dom.enter_control()?.node().srx_open(attr)?;
+        let id = dom.enter_control()?.node().eps.srx_open(attr)?;
         Ok(Self::of(dom, id, None, &attr))
     }
 
@@ -317,7 +317,7 @@ impl EpCommon {
     pub(crate) fn bind_srx_inner(&self, srx: &Self, kept: Kept) -> Result<()> {
         self.same_domain(&srx.dom)?;
         let connected = self.connected.is_some();
-        self.dom.enter_control()?.node().ep_bind_srx(self.id, srx.id, connected)?;
+        self.dom.enter_control()?.node().eps.bind_srx(self.id, srx.id, connected)?;
         self.bound().srx = Some(kept);
         Ok(())
     }
@@ -466,7 +466,7 @@ impl EpCommon {
         if self.connected.is_some() {
             return Err(Error::Invalid("setname: a connected endpoint has no number of its own"));
         }
-        self.dom.enter_control()?.node().ep_set_number(self.id, number)
+        self.dom.enter_control()?.node().eps.set_number(self.id, number)
     }
 
     /// Copies the endpoint's native address to `to` and returns its length, 16.
@@ -551,11 +551,11 @@ impl EpCommon {
         let mut core = self.dom.enter_control()?;
         let (min, limit) = (&self.buffered.0, &self.buffered.1);
         match name {
-            FI_OPT_MIN_MULTI_RECV => core.node().ep_set_min_multi_recv(self.id, value),
+            FI_OPT_MIN_MULTI_RECV => core.node().eps.set_min_multi_recv(self.id, value),
             FI_OPT_BUFFERED_MIN | FI_OPT_BUFFERED_LIMIT if self.buffered_recv => {
                 let old = (min.load(Ordering::Relaxed), limit.load(Ordering::Relaxed));
                 let new = if name == FI_OPT_BUFFERED_MIN { (value, old.1) } else { (old.0, value) };
-                core.node().ep_set_buffered(self.id, new.0, new.1)?;
+                core.node().eps.set_buffered(self.id, new.0, new.1)?;
                 min.store(new.0, Ordering::Relaxed);
                 limit.store(new.1, Ordering::Relaxed);
                 Ok(())
@@ -581,7 +581,7 @@ impl EpCommon {
         let message = usize::try_from(self.max_msg_size).unwrap_or(usize::MAX);
         let only = |cap, value| if self.caps.contains(cap) { value } else { 0 };
         Ok(match name {
-            FI_OPT_MIN_MULTI_RECV => core.node().ep_min_multi_recv(self.id)?,
+            FI_OPT_MIN_MULTI_RECV => core.node().eps.min_multi_recv(self.id)?,
             FI_OPT_BUFFERED_MIN if self.buffered_recv => self.buffered.0.load(Ordering::Relaxed),
             FI_OPT_BUFFERED_LIMIT if self.buffered_recv => self.buffered.1.load(Ordering::Relaxed),
             FI_OPT_TX_SIZE => self.limits.0,

@@ -99,7 +99,7 @@ pub(crate) trait EntryReader {
     /// Turns the loop: see [`Engine::fast_turn`].
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize>;
 
-    /// Takes the entry that is next: see [`Node::cq_take_one`].
+    /// Takes the entry that is next: see `take_one` of the node's queues.
     fn take_one(self, cq: CqId, node: &mut Node, ops: &mut OpTable) -> Option<bool>;
 }
 
@@ -111,7 +111,7 @@ impl<R: Reader> EntryReader for R {
 
     #[inline(always)]
     fn take_one(self, cq: CqId, node: &mut Node, _: &mut OpTable) -> Option<bool> {
-        node.cq_take_one(cq, self)
+        node.cqs.take_one(cq, self)
     }
 }
 
@@ -260,10 +260,10 @@ impl Core {
     }
 
     /// Takes the entry that is next, as a read that finds something, if there is nothing to do
-    /// besides: see [`Node::cq_take_one`].
+    /// besides: see `take_one` of the node's queues.
     #[inline(always)]
     pub(crate) fn take_one(&mut self, cq: CqId, reader: impl EntryReader) -> Option<bool> {
-        if self.node().cq_is_empty(cq) {
+        if self.node().cqs.is_empty(cq) {
             return None;
         }
         // The loop is to be turned.
@@ -350,16 +350,16 @@ impl Core {
 
     #[inline(never)]
     fn look_now(&mut self, shared: &Shared) {
-        if self.engine.node().coll_has_event() {
+        if self.engine.node().coll.has_event() {
             self.look_for_joins(shared);
         }
         if self.teller.is_due(&self.engine) {
             self.teller.tell(&mut self.engine);
         }
-        if self.engine.node().has_failed_injects() {
+        if self.engine.node().observed.has_failed_injects() {
             self.tell_failed_injects();
         }
-        if self.engine.node().has_secrets() {
+        if self.engine.node().openings.has_secrets() {
             self.log_secrets();
         }
         let now = self.engine.last_now();
@@ -425,13 +425,13 @@ impl Core {
     /// Hands the outcomes of joins to the event queues.
     #[cold]
     pub(crate) fn look_for_joins(&mut self, shared: &Shared) {
-        while let Some(event) = self.node().coll_event() {
+        while let Some(event) = self.node().coll.event() {
             let at = self.join_fids.iter().position(|(group, _)| *group == event.group);
             let fid = at.map(|at| self.join_fids.swap_remove(at).1);
             if let Some(eq) = shared.joiner(event.ep) {
                 eq.push_join(fid, event.context, event.result);
             }
-            if self.joins && !self.node().coll_is_joining() {
+            if self.joins && !self.node().coll.is_joining() {
                 self.joins = false;
                 self.watch.ignore();
             }
@@ -446,7 +446,7 @@ impl Core {
             return;
         }
         self.injects_from = now + INJECTS_PERIOD_NS;
-        for FailedInject { station, err, count } in self.node().failed_injects() {
+        for FailedInject { station, err, count } in self.node().observed.failed_injects() {
             tracing::warn!(
                 "{count} injects to {station} failed, which no completion reports: {err}"
             );

@@ -55,7 +55,7 @@ impl KeyLog {
     /// processes may write to one file. A write that fails is told in the log and is the last.
     #[cold]
     pub(crate) fn write(&mut self, node: &mut Node) {
-        let secrets = node.take_secrets();
+        let secrets = node.openings.take_secrets();
         let Some(file) = self.file.as_mut().filter(|_| !secrets.is_empty()) else { return };
         if let Err(e) = file.write_all(lines(&secrets).as_bytes()) {
             let shown = self.path.display();

@@ -111,7 +111,7 @@ impl MrCommon {
             sharing,
         };
         let id = core.node().mr_reg(req)?;
-        let key = core.node().mr_key(id)?;
+        let key = core.node().mrs.key(id)?;
         core.mrs.open += 1;
         let (context, access) = (attr.context, attr.access);
         Ok(Self { dom: dom.clone(), id, key, base, context, access, cntrs: Mutex::default() })
@@ -235,7 +235,7 @@ impl Mr {
     /// # Errors
     /// [`Error::Invalid`]: they are not all inside.
     pub fn load(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.dom.enter_control()?.node().mr_load(self.id, offset, out)
+        self.dom.enter_control()?.node().mrs.load(self.id, offset, out)
     }
 
     /// Copies `bytes` to `offset` of the region.
@@ -243,7 +243,7 @@ impl Mr {
     /// # Errors
     /// [`Error::Invalid`]: they do not fit.
     pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.dom.enter_control()?.node().mr_store(self.id, offset, bytes)
+        self.dom.enter_control()?.node().mrs.store(self.id, offset, bytes)
     }
 
     /// Ends the registration and gives the memory back: nothing is written to it any more.

@@ -41,7 +41,7 @@ impl Teller {
     /// Whether there is something to [tell](Self::tell).
     #[inline(always)]
     pub(crate) fn is_due(&self, engine: &Engine) -> bool {
-        engine.node().has_notice() || self.withheld > 0
+        engine.node().observed.has_notice() || self.withheld > 0
     }
 
     /// Writes what the node has to tell, and what was withheld as soon as a line is free for it.
@@ -49,7 +49,7 @@ impl Teller {
     #[inline(never)]
     pub(crate) fn tell(&mut self, engine: &mut Engine) {
         self.refill(engine.last_now());
-        while let Some(notice) = engine.node_mut().notice() {
+        while let Some(notice) = engine.node_mut().observed.notice() {
             match notice {
                 Notice::SessionEnded(end) => {
                     if self.take() {
@@ -120,7 +120,7 @@ impl Teller {
 
     /// Writes that a station cannot read what this one seals, or the other way.
     fn tell_key(&mut self, engine: &Engine, station: Station, has_key: bool) {
-        if has_key && engine.node().has_certificate() {
+        if has_key && engine.node().openings.has_certificate() {
             let what = "refuses this side's certificate, has a key instead, or seals in another \
                         mode: no session with it is possible; its log says which";
             return self.warn(engine, station, format_args!("{what}"));
@@ -410,8 +410,8 @@ mod tests {
         let (port, _) = Loopback::pair();
         let settings = NodeSettings { incarnation: 1, ..NodeSettings::default() };
         let mut node = Node::new(settings, port.caps()).unwrap();
-        let (av, cq) = (node.av_open(256).unwrap(), node.cq_open(256).unwrap());
-        let ep = node.ep_open(EpAttr::default()).unwrap();
+        let (av, cq) = (node.av_open(256).unwrap(), node.cqs.open(256).unwrap());
+        let ep = node.eps.open(EpAttr::default()).unwrap();
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         node.ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();

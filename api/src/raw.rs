@@ -1170,10 +1170,10 @@ impl RawCq {
     #[doc(alias = "fi_poll")]
     pub fn ready(&self) -> Result<usize> {
         let mut core = self.0.dom.enter()?;
-        if core.node().cq_ready(self.0.id)? == 0 {
+        if core.node().cqs.ready(self.0.id)? == 0 {
             core.turn_if_manual(&self.0.dom);
         }
-        core.node().cq_ready(self.0.id)
+        core.node().cqs.ready(self.0.id)
     }
 
     /// As [`crate::Cq::readerr`].

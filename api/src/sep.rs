@@ -84,7 +84,7 @@ impl Domain {
         let number = info.source_number(&self.dom.caps)?;
         let served = self.dom.claim_service(info)?;
         let mut core = self.dom.enter_control()?;
-        let id = core.node().sep_open(number, rx)?;
+        let id = core.node().eps.sep_open(number, rx)?;
         if info.src_addr.is_some() {
             core.node().reach_by_name();
         }
@@ -206,7 +206,7 @@ impl ScalableEndpoint {
             Some(open) => {
                 let attr = EpAttr { rx_size: 1, tx_size: tx.size, ..it.attr(tx.caps) };
                 let attr = EpAttr { tx_op_flags: tx.op_flags, ..attr };
-                let id = it.dom.enter_control()?.node().sep_tx_open(it.id, attr)?;
+                let id = it.dom.enter_control()?.node().eps.sep_tx_open(it.id, attr)?;
                 *open = true;
                 Ok(self.context(id, &attr, Some(idx)))
             }
@@ -218,7 +218,7 @@ impl ScalableEndpoint {
         let it = &self.0;
         let attr = EpAttr { tx_size: 1, rx_size: rx.size, ..it.attr(rx.caps) };
         let attr = EpAttr { rx_op_flags: rx.op_flags, ..attr };
-        let id = it.dom.enter_control()?.node().sep_rx_open(it.id, idx, attr)?;
+        let id = it.dom.enter_control()?.node().eps.sep_rx_open(it.id, idx, attr)?;
         Ok(self.context(id, &attr, None))
     }
 
@@ -343,7 +343,7 @@ impl Drop for SepInner {
     fn drop(&mut self) {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
         core.engine.send_held();
-        if let Err(e) = core.node().sep_close(self.id) {
+        if let Err(e) = core.node().eps.sep_close(self.id) {
             tracing::error!("closing a scalable endpoint: {e}");
         }
     }

@@ -245,10 +245,10 @@ impl Publisher {
             block.put_all(PORT_AT, &port_words(engine.port_counters()));
             block.put_all(PORT_AT + PORT_NAMES.len() / 2, &port_words(near));
             counters(&survey, block);
-            let trips = engine.node().round_trips();
+            let trips = &engine.node().observed.round_trips;
             block.put_all(TRIPS_AT, trips.counts());
             block.put(TRIPS_AT + RoundTrips::COUNT, trips.sum_ns());
-            for (i, claim) in engine.node().claims().iter().enumerate() {
+            for (i, claim) in engine.node().observed.claims().iter().enumerate() {
                 block.put_all(CLAIM_AT + i * CLAIM_LEN, &claim_words(claim));
             }
         });
@@ -769,7 +769,7 @@ mod tests {
     #[test]
     fn what_is_written_is_what_is_read() {
         let mut engine = engine();
-        engine.node_mut().ep_open(Default::default()).unwrap();
+        engine.node_mut().eps.open(Default::default()).unwrap();
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
         let since = Instant(engine.last_now().0.saturating_sub(73_000_000_000));
         publisher.publish(&mut engine, Some(since));
@@ -806,7 +806,7 @@ mod tests {
             let addr = EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 1, incarnation: 0 };
             node.av_insert(Instant(1), av, addr).unwrap();
         }
-        let eps: Vec<EpId> = (0..150).map(|_| node.ep_open(Default::default()).unwrap()).collect();
+        let eps: Vec<EpId> = (0..150).map(|_| node.eps.open(Default::default()).unwrap()).collect();
         eps.iter().step_by(3).for_each(|&ep| node.ep_close(Instant(1), ep).unwrap());
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();
         for _ in 0..5 {
@@ -829,8 +829,8 @@ mod tests {
             let settings =
                 NodeSettings { incarnation, unexpected_bytes: room, ..NodeSettings::default() };
             let mut node = Node::new(settings, port.caps()).unwrap();
-            let (av, cq) = (node.av_open(4).unwrap(), node.cq_open(16).unwrap());
-            let ep = node.ep_open(EpAttr::default()).unwrap();
+            let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
+            let ep = node.eps.open(EpAttr::default()).unwrap();
             node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
             node.ep_bind_av(ep, av).unwrap();
             node.ep_enable(ep).unwrap();
@@ -840,7 +840,7 @@ mod tests {
         let addr = b.node().addr_of(b_ep).unwrap();
         let dest = a.av_insert(av, addr).unwrap();
         let mut sent = 0;
-        while b.node().ep_counters(b_ep).unwrap().unexpected < count as u32 {
+        while b.node().eps.counters(b_ep).unwrap().unexpected < count as u32 {
             let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
             let (tag, data, context, no_completion) = (0, 0, 0, true);
             let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };

@@ -70,8 +70,8 @@ pub(crate) enum Target {
 /// value and errors of a counter.
 fn level(node: &Node, target: Target) -> (u64, u64) {
     match target {
-        Target::Cq(cq) => (node.cq_ready(cq).unwrap_or(0) as u64, 0),
-        Target::Cntr(c) => (node.cntr_read(c).unwrap_or(0), node.cntr_readerr(c).unwrap_or(0)),
+        Target::Cq(cq) => (node.cqs.ready(cq).unwrap_or(0) as u64, 0),
+        Target::Cntr(c) => (node.cntrs.read(c).unwrap_or(0), node.cntrs.readerr(c).unwrap_or(0)),
     }
 }
 

@@ -81,8 +81,9 @@ impl Core {
         for at in 0..self.works.list.len() {
             let Waiting { when, name, .. } = self.works.list[at];
             let node = self.engine.node();
-            let ended = node.cntr_read(when.cntr).unwrap_or(0);
-            let failed = if name.is_some() { node.cntr_readerr(when.cntr).unwrap_or(0) } else { 0 };
+            let ended = node.cntrs.read(when.cntr).unwrap_or(0);
+            let failed =
+                if name.is_some() { node.cntrs.readerr(when.cntr).unwrap_or(0) } else { 0 };
             if ended.saturating_add(failed) < when.threshold || full.contains(&when.cntr) {
                 continue;
             }
@@ -104,8 +105,8 @@ impl Core {
         let Some((ep, _)) = *ep else {
             // A counter that something waits for is not closed.
             let _ = match *op {
-                Op::Set(cntr, value) => node.cntr_set(cntr, value),
-                Op::Add(cntr, value) => node.cntr_add(cntr, value),
+                Op::Set(cntr, value) => node.cntrs.set(cntr, value),
+                Op::Add(cntr, value) => node.cntrs.add(cntr, value),
                 _ => Ok(()),
             };
             return Tried::Done;

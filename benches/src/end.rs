@@ -137,10 +137,10 @@ pub fn node_settings(number: u64) -> NodeSettings {
 pub fn node(settings: NodeSettings, caps: &PortCaps) -> Made<(Node, EpId, CqId, AvId)> {
     let said = |e: Error| format!("node: {e}");
     let mut node = Node::new(settings, caps).map_err(said)?;
-    let cq = node.cq_open(4096).map_err(said)?;
+    let cq = node.cqs.open(4096).map_err(said)?;
     let av = node.av_open(16).map_err(said)?;
     let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV;
-    let ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
+    let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
     node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
     node.ep_bind_av(ep, av).map_err(said)?;
     node.ep_enable(ep).map_err(said)?;

@@ -715,7 +715,9 @@ mod tests {
         assert_eq!(report.lengths[0].percentile(500), Some(10_000));
         assert_eq!(report.open_ns, 10_000);
         // Nothing is left, and nobody is alarmed.
-        let Some(Notice::SessionEnded(end)) = nodes[0].notice() else { panic!("it ended") };
+        let Some(Notice::SessionEnded(end)) = nodes[0].observed.notice() else {
+            panic!("it ended")
+        };
         assert_eq!((end.reason, end.waited.is_empty()), (EndReason::Closed, true));
         assert_eq!(nodes[0].sessions().map(|s| s.state).collect::<Vec<_>>(), ["idle"]);
     }
@@ -811,7 +813,7 @@ mod tests {
         let other = PingSettings { seed: 99, ..settings() };
         assert_eq!(ask(other, &mut nodes, |_, _| true).verdict, Verdict::AddressInUse);
         assert_eq!(nodes[0].sessions().map(|s| s.state).collect::<Vec<_>>(), ["open"]);
-        assert!(!nodes[0].has_notice());
+        assert!(!nodes[0].observed.has_notice());
     }
 
     fn ring(key: u8, mode: Mode, entropy: u8) -> Keyring {

@@ -368,7 +368,7 @@ impl Engine {
     /// Lets collectives through memory go on. Returns how many have ended.
     #[inline(always)]
     fn turn_boards(&mut self) -> usize {
-        if self.node.has_calls_on_boards() { self.node.drive_boards(self.now) } else { 0 }
+        if self.node.coll.has_calls_on_boards() { self.node.drive_boards(self.now) } else { 0 }
     }
 
     /// Receives what `rx_poll` left in the port.
@@ -489,7 +489,7 @@ impl Engine {
     #[inline(always)]
     pub fn post_send(&mut self, ep: EpId, mut req: SendReq) -> OpResult<()> {
         // On a lossy port packing is tried first.
-        let joins = !self.node.is_lossless() && self.node.joins(&req);
+        let joins = !self.node.is_lossless() && self.node.packs.joins(&req);
         if joins && self.join(ep, &req) || self.try_send(ep, &mut req) {
             return Ok(());
         }
@@ -842,8 +842,8 @@ mod tests {
         let node = Node::new(settings, port.caps()).unwrap();
         let mut engine = Engine::new(node, Box::new(port));
         let node = engine.node_mut();
-        let (av, cq) = (node.av_open(4).unwrap(), node.cq_open(16).unwrap());
-        let ep = node.ep_open(EpAttr::default()).unwrap();
+        let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
+        let ep = node.eps.open(EpAttr::default()).unwrap();
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         node.ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();

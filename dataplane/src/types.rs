@@ -242,8 +242,7 @@ impl FromStr for GroupAddr {
 }
 
 /// Context of an operation whose failure writes no completion entry. It is counted, in the
-/// endpoint's errors and by a bound counter, and kept for the log
-/// ([`Node::failed_injects`](crate::node::Node::failed_injects)).
+/// endpoint's errors and by a bound counter, and kept for the log.
 ///
 /// The C calls without a context (`fi_inject` and its like) post with it: Open MPI takes the
 /// context of every error entry for a request, and libfabric's own providers write none here. No

@@ -161,10 +161,10 @@ impl Side {
             ..NodeSettings::default()
         };
         let mut node = Node::new(settings, &caps).expect("settings are good");
-        let cq = node.cq_open(128).expect("room for a queue");
+        let cq = node.cqs.open(128).expect("room for a queue");
         let av = node.av_open(4).expect("room for a vector");
         let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV;
-        let ep = node.ep_open(EpAttr { number: Some(0), caps, ..EpAttr::default() });
+        let ep = node.eps.open(EpAttr { number: Some(0), caps, ..EpAttr::default() });
         let ep = ep.expect("the number is free");
         let flags = BindFlags::TRANSMIT | BindFlags::RECV;
         node.ep_bind_cq(ep, cq, flags).expect("nothing is bound");
@@ -277,7 +277,7 @@ impl World {
     /// Other keys, or another certificate.
     fn set(&mut self, i: usize, byte: u8) {
         let node = &mut self.sides[i].node;
-        let set = match node.has_certificate() {
+        let set = match node.openings.has_certificate() {
             true => node.set_certificate(self.now, own(byte)),
             false => node.set_keys(self.now, list(byte)),
         };
@@ -326,7 +326,7 @@ impl World {
         }
         if tags {
             let n = input.byte();
-            let tag_key = match self.sides[i].node.has_certificate() {
+            let tag_key = match self.sides[i].node.openings.has_certificate() {
                 true => everybodys(),
                 false => key(n).tag_key().clone(),
             };
@@ -339,7 +339,7 @@ impl World {
     /// Both get the same key, and the wire is left alone.
     fn end(mut self) {
         for side in &mut self.sides {
-            let set = match side.node.has_certificate() {
+            let set = match side.node.openings.has_certificate() {
                 true => side.node.set_certificate(self.now, own(0)),
                 false => side.node.set_keys(self.now, vec![key(0)]),
             };

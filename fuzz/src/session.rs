@@ -156,7 +156,7 @@ impl Side {
             ..NodeSettings::default()
         };
         let mut node = Node::new(settings, &caps).expect("settings are good");
-        let cqs = [16, 4].map(|size| node.cq_open(size).expect("room for a queue"));
+        let cqs = [16, 4].map(|size| node.cqs.open(size).expect("room for a queue"));
         let av = node.av_open(4).expect("room for a vector");
         let mut side = Self {
             node,
@@ -195,7 +195,7 @@ impl Side {
         let caps = caps | if n == 1 { more } else { caps };
         let number = Some(n as u16);
         let attr = EpAttr { number, caps, buffered_recv: n == 1, tx_size: 8, ..EpAttr::default() };
-        let ep = self.node.ep_open(attr).expect("the number is free");
+        let ep = self.node.eps.open(attr).expect("the number is free");
         let mut flags = BindFlags::TRANSMIT | BindFlags::RECV;
         if n == 1 {
             flags |= BindFlags::SELECTIVE_COMPLETION;
@@ -229,7 +229,7 @@ impl Side {
             node.on_frame(now, &rx);
             return None;
         };
-        let empty = cqs.iter().find(|&&cq| node.cq_is_empty(cq));
+        let empty = cqs.iter().find(|&&cq| node.cqs.is_empty(cq));
         let (out, mut read) = (way_from(i, overheard, full, to), None);
         match empty {
             Some(cq) => {

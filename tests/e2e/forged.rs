@@ -42,8 +42,8 @@ impl Station {
         let port = ShmPort::open(settings).unwrap();
         let settings = NodeSettings { incarnation, seed: incarnation, ..NodeSettings::default() };
         let mut node = Node::new(settings, port.caps()).unwrap();
-        let (av, cq) = (node.av_open(4).unwrap(), node.cq_open(16).unwrap());
-        let ep = node.ep_open(attr).unwrap();
+        let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
+        let ep = node.eps.open(attr).unwrap();
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         node.ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();
@@ -58,7 +58,7 @@ impl Station {
     /// Takes a completion, if there is one; an error is a failure.
     pub(crate) fn completed(&mut self) -> bool {
         self.engine.turn().unwrap();
-        let ready = self.engine.node().cq_ready(self.cq).unwrap() > 0;
+        let ready = self.engine.node().cqs.ready(self.cq).unwrap() > 0;
         ready && self.engine.node_mut().cq_read(self.cq, &mut [Cqe::default()]).unwrap() == 1
     }
 

@@ -80,7 +80,7 @@ impl Pair {
         let req = MrReq { buf, access, requested_key, virt_addr, ep, sharing };
         let node = b.engine.node_mut();
         let mr = node.mr_reg(req).unwrap();
-        let key = node.mr_key(mr).unwrap();
+        let key = node.mrs.key(mr).unwrap();
         Self { a, b, key, region }
     }
 

@@ -92,7 +92,7 @@ impl App {
         let mut rng = Rng::new(v.plan.seed, 1000 + u64::from(life));
         let av = node.av_open(64)?;
         let shared = rng.chance(0.5);
-        let mut cqs = vec![node.cq_open(v.plan.node.cq_size)?];
+        let mut cqs = vec![node.cqs.open(v.plan.node.cq_size)?];
         let mut app = Self {
             arena: Arena::default(),
             life,
@@ -110,7 +110,7 @@ impl App {
         };
         for i in 0..v.plan.eps {
             if !shared && i > 0 {
-                cqs.push(node.cq_open(v.plan.node.cq_size)?);
+                cqs.push(node.cqs.open(v.plan.node.cq_size)?);
             }
             let cq = cqs[cqs.len() - 1];
             app.open_ep(v, node, FIRST_EP + i as u16, cq)?;
@@ -138,7 +138,7 @@ impl App {
         caps.set(Caps::DIRECTED_RECV, directed);
         caps.set(Caps::SOURCE, source);
         let attr = EpAttr { number: Some(number), caps, ..EpAttr::default() };
-        let id = node.ep_open(attr)?;
+        let id = node.eps.open(attr)?;
         node.ep_bind_av(id, self.av)?;
         let mut tx = BindFlags::TRANSMIT;
         tx.set(BindFlags::SELECTIVE_COMPLETION, selective);
@@ -150,12 +150,12 @@ impl App {
         }
         // What is counted is not the shortest path.
         let counted = if v.plan.caller.short > 0.0 { 0.1 } else { 0.5 };
-        let cntr = if rng.chance(counted) { Some(node.cntr_open()?) } else { None };
+        let cntr = if rng.chance(counted) { Some(node.cntrs.open()?) } else { None };
         if let Some(c) = cntr {
             node.ep_bind_cntr(id, c, BindFlags::TRANSMIT)?;
         }
         let remote_cntr = match cntr.filter(|_| v.plan.caller.remote > 0.0) {
-            Some(_) => Some(node.cntr_open()?),
+            Some(_) => Some(node.cntrs.open()?),
             None => None,
         };
         if let Some(c) = remote_cntr {
@@ -163,7 +163,7 @@ impl App {
         }
         node.ep_enable(id)?;
         if v.plan.caller.rare > 0.0 {
-            node.ep_set_min_multi_recv(id, 64)?;
+            node.eps.set_min_multi_recv(id, 64)?;
         }
         let key = v.ledger.ep_new(self.life, number, source);
         let (peeked, posted, drain) = (Vec::new(), Vec::new(), Vec::new());
@@ -625,12 +625,12 @@ impl App {
                 let put = |cqe: &Cqe| *to.next().expect("as many as were asked for") = *cqe;
                 match node.cq_take(cq, n, put) {
                     None => Err(Error::Again),
-                    Some(0) => node.cq_why_nothing(cq),
+                    Some(0) => node.cqs.why_nothing(cq),
                     Some(n) => Ok(n),
                 }
             }
             1 => {
-                match node.cq_take_one(cq, CqReader { cq: &cq, put: |cqe: &Cqe| cqes[0] = *cqe }) {
+                match node.cqs.take_one(cq, CqReader { cq: &cq, put: |cqe: &Cqe| cqes[0] = *cqe }) {
                     None => Err(Error::Again),
                     Some(true) => Ok(1),
                     Some(false) => node.cq_read(cq, &mut cqes[..n]),
@@ -677,7 +677,7 @@ impl App {
         if self.rng.chance(v.plan.caller.waits) {
             while self.read_some(v, node, cq)? {}
         }
-        Ok((self.rng.chance(0.9) && node.cq_is_empty(cq)).then_some(cq))
+        Ok((self.rng.chance(0.9) && node.cqs.is_empty(cq)).then_some(cq))
     }
 
     /// Translates the source of a completion by what was inserted.
@@ -783,7 +783,7 @@ impl App {
             for (cntr, due) in all {
                 let Some(c) = cntr else { continue };
                 let read = |r: Result<u64>| r.map_err(|e| format!("cntr_read: {e}"));
-                let seen = (read(node.cntr_read(c))?, read(node.cntr_readerr(c))?);
+                let seen = (read(node.cntrs.read(c))?, read(node.cntrs.readerr(c))?);
                 // Messages that left without a record are counted as lost with their session.
                 let counters = node.counters();
                 let ends =

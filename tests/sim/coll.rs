@@ -168,7 +168,7 @@ impl Team {
     /// Runs until the join at `host` has ended.
     pub(crate) fn await_join(&mut self, host: usize, id: GroupId) -> Result<Checked, Violation> {
         loop {
-            if let Some(event) = self.rig.at(host).node.coll_event() {
+            if let Some(event) = self.rig.at(host).node.coll.event() {
                 ensure!(event.group == id && event.context == 77, "another join ended: {event:?}");
                 return Ok(event.result.map_err(|e| format!("join ended: {e}")));
             }
@@ -179,7 +179,7 @@ impl Team {
     /// Runs until a join at `host` has ended well.
     pub(crate) fn await_any_join(&mut self, host: usize) -> Result<(), Violation> {
         loop {
-            if let Some(event) = self.rig.at(host).node.coll_event() {
+            if let Some(event) = self.rig.at(host).node.coll.event() {
                 return event.result.map_err(|e| format!("join ended: {e}"));
             }
             ensure!(self.rig.step(u64::MAX).0, "a join waits for ever at {host}");

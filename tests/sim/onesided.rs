@@ -61,7 +61,7 @@ impl App {
         let sharing = self.rng.pick(&[Sharing::Single, Sharing::Shared]);
         let req = MrReq { buf, access, requested_key: own_key, virt_addr, ep: None, sharing };
         let id = node.mr_reg(req)?;
-        v.ledger.remotes.registered(region, node.mr_key(id)?, virt_addr);
+        v.ledger.remotes.registered(region, node.mrs.key(id)?, virt_addr);
         self.regions.0.push((region, id));
         Ok(())
     }

@@ -79,12 +79,12 @@ impl Rig {
     pub(crate) fn start_with(&mut self, host: usize, settings: NodeSettings) {
         let incarnation = settings.incarnation;
         let mut node = Node::new(settings, &caps(&self.plan, host)).expect("a valid plan");
-        let cq = node.cq_open(self.plan.node.cq_size).expect("room for a queue");
+        let cq = node.cqs.open(self.plan.node.cq_size).expect("room for a queue");
         let av = node.av_open(16).expect("room for an AV");
         let all = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::DIRECTED_RECV;
         let all = all | ONE_SIDED | self.more;
         let attr = EpAttr { number: Some(EP), caps: all, ..EpAttr::default() };
-        let ep = node.ep_open(attr).expect("room for an endpoint");
+        let ep = node.eps.open(attr).expect("room for an endpoint");
         node.ep_bind_av(ep, av).expect("bound once");
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).expect("bound once");
         node.ep_enable(ep).expect("complete");

@@ -246,9 +246,9 @@ impl Cm {
         number: Option<u16>,
     ) -> Result<Self> {
         let node = io.node();
-        let cq = node.cq_open((RECEIVES + SENDS).next_power_of_two())?;
+        let cq = node.cqs.open((RECEIVES + SENDS).next_power_of_two())?;
         let av = node.av_open(16)?;
-        let ep = node.ep_open(NodeEpAttr {
+        let ep = node.eps.open(NodeEpAttr {
             number,
             caps: Caps::MSG | Caps::SEND | Caps::RECV | Caps::SOURCE | Caps::SOURCE_ERR,
             tx_size: SENDS,
@@ -258,7 +258,7 @@ impl Cm {
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         node.ep_bind_av(ep, av)?;
         // It hears those who ask for a connection, whom nobody has inserted.
-        node.ep_admit_all(ep)?;
+        node.eps.admit_all(ep)?;
         node.ep_enable(ep)?;
         let addr = node.addr_of(ep)?;
         let cm = Self {
@@ -288,7 +288,7 @@ impl Cm {
     /// Whether [`look`](Self::look) would find anything.
     #[inline]
     pub(crate) fn is_due(&self, node: &Node, now: Tick) -> bool {
-        node.cq_ready(self.cq) != Ok(0) || !self.waiting.is_empty() || now >= self.alive_at
+        node.cqs.ready(self.cq) != Ok(0) || !self.waiting.is_empty() || now >= self.alive_at
     }
 
     /// When it wants to be looked at if nothing happens.

@@ -138,10 +138,10 @@ impl Host {
             ..node_settings(number as u64)
         };
         let mut node = Node::new(settings, &caps(number)).map_err(said)?;
-        let cq = node.cq_open(128).map_err(said)?;
+        let cq = node.cqs.open(128).map_err(said)?;
         let av = node.av_open(peers).map_err(said)?;
         let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::SOURCE;
-        let ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
+        let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
         node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
         node.ep_bind_av(ep, av).map_err(said)?;
         node.ep_enable(ep).map_err(said)?;

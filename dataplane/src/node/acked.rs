@@ -186,7 +186,7 @@ impl Node {
     /// packets lost.
     #[inline(always)]
     fn on_ack(&mut self, now: Instant, p: PeerIdx, cack: Psn, op: &AckOp, sack: &[u64]) {
-        self.note_answer(p);
+        self.openings.note_answer(p);
         let peer = &mut self.peers[p];
         let (pipe, lossless) = (peer.snd.pipe(), peer.path.is_lossless());
         let mut round_trip = None;

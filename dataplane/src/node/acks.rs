@@ -421,7 +421,7 @@ impl Node {
         if peer.addr == self.addr {
             return self.emit(p, &Packet::control(Ty::Ack, peer.snd.nxt, &op.head()), out);
         }
-        let (mut words, room) = ([0; AckOp::WORDS_MAX], self.payload_max(p, AckOp::LEN) / 8);
+        let (mut words, room) = ([0; AckOp::WORDS_MAX], self.peers[p].payload_max(AckOp::LEN) / 8);
         let fit = room.min(words.len());
         op.count = peer.rcv.sack(peer.rcv_nxt, &mut words[..fit]) as u8;
         let mut bytes = [0; BASE_LEN + AckOp::LEN_MAX + TRAILER_LEN];

@@ -15,7 +15,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::{MacAddr, PortCaps, Station};
 
 use super::claims::SealFault;
-use super::{Node, NodeSettings, Notice};
+use super::{Node, NodeSettings, Notice, Openings};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
@@ -78,12 +78,22 @@ pub(super) fn check_fit(s: &NodeSettings, caps: &PortCaps, mtu: usize) -> Result
     }
 }
 
-impl Node {
+impl Openings {
     /// Whether peers are known by certificates.
     pub fn has_certificate(&self) -> bool {
-        self.openings.seals.as_ref().is_some_and(|seals| seals.ring.has_certificate())
+        self.seals.as_ref().is_some_and(|seals| seals.ring.has_certificate())
     }
 
+    /// Notes that the certificate of the OPEN with this base was verified.
+    pub(super) fn note_look(&mut self, now: Instant, base: &Base, is_taken: bool) {
+        let seals = self.seals.as_mut().filter(|seals| seals.ring.has_certificate());
+        if let Some(seals) = seals {
+            seals.looks.note(now, base.src, is_taken);
+        }
+    }
+}
+
+impl Node {
     /// Replaces the certificate, the roots and the accepted names of peers, for sessions that open
     /// from now on. Open sessions are not affected; those that are being opened begin again. No
     /// operation ends by it.
@@ -115,32 +125,23 @@ impl Node {
         let looks = !seals.ring.has_certificate() || seals.looks.admits(now, base.src);
         if !looks {
             self.counters.rx_cert_limited += 1;
-            self.note_claim(base.src, SealFault::Certificate);
+            self.observed.note_claim(&mut self.counters, base.src, SealFault::Certificate);
         }
         looks
-    }
-
-    /// Notes that the certificate of the OPEN with this base was verified.
-    pub(super) fn note_look(&mut self, base: &Base, is_taken: bool) {
-        let now = self.polled_at;
-        let seals = self.openings.seals.as_mut().filter(|seals| seals.ring.has_certificate());
-        if let Some(seals) = seals {
-            seals.looks.note(now, base.src, is_taken);
-        }
     }
 
     /// Counts an OPEN whose handshake message is refused. True if the cause is its certificate:
     /// then both ends report it.
     pub(super) fn refuse_message(&mut self, base: &Base, op: &OpenOp, why: Refused) -> bool {
-        self.note_look(base, false);
+        self.openings.note_look(self.polled_at, base, false);
         let BadCert { fault, name } = match why {
             Refused::Forged => {
-                self.note_claim(base.src, SealFault::Forged);
+                self.observed.note_claim(&mut self.counters, base.src, SealFault::Forged);
                 return false;
             }
             Refused::Certificate(bad) => bad,
         };
-        self.note_claim(base.src, SealFault::Certificate);
+        self.observed.note_claim(&mut self.counters, base.src, SealFault::Certificate);
         let c = &mut self.counters;
         *match fault {
             CertFault::Time => &mut c.rx_cert_time,

@@ -6,7 +6,7 @@
 
 use barewire_driver::port::Station;
 
-use super::Node;
+use super::{NodeCounters, Observed};
 
 /// Stations that are listed.
 pub const CLAIMS_MAX: usize = 8;
@@ -69,15 +69,20 @@ impl Claims {
     }
 }
 
-impl Node {
+impl Observed {
     /// Counts a frame that claims to be from `station` and was refused for its seal.
     #[cold]
-    pub(super) fn note_claim(&mut self, station: Station, fault: SealFault) {
-        self.observed.claims.note(station, fault);
+    pub(super) fn note_claim(
+        &mut self,
+        counters: &mut NodeCounters,
+        station: Station,
+        fault: SealFault,
+    ) {
+        self.claims.note(station, fault);
         match fault {
-            SealFault::Forged => self.counters.rx_forged += 1,
-            SealFault::Clear => self.counters.rx_clear += 1,
-            SealFault::Replayed => self.counters.rx_replayed += 1,
+            SealFault::Forged => counters.rx_forged += 1,
+            SealFault::Clear => counters.rx_clear += 1,
+            SealFault::Replayed => counters.rx_replayed += 1,
             // By its own cause.
             SealFault::Certificate => {}
         }
@@ -86,7 +91,7 @@ impl Node {
     /// Stations that refused frames claim to be from, at most [`CLAIMS_MAX`], in no order. An
     /// address is what a frame says: anybody can have sent it.
     pub fn claims(&self) -> &[Claim] {
-        &self.observed.claims.listed
+        &self.claims.listed
     }
 }
 

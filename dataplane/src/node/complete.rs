@@ -157,7 +157,7 @@ impl Node {
         } else {
             cq.unreserve();
         }
-        self.count(cntr, true);
+        self.cntrs.count(cntr, true);
     }
 
     /// Ends a request with an error completion, unless its success was already written.

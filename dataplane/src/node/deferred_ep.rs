@@ -13,12 +13,18 @@
 use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::rma::{READ, WRITE};
-use super::{CntrId, EpAttr, EpId, Node, RecvReq};
+use super::{CntrId, EpAttr, EpId, Eps, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx};
 use crate::proto::matching::Src;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+
+impl Eps {
+    fn deferred_eps(&self, which: impl Fn(EpIdx, &super::ep::Ep) -> bool) -> Vec<EpIdx> {
+        self.iter().filter(|(i, ep)| which(*i, ep)).map(|(i, _)| i).collect()
+    }
+}
 
 impl Node {
     /// The deferred endpoint of `ep` whose operations `cntr` counts, or no counter; created if
@@ -52,7 +58,7 @@ impl Node {
         // A context has no address vector: its endpoints have, which come and go.
         let av = if e.sharers.is_some() { AvIdx::NONE } else { e.av };
         let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
-        let deferred = self.ep_record(attr, number)?;
+        let deferred = self.eps.record(attr, number)?;
         let t = &mut self.eps[deferred.0.idx()];
         t.deferred_for = idx;
         ((t.tx_cq, t.rx_cq), t.av) = (queues, av);
@@ -88,7 +94,7 @@ impl Node {
         if self.eps[e].srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
-        self.make_room(self.eps[t].rx_cq);
+        self.eps.make_room(&mut self.cqs, self.eps[t].rx_cq);
         let deferred = &mut self.eps[t];
         if deferred.rx_used >= deferred.rx_size || self.posted.is_full() {
             return Err(Error::Again);
@@ -124,7 +130,7 @@ impl Node {
         let s = e.deferred_for;
         if let Some(sharers) = self.eps.get(s).and_then(|context| context.sharers) {
             if sharers == 0 {
-                self.count(cntr, false);
+                self.cntrs.count(cntr, false);
                 return Ok(());
             }
             cq = self.sharer_with_room(s).map_or(CqIdx::NONE, |e| self.eps[e].rx_cq);
@@ -135,7 +141,7 @@ impl Node {
             if cq == CqIdx::NONE {
                 return Err(Error::Again);
             }
-            self.make_room(cq);
+            self.eps.make_room(&mut self.cqs, cq);
             if !self.cqs[cq].cq.reserve() {
                 return Err(Error::Again);
             }
@@ -144,7 +150,7 @@ impl Node {
         let cqe = Cqe { op_context: context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let prov_errno = ProvErrno::NotExecuted;
         self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-        self.count(cntr, false);
+        self.cntrs.count(cntr, false);
         Ok(())
     }
 
@@ -153,7 +159,7 @@ impl Node {
         if !self.eps[e].has_deferred {
             return;
         }
-        for t in self.deferred_eps(|_, deferred| deferred.deferred_for == e) {
+        for t in self.eps.deferred_eps(|_, deferred| deferred.deferred_for == e) {
             self.close_sends(now, t);
             self.close_receives(now, t);
             self.free_deferred_ep(t);
@@ -163,15 +169,12 @@ impl Node {
     /// Ends the idle deferred endpoints that counter `c` counts for.
     pub(super) fn leave_cntr(&mut self, c: CntrIdx) {
         let idle = |t: &super::ep::Ep| t.tx_cntr == c && !t.is_in_use();
-        for t in
-            self.deferred_eps(|_, deferred| deferred.deferred_for != EpIdx::NONE && idle(deferred))
+        for t in self
+            .eps
+            .deferred_eps(|_, deferred| deferred.deferred_for != EpIdx::NONE && idle(deferred))
         {
             self.free_deferred_ep(t);
         }
-    }
-
-    fn deferred_eps(&self, which: impl Fn(EpIdx, &super::ep::Ep) -> bool) -> Vec<EpIdx> {
-        self.eps.iter().filter(|(i, ep)| which(*i, ep)).map(|(i, _)| i).collect()
     }
 
     fn free_deferred_ep(&mut self, t: EpIdx) {

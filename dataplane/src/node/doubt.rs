@@ -7,9 +7,9 @@
 //! peer answers. The peer is probed, and the session ends if nothing authentic arrives within
 //! [`REFUSED_NS`] or T_dead / 2, whichever is less.
 
-use super::Node;
 use super::other_key::REFUSED_NS;
 use super::peer::State;
+use super::{Node, Openings};
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::RstOp;
@@ -19,6 +19,23 @@ use crate::wire::RstOp;
 pub(super) struct Doubt {
     since: Instant,
     rst: RstOp,
+}
+
+impl Openings {
+    /// An authentic frame of the open session with `p` has arrived.
+    #[inline]
+    pub(super) fn trust(&mut self, p: PeerIdx) {
+        if !self.doubts.is_empty() {
+            self.doubts.remove(&p);
+        }
+    }
+
+    /// When the session with `p` ends if nothing authentic arrives before.
+    #[inline]
+    pub(super) fn doubt_over(&self, p: PeerIdx, t_dead_ns: u64) -> Option<Instant> {
+        let pause = REFUSED_NS.min(t_dead_ns / 2);
+        self.doubts.get(&p).map(|doubt| doubt.since + pause)
+    }
 }
 
 impl Node {
@@ -32,24 +49,10 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// An authentic frame of the open session with `p` has arrived.
-    #[inline]
-    pub(super) fn trust(&mut self, p: PeerIdx) {
-        if !self.openings.doubts.is_empty() {
-            self.openings.doubts.remove(&p);
-        }
-    }
-
-    /// When the session with `p` ends if nothing authentic arrives before.
-    #[inline]
-    pub(super) fn doubt_over(&self, p: PeerIdx) -> Option<Instant> {
-        let pause = REFUSED_NS.min(self.settings.t_dead_ns / 2);
-        self.openings.doubts.get(&p).map(|doubt| doubt.since + pause)
-    }
-
     /// The reset to apply, once its time has passed and nothing authentic has arrived.
     pub(super) fn proven_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
-        let over = self.doubt_over(p).is_some_and(|at| self.polled_at >= at && !self.backlog);
+        let over = self.openings.doubt_over(p, self.settings.t_dead_ns);
+        let over = over.is_some_and(|at| self.polled_at >= at && !self.backlog);
         over.then(|| self.openings.doubts.remove(&p).map(|doubt| doubt.rst)).flatten()
     }
 }

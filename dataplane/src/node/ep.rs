@@ -4,14 +4,13 @@ use super::fast_op::{Fetch, Form};
 use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
-use super::{AvId, CntrId, CqId, CqTable, EpAttr, EpId, MsgKind, Node, Todo};
-use crate::cq::Cq;
+use super::{AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Todo};
 use crate::error::{Error, Result};
-use crate::flags::{BindFlags, Caps, CqFlags, OpFlags};
+use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::Matcher;
-use crate::table::{Table, Vacant};
+use crate::table::Vacant;
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
 
@@ -64,7 +63,7 @@ pub(super) fn may_reserve_more(left: u16) -> bool {
 
 /// One endpoint.
 #[derive(Debug)]
-pub(crate) struct Ep {
+pub struct Ep {
     pub(crate) number: u16,
     /// Which receive context of a scalable endpoint it is, 0 if it is none.
     pub(crate) rx_ctx: u8,
@@ -262,11 +261,7 @@ impl Ep {
     /// the endpoint may not receive from anybody or has unexpected messages.
     #[cold]
     #[inline(never)]
-    pub(super) fn reserve_receives(
-        &mut self,
-        cqs: &mut Table<CqTable, (), CqIdx>,
-        kind: usize,
-    ) -> bool {
+    pub(super) fn reserve_receives(&mut self, cqs: &mut Cqs, kind: usize) -> bool {
         if !self.may_recv[kind] || self.cq_blocked || self.matcher[kind].unexpected_len() != 0 {
             return false;
         }
@@ -288,7 +283,7 @@ impl Ep {
     /// The same for one-sided operations.
     #[cold]
     #[inline(never)]
-    pub(super) fn reserve_ops(&mut self, cqs: &mut Table<CqTable, (), CqIdx>) -> bool {
+    pub(super) fn reserve_ops(&mut self, cqs: &mut Cqs) -> bool {
         let Some(table) = cqs.get_mut(self.tx_cq).filter(|table| !table.cq_blocked) else {
             return false;
         };
@@ -299,7 +294,7 @@ impl Ep {
     }
 
     /// Releases all room reserved for receives.
-    pub(super) fn release_receives(&mut self, cqs: &mut Table<CqTable, (), CqIdx>) {
+    pub(super) fn release_receives(&mut self, cqs: &mut Cqs) {
         let n = self.rx_reserved_total();
         if n > 0 {
             (self.rx_reserved, self.rx_reserved_idle) = ([0; 2], 0);
@@ -309,7 +304,7 @@ impl Ep {
     }
 
     /// The same for one-sided operations.
-    pub(super) fn release_ops(&mut self, cqs: &mut Table<CqTable, (), CqIdx>) {
+    pub(super) fn release_ops(&mut self, cqs: &mut Cqs) {
         let n = u32::from(std::mem::take(&mut self.ops_reserved));
         if n > 0 {
             self.tx_used -= n;
@@ -347,10 +342,6 @@ impl Ep {
     }
 }
 
-/// The tables of a node.
-type Eps = Table<Ep, (), EpIdx>;
-type Cqs = Table<CqTable, (), CqIdx>;
-
 impl CqTable {
     /// Reserves completion entries in advance for an endpoint with `own` places left of its own.
     /// Returns their number: one at least, an eighth of the free ones at most; 0 if none is free.
@@ -363,14 +354,105 @@ impl CqTable {
     }
 }
 
-impl Node {
-    /// Makes room for an entry in queue `cq`, if entries reserved in advance are all that fills
-    /// it: releases those.
-    #[inline]
-    pub(super) fn make_room(&mut self, cq: CqIdx) {
-        make_room(&mut self.eps, &mut self.cqs, cq);
+impl Eps {
+    /// Makes a record that no message names yet.
+    pub(super) fn record(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
+        let idx = self.alloc(Ep::new(number, &attr)).ok_or(Error::NoMem)?;
+        Ok(EpId(self.handle(idx)))
     }
 
+    /// Makes an endpoint, not yet enabled.
+    ///
+    /// # Errors
+    /// - [`Error::AddrInUse`]: another endpoint of this domain has the number.
+    /// - [`Error::Invalid`]: a queue size is 0.
+    /// - [`Error::OpNotSupp`]: a capability that no endpoint here has.
+    /// - [`Error::NoMem`]: there are 32,768 endpoints already.
+    pub fn open(&mut self, attr: EpAttr) -> Result<EpId> {
+        attr.check()?;
+        let number = match attr.number {
+            Some(n) if self.is_taken(n) => return Err(Error::AddrInUse),
+            Some(n) => n,
+            None => (0..SIDE).find(|&n| !self.is_taken(n)).ok_or(Error::NoMem)?,
+        };
+        self.add(attr, number)
+    }
+
+    /// Makes the record of an endpoint whose number is free.
+    pub(super) fn add(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
+        let ep = self.record(attr, number)?;
+        self.numbers.set(number, ep.0.idx());
+        Ok(ep)
+    }
+
+    /// Gives an endpoint that is not enabled another number.
+    ///
+    /// # Errors
+    /// - [`Error::OpBadState`]: it is enabled. [`Error::BadFd`]: it was closed.
+    /// - [`Error::AddrInUse`]: another endpoint has the number.
+    /// - [`Error::Invalid`]: it is a context, whose number is not its own.
+    pub fn set_number(&mut self, ep: EpId, number: u16) -> Result<()> {
+        let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let (enabled, old) = (e.enabled, e.number);
+        if e.sharers.is_some() || self.is_kept(old) {
+            return Err(Error::Invalid("a context has no address of its own"));
+        }
+        if enabled {
+            return Err(Error::OpBadState);
+        }
+        if number == old {
+            return Ok(());
+        }
+        if self.is_taken(number) {
+            return Err(Error::AddrInUse);
+        }
+        self.numbers.set(old, Ep::NOBODY);
+        self.numbers.set(number, ep.0.idx());
+        let e = &mut self[ep.0.idx()];
+        (e.number, e.counters.number) = (number, number);
+        Ok(())
+    }
+
+    /// The flags of transmit and receive calls that take none.
+    pub fn op_flags(&self, ep: EpId) -> Result<(OpFlags, OpFlags)> {
+        let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
+        Ok((e.tx_op_flags, e.rx_op_flags))
+    }
+
+    /// Sets the flags that [`op_flags`](Self::op_flags) tells.
+    pub fn set_op_flags(&mut self, ep: EpId, tx: OpFlags, rx: OpFlags) -> Result<()> {
+        let e = self.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        (e.tx_op_flags, e.rx_op_flags) = (tx, rx);
+        Ok(())
+    }
+
+    /// `FI_OPT_MIN_MULTI_RECV`: a multi-receive buffer is released when its free tail is shorter.
+    pub fn set_min_multi_recv(&mut self, ep: EpId, bytes: usize) -> Result<()> {
+        self.by_handle_mut(ep.0).ok_or(Error::BadFd)?.min_multi_recv = bytes as u64;
+        Ok(())
+    }
+
+    /// See [`set_min_multi_recv`](Self::set_min_multi_recv). Default 64.
+    pub fn min_multi_recv(&self, ep: EpId) -> Result<usize> {
+        Ok(self.by_handle(ep.0).ok_or(Error::BadFd)?.min_multi_recv as usize)
+    }
+
+    /// `FI_OPT_BUFFERED_MIN` and `FI_OPT_BUFFERED_LIMIT`: bytes that a buffered-receive event
+    /// shows at least, at most 256, and the message length above which it shows no more.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]; [`Error::Invalid`] for a minimum above 256.
+    pub fn set_buffered(&mut self, ep: EpId, min: usize, limit: usize) -> Result<()> {
+        if min > crate::proto::blocks::UNIT {
+            return Err(Error::Invalid("FI_OPT_BUFFERED_MIN is at most 256"));
+        }
+        let e = self.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        (e.buffered_min, e.buffered_limit) = (min, limit);
+        Ok(())
+    }
+}
+
+impl Node {
     /// Something waits for room in queue `cq`: until it has been served, no endpoint reserves
     /// entries in advance.
     #[cold]
@@ -379,110 +461,8 @@ impl Node {
         let table = &mut self.cqs[cq];
         table.cq_blocked = true;
         if std::mem::take(&mut table.has_reserved) {
-            self.recall(cq);
+            self.eps.recall(&mut self.cqs, cq);
         }
-    }
-
-    fn recall(&mut self, cq: CqIdx) {
-        recall(&mut self.eps, &mut self.cqs, cq);
-    }
-
-    /// Makes room for a send of endpoint `e`, in its transmit queue and its completion queue, if
-    /// only reservations fill them.
-    #[inline]
-    pub(super) fn make_send_room(&mut self, e: EpIdx) {
-        make_send_room(&mut self.eps, &mut self.cqs, e);
-    }
-
-    /// The same for a receive of endpoint `e`.
-    #[inline]
-    pub(super) fn make_recv_room(&mut self, e: EpIdx) {
-        let ep = &mut self.eps[e];
-        if ep.rx_used >= ep.rx_size {
-            ep.release_receives(&mut self.cqs);
-        }
-        self.make_room(self.eps[e].rx_cq);
-    }
-}
-
-/// See [`Node::make_room`].
-#[inline]
-fn make_room(eps: &mut Eps, cqs: &mut Cqs, cq: CqIdx) {
-    let CqTable { cq: queue, has_reserved, .. } = &mut cqs[cq];
-    if *has_reserved && !queue.has_room() {
-        *has_reserved = false;
-        recall(eps, cqs, cq);
-    }
-}
-
-/// Releases what endpoints have reserved in queue `cq`.
-#[cold]
-#[inline(never)]
-fn recall(eps: &mut Eps, cqs: &mut Cqs, cq: CqIdx) {
-    for (_, ep) in eps.iter_mut() {
-        if ep.rx_cq == cq {
-            ep.release_receives(cqs);
-        }
-        if ep.tx_cq == cq {
-            ep.release_ops(cqs);
-        }
-    }
-}
-
-/// See [`Node::make_send_room`].
-#[inline]
-pub(super) fn make_send_room(eps: &mut Eps, cqs: &mut Cqs, e: EpIdx) {
-    let ep = &mut eps[e];
-    if ep.tx_used >= ep.tx_size {
-        ep.release_ops(cqs);
-    }
-    let cq = ep.tx_cq;
-    make_room(eps, cqs, cq);
-}
-
-/// An endpoint and its completion queue, while nothing else has to do with them.
-pub(super) struct SendRoom<'a> {
-    pub(super) ep: &'a mut Ep,
-    cq: &'a mut Cq,
-}
-
-impl<'a> SendRoom<'a> {
-    /// That of endpoint `e`.
-    #[inline(always)]
-    pub(super) fn of(eps: &'a mut Eps, cqs: &'a mut Cqs, e: EpIdx) -> Self {
-        let ep = &mut eps[e];
-        let cq = &mut cqs[ep.tx_cq].cq;
-        Self { ep, cq }
-    }
-
-    /// Whether the transmit queue has a place and the completion queue an entry.
-    #[inline(always)]
-    pub(super) fn is_there(&self) -> bool {
-        self.ep.tx_used < self.ep.tx_size && self.cq.has_room()
-    }
-
-    /// Takes both, which are there.
-    #[inline(always)]
-    pub(super) fn take(&mut self) {
-        self.ep.tx_used += 1;
-        self.cq.reserve_free();
-    }
-
-    /// Gives both back.
-    #[inline(always)]
-    pub(super) fn give_back(&mut self) {
-        self.ep.tx_used -= 1;
-        self.cq.unreserve();
-    }
-
-    /// A send has ended well that has no place, or has given it back: what it writes, if it is
-    /// `wanted`, is an entry that is there. Returns the counter that counts it.
-    #[inline(always)]
-    pub(super) fn complete(self, context: u64, flags: CqFlags, wanted: bool) -> CntrIdx {
-        if wanted {
-            self.cq.push_sent_free(context, flags);
-        }
-        self.ep.tx_cntr
     }
 }
 
@@ -505,36 +485,6 @@ impl EpAttr {
 }
 
 impl Node {
-    /// Makes an endpoint, not yet enabled.
-    ///
-    /// # Errors
-    /// - [`Error::AddrInUse`]: another endpoint of this domain has the number.
-    /// - [`Error::Invalid`]: a queue size is 0.
-    /// - [`Error::OpNotSupp`]: a capability that no endpoint here has.
-    /// - [`Error::NoMem`]: there are 32,768 endpoints already.
-    pub fn ep_open(&mut self, attr: EpAttr) -> Result<EpId> {
-        attr.check()?;
-        let number = match attr.number {
-            Some(n) if self.is_taken(n) => return Err(Error::AddrInUse),
-            Some(n) => n,
-            None => (0..SIDE).find(|&n| !self.is_taken(n)).ok_or(Error::NoMem)?,
-        };
-        self.ep_add(attr, number)
-    }
-
-    /// Makes the record of an endpoint whose number is free.
-    pub(super) fn ep_add(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
-        let ep = self.ep_record(attr, number)?;
-        self.name(ep.0.idx(), number);
-        Ok(ep)
-    }
-
-    /// Makes a record that no message names yet.
-    pub(super) fn ep_record(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
-        let idx = self.eps.alloc(Ep::new(number, &attr)).ok_or(Error::NoMem)?;
-        Ok(EpId(self.eps.handle(idx)))
-    }
-
     /// Binds a completion queue for the directions in `flags` (`TRANSMIT`, `RECV`), optionally with
     /// `SELECTIVE_COMPLETION`.
     ///
@@ -659,7 +609,7 @@ impl Node {
         {
             return Err(Error::NoCq);
         }
-        self.srx_take_av(ep.0.idx())?;
+        self.eps.srx_take_av(ep.0.idx())?;
         self.coll_enable(ep)?;
         self.eps[ep.0.idx()].enable(true);
         Ok(())
@@ -683,39 +633,6 @@ impl Node {
         }
     }
 
-    /// Gives an endpoint that is not enabled another number.
-    ///
-    /// # Errors
-    /// - [`Error::OpBadState`]: it is enabled. [`Error::BadFd`]: it was closed.
-    /// - [`Error::AddrInUse`]: another endpoint has the number.
-    /// - [`Error::Invalid`]: it is a context, whose number is not its own.
-    pub fn ep_set_number(&mut self, ep: EpId, number: u16) -> Result<()> {
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        let (enabled, old) = (e.enabled, e.number);
-        if e.sharers.is_some() || self.is_kept(old) {
-            return Err(Error::Invalid("a context has no address of its own"));
-        }
-        if enabled {
-            return Err(Error::OpBadState);
-        }
-        if number == old {
-            return Ok(());
-        }
-        if self.is_taken(number) {
-            return Err(Error::AddrInUse);
-        }
-        self.numbers.set(old, Ep::NOBODY);
-        self.name(ep.0.idx(), number);
-        let e = &mut self.eps[ep.0.idx()];
-        (e.number, e.counters.number) = (number, number);
-        Ok(())
-    }
-
-    /// Lets messages find the endpoint in this slot by its number.
-    fn name(&mut self, idx: EpIdx, number: u16) {
-        self.numbers.set(number, idx);
-    }
-
     /// The address others reach the endpoint by.
     ///
     /// # Errors
@@ -723,56 +640,6 @@ impl Node {
     pub fn addr_of(&self, ep: EpId) -> Result<EpAddr> {
         let ep = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?.number;
         Ok(EpAddr { station: self.station, ep, incarnation: self.settings.incarnation })
-    }
-
-    /// The flags of transmit and receive calls that take none.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn ep_op_flags(&self, ep: EpId) -> Result<(OpFlags, OpFlags)> {
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        Ok((e.tx_op_flags, e.rx_op_flags))
-    }
-
-    /// Sets the flags that [`ep_op_flags`](Self::ep_op_flags) tells.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn ep_set_op_flags(&mut self, ep: EpId, tx: OpFlags, rx: OpFlags) -> Result<()> {
-        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
-        (e.tx_op_flags, e.rx_op_flags) = (tx, rx);
-        Ok(())
-    }
-
-    /// `FI_OPT_MIN_MULTI_RECV`: a multi-receive buffer is released when its free tail is shorter.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn ep_set_min_multi_recv(&mut self, ep: EpId, bytes: usize) -> Result<()> {
-        self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?.min_multi_recv = bytes as u64;
-        Ok(())
-    }
-
-    /// See [`ep_set_min_multi_recv`](Self::ep_set_min_multi_recv). Default 64.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn ep_min_multi_recv(&self, ep: EpId) -> Result<usize> {
-        Ok(self.eps.by_handle(ep.0).ok_or(Error::BadFd)?.min_multi_recv as usize)
-    }
-
-    /// `FI_OPT_BUFFERED_MIN` and `FI_OPT_BUFFERED_LIMIT`: bytes that a buffered-receive event
-    /// shows at least, at most 256, and the message length above which it shows no more.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]; [`Error::Invalid`] for a minimum above 256.
-    pub fn ep_set_buffered(&mut self, ep: EpId, min: usize, limit: usize) -> Result<()> {
-        if min > crate::proto::blocks::UNIT {
-            return Err(Error::Invalid("FI_OPT_BUFFERED_MIN is at most 256"));
-        }
-        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
-        (e.buffered_min, e.buffered_limit) = (min, limit);
-        Ok(())
     }
 
     /// Operations of the endpoint that have completed for the application but may still be
@@ -801,20 +668,20 @@ impl Node {
         self.eps[idx].enable(false);
         self.eps[idx].release_receives(&mut self.cqs);
         self.eps[idx].release_ops(&mut self.cqs);
-        self.revoke_grants();
+        self.target.revoke_grants();
         self.coll_ep_closed(now, idx);
         self.leave_groups(idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.stop_counting_reads(idx);
         self.drop_late(now, idx);
-        self.srx_leave(idx);
+        self.eps.srx_leave(idx);
         self.close_deferred_eps(now, idx);
         self.observed.losses.forget_ep(idx);
         let e = self.eps.free(idx);
         // A transmit context's number belongs to its scalable endpoint.
-        if self.numbers.ep(e.number) == idx {
-            self.numbers.set(e.number, Ep::NOBODY);
+        if self.eps.slot(e.number) == idx {
+            self.eps.numbers.set(e.number, Ep::NOBODY);
         }
         self.unbind(&e);
         Ok(())
@@ -905,11 +772,6 @@ impl Node {
         if last {
             self.fail_recv(recv, Error::Canceled);
         }
-    }
-
-    /// The slot of the endpoint with this number, or [`Ep::NOBODY`].
-    pub(crate) fn ep_slot(&self, number: u16) -> EpIdx {
-        self.numbers.ep(number)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use barewire_driver::port::Station;
 
-use super::Node;
+use super::{Node, Observed};
 use crate::error::Error;
 use crate::idx::{CntrIdx, EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
@@ -44,20 +44,22 @@ impl Failures {
     }
 }
 
-impl Node {
+impl Observed {
     /// Whether [`failed_injects`](Self::failed_injects) has something.
     #[inline(always)]
     pub fn has_failed_injects(&self) -> bool {
-        self.observed.failures.kept[0].is_some()
+        self.failures.kept[0].is_some()
     }
 
     /// Takes what is known of operations posted with [`NO_ENTRY`] that failed, by peer and error.
     /// What does not fit is counted under the last one.
     #[cold]
     pub fn failed_injects(&mut self) -> impl Iterator<Item = FailedInject> + use<> {
-        std::mem::take(&mut self.observed.failures.kept).into_iter().flatten()
+        std::mem::take(&mut self.failures.kept).into_iter().flatten()
     }
+}
 
+impl Node {
     /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
     /// counts. The entry that was reserved in the endpoint's queue is used or given back.
     #[cold]
@@ -86,6 +88,6 @@ impl Node {
         if planted(Bug::CqReservationLeaked) {
             self.cqs[self.eps[e].tx_cq].cq.reserve();
         }
-        self.count(cntr, false);
+        self.cntrs.count(cntr, false);
     }
 }

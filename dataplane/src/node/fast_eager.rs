@@ -22,18 +22,16 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::post::wr_flags;
 use super::route::Route;
 use super::{
-    AvTable, CqTable, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq,
+    Avs, CqTable, Cqs, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq,
     SendReq, Todo,
 };
 use crate::cq::Cq;
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Posted;
 use crate::rel::sent::{self, BodyRef, Sent};
-use crate::slab::Slab;
-use crate::table::Table;
 use crate::types::{Cqe, FI_ADDR_UNSPEC, FiAddr, Instant};
 use crate::wire::{
     self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, HeadOut, IMM_LEN, MsgOp, Ty,
@@ -110,20 +108,20 @@ impl Node {
     /// on a port that may lose frames: acknowledgements may be due.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
-        self.todo.intersects(Todo::SEND | Todo::KEEP | Todo::ROOM) || self.coll_due()
+        self.todo.intersects(Todo::SEND | Todo::KEEP | Todo::ROOM) || self.coll.is_due(&self.cqs)
     }
 
     /// Whether a collective that was just posted has something to send.
     #[inline(always)]
     pub fn calls_are_due(&self) -> bool {
-        self.todo.contains(Todo::SEND) || self.has_coll_work()
+        self.todo.contains(Todo::SEND) || self.coll.has_work()
     }
 
     /// Whether nothing is left to do at the end of a burst: nothing is [due](Self::has_due), and no
     /// [answers](Self::has_answers) wait.
     #[inline(always)]
     pub fn is_at_rest(&self) -> bool {
-        self.todo.is_empty() || !self.has_calls_on_boards() && cold(self.only_may_have())
+        self.todo.is_empty() || !self.coll.has_calls_on_boards() && cold(self.only_may_have())
     }
 
     /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set, and no call through a board
@@ -155,7 +153,7 @@ impl Node {
     /// Whether a timer is armed, or something else is to be looked at by time.
     #[inline(always)]
     pub fn has_timers(&self) -> bool {
-        !self.wheel.is_empty() || self.has_calls_on_boards()
+        !self.wheel.is_empty() || self.coll.has_calls_on_boards()
     }
 
     /// Whether [`transmit`](Self::transmit) would do nothing at `now`, not even for a timer. This
@@ -172,11 +170,11 @@ impl Node {
         if self.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL | Todo::ROOM) {
             cold(());
             let sends = self.todo.intersects(Todo::SEND | Todo::ANSWER);
-            if sends || self.coll_wants(now) || self.starved_with_room().is_some() {
+            if sends || self.coll.wants(now, &self.cqs) || self.starved_with_room().is_some() {
                 return false;
             }
         }
-        if self.todo.contains(Todo::HELD) && self.hold_is_over(now) {
+        if self.todo.contains(Todo::HELD) && self.packs.hold_is_over(now) {
             return false;
         }
         if self.todo.contains(Todo::ACKS) {
@@ -318,7 +316,7 @@ impl Node {
             peer.snd.number();
         }
         if !S::INLINE && cntr != CntrIdx::NONE {
-            self.count(cntr, true);
+            self.cntrs.count(cntr, true);
         }
         Some(TxIdx::NONE)
     }
@@ -370,7 +368,7 @@ impl Node {
     /// An armed timer need not be set anew: on a lossless path deadlines only move later.
     pub(super) fn wait_from(&mut self, now: Instant, p: PeerIdx) {
         self.tick(now);
-        self.begin_to_wait(now, p);
+        self.peers[p].begin_to_wait(now);
         let peer = &mut self.peers[p];
         peer.probe_at = now;
         peer.snd.number();
@@ -417,7 +415,8 @@ impl Node {
             peer.begin_flight(now);
             // Usually the timer of an earlier packet fires in time.
             let timer_at = peer.timer_at;
-            let patience = || self.patience(&self.peers[p]).min(self.settings.t_dead_ns / 10);
+            let patience =
+                || self.peers[p].patience(self.rto_floor_ns).min(self.settings.t_dead_ns / 10);
             if timer_at > now + self.patience_min() && timer_at > now + patience() {
                 self.arm_timer(now, p);
             }
@@ -443,7 +442,7 @@ impl Node {
     /// Takes a frame on a lossy port as it was before it was sealed, if it was.
     #[inline(never)]
     pub(super) fn on_frame_far(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let crc = self.has_crc();
+        let crc = self.far.has_crc();
         let taken = match EagerMsg::is_kind_of(frame, crc) {
             true => self.rx_eager::<true>(now, frame),
             false => self.rx_ack(now, frame, crc),
@@ -462,7 +461,7 @@ impl Node {
         now: Instant,
         frame: &RxFrame<'_>,
     ) -> bool {
-        let crc = LOSSY && self.has_crc();
+        let crc = LOSSY && self.far.has_crc();
         let Some((head, msg)) = EagerMsg::parse(frame, crc) else { return cold(false) };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
@@ -474,7 +473,7 @@ impl Node {
         let Some((acked, granted)) = peer.note_unawaited::<LOSSY>(msg.cack, msg.grant) else {
             return cold(false);
         };
-        let e = self.numbers.ep(msg.op.dst_ep);
+        let e = self.eps.slot(msg.op.dst_ep);
         let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
         let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
@@ -549,7 +548,7 @@ impl Node {
         {
             return cold(false);
         }
-        let e = self.numbers.ep(msg.dst_ep());
+        let e = self.eps.slot(msg.dst_ep());
         let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
         let matcher = &mut ep.matcher[usize::from(EagerTaggedView::TAGGED)];
         let len = msg.plen;
@@ -616,7 +615,7 @@ impl PlacedMsg<'_> {
 #[inline(always)]
 pub(super) fn complete_eager(
     (ep, peer): (&mut Ep, &mut Peer),
-    (avs, cqs): (&Slab<AvTable, (), AvIdx>, &mut Table<CqTable, (), CqIdx>),
+    (avs, cqs): (&Avs, &mut Cqs),
     src_ep: impl FnOnce() -> u16,
     placed: PlacedMsg<'_>,
     reader: impl Reader,
@@ -637,11 +636,7 @@ pub(super) fn complete_eager(
 
 /// The source address for endpoint `src_ep` of the peer, or `FI_ADDR_UNSPEC` without `FI_SOURCE`.
 #[inline(always)]
-fn source(
-    (ep, peer): (&Ep, &mut Peer),
-    avs: &Slab<AvTable, (), AvIdx>,
-    src_ep: impl FnOnce() -> u16,
-) -> FiAddr {
+fn source((ep, peer): (&Ep, &mut Peer), avs: &Avs, src_ep: impl FnOnce() -> u16) -> FiAddr {
     if !ep.caps.contains(Caps::SOURCE) {
         return FI_ADDR_UNSPEC;
     }
@@ -703,11 +698,7 @@ impl Ep {
     /// Whether the endpoint may send this now, by a route that is cached then, and whether that
     /// writes a completion.
     #[inline(always)]
-    fn admit_eager<S: EagerSend>(
-        &mut self,
-        net: (&Slab<AvTable, (), AvIdx>, &Peers),
-        req: &SendReq,
-    ) -> Option<bool> {
+    fn admit_eager<S: EagerSend>(&mut self, net: (&Avs, &Peers), req: &SendReq) -> Option<bool> {
         let tagged = req.kind == MsgKind::Tagged;
         let mut completes = !req.no_completion;
         if S::INLINE {
@@ -762,11 +753,7 @@ impl Ep {
     /// peer other than the current one.
     #[cold]
     #[inline(never)]
-    pub(super) fn find_route(
-        &mut self,
-        (avs, peers): (&Slab<AvTable, (), AvIdx>, &Peers),
-        dest: FiAddr,
-    ) -> bool {
+    pub(super) fn find_route(&mut self, (avs, peers): (&Avs, &Peers), dest: FiAddr) -> bool {
         let entry = avs.get(self.av).and_then(|table| table.av.lookup(dest));
         let Some(entry) = entry.filter(|entry| entry.rx_ctx == 0) else { return false };
         let (p, ep, inc) = (entry.peer, entry.ep, entry.incarnation);
@@ -790,7 +777,7 @@ impl Ep {
     #[inline(never)]
     fn find_inline_route(
         &mut self,
-        net: (&Slab<AvTable, (), AvIdx>, &Peers),
+        net: (&Avs, &Peers),
         dest: FiAddr,
         tagged: bool,
         asked: bool,

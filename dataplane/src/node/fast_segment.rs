@@ -16,7 +16,7 @@ impl Node {
     /// waits. False otherwise: nothing has happened.
     #[inline(always)]
     pub(super) fn rx_segment(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
-        let crc = self.has_crc() && !frame.is_near();
+        let crc = self.far.has_crc() && !frame.is_near();
         let Some((base_words, piece)) = BaseWords::segment(frame, crc) else { return false };
         let p = slot_of(base_words.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return false };

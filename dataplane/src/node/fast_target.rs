@@ -17,7 +17,7 @@ use super::peer::{ACK_EVERY_LOSSLESS, Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::rma_in::{RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
-use super::{FrameSink, InPlaceFrame, Node, Todo};
+use super::{Eps, FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
 use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
@@ -47,7 +47,8 @@ pub(super) struct Answer {
 
 /// A request shape that passed the access check (key, rights, endpoint, operation), and the
 /// results. Whatever closes or narrows a region or an endpoint drops all of them
-/// ([`revoke_grants`](Node::revoke_grants)). Bounds and alignment are checked for each request.
+/// ([`revoke_grants`](TargetCache::revoke_grants)). Bounds and alignment are checked for each
+/// request.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct AccessGrant {
@@ -122,6 +123,23 @@ impl TargetCache {
             RequestTy::Read => ATOMIC_GRANTS + BYTES_GRANTS + key.hash() % BYTES_GRANTS,
         }
     }
+
+    /// Drops all grants: a region or an endpoint was closed or changed.
+    #[cold]
+    pub(super) fn revoke_grants(&mut self) {
+        if planted(Bug::GrantKept) {
+            return;
+        }
+        *self.grants = [AccessGrant::NOTHING; GRANTS];
+        *self.fetch_adds = [const { FetchAddGrant::NOTHING }; ATOMIC_GRANTS];
+    }
+
+    /// Whether another answer may wait. The bound for all peers is that for one.
+    #[inline(always)]
+    fn may_answer(&self, responses: usize) -> bool {
+        let has_room = responses + ANSWERS_AT_ONCE <= self.response_quota;
+        has_room && self.answers.len() < ANSWERS_AT_ONCE
+    }
 }
 
 impl AccessGrant {
@@ -141,6 +159,16 @@ impl AccessGrant {
         base: 0,
         room: 0,
     };
+}
+
+impl Eps {
+    /// The endpoint with this number, if it is enabled and has the capabilities, and whether a
+    /// counter of it may count (`FI_RMA_EVENT`).
+    fn grant_ep(&self, number: u16, caps: Caps) -> Option<(EpIdx, bool)> {
+        let ep = self.slot(number);
+        let e = self.get(ep).filter(|e| e.enabled && e.caps.contains(caps))?;
+        Some((ep, e.caps.contains(Caps::RMA_EVENT)))
+    }
 }
 
 impl Node {
@@ -257,13 +285,6 @@ impl Node {
         }
     }
 
-    /// Whether another answer may wait. The bound for all peers is that for one.
-    #[inline(always)]
-    fn may_answer(&self) -> bool {
-        let has_room = self.responses.len() + ANSWERS_AT_ONCE <= self.target.response_quota;
-        has_room && self.target.answers.len() < ANSWERS_AT_ONCE
-    }
-
     /// Executes an atomic operation whose shape passed the access check: bounds are still to be
     /// checked.
     #[inline(always)]
@@ -276,7 +297,7 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let p = slot_of(base.dst_sid());
-        let may_answer = self.may_answer();
+        let may_answer = self.target.may_answer(self.responses.len());
         let grant = &self.target.grants[TargetCache::slot(RequestTy::Atomic, &op.key)];
         let at = op.addr.wrapping_sub(grant.base);
         let peer = &mut self.peers[p];
@@ -324,7 +345,8 @@ impl Node {
         let p = slot_of(base.dst_sid());
         let alone =
             self.target.answers.is_empty() && self.peers[p].resp_q.head == ResponseIdx::NONE;
-        let may_answer = alone && self.responses.is_empty() || self.may_answer();
+        let may_answer =
+            alone && self.responses.is_empty() || self.target.may_answer(self.responses.len());
         let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
         let at = op.addr.wrapping_sub(grant.base);
         let peer = &mut self.peers[p];
@@ -478,14 +500,6 @@ impl Node {
         true
     }
 
-    /// The endpoint with this number, if it is enabled and has the capabilities, and whether a
-    /// counter of it may count (`FI_RMA_EVENT`).
-    fn grant_ep(&self, number: u16, caps: Caps) -> Option<(EpIdx, bool)> {
-        let ep = self.ep_slot(number);
-        let e = self.eps.get(ep).filter(|e| e.enabled && e.caps.contains(caps))?;
-        Some((ep, e.caps.contains(Caps::RMA_EVENT)))
-    }
-
     fn grant_bytes(&self, ask: RequestTy, request: RawRequest) -> Option<AccessGrant> {
         let read = ask == RequestTy::Read;
         let (caps, access) = match read {
@@ -496,7 +510,7 @@ impl Node {
             return None;
         }
         let range = request.range();
-        let (ep, counted) = self.grant_ep(range.dst_ep, Caps::RMA | caps)?;
+        let (ep, counted) = self.eps.grant_ep(range.dst_ep, Caps::RMA | caps)?;
         let (m, _) = self.mr_look(ep, &range, 1, access).ok()?;
         let mr = &self.mrs[m];
         let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != CntrIdx::NONE;
@@ -521,7 +535,7 @@ impl Node {
             return None;
         }
         let (caps, access) = atomic_needs(&op, what);
-        let (ep, counted) = self.grant_ep(op.range.dst_ep, caps)?;
+        let (ep, counted) = self.eps.grant_ep(op.range.dst_ep, caps)?;
         let (m, _) = self.mr_look(ep, &op.range, bytes as u64, access).ok()?;
         let mr = &self.mrs[m];
         let one = op.count == 1 && plen <= U128_LEN;
@@ -546,16 +560,6 @@ impl Node {
             base: mr.base,
             room: mr.buf.len() as u64 - bytes as u64,
         })
-    }
-
-    /// Drops all grants: a region or an endpoint was closed or changed.
-    #[cold]
-    pub(super) fn revoke_grants(&mut self) {
-        if planted(Bug::GrantKept) {
-            return;
-        }
-        *self.target.grants = [AccessGrant::NOTHING; GRANTS];
-        *self.target.fetch_adds = [const { FetchAddGrant::NOTHING }; ATOMIC_GRANTS];
     }
 
     #[cold]

@@ -7,7 +7,7 @@ use super::notice::EndReason;
 use super::ops::{OooPacket, WrFlags};
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
-use super::{FrameSink, NoReader, NoReply, Node, Reader};
+use super::{FrameSink, NoReader, NoReply, Node, NodeCounters, Reader};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, ReassemblyIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -22,6 +22,14 @@ use crate::wire::{
 
 /// A PACK of so many messages is acknowledged at once.
 const ACK_PACKED: u16 = 8;
+
+impl NodeCounters {
+    #[cold]
+    fn malformed(&mut self, err: WireError) -> Verdict {
+        self.rx_wire[err.index()] += 1;
+        Verdict::Refuse(NackReason::Malformed)
+    }
+}
 
 impl Node {
     /// Takes a received frame. Unless it is a packet of an existing session, or an OPEN, nothing
@@ -117,7 +125,7 @@ impl Node {
             peer.sid == base.dst_sid && peer.station() == base.src && paired
         });
         let strange = !known || base.ty == Ty::Open || base.ty == Ty::Rst;
-        let path = if strange { self.stranger_path(frame) } else { self.peers[p].path };
+        let path = if strange { self.path(frame.is_near()) } else { self.peers[p].path };
         if path.has_crc() && !base.crc {
             self.counters.rx_no_crc += 1;
             return;
@@ -352,7 +360,7 @@ impl Node {
 
     /// Takes a packet of the window that is not the next in order.
     fn on_early(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
-        if self.takes_early(base.ty) {
+        if takes_early(base.ty) {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
                 let peer = &mut self.peers[p];
                 peer.rcv.set((peer.rcv_nxt, base.psn), &mut self.bitmaps);
@@ -398,14 +406,6 @@ impl Node {
         let hog = most.map_or(p, |(hog, _)| hog);
         self.end_session(now, hog, EndReason::Excess);
         hog != p
-    }
-
-    /// Whether a packet of this type may be executed out of order: data and its END, which name the
-    /// pull or request they belong to. A PULL that does not continue the last one waits for its
-    /// turn.
-    fn takes_early(&self, ty: Ty) -> bool {
-        let gate_open = planted(Bug::OrderGateOpen) && matches!(ty, Ty::Msg | Ty::Rndv);
-        matches!(ty, Ty::Data | Ty::Pull | Ty::End) || gate_open
     }
 
     /// Takes buffered packets that are now in order.
@@ -508,7 +508,7 @@ impl Node {
                     let at = (op.payload_off(), usize::from(base.plen));
                     self.on_msg(now, p, frame, &op, at)
                 }
-                Err(err) => self.malformed(err),
+                Err(err) => self.counters.malformed(err),
             };
         }
         self.on_other_op(now, p, frame, base)
@@ -571,13 +571,7 @@ impl Node {
             | Ty::Open
             | Ty::Mcast => Ok(Verdict::Refuse(NackReason::UnknownType)),
         };
-        result.unwrap_or_else(|err| self.malformed(err))
-    }
-
-    #[cold]
-    fn malformed(&mut self, err: WireError) -> Verdict {
-        self.counters.rx_wire[err.index()] += 1;
-        Verdict::Refuse(NackReason::Malformed)
+        result.unwrap_or_else(|err| self.counters.malformed(err))
     }
 
     /// Takes a PACK, message by message. A message that is refused is dropped and counted, since
@@ -585,11 +579,11 @@ impl Node {
     fn on_pack(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         let op = match PackOp::parse(frame, base) {
             Ok(op) => op,
-            Err(err) => return self.malformed(err),
+            Err(err) => return self.counters.malformed(err),
         };
         let mut records = PackRecords::new(frame, op.payload_off(), base.plen, op.count);
         if let Err(err) = records.check() {
-            return self.malformed(err);
+            return self.counters.malformed(err);
         }
         let mut taken = self.take_records(now, p, frame, &mut records);
         for record in records.clone() {
@@ -679,4 +673,12 @@ impl Node {
             tx[w].unacked > 0
         });
     }
+}
+
+/// Whether a packet of this type may be executed out of order: data and its END, which name the
+/// pull or request they belong to. A PULL that does not continue the last one waits for its
+/// turn.
+fn takes_early(ty: Ty) -> bool {
+    let gate_open = planted(Bug::OrderGateOpen) && matches!(ty, Ty::Msg | Ty::Rndv);
+    matches!(ty, Ty::Data | Ty::Pull | Ty::End) || gate_open
 }

@@ -11,9 +11,9 @@
 //! until the peer has acknowledged a packet under the current key. Ages are checked when a frame is
 //! sent: a node that sends nothing keeps its keys until its next frame.
 
-use super::Node;
 use super::notice::EndReason;
 use super::peer::State;
+use super::{Node, Openings};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
@@ -40,6 +40,50 @@ impl Age {
     /// Of a key that both ends have, at `now`.
     pub(super) fn new(now: Instant) -> Self {
         Self { since: now, key: 0, first: None }
+    }
+}
+
+impl Openings {
+    /// Whether the age of keys is to be looked at.
+    pub(super) fn looks_at_keys(&self, now: Instant) -> bool {
+        self.seals.as_ref().is_some_and(|seals| now >= seals.look_at)
+    }
+
+    /// Whether this is a key of the node, and its frames are sealed.
+    pub fn lists_key(&self, key: &PreSharedKey) -> bool {
+        self.seals.as_ref().is_some_and(|seals| seals.ring.lists_key(key))
+    }
+
+    /// Whether keys are of tenants.
+    pub fn has_tenants(&self) -> bool {
+        self.seals.as_ref().is_some_and(|seals| seals.ring.is_of_tenants())
+    }
+
+    /// The tenants whose keys are listed; [`Tenant::NONE`] alone where keys are of none.
+    pub(super) fn tenants(&self) -> impl Iterator<Item = Tenant> {
+        let one = self.seals.is_none().then_some(Tenant::NONE);
+        let ring = self.seals.as_ref().map(|seals| &seals.ring);
+        one.into_iter().chain(ring.into_iter().flat_map(Keyring::tenants))
+    }
+
+    /// Whether peers may be inserted under this tenant's key.
+    pub(super) fn lists_tenant(&self, tenant: Tenant) -> bool {
+        self.tenants().any(|listed| listed == tenant)
+    }
+
+    /// Adds a key of a tenant, and says which tenant that is. A key that was added before is of the
+    /// tenant that it was. From now on who has the key can open sessions.
+    ///
+    /// # Errors
+    /// And nothing has happened:
+    /// - [`Error::OpNotSupp`]: the keys of the node are not of tenants.
+    /// - [`Error::NoMem`]: there are [`KEYS_MAX`](crate::seal::KEYS_MAX), or 255 were added in all.
+    pub fn add_tenant(&mut self, key: PreSharedKey) -> Result<Tenant> {
+        let seals = self.seals.as_mut().filter(|seals| seals.ring.is_of_tenants());
+        let seals = seals.ok_or(Error::OpNotSupp("the keys of this domain are not of tenants"))?;
+        let added = seals.ring.add(key).ok_or(Error::NoMem)?;
+        self.other_keys.forget();
+        Ok(added)
     }
 }
 
@@ -103,50 +147,13 @@ impl Node {
         }
     }
 
-    /// Whether this is a key of the node, and its frames are sealed.
-    pub fn lists_key(&self, key: &PreSharedKey) -> bool {
-        self.openings.seals.as_ref().is_some_and(|seals| seals.ring.lists_key(key))
-    }
-
-    /// Whether keys are of tenants.
-    pub fn has_tenants(&self) -> bool {
-        self.openings.seals.as_ref().is_some_and(|seals| seals.ring.is_of_tenants())
-    }
-
-    /// The tenants whose keys are listed; [`Tenant::NONE`] alone where keys are of none.
-    pub(super) fn tenants(&self) -> impl Iterator<Item = Tenant> {
-        let one = self.openings.seals.is_none().then_some(Tenant::NONE);
-        let ring = self.openings.seals.as_ref().map(|seals| &seals.ring);
-        one.into_iter().chain(ring.into_iter().flat_map(Keyring::tenants))
-    }
-
-    /// Whether peers may be inserted under this tenant's key.
-    pub(super) fn lists_tenant(&self, tenant: Tenant) -> bool {
-        self.tenants().any(|listed| listed == tenant)
-    }
-
-    /// Adds a key of a tenant, and says which tenant that is. A key that was added before is of the
-    /// tenant that it was. From now on who has the key can open sessions.
-    ///
-    /// # Errors
-    /// And nothing has happened:
-    /// - [`Error::OpNotSupp`]: the keys of the node are not of tenants.
-    /// - [`Error::NoMem`]: there are [`KEYS_MAX`](crate::seal::KEYS_MAX), or 255 were added in all.
-    pub fn add_tenant(&mut self, key: PreSharedKey) -> Result<Tenant> {
-        let seals = self.openings.seals.as_mut().filter(|seals| seals.ring.is_of_tenants());
-        let seals = seals.ok_or(Error::OpNotSupp("the keys of this domain are not of tenants"))?;
-        let added = seals.ring.add(key).ok_or(Error::NoMem)?;
-        self.openings.other_keys.forget();
-        Ok(added)
-    }
-
     /// Takes the key of a tenant off the list, overwrites it, and ends the tenant's sessions.
     ///
     /// # Errors
     /// And nothing has happened: [`Error::Invalid`]: no such tenant's key is listed.
     /// [`Error::Busy`]: an address in an address vector, or a posted receive, names it.
     pub fn remove_tenant(&mut self, now: Instant, tenant: Tenant) -> Result<()> {
-        if !self.has_tenants() || !self.lists_tenant(tenant) {
+        if !self.openings.has_tenants() || !self.openings.lists_tenant(tenant) {
             return Err(Error::Invalid("not the handle of a key"));
         }
         let theirs = self.peers.iter().filter(|(_, peer)| peer.tenant == tenant);
@@ -170,11 +177,6 @@ impl Node {
         self.open_again(now, p, false);
         self.peers[p].last_rx = last_rx;
         self.arm_timer(now, p);
-    }
-
-    /// Whether the age of keys is to be looked at.
-    pub(super) fn looks_at_keys(&self, now: Instant) -> bool {
-        self.openings.seals.as_ref().is_some_and(|seals| now >= seals.look_at)
     }
 
     /// Replaces the keys that are old, and erases those that only reordered frames needed. A peer

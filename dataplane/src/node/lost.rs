@@ -61,18 +61,21 @@ impl Node {
             let own = self.eps.iter().filter(|(_, ep)| {
                 ep.enabled && ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE
             });
-            own.map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect()
+            own.map(|(e, _)| e).filter(|&e| !self.coll.is_side(&self.eps, e)).collect()
         } else {
             let lost = |flags: WrFlags| flags.intersects(WrFlags::INJECTED | WrFlags::REPORTED);
             let sends = self.tx.iter().filter(|(_, wr)| wr.peer == p && lost(wr.flags));
-            sends.map(|(_, wr)| wr.ep).filter(|&e| e != EpIdx::NONE && !self.is_side(e)).collect()
+            sends
+                .map(|(_, wr)| wr.ep)
+                .filter(|&e| e != EpIdx::NONE && !self.coll.is_side(&self.eps, e))
+                .collect()
         };
         for ep in concerned {
             let untold = Untold { ep, peer: p };
             if !self.observed.losses.untold.contains(&untold) {
                 self.observed.losses.untold.push(untold);
                 if lossless {
-                    self.count(self.eps[ep].tx_cntr, false);
+                    self.cntrs.count(self.eps[ep].tx_cntr, false);
                 }
             }
         }
@@ -81,7 +84,7 @@ impl Node {
     /// Ends the receives that name `p`. Receives from any source stay.
     pub(super) fn fail_receives_from(&mut self, p: PeerIdx, err: Error) {
         let eps: Vec<EpIdx> =
-            self.eps.iter().map(|(e, _)| e).filter(|&e| !self.is_side(e)).collect();
+            self.eps.iter().map(|(e, _)| e).filter(|&e| !self.coll.is_side(&self.eps, e)).collect();
         for e in eps {
             let is_shared = self.eps[e].sharers.is_some();
             for kind in [MsgKind::Msg, MsgKind::Tagged] {

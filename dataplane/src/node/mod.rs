@@ -7,15 +7,19 @@
 mod acked;
 mod acks;
 mod arrival;
+mod avs;
 mod certificates;
 mod claims;
+mod cntrs;
 mod coll;
 mod complete;
 mod cookie;
+mod cqs;
 mod credit;
 mod deferred_ep;
 mod doubt;
 mod ep;
+mod eps;
 mod failed;
 mod fast_eager;
 mod fast_op;
@@ -72,9 +76,6 @@ use barewire_driver::mem::{InlineBytes, IoBuf};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 use bitflags::bitflags;
 
-use crate::av::Av;
-use crate::cntr::Cntr;
-use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{
@@ -87,24 +88,28 @@ use crate::rel::sack::BitmapPool;
 use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
 use crate::seal::Keyring;
 use crate::slab::{Handle, Slab};
-use crate::table::{Table, Vacant};
+use crate::table::Table;
 use crate::types::{Cqe, FiAddr, INCARNATION_MAX, Instant, Tenant};
 use crate::wheel::Wheel;
-use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut};
+use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut, OpenOp};
 
-use ep::Ep;
-use mr::Mr;
+use avs::{AvTable, Avs};
+use cntrs::Cntrs;
+use cqs::{CqTable, Cqs};
+use eps::Eps;
+use mr::Mrs;
 use opening::Openings;
-use ops::{Late, OooPacket, Pull, RecvWr, Response, Rma, TxWr, UnexpectedMsg};
+use ops::{OooPacket, Pull, RecvWr, Response, Rma, TxWr, UnexpectedMsg};
 use pack::Packs;
 pub(crate) use packet::Joined;
 use path::Path;
 use peer::{Peer, Peers, Reassembly};
 use peers_by_station::PeersByStation;
-use sep::Numbers;
+use tally::Observed;
 
 pub use crate::cq::{NoReader, Reader};
 pub use claims::{CLAIMS_MAX, Claim};
+use coll::Coll;
 pub use coll::{
     BLOCK_MAX, CollAttr, CollCall, CollForce, CollReq, FI_NOOP, FI_VOID, GroupId, JoinEvent,
     JoinModel, JoinReq, Kind as CollKind, MEMBERS_MAX, Role, What as CollWhat,
@@ -118,7 +123,7 @@ pub use mr::{MrId, MrReq};
 pub use multicast::{MEMBERS_MAX as GROUP_MEMBERS_MAX, McId};
 pub use nagle::HoldWatch;
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
-pub use rma::{AtomicReq, ReadReq, WriteReq};
+pub use rma::{AtomicReq, ReadReq, WriteReq, atomic_valid};
 pub use rma_list::{RmaIov, RmaList};
 pub use round_trips::RoundTrips;
 pub use sep::{receive_caps, transmit_caps};
@@ -182,7 +187,7 @@ pub struct NodeSettings {
     /// out of its settings.
     pub keys: Option<Keyring>,
     /// Whether the secrets of sessions are exported, so that recordings can be decrypted
-    /// ([`Node::take_secrets`]). Default no.
+    /// ([`Openings::take_secrets`]). Default no.
     pub tells_secrets: bool,
     /// Age at which the key of a session's frames is replaced by the next, nanoseconds, at least
     /// 1,000,000: each end does so for its own frames. Default an hour.
@@ -569,50 +574,6 @@ impl<F: FnMut(&TxFrame<'_>) -> Tx> FrameSink for F {
     }
 }
 
-/// An address vector, and the number of objects bound to it.
-#[derive(Debug)]
-pub(crate) struct AvTable {
-    pub(crate) av: Av,
-    pub(crate) bound: u32,
-}
-
-/// A completion queue, and the number of objects bound to it.
-#[derive(Debug)]
-#[repr(align(16))]
-pub(crate) struct CqTable {
-    pub(crate) cq: Cq,
-    pub(crate) bound: u32,
-    /// A message waits for room in the queue.
-    pub(crate) cq_blocked: bool,
-    /// Endpoints may hold reserved entries for operations that are not posted yet
-    /// ([`reserve_receives`](ep::Ep::reserve_receives)).
-    pub(crate) has_reserved: bool,
-    /// Completions with remote CQ data that wait for room, oldest first.
-    #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
-    pub(crate) late: Box<VecDeque<Late>>,
-}
-
-const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
-
-impl CqTable {
-    pub(crate) fn new(cq: Cq) -> Self {
-        Self { cq, bound: 0, cq_blocked: false, has_reserved: false, late: Box::default() }
-    }
-}
-
-impl Vacant for CqTable {
-    fn vacant() -> Self {
-        Self::new(Cq::none())
-    }
-}
-
-/// A counter, and the number of objects bound to it.
-#[derive(Debug, Default)]
-pub(crate) struct CntrTable {
-    pub(crate) cntr: Cntr,
-    pub(crate) bound: u32,
-}
-
 bitflags! {
     /// Pending work: one word that every turn tests, usually zero.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -646,7 +607,7 @@ pub(crate) struct Reply {
 
 impl Reply {
     /// The longest is an OPEN with a checksum.
-    pub(crate) const LEN: usize = wire::BASE_LEN + wire::OpenOp::LEN + wire::TRAILER_LEN;
+    pub(crate) const LEN: usize = wire::BASE_LEN + OpenOp::LEN + wire::TRAILER_LEN;
 
     /// The packet of `base` and an operation header, without payload.
     fn new(base: &Base, op: &[u8]) -> Self {
@@ -668,6 +629,12 @@ impl Reply {
             wire::sealed::set_tenant(&mut self.bytes, tenant);
         }
         self
+    }
+
+    pub(super) fn open(base: &Base, op: &OpenOp) -> Self {
+        let mut bytes = [0; OpenOp::LEN];
+        op.emit(&mut bytes);
+        Self::new(base, &bytes)
     }
 }
 
@@ -722,11 +689,14 @@ pub struct Node {
     /// The generation that the next session in each peer slot gets.
     pub(crate) sid_gen: Vec<u16>,
     pub(crate) epoch: u32,
-    pub(crate) eps: Table<Ep, (), EpIdx>,
-    pub(crate) numbers: Numbers,
-    pub(crate) cqs: Table<CqTable, (), CqIdx>,
-    pub(crate) cntrs: Slab<CntrTable, (), CntrIdx>,
-    pub(crate) avs: Slab<AvTable, (), AvIdx>,
+    /// Its endpoints.
+    pub eps: Eps,
+    /// Its completion queues.
+    pub cqs: Cqs,
+    /// Its counters.
+    pub cntrs: Cntrs,
+    /// Its address vectors.
+    pub avs: Avs,
 
     pub(crate) tx: Slab<TxWr, (), TxIdx>,
     /// The memory of transmit requests, by their index.
@@ -750,7 +720,8 @@ pub struct Node {
     pub(crate) pull_queue: VecDeque<PeerIdx>,
     /// Bytes asked for and not yet here.
     pub(crate) pull_out: u64,
-    pub(crate) mrs: Slab<Mr, (), MrIdx>,
+    /// Its memory regions.
+    pub mrs: Mrs,
     /// Regions by the key that the application chose.
     pub(crate) mr_by_key: HashMap<u64, MrIdx>,
     /// The region of the last atomic operation: likely the next one's.
@@ -766,7 +737,8 @@ pub struct Node {
     pub(crate) spare: Vec<Vec<u8>>,
     pub(crate) reorder_buf: Slab<OooPacket, (), OooIdx>,
     pub(crate) reorder_bytes: Vec<u8>,
-    pub(crate) coll: coll::Coll,
+    /// Its groups, and calls of collectives.
+    pub coll: Coll,
 
     pub(crate) wheel: Wheel<PeerIdx>,
     /// Peers with something to send.
@@ -781,9 +753,11 @@ pub struct Node {
     pub(crate) looped: VecDeque<Vec<u8>>,
     pub(crate) looped_free: Vec<Vec<u8>>,
 
-    openings: Openings,
+    /// Sessions that are being opened, and the keys.
+    pub openings: Openings,
     pub(crate) counters: NodeCounters,
-    observed: tally::Observed,
+    /// What an operator and the application are told.
+    pub observed: Observed,
     /// Time of this turn: a peer heard in the turn was heard then.
     pub(crate) polled_at: Instant,
     /// When the loop was last called after a pause longer than a probe interval.
@@ -851,8 +825,7 @@ impl Node {
             reassemblies: Slab::with_capacity(s.peer_max.min(recv::REASSEMBLIES_FIRST)),
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
-            eps: Table::with_nobody(65536),
-            numbers: Numbers::default(),
+            eps: Eps::new(),
             cqs: Table::with_capacity(65536),
             cntrs: Slab::with_capacity(65536),
             avs: Slab::with_capacity(1024),
@@ -882,7 +855,7 @@ impl Node {
             spare: Vec::new(),
             reorder_buf: Slab::with_capacity(reorder_max(frame_len)),
             reorder_bytes: vec![0; reorder_max(frame_len) * frame_len],
-            coll: coll::Coll::new(caps, s.coll),
+            coll: Coll::new(caps, s.coll),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
             todo: if caps.lossless { Todo::empty() } else { Todo::KEEP },
@@ -893,7 +866,7 @@ impl Node {
             looped_free: Vec::with_capacity(64),
             openings: Openings::new(s, caps, frame_len),
             counters: NodeCounters::default(),
-            observed: tally::Observed::new(s.peer_max),
+            observed: Observed::new(s.peer_max),
             polled_at: Instant(0),
             resumed_at: Instant(0),
             backlog: false,
@@ -913,11 +886,6 @@ impl Node {
     /// application publishes a name by which they find the node.
     pub fn reach_by_name(&mut self) {
         self.settings.by_name = true;
-    }
-
-    /// A random number that cannot be guessed without the seed, whatever was drawn before.
-    pub(crate) fn random(&mut self) -> u64 {
-        self.openings.secret.draw()
     }
 
     /// Notes that something waits to be sent.

@@ -17,14 +17,14 @@ use std::hash::{Hasher, SipHasher};
 
 use barewire_driver::mem::IoBuf;
 
-use super::{CntrId, EpId, Node, SepId};
+use super::{CntrId, EpId, Eps, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
 use crate::idx::{CntrIdx, EpIdx, MrIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
-use crate::slab::Handle;
+use crate::slab::{Handle, Slab};
 use crate::types::Instant;
 use crate::wire::{DataOp, NackReason, RemoteRange, RespOp, Ty};
 
@@ -69,7 +69,7 @@ pub(crate) enum Scope {
 
 /// A registered region.
 #[derive(Debug)]
-pub(crate) struct Mr {
+pub struct Mr {
     pub(crate) key: u64,
     pub(crate) buf: IoBuf,
     /// Remote address of the first byte.
@@ -85,11 +85,53 @@ pub(crate) struct Mr {
     pub(crate) readers: u32,
 }
 
+/// The regions of a node. A call that names one which was closed is [`Error::BadFd`].
+pub(super) type Mrs = Slab<Mr, (), MrIdx>;
+
 impl Mr {
     /// Whether others than this thread change it by atomics.
     #[inline(always)]
     pub(super) fn is_shared(&self) -> bool {
         !matches!(self.sharing, Sharing::Single)
+    }
+}
+
+impl Eps {
+    /// Whether endpoint `e` is in `scope`.
+    fn in_scope(&self, scope: Scope, e: EpIdx) -> bool {
+        match scope {
+            Scope::Ep(ep) => ep.0 == self.handle(e),
+            Scope::Sep(sep) => self.sep(sep).is_ok_and(|sep| sep.has(self[e].number)),
+        }
+    }
+}
+
+impl Mrs {
+    /// The key that peers name the region by.
+    pub fn key(&self, mr: MrId) -> Result<u64> {
+        Ok(self.by_handle(mr.0).ok_or(Error::BadFd)?.key)
+    }
+
+    /// Copies `out.len()` bytes at `offset` of a region out, while peers may be writing them.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed. [`Error::Invalid`]: they are not all inside.
+    pub fn load(&self, mr: MrId, offset: usize, out: &mut [u8]) -> Result<()> {
+        let mr = self.by_handle(mr.0).ok_or(Error::BadFd)?;
+        inside(&mr.buf, offset, out.len())?;
+        mr.buf.read_at(offset, out);
+        Ok(())
+    }
+
+    /// Copies `bytes` to `offset` of a region.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn store(&mut self, mr: MrId, offset: usize, bytes: &[u8]) -> Result<()> {
+        let mr = self.by_handle(mr.0).ok_or(Error::BadFd)?;
+        inside(&mr.buf, offset, bytes.len())?;
+        mr.buf.write_at(offset, bytes);
+        Ok(())
     }
 }
 
@@ -157,14 +199,6 @@ impl Node {
         (self.keyed_hash(!(key >> SLOT_BITS)) ^ u64::from(slot)) & SLOT_MASK
     }
 
-    /// The key that peers name the region by.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed.
-    pub fn mr_key(&self, mr: MrId) -> Result<u64> {
-        Ok(self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?.key)
-    }
-
     /// Binds a counter of remote accesses: of `reads`, which fetching atomics are too, of `writes`,
     /// which all atomics are that may change the region, or of both.
     ///
@@ -188,7 +222,7 @@ impl Node {
             *place = cntr.0.idx();
             table.bound += 1;
         }
-        self.revoke_grants();
+        self.target.revoke_grants();
         Ok(())
     }
 
@@ -207,43 +241,13 @@ impl Node {
     /// # Errors
     /// [`Error::BadFd`]: one of them was closed.
     pub fn mr_bind_sep(&mut self, mr: MrId, sep: SepId) -> Result<()> {
-        self.sep(sep)?;
+        self.eps.sep(sep)?;
         self.mr_limit(mr, Scope::Sep(sep))
     }
 
     fn mr_limit(&mut self, mr: MrId, scope: Scope) -> Result<()> {
         self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(scope);
-        self.revoke_grants();
-        Ok(())
-    }
-
-    /// Whether endpoint `e` is in `scope`.
-    fn in_scope(&self, scope: Scope, e: EpIdx) -> bool {
-        match scope {
-            Scope::Ep(ep) => ep.0 == self.eps.handle(e),
-            Scope::Sep(sep) => self.sep(sep).is_ok_and(|sep| sep.has(self.eps[e].number)),
-        }
-    }
-
-    /// Copies `out.len()` bytes at `offset` of a region out, while peers may be writing them.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed. [`Error::Invalid`]: they are not all inside.
-    pub fn mr_load(&self, mr: MrId, offset: usize, out: &mut [u8]) -> Result<()> {
-        let mr = self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?;
-        inside(&mr.buf, offset, out.len())?;
-        mr.buf.read_at(offset, out);
-        Ok(())
-    }
-
-    /// Copies `bytes` to `offset` of a region.
-    ///
-    /// # Errors
-    /// As [`mr_load`](Self::mr_load).
-    pub fn mr_store(&mut self, mr: MrId, offset: usize, bytes: &[u8]) -> Result<()> {
-        let mr = self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?;
-        inside(&mr.buf, offset, bytes.len())?;
-        mr.buf.write_at(offset, bytes);
+        self.target.revoke_grants();
         Ok(())
     }
 
@@ -260,7 +264,7 @@ impl Node {
             self.end_readers(m);
         }
         let mr = self.mrs.free(m);
-        self.revoke_grants();
+        self.target.revoke_grants();
         if mr.by_app {
             self.mr_by_key.remove(&mr.key);
         }
@@ -339,7 +343,7 @@ impl Node {
         let offset = range.addr.checked_sub(mr.base);
         let end = offset.and_then(|at| at.checked_add(len));
         let inside = end.is_some_and(|end| end <= mr.buf.len() as u64);
-        let scope = mr.scope.is_none_or(|scope| self.in_scope(scope, e));
+        let scope = mr.scope.is_none_or(|scope| self.eps.in_scope(scope, e));
         match offset {
             Some(at) if inside && scope && mr.access.contains(need) => Ok((m, at as usize)),
             _ => Err(NackReason::BadAccess),

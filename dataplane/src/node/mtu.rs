@@ -7,7 +7,8 @@
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::Tx;
 
-use super::{FrameSink, Node, Notice, Reply};
+use super::peer::Peer;
+use super::{FrameSink, Node, Notice, Openings, Reply};
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::{self, Base, ProbeOp, Ty};
@@ -62,26 +63,28 @@ fn between(passed: u32, ceiling: u16) -> [u16; BETWEEN] {
     std::array::from_fn(|i| (passed + (i as u32 + 1) * step) as u16)
 }
 
-impl Node {
-    /// Begins to search for longer frames in the session with `p`, which is being opened.
-    pub(super) fn begin_search(&mut self, now: Instant, p: PeerIdx) {
-        self.peers[p].searches = true;
-        let (tried, ceiling) = ([0; BETWEEN], self.peers[p].frame_most);
-        let search = Search { at: now, pause_ns: PAUSE_MIN_NS, tried, ceiling };
-        self.openings.searches.insert(p, search);
-    }
-
-    fn end_search(&mut self, p: PeerIdx) {
-        self.peers[p].searches = false;
-        self.openings.searches.remove(&p);
-    }
-
+impl Openings {
     /// When probes to `p` are due next, if that is after `now`. Probes that are due go out with the
     /// next turn.
     pub(super) fn search_due(&self, p: PeerIdx, now: Instant) -> Option<Instant> {
-        self.openings.searches.get(&p).map(|search| search.at).filter(|&at| at > now)
+        self.searches.get(&p).map(|search| search.at).filter(|&at| at > now)
     }
 
+    /// Begins to search for longer frames in the session with `peer`, which is being opened.
+    pub(super) fn begin_search(&mut self, now: Instant, peer: &mut Peer) {
+        peer.searches = true;
+        let (tried, ceiling) = ([0; BETWEEN], peer.frame_most);
+        let search = Search { at: now, pause_ns: PAUSE_MIN_NS, tried, ceiling };
+        self.searches.insert(peer.slot(), search);
+    }
+
+    fn end_search(&mut self, peer: &mut Peer) {
+        peer.searches = false;
+        self.searches.remove(&peer.slot());
+    }
+}
+
+impl Node {
     /// Sends the probes to `p` that are due: one of each length to try, those of [`LENGTHS`] and
     /// the longest always. False if the port is full.
     pub(super) fn serve_search(
@@ -121,7 +124,7 @@ impl Node {
         if pause_ns == FOUND_NS {
             let (station, whole) = (self.peers[p].station(), |len: u32| len + ETH_HDR_LEN as u32);
             let (passed, most) = (whole(passed), whole(most.into()));
-            self.note(Notice::ShortFrames { station, passed, most });
+            self.observed.note(Notice::ShortFrames { station, passed, most });
         }
         sent == all_count
     }
@@ -171,7 +174,7 @@ impl Node {
         }
         (peer.frame_max, peer.tx_quota) = (heard.into(), 0);
         if heard == peer.frame_most {
-            self.end_search(p);
+            self.openings.end_search(peer);
         }
     }
 }

@@ -208,7 +208,7 @@ impl Node {
         if self.gone {
             return Err(Error::NetDown);
         }
-        self.make_send_room(idx);
+        self.eps.make_send_room(&mut self.cqs, idx);
         if self.replies.multicast.free.is_empty() || !self.cqs[self.eps[idx].tx_cq].cq.reserve() {
             return Err(Error::Again);
         }
@@ -255,7 +255,7 @@ impl Node {
         } else {
             cq.unreserve();
         }
-        self.count(cntr, true);
+        self.cntrs.count(cntr, true);
         self.counters.tx_mcast += 1;
     }
 
@@ -287,7 +287,7 @@ impl Node {
             self.counters.rx_not_ours += 1;
             return;
         }
-        if self.has_crc() && !base.crc {
+        if self.far.has_crc() && !base.crc {
             self.counters.rx_no_crc += 1;
             return;
         }

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{Node, Todo};
+use super::{Node, Packs, Todo};
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 
@@ -131,6 +131,24 @@ impl Nagle {
     }
 }
 
+impl Packs {
+    /// Whether the packet that is held is to leave at `now`.
+    #[inline]
+    pub(super) fn hold_is_over(&self, now: Instant) -> bool {
+        self.hold_due().is_some_and(|due| now >= due)
+    }
+
+    /// When the packet that is held leaves at the latest.
+    pub(super) fn hold_due(&self) -> Option<Instant> {
+        self.nagle.since.map(|since| since + HOLD_NS)
+    }
+
+    /// Notes that a packet of `count` messages has left for `p`.
+    pub(super) fn note_shared(&mut self, p: PeerIdx, count: u16) {
+        self.nagle.streams_to = if count > 1 { p } else { PeerIdx::NONE };
+    }
+}
+
 impl Node {
     /// What a thread that watches shares with this node.
     pub fn hold_watch(&self) -> Arc<HoldWatch> {
@@ -157,21 +175,5 @@ impl Node {
     pub(super) fn no_longer_held(&mut self) {
         self.packs.nagle.end();
         self.todo.remove(Todo::HELD);
-    }
-
-    /// Whether the packet that is held is to leave at `now`.
-    #[inline]
-    pub(super) fn hold_is_over(&self, now: Instant) -> bool {
-        self.hold_due().is_some_and(|due| now >= due)
-    }
-
-    /// When the packet that is held leaves at the latest.
-    pub(super) fn hold_due(&self) -> Option<Instant> {
-        self.packs.nagle.since.map(|since| since + HOLD_NS)
-    }
-
-    /// Notes that a packet of `count` messages has left for `p`.
-    pub(super) fn note_shared(&mut self, p: PeerIdx, count: u16) {
-        self.packs.nagle.streams_to = if count > 1 { p } else { PeerIdx::NONE };
     }
 }

@@ -14,12 +14,6 @@ use crate::types::FiAddr;
 use crate::wire::{Base, OpenOp};
 
 impl Node {
-    /// Whether frames to and from stations without a session carry a checksum, on the wire.
-    #[inline(always)]
-    pub(super) fn has_crc(&self) -> bool {
-        self.far.has_crc()
-    }
-
     /// Longest frame that may arrive, bytes.
     pub(super) fn frame_len(&self) -> usize {
         self.frame_max.max(self.near_max) as usize + ETH_HDR_LEN
@@ -44,7 +38,7 @@ impl Node {
             peer.path = path;
         }
         // They say by which entry a message to the peer leaves.
-        self.forget_routes();
+        self.eps.forget_routes();
         let peer = &mut self.peers[p];
         let window = if path.is_lossless() { Controller::whole() } else { Controller::default() };
         peer.snd.cwnd = window;
@@ -95,11 +89,6 @@ impl Node {
                 !gives_way
             }
         }
-    }
-
-    /// The path that frames of no session must conform to.
-    pub(super) fn stranger_path(&self, frame: &RxFrame<'_>) -> Path {
-        self.path(frame.is_near())
     }
 
     /// Whether `dest` is a near peer and its route is the one that the endpoint has cached.

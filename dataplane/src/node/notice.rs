@@ -1,15 +1,15 @@
 //! Notices: events for an operator that no completion reports. The node keeps a few of them until
-//! its owner asks ([`Node::notice`]); it writes no log itself.
+//! its owner asks ([`Observed::notice`]); it writes no log itself.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use barewire_driver::port::Station;
 
-use super::Node;
 use super::fast_op::Form;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
+use super::{Node, Observed};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, TxIdx};
 use crate::seal::{CertFault, Identity};
@@ -329,17 +329,17 @@ impl Notices {
     }
 }
 
-impl Node {
+impl Observed {
     /// Whether [`notice`](Self::notice) has something.
     #[inline(always)]
     pub fn has_notice(&self) -> bool {
-        !self.observed.notices.kept.is_empty()
+        !self.notices.kept.is_empty()
     }
 
     /// Takes the oldest notice.
     #[cold]
     pub fn notice(&mut self) -> Option<Notice> {
-        let Notices { kept, missed } = &mut self.observed.notices;
+        let Notices { kept, missed } = &mut self.notices;
         let notice = kept.pop_front();
         // Some are missed only while others are kept: whoever takes all of these comes here.
         if notice.is_none() && *missed > 0 {
@@ -351,9 +351,11 @@ impl Node {
     /// Keeps `notice` until somebody asks.
     #[cold]
     pub(super) fn note(&mut self, notice: Notice) {
-        self.observed.notices.push(notice);
+        self.notices.push(notice);
     }
+}
 
+impl Node {
     /// Notes that the session with `p` ends, before anything of it has been ended.
     #[cold]
     pub(super) fn note_end(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
@@ -374,7 +376,7 @@ impl Node {
             in_flight: peer.snd.in_flight(),
             waited,
         };
-        self.note(Notice::SessionEnded(end));
+        self.observed.note(Notice::SessionEnded(end));
     }
 
     /// What waits for `p`. Walks its operations.

@@ -4,29 +4,15 @@ use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
 use super::peer::{GENERATIONS, Peer, SourceName, State};
-use super::route::Route;
 use super::tally::Tally;
-use super::{AvId, AvTable, CntrId, CntrTable, CqId, CqTable, EpId, Node, Reader};
+use super::{AvId, AvTable, CntrId, CqId, Node};
 use crate::av::{Av, AvEntry};
-use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
 use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant, Tenant};
 
 impl Node {
-    /// Makes a completion queue that holds at least `size` entries.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: `size` is 0 or above 2^24. [`Error::NoMem`]: too many queues.
-    pub fn cq_open(&mut self, size: usize) -> Result<CqId> {
-        if !(1..=1 << 24).contains(&size) {
-            return Err(Error::Invalid("a completion queue has 1 to 2^24 entries"));
-        }
-        let idx = self.cqs.alloc(CqTable::new(Cq::new(size))).ok_or(Error::NoMem)?;
-        Ok(CqId(self.cqs.handle(idx)))
-    }
-
     /// Closes a completion queue with what is in it.
     ///
     /// # Errors
@@ -54,12 +40,12 @@ impl Node {
                 *to = *cqe;
             }
         });
-        taken.filter(|&n| n > 0).map_or_else(|| self.cq_why_nothing(cq), Ok)
+        taken.filter(|&n| n > 0).map_or_else(|| self.cqs.why_nothing(cq), Ok)
     }
 
     /// Reads up to `most` completions, oldest first, and lends each to `put` where it lies. Returns
-    /// their number: 0 if an error is next, which [`cq_why_nothing`](Self::cq_why_nothing) reports.
-    /// `None` if the queue is empty: then turning the loop may help.
+    /// their number: 0 if an error is next, which [`Cqs::why_nothing`](super::Cqs::why_nothing)
+    /// reports. `None` if the queue is empty: then turning the loop may help.
     ///
     /// The generation of `cq` is NOT checked: the caller keeps the queue open. A stale id reads the
     /// queue that reused the slot, or nothing if the slot is free.
@@ -80,22 +66,6 @@ impl Node {
         n
     }
 
-    /// Passes the next completion to `reader`, if it is a success and nothing waits for room in the
-    /// queue. `None`, and nothing has happened, if the queue is empty; false if the call is for
-    /// [`cq_take`](Self::cq_take). The generation is NOT checked, as there.
-    #[inline(always)]
-    pub fn cq_take_one(&mut self, cq: CqId, reader: impl Reader) -> Option<bool> {
-        self.cqs.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(reader))
-    }
-
-    /// Why [`cq_take`](Self::cq_take) has taken nothing.
-    ///
-    /// # Errors
-    /// As [`cq_read`](Self::cq_read); 0 if no room was given.
-    pub fn cq_why_nothing(&self, cq: CqId) -> Result<usize> {
-        self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?.cq.why_nothing()
-    }
-
     /// Takes the error entry at the head.
     ///
     /// # Errors
@@ -107,30 +77,6 @@ impl Node {
             self.retry_cq_waiters(cq.0.idx());
         }
         err
-    }
-
-    /// Whether the queue is empty. The generation is NOT checked, as in [`cq_take`](Self::cq_take).
-    #[inline(always)]
-    pub fn cq_is_empty(&mut self, cq: CqId) -> bool {
-        self.cqs.at_mut(cq.0.idx()).is_some_and(|table| table.cq.is_empty())
-    }
-
-    /// Number of entries waiting, errors included.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    #[inline]
-    pub fn cq_ready(&self, cq: CqId) -> Result<usize> {
-        Ok(self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?.cq.ready())
-    }
-
-    /// Makes a counter, 0.
-    ///
-    /// # Errors
-    /// [`Error::NoMem`]: too many counters.
-    pub fn cntr_open(&mut self) -> Result<CntrId> {
-        let idx = self.cntrs.alloc(CntrTable::default()).ok_or(Error::NoMem)?;
-        Ok(CntrId(self.cntrs.handle(idx)))
     }
 
     /// Closes a counter.
@@ -151,62 +97,10 @@ impl Node {
     /// # Errors
     /// [`Error::BadFd`].
     pub fn cntr_in_use(&mut self, cntr: CntrId) -> Result<bool> {
-        if self.cntr(cntr)?.bound > 0 {
+        if self.cntrs.cntr(cntr)?.bound > 0 {
             self.leave_cntr(cntr.0.idx());
         }
-        Ok(self.cntr(cntr)?.bound > 0)
-    }
-
-    /// The value.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`], as all calls on counters.
-    pub fn cntr_read(&self, cntr: CntrId) -> Result<u64> {
-        Ok(self.cntr(cntr)?.cntr.read())
-    }
-
-    /// The error value.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cntr_readerr(&self, cntr: CntrId) -> Result<u64> {
-        Ok(self.cntr(cntr)?.cntr.readerr())
-    }
-
-    /// Adds to the value.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cntr_add(&mut self, cntr: CntrId, n: u64) -> Result<()> {
-        self.cntr_mut(cntr)?.cntr.add(n);
-        Ok(())
-    }
-
-    /// Adds to the error value.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cntr_adderr(&mut self, cntr: CntrId, n: u64) -> Result<()> {
-        self.cntr_mut(cntr)?.cntr.adderr(n);
-        Ok(())
-    }
-
-    /// Sets the value.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cntr_set(&mut self, cntr: CntrId, v: u64) -> Result<()> {
-        self.cntr_mut(cntr)?.cntr.set(v);
-        Ok(())
-    }
-
-    /// Sets the error value.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cntr_seterr(&mut self, cntr: CntrId, v: u64) -> Result<()> {
-        self.cntr_mut(cntr)?.cntr.seterr(v);
-        Ok(())
+        Ok(self.cntrs.cntr(cntr)?.bound > 0)
     }
 
     /// Makes an address vector for about `count` addresses. The node gets room for as many peers,
@@ -223,38 +117,6 @@ impl Node {
         Ok(AvId(self.avs.handle(idx)))
     }
 
-    /// From now on the highest `rx_ctx_bits` bits of an address, at most 16, name a receive context
-    /// of a scalable endpoint, and its index stands in the others. 0: all is index.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: too many bits. [`Error::BadFd`]: it was closed.
-    pub fn av_name_contexts(&mut self, av: AvId, rx_ctx_bits: u32) -> Result<()> {
-        if rx_ctx_bits > u16::BITS {
-            return Err(Error::Invalid("rx_ctx_bits: at most 16"));
-        }
-        self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?.av.name_contexts(rx_ctx_bits);
-        Ok(())
-    }
-
-    /// From now on completions call an address of the vector, and a tenant, by the name that its
-    /// user gives it ([`av_set_user_id`](Self::av_set_user_id)), and one without by
-    /// [`FI_ADDR_UNSPEC`](crate::types::FI_ADDR_UNSPEC).
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed.
-    pub fn av_name_by_user_id(&mut self, av: AvId) -> Result<()> {
-        self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?.av.name_by_user_id();
-        Ok(())
-    }
-
-    /// Whether [`av_name_by_user_id`](Self::av_name_by_user_id) was called.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed.
-    pub fn av_is_by_user_id(&self, av: AvId) -> Result<bool> {
-        Ok(self.avs.by_handle(av.0).ok_or(Error::BadFd)?.av.is_by_user_id())
-    }
-
     /// Lets completions call an address by `user_id`, until it is removed.
     ///
     /// # Errors
@@ -264,21 +126,6 @@ impl Node {
         let named = table.av.set_user_id(addr, user_id);
         let entry = named.ok_or(Error::Invalid("address not in the AV"))?;
         self.peers[entry.peer].source = SourceName::UNKNOWN;
-        Ok(())
-    }
-
-    /// Lets error completions call a tenant by `user_id`.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed.
-    pub fn av_set_tenant_user_id(
-        &mut self,
-        av: AvId,
-        tenant: Tenant,
-        user_id: FiAddr,
-    ) -> Result<()> {
-        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
-        table.av.set_key_user_id(tenant.handle(), user_id);
         Ok(())
     }
 
@@ -326,7 +173,7 @@ impl Node {
         tenant: Tenant,
     ) -> Result<FiAddr> {
         self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
-        if !self.lists_tenant(tenant) {
+        if !self.openings.lists_tenant(tenant) {
             return Err(Error::Invalid("the address needs the handle of a listed key"));
         }
         if self.peers.is_full() {
@@ -378,7 +225,7 @@ impl Node {
             self.peers[entry.peer].source = SourceName::UNKNOWN;
         }
         if !planted(Bug::RouteKept) {
-            self.forget_routes();
+            self.eps.forget_routes();
         }
         // A receive that names the peer holds its record, which must not be reused meanwhile.
         self.awaited.push(entry.peer);
@@ -426,15 +273,6 @@ impl Node {
         EpAddr { station, ep, incarnation: entry.incarnation }
     }
 
-    /// All indexes in use, in order.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn av_addrs(&self, av: AvId) -> Result<Vec<FiAddr>> {
-        let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
-        Ok(table.av.iter().map(|(addr, _)| addr).collect())
-    }
-
     /// Makes room for `n` peers, as far as may be, and says whether there is more. Peers keep their
     /// numbers.
     #[cold]
@@ -472,7 +310,7 @@ impl Node {
         self.by_station.insert(&self.peers, p);
         let slot = p.at();
         if self.sid_gen.len() <= slot {
-            let first = self.random() as u32;
+            let first = self.openings.random() as u32;
             self.sid_gen.push((first % GENERATIONS) as u16);
             debug_assert_eq!(self.sid_gen.len(), slot + 1);
             self.observed.tallies.push(Tally::default());
@@ -520,8 +358,11 @@ impl Node {
     fn is_inserted(&mut self, p: PeerIdx, e: EpIdx) -> bool {
         // Who may reach an endpoint may reach its collective side, also before it has joined a
         // group of that peer.
-        let owner =
-            if self.is_side(e) { self.ep_slot(self.eps[e].number ^ super::ep::SIDE) } else { e };
+        let owner = if self.coll.is_side(&self.eps, e) {
+            self.eps.slot(self.eps[e].number ^ super::ep::SIDE)
+        } else {
+            e
+        };
         let known = [e, owner].into_iter().filter_map(|e| self.eps.get(e)).any(|ep| {
             ep.admits_all || self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p))
         });
@@ -531,58 +372,13 @@ impl Node {
         may
     }
 
-    /// Lets every peer reach `ep`, even with [`NodeSettings::inserted`](super::NodeSettings): its
-    /// user checks the sources itself.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed.
-    pub fn ep_admit_all(&mut self, ep: EpId) -> Result<()> {
-        self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?.admits_all = true;
-        Ok(())
-    }
-
     /// Notes the current life of a peer; 0 any.
     pub(super) fn note_life(&mut self, p: PeerIdx, inc: u64) {
         let known = std::mem::replace(&mut self.peers[p].inc, inc);
         // While no life is known no cached route names one.
         if known != 0 && known != inc {
             self.observed.losses.forget_peer(p);
-            self.forget_routes();
+            self.eps.forget_routes();
         }
-    }
-
-    /// Every endpoint looks up the route of its next message.
-    pub(super) fn forget_routes(&mut self) {
-        self.eps.iter_mut().for_each(|(_, ep)| ep.route = Route::NONE);
-    }
-
-    fn cntr(&self, cntr: CntrId) -> Result<&CntrTable> {
-        self.cntrs.by_handle(cntr.0).ok_or(Error::BadFd)
-    }
-
-    fn cntr_mut(&mut self, cntr: CntrId) -> Result<&mut CntrTable> {
-        self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)
-    }
-}
-
-impl CqTable {
-    /// [`Node::cq_take`], and whether something waits for room in the queue.
-    #[inline(always)]
-    fn take(&mut self, most: usize, put: impl FnMut(&Cqe)) -> Option<(usize, bool)> {
-        if self.cq.is_empty() {
-            return None;
-        }
-        let n = self.cq.take(most, put);
-        Some((n, n > 0 && self.cq_blocked))
-    }
-
-    /// See [`Node::cq_take_one`].
-    #[inline(always)]
-    fn take_one(&mut self, reader: impl Reader) -> Option<bool> {
-        if self.cq.is_empty() {
-            return None;
-        }
-        // The [lead](crate::cq) occupies no entry: reading it makes no room.
-        Some(self.cq.take_one(self.cq_blocked, reader))
     }
 }

@@ -95,7 +95,7 @@ struct HalfOpen {
 
 /// State for opening sessions, and for bounding what unproven OPENs cost.
 #[derive(Debug)]
-pub(crate) struct Openings {
+pub struct Openings {
     /// By peer slot, of sessions that are being opened.
     paths: HashMap<PeerIdx, Path>,
     /// By peer slot, of sessions that retransmit.
@@ -199,6 +199,66 @@ impl Openings {
         self.tokens -= u32::from(admitted);
         admitted
     }
+
+    /// The number of the first packet of a new session.
+    pub(super) fn first_psn(&mut self) -> Psn {
+        let first = Psn(self.random() as u32);
+        if planted(Bug::NoSessionEpoch) { Psn(1) } else { first }
+    }
+
+    /// A random number that cannot be guessed without the seed, whatever was drawn before.
+    pub(crate) fn random(&mut self) -> u64 {
+        self.secret.draw()
+    }
+
+    /// Notes that a session with `peer` was made for an OPEN, `proven` if by a cookie.
+    pub(super) fn note_half_open(&mut self, now: Instant, peer: &Peer, proven: bool) {
+        if !proven {
+            self.half_open.push(HalfOpen { p: peer.slot(), sid: peer.sid, since: now });
+        }
+    }
+
+    /// Notes what an OPEN shows of the path: its own length `len`, and how long the frames of ours
+    /// were that arrived. All that is taken from an OPEN that comes again: where nodes have
+    /// certificates anybody can write one, and its message is not looked at twice.
+    pub(super) fn note_length(&mut self, peer: &Peer, op: &OpenOp, len: u16) {
+        let path = self.path_mut(peer.slot());
+        if peer.path.is_lossless() {
+            path.passed = path.most;
+            return;
+        }
+        let len = len.min(path.most);
+        if peer.opened_as(op) {
+            path.passed = path.passed.max(op.frame.min(len));
+        }
+        if peer.state == State::Answered {
+            path.arrives(len);
+        }
+    }
+
+    /// Fixes the length of the first frames of the session that is being opened.
+    pub(super) fn settle_path(&mut self, now: Instant, peer: &mut Peer) {
+        let path = self.path(peer.slot());
+        // The least length that may be announced is taken to pass, whatever an OPEN says.
+        let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
+        let forgets = planted(Bug::PathForgotten);
+        peer.frame_max = if forgets { path.most.into() } else { passed.into() };
+        let most = path.most;
+        peer.frame_most = most;
+        self.forget(peer.slot());
+        if passed < most && !forgets {
+            self.begin_search(now, peer);
+        }
+    }
+}
+
+impl NodeSettings {
+    /// What an OPEN to `peer` says that this node can do.
+    fn caps_to(&self, peer: &Peer) -> u32 {
+        let aes = peer.path.is_sealed() && self.aes;
+        let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
+        near | OpenOp::ECHO | if aes { OpenOp::AES } else { 0 }
+    }
 }
 
 impl Node {
@@ -211,7 +271,7 @@ impl Node {
         op: &OpenOp,
         len: u16,
     ) -> bool {
-        let known = self.by_station.get(&self.peers, src, self.heard_tenant());
+        let known = self.by_station.get(&self.peers, src, self.openings.heard_tenant());
         let peer = known.map(|p| &self.peers[p]);
         // The application named this life of the peer, which cannot be guessed: that is proof.
         let is_named = |peer: &Peer| peer.av_refs > 0 && peer.inc != 0 && peer.inc == op.inc;
@@ -225,7 +285,7 @@ impl Node {
         }
         let other_life = |peer: &Peer| peer.inc != 0 && peer.inc != op.inc;
         // A certificate costs more to look at than a challenge.
-        let certified = self.has_certificate() && !op.is_near();
+        let certified = self.openings.has_certificate() && !op.is_near();
         let makes = match peer.map(|peer| peer.state) {
             None | Some(State::Idle) => !op.is_answer(),
             Some(State::Answered) => !op.is_answer() && (certified || peer.is_some_and(other_life)),
@@ -267,18 +327,6 @@ impl Node {
         self.peers[p].closed_epoch = closed;
     }
 
-    /// Notes that a session of `p` was made for an OPEN, `proven` if by a cookie.
-    pub(super) fn note_half_open(&mut self, now: Instant, p: PeerIdx, proven: bool) {
-        if !proven {
-            self.openings.half_open.push(HalfOpen { p, sid: self.peers[p].sid, since: now });
-        }
-    }
-
-    /// Whether `op` of `src` brings a cookie of this node's.
-    pub(super) fn is_proven(&self, now: Instant, src: Station, op: &OpenOp) -> bool {
-        self.openings.secret.is_proof(now, src, op)
-    }
-
     /// Answers with a challenge, and keeps no state.
     fn challenge(&mut self, now: Instant, src: Station, op: &OpenOp, len: u16) {
         self.counters.tx_challenges += 1;
@@ -298,7 +346,7 @@ impl Node {
 
     /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
-        let known = self.by_station.get(&self.peers, base.src, self.heard_tenant());
+        let known = self.by_station.get(&self.peers, base.src, self.openings.heard_tenant());
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
         // A challenge that brings nothing new is dropped: the answers would go on for ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
@@ -307,7 +355,7 @@ impl Node {
         };
         self.openings.path_mut(p).cookie = op.cookie;
         // Between nodes with certificates anybody can write one: it is no sign of the peer.
-        if !self.has_certificate() {
+        if !self.openings.has_certificate() {
             self.peers[p].last_rx = self.polled_at;
         }
         self.peers[p].want_open = true;
@@ -322,40 +370,7 @@ impl Node {
         self.peers[p].snd.set_limit(op.window, own);
         self.peers[p].takes_echo = op.caps & OpenOp::ECHO != 0;
         self.openings.path_mut(p).most = most;
-        self.note_length(p, op, len);
-    }
-
-    /// Notes what an OPEN shows of the path: its own length `len`, and how long the frames of ours
-    /// were that arrived. All that is taken from an OPEN that comes again: where nodes have
-    /// certificates anybody can write one, and its message is not looked at twice.
-    pub(super) fn note_length(&mut self, p: PeerIdx, op: &OpenOp, len: u16) {
-        let (peer, path) = (&self.peers[p], self.openings.path_mut(p));
-        if peer.path.is_lossless() {
-            path.passed = path.most;
-            return;
-        }
-        let len = len.min(path.most);
-        if peer.opened_as(op) {
-            path.passed = path.passed.max(op.frame.min(len));
-        }
-        if peer.state == State::Answered {
-            path.arrives(len);
-        }
-    }
-
-    /// Fixes the length of the first frames of the session that is being opened.
-    pub(super) fn settle_path(&mut self, now: Instant, p: PeerIdx) {
-        let (peer, path) = (&mut self.peers[p], self.openings.path(p));
-        // The least length that may be announced is taken to pass, whatever an OPEN says.
-        let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
-        let forgets = planted(Bug::PathForgotten);
-        peer.frame_max = if forgets { path.most.into() } else { passed.into() };
-        let most = path.most;
-        peer.frame_most = most;
-        self.openings.forget(p);
-        if passed < most && !forgets {
-            self.begin_search(now, p);
-        }
+        self.openings.note_length(&self.peers[p], op, len);
     }
 
     /// Sends the OPEN that is due to a peer without an open session.
@@ -373,7 +388,7 @@ impl Node {
         let station = peer.station();
         let is_same = station.mac == own.mac && station.number != own.number;
         if is_same && !peer.path.is_lossless() && self.openings.same_mac.is_news(station) {
-            self.note(super::Notice::SameMac { station });
+            self.observed.note(super::Notice::SameMac { station });
         }
     }
 
@@ -395,20 +410,13 @@ impl Node {
             target_inc: peer.inc,
             echo_sid: if echoes { peer.remote_sid } else { 0 },
             echo_epoch: if echoes { peer.peer_epoch } else { 0 },
-            caps: self.caps_to(peer),
+            caps: self.settings.caps_to(peer),
             max_frame: self.path_mtu(peer.path.is_near()),
             window: peer.path.window(self.settings.window) as u16,
             grant: peer.granted,
             cookie: self.openings.path(p).cookie,
             ..OpenOp::default()
         }
-    }
-
-    /// What an OPEN to `peer` says that this node can do.
-    fn caps_to(&self, peer: &Peer) -> u32 {
-        let aes = peer.path.is_sealed() && self.settings.aes;
-        let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
-        near | OpenOp::ECHO | if aes { OpenOp::AES } else { 0 }
     }
 
     fn send_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
@@ -425,9 +433,9 @@ impl Node {
         }
         let peer = &self.peers[p];
         let dst_sid = if echoes { peer.remote_sid } else { 0 };
-        let (psn, crc) = (peer.snd.una, self.has_crc());
+        let (psn, crc) = (peer.snd.una, self.far.has_crc());
         let base = Base { dst_sid, psn, crc, ..peer.base(self.station, Ty::Open) };
-        let open = Self::finished_open(&base, &op).under(peer.tenant);
+        let open = Reply::open(&base, &op).under(peer.tenant);
         let Reply { bytes, len: head_len } = open;
         let padded = usize::from(len) + ETH_HDR_LEN;
         let padding = if lossless { 0 } else { padded.saturating_sub(head_len) };
@@ -452,14 +460,8 @@ impl Node {
     /// Queues an OPEN without padding as a reply, if it has at most `len` bytes after the Ethernet
     /// header.
     fn reply_open(&mut self, base: &Base, op: &OpenOp, len: u16) {
-        let reply = Self::finished_open(base, op).under(self.heard_tenant());
+        let reply = Reply::open(base, op).under(self.openings.heard_tenant());
         self.push_reply(reply, usize::from(len) + ETH_HDR_LEN);
-    }
-
-    fn finished_open(base: &Base, op: &OpenOp) -> Reply {
-        let mut bytes = [0; OpenOp::LEN];
-        op.emit(&mut bytes);
-        Reply::new(base, &bytes)
     }
 
     /// The peer has another incarnation than operations name. None was sent: those to any
@@ -477,7 +479,7 @@ impl Node {
                 self.fail_wr(w, Error::ConnReset, ProvErrno::NotExecuted);
             }
         }
-        self.coll_peer_lost(p, Error::ConnReset);
+        self.coll.peer_lost(p, Error::ConnReset);
     }
 }
 

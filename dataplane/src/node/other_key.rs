@@ -11,7 +11,7 @@ use barewire_driver::port::Station;
 
 use super::notice::EndReason;
 use super::peer::{Peer, State};
-use super::{Node, Notice};
+use super::{Node, Notice, Openings};
 use crate::idx::PeerIdx;
 use crate::types::{Instant, Tenant};
 use crate::wire::{Base, OpenOp, RstOp, RstReason, sealed};
@@ -33,6 +33,23 @@ impl OtherKeys {
     /// Clears the list: with new keys these stations are reported again.
     pub(super) fn forget(&mut self) {
         self.stations.clear();
+    }
+}
+
+impl Openings {
+    /// When a session that is being opened ends because its key was refused, and no authentic
+    /// answer has come.
+    pub(super) fn refused_at(&self, peer: &Peer) -> Option<Instant> {
+        self.refusal(peer.slot()).map(|(at, _)| at + REFUSED_NS)
+    }
+
+    /// Why a session that was not opened ends: the refusal of the key, if there was one.
+    pub(super) fn key_reason(&self, p: PeerIdx) -> Option<EndReason> {
+        let (_, reason) = self.refusal(p)?;
+        Some(match reason {
+            RstReason::OtherKey => EndReason::OtherKey,
+            _ => EndReason::NoKey,
+        })
     }
 }
 
@@ -74,7 +91,7 @@ impl Node {
     /// Takes the refusal of our OPEN for its key.
     pub(super) fn on_key_refusal(&mut self, now: Instant, src: Station, op: &RstOp) {
         let at = |tenant| self.by_station.get(&self.peers, src, tenant);
-        let known = self.tenants().filter_map(at).filter(|_| src != self.station);
+        let known = self.openings.tenants().filter_map(at).filter(|_| src != self.station);
         // Who refuses a key does not say which: the epoch is of one session.
         let asked = known.into_iter().find(|&p| {
             let peer = &self.peers[p];
@@ -86,7 +103,9 @@ impl Node {
             self.counters.rx_bad_rst += 1;
             return;
         };
-        if self.peers[p].state == State::Answered && self.is_answer_outdated(p) {
+        if self.peers[p].state == State::Answered
+            && self.openings.is_answer_outdated(&self.peers[p])
+        {
             // The peer began under a key that neither lists any more: now we do, under another.
             return self.open_again(now, p, false);
         }
@@ -106,22 +125,7 @@ impl Node {
         let known = &mut self.openings.other_keys.stations;
         if known.len() < STATIONS_MAX && !known.contains(&station) {
             known.push(station);
-            self.note(notice);
+            self.observed.note(notice);
         }
-    }
-
-    /// When a session that is being opened ends because its key was refused, and no authentic
-    /// answer has come.
-    pub(super) fn refused_at(&self, peer: &Peer) -> Option<Instant> {
-        self.openings.refusal(peer.slot()).map(|(at, _)| at + REFUSED_NS)
-    }
-
-    /// Why a session that was not opened ends: the refusal of the key, if there was one.
-    pub(super) fn key_reason(&self, p: PeerIdx) -> Option<EndReason> {
-        let (_, reason) = self.openings.refusal(p)?;
-        Some(match reason {
-            RstReason::OtherKey => EndReason::OtherKey,
-            _ => EndReason::NoKey,
-        })
     }
 }

@@ -12,7 +12,7 @@ use super::ops::WrFlags;
 use super::packet::{Packet, Step};
 use super::peer::{Peer, State};
 use super::segments::Segments;
-use super::{DynSink, FrameSink, Node, Todo};
+use super::{DynSink, FrameSink, Node, Todo, TxWr};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -36,6 +36,18 @@ const LOOP_MAX: usize = 64;
 /// Longest message that may be packed with others, bytes.
 pub(super) const PACK_MSG_MAX: u64 = 512;
 
+impl TxWr {
+    /// Whether `next` may follow this in one PACK. The messages of a packet are accepted or
+    /// refused together, so they are of one kind and go to one endpoint.
+    fn packs_with(&self, next: &Self) -> bool {
+        let (a, b) = (self, next);
+        let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA | WrFlags::GROUP;
+        (a.dst_ep, a.rx_ctx) == (b.dst_ep, b.rx_ctx)
+            && !(a.flags ^ b.flags).contains(WrFlags::TAGGED)
+            && !b.flags.intersects(alone)
+    }
+}
+
 impl Node {
     /// Sends everything that is due and returns the number of frames sent. When the port has no
     /// room for a frame of one peer, it goes on with the next peer.
@@ -50,7 +62,7 @@ impl Node {
     /// [`transmit`](Self::transmit) for a turn in which [`passes`](Self::passes) was false.
     pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         if self.openings.seals.is_some() {
-            if self.looks_at_keys(now) {
+            if self.openings.looks_at_keys(now) {
                 self.look_at_keys(now);
             }
             return self.through_seals(out, |node, out| node.transmit_all(now, out));
@@ -71,10 +83,10 @@ impl Node {
             self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }
-        if self.todo.contains(Todo::HELD) && self.hold_is_over(now) {
+        if self.todo.contains(Todo::HELD) && self.packs.hold_is_over(now) {
             self.release_held();
         }
-        if self.coll_wants(now) {
+        if self.coll.wants(now, &self.cqs) {
             self.coll_progress(now, out);
         }
         if owes_acks {
@@ -114,13 +126,13 @@ impl Node {
     pub fn next_deadline(&self) -> Option<Instant> {
         let wheel = self.wheel.next_deadline();
         let mut due = wheel.unwrap_or(Instant(u64::MAX));
-        if let Some(at) = self.coll_deadline() {
+        if let Some(at) = self.coll.next_deadline(self.polled_at, &self.cqs) {
             due = due.min(at);
         }
         if let Some(at) = self.acks.due(self.polled_at) {
             due = due.min(at);
         }
-        if let Some(at) = self.hold_due() {
+        if let Some(at) = self.packs.hold_due() {
             due = due.min(at);
         }
         if self.blocked {
@@ -396,7 +408,7 @@ impl Node {
         let cost = units(wr.len);
         let credits = self.peers[p].credits();
         let imm = if wr.flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
-        let whole = self.payload_max(p, MsgOp::LEN + imm);
+        let whole = self.peers[p].payload_max(MsgOp::LEN + imm);
         let small = wr.len <= whole as u64;
         let pull = wr.flags.contains(WrFlags::MATCH)
             || wr.len > self.eager_max[usize::from(!small)] as u64;
@@ -404,7 +416,7 @@ impl Node {
             return Step::Wait;
         }
         let short = cost > credits;
-        if !pull && short && !self.credit_is_short(p) {
+        if !pull && short && !self.peers[p].credit_is_short() {
             self.ask_for_credit(now, p, out)
         } else if pull || short {
             self.send_announcement(now, p, w, out)
@@ -415,12 +427,6 @@ impl Node {
         } else {
             self.send_whole(now, p, w, out)
         }
-    }
-
-    /// Whether the peer was asked for credit and has answered without granting enough.
-    fn credit_is_short(&self, p: PeerIdx) -> bool {
-        let peer = &self.peers[p];
-        peer.has_asked && peer.snd.una.since(peer.asked_at) > 0
     }
 
     /// Asks for credit, once, and waits for the answer: grants for messages in flight may suffice.
@@ -616,26 +622,12 @@ impl Node {
         }
     }
 
-    /// Bytes of PACK records that fit one packet.
-    #[inline]
-    pub(super) fn pack_room(&self, p: PeerIdx) -> usize {
-        self.payload_max(p, PackOp::LEN).min(usize::from(u16::MAX) - 64)
-    }
-
     /// Whether the message after `w` may be packed with it.
     fn can_pack(&self, w: TxIdx) -> bool {
         let next = self.tx[w].queue.next;
-        !self.packs.free.is_empty() && self.tx[next].len <= PACK_MSG_MAX && self.packs_with(w, next)
-    }
-
-    /// Whether `next` may follow `first` in one PACK. The messages of a packet are accepted or
-    /// refused together, so they are of one kind and go to one endpoint.
-    fn packs_with(&self, first: TxIdx, next: TxIdx) -> bool {
-        let (a, b) = (&self.tx[first], &self.tx[next]);
-        let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA | WrFlags::GROUP;
-        (a.dst_ep, a.rx_ctx) == (b.dst_ep, b.rx_ctx)
-            && !(a.flags ^ b.flags).contains(WrFlags::TAGGED)
-            && !b.flags.intersects(alone)
+        !self.packs.free.is_empty()
+            && self.tx[next].len <= PACK_MSG_MAX
+            && self.tx[w].packs_with(&self.tx[next])
     }
 
     /// Sends as many small messages from the head of the queue as fit one PACK.
@@ -644,7 +636,7 @@ impl Node {
         if !self.can_keep() {
             return Step::Full;
         }
-        let room = self.pack_room(p);
+        let room = self.peers[p].pack_room();
         let mut bytes = std::mem::take(&mut self.packs.bytes[buf.at()]);
         bytes.clear();
         let (count, cost) = self.fill_pack(p, &mut bytes, room);
@@ -689,7 +681,7 @@ impl Node {
             let wr = &self.tx[w];
             let imm = wr.flags.contains(WrFlags::IMM).then_some(wr.data);
             let size = record_len(imm.is_some(), wr.len as usize);
-            let alone = count > 0 && !self.packs_with(first, w);
+            let alone = count > 0 && !self.tx[first].packs_with(&self.tx[w]);
             if wr.len > PACK_MSG_MAX || alone || cost + units(wr.len) > credits {
                 break;
             }
@@ -794,14 +786,7 @@ impl Node {
         }
     }
 
-    /// Payload bytes that fit behind `op_len` bytes of operation header.
-    #[inline]
-    pub(super) fn payload_max(&self, p: PeerIdx, op_len: usize) -> usize {
-        let peer = &self.peers[p];
-        peer.path.room(peer.frame_max, op_len)
-    }
-
-    /// [`payload_max`](Self::payload_max) of an answer no longer than its request: the request
+    /// [`payload_max`](Peer::payload_max) of an answer no longer than its request: the request
     /// passed the path, so the answer does, even if this end never measured the path.
     pub(super) fn answer_max(&self, p: PeerIdx, op_len: usize) -> usize {
         self.peers[p].path.room(self.frame_most(p), op_len)
@@ -931,7 +916,7 @@ impl Node {
                 self.tx[wr].body(memory, offset as usize, len as usize)
             }
             BodyRef::Operands { wr, offset, len } => {
-                Body::Bytes(self.operands(wr, offset as usize, len as usize))
+                Body::Bytes(self.rma[self.tx[wr].rma()].operands(offset as usize, len as usize))
             }
             BodyRef::Mr { mr, offset, len, .. } => {
                 let (offset, len) = (offset as usize, len as usize);

@@ -86,15 +86,15 @@ impl Packs {
     pub(super) fn holds_for(&self, p: PeerIdx, tx: &Slab<TxWr, (), TxIdx>) -> bool {
         self.nagle.holds() && tx.get(self.open).is_some_and(|wr| wr.peer == p)
     }
+
+    /// Whether [`join`](Node::join) is worth trying first.
+    #[inline(always)]
+    pub(crate) fn joins(&self, req: &SendReq) -> bool {
+        req.flags.contains(OpFlags::MORE) || self.open != TxIdx::NONE
+    }
 }
 
 impl Node {
-    /// Whether [`join`](Self::join) is worth trying first.
-    #[inline(always)]
-    pub(crate) fn joins(&self, req: &SendReq) -> bool {
-        req.flags.contains(OpFlags::MORE) || self.packs.open != TxIdx::NONE
-    }
-
     /// Posts a small message by writing it to the open packet of its destination or, with
     /// `FI_MORE` or if it is held, to a new one.
     pub(crate) fn join(
@@ -138,7 +138,7 @@ impl Node {
             None => {
                 let in_flight = peer.snd.in_flight();
                 let held = !waits && self.packs.nagle.wants(p, in_flight);
-                let opens = (waits || held) && size <= self.pack_room(p);
+                let opens = (waits || held) && size <= self.peers[p].pack_room();
                 let w = opens.then(|| self.open_pack(clock, (p, e), &msg, (inc, held))).flatten();
                 let Some(w) = w else { return Joined::No };
                 w
@@ -221,7 +221,7 @@ impl Node {
         let buf = self.packs.free.pop()?;
         // Of another peer, or of messages that do not go with this one.
         self.release_held();
-        let room = self.pack_room(p);
+        let room = self.peers[p].pack_room();
         self.packs.bytes[buf.at()].resize(room, 0);
         self.packs.notes[buf.at()].clear();
         let mut flags = WrFlags::GROUP;
@@ -259,7 +259,7 @@ impl Node {
             // Many completions wait for it: an acknowledgement costs a frame of either end less
             // than a PING.
             packet.ar = true;
-            self.note_shared(p, count);
+            self.packs.note_shared(p, count);
         }
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
@@ -295,7 +295,7 @@ impl Node {
         }
         ep.counters.sent += count;
         if cntr != CntrIdx::NONE {
-            (0..count).for_each(|_| self.count(cntr, true));
+            (0..count).for_each(|_| self.cntrs.count(cntr, true));
         }
     }
 
@@ -415,7 +415,7 @@ impl Node {
         msg: &MsgOp,
         (off, len): (usize, usize),
     ) -> bool {
-        let e = self.ep_slot(msg.dst_ep);
+        let e = self.eps.slot(msg.dst_ep);
         if self.settings.inserted && !planted(Bug::StrangerUnasked) {
             return false;
         }

@@ -18,7 +18,7 @@ use std::mem::offset_of;
 use barewire_driver::hint::cold;
 use barewire_driver::port::Station;
 
-use super::AvTable;
+use super::Avs;
 use super::path::Path;
 use crate::idx::{
     AvIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, ResponseIdx, SentIdx, TxIdx,
@@ -31,10 +31,10 @@ use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
 use crate::rel::sack::RcvBitmap;
 use crate::rel::sent::{SendWindow, Sent, SentPool};
-use crate::slab::{Line, List, NONE, Queue, Slab};
+use crate::slab::{Line, List, NONE, Queue};
 use crate::table::{Table, Vacant};
 use crate::types::{FiAddr, Instant, Tenant};
-use crate::wire::{BASE_LEN, Base, EagerMsg, FrameHead, Ty};
+use crate::wire::{BASE_LEN, Base, EagerMsg, FrameHead, PackOp, Ty};
 
 /// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
 /// loses nothing.
@@ -112,12 +112,7 @@ impl SourceName {
 
     /// What vector `at` calls endpoint `ep` of peer `p`; `None` if it does not have it.
     #[inline(always)]
-    pub(crate) fn of(
-        &mut self,
-        (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>),
-        p: PeerIdx,
-        ep: u16,
-    ) -> Option<FiAddr> {
+    pub(crate) fn of(&mut self, (at, av): (AvIdx, &Avs), p: PeerIdx, ep: u16) -> Option<FiAddr> {
         if self.ep != ep || u32::from(self.av) != at.get() {
             self.look_up((at, av), p, ep);
         }
@@ -128,7 +123,7 @@ impl SourceName {
     }
 
     #[inline(never)]
-    fn look_up(&mut self, (at, av): (AvIdx, &Slab<AvTable, (), AvIdx>), p: PeerIdx, ep: u16) {
+    fn look_up(&mut self, (at, av): (AvIdx, &Avs), p: PeerIdx, ep: u16) {
         let short = |addr| u32::try_from(addr).unwrap_or(LONG).min(LONG);
         let addr = av[at].av.reverse(p, ep).map_or(NONE, short);
         *self = Self { addr, ep, av: at.get() as u16 };
@@ -136,7 +131,7 @@ impl SourceName {
 
     /// A name of a user's that is longer than an index.
     #[cold]
-    fn long((at, av): (AvIdx, &Slab<AvTable, (), AvIdx>), p: PeerIdx, ep: u16) -> Option<FiAddr> {
+    fn long((at, av): (AvIdx, &Avs), p: PeerIdx, ep: u16) -> Option<FiAddr> {
         av[at].av.reverse(p, ep)
     }
 }
@@ -714,6 +709,23 @@ impl Peer {
             && self.snd.in_flight() == 0
             && self.reassembly == ReassemblyIdx::NONE
             && self.coll_waits == 0
+    }
+
+    /// Whether the peer was asked for credit and has answered without granting enough.
+    pub(super) fn credit_is_short(&self) -> bool {
+        self.has_asked && self.snd.una.since(self.asked_at) > 0
+    }
+
+    /// Payload bytes that fit behind `op_len` bytes of operation header.
+    #[inline]
+    pub(super) fn payload_max(&self, op_len: usize) -> usize {
+        self.path.room(self.frame_max, op_len)
+    }
+
+    /// Bytes of PACK records that fit one packet.
+    #[inline]
+    pub(super) fn pack_room(&self) -> usize {
+        self.payload_max(PackOp::LEN).min(usize::from(u16::MAX) - 64)
     }
 }
 

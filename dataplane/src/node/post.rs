@@ -8,13 +8,13 @@ use barewire_driver::mem::{IoBuf, Span};
 use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
 use super::packet::Joined;
-use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq};
+use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq, UnexpectedMsg};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{EpIdx, PeerIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
-use crate::proto::matching::Src;
+use crate::proto::matching::{Src, UnexpectedPool};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
 use crate::wire::EndStatus;
 
@@ -24,6 +24,17 @@ const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
     .union(LEVELS);
+
+impl Ep {
+    /// Whether a message waits that a receive of an endpoint with one sender would take. A peek or
+    /// a claim finds out itself.
+    fn has_come(&self, unexpected: &UnexpectedPool<UnexpectedMsg>, req: &RecvReq) -> bool {
+        let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
+        let matcher = &self.matcher[req.kind as usize];
+        let found = matcher.match_unexpected(unexpected, req.tag, req.ignore, Src::ANY);
+        req.flags.intersects(special) || found.is_some()
+    }
+}
 
 impl Node {
     /// Posts a message. It leaves with the next [`transmit`](Self::transmit).
@@ -53,7 +64,7 @@ impl Node {
         };
         self.tell_loss(e, entry.peer)?;
         let len = req.buf.len() as u64;
-        self.make_send_room(e);
+        self.eps.make_send_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
             return Err(Error::Again);
@@ -77,17 +88,9 @@ impl Node {
     pub(super) fn alloc_wr(&mut self, wr: TxWr) -> TxIdx {
         let w = self.tx.alloc_with(|_| wr).expect("a free slot was seen");
         if self.inject.len() <= w.at() {
-            Self::touch_wr(&mut self.inject, &mut self.send_bufs, w);
+            touch_wr(&mut self.inject, &mut self.send_bufs, w);
         }
         w
-    }
-
-    /// The slot of a request is used for the first time. Within what was reserved.
-    #[cold]
-    pub(super) fn touch_wr(inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>, w: TxIdx) {
-        let count = w.at() + 1;
-        inject.resize(count, [0; Self::INJECT_SIZE]);
-        bufs.resize_with(count, IoBuf::default);
     }
 
     /// Keeps what a request sends or reads into: a copy of what is injected, else the memory
@@ -118,7 +121,7 @@ impl Node {
     /// [`queue_wr`](Self::queue_wr) without letting it leave. False if it has ended instead.
     pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
         self.tick(now);
-        self.begin_to_wait(now, p);
+        self.peers[p].begin_to_wait(now);
         let peer = &mut self.peers[p];
         peer.wrs.push_back(&mut self.tx, w);
         if inc != 0 {
@@ -197,7 +200,7 @@ impl Node {
         if ep.deferred_for != EpIdx::NONE {
             return self.post_deferred_recv(now, e, src, req);
         }
-        self.make_recv_room(e);
+        self.eps.make_recv_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
         if ep.rx_used >= ep.rx_size || self.posted.is_full() {
             return Err(Error::Again);
@@ -261,7 +264,7 @@ impl Node {
         if e.srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
-        if e.is_over && !self.has_come(e, req) {
+        if e.is_over && !e.has_come(&self.unexpected, req) {
             return Err(Error::OpBadState);
         }
         let plain = RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC;
@@ -269,15 +272,6 @@ impl Node {
             return Ok((ep.0.idx(), Src::ANY));
         }
         self.check_rare_recv(e, ep.0.idx(), req)
-    }
-
-    /// Whether a message waits that a receive of an endpoint with one sender would take. A peek or
-    /// a claim finds out itself.
-    fn has_come(&self, e: &Ep, req: &RecvReq) -> bool {
-        let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
-        let matcher = &e.matcher[req.kind as usize];
-        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, Src::ANY);
-        req.flags.intersects(special) || found.is_some()
     }
 
     /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
@@ -296,7 +290,7 @@ impl Node {
         let named = self.eps.get(e.deferred_for).unwrap_or(e);
         let by_key = req.flags.contains(OpFlags::AUTH_KEY);
         let directed = named.is_directed(req.kind);
-        if self.has_tenants() && directed {
+        if self.openings.has_tenants() && directed {
             allowed |= OpFlags::AUTH_KEY;
         }
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
@@ -304,7 +298,8 @@ impl Node {
         }
         // First: what names no key must not take every tenant's messages.
         let src = if by_key {
-            let tenant = Tenant::of_handle(req.src).filter(|&tenant| self.lists_tenant(tenant));
+            let tenant =
+                Tenant::of_handle(req.src).filter(|&tenant| self.openings.lists_tenant(tenant));
             Src::any_of(tenant.ok_or(Error::Invalid("source is not the handle of a key"))?)
         } else if !directed {
             Src::ANY
@@ -337,7 +332,7 @@ impl Node {
         if peek && claim && claimed.is_some() {
             return Err(Error::Invalid("a message is claimed with this context already"));
         }
-        self.make_recv_room(e);
+        self.eps.make_recv_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
         if ep.rx_used >= ep.rx_size || self.posted.is_full() || !self.cqs[ep.rx_cq].cq.reserve() {
             return Err(Error::Again);
@@ -547,4 +542,12 @@ pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
         && !f.intersects(OpFlags::DELIVERY_COMPLETE | OpFlags::MATCH_COMPLETE);
     flags.set(WrFlags::EARLY, early);
     flags
+}
+
+/// The slot of a request is used for the first time. Within what was reserved.
+#[cold]
+fn touch_wr(inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>, w: TxIdx) {
+    let count = w.at() + 1;
+    inject.resize(count, [0; Node::INJECT_SIZE]);
+    bufs.resize_with(count, IoBuf::default);
 }

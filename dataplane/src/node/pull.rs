@@ -111,7 +111,7 @@ impl Node {
                 return;
             }
         }
-        self.begin_to_wait(now, p);
+        self.peers[p].begin_to_wait(now);
         let idx = self.pulls.alloc(pull).expect("the hog had some");
         self.peers[p].pulls.push_back(&mut self.pulls, idx);
         if ended {
@@ -242,7 +242,7 @@ impl Node {
         let pull = &self.pulls[idx];
         let mut len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
         if pull.read {
-            len = len.min(self.read_room(pull.wr));
+            len = len.min(self.rma[self.tx[pull.wr].rma()].read_room());
         }
         (pull.asked, len as u32)
     }

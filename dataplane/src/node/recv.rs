@@ -11,7 +11,7 @@ use super::peer::{Reassembly, ReassemblyDst};
 use super::{MsgKind, Node, Todo};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
-use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, ReassemblyIdx, RecvIdx, UnexpectedIdx};
+use crate::idx::{CqIdx, EpIdx, PeerIdx, ReassemblyIdx, RecvIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
@@ -171,7 +171,7 @@ impl Node {
             self.reassemblies.raise_capacity(2 * self.reassemblies.capacity());
         }
         // The peer now owes us the rest: its silence counts.
-        self.begin_to_wait(now, p);
+        self.peers[p].begin_to_wait(now);
         self.peers[p].reassembly = self.reassemblies.alloc(partial).expect("there is room now");
         self.arm_timer(now, p);
         self.regrant(now, p);
@@ -284,7 +284,7 @@ impl Node {
         head: &MsgHead,
         cost: u32,
     ) -> Result<EpIdx, NackReason> {
-        let e = self.ep_slot(dst_ep);
+        let e = self.eps.slot(dst_ep);
         let kind = if head.tagged { Caps::TAGGED } else { Caps::MSG };
         let open = self.eps.get(e).is_some_and(|ep| {
             ep.enabled && ep.caps.contains(Caps::RECV | kind) && ep.is_named(rx_ctx)
@@ -337,7 +337,7 @@ impl Node {
     /// Takes the next bytes of a multi-receive, if the completion queue has room for the entry.
     fn target_multi(&mut self, e: EpIdx, recv: RecvIdx, head: &MsgHead) -> Target {
         let len = self.room(recv, 0);
-        self.make_room(self.eps[e].rx_cq);
+        self.eps.make_room(&mut self.cqs, self.eps[e].rx_cq);
         let cq = self.eps[e].rx_cq;
         if !self.cqs[cq].cq.reserve() {
             self.eps[e].set_cq_blocked(true);
@@ -401,7 +401,7 @@ impl Node {
             dead: false,
             discard: false,
         };
-        let at = self.matching_of(e);
+        let at = self.eps.matching_of(e);
         if !planted(Bug::RxReservedKept) {
             self.eps[at].stop_reserving(head.kind());
         }
@@ -436,7 +436,7 @@ impl Node {
         let data = m.imm.unwrap_or(0);
         let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
         let cq = self.eps[e].rx_cq;
-        self.make_room(cq);
+        self.eps.make_room(&mut self.cqs, cq);
         if self.eps[e].cq_blocked || !self.cqs[cq].cq.try_push(cqe) {
             self.eps[e].set_cq_blocked(true);
             self.starve_queue(cq);
@@ -490,7 +490,7 @@ impl Node {
             return;
         }
         let kind = if m.tagged { MsgKind::Tagged } else { MsgKind::Msg };
-        let at = self.matching_of(m.ep);
+        let at = self.eps.matching_of(m.ep);
         self.eps[at].matcher[kind as usize].unlink_unexpected(&mut self.unexpected, msg);
     }
 
@@ -600,7 +600,7 @@ impl Node {
             }
             let (olen, prov_errno) = (head.len - n, ProvErrno::None);
             cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data });
-            self.count(cntr, false);
+            self.cntrs.count(cntr, false);
         } else {
             // The last message reports the buffer's release, unless its completion is suppressed.
             if last && wanted {
@@ -611,7 +611,7 @@ impl Node {
             } else {
                 cq.unreserve();
             }
-            self.count(cntr, true);
+            self.cntrs.count(cntr, true);
         }
         if !multi {
             self.free_recv(recv);
@@ -654,7 +654,7 @@ impl Node {
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
         let (olen, prov_errno) = (0, ProvErrno::None);
         self.cqs[cq].cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data: None });
-        self.count(cntr, false);
+        self.cntrs.count(cntr, false);
         if last {
             self.release_multi(recv, false);
         }
@@ -686,21 +686,7 @@ impl Node {
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
         let prov_errno = ProvErrno::None;
         self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-        self.count(cntr, false);
-    }
-
-    /// Counts an outcome in a bound counter.
-    #[inline]
-    pub(crate) fn count(&mut self, cntr: CntrIdx, success: bool) {
-        if cntr == CntrIdx::NONE {
-            return;
-        }
-        let cntr = &mut self.cntrs[cntr].cntr;
-        if success {
-            cntr.add(1);
-        } else {
-            cntr.adderr(1);
-        }
+        self.cntrs.count(cntr, false);
     }
 
     /// Completion queue `cq` was full and has been read: delivers what waited for room in it, in

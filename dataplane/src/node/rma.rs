@@ -115,6 +115,26 @@ struct Common {
     flags: WrFlags,
 }
 
+impl Rma {
+    /// Bytes of the operands that an atomic operation keeps.
+    pub(crate) fn operands(&self, offset: usize, len: usize) -> &[u8] {
+        match &self.kind {
+            RmaKind::Atomic(a) => &a.operands[offset..offset + len],
+            RmaKind::Write | RmaKind::Read => &[],
+        }
+    }
+
+    /// Completion flags of the operation, and the index of its counter.
+    fn flags(&self) -> (CqFlags, usize) {
+        match &self.kind {
+            RmaKind::Write => (CqFlags::RMA | CqFlags::WRITE, WRITE),
+            RmaKind::Read => (CqFlags::RMA | CqFlags::READ, READ),
+            RmaKind::Atomic(a) if a.fetch => FETCHED,
+            RmaKind::Atomic(_) => (CqFlags::ATOMIC | CqFlags::WRITE, WRITE),
+        }
+    }
+}
+
 impl Node {
     /// Posts a write. It leaves with the next [`transmit`](Self::transmit), and completes when the
     /// target has executed it.
@@ -178,7 +198,7 @@ impl Node {
     /// - [`Error::OpNotSupp`]: the operation has no meaning on the type, or not in this family.
     /// - [`Error::Invalid`]: no element, or lists of different lengths, or `result` overlaps
     ///   operands or compare values.
-    /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`](Self::atomic_valid) says, or
+    /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`](atomic_valid) says, or
     ///   injected and more than [`Self::INJECT_SIZE`] bytes of operands.
     pub fn post_atomic(&mut self, now: Instant, ep: EpId, req: AtomicReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT | OpFlags::TAGGED;
@@ -238,15 +258,6 @@ impl Node {
         Ok(())
     }
 
-    /// Whether an atomic operation exists, and the most elements of one call.
-    ///
-    /// # Errors
-    /// [`Error::OpNotSupp`].
-    pub fn atomic_valid(kind: AtomicKind, op: u32, ty: u32) -> Result<usize> {
-        let (_, ty) = valid_pair(kind, op, ty)?;
-        Ok(atomic::count_max(ty))
-    }
-
     /// The checks of every one-sided call.
     fn check_rma(
         &self,
@@ -278,7 +289,7 @@ impl Node {
 
     /// Reserves a place in the transmit queue and the completion queue of endpoint `e`.
     fn reserve_tx(&mut self, e: EpIdx) -> Result<()> {
-        self.make_send_room(e);
+        self.eps.make_send_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
             return Err(Error::Again);
@@ -310,25 +321,15 @@ impl Node {
         &mut self.rma[self.tx[w].rma()]
     }
 
-    /// Completion flags of a one-sided operation, and the index of its counter.
-    fn rma_flags(&self, w: TxIdx) -> (CqFlags, usize) {
-        match &self.rma[self.tx[w].rma()].kind {
-            RmaKind::Write => (CqFlags::RMA | CqFlags::WRITE, WRITE),
-            RmaKind::Read => (CqFlags::RMA | CqFlags::READ, READ),
-            RmaKind::Atomic(a) if a.fetch => FETCHED,
-            RmaKind::Atomic(_) => (CqFlags::ATOMIC | CqFlags::WRITE, WRITE),
-        }
-    }
-
     /// Completion flags of a one-sided request, and the counter that counts its outcome.
     pub(crate) fn rma_outcome(&self, w: TxIdx) -> (CqFlags, CntrIdx) {
-        let (flags, which) = self.rma_flags(w);
+        let (flags, which) = self.rma[self.tx[w].rma()].flags();
         (flags, self.eps[self.tx[w].ep].rma_cntr[which])
     }
 
     /// Writes the success completion of a one-sided request.
     pub(crate) fn report_rma(&mut self, w: TxIdx) {
-        let (flags, which) = self.rma_flags(w);
+        let (flags, which) = self.rma[self.tx[w].rma()].flags();
         let wr = &self.tx[w];
         let (e, context) = (wr.ep, wr.context);
         self.tell_rma(e, wr.flags.contains(WrFlags::CQE).then_some(context), flags, which);
@@ -354,15 +355,7 @@ impl Node {
         self.counters.rma_done += 1;
         let cntr = ep.rma_cntr[which];
         if cntr != CntrIdx::NONE {
-            self.count(cntr, true);
-        }
-    }
-
-    /// Bytes of the operands that an atomic operation keeps.
-    pub(crate) fn operands(&self, w: TxIdx, offset: usize, len: usize) -> &[u8] {
-        match &self.rma[self.tx[w].rma()].kind {
-            RmaKind::Atomic(a) => &a.operands[offset..offset + len],
-            RmaKind::Write | RmaKind::Read => &[],
+            self.cntrs.count(cntr, true);
         }
     }
 
@@ -479,4 +472,13 @@ fn wr_flags(f: OpFlags, selective: bool) -> WrFlags {
     flags.set(WrFlags::MORE, f.contains(OpFlags::MORE));
     flags.set(WrFlags::CQE, !selective || f.contains(OpFlags::COMPLETION));
     flags
+}
+
+/// Whether an atomic operation exists, and the most elements of one call.
+///
+/// # Errors
+/// [`Error::OpNotSupp`].
+pub fn atomic_valid(kind: AtomicKind, op: u32, ty: u32) -> Result<usize> {
+    let (_, ty) = valid_pair(kind, op, ty)?;
+    Ok(atomic::count_max(ty))
 }

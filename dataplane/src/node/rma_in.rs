@@ -13,7 +13,7 @@ use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
-use super::{MsgKind, Node};
+use super::{MsgKind, Node, NodeCounters};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
 use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
@@ -34,6 +34,32 @@ pub(super) enum Target {
 /// Responses that one peer may have outstanding here: more than any initiator asks for at once,
 /// reads that it has given up included.
 pub(super) const RESPONSES_MAX: u16 = 1024;
+
+impl Peer {
+    /// Counts `len` bytes of a write and returns the bytes it has written so far. A new sequence
+    /// number discards the count of a write that was given up or refused.
+    fn note_written(&mut self, range: &RemoteRange, len: u64) -> u64 {
+        let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
+        let before = self.written ^ number;
+        let written = if before >> Peer::WRITTEN_BITS == 0 { before + len } else { len };
+        let written = written & ((1 << Peer::WRITTEN_BITS) - 1);
+        self.written = if range.last { 0 } else { number | written };
+        written
+    }
+}
+
+impl NodeCounters {
+    #[cold]
+    fn atomic_fault(&mut self, fault: AtomicFault) -> NackReason {
+        self.rx_bad_atomic += 1;
+        match fault {
+            AtomicFault::Bounds => NackReason::BadAccess,
+            AtomicFault::Misaligned | AtomicFault::Straddles => NackReason::Misaligned,
+            AtomicFault::Unsupported => NackReason::BadAtomic,
+            AtomicFault::Operand => NackReason::Malformed,
+        }
+    }
+}
 
 impl Node {
     /// Bytes for a region.
@@ -68,10 +94,10 @@ impl Node {
             frame.copy_to_io(off, &mr.buf, at, len);
             if len as u64 == op.left {
                 let cntr = mr.write_cntr;
-                self.count(cntr, true);
+                self.cntrs.count(cntr, true);
             }
         }
-        let written = self.note_written(p, &op.range, len as u64);
+        let written = self.peers[p].note_written(&op.range, len as u64);
         if op.range.last {
             self.counters.rma_executed += 1;
             self.count_remote(e, REMOTE_WRITE);
@@ -162,7 +188,7 @@ impl Node {
         assert!(frame.copy_to(off, operands), "length was checked");
         let done = self.execute(target, op, (what, ty), operands, old);
         self.scratch = scratch;
-        done.map_err(|fault| self.atomic_fault(fault))?;
+        done.map_err(|fault| self.counters.atomic_fault(fault))?;
         self.atomic_done(now, p, e, op, target);
         if op.fetch {
             self.answer_values(p, op, bytes as u16, short, long);
@@ -206,25 +232,14 @@ impl Node {
             let answers = !op.fetch || bytes <= self.answer_max(p, RespOp::LEN);
             if answers { Ok((what, ty, bytes)) } else { Err(AtomicFault::Operand) }
         });
-        decoded.map_err(|fault| self.atomic_fault(fault))
-    }
-
-    #[cold]
-    fn atomic_fault(&mut self, fault: AtomicFault) -> NackReason {
-        self.counters.rx_bad_atomic += 1;
-        match fault {
-            AtomicFault::Bounds => NackReason::BadAccess,
-            AtomicFault::Misaligned | AtomicFault::Straddles => NackReason::Misaligned,
-            AtomicFault::Unsupported => NackReason::BadAtomic,
-            AtomicFault::Operand => NackReason::Malformed,
-        }
+        decoded.map_err(|fault| self.counters.atomic_fault(fault))
     }
 
     /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
     fn tagged_target(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp) -> Result<Target, NackReason> {
         let ep = &self.eps[e];
         let src = self.peers[p].src(p, op.range.src_ep);
-        let matcher = &self.eps[self.matching_of(e)].matcher[MsgKind::Tagged as usize];
+        let matcher = &self.eps[self.eps.matching_of(e)].matcher[MsgKind::Tagged as usize];
         let tagged = ep.caps.contains(Caps::TAGGED);
         let found = matcher.match_posted(&self.posted, src, op.range.rkey).filter(|_| tagged);
         let recv = found.ok_or(NackReason::NoMatch)?;
@@ -316,17 +331,6 @@ impl Node {
         Verdict::Refuse(reason)
     }
 
-    /// Counts `len` bytes of a write and returns the bytes it has written so far. A new sequence
-    /// number discards the count of a write that was given up or refused.
-    fn note_written(&mut self, p: PeerIdx, range: &RemoteRange, len: u64) -> u64 {
-        let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
-        let before = self.peers[p].written ^ number;
-        let written = if before >> Peer::WRITTEN_BITS == 0 { before + len } else { len };
-        let written = written & ((1 << Peer::WRITTEN_BITS) - 1);
-        self.peers[p].written = if range.last { 0 } else { number | written };
-        written
-    }
-
     /// The slot of the endpoint that a one-sided operation is for, if it has the capabilities and
     /// the peer has credit for the remote CQ data.
     #[inline]
@@ -337,7 +341,7 @@ impl Node {
         caps: Caps,
         imm: Option<u64>,
     ) -> Result<EpIdx, NackReason> {
-        let e = self.ep_slot(range.dst_ep);
+        let e = self.eps.slot(range.dst_ep);
         let Some(ep) = self.eps.get(e).filter(|ep| ep.enabled && ep.is_named(range.rx_ctx)) else {
             self.counters.rx_no_endpoint += 1;
             return Err(NackReason::NoEndpoint);
@@ -363,9 +367,9 @@ impl Node {
         let mr = &self.mrs[m];
         let read = if reads { mr.read_cntr } else { CntrIdx::NONE };
         let write = if writes { mr.write_cntr } else { CntrIdx::NONE };
-        self.count(read, true);
+        self.cntrs.count(read, true);
         if write != read {
-            self.count(write, true);
+            self.cntrs.count(write, true);
         }
     }
 
@@ -375,7 +379,7 @@ impl Node {
         let Some(ep) = self.eps.get(e) else { return };
         if ep.caps.contains(Caps::RMA_EVENT) {
             let cntr = ep.rma_cntr[which];
-            self.count(cntr, true);
+            self.cntrs.count(cntr, true);
         }
     }
 
@@ -388,7 +392,7 @@ impl Node {
         let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
         let cq = self.eps[e].rx_cq;
         if cq != CqIdx::NONE {
-            self.make_room(cq);
+            self.eps.make_room(&mut self.cqs, cq);
             let table = &mut self.cqs[cq];
             if !table.late.is_empty() || !table.cq.try_push(cqe) {
                 table.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
@@ -406,7 +410,7 @@ impl Node {
         while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].late.front() {
             let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
             let cqe = Cqe { src, ..cqe };
-            self.make_room(cq);
+            self.eps.make_room(&mut self.cqs, cq);
             let table = &mut self.cqs[cq];
             if !table.cq.try_push(cqe) {
                 self.starve_queue(cq);

@@ -6,7 +6,7 @@
 //! this node from all peers. What the target remembers of a peer is bounded by the initiator:
 //! [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets without an answer.
 
-use super::ops::{Response, ResponseKind, RmaKind, WrFlags};
+use super::ops::{Response, ResponseKind, Rma, RmaKind, TxWr, WrFlags};
 use super::packet::{Packet, Step};
 use super::{FrameSink, Node, RmaIov};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
@@ -34,6 +34,73 @@ pub(super) fn response_slots(peers: usize) -> usize {
     (peers * ANSWERS_MAX).clamp(2 * ANSWERS_AT_ONCE, 1 << 16)
 }
 
+impl Rma {
+    /// The rest of the remote range that the next packet starts in.
+    fn next_range(&mut self) -> RmaIov {
+        let list = self.iov.as_slice();
+        while self.at < list.len() && self.done == list[self.at].len {
+            (self.at, self.done) = (self.at + 1, 0);
+        }
+        let Some(range) = list.get(self.at) else { return RmaIov::default() };
+        RmaIov { addr: range.addr, len: range.len - self.done, key: range.key }
+    }
+
+    /// Bytes that the next READ may ask for: one READ has one range.
+    pub(crate) fn read_room(&self) -> u64 {
+        let mut done = self.done;
+        for range in &self.iov.as_slice()[self.at..] {
+            if range.len > done {
+                return range.len - done;
+            }
+            done = 0;
+        }
+        0
+    }
+
+    /// Lays the operands and compare values out packet by packet, if there will be several packets.
+    fn lay_out_operands(&mut self, total: usize, seg: u64) {
+        let list = self.iov;
+        let RmaKind::Atomic(a) = &mut self.kind else { return };
+        let single = list.as_slice().iter().filter(|range| range.len > 0).count() == 1;
+        let elem = usize::from(a.elem_len);
+        if a.operands.is_empty() || a.sent_len <= a.elem_len || single && total as u64 <= seg {
+            return;
+        }
+        let mut laid = Vec::with_capacity(a.operands.len());
+        let mut at = 0;
+        for range in list.as_slice() {
+            let mut left = range.len as usize;
+            while left > 0 {
+                let n = left.min(seg as usize);
+                for base in [at, total + at] {
+                    laid.extend_from_slice(&a.operands[base * elem..(base + n) * elem]);
+                }
+                (at, left) = (at + n, left - n);
+            }
+        }
+        a.operands = laid;
+    }
+
+    /// Elements of a packet: both the first, with `room` bytes of payload, and its answer have room
+    /// for them. The operands are laid out accordingly, so later packets have as many, although the
+    /// session's frames may have become longer.
+    fn atomic_segment(&mut self, wr: &TxWr, room: usize) -> u64 {
+        let again = planted(Bug::OperandsLaidOutTwice) && wr.sent == 0;
+        let RmaKind::Atomic(a) = &mut self.kind else { return 1 };
+        let (elem, kept) = (usize::from(a.elem_len), u64::from(a.segment));
+        if kept != 0 && !again && !planted(Bug::OperandsOfAnotherLength) {
+            return kept;
+        }
+        let per_elem = elem.max(usize::from(a.sent_len));
+        let segment = (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u16;
+        a.segment = segment;
+        if kept == 0 || again {
+            self.lay_out_operands(wr.len as usize, segment.into());
+        }
+        segment.into()
+    }
+}
+
 impl Node {
     /// Sends the next packet of the one-sided operation at the head of the queue.
     #[inline]
@@ -54,17 +121,6 @@ impl Node {
         }
     }
 
-    /// The rest of the remote range that the next packet of `w` starts in.
-    fn next_range(&mut self, w: TxIdx) -> RmaIov {
-        let rma = self.rma_of(w);
-        let list = rma.iov.as_slice();
-        while rma.at < list.len() && rma.done == list[rma.at].len {
-            (rma.at, rma.done) = (rma.at + 1, 0);
-        }
-        let Some(range) = list.get(rma.at) else { return RmaIov::default() };
-        RmaIov { addr: range.addr, len: range.len - rma.done, key: range.key }
-    }
-
     /// Assigns the sequence number of an operation whose first packet is about to be sent.
     fn number_rma(&mut self, p: PeerIdx, w: TxIdx) -> u16 {
         if self.tx[w].sent == 0 {
@@ -76,11 +132,11 @@ impl Node {
     }
 
     fn send_write(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
-        let range = self.next_range(w);
+        let range = self.rma_of(w).next_range();
         let seq = self.number_rma(p, w);
         let wr = &self.tx[w];
         let imm = wr.flags.contains(WrFlags::IMM).then_some(wr.data);
-        let room = self.payload_max(p, WriteOp::LEN + imm.map_or(0, |_| wire::IMM_LEN));
+        let room = self.peers[p].payload_max(WriteOp::LEN + imm.map_or(0, |_| wire::IMM_LEN));
         let left = range.len.min(wr.len - wr.sent);
         let len = left.min(room as u64);
         let last = wr.sent + len == wr.len;
@@ -170,7 +226,7 @@ impl Node {
         let pull = &self.pulls[idx];
         let (w, offset, len) = (pull.wr, pull.asked, pull.asking);
         let last = offset + u64::from(len) == pull.want;
-        let range = self.next_range(w);
+        let range = self.rma_of(w).next_range();
         let done = self.rma_of(w).done;
         let wr = &self.tx[w];
         let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
@@ -181,25 +237,12 @@ impl Node {
         ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
     }
 
-    /// Bytes that the next READ of `w` may ask for: one READ has one range.
-    pub(crate) fn read_room(&self, w: TxIdx) -> u64 {
-        let rma = &self.rma[self.tx[w].rma()];
-        let mut done = rma.done;
-        for range in &rma.iov.as_slice()[rma.at..] {
-            if range.len > done {
-                return range.len - done;
-            }
-            done = 0;
-        }
-        0
-    }
-
     fn send_atomic(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
-        let range = self.next_range(w);
+        let range = self.rma_of(w).next_range();
         let seq = self.number_rma(p, w);
         let imm_len = if self.tx[w].flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
-        let room = self.payload_max(p, AtomicOp::LEN + imm_len);
-        let seg = self.atomic_segment(w, room);
+        let room = self.peers[p].payload_max(AtomicOp::LEN + imm_len);
+        let seg = self.rma[self.tx[w].rma()].atomic_segment(&self.tx[w], room);
         let wr = &self.tx[w];
         let (index, total) = (wr.sent, wr.len);
         let n = range.len.min(total - index).min(seg);
@@ -270,51 +313,6 @@ impl Node {
         }
     }
 
-    /// Elements of a packet: both the first, with `room` bytes of payload, and its answer have room
-    /// for them. The operands are laid out accordingly, so later packets have as many, although the
-    /// session's frames may have become longer.
-    fn atomic_segment(&mut self, w: TxIdx, room: usize) -> u64 {
-        let again = planted(Bug::OperandsLaidOutTwice) && self.tx[w].sent == 0;
-        let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else { return 1 };
-        let (elem, kept) = (usize::from(a.elem_len), u64::from(a.segment));
-        if kept != 0 && !again && !planted(Bug::OperandsOfAnotherLength) {
-            return kept;
-        }
-        let per_elem = elem.max(usize::from(a.sent_len));
-        let segment = (room / per_elem).min(ATOMIC_LEN_MAX / elem) as u16;
-        a.segment = segment;
-        if kept == 0 || again {
-            self.lay_out_operands(w, segment.into());
-        }
-        segment.into()
-    }
-
-    /// Lays the operands and compare values out packet by packet, if there will be several packets.
-    fn lay_out_operands(&mut self, w: TxIdx, seg: u64) {
-        let total = self.tx[w].len as usize;
-        let rma = self.rma_of(w);
-        let list = rma.iov;
-        let RmaKind::Atomic(a) = &mut rma.kind else { return };
-        let single = list.as_slice().iter().filter(|range| range.len > 0).count() == 1;
-        let elem = usize::from(a.elem_len);
-        if a.operands.is_empty() || a.sent_len <= a.elem_len || single && total as u64 <= seg {
-            return;
-        }
-        let mut laid = Vec::with_capacity(a.operands.len());
-        let mut at = 0;
-        for range in list.as_slice() {
-            let mut left = range.len as usize;
-            while left > 0 {
-                let n = left.min(seg as usize);
-                for base in [at, total + at] {
-                    laid.extend_from_slice(&a.operands[base * elem..(base + n) * elem]);
-                }
-                (at, left) = (at + n, left - n);
-            }
-        }
-        a.operands = laid;
-    }
-
     /// Sends the next packet of a response.
     pub(super) fn send_response(
         &mut self,
@@ -332,7 +330,7 @@ impl Node {
         let mut op = [0; 16];
         let (ty, body, n) = match response.kind {
             ResponseKind::Read { mr, from, to, left, ends, region_ends } => {
-                let len = left.min(self.payload_max(p, DataOp::LEN) as u32);
+                let len = left.min(self.peers[p].payload_max(DataOp::LEN) as u32);
                 DataOp { dst_op, dst_gen, offset: to }.emit(&mut op);
                 let done = len == left;
                 let ends = if done { ends } else { EpIdx::NONE };
@@ -452,7 +450,7 @@ impl Node {
         let BodyRef::Mr { mr, ends, region_ends, .. } = body else { return };
         if region_ends {
             let cntr = self.mrs[mr].read_cntr;
-            self.count(cntr, true);
+            self.cntrs.count(cntr, true);
         }
         if ends != EpIdx::NONE {
             self.count_remote(ends, super::rma::REMOTE_READ);

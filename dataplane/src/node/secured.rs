@@ -16,7 +16,7 @@ use super::certificates::CertLooks;
 use super::claims::SealFault;
 use super::keys::Age;
 use super::peer::{Peer, State, slot_of};
-use super::{FrameSink, Node, NodeSettings};
+use super::{FrameSink, Node, NodeSettings, Openings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
@@ -312,6 +312,74 @@ impl FrameSink for SealingSink<'_> {
     }
 }
 
+impl Openings {
+    /// Takes out the keys of the session that `op` of `peer` begins, while those of another session
+    /// are dropped, which may have the same name.
+    pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
+        let named = (peer.word(), op.sid);
+        self.seals.as_mut().and_then(|seals| seals.sessions.remove(&named))
+    }
+
+    /// Puts them back.
+    pub(super) fn put_keys(&mut self, peer: Station, op: &OpenOp, keys: Option<Box<Session>>) {
+        if let (Some(seals), Some(keys)) = (&mut self.seals, keys) {
+            seals.sessions.insert((peer.word(), op.sid), keys);
+        }
+    }
+
+    /// The tenant whose key verified the current frame.
+    pub(super) fn heard_tenant(&self) -> Tenant {
+        self.seals.as_ref().map_or(Tenant::NONE, |seals| seals.heard_tenant)
+    }
+
+    /// Whether [`take_secrets`](Self::take_secrets) has something.
+    #[inline]
+    pub fn has_secrets(&self) -> bool {
+        let told = self.seals.as_ref().and_then(|seals| seals.told.as_ref());
+        told.is_some_and(|told| !told.is_empty())
+    }
+
+    /// Takes the secrets of the sessions that have opened since the last call, for both directions:
+    /// with them all frames of these sessions can be read. None unless
+    /// [`tells_secrets`](super::NodeSettings::tells_secrets) is set, and at most 2,048 sessions
+    /// between two calls.
+    pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
+        let told = self.seals.as_mut().and_then(|seals| seals.told.as_mut());
+        told.map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Whether the OPEN of `peer` was answered under a key that is not listed any more.
+    pub(super) fn is_answer_outdated(&self, peer: &Peer) -> bool {
+        let Some(seals) = &self.seals else { return false };
+        let answer = seals.sessions.get(&peer.session()).and_then(|s| s.answer.as_ref());
+        answer.is_some_and(|answer| !seals.ring.lists(answer.key))
+    }
+
+    /// Forgets what answered the OPEN of `peer`: the session with it is open.
+    pub(super) fn forget_answer(&mut self, peer: &Peer) {
+        if let Some(seals) = &mut self.seals
+            && let Some(session) = seals.sessions.get_mut(&peer.session())
+        {
+            session.answer = None;
+        }
+    }
+
+    /// Keeps the secrets of the session with `peer`, which has opened, for
+    /// [`take_secrets`](Self::take_secrets), if they are to be exported.
+    pub(super) fn tell_secrets(&mut self, peer: &Peer) {
+        let Some(seals) = &mut self.seals else { return };
+        let Some(told) = &mut seals.told else { return };
+        let session = seals.sessions.get_mut(&peer.session());
+        if let Some([ours, theirs]) = session.and_then(|session| session.untold.take())
+            && told.len() < UNTOLD_MAX
+        {
+            let (own, station) = (seals.station, peer.station());
+            told.push(ours.named(own, station, peer.remote_sid));
+            told.push(theirs.named(station, own, peer.sid));
+        }
+    }
+}
+
 impl Node {
     /// Calls `send` with `out`, through the seals if the node has a key. If the seals are absent, a
     /// caller up the stack holds them, and `out` is already behind them.
@@ -421,7 +489,7 @@ impl Node {
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         let key = is_short.then(|| seals.ring.key_of(frame, tag)).flatten();
         let Some(key) = key else {
-            self.note_claim(src, SealFault::Forged);
+            self.observed.note_claim(&mut self.counters, src, SealFault::Forged);
             if let Some((base, op)) = sealed::open_in(&RxFrame::new(bytes)) {
                 self.refuse_key(now, &base, &op, RstReason::OtherKey);
             }
@@ -458,10 +526,14 @@ impl Node {
         match opened {
             Ok(()) => {
                 let p = peer.slot();
-                self.trust(p);
+                self.openings.trust(p);
             }
-            Err(OpenError::Forged) => self.note_claim(raw.src, SealFault::Forged),
-            Err(OpenError::Replayed) => self.note_claim(raw.src, SealFault::Replayed),
+            Err(OpenError::Forged) => {
+                self.observed.note_claim(&mut self.counters, raw.src, SealFault::Forged)
+            }
+            Err(OpenError::Replayed) => {
+                self.observed.note_claim(&mut self.counters, raw.src, SealFault::Replayed)
+            }
         }
         opened.is_ok()
     }
@@ -490,7 +562,7 @@ impl Node {
             self.counters.rx_clear += 1;
             return;
         }
-        self.note_claim(base.src, SealFault::Clear);
+        self.observed.note_claim(&mut self.counters, base.src, SealFault::Clear);
         if base.dst != self.station {
             return;
         }
@@ -538,22 +610,8 @@ impl Node {
         let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
         seals.sessions.insert((peer, sid), Box::new(session));
         seals.offers.remove(&(peer, tenant));
-        self.note_look(base, true);
+        self.openings.note_look(self.polled_at, base, true);
         true
-    }
-
-    /// Takes out the keys of the session that `op` of `peer` begins, while those of another session
-    /// are dropped, which may have the same name.
-    pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
-        let named = (peer.word(), op.sid);
-        self.openings.seals.as_mut().and_then(|seals| seals.sessions.remove(&named))
-    }
-
-    /// Puts them back.
-    pub(super) fn put_keys(&mut self, peer: Station, op: &OpenOp, keys: Option<Box<Session>>) {
-        if let (Some(seals), Some(keys)) = (&mut self.openings.seals, keys) {
-            seals.sessions.insert((peer.word(), op.sid), keys);
-        }
     }
 
     /// Ends the handshake that this node began with `op`, the peer's answer. As
@@ -587,7 +645,7 @@ impl Node {
         let remote_epoch = op.epoch;
         let session = Session { keys, remote_epoch, tenant, answer: None, untold, age };
         seals.sessions.insert((peer, op.sid), Box::new(session));
-        self.note_look(base, true);
+        self.openings.note_look(self.polled_at, base, true);
         true
     }
 
@@ -613,59 +671,6 @@ impl Node {
             self.doubt(self.polled_at, other, &gone);
         }
         true
-    }
-
-    /// The tenant whose key verified the current frame.
-    pub(super) fn heard_tenant(&self) -> Tenant {
-        self.openings.seals.as_ref().map_or(Tenant::NONE, |seals| seals.heard_tenant)
-    }
-
-    /// Whether the OPEN of `p` was answered under a key that is not listed any more.
-    pub(super) fn is_answer_outdated(&self, p: PeerIdx) -> bool {
-        let Some(seals) = &self.openings.seals else { return false };
-        let answer = seals.sessions.get(&self.peers[p].session()).and_then(|s| s.answer.as_ref());
-        answer.is_some_and(|answer| !seals.ring.lists(answer.key))
-    }
-
-    /// Keeps the secrets of the session with `p`, which has opened, for
-    /// [`take_secrets`](Self::take_secrets), if they are to be exported.
-    pub(super) fn tell_secrets(&mut self, p: PeerIdx) {
-        let Some(seals) = &mut self.openings.seals else { return };
-        let Some(told) = &mut seals.told else { return };
-        let peer = &self.peers[p];
-        let session = seals.sessions.get_mut(&peer.session());
-        if let Some([ours, theirs]) = session.and_then(|session| session.untold.take())
-            && told.len() < UNTOLD_MAX
-        {
-            let (own, station) = (self.station, peer.station());
-            told.push(ours.named(own, station, peer.remote_sid));
-            told.push(theirs.named(station, own, peer.sid));
-        }
-    }
-
-    /// Whether [`take_secrets`](Self::take_secrets) has something.
-    #[inline]
-    pub fn has_secrets(&self) -> bool {
-        let told = self.openings.seals.as_ref().and_then(|seals| seals.told.as_ref());
-        told.is_some_and(|told| !told.is_empty())
-    }
-
-    /// Takes the secrets of the sessions that have opened since the last call, for both directions:
-    /// with them all frames of these sessions can be read. None unless
-    /// [`tells_secrets`](super::NodeSettings::tells_secrets) is set, and at most 2,048 sessions
-    /// between two calls.
-    pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
-        let told = self.openings.seals.as_mut().and_then(|seals| seals.told.as_mut());
-        told.map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Forgets what answered the OPEN of `p`: the session with it is open.
-    pub(super) fn forget_answer(&mut self, p: PeerIdx) {
-        if let Some(seals) = &mut self.openings.seals
-            && let Some(session) = seals.sessions.get_mut(&self.peers[p].session())
-        {
-            session.answer = None;
-        }
     }
 
     /// Whether the session of an OPEN is one with keys.

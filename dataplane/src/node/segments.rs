@@ -40,7 +40,7 @@ impl Node {
         most: usize,
         out: &mut dyn FrameSink,
     ) -> Step {
-        let room = self.payload_max(p, segments.op_len) as u64;
+        let room = self.peers[p].payload_max(segments.op_len) as u64;
         if self.peers[p].station() == self.station {
             return self.send_segment_to_self(now, (p, w), segments, room, out);
         }

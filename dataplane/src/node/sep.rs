@@ -8,7 +8,7 @@
 
 use super::ep::SIDE;
 use super::ep::{Ep, with_directions};
-use super::{EpAttr, EpId, Node, SepId};
+use super::{EpAttr, EpId, Eps, Node, SepId};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{EpIdx, SepIdx};
@@ -88,11 +88,8 @@ fn one_way(caps: Caps, others: Caps, messages: Caps, one_sided: Caps) -> Caps {
     caps
 }
 
-impl Node {
-    /// Contexts of each direction that a scalable endpoint has at most.
-    pub const CTX_MAX: usize = 256;
-
-    /// Makes a scalable endpoint with `rx_count` receive contexts, 1 to [`Self::CTX_MAX`], none of
+impl Eps {
+    /// Makes a scalable endpoint with `rx_count` receive contexts, 1 to [`Node::CTX_MAX`], none of
     /// them open, and the given number or the lowest that has as many free ones behind it.
     ///
     /// # Errors
@@ -100,7 +97,7 @@ impl Node {
     /// - [`Error::AddrInUse`]: one of the numbers is taken.
     /// - [`Error::NoMem`]: there are not as many free numbers in a row.
     pub fn sep_open(&mut self, number: Option<u16>, rx_count: usize) -> Result<SepId> {
-        if !(1..=Self::CTX_MAX).contains(&rx_count) {
+        if !(1..=Node::CTX_MAX).contains(&rx_count) {
             return Err(Error::Invalid("rx_ctx_cnt: 1 to 256"));
         }
         let count = rx_count as u16;
@@ -122,12 +119,12 @@ impl Node {
     /// attributes the number does not count, nor do capabilities to receive.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: the scalable endpoint was closed. Else as [`ep_open`](Self::ep_open).
+    /// [`Error::BadFd`]: the scalable endpoint was closed. Else as [`open`](Self::open).
     pub fn sep_tx_open(&mut self, sep: SepId, attr: EpAttr) -> Result<EpId> {
         let number = self.sep(sep)?.first;
         let attr = EpAttr { caps: transmit_caps(attr.caps), buffered_recv: false, ..attr };
         attr.check_context()?;
-        self.ep_record(attr, number)
+        self.record(attr, number)
     }
 
     /// Opens receive context `idx`, which is an endpoint to all calls and closed like one. Of the
@@ -137,31 +134,21 @@ impl Node {
     /// - [`Error::Invalid`]: there are not as many. [`Error::Busy`]: it is open.
     /// - [`Error::BadFd`]: the scalable endpoint was closed.
     ///
-    /// Else as [`ep_open`](Self::ep_open).
+    /// Else as [`open`](Self::open).
     pub fn sep_rx_open(&mut self, sep: SepId, idx: usize, attr: EpAttr) -> Result<EpId> {
         let Sep { first, count } = self.sep(sep)?;
         if idx >= usize::from(count) {
             return Err(Error::Invalid("index: the scalable endpoint has fewer contexts"));
         }
         let number = first + idx as u16;
-        if self.ep_slot(number) != Ep::NOBODY {
+        if self.slot(number) != Ep::NOBODY {
             return Err(Error::Busy);
         }
         let attr = EpAttr { caps: receive_caps(attr.caps), ..attr };
         attr.check_context()?;
-        let ep = self.ep_add(attr, number)?;
-        self.eps[ep.0.idx()].rx_ctx = idx as u8;
+        let ep = self.add(attr, number)?;
+        self[ep.0.idx()].rx_ctx = idx as u8;
         Ok(ep)
-    }
-
-    /// The address others reach receive context 0 by, and all of its contexts through an address
-    /// vector that names contexts.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed.
-    pub fn sep_addr(&self, sep: SepId) -> Result<EpAddr> {
-        let ep = self.sep(sep)?.first;
-        Ok(EpAddr { station: self.station, ep, incarnation: self.settings.incarnation })
     }
 
     /// Closes a scalable endpoint.
@@ -170,7 +157,7 @@ impl Node {
     /// [`Error::Busy`]: a context of it is open. [`Error::BadFd`]: it was closed before.
     pub fn sep_close(&mut self, sep: SepId) -> Result<()> {
         let it = self.sep(sep)?;
-        if self.eps.iter().any(|(_, ep)| ep.sharers.is_none() && it.has(ep.number)) {
+        if self.iter().any(|(_, ep)| ep.sharers.is_none() && it.has(ep.number)) {
             return Err(Error::Busy);
         }
         self.numbers.kept.free(sep.0.idx());
@@ -179,7 +166,7 @@ impl Node {
 
     /// Whether an endpoint has this number, or a scalable endpoint reserves it.
     pub(super) fn is_taken(&self, number: u16) -> bool {
-        self.ep_slot(number) != Ep::NOBODY || self.is_kept(number)
+        self.slot(number) != Ep::NOBODY || self.is_kept(number)
     }
 
     /// Whether it is a scalable endpoint's.
@@ -193,5 +180,20 @@ impl Node {
 
     pub(super) fn sep(&self, sep: SepId) -> Result<Sep> {
         self.numbers.kept.by_handle(sep.0).copied().ok_or(Error::BadFd)
+    }
+}
+
+impl Node {
+    /// Contexts of each direction that a scalable endpoint has at most.
+    pub const CTX_MAX: usize = 256;
+
+    /// The address others reach receive context 0 by, and all of its contexts through an address
+    /// vector that names contexts.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn sep_addr(&self, sep: SepId) -> Result<EpAddr> {
+        let ep = self.eps.sep(sep)?.first;
+        Ok(EpAddr { station: self.station, ep, incarnation: self.settings.incarnation })
     }
 }

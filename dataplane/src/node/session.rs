@@ -51,14 +51,8 @@ impl Node {
     /// Starts a new session with the peer in `state`, on a near or a far path. Its OPEN is still to
     /// be sent.
     fn begin(&mut self, now: Instant, p: PeerIdx, state: State, near: bool) {
-        let first = self.first_psn();
+        let first = self.openings.first_psn();
         self.begin_from(now, p, (state, first), near);
-    }
-
-    /// The number of the first packet of a new session.
-    fn first_psn(&mut self) -> Psn {
-        let first = Psn(self.random() as u32);
-        if planted(Bug::NoSessionEpoch) { Psn(1) } else { first }
     }
 
     /// [`begin`](Self::begin), and the first packet is `first`.
@@ -142,7 +136,8 @@ impl Node {
         if !self.is_admitted(now, base.src, op, len) {
             return;
         }
-        let Some(p) = self.by_station.get(&self.peers, base.src, self.heard_tenant()) else {
+        let Some(p) = self.by_station.get(&self.peers, base.src, self.openings.heard_tenant())
+        else {
             return self.answer_unknown(now, base, op, len);
         };
         if self.is_path_changed(p, op) {
@@ -197,12 +192,12 @@ impl Node {
                 }
             }
             State::Answered if theirs && ours => {
-                self.note_length(p, op, len);
+                self.openings.note_length(&self.peers[p], op, len);
                 self.opened(now, p);
                 self.peers[p].ack_now = true;
             }
             State::Answered if theirs => {
-                self.note_length(p, op, len);
+                self.openings.note_length(&self.peers[p], op, len);
                 self.peers[p].want_open = true;
                 self.make_ready(p);
             }
@@ -238,11 +233,11 @@ impl Node {
     /// operations go out with the new session, unless they name another life.
     fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         // Before the session that there is goes: who is refused changes nothing.
-        let first = self.first_psn();
+        let first = self.openings.first_psn();
         if !self.respond(self.peers[p].who(), base, op) {
             return;
         }
-        let answered = self.take_keys(base.src, op);
+        let answered = self.openings.take_keys(base.src, op);
         if planted(Bug::QueuedEndedByOpen) {
             self.end_session(now, p, EndReason::Restarted);
         }
@@ -252,13 +247,13 @@ impl Node {
         if self.peers[p].inc != op.inc {
             self.end_named(now, p);
         }
-        self.put_keys(base.src, op, answered);
+        self.openings.put_keys(base.src, op, answered);
         self.begin_answer(now, p, (base, op), len, first);
     }
 
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
-        let first = self.first_psn();
+        let first = self.openings.first_psn();
         if self.respond(self.peers[p].who(), base, op) {
             self.begin_answer(now, p, (base, op), len, first);
         }
@@ -270,7 +265,7 @@ impl Node {
         if op.is_answer() {
             return self.refuse_open(now, base, op, RstReason::UnknownSession);
         }
-        let (first, tenant) = (self.first_psn(), self.heard_tenant());
+        let (first, tenant) = (self.openings.first_psn(), self.openings.heard_tenant());
         if !self.respond((base.src, tenant), base, op) {
             return;
         }
@@ -278,7 +273,7 @@ impl Node {
             Some(p) => self.begin_answer(now, p, (base, op), len, first),
             None => {
                 self.counters.rx_bad_open += 1;
-                drop(self.take_keys(base.src, op));
+                drop(self.openings.take_keys(base.src, op));
             }
         }
     }
@@ -297,14 +292,14 @@ impl Node {
         if known != op.inc {
             self.peers[p].closed_epoch = 0;
         }
-        let proven = self.is_proven(now, base.src, op);
+        let proven = self.openings.secret.is_proof(now, base.src, op);
         self.begin_from(now, p, (State::Answered, first), op.is_near());
         self.pair(p, base, op);
         let peer = &mut self.peers[p];
         peer.opens = !peer.wrs.is_empty() || peer.coll_waits > 0;
         peer.is_life_claimed = known == 0 && !proven;
         self.note_path(p, op, len);
-        self.note_half_open(now, p, proven);
+        self.openings.note_half_open(now, &self.peers[p], proven);
     }
 
     /// Notes the identity of the other end: sid, incarnation, epoch, frame length.
@@ -321,9 +316,10 @@ impl Node {
 
     /// The session is open: queued operations may leave.
     pub(crate) fn opened(&mut self, now: Instant, p: PeerIdx) {
-        self.settle_path(now, p);
-        self.forget_answer(p);
-        self.tell_secrets(p);
+        let peer = &mut self.peers[p];
+        self.openings.settle_path(now, peer);
+        self.openings.forget_answer(peer);
+        self.openings.tell_secrets(peer);
         let active = self.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
@@ -371,7 +367,7 @@ impl Node {
             reason,
             versions: wire::VERSIONS,
         };
-        self.reply_rst(now, (base.src, self.heard_tenant()), op.sid, rst, usize::MAX);
+        self.reply_rst(now, (base.src, self.openings.heard_tenant()), op.sid, rst, usize::MAX);
     }
 
     /// Takes a packet of a session that does not exist here.
@@ -389,7 +385,7 @@ impl Node {
         };
         // The peer's key is not known.
         let mut to = [None; KEYS_MAX];
-        to.iter_mut().zip(self.tenants()).for_each(|(to, tenant)| *to = Some(tenant));
+        to.iter_mut().zip(self.openings.tenants()).for_each(|(to, tenant)| *to = Some(tenant));
         for tenant in to.into_iter().flatten() {
             self.reply_rst(now, (src, tenant), 0, rst, usize::MAX);
         }
@@ -459,7 +455,7 @@ impl Node {
             ar: false,
             rtx: false,
             ce: false,
-            crc: self.has_crc(),
+            crc: self.far.has_crc(),
             dst_sid,
             psn,
             cack: Psn(0),
@@ -474,7 +470,7 @@ impl Node {
         if op.reason.is_of_key() {
             return self.on_key_refusal(now, src, op);
         }
-        let known = self.by_station.get(&self.peers, src, self.heard_tenant());
+        let known = self.by_station.get(&self.peers, src, self.openings.heard_tenant());
         let Some(p) = known.filter(|_| src != self.station) else {
             self.counters.rx_bad_rst += 1;
             return;
@@ -498,7 +494,7 @@ impl Node {
         if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
             return self.name_life(p);
         }
-        if peer.path.is_sealed() && self.has_certificate() {
+        if peer.path.is_sealed() && self.openings.has_certificate() {
             // Anybody makes its tag.
             return self.doubt(now, p, op);
         }
@@ -633,7 +629,7 @@ impl Node {
         if state == State::Open && reason.is_loss() {
             self.fail_receives_from(p, err);
         }
-        self.coll_peer_lost(p, err);
+        self.coll.peer_lost(p, err);
         if state == State::Idle {
             return;
         }

@@ -12,7 +12,7 @@
 use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::recv::MsgHead;
-use super::{CntrId, EpAttr, EpId, MsgKind, Node, RecvReq};
+use super::{CntrId, EpAttr, EpId, Eps, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, RecvIdx};
@@ -33,23 +33,23 @@ const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
 /// Capabilities that a context may be asked for.
 const CAPS: Caps = Caps::MSG.union(Caps::TAGGED).union(Caps::RECV).union(Caps::ANY_DIRECTED_RECV);
 
-impl Node {
+impl Eps {
     /// Makes a shared receive context. Receives may be posted to it at once.
-    /// [`ep_close`](Self::ep_close) closes it once no endpoint shares it any more; receives without
+    /// [`ep_close`](Node::ep_close) closes it once no endpoint shares it any more; receives without
     /// a message then end without a completion.
     ///
     /// Only the attributes for receives count.
     ///
     /// # Errors
-    /// As [`ep_open`](Self::ep_open).
+    /// As [`open`](Self::open).
     pub fn srx_open(&mut self, attr: EpAttr) -> Result<EpId> {
         if attr.rx_size == 0 {
             return Err(Error::Invalid("queue size must not be 0"));
         }
         let caps = (attr.caps & CAPS) | Caps::RECV;
         let attr = EpAttr { caps, buffered_recv: false, number: None, ..attr };
-        let srx = self.ep_record(attr, u16::MAX)?;
-        let ep = &mut self.eps[srx.0.idx()];
+        let srx = self.record(attr, u16::MAX)?;
+        let ep = &mut self[srx.0.idx()];
         ep.sharers = Some(0);
         ep.rx_selective = true;
         ep.enable(true);
@@ -63,10 +63,10 @@ impl Node {
     /// - [`Error::BadFd`]: one of them was closed. [`Error::OpBadState`]: the endpoint is enabled.
     /// - [`Error::Invalid`]: `srx` is no context, or the endpoint has one.
     /// - [`Error::OpNotSupp`]: the endpoint buffers receives.
-    pub fn ep_bind_srx(&mut self, ep: EpId, srx: EpId, connected: bool) -> Result<()> {
-        let sharers = self.eps.by_handle(srx.0).ok_or(Error::BadFd)?.sharers;
+    pub fn bind_srx(&mut self, ep: EpId, srx: EpId, connected: bool) -> Result<()> {
+        let sharers = self.by_handle(srx.0).ok_or(Error::BadFd)?.sharers;
         let sharers = sharers.ok_or(Error::Invalid("bind: not a shared receive context"))?;
-        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        let e = self.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
         if e.enabled {
             return Err(Error::OpBadState);
         }
@@ -77,7 +77,7 @@ impl Node {
             return Err(Error::OpNotSupp("FI_BUFFERED_RECV with a shared receive context"));
         }
         e.srx = srx.0.idx();
-        let context = &mut self.eps[srx.0.idx()];
+        let context = &mut self[srx.0.idx()];
         context.sharers = Some(sharers + 1);
         if connected {
             context.caps.remove(Caps::ANY_DIRECTED_RECV);
@@ -88,8 +88,8 @@ impl Node {
     /// Sources that a context's receives name are looked up in the address vector of its
     /// endpoints, which is one.
     pub(super) fn srx_take_av(&mut self, e: EpIdx) -> Result<()> {
-        let (av, srx) = (self.eps[e].av, self.eps[e].srx);
-        let Some(context) = self.eps.get_mut(srx) else { return Ok(()) };
+        let (av, srx) = (self[e].av, self[e].srx);
+        let Some(context) = self.get_mut(srx) else { return Ok(()) };
         if context.av == AvIdx::NONE {
             context.av = av;
         } else if context.av != av && context.caps.intersects(Caps::ANY_DIRECTED_RECV) {
@@ -100,8 +100,8 @@ impl Node {
 
     /// Endpoint `e`, which has no operation left, stops sharing.
     pub(super) fn srx_leave(&mut self, e: EpIdx) {
-        let srx = std::mem::replace(&mut self.eps[e].srx, EpIdx::NONE);
-        let Some(context) = self.eps.get_mut(srx) else { return };
+        let srx = std::mem::replace(&mut self[e].srx, EpIdx::NONE);
+        let Some(context) = self.get_mut(srx) else { return };
         let left = context.sharers.unwrap_or(0).saturating_sub(1);
         context.sharers = Some(left);
         if left == 0 {
@@ -110,6 +110,16 @@ impl Node {
         }
     }
 
+    /// The record whose tables hold the receives and unexpected messages of endpoint `e`: its own
+    /// or its context's.
+    #[inline]
+    pub(super) fn matching_of(&self, e: EpIdx) -> EpIdx {
+        let srx = self[e].srx;
+        if srx == EpIdx::NONE { e } else { srx }
+    }
+}
+
+impl Node {
     pub(super) fn srx_close(&mut self, now: Instant, s: EpIdx) -> Result<()> {
         if self.eps[s].sharers != Some(0) {
             return Err(Error::Busy);
@@ -138,14 +148,6 @@ impl Node {
         self.eps[owner].rx_used -= 1;
     }
 
-    /// The record whose tables hold the receives and unexpected messages of endpoint `e`: its own
-    /// or its context's.
-    #[inline]
-    pub(super) fn matching_of(&self, e: EpIdx) -> EpIdx {
-        let srx = self.eps[e].srx;
-        if srx == EpIdx::NONE { e } else { srx }
-    }
-
     /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
     /// on.
     pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Option<RecvIdx> {
@@ -165,7 +167,7 @@ impl Node {
     /// retried when the queue is read.
     fn reserve_for(&mut self, e: EpIdx) -> bool {
         let cq = self.eps[e].rx_cq;
-        self.make_room(cq);
+        self.eps.make_room(&mut self.cqs, cq);
         let room = self.cqs[cq].cq.reserve();
         if !room {
             self.starve_queue(cq);

@@ -5,8 +5,7 @@ use barewire_driver::port::Station;
 use super::ep::{Ep, EpCounters};
 use super::ops::WrFlags;
 use super::peer::{Peer, State};
-use super::round_trips::RoundTrips;
-use super::{EpId, Node};
+use super::{Cqs, EpId, Eps, Node};
 use crate::error::{Error, Result};
 use crate::idx::{CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
@@ -432,6 +431,50 @@ pub trait SurveySink {
     fn session(&mut self, slot: PeerIdx, session: Option<&SessionStats>);
 }
 
+impl Cqs {
+    fn survey(&self, walk: &mut Walk<CqSums>) {
+        let step = walk.step(self.slots());
+        for table in step.clone().filter_map(|idx| self.get(CqIdx::of(idx))) {
+            walk.under_way.late += table.late.len();
+            walk.under_way.reserved += table.cq.reserved();
+        }
+        walk.stepped(step.end, self.slots());
+    }
+}
+
+impl Eps {
+    fn survey(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
+        let step = walk.step(self.slots());
+        for idx in step.clone().map(EpIdx::of) {
+            let Some(ep) = self.get(idx) else {
+                sink.endpoint(idx, None);
+                continue;
+            };
+            let sums = &mut walk.under_way;
+            sums.sent += ep.counters.sent;
+            sums.received += ep.received();
+            sums.tx += ep.tx_used as usize - usize::from(ep.ops_reserved);
+            sums.posted += (ep.rx_used - ep.rx_reserved_total()) as usize;
+            sums.lent += ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved);
+            let shown = ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE;
+            sink.endpoint(idx, shown.then(|| ep_counters(ep)).as_ref());
+        }
+        walk.stepped(step.end, self.slots());
+    }
+
+    /// The counters of one endpoint.
+    pub fn counters(&self, ep: EpId) -> Result<EpCounters> {
+        self.by_handle(ep.0).map(ep_counters).ok_or(Error::BadFd)
+    }
+
+    /// All open endpoints.
+    pub fn ids(&self) -> impl Iterator<Item = EpId> {
+        let eps =
+            self.iter().filter(|(_, ep)| ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE);
+        eps.map(|(idx, _)| EpId(self.handle(idx)))
+    }
+}
+
 impl Node {
     /// What was counted so far. Looks at every endpoint.
     pub fn counters(&self) -> NodeCounters {
@@ -450,14 +493,14 @@ impl Node {
         survey: &mut Survey,
         sink: &mut impl SurveySink,
     ) -> (NodeCounters, Levels) {
-        self.survey_eps(&mut survey.eps, sink);
-        self.survey_cqs(&mut survey.cqs);
+        self.eps.survey(&mut survey.eps, sink);
+        self.cqs.survey(&mut survey.cqs);
         self.survey_peers(&mut survey.peers, sink);
         let (eps, cqs) = (&survey.eps.last, &survey.cqs.last);
         let mut counters = self.counters.clone();
         counters.msgs_sent += eps.sent;
         counters.msgs_received += eps.received;
-        let listening = self.coll_listening();
+        let listening = self.coll.listening();
         let levels = Levels {
             peers: survey.peers.last,
             tx: eps.tx,
@@ -467,39 +510,6 @@ impl Node {
             ..self.levels_at_hand()
         };
         (counters, levels)
-    }
-
-    /// How long round trips to peers took, on paths that may lose frames, since the node was made.
-    pub fn round_trips(&self) -> &RoundTrips {
-        &self.observed.round_trips
-    }
-
-    fn survey_eps(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
-        let step = walk.step(self.eps.slots());
-        for idx in step.clone().map(EpIdx::of) {
-            let Some(ep) = self.eps.get(idx) else {
-                sink.endpoint(idx, None);
-                continue;
-            };
-            let sums = &mut walk.under_way;
-            sums.sent += ep.counters.sent;
-            sums.received += ep.received();
-            sums.tx += ep.tx_used as usize - usize::from(ep.ops_reserved);
-            sums.posted += (ep.rx_used - ep.rx_reserved_total()) as usize;
-            sums.lent += ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved);
-            let shown = ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE;
-            sink.endpoint(idx, shown.then(|| ep_counters(ep)).as_ref());
-        }
-        walk.stepped(step.end, self.eps.slots());
-    }
-
-    fn survey_cqs(&self, walk: &mut Walk<CqSums>) {
-        let step = walk.step(self.cqs.slots());
-        for table in step.clone().filter_map(|idx| self.cqs.get(CqIdx::of(idx))) {
-            walk.under_way.late += table.late.len();
-            walk.under_way.reserved += table.cq.reserved();
-        }
-        walk.stepped(step.end, self.cqs.slots());
     }
 
     fn survey_peers(&mut self, walk: &mut Walk<usize>, sink: &mut impl SurveySink) {
@@ -608,10 +618,10 @@ impl Node {
         Levels {
             peers: self.peers.count(),
             tx: self.tx.len() + self.fast_ops.iter().count(),
-            posted: self.posted.count() - self.coll_listening(),
+            posted: self.posted.count() - self.coll.listening(),
             late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
-                - self.coll_listening()
+                - self.coll.listening()
                 - self
                     .eps
                     .iter()
@@ -638,23 +648,6 @@ impl Node {
     /// All peers with what is going on between us.
     pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
         self.peers.iter().map(|(_, peer)| session_info(peer))
-    }
-
-    /// The counters of one endpoint.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed.
-    pub fn ep_counters(&self, ep: EpId) -> Result<EpCounters> {
-        self.eps.by_handle(ep.0).map(ep_counters).ok_or(Error::BadFd)
-    }
-
-    /// All open endpoints.
-    pub fn ep_ids(&self) -> impl Iterator<Item = EpId> {
-        let eps = self
-            .eps
-            .iter()
-            .filter(|(_, ep)| ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE);
-        eps.map(|(idx, _)| EpId(self.eps.handle(idx)))
     }
 }
 

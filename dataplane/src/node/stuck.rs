@@ -4,7 +4,7 @@
 
 use barewire_driver::hint::cold;
 
-use super::{EndReason, Node};
+use super::{EndReason, Node, Openings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
@@ -57,6 +57,18 @@ impl Progress {
     }
 }
 
+impl Openings {
+    /// An ACK packet has come from `p`.
+    #[inline(always)]
+    pub(super) fn note_answer(&mut self, p: PeerIdx) {
+        if !self.progress.is_empty()
+            && let Some(progress) = cold(self.progress.get_mut(&p))
+        {
+            progress.is_answered = true;
+        }
+    }
+}
+
 impl Node {
     /// Ends the session with `p` if its oldest packet has not got through for T_dead, and says
     /// whether it did. To be called when a timer may have sent something again.
@@ -103,16 +115,6 @@ impl Node {
         self.counters.sessions_stuck += 1;
         self.end_session(now, p, EndReason::Starved);
         true
-    }
-
-    /// An ACK packet has come from `p`.
-    #[inline(always)]
-    pub(super) fn note_answer(&mut self, p: PeerIdx) {
-        if !self.openings.progress.is_empty()
-            && let Some(progress) = cold(self.openings.progress.get_mut(&p))
-        {
-            progress.is_answered = true;
-        }
     }
 
     /// Bytes of the frame of the oldest packet in flight; 0 if it was not kept.

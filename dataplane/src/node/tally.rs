@@ -11,14 +11,14 @@ use crate::types::Instant;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Observed {
+pub struct Observed {
     /// What is counted of the peer in each slot.
     pub(super) tallies: Vec<Tally>,
     pub(super) notices: Notices,
     pub(super) failures: Failures,
     pub(super) losses: Losses,
-    /// Of all peers on lossy paths, as their acknowledgements tell.
-    pub(super) round_trips: RoundTrips,
+    /// How long round trips took, to all peers on lossy paths, as their acknowledgements tell.
+    pub round_trips: RoundTrips,
     /// Where frames claim to be from that were refused for their seal.
     pub(super) claims: Claims,
 }

@@ -115,7 +115,7 @@ fn end_on(port: PortCaps, settings: NodeSettings) -> End {
     };
     let mut node = Node::new(settings, &port).unwrap();
     node.hold_watch().watch(true);
-    let cq = node.cq_open(128).unwrap();
+    let cq = node.cqs.open(128).unwrap();
     let av = node.av_open(8).unwrap();
     let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;
     let caps = ep_caps
@@ -129,7 +129,7 @@ fn end_on(port: PortCaps, settings: NodeSettings) -> End {
 }
 
 fn open_ep(node: &mut Node, (cq, av): (CqId, AvId), attr: EpAttr) -> EpId {
-    let ep = node.ep_open(attr).unwrap();
+    let ep = node.eps.open(attr).unwrap();
     node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.ep_bind_av(ep, av).unwrap();
     node.ep_enable(ep).unwrap();
@@ -145,7 +145,7 @@ impl Pair {
         for i in 0..2 {
             let addr = ends[1 - i].node.addr_of(ends[1 - i].ep).unwrap();
             let end = &mut ends[i];
-            if !end.node.has_tenants() {
+            if !end.node.openings.has_tenants() {
                 end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
             }
         }
@@ -373,7 +373,7 @@ fn silent_peer_is_dead_within_a_tenth_over_t_dead() {
         pair.drop = 1;
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::DELIVERY_COMPLETE, 2).unwrap();
         pair.run(499_000_000);
-        assert!(pair.ends[0].node.cq_ready(pair.ends[0].cq).unwrap() == 0);
+        assert!(pair.ends[0].node.cqs.ready(pair.ends[0].cq).unwrap() == 0);
         pair.run(52_000_000);
         let err = pair.read_err(0);
         assert_eq!((err.err, err.cqe.op_context), (Error::HostUnreach, 2));
@@ -497,7 +497,7 @@ fn multi_recv_takes_messages_back_to_back_and_is_released_once() {
     let mut pair = Pair::new(1500, false);
     let (buf, look) = shared(256);
     let node = &mut pair.ends[1];
-    node.node.ep_set_min_multi_recv(node.ep, 32).unwrap();
+    node.node.eps.set_min_multi_recv(node.ep, 32).unwrap();
     pair.recv(1, buf, u64::MAX, OpFlags::MULTI_RECV, 1).unwrap();
     for _ in 0..3 {
         pair.send(0, IoBuf::leaked(&bytes(100)), u64::MAX, OpFlags::empty(), 4).unwrap();
@@ -523,7 +523,7 @@ fn tagged_multi_recv_takes_what_matches_and_tells_each_tag() {
     let mut pair = Pair::new(1500, false);
     let (buf, look) = shared(300);
     let ep = pair.ends[1].ep;
-    pair.ends[1].node.ep_set_min_multi_recv(ep, 1).unwrap();
+    pair.ends[1].node.eps.set_min_multi_recv(ep, 1).unwrap();
     let send = |pair: &mut Pair, tags: &[u64]| {
         for &tag in tags {
             let memory = IoBuf::leaked(&[tag as u8; 100]);
@@ -681,7 +681,7 @@ fn both_ways(lossless: bool, drop: usize, dup: usize) {
         pair.run(600_000_000);
         pair.assert_quiet();
         let ends = pair.ends.each_ref();
-        seen.extend(ends.map(|e| format!("{:?}", e.node.ep_counters(e.ep))));
+        seen.extend(ends.map(|e| format!("{:?}", e.node.eps.counters(e.ep))));
         // A completion comes earlier by a turn, so only what was seen counts, not when.
         seen.sort();
         (seen, pair.short)

@@ -10,7 +10,7 @@ use barewire_driver::port::Presence;
 use super::acks::ACK_DELAY_NS;
 use super::notice::EndReason;
 use super::peer::{PROBES_MIN, Peer, State};
-use super::{FrameSink, Node};
+use super::{FrameSink, Node, NodeSettings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::CongestionControl;
@@ -34,12 +34,42 @@ const BACKLOG_NS: u64 = 1_000;
 /// nanoseconds.
 const PRESENCE_NS: u64 = 50_000_000;
 
+impl NodeSettings {
+    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
+    fn probe_ns(&self) -> u64 {
+        self.t_dead_ns / 10
+    }
+
+    /// Time for an answer to the last probe, nanoseconds.
+    fn answer_ns(&self) -> u64 {
+        (self.t_dead_ns / 16).min(ANSWER_NS)
+    }
+}
+
+impl Peer {
+    /// How long the oldest packet in flight may go without progress, nanoseconds: until the tail
+    /// probe two round trips, their variation and the peer's acknowledgement delay; after it the
+    /// retransmission timeout.
+    pub(super) fn patience(&self, floor_ns: u64) -> u64 {
+        let rto = self.rtt.rto_ns(floor_ns, self.backoff);
+        if self.probed || self.rtt.srtt_ns() == 0 || self.rtt.keeps_backoff() {
+            return rto;
+        }
+        (2 * self.rtt.srtt_ns() + 4 * self.rtt.var_ns() + PROBE_SLACK_NS).min(rto)
+    }
+
+    /// Retransmission timeout of an OPEN, nanoseconds.
+    fn open_rto(&self, floor_ns: u64) -> u64 {
+        Rtt::default().rto_ns(floor_ns, self.backoff)
+    }
+}
+
 impl Node {
     /// Notes the time of the turn. Called at the start of each turn that reads the clock, before
     /// frames are taken: a peer that is heard in the turn was heard at `now`.
     #[inline]
     pub fn tick(&mut self, now: Instant) {
-        if now.since(self.polled_at) > self.probe_ns() {
+        if now.since(self.polled_at) > self.settings.probe_ns() {
             self.resumed_at = now;
         }
         self.polled_at = self.polled_at.max(now);
@@ -51,21 +81,11 @@ impl Node {
         self.polled_at = now;
     }
 
-    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
-    fn probe_ns(&self) -> u64 {
-        self.settings.t_dead_ns / 10
-    }
-
     /// Notes whether the port holds frames that this turn did not take. No peer is declared dead
     /// while it does: an answer may be among them.
     #[inline]
     pub fn note_backlog(&mut self, backlog: bool) {
         self.backlog = backlog;
-    }
-
-    /// An operation starts to wait for `p`. If it is the first, the peer's silence counts from now.
-    pub(crate) fn begin_to_wait(&mut self, now: Instant, p: PeerIdx) {
-        self.peers[p].begin_to_wait(now);
     }
 
     /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway. A deadline that
@@ -91,17 +111,17 @@ impl Node {
                 }
                 let pause = match peer.path.tells_presence() && peer.backoff >= PROBES_MIN {
                     true => self.probe_interval(peer),
-                    false => self.open_rto(peer),
+                    false => peer.open_rto(self.rto_floor_ns),
                 };
                 let due = (peer.probe_at + pause).min(self.verdict_at(peer));
                 let soonest = |due: Instant, at: Option<Instant>| at.map_or(due, |at| due.min(at));
-                let due = soonest(due, self.refused_at(peer));
-                Some(soonest(due, self.doubt_over(peer.slot())))
+                let due = soonest(due, self.openings.refused_at(peer));
+                Some(soonest(due, self.openings.doubt_over(peer.slot(), self.settings.t_dead_ns)))
             }
             State::Open => {
                 let mut due = peer.owes().then(|| self.probe_due(peer));
                 if peer.path.is_sealed()
-                    && let Some(at) = self.doubt_over(peer.slot())
+                    && let Some(at) = self.openings.doubt_over(peer.slot(), self.settings.t_dead_ns)
                 {
                     due = Some(due.map_or(at, |d| d.min(at)));
                 }
@@ -111,12 +131,12 @@ impl Node {
                     sooner(at);
                 }
                 if peer.searches
-                    && let Some(at) = self.search_due(peer.slot(), self.polled_at)
+                    && let Some(at) = self.openings.search_due(peer.slot(), self.polled_at)
                 {
                     sooner(at);
                 }
                 if !peer.path.is_lossless() && !peer.snd.is_empty() {
-                    sooner(peer.progress_at + self.patience(peer));
+                    sooner(peer.progress_at + peer.patience(self.rto_floor_ns));
                     if peer.reorder_at != Instant(0) {
                         sooner(peer.reorder_at);
                     }
@@ -147,7 +167,7 @@ impl Node {
     /// When the last probe has had time to be answered, frames still in the port included.
     fn answered_by(&self, peer: &Peer) -> Instant {
         let again = if self.backlog { self.polled_at + BACKLOG_NS } else { Instant(0) };
-        (peer.probe_at + self.answer_ns()).max(again)
+        (peer.probe_at + self.settings.answer_ns()).max(again)
     }
 
     /// When the OPEN to a peer is repeated after T_dead, or has had time to be answered.
@@ -155,7 +175,10 @@ impl Node {
         let repeats = u64::from(OPENS_LATE.saturating_sub(peer.pings));
         match peer.pings {
             0 => self.answered_by(peer),
-            _ => peer.probe_at + self.answer_ns() * (repeats + 1) / u64::from(OPENS_LATE + 2),
+            _ => {
+                peer.probe_at
+                    + self.settings.answer_ns() * (repeats + 1) / u64::from(OPENS_LATE + 2)
+            }
         }
     }
 
@@ -182,31 +205,10 @@ impl Node {
         peer.was_asked() && since
     }
 
-    /// Time for an answer to the last probe, nanoseconds.
-    fn answer_ns(&self) -> u64 {
-        (self.settings.t_dead_ns / 16).min(ANSWER_NS)
-    }
-
-    /// How long the oldest packet in flight may go without progress, nanoseconds: until the tail
-    /// probe two round trips, their variation and the peer's acknowledgement delay; after it the
-    /// retransmission timeout.
-    pub(super) fn patience(&self, peer: &Peer) -> u64 {
-        let rto = peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff);
-        if peer.probed || peer.rtt.srtt_ns() == 0 || peer.rtt.keeps_backoff() {
-            return rto;
-        }
-        (2 * peer.rtt.srtt_ns() + 4 * peer.rtt.var_ns() + PROBE_SLACK_NS).min(rto)
-    }
-
-    /// A lower bound of [`patience`](Self::patience), nanoseconds.
+    /// A lower bound of [`patience`](Peer::patience), nanoseconds.
     #[inline(always)]
     pub(super) fn patience_min(&self) -> u64 {
         self.rto_floor_ns.min(PROBE_SLACK_NS)
-    }
-
-    /// Retransmission timeout of an OPEN, nanoseconds.
-    fn open_rto(&self, peer: &Peer) -> u64 {
-        Rtt::default().rto_ns(self.rto_floor_ns, peer.backoff)
     }
 
     /// Interval of probes, nanoseconds: a tenth of T_dead. Less where the port tells presence, and
@@ -215,9 +217,9 @@ impl Node {
     fn probe_interval(&self, peer: &Peer) -> u64 {
         let most = if peer.path.tells_presence() { PRESENCE_NS } else { u64::MAX };
         if peer.path.is_lossless() || !peer.is_stalled() {
-            return self.probe_ns().min(most);
+            return self.settings.probe_ns().min(most);
         }
-        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.probe_ns()).min(most)
+        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.settings.probe_ns()).min(most)
     }
 
     /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
@@ -249,9 +251,9 @@ impl Node {
                 if died {
                     return self.peer_died(now, p, EndReason::Died);
                 }
-                let refused = self.refused_at(peer).is_some_and(|at| self.polled_at >= at);
+                let refused = self.openings.refused_at(peer).is_some_and(|at| self.polled_at >= at);
                 if refused && !self.backlog || self.has_no_answer(peer, presence) {
-                    let reason = self.key_reason(p).unwrap_or(EndReason::NoAnswer);
+                    let reason = self.openings.key_reason(p).unwrap_or(EndReason::NoAnswer);
                     return self.peer_died(now, p, reason);
                 }
                 if let Some(rst) = self.proven_reset(p) {
@@ -368,7 +370,7 @@ impl Node {
     }
 
     fn on_loss_timer(&mut self, now: Instant, p: PeerIdx) {
-        let patience = self.patience(&self.peers[p]);
+        let patience = self.peers[p].patience(self.rto_floor_ns);
         let peer = &mut self.peers[p];
         if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
             peer.reorder_at = Instant(0);

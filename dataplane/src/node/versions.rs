@@ -34,7 +34,7 @@ impl Node {
     pub(super) fn on_other_version(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Some(other) = Stranger::parse(frame) else { return };
         let from_us = other.base.dst != self.station || other.base.src == self.station;
-        if from_us || self.has_crc() && !other.crc {
+        if from_us || self.far.has_crc() && !other.crc {
             return;
         }
         if other.base.ty == Ty::Rst as u8 {
@@ -49,7 +49,7 @@ impl Node {
         }
         let (station, theirs) = (other.base.src, other.base.version);
         if self.openings.other_versions.is_news(station) {
-            self.note(Notice::OtherVersion { station, theirs });
+            self.observed.note(Notice::OtherVersion { station, theirs });
         }
         let rst = RstOp {
             echo_sid: other.base.dst_sid,

@@ -91,7 +91,7 @@ impl Node {
     /// the same host. `question` is the number of the query if it is repeated. Returns that number,
     /// or `None` if too many are open. The query is sent with the next turn.
     pub fn ask_who(&mut self, question: Option<u64>, hosts: &[Host], service: u16) -> Option<u64> {
-        let nonce = question.unwrap_or_else(|| self.random().max(1));
+        let nonce = question.unwrap_or_else(|| self.openings.random().max(1));
         if question.is_none() {
             if self.replies.names.questions.len() >= QUESTIONS_MAX {
                 return None;
@@ -129,7 +129,7 @@ impl Node {
             self.counters.rx_not_ours += 1;
             return;
         }
-        if self.has_crc() && !base.crc {
+        if self.far.has_crc() && !base.crc {
             self.counters.rx_no_crc += 1;
             return;
         }
@@ -143,7 +143,7 @@ impl Node {
 
     /// The service of ours that is meant by `service` at `host`.
     fn serves(&self, host: Host, service: u16) -> Option<u16> {
-        let is_there = |n: u16| self.ep_slot(n) != Ep::NOBODY;
+        let is_there = |n: u16| self.eps.slot(n) != Ep::NOBODY;
         let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
         let served = self.replies.names.services.iter().copied().find(meant)?;
         self.replies.names.hosts.contains(&host).then_some(served)
@@ -166,7 +166,7 @@ impl Node {
         let is_news = self.replies.names.missed_at.is_none_or(|at| now.since(at) >= MISSED_NS);
         if served && is_news {
             self.replies.names.missed_at = Some(now);
-            self.note(Notice::HostMissed);
+            self.observed.note(Notice::HostMissed);
         }
     }
 
@@ -190,7 +190,7 @@ impl Node {
         }
         if self.serves(op.host, op.service).is_some() {
             self.replies.names.claims.push(src);
-            self.note(Notice::NameTwice { station: src, service: op.service });
+            self.observed.note(Notice::NameTwice { station: src, service: op.service });
         }
     }
 }

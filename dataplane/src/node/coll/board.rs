@@ -22,10 +22,10 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype, WordFold, word_fold};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
 
 use super::control::{ASK_NS, DISAGREE};
-use super::{Group, Kind, LAYOUT_WORD, User};
+use super::{Coll, Group, Kind, LAYOUT_WORD, User};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
-use crate::node::{FrameSink, Node};
+use crate::node::{FrameSink, Node, NodeCounters, Peers};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Layout, Model};
 use crate::types::Instant;
@@ -461,6 +461,74 @@ impl Group {
     }
 }
 
+impl Coll {
+    /// The members of a group have told each other the `names` of their slots, 0 for none.
+    ///
+    /// # Errors
+    /// [`Error::NoMem`]: a member has lied, or died, or there is no memory.
+    pub(super) fn meet_on_board(&mut self, g: GroupIdx, names: &[u64]) -> Result<()> {
+        let group = &mut self.groups[g];
+        let shared = std::mem::replace(&mut group.shared, Shared::No);
+        let Shared::Offered(mut board) = shared else { return Ok(()) };
+        if names.is_empty() || names.contains(&0) {
+            return Ok(());
+        }
+        let met = board.meet(group.gid, names);
+        let calls = met.then(|| Calls::new(*board, names.len())).flatten();
+        group.shared = Shared::Yes(Box::new(calls.ok_or(Error::NoMem)?));
+        Ok(())
+    }
+
+    /// Whether some call through a board is under way.
+    #[inline(always)]
+    pub(crate) fn has_calls_on_boards(&self) -> bool {
+        !self.on_boards.is_empty()
+    }
+
+    /// Whether some call through a board may go on.
+    pub(super) fn boards_are_due(&self) -> bool {
+        self.on_boards.iter().any(|&g| match &self.groups[g].shared {
+            Shared::Yes(calls) => calls.first.may_go_on(),
+            _ => false,
+        })
+    }
+
+    /// Whether a call through a board has waited for long.
+    pub(super) fn boards_are_late(&self, now: Instant) -> bool {
+        self.on_boards.iter().any(|&g| match &self.groups[g].shared {
+            Shared::Yes(calls) => calls.first.is_late(now),
+            _ => false,
+        })
+    }
+
+    /// When boards are to be looked at even if nobody wakes us.
+    pub(super) fn boards_deadline(&self, now: Instant) -> Option<Instant> {
+        if !self.has_calls_on_boards() {
+            return None;
+        }
+        let pause = if self.boards_are_due() { 0 } else { LOOK_NS };
+        Some(now + pause)
+    }
+
+    /// The call that others were watched for has ended.
+    #[cold]
+    fn unwatch(&mut self, g: GroupIdx, peers: &mut Peers) {
+        let Shared::Yes(calls) = &mut self.groups[g].shared else { return };
+        for p in std::mem::take(&mut calls.first.watched) {
+            peers[p].coll_waits -= 1;
+        }
+    }
+}
+
+impl NodeCounters {
+    /// A call through a board has ended well.
+    #[inline(always)]
+    pub(super) fn count_shared(&mut self) {
+        self.colls_done += 1;
+        self.colls_shared += 1;
+    }
+}
+
 impl Node {
     /// Asks the port of a join that begins where the members are, and tells them the layout, what
     /// messages to them cost, and the name of a board, if they all share memory.
@@ -489,23 +557,6 @@ impl Node {
         }
     }
 
-    /// The members of a group have told each other the `names` of their slots, 0 for none.
-    ///
-    /// # Errors
-    /// [`Error::NoMem`]: a member has lied, or died, or there is no memory.
-    pub(super) fn meet_on_board(&mut self, g: GroupIdx, names: &[u64]) -> Result<()> {
-        let group = &mut self.coll.groups[g];
-        let shared = std::mem::replace(&mut group.shared, Shared::No);
-        let Shared::Offered(mut board) = shared else { return Ok(()) };
-        if names.is_empty() || names.contains(&0) {
-            return Ok(());
-        }
-        let met = board.meet(group.gid, names);
-        let calls = met.then(|| Calls::new(*board, names.len())).flatten();
-        group.shared = Shared::Yes(Box::new(calls.ok_or(Error::NoMem)?));
-        Ok(())
-    }
-
     /// Follows [`Group::add_call`] in group `g`, whose first call waits.
     #[inline(always)]
     pub(super) fn call_waits(&mut self, g: GroupIdx) {
@@ -515,13 +566,6 @@ impl Node {
             cold(());
             self.drive_again(self.polled_at, g);
         }
-    }
-
-    /// A call through a board has ended well.
-    #[inline(always)]
-    pub(super) fn count_shared(&mut self) {
-        self.counters.colls_done += 1;
-        self.counters.colls_shared += 1;
     }
 
     /// Lets the calls of a group through its board go on as far as they can, and watches who is
@@ -545,10 +589,10 @@ impl Node {
             let (is_last, ep) = (!calls.is_busy, group.ep);
             group.ops -= u32::from(user.is_some());
             if has_watched {
-                self.unwatch(g);
+                self.coll.unwatch(g, &mut self.peers);
             }
             if let Some(user) = user {
-                self.count_shared();
+                self.counters.count_shared();
                 self.complete_call(ep, user);
             }
             if is_last {
@@ -589,37 +633,6 @@ impl Node {
         }
     }
 
-    /// Whether some call through a board is under way.
-    #[inline(always)]
-    pub(crate) fn has_calls_on_boards(&self) -> bool {
-        !self.coll.on_boards.is_empty()
-    }
-
-    /// Whether some call through a board may go on.
-    pub(super) fn boards_are_due(&self) -> bool {
-        self.coll.on_boards.iter().any(|&g| match &self.coll.groups[g].shared {
-            Shared::Yes(calls) => calls.first.may_go_on(),
-            _ => false,
-        })
-    }
-
-    /// Whether a call through a board has waited for long.
-    pub(super) fn boards_are_late(&self, now: Instant) -> bool {
-        self.coll.on_boards.iter().any(|&g| match &self.coll.groups[g].shared {
-            Shared::Yes(calls) => calls.first.is_late(now),
-            _ => false,
-        })
-    }
-
-    /// When boards are to be looked at even if nobody wakes us.
-    pub(super) fn boards_deadline(&self) -> Option<Instant> {
-        if !self.has_calls_on_boards() {
-            return None;
-        }
-        let pause = if self.boards_are_due() { 0 } else { LOOK_NS };
-        Some(self.polled_at + pause)
-    }
-
     /// Lets all calls through boards go on, and watches who is late. Returns how many have ended
     /// well.
     pub(crate) fn drive_boards(&mut self, now: Instant) -> usize {
@@ -643,7 +656,7 @@ impl Node {
         let late = (0..).zip(&group.members).filter(lacks).map(|(_, member)| member.peer);
         let late: Vec<PeerIdx> = late.filter(|p| !calls.first.watched.contains(p)).collect();
         for p in late {
-            self.begin_to_wait(now, p);
+            self.peers[p].begin_to_wait(now);
             self.peers[p].coll_waits += 1;
             if let Shared::Yes(calls) = &mut self.coll.groups[g].shared {
                 calls.first.watched.push(p);
@@ -652,18 +665,9 @@ impl Node {
         }
     }
 
-    /// The call that others were watched for has ended.
-    #[cold]
-    fn unwatch(&mut self, g: GroupIdx) {
-        let Shared::Yes(calls) = &mut self.coll.groups[g].shared else { return };
-        for p in std::mem::take(&mut calls.first.watched) {
-            self.peers[p].coll_waits -= 1;
-        }
-    }
-
     /// A group is over: its calls through the board end with an error.
     pub(super) fn fail_board(&mut self, g: GroupIdx, err: Error) {
-        self.unwatch(g);
+        self.coll.unwatch(g, &mut self.peers);
         self.coll.on_boards.retain(|&other| other != g);
         let group = &mut self.coll.groups[g];
         let Shared::Yes(calls) = std::mem::replace(&mut group.shared, Shared::No) else { return };

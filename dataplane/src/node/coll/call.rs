@@ -9,12 +9,12 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use barewire_driver::mem::{IoBuf, Span};
 
 use super::board::{Added, Part, Shared};
-use super::{BLOCK_MAX, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
+use super::{BLOCK_MAX, Coll, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
 use crate::error::{Error, Result};
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::GroupIdx;
-use crate::node::ep::{SendRoom, make_send_room};
-use crate::node::{EpId, Node};
+use crate::node::eps::SendRoom;
+use crate::node::{EpId, Eps, Node};
 use crate::plant::{Bug, planted};
 use crate::proto::coll::Shape;
 use crate::types::{FI_ADDR_UNSPEC, FiAddr};
@@ -269,6 +269,15 @@ impl Group {
     }
 }
 
+impl Coll {
+    /// Why an endpoint cannot make a call that names no group of it.
+    #[inline(never)]
+    fn why_no_group(&self, eps: &Eps, ep: EpId) -> Error {
+        let none = Error::Invalid("coll_addr is no group of this endpoint");
+        self.side_of(eps, ep).err().unwrap_or(none)
+    }
+}
+
 impl Node {
     /// Calls a collective. It goes on with the turns of the loop.
     ///
@@ -294,7 +303,7 @@ impl Node {
     ) -> Result<()> {
         let group = match self.coll.groups.by_handle_mut(req.call.group.0) {
             Some(group) if group.ep == ep => group,
-            _ => return Err(cold(self.why_no_group(ep))),
+            _ => return Err(cold(self.coll.why_no_group(&self.eps, ep))),
         };
         let checked = group.check(&req.call)?;
         let (source, result) = lend(checked.source, checked.result);
@@ -303,7 +312,7 @@ impl Node {
         let mut room = SendRoom::of(&mut self.eps, &mut self.cqs, e);
         if !room.is_there() {
             cold(());
-            make_send_room(&mut self.eps, &mut self.cqs, e);
+            self.eps.make_send_room(&mut self.cqs, e);
             room = SendRoom::of(&mut self.eps, &mut self.cqs, e);
             if !room.is_there() {
                 return Err(Error::Again);
@@ -315,8 +324,8 @@ impl Node {
             match group.add_call(Some((user, source, result))) {
                 Added::Ended => {
                     let cntr = room.complete(user.context, CqFlags::COLLECTIVE, wanted);
-                    self.count(cntr, true);
-                    self.count_shared();
+                    self.cntrs.count(cntr, true);
+                    self.counters.count_shared();
                 }
                 Added::Behind => room.take(),
                 Added::First => {
@@ -344,19 +353,12 @@ impl Node {
     ) -> Result<()> {
         let buffers = (IoBuf::one(source), IoBuf::one(result));
         let o = self.begin_op(g, shape, reduce, buffers, Some(user))?;
-        self.queue_op(o);
+        self.coll.queue_op(o);
         // Its members find out if they do not call the same.
         if let Added::First = self.coll.groups[g].add_call(None) {
             self.call_waits(g);
         }
         Ok(())
-    }
-
-    /// Why an endpoint cannot make a call that names no group of it.
-    #[inline(never)]
-    fn why_no_group(&self, ep: EpId) -> Error {
-        let none = Error::Invalid("coll_addr is no group of this endpoint");
-        self.coll_side(ep).err().unwrap_or(none)
     }
 }
 

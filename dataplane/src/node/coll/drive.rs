@@ -11,8 +11,9 @@ use super::{Coll, GroupState, JOIN, JOIN_WORDS, JoinEvent, LAYOUT_WORD, MODEL_WO
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
-use crate::node::ep::{Ep, SendRoom};
-use crate::node::{EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
+use crate::node::ep::Ep;
+use crate::node::eps::SendRoom;
+use crate::node::{Cqs, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
 use crate::proto::coll::plan::{Layout, Model};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
@@ -39,49 +40,80 @@ fn context_of(op: Handle<CallIdx>, round: u32) -> u64 {
         | u64::from(round & 0x7f_ffff) << 40
 }
 
-impl Node {
-    /// Whether [`coll_progress`](Self::coll_progress) would find something.
-    #[inline]
-    pub(crate) fn coll_due(&self) -> bool {
-        let Coll { work, lost, arrived, owed, .. } = &self.coll;
-        // One branch for all: usually there is nothing.
-        let waiting = work.len() | lost.len() | arrived.len() | owed.len();
-        self.coll.cq.is_some_and(|cq| self.cqs[cq.0.idx()].cq.ready() | waiting != 0)
-    }
-
+impl Coll {
     /// Whether some call that goes by messages may go on.
     #[inline(always)]
-    pub(crate) fn has_coll_work(&self) -> bool {
-        !self.coll.work.is_empty()
+    pub(crate) fn has_work(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    /// Receives that are posted as long as there are collective sides.
+    pub(crate) fn listening(&self) -> usize {
+        self.sides.len() * LISTENING
+    }
+
+    fn op_of(&self, context: u64) -> Option<CallIdx> {
+        let o = CallIdx::of((context & 0xf_ffff) as u32);
+        let op = self.ops.get(o).is_some();
+        let same = self.ops.generation(o) & 0xf_ffff == (context >> 20) as u32 & 0xf_ffff;
+        (op && same).then_some(o)
+    }
+
+    /// Lets a call go on with the next turn.
+    pub(super) fn queue_op(&mut self, o: CallIdx) {
+        let op = &mut self.ops[o];
+        if !std::mem::replace(&mut op.queued, true) {
+            self.work.push_back(o);
+        }
+    }
+
+    /// Keeps what a call used for the next one.
+    pub(super) fn give_back(&mut self, op: Op) {
+        if let Some(scratch) = op.scratch
+            && self.scratch.len() < SPARE
+            && scratch.len() <= SPARE_LEN_MAX
+        {
+            self.scratch.push(scratch);
+        }
+        if self.spare.len() < SPARE {
+            self.spare.push((op.run, op.waits));
+        }
+    }
+
+    fn joining(&self, gid: u32) -> bool {
+        let joining = |g: &super::Group| matches!(g.state, GroupState::Joining(_)) && g.gid == gid;
+        self.groups.iter().any(|(_, g)| joining(g))
+    }
+
+    /// Whether [`coll_progress`](Node::coll_progress) would find something.
+    #[inline]
+    pub(crate) fn is_due(&self, cqs: &Cqs) -> bool {
+        let Coll { work, lost, arrived, owed, .. } = self;
+        // One branch for all: usually there is nothing.
+        let waiting = work.len() | lost.len() | arrived.len() | owed.len();
+        self.cq.is_some_and(|cq| cqs[cq.0.idx()].cq.ready() | waiting != 0)
     }
 
     /// Whether there is something to do, be it only by time.
     #[inline]
-    pub(crate) fn coll_wants(&self, now: Instant) -> bool {
-        let Coll { deadline, asks_at, .. } = self.coll;
+    pub(crate) fn wants(&self, now: Instant, cqs: &Cqs) -> bool {
+        let Coll { deadline, asks_at, .. } = *self;
         let is_past = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        let by_time = self.coll.stalled || is_past(deadline) || is_past(asks_at);
-        by_time || self.coll_due() || self.boards_are_due() || self.boards_are_late(now)
-    }
-
-    /// Receives that are posted as long as there are collective sides.
-    pub(crate) fn coll_listening(&self) -> usize {
-        self.coll.sides.len() * LISTENING
+        let by_time = self.stalled || is_past(deadline) || is_past(asks_at);
+        by_time || self.is_due(cqs) || self.boards_are_due() || self.boards_are_late(now)
     }
 
     /// When progress is due even if nothing arrives.
-    pub(crate) fn coll_deadline(&self) -> Option<Instant> {
-        let busy = self.coll.stalled || !self.coll.owed.is_empty();
+    pub(crate) fn next_deadline(&self, now: Instant, cqs: &Cqs) -> Option<Instant> {
+        let busy = self.stalled || !self.owed.is_empty();
         // What came while the last transmit gave frames to ourselves is looked at by the next one.
-        let retry = if busy {
-            Some(self.polled_at + RETRY_NS)
-        } else {
-            self.coll_due().then_some(self.polled_at)
-        };
-        let Coll { deadline, asks_at, .. } = self.coll;
-        [deadline, asks_at, retry, self.boards_deadline()].into_iter().flatten().min()
+        let retry = if busy { Some(now + RETRY_NS) } else { self.is_due(cqs).then_some(now) };
+        let Coll { deadline, asks_at, .. } = *self;
+        [deadline, asks_at, retry, self.boards_deadline(now)].into_iter().flatten().min()
     }
+}
 
+impl Node {
     /// Lets every call go on as far as it can.
     pub(crate) fn coll_progress(&mut self, now: Instant, out: &mut dyn FrameSink) {
         let Some(cq) = self.coll.cq else { return };
@@ -128,7 +160,7 @@ impl Node {
             self.on_control_message(now, cqe);
             return;
         }
-        let Some(o) = self.op_of(cqe.op_context) else { return };
+        let Some(o) = self.coll.op_of(cqe.op_context) else { return };
         let op = &mut self.coll.ops[o];
         if cqe.flags.contains(CqFlags::SEND) {
             op.run.sent((cqe.op_context >> 40) as u32);
@@ -156,7 +188,7 @@ impl Node {
             self.on_strange_control(err);
             return;
         }
-        let Some(o) = self.op_of(err.cqe.op_context) else { return };
+        let Some(o) = self.coll.op_of(err.cqe.op_context) else { return };
         let g = self.coll.ops[o].group;
         let why = match err.err {
             Error::Trunc => DISAGREE,
@@ -181,13 +213,6 @@ impl Node {
         self.over_before(side, from, &err.cqe);
     }
 
-    fn op_of(&self, context: u64) -> Option<CallIdx> {
-        let o = CallIdx::of((context & 0xf_ffff) as u32);
-        let op = self.coll.ops.get(o).is_some();
-        let same = self.coll.ops.generation(o) & 0xf_ffff == (context >> 20) as u32 & 0xf_ffff;
-        (op && same).then_some(o)
-    }
-
     /// A receive of a call has ended.
     fn waits_no_more(&mut self, o: CallIdx, src: FiAddr) {
         let Some(av) = self.coll.av else { return };
@@ -197,14 +222,6 @@ impl Node {
         if let Some(at) = waits.iter().position(|&p| p == peer) {
             waits.swap_remove(at);
             self.peers[peer].coll_waits -= 1;
-        }
-    }
-
-    /// Lets a call go on with the next turn.
-    pub(super) fn queue_op(&mut self, o: CallIdx) {
-        let op = &mut self.coll.ops[o];
-        if !std::mem::replace(&mut op.queued, true) {
-            self.coll.work.push_back(o);
         }
     }
 
@@ -230,7 +247,7 @@ impl Node {
                 Went::On => {}
                 Went::NoRoom => {
                     self.coll.stalled = true;
-                    return self.queue_op(o);
+                    return self.coll.queue_op(o);
                 }
                 Went::Over => return,
             }
@@ -264,7 +281,7 @@ impl Node {
         };
         let p = member.peer;
         self.tick(now);
-        self.begin_to_wait(now, p);
+        self.peers[p].begin_to_wait(now);
         match self.post_recv(now, side, req) {
             Ok(()) => {}
             Err(Error::Again) => return Went::NoRoom,
@@ -353,7 +370,7 @@ impl Node {
         if user.is_none() {
             self.end_join(now, g, &op);
         }
-        self.give_back(op);
+        self.coll.give_back(op);
         if let Some(user) = user {
             let ep = self.coll.groups[g].ep;
             self.complete_call(ep, user);
@@ -366,20 +383,7 @@ impl Node {
         let mut room = SendRoom::of(&mut self.eps, &mut self.cqs, ep.0.idx());
         room.give_back();
         let cntr = room.complete(user.context, CqFlags::COLLECTIVE, user.wanted);
-        self.count(cntr, true);
-    }
-
-    /// Keeps what a call used for the next one.
-    pub(super) fn give_back(&mut self, op: Op) {
-        if let Some(scratch) = op.scratch
-            && self.coll.scratch.len() < SPARE
-            && scratch.len() <= SPARE_LEN_MAX
-        {
-            self.coll.scratch.push(scratch);
-        }
-        if self.coll.spare.len() < SPARE {
-            self.coll.spare.push((op.run, op.waits));
-        }
+        self.cntrs.count(cntr, true);
     }
 
     /// The members of a group have exchanged who they are.
@@ -405,14 +409,14 @@ impl Node {
         group.model = Model::from_words(numbers, group.model.force);
         group.plans.clear();
         let slots: Vec<u64> = (JOIN_WORDS..op.out.len() / 8).map(word).collect();
-        if let Err(err) = self.meet_on_board(g, &slots) {
+        if let Err(err) = self.coll.meet_on_board(g, &slots) {
             return self.abort_group(now, g, err);
         }
         let group = &mut self.coll.groups[g];
         group.state = GroupState::Ready;
         let (ep, context) = (group.ep, group.context);
         let side = group.side;
-        if let Some(err) = self.over_for(side, name as u32) {
+        if let Some(err) = self.coll.over_for(side, name as u32) {
             self.coll.groups[g].state = GroupState::Over(err);
         }
         self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
@@ -472,8 +476,8 @@ impl Node {
     fn over_before(&mut self, side: EpId, from: EpAddr, cqe: &Cqe) {
         let (gid, _, _) = parts_of(cqe.tag);
         match cqe.tag & 0xfff {
-            ABORT => self.remember_over(side, gid, reason(cqe.data)),
-            LEAVE => self.remember_early(side, gid, from),
+            ABORT => self.coll.remember_over(side, gid, reason(cqe.data)),
+            LEAVE => self.coll.remember_early(side, gid, from),
             ASK => self.answer_stranger(side, gid, from, cqe.data),
             _ => self.counters.rx_coll_unknown += 1,
         }
@@ -507,18 +511,13 @@ impl Node {
                     let g = &self.coll.groups[op.group];
                     g.side.0.idx() == e && g.gid == gid && op.seq == seq && imm != Some(op.mark)
                 });
-                let is_next = |_: &_| !self.joining(gid) && self.is_first_stored(msg);
+                let is_next = |_: &_| !self.coll.joining(gid) && self.is_first_stored(msg);
                 let g = other.filter(is_next).map(|(_, op)| op.group);
                 if let Some(g) = g {
                     self.abort_group(now, g, DISAGREE);
                 }
             }
         }
-    }
-
-    fn joining(&self, gid: u32) -> bool {
-        let joining = |g: &super::Group| matches!(g.state, GroupState::Joining(_)) && g.gid == gid;
-        self.coll.groups.iter().any(|(_, g)| joining(g))
     }
 
     /// A call begins: what is stored under its number must be of it.
@@ -552,7 +551,7 @@ impl Node {
     /// A message was stored for a collective side: it is looked at in the next turn.
     #[cold]
     pub(crate) fn coll_arrived(&mut self, e: EpIdx, msg: UnexpectedIdx) {
-        if self.is_side(e) {
+        if self.coll.is_side(&self.eps, e) {
             let generation = self.unexpected.generation(msg);
             self.coll.arrived.push((msg, generation));
         }

@@ -10,7 +10,7 @@ use barewire_driver::port::Tx;
 
 use super::control::{ABORT, ASK, ASK_NS, LEAVE, LEFT, control_tag};
 use super::drive::{ASKED, CONTROL};
-use super::{Early, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE, User};
+use super::{Coll, Early, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
@@ -36,6 +36,46 @@ fn asked(g: GroupIdx, generation: u32, rank: u32) -> u64 {
 fn parts_of_asked(context: u64) -> (GroupIdx, u32, u32) {
     let (rank, g) = (context as u32 & 0xf_ffff, (context >> 20) as u32 & 0x1_ffff);
     (GroupIdx::of(g), (context >> 37) as u32 & GENERATIONS, rank)
+}
+
+impl Coll {
+    pub(super) fn remember_over(&mut self, side: EpId, gid: u32, err: Error) {
+        if gid & JOIN != 0 || self.over_for(side, gid).is_some() {
+            return;
+        }
+        if self.over.len() == OVER_MAX {
+            self.over.pop_front();
+        }
+        self.over.push_back((side.0.idx(), gid, err));
+    }
+
+    /// Why the group of this name is over for a side that is not in it, if it is.
+    pub(super) fn over_for(&self, side: EpId, gid: u32) -> Option<Error> {
+        let side = side.0.idx();
+        let mut over = self.over.iter();
+        over.find(|&&(of, name, _)| (of, name) == (side, gid)).map(|&(.., err)| err)
+    }
+
+    /// A member has left a group that is not joined here yet. What it owed has arrived, so the
+    /// others may go on without it.
+    pub(super) fn remember_early(&mut self, side: EpId, gid: u32, from: EpAddr) {
+        let (side, station) = (side.0.idx(), from.station);
+        let early = Early { side, gid, station, ep: from.ep };
+        if gid & JOIN != 0 || self.early.contains(&early) {
+            return;
+        }
+        if self.early.len() == OVER_MAX {
+            self.early.pop_front();
+        }
+        self.early.push_back(early);
+    }
+
+    /// The session with `p` has ended: nothing more will come from its members.
+    pub(crate) fn peer_lost(&mut self, p: PeerIdx, err: Error) {
+        if self.cq.is_some() {
+            self.lost.push((p, err));
+        }
+    }
 }
 
 impl Node {
@@ -73,7 +113,7 @@ impl Node {
         if let Some(user) = op.user {
             self.fail_call(ep, user, err);
         }
-        self.give_back(op);
+        self.coll.give_back(op);
     }
 
     /// Tells the application that its call has failed.
@@ -86,7 +126,7 @@ impl Node {
         let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
         let prov_errno = ProvErrno::UnknownOutcome;
         self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-        self.count(cntr, false);
+        self.cntrs.count(cntr, false);
     }
 
     /// Takes the memory of a call out of reach of everything that was posted for it.
@@ -168,7 +208,7 @@ impl Node {
     /// Throws away what was stored for a group.
     fn purge(&mut self, now: Instant, g: GroupIdx, gid: u32) {
         let side = self.coll.groups[g].side;
-        self.remember_over(side, gid, Error::Canceled);
+        self.coll.remember_over(side, gid, Error::Canceled);
         let side = side.0.idx();
         if gid & JOIN != 0 {
             // Others may be at their next attempt already; see `purge_join`.
@@ -200,7 +240,7 @@ impl Node {
                 let name = (m.tag >> 32) as u32;
                 m.payload.peer == p
                     && number.is_none_or(|n| m.payload.src_ep == n)
-                    && self.is_side(m.payload.ep)
+                    && self.coll.is_side(&self.eps, m.payload.ep)
                     && name & JOIN != 0
                     && gid.is_none_or(|gid| gid == name)
             })
@@ -211,37 +251,6 @@ impl Node {
                 self.discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
-    }
-
-    pub(super) fn remember_over(&mut self, side: EpId, gid: u32, err: Error) {
-        if gid & JOIN != 0 || self.over_for(side, gid).is_some() {
-            return;
-        }
-        if self.coll.over.len() == OVER_MAX {
-            self.coll.over.pop_front();
-        }
-        self.coll.over.push_back((side.0.idx(), gid, err));
-    }
-
-    /// Why the group of this name is over for a side that is not in it, if it is.
-    pub(super) fn over_for(&self, side: EpId, gid: u32) -> Option<Error> {
-        let side = side.0.idx();
-        let mut over = self.coll.over.iter();
-        over.find(|&&(of, name, _)| (of, name) == (side, gid)).map(|&(.., err)| err)
-    }
-
-    /// A member has left a group that is not joined here yet. What it owed has arrived, so the
-    /// others may go on without it.
-    pub(super) fn remember_early(&mut self, side: EpId, gid: u32, from: EpAddr) {
-        let (side, station) = (side.0.idx(), from.station);
-        let early = Early { side, gid, station, ep: from.ep };
-        if gid & JOIN != 0 || self.coll.early.contains(&early) {
-            return;
-        }
-        if self.coll.early.len() == OVER_MAX {
-            self.coll.early.pop_front();
-        }
-        self.coll.early.push_back(early);
     }
 
     /// A group has been joined, some members of which may have left before.
@@ -335,7 +344,7 @@ impl Node {
             joins && group.side == side && group.hash == hash
         };
         let is_open = is_agreed && !self.coll.groups.iter().any(|(_, group)| joins(group));
-        if gid & JOIN == 0 && (is_open || self.over_for(side, gid).is_some()) {
+        if gid & JOIN == 0 && (is_open || self.coll.over_for(side, gid).is_some()) {
             self.answer_ask(self.polled_at, (side, from), (gid, LEAVE), LEFT);
         }
     }
@@ -407,13 +416,6 @@ impl Node {
         if !self.coll.left.is_empty() {
             let left = std::mem::take(&mut self.coll.left);
             self.unname_members(&left);
-        }
-    }
-
-    /// The session with `p` has ended: nothing more will come from its members.
-    pub(crate) fn coll_peer_lost(&mut self, p: PeerIdx, err: Error) {
-        if self.coll.cq.is_some() {
-            self.coll.lost.push((p, err));
         }
     }
 

@@ -33,6 +33,7 @@ use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
+use crate::node::Eps;
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Force, Layout, MODEL_WORDS, Model, Plan, choose};
 use crate::proto::coll::program::Program;
@@ -113,7 +114,7 @@ pub struct JoinEvent {
 
 /// What a node has of groups and calls.
 #[derive(Debug)]
-pub(crate) struct Coll {
+pub struct Coll {
     pub(super) cq: Option<CqId>,
     av: Option<AvId>,
     /// Collective sides by the number of their endpoint.
@@ -186,6 +187,92 @@ impl Coll {
             on_boards: Vec::new(),
             model,
         }
+    }
+
+    fn check_parent(&self, ep: EpId, parent: Option<GroupId>) -> Result<u64> {
+        let Some(parent) = parent else { return Ok(0) };
+        let group = self.groups.by_handle(parent.0).filter(|group| group.ep == ep);
+        let group = group.ok_or(Error::Invalid("coll_addr is no group of this endpoint"))?;
+        match group.state {
+            GroupState::Ready => Ok(u64::from(group.gid) << 32 | u64::from(group.hash)),
+            GroupState::Joining(_) => Err(Error::OpBadState),
+            GroupState::Over(err) => Err(err),
+        }
+    }
+
+    fn plan_for(&mut self, g: GroupIdx, shape: &Shape) -> Plan {
+        // Only what all members have alike decides, so only that is compared.
+        let key = Shape { me: 0, root: 0, in_place: false, ..*shape };
+        let group = &mut self.groups[g];
+        if let Some((_, plan)) = group.plans.iter().find(|(known, _)| *known == key) {
+            return *plan;
+        }
+        let (plan, _) = choose(&key, group.layout, &group.model);
+        if group.plans.len() == PLANS {
+            group.plans.remove(0);
+        }
+        group.plans.push((key, plan));
+        plan
+    }
+
+    fn take_scratch(&mut self, len: u64) -> Result<Option<Scratch>> {
+        if len == 0 {
+            return Ok(None);
+        }
+        let len = usize::try_from(len).map_err(|_| Error::NoMem)?;
+        let fits = |s: &Scratch| s.len() >= len && s.len() / 4 <= len.max(4096);
+        let at = self.scratch.iter().position(fits);
+        match at {
+            Some(at) => Ok(Some(self.scratch.swap_remove(at))),
+            None => Scratch::new(len.max(4096)).map(Some).ok_or(Error::NoMem),
+        }
+    }
+
+    /// The outcome of a join that has ended since the last call.
+    pub fn event(&mut self) -> Option<JoinEvent> {
+        self.events.pop_front()
+    }
+
+    /// Why a group is of no more use, if it is.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed. [`Error::OpBadState`]: the join goes on. Else the reason.
+    pub fn check(&self, group: GroupId) -> Result<()> {
+        match self.groups.by_handle(group.0).ok_or(Error::BadFd)?.state {
+            GroupState::Ready => Ok(()),
+            GroupState::Joining(_) => Err(Error::OpBadState),
+            GroupState::Over(err) => Err(err),
+        }
+    }
+
+    /// Whether a join has not ended, or its event was not read.
+    pub fn is_joining(&self) -> bool {
+        let joining = |group: &Group| matches!(group.state, GroupState::Joining(_));
+        self.has_event() || self.groups.iter().any(|(_, group)| joining(group))
+    }
+
+    /// Whether there is an event to read.
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Whether endpoint `e` is the collective side of one.
+    pub(super) fn is_side(&self, eps: &Eps, e: EpIdx) -> bool {
+        let cq = eps.get(e).map(|ep| ep.tx_cq);
+        cq.is_some() && cq == self.cq.map(|cq| cq.0.idx())
+    }
+
+    /// The collective side of an endpoint that may use it.
+    fn side_of(&self, eps: &Eps, ep: EpId) -> Result<EpId> {
+        let e = eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if !e.caps.contains(Caps::COLLECTIVE) {
+            return Err(Error::OpNotSupp("FI_COLLECTIVE was not requested"));
+        }
+        let side = self.sides.get(&e.number).copied();
+        side.ok_or(Error::OpNotSupp("another endpoint has this one's number plus or minus 32768"))
     }
 }
 
@@ -321,13 +408,13 @@ impl Node {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let number = e.number;
         // A number whose side's number somebody has taken by name has none.
-        let free = !self.is_taken(number ^ SIDE);
+        let free = !self.eps.is_taken(number ^ SIDE);
         if !e.caps.contains(Caps::COLLECTIVE) || !free {
             return Ok(());
         }
         let cq = match self.coll.cq {
             Some(cq) => cq,
-            None => self.cq_open(1 << 17)?,
+            None => self.cqs.open(1 << 17)?,
         };
         let av = match self.coll.av {
             Some(av) => av,
@@ -344,7 +431,7 @@ impl Node {
             rx_size: 1 << 20,
             ..EpAttr::default()
         };
-        let side = self.ep_add(attr, number ^ SIDE)?;
+        let side = self.eps.add(attr, number ^ SIDE)?;
         self.ep_bind_cq(side, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         self.ep_bind_av(side, av)?;
         self.ep_enable(side)?;
@@ -355,7 +442,7 @@ impl Node {
         Ok(())
     }
 
-    /// Joins a group. How it ends is told by [`coll_event`](Self::coll_event).
+    /// Joins a group. How it ends is told by [`Coll::event`].
     ///
     /// # Errors
     /// Nothing was joined, nothing will be told:
@@ -366,8 +453,8 @@ impl Node {
     ///   the parent.
     /// - [`Error::NoMem`]: too many groups or peers.
     pub fn coll_join(&mut self, now: Instant, ep: EpId, req: &JoinReq) -> Result<GroupId> {
-        let side = self.coll_side(ep)?;
-        let parent = self.check_parent(ep, req.parent)?;
+        let side = self.coll.side_of(&self.eps, ep)?;
+        let parent = self.coll.check_parent(ep, req.parent)?;
         let mut addrs = self.member_addrs(ep, req)?;
         if self.coll.groups.is_full() {
             return Err(Error::NoMem);
@@ -387,7 +474,7 @@ impl Node {
         let is_collective = matches!(req.model, JoinModel::Collective(_));
         let managed = is_collective && members.len() > 1;
         let state = if managed { GroupState::Joining(until) } else { GroupState::Ready };
-        let over = self.over_for(side, gid).filter(|_| !managed);
+        let over = self.coll.over_for(side, gid).filter(|_| !managed);
         let state = over.map_or(state, GroupState::Over);
         let group = Group {
             ep,
@@ -427,36 +514,6 @@ impl Node {
             self.take_early(now, g);
         }
         Ok(id)
-    }
-
-    /// The collective side of an endpoint that may use it.
-    fn coll_side(&self, ep: EpId) -> Result<EpId> {
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled {
-            return Err(Error::OpBadState);
-        }
-        if !e.caps.contains(Caps::COLLECTIVE) {
-            return Err(Error::OpNotSupp("FI_COLLECTIVE was not requested"));
-        }
-        let side = self.coll.sides.get(&e.number).copied();
-        side.ok_or(Error::OpNotSupp("another endpoint has this one's number plus or minus 32768"))
-    }
-
-    /// Whether endpoint `e` is the collective side of one.
-    pub(super) fn is_side(&self, e: EpIdx) -> bool {
-        let cq = self.eps.get(e).map(|ep| ep.tx_cq);
-        cq.is_some() && cq == self.coll.cq.map(|cq| cq.0.idx())
-    }
-
-    fn check_parent(&self, ep: EpId, parent: Option<GroupId>) -> Result<u64> {
-        let Some(parent) = parent else { return Ok(0) };
-        let group = self.coll.groups.by_handle(parent.0).filter(|group| group.ep == ep);
-        let group = group.ok_or(Error::Invalid("coll_addr is no group of this endpoint"))?;
-        match group.state {
-            GroupState::Ready => Ok(u64::from(group.gid) << 32 | u64::from(group.hash)),
-            GroupState::Joining(_) => Err(Error::OpBadState),
-            GroupState::Over(err) => Err(err),
-        }
     }
 
     fn member_addrs(&self, ep: EpId, req: &JoinReq) -> Result<Vec<EpAddr>> {
@@ -581,7 +638,7 @@ impl Node {
 
     /// The members agree on a name that the first of them draws, and compare what they are.
     fn begin_join(&mut self, g: GroupIdx) -> Result<()> {
-        let drawn = self.random() >> 32 & u64::from(!JOIN) | 1;
+        let drawn = self.openings.random() >> 32 & u64::from(!JOIN) | 1;
         let group = &self.coll.groups[g];
         let hash = u64::from(group.hash);
         let name = if group.me == 0 { drawn } else { 0 };
@@ -604,7 +661,7 @@ impl Node {
         let (input, out) = (scratch.io(), scratch.io());
         let o = self.begin_op(g, shape, reduce, (input, out), None)?;
         self.coll.ops[o].words = Some(scratch);
-        self.queue_op(o);
+        self.coll.queue_op(o);
         Ok(())
     }
 
@@ -617,9 +674,9 @@ impl Node {
         (input, out): (IoBuf, IoBuf),
         user: Option<User>,
     ) -> Result<CallIdx> {
-        let plan = self.plan_for(g, &shape);
+        let plan = self.coll.plan_for(g, &shape);
         let program = Program::new(shape, &plan);
-        let scratch = self.take_scratch(program.scratch_len())?;
+        let scratch = self.coll.take_scratch(program.scratch_len())?;
         let (run, waits) = match self.coll.spare.pop() {
             Some((mut run, waits)) => {
                 run.restart(program);
@@ -652,34 +709,6 @@ impl Node {
         Ok(o)
     }
 
-    fn plan_for(&mut self, g: GroupIdx, shape: &Shape) -> Plan {
-        // Only what all members have alike decides, so only that is compared.
-        let key = Shape { me: 0, root: 0, in_place: false, ..*shape };
-        let group = &mut self.coll.groups[g];
-        if let Some((_, plan)) = group.plans.iter().find(|(known, _)| *known == key) {
-            return *plan;
-        }
-        let (plan, _) = choose(&key, group.layout, &group.model);
-        if group.plans.len() == PLANS {
-            group.plans.remove(0);
-        }
-        group.plans.push((key, plan));
-        plan
-    }
-
-    fn take_scratch(&mut self, len: u64) -> Result<Option<Scratch>> {
-        if len == 0 {
-            return Ok(None);
-        }
-        let len = usize::try_from(len).map_err(|_| Error::NoMem)?;
-        let fits = |s: &Scratch| s.len() >= len && s.len() / 4 <= len.max(4096);
-        let at = self.coll.scratch.iter().position(fits);
-        match at {
-            Some(at) => Ok(Some(self.coll.scratch.swap_remove(at))),
-            None => Scratch::new(len.max(4096)).map(Some).ok_or(Error::NoMem),
-        }
-    }
-
     /// Leaves a group. Calls under way end with [`Error::Canceled`] here, and with an error at
     /// every member that still needs this one.
     ///
@@ -689,34 +718,6 @@ impl Node {
         self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
         self.leave_group(now, group.0.idx());
         Ok(())
-    }
-
-    /// The outcome of a join that has ended since the last call.
-    pub fn coll_event(&mut self) -> Option<JoinEvent> {
-        self.coll.events.pop_front()
-    }
-
-    /// Why a group is of no more use, if it is.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was closed. [`Error::OpBadState`]: the join goes on. Else the reason.
-    pub fn coll_check(&self, group: GroupId) -> Result<()> {
-        match self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?.state {
-            GroupState::Ready => Ok(()),
-            GroupState::Joining(_) => Err(Error::OpBadState),
-            GroupState::Over(err) => Err(err),
-        }
-    }
-
-    /// Whether a join has not ended, or its event was not read.
-    pub fn coll_is_joining(&self) -> bool {
-        let joining = |group: &Group| matches!(group.state, GroupState::Joining(_));
-        self.coll_has_event() || self.coll.groups.iter().any(|(_, group)| joining(group))
-    }
-
-    /// Whether there is an event to read.
-    pub fn coll_has_event(&self) -> bool {
-        !self.coll.events.is_empty()
     }
 }
 

@@ -21,7 +21,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let mut pair = Pair::new(9000, true);
-        let cq = pair.ends[1].node.cq_open(QUEUE).unwrap();
+        let cq = pair.ends[1].node.cqs.open(QUEUE).unwrap();
         let mut world = Self { pair, cq, eps: Vec::new(), posted: vec![0; 3], unasked: 0 };
         for i in 0..3 {
             let ep = world.open(i);
@@ -34,7 +34,7 @@ impl World {
         let [from, to] = &mut self.pair.ends;
         let caps = Caps::MSG | Caps::TAGGED | Caps::MULTI_RECV;
         let attr = EpAttr { caps, rx_size: RECEIVES, ..EpAttr::default() };
-        let ep = to.node.ep_open(attr).unwrap();
+        let ep = to.node.eps.open(attr).unwrap();
         let mut flags = BindFlags::TRANSMIT | BindFlags::RECV;
         flags.set(BindFlags::SELECTIVE_COMPLETION, i == 2);
         to.node.ep_bind_cq(ep, self.cq, flags).unwrap();
@@ -254,7 +254,7 @@ fn an_endpoint_that_changes_asks_anew() {
         |node, ep| node.eps[ep.0.idx()].set_cq_blocked(true),
         |node, ep| node.eps[ep.0.idx()].set_cq_blocked(false),
         |node, ep| {
-            let cntr = node.cntr_open().unwrap();
+            let cntr = node.cntrs.open().unwrap();
             node.ep_bind_cntr(ep, cntr, BindFlags::RECV).unwrap();
         },
     ];
@@ -278,7 +278,7 @@ fn an_endpoint_that_changes_asks_anew() {
     let End { node, ep, .. } = &mut world.pair.ends[0];
     let to = world.eps[0].1;
     assert_eq!(node.eps[ep.0.idx()].route.fast_dest, [to; 2]);
-    let cntr = node.cntr_open().unwrap();
+    let cntr = node.cntrs.open().unwrap();
     node.ep_bind_cntr(*ep, cntr, BindFlags::TRANSMIT).unwrap();
     assert_eq!(
         node.eps[ep.0.idx()].route.fast_dest,

@@ -95,7 +95,7 @@ fn arrays_of_every_length_come_back_right() {
             let mut pair = Pair::new(mtu, lossless);
             (pair.drop, pair.scatter) = (drop, true);
             let region = pair.region(1, 8 * 600, ALL);
-            let limit = Node::atomic_valid(Fetch, SUM, U64).unwrap();
+            let limit = crate::node::atomic_valid(Fetch, SUM, U64).unwrap();
             assert_eq!(limit * 8, OPERAND_LEN_MAX);
             for count in [1, 2, 3, 8, 16, 17, 31, 32, 33, limit - 1, limit] {
                 let what = format!("lossless {lossless} mtu {mtu} count {count}");
@@ -179,7 +179,7 @@ fn impossible_calls_are_refused() {
                 let pair_of = AtomicOp::try_from(op).ok().zip(Datatype::try_from(ty).ok());
                 if !pair_of.is_some_and(|(op, ty)| valid(kind, op, ty)) {
                     supp(pair.atomic(call(kind, op, ty), 8));
-                    assert!(Node::atomic_valid(kind, op, ty).is_err());
+                    assert!(crate::node::atomic_valid(kind, op, ty).is_err());
                     refused += 1;
                 }
             }
@@ -204,7 +204,7 @@ fn impossible_calls_are_refused() {
     let inject = Call { flags: OpFlags::INJECT, ..Call::sum(Base, &long, rma) };
     assert_eq!(pair.atomic(inject, 0).unwrap_err(), Error::MsgTooLong);
     pair.run(5_000_000);
-    assert_eq!(pair.ends[0].node.cq_ready(pair.ends[0].cq), Ok(0));
+    assert_eq!(pair.ends[0].node.cqs.ready(pair.ends[0].cq), Ok(0));
     assert_eq!(pair.ends[0].node.counters().tx_frames, frames);
     assert_eq!(pair.short, Some(1));
     region.assert_untouched();
@@ -308,17 +308,17 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     assert_eq!(words(&region.bytes())[7], sum);
     // A counter that is bound late counts from then on.
     let node = &mut pair.ends[1].node;
-    let cntr = node.cntr_open().unwrap();
+    let cntr = node.cntrs.open().unwrap();
     // Bound for both or for neither.
-    let writes = node.cntr_open().unwrap();
+    let writes = node.cntrs.open().unwrap();
     node.mr_bind_cntr(region.id, writes, false, true).unwrap();
     assert!(node.mr_bind_cntr(region.id, cntr, true, true).is_err());
     node.mr_bind_cntr(region.id, cntr, true, false).unwrap();
     expect(&mut pair, 8, 5, None);
-    assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(3));
+    assert_eq!(pair.ends[1].node.cntrs.read(cntr), Ok(3));
     // Narrowed to an endpoint that is not the one asked for.
     let caps = Caps::ATOMIC;
-    let other = pair.ends[1].node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    let other = pair.ends[1].node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     pair.ends[1].node.mr_bind_ep(region.id, other).unwrap();
     expect(&mut pair, 0, 5, Some(Error::Access));
     let own = pair.ends[1].ep;
@@ -528,7 +528,7 @@ fn withdrawn_fetches_give_their_answers_back() {
             assert!((ok..=60).contains(&sum), "{sum} executed, {ok} reported");
             let end = &mut pair.ends[0];
             let caps = Caps::ATOMIC;
-            end.ep = end.node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+            end.ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
             end.node.ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
             end.node.ep_bind_av(end.ep, end.av).unwrap();
             end.node.ep_enable(end.ep).unwrap();
@@ -615,7 +615,7 @@ fn a_header_like_no_operation_is_refused() {
     cleared.into_iter().for_each(|range| frame[range].fill(0));
     [40..42, 44..46].into_iter().for_each(|range| frame[range].fill(0xff));
     let target = &mut pair.ends[1].node;
-    target.revoke_grants();
+    target.target.revoke_grants();
     let before = target.counters().rma_executed;
     target.on_frame(pair.now, &RxFrame::new(&frame[..72]));
     assert_eq!(target.counters().rma_executed, before);
@@ -786,7 +786,7 @@ pub(super) fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
         ar: false,
         rtx: false,
         ce: false,
-        crc: to.node.has_crc(),
+        crc: to.node.far.has_crc(),
         dst_sid: peer.remote_sid,
         psn: peer.snd.number(),
         cack: Psn(peer.rcv_nxt.0.wrapping_add(more)),

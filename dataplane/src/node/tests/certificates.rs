@@ -243,7 +243,7 @@ fn few_bad_certificates_are_looked_at() {
     assert!(opens as u64 > c.rx_cert_issuer * 10);
     assert_eq!(c.sessions_opened, 0);
     // Whom the flood claims to be from is told with all of it.
-    let [claim] = pair.ends[0].node.claims() else { panic!("one sender") };
+    let [claim] = pair.ends[0].node.observed.claims() else { panic!("one sender") };
     let all = c.rx_cert_issuer + c.rx_cert_limited;
     assert_eq!((claim.station, claim.counts[3]), (pair.ends[1].node.station, all));
 }

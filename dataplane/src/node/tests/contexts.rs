@@ -7,20 +7,24 @@ use super::*;
 #[test]
 fn the_numbers_of_contexts_are_taken() {
     let mut end = end(1, 1500, true);
-    let sep = end.node.sep_open(Some(20), 4).unwrap();
-    let context = end.node.sep_rx_open(sep, 1, EpAttr::default()).unwrap();
-    let other = end.node.ep_open(EpAttr::default()).unwrap();
+    let sep = end.node.eps.sep_open(Some(20), 4).unwrap();
+    let context = end.node.eps.sep_rx_open(sep, 1, EpAttr::default()).unwrap();
+    let other = end.node.eps.open(EpAttr::default()).unwrap();
     for number in 20..24 {
-        assert_eq!(end.node.ep_set_number(other, number), Err(Error::AddrInUse), "{number}");
-        assert_eq!(end.node.sep_open(Some(number), 1).err(), Some(Error::AddrInUse), "{number}");
+        assert_eq!(end.node.eps.set_number(other, number), Err(Error::AddrInUse), "{number}");
+        assert_eq!(
+            end.node.eps.sep_open(Some(number), 1).err(),
+            Some(Error::AddrInUse),
+            "{number}"
+        );
     }
     for number in [19, 24] {
-        assert_eq!(end.node.ep_set_number(other, number), Ok(()), "{number}");
+        assert_eq!(end.node.eps.set_number(other, number), Ok(()), "{number}");
     }
-    let moved = end.node.ep_set_number(context, 30);
+    let moved = end.node.eps.set_number(context, 30);
     assert!(matches!(moved, Err(Error::Invalid(_))), "{moved:?}");
-    assert_eq!(end.node.sep_close(sep), Err(Error::Busy));
+    assert_eq!(end.node.eps.sep_close(sep), Err(Error::Busy));
     end.node.ep_close(Instant(1), context).unwrap();
-    assert_eq!(end.node.sep_close(sep), Ok(()));
-    assert_eq!(end.node.ep_set_number(other, 21), Ok(()));
+    assert_eq!(end.node.eps.sep_close(sep), Ok(()));
+    assert_eq!(end.node.eps.set_number(other, 21), Ok(()));
 }

@@ -10,7 +10,7 @@ fn with_twins(lossless: bool) -> (Pair, [CntrId; 2]) {
     let mut pair = Pair::new(1500, lossless);
     let cntrs = [0, 1].map(|i| {
         let End { node, ep, .. } = &mut pair.ends[i];
-        let cntr = node.cntr_open().unwrap();
+        let cntr = node.cntrs.open().unwrap();
         let deferred = node.deferred_ep(*ep, Some(cntr)).unwrap();
         assert_eq!(node.deferred_ep(*ep, Some(cntr)), Ok(deferred), "there is one already");
         assert_ne!(node.deferred_ep(*ep, None), Ok(deferred));
@@ -31,7 +31,7 @@ fn by_deferred<R>(pair: &mut Pair, i: usize, cntr: CntrId, f: impl FnOnce(&mut P
 
 fn counted(pair: &Pair, i: usize, cntr: CntrId) -> (u64, u64) {
     let node = &pair.ends[i].node;
-    (node.cntr_read(cntr).unwrap(), node.cntr_readerr(cntr).unwrap())
+    (node.cntrs.read(cntr).unwrap(), node.cntrs.readerr(cntr).unwrap())
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     let now = pair.now;
     let End { node, ep, cq, av, .. } = &mut pair.ends[1];
     assert_eq!(node.cntr_close(rx), Err(Error::Busy));
-    assert_eq!(node.ep_ids().count(), 1, "nobody is told of deferred endpoints");
+    assert_eq!(node.eps.ids().count(), 1, "nobody is told of deferred endpoints");
     let deferred = node.deferred_ep(*ep, Some(rx)).unwrap();
     assert_eq!(
         node.deferred_ep(deferred, None),
@@ -124,7 +124,7 @@ fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     node.ep_close(now, *ep).unwrap();
     let outcomes = [0, 1].map(|_| node.cq_readerr(*cq).unwrap()).map(|e| (e.cqe.op_context, e.err));
     assert_eq!(outcomes, [(8, Error::Invalid("planted")), (3, Error::Canceled)]);
-    assert_eq!(node.cntr_readerr(rx), Ok(2));
+    assert_eq!(node.cntrs.readerr(rx), Ok(2));
     assert_eq!(node.cntr_close(rx), Ok(()));
     assert_eq!((node.cq_close(*cq), node.av_close(*av)), (Ok(()), Ok(())));
 }

@@ -80,13 +80,13 @@ fn a_counter_counts_what_is_under_way() {
     let (mut pair, region) = usual_pair();
     fetch_adds(&mut pair, &region, 3);
     let End { node, ep, .. } = &mut pair.ends[0];
-    let cntr = node.cntr_open().unwrap();
+    let cntr = node.cntrs.open().unwrap();
     node.ep_bind_cntr(*ep, cntr, BindFlags::READ).unwrap();
     pair.run(2_000_000);
-    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntr_read(cntr)), (3, Ok(3)));
+    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntrs.read(cntr)), (3, Ok(3)));
     fetch_adds(&mut pair, &region, 2);
     pair.run(2_000_000);
-    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntr_read(cntr)), (2, Ok(5)));
+    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntrs.read(cntr)), (2, Ok(5)));
 }
 
 /// One call is told of and the next is not, as each of them says.
@@ -95,7 +95,7 @@ fn each_call_says_whether_it_is_told_of() {
     let (mut pair, region) = usual_pair();
     let End { node, cq, av, .. } = &mut pair.ends[0];
     let caps = Caps::TAGGED | Caps::ATOMIC;
-    let ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     let flags = BindFlags::TRANSMIT | BindFlags::RECV | BindFlags::SELECTIVE_COMPLETION;
     node.ep_bind_cq(ep, *cq, flags).unwrap();
     node.ep_bind_av(ep, *av).unwrap();
@@ -230,7 +230,7 @@ fn room_that_was_taken_in_advance_is_given_back() {
         let mut pair = pair_with(Caps::TAGGED | Caps::ATOMIC);
         let region = pair.region(1, 64, ALL);
         let end = &mut pair.ends[0];
-        end.cq = end.node.cq_open(entries).unwrap();
+        end.cq = end.node.cqs.open(entries).unwrap();
         let eps = [bare(end, places), bare(end, places)];
         let (mut used, mut unread, mut short) = ([0, 0], 0, 0);
         let one = bytes_of(&[1]);
@@ -240,7 +240,7 @@ fn room_that_was_taken_in_advance_is_given_back() {
                     pair.run(1_000_000);
                     (unread, used) = (unread + used[0] + used[1], [0, 0]);
                     let node = &pair.ends[0].node;
-                    assert_eq!(node.cq_ready(pair.ends[0].cq), Ok(unread));
+                    assert_eq!(node.cqs.ready(pair.ends[0].cq), Ok(unread));
                     assert_eq!(node.levels().cq_reserved, 0);
                 }
                 1 => {
@@ -281,7 +281,7 @@ fn fetches_are_told_once_and_in_order() {
     let (mut handed, mut lain) = (0, 0);
     for seed in 0..30 {
         let (mut pair, region) = usual_pair();
-        let other = pair.ends[0].node.cq_open(16).unwrap();
+        let other = pair.ends[0].node.cqs.open(16).unwrap();
         let (ep, cq) = (pair.ends[0].ep, pair.ends[0].cq);
         let (mut posted, mut told) = (0, Vec::new());
         let one = bytes_of(&[1]);
@@ -345,7 +345,7 @@ fn what_others_wait_for_is_not_lent() {
     let answer = from.out.pop_front().unwrap();
     let (cq, put) = (*cq, |_: &Cqe| panic!("it is the queue's"));
     node.on_frame_read(&pair.now, &RxFrame::new(&answer), NoReply, CqReader { cq: &cq, put });
-    assert_eq!((node.cq_ready(cq), node.eps[ep.0.idx()].ops_reserved), (Ok(1), 0));
+    assert_eq!((node.cqs.ready(cq), node.eps[ep.0.idx()].ops_reserved), (Ok(1), 0));
     let one = bytes_of(&[1]);
     let call = || Call::sum(Fetch, &one, RmaList::one(0, 1, region.key));
     let short = |pair: &mut Pair| {

@@ -57,7 +57,7 @@ fn a_group_is_not_ended_by_what_ended_before_it() {
     (0..2).for_each(|i| team.barrier(i, groups[i]));
     team.pair.run(5_000_000);
     for (i, group) in groups.into_iter().enumerate() {
-        assert_eq!(team.pair.ends[i].node.coll_check(group), Ok(()));
+        assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()));
         assert_eq!(team.pair.read(i).len(), 1, "the barrier of {i}");
     }
 }
@@ -70,7 +70,7 @@ fn a_member_that_leaves_is_heard_later_if_it_cannot_send_now() {
     let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
     team.pair.run(5_000_000);
     for (i, group) in groups.into_iter().enumerate() {
-        assert_eq!(team.pair.ends[i].node.coll_check(group), Ok(()));
+        assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()));
     }
     let mut posted = 0;
     while team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).is_ok() {
@@ -81,6 +81,6 @@ fn a_member_that_leaves_is_heard_later_if_it_cannot_send_now() {
     team.pair.ends[0].node.coll_close(now, groups[0]).unwrap();
     team.barrier(1, groups[1]);
     team.pair.run(5_000_000);
-    assert_eq!(team.pair.ends[1].node.coll_check(groups[1]), Err(Error::ConnRefused));
+    assert_eq!(team.pair.ends[1].node.coll.check(groups[1]), Err(Error::ConnRefused));
     assert_eq!(team.pair.read_err(1).cqe.op_context, 9);
 }

@@ -5,7 +5,7 @@ use super::*;
 /// Endpoint and queue of the second node beside its own, with so many entries.
 fn another(pair: &mut Pair, entries: usize) -> (EpId, CqId, FiAddr) {
     let [from, to] = &mut pair.ends;
-    let cq = to.node.cq_open(entries).unwrap();
+    let cq = to.node.cqs.open(entries).unwrap();
     let caps = Caps::MSG | Caps::TAGGED | Caps::MULTI_RECV;
     let ep = open_ep(&mut to.node, (cq, to.av), EpAttr { caps, ..EpAttr::default() });
     let addr = to.node.addr_of(ep).unwrap();
@@ -286,7 +286,7 @@ fn a_node_that_goes_tells_its_peers_on_wires() {
         node.transmit(pair.now, &mut sink(out));
         out.clear();
         pair.run(10_000);
-        let Some(Notice::SessionEnded(told)) = pair.ends[0].node.notice() else {
+        let Some(Notice::SessionEnded(told)) = pair.ends[0].node.observed.notice() else {
             assert!(lossless, "it was not told");
             continue;
         };

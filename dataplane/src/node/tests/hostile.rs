@@ -63,7 +63,7 @@ impl Puppet {
             ar: false,
             rtx: false,
             ce: false,
-            crc: node.has_crc(),
+            crc: node.far.has_crc(),
             dst_sid: self.sid,
             psn: Psn(self.psn.wrapping_add(ahead)),
             cack: Psn(self.cack),
@@ -219,7 +219,7 @@ fn open_from(node: &mut Node, now: Instant, src: Station, cookie: u64) -> Option
         ar: false,
         rtx: false,
         ce: false,
-        crc: node.has_crc(),
+        crc: node.far.has_crc(),
         dst_sid: 0,
         psn: Psn(1),
         cack: Psn(0),
@@ -289,7 +289,7 @@ fn a_message_for_a_life_that_never_confirmed_ends_with_it() {
     assert!(challenge.is_challenge());
     let asked = (challenge.target_inc, challenge.echo_sid, challenge.echo_epoch);
     assert_eq!(asked, (902, 5, 1), "the OPEN that it is for");
-    assert!(pair.ends[1].node.cq_ready(pair.ends[1].cq).unwrap() == 0, "ended by a stranger");
+    assert!(pair.ends[1].node.cqs.ready(pair.ends[1].cq).unwrap() == 0, "ended by a stranger");
     puppet.knock_with(&mut pair, 902, challenge.cookie);
     let err = pair.read_err(1);
     assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 4));

@@ -41,13 +41,13 @@ fn short(pair: &mut Pair) -> bool {
 fn another(pair: &mut Pair, selective: bool, counted: bool) -> EpId {
     let End { node, cq, av, .. } = &mut pair.ends[0];
     let caps = Caps::MSG | Caps::TAGGED;
-    let ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     let mut flags = BindFlags::TRANSMIT | BindFlags::RECV;
     flags.set(BindFlags::SELECTIVE_COMPLETION, selective);
     node.ep_bind_cq(ep, *cq, flags).unwrap();
     node.ep_bind_av(ep, *av).unwrap();
     if counted {
-        let cntr = node.cntr_open().unwrap();
+        let cntr = node.cntrs.open().unwrap();
         node.ep_bind_cntr(ep, cntr, BindFlags::TRANSMIT).unwrap();
     }
     node.ep_enable(ep).unwrap();

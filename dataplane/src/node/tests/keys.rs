@@ -455,7 +455,7 @@ fn another_key_is_told_of_once_for_each_list() {
         set(&mut pair, 1, list);
         pair.run(100 * MS);
         let node = &mut pair.ends[1].node;
-        let told: Vec<Notice> = std::iter::from_fn(|| node.notice()).collect();
+        let told: Vec<Notice> = std::iter::from_fn(|| node.observed.notice()).collect();
         let station = Station::at([2, 0, 0, 0, 0, 1]);
         assert_eq!(told, [Notice::OtherKey { station, has_key: true }], "{list:?}");
     }

@@ -72,7 +72,7 @@ fn found(mtu: usize, carried: usize, narrow_ms: u64) -> (u32, Vec<u32>) {
         pair.now = pair.now + 1_000_000;
     }
     assert_eq!(pair.read(1).len(), 1, "the message arrives");
-    let told = std::iter::from_fn(|| pair.ends[0].node.notice());
+    let told = std::iter::from_fn(|| pair.ends[0].node.observed.notice());
     let told = told.filter_map(|notice| match notice {
         Notice::ShortFrames { passed, .. } => Some(passed - ETH_HDR_LEN as u32),
         _ => None,

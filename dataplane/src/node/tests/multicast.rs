@@ -301,5 +301,5 @@ fn a_node_with_a_key_has_no_groups() {
     recv(&mut end, 8, FI_ADDR_UNSPEC, 1);
     give(&mut end, &[forged(false, 5, b"hi"), forged(true, 5, b"hi")]);
     assert_eq!((end.node.counters().rx_clear, counted(&end)), (2, [0; 4]));
-    assert!(end.node.claims().is_empty() && read(&mut end).is_empty());
+    assert!(end.node.observed.claims().is_empty() && read(&mut end).is_empty());
 }

@@ -3,8 +3,10 @@
 use super::*;
 
 fn ended(end: &mut End) -> SessionEnd {
-    let Some(Notice::SessionEnded(told)) = end.node.notice() else { panic!("nothing is told") };
-    assert!(end.node.notice().is_none(), "one session ended");
+    let Some(Notice::SessionEnded(told)) = end.node.observed.notice() else {
+        panic!("nothing is told")
+    };
+    assert!(end.node.observed.notice().is_none(), "one session ended");
     told
 }
 
@@ -17,21 +19,21 @@ fn a_silent_peer_is_told_of_with_what_waited() {
         pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 0).unwrap();
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
         pair.run(1_000_000);
-        assert!(!pair.ends[0].node.has_notice());
+        assert!(!pair.ends[0].node.observed.has_notice());
         pair.drop = 1;
         let begun = pair.now;
         for context in 2..4 {
             pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::DELIVERY_COMPLETE, context).unwrap();
         }
         pair.run(600_000_000);
-        assert!(pair.ends[0].node.has_notice());
+        assert!(pair.ends[0].node.observed.has_notice());
         let told = ended(&mut pair.ends[0]);
         assert_eq!((told.station, told.reason), (pair.ends[1].node.station, EndReason::Silent));
         assert_eq!(told.waited, Waited { sends: 2, ..Waited::default() });
         assert!((500_000_000..560_000_000).contains(&told.silent_ns), "{told:?}");
         assert!(told.was_open && told.age_ns > 500_000_000 + begun.0 - 1_000_000, "{told:?}");
         assert_eq!(told.retransmits > 3, !lossless, "{told:?}");
-        assert!(!pair.ends[1].node.has_notice(), "nobody waits for anything there");
+        assert!(!pair.ends[1].node.observed.has_notice(), "nobody waits for anything there");
     }
 }
 
@@ -64,7 +66,7 @@ fn causes_are_told_apart() {
     pair.run(1_000_000);
     assert_eq!(ended(&mut pair.ends[1]).reason, EndReason::Closed);
     pair.ends[0].node.port_gone(pair.now);
-    assert!(!pair.ends[0].node.has_notice(), "no session is left");
+    assert!(!pair.ends[0].node.observed.has_notice(), "no session is left");
 }
 
 /// Goal: of an injected message that may be lost its sender hears nothing else, so the notice
@@ -100,10 +102,10 @@ fn notices_that_nobody_takes_are_counted() {
         end.node.post_send(Instant(1), end.ep, req).unwrap();
     }
     end.node.port_gone(Instant(2));
-    let told: Vec<Notice> = std::iter::from_fn(|| end.node.notice()).collect();
+    let told: Vec<Notice> = std::iter::from_fn(|| end.node.observed.notice()).collect();
     assert_eq!(told.len(), 65);
     assert_eq!(told[64], Notice::Missed(36));
-    assert!(!end.node.has_notice());
+    assert!(!end.node.observed.has_notice());
 }
 
 /// Goal: a peer behind the same NIC that memory does not lead to is told of at the first send.
@@ -120,9 +122,9 @@ fn a_peer_with_the_same_mac_is_told_of() {
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), context).unwrap();
         pair.run(1_000_000);
     }
-    let notice = pair.ends[0].node.notice();
+    let notice = pair.ends[0].node.observed.notice();
     assert_eq!(notice, Some(Notice::SameMac { station: there }));
-    assert_eq!(pair.ends[0].node.notice(), None);
+    assert_eq!(pair.ends[0].node.observed.notice(), None);
 }
 
 /// Goal: what waited is told by kind, and what did not is left out.

@@ -176,7 +176,7 @@ fn atomic_reads_do_not_pass_each_other() {
             let mut done = 0;
             while done < looks.len() {
                 count += 1;
-                pair.ends[1].node.mr_store(region.id, 0, &count.to_le_bytes()).unwrap();
+                pair.ends[1].node.mrs.store(region.id, 0, &count.to_le_bytes()).unwrap();
                 pair.run_by(5_000, 5_000);
                 done += pair.outcomes(0).len();
             }
@@ -190,7 +190,7 @@ fn atomic_reads_do_not_pass_each_other() {
 #[test]
 fn an_atomic_write_does_not_pass_the_read_before_it() {
     each_way(|pair, region, _| {
-        pair.ends[1].node.mr_store(region.id, 0, &0_u64.to_le_bytes()).unwrap();
+        pair.ends[1].node.mrs.store(region.id, 0, &0_u64.to_le_bytes()).unwrap();
         for round in 0..3_u64 {
             let mut looks = Vec::new();
             for i in 1..=8 {

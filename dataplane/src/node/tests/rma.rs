@@ -62,7 +62,7 @@ impl Pair {
         let (whole, look) = shared(len + 2 * GUARD);
         let node = &mut self.ends[i].node;
         let id = node.mr_reg(req(whole.piece(GUARD, len))).unwrap();
-        Region { id, key: node.mr_key(id).unwrap(), look, len }
+        Region { id, key: node.mrs.key(id).unwrap(), look, len }
     }
 
     pub(super) fn write(
@@ -102,7 +102,7 @@ impl Pair {
     /// Everything in the queue: contexts, and errors if there are.
     pub(super) fn outcomes(&mut self, i: usize) -> Vec<(u64, Option<Error>)> {
         let mut all = Vec::new();
-        while self.ends[i].node.cq_ready(self.ends[i].cq).unwrap() > 0 {
+        while self.ends[i].node.cqs.ready(self.ends[i].cq).unwrap() > 0 {
             let done = self.read(i);
             if done.is_empty() {
                 let err = self.read_err(i);
@@ -117,7 +117,7 @@ impl Pair {
     pub(super) fn only_error(&mut self, context: u64) -> CqErr {
         let err = self.read_err(0);
         assert_eq!(err.cqe.op_context, context);
-        assert_eq!(self.ends[0].node.cq_ready(self.ends[0].cq), Ok(0), "a second outcome");
+        assert_eq!(self.ends[0].node.cqs.ready(self.ends[0].cq), Ok(0), "a second outcome");
         err
     }
 }
@@ -163,7 +163,7 @@ fn writes_and_reads_of_every_size_class_move_their_bytes() {
                 assert_eq!(done.len(), 1, "{what}");
                 assert_eq!(done[0].flags, CqFlags::RMA | CqFlags::READ, "{what}");
                 assert_eq!(contents(&look), data, "{what}");
-                assert_eq!(pair.ends[1].node.cq_ready(pair.ends[1].cq), Ok(0), "{what}");
+                assert_eq!(pair.ends[1].node.cqs.ready(pair.ends[1].cq), Ok(0), "{what}");
                 pair.ends[1].node.mr_close(pair.now, region.id).unwrap();
             }
             // All writes of one packet, and reads of one of up to 4096 bytes, but the empty ones.
@@ -189,7 +189,7 @@ fn protection_holds_for_writes_and_reads() {
             let region = pair.region(1, 4096, ALL);
             let readable = pair.region(1, 8192, MrAccess::REMOTE_READ);
             let writable = pair.region(1, 8192, MrAccess::REMOTE_WRITE);
-            let other = pair.ends[1].node.ep_open(EpAttr::default()).unwrap();
+            let other = pair.ends[1].node.eps.open(EpAttr::default()).unwrap();
             let req = |buf| MrReq { ep: Some(other), ..plain(buf, ALL) };
             let scoped = pair.region_of(1, 8192, req);
             let closed = pair.region(1, 8192, ALL);
@@ -292,12 +292,12 @@ fn remote_cq_data_waits_for_room() {
         let mut pair = Pair::new(1500, lossless);
         pair.short = short;
         let end = &mut pair.ends[1];
-        let cq = end.node.cq_open(1).unwrap();
+        let cq = end.node.cqs.open(1).unwrap();
         let caps = Caps::RMA | Caps::RMA_EVENT | Caps::SOURCE;
-        let ep = end.node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+        let ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
         end.node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         end.node.ep_bind_av(ep, end.av).unwrap();
-        let cntr = end.node.cntr_open().unwrap();
+        let cntr = end.node.cntrs.open().unwrap();
         end.node.ep_bind_cntr(ep, cntr, BindFlags::REMOTE_WRITE).unwrap();
         end.node.ep_enable(ep).unwrap();
         let addr = end.node.addr_of(ep).unwrap();
@@ -326,7 +326,7 @@ fn remote_cq_data_waits_for_room() {
         }
         assert_eq!(got, (0..50).collect::<Vec<_>>());
         assert_eq!(pair.read(0).len(), 50);
-        assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(50));
+        assert_eq!(pair.ends[1].node.cntrs.read(cntr), Ok(50));
         pair.run(600_000_000);
         pair.assert_quiet();
     }
@@ -344,7 +344,7 @@ fn counters_count_operations() {
         for i in 0..2 {
             let end = &mut pair.ends[i];
             let caps = Caps::RMA | Caps::RMA_EVENT;
-            let ep = end.node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+            let ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
             end.node.ep_bind_cq(ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
             end.node.ep_bind_av(ep, end.av).unwrap();
             let all = [
@@ -354,7 +354,7 @@ fn counters_count_operations() {
                 BindFlags::REMOTE_WRITE,
             ];
             for flags in all {
-                let cntr = end.node.cntr_open().unwrap();
+                let cntr = end.node.cntrs.open().unwrap();
                 end.node.ep_bind_cntr(ep, cntr, flags).unwrap();
                 cntrs.push((i, cntr));
             }
@@ -363,7 +363,7 @@ fn counters_count_operations() {
         }
         for reads in [true, false] {
             let node = &mut pair.ends[1].node;
-            let cntr = node.cntr_open().unwrap();
+            let cntr = node.cntrs.open().unwrap();
             node.mr_bind_cntr(region.id, cntr, reads, !reads).unwrap();
             assert_eq!(node.cntr_close(cntr), Err(Error::Busy));
             cntrs.push((1, cntr));
@@ -386,12 +386,12 @@ fn counters_count_operations() {
         pair.run(5_000_000);
         assert_eq!(pair.read_err(0).err, Error::KeyRejected);
         let values: Vec<_> =
-            cntrs.iter().map(|&(i, c)| pair.ends[i].node.cntr_read(c).unwrap()).collect();
+            cntrs.iter().map(|&(i, c)| pair.ends[i].node.cntrs.read(c).unwrap()).collect();
         assert_eq!(pair.short, short.map(|_| 5));
         // Initiator's READ, WRITE, and nothing remote; target's remote two; the region's reads and
         // writes of ranges that are not empty.
         assert_eq!(values, [5, 5, 0, 0, 0, 0, 5, 5, 6, 6]);
-        assert_eq!(pair.ends[0].node.cntr_readerr(cntrs[1].1), Ok(1));
+        assert_eq!(pair.ends[0].node.cntrs.readerr(cntrs[1].1), Ok(1));
     }
 }
 
@@ -510,7 +510,7 @@ fn refused_calls_have_no_side_effect() {
     assert_eq!(pair.read_to(IoBuf::leaked(&[0; 8]), one, 1), Err(dest));
     let end = &mut pair.ends[0];
     end.peer = 0;
-    end.ep = end.node.ep_open(EpAttr::default()).unwrap();
+    end.ep = end.node.eps.open(EpAttr::default()).unwrap();
     assert_eq!(pair.write(&[0; 8], one, OpFlags::empty(), 1), Err(Error::OpBadState));
     let end = &mut pair.ends[0];
     end.node.ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
@@ -518,7 +518,7 @@ fn refused_calls_have_no_side_effect() {
     end.node.ep_enable(end.ep).unwrap();
     assert!(matches!(pair.write(&[0; 8], one, OpFlags::empty(), 1), Err(Error::OpNotSupp(_))));
     pair.run(5_000_000);
-    assert_eq!(pair.ends[0].node.cq_ready(pair.ends[0].cq), Ok(0));
+    assert_eq!(pair.ends[0].node.cqs.ready(pair.ends[0].cq), Ok(0));
     assert_eq!(pair.ends[0].node.counters().tx_frames, 0);
 }
 
@@ -587,7 +587,7 @@ fn guessing_keys_is_slow() {
             let key = region.key ^ (1 + i) << 30;
             pair.write(b"guess", RmaList::one(0, 5, key), OpFlags::empty(), 2).unwrap();
             let cq = pair.ends[0].cq;
-            while pair.ends[0].node.cq_ready(cq).unwrap() == 0 {
+            while pair.ends[0].node.cqs.ready(cq).unwrap() == 0 {
                 pair.run(20_000);
                 assert!(pair.now.since(start) < 2_000_000_000, "guess {i} is never refused");
             }
@@ -762,7 +762,7 @@ fn an_endpoint_without_the_capability_serves_nobody() {
         let End { node, cq, av, .. } = &mut pair.ends[1];
         let attr = EpAttr { caps: Caps::RMA | Caps::WRITE | caps, ..EpAttr::default() };
         let ep = open_ep(node, (*cq, *av), attr);
-        let shut = node.ep_open(EpAttr { caps: Caps::RMA, ..attr }).unwrap();
+        let shut = node.eps.open(EpAttr { caps: Caps::RMA, ..attr }).unwrap();
         let addrs = [ep, shut].map(|ep| node.addr_of(ep).unwrap());
         for (addr, is_shut) in addrs.into_iter().zip([false, true]) {
             let from = &mut pair.ends[0];
@@ -798,7 +798,7 @@ fn what_is_known_of_a_region_is_forgotten() {
             node.mr_close(pair.now, region.id).unwrap();
             Error::KeyRejected
         } else {
-            let other = node.ep_open(EpAttr::default()).unwrap();
+            let other = node.eps.open(EpAttr::default()).unwrap();
             node.mr_bind_ep(region.id, other).unwrap();
             Error::Access
         };
@@ -854,16 +854,16 @@ fn a_read_does_not_count_for_the_next_endpoint_in_the_slot() {
     node.ep_close(now, *ep).unwrap();
     let slot = ep.0.idx();
     let caps = Caps::RMA | Caps::RMA_EVENT;
-    *ep = node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    *ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     assert_eq!(ep.0.idx(), slot);
-    let cntr = node.cntr_open().unwrap();
+    let cntr = node.cntrs.open().unwrap();
     node.ep_bind_cq(*ep, *cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.ep_bind_av(*ep, *av).unwrap();
     node.ep_bind_cntr(*ep, cntr, BindFlags::REMOTE_READ).unwrap();
     node.ep_enable(*ep).unwrap();
     pair.run(5_000_000);
     assert_eq!(pair.outcomes(0), [(2, None)]);
-    assert_eq!(pair.ends[1].node.cntr_read(cntr), Ok(0));
+    assert_eq!(pair.ends[1].node.cntrs.read(cntr), Ok(0));
 }
 
 /// Goal: the owner of a region reaches all of its bytes, and none around them.
@@ -873,15 +873,15 @@ fn the_owner_reaches_its_region_and_no_more() {
     let region = pair.region(0, 16, ALL);
     let node = &mut pair.ends[0].node;
     for (offset, len) in [(0, 16), (15, 1), (16, 0), (0, 0)] {
-        assert_eq!(node.mr_store(region.id, offset, &vec![7; len]), Ok(()), "{offset} {len}");
+        assert_eq!(node.mrs.store(region.id, offset, &vec![7; len]), Ok(()), "{offset} {len}");
         let mut out = vec![0; len];
-        assert_eq!(node.mr_load(region.id, offset, &mut out), Ok(()), "{offset} {len}");
+        assert_eq!(node.mrs.load(region.id, offset, &mut out), Ok(()), "{offset} {len}");
         assert_eq!(out, vec![7; len]);
     }
     for (offset, len) in [(0, 17), (16, 1), (17, 0), (17, 1), (usize::MAX, 1), (1, 1024)] {
         let outside = |got: Result<()>| matches!(got, Err(Error::Invalid(_)));
-        assert!(outside(node.mr_store(region.id, offset, &vec![9; len])), "{offset} {len}");
-        assert!(outside(node.mr_load(region.id, offset, &mut vec![0; len])), "{offset} {len}");
+        assert!(outside(node.mrs.store(region.id, offset, &vec![9; len])), "{offset} {len}");
+        assert!(outside(node.mrs.load(region.id, offset, &mut vec![0; len])), "{offset} {len}");
     }
     assert_eq!(region.bytes(), [7; 16]);
     region.assert_guards();

@@ -241,7 +241,7 @@ fn an_attacker_on_the_segment_is_only_counted() {
             let c = end.node.counters();
             assert_eq!((c.sessions_opened, c.sessions_reset, c.sessions_dead), (1, 0, 0));
             assert!(c.rx_forged > 500 && c.rx_replayed > 100 && c.rx_clear > 20, "{c:?}");
-            let claims = end.node.claims();
+            let claims = end.node.observed.claims();
             let sum = |at: usize| claims.iter().map(|claim| claim.counts[at]).sum::<u64>();
             assert!(claims.len() <= CLAIMS_MAX && sum(2) > 100 && sum(0) > 500, "{claims:?}");
             let (_, peer) = end.node.peers.iter().next().expect("one");
@@ -290,7 +290,7 @@ pub(super) fn refused(ends: [End; 2]) -> (Option<Error>, u64, [bool; 2]) {
     for _ in 0..600 {
         pair.run(10 * MS);
         for (i, told) in told.iter_mut().enumerate() {
-            while let Some(notice) = pair.ends[i].node.notice() {
+            while let Some(notice) = pair.ends[i].node.observed.notice() {
                 if matches!(notice, Notice::OtherKey { .. } | Notice::BadCertificate { .. }) {
                     *told = told.or(Some(pair.now.since(begun) / MS));
                 }

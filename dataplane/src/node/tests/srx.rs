@@ -15,13 +15,13 @@ fn shared_by(lossless: bool, queues: &[usize]) -> Shared {
     let mut pair = Pair::new(1500, lossless);
     let [from, to] = &mut pair.ends;
     let caps = KINDS | Caps::DIRECTED_RECV | Caps::SOURCE;
-    let srx = to.node.srx_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    let srx = to.node.eps.srx_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     let eps = queues.iter().map(|&size| {
-        let ep = to.node.ep_open(EpAttr { caps, ..EpAttr::default() }).unwrap();
-        let cq = to.node.cq_open(size).unwrap();
+        let ep = to.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+        let cq = to.node.cqs.open(size).unwrap();
         to.node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         to.node.ep_bind_av(ep, to.av).unwrap();
-        to.node.ep_bind_srx(ep, srx, false).unwrap();
+        to.node.eps.bind_srx(ep, srx, false).unwrap();
         to.node.ep_enable(ep).unwrap();
         let addr = to.node.addr_of(ep).unwrap();
         (ep, cq, from.node.av_insert(Instant(0), from.av, addr).unwrap())
@@ -70,14 +70,14 @@ fn receives_go_to_whoever_gets_a_message_first_and_complete_in_its_queue() {
                 it.send(to, 5, &vec![to as u8; len]);
             }
             it.pair.run(20_000_000);
-            let got = [0, 1, 2].map(|of| it.pair.ends[1].node.cq_ready(it.eps[of].1).unwrap());
+            let got = [0, 1, 2].map(|of| it.pair.ends[1].node.cqs.ready(it.eps[of].1).unwrap());
             assert_eq!(got, [1, 1, 1], "{len} bytes, lossless {lossless}");
             if len <= 4096 {
                 assert_eq!([it.read(2), it.read(0), it.read(1)], [vec![0], vec![1], vec![2]]);
                 let firsts = looks.iter().map(|look| contents(look)[0]);
                 assert_eq!(firsts.collect::<Vec<_>>(), [2, 0, 1]);
             }
-            let counters = it.pair.ends[1].node.ep_counters(it.eps[0].0).unwrap();
+            let counters = it.pair.ends[1].node.eps.counters(it.eps[0].0).unwrap();
             assert_eq!((counters.received, counters.posted), (1, 0));
         }
     }
@@ -123,11 +123,11 @@ fn a_source_is_looked_up_in_the_address_vector_of_the_endpoints() {
     it.send(0, 5, &[1; 8]);
     assert_eq!(it.read(0), [1]);
     let node = &mut it.pair.ends[1].node;
-    let ep = node.ep_open(EpAttr { caps: KINDS, ..EpAttr::default() }).unwrap();
+    let ep = node.eps.open(EpAttr { caps: KINDS, ..EpAttr::default() }).unwrap();
     let av = node.av_open(8).unwrap();
     node.ep_bind_cq(ep, it.eps[0].1, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.ep_bind_av(ep, av).unwrap();
-    node.ep_bind_srx(ep, it.srx, false).unwrap();
+    node.eps.bind_srx(ep, it.srx, false).unwrap();
     assert!(matches!(node.ep_enable(ep), Err(Error::Invalid(_))));
 }
 
@@ -180,7 +180,7 @@ fn an_endpoint_closes_and_the_others_go_on() {
     assert_eq!((it.read(1), contents(&look)[0]), (vec![1], 2));
     it.send(1, 5, &[4; 8]);
     assert_eq!(it.read(1), [2]);
-    assert_eq!(it.pair.ends[1].node.ep_ids().count(), 2);
+    assert_eq!(it.pair.ends[1].node.eps.ids().count(), 2);
 }
 
 #[test]
@@ -196,11 +196,11 @@ fn what_is_an_endpoints_own_is_refused() {
     assert!(matches!(refused.err(), Some(Error::OpNotSupp(_))));
     it.srx = context;
     let node = &mut it.pair.ends[1].node;
-    assert_eq!(node.ep_bind_srx(ep, srx, false), Err(Error::OpBadState));
-    let fresh = node.ep_open(EpAttr { caps: KINDS, ..EpAttr::default() }).unwrap();
-    assert!(matches!(node.ep_bind_srx(fresh, ep, false), Err(Error::Invalid(_))));
-    node.ep_bind_srx(fresh, srx, false).unwrap();
-    assert!(matches!(node.ep_bind_srx(fresh, srx, false), Err(Error::Invalid(_))));
+    assert_eq!(node.eps.bind_srx(ep, srx, false), Err(Error::OpBadState));
+    let fresh = node.eps.open(EpAttr { caps: KINDS, ..EpAttr::default() }).unwrap();
+    assert!(matches!(node.eps.bind_srx(fresh, ep, false), Err(Error::Invalid(_))));
+    node.eps.bind_srx(fresh, srx, false).unwrap();
+    assert!(matches!(node.eps.bind_srx(fresh, srx, false), Err(Error::Invalid(_))));
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     let mut it = shared_by(true, &[8, 8]);
     let srx = it.srx;
     let node = &mut it.pair.ends[1].node;
-    let cntr = node.cntr_open().unwrap();
+    let cntr = node.cntrs.open().unwrap();
     let deferred = node.deferred_ep(srx, Some(cntr)).unwrap();
     let peer = it.pair.ends[1].peer;
     let by_deferred = |it: &mut Shared, src, context, flags| {
@@ -257,8 +257,8 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
         told.map(|e| (e.err, e.cqe.op_context)),
         [(Error::Canceled, 6), (Error::BadFlags, 7)]
     );
-    assert_eq!((node.cntr_read(cntr), node.cntr_readerr(cntr)), (Ok(3), Ok(2)));
-    let own = [0, 1].map(|of| node.ep_counters(it.eps[of].0).unwrap().posted);
+    assert_eq!((node.cntrs.read(cntr), node.cntrs.readerr(cntr)), (Ok(3), Ok(2)));
+    let own = [0, 1].map(|of| node.eps.counters(it.eps[of].0).unwrap().posted);
     assert_eq!(own, [0, 0]);
     // It ends with the context, and then the counter can be closed.
     by_deferred(&mut it, FI_ADDR_UNSPEC, 8, OpFlags::empty()).unwrap();

@@ -15,7 +15,7 @@ fn strict() -> NodeSettings {
 
 /// Hands `node` a packet of the stranger, and says which packets it answers.
 fn say(node: &mut Node, dst_sid: u32, op: &Op) -> Vec<Vec<u8>> {
-    let (dst, crc) = (node.station, node.has_crc());
+    let (dst, crc) = (node.station, node.far.has_crc());
     let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, STRANGER);
     let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
     let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
@@ -210,7 +210,7 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
             assert_eq!(region.bytes()[..8], written);
             region.assert_guards();
             // For the next round.
-            pair.ends[1].node.mr_store(region.id, 0, &[0xEE; 8]).unwrap();
+            pair.ends[1].node.mrs.store(region.id, 0, &[0xEE; 8]).unwrap();
         }
         assert_eq!(pair.ends[1].node.counters().rx_not_inserted, 12);
     }
@@ -219,7 +219,7 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
 /// An OPEN of the station `n`, for somebody who names its receiver's life.
 fn open_of(node: &mut Node, now: Instant, n: u32) -> Vec<Vec<u8>> {
     let [_, a, b, c] = n.to_be_bytes();
-    let (dst, crc, src) = (node.station, node.has_crc(), Station::at([6, 0, 0, a, b, c]));
+    let (dst, crc, src) = (node.station, node.far.has_crc(), Station::at([6, 0, 0, a, b, c]));
     let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
     let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
     let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
@@ -271,7 +271,7 @@ fn data_that_waits_for_room_names_nobody_who_has_no_name() {
         pair.write(&[7; 8], rma, OpFlags::REMOTE_CQ_DATA, 3).unwrap();
         pair.run(3_000_000);
         let End { node, ep, cq, av, peer, .. } = &mut pair.ends[1];
-        assert_eq!((node.cq_ready(*cq), node.levels().late), (Ok(0), 1));
+        assert_eq!((node.cqs.ready(*cq), node.levels().late), (Ok(0), 1));
         if !known {
             node.av_remove(*av, *peer).unwrap();
         }
@@ -305,7 +305,8 @@ fn an_answer_to_nobody_displaces_nobody() {
     assert_eq!(live(&node), PEERS as usize);
     for n in 0..500 {
         let now = Instant(u64::from(PEERS + 1 + n) * ms);
-        let (dst, crc, src) = (node.station, node.has_crc(), Station::at([6, 1, 0, 0, 1, n as u8]));
+        let (dst, crc, src) =
+            (node.station, node.far.has_crc(), Station::at([6, 1, 0, 0, 1, n as u8]));
         let src = Station { number: (n >> 8) as u16, ..src };
         let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
         let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 9);

@@ -46,7 +46,7 @@ fn packets_and_bytes_of_a_session_are_what_left_and_came() {
         }
         pair.run(50_000_000);
         let [a, b] = &mut pair.ends;
-        let trips = a.node.round_trips().clone();
+        let trips = a.node.observed.round_trips.clone();
         let counted = |below| {
             let lengths =
                 (0..RoundTrips::COUNT).take_while(|&at| RoundTrips::lengths(at).end <= below);
@@ -200,5 +200,5 @@ fn messages_without_a_receive_are_counted() {
     }
     pair.run(1_000_000);
     let End { node, ep, .. } = &pair.ends[1];
-    assert_eq!(node.ep_counters(*ep).unwrap().unexpected, 4);
+    assert_eq!(node.eps.counters(*ep).unwrap().unexpected, 4);
 }

@@ -20,7 +20,7 @@ fn end_of(station: u8, numbers: &[u8], single: bool) -> (End, Vec<Tenant>) {
     };
     let mut end = end_with(station, 1500, false, NodeSettings { keys, ..NodeSettings::default() });
     let keys = numbers.iter().filter(|_| !single);
-    let tenants = keys.map(|&n| end.node.add_tenant(key(n)).unwrap()).collect();
+    let tenants = keys.map(|&n| end.node.openings.add_tenant(key(n)).unwrap()).collect();
     (end, tenants)
 }
 
@@ -146,7 +146,7 @@ fn a_key_of_no_tenant_is_refused() {
         assert_eq!(pair.read_err(i).err, Error::Access);
     }
     // From now on it is one.
-    let third = pair.ends[0].node.add_tenant(key(3)).unwrap();
+    let third = pair.ends[0].node.openings.add_tenant(key(3)).unwrap();
     let to = add(&mut pair, 0, third);
     let look = recv_from(&mut pair, 1, FI_ADDR_UNSPEC, OpFlags::empty(), 1);
     send(&mut pair, 0, to, 6);
@@ -173,9 +173,9 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
         let got = node.post_recv(now, *ep, req);
         assert!(matches!(got, Err(Error::Invalid(_))), "{src:#x}: {got:?}");
     }
-    assert_eq!(node.add_tenant(key(2)), Ok(of_a[1]), "the same key is the same tenant");
-    assert!(node.add_tenant(key(3)).is_ok() && node.add_tenant(key(4)).is_ok());
-    assert_eq!(node.add_tenant(key(5)), Err(Error::NoMem));
+    assert_eq!(node.openings.add_tenant(key(2)), Ok(of_a[1]), "the same key is the same tenant");
+    assert!(node.openings.add_tenant(key(3)).is_ok() && node.openings.add_tenant(key(4)).is_ok());
+    assert_eq!(node.openings.add_tenant(key(5)), Err(Error::NoMem));
     assert!(matches!(node.set_keys(now, vec![key(1)]), Err(Error::OpNotSupp(_))));
     assert_eq!(node.remove_tenant(now, of_a[0]), Err(Error::Busy));
     assert!(matches!(node.remove_tenant(now, nobody), Err(Error::Invalid(_))));
@@ -188,7 +188,10 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     node.av_remove(*av, to).unwrap();
     node.remove_tenant(pair.now, of_a[0]).unwrap();
     invalid(node.av_insert_of(pair.now, *av, addr, of_a[0]));
-    assert!(node.add_tenant(key(5)).is_ok_and(|new| !of_a.contains(&new)), "no number twice");
+    assert!(
+        node.openings.add_tenant(key(5)).is_ok_and(|new| !of_a.contains(&new)),
+        "no number twice"
+    );
     let back = pair.ends[1].peer;
     send(&mut pair, 1, back, 2);
     pair.run(2_500 * MS);

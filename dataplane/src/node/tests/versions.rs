@@ -21,7 +21,7 @@ fn sent(pair: &mut Pair, i: usize) -> Vec<Vec<u8>> {
 }
 
 fn notices(pair: &mut Pair, i: usize) -> Vec<Notice> {
-    std::iter::from_fn(|| pair.ends[i].node.notice()).collect()
+    std::iter::from_fn(|| pair.ends[i].node.observed.notice()).collect()
 }
 
 /// Goal: another version is not taken for a dead host. Method: a node's OPEN reaches one that finds
@@ -80,7 +80,7 @@ fn a_damaged_version_is_not_refused() {
     let forged = of_version(wire::frame(&base, &Op::Rst(rst), &[]), 3);
     pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&forged));
     assert_eq!(pair.ends[0].node.counters().rx_bad_rst, 1);
-    assert!(pair.ends[0].node.cq_ready(pair.ends[0].cq).unwrap() == 0);
+    assert!(pair.ends[0].node.cqs.ready(pair.ends[0].cq).unwrap() == 0);
 }
 
 fn base_to(pair: &Pair, i: usize) -> Base {

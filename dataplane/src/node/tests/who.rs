@@ -19,7 +19,7 @@ fn server(station: u8, number: u16) -> End {
 
 /// Hands `node` a WHO of station `src` to `dst`, and says what it sends then.
 fn say(node: &mut Node, now: u64, (src, dst): (u8, Station), op: WhoOp) -> Vec<(Station, WhoOp)> {
-    let (crc, src) = (node.has_crc(), Station::at([2, 0, 0, 0, 0, src]));
+    let (crc, src) = (node.far.has_crc(), Station::at([2, 0, 0, 0, 0, src]));
     let (ty, ar, rtx, psn, cack, grant) = (Ty::Who, false, false, Psn(0), Psn(0), 0);
     let base =
         Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid: 0, psn, cack, grant, plen: 0 };
@@ -68,7 +68,8 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
     let counters = node.counters();
     assert_eq!((counters.rx_who, counters.tx_here), (7, 3));
     // A host that is not known is told of once a second.
-    let missed = std::iter::from_fn(|| node.notice()).filter(|n| *n == Notice::HostMissed).count();
+    let missed =
+        std::iter::from_fn(|| node.observed.notice()).filter(|n| *n == Notice::HostMissed).count();
     assert_eq!(missed, 1);
     let mut quiet = end(2, 1500, false).node;
     quiet.set_hosts(vec![HOST]);
@@ -125,7 +126,7 @@ fn a_flood_of_forged_names_changes_nothing() {
     }
     assert_eq!((node.sessions().count(), node.levels()), (sessions, levels));
     assert_eq!(node.heres(q), []);
-    let twice = std::iter::from_fn(|| node.notice());
+    let twice = std::iter::from_fn(|| node.observed.notice());
     let twice = twice.filter(|n| matches!(n, Notice::NameTwice { service: 7471, .. })).count();
     assert_eq!(twice, 16);
     assert!((1000..=8 * 1001).contains(&answers), "{answers} in a second");

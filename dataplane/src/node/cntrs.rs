@@ -1,0 +1,84 @@
+//! The counters of a node.
+
+use super::CntrId;
+use crate::cntr::Cntr;
+use crate::error::{Error, Result};
+use crate::idx::CntrIdx;
+use crate::slab::Slab;
+
+/// See the module. A call that names a counter which was closed is [`Error::BadFd`].
+pub(super) type Cntrs = Slab<CntrTable, (), CntrIdx>;
+
+/// A counter, and the number of objects bound to it.
+#[derive(Debug, Default)]
+pub struct CntrTable {
+    pub(crate) cntr: Cntr,
+    pub(crate) bound: u32,
+}
+
+impl Cntrs {
+    /// Makes a counter, 0.
+    ///
+    /// # Errors
+    /// [`Error::NoMem`]: too many counters.
+    pub fn open(&mut self) -> Result<CntrId> {
+        let idx = self.alloc(CntrTable::default()).ok_or(Error::NoMem)?;
+        Ok(CntrId(self.handle(idx)))
+    }
+
+    /// The value.
+    pub fn read(&self, cntr: CntrId) -> Result<u64> {
+        Ok(self.cntr(cntr)?.cntr.read())
+    }
+
+    /// The error value.
+    pub fn readerr(&self, cntr: CntrId) -> Result<u64> {
+        Ok(self.cntr(cntr)?.cntr.readerr())
+    }
+
+    /// Adds to the value.
+    pub fn add(&mut self, cntr: CntrId, n: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.add(n);
+        Ok(())
+    }
+
+    /// Adds to the error value.
+    pub fn adderr(&mut self, cntr: CntrId, n: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.adderr(n);
+        Ok(())
+    }
+
+    /// Sets the value.
+    pub fn set(&mut self, cntr: CntrId, v: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.set(v);
+        Ok(())
+    }
+
+    /// Sets the error value.
+    pub fn seterr(&mut self, cntr: CntrId, v: u64) -> Result<()> {
+        self.cntr_mut(cntr)?.cntr.seterr(v);
+        Ok(())
+    }
+
+    pub(super) fn cntr(&self, cntr: CntrId) -> Result<&CntrTable> {
+        self.by_handle(cntr.0).ok_or(Error::BadFd)
+    }
+
+    fn cntr_mut(&mut self, cntr: CntrId) -> Result<&mut CntrTable> {
+        self.by_handle_mut(cntr.0).ok_or(Error::BadFd)
+    }
+
+    /// Counts an outcome in a bound counter.
+    #[inline]
+    pub(crate) fn count(&mut self, cntr: CntrIdx, success: bool) {
+        if cntr == CntrIdx::NONE {
+            return;
+        }
+        let cntr = &mut self[cntr].cntr;
+        if success {
+            cntr.add(1);
+        } else {
+            cntr.adderr(1);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The completion queues of a node.
+
+use std::collections::VecDeque;
+
+use super::ops::Late;
+use super::{CqId, Reader};
+use crate::cq::Cq;
+use crate::error::{Error, Result};
+use crate::idx::CqIdx;
+use crate::table::{Table, Vacant};
+use crate::types::Cqe;
+
+/// See the module. A call that names a queue which was closed is [`Error::BadFd`].
+pub(super) type Cqs = Table<CqTable, (), CqIdx>;
+
+/// A completion queue, and the number of objects bound to it.
+#[derive(Debug)]
+#[repr(align(16))]
+pub struct CqTable {
+    pub(crate) cq: Cq,
+    pub(crate) bound: u32,
+    /// A message waits for room in the queue.
+    pub(crate) cq_blocked: bool,
+    /// Endpoints may hold reserved entries for operations that are not posted yet
+    /// ([`reserve_receives`](super::ep::Ep::reserve_receives)).
+    pub(crate) has_reserved: bool,
+    /// Completions with remote CQ data that wait for room, oldest first.
+    #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
+    pub(crate) late: Box<VecDeque<Late>>,
+}
+
+const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
+
+impl CqTable {
+    pub(crate) fn new(cq: Cq) -> Self {
+        Self { cq, bound: 0, cq_blocked: false, has_reserved: false, late: Box::default() }
+    }
+
+    /// [`Node::cq_take`](super::Node::cq_take), and whether something waits for room in the queue.
+    #[inline(always)]
+    pub(super) fn take(&mut self, most: usize, put: impl FnMut(&Cqe)) -> Option<(usize, bool)> {
+        if self.cq.is_empty() {
+            return None;
+        }
+        let n = self.cq.take(most, put);
+        Some((n, n > 0 && self.cq_blocked))
+    }
+
+    /// See [`Cqs::take_one`].
+    #[inline(always)]
+    fn take_one(&mut self, reader: impl Reader) -> Option<bool> {
+        if self.cq.is_empty() {
+            return None;
+        }
+        // The [lead](crate::cq) occupies no entry: reading it makes no room.
+        Some(self.cq.take_one(self.cq_blocked, reader))
+    }
+}
+
+impl Vacant for CqTable {
+    fn vacant() -> Self {
+        Self::new(Cq::none())
+    }
+}
+
+impl Cqs {
+    /// Makes a completion queue that holds at least `size` entries.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: `size` is 0 or above 2^24. [`Error::NoMem`]: too many queues.
+    pub fn open(&mut self, size: usize) -> Result<CqId> {
+        if !(1..=1 << 24).contains(&size) {
+            return Err(Error::Invalid("a completion queue has 1 to 2^24 entries"));
+        }
+        let idx = self.alloc(CqTable::new(Cq::new(size))).ok_or(Error::NoMem)?;
+        Ok(CqId(self.handle(idx)))
+    }
+
+    /// Passes the next completion to `reader`, if it is a success and nothing waits for room in the
+    /// queue. `None`, and nothing has happened, if the queue is empty; false if the call is for
+    /// [`cq_take`](super::Node::cq_take). The generation is NOT checked, as there.
+    #[inline(always)]
+    pub fn take_one(&mut self, cq: CqId, reader: impl Reader) -> Option<bool> {
+        self.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(reader))
+    }
+
+    /// Why [`cq_take`](super::Node::cq_take) has taken nothing.
+    ///
+    /// # Errors
+    /// As [`cq_read`](super::Node::cq_read); 0 if no room was given.
+    pub fn why_nothing(&self, cq: CqId) -> Result<usize> {
+        self.by_handle(cq.0).ok_or(Error::BadFd)?.cq.why_nothing()
+    }
+
+    /// Whether the queue is empty. The generation is NOT checked, as in
+    /// [`cq_take`](super::Node::cq_take).
+    #[inline(always)]
+    pub fn is_empty(&mut self, cq: CqId) -> bool {
+        self.at_mut(cq.0.idx()).is_some_and(|table| table.cq.is_empty())
+    }
+
+    /// Number of entries waiting, errors included.
+    #[inline]
+    pub fn ready(&self, cq: CqId) -> Result<usize> {
+        Ok(self.by_handle(cq.0).ok_or(Error::BadFd)?.cq.ready())
+    }
+}
