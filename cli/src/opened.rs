@@ -46,7 +46,15 @@ impl Opener {
 
     fn read(&mut self) -> Result<(), Fail> {
         let shown = self.path.display();
-        let cannot = |e: io::Error| Fail::new(format!("{shown}: {e}"));
+        let cannot = |e: io::Error| {
+            let fail = Fail::new(format!("{shown}: {e}"));
+            match e.kind() {
+                io::ErrorKind::NotFound => fail.mend(format!(
+                    "start one of the processes with BAREWIRE_KEY_LOG={shown}, which writes it"
+                )),
+                _ => fail.mend(format!("may this user read it? ls -l {shown}")),
+            }
+        };
         let mut text = String::new();
         self.looked = Instant::now();
         File::open(&self.path).and_then(|mut f| f.read_to_string(&mut text)).map_err(cannot)?;

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use crate::cert_args::CertArgs;
 use crate::fail::Fail;
 use crate::out;
+use crate::perf::host_and_service;
 use crate::stats::station;
 use crate::table::{Align, layout};
 
@@ -56,6 +57,7 @@ Examples:
   barewire ping --port udp:10.0.0.1 10.0.0.7                         the first process of a host
   barewire ping --port udp:10.0.0.1 10.0.0.7:52001                   by the address of its udp port
   barewire ping --port afpacket:eth0 10.0.0.7:7                      by a service that it has bound
+  barewire ping --port afpacket:eth0 node2                           by the name of its host
   barewire ping --port udp:10.0.0.1 --key-file job.key ADDR          where domains have a key
   barewire ping --count 100 --interval 0.01 --json ADDR              one JSON object
 
@@ -64,9 +66,10 @@ Environment:
   BAREWIRE_KEY_FILE, BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE,
   BAREWIRE_PEER_IDS, BAREWIRE_SEAL  as domains have them")]
 pub(crate) struct PingArgs {
-    /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, IP, or IP:PORT.
-    /// On a udp or ip port, PORT is its UDP port (default: 52000); on others that leave the host, a
-    /// service, which is resolved by a broadcast (default: any that is served there).
+    /// The destination: MAC[.NUMBER], an address as `pingpong --listen` prints it, HOST, or
+    /// HOST:PORT, HOST being a name or an IP address. On a udp or ip port, PORT is its UDP port
+    /// (default: 52000); on others that leave the host, a service, which is resolved by a broadcast
+    /// (default: any that is served there).
     #[arg(value_name = "ADDR", value_parser = whom)]
     target: Whom,
     /// The port to send from.
@@ -128,7 +131,7 @@ impl PingArgs {
 }
 
 /// A station as an operator names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Whom {
     /// By its address, or the MAC of that.
     At(EpAddr),
@@ -136,6 +139,8 @@ pub(crate) enum Whom {
     Named(SocketAddr),
     /// By IP address alone: the first process there, or any that serves something.
     Host(IpAddr),
+    /// By the name of its host, and a number if one is given.
+    Called(String, Option<u16>),
 }
 
 /// An address as an operator writes it.
@@ -152,39 +157,58 @@ pub(crate) fn whom(text: &str) -> Result<Whom, String> {
     if let Ok(host) = text.parse() {
         return Ok(Whom::Host(host));
     }
-    let station = station(text).map_err(
-        |_| "expected MAC[.NUMBER] such as 02:00:00:00:00:09, barewire://MAC/NUMBER, or IP[:PORT]",
-    )?;
-    Ok(Whom::At(EpAddr { station, ep: 0, incarnation: 0 }))
+    if let Ok(station) = station(text) {
+        return Ok(Whom::At(EpAddr { station, ep: 0, incarnation: 0 }));
+    }
+    let (host, number) = host_and_service(text);
+    let number = number.map(str::parse).transpose();
+    number.ok().filter(|_| is_name(host)).map(|number| Whom::Called(host.to_owned(), number)).ok_or(
+        "expected MAC[.NUMBER] such as 02:00:00:00:00:09, barewire://MAC/NUMBER, or HOST[:PORT]"
+            .to_owned(),
+    )
+}
+
+/// Whether a host can have this name: a number is meant to be an address.
+fn is_name(text: &str) -> bool {
+    let may = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    text.chars().all(may) && text.contains(|c: char| c.is_ascii_alphabetic())
 }
 
 impl Whom {
-    /// The address that is meant on `port`. Where services are asked for that takes
-    /// [`PATIENCE`](barewire::names::PATIENCE) if nobody answers.
+    /// The address that is meant on `port`. A name is looked up first. Where services are asked for
+    /// that takes [`PATIENCE`](barewire::names::PATIENCE) if nobody answers.
     ///
     /// # Errors
     /// The port has no such names, or nobody has this one.
-    fn on(self, port: &str, settings: &Settings) -> Result<EpAddr, Fail> {
-        let (told, host, service) = match self {
-            Self::At(addr) => return Ok(addr),
-            Self::Named(place) => (place.to_string(), place.ip(), Some(place.port().to_string())),
-            Self::Host(host) => (host.to_string(), host, None),
+    fn on(&self, port: &str, settings: &Settings) -> Result<EpAddr, Fail> {
+        let (told, host, number, by) = match self {
+            Self::At(addr) => return Ok(*addr),
+            Self::Named(at) => {
+                (at.to_string(), at.ip().to_string(), Some(at.port()), "an IP address")
+            }
+            Self::Host(host) => (host.to_string(), host.to_string(), None, "an IP address"),
+            Self::Called(host, Some(number)) => {
+                (format!("{host}:{number}"), host.clone(), Some(*number), "the name of its host")
+            }
+            Self::Called(host, None) => (host.clone(), host.clone(), None, "the name of its host"),
         };
         let names = Names::of(port);
         match names {
             Names::Labels => {
-                let what = format!("{told}: on port {port} nobody is known by an IP address");
+                let what = format!("{told}: on port {port} nobody is known by {by}");
                 let mend = "give its MAC, or its complete address: barewire stats lists them";
                 Err(Fail::usage(what).mend(mend))
             }
-            Names::Udp { .. } if service.is_some() => {
+            Names::Udp { .. } if matches!(self, Self::Named(_)) => {
                 let station = station(&told).map_err(Fail::usage)?;
                 Ok(EpAddr { station, ep: 0, incarnation: 0 })
             }
             Names::Udp { .. } | Names::Asked { .. } => {
-                let (host, through) = (host.to_string(), Through::port(port, settings));
-                let found =
-                    names.find(Some(&host), service.as_deref(), Whose::Peers, true, &through);
+                let (service, through) =
+                    (number.map(|n| n.to_string()), Through::port(port, settings));
+                let is_number = !matches!(self, Self::Called(..));
+                let (host, service) = (Some(host.as_str()), service.as_deref());
+                let found = names.find(host, service, Whose::Peers, is_number, &through);
                 let lacks = || Fail::new(format!("{told}: no address"));
                 found.map_err(Fail::new)?.ok_or_else(lacks)
             }
@@ -643,7 +667,15 @@ mod tests {
         assert_eq!(whom("02:00:00:00:00:09"), Ok(Whom::At(bare)));
         let full = EpAddr { station, ep: 3, incarnation: 255 };
         assert_eq!(whom("barewire://02:00:00:00:00:09/3#ff"), Ok(Whom::At(full)));
-        assert!(whom("nobody").is_err());
+        let called = |host: &str, number| Ok(Whom::Called(host.to_owned(), number));
+        assert_eq!(whom("node2"), called("node2", None));
+        assert_eq!(whom("node2.lan:52001"), called("node2.lan", Some(52001)));
+        for wrong in ["", "node2:", "node2:x", "node2:70000", "02:00:00:00:00", "10.0.0.300", "a b"]
+        {
+            assert!(whom(wrong).unwrap_err().contains("HOST[:PORT]"), "{wrong}");
+        }
+        let why = whom("node2").unwrap().on("shm", &Settings::default()).unwrap_err().to_string();
+        assert!(why.starts_with("node2: on port shm nobody is known by the name of its"), "{why}");
         let place = whom("10.0.0.7:52000").unwrap();
         let on = |port: &str| place.on(port, &Settings::default());
         let udp = on("udp:127.0.0.1").unwrap();

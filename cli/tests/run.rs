@@ -450,7 +450,8 @@ fn a_recording_is_read_with_the_secrets_of_its_sessions() {
     assert_eq!(messages_in(&read(&at("other"), &sealed).0), 0, "another secret");
     for (keys, from, says) in [
         (&*at("wrong"), &*sealed, "line 1: not the secret"),
-        ("/nowhere", &*sealed, "/nowhere"),
+        ("/nowhere", &*sealed, "; start one of the processes with BAREWIRE_KEY_LOG=/nowhere"),
+        ("/", &*sealed, "; may this user read it? ls -l /"),
         (&*secrets, &*secrets, "neither pcapng nor pcap"),
     ] {
         let output = run(&["capture", "--keys", keys, "--read", from, "-o", &at("x")]);
@@ -528,16 +529,19 @@ fn a_listener_on_a_wire_is_found_by_its_host() {
         let lines = objects(&run(&[&args[..], &["--size", "8", "--json"]].concat()));
         assert_eq!((lines.len(), &lines[0]["n"]), (1, &10.into()));
     }
-    let peer = format!("127.0.0.1:{service}");
-    let output = run(&["ping", "--port", "afpacket:lo", &peer, "--count", "3", "--json"]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((output.status.code(), &said["verdict"]), (Some(0), &"ok".into()), "{said}");
     let (mac, _) = addr.trim_start_matches("barewire://").split_once('/').unwrap();
-    assert_eq!(said["peer"], mac);
+    for peer in [&*format!("127.0.0.1:{service}"), &format!("localhost:{service}"), "localhost"] {
+        let output = run(&["ping", "--port", "afpacket:lo", peer, "--count", "3", "--json"]);
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((output.status.code(), &said["verdict"]), (Some(0), &"ok".into()), "{said}");
+        assert_eq!(said["peer"], mac, "{peer}");
+    }
     server.kill().unwrap();
     server.wait().unwrap();
-    for what in ["pingpong", "ping"] {
-        let output = run(&[what, "192.0.2.1:7", "--port", "afpacket:lo"]);
+    for (what, host) in
+        [("pingpong", "192.0.2.1:7"), ("ping", "192.0.2.1:7"), ("ping", "localhost:7")]
+    {
+        let output = run(&[what, host, "--port", "afpacket:lo"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let says = "within 300 ms none answered that it serves service 7 there";
         assert!(output.status.code() == Some(1) && said.contains(says), "{said}");

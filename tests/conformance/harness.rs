@@ -1,5 +1,6 @@
 //! Two sides that talk, and how to wait for what they get.
 
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, InfoFlags, OpFlags};
@@ -64,8 +65,13 @@ pub(crate) fn the_fabric() -> Fabric {
 }
 
 /// Names the ports to test on instead of a loopback segment: one that is opened so many times
-/// (`afpacket:lo`, `udp:127.0.0.1`), or several with spaces between them, one for each side.
+/// (`afpacket:lo`, `udp:127.0.0.1`), or several with spaces between them, one for each side. Of
+/// three the last is for whoever talks with both sides of a [`Pair`] meanwhile; more sides than
+/// that begin again with the first.
 pub(crate) const PORTS: &str = "BAREWIRE_TEST_PORT";
+
+/// Ports named for a pair and one beside it.
+const WITH_ONE_BESIDE: usize = 3;
 
 /// Ports of one segment.
 pub(crate) fn ports(count: usize) -> Vec<Box<dyn Port>> {
@@ -73,9 +79,20 @@ pub(crate) fn ports(count: usize) -> Vec<Box<dyn Port>> {
         return ports_with(count, LoopbackSettings::default());
     };
     let specs: Vec<&str> = specs.split(' ').collect();
-    assert!(specs.len() == 1 || specs.len() >= count, "{PORTS} names too few");
-    let open = |spec| barewire_driver::open::open(spec).unwrap_or_else(|e| panic!("{e}"));
+    let repeats = [1, WITH_ONE_BESIDE].contains(&specs.len());
+    assert!(repeats || specs.len() >= count, "{PORTS} names too few");
     specs.iter().cycle().take(count).map(|spec| open(spec)).collect()
+}
+
+fn open(spec: &str) -> Box<dyn Port> {
+    barewire_driver::open::open(spec).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The port of whoever talks with both sides of a pair, if the tests run with one.
+fn port_beside() -> Option<Box<dyn Port>> {
+    let specs = std::env::var(PORTS).ok()?;
+    let specs: Vec<&str> = specs.split(' ').collect();
+    (specs.len() == WITH_ONE_BESIDE).then(|| open(specs[WITH_ONE_BESIDE - 1]))
 }
 
 pub(crate) fn ports_with(count: usize, settings: LoopbackSettings) -> Vec<Box<dyn Port>> {
@@ -151,6 +168,7 @@ impl Side {
 pub(crate) struct Pair {
     pub(crate) a: Side,
     pub(crate) b: Side,
+    beside: Option<Beside>,
 }
 
 impl Default for Pair {
@@ -161,7 +179,9 @@ impl Default for Pair {
 
 impl Pair {
     pub(crate) fn new(plan: &Plan) -> Self {
-        Self::with(plan, plan, ports(2))
+        let pair = Self::with(plan, plan, ports(2));
+        let beside = port_beside().map(|port| Beside::new(port, [&pair.a, &pair.b], plan));
+        Self { beside, ..pair }
     }
 
     pub(crate) fn with(a: &Plan, b: &Plan, ports: Vec<Box<dyn Port>>) -> Self {
@@ -170,11 +190,29 @@ impl Pair {
         let (mut a, mut b) = (Side::new(next(), a), Side::new(next(), b));
         a.peer = a.knows(b.ep.getname().unwrap());
         b.peer = b.knows(a.ep.getname().unwrap());
-        Self { a, b }
+        Self::of(a, b)
     }
 
-    /// Turns both loops a few times and says whether anything moved.
+    /// Two sides that know each other already.
+    pub(crate) fn of(a: Side, b: Side) -> Self {
+        Self { a, b, beside: None }
+    }
+
+    /// Turns both loops a few times and says whether anything moved. One beside goes on talking.
     pub(crate) fn turn(&self) -> bool {
+        if let Some(beside) = &self.beside {
+            beside.turn(true);
+        }
+        self.turn_both()
+    }
+
+    /// As [`turn`](Self::turn), but one beside only ends what it has begun.
+    fn turn_to_rest(&self) -> bool {
+        let rests = self.beside.as_ref().is_none_or(|beside| beside.turn(false));
+        self.turn_both() || !rests
+    }
+
+    fn turn_both(&self) -> bool {
         let moved: usize = (0..4)
             .map(|_| self.a.domain.progress().unwrap() + self.b.domain.progress().unwrap())
             .sum();
@@ -183,6 +221,11 @@ impl Pair {
             std::thread::sleep(Duration::from_micros(100));
         }
         moved > 0
+    }
+
+    /// What one beside has sent and got back so far, if there is one.
+    pub(crate) fn exchanges(&self) -> Option<u64> {
+        self.beside.as_ref().map(|beside| beside.exchange.lock().unwrap().number)
     }
 
     /// Turns both loops until nothing moves any more.
@@ -199,7 +242,7 @@ impl Pair {
         let rest = Duration::from_millis(rest);
         let (mut quiet, mut moved) = (0, start);
         while quiet < 50 || moved.elapsed() < rest {
-            if self.turn() {
+            if self.turn_to_rest() {
                 (quiet, moved) = (0, Instant::now());
             } else {
                 quiet += 1;
@@ -215,7 +258,7 @@ impl Pair {
             return self.settle();
         }
         until("acknowledgement of all that was sent", || {
-            let moved = self.turn();
+            let moved = self.turn_to_rest();
             let on_the_way = [&self.a, &self.b].map(|side| {
                 let node = side.domain.levels().unwrap().node;
                 node.tx + node.sent
@@ -284,6 +327,100 @@ impl Pair {
                 node.tx + node.sent + node.posted + node.unexpected + node.blocks + node.pulls;
             assert_eq!((levels.ops, busy + node.cq_reserved), (0, 0), "{name}: {levels:?}");
         }
+    }
+}
+
+/// A third side, far where the others are near or the other way round. It sends to an endpoint of
+/// its own at each of the two by turns, which sends the same back.
+struct Beside {
+    side: Side,
+    ends: [End; 2],
+    /// The exchange that is underway, or the next.
+    exchange: Mutex<Exchange>,
+}
+
+/// An endpoint in a domain of the pair.
+struct End {
+    ep: Endpoint,
+    cq: Cq,
+    _av: Av,
+    /// The third side in `_av`, and this end at that.
+    to: FiAddr,
+    at: FiAddr,
+}
+
+#[derive(Default)]
+struct Exchange {
+    number: u64,
+    is_underway: bool,
+    /// Completions at the third side, and at the end.
+    ended: [u64; 2],
+}
+
+impl Exchange {
+    /// Within a frame, of several, and announced.
+    const LENS: [usize; 5] = [8, 600, 0, 5000, 70_000];
+
+    fn bytes(&self) -> Vec<u8> {
+        pattern(Self::LENS[(self.number / 2) as usize % Self::LENS.len()], self.number)
+    }
+}
+
+impl Beside {
+    fn new(port: Box<dyn Port>, pair: [&Side; 2], plan: &Plan) -> Self {
+        let mut hints = Info { caps: usual_caps(), ..Info::default() };
+        // It answers while a test turns one side alone.
+        hints.domain_attr.data_progress = Progress::Auto;
+        let own = Plan { info: info(&hints), ..Plan::default() };
+        let side = Side::new(port, &own);
+        let end = |of: &Side| {
+            let info = Info { caps: plan.info.caps | Caps::TAGGED, ..plan.info.clone() };
+            let (cq, av) = (
+                of.domain.cq_open(CqAttr::default()).unwrap(),
+                of.domain.av_open(AvAttr::default()).unwrap(),
+            );
+            let ep = of.domain.endpoint(&info).unwrap();
+            ep.bind_cq(&cq, BOTH).unwrap();
+            ep.bind_av(&av).unwrap();
+            ep.enable().unwrap();
+            let mut to = [0];
+            av.insert(&[side.ep.getname().unwrap()], &mut to).unwrap();
+            let at = side.knows(ep.getname().unwrap());
+            End { ep, cq, _av: av, to: to[0], at }
+        };
+        let ends = pair.map(end);
+        Self { side, ends, exchange: Mutex::default() }
+    }
+
+    /// Goes on with an exchange, after it with the next if one `starts`. Whether none is underway.
+    fn turn(&self, starts: bool) -> bool {
+        let mut of = self.exchange.lock().unwrap();
+        let End { ep, cq, to, at, .. } = &self.ends[(of.number % 2) as usize];
+        if !of.is_underway && starts {
+            ep.trecv(Buf::zeroed(of.bytes().len()), *to, of.number, 0, 1).unwrap();
+            self.side.ep.trecv(Buf::zeroed(of.bytes().len()), *at, of.number, 0, 1).unwrap();
+            self.side.ep.tsend(Buf::from(of.bytes()), *at, of.number, 0).unwrap();
+            of.is_underway = true;
+        }
+        for (i, queue) in [&self.side.cq, cq].into_iter().enumerate() {
+            let mut one = [Completion::default()];
+            match queue.read(&mut one) {
+                Ok(_) if one[0].op_context == 1 => {
+                    assert!(one[0].bytes() == of.bytes(), "message {} changed", of.number);
+                    if i == 1 {
+                        ep.tsend(Buf::from(of.bytes()), *to, of.number, 0).unwrap();
+                    }
+                    of.ended[i] += 1;
+                }
+                Ok(_) => of.ended[i] += 1,
+                Err(Error::Again) => {}
+                Err(e) => panic!("exchange {} at {i}: {e}: {:?}", of.number, queue.readerr()),
+            }
+        }
+        if of.ended == [2, 2] {
+            *of = Exchange { number: of.number + 1, ..Exchange::default() };
+        }
+        !of.is_underway
     }
 }
 

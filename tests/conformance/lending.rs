@@ -170,7 +170,7 @@ fn run(seed: u64, shm: bool, threading: Threading, selective: bool) {
     }
     let spec = format!("shm:lending-{}", std::process::id());
     let ports = if shm { (0..2).map(|_| open(&spec).unwrap()).collect() } else { ports(2) };
-    let Pair { a, b } = Pair::with(&plan, &plan, ports);
+    let Pair { a, b, .. } = Pair::with(&plan, &plan, ports);
     let mut both = [Lender::new(a), Lender::new(b)];
     for context in 0..600 {
         let at = rng.index(2);
@@ -202,5 +202,5 @@ fn run(seed: u64, shm: bool, threading: Threading, selective: bool) {
         both.iter().all(|side| side.lent.values().all(|lent| !lent.shown)).then_some(())
     });
     let [a, b] = both.map(|lender| lender.side);
-    Pair { a, b }.all_is_back();
+    Pair::of(a, b).all_is_back();
 }

@@ -40,6 +40,30 @@ fn m1_m4_a_message_of_any_length_arrives_whole() {
     p.all_is_back();
 }
 
+/// M4: the same while another one talks with both, where the tests run with one: it is far from a
+/// near pair, or near to one of a far pair.
+#[test]
+fn m4_messages_arrive_beside_those_of_another() {
+    let p = Pair::default();
+    for n in 0..100 {
+        p.b.ep.recv(Buf::zeroed(600), FI_ADDR_UNSPEC, n).unwrap();
+        p.a.ep.send(buf(600, n), p.a.peer, n).unwrap();
+        let got = p.at_b();
+        assert_eq!((got.op_context, got.bytes()), (n, &pattern(600, n)[..]));
+        assert_eq!(p.at_a().op_context, n);
+    }
+    let Some(before) = p.exchanges() else { return p.all_is_back() };
+    // Of every length, with each of the two.
+    until("ten messages of the other", || {
+        p.turn();
+        p.exchanges().filter(|now| *now >= before + 10)
+    });
+    p.all_is_back();
+    let near = p.a.domain.near_counters().unwrap().expect("a near side").rx_frames;
+    let all = p.a.domain.port_counters().unwrap().rx_frames;
+    assert!(near > 0 && all > near, "{near} near frames of {all}");
+}
+
 /// M1: posted buffers are taken in the order of their posting, whoever may fill them.
 #[test]
 fn m1_receives_match_in_posting_order() {

@@ -47,14 +47,21 @@ fn join(side: &Side, number: u16, flags: u64, context: u64) -> Group {
 }
 
 /// X18, MF12: a member receives what another sends to the group, with source and remote CQ data,
-/// by every untagged call; the sender does not receive it, and whoever has left does not either.
+/// by every untagged call, from no byte to the longest length; the sender does not receive it, and
+/// whoever has left does not either.
 #[test]
 fn x18_members_of_a_group_receive() {
     let Some(p) = pair() else { return };
     let (at_a, at_b) = (join(&p.a, 7, 0, 1), join(&p.b, 7, 0, 2));
-    let (len, to) = (100, at_a.addr());
+    let (max, to) = (at_a.max_msg_size(), at_a.addr());
     let data = OpFlags::REMOTE_CQ_DATA | OpFlags::MULTICAST;
-    for call in 0..4 {
+    let calls = (0..4).flat_map(|call| [0, 100, max].map(|len| (call, len)));
+    for (call, len) in calls {
+        let len = match call {
+            1 => len.min(256),
+            0 => len,
+            _ => len.min(max - 8),
+        };
         p.a.ep.recv(buf(len, 0), FI_ADDR_UNSPEC, 10).unwrap();
         p.b.ep.recv(buf(len, 0), FI_ADDR_UNSPEC, 11).unwrap();
         let bytes = pattern(len, call);
@@ -80,8 +87,8 @@ fn x18_members_of_a_group_receive() {
         assert_eq!(p.error_at_a().err, Error::Canceled);
     }
     at_b.close();
-    p.b.ep.recv(buf(len, 0), FI_ADDR_UNSPEC, 11).unwrap();
-    p.a.ep.send(buf(len, 1), to, 12).unwrap();
+    p.b.ep.recv(buf(100, 0), FI_ADDR_UNSPEC, 11).unwrap();
+    p.a.ep.send(buf(100, 1), to, 12).unwrap();
     assert_eq!(p.at_a().op_context, 12);
     p.settle();
     assert!(p.b.read().is_none(), "who has left has received");
@@ -103,6 +110,53 @@ fn x18_what_is_not_awaited_is_lost() {
     assert!(p.b.read().is_none(), "a message was stored");
     p.a.ep.send(buf(8, 2), at_a.addr(), 3).unwrap();
     assert_eq!((p.at_b().op_context, p.at_a().op_context), (2, 3));
+    p.all_is_back();
+}
+
+/// X18: who leaves while messages arrive receives none after that, and who joins again does.
+#[test]
+fn x18_who_leaves_while_messages_arrive_receives_no_more() {
+    let mut auto = plan();
+    auto.info.domain_attr.data_progress = Progress::Auto;
+    if !has_groups() {
+        return;
+    }
+    let p = Pair::with(&plan(), &auto, ports(2));
+    let at_a = join(&p.a, 9, FI_SEND, 1);
+    let eq = the_fabric().eq_open(EqAttr::default()).unwrap();
+    p.b.ep.bind_eq(&eq).unwrap();
+    // A thread drives B, and places messages beside these calls.
+    let send = |n| {
+        until("room for a message", || p.a.ep.send(buf(8, n), at_a.addr(), n).ok());
+        while p.a.read().is_some() {}
+    };
+    let (mut posted, mut number) = (0, 0);
+    for _ in 0..30 {
+        let at_b = p.b.ep.join(group(9), FI_RECV, 2).unwrap();
+        while posted < 16 {
+            p.b.ep.recv(buf(8, 0), FI_ADDR_UNSPEC, 3).unwrap();
+            posted += 1;
+        }
+        until("a message", || {
+            number += 1;
+            send(number);
+            p.b.read().map(|_| posted -= 1)
+        });
+        at_b.close();
+        while p.b.read().is_some() {
+            posted -= 1;
+        }
+        for n in 0..20 {
+            send(n);
+        }
+        p.settle();
+        assert!(p.b.read().is_none(), "a message came to one who had left");
+    }
+    while posted > 0 {
+        assert_eq!(p.b.ep.cancel(3), Ok(()));
+        assert_eq!(p.error_at_b().err, Error::Canceled);
+        posted -= 1;
+    }
     p.all_is_back();
 }
 

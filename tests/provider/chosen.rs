@@ -110,6 +110,26 @@ fn a_client_that_chooses_by_name_reaches_a_host_by_its_ip_address() {
     });
 }
 
+/// Goal: of the clients that are not run here those are answered which can be, as docs/provider.md
+/// says of each. Method: their own hints.
+#[test]
+fn clients_that_are_not_run_are_answered() {
+    with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {
+        if !Path::new("/usr/include/rdma/fabric.h").exists() {
+            println!("SKIPPED: no rdma/fabric.h: sudo apt-get install libfabric-dev");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile(dir.path(), &["cc", "-lfabric"], "clients.c");
+        for name in NAMES {
+            let mut command = Command::new(&program);
+            command.args([name, "lo", "127.0.0.1"]);
+            let said = succeed(&mut under(bench, command, Some(name), Some("udp:127.0.0.1")), 60);
+            assert!(said.contains("ok end\n") && !said.contains("BAD"), "{name}: {said}");
+        }
+    });
+}
+
 /// A `fi_pingpong` server on host 1 and its client on host 0, each under a name; what the client
 /// said.
 fn pingpong(

@@ -337,7 +337,7 @@ static void idle(int said)
 	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
 	struct { struct fi_eq_cm_entry e; char data[256]; } got;
 	struct side c;
-	info = ask(0, "127.0.0.1", "4712");
+	info = ask(0, "127.0.0.1", "14712");
 	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
 	must("fi_eq_open", fi_eq_open(fabric, &attr, &eq, NULL));
 	open_domain(&c, info);
@@ -353,7 +353,7 @@ static void idle(int said)
 static void death(pid_t child, int start, int said)
 {
 	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
-	struct fi_info *here = ask(FI_SOURCE, "127.0.0.1", "4712");
+	struct fi_info *here = ask(FI_SOURCE, "127.0.0.1", "14712");
 	struct { struct fi_eq_cm_entry e; char data[256]; } got;
 	struct side s;
 	char c;
@@ -409,8 +409,8 @@ int main(void)
 	}
 	death(child, start[1], said[0]);
 
-	here = ask(FI_SOURCE, "127.0.0.1", "4711");
-	info = ask(0, "127.0.0.1", "4711");
+	here = ask(FI_SOURCE, "127.0.0.1", "14711");
+	info = ask(0, "127.0.0.1", "14711");
 	expect("the type comes back", info->ep_attr->type, FI_EP_MSG);
 	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
 	must("fi_eq_open", fi_eq_open(fabric, &attr, &eq, NULL));

@@ -1,7 +1,7 @@
 //! Servers that clients know by host and service: X1 (node, service and `FI_SOURCE` give the
 //! address), X19 (formats of addresses) and X21 (`fi_av_insertsvc`, `fi_av_insertsym`).
 
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -189,6 +189,69 @@ fn names_on_a_wire_follow_who_serves_them() {
     });
 }
 
+/// `barewire switch` on a host, until it is dropped.
+struct Switch(Child);
+
+impl Switch {
+    fn start(hosts: &Hosts, node: usize) -> Self {
+        let program = hosts.bench.dir.join("barewire");
+        let mut command = hosts.bench.seeing(hosts.cluster.command(node, program));
+        command.args(["switch", "--json", "--port", WIRE]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(child.stderr.as_mut().unwrap()).lines().next();
+        let said = said.unwrap_or_else(|| panic!("no switch on node {node}")).unwrap();
+        assert!(said.starts_with("a switch on afpacket:fab0"), "{said}");
+        Self(child)
+    }
+
+    /// Ends it, and returns what it counted.
+    fn end(mut self) -> String {
+        let pid = nix::unistd::Pid::from_raw(self.0.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+        let mut said = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        said
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Goal: a server is found by the address and by the name of its host where both sides are behind
+/// `barewire switch`, and through memory by a client of its own host; and none where none is.
+#[test]
+fn a_server_behind_a_switch_is_found() {
+    with_hosts(|hosts| {
+        if !hosts.bench.dir.join("barewire").is_file() {
+            println!("SKIPPED: the command is not built: cargo build -p barewire-cli");
+            return;
+        }
+        let switches = [0, 1].map(|node| Switch::start(hosts, node));
+        for (client, host, format) in [
+            (0, "10.78.0.2", "in"),
+            (0, "node1", "native"),
+            (0, "2001:db8::2", "in6"),
+            (1, "10.78.0.2", "in"),
+        ] {
+            let serving = hosts.serve(1, WIRE, ["-", "7471", format]);
+            serving.asked(hosts.program(client, WIRE, &["ask1", host, "7471", format]));
+        }
+        let mut client = hosts.program(0, WIRE, &["none", "10.78.0.2", "7471", "in"]);
+        let said = succeed(client.env("FI_LOG_LEVEL", "warn"), 30);
+        assert!(said.contains("none answered that it serves service 7471"), "{said}");
+        for switch in switches {
+            let said = switch.end();
+            let counted: serde_json::Value = serde_json::from_str(&said).unwrap();
+            let sent = counted["frames"]["to_nic"].as_u64().unwrap_or(0);
+            assert!(sent > 10, "not through the switch: {said}");
+        }
+    });
+}
+
 /// Goal: a process finds a server of its own host as well, whichever of its addresses it names.
 #[test]
 fn a_server_of_the_own_host_is_found_too() {
@@ -261,7 +324,8 @@ fn names_of_nobody_are_no_data_and_say_who_was_asked() {
     });
 }
 
-/// Goal: `fi_pingpong HOST` runs between two hosts over `udp:` and a wire, by number and by name.
+/// Goal: `fi_pingpong HOST` runs between two hosts over `udp:` and a wire, by number and by name,
+/// and over `ip(...)` by its address.
 #[test]
 fn fi_pingpong_finds_a_host() {
     with(&[("fi_pingpong", "libfabric-bin")], |_| {});
@@ -270,11 +334,13 @@ fn fi_pingpong_finds_a_host() {
         let on = |node: usize, port: &str, args: &[&str]| {
             let mut command = hosts.bench.using(hosts.cluster.command(node, "fi_pingpong"));
             command.args(["-p", "barewire", "-e", "rdm", "-I", "50"]).args(args);
-            command.env("FI_BAREWIRE_PORT", port);
+            command.env("FI_BAREWIRE_PORT", port.replace("NODE", &(node + 1).to_string()));
             command
         };
+        let ip = format!("ip(10.78.0.NODE/24):{WIRE}");
         let ports = [udp.as_str(), WIRE];
-        for (port, host) in ports.iter().flat_map(|port| [(port, "10.79.0.2"), (port, "node1")]) {
+        let hosts_of = ports.iter().flat_map(|port| [(*port, "10.79.0.2"), (*port, "node1")]);
+        for (port, host) in hosts_of.chain([(ip.as_str(), "10.78.0.2")]) {
             let mut server = on(1, port, &[]);
             let mut serving = server.stdout(Stdio::null()).spawn().unwrap();
             let start = std::time::Instant::now();

@@ -132,7 +132,9 @@ impl Suite {
 
     fn tools(self) -> &'static [Tool] {
         match self {
-            Self::Unit => &[packages::TSHARK, packages::LIBFABRIC, packages::IP],
+            Self::Unit => {
+                &[packages::TSHARK, packages::LIBFABRIC, packages::IP, packages::VALGRIND]
+            }
             Self::Wires => &[packages::TSHARK, packages::IP, packages::NFT],
             Self::Sim => &[packages::CC],
             Self::E2e => &[packages::TSHARK, packages::CC],
@@ -372,7 +374,42 @@ fn unit(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let packages =
         ["--package=barewire-tests", "--package=barewire-fuzz", "--package=barewire-cli"];
     outcome.add(cargo_test(suite, nightly, &[&packages[..], &["--lib"]].concat())?);
+    if nightly {
+        outcome.add(hostile_under_valgrind(suite, &[ALL, &inside].concat())?);
+    }
     Ok(outcome)
+}
+
+/// Runs the driver's test of a hostile user behind a switch under valgrind, in a small size: one
+/// check. `selected` is what was built before.
+fn hostile_under_valgrind(suite: Suite, selected: &[&str]) -> Result<Outcome, String> {
+    if !packages::in_path(packages::VALGRIND.program) {
+        let mend = "a hostile user under valgrind: sudo apt-get install -y valgrind";
+        return Ok(Outcome::skipped(mend.to_owned()));
+    }
+    let mut build = Command::new(cargo());
+    build.arg("test").args(selected).args(["--lib", "--no-run"]);
+    build.args(["--message-format", "json-render-diagnostics"]);
+    let built = start(suite, true, &mut build)?;
+    let Some(program) = lib_test(&built.output, "barewire_driver").filter(|_| built.ok) else {
+        return Ok(Outcome::single(false, "the driver's tests were not built".to_owned()));
+    };
+    let mut command = Command::new(packages::VALGRIND.program);
+    command.args(["--error-exitcode=9", &program, "a_liar"]).env("BAREWIRE_ROUNDS", "4");
+    let ended = start(suite, true, &mut command)?;
+    let ran = read_tests(&ended.output).counts;
+    let ok = ended.ok && ran.passed > 0 && ran.failed == 0;
+    Ok(Outcome::single(ok, format!("a hostile user under valgrind:\n{}", ended.output)))
+}
+
+/// The test program of the library `name` in what Cargo said as JSON.
+fn lib_test(said: &str, name: &str) -> Option<String> {
+    said.lines().find_map(|line| {
+        let object: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_it =
+            object.pointer("/target/name")? == name && object.pointer("/profile/test")? == true;
+        is_it.then(|| object.get("executable")?.as_str().map(str::to_owned)).flatten()
+    })
 }
 
 /// Runs every file of `fuzz/tests`.
@@ -503,9 +540,21 @@ fn has_xdp() -> bool {
     sockets && whole && nix::unistd::geteuid().is_root()
 }
 
+/// Two near sides of a pair and one that is far from both, as `tests/conformance` reads it.
+const NEAR_BESIDE_FAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=yes udp:127.0.0.1,near=no";
+
+/// Two that are far from each other, and one that is near to the first.
+const FAR_BESIDE_NEAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=no udp:127.0.0.1,near=yes";
+
+/// Has a host lose one in fifty of the datagrams that come to it.
+const LOSES: &str = "nft add table inet wires && \
+     nft add chain inet wires loss \"{ type filter hook input priority 0 ; }\" && \
+     nft add rule inet wires loss meta l4proto udp numgen random mod 50 == 0 drop";
+
 /// Runs the suite `wires`, and `conformance` once more over each port that two domains of one
-/// process can meet on, and as near ones behind such a port, in a network namespace of its own; of
-/// it the calls and flags of messages over a memif, and over two ports `xdp`.
+/// process can meet on, and as near ones beside one that is far over a lossy wire, in a network
+/// namespace of its own; of it the calls and flags of messages between two that are far, beside
+/// a near one, over a memif, and over two ports `xdp`.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     // Some tests call the command.
     let built = libraries_and_commands(suite, nightly)?;
@@ -521,11 +570,19 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
              '{commands} && exec \"$@\"', 'sh']"
         )
     };
-    let runner = after("ip link set lo up");
-    for port in ["afpacket:lo", "udp:127.0.0.1", "udp:127.0.0.1,near=yes"] {
-        let args = ["--config", &runner, "--test", "conformance"];
+    let up = after("ip link set lo up");
+    let lossy = after(&format!("ip link set lo up && {LOSES}"));
+    let can_lose = packages::in_path(packages::NFT.program);
+    if !can_lose {
+        let why = "that far frames are lost beside near ones: sudo apt-get install nftables";
+        outcome.skips.push(why.to_owned());
+    }
+    for port in ["afpacket:lo", "udp:127.0.0.1", NEAR_BESIDE_FAR] {
+        let is_near = port == NEAR_BESIDE_FAR;
+        let runner = if is_near && can_lose { &lossy } else { &up };
+        let args = ["--config", runner, "--test", "conformance"];
         // Near ones share a segment, which a test that joins it locks for some milliseconds.
-        let threads = port.contains("near=").then_some(("RUST_TEST_THREADS", "1"));
+        let threads = is_near.then_some(("RUST_TEST_THREADS", "1"));
         let env: Vec<_> = threads.into_iter().chain([("BAREWIRE_TEST_PORT", port)]).collect();
         let mut over = cargo_test_with(suite, nightly, &[ALL, &args].concat(), &env)?;
         if over.counts.failed > 0 {
@@ -533,6 +590,9 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         }
         outcome.add(over);
     }
+    let runner = if can_lose { &lossy } else { &up };
+    let selected = [ALL, &["--config", runner]].concat();
+    outcome.add(calls_over(suite, nightly, FAR_BESIDE_NEAR, &selected, &[])?);
     let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
     outcome.add(calls_over(suite, nightly, memifs, ALL, &[])?);
     if has_xdp() {

@@ -125,10 +125,10 @@ fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
     checks.extend(keys::named(&papers));
     show(&checks, args)?;
     let is_well = checks.iter().all(|check| check.status != Status::Missing);
-    match args.peer {
+    match &args.peer {
         Some(peer) if is_well => {
             let keys = (args.key_file.clone(), args.certificate.clone());
-            ping::run(&ping::PingArgs::of(peer, port, keys).json(args.json))
+            ping::run(&ping::PingArgs::of(peer.clone(), port, keys).json(args.json))
         }
         _ => Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
     }

@@ -92,7 +92,7 @@ fn whom(text: &str, port: &str) -> Result<EpAddr, Fail> {
 }
 
 /// `HOST`, `HOST:SERVICE`, an IPv6 address or `[IPv6]:SERVICE`.
-fn host_and_service(text: &str) -> (&str, Option<&str>) {
+pub(crate) fn host_and_service(text: &str) -> (&str, Option<&str>) {
     if let Some((host, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
         return (host, rest.strip_prefix(':'));
     }

@@ -14,6 +14,7 @@ use clap::Args;
 
 use crate::cert_args::CertArgs;
 use crate::fail::Fail;
+pub(crate) use client::host_and_service;
 use control::Mode;
 
 mod client;

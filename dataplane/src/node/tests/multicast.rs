@@ -170,6 +170,94 @@ fn what_no_group_has_is_refused() {
     assert!(matches!(end.node.mc_join(plain, group(1), Caps::empty()), Err(Error::OpNotSupp(_))));
 }
 
+/// Goal: messages of no byte and of the longest length arrive whole, with and without remote CQ
+/// data.
+#[test]
+fn the_shortest_and_the_longest_arrive() {
+    let [mut a, mut b] = [1, 2].map(|n| member(n, NodeSettings::default()));
+    let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
+    b.node.mc_join(b.ep, group(1), Caps::empty()).unwrap();
+    let max = a.node.mc_max();
+    let text: Vec<u8> = (0..max).map(|i| i as u8).collect();
+    let imm = OpFlags::REMOTE_CQ_DATA;
+    for (len, flags) in [(0, OpFlags::empty()), (max, OpFlags::empty()), (0, imm), (max - 8, imm)] {
+        let look = recv(&mut b, max, FI_ADDR_UNSPEC, 5);
+        send(&mut a, &text[..len], at_a.addr(), flags).unwrap();
+        give(&mut b, &sent(&mut a));
+        let got = read(&mut b);
+        let data = if flags == imm { 4711 } else { 0 };
+        assert_eq!((got.len(), got[0].len, got[0].data), (1, len as u64, data), "{len}");
+        let memory = contents(&look);
+        assert_eq!(memory[..len], text[..len]);
+        assert!(memory[len..].iter().all(|&b| b == 0xEE), "{len}: more was written");
+    }
+}
+
+/// Goal: the messages of a sender that restarted, whose numbers begin again, are no copies of those
+/// of its earlier life, and copies of those are still dropped.
+#[test]
+fn a_sender_that_restarted_is_heard() {
+    let mut b = member(2, NodeSettings::default());
+    b.node.mc_join(b.ep, group(1), Caps::empty()).unwrap();
+    for incarnation in [5, 6, 7] {
+        let mut a = member(1, NodeSettings::default());
+        a.node.settings.incarnation = incarnation;
+        let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
+        for n in 0..4 {
+            recv(&mut b, 8, FI_ADDR_UNSPEC, n);
+            send(&mut a, &[n as u8; 3], at_a.addr(), OpFlags::empty()).unwrap();
+            let frames = sent(&mut a);
+            give(&mut b, &frames);
+            let contexts: Vec<_> = read(&mut b).iter().map(|cqe| cqe.op_context).collect();
+            assert_eq!(contexts, [n], "message {n} of life {incarnation}");
+            give(&mut b, &frames);
+        }
+    }
+    assert_eq!((counted(&b), b.node.counters().rx_duplicate), ([0, 12, 0, 0], 12));
+}
+
+/// Goal: whoever leaves or closes hears what came until then, and the others hear all; what was
+/// sent before its sender left still leaves; and who joins again hears what comes from then on.
+#[test]
+fn members_leave_while_messages_arrive() {
+    let [mut a, mut b] = [1, 2].map(|n| member(n, NodeSettings::default()));
+    let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
+    let attr = || EpAttr { caps: CAPS, ..EpAttr::default() };
+    let eps: Vec<EpId> = (0..4).map(|_| open_ep(&mut b.node, (b.cq, b.av), attr())).collect();
+    let join = |b: &mut End, i: usize| b.node.mc_join(eps[i], group(1), Caps::empty());
+    let ids: Vec<_> = (0..4).map(|i| join(&mut b, i).unwrap()).collect();
+    let post = |b: &mut End, i: usize| {
+        b.ep = eps[i];
+        recv(b, 8, FI_ADDR_UNSPEC, i as u64);
+    };
+    let mut heard_of = |b: &mut End, posted: &[usize]| {
+        posted.iter().for_each(|&i| post(b, i));
+        send(&mut a, b"all", at_a.addr(), OpFlags::empty()).unwrap();
+        give(b, &sent(&mut a));
+        let mut contexts: Vec<_> = read(b).iter().map(|cqe| cqe.op_context).collect();
+        contexts.sort_unstable();
+        contexts
+    };
+    assert_eq!(heard_of(&mut b, &[0, 1, 2, 3]), [0, 1, 2, 3]);
+    b.node.mc_leave(ids[1]).unwrap();
+    // Its receive stays, for messages of peers.
+    assert_eq!(heard_of(&mut b, &[0, 1, 2, 3]), [0, 2, 3]);
+    b.node.ep_close(Instant(4), eps[0]).unwrap();
+    read(&mut b);
+    assert_eq!(heard_of(&mut b, &[2, 3]), [2, 3]);
+    b.node.mc_leave(ids[3]).unwrap();
+    assert_eq!(heard_of(&mut b, &[2]), [2]);
+    join(&mut b, 1).unwrap();
+    assert_eq!(heard_of(&mut b, &[2]), [1, 2]);
+    b.node.mc_leave(ids[2]).unwrap();
+
+    let again = join(&mut b, 3).unwrap();
+    b.ep = eps[3];
+    send(&mut b, b"last", again.addr(), OpFlags::empty()).unwrap();
+    b.node.mc_leave(again).unwrap();
+    assert_eq!(sent(&mut b).len(), 1, "what was sent is gone with its sender");
+}
+
 /// Goal: a port without room delays messages, and refuses new ones once the queue is full.
 #[test]
 fn a_full_port_is_waited_for() {
