@@ -229,21 +229,26 @@ impl Av {
         self.insert_each(each, all.len(), (fi_addrs, None), None)
     }
 
-    /// As [`insertsym`](Self::insertsym), with the names of
-    /// [`insert_named`](Self::insert_named).
+    /// As [`insertsym`](Self::insertsym), and if `named` with the names of
+    /// [`insert_named`](Self::insert_named). `errors` is as there.
     ///
     /// # Errors
     /// As of both.
-    pub fn insertsym_named(
+    pub fn insertsym_told(
         &self,
         node: (&str, usize),
         service: (&str, usize),
         fi_addrs: &mut [FiAddr],
+        named: bool,
+        errors: Option<&mut [i32]>,
     ) -> Result<usize> {
-        let user_ids = self.user_ids_of(fi_addrs, fi_addrs.len())?;
+        let user_ids = match named {
+            true => Some(self.user_ids_of(fi_addrs, fi_addrs.len())?),
+            false => None,
+        };
         let all = self.symmetric(node, service)?;
         let each = all.iter().map(|addr| Ok((*addr, Tenant::NONE)));
-        self.insert_each(each, all.len(), (fi_addrs, Some(&user_ids)), None)
+        self.insert_each(each, all.len(), (fi_addrs, user_ids.as_deref()), errors)
     }
 
     fn symmetric(

@@ -38,7 +38,7 @@ use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
 use crate::fabric::{Fabric, Taken, open_port};
 pub use crate::info::ConnRequest;
-use crate::info::{EpType, Info};
+use crate::info::{EpType, Info, check_limits};
 use crate::inner::{Core, Shared};
 use crate::names::Served;
 use crate::settings::{Settings, Threading};
@@ -200,13 +200,22 @@ pub struct PassiveEndpoint {
     fid: AtomicU64,
 }
 
+/// A connection request that was looked at and not read before its listener was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The information that was [made](Eq::peek_cm) of it.
+    pub info: u64,
+    /// It had been answered.
+    pub answered: bool,
+}
+
 impl Fabric {
     /// Opens an endpoint that listens at the number that `info.src_addr` says, on the port that
     /// `info` names.
     ///
     /// # Errors
     /// As [`domain`](Self::domain); [`Error::AddrInUse`] if the number is taken, [`Error::Invalid`]
-    /// for another type of endpoint.
+    /// for another type of endpoint, or for more than [`getinfo`](crate::getinfo) offers.
     #[doc(alias = "fi_passive_ep")]
     pub fn passive_ep(
         &self,
@@ -216,6 +225,8 @@ impl Fabric {
         if info.ep_attr.ep_type != EpType::Msg {
             return Err(OpenError::new(Error::Invalid("type"), "a listener is FI_EP_MSG"));
         }
+        check_limits(info, &settings)
+            .map_err(|e| OpenError::new(e, format!("passive endpoint: {e}")))?;
         let mut info = info.clone();
         info.domain_attr.threading = Threading::Safe;
         let port = open_port(&info, &settings, Taken::Refused)?;
@@ -280,6 +291,23 @@ impl PassiveEndpoint {
         core.cm().map(|(cm, _)| cm.addr).ok_or(Error::OpBadState)
     }
 
+    /// Closes it and refuses the requests that nobody has read. Returns those that were looked at.
+    #[doc(alias = "fi_close")]
+    pub fn close(mut self) -> Vec<Seen> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Vec<Seen> {
+        let eq = self.eq.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let mut seen = Vec::new();
+        for unread in eq.iter().flat_map(|eq| eq.forget(self.fid.load(Ordering::Relaxed))) {
+            // A peer that cannot be told waits until its own timeout.
+            let answered = self.reject(&unread.request, &[]) == Err(Error::BadFd);
+            seen.extend(unread.info.map(|info| Seen { info, answered }));
+        }
+        seen
+    }
+
     /// Refuses a request and tells who asked `data`.
     ///
     /// # Errors
@@ -299,11 +327,7 @@ impl PassiveEndpoint {
 
 impl Drop for PassiveEndpoint {
     fn drop(&mut self) {
-        let eq = self.eq.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        for request in eq.iter().flat_map(|eq| eq.forget(self.fid.load(Ordering::Relaxed))) {
-            // A peer that cannot be told waits until its own timeout.
-            let _ = self.reject(&request, &[]);
-        }
+        self.end();
         linger(&self.domain.dom);
     }
 }

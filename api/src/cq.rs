@@ -55,9 +55,12 @@ pub enum WaitCond {
 /// What a completion queue is made with (`struct fi_cq_attr`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqAttr {
-    /// Entries, rounded up to a power of two; 0 takes 4,096. A full queue refuses posts with
-    /// `FI_EAGAIN` and loses nothing.
+    /// Entries, rounded up to a power of two. 0 takes 4,096, or as many as everything takes that
+    /// the endpoints bound to the queue may have outstanding at once, if that is more. A full queue
+    /// refuses posts with `FI_EAGAIN` and loses nothing; each posted operation occupies an entry.
     pub size: usize,
+    /// As many entries as with a size of 0 if that is more than `size`.
+    pub grows: bool,
     /// Which fields are filled.
     pub format: CqFormat,
     /// How it can be waited for.
@@ -294,12 +297,18 @@ pub(crate) struct CqInner {
 impl CqInner {
     pub(crate) fn open(dom: &DomainRef, attr: CqAttr, raw: bool) -> Result<Arc<Self>> {
         let waits = attr.wait_obj.waits()?;
-        let size = if attr.size == 0 { DEFAULT_SIZE } else { attr.size };
+        let (size, grows) = match attr.size {
+            0 => (DEFAULT_SIZE, true),
+            size => (size, attr.grows),
+        };
         if waits {
             dom.prepare_wait(attr.wait_obj)?;
         }
         let mut core = dom.enter_control()?;
-        let id = core.node().cqs.open(size)?;
+        let id = match grows {
+            true => core.node().cqs.open_to_fit(size)?,
+            false => core.node().cqs.open(size)?,
+        };
         let mut watch = None;
         if waits {
             match core.watch.open(Target::Cq(id), attr.wait_obj == WaitObj::Fd) {

@@ -19,7 +19,7 @@ use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
 use crate::hosts::{interface_of, own_hosts};
-use crate::info::{DomainAttr, Info};
+use crate::info::{DomainAttr, Info, check_domain_limits};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::key::{self, Files};
 use crate::key_log::KeyLog;
@@ -60,6 +60,8 @@ impl Domain {
         port: Box<dyn Port>,
         entry: Entry,
     ) -> std::result::Result<Self, OpenError> {
+        check_domain_limits(&info.domain_attr)
+            .map_err(|e| OpenError::new(e, format!("domain: {e}")))?;
         let caps = port.caps();
         let name = caps.name.clone();
         let (node, files) = node_settings(&settings, &info.domain_attr)?;

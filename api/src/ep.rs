@@ -167,10 +167,6 @@ impl EpCommon {
             return Err(Error::Invalid("tx_ctx_cnt, rx_ctx_cnt: this takes a scalable endpoint"));
         }
         Self::check(dom, info)?;
-        let (tx, rx) = (info.tx_attr.op_flags, info.rx_attr.op_flags);
-        if !crate::info::TX_OP_FLAGS.contains(tx) || !crate::info::RX_OP_FLAGS.contains(rx) {
-            return Err(Error::BadFlags);
-        }
         let number = info.source_number(&dom.caps)?;
         let served = dom.claim_service(info)?;
         let attr = NodeEpAttr {
@@ -217,9 +213,11 @@ impl EpCommon {
     /// Refuses what no endpoint here has.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: a key that is not the domain's. [`Error::OpNotSupp`]: `FI_MULTICAST`
-    /// where there is none, or connections where keys are those of address vectors.
+    /// [`Error::Invalid`]: more than `fi_getinfo` offers, or a key that is not the domain's.
+    /// [`Error::OpNotSupp`]: `FI_MULTICAST` where there is none, or connections where keys are
+    /// those of address vectors.
     pub(crate) fn check(dom: &DomainRef, info: &Info) -> Result<()> {
+        crate::info::check_limits(info, &dom.settings)?;
         check_endpoint(dom, &info.ep_attr.auth_key)?;
         if info.ep_attr.ep_type == EpType::Msg {
             needs_one_key(&mut *dom.enter_control()?)?;
@@ -256,9 +254,7 @@ impl EpCommon {
             rx_op_flags: rx.op_flags,
             ..NodeEpAttr::default()
         };
-        if !crate::info::RX_OP_FLAGS.contains(rx.op_flags) {
-            return Err(Error::BadFlags);
-        }
+        crate::info::check_rx(rx, &dom.settings)?;
         let id = dom.enter_control()?.node().eps.srx_open(attr)?;
         Ok(Self::of(dom, id, None, &attr))
     }

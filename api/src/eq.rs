@@ -92,6 +92,20 @@ struct Event {
     request: Option<ConnRequest>,
 }
 
+impl Event {
+    /// The information of a connection request, 0 before it is made.
+    fn info(&self) -> Option<u64> {
+        self.bytes.get(8..16)?.try_into().ok().map(u64::from_ne_bytes)
+    }
+}
+
+/// A connection request that nobody has read.
+pub(crate) struct Unread {
+    pub(crate) request: ConnRequest,
+    /// The information that was made of it, if it was looked at.
+    pub(crate) info: Option<u64>,
+}
+
 /// What happens to the event that is read.
 enum Take<'a> {
     Out,
@@ -407,7 +421,7 @@ impl EqInner {
     }
 
     /// Drops what is said of the endpoint `fid` and has not been read, but for the requests.
-    pub(crate) fn forget(&self, fid: u64) -> Vec<ConnRequest> {
+    pub(crate) fn forget(&self, fid: u64) -> Vec<Unread> {
         let mut requests = Vec::new();
         if fid == 0 {
             return requests;
@@ -416,7 +430,8 @@ impl EqInner {
         state.heard(fid);
         state.items.retain_mut(|item| match item {
             Item::Event(event) if event.of == fid => {
-                requests.extend(event.request.take());
+                let info = event.info().filter(|&info| info != 0);
+                requests.extend(event.request.take().map(|request| Unread { request, info }));
                 false
             }
             Item::Error(err) => err.fid != fid,

@@ -211,8 +211,11 @@ pub const RX_SIZE: usize = 4096;
 /// `FI_SHARED_CONTEXT`: the number of contexts of an endpoint that shares one.
 pub const SHARED_CONTEXT: usize = usize::MAX;
 
-/// Endpoints of a domain.
-const EP_COUNT: usize = 1 << 16;
+/// Endpoints of a domain, and shared contexts.
+pub const EP_COUNT: usize = 1 << 16;
+
+/// Largest `err_data` in any form of addresses, bytes: a `sockaddr_in6`.
+const ERR_DATA_MAX: usize = 28;
 
 /// Queues and counters of a domain.
 const QUEUE_COUNT: usize = 1 << 16;
@@ -506,7 +509,7 @@ pub fn getinfo_with(
         let mut answer = offer(settings, hints, port, known);
         answer.fabric_attr.api_version = version;
         if !flags.contains(InfoFlags::PROV_ATTR_ONLY) {
-            check(hints, &answer, known)?;
+            check(settings, hints, &answer, known)?;
             addresses(&mut answer, hints, (node, service), flags, settings)?;
         }
         answers.push(answer);
@@ -578,7 +581,6 @@ fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
         let caps = if asked.is_empty() { caps } else { with_directions(asked) & caps };
         caps - others
     };
-    let defaults = NodeSettings::default();
     let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
     let (tx_max, rx_max) = table_sizes(settings);
     let size = |asked: usize, usual: usize, max: usize| match asked {
@@ -608,7 +610,7 @@ fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
             op_flags: rx.op_flags,
             msg_order: order(rx.msg_order),
             comp_order: Order::empty(),
-            total_buffered_recv: settings.unexpected_bytes.unwrap_or(defaults.unexpected_bytes),
+            total_buffered_recv: buffered(settings),
             size: size(rx.size, RX_SIZE, rx_max),
             iov_limit: IOV_LIMIT,
         },
@@ -655,6 +657,11 @@ fn table_sizes(settings: &Settings) -> (usize, usize) {
     let defaults = NodeSettings::default();
     let tx = settings.tx_max.unwrap_or(defaults.tx_wr_max);
     (tx, settings.rx_max.unwrap_or(defaults.rx_wr_max))
+}
+
+/// Bytes of unexpected messages that a domain keeps.
+fn buffered(settings: &Settings) -> usize {
+    settings.unexpected_bytes.unwrap_or(NodeSettings::default().unexpected_bytes)
 }
 
 fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
@@ -724,27 +731,91 @@ pub(crate) fn with_directions(mut caps: Caps) -> Caps {
 }
 
 /// Whether every hint holds of the answer.
-fn check(hints: &Info, answer: &Info, known: Caps) -> Result<()> {
+fn check(settings: &Settings, hints: &Info, answer: &Info, known: Caps) -> Result<()> {
     let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
-    let (has_tx, has_rx) = (&answer.tx_attr, &answer.rx_attr);
     let holds = known.contains(hints.caps)
         && matches!(hints.addr_format, AddrFormat::Unspec | AddrFormat::Str)
         && answer.caps.contains(tx.caps | rx.caps)
         && TX_OP_FLAGS.contains(tx.op_flags)
         && RX_OP_FLAGS.contains(rx.op_flags)
-        && ORDERS.contains(tx.msg_order | rx.msg_order)
-        && (tx.comp_order | rx.comp_order).is_empty()
-        && tx.inject_size <= has_tx.inject_size
-        && tx.iov_limit.max(rx.iov_limit) <= IOV_LIMIT
-        && tx.rma_iov_limit <= RMA_IOV_LIMIT
         && tclass::is_fit(hints.domain_attr.tclass, tx.tclass)
-        && tx.size <= has_tx.size
-        && rx.size <= has_rx.size
-        && rx.total_buffered_recv <= has_rx.total_buffered_recv
+        && fits_tx(tx, settings)
+        && fits_rx(rx, settings)
         && check_ep(&hints.ep_attr)
         && is_one_key(hints)
         && check_domain(&hints.domain_attr);
     if holds { Ok(()) } else { Err(Error::NoData) }
+}
+
+/// Whether a transmit context can have that, but for its default flags.
+fn fits_tx(tx: &TxAttr, settings: &Settings) -> bool {
+    CAPS.contains(tx.caps)
+        && ORDERS.contains(tx.msg_order)
+        && tx.comp_order.is_empty()
+        && tx.inject_size <= Node::INJECT_SIZE
+        && tx.iov_limit <= IOV_LIMIT
+        && tx.rma_iov_limit <= RMA_IOV_LIMIT
+        && tx.size <= table_sizes(settings).0
+}
+
+/// Whether a receive context can have that, but for its default flags.
+fn fits_rx(rx: &RxAttr, settings: &Settings) -> bool {
+    CAPS.contains(rx.caps)
+        && ORDERS.contains(rx.msg_order)
+        && rx.comp_order.is_empty()
+        && rx.total_buffered_recv <= buffered(settings)
+        && rx.iov_limit <= IOV_LIMIT
+        && rx.size <= table_sizes(settings).1
+}
+
+/// Refuses a transmit context with more than [`getinfo`] offers.
+///
+/// # Errors
+/// [`Error::BadFlags`]: a default flag that is none of transmit calls. [`Error::Invalid`]: else.
+pub(crate) fn check_tx(tx: &TxAttr, settings: &Settings) -> Result<()> {
+    if !TX_OP_FLAGS.contains(tx.op_flags) {
+        return Err(Error::BadFlags);
+    }
+    fits_tx(tx, settings).then_some(()).ok_or(Error::Invalid("tx_attr: beyond what is offered"))
+}
+
+/// As [`check_tx`], of a receive context.
+///
+/// # Errors
+/// As there.
+pub(crate) fn check_rx(rx: &RxAttr, settings: &Settings) -> Result<()> {
+    if !RX_OP_FLAGS.contains(rx.op_flags) {
+        return Err(Error::BadFlags);
+    }
+    fits_rx(rx, settings).then_some(()).ok_or(Error::Invalid("rx_attr: beyond what is offered"))
+}
+
+/// Refuses an endpoint with more than [`getinfo`] offers.
+///
+/// # Errors
+/// As of [`check_tx`].
+pub(crate) fn check_limits(info: &Info, settings: &Settings) -> Result<()> {
+    check_tx(&info.tx_attr, settings)?;
+    check_rx(&info.rx_attr, settings)?;
+    if !CAPS.contains(info.caps) || !fits_ep(&info.ep_attr) {
+        return Err(Error::Invalid("caps, ep_attr: beyond what is offered"));
+    }
+    Ok(())
+}
+
+/// Refuses a domain with more than [`getinfo`] offers.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(crate) fn check_domain_limits(domain: &DomainAttr) -> Result<()> {
+    fits_domain(domain).then_some(()).ok_or(Error::Invalid("domain_attr: beyond what is offered"))
+}
+
+fn fits_ep(ep: &EndpointAttr) -> bool {
+    (ep.protocol == 0 || ep.protocol == PROTOCOL)
+        && (ep.protocol_version == 0 || ep.protocol_version == PROTOCOL_VERSION)
+        && ep.max_msg_size <= MAX_MSG_SIZE
+        && ep.msg_prefix_size == 0
 }
 
 fn check_ep(hint: &EndpointAttr) -> bool {
@@ -752,10 +823,7 @@ fn check_ep(hint: &EndpointAttr) -> bool {
     let most = if hint.ep_type == EpType::Msg { 1 } else { CTX_MAX };
     let contexts = |count| count <= most || count == SHARED_CONTEXT;
     hint.ep_type != EpType::Dgram
-        && (hint.protocol == 0 || hint.protocol == PROTOCOL)
-        && (hint.protocol_version == 0 || hint.protocol_version == PROTOCOL_VERSION)
-        && hint.max_msg_size <= MAX_MSG_SIZE
-        && hint.msg_prefix_size == 0
+        && fits_ep(hint)
         && [hint.tx_ctx_cnt, hint.rx_ctx_cnt].into_iter().all(contexts)
         && is_length_of_key(&hint.auth_key)
 }
@@ -773,6 +841,13 @@ fn is_one_key(hints: &Info) -> bool {
 }
 
 fn check_domain(hint: &DomainAttr) -> bool {
+    fits_domain(hint)
+        && is_length_of_key(&hint.auth_key)
+        && (!hint.av_auth_key || hint.auth_key.is_empty())
+}
+
+/// Whether a domain can have that, but for its key.
+fn fits_domain(hint: &DomainAttr) -> bool {
     hint.mr_key_size <= 8
         && hint.cq_data_size <= 8
         && hint.cq_cnt <= QUEUE_COUNT
@@ -781,9 +856,7 @@ fn check_domain(hint: &DomainAttr) -> bool {
         && hint.cntr_cnt <= QUEUE_COUNT
         && hint.mr_iov_limit <= MR_IOV_LIMIT
         && DOMAIN_CAPS.contains(hint.caps)
-        && is_length_of_key(&hint.auth_key)
-        && (!hint.av_auth_key || hint.auth_key.is_empty())
-        && hint.max_err_data <= EpAddr::LEN
+        && hint.max_err_data <= ERR_DATA_MAX
         // Asking for both old models at once asks for a contradiction.
         && !hint.mr_mode.contains(MrMode::BASIC | MrMode::SCALABLE)
 }

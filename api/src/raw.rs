@@ -38,7 +38,7 @@ use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, OpFlags};
-use crate::info::{Info, RxAttr};
+use crate::info::{Info, RxAttr, TxAttr};
 use crate::inner::{DomainRef, Shared};
 use crate::lock::Entry;
 use crate::mr::{MrAttr, RawMr};
@@ -974,6 +974,15 @@ impl Domain {
     #[doc(alias = "fi_srx_context")]
     pub fn raw_srx_context(&self, attr: &RxAttr) -> Result<RawEndpoint> {
         RawEndpoint::open_srx(&self.dom, attr)
+    }
+
+    /// Refuses a transmit context with more than [`getinfo`](crate::getinfo) offers.
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`]: a default flag that is none of transmit calls. [`Error::Invalid`]: what
+    /// else is beyond.
+    pub fn check_tx_attr(&self, attr: &TxAttr) -> Result<()> {
+        crate::info::check_tx(attr, &self.dom.settings)
     }
 
     /// As [`cq_open`](Self::cq_open), for endpoints of the raw API.

@@ -26,9 +26,7 @@ use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::Caps;
 pub use crate::info::CTX_MAX;
-use crate::info::{
-    EpType, Info, RX_OP_FLAGS, RX_SIZE, RxAttr, SHARED_CONTEXT, TX_OP_FLAGS, TxAttr,
-};
+use crate::info::{EpType, Info, RX_SIZE, RxAttr, SHARED_CONTEXT, TxAttr, check_rx, check_tx};
 use crate::inner::DomainRef;
 use crate::mr::MrCommon;
 use crate::names::Served;
@@ -109,13 +107,12 @@ impl ScalableEndpoint {
     ///
     /// # Errors
     /// [`Error::OpNotSupp`]: a capability that the scalable endpoint has not got.
-    /// [`Error::BadFlags`]: a default flag that is none of transmit calls.
+    /// [`Error::BadFlags`]: a default flag that is none of transmit calls. [`Error::Invalid`]: more
+    /// than `fi_getinfo` offers.
     pub fn tx_attr(&self, asked: Option<&TxAttr>) -> Result<TxAttr> {
         let info = &self.0.info;
         let asked = asked.unwrap_or(&info.tx_attr);
-        if !TX_OP_FLAGS.contains(asked.op_flags) {
-            return Err(Error::BadFlags);
-        }
+        check_tx(asked, &self.0.dom.settings)?;
         let size = [asked.size, info.tx_attr.size, 1024].into_iter().find(|&n| n != 0);
         Ok(TxAttr {
             caps: transmit_caps(self.granted(asked.caps)?),
@@ -132,9 +129,7 @@ impl ScalableEndpoint {
     pub fn rx_attr(&self, asked: Option<&RxAttr>) -> Result<RxAttr> {
         let info = &self.0.info;
         let asked = asked.unwrap_or(&info.rx_attr);
-        if !RX_OP_FLAGS.contains(asked.op_flags) {
-            return Err(Error::BadFlags);
-        }
+        check_rx(asked, &self.0.dom.settings)?;
         let size = [asked.size, info.rx_attr.size, RX_SIZE].into_iter().find(|&n| n != 0);
         Ok(RxAttr {
             caps: receive_caps(self.granted(asked.caps)?),

@@ -97,6 +97,21 @@ impl Cq {
         }
     }
 
+    /// Makes room for at least `size` entries, if there is less. Allocates and moves what there is.
+    pub(crate) fn raise_capacity(&mut self, size: usize) {
+        let capacity = size.next_power_of_two();
+        if capacity <= self.capacity() {
+            return;
+        }
+        let (used, reserved) = (self.tail - self.head, self.reserved() as u64);
+        let mut ring = Vec::with_capacity(capacity);
+        ring.extend((self.head..self.tail).map(|at| self.ring[(at & self.mask) as usize]));
+        self.ring = ring;
+        self.errs.raise_capacity(capacity);
+        self.mask = capacity as u64 - 1;
+        (self.head, self.tail, self.promised) = (0, used, used + reserved);
+    }
+
     /// A queue without an entry: nothing is there, nothing can be reserved or pushed.
     pub(crate) fn none() -> Self {
         Self {
@@ -403,6 +418,7 @@ mod tests {
         Read(usize),
         ReadOne,
         ReadErr,
+        Raise(usize),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -418,6 +434,7 @@ mod tests {
             4 => Just(Op::ReadOne),
             4 => (0usize..6).prop_map(Op::Read),
             2 => Just(Op::ReadErr),
+            1 => (1usize..80).prop_map(Op::Raise),
         ]
     }
 
@@ -485,16 +502,16 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
         /// The queue against a `VecDeque` of (number, kind): nothing lost, nothing out of order,
-        /// never more than the capacity promised or used, no allocation.
+        /// never more than the capacity promised or used, no allocation but where it grows.
         #[test]
         fn queue_keeps_order_and_promises(
             size in 1usize..20,
             ops in prop::collection::vec(op(), 1..300),
         ) {
             let mut cq = Cq::new(size);
-            let capacity = cq.capacity();
+            let mut capacity = cq.capacity();
             prop_assert!(capacity >= size && capacity < 2 * size && capacity.is_power_of_two());
-            let room = cq.ring.as_ptr();
+            let mut room = cq.ring.as_ptr();
             let mut model: VecDeque<(u64, Kind)> = VecDeque::new();
             let mut reserved = 0;
             for (n, op) in (0u64..).zip(ops) {
@@ -561,6 +578,12 @@ mod tests {
                             _ => Err(Error::Again),
                         };
                         prop_assert_eq!(cq.readerr(), want);
+                    }
+                    Op::Raise(size) => {
+                        cq.raise_capacity(size);
+                        capacity = capacity.max(size.next_power_of_two());
+                        prop_assert_eq!(cq.capacity(), capacity);
+                        room = cq.ring.as_ptr();
                     }
                     _ => {}
                 }

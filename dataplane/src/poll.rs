@@ -284,8 +284,8 @@ impl Engine {
         let AnyPort::Near(port) = &mut self.port else { return cold(None) };
         let sink = &mut ToNode { node: &mut self.node, now: &self.now, reader: Some(reader) };
         match port.rx_near(sink)? {
-            0 if !self.node.is_idle() => cold(None),
-            moved if self.node.only_waits() => Some(moved),
+            0 if !self.node.todo.is_idle() => cold(None),
+            moved if self.node.todo.only_waits() => Some(moved),
             moved => Some(self.after_near(moved)),
         }
     }
@@ -312,7 +312,9 @@ impl Engine {
             && port.skips_far(now.0)
             && self.node.passes(now)
         {
-            if self.node.is_idle_until(Instant(now.0 + TURN_GAP_NS)) {
+            if self.node.todo.is_idle()
+                && self.node.wheel.is_idle_until(Instant(now.0 + TURN_GAP_NS))
+            {
                 port.may_skip_clock();
             }
             return Some(0);

@@ -83,7 +83,8 @@ pub(crate) unsafe extern "C" fn open(
             // To read only is to read what another process has made, by its name.
             let known = if ours.name.is_some() { FI_EVENT | FI_READ } else { FI_EVENT };
             ours.user_id = attr.flags & FI_AV_USER_ID != 0;
-            if attr.flags & !(known | FI_AV_USER_ID) != 0 {
+            // FI_SYMMETRIC (bit 59) is advice about addresses, which are few bytes here.
+            if attr.flags & !(known | FI_AV_USER_ID | 1 << 59) != 0 {
                 return Err(Error::BadFlags);
             }
             let bits = u32::try_from(attr.rx_ctx_bits);
@@ -168,8 +169,7 @@ unsafe extern "C" fn insert(
             let len = count.checked_mul(it.form.len()).ok_or(Error::Overflow)?;
             let from = places(addrs.cast_mut().cast::<u8>(), len);
             let (native, asked) = native_of(it, from);
-            let errors = (flags & FI_SYNC_ERR != 0 && !context.is_null())
-                .then(|| places(context.cast::<c_int>(), count));
+            let errors = statuses(flags, context, count)?;
             let (mut to, mut own) = (places(fi_addrs, count), Vec::new());
             if to.is_empty() && !asked.is_empty() && !under && !is_named {
                 own.resize(count, 0);
@@ -212,6 +212,28 @@ fn native_of(it: &Vector, from: &[u8]) -> (Vec<u8>, Vec<(usize, Written)>) {
     (native.collect(), asked)
 }
 
+/// The places for what became of each address, if `flags` asks for that.
+///
+/// # Errors
+/// [`Error::Invalid`]: there are none.
+///
+/// # Safety
+/// `count` numbers are at `context` if `FI_SYNC_ERR` says so.
+unsafe fn statuses<'a>(
+    flags: u64,
+    context: *mut c_void,
+    count: usize,
+) -> Result<Option<&'a mut [c_int]>> {
+    if flags & FI_SYNC_ERR == 0 {
+        return Ok(None);
+    }
+    if context.is_null() {
+        return Err(Error::Invalid("context: NULL, with FI_SYNC_ERR"));
+    }
+    // SAFETY: the caller's promise.
+    Ok(Some(unsafe { places(context.cast(), count) }))
+}
+
 /// `node` and `service`, empty where there is none.
 ///
 /// # Safety
@@ -228,23 +250,27 @@ unsafe extern "C" fn insertsvc(
     service: *const c_char,
     fi_addr: *mut u64,
     flags: u64,
-    _context: *mut c_void,
+    context: *mut c_void,
 ) -> c_int {
     guard::value(|| {
-        if flags & !(FI_MORE | FI_AV_USER_ID) != 0 {
+        if flags & !(FI_MORE | FI_SYNC_ERR | FI_AV_USER_ID) != 0 {
             return Err(Error::BadFlags);
         }
-        // SAFETY: the table belongs to vectors; two strings and a place or NULL.
+        // SAFETY: the table belongs to vectors; two strings, a place or NULL, and with
+        // `FI_SYNC_ERR` a number behind `context`.
         unsafe {
             let it = AvObject::of(at)?;
             let [node, service] = names(node, service)?;
-            if flags & FI_AV_USER_ID != 0 {
-                let to = places(fi_addr, 1);
-                return it.av.insertsym_named((node, 1), (service, 1), to).map(|_| 1);
-            }
-            let found = it.av.insertsvc(node, service);
-            places(fi_addr, 1).fill(found.unwrap_or(FI_ADDR_NOTAVAIL));
-            found.map(|_| 1)
+            let (to, mut status) = (places(fi_addr, 1), statuses(flags, context, 1)?);
+            let inserted = if flags & FI_AV_USER_ID != 0 {
+                it.av.insertsym_told((node, 1), (service, 1), to, true, status.as_deref_mut())
+            } else {
+                let found = it.av.insertsvc(node, service);
+                to.fill(found.unwrap_or(FI_ADDR_NOTAVAIL));
+                found.map(|_| 1)
+            };
+            tell_all(status, &inserted);
+            c_int::try_from(inserted?).map_err(|_| Error::Overflow)
         }
     })
 }
@@ -257,25 +283,38 @@ unsafe extern "C" fn insertsym(
     service_count: usize,
     fi_addrs: *mut u64,
     flags: u64,
-    _context: *mut c_void,
+    context: *mut c_void,
 ) -> c_int {
     guard::value(|| {
-        if flags & !(FI_MORE | FI_AV_USER_ID) != 0 {
+        if flags & !(FI_MORE | FI_SYNC_ERR | FI_AV_USER_ID) != 0 {
             return Err(Error::BadFlags);
         }
-        // SAFETY: the table belongs to vectors; two strings, and a place for every address.
+        // SAFETY: the table belongs to vectors; two strings, a place for every address, and with
+        // `FI_SYNC_ERR` a number for every address behind `context`.
         unsafe {
             let it = AvObject::of(at)?;
             let count = node_count.checked_mul(service_count).ok_or(Error::Overflow)?;
             let [node, service] = names(node, service)?;
             let to = places(fi_addrs, count);
-            let n = match flags & FI_AV_USER_ID {
-                0 => it.av.insertsym(node, node_count, service, service_count, to),
-                _ => it.av.insertsym_named((node, node_count), (service, service_count), to),
-            }?;
-            c_int::try_from(n).map_err(|_| Error::Overflow)
+            let (mut status, named) =
+                (statuses(flags, context, count)?, flags & FI_AV_USER_ID != 0);
+            let (node, service) = ((node, node_count), (service, service_count));
+            let told = status.as_deref_mut();
+            let inserted = it.av.insertsym_told(node, service, to, named, told);
+            tell_all(status, &inserted);
+            c_int::try_from(inserted?).map_err(|_| Error::Overflow)
         }
     })
+}
+
+/// What became of addresses of which none was inserted has the one reason; of others it is told
+/// already, or it is a success.
+fn tell_all(status: Option<&mut [c_int]>, inserted: &Result<usize>) {
+    match (status, inserted) {
+        (Some(status), Err(e)) => status.fill(e.fi_errno()),
+        (Some([one]), Ok(1)) => *one = 0,
+        _ => {}
+    }
 }
 
 unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags: u64) -> c_int {

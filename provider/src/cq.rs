@@ -61,10 +61,10 @@ fn ops(format: CqFormat) -> &'static OpsCq {
     }
 }
 
-/// Entries that a queue has, however few are asked for: fi_cq(3) calls that the minimum. Each
-/// posted operation has its entry reserved, and Open MPI, which asks for 100, waits inside of its
-/// receive calls for room. So there is room for all receives and sends that an endpoint has by
-/// default: with its receives posted, a program with fewer entries would never send.
+/// Entries that a queue has before endpoints are bound to it, which make it grow: the size that is
+/// asked for is a minimum, says fi_cq(3). Each posted operation has its entry reserved, and Open
+/// MPI, which asks for 100, waits inside of its receive calls for room. With all its receives
+/// posted, a program with fewer entries would never send.
 const LEAST_SIZE: usize = 2 * barewire::info::RX_SIZE;
 
 /// `fi_cq_open`.
@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn open(
     guard::int(|| {
         // SAFETY: the table belongs to domains; the attributes are there or NULL.
         let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr_at.as_ref()) };
-        let ours = OurAttr { size: LEAST_SIZE, ..OurAttr::default() };
+        let ours = OurAttr { size: LEAST_SIZE, grows: true, ..OurAttr::default() };
         let (mut ours, mut wait, mut set) = (ours, 0, None);
         // A queue says how long its entries are by what it was opened with, so without a format it
         // has the shortest.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
 use barewire::flags::{BindFlags, OpFlags};
-use barewire::info::RX_SIZE;
+use barewire::info::{MAX_MSG_SIZE, RX_SIZE};
 use barewire::raw::RawEndpoint;
 use barewire::{EpType, Error, Info, Result, opt};
 
@@ -98,6 +98,9 @@ pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<In
     // SAFETY: the caller's promise.
     let read = unsafe { info::read(info, domain.api_version, |_| domain.names())? };
     let mut ours = read.info;
+    if ours.ep_attr.max_msg_size > MAX_MSG_SIZE {
+        return Err(Error::Invalid("info: beyond what is offered"));
+    }
     // The program has taken what we asked of it, which is nothing.
     ours.mode = barewire::flags::Mode::empty();
     // SAFETY: the handle is NULL or an object of libfabric's.

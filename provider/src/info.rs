@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::net::IpAddr;
 
 use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
-use barewire::info::KEYS_MAX;
+use barewire::info::{EP_COUNT, KEYS_MAX, SINCE_2_0};
 use barewire::names::{Names, Through, Whose, interface_at};
 use barewire::settings::DEFAULT_PORT;
 use barewire::{
@@ -237,24 +237,29 @@ pub(crate) struct Read {
 /// what host and port mean on the port that it names, or on the one that is used if it names none.
 ///
 /// # Errors
-/// [`Error::NoData`]: it has something that nothing here has.
+/// [`Error::Invalid`]: it has something that nothing here has.
 ///
 /// # Safety
 /// The structures of `c` are there or NULL, and whole as of the version.
 pub(crate) unsafe fn read(
     c: &FiInfo,
-    version: u32,
+    api: u32,
     names: impl FnOnce(Option<&str>) -> Names,
 ) -> Result<Read> {
-    let ask = Ask { version, node: None, service: None, flags: 0, hints: Some(c) };
+    let ask = Ask { version: api, node: None, service: None, flags: 0, hints: Some(c) };
+    const BEYOND: Error = Error::Invalid("info: beyond what is offered");
     // SAFETY: the caller's promise.
-    unsafe { read_named(c, &ask, names) }
+    let read = unsafe { read_named(c, &ask, names) };
+    let read = read.map_err(|e| if e == Error::NoData { BEYOND } else { e })?;
+    let (tx, rx) = (&read.info.tx_attr, &read.info.rx_attr);
+    let late = (read.info.caps | tx.caps | rx.caps).intersects(SINCE_2_0);
+    if late && api < version(2, 0) { Err(BEYOND) } else { Ok(read) }
 }
 
 /// As [`read`], of one who may have named a host as well.
 ///
 /// # Errors
-/// As [`read`].
+/// [`Error::NoData`]: it has something that nothing here has.
 ///
 /// # Safety
 /// As of [`read`].
@@ -282,6 +287,7 @@ unsafe fn read_named(
         if let Some(domain) = c.domain_attr.as_ref() {
             info.domain_attr = read_domain(domain, ask.version)?;
             check_keys(c.domain_attr, ask.version)?;
+            check_contexts(domain)?;
         }
         if let Some(fabric) = c.fabric_attr.as_ref() {
             info.fabric_attr.name = guard::text(fabric.name)?.map(str::to_owned);
@@ -396,6 +402,12 @@ pub(crate) unsafe fn key_of(at: *const u8, len: usize) -> AuthKey {
     }
     // SAFETY: the caller's promise. Keys are short; one that is not is refused for its length.
     AuthKey(unsafe { std::slice::from_raw_parts(at, len.min(4096)) }.to_vec())
+}
+
+/// Refuses who wants more contexts than there are.
+fn check_contexts(c: &DomainAttr) -> Result<()> {
+    let counts = [c.tx_ctx_cnt, c.rx_ctx_cnt, c.max_ep_stx_ctx, c.max_ep_srx_ctx];
+    if counts.into_iter().all(|count| count <= EP_COUNT) { Ok(()) } else { Err(Error::NoData) }
 }
 
 /// Refuses who wants more keys for an endpoint than there are.
@@ -680,7 +692,7 @@ fn write_fabric(c: &mut FabricAttr, fabric: &OurFabric, version: u32) {
 ///
 /// # Safety
 /// It is ours, made by [`to_c`].
-unsafe fn free_list(mut list: *mut FiInfo) {
+pub(crate) unsafe fn free_list(mut list: *mut FiInfo) {
     while !list.is_null() {
         // SAFETY: the structure and what it names are ours, and each is freed once.
         unsafe {

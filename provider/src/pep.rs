@@ -31,7 +31,7 @@ type PepObject = Object<FidPep, Box<Passive>>;
 /// `fi_info.handle` of a request: closed when it was accepted or refused.
 type RequestObject = Object<Fid, ConnRequest>;
 
-static FID: FiOps = FiOps { close, bind, ..FiOps::STUB };
+static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
 
 static REQUEST_FID: FiOps = FiOps { close: close_request, ..FiOps::STUB };
 
@@ -92,7 +92,29 @@ pub(crate) unsafe extern "C" fn open(
 
 unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     // SAFETY: the table belongs to passive endpoints, and a program closes what it does not use.
-    guard::int(|| unsafe { PepObject::close(at.cast(), |_| Ok(())) })
+    guard::int(|| unsafe {
+        PepObject::close(at.cast(), |it| {
+            it.end();
+            Ok(())
+        })
+    })
+}
+
+impl Passive {
+    /// Ends it, with the information of each request that was looked at and not read.
+    fn end(self) {
+        for seen in self.pep.close() {
+            let info: *mut FiInfo = std::ptr::with_exposed_provenance_mut(seen.info as usize);
+            // SAFETY: `request_info` made both, and the queue has lost them with the event. Whoever
+            // answers a request closes its handle.
+            unsafe {
+                if !seen.answered {
+                    let _ = RequestObject::close((*info).handle, |_| Ok(()));
+                }
+                info::free_list(info);
+            }
+        }
+    }
 }
 
 unsafe extern "C" fn close_request(at: *mut Fid) -> c_int {
@@ -119,6 +141,21 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 return Err(Error::BadFlags);
             }
             it.eqs.bind(EqObject::of(other.cast())?, |eq| it.pep.bind_eq(eq))
+        }
+    })
+}
+
+/// How many requests may wait is the event queue's size; `FI_BACKLOG` is advice about it.
+unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    guard::int(|| {
+        // SAFETY: the table belongs to passive endpoints; the command takes a place of an `int`.
+        unsafe {
+            PepObject::of(at.cast::<FidPep>())?;
+            match (command, arg.cast::<c_int>().as_ref()) {
+                (FI_BACKLOG, Some(0..)) => Ok(()),
+                (FI_BACKLOG, _) => Err(Error::Invalid("arg: NULL, or a negative backlog")),
+                _ => Err(Error::NoSys),
+            }
         }
     })
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::abi::*;
 use crate::domain::DomainObject;
-use crate::guard;
 use crate::object::{Object, fid};
+use crate::{guard, info};
 
 pub(crate) type StxObject = Object<FidStx, Arc<()>>;
 
@@ -19,16 +19,20 @@ static OPS: OpsEp = OpsEp::STUB;
 /// `fi_stx_context`.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut FidDomain,
-    _attr: *mut TxAttr,
+    attr: *mut TxAttr,
     out: *mut *mut FidStx,
     context: *mut c_void,
 ) -> c_int {
     guard::int(|| {
         let abi = FidStx { fid: fid(FI_CLASS_STX_CTX, context, &FID), ops: &raw const OPS };
-        // SAFETY: the table belongs to domains, and `out` can be written.
+        // SAFETY: the table belongs to domains, the attributes are there or NULL, and `out` can be
+        // written.
         unsafe {
-            let users = Arc::clone(&DomainObject::of(domain)?.users);
-            StxObject::open(abi, users, out);
+            let domain = DomainObject::of(domain)?;
+            if let Some(attr) = attr.as_ref() {
+                domain.domain.check_tx_attr(&info::read_tx(attr))?;
+            }
+            StxObject::open(abi, Arc::clone(&domain.users), out);
         }
         Ok(())
     })

@@ -260,6 +260,45 @@ static void over(struct side *c, struct side *s, int closes)
 	must("close", fi_close(&s->ep->fid));
 }
 
+/* A buffer for several messages, posted before the end of the connection or, if `late`, after it,
+ * takes what came and waits for no more. */
+static void over_multi(struct side *c, struct side *s, int late)
+{
+	static char in[256];
+	struct iovec iov = { in, sizeof in };
+	struct fi_msg multi = { .msg_iov = &iov, .iov_count = 1, .context = in };
+	struct { struct fi_eq_cm_entry e; char data[256]; } end;
+	struct fi_cq_tagged_entry got = { 0 };
+	struct fi_cq_err_entry e = { 0 };
+	time_t until = time(NULL) + 5;
+
+	join(c, s, 0);
+	if (!late)
+		must("fi_recvmsg", fi_recvmsg(s->ep, &multi, FI_MULTI_RECV));
+	for (int i = 0; i < 2; i++) {
+		must("fi_send", fi_send(c->ep, "several", 8, NULL, 0, NULL));
+		completion(c, s, &got);
+	}
+	must("fi_shutdown", fi_shutdown(c->ep, 0));
+	expect("here it ends", event(&end, sizeof end), FI_SHUTDOWN);
+	expect("there it ends", event(&end, sizeof end), FI_SHUTDOWN);
+	if (late)
+		must("fi_recvmsg", fi_recvmsg(s->ep, &multi, FI_MULTI_RECV));
+	for (int i = 0; i < 2; i++) {
+		completion(s, c, &got);
+		expect("one of several", got.op_context == in && got.buf == in + 8 * i, 1);
+		expect("there may be more", !!(got.flags & FI_MULTI_RECV), 0);
+	}
+	while (fi_cq_read(s->cq, &got, 1) == -FI_EAGAIN && time(NULL) < until)
+		;
+	expect("the buffer comes back", fi_cq_readerr(s->cq, &e, 0), 1);
+	expect("as no more will come", e.err, FI_ECANCELED);
+	expect("it is the buffer", e.op_context == in && (e.flags & FI_MULTI_RECV), 1);
+	expect("another one", fi_recvmsg(s->ep, &multi, FI_MULTI_RECV), -FI_EOPBADSTATE);
+	must("close", fi_close(&c->ep->fid));
+	must("close", fi_close(&s->ep->fid));
+}
+
 /* A request has one answer. */
 static void answers(struct side *c, struct side *s)
 {
@@ -309,10 +348,49 @@ static void answers(struct side *c, struct side *s)
 	}
 }
 
+/* What is watched, and whether it was freed. */
+static void *watched;
+static int freed;
+
+extern void __libc_free(void *at);
+
+/* Instead of the C library's. */
+void free(void *at)
+{
+	freed += at && at == watched;
+	__libc_free(at);
+}
+
+/* A listener that is closed refuses what nobody has read, and frees what was seen of it. With
+ * `answered` the program has refused it before. */
+static void unread(struct side *c, int answered)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } end;
+	struct fid *handle;
+	uint32_t number;
+
+	open_ep(c, info);
+	must("fi_connect", fi_connect(c->ep, server, NULL, 0));
+	must("a look", fi_eq_sread(eq, &number, &end, sizeof end, SECONDS * 1000, FI_PEEK));
+	watched = end.e.info;
+	handle = end.e.info->handle;
+	if (answered)
+		must("fi_reject", fi_reject(pep, handle, NULL, 0));
+	must("close", fi_close(&pep->fid));
+	expect("what was seen is freed", freed, 1);
+	expect("its handle is closed", fi_close(handle), -FI_EBADF);
+	watched = NULL;
+	freed = 0;
+	expect("a listener that closes refuses", event(&end, sizeof end), -1);
+	must("close", fi_close(&c->ep->fid));
+}
+
 /* An endpoint that is closed ends its connection, and a listener that is closed refuses. */
 static void closing(struct side *c, struct side *s)
 {
+	struct fi_info *next = ask(FI_SOURCE, "127.0.0.1", "4713");
 	struct { struct fi_eq_cm_entry e; char data[256]; } end;
+	size_t len = sizeof server;
 	uint32_t number;
 
 	join(c, s, 0);
@@ -322,13 +400,13 @@ static void closing(struct side *c, struct side *s)
 	must("close", fi_close(&c->ep->fid));
 	expect("nothing is left", fi_eq_read(eq, &number, &end, sizeof end, 0), -FI_EAGAIN);
 
-	open_ep(c, info);
-	must("fi_connect", fi_connect(c->ep, server, NULL, 0));
-	while (fi_eq_read(eq, &number, &end, sizeof end, FI_PEEK) == -FI_EAGAIN)
-		;
-	must("close", fi_close(&pep->fid));
-	expect("a listener that closes refuses", event(&end, sizeof end), -1);
-	must("close", fi_close(&c->ep->fid));
+	unread(c, 0);
+	must("fi_passive_ep", fi_passive_ep(fabric, next, &pep, NULL));
+	must("bind", fi_pep_bind(pep, &eq->fid, 0));
+	must("fi_listen", fi_listen(pep));
+	must("fi_getname", fi_getname(&pep->fid, server, &len));
+	unread(c, 1);
+	fi_freeinfo(next);
 }
 
 /* A process that connects, says so, and does nothing more until it is killed. */
@@ -432,6 +510,8 @@ int main(void)
 	}
 	over(&c, &s, 0);
 	over(&c, &s, 1);
+	over_multi(&c, &s, 0);
+	over_multi(&c, &s, 1);
 	answers(&c, &s);
 	closing(&c, &s);
 	must("close", fi_close(&c.cq->fid));

@@ -5,6 +5,7 @@
 
 mod alive;
 mod answers;
+mod attrs;
 mod chosen;
 mod collectives;
 mod colls;
@@ -13,6 +14,7 @@ mod gaps;
 mod hooks;
 mod hosts;
 mod injects;
+mod legal;
 mod life;
 mod limits;
 mod loading;
@@ -23,6 +25,7 @@ mod nics;
 mod package;
 mod preloaded;
 mod probes;
+mod queues;
 mod ranks;
 mod regions;
 mod scalable;

@@ -10,6 +10,9 @@ use crate::idx::CqIdx;
 use crate::table::{Table, Vacant};
 use crate::types::Cqe;
 
+/// Entries of a completion queue at most.
+pub(super) const ENTRIES_MAX: usize = 1 << 24;
+
 /// See the module. A call that names a queue which was closed is [`Error::BadFd`].
 pub(super) type Cqs = Table<CqTable, (), CqIdx>;
 
@@ -24,6 +27,8 @@ pub struct CqTable {
     /// Endpoints may hold reserved entries for operations that are not posted yet
     /// ([`reserve_receives`](super::ep::Ep::reserve_receives)).
     pub(crate) has_reserved: bool,
+    /// It has room for all that endpoints may have outstanding: see [`Cqs::open_to_fit`].
+    pub(crate) fits: bool,
     /// Completions with remote CQ data that wait for room, oldest first.
     #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
     pub(crate) late: Box<VecDeque<Late>>,
@@ -33,7 +38,8 @@ const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
 
 impl CqTable {
     pub(crate) fn new(cq: Cq) -> Self {
-        Self { cq, bound: 0, cq_blocked: false, has_reserved: false, late: Box::default() }
+        let late = Box::default();
+        Self { cq, bound: 0, cq_blocked: false, has_reserved: false, fits: false, late }
     }
 
     /// [`Node::cq_take`](super::Node::cq_take), and whether something waits for room in the queue.
@@ -69,11 +75,22 @@ impl Cqs {
     /// # Errors
     /// [`Error::Invalid`]: `size` is 0 or above 2^24. [`Error::NoMem`]: too many queues.
     pub fn open(&mut self, size: usize) -> Result<CqId> {
-        if !(1..=1 << 24).contains(&size) {
+        if !(1..=ENTRIES_MAX).contains(&size) {
             return Err(Error::Invalid("a completion queue has 1 to 2^24 entries"));
         }
         let idx = self.alloc(CqTable::new(Cq::new(size))).ok_or(Error::NoMem)?;
         Ok(CqId(self.handle(idx)))
+    }
+
+    /// As [`open`](Self::open), but binding it makes room for everything that its endpoints may
+    /// have outstanding at once. So whatever is posted, reading the queue makes room.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_to_fit(&mut self, least: usize) -> Result<CqId> {
+        let cq = self.open(least)?;
+        self[cq.0.idx()].fits = true;
+        Ok(cq)
     }
 
     /// Passes the next completion to `reader`, if it is a success and nothing waits for room in the

@@ -68,6 +68,7 @@ impl Node {
         t.enable(true);
         for cq in [queues.0, queues.1].into_iter().filter(|&cq| cq != CqIdx::NONE) {
             self.cqs[cq].bound += 1;
+            self.eps.fit_queue(&mut self.cqs, cq, self.settings.rx_wr_max);
         }
         if let Some(table) = self.avs.get_mut(av) {
             table.bound += 1;

@@ -518,6 +518,7 @@ impl Node {
         if e.enabled {
             e.enable(true);
         }
+        self.eps.fit_queue(&mut self.cqs, cq.0.idx(), self.settings.rx_wr_max);
         Ok(())
     }
 
@@ -626,6 +627,15 @@ impl Node {
         record.enable(enabled);
         self.eps[e].release_receives(&mut self.cqs);
         self.eps[e].release_ops(&mut self.cqs);
+        self.end_receives_if_over(e);
+    }
+
+    /// Ends the receives of endpoint `e` if its connection is over and every message that has come
+    /// is in the one that it was for: no other will come.
+    pub(super) fn end_receives_if_over(&mut self, e: EpIdx) {
+        if !self.eps[e].is_over || self.eps[e].cq_blocked {
+            return;
+        }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
             while let Some(recv) = self.eps[e].matcher[kind as usize].first_posted(&self.posted) {
                 self.end_unfilled(e, kind, recv);

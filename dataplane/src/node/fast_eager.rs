@@ -131,25 +131,6 @@ impl Node {
         !self.has_due() && !self.has_answers()
     }
 
-    /// Whether nothing is to be sent at once, what is due by time aside: timers, and
-    /// acknowledgements on a lossy path.
-    #[inline(always)]
-    pub fn only_waits(&self) -> bool {
-        (self.todo - (Todo::KEEP | Todo::ACKS | Todo::HELD)).is_empty()
-    }
-
-    /// Whether nothing is to be sent at once or by time, timers aside.
-    #[inline(always)]
-    pub fn is_idle(&self) -> bool {
-        (self.todo - Todo::KEEP).is_empty()
-    }
-
-    /// Whether nothing is to be sent before `then`.
-    #[inline(always)]
-    pub fn is_idle_until(&self, then: Instant) -> bool {
-        self.is_idle() && self.wheel.is_idle_until(then)
-    }
-
     /// Whether a timer is armed, or something else is to be looked at by time.
     #[inline(always)]
     pub fn has_timers(&self) -> bool {

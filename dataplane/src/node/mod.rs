@@ -598,6 +598,21 @@ bitflags! {
     }
 }
 
+impl Todo {
+    /// Whether nothing is to be sent at once, what is due by time aside: timers, and
+    /// acknowledgements on a lossy path.
+    #[inline(always)]
+    pub(crate) fn only_waits(self) -> bool {
+        (self - (Self::KEEP | Self::ACKS | Self::HELD)).is_empty()
+    }
+
+    /// Whether nothing is to be sent at once or by time, timers aside.
+    #[inline(always)]
+    pub(crate) fn is_idle(self) -> bool {
+        (self - Self::KEEP).is_empty()
+    }
+}
+
 /// A control packet to a node without a session: a finished frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {

@@ -231,6 +231,7 @@ impl Node {
             self.deliver_unexpected(now, msg, recv, 0);
         } else if multi {
             self.fill_multi(now, e, kind, recv);
+            self.end_receives_if_over(e);
         }
         Ok(())
     }

@@ -735,6 +735,7 @@ impl Node {
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
             self.feed_kind(now, e, kind);
         }
+        self.end_receives_if_over(e);
     }
 
     fn feed_kind(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
