@@ -741,6 +741,7 @@ fn check(settings: &Settings, hints: &Info, answer: &Info, known: Caps) -> Resul
         && tclass::is_fit(hints.domain_attr.tclass, tx.tclass)
         && fits_tx(tx, settings)
         && fits_rx(rx, settings)
+        && rx.total_buffered_recv <= buffered(settings)
         && check_ep(&hints.ep_attr)
         && is_one_key(hints)
         && check_domain(&hints.domain_attr);
@@ -763,7 +764,6 @@ fn fits_rx(rx: &RxAttr, settings: &Settings) -> bool {
     CAPS.contains(rx.caps)
         && ORDERS.contains(rx.msg_order)
         && rx.comp_order.is_empty()
-        && rx.total_buffered_recv <= buffered(settings)
         && rx.iov_limit <= IOV_LIMIT
         && rx.size <= table_sizes(settings).1
 }

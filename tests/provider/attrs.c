@@ -75,7 +75,6 @@ static int opens(const char *what, struct fi_info *info)
 		REFUSES(what, info, rx_attr->caps, FI_MSG | FI_HMEM);       \
 		REFUSES(what, info, rx_attr->size, 1 << 20);                \
 		REFUSES(what, info, rx_attr->iov_limit, (info)->rx_attr->iov_limit + 1); \
-		REFUSES(what, info, rx_attr->total_buffered_recv, SIZE_MAX); \
 		REFUSES(what, info, ep_attr->protocol, 12345);              \
 		REFUSES(what, info, ep_attr->max_msg_size, SIZE_MAX);       \
 		WITH(what, info, tx_attr->op_flags, FI_PEEK, -FI_EBADFLAGS); \

@@ -187,7 +187,7 @@ pub struct NodeSettings {
     /// out of its settings.
     pub keys: Option<Keyring>,
     /// Whether the secrets of sessions are exported, so that recordings can be decrypted
-    /// ([`Openings::take_secrets`]). Default no.
+    /// (`Openings::take_secrets`). Default no.
     pub tells_secrets: bool,
     /// Age at which the key of a session's frames is replaced by the next, nanoseconds, at least
     /// 1,000,000: each end does so for its own frames. Default an hour.

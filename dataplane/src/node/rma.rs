@@ -198,7 +198,7 @@ impl Node {
     /// - [`Error::OpNotSupp`]: the operation has no meaning on the type, or not in this family.
     /// - [`Error::Invalid`]: no element, or lists of different lengths, or `result` overlaps
     ///   operands or compare values.
-    /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`](atomic_valid) says, or
+    /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`] says, or
     ///   injected and more than [`Self::INJECT_SIZE`] bytes of operands.
     pub fn post_atomic(&mut self, now: Instant, ep: EpId, req: AtomicReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT | OpFlags::TAGGED;

@@ -4,7 +4,7 @@
 //! vtable, which needs the frame described in memory, would be a large part of that. So a caller
 //! that holds a port for long asks once for its type. Functions of the shared segment are then
 //! inlined wherever the caller uses them, and those of the other ports in one place
-//! ([`AnyPort::far`]).
+//! ([`AnyPort::on_wire`]).
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};

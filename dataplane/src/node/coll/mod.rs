@@ -442,7 +442,7 @@ impl Node {
         Ok(())
     }
 
-    /// Joins a group. How it ends is told by [`Coll::event`].
+    /// Joins a group. How it ends is told by `Coll::event`.
     ///
     /// # Errors
     /// Nothing was joined, nothing will be told:
