@@ -128,9 +128,9 @@ pub struct Settings {
     /// Memory for messages that nobody has posted a receive for, bytes
     /// (`BAREWIRE_UNEXPECTED_BYTES`). Default: the dataplane's, 256 MiB, touched only when used.
     pub unexpected_bytes: Option<usize>,
-    /// Operations in flight, all endpoints together (`BAREWIRE_TX_MAX`). Default 4,096.
+    /// Operations in flight, all endpoints together (`BAREWIRE_TX_MAX`). Default 65,536.
     pub tx_max: Option<usize>,
-    /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`). Default 16,384.
+    /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`). Default 262,144.
     pub rx_max: Option<usize>,
     /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the
     /// same in all processes. Default: what the cost model finds cheapest.
@@ -233,8 +233,8 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
     ),
     ("BAREWIRE_PEER_MAX", "peers known at once, at most", "4096, more as they are inserted"),
     ("BAREWIRE_UNEXPECTED_BYTES", "memory for messages without a receive", "268435456"),
-    ("BAREWIRE_TX_MAX", "operations in flight, at most", "4096"),
-    ("BAREWIRE_RX_MAX", "posted receives, at most", "16384"),
+    ("BAREWIRE_TX_MAX", "operations in flight, at most", "65536"),
+    ("BAREWIRE_RX_MAX", "posted receives, at most", "262144"),
     ("BAREWIRE_COLL", "auto, latency or bandwidth: algorithms of collectives", "auto"),
     (
         "BAREWIRE_PEERS",

@@ -12,7 +12,7 @@
 
 #include "check.h"
 
-enum { ENDS = 4, PATIENCE = 2 };
+enum { ENDS = 16, PATIENCE = 2 };
 
 static struct fi_info *info;
 static struct fid_domain *domain;

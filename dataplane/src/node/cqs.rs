@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::ops::Late;
-use super::{CqId, Reader};
+use super::{CqId, NodeSettings, Reader};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
 use crate::idx::CqIdx;
@@ -11,17 +11,20 @@ use crate::table::{Table, Vacant};
 use crate::types::Cqe;
 
 /// Entries of a completion queue at most.
-pub(super) const ENTRIES_MAX: usize = 1 << 24;
+const ENTRIES_MAX: usize = 1 << 24;
+
+/// Entries for what nobody has posted an operation for: messages in a multi-receive, and remote CQ
+/// data.
+const UNPOSTED: usize = 1024;
 
 /// See the module. A call that names a queue which was closed is [`Error::BadFd`].
 pub(super) type Cqs = Table<CqTable, (), CqIdx>;
 
-/// A completion queue, and the number of objects bound to it.
+/// A completion queue, and what the node knows of it.
 #[derive(Debug)]
 #[repr(align(16))]
 pub struct CqTable {
     pub(crate) cq: Cq,
-    pub(crate) bound: u32,
     /// A message waits for room in the queue.
     pub(crate) cq_blocked: bool,
     /// Endpoints may hold reserved entries for operations that are not posted yet
@@ -29,17 +32,49 @@ pub struct CqTable {
     pub(crate) has_reserved: bool,
     /// It has room for all that endpoints may have outstanding: see [`Cqs::open_to_fit`].
     pub(crate) fits: bool,
+    pub(crate) rest: Box<CqRest>,
+}
+
+/// What data calls do not need: apart, for the length of a slot.
+#[derive(Debug, Default)]
+pub(crate) struct CqRest {
     /// Completions with remote CQ data that wait for room, oldest first.
-    #[expect(clippy::box_collection, reason = "a pointer, for the length of a slot")]
-    pub(crate) late: Box<VecDeque<Late>>,
+    pub(crate) late: VecDeque<Late>,
+    /// Sends and receives that the endpoints bound to the queue may have outstanding.
+    bound: [u64; 2],
 }
 
 const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
 
 impl CqTable {
     pub(crate) fn new(cq: Cq) -> Self {
-        let late = Box::default();
-        Self { cq, bound: 0, cq_blocked: false, has_reserved: false, fits: false, late }
+        let rest = Box::default();
+        Self { cq, cq_blocked: false, has_reserved: false, fits: false, rest }
+    }
+
+    /// Binds the sends, the receives, or both, of an endpoint that may have this many outstanding
+    /// each. A queue that [fits](Cqs::open_to_fit) gets room for them, as far as the node has.
+    pub(super) fn bind(&mut self, ops: [u32; 2], s: &NodeSettings) {
+        for (bound, ops) in self.rest.bound.iter_mut().zip(ops) {
+            *bound += u64::from(ops);
+        }
+        if self.fits {
+            let [sends, receives] = self.rest.bound.map(|ops| ops as usize);
+            let most = sends.min(s.tx_wr_max) + receives.min(s.rx_wr_max) + UNPOSTED;
+            self.cq.raise_capacity(most.min(ENTRIES_MAX));
+        }
+    }
+
+    /// Takes back what [`bind`](Self::bind) has bound.
+    pub(super) fn unbind(&mut self, ops: [u32; 2]) {
+        for (bound, ops) in self.rest.bound.iter_mut().zip(ops) {
+            *bound -= u64::from(ops);
+        }
+    }
+
+    /// Whether an endpoint is bound to it.
+    pub(super) fn is_bound(&self) -> bool {
+        self.rest.bound != [0; 2]
     }
 
     /// [`Node::cq_take`](super::Node::cq_take), and whether something waits for room in the queue.

@@ -66,9 +66,10 @@ impl Node {
         (t.tx_cntr, t.rx_cntr) = (at, at);
         (t.rma_cntr[READ], t.rma_cntr[WRITE]) = (at, at);
         t.enable(true);
-        for cq in [queues.0, queues.1].into_iter().filter(|&cq| cq != CqIdx::NONE) {
-            self.cqs[cq].bound += 1;
-            self.eps.fit_queue(&mut self.cqs, cq, self.settings.rx_wr_max);
+        for (cq, ops) in [(queues.0, [t.tx_size, 0]), (queues.1, [0, t.rx_size])] {
+            if let Some(table) = self.cqs.get_mut(cq) {
+                table.bind(ops, &self.settings);
+            }
         }
         if let Some(table) = self.avs.get_mut(av) {
             table.bound += 1;

@@ -507,18 +507,19 @@ impl Node {
             return Err(Error::Invalid("a completion queue is bound for this direction"));
         }
         let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
+        let mut ops = [0; 2];
         if tx {
             (e.tx_cq, e.tx_selective) = (cq.0.idx(), selective);
-            table.bound += 1;
+            ops[0] = e.tx_size;
         }
         if rx {
             (e.rx_cq, e.rx_selective) = (cq.0.idx(), selective);
-            table.bound += 1;
+            ops[1] = e.rx_size;
         }
+        table.bind(ops, &self.settings);
         if e.enabled {
             e.enable(true);
         }
-        self.eps.fit_queue(&mut self.cqs, cq.0.idx(), self.settings.rx_wr_max);
         Ok(())
     }
 
@@ -701,8 +702,10 @@ impl Node {
     pub(super) fn unbind(&mut self, e: &Ep) {
         self.counters.msgs_sent += e.counters.sent;
         self.counters.msgs_received += e.received();
-        for cq in [e.tx_cq, e.rx_cq].into_iter().filter(|&cq| cq != CqIdx::NONE) {
-            self.cqs[cq].bound -= 1;
+        for (cq, ops) in [(e.tx_cq, [e.tx_size, 0]), (e.rx_cq, [0, e.rx_size])] {
+            if let Some(table) = self.cqs.get_mut(cq) {
+                table.unbind(ops);
+            }
         }
         let cntrs = [e.tx_cntr, e.rx_cntr].into_iter().chain(e.rma_cntr);
         for cntr in cntrs.filter(|&c| c != CntrIdx::NONE) {

@@ -2,7 +2,6 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::cqs::ENTRIES_MAX;
 use super::ep::Ep;
 use super::route::Route;
 use super::sep::Numbers;
@@ -12,10 +11,6 @@ use crate::error::{Error, Result};
 use crate::flags::CqFlags;
 use crate::idx::{CntrIdx, CqIdx, EpIdx};
 use crate::table::Table;
-
-/// Entries for what nobody has posted an operation for: messages in a multi-receive, and remote CQ
-/// data.
-const UNPOSTED: usize = 1024;
 
 /// See the module. A call that names an endpoint which was closed is [`Error::BadFd`].
 #[derive(Debug)]
@@ -69,21 +64,6 @@ impl Eps {
                 ep.release_ops(cqs);
             }
         }
-    }
-
-    /// Makes room in queue `cq`, if it was [opened](Cqs::open_to_fit) so, for what its endpoints
-    /// may have outstanding, of a node that posts up to `receives_max` receives.
-    pub(super) fn fit_queue(&self, cqs: &mut Cqs, cq: CqIdx, receives_max: usize) {
-        if !cqs[cq].fits {
-            return;
-        }
-        let (mut sends, mut receives) = (0, 0);
-        for (_, ep) in self.iter() {
-            sends += if ep.tx_cq == cq { ep.tx_size as usize } else { 0 };
-            receives += if ep.rx_cq == cq { ep.rx_size as usize } else { 0 };
-        }
-        let most = sends + receives.min(receives_max) + UNPOSTED;
-        cqs[cq].cq.raise_capacity(most.min(ENTRIES_MAX));
     }
 
     /// Makes room for a send of endpoint `e`, in its transmit queue and its completion queue, if

@@ -152,9 +152,10 @@ pub struct NodeSettings {
     /// vector](Node::av_open) for more; peers that were not inserted never enlarge it. Default
     /// 2^20, the largest possible.
     pub peer_limit: usize,
-    /// Transmit operations in flight, all endpoints together. Default 4,096.
+    /// Transmit operations in flight, all endpoints together. Default 65,536. The tables take
+    /// address space; memory is what was in use at once.
     pub tx_wr_max: usize,
-    /// Posted receives, all endpoints together. Default 16,384.
+    /// Posted receives, all endpoints together. Default 262,144. Memory as for `tx_wr_max`.
     pub rx_wr_max: usize,
     /// Memory for messages without a posted receive (unexpected messages), bytes. Touched only when
     /// used. Default 256 MiB.
@@ -239,8 +240,8 @@ impl Default for NodeSettings {
             eager_max: None,
             peer_max: 4096,
             peer_limit: Node::PEER_MAX,
-            tx_wr_max: 4096,
-            rx_wr_max: 16384,
+            tx_wr_max: 65_536,
+            rx_wr_max: 262_144,
             unexpected_bytes: 256 << 20,
             pull_window: 4 << 20,
             window: WINDOW,

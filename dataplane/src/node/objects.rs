@@ -19,7 +19,7 @@ impl Node {
     /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
     pub fn cq_close(&mut self, cq: CqId) -> Result<()> {
         let table = self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?;
-        if table.bound > 0 {
+        if table.is_bound() {
             return Err(Error::Busy);
         }
         self.cqs.free(cq.0.idx());

@@ -394,8 +394,8 @@ impl Node {
         if cq != CqIdx::NONE {
             self.eps.make_room(&mut self.cqs, cq);
             let table = &mut self.cqs[cq];
-            if !table.late.is_empty() || !table.cq.try_push(cqe) {
-                table.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
+            if !table.rest.late.is_empty() || !table.cq.try_push(cqe) {
+                table.rest.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
                 self.starve_queue(cq);
                 self.peers[p].unexpected += 1;
                 return;
@@ -407,7 +407,7 @@ impl Node {
 
     /// Writes the completions that waited for room in queue `cq`.
     pub(crate) fn feed_late(&mut self, now: Instant, cq: CqIdx) {
-        while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].late.front() {
+        while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].rest.late.front() {
             let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
             let cqe = Cqe { src, ..cqe };
             self.eps.make_room(&mut self.cqs, cq);
@@ -416,7 +416,7 @@ impl Node {
                 self.starve_queue(cq);
                 return;
             }
-            table.late.pop_front();
+            table.rest.late.pop_front();
             self.release_late(now, p);
         }
     }
@@ -427,12 +427,12 @@ impl Node {
         if cq == CqIdx::NONE {
             return;
         }
-        let waiting = std::mem::take(&mut self.cqs[cq].late);
-        for late in *waiting {
+        let waiting = std::mem::take(&mut self.cqs[cq].rest.late);
+        for late in waiting {
             if late.ep == e {
                 self.release_late(now, late.peer);
             } else {
-                self.cqs[cq].late.push_back(late);
+                self.cqs[cq].rest.late.push_back(late);
             }
         }
     }

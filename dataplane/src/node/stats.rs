@@ -435,7 +435,7 @@ impl Cqs {
     fn survey(&self, walk: &mut Walk<CqSums>) {
         let step = walk.step(self.slots());
         for table in step.clone().filter_map(|idx| self.get(CqIdx::of(idx))) {
-            walk.under_way.late += table.late.len();
+            walk.under_way.late += table.rest.late.len();
             walk.under_way.reserved += table.cq.reserved();
         }
         walk.stepped(step.end, self.slots());
@@ -619,7 +619,7 @@ impl Node {
             peers: self.peers.count(),
             tx: self.tx.len() + self.fast_ops.iter().count(),
             posted: self.posted.count() - self.coll.listening(),
-            late: self.cqs.iter().map(|(_, t)| t.late.len()).sum(),
+            late: self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
                 - self.coll.listening()
                 - self
@@ -640,7 +640,7 @@ impl Node {
     fn blocks_lost(&self) -> usize {
         let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
         let used: usize = self.unexpected.iter().map(|(_, m)| m.payload.units as usize).sum();
-        let late: usize = self.cqs.iter().map(|(_, t)| t.late.len()).sum();
+        let late: usize = self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum();
         let all = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
         all.abs_diff(self.blocks_unpromised + promised + used + late)
     }
