@@ -150,7 +150,7 @@ impl Av {
             *newer = idx;
             self.unlist(peer, ep, older);
         }
-        let incarnation = [incarnation as u32, (incarnation >> 32) as u32];
+        let incarnation = words(incarnation);
         let slot = Slot::Used { peer, ep, incarnation, newer: AddrIdx::NONE, older };
         match self.slots.get_mut(idx.at()) {
             Some(place) => *place = slot,
@@ -212,11 +212,17 @@ impl Av {
         Some(AvEntry { ep: entry.ep.checked_add(rx_ctx.into())?, rx_ctx, ..entry })
     }
 
-    /// What completions call endpoint `ep` of `peer`: its newest index, or what the user calls
-    /// that. `None` if it was not inserted.
+    /// What completions call endpoint `ep` of life `inc` of `peer`: the newest index that names
+    /// that life, or any, or what the user calls it. `None` if it was not inserted.
     #[inline]
-    pub fn reverse(&self, peer: PeerIdx, ep: u16) -> Option<FiAddr> {
-        let idx = self.newest(peer, ep)?;
+    pub fn reverse(&self, peer: PeerIdx, inc: u64, ep: u16) -> Option<FiAddr> {
+        let mut idx = self.newest(peer, ep)?;
+        while let Slot::Used { incarnation, older, .. } = self.slots.get(idx.at())?
+            && *incarnation != [0; 2]
+            && *incarnation != words(inc)
+        {
+            idx = *older;
+        }
         let named = self.user_ids.get(idx.at()).copied();
         Some(named.unwrap_or_else(|| self.unnamed(FiAddr::from(idx.get()))))
     }
@@ -263,6 +269,11 @@ impl Av {
     }
 }
 
+/// An incarnation, low word first.
+const fn words(incarnation: u64) -> [u32; 2] {
+    [incarnation as u32, (incarnation >> 32) as u32]
+}
+
 /// Of an endpoint.
 const fn hash(peer: PeerIdx, ep: u16) -> u64 {
     ((peer.get() as u64) << 16 | ep as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -277,13 +288,15 @@ mod tests {
     use super::*;
 
     fn entry(peer: PeerIdx, ep: u16) -> AvEntry {
-        let incarnation = u64::from(peer.get()) << 16 | u64::from(ep) << 48 | 1;
-        AvEntry { peer, ep, rx_ctx: 0, incarnation }
+        AvEntry { peer, ep, rx_ctx: 0, incarnation: LIVES[1] }
     }
+
+    /// Any, and two that differ in the high word.
+    const LIVES: [u64; 3] = [0, 5, 1 << 40 | 5];
 
     #[derive(Clone, Copy, Debug)]
     enum Op {
-        Insert(u32, u16),
+        Insert(u32, u16, u64),
         Remove(usize),
         RemoveUnset(u64),
     }
@@ -292,9 +305,10 @@ mod tests {
     fn op() -> impl Strategy<Value = Op> {
         let peer = 0u32..7;
         let ep = prop_oneof![0u16..3, Just(u16::MAX)];
+        let life = prop::sample::select(LIVES.to_vec());
         let far = prop::sample::select(vec![FiAddr::MAX, u64::from(u32::MAX), 1 << 32, 1 << 33]);
         prop_oneof![
-            6 => (peer, ep).prop_map(|(peer, ep)| Op::Insert(peer, ep)),
+            6 => (peer, ep, life).prop_map(|(peer, ep, life)| Op::Insert(peer, ep, life)),
             5 => any::<usize>().prop_map(Op::Remove),
             1 => prop_oneof![0u64..80, far].prop_map(Op::RemoveUnset),
         ]
@@ -306,17 +320,20 @@ mod tests {
         fn av_is_a_map_both_ways(hint in 0usize..40, ops in prop::collection::vec(op(), 1..200)) {
             let mut av = Av::with_capacity(hint);
             let mut model: BTreeMap<FiAddr, AvEntry> = BTreeMap::new();
+            let mut inserted = Vec::new();
             for op in ops {
                 match op {
-                    Op::Insert(peer, ep) => {
-                        let peer = PeerIdx::of(peer);
+                    Op::Insert(peer, ep, incarnation) => {
+                        let entry = AvEntry { incarnation, ..entry(PeerIdx::of(peer), ep) };
                         let lowest = (0..).find(|i| !model.contains_key(i)).unwrap();
-                        prop_assert_eq!(av.insert(entry(peer, ep)), lowest);
-                        model.insert(lowest, entry(peer, ep));
+                        prop_assert_eq!(av.insert(entry), lowest);
+                        model.insert(lowest, entry);
+                        inserted.push(lowest);
                     }
                     Op::Remove(nth) if !model.is_empty() => {
                         let addr = *model.keys().nth(nth % model.len()).unwrap();
                         prop_assert_eq!(av.remove(addr), model.remove(&addr));
+                        inserted.retain(|&at| at != addr);
                     }
                     Op::RemoveUnset(addr) if !model.contains_key(&addr) => {
                         prop_assert_eq!(av.remove(addr), None);
@@ -330,9 +347,13 @@ mod tests {
                     let known = model.values().any(|e| e.peer == peer);
                     prop_assert_eq!(av.has_peer(peer), known);
                     for ep in (0..3).chain([u16::MAX]) {
-                        let named = av.reverse(peer, ep).map(|addr| model.get(&addr).copied());
-                        let known = model.values().any(|e| (e.peer, e.ep) == (peer, ep));
-                        prop_assert_eq!(named, known.then_some(Some(entry(peer, ep))));
+                        for life in &LIVES[1..] {
+                            let of = |e: &AvEntry| {
+                                (e.peer, e.ep) == (peer, ep) && [0, *life].contains(&e.incarnation)
+                            };
+                            let newest = inserted.iter().rfind(|&addr| of(&model[addr]));
+                            prop_assert_eq!(av.reverse(peer, *life, ep), newest.copied());
+                        }
                     }
                 }
             }
@@ -360,7 +381,7 @@ mod tests {
         assert_eq!(av.lookup(1 << 62 | 1).unwrap().ep, u16::MAX);
         let nothing = [2 << 62 | 1, 1 << 62 | 2, 1 << 61, FiAddr::MAX];
         assert!(nothing.iter().all(|&addr| av.lookup(addr).is_none()));
-        assert_eq!((av.remove(1 << 62), av.reverse(PeerIdx::of(1), 8)), (None, None));
+        assert_eq!((av.remove(1 << 62), av.reverse(PeerIdx::of(1), LIVES[1], 8)), (None, None));
     }
 
     /// Row X24: the name is the user's until the index is removed, and nothing else changes.
@@ -376,7 +397,7 @@ mod tests {
                 assert_eq!(av.insert(entry(of(i).0, 3)), FiAddr::from(i));
             }
             let unnamed = |i: u32| if by_user_id { FI_ADDR_UNSPEC } else { FiAddr::from(i) };
-            let called = |av: &Av, i: u32| av.reverse(of(i).0, of(i).1);
+            let called = |av: &Av, i: u32| av.reverse(of(i).0, LIVES[1], of(i).1);
             for name in [0, 1 << 63, FI_ADDR_UNSPEC, 7] {
                 assert_eq!(av.set_user_id(3, name), Some(entry(of(3).0, 3)));
                 assert_eq!(called(&av, 3), Some(name));
@@ -412,9 +433,9 @@ mod tests {
             assert_eq!(av.insert(entry(of(i).0, of(i).1)), FiAddr::from(i));
         }
         for i in (0..20_000).map(|i| i * 7_919 % 20_000) {
-            assert_eq!(av.reverse(of(i).0, of(i).1), Some(FiAddr::from(i)));
+            assert_eq!(av.reverse(of(i).0, LIVES[1], of(i).1), Some(FiAddr::from(i)));
             assert!(av.remove(FiAddr::from(i)).is_some());
-            assert_eq!(av.reverse(of(i).0, of(i).1), None);
+            assert_eq!(av.reverse(of(i).0, LIVES[1], of(i).1), None);
         }
         assert!(av.is_empty());
         assert_eq!(av.reverse.len(), 0);

@@ -191,6 +191,8 @@ struct Sent {
     conn: u32,
     /// Nobody else uses the entry of the hidden vector.
     last: bool,
+    /// It was lost with a session to a life of the peer that was over, and is sent again.
+    again: bool,
 }
 
 /// The connection side of a domain.
@@ -354,7 +356,7 @@ impl Cm {
         };
         let ended = io.ops.complete(&one[0], failed);
         if ended.context != RECEIVE {
-            self.was_sent(io, ended.context, failed.is_none());
+            self.was_sent(io, ended.context, failed);
             return true;
         }
         if let Err(e) = self.receive(io) {
@@ -397,7 +399,7 @@ impl Cm {
         last: bool,
     ) {
         let (bytes, kind, conn) = (message.to_bytes(), message.kind, message.from);
-        self.waiting.push_back(Sent { side, bytes, kind, conn, last });
+        self.waiting.push_back(Sent { side, bytes, kind, conn, last, again: false });
         self.send_waiting(io);
     }
 
@@ -428,10 +430,13 @@ impl Cm {
         posted.map_err(|error| io.ops.refuse(key, error).error)
     }
 
-    fn was_sent(&mut self, io: &mut Transport<'_>, name: u64, delivered: bool) {
+    fn was_sent(&mut self, io: &mut Transport<'_>, name: u64, failed: Option<Error>) {
         let Some(sent) = self.on_their_way.remove(&name) else { return };
-        if !delivered {
-            return self.failed(io, &sent);
+        if let Some(error) = failed {
+            return match self.may_repeat(&sent, error) {
+                true => self.waiting.push_back(Sent { again: true, ..sent }),
+                false => self.failed(io, &sent),
+            };
         }
         if sent.last {
             self.gone.push(sent.side);
@@ -443,6 +448,16 @@ impl Cm {
             // Not before: who has read it may wait for something else, and turn the loop no more.
             conn.stands(&[]);
         }
+    }
+
+    /// Whether a message that has not come through is sent again: a request to whoever listens
+    /// there, which left by a session with a process that is gone. Who listens now has not heard of
+    /// it.
+    fn may_repeat(&self, sent: &Sent, error: Error) -> bool {
+        let waits =
+            |conn: &Conn| conn.state == State::Connecting && conn.side_addr.incarnation == 0;
+        let request = sent.kind == Kind::Request && !sent.again && error == Error::ConnReset;
+        request && self.conns.get(&sent.conn).is_some_and(waits)
     }
 
     /// A message has not come through: a request is as good as refused, and who was accepted is

@@ -621,8 +621,8 @@ fn source((ep, peer): (&Ep, &mut Peer), avs: &Avs, src_ep: impl FnOnce() -> u16)
     if !ep.caps.contains(Caps::SOURCE) {
         return FI_ADDR_UNSPEC;
     }
-    let p = peer.slot();
-    peer.source.of((ep.av, avs), p, src_ep()).unwrap_or(FI_ADDR_UNSPEC)
+    let life = (peer.slot(), peer.inc);
+    peer.source.of((ep.av, avs), life, src_ep()).unwrap_or(FI_ADDR_UNSPEC)
 }
 
 /// Longest message with `flags` that is sent eagerly in one frame, bytes.

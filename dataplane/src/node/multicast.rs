@@ -339,7 +339,8 @@ impl Node {
         }
         let src = known.map_or(Src::STRANGER, |p| self.peers[p].src(p, op.src_ep));
         let (peer, len) = (known.unwrap_or(PeerIdx::NONE), u64::from(base.plen));
-        let head = MsgHead { peer, src_ep: op.src_ep, tagged: false, tag: 0, imm: op.imm, len };
+        let (inc, src_ep, imm) = (op.inc, op.src_ep, op.imm);
+        let head = MsgHead { peer, inc, src_ep, tagged: false, tag: 0, imm, len };
         let Target::Recv { recv, base: at } = self.target_of(e, &head, src) else {
             self.counters.rx_mcast_dropped += 1;
             return;
@@ -348,8 +349,8 @@ impl Node {
         if n > 0 {
             frame.copy_to_io(op.payload_off(), &self.recv_buf(recv), at as usize, n as usize);
         }
-        let source = known.and_then(|p| self.source_of(e, p, op.src_ep));
-        let addr = EpAddr { station: base.src, ep: op.src_ep, incarnation: op.inc };
+        let source = known.and_then(|p| self.source_of(e, (p, inc), src_ep));
+        let addr = EpAddr { station: base.src, ep: src_ep, incarnation: inc };
         self.complete_recv_of(recv, &head, (at, n), source, |_| (addr, Tenant::NONE));
         self.counters.rx_mcast += 1;
     }

@@ -374,7 +374,11 @@ impl Node {
 
     /// Notes the current life of a peer; 0 any.
     pub(super) fn note_life(&mut self, p: PeerIdx, inc: u64) {
-        let known = std::mem::replace(&mut self.peers[p].inc, inc);
+        let peer = &mut self.peers[p];
+        let known = std::mem::replace(&mut peer.inc, inc);
+        if known != inc && !planted(Bug::SourceKept) {
+            peer.source = SourceName::UNKNOWN;
+        }
         // While no life is known no cached route names one.
         if known != 0 && known != inc {
             self.observed.losses.forget_peer(p);

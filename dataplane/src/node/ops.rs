@@ -270,6 +270,8 @@ impl Receive for RecvWr {
 #[derive(Debug)]
 pub(crate) struct UnexpectedMsg {
     pub(crate) peer: PeerIdx,
+    /// The life of the peer that sent it.
+    pub(crate) inc: u64,
     pub(crate) src_ep: u16,
     /// Endpoint it is for.
     pub(crate) ep: EpIdx,

@@ -88,7 +88,7 @@ pub(crate) enum ReassemblyDst {
 pub(crate) type Peers = Table<Peer, Line, PeerIdx>;
 
 /// The address that a vector has for an endpoint of a peer, cached from the last look-up. Any
-/// change of the vector's entries for the peer drops it.
+/// change of the vector's entries for the peer, and another life of the peer, drops it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceName {
     /// `NONE` if the vector does not have it, [`LONG`] if its name there is too long for this.
@@ -110,29 +110,35 @@ impl SourceName {
     /// No vector has this number: a node has 1,024 of them.
     pub(crate) const UNKNOWN: Self = Self { addr: NONE, ep: 0, av: u16::MAX };
 
-    /// What vector `at` calls endpoint `ep` of peer `p`; `None` if it does not have it.
+    /// What vector `at` calls endpoint `ep` of peer `p`, which lives as `inc`; `None` if it does
+    /// not have it.
     #[inline(always)]
-    pub(crate) fn of(&mut self, (at, av): (AvIdx, &Avs), p: PeerIdx, ep: u16) -> Option<FiAddr> {
+    pub(crate) fn of(
+        &mut self,
+        (at, av): (AvIdx, &Avs),
+        (p, inc): (PeerIdx, u64),
+        ep: u16,
+    ) -> Option<FiAddr> {
         if self.ep != ep || u32::from(self.av) != at.get() {
-            self.look_up((at, av), p, ep);
+            self.look_up((at, av), (p, inc), ep);
         }
         if self.addr < LONG {
             return Some(FiAddr::from(self.addr));
         }
-        if self.addr == NONE { None } else { Self::long((at, av), p, ep) }
+        if self.addr == NONE { None } else { Self::long((at, av), (p, inc), ep) }
     }
 
     #[inline(never)]
-    fn look_up(&mut self, (at, av): (AvIdx, &Avs), p: PeerIdx, ep: u16) {
+    fn look_up(&mut self, (at, av): (AvIdx, &Avs), (p, inc): (PeerIdx, u64), ep: u16) {
         let short = |addr| u32::try_from(addr).unwrap_or(LONG).min(LONG);
-        let addr = av[at].av.reverse(p, ep).map_or(NONE, short);
+        let addr = av[at].av.reverse(p, inc, ep).map_or(NONE, short);
         *self = Self { addr, ep, av: at.get() as u16 };
     }
 
     /// A name of a user's that is longer than an index.
     #[cold]
-    fn long((at, av): (AvIdx, &Avs), p: PeerIdx, ep: u16) -> Option<FiAddr> {
-        av[at].av.reverse(p, ep)
+    fn long((at, av): (AvIdx, &Avs), (p, inc): (PeerIdx, u64), ep: u16) -> Option<FiAddr> {
+        av[at].av.reverse(p, inc, ep)
     }
 }
 

@@ -405,7 +405,7 @@ impl Node {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
         let ep = &self.eps[e];
-        let src = self.avs[ep.av].av.reverse(m.peer, m.src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let src = self.avs[ep.av].av.reverse(m.peer, m.inc, m.src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let cqe = Cqe {
             op_context: req.context,
             flags,

@@ -263,6 +263,7 @@ impl Node {
         let recv = std::mem::replace(&mut pull.recv, RecvIdx::NONE);
         let head = MsgHead {
             peer: pull.peer,
+            inc: self.peers[pull.peer].inc,
             src_ep: pull.src_ep,
             tagged: pull.tagged,
             tag: pull.tag,

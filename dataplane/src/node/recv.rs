@@ -16,7 +16,7 @@ use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
 use crate::proto::matching::Src;
 use crate::slab::NONE;
-use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
+use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno, Tenant};
 use crate::wire::{EndStatus, MsgMOp, MsgOp, NackReason, RndvOp};
 
 /// Outcome of a packet that is next in order.
@@ -32,6 +32,8 @@ pub(crate) enum Verdict {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MsgHead {
     pub(crate) peer: PeerIdx,
+    /// The life of the peer that sent it.
+    pub(crate) inc: u64,
     pub(crate) src_ep: u16,
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
@@ -70,6 +72,7 @@ impl Node {
     ) -> Verdict {
         let head = MsgHead {
             peer: p,
+            inc: self.peers[p].inc,
             src_ep: op.src_ep,
             tagged: op.tagged,
             tag: op.tag,
@@ -156,7 +159,7 @@ impl Node {
         op: &MsgMOp,
     ) -> Result<(), NackReason> {
         self.abort_reassembly(now, p);
-        let head = msgm_head(p, op);
+        let head = self.msgm_head(p, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
         let to = match self.target(e, &head) {
             Target::Recv { recv, base } => {
@@ -183,7 +186,7 @@ impl Node {
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {
                 self.posted[recv].payload.active -= 1;
-                let head = MsgHead { imm: partial.imm, ..msgm_head(p, op) };
+                let head = MsgHead { imm: partial.imm, ..self.msgm_head(p, op) };
                 let n = self.room(recv, base).min(head.len);
                 self.complete_recv(recv, &head, base, n);
             }
@@ -248,6 +251,7 @@ impl Node {
     pub(crate) fn on_rndv(&mut self, now: Instant, p: PeerIdx, op: &RndvOp) -> Verdict {
         let head = MsgHead {
             peer: p,
+            inc: self.peers[p].inc,
             src_ep: op.src_ep,
             tagged: op.tagged,
             tag: op.tag,
@@ -385,6 +389,7 @@ impl Node {
         let cost = if src_op == NONE { units(head.len) } else { 1 };
         let unexpected = UnexpectedMsg {
             peer: head.peer,
+            inc: head.inc,
             src_ep: head.src_ep,
             ep: e,
             tagged: head.tagged,
@@ -420,8 +425,8 @@ impl Node {
             return self.coll_arrived(e, msg);
         }
         let m = &self.unexpected[msg].payload;
-        let (p, src_ep) = (m.peer, m.src_ep);
-        let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let (life, src_ep) = ((m.peer, m.inc), m.src_ep);
+        let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let (tag, m) = (self.unexpected[msg].tag, &self.unexpected[msg].payload);
         let (buf, piece) = self.blocks.first_piece(&m.chain);
         let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
@@ -452,8 +457,8 @@ impl Node {
     pub(super) fn head_of(&self, msg: UnexpectedIdx) -> MsgHead {
         let unexpected = &self.unexpected[msg];
         let (tag, m) = (unexpected.tag, &unexpected.payload);
-        let (src_ep, tagged, len) = (m.src_ep, m.tagged, m.msg_len);
-        MsgHead { peer: m.peer, src_ep, tagged, tag, imm: m.imm, len }
+        let (peer, inc, src_ep) = (m.peer, m.inc, m.src_ep);
+        MsgHead { peer, inc, src_ep, tagged: m.tagged, tag, imm: m.imm, len: m.msg_len }
     }
 
     /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
@@ -530,21 +535,31 @@ impl Node {
     }
 
     /// What the address vector of endpoint `e` calls a sender; `None` if it does not have it.
-    pub(crate) fn source_of(&mut self, e: EpIdx, p: PeerIdx, src_ep: u16) -> Option<u64> {
+    pub(crate) fn source_of(
+        &mut self,
+        e: EpIdx,
+        (p, inc): (PeerIdx, u64),
+        src_ep: u16,
+    ) -> Option<FiAddr> {
         let ep = &self.eps[e];
         if !ep.caps.intersects(Caps::SOURCE | Caps::SOURCE_ERR) {
             return None;
         }
-        self.peers[p].source.of((ep.av, &self.avs), p, src_ep)
+        let peer = &mut self.peers[p];
+        if inc != peer.inc {
+            return self.avs[ep.av].av.reverse(p, inc, src_ep);
+        }
+        peer.source.of((ep.av, &self.avs), (p, inc), src_ep)
     }
 
     /// Writes the completion of a message of which `n` bytes were placed at `base`.
     #[inline]
     pub(crate) fn complete_recv(&mut self, recv: RecvIdx, head: &MsgHead, base: u64, n: u64) {
-        let source = self.source_of(self.posted[recv].payload.ep, head.peer, head.src_ep);
+        let life = (head.peer, head.inc);
+        let source = self.source_of(self.posted[recv].payload.ep, life, head.src_ep);
         self.complete_recv_of(recv, head, (base, n), source, |node| {
             let peer = &node.peers[head.peer];
-            let (station, incarnation) = (peer.station(), peer.inc);
+            let (station, incarnation) = (peer.station(), head.inc);
             (EpAddr { station, ep: head.src_ep, incarnation }, peer.tenant)
         });
     }
@@ -783,9 +798,9 @@ impl Node {
             }
         }
     }
-}
 
-fn msgm_head(p: PeerIdx, op: &MsgMOp) -> MsgHead {
-    let (src_ep, tagged, tag, imm) = (op.src_ep, op.tagged, op.tag, op.imm);
-    MsgHead { peer: p, src_ep, tagged, tag, imm, len: op.msg_len }
+    fn msgm_head(&self, p: PeerIdx, op: &MsgMOp) -> MsgHead {
+        let (src_ep, tagged, tag, imm) = (op.src_ep, op.tagged, op.tag, op.imm);
+        MsgHead { peer: p, inc: self.peers[p].inc, src_ep, tagged, tag, imm, len: op.msg_len }
+    }
 }

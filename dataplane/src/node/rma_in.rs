@@ -388,7 +388,8 @@ impl Node {
     fn tell_remote(&mut self, now: Instant, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
-        let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let life = (p, peer.inc);
+        let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
         let cq = self.eps[e].rx_cq;
         if cq != CqIdx::NONE {
@@ -408,7 +409,8 @@ impl Node {
     /// Writes the completions that waited for room in queue `cq`.
     pub(crate) fn feed_late(&mut self, now: Instant, cq: CqIdx) {
         while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].rest.late.front() {
-            let src = self.source_of(e, p, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+            let life = (p, self.peers[p].inc);
+            let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
             let cqe = Cqe { src, ..cqe };
             self.eps.make_room(&mut self.cqs, cq);
             let table = &mut self.cqs[cq];
