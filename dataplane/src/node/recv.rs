@@ -159,7 +159,7 @@ impl Node {
         op: &MsgMOp,
     ) -> Result<(), NackReason> {
         self.abort_reassembly(now, p);
-        let head = self.msgm_head(p, op);
+        let head = msgm_head(p, self.peers[p].inc, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
         let to = match self.target(e, &head) {
             Target::Recv { recv, base } => {
@@ -186,7 +186,7 @@ impl Node {
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {
                 self.posted[recv].payload.active -= 1;
-                let head = MsgHead { imm: partial.imm, ..self.msgm_head(p, op) };
+                let head = MsgHead { imm: partial.imm, ..msgm_head(p, self.peers[p].inc, op) };
                 let n = self.room(recv, base).min(head.len);
                 self.complete_recv(recv, &head, base, n);
             }
@@ -798,9 +798,9 @@ impl Node {
             }
         }
     }
+}
 
-    fn msgm_head(&self, p: PeerIdx, op: &MsgMOp) -> MsgHead {
-        let (src_ep, tagged, tag, imm) = (op.src_ep, op.tagged, op.tag, op.imm);
-        MsgHead { peer: p, inc: self.peers[p].inc, src_ep, tagged, tag, imm, len: op.msg_len }
-    }
+fn msgm_head(peer: PeerIdx, inc: u64, op: &MsgMOp) -> MsgHead {
+    let (src_ep, tagged, tag, imm) = (op.src_ep, op.tagged, op.tag, op.imm);
+    MsgHead { peer, inc, src_ep, tagged, tag, imm, len: op.msg_len }
 }
