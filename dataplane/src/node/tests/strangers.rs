@@ -320,3 +320,42 @@ fn an_answer_to_nobody_displaces_nobody() {
     }
     assert_eq!((live(&node), node.levels().peers), (PEERS as usize, PEERS as usize));
 }
+
+/// Goal: a message has the source that names the life of the peer which sent it. Method: a message
+/// that nobody has asked for, and then those of another process at the same station, which is
+/// inserted before the last.
+#[test]
+fn the_source_names_the_life_that_sent() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        let (any, none) = (OpFlags::empty(), IoBuf::leaked(&[0; 8]));
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, any, 1).unwrap();
+        pair.run(3_000_000);
+        assert_eq!(pair.read(0).len(), 1);
+        let old = pair.ends[1].peer;
+
+        let ends = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+        let mut next = end(1, 1500, lossless);
+        next.node.settings.incarnation = 999;
+        next.peer = next.node.av_insert(pair.now, next.av, ends).unwrap();
+        pair.ends[0] = next;
+        for tag in [2, 3] {
+            pair.recv(1, none.again(), tag, any, tag).unwrap();
+            pair.send(0, IoBuf::leaked(&[1; 8]), tag, any, tag).unwrap();
+            pair.run(1_500_000_000);
+        }
+        let sources = |cqes: Vec<Cqe>| cqes.iter().map(|cqe| cqe.src).collect::<Vec<_>>();
+        assert_eq!(sources(pair.read(1)), [FI_ADDR_UNSPEC; 2]);
+        pair.recv(1, none.again(), 1, any, 1).unwrap();
+        assert_eq!(sources(pair.read(1)), [old], "what came before is of the first");
+
+        let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
+        let End { node, av, .. } = &mut pair.ends[1];
+        let new = node.av_insert(pair.now, *av, addr).unwrap();
+        pair.recv(1, none.again(), 4, any, 4).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 4, any, 4).unwrap();
+        pair.run(3_000_000);
+        assert_eq!(sources(pair.read(1)), [new]);
+        assert_ne!(new, old);
+    }
+}
