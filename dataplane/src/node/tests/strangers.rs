@@ -321,18 +321,22 @@ fn an_answer_to_nobody_displaces_nobody() {
     assert_eq!((live(&node), node.levels().peers), (PEERS as usize, PEERS as usize));
 }
 
-/// Goal: a message has the source that names the life of the peer which sent it. Method: a message
-/// that nobody has asked for, and then those of another process at the same station, which is
-/// inserted before the last.
+/// Goal: a message has the source that names the life of the peer which sent it. Method: two
+/// messages, one that nobody has asked for, and then those of another process at the same station,
+/// which is inserted before the last.
 #[test]
 fn the_source_names_the_life_that_sent() {
     for lossless in [true, false] {
         let mut pair = Pair::new(1500, lossless);
         let (any, none) = (OpFlags::empty(), IoBuf::leaked(&[0; 8]));
-        pair.send(0, IoBuf::leaked(&[1; 8]), 1, any, 1).unwrap();
-        pair.run(3_000_000);
-        assert_eq!(pair.read(0).len(), 1);
+        let sources = |cqes: Vec<Cqe>| cqes.iter().map(|cqe| cqe.src).collect::<Vec<_>>();
         let old = pair.ends[1].peer;
+        pair.recv(1, none.again(), 0, any, 0).unwrap();
+        for tag in [0, 1] {
+            pair.send(0, IoBuf::leaked(&[1; 8]), tag, any, tag).unwrap();
+        }
+        pair.run(3_000_000);
+        assert_eq!((pair.read(0).len(), sources(pair.read(1))), (2, vec![old]));
 
         let ends = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
         let mut next = end(1, 1500, lossless);
@@ -344,7 +348,6 @@ fn the_source_names_the_life_that_sent() {
             pair.send(0, IoBuf::leaked(&[1; 8]), tag, any, tag).unwrap();
             pair.run(1_500_000_000);
         }
-        let sources = |cqes: Vec<Cqe>| cqes.iter().map(|cqe| cqe.src).collect::<Vec<_>>();
         assert_eq!(sources(pair.read(1)), [FI_ADDR_UNSPEC; 2]);
         pair.recv(1, none.again(), 1, any, 1).unwrap();
         assert_eq!(sources(pair.read(1)), [old], "what came before is of the first");
