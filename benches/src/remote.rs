@@ -11,7 +11,7 @@ use barewire_dataplane::flags::OpFlags;
 use barewire_dataplane::node::MsgKind;
 use barewire_driver::port::Station;
 
-use crate::count::{instructions, steady};
+use crate::count::{instructions, steady, warm_up};
 use crate::end::{Done, Made, Memory, TAG, domain, insert};
 use crate::{Args, Report, Row};
 
@@ -184,9 +184,6 @@ impl RemoteEnd {
 pub const FADD: (AtomicKind, AtomicOp, Datatype) =
     (AtomicKind::Fetch, AtomicOp::Sum, Datatype::Uint64);
 
-/// Operations that are not counted: the session opens, tables are touched.
-const WARM_UP: u64 = 20_000;
-
 /// Memory of an end that [`steady_case`] opens.
 const MEMORY: usize = 3 * (32 << 10);
 
@@ -297,7 +294,7 @@ pub fn steady_case(case: &str, count: u64) -> Made<()> {
 /// As there.
 pub fn steady_case_on(specs: [&str; 2], case: &str, count: u64) -> Made<()> {
     let mut pair = pair(specs, MEMORY)?;
-    repeat(&mut pair, case, WARM_UP)?;
+    repeat(&mut pair, case, warm_up(count))?;
     steady(|| repeat(&mut pair, case, count))
 }
 

@@ -18,9 +18,16 @@ use crate::{bench, cargo, dist, root, target_dir, vm};
 /// everything above them anew.
 const ALL: &[&str] = &["--workspace"];
 
+/// As [`ALL`], for test programs that wait more than they compute: it takes a third less to compile
+/// them than what the simulator wants.
+const ALL_WAITING: &[&str] =
+    &["--workspace", "--config=profile.test.package.barewire-tests.opt-level=1"];
+
 /// As [`ALL`], with the feature `dpdk`: what is tested with it, and the command, which makes the
-/// features of other people's crates the same.
+/// features of other people's crates the same. Ours are compiled for this alone, and nothing here
+/// has them compute for long.
 pub(crate) const ALL_WITH_DPDK: &[&str] = &[
+    "--config=profile.test.opt-level=1",
     "--package=barewire-driver",
     "--package=barewire-dpdk-sys",
     "--package=barewire-tests",
@@ -208,6 +215,17 @@ impl Suite {
         }
     }
 
+    /// Whether it computes for as long as it runs, or builds with what does.
+    fn computes(self) -> bool {
+        matches!(self, Self::Sim | Self::Tidy)
+    }
+
+    /// Whether its tests mostly wait: for deaths, restarts and links. None shares a name, a port or
+    /// an interface with another.
+    fn waits(self) -> bool {
+        matches!(self, Self::Wires | Self::Provider)
+    }
+
     /// Far above what it needs, so that reaching it means a hang.
     fn limit(self, nightly: bool) -> Duration {
         Duration::from_secs(if nightly { 6 * 3600 } else { 900 })
@@ -366,13 +384,15 @@ fn cargo_test(suite: Suite, nightly: bool, args: &[&str]) -> Result<Outcome, Str
     cargo_test_with(suite, nightly, args, &[])
 }
 
-/// Runs what is inside the crates, and not the suites, which have their own lines.
+/// Runs what is inside the crates, and not the suites, which have their own lines. Of the benches
+/// the library only: their programs have no tests, and each would be compiled once more for that.
 fn unit(suite: Suite, nightly: bool) -> Result<Outcome, String> {
-    let inside = ["--exclude", "barewire-tests", "--exclude", "barewire-fuzz"];
+    let inside = ["barewire-tests", "barewire-fuzz", "barewire-benches"];
+    let inside = inside.map(|package| ["--exclude", package]).concat();
     let mut outcome = cargo_test(suite, nightly, &[ALL, &inside].concat())?;
     // The command has no library; without it features would differ.
-    let packages =
-        ["--package=barewire-tests", "--package=barewire-fuzz", "--package=barewire-cli"];
+    let packages = ["barewire-tests", "barewire-fuzz", "barewire-benches", "barewire-cli"];
+    let packages = packages.map(|package| ["--package", package]).concat();
     outcome.add(cargo_test(suite, nightly, &[&packages[..], &["--lib"]].concat())?);
     if nightly {
         outcome.add(hostile_under_valgrind(suite, &[ALL, &inside].concat())?);
@@ -484,7 +504,20 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
     if !root().join(file).is_file() {
         return Ok(Outcome::skipped(format!("{file} does not exist")));
     }
-    cargo_test(suite, nightly, &[ALL, &["--test", suite.name()]].concat())
+    let selected = if suite.computes() { ALL } else { ALL_WAITING };
+    let args = [selected, &["--test", suite.name()]].concat();
+    let many = at_once();
+    let env = suite.waits().then_some((THREADS, many.as_str()));
+    cargo_test_with(suite, nightly, &args, env.as_slice())
+}
+
+/// Tests of a program that run at the same time.
+const THREADS: &str = "RUST_TEST_THREADS";
+
+/// How many of those that mostly wait: two for each processor, if nobody says otherwise.
+fn at_once() -> String {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::env::var(THREADS).unwrap_or_else(|_| (2 * processors).to_string())
 }
 
 /// Builds the library that libfabric loads and the command, which no test can depend on.
@@ -586,24 +619,24 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
             args.extend(["--", "--skip", "a_death_is_told_in_time_whatever_the_polling"]);
         }
         // Near ones share a segment, which a test that joins it locks for some milliseconds.
-        let threads = is_near.then_some(("RUST_TEST_THREADS", "1"));
+        let threads = is_near.then_some((THREADS, "1"));
         let env: Vec<_> = threads.into_iter().chain([("BAREWIRE_TEST_PORT", port)]).collect();
-        let mut over = cargo_test_with(suite, nightly, &[ALL, &args].concat(), &env)?;
+        let mut over = cargo_test_with(suite, nightly, &[ALL_WAITING, &args].concat(), &env)?;
         if over.counts.failed > 0 {
             over.output.insert_str(0, &format!("conformance over {port}:\n"));
         }
         outcome.add(over);
     }
     let runner = if can_lose { &lossy } else { &up };
-    let selected = [ALL, &["--config", runner]].concat();
+    let selected = [ALL_WAITING, &["--config", runner]].concat();
     outcome.add(calls_over(suite, nightly, FAR_BESIDE_NEAR, &selected, &[])?);
     let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
-    outcome.add(calls_over(suite, nightly, memifs, ALL, &[])?);
+    outcome.add(calls_over(suite, nightly, memifs, ALL_WAITING, &[])?);
     if has_xdp() {
         let wire =
             "ip link add x0 type veth peer name x1 && ip link set x0 up && ip link set x1 up";
         let runner = after(wire);
-        let selected = [ALL, &["--config", &runner]].concat();
+        let selected = [ALL_WAITING, &["--config", &runner]].concat();
         outcome.add(calls_over(suite, nightly, "xdp:x0 xdp:x1", &selected, &[])?);
     } else {
         let why = "the calls over xdp: that takes AF_XDP and the machine's root";
@@ -622,7 +655,7 @@ fn calls_over(
     without: &[&str],
 ) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
-    let env = [("BAREWIRE_TEST_PORT", ports), ("RUST_TEST_THREADS", "1")];
+    let env = [("BAREWIRE_TEST_PORT", ports), (THREADS, "1")];
     for tests in ["msg::", "matching::x50_the", "matching::x51"] {
         let args = [selected, &["--test", "conformance", tests], without].concat();
         outcome.add(cargo_test_with(suite, nightly, &args, &env)?);
@@ -701,10 +734,12 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let lint = ["clippy", "--all-targets"];
     let args = [&lint, ALL_WITH_DPDK, &["--", "-D", "warnings"]].concat();
     let mut outcome = check(suite, nightly, &args, &[])?;
+    // The other tests inside the crates know nothing of the feature; `unit` has run them.
+    let inside = ["--lib", "--", "backend::dpdk::", "backend::any_", "open::"];
     // Those of NICs run in guests. One at a time: with more processes that poll than processors,
     // the kernel's threads starve, on which these devices depend.
     let tests = ["--test", "dpdk", "--", "--test-threads=1", "--skip", "nic::"];
-    for args in [&["--lib"][..], &tests] {
+    for args in [&inside[..], &tests] {
         outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, args].concat())?);
     }
     // Before the ordinary library, which takes the place of the one in this package.
@@ -739,7 +774,7 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 /// Runs the test program `vfio` inside guests.
 fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
-    let ran = in_guests(suite, nightly, &mut suite::build("vfio", ALL), |program| {
+    let ran = in_guests(suite, nightly, &mut suite::build("vfio", ALL_WAITING), |program| {
         let lossy = || two_guests(suite, "two guests", suite::two_guests(program));
         let stopped =
             || two_guests(suite, "a stopped guest", suite::stopped_guest(program, nightly));
@@ -752,14 +787,25 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         suite::runs(program, nightly)
     })?;
     outcome.add(ran);
-    let barewire = vm::barewire()?;
-    let hosts = || hosts_pair(suite, "two hosts", hosts::two_hosts(&barewire));
-    outcome.add(with_second_try((suite, nightly), "two hosts", hosts));
-    for nic in [guest::Model::Virtio, guest::Model::E1000e] {
-        let what = format!("three processes of a host, {nic:?}");
-        let switches = || hosts_pair(suite, &what, hosts::behind_switches(&barewire, nic));
-        outcome.add(with_second_try((suite, nightly), &what, switches));
-    }
+    let barewire = &vm::barewire()?;
+    // One of two guests boots when the other has, so that a pair leaves half of the machine idle.
+    let nics = [None, Some(guest::Model::Virtio), Some(guest::Model::E1000e)];
+    let pairs = process::side_by_side(nics.len(), |n| {
+        let (what, run): (_, Box<dyn Fn() -> _>) = match nics[n] {
+            None => ("two hosts".to_owned(), Box::new(|| hosts::two_hosts(barewire))),
+            Some(nic) => {
+                let what = format!("three processes of a host, {nic:?}");
+                (what, Box::new(move || hosts::behind_switches(barewire, nic)))
+            }
+        };
+        with_second_try((suite, nightly), &what, || {
+            let began = Instant::now();
+            let ended = run();
+            append(suite, &format!("{what}: {:.1} s\n", began.elapsed().as_secs_f64()));
+            hosts_pair(suite, &what, ended)
+        })
+    });
+    pairs.into_iter().for_each(|pair| outcome.add(pair));
     let built = libraries_and_commands(suite, nightly)?;
     if !built.ok {
         outcome.add(Outcome::single(false, built.output));
@@ -770,7 +816,7 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         let what = format!("MPI, three ranks of a host, {nic:?}");
         let ranks = || {
             let began = Instant::now();
-            let ended = mpi::between_guests(&barewire, &provider, nic, nightly);
+            let ended = mpi::between_guests(barewire, &provider, nic, nightly);
             append(suite, &format!("{what}: {:.1} s\n", began.elapsed().as_secs_f64()));
             hosts_pair(suite, &what, ended)
         };

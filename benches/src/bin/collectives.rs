@@ -13,7 +13,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use barewire_benches::count::{instructions, steady};
+use barewire_benches::count::{instructions, steady, warm_up};
 use barewire_benches::end::Made;
 use barewire_benches::group::Group;
 use barewire_benches::pair::{How, exchange, segment, shm_pair};
@@ -251,9 +251,6 @@ fn main() {
     straggler(&args, &mut report);
 }
 
-/// Calls that are not counted: sessions open, credits grow, tables are touched.
-const WARM_UP: u64 = 5000;
-
 /// The point-to-point message that collectives are set against.
 const MESSAGE: (How, usize) = (How::Send, 8);
 
@@ -277,7 +274,7 @@ fn kind_of(call: &str) -> Kind {
 fn run_case(case: &str, count: u64) -> Made<()> {
     if case == "shm-message-8B" {
         let mut pair = shm_pair("collectives", 4096)?;
-        exchange(&mut pair, MESSAGE, WARM_UP)?;
+        exchange(&mut pair, MESSAGE, warm_up(count) / 4)?;
         return steady(|| exchange(&mut pair, MESSAGE, count));
     }
     let case = case.strip_prefix("shm-").ok_or("no such case")?;
@@ -288,7 +285,7 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     let (call, n) = case.rsplit_once('-').ok_or("no such case")?;
     let n = n.parse().map_err(|_| "no such case")?;
     let (kind, mut group) = (kind_of(call), Group::open(&segment("collectives"), n, by_messages)?);
-    group.call(kind, WARM_UP)?;
+    group.call(kind, warm_up(count) / 4)?;
     steady(|| group.call(kind, count))
 }
 

@@ -1,7 +1,7 @@
 //! What one message costs: instructions, allocations and system calls for posting a receive,
 //! sending, and polling to both completions. One thread owns both ends, so nothing idles.
 
-use barewire_benches::count::{Counting, allocations, instructions, steady, syscalls};
+use barewire_benches::count::{Counting, allocations, instructions, steady, syscalls, warm_up};
 use barewire_benches::end::{End, Made, NodeEnd, RawEnd, SafeEnd};
 use barewire_benches::pair::{How, exchange, joined, segment, shm_pair};
 use barewire_benches::{Args, Report, Row};
@@ -10,9 +10,6 @@ use barewire_benches::{Args, Report, Row};
 static ALLOC: Counting = Counting;
 
 const LEN: usize = 64;
-
-/// Messages that are not counted: the session opens, credits grow, tables are touched.
-const WARM_UP: u64 = 20_000;
 
 fn main() {
     let args = Args::read_or_run(run_case);
@@ -74,27 +71,27 @@ fn run_case(case: &str, count: u64) -> Made<()> {
         }),
         "shm-tagged-64B" | "shm-tagged-64B-inject" => {
             let mut pair = shm_pair("instructions", 4096)?;
-            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            exchange(&mut pair, (how, LEN), warm_up(count))?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "shm-tagged-64B-safe" => {
             let spec = segment("instructions");
             let open = || SafeEnd::open(&spec, 8, LEN);
             let mut pair = joined([open()?, open()?]);
-            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            exchange(&mut pair, (how, LEN), warm_up(count))?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "node-tagged-64B" => {
             let spec = segment("instructions");
             let open = |n| NodeEnd::open_on(&spec, n, 4096);
             let mut pair = joined([open(1)?, open(2)?]);
-            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            exchange(&mut pair, (how, LEN), warm_up(count))?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "near-tagged-64B" => {
             let near = format!("near={}", segment("instructions"));
             let mut pair = memif_pair([&near, &near])?;
-            exchange(&mut pair, (how, LEN), WARM_UP)?;
+            exchange(&mut pair, (how, LEN), warm_up(count))?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "far-tagged-64B" => {
@@ -102,23 +99,23 @@ fn run_case(case: &str, count: u64) -> Made<()> {
             let mut pair = memif_pair([&near("instructions-1"), &near("instructions-2")])?;
             // Empty polls of the far side are timed first.
             pair.iter_mut().for_each(|end| (0..1000).for_each(|_| _ = end.poll()));
-            exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
+            exchange(&mut pair, (how, LEN), warm_up(count) / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-tagged-64B" | "lossy-tagged-64B-inject" => {
             let mut pair = memif_pair(["crc=no"; 2])?;
-            exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
+            exchange(&mut pair, (how, LEN), warm_up(count) / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-crc-tagged-64B" => {
             let mut pair = memif_pair(["crc=yes"; 2])?;
-            exchange(&mut pair, (how, LEN), WARM_UP / 4)?;
+            exchange(&mut pair, (how, LEN), warm_up(count) / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
         }
         "lossy-stream-64B" | "lossy-more-64B" => {
             let more = case == "lossy-more-64B";
             let mut pair = memif_pair(["crc=no"; 2])?;
-            exchange_many(&mut pair, more, WARM_UP / 4)?;
+            exchange_many(&mut pair, more, warm_up(count) / 4)?;
             steady(|| exchange_many(&mut pair, more, count))?;
         }
         _ => return Err("no such case".to_owned()),
@@ -166,8 +163,8 @@ fn exchange_many(pair: &mut [RawEnd; 2], more: bool, count: u64) -> Made<()> {
 /// Allocations per message in steady state.
 fn count_allocations(n: u64) -> Made<(f64, u64)> {
     let mut pair = shm_pair("instructions", 4096)?;
-    exchange(&mut pair, (How::Send, LEN), WARM_UP)?;
-    exchange(&mut pair, (How::Inject, LEN), WARM_UP)?;
+    exchange(&mut pair, (How::Send, LEN), warm_up(n))?;
+    exchange(&mut pair, (How::Inject, LEN), warm_up(n))?;
     let before = allocations();
     exchange(&mut pair, (How::Send, LEN), n)?;
     exchange(&mut pair, (How::Inject, LEN), n)?;

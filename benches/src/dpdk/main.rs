@@ -7,7 +7,7 @@ mod raw;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use barewire_benches::count::{instructions, steady};
+use barewire_benches::count::{instructions, steady, warm_up};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd, SafeEnd};
 use barewire_benches::pair::{joined, segment};
@@ -681,19 +681,18 @@ fn sixteens(pair: &mut [RawEnd; 2], count: u64) {
 
 /// Runs what is counted over two ports, `count` times.
 fn run_over([a, b]: [String; 2], what: &str, count: u64) -> Made<()> {
-    const WARM_UP: u64 = 20_000;
     let raw = |spec: &str| RawEnd::open(spec, 64 * LEN);
     let safe = |spec: &str| SafeEnd::open(spec, 8, LEN);
     match what {
         "round" | "pack" => {
             let mut pair = joined([raw(&a)?, raw(&b)?]);
             let run = if what == "pack" { sixteens } else { round_trips };
-            run(&mut pair, WARM_UP);
+            run(&mut pair, warm_up(count));
             steady(|| run(&mut pair, count));
         }
         "round-safe" => {
             let mut pair = joined([safe(&a)?, safe(&b)?]);
-            round_trips(&mut pair, WARM_UP);
+            round_trips(&mut pair, warm_up(count));
             steady(|| round_trips(&mut pair, count));
         }
         _ => return steady_case_on([&a, &b], what, count),
