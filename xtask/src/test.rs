@@ -175,6 +175,7 @@ impl Suite {
                 crate::vm::QEMU,
                 packages::TESTPMD,
                 packages::LIBFABRIC,
+                packages::FI_INFO,
                 packages::MPIRUN,
                 packages::MPICC,
             ],

@@ -35,41 +35,66 @@ pub(crate) fn two_hosts(barewire: &Path) -> Result<Vec<Ended>, NotHere> {
     let mut host = Guest::with_pair("host", Model::Virtio.device()).program(barewire);
     host.bind = false;
     host.modules = vec!["virtio_pci", "virtio_net", "af_packet"];
-    joined(&host, LISTENS.to_owned(), 2, script)
+    joined(&host, LISTENS.to_owned(), (HINT, 2), |hints| {
+        let commands: Vec<String> = hints.iter().filter_map(|hint| command_in(hint)).collect();
+        script(&commands)
+    })
 }
 
 /// Processes of each of two hosts that share its NIC.
 const PER_HOST: usize = 3;
 
+/// What a side that listens prints before its host and service.
+const NAME_HINT: &str = "or by its host and service: ";
+
+/// What the hosts are known by. The address is no NIC's: the only one belongs to the switch. There
+/// is no resolver, so that names are asked for over the NIC as well.
+const NAMED: &str = "hostname host-$OWN\n\
+                     ip addr add 10.0.0.$OWN/32 dev lo || exit 1\n\
+                     ip addr add fd00::$OWN/128 dev lo || exit 1\n";
+
+/// How the processes of the other host name the first one's, each in its way.
+const HOSTS: [&str; PER_HOST] = ["10.0.0.1", "[fd00::1]", "host-1"];
+
 /// Two guests with one NIC each, which a `barewire switch` owns: [`PER_HOST`] processes of one
-/// listen, as many of the other talk to them at the same time. Says how they ended, as
-/// [`two_hosts`].
+/// listen, as many of the other find them by [`HOSTS`] and talk to them at the same time. Says how
+/// they ended, as [`two_hosts`].
 ///
 /// # Errors
 /// [`NotHere`].
 pub(crate) fn behind_switches(barewire: &Path, nic: Model) -> Result<Vec<Ended>, NotHere> {
     let host = Guest::with_pair(&format!("behind-{nic:?}"), nic.device()).program(barewire);
     let listens = "barewire pingpong --port vfio:$NIC0,switch=yes --listen --once".to_owned();
-    let first = together(&vec![listens; PER_HOST]);
-    joined(&host, first, PER_HOST, |commands| {
-        let measured = |command: &String| format!("{command} {SHORTER}");
-        together(&commands.iter().map(measured).collect::<Vec<_>>())
-    })
+    let first = together(1, &vec![listens; PER_HOST]);
+    joined(&host, first, (NAME_HINT, PER_HOST), |names| together(2, &by_name(names)))
+}
+
+/// Commands of the other host: one to each of the first one's processes, of whose names the service
+/// is kept. A name is asked for within 300 ms, which a host beside other load may not get: so the
+/// command is repeated. Who listens ends with the first client that reaches it, however that fares.
+fn by_name(names: &[String]) -> Vec<String> {
+    let services = names.iter().filter_map(|name| Some(name.rsplit_once(':')?.1));
+    let talks = HOSTS.iter().zip(services).map(|(host, service)| {
+        let port = "vfio:$NIC0,switch=yes";
+        let talk = format!("barewire pingpong --port {port} '{host}:{service}' {SHORTER}");
+        format!("(for try in 1 2 3 4 5 6 7 8; do {talk} && exit; done; exit 1)")
+    });
+    talks.collect()
 }
 
 /// As [`MEASURED`], with less of it where more processes than processors poll: each message takes
 /// some milliseconds then, and the command warms up with a thousand.
 const SHORTER: &str = "--verify --size 2000 --iterations 10";
 
-/// Commands that run beside each other behind a switch; all have to succeed.
-fn together(commands: &[String]) -> String {
-    let mut script = "unset BAREWIRE_NEAR\n\
+/// Commands that run beside each other behind a switch of host `own`; all have to succeed.
+fn together(own: u16, commands: &[String]) -> String {
+    let mut script = format!("OWN={own}\n{NAMED}");
+    script += "unset BAREWIRE_NEAR\n\
                       barewire switch --port vfio:$NIC0 2>/tmp/switch &\n\
                       switch=$!\n\
                       until grep -q 'a switch on' /tmp/switch; do\n\
                       kill -0 $switch || { cat /tmp/switch; exit 1; }\nsleep 1\ndone\n\
-                      pids=\n"
-        .to_owned();
+                      pids=\n";
     for command in commands {
         script.push_str(&format!("{command} &\npids=\"$pids $!\"\n"));
     }
@@ -78,12 +103,12 @@ fn together(commands: &[String]) -> String {
               kill $switch\nwait $switch || failed=1\nexit $failed\n"
 }
 
-/// Runs `listens` in one guest like `host`, and in another what `talks` makes of the `count`
-/// commands that the first has printed. A good cable joins them.
+/// Runs `listens` in one guest like `host`, and in another what `talks` makes of the `count` lines
+/// that the first has printed after `hint`. A good cable joins them.
 fn joined(
     host: &Guest,
     listens: String,
-    count: usize,
+    (hint, count): (&str, usize),
     talks: impl FnOnce(&[String]) -> String,
 ) -> Result<Vec<Ended>, NotHere> {
     let dir = format!("hosts-{}-{}", std::process::id(), host.name);
@@ -103,22 +128,22 @@ fn joined(
         let (told, hints) = channel();
         let first = scope.spawn(move || {
             guest::run(&listens, &mut |line| {
-                if let Some(hint) = line.strip_prefix(HINT) {
+                if let Some(rest) = line.strip_prefix(hint) {
                     // Whoever waited for it may have given up.
-                    let _ = told.send(hint.to_owned());
+                    let _ = told.send(rest.to_owned());
                 }
             })
         });
-        let mut commands = Vec::new();
-        while commands.len() < count {
+        let mut said = Vec::new();
+        while said.len() < count {
             match hints.recv_timeout(BOOT) {
-                Ok(hint) => commands.extend(command_in(&hint)),
+                Ok(hint) => said.push(hint),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
         }
         let mut ends = Vec::new();
-        if commands.len() == count {
-            let second = host("b", 2, talks(&commands));
+        if said.len() == count {
+            let second = host("b", 2, talks(&said));
             ends.push(guest::run(&second, &mut |_| {})?);
         }
         ends.insert(0, first.join().map_err(|_| NotHere("it panicked".into()))??);
@@ -163,5 +188,14 @@ mod tests {
             script.contains("\nbarewire pingpong --port 'afpacket:eth0' barewire://a/0 --verify")
         );
         assert!(script.contains("-c \"y 'udp:10.0.0.2' z --verify"));
+    }
+
+    #[test]
+    fn each_process_is_found_in_another_way() {
+        let names = ["10.0.0.1:52001", "10.0.0.1:52000", "10.0.0.1:52002"].map(str::to_owned);
+        let commands = by_name(&names);
+        let targets = ["'10.0.0.1:52001'", "'[fd00::1]:52000'", "'host-1:52002'"];
+        assert_eq!(commands.len(), targets.len());
+        assert!(commands.iter().zip(targets).all(|(command, target)| command.contains(target)));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::guest::{self, Ended, Guest, Model, Nic};
 use super::wire::Wire;
 use super::{NotHere, with_setup};
-use crate::packages::{self, MPICC, MPIRUN};
+use crate::packages::{self, FI_INFO, MPICC, MPIRUN};
 use crate::{root, target_dir};
 
 /// Programs of the launcher, and words in the names of components that stay here: those for other
@@ -29,17 +29,55 @@ const BEGINS: &str = "unset BAREWIRE_NEAR\n\
     hugepage-setup.sh --2m 16 --bind $NIC0 || exit 1\n\
     net=$(ls /sys/class/net | grep eth)\n\
     ip addr add 10.9.0.$OWN/24 dev $net && ip link set $net up || exit 1\n\
+    ip addr add fd09::$OWN/64 dev $net || exit 1\n\
+    begin_switch() {\n\
     barewire switch --port vfio:$NIC0 2>/tmp/switch &\n\
     switch=$!\n\
     until grep -q 'a switch on' /tmp/switch; do\n\
     kill -0 $switch || { cat /tmp/switch; exit 1; }\n\
-    sleep 1\n\
-    done\n";
+    sleep 0.2\n\
+    done\n\
+    }\n\
+    export FI_PROVIDER=barewire FI_PROVIDER_PATH=/usr/lib/fi\n";
+
+/// The first guest finds servers of the other one by its addresses and its name: over the NIC that
+/// each guest has to itself, and through their switches. Then it is the turn of the switches.
+const FINDS: &str = "until vm-agent host-2 echo there | grep -q there; do sleep 0.5; done\n\
+    failed=0\n\
+    finds() {\n\
+    vm-agent host-2 $1 >/tmp/server &\n\
+    server=$!\n\
+    for try in $(seq 20); do\n\
+    $2 >/tmp/client 2>&1 && break\n\
+    sleep 0.5\n\
+    done\n\
+    tail -n 1 /tmp/client\n\
+    grep -q \"$3\" /tmp/client && wait $server && return\n\
+    echo \"failed: $1; $2\"\n\
+    cat /tmp/server /tmp/client\n\
+    failed=1\n\
+    }\n\
+    theirs() {\n\
+    fi=\"fi_pingpong -p barewire -e rdm -c -S 64 -I 10\"\n\
+    finds \"env FI_BAREWIRE_PORT=$1 $fi $2\" \"env FI_BAREWIRE_PORT=$1 $fi $2 $3\" '^64 .*=10'\n\
+    }\n\
+    ours() {\n\
+    finds \"barewire pingpong --port $1 --listen --once\" \
+    \"barewire pingpong --port $1 --verify --size 64 --iterations 10 $2\" 'every byte'\n\
+    }\n\
+    if [ $FINDS = 1 ]; then\n\
+    ours vfio:$NIC0 host-2\n\
+    theirs vfio:$NIC0 '' 10.9.0.2\n\
+    fi\n\
+    vm-agent host-2 touch /tmp/begin\n\
+    begin_switch\n\
+    if [ $FINDS = 1 ]; then\n\
+    theirs vfio:$NIC0,switch=yes '' host-2\n\
+    theirs vfio:$NIC0,switch=yes -6 fd09::2\n\
+    fi\n";
 
 /// The first guest launches, as docs/mpi.md has it; the ranks of both are the provider's alone.
-const LAUNCHES: &str = "until echo echo there | nc host-2 5000 | grep -q there; do sleep 1; done\n\
-    export FI_PROVIDER=barewire FI_PROVIDER_PATH=/usr/lib/fi\n\
-    export FI_BAREWIRE_PORT=vfio:$NIC0,switch=yes\n\
+const LAUNCHES: &str = "export FI_BAREWIRE_PORT=vfio:$NIC0,switch=yes\n\
     printf 'host-1 slots=3\\nhost-2 slots=3\\n' >hosts\n\
     job() {\n\
     began=$(cut -d. -f1 /proc/uptime)\n\
@@ -54,7 +92,6 @@ const LAUNCHES: &str = "until echo echo there | nc host-2 5000 | grep -q there; 
     echo \"vm-ranks $*: code $code, $(($(cut -d. -f1 /proc/uptime) - began)) s\"\n\
     return $code\n\
     }\n\
-    failed=0\n\
     job $SIZE || failed=1\n\
     barewire stats\n\
     echo 'touch /tmp/over' | nc host-2 5000\n";
@@ -62,6 +99,8 @@ const LAUNCHES: &str = "until echo echo there | nc host-2 5000 | grep -q there; 
 /// The second one does what it is told until it is over.
 const SERVES: &str = "nc -ll -p 5000 -e /usr/bin/vm-server &\n\
     server=$!\n\
+    until [ -e /tmp/begin ]; do sleep 0.2; done\n\
+    begin_switch\n\
     failed=1\n\
     for second in $(seq 400); do\n\
     if [ -e /tmp/over ]; then failed=0; break; fi\n\
@@ -94,10 +133,13 @@ pub(crate) fn between_guests(
     let mut files = open_mpi()?;
     files.push((provider.to_owned(), "usr/lib/fi/libbarewire_fi.so".to_owned()));
     files.push((ranks(&dir)?, "usr/bin/vm-ranks".to_owned()));
+    files.push((fi_pingpong()?, "usr/bin/fi_pingpong".to_owned()));
     for (name, text) in [("vm-agent", AGENT), ("vm-server", SERVER)] {
         files.push((script(&dir.join(name), text)?, format!("usr/bin/{name}")));
     }
     let size = if nightly { "" } else { "small" };
+    // Servers are found alike over every NIC.
+    let finds = u8::from(nightly || nic == Model::E1000e);
     let host = |end: &'static str, own: u16, does: &str| {
         let mut guest = with_setup(Guest::with_pair(&format!("{name}-{end}"), nic.device()));
         guest = guest.program(barewire);
@@ -109,10 +151,10 @@ pub(crate) fn between_guests(
             Nic { cable: control.end(end), ..Nic::on_hub("virtio-net-pci", 16 + own) },
         ];
         guest.limit = Duration::from_secs(420);
-        guest.command = format!("OWN={own}\nSIZE={size}\n{BEGINS}{does}{ENDS}");
+        guest.command = format!("OWN={own}\nSIZE={size}\nFINDS={finds}\n{BEGINS}{does}{ENDS}");
         guest
     };
-    let both = [host("a", 1, LAUNCHES), host("b", 2, SERVES)];
+    let both = [host("a", 1, &format!("{FINDS}{LAUNCHES}")), host("b", 2, SERVES)];
     let ended = std::thread::scope(|scope| {
         let threads = both.map(|host| scope.spawn(move || guest::run(&host, &mut |_| {})));
         threads.map(|thread| thread.join().unwrap_or_else(|_| Err(NotHere("it panicked".into()))))
@@ -148,6 +190,13 @@ fn open_mpi() -> Result<Vec<(PathBuf, String)>, NotHere> {
         files.extend(wanted.map(|path| (path.clone(), path.to_string_lossy().into_owned())));
     }
     Ok(files)
+}
+
+/// The program of libfabric that finds a server by its host.
+fn fi_pingpong() -> Result<PathBuf, NotHere> {
+    let program = PathBuf::from("/usr/bin/fi_pingpong");
+    let mend = || NotHere(format!("no fi_pingpong: sudo apt-get install -y {}", FI_INFO.package));
+    if program.is_file() { Ok(program) } else { Err(mend()) }
 }
 
 /// The ranks' program, compiled.
