@@ -81,7 +81,7 @@ const LAUNCHES: &str = "export FI_BAREWIRE_PORT=vfio:$NIC0,switch=yes\n\
     printf 'host-1 slots=3\\nhost-2 slots=3\\n' >hosts\n\
     job() {\n\
     began=$(cut -d. -f1 /proc/uptime)\n\
-    mpirun --allow-run-as-root -n 6 --hostfile hosts --bind-to none \
+    timeout 240 mpirun --allow-run-as-root -n 6 --hostfile hosts --bind-to none \
     --mca plm_rsh_agent /usr/bin/vm-agent --mca oob_tcp_if_include $net \
     --mca mpi_yield_when_idle 1 --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include barewire \
     --mca btl self --mca osc pt2pt -x FI_PROVIDER -x FI_PROVIDER_PATH -x FI_BAREWIRE_PORT \
