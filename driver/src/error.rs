@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::backend::vfio::VfioError;
-use crate::port::Station;
+use crate::port::{MTU_MIN, Station};
 
 /// What helps when the file system of a segment is full.
 pub(crate) const ENLARGE: &str =
@@ -162,7 +162,46 @@ pub enum OpenError {
     },
 }
 
+/// What to do if a process has too many descriptors.
+pub(crate) const OPEN_FILES: &str = "; raise the limit on open files: ulimit -n 65536";
+
 impl OpenError {
+    pub(crate) fn os(
+        what: &'static str,
+        path: impl Into<PathBuf>,
+        source: impl Into<io::Error>,
+        hint: &'static str,
+    ) -> Self {
+        Self::Os { what, path: path.into(), source: source.into(), hint }
+    }
+
+    pub(crate) fn device(
+        port: impl Into<String>,
+        errno: i32,
+        why: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self::Device { port: port.into(), why: why.into(), mend: mend.into(), errno }
+    }
+
+    /// What a system call for `port` said that has no better explanation.
+    pub(crate) fn unexplained(port: impl Into<String>, what: &str, e: &io::Error) -> Self {
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        let mend = match errno {
+            libc::EMFILE | libc::ENFILE => "raise the limit on open files: ulimit -n 65536",
+            _ => "choose another port, see: barewire info",
+        };
+        Self::device(port, errno, format!("{what}: {e}"), mend)
+    }
+
+    /// `mtu`, if the fabric can work with it and the port carries it.
+    pub(crate) fn check_mtu(mtu: usize, max: usize) -> Result<usize, Self> {
+        match (MTU_MIN..=max).contains(&mtu) {
+            true => Ok(mtu),
+            false => Err(Self::BadMtu { mtu, min: MTU_MIN, max: max.max(MTU_MIN) }),
+        }
+    }
+
     /// The errno that says it best, for callers that can pass on no more.
     pub fn errno(&self) -> i32 {
         match self {

@@ -22,6 +22,23 @@ impl MacAddr {
         mac
     }
 
+    /// Whether it can be the address of one station.
+    pub fn is_single(self) -> bool {
+        !self.is_group() && self != Self::default()
+    }
+
+    /// As NICs have it in two registers.
+    pub(crate) fn from_registers(low: u32, high: u32) -> Self {
+        let ([a, b, c, d], [e, f, ..]) = (low.to_le_bytes(), high.to_le_bytes());
+        Self([a, b, c, d, e, f])
+    }
+
+    /// See [`from_registers`](Self::from_registers); the upper half of the second is 0.
+    pub(crate) fn registers(self) -> [u32; 2] {
+        let [a, b, c, d, e, f] = self.0;
+        [[a, b, c, d], [e, f, 0, 0]].map(u32::from_le_bytes)
+    }
+
     /// Whether the group bit is set: broadcast or multicast.
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0

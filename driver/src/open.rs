@@ -9,7 +9,7 @@ use crate::backend::netdev::links;
 use crate::backend::pcap;
 use crate::backend::shm::{Monitor, ShmPort, ShmSettings};
 use crate::error::OpenError;
-use crate::port::{MTU_MIN, Port};
+use crate::port::Port;
 
 mod choice;
 mod device;
@@ -29,7 +29,7 @@ pub use device::{Device, PciPlace, device, is_on};
 pub use mark::{Mark, with_mark};
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
-use spec::{Outer, bad, parse, wrapped};
+use spec::{Outer, bad, no_option, pair, parse, wrapped};
 pub use switch::{Serving, check_switch, open_switch, open_through_switch, switch_socket};
 
 /// Opens the port that `spec` names.
@@ -116,7 +116,7 @@ fn open_as_written(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError
 /// Opens a port without a near side, or one that is inside of a record. `in_node`: through a switch
 /// that owns the device, if there is one and `spec` does not say otherwise.
 fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
-    let kind = spec.split([':', ',', '(']).next().unwrap_or("");
+    let kind = near::kind_of(spec);
     let (device, through) = switch::split(spec, in_node)?;
     let refusal = match switch::join(&device, through)? {
         switch::Way::Switch(port) => return Ok(port),
@@ -138,42 +138,22 @@ fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
 fn open_itself(spec: &str, kind: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
-        "afpacket" => wires::afpacket(spec, Outer::default()),
-        "xdp" => wires::xdp(spec, Outer::default()),
-        "vfio" => nics::vfio(spec),
-        #[cfg(feature = "dpdk")]
-        "dpdk" => dpdk(spec),
         "udp" => wires::udp(spec),
-        "memif" => memif::open(spec),
         "ip" => ip::open(spec, |inner, place| {
             open_below(inner, Outer { place: Some(place), vlan: None })
         }),
         "vlan" => open_below(spec, Outer::default()),
-        "fault" => {
-            let (wrapper, options, inner) = wrapped(spec)?;
-            let settings = fault_settings(wrapper, options)?;
-            fault(spec, wrapper, &settings, open_device(inner, in_node)?)
-        }
-        "pcap" => {
-            let (wrapper, options, inner) = wrapped(spec)?;
-            pcap(wrapper, options, || open_as_written(inner, in_node))
-        }
-        _ => Err(unknown(spec, kind)),
+        "fault" => fault(spec, |inner| open_device(inner, in_node)),
+        "pcap" => pcap(spec, |inner| open_as_written(inner, in_node)),
+        _ => ip::device(spec, Outer::default()),
     }
 }
 
 /// Opens a port that takes what `outer` says.
 fn open_below(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
     match near::kind_of(spec) {
-        "fault" => {
-            let (wrapper, options, inner) = wrapped(spec)?;
-            let settings = fault_settings(wrapper, options)?;
-            fault(spec, wrapper, &settings, open_below(inner, outer)?)
-        }
-        "pcap" => {
-            let (wrapper, options, inner) = wrapped(spec)?;
-            pcap(wrapper, options, || open_below(inner, outer))
-        }
+        "fault" => fault(spec, |inner| open_below(inner, outer)),
+        "pcap" => pcap(spec, |inner| open_below(inner, outer)),
         "vlan" => {
             vlan::open(spec, |inner, id| open_below(inner, Outer { vlan: Some(id), ..outer }))
         }
@@ -189,31 +169,30 @@ fn dpdk(spec: &str) -> Result<Box<dyn Port>, OpenError> {
 
 fn fault(
     spec: &str,
-    wrapper: &str,
-    settings: &FaultSettings,
-    inner: Box<dyn Port>,
+    open: impl FnOnce(&str) -> Result<Box<dyn Port>, OpenError>,
 ) -> Result<Box<dyn Port>, OpenError> {
+    let (wrapper, options, inner) = wrapped(spec)?;
+    let settings = fault_settings(wrapper, options)?;
+    let inner = open(inner)?;
     if inner.caps().near_mtu != 0 {
         let why = "near= cannot stand behind both; write pcap(file=...):fault(...):PORT";
         return Err(bad(spec, why));
     }
-    check_mtu(Fault::new(inner, *settings, wrapper), settings)
+    let fault = Fault::new(inner, settings, wrapper);
+    let max = fault.caps().mtu;
+    OpenError::check_mtu(settings.mtu.unwrap_or(max), max)?;
+    Ok(Box::new(fault))
 }
 
 fn pcap(
-    wrapper: &str,
-    options: &str,
-    inner: impl FnOnce() -> Result<Box<dyn Port>, OpenError>,
+    spec: &str,
+    open: impl FnOnce(&str) -> Result<Box<dyn Port>, OpenError>,
 ) -> Result<Box<dyn Port>, OpenError> {
+    let (wrapper, options, inner) = wrapped(spec)?;
     let path = options.strip_prefix("file=").filter(|path| !path.is_empty());
     let path = path.ok_or_else(|| bad(wrapper, "write pcap(file=PATH):PORT"))?;
-    let os = |source| OpenError::Os {
-        what: "cannot write the capture",
-        path: path.into(),
-        source,
-        hint: "; choose another file",
-    };
-    pcap::recorded(inner()?, Path::new(path), wrapper).map_err(os)
+    let os = |e| OpenError::os("cannot write the capture", path, e, "; choose another file");
+    pcap::recorded(open(inner)?, Path::new(path), wrapper).map_err(os)
 }
 
 /// Whether [`open`] would open `spec` now, as far as can be seen without it: nothing is made, bound
@@ -234,7 +213,7 @@ fn check_one(spec: &str) -> Result<(), OpenError> {
 }
 
 fn check_device(spec: &str) -> Result<(), OpenError> {
-    let kind = spec.split([':', ',', '(']).next().unwrap_or("");
+    let kind = near::kind_of(spec);
     let (device, through) = switch::split(spec, true)?;
     if switch::is_there(&device, through)? {
         return Ok(());
@@ -266,7 +245,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
 pub fn is_known(spec: &str) -> bool {
     let known = |one: &str| {
         let device = place::device_of(one).unwrap_or("");
-        let kind = device.split([':', ',', '(']).next().unwrap_or("");
+        let kind = near::kind_of(device);
         choice::is_open(one) || BUILT.iter().any(|built| built.0 == kind)
     };
     choice::alternatives(spec).into_iter().any(known)
@@ -371,8 +350,7 @@ fn shm_why_not(dir: &Path) -> Option<String> {
 
 fn fault_settings(spec: &str, options: &str) -> Result<FaultSettings, OpenError> {
     let mut settings = FaultSettings::default();
-    for part in options.split(',').filter(|part| !part.is_empty()) {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in options.split(',').filter(|part| !part.is_empty()).map(pair) {
         match key {
             "loss" => settings.loss = probability(spec, value)?,
             "dup" => settings.dup = probability(spec, value)?,
@@ -383,9 +361,8 @@ fn fault_settings(spec: &str, options: &str) -> Result<FaultSettings, OpenError>
             "hold" => settings.hold_count = parse::<u16>(spec, value)?.into(),
             "seed" => settings.seed = parse(spec, value)?,
             _ => {
-                let why =
-                    "there are loss=, dup=, reorder=, corrupt=, delay_us=, mtu=, hold= and seed=";
-                return Err(bad(spec, format!("no option \"{key}\"; {why}")));
+                let known = "loss=, dup=, reorder=, corrupt=, delay_us=, mtu=, hold= and seed=";
+                return Err(no_option(spec, key, known));
             }
         }
     }
@@ -398,15 +375,6 @@ fn probability(spec: &str, value: &str) -> Result<f64, OpenError> {
         return Ok(p);
     }
     Err(bad(spec, format!("{value} is no probability; write 0 to 1, such as 0.01 for one in 100")))
-}
-
-fn check_mtu(fault: Fault, settings: &FaultSettings) -> Result<Box<dyn Port>, OpenError> {
-    let max = fault.caps().mtu;
-    let mtu = settings.mtu.unwrap_or(max);
-    if (MTU_MIN..=max).contains(&mtu) {
-        return Ok(Box::new(fault));
-    }
-    Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: max.max(MTU_MIN) })
 }
 
 fn unknown(spec: &str, kind: &str) -> OpenError {
@@ -462,17 +430,13 @@ fn shm_settings(spec: &str) -> Result<ShmSettings, OpenError> {
     } else if spec.ends_with(':') {
         return Err(bad(spec, "a name is missing; write shm for the default segment, or shm:job7"));
     }
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in parts.map(pair) {
         match key {
             "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "ring" => settings.ring_len = Some(parse(spec, value)?),
             "members" => settings.members = Some(parse(spec, value)?),
-            _ => {
-                let why = format!("no option \"{key}\"; there are mac=, mtu=, ring= and members=");
-                return Err(bad(spec, why));
-            }
+            _ => return Err(no_option(spec, key, "mac=, mtu=, ring= and members=")),
         }
     }
     Ok(settings)

@@ -52,6 +52,25 @@ pub struct PortCaps {
     pub name: String,
 }
 
+impl PortCaps {
+    /// A lossy port on hardware that gathers nothing, tells no presence and does not know its
+    /// speed, which is what most have in common.
+    pub fn new(station: impl Into<Station>, mtu: usize, name: impl Into<String>) -> Self {
+        Self {
+            station: station.into(),
+            mtu,
+            lossless: false,
+            gather: false,
+            rto_floor_ns: 100_000,
+            via_kernel: false,
+            tells_presence: false,
+            near_mtu: 0,
+            link_bps: 0,
+            name: name.into(),
+        }
+    }
+}
+
 /// What became of a frame given to [`Port::tx`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tx {
@@ -342,6 +361,33 @@ pub struct PortCounters {
     pub tx_dropped: u64,
 }
 
+impl PortCounters {
+    /// Counts a frame of `len` bytes taken from the caller.
+    #[inline(always)]
+    pub(crate) fn sent(&mut self, len: usize) {
+        self.tx_frames += 1;
+        self.tx_bytes += len as u64;
+    }
+
+    /// Counts a frame of `len` bytes lent to the sink.
+    #[inline(always)]
+    pub(crate) fn received(&mut self, len: usize) {
+        self.rx_frames += 1;
+        self.rx_bytes += len as u64;
+    }
+
+    /// Counts what [`Port::tx`] answers for a frame of `len` bytes, and returns it.
+    #[inline]
+    pub(crate) fn tried(&mut self, answer: Tx, len: usize) -> Tx {
+        match answer {
+            Tx::Sent => self.sent(len),
+            Tx::Full => self.tx_full += 1,
+            Tx::NoRoute => self.tx_no_route += 1,
+        }
+        answer
+    }
+}
+
 impl Add for PortCounters {
     type Output = Self;
 
@@ -392,6 +438,12 @@ pub trait Port: Send + Any {
     /// What was counted so far.
     fn counters(&self) -> PortCounters;
 
+    /// The port that this one stands around, if it is made of one. What this one does not say of
+    /// itself below, as far as it concerns no address, is what that one says.
+    fn below(&self) -> Option<&dyn Port> {
+        None
+    }
+
     /// The part of [`counters`](Self::counters) that was sent to near stations and came from them,
     /// on a port that has such.
     fn near_counters(&self) -> Option<PortCounters> {
@@ -401,7 +453,7 @@ pub trait Port: Send + Any {
     /// Whether frames wait ([`Tx::Full`]) because the port was refused memory for them, as on a
     /// segment whose file system is full. Asked when something has waited for long.
     fn lacks_memory(&self) -> bool {
-        false
+        self.below().is_some_and(|below| below.lacks_memory())
     }
 
     /// Whether a frame may arrive with other bytes than it was sent with: through cables, switches
@@ -415,21 +467,19 @@ pub trait Port: Send + Any {
     /// What else is known of `station`, for the operator's log: where its host is, or which process
     /// it is. `None` if the port does not know. May make system calls.
     fn station(&self, station: Station) -> Option<String> {
-        let _ = station;
-        None
+        self.below()?.station(station)
     }
 
     /// Bytes that went to `station` and came from it, frames with what the
     /// port puts around them, since the two met; `None` if the port does not know. Costs a search.
     fn traffic(&self, station: Station) -> Option<(u64, u64)> {
-        let _ = station;
-        None
+        self.below()?.traffic(station)
     }
 
     /// A handle on which another thread can sleep until a frame may have come, or `None` if this
     /// port can only be polled.
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        None
+        self.below()?.waiter()
     }
 
     /// Whether the process that is `station` lives. May take a system call: for
@@ -455,7 +505,7 @@ pub trait Port: Send + Any {
     /// When the port itself wants to be polled again even if no frame comes (a `fault` port that
     /// holds a delayed frame), in the time of [`crate::clock::now_ns`].
     fn next_deadline_ns(&self) -> Option<u64> {
-        None
+        self.below()?.next_deadline_ns()
     }
 }
 
@@ -470,21 +520,25 @@ pub trait PortWaiter: Send + Sync {
     /// may get lost, after 90 ms, or 1 ms without interrupts; on dpdk, which has none, after half
     /// a millisecond. The kernel wakes who sleeps on a socket (afpacket, xdp, udp): nobody looks.
     /// A port that is made of shared memory and another looks every millisecond.
-    fn wait(&self, timeout: Duration);
-
-    /// Makes one `wait` that runs now, or the next one, return at once.
-    fn wake(&self);
+    fn wait(&self, timeout: Duration) {
+        self.wait_or(None, timeout);
+    }
 
     /// As [`wait`](Self::wait), and returns as well when `also` can be read, which is left unread:
     /// for a port that is made of two. False if nothing but time has passed; true if in doubt.
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        let _ = also;
-        self.wait(timeout.min(Duration::from_millis(1)));
-        true
-    }
+    /// Who cannot sleep on it returns after 1 ms.
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool;
+
+    /// Makes one `wait` that runs now, or the next one, return at once.
+    fn wake(&self);
 
     /// Whether a frame ends a `wait`. Where it does not, `wait` is a short nap between two polls.
     fn has_interrupt(&self) -> bool {
         true
     }
+}
+
+/// How long to sleep for `timeout` without a look at `also`: 1 ms at most, if there is one.
+pub(crate) fn brief(also: Option<BorrowedFd<'_>>, timeout: Duration) -> Duration {
+    also.map_or(timeout, |_| timeout.min(Duration::from_millis(1)))
 }

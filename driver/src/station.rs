@@ -46,7 +46,7 @@ impl Station {
 
     /// Whether a process can have this address.
     pub fn is_single(self) -> bool {
-        !self.mac.is_group() && self.mac != MacAddr::default() && self.number <= Self::NUMBER_MAX
+        self.mac.is_single() && self.number <= Self::NUMBER_MAX
     }
 
     /// The address as one word: the MAC in the lower 48 bits, in the order in which it lies in a

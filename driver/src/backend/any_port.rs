@@ -50,41 +50,46 @@ pub trait PortVisitor {
 
 impl From<Box<dyn Port>> for AnyPort {
     fn from(port: Box<dyn Port>) -> Self {
-        let port = match downcast(port) {
-            Ok(shm) => return Self::Shm(shm),
-            Err(port) => port,
-        };
-        #[cfg(feature = "dpdk")]
-        let port = match downcast(port) {
-            Ok(dpdk) => return Self::Dpdk(dpdk),
-            Err(port) => port,
-        };
-        let port = match downcast(port) {
-            Ok(near) => return Self::Near(near),
-            Err(port) => port,
-        };
-        let port = match downcast(port) {
-            Ok(switched) => return Self::Switched(switched),
-            Err(port) => port,
-        };
-        match downcast(port) {
-            Ok(memif) => Self::Memif(memif),
-            Err(port) => Self::Other(port),
+        macro_rules! known {
+            ($port:ident, $($(#[$cfg:meta])? $kind:ident),*) => {$(
+                $(#[$cfg])?
+                let $port = match downcast($port) {
+                    Ok(known) => return Self::$kind(known),
+                    Err(port) => port,
+                };
+            )*};
         }
+        known!(
+            port,
+            Shm,
+            #[cfg(feature = "dpdk")]
+            Dpdk,
+            Near,
+            Switched,
+            Memif
+        );
+        Self::Other(port)
     }
+}
+
+/// Does the same with the port, whichever type it has.
+macro_rules! each {
+    ($any:expr, $port:ident => $done:expr) => {
+        match $any {
+            AnyPort::Shm($port) => $done,
+            AnyPort::Memif($port) => $done,
+            #[cfg(feature = "dpdk")]
+            AnyPort::Dpdk($port) => $done,
+            AnyPort::Switched($port) => $done,
+            AnyPort::Near($port) => $done,
+            AnyPort::Other($port) => $done,
+        }
+    };
 }
 
 impl From<AnyPort> for Box<dyn Port> {
     fn from(port: AnyPort) -> Self {
-        match port {
-            AnyPort::Shm(port) => port,
-            AnyPort::Memif(port) => port,
-            #[cfg(feature = "dpdk")]
-            AnyPort::Dpdk(port) => port,
-            AnyPort::Switched(port) => port,
-            AnyPort::Near(port) => port,
-            AnyPort::Other(port) => port,
-        }
+        each!(port, port => port)
     }
 }
 
@@ -261,30 +266,14 @@ impl Deref for AnyPort {
 
     #[inline]
     fn deref(&self) -> &(dyn Port + 'static) {
-        match self {
-            Self::Shm(port) => &**port,
-            Self::Memif(port) => &**port,
-            #[cfg(feature = "dpdk")]
-            Self::Dpdk(port) => &**port,
-            Self::Switched(port) => &**port,
-            Self::Near(port) => &**port,
-            Self::Other(port) => &**port,
-        }
+        each!(self, port => &**port)
     }
 }
 
 impl DerefMut for AnyPort {
     #[inline]
     fn deref_mut(&mut self) -> &mut (dyn Port + 'static) {
-        match self {
-            Self::Shm(port) => &mut **port,
-            Self::Memif(port) => &mut **port,
-            #[cfg(feature = "dpdk")]
-            Self::Dpdk(port) => &mut **port,
-            Self::Switched(port) => &mut **port,
-            Self::Near(port) => &mut **port,
-            Self::Other(port) => &mut **port,
-        }
+        each!(self, port => &mut **port)
     }
 }
 

@@ -7,13 +7,9 @@
 //!
 //! Frames held back lie in memory reserved at the start; when that is full, [`Tx::Full`].
 
-use std::sync::Arc;
-
 use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::port::{
-    Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Station, Tx,
-};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, Presence, RxSink, Station, Tx};
 
 /// What a [`Fault`] does, and how often. All probabilities are per frame, 0 to 1, default 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -250,18 +246,11 @@ impl Port for Fault {
         };
         let sent = self.apply(frame, fate)?;
         match sent {
-            Tx::Sent => {
-                self.passed += 1;
-                self.own.tx_frames += 1;
-                self.own.tx_bytes += len as u64;
-            }
-            Tx::Full => {
-                self.fate = Some(fate);
-                self.own.tx_full += 1;
-            }
-            Tx::NoRoute => self.own.tx_no_route += 1,
+            Tx::Sent => self.passed += 1,
+            Tx::Full => self.fate = Some(fate),
+            Tx::NoRoute => {}
         }
-        Ok(sent)
+        Ok(self.own.tried(sent, len))
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
@@ -293,28 +282,16 @@ impl Port for Fault {
     }
 
     /// Loss, copies and delay leave a frame as it is.
+    fn below(&self) -> Option<&dyn Port> {
+        Some(&*self.inner)
+    }
+
     fn presence(&mut self, station: Station) -> Presence {
         self.inner.presence(station)
     }
 
     fn damages(&self) -> bool {
         self.settings.corrupt > 0.0 || self.inner.damages()
-    }
-
-    fn station(&self, station: Station) -> Option<String> {
-        self.inner.station(station)
-    }
-
-    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
-        self.inner.traffic(station)
-    }
-
-    fn lacks_memory(&self) -> bool {
-        self.inner.lacks_memory()
-    }
-
-    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        self.inner.waiter()
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {

@@ -4,11 +4,12 @@
 //! receiver's ring is full. All memory is reserved when the segment is made.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx, brief};
 
 /// How a segment is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,16 +95,8 @@ impl Loopback {
         (0..port_count)
             .map(|me| Self {
                 caps: PortCaps {
-                    station: inboxes[me].mac.into(),
-                    mtu: settings.mtu,
                     lossless: true,
-                    gather: false,
-                    rto_floor_ns: 100_000,
-                    via_kernel: false,
-                    tells_presence: false,
-                    near_mtu: 0,
-                    link_bps: 0,
-                    name: format!("loopback:{me}"),
+                    ..PortCaps::new(inboxes[me].mac, settings.mtu, format!("loopback:{me}"))
                 },
                 me,
                 inboxes: Arc::clone(&inboxes),
@@ -160,15 +153,7 @@ impl Port for Loopback {
             let inbox = usize::try_from(at).ok().and_then(|at| self.inboxes.get(at));
             inbox.map_or(Tx::NoRoute, |inbox| inbox.push(frame))
         };
-        match sent {
-            Tx::Sent => {
-                self.counters.tx_frames += 1;
-                self.counters.tx_bytes += len as u64;
-            }
-            Tx::Full => self.counters.tx_full += 1,
-            Tx::NoRoute => self.counters.tx_no_route += 1,
-        }
-        Ok(sent)
+        Ok(self.counters.tried(sent, len))
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
@@ -188,8 +173,7 @@ impl Port for Loopback {
         }
         for slot in &self.lent {
             sink.frame(&RxFrame::new(&slot.bytes[..slot.len]));
-            self.counters.rx_frames += 1;
-            self.counters.rx_bytes += slot.len as u64;
+            self.counters.received(slot.len);
         }
         let n = self.lent.len();
         if n > 0 {
@@ -213,9 +197,9 @@ struct Waiter {
 }
 
 impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let inbox = &self.inboxes[self.me];
-        let until = Instant::now() + timeout;
+        let until = Instant::now() + brief(also, timeout);
         let mut state = inbox.lock();
         state.waiting += 1;
         while state.queue.is_empty() && !state.woken {
@@ -228,6 +212,7 @@ impl PortWaiter for Waiter {
         }
         state.woken = false;
         state.waiting -= 1;
+        true
     }
 
     fn wake(&self) {

@@ -8,7 +8,7 @@ mod bound;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 pub mod fault;
-mod hairpin;
+mod frame_queue;
 pub mod inet;
 pub mod ip;
 pub mod lock;
@@ -92,6 +92,20 @@ fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A socket that ends with this process's program.
+fn socket(family: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: `socket` takes numbers and touches no memory.
+    owned(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) })
+}
+
+/// Gives a socket its address, the `sockaddr_` of its family.
+fn bind<T>(fd: RawFd, addr: &T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of a value that lives across the call.
+    let done = unsafe { libc::bind(fd, std::ptr::from_ref(addr).cast(), len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Sets an option of a socket.
 fn set_option<T>(fd: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
@@ -102,12 +116,44 @@ fn set_option<T>(fd: RawFd, level: i32, option: i32, value: &T) -> io::Result<()
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Sets the length of a socket's buffer, past what an unprivileged process may have if this one
+/// may: by the option `forced`, or by `asked`.
+fn enlarge(fd: RawFd, [forced, asked]: [libc::c_int; 2], len: libc::c_int) -> io::Result<()> {
+    let set = |option| set_option(fd, libc::SOL_SOCKET, option, &len);
+    set(forced).or_else(|_refused| set(asked))
+}
+
+const SEND_BUFFER: [libc::c_int; 2] = [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF];
+const RECEIVE_BUFFER: [libc::c_int; 2] = [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF];
+
+/// Numbers without padding.
+///
+/// # Safety
+/// Any bytes, zeros as well, are a value of the type.
+unsafe trait Plain {}
+
+// SAFETY: a number.
+unsafe impl Plain for u32 {}
+// SAFETY: a number.
+unsafe impl Plain for u64 {}
+// SAFETY: nothing but the elements.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Reads an option of a socket: the value, zero where the kernel says nothing, and how many of its
+/// bytes the kernel has written.
+fn get_option<T: Plain>(fd: RawFd, level: i32, option: i32) -> io::Result<(T, usize)> {
+    // SAFETY: zeros are a value by the trait's word.
+    let mut value: T = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let at = std::ptr::from_mut(&mut value);
+    // SAFETY: the kernel writes at most `len` bytes to a value that is as long, and what they are
+    // is a value by the trait's word.
+    let done = unsafe { libc::getsockopt(fd, level, option, at.cast(), &raw mut len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok((value, len as usize)) }
+}
+
 /// Takes the error that is left on a socket, so that [`sleep`] does not return for it again.
 fn clear_error(fd: RawFd) {
-    let mut error: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    let (level, option) = (libc::SOL_SOCKET, libc::SO_ERROR);
-    // SAFETY: the kernel writes at most `len` bytes to `error`, which is as long. There is nothing
-    // to be done about what it says.
-    unsafe { libc::getsockopt(fd, level, option, (&raw mut error).cast(), &raw mut len) };
+    // There is nothing to be done about what it says.
+    let _ = get_option::<u32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
 }

@@ -1,13 +1,9 @@
 //! A port around another one that notes every frame that passes it: what the port below took, and
 //! what it lends.
 
-use std::sync::Arc;
-
 use crate::clock::now_ns;
 use crate::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::port::{
-    Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence, RxSink, Station, Tx,
-};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, Presence, RxSink, Station, Tx};
 
 /// Which way a frame went; as pcapng numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +76,10 @@ impl<R: Record> Port for Tapped<R> {
         self.port().counters()
     }
 
+    fn below(&self) -> Option<&dyn Port> {
+        Some(self.port())
+    }
+
     fn near_counters(&self) -> Option<PortCounters> {
         self.port().near_counters()
     }
@@ -98,26 +98,6 @@ impl<R: Record> Port for Tapped<R> {
 
     fn damages(&self) -> bool {
         self.port().damages()
-    }
-
-    fn station(&self, station: Station) -> Option<String> {
-        self.port().station(station)
-    }
-
-    fn traffic(&self, station: Station) -> Option<(u64, u64)> {
-        self.port().traffic(station)
-    }
-
-    fn lacks_memory(&self) -> bool {
-        self.port().lacks_memory()
-    }
-
-    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        self.port().waiter()
-    }
-
-    fn next_deadline_ns(&self) -> Option<u64> {
-        self.port().next_deadline_ns()
     }
 }
 

@@ -31,21 +31,18 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::batch::Batch;
 use super::inet::{CE, Name, addresses, family, host_text, tos_of};
 use super::lock::NotInChildren;
-use super::netdev::{Link, filter, link_also_named, links};
-use super::{Bell, owned, set_option, sleep};
+use super::netdev::{Link, Shared, Waiter, filter, link_also_named, links};
+use super::{Bell, set_option};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
-use crate::port::{
-    MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
-};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
 
 pub use super::inet::{PORTS, PORTS_TRIED, Prefix, addr_of, mac_of};
 
@@ -119,16 +116,11 @@ impl UdpSettings {
     }
 
     fn refuse(&self, errno: i32, why: impl Into<String>, mend: impl Into<String>) -> OpenError {
-        OpenError::Device { port: self.text(), why: why.into(), mend: mend.into(), errno }
+        OpenError::device(self.text(), errno, why, mend)
     }
 
     fn os(&self, what: &str, e: &io::Error) -> OpenError {
-        let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        let mend = match errno {
-            libc::EMFILE | libc::ENFILE => "raise the limit on open files: ulimit -n 65536",
-            _ => "choose another port, see: barewire info",
-        };
-        self.refuse(errno, format!("{what}: {e}"), mend)
+        OpenError::unexplained(self.text(), what, e)
     }
 
     /// Whether a port could be opened with them, if its UDP port is free; changes nothing.
@@ -199,11 +191,7 @@ impl UdpSettings {
         let outer = place.outer_len() + ETH_HDR_LEN;
         let carried = place.link.as_ref().map_or(1500, |link| link.mtu);
         let max = carried.saturating_sub(outer).min(MTU_MAX);
-        let mtu = self.mtu.unwrap_or(max);
-        if (MTU_MIN..=max).contains(&mtu) {
-            return Ok(mtu);
-        }
-        Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: max.max(MTU_MIN) })
+        OpenError::check_mtu(self.mtu.unwrap_or(max), max)
     }
 
     /// Gives the socket its place.
@@ -265,9 +253,7 @@ pub(super) const MEND_UNUSED: &str =
 /// `EADDRINUSE`: a socket has it. `EADDRNOTAVAIL`: the kernel has the address and does not use it
 /// yet, or not any more (RFC 4862).
 pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<NotInChildren>> {
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-    // SAFETY: `socket` takes numbers and touches no memory.
-    let fd = match owned(unsafe { libc::socket(family(addr.ip()), kind, 0) }) {
+    let fd = match super::socket(family(addr.ip()), libc::SOCK_DGRAM, 0) {
         Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => return Ok(None),
         made => made?,
     };
@@ -285,16 +271,10 @@ pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<NotInChildren>> {
 
 /// A socket for `ip` whose datagrams have `tos` as the byte of DSCP and ECN and are not fragmented.
 fn socket(ip: IpAddr, tos: u8) -> io::Result<NotInChildren> {
-    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: `socket` takes numbers and touches no memory.
-    let fd = owned(unsafe { libc::socket(family(ip), kind, 0) })?;
+    let fd = super::socket(family(ip), libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)?;
     let at = fd.as_raw_fd();
-    for (forced, asked) in
-        [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
-    {
-        if set_option(at, libc::SOL_SOCKET, forced, &BUFFER_LEN).is_err() {
-            set_option(at, libc::SOL_SOCKET, asked, &BUFFER_LEN)?;
-        }
+    for buffer in [super::RECEIVE_BUFFER, super::SEND_BUFFER] {
+        super::enlarge(at, buffer, BUFFER_LEN)?;
     }
     let (level, options) = match ip {
         IpAddr::V4(_) => (
@@ -318,12 +298,6 @@ fn socket(ip: IpAddr, tos: u8) -> io::Result<NotInChildren> {
         set_option::<libc::c_int>(at, level, option, &value)?;
     }
     Ok(fd.into())
-}
-
-/// What the port's thread shares with those that sleep on it.
-struct Shared {
-    socket: NotInChildren,
-    bell: Bell,
 }
 
 /// See the module's documentation.
@@ -367,16 +341,10 @@ impl Udp {
         let joins = set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &1).is_ok();
         let frame_max = ETH_HDR_LEN + mtu;
         let caps = PortCaps {
-            station: mac.into(),
-            mtu,
-            lossless: false,
-            gather: false,
             rto_floor_ns: 1_000_000,
             via_kernel: true,
-            tells_presence: false,
-            near_mtu: 0,
             link_bps: place.link.map_or(0, |link| link.bps),
-            name: format!("udp:{}:{}", host_text(place.ip), addr.port()),
+            ..PortCaps::new(mac, mtu, format!("udp:{}:{}", host_text(place.ip), addr.port()))
         };
         tracing::debug!(port = %caps.name, %mac, mtu, "opened");
         Ok(Self {
@@ -389,13 +357,13 @@ impl Udp {
             last_came: false,
             counters: PortCounters::default(),
             told: Vec::new(),
-            shared: Arc::new(Shared { socket, bell }),
+            shared: Arc::new(Shared { sockets: vec![socket], ear: None, bell, arp: None }),
         })
     }
 
     /// Gives what was taken to the kernel, as far as it has room.
     fn push(&mut self) {
-        let fd = self.shared.socket.as_raw_fd();
+        let fd = self.shared.sockets[0].as_raw_fd();
         while let Err(e) = self.batch.send(fd) {
             match e.raw_os_error().unwrap_or(libc::EIO) {
                 libc::EINTR => {}
@@ -616,8 +584,7 @@ impl Port for Udp {
             }
         }
         self.batch.push(frame, Some(Name::of(to)));
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         Ok(Tx::Sent)
     }
 
@@ -632,7 +599,7 @@ impl Port for Udp {
         }
         let max = max.min(BURST);
         if max > 0 && self.inbox.is_empty() {
-            let fd = self.shared.socket.as_raw_fd();
+            let fd = self.shared.sockets[0].as_raw_fd();
             self.inbox.receive(fd, if self.in_bulk { max } else { 1 });
             let came = !self.inbox.is_empty();
             // In a ping-pong every frame is followed by polls that find nothing, and asking for one
@@ -656,8 +623,7 @@ impl Port for Udp {
         }
         for (from, bytes) in &lent[..count] {
             let frame = self.inbox.frame(*from, bytes.clone());
-            self.counters.rx_frames += 1;
-            self.counters.rx_bytes += frame.len() as u64;
+            self.counters.received(frame.len());
             sink.frame(&frame);
         }
         Ok(count)
@@ -680,44 +646,12 @@ impl Port for Udp {
     }
 }
 
-struct Waiter(Arc<Shared>);
-
-impl Waiter {
-    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
-        let Shared { socket, bell } = &*self.0;
-        let mut fds = [socket.as_raw_fd(), bell.fd(), super::raw(also)].map(super::readable);
-        let came = sleep(&mut fds, timeout);
-        let [frames, woken, _] = fds;
-        if frames.revents & libc::POLLERR != 0 {
-            super::clear_error(socket.as_raw_fd());
-        }
-        if woken.revents != 0 {
-            bell.clear();
-        }
-        came
-    }
-}
-
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        self.sleep(None, timeout);
-    }
-
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        self.sleep(Some(also), timeout)
-    }
-
-    fn wake(&self) {
-        self.0.bell.ring();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::port::MacAddr;
     use std::net::Ipv4Addr;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     const V4: &str = "127.0.0.1";
 
@@ -795,7 +729,7 @@ mod tests {
                 a.flush().unwrap();
             };
             send(&mut a);
-            b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
+            b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
             assert_eq!((b.inbox.count, b.inbox.datagrams[0].frame_len), (1, 514));
             let mut got = Vec::new();
             for asked in [3, 1, 0, 16] {
@@ -807,16 +741,16 @@ mod tests {
             }
             assert_eq!(got, sent);
             // As a device does that cannot sum up.
-            let fd = a.shared.socket.as_raw_fd();
+            let fd = a.shared.sockets[0].as_raw_fd();
             if host == V4 {
                 set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, &1).unwrap();
             } else {
                 // UDP_NO_CHECK6_TX and UDP_NO_CHECK6_RX, of linux/udp.h.
                 set_option(fd, libc::SOL_UDP, 101, &1).unwrap();
-                set_option(b.shared.socket.as_raw_fd(), libc::SOL_UDP, 102, &1).unwrap();
+                set_option(b.shared.sockets[0].as_raw_fd(), libc::SOL_UDP, 102, &1).unwrap();
             }
             send(&mut a);
-            b.inbox.receive(b.shared.socket.as_raw_fd(), BURST);
+            b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
             assert_eq!(b.inbox.count, 20);
             assert_eq!(drain(&mut b), sent);
         }
@@ -830,7 +764,7 @@ mod tests {
         {
             let (mut a, mut b) = (open(host), open(host));
             let (from, to) = (a.caps().station.mac, b.caps().station.mac);
-            let fd = a.shared.socket.as_raw_fd();
+            let fd = a.shared.sockets[0].as_raw_fd();
             for (tos, marked) in [(2_i32, false), (0, false), (1, false), (3, true), (0xbb, true)] {
                 set_option(fd, level, option, &tos).unwrap();
                 for count in [1, 20] {

@@ -1,11 +1,13 @@
 //! Messages over Unix sockets, with a descriptor or without, and their end.
 
+use std::io::IoSlice;
 use std::ops::Deref;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use nix::errno::Errno;
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 /// What somebody else has a say in: a descriptor that was handed over, or a socket in which some
 /// may wait. It is closed by a thread of its own, since that may take as long as they like: a file
@@ -77,6 +79,15 @@ const CONTROL_HEAD: usize = size_of::<libc::cmsghdr>();
 /// Descriptors of a message at most, in the kernel's `scm.h`.
 const FDS_MAX: usize = 253;
 const CONTROL_LEN: usize = CONTROL_HEAD + FDS_MAX * size_of::<RawFd>();
+
+/// Sends a message, with a descriptor if there is one, and says how much of it went. Never blocks.
+pub(super) fn send(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> Result<usize, Errno> {
+    let fds = [fd.unwrap_or(-1)];
+    let rights = [ControlMessage::ScmRights(&fds)];
+    let rights = if fd.is_some() { &rights[..] } else { &[] };
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<UnixAddr>(socket, &[IoSlice::new(bytes)], rights, flags, None)
+}
 
 /// Receives one message into `into`, with one descriptor if `takes_fd`. Never blocks.
 ///

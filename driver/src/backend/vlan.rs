@@ -12,13 +12,10 @@
 //! VLAN; 0 is no VLAN, only a priority).
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
-use crate::port::{
-    MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
-};
+use crate::port::{Port, PortCaps, PortCounters, PortGone, RxSink, Tx};
 
 /// EtherType of a tag.
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
@@ -94,9 +91,7 @@ impl Vlan {
     ) -> Result<Self, OpenError> {
         let below = inner.caps();
         let mtu = below.mtu.saturating_sub(TAG_LEN);
-        if mtu < MTU_MIN {
-            return Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: MTU_MIN });
-        }
+        OpenError::check_mtu(mtu, mtu)?;
         // Interfaces of the kernel's do not count the tag, so frames may come that are as long.
         let frame_max = ETH_HDR_LEN + below.mtu;
         let caps = PortCaps {
@@ -137,8 +132,7 @@ impl Port for Vlan {
         let head = &self.head[..TAG_LEN + head.len()];
         let sent = self.inner.tx(&TxFrame { head, ..*frame })?;
         if sent == Tx::Sent {
-            self.counters.tx_frames += 1;
-            self.counters.tx_bytes += len as u64;
+            self.counters.sent(len);
         }
         Ok(sent)
     }
@@ -168,24 +162,12 @@ impl Port for Vlan {
         }
     }
 
+    fn below(&self) -> Option<&dyn Port> {
+        Some(&*self.inner)
+    }
+
     fn damages(&self) -> bool {
         true
-    }
-
-    fn station(&self, station: Station) -> Option<String> {
-        self.inner.station(station)
-    }
-
-    fn lacks_memory(&self) -> bool {
-        self.inner.lacks_memory()
-    }
-
-    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        self.inner.waiter()
-    }
-
-    fn next_deadline_ns(&self) -> Option<u64> {
-        self.inner.next_deadline_ns()
     }
 }
 
@@ -200,8 +182,7 @@ struct Taker<'a> {
 
 impl Taker<'_> {
     fn lend(&mut self, frame: &RxFrame<'_>) {
-        self.counters.rx_frames += 1;
-        self.counters.rx_bytes += frame.len() as u64;
+        self.counters.received(frame.len());
         self.sink.frame(frame);
     }
 
@@ -236,8 +217,7 @@ impl RxSink for Taker<'_> {
             self.counters.rx_dropped += 1;
             return;
         };
-        self.counters.rx_frames += 1;
-        self.counters.rx_bytes += len as u64;
+        self.counters.received(len);
         self.sink.frame(&RxFrame::new(&self.untagged[..len]).with_mark(frame.is_marked()));
     }
 }

@@ -30,78 +30,31 @@ pub use self::process_lock::ProcessLocks;
 use super::{IoBuf, Span, U128_LEN};
 use crate::hint::cold;
 
-/// `enum fi_op`, with libfabric's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum AtomicOp {
-    /// `FI_MIN`: the smaller stays.
-    Min = 0,
-    /// `FI_MAX`: the larger stays.
-    Max = 1,
-    /// `FI_SUM`; integers wrap.
-    Sum = 2,
-    /// `FI_PROD`; integers wrap.
-    Prod = 3,
-    /// `FI_LOR`: 1 if either is not zero, else 0.
-    Lor = 4,
-    /// `FI_LAND`: 1 if neither is zero, else 0.
-    Land = 5,
-    /// `FI_BOR`.
-    Bor = 6,
-    /// `FI_BAND`.
-    Band = 7,
-    /// `FI_LXOR`: 1 if exactly one is not zero, else 0.
-    Lxor = 8,
-    /// `FI_BXOR`.
-    Bxor = 9,
-    /// `FI_ATOMIC_READ`: the target's value is the result.
-    Read = 10,
-    /// `FI_ATOMIC_WRITE`: the operand replaces the target's value.
-    Write = 11,
-    /// `FI_CSWAP`: the operand replaces the value if compare == value.
-    Cswap = 12,
-    /// `FI_CSWAP_NE`: ... if compare != value.
-    CswapNe = 13,
-    /// `FI_CSWAP_LE`: ... if compare <= value.
-    CswapLe = 14,
-    /// `FI_CSWAP_LT`: ... if compare < value.
-    CswapLt = 15,
-    /// `FI_CSWAP_GE`: ... if compare >= value.
-    CswapGe = 16,
-    /// `FI_CSWAP_GT`: ... if compare > value.
-    CswapGt = 17,
-    /// `FI_MSWAP`: the bits set in compare are taken from the operand.
-    Mswap = 18,
-}
+/// An `enum` of libfabric with its numbers, which begin with 0 and leave none out.
+macro_rules! numbered {
+    ($(#[$doc:meta])* pub enum $name:ident {
+        $($(#[$of:meta])* $variant:ident = $number:literal,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum $name {
+            $($(#[$of])* $variant = $number,)*
+        }
 
-impl AtomicOp {
-    /// Every operation, in the order of their numbers.
-    pub const ALL: [Self; 19] = [
-        Self::Min,
-        Self::Max,
-        Self::Sum,
-        Self::Prod,
-        Self::Lor,
-        Self::Land,
-        Self::Bor,
-        Self::Band,
-        Self::Lxor,
-        Self::Bxor,
-        Self::Read,
-        Self::Write,
-        Self::Cswap,
-        Self::CswapNe,
-        Self::CswapLe,
-        Self::CswapLt,
-        Self::CswapGe,
-        Self::CswapGt,
-        Self::Mswap,
-    ];
+        impl $name {
+            /// Each, in the order of their numbers.
+            pub const ALL: [Self; [$($number),*].len()] = [$(Self::$variant),*];
+        }
 
-    /// Whether it takes a compare operand.
-    pub const fn compares(self) -> bool {
-        self as u8 >= Self::Cswap as u8
-    }
+        impl TryFrom<u32> for $name {
+            type Error = UnknownNumber;
+
+            fn try_from(number: u32) -> Result<Self, UnknownNumber> {
+                Self::ALL.get(number as usize).copied().ok_or(UnknownNumber(number))
+            }
+        }
+    };
 }
 
 /// A number that names no operation or no type.
@@ -109,67 +62,92 @@ impl AtomicOp {
 #[error("no such operation or datatype: {0}")]
 pub struct UnknownNumber(pub u32);
 
-impl TryFrom<u32> for AtomicOp {
-    type Error = UnknownNumber;
-
-    fn try_from(number: u32) -> Result<Self, UnknownNumber> {
-        Self::ALL.get(number as usize).copied().ok_or(UnknownNumber(number))
+numbered! {
+    /// `enum fi_op`, with libfabric's numbers.
+    pub enum AtomicOp {
+        /// `FI_MIN`: the smaller stays.
+        Min = 0,
+        /// `FI_MAX`: the larger stays.
+        Max = 1,
+        /// `FI_SUM`; integers wrap.
+        Sum = 2,
+        /// `FI_PROD`; integers wrap.
+        Prod = 3,
+        /// `FI_LOR`: 1 if either is not zero, else 0.
+        Lor = 4,
+        /// `FI_LAND`: 1 if neither is zero, else 0.
+        Land = 5,
+        /// `FI_BOR`.
+        Bor = 6,
+        /// `FI_BAND`.
+        Band = 7,
+        /// `FI_LXOR`: 1 if exactly one is not zero, else 0.
+        Lxor = 8,
+        /// `FI_BXOR`.
+        Bxor = 9,
+        /// `FI_ATOMIC_READ`: the target's value is the result.
+        Read = 10,
+        /// `FI_ATOMIC_WRITE`: the operand replaces the target's value.
+        Write = 11,
+        /// `FI_CSWAP`: the operand replaces the value if compare == value.
+        Cswap = 12,
+        /// `FI_CSWAP_NE`: ... if compare != value.
+        CswapNe = 13,
+        /// `FI_CSWAP_LE`: ... if compare <= value.
+        CswapLe = 14,
+        /// `FI_CSWAP_LT`: ... if compare < value.
+        CswapLt = 15,
+        /// `FI_CSWAP_GE`: ... if compare >= value.
+        CswapGe = 16,
+        /// `FI_CSWAP_GT`: ... if compare > value.
+        CswapGt = 17,
+        /// `FI_MSWAP`: the bits set in compare are taken from the operand.
+        Mswap = 18,
     }
 }
 
-/// `enum fi_datatype` up to `FI_LONG_DOUBLE_COMPLEX`, with libfabric's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Datatype {
-    /// `FI_INT8`.
-    Int8 = 0,
-    /// `FI_UINT8`.
-    Uint8 = 1,
-    /// `FI_INT16`.
-    Int16 = 2,
-    /// `FI_UINT16`.
-    Uint16 = 3,
-    /// `FI_INT32`.
-    Int32 = 4,
-    /// `FI_UINT32`.
-    Uint32 = 5,
-    /// `FI_INT64`.
-    Int64 = 6,
-    /// `FI_UINT64`.
-    Uint64 = 7,
-    /// `FI_FLOAT`: IEEE binary32.
-    Float = 8,
-    /// `FI_DOUBLE`: IEEE binary64.
-    Double = 9,
-    /// `FI_FLOAT_COMPLEX`: real part, then imaginary part.
-    FloatComplex = 10,
-    /// `FI_DOUBLE_COMPLEX`.
-    DoubleComplex = 11,
-    /// `FI_LONG_DOUBLE`: the x87's 10 bytes and 6 bytes of padding.
-    LongDouble = 12,
-    /// `FI_LONG_DOUBLE_COMPLEX`: two of them.
-    LongDoubleComplex = 13,
+impl AtomicOp {
+    /// Whether it takes a compare operand.
+    pub const fn compares(self) -> bool {
+        self as u8 >= Self::Cswap as u8
+    }
+}
+
+numbered! {
+    /// `enum fi_datatype` up to `FI_LONG_DOUBLE_COMPLEX`, with libfabric's numbers.
+    pub enum Datatype {
+        /// `FI_INT8`.
+        Int8 = 0,
+        /// `FI_UINT8`.
+        Uint8 = 1,
+        /// `FI_INT16`.
+        Int16 = 2,
+        /// `FI_UINT16`.
+        Uint16 = 3,
+        /// `FI_INT32`.
+        Int32 = 4,
+        /// `FI_UINT32`.
+        Uint32 = 5,
+        /// `FI_INT64`.
+        Int64 = 6,
+        /// `FI_UINT64`.
+        Uint64 = 7,
+        /// `FI_FLOAT`: IEEE binary32.
+        Float = 8,
+        /// `FI_DOUBLE`: IEEE binary64.
+        Double = 9,
+        /// `FI_FLOAT_COMPLEX`: real part, then imaginary part.
+        FloatComplex = 10,
+        /// `FI_DOUBLE_COMPLEX`.
+        DoubleComplex = 11,
+        /// `FI_LONG_DOUBLE`: the x87's 10 bytes and 6 bytes of padding.
+        LongDouble = 12,
+        /// `FI_LONG_DOUBLE_COMPLEX`: two of them.
+        LongDoubleComplex = 13,
+    }
 }
 
 impl Datatype {
-    /// Every type, in the order of their numbers.
-    pub const ALL: [Self; 14] = [
-        Self::Int8,
-        Self::Uint8,
-        Self::Int16,
-        Self::Uint16,
-        Self::Int32,
-        Self::Uint32,
-        Self::Int64,
-        Self::Uint64,
-        Self::Float,
-        Self::Double,
-        Self::FloatComplex,
-        Self::DoubleComplex,
-        Self::LongDouble,
-        Self::LongDoubleComplex,
-    ];
-
     /// Bytes of one element, in memory and on the wire; C's `sizeof`.
     pub const fn size(self) -> usize {
         1 << self.size_log2()
@@ -199,14 +177,6 @@ impl Datatype {
     /// Whether it is made of `long double`s, which only x86-64 has in this form.
     pub const fn is_extended(self) -> bool {
         matches!(self, Self::LongDouble | Self::LongDoubleComplex)
-    }
-}
-
-impl TryFrom<u32> for Datatype {
-    type Error = UnknownNumber;
-
-    fn try_from(number: u32) -> Result<Self, UnknownNumber> {
-        Self::ALL.get(number as usize).copied().ok_or(UnknownNumber(number))
     }
 }
 

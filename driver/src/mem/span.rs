@@ -322,11 +322,6 @@ impl IoBuf {
         self.len == 0
     }
 
-    /// Whether it is one span, so that offsets in it are those of memory.
-    pub const fn is_one_piece(&self) -> bool {
-        self.count == 1
-    }
-
     /// The address of `len` bytes at `offset`, or `None` if there are not as many or they are not
     /// in one span for sure (only a single span is looked at).
     #[inline(always)]

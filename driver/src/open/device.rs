@@ -41,6 +41,13 @@ pub struct Device {
     pub ids: Option<[u16; 3]>,
 }
 
+impl Device {
+    /// One of which nothing else is known.
+    fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+}
+
 /// A place on the PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciPlace {
@@ -98,7 +105,7 @@ pub fn device(spec: &str) -> Device {
         "udp" => ip.and_then(interface_of).map_or_else(Device::default, |on| interface(&on)),
         "vfio" => at_pci(&first.to_ascii_lowercase()),
         "dpdk" => at_pci(name.split(',').next().unwrap_or("")),
-        "memif" => Device { name: first.to_owned(), ..Device::default() },
+        "memif" => Device::named(first),
         _ => Device::default(),
     };
     Device { ip, ..found }
@@ -120,7 +127,7 @@ fn interface_of(ip: IpAddr) -> Option<String> {
 /// A device of the kernel's.
 fn interface(name: &str) -> Device {
     let Some((link, info)) = link_and_driver(name) else {
-        return Device { name: name.to_owned(), ..Device::default() };
+        return Device::named(name);
     };
     // The kernel shows no other kind of bus with such addresses.
     let card = info.bus.as_deref().map(at_pci).filter(|card| card.ids.is_some());
@@ -141,7 +148,7 @@ fn interface(name: &str) -> Device {
 fn at_pci(name: &str) -> Device {
     let bdf = full_address(name).unwrap_or_default();
     let Some(ids) = survey::ids_of(&bdf).filter(|_| !bdf.is_empty()) else {
-        return Device { name: name.to_owned(), ..Device::default() };
+        return Device::named(name);
     };
     Device {
         driver: survey::driver_at(&bdf),

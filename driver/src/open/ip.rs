@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::near::{kind_of, options};
 use super::place::HostText;
-use super::spec::{Outer, PortInfo, bad, behind, parse, wrapped, yes_or_no};
+use super::spec::{Outer, PortInfo, bad, behind, no_option, pair, parse, wrapped, yes_or_no};
 use super::{nics, switch, wires};
 use crate::backend::ip::{Ip, IpSettings, Place};
 use crate::error::OpenError;
@@ -75,8 +75,7 @@ fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
         bad(spec, why)
     })?;
     let mut settings = IpSettings::at(ip_in(spec, ip)?, parse(spec, len)?);
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in parts.map(pair) {
         match key {
             "gw" => settings.gateway = Some(ip_in(spec, value)?),
             "port" => settings.port = Some(parse(spec, value)?),
@@ -87,7 +86,7 @@ fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             _ => {
                 let known = "gw=, port=, ttl=, dscp=, ecn=, sum= and mtu=";
-                return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
+                return Err(no_option(spec, key, known));
             }
         }
     }

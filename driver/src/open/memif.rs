@@ -1,6 +1,6 @@
 //! Names of memifs.
 
-use super::spec::{PortInfo, bad, parse, yes_or_no};
+use super::spec::{PortInfo, bad, no_option, parse, place_and_options, yes_or_no};
 use crate::backend::memif::{Memif, MemifSettings, Role, check_here};
 use crate::error::OpenError;
 use crate::port::Port;
@@ -16,18 +16,14 @@ pub(super) fn check(spec: &str) -> Result<(), OpenError> {
 }
 
 fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
-    let rest = spec.strip_prefix("memif:").unwrap_or("");
-    let mut parts = rest.split(',');
-    let socket = parts.next().filter(|socket| !socket.is_empty());
-    let socket = socket.ok_or_else(|| {
+    let (socket, options) = place_and_options(spec, "memif").ok_or_else(|| {
         bad(
             spec,
             "which socket? write memif:/run/vpp/memif.sock, or memif:@job7 for one of no file",
         )
     })?;
     let mut settings = MemifSettings::at(socket);
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in options {
         match key {
             "id" => settings.id = parse(spec, value)?,
             "role" => {
@@ -47,7 +43,7 @@ fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
             _ => {
                 let known = "id=, role=, secret=, rsize=, bsize=, mtu=, mac=, crc=, lossless=, \
                              near= and switch=";
-                return Err(bad(spec, format!("no option \"{key}\"; there are {known}")));
+                return Err(no_option(spec, key, known));
             }
         }
     }

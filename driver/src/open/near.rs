@@ -2,7 +2,7 @@
 //! through a segment of shared memory as well.
 
 use super::place::udp_place;
-use super::spec::{bad, behind};
+use super::spec::{bad, behind, pair};
 use crate::backend::any_port::AnyPort;
 use crate::backend::inet::Prefix;
 use crate::backend::near::{Near, node_segment};
@@ -127,7 +127,7 @@ pub(super) fn split(spec: &str) -> Result<(String, Option<Choice>), OpenError> {
     }
     let mut left = Vec::new();
     for (i, part) in options(device).1.split(',').enumerate() {
-        match part.split_once('=').unwrap_or((part, "")) {
+        match pair(part) {
             ("near", value) if i > 0 || is_dpdk(device) => {
                 choice = Some(Choice::parse(spec, value)?);
             }

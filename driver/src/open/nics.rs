@@ -1,9 +1,9 @@
 //! Names of NICs that a driver of ours drives.
 
-use super::spec::{PortInfo, bad, parse, yes_or_no};
+use super::spec::{PortInfo, bad, no_option, pair, parse, yes_or_no};
 use crate::backend::vfio::{self, VfioSettings, survey};
 use crate::error::OpenError;
-use crate::port::{MTU_MIN, MacAddr, Port};
+use crate::port::{MTU_MIN, Port};
 
 /// Opens `vfio:ADDRESS,...`.
 pub(super) fn vfio(spec: &str) -> Result<Box<dyn Port>, OpenError> {
@@ -17,9 +17,7 @@ pub(super) fn check(spec: &str) -> Result<(), OpenError> {
     let nic = nic.ok_or_else(|| vfio::VfioError::NoDevice { bdf: bdf.clone() })?;
     match nic.obstacle() {
         None => Ok(()),
-        Some((why, mend)) => {
-            Err(OpenError::Device { port: format!("vfio:{bdf}"), why, mend, errno: libc::ENODEV })
-        }
+        Some((why, mend)) => Err(OpenError::device(format!("vfio:{bdf}"), libc::ENODEV, why, mend)),
     }
 }
 
@@ -32,8 +30,7 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
         return Err(bad(spec, why));
     };
     let mut settings = VfioSettings::at(&bdf);
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in parts.map(pair) {
         match key {
             "mac" => settings.mac = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
@@ -42,12 +39,11 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
             "promisc" => settings.promiscuous = yes_or_no(spec, key, value)?,
             _ => {
                 let known = "mac=, mtu=, rx=, tx=, promisc=, near= and switch=";
-                let why = format!("no option \"{key}\"; there are {known}");
-                return Err(bad(spec, why));
+                return Err(no_option(spec, key, known));
             }
         }
     }
-    if settings.mac.is_some_and(|mac| mac.is_group() || mac == MacAddr::default()) {
+    if settings.mac.is_some_and(|mac| !mac.is_single()) {
         return Err(bad(spec, "a station's address has an even first byte; write mac=02:00:..."));
     }
     for count in [settings.rx_count, settings.tx_count].into_iter().flatten() {

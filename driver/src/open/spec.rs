@@ -50,6 +50,26 @@ where
     })
 }
 
+/// An option and its value; "" if it has none.
+pub(super) fn pair(part: &str) -> (&str, &str) {
+    part.split_once('=').unwrap_or((part, ""))
+}
+
+/// What a port of this kind is at, and its options: `None` if nothing is written behind the colon.
+pub(super) fn place_and_options<'a>(
+    spec: &'a str,
+    kind: &str,
+) -> Option<(&'a str, impl Iterator<Item = (&'a str, &'a str)>)> {
+    let mut parts = spec.strip_prefix(kind)?.strip_prefix(':')?.split(',');
+    let place = parts.next().filter(|place| !place.is_empty())?;
+    Some((place, parts.map(pair)))
+}
+
+/// There is no such option, but those that are `known`.
+pub(super) fn no_option(spec: &str, key: &str, known: &str) -> OpenError {
+    bad(spec, format!("no option \"{key}\"; there are {known}"))
+}
+
 /// The value of an option that is `yes` or `no`.
 pub(super) fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, OpenError> {
     match value {

@@ -148,12 +148,8 @@ fn socket_of(segment: &ShmSettings) -> PathBuf {
 }
 
 fn no_switch(spec: &str) -> OpenError {
-    OpenError::Device {
-        port: spec.to_owned(),
-        why: "no switch owns it that serves this user".into(),
-        mend: format!("start one as root: sudo barewire switch --port {}", device(spec)),
-        errno: libc::ENODEV,
-    }
+    let mend = format!("start one as root: sudo barewire switch --port {}", device(spec));
+    OpenError::device(spec, libc::ENODEV, "no switch owns it that serves this user", mend)
 }
 
 /// The port behind the switch that owns the device which `spec` names. `None` if no switch does.

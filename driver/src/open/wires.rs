@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::place::split_place;
-use super::spec::{Outer, PortInfo, bad, parse, yes_or_no};
+use super::spec::{Outer, PortInfo, bad, no_option, parse, place_and_options, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::inet::{addresses, host_text};
 use crate::backend::netdev::{Accept, links};
@@ -35,15 +35,11 @@ pub(super) fn check_afpacket(spec: &str) -> Result<(), OpenError> {
 }
 
 fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
-    let rest = spec.strip_prefix("afpacket:").unwrap_or("");
-    let mut parts = rest.split(',');
-    let interface = parts.next().filter(|name| !name.is_empty());
-    let interface = interface.ok_or_else(|| {
+    let (interface, options) = place_and_options(spec, "afpacket").ok_or_else(|| {
         bad(spec, "which interface? write afpacket:eth0; barewire info lists them")
     })?;
     let mut settings = AfPacketSettings::named(interface);
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in options {
         match key {
             "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
@@ -54,8 +50,7 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
             }
             _ => {
                 let known = "mac=, mtu=, ring=, qdisc=, promisc=, stations=, near= and switch=";
-                let why = format!("no option \"{key}\"; there are {known}");
-                return Err(bad(spec, why));
+                return Err(no_option(spec, key, known));
             }
         }
     }
@@ -78,14 +73,10 @@ pub(super) fn check_xdp(spec: &str) -> Result<(), OpenError> {
 }
 
 fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
-    let rest = spec.strip_prefix("xdp:").unwrap_or("");
-    let mut parts = rest.split(',');
-    let interface = parts.next().filter(|name| !name.is_empty());
-    let interface = interface
+    let (interface, options) = place_and_options(spec, "xdp")
         .ok_or_else(|| bad(spec, "which interface? write xdp:eth0; barewire info lists them"))?;
     let mut settings = XdpSettings::named(interface);
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in options {
         match key {
             "queue" => settings.queues = Some(queues(spec, value)?),
             "mode" => {
@@ -103,16 +94,14 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
             "promisc" | "stations" => {
                 settings.accept = settings.accept.max(accept(spec, key, value)?);
             }
+            "qdisc" => {
+                let why = "its frames bypass the queueing discipline; afpacket: has qdisc=yes";
+                return Err(bad(spec, why));
+            }
             _ => {
                 let known = "queue=, mode=, zerocopy=, busypoll=, mac=, mtu=, ring=, promisc=, \
                              stations=, near= and switch=";
-                let why = match key {
-                    "qdisc" => {
-                        "its frames bypass the queueing discipline; afpacket: has qdisc=yes".into()
-                    }
-                    _ => format!("no option \"{key}\"; there are {known}"),
-                };
-                return Err(bad(spec, why));
+                return Err(no_option(spec, key, known));
             }
         }
     }
@@ -145,10 +134,7 @@ pub(super) fn check_udp(spec: &str) -> Result<(), OpenError> {
 }
 
 fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
-    let rest = spec.strip_prefix("udp:").unwrap_or("");
-    let mut parts = rest.split(',');
-    let place = parts.next().filter(|place| !place.is_empty());
-    let place = place.ok_or_else(|| {
+    let (place, options) = place_and_options(spec, "udp").ok_or_else(|| {
         bad(spec, "which address of this host? write udp:10.0.0.1, or udp:eth0 for that of eth0")
     })?;
     let (host, port) = split_place(place);
@@ -163,16 +149,12 @@ fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
     }
     let mut settings = UdpSettings { is_v6: host.is_v6(), ..UdpSettings::at(host.host) };
     settings.port = port.map(|port| parse(spec, port)).transpose()?;
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+    for (key, value) in options {
         match key {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "dscp" => settings.dscp = parse(spec, value)?,
             "ecn" => settings.ecn = yes_or_no(spec, key, value)?,
-            _ => {
-                let why = format!("no option \"{key}\"; there are mtu=, dscp=, ecn= and near=");
-                return Err(bad(spec, why));
-            }
+            _ => return Err(no_option(spec, key, "mtu=, dscp=, ecn= and near=")),
         }
     }
     Ok(settings)

@@ -35,7 +35,8 @@ use std::sync::Arc;
 use super::Bell;
 use super::batch::Batch;
 use super::netdev::{
-    Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join, join_for, raw_socket,
+    Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join_accepted, join_for,
+    raw_socket,
 };
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -120,8 +121,7 @@ impl AfPacketSettings {
     /// Why not.
     pub fn check(&self) -> Result<(), OpenError> {
         let wanted = self.wanted();
-        let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
-        wanted.find(&asker)?;
+        wanted.find()?;
         raw_socket().map(drop).map_err(|e| no_socket(&wanted, &e))
     }
 
@@ -176,6 +176,7 @@ pub struct AfPacket {
     qdisc: bool,
     /// Errors that have been logged.
     told: Vec<i32>,
+    ear: Arc<Ear>,
     shared: Arc<Shared>,
     _claim: Claim,
 }
@@ -187,14 +188,13 @@ impl AfPacket {
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &AfPacketSettings) -> Result<Self, OpenError> {
         let wanted = settings.wanted();
-        let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
-        let (link, mtu) = wanted.find(&asker)?;
+        let (asker, link, mtu) = wanted.find()?;
         let socket = raw_socket().map_err(|e| no_socket(&wanted, &e))?;
         let (station, claim) = wanted.claim(&link, settings.accept)?;
         let frame_max = ETH_HDR_LEN + mtu;
         let os = |e: io::Error| wanted.os("cannot set up the raw socket", &e);
         // Before the look at the interface counts: what changes from now on is heard.
-        let ear = Ear::new().map_err(os)?;
+        let ear = Arc::new(Ear::new().map_err(os)?);
         let fd = socket.as_raw_fd();
         let is_any = settings.place.is_some() || settings.vlan.is_some();
         let bound_to = if is_any { socket::ANY } else { settings.ethertype };
@@ -210,25 +210,15 @@ impl AfPacket {
         let (rx_max, ring_count) = settings.receives(&asker, &link.name, frame_max);
         let ring = RxRing::new(fd, rx_max, ring_count, settings.vlan);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
-        if settings.accept == Accept::All && !link.is_loopback {
-            join(fd, &link, None).map_err(os)?;
-        } else if station.mac != link.mac && !link.is_loopback {
-            join(fd, &link, Some(station.mac)).map_err(os)?;
-        }
+        join_accepted(fd, &link, settings.accept, station.mac).map_err(os)?;
         join_for(fd, &link, settings.place).map_err(os)?;
         filter::bind(fd, &link, bound_to).map_err(os)?;
         let bell = Bell::new().map_err(os)?;
         let caps = PortCaps {
-            station,
-            mtu,
-            lossless: false,
-            gather: false,
             rto_floor_ns: 1_000_000,
             via_kernel: true,
-            tells_presence: false,
-            near_mtu: 0,
             link_bps: link.bps,
-            name: wanted.port.clone(),
+            ..PortCaps::new(station, mtu, &wanted.port)
         };
         tracing::debug!(port = %caps.name, %station, mtu, "opened");
         Ok(Self {
@@ -245,7 +235,13 @@ impl AfPacket {
             no_room_ns: NO_ROOM_NS,
             qdisc: settings.qdisc,
             told: Vec::new(),
-            shared: Arc::new(Shared { sockets: vec![socket], ear, bell, arp: None }),
+            shared: Arc::new(Shared {
+                sockets: vec![socket],
+                ear: Some(Arc::clone(&ear)),
+                bell,
+                arp: None,
+            }),
+            ear,
             _claim: claim,
         })
     }
@@ -352,7 +348,7 @@ impl AfPacket {
             self.losing = false;
             self.counters.rx_dropped += socket::lost(self.shared.sockets[0].as_raw_fd());
         }
-        if self.shared.ear.heard(self.polls.is_multiple_of(LOOK_EVERY)) {
+        if self.ear.heard(self.polls.is_multiple_of(LOOK_EVERY)) {
             self.watched.relook(&self.caps, true)?;
         }
         Ok(())
@@ -415,8 +411,7 @@ impl Port for AfPacket {
             }
         }
         self.batch.push(frame, None);
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         Ok(Tx::Sent)
     }
 
@@ -427,7 +422,7 @@ impl Port for AfPacket {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        let pending = !self.batch.is_empty() || self.losing || self.shared.ear.is_pointed();
+        let pending = !self.batch.is_empty() || self.losing || self.ear.is_pointed();
         if pending || self.polls.is_multiple_of(LOOK_EVERY) {
             self.look_around()?;
         }
@@ -436,8 +431,7 @@ impl Port for AfPacket {
             let (offset, start, len) = self.burst[i];
             sink.frame(&self.ring.frame(start, len));
             self.ring.give_back(offset);
-            self.counters.rx_frames += 1;
-            self.counters.rx_bytes += len as u64;
+            self.counters.received(len);
         }
         Ok(count)
     }

@@ -1,14 +1,13 @@
 //! The raw socket: how it sends, what it hears, and what it lost.
 
 use std::io;
-use std::mem::size_of;
 use std::os::fd::RawFd;
 
 use super::super::netdev::filter;
-use super::super::set_option;
+use super::super::{SEND_BUFFER, enlarge, get_option, set_option};
 
 /// Asked for as the socket's send buffer: a burst of the longest frames.
-const SEND_BUFFER: libc::c_int = 4 << 20;
+const SEND_BUFFER_LEN: libc::c_int = 4 << 20;
 
 /// Sets an option of the packet layer.
 pub(super) fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
@@ -28,20 +27,15 @@ pub(super) fn prepare(fd: RawFd, program: Vec<libc::sock_filter>, qdisc: bool) -
         // Straight to the driver: the fabric has windows of its own.
         set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
     }
-    if set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
-        // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
-        set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER)?;
-    }
+    // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
+    enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN)?;
     filter::attach(fd, program)
 }
 
+const _: () = assert!(size_of::<[u32; 2]>() == size_of::<libc::tpacket_stats>());
+
 /// Frames that the kernel had no slot for since the last call.
 pub(super) fn lost(fd: RawFd) -> u64 {
-    let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
-    let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-    let (level, option) = (libc::SOL_PACKET, libc::PACKET_STATISTICS);
-    // SAFETY: the kernel writes at most `len` bytes to `stats`, which is as long.
-    let done =
-        unsafe { libc::getsockopt(fd, level, option, (&raw mut stats).cast(), &raw mut len) };
-    if done < 0 { 0 } else { stats.tp_drops.into() }
+    let stats = get_option::<[u32; 2]>(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS);
+    stats.map_or(0, |([_all, lost], _)| lost.into())
 }

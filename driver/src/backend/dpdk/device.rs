@@ -8,16 +8,17 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use barewire_dpdk_sys as sys;
 
-use super::DpdkSettings;
 use super::failure::{Failure, errno};
 use super::irq_guard;
 use super::link::link;
 use super::listener::Listener;
 use super::pmd::{MTU_MOST, Mtu, Pmd, interface};
+use super::{DpdkSettings, lock};
+use crate::backend::netdev::interface_mtu;
 use crate::frame::ETH_HDR_LEN;
 use crate::mem::{prefetch, prefetch_to_write};
 use crate::port::{MTU_MIN, MacAddr};
@@ -109,10 +110,6 @@ impl Ring {
         prefetch(place.cast());
         false
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Device {
@@ -252,25 +249,6 @@ fn wanted_mtu(pmd: &Pmd, settings: &DpdkSettings, iface: Option<&str>) -> Result
     };
     let why = format!("mtu {mtu} is outside {MTU_MIN} to {most}");
     Err(Failure::new(libc::EINVAL, why).mend(mend))
-}
-
-/// The MTU of an interface of this network namespace.
-pub(super) fn interface_mtu(name: &str) -> Option<usize> {
-    // SAFETY: `socket` touches no memory; `ioctl` reads and writes the one `ifreq`, whose name is
-    // shorter than its field and ended by a zero; `close` gets what `socket` gave.
-    unsafe {
-        let mut request: libc::ifreq = std::mem::zeroed();
-        if name.len() >= request.ifr_name.len() {
-            return None;
-        }
-        for (to, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = byte as libc::c_char;
-        }
-        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-        let code = libc::ioctl(socket, libc::SIOCGIFMTU, &mut request);
-        libc::close(socket);
-        if code == 0 { usize::try_from(request.ifr_ifru.ifru_mtu).ok() } else { None }
-    }
 }
 
 /// Makes EAL find the device, and says which port it is.
@@ -456,7 +434,7 @@ fn address(port: u16, pmd: &Pmd, settings: &DpdkSettings) -> MacAddr {
         return mac;
     }
     match device_address(port) {
-        Some(mac) if !pmd.own_mac && mac != MacAddr::default() && !mac.is_group() => mac,
+        Some(mac) if !pmd.own_mac && mac.is_single() => mac,
         _ => MacAddr::random(),
     }
 }

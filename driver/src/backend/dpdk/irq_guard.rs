@@ -15,10 +15,12 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, compiler_fence, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use barewire_dpdk_sys as sys;
+
+use super::lock;
 
 /// A memif that is open.
 pub(super) struct Member {
@@ -52,10 +54,6 @@ const SHUT_CONNECTING: Duration = Duration::from_millis(1);
 
 /// Longest wait for the interrupt thread; it is told, and things go on.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Member {
     /// Says that a burst begins, if one may.

@@ -7,15 +7,17 @@
 //! which EAL keeps: an event that never happens takes its place.
 
 use std::collections::HashMap;
-use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{UnixAddr, getsockname};
 
 use super::DpdkSettings;
 use super::failure::Failure;
 use super::relay::Relay;
+use crate::backend::get_option;
 
 /// The sockets of this process that have servers, by name.
 static SERVERS: Mutex<Option<HashMap<String, Servers>>> = Mutex::new(None);
@@ -108,31 +110,17 @@ fn listening(name: &str) -> Vec<RawFd> {
 }
 
 fn listens(fd: RawFd) -> bool {
-    let (mut value, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: writes at most `len` bytes to an int, and fails on what is no socket.
-    let code = unsafe {
-        let value = (&raw mut value).cast();
-        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, value, &mut len)
-    };
-    code == 0 && value == 1
+    let listens = get_option::<u32>(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN);
+    listens.is_ok_and(|(value, _)| value == 1)
 }
 
 /// The name a local socket is bound to, abstract or a path.
 fn local_name(fd: RawFd) -> Option<Vec<u8>> {
-    let mut address = MaybeUninit::<libc::sockaddr_un>::zeroed();
-    let mut len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: writes at most `len` bytes to an address; zeros are one.
-    let (code, address) = unsafe {
-        let code = libc::getsockname(fd, address.as_mut_ptr().cast(), &mut len);
-        (code, address.assume_init())
-    };
-    if code != 0 || i32::from(address.sun_family) != libc::AF_UNIX {
-        return None;
-    }
-    let bytes: Vec<u8> = address.sun_path.iter().map(|&byte| byte as u8).collect();
-    let bytes = bytes.strip_prefix(&[0]).unwrap_or(&bytes);
-    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
-    Some(bytes[..end].to_vec())
+    let address = getsockname::<UnixAddr>(fd).ok()?;
+    let path = || Some(address.path()?.as_os_str().as_bytes());
+    // A driver may have given zeros behind it.
+    let name = address.as_abstract().or_else(path)?.split(|&byte| byte == 0).next()?;
+    Some(name.to_vec())
 }
 
 /// Puts an event that never happens in the place of `fd`.

@@ -33,9 +33,9 @@ mod tests;
 mod wait;
 
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use barewire_dpdk_sys as sys;
 
@@ -150,6 +150,10 @@ pub fn version() -> String {
     eal::version()
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 type Mbuf = *mut sys::rte_mbuf;
 
 /// A port on a device of DPDK.
@@ -229,12 +233,8 @@ impl DpdkPort {
     /// [`OpenError`]; nothing is left behind but DPDK itself.
     pub fn open(settings: &DpdkSettings) -> Result<Self, OpenError> {
         let name = format!("dpdk:{}", settings.device);
-        let refused = |failure: Failure| OpenError::Device {
-            port: name.clone(),
-            why: failure.why,
-            mend: failure.mend,
-            errno: failure.errno,
-        };
+        let refused =
+            |failure: Failure| OpenError::device(&name, failure.errno, failure.why, failure.mend);
         pmd::check(settings).map_err(refused)?;
         let eal = eal::start(settings.hugepages).map_err(refused)?;
         let wanted = settings.clone();
@@ -252,17 +252,12 @@ impl DpdkPort {
 
     fn over(device: Device, eal: &'static Eal, settings: &DpdkSettings) -> Self {
         let caps = PortCaps {
-            station: device.mac.into(),
-            mtu: device.mtu,
             lossless: device.is_lossless(settings),
-            gather: false,
             rto_floor_ns: device.pmd.rto_floor_ns,
             // Drivers of the kernel's interfaces are for trials: `afpacket:` and `xdp:` are better.
             via_kernel: false,
-            tells_presence: false,
-            near_mtu: 0,
             link_bps: device.link_bps,
-            name: spec::text(settings),
+            ..PortCaps::new(device.mac, device.mtu, spec::text(settings))
         };
         // The zero-copy kind keeps what it sends until the other side has read it.
         let copies = device.pmd.is("net_memif") && settings.arg("zero-copy") != Some("yes");
@@ -491,8 +486,7 @@ impl DpdkPort {
             self.counters.rx_dropped += 1;
             return cold(false);
         }
-        self.counters.rx_frames += 1;
-        self.counters.rx_bytes += len as u64;
+        self.counters.received(len);
         if pieces > 1 {
             cold(());
             // SAFETY: as above; `whole` has `frame_max` bytes.
@@ -576,7 +570,7 @@ impl DpdkPort {
             return Err(PortGone::new(&self.caps.name, &why));
         }
         let below = device.interface.as_ref().filter(|_| device.pmd.follows_interface());
-        if let Some(mtu) = below.and_then(|(name, _)| device::interface_mtu(name)) {
+        if let Some(mtu) = below.and_then(|(name, _)| super::netdev::interface_mtu(name)) {
             self.look_at_mtu(mtu, now)?;
         }
         // SAFETY: asks about a port that exists.
@@ -840,8 +834,7 @@ impl InPlaceTx for DpdkPort {
             self.mbuf_cache.put_back(mbuf);
             return cold(false);
         }
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         self.mbuf_cache.warm();
         true
     }
@@ -873,8 +866,7 @@ impl DpdkPort {
             self.counters.tx_full += 1;
             return Tx::Full;
         }
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         Tx::Sent
     }
 

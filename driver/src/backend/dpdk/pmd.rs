@@ -44,72 +44,27 @@ const MEMIF_RING_LEN: usize = 2 << 20;
 /// before and behind.
 pub(super) const MTU_MOST: usize = 63_488;
 
-const TABLE: &[Pmd] = &[
-    Pmd { name: "net_null", mtu: Mtu::Any, pads: false, own_mac: true, rto_floor_ns: NIC_RTO_NS },
-    Pmd {
-        name: "net_ring",
-        mtu: Mtu::Any,
-        pads: false,
-        own_mac: true,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-    Pmd {
-        name: "net_memif",
-        mtu: Mtu::Any,
-        pads: false,
-        own_mac: false,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-    // The interface has the device's address, so a bridge would keep frames to it for the host: the
-    // port answers to another one. The interface can be given another MTU, the driver reads 1500.
-    Pmd {
-        name: "net_tap",
-        mtu: Mtu::Only(1500),
-        pads: true,
-        own_mac: true,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-    Pmd {
-        name: "net_af_packet",
-        mtu: Mtu::Interface(MTU_MOST),
-        pads: true,
-        own_mac: false,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-    // A frame lies in one page of memory with its packet buffer.
-    Pmd {
-        name: "net_af_xdp",
-        mtu: Mtu::Interface(3498),
-        pads: true,
-        own_mac: false,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-    Pmd {
-        name: "net_pcap",
-        mtu: Mtu::Interface(1500),
-        pads: true,
-        own_mac: false,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-    Pmd {
-        name: "net_vhost",
-        mtu: Mtu::Only(1500),
-        pads: true,
-        own_mac: false,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-    Pmd {
-        name: "net_virtio_user",
-        mtu: Mtu::Only(1500),
-        pads: true,
-        own_mac: false,
-        rto_floor_ns: KERNEL_RTO_NS,
-    },
-];
-
 /// A driver that is not in the table: of a NIC, or of something newer.
 const OTHER: Pmd =
     Pmd { name: "", mtu: Mtu::Driver, pads: true, own_mac: false, rto_floor_ns: NIC_RTO_NS };
+
+/// A driver above the kernel or another process.
+const SOFT: Pmd = Pmd { rto_floor_ns: KERNEL_RTO_NS, ..OTHER };
+
+const TABLE: &[Pmd] = &[
+    Pmd { name: "net_null", mtu: Mtu::Any, pads: false, own_mac: true, ..OTHER },
+    Pmd { name: "net_ring", mtu: Mtu::Any, pads: false, own_mac: true, ..SOFT },
+    Pmd { name: "net_memif", mtu: Mtu::Any, pads: false, ..SOFT },
+    // The interface has the device's address, so a bridge would keep frames to it for the host: the
+    // port answers to another one. The interface can be given another MTU, the driver reads 1500.
+    Pmd { name: "net_tap", mtu: Mtu::Only(1500), own_mac: true, ..SOFT },
+    Pmd { name: "net_af_packet", mtu: Mtu::Interface(MTU_MOST), ..SOFT },
+    // A frame lies in one page of memory with its packet buffer.
+    Pmd { name: "net_af_xdp", mtu: Mtu::Interface(3498), ..SOFT },
+    Pmd { name: "net_pcap", mtu: Mtu::Interface(1500), ..SOFT },
+    Pmd { name: "net_vhost", mtu: Mtu::Only(1500), ..SOFT },
+    Pmd { name: "net_virtio_user", mtu: Mtu::Only(1500), ..SOFT },
+];
 
 impl Pmd {
     /// The driver of a device of this name.

@@ -10,15 +10,15 @@
 //!
 //! Everything here runs in EAL's thread, while the interrupt thread stands or goes by itself.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Backlog, ControlMessage, MsgFlags, UnixAddr, connect, sendmsg};
+use nix::sys::socket::{Backlog, UnixAddr, connect};
 
 use crate::backend::bound::{BoundSocket, seqpacket};
-use crate::backend::unix::{Apart, Received, is_crowded, receive};
+use crate::backend::unix::{Apart, Received, is_crowded, receive, send};
 
 /// Clients that may be connected, or about to be, at a time; more wait.
 const CLIENTS: usize = 256;
@@ -105,13 +105,9 @@ fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
             return false;
         }
         *any = true;
-        let raw = [fd.as_ref().map_or(-1, |fd| fd.as_raw_fd())];
-        let rights = [ControlMessage::ScmRights(&raw)];
-        let rights = if fd.is_some() { &rights[..] } else { &[] };
-        let (bytes, flags) =
-            ([IoSlice::new(&bytes[..len])], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
         // Who has hung up is heard of when it is read from.
-        let _ = sendmsg::<UnixAddr>(to.as_raw_fd(), &bytes, rights, flags, None);
+        let fd = fd.as_ref().map(|fd| fd.as_raw_fd());
+        let _ = send(to.as_raw_fd(), &bytes[..len], fd);
     }
     true
 }

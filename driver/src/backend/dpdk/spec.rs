@@ -37,6 +37,11 @@ pub(crate) fn parse(spec: &str) -> Result<DpdkSettings, String> {
 fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
     let (key, value) = option.split_once('=').unwrap_or((option, ""));
     let number = || value.parse::<usize>().map_err(|why| format!("{key}=\"{value}\": {why}"));
+    let is_yes = || match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("write {key}=yes or {key}=no")),
+    };
     match key {
         "mtu" => settings.mtu = Some(number()?),
         "mac" => settings.mac = Some(value.parse().map_err(|why| format!("{why}"))?),
@@ -54,27 +59,9 @@ fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
                 _ => return Err("write huge=yes, huge=no, or nothing for: if there are any".into()),
             }
         }
-        "crc" => {
-            settings.crc = match value {
-                "yes" => Some(true),
-                "no" => Some(false),
-                _ => return Err("write crc=yes or crc=no".into()),
-            }
-        }
-        "lossless" => {
-            settings.lossless = match value {
-                "yes" => true,
-                "no" => false,
-                _ => return Err("write lossless=yes or lossless=no".into()),
-            }
-        }
-        "promisc" => {
-            settings.promiscuous = match value {
-                "yes" => true,
-                "no" => false,
-                _ => return Err("write promisc=yes or promisc=no".into()),
-            }
-        }
+        "crc" => settings.crc = Some(is_yes()?),
+        "lossless" => settings.lossless = is_yes()?,
+        "promisc" => settings.promiscuous = is_yes()?,
         "ethertype" => {
             let hex = value.strip_prefix("0x").ok_or("write ethertype=0x88b5")?;
             let bad = |why| format!("ethertype=\"{value}\": {why}");

@@ -1,12 +1,13 @@
 //! Sleeping on a port that can only be polled, and threads that DPDK has to know.
 
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use barewire_dpdk_sys as sys;
 
-use crate::port::PortWaiter;
+use crate::port::{PortWaiter, brief};
 
 /// How long a sleeper leaves the device alone: most drivers wake nobody.
 const NAP: Duration = Duration::from_micros(500);
@@ -19,11 +20,12 @@ pub(super) struct Nap {
 }
 
 impl PortWaiter for Nap {
-    fn wait(&self, timeout: Duration) {
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let nap = timeout.min(NAP);
+        let nap = brief(also, timeout).min(NAP);
         let slept = self.changed.wait_timeout_while(woken, nap, |woken| !*woken);
         *slept.unwrap_or_else(PoisonError::into_inner).0 = false;
+        true
     }
 
     fn wake(&self) {

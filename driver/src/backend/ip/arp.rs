@@ -34,8 +34,7 @@ impl Arp {
             _ => return None,
         };
         let mac = MacAddr(packet.sender_mac);
-        let is_single = !mac.is_group() && mac != MacAddr::default();
-        is_single.then_some(Self {
+        mac.is_single().then_some(Self {
             is_question,
             sender: (mac, packet.sender_ipv4_addr()),
             target: packet.target_ipv4_addr(),

@@ -29,7 +29,7 @@ const LEN_MIN: usize = ETH_HDR_LEN + 20 + 8;
 /// and of somebody who can be answered. Returns its bytes; else what `frame` holds may be changed.
 pub(super) fn answer(frame: &mut [u8], own: (MacAddr, IpAddr)) -> Option<&[u8]> {
     let mac = MacAddr(*frame.get(6..12)?.first_chunk()?);
-    let is_single = !mac.is_group() && mac != MacAddr::default() && mac != own.0;
+    let is_single = mac.is_single() && mac != own.0;
     if frame.len() < LEN_MIN || frame[..6] != own.0.0 || !is_single {
         return None;
     }

@@ -54,18 +54,15 @@ mod train;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::hairpin::Hairpin;
+use super::frame_queue::FrameQueue;
 use super::inet::{addr_of, tos_of, word_of};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::mem::copy_to_start;
-use crate::port::{
-    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
-};
+use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, RxSink, Station, Tx};
 use datagram::{HEADERS_LEN, Refused};
 use headers::{Headers, Notice, Packet, Seen, as_long, headers_len, look};
 use neighbours::{Budget, Due, Host, Learned, Neighbours};
@@ -138,7 +135,7 @@ pub struct Ip {
     /// and the sum that goes with them. [`NOWHERE`] if what is known of neighbours has changed.
     aimed: (u64, u16),
     ear: Ear,
-    hairpin: Hairpin,
+    hairpin: FrameQueue,
     counters: PortCounters,
     unresolved: u64,
     polls: u32,
@@ -187,16 +184,10 @@ impl Ip {
         let station = net.prefix.mac_of(addr).expect("a place has an address of the fabric");
         let (frame_max, headers_len) = (ETH_HDR_LEN + mtu, headers_len(addr));
         let caps = PortCaps {
-            station: station.into(),
-            mtu,
-            lossless: false,
-            gather: false,
             rto_floor_ns: below.rto_floor_ns,
             via_kernel: below.via_kernel,
-            tells_presence: false,
-            near_mtu: 0,
             link_bps: below.link_bps,
-            name: format!("{}:{}", settings.text(addr.port()), below.name),
+            ..PortCaps::new(station, mtu, format!("{}:{}", settings.text(addr.port()), below.name))
         };
         Ok(Self {
             inner,
@@ -213,7 +204,7 @@ impl Ip {
             head: vec![0; headers_len + frame_max].into(),
             aimed: (NOWHERE, 0),
             ear: Ear::new(addr, station, frame_max, echo_max),
-            hairpin: Hairpin::new(OWN_FRAMES, frame_max),
+            hairpin: FrameQueue::new(OWN_FRAMES, frame_max),
             counters: PortCounters::default(),
             unresolved: 0,
             polls: 0,
@@ -421,7 +412,7 @@ impl Ip {
             return Ok(Some(self.no_route(None)));
         };
         if mac == self.caps.station.mac {
-            return Ok(Some(self.tx_own(frame)));
+            return Ok(Some(self.hairpin.tx(frame, &mut self.counters)));
         }
         let hop = self.net.hop(*to.ip()).filter(|_| !self.net.is_own(*to.ip()));
         let Some(hop) = hop else { return Ok(Some(self.no_route(Some(to)))) };
@@ -431,25 +422,6 @@ impl Ip {
         Ok(None)
     }
 
-    #[cold]
-    fn tx_own(&mut self, frame: &TxFrame<'_>) -> Tx {
-        let sent = self.hairpin.push(frame);
-        self.count_sent(&Ok(sent), frame.len());
-        sent
-    }
-
-    #[inline]
-    fn count_sent(&mut self, sent: &Result<Tx, PortGone>, len: usize) {
-        match sent {
-            Ok(Tx::Sent) => {
-                self.counters.tx_frames += 1;
-                self.counters.tx_bytes += len as u64;
-            }
-            Ok(_) => self.counters.tx_full += 1,
-            Err(_) => {}
-        }
-    }
-
     /// Sends a frame whose datagram has a sum, as all of IPv6 have, which takes a copy.
     fn tx_with_sum(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let (head, rest) = self.head.split_at_mut(self.headers_len);
@@ -457,8 +429,7 @@ impl Ip {
         self.template.measure(head, self.aimed.1, len);
         self.template.write_sum(head, &rest[..len]);
         let sent = self.inner.tx(&TxFrame::whole(&self.head[..self.headers_len + len]));
-        self.count_sent(&sent, len);
-        sent
+        sent.map(|sent| self.counters.tried(sent, len))
     }
 }
 
@@ -570,8 +541,7 @@ impl Ear {
             && let Some(frame) = self.train.next()
         {
             self.lent += 1;
-            self.counters.rx_frames += 1;
-            self.counters.rx_bytes += frame.len() as u64;
+            self.counters.received(frame.len());
             sink.frame(&frame);
         }
     }
@@ -644,8 +614,7 @@ impl RxSink for Taker<'_> {
             return self.ear.take_train(&inside);
         }
         self.ear.lent += 1;
-        self.ear.counters.rx_frames += 1;
-        self.ear.counters.rx_bytes += inside.len() as u64;
+        self.ear.counters.received(inside.len());
         self.sink.frame(&inside);
     }
 }
@@ -671,8 +640,7 @@ impl Port for Ip {
         datagram::measure(as_long(head), self.aimed.1, len);
         copy_to_start(frame.head, &mut head[HEADERS_LEN..]);
         let sent = self.inner.tx(&TxFrame { head, ..*frame });
-        self.count_sent(&sent, len);
-        sent
+        sent.map(|sent| self.counters.tried(sent, len))
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
@@ -704,10 +672,7 @@ impl Port for Ip {
         }
         let mut count = self.ear.lent;
         if !self.hairpin.is_empty() {
-            let (own, bytes) = self.hairpin.lend(max - count, sink);
-            self.counters.rx_frames += own as u64;
-            self.counters.rx_bytes += bytes;
-            count += own;
+            count += self.hairpin.rx_burst(max - count, sink, &mut self.counters);
         }
         Ok(count)
     }
@@ -723,16 +688,12 @@ impl Port for Ip {
         }
     }
 
+    fn below(&self) -> Option<&dyn Port> {
+        Some(&*self.inner)
+    }
+
     fn station(&self, station: Station) -> Option<String> {
         self.net.prefix.addr_of(station.mac).map(|addr| addr.to_string())
-    }
-
-    fn lacks_memory(&self) -> bool {
-        self.inner.lacks_memory()
-    }
-
-    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        self.inner.waiter()
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {

@@ -89,10 +89,9 @@ impl Ndp {
             // advertisement, unless the solicitor knew it.
             None => MacAddr(*frame.get(6..12)?.first_chunk()?),
         };
-        let is_single = !mac.is_group() && mac != MacAddr::default();
         let sender = if is_question { from } else { target };
         let overrides = is_question || message[4] & OVERRIDE != 0;
-        is_single.then_some(Self { is_question, sender: (mac, sender), target, overrides })
+        mac.is_single().then_some(Self { is_question, sender: (mac, sender), target, overrides })
     }
 }
 

@@ -9,7 +9,6 @@ use super::super::netdev::hold;
 use super::super::udp::{MEND_UNUSED, keep_port};
 use super::neighbours::Host;
 use crate::error::OpenError;
-use crate::port::MTU_MIN;
 
 /// Where to be, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,11 +101,7 @@ impl IpSettings {
     /// The MTU of a port over one with `below`.
     pub(super) fn mtu_over(&self, below: usize, headers: usize) -> Result<usize, OpenError> {
         let max = below.saturating_sub(headers);
-        let mtu = self.mtu.unwrap_or(max);
-        if (MTU_MIN..=max).contains(&mtu) {
-            return Ok(mtu);
-        }
-        Err(OpenError::BadMtu { mtu, min: MTU_MIN, max: max.max(MTU_MIN) })
+        OpenError::check_mtu(self.mtu.unwrap_or(max), max)
     }
 
     pub(super) fn refuse(
@@ -115,8 +110,7 @@ impl IpSettings {
         why: impl Into<String>,
         mend: impl Into<String>,
     ) -> OpenError {
-        let port = format!("ip({})", self.address_text());
-        OpenError::Device { port, why: why.into(), mend: mend.into(), errno }
+        OpenError::device(format!("ip({})", self.address_text()), errno, why, mend)
     }
 
     fn address_text(&self) -> String {

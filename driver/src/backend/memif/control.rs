@@ -6,7 +6,7 @@
 //! closed elsewhere ([`Apart`]).
 
 use std::fmt::Display;
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{Backlog, ControlMessage, MsgFlags, UnixAddr, connect, sendmsg};
+use nix::sys::socket::{Backlog, UnixAddr, connect};
 
 use super::handshake::{Asking, Greeting, Heard, Rules};
 use super::proto::{MESSAGE_LEN, Message};
@@ -25,8 +25,9 @@ use super::region::{Conn, Layout};
 use super::wait::Shared;
 use super::{MemifSettings, Role};
 use crate::backend::bound::{BoundSocket, inode, seqpacket};
-use crate::backend::unix::{Apart, Received, is_crowded, receive};
-use crate::backend::{Bell, lock, readable, sleep};
+use crate::backend::lock::NotInChildren;
+use crate::backend::unix::{Apart, Received, is_crowded, receive, send};
+use crate::backend::{Bell, readable, sleep};
 use crate::error::OpenError;
 
 /// Time that the messages of a connection may take.
@@ -92,8 +93,7 @@ fn refused(
     why: impl Display,
     mend: impl Into<String>,
 ) -> OpenError {
-    let port = format!("memif:{}", settings.socket);
-    OpenError::Device { port, why: why.to_string(), mend: mend.into(), errno }
+    OpenError::device(format!("memif:{}", settings.socket), errno, why.to_string(), mend)
 }
 
 impl Control {
@@ -162,13 +162,7 @@ impl Control {
 }
 
 /// A socket with the other side at its end. Forked children do not keep it open.
-pub(super) struct Socket(pub(super) OwnedFd);
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        lock::children_may_keep(self.fd());
-    }
-}
+pub(super) struct Socket(pub(super) NotInChildren);
 
 /// What came from it.
 pub(super) enum Came {
@@ -185,8 +179,7 @@ impl Socket {
     }
 
     fn own(fd: OwnedFd) -> Self {
-        lock::forget_in_children(fd.as_raw_fd());
-        Self(fd)
+        Self(fd.into())
     }
 
     fn fd(&self) -> RawFd {
@@ -195,12 +188,7 @@ impl Socket {
 
     /// Sends a message, and says whether it went.
     pub(super) fn say(&self, message: &Message, fd: Option<RawFd>) -> bool {
-        let (bytes, fds) = (message.bytes(), [fd.unwrap_or(-1)]);
-        let rights = [ControlMessage::ScmRights(&fds)];
-        let rights = if fd.is_some() { &rights[..] } else { &[] };
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        sendmsg::<UnixAddr>(self.fd(), &[IoSlice::new(&bytes)], rights, flags, None)
-            .is_ok_and(|sent| sent == MESSAGE_LEN)
+        send(self.fd(), &message.bytes(), fd) == Ok(MESSAGE_LEN)
     }
 
     /// What has come, with a descriptor if `takes_fd`: else a message with one is noise, and none

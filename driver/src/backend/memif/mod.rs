@@ -75,16 +75,17 @@ const LOOK_EVERY: i32 = 64;
 const TELL_BYTES: usize = 8192;
 
 /// Which side of a memif.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Listens; has no memory of its own. VPP's `master`.
     Server,
     /// Connects, and brings the memory. VPP's `slave`.
+    #[default]
     Client,
 }
 
 /// Where a memif is, and how it is set up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemifSettings {
     /// A path (`/run/vpp/memif.sock`), or `@` and a name in the abstract namespace (`@job7`).
     pub socket: String,
@@ -115,18 +116,7 @@ pub struct MemifSettings {
 impl MemifSettings {
     /// The settings of a client of `socket`.
     pub fn at(socket: &str) -> Self {
-        Self {
-            socket: socket.to_owned(),
-            id: 0,
-            role: Role::Client,
-            secret: None,
-            log2_ring: None,
-            bsize: None,
-            mtu: None,
-            mac: None,
-            crc: false,
-            lossless: false,
-        }
+        Self { socket: socket.to_owned(), ..Self::default() }
     }
 
     /// The string that opens the port.
@@ -180,15 +170,12 @@ impl MemifSettings {
         if !self.bsize.is_none_or(|n| (MTU_MIN + ETH_HDR_LEN..=bsize_max).contains(&n)) {
             return Err(self.bad("bsize= is the length of a buffer, 270 to 65536"));
         }
-        if self.mac.is_some_and(|mac| mac.is_group() || mac == MacAddr::default()) {
+        if self.mac.is_some_and(|mac| !mac.is_single()) {
             let why = "a station's address has an even first byte; write mac=02:00:00:00:00:01";
             return Err(self.bad(why));
         }
         let (mtu, max) = (self.mtu(), self.bsize.unwrap_or(bsize_max) - ETH_HDR_LEN);
-        if !(MTU_MIN..=max).contains(&mtu) {
-            return Err(OpenError::BadMtu { mtu, min: MTU_MIN, max });
-        }
-        Ok(())
+        OpenError::check_mtu(mtu, max).map(drop)
     }
 
     fn mtu(&self) -> usize {
@@ -266,17 +253,11 @@ impl Memif {
         let mtu = settings.mtu();
         let shared = Arc::new(Shared::new().map_err(|e| control::unable(settings, &e))?);
         let control = Control::start(settings, settings.layout(), &shared)?;
+        let mac = settings.mac.unwrap_or_else(MacAddr::random);
         let caps = PortCaps {
-            station: settings.mac.unwrap_or_else(MacAddr::random).into(),
-            mtu,
             lossless: settings.lossless,
-            gather: false,
             rto_floor_ns: 1_000_000,
-            via_kernel: false,
-            tells_presence: false,
-            near_mtu: 0,
-            link_bps: 0,
-            name: settings.name(),
+            ..PortCaps::new(mac, mtu, settings.name())
         };
         tracing::debug!(port = %caps.name, station = %caps.station, mtu, "opened");
         let frame_max = ETH_HDR_LEN + mtu;
@@ -501,8 +482,7 @@ impl Port for Memif {
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
         match self.push(frame, len) {
             Ok(Pushed::Sent) => {
-                self.counters.tx_frames += 1;
-                self.counters.tx_bytes += len as u64;
+                self.counters.sent(len);
                 return Ok(Tx::Sent);
             }
             Ok(Pushed::Full) => {}
@@ -562,8 +542,7 @@ impl FastPort for Memif {
                 // where it is and writes to the other ring. The other side does not write the frame
                 // before it is given back below. That anybody else might is D2.
                 sink.frame_with(&unsafe { RxFrame::from_raw(base, len as usize) }, ReplyTx(self));
-                self.counters.rx_frames += 1;
-                self.counters.rx_bytes += u64::from(len);
+                self.counters.received(len as usize);
                 self.give_back();
                 Some(1)
             }
@@ -607,8 +586,7 @@ impl InPlaceTx for Memif {
         }
         live.tx.commit(len as u32);
         live.tell();
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         // What it finds broken is found again by who sends next.
         let _ = live.tx.warm(&live.conn);
         true

@@ -14,6 +14,7 @@ pub(super) use std::sync::atomic::{AtomicU16, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
@@ -262,6 +263,13 @@ pub(super) struct Conn {
 }
 
 impl Conn {
+    /// Nobody sleeps at its receiving end.
+    fn new(regions: Vec<Region>, rx: Lane, tx: Lane) -> Self {
+        rx.ring.flags().store(MASKED, Relaxed);
+        let (is_down, is_broken) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { regions, rx, tx, is_down, is_broken }
+    }
+
     /// Where a descriptor points, and whether its `len` bytes are all in a region.
     #[inline(always)]
     pub(super) fn place(&self, desc: Desc) -> Option<*mut u8> {
@@ -364,21 +372,15 @@ impl Made {
         let [to_server, to_client] = [TO_SERVER, TO_CLIENT].map(|w| (self.ring(w), self.own(w)));
         let [wake_server, wake_us] = self.events;
         let lane = |(ring, own), event| Lane { ring, own: Some(own), event };
-        let conn = Conn {
-            tx: lane(to_server, Event::to_ring(wake_server)?),
-            rx: lane(to_client, Event::to_wait(wake_us)?),
-            regions: vec![self.region],
-            is_down: AtomicBool::new(false),
-            is_broken: AtomicBool::new(false),
-        };
-        conn.rx.ring.flags().store(MASKED, Relaxed);
-        Ok(conn)
+        let tx = lane(to_server, Event::to_ring(wake_server)?);
+        let rx = lane(to_client, Event::to_wait(wake_us)?);
+        Ok(Conn::new(vec![self.region], rx, tx))
     }
 }
 
 fn event() -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers and touches no memory.
-    super::super::owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })
+    let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+    Ok(EventFd::from_value_and_flags(0, flags)?.into())
 }
 
 /// Where a client says that a ring is, and what wakes its receiver.
@@ -407,18 +409,12 @@ pub(super) fn accepted(regions: Vec<Region>, rings: [Said; 2]) -> Result<Conn, &
     let [came, wakes] = rings.map(|said| said.event);
     let lane = |ring, event| Lane { ring, own: None, event };
     let unfit = |_errno| "Unfit interrupt fd";
-    let conn = Conn {
-        rx: lane(from, Event::to_wait(came).map_err(unfit)?),
-        tx: lane(to, Event::to_ring(wakes).map_err(unfit)?),
-        regions,
-        is_down: AtomicBool::new(false),
-        is_broken: AtomicBool::new(false),
-    };
+    let rx = lane(from, Event::to_wait(came).map_err(unfit)?);
+    let tx = lane(to, Event::to_ring(wakes).map_err(unfit)?);
     // The indices that are ours.
-    conn.rx.ring.tail().store(0, Relaxed);
-    conn.tx.ring.tail().store(0, Relaxed);
-    conn.rx.ring.flags().store(MASKED, Relaxed);
-    Ok(conn)
+    rx.ring.tail().store(0, Relaxed);
+    tx.ring.tail().store(0, Relaxed);
+    Ok(Conn::new(regions, rx, tx))
 }
 
 /// Of a descriptor, for messages.

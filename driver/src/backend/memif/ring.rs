@@ -55,6 +55,16 @@ pub(super) const fn pieces_max(count: u16) -> u16 {
     count - (batch(count) - 1)
 }
 
+/// The index of the ring that is ours to move, that of the other side, and how many slots ours is
+/// ahead of what was done: whose memory it is begins with all of it.
+fn indices(lane: &Lane) -> (*const AtomicU16, *const AtomicU16, u16) {
+    let ring = lane.ring;
+    match lane.own {
+        Some(_) => (ring.head(), ring.tail(), ring.count()),
+        None => (ring.tail(), ring.head(), 0),
+    }
+}
+
 /// The sending end.
 pub(super) struct Sender {
     ring: RingMem,
@@ -82,10 +92,7 @@ pub(super) struct Sender {
 impl Sender {
     pub(super) fn new(lane: &Lane) -> Self {
         let ring = lane.ring;
-        let (mine, theirs, ahead) = match lane.own {
-            Some(_) => (ring.head(), ring.tail(), ring.count()),
-            None => (ring.tail(), ring.head(), 0),
-        };
+        let (mine, theirs, ahead) = indices(lane);
         Self {
             ring,
             mine,
@@ -322,10 +329,7 @@ pub(super) enum Taken {
 impl Receiver {
     pub(super) fn new(lane: &Lane) -> Self {
         let ring = lane.ring;
-        let (mine, theirs, ahead) = match lane.own {
-            Some(_) => (ring.head(), ring.tail(), ring.count()),
-            None => (ring.tail(), ring.head(), 0),
-        };
+        let (mine, theirs, ahead) = indices(lane);
         let new = Self {
             ring,
             mine,

@@ -116,8 +116,8 @@ impl Waiter {
     }
 }
 
-impl Waiter {
-    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+impl PortWaiter for Waiter {
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let shared = &*self.0;
         let (conn, seen) = {
@@ -170,16 +170,6 @@ impl Waiter {
             get_up(&conn.rx);
         }
         came
-    }
-}
-
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        self.sleep(None, timeout);
-    }
-
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        self.sleep(Some(also), timeout)
     }
 
     fn wake(&self) {

@@ -11,9 +11,11 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::write;
 
-use super::super::owned;
 use crate::backend::unix::Apart;
 
 /// What wakes the receiver of one ring.
@@ -24,7 +26,7 @@ pub(super) struct Event {
 
 enum How {
     /// We wait for it.
-    Wait(OwnedFd),
+    Wait(Epoll),
     /// We raise it.
     Raise(Raiser),
     /// We raise it where there is nothing better.
@@ -56,16 +58,8 @@ impl Event {
     /// # Errors
     /// It is none.
     pub(super) fn to_wait(fd: OwnedFd) -> io::Result<Self> {
-        // SAFETY: takes numbers and touches no memory.
-        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        let mut wanted =
-            libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        let (at, add) = (epoll.as_raw_fd(), libc::EPOLL_CTL_ADD);
-        // SAFETY: reads the event, which lives across the call.
-        let added = unsafe { libc::epoll_ctl(at, add, fd.as_raw_fd(), &raw mut wanted) };
-        if added < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&fd, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0))?;
         Ok(Self { fd, how: How::Wait(epoll) })
     }
 
@@ -79,20 +73,15 @@ impl Event {
             raiser.raise(&fd)?;
             return Ok(Self { fd, how: How::Raise(raiser) });
         }
-        // SAFETY: takes numbers and touches no memory.
-        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-        // SAFETY: as above.
-        let set = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) };
-        if flags < 0 || set < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
+        fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         Ok(Self { fd, how: How::Write })
     }
 
     /// What to sleep on.
     pub(super) fn waits_at(&self) -> Option<i32> {
         match &self.how {
-            How::Wait(epoll) => Some(epoll.as_raw_fd()),
+            How::Wait(epoll) => Some(epoll.0.as_raw_fd()),
             How::Raise(_) | How::Write => None,
         }
     }
@@ -100,9 +89,8 @@ impl Event {
     /// Takes note of what happened, so that the next sleep is for something else.
     pub(super) fn heard(&self) {
         let How::Wait(epoll) = &self.how else { return };
-        let mut seen = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: writes at most one event, to ours, and does not wait.
-        unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut seen, 1, 0) };
+        // It is there or not: nothing is left to do about it.
+        let _ = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO);
     }
 
     /// Wakes the other side.
@@ -116,9 +104,7 @@ impl Event {
                 let _ = raiser.raise(&self.fd);
             }
             How::Write => {
-                let one = 1_u64;
-                // SAFETY: reads eight bytes of a number that lives across the call.
-                unsafe { libc::write(self.fd.as_raw_fd(), (&raw const one).cast(), 8) };
+                let _ = write(&self.fd, &1_u64.to_ne_bytes());
             }
         }
     }
@@ -184,7 +170,7 @@ mod tests {
 
     fn event(flags: i32) -> OwnedFd {
         // SAFETY: takes numbers and touches no memory.
-        owned(unsafe { libc::eventfd(0, flags) }).unwrap()
+        crate::backend::owned(unsafe { libc::eventfd(0, flags) }).unwrap()
     }
 
     fn waits(event: &Event) -> bool {
@@ -224,7 +210,8 @@ mod tests {
     #[test]
     fn what_is_no_event_is_refused() {
         // SAFETY: takes numbers and touches no memory.
-        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).unwrap();
+        let epoll =
+            crate::backend::owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).unwrap();
         let named = tempfile::Builder::new().prefix("anon_inode:[eventfd]").tempfile().unwrap();
         let others = [
             File::options().write(true).open("/dev/null").unwrap().into(),

@@ -15,9 +15,8 @@
 //! # Going
 //! The port is gone when its far side is. A segment is never gone; presence reports near stations.
 
-use std::io;
 use std::ops::DerefMut;
-use std::path::PathBuf;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -30,7 +29,7 @@ use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::hint::cold;
 use crate::port::{
     FastPort, InPlaceTx, Inside, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
-    RxSink, Station, Tx,
+    RxSink, Station, Tx, brief,
 };
 
 /// Bursts with near frames after which the far side is polled although it was empty last time: a
@@ -59,11 +58,9 @@ pub fn node_segment() -> Result<String, OpenError> {
     use std::os::unix::fs::MetadataExt;
     // The thread's: a thread can be in another namespace than its process.
     let path = "/proc/thread-self/ns/net";
-    let meta = std::fs::metadata(path).map_err(|source| OpenError::Os {
-        what: "cannot tell the network namespace from",
-        path: PathBuf::from(path),
-        source,
-        hint: "; mount /proc, or name a segment: near=shm:NAME",
+    let meta = std::fs::metadata(path).map_err(|e| {
+        let hint = "; mount /proc, or name a segment: near=shm:NAME";
+        OpenError::os("cannot tell the network namespace from", path, e, hint)
     })?;
     Ok(format!("node-{}", meta.ino()))
 }
@@ -81,18 +78,6 @@ pub trait Far: DerefMut<Target = dyn Port> + Send + 'static {
 
     /// As [`FastPort::count`], if it is one.
     fn count_polls(&mut self, polls: u32);
-}
-
-impl Far for Box<dyn Port> {
-    fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
-        self.rx_burst(max, sink)
-    }
-
-    fn rx_poll(&mut self, _: &mut impl RxSink) -> Option<usize> {
-        None
-    }
-
-    fn count_polls(&mut self, _: u32) {}
 }
 
 /// See the module's documentation.
@@ -175,7 +160,7 @@ impl<F: Far> Near<F> {
                 Some(Arc::new(Waiter { bell, far, is_woken: AtomicBool::new(false) }))
             }
             (None, _) => None,
-            (_, Err(source)) => return Err((far, bell_error(near.path(), source))),
+            (_, Err(why)) => return Err((far, bell_error(why))),
         };
         Ok(Self {
             caps,
@@ -415,12 +400,16 @@ fn far_slot(key: u64) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
 }
 
-fn bell_error(path: &std::path::Path, source: io::Error) -> OpenError {
-    let hint = match source.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit on open files: ulimit -n 65536",
-        _ => "; do without: near=no",
-    };
-    OpenError::Os { what: "cannot make a socket to sleep on for", path: path.into(), source, hint }
+/// The error of a bell, with what else can be done if it is not for the limit that it names.
+fn bell_error(why: OpenError) -> OpenError {
+    match why {
+        OpenError::Os { what, path, source, .. }
+            if !matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
+        {
+            OpenError::os(what, path, source, "; do without: near=no")
+        }
+        why => why,
+    }
 }
 
 /// Lends the frames in a ring of the segment.
@@ -549,8 +538,8 @@ struct Waiter {
 }
 
 impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        let until = Instant::now() + timeout;
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+        let until = Instant::now() + brief(also, timeout);
         loop {
             let has_come = self.bell.lie_down() || self.is_woken.swap(false, SeqCst);
             let left = until.saturating_duration_since(Instant::now());
@@ -558,11 +547,12 @@ impl PortWaiter for Waiter {
                 break;
             }
             // A near sender may not have seen that this side is going to sleep.
-            if self.far.wait_or(self.bell.fd(), left.min(LOOK)) {
+            if self.far.wait_or(Some(self.bell.fd()), left.min(LOOK)) {
                 break;
             }
         }
         self.bell.get_up();
+        true
     }
 
     fn wake(&self) {

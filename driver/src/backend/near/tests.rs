@@ -21,6 +21,18 @@ fn fresh() -> ShmSettings {
     }
 }
 
+impl Far for Box<dyn Port> {
+    fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+        self.rx_burst(max, sink)
+    }
+
+    fn rx_poll(&mut self, _: &mut impl RxSink) -> Option<usize> {
+        None
+    }
+
+    fn count_polls(&mut self, _: u32) {}
+}
+
 fn join(segment: &ShmSettings, far: Loopback) -> Near<Box<dyn Port>> {
     joined(segment, Box::new(far))
 }

@@ -5,7 +5,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::link::{attributes, netlink};
+use nix::sys::socket::{MsgFlags, recv, send};
+
+use super::link::{attributes, netlink, request};
 
 /// What a driver can do with XDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,31 +47,17 @@ pub(in super::super) fn xdp_features(index: u32) -> Option<XdpFeatures> {
 
 /// Sends a request with one attribute and returns the attributes of the answer.
 fn ask(socket: &OwnedFd, family: u16, command: u8, kind: u16, value: &[u8]) -> io::Result<Vec<u8>> {
-    let attr_len = 4 + value.len();
-    let len = HEAD_LEN + attr_len.next_multiple_of(4);
-    let mut bytes = Vec::with_capacity(len);
-    bytes.extend((len as u32).to_ne_bytes());
-    bytes.extend(family.to_ne_bytes());
-    bytes.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
-    bytes.extend([0; 8]); // sequence, port
-    bytes.extend([command, 1, 0, 0]);
-    bytes.extend((attr_len as u16).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(len, 0);
-    let fd = socket.as_raw_fd();
-    // SAFETY: `send` reads the bytes of a slice that lives across the call.
-    if unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), 0) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // `genlmsghdr`, and an attribute.
+    let mut body = vec![command, 1, 0, 0];
+    body.extend((4 + value.len() as u16).to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+    send(socket.as_raw_fd(), &request(family, 0, &body), MsgFlags::empty())?;
     let mut answer = vec![0_u8; 8192];
-    let (at, room) = (answer.as_mut_ptr().cast(), answer.len());
-    // SAFETY: `recv` writes at most as many bytes as the slice has. The kernel has answered by now.
-    let got = unsafe { libc::recv(fd, at, room, libc::MSG_DONTWAIT) };
-    if got < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    answer.truncate(got as usize);
+    // The kernel has answered by now.
+    let got = recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
+    answer.truncate(got);
     // An error is a message of its own type.
     match answer.get(4..6) {
         Some(of) if of == family.to_ne_bytes() && answer.len() >= HEAD_LEN => {

@@ -1,7 +1,6 @@
 //! What raw sockets hear: filters that the kernel runs on each frame.
 
 use std::io;
-use std::mem::size_of;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -209,10 +208,7 @@ pub(in super::super) fn bind(fd: RawFd, link: &Link, ethertype: u16) -> io::Resu
     addr.sll_family = libc::AF_PACKET as u16;
     addr.sll_protocol = ethertype.to_be();
     addr.sll_ifindex = link.index as libc::c_int;
-    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: `bind` reads `len` bytes of a `sockaddr_ll` that lives across the call.
-    let done = unsafe { libc::bind(fd, (&raw const addr).cast(), len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    super::super::bind(fd, &addr)
 }
 
 /// Hears the packets of ARP or neighbour discovery that concern a place, beside the kernel, which

@@ -6,10 +6,15 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem::size_of;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use super::super::owned;
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::if_nameindex;
+use nix::sys::socket::{MsgFlags, SockaddrStorage, recv, send};
+
+use super::super::{bind, socket};
 use crate::port::MacAddr;
 
 /// What an interface is and how it is doing.
@@ -61,9 +66,7 @@ const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
 impl Asker {
     pub(in super::super) fn new() -> io::Result<Self> {
-        // SAFETY: `socket` takes numbers and touches no memory.
-        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        Ok(Self(owned(fd)?))
+        Ok(Self(socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?))
     }
 
     fn ask(&self, what: libc::c_ulong, request: &mut Request) -> io::Result<()> {
@@ -84,6 +87,15 @@ impl Asker {
         Ok(request.value)
     }
 
+    fn number(&self, name: &str, what: libc::c_ulong) -> io::Result<u32> {
+        let value = self.about(name, what)?;
+        Ok(u32::from_ne_bytes([value[0], value[1], value[2], value[3]]))
+    }
+
+    fn mtu(&self, name: &str) -> io::Result<usize> {
+        Ok(self.number(name, libc::SIOCGIFMTU)? as usize)
+    }
+
     /// The interface of that name.
     ///
     /// # Errors
@@ -94,12 +106,11 @@ impl Asker {
         let hw = self.about(name, libc::SIOCGIFHWADDR)?;
         let kind = u16::from_ne_bytes([hw[0], hw[1]]);
         let mac = MacAddr([hw[2], hw[3], hw[4], hw[5], hw[6], hw[7]]);
-        let number = |v: [u8; 24]| u32::from_ne_bytes([v[0], v[1], v[2], v[3]]);
         Ok(Link {
-            index: number(self.about(name, libc::SIOCGIFINDEX)?),
+            index: self.number(name, libc::SIOCGIFINDEX)?,
             name: name.to_owned(),
             mac,
-            mtu: number(self.about(name, libc::SIOCGIFMTU)?) as usize,
+            mtu: self.mtu(name)?,
             is_up: flags & libc::IFF_UP != 0,
             has_carrier: flags & libc::IFF_RUNNING != 0,
             is_ethernet: matches!(kind, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK),
@@ -134,8 +145,11 @@ impl Asker {
         // `struct ethtool_cmd`: command first, speed in two halves at 12 and 28.
         const GSET: u32 = 1;
         let Ok(command) = self.ethtool::<11>(name, GSET) else { return 0 };
-        let low = u64::from(command[3].to_ne_bytes_low());
-        let high = u64::from(command[7].to_ne_bytes_low());
+        let half = |word: u32| {
+            let [a, b, ..] = word.to_ne_bytes();
+            u64::from(u16::from_ne_bytes([a, b]))
+        };
+        let (low, high) = (half(command[3]), half(command[7]));
         match high << 16 | low {
             // SPEED_UNKNOWN, as one number or as its low half.
             0 | 0xffff | 0xffff_ffff => 0,
@@ -193,18 +207,6 @@ impl Asker {
     }
 }
 
-/// The first two bytes in memory of a word.
-trait LowHalf {
-    fn to_ne_bytes_low(self) -> u16;
-}
-
-impl LowHalf for u32 {
-    fn to_ne_bytes_low(self) -> u16 {
-        let bytes = self.to_ne_bytes();
-        u16::from_ne_bytes([bytes[0], bytes[1]])
-    }
-}
-
 /// The interfaces of this network namespace, by number.
 pub fn links() -> Vec<Link> {
     let Ok(asker) = Asker::new() else { return Vec::new() };
@@ -220,61 +222,27 @@ pub fn link_and_driver(name: &str) -> Option<(Link, DriverInfo)> {
     Some((link, info))
 }
 
+/// The MTU of an interface of this network namespace.
+#[cfg(feature = "dpdk")]
+pub(in super::super) fn interface_mtu(name: &str) -> Option<usize> {
+    Asker::new().ok()?.mtu(name).ok()
+}
+
 /// Their names alone.
 fn names() -> Vec<String> {
-    let mut names = Vec::new();
-    // SAFETY: no argument. Returns a list that ends with an entry of index 0, or null.
-    let list = unsafe { libc::if_nameindex() };
-    if list.is_null() {
-        return names;
-    }
-    let mut at = list;
-    // SAFETY: `at` walks from the first entry to the one of index 0 and not beyond; names are
-    // strings that live until the list is freed.
-    unsafe {
-        while (*at).if_index != 0 {
-            names.push(CStr::from_ptr((*at).if_name).to_string_lossy().into_owned());
-            at = at.add(1);
-        }
-        libc::if_freenameindex(list);
-    }
-    names
+    let all = if_nameindex();
+    let all = all.iter().flat_map(|all| all.iter());
+    all.map(|link| link.name().to_string_lossy().into_owned()).collect()
 }
 
 /// Interfaces of this network namespace and their IP addresses, as `(name, address)`.
 pub fn ip_addresses() -> Vec<(String, IpAddr)> {
-    let mut found = Vec::new();
-    let mut list = std::ptr::null_mut();
-    // SAFETY: `getifaddrs` writes the head of a list to `list`, or fails and leaves it.
-    if unsafe { libc::getifaddrs(&raw mut list) } < 0 {
-        return found;
-    }
-    let mut at = list;
-    while !at.is_null() {
-        // SAFETY: an entry of the list, which is not freed yet; its name is a string, its address
-        // null or as long as its family says.
-        unsafe {
-            let entry = &*at;
-            at = entry.ifa_next;
-            let of = entry.ifa_addr;
-            let family = if of.is_null() { libc::AF_UNSPEC } else { i32::from((*of).sa_family) };
-            let ip: IpAddr = match family {
-                libc::AF_INET => {
-                    let addr = of.cast::<libc::sockaddr_in>().read_unaligned();
-                    Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr)).into()
-                }
-                libc::AF_INET6 => {
-                    let addr = of.cast::<libc::sockaddr_in6>().read_unaligned();
-                    Ipv6Addr::from(addr.sin6_addr.s6_addr).into()
-                }
-                _ => continue,
-            };
-            found.push((CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned(), ip));
-        }
-    }
-    // SAFETY: the list that `getifaddrs` made, freed once.
-    unsafe { libc::freeifaddrs(list) };
-    found
+    let ip_of = |address: SockaddrStorage| -> Option<IpAddr> {
+        let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
+    };
+    let all = getifaddrs().into_iter().flatten();
+    all.filter_map(|entry| Some((entry.interface_name, ip_of(entry.address?)?))).collect()
 }
 
 /// Names that interfaces of this network namespace have besides (`ip link property`), each with the
@@ -306,33 +274,30 @@ fn made_with(name: &str) -> u32 {
 
 /// Asks the kernel for all of something, with the header of that kind of request, and gives its
 /// messages to `take` until that says that they were the last.
-pub(super) fn dump<const LEN: usize>(
-    what: u16,
-    header: &[u8; LEN],
-    mut take: impl FnMut(&[u8]) -> bool,
-) {
+pub(super) fn dump(what: u16, header: &[u8], mut take: impl FnMut(&[u8]) -> bool) {
     let Ok(fd) = netlink(libc::NETLINK_ROUTE, 0) else { return };
-    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-    let len = (16 + LEN) as u32;
-    // `nlmsghdr`, of which sequence and port are 0.
-    let mut ask = len.to_ne_bytes().to_vec();
-    ask.extend([what, flags].map(u16::to_ne_bytes).as_flattened());
-    ask.extend([0; 8]);
-    ask.extend(header);
-    // SAFETY: `send` reads as many bytes of a live vector.
-    let sent = unsafe { libc::send(fd.as_raw_fd(), ask.as_ptr().cast(), ask.len(), 0) };
-    if sent < 0 {
+    let ask = request(what, libc::NLM_F_DUMP, header);
+    if send(fd.as_raw_fd(), &ask, MsgFlags::empty()).is_err() {
         return;
     }
     let mut bytes = vec![0_u8; 64 << 10];
     loop {
-        // SAFETY: `recv` writes at most `bytes.len()` bytes to `bytes`.
-        let got = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        let len = usize::try_from(got).unwrap_or(0);
+        let len = recv(fd.as_raw_fd(), &mut bytes, MsgFlags::empty()).unwrap_or(0);
         if !take(&bytes[..len]) {
             return;
         }
     }
+}
+
+/// A message to the kernel with what follows its header.
+pub(super) fn request(what: u16, flags: libc::c_int, body: &[u8]) -> Vec<u8> {
+    let flags = (libc::NLM_F_REQUEST | flags) as u16;
+    // `nlmsghdr`, of which sequence and port are 0.
+    let mut bytes = (16 + body.len() as u32).to_ne_bytes().to_vec();
+    bytes.extend([what, flags].map(u16::to_ne_bytes).as_flattened());
+    bytes.extend([0; 8]);
+    bytes.extend(body);
+    bytes
 }
 
 /// The interface that has this name besides its own.
@@ -394,9 +359,7 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
 
 /// A socket to a part of the kernel.
 pub(super) fn netlink(part: libc::c_int, flags: libc::c_int) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | flags;
-    // SAFETY: `socket` takes numbers and touches no memory.
-    owned(unsafe { libc::socket(libc::AF_NETLINK, kind, part) })
+    socket(libc::AF_NETLINK, libc::SOCK_RAW | flags, part)
 }
 
 /// Hears that some interface has changed. What exactly is asked afterwards, so nothing is parsed
@@ -410,31 +373,21 @@ impl Watch {
         let mut addr: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
         addr.nl_family = libc::AF_NETLINK as libc::sa_family_t;
         addr.nl_groups = libc::RTMGRP_LINK as u32;
-        let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-        // SAFETY: `bind` reads `len` bytes of a `sockaddr_nl` that lives across the call.
-        let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) };
-        if done < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        bind(fd.as_raw_fd(), &addr)?;
         Ok(Self(fd))
     }
 
     /// Whether anything has happened since the last call.
     pub(in super::super) fn heard(&self) -> bool {
-        let mut heard = false;
         let mut bytes = [0_u8; 8192];
-        loop {
-            let fd = self.0.as_raw_fd();
-            // SAFETY: `recv` writes at most `bytes.len()` bytes to `bytes`.
-            let got = unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-            // It was too much for the socket's buffer: something did happen.
-            let overrun =
-                got < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
-            if got <= 0 && !overrun {
-                return heard;
-            }
-            heard = true;
-        }
+        // That it was too much for the socket's buffer says that something did happen.
+        let mut has_more = || match recv(self.fd(), &mut bytes, MsgFlags::empty()) {
+            Ok(len) => len > 0,
+            Err(errno) => errno == Errno::ENOBUFS,
+        };
+        let heard = has_more();
+        while heard && has_more() {}
+        heard
     }
 
     pub(in super::super) fn fd(&self) -> RawFd {

@@ -23,8 +23,10 @@ pub use station::{Accept, hold};
 
 pub(super) use features::xdp_features;
 pub(super) use link::Asker;
+#[cfg(feature = "dpdk")]
+pub(super) use link::interface_mtu;
 pub(super) use station::{
-    ALL_NODES, Claim, Wanted, join, join_for, mac_of_group, raw_socket, solicited_group,
+    ALL_NODES, Claim, Wanted, join_accepted, join_for, mac_of_group, raw_socket, solicited_group,
 };
 pub(super) use waiter::{SOCKETS_MAX, Shared, Waiter};
 pub(super) use watched::{Ear, Watched};

@@ -5,8 +5,10 @@ use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 
+use nix::sys::socket::UnixAddr;
+
 use super::super::lock::NotInChildren;
-use super::super::{owned, set_option};
+use super::super::{set_option, socket};
 use super::link::{Asker, Link, links};
 use crate::error::OpenError;
 use crate::port::{MTU_MIN, MacAddr, Station};
@@ -57,22 +59,17 @@ impl Wanted<'_> {
         why: impl Into<String>,
         mend: impl Into<String>,
     ) -> OpenError {
-        let port = self.port.clone();
-        OpenError::Device { port, why: why.into(), mend: mend.into(), errno }
+        OpenError::device(&self.port, errno, why, mend)
     }
 
     /// What a system call said that has no better explanation.
     pub(in super::super) fn os(&self, what: &str, e: &io::Error) -> OpenError {
-        let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        let mend = match errno {
-            libc::EMFILE | libc::ENFILE => "raise the limit on open files: ulimit -n 65536",
-            _ => "choose another port, see: barewire info",
-        };
-        self.refuse(errno, format!("{what}: {e}"), mend)
+        OpenError::unexplained(&self.port, what, e)
     }
 
     /// The interface, if it can be used, and the port's MTU on it.
-    pub(in super::super) fn find(&self, asker: &Asker) -> Result<(Link, usize), OpenError> {
+    pub(in super::super) fn find(&self) -> Result<(Asker, Link, usize), OpenError> {
+        let asker = Asker::new().map_err(|e| self.os("cannot ask for interfaces", &e))?;
         let name = self.interface;
         let link = asker.link(name).map_err(|e| {
             if e.raw_os_error() != Some(libc::ENODEV) {
@@ -96,10 +93,7 @@ impl Wanted<'_> {
             let why = format!("it carries {max} bytes a frame, the fabric needs {MTU_MIN}");
             return Err(self.refuse(libc::EINVAL, why, format!("ip link set {name} mtu 1500")));
         }
-        if !(MTU_MIN..=max).contains(&mtu) {
-            return Err(OpenError::BadMtu { mtu, min: MTU_MIN, max });
-        }
-        Ok((link, mtu))
+        Ok((asker, link, OpenError::check_mtu(mtu, max)?))
     }
 
     /// The address to use and what keeps it ours.
@@ -168,16 +162,14 @@ pub(in super::super) struct Claim {
 /// # Errors
 /// `EPERM`: the process has no CAP_NET_RAW in its network namespace.
 pub(in super::super) fn raw_socket() -> io::Result<NotInChildren> {
-    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: `socket` takes numbers and touches no memory. Protocol 0: no frame arrives before
-    // `bind`, so none passes before the filter is there.
-    Ok(owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?.into())
+    // Protocol 0: no frame arrives before `bind`, so none passes before the filter is there.
+    Ok(socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK, 0)?.into())
 }
 
 /// Makes the interface take frames to `mac`, which is not its own, while the raw socket `fd` is
 /// open: by its address filter, or by promiscuous mode if it has none (the kernel decides). Without
 /// an address, frames to everybody.
-pub(in super::super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
+fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
     let kind = match mac {
         Some(mac) if mac.is_group() => libc::PACKET_MR_MULTICAST,
         Some(_) => libc::PACKET_MR_UNICAST,
@@ -192,6 +184,21 @@ pub(in super::super) fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io
         mr_address: address,
     };
     set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
+}
+
+/// Has the interface take what the port of `mac` accepts, as long as the socket `fd` is open.
+pub(in super::super) fn join_accepted(
+    fd: RawFd,
+    link: &Link,
+    accept: Accept,
+    mac: MacAddr,
+) -> io::Result<()> {
+    match accept {
+        _ if link.is_loopback => Ok(()),
+        Accept::All => join(fd, link, None),
+        Accept::Own | Accept::Node if mac == link.mac => Ok(()),
+        Accept::Own | Accept::Node => join(fd, link, Some(mac)),
+    }
 }
 
 /// The group of all hosts of a segment (RFC 4291).
@@ -240,19 +247,7 @@ fn claim(index: u32, station: Station) -> io::Result<NotInChildren> {
 /// # Errors
 /// `EADDRINUSE`: a process has it.
 pub fn hold(name: &str) -> io::Result<NotInChildren> {
-    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-    // SAFETY: `socket` takes numbers and touches no memory.
-    let fd = owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
-    // SAFETY: zeros are a `sockaddr_un`.
-    let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    addr.sun_family = libc::AF_UNIX as u16;
-    // The first byte stays 0: an abstract name, which is in no file system.
-    for (to, byte) in addr.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *to = byte as libc::c_char;
-    }
-    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
-    let len = len.min(size_of::<libc::sockaddr_un>()) as u32;
-    // SAFETY: `bind` reads `len` bytes of a `sockaddr_un`, which is no shorter, across the call.
-    let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(fd.into()) }
+    let fd = socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0)?;
+    nix::sys::socket::bind(fd.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+    Ok(fd.into())
 }

@@ -17,7 +17,7 @@ pub(in super::super) const SOCKETS_MAX: usize = 64;
 pub(in super::super) struct Shared {
     /// One at least, [`SOCKETS_MAX`] at most.
     pub(in super::super) sockets: Vec<NotInChildren>,
-    pub(in super::super) ear: Ear,
+    pub(in super::super) ear: Option<Arc<Ear>>,
     pub(in super::super) bell: Bell,
     /// What hears ARP, for a port whose own socket does not.
     pub(in super::super) arp: Option<ArpSocket>,
@@ -26,38 +26,29 @@ pub(in super::super) struct Shared {
 /// See the module.
 pub(in super::super) struct Waiter(pub(in super::super) Arc<Shared>);
 
-impl Waiter {
-    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+impl PortWaiter for Waiter {
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let Shared { sockets, ear, bell, arp } = &*self.0;
         let arp = arp.as_ref().map_or(-1, ArpSocket::fd);
         let mut fds = [readable(-1); 4 + SOCKETS_MAX];
-        let own = [ear.fd(), bell.fd(), arp, raw(also)];
+        let own = [ear.as_ref().map_or(-1, |ear| ear.fd()), bell.fd(), arp, raw(also)];
         let all = own.into_iter().chain(sockets.iter().map(|socket| socket.as_raw_fd()));
         fds.iter_mut().zip(all).for_each(|(entry, fd)| entry.fd = fd);
         let came = sleep(&mut fds[..own.len() + sockets.len()], timeout);
+        let point = || ear.iter().for_each(|ear| ear.point());
         let [changes, woken, asked, _, frames @ ..] = fds;
         if asked.revents != 0 {
-            ear.point();
+            point();
         }
         if changes.revents != 0 || frames.iter().any(|of| of.revents & libc::POLLERR != 0) {
             // An interface that went down is an error of its sockets until somebody takes it.
             sockets.iter().for_each(|socket| clear_error(socket.as_raw_fd()));
-            ear.point();
+            point();
         }
         if woken.revents != 0 {
             bell.clear();
         }
         came
-    }
-}
-
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        self.sleep(None, timeout);
-    }
-
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        self.sleep(Some(also), timeout)
     }
 
     fn wake(&self) {

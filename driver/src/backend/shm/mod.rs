@@ -74,7 +74,6 @@ pub(in crate::backend) use monitor::Show;
 pub use role::Uplink;
 
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -84,7 +83,7 @@ use std::time::Duration;
 use nix::unistd::{AccessFlags, access};
 
 use crate::clock::{monotonic_ns, now_ns};
-use crate::error::OpenError;
+use crate::error::{OPEN_FILES, OpenError};
 use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
@@ -103,6 +102,9 @@ use segment::{BELL, CLOSED, RawRing, WATCH};
 use wait::{Shared, Waiter};
 
 pub(crate) use wait::{Bell, LOOK};
+
+/// What is said if there is no [`Bell`].
+pub(crate) const NO_BELL: &str = "cannot make a socket to sleep on for";
 
 /// Largest MTU: with its Ethernet header a frame is 64 KiB.
 pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
@@ -159,21 +161,15 @@ pub struct ShmSettings {
 
 impl Default for ShmSettings {
     fn default() -> Self {
-        Self {
-            name: "default".into(),
-            station: None,
-            mtu: None,
-            ring_len: None,
-            members: None,
-            dir: "/dev/shm".into(),
-        }
+        Self::named("default")
     }
 }
 
 impl ShmSettings {
     /// The settings of the segment `name`.
     pub fn named(name: &str) -> Self {
-        Self { name: name.into(), ..Self::default() }
+        let (name, dir) = (name.into(), "/dev/shm".into());
+        Self { name, station: None, mtu: None, ring_len: None, members: None, dir }
     }
 
     /// The segment's file.
@@ -190,12 +186,10 @@ impl ShmSettings {
             return Ok(());
         }
         self.layout()?;
-        access(&self.dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| OpenError::Os {
-            what: "cannot make a segment in",
-            path: self.dir.clone(),
-            source: errno.into(),
-            hint: "; it is a tmpfs that every user may write: mount -t tmpfs -o mode=1777 tmpfs \
-                   /dev/shm",
+        access(&self.dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
+            let hint = "; it is a tmpfs that every user may write: mount -t tmpfs -o mode=1777 \
+                        tmpfs /dev/shm";
+            OpenError::os("cannot make a segment in", &self.dir, errno, hint)
         })
     }
 
@@ -240,11 +234,7 @@ impl ShmSettings {
     }
 
     fn check_mtu(&self, max: usize) -> Result<(), OpenError> {
-        let mtu = self.mtu.unwrap_or(max);
-        if (MTU_MIN..=max).contains(&mtu) {
-            return Ok(());
-        }
-        Err(OpenError::BadMtu { mtu, min: MTU_MIN, max })
+        OpenError::check_mtu(self.mtu.unwrap_or(max), max).map(drop)
     }
 
     /// The sizes to make a segment with.
@@ -574,16 +564,10 @@ impl ShmPort {
         let layout = seg.layout;
         let mtu = settings.mtu_in(&layout);
         let caps = PortCaps {
-            station,
-            mtu,
             lossless: <Self as InPlaceTx>::LOSSLESS,
-            gather: false,
             rto_floor_ns: 1_000_000,
-            via_kernel: false,
             tells_presence: true,
-            near_mtu: 0,
-            link_bps: 0,
-            name: format!("shm:{}", settings.name),
+            ..PortCaps::new(station, mtu, format!("shm:{}", settings.name))
         };
         // Towards nobody it stays closed.
         let mut outs = Ends::new((0..layout.members).chain([me]).map(|r| Out::closed(&seg, me, r)));
@@ -649,8 +633,9 @@ impl ShmPort {
     ///
     /// # Errors
     /// Those of making a socket.
-    pub(crate) fn bell(&self) -> io::Result<Bell> {
-        Bell::hang(&self.shared)
+    pub(crate) fn bell(&self) -> Result<Bell, OpenError> {
+        let no_bell = |e| OpenError::os(NO_BELL, self.path(), e, OPEN_FILES);
+        Bell::hang(&self.shared).map_err(no_bell)
     }
 
     /// Changes when a member came or went.
@@ -660,11 +645,15 @@ impl ShmPort {
         self.shared.seg.epoch().load(Relaxed)
     }
 
+    /// Who has the address `key`, as far as was looked.
+    fn member(&self, key: u64) -> Option<usize> {
+        self.peers.iter().position(|p| p.key == key && p.state != 0)
+    }
+
     /// Whether a member has the address.
     pub(crate) fn has(&mut self, station: Station) -> bool {
         self.refresh();
-        let key = station.word();
-        self.peers.iter().any(|p| p.key == key && p.state != 0)
+        self.member(station.word()).is_some()
     }
 
     /// Whether the segment has a switch that lives.
@@ -740,11 +729,8 @@ impl ShmPort {
         if self.is_leaf {
             return None;
         }
-        let place = |station: &Station| {
-            let key = station.word();
-            self.peers.iter().position(|p| p.key == key && p.state != 0)
-        };
-        let place = |station| place(station).map(|m| (m, self.peers[m].state));
+        let place =
+            |station: &Station| self.member(station.word()).map(|m| (m, self.peers[m].state));
         let members: Option<Vec<_>> = members.iter().map(place).collect();
         ShmBoard::new(&self.shared, members?)
     }
@@ -861,8 +847,7 @@ impl ShmPort {
         }
         out.ring.commit(place, frame_len);
         out.fulls = 0;
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += frame_len as u64;
+        self.counters.sent(frame_len);
         // May be answered before the frame is visible, as in `push`.
         if sleeping.load(Relaxed) != 0 {
             self.sleepers.insert(self.last.to);
@@ -894,15 +879,7 @@ impl ShmPort {
         } else {
             self.tx_slow(frame, len, key)
         };
-        match sent {
-            Tx::Sent => {
-                self.counters.tx_frames += 1;
-                self.counters.tx_bytes += len as u64;
-            }
-            Tx::Full => self.counters.tx_full += 1,
-            Tx::NoRoute => self.counters.tx_no_route += 1,
-        }
-        Ok(sent)
+        Ok(self.counters.tried(sent, len))
     }
 
     /// [`push`](Self::push), not inlined.
@@ -917,7 +894,7 @@ impl ShmPort {
         self.refresh();
         let found = match self.is_leaf {
             true => self.peers.iter().position(|p| is_switch(p.state)),
-            false => self.peers.iter().position(|p| p.key == key && p.state != 0),
+            false => self.member(key),
         };
         let Some(r) = found else { return Err(Tx::NoRoute) };
         if !self.outs[r].is_open {
@@ -1698,8 +1675,7 @@ impl Port for ShmPort {
     }
 
     fn traffic(&self, station: Station) -> Option<(u64, u64)> {
-        let key = station.word();
-        let m = self.peers.iter().position(|p| p.key == key && p.state != 0)?;
+        let m = self.member(station.word())?;
         Some((self.outs[m].ring.passed(), self.ins[m].ring.passed()))
     }
 
@@ -1710,9 +1686,7 @@ impl Port for ShmPort {
     /// The kernel knows: a member's lock is released when its process ends.
     fn presence(&mut self, station: Station) -> Presence {
         self.refresh();
-        let key = station.word();
-        let member = self.peers.iter().position(|p| p.key == key && p.state != 0);
-        match member {
+        match self.member(station.word()) {
             Some(m) if m == self.shared.me || self.shared.seg.lives(m) => {
                 if self.starved.contains(&m) { Presence::Starved } else { Presence::Present }
             }

@@ -39,12 +39,8 @@ fn seals() -> SealFlag {
 /// [`OpenError`].
 pub(crate) fn make(settings: &ShmSettings) -> Result<File, OpenError> {
     let path = label(&settings.name);
-    let os = |source: io::Error| OpenError::Os {
-        what: "cannot make",
-        path: path.clone(),
-        source,
-        hint: "; raise the limits on open files and file size (ulimit -n 65536 -f unlimited)",
-    };
+    let hint = "; raise the limits on open files and file size (ulimit -n 65536 -f unlimited)";
+    let os = |source: io::Error| OpenError::os("cannot make", &path, source, hint);
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     // Some systems insist that nobody can execute it, and kernels before 6.3 do not know of that.
     let no_exec = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
@@ -81,13 +77,9 @@ pub(super) fn join(
     let path = label(&settings.name);
     let has = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap_or(0);
     if !SealFlag::from_bits_retain(has).contains(seals()) {
-        return Err(OpenError::Device {
-            port: path.display().to_string(),
-            why: "the size of the segment that the switch gave can be changed".into(),
-            mend: "end that switch and start one of this version, or leave it out: switch=no"
-                .into(),
-            errno: libc::EACCES,
-        });
+        let why = "the size of the segment that the switch gave can be changed";
+        let mend = "end that switch and start one of this version, or leave it out: switch=no";
+        return Err(OpenError::device(path.display().to_string(), libc::EACCES, why, mend));
     }
     segment::join_file(file, path, settings, role)
 }

@@ -30,7 +30,7 @@ use super::layout::MEMBERS_MAX;
 use super::segment::Segment;
 use super::slots::Slots;
 use crate::mac::MacAddr;
-use crate::port::PortWaiter;
+use crate::port::{PortWaiter, brief};
 
 /// Longest time between two looks.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
@@ -81,8 +81,8 @@ impl Shared {
 pub(super) struct Waiter(pub(super) Arc<Shared>);
 
 impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        let until = Instant::now() + timeout;
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+        let until = Instant::now() + brief(also, timeout);
         let sleeping = self.0.seg.sleeping(self.0.me);
         loop {
             sleeping.store(ON_FUTEX, Relaxed);
@@ -95,6 +95,7 @@ impl PortWaiter for Waiter {
             futex_wait(sleeping, ON_FUTEX, left.min(LOOK));
         }
         sleeping.store(AWAKE, Relaxed);
+        true
     }
 
     fn wake(&self) {

@@ -106,12 +106,8 @@ impl Door {
         per_user: usize,
         epoll: &Epoll,
     ) -> Result<Self, OpenError> {
-        let os = |source: io::Error| OpenError::Os {
-            what: "cannot serve other users at",
-            path: path.to_owned(),
-            source,
-            hint: "; start the switch as root, or have root make the directory for this user",
-        };
+        let hint = "; start the switch as root, or have root make the directory for this user";
+        let os = |e: io::Error| OpenError::os("cannot serve other users at", path, e, hint);
         if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
             std::fs::create_dir_all(dir).map_err(os)?;
             std::fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(os)?;

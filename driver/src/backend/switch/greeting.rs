@@ -6,15 +6,14 @@
 //! 0   "bw-guest"    8   kind    16  address, 0 for none
 //! ```
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use crate::backend::bound::seqpacket;
 use crate::backend::lock::NotInChildren;
-use crate::backend::unix::{Apart, Received, receive};
+use crate::backend::unix::{Apart, Received, receive, send};
 use crate::port::Station;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"bw-gues2");
@@ -130,12 +129,7 @@ impl Socket {
 
     /// Sends a message, and says whether it went. Never blocks.
     pub(super) fn say(&self, message: Message, fd: Option<RawFd>) -> bool {
-        let (bytes, fds) = (message.bytes(), [fd.unwrap_or(-1)]);
-        let rights = [ControlMessage::ScmRights(&fds)];
-        let rights = if fd.is_some() { &rights[..] } else { &[] };
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        sendmsg::<UnixAddr>(self.fd(), &[IoSlice::new(&bytes)], rights, flags, None)
-            .is_ok_and(|sent| sent == LEN)
+        send(self.fd(), &message.bytes(), fd) == Ok(LEN)
     }
 
     /// What has come, with a descriptor if `takes_fd`. Never blocks.

@@ -11,7 +11,7 @@ use nix::sys::socket::{UnixAddr, connect, getsockopt};
 
 use super::greeting::{Came, Message, Refusal, Socket};
 use crate::backend::{readable, sleep};
-use crate::error::OpenError;
+use crate::error::{OPEN_FILES, OpenError};
 use crate::port::Station;
 
 /// Where switches have the sockets at which processes of other users ask. Not the abstract ones,
@@ -67,19 +67,9 @@ enum Asked {
 }
 
 fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
-    let os = |what: &'static str, errno: Errno, hint: &'static str| OpenError::Os {
-        what,
-        path: path.to_owned(),
-        source: errno.into(),
-        hint,
-    };
-    let open_files = "; raise the limit on open files: ulimit -n 65536";
-    let socket = Socket::new().map_err(|source| OpenError::Os {
-        what: "cannot make a socket for",
-        path: path.to_owned(),
-        source,
-        hint: open_files,
-    })?;
+    let os = |what, errno: Errno, hint| OpenError::os(what, path, errno, hint);
+    let no_socket = |e| OpenError::os("cannot make a socket for", path, e, OPEN_FILES);
+    let socket = Socket::new().map_err(no_socket)?;
     let to = UnixAddr::new(path).map_err(|errno| os("cannot ask", errno, ""))?;
     match connect(socket.fd(), &to) {
         Ok(()) => {}
@@ -104,7 +94,7 @@ fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
             Came::Message(Message::Refused(why), _) => return Err(refused(path, why)),
             Came::Unopened => {
                 let what = "cannot take what is given by the switch at";
-                return Err(os(what, Errno::EMFILE, open_files));
+                return Err(os(what, Errno::EMFILE, OPEN_FILES));
             }
             Came::Message(..) | Came::HungUp => return Ok(Asked::Deaf),
             Came::Nothing => {}
@@ -120,11 +110,9 @@ fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
 /// Who listens is root, ourselves, or whom root gave the directory to: it is about to see all our
 /// frames.
 fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
-    let untrusted = |why: String, mend: String| OpenError::Device {
-        port: path.display().to_string(),
-        why: format!("not safe to ask: {why}"),
-        mend,
-        errno: libc::EACCES,
+    let untrusted = |why: String, mend: String| {
+        let why = format!("not safe to ask: {why}");
+        OpenError::device(path.display().to_string(), libc::EACCES, why, mend)
     };
     let dir = path.parent().unwrap_or(Path::new("/"));
     let see = || format!("see: ls -ld {}", dir.display());
@@ -182,8 +170,7 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
             libc::ENOMEM,
         ),
     };
-    let port = path.display().to_string();
-    OpenError::Device { port, why: format!("the switch says: {why}"), mend: mend.into(), errno }
+    OpenError::device(path.display().to_string(), errno, format!("the switch says: {why}"), mend)
 }
 
 #[cfg(test)]

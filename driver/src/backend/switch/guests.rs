@@ -10,6 +10,7 @@ use super::door::{Asking, Door, Event, GUESTS_MAX};
 use super::greeting::Refusal;
 use super::reserved::Reserved;
 use crate::backend::shm::{ShmPort, ShmSettings, Uplink, sealed};
+use crate::error::OpenError;
 use crate::port::{MacAddr, Station};
 
 /// How long a segment stays without a station: to make one takes some 100 us of the switch, which
@@ -174,20 +175,11 @@ impl Lobby {
 }
 
 /// A segment for processes of a user, and the switch's place in it.
-fn segment_for(
-    uid: u32,
-    epoll: &Epoll,
-    house: &House<'_>,
-) -> Result<(File, Stations), crate::error::OpenError> {
+fn segment_for(uid: u32, epoll: &Epoll, house: &House<'_>) -> Result<(File, Stations), OpenError> {
     let settings =
         ShmSettings { members: Some(GUESTS_MAX + 1), station: None, ..house.settings.clone() };
     let file = sealed::make(&settings)?;
-    let cannot = |source| crate::error::OpenError::Os {
-        what: "cannot open anew",
-        path: "/proc/self/fd".into(),
-        source,
-        hint: "; mount /proc",
-    };
+    let cannot = |e| OpenError::os("cannot open anew", "/proc/self/fd", e, "; mount /proc");
     // The lock of our place must not be that of the file which is opened for others.
     let mine = sealed::another(&file).map_err(cannot)?;
     let port = ShmPort::open_switch_of(mine, &settings, house.uplink)?;

@@ -93,12 +93,8 @@ impl Line {
     ) -> Result<Option<(Place, Arc<Next>, Self)>, OpenError> {
         let Some(welcome) = guest::ask(&path, settings.station, patience)? else { return Ok(None) };
         let (socket, place) = join(welcome, settings)?;
-        let os = |source| OpenError::Os {
-            what: "cannot watch",
-            path: path.clone(),
-            source,
-            hint: "; raise the limits on open files and threads: ulimit -n 65536 -u 65536",
-        };
+        let hint = "; raise the limits on open files and threads: ulimit -n 65536 -u 65536";
+        let os = |source| OpenError::os("cannot watch", &path, source, hint);
         let bell = backend::Bell::new().map_err(os)?;
         let orders = Arc::new(Orders { is_over: AtomicBool::new(false), bell });
         let next = Next::never();
@@ -135,12 +131,7 @@ fn join(welcome: Welcome, settings: &ShmSettings) -> Result<(Socket, Place), Ope
     let Welcome { socket, file, station } = welcome;
     let settings = ShmSettings { station: Some(station), ..settings.clone() };
     let (port, uplink) = ShmPort::open_leaf_of(file, &settings)?;
-    let bell = port.bell().map_err(|source| OpenError::Os {
-        what: "cannot make a socket to sleep on for",
-        path: port.path().into(),
-        source,
-        hint: "; raise the limit on open files: ulimit -n 65536",
-    })?;
+    let bell = port.bell()?;
     Ok((socket, Place { port, bell, uplink }))
 }
 

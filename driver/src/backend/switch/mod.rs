@@ -46,9 +46,10 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use crate::backend::any_port::AnyPort;
-use crate::backend::shm::{self, LOOK, ShmPort, ShmSettings, Uplink};
+use crate::backend::frame_queue::FrameQueue;
+use crate::backend::shm::{self, LOOK, NO_BELL, ShmPort, ShmSettings, Uplink};
 use crate::backend::{readable, sleep};
-use crate::error::OpenError;
+use crate::error::{OPEN_FILES, OpenError};
 use crate::frame::{
     Body, DST_NUMBER_AT, ETH_HDR_LEN, ETHERTYPE, FRAME_MIN, RxFrame, SRC_NUMBER_AT, TxFrame,
     word_at,
@@ -138,15 +139,10 @@ struct Stations {
 
 impl Stations {
     fn new(port: ShmPort, uid: u32, epoll: &Epoll) -> Result<Self, OpenError> {
-        let cannot = |source| OpenError::Os {
-            what: "cannot make a socket to sleep on for",
-            path: port.path().into(),
-            source,
-            hint: "; raise the limit on open files: ulimit -n 65536",
-        };
-        let bell = port.bell().map_err(cannot)?;
+        let bell = port.bell()?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, OTHERS);
-        epoll.add(bell.fd(), event).map_err(|e| cannot(e.into()))?;
+        let no_bell = |e| OpenError::os(NO_BELL, port.path(), e, OPEN_FILES);
+        epoll.add(bell.fd(), event).map_err(no_bell)?;
         Ok(Self { port, bell, uid, owed: 0 })
     }
 }
@@ -169,9 +165,9 @@ pub struct Switch {
     /// Longest frame that both sides carry.
     frame_max: usize,
     /// Frames that the NIC had no room for.
-    held: Backlog,
+    held: FrameQueue,
     /// Frames from one station to another, until the rings can be written.
-    turning: Backlog,
+    turning: FrameQueue,
     counters: SwitchCounters,
     /// The epoch of its own user's segment when `here` was renewed.
     epoch: u64,
@@ -209,12 +205,8 @@ impl Switch {
             mac: station.mac,
         };
         let port = ShmPort::open_switch(segment, uplink)?;
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| OpenError::Os {
-            what: "cannot watch",
-            path: port.path().into(),
-            source: e.into(),
-            hint: "; raise the limit on open files: ulimit -n 65536",
-        })?;
+        let no_epoll = |e| OpenError::os("cannot watch", port.path(), e, OPEN_FILES);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(no_epoll)?;
         // What either side carries.
         let frame_max = ETH_HDR_LEN + mtu.min(port.caps().mtu);
         let own = Stations::new(port, nix::unistd::geteuid().as_raw(), &epoll)?;
@@ -229,8 +221,8 @@ impl Switch {
             nic: AnyPort::from(nic),
             is_recorded: false,
             frame_max,
-            held: Backlog::new(2 * BURST, frame_max),
-            turning: Backlog::new(BURST, frame_max),
+            held: FrameQueue::new(2 * BURST, frame_max),
+            turning: FrameQueue::new(BURST, frame_max),
             counters: SwitchCounters::default(),
             epoch: u64::MAX,
             here: Addresses::default(),
@@ -361,7 +353,7 @@ impl Switch {
         let waiting = self.segments.iter().filter(|of| of.bell.lie_down()).count();
         waiting > 0
             || match &self.waiter {
-                Some(waiter) => waiter.wait_or(self.epoll.0.as_fd(), timeout),
+                Some(waiter) => waiter.wait_or(Some(self.epoll.0.as_fd()), timeout),
                 None => sleep(&mut [readable(self.epoll.0.as_raw_fd())], timeout),
             }
     }
@@ -470,12 +462,12 @@ impl Switch {
             if let Some(to) = here.owner(dst) {
                 match is_apart && to.uid != *uid {
                     true => counters.unknown += 1,
-                    false => turning.push(&out),
+                    false => hold(turning, &out),
                 }
                 return;
             }
             if dst & GROUP != 0 {
-                turning.push(&out);
+                hold(turning, &out);
                 *owed += if i > 0 { copies } else { 0 };
             }
             if gone.is_some() {
@@ -496,7 +488,7 @@ impl Switch {
                 }
                 Ok(Tx::NoRoute) => counters.unknown += 1,
                 // Twice a burst fits, and no more is read until it is empty.
-                Ok(Tx::Full) => held.push(&out),
+                Ok(Tx::Full) => hold(held, &out),
                 Err(why) => gone = Some(why),
             }
         });
@@ -590,49 +582,18 @@ fn forwarded<'a>(head: &'a [u8; HEAD_LEN], frame: &'a RxFrame<'a>) -> TxFrame<'a
     TxFrame { head, body: Body::Frame { frame, offset: HEAD_LEN }, tail: &[] }
 }
 
+/// Puts a frame to those that wait.
+///
+/// # Panics
+/// If there is no room for one more.
+fn hold(held: &mut FrameQueue, frame: &TxFrame<'_>) {
+    assert!(held.push(frame), "no burst is taken that does not fit");
+}
+
 /// Of an address as it lies in a frame: it is a group's.
 const GROUP: u64 = 1;
 
 /// Destination and source of a frame, as [`Station::word`] has them.
 fn addresses(head: &[u8; HEAD_LEN]) -> [u64; 2] {
     [word_at(head, 0, DST_NUMBER_AT), word_at(head, 6, SRC_NUMBER_AT)]
-}
-
-/// Frames that wait, in memory of the switch's own.
-struct Backlog {
-    places: Box<[(usize, Box<[u8]>)]>,
-    first: usize,
-    count: usize,
-}
-
-impl Backlog {
-    /// Room for `count` frames of `len` bytes.
-    fn new(count: usize, len: usize) -> Self {
-        let place = || (0, vec![0; len].into_boxed_slice());
-        Self { places: (0..count).map(|_| place()).collect(), first: 0, count: 0 }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// # Panics
-    /// If there is no room for one more, or the frame is longer than a place.
-    fn push(&mut self, frame: &TxFrame<'_>) {
-        assert!(self.count < self.places.len());
-        let at = (self.first + self.count) % self.places.len();
-        let (len, bytes) = &mut self.places[at];
-        *len = frame.copy_to(bytes);
-        self.count += 1;
-    }
-
-    fn first(&self) -> Option<&[u8]> {
-        let (len, bytes) = &self.places[self.first];
-        (self.count > 0).then(|| &bytes[..*len])
-    }
-
-    fn drop_first(&mut self) {
-        self.first = (self.first + 1) % self.places.len();
-        self.count -= 1;
-    }
 }

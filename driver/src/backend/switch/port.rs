@@ -1,15 +1,14 @@
 //! A station's port behind a switch.
 
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::line::{Line, Next, Place};
-use crate::backend::shm::{Bell, LOOK, ShmPort, ShmSettings, Uplink};
+use crate::backend::shm::{Bell, LOOK, NO_BELL, ShmPort, ShmSettings, Uplink};
 use crate::backend::{self, readable, sleep};
-use crate::error::OpenError;
+use crate::error::{OPEN_FILES, OpenError};
 use crate::frame::{RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::port::{
     FastPort, InPlaceTx, Inside, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter,
@@ -53,7 +52,7 @@ impl SwitchedPort {
         if !port.has_switch() {
             tracing::warn!(port = %name, "no switch runs: frames are lost until one does");
         }
-        let bell = port.bell().map_err(|source| no_sockets(port.path().into(), source))?;
+        let bell = port.bell()?;
         let place = Place { port, bell, uplink };
         Ok(Some(Self::at(place, Next::never(), None, name)?))
     }
@@ -94,7 +93,8 @@ impl SwitchedPort {
             name,
             ..port.caps().clone()
         };
-        let wake = backend::Bell::new().map_err(|e| no_sockets(port.path().into(), e))?;
+        let no_bell = |e| OpenError::os(NO_BELL, port.path(), e, OPEN_FILES);
+        let wake = backend::Bell::new().map_err(no_bell)?;
         let (bell, for_waiter) = (Mutex::new(Arc::new(bell)), Arc::clone(&next));
         let waiter = Arc::new(Waiter { bell, wake, next: for_waiter });
         let (damages, past) = (uplink.damages, PortCounters::default());
@@ -166,11 +166,6 @@ impl<S: RxSink> RxSink for FromSwitch<'_, S> {
 /// Largest MTU behind a switch.
 fn mtu_of(port: &ShmPort, uplink: Uplink) -> usize {
     (uplink.mtu as usize).min(port.caps().mtu)
-}
-
-fn no_sockets(path: PathBuf, source: io::Error) -> OpenError {
-    let hint = "; raise the limit on open files: ulimit -n 65536";
-    OpenError::Os { what: "cannot make a socket to sleep on for", path, source, hint }
 }
 
 impl InPlaceTx for SwitchedPort {
@@ -245,8 +240,8 @@ struct Waiter {
     next: Arc<Next>,
 }
 
-impl Waiter {
-    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+impl PortWaiter for Waiter {
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let also = backend::raw(also);
         loop {
@@ -269,18 +264,8 @@ impl Waiter {
             }
         }
     }
-}
-
-impl PortWaiter for Waiter {
-    fn wait(&self, timeout: Duration) {
-        self.sleep(None, timeout);
-    }
 
     fn wake(&self) {
         self.wake.ring();
-    }
-
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        self.sleep(Some(also), timeout)
     }
 }

@@ -590,14 +590,10 @@ fn an_idle_switch_sleeps_long() {
 struct Naps;
 
 impl PortWaiter for Naps {
-    fn wait(&self, timeout: Duration) {
-        std::thread::sleep(timeout);
-    }
-
     fn wake(&self) {}
 
-    fn wait_or(&self, also: std::os::fd::BorrowedFd<'_>, timeout: Duration) -> bool {
-        sleep(&mut [readable(also.as_raw_fd())], timeout)
+    fn wait_or(&self, also: Option<std::os::fd::BorrowedFd<'_>>, timeout: Duration) -> bool {
+        sleep(&mut [readable(crate::backend::raw(also))], timeout)
     }
 }
 

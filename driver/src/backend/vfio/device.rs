@@ -17,9 +17,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::fence;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
 use vfio_bindings::bindings::vfio;
 
 use super::error::VfioError;
@@ -27,8 +29,11 @@ use super::iova::IovaSpace;
 use super::survey;
 use super::sys::{self, Access, Region};
 use crate::mem::{Arena, Block, Hugepages};
+use crate::port::MacAddr;
 
 /// Bits of the command register in configuration space: memory decoding, bus mastering.
+const MTU_USUAL: usize = 1500;
+
 const COMMAND: u64 = 4;
 const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
@@ -130,9 +135,27 @@ impl Device {
         VfioError::Option { bdf: self.bdf.clone(), why: why.into() }
     }
 
-    /// [`cannot`](Self::cannot) carry frames of `mtu` bytes, but `most` at most.
-    pub(super) fn cannot_carry(&self, mtu: usize, most: usize) -> VfioError {
-        self.cannot(format!("it carries no MTU of {mtu}; write mtu={most} or less"))
+    /// The address of the port: what was asked for, or the device's own, if that is a station's.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(super) fn mac(&self, asked: Option<MacAddr>, own: MacAddr) -> Result<MacAddr, VfioError> {
+        let mac = asked.or(Some(own).filter(|own| own.is_single()));
+        mac.ok_or_else(|| self.cannot("it has no address; give it one with mac="))
+    }
+
+    /// The MTU of the port: what was asked for, or the usual one, of those that it carries.
+    ///
+    /// # Errors
+    /// It carries `most`, and not what was asked for.
+    pub(super) fn mtu(&self, asked: Option<usize>, most: usize) -> Result<usize, VfioError> {
+        let mtu = asked.unwrap_or(MTU_USUAL.min(most));
+        if mtu > most {
+            return Err(
+                self.cannot(format!("it carries no MTU of {mtu}; write mtu={most} or less"))
+            );
+        }
+        Ok(mtu)
     }
 
     fn os(&self, what: &'static str, source: io::Error) -> VfioError {
@@ -309,6 +332,18 @@ pub(super) struct Interrupt {
     is_line: bool,
 }
 
+/// Whether `is` becomes true within `patience`.
+pub(super) fn becomes(patience: Duration, mut is: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + patience;
+    while !is() {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
 /// Registers of a device. Every access is checked against the length and reaches the device.
 #[derive(Clone)]
 pub(super) struct Bar {
@@ -473,10 +508,7 @@ impl Container {
 
 /// Bytes that this process may lock.
 fn memlock() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call writes one structure to a valid place.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    (result == 0).then_some(limit.rlim_cur)
+    Some(getrlimit(Resource::RLIMIT_MEMLOCK).ok()?.0)
 }
 
 impl DmaArea {

@@ -8,21 +8,19 @@
 //! [`Chip`].
 
 use std::marker::PhantomData;
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio;
 
-use super::device::{Bar, Device};
+use super::device::{Bar, Device, becomes};
 use super::e1000q::{
-    self, BUFFER_LENS, Counter, FCS_LEN, Queues, TXDCTL_ONE_OF_SEVERAL, await_register,
-    await_reset, mtu, switch_off,
+    self, BUFFER_LENS, Counter, FCS_LEN, MTU_MAX, Queues, TXDCTL_ONE_OF_SEVERAL, await_register,
+    await_reset, switch_off,
 };
 use super::error::VfioError;
 use super::igb::{self, Member};
-use super::nic::{Facts, Lent, Nic};
+use super::nic::{Facts, Nic};
 use super::ring::e1000::{Advanced, Format, Legacy};
-use super::ring::virtq::Broken;
 use super::{Started, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
@@ -251,12 +249,8 @@ fn reset<F>(device: &Device, bar: &Bar, chip: &Chip<F>) -> Result<(), VfioError>
     silence(bar, chip);
     // No register may be touched for a microsecond; the rest is the reading of the EEPROM.
     std::thread::sleep(Duration::from_millis(5));
-    let until = Instant::now() + Duration::from_secs(1);
-    while bar.read32(reg::CTRL) & CTRL_RESET != 0 {
-        if Instant::now() > until {
-            return Err(device.fault("it does not leave reset"));
-        }
-        std::thread::yield_now();
+    if !becomes(Duration::from_secs(1), || bar.read32(reg::CTRL) & CTRL_RESET == 0) {
+        return Err(device.fault("it does not leave reset"));
     }
     bar.write32(reg::IMC, !0);
     bar.read32(reg::ICR);
@@ -288,22 +282,16 @@ fn facts<F>(
     chip: &Chip<F>,
 ) -> Result<Facts, VfioError> {
     let (low, high) = (bar.read32(reg::RAL0), bar.read32(reg::RAH0));
-    let [a, b, c, d] = low.to_le_bytes();
-    let [e, f, ..] = high.to_le_bytes();
-    let own = MacAddr([a, b, c, d, e, f]);
-    let is_sound = high & RAH_VALID != 0 && !own.is_group() && own != MacAddr::default();
-    let mac = match settings.mac {
-        Some(mac) => mac,
-        None if is_sound => own,
-        None => return Err(device.cannot("it has no address; give it one with mac=")),
-    };
-    let [a, b, c, d, e, f] = mac.0;
-    bar.write32(reg::RAL0, u32::from_le_bytes([a, b, c, d]));
-    bar.write32(reg::RAH0, u32::from_le_bytes([e, f, 0, 0]) | RAH_VALID);
+    let own = MacAddr::from_registers(low, high);
+    let own = if high & RAH_VALID != 0 { own } else { MacAddr::default() };
+    let mac = device.mac(settings.mac, own)?;
+    let [low, high] = mac.registers();
+    bar.write32(reg::RAL0, low);
+    bar.write32(reg::RAH0, high | RAH_VALID);
     for i in 0..128 {
         bar.write32(reg::MTA + 4 * i, 0);
     }
-    let mtu = mtu(device, settings)?;
+    let mtu = device.mtu(settings.mtu, MTU_MAX)?;
     // A cable that was just plugged in takes a few seconds; without one the port opens too.
     let until = Instant::now() + Duration::from_secs(4);
     let mut bps = link_bps(bar, chip);
@@ -321,24 +309,11 @@ fn facts<F>(
 const LOSSES: [usize; 2] = [reg::MPC, reg::CRCERRS];
 
 impl<F: Format> Nic for E1000<F> {
-    #[inline]
-    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
-        Ok(self.queues.tx(len, fill))
-    }
+    type Rings = Queues<F>;
 
-    #[inline]
-    fn tx_flush(&mut self) {
-        self.queues.tx_flush();
-    }
-
-    #[inline]
-    fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken> {
-        Ok(self.queues.rx_take(max, each))
-    }
-
-    #[inline]
-    fn rx_release(&mut self) {
-        self.queues.rx_release();
+    #[inline(always)]
+    fn rings(&mut self) -> &mut Queues<F> {
+        &mut self.queues
     }
 
     fn set_interrupt(&mut self, wanted: bool) {

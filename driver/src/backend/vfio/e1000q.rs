@@ -5,14 +5,15 @@
 //! function) starts, watches and stops it.
 
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::VfioSettings;
-use super::device::{Bar, Device, DmaArea, Tail, Words};
+use super::device::{Bar, Device, DmaArea, Tail, Words, becomes};
 use super::error::VfioError;
-use super::nic::{Buffers, Lent};
+use super::nic::{Buffers, Lent, Rings};
 use super::ring::desc::DESC_LEN;
 use super::ring::e1000::{Addrs, Format, RxRing, TxRing};
+use super::ring::virtq::Broken;
 use super::sys::Access;
 use crate::frame::ETH_HDR_LEN;
 
@@ -46,9 +47,7 @@ const SRRCTL_ADVANCED: u32 = 1 << 25;
 const SRRCTL_DROP: u32 = 1 << 31;
 
 /// Longest frame of the 82574 without its check sequence is 9,230 bytes; the others carry 16,128.
-const MTU_MAX: usize = 9216;
-const MTU_USUAL: usize = 1500;
-const COUNT: u16 = 256;
+pub(super) const MTU_MAX: usize = 9216;
 /// Bytes of the frame check sequence.
 pub(super) const FCS_LEN: usize = 4;
 
@@ -82,18 +81,6 @@ pub(super) struct Queues<F: Format> {
     tx_tail: Tail,
 }
 
-/// The MTU that the settings want, in bytes after the Ethernet header.
-///
-/// # Errors
-/// The devices carry no such frame.
-pub(super) fn mtu(device: &Device, settings: &VfioSettings) -> Result<usize, VfioError> {
-    let mtu = settings.mtu.unwrap_or(MTU_USUAL);
-    if mtu > MTU_MAX {
-        return Err(device.cannot_carry(mtu, MTU_MAX));
-    }
-    Ok(mtu)
-}
-
 impl<F: Format> Queues<F> {
     /// Queues for frames of `mtu` bytes after the header, and the areas that the device has to
     /// reach for them. The device knows nothing of them yet.
@@ -106,11 +93,7 @@ impl<F: Format> Queues<F> {
         settings: &VfioSettings,
         mtu: usize,
     ) -> Result<(Self, Vec<DmaArea>), VfioError> {
-        let counts = [settings.rx_count, settings.tx_count];
-        let counts = counts.map(|count| {
-            let count = count.unwrap_or(COUNT).clamp(8, 4096);
-            1_usize << count.ilog2()
-        });
+        let counts = settings.counts(8);
         let [rx_count, tx_count] = counts;
         let frame_max = ETH_HDR_LEN + mtu;
         // The check sequence is counted until it is stripped.
@@ -214,47 +197,44 @@ impl<F: Format> Queues<F> {
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
+}
 
-    /// See [`Nic::tx`](super::nic::Nic::tx).
+impl<F: Format> Rings for Queues<F> {
     #[inline]
-    pub(super) fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> bool {
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
-        let Some(i) = self.tx.place() else { return false };
+        let Some(i) = self.tx.place() else { return Ok(false) };
         fill(self.tx_buffers.at(i as usize));
         self.tx.push(len as u16);
         self.is_queued = true;
-        true
+        Ok(true)
     }
 
-    /// See [`Nic::tx_flush`](super::nic::Nic::tx_flush).
     #[inline]
-    pub(super) fn tx_flush(&mut self) {
+    fn tx_flush(&mut self) {
         if std::mem::take(&mut self.is_queued) {
             self.tx_tail.set(self.tx.tail());
         }
     }
 
-    /// See [`Nic::rx_take`](super::nic::Nic::rx_take).
     #[inline]
-    pub(super) fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> usize {
+    fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> Result<usize, Broken> {
         let mut count = 0;
         for _ in 0..max {
             let Some(got) = self.rx.take() else { break };
             self.lent += 1;
-            let len = usize::from(got.len);
-            if !got.is_good || len < ETH_HDR_LEN || len > self.rx_buffers.stride() {
+            let Some(frame) = self.rx_buffers.lend(got) else {
                 self.dropped += 1;
                 continue;
-            }
-            each(Lent { base: self.rx_buffers.at(got.id as usize).as_ptr(), len });
+            };
+            each(frame);
             count += 1;
         }
-        count
+        Ok(count)
     }
 
-    /// See [`Nic::rx_release`](super::nic::Nic::rx_release).
     #[inline]
-    pub(super) fn rx_release(&mut self) {
+    fn rx_release(&mut self) {
         if self.lent > 0 {
             self.rx.give_back(self.lent);
             self.untold += std::mem::take(&mut self.lent);
@@ -283,14 +263,7 @@ pub(super) fn switch_off(bar: &Bar) {
 /// # Errors
 /// It was not within 100 ms.
 pub(super) fn await_register<W: Words>(words: &W, is: impl Fn(&W) -> bool) -> Result<(), ()> {
-    let until = Instant::now() + Duration::from_millis(100);
-    while !is(words) {
-        if Instant::now() > until {
-            return Err(());
-        }
-        std::thread::yield_now();
-    }
-    Ok(())
+    becomes(Duration::from_millis(100), || is(words)).then_some(()).ok_or(())
 }
 
 /// Waits until a reset that was written has arrived: the device reaches no memory from then on.

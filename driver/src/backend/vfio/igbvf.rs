@@ -8,21 +8,19 @@
 //! frames between functions, and to the wire. When the physical function is reset, so are all
 //! virtual ones.
 
-use std::ptr::NonNull;
 use std::time::Duration;
 
 use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    Counter, FCS_LEN, Queues, STATUS_LINK_UP, TXDCTL_ONE_OF_SEVERAL, await_reset, link_bps, mtu,
-    switch_off,
+    Counter, FCS_LEN, MTU_MAX, Queues, STATUS_LINK_UP, TXDCTL_ONE_OF_SEVERAL, await_reset,
+    link_bps, switch_off,
 };
 use super::error::VfioError;
 use super::mailbox::{Mailbox, Trouble};
-use super::nic::{Facts, Lent, Nic};
+use super::nic::{Facts, Nic};
 use super::ring::e1000::Advanced;
-use super::ring::virtq::Broken;
 use super::survey::{self, Physical};
 use super::{Started, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
@@ -69,7 +67,7 @@ pub(super) fn start(device: &Device, settings: &VfioSettings) -> Result<Started<
     if bar.len() < reg::LEN {
         return Err(device.fault("its registers are too few"));
     }
-    let mtu = mtu(device, settings)?;
+    let mtu = device.mtu(settings.mtu, MTU_MAX)?;
     reset(device, &bar)?;
     let asked = Asked { device, mailbox: Mailbox::new(bar.clone()) };
     let mac = asked.mac(settings.mac)?;
@@ -186,24 +184,11 @@ impl Asked<'_> {
 }
 
 impl Nic for IgbVf {
-    #[inline]
-    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
-        Ok(self.queues.tx(len, fill))
-    }
+    type Rings = Queues<Advanced>;
 
-    #[inline]
-    fn tx_flush(&mut self) {
-        self.queues.tx_flush();
-    }
-
-    #[inline]
-    fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken> {
-        Ok(self.queues.rx_take(max, each))
-    }
-
-    #[inline]
-    fn rx_release(&mut self) {
-        self.queues.rx_release();
+    #[inline(always)]
+    fn rings(&mut self) -> &mut Queues<Advanced> {
+        &mut self.queues
     }
 
     fn set_interrupt(&mut self, wanted: bool) {

@@ -29,52 +29,35 @@ pub enum Kind {
     Vmxnet3,
 }
 
-/// Vendor and device of what has a driver here.
-const IDS: [((u16, u16), Kind); 38] = [
-    ((0x1af4, 0x1041), Kind::VirtioNet),
-    ((0x1af4, 0x1000), Kind::VirtioNet),
-    ((0x8086, 0x10d3), Kind::Intel82574L),
-    ((0x8086, 0x100e), Kind::Intel8254x),
-    ((0x8086, 0x100c), Kind::Intel8254x),
-    ((0x8086, 0x100f), Kind::Intel8254x),
-    ((0x8086, 0x10c9), Kind::Intel82576),
-    ((0x8086, 0x10e8), Kind::Intel82576),
-    ((0x8086, 0x150a), Kind::Intel82576),
-    ((0x8086, 0x1526), Kind::Intel82576),
-    ((0x8086, 0x150e), Kind::Intel82580),
-    ((0x8086, 0x150f), Kind::Intel82580),
-    ((0x8086, 0x1510), Kind::Intel82580),
-    ((0x8086, 0x1511), Kind::Intel82580),
-    ((0x8086, 0x1516), Kind::Intel82580),
-    ((0x8086, 0x1527), Kind::Intel82580),
-    ((0x8086, 0x0438), Kind::Intel82580),
-    ((0x8086, 0x043a), Kind::Intel82580),
-    ((0x8086, 0x043c), Kind::Intel82580),
-    ((0x8086, 0x0440), Kind::Intel82580),
-    ((0x8086, 0x1521), Kind::IntelI350),
-    ((0x8086, 0x1522), Kind::IntelI350),
-    ((0x8086, 0x1523), Kind::IntelI350),
-    ((0x8086, 0x1524), Kind::IntelI350),
-    ((0x8086, 0x1546), Kind::IntelI350),
-    ((0x8086, 0x1f40), Kind::IntelI354),
-    ((0x8086, 0x1f41), Kind::IntelI354),
-    ((0x8086, 0x1f45), Kind::IntelI354),
-    ((0x8086, 0x1533), Kind::IntelI210),
-    ((0x8086, 0x1536), Kind::IntelI210),
-    ((0x8086, 0x1537), Kind::IntelI210),
-    ((0x8086, 0x1538), Kind::IntelI210),
-    ((0x8086, 0x157b), Kind::IntelI210),
-    ((0x8086, 0x157c), Kind::IntelI210),
-    ((0x8086, 0x1539), Kind::IntelI211),
-    ((0x8086, 0x10ca), Kind::Intel82576Vf),
-    ((0x8086, 0x1520), Kind::IntelI350Vf),
-    ((0x15ad, 0x07b0), Kind::Vmxnet3),
+const VIRTIO: u16 = 0x1af4;
+const INTEL: u16 = 0x8086;
+const VMWARE: u16 = 0x15ad;
+
+/// Kinds, vendors and devices of what has a driver here.
+const IDS: [(Kind, u16, &[u16]); 12] = [
+    (Kind::VirtioNet, VIRTIO, &[0x1041, 0x1000]),
+    (Kind::Intel82574L, INTEL, &[0x10d3]),
+    (Kind::Intel8254x, INTEL, &[0x100e, 0x100c, 0x100f]),
+    (Kind::Intel82576, INTEL, &[0x10c9, 0x10e8, 0x150a, 0x1526]),
+    (
+        Kind::Intel82580,
+        INTEL,
+        &[0x150e, 0x150f, 0x1510, 0x1511, 0x1516, 0x1527, 0x0438, 0x043a, 0x043c, 0x0440],
+    ),
+    (Kind::IntelI350, INTEL, &[0x1521, 0x1522, 0x1523, 0x1524, 0x1546]),
+    (Kind::IntelI354, INTEL, &[0x1f40, 0x1f41, 0x1f45]),
+    (Kind::IntelI210, INTEL, &[0x1533, 0x1536, 0x1537, 0x1538, 0x157b, 0x157c]),
+    (Kind::IntelI211, INTEL, &[0x1539]),
+    (Kind::Intel82576Vf, INTEL, &[0x10ca]),
+    (Kind::IntelI350Vf, INTEL, &[0x1520]),
+    (Kind::Vmxnet3, VMWARE, &[0x07b0]),
 ];
 
 impl Kind {
     /// The kind of the device of this vendor and number, if there is a driver for it.
-    pub fn of(id: (u16, u16)) -> Option<Self> {
-        IDS.iter().find(|known| known.0 == id).map(|known| known.1)
+    pub fn of((vendor, device): (u16, u16)) -> Option<Self> {
+        let known = IDS.iter().find(|(_, of, ids)| *of == vendor && ids.contains(&device));
+        known.map(|(kind, ..)| *kind)
     }
 
     /// What people call it.
@@ -98,16 +81,11 @@ impl Kind {
 
 /// All kinds with their ids, in one line.
 pub(super) fn list() -> String {
-    let mut line = String::new();
-    let mut last = None;
-    for ((vendor, device), kind) in IDS {
-        if last.replace(kind) != Some(kind) {
-            let between = if line.is_empty() { "" } else { "; " };
-            line.push_str(&format!("{between}{}", kind.name()));
-        }
-        line.push_str(&format!(" {vendor:04x}:{device:04x}"));
-    }
-    line
+    let all = IDS.map(|(kind, vendor, ids)| {
+        let ids = ids.iter().map(|device| format!(" {vendor:04x}:{device:04x}"));
+        format!("{}{}", kind.name(), ids.collect::<String>())
+    });
+    all.join("; ")
 }
 
 #[cfg(test)]
@@ -118,9 +96,13 @@ mod tests {
     /// cards are known is not driven as one of those.
     #[test]
     fn an_id_is_of_one_kind_or_none() {
-        for (i, (id, kind)) in IDS.iter().enumerate() {
+        let all =
+            IDS.iter().flat_map(|(kind, vendor, ids)| ids.iter().map(|id| (*kind, (*vendor, *id))));
+        let all: Vec<_> = all.collect();
+        assert_eq!(all.len(), 38);
+        for (i, (kind, id)) in all.iter().enumerate() {
             assert_eq!(Kind::of(*id), Some(*kind));
-            assert!(!IDS[..i].iter().any(|(other, _)| other == id), "{id:x?} stands twice");
+            assert!(!all[..i].iter().any(|(_, other)| other == id), "{id:x?} stands twice");
         }
         assert_eq!(Kind::of((0x8086, 0x1521)), Some(Kind::IntelI350));
         assert_eq!(Kind::of((0x8086, 0x1520)), Some(Kind::IntelI350Vf));

@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::device::Words;
+use crate::port::MacAddr;
 
 /// Registers, by their offset in BAR 0.
 mod reg {
@@ -104,8 +105,7 @@ impl<W: Words> Mailbox<W> {
         }
         self.was_reset.set(false);
         let (is_granted, [low, high]) = self.ask([SAY_RESET, 0, 0])?;
-        let ([a, b, c, d], [e, f, ..]) = (low.to_le_bytes(), high.to_le_bytes());
-        Ok(is_granted.then_some([a, b, c, d, e, f]))
+        Ok(is_granted.then(|| MacAddr::from_registers(low, high).0))
     }
 
     /// Asks for this station's address. `false`: it is refused.
@@ -113,9 +113,8 @@ impl<W: Words> Mailbox<W> {
     /// # Errors
     /// [`Trouble`].
     pub(super) fn set_mac(&self, mac: [u8; 6]) -> Result<bool, Trouble> {
-        let [a, b, c, d, e, f] = mac;
-        let words = [[a, b, c, d], [e, f, 0, 0]].map(u32::from_le_bytes);
-        Ok(self.ask([SET_MAC, words[0], words[1]])?.0)
+        let [low, high] = MacAddr(mac).registers();
+        Ok(self.ask([SET_MAC, low, high])?.0)
     }
 
     /// Asks for frames of up to `len` bytes with header and check sequence. `false`: it is refused.

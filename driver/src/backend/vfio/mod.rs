@@ -56,16 +56,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EventFd;
 
-use super::hairpin::Hairpin;
+use super::Bell;
+use super::frame_queue::FrameQueue;
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::mem::{Hugepages, SHORT};
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
 use device::{Device, DmaArea, Interrupt};
-use nic::{Facts, Lent, Nic};
+use nic::{Facts, Lent, Nic, Rings};
 
 /// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
 const BURST: usize = 64;
@@ -74,11 +75,13 @@ const BURST: usize = 64;
 const CHECK_NS: u64 = 50_000_000;
 /// Polls between two looks at the clock; a poll after a sleep looks anyway.
 const CLOCK_EVERY: u32 = 32;
+/// Buffers of a queue where the settings do not say.
+const COUNT: u16 = 256;
 /// Frames to ourselves that may wait.
 const OWN_FRAMES: usize = 64;
 
 /// How a NIC is opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VfioSettings {
     /// Its PCI address with the domain, such as `0000:05:00.0`.
     pub bdf: String,
@@ -103,15 +106,13 @@ pub struct VfioSettings {
 impl VfioSettings {
     /// The settings of the NIC at this PCI address.
     pub fn at(bdf: &str) -> Self {
-        Self {
-            bdf: bdf.to_owned(),
-            mac: None,
-            mtu: None,
-            promiscuous: false,
-            rx_count: None,
-            tx_count: None,
-            hugepages: Hugepages::IfFree,
-        }
+        Self { bdf: bdf.to_owned(), ..Self::default() }
+    }
+
+    /// Buffers of both queues, powers of two from `least` to 4096.
+    fn counts(&self, least: u16) -> [usize; 2] {
+        let count = |asked: Option<u16>| asked.unwrap_or(COUNT).clamp(least, 4096).ilog2();
+        [self.rx_count, self.tx_count].map(|asked| 1 << count(asked))
     }
 }
 
@@ -210,7 +211,7 @@ pub struct VfioPort<N: Nic> {
     polls_left: u32,
     /// When the device's state was looked at last.
     checked_ns: u64,
-    hairpin: Hairpin,
+    hairpin: FrameQueue,
     waiting: Option<Arc<Waiting>>,
     /// Polls after which interrupts are switched off, unless somebody sleeps before; 0: they are.
     armed_polls: u32,
@@ -255,23 +256,11 @@ impl<N: Nic> VfioPort<N> {
 
     fn with(live: Live<N>, facts: Facts, bdf: &str, events: Events) -> Self {
         let Facts { mac, mtu, link_bps } = facts;
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = EventFd::from_value_and_flags(0, flags).ok();
+        let wake = Bell::new().ok();
         // One that is down has been told of by the driver.
         let had_link = live.nic.has_link() != Some(false);
         Self {
-            caps: PortCaps {
-                station: mac.into(),
-                mtu,
-                lossless: false,
-                gather: false,
-                rto_floor_ns: 100_000,
-                via_kernel: false,
-                tells_presence: false,
-                near_mtu: 0,
-                link_bps,
-                name: format!("vfio:{bdf}"),
-            },
+            caps: PortCaps { link_bps, ..PortCaps::new(mac, mtu, format!("vfio:{bdf}")) },
             own: mac.frame_word(),
             is_promiscuous: false,
             frame_max: ETH_HDR_LEN + mtu,
@@ -281,7 +270,7 @@ impl<N: Nic> VfioPort<N> {
             counters: PortCounters::default(),
             polls_left: CLOCK_EVERY,
             checked_ns: now_ns(),
-            hairpin: Hairpin::new(OWN_FRAMES, ETH_HDR_LEN + mtu),
+            hairpin: FrameQueue::new(OWN_FRAMES, ETH_HDR_LEN + mtu),
             waiting: wake.map(|wake| {
                 let (has_slept, is_armed) = (AtomicBool::new(false), AtomicBool::new(false));
                 Arc::new(Waiting { wake, events, has_slept, is_armed })
@@ -368,30 +357,10 @@ impl<N: Nic> VfioPort<N> {
     fn tx_full(&mut self) -> Tx {
         if let Some(live) = &mut self.live {
             // Nothing becomes free before the device has heard of what is queued.
-            live.nic.tx_flush();
+            live.nic.rings().tx_flush();
         }
         self.counters.tx_full += 1;
         Tx::Full
-    }
-
-    #[cold]
-    fn tx_own(&mut self, frame: &TxFrame<'_>) -> Tx {
-        let sent = self.hairpin.push(frame);
-        match sent {
-            Tx::Sent => {
-                self.counters.tx_frames += 1;
-                self.counters.tx_bytes += frame.len() as u64;
-            }
-            _ => self.counters.tx_full += 1,
-        }
-        sent
-    }
-
-    fn rx_own(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
-        let (count, byte_count) = self.hairpin.lend(max, sink);
-        self.counters.rx_frames += count as u64;
-        self.counters.rx_bytes += byte_count;
-        count
     }
 }
 
@@ -407,25 +376,24 @@ impl<N: Nic> Port for VfioPort<N> {
         let Some(live) = &mut self.live else { return Err(self.still_gone()) };
         let dst = frame.head.first_chunk().map_or(0, |dst| u64::from_le_bytes(*dst));
         if dst & ADDR_BITS == self.own {
-            return Ok(self.tx_own(frame));
+            return Ok(self.hairpin.tx(frame, &mut self.counters));
         }
         let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.fits_short_copy());
-        // SAFETY: a place has room for a header and `mtu` bytes (`Nic`), and the frame is no longer
-        // (checked above). It is device memory, which no frame's head, body or tail lies in. The
-        // fast path is for short and usual frames, as was just seen.
+        // SAFETY: a place has room for a header and `mtu` bytes (`Rings`), and the frame is no
+        // longer (checked above). It is device memory, which no frame's head, body or tail lies in.
+        // The fast path is for short and usual frames, as was just seen.
         let fill = |place: NonNull<u8>| unsafe {
             match usual {
                 Some(body) => frame.copy_short_to_raw(body, place.as_ptr()),
                 None => frame.copy_to_raw(place.as_ptr()),
             }
         };
-        match live.nic.tx(len, fill) {
+        match live.nic.rings().tx(len, fill) {
             Ok(true) => {}
             Ok(false) => return Ok(self.tx_full()),
             Err(broken) => return Err(self.lose(&broken.to_string())),
         }
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         Ok(Tx::Sent)
     }
 
@@ -433,7 +401,7 @@ impl<N: Nic> Port for VfioPort<N> {
     fn flush(&mut self) -> Result<(), PortGone> {
         match &mut self.live {
             Some(live) => {
-                live.nic.tx_flush();
+                live.nic.rings().tx_flush();
                 Ok(())
             }
             None => Err(self.still_gone()),
@@ -458,7 +426,7 @@ impl<N: Nic> Port for VfioPort<N> {
         // regardless can only make a copy a mixture (D2).
         let frame = |lent: Lent| unsafe { RxFrame::from_raw(lent.base, lent.len) };
         let mut kept = 0;
-        let taken = live.nic.rx_take(max.min(BURST), |one| {
+        let taken = live.nic.rings().rx_take(max.min(BURST), |one| {
             let dst = frame(one).first_chunk::<8>().map_or(0, u64::from_le_bytes);
             // Ours or a group's: the lowest bit of the first byte.
             if dst & ADDR_BITS == own || dst & 1 != 0 || all {
@@ -480,9 +448,9 @@ impl<N: Nic> Port for VfioPort<N> {
         self.counters.rx_frames += kept as u64;
         self.counters.rx_dropped += (taken - kept) as u64;
         // Also of frames that the driver dropped by itself.
-        live.nic.rx_release();
+        live.nic.rings().rx_release();
         if !self.hairpin.is_empty() {
-            kept += self.rx_own(max - kept, sink);
+            kept += self.hairpin.rx_burst(max - kept, sink, &mut self.counters);
         }
         Ok(kept)
     }
@@ -512,7 +480,7 @@ struct Events {
 /// The first sleep after a time of polling is short: the poll that follows it switches interrupts
 /// on, and from then on sleeps are long.
 struct Waiting {
-    wake: EventFd,
+    wake: Bell,
     events: Events,
     /// Somebody has since the last poll.
     has_slept: AtomicBool,
@@ -527,19 +495,18 @@ const LOOK_ARMED: Duration = Duration::from_millis(90);
 /// time in the kernel, and they are of no use to who polls.
 const ARMED_POLLS: u32 = 256;
 
-impl Waiting {
-    fn sleep(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+impl PortWaiter for Waiting {
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let armed = self.is_armed.load(Acquire);
         let Events { interrupt, request } = &self.events;
         // A descriptor below 0 is not looked at.
         let fd = |event: Option<&EventFd>| event.map_or(-1, AsRawFd::as_raw_fd);
         let interrupt = interrupt.as_ref().filter(|_| armed).map(|interrupt| &interrupt.event);
         let request = request.as_deref().filter(|_| armed);
-        let fds = [fd(Some(&self.wake)), fd(interrupt), fd(request), super::raw(also)];
+        let fds = [self.wake.fd(), fd(interrupt), fd(request), super::raw(also)];
         let mut fds = fds.map(super::readable);
         let came = super::sleep(&mut fds, timeout.min(if armed { LOOK_ARMED } else { LOOK }));
-        // Nothing to read if nobody woke us.
-        let _ = self.wake.read();
+        self.wake.clear();
         if let Some(interrupt) = interrupt {
             let _ = interrupt.read();
         }
@@ -547,20 +514,9 @@ impl Waiting {
         // Without interrupts whoever sleeps has to poll.
         came || !armed
     }
-}
-
-impl PortWaiter for Waiting {
-    fn wait(&self, timeout: Duration) {
-        self.sleep(None, timeout);
-    }
-
-    fn wait_or(&self, also: BorrowedFd<'_>, timeout: Duration) -> bool {
-        self.sleep(Some(also), timeout)
-    }
 
     fn wake(&self) {
-        // It fails only if it counts 2^64 wake-ups, and is readable then too.
-        let _ = self.wake.write(1);
+        self.wake.ring();
     }
 }
 
@@ -578,7 +534,7 @@ mod tests {
     /// A device without frames: 0 its link is down, 1 up, 2 it does not say.
     struct Quiet(Arc<AtomicU8>);
 
-    impl Nic for Quiet {
+    impl Rings for Quiet {
         fn tx(&mut self, _: usize, _: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
             Ok(false)
         }
@@ -590,6 +546,14 @@ mod tests {
         }
 
         fn rx_release(&mut self) {}
+    }
+
+    impl Nic for Quiet {
+        type Rings = Self;
+
+        fn rings(&mut self) -> &mut Self {
+            self
+        }
 
         fn set_interrupt(&mut self, _: bool) {}
 

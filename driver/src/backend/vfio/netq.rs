@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::fence;
 
-use super::nic::{Buffers, Lent, Nic};
+use super::nic::{Buffers, Lent, Nic, Rings};
 use super::ring::virtq::{Broken, Layout, RecycledVirtq, Virtq};
 use crate::frame::ETH_HDR_LEN;
 
@@ -123,19 +123,9 @@ impl NetQueues {
         self.tx.take_burst(usize::MAX)?;
         Ok(())
     }
-
-    /// Frames that the device may not have sent yet.
-    ///
-    /// # Errors
-    /// [`Broken`].
-    pub fn tx_in_flight(&mut self) -> Result<usize, Broken> {
-        self.reclaim()?;
-        Ok(self.tx.posted_count().into())
-    }
 }
 
-/// The data path alone: the device is looked after by whoever made the queues.
-impl Nic for NetQueues {
+impl Rings for NetQueues {
     #[inline(always)]
     fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
         assert!(len <= self.tx_frame_max, "longer than a buffer");
@@ -186,6 +176,16 @@ impl Nic for NetQueues {
         if self.rx.publish() && self.rx.wants_kick() {
             self.rx_bell.kick();
         }
+    }
+}
+
+/// The data path alone: the device is looked after by whoever made the queues.
+impl Nic for NetQueues {
+    type Rings = Self;
+
+    #[inline(always)]
+    fn rings(&mut self) -> &mut Self {
+        self
     }
 
     fn set_interrupt(&mut self, wanted: bool) {

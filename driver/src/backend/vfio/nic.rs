@@ -6,10 +6,12 @@
 
 use std::ptr::NonNull;
 
+use super::ring::desc::Received;
 use super::ring::virtq::Broken;
+use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
 
-/// A received frame in a buffer of the driver's, valid until [`Nic::rx_release`].
+/// A received frame in a buffer of the driver's, valid until [`Rings::rx_release`].
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
     /// Its first byte.
@@ -37,10 +39,8 @@ pub struct Facts {
     pub link_bps: u64,
 }
 
-/// The driver of one kind of NIC, started.
-///
-/// Used by one thread at a time. Nothing here blocks or allocates but [`stop`](Self::stop).
-pub trait Nic: Send + 'static {
+/// The rings of a NIC, both ways. Used by one thread at a time. Nothing here blocks or allocates.
+pub trait Rings {
     /// Queues a frame of `len` bytes, which `fill` writes to where it goes: room for a header and
     /// the largest frame. `false`, and `fill` was not called, while the ring is full.
     ///
@@ -64,6 +64,17 @@ pub trait Nic: Send + 'static {
     /// Gives the device the buffers of all frames that were taken. A driver may tell it of many at
     /// once, as long as the device has most of them.
     fn rx_release(&mut self);
+}
+
+/// The driver of one kind of NIC, started.
+///
+/// Used by one thread at a time. Nothing here blocks or allocates but [`stop`](Self::stop).
+pub trait Nic: Send + 'static {
+    /// What its frames go through.
+    type Rings: Rings;
+
+    /// Its rings.
+    fn rings(&mut self) -> &mut Self::Rings;
 
     /// Whether the device signals, when a frame arrives, the event that its driver gave it at the
     /// start. Frames that arrived before may go unannounced: look once more. Or they may be
@@ -113,6 +124,14 @@ impl Buffers {
     /// Bytes of each.
     pub(super) fn stride(&self) -> usize {
         self.stride
+    }
+
+    /// What a receive descriptor holds, if it is a frame.
+    #[inline]
+    pub(super) fn lend(&self, got: Received) -> Option<Lent> {
+        let len = usize::from(got.len);
+        let is_frame = got.is_good && len >= ETH_HDR_LEN && len <= self.stride;
+        is_frame.then(|| Lent { base: self.at(got.id as usize).as_ptr(), len })
     }
 
     /// The first byte of buffer `i`.

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio;
 
-use super::device::{Bar, Device, DmaArea};
+use super::device::{Bar, Device, DmaArea, becomes};
 use super::error::VfioError;
 use super::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
-use super::nic::{Facts, Lent, Nic};
-use super::ring::virtq::{Broken, Layout, Virtq};
+use super::nic::{Facts, Nic};
+use super::ring::virtq::{Layout, Virtq};
 use super::sys::Access;
 use super::{Started, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
@@ -83,7 +83,6 @@ const MAC_ADDR_SET: [u8; 2] = [1, 1];
 
 /// Bytes after the Ethernet header where the device names no limit, and the most that are asked of
 /// such a device.
-const MTU_USUAL: usize = 1500;
 const MTU_MOST: usize = 9216;
 
 /// No vector: nothing interrupts.
@@ -108,6 +107,34 @@ impl Window {
         assert!(at + len <= self.len, "outside the window");
         self.at + at
     }
+
+    fn read8(&self, at: usize) -> u8 {
+        self.bar.read8(self.at(at, 1))
+    }
+
+    fn read16(&self, at: usize) -> u16 {
+        self.bar.read16(self.at(at, 2))
+    }
+
+    fn read32(&self, at: usize) -> u32 {
+        self.bar.read32(self.at(at, 4))
+    }
+
+    fn write8(&self, at: usize, value: u8) {
+        self.bar.write8(self.at(at, 1), value);
+    }
+
+    fn write16(&self, at: usize, value: u16) {
+        self.bar.write16(self.at(at, 2), value);
+    }
+
+    fn write32(&self, at: usize, value: u32) {
+        self.bar.write32(self.at(at, 4), value);
+    }
+
+    fn write64(&self, at: usize, value: u64) {
+        self.bar.write64(self.at(at, 8), value);
+    }
 }
 
 /// A started virtio NIC.
@@ -122,7 +149,7 @@ pub(super) struct Virtio {
 
 impl Virtio {
     fn status(&self) -> u8 {
-        self.common.bar.read8(self.common.at(common::STATUS, 1))
+        self.common.read8(common::STATUS)
     }
 }
 
@@ -246,10 +273,10 @@ impl Setup<'_> {
         let len = usize::from(tx_count) * stride;
         let sent = container.area(len, Access::Read, settings.hugepages)?;
         let mut interrupt = self.device.interrupt(vfio::VFIO_PCI_MSIX_IRQ_INDEX);
-        self.set_common16(common::CONFIG_MSIX, NO_VECTOR);
+        self.windows.common.write16(common::CONFIG_MSIX, NO_VECTOR);
         let vector = if interrupt.is_some() { 0 } else { NO_VECTOR };
         let rx_bell = self.enable_queue(0, &shared, 0, rx_count, vector)?;
-        if self.common16(common::QUEUE_MSIX) != vector {
+        if self.windows.common.read16(common::QUEUE_MSIX) != vector {
             tracing::warn!(bdf = self.device.bdf, "no interrupt vector left; polling instead");
             interrupt = None;
         }
@@ -287,28 +314,8 @@ impl Setup<'_> {
         Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
     }
 
-    fn common8(&self, at: usize) -> u8 {
-        self.windows.common.bar.read8(self.windows.common.at(at, 1))
-    }
-
-    fn common16(&self, at: usize) -> u16 {
-        self.windows.common.bar.read16(self.windows.common.at(at, 2))
-    }
-
-    fn set_common16(&self, at: usize, value: u16) {
-        self.windows.common.bar.write16(self.windows.common.at(at, 2), value);
-    }
-
-    fn set_common32(&self, at: usize, value: u32) {
-        self.windows.common.bar.write32(self.windows.common.at(at, 4), value);
-    }
-
-    fn set_common64(&self, at: usize, value: u64) {
-        self.windows.common.bar.write64(self.windows.common.at(at, 8), value);
-    }
-
     fn read_status(&self) -> u8 {
-        self.common8(common::STATUS)
+        self.windows.common.read8(common::STATUS)
     }
 
     /// Lets the device begin: it uses the memory from then on, also if something fails behind it.
@@ -331,28 +338,23 @@ impl Setup<'_> {
     }
 
     fn add_status(&self, bit: u8) {
-        let at = self.windows.common.at(common::STATUS, 1);
-        self.windows.common.bar.write8(at, self.read_status() | bit);
+        self.windows.common.write8(common::STATUS, self.read_status() | bit);
     }
 
     fn reset(&self) -> Result<(), VfioError> {
-        let at = self.windows.common.at(common::STATUS, 1);
-        self.windows.common.bar.write8(at, 0);
-        let until = Instant::now() + PATIENCE;
-        while self.read_status() != 0 {
-            if Instant::now() > until {
-                return Err(self.device.fault("it does not reset"));
-            }
+        self.windows.common.write8(common::STATUS, 0);
+        match becomes(PATIENCE, || self.read_status() == 0) {
+            true => Ok(()),
+            false => Err(self.device.fault("it does not reset")),
         }
-        Ok(())
     }
 
     fn negotiate(&mut self) -> Result<(), VfioError> {
         let mut offered = 0;
         for half in 0..2 {
-            self.set_common32(common::DEVICE_FEATURE_SELECT, half);
-            let at = self.windows.common.at(common::DEVICE_FEATURE, 4);
-            offered |= u64::from(self.windows.common.bar.read32(at)) << (32 * half);
+            self.windows.common.write32(common::DEVICE_FEATURE_SELECT, half);
+            let bits = self.windows.common.read32(common::DEVICE_FEATURE);
+            offered |= u64::from(bits) << (32 * half);
         }
         if offered & feature::ACCESS_PLATFORM == 0 {
             return Err(VfioError::NoPlatform { bdf: self.device.bdf.clone() });
@@ -362,8 +364,10 @@ impl Setup<'_> {
         }
         self.features = offered & feature::WANTED;
         for half in 0..2 {
-            self.set_common32(common::DRIVER_FEATURE_SELECT, half);
-            self.set_common32(common::DRIVER_FEATURE, (self.features >> (32 * half)) as u32);
+            self.windows.common.write32(common::DRIVER_FEATURE_SELECT, half);
+            self.windows
+                .common
+                .write32(common::DRIVER_FEATURE, (self.features >> (32 * half)) as u32);
         }
         self.add_status(status::FEATURES_OK);
         if self.read_status() & status::FEATURES_OK == 0 {
@@ -375,14 +379,14 @@ impl Setup<'_> {
     /// Reads the device's own configuration, again if it changed meanwhile.
     fn facts(&self, settings: &VfioSettings) -> Result<Facts, VfioError> {
         let config = &self.windows.config;
-        let (mut mac, mut mtu);
+        let (mut mac, mut mtu): (_, usize);
         let until = Instant::now() + PATIENCE;
         loop {
-            let generation = self.common8(common::GENERATION);
-            let byte = |i| config.bar.read8(config.at(i, 1));
+            let generation = self.windows.common.read8(common::GENERATION);
+            let byte = |i| config.read8(i);
             mac = MacAddr([0, 1, 2, 3, 4, 5].map(byte));
-            mtu = config.bar.read16(config.at(CONFIG_MTU, 2)).into();
-            if self.common8(common::GENERATION) == generation {
+            mtu = config.read16(CONFIG_MTU).into();
+            if self.windows.common.read8(common::GENERATION) == generation {
                 break;
             }
             if Instant::now() > until {
@@ -390,32 +394,24 @@ impl Setup<'_> {
             }
         }
         if self.features & feature::STATUS != 0
-            && config.bar.read16(config.at(CONFIG_STATUS, 2)) & STATUS_LINK_UP == 0
+            && config.read16(CONFIG_STATUS) & STATUS_LINK_UP == 0
         {
             tracing::warn!(bdf = self.device.bdf, "the link is down");
         }
-        let has_mac = self.features & feature::MAC != 0;
-        let mac = match settings.mac {
-            Some(mac) => mac,
-            None if has_mac && !mac.is_group() => mac,
-            None => return Err(self.device.cannot("it has no address; give it one with mac=")),
-        };
-        let has_mtu = self.features & feature::MTU != 0;
-        let most = if has_mtu { mtu } else { MTU_MOST };
-        let usual = if has_mtu { mtu } else { MTU_USUAL };
-        let mtu = settings.mtu.unwrap_or(usual.min(MTU_MOST));
-        if mtu > most.min(MTU_MOST) {
-            let most = most.min(MTU_MOST);
-            return Err(self.device.cannot_carry(mtu, most));
-        }
+        let has = |bit| self.features & bit != 0;
+        let own = if has(feature::MAC) { mac } else { MacAddr::default() };
+        let mac = self.device.mac(settings.mac, own)?;
+        let said = Some(mtu).filter(|_| has(feature::MTU));
+        let most = said.map_or(MTU_MOST, |said| said.min(MTU_MOST));
+        let mtu = self.device.mtu(settings.mtu.or(said.map(|_| most)), most)?;
         Ok(Facts { mac, mtu, link_bps: 0 })
     }
 
     /// Chooses how many descriptors queue `index` has.
     fn queue_count(&self, index: u16, asked: Option<u16>) -> Result<u16, VfioError> {
-        self.set_common16(common::QUEUE_SELECT, index);
-        let most = self.common16(common::QUEUE_SIZE);
-        if most == 0 || self.common16(common::QUEUE_ENABLE) != 0 {
+        self.windows.common.write16(common::QUEUE_SELECT, index);
+        let most = self.windows.common.read16(common::QUEUE_SIZE);
+        if most == 0 || self.windows.common.read16(common::QUEUE_ENABLE) != 0 {
             return Err(self.device.fault(format!("it has no queue {index}")));
         }
         let count = asked.unwrap_or(COUNT).min(most).min(1 << 15);
@@ -435,18 +431,19 @@ impl Setup<'_> {
     ) -> Result<Doorbell, VfioError> {
         let layout = Layout::of(count);
         let iova = area.iova() + at as u64;
-        self.set_common16(common::QUEUE_SELECT, index);
-        self.set_common16(common::QUEUE_SIZE, count);
-        self.set_common16(common::QUEUE_MSIX, vector);
-        self.set_common64(common::QUEUE_DESC, iova + layout.desc as u64);
-        self.set_common64(common::QUEUE_DRIVER, iova + layout.avail as u64);
-        self.set_common64(common::QUEUE_DEVICE, iova + layout.used as u64);
+        self.windows.common.write16(common::QUEUE_SELECT, index);
+        self.windows.common.write16(common::QUEUE_SIZE, count);
+        self.windows.common.write16(common::QUEUE_MSIX, vector);
+        self.windows.common.write64(common::QUEUE_DESC, iova + layout.desc as u64);
+        self.windows.common.write64(common::QUEUE_DRIVER, iova + layout.avail as u64);
+        self.windows.common.write64(common::QUEUE_DEVICE, iova + layout.used as u64);
         let notify = &self.windows.notify;
-        let at = usize::from(self.common16(common::QUEUE_NOTIFY_OFF)) * self.windows.notify_step;
+        let at = usize::from(self.windows.common.read16(common::QUEUE_NOTIFY_OFF))
+            * self.windows.notify_step;
         if at + 2 > notify.len || !at.is_multiple_of(2) {
             return Err(self.device.fault("a doorbell lies outside its BAR"));
         }
-        self.set_common16(common::QUEUE_ENABLE, 1);
+        self.windows.common.write16(common::QUEUE_ENABLE, 1);
         Ok(Doorbell { register: notify.bar.register(notify.at(at, 2)), queue: index })
     }
 
@@ -550,24 +547,11 @@ impl Control {
 }
 
 impl Nic for Virtio {
+    type Rings = NetQueues;
+
     #[inline(always)]
-    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
-        self.queues.tx(len, fill)
-    }
-
-    #[inline]
-    fn tx_flush(&mut self) {
-        self.queues.tx_flush();
-    }
-
-    #[inline]
-    fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken> {
-        self.queues.rx_take(max, each)
-    }
-
-    #[inline]
-    fn rx_release(&mut self) {
-        self.queues.rx_release();
+    fn rings(&mut self) -> &mut NetQueues {
+        &mut self.queues
     }
 
     fn set_interrupt(&mut self, wanted: bool) {
@@ -593,16 +577,12 @@ impl Nic for Virtio {
     fn has_link(&self) -> Option<bool> {
         // One read of two bytes, which a change cannot halve.
         let config = self.link.as_ref()?;
-        Some(config.bar.read16(config.at(CONFIG_STATUS, 2)) & STATUS_LINK_UP != 0)
+        Some(config.read16(CONFIG_STATUS) & STATUS_LINK_UP != 0)
     }
 
     fn stop(&mut self) {
-        let at = self.common.at(common::STATUS, 1);
-        self.common.bar.write8(at, 0);
-        let until = Instant::now() + Duration::from_millis(100);
-        while !matches!(self.status(), 0 | 0xff) && Instant::now() < until {
-            std::thread::yield_now();
-        }
+        self.common.write8(common::STATUS, 0);
+        becomes(Duration::from_millis(100), || matches!(self.status(), 0 | 0xff));
     }
 }
 

@@ -14,7 +14,7 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device, Tail};
 use super::error::VfioError;
-use super::nic::{Buffers, Facts, Lent, Nic};
+use super::nic::{Buffers, Facts, Lent, Nic, Rings};
 use super::ring::desc::DESC_LEN;
 use super::ring::virtq::Broken;
 use super::ring::vmxnet3::{COUNT_MIN, LEN_MAX, RxRing, TxRing};
@@ -124,8 +124,6 @@ const OTHER_VECTOR: u8 = 1;
 
 /// What the interface's first revision carries, at most and usually.
 const MTU_MAX: usize = 9000;
-const MTU_USUAL: usize = 1500;
-const COUNT: u16 = 256;
 
 /// A counter that the device has not written.
 const UNWRITTEN: u64 = u64::MAX;
@@ -264,13 +262,9 @@ pub(super) fn start(
     }
     reset(device, &registers)?;
     let facts = facts(device, &registers, settings)?;
-    let count = |asked: Option<u16>| {
-        let count = asked.unwrap_or(COUNT).clamp(COUNT_MIN as u16, 4096);
-        1_usize << count.ilog2()
-    };
     let stride = (ETH_HDR_LEN + facts.mtu).next_multiple_of(64);
     assert!(stride <= LEN_MAX, "MTU_MAX sees to it");
-    let (rx_count, tx_count) = (count(settings.rx_count), count(settings.tx_count));
+    let [rx_count, tx_count] = settings.counts(COUNT_MIN as u16);
     let layout = Layout { rx_count, tx_count, rx_stride: stride };
     let container = device.container();
     let shared = container.area(layout.len(), Access::ReadWrite, settings.hugepages)?;
@@ -338,17 +332,8 @@ fn reset(device: &Device, registers: &Bar) -> Result<(), VfioError> {
 fn facts(device: &Device, registers: &Bar, settings: &VfioSettings) -> Result<Facts, VfioError> {
     let low = command(registers, cmd::GET_PERM_MAC_LO);
     let high = command(registers, cmd::GET_PERM_MAC_HI);
-    let ([a, b, c, d], [e, f, ..]) = (low.to_le_bytes(), high.to_le_bytes());
-    let own = MacAddr([a, b, c, d, e, f]);
-    let mac = match settings.mac {
-        Some(mac) => mac,
-        None if !own.is_group() && own != MacAddr::default() => own,
-        None => return Err(device.cannot("it has no address; give it one with mac=")),
-    };
-    let mtu = settings.mtu.unwrap_or(MTU_USUAL);
-    if mtu > MTU_MAX {
-        return Err(device.cannot_carry(mtu, MTU_MAX));
-    }
+    let mac = device.mac(settings.mac, MacAddr::from_registers(low, high))?;
+    let mtu = device.mtu(settings.mtu, MTU_MAX)?;
     let link = command(registers, cmd::GET_LINK);
     let link_bps = if link & LINK_UP == 0 {
         tracing::warn!(bdf = device.bdf, "the link is down");
@@ -378,9 +363,9 @@ impl Vmxnet3 {
             let _ = device.set_bus_master(false);
             return Err(device.fault(format!("it does not start, and answers {answer:#x}")));
         }
-        let [a, b, c, d, e, f] = mac.0;
-        self.registers.write32(reg::MACL, u32::from_le_bytes([a, b, c, d]));
-        self.registers.write32(reg::MACH, u32::from_le_bytes([e, f, 0, 0]));
+        let [low, high] = mac.registers();
+        self.registers.write32(reg::MACL, low);
+        self.registers.write32(reg::MACH, high);
         for vector in [RX_VECTOR, OTHER_VECTOR] {
             self.set_mask(vector, true);
         }
@@ -390,7 +375,7 @@ impl Vmxnet3 {
     }
 }
 
-impl Nic for Vmxnet3 {
+impl Rings for Vmxnet3 {
     #[inline]
     fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
@@ -414,12 +399,11 @@ impl Nic for Vmxnet3 {
         for _ in 0..max {
             let Some(got) = self.rx.take()? else { break };
             self.is_lent = true;
-            let len = usize::from(got.len);
-            if !got.is_good || len < ETH_HDR_LEN || len > self.rx_buffers.stride() {
+            let Some(frame) = self.rx_buffers.lend(got) else {
                 self.dropped += 1;
                 continue;
-            }
-            each(Lent { base: self.rx_buffers.at(got.id as usize).as_ptr(), len });
+            };
+            each(frame);
             count += 1;
         }
         Ok(count)
@@ -434,6 +418,15 @@ impl Nic for Vmxnet3 {
                 self.rx_tail.set(self.rx.tail());
             }
         }
+    }
+}
+
+impl Nic for Vmxnet3 {
+    type Rings = Self;
+
+    #[inline(always)]
+    fn rings(&mut self) -> &mut Self {
+        self
     }
 
     fn set_interrupt(&mut self, wanted: bool) {

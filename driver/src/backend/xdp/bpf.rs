@@ -48,6 +48,7 @@ fn name(text: &str) -> [u8; 16] {
 /// `EPERM`: no CAP_NET_ADMIN or CAP_BPF.
 pub(super) fn socket_map(count: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
+    #[derive(Default)]
     struct Attr {
         map_type: u32,
         key_size: u32,
@@ -63,10 +64,8 @@ pub(super) fn socket_map(count: u32) -> io::Result<OwnedFd> {
         key_size: 4,
         value_size: 4,
         max_entries: count,
-        map_flags: 0,
-        inner_map_fd: 0,
-        numa_node: 0,
         map_name: name("barewire"),
+        ..Attr::default()
     };
     // SAFETY: the attributes of a map, without pointers.
     owned(unsafe { bpf(MAP_CREATE, &mut attr) }?)
@@ -75,6 +74,7 @@ pub(super) fn socket_map(count: u32) -> io::Result<OwnedFd> {
 /// Makes `socket` the one of `queue`. It leaves the map by itself when it is closed.
 pub(super) fn put(map: &OwnedFd, queue: u32, socket: RawFd) -> io::Result<()> {
     #[repr(C, align(8))]
+    #[derive(Default)]
     struct Attr {
         map_fd: u32,
         zero: u32,
@@ -85,10 +85,9 @@ pub(super) fn put(map: &OwnedFd, queue: u32, socket: RawFd) -> io::Result<()> {
     let value = socket as u32;
     let mut attr = Attr {
         map_fd: map.as_raw_fd() as u32,
-        zero: 0,
         key: std::ptr::from_ref(&queue) as u64,
         value: std::ptr::from_ref(&value) as u64,
-        flags: 0,
+        ..Attr::default()
     };
     // SAFETY: key and value are four bytes each, as the map was made, and live across the call.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
@@ -108,6 +107,7 @@ pub(super) fn load(program: &[Insn]) -> io::Result<OwnedFd> {
 
 fn load_with(program: &[Insn], flags: u32) -> io::Result<OwnedFd> {
     #[repr(C, align(8))]
+    #[derive(Default)]
     struct Attr {
         prog_type: u32,
         insn_cnt: u32,
@@ -127,14 +127,10 @@ fn load_with(program: &[Insn], flags: u32) -> io::Result<OwnedFd> {
         insn_cnt: program.len() as u32,
         insns: program.as_ptr() as u64,
         license: c"Dual MIT/GPL".as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log_buf: 0,
-        kern_version: 0,
         prog_flags: flags,
         prog_name: name("barewire"),
-        prog_ifindex: 0,
         expected_attach_type: ATTACH_XDP,
+        ..Attr::default()
     };
     // SAFETY: the program is a slice of as many instructions as it says, the licence a string, and
     // both live across the call.
@@ -180,6 +176,7 @@ pub(super) fn attach(program: &OwnedFd, index: u32, mode: XdpMode) -> io::Result
 #[cfg(test)]
 pub(super) fn run(program: &OwnedFd, frame: &[u8]) -> io::Result<u32> {
     #[repr(C, align(8))]
+    #[derive(Default)]
     struct Attr {
         prog_fd: u32,
         retval: u32,
@@ -192,13 +189,10 @@ pub(super) fn run(program: &OwnedFd, frame: &[u8]) -> io::Result<u32> {
     }
     let mut attr = Attr {
         prog_fd: program.as_raw_fd() as u32,
-        retval: 0,
         data_size_in: frame.len() as u32,
-        data_size_out: 0,
         data_in: frame.as_ptr() as u64,
-        data_out: 0,
         repeat: 1,
-        duration: 0,
+        ..Attr::default()
     };
     // SAFETY: the frame is a slice that lives across the call; nothing is written out.
     unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;

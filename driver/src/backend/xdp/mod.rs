@@ -39,12 +39,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use super::Bell;
-use super::hairpin::Hairpin;
+use super::frame_queue::FrameQueue;
 use super::lock::NotInChildren;
 use super::netdev::filter::ArpSocket;
 use super::netdev::hold;
 use super::netdev::{
-    Accept, Asker, Claim, Ear, Link, SOCKETS_MAX, Shared, Waiter, Wanted, Watched, join, raw_socket,
+    Accept, Asker, Claim, Ear, Link, SOCKETS_MAX, Shared, Waiter, Wanted, Watched, join_accepted,
+    raw_socket,
 };
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -92,7 +93,7 @@ const KICKS: u32 = 2 * TX_COUNT / 32;
 /// Frames to ourselves that may wait.
 const OWN_FRAMES: usize = 64;
 /// Which interface, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct XdpSettings {
     /// Name of the interface, such as `eth0`.
     pub interface: String,
@@ -131,19 +132,7 @@ pub struct XdpSettings {
 impl XdpSettings {
     /// The settings of the interface `name`.
     pub fn named(name: &str) -> Self {
-        Self {
-            interface: name.to_owned(),
-            queues: None,
-            mode: None,
-            zero_copy: None,
-            busy_poll: false,
-            station: None,
-            mtu: None,
-            ring_count: None,
-            accept: Accept::Own,
-            place: None,
-            vlan: None,
-        }
+        Self { interface: name.to_owned(), ..Self::default() }
     }
 
     /// Whether a port could be opened with them, as far as can be seen; changes nothing.
@@ -152,8 +141,7 @@ impl XdpSettings {
     /// Why not.
     pub fn check(&self) -> Result<(), OpenError> {
         let wanted = self.wanted();
-        let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
-        let (link, _) = wanted.find(&asker)?;
+        let (asker, link, _) = wanted.find()?;
         self.queues_of(&asker, &link, &wanted)?;
         self.check_here()
     }
@@ -280,11 +268,12 @@ pub struct Xdp {
     /// Errors that have been logged.
     told: Vec<i32>,
     watched: Watched,
-    hairpin: Hairpin,
+    hairpin: FrameQueue,
     gone: Option<PortGone>,
     /// The program, for as long as it is open; before the socket, so that frames pass it again.
     _link: NotInChildren,
     _map: OwnedFd,
+    ear: Arc<Ear>,
     shared: Arc<Shared>,
     _claims: (NotInChildren, Claim),
     /// Keeps the interface listening to our address.
@@ -299,20 +288,15 @@ impl Xdp {
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &XdpSettings) -> Result<Self, OpenError> {
         let wanted = settings.wanted();
-        let asker = Asker::new().map_err(|e| wanted.os("cannot ask for interfaces", &e))?;
-        let (link, mtu) = wanted.find(&asker)?;
+        let (asker, link, mtu) = wanted.find()?;
         let numbers = settings.queues_of(&asker, &link, &wanted)?;
         let os = |e: io::Error| wanted.os("cannot set up the socket", &e);
         let member = raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
         let owner =
             hold(&format!("barewire-xdp-{}", link.index)).map_err(|e| taken(&wanted, &e))?;
         let (station, claim) = wanted.claim(&link, settings.accept)?;
-        let ear = Ear::new().map_err(os)?;
-        if settings.accept == Accept::All && !link.is_loopback {
-            join(member.as_raw_fd(), &link, None).map_err(os)?;
-        } else if station.mac != link.mac && !link.is_loopback {
-            join(member.as_raw_fd(), &link, Some(station.mac)).map_err(os)?;
-        }
+        let ear = Arc::new(Ear::new().map_err(os)?);
+        join_accepted(member.as_raw_fd(), &link, settings.accept, station.mac).map_err(os)?;
         let text = range_text(&numbers);
         let bound = bound::bind(settings, &wanted, &link, numbers, station)?;
         let is_busy_polling = settings.busy_poll;
@@ -324,16 +308,10 @@ impl Xdp {
         let arp = settings.place.map(|place| ArpSocket::new(&link, place, settings.vlan));
         let arp = arp.transpose().map_err(os)?;
         let caps = PortCaps {
-            station,
-            mtu,
-            lossless: false,
-            gather: false,
             rto_floor_ns: 1_000_000,
             via_kernel: true,
-            tells_presence: false,
-            near_mtu: 0,
             link_bps: link.bps,
-            name: wanted.port.clone(),
+            ..PortCaps::new(station, mtu, &wanted.port)
         };
         let is_zero_copy = socket::is_zero_copy(bound.queues[0].fd);
         tell(&caps, &link, &text, &bound, is_zero_copy);
@@ -358,11 +336,12 @@ impl Xdp {
             is_kick_due: false,
             told: Vec::new(),
             watched: Watched::new(asker, link),
-            hairpin: Hairpin::new(OWN_FRAMES, frame_max),
+            hairpin: FrameQueue::new(OWN_FRAMES, frame_max),
             gone: None,
             _link: program,
             _map: map,
-            shared: Arc::new(Shared { sockets, ear, bell, arp }),
+            shared: Arc::new(Shared { sockets, ear: Some(Arc::clone(&ear)), bell, arp }),
+            ear,
             _claims: (owner, claim),
             _member: member,
         })
@@ -458,8 +437,7 @@ impl Xdp {
     #[cold]
     fn lost_frame(&mut self, len: usize) -> Tx {
         self.counters.tx_dropped += 1;
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         Tx::Sent
     }
 
@@ -487,7 +465,7 @@ impl Xdp {
             self.counters.rx_dropped += lost.saturating_sub(self.lost);
             self.lost = lost;
         }
-        if self.shared.ear.heard(anyway) { self.relook(true) } else { Ok(()) }
+        if self.ear.heard(anyway) { self.relook(true) } else { Ok(()) }
     }
 
     fn relook(&mut self, heard: bool) -> Result<(), PortGone> {
@@ -537,8 +515,7 @@ impl Xdp {
         for received in &self.burst[..count] {
             sink.frame(&frame(&self.umem, *received));
             give_back(rings, &mut self.umem, received.chunk)?;
-            self.counters.rx_frames += 1;
-            self.counters.rx_bytes += received.len as u64;
+            self.counters.received(received.len);
         }
         if rings.fill.is_pending() {
             rings.fill.publish();
@@ -586,12 +563,7 @@ impl Port for Xdp {
             return Err(gone.clone());
         }
         if frame.dst_word() == self.own {
-            let sent = self.hairpin.push(frame);
-            let is_sent = sent == Tx::Sent;
-            self.counters.tx_frames += u64::from(is_sent);
-            self.counters.tx_bytes += if is_sent { len as u64 } else { 0 };
-            self.counters.tx_full += u64::from(!is_sent);
-            return Ok(sent);
+            return Ok(self.hairpin.tx(frame, &mut self.counters));
         }
         if len > self.carries {
             self.relook(false)?;
@@ -621,8 +593,7 @@ impl Port for Xdp {
             at.add(len).write_bytes(0, wire_len - len);
         }
         self.sending.tx.put(Desc { addr: chunk, len: wire_len as u32, options: 0 });
-        self.counters.tx_frames += 1;
-        self.counters.tx_bytes += len as u64;
+        self.counters.sent(len);
         Ok(Tx::Sent)
     }
 
@@ -633,7 +604,7 @@ impl Port for Xdp {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        let pointed = self.shared.ear.is_pointed();
+        let pointed = self.ear.is_pointed();
         let pending = self.is_kick_due || self.gone.is_some() || pointed;
         if pending || self.polls.is_multiple_of(LOOK_EVERY) {
             self.look_around()?;
@@ -648,10 +619,7 @@ impl Port for Xdp {
             count += heard;
         }
         if !self.hairpin.is_empty() {
-            let (own, bytes) = self.hairpin.lend(max - count, sink);
-            self.counters.rx_frames += own as u64;
-            self.counters.rx_bytes += bytes;
-            count += own;
+            count += self.hairpin.rx_burst(max - count, sink, &mut self.counters);
         }
         Ok(count)
     }

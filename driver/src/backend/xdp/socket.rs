@@ -6,12 +6,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::super::lock::NotInChildren;
-use super::super::{owned, set_option};
+use super::super::{SEND_BUFFER, get_option, set_option};
 use super::ring::{Consumer, Desc, Places, Producer};
 use super::umem::Umem;
 
 /// Asked for as the socket's send buffer: a burst of the longest frames.
-const SEND_BUFFER: libc::c_int = 4 << 20;
+const SEND_BUFFER_LEN: libc::c_int = 4 << 20;
 /// Microseconds that the kernel looks for frames in a call, and frames that it takes at most.
 const BUSY_POLL_US: libc::c_int = 20;
 const BUSY_POLL_BUDGET: libc::c_int = 64;
@@ -21,48 +21,24 @@ const BUSY_POLL_BUDGET: libc::c_int = 64;
 /// # Errors
 /// `EPERM`: no CAP_NET_RAW. `EAFNOSUPPORT`: the kernel has no AF_XDP.
 pub(super) fn open() -> io::Result<NotInChildren> {
-    // SAFETY: `socket` takes numbers and touches no memory.
-    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    Ok(owned(fd)?.into())
+    Ok(super::super::socket(libc::AF_XDP, libc::SOCK_RAW, 0)?.into())
 }
 
 fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
     set_option(fd, libc::SOL_XDP, option, value)
 }
 
-/// Reads an option that is plain numbers, for which zeros are a value; what the kernel does not
-/// know of it stays 0.
-fn get<T: Plain>(fd: RawFd, option: libc::c_int) -> io::Result<(T, usize)> {
-    let mut value = T::default();
-    let mut len = size_of::<T>() as libc::socklen_t;
-    let (level, at) = (libc::SOL_XDP, std::ptr::from_mut(&mut value));
-    // SAFETY: the kernel writes at most `len` bytes to `value`, which is as long, and any bytes are
-    // one (`Plain`).
-    let done = unsafe { libc::getsockopt(fd, level, option, at.cast(), &raw mut len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok((value, len as usize)) }
-}
-
-/// # Safety
-/// Any bytes are one.
-unsafe trait Plain: Default {}
-
 /// `struct xdp_mmap_offsets`: producer, consumer, entries and flags of `RX`, `TX`, `FILL` and
 /// `COMPLETION`.
 type Offsets = [[u64; 4]; 4];
-// SAFETY: numbers.
-unsafe impl Plain for Offsets {}
 const _: () = assert!(size_of::<Offsets>() == size_of::<libc::xdp_mmap_offsets>());
 
 /// `struct xdp_statistics`.
 type Statistics = [u64; 6];
-// SAFETY: numbers.
-unsafe impl Plain for Statistics {}
 const _: () = assert!(size_of::<Statistics>() == size_of::<libc::xdp_statistics>());
 
 /// `struct xdp_options`.
 type Options = [u32; 1];
-// SAFETY: a number.
-unsafe impl Plain for Options {}
 
 /// Makes `umem` the socket's memory.
 ///
@@ -134,7 +110,8 @@ pub(super) fn sends_nothing(fd: RawFd) -> io::Result<()> {
 
 /// Where the parts of the rings lie in their mappings: `RX`, `TX`, `FILL`, `COMPLETION`.
 fn places(fd: &OwnedFd) -> io::Result<[Places; 4]> {
-    let (offsets, len): (Offsets, usize) = get(fd.as_raw_fd(), libc::XDP_MMAP_OFFSETS)?;
+    let (offsets, len): (Offsets, usize) =
+        get_option(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)?;
     if len != size_of::<Offsets>() {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
@@ -186,18 +163,13 @@ pub(super) fn bind(fd: RawFd, index: u32, queue: u32, memory: Memory) -> io::Res
         sxdp_queue_id: queue,
         sxdp_shared_umem_fd: of,
     };
-    let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
-    // SAFETY: `bind` reads `len` bytes of a `sockaddr_xdp` that lives across the call.
-    let done = unsafe { libc::bind(fd, (&raw const addr).cast(), len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    super::super::bind(fd, &addr)
 }
 
 /// Room for bursts in the kernel, as far as it is allowed.
 pub(super) fn enlarge(fd: RawFd) {
-    if set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
-        // What the system allows is enough to work.
-        let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER);
-    }
+    // What the system allows is enough to work.
+    let _ = super::super::enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN);
 }
 
 /// The thread that calls the socket does the driver's work, in place of interrupts.
@@ -213,13 +185,13 @@ pub(super) fn busy_poll(fd: RawFd) -> io::Result<()> {
 
 /// Whether frames are not copied by the kernel.
 pub(super) fn is_zero_copy(fd: RawFd) -> bool {
-    let options = get::<Options>(fd, libc::XDP_OPTIONS);
+    let options = get_option::<Options>(fd, libc::SOL_XDP, libc::XDP_OPTIONS);
     options.is_ok_and(|([flags], _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
 /// Frames for us that found no room, or no buffer that was long enough, so far.
 pub(super) fn lost(fd: RawFd) -> u64 {
-    let statistics = get::<Statistics>(fd, libc::XDP_STATISTICS);
+    let statistics = get_option::<Statistics>(fd, libc::SOL_XDP, libc::XDP_STATISTICS);
     // The second and third are descriptors of ours that the kernel refused.
     statistics.map_or(0, |([dropped, _, _, ring_full, ..], _)| dropped + ring_full)
 }

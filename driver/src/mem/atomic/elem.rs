@@ -7,20 +7,32 @@ use super::complex::{Complex, Real};
 use super::f80::F80;
 
 /// A value of one element.
-pub(super) trait Elem: Copy {
-    const LEN: usize;
+///
+/// # Safety
+/// Every pattern of its bits is a value, or `load` makes one of it.
+pub(super) unsafe trait Elem: Copy {
+    const LEN: usize = size_of::<Self>();
 
     /// Reads an element at any address.
     ///
     /// # Safety
     /// `LEN` bytes at `at` are readable.
-    unsafe fn load(at: *const u8) -> Self;
+    #[inline(always)]
+    unsafe fn load(at: *const u8) -> Self {
+        // SAFETY: readable by the caller's word; unaligned is declared, and every bit pattern is a
+        // value by the trait's.
+        unsafe { at.cast::<Self>().read_unaligned() }
+    }
 
     /// Writes an element at any address.
     ///
     /// # Safety
     /// `LEN` bytes at `at` are writable.
-    unsafe fn store(self, at: *mut u8);
+    #[inline(always)]
+    unsafe fn store(self, at: *mut u8) {
+        // SAFETY: writable by the caller's word; unaligned is declared.
+        unsafe { at.cast::<Self>().write_unaligned(self) }
+    }
 
     /// Replaces the element by `f` of it, or leaves it if `f` says `None`, in one atomic step, and
     /// returns what it was. `None`, with nothing done, if no instruction does that for this type at
@@ -29,7 +41,10 @@ pub(super) trait Elem: Copy {
     /// # Safety
     /// `LEN` bytes at `at` are readable and writable, and `at` is aligned as C aligns the type or
     /// to 8.
-    unsafe fn swap(at: *mut u8, f: impl Fn(Self) -> Option<Self>) -> Option<Self>;
+    unsafe fn swap(at: *mut u8, f: impl Fn(Self) -> Option<Self>) -> Option<Self> {
+        let _ = (at, f);
+        None
+    }
 }
 
 /// What every type can do.
@@ -45,7 +60,11 @@ pub(super) trait Num: Elem {
 /// What types with an order can do as well. False with a NaN.
 pub(super) trait Ordered: Num {
     fn less(self, other: Self) -> bool;
-    fn less_or_same(self, other: Self) -> bool;
+
+    #[inline(always)]
+    fn less_or_same(self, other: Self) -> bool {
+        self.less(other) || self.same(other)
+    }
 }
 
 /// What integers can do as well.
@@ -59,22 +78,8 @@ pub(super) trait Bits: Num {
 /// Memory layout of a primitive whose bits fit an atomic word.
 macro_rules! word_elem {
     ($elem:ty, $word:ty, $atomic:ty, $to:expr, $from:expr) => {
-        impl Elem for $elem {
-            const LEN: usize = size_of::<Self>();
-
-            #[inline(always)]
-            unsafe fn load(at: *const u8) -> Self {
-                // SAFETY: readable by the caller's word; unaligned is declared, and every bit
-                // pattern is a value.
-                unsafe { at.cast::<Self>().read_unaligned() }
-            }
-
-            #[inline(always)]
-            unsafe fn store(self, at: *mut u8) {
-                // SAFETY: writable by the caller's word; unaligned is declared.
-                unsafe { at.cast::<Self>().write_unaligned(self) }
-            }
-
+        // SAFETY: a primitive, or two of them, and each of its bit patterns is a value.
+        unsafe impl Elem for $elem {
             #[inline(always)]
             unsafe fn swap(at: *mut u8, f: impl Fn(Self) -> Option<Self>) -> Option<Self> {
                 if at as usize % size_of::<$word>() != 0 {
@@ -130,11 +135,6 @@ macro_rules! integer {
             fn less(self, other: Self) -> bool {
                 self < other
             }
-
-            #[inline(always)]
-            fn less_or_same(self, other: Self) -> bool {
-                self <= other
-            }
         }
 
         impl Bits for $int {
@@ -185,74 +185,42 @@ fn complex_from_bits(bits: u64) -> Complex<f32> {
 // The parts of the words above, and the operands of every type, are read in the host's order.
 const _: () = assert!(cfg!(target_endian = "little"), "operands on the wire are little-endian");
 
-impl Elem for Complex<f64> {
-    const LEN: usize = 16;
+// SAFETY: two primitives, and each of their bit patterns is a value.
+unsafe impl Elem for Complex<f64> {}
 
+impl<R: Real + Elem> Num for R {
     #[inline(always)]
-    unsafe fn load(at: *const u8) -> Self {
-        // SAFETY: readable by the caller's word; unaligned is declared, every bit pattern is good.
-        unsafe { at.cast::<Self>().read_unaligned() }
+    fn sum(self, other: Self) -> Self {
+        self.add(other)
     }
 
     #[inline(always)]
-    unsafe fn store(self, at: *mut u8) {
-        // SAFETY: writable by the caller's word; unaligned is declared.
-        unsafe { at.cast::<Self>().write_unaligned(self) }
+    fn prod(self, other: Self) -> Self {
+        self.mul(other)
     }
 
-    unsafe fn swap(_: *mut u8, _: impl Fn(Self) -> Option<Self>) -> Option<Self> {
-        None
+    #[inline(always)]
+    fn truth(self) -> bool {
+        !self.equals(R::ZERO)
+    }
+
+    #[inline(always)]
+    fn of_truth(truth: bool) -> Self {
+        if truth { R::ONE } else { R::ZERO }
+    }
+
+    #[inline(always)]
+    fn same(self, other: Self) -> bool {
+        self.equals(other)
     }
 }
 
-/// What the floating types have in common: the trait's methods by those of `Real`.
-macro_rules! real_num {
-    ($real:ty) => {
-        impl Num for $real {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self {
-                self.add(other)
-            }
-
-            #[inline(always)]
-            fn prod(self, other: Self) -> Self {
-                self.mul(other)
-            }
-
-            #[inline(always)]
-            fn truth(self) -> bool {
-                !self.equals(<$real>::ZERO)
-            }
-
-            #[inline(always)]
-            fn of_truth(truth: bool) -> Self {
-                if truth { <$real>::ONE } else { <$real>::ZERO }
-            }
-
-            #[inline(always)]
-            fn same(self, other: Self) -> bool {
-                self.equals(other)
-            }
-        }
-
-        impl Ordered for $real {
-            #[inline(always)]
-            fn less(self, other: Self) -> bool {
-                Real::less(self, other)
-            }
-
-            #[inline(always)]
-            fn less_or_same(self, other: Self) -> bool {
-                Real::less(self, other) || self.equals(other)
-            }
-        }
-    };
+impl<R: Real + Elem> Ordered for R {
+    #[inline(always)]
+    fn less(self, other: Self) -> bool {
+        Real::less(self, other)
+    }
 }
-
-real_num!(f32);
-real_num!(f64);
-#[cfg(target_arch = "x86_64")]
-real_num!(F80);
 
 impl<R: Real> Num for Complex<R>
 where
@@ -284,48 +252,23 @@ where
     }
 }
 
+// SAFETY: `load` clears the padding, and each pattern of the other bits is a value.
 #[cfg(target_arch = "x86_64")]
-impl Elem for F80 {
-    const LEN: usize = 16;
-
+unsafe impl Elem for F80 {
     #[inline(always)]
     unsafe fn load(at: *const u8) -> Self {
         // SAFETY: two words that are readable by the caller's word; unaligned is declared.
         let [significand, exponent] = unsafe { at.cast::<[u64; 2]>().read_unaligned() };
         Self::from_words(significand, exponent)
     }
-
-    #[inline(always)]
-    unsafe fn store(self, at: *mut u8) {
-        // SAFETY: two words that are writable by the caller's word; unaligned is declared.
-        unsafe { at.cast::<[u64; 2]>().write_unaligned(self.words()) }
-    }
-
-    unsafe fn swap(_: *mut u8, _: impl Fn(Self) -> Option<Self>) -> Option<Self> {
-        None
-    }
 }
 
+// SAFETY: `load` makes each half as that of `F80` does.
 #[cfg(target_arch = "x86_64")]
-impl Elem for Complex<F80> {
-    const LEN: usize = 32;
-
+unsafe impl Elem for Complex<F80> {
     #[inline(always)]
     unsafe fn load(at: *const u8) -> Self {
         // SAFETY: the two halves of the 32 bytes that the caller vouches for.
-        unsafe { Self { re: F80::load(at), im: F80::load(at.add(16)) } }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, at: *mut u8) {
-        // SAFETY: the two halves of the 32 bytes that the caller vouches for.
-        unsafe {
-            self.re.store(at);
-            self.im.store(at.add(16));
-        }
-    }
-
-    unsafe fn swap(_: *mut u8, _: impl Fn(Self) -> Option<Self>) -> Option<Self> {
-        None
+        unsafe { Self { re: F80::load(at), im: F80::load(at.add(F80::LEN)) } }
     }
 }

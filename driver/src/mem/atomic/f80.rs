@@ -23,12 +23,6 @@ impl F80 {
         Self { significand, exponent: exponent & 0xffff }
     }
 
-    /// The 16 bytes in memory.
-    #[inline]
-    pub(super) const fn words(self) -> [u64; 2] {
-        [self.significand, self.exponent]
-    }
-
     fn cmp(self, other: Self) -> Option<Ordering> {
         let (above, equal, unordered): (u8, u8, u8);
         // SAFETY: loads ten bytes of each value, compares, and pops both again; exceptions are

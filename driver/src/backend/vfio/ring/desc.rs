@@ -47,3 +47,14 @@ impl Descs {
         unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }
     }
 }
+
+/// What a receive descriptor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Its number, which is its buffer's.
+    pub id: u32,
+    /// Bytes that the device says it wrote.
+    pub len: u16,
+    /// The frame is whole and has no error.
+    pub is_good: bool,
+}

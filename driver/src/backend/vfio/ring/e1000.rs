@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::desc::Descs;
+use super::desc::{Descs, Received};
 
 /// A format of descriptors. All have the buffer's address in the first word.
 pub trait Format: Send + Sync + 'static {
@@ -115,17 +115,6 @@ impl Addrs {
     fn of(self, i: u32) -> u64 {
         (self.first + u64::from(i) * self.stride).to_le()
     }
-}
-
-/// What a receive descriptor holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// Its number, which is its buffer's.
-    pub id: u32,
-    /// Bytes that the device says it wrote.
-    pub len: u16,
-    /// The frame is whole and has no error.
-    pub is_good: bool,
 }
 
 /// The driver's end of a receive ring.

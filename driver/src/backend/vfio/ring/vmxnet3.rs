@@ -21,7 +21,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::desc::Descs;
+use super::desc::{Descs, Received};
 use super::virtq::Broken;
 
 /// Fewest commands of a ring, whose length has to be a multiple of that.
@@ -127,17 +127,6 @@ impl Pair {
         self.done = self.done.wrapping_add(skipped + 1);
         Ok(first)
     }
-}
-
-/// What a completed reception says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// The command's number, which is its buffer's.
-    pub id: u32,
-    /// Bytes that the device says it wrote, at most [`LEN_MAX`].
-    pub len: u16,
-    /// The frame is whole and has no error.
-    pub is_good: bool,
 }
 
 /// The driver's end of the receive rings.
