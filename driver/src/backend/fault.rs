@@ -281,7 +281,6 @@ impl Port for Fault {
         }
     }
 
-    /// Loss, copies and delay leave a frame as it is.
     fn below(&self) -> Option<&dyn Port> {
         Some(&*self.inner)
     }
@@ -290,6 +289,7 @@ impl Port for Fault {
         self.inner.presence(station)
     }
 
+    /// Loss, copies and delay leave a frame as it is.
     fn damages(&self) -> bool {
         self.settings.corrupt > 0.0 || self.inner.damages()
     }

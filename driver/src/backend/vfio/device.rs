@@ -31,9 +31,10 @@ use super::sys::{self, Access, Region};
 use crate::mem::{Arena, Block, Hugepages};
 use crate::port::MacAddr;
 
-/// Bits of the command register in configuration space: memory decoding, bus mastering.
+/// Bytes after the Ethernet header, where neither the user nor the device says how many.
 const MTU_USUAL: usize = 1500;
 
+/// Bits of the command register in configuration space: memory decoding, bus mastering.
 const COMMAND: u64 = 4;
 const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
