@@ -81,8 +81,7 @@ const RX_PROMISC: [u8; 2] = [0, 0];
 const RX_ALLMULTI: [u8; 2] = [0, 1];
 const MAC_ADDR_SET: [u8; 2] = [1, 1];
 
-/// Bytes after the Ethernet header where the device names no limit, and the most that are asked of
-/// such a device.
+/// Most bytes after the Ethernet header that are asked of a device, whatever it carries.
 const MTU_MOST: usize = 9216;
 
 /// No vector: nothing interrupts.
