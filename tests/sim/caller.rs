@@ -648,7 +648,7 @@ impl App {
                 if v.trace {
                     eprintln!("{} err {e:x?}", v.host);
                 }
-                let src = self.source(node, &e.cqe)?;
+                let src = self.source(v, node, &e.cqe)?;
                 v.ledger.error(self.life, &e, src, &mut self.arena).map(|()| true)
             }
             Err(Error::Again) => Ok(false),
@@ -663,7 +663,7 @@ impl App {
         if v.trace {
             eprintln!("{} cqe {cqe:x?}", v.host);
         }
-        let src = self.source(node, cqe)?;
+        let src = self.source(v, node, cqe)?;
         v.ledger.success(self.life, cqe, src, &mut self.arena)
     }
 
@@ -681,14 +681,21 @@ impl App {
     }
 
     /// Translates the source of a completion by what was inserted.
-    fn source(&self, node: &Node, cqe: &Cqe) -> std::result::Result<Option<Addr>, Violation> {
+    fn source(
+        &self,
+        v: &View<'_>,
+        node: &Node,
+        cqe: &Cqe,
+    ) -> std::result::Result<Option<Addr>, Violation> {
         let from = CqFlags::RECV | CqFlags::REMOTE_READ | CqFlags::REMOTE_WRITE;
         if cqe.src == FI_ADDR_UNSPEC || !cqe.flags.intersects(from) {
             return Ok(None);
         }
         let a = node.av_lookup(self.av, cqe.src).map_err(|e| format!("source {}: {e}", cqe.src))?;
         let host = Net::host(a.station);
-        Ok(Some(Addr { host, number: a.ep, life: None }))
+        let is = |life: &u32| v.plan.incarnation(*life) == a.incarnation;
+        let life = if a.incarnation == 0 { None } else { v.ledger.lives().find(is) };
+        Ok(Some(Addr { host, number: a.ep, life }))
     }
 
     /// Keeps a wildcard receive of each kind posted on every endpoint, takes what peeks reserved.

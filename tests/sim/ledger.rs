@@ -158,6 +158,8 @@ struct Life {
     eps: Vec<Ep>,
     /// Addresses that were out of its vector for a while: host, and number of the endpoint.
     renamed: Vec<(usize, u16)>,
+    /// Addresses that it has inserted, and when.
+    inserted: Vec<(Addr, u64)>,
     /// Hosts that have been in its vector.
     vector: HashMap<usize, Presence>,
     /// Lives that it has addressed by their incarnation.
@@ -166,8 +168,18 @@ struct Life {
 
 impl Life {
     fn new(host: usize, alive: bool) -> Self {
-        let (eps, renamed, vector, named) = Default::default();
-        Self { host, alive, eps, renamed, vector, named }
+        let (eps, renamed, inserted, vector, named) = Default::default();
+        Self { host, alive, eps, renamed, inserted, vector, named }
+    }
+
+    /// Whether it has had an address of the sender of `msg` since before that was sent.
+    fn names(&self, msg: &Msg) -> bool {
+        let is = |addr: &Addr| {
+            (addr.host, addr.number) == (msg.src_host, msg.src_number)
+                && addr.life.is_none_or(|life| life == msg.src.life)
+        };
+        let renamed = self.renamed.contains(&(msg.src_host, msg.src_number));
+        !renamed && self.inserted.iter().any(|(addr, since)| is(addr) && *since <= msg.seq)
     }
 
     /// Whether `host` has been in the vector from `seq` until now.
@@ -296,10 +308,16 @@ impl Ledger {
         (self.lives.len() - 1) as u32
     }
 
+    /// All lives that there were.
+    pub(crate) fn lives(&self) -> std::ops::Range<u32> {
+        0..self.lives.len() as u32
+    }
+
     /// `life` puts this address into its vector.
     pub(crate) fn inserted(&mut self, life: u32, addr: Addr) {
         self.seq += 1;
         let life = &mut self.lives[life as usize];
+        life.inserted.push((addr, self.seq));
         life.named.extend(addr.life);
         let presence = life.vector.entry(addr.host).or_default();
         if presence.count == 0 {
@@ -822,9 +840,7 @@ impl Ledger {
             let from = from && src.life.is_none_or(|l| l == msg.src.life);
             ensure!(from, "message {m} {msg:?} reported from {src:?} to {at:?}");
         } else {
-            // All have been in the vector from the start.
-            let renamed = &self.lives[at.life as usize].renamed;
-            let named = !renamed.contains(&(msg.src_host, msg.src_number));
+            let named = self.lives[at.life as usize].names(msg);
             ensure!(!(self.ep(at).source && named), "message {m} has no source: {msg:?}");
         }
         let post = (self.ops[i].seq, offset);

@@ -3,7 +3,7 @@
 use barewire_dataplane::node::NodeSettings;
 use barewire_dataplane::seal::{Keyring, Mode, PreSharedKey};
 
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 
 /// Everything about a run that is fixed before it starts.
 #[derive(Clone, Debug)]
@@ -328,6 +328,11 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 
 impl Plan {
+    /// By which a life is told from others.
+    pub(crate) fn incarnation(&self, life: u32) -> u64 {
+        mix(self.seed ^ mix(u64::from(life))) >> 16 | 1
+    }
+
     /// A quiet segment and an ordinary load, the base of the directed stages.
     pub(crate) fn calm(seed: u64, ops: u64) -> Self {
         Self {

@@ -217,7 +217,7 @@ impl World {
         w.net.events_max = (500_000 + 1000 * w.plan.ops) * kinds;
         for host in 0..n {
             let life = w.ledger.life_new(host);
-            let incarnation = incarnation(w.plan.seed, life);
+            let incarnation = w.plan.incarnation(life);
             w.residents.push(Resident { life, incarnation, alive: true });
         }
         for host in 0..n {
@@ -648,7 +648,7 @@ impl World {
 
     fn restart(&mut self, host: usize) -> Checked {
         let life = self.ledger.life_new(host);
-        let incarnation = incarnation(self.plan.seed, life);
+        let incarnation = self.plan.incarnation(life);
         self.residents[host] = Resident { life, incarnation, alive: true };
         self.start(host)
     }
@@ -795,7 +795,3 @@ impl World {
 
 /// Virtual time after which the applications stop calling even if they could not do much.
 const ACTIVE_MAX_NS: u64 = 60_000_000_000;
-
-fn incarnation(seed: u64, life: u32) -> u64 {
-    mix(seed ^ mix(u64::from(life))) >> 16 | 1
-}
