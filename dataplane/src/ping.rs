@@ -608,18 +608,7 @@ mod tests {
     }
 
     fn node_with(incarnation: u64, keys: Option<Keyring>) -> Node {
-        let caps = PortCaps {
-            station: TARGET,
-            mtu: MTU,
-            lossless: false,
-            gather: false,
-            rto_floor_ns: 100_000,
-            via_kernel: false,
-            tells_presence: false,
-            near_mtu: 0,
-            link_bps: 0,
-            name: "test".into(),
-        };
+        let caps = PortCaps::new(TARGET, MTU, "test");
         let settings =
             NodeSettings { incarnation, seed: incarnation, keys, ..NodeSettings::default() };
         Node::new(settings, &caps).unwrap()

@@ -130,18 +130,8 @@ fn station_of(n: usize) -> Station {
 
 impl Side {
     fn new(i: usize, setup: u8) -> Self {
-        let caps = PortCaps {
-            station: station_of(i),
-            mtu: [256, 1500][usize::from(setup >> 1 & 1 | setup >> 7)],
-            lossless: false,
-            gather: false,
-            rto_floor_ns: 100_000,
-            via_kernel: false,
-            tells_presence: false,
-            near_mtu: 0,
-            link_bps: 0,
-            name: "fuzz".into(),
-        };
+        let mtu = [256, 1500][usize::from(setup >> 1 & 1 | setup >> 7)];
+        let caps = PortCaps::new(station_of(i), mtu, "fuzz");
         let entropy = [i as u8; 32];
         let keys = match setup & CERTIFIED {
             0 => Keyring::new(list(setup), entropy),

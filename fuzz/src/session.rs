@@ -129,18 +129,9 @@ const STATIONS: usize = 5;
 
 impl Side {
     fn new(i: usize, setup: u8) -> Self {
-        let caps = PortCaps {
-            station: station_of(i),
-            mtu: [256, 1500, 1500, 4096][usize::from(setup >> 1) % 4],
-            lossless: setup & 1 != 0,
-            gather: false,
-            rto_floor_ns: 100_000,
-            via_kernel: false,
-            tells_presence: false,
-            near_mtu: 0,
-            link_bps: 0,
-            name: "fuzz".into(),
-        };
+        let mtu = [256, 1500, 1500, 4096][usize::from(setup >> 1) % 4];
+        let caps =
+            PortCaps { lossless: setup & 1 != 0, ..PortCaps::new(station_of(i), mtu, "fuzz") };
         let settings = NodeSettings {
             incarnation: 101 + i as u64,
             seed: 7 + i as u64,

@@ -155,16 +155,12 @@ impl Node {
         };
         let ends = Nic { rx_ring: link.rx_ring, tx_ring: link.tx_ring, ..Nic::default() };
         let caps = PortCaps {
-            station: Station::at([2, 1, 0, 0, 0, number as u8]),
-            mtu: link.mtu[number],
-            lossless: false,
-            tells_presence: false,
-            near_mtu: 0,
-            gather: false,
-            rto_floor_ns: 100_000,
-            via_kernel: false,
             link_bps: link.bps,
-            name: format!("sim:nic{number}"),
+            ..PortCaps::new(
+                Station::at([2, 1, 0, 0, 0, number as u8]),
+                link.mtu[number],
+                format!("sim:nic{number}"),
+            )
         };
         let nic = Ends { caps, ends: Arc::new(Mutex::new(ends)) };
         let switch = Some(nic.switch(&segment));

@@ -162,16 +162,13 @@ pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, Violation>) -> Result<T, 
 pub(crate) fn caps(plan: &Plan, host: usize) -> PortCaps {
     let kind = if plan.link.ports_differ { host } else { 0 };
     PortCaps {
-        station: Net::station(host),
-        mtu: plan.link.mtu[host],
         lossless: plan.link.lossless,
         tells_presence: plan.link.presence,
         near_mtu: plan.link.near_mtu,
         gather: mix(plan.seed) & 1 == 0,
-        rto_floor_ns: 100_000,
         via_kernel: (mix(plan.seed ^ 1) as usize + kind).is_multiple_of(2),
         link_bps: if kind % 4 == 3 { 0 } else { plan.link.bps / (1 + 9 * kind as u64) },
-        name: format!("sim:{host}"),
+        ..PortCaps::new(Net::station(host), plan.link.mtu[host], format!("sim:{host}"))
     }
 }
 

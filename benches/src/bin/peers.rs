@@ -108,18 +108,7 @@ fn idle_turns(args: &Args, report: &mut Report, few: &mut Crowd, many: &mut Crow
 }
 
 fn caps(number: usize) -> PortCaps {
-    PortCaps {
-        station: station(number),
-        mtu: 1500,
-        lossless: true,
-        gather: false,
-        rto_floor_ns: 100_000,
-        via_kernel: false,
-        tells_presence: false,
-        near_mtu: 0,
-        link_bps: 0,
-        name: "bench".into(),
-    }
+    PortCaps { lossless: true, ..PortCaps::new(station(number), 1500, "bench") }
 }
 
 fn station(number: usize) -> Station {

@@ -83,18 +83,7 @@ struct Pair {
 }
 
 fn caps(station: u8, mtu: usize, lossless: bool) -> PortCaps {
-    PortCaps {
-        station: Station::at([2, 0, 0, 0, 0, station]),
-        mtu,
-        lossless,
-        gather: false,
-        rto_floor_ns: 100_000,
-        via_kernel: false,
-        tells_presence: false,
-        near_mtu: 0,
-        link_bps: 0,
-        name: "test".into(),
-    }
+    PortCaps { lossless, ..PortCaps::new(Station::at([2, 0, 0, 0, 0, station]), mtu, "test") }
 }
 
 fn end(station: u8, mtu: usize, lossless: bool) -> End {

@@ -39,16 +39,8 @@ fn cable_of(room: usize, mtu: usize) -> (Box<Cable>, Box<Cable>) {
     let (one, another) = (Way::default(), Way::default());
     let end = |out: &Way, inward: &Way| {
         let caps = PortCaps {
-            station: Station::from(crate::port::MacAddr::random()),
-            mtu,
-            lossless: false,
-            gather: false,
-            rto_floor_ns: 100_000,
-            via_kernel: false,
-            tells_presence: false,
-            near_mtu: 0,
             link_bps: 10_000_000_000,
-            name: "cable".into(),
+            ..PortCaps::new(crate::port::MacAddr::random(), mtu, "cable")
         };
         let (out, inward) = (Arc::clone(out), Arc::clone(inward));
         let (refuses, offered, gone, damages) = (0, 0, false, true);
