@@ -25,7 +25,7 @@ use crate::wire::{
 };
 
 /// Frames that one peer may send before the next peer is served.
-const TURN: usize = 64;
+const TURN: usize = 88;
 
 /// Pause before a port that was full is tried again, nanoseconds.
 const FULL_RETRY_NS: u64 = 2_000;
