@@ -18,7 +18,7 @@ local TYPES = {
 -- Least length of the operation header.
 local OP_LEN = {
   [1] = 8, [2] = 16, [3] = 8, [4] = 32, [5] = 32, [6] = 32, [7] = 16, [8] = 16, [9] = 8, [10] = 8,
-  [11] = 32, [12] = 8, [13] = 0, [14] = 32, [15] = 64, [16] = 32, [17] = 48, [18] = 40, [19] = 16,
+  [11] = 32, [12] = 8, [13] = 0, [14] = 32, [15] = 64, [16] = 40, [17] = 48, [18] = 40, [19] = 16,
   [22] = 24,
 }
 local HAS_PAYLOAD = {
@@ -108,6 +108,7 @@ field("rma_flags.fetch", ProtoField.bool, "Old values wanted", 8, nil, 0x08)
 field("rma_flags.compare", ProtoField.bool, "Compare values", 8, nil, 0x10)
 field("rma_flags.tagged", ProtoField.bool, "On a posted receive", 8, nil, 0x20)
 field("rma_flags.void", ProtoField.bool, "Withdrawn", 8, nil, 0x40)
+field("rma_flags.answer", ProtoField.bool, "Answer wanted", 8, nil, 0x80)
 field("seq", ProtoField.uint16, "Operation", base.DEC)
 field("rkey", ProtoField.uint64, "Key", base.HEX)
 field("addr", ProtoField.uint64, "Address", base.HEX)
@@ -472,10 +473,12 @@ local function range(state, tree, op, known)
   tree:add_le(f["src_ep"], op(2, 2))
   local flags = op(4, 1):uint()
   local t = tree:add(f["rma_flags"], op(4, 1))
-  for _, name in ipairs({ "last", "imm", "end", "fetch", "compare", "tagged", "void" }) do
+  for _, name in ipairs({ "last", "imm", "end", "fetch", "compare", "tagged", "void",
+    "answer" }) do
     t:add(f["rma_flags." .. name], op(4, 1))
   end
-  if band(flags, 255 - known) ~= 0 then refuse(state, "rma_flags") end
+  local answer = band(flags, 0x80) ~= 0 and band(flags, 0x09) ~= 0x01
+  if band(flags, 255 - known) ~= 0 or answer then refuse(state, "rma_flags") end
   tree:add(f["rx_ctx"], op(5, 1))
   tree:add_le(f["seq"], op(6, 2))
   tree:add_le(f["rkey"], op(8, 8))
@@ -497,9 +500,10 @@ local function beyond(at, len)
 end
 
 ops[16] = function(state, tree, op)
-  local flags = range(state, tree, op, 0x03)
-  tree:add_le(f["left"], op(24, 8))
-  if op(24, 8):le_uint64() < UInt64(state.plen) then
+  local flags = range(state, tree, op, 0x83)
+  names(tree, op, 24, "dst")
+  tree:add_le(f["left"], op(32, 8))
+  if op(32, 8):le_uint64() < UInt64(state.plen) then
     refuse(state, "rma_range")
   end
   last_imm(state, flags)
@@ -519,7 +523,7 @@ ops[17] = function(state, tree, op)
 end
 
 ops[18] = function(state, tree, op)
-  local flags = range(state, tree, op, 0x7f)
+  local flags = range(state, tree, op, 0xff)
   names(tree, op, 24, "dst")
   tree:add_le(f["elements"], op(32, 2))
   tree:add(f["atomic_op"], op(34, 1))

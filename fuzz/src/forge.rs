@@ -341,7 +341,8 @@ fn one_sided(
     let op = match ty {
         18 | 19 => {
             let left = len as u64 + input.pick(&[0, 0, 8, 3000]);
-            Op::Write(WriteOp { range, imm, left })
+            let answer = bits & 4 != 0;
+            Op::Write(WriteOp { range, imm, answer, dst_op, dst_gen, left })
         }
         20 | 21 => {
             let len = input.pick(&[0, 1, 200, 4096, 1 << 20]);
@@ -357,6 +358,7 @@ fn one_sided(
             compare: bits & 16 != 0,
             tagged: bits & 0xe0 == 0x20,
             void: bits & 0xe0 == 0x40,
+            answer: bits & 0xe8 == 0x80,
             dst_op,
             dst_gen,
             count: (len / 8) as u16 / if bits & 16 != 0 { 2 } else { 1 },

@@ -228,18 +228,26 @@ fn one_sided() -> Vec<(Op, Vec<u8>, &'static str)> {
     let status = Some(NackReason::BadKey);
     vec![
         (
-            Op::Write(WriteOp { range, imm: Some(6), left: 5 }),
+            Op::Write(WriteOp {
+                range,
+                imm: Some(6),
+                answer: true,
+                dst_op: 7,
+                dst_gen: 8,
+                left: 5,
+            }),
             b"hello".to_vec(),
-            "rma_flags=0x03 rma_flags.last=1 rma_flags.imm=1 rma_flags.end=0 rma_flags.fetch=0 \
-            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 seq=3 \
-            rkey=0x0000000000000004 addr=0x0000000000000050 left=5 imm=0x0000000000000006 \
+            "rma_flags=0x83 rma_flags.last=1 rma_flags.imm=1 rma_flags.end=0 rma_flags.fetch=0 \
+            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 rma_flags.answer=1 seq=3 \
+            rkey=0x0000000000000004 addr=0x0000000000000050 dst_op=7 dst_gen=8 left=5 \
+            imm=0x0000000000000006 \
             payload=68656c6c6f",
         ),
         (
             Op::Read(ReadOp { range, end: true, dst_op: 7, dst_gen: 8, offset: 9, len: 10 }),
             vec![],
             "rma_flags=0x05 rma_flags.last=1 rma_flags.imm=0 rma_flags.end=1 rma_flags.fetch=0 \
-            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 seq=3 \
+            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 rma_flags.answer=0 seq=3 \
             rkey=0x0000000000000004 addr=0x0000000000000050 dst_op=7 dst_gen=8 offset=9 \
             read_len=10",
         ),
@@ -247,7 +255,7 @@ fn one_sided() -> Vec<(Op, Vec<u8>, &'static str)> {
             Op::Atomic(atomic),
             vec![1; 8],
             "rma_flags=0x0b rma_flags.last=1 rma_flags.imm=1 rma_flags.end=0 rma_flags.fetch=1 \
-            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 seq=3 \
+            rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 rma_flags.answer=0 seq=3 \
             rkey=0x0000000000000004 addr=0x0000000000000050 dst_op=7 dst_gen=8 elements=1 \
             atomic_op=2 datatype=7 result_at=16 imm=0x0000000000000006 payload=0101010101010101",
         ),

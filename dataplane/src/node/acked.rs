@@ -6,7 +6,7 @@ use barewire_driver::hint::cold;
 
 use super::Node;
 use super::ops::WrFlags;
-use super::peer::{Peer, State};
+use super::peer::State;
 use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, SentIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -100,10 +100,6 @@ impl Node {
                 cold(());
                 self.on_acked(acked.idx);
             }
-        }
-        if self.peers[p].last_unacked != Peer::NO_OP {
-            cold(());
-            self.finish_acked(p);
         }
         if let Some(at) = sent_at
             && carried

@@ -31,8 +31,7 @@ impl Peer {
     pub(super) fn unawaited<const LOSSY: bool>(&self, cack: Psn, grant: u16) -> Option<(u32, u16)> {
         let (acked, granted) = self.news(cack, grant);
         if acked != 0 || granted != 0 {
-            let kept = !self.snd.is_empty() || self.last_unacked != Self::NO_OP;
-            let waited_for = self.any_waits() || !LOSSY && kept;
+            let waited_for = self.any_waits() || !LOSSY && !self.snd.is_empty();
             if waited_for || acked > self.snd.in_flight() || granted >= 1 << 15 {
                 return None;
             }
@@ -68,10 +67,10 @@ impl Peer {
         self.rcv_nxt = self.rcv_nxt.next();
     }
 
-    /// [`is_next`](Self::is_next) for a [steady](Self::is_steady) peer, and the packet has `plen`
-    /// bytes of payload and grants nothing. Returns the packets in flight once it has been taken.
+    /// [`is_next`](Self::is_next) for a [steady](Self::is_steady) peer, and the packet grants
+    /// nothing. Returns the packets in flight once it has been taken.
     #[inline(always)]
-    pub(super) fn steady_flight(&self, own: u64, base: &BaseWords, plen: usize) -> Option<u32> {
+    pub(super) fn steady_flight(&self, own: u64, base: &BaseWords) -> Option<u32> {
         debug_assert!(!self.steady || self.is_steady() || is_planted());
         // Usually the packet acknowledges all of them: one compare.
         let flying = self.snd.nxt.0.wrapping_sub(base.cack.0);
@@ -79,7 +78,7 @@ impl Peer {
             && self.is_from(own, &base.head)
             && base.sid_psn == self.next_sid_psn()
             && (flying == 0 || flying <= self.snd.in_flight())
-            && base.ack_len == self.snd.credit & 0xffff | (plen as u32) << 16;
+            && base.grant() == self.snd.credit as u16;
         steady.then_some(flying)
     }
 
@@ -115,8 +114,7 @@ impl Peer {
     /// [`steady`](Self::steady).
     #[inline(always)]
     pub(crate) fn is_steady(&self) -> bool {
-        let kept = !self.snd.is_empty() || self.last_unacked != Self::NO_OP;
-        let probed = self.probes > 0;
+        let (kept, probed) = (!self.snd.is_empty(), self.probes > 0);
         self.in_order && !self.any_waits() && !kept && !probed && self.bad_seq == NONE
     }
 

@@ -3,14 +3,15 @@
 
 use barewire_driver::mem::Span;
 
-use super::peer::{Peer, SLOT_BITS, slot_of};
+use super::peer::{SLOT_BITS, slot_of};
 use super::rma::{FETCHED, READ, WRITE};
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{EpIdx, FastOpIdx, PeerIdx};
+use crate::idx::{CntrIdx, EpIdx, FastOpIdx, PeerIdx};
 use crate::proto::atomic::AtomicKind;
 use crate::rel::psn::Psn;
 use crate::slab::Handle;
 use crate::table::Vacant;
+use crate::wire::Ty;
 
 /// Kind of a one-sided operation, by what its completion and its answer look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +47,12 @@ impl Form {
         }
     }
 
-    /// Whether its answer is an acknowledgement alone, without data.
-    pub(super) const fn is_acked(self) -> bool {
-        matches!(self, Self::Change | Self::Write)
+    /// The type of its answer.
+    pub(super) const fn answer(self) -> Ty {
+        match self {
+            Self::Fetch | Self::Change | Self::Write => Ty::Resp,
+            Self::Read => Ty::Data,
+        }
     }
 }
 
@@ -57,16 +61,13 @@ impl Form {
 #[derive(Debug)]
 pub(super) struct FastOp {
     pub(super) context: u64,
-    /// Memory for the answer's data; empty if the operation [is acked](Form::is_acked).
+    /// Memory for the answer's data; empty if it has none.
     pub(super) result: Span,
     pub(super) is: OpBits,
     /// The endpoint that posted it; [`EpIdx::NONE`] once that is closed.
     pub(super) ep: EpIdx,
     /// The PSN of its packet.
     pub(super) psn: Psn,
-    /// The next operation in the peer's ring of those that wait for an acknowledgement; the last
-    /// links to the first.
-    pub(super) next: u16,
 }
 
 /// Peer, kind and flags packed into a `u32`, so that the common case is one compare.
@@ -77,15 +78,26 @@ impl OpBits {
     /// Writes a completion on success.
     pub(super) const SIGNALED: u32 = 1 << (SLOT_BITS + 2);
 
-    /// Fetches 8 bytes, and no counter counts it.
-    pub(super) const WORD_UNCOUNTED: u32 = 1 << (SLOT_BITS + 3);
+    /// No counter counts it.
+    pub(super) const UNCOUNTED: u32 = 1 << (SLOT_BITS + 3);
 
-    /// The common case without its peer: a fetch with a completion, and
-    /// [`WORD_UNCOUNTED`](Self::WORD_UNCOUNTED).
-    pub(super) const WORD_FETCH: Self = Self(Self::new(Form::Fetch, true).0 | Self::WORD_UNCOUNTED);
+    const FORM: u32 = 3 << SLOT_BITS;
 
     pub(super) const fn new(form: Form, signaled: bool) -> Self {
         Self((form as u32) << SLOT_BITS | if signaled { Self::SIGNALED } else { 0 })
+    }
+
+    /// The same bits, uncounted unless there is a counter for the kind in `Ep::rma_cntr`.
+    #[inline(always)]
+    pub(super) fn counted_by(self, counters: &[CntrIdx]) -> Self {
+        let counted = counters[self.form().outcome().1] != CntrIdx::NONE;
+        Self(self.0 | if counted { 0 } else { Self::UNCOUNTED })
+    }
+
+    /// Whether all that its success does is to write a completion, and it is to peer `p`.
+    #[inline(always)]
+    pub(super) const fn completes_alone(self, p: PeerIdx) -> bool {
+        self.0 & !Self::FORM == Self::SIGNALED | Self::UNCOUNTED | p.get()
     }
 
     /// The same bits with peer `p`.
@@ -112,8 +124,8 @@ impl OpBits {
 
 impl Vacant for FastOp {
     fn vacant() -> Self {
-        let (is, next) = (OpBits::new(Form::Fetch, false), Peer::NO_OP);
-        Self { context: 0, result: Span::EMPTY, is, ep: EpIdx::NONE, psn: Psn(0), next }
+        let is = OpBits::new(Form::Fetch, false);
+        Self { context: 0, result: Span::EMPTY, is, ep: EpIdx::NONE, psn: Psn(0) }
     }
 }
 

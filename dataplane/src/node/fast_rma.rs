@@ -4,9 +4,7 @@
 //! As in `fast_eager`, every check comes first and nothing changes unless all pass; otherwise the
 //! slow path (`rma`, `rma_out`, `rma_in`) starts from the beginning. An operation of one packet
 //! leaves in the call that posts it. Its record ([`FastOp`]) is short: it keeps nothing to
-//! retransmit from, and the packet carries the rest. An operation that fetches, or reads, is found
-//! by the name that its answer carries. All others ask for an acknowledgement, which says that they
-//! were executed; until it comes they stand in a ring of their peer, in the order of their packets.
+//! retransmit from, and the packet carries the rest. The answer carries the record's name.
 //!
 //! At most [`ANSWERS_MAX`] operations are in flight to a peer, since the target has to keep that
 //! many answers. The next takes the slow path (`Node::try_rma` decides), where it waits for one of
@@ -28,11 +26,10 @@ use super::rma_out::ANSWERS_MAX;
 use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, RmaIov, WriteReq};
 use crate::error::Error;
 use crate::flags::OpFlags;
-use crate::idx::{CntrIdx, EpIdx, FastOpIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, FastOpIdx, PeerIdx, TxIdx};
 use crate::proto::atomic::{self, AtomicKind};
 use crate::rel::psn::Psn;
 use crate::slab::Handle;
-use crate::table::Table;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
     AtomicOp, BaseOut, BaseWords, HeadOut, NackReason, ReadOp, RemoteRange, RespOp, ResponseTy, Ty,
@@ -172,10 +169,7 @@ impl Fetch {
         let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
         let result = if kind == AtomicKind::Base { 0 } else { bytes };
         let word = operand == 8 && compare == 0;
-        let mut is = OpBits::new(form, is_signaled(flags, ep));
-        if result == 8 && ep.rma_cntr[form.outcome().1] == CntrIdx::NONE {
-            is.0 |= OpBits::WORD_UNCOUNTED;
-        }
+        let is = OpBits::new(form, is_signaled(flags, ep)).counted_by(&ep.rma_cntr);
         let op_ty = Self::name(op, ty);
         ep.fetch = Self { op_ty, count, flags, kind, result, operand, compare, word, is };
         Some(())
@@ -198,7 +192,7 @@ trait FastRequest {
     /// not suppress its completion.
     #[inline(always)]
     fn is(&self, ep: &Ep) -> OpBits {
-        OpBits::new(self.form(), is_signaled(self.call().flags, ep))
+        OpBits::new(self.form(), is_signaled(self.call().flags, ep)).counted_by(&ep.rma_cntr)
     }
 
     /// Whether endpoint `ep` may post it on the fast path: capability, flags, memory and lengths.
@@ -402,7 +396,6 @@ impl Node {
         }
         let e = ep.0.idx();
         let Some(ep) = self.eps.by_handle_mut(ep.0) else { return cold(false) };
-        let form = req.form();
         if !req.fits(ep) {
             return cold(false);
         }
@@ -429,14 +422,12 @@ impl Node {
             is.0 &= !OpBits::SIGNALED;
         }
         let kept = result.again();
-        let op = FastOp { context, result, is, ep: e, psn, next: Peer::NO_OP };
+        let op = FastOp { context, result, is, ep: e, psn };
         let Some(made) = self.fast_ops.alloc_named(op) else {
             req.return_result(kept);
             return cold(false);
         };
-        // `Peer::last_unacked` has 16 bits to name an operation that waits for an acknowledgement.
-        let nameable = !form.is_acked() || made.idx().get() < Peer::NO_OP.into();
-        if !nameable || !req.send(&To { peer, src: &self.addr, ep, made }, out) {
+        if !req.send(&To { peer, src: &self.addr, ep, made }, out) {
             req.return_result(self.fast_ops.free(made.idx()).result);
             return cold(false);
         }
@@ -446,9 +437,6 @@ impl Node {
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.tx_quota -= 1;
         peer.carried_ack_in_order();
-        if form.is_acked() {
-            peer.await_ack(&mut self.fast_ops, made.idx());
-        }
         // A peer that was heard in this turn is waited for since this turn: no need to read the
         // clock.
         let heard_now = peer.last_rx == self.polled_at;
@@ -461,11 +449,10 @@ impl Node {
         true
     }
 
-    /// Takes a RESP. The completion of the common case, an uncounted 8-byte fetch, may go to
-    /// `reader`.
+    /// Takes a RESP. The completion of the common case may go to `reader`.
     #[inline(always)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>, reader: impl Reader) {
-        if !self.rx_fetch_resp(&frame, reader) {
+        if !self.rx_steady_resp(&frame, reader) {
             cold(());
             self.on_resp_rest(now, &frame.again());
         }
@@ -474,7 +461,7 @@ impl Node {
     /// [`on_resp_frame`](Self::on_resp_frame) for every RESP but the common case.
     #[inline(never)]
     fn on_resp_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.rx_resp(frame, Form::Fetch) {
+        if !self.rx_resp(frame, Ty::Resp) {
             self.on_frame_slow(now, frame);
         }
     }
@@ -483,7 +470,7 @@ impl Node {
     #[inline(never)]
     pub(super) fn on_response_frame(&mut self, now: Instant, frame: &RxFrame<'_>, ty: ResponseTy) {
         let taken = match ty {
-            ResponseTy::Data => self.rx_resp(frame, Form::Read),
+            ResponseTy::Data => self.rx_resp(frame, Ty::Data),
             ResponseTy::Ack => self.rx_ack(now, frame, false),
         };
         if !taken {
@@ -491,34 +478,36 @@ impl Node {
         }
     }
 
-    /// Completes the fetch of 8 bytes that a RESP answers, if the peer is
-    /// [steady](Peer::is_steady), if no acknowledgement becomes due, and if the fetch is signaled
-    /// and not counted. False otherwise: nothing has happened.
+    /// Completes the operation that a RESP answers, if its result is 8 bytes or none, if the peer
+    /// is [steady](Peer::is_steady), if no acknowledgement becomes due, and if all that success
+    /// does is to write a completion. False otherwise: nothing has happened.
     #[inline(always)]
-    fn rx_fetch_resp(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
+    fn rx_steady_resp(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_word(frame) else {
             return cold(false);
         };
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if peer.owed >= ACK_EVERY_LOSSLESS - 1
-            || peer.steady_flight(self.addr, &base, size_of::<u64>()).is_none()
-        {
+        if peer.owed >= ACK_EVERY_LOSSLESS - 1 || peer.steady_flight(self.addr, &base).is_none() {
             return cold(false);
         }
         let handle = FastOp::handle(w, generation);
         let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
         // An operation whose endpoint was closed has none.
         let Some(ep) = self.eps.at_mut(op.ep) else { return cold(false) };
-        if op.is != OpBits::WORD_FETCH.to(p) || op.result.len() != size_of::<u64>() {
+        let (form, len) = (op.is.form(), op.result.len());
+        let fits = usize::from(base.plen()) == len && len & !size_of::<u64>() == 0;
+        if !fits || !op.is.completes_alone(p) || form == Form::Read {
             return cold(false);
         }
-        let (flags, _) = Form::Fetch.outcome();
+        let (flags, _) = form.outcome();
         let (op_context, result) = (op.context, op.result.again());
         // Here the compiler still knows that the slot is in use.
         self.fast_ops.discard(handle.idx());
-        let filled = frame.fill_span(RespOp::HEAD, &result);
-        debug_assert!(filled, "what is not as long as it says is no RESP");
+        if len == size_of::<u64>() {
+            let filled = frame.fill_span(RespOp::HEAD, &result);
+            debug_assert!(filled, "what is not as long as it says is no RESP");
+        }
         peer.accept_steady(&base, self.polled_at);
         peer.owed += 1;
         if peer.rx_quota > 0 {
@@ -541,10 +530,10 @@ impl Node {
         true
     }
 
-    /// Completes the operation of kind `form` that a RESP or DATA answers, if the packet is next in
-    /// order and carries the whole result. False otherwise: nothing has happened.
+    /// Completes the operation that a packet of type `ty`, RESP or DATA, answers, if that is next
+    /// in order and carries the whole result. False otherwise: nothing has happened.
     #[inline(always)]
-    fn rx_resp(&mut self, frame: &RxFrame<'_>, form: Form) -> bool {
+    fn rx_resp(&mut self, frame: &RxFrame<'_>, ty: Ty) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
         if !is_expected(&self.peers, self.addr, &base) {
             return cold(false);
@@ -558,7 +547,7 @@ impl Node {
         if !FastOp::is_name(w)
             || op.peer() != p
             || op.ep == EpIdx::NONE
-            || op.form() != form
+            || op.form().answer() != ty
             || usize::from(base.plen()) != op.result.len()
             || peer.send_q.head != TxIdx::NONE
             || !frame.fill_span(RespOp::HEAD, &op.result)
@@ -566,41 +555,20 @@ impl Node {
             return cold(false);
         }
         peer.accept(&base, self.polled_at);
-        self.complete_fast_op(p, handle.idx(), form);
+        self.complete_fast_op(p, handle.idx());
         self.owe_ack_fast(p);
-        if form == Form::Fetch {
+        if ty == Ty::Resp {
             let peer = &mut self.peers[p];
             peer.steady = peer.is_steady();
         }
         true
     }
 
-    /// Completes the operations that peer `p` has just acknowledged.
-    #[inline(never)]
-    pub(super) fn finish_acked(&mut self, p: PeerIdx) {
-        while let Some(peer) = self.peers.get_mut(p)
-            && peer.last_unacked != Peer::NO_OP
-            && let Some(last) = self.fast_ops.get(peer.last_unacked.into())
-            && let Some(op) = self.fast_ops.get(last.next.into())
-            && op.psn.since(peer.snd.una) < 0
-        {
-            let (w, closed, form) = (last.next.into(), op.ep == EpIdx::NONE, op.form());
-            let next = op.next;
-            peer.forget_ack(&mut self.fast_ops, (peer.last_unacked.into(), w, next));
-            if closed {
-                self.fast_ops.discard(w);
-                self.peers[p].forget_fast_op();
-            } else {
-                self.complete_fast_op(p, w, form);
-            }
-        }
-    }
-
-    /// Completes operation `w`, which is of kind `form`. Its result is in place.
+    /// Completes operation `w`. Its result is in place.
     #[inline(always)]
-    fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx, form: Form) {
+    fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx) {
         let Some(op) = self.fast_ops.get(w) else { return };
-        let (e, context) = (op.ep, op.is.signaled().then_some(op.context));
+        let (e, form, context) = (op.ep, op.form(), op.is.signaled().then_some(op.context));
         self.fast_ops.discard(w);
         let Some(peer) = self.peers.get_mut(p) else { return };
         peer.forget_fast_op();
@@ -609,16 +577,17 @@ impl Node {
         self.tell_rma(e, context, flags, which);
     }
 
-    /// The answer to an operation of the fast path, received on the slow path: the name and the
-    /// offset in the result that it carries, and where its payload lies in the frame.
+    /// The answer to an operation of the fast path, a packet of type `ty` received on the slow
+    /// path: the name and the offset in the result that it carries, and where its payload lies in
+    /// the frame.
     pub(super) fn on_fast_answer(
         &mut self,
-        (p, form): (PeerIdx, Form),
+        (p, ty): (PeerIdx, Ty),
         frame: &RxFrame<'_>,
         (dst_op, dst_gen, offset): (u32, u32, u64),
         (off, len): (usize, usize),
     ) {
-        let Some(w) = self.find_fast_op(p, form, (dst_op, dst_gen)) else { return };
+        let Some(w) = self.find_fast_op(p, ty, (dst_op, dst_gen)) else { return };
         // A fenced request may wait for this one.
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
@@ -628,24 +597,24 @@ impl Node {
             self.fast_ops.discard(w);
             self.peers[p].forget_fast_op();
         } else if offset == 0 && len == op.result.len() && frame.fill_span(off, &op.result) {
-            self.complete_fast_op(p, w, form);
+            self.complete_fast_op(p, w);
         } else {
             // The answer does not fit the request: the peer is faulty.
             self.fail_fast_op(w, Error::ConnReset, ProvErrno::UnknownOutcome);
         }
     }
 
-    /// The operation of kind `form` that an answer from peer `p` names. `None`, and counted as
-    /// stray, if there is none.
+    /// The operation that an answer of type `ty` from peer `p` names. `None`, and counted as stray,
+    /// if there is none.
     fn find_fast_op(
         &mut self,
         p: PeerIdx,
-        form: Form,
+        ty: Ty,
         (name, generation): (u32, u32),
     ) -> Option<FastOpIdx> {
         let handle = FastOp::handle(name, generation);
         let known = self.fast_ops.by_handle(handle);
-        let known = known.is_some_and(|op| op.peer() == p && op.form() == form);
+        let known = known.is_some_and(|op| op.peer() == p && op.form().answer() == ty);
         self.counters.rx_stray += u64::from(!known);
         known.then_some(handle.idx())
     }
@@ -653,7 +622,7 @@ impl Node {
     /// The target refused a read of the fast path.
     #[cold]
     pub(super) fn on_fast_failed(&mut self, p: PeerIdx, name: (u32, u32), reason: NackReason) {
-        if let Some(w) = self.find_fast_op(p, Form::Read, name) {
+        if let Some(w) = self.find_fast_op(p, Ty::Data, name) {
             self.make_ready(p);
             self.fail_fast_op(w, super::acked::nack_error(reason), ProvErrno::NotExecuted);
         }
@@ -675,16 +644,9 @@ impl Node {
     /// Ends operation `w` with an error, written to the queue of its endpoint unless that is
     /// closed.
     fn fail_fast_op(&mut self, w: FastOpIdx, err: Error, prov_errno: ProvErrno) {
-        let &FastOp { context, ep: e, is, next, .. } = &self.fast_ops[w];
+        let &FastOp { context, ep: e, is, .. } = &self.fast_ops[w];
         let (p, form) = (is.peer(), is.form());
-        let peer = &mut self.peers[p];
-        if form.is_acked() {
-            let ops = &mut self.fast_ops;
-            let before = ops.iter().find(|(_, op)| op.peer() == p && w == op.next.into());
-            let before = before.map_or(w, |(before, _)| before);
-            peer.forget_ack(ops, (before, w, next));
-        }
-        peer.forget_fast_op();
+        self.peers[p].forget_fast_op();
         self.fast_ops.discard(w);
         if e != EpIdx::NONE {
             self.eps[e].tx_used -= 1;
@@ -729,7 +691,7 @@ impl Node {
     #[cold]
     pub(super) fn count_fast_ops(&mut self, e: EpIdx) {
         for (_, op) in self.fast_ops.iter_mut().filter(|(_, op)| op.ep == e) {
-            op.is.0 &= !OpBits::WORD_UNCOUNTED;
+            op.is.0 &= !OpBits::UNCOUNTED;
         }
     }
 
@@ -755,34 +717,6 @@ impl Peer {
     #[inline(always)]
     fn forget_fast_op(&mut self) {
         self.answers -= 1;
-    }
-
-    /// Appends operation `w`, whose packet was sent last, to the ring of those that wait for an
-    /// acknowledgement.
-    #[inline(always)]
-    fn await_ack(&mut self, ops: &mut Table<FastOp, (), FastOpIdx>, w: FastOpIdx) {
-        self.steady = false;
-        let w = w.get() as u16;
-        let first = match std::mem::replace(&mut self.last_unacked, w) {
-            Self::NO_OP => w,
-            last => std::mem::replace(&mut ops[last.into()].next, w),
-        };
-        ops[w.into()].next = first;
-    }
-
-    /// Unlinks operation `w`, which stands between `before` and `next`.
-    #[inline(always)]
-    fn forget_ack(
-        &mut self,
-        ops: &mut Table<FastOp, (), FastOpIdx>,
-        (before, w, next): (FastOpIdx, FastOpIdx, u16),
-    ) {
-        if w == self.last_unacked.into() {
-            self.last_unacked = if before == w { Self::NO_OP } else { before.get() as u16 };
-        }
-        if before != w {
-            ops[before].next = next;
-        }
     }
 }
 
@@ -864,10 +798,11 @@ impl To<'_> {
         RemoteRange { dst_ep, rx_ctx: 0, src_ep, seq, last: true, rkey, addr }
     }
 
-    /// Writes the base of its packet, which asks for an acknowledgement if `ar`.
+    /// Writes the base of its packet.
     #[inline(always)]
-    fn put_base(&self, ty: Ty, plen: usize, ar: bool, out: &mut impl HeadOut) {
-        BaseTo { peer: self.peer, src: self.src, ahead: 0 }.put(ty, plen, ar, out);
+    fn put_base(&self, ty: Ty, plen: usize, out: &mut impl HeadOut) {
+        // The answer acknowledges it.
+        BaseTo { peer: self.peer, src: self.src, ahead: 0 }.put(ty, plen, false, out);
     }
 }
 
@@ -912,16 +847,16 @@ fn send_with_inline(
     out.send_in_place(&WithInline { to: &to, what: &what, payload }) == Tx::Sent
 }
 
-/// Writes a request without its payload of `plen` bytes. It asks for an acknowledgement unless it
-/// fetches: the answer is one.
+/// Writes a request without its payload of `plen` bytes.
 #[inline(always)]
 fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
     let fetch = what.kind != AtomicKind::Base;
-    to.put_base(Ty::Atomic, plen, !fetch, out);
+    to.put_base(Ty::Atomic, plen, out);
     let op = AtomicOp {
         range: to.range(&what.range),
         end: true,
         fetch,
+        answer: !fetch,
         compare: what.kind == AtomicKind::Compare,
         dst_op: FastOp::name(to.made.idx()),
         dst_gen: to.made.generation(),
@@ -995,9 +930,11 @@ impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         let len = self.write.buf.len();
-        self.to.put_base(Ty::Write, len, true, out);
+        self.to.put_base(Ty::Write, len, out);
         let range = self.to.range(&self.write.call.range);
-        WriteOp { range, imm: None, left: len as u64 }.put(out);
+        let (dst_op, dst_gen) = (FastOp::name(self.to.made.idx()), self.to.made.generation());
+        let left = len as u64;
+        WriteOp { range, imm: None, answer: true, dst_op, dst_gen, left }.put(out);
     }
 
     #[inline(always)]
@@ -1021,7 +958,7 @@ impl InPlaceFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         let Self { to, read: FastRead { call: FastCall { range, .. }, .. } } = self;
-        to.put_base(Ty::Read, 0, false, out);
+        to.put_base(Ty::Read, 0, out);
         let op = ReadOp {
             range: to.range(range),
             end: true,

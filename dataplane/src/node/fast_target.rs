@@ -1,9 +1,9 @@
 //! The fast path of one-sided operations at the target, on a lossless path. `fast_rma` has the
 //! initiator's side.
 //!
-//! A request is executed as it arrives. Its answer or acknowledgement leaves while the request is
-//! read, if the port can send then. Otherwise the port stays lent until the end of the burst:
-//! answers wait in a list, and one acknowledgement for all requests follows them.
+//! A request is executed as it arrives. Its answer leaves while the request is read, if the port
+//! can send then. Otherwise the port stays lent until the end of the burst, and answers wait in a
+//! list.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
@@ -25,8 +25,8 @@ use crate::proto::atomic::{self, Datatype};
 use crate::slab::{Link, NONE};
 use crate::types::Instant;
 use crate::wire::{
-    self, AckOp, AtomicOp, BaseOut, BaseWords, HeadOut, RawRequest, RequestKey, RequestTy, RespOp,
-    Ty, WriteOp,
+    self, AtomicOp, BaseOut, BaseWords, HeadOut, RawRequest, RequestKey, RequestTy, RespOp, Ty,
+    WriteOp,
 };
 
 /// Request shapes whose access check is cached: of atomic operations, and of writes and reads each.
@@ -62,9 +62,8 @@ struct AccessGrant {
     word: bool,
     /// It fetches: the old values go back.
     fetch: bool,
-    /// It is an uncounted fetch-and-add of 8 bytes, so `fetch_adds` may have a [`FetchAddGrant`] of
-    /// it.
-    fetch_add_ok: bool,
+    /// It is an uncounted add of 8 bytes, so `adds` may have an [`AddGrant`] of it.
+    add_ok: bool,
     /// A counter of the region or of the endpoint counts it.
     counted: bool,
     mr: MrIdx,
@@ -75,12 +74,14 @@ struct AccessGrant {
     room: u64,
 }
 
-/// The commonest request shape: an uncounted fetch-and-add of 8 bytes in a region of one span. All
-/// that it takes lies in half a cache line.
+/// The commonest request shape: an uncounted add of 8 bytes, which may fetch, in a region of one
+/// span. All that it takes lies in one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
-struct FetchAddGrant {
+struct AddGrant {
     key: RequestKey,
+    /// The old value goes back.
+    fetch: bool,
     /// Remote address of the region's first byte.
     base: u64,
     /// The region's memory, lent while the region is registered: closing it drops the grant.
@@ -93,7 +94,7 @@ pub(super) struct TargetCache {
     /// By [`slot`](Self::slot). Boxed, so that the node's hot fields stay close together.
     grants: Box<[AccessGrant; GRANTS]>,
     /// At the same index as in `grants`.
-    fetch_adds: Box<[FetchAddGrant; ATOMIC_GRANTS]>,
+    adds: Box<[AddGrant; ATOMIC_GRANTS]>,
     /// Answers to requests of the burst being received that could not leave at once.
     answers: Vec<Answer>,
     /// Answers that wait, here and in `Node::responses`.
@@ -107,7 +108,7 @@ impl TargetCache {
     pub(super) fn new(responses: usize) -> Self {
         Self {
             grants: Box::new([AccessGrant::NOTHING; GRANTS]),
-            fetch_adds: Box::new([const { FetchAddGrant::NOTHING }; ATOMIC_GRANTS]),
+            adds: Box::new([const { AddGrant::NOTHING }; ATOMIC_GRANTS]),
             answers: Vec::with_capacity(ANSWERS_AT_ONCE),
             waiting: 0,
             response_quota: responses.min(RESPONSES_MAX.into()),
@@ -131,7 +132,7 @@ impl TargetCache {
             return;
         }
         *self.grants = [AccessGrant::NOTHING; GRANTS];
-        *self.fetch_adds = [const { FetchAddGrant::NOTHING }; ATOMIC_GRANTS];
+        *self.adds = [const { AddGrant::NOTHING }; ATOMIC_GRANTS];
     }
 
     /// Whether another answer may wait. The bound for all peers is that for one.
@@ -152,7 +153,7 @@ impl AccessGrant {
         ty: Datatype::Uint64,
         word: false,
         fetch: false,
-        fetch_add_ok: false,
+        add_ok: false,
         counted: false,
         mr: MrIdx::NONE,
         ep: EpIdx::NONE,
@@ -180,7 +181,7 @@ impl Node {
         frame: RxFrame<'_>,
         mut out: impl FrameSink,
     ) {
-        if !self.rx_fetch_add(now, &frame, &mut out) {
+        if !self.rx_add(now, &frame, &mut out) {
             cold(());
             self.on_request_frame(RequestTy::Atomic, now, &frame.again(), out);
         }
@@ -200,10 +201,10 @@ impl Node {
         }
     }
 
-    /// Executes an ATOMIC of the commonest shape ([`FetchAddGrant`]) from a
-    /// [steady](Peer::is_steady) peer, if no answer waits. False otherwise: nothing has happened.
+    /// Executes an ATOMIC of the commonest shape ([`AddGrant`]) from a [steady](Peer::is_steady)
+    /// peer, if no answer waits. False otherwise: nothing has happened.
     #[inline(always)]
-    pub(super) fn rx_fetch_add(
+    pub(super) fn rx_add(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
@@ -216,19 +217,18 @@ impl Node {
         let Some((base, op)) = RawRequest::parse(frame, RequestTy::Atomic) else {
             return cold(false);
         };
-        let fetch_add = &self.target.fetch_adds[TargetCache::slot(RequestTy::Atomic, &op.key)];
+        let add = &self.target.adds[TargetCache::slot(RequestTy::Atomic, &op.key)];
         debug_assert!(self.target.waiting == self.target.answers.len() + self.responses.len());
         // No answer waits, so there is room for this one, in the list or in the table.
-        if fetch_add.key != op.key || self.target.waiting != 0 {
+        let waits = self.target.waiting != 0 || usize::from(base.plen()) != size_of::<u64>();
+        if add.key != op.key || waits {
             return cold(false);
         }
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        let Some(flying) = peer.steady_flight(self.addr, &base, size_of::<u64>()) else {
-            return cold(false);
-        };
-        let Some(old) = fetch_add.execute(op.addr, frame) else { return cold(false) };
-        let Some(reply_to) = wire::ReplyTo::parse(frame) else { return cold(false) };
+        let Some(flying) = peer.steady_flight(self.addr, &base) else { return cold(false) };
+        let Some(old) = add.execute(op.addr, frame) else { return cold(false) };
+        let Some(reply_to) = wire::ReplyTo::of_atomic(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
         peer.accept_steady(&base, self.polled_at);
         self.counters.rma_executed += 1;
@@ -251,7 +251,7 @@ impl Node {
             }
         } else {
             cold(());
-            self.answer_soon(p, (Ty::Resp, reply_to), old.into(), 8);
+            self.answer_soon(p, (Ty::Resp, reply_to), old.value.into(), old.len());
         }
         true
     }
@@ -301,28 +301,25 @@ impl Node {
         let grant = &self.target.grants[TargetCache::slot(RequestTy::Atomic, &op.key)];
         let at = op.addr.wrapping_sub(grant.base);
         let peer = &mut self.peers[p];
-        // A fetch that asks for an acknowledgement as well is left to the slow path.
-        let odd = grant.fetch && (!may_answer || base.asks_ack());
+        // One that asks for an acknowledgement as well is left to the slow path.
+        let odd = !may_answer || base.asks_ack();
         if at > grant.room || peer.bad_seq != NONE || odd {
             return cold(false);
         }
         let mr = &self.mrs[grant.mr];
         let Some(old) = grant.execute(mr, at as usize, frame) else { return cold(false) };
-        let Some(reply_to) = wire::ReplyTo::parse(frame) else { return cold(false) };
+        let Some(reply_to) = wire::ReplyTo::of_atomic(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
         peer.accept(base, self.polled_at);
-        if grant.fetch_add_ok {
+        if grant.add_ok {
             peer.steady = peer.is_steady();
         }
         self.counters.rma_executed += 1;
-        let (fetch, bytes) = (grant.fetch, grant.bytes.into());
+        let fetch = grant.fetch;
+        let old = if fetch { (old, grant.bytes.into()) } else { (0, 0) };
         let counted = grant.counted.then_some((grant.mr, grant.ep, grant.op));
-        if fetch {
-            let alone = self.target.answers.is_empty() && peer.resp_q.head == ResponseIdx::NONE;
-            self.answer_to((now, p, alone), (Ty::Resp, reply_to), (old, bytes), out);
-        } else {
-            self.acknowledge(p, base, out);
-        }
+        let alone = self.target.answers.is_empty() && peer.resp_q.head == ResponseIdx::NONE;
+        self.answer_to((now, p, alone), (Ty::Resp, reply_to), old, out);
         if let Some((mr, ep, what)) = counted {
             self.count_executed(mr, ep, fetch, changes(what));
         }
@@ -355,38 +352,36 @@ impl Node {
         }
         let (at, buf) = (at as usize, &self.mrs[grant.mr].buf);
         let (counted, mr, ep) = (grant.counted, grant.mr, grant.ep);
+        let Some(reply_to) = wire::ReplyTo::of_bytes(frame) else { return cold(false) };
+        if !may_answer || base.asks_ack() {
+            return cold(false);
+        }
         if ask == RequestTy::Write {
             frame.copy_to_io(WriteOp::HEAD, buf, at, len);
             // A new sequence number discards the byte count of an abandoned write.
             peer.written = 0;
             peer.accept(base, self.polled_at);
-            self.acknowledge(p, base, out);
+            self.answer_to((now, p, alone), (Ty::Resp, reply_to), (0, 0), out);
+        } else if len <= U128_LEN {
+            let mut old = [0; U128_LEN];
+            buf.read_at(at, &mut old[..len]);
+            peer.accept(base, self.polled_at);
+            let old = u128::from_le_bytes(old);
+            self.answer_to((now, p, alone), (Ty::Data, reply_to), (old, len), out);
         } else {
-            let Some(reply_to) = wire::ReplyTo::of_read(frame) else { return cold(false) };
-            if !may_answer || base.asks_ack() {
+            // The answer acknowledges the request, which is accepted below once the answer has
+            // left.
+            let what = (Ty::Data, &reply_to);
+            let mut part = AnswerTo::new(peer, &self.addr, what, (buf, at, len));
+            part.base.ahead = 1;
+            // The initiator paces longer reads.
+            let open = alone && peer.snd.in_flight() < peer.snd.limit() && len <= READ_FAST_MAX;
+            let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
+            if !open || !holds || out.send_in_place(&part) != Tx::Sent {
                 return cold(false);
             }
-            if len <= U128_LEN {
-                let mut old = [0; U128_LEN];
-                buf.read_at(at, &mut old[..len]);
-                peer.accept(base, self.polled_at);
-                let old = u128::from_le_bytes(old);
-                self.answer_to((now, p, alone), (Ty::Data, reply_to), (old, len), out);
-            } else {
-                // The answer acknowledges the request, which is accepted below once the answer has
-                // left.
-                let what = (Ty::Data, &reply_to);
-                let mut part = AnswerTo::new(peer, &self.addr, what, (buf, at, len));
-                part.base.ahead = 1;
-                // The initiator paces longer reads.
-                let open = alone && peer.snd.in_flight() < peer.snd.limit() && len <= READ_FAST_MAX;
-                let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
-                if !open || !holds || out.send_in_place(&part) != Tx::Sent {
-                    return cold(false);
-                }
-                peer.accept(base, self.polled_at);
-                self.answer_left(now, p);
-            }
+            peer.accept(base, self.polled_at);
+            self.answer_left(now, p);
         }
         self.peers[p].nack.note_key(now, false);
         self.counters.rma_executed += 1;
@@ -410,7 +405,7 @@ impl Node {
         let (peer, src, what) = (&self.peers[p], &self.addr, (ty, &reply_to));
         let sent = alone
             && match bytes {
-                8 => AnswerTo::new(peer, src, what, old as u64).send(out),
+                0 | 8 => AnswerTo::new(peer, src, what, Word::of(old, bytes)).send(out),
                 _ => AnswerTo::new(peer, src, what, InlineBytes::one(old, bytes)).send(out),
             };
         if sent {
@@ -447,23 +442,6 @@ impl Node {
         self.owe_ack_fast(p);
     }
 
-    /// Acknowledges the request with this `base`, at once if it asks for that.
-    #[inline(always)]
-    fn acknowledge(&mut self, p: PeerIdx, base: &BaseWords, out: &mut impl FrameSink) {
-        if !base.asks_ack() {
-            return self.owe_ack_fast(p);
-        }
-        let peer = &mut self.peers[p];
-        if out.send_in_place(&AckTo(BaseTo { peer, src: &self.addr, ahead: 0 })) == Tx::Sent {
-            (peer.owed, peer.ack_now, peer.dups) = (0, false, 0);
-            self.counters.tx_frames += 1;
-            self.counters.tx_acks += 1;
-        } else {
-            peer.ack_now = true;
-            self.make_ready(p);
-        }
-    }
-
     /// Notes that one more packet is to be acknowledged, and acknowledges if that makes enough of
     /// them.
     #[inline(always)]
@@ -489,13 +467,13 @@ impl Node {
         self.mr_last = grant.mr;
         let at = TargetCache::slot(ask, &request.key);
         self.target.grants[at] = grant;
-        if let Some(fetch_add) = self.target.fetch_adds.get_mut(at) {
-            let memory = self.mrs[grant.mr].buf.as_one().filter(|_| grant.fetch_add_ok);
-            let (key, base) = (grant.key, grant.base);
+        if let Some(add) = self.target.adds.get_mut(at) {
+            let memory = self.mrs[grant.mr].buf.as_one().filter(|_| grant.add_ok);
+            let AccessGrant { key, fetch, base, .. } = grant;
             let shared = self.mrs[grant.mr].is_shared();
-            *fetch_add = memory
+            *add = memory
                 .and_then(|span| Words::of(span, shared))
-                .map_or(FetchAddGrant::NOTHING, |memory| FetchAddGrant { key, base, memory });
+                .map_or(AddGrant::NOTHING, |memory| AddGrant { key, fetch, base, memory });
         }
         true
     }
@@ -528,7 +506,9 @@ impl Node {
 
     fn grant_atomic(&self, request: RawRequest, plen: u16) -> Option<AccessGrant> {
         let op = request.checked()?;
-        let plain = op.range.last && op.end && !op.tagged && !op.void && op.range.rx_ctx == 0;
+        let answered = op.fetch || op.answer;
+        let whole = op.range.last && op.end && !op.void && answered;
+        let plain = whole && !op.tagged && op.range.rx_ctx == 0;
         let (plen, payload_len) = (usize::from(plen), plen);
         let (what, ty, bytes) = decode_atomic(&op, plen).ok()?;
         if !plain || bytes > Response::SHORT {
@@ -543,8 +523,7 @@ impl Node {
         let counted = counted
             || op.fetch && mr.read_cntr != CntrIdx::NONE
             || changes(what) && mr.write_cntr != CntrIdx::NONE;
-        let sum = op.fetch && what == atomic::AtomicOp::Sum;
-        let fetch_add_ok = word && bytes == 8 && sum && !counted;
+        let add_ok = word && bytes == 8 && what == atomic::AtomicOp::Sum && !counted;
         Some(AccessGrant {
             key: request.key,
             plen: payload_len,
@@ -553,7 +532,7 @@ impl Node {
             ty,
             word,
             fetch: op.fetch,
-            fetch_add_ok,
+            add_ok,
             counted,
             mr: m,
             ep,
@@ -652,16 +631,18 @@ impl AccessGrant {
     }
 }
 
-impl FetchAddGrant {
+impl AddGrant {
     /// Matches no request.
-    const NOTHING: Self = Self { key: RequestKey::NOTHING, base: 0, memory: Words::NONE };
+    const NOTHING: Self =
+        Self { key: RequestKey::NOTHING, fetch: false, base: 0, memory: Words::NONE };
 
-    /// Adds the operand in `frame` to the word at remote address `addr` and returns the old value.
+    /// Adds the operand in `frame` to the word at remote address `addr` and returns what goes back.
     /// `None`, and nothing changed, unless the word is aligned and in bounds.
     #[inline(always)]
-    fn execute(&self, addr: u64, frame: &RxFrame<'_>) -> Option<u64> {
+    fn execute(&self, addr: u64, frame: &RxFrame<'_>) -> Option<Word> {
         let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
-        self.memory.fetch_add(addr.wrapping_sub(self.base), operand)
+        let old = self.memory.fetch_add(addr.wrapping_sub(self.base), operand)?;
+        Some(if self.fetch { Word::of(old.into(), size_of::<u64>()) } else { Word::NONE })
     }
 }
 
@@ -733,15 +714,32 @@ trait Payload<const H: usize> {
     }
 }
 
-impl Payload<{ RespOp::HEAD + 8 }> for u64 {
+/// One word, or nothing with as much padding: frames of one length take no branch.
+#[derive(Clone, Copy)]
+struct Word {
+    value: u64,
+    is_some: bool,
+}
+
+impl Word {
+    const NONE: Self = Self { value: 0, is_some: false };
+
+    /// `value` if `bytes` is not 0.
+    #[inline(always)]
+    const fn of(value: u128, bytes: usize) -> Self {
+        Self { value: value as u64, is_some: bytes != 0 }
+    }
+}
+
+impl Payload<{ RespOp::HEAD + 8 }> for Word {
     #[inline(always)]
     fn len(&self) -> usize {
-        8
+        if self.is_some { size_of::<u64>() } else { 0 }
     }
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        out.set::<{ RespOp::HEAD }, 8>(self.to_le_bytes());
+        out.set::<{ RespOp::HEAD }, 8>(self.value.to_le_bytes());
     }
 }
 
@@ -791,21 +789,5 @@ impl<const H: usize, P: Payload<H>> InPlaceFrame<H> for AnswerTo<'_, P> {
     #[inline(always)]
     fn part(&self) -> Option<(&IoBuf, usize, usize)> {
         self.payload.part()
-    }
-}
-
-/// An acknowledgement about to be sent.
-struct AckTo<'a>(BaseTo<'a>);
-
-impl InPlaceFrame<{ AckOp::HEAD }> for AckTo<'_> {
-    #[inline(always)]
-    fn dst(&self) -> u64 {
-        self.0.dst()
-    }
-
-    #[inline(always)]
-    fn put(&self, out: &mut impl HeadOut) {
-        self.0.put(Ty::Ack, 0, false, out);
-        AckOp::put(self.0.cack(), out);
     }
 }

@@ -303,9 +303,6 @@ pub(crate) struct Peer {
     /// Bytes that pulls from this peer have asked for and not received.
     pub(crate) pull_out: u32,
     pub(crate) rtt: Rtt,
-    /// The last operation in the ring of those that wait for an acknowledgement, or
-    /// [`NO_OP`](Self::NO_OP).
-    pub(crate) last_unacked: u16,
     /// Reads on the slow path that have bytes missing.
     pub(crate) reads: u8,
     /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
@@ -410,9 +407,6 @@ impl Peer {
     /// Bytes at the start of a slot that serving the peer touches.
     pub(crate) const WARM: usize = 320;
 
-    /// In [`last_unacked`](Self::last_unacked): the ring is empty.
-    pub(crate) const NO_OP: u16 = u16::MAX;
-
     /// See [`bad_seq`](Self::bad_seq). No operation's number has this bit.
     pub(crate) const WITHDRAWN: u32 = 1 << 16;
 
@@ -432,7 +426,6 @@ impl Peer {
             probe_at: now,
             reassembly: ReassemblyIdx::NONE,
             bad_seq: NONE,
-            last_unacked: Self::NO_OP,
             ..Self::default()
         }
     }

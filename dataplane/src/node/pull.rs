@@ -6,7 +6,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::Node;
-use super::fast_op::{FastOp, Form};
+use super::fast_op::FastOp;
 use super::notice::EndReason;
 use super::ops::Pull;
 use super::recv::MsgHead;
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, RecvIdx};
 use crate::slab::Handle;
 use crate::types::Instant;
-use crate::wire::{DataOp, EndStatus, PULL_MAX};
+use crate::wire::{DataOp, EndStatus, PULL_MAX, Ty};
 
 /// Bytes that one PULL asks for at most.
 pub(super) const PULL_CHUNK: u64 = 256 << 10;
@@ -31,7 +31,7 @@ impl Node {
     ) {
         if FastOp::is_name(op.dst_op) {
             let asked = (op.dst_op, op.dst_gen, op.offset);
-            return self.on_fast_answer((p, Form::Read), frame, asked, (off, len));
+            return self.on_fast_answer((p, Ty::Data), frame, asked, (off, len));
         }
         let idx = PullIdx::of(op.dst_op);
         let handle = Handle::from_parts(idx, op.dst_gen);

@@ -8,7 +8,7 @@
 
 use barewire_driver::frame::RxFrame;
 
-use super::fast_op::{FastOp, Form};
+use super::fast_op::FastOp;
 use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
@@ -29,6 +29,17 @@ use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty,
 pub(super) enum Target {
     Region(MrIdx, usize),
     Receive(RecvIdx, usize),
+}
+
+/// What an answer carries: `len` bytes, in `long` if that holds any.
+struct OldValues {
+    len: u16,
+    short: [u8; Response::SHORT],
+    long: Vec<u8>,
+}
+
+impl OldValues {
+    const NONE: Self = Self { len: 0, short: [0; Response::SHORT], long: Vec::new() };
 }
 
 /// Responses that one peer may have outstanding here: more than any initiator asks for at once,
@@ -88,6 +99,9 @@ impl Node {
         (off, len): (usize, usize),
     ) -> Result<(), NackReason> {
         let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_WRITE, op.imm)?;
+        if op.answer {
+            self.response_room(p)?;
+        }
         if op.left > 0 {
             let (m, at) = self.mr_find(e, &op.range, op.left, MrAccess::REMOTE_WRITE)?;
             let mr = &self.mrs[m];
@@ -106,6 +120,9 @@ impl Node {
             let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
             let cqe = Cqe { flags, len: written, data, ..Cqe::default() };
             self.tell_remote(now, p, e, op.range.src_ep, cqe);
+        }
+        if op.answer {
+            self.answer_op(p, (op.dst_op, op.dst_gen, 0), OldValues::NONE);
         }
         Ok(())
     }
@@ -139,9 +156,9 @@ impl Node {
         if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
             self.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
         }
-        if op.fetch {
+        if op.fetch || op.answer {
             self.response_room(p)?;
-            self.answer_values(p, op, 0, [0; Response::SHORT], Vec::new());
+            self.answer_op(p, (op.dst_op, op.dst_gen, op.offset), OldValues::NONE);
         }
         self.return_credit(now, p, op.imm.is_some().into());
         Ok(())
@@ -158,7 +175,7 @@ impl Node {
         let (what, ty, bytes) = self.check_atomic(p, op, len)?;
         let (caps, access) = atomic_needs(op, what);
         let e = self.remote_ep(p, &op.range, caps, op.imm)?;
-        if op.fetch {
+        if op.fetch || op.answer {
             self.response_room(p)?;
         }
         let target = if op.tagged {
@@ -190,8 +207,9 @@ impl Node {
         self.scratch = scratch;
         done.map_err(|fault| self.counters.atomic_fault(fault))?;
         self.atomic_done(now, p, e, op, target);
-        if op.fetch {
-            self.answer_values(p, op, bytes as u16, short, long);
+        if op.fetch || op.answer {
+            let len = if op.fetch { bytes as u16 } else { 0 };
+            self.answer_op(p, (op.dst_op, op.dst_gen, op.offset), OldValues { len, short, long });
         }
         Ok(())
     }
@@ -274,18 +292,12 @@ impl Node {
         }
     }
 
-    /// Sends the old values, kept until acknowledged: a repeated request is a duplicate and meets
-    /// this answer, not another execution.
-    fn answer_values(
-        &mut self,
-        p: PeerIdx,
-        op: &AtomicOp,
-        len: u16,
-        short: [u8; Response::SHORT],
-        long: Vec<u8>,
-    ) {
-        let kind = ResponseKind::Values { ty: Ty::Resp, offset: op.offset, len, short, long };
-        let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
+    /// Sends an answer, kept until acknowledged: a repeated request is a duplicate and meets this
+    /// answer, not another execution.
+    fn answer_op(&mut self, p: PeerIdx, asked: (u32, u32, u32), old: OldValues) {
+        let ((dst_op, dst_gen, offset), OldValues { len, short, long }) = (asked, old);
+        let kind = ResponseKind::Values { ty: Ty::Resp, offset, len, short, long };
+        let link = Link::default();
         self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
     }
 
@@ -604,7 +616,7 @@ impl Node {
         }
         if short {
             let asked = (op.dst_op, op.dst_gen, op.offset.into());
-            return self.on_fast_answer((p, Form::Fetch), frame, asked, (off, len));
+            return self.on_fast_answer((p, Ty::Resp), frame, asked, (off, len));
         }
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);

@@ -149,8 +149,8 @@ impl Node {
         let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
         let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
         let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq, last, rkey, addr };
-        let mut op = [0; 40];
-        let op_len = WriteOp { range, imm, left }.emit(&mut op);
+        let mut op = [0; WriteOp::LEN + wire::IMM_LEN];
+        let op_len = WriteOp { range, imm, left, ..WriteOp::default() }.emit(&mut op);
         let body = BodyRef::Wr { wr: w, offset: wr.sent, len: len as u32 };
         let packet = self.rma_packet(p, Ty::Write, &op[..op_len], body, w, last);
         if !self.send_numbered(now, p, packet, true, out) {
@@ -270,6 +270,7 @@ impl Node {
             compare: a.sent_len > a.elem_len,
             tagged: a.tagged,
             void: false,
+            answer: false,
             dst_op: dst_op.get(),
             dst_gen,
             count: n as u16,

@@ -8,7 +8,7 @@ use barewire_driver::port::Station;
 
 use super::base::NUMBERS_AT;
 use super::base::{AR, first_word};
-use super::rma::{END, LAST};
+use super::rma::{ANSWER, END, LAST};
 use super::{
     AckOp, AtomicOp, BASE_LEN, Base, Bytes, FrameHead, HeadOut, ReadOp, RemoteRange, RespOp, Ty,
     WriteOp, verify_crc,
@@ -280,7 +280,7 @@ pub struct RawRequest {
     pub addr: u64,
 }
 
-/// Where the answer to an ATOMIC or a READ belongs: the initiator's slot and generation, and the
+/// Where the answer to a request belongs: the initiator's slot and generation, and the
 /// offset in its result, as they stand in the header.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyTo {
@@ -303,16 +303,17 @@ impl RequestKey {
     /// Equals the key of no header: the unused bits of `head` are 0 there.
     pub const NOTHING: Self = Self { rkey: 0, head: u64::MAX, kind: 0 };
 
-    /// A hash, for the index of a cached grant.
+    /// A hash, for the index of a cached grant. Whether an ATOMIC fetches is in its lowest bit.
     #[inline(always)]
     pub fn hash(&self) -> usize {
-        (self.rkey as u32 ^ self.kind >> 16) as usize
+        (self.rkey as u32 ^ self.kind >> 16 ^ (self.head >> 35) as u32) as usize
     }
 
-    /// Whether a WRITE or READ with this key is the whole operation, without remote CQ data.
+    /// Whether a WRITE or READ with this key is the whole operation, is answered, and has no remote
+    /// CQ data.
     pub fn is_whole(&self, ask: RequestTy) -> bool {
-        let end = if ask == RequestTy::Read { END } else { 0 };
-        self.head >> 32 == u64::from(LAST | end)
+        let more = if ask == RequestTy::Read { END } else { ANSWER };
+        self.head >> 32 == u64::from(LAST | more)
     }
 }
 
@@ -347,7 +348,7 @@ impl RawRequest {
         let plen = usize::from(base.plen());
         let len = match ask {
             RequestTy::Write => {
-                let left = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
+                let left = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?);
                 let here = frame.len().checked_sub(WriteOp::HEAD)? >= plen;
                 (here && left == plen as u64).then_some(plen)?
             }
@@ -390,16 +391,16 @@ impl RawRequest {
 impl ReplyTo {
     /// Copies it from the header of an ATOMIC. `None` if the frame is too short.
     #[inline(always)]
-    pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
+    pub fn of_atomic(frame: &RxFrame<'_>) -> Option<Self> {
         let op_gen = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
         let offset = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 36)?);
         Some(Self { op_gen, offset })
     }
 
-    /// Copies it from the header of a READ that [`RawRequest::len`] has accepted. `None` if the
-    /// frame is too short.
+    /// Copies it from the header of a WRITE or READ that [`RawRequest::len`] has accepted. `None`
+    /// if the frame is too short.
     #[inline(always)]
-    pub fn of_read(frame: &RxFrame<'_>) -> Option<Self> {
+    pub fn of_bytes(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self { op_gen: u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?), offset: 0 })
     }
 
@@ -440,8 +441,8 @@ impl WriteOp {
     /// Writes the operation header, field by field.
     #[inline(always)]
     pub fn put(&self, out: &mut impl HeadOut) {
-        self.range.put(0, out);
-        put_words!(self.words(), out, 3);
+        self.range.put(self.flags(), out);
+        put_words!(self.words(), out, 3, 4);
     }
 }
 

@@ -1,6 +1,6 @@
 //! One-sided operations: WRITE brings bytes for a region, READ asks for bytes of one (DATA brings
-//! them), ATOMIC changes elements of one, RESP answers a READ that cannot be served and an ATOMIC
-//! that wants its old values.
+//! them), ATOMIC changes elements of one, RESP answers a READ that cannot be served, an ATOMIC that
+//! wants its old values, and a WRITE or ATOMIC that wants an answer instead of an acknowledgement.
 
 use barewire_driver::frame::RxFrame;
 
@@ -20,6 +20,13 @@ const COMPARE: u8 = 1 << 4;
 const TAGGED: u8 = 1 << 5;
 /// ATOMIC: withdrawn; nothing is executed, and only the answer is owed.
 const VOID: u8 = 1 << 6;
+/// WRITE, ATOMIC: a RESP without payload is wanted. With LAST, and without FETCH.
+pub(super) const ANSWER: u8 = 1 << 7;
+
+#[inline(always)]
+fn flag(on: bool, bit: u8) -> u8 {
+    if on { bit } else { 0 }
+}
 
 /// What WRITE, READ and ATOMIC have in common.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +97,12 @@ pub struct WriteOp {
     pub range: RemoteRange,
     /// Remote CQ data, in the last packet alone.
     pub imm: Option<u64>,
+    /// A RESP is wanted; in the last packet alone.
+    pub answer: bool,
+    /// The initiator's slot, to be named by the RESP; 0 without `answer`.
+    pub dst_op: u32,
+    /// The generation of that slot.
+    pub dst_gen: u32,
     /// Bytes from `addr` on that this packet and those behind it will write to the same range: not
     /// less than the payload. All of them are checked before the first is written.
     pub left: u64,
@@ -97,7 +110,7 @@ pub struct WriteOp {
 
 impl WriteOp {
     /// Length without remote CQ data, bytes.
-    pub const LEN: usize = 32;
+    pub const LEN: usize = 40;
 
     /// Where the payload starts in the frame.
     #[inline]
@@ -113,8 +126,12 @@ impl WriteOp {
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let b = Bytes::<{ Self::LEN }>::op(frame)?;
-        let (range, flags) = RemoteRange::parse(&b, IMM)?;
-        let left = b.u64::<24>();
+        let (range, flags) = RemoteRange::parse(&b, IMM | ANSWER)?;
+        let answer = flags & ANSWER != 0;
+        if answer && !range.last {
+            return Err(WireError::RmaFlags);
+        }
+        let left = b.u64::<32>();
         if left < base.plen.into() {
             return Err(WireError::RmaRange);
         }
@@ -122,7 +139,8 @@ impl WriteOp {
         if imm.is_some() && !range.last {
             return Err(WireError::LateImm);
         }
-        let op = Self { range, imm, left };
+        let (dst_op, dst_gen) = (b.u32::<24>(), b.u32::<28>());
+        let op = Self { range, imm, answer, dst_op, dst_gen, left };
         base.check_end(frame, op.payload_off())?;
         Ok(op)
     }
@@ -140,8 +158,15 @@ impl WriteOp {
     /// The header's words.
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
-        let [head, rkey, addr] = self.range.words(if self.imm.is_some() { IMM } else { 0 });
-        [head, rkey, addr, self.left]
+        let [head, rkey, addr] = self.range.words(self.flags());
+        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        [head, rkey, addr, asked, self.left]
+    }
+
+    /// The flags that are not the range's.
+    #[inline(always)]
+    pub(super) fn flags(&self) -> u8 {
+        flag(self.imm.is_some(), IMM) | flag(self.answer, ANSWER)
     }
 }
 
@@ -234,6 +259,8 @@ pub struct AtomicOp {
     pub tagged: bool,
     /// Withdrawn: only the answer is owed.
     pub void: bool,
+    /// A RESP is wanted, though no old values; in the last packet alone.
+    pub answer: bool,
     /// The initiator's slot, to be named by the RESP.
     pub dst_op: u32,
     /// The generation of that slot.
@@ -278,7 +305,11 @@ impl AtomicOp {
     /// Checks a header, and says whether remote CQ data follows, which is not in it yet.
     #[inline]
     pub(super) fn of(b: &Bytes<{ Self::LEN }>) -> Result<(Self, bool), WireError> {
-        let (range, flags) = RemoteRange::parse(b, IMM | END | FETCH | COMPARE | TAGGED | VOID)?;
+        const KNOWN: u8 = IMM | END | FETCH | COMPARE | TAGGED | VOID | ANSWER;
+        let (range, flags) = RemoteRange::parse(b, KNOWN)?;
+        if flags & ANSWER != 0 && (flags & FETCH != 0 || !range.last) {
+            return Err(WireError::RmaFlags);
+        }
         let op = Self {
             range,
             imm: None,
@@ -287,6 +318,7 @@ impl AtomicOp {
             compare: flags & COMPARE != 0,
             tagged: flags & TAGGED != 0,
             void: flags & VOID != 0,
+            answer: flags & ANSWER != 0,
             dst_op: b.u32::<24>(),
             dst_gen: b.u32::<28>(),
             count: b.u16::<32>(),
@@ -319,13 +351,13 @@ impl AtomicOp {
     /// The flags that are not the range's.
     #[inline(always)]
     pub(super) fn flags(&self) -> u8 {
-        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         flag(self.imm.is_some(), IMM)
             | flag(self.end, END)
             | flag(self.fetch, FETCH)
             | flag(self.compare, COMPARE)
             | flag(self.tagged, TAGGED)
             | flag(self.void, VOID)
+            | flag(self.answer, ANSWER)
     }
 
     /// Where in the result the old values belong, of the ATOMIC whose header `bytes` starts with.
@@ -333,7 +365,7 @@ impl AtomicOp {
         Bytes::<{ Self::LEN }>::kept(bytes).u32::<36>()
     }
 
-    /// Whether the ATOMIC whose header `bytes` starts with is answered.
+    /// Whether the ATOMIC whose header `bytes` starts with wants its old values.
     pub fn fetches(bytes: &[u8]) -> bool {
         bytes[4] & FETCH != 0
     }
@@ -348,7 +380,7 @@ impl AtomicOp {
 /// Header of a RESP. The payload is old values, if `status` is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RespOp {
-    /// The slot from the ATOMIC or READ.
+    /// The slot from the WRITE, ATOMIC or READ.
     pub dst_op: u32,
     /// Its generation, from there too.
     pub dst_gen: u32,

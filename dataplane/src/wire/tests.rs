@@ -124,7 +124,17 @@ fn one_sided() -> Vec<(Op, Vec<u8>)> {
         ..AtomicOp::default()
     };
     vec![
-        (Op::Write(WriteOp { range, imm: Some(4), left: 5 }), b"bytes".to_vec()),
+        (
+            Op::Write(WriteOp {
+                range,
+                imm: Some(4),
+                answer: true,
+                dst_op: 1,
+                dst_gen: 2,
+                left: 5,
+            }),
+            b"bytes".to_vec(),
+        ),
         (Op::Read(ReadOp { range, end: true, dst_op: 1, dst_gen: 2, offset: 3, len: 4 }), vec![]),
         (Op::Atomic(atomic), vec![9; 16]),
         (Op::Resp(RespOp { dst_op: 1, dst_gen: 2, offset: 8, status: None }), vec![1; 8]),
@@ -271,11 +281,12 @@ prop_compose! {
 fn any_one_sided() -> impl Strategy<Value = (Op, Vec<u8>)> {
     let names = || any::<(u32, u32)>();
     prop_oneof![
-        (any_range(), any::<Option<u64>>(), any_bytes(0), any::<u32>()).prop_map(
-            |(range, imm, payload, more)| {
-                let imm = imm.filter(|_| range.last);
+        (any_range(), any::<(Option<u64>, bool)>(), names(), any_bytes(0), any::<u32>()).prop_map(
+            |(range, (imm, answer), (dst_op, dst_gen), payload, more)| {
+                let (imm, answer) = (imm.filter(|_| range.last), answer && range.last);
                 let left = payload.len() as u64 + u64::from(more);
-                (Op::Write(WriteOp { range, imm, left }), payload)
+                let op = WriteOp { range, imm, answer, dst_op, dst_gen, left };
+                (Op::Write(op), payload)
             }
         ),
         (any_range(), names(), any::<(bool, u32)>(), 0..=READ_MAX).prop_map(
@@ -286,33 +297,36 @@ fn any_one_sided() -> impl Strategy<Value = (Op, Vec<u8>)> {
         ),
         (
             any_range(),
-            any::<Option<u64>>(),
+            any::<(Option<u64>, bool)>(),
             any::<(bool, bool, bool, bool, bool)>(),
             names(),
             any::<(u16, u8, u8, u32)>(),
             any_bytes(0),
         )
-            .prop_map(|(range, imm, flags, (dst_op, dst_gen), numbers, payload)| {
-                let imm = imm.filter(|_| range.last);
-                let (end, fetch, compare, tagged, void) = flags;
-                let (count, op, ty, offset) = numbers;
-                let op = AtomicOp {
-                    range,
-                    imm,
-                    end,
-                    fetch,
-                    compare,
-                    tagged,
-                    void,
-                    dst_op,
-                    dst_gen,
-                    count,
-                    op,
-                    ty,
-                    offset,
-                };
-                (Op::Atomic(op), payload)
-            }),
+            .prop_map(
+                |(range, (imm, answer), flags, (dst_op, dst_gen), numbers, payload)| {
+                    let (imm, answer) = (imm.filter(|_| range.last), answer && range.last);
+                    let (end, fetch, compare, tagged, void) = flags;
+                    let (count, op, ty, offset) = numbers;
+                    let op = AtomicOp {
+                        range,
+                        imm,
+                        end,
+                        fetch,
+                        compare,
+                        tagged,
+                        void,
+                        answer: answer && !fetch,
+                        dst_op,
+                        dst_gen,
+                        count,
+                        op,
+                        ty,
+                        offset,
+                    };
+                    (Op::Atomic(op), payload)
+                }
+            ),
         (names(), any::<u32>(), proptest::option::of(1..=9_u16), any_bytes(0)).prop_map(
             |((dst_op, dst_gen), offset, status, payload)| {
                 let status = status.map(|r| r.try_into().unwrap());
@@ -659,14 +673,17 @@ fn messages_to_groups_are_refused_for_their_own_cause() {
 #[test]
 fn one_sided_operations_are_refused_for_their_own_cause() {
     use WireError as E;
-    for (ty, known) in [(Ty::Write, 0x03), (Ty::Read, 0x05), (Ty::Atomic, 0x7f)] {
+    for (ty, known) in [(Ty::Write, 0x83), (Ty::Read, 0x05), (Ty::Atomic, 0xff)] {
         for bit in (0..8).filter(|bit| known & 1 << bit == 0) {
             refused(ty, 44, &[1 << bit], E::RmaFlags);
         }
     }
     refused(Ty::Write, 44, &[2], E::LateImm);
     refused(Ty::Atomic, 44, &[2], E::LateImm);
-    refused(Ty::Write, 64, &[4], E::RmaRange);
+    refused(Ty::Write, 44, &[0x80], E::RmaFlags);
+    refused(Ty::Atomic, 44, &[0x80], E::RmaFlags);
+    refused(Ty::Atomic, 44, &[0x89], E::RmaFlags);
+    refused(Ty::Write, 72, &[4], E::RmaRange);
     refused(Ty::Read, 72, &[0xff; 8], E::RmaRange);
     refused(Ty::Read, 80, &(READ_MAX + 1).to_le_bytes(), E::RmaRange);
     refused(Ty::Resp, 52, &[10], E::RespStatus);

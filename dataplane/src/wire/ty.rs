@@ -99,7 +99,7 @@ impl Info {
             Ty::Ping => control(0, 1),
             Ty::Rst => control(32, 0),
             Ty::Open => control(64, 0),
-            Ty::Write => reliable(32, u16::MAX, Tail::Imm),
+            Ty::Write => reliable(40, u16::MAX, Tail::Imm),
             Ty::Read => reliable(48, 0, Tail::None),
             Ty::Atomic => reliable(40, u16::MAX, Tail::Imm),
             Ty::Resp => reliable(16, u16::MAX, Tail::None),

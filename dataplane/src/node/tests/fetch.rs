@@ -406,18 +406,18 @@ fn a_usual_fetch_is_so_in_every_word() {
             frame[at] ^= 1 << bit;
             let [_, to] = &mut pair.ends;
             let (frame, out) = (RxFrame::new(&frame), &mut sink(&mut to.out));
-            let taken = to.node.rx_fetch_add(pair.now, &frame, out);
+            let taken = to.node.rx_add(pair.now, &frame, out);
             assert!(!taken, "byte {at} bit {bit}");
         }
     }
     for len in 0..frame.len() {
         let [_, to] = &mut pair.ends;
         let (frame, out) = (RxFrame::new(&frame[..len]), &mut sink(&mut to.out));
-        assert!(!to.node.rx_fetch_add(pair.now, &frame, out), "{len} bytes");
+        assert!(!to.node.rx_add(pair.now, &frame, out), "{len} bytes");
     }
     assert_eq!(words(&region.bytes()), was);
     let [_, to] = &mut pair.ends;
     let (frame, out) = (RxFrame::new(&frame), &mut sink(&mut to.out));
-    assert!(to.node.rx_fetch_add(pair.now, &frame, out));
+    assert!(to.node.rx_add(pair.now, &frame, out));
     assert_eq!(words(&region.bytes())[0], was[0].wrapping_add(1));
 }

@@ -620,7 +620,7 @@ fn a_write_that_was_given_up_half_way_is_not_told() {
         let now = pair.now;
         let End { node, out, ep, .. } = &mut pair.ends[0];
         node.transmit(now, &mut sink(out));
-        assert_eq!(out.len(), 7, "packets of the write");
+        assert_eq!(out.len(), 8, "packets of the write");
         out.remove(lost);
         if close {
             node.ep_close(now, *ep).unwrap();
@@ -657,8 +657,8 @@ fn mixed(pair: &mut Pair, region: &Region, n: u64, wrong: &[u64]) {
     assert_eq!(pair.short, Some(n as usize));
 }
 
-/// Goal: of operations of the fast path that wait one behind the other for their acknowledgements,
-/// any may be refused: first, last, or between, and all. Method: each has one outcome.
+/// Goal: of operations of the fast path that wait one behind the other for their answers, any may
+/// be refused: first, last, or between, and all. Method: each has one outcome.
 #[test]
 fn any_of_the_short_way_may_be_refused() {
     for wrong in [&[][..], &[0], &[8], &[4], &[0, 2, 4], &[3, 5, 6], &[0, 1, 2, 3, 4, 5, 6, 7, 8]] {
@@ -678,34 +678,47 @@ fn any_of_the_short_way_may_be_refused() {
     }
 }
 
-/// X66, AF4: a fenced operation waits for a read, and goes when that ends, although all packets
-/// before it were acknowledged earlier: the target took the read in a burst, and acknowledged a
-/// write at once.
+/// X66, AF4: a fenced operation waits for a read and a write, and goes when both are answered,
+/// although all packets before it were acknowledged earlier: the target took them in a burst, and a
+/// message of its own left before the answers.
 #[test]
 fn a_fence_waits_for_the_bytes_of_a_read() {
     let (mut pair, region) = short_pair();
-    let list = RmaList::one(0, 100, region.key);
-    pair.read_to(IoBuf::leaked(&[0; 100]), list, 0).unwrap();
+    let message = |pair: &mut Pair| {
+        pair.recv(0, IoBuf::leaked(&[0; 8]), 7, OpFlags::empty(), 3).unwrap();
+        pair.send(1, IoBuf::leaked(&[3; 8]), 7, OpFlags::empty(), 4).unwrap();
+    };
+    message(&mut pair);
+    pair.run(2_000_000);
+    assert_eq!((pair.outcomes(0), pair.outcomes(1)), (vec![(3, None)], vec![(4, None)]));
+    pair.short = Some(0);
+    let list = RmaList::one(0, 8, region.key);
+    pair.read_to(IoBuf::leaked(&[0; 8]), list, 0).unwrap();
     pair.write(&[1; 8], RmaList::one(200, 8, region.key), OpFlags::empty(), 1).unwrap();
     assert_eq!(pair.short, Some(2));
     let fenced = RmaList::one(300, 8, region.key);
     pair.write(&[2; 8], fenced, OpFlags::FENCE, 2).unwrap();
     let [first, second] = &mut pair.ends;
-    let (read, write) = (first.out.pop_front().unwrap(), first.out.pop_front().unwrap());
-    second.node.on_frame(pair.now, &RxFrame::new(&read));
-    second.node.on_frame_with(&pair.now, &RxFrame::new(&write), sink(&mut second.out));
-    assert_eq!(second.out.len(), 1, "the write is acknowledged, the read not answered");
+    for frame in first.out.drain(..2) {
+        second.node.on_frame(pair.now, &RxFrame::new(&frame));
+    }
+    message(&mut pair);
+    let frame = pair.ends[1].out.pop_front().unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.on_frame(pair.now, &RxFrame::new(&frame));
+    node.transmit(pair.now, &mut sink(out));
+    assert!(out.is_empty(), "all was acknowledged, and nothing answered");
     pair.now = pair.now + 100;
     pair.run(2_000_000);
-    let done = pair.outcomes(0);
-    assert_eq!(done, [(1, None), (0, None), (2, None)]);
+    assert_eq!(pair.outcomes(0), [(3, None), (0, None), (1, None), (2, None)]);
+    assert_eq!(pair.outcomes(1), [(4, None)]);
     pair.run(600_000_000);
     pair.assert_quiet();
 }
 
-/// An acknowledgement for some of them completes these and no others.
+/// An answer completes what it is for and nothing else.
 #[test]
-fn an_acknowledgement_completes_what_it_is_for() {
+fn an_answer_completes_what_it_is_for() {
     let (mut pair, region) = short_pair();
     for context in 0..5 {
         let list = RmaList::one(8, 8, region.key);
