@@ -383,6 +383,29 @@ fn a_fetch_without_a_record_is_left_alone() {
     assert_eq!(words(&region.bytes())[0], u64::from_le_bytes([0xEE; 8]).wrapping_add(9));
 }
 
+/// Goal: an answer whose length is not that of the result is no success: less than the old value,
+/// or bytes for an add that wants none.
+#[test]
+fn an_answer_of_another_length_is_no_success() {
+    const PLEN_AT: usize = 30;
+    for (kind, len) in [(Fetch, 8), (Base, 0)] {
+        let (mut pair, region) = usual_pair();
+        let one = bytes_of(&[1]);
+        let add = || Call::sum(kind, &one, RmaList::one(0, 1, region.key));
+        pair.atomic(add(), len).unwrap();
+        answer_all(&mut pair);
+        pair.run(1_000_000);
+        assert_eq!(pair.outcomes(0), [(1, None)]);
+        pair.atomic(add(), len).unwrap();
+        answer_all(&mut pair);
+        let mut answer = pair.ends[1].out.pop_front().unwrap();
+        assert_eq!(usize::from(answer[PLEN_AT]), len);
+        answer[PLEN_AT] ^= 8;
+        pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&answer));
+        assert_eq!(pair.only_error(1).err, Error::ConnReset);
+    }
+}
+
 /// Whatever is uncommon in the header of a fetch is found, and nothing happens to the
 /// region.
 #[test]
