@@ -103,7 +103,7 @@ impl Domain {
             if !sealed {
                 core.auth_keys = AuthKeys::of(&info.domain_attr.auth_key, dom.settings.seal);
             }
-            if let Some(files) = files.filter(|_| core.node().has_keys()) {
+            if let Some(files) = files.filter(|_| core.node().port.has_keys()) {
                 core.watch_keys(files);
             }
         }
@@ -348,7 +348,7 @@ impl Core {
     pub(crate) fn serve(&mut self, served: Option<&Served>) {
         let Some(served) = served else { return };
         let hosts = own_hosts(interface_of(&self.engine.caps().name));
-        self.node().set_hosts(hosts);
+        self.node().names.set_hosts(hosts);
         self.node().serve_name(served.service);
     }
 }

@@ -58,7 +58,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
         // The endpoint has left it if it was closed before.
-        let _ = core.node().mc_leave(self.id);
+        let _ = core.node().groups.leave(self.id);
     }
 }
 
@@ -107,7 +107,7 @@ impl EpCommon {
         directions.set(Caps::RECV, flags & FI_RECV != 0);
         let mut core = self.dom.enter_control()?;
         let id = core.node().mc_join(self.id, group, directions)?;
-        let max_msg_size = core.node().mc_max();
+        let max_msg_size = core.node().port.mc_max();
         drop(core);
         eq.push_join(named(id.addr()), context, Ok(()));
         Ok(Group { dom: self.dom.clone(), id, max_msg_size })

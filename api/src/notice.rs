@@ -107,7 +107,7 @@ impl Teller {
                 Notice::HostMissed => {
                     let interface = interface_of(&engine.caps().name).to_owned();
                     let hosts = own_hosts(&interface);
-                    engine.node_mut().set_hosts(hosts);
+                    engine.node_mut().names.set_hosts(hosts);
                 }
                 Notice::Missed(count) => self.withheld += u64::from(count),
             }
@@ -125,7 +125,7 @@ impl Teller {
                         mode: no session with it is possible; its log says which";
             return self.warn(engine, station, format_args!("{what}"));
         }
-        let what = match (has_key, engine.node().has_keys()) {
+        let what = match (has_key, engine.node().port.has_keys()) {
             (true, _) => "has another key, or seals in another mode",
             (false, true) => "has no key, and this side has one",
             (false, false) => "has a key, and this side has none",

@@ -152,7 +152,9 @@ pub(crate) fn converse(
         }
         std::thread::sleep(Duration::from_micros(20));
     }
-    turn(&mut |node| asked.iter().filter_map(|one| one.number).for_each(|n| node.end_question(n)))?;
+    turn(&mut |node| {
+        asked.iter().filter_map(|one| one.number).for_each(|n| node.names.end_question(n))
+    })?;
     Ok(asked.into_iter().map(|one| one.answers).collect())
 }
 
@@ -161,7 +163,7 @@ fn step(node: &mut Node, wanted: &[Wanted], asked: &mut [Asked], now: Duration) 
     let mut left = PER_TURN;
     for (wanted, one) in wanted.iter().zip(asked) {
         if let Some(number) = one.number {
-            let heres = node.heres(number);
+            let heres = node.names.heres(number);
             if heres.len() > one.answers.len() {
                 one.answers = heres.to_vec();
                 one.answered_at.get_or_insert(now);

@@ -113,7 +113,7 @@ impl Engine {
     /// If it was made with those of a port that may lose frames, and this is one that cannot.
     pub fn new(node: Node, mut port: Box<dyn Port>) -> Self {
         assert!(node.is_lossless() || !port.caps().lossless, "made for another port");
-        if node.has_keys() {
+        if node.port.has_keys() {
             port.set_wire_filter(sealed::may_leave);
         }
         Self {
@@ -307,7 +307,7 @@ impl Engine {
             return cold(None);
         }
         (self.now, self.turned_at) = (now, now);
-        self.node.tick_on(now);
+        self.node.turn.tick_on(now);
         if let AnyPort::Near(port) = &mut self.port
             && port.skips_far(now.0)
             && self.node.passes(now)
@@ -395,7 +395,7 @@ impl Engine {
     #[inline(always)]
     fn note_full(&mut self, got: usize) {
         if got == BURST {
-            self.node.note_backlog(true);
+            self.node.turn.note_backlog(true);
         }
     }
 

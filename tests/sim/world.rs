@@ -375,7 +375,7 @@ impl World {
         let h = &mut self.hosts[host];
         let Some(life) = &mut h.life else { return Ok(()) };
         let backlog = more || !h.rx.is_empty();
-        life.node.note_backlog(backlog);
+        life.node.turn.note_backlog(backlog);
         let mut out = Egress { net: &mut self.net, from: host, full: false, no_route: false };
         if life.node.has_answers() {
             life.node.send_answers(now, &mut out);

@@ -28,7 +28,7 @@ impl Node {
         cack: Psn,
         grant: u16,
     ) -> bool {
-        let active = self.polled_at;
+        let active = self.turn.polled_at;
         let peer = &mut self.peers[p];
         let bad = cack != peer.snd.una && peer.snd.check(cack).is_err();
         if bad && !planted(Bug::AckOfUnsent) {
@@ -230,7 +230,7 @@ impl Node {
     /// Takes a round-trip sample of `rtt_ns` from an acknowledgement of `count` packets.
     #[inline(always)]
     fn on_round_trip(&mut self, p: PeerIdx, now: Instant, rtt_ns: u64, count: u32) {
-        let floor = self.rto_floor_ns;
+        let floor = self.port.rto_floor_ns;
         let peer = &mut self.peers[p];
         peer.rtt.sample(rtt_ns);
         self.observed.round_trips.note(rtt_ns);
@@ -281,7 +281,7 @@ impl Node {
             self.sent[idx].become_nop();
             let (idx, generation) = PullOp::puller(&op);
             let handle = Handle::from_parts(PullIdx::of(idx), generation);
-            if self.pulls.by_handle(handle).is_some_and(|pull| pull.peer == p) {
+            if self.pulls.records.by_handle(handle).is_some_and(|pull| pull.peer == p) {
                 self.fail_pull(handle.idx(), Error::Canceled);
             }
             return;

@@ -245,7 +245,7 @@ impl Node {
     #[inline]
     pub(super) fn asks(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
         let own = if w == TxIdx::NONE { 0 } else { self.tx[w].unacked };
-        self.acks.asks(self.polled_at, &self.peers[p].snd, own, ends)
+        self.acks.asks(self.turn.polled_at, &self.peers[p].snd, own, ends)
     }
 
     /// Sends a PING to each peer with packets in flight that did not ask, once the pause has
@@ -337,7 +337,7 @@ impl Node {
     ///
     /// For a node about to close: its peers would otherwise find its process gone while they wait.
     pub fn acknowledge_all(&mut self) {
-        let now = self.polled_at;
+        let now = self.turn.polled_at;
         // Who waits has repeated a packet since then.
         let may_wait =
             |peer: &Peer| !peer.path.is_lossless() && now.since(peer.last_rx) < 2 * rtt::RTO_MAX_NS;
@@ -392,8 +392,8 @@ impl Node {
             resent: peer.rx_resent,
             ..AckOp::default()
         };
-        let sent = if peer.rcv.is_empty() && peer.addr != self.addr && !peer.marked {
-            let frame = AckTo::new(BaseTo { peer, src: &self.addr, ahead: 0 }, &op);
+        let sent = if peer.rcv.is_empty() && peer.addr != self.port.addr && !peer.marked {
+            let frame = AckTo::new(BaseTo { peer, src: &self.port.addr, ahead: 0 }, &op);
             let len = AckTo::LEN + frame.inline_bytes().len();
             let sent = out.send_in_place(&frame);
             self.left(p, (Ty::Ack, len), sent)
@@ -418,7 +418,7 @@ impl Node {
     #[inline(never)]
     fn send_sack(&mut self, p: PeerIdx, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
         let peer = &self.peers[p];
-        if peer.addr == self.addr {
+        if peer.addr == self.port.addr {
             return self.emit(p, &Packet::control(Ty::Ack, peer.snd.nxt, &op.head()), out);
         }
         let (mut words, room) = ([0; AckOp::WORDS_MAX], self.peers[p].payload_max(AckOp::LEN) / 8);
@@ -426,7 +426,7 @@ impl Node {
         op.count = peer.rcv.sack(peer.rcv_nxt, &mut words[..fit]) as u8;
         let mut bytes = [0; BASE_LEN + AckOp::LEN_MAX + TRAILER_LEN];
         let (fixed, rest) = bytes.split_first_chunk_mut().expect("it is more than a base");
-        Base { ce: peer.marked, ..peer.base(self.station, Ty::Ack) }.emit(fixed);
+        Base { ce: peer.marked, ..peer.base(self.port.station, Ty::Ack) }.emit(fixed);
         let mut len = BASE_LEN + op.emit(&words, rest);
         if peer.path.has_crc() {
             let crc = wire::crc_of_head(&bytes[..len]).to_le_bytes();
@@ -446,7 +446,7 @@ impl Node {
         let Some(peer) = self.peers.get(p) else { return false };
         let ours = peer.sid == base_words.dst_sid()
             && peer.state == State::Open
-            && peer.is_from(self.addr, &base_words.head);
+            && peer.is_from(self.port.addr, &base_words.head);
         let path = peer.path;
         if !ours || !path.admits(crc, frame.is_near()) {
             return false;

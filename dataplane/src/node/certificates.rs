@@ -120,7 +120,7 @@ impl Node {
 
     /// Whether the certificate of the OPEN with this base may be verified.
     pub(super) fn looks_at_certificate(&mut self, base: &Base) -> bool {
-        let now = self.polled_at;
+        let now = self.turn.polled_at;
         let Some(seals) = &mut self.openings.seals else { return true };
         let looks = !seals.ring.has_certificate() || seals.looks.admits(now, base.src);
         if !looks {
@@ -133,7 +133,7 @@ impl Node {
     /// Counts an OPEN whose handshake message is refused. True if the cause is its certificate:
     /// then both ends report it.
     pub(super) fn refuse_message(&mut self, base: &Base, op: &OpenOp, why: Refused) -> bool {
-        self.openings.note_look(self.polled_at, base, false);
+        self.openings.note_look(self.turn.polled_at, base, false);
         let BadCert { fault, name } = match why {
             Refused::Forged => {
                 self.observed.note_claim(&mut self.counters, base.src, SealFault::Forged);
@@ -150,7 +150,7 @@ impl Node {
             CertFault::Signature => &mut c.rx_cert_signature,
             CertFault::Malformed => &mut c.rx_cert_malformed,
         } += 1;
-        let (now, station) = (self.polled_at, base.src);
+        let (now, station) = (self.turn.polled_at, base.src);
         self.note_other(station, Notice::BadCertificate { station, fault, name });
         self.reset_open(now, base, op, RstReason::OtherKey);
         true
@@ -159,7 +159,7 @@ impl Node {
     /// The certificate in an answer to our OPEN to `p` is refused. Anyone can send such an answer:
     /// the session ends a second later if no other answer has come.
     pub(super) fn refuse_answer(&mut self, p: PeerIdx) {
-        let now = self.polled_at;
+        let now = self.turn.polled_at;
         self.openings.note_refusal(p, now, RstReason::OtherKey);
         self.arm_timer(now, p);
     }

@@ -1,7 +1,5 @@
 //! How transmit requests end: completed, failed, cancelled.
 
-use barewire_driver::hint::cold;
-
 use super::Node;
 use super::ops::WrFlags;
 use crate::error::Error;
@@ -83,7 +81,7 @@ impl Node {
                 }
             }
         });
-        for (_, other) in self.tx.iter_mut() {
+        for (_, other) in self.tx.wrs.iter_mut() {
             let is_packed = other.flags.contains(WrFlags::PACKED);
             if other.peer == p && is_packed && other.next_packed() == w {
                 other.set_next_packed(next);
@@ -95,25 +93,6 @@ impl Node {
         }
     }
 
-    /// Unlinks a request from every list.
-    #[inline(always)]
-    pub(super) fn unlink_wr(&mut self, w: TxIdx) {
-        let wr = &mut self.tx[w];
-        let (flags, link) = (wr.flags, std::mem::take(&mut wr.of_peer));
-        wr.flags.remove(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q);
-        let peer = &mut self.peers[wr.peer];
-        if flags.intersects(WrFlags::IN_SEND_Q | WrFlags::IN_RNDV_DATA_Q) {
-            cold(());
-            if flags.contains(WrFlags::IN_SEND_Q) {
-                peer.send_q.remove(&mut self.tx, w);
-            }
-            if flags.contains(WrFlags::IN_RNDV_DATA_Q) {
-                peer.rndv_data_q.remove(&mut self.tx, w);
-            }
-        }
-        peer.wrs.cut(&mut self.tx, w, link);
-    }
-
     /// Frees a request whose completion has been written.
     #[inline(always)]
     pub(crate) fn free_wr(&mut self, w: TxIdx) {
@@ -123,8 +102,8 @@ impl Node {
         if flags.contains(WrFlags::GROUP) {
             self.free_group(w);
         }
-        self.unlink_wr(w);
-        self.tx.discard(w);
+        self.tx.unlink(&mut self.peers, w);
+        self.tx.wrs.discard(w);
         if ep != EpIdx::NONE {
             self.eps[ep].tx_used -= 1;
         }
@@ -175,9 +154,10 @@ impl Node {
             self.free_wr(w);
             return;
         }
-        self.send_bufs[w.at()] = barewire_driver::mem::IoBuf::EMPTY;
         let (e, p) = (std::mem::replace(&mut wr.ep, EpIdx::NONE), wr.peer);
         self.eps[e].tx_used -= 1;
+        self.tx.bufs[w.at()] = barewire_driver::mem::IoBuf::EMPTY;
+        let wr = &mut self.tx[w];
         if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
             self.peers[p].rndv_data_q.push_back(&mut self.tx, w);

@@ -1,19 +1,106 @@
 //! Credit for peers: each is a reserved block, so that what a peer may send can be stored.
 
+use std::collections::VecDeque;
+
 use super::Node;
-use super::peer::{GRANT_FIRST, GRANT_MAX, State};
+use super::peer::{GRANT_FIRST, GRANT_MAX, Peer, State};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
+use crate::proto::blocks::BlockPool;
 use crate::types::Instant;
+
+/// The memory of unexpected messages, in blocks, and how much of it peers were promised.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    /// Blocks neither in use nor promised to a peer.
+    pub(super) unpromised: usize,
+    /// Peers that wait for blocks to become free.
+    pub(super) waiters: VecDeque<PeerIdx>,
+    pub(super) pool: BlockPool,
+    count: usize,
+}
+
+impl Blocks {
+    pub(super) fn with_capacity(count: usize) -> Self {
+        let (pool, waiters) = (BlockPool::with_capacity(count), VecDeque::new());
+        Self { unpromised: count, waiters, pool, count }
+    }
+
+    /// Blocks that hold messages.
+    pub(super) fn used(&self) -> usize {
+        self.count - self.pool.free_count()
+    }
+
+    /// How many are missing, or too many, if messages and peers hold `held`: 0, or there is a bug.
+    pub(super) fn lost(&self, held: usize) -> usize {
+        self.count.abs_diff(self.unpromised + held)
+    }
+
+    /// Takes the first credit of a session, as far as there is some. Until the session is confirmed
+    /// the peer holds none that confirmed peers may need.
+    pub(super) fn promise_first(&mut self, is_confirmed: bool) -> u32 {
+        let kept = if is_confirmed { 0 } else { self.count / 4 };
+        let grant = GRANT_FIRST.min(self.unpromised.saturating_sub(kept) as u32);
+        self.unpromised -= grant as usize;
+        grant
+    }
+
+    /// Grants peer `p` credit up to its target, or as much of it as there is; without any the peer
+    /// waits for blocks. Returns whether it has more now.
+    fn grant(&mut self, p: PeerIdx, peer: &mut Peer) -> bool {
+        if self.unpromised > self.count / 2 {
+            peer.target = (peer.target * 2).min(GRANT_MAX as u16);
+        }
+        let more = u32::from(peer.target).saturating_sub(peer.outstanding());
+        if more == 0 {
+            return false;
+        }
+        // One half of the blocks is for the first credits of sessions. What a peer holds
+        // beyond these comes from the other half, or a new session might never get any.
+        let spare = self.unpromised.saturating_sub(self.count / 2);
+        let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
+        let more = more.min(spare.max(first).min(self.unpromised) as u32);
+        if more == 0 {
+            self.await_some(p, peer);
+            return false;
+        }
+        peer.granted = peer.granted.wrapping_add(more);
+        peer.rx_quota = 0;
+        self.unpromised -= more as usize;
+        peer.ack_now = true;
+        true
+    }
+
+    /// Puts peer `p` into the queue for blocks.
+    pub(super) fn await_some(&mut self, p: PeerIdx, peer: &mut Peer) {
+        if !std::mem::replace(&mut peer.wants_blocks, true) {
+            self.waiters.push_back(p);
+        }
+    }
+
+    /// The blocks behind the credit of a message that went straight to its receive are free again.
+    #[inline]
+    pub(super) fn give_back(&mut self, cost: u32) {
+        if !planted(Bug::CreditNotReturned) {
+            self.unpromised += cost as usize;
+        }
+    }
+
+    /// The session with `peer` is over, and its credit void.
+    pub(super) fn take_back(&mut self, peer: &mut Peer) {
+        self.unpromised += peer.outstanding() as usize;
+        (peer.granted, peer.consumed) = (0, 0);
+    }
+}
 
 impl Node {
     /// Grants credits to the peers that wait for free blocks, as far as there are any.
     pub(super) fn serve_block_waiters(&mut self, now: Instant) {
-        for _ in 0..self.block_waiters.len() {
-            if self.blocks_unpromised == 0 {
+        for _ in 0..self.blocks.waiters.len() {
+            if self.blocks.unpromised == 0 {
                 return;
             }
-            let Some(p) = self.block_waiters.pop_front() else { return };
+            let Some(p) = self.blocks.waiters.pop_front() else { return };
             if self.peers.get(p).is_some() {
                 self.peers[p].wants_blocks = false;
                 self.regrant_now(now, p);
@@ -27,16 +114,8 @@ impl Node {
         let peer = &mut self.peers[p];
         let cost = cost.min(peer.outstanding());
         peer.consumed = peer.consumed.wrapping_add(cost);
-        self.release_units(p, cost);
+        self.blocks.give_back(cost);
         self.regrant(now, p);
-    }
-
-    /// The blocks behind the credit of a message that went straight to its receive are free again.
-    #[inline]
-    pub(super) fn release_units(&mut self, _p: PeerIdx, cost: u32) {
-        if !planted(Bug::CreditNotReturned) {
-            self.blocks_unpromised += cost as usize;
-        }
     }
 
     /// Grants the peer more credit when it has used half of its target. The target doubles each
@@ -48,40 +127,15 @@ impl Node {
         if outstanding < peer.low() {
             self.regrant_now(now, p);
         }
-        if !self.block_waiters.is_empty() {
+        if !self.blocks.waiters.is_empty() {
             self.serve_block_waiters(now);
         }
     }
 
     pub(super) fn regrant_now(&mut self, _now: Instant, p: PeerIdx) {
-        let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
         let peer = &mut self.peers[p];
-        if peer.state == State::Idle {
-            return;
+        if peer.state != State::Idle && self.blocks.grant(p, peer) {
+            self.make_ready(p);
         }
-        if self.blocks_unpromised > blocks / 2 {
-            peer.target = (peer.target * 2).min(GRANT_MAX as u16);
-        }
-        let more = u32::from(peer.target).saturating_sub(peer.outstanding());
-        if more == 0 {
-            return;
-        }
-        // One half of the blocks is for the first credits of sessions. What a peer holds
-        // beyond these comes from the other half, or a new session might never get any.
-        let spare = self.blocks_unpromised.saturating_sub(blocks / 2);
-        let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
-        let more = more.min(spare.max(first).min(self.blocks_unpromised) as u32);
-        if more == 0 {
-            if !peer.wants_blocks {
-                peer.wants_blocks = true;
-                self.block_waiters.push_back(p);
-            }
-            return;
-        }
-        peer.granted = peer.granted.wrapping_add(more);
-        peer.rx_quota = 0;
-        self.blocks_unpromised -= more as usize;
-        peer.ack_now = true;
-        self.make_ready(p);
     }
 }

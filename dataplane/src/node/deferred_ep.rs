@@ -98,7 +98,7 @@ impl Node {
         }
         self.eps.make_room(&mut self.cqs, self.eps[t].rx_cq);
         let deferred = &mut self.eps[t];
-        if deferred.rx_used >= deferred.rx_size || self.posted.is_full() {
+        if deferred.rx_used >= deferred.rx_size || self.posted.pool.is_full() {
             return Err(Error::Again);
         }
         if !self.cqs[deferred.rx_cq].cq.reserve() {
@@ -109,12 +109,14 @@ impl Node {
         // simple.
         let mut wr = recv_wr(t, true, false, &req);
         wr.is -= RecvIs::SIMPLE;
-        let (recv, found) = self.post_wr(e, src, wr, &mut req);
+        let matcher = &mut self.eps[e].matcher[req.kind as usize];
+        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src);
+        let recv = self.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);
         if self.eps[e].cq_blocked {
             self.retry_ep_waiters(now, e);
         } else if let Some(msg) = found {
-            self.eps[e].matcher[req.kind as usize].unlink_posted(&mut self.posted, recv);
-            self.unmatch_unexpected(msg);
+            self.eps[e].matcher[req.kind as usize].unlink_posted(&mut self.posted.pool, recv);
+            self.eps.unmatch(&mut self.unexpected, msg);
             self.deliver_unexpected(now, msg, recv, 0);
         }
         Ok(())

@@ -52,7 +52,7 @@ impl Node {
     /// The reset to apply, once its time has passed and nothing authentic has arrived.
     pub(super) fn proven_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
         let over = self.openings.doubt_over(p, self.settings.t_dead_ns);
-        let over = over.is_some_and(|at| self.polled_at >= at && !self.backlog);
-        over.then(|| self.openings.doubts.remove(&p).map(|doubt| doubt.rst)).flatten()
+        let ends = self.turn.is_over(over);
+        ends.then(|| self.openings.doubts.remove(&p).map(|doubt| doubt.rst)).flatten()
     }
 }

@@ -638,7 +638,9 @@ impl Node {
             return;
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            while let Some(recv) = self.eps[e].matcher[kind as usize].first_posted(&self.posted) {
+            while let Some(recv) =
+                self.eps[e].matcher[kind as usize].first_posted(&self.posted.pool)
+            {
                 self.end_unfilled(e, kind, recv);
             }
         }
@@ -650,7 +652,7 @@ impl Node {
     /// [`Error::BadFd`].
     pub fn addr_of(&self, ep: EpId) -> Result<EpAddr> {
         let ep = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?.number;
-        Ok(EpAddr { station: self.station, ep, incarnation: self.settings.incarnation })
+        Ok(EpAddr { station: self.port.station, ep, incarnation: self.settings.incarnation })
     }
 
     /// Operations of the endpoint that have completed for the application but may still be
@@ -662,7 +664,7 @@ impl Node {
         self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let done = WrFlags::INJECTED | WrFlags::REPORTED;
         let owed =
-            self.tx.iter().filter(|(_, wr)| wr.ep == ep.0.idx() && wr.flags.intersects(done));
+            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == ep.0.idx() && wr.flags.intersects(done));
         Ok(owed.count())
     }
 
@@ -681,7 +683,7 @@ impl Node {
         self.eps[idx].release_ops(&mut self.cqs);
         self.target.revoke_grants();
         self.coll_ep_closed(now, idx);
-        self.leave_groups(idx);
+        self.groups.forget_ep(idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.stop_counting_reads(idx);
@@ -720,7 +722,7 @@ impl Node {
     /// session goes on.
     pub(super) fn close_sends(&mut self, now: Instant, idx: EpIdx) {
         let wrs: Vec<TxIdx> =
-            self.tx.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
+            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
         for w in wrs {
             let p = self.tx[w].peer;
             self.abandon_wr(w);
@@ -732,7 +734,7 @@ impl Node {
 
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
     pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
-        let pulls: Vec<PullIdx> = (self.pulls.iter())
+        let pulls: Vec<PullIdx> = (self.pulls.records.iter())
             .filter(|(_, pull)| {
                 pull.recv != RecvIdx::NONE && self.posted[pull.recv].payload.ep == idx
             })
@@ -745,10 +747,10 @@ impl Node {
         }
         let peers: Vec<PeerIdx> = self.peers.iter().map(|(i, _)| i).collect();
         for p in peers {
-            if let Some(recv) = self.placing(p)
+            if let Some(recv) = self.reassemblies.placing(&self.peers[p])
                 && self.posted[recv].payload.ep == idx
             {
-                self.take_reassembly(p);
+                self.reassemblies.take(&mut self.peers[p]);
                 self.cancel_placing(recv);
             }
         }
@@ -762,8 +764,10 @@ impl Node {
             }
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            while let Some(recv) = self.eps[idx].matcher[kind as usize].first_posted(&self.posted) {
-                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+            while let Some(recv) =
+                self.eps[idx].matcher[kind as usize].first_posted(&self.posted.pool)
+            {
+                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
                 self.fail_recv(recv, Error::Canceled);
             }
         }

@@ -101,7 +101,7 @@ impl Node {
     /// or timed.
     #[inline]
     pub fn is_lossless(&self) -> bool {
-        self.lossless
+        self.port.lossless
     }
 
     /// Whether [`transmit`](Self::transmit) may have something to send, timers aside. Always true
@@ -186,7 +186,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl Fn() -> Instant,
     ) -> bool {
-        if self.lossless || self.near_max > 0 && self.is_near_dest(ep, req.dest) {
+        if self.port.lossless || self.port.near_max > 0 && self.is_near_dest(ep, req.dest) {
             return self.send_eager::<Lossless>(ep, req, out, clock).is_some();
         }
         let sent = if self.openings.seals.is_some() {
@@ -197,7 +197,7 @@ impl Node {
             self.send_eager::<Lossy>(ep, req, out, clock)
         };
         let Some(w) = sent else { return false };
-        self.keep_memory_of(w, req.flags.contains(OpFlags::INJECT), &mut req.buf);
+        self.tx.keep_memory_of(w, req.flags.contains(OpFlags::INJECT), &mut req.buf);
         true
     }
 
@@ -261,14 +261,14 @@ impl Node {
         if is_held || S::LOSSY && (self.tx.is_full() || self.sent.is_full()) {
             return cold(None);
         }
-        let cost = peer.admit_eager::<S>(self.polled_at, len)?;
+        let cost = peer.admit_eager::<S>(self.turn.polled_at, len)?;
         let uses_up = !S::INLINE && peer.tx_quota == 1;
-        let ar = uses_up || S::LOSSY && self.acks.asks(self.polled_at, &peer.snd, 0, true);
+        let ar = uses_up || S::LOSSY && self.acks.asks(self.turn.polled_at, &peer.snd, 0, true);
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
         // Before it leaves: a round trip includes the kernel's part of it, and a kernel port may
         // have delivered the frame when the call returns.
         let left_at = if S::LOSSY { clock() } else { Instant(0) };
-        let msg = EagerFrame { peer, src: &self.addr, ep, ar, req };
+        let msg = EagerFrame { peer, src: &self.port.addr, ep, ar, req };
         // The receiver has the message from here on; the bookkeeping overlaps with its work.
         let sent = match S::LOSSY && msg.peer.path.has_crc() {
             true => out.send_msg(&Checked::of(&msg)),
@@ -287,12 +287,12 @@ impl Node {
         ep.count_sent::<S>(cq, req, completes);
         let cntr = ep.tx_cntr;
         peer.charge(cost);
-        if !S::CACHED && peer.begins_to_wait(self.polled_at) {
+        if !S::CACHED && peer.begins_to_wait(self.turn.polled_at) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
         } else {
             if !S::CACHED {
-                peer.probe_from(self.polled_at);
+                peer.probe_from(self.turn.polled_at);
             }
             peer.snd.number();
         }
@@ -336,7 +336,7 @@ impl Node {
         let Some(buf) = req.buf.as_one() else { return cold(false) };
         let tagged = req.kind == MsgKind::Tagged;
         let make = |wr: &mut RecvWr| wr.set_simple(e, tagged, req.context, buf.again());
-        if ep.matcher[kind].post_simple(&mut self.posted, req.tag, make).is_none() {
+        if ep.matcher[kind].post_simple(&mut self.posted.pool, req.tag, make).is_none() {
             return cold(false);
         }
         ep.rx_reserved[kind] -= 1;
@@ -373,7 +373,7 @@ impl Node {
             self.tick(now);
         }
         let early = wr.flags.contains(WrFlags::EARLY);
-        let w = self.alloc_wr(wr);
+        let w = self.tx.alloc(wr);
         let mut op = [0; sent::OP_MAX];
         let op_len = msg.emit(&mut op);
         let op = (&op, op_len);
@@ -397,8 +397,8 @@ impl Node {
             // Usually the timer of an earlier packet fires in time.
             let timer_at = peer.timer_at;
             let patience =
-                || self.peers[p].patience(self.rto_floor_ns).min(self.settings.t_dead_ns / 10);
-            if timer_at > now + self.patience_min() && timer_at > now + patience() {
+                || self.peers[p].patience(self.port.rto_floor_ns).min(self.settings.t_dead_ns / 10);
+            if timer_at > now + self.port.patience_min() && timer_at > now + patience() {
                 self.arm_timer(now, p);
             }
         }
@@ -411,7 +411,7 @@ impl Node {
     /// Takes any frame on a lossy port.
     #[inline(always)]
     pub(super) fn on_frame_lossy(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if self.far.is_sealed() {
+        if self.port.far.is_sealed() {
             return self.on_frame_secured(now, frame);
         }
         if frame.is_marked() {
@@ -423,7 +423,7 @@ impl Node {
     /// Takes a frame on a lossy port as it was before it was sealed, if it was.
     #[inline(never)]
     pub(super) fn on_frame_far(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let crc = self.far.has_crc();
+        let crc = self.port.far.has_crc();
         let taken = match EagerMsg::is_kind_of(frame, crc) {
             true => self.rx_eager::<true>(now, frame),
             false => self.rx_ack(now, frame, crc),
@@ -442,11 +442,11 @@ impl Node {
         now: Instant,
         frame: &RxFrame<'_>,
     ) -> bool {
-        let crc = LOSSY && self.far.has_crc();
+        let crc = LOSSY && self.port.far.has_crc();
         let Some((head, msg)) = EagerMsg::parse(frame, crc) else { return cold(false) };
         let p = slot_of(msg.dst_sid);
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if !peer.is_next(self.addr, &head, msg.sid_psn())
+        if !peer.is_next(self.port.addr, &head, msg.sid_psn())
             || if LOSSY { peer.path.is_lossless() } else { head.asks_ack() }
         {
             return cold(false);
@@ -464,12 +464,12 @@ impl Node {
         }
         let ack_every = if LOSSY { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let ack = peer.owed >= ack_every - 1;
-        let owes = ack || left - cost < peer.low() || !self.block_waiters.is_empty();
+        let owes = ack || left - cost < peer.low() || !self.blocks.waiters.is_empty();
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let len = usize::from(msg.plen);
         // What does not fit ends on the slow path.
         let found = matcher.take_first(
-            &mut self.posted,
+            &mut self.posted.pool,
             || peer.src(p, src_ep),
             tag,
             |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.buf.again()),
@@ -477,7 +477,7 @@ impl Node {
         let Some((buf, posted)) = found else { return cold(false) };
         frame.copy_to_span(EagerMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
         peer.consumed = peer.consumed.wrapping_add(cost);
-        peer.last_rx = self.polled_at;
+        peer.last_rx = self.turn.polled_at;
         peer.probes = 0;
         if LOSSY {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(granted));
@@ -488,7 +488,7 @@ impl Node {
         }
         peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);
-        self.blocks_unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
+        self.blocks.unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
         let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         let placed = PlacedMsg { posted, flags, len, imm };
         complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
@@ -517,9 +517,9 @@ impl Node {
         let sid_psn = msg.sid_psn();
         let Some(peer) = self.peers.at_mut(slot_of(sid_psn as u32)) else { return cold(false) };
         if peer.rx_quota == 0 && !peer.refill_rx_quota()
-            || !peer.is_from(self.addr, &msg.head())
+            || !peer.is_from(self.port.addr, &msg.head())
             // One condition: two compile to more instructions.
-            || (sid_psn ^ peer.next_sid_psn()) as usize | self.block_waiters.len() != 0
+            || (sid_psn ^ peer.next_sid_psn()) as usize | self.blocks.waiters.len() != 0
         {
             return cold(false);
         }
@@ -535,7 +535,7 @@ impl Node {
         let len = msg.plen;
         // What does not fit ends on the slow path.
         let found = matcher.take_first(
-            &mut self.posted,
+            &mut self.posted.pool,
             || peer.src(peer.slot(), msg.src_ep()),
             msg.tag(),
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
@@ -545,10 +545,10 @@ impl Node {
         peer.consumed = peer.consumed.wrapping_add(1);
         peer.rx_quota -= 1;
         peer.owed += 1;
-        peer.last_rx = self.polled_at;
+        peer.last_rx = self.turn.polled_at;
         debug_assert!(peer.probes == 0 || is_planted());
         peer.rcv_nxt = peer.rcv_nxt.next();
-        self.blocks_unpromised += usize::from(!planted(Bug::CreditNotReturned));
+        self.blocks.unpromised += usize::from(!planted(Bug::CreditNotReturned));
         let flags = CqFlags::RECV | CqFlags::TAGGED;
         let placed = PlacedMsg { posted, flags, len, imm: None };
         complete_eager((ep, peer), (&self.avs, &mut self.cqs), || msg.src_ep(), placed, reader);

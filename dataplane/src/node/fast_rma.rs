@@ -427,7 +427,7 @@ impl Node {
             req.return_result(kept);
             return cold(false);
         };
-        if !req.send(&To { peer, src: &self.addr, ep, made }, out) {
+        if !req.send(&To { peer, src: &self.port.addr, ep, made }, out) {
             req.return_result(self.fast_ops.free(made.idx()).result);
             return cold(false);
         }
@@ -439,7 +439,7 @@ impl Node {
         peer.carried_ack_in_order();
         // A peer that was heard in this turn is waited for since this turn: no need to read the
         // clock.
-        let heard_now = peer.last_rx == self.polled_at;
+        let heard_now = peer.last_rx == self.turn.polled_at;
         if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard_now {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
@@ -488,7 +488,9 @@ impl Node {
         };
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if peer.owed >= ACK_EVERY_LOSSLESS - 1 || peer.steady_flight(self.addr, &base).is_none() {
+        if peer.owed >= ACK_EVERY_LOSSLESS - 1
+            || peer.steady_flight(self.port.addr, &base).is_none()
+        {
             return cold(false);
         }
         let handle = FastOp::handle(w, generation);
@@ -508,7 +510,7 @@ impl Node {
             let filled = frame.fill_span(RespOp::HEAD, &result);
             debug_assert!(filled, "what is not as long as it says is no RESP");
         }
-        peer.accept_steady(&base, self.polled_at);
+        peer.accept_steady(&base, self.turn.polled_at);
         peer.owed += 1;
         if peer.rx_quota > 0 {
             peer.rx_quota -= 1;
@@ -535,7 +537,7 @@ impl Node {
     #[inline(always)]
     fn rx_resp(&mut self, frame: &RxFrame<'_>, ty: Ty) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
-        if !is_expected(&self.peers, self.addr, &base) {
+        if !is_expected(&self.peers, self.port.addr, &base) {
             return cold(false);
         }
         let p = slot_of(base.dst_sid());
@@ -554,7 +556,7 @@ impl Node {
         {
             return cold(false);
         }
-        peer.accept(&base, self.polled_at);
+        peer.accept(&base, self.turn.polled_at);
         self.complete_fast_op(p, handle.idx());
         self.owe_ack_fast(p);
         if ty == Ty::Resp {

@@ -16,7 +16,7 @@ impl Node {
     /// waits. False otherwise: nothing has happened.
     #[inline(always)]
     pub(super) fn rx_segment(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
-        let crc = self.far.has_crc() && !frame.is_near();
+        let crc = self.port.far.has_crc() && !frame.is_near();
         let Some((base_words, piece)) = BaseWords::segment(frame, crc) else { return false };
         let p = slot_of(base_words.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return false };
@@ -25,7 +25,7 @@ impl Node {
             || peer.path.is_lossless() && base_words.asks_ack()
             || peer.refused != 0
             || !peer.rcv.is_empty()
-            || !peer.is_from(self.addr, &base_words.head)
+            || !peer.is_from(self.port.addr, &base_words.head)
             || base_words.sid_psn != peer.next_sid_psn()
             || base_words.cack != peer.snd.una
             || base_words.grant() != peer.snd.credit as u16
@@ -54,7 +54,7 @@ impl Node {
             }
         }
         self.count_received(p, frame);
-        let active = self.polled_at;
+        let active = self.turn.polled_at;
         let peer = &mut self.peers[p];
         let lossless = peer.path.is_lossless();
         (peer.last_rx, peer.probes) = (active, 0);

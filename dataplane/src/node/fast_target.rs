@@ -226,14 +226,14 @@ impl Node {
         }
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        let Some(flying) = peer.steady_flight(self.addr, &base) else { return cold(false) };
+        let Some(flying) = peer.steady_flight(self.port.addr, &base) else { return cold(false) };
         let Some(old) = add.execute(op.addr, frame) else { return cold(false) };
         let Some(reply_to) = wire::ReplyTo::of_atomic(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
-        peer.accept_steady(&base, self.polled_at);
+        peer.accept_steady(&base, self.turn.polled_at);
         self.counters.rma_executed += 1;
         let what = (Ty::Resp, &reply_to);
-        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.addr, what, old) };
+        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.port.addr, what, old) };
         // Below this, the answer need not ask for an acknowledgement.
         if flying < ASKS_EVERY - 1 && out.send_in_place(&answer) == Tx::Sent {
             self.counters.tx_frames += 1;
@@ -269,7 +269,7 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let Some((base, op)) = RawRequest::parse(frame, ask) else { return cold(false) };
-        if !is_expected(&self.peers, self.addr, &base) {
+        if !is_expected(&self.peers, self.port.addr, &base) {
             return cold(false);
         }
         let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
@@ -310,7 +310,7 @@ impl Node {
         let Some(old) = grant.execute(mr, at as usize, frame) else { return cold(false) };
         let Some(reply_to) = wire::ReplyTo::of_atomic(frame) else { return cold(false) };
         peer.nack.note_key(now, false);
-        peer.accept(base, self.polled_at);
+        peer.accept(base, self.turn.polled_at);
         if grant.add_ok {
             peer.steady = peer.is_steady();
         }
@@ -360,19 +360,19 @@ impl Node {
             frame.copy_to_io(WriteOp::HEAD, buf, at, len);
             // A new sequence number discards the byte count of an abandoned write.
             peer.written = 0;
-            peer.accept(base, self.polled_at);
+            peer.accept(base, self.turn.polled_at);
             self.answer_to((now, p, alone), (Ty::Resp, reply_to), (0, 0), out);
         } else if len <= U128_LEN {
             let mut old = [0; U128_LEN];
             buf.read_at(at, &mut old[..len]);
-            peer.accept(base, self.polled_at);
+            peer.accept(base, self.turn.polled_at);
             let old = u128::from_le_bytes(old);
             self.answer_to((now, p, alone), (Ty::Data, reply_to), (old, len), out);
         } else {
             // The answer acknowledges the request, which is accepted below once the answer has
             // left.
             let what = (Ty::Data, &reply_to);
-            let mut part = AnswerTo::new(peer, &self.addr, what, (buf, at, len));
+            let mut part = AnswerTo::new(peer, &self.port.addr, what, (buf, at, len));
             part.base.ahead = 1;
             // The initiator paces longer reads.
             let open = alone && peer.snd.in_flight() < peer.snd.limit() && len <= READ_FAST_MAX;
@@ -380,7 +380,7 @@ impl Node {
             if !open || !holds || out.send_in_place(&part) != Tx::Sent {
                 return cold(false);
             }
-            peer.accept(base, self.polled_at);
+            peer.accept(base, self.turn.polled_at);
             self.answer_left(now, p);
         }
         self.peers[p].nack.note_key(now, false);
@@ -402,7 +402,7 @@ impl Node {
         (old, bytes): (u128, usize),
         out: &mut impl FrameSink,
     ) {
-        let (peer, src, what) = (&self.peers[p], &self.addr, (ty, &reply_to));
+        let (peer, src, what) = (&self.peers[p], &self.port.addr, (ty, &reply_to));
         let sent = alone
             && match bytes {
                 0 | 8 => AnswerTo::new(peer, src, what, Word::of(old, bytes)).send(out),
@@ -464,7 +464,7 @@ impl Node {
             RequestTy::Write | RequestTy::Read => self.grant_bytes(ask, request),
         };
         let Some(grant) = grant else { return false };
-        self.mr_last = grant.mr;
+        self.mrs.last = grant.mr;
         let at = TargetCache::slot(ask, &request.key);
         self.target.grants[at] = grant;
         if let Some(add) = self.target.adds.get_mut(at) {
@@ -489,7 +489,7 @@ impl Node {
         }
         let range = request.range();
         let (ep, counted) = self.eps.grant_ep(range.dst_ep, Caps::RMA | caps)?;
-        let (m, _) = self.mr_look(ep, &range, 1, access).ok()?;
+        let (m, _) = self.mrs.look(&self.eps, ep, &range, 1, access).ok()?;
         let mr = &self.mrs[m];
         let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != CntrIdx::NONE;
         let (base, room) = (mr.base, mr.buf.len() as u64);
@@ -516,7 +516,7 @@ impl Node {
         }
         let (caps, access) = atomic_needs(&op, what);
         let (ep, counted) = self.eps.grant_ep(op.range.dst_ep, caps)?;
-        let (m, _) = self.mr_look(ep, &op.range, bytes as u64, access).ok()?;
+        let (m, _) = self.mrs.look(&self.eps, ep, &op.range, bytes as u64, access).ok()?;
         let mr = &self.mrs[m];
         let one = op.count == 1 && plen <= U128_LEN;
         let word = one && ty.is_integer() && bytes >= 4;
@@ -564,7 +564,7 @@ impl Node {
                     && peer.fast_path
                     && peer.resp_q.head == ResponseIdx::NONE;
                 let what = (answer.ty, &answer.reply_to);
-                free && AnswerTo::new(peer, &self.addr, what, answer.values).send(out)
+                free && AnswerTo::new(peer, &self.port.addr, what, answer.values).send(out)
             });
             let Some(peer) = sent else {
                 self.answer_later(i);

@@ -4,7 +4,7 @@ use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
-use super::ops::{OooPacket, WrFlags};
+use super::ops::WrFlags;
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{FrameSink, NoReader, NoReply, Node, NodeCounters, Reader};
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, ReassemblyIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
-use crate::slab::{Handle, Link};
+use crate::slab::Handle;
 use crate::types::{Instant, ProvErrno};
 use crate::wire::{
     AckOp, AtomicOp, Base, BaseWords, DataOp, EagerMsg, EagerTaggedView, EndOp, EndStatus, MsgMOp,
@@ -57,10 +57,10 @@ impl Node {
         reader: impl Reader,
     ) {
         self.counters.rx_frames += 1;
-        debug_assert!(self.lossless || !out.is_lossless());
-        if !out.is_lossless() && !self.lossless {
+        debug_assert!(self.port.lossless || !out.is_lossless());
+        if !out.is_lossless() && !self.port.lossless {
             cold(());
-            if !frame.is_near() || !self.is_of_near_session(frame) {
+            if !frame.is_near() || !self.peers.has_near_session(frame) {
                 return self.on_frame_lossy(*now, &frame.again());
             }
         }
@@ -115,7 +115,7 @@ impl Node {
         if base.ty == Ty::Mcast {
             return self.on_mcast(frame, &base);
         }
-        if base.dst != self.station {
+        if base.dst != self.port.station {
             self.counters.rx_not_ours += 1;
             return;
         }
@@ -125,7 +125,7 @@ impl Node {
             peer.sid == base.dst_sid && peer.station() == base.src && paired
         });
         let strange = !known || base.ty == Ty::Open || base.ty == Ty::Rst;
-        let path = if strange { self.path(frame.is_near()) } else { self.peers[p].path };
+        let path = if strange { self.port.path(frame.is_near()) } else { self.peers[p].path };
         if path.has_crc() && !base.crc {
             self.counters.rx_no_crc += 1;
             return;
@@ -180,7 +180,7 @@ impl Node {
         let next = self.peers.get(p).is_some_and(|peer| {
             peer.sid == raw.dst_sid && peer.station() == raw.src && peer.rcv_nxt == raw.psn
         });
-        if next && raw.dst == self.station {
+        if next && raw.dst == self.port.station {
             self.refuse(now, p, NackReason::UnknownType);
         }
     }
@@ -371,21 +371,12 @@ impl Node {
                 return;
             }
         }
-        let (frame_len, len) = (self.frame_len(), frame.len());
-        if len > frame_len {
+        let has_room = self.reorder.holds(frame) && self.reorder_room(now, p);
+        if !has_room || !self.reorder.put(&mut self.peers[p], base.psn, frame) {
             self.counters.rx_no_buffer += 1;
             return;
         }
-        let packet = OooPacket { psn: base.psn, len, link: Link::default() };
-        let Some(idx) = self.reorder_room(now, p).then(|| self.reorder_buf.alloc(packet)).flatten()
-        else {
-            self.counters.rx_no_buffer += 1;
-            return;
-        };
-        let at = idx.at() * frame_len;
-        assert!(frame.copy_to(0, &mut self.reorder_bytes[at..at + len]), "length is the frame's");
         let peer = &mut self.peers[p];
-        peer.reorder_buf.push_back(&mut self.reorder_buf, idx);
         peer.rcv.set((peer.rcv_nxt, base.psn), &mut self.bitmaps);
         peer.note_arrival(now, base.psn, base.rtx);
     }
@@ -395,9 +386,9 @@ impl Node {
     fn reorder_room(&mut self, now: Instant, p: PeerIdx) -> bool {
         let mine = self.peers[p].reorder_buf.len as usize;
         if !self.peers[p].path.is_lossless() {
-            return mine < self.reorder_buf.free_count() / 4;
+            return mine < self.reorder.free_count() / 4;
         }
-        if self.reorder_buf.free_count() > 0 {
+        if self.reorder.free_count() > 0 {
             return true;
         }
         // On a lossless path it is not retransmitted, so a session has to end: the one that holds
@@ -410,35 +401,25 @@ impl Node {
 
     /// Takes buffered packets that are now in order.
     fn take_held(&mut self, now: Instant, p: PeerIdx) {
-        let frame_len = self.frame_len();
         while let peer = &mut self.peers[p]
             && peer.rcv.is_set(peer.rcv_nxt)
             && peer.refused == 0
         {
             let next = peer.rcv_nxt;
-            let found = peer
-                .reorder_buf
-                .iter(&self.reorder_buf)
-                .find(|&idx| self.reorder_buf[idx].psn == next);
-            let Some(idx) = found else {
+            let Some(idx) = self.reorder.take(peer, next) else {
                 // Executed when it arrived.
                 self.advance_rcv_nxt(now, p, 1);
                 continue;
             };
-            peer.reorder_buf.remove(&mut self.reorder_buf, idx);
-            let len = self.reorder_buf[idx].len;
-            let at = idx.at() * frame_len;
             // The bytes are moved out, since taking the packet may need the whole node.
-            let pool = std::mem::take(&mut self.reorder_bytes);
-            let frame = RxFrame::new(&pool[at..at + len]);
+            let bytes = std::mem::take(&mut self.reorder.bytes);
+            let frame = RxFrame::new(&bytes[self.reorder.slot(idx)]);
             let verdict = match Base::parse(&frame) {
                 Ok(base) => Some((self.on_op(now, p, &frame, &base), base)),
                 Err(_) => None,
             };
-            self.reorder_bytes = pool;
-            if !planted(Bug::HeldPacketLeaked) {
-                self.reorder_buf.free(idx);
-            }
+            self.reorder.bytes = bytes;
+            self.reorder.free(idx);
             match verdict {
                 Some((Verdict::Accept, _)) => self.advance_rcv_nxt(now, p, 1),
                 Some((Verdict::Refuse(reason), base)) => {
@@ -612,7 +593,7 @@ impl Node {
     /// Takes a PULL: the receiver of an announced message asks for bytes of it.
     fn on_pull(&mut self, _now: Instant, p: PeerIdx, op: &PullOp) -> Verdict {
         let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
-        let known = self.tx.by_handle_mut(handle).filter(|wr| {
+        let known = self.tx.wrs.by_handle_mut(handle).filter(|wr| {
             wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED) && op.offset == wr.asked
         });
         let Some(wr) = known else { return Verdict::Refuse(NackReason::Malformed) };
@@ -635,6 +616,7 @@ impl Node {
         let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
         let known = self
             .tx
+            .wrs
             .by_handle_mut(handle)
             .filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED));
         let Some(wr) = known else {
@@ -657,21 +639,8 @@ impl Node {
             return;
         }
         self.tx[w].flags |= WrFlags::ALL_SENT;
-        self.settle_ended(p, w);
+        self.tx.settle_ended(&mut self.peers[p].snd, &mut self.sent, w);
         self.try_complete(w);
-    }
-
-    /// The receiver has all of the message that it wants. Packets of it that are not acknowledged,
-    /// since an earlier packet is missing, no longer delay its completion.
-    fn settle_ended(&mut self, p: PeerIdx, w: TxIdx) {
-        let (sent, tx) = (&mut self.sent, &mut self.tx);
-        self.peers[p].snd.for_each_while(sent, |entry| {
-            if entry.wr == w {
-                entry.become_nop();
-                tx[w].unacked -= 1;
-            }
-            tx[w].unacked > 0
-        });
     }
 }
 

@@ -88,11 +88,6 @@ impl Openings {
 }
 
 impl Node {
-    /// Whether the node has keys and its port needs them: its frames are sealed.
-    pub fn has_keys(&self) -> bool {
-        self.far.is_sealed()
-    }
-
     /// Replaces the list of keys, in this order: the first one opens sessions, each is accepted
     /// from a peer that opens one. Open sessions are not affected, nor those opened under a key
     /// that is no longer listed; no such key is kept. No operation ends by it.
@@ -158,7 +153,7 @@ impl Node {
         }
         let theirs = self.peers.iter().filter(|(_, peer)| peer.tenant == tenant);
         let theirs: Vec<PeerIdx> = theirs.map(|(p, _)| p).collect();
-        let waits = self.posted.iter().any(|(_, receive)| receive.src == Src::any_of(tenant));
+        let waits = self.posted.pool.iter().any(|(_, receive)| receive.src == Src::any_of(tenant));
         if waits || theirs.iter().any(|&p| self.peers[p].av_refs > 0) {
             return Err(Error::Busy);
         }

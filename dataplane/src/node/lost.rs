@@ -50,7 +50,7 @@ impl Node {
     /// endpoints that may have lost a message and have no operation that reports it.
     pub(super) fn note_losses(&mut self, p: PeerIdx, reason: EndReason) {
         let peer = &self.peers[p];
-        if peer.state != State::Open || !reason.is_loss() || peer.station() == self.station {
+        if peer.state != State::Open || !reason.is_loss() || peer.station() == self.port.station {
             return;
         }
         let mut kept = 0;
@@ -64,7 +64,7 @@ impl Node {
             own.map(|(e, _)| e).filter(|&e| !self.coll.is_side(&self.eps, e)).collect()
         } else {
             let lost = |flags: WrFlags| flags.intersects(WrFlags::INJECTED | WrFlags::REPORTED);
-            let sends = self.tx.iter().filter(|(_, wr)| wr.peer == p && lost(wr.flags));
+            let sends = self.tx.wrs.iter().filter(|(_, wr)| wr.peer == p && lost(wr.flags));
             sends
                 .map(|(_, wr)| wr.ep)
                 .filter(|&e| e != EpIdx::NONE && !self.coll.is_side(&self.eps, e))
@@ -90,7 +90,8 @@ impl Node {
             for kind in [MsgKind::Msg, MsgKind::Tagged] {
                 let k = kind as usize;
                 let named = |node: &Self| {
-                    node.eps[e].matcher[k].find_posted(&node.posted, |receive| receive.names(p))
+                    node.eps[e].matcher[k]
+                        .find_posted(&node.posted.pool, |receive| receive.names(p))
                 };
                 while let Some(recv) = named(self) {
                     if is_shared {
@@ -99,7 +100,7 @@ impl Node {
                         }
                         continue;
                     }
-                    self.eps[e].matcher[k].unlink_posted(&mut self.posted, recv);
+                    self.eps[e].matcher[k].unlink_posted(&mut self.posted.pool, recv);
                     self.fail_recv(recv, err);
                 }
             }

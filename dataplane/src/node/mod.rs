@@ -28,6 +28,7 @@ mod fast_segment;
 mod fast_target;
 mod input;
 mod keys;
+mod looped;
 mod lost;
 mod mr;
 mod mtu;
@@ -45,9 +46,11 @@ mod packet;
 mod path;
 mod peer;
 mod peers_by_station;
+mod port;
 mod post;
 mod pull;
 mod recv;
+mod reorder;
 mod rma;
 mod rma_in;
 mod rma_list;
@@ -65,10 +68,12 @@ mod tally;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod turn;
+mod tx;
 mod versions;
 mod who;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
@@ -78,12 +83,9 @@ use bitflags::bitflags;
 
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::idx::{
-    AvIdx, CntrIdx, CqIdx, EpIdx, FastOpIdx, MrIdx, OooIdx, PeerIdx, PullIdx, ReassemblyIdx,
-    ResponseIdx, RmaIdx, SepIdx, TxIdx,
-};
-use crate::proto::blocks::{BlockPool, UNIT};
-use crate::proto::matching::{PostedPool, UnexpectedPool};
+use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, FastOpIdx, PeerIdx, ResponseIdx, SepIdx};
+use crate::proto::blocks::UNIT;
+use crate::proto::matching::UnexpectedPool;
 use crate::rel::sack::BitmapPool;
 use crate::rel::sent::{SentPool, WINDOW, WINDOW_LOSSLESS};
 use crate::seal::Keyring;
@@ -96,16 +98,21 @@ use crate::wire::{self, Base, EagerMsg, FrameHead, HeadOut, OpenOp};
 use avs::{AvTable, Avs};
 use cntrs::Cntrs;
 use cqs::{CqTable, Cqs};
+use credit::Blocks;
 use eps::Eps;
-use mr::Mrs;
+use looped::Looped;
 use opening::Openings;
-use ops::{OooPacket, Pull, RecvWr, Response, Rma, TxWr, UnexpectedMsg};
+use ops::{Response, UnexpectedMsg};
 use pack::Packs;
 pub(crate) use packet::Joined;
-use path::Path;
-use peer::{Peer, Peers, Reassembly};
+use peer::{Peer, Peers};
 use peers_by_station::PeersByStation;
+use pull::Pulls;
+use recv::{Reassemblies, Receives};
+use reorder::Reorder;
+use rma::Spare;
 use tally::Observed;
+use tx::TxWrs;
 
 pub use crate::cq::{NoReader, Reader};
 pub use claims::{CLAIMS_MAX, Claim};
@@ -119,16 +126,18 @@ pub use ep::EpCounters;
 pub use failed::FailedInject;
 use fast_op::FastOp;
 pub use fast_rma::{FastAtomic, FastCall, FastRead, FastWrite};
-pub use mr::{MrId, MrReq};
-pub use multicast::{MEMBERS_MAX as GROUP_MEMBERS_MAX, McId};
+pub use mr::{MrId, MrReq, Mrs};
+pub use multicast::{MEMBERS_MAX as GROUP_MEMBERS_MAX, McId, Multicast};
 pub use nagle::HoldWatch;
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
+pub use port::Port;
 pub use rma::{AtomicReq, ReadReq, WriteReq, atomic_valid};
 pub use rma_list::{RmaIov, RmaList};
 pub use round_trips::RoundTrips;
 pub use sep::{receive_caps, transmit_caps};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
-pub use who::{HERES_MAX, Here, QUESTIONS_MAX};
+pub use turn::Turn;
+pub use who::{HERES_MAX, Here, Names, QUESTIONS_MAX};
 
 /// Sizes and times of a node. All tables are sized by them when it is made; that of peers grows
 /// when the application inserts addresses.
@@ -658,10 +667,6 @@ impl Reply {
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) queue: VecDeque<Reply>,
-    /// Pending name queries, and the names of this node.
-    names: who::Names,
-    /// Groups, whose messages belong to no session either.
-    multicast: multicast::Multicast,
     /// Replies that may be queued until a millisecond after `refilled`.
     tokens: u32,
     refilled: Instant,
@@ -671,29 +676,18 @@ impl Default for Replies {
     fn default() -> Self {
         let (queue, tokens) =
             (VecDeque::with_capacity(session::REPLIES_MAX), session::REPLIES_PER_MS);
-        let (names, multicast) = Default::default();
-        Self { queue, names, multicast, tokens, refilled: Instant(0) }
+        Self { queue, tokens, refilled: Instant(0) }
     }
 }
 
-/// See the module.
+/// See the module. Its fields are its parts, which have methods of their own.
 #[derive(Debug)]
 pub struct Node {
     pub(crate) settings: NodeSettings,
-    pub(crate) station: Station,
-    /// [`Station::word`] of it.
-    addr: u64,
-    /// Most bytes after the Ethernet header, to peers that are not near.
-    pub(crate) frame_max: u32,
-    /// The same for near peers, which the port reaches through memory; 0 if it has none.
-    near_max: u32,
-    /// Every path is lossless.
-    pub(crate) lossless: bool,
-    /// The path to every peer that is not near.
-    far: Path,
-    pub(crate) rto_floor_ns: u64,
+    /// What it knows of its port.
+    pub port: Port,
     /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
-    pub(crate) eager_max: [usize; 2],
+    eager_max: [usize; 2],
 
     pub(crate) peers: Peers,
     pub(crate) by_station: PeersByStation,
@@ -701,10 +695,7 @@ pub struct Node {
     pub(crate) awaited: Vec<PeerIdx>,
     /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
     /// send such messages at once than it has room for.
-    pub(crate) reassemblies: Slab<Reassembly, (), ReassemblyIdx>,
-    /// The generation that the next session in each peer slot gets.
-    pub(crate) sid_gen: Vec<u16>,
-    pub(crate) epoch: u32,
+    pub(crate) reassemblies: Reassemblies,
     /// Its endpoints.
     pub eps: Eps,
     /// Its completion queues.
@@ -714,45 +705,32 @@ pub struct Node {
     /// Its address vectors.
     pub avs: Avs,
 
-    pub(crate) tx: Slab<TxWr, (), TxIdx>,
-    /// The memory of transmit requests, by their index.
-    pub(crate) send_bufs: Vec<IoBuf>,
-    /// Copies of injected messages, by the index of their request.
-    pub(crate) inject: Vec<Inject>,
+    /// Transmit requests.
+    pub(crate) tx: TxWrs,
     /// Operations of the fast path in flight.
     fast_ops: Table<FastOp, (), FastOpIdx>,
+    /// Packets that may have to be sent again.
     pub(crate) sent: SentPool,
     bitmaps: BitmapPool,
     pub(crate) packs: Packs,
-    pub(crate) posted: PostedPool<RecvWr>,
-    /// The memory of posted receives where it is in several pieces, by the index of their record.
-    pub(crate) recv_lists: Vec<IoBuf>,
+    pub(crate) posted: Receives,
+    /// Messages without a receive.
     pub(crate) unexpected: UnexpectedPool<UnexpectedMsg>,
-    pub(crate) blocks: BlockPool,
-    /// Blocks neither in use nor promised to a peer.
-    pub(crate) blocks_unpromised: usize,
-    pub(crate) pulls: Slab<Pull, (), PullIdx>,
-    /// Peers with pulls that wait for room in the window of all.
-    pub(crate) pull_queue: VecDeque<PeerIdx>,
-    /// Bytes asked for and not yet here.
-    pub(crate) pull_out: u64,
+    /// Where they are stored.
+    pub(crate) blocks: Blocks,
+    /// Messages being pulled.
+    pub(crate) pulls: Pulls,
     /// Its memory regions.
     pub mrs: Mrs,
-    /// Regions by the key that the application chose.
-    pub(crate) mr_by_key: HashMap<u64, MrIdx>,
-    /// The region of the last atomic operation: likely the next one's.
-    mr_last: MrIdx,
-    /// Keys drawn so far.
-    pub(crate) mr_drawn: u64,
-    pub(crate) rma: Slab<Rma, (), RmaIdx>,
+    /// Answers to reads and atomic operations.
     pub(crate) responses: Slab<Response, (), ResponseIdx>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
     target: fast_target::TargetCache,
     /// Spare buffers for long operands and old values.
-    pub(crate) spare: Vec<Vec<u8>>,
-    pub(crate) reorder_buf: Slab<OooPacket, (), OooIdx>,
-    pub(crate) reorder_bytes: Vec<u8>,
+    pub(crate) spare: Spare,
+    /// Packets that came early.
+    pub(crate) reorder: Reorder,
     /// Its groups, and calls of collectives.
     pub coll: Coll,
 
@@ -762,39 +740,23 @@ pub struct Node {
     /// What may be left to do besides receiving.
     pub(crate) todo: Todo,
     acks: acks::Acks,
-    /// Peers that wait for blocks to become free.
-    pub(crate) block_waiters: VecDeque<PeerIdx>,
     pub(crate) replies: Replies,
+    /// Its names, and its queries for those of others.
+    pub names: Names,
+    /// The multicast groups that its endpoints are in.
+    pub groups: Multicast,
     /// Frames to ourselves.
-    pub(crate) looped: VecDeque<Vec<u8>>,
-    pub(crate) looped_free: Vec<Vec<u8>>,
+    pub(crate) looped: Looped,
 
     /// Sessions that are being opened, and the keys.
     pub openings: Openings,
     pub(crate) counters: NodeCounters,
     /// What an operator and the application are told.
     pub observed: Observed,
-    /// Time of this turn: a peer heard in the turn was heard then.
-    pub(crate) polled_at: Instant,
-    /// When the loop was last called after a pause longer than a probe interval.
-    pub(crate) resumed_at: Instant,
-    /// The port holds frames that this turn did not take.
-    backlog: bool,
+    /// The turn of its loop.
+    pub turn: Turn,
     /// Credit used by the message that was refused last.
     pub(crate) refused_units: u32,
-    /// The port had no room in the last turn.
-    pub(crate) blocked: bool,
-    pub(crate) gone: bool,
-}
-
-/// The copy of an injected message.
-type Inject = [u8; Node::INJECT_SIZE];
-
-/// Packets of all peers together that may be buffered: those that came early, and those behind a
-/// refused one. Data of pulled messages needs no buffer.
-const fn reorder_max(frame_len: usize) -> usize {
-    // A whole window, unless frames are so long that memory would be reserved for nothing.
-    if frame_len > 16 << 10 { 2048 } else { 4096 }
 }
 
 /// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
@@ -827,68 +789,45 @@ impl Node {
         let (s, mtu, near) = (settings.check_on(caps)?, usable_mtu(caps)?, usable(caps.near_mtu));
         let (frame_len, blocks) = (mtu.max(near) + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
-            station: caps.station,
-            addr: caps.station.word(),
-            frame_max: mtu as u32,
-            near_max: near as u32,
-            lossless: caps.lossless,
-            far: Path::far(caps, s.crc, s.keys.is_some()),
-            rto_floor_ns: caps.rto_floor_ns.max(1_000),
+            port: Port::new(s, caps, mtu),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
             by_station: PeersByStation::with_capacity(s.peer_max),
             awaited: Vec::new(),
             reassemblies: Slab::with_capacity(s.peer_max.min(recv::REASSEMBLIES_FIRST)),
-            sid_gen: Vec::with_capacity(s.peer_max),
-            epoch: 0,
             eps: Eps::new(),
             cqs: Table::with_capacity(65536),
             cntrs: Slab::with_capacity(65536),
             avs: Slab::with_capacity(1024),
-            tx: Slab::with_capacity(s.tx_wr_max),
-            send_bufs: Vec::with_capacity(s.tx_wr_max),
-            inject: Vec::with_capacity(s.tx_wr_max),
+            tx: TxWrs::new(s),
             fast_ops: Table::with_capacity(s.tx_wr_max),
             sent: SentPool::with_capacity(s.tx_wr_max * 4 + 4096),
             bitmaps: BitmapPool::new(s.window.max(WINDOW_LOSSLESS)),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len, caps.via_kernel),
-            posted: PostedPool::with_capacity(s.rx_wr_max),
-            recv_lists: Vec::with_capacity(s.rx_wr_max),
+            posted: Receives::with_capacity(s.rx_wr_max),
             unexpected: UnexpectedPool::with_capacity(blocks),
-            blocks: BlockPool::with_capacity(blocks),
-            blocks_unpromised: blocks,
-            pulls: Slab::with_capacity(s.rx_wr_max + blocks + s.tx_wr_max),
-            pull_queue: VecDeque::with_capacity(s.peer_max.min(4096)),
-            pull_out: 0,
-            mrs: Slab::with_capacity(s.mr_max),
-            mr_by_key: HashMap::new(),
-            mr_last: MrIdx::NONE,
-            mr_drawn: 0,
-            rma: Slab::with_capacity(s.tx_wr_max),
+            blocks: Blocks::with_capacity(blocks),
+            pulls: Pulls::new(s, blocks),
+            mrs: Mrs::new(s),
             responses: Slab::with_capacity(rma_out::response_slots(s.peer_max)),
             scratch: Vec::new(),
             target: fast_target::TargetCache::new(rma_out::response_slots(s.peer_max)),
-            spare: Vec::new(),
-            reorder_buf: Slab::with_capacity(reorder_max(frame_len)),
-            reorder_bytes: vec![0; reorder_max(frame_len) * frame_len],
+            spare: Spare::default(),
+            reorder: Reorder::new(frame_len),
             coll: Coll::new(caps, s.coll),
             wheel: Wheel::new(s.peer_max, Instant(0)),
             ready: VecDeque::with_capacity(s.peer_max.min(4096)),
             todo: if caps.lossless { Todo::empty() } else { Todo::KEEP },
             acks: acks::Acks::new(),
-            block_waiters: VecDeque::new(),
             replies: Replies::default(),
-            looped: VecDeque::with_capacity(64),
-            looped_free: Vec::with_capacity(64),
+            names: Names::default(),
+            groups: Multicast::default(),
+            looped: Looped::new(),
             openings: Openings::new(s, caps, frame_len),
             counters: NodeCounters::default(),
             observed: Observed::new(s.peer_max),
-            polled_at: Instant(0),
-            resumed_at: Instant(0),
-            backlog: false,
+            turn: Turn::new(),
             refused_units: 0,
-            blocked: false,
-            gone: false,
             settings: NodeSettings { keys: None, ..settings },
         })
     }

@@ -9,15 +9,17 @@
 //!
 //! A look-up yields (region, offset): an offset in the lent memory, checked against its length.
 
+use std::collections::HashMap;
 #[expect(
     deprecated,
     reason = "the one keyed hash of the standard library that takes its keys"
 )]
 use std::hash::{Hasher, SipHasher};
+use std::ops::{Index, IndexMut};
 
 use barewire_driver::mem::IoBuf;
 
-use super::{CntrId, EpId, Eps, Node, SepId};
+use super::{CntrId, EpId, Eps, Node, NodeSettings, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
 use crate::idx::{CntrIdx, EpIdx, MrIdx, ResponseIdx};
@@ -86,7 +88,34 @@ pub struct Mr {
 }
 
 /// The regions of a node. A call that names one which was closed is [`Error::BadFd`].
-pub(super) type Mrs = Slab<Mr, (), MrIdx>;
+#[derive(Debug)]
+pub struct Mrs {
+    table: Slab<Mr, (), MrIdx>,
+    /// Those whose key the application chose.
+    by_key: HashMap<u64, MrIdx>,
+    /// The one of the last atomic operation: likely the next one's.
+    pub(super) last: MrIdx,
+    /// Keys drawn so far.
+    drawn: u64,
+    /// What draws them.
+    secret: [u64; 2],
+}
+
+impl Index<MrIdx> for Mrs {
+    type Output = Mr;
+
+    #[inline(always)]
+    fn index(&self, idx: MrIdx) -> &Mr {
+        &self.table[idx]
+    }
+}
+
+impl IndexMut<MrIdx> for Mrs {
+    #[inline(always)]
+    fn index_mut(&mut self, idx: MrIdx) -> &mut Mr {
+        &mut self.table[idx]
+    }
+}
 
 impl Mr {
     /// Whether others than this thread change it by atomics.
@@ -107,9 +136,20 @@ impl Eps {
 }
 
 impl Mrs {
+    /// None, at a node with these settings.
+    pub(super) fn new(s: &NodeSettings) -> Self {
+        Self {
+            table: Slab::with_capacity(s.mr_max),
+            by_key: HashMap::new(),
+            last: MrIdx::NONE,
+            drawn: 0,
+            secret: [s.seed, s.incarnation],
+        }
+    }
+
     /// The key that peers name the region by.
     pub fn key(&self, mr: MrId) -> Result<u64> {
-        Ok(self.by_handle(mr.0).ok_or(Error::BadFd)?.key)
+        Ok(self.table.by_handle(mr.0).ok_or(Error::BadFd)?.key)
     }
 
     /// Copies `out.len()` bytes at `offset` of a region out, while peers may be writing them.
@@ -117,7 +157,7 @@ impl Mrs {
     /// # Errors
     /// [`Error::BadFd`]: it was closed. [`Error::Invalid`]: they are not all inside.
     pub fn load(&self, mr: MrId, offset: usize, out: &mut [u8]) -> Result<()> {
-        let mr = self.by_handle(mr.0).ok_or(Error::BadFd)?;
+        let mr = self.table.by_handle(mr.0).ok_or(Error::BadFd)?;
         inside(&mr.buf, offset, out.len())?;
         mr.buf.read_at(offset, out);
         Ok(())
@@ -128,10 +168,74 @@ impl Mrs {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn store(&mut self, mr: MrId, offset: usize, bytes: &[u8]) -> Result<()> {
-        let mr = self.by_handle(mr.0).ok_or(Error::BadFd)?;
+        let mr = self.table.by_handle(mr.0).ok_or(Error::BadFd)?;
         inside(&mr.buf, offset, bytes.len())?;
         mr.buf.write_at(offset, bytes);
         Ok(())
+    }
+
+    /// A key for `slot` that no region has.
+    fn draw_key(&mut self, slot: MrIdx) -> u64 {
+        loop {
+            self.drawn += 1;
+            let random = self.keyed_hash(self.drawn) & !SLOT_MASK;
+            let key = random | self.disguise(random, slot.get());
+            if self.of_key(key).is_none() {
+                return key;
+            }
+        }
+    }
+
+    /// A hash that nobody outside can compute: its key is the seed, which a live domain takes from
+    /// the kernel.
+    fn keyed_hash(&self, word: u64) -> u64 {
+        #[expect(deprecated, reason = "see the import")]
+        let mut hash = SipHasher::new_with_keys(self.secret[0], self.secret[1]);
+        hash.write_u64(word);
+        hash.finish()
+    }
+
+    /// The lower bits of a drawn key whose upper bits are those of `key`, for a slot; and back.
+    fn disguise(&self, key: u64, slot: u32) -> u64 {
+        // Another input than any of `draw_key`, which counts from 1.
+        (self.keyed_hash(!(key >> SLOT_BITS)) ^ u64::from(slot)) & SLOT_MASK
+    }
+
+    /// The region with this key.
+    #[inline]
+    fn of_key(&self, key: u64) -> Option<MrIdx> {
+        let same = |mr: &Mr| mr.key == key || planted(Bug::KeyHalfChecked);
+        if self.table.get(self.last).is_some_and(|mr| mr.key == key) {
+            return Some(self.last);
+        }
+        let slot = MrIdx::of(self.disguise(key, key as u32) as u32);
+        if self.table.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
+            return Some(slot);
+        }
+        if self.by_key.is_empty() { None } else { self.by_key.get(&key).copied() }
+    }
+
+    /// Finds `len` bytes at the start of `range`, if a packet for endpoint `e` has this access to
+    /// them. Returns region and offset.
+    #[inline]
+    pub(super) fn look(
+        &self,
+        eps: &Eps,
+        e: EpIdx,
+        range: &RemoteRange,
+        len: u64,
+        need: MrAccess,
+    ) -> std::result::Result<(MrIdx, usize), NackReason> {
+        let m = self.of_key(range.rkey).ok_or(NackReason::BadKey)?;
+        let mr = &self[m];
+        let offset = range.addr.checked_sub(mr.base);
+        let end = offset.and_then(|at| at.checked_add(len));
+        let inside = end.is_some_and(|end| end <= mr.buf.len() as u64);
+        let scope = mr.scope.is_none_or(|scope| eps.in_scope(scope, e));
+        match offset {
+            Some(at) if inside && scope && mr.access.contains(need) => Ok((m, at as usize)),
+            _ => Err(NackReason::BadAccess),
+        }
     }
 }
 
@@ -151,16 +255,16 @@ impl Node {
         if base.checked_add(req.buf.len() as u64).is_none() {
             return Err(Error::Invalid("region ends above 2^64"));
         }
-        if req.requested_key.is_some_and(|key| self.mr_of(key).is_some()) {
+        if req.requested_key.is_some_and(|key| self.mrs.of_key(key).is_some()) {
             return Err(Error::NoKey);
         }
-        let slot = self.mrs.vacant().ok_or(Error::NoMem)?;
+        let slot = self.mrs.table.vacant().ok_or(Error::NoMem)?;
         let key = match req.requested_key {
             Some(key) => {
-                self.mr_by_key.insert(key, slot);
+                self.mrs.by_key.insert(key, slot);
                 key
             }
-            None => self.draw_key(slot),
+            None => self.mrs.draw_key(slot),
         };
         let by_app = req.requested_key.is_some();
         let MrReq { buf, access, ep, sharing, .. } = req;
@@ -168,35 +272,8 @@ impl Node {
         let (read_cntr, write_cntr, readers) = (CntrIdx::NONE, CntrIdx::NONE, 0);
         let mr =
             Mr { key, buf, base, access, scope, sharing, by_app, read_cntr, write_cntr, readers };
-        let idx = self.mrs.fill(mr);
-        Ok(MrId(self.mrs.handle(idx)))
-    }
-
-    /// A key for `slot` that no region has.
-    fn draw_key(&mut self, slot: MrIdx) -> u64 {
-        loop {
-            self.mr_drawn += 1;
-            let random = self.keyed_hash(self.mr_drawn) & !SLOT_MASK;
-            let key = random | self.disguise(random, slot.get());
-            if self.mr_of(key).is_none() {
-                return key;
-            }
-        }
-    }
-
-    /// A hash that nobody outside can compute: its key is the seed, which a live domain takes from
-    /// the kernel.
-    fn keyed_hash(&self, word: u64) -> u64 {
-        #[expect(deprecated, reason = "see the import")]
-        let mut hash = SipHasher::new_with_keys(self.settings.seed, self.settings.incarnation);
-        hash.write_u64(word);
-        hash.finish()
-    }
-
-    /// The lower bits of a drawn key whose upper bits are those of `key`, for a slot; and back.
-    fn disguise(&self, key: u64, slot: u32) -> u64 {
-        // Another input than any of `draw_key`, which counts from 1.
-        (self.keyed_hash(!(key >> SLOT_BITS)) ^ u64::from(slot)) & SLOT_MASK
+        let idx = self.mrs.table.fill(mr);
+        Ok(MrId(self.mrs.table.handle(idx)))
     }
 
     /// Binds a counter of remote accesses: of `reads`, which fetching atomics are too, of `writes`,
@@ -213,7 +290,7 @@ impl Node {
         writes: bool,
     ) -> Result<()> {
         let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
-        let mr = self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?;
+        let mr = self.mrs.table.by_handle_mut(mr.0).ok_or(Error::BadFd)?;
         let places = [(reads, &mut mr.read_cntr), (writes, &mut mr.write_cntr)];
         if places.iter().any(|(wanted, place)| *wanted && **place != CntrIdx::NONE) {
             return Err(Error::Invalid("a counter is bound for these accesses"));
@@ -246,7 +323,7 @@ impl Node {
     }
 
     fn mr_limit(&mut self, mr: MrId, scope: Scope) -> Result<()> {
-        self.mrs.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(scope);
+        self.mrs.table.by_handle_mut(mr.0).ok_or(Error::BadFd)?.scope = Some(scope);
         self.target.revoke_grants();
         Ok(())
     }
@@ -258,15 +335,15 @@ impl Node {
     /// # Errors
     /// [`Error::BadFd`]: it was closed before.
     pub fn mr_close(&mut self, _now: Instant, mr: MrId) -> Result<()> {
-        self.mrs.by_handle(mr.0).ok_or(Error::BadFd)?;
+        self.mrs.table.by_handle(mr.0).ok_or(Error::BadFd)?;
         let m = mr.0.idx();
         if self.mrs[m].readers > 0 {
             self.end_readers(m);
         }
-        let mr = self.mrs.free(m);
+        let mr = self.mrs.table.free(m);
         self.target.revoke_grants();
         if mr.by_app {
-            self.mr_by_key.remove(&mr.key);
+            self.mrs.by_key.remove(&mr.key);
         }
         for cntr in [mr.read_cntr, mr.write_cntr].into_iter().filter(|&c| c != CntrIdx::NONE) {
             self.cntrs[cntr].bound -= 1;
@@ -296,22 +373,7 @@ impl Node {
         }
     }
 
-    /// The region with this key.
-    #[inline]
-    fn mr_of(&self, key: u64) -> Option<MrIdx> {
-        let same = |mr: &Mr| mr.key == key || planted(Bug::KeyHalfChecked);
-        if self.mrs.get(self.mr_last).is_some_and(|mr| mr.key == key) {
-            return Some(self.mr_last);
-        }
-        let slot = MrIdx::of(self.disguise(key, key as u32) as u32);
-        if self.mrs.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
-            return Some(slot);
-        }
-        if self.mr_by_key.is_empty() { None } else { self.mr_by_key.get(&key).copied() }
-    }
-
-    /// Finds `len` bytes at the start of `range`, if a packet for endpoint `e` has this access to
-    /// them. Returns region and offset.
+    /// [`Mrs::look`], which counts refusals.
     #[inline]
     pub(crate) fn mr_find(
         &mut self,
@@ -320,34 +382,13 @@ impl Node {
         len: u64,
         need: MrAccess,
     ) -> std::result::Result<(MrIdx, usize), NackReason> {
-        let found = self.mr_look(e, range, len, need);
+        let found = self.mrs.look(&self.eps, e, range, len, need);
         match found {
             Err(NackReason::BadKey) => self.counters.rx_bad_key += 1,
             Err(_) => self.counters.rx_bad_access += 1,
             Ok(_) => {}
         }
         found
-    }
-
-    /// [`mr_find`](Self::mr_find) without counting refusals.
-    #[inline]
-    pub(super) fn mr_look(
-        &self,
-        e: EpIdx,
-        range: &RemoteRange,
-        len: u64,
-        need: MrAccess,
-    ) -> std::result::Result<(MrIdx, usize), NackReason> {
-        let m = self.mr_of(range.rkey).ok_or(NackReason::BadKey)?;
-        let mr = &self.mrs[m];
-        let offset = range.addr.checked_sub(mr.base);
-        let end = offset.and_then(|at| at.checked_add(len));
-        let inside = end.is_some_and(|end| end <= mr.buf.len() as u64);
-        let scope = mr.scope.is_none_or(|scope| self.eps.in_scope(scope, e));
-        match offset {
-            Some(at) if inside && scope && mr.access.contains(need) => Ok((m, at as usize)),
-            _ => Err(NackReason::BadAccess),
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! length").
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
-use barewire_driver::port::Tx;
+use barewire_driver::port::{Station, Tx};
 
 use super::peer::Peer;
 use super::{FrameSink, Node, Notice, Openings, Reply};
@@ -84,6 +84,15 @@ impl Openings {
     }
 }
 
+impl Peer {
+    /// A PROBE from `src` without padding, which confirms frames of `heard` bytes; of 0 it asks.
+    fn probe(&self, src: Station, heard: u16) -> Reply {
+        let mut op = [0; ProbeOp::LEN];
+        ProbeOp { heard }.emit(&mut op);
+        Reply::new(&self.base(src, Ty::Probe), &op)
+    }
+}
+
 impl Node {
     /// Sends the probes to `p` that are due: one of each length to try, those of [`LENGTHS`] and
     /// the longest always. False if the port is full.
@@ -133,7 +142,7 @@ impl Node {
     /// well be lost, so what it acknowledges is still owed. It leaves alone: a train of datagrams
     /// (UDP_SEGMENT) passes virtual switches that drop a single frame of that length.
     fn send_probe(&mut self, p: PeerIdx, len: u16, out: &mut dyn FrameSink) -> bool {
-        let Reply { bytes, len: head_len } = self.probe_packet(p, 0);
+        let Reply { bytes, len: head_len } = self.peers[p].probe(self.port.station, 0);
         let padding = (usize::from(len) + ETH_HDR_LEN).saturating_sub(head_len);
         let body = Body::Bytes(self.openings.padding(padding));
         match out.send_alone(&TxFrame { head: &bytes[..head_len], body, tail: &[] }) {
@@ -142,18 +151,12 @@ impl Node {
                 self.observed.tallies[p.at()].tx_bytes += (head_len + padding) as u64;
             }
             Tx::Full => {
-                self.blocked = true;
+                self.port.blocked = true;
                 return false;
             }
             Tx::NoRoute => {}
         }
         true
-    }
-
-    fn probe_packet(&self, p: PeerIdx, heard: u16) -> Reply {
-        let mut op = [0; ProbeOp::LEN];
-        ProbeOp { heard }.emit(&mut op);
-        Reply::new(&self.peers[p].base(self.station, Ty::Probe), &op)
     }
 
     /// Takes a PROBE: answers it, or sends frames of the length that it confirms.
@@ -164,7 +167,8 @@ impl Node {
         };
         if op.heard == 0 {
             let heard = (frame.len() - ETH_HDR_LEN).min(usize::from(u16::MAX)) as u16;
-            return self.push_reply(self.probe_packet(p, heard), frame.len());
+            let answer = self.peers[p].probe(self.port.station, heard);
+            return self.push_reply(answer, frame.len());
         }
         let peer = &mut self.peers[p];
         // An answer may come again, or be one to a probe of the session before.

@@ -77,7 +77,7 @@ struct Sent {
 
 /// The groups of a node, and the frames to them that are still to be sent.
 #[derive(Debug, Default)]
-pub(super) struct Multicast {
+pub struct Multicast {
     members: Vec<Member>,
     /// Joins so far: the last name given out.
     joined: u32,
@@ -91,6 +91,21 @@ pub(super) struct Multicast {
 }
 
 impl Multicast {
+    /// Leaves a group. What was sent to it still leaves.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was left, or the endpoint closed.
+    pub fn leave(&mut self, id: McId) -> Result<()> {
+        let at = self.members.iter().position(|m| m.id == id).ok_or(Error::BadFd)?;
+        self.members.swap_remove(at);
+        Ok(())
+    }
+
+    /// Endpoint `e` is being closed.
+    pub(super) fn forget_ep(&mut self, e: EpIdx) {
+        self.members.retain(|m| m.ep != e);
+    }
+
     /// Notes a message, and says whether it has come before.
     fn is_copy(&mut self, sent: Sent) -> bool {
         // Of one sender, any so many in a row have places of their own.
@@ -117,7 +132,7 @@ impl Node {
         if !e.caps.contains(Caps::MULTICAST | Caps::MSG) || e.buffered {
             return Err(Error::OpNotSupp("the endpoint has no FI_MULTICAST with FI_MSG"));
         }
-        if self.far.is_sealed() {
+        if self.port.far.is_sealed() {
             return Err(Error::OpNotSupp("the domain has a key, and a multicast group has none"));
         }
         if !e.enabled {
@@ -127,7 +142,7 @@ impl Node {
         if asked.is_empty() || !e.caps.contains(asked) {
             return Err(Error::OpNotSupp("the endpoint does not have this direction"));
         }
-        let (idx, multicast) = (ep.0.idx(), &mut self.replies.multicast);
+        let (idx, multicast) = (ep.0.idx(), &mut self.groups);
         if multicast.members.iter().any(|m| (m.ep, m.group) == (idx, group)) {
             return Err(Error::Invalid("the endpoint is in the group"));
         }
@@ -140,35 +155,10 @@ impl Node {
         let (sends, receives) = (asked.contains(Caps::SEND), asked.contains(Caps::RECV));
         multicast.members.push(Member { id, ep: idx, group, sends, receives });
         if sends && multicast.free.is_empty() && multicast.queue.is_empty() {
-            let len = self.frame_len();
-            self.replies.multicast.free.resize_with(QUEUE_MAX, || Vec::with_capacity(len));
+            let len = self.port.frame_len();
+            self.groups.free.resize_with(QUEUE_MAX, || Vec::with_capacity(len));
         }
         Ok(id)
-    }
-
-    /// Leaves a group. What was sent to it still leaves.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`]: it was left, or the endpoint closed.
-    pub fn mc_leave(&mut self, id: McId) -> Result<()> {
-        let at =
-            self.replies.multicast.members.iter().position(|m| m.id == id).ok_or(Error::BadFd)?;
-        self.replies.multicast.members.swap_remove(at);
-        Ok(())
-    }
-
-    /// Endpoint `e` is being closed.
-    pub(super) fn leave_groups(&mut self, e: EpIdx) {
-        self.replies.multicast.members.retain(|m| m.ep != e);
-    }
-
-    /// Longest message to a group, bytes; 8 less with remote CQ data.
-    pub fn mc_max(&self) -> usize {
-        let mtu = match self.near_max {
-            0 => self.frame_max,
-            near => self.frame_max.min(near),
-        };
-        self.far.room(mtu, McastOp::LEN)
     }
 
     /// Posts a message that is for no single peer, as `declined` says. It is copied, and ends at
@@ -193,7 +183,7 @@ impl Node {
             return Err(Error::BadFlags);
         }
         let (idx, src_ep) = (ep.0.idx(), e.number);
-        let member = self.replies.multicast.members.iter().find(|m| (m.id, m.ep) == (id, idx));
+        let member = self.groups.members.iter().find(|m| (m.id, m.ep) == (id, idx));
         let Member { group, sends, .. } =
             *member.ok_or(Error::Invalid("destination is no group of the endpoint"))?;
         if !sends {
@@ -202,14 +192,14 @@ impl Node {
         let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
         let len = req.buf.len();
         let inject = req.flags.contains(OpFlags::INJECT) && len > Self::INJECT_SIZE;
-        if inject || len > self.mc_max() - imm.map_or(0, |_| IMM_LEN) {
+        if inject || len > self.port.mc_max() - imm.map_or(0, |_| IMM_LEN) {
             return Err(Error::MsgTooLong);
         }
-        if self.gone {
+        if self.port.gone {
             return Err(Error::NetDown);
         }
         self.eps.make_send_room(&mut self.cqs, idx);
-        if self.replies.multicast.free.is_empty() || !self.cqs[self.eps[idx].tx_cq].cq.reserve() {
+        if self.groups.free.is_empty() || !self.cqs[self.eps[idx].tx_cq].cq.reserve() {
             return Err(Error::Again);
         }
         let op = McastOp { group, src_ep, inc: self.settings.incarnation, imm };
@@ -221,12 +211,12 @@ impl Node {
     /// Writes the frame of a message, for which there is a buffer.
     fn queue_for_group(&mut self, op: &McastOp, req: &SendReq) {
         let (payload_off, len) = (op.payload_off(), req.buf.len());
-        let multicast = &mut self.replies.multicast;
+        let multicast = &mut self.groups;
         multicast.sent = multicast.sent.wrapping_add(1);
         let number = Psn(multicast.sent);
-        let control = self.control(Station::BROADCAST, Ty::Mcast, 0, number);
+        let control = self.port.control(Station::BROADCAST, Ty::Mcast, 0, number);
         let base = Base { plen: len as u16, ..control };
-        let mut bytes = self.replies.multicast.free.pop().expect("a free buffer was seen");
+        let mut bytes = self.groups.free.pop().expect("a free buffer was seen");
         bytes.clear();
         bytes.resize(payload_off + len, 0);
         let (head, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");
@@ -237,7 +227,7 @@ impl Node {
             let crc = wire::crc_of_head(&bytes).to_le_bytes();
             bytes.extend_from_slice(&crc);
         }
-        self.replies.multicast.queue.push_back(bytes);
+        self.groups.queue.push_back(bytes);
         self.note_due();
     }
 
@@ -262,10 +252,10 @@ impl Node {
     /// Sends what is queued for groups, to the port and to the members of this node. False if some
     /// is left: the port has no room.
     pub(super) fn send_to_groups(&mut self, out: &mut dyn FrameSink) -> bool {
-        while let Some(bytes) = self.replies.multicast.queue.pop_front() {
+        while let Some(bytes) = self.groups.queue.pop_front() {
             if out.send(&TxFrame::whole(&bytes)) == Tx::Full {
-                self.blocked = true;
-                self.replies.multicast.queue.push_front(bytes);
+                self.port.blocked = true;
+                self.groups.queue.push_front(bytes);
                 return false;
             }
             self.counters.tx_frames += 1;
@@ -275,7 +265,7 @@ impl Node {
             {
                 self.deliver_to_members(&frame, &base, &op);
             }
-            self.replies.multicast.free.push(bytes);
+            self.groups.free.push(bytes);
         }
         true
     }
@@ -283,18 +273,18 @@ impl Node {
     /// Takes a MCAST.
     #[cold]
     pub(super) fn on_mcast(&mut self, frame: &RxFrame<'_>, base: &Base) {
-        if base.src == self.station || base.dst != Station::BROADCAST {
+        if base.src == self.port.station || base.dst != Station::BROADCAST {
             self.counters.rx_not_ours += 1;
             return;
         }
-        if self.far.has_crc() && !base.crc {
+        if self.port.far.has_crc() && !base.crc {
             self.counters.rx_no_crc += 1;
             return;
         }
         match McastOp::parse(frame, base) {
             Ok(op) => {
                 let sent = Sent { by: base.src.word(), inc: op.inc, number: base.psn.0 };
-                if self.replies.multicast.is_copy(sent) {
+                if self.groups.is_copy(sent) {
                     self.counters.rx_duplicate += 1;
                 } else if !self.deliver_to_members(frame, base, &op) {
                     self.counters.rx_mcast_other += 1;
@@ -307,10 +297,10 @@ impl Node {
     /// Delivers a message to the members of its group, but to the endpoint that sent it. False if
     /// there is none.
     fn deliver_to_members(&mut self, frame: &RxFrame<'_>, base: &Base, op: &McastOp) -> bool {
-        let own = base.src == self.station;
+        let own = base.src == self.port.station;
         let mut any = false;
-        for i in 0..self.replies.multicast.members.len() {
-            let Member { ep, group, receives, .. } = self.replies.multicast.members[i];
+        for i in 0..self.groups.members.len() {
+            let Member { ep, group, receives, .. } = self.groups.members[i];
             if group == op.group && receives && !(own && self.eps[ep].number == op.src_ep) {
                 any = true;
                 self.deliver_to_member(ep, frame, base, op);
@@ -328,7 +318,7 @@ impl Node {
         let may = match known {
             Some(p) => self.may_reach(p, e),
             None => {
-                let open = !self.settings.inserted || base.src == self.station;
+                let open = !self.settings.inserted || base.src == self.port.station;
                 let may = open || self.eps[e].admits_all;
                 self.counters.rx_not_inserted += u64::from(!may);
                 may
@@ -345,9 +335,9 @@ impl Node {
             self.counters.rx_mcast_dropped += 1;
             return;
         };
-        let n = self.room(recv, at).min(len);
+        let n = self.posted.room(recv, at).min(len);
         if n > 0 {
-            frame.copy_to_io(op.payload_off(), &self.recv_buf(recv), at as usize, n as usize);
+            frame.copy_to_io(op.payload_off(), &self.posted.buf(recv), at as usize, n as usize);
         }
         let source = known.and_then(|p| self.source_of(e, (p, inc), src_ep));
         let addr = EpAddr { station: base.src, ep: src_ep, incarnation: inc };

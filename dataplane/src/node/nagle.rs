@@ -165,7 +165,7 @@ impl Node {
     pub(crate) fn release_held(&mut self) {
         if self.packs.nagle.holds() {
             self.no_longer_held();
-            if let Some(wr) = self.tx.get(self.packs.open) {
+            if let Some(wr) = self.tx.wrs.get(self.packs.open) {
                 self.make_ready(wr.peer);
             }
         }

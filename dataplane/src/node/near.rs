@@ -1,11 +1,11 @@
 //! Which sessions are near: the proof, and a change of path before the session is open. See
 //! [`Path`].
 
-use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
+use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
 
 use super::path::Path;
-use super::peer::{State, slot_of};
+use super::peer::{Peers, State, slot_of};
 use super::{EpId, FrameSink, Node};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
@@ -13,26 +13,20 @@ use crate::rel::congestion::{CongestionControl, Controller};
 use crate::types::FiAddr;
 use crate::wire::{Base, OpenOp};
 
+impl Peers {
+    /// Whether a near frame names a near session: only near frames belong to one.
+    #[inline(always)]
+    pub(super) fn has_near_session(&self, frame: &RxFrame<'_>) -> bool {
+        let sid = Base::dst_sid_of(frame).unwrap_or(0);
+        let peer = self.get(slot_of(sid)).filter(|peer| peer.sid == sid);
+        peer.is_some_and(|peer| peer.path.is_near())
+    }
+}
+
 impl Node {
-    /// Longest frame that may arrive, bytes.
-    pub(super) fn frame_len(&self) -> usize {
-        self.frame_max.max(self.near_max) as usize + ETH_HDR_LEN
-    }
-
-    /// The path to a near peer, or to any other. Frames to a near one stay in this machine's
-    /// memory, so they carry no checksum.
-    pub(super) fn path(&self, near: bool) -> Path {
-        if near { Path::LOSSLESS | Path::PRESENCE | Path::NEAR } else { self.far }
-    }
-
-    /// Longest frame to a near peer or to any other, bytes after the Ethernet header.
-    pub(super) fn path_mtu(&self, near: bool) -> u32 {
-        if near { self.near_max } else { self.frame_max }
-    }
-
     /// Sets the path of the session with `p`, over which nothing was sent: near, or far.
     pub(super) fn set_path(&mut self, p: PeerIdx, near: bool) {
-        let path = self.path(near);
+        let path = self.port.path(near);
         let peer = &mut self.peers[p];
         if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
             peer.path = path;
@@ -47,11 +41,11 @@ impl Node {
     /// Chooses the path of a session whose OPEN is about to be sent. False if another session has
     /// to replace it: the peer has become near or far since its own OPEN was seen.
     pub(super) fn choose_path(&mut self, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
-        if self.near_max == 0 {
+        if self.port.near_max == 0 {
             return true;
         }
         let peer = &self.peers[p];
-        let same = planted(Bug::MacIsNear) && peer.station().mac == self.station.mac;
+        let same = planted(Bug::MacIsNear) && peer.station().mac == self.port.station.mac;
         let near = out.is_near(peer.station()) || same;
         if near == peer.path.is_near() {
             return true;
@@ -62,7 +56,7 @@ impl Node {
             self.set_path(p, near);
             return true;
         }
-        self.open_again(self.polled_at, p, false);
+        self.open_again(self.turn.polled_at, p, false);
         false
     }
 
@@ -97,13 +91,5 @@ impl Node {
             return false;
         };
         self.peers.get(ep.route.peer).is_some_and(|peer| peer.path.is_near())
-    }
-
-    /// Whether a near frame names a near session: only near frames belong to one.
-    #[inline(always)]
-    pub(super) fn is_of_near_session(&self, frame: &RxFrame<'_>) -> bool {
-        let sid = Base::dst_sid_of(frame).unwrap_or(0);
-        let peer = self.peers.get(slot_of(sid)).filter(|peer| peer.sid == sid);
-        peer.is_some_and(|peer| peer.path.is_near())
     }
 }

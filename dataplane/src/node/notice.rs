@@ -73,7 +73,7 @@ pub enum Notice {
         station: Station,
     },
     /// A service of this node was queried at a host that it does not know: the addresses of this
-    /// host may have changed ([`Node::set_hosts`]). At most once a second.
+    /// host may have changed ([`set_hosts`](super::Names::set_hosts)). At most once a second.
     HostMissed,
     /// This many notices were dropped after the ones before, for lack of room.
     Missed(u32),
@@ -361,7 +361,7 @@ impl Node {
     pub(super) fn note_end(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         let peer = &self.peers[p];
         let waited = self.waited(p);
-        if peer.state == State::Idle && waited.is_empty() || peer.station() == self.station {
+        if peer.state == State::Idle && waited.is_empty() || peer.station() == self.port.station {
             return;
         }
         let tally = &self.observed.tallies[p.at()];
@@ -371,7 +371,7 @@ impl Node {
             reason,
             was_open: peer.state == State::Open,
             age_ns: now.since(tally.begun),
-            silent_ns: self.polled_at.since(peer.last_rx),
+            silent_ns: self.turn.polled_at.since(peer.last_rx),
             retransmits: tally.retransmits.into(),
             in_flight: peer.snd.in_flight(),
             waited,
@@ -395,7 +395,7 @@ impl Node {
             } else if !wr.flags.contains(WrFlags::RMA) {
                 &mut waited.sends
             } else {
-                match self.rma[wr.rma()].kind {
+                match self.tx.rma[wr.rma()].kind {
                     RmaKind::Write => &mut waited.writes,
                     RmaKind::Read => &mut waited.reads,
                     RmaKind::Atomic(_) => &mut waited.atomics,

@@ -3,7 +3,7 @@
 use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
-use super::peer::{GENERATIONS, Peer, SourceName, State};
+use super::peer::{Peer, SourceName, State};
 use super::tally::Tally;
 use super::{AvId, AvTable, CntrId, CqId, Node};
 use crate::av::{Av, AvEntry};
@@ -236,7 +236,7 @@ impl Node {
     /// Releases the references to peers that no posted receive names any more.
     fn release_awaited(&mut self) {
         let Self { awaited, posted, peers, .. } = self;
-        let mut named: Vec<PeerIdx> = posted.iter().filter_map(|(_, r)| r.named()).collect();
+        let mut named: Vec<PeerIdx> = posted.pool.iter().filter_map(|(_, r)| r.named()).collect();
         named.sort_unstable();
         awaited.retain(|p| {
             let is_named = named.binary_search(p).is_ok();
@@ -300,22 +300,18 @@ impl Node {
         if let Some(p) = self.by_station.get(&self.peers, station, tenant) {
             return Some(p);
         }
-        let mut peer = Peer::new(station, tenant, self.station, now);
-        peer.last_rx = self.polled_at;
+        let mut peer = Peer::new(station, tenant, self.port.station, now);
+        peer.last_rx = self.turn.polled_at;
         if self.peers.is_full() {
             // Its slot is reused next, and its place in the queue for blocks with it.
             peer.wants_blocks = self.evict(now, looks)?;
         }
         let p = self.peers.alloc(peer)?;
         self.by_station.insert(&self.peers, p);
-        let slot = p.at();
-        if self.sid_gen.len() <= slot {
-            let first = self.openings.random() as u32;
-            self.sid_gen.push((first % GENERATIONS) as u16);
-            debug_assert_eq!(self.sid_gen.len(), slot + 1);
+        if self.openings.note_slot(p) {
             self.observed.tallies.push(Tally::default());
         }
-        if station == self.station {
+        if station == self.port.station {
             self.open_to_self(p);
         }
         Some(p)
@@ -367,7 +363,7 @@ impl Node {
             ep.admits_all || self.avs.get(ep.av).is_some_and(|table| table.av.has_peer(p))
         });
         // A peer that is this node itself needs no entry in the vector.
-        let may = known || self.peers[p].station() == self.station;
+        let may = known || self.peers[p].station() == self.port.station;
         self.counters.rx_not_inserted += u64::from(!may);
         may
     }

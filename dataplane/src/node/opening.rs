@@ -15,7 +15,7 @@ use super::doubt::Doubt;
 use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
 use super::other_key::OtherKeys;
-use super::peer::{Peer, State};
+use super::peer::{GENERATIONS, Peer, State, next_sid};
 use super::secured::{Over, Seals};
 use super::stuck::Progress;
 use super::versions::ToldStations;
@@ -102,6 +102,10 @@ pub struct Openings {
     pub(super) progress: HashMap<PeerIdx, Progress>,
     /// By peer slot, of open sessions whose frames are shorter than both ends accept.
     pub(super) searches: HashMap<PeerIdx, Search>,
+    /// The generation of the name that the next session in each peer slot gets.
+    sid_gen: Vec<u16>,
+    /// That of the last session.
+    pub(super) epoch: u32,
     pub(super) secret: Secret,
     pub(super) other_versions: ToldStations,
     /// Peers with this node's MAC that are not near.
@@ -126,6 +130,8 @@ impl Openings {
     /// For a node with settings `s`, on a port for frames of `frame_len` bytes.
     pub(super) fn new(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Self {
         Self {
+            sid_gen: Vec::with_capacity(s.peer_max),
+            epoch: 0,
             paths: HashMap::new(),
             progress: HashMap::new(),
             searches: HashMap::new(),
@@ -141,6 +147,27 @@ impl Openings {
             tokens: 0,
             refilled: Instant(0),
         }
+    }
+
+    /// Peer slot `p` is in use. Returns whether it is for the first time.
+    pub(super) fn note_slot(&mut self, p: PeerIdx) -> bool {
+        let is_first = self.sid_gen.len() <= p.at();
+        if is_first {
+            let first = self.random() as u32;
+            self.sid_gen.push((first % GENERATIONS) as u16);
+            debug_assert_eq!(self.sid_gen.len(), p.at() + 1);
+        }
+        is_first
+    }
+
+    /// The name and the epoch of a new session in peer slot `p`.
+    pub(super) fn next_session(&mut self, p: PeerIdx) -> (u32, u32) {
+        self.epoch = self.epoch.wrapping_add(1);
+        let generation = u32::from(self.sid_gen[p.at()]);
+        if !planted(Bug::NoSessionEpoch) {
+            self.sid_gen[p.at()] = ((generation + 1) % GENERATIONS) as u16;
+        }
+        (next_sid(p, generation), self.epoch)
     }
 
     /// So many zeros, at most the longest frame of a lossy port.
@@ -335,13 +362,13 @@ impl Node {
             target_inc: op.inc,
             echo_sid: op.sid,
             echo_epoch: op.epoch,
-            max_frame: self.path_mtu(op.is_near()),
+            max_frame: self.port.path_mtu(op.is_near()),
             caps: op.caps & OpenOp::NEAR,
-            window: self.path(op.is_near()).window(self.settings.window) as u16,
+            window: self.port.path(op.is_near()).window(self.settings.window) as u16,
             cookie: self.openings.secret.cookie(now, src, op),
             ..OpenOp::default()
         };
-        self.reply_open(&self.control(src, Ty::Open, op.sid, Psn(0)), &challenge, len);
+        self.reply_open(&self.port.control(src, Ty::Open, op.sid, Psn(0)), &challenge, len);
     }
 
     /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
@@ -356,7 +383,7 @@ impl Node {
         self.openings.path_mut(p).cookie = op.cookie;
         // Between nodes with certificates anybody can write one: it is no sign of the peer.
         if !self.openings.has_certificate() {
-            self.peers[p].last_rx = self.polled_at;
+            self.peers[p].last_rx = self.turn.polled_at;
         }
         self.peers[p].want_open = true;
         self.make_ready(p);
@@ -365,7 +392,7 @@ impl Node {
     /// Notes what the other end of the session says in its OPEN that it takes, and what that OPEN
     /// of `len` bytes shows of the path.
     pub(super) fn note_path(&mut self, p: PeerIdx, op: &OpenOp, len: u16) {
-        let most = self.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
+        let most = self.port.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let own = self.peers[p].path.window(self.settings.window);
         self.peers[p].snd.set_limit(op.window, own);
         self.peers[p].takes_echo = op.caps & OpenOp::ECHO != 0;
@@ -384,20 +411,11 @@ impl Node {
     /// Reports a peer behind the same NIC that is not reached through memory: some ports do not
     /// receive their own frames.
     fn note_same_mac(&mut self, p: PeerIdx) {
-        let (peer, own) = (&self.peers[p], self.station);
+        let (peer, own) = (&self.peers[p], self.port.station);
         let station = peer.station();
         let is_same = station.mac == own.mac && station.number != own.number;
         if is_same && !peer.path.is_lossless() && self.openings.same_mac.is_news(station) {
             self.observed.note(super::Notice::SameMac { station });
-        }
-    }
-
-    /// The lesser of the two ends' limits, in an open session.
-    pub(super) fn frame_most(&self, p: PeerIdx) -> u32 {
-        match self.peers[p].frame_most {
-            // The session with ourselves had no OPEN.
-            0 => self.frame_max,
-            most => most.into(),
         }
     }
 
@@ -411,7 +429,7 @@ impl Node {
             echo_sid: if echoes { peer.remote_sid } else { 0 },
             echo_epoch: if echoes { peer.peer_epoch } else { 0 },
             caps: self.settings.caps_to(peer),
-            max_frame: self.path_mtu(peer.path.is_near()),
+            max_frame: self.port.path_mtu(peer.path.is_near()),
             window: peer.path.window(self.settings.window) as u16,
             grant: peer.granted,
             cookie: self.openings.path(p).cookie,
@@ -423,7 +441,7 @@ impl Node {
         let peer = &self.peers[p];
         let (path, echoes) = (self.openings.path(p), peer.state == State::Answered);
         let (near, lossless) = (peer.path.is_near(), peer.path.is_lossless());
-        let max = self.path_mtu(near) as u16;
+        let max = self.port.path_mtu(near) as u16;
         let len = if path.answers > 0 { path.answers } else { path.next_len(max) };
         let frame = if path.answers > 0 { path.answers } else { path.arrived };
         let frame = if echoes && !lossless { frame } else { 0 };
@@ -433,8 +451,8 @@ impl Node {
         }
         let peer = &self.peers[p];
         let dst_sid = if echoes { peer.remote_sid } else { 0 };
-        let (psn, crc) = (peer.snd.una, self.far.has_crc());
-        let base = Base { dst_sid, psn, crc, ..peer.base(self.station, Ty::Open) };
+        let (psn, crc) = (peer.snd.una, self.port.far.has_crc());
+        let base = Base { dst_sid, psn, crc, ..peer.base(self.port.station, Ty::Open) };
         let open = Reply::open(&base, &op).under(peer.tenant);
         let Reply { bytes, len: head_len } = open;
         let padded = usize::from(len) + ETH_HDR_LEN;
@@ -443,7 +461,7 @@ impl Node {
         let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
         // Alone, as a PROBE is.
         if out.send_alone(&frame) != Tx::Sent {
-            self.blocked = true;
+            self.port.blocked = true;
             self.make_ready(p);
             return;
         }

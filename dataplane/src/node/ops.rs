@@ -4,7 +4,7 @@ use barewire_driver::frame::Body;
 use barewire_driver::mem::{IoBuf, Span};
 use bitflags::bitflags;
 
-use super::Inject;
+use super::Node;
 use super::rma_list::RmaList;
 use crate::flags::CqFlags;
 use crate::idx::{
@@ -64,9 +64,11 @@ bitflags! {
     }
 }
 
+/// The copy of an injected message.
+pub(super) type Inject = [u8; Node::INJECT_SIZE];
+
 /// A transmit request: a message, or the part of a one-sided operation that is handled like one.
-/// Its memory lies in [`Node::send_bufs`](super::Node) or, injected, in
-/// [`Node::inject`](super::Node).
+/// Its memory is apart, in `TxWrs`.
 #[derive(Debug)]
 pub(crate) struct TxWr {
     pub(crate) context: u64,
@@ -221,7 +223,7 @@ bitflags! {
         /// Writes a completion on success.
         const SIGNALED = 1 << 2;
         /// Its memory is in several pieces and described in
-        /// [`Node::recv_lists`](super::Node), so that what is moved in and out of a slot is short.
+        /// `Receives::lists`, so that what is moved in and out of a slot is short.
         const LIST = 1 << 3;
         /// Takes many messages.
         const MULTI = 1 << 4;
@@ -397,7 +399,7 @@ linked!(1, of_peer);
 linked!(2, wait);
 
 /// A packet that arrived out of order and waits for an earlier one. Its bytes lie in
-/// `Node::reorder_bytes`, in the frame-sized slot with its index.
+/// `Reorder::bytes`, in the frame-sized slot with its index.
 #[derive(Debug)]
 pub(crate) struct OooPacket {
     pub(crate) psn: crate::rel::psn::Psn,

@@ -56,7 +56,7 @@ impl Openings {
 impl Node {
     /// Refuses an OPEN that is not sealed as this node seals.
     pub(super) fn refuse_key(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
-        if base.src == self.station || base.dst != self.station {
+        if base.src == self.port.station || base.dst != self.port.station {
             return;
         }
         let known = self.by_station.get(&self.peers, base.src, Tenant::NONE);
@@ -91,7 +91,7 @@ impl Node {
     /// Takes the refusal of our OPEN for its key.
     pub(super) fn on_key_refusal(&mut self, now: Instant, src: Station, op: &RstOp) {
         let at = |tenant| self.by_station.get(&self.peers, src, tenant);
-        let known = self.openings.tenants().filter_map(at).filter(|_| src != self.station);
+        let known = self.openings.tenants().filter_map(at).filter(|_| src != self.port.station);
         // Who refuses a key does not say which: the epoch is of one session.
         let asked = known.into_iter().find(|&p| {
             let peer = &self.peers[p];

@@ -5,23 +5,24 @@
 //! retransmissions, PULL and END, then messages and pulled data by turns, and last an
 //! acknowledgement if no packet carried it.
 
-use barewire_driver::frame::{Body, RxFrame, TxFrame};
+use barewire_driver::frame::{Body, TxFrame};
 use barewire_driver::port::Tx;
 
-use super::ops::WrFlags;
+use super::ops::{TxWr, WrFlags};
 use super::packet::{Packet, Step};
 use super::peer::{Peer, State};
 use super::segments::Segments;
-use super::{DynSink, FrameSink, Node, Todo, TxWr};
+use super::tx::TxWrs;
+use super::{DynSink, FrameSink, Node, Todo};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
-use crate::rel::sent::{BodyRef, OP_MAX, Sent};
+use crate::rel::sent::{BodyRef, OP_MAX, Sent, SentPool};
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{
-    self, BASE_LEN, Base, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason, NopOp,
-    PackOp, PullOp, ReadOp, RndvOp, TRAILER_LEN, Ty, record_len,
+    self, BASE_LEN, DataOp, EndOp, HEAD_MAX, MsgMOp, MsgOp, NackOp, NackReason, NopOp, PackOp,
+    PullOp, ReadOp, RndvOp, TRAILER_LEN, Ty, record_len,
 };
 
 /// Frames that one peer may send before the next peer is served.
@@ -29,9 +30,6 @@ const TURN: usize = 88;
 
 /// Pause before a port that was full is tried again, nanoseconds.
 const FULL_RETRY_NS: u64 = 2_000;
-
-/// Most frames to this node itself that may be queued between two turns.
-const LOOP_MAX: usize = 64;
 
 /// Longest message that may be packed with others, bytes.
 pub(super) const PACK_MSG_MAX: u64 = 512;
@@ -45,6 +43,26 @@ impl TxWr {
         (a.dst_ep, a.rx_ctx) == (b.dst_ep, b.rx_ctx)
             && !(a.flags ^ b.flags).contains(WrFlags::TAGGED)
             && !b.flags.intersects(alone)
+    }
+}
+
+impl TxWrs {
+    /// Whether the message after `w` may be packed with it.
+    fn packs_next(&self, w: TxIdx) -> bool {
+        let (wr, next) = (&self[w], self[w].queue.next);
+        next != TxIdx::NONE && self[next].len <= PACK_MSG_MAX && wr.packs_with(&self[next])
+    }
+}
+
+impl Peer {
+    /// Charges `cost` credits for the packet sent last. Its record, if it was kept, notes them.
+    #[inline]
+    pub(super) fn charge_last(&mut self, sent: &mut SentPool, cost: u32, kept: bool) {
+        self.credit_used = self.credit_used.wrapping_add(cost);
+        self.has_asked = false;
+        if let Some(idx) = self.snd.last(sent).filter(|_| kept) {
+            sent[idx].units = cost;
+        }
     }
 }
 
@@ -78,7 +96,7 @@ impl Node {
         }
         let owes_acks = self.owes_acks(now);
         self.acks.note_frames(self.counters.rx_frames);
-        self.blocked = false;
+        self.port.blocked = false;
         while let Some(p) = self.wheel.expire(now) {
             self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
@@ -104,20 +122,20 @@ impl Node {
         }
         while let Some(reply) = self.replies.queue.front() {
             if out.send(&TxFrame::whole(&reply.bytes[..reply.len])) == Tx::Full {
-                self.blocked = true;
+                self.port.blocked = true;
                 break;
             }
             self.replies.queue.pop_front();
             self.counters.tx_frames += 1;
         }
         let groups_done = self.send_to_groups(out);
-        if !self.looped.is_empty() {
+        if !self.looped.queue.is_empty() {
             self.drain_loop(now);
         }
         let sent = self.ready.is_empty() && self.replies.queue.is_empty() && groups_done;
-        let all = sent && self.looped.is_empty();
-        self.backlog = false;
-        self.todo.set(Todo::SEND, !all || self.gone);
+        let all = sent && self.looped.queue.is_empty();
+        self.turn.backlog = false;
+        self.todo.set(Todo::SEND, !all || self.port.gone);
         (self.counters.tx_frames - before) as usize
     }
 
@@ -126,40 +144,21 @@ impl Node {
     pub fn next_deadline(&self) -> Option<Instant> {
         let wheel = self.wheel.next_deadline();
         let mut due = wheel.unwrap_or(Instant(u64::MAX));
-        if let Some(at) = self.coll.next_deadline(self.polled_at, &self.cqs) {
+        if let Some(at) = self.coll.next_deadline(self.turn.polled_at, &self.cqs) {
             due = due.min(at);
         }
-        if let Some(at) = self.acks.due(self.polled_at) {
+        if let Some(at) = self.acks.due(self.turn.polled_at) {
             due = due.min(at);
         }
         if let Some(at) = self.packs.hold_due() {
             due = due.min(at);
         }
-        if self.blocked {
-            due = due.min(self.polled_at + FULL_RETRY_NS);
-        } else if !self.ready.is_empty() || !self.looped.is_empty() {
-            due = due.min(self.polled_at);
+        if self.port.blocked {
+            due = due.min(self.turn.polled_at + FULL_RETRY_NS);
+        } else if !self.ready.is_empty() || !self.looped.queue.is_empty() {
+            due = due.min(self.turn.polled_at);
         }
         (due != Instant(u64::MAX)).then_some(due)
-    }
-
-    /// Delivers frames to this node itself.
-    fn drain_loop(&mut self, now: Instant) {
-        for _ in 0..self.looped.len() {
-            let Some(bytes) = self.looped.pop_front() else { return };
-            self.on_looped(now, &RxFrame::new(&bytes));
-            self.looped_free.push(bytes);
-        }
-    }
-
-    /// Takes a frame of this node itself. It never was on a wire, so it is not sealed.
-    fn on_looped(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if self.far.is_sealed() {
-            self.counters.rx_frames += 1;
-            self.on_frame_slow(now, frame);
-        } else {
-            self.on_frame(now, frame);
-        }
     }
 
     /// Serves one peer.
@@ -286,13 +285,13 @@ impl Node {
             let (read, wr) = (pull.read, pull.wr);
             let (ty, op_len, len) = if read {
                 let len = pull.asking;
-                (Ty::Read, self.emit_read(idx, &mut op), len)
+                (Ty::Read, self.tx.emit_read(&self.pulls, idx, &mut op), len)
             } else if let Some(status) = pull.end {
                 let end = EndOp { src_op: pull.src_op, src_gen: pull.src_gen, status };
                 (Ty::End, end.emit(&mut op), 0)
             } else {
                 let (offset, len) = (pull.asked, pull.asking);
-                let (dst_op, dst_gen) = (idx.get(), self.pulls.generation(idx));
+                let (dst_op, dst_gen) = (idx.get(), self.pulls.records.generation(idx));
                 let (src_op, src_gen) = (pull.src_op, pull.src_gen);
                 let ask = PullOp { src_op, src_gen, dst_op, dst_gen, offset, len };
                 (Ty::Pull, ask.emit(&mut op), len)
@@ -312,16 +311,15 @@ impl Node {
                 return false;
             }
             if ty == Ty::End {
-                self.free_pull(idx);
+                self.pulls.free(&mut self.peers, idx);
                 continue;
             }
-            self.pulls[idx].in_rndv_ctl_q = false;
-            self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
+            self.pulls.dequeue(&mut self.peers[p], idx);
             let pull = &mut self.pulls[idx];
             pull.asked += u64::from(len);
             (pull.asking, pull.psn) = (0, psn);
             if read {
-                self.rma_of(wr).done += u64::from(len);
+                self.tx.rma_mut(wr).done += u64::from(len);
             }
         }
         true
@@ -422,7 +420,7 @@ impl Node {
             self.send_announcement(now, p, w, out)
         } else if !small {
             self.send_pieces(now, (p, w), most, out)
-        } else if wr.len <= PACK_MSG_MAX && wr.queue.next != TxIdx::NONE && self.can_pack(w) {
+        } else if wr.len <= PACK_MSG_MAX && self.tx.packs_next(w) && !self.packs.free.is_empty() {
             self.send_pack(now, p, out)
         } else {
             self.send_whole(now, p, w, out)
@@ -473,7 +471,7 @@ impl Node {
         if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
-        self.charge(p, units(len), keep);
+        self.peers[p].charge_last(&mut self.sent, units(len), keep);
         self.tx[w].sent = len;
         self.all_sent(p, w);
         Step::Sent
@@ -509,7 +507,7 @@ impl Node {
             return Step::Full;
         }
         if first {
-            self.charge(p, units(end), keep);
+            self.peers[p].charge_last(&mut self.sent, units(end), keep);
         }
         if self.tx[w].sent == end {
             self.all_sent(p, w);
@@ -536,7 +534,7 @@ impl Node {
             tag: wr.tag,
             msg_len: wr.len,
             src_op: w.get(),
-            src_gen: self.tx.generation(w),
+            src_gen: self.tx.wrs.generation(w),
         }
         .emit(&mut op);
         if !self.can_keep() {
@@ -546,7 +544,7 @@ impl Node {
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
-        self.charge(p, 1, true);
+        self.peers[p].charge_last(&mut self.sent, 1, true);
         let peer = &mut self.peers[p];
         peer.send_q.remove(&mut self.tx, w);
         let wr = &mut self.tx[w];
@@ -611,25 +609,6 @@ impl Node {
         Step::Sent
     }
 
-    /// Charges `cost` credits for the packet sent last. Its record, if it was kept, notes them.
-    #[inline]
-    pub(super) fn charge(&mut self, p: PeerIdx, cost: u32, kept: bool) {
-        let peer = &mut self.peers[p];
-        peer.credit_used = peer.credit_used.wrapping_add(cost);
-        peer.has_asked = false;
-        if let Some(idx) = peer.snd.last(&self.sent).filter(|_| kept) {
-            self.sent[idx].units = cost;
-        }
-    }
-
-    /// Whether the message after `w` may be packed with it.
-    fn can_pack(&self, w: TxIdx) -> bool {
-        let next = self.tx[w].queue.next;
-        !self.packs.free.is_empty()
-            && self.tx[next].len <= PACK_MSG_MAX
-            && self.tx[w].packs_with(&self.tx[next])
-    }
-
     /// Sends as many small messages from the head of the queue as fit one PACK.
     fn send_pack(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
         let Some(&buf) = self.packs.free.last() else { return Step::Full };
@@ -661,7 +640,7 @@ impl Node {
         if !self.send_numbered(now, p, packet, any_kept, out) {
             return Step::Full;
         }
-        self.charge(p, cost, any_kept);
+        self.peers[p].charge_last(&mut self.sent, cost, any_kept);
         if any_kept {
             self.packs.free.pop();
             self.tx[first].unacked -= 1;
@@ -750,7 +729,7 @@ impl Node {
     #[inline]
     pub(super) fn can_keep(&mut self) -> bool {
         let free = !self.sent.is_full();
-        self.blocked |= !free;
+        self.port.blocked |= !free;
         free
     }
 
@@ -784,12 +763,6 @@ impl Node {
             ends: wr != TxIdx::NONE,
             rtx: false,
         }
-    }
-
-    /// [`payload_max`](Peer::payload_max) of an answer no longer than its request: the request
-    /// passed the path, so the answer does, even if this end never measured the path.
-    pub(super) fn answer_max(&self, p: PeerIdx, op_len: usize) -> usize {
-        self.peers[p].path.room(self.frame_most(p), op_len)
     }
 
     /// Sends a packet with the next PSN, and records it for retransmission if `keep`. False if the
@@ -831,7 +804,7 @@ impl Node {
         let body = self.body(packet.body);
         let mut head = [0; HEAD_MAX];
         let (fixed, rest) = head.split_first_chunk_mut().expect("a head holds a base");
-        self.base(peer, packet, body.len()).emit(fixed);
+        packet.base(self.port.station, peer, body.len()).emit(fixed);
         rest[..packet.op.len()].copy_from_slice(packet.op);
         let head = &head[..BASE_LEN + packet.op.len()];
         let (crc, mut tail) = (peer.path.has_crc(), [0; TRAILER_LEN]);
@@ -840,7 +813,7 @@ impl Node {
         }
         let tail = &tail[..if crc { TRAILER_LEN } else { 0 }];
         let frame = TxFrame { head, body, tail };
-        if peer.station() == self.station {
+        if peer.station() == self.port.station {
             return self.emit_to_self(p, packet);
         }
         let frame_len = frame.len();
@@ -859,7 +832,7 @@ impl Node {
                 self.observed.tallies[p.at()].tx_bytes += (len + peer.path.tag_len()) as u64;
                 peer.carried_ack();
             }
-            Tx::Full => self.blocked = true,
+            Tx::Full => self.port.blocked = true,
             // No route, and no state here depends on the packet: it counts as sent.
             Tx::NoRoute if !ty.is_reliable() || ty == Ty::Nop => {
                 let peer = &mut self.peers[p];
@@ -867,43 +840,9 @@ impl Node {
                 return Tx::Sent;
             }
             // No route: the peer may come back; T_dead decides.
-            Tx::NoRoute => self.blocked = true,
+            Tx::NoRoute => self.port.blocked = true,
         }
         sent
-    }
-
-    /// The base of a packet to `peer` with `plen` bytes of payload.
-    #[inline]
-    fn base(&self, peer: &Peer, packet: &Packet<'_>, plen: usize) -> Base {
-        let Packet { ty, psn, ar, rtx, .. } = *packet;
-        Base { psn, ar, rtx, plen: plen as u16, ..peer.base(self.station, ty) }
-    }
-
-    /// Queues a frame to this node itself, which [`transmit`](Self::transmit) passes to `on_frame`.
-    #[cold]
-    fn emit_to_self(&mut self, p: PeerIdx, packet: &Packet<'_>) -> Tx {
-        if self.looped.len() >= LOOP_MAX {
-            return Tx::Full;
-        }
-        let mut bytes = self.looped_free.pop().unwrap_or_default();
-        let body = self.body(packet.body);
-        let head_len = BASE_LEN + packet.op.len();
-        bytes.clear();
-        bytes.resize(head_len + body.len(), 0);
-        let (fixed, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");
-        self.base(&self.peers[p], packet, body.len()).emit(fixed);
-        rest[..packet.op.len()].copy_from_slice(packet.op);
-        body.copy_to(&mut rest[packet.op.len()..]);
-        if self.peers[p].path.has_crc() {
-            let crc = wire::crc_of_head(&bytes).to_le_bytes();
-            bytes.extend_from_slice(&crc);
-        }
-        self.looped.push_back(bytes);
-        self.note_due();
-        self.counters.tx_frames += 1;
-        let peer = &mut self.peers[p];
-        (peer.owed, peer.ack_now) = (0, false);
-        Tx::Sent
     }
 
     /// The payload that a record describes.
@@ -911,12 +850,9 @@ impl Node {
     pub(super) fn body(&self, body: BodyRef) -> Body<'_> {
         match body {
             BodyRef::None => Body::Bytes(&[]),
-            BodyRef::Wr { wr, offset, len } => {
-                let memory = (&self.inject[wr.at()], &self.send_bufs[wr.at()]);
-                self.tx[wr].body(memory, offset as usize, len as usize)
-            }
+            BodyRef::Wr { wr, offset, len } => self.tx.body(wr, offset as usize, len as usize),
             BodyRef::Operands { wr, offset, len } => {
-                Body::Bytes(self.rma[self.tx[wr].rma()].operands(offset as usize, len as usize))
+                Body::Bytes(self.tx.rma_of(wr).operands(offset as usize, len as usize))
             }
             BodyRef::Mr { mr, offset, len, .. } => {
                 let (offset, len) = (offset as usize, len as usize);

@@ -24,6 +24,7 @@ use super::packet::{Joined, Step};
 use super::peer::State;
 use super::post::wants_cqe;
 use super::route::Route;
+use super::tx::TxWrs;
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
@@ -31,7 +32,6 @@ use crate::idx::{CntrIdx, EpIdx, PackIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::sent::BodyRef;
-use crate::slab::Slab;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
 
@@ -83,14 +83,41 @@ impl Packs {
     }
 
     /// Whether a packet for peer `p` is held; `tx` are the requests.
-    pub(super) fn holds_for(&self, p: PeerIdx, tx: &Slab<TxWr, (), TxIdx>) -> bool {
-        self.nagle.holds() && tx.get(self.open).is_some_and(|wr| wr.peer == p)
+    pub(super) fn holds_for(&self, p: PeerIdx, tx: &TxWrs) -> bool {
+        self.nagle.holds() && tx.wrs.get(self.open).is_some_and(|wr| wr.peer == p)
     }
 
     /// Whether [`join`](Node::join) is worth trying first.
     #[inline(always)]
     pub(crate) fn joins(&self, req: &SendReq) -> bool {
         req.flags.contains(OpFlags::MORE) || self.open != TxIdx::NONE
+    }
+}
+
+impl Packs {
+    /// Whether the packet of request `wr` takes one more record of `size` bytes.
+    fn has_room_for(&self, wr: &TxWr, size: usize) -> bool {
+        let (bytes, notes) = (&self.bytes[wr.pack_buf().at()], &self.notes[wr.pack_buf().at()]);
+        wr.len as usize + size <= bytes.len() && notes.len() < notes.capacity()
+    }
+
+    /// The open packet, if `msg` of endpoint `e`, with a record of `size` bytes, may join it: the
+    /// messages of a packet are refused together, so they are of one kind and go to one endpoint.
+    #[inline]
+    fn open_for(
+        &self,
+        tx: &TxWrs,
+        (p, e): (PeerIdx, EpIdx),
+        msg: &MsgOp,
+        size: usize,
+    ) -> Option<TxIdx> {
+        let w = self.open;
+        let wr = tx.wrs.get(w)?;
+        let tagged = wr.flags.contains(WrFlags::TAGGED);
+        let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
+        // Only the last request of the queue: no message may overtake another.
+        let is_last = wr.queue.next == TxIdx::NONE;
+        (is_it && is_last && self.has_room_for(wr, size)).then_some(w)
     }
 }
 
@@ -106,9 +133,9 @@ impl Node {
         let (len, e) = (req.buf.len(), id.0.idx());
         let tagged = req.kind == MsgKind::Tagged;
         let Some(ep) = self.eps.by_handle_mut(id.0) else { return Joined::No };
-        if self.lossless
+        if self.port.lossless
             || len as u64 > PACK_MSG_MAX
-            || self.gone
+            || self.port.gone
             || !ep.may_send[usize::from(tagged)]
             || !JOIN_FLAGS.contains(req.flags)
             || req.flags.contains(OpFlags::INJECT) && len > Self::INJECT_SIZE
@@ -133,7 +160,7 @@ impl Node {
         let size = record_len(imm.is_some(), len);
         let more = req.flags.contains(OpFlags::MORE);
         let waits = more || !peer.snd.open();
-        let w = match self.open_for((p, e), &msg, size) {
+        let w = match self.packs.open_for(&self.tx, (p, e), &msg, size) {
             Some(w) => w,
             None => {
                 let in_flight = peer.snd.in_flight();
@@ -147,7 +174,7 @@ impl Node {
         self.write_record(w, req, &msg, (size, cqe));
         self.packs.nagle.note_message(p);
         if self.packs.nagle.holds() {
-            if self.has_room_for(w, size) {
+            if self.packs.has_room_for(&self.tx[w], size) {
                 return Joined::Waits;
             }
             self.release_held();
@@ -181,27 +208,6 @@ impl Node {
         self.packs.notes[buf.at()].push(Note { context, tag, len, size: size as u16, cqe });
     }
 
-    /// Whether the packet of request `w` takes one more record of `size` bytes.
-    fn has_room_for(&self, w: TxIdx, size: usize) -> bool {
-        let wr = &self.tx[w];
-        let (bytes, notes) =
-            (&self.packs.bytes[wr.pack_buf().at()], &self.packs.notes[wr.pack_buf().at()]);
-        wr.len as usize + size <= bytes.len() && notes.len() < notes.capacity()
-    }
-
-    /// The open packet, if `msg` of endpoint `e`, with a record of `size` bytes, may join it: the
-    /// messages of a packet are refused together, so they are of one kind and go to one endpoint.
-    #[inline]
-    fn open_for(&self, (p, e): (PeerIdx, EpIdx), msg: &MsgOp, size: usize) -> Option<TxIdx> {
-        let w = self.packs.open;
-        let wr = self.tx.get(w)?;
-        let tagged = wr.flags.contains(WrFlags::TAGGED);
-        let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
-        // Only the last request of the queue: no message may overtake another.
-        let is_last = wr.queue.next == TxIdx::NONE;
-        (is_it && is_last && self.has_room_for(w, size)).then_some(w)
-    }
-
     /// Opens a packet for `msg` of endpoint `e`, which may be held, if there is room and nothing
     /// else is queued for the peer.
     #[inline(never)]
@@ -212,7 +218,7 @@ impl Node {
         msg: &MsgOp,
         (inc, held): (u64, bool),
     ) -> Option<TxIdx> {
-        let last = self.tx.get(self.peers[p].send_q.tail);
+        let last = self.tx.wrs.get(self.peers[p].send_q.tail);
         // Not behind a request that waits for credit: it would wait for more.
         let may = last.is_none_or(|last| last.flags.contains(WrFlags::GROUP));
         if !may || self.tx.is_full() {
@@ -227,7 +233,7 @@ impl Node {
         let mut flags = WrFlags::GROUP;
         flags.set(WrFlags::TAGGED, msg.tagged);
         let wr = TxWr::new(0, (p, e), (msg.dst_ep, msg.src_ep), flags);
-        let w = self.alloc_wr(TxWr { pull_gen: buf.get(), ..wr });
+        let w = self.tx.alloc(TxWr { pull_gen: buf.get(), ..wr });
         let now = clock();
         if !held {
             self.queue_wr(now, p, w, inc);
@@ -327,7 +333,7 @@ impl Node {
     /// Cancels the message posted with `context` in a packet of endpoint `e` that has not left: it
     /// ends with an error completion. False if there is none: nothing has happened.
     pub(super) fn cancel_packed(&mut self, e: EpIdx, context: u64) -> bool {
-        let found = self.tx.iter().find_map(|(w, wr)| {
+        let found = self.tx.wrs.iter().find_map(|(w, wr)| {
             let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_SEND_Q) && wr.sent == 0;
             let notes = (wr.ep == e && waits).then(|| &self.packs.notes[wr.pack_buf().at()])?;
             Some((w, notes.iter().position(|note| note.context == context)?))
@@ -427,7 +433,7 @@ impl Node {
         }
         let matcher = &mut ep.matcher[usize::from(tagged)];
         let found = matcher.take_first(
-            &mut self.posted,
+            &mut self.posted.pool,
             || peer.src(p, src_ep),
             tag,
             |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
@@ -438,7 +444,7 @@ impl Node {
         let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         let placed = PlacedMsg { posted, flags, len, imm };
         complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
-        self.release_units(p, cost);
+        self.blocks.give_back(cost);
         true
     }
 }

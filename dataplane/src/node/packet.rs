@@ -1,9 +1,12 @@
 //! A packet about to be sent, and the outcome of the attempt.
 
+use barewire_driver::port::Station;
+
+use super::peer::Peer;
 use crate::idx::TxIdx;
 use crate::rel::psn::Psn;
 use crate::rel::sent::BodyRef;
-use crate::wire::Ty;
+use crate::wire::{Base, Ty};
 
 /// A packet about to be sent.
 pub(super) struct Packet<'a> {
@@ -41,6 +44,13 @@ pub(crate) enum Joined {
 }
 
 impl<'a> Packet<'a> {
+    /// The base of the packet from `src` to `peer`, with `plen` bytes of payload.
+    #[inline]
+    pub(super) fn base(&self, src: Station, peer: &Peer, plen: usize) -> Base {
+        let Self { ty, psn, ar, rtx, .. } = *self;
+        Base { psn, ar, rtx, plen: plen as u16, ..peer.base(src, ty) }
+    }
+
     pub(super) fn control(ty: Ty, psn: Psn, op: &'a [u8]) -> Self {
         Self {
             ty,

@@ -3,12 +3,12 @@
 //! A refused call has no side effect (R1). Everything that can be refused is checked before the
 //! first table is touched, and every accepted operation has its place in a completion queue.
 
-use barewire_driver::mem::{IoBuf, Span};
+use barewire_driver::mem::Span;
 
 use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
 use super::packet::Joined;
-use super::{EpId, Inject, MsgKind, Node, RecvReq, SendReq, UnexpectedMsg};
+use super::{Avs, EpId, Eps, MsgKind, Node, RecvReq, SendReq, UnexpectedMsg};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -36,6 +36,37 @@ impl Ep {
     }
 }
 
+impl Eps {
+    /// Checks everything about a send that does not depend on what is free. Returns the endpoint's
+    /// slot and the destination.
+    #[inline]
+    fn check_send(&self, avs: &Avs, ep: EpId, req: &SendReq) -> Result<(EpIdx, AvEntry)> {
+        let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled || e.is_over {
+            return Err(Error::OpBadState);
+        }
+        let kind = kind_cap(req.kind);
+        if !e.caps.contains(Caps::SEND | kind) {
+            return Err(Error::OpNotSupp("FI_SEND with FI_MSG or FI_TAGGED was not requested"));
+        }
+        let mut allowed = SEND_FLAGS;
+        if e.caps.contains(Caps::FENCE) {
+            allowed |= OpFlags::FENCE;
+        }
+        if !allowed.contains(req.flags) {
+            return Err(Error::BadFlags);
+        }
+        let len = req.buf.len() as u64;
+        let inject = req.flags.contains(OpFlags::INJECT);
+        if len > Node::MAX_MSG_SIZE || inject && len > Node::INJECT_SIZE as u64 {
+            return Err(Error::MsgTooLong);
+        }
+        let entry = avs[e.av].av.lookup(req.dest);
+        let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
+        Ok((ep.0.idx(), entry))
+    }
+}
+
 impl Node {
     /// Posts a message. It leaves with the next [`transmit`](Self::transmit).
     ///
@@ -58,7 +89,7 @@ impl Node {
         if self.join(|| now, ep, &req) != Joined::No {
             return Ok(());
         }
-        let (e, entry) = match self.check_send(ep, &req) {
+        let (e, entry) = match self.eps.check_send(&self.avs, ep, &req) {
             Ok(checked) => checked,
             Err(error) => return self.post_to_group(ep, &req, error),
         };
@@ -66,7 +97,7 @@ impl Node {
         let len = req.buf.len() as u64;
         self.eps.make_send_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
-        if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
+        if ep.tx_used >= ep.tx_size || self.tx.wrs.free_count() == 0 {
             return Err(Error::Again);
         }
         if !self.cqs[ep.tx_cq].cq.reserve() {
@@ -77,37 +108,11 @@ impl Node {
         let src_ep = ep.number;
         let AvEntry { peer: p, ep: dst_ep, rx_ctx, incarnation } = entry;
         let wr = TxWr::new(req.context, (p, e), (dst_ep, src_ep), flags);
-        let w = self.alloc_wr(TxWr { rx_ctx, tag: req.tag, data: req.data, len, ..wr });
-        self.keep_memory(w, &mut req.buf);
+        let w = self.tx.alloc(TxWr { rx_ctx, tag: req.tag, data: req.data, len, ..wr });
+        self.tx.keep_memory(w, &mut req.buf);
         self.queue_wr(now, p, w, incarnation);
         self.packs.nagle.note_message(p);
         Ok(())
-    }
-
-    #[inline]
-    pub(super) fn alloc_wr(&mut self, wr: TxWr) -> TxIdx {
-        let w = self.tx.alloc_with(|_| wr).expect("a free slot was seen");
-        if self.inject.len() <= w.at() {
-            touch_wr(&mut self.inject, &mut self.send_bufs, w);
-        }
-        w
-    }
-
-    /// Keeps what a request sends or reads into: a copy of what is injected, else the memory
-    /// itself, of which nothing is left in `buf`.
-    #[inline]
-    pub(super) fn keep_memory(&mut self, w: TxIdx, buf: &mut IoBuf) {
-        self.keep_memory_of(w, self.tx[w].flags.contains(WrFlags::INJECTED), buf);
-    }
-
-    /// [`keep_memory`](Self::keep_memory) for a request that may be injected or not.
-    #[inline(always)]
-    pub(super) fn keep_memory_of(&mut self, w: TxIdx, injected: bool, buf: &mut IoBuf) {
-        if injected {
-            buf.read_at(0, &mut self.inject[w.at()][..buf.len()]);
-        } else {
-            buf.move_to(&mut self.send_bufs[w.at()]);
-        }
     }
 
     /// Queues request `w` for `p`, of which the address named life `inc`, to leave with the next
@@ -130,9 +135,9 @@ impl Node {
                 peer.inc = inc;
             }
         }
-        if self.gone || inc != 0 && peer.inc != 0 && inc != peer.inc {
+        if self.port.gone || inc != 0 && peer.inc != 0 && inc != peer.inc {
             // The address names an earlier life of the peer: nobody will ever answer to it.
-            let err = if self.gone { Error::NetDown } else { Error::ConnReset };
+            let err = if self.port.gone { Error::NetDown } else { Error::ConnReset };
             self.fail_wr(w, err, ProvErrno::NotExecuted);
             return false;
         }
@@ -142,35 +147,6 @@ impl Node {
         }
         peer.send_q.push_back(&mut self.tx, w);
         true
-    }
-
-    /// Checks everything about a send that does not depend on what is free. Returns the endpoint's
-    /// slot and the destination.
-    #[inline]
-    fn check_send(&self, ep: EpId, req: &SendReq) -> Result<(EpIdx, AvEntry)> {
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled || e.is_over {
-            return Err(Error::OpBadState);
-        }
-        let kind = kind_cap(req.kind);
-        if !e.caps.contains(Caps::SEND | kind) {
-            return Err(Error::OpNotSupp("FI_SEND with FI_MSG or FI_TAGGED was not requested"));
-        }
-        let mut allowed = SEND_FLAGS;
-        if e.caps.contains(Caps::FENCE) {
-            allowed |= OpFlags::FENCE;
-        }
-        if !allowed.contains(req.flags) {
-            return Err(Error::BadFlags);
-        }
-        let len = req.buf.len() as u64;
-        let inject = req.flags.contains(OpFlags::INJECT);
-        if len > Self::MAX_MSG_SIZE || inject && len > Self::INJECT_SIZE as u64 {
-            return Err(Error::MsgTooLong);
-        }
-        let entry = self.avs[e.av].av.lookup(req.dest);
-        let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
-        Ok((ep.0.idx(), entry))
     }
 
     /// Posts a receive, or with `PEEK`, `CLAIM` and `DISCARD` asks for a message that has come.
@@ -202,7 +178,7 @@ impl Node {
         }
         self.eps.make_recv_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
-        if ep.rx_used >= ep.rx_size || self.posted.is_full() {
+        if ep.rx_used >= ep.rx_size || self.posted.pool.is_full() {
             return Err(Error::Again);
         }
         if !self.cqs[ep.rx_cq].cq.reserve() {
@@ -219,38 +195,19 @@ impl Node {
         } else {
             matcher.match_unexpected(&self.unexpected, tag, ignore, src)
         };
-        let recv = matcher.post(&mut self.posted, tag, ignore, src, wr);
-        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_list(&mut self.recv_lists, recv, &mut req.buf);
+        let recv = self.posted.post(matcher, (tag, ignore, src), wr, &mut req.buf);
         if cq_blocked {
             // What waits for room in the queue may be for an older receive than this one.
             self.retry_ep_waiters(now, e);
         } else if let Some(msg) = found {
-            matcher.unlink_posted(&mut self.posted, recv);
-            self.unmatch_unexpected(msg);
+            matcher.unlink_posted(&mut self.posted.pool, recv);
+            self.eps.unmatch(&mut self.unexpected, msg);
             self.deliver_unexpected(now, msg, recv, 0);
         } else if multi {
             self.fill_multi(now, e, kind, recv);
             self.end_receives_if_over(e);
         }
         Ok(())
-    }
-
-    /// Posts a receive to the tables of endpoint or context `e`, where the caller has seen room.
-    /// Returns its record, and the stored message that it matches.
-    pub(super) fn post_wr(
-        &mut self,
-        e: EpIdx,
-        src: Src,
-        wr: RecvWr,
-        req: &mut RecvReq,
-    ) -> (RecvIdx, Option<UnexpectedIdx>) {
-        let matcher = &mut self.eps[e].matcher[req.kind as usize];
-        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src);
-        let recv = matcher.post(&mut self.posted, req.tag, req.ignore, src, wr);
-        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        keep_list(&mut self.recv_lists, recv, &mut req.buf);
-        (recv, found)
     }
 
     #[inline]
@@ -335,7 +292,10 @@ impl Node {
         }
         self.eps.make_recv_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
-        if ep.rx_used >= ep.rx_size || self.posted.is_full() || !self.cqs[ep.rx_cq].cq.reserve() {
+        if ep.rx_used >= ep.rx_size
+            || self.posted.pool.is_full()
+            || !self.cqs[ep.rx_cq].cq.reserve()
+        {
             return Err(Error::Again);
         }
         if !peek {
@@ -359,7 +319,7 @@ impl Node {
         if discard {
             self.discard_unexpected(now, msg, EndStatus::Discarded);
         } else if claim {
-            self.unmatch_unexpected(msg);
+            self.eps.unmatch(&mut self.unexpected, msg);
             self.unexpected[msg].payload.claimed = true;
             self.eps[e].claimed.push((req.context, msg));
         }
@@ -387,10 +347,8 @@ impl Node {
         let wr = recv_wr(e, ep.rx_selective, false, &req);
         let matcher = &mut ep.matcher[kind as usize];
         let tag = self.unexpected[msg].tag;
-        let recv = matcher.post(&mut self.posted, tag, 0, Src::ANY, wr);
-        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
-        matcher.unlink_posted(&mut self.posted, recv);
-        keep_list(&mut self.recv_lists, recv, &mut req.buf);
+        let recv = self.posted.post(matcher, (tag, 0, Src::ANY), wr, &mut req.buf);
+        matcher.unlink_posted(&mut self.posted.pool, recv);
         self.deliver_unexpected(now, msg, recv, 0);
         Ok(())
     }
@@ -430,7 +388,7 @@ impl Node {
         let e = ep.0.idx();
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
             let matcher = &mut self.eps[e].matcher[kind as usize];
-            let found = matcher.find_posted(&self.posted, |r| r.payload.context == context);
+            let found = matcher.find_posted(&self.posted.pool, |r| r.payload.context == context);
             let Some(recv) = found else { continue };
             if self.eps[e].sharers.is_some() {
                 return self.cancel_shared(e, kind, recv);
@@ -442,7 +400,7 @@ impl Node {
             self.end_unfilled(e, kind, recv);
             return Ok(());
         }
-        let unsent = self.tx.iter().find(|(_, wr)| {
+        let unsent = self.tx.wrs.iter().find(|(_, wr)| {
             wr.ep == e
                 && wr.context == context
                 && wr.sent == 0
@@ -460,24 +418,12 @@ impl Node {
     /// Takes a receive out of matching and cancels it; a multi-receive that messages are being
     /// placed into ends with the last of them.
     pub(super) fn end_unfilled(&mut self, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
-        self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+        self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
         let wr = &mut self.posted[recv].payload;
         wr.is |= RecvIs::CLOSED;
         if wr.active == 0 {
             self.fail_recv(recv, Error::Canceled);
         }
-    }
-}
-
-/// Puts the memory of a receive, if its record does not describe it, where that's index finds it.
-fn keep_list(lists: &mut Vec<IoBuf>, recv: RecvIdx, buf: &mut IoBuf) {
-    if buf.as_one().is_none() {
-        let at = recv.at();
-        if lists.len() <= at {
-            // Within what was reserved: there are as many as records.
-            lists.resize_with(at + 1, IoBuf::default);
-        }
-        buf.move_to(&mut lists[at]);
     }
 }
 
@@ -543,12 +489,4 @@ pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
         && !f.intersects(OpFlags::DELIVERY_COMPLETE | OpFlags::MATCH_COMPLETE);
     flags.set(WrFlags::EARLY, early);
     flags
-}
-
-/// The slot of a request is used for the first time. Within what was reserved.
-#[cold]
-fn touch_wr(inject: &mut Vec<Inject>, bufs: &mut Vec<IoBuf>, w: TxIdx) {
-    let count = w.at() + 1;
-    inject.resize(count, [0; Node::INJECT_SIZE]);
-    bufs.resize_with(count, IoBuf::default);
 }

@@ -3,21 +3,174 @@
 //! DATA is taken as it arrives, in any order. Lengths are not trusted: the codec checked them
 //! against the frame, and they are checked against the buffer here.
 
+use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
+
 use barewire_driver::frame::RxFrame;
 
-use super::Node;
 use super::fast_op::FastOp;
 use super::notice::EndReason;
 use super::ops::Pull;
+use super::peer::{Peer, Peers};
 use super::recv::MsgHead;
+use super::{Node, NodeSettings, Turn};
 use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, RecvIdx};
-use crate::slab::Handle;
+use crate::slab::{Handle, Slab};
 use crate::types::Instant;
 use crate::wire::{DataOp, EndStatus, PULL_MAX, Ty};
 
 /// Bytes that one PULL asks for at most.
 pub(super) const PULL_CHUNK: u64 = 256 << 10;
+
+impl Pull {
+    /// Bytes that the next PULL or READ asks for at most.
+    fn next_len(&self) -> u64 {
+        (self.want - self.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX))
+    }
+}
+
+/// The pulls of a node, and the window that they share.
+#[derive(Debug)]
+pub(crate) struct Pulls {
+    pub(super) records: Slab<Pull, (), PullIdx>,
+    /// Peers with pulls that wait for room in the window.
+    queue: VecDeque<PeerIdx>,
+    /// Bytes asked for and not yet here.
+    pub(super) out: u64,
+    /// Most of them, all peers together.
+    window: u64,
+}
+
+impl Index<PullIdx> for Pulls {
+    type Output = Pull;
+
+    #[inline]
+    fn index(&self, idx: PullIdx) -> &Pull {
+        &self.records[idx]
+    }
+}
+
+impl IndexMut<PullIdx> for Pulls {
+    #[inline]
+    fn index_mut(&mut self, idx: PullIdx) -> &mut Pull {
+        &mut self.records[idx]
+    }
+}
+
+impl Pulls {
+    /// None, at a node with these settings and `blocks` for unexpected messages.
+    pub(super) fn new(s: &NodeSettings, blocks: usize) -> Self {
+        Self {
+            records: Slab::with_capacity(s.rx_wr_max + blocks + s.tx_wr_max),
+            queue: VecDeque::with_capacity(s.peer_max.min(4096)),
+            out: 0,
+            window: s.pull_window as u64,
+        }
+    }
+
+    /// Adds one of `peer`. There is a free record.
+    pub(super) fn add(&mut self, peer: &mut Peer, pull: Pull) -> PullIdx {
+        let idx = self.records.alloc(pull).expect("a free record was seen");
+        peer.pulls.push_back(self, idx);
+        idx
+    }
+
+    /// Takes a pull out of every list, frees it, and returns it.
+    pub(super) fn free(&mut self, peers: &mut Peers, idx: PullIdx) -> Pull {
+        let peer = &mut peers[self[idx].peer];
+        self.settle(peer, idx);
+        self.dequeue(peer, idx);
+        peer.pulls.remove(self, idx);
+        if self[idx].read {
+            peer.reads -= 1;
+        }
+        self.records.free(idx)
+    }
+
+    /// Whether the window has room for a request.
+    fn has_room(&self) -> bool {
+        self.out == 0 || self.out + PULL_CHUNK <= self.window
+    }
+
+    /// Whether the window has room for another request to `peer`. A peer may use half of the
+    /// window: one that announces messages and sends none must not stop the others.
+    fn has_room_for(&self, peer: &Peer) -> bool {
+        let share = (self.window / 2).min(1 << 30);
+        let out = u64::from(peer.pull_out);
+        out == 0 || out + PULL_CHUNK <= share
+    }
+
+    /// `len` bytes that were asked for from `peer` have arrived or are no longer expected.
+    pub(super) fn settled(&mut self, peer: &mut Peer, len: u64) {
+        self.out -= len;
+        peer.pull_out -= len as u32;
+    }
+
+    /// Bytes that were asked for and are no longer expected leave the window.
+    fn settle(&mut self, peer: &mut Peer, idx: PullIdx) {
+        let pull = &mut self[idx];
+        let left = pull.asked - pull.got + u64::from(pull.asking);
+        (pull.got, pull.asking) = (pull.asked, 0);
+        self.unwait(peer, idx);
+        self.settled(peer, left);
+    }
+
+    /// Queues pull `idx` of peer `p` for room in the window, before pulls of the peer that have not
+    /// begun. Finishing one message after the other gives the application buffers back sooner than
+    /// all messages side by side.
+    fn wait(&mut self, (p, peer): (PeerIdx, &mut Peer), idx: PullIdx) {
+        self[idx].waiting = true;
+        if self[idx].asked > 0 {
+            peer.pull_wait.push_front(self, idx);
+        } else {
+            peer.pull_wait.push_back(self, idx);
+        }
+        if !std::mem::replace(&mut peer.in_pull_queue, true) {
+            self.queue.push_back(p);
+        }
+    }
+
+    /// Takes a pull out of the queue for room.
+    pub(super) fn unwait(&mut self, peer: &mut Peer, idx: PullIdx) {
+        if std::mem::take(&mut self[idx].waiting) {
+            peer.pull_wait.remove(self, idx);
+        }
+    }
+
+    /// Takes a pull out of the queue of PULLs and ENDs to send.
+    pub(super) fn dequeue(&mut self, peer: &mut Peer, idx: PullIdx) {
+        if std::mem::take(&mut self[idx].in_rndv_ctl_q) {
+            peer.rndv_ctl_q.remove(self, idx);
+        }
+    }
+
+    /// Whether pulls from `peer` have outstanding bytes and none has arrived for T_dead. While the
+    /// peer is still refusing earlier packets, a PULL behind them ages from its last
+    /// acknowledgement.
+    pub(super) fn have_stalled(&mut self, peer: &Peer, turn: &Turn, t_dead_ns: u64) -> bool {
+        if peer.pull_out == 0 {
+            return false;
+        }
+        let (active, una) = (turn.polled_at, peer.snd.una);
+        // Frames that arrived during a pause of ours are taken before anything times out.
+        let since = active.0.saturating_sub(t_dead_ns);
+        let (mut at, mut waits) = (peer.pulls.head, false);
+        while let Some(pull) = self.records.get_mut(at) {
+            if pull.asked > pull.got {
+                waits = true;
+                if una.since(pull.psn) <= 0 && una != pull.una {
+                    (pull.last_rx, pull.una) = (active, una);
+                }
+                if pull.last_rx.max(turn.resumed_at).0 > since {
+                    return false;
+                }
+            }
+            at = pull.of_peer.next;
+        }
+        waits
+    }
+}
 
 impl Node {
     /// Takes a segment of a pulled message, in any order.
@@ -35,8 +188,9 @@ impl Node {
         }
         let idx = PullIdx::of(op.dst_op);
         let handle = Handle::from_parts(idx, op.dst_gen);
-        let active = self.polled_at;
-        let Some(pull) = self.pulls.by_handle_mut(handle).filter(|pull| pull.peer == p) else {
+        let active = self.turn.polled_at;
+        let Some(pull) = self.pulls.records.by_handle_mut(handle).filter(|pull| pull.peer == p)
+        else {
             self.counters.rx_stray += 1;
             return;
         };
@@ -59,10 +213,10 @@ impl Node {
         let (recv, base) = (pull.recv, pull.base);
         let done = pull.got == pull.want && pull.end.is_none();
         let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
-        self.pull_settled(p, len64);
+        self.pulls.settled(&mut self.peers[p], len64);
         if recv != RecvIdx::NONE {
             let at = (base + op.offset) as usize;
-            frame.copy_to_io(off, &self.recv_buf(recv), at, len);
+            frame.copy_to_io(off, &self.posted.buf(recv), at, len);
         }
         if done {
             self.finish_pull(now, idx);
@@ -86,7 +240,7 @@ impl Node {
         pull.recv = recv;
         pull.base = base;
         pull.msg_len = head.len;
-        pull.want = head.len.min(self.room(recv, base));
+        pull.want = head.len.min(self.posted.room(recv, base));
         pull.src_ep = head.src_ep;
         pull.tagged = head.tagged;
         pull.tag = head.tag;
@@ -97,7 +251,7 @@ impl Node {
 
     pub(super) fn add_pull(&mut self, now: Instant, pull: Pull) {
         let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
-        if self.pulls.free_count() == 0 {
+        if self.pulls.records.free_count() == 0 {
             // There is a record for each announcement that credit allows, so some peer has
             // announced more.
             let hog =
@@ -112,8 +266,7 @@ impl Node {
             }
         }
         self.peers[p].begin_to_wait(now);
-        let idx = self.pulls.alloc(pull).expect("the hog had some");
-        self.peers[p].pulls.push_back(&mut self.pulls, idx);
+        let idx = self.pulls.add(&mut self.peers[p], pull);
         if ended {
             self.queue_pull(p, idx);
         } else if self.pulls[idx].want == 0 {
@@ -130,121 +283,44 @@ impl Node {
             return;
         }
         let p = pull.peer;
-        if !self.pull_room() || !self.pull_share(p) {
-            return self.wait_for_room(p, idx);
+        if !self.pulls.has_room() || !self.pulls.has_room_for(&self.peers[p]) {
+            return self.pulls.wait((p, &mut self.peers[p]), idx);
         }
-        let (_, len) = self.next_piece(idx);
+        let mut len = pull.next_len();
+        if pull.read {
+            len = len.min(self.tx.rma_of(pull.wr).read_room());
+        }
         let pull = &mut self.pulls[idx];
         if pull.asked == pull.got {
-            pull.last_rx = self.polled_at;
+            pull.last_rx = self.turn.polled_at;
         }
-        pull.asking = len;
-        self.pull_out += u64::from(len);
-        self.peers[p].pull_out += len;
+        pull.asking = len as u32;
+        self.pulls.out += len;
+        self.peers[p].pull_out += len as u32;
         self.queue_pull(p, idx);
-    }
-
-    /// Whether the pull window of the node has room for a request.
-    fn pull_room(&self) -> bool {
-        self.pull_out == 0 || self.pull_out + PULL_CHUNK <= self.settings.pull_window as u64
-    }
-
-    /// Whether the pull window has room for another request to `p`. A peer may use half of the
-    /// window: one that announces messages and sends none must not stop the others.
-    fn pull_share(&self, p: PeerIdx) -> bool {
-        let share = (self.settings.pull_window as u64 / 2).min(1 << 30);
-        let out = u64::from(self.peers[p].pull_out);
-        out == 0 || out + PULL_CHUNK <= share
-    }
-
-    /// Queues pull `idx` for room in the window, before pulls of its peer that have not begun.
-    /// Finishing one message after the other gives the application buffers back sooner than all
-    /// messages side by side.
-    fn wait_for_room(&mut self, p: PeerIdx, idx: PullIdx) {
-        let (peer, pulls) = (&mut self.peers[p], &mut self.pulls);
-        pulls[idx].waiting = true;
-        if pulls[idx].asked > 0 {
-            peer.pull_wait.push_front(pulls, idx);
-        } else {
-            peer.pull_wait.push_back(pulls, idx);
-        }
-        if !std::mem::replace(&mut peer.in_pull_queue, true) {
-            self.pull_queue.push_back(p);
-        }
-    }
-
-    /// Takes a pull out of the queue for room.
-    pub(crate) fn unwait_pull(&mut self, idx: PullIdx) {
-        let pull = &mut self.pulls[idx];
-        let p = pull.peer;
-        if std::mem::take(&mut pull.waiting) {
-            self.peers[p].pull_wait.remove(&mut self.pulls, idx);
-        }
-    }
-
-    /// `len` bytes that were asked for from `p` have arrived or are no longer expected.
-    pub(crate) fn pull_settled(&mut self, p: PeerIdx, len: u64) {
-        self.pull_out -= len;
-        self.peers[p].pull_out -= len as u32;
-    }
-
-    /// Whether pulls from `p` have outstanding bytes and none has arrived for T_dead. While the
-    /// peer is still refusing earlier packets, a PULL behind them ages from its last
-    /// acknowledgement.
-    pub(crate) fn pulls_stalled(&mut self, p: PeerIdx) -> bool {
-        let peer = &self.peers[p];
-        if peer.pull_out == 0 {
-            return false;
-        }
-        let (active, una) = (self.polled_at, peer.snd.una);
-        // Frames that arrived during a pause of ours are taken before anything times out.
-        let since = active.0.saturating_sub(self.settings.t_dead_ns);
-        let (mut at, mut waits) = (peer.pulls.head, false);
-        while let Some(pull) = self.pulls.get_mut(at) {
-            if pull.asked > pull.got {
-                waits = true;
-                if una.since(pull.psn) <= 0 && una != pull.una {
-                    (pull.last_rx, pull.una) = (active, una);
-                }
-                if pull.last_rx.max(self.resumed_at).0 > since {
-                    return false;
-                }
-            }
-            at = pull.of_peer.next;
-        }
-        waits
     }
 
     /// Lets queued pulls ask, one of each peer by turns, while the window has room.
     pub(crate) fn serve_waiting_pulls(&mut self, now: Instant) {
-        for _ in 0..self.pull_queue.len().min(64) {
-            if !self.pull_room() {
+        for _ in 0..self.pulls.queue.len().min(64) {
+            if !self.pulls.has_room() {
                 return;
             }
-            let Some(p) = self.pull_queue.pop_front() else { return };
+            let Some(p) = self.pulls.queue.pop_front() else { return };
             let Some(peer) = self.peers.get_mut(p) else { continue };
             // The slot may have been reused for another peer.
             if !peer.in_pull_queue || peer.pull_wait.is_empty() {
                 peer.in_pull_queue = false;
                 continue;
             }
-            self.pull_queue.push_back(p);
-            if self.pull_share(p) {
-                let idx = self.peers[p].pull_wait.head;
-                self.unwait_pull(idx);
+            self.pulls.queue.push_back(p);
+            let peer = &mut self.peers[p];
+            if self.pulls.has_room_for(peer) {
+                let idx = peer.pull_wait.head;
+                self.pulls.unwait(peer, idx);
                 self.ask(now, idx);
             }
         }
-    }
-
-    /// Offset and length that the next PULL of `idx` asks for.
-    pub(crate) fn next_piece(&self, idx: PullIdx) -> (u64, u32) {
-        let pull = &self.pulls[idx];
-        let mut len = (pull.want - pull.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX));
-        if pull.read {
-            len = len.min(self.rma[self.tx[pull.wr].rma()].read_room());
-        }
-        (pull.asked, len as u32)
     }
 
     fn queue_pull(&mut self, p: PeerIdx, idx: PullIdx) {
@@ -283,42 +359,19 @@ impl Node {
         let pull = &mut self.pulls[idx];
         pull.end = Some(status);
         let p = pull.peer;
-        self.settle_pull(idx);
+        self.pulls.settle(&mut self.peers[p], idx);
         self.queue_pull(p, idx);
         self.serve_waiting_pulls(now);
     }
 
-    /// Bytes that were asked for and are no longer expected leave the pull window.
-    fn settle_pull(&mut self, idx: PullIdx) {
-        let pull = &mut self.pulls[idx];
-        let (p, left) = (pull.peer, pull.asked - pull.got + u64::from(pull.asking));
-        (pull.got, pull.asking) = (pull.asked, 0);
-        self.unwait_pull(idx);
-        self.pull_settled(p, left);
-    }
-
-    /// Unlinks and frees a pull, and returns it.
-    pub(crate) fn free_pull(&mut self, idx: PullIdx) -> Pull {
-        self.settle_pull(idx);
-        let p = self.pulls[idx].peer;
-        if std::mem::take(&mut self.pulls[idx].in_rndv_ctl_q) {
-            self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
-        }
-        self.peers[p].pulls.remove(&mut self.pulls, idx);
-        if self.pulls[idx].read {
-            self.peers[p].reads -= 1;
-        }
-        self.pulls.free(idx)
-    }
-
     /// Fails a pull: its session is over or the announcement was withdrawn.
     pub(crate) fn fail_pull(&mut self, idx: PullIdx, err: Error) {
-        let pull = self.free_pull(idx);
+        let pull = self.pulls.free(&mut self.peers, idx);
         if pull.recv != RecvIdx::NONE {
             self.posted[pull.recv].payload.active -= 1;
             self.fail_placing(pull.recv, err);
         }
         // Its outstanding bytes make room in the window for others.
-        self.serve_waiting_pulls(self.polled_at);
+        self.serve_waiting_pulls(self.turn.polled_at);
     }
 }

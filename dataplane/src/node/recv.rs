@@ -3,19 +3,21 @@
 //! Packets reach this file in order, each once. Lengths are not trusted: the codec checked them
 //! against the frame, and they are checked against the buffer here.
 
+use std::ops::{Index, IndexMut};
+
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
-use super::ops::{Pull, RecvIs, UnexpectedMsg};
-use super::peer::{Reassembly, ReassemblyDst};
-use super::{MsgKind, Node, Todo};
+use super::ops::{Pull, RecvIs, RecvWr, UnexpectedMsg};
+use super::peer::{Peer, Reassembly, ReassemblyDst};
+use super::{Eps, MsgKind, Node, Todo};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
 use crate::idx::{CqIdx, EpIdx, PeerIdx, ReassemblyIdx, RecvIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::{Chain, units};
-use crate::proto::matching::Src;
-use crate::slab::NONE;
+use crate::proto::matching::{Matcher, Posted, PostedPool, Src, UnexpectedPool};
+use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno, Tenant};
 use crate::wire::{EndStatus, MsgMOp, MsgOp, NackReason, RndvOp};
 
@@ -59,6 +61,123 @@ pub(super) enum Target {
 /// table grows when needed.
 pub(super) const REASSEMBLIES_FIRST: usize = 4096;
 
+/// The receives of a node, which have a buffer each.
+#[derive(Debug)]
+pub(crate) struct Receives {
+    pub(super) pool: PostedPool<RecvWr>,
+    /// The memory of those where it is in several pieces, by the index of their record.
+    lists: Vec<IoBuf>,
+}
+
+impl Index<RecvIdx> for Receives {
+    type Output = Posted<RecvWr>;
+
+    #[inline(always)]
+    fn index(&self, recv: RecvIdx) -> &Posted<RecvWr> {
+        &self.pool[recv]
+    }
+}
+
+impl IndexMut<RecvIdx> for Receives {
+    #[inline(always)]
+    fn index_mut(&mut self, recv: RecvIdx) -> &mut Posted<RecvWr> {
+        &mut self.pool[recv]
+    }
+}
+
+impl Receives {
+    pub(super) fn with_capacity(n: usize) -> Self {
+        Self { pool: PostedPool::with_capacity(n), lists: Vec::with_capacity(n) }
+    }
+
+    /// Posts one in the tables of `matcher`. The caller has seen room.
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        matcher: &mut Matcher,
+        (tag, ignore, src): (u64, u64, Src),
+        wr: RecvWr,
+        buf: &mut IoBuf,
+    ) -> RecvIdx {
+        let recv = matcher.post(&mut self.pool, tag, ignore, src, wr);
+        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        if buf.as_one().is_none() {
+            let at = recv.at();
+            if self.lists.len() <= at {
+                // Within what was reserved: there are as many as records.
+                self.lists.resize_with(at + 1, IoBuf::default);
+            }
+            buf.move_to(&mut self.lists[at]);
+        }
+        recv
+    }
+
+    /// The memory of a receive.
+    #[inline(always)]
+    pub(super) fn buf(&self, recv: RecvIdx) -> IoBuf {
+        let wr = &self[recv].payload;
+        if wr.is(RecvIs::LIST) { self.lists[recv.at()].again() } else { IoBuf::one(wr.buf.again()) }
+    }
+
+    /// Bytes of its buffer behind `base`.
+    #[inline]
+    pub(super) fn room(&self, recv: RecvIdx, base: u64) -> u64 {
+        self.buf(recv).len() as u64 - base
+    }
+}
+
+impl UnexpectedPool<UnexpectedMsg> {
+    /// The header of a message.
+    pub(super) fn head(&self, msg: UnexpectedIdx) -> MsgHead {
+        let unexpected = &self[msg];
+        let (tag, m) = (unexpected.tag, &unexpected.payload);
+        let (peer, inc, src_ep) = (m.peer, m.inc, m.src_ep);
+        MsgHead { peer, inc, src_ep, tagged: m.tagged, tag, imm: m.imm, len: m.msg_len }
+    }
+}
+
+impl Eps {
+    /// Takes an unexpected message out of matching, unless it was claimed.
+    pub(super) fn unmatch(
+        &mut self,
+        unexpected: &mut UnexpectedPool<UnexpectedMsg>,
+        msg: UnexpectedIdx,
+    ) {
+        let m = &unexpected[msg].payload;
+        if m.claimed || m.recv != RecvIdx::NONE || m.discard {
+            return;
+        }
+        let kind = if m.tagged { MsgKind::Tagged } else { MsgKind::Msg };
+        let at = self.matching_of(m.ep);
+        self[at].matcher[kind as usize].unlink_unexpected(unexpected, msg);
+    }
+
+    /// Frees a receive, which counts in its endpoint no more.
+    pub(super) fn free_recv(&mut self, posted: &mut Receives, recv: RecvIdx) {
+        let wr = posted.pool.free(recv).payload;
+        self[wr.ep].rx_used -= 1;
+    }
+}
+
+/// Messages of which some segments have arrived, by [`Peer::reassembly`].
+pub(super) type Reassemblies = Slab<Reassembly, (), ReassemblyIdx>;
+
+impl Reassemblies {
+    /// Takes the record of `peer`, if there is one.
+    pub(super) fn take(&mut self, peer: &mut Peer) -> Option<Reassembly> {
+        let partial = std::mem::replace(&mut peer.reassembly, ReassemblyIdx::NONE);
+        (partial != ReassemblyIdx::NONE).then(|| self.free(partial))
+    }
+
+    /// The receive that the unfinished message of `peer` is placed into.
+    pub(super) fn placing(&self, peer: &Peer) -> Option<RecvIdx> {
+        match self.get(peer.reassembly)?.to {
+            ReassemblyDst::Recv { recv, .. } => Some(recv),
+            ReassemblyDst::Store { .. } => None,
+        }
+    }
+}
+
 impl Node {
     /// Takes a whole message, whose payload is `off..off + len` of `frame`.
     #[inline]
@@ -85,17 +204,17 @@ impl Node {
         };
         match self.target(e, &head) {
             Target::Recv { recv, base } => {
-                let n = self.room(recv, base).min(head.len);
+                let n = self.posted.room(recv, base).min(head.len);
                 if n > 0 {
-                    frame.copy_to_io(off, &self.recv_buf(recv), base as usize, n as usize);
+                    frame.copy_to_io(off, &self.posted.buf(recv), base as usize, n as usize);
                 }
-                self.release_units(p, units(head.len));
+                self.blocks.give_back(units(head.len));
                 self.complete_recv(recv, &head, base, n);
             }
             Target::Store => {
                 let msg = self.add_unexpected(e, &head, NONE, 0);
                 let unexpected = &mut self.unexpected[msg].payload;
-                let kept = self.blocks.append(&mut unexpected.chain, frame, off, len);
+                let kept = self.blocks.pool.append(&mut unexpected.chain, frame, off, len);
                 assert!(kept, "blocks were promised with the credit");
                 unexpected.complete = true;
                 self.announce(e, msg);
@@ -133,16 +252,16 @@ impl Node {
         partial.off = end;
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {
-                let room = self.room(recv, base).saturating_sub(op.offset);
+                let room = self.posted.room(recv, base).saturating_sub(op.offset);
                 let n = room.min(len as u64);
                 if n > 0 {
                     let at = (base + op.offset) as usize;
-                    frame.copy_to_io(off, &self.recv_buf(recv), at, n as usize);
+                    frame.copy_to_io(off, &self.posted.buf(recv), at, n as usize);
                 }
             }
             ReassemblyDst::Store { msg } => {
                 let chain = &mut self.unexpected[msg].payload.chain;
-                let kept = self.blocks.append(chain, frame, off, len);
+                let kept = self.blocks.pool.append(chain, frame, off, len);
                 assert!(kept, "blocks were promised with the credit");
             }
         }
@@ -164,7 +283,7 @@ impl Node {
         let to = match self.target(e, &head) {
             Target::Recv { recv, base } => {
                 self.posted[recv].payload.active += 1;
-                self.release_units(p, units(head.len));
+                self.blocks.give_back(units(head.len));
                 ReassemblyDst::Recv { recv, base }
             }
             Target::Store => ReassemblyDst::Store { msg: self.add_unexpected(e, &head, NONE, 0) },
@@ -182,12 +301,12 @@ impl Node {
     }
 
     fn finish_reassembly(&mut self, now: Instant, p: PeerIdx, op: &MsgMOp) {
-        let Some(partial) = self.take_reassembly(p) else { return };
+        let Some(partial) = self.reassemblies.take(&mut self.peers[p]) else { return };
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {
                 self.posted[recv].payload.active -= 1;
                 let head = MsgHead { imm: partial.imm, ..msgm_head(p, self.peers[p].inc, op) };
-                let n = self.room(recv, base).min(head.len);
+                let n = self.posted.room(recv, base).min(head.len);
                 self.complete_recv(recv, &head, base, n);
             }
             ReassemblyDst::Store { msg } => {
@@ -207,23 +326,9 @@ impl Node {
         }
     }
 
-    /// Takes the reassembly record of peer `p`, if there is one.
-    pub(crate) fn take_reassembly(&mut self, p: PeerIdx) -> Option<Reassembly> {
-        let partial = std::mem::replace(&mut self.peers[p].reassembly, ReassemblyIdx::NONE);
-        (partial != ReassemblyIdx::NONE).then(|| self.reassemblies.free(partial))
-    }
-
-    /// The receive that the unfinished message of peer `p` is placed into.
-    pub(crate) fn placing(&self, p: PeerIdx) -> Option<RecvIdx> {
-        match self.reassemblies.get(self.peers[p].reassembly)?.to {
-            ReassemblyDst::Recv { recv, .. } => Some(recv),
-            ReassemblyDst::Store { .. } => None,
-        }
-    }
-
     /// The sender has abandoned its unfinished message.
     pub(crate) fn abort_reassembly(&mut self, now: Instant, p: PeerIdx) {
-        let Some(partial) = self.take_reassembly(p) else { return };
+        let Some(partial) = self.reassemblies.take(&mut self.peers[p]) else { return };
         match partial.to {
             ReassemblyDst::Recv { recv, .. } => {
                 self.posted[recv].payload.active -= 1;
@@ -237,7 +342,7 @@ impl Node {
                     (m.dead, m.complete) = (true, true);
                     return;
                 }
-                self.unmatch_unexpected(msg);
+                self.eps.unmatch(&mut self.unexpected, msg);
                 self.free_unexpected(now, msg);
                 if recv != RecvIdx::NONE {
                     self.posted[recv].payload.active -= 1;
@@ -263,10 +368,10 @@ impl Node {
             Err(reason) => return Verdict::Refuse(reason),
         };
         let target =
-            if self.pulls.free_count() > 0 { self.target(e, &head) } else { Target::Store };
+            if self.pulls.records.free_count() > 0 { self.target(e, &head) } else { Target::Store };
         match target {
             Target::Recv { recv, base } => {
-                self.release_units(p, 1);
+                self.blocks.give_back(1);
                 self.pull(now, recv, base, &head, op.src_op, op.src_gen);
             }
             Target::Store => {
@@ -328,7 +433,7 @@ impl Node {
         }
         let matcher = &mut ep.matcher[head.kind() as usize];
         let Some(recv) =
-            matcher.take_posted(&mut self.posted, src, head.tag, |wr| !wr.is(RecvIs::MULTI))
+            matcher.take_posted(&mut self.posted.pool, src, head.tag, |wr| !wr.is(RecvIs::MULTI))
         else {
             return Target::Store;
         };
@@ -340,7 +445,7 @@ impl Node {
 
     /// Takes the next bytes of a multi-receive, if the completion queue has room for the entry.
     fn target_multi(&mut self, e: EpIdx, recv: RecvIdx, head: &MsgHead) -> Target {
-        let len = self.room(recv, 0);
+        let len = self.posted.room(recv, 0);
         self.eps.make_room(&mut self.cqs, self.eps[e].rx_cq);
         let cq = self.eps[e].rx_cq;
         if !self.cqs[cq].cq.reserve() {
@@ -356,26 +461,9 @@ impl Node {
         wr.used = base + head.len.min(room);
         if len - wr.used < min.max(1) {
             wr.is |= RecvIs::CLOSED;
-            ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted, recv);
+            ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted.pool, recv);
         }
         Target::Recv { recv, base }
-    }
-
-    /// Bytes of a receive's buffer behind `base`.
-    #[inline]
-    pub(super) fn room(&self, recv: RecvIdx, base: u64) -> u64 {
-        self.recv_buf(recv).len() as u64 - base
-    }
-
-    /// The memory of a posted receive.
-    #[inline(always)]
-    pub(super) fn recv_buf(&self, recv: RecvIdx) -> IoBuf {
-        let wr = &self.posted[recv].payload;
-        if wr.is(RecvIs::LIST) {
-            self.recv_lists[recv.at()].again()
-        } else {
-            IoBuf::one(wr.buf.again())
-        }
     }
 
     /// Adds an unexpected message, and returns its index.
@@ -428,7 +516,7 @@ impl Node {
         let (life, src_ep) = ((m.peer, m.inc), m.src_ep);
         let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let (tag, m) = (self.unexpected[msg].tag, &self.unexpected[msg].payload);
-        let (buf, piece) = self.blocks.first_piece(&m.chain);
+        let (buf, piece) = self.blocks.pool.first_piece(&m.chain);
         let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
         flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         if (piece as u64) < m.msg_len {
@@ -449,16 +537,8 @@ impl Node {
         }
         let ep = &mut self.eps[e];
         ep.claimed.push((handle, msg));
-        self.unmatch_unexpected(msg);
+        self.eps.unmatch(&mut self.unexpected, msg);
         self.unexpected[msg].payload.claimed = true;
-    }
-
-    /// The header of an unexpected message.
-    pub(super) fn head_of(&self, msg: UnexpectedIdx) -> MsgHead {
-        let unexpected = &self.unexpected[msg];
-        let (tag, m) = (unexpected.tag, &unexpected.payload);
-        let (peer, inc, src_ep) = (m.peer, m.inc, m.src_ep);
-        MsgHead { peer, inc, src_ep, tagged: m.tagged, tag, imm: m.imm, len: m.msg_len }
     }
 
     /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
@@ -470,33 +550,22 @@ impl Node {
         recv: RecvIdx,
         base: u64,
     ) {
-        let head = self.head_of(msg);
+        let head = self.unexpected.head(msg);
         let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
             let (src_op, src_gen) = (m.src_op, m.src_gen);
             self.free_unexpected(now, msg);
             self.pull(now, recv, base, &head, src_op, src_gen);
         } else if m.complete {
-            let n = self.room(recv, base).min(head.len);
-            let (chain, buf) = (&self.unexpected[msg].payload.chain, self.recv_buf(recv));
-            self.blocks.copy_out(chain, &buf, base as usize, n as usize);
+            let n = self.posted.room(recv, base).min(head.len);
+            let (chain, buf) = (&self.unexpected[msg].payload.chain, self.posted.buf(recv));
+            self.blocks.pool.copy_out(chain, &buf, base as usize, n as usize);
             self.free_unexpected(now, msg);
             self.complete_recv(recv, &head, base, n);
         } else {
             (m.recv, m.base) = (recv, base);
             self.posted[recv].payload.active += 1;
         }
-    }
-
-    /// Takes an unexpected message out of matching, unless it was claimed.
-    pub(crate) fn unmatch_unexpected(&mut self, msg: UnexpectedIdx) {
-        let m = &self.unexpected[msg].payload;
-        if m.claimed || m.recv != RecvIdx::NONE || m.discard {
-            return;
-        }
-        let kind = if m.tagged { MsgKind::Tagged } else { MsgKind::Msg };
-        let at = self.eps.matching_of(m.ep);
-        self.eps[at].matcher[kind as usize].unlink_unexpected(&mut self.unexpected, msg);
     }
 
     /// Discards an unexpected message. If it was announced, its sender gets END with `status`.
@@ -506,7 +575,7 @@ impl Node {
         msg: UnexpectedIdx,
         status: EndStatus,
     ) {
-        self.unmatch_unexpected(msg);
+        self.eps.unmatch(&mut self.unexpected, msg);
         let m = &mut self.unexpected[msg].payload;
         let recv = std::mem::replace(&mut m.recv, RecvIdx::NONE);
         if recv != RecvIdx::NONE {
@@ -528,9 +597,9 @@ impl Node {
     /// Frees the record and blocks of a message that is out of matching.
     pub(crate) fn free_unexpected(&mut self, now: Instant, msg: UnexpectedIdx) {
         let mut m = self.unexpected.free(msg).payload;
-        self.blocks.release(&mut m.chain);
+        self.blocks.pool.release(&mut m.chain);
         self.peers[m.peer].unexpected -= 1;
-        self.blocks_unpromised += m.units as usize;
+        self.blocks.unpromised += m.units as usize;
         self.serve_block_waiters(now);
     }
 
@@ -582,7 +651,7 @@ impl Node {
         if head.imm.is_some() {
             flags |= CqFlags::REMOTE_CQ_DATA;
         }
-        let buf = if multi { self.recv_buf(recv).addr_at(base as usize) as u64 } else { 0 };
+        let buf = if multi { self.posted.buf(recv).addr_at(base as usize) as u64 } else { 0 };
         let context = wr.context;
         let mut cqe = Cqe {
             op_context: context,
@@ -629,7 +698,7 @@ impl Node {
             self.cntrs.count(cntr, true);
         }
         if !multi {
-            self.free_recv(recv);
+            self.eps.free_recv(&mut self.posted, recv);
         } else if last {
             self.release_multi(recv, wanted && err.is_none());
         }
@@ -646,12 +715,7 @@ impl Node {
         } else {
             cq.push(cqe);
         }
-        self.free_recv(recv);
-    }
-
-    fn free_recv(&mut self, recv: RecvIdx) {
-        let wr = self.posted.free(recv).payload;
-        self.eps[wr.ep].rx_used -= 1;
+        self.eps.free_recv(&mut self.posted, recv);
     }
 
     /// The rest of the message being placed into `recv` will not arrive.
@@ -678,7 +742,7 @@ impl Node {
     /// Ends a receive that is out of matching with an error entry.
     pub(crate) fn fail_recv(&mut self, recv: RecvIdx, err: Error) {
         self.tell_failed(recv, err);
-        self.free_recv(recv);
+        self.eps.free_recv(&mut self.posted, recv);
     }
 
     /// Writes the error entry of a receive.
@@ -708,10 +772,10 @@ impl Node {
     /// order.
     pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
         self.cqs[cq].cq_blocked = false;
-        let now = self.polled_at;
+        let now = self.turn.polled_at;
         self.feed_late(now, cq);
         self.end_waiting();
-        if self.gone {
+        if self.port.gone {
             self.srx_port_gone();
         }
         let eps: Vec<EpIdx> = (self.eps.iter())
@@ -755,7 +819,7 @@ impl Node {
 
     fn feed_kind(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
         while !self.eps[e].cq_blocked {
-            let (ep, posted) = (&self.eps[e], &self.posted);
+            let (ep, posted) = (&self.eps[e], &self.posted.pool);
             let matcher = &ep.matcher[kind as usize];
             let buffered = ep.buffered;
             let found = matcher.find_unexpected(&self.unexpected, |m| {
@@ -763,10 +827,10 @@ impl Node {
                     || matcher.match_posted(posted, m.src, m.tag).is_some()
             });
             let Some(msg) = found else { return };
-            let head = self.head_of(msg);
+            let head = self.unexpected.head(msg);
             match self.target(e, &head) {
                 Target::Recv { recv, base } => {
-                    self.unmatch_unexpected(msg);
+                    self.eps.unmatch(&mut self.unexpected, msg);
                     self.deliver_unexpected(now, msg, recv, base);
                 }
                 Target::Store if buffered => self.announce(e, msg),
@@ -788,9 +852,9 @@ impl Node {
             let Some(msg) = matcher.match_unexpected(&self.unexpected, tag, ignore, src) else {
                 return;
             };
-            let head = self.head_of(msg);
+            let head = self.unexpected.head(msg);
             let Target::Recv { recv, base } = self.target_multi(e, recv, &head) else { return };
-            self.unmatch_unexpected(msg);
+            self.eps.unmatch(&mut self.unexpected, msg);
             let was_last = self.posted[recv].payload.is(RecvIs::CLOSED);
             self.deliver_unexpected(now, msg, recv, base);
             if was_last {

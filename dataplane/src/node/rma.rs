@@ -11,7 +11,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::rma_list::RmaList;
-use super::{EpId, Node};
+use super::{Avs, EpId, Eps, Node};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -135,6 +135,60 @@ impl Rma {
     }
 }
 
+/// Buffers that the next operations which need one take.
+#[derive(Debug, Default)]
+pub(crate) struct Spare(Vec<Vec<u8>>);
+
+impl Spare {
+    /// Most that are kept.
+    const MAX: usize = 64;
+
+    /// An empty one.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.0.pop().unwrap_or_default()
+    }
+
+    /// Keeps one that is no longer needed.
+    pub(super) fn keep(&mut self, mut bytes: Vec<u8>) {
+        if bytes.capacity() > 0 && self.0.len() < Self::MAX {
+            bytes.clear();
+            self.0.push(bytes);
+        }
+    }
+}
+
+impl Eps {
+    /// The checks of every one-sided call.
+    fn check_rma(
+        &self,
+        avs: &Avs,
+        ep: EpId,
+        caps: Caps,
+        dest: FiAddr,
+        flags: OpFlags,
+        mut allowed: OpFlags,
+    ) -> Result<Common> {
+        let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled || e.is_over {
+            return Err(Error::OpBadState);
+        }
+        if !e.caps.contains(caps) {
+            return Err(Error::OpNotSupp("FI_RMA or FI_ATOMIC with this direction not requested"));
+        }
+        if e.caps.contains(Caps::FENCE) {
+            allowed |= OpFlags::FENCE;
+        }
+        if !allowed.contains(flags) {
+            return Err(Error::BadFlags);
+        }
+        let entry = avs[e.av].av.lookup(dest);
+        let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
+        let AvEntry { peer, ep: dst_ep, rx_ctx, incarnation: inc } = entry;
+        let flags = wr_flags(flags, e.tx_selective);
+        Ok(Common { e: ep.0.idx(), peer, dst_ep, rx_ctx, inc, context: 0, data: 0, flags })
+    }
+}
+
 impl Node {
     /// Posts a write. It leaves with the next [`transmit`](Self::transmit), and completes when the
     /// target has executed it.
@@ -152,8 +206,14 @@ impl Node {
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     pub fn post_write(&mut self, now: Instant, ep: EpId, mut req: WriteReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT;
-        let mut common =
-            self.check_rma(ep, Caps::RMA | Caps::WRITE, req.dest, req.flags, allowed)?;
+        let mut common = self.eps.check_rma(
+            &self.avs,
+            ep,
+            Caps::RMA | Caps::WRITE,
+            req.dest,
+            req.flags,
+            allowed,
+        )?;
         self.tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         let inject = req.flags.contains(OpFlags::INJECT);
@@ -167,7 +227,7 @@ impl Node {
             common.flags.remove(WrFlags::CQE);
         }
         let w = self.alloc_rma(&common, len, RmaKind::Write, req.rma);
-        self.keep_memory(w, &mut req.buf);
+        self.tx.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
     }
@@ -177,14 +237,21 @@ impl Node {
     /// # Errors
     /// As [`post_write`](Self::post_write), with `FI_READ`.
     pub fn post_read(&mut self, now: Instant, ep: EpId, mut req: ReadReq) -> Result<()> {
-        let mut common = self.check_rma(ep, Caps::RMA | Caps::READ, req.dest, req.flags, FLAGS)?;
+        let mut common = self.eps.check_rma(
+            &self.avs,
+            ep,
+            Caps::RMA | Caps::READ,
+            req.dest,
+            req.flags,
+            FLAGS,
+        )?;
         self.tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
         self.reserve_tx(common.e)?;
         common.context = req.context;
         let w = self.alloc_rma(&common, len, RmaKind::Read, req.rma);
-        self.keep_memory(w, &mut req.buf);
+        self.tx.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
     }
@@ -204,7 +271,7 @@ impl Node {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT | OpFlags::TAGGED;
         let way = if req.kind == AtomicKind::Base { Caps::WRITE } else { Caps::READ };
         let caps = Caps::ATOMIC | way;
-        let mut common = self.check_rma(ep, caps, req.dest, req.flags, allowed)?;
+        let mut common = self.eps.check_rma(&self.avs, ep, caps, req.dest, req.flags, allowed)?;
         self.tell_loss(common.e, common.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
         self.reserve_tx(common.e)?;
@@ -228,7 +295,7 @@ impl Node {
             let to = if short {
                 &mut bytes[..len]
             } else {
-                operands = self.spare.pop().unwrap_or_default();
+                operands = self.spare.take();
                 operands.resize(len, 0);
                 &mut operands[..]
             };
@@ -252,46 +319,17 @@ impl Node {
         });
         let w = self.alloc_rma(&common, count as u64, kind, req.rma);
         if short {
-            self.inject[w.at()][..len].copy_from_slice(&bytes[..len]);
+            self.tx.inject[w.at()][..len].copy_from_slice(&bytes[..len]);
         }
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
-    }
-
-    /// The checks of every one-sided call.
-    fn check_rma(
-        &self,
-        ep: EpId,
-        caps: Caps,
-        dest: FiAddr,
-        flags: OpFlags,
-        mut allowed: OpFlags,
-    ) -> Result<Common> {
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled || e.is_over {
-            return Err(Error::OpBadState);
-        }
-        if !e.caps.contains(caps) {
-            return Err(Error::OpNotSupp("FI_RMA or FI_ATOMIC with this direction not requested"));
-        }
-        if e.caps.contains(Caps::FENCE) {
-            allowed |= OpFlags::FENCE;
-        }
-        if !allowed.contains(flags) {
-            return Err(Error::BadFlags);
-        }
-        let entry = self.avs[e.av].av.lookup(dest);
-        let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
-        let AvEntry { peer, ep: dst_ep, rx_ctx, incarnation: inc } = entry;
-        let flags = wr_flags(flags, e.tx_selective);
-        Ok(Common { e: ep.0.idx(), peer, dst_ep, rx_ctx, inc, context: 0, data: 0, flags })
     }
 
     /// Reserves a place in the transmit queue and the completion queue of endpoint `e`.
     fn reserve_tx(&mut self, e: EpIdx) -> Result<()> {
         self.eps.make_send_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
-        if ep.tx_used >= ep.tx_size || self.tx.free_count() == 0 {
+        if ep.tx_used >= ep.tx_size || self.tx.wrs.free_count() == 0 {
             return Err(Error::Again);
         }
         if !self.cqs[ep.tx_cq].cq.reserve() {
@@ -303,10 +341,10 @@ impl Node {
 
     fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> TxIdx {
         let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: PullIdx::NONE };
-        let r = self.rma.alloc(rma).expect("as many records as requests");
+        let r = self.tx.rma.alloc(rma).expect("as many records as requests");
         let (ends, eps) = ((common.peer, common.e), (common.dst_ep, self.eps[common.e].number));
         let wr = TxWr::new(common.context, ends, eps, common.flags);
-        self.alloc_wr(TxWr {
+        self.tx.alloc(TxWr {
             rx_ctx: common.rx_ctx,
             data: common.data,
             len,
@@ -315,21 +353,15 @@ impl Node {
         })
     }
 
-    /// The [`Rma`] record of request `w`.
-    #[inline]
-    pub(crate) fn rma_of(&mut self, w: TxIdx) -> &mut Rma {
-        &mut self.rma[self.tx[w].rma()]
-    }
-
     /// Completion flags of a one-sided request, and the counter that counts its outcome.
     pub(crate) fn rma_outcome(&self, w: TxIdx) -> (CqFlags, CntrIdx) {
-        let (flags, which) = self.rma[self.tx[w].rma()].flags();
+        let (flags, which) = self.tx.rma_of(w).flags();
         (flags, self.eps[self.tx[w].ep].rma_cntr[which])
     }
 
     /// Writes the success completion of a one-sided request.
     pub(crate) fn report_rma(&mut self, w: TxIdx) {
-        let (flags, which) = self.rma[self.tx[w].rma()].flags();
+        let (flags, which) = self.tx.rma_of(w).flags();
         let wr = &self.tx[w];
         let (e, context) = (wr.ep, wr.context);
         self.tell_rma(e, wr.flags.contains(WrFlags::CQE).then_some(context), flags, which);
@@ -365,20 +397,12 @@ impl Node {
         if r == RmaIdx::NONE {
             return;
         }
-        let rma = self.rma.free(r);
+        let rma = self.tx.rma.free(r);
         if rma.pull != PullIdx::NONE {
             self.orphan_read(rma.pull);
         }
         if let RmaKind::Atomic(AtomicWr { operands, .. }) = rma.kind {
-            self.spare_bytes(operands);
-        }
-    }
-
-    /// Keeps a buffer for the next operation that needs one.
-    pub(crate) fn spare_bytes(&mut self, mut bytes: Vec<u8>) {
-        if bytes.capacity() > 0 && self.spare.len() < 64 {
-            bytes.clear();
-            self.spare.push(bytes);
+            self.spare.keep(operands);
         }
     }
 }

@@ -186,7 +186,7 @@ impl Node {
         };
         let (mut short, mut long) = ([0; Response::SHORT], Vec::new());
         if op.fetch && bytes > Response::SHORT {
-            long = self.spare.pop().unwrap_or_default();
+            long = self.spare.take();
             long.resize(bytes, 0);
         }
         let old = match () {
@@ -231,7 +231,7 @@ impl Node {
         let (buf, at, sharing) = match target {
             Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
             Target::Receive(r, at) => {
-                of_receive = self.recv_buf(r);
+                of_receive = self.posted.buf(r);
                 (&of_receive, at, Sharing::Single)
             }
         };
@@ -247,7 +247,7 @@ impl Node {
         len: usize,
     ) -> Result<(atomic::AtomicOp, Datatype, usize), NackReason> {
         let decoded = decode_atomic(op, len).and_then(|(what, ty, bytes)| {
-            let answers = !op.fetch || bytes <= self.answer_max(p, RespOp::LEN);
+            let answers = !op.fetch || bytes <= self.port.answer_max(&self.peers[p], RespOp::LEN);
             if answers { Ok((what, ty, bytes)) } else { Err(AtomicFault::Operand) }
         });
         decoded.map_err(|fault| self.counters.atomic_fault(fault))
@@ -259,7 +259,7 @@ impl Node {
         let src = self.peers[p].src(p, op.range.src_ep);
         let matcher = &self.eps[self.eps.matching_of(e)].matcher[MsgKind::Tagged as usize];
         let tagged = ep.caps.contains(Caps::TAGGED);
-        let found = matcher.match_posted(&self.posted, src, op.range.rkey).filter(|_| tagged);
+        let found = matcher.match_posted(&self.posted.pool, src, op.range.rkey).filter(|_| tagged);
         let recv = found.ok_or(NackReason::NoMatch)?;
         let at = usize::try_from(op.range.addr).map_err(|_| NackReason::BadAccess)?;
         Ok(Target::Receive(recv, at))
@@ -335,7 +335,7 @@ impl Node {
         done: Result<(), NackReason>,
     ) -> Verdict {
         let peer = &mut self.peers[p];
-        peer.nack.note_key(self.polled_at, done == Err(NackReason::BadKey));
+        peer.nack.note_key(self.turn.polled_at, done == Err(NackReason::BadKey));
         let Err(reason) = done else { return Verdict::Accept };
         if let Some(range) = range.filter(|range| !range.last) {
             peer.bad_seq = range.seq.into();
@@ -414,7 +414,7 @@ impl Node {
                 return;
             }
         }
-        self.blocks_unpromised += 1;
+        self.blocks.unpromised += 1;
         self.regrant(now, p);
     }
 
@@ -453,7 +453,7 @@ impl Node {
 
     fn release_late(&mut self, now: Instant, p: PeerIdx) {
         self.peers[p].unexpected -= 1;
-        self.blocks_unpromised += 1;
+        self.blocks.unpromised += 1;
         self.regrant(now, p);
     }
 
@@ -497,9 +497,8 @@ impl Node {
     pub(crate) fn begin_read(&mut self, now: Instant, p: PeerIdx, w: TxIdx) {
         let mut pull = super::ops::Pull::new(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
-        let idx = self.pulls.alloc(pull).expect("a free record was seen");
-        self.peers[p].pulls.push_back(&mut self.pulls, idx);
-        self.rma_of(w).pull = idx;
+        let idx = self.pulls.add(&mut self.peers[p], pull);
+        self.tx.rma_mut(w).pull = idx;
         self.ask(now, idx);
     }
 
@@ -522,14 +521,14 @@ impl Node {
         pull.got += len64;
         let done = pull.got == pull.want;
         let more = pull.asked < pull.want && pull.asked - pull.got <= super::pull::PULL_CHUNK;
-        self.pull_settled(p, len64);
+        self.pulls.settled(&mut self.peers[p], len64);
         if w == TxIdx::NONE {
             self.free_if_idle(idx);
         } else {
-            frame.copy_to_io(off, &self.send_bufs[w.at()], op.offset as usize, len);
+            frame.copy_to_io(off, &self.tx.bufs[w.at()], op.offset as usize, len);
             if done {
-                self.rma_of(w).pull = PullIdx::NONE;
-                self.free_pull(idx);
+                self.tx.rma_mut(w).pull = PullIdx::NONE;
+                self.pulls.free(&mut self.peers, idx);
                 self.tx[w].flags |= WrFlags::ALL_SENT;
                 self.try_complete(w);
             } else if more {
@@ -547,16 +546,14 @@ impl Node {
         let pull = &mut self.pulls[idx];
         pull.wr = TxIdx::NONE;
         let (p, asking) = (pull.peer, std::mem::take(&mut pull.asking));
-        self.pull_settled(p, u64::from(asking));
-        if std::mem::take(&mut self.pulls[idx].in_rndv_ctl_q) {
-            self.peers[p].rndv_ctl_q.remove(&mut self.pulls, idx);
-        }
-        self.unwait_pull(idx);
+        self.pulls.settled(&mut self.peers[p], u64::from(asking));
+        self.pulls.dequeue(&mut self.peers[p], idx);
+        self.pulls.unwait(&mut self.peers[p], idx);
         // Any byte of the operation may still arrive.
         self.free_if_idle(idx);
         // It asks for no more: others may use its room in the window.
         if !planted(Bug::ReadRoomKept) {
-            self.serve_waiting_pulls(self.polled_at);
+            self.serve_waiting_pulls(self.turn.polled_at);
         }
     }
 
@@ -565,7 +562,7 @@ impl Node {
         let pull = &self.pulls[idx];
         if pull.wr == TxIdx::NONE && pull.got == pull.asked {
             let p = pull.peer;
-            self.free_pull(idx);
+            self.pulls.free(&mut self.peers, idx);
             if !self.peers[p].send_q.is_empty() {
                 self.make_ready(p);
             }
@@ -580,7 +577,7 @@ impl Node {
         len: u32,
         err: Error,
     ) {
-        let known = self.pulls.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
+        let known = self.pulls.records.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
         let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.asked - pull.got;
         let Some(pull) = known.filter(missing) else {
             self.counters.rx_stray += 1;
@@ -592,9 +589,9 @@ impl Node {
             self.fail_wr(w, err, ProvErrno::NotExecuted);
         }
         self.pulls[idx].asked -= u64::from(len);
-        self.pull_settled(p, u64::from(len));
+        self.pulls.settled(&mut self.peers[p], u64::from(len));
         self.free_if_idle(idx);
-        self.serve_waiting_pulls(self.polled_at);
+        self.serve_waiting_pulls(self.turn.polled_at);
     }
 
     /// Takes a RESP: the answer to an atomic operation, or the refusal of a read.
@@ -623,14 +620,14 @@ impl Node {
         }
         self.peers[p].answered(1);
         let handle = Handle::from_parts(TxIdx::of(op.dst_op), op.dst_gen);
-        let known = self.tx.by_handle(handle);
+        let known = self.tx.wrs.by_handle(handle);
         let known = known.filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::RMA));
         let Some(total) = known.map(|wr| wr.len) else {
             self.counters.rx_stray += 1;
             return;
         };
         let w = handle.idx();
-        let RmaKind::Atomic(a) = &mut self.rma_of(w).kind else {
+        let RmaKind::Atomic(a) = &mut self.tx.rma_mut(w).kind else {
             self.counters.rx_stray += 1;
             return;
         };

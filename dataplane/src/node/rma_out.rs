@@ -8,6 +8,9 @@
 
 use super::ops::{Response, ResponseKind, Rma, RmaKind, TxWr, WrFlags};
 use super::packet::{Packet, Step};
+use super::peer::Peer;
+use super::pull::Pulls;
+use super::tx::TxWrs;
 use super::{FrameSink, Node, RmaIov};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -101,6 +104,35 @@ impl Rma {
     }
 }
 
+impl TxWrs {
+    /// Assigns the sequence number of an operation whose first packet is about to be sent.
+    fn number_rma(&mut self, peer: &Peer, w: TxIdx) -> u16 {
+        if self[w].sent == 0 {
+            // If the packet is not sent the number is used again.
+            let seq = peer.rma_seq;
+            self.rma_mut(w).seq = seq;
+        }
+        self.rma_of(w).seq
+    }
+
+    /// Writes the header of the next READ of read `idx`. Returns its length, and how far into its
+    /// range it reaches.
+    pub(super) fn emit_read(&mut self, pulls: &Pulls, idx: PullIdx, out: &mut [u8]) -> usize {
+        let pull = &pulls[idx];
+        let (w, offset, len) = (pull.wr, pull.asked, pull.asking);
+        let last = offset + u64::from(len) == pull.want;
+        let range = self.rma_mut(w).next_range();
+        let done = self.rma_of(w).done;
+        let wr = &self[w];
+        let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
+        let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
+        let end = range.len == u64::from(len);
+        let (dst_op, dst_gen) = (idx.get(), pulls.records.generation(idx));
+        let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq: 0, last, rkey, addr };
+        ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
+    }
+}
+
 impl Node {
     /// Sends the next packet of the one-sided operation at the head of the queue.
     #[inline]
@@ -114,26 +146,16 @@ impl Node {
         if !self.can_keep() {
             return Step::Full;
         }
-        match &self.rma_of(w).kind {
+        match &self.tx.rma_of(w).kind {
             RmaKind::Write => self.send_write(now, p, w, out),
             RmaKind::Read => self.send_read(now, p, w, out),
             RmaKind::Atomic(_) => self.send_atomic(now, p, w, out),
         }
     }
 
-    /// Assigns the sequence number of an operation whose first packet is about to be sent.
-    fn number_rma(&mut self, p: PeerIdx, w: TxIdx) -> u16 {
-        if self.tx[w].sent == 0 {
-            // If the packet is not sent the number is used again.
-            let seq = self.peers[p].rma_seq;
-            self.rma_of(w).seq = seq;
-        }
-        self.rma_of(w).seq
-    }
-
     fn send_write(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
-        let range = self.rma_of(w).next_range();
-        let seq = self.number_rma(p, w);
+        let range = self.tx.rma_mut(w).next_range();
+        let seq = self.tx.number_rma(&self.peers[p], w);
         let wr = &self.tx[w];
         let imm = wr.flags.contains(WrFlags::IMM).then_some(wr.data);
         let room = self.peers[p].payload_max(WriteOp::LEN + imm.map_or(0, |_| wire::IMM_LEN));
@@ -144,7 +166,7 @@ impl Node {
         if imm.is_some() && self.peers[p].credits() == 0 {
             return Step::Wait;
         }
-        let done = self.rma_of(w).done;
+        let done = self.tx.rma_of(w).done;
         let wr = &self.tx[w];
         let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
         let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
@@ -156,8 +178,8 @@ impl Node {
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
-        self.charge(p, imm.is_some().into(), true);
-        self.rma_of(w).done += len;
+        self.peers[p].charge_last(&mut self.sent, imm.is_some().into(), true);
+        self.tx.rma_mut(w).done += len;
         self.rma_sent(p, w, len, last);
         Step::Sent
     }
@@ -208,9 +230,9 @@ impl Node {
         if self.peers[p].reads >= READS_MAX {
             return Step::Wait;
         }
-        if self.pulls.free_count() == 0 {
+        if self.pulls.records.free_count() == 0 {
             // Pulls that a peer does not finish, and reads that were given up, hold the records.
-            self.blocked = true;
+            self.port.blocked = true;
             return Step::Full;
         }
         self.peers[p].reads += 1;
@@ -220,40 +242,23 @@ impl Node {
         if self.serve_pulls(now, p, out) { Step::Sent } else { Step::Full }
     }
 
-    /// Writes the header of the next READ of read `idx`. Returns its length, and how far into its
-    /// range it reaches.
-    pub(super) fn emit_read(&mut self, idx: PullIdx, out: &mut [u8]) -> usize {
-        let pull = &self.pulls[idx];
-        let (w, offset, len) = (pull.wr, pull.asked, pull.asking);
-        let last = offset + u64::from(len) == pull.want;
-        let range = self.rma_of(w).next_range();
-        let done = self.rma_of(w).done;
-        let wr = &self.tx[w];
-        let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
-        let (rkey, addr) = (range.key, range.addr.wrapping_add(done));
-        let end = range.len == u64::from(len);
-        let (dst_op, dst_gen) = (idx.get(), self.pulls.generation(idx));
-        let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq: 0, last, rkey, addr };
-        ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
-    }
-
     fn send_atomic(&mut self, now: Instant, p: PeerIdx, w: TxIdx, out: &mut dyn FrameSink) -> Step {
-        let range = self.rma_of(w).next_range();
-        let seq = self.number_rma(p, w);
+        let range = self.tx.rma_mut(w).next_range();
+        let seq = self.tx.number_rma(&self.peers[p], w);
         let imm_len = if self.tx[w].flags.contains(WrFlags::IMM) { wire::IMM_LEN } else { 0 };
         let room = self.peers[p].payload_max(AtomicOp::LEN + imm_len);
-        let seg = self.rma[self.tx[w].rma()].atomic_segment(&self.tx[w], room);
-        let wr = &self.tx[w];
+        let wr = &self.tx.wrs[w];
+        let seg = self.tx.rma[wr.rma()].atomic_segment(wr, room);
         let (index, total) = (wr.sent, wr.len);
         let n = range.len.min(total - index).min(seg);
         let last = index + n == total;
         let imm = (last && imm_len > 0).then_some(wr.data);
         let (dst_ep, rx_ctx, src_ep) = (wr.dst_ep, wr.rx_ctx, wr.src_ep);
         let injected = wr.flags.contains(WrFlags::INJECTED);
-        let (dst_op, dst_gen) = (w, self.tx.generation(w));
+        let (dst_op, dst_gen) = (w, self.tx.wrs.generation(w));
         let credits = self.peers[p].credits();
         let answers = usize::from(self.peers[p].answers);
-        let rma = self.rma_of(w);
+        let rma = self.tx.rma_of(w);
         let (done, RmaKind::Atomic(a)) = (rma.done, &rma.kind) else { return Step::Wait };
         if imm.is_some() && credits == 0 || a.fetch && answers >= ANSWERS_MAX {
             return Step::Wait;
@@ -295,8 +300,8 @@ impl Node {
     }
 
     fn atomic_sent(&mut self, p: PeerIdx, w: TxIdx, n: u64, imm: bool, last: bool) {
-        self.charge(p, imm.into(), true);
-        let rma = self.rma_of(w);
+        self.peers[p].charge_last(&mut self.sent, imm.into(), true);
+        let rma = self.tx.rma_mut(w);
         rma.done += n;
         let RmaKind::Atomic(a) = &mut rma.kind else { return };
         let fetch = a.fetch;
@@ -412,7 +417,7 @@ impl Node {
         self.target.waiting -= 1;
         match self.responses.free(j).kind {
             ResponseKind::Read { mr, .. } => self.mrs[mr].readers -= 1,
-            ResponseKind::Values { long, .. } => self.spare_bytes(long),
+            ResponseKind::Values { long, .. } => self.spare.keep(long),
             ResponseKind::Failed { .. } => {}
         }
     }

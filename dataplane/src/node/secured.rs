@@ -400,7 +400,7 @@ impl Node {
 
     /// Forgets the keys of the session with `p`, which is about to end.
     pub(super) fn forget_keys(&mut self, p: PeerIdx) {
-        if !self.far.is_sealed() {
+        if !self.port.far.is_sealed() {
             return;
         }
         let peer = &self.peers[p];
@@ -456,7 +456,7 @@ impl Node {
             self.counters.rx_wire[WireError::TrailerTruncated.index()] += 1;
             return false;
         }
-        if raw.dst != self.station || raw.src == self.station {
+        if raw.dst != self.port.station || raw.src == self.port.station {
             self.counters.rx_not_ours += 1;
             return false;
         }
@@ -563,7 +563,7 @@ impl Node {
             return;
         }
         self.observed.note_claim(&mut self.counters, base.src, SealFault::Clear);
-        if base.dst != self.station {
+        if base.dst != self.port.station {
             return;
         }
         if base.ty == Ty::Rst {
@@ -579,7 +579,7 @@ impl Node {
     /// on. False, and nothing has happened, if the message does not verify or the certificate is
     /// refused. True without a key.
     pub(super) fn respond(&mut self, who: (Station, Tenant), base: &Base, op: &OpenOp) -> bool {
-        if !self.is_sealed(op) {
+        if !self.port.is_sealed(op) {
             return true;
         }
         if self.is_name_taken(who, op) || !self.looks_at_certificate(base) {
@@ -605,19 +605,19 @@ impl Node {
             }
         };
         let answer = Some(Box::new(Answered { message, finished, tag_key, key }));
-        let age = Age::new(self.polled_at);
+        let age = Age::new(self.turn.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
         let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
         seals.sessions.insert((peer, sid), Box::new(session));
         seals.offers.remove(&(peer, tenant));
-        self.openings.note_look(self.polled_at, base, true);
+        self.openings.note_look(self.turn.polled_at, base, true);
         true
     }
 
     /// Ends the handshake that this node began with `op`, the peer's answer. As
     /// [`respond`](Self::respond).
     pub(super) fn agree(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {
-        if !self.is_sealed(op) {
+        if !self.port.is_sealed(op) {
             return true;
         }
         if self.is_name_taken(self.peers[p].who(), op) || !self.looks_at_certificate(base) {
@@ -640,12 +640,12 @@ impl Node {
             }
         };
         offers.remove(&(peer, tenant));
-        let age = Age::new(self.polled_at);
+        let age = Age::new(self.turn.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
         let remote_epoch = op.epoch;
         let session = Session { keys, remote_epoch, tenant, answer: None, untold, age };
         seals.sessions.insert((peer, op.sid), Box::new(session));
-        self.openings.note_look(self.polled_at, base, true);
+        self.openings.note_look(self.turn.polled_at, base, true);
         true
     }
 
@@ -668,14 +668,9 @@ impl Node {
                 reason: RstReason::UnknownSession,
                 versions: VERSIONS,
             };
-            self.doubt(self.polled_at, other, &gone);
+            self.doubt(self.turn.polled_at, other, &gone);
         }
         true
-    }
-
-    /// Whether the session of an OPEN is one with keys.
-    pub(super) fn is_sealed(&self, op: &OpenOp) -> bool {
-        self.far.is_sealed() && !op.is_near()
     }
 
     /// Whether our OPEN to `p` prevails over `op`, which crosses it: there is one handshake, so
@@ -688,8 +683,8 @@ impl Node {
             && !op.is_answer()
             && (peer.inc == 0 || peer.inc == op.inc);
         let (ours, theirs) = (peer.inc != 0, op.target_inc != 0);
-        let first = if ours == theirs { self.addr > peer.addr } else { ours };
-        if !self.is_sealed(op) || !crosses || !first {
+        let first = if ours == theirs { self.port.addr > peer.addr } else { ours };
+        if !self.port.is_sealed(op) || !crosses || !first {
             return false;
         }
         self.counters.rx_bad_open += 1;

@@ -41,21 +41,21 @@ impl Node {
         out: &mut dyn FrameSink,
     ) -> Step {
         let room = self.peers[p].payload_max(segments.op_len) as u64;
-        if self.peers[p].station() == self.station {
+        if self.peers[p].station() == self.port.station {
             return self.send_segment_to_self(now, (p, w), segments, room, out);
         }
-        let (peer, wr) = (&mut self.peers[p], &mut self.tx[w]);
+        let (peer, wr) = (&mut self.peers[p], &mut self.tx.wrs[w]);
         let (crc, lossless) = (peer.path.has_crc(), peer.path.is_lossless());
         let op_end = BASE_LEN + segments.op_len;
         let mut head = [0; BASE_LEN + OP_MAX];
         head[BASE_LEN..].copy_from_slice(&segments.op);
-        let mut base = peer.base(self.station, segments.ty);
+        let mut base = peer.base(self.port.station, segments.ty);
         for _ in 0..most {
             if wr.sent == segments.end || !peer.snd.open() {
                 break;
             }
             if segments.keep && self.sent.is_full() {
-                self.blocked = true;
+                self.port.blocked = true;
                 return Step::Full;
             }
             let (offset, len) = (wr.sent, (segments.end - wr.sent).min(room) as u32);
@@ -69,7 +69,7 @@ impl Node {
             segments.put_offset(op, offset);
             // The line arrives while the frame is written.
             self.sent.prefetch_free();
-            let memory = (&self.inject[w.at()], &self.send_bufs[w.at()]);
+            let memory = (&self.tx.inject[w.at()], &self.tx.bufs[w.at()]);
             let body = wr.body(memory, offset as usize, len as usize);
             let head = &head[..op_end];
             let tail = if crc { wire::trailer(head, &body) } else { [0; TRAILER_LEN] };
@@ -78,7 +78,7 @@ impl Node {
             let frame_len = (frame.len() + peer.path.tag_len()) as u64;
             if out.send(&frame) != Tx::Sent {
                 // No route: the peer may come back; T_dead decides.
-                self.blocked = true;
+                self.port.blocked = true;
                 return Step::Full;
             }
             self.counters.tx_frames += 1;

@@ -194,6 +194,6 @@ impl Node {
     /// [`Error::BadFd`]: it was closed.
     pub fn sep_addr(&self, sep: SepId) -> Result<EpAddr> {
         let ep = self.eps.sep(sep)?.first;
-        Ok(EpAddr { station: self.station, ep, incarnation: self.settings.incarnation })
+        Ok(EpAddr { station: self.port.station, ep, incarnation: self.settings.incarnation })
     }
 }

@@ -5,9 +5,9 @@ use barewire_driver::port::Station;
 
 use super::notice::EndReason;
 use super::ops::WrFlags;
-use super::peer::{GENERATIONS, GRANT_FIRST, Peer, State, next_sid};
+use super::peer::{GRANT_FIRST, Peer, State};
 use super::tally::Tally;
-use super::{Node, Reply};
+use super::{Node, NodeCounters, Replies, Reply};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
@@ -29,6 +29,22 @@ pub(crate) const REPLIES_MAX: usize = 64;
 /// Records examined for one to evict when an OPEN finds the table full. The OPEN is repeated if
 /// none can be.
 const EVICT_LOOKS: usize = 16;
+
+impl Replies {
+    /// Whether another reply to a stranger is within the rate limit, and counts it.
+    pub(super) fn may_reply(&mut self, counters: &mut NodeCounters, now: Instant) -> bool {
+        if now.since(self.refilled) >= 1_000_000 {
+            self.refilled = now;
+            self.tokens = REPLIES_PER_MS;
+        }
+        let left = self.tokens.checked_sub(1);
+        match left {
+            Some(left) => self.tokens = left,
+            None => counters.tx_replies_limited += 1,
+        }
+        left.is_some()
+    }
+}
 
 impl Node {
     /// Something is queued for `p`: opens a session, or queues the peer to be served.
@@ -57,20 +73,11 @@ impl Node {
 
     /// [`begin`](Self::begin), and the first packet is `first`.
     fn begin_from(&mut self, now: Instant, p: PeerIdx, (state, first): (State, Psn), near: bool) {
-        self.epoch = self.epoch.wrapping_add(1);
-        let generation = u32::from(self.sid_gen[p.at()]);
-        if !planted(Bug::NoSessionEpoch) {
-            self.sid_gen[p.at()] = ((generation + 1) % GENERATIONS) as u16;
-        }
-        let blocks = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
-        // Until the session is confirmed the peer holds no credit, which confirmed peers may need.
-        let kept = if state == State::Answered { blocks / 4 } else { 0 };
-        let free = self.blocks_unpromised.saturating_sub(kept);
-        let grant = GRANT_FIRST.min(free as u32);
-        let (epoch, active) = (self.epoch, now);
+        let (sid, epoch) = self.openings.next_session(p);
+        let grant = self.blocks.promise_first(state != State::Answered);
         let peer = &mut self.peers[p];
         peer.state = state;
-        peer.sid = next_sid(p, generation);
+        peer.sid = sid;
         peer.epoch = epoch;
         peer.snd = SendWindow::new(first);
         peer.rcv = RcvBitmap::default();
@@ -85,18 +92,16 @@ impl Node {
         peer.searches = false;
         peer.want_open = true;
         peer.opens = state == State::Opening;
-        peer.last_rx = active;
+        peer.last_rx = now;
         peer.probe_at = now;
         peer.reorder_at = Instant(0);
         self.set_path(p, near);
         self.openings.forget(p);
         self.observed.tallies[p.at()] = Tally::new(now, first);
-        self.blocks_unpromised -= grant as usize;
-        if grant == 0 && state != State::Answered && !self.peers[p].wants_blocks {
+        if grant == 0 && state != State::Answered {
             // Without credit it can use none up, so no later event would grant it any: it waits for
             // blocks.
-            self.peers[p].wants_blocks = true;
-            self.block_waiters.push_back(p);
+            self.blocks.await_some(p, &mut self.peers[p]);
         }
         self.make_ready(p);
         self.arm_timer(now, p);
@@ -104,7 +109,7 @@ impl Node {
 
     /// The session with ourselves has one record for both of its ends.
     pub(crate) fn open_to_self(&mut self, p: PeerIdx) {
-        let now = self.polled_at;
+        let now = self.turn.polled_at;
         self.begin(now, p, State::Open, false);
         self.note_life(p, self.settings.incarnation);
         let peer = &mut self.peers[p];
@@ -114,14 +119,14 @@ impl Node {
         self.observed.tallies[p.at()].expect(peer.snd.nxt);
         peer.snd.credit = peer.granted;
         peer.peer_epoch = peer.epoch;
-        peer.frame_max = self.frame_max;
+        peer.frame_max = self.port.frame_max;
     }
 
     /// Takes an OPEN (a first one, an answer or a challenge) with `len` bytes after the Ethernet
     /// header.
     pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
         let me = self.settings.incarnation;
-        if base.src == self.station {
+        if base.src == self.port.station {
             self.counters.rx_bad_open += 1;
             return;
         }
@@ -147,7 +152,7 @@ impl Node {
         let peer = &self.peers[p];
         let (ours, theirs, over) = compare(peer, op);
         let named = peer.inc == 0 || peer.inc == op.inc;
-        let (state, sealed) = (peer.state, self.is_sealed(op));
+        let (state, sealed) = (peer.state, self.port.is_sealed(op));
         let who = peer.who();
         if self.keeps_offer(p, op) {
             return;
@@ -187,7 +192,7 @@ impl Node {
             }
             State::Answered if theirs && ours && sealed => {
                 // Both ends answered the other's OPEN, so that they have no keys in common.
-                if self.addr < self.peers[p].addr {
+                if self.port.addr < self.peers[p].addr {
                     self.open_again(now, p, false);
                 }
             }
@@ -320,7 +325,7 @@ impl Node {
         self.openings.settle_path(now, peer);
         self.openings.forget_answer(peer);
         self.openings.tell_secrets(peer);
-        let active = self.polled_at;
+        let active = self.turn.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
         peer.state = State::Open;
@@ -413,27 +418,13 @@ impl Node {
         rst: RstOp,
         most: usize,
     ) {
-        if !self.may_reply(now) {
+        if !self.replies.may_reply(&mut self.counters, now) {
             return;
         }
         let mut op = [0; RstOp::LEN];
         rst.emit(&mut op);
-        let reply = Reply::new(&self.control(dst, Ty::Rst, dst_sid, Psn(0)), &op);
+        let reply = Reply::new(&self.port.control(dst, Ty::Rst, dst_sid, Psn(0)), &op);
         self.push_reply(reply.under(tenant), most);
-    }
-
-    /// Whether another reply to a stranger is within the rate limit, and counts it.
-    pub(super) fn may_reply(&mut self, now: Instant) -> bool {
-        if now.since(self.replies.refilled) >= 1_000_000 {
-            self.replies.refilled = now;
-            self.replies.tokens = REPLIES_PER_MS;
-        }
-        let left = self.replies.tokens.checked_sub(1);
-        match left {
-            Some(left) => self.replies.tokens = left,
-            None => self.counters.tx_replies_limited += 1,
-        }
-        left.is_some()
     }
 
     /// Queues a finished frame as a reply, if it has at most `most` bytes.
@@ -446,24 +437,6 @@ impl Node {
         self.note_due();
     }
 
-    /// The base of a packet that carries no acknowledgement.
-    pub(super) fn control(&self, dst: Station, ty: Ty, dst_sid: u32, psn: Psn) -> Base {
-        Base {
-            dst,
-            src: self.station,
-            ty,
-            ar: false,
-            rtx: false,
-            ce: false,
-            crc: self.far.has_crc(),
-            dst_sid,
-            psn,
-            cack: Psn(0),
-            grant: 0,
-            plen: 0,
-        }
-    }
-
     /// Takes an RST. It is believed only if it proves to know the session (S4): it echoes a packet
     /// that we could have sent, or our incarnation and epoch.
     pub(crate) fn on_rst(&mut self, now: Instant, src: Station, op: &RstOp) {
@@ -471,7 +444,7 @@ impl Node {
             return self.on_key_refusal(now, src, op);
         }
         let known = self.by_station.get(&self.peers, src, self.openings.heard_tenant());
-        let Some(p) = known.filter(|_| src != self.station) else {
+        let Some(p) = known.filter(|_| src != self.port.station) else {
             self.counters.rx_bad_rst += 1;
             return;
         };
@@ -574,8 +547,7 @@ impl Node {
         let peer = &mut self.peers[p];
         let paired = matches!(peer.state, State::Answered | State::Open);
         self.observed.tallies[p.at()].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
-        self.blocks_unpromised += peer.outstanding() as usize;
-        (peer.granted, peer.consumed) = (0, 0);
+        self.blocks.take_back(peer);
         peer.closed_epoch = peer.peer_epoch;
         peer.state = State::Idle;
         (peer.in_order, peer.steady) = (false, false);
@@ -596,7 +568,7 @@ impl Node {
         let err = reason.error();
         let state = self.peers[p].state;
         if state != State::Idle {
-            if reason.tells() && self.peers[p].station() != self.station {
+            if reason.tells() && self.peers[p].station() != self.port.station {
                 self.tell_closed(now, p);
             }
             self.drop_packets(p);
@@ -606,7 +578,7 @@ impl Node {
             let wr = &self.tx[w];
             let begun = !wr.flags.contains(WrFlags::IN_SEND_Q) || wr.sent > 0;
             if begun && wr.flags.contains(WrFlags::ANNOUNCED) && planted(Bug::WaitingForgotten) {
-                self.unlink_wr(w);
+                self.tx.unlink(&mut self.peers, w);
                 continue;
             }
             let prov = if begun && state == State::Open {
@@ -643,7 +615,7 @@ impl Node {
         let credit = peer.snd.credit;
         peer.snd = SendWindow::new(peer.snd.nxt);
         peer.snd.credit = credit;
-        if peer.station() == self.station {
+        if peer.station() == self.port.station {
             self.open_to_self(p);
         }
     }
@@ -656,7 +628,7 @@ impl Node {
     pub fn leave_sessions(&mut self) -> bool {
         let room = REPLIES_MAX - self.replies.queue.len().min(REPLIES_MAX);
         let told = |peer: &Peer| {
-            let is_other = peer.station() != self.station;
+            let is_other = peer.station() != self.port.station;
             peer.state == State::Open && !peer.path.is_lossless() && is_other
         };
         let left = self.peers.iter().filter(|(_, peer)| told(peer)).map(|(p, _)| p);
@@ -664,7 +636,7 @@ impl Node {
         for &p in &left {
             // Nobody's frames are answered here, for which there is a limit.
             self.replies.tokens = REPLIES_PER_MS;
-            self.end_session(self.polled_at, p, EndReason::Left);
+            self.end_session(self.turn.polled_at, p, EndReason::Left);
         }
         left.len() == room
     }
@@ -700,11 +672,7 @@ impl Node {
         while self.peers[p].resp_q.head != ResponseIdx::NONE {
             self.free_response(self.peers[p].resp_q.head);
         }
-        while let Some(idx) = self.peers[p].reorder_buf.pop_front(&mut self.reorder_buf) {
-            if !planted(Bug::HeldPacketLeaked) {
-                self.reorder_buf.free(idx);
-            }
-        }
+        self.reorder.drop_all(&mut self.peers[p]);
     }
 
     /// Discards announced messages of a peer that can no longer be pulled.
@@ -721,7 +689,7 @@ impl Node {
                 let m = &mut self.unexpected[msg].payload;
                 (m.dead, m.src_op) = (true, NONE);
             } else {
-                self.unmatch_unexpected(msg);
+                self.eps.unmatch(&mut self.unexpected, msg);
                 self.free_unexpected(now, msg);
             }
         }
@@ -737,7 +705,7 @@ impl Node {
 
     /// The port is gone: every operation ends with [`Error::NetDown`], and so does every later one.
     pub fn port_gone(&mut self, now: Instant) {
-        self.gone = true;
+        self.port.gone = true;
         self.note_due();
         let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).collect();
         for p in peers {
@@ -748,8 +716,8 @@ impl Node {
         let eps: Vec<EpIdx> = own.map(|(e, _)| e).collect();
         for e in eps {
             for kind in 0..2 {
-                while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted) {
-                    self.eps[e].matcher[kind].unlink_posted(&mut self.posted, recv);
+                while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted.pool) {
+                    self.eps[e].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
                     self.fail_recv(recv, Error::NetDown);
                 }
             }

@@ -11,7 +11,7 @@
 
 use super::ops::RecvIs;
 use super::post::recv_wr;
-use super::recv::MsgHead;
+use super::recv::{MsgHead, Receives};
 use super::{CntrId, EpAttr, EpId, Eps, MsgKind, Node, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
@@ -119,20 +119,30 @@ impl Eps {
     }
 }
 
+impl Eps {
+    /// Frees a receive of context `s` that no queue can report.
+    fn drop_shared(&mut self, posted: &mut Receives, s: EpIdx, kind: MsgKind, recv: RecvIdx) {
+        self[s].matcher[kind as usize].unlink_posted(&mut posted.pool, recv);
+        self.free_recv(posted, recv);
+    }
+}
+
 impl Node {
     pub(super) fn srx_close(&mut self, now: Instant, s: EpIdx) -> Result<()> {
         if self.eps[s].sharers != Some(0) {
             return Err(Error::Busy);
         }
         for kind in KINDS {
-            while let Some(recv) = self.eps[s].matcher[kind as usize].first_posted(&self.posted) {
-                self.drop_shared(s, kind, recv);
+            while let Some(recv) =
+                self.eps[s].matcher[kind as usize].first_posted(&self.posted.pool)
+            {
+                self.eps.drop_shared(&mut self.posted, s, kind, recv);
             }
         }
         let Self { observed, posted, eps, .. } = self;
         observed.losses.unended.retain(|one| {
             if one.srx == s {
-                eps[posted.free(one.recv).payload.ep].rx_used -= 1;
+                eps.free_recv(posted, one.recv);
             }
             one.srx != s
         });
@@ -141,24 +151,17 @@ impl Node {
         Ok(())
     }
 
-    /// Frees a receive that no queue can report.
-    fn drop_shared(&mut self, s: EpIdx, kind: MsgKind, recv: RecvIdx) {
-        self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
-        let owner = self.posted.free(recv).payload.ep;
-        self.eps[owner].rx_used -= 1;
-    }
-
     /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
     /// on.
     pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Option<RecvIdx> {
         let (s, kind) = (self.eps[e].srx, head.kind() as usize);
         let matcher = &self.eps[s].matcher[kind];
-        let recv = matcher.match_posted(&self.posted, src, head.tag)?;
+        let recv = matcher.match_posted(&self.posted.pool, src, head.tag)?;
         if !self.reserve_for(e) {
             self.eps[e].set_cq_blocked(true);
             return None;
         }
-        self.eps[s].matcher[kind].unlink_posted(&mut self.posted, recv);
+        self.eps[s].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
         self.hand_over(recv, e);
         Some(recv)
     }
@@ -206,12 +209,15 @@ impl Node {
         mut req: RecvReq,
     ) -> Result<()> {
         let it = &mut self.eps[owner];
-        if it.rx_used >= it.rx_size || self.posted.is_full() {
+        if it.rx_used >= it.rx_size || self.posted.pool.is_full() {
             return Err(Error::Again);
         }
         it.rx_used += 1;
         let wr = recv_wr(owner, it.rx_selective, false, &req);
-        if self.post_wr(s, src, wr, &mut req).1.is_some() {
+        let matcher = &mut self.eps[s].matcher[req.kind as usize];
+        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src);
+        self.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);
+        if found.is_some() {
             self.feed_shared(now, s);
         }
         Ok(())
@@ -222,18 +228,18 @@ impl Node {
     pub(super) fn feed_shared(&mut self, now: Instant, s: EpIdx) {
         for kind in KINDS {
             loop {
-                let (eps, posted) = (&self.eps, &self.posted);
+                let (eps, posted) = (&self.eps, &self.posted.pool);
                 let matcher = &eps[s].matcher[kind as usize];
                 let found = matcher.find_unexpected(&self.unexpected, |m| {
                     !eps[m.payload.ep].cq_blocked
                         && matcher.match_posted(posted, m.src, m.tag).is_some()
                 });
                 let Some(msg) = found else { break };
-                let (head, e) = (self.head_of(msg), self.unexpected[msg].payload.ep);
+                let (head, e) = (self.unexpected.head(msg), self.unexpected[msg].payload.ep);
                 // Without room its endpoint waits from now on; messages of others are tried.
                 let src = self.peers[head.peer].src(head.peer, head.src_ep);
                 if let Some(recv) = self.target_shared(e, &head, src) {
-                    self.unmatch_unexpected(msg);
+                    self.eps.unmatch(&mut self.unexpected, msg);
                     self.deliver_unexpected(now, msg, recv, 0);
                 }
             }
@@ -243,7 +249,7 @@ impl Node {
     /// Cancels a receive of context `s`. An endpoint that shares it reports it.
     pub(super) fn cancel_shared(&mut self, s: EpIdx, kind: MsgKind, recv: RecvIdx) -> Result<()> {
         if self.eps[s].sharers == Some(0) {
-            self.drop_shared(s, kind, recv);
+            self.eps.drop_shared(&mut self.posted, s, kind, recv);
             return Ok(());
         }
         if self.end_shared(s, kind, recv, Error::Canceled) { Ok(()) } else { Err(Error::Again) }
@@ -266,7 +272,7 @@ impl Node {
         err: Error,
     ) -> bool {
         let Some(e) = self.sharer_with_room(s) else { return false };
-        self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+        self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
         self.hand_over(recv, e);
         self.fail_recv(recv, err);
         true
@@ -284,7 +290,7 @@ impl Node {
     ) -> bool {
         let is_shared = self.eps[s].sharers != Some(0);
         if is_shared {
-            self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted, recv);
+            self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
             self.observed.losses.unended.push(Unended { srx: s, recv, err });
             self.end_waiting();
         }
@@ -311,7 +317,8 @@ impl Node {
             (self.eps.iter()).filter(|(_, ep)| ep.sharers.is_some()).map(|(s, _)| s).collect();
         for s in contexts {
             for kind in KINDS {
-                while let Some(recv) = self.eps[s].matcher[kind as usize].first_posted(&self.posted)
+                while let Some(recv) =
+                    self.eps[s].matcher[kind as usize].first_posted(&self.posted.pool)
                 {
                     if !self.end_shared(s, kind, recv, Error::NetDown) {
                         break;

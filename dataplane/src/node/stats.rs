@@ -536,11 +536,11 @@ impl Node {
         // Of one that there was never a session with, and of the one with ourselves, no time
         // counts.
         let is_timed = tally.begun != Instant(0);
-        let silent_ns = self.polled_at.since(peer.last_rx);
+        let silent_ns = self.turn.polled_at.since(peer.last_rx);
         Some(SessionStats {
             info: session_info(peer),
             wait: self.wait(peer),
-            age_ns: if is_timed { self.polled_at.since(tally.begun) } else { 0 },
+            age_ns: if is_timed { self.turn.polled_at.since(tally.begun) } else { 0 },
             silent_ns: if is_timed { silent_ns } else { 0 },
             tx_packets,
             rx_packets,
@@ -552,7 +552,7 @@ impl Node {
             frame_max: peer.frame_max,
             rto_ns: match peer.path.is_lossless() {
                 true => 0,
-                false => peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff),
+                false => peer.rtt.rto_ns(self.port.rto_floor_ns, peer.backoff),
             },
             rtt_var_ns: peer.rtt.var_ns() as u32,
             is_near: peer.path.tells_presence(),
@@ -562,7 +562,7 @@ impl Node {
 
     /// What operations of `peer` wait for: the cause that is worst, if there are several.
     fn wait(&self, peer: &Peer) -> Wait {
-        let silent = self.polled_at.since(peer.last_rx);
+        let silent = self.turn.polled_at.since(peer.last_rx);
         match peer.state {
             State::Idle => return Wait::Nothing,
             _ if !peer.owes() => return Wait::Nothing,
@@ -576,7 +576,7 @@ impl Node {
         let queued =
             !peer.send_q.is_empty() || !peer.rndv_data_q.is_empty() || !peer.resp_q.is_empty();
         let announced = |w: TxIdx| self.tx[w].flags.contains(WrFlags::ANNOUNCED);
-        if queued && self.blocked {
+        if queued && self.port.blocked {
             Wait::Port
         } else if queued && !peer.snd.open() {
             Wait::Window
@@ -601,11 +601,10 @@ impl Node {
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
             unexpected: self.unexpected.len(),
-            blocks: self.settings.unexpected_bytes / crate::proto::blocks::UNIT
-                - self.blocks.free_count(),
-            pulls: self.pulls.len(),
-            pull_bytes: self.pull_out,
-            reorder_buf: self.reorder_buf.len(),
+            blocks: self.blocks.used(),
+            pulls: self.pulls.records.len(),
+            pull_bytes: self.pulls.out,
+            reorder_buf: self.reorder.len(),
             responses: self.responses.len(),
             timers: self.wheel.len(),
             ..Levels::default()
@@ -617,8 +616,8 @@ impl Node {
     pub fn levels(&self) -> Levels {
         Levels {
             peers: self.peers.count(),
-            tx: self.tx.len() + self.fast_ops.iter().count(),
-            posted: self.posted.count() - self.coll.listening(),
+            tx: self.tx.wrs.len() + self.fast_ops.iter().count(),
+            posted: self.posted.pool.count() - self.coll.listening(),
             late: self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum(),
             cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
                 - self.coll.listening()
@@ -641,8 +640,7 @@ impl Node {
         let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
         let used: usize = self.unexpected.iter().map(|(_, m)| m.payload.units as usize).sum();
         let late: usize = self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum();
-        let all = self.settings.unexpected_bytes / crate::proto::blocks::UNIT;
-        all.abs_diff(self.blocks_unpromised + promised + used + late)
+        self.blocks.lost(promised + used + late)
     }
 
     /// All peers with what is going on between us.

@@ -196,12 +196,12 @@ impl Pair {
             }
             for i in 0..2 {
                 for bytes in std::mem::take(&mut self.ends[i].out) {
-                    if bytes[..6] != self.ends[1 - i].node.station.mac.0 {
+                    if bytes[..6] != self.ends[1 - i].node.port.station.mac.0 {
                         self.stray.push(bytes);
                         continue;
                     }
                     self.frames += 1;
-                    let most = self.ends[i].node.frame_len();
+                    let most = self.ends[i].node.port.frame_len();
                     assert!(bytes.len() <= most, "a frame of {} bytes", bytes.len());
                     if bytes.len() > self.most {
                         continue;
@@ -426,7 +426,7 @@ fn a_session_has_a_name_of_its_own() {
         names.insert(pair.ends[0].node.peers.iter().next().unwrap().1.sid);
         assert_eq!((pair.read(0).len(), names.len()), (1, round));
         for i in 0..2 {
-            let other = pair.ends[1 - i].node.station;
+            let other = pair.ends[1 - i].node.port.station;
             pair.ends[i].node.drop_session(pair.now, other);
         }
     }

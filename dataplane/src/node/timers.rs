@@ -2,15 +2,16 @@
 //! when it is dead.
 //!
 //! A peer is dead when the port says so or, where the port cannot tell, when it was silent for
-//! T_dead and did not answer probes that had time to be answered (rule S10). Pauses of our own loop
-//! do not count: a late turn first takes the waiting frames, then probes, then decides.
+//! T_dead and did not answer probes that had time to be answered (rule S10; `turn.rs` judges). A
+//! late turn first takes the waiting frames, then probes, then decides.
 
 use barewire_driver::port::Presence;
 
 use super::acks::ACK_DELAY_NS;
 use super::notice::EndReason;
 use super::peer::{PROBES_MIN, Peer, State};
-use super::{FrameSink, Node, NodeSettings};
+use super::turn::OPENS_LATE;
+use super::{FrameSink, Node, Port};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::CongestionControl;
@@ -20,29 +21,11 @@ use crate::types::Instant;
 /// Added to the tail probe's timeout, nanoseconds: an acknowledgement that the peer holds back.
 const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 
-/// Time for the answer to a probe before a peer is declared dead, nanoseconds; at most a sixteenth
-/// of T_dead.
-const ANSWER_NS: u64 = 100_000_000;
-
-/// Times that an OPEN is repeated while the first one after T_dead may still be answered.
-const OPENS_LATE: u8 = 4;
-
-/// Pause after which frames left in the port are searched for an answer again, nanoseconds.
-const BACKLOG_NS: u64 = 1_000;
-
-/// Interval at which a port that tells presence is asked about a peer that we wait for,
-/// nanoseconds.
-const PRESENCE_NS: u64 = 50_000_000;
-
-impl NodeSettings {
-    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
-    fn probe_ns(&self) -> u64 {
-        self.t_dead_ns / 10
-    }
-
-    /// Time for an answer to the last probe, nanoseconds.
-    fn answer_ns(&self) -> u64 {
-        (self.t_dead_ns / 16).min(ANSWER_NS)
+impl Port {
+    /// A lower bound of [`patience`](Peer::patience), nanoseconds.
+    #[inline(always)]
+    pub(super) fn patience_min(&self) -> u64 {
+        self.rto_floor_ns.min(PROBE_SLACK_NS)
     }
 }
 
@@ -69,23 +52,7 @@ impl Node {
     /// frames are taken: a peer that is heard in the turn was heard at `now`.
     #[inline]
     pub fn tick(&mut self, now: Instant) {
-        if now.since(self.polled_at) > self.settings.probe_ns() {
-            self.resumed_at = now;
-        }
-        self.polled_at = self.polled_at.max(now);
-    }
-
-    /// [`tick`](Self::tick) for a turn that follows the last one without a pause.
-    #[inline(always)]
-    pub fn tick_on(&mut self, now: Instant) {
-        self.polled_at = now;
-    }
-
-    /// Notes whether the port holds frames that this turn did not take. No peer is declared dead
-    /// while it does: an answer may be among them.
-    #[inline]
-    pub fn note_backlog(&mut self, backlog: bool) {
-        self.backlog = backlog;
+        self.turn.tick(&self.settings, now);
     }
 
     /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway. A deadline that
@@ -103,40 +70,41 @@ impl Node {
 
     /// The peer's next deadline, if it has any.
     pub(super) fn due(&self, peer: &Peer) -> Option<Instant> {
+        let (s, floor_ns) = (&self.settings, self.port.rto_floor_ns);
         match peer.state {
             State::Idle => None,
             State::Opening | State::Answered => {
-                if self.is_overdue(peer) && self.was_asked(peer) {
-                    return Some(self.last_open_at(peer));
+                if self.turn.is_overdue(s, peer) && self.turn.was_asked(s, peer) {
+                    return Some(self.turn.last_open_at(s, peer));
                 }
                 let pause = match peer.path.tells_presence() && peer.backoff >= PROBES_MIN {
-                    true => self.probe_interval(peer),
-                    false => peer.open_rto(self.rto_floor_ns),
+                    true => peer.probe_interval(s, floor_ns),
+                    false => peer.open_rto(floor_ns),
                 };
-                let due = (peer.probe_at + pause).min(self.verdict_at(peer));
+                let due = (peer.probe_at + pause).min(self.turn.verdict_at(s, peer));
                 let soonest = |due: Instant, at: Option<Instant>| at.map_or(due, |at| due.min(at));
                 let due = soonest(due, self.openings.refused_at(peer));
-                Some(soonest(due, self.openings.doubt_over(peer.slot(), self.settings.t_dead_ns)))
+                Some(soonest(due, self.openings.doubt_over(peer.slot(), s.t_dead_ns)))
             }
             State::Open => {
-                let mut due = peer.owes().then(|| self.probe_due(peer));
+                let mut due = peer.owes().then(|| self.turn.probe_due(s, floor_ns, peer));
                 if peer.path.is_sealed()
-                    && let Some(at) = self.openings.doubt_over(peer.slot(), self.settings.t_dead_ns)
+                    && let Some(at) = self.openings.doubt_over(peer.slot(), s.t_dead_ns)
                 {
                     due = Some(due.map_or(at, |d| d.min(at)));
                 }
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
                 // Once it is due it goes out with the next turn.
-                if let Some(at) = peer.nack.waits(self.polled_at) {
+                if let Some(at) = peer.nack.waits(self.turn.polled_at) {
                     sooner(at);
                 }
                 if peer.searches
-                    && let Some(at) = self.openings.search_due(peer.slot(), self.polled_at)
+                    && let Some(at) = self.openings.search_due(peer.slot(), self.turn.polled_at)
                 {
                     sooner(at);
                 }
                 if !peer.path.is_lossless() && !peer.snd.is_empty() {
-                    sooner(peer.progress_at + peer.patience(self.rto_floor_ns));
+                    sooner(peer.progress_at + peer.patience(floor_ns));
                     if peer.reorder_at != Instant(0) {
                         sooner(peer.reorder_at);
                     }
@@ -144,82 +112,6 @@ impl Node {
                 due
             }
         }
-    }
-
-    /// When a peer that owes us something is probed next, its presence is asked of the port, or its
-    /// silence is judged.
-    fn probe_due(&self, peer: &Peer) -> Instant {
-        if !peer.path.tells_presence() && self.is_overdue(peer) && self.was_asked(peer) {
-            return self.answered_by(peer);
-        }
-        (peer.probe_at + self.probe_interval(peer)).min(self.verdict_at(peer))
-    }
-
-    /// When the silence of a peer may be judged: after T_dead, and after the last probe had time to
-    /// be answered. Never where the port tells presence.
-    fn verdict_at(&self, peer: &Peer) -> Instant {
-        if peer.path.tells_presence() || self.is_overdue(peer) && !self.was_asked(peer) {
-            return Instant(u64::MAX);
-        }
-        (peer.last_rx + self.settings.t_dead_ns).max(self.answered_by(peer))
-    }
-
-    /// When the last probe has had time to be answered, frames still in the port included.
-    fn answered_by(&self, peer: &Peer) -> Instant {
-        let again = if self.backlog { self.polled_at + BACKLOG_NS } else { Instant(0) };
-        (peer.probe_at + self.settings.answer_ns()).max(again)
-    }
-
-    /// When the OPEN to a peer is repeated after T_dead, or has had time to be answered.
-    fn last_open_at(&self, peer: &Peer) -> Instant {
-        let repeats = u64::from(OPENS_LATE.saturating_sub(peer.pings));
-        match peer.pings {
-            0 => self.answered_by(peer),
-            _ => {
-                peer.probe_at
-                    + self.settings.answer_ns() * (repeats + 1) / u64::from(OPENS_LATE + 2)
-            }
-        }
-    }
-
-    /// Whether the peer was silent for T_dead.
-    fn is_overdue(&self, peer: &Peer) -> bool {
-        self.polled_at.since(peer.last_rx) >= self.settings.t_dead_ns
-    }
-
-    /// Whether a peer is dead by silence: no packet for T_dead, its probes had time to be answered,
-    /// and the port holds no frame that could be the answer.
-    fn is_silent(&self, peer: &Peer) -> bool {
-        if planted(Bug::DeadUnasked) {
-            return self.is_overdue(peer);
-        }
-        self.was_asked(peer) && self.polled_at >= self.verdict_at(peer)
-    }
-
-    /// Whether a peer was probed often enough, and the last probe followed our last pause or was
-    /// sent after T_dead. An answer to an earlier probe may have been lost in the pause, if the
-    /// pause stopped the whole host.
-    pub(super) fn was_asked(&self, peer: &Peer) -> bool {
-        let last = peer.probe_at;
-        let since = last >= self.resumed_at || last >= peer.last_rx + self.settings.t_dead_ns;
-        peer.was_asked() && since
-    }
-
-    /// A lower bound of [`patience`](Peer::patience), nanoseconds.
-    #[inline(always)]
-    pub(super) fn patience_min(&self) -> u64 {
-        self.rto_floor_ns.min(PROBE_SLACK_NS)
-    }
-
-    /// Interval of probes, nanoseconds: a tenth of T_dead. Less where the port tells presence, and
-    /// while a lost grant may be what stops us: then it doubles with each answer that brought no
-    /// credit.
-    fn probe_interval(&self, peer: &Peer) -> u64 {
-        let most = if peer.path.tells_presence() { PRESENCE_NS } else { u64::MAX };
-        if peer.path.is_lossless() || !peer.is_stalled() {
-            return self.settings.probe_ns().min(most);
-        }
-        peer.rtt.rto_ns(self.rto_floor_ns, peer.backoff).min(self.settings.probe_ns()).min(most)
     }
 
     /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
@@ -251,8 +143,8 @@ impl Node {
                 if died {
                     return self.peer_died(now, p, EndReason::Died);
                 }
-                let refused = self.openings.refused_at(peer).is_some_and(|at| self.polled_at >= at);
-                if refused && !self.backlog || self.has_no_answer(peer, presence) {
+                let refused = self.turn.is_over(self.openings.refused_at(peer));
+                if refused || self.turn.has_no_answer(&self.settings, peer, presence) {
                     let reason = self.openings.key_reason(p).unwrap_or(EndReason::NoAnswer);
                     return self.peer_died(now, p, reason);
                 }
@@ -264,13 +156,13 @@ impl Node {
             State::Open => {
                 // The peer is alive but does not send what it announced, and other pulls wait.
                 let tells_presence = peer.path.tells_presence();
-                let stalled = !tells_presence && self.pulls_stalled(p);
-                let peer = &self.peers[p];
-                let silent = !tells_presence && peer.owes() && self.is_silent(peer);
+                let t_dead_ns = self.settings.t_dead_ns;
+                let stalled =
+                    !tells_presence && self.pulls.have_stalled(peer, &self.turn, t_dead_ns);
                 if presence == Presence::Absent && !planted(Bug::AbsenceUnheard) {
                     return self.peer_died(now, p, EndReason::Died);
                 }
-                if silent {
+                if !tells_presence && peer.owes() && self.turn.is_silent(&self.settings, peer) {
                     return self.peer_died(now, p, EndReason::Silent);
                 }
                 if let Some(rst) = self.proven_reset(p) {
@@ -292,12 +184,6 @@ impl Node {
         self.arm_timer(now, p);
     }
 
-    /// Whether our OPEN has had no answer for T_dead.
-    fn has_no_answer(&self, peer: &Peer, presence: Presence) -> bool {
-        let asked = self.was_asked(peer) && self.polled_at >= self.answered_by(peer);
-        presence != Presence::Present && self.is_overdue(peer) && asked
-    }
-
     fn peer_died(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         self.counters.sessions_dead += 1;
         self.end_session(now, p, reason);
@@ -307,8 +193,8 @@ impl Node {
     /// finds it when it polls.
     fn on_open_again(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
         let due = self.due(&self.peers[p]).is_some_and(|due| now >= due);
-        let overdue = self.is_overdue(&self.peers[p]);
-        let asked = self.was_asked(&self.peers[p]);
+        let overdue = self.turn.is_overdue(&self.settings, &self.peers[p]);
+        let asked = self.turn.was_asked(&self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         if !due {
             return;
@@ -337,7 +223,7 @@ impl Node {
         if self.peers[p].searches || self.peers[p].nack.is_due(now) {
             self.make_ready(p);
         }
-        let interval = self.probe_interval(&self.peers[p]);
+        let interval = self.peers[p].probe_interval(&self.settings, self.port.rto_floor_ns);
         if self.peers[p].owes() && now >= self.peers[p].probe_at + interval {
             self.probe(now, p);
         }
@@ -346,8 +232,8 @@ impl Node {
     /// Probes a peer that owes us something. If our loop was paused until after T_dead, the missed
     /// probes are sent now.
     fn probe(&mut self, now: Instant, p: PeerIdx) {
-        let overdue = self.is_overdue(&self.peers[p]);
-        let asked = self.was_asked(&self.peers[p]);
+        let overdue = self.turn.is_overdue(&self.settings, &self.peers[p]);
+        let asked = self.turn.was_asked(&self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
         let count = match (overdue, peer.path.tells_presence()) {
@@ -370,7 +256,7 @@ impl Node {
     }
 
     fn on_loss_timer(&mut self, now: Instant, p: PeerIdx) {
-        let patience = self.peers[p].patience(self.rto_floor_ns);
+        let patience = self.peers[p].patience(self.port.rto_floor_ns);
         let peer = &mut self.peers[p];
         if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
             peer.reorder_at = Instant(0);

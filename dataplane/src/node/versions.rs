@@ -33,8 +33,8 @@ impl Node {
     #[cold]
     pub(super) fn on_other_version(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Some(other) = Stranger::parse(frame) else { return };
-        let from_us = other.base.dst != self.station || other.base.src == self.station;
-        if from_us || self.far.has_crc() && !other.crc {
+        let from_us = other.base.dst != self.port.station || other.base.src == self.port.station;
+        if from_us || self.port.far.has_crc() && !other.crc {
             return;
         }
         if other.base.ty == Ty::Rst as u8 {

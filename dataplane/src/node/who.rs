@@ -2,7 +2,7 @@
 //! answers with HERE.
 //!
 //! Both are control packets without a session, and change none. The node answers for the hosts
-//! given by [`Node::set_hosts`] and the services bound by [`Node::serve_name`], within the rate
+//! given by [`Names::set_hosts`] and the services bound by [`Node::serve_name`], within the rate
 //! limit of replies to stations without a session. It keeps the answers to its own query
 //! ([`Node::ask_who`]) until that is ended, at most [`HERES_MAX`] each. Answers to no query are
 //! counted and dropped.
@@ -13,7 +13,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
 
 use super::ep::Ep;
-use super::{Node, Notice, Reply};
+use super::{Eps, Node, Notice, Reply};
 use crate::psn::Psn;
 use crate::types::Instant;
 use crate::wire::{Base, Host, Ty, VERSIONS, Versions, WhoOp};
@@ -55,7 +55,7 @@ struct Question {
 
 /// The names of this node, and its queries.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
+pub struct Names {
     hosts: Vec<Host>,
     services: Vec<u16>,
     questions: Vec<Question>,
@@ -65,23 +65,71 @@ pub(crate) struct Names {
     missed_at: Option<Instant>,
 }
 
-impl Node {
+impl Names {
     /// Sets the names of this node's host.
     pub fn set_hosts(&mut self, hosts: Vec<Host>) {
-        self.replies.names.hosts = hosts;
+        self.hosts = hosts;
     }
 
+    /// The answers to a query.
+    pub fn heres(&self, question: u64) -> &[Here] {
+        let asked = self.questions.iter().find(|asked| asked.nonce == question);
+        asked.map_or(&[], |asked| &asked.heres)
+    }
+
+    /// Ends a query: later answers are dropped.
+    pub fn end_question(&mut self, question: u64) {
+        self.questions.retain(|asked| asked.nonce != question);
+    }
+
+    /// The service of ours that is meant by `service` at `host`.
+    fn serves(&self, eps: &Eps, host: Host, service: u16) -> Option<u16> {
+        let is_there = |n: u16| eps.slot(n) != Ep::NOBODY;
+        let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
+        let served = self.services.iter().copied().find(meant)?;
+        self.hosts.contains(&host).then_some(served)
+    }
+
+    /// A service is asked for at a host that is not ours as far as is known: that may have changed.
+    /// Whether to report it.
+    fn misses(&mut self, now: Instant, service: u16) -> bool {
+        let served = self.services.contains(&service);
+        let is_news = self.missed_at.is_none_or(|at| now.since(at) >= MISSED_NS);
+        if served && is_news {
+            self.missed_at = Some(now);
+        }
+        served && is_news
+    }
+
+    /// Keeps an answer. False if it is to no query, or one too many.
+    fn keep(&mut self, src: Station, op: &WhoOp) -> bool {
+        let here = Here { station: src, ep: op.service, versions: op.versions };
+        let asked = self.questions.iter_mut().find(|asked| {
+            asked.nonce == op.nonce && (asked.service == 0 || asked.service == op.service)
+        });
+        match asked {
+            Some(asked) if asked.heres.contains(&here) => true,
+            Some(asked) if asked.heres.len() < HERES_MAX => {
+                asked.heres.push(here);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Node {
     /// Answers for the endpoint with number `service`, not 0, from now on and as long as there is
     /// one, and announces it. A client does not learn the incarnation, so the node is reached [by
     /// name](Self::reach_by_name) from now on.
     pub fn serve_name(&mut self, service: u16) {
         debug_assert!(service != 0, "0 is any service");
         self.reach_by_name();
-        if !self.replies.names.services.contains(&service) {
-            self.replies.names.services.push(service);
+        if !self.names.services.contains(&service) {
+            self.names.services.push(service);
         }
-        for i in 0..self.replies.names.hosts.len().min(ANNOUNCED_MAX) {
-            let host = self.replies.names.hosts[i];
+        for i in 0..self.names.hosts.len().min(ANNOUNCED_MAX) {
+            let host = self.names.hosts[i];
             let here = WhoOp { nonce: 0, here: true, host, service, versions: VERSIONS };
             self.push_who(Station::BROADCAST, &here);
         }
@@ -93,10 +141,10 @@ impl Node {
     pub fn ask_who(&mut self, question: Option<u64>, hosts: &[Host], service: u16) -> Option<u64> {
         let nonce = question.unwrap_or_else(|| self.openings.random().max(1));
         if question.is_none() {
-            if self.replies.names.questions.len() >= QUESTIONS_MAX {
+            if self.names.questions.len() >= QUESTIONS_MAX {
                 return None;
             }
-            self.replies.names.questions.push(Question { nonce, service, heres: Vec::new() });
+            self.names.questions.push(Question { nonce, service, heres: Vec::new() });
         }
         for &host in hosts {
             let who = WhoOp { nonce, here: false, host, service, versions: VERSIONS };
@@ -105,91 +153,59 @@ impl Node {
         Some(nonce)
     }
 
-    /// The answers to a query.
-    pub fn heres(&self, question: u64) -> &[Here] {
-        let asked = self.replies.names.questions.iter().find(|asked| asked.nonce == question);
-        asked.map_or(&[], |asked| &asked.heres)
-    }
-
-    /// Ends a query: later answers are dropped.
-    pub fn end_question(&mut self, question: u64) {
-        self.replies.names.questions.retain(|asked| asked.nonce != question);
-    }
-
     fn push_who(&mut self, dst: Station, op: &WhoOp) {
         let mut bytes = [0; WhoOp::LEN];
         op.emit(&mut bytes);
-        self.push_reply(Reply::new(&self.control(dst, Ty::Who, 0, Psn(0)), &bytes), usize::MAX);
+        self.push_reply(
+            Reply::new(&self.port.control(dst, Ty::Who, 0, Psn(0)), &bytes),
+            usize::MAX,
+        );
     }
 
     /// Takes a WHO.
     #[cold]
     pub(super) fn on_who(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
-        if base.src == self.station || base.dst != self.station && base.dst != Station::BROADCAST {
+        if base.src == self.port.station
+            || base.dst != self.port.station && base.dst != Station::BROADCAST
+        {
             self.counters.rx_not_ours += 1;
             return;
         }
-        if self.far.has_crc() && !base.crc {
+        if self.port.far.has_crc() && !base.crc {
             self.counters.rx_no_crc += 1;
             return;
         }
         match WhoOp::parse(frame, base) {
             Ok(op) if !op.here => self.on_question(now, base.src, &op),
             Ok(op) if op.nonce == 0 => self.on_announcement(base.src, &op),
-            Ok(op) => self.on_here(base, &op),
+            Ok(op) if base.dst == self.port.station && self.names.keep(base.src, &op) => {}
+            Ok(_) => self.counters.rx_here_stray += 1,
             Err(err) => self.counters.rx_wire[err.index()] += 1,
         }
     }
 
-    /// The service of ours that is meant by `service` at `host`.
-    fn serves(&self, host: Host, service: u16) -> Option<u16> {
-        let is_there = |n: u16| self.eps.slot(n) != Ep::NOBODY;
-        let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
-        let served = self.replies.names.services.iter().copied().find(meant)?;
-        self.replies.names.hosts.contains(&host).then_some(served)
-    }
-
     fn on_question(&mut self, now: Instant, src: Station, op: &WhoOp) {
         self.counters.rx_who += 1;
-        let Some(service) = self.serves(op.host, op.service) else {
-            return self.on_other_host(now, op);
+        let Some(service) = self.names.serves(&self.eps, op.host, op.service) else {
+            if self.names.misses(now, op.service) {
+                self.observed.note(Notice::HostMissed);
+            }
+            return;
         };
-        if self.may_reply(now) {
+        if self.replies.may_reply(&mut self.counters, now) {
             self.counters.tx_here += 1;
             self.push_who(src, &WhoOp { here: true, service, versions: VERSIONS, ..*op });
         }
     }
 
-    /// A host is asked for that is not ours as far as is known: that may have changed.
-    fn on_other_host(&mut self, now: Instant, op: &WhoOp) {
-        let served = self.replies.names.services.contains(&op.service);
-        let is_news = self.replies.names.missed_at.is_none_or(|at| now.since(at) >= MISSED_NS);
-        if served && is_news {
-            self.replies.names.missed_at = Some(now);
-            self.observed.note(Notice::HostMissed);
-        }
-    }
-
-    fn on_here(&mut self, base: &Base, op: &WhoOp) {
-        let here = Here { station: base.src, ep: op.service, versions: op.versions };
-        let asked = self.replies.names.questions.iter_mut().find(|asked| {
-            asked.nonce == op.nonce && (asked.service == 0 || asked.service == op.service)
-        });
-        match asked.filter(|_| base.dst == self.station) {
-            Some(asked) if asked.heres.contains(&here) => {}
-            Some(asked) if asked.heres.len() < HERES_MAX => asked.heres.push(here),
-            _ => self.counters.rx_here_stray += 1,
-        }
-    }
-
     /// Handles a HERE without a query: kept only if it claims a service of this node.
     fn on_announcement(&mut self, src: Station, op: &WhoOp) {
-        let claims = &mut self.replies.names.claims;
+        let claims = &mut self.names.claims;
         if claims.contains(&src) || claims.len() >= CLAIMS_MAX {
             return;
         }
-        if self.serves(op.host, op.service).is_some() {
-            self.replies.names.claims.push(src);
+        if self.names.serves(&self.eps, op.host, op.service).is_some() {
+            self.names.claims.push(src);
             self.observed.note(Notice::NameTwice { station: src, service: op.service });
         }
     }

@@ -541,7 +541,7 @@ impl Node {
         }
         group.shared = Shared::No;
         let stations: Vec<_> = group.members.iter().map(|m| self.peers[m.peer].station()).collect();
-        let mut is_near = |station| station == self.station || out.is_near(station);
+        let mut is_near = |station| station == self.port.station || out.is_near(station);
         let near = (0..).zip(&stations).filter(|&(_, &station)| is_near(station));
         let near: Vec<u32> = near.map(|(rank, _)| rank).collect();
         let layout = Layout::of(group.members.len() as u32, &near).to_word();
@@ -561,10 +561,10 @@ impl Node {
     #[inline(always)]
     pub(super) fn call_waits(&mut self, g: GroupIdx) {
         self.coll.on_boards.push(g);
-        self.coll.asks_at.get_or_insert(self.polled_at + ASK_NS);
+        self.coll.asks_at.get_or_insert(self.turn.polled_at + ASK_NS);
         if !self.coll.groups[g].is_whole {
             cold(());
-            self.drive_again(self.polled_at, g);
+            self.drive_again(self.turn.polled_at, g);
         }
     }
 

@@ -182,7 +182,7 @@ impl Node {
             if err.cqe.op_context & ASKED != 0 {
                 return self.on_ask_failed(now, err);
             }
-            if !self.gone {
+            if !self.port.gone {
                 self.listen(side_of(&self.eps, err.cqe.op_context));
             }
             self.on_strange_control(err);
@@ -301,7 +301,7 @@ impl Node {
     }
 
     pub(super) fn kick_silent(&mut self, now: Instant, p: PeerIdx) {
-        if self.peers[p].state == super::super::peer::State::Idle && !self.gone {
+        if self.peers[p].state == super::super::peer::State::Idle && !self.port.gone {
             self.schedule(now, p);
         } else {
             self.arm_timer(now, p);
@@ -434,7 +434,7 @@ impl Node {
             context: CONTROL | u64::from(side.0.idx().get()),
             flags: OpFlags::empty(),
         };
-        if self.post_recv(self.polled_at, side, req) == Err(Error::Again) {
+        if self.post_recv(self.turn.polled_at, side, req) == Err(Error::Again) {
             // The program's receives fill the table.
             self.coll.deaf.push(side);
             self.coll.stalled = true;

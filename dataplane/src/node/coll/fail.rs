@@ -148,7 +148,7 @@ impl Node {
                 && (context >> 20) as u32 & 0xf_ffff == handle.generation() & 0xf_ffff
         };
         if self.coll.ops[o].sends > 0 {
-            let wrs = self.tx.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
+            let wrs = self.tx.wrs.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
             let wrs: Vec<(TxIdx, PeerIdx)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
             for (w, p) in wrs {
                 self.abandon_wr(w);
@@ -157,9 +157,10 @@ impl Node {
             }
         }
         while let Some(recv) = self.eps[side].matcher[MsgKind::Tagged as usize]
-            .find_posted(&self.posted, |r| ours(r.payload.context))
+            .find_posted(&self.posted.pool, |r| ours(r.payload.context))
         {
-            self.eps[side].matcher[MsgKind::Tagged as usize].unlink_posted(&mut self.posted, recv);
+            self.eps[side].matcher[MsgKind::Tagged as usize]
+                .unlink_posted(&mut self.posted.pool, recv);
             self.fail_recv(recv, Error::Canceled);
         }
         self.revoke_placing(now, side, &waits, &ours);
@@ -179,18 +180,23 @@ impl Node {
                 && node.posted[recv].payload.ep == side
                 && ours(node.posted[recv].payload.context)
         };
-        let pulls: Vec<PullIdx> =
-            self.pulls.iter().filter(|(_, p)| is_ours(self, p.recv)).map(|(i, _)| i).collect();
+        let pulls: Vec<PullIdx> = self
+            .pulls
+            .records
+            .iter()
+            .filter(|(_, p)| is_ours(self, p.recv))
+            .map(|(i, _)| i)
+            .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
             self.end_pull(now, pull, EndStatus::Discarded);
             self.cancel_placing(recv);
         }
         for &p in peers {
-            if let Some(recv) = self.placing(p)
+            if let Some(recv) = self.reassemblies.placing(&self.peers[p])
                 && is_ours(self, recv)
             {
-                self.take_reassembly(p);
+                self.reassemblies.take(&mut self.peers[p]);
                 self.cancel_placing(recv);
             }
         }
@@ -231,7 +237,7 @@ impl Node {
     /// Throws away what a member, or every member of a peer, has said in joins that it gave up:
     /// everything that is here, since its next attempt comes behind its ABORT.
     pub(super) fn purge_join(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
-        let now = self.polled_at;
+        let now = self.turn.polled_at;
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
         }
@@ -345,7 +351,7 @@ impl Node {
         };
         let is_open = is_agreed && !self.coll.groups.iter().any(|(_, group)| joins(group));
         if gid & JOIN == 0 && (is_open || self.coll.over_for(side, gid).is_some()) {
-            self.answer_ask(self.polled_at, (side, from), (gid, LEAVE), LEFT);
+            self.answer_ask(self.turn.polled_at, (side, from), (gid, LEAVE), LEFT);
         }
     }
 
@@ -465,7 +471,7 @@ impl Node {
         let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
         // Another endpoint of the same peer may be the one that is waited for.
         let posted = self.eps[side].matcher[MsgKind::Tagged as usize]
-            .find_posted(&self.posted, |r| r.src == from && (r.tag >> 32) as u32 == gid);
+            .find_posted(&self.posted.pool, |r| r.src == from && (r.tag >> 32) as u32 == gid);
         if waited && posted.is_some() {
             self.abort_group(now, g, err);
         }

@@ -579,7 +579,7 @@ impl Node {
         if addr.incarnation != 0 {
             return Ok(addr.incarnation);
         }
-        if addr.station == self.station {
+        if addr.station == self.port.station {
             return Ok(self.settings.incarnation);
         }
         let met = self

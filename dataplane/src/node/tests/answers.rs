@@ -25,8 +25,8 @@ fn asked() -> (Pair, Region, IoBuf) {
 /// An answer of eight bytes to the request with this context.
 fn to(pair: &Pair, context: u64, offset: u32) -> RespOp {
     let node = &pair.ends[0].node;
-    let (w, _) = node.tx.iter().find(|(_, wr)| wr.context == context).unwrap();
-    let handle = node.tx.handle(w);
+    let (w, _) = node.tx.wrs.iter().find(|(_, wr)| wr.context == context).unwrap();
+    let handle = node.tx.wrs.handle(w);
     RespOp { dst_op: handle.idx.get(), dst_gen: handle.generation, offset, ..RespOp::default() }
 }
 

@@ -780,13 +780,13 @@ pub(super) fn lie(pair: &mut Pair, resp: RespOp, more: u32) {
     let idx = from.node.peers.iter().next().map(|(idx, _)| idx).unwrap();
     let peer = &mut from.node.peers[idx];
     let base = WireBase {
-        dst: to.node.station,
-        src: from.node.station,
+        dst: to.node.port.station,
+        src: from.node.port.station,
         ty: Ty::Resp,
         ar: false,
         rtx: false,
         ce: false,
-        crc: to.node.far.has_crc(),
+        crc: to.node.port.far.has_crc(),
         dst_sid: peer.remote_sid,
         psn: peer.snd.number(),
         cack: Psn(peer.rcv_nxt.0.wrapping_add(more)),

@@ -54,7 +54,7 @@ impl Between {
         let own = node.settings.incarnation ^ 1;
         let said = OpenOp { sid: 0, epoch: 0, inc: own, target_inc: op.inc, cookie, ..*op };
         let said = OpenOp { echo_sid: op.sid, echo_epoch: op.epoch, ..said };
-        let base = node.control(node.station, Ty::Open, op.sid, crate::psn::Psn(0));
+        let base = node.port.control(node.port.station, Ty::Open, op.sid, crate::psn::Psn(0));
         let base = crate::wire::Base { src: station(2), ..base };
         let mut bytes = crate::wire::frame(&base, &crate::wire::Op::Open(said), &[]);
         bytes.truncate(sealed::OPEN_END);
@@ -69,7 +69,7 @@ impl Between {
 }
 
 fn station(number: u8) -> barewire_driver::port::Station {
-    end(number, 1500, false).node.station
+    end(number, 1500, false).node.port.station
 }
 
 /// Two nodes that know each other by a key, or by certificates, and the attacker between them.

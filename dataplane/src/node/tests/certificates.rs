@@ -245,7 +245,7 @@ fn few_bad_certificates_are_looked_at() {
     // Whom the flood claims to be from is told with all of it.
     let [claim] = pair.ends[0].node.observed.claims() else { panic!("one sender") };
     let all = c.rx_cert_issuer + c.rx_cert_limited;
-    assert_eq!((claim.station, claim.counts[3]), (pair.ends[1].node.station, all));
+    assert_eq!((claim.station, claim.counts[3]), (pair.ends[1].node.port.station, all));
 }
 
 /// Goal: another certificate comes without a pause, at any moment of an opening, also one of
@@ -258,7 +258,7 @@ fn another_certificate_comes_without_a_pause() {
         (pair.drop, pair.scatter) = ([0, 7, 3][seed % 3], true);
         for end in [0, 1] {
             for i in 0..2 {
-                let other = pair.ends[1 - i].node.station;
+                let other = pair.ends[1 - i].node.port.station;
                 pair.ends[i].node.drop_session(pair.now, other);
                 let buf = IoBuf::leaked(&[1; 8]);
                 pair.recv(1 - i, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
@@ -283,7 +283,7 @@ fn a_refused_certificate_ends_no_half_open_session() {
     let bad = foreign(&other.leaf(&name(1)), &other, &root);
     let mut forger = Pair::of([certified(1, 1500, bad), end(2, 1500, false)]);
     let mut opens = Vec::new();
-    forger.ends[0].node.epoch = 100;
+    forger.ends[0].node.openings.epoch = 100;
     forger.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
     carry(&mut forger, 1, |_, frame| {
         opens.push(frame.to_vec());
@@ -423,7 +423,7 @@ fn messages_that_are_forged_are_read_in_part() {
     let tag = public.unwrap().tag_key().clone();
     let open = proven_opens(&mut pair, 0).pop().unwrap();
     let (_, mut op) = sealed::open_in(&RxFrame::new(&open)).unwrap();
-    let (other, victim) = (pair.ends[0].node.station, &mut pair.ends[1].node);
+    let (other, victim) = (pair.ends[0].node.port.station, &mut pair.ends[1].node);
     victim.drop_session(pair.now, other);
     let (end, before) = (BASE_LEN + usize::from(sealed::plen(&open)), victim.counters().clone());
     for n in 0..1_000_u32 {

@@ -21,7 +21,7 @@ fn packets_wait_for_records() {
     let End { node, out, .. } = &mut pair.ends[0];
     node.transmit(pair.now, &mut sink(out));
     assert_eq!(out.len(), 2);
-    assert!(node.blocked, "it is called again at once");
+    assert!(node.port.blocked, "it is called again at once");
     pair.run(1_000_000);
     assert_eq!((pair.read(0).len(), pair.read(1).len()), (5, 5));
 }

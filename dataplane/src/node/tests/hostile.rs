@@ -35,7 +35,7 @@ impl Puppet {
     }
 
     fn knock_with(&self, pair: &mut Pair, inc: u64, cookie: u64) {
-        let max_frame = pair.ends[1].node.frame_max;
+        let max_frame = pair.ends[1].node.port.frame_max;
         let (sid, epoch, window, grant) = (5, 1, 256, 64);
         let open = OpenOp { sid, epoch, inc, max_frame, window, grant, ..OpenOp::default() };
         self.put(pair, 0, &Op::Open(OpenOp { cookie, ..open }), &[]);
@@ -57,13 +57,13 @@ impl Puppet {
     fn put(&self, pair: &mut Pair, ahead: u32, op: &Op, payload: &[u8]) {
         let node = &mut pair.ends[1].node;
         let base = Base {
-            dst: node.station,
+            dst: node.port.station,
             src: Station::at([2, 0, 0, 0, 0, self.station]),
             ty: op.ty(),
             ar: false,
             rtx: false,
             ce: false,
-            crc: node.far.has_crc(),
+            crc: node.port.far.has_crc(),
             dst_sid: self.sid,
             psn: Psn(self.psn.wrapping_add(ahead)),
             cack: Psn(self.cack),
@@ -72,7 +72,7 @@ impl Puppet {
         };
         let mut bytes = wire::frame(&base, op, payload);
         if base.ty == Ty::Open {
-            bytes.resize(ETH_HDR_LEN + node.frame_max as usize, 0);
+            bytes.resize(ETH_HDR_LEN + node.port.frame_max as usize, 0);
         }
         node.on_frame(pair.now, &RxFrame::new(&bytes));
     }
@@ -213,13 +213,13 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
 /// A first OPEN of the station `src`, and the cookie that it is asked for, if any.
 fn open_from(node: &mut Node, now: Instant, src: Station, cookie: u64) -> Option<u64> {
     let base = Base {
-        dst: node.station,
+        dst: node.port.station,
         src,
         ty: Ty::Open,
         ar: false,
         rtx: false,
         ce: false,
-        crc: node.far.has_crc(),
+        crc: node.port.far.has_crc(),
         dst_sid: 0,
         psn: Psn(1),
         cack: Psn(0),

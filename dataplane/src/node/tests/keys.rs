@@ -44,7 +44,7 @@ fn arrives(pair: &mut Pair, from: usize, ms: u64) -> bool {
 /// Ends the session of both without a word.
 fn close(pair: &mut Pair) {
     for i in 0..2 {
-        let other = pair.ends[1 - i].node.station;
+        let other = pair.ends[1 - i].node.port.station;
         pair.ends[i].node.drop_session(pair.now, other);
     }
 }
@@ -414,7 +414,7 @@ fn a_time_too_short_is_refused() {
 fn a_reset_in_the_clear_is_no_refusal_of_the_key() {
     let mut pair = pair([&[1], &[1]]);
     pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
-    let (now, from) = (pair.now, pair.ends[1].node.station);
+    let (now, from) = (pair.now, pair.ends[1].node.port.station);
     let End { node, out, .. } = &mut pair.ends[0];
     node.transmit(now, &mut sink(out));
     let (p, peer) = node.peers.iter().next().unwrap();
@@ -437,7 +437,7 @@ fn a_reset_in_the_clear_is_no_refusal_of_the_key() {
             reason,
             versions: wire::VERSIONS,
         };
-        let base = node.control(from, Ty::Rst, 0, Psn(0));
+        let base = node.port.control(from, Ty::Rst, 0, Psn(0));
         let base = Base { src: base.dst, dst: base.src, ..base };
         node.on_clear_rst(now, from, &RxFrame::new(&wire::frame(&base, &Op::Rst(op), &[])));
         let of_key = reason == RstReason::OtherKey;

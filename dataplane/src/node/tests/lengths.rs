@@ -146,7 +146,7 @@ fn only_a_search_takes_what_a_probe_found() {
         let (p, _) = node.peers.iter().next().unwrap();
         let peer = &mut node.peers[p];
         (peer.frame_max, peer.searches) = (1000, searches);
-        let base = node.control(node.station, Ty::Probe, 0, Psn(0));
+        let base = node.port.control(node.port.station, Ty::Probe, 0, Psn(0));
         let answer = wire::frame(&base, &Op::Probe(ProbeOp { heard }), &[]);
         node.on_probe(p, &RxFrame::new(&answer), &base);
         assert_eq!(node.peers[p].frame_max, then, "{searches} {heard}");

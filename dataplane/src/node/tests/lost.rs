@@ -33,7 +33,7 @@ fn open_pair(lossless: bool) -> Pair {
 /// The second end forgets the session, and the first learns of it.
 fn lose_session(pair: &mut Pair) {
     let now = pair.now;
-    let station = pair.ends[0].node.station;
+    let station = pair.ends[0].node.port.station;
     pair.ends[1].node.drop_session(now, station);
     pair.run(2_000_000);
     assert_eq!(pair.ends[0].node.counters.sessions_reset, 1);
@@ -146,7 +146,7 @@ fn a_receive_that_is_being_filled_ends_with_the_session() {
         let node = &mut pair.ends[1].node;
         let filled = frames.iter().any(|bytes| {
             node.on_frame(now, &RxFrame::new(bytes));
-            node.posted.iter().any(|(_, receive)| receive.payload.active == 1)
+            node.posted.pool.iter().any(|(_, receive)| receive.payload.active == 1)
         });
         assert!(filled, "{len} bytes, {} frames", frames.len());
         node.end_session(now, FIRST, EndReason::Silent);

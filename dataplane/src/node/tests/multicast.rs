@@ -101,8 +101,8 @@ fn members_receive_and_nobody_else() {
     }
     assert_eq!((counted(&a), counted(&b), counted(&c)), ([2, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 2]));
     let _look = recv(&mut b, 16, FI_ADDR_UNSPEC, 5);
-    b.node.mc_leave(at_b).unwrap();
-    assert_eq!(b.node.mc_leave(at_b), Err(Error::BadFd));
+    b.node.groups.leave(at_b).unwrap();
+    assert_eq!(b.node.groups.leave(at_b), Err(Error::BadFd));
     send(&mut a, b"hello", at_a.addr(), OpFlags::MULTICAST).unwrap();
     give(&mut b, &sent(&mut a));
     assert!(read(&mut b).is_empty());
@@ -156,7 +156,7 @@ fn what_no_group_has_is_refused() {
     for flag in [OpFlags::DELIVERY_COMPLETE, OpFlags::MATCH_COMPLETE, OpFlags::FENCE] {
         assert_eq!(send(&mut end, b"x", at.addr(), flag), Err(Error::BadFlags));
     }
-    let max = end.node.mc_max();
+    let max = end.node.port.mc_max();
     assert_eq!(max, 1500 - 26 - McastOp::LEN - 4);
     let long = vec![1; max + 1];
     assert_eq!(send(&mut end, &long, at.addr(), OpFlags::empty()), Err(Error::MsgTooLong));
@@ -177,7 +177,7 @@ fn the_shortest_and_the_longest_arrive() {
     let [mut a, mut b] = [1, 2].map(|n| member(n, NodeSettings::default()));
     let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
     b.node.mc_join(b.ep, group(1), Caps::empty()).unwrap();
-    let max = a.node.mc_max();
+    let max = a.node.port.mc_max();
     let text: Vec<u8> = (0..max).map(|i| i as u8).collect();
     let imm = OpFlags::REMOTE_CQ_DATA;
     for (len, flags) in [(0, OpFlags::empty()), (max, OpFlags::empty()), (0, imm), (max - 8, imm)] {
@@ -239,22 +239,22 @@ fn members_leave_while_messages_arrive() {
         contexts
     };
     assert_eq!(heard_of(&mut b, &[0, 1, 2, 3]), [0, 1, 2, 3]);
-    b.node.mc_leave(ids[1]).unwrap();
+    b.node.groups.leave(ids[1]).unwrap();
     // Its receive stays, for messages of peers.
     assert_eq!(heard_of(&mut b, &[0, 1, 2, 3]), [0, 2, 3]);
     b.node.ep_close(Instant(4), eps[0]).unwrap();
     read(&mut b);
     assert_eq!(heard_of(&mut b, &[2, 3]), [2, 3]);
-    b.node.mc_leave(ids[3]).unwrap();
+    b.node.groups.leave(ids[3]).unwrap();
     assert_eq!(heard_of(&mut b, &[2]), [2]);
     join(&mut b, 1).unwrap();
     assert_eq!(heard_of(&mut b, &[2]), [1, 2]);
-    b.node.mc_leave(ids[2]).unwrap();
+    b.node.groups.leave(ids[2]).unwrap();
 
     let again = join(&mut b, 3).unwrap();
     b.ep = eps[3];
     send(&mut b, b"last", again.addr(), OpFlags::empty()).unwrap();
-    b.node.mc_leave(again).unwrap();
+    b.node.groups.leave(again).unwrap();
     assert_eq!(sent(&mut b).len(), 1, "what was sent is gone with its sender");
 }
 

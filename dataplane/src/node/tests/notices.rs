@@ -28,7 +28,10 @@ fn a_silent_peer_is_told_of_with_what_waited() {
         pair.run(600_000_000);
         assert!(pair.ends[0].node.observed.has_notice());
         let told = ended(&mut pair.ends[0]);
-        assert_eq!((told.station, told.reason), (pair.ends[1].node.station, EndReason::Silent));
+        assert_eq!(
+            (told.station, told.reason),
+            (pair.ends[1].node.port.station, EndReason::Silent)
+        );
         assert_eq!(told.waited, Waited { sends: 2, ..Waited::default() });
         assert!((500_000_000..560_000_000).contains(&told.silent_ns), "{told:?}");
         assert!(told.was_open && told.age_ns > 500_000_000 + begun.0 - 1_000_000, "{told:?}");
@@ -50,7 +53,7 @@ fn causes_are_told_apart() {
     pair.drop = 0;
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
     pair.run(1_000_000);
-    let (now, station) = (pair.now, pair.ends[0].node.station);
+    let (now, station) = (pair.now, pair.ends[0].node.port.station);
     pair.ends[1].node.drop_session(now, station);
     assert_eq!(ended(&mut pair.ends[1]).reason, EndReason::Dropped);
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
@@ -117,7 +120,7 @@ fn a_peer_with_the_same_mac_is_told_of() {
         end_on(port, NodeSettings::default())
     };
     let mut pair = Pair::of([near_by(0), near_by(1)]);
-    let there = pair.ends[1].node.station;
+    let there = pair.ends[1].node.port.station;
     for context in 0..2 {
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), context).unwrap();
         pair.run(1_000_000);

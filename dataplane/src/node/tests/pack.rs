@@ -25,7 +25,7 @@ fn contexts(pair: &mut Pair, i: usize) -> Vec<u64> {
 /// Messages of the request that stands for an open packet.
 fn open_count(pair: &Pair) -> Option<u64> {
     let node = &pair.ends[0].node;
-    node.tx.get(node.packs.open).map(|wr| wr.tag)
+    node.tx.wrs.get(node.packs.open).map(|wr| wr.tag)
 }
 
 fn credits(pair: &Pair) -> u32 {

@@ -78,7 +78,8 @@ fn the_oldest_of_many_announced_messages_is_pulled_first() {
         let none_yet = order.is_empty();
         order.extend(pair.read(1).iter().map(|c| c.op_context));
         if none_yet && !order.is_empty() {
-            let going_on = pair.ends[1].node.pulls.iter().filter(|(_, pull)| pull.got > 0).count();
+            let going_on =
+                pair.ends[1].node.pulls.records.iter().filter(|(_, pull)| pull.got > 0).count();
             let begun = order.len() + going_on;
             assert!(begun < 32, "{begun} messages have begun when the first is here");
         }
@@ -99,7 +100,7 @@ fn what_ends_half_way_in_a_multi_receive_names_nobody() {
         while pair.ends[1].node.levels().pull_bytes == 0 {
             pair.run(5_000);
         }
-        let (now, station) = (pair.now, pair.ends[0].node.station);
+        let (now, station) = (pair.now, pair.ends[0].node.port.station);
         pair.ends[1].node.drop_session(now, station);
         let err = pair.read_err(1);
         assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 1));

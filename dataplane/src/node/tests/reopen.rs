@@ -3,6 +3,7 @@
 use barewire_driver::port::Presence;
 
 use super::*;
+use crate::node::path::Path;
 
 /// A wire over which both see that the other lives.
 struct Seen<'a>(&'a mut VecDeque<Vec<u8>>);
@@ -19,7 +20,7 @@ impl FrameSink for Seen<'_> {
 
 fn seen(station: u8, incarnation: u64) -> End {
     let mut end = end(station, 1500, true);
-    end.node.far |= Path::PRESENCE;
+    end.node.port.far |= Path::PRESENCE;
     end.node.settings.incarnation = incarnation;
     end
 }

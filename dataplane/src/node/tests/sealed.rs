@@ -164,10 +164,10 @@ pub(super) fn forged_rst(pair: &Pair, to: usize, reason: RstReason) -> Vec<u8> {
         reason,
         versions: VERSIONS,
     };
-    let (dst, src) = (pair.ends[to].node.station, pair.ends[1 - to].node.station);
+    let (dst, src) = (pair.ends[to].node.port.station, pair.ends[1 - to].node.port.station);
     let base = Base {
         dst_sid: peer.sid,
-        ..pair.ends[to].node.control(dst, Ty::Rst, 0, crate::psn::Psn(0))
+        ..pair.ends[to].node.port.control(dst, Ty::Rst, 0, crate::psn::Psn(0))
     };
     crate::wire::frame(&Base { src, crc: true, ..base }, &crate::wire::Op::Rst(rst), &[])
 }
@@ -338,7 +338,7 @@ fn a_verdict_waits_for_what_the_port_holds() {
     pair.now = pair.now + 500 * MS;
     let told = [true, true, false].map(|backlog| {
         let End { node, out, cq, .. } = &mut pair.ends[0];
-        node.note_backlog(backlog);
+        node.turn.note_backlog(backlog);
         pair.now = pair.now + MS;
         // Where it fails this does not return.
         node.transmit(pair.now, &mut sink(out));

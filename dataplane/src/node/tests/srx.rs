@@ -306,7 +306,7 @@ fn a_receive_that_names_a_lost_peer_is_told_when_there_is_room() {
     assert_eq!(node.observed.losses.unended.len(), 1);
     node.ep_close(now, it.eps[0].0).unwrap();
     node.ep_close(now, it.srx).unwrap();
-    assert_eq!((node.observed.losses.unended.len(), node.posted.iter().count()), (0, 0));
+    assert_eq!((node.observed.losses.unended.len(), node.posted.pool.iter().count()), (0, 0));
 }
 
 /// A receive of a context that names a peer keeps the peer's record, also when the vector is closed

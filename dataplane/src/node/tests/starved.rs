@@ -4,6 +4,7 @@ use barewire_driver::port::Presence;
 
 use super::*;
 use crate::error::Error;
+use crate::node::path::Path;
 
 /// A port over which both see that the other lives, and what of memory it has.
 struct Small<'a> {
@@ -41,7 +42,7 @@ fn turns(pair: &mut Pair, end: Instant, has_memory: bool) {
 
 fn seen(station: u8) -> End {
     let mut end = end(station, 1500, true);
-    end.node.far |= Path::PRESENCE;
+    end.node.port.far |= Path::PRESENCE;
     end
 }
 

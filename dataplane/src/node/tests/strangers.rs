@@ -15,7 +15,7 @@ fn strict() -> NodeSettings {
 
 /// Hands `node` a packet of the stranger, and says which packets it answers.
 fn say(node: &mut Node, dst_sid: u32, op: &Op) -> Vec<Vec<u8>> {
-    let (dst, crc) = (node.station, node.far.has_crc());
+    let (dst, crc) = (node.port.station, node.port.far.has_crc());
     let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, STRANGER);
     let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
     let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
@@ -84,7 +84,7 @@ fn peers_that_know_their_addresses_need_no_name() {
             pair.send(i, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
             pair.run(3_000_000);
             assert_eq!((pair.read(1 - i).len(), pair.read(i).len()), (1, 1), "round {round}");
-            let station = pair.ends[1 - i].node.station;
+            let station = pair.ends[1 - i].node.port.station;
             let now = pair.now;
             pair.ends[i].node.drop_session(now, station);
             // Who still has the session learns of it by the next packet.
@@ -219,7 +219,8 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
 /// An OPEN of the station `n`, for somebody who names its receiver's life.
 fn open_of(node: &mut Node, now: Instant, n: u32) -> Vec<Vec<u8>> {
     let [_, a, b, c] = n.to_be_bytes();
-    let (dst, crc, src) = (node.station, node.far.has_crc(), Station::at([6, 0, 0, a, b, c]));
+    let (dst, crc, src) =
+        (node.port.station, node.port.far.has_crc(), Station::at([6, 0, 0, a, b, c]));
     let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
     let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
     let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
@@ -306,7 +307,7 @@ fn an_answer_to_nobody_displaces_nobody() {
     for n in 0..500 {
         let now = Instant(u64::from(PEERS + 1 + n) * ms);
         let (dst, crc, src) =
-            (node.station, node.far.has_crc(), Station::at([6, 1, 0, 0, 1, n as u8]));
+            (node.port.station, node.port.far.has_crc(), Station::at([6, 1, 0, 0, 1, n as u8]));
         let src = Station { number: (n >> 8) as u16, ..src };
         let (ty, ar, rtx, psn) = (Ty::Open, false, false, Psn(1));
         let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 9);

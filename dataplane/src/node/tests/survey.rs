@@ -93,11 +93,11 @@ fn a_session_that_is_over_is_shown_as_it_was() {
             pair.run(1_000_000);
         }
         assert_eq!(session(&mut pair.ends[0]).tx_packets, 5);
-        let (now, station) = (pair.now, pair.ends[1].node.station);
+        let (now, station) = (pair.now, pair.ends[1].node.port.station);
         pair.ends[0].node.drop_session(now, station);
         let over = session(&mut pair.ends[0]);
         assert_eq!((over.info.state, over.tx_packets), ("idle", 5));
-        let station = pair.ends[0].node.station;
+        let station = pair.ends[0].node.port.station;
         pair.ends[1].node.drop_session(now, station);
         let other = session(&mut pair.ends[1]);
         assert_eq!((other.info.state, other.rx_packets), ("idle", 5));

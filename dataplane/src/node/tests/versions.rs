@@ -35,7 +35,7 @@ fn another_version_is_told_at_both_ends_at_once() {
         let foreign = of_version(open.clone(), VERSION - 1);
         pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&foreign));
     }
-    let station = pair.ends[0].node.station;
+    let station = pair.ends[0].node.port.station;
     assert_eq!(notices(&mut pair, 1), [Notice::OtherVersion { station, theirs: VERSION - 1 }]);
     let refusals = sent(&mut pair, 1);
     assert!(refusals.len() == 3 && refusals[0].len() <= open.len());
@@ -66,7 +66,7 @@ fn a_damaged_version_is_not_refused() {
         pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&of_version(answer, 1)));
     }
     assert!(sent(&mut pair, 1).is_empty() && notices(&mut pair, 1).is_empty());
-    let base = Base { src: pair.ends[1].node.station, ..base_to(&pair, 0) };
+    let base = Base { src: pair.ends[1].node.port.station, ..base_to(&pair, 0) };
     let inc = pair.ends[0].node.settings.incarnation;
     let rst = RstOp {
         echo_sid: 0,
@@ -85,7 +85,7 @@ fn a_damaged_version_is_not_refused() {
 
 fn base_to(pair: &Pair, i: usize) -> Base {
     Base {
-        dst: pair.ends[i].node.station,
+        dst: pair.ends[i].node.port.station,
         src: Station::at([2, 0, 0, 0, 0, 9]),
         ty: Ty::Rst,
         ar: false,

@@ -12,14 +12,14 @@ fn server(station: u8, number: u16) -> End {
         end_with(station, 1500, false, NodeSettings { by_name: false, ..NodeSettings::default() });
     let attr = EpAttr { number: Some(number), caps: Caps::MSG, ..EpAttr::default() };
     open_ep(&mut end.node, (end.cq, end.av), attr);
-    end.node.set_hosts(vec![HOST, Host::name("Node7")]);
+    end.node.names.set_hosts(vec![HOST, Host::name("Node7")]);
     end.node.serve_name(number);
     end
 }
 
 /// Hands `node` a WHO of station `src` to `dst`, and says what it sends then.
 fn say(node: &mut Node, now: u64, (src, dst): (u8, Station), op: WhoOp) -> Vec<(Station, WhoOp)> {
-    let (crc, src) = (node.far.has_crc(), Station::at([2, 0, 0, 0, 0, src]));
+    let (crc, src) = (node.port.far.has_crc(), Station::at([2, 0, 0, 0, 0, src]));
     let (ty, ar, rtx, psn, cack, grant) = (Ty::Who, false, false, Psn(0), Psn(0), 0);
     let base =
         Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid: 0, psn, cack, grant, plen: 0 };
@@ -72,7 +72,7 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
         std::iter::from_fn(|| node.observed.notice()).filter(|n| *n == Notice::HostMissed).count();
     assert_eq!(missed, 1);
     let mut quiet = end(2, 1500, false).node;
-    quiet.set_hosts(vec![HOST]);
+    quiet.names.set_hosts(vec![HOST]);
     assert_eq!(say(&mut quiet, 1, (9, Station::BROADCAST), who(5, HOST, 0)), []);
 }
 
@@ -81,7 +81,7 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
 #[test]
 fn a_question_keeps_its_answers_and_no_others() {
     let mut node = end(1, 1500, false).node;
-    let me = node.station;
+    let me = node.port.station;
     let q = node.ask_who(None, &[HOST, Host::name("x")], 7).unwrap();
     assert_eq!(said(&mut node, 1).iter().filter(|(dst, _)| *dst == Station::BROADCAST).count(), 2);
     assert_eq!(node.ask_who(Some(q), &[HOST], 7), Some(q));
@@ -90,14 +90,14 @@ fn a_question_keeps_its_answers_and_no_others() {
     for src in [2, 2, 3, 4, 5, 6, 7] {
         assert_eq!(say(&mut node, 3, (src, me), here(q, 7)), []);
     }
-    let macs: Vec<u8> = node.heres(q).iter().map(|here| here.station.mac.0[5]).collect();
+    let macs: Vec<u8> = node.names.heres(q).iter().map(|here| here.station.mac.0[5]).collect();
     assert_eq!(macs, [2, 3, 4, 5]);
     for (dst, op) in [(me, here(q ^ 1, 7)), (me, here(q, 8)), (Station::BROADCAST, here(q, 7))] {
         say(&mut node, 3, (8, dst), op);
     }
-    node.end_question(q);
+    node.names.end_question(q);
     say(&mut node, 3, (2, me), here(q, 7));
-    assert_eq!(node.heres(q), []);
+    assert_eq!(node.names.heres(q), []);
     assert_eq!(node.counters().rx_here_stray, 6);
 }
 
@@ -113,7 +113,7 @@ fn a_flood_of_forged_names_changes_nothing() {
     let node = &mut pair.ends[0].node;
     let q = node.ask_who(None, &[HOST], 7).unwrap();
     said(node, 4_000_000);
-    let (sessions, levels, me) = (node.sessions().count(), node.levels(), node.station);
+    let (sessions, levels, me) = (node.sessions().count(), node.levels(), node.port.station);
     let mut answers = 0;
     for n in 0..100_000_u64 {
         let (src, dst) = (10 + (n % 200) as u8, [me, Station::BROADCAST][n as usize % 2]);
@@ -125,7 +125,7 @@ fn a_flood_of_forged_names_changes_nothing() {
         answers += say(node, 5_000_000 + n * 10_000, (src, dst), op).len();
     }
     assert_eq!((node.sessions().count(), node.levels()), (sessions, levels));
-    assert_eq!(node.heres(q), []);
+    assert_eq!(node.names.heres(q), []);
     let twice = std::iter::from_fn(|| node.observed.notice());
     let twice = twice.filter(|n| matches!(n, Notice::NameTwice { service: 7471, .. })).count();
     assert_eq!(twice, 16);

@@ -1,0 +1,157 @@
+//! The turn of the loop: its time, and what the silence of a peer means by it.
+//!
+//! A peer that is silent for T_dead is dead if its probes had time to be answered. Pauses of our
+//! own loop do not count: an answer to a probe before one may have been lost in it, and frames that
+//! are still in the port may be an answer.
+
+use barewire_driver::port::Presence;
+
+use super::NodeSettings;
+use super::peer::Peer;
+use crate::plant::{Bug, planted};
+use crate::types::Instant;
+
+/// Time for the answer to a probe before a peer is declared dead, nanoseconds; at most a sixteenth
+/// of T_dead.
+const ANSWER_NS: u64 = 100_000_000;
+
+/// Times that an OPEN is repeated while the first one after T_dead may still be answered.
+pub(super) const OPENS_LATE: u8 = 4;
+
+/// Pause after which frames left in the port are searched for an answer again, nanoseconds.
+const BACKLOG_NS: u64 = 1_000;
+
+/// Interval at which a port that tells presence is asked about a peer that we wait for,
+/// nanoseconds.
+const PRESENCE_NS: u64 = 50_000_000;
+
+impl NodeSettings {
+    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
+    fn probe_ns(&self) -> u64 {
+        self.t_dead_ns / 10
+    }
+
+    /// Time for an answer to the last probe, nanoseconds.
+    fn answer_ns(&self) -> u64 {
+        (self.t_dead_ns / 16).min(ANSWER_NS)
+    }
+}
+
+impl Peer {
+    /// Interval of probes, nanoseconds: a tenth of T_dead. Less where the port tells presence, and
+    /// while a lost grant may be what stops us: then it doubles with each answer that brought no
+    /// credit.
+    pub(super) fn probe_interval(&self, s: &NodeSettings, floor_ns: u64) -> u64 {
+        let most = if self.path.tells_presence() { PRESENCE_NS } else { u64::MAX };
+        if self.path.is_lossless() || !self.is_stalled() {
+            return s.probe_ns().min(most);
+        }
+        self.rtt.rto_ns(floor_ns, self.backoff).min(s.probe_ns()).min(most)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Turn {
+    /// Its time: a peer heard in the turn was heard then.
+    pub(crate) polled_at: Instant,
+    /// When the loop was last called after a pause longer than a probe interval.
+    pub(super) resumed_at: Instant,
+    /// The port holds frames that this turn did not take.
+    pub(super) backlog: bool,
+}
+
+impl Turn {
+    pub(super) fn new() -> Self {
+        Self { polled_at: Instant(0), resumed_at: Instant(0), backlog: false }
+    }
+
+    /// See [`Node::tick`](super::Node::tick).
+    #[inline]
+    pub(super) fn tick(&mut self, s: &NodeSettings, now: Instant) {
+        if now.since(self.polled_at) > s.probe_ns() {
+            self.resumed_at = now;
+        }
+        self.polled_at = self.polled_at.max(now);
+    }
+
+    /// [`Node::tick`](super::Node::tick) for a turn that follows the last one without a pause.
+    #[inline(always)]
+    pub fn tick_on(&mut self, now: Instant) {
+        self.polled_at = now;
+    }
+
+    /// Notes whether the port holds frames that this turn did not take. No peer is declared dead
+    /// while it does: an answer may be among them.
+    #[inline]
+    pub fn note_backlog(&mut self, backlog: bool) {
+        self.backlog = backlog;
+    }
+
+    /// Whether something that was awaited until `at` has not come, nor lies in the port.
+    pub(super) fn is_over(&self, at: Option<Instant>) -> bool {
+        at.is_some_and(|at| self.polled_at >= at) && !self.backlog
+    }
+
+    /// When a peer that owes us something is probed next, its presence is asked of the port, or its
+    /// silence is judged.
+    pub(super) fn probe_due(&self, s: &NodeSettings, floor_ns: u64, peer: &Peer) -> Instant {
+        if !peer.path.tells_presence() && self.is_overdue(s, peer) && self.was_asked(s, peer) {
+            return self.answered_by(s, peer);
+        }
+        (peer.probe_at + peer.probe_interval(s, floor_ns)).min(self.verdict_at(s, peer))
+    }
+
+    /// When the silence of a peer may be judged: after T_dead, and after the last probe had time to
+    /// be answered. Never where the port tells presence.
+    pub(super) fn verdict_at(&self, s: &NodeSettings, peer: &Peer) -> Instant {
+        if peer.path.tells_presence() || self.is_overdue(s, peer) && !self.was_asked(s, peer) {
+            return Instant(u64::MAX);
+        }
+        (peer.last_rx + s.t_dead_ns).max(self.answered_by(s, peer))
+    }
+
+    /// When the last probe has had time to be answered, frames still in the port included.
+    fn answered_by(&self, s: &NodeSettings, peer: &Peer) -> Instant {
+        let again = if self.backlog { self.polled_at + BACKLOG_NS } else { Instant(0) };
+        (peer.probe_at + s.answer_ns()).max(again)
+    }
+
+    /// When the OPEN to a peer is repeated after T_dead, or has had time to be answered.
+    pub(super) fn last_open_at(&self, s: &NodeSettings, peer: &Peer) -> Instant {
+        let repeats = u64::from(OPENS_LATE.saturating_sub(peer.pings));
+        match peer.pings {
+            0 => self.answered_by(s, peer),
+            _ => peer.probe_at + s.answer_ns() * (repeats + 1) / u64::from(OPENS_LATE + 2),
+        }
+    }
+
+    /// Whether the peer was silent for T_dead.
+    pub(super) fn is_overdue(&self, s: &NodeSettings, peer: &Peer) -> bool {
+        self.polled_at.since(peer.last_rx) >= s.t_dead_ns
+    }
+
+    /// Whether a peer is dead by silence: no packet for T_dead, its probes had time to be answered,
+    /// and the port holds no frame that could be the answer.
+    pub(super) fn is_silent(&self, s: &NodeSettings, peer: &Peer) -> bool {
+        if planted(Bug::DeadUnasked) {
+            return self.is_overdue(s, peer);
+        }
+        self.was_asked(s, peer) && self.polled_at >= self.verdict_at(s, peer)
+    }
+
+    /// Whether our OPEN has had no answer for T_dead.
+    pub(super) fn has_no_answer(&self, s: &NodeSettings, peer: &Peer, presence: Presence) -> bool {
+        let asked = self.was_asked(s, peer) && self.polled_at >= self.answered_by(s, peer);
+        presence != Presence::Present && self.is_overdue(s, peer) && asked
+    }
+
+    /// Whether a peer was probed often enough, and the last probe followed our last pause or was
+    /// sent after T_dead. An answer to an earlier probe may have been lost in the pause, if the
+    /// pause stopped the whole host.
+    pub(super) fn was_asked(&self, s: &NodeSettings, peer: &Peer) -> bool {
+        let last = peer.probe_at;
+        let since = last >= self.resumed_at || last >= peer.last_rx + s.t_dead_ns;
+        peer.was_asked() && since
+    }
+}
