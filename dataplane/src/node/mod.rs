@@ -130,7 +130,7 @@ pub use mr::{MrId, MrReq, Mrs};
 pub use multicast::{MEMBERS_MAX as GROUP_MEMBERS_MAX, McId, Multicast};
 pub use nagle::HoldWatch;
 pub use notice::{EndReason, Notice, SessionEnd, Waited};
-pub use port::Port;
+pub use port::PortState;
 pub use rma::{AtomicReq, ReadReq, WriteReq, atomic_valid};
 pub use rma_list::{RmaIov, RmaList};
 pub use round_trips::RoundTrips;
@@ -685,7 +685,7 @@ impl Default for Replies {
 pub struct Node {
     pub(crate) settings: NodeSettings,
     /// What it knows of its port.
-    pub port: Port,
+    pub port: PortState,
     /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
     eager_max: [usize; 2],
 
@@ -789,7 +789,7 @@ impl Node {
         let (s, mtu, near) = (settings.check_on(caps)?, usable_mtu(caps)?, usable(caps.near_mtu));
         let (frame_len, blocks) = (mtu.max(near) + ETH_HDR_LEN, s.unexpected_bytes / UNIT);
         Ok(Self {
-            port: Port::new(s, caps, mtu),
+            port: PortState::new(s, caps, mtu),
             eager_max: s.eager_max(mtu),
             peers: Peers::with_large_pages(s.peer_max),
             by_station: PeersByStation::with_capacity(s.peer_max),

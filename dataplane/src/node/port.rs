@@ -11,7 +11,7 @@ use crate::wire::{Base, McastOp, OpenOp, Ty};
 
 /// See the module.
 #[derive(Debug)]
-pub struct Port {
+pub struct PortState {
     pub(crate) station: Station,
     /// [`Station::word`] of it.
     pub(super) addr: u64,
@@ -29,7 +29,7 @@ pub struct Port {
     pub(super) gone: bool,
 }
 
-impl Port {
+impl PortState {
     /// Of a node with these settings, on a port with `caps` that takes `mtu` bytes after the
     /// Ethernet header.
     pub(super) fn new(s: &NodeSettings, caps: &PortCaps, mtu: usize) -> Self {

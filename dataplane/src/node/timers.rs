@@ -11,7 +11,7 @@ use super::acks::ACK_DELAY_NS;
 use super::notice::EndReason;
 use super::peer::{PROBES_MIN, Peer, State};
 use super::turn::OPENS_LATE;
-use super::{FrameSink, Node, Port};
+use super::{FrameSink, Node, PortState};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::CongestionControl;
@@ -21,7 +21,7 @@ use crate::types::Instant;
 /// Added to the tail probe's timeout, nanoseconds: an acknowledgement that the peer holds back.
 const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 
-impl Port {
+impl PortState {
     /// A lower bound of [`patience`](Peer::patience), nanoseconds.
     #[inline(always)]
     pub(super) fn patience_min(&self) -> u64 {
