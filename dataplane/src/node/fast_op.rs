@@ -57,7 +57,8 @@ impl Form {
 }
 
 /// A one-sided operation in flight. It holds what the completion needs and nothing to retransmit
-/// from, since the path is lossless. [`Peer::answers`] counts these records.
+/// from, since the path is lossless. [`Peer::answers`](super::peer::Peer::answers) counts these
+/// records.
 #[derive(Debug)]
 pub(super) struct FastOp {
     pub(super) context: u64,
