@@ -5,9 +5,8 @@
 //! drivers do the same: the sender copies each frame from memory of its own to where it goes, the
 //! receiver reads a number in each, and polls without a pause.
 //!
-//! `vfio-guest ROUNDS TRIPS KIND...`: for every kind there are four NICs, `NIC0` and the next three
-//! in the environment for the first; ours has the first two. Prints a line
-//! `@@ KIND-CASE OURS DPDK`, in frames a second, for every round.
+//! `vfio-guest ROUNDS TRIPS RING`: of the four NICs `NIC0` to `NIC3` in the environment ours has
+//! the first two. Prints a line `@@ CASE OURS DPDK`, in frames a second, for every round.
 
 #[path = "../dpdk/raw.rs"]
 #[allow(dead_code, reason = "the bench dpdk uses more of it")]
@@ -28,9 +27,6 @@ use raw::{BURST, RawPort};
 
 /// Bytes of a frame.
 const LEN: usize = 64;
-
-/// Descriptors of each queue: what ours has by itself.
-const RING: u16 = 256;
 
 /// Trips that are timed together.
 const CHUNK: u64 = 10;
@@ -53,32 +49,31 @@ fn main() -> ExitCode {
 
 fn run() -> Made<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [rounds, trips, kinds @ ..] = args.as_slice() else {
-        return Err("vfio-guest ROUNDS TRIPS KIND...".to_owned());
+    let numbers = args.iter().map(|n| n.parse::<u64>().map_err(|e| e.to_string()));
+    let numbers = numbers.collect::<Made<Vec<u64>>>()?;
+    let [rounds, trips, ring] = numbers[..] else {
+        return Err("vfio-guest ROUNDS TRIPS RING".to_owned());
     };
-    let [rounds, trips] = [rounds, trips].map(|n| n.parse::<u64>().map_err(|e| e.to_string()));
-    let (rounds, trips) = (rounds?, trips?);
+    let ring = u16::try_from(ring).map_err(|e| e.to_string())?;
     let nic = |n: usize| std::env::var(format!("NIC{n}")).map_err(|e| format!("NIC{n}: {e}"));
-    let nics = (0..4 * kinds.len()).map(nic).collect::<Made<Vec<String>>>()?;
-    start_dpdk(nics.chunks(4).flat_map(|four| &four[2..]))?;
-    for (kind, nics) in kinds.iter().zip(nics.chunks(4)) {
-        let mut ours = Pair::of([Ours::open(&nics[0])?, Ours::open(&nics[1])?]);
-        let mut theirs = Pair::of([Theirs::open(&nics[2])?, Theirs::open(&nics[3])?]);
-        for (case, burst) in CASES {
-            // Round 0 warms up.
-            for round in 0..=rounds {
-                let [mut mine, mut other] = [0.0; 2];
-                // Whoever is first in one round is second in the next.
-                for turn in 0..2 {
-                    if (round + turn) % 2 == 0 {
-                        mine = ours.rate(burst, trips)?;
-                    } else {
-                        other = theirs.rate(burst, trips)?;
-                    }
+    let [a, b, c, d] = [nic(0)?, nic(1)?, nic(2)?, nic(3)?];
+    start_dpdk([&c, &d])?;
+    let mut ours = Pair::of([Ours::open(&a, ring)?, Ours::open(&b, ring)?]);
+    let mut theirs = Pair::of([Theirs::open(&c, ring)?, Theirs::open(&d, ring)?]);
+    for (case, burst) in CASES {
+        // Round 0 warms up.
+        for round in 0..=rounds {
+            let [mut mine, mut other] = [0.0; 2];
+            // Whoever is first in one round is second in the next.
+            for turn in 0..2 {
+                if (round + turn) % 2 == 0 {
+                    mine = ours.rate(burst, trips).map_err(|why| format!("ours: {why}"))?;
+                } else {
+                    other = theirs.rate(burst, trips).map_err(|why| format!("DPDK's: {why}"))?;
                 }
-                if round > 0 {
-                    println!("@@ {kind}-{case} {mine:.1} {other:.1}");
-                }
+            }
+            if round > 0 {
+                println!("@@ {case} {mine:.1} {other:.1}");
             }
         }
     }
@@ -86,10 +81,10 @@ fn run() -> Made<()> {
 }
 
 /// Starts DPDK with these NICs, in this thread.
-fn start_dpdk<'a>(nics: impl Iterator<Item = &'a String>) -> Made<()> {
+fn start_dpdk(nics: [&String; 2]) -> Made<()> {
     let mut args = vec!["vfio-guest", "-l", "0", "-n", "1", "--in-memory", "--no-telemetry"];
     args.extend(["--iova-mode", "va", "--log-level", "warning"]);
-    args.extend(nics.flat_map(|nic| ["-a", nic]));
+    args.extend(nics.into_iter().flat_map(|nic| ["-a", nic]));
     let args: Vec<CString> = args.into_iter().filter_map(|arg| CString::new(arg).ok()).collect();
     let mut argv: Vec<*mut c_char> = args.iter().map(|arg| arg.as_ptr().cast_mut()).collect();
     // SAFETY: `rte_eal_init` reads and may permute `argc` pointers to strings, which live across
@@ -124,8 +119,8 @@ fn set_number(frame: &mut [u8; LEN], number: u64) {
 struct Ours(Box<dyn Port>);
 
 impl Ours {
-    fn open(nic: &str) -> Made<Self> {
-        let port = open(&format!("vfio:{nic},rx={RING},tx={RING}")).map_err(|e| e.to_string())?;
+    fn open(nic: &str, ring: u16) -> Made<Self> {
+        let port = open(&format!("vfio:{nic},rx={ring},tx={ring}")).map_err(|e| e.to_string())?;
         Ok(Self(port))
     }
 }
@@ -156,8 +151,8 @@ impl End for Ours {
 struct Theirs(RawPort);
 
 impl Theirs {
-    fn open(nic: &str) -> Made<Self> {
-        RawPort::probed(nic, RING, 2048).map(Self)
+    fn open(nic: &str, ring: u16) -> Made<Self> {
+        RawPort::probed(nic, ring, 2048).map(Self)
     }
 }
 

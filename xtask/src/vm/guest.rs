@@ -431,7 +431,7 @@ fn arguments(guest: &Guest, kernel: &Kernel, dir: &Path) -> Vec<String> {
         if !nic.shares_slot {
             slot += 1;
             let port = format!(
-                "pcie-root-port,id=rp{slot},chassis={slot},slot={slot},addr={}.0",
+                "pcie-root-port,id=rp{slot},chassis={slot},slot={slot},addr={:x}.0",
                 slot + 3
             );
             args.extend(["-device".to_owned(), port]);

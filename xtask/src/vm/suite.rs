@@ -246,7 +246,7 @@ fn own(path: &Path) -> (PathBuf, String) {
     (path.to_owned(), path.to_string_lossy().into_owned())
 }
 
-/// DPDK's drivers for our two cards, if they are here. They go where DPDK loads all it finds.
+/// DPDK's drivers for our cards, if they are here. They go where DPDK loads all it finds.
 fn drivers() -> Vec<(PathBuf, String)> {
     let lists = |dir: &Path| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -257,7 +257,12 @@ fn drivers() -> Vec<(PathBuf, String)> {
     let dirs = lists(Path::new("/usr/lib")).into_iter().flat_map(|dir| lists(&dir.join("dpdk")));
     let plugins: Vec<PathBuf> = dirs.flat_map(|dir| lists(&dir)).collect();
     // Of each the name with the whole version: the others are links to it.
-    let drivers = ["librte_net_virtio.so.", "librte_net_e1000.so.", "librte_mempool_ring.so."];
+    let drivers = [
+        "librte_net_virtio.so.",
+        "librte_net_e1000.so.",
+        "librte_net_vmxnet3.so.",
+        "librte_mempool_ring.so.",
+    ];
     let drivers: Vec<&PathBuf> = drivers
         .iter()
         .filter_map(|driver| {
@@ -265,7 +270,7 @@ fn drivers() -> Vec<(PathBuf, String)> {
             plugins.iter().filter(is_it).max_by_key(|path| path.as_os_str().len())
         })
         .collect();
-    if drivers.len() < 3 {
+    if drivers.len() < 4 {
         return Vec::new();
     }
     drivers.into_iter().map(|path| own(path)).collect()
