@@ -7,7 +7,6 @@ use super::peer::{GRANT_FIRST, GRANT_MAX, Peer, State};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::BlockPool;
-use crate::types::Instant;
 
 /// The memory of unexpected messages, in blocks, and how much of it peers were promised.
 #[derive(Debug)]
@@ -95,7 +94,7 @@ impl Blocks {
 
 impl Node {
     /// Grants credits to the peers that wait for free blocks, as far as there are any.
-    pub(super) fn serve_block_waiters(&mut self, now: Instant) {
+    pub(super) fn serve_block_waiters(&mut self) {
         for _ in 0..self.blocks.waiters.len() {
             if self.blocks.unpromised == 0 {
                 return;
@@ -103,36 +102,36 @@ impl Node {
             let Some(p) = self.blocks.waiters.pop_front() else { return };
             if self.peers.get(p).is_some() {
                 self.peers[p].wants_blocks = false;
-                self.regrant_now(now, p);
+                self.regrant_now(p);
             }
         }
     }
 
     /// The peer used credit for a message that was not stored: the credit counts as used, and its
     /// blocks are free again.
-    pub(crate) fn return_credit(&mut self, now: Instant, p: PeerIdx, cost: u32) {
+    pub(crate) fn return_credit(&mut self, p: PeerIdx, cost: u32) {
         let peer = &mut self.peers[p];
         let cost = cost.min(peer.outstanding());
         peer.consumed = peer.consumed.wrapping_add(cost);
         self.blocks.give_back(cost);
-        self.regrant(now, p);
+        self.regrant(p);
     }
 
     /// Grants the peer more credit when it has used half of its target. The target doubles each
     /// time while half of all blocks are free.
     #[inline]
-    pub(crate) fn regrant(&mut self, now: Instant, p: PeerIdx) {
+    pub(crate) fn regrant(&mut self, p: PeerIdx) {
         let peer = &mut self.peers[p];
         let outstanding = peer.outstanding();
         if outstanding < peer.low() {
-            self.regrant_now(now, p);
+            self.regrant_now(p);
         }
         if !self.blocks.waiters.is_empty() {
-            self.serve_block_waiters(now);
+            self.serve_block_waiters();
         }
     }
 
-    pub(super) fn regrant_now(&mut self, _now: Instant, p: PeerIdx) {
+    pub(super) fn regrant_now(&mut self, p: PeerIdx) {
         let peer = &mut self.peers[p];
         if peer.state != State::Idle && self.blocks.grant(p, peer) {
             self.make_ready(p);

@@ -687,7 +687,7 @@ impl Node {
         self.close_sends(now, idx);
         self.close_receives(now, idx);
         self.stop_counting_reads(idx);
-        self.drop_late(now, idx);
+        self.drop_late(idx);
         self.eps.srx_leave(idx);
         self.close_deferred_eps(now, idx);
         self.observed.losses.forget_ep(idx);

@@ -499,7 +499,7 @@ impl Node {
             }
         }
         if owes {
-            self.after_eager(now, p, ack);
+            self.after_eager(p, ack);
         }
         if !LOSSY {
             let peer = &mut self.peers[p];
@@ -557,8 +557,8 @@ impl Node {
 
     /// Grants the sender new credit and acknowledges, as far as this message made them due.
     #[cold]
-    fn after_eager(&mut self, now: Instant, p: PeerIdx, ack: bool) {
-        self.regrant(now, p);
+    fn after_eager(&mut self, p: PeerIdx, ack: bool) {
+        self.regrant(p);
         if ack {
             self.peers[p].ack_now = true;
             self.make_ready(p);

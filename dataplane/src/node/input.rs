@@ -461,7 +461,7 @@ impl Node {
         if waits {
             self.refuse(now, p, reason);
         } else {
-            self.return_credit(now, p, self.refused_units);
+            self.return_credit(p, self.refused_units);
             self.advance_rcv_nxt(now, p, 1);
         }
     }
@@ -481,13 +481,13 @@ impl Node {
         if self.peers[p].reassembly != ReassemblyIdx::NONE
             && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv)
         {
-            self.abort_reassembly(now, p);
+            self.abort_reassembly(p);
         }
         if base.ty == Ty::Msg {
             return match MsgOp::parse(frame, base) {
                 Ok(op) => {
                     let at = (op.payload_off(), usize::from(base.plen));
-                    self.on_msg(now, p, frame, &op, at)
+                    self.on_msg(p, frame, &op, at)
                 }
                 Err(err) => self.counters.malformed(err),
             };
@@ -504,7 +504,7 @@ impl Node {
     ) -> Verdict {
         let plen = usize::from(base.plen);
         let result = match base.ty {
-            Ty::Pack => return self.on_pack(now, p, frame, base),
+            Ty::Pack => return self.on_pack(p, frame, base),
             Ty::MsgM => MsgMOp::parse(frame, base)
                 .map(|op| self.on_msgm(now, p, frame, &op, (op.payload_off(), plen))),
             Ty::Rndv => RndvOp::parse(frame, base).map(|op| self.on_rndv(now, p, &op)),
@@ -519,24 +519,24 @@ impl Node {
             }),
             Ty::Nop => NopOp::parse(frame, base).map(|op| {
                 if op.cuts {
-                    self.abort_reassembly(now, p);
+                    self.abort_reassembly(p);
                 }
                 if let Some(seq) = op.drops
                     && !planted(Bug::GivenUpWriteGoesOn)
                 {
                     self.peers[p].bad_seq = seq.into();
                 }
-                self.return_credit(now, p, op.units);
+                self.return_credit(p, op.units);
                 if op.units == 0 && base.ar {
-                    self.regrant_now(now, p);
+                    self.regrant_now(p);
                 }
                 Verdict::Accept
             }),
             Ty::Write => WriteOp::parse(frame, base)
-                .map(|op| self.on_write(now, p, frame, &op, (op.payload_off(), plen))),
+                .map(|op| self.on_write(p, frame, &op, (op.payload_off(), plen))),
             Ty::Read => ReadOp::parse(frame, base).map(|op| self.on_read(p, &op)),
             Ty::Atomic => AtomicOp::parse(frame, base)
-                .map(|op| self.on_atomic(now, p, frame, &op, (op.payload_off(), plen))),
+                .map(|op| self.on_atomic(p, frame, &op, (op.payload_off(), plen))),
             Ty::Resp => RespOp::parse(frame, base).map(|op| {
                 self.on_resp(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
@@ -557,7 +557,7 @@ impl Node {
 
     /// Takes a PACK, message by message. A message that is refused is dropped and counted, since
     /// all share one PSN.
-    fn on_pack(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+    fn on_pack(&mut self, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         let op = match PackOp::parse(frame, base) {
             Ok(op) => op,
             Err(err) => return self.counters.malformed(err),
@@ -566,19 +566,19 @@ impl Node {
         if let Err(err) = records.check() {
             return self.counters.malformed(err);
         }
-        let mut taken = self.take_records(now, p, frame, &mut records);
+        let mut taken = self.take_records(p, frame, &mut records);
         for record in records.clone() {
             let Ok((mut msg, off, len)) = record else { return Verdict::Accept };
             if taken > 0 && planted(Bug::PackedDataDropped) {
                 msg.imm = None;
             }
-            match self.on_msg(now, p, frame, &msg, (off, len)) {
+            match self.on_msg(p, frame, &msg, (off, len)) {
                 Verdict::Refuse(reason) if taken == 0 => {
                     let all = records.flatten().map(|(_, _, len)| units(len as u64));
                     self.refused_units = all.fold(0, u32::saturating_add);
                     return Verdict::Refuse(reason);
                 }
-                Verdict::Refuse(_) => self.return_credit(now, p, units(len as u64)),
+                Verdict::Refuse(_) => self.return_credit(p, units(len as u64)),
                 Verdict::Accept => taken += 1,
             }
         }

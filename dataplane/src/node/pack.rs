@@ -389,7 +389,6 @@ impl Node {
     /// Returns their number.
     pub(super) fn take_records(
         &mut self,
-        now: Instant,
         p: PeerIdx,
         frame: &RxFrame<'_>,
         records: &mut PackRecords<'_, '_>,
@@ -408,7 +407,7 @@ impl Node {
             taken += 1;
         }
         if taken > 0 {
-            self.regrant(now, p);
+            self.regrant(p);
         }
         taken
     }

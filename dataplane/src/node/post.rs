@@ -339,7 +339,7 @@ impl Node {
             let (op_context, tag) = (req.context, self.unexpected[msg].tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
             self.error_to(e, cqe, Error::ConnReset);
-            self.free_unexpected(now, msg);
+            self.free_unexpected(msg);
             return Ok(());
         }
         ep.rx_used += 1;

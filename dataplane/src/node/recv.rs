@@ -183,7 +183,6 @@ impl Node {
     #[inline]
     pub(crate) fn on_msg(
         &mut self,
-        now: Instant,
         p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &MsgOp,
@@ -220,7 +219,7 @@ impl Node {
                 self.announce(e, msg);
             }
         }
-        self.regrant(now, p);
+        self.regrant(p);
         Verdict::Accept
     }
 
@@ -277,7 +276,7 @@ impl Node {
         p: PeerIdx,
         op: &MsgMOp,
     ) -> Result<(), NackReason> {
-        self.abort_reassembly(now, p);
+        self.abort_reassembly(p);
         let head = msgm_head(p, self.peers[p].inc, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
         let to = match self.target(e, &head) {
@@ -296,7 +295,7 @@ impl Node {
         self.peers[p].begin_to_wait(now);
         self.peers[p].reassembly = self.reassemblies.alloc(partial).expect("there is room now");
         self.arm_timer(now, p);
-        self.regrant(now, p);
+        self.regrant(p);
         Ok(())
     }
 
@@ -314,7 +313,7 @@ impl Node {
                 unexpected.complete = true;
                 let (recv, base, e) = (unexpected.recv, unexpected.base, unexpected.ep);
                 if unexpected.discard {
-                    self.free_unexpected(now, msg);
+                    self.free_unexpected(msg);
                 } else if recv != RecvIdx::NONE {
                     self.unexpected[msg].payload.recv = RecvIdx::NONE;
                     self.posted[recv].payload.active -= 1;
@@ -327,7 +326,7 @@ impl Node {
     }
 
     /// The sender has abandoned its unfinished message.
-    pub(crate) fn abort_reassembly(&mut self, now: Instant, p: PeerIdx) {
+    pub(crate) fn abort_reassembly(&mut self, p: PeerIdx) {
         let Some(partial) = self.reassemblies.take(&mut self.peers[p]) else { return };
         match partial.to {
             ReassemblyDst::Recv { recv, .. } => {
@@ -343,7 +342,7 @@ impl Node {
                     return;
                 }
                 self.eps.unmatch(&mut self.unexpected, msg);
-                self.free_unexpected(now, msg);
+                self.free_unexpected(msg);
                 if recv != RecvIdx::NONE {
                     self.posted[recv].payload.active -= 1;
                     self.fail_placing(recv, Error::ConnReset);
@@ -380,7 +379,7 @@ impl Node {
                 self.announce(e, msg);
             }
         }
-        self.regrant(now, p);
+        self.regrant(p);
         Verdict::Accept
     }
 
@@ -554,13 +553,13 @@ impl Node {
         let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
             let (src_op, src_gen) = (m.src_op, m.src_gen);
-            self.free_unexpected(now, msg);
+            self.free_unexpected(msg);
             self.pull(now, recv, base, &head, src_op, src_gen);
         } else if m.complete {
             let n = self.posted.room(recv, base).min(head.len);
             let (chain, buf) = (&self.unexpected[msg].payload.chain, self.posted.buf(recv));
             self.blocks.pool.copy_out(chain, &buf, base as usize, n as usize);
-            self.free_unexpected(now, msg);
+            self.free_unexpected(msg);
             self.complete_recv(recv, &head, base, n);
         } else {
             (m.recv, m.base) = (recv, base);
@@ -585,22 +584,22 @@ impl Node {
         let m = &mut self.unexpected[msg].payload;
         if m.is_announced() {
             let pull = Pull::new(m.peer, m.src_op, m.src_gen, Some(status));
-            self.free_unexpected(now, msg);
+            self.free_unexpected(msg);
             self.add_pull(now, pull);
         } else if m.complete {
-            self.free_unexpected(now, msg);
+            self.free_unexpected(msg);
         } else {
             m.discard = true;
         }
     }
 
     /// Frees the record and blocks of a message that is out of matching.
-    pub(crate) fn free_unexpected(&mut self, now: Instant, msg: UnexpectedIdx) {
+    pub(crate) fn free_unexpected(&mut self, msg: UnexpectedIdx) {
         let mut m = self.unexpected.free(msg).payload;
         self.blocks.pool.release(&mut m.chain);
         self.peers[m.peer].unexpected -= 1;
         self.blocks.unpromised += m.units as usize;
-        self.serve_block_waiters(now);
+        self.serve_block_waiters();
     }
 
     /// What the address vector of endpoint `e` calls a sender; `None` if it does not have it.
@@ -773,7 +772,7 @@ impl Node {
     pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
         self.cqs[cq].cq_blocked = false;
         let now = self.turn.polled_at;
-        self.feed_late(now, cq);
+        self.feed_late(cq);
         self.end_waiting();
         if self.port.gone {
             self.srx_port_gone();

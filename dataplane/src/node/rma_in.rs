@@ -77,22 +77,20 @@ impl Node {
     #[inline]
     pub(crate) fn on_write(
         &mut self,
-        now: Instant,
         p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &WriteOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        if self.of_refused(now, p, &op.range, op.imm) {
+        if self.of_refused(p, &op.range, op.imm) {
             return Verdict::Accept;
         }
-        let done = self.do_write(now, p, frame, op, (off, len));
+        let done = self.do_write(p, frame, op, (off, len));
         self.verdict(p, Some(&op.range), done)
     }
 
     fn do_write(
         &mut self,
-        now: Instant,
         p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &WriteOp,
@@ -119,7 +117,7 @@ impl Node {
         if let Some(data) = op.imm {
             let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
             let cqe = Cqe { flags, len: written, data, ..Cqe::default() };
-            self.tell_remote(now, p, e, op.range.src_ep, cqe);
+            self.tell_remote(p, e, op.range.src_ep, cqe);
         }
         if op.answer {
             self.answer_op(p, (op.dst_op, op.dst_gen, 0), OldValues::NONE);
@@ -131,7 +129,6 @@ impl Node {
     #[inline]
     pub(crate) fn on_atomic(
         &mut self,
-        now: Instant,
         p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &AtomicOp,
@@ -139,20 +136,17 @@ impl Node {
     ) -> Verdict {
         // Before `of_refused`, which clears the note of another operation.
         let void = op.void || self.peers[p].bad_seq == Peer::WITHDRAWN | u32::from(op.range.seq);
-        if self.of_refused(now, p, &op.range, op.imm) {
+        if self.of_refused(p, &op.range, op.imm) {
             return Verdict::Accept;
         }
-        let done = if void {
-            self.do_void(now, p, op)
-        } else {
-            self.do_atomic(now, p, frame, op, (off, len))
-        };
+        let done =
+            if void { self.do_void(p, op) } else { self.do_atomic(p, frame, op, (off, len)) };
         self.verdict(p, Some(&op.range), done)
     }
 
     /// A withdrawn atomic, or a packet behind one: its initiator waits only for the answer.
     #[cold]
-    fn do_void(&mut self, now: Instant, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
+    fn do_void(&mut self, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
         if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
             self.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
         }
@@ -160,13 +154,12 @@ impl Node {
             self.response_room(p)?;
             self.answer_op(p, (op.dst_op, op.dst_gen, op.offset), OldValues::NONE);
         }
-        self.return_credit(now, p, op.imm.is_some().into());
+        self.return_credit(p, op.imm.is_some().into());
         Ok(())
     }
 
     fn do_atomic(
         &mut self,
-        now: Instant,
         p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &AtomicOp,
@@ -206,7 +199,7 @@ impl Node {
         let done = self.execute(target, op, (what, ty), operands, old);
         self.scratch = scratch;
         done.map_err(|fault| self.counters.atomic_fault(fault))?;
-        self.atomic_done(now, p, e, op, target);
+        self.atomic_done(p, e, op, target);
         if op.fetch || op.answer {
             let len = if op.fetch { bytes as u16 } else { 0 };
             self.answer_op(p, (op.dst_op, op.dst_gen, op.offset), OldValues { len, short, long });
@@ -267,14 +260,7 @@ impl Node {
 
     /// Counts an executed atomic operation, and writes the completion for its remote CQ data, if
     /// any.
-    pub(super) fn atomic_done(
-        &mut self,
-        now: Instant,
-        p: PeerIdx,
-        e: EpIdx,
-        op: &AtomicOp,
-        target: Target,
-    ) {
+    pub(super) fn atomic_done(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp, target: Target) {
         if let Target::Region(m, _) = target
             && op.end
         {
@@ -288,7 +274,7 @@ impl Node {
         if let Some(data) = op.imm {
             let way = if op.fetch { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
             let cqe = Cqe { flags: CqFlags::ATOMIC | way, data, ..Cqe::default() };
-            self.tell_remote(now, p, e, op.range.src_ep, cqe);
+            self.tell_remote(p, e, op.range.src_ep, cqe);
         }
     }
 
@@ -303,13 +289,7 @@ impl Node {
 
     /// Whether this is a later packet of an operation that was refused, to be dropped.
     #[inline]
-    fn of_refused(
-        &mut self,
-        now: Instant,
-        p: PeerIdx,
-        range: &RemoteRange,
-        imm: Option<u64>,
-    ) -> bool {
+    fn of_refused(&mut self, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
         let bad = &mut self.peers[p].bad_seq;
         if *bad == NONE {
             return false;
@@ -319,7 +299,7 @@ impl Node {
             *bad = NONE;
         }
         if same {
-            self.return_credit(now, p, imm.is_some().into());
+            self.return_credit(p, imm.is_some().into());
         }
         same
     }
@@ -397,7 +377,7 @@ impl Node {
 
     /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
     /// waits, in the unexpected block that its sender had credit for.
-    fn tell_remote(&mut self, now: Instant, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
+    fn tell_remote(&mut self, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
         let life = (p, peer.inc);
@@ -415,11 +395,11 @@ impl Node {
             }
         }
         self.blocks.unpromised += 1;
-        self.regrant(now, p);
+        self.regrant(p);
     }
 
     /// Writes the completions that waited for room in queue `cq`.
-    pub(crate) fn feed_late(&mut self, now: Instant, cq: CqIdx) {
+    pub(crate) fn feed_late(&mut self, cq: CqIdx) {
         while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].rest.late.front() {
             let life = (p, self.peers[p].inc);
             let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
@@ -431,12 +411,12 @@ impl Node {
                 return;
             }
             table.rest.late.pop_front();
-            self.release_late(now, p);
+            self.release_late(p);
         }
     }
 
     /// Discards completions that wait for endpoint `e`, which is being closed.
-    pub(crate) fn drop_late(&mut self, now: Instant, e: EpIdx) {
+    pub(crate) fn drop_late(&mut self, e: EpIdx) {
         let cq = self.eps[e].rx_cq;
         if cq == CqIdx::NONE {
             return;
@@ -444,17 +424,17 @@ impl Node {
         let waiting = std::mem::take(&mut self.cqs[cq].rest.late);
         for late in waiting {
             if late.ep == e {
-                self.release_late(now, late.peer);
+                self.release_late(late.peer);
             } else {
                 self.cqs[cq].rest.late.push_back(late);
             }
         }
     }
 
-    fn release_late(&mut self, now: Instant, p: PeerIdx) {
+    fn release_late(&mut self, p: PeerIdx) {
         self.peers[p].unexpected -= 1;
         self.blocks.unpromised += 1;
-        self.regrant(now, p);
+        self.regrant(p);
     }
 
     /// Takes a READ: a peer asks for bytes of a region.

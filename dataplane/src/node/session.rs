@@ -339,7 +339,7 @@ impl Node {
         peer.want_open = false;
         self.counters.sessions_opened += 1;
         if self.peers[p].outstanding() == 0 {
-            self.regrant_now(now, p);
+            self.regrant_now(p);
         }
         self.make_ready(p);
         self.arm_timer(now, p);
@@ -595,8 +595,8 @@ impl Node {
             let idx = self.peers[p].pulls.head;
             self.fail_pull(idx, err);
         }
-        self.abort_reassembly(now, p);
-        self.drop_announced(now, p);
+        self.abort_reassembly(p);
+        self.drop_announced(p);
         // No message of the peer is on its way into one of them any more.
         if state == State::Open && reason.is_loss() {
             self.fail_receives_from(p, err);
@@ -676,7 +676,7 @@ impl Node {
     }
 
     /// Discards announced messages of a peer that can no longer be pulled.
-    fn drop_announced(&mut self, now: Instant, p: PeerIdx) {
+    fn drop_announced(&mut self, p: PeerIdx) {
         if self.peers[p].unexpected == 0 {
             return;
         }
@@ -690,7 +690,7 @@ impl Node {
                 (m.dead, m.src_op) = (true, NONE);
             } else {
                 self.eps.unmatch(&mut self.unexpected, msg);
-                self.free_unexpected(now, msg);
+                self.free_unexpected(msg);
             }
         }
     }
