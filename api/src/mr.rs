@@ -190,7 +190,7 @@ impl MrCommon {
     fn end(&mut self) -> bool {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return false };
         let now = Engine::now();
-        if let Err(e) = core.node().mr_close(now, self.id) {
+        if let Err(e) = core.node().mr_close(self.id) {
             tracing::error!("closing a region: {e}");
         }
         core.mrs.open -= 1;

@@ -547,7 +547,7 @@ impl World {
     fn register(&mut self, i: usize) {
         let side = &mut self.sides[i];
         if let Some((mr, memory)) = side.region.take() {
-            side.node.mr_close(self.now, mr).expect("it is open");
+            side.node.mr_close(mr).expect("it is open");
             self.closed.push((memory, self.memory.bytes(memory).to_vec()));
             return;
         }

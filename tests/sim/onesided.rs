@@ -70,7 +70,7 @@ impl App {
     fn renew_region(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         let (region, id) = self.regions.0.remove(0);
         let access = v.ledger.remotes.regions[region].access;
-        node.mr_close(v.now, id).map_err(|e| format!("mr_close: {e}"))?;
+        node.mr_close(id).map_err(|e| format!("mr_close: {e}"))?;
         v.ledger.remotes.closed(region);
         self.open_region(v, node, access).map_err(|e| format!("mr_reg: {e}"))
     }

@@ -742,7 +742,7 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.end_pull(now, pull, EndStatus::Closed);
+            self.end_pull(pull, EndStatus::Closed);
             self.cancel_placing(recv);
         }
         let peers: Vec<PeerIdx> = self.peers.iter().map(|(i, _)| i).collect();

@@ -50,7 +50,7 @@ impl Node {
                 if crc && !verify_crc(frame, op.payload_off() + len) {
                     return false;
                 }
-                self.on_data(now, p, frame, &op, (op.payload_off(), len));
+                self.on_data(p, frame, &op, (op.payload_off(), len));
             }
         }
         self.count_received(p, frame);

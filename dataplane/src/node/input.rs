@@ -181,7 +181,7 @@ impl Node {
             peer.sid == raw.dst_sid && peer.station() == raw.src && peer.rcv_nxt == raw.psn
         });
         if next && raw.dst == self.port.station {
-            self.refuse(now, p, NackReason::UnknownType);
+            self.refuse(p, NackReason::UnknownType);
         }
     }
 
@@ -459,14 +459,14 @@ impl Node {
         let lossless = self.peers[p].path.is_lossless();
         let waits = !lossless || base.ar || one_sided || reason != NackReason::NoEndpoint;
         if waits {
-            self.refuse(now, p, reason);
+            self.refuse(p, reason);
         } else {
             self.return_credit(p, self.refused_units);
             self.advance_rcv_nxt(now, p, 1);
         }
     }
 
-    fn refuse(&mut self, _now: Instant, p: PeerIdx, reason: NackReason) {
+    fn refuse(&mut self, p: PeerIdx, reason: NackReason) {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
         (peer.refused, peer.in_order, peer.rx_quota) = (reason as u8, false, 0);
@@ -508,9 +508,9 @@ impl Node {
             Ty::MsgM => MsgMOp::parse(frame, base)
                 .map(|op| self.on_msgm(now, p, frame, &op, (op.payload_off(), plen))),
             Ty::Rndv => RndvOp::parse(frame, base).map(|op| self.on_rndv(now, p, &op)),
-            Ty::Pull => PullOp::parse(frame, base).map(|op| self.on_pull(now, p, &op)),
+            Ty::Pull => PullOp::parse(frame, base).map(|op| self.on_pull(p, &op)),
             Ty::Data => DataOp::parse(frame, base).map(|op| {
-                self.on_data(now, p, frame, &op, (op.payload_off(), plen));
+                self.on_data(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
             }),
             Ty::End => EndOp::parse(frame, base).map(|op| {
@@ -591,7 +591,7 @@ impl Node {
     }
 
     /// Takes a PULL: the receiver of an announced message asks for bytes of it.
-    fn on_pull(&mut self, _now: Instant, p: PeerIdx, op: &PullOp) -> Verdict {
+    fn on_pull(&mut self, p: PeerIdx, op: &PullOp) -> Verdict {
         let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
         let known = self.tx.wrs.by_handle_mut(handle).filter(|wr| {
             wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED) && op.offset == wr.asked

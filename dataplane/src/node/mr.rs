@@ -27,7 +27,6 @@ use crate::plant::{Bug, planted};
 use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
 use crate::slab::{Handle, Slab};
-use crate::types::Instant;
 use crate::wire::{DataOp, NackReason, RemoteRange, RespOp, Ty};
 
 /// Bits of a key that are the region's slot.
@@ -334,7 +333,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::BadFd`]: it was closed before.
-    pub fn mr_close(&mut self, _now: Instant, mr: MrId) -> Result<()> {
+    pub fn mr_close(&mut self, mr: MrId) -> Result<()> {
         self.mrs.table.by_handle(mr.0).ok_or(Error::BadFd)?;
         let m = mr.0.idx();
         if self.mrs[m].readers > 0 {

@@ -176,7 +176,6 @@ impl Node {
     /// Takes a segment of a pulled message, in any order.
     pub(crate) fn on_data(
         &mut self,
-        now: Instant,
         p: PeerIdx,
         frame: &RxFrame<'_>,
         op: &DataOp,
@@ -196,7 +195,7 @@ impl Node {
         };
         pull.last_rx = active;
         if pull.read {
-            return self.on_read_data(now, (p, idx), frame, op, (off, len));
+            return self.on_read_data((p, idx), frame, op, (off, len));
         }
         if len == 0 {
             // The sender has closed the endpoint.
@@ -219,11 +218,11 @@ impl Node {
             frame.copy_to_io(off, &self.posted.buf(recv), at, len);
         }
         if done {
-            self.finish_pull(now, idx);
+            self.finish_pull(idx);
         } else if more {
-            self.ask(now, idx);
+            self.ask(idx);
         }
-        self.serve_waiting_pulls(now);
+        self.serve_waiting_pulls();
     }
 
     /// Starts to pull an announced message into a receive.
@@ -270,14 +269,14 @@ impl Node {
         if ended {
             self.queue_pull(p, idx);
         } else if self.pulls[idx].want == 0 {
-            self.finish_pull(now, idx);
+            self.finish_pull(idx);
         } else {
-            self.ask(now, idx);
+            self.ask(idx);
         }
     }
 
     /// Asks for the next bytes of pull `idx`, or queues it until the pull window has room.
-    pub(crate) fn ask(&mut self, _now: Instant, idx: PullIdx) {
+    pub(crate) fn ask(&mut self, idx: PullIdx) {
         let pull = &self.pulls[idx];
         if pull.in_rndv_ctl_q || pull.waiting {
             return;
@@ -301,7 +300,7 @@ impl Node {
     }
 
     /// Lets queued pulls ask, one of each peer by turns, while the window has room.
-    pub(crate) fn serve_waiting_pulls(&mut self, now: Instant) {
+    pub(crate) fn serve_waiting_pulls(&mut self) {
         for _ in 0..self.pulls.queue.len().min(64) {
             if !self.pulls.has_room() {
                 return;
@@ -318,7 +317,7 @@ impl Node {
             if self.pulls.has_room_for(peer) {
                 let idx = peer.pull_wait.head;
                 self.pulls.unwait(peer, idx);
-                self.ask(now, idx);
+                self.ask(idx);
             }
         }
     }
@@ -333,7 +332,7 @@ impl Node {
     }
 
     /// Everything wanted has arrived: completes the receive and sends END.
-    fn finish_pull(&mut self, now: Instant, idx: PullIdx) {
+    fn finish_pull(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
         let recv = std::mem::replace(&mut pull.recv, RecvIdx::NONE);
@@ -347,7 +346,7 @@ impl Node {
             len: pull.msg_len,
         };
         let (base, want) = (pull.base, pull.want);
-        self.end_pull(now, idx, status);
+        self.end_pull(idx, status);
         if recv != RecvIdx::NONE {
             self.posted[recv].payload.active -= 1;
             self.complete_recv(recv, &head, base, want);
@@ -355,13 +354,13 @@ impl Node {
     }
 
     /// Sends END with `status` as soon as a packet can leave. Nothing more is asked for.
-    pub(crate) fn end_pull(&mut self, now: Instant, idx: PullIdx, status: EndStatus) {
+    pub(crate) fn end_pull(&mut self, idx: PullIdx, status: EndStatus) {
         let pull = &mut self.pulls[idx];
         pull.end = Some(status);
         let p = pull.peer;
         self.pulls.settle(&mut self.peers[p], idx);
         self.queue_pull(p, idx);
-        self.serve_waiting_pulls(now);
+        self.serve_waiting_pulls();
     }
 
     /// Fails a pull: its session is over or the announcement was withdrawn.
@@ -372,6 +371,6 @@ impl Node {
             self.fail_placing(pull.recv, err);
         }
         // Its outstanding bytes make room in the window for others.
-        self.serve_waiting_pulls(self.turn.polled_at);
+        self.serve_waiting_pulls();
     }
 }

@@ -21,7 +21,7 @@ use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
 use crate::rel::sent::{BodyRef, OP_MAX};
 use crate::slab::{Handle, Link, NONE};
-use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
+use crate::types::{Cqe, FI_ADDR_UNSPEC, ProvErrno};
 use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
 
 /// Target of an atomic operation: a region or a posted receive, at an offset.
@@ -474,18 +474,17 @@ impl Node {
     }
 
     /// Starts to ask for the bytes of read `w`.
-    pub(crate) fn begin_read(&mut self, now: Instant, p: PeerIdx, w: TxIdx) {
+    pub(crate) fn begin_read(&mut self, p: PeerIdx, w: TxIdx) {
         let mut pull = super::ops::Pull::new(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
         let idx = self.pulls.add(&mut self.peers[p], pull);
         self.tx.rma_mut(w).pull = idx;
-        self.ask(now, idx);
+        self.ask(idx);
     }
 
     /// Takes bytes of a read, in any order.
     pub(crate) fn on_read_data(
         &mut self,
-        now: Instant,
         (p, idx): (PeerIdx, PullIdx),
         frame: &RxFrame<'_>,
         op: &DataOp,
@@ -512,13 +511,13 @@ impl Node {
                 self.tx[w].flags |= WrFlags::ALL_SENT;
                 self.try_complete(w);
             } else if more {
-                self.ask(now, idx);
+                self.ask(idx);
             }
         }
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
         }
-        self.serve_waiting_pulls(now);
+        self.serve_waiting_pulls();
     }
 
     /// Read `idx` was given up: its outstanding bytes are still expected, and discarded.
@@ -533,7 +532,7 @@ impl Node {
         self.free_if_idle(idx);
         // It asks for no more: others may use its room in the window.
         if !planted(Bug::ReadRoomKept) {
-            self.serve_waiting_pulls(self.turn.polled_at);
+            self.serve_waiting_pulls();
         }
     }
 
@@ -571,7 +570,7 @@ impl Node {
         self.pulls[idx].asked -= u64::from(len);
         self.pulls.settled(&mut self.peers[p], u64::from(len));
         self.free_if_idle(idx);
-        self.serve_waiting_pulls(self.turn.polled_at);
+        self.serve_waiting_pulls();
     }
 
     /// Takes a RESP: the answer to an atomic operation, or the refusal of a read.

@@ -238,7 +238,7 @@ impl Node {
         self.peers[p].reads += 1;
         self.peers[p].send_q.remove(&mut self.tx, w);
         self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
-        self.begin_read(now, p, w);
+        self.begin_read(p, w);
         if self.serve_pulls(now, p, out) { Step::Sent } else { Step::Full }
     }
 

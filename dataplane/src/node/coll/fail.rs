@@ -189,7 +189,7 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.end_pull(now, pull, EndStatus::Discarded);
+            self.end_pull(pull, EndStatus::Discarded);
             self.cancel_placing(recv);
         }
         for &p in peers {

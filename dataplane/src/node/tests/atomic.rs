@@ -220,7 +220,7 @@ fn protection_holds_for_atomics() {
         let readable = pair.region(1, 4096, MrAccess::REMOTE_READ);
         let writable = pair.region(1, 4096, MrAccess::REMOTE_WRITE);
         let closed = pair.region(1, 4096, ALL);
-        pair.ends[1].node.mr_close(pair.now, closed.id).unwrap();
+        pair.ends[1].node.mr_close(closed.id).unwrap();
         let unaligned = Error::Invalid("elements are not aligned at the target");
         let atomic_read = AtomicOp::Read as u32;
         let probes = [
@@ -329,11 +329,11 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     {
         expect(&mut pair, 0, 5, None);
         expect(&mut pair, 16, 5, None);
-        pair.ends[1].node.mr_close(pair.now, region.id).unwrap();
+        pair.ends[1].node.mr_close(region.id).unwrap();
         expect(&mut pair, 16, 5, Some(Error::KeyRejected));
         let next = pair.region_of(1, len, |buf| of(buf, access, Some(5)));
         expect(&mut pair, 16, 5, Some(err));
-        pair.ends[1].node.mr_close(pair.now, next.id).unwrap();
+        pair.ends[1].node.mr_close(next.id).unwrap();
         next.assert_untouched();
         region = pair.region_of(1, 64, |buf| of(buf, ALL, Some(5)));
     }

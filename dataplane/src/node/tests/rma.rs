@@ -164,7 +164,7 @@ fn writes_and_reads_of_every_size_class_move_their_bytes() {
                 assert_eq!(done[0].flags, CqFlags::RMA | CqFlags::READ, "{what}");
                 assert_eq!(contents(&look), data, "{what}");
                 assert_eq!(pair.ends[1].node.cqs.ready(pair.ends[1].cq), Ok(0), "{what}");
-                pair.ends[1].node.mr_close(pair.now, region.id).unwrap();
+                pair.ends[1].node.mr_close(region.id).unwrap();
             }
             // All writes of one packet, and reads of one of up to 4096 bytes, but the empty ones.
             let fit = |head, max| {
@@ -193,7 +193,7 @@ fn protection_holds_for_writes_and_reads() {
             let req = |buf| MrReq { ep: Some(other), ..plain(buf, ALL) };
             let scoped = pair.region_of(1, 8192, req);
             let closed = pair.region(1, 8192, ALL);
-            pair.ends[1].node.mr_close(pair.now, closed.id).unwrap();
+            pair.ends[1].node.mr_close(closed.id).unwrap();
             let virt = pair.region_of(1, 8192, |buf| MrReq { virt_addr: true, ..plain(buf, ALL) });
             let base = virt.look.addr_at(GUARD) as u64;
             let probes = [
@@ -441,7 +441,7 @@ fn closing_a_region_in_the_middle_ends_its_operations() {
             pair.write(&bytes(300_000), list, OpFlags::empty(), 1).unwrap();
             pair.read_to(IoBuf::leaked(&[0; 300_000]), list, 2).unwrap();
             pair.run(steps * 5_000);
-            pair.ends[1].node.mr_close(pair.now, region.id).unwrap();
+            pair.ends[1].node.mr_close(region.id).unwrap();
             let then = region.bytes();
             pair.run(900_000_000);
             assert_eq!(region.bytes(), then, "written after close");
@@ -529,8 +529,8 @@ fn keys_are_fresh_and_the_applications_own_do_not_clash() {
     for _ in 0..1000 {
         let region = pair.region(0, 8, ALL);
         keys.push(region.key);
-        pair.ends[0].node.mr_close(pair.now, region.id).unwrap();
-        assert_eq!(pair.ends[0].node.mr_close(pair.now, region.id), Err(Error::BadFd));
+        pair.ends[0].node.mr_close(region.id).unwrap();
+        assert_eq!(pair.ends[0].node.mr_close(region.id), Err(Error::BadFd));
     }
     keys.sort_unstable();
     keys.dedup();
@@ -547,7 +547,7 @@ fn keys_are_fresh_and_the_applications_own_do_not_clash() {
     assert_eq!(region.key, 7);
     let node = &mut pair.ends[0].node;
     assert_eq!(node.mr_reg(own(IoBuf::leaked(&[0; 8]))), Err(Error::NoKey));
-    node.mr_close(pair.now, region.id).unwrap();
+    node.mr_close(region.id).unwrap();
     node.mr_reg(own(IoBuf::leaked(&[0; 8]))).unwrap();
 }
 
@@ -808,7 +808,7 @@ fn what_is_known_of_a_region_is_forgotten() {
         assert_eq!(pair.outcomes(0).len(), 4);
         let node = &mut pair.ends[1].node;
         let err = if close {
-            node.mr_close(pair.now, region.id).unwrap();
+            node.mr_close(region.id).unwrap();
             Error::KeyRejected
         } else {
             let other = node.eps.open(EpAttr::default()).unwrap();
