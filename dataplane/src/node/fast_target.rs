@@ -724,10 +724,10 @@ struct Word {
 impl Word {
     const NONE: Self = Self { value: 0, is_some: false };
 
-    /// `value` if `bytes` is not 0.
+    /// `value` if `bytes` is not 0. Who may not read gets none of it, nor as padding.
     #[inline(always)]
     const fn of(value: u128, bytes: usize) -> Self {
-        Self { value: value as u64, is_some: bytes != 0 }
+        if bytes == 0 { Self::NONE } else { Self { value: value as u64, is_some: true } }
     }
 }
 

@@ -384,7 +384,7 @@ fn a_fetch_without_a_record_is_left_alone() {
 }
 
 /// Goal: an answer whose length is not that of the result is no success: less than the old value,
-/// or bytes for an add that wants none.
+/// or bytes for an add that wants none. Nor does the answer to an add hold the old value.
 #[test]
 fn an_answer_of_another_length_is_no_success() {
     const PLEN_AT: usize = 30;
@@ -400,6 +400,8 @@ fn an_answer_of_another_length_is_no_success() {
         answer_all(&mut pair);
         let mut answer = pair.ends[1].out.pop_front().unwrap();
         assert_eq!(usize::from(answer[PLEN_AT]), len);
+        let told = answer[RespOp::HEAD..].iter().any(|&byte| byte != 0);
+        assert_eq!(told, kind == Fetch, "the old value goes to who asked for it");
         answer[PLEN_AT] ^= 8;
         pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&answer));
         assert_eq!(pair.only_error(1).err, Error::ConnReset);
