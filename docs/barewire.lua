@@ -466,9 +466,9 @@ ops[15] = function(state, tree, op)
     .. string.format(" sid=0x%08x epoch=%d length=%d", sid, epoch, state.buf:len())
 end
 
--- The first 24 bytes of WRITE, READ and ATOMIC; `known` are the flags that the type has. Returns
--- the flags.
-local function range(state, tree, op, known)
+-- The first 24 bytes of WRITE, READ and ATOMIC; `known` are the flags that the type has, `whole`
+-- those that it has with ANSWER. Returns the flags.
+local function range(state, tree, op, known, whole)
   tree:add_le(f["dst_ep"], op(0, 2))
   tree:add_le(f["src_ep"], op(2, 2))
   local flags = op(4, 1):uint()
@@ -477,7 +477,7 @@ local function range(state, tree, op, known)
     "answer" }) do
     t:add(f["rma_flags." .. name], op(4, 1))
   end
-  local answer = band(flags, 0x80) ~= 0 and band(flags, 0x09) ~= 0x01
+  local answer = band(flags, 0x80) ~= 0 and band(flags, whole + 0x08) ~= whole
   if band(flags, 255 - known) ~= 0 or answer then refuse(state, "rma_flags") end
   tree:add(f["rx_ctx"], op(5, 1))
   tree:add_le(f["seq"], op(6, 2))
@@ -500,7 +500,7 @@ local function beyond(at, len)
 end
 
 ops[16] = function(state, tree, op)
-  local flags = range(state, tree, op, 0x83)
+  local flags = range(state, tree, op, 0x83, 0x01)
   names(tree, op, 24, "dst")
   tree:add_le(f["left"], op(32, 8))
   if op(32, 8):le_uint64() < UInt64(state.plen) then
@@ -510,12 +510,14 @@ ops[16] = function(state, tree, op)
 end
 
 ops[17] = function(state, tree, op)
-  range(state, tree, op, 0x05)
+  local flags = range(state, tree, op, 0x85, 0x05)
   names(tree, op, 24, "dst")
   tree:add_le(f["offset"], op(32, 8))
   tree:add_le(f["read_len"], op(40, 4))
   local len = op(40, 4):le_uint()
-  if len > 262144 or beyond(op(32, 8):le_uint64(), UInt64(len)) then
+  local at = op(32, 8):le_uint64()
+  local whole = at == UInt64(0) and len > 0 and len <= 4096
+  if len > 262144 or beyond(at, UInt64(len)) or band(flags, 0x80) ~= 0 and not whole then
     refuse(state, "rma_range")
   end
   zero(state, tree, op(44, 4))
@@ -523,7 +525,7 @@ ops[17] = function(state, tree, op)
 end
 
 ops[18] = function(state, tree, op)
-  local flags = range(state, tree, op, 0xff)
+  local flags = range(state, tree, op, 0xff, 0x01)
   names(tree, op, 24, "dst")
   tree:add_le(f["elements"], op(32, 2))
   tree:add(f["atomic_op"], op(34, 1))

@@ -599,6 +599,9 @@ impl<'a> RxFrame<'a> {
             unsafe { to.cast::<[u8; 8]>().write_unaligned(word) };
             return true;
         }
+        if len == 0 {
+            return true;
+        }
         if offset > self.len || self.len - offset < len {
             return false;
         }

@@ -347,7 +347,8 @@ fn one_sided(
         20 | 21 => {
             let len = input.pick(&[0, 1, 200, 4096, 1 << 20]);
             let offset = u64::from(offset);
-            let op = ReadOp { range, end: bits & 4 != 0, dst_op, dst_gen, offset, len };
+            let (end, answer) = (bits & 4 != 0, bits & 8 != 0);
+            let op = ReadOp { range, end, answer, dst_op, dst_gen, offset, len };
             return (Some(Op::Read(op)), Vec::new());
         }
         22..=24 => Op::Atomic(AtomicOp {

@@ -244,7 +244,15 @@ fn one_sided() -> Vec<(Op, Vec<u8>, &'static str)> {
             payload=68656c6c6f",
         ),
         (
-            Op::Read(ReadOp { range, end: true, dst_op: 7, dst_gen: 8, offset: 9, len: 10 }),
+            Op::Read(ReadOp {
+                range,
+                end: true,
+                answer: false,
+                dst_op: 7,
+                dst_gen: 8,
+                offset: 9,
+                len: 10,
+            }),
             vec![],
             "rma_flags=0x05 rma_flags.last=1 rma_flags.imm=0 rma_flags.end=1 rma_flags.fetch=0 \
             rma_flags.compare=0 rma_flags.tagged=0 rma_flags.void=0 rma_flags.answer=0 seq=3 \

@@ -393,7 +393,7 @@ impl Node {
             ..AckOp::default()
         };
         let sent = if peer.rcv.is_empty() && peer.addr != self.port.addr && !peer.marked {
-            let frame = AckTo::new(BaseTo { peer, src: &self.port.addr, ahead: 0 }, &op);
+            let frame = AckTo::new(BaseTo { peer, src: &self.port.addr }, &op);
             let len = AckTo::LEN + frame.inline_bytes().len();
             let sent = out.send_in_place(&frame);
             self.left(p, (Ty::Ack, len), sent)

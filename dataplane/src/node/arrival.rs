@@ -67,8 +67,8 @@ impl Peer {
         self.rcv_nxt = self.rcv_nxt.next();
     }
 
-    /// [`is_next`](Self::is_next) for a [steady](Self::is_steady) peer, and the packet grants
-    /// nothing. Returns the packets in flight once it has been taken.
+    /// The packets in flight once the packet with `base` has been taken, if it is the
+    /// [next one in order](Self::is_next) of a [steady](Self::is_steady) peer, and grants nothing.
     #[inline(always)]
     pub(super) fn steady_flight(&self, own: u64, base: &BaseWords) -> Option<u32> {
         debug_assert!(!self.steady || self.is_steady() || is_planted());
@@ -82,14 +82,17 @@ impl Peer {
         steady.then_some(flying)
     }
 
-    /// [`accept`](Self::accept) for a packet that passed [`steady_flight`](Self::steady_flight).
-    #[inline(always)]
-    pub(super) fn accept_steady(&mut self, base: &BaseWords, now: Instant) {
-        // No probe of a steady peer is unanswered.
-        debug_assert!(self.probes == 0 || is_planted());
-        self.last_rx = now;
-        self.snd.una = base.cack;
-        self.rcv_nxt = self.rcv_nxt.next();
+    /// [`steady_flight`](Self::steady_flight) for a peer that need not be steady, if nothing
+    /// [waits](Self::unawaited) for what the packet acknowledges and grants.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn flight(&mut self, own: u64, base: &BaseWords) -> Option<u32> {
+        if !self.is_next(own, &base.head, base.sid_psn) || self.bad_seq != NONE {
+            return None;
+        }
+        self.unawaited::<false>(base.cack, base.grant())?;
+        self.steady = self.is_steady();
+        Some(self.snd.nxt.0.wrapping_sub(base.cack.0))
     }
 
     /// Whether the next packet in order may take the fast path.

@@ -11,7 +11,6 @@ use crate::proto::atomic::AtomicKind;
 use crate::rel::psn::Psn;
 use crate::slab::Handle;
 use crate::table::Vacant;
-use crate::wire::Ty;
 
 /// Kind of a one-sided operation, by what its completion and its answer look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,14 +43,6 @@ impl Form {
             Self::Change => (CqFlags::ATOMIC.union(CqFlags::WRITE), WRITE),
             Self::Write => (CqFlags::RMA.union(CqFlags::WRITE), WRITE),
             Self::Read => (CqFlags::RMA.union(CqFlags::READ), READ),
-        }
-    }
-
-    /// The type of its answer.
-    pub(super) const fn answer(self) -> Ty {
-        match self {
-            Self::Fetch | Self::Change | Self::Write => Ty::Resp,
-            Self::Read => Ty::Data,
         }
     }
 }

@@ -20,10 +20,12 @@ use super::ep::{Ep, may_reserve_more};
 use super::fast_eager::{FAST_FLAGS, eager_cost};
 use super::fast_op::{FastOp, Fetch, Form, OpBits};
 use super::ops::Response;
-use super::peer::{ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
+use super::peer::{Peer, slot_of};
 use super::rma::{checked_len, valid_pair};
 use super::rma_out::ANSWERS_MAX;
-use super::{AtomicReq, EpId, FrameSink, InPlaceFrame, Node, ReadReq, Reader, RmaIov, WriteReq};
+use super::{
+    AtomicReq, EpId, FrameSink, InPlaceFrame, NoReader, Node, ReadReq, Reader, RmaIov, WriteReq,
+};
 use crate::error::Error;
 use crate::flags::OpFlags;
 use crate::idx::{EpIdx, FastOpIdx, PeerIdx, TxIdx};
@@ -32,12 +34,12 @@ use crate::rel::psn::Psn;
 use crate::slab::Handle;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno};
 use crate::wire::{
-    AtomicOp, BaseOut, BaseWords, HeadOut, NackReason, ReadOp, RemoteRange, RespOp, ResponseTy, Ty,
+    AtomicOp, BaseOut, HeadOut, NackReason, READ_ANSWER_MAX, ReadOp, RemoteRange, RespOp, Ty,
     WriteOp,
 };
 
 /// Longest read on the fast path, bytes. Longer ones are paced by the pull window.
-pub(super) const READ_FAST_MAX: usize = 4096;
+const READ_FAST_MAX: usize = READ_ANSWER_MAX as usize;
 
 /// In-flight packets after which one asks for an acknowledgement.
 pub(super) const ASKS_EVERY: u32 = 64;
@@ -449,72 +451,64 @@ impl Node {
         true
     }
 
-    /// Takes a RESP. The completion of the common case may go to `reader`.
+    /// Takes a RESP. The completion may go to `reader`.
     #[inline(always)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>, reader: impl Reader) {
-        if !self.rx_steady_resp(&frame, reader) {
+        if !self.rx_resp::<true>(&frame, reader) {
             cold(());
             self.on_resp_rest(now, &frame.again());
         }
     }
 
-    /// [`on_resp_frame`](Self::on_resp_frame) for every RESP but the common case.
+    /// [`on_resp_frame`](Self::on_resp_frame) for what is not common.
     #[inline(never)]
     fn on_resp_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if !self.rx_resp(frame, Ty::Resp) {
+        if !self.rx_resp::<false>(frame, NoReader) {
             self.on_frame_slow(now, frame);
         }
     }
 
-    /// Takes a DATA or an ACK.
-    #[inline(never)]
-    pub(super) fn on_response_frame(&mut self, now: Instant, frame: &RxFrame<'_>, ty: ResponseTy) {
-        let taken = match ty {
-            ResponseTy::Data => self.rx_resp(frame, Ty::Data),
-            ResponseTy::Ack => self.rx_ack(now, frame, false),
-        };
-        if !taken {
-            self.on_frame_slow(now, frame);
-        }
-    }
-
-    /// Completes the operation that a RESP answers, if its result is 8 bytes or none, if the peer
-    /// is [steady](Peer::is_steady), if no acknowledgement becomes due, and if all that success
-    /// does is to write a completion. False otherwise: nothing has happened.
+    /// Completes the operation that a RESP answers, if that is next in order and carries the whole
+    /// result. False otherwise: nothing has happened.
+    ///
+    /// `COMMON`: only from a [steady](Peer::is_steady) peer, if no acknowledgement becomes due, and
+    /// if all that success does is to write a completion: so that little is inlined.
     #[inline(always)]
-    fn rx_steady_resp(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
-        let Some((base, (w, generation))) = RespOp::parse_word(frame) else {
-            return cold(false);
-        };
+    fn rx_resp<const COMMON: bool>(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
+        let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        if peer.owed >= ACK_EVERY_LOSSLESS - 1
-            || peer.steady_flight(self.port.addr, &base).is_none()
-        {
+        let own = self.port.addr;
+        let steady = peer.steady_flight(own, &base).is_some();
+        // The slow path ends what a fenced request waits for.
+        let takes = steady
+            || !COMMON && peer.send_q.head == TxIdx::NONE && peer.flight(own, &base).is_some();
+        if !takes || COMMON && !peer.may_owe_ack() {
             return cold(false);
         }
         let handle = FastOp::handle(w, generation);
         let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
-        // An operation whose endpoint was closed has none.
+        // An operation of a closed endpoint has none.
         let Some(ep) = self.eps.at_mut(op.ep) else { return cold(false) };
-        let (form, len) = (op.is.form(), op.result.len());
-        let fits = usize::from(base.plen()) == len && len & !size_of::<u64>() == 0;
-        if !fits || !op.is.completes_alone(p) || form == Form::Read {
+        if if COMMON { !op.is.completes_alone(p) } else { op.peer() != p }
+            || usize::from(base.plen()) != op.result.len()
+            || !frame.fill_span(RespOp::HEAD, &op.result)
+        {
             return cold(false);
         }
-        let (flags, _) = form.outcome();
-        let (op_context, result) = (op.context, op.result.again());
+        peer.accept(&base, self.turn.polled_at);
+        let acks = peer.owe_ack_lossless();
+        if !COMMON {
+            self.complete_fast_op(p, handle.idx());
+            if acks {
+                self.make_ready(p);
+            }
+            return true;
+        }
+        let (flags, _) = op.form().outcome();
+        let op_context = op.context;
         // Here the compiler still knows that the slot is in use.
         self.fast_ops.discard(handle.idx());
-        if len == size_of::<u64>() {
-            let filled = frame.fill_span(RespOp::HEAD, &result);
-            debug_assert!(filled, "what is not as long as it says is no RESP");
-        }
-        peer.accept_steady(&base, self.turn.polled_at);
-        peer.owed += 1;
-        if peer.rx_quota > 0 {
-            peer.rx_quota -= 1;
-        }
         peer.forget_fast_op();
         self.counters.rma_done += 1;
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
@@ -532,40 +526,6 @@ impl Node {
         true
     }
 
-    /// Completes the operation that a packet of type `ty`, RESP or DATA, answers, if that is next
-    /// in order and carries the whole result. False otherwise: nothing has happened.
-    #[inline(always)]
-    fn rx_resp(&mut self, frame: &RxFrame<'_>, ty: Ty) -> bool {
-        let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
-        if !is_expected(&self.peers, self.port.addr, &base) {
-            return cold(false);
-        }
-        let p = slot_of(base.dst_sid());
-        let handle = FastOp::handle(w, generation);
-        let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
-        let Some(peer) = self.peers.get_mut(p) else { return cold(false) };
-        // The slow path ends operations of closed endpoints, and those that a fenced request waits
-        // for.
-        if !FastOp::is_name(w)
-            || op.peer() != p
-            || op.ep == EpIdx::NONE
-            || op.form().answer() != ty
-            || usize::from(base.plen()) != op.result.len()
-            || peer.send_q.head != TxIdx::NONE
-            || !frame.fill_span(RespOp::HEAD, &op.result)
-        {
-            return cold(false);
-        }
-        peer.accept(&base, self.turn.polled_at);
-        self.complete_fast_op(p, handle.idx());
-        self.owe_ack_fast(p);
-        if ty == Ty::Resp {
-            let peer = &mut self.peers[p];
-            peer.steady = peer.is_steady();
-        }
-        true
-    }
-
     /// Completes operation `w`. Its result is in place.
     #[inline(always)]
     fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx) {
@@ -579,17 +539,22 @@ impl Node {
         self.tell_rma(e, context, flags, which);
     }
 
-    /// The answer to an operation of the fast path, a packet of type `ty` received on the slow
-    /// path: the name and the offset in the result that it carries, and where its payload lies in
-    /// the frame.
+    /// The answer to an operation of the fast path, a RESP received on the slow path: what it says,
+    /// and where its payload lies in the frame.
     pub(super) fn on_fast_answer(
         &mut self,
-        (p, ty): (PeerIdx, Ty),
+        p: PeerIdx,
         frame: &RxFrame<'_>,
-        (dst_op, dst_gen, offset): (u32, u32, u64),
+        &RespOp { dst_op, dst_gen, offset, status }: &RespOp,
         (off, len): (usize, usize),
     ) {
-        let Some(w) = self.find_fast_op(p, ty, (dst_op, dst_gen)) else { return };
+        let handle = FastOp::handle(dst_op, dst_gen);
+        let known = self.fast_ops.by_handle(handle).is_some_and(|op| op.peer() == p);
+        if !known {
+            self.counters.rx_stray += 1;
+            return;
+        }
+        let w = handle.idx();
         // A fenced request may wait for this one.
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
@@ -598,35 +563,15 @@ impl Node {
         if op.ep == EpIdx::NONE {
             self.fast_ops.discard(w);
             self.peers[p].forget_fast_op();
-        } else if offset == 0 && len == op.result.len() && frame.fill_span(off, &op.result) {
+        } else if status.is_none()
+            && offset == 0
+            && len == op.result.len()
+            && frame.fill_span(off, &op.result)
+        {
             self.complete_fast_op(p, w);
         } else {
             // The answer does not fit the request: the peer is faulty.
             self.fail_fast_op(w, Error::ConnReset, ProvErrno::UnknownOutcome);
-        }
-    }
-
-    /// The operation that an answer of type `ty` from peer `p` names. `None`, and counted as stray,
-    /// if there is none.
-    fn find_fast_op(
-        &mut self,
-        p: PeerIdx,
-        ty: Ty,
-        (name, generation): (u32, u32),
-    ) -> Option<FastOpIdx> {
-        let handle = FastOp::handle(name, generation);
-        let known = self.fast_ops.by_handle(handle);
-        let known = known.is_some_and(|op| op.peer() == p && op.form().answer() == ty);
-        self.counters.rx_stray += u64::from(!known);
-        known.then_some(handle.idx())
-    }
-
-    /// The target refused a read of the fast path.
-    #[cold]
-    pub(super) fn on_fast_failed(&mut self, p: PeerIdx, name: (u32, u32), reason: NackReason) {
-        if let Some(w) = self.find_fast_op(p, Ty::Data, name) {
-            self.make_ready(p);
-            self.fail_fast_op(w, super::acked::nack_error(reason), ProvErrno::NotExecuted);
         }
     }
 
@@ -722,24 +667,12 @@ impl Peer {
     }
 }
 
-/// Whether a packet is the [next one in order](Peer::is_next) of the session that it names, and
-/// nothing waits for what it acknowledges and grants.
-#[inline(always)]
-pub(super) fn is_expected(peers: &Peers, own: u64, base: &BaseWords) -> bool {
-    let Some(peer) = peers.at(slot_of(base.dst_sid())) else { return false };
-    peer.is_next(own, &base.head, base.sid_psn)
-        && peer.unawaited::<false>(base.cack, base.grant()).is_some()
-}
-
 /// The base of the next packet to a peer.
 #[derive(Clone, Copy)]
 pub(super) struct BaseTo<'a> {
     pub(super) peer: &'a Peer,
     /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
     pub(super) src: &'a u64,
-    /// Packets from the peer that this one acknowledges although they are taken only after it has
-    /// left.
-    pub(super) ahead: u32,
 }
 
 impl BaseOut for BaseTo<'_> {
@@ -770,7 +703,7 @@ impl BaseOut for BaseTo<'_> {
 
     #[inline(always)]
     fn cack(&self) -> Psn {
-        Psn(self.peer.rcv_nxt.0.wrapping_add(self.ahead))
+        self.peer.rcv_nxt
     }
 
     #[inline(always)]
@@ -804,7 +737,7 @@ impl To<'_> {
     #[inline(always)]
     fn put_base(&self, ty: Ty, plen: usize, out: &mut impl HeadOut) {
         // The answer acknowledges it.
-        BaseTo { peer: self.peer, src: self.src, ahead: 0 }.put(ty, plen, false, out);
+        BaseTo { peer: self.peer, src: self.src }.put(ty, plen, false, out);
     }
 }
 
@@ -964,6 +897,7 @@ impl InPlaceFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
         let op = ReadOp {
             range: to.range(range),
             end: true,
+            answer: true,
             dst_op: FastOp::name(to.made.idx()),
             dst_gen: to.made.generation(),
             offset: 0,
@@ -971,12 +905,6 @@ impl InPlaceFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
         };
         op.put(out);
     }
-}
-
-/// Whether the next packet to `peer` asks for an acknowledgement.
-#[inline(always)]
-pub(super) fn asks(peer: &Peer) -> bool {
-    peer.snd.in_flight() % ASKS_EVERY == ASKS_EVERY - 1
 }
 
 impl FastAtomic<'_> {

@@ -5,24 +5,22 @@
 //! can send then. Otherwise the port stays lent until the end of the burst, and answers wait in a
 //! list.
 
-use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
+use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
-use barewire_driver::mem::{InlineBytes, IoBuf, U128_LEN, Words};
+use barewire_driver::mem::{InlineBytes, IoBuf, Span, U128_LEN, Words};
 use barewire_driver::port::Tx;
 
-use super::fast_rma::{ASKS_EVERY, BaseTo, READ_FAST_MAX, asks, is_expected};
-use super::mr::Mr;
-use super::ops::{Response, ResponseKind};
-use super::peer::{ACK_EVERY_LOSSLESS, Peer, slot_of};
+use super::fast_rma::{ASKS_EVERY, BaseTo};
+use super::ops::Response;
+use super::peer::{Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
-use super::rma_in::{RESPONSES_MAX, atomic_needs, changes, decode_atomic};
+use super::rma_in::{OldValues, RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
 use super::{Eps, FrameSink, InPlaceFrame, Node, Todo};
 use crate::flags::{Caps, MrAccess};
 use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
-use crate::proto::atomic::{self, Datatype};
-use crate::slab::{Link, NONE};
+use crate::proto::atomic::{self, Datatype, Sharing};
 use crate::types::Instant;
 use crate::wire::{
     self, AtomicOp, BaseOut, BaseWords, HeadOut, RawRequest, RequestKey, RequestTy, RespOp, Ty,
@@ -40,52 +38,59 @@ pub(super) struct Answer {
     peer: PeerIdx,
     /// The session that the request came by; if that has ended, the answer is dropped.
     sid: u32,
-    ty: Ty,
     reply_to: wire::ReplyTo,
     values: InlineBytes,
 }
 
-/// A request shape that passed the access check (key, rights, endpoint, operation), and the
-/// results. Whatever closes or narrows a region or an endpoint drops all of them
-/// ([`revoke_grants`](TargetCache::revoke_grants)). Bounds and alignment are checked for each
-/// request.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
+/// How a request is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    /// Adds to one of `words`; no counter counts it.
+    Add,
+    /// One integer of 4 or 8 bytes: [`Span::atomic_word`].
+    Word,
+    /// Any other atomic operation.
+    Elements,
+    /// A write or a read.
+    Bytes,
+}
+
+/// A request shape that passed the access check (key, rights, endpoint, operation), and what its
+/// execution takes, the commonest in the first cache line. Whatever closes or narrows a region or
+/// an endpoint drops all of them ([`revoke_grants`](TargetCache::revoke_grants)). Bounds and
+/// alignment are checked for each request.
+#[derive(Debug)]
+#[repr(C, align(64))]
 struct AccessGrant {
     key: RequestKey,
+    /// Remote address of the region's first byte.
+    base: u64,
+    /// The region's memory, for [`Does::Add`]; lent while the region is registered.
+    words: Words,
+    does: Does,
+    /// It fetches: the old values go back.
+    fetch: bool,
+    /// A counter of the region or of the endpoint counts it.
+    counted: bool,
     /// Of an atomic operation: bytes of its payload, and of the elements that it changes.
     plen: u16,
     bytes: u16,
     op: atomic::AtomicOp,
     ty: Datatype,
-    /// It is one integer of 4 or 8 bytes: `Span::atomic_word` executes it.
-    word: bool,
-    /// It fetches: the old values go back.
-    fetch: bool,
-    /// It is an uncounted add of 8 bytes, so `adds` may have an [`AddGrant`] of it.
-    add_ok: bool,
-    /// A counter of the region or of the endpoint counts it.
-    counted: bool,
+    sharing: Sharing,
     mr: MrIdx,
     ep: EpIdx,
-    /// Remote address of the region's first byte, and the largest offset at which the elements
-    /// still fit; for a write or a read, the region's length.
-    base: u64,
-    room: u64,
+    /// The region's memory, for all others.
+    memory: Span,
 }
 
-/// The commonest request shape: an uncounted add of 8 bytes, which may fetch, in a region of one
-/// span. All that it takes lies in one cache line.
-#[derive(Debug)]
-#[repr(align(64))]
-struct AddGrant {
-    key: RequestKey,
-    /// The old value goes back.
-    fetch: bool,
-    /// Remote address of the region's first byte.
-    base: u64,
-    /// The region's memory, lent while the region is registered: closing it drops the grant.
-    memory: Words,
+/// What goes back to the initiator.
+#[derive(Clone, Copy)]
+enum Old {
+    Word(Word),
+    Few(InlineBytes),
+    /// Bytes of the grant's memory: offset and length.
+    Part(usize, usize),
 }
 
 /// State of the fast path at the target.
@@ -93,8 +98,6 @@ struct AddGrant {
 pub(super) struct TargetCache {
     /// By [`slot`](Self::slot). Boxed, so that the node's hot fields stay close together.
     grants: Box<[AccessGrant; GRANTS]>,
-    /// At the same index as in `grants`.
-    adds: Box<[AddGrant; ATOMIC_GRANTS]>,
     /// Answers to requests of the burst being received that could not leave at once.
     answers: Vec<Answer>,
     /// Answers that wait, here and in `Node::responses`.
@@ -107,8 +110,7 @@ impl TargetCache {
     /// For a node whose table has room for `responses` answers.
     pub(super) fn new(responses: usize) -> Self {
         Self {
-            grants: Box::new([AccessGrant::NOTHING; GRANTS]),
-            adds: Box::new([const { AddGrant::NOTHING }; ATOMIC_GRANTS]),
+            grants: Box::new([const { AccessGrant::NOTHING }; GRANTS]),
             answers: Vec::with_capacity(ANSWERS_AT_ONCE),
             waiting: 0,
             response_quota: responses.min(RESPONSES_MAX.into()),
@@ -131,15 +133,21 @@ impl TargetCache {
         if planted(Bug::GrantKept) {
             return;
         }
-        *self.grants = [AccessGrant::NOTHING; GRANTS];
-        *self.adds = [const { AddGrant::NOTHING }; ATOMIC_GRANTS];
+        *self.grants = [const { AccessGrant::NOTHING }; GRANTS];
     }
 
     /// Whether another answer may wait. The bound for all peers is that for one.
     #[inline(always)]
-    fn may_answer(&self, responses: usize) -> bool {
+    fn may_answer(&self) -> bool {
+        let responses = self.waiting - self.answers.len();
         let has_room = responses + ANSWERS_AT_ONCE <= self.response_quota;
         has_room && self.answers.len() < ANSWERS_AT_ONCE
+    }
+
+    /// Whether an answer to `peer` is the next one that leaves, if it leaves now.
+    #[inline(always)]
+    fn is_next(&self, peer: &Peer) -> bool {
+        self.answers.is_empty() && peer.resp_q.head == ResponseIdx::NONE
     }
 }
 
@@ -147,18 +155,19 @@ impl AccessGrant {
     /// Matches no request.
     const NOTHING: Self = Self {
         key: RequestKey::NOTHING,
+        base: 0,
+        words: Words::NONE,
+        does: Does::Bytes,
+        fetch: false,
+        counted: false,
         plen: 0,
         bytes: 0,
         op: atomic::AtomicOp::Read,
         ty: Datatype::Uint64,
-        word: false,
-        fetch: false,
-        add_ok: false,
-        counted: false,
+        sharing: Sharing::Single,
         mr: MrIdx::NONE,
         ep: EpIdx::NONE,
-        base: 0,
-        room: 0,
+        memory: Span::EMPTY,
     };
 }
 
@@ -173,7 +182,7 @@ impl Eps {
 }
 
 impl Node {
-    /// Takes an ATOMIC, and answers it to `out` if it has an answer.
+    /// Takes an ATOMIC that asks for no acknowledgement, and answers it to `out`.
     #[inline(always)]
     pub(super) fn on_atomic_frame(
         &mut self,
@@ -187,7 +196,18 @@ impl Node {
         }
     }
 
-    /// Takes a request of type `ask`, and answers it to `out` if it has an answer.
+    /// [`rx_request`](Self::rx_request) for the commonest: [`Add`].
+    #[inline(always)]
+    pub(super) fn rx_add(
+        &mut self,
+        now: Instant,
+        frame: &RxFrame<'_>,
+        out: &mut impl FrameSink,
+    ) -> bool {
+        self.rx_request::<Add>(now, frame, out)
+    }
+
+    /// Takes a request of type `ask`, and answers it to `out`.
     #[inline(never)]
     pub(super) fn on_request_frame(
         &mut self,
@@ -196,267 +216,109 @@ impl Node {
         frame: &RxFrame<'_>,
         mut out: impl FrameSink,
     ) {
-        if !self.rx_request(ask, now, frame, &mut out) {
+        let taken = match ask {
+            RequestTy::Atomic => self.rx_request::<Atomic>(now, frame, &mut out),
+            RequestTy::Write => self.rx_request::<Write>(now, frame, &mut out),
+            RequestTy::Read => self.rx_request::<Read>(now, frame, &mut out),
+        };
+        if !taken {
             self.on_frame_slow(now, frame);
         }
     }
 
-    /// Executes an ATOMIC of the commonest shape ([`AddGrant`]) from a [steady](Peer::is_steady)
-    /// peer, if no answer waits. False otherwise: nothing has happened.
+    /// Executes an atomic operation on up to 16 bytes of elements, or a write or read of one frame,
+    /// if it is next in order and its shape passes the access check, and answers it. False
+    /// otherwise: nothing has happened.
+    ///
+    /// The answer leaves at once if no other of this peer waits, else at the end of the burst.
     #[inline(always)]
-    pub(super) fn rx_add(
+    fn rx_request<E: Execution>(
         &mut self,
         now: Instant,
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
-        // The one length check: every read below lies in these bytes.
-        if frame.len() < AtomicOp::HEAD + size_of::<u64>() {
-            return cold(false);
+        let Some((base, op)) = RawRequest::parse(frame, E::ASK) else { return cold(false) };
+        let slot = TargetCache::slot(E::ASK, &op.key);
+        if self.target.grants[slot].key != op.key {
+            cold(());
+            if E::COMMON || !self.check_access(E::ASK, op, base.plen()) {
+                return false;
+            }
         }
-        let Some((base, op)) = RawRequest::parse(frame, RequestTy::Atomic) else {
-            return cold(false);
-        };
-        let add = &self.target.adds[TargetCache::slot(RequestTy::Atomic, &op.key)];
         debug_assert!(self.target.waiting == self.target.answers.len() + self.responses.len());
-        // No answer waits, so there is room for this one, in the list or in the table.
-        let waits = self.target.waiting != 0 || usize::from(base.plen()) != size_of::<u64>();
-        if add.key != op.key || waits {
-            return cold(false);
-        }
         let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        let Some(flying) = peer.steady_flight(self.port.addr, &base) else { return cold(false) };
-        let Some(old) = add.execute(op.addr, frame) else { return cold(false) };
-        let Some(reply_to) = wire::ReplyTo::of_atomic(frame) else { return cold(false) };
+        let own = self.port.addr;
+        let flying = peer.steady_flight(own, &base);
+        let flying = if E::COMMON { flying } else { flying.or_else(|| peer.flight(own, &base)) };
+        let Some(flying) = flying else { return cold(false) };
+        let ar = flying % ASKS_EVERY == ASKS_EVERY - 1;
+        let waits = self.target.waiting != 0;
+        // One that asks for an acknowledgement as well is left to the slow path.
+        if E::COMMON && (waits || ar)
+            || !E::COMMON && (waits && !self.target.may_answer() || base.asks_ack())
+        {
+            return cold(false);
+        }
+        let is_next = !waits || cold(self.target.is_next(peer));
+        let grant = &self.target.grants[slot];
+        let answer_max = peer.path.room(peer.frame_max, RespOp::LEN);
+        let Some(old) = E::execute(grant, &op, &base, (frame, answer_max)) else {
+            return cold(false);
+        };
         peer.nack.note_key(now, false);
-        peer.accept_steady(&base, self.turn.polled_at);
+        peer.accept(&base, self.turn.polled_at);
         self.counters.rma_executed += 1;
-        let what = (Ty::Resp, &reply_to);
-        let answer = AnswerTo { ar: false, ..AnswerTo::new(peer, &self.port.addr, what, old) };
-        // Below this, the answer need not ask for an acknowledgement.
-        if flying < ASKS_EVERY - 1 && out.send_in_place(&answer) == Tx::Sent {
+        if E::ASK == RequestTy::Write {
+            // A new sequence number discards the byte count of an abandoned write.
+            peer.written = 0;
+        }
+        let base = BaseTo { peer, src: &self.port.addr };
+        let answer = AnswerTo { base, reply_to: &op.reply_to, ar, payload: &grant.memory };
+        if is_next && flying < peer.snd.limit() && old.send(answer, out) == Tx::Sent {
             self.counters.tx_frames += 1;
-            (peer.owed, peer.ack_now) = (0, false);
-            // The peer was heard just now, which is as good as a probe.
-            peer.probe_at = now;
-            // As the only packet in flight it takes the place that `Peer::tx_room` leaves free.
-            if flying != 0 {
-                peer.tx_quota = peer.tx_quota.saturating_sub(1);
-            }
-            peer.snd.number();
-            if peer.timer_at == Instant(u64::MAX) {
+            if answered(now, peer, flying) {
                 cold(());
                 self.arm_timer(now, p);
             }
         } else {
             cold(());
-            self.answer_soon(p, (Ty::Resp, reply_to), old.value.into(), old.len());
+            self.answer_soon(p, op.reply_to, (slot, old.kept()));
+        }
+        if !E::COMMON && self.target.grants[slot].counted {
+            cold(());
+            self.count_executed(E::ASK, slot);
         }
         true
     }
 
-    /// Executes a request of type `ask` on up to 16 bytes of elements, or a write or read of one
-    /// frame, if it is next in order and its shape passes the access check. False otherwise:
-    /// nothing has happened. (Parses the frame anew, so that the caller's values can stay in
-    /// registers.)
-    #[inline(always)]
-    fn rx_request(
-        &mut self,
-        ask: RequestTy,
-        now: Instant,
-        frame: &RxFrame<'_>,
-        out: &mut impl FrameSink,
-    ) -> bool {
-        let Some((base, op)) = RawRequest::parse(frame, ask) else { return cold(false) };
-        if !is_expected(&self.peers, self.port.addr, &base) {
-            return cold(false);
-        }
-        let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
-        let known = grant.key == op.key && (ask != RequestTy::Atomic || grant.plen == base.plen());
-        if !known && !self.check_access(ask, op, base.plen()) {
-            return cold(false);
-        }
-        match ask {
-            RequestTy::Atomic => self.execute_atomic(now, frame, &base, op, out),
-            RequestTy::Write | RequestTy::Read => {
-                self.execute_bytes(ask, now, frame, &base, op, out)
-            }
-        }
-    }
-
-    /// Executes an atomic operation whose shape passed the access check: bounds are still to be
-    /// checked.
-    #[inline(always)]
-    fn execute_atomic(
-        &mut self,
-        now: Instant,
-        frame: &RxFrame<'_>,
-        base: &BaseWords,
-        op: RawRequest,
-        out: &mut impl FrameSink,
-    ) -> bool {
-        let p = slot_of(base.dst_sid());
-        let may_answer = self.target.may_answer(self.responses.len());
-        let grant = &self.target.grants[TargetCache::slot(RequestTy::Atomic, &op.key)];
-        let at = op.addr.wrapping_sub(grant.base);
-        let peer = &mut self.peers[p];
-        // One that asks for an acknowledgement as well is left to the slow path.
-        let odd = !may_answer || base.asks_ack();
-        if at > grant.room || peer.bad_seq != NONE || odd {
-            return cold(false);
-        }
-        let mr = &self.mrs[grant.mr];
-        let Some(old) = grant.execute(mr, at as usize, frame) else { return cold(false) };
-        let Some(reply_to) = wire::ReplyTo::of_atomic(frame) else { return cold(false) };
-        peer.nack.note_key(now, false);
-        peer.accept(base, self.turn.polled_at);
-        if grant.add_ok {
-            peer.steady = peer.is_steady();
-        }
-        self.counters.rma_executed += 1;
-        let fetch = grant.fetch;
-        let old = if fetch { (old, grant.bytes.into()) } else { (0, 0) };
-        let counted = grant.counted.then_some((grant.mr, grant.ep, grant.op));
-        let alone = self.target.answers.is_empty() && peer.resp_q.head == ResponseIdx::NONE;
-        self.answer_to((now, p, alone), (Ty::Resp, reply_to), old, out);
-        if let Some((mr, ep, what)) = counted {
-            self.count_executed(mr, ep, fetch, changes(what));
-        }
-        true
-    }
-
-    /// Executes a write or a read whose shape passed the access check: bounds are still to be
-    /// checked.
-    #[inline(always)]
-    fn execute_bytes(
-        &mut self,
-        ask: RequestTy,
-        now: Instant,
-        frame: &RxFrame<'_>,
-        base: &BaseWords,
-        op: RawRequest,
-        out: &mut impl FrameSink,
-    ) -> bool {
-        let Some(len) = RawRequest::len(frame, ask, base) else { return cold(false) };
-        let p = slot_of(base.dst_sid());
-        let alone =
-            self.target.answers.is_empty() && self.peers[p].resp_q.head == ResponseIdx::NONE;
-        let may_answer =
-            alone && self.responses.is_empty() || self.target.may_answer(self.responses.len());
-        let grant = &self.target.grants[TargetCache::slot(ask, &op.key)];
-        let at = op.addr.wrapping_sub(grant.base);
-        let peer = &mut self.peers[p];
-        if at > grant.room || len as u64 > grant.room - at || peer.bad_seq != NONE {
-            return cold(false);
-        }
-        let (at, buf) = (at as usize, &self.mrs[grant.mr].buf);
-        let (counted, mr, ep) = (grant.counted, grant.mr, grant.ep);
-        let Some(reply_to) = wire::ReplyTo::of_bytes(frame) else { return cold(false) };
-        if !may_answer || base.asks_ack() {
-            return cold(false);
-        }
-        if ask == RequestTy::Write {
-            frame.copy_to_io(WriteOp::HEAD, buf, at, len);
-            // A new sequence number discards the byte count of an abandoned write.
-            peer.written = 0;
-            peer.accept(base, self.turn.polled_at);
-            self.answer_to((now, p, alone), (Ty::Resp, reply_to), (0, 0), out);
-        } else if len <= U128_LEN {
-            let mut old = [0; U128_LEN];
-            buf.read_at(at, &mut old[..len]);
-            peer.accept(base, self.turn.polled_at);
-            let old = u128::from_le_bytes(old);
-            self.answer_to((now, p, alone), (Ty::Data, reply_to), (old, len), out);
-        } else {
-            // The answer acknowledges the request, which is accepted below once the answer has
-            // left.
-            let what = (Ty::Data, &reply_to);
-            let mut part = AnswerTo::new(peer, &self.port.addr, what, (buf, at, len));
-            part.base.ahead = 1;
-            // The initiator paces longer reads.
-            let open = alone && peer.snd.in_flight() < peer.snd.limit() && len <= READ_FAST_MAX;
-            let holds = RespOp::HEAD + len <= peer.frame_max as usize + ETH_HDR_LEN;
-            if !open || !holds || out.send_in_place(&part) != Tx::Sent {
-                return cold(false);
-            }
-            peer.accept(base, self.turn.polled_at);
-            self.answer_left(now, p);
-        }
-        self.peers[p].nack.note_key(now, false);
-        self.counters.rma_executed += 1;
-        if counted {
-            let read = ask == RequestTy::Read;
-            self.count_executed(mr, ep, read, !read);
-        }
-        true
-    }
-
-    /// Sends an answer: at once if no other of this peer waits (`alone`), else at the end of the
-    /// burst.
-    #[inline(always)]
-    fn answer_to(
-        &mut self,
-        (now, p, alone): (Instant, PeerIdx, bool),
-        (ty, reply_to): (Ty, wire::ReplyTo),
-        (old, bytes): (u128, usize),
-        out: &mut impl FrameSink,
-    ) {
-        let (peer, src, what) = (&self.peers[p], &self.port.addr, (ty, &reply_to));
-        let sent = alone
-            && match bytes {
-                0 | 8 => AnswerTo::new(peer, src, what, Word::of(old, bytes)).send(out),
-                _ => AnswerTo::new(peer, src, what, InlineBytes::one(old, bytes)).send(out),
-            };
-        if sent {
-            self.answer_left(now, p);
-        } else {
-            self.answer_soon(p, (ty, reply_to), old, bytes);
-        }
-    }
-
-    /// Notes that an answer to peer `p` has left.
-    #[inline(always)]
-    fn answer_left(&mut self, now: Instant, p: PeerIdx) {
-        self.counters.tx_frames += 1;
-        let peer = &mut self.peers[p];
-        peer.carried_ack_in_order();
-        if answered(now, peer) {
-            self.arm_timer(now, p);
-        }
-    }
-
-    /// Keeps an answer of `bytes` bytes until the end of the burst.
+    /// Keeps an answer until the end of the burst, or, if it is long, for the next
+    /// [`transmit`](Self::transmit).
     #[inline(never)]
-    fn answer_soon(
-        &mut self,
-        p: PeerIdx,
-        (ty, reply_to): (Ty, wire::ReplyTo),
-        old: u128,
-        bytes: usize,
-    ) {
-        let (sid, values) = (self.peers[p].sid, InlineBytes::one(old, bytes));
-        self.target.answers.push(Answer { peer: p, sid, ty, reply_to, values });
-        self.todo |= Todo::ANSWER;
-        self.target.waiting += 1;
-        self.owe_ack_fast(p);
-    }
-
-    /// Notes that one more packet is to be acknowledged, and acknowledges if that makes enough of
-    /// them.
-    #[inline(always)]
-    pub(super) fn owe_ack_fast(&mut self, p: PeerIdx) {
-        let peer = &mut self.peers[p];
-        peer.owed = peer.owed.saturating_add(1);
-        peer.rx_quota = peer.rx_quota.saturating_sub(1);
-        if peer.owed >= ACK_EVERY_LOSSLESS {
-            peer.ack_now = true;
+    fn answer_soon(&mut self, p: PeerIdx, reply_to: wire::ReplyTo, (slot, old): (usize, Old)) {
+        if self.peers[p].owe_ack_lossless() {
             self.make_ready(p);
         }
+        let values = match old {
+            Old::Word(word) => InlineBytes::one(word.value.into(), word.len()),
+            Old::Few(values) => values,
+            Old::Part(at, len) => {
+                let memory = IoBuf::one(self.target.grants[slot].memory.again());
+                let mut bytes = OldValues::of_len(len, &mut self.spare);
+                memory.read_at(at, bytes.get_mut());
+                return self.answer_op(p, reply_to.resp(), bytes);
+            }
+        };
+        let sid = self.peers[p].sid;
+        self.target.answers.push(Answer { peer: p, sid, reply_to, values });
+        self.todo |= Todo::ANSWER;
+        self.target.waiting += 1;
     }
 
     /// Checks access for a request shape (key, rights, endpoint, operation) and caches the grant.
-    /// False if any check fails: the slow path then refuses the request.
+    /// False if any check fails: the slow path then refuses the request, or executes it if its
+    /// region is in several pieces.
     #[inline(never)]
     fn check_access(&mut self, ask: RequestTy, request: RawRequest, plen: u16) -> bool {
         let grant = match ask {
@@ -465,16 +327,7 @@ impl Node {
         };
         let Some(grant) = grant else { return false };
         self.mrs.last = grant.mr;
-        let at = TargetCache::slot(ask, &request.key);
-        self.target.grants[at] = grant;
-        if let Some(add) = self.target.adds.get_mut(at) {
-            let memory = self.mrs[grant.mr].buf.as_one().filter(|_| grant.add_ok);
-            let AccessGrant { key, fetch, base, .. } = grant;
-            let shared = self.mrs[grant.mr].is_shared();
-            *add = memory
-                .and_then(|span| Words::of(span, shared))
-                .map_or(AddGrant::NOTHING, |memory| AddGrant { key, fetch, base, memory });
-        }
+        self.target.grants[TargetCache::slot(ask, &request.key)] = grant;
         true
     }
 
@@ -492,25 +345,16 @@ impl Node {
         let (m, _) = self.mrs.look(&self.eps, ep, &range, 1, access).ok()?;
         let mr = &self.mrs[m];
         let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != CntrIdx::NONE;
-        let (base, room) = (mr.base, mr.buf.len() as u64);
-        Some(AccessGrant {
-            key: request.key,
-            counted,
-            mr: m,
-            ep,
-            base,
-            room,
-            ..AccessGrant::NOTHING
-        })
+        let (key, base, memory) = (request.key, mr.base, mr.buf.as_one()?.again());
+        Some(AccessGrant { key, base, counted, mr: m, ep, memory, ..AccessGrant::NOTHING })
     }
 
     fn grant_atomic(&self, request: RawRequest, plen: u16) -> Option<AccessGrant> {
         let op = request.checked()?;
         let answered = op.fetch || op.answer;
-        let whole = op.range.last && op.end && !op.void && answered;
+        let whole = op.range.last && op.end && !op.void && answered && op.offset == 0;
         let plain = whole && !op.tagged && op.range.rx_ctx == 0;
-        let (plen, payload_len) = (usize::from(plen), plen);
-        let (what, ty, bytes) = decode_atomic(&op, plen).ok()?;
+        let (what, ty, bytes) = decode_atomic(&op, plen.into()).ok()?;
         if !plain || bytes > Response::SHORT {
             return None;
         }
@@ -518,31 +362,45 @@ impl Node {
         let (ep, counted) = self.eps.grant_ep(op.range.dst_ep, caps)?;
         let (m, _) = self.mrs.look(&self.eps, ep, &op.range, bytes as u64, access).ok()?;
         let mr = &self.mrs[m];
-        let one = op.count == 1 && plen <= U128_LEN;
-        let word = one && ty.is_integer() && bytes >= 4;
+        let memory = mr.buf.as_one()?.again();
         let counted = counted
             || op.fetch && mr.read_cntr != CntrIdx::NONE
             || changes(what) && mr.write_cntr != CntrIdx::NONE;
-        let add_ok = word && bytes == 8 && what == atomic::AtomicOp::Sum && !counted;
+        let word = op.count == 1 && ty.is_integer() && (4..=8).contains(&bytes);
+        let words = Words::of(&memory, mr.is_shared());
+        let adds = word && bytes == 8 && what == atomic::AtomicOp::Sum && !counted;
+        let does = match words {
+            Some(_) if adds => Does::Add,
+            _ if word => Does::Word,
+            _ => Does::Elements,
+        };
         Some(AccessGrant {
             key: request.key,
-            plen: payload_len,
+            base: mr.base,
+            words: words.unwrap_or(Words::NONE),
+            does,
+            fetch: op.fetch,
+            counted,
+            plen,
             bytes: bytes as u16,
             op: what,
             ty,
-            word,
-            fetch: op.fetch,
-            add_ok,
-            counted,
+            sharing: mr.sharing,
             mr: m,
             ep,
-            base: mr.base,
-            room: mr.buf.len() as u64 - bytes as u64,
+            memory,
         })
     }
 
+    /// Counts a request that was executed by the grant in `slot`.
     #[cold]
-    fn count_executed(&mut self, mr: MrIdx, ep: EpIdx, reads: bool, writes: bool) {
+    fn count_executed(&mut self, ask: RequestTy, slot: usize) {
+        let &AccessGrant { mr, ep, fetch, op, .. } = &self.target.grants[slot];
+        let (reads, writes) = match ask {
+            RequestTy::Atomic => (fetch, changes(op)),
+            RequestTy::Write => (false, true),
+            RequestTy::Read => (true, false),
+        };
         self.count_access(mr, reads, writes);
         self.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
     }
@@ -563,16 +421,21 @@ impl Node {
                 let free = peer.sid == answer.sid
                     && peer.fast_path
                     && peer.resp_q.head == ResponseIdx::NONE;
-                let what = (answer.ty, &answer.reply_to);
-                free && AnswerTo::new(peer, &self.port.addr, what, answer.values).send(out)
+                let flying = peer.snd.in_flight();
+                let to = AnswerTo {
+                    base: BaseTo { peer, src: &self.port.addr },
+                    reply_to: &answer.reply_to,
+                    ar: flying % ASKS_EVERY == ASKS_EVERY - 1,
+                    payload: answer.values,
+                };
+                free && flying < peer.snd.limit() && out.send_in_place(&to) == Tx::Sent
             });
             let Some(peer) = sent else {
                 self.answer_later(i);
                 continue;
             };
             self.counters.tx_frames += 1;
-            peer.carried_ack_in_order();
-            if answered(now, peer) {
+            if answered(now, peer, peer.snd.in_flight()) {
                 self.arm_timer(now, p);
             }
         }
@@ -585,110 +448,218 @@ impl Node {
     /// ended the operation then.
     #[cold]
     fn answer_later(&mut self, i: usize) {
-        let Answer { peer, sid, ty, reply_to, values } = self.target.answers[i];
-        let RespOp { dst_op, dst_gen, offset, .. } = reply_to.resp();
+        let Answer { peer, sid, reply_to, values } = self.target.answers[i];
         if self.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
             return;
         }
-        let (mut short, all, len) = ([0; Response::SHORT], values.to_bytes(), values.len() as u16);
-        short.copy_from_slice(&all[..Response::SHORT]);
-        let kind = ResponseKind::Values { ty, offset, len, short, long: Vec::new() };
-        let link = Link::default();
-        self.add_response(Response { peer, dst_op, dst_gen, kind, queued: true, link });
+        let (all, len) = (values.to_bytes(), values.len());
+        let mut bytes = OldValues::of_len(len, &mut self.spare);
+        bytes.get_mut().copy_from_slice(&all[..len]);
+        self.answer_op(peer, reply_to.resp(), bytes);
     }
 }
 
-impl AccessGrant {
-    /// Executes the operation in `frame` at offset `at` of region `mr` and returns the old values.
-    /// `None`, and nothing changed, if that is not possible (alignment, a region in several spans).
+/// A kind of requests: how they are executed and what goes back.
+trait Execution {
+    /// Their type.
+    const ASK: RequestTy;
+    /// Only while no answer waits, from a [steady](Peer::is_steady) peer, and if the answer need
+    /// not ask for an acknowledgement: so that little of it is inlined. [`Atomic`] takes the rest.
+    const COMMON: bool = false;
+
+    /// What goes back.
+    type Old: Answered;
+
+    /// Executes the request in `frame`, which has the shape of `grant`. `None`, and nothing
+    /// changed, if that is not possible (bounds, alignment, lengths). `answer_max`: bytes that an
+    /// answer holds.
+    fn execute(
+        grant: &AccessGrant,
+        op: &RawRequest,
+        base: &BaseWords,
+        rest: (&RxFrame<'_>, usize),
+    ) -> Option<Self::Old>;
+}
+
+/// [`Does::Add`].
+enum Add {}
+/// Any atomic operation.
+enum Atomic {}
+enum Write {}
+enum Read {}
+
+impl Execution for Add {
+    const ASK: RequestTy = RequestTy::Atomic;
+    const COMMON: bool = true;
+    type Old = Word;
+
     #[inline(always)]
-    fn execute(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
-        if self.word {
-            return self.execute_word(mr, at, frame).map(u128::from);
+    fn execute(
+        grant: &AccessGrant,
+        op: &RawRequest,
+        base: &BaseWords,
+        (frame, _): (&RxFrame<'_>, usize),
+    ) -> Option<Word> {
+        if grant.does != Does::Add || usize::from(base.plen()) != size_of::<u64>() {
+            return cold(None);
         }
-        self.execute_inline(mr, at, frame)
+        let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
+        let old = grant.words.fetch_add(op.addr.wrapping_sub(grant.base), operand)?;
+        Some(Word::of(old, if grant.fetch { size_of::<u64>() } else { 0 }))
     }
+}
 
-    #[inline(never)]
-    fn execute_word(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u64> {
-        let operands = frame.u128_at(AtomicOp::HEAD, self.plen.into())?;
-        mr.buf.first()?.atomic_word(at, self.op, self.ty, operands, mr.is_shared())
-    }
+impl Execution for Atomic {
+    const ASK: RequestTy = RequestTy::Atomic;
+    type Old = Old;
 
-    /// For elements that are not one word.
-    #[inline(never)]
-    fn execute_inline(&self, mr: &Mr, at: usize, frame: &RxFrame<'_>) -> Option<u128> {
-        let (plen, bytes) = (usize::from(self.plen), usize::from(self.bytes));
+    fn execute(
+        grant: &AccessGrant,
+        op: &RawRequest,
+        base: &BaseWords,
+        (frame, _): (&RxFrame<'_>, usize),
+    ) -> Option<Old> {
+        let (plen, bytes) = (usize::from(grant.plen), usize::from(grant.bytes));
+        let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
+        let memory = grant.memory.piece(at, bytes)?;
+        if base.plen() != grant.plen {
+            return None;
+        }
+        let fetched = if grant.fetch { bytes } else { 0 };
+        if grant.does != Does::Elements {
+            let operands = frame.u128_at(AtomicOp::HEAD, plen)?;
+            let shared = grant.sharing.is_shared();
+            let old = memory.atomic_word(0, grant.op, grant.ty, operands, shared)?;
+            return Some(Old::of(old.into(), fetched));
+        }
         let (mut operands, mut old) = ([0; InlineBytes::MAX], [0; U128_LEN]);
         if !frame.copy_to(AtomicOp::HEAD, &mut operands[..plen]) {
             return None;
         }
         let (operand, compare) = operands[..plen].split_at(plen.min(bytes));
-        let count = bytes / self.ty.size();
-        let to = &mut old[..bytes];
-        let done = mr.buf.atomic(at, self.op, self.ty, count, operand, compare, to, mr.sharing);
-        done.ok().map(|()| u128::from_le_bytes(old))
+        let (count, to) = (bytes / grant.ty.size(), &mut old[..bytes]);
+        let buf = IoBuf::one(memory);
+        let done = buf.atomic(0, grant.op, grant.ty, count, operand, compare, to, grant.sharing);
+        done.ok().map(|()| Old::of(u128::from_le_bytes(old), fetched))
     }
 }
 
-impl AddGrant {
-    /// Matches no request.
-    const NOTHING: Self =
-        Self { key: RequestKey::NOTHING, fetch: false, base: 0, memory: Words::NONE };
+impl Execution for Write {
+    const ASK: RequestTy = RequestTy::Write;
+    type Old = Word;
 
-    /// Adds the operand in `frame` to the word at remote address `addr` and returns what goes back.
-    /// `None`, and nothing changed, unless the word is aligned and in bounds.
     #[inline(always)]
-    fn execute(&self, addr: u64, frame: &RxFrame<'_>) -> Option<Word> {
-        let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
-        let old = self.memory.fetch_add(addr.wrapping_sub(self.base), operand)?;
-        Some(if self.fetch { Word::of(old.into(), size_of::<u64>()) } else { Word::NONE })
+    fn execute(
+        grant: &AccessGrant,
+        op: &RawRequest,
+        base: &BaseWords,
+        (frame, _): (&RxFrame<'_>, usize),
+    ) -> Option<Word> {
+        let len = RawRequest::len(frame, Self::ASK, base)?;
+        let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
+        frame.copy_to_span(WriteOp::HEAD, &grant.memory.piece(at, len)?, len);
+        Some(Word::NONE)
     }
 }
 
-/// Notes that an answer to `peer` has left. Returns whether its timer is to be armed.
+impl Execution for Read {
+    const ASK: RequestTy = RequestTy::Read;
+    type Old = Old;
+
+    #[inline(always)]
+    fn execute(
+        grant: &AccessGrant,
+        op: &RawRequest,
+        base: &BaseWords,
+        (frame, answer_max): (&RxFrame<'_>, usize),
+    ) -> Option<Old> {
+        let len = RawRequest::len(frame, Self::ASK, base)?;
+        let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
+        match grant.memory.piece(at, len)?.word_at(0) {
+            Some(word) if len == size_of::<u64>() => Some(Old::Word(Word::of(word, len))),
+            _ if len > answer_max => cold(None),
+            _ => Some(Old::Part(at, len)),
+        }
+    }
+}
+
+/// What goes back, as a kind of requests knows it.
+trait Answered: Copy {
+    /// Sends `answer` with it.
+    fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx;
+
+    /// The same for an answer that leaves later.
+    fn kept(self) -> Old;
+}
+
+impl Answered for Word {
+    #[inline(always)]
+    fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx {
+        out.send_in_place(&answer.with(self))
+    }
+
+    fn kept(self) -> Old {
+        Old::Word(self)
+    }
+}
+
+impl Answered for Old {
+    #[inline(always)]
+    fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx {
+        match self {
+            Self::Word(word) => word.send(answer, out),
+            Self::Few(values) => out.send_in_place(&answer.with(values)),
+            Self::Part(at, len) => {
+                let buf = IoBuf::one(answer.payload.again());
+                out.send_in_place(&answer.with((&buf, at, len)))
+            }
+        }
+    }
+
+    fn kept(self) -> Self {
+        self
+    }
+}
+
+impl Old {
+    /// The first `bytes` bytes of `value`.
+    fn of(value: u128, bytes: usize) -> Self {
+        match bytes {
+            0 | 8 => Self::Word(Word::of(value as u64, bytes)),
+            _ => Self::Few(InlineBytes::one(value, bytes)),
+        }
+    }
+}
+
+/// Notes that an answer to `peer` has left, with as many packets in flight. Returns whether its
+/// timer is to be armed.
 #[inline(always)]
-fn answered(now: Instant, peer: &mut Peer) -> bool {
-    if peer.snd.in_flight() == 0 {
+fn answered(now: Instant, peer: &mut Peer, flying: u32) -> bool {
+    if flying == 0 {
         peer.probe_at = now;
+    } else {
+        // The only packet in flight takes the place that `Peer::tx_room` leaves free.
+        peer.tx_quota = peer.tx_quota.saturating_sub(1);
     }
     peer.snd.number();
-    if peer.tx_quota > 0 {
-        peer.tx_quota -= 1;
-    }
+    peer.carried_ack_in_order();
     peer.timer_at == Instant(u64::MAX)
 }
 
 /// An answer about to be sent.
 struct AnswerTo<'a, P> {
     base: BaseTo<'a>,
-    ty: Ty,
     reply_to: &'a wire::ReplyTo,
     /// The answer asks for an acknowledgement.
     ar: bool,
     payload: P,
 }
 
-impl<'a, P> AnswerTo<'a, P> {
+impl<'a, S> AnswerTo<'a, S> {
     #[inline(always)]
-    fn new(
-        peer: &'a Peer,
-        src: &'a u64,
-        (ty, reply_to): (Ty, &'a wire::ReplyTo),
-        payload: P,
-    ) -> Self {
-        let base = BaseTo { peer, src, ahead: 0 };
-        Self { base, ty, reply_to, ar: asks(peer), payload }
-    }
-
-    /// Sends it. False if the window is closed or the port did not take it.
-    #[inline(always)]
-    fn send<const H: usize>(&self, out: &mut impl FrameSink) -> bool
-    where
-        P: Payload<H>,
-    {
-        self.base.peer.snd.in_flight() < self.base.peer.snd.limit()
-            && out.send_in_place(self) == Tx::Sent
+    fn with<P>(self, payload: P) -> AnswerTo<'a, P> {
+        let Self { base, reply_to, ar, .. } = self;
+        AnswerTo { base, reply_to, ar, payload }
     }
 }
 
@@ -726,8 +697,8 @@ impl Word {
 
     /// `value` if `bytes` is not 0. Who may not read gets none of it, nor as padding.
     #[inline(always)]
-    const fn of(value: u128, bytes: usize) -> Self {
-        if bytes == 0 { Self::NONE } else { Self { value: value as u64, is_some: true } }
+    const fn of(value: u64, bytes: usize) -> Self {
+        if bytes == 0 { Self::NONE } else { Self { value, is_some: true } }
     }
 }
 
@@ -777,7 +748,7 @@ impl<const H: usize, P: Payload<H>> InPlaceFrame<H> for AnswerTo<'_, P> {
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
         self.payload.put(out);
-        self.base.put(self.ty, self.payload.len(), self.ar, out);
+        self.base.put(Ty::Resp, self.payload.len(), self.ar, out);
         self.reply_to.resp().put(out);
     }
 

@@ -91,10 +91,7 @@ impl Node {
     /// Every frame but short tagged messages and the types of [`BaseWords::ty`].
     #[inline(never)]
     fn on_frame_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if let Some(ty) = BaseWords::response_ty(frame) {
-            return self.on_response_frame(now, frame, ty);
-        }
-        if !self.rx_eager::<false>(now, frame) {
+        if !self.rx_eager::<false>(now, frame) && !self.rx_ack(now, frame, false) {
             self.on_frame_slow(now, frame);
         }
     }

@@ -120,7 +120,7 @@ impl Mr {
     /// Whether others than this thread change it by atomics.
     #[inline(always)]
     pub(super) fn is_shared(&self) -> bool {
-        !matches!(self.sharing, Sharing::Single)
+        self.sharing.is_shared()
     }
 }
 

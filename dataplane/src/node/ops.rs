@@ -17,7 +17,7 @@ use crate::rel::psn::Psn;
 use crate::slab::{Link, Linked, NONE};
 use crate::table::Vacant;
 use crate::types::Instant;
-use crate::wire::{EndStatus, NackReason, Ty};
+use crate::wire::{EndStatus, NackReason};
 
 bitflags! {
     /// What a transmit request asked for.
@@ -491,8 +491,9 @@ pub(crate) enum ResponseKind {
         ends: EpIdx,
         region_ends: bool,
     },
-    /// Old values, or bytes of a read, in a packet of type `ty`; `offset` as in the RESP.
-    Values { ty: Ty, offset: u32, len: u16, short: [u8; Response::SHORT], long: Vec<u8> },
+    /// The payload of a RESP: old values, the bytes of a short read, or none. `offset` as in the
+    /// RESP.
+    Values { offset: u32, len: u16, short: [u8; Response::SHORT], long: Vec<u8> },
     /// `len` bytes of a read will not come.
     Failed { len: u32, reason: NackReason },
 }

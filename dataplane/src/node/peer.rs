@@ -579,6 +579,26 @@ impl Peer {
         }
     }
 
+    /// Whether one more packet of a lossless path may come before any is acknowledged.
+    #[inline(always)]
+    pub(super) fn may_owe_ack(&self) -> bool {
+        self.owed < ACK_EVERY_LOSSLESS - 1
+    }
+
+    /// Notes that one more packet of a lossless path is to be acknowledged. True: that makes enough
+    /// of them, and the caller [queues](super::Node::make_ready) the peer.
+    #[inline(always)]
+    pub(super) fn owe_ack_lossless(&mut self) -> bool {
+        self.rx_quota = self.rx_quota.saturating_sub(1);
+        if self.may_owe_ack() {
+            self.owed += 1;
+            return false;
+        }
+        self.owed = self.owed.saturating_add(1);
+        self.ack_now = true;
+        cold(true)
+    }
+
     /// Longest message that fits in one frame, whatever stands beside it, bytes.
     pub(crate) fn eager_room(&self) -> usize {
         self.path.room(self.frame_max, EagerMsg::LEN_MAX - BASE_LEN)

@@ -8,7 +8,6 @@ use std::ops::{Index, IndexMut};
 
 use barewire_driver::frame::RxFrame;
 
-use super::fast_op::FastOp;
 use super::notice::EndReason;
 use super::ops::Pull;
 use super::peer::{Peer, Peers};
@@ -18,7 +17,7 @@ use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, RecvIdx};
 use crate::slab::{Handle, Slab};
 use crate::types::Instant;
-use crate::wire::{DataOp, EndStatus, PULL_MAX, Ty};
+use crate::wire::{DataOp, EndStatus, PULL_MAX};
 
 /// Bytes that one PULL asks for at most.
 pub(super) const PULL_CHUNK: u64 = 256 << 10;
@@ -181,10 +180,6 @@ impl Node {
         op: &DataOp,
         (off, len): (usize, usize),
     ) {
-        if FastOp::is_name(op.dst_op) {
-            let asked = (op.dst_op, op.dst_gen, op.offset);
-            return self.on_fast_answer((p, Ty::Data), frame, asked, (off, len));
-        }
         let idx = PullIdx::of(op.dst_op);
         let handle = Handle::from_parts(idx, op.dst_gen);
         let active = self.turn.polled_at;

@@ -12,7 +12,7 @@ use super::fast_op::FastOp;
 use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
-use super::rma::{REMOTE_READ, REMOTE_WRITE, sent_len};
+use super::rma::{REMOTE_READ, REMOTE_WRITE, Spare, sent_len};
 use super::{MsgKind, Node, NodeCounters};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
@@ -32,7 +32,7 @@ pub(super) enum Target {
 }
 
 /// What an answer carries: `len` bytes, in `long` if that holds any.
-struct OldValues {
+pub(super) struct OldValues {
     len: u16,
     short: [u8; Response::SHORT],
     long: Vec<u8>,
@@ -40,6 +40,21 @@ struct OldValues {
 
 impl OldValues {
     const NONE: Self = Self { len: 0, short: [0; Response::SHORT], long: Vec::new() };
+
+    /// `len` bytes of 0.
+    pub(super) fn of_len(len: usize, spare: &mut Spare) -> Self {
+        let mut long = Vec::new();
+        if len > Response::SHORT {
+            long = spare.take();
+            long.resize(len, 0);
+        }
+        Self { len: len as u16, long, ..Self::NONE }
+    }
+
+    /// The bytes.
+    pub(super) fn get_mut(&mut self) -> &mut [u8] {
+        if self.long.is_empty() { &mut self.short[..self.len.into()] } else { &mut self.long }
+    }
 }
 
 /// Responses that one peer may have outstanding here: more than any initiator asks for at once,
@@ -120,7 +135,7 @@ impl Node {
             self.tell_remote(p, e, op.range.src_ep, cqe);
         }
         if op.answer {
-            self.answer_op(p, (op.dst_op, op.dst_gen, 0), OldValues::NONE);
+            self.answer_op(p, op.resp(), OldValues::NONE);
         }
         Ok(())
     }
@@ -152,7 +167,7 @@ impl Node {
         }
         if op.fetch || op.answer {
             self.response_room(p)?;
-            self.answer_op(p, (op.dst_op, op.dst_gen, op.offset), OldValues::NONE);
+            self.answer_op(p, op.resp(), OldValues::NONE);
         }
         self.return_credit(p, op.imm.is_some().into());
         Ok(())
@@ -177,16 +192,7 @@ impl Node {
             let (m, at) = self.mr_find(e, &op.range, bytes as u64, access)?;
             Target::Region(m, at)
         };
-        let (mut short, mut long) = ([0; Response::SHORT], Vec::new());
-        if op.fetch && bytes > Response::SHORT {
-            long = self.spare.take();
-            long.resize(bytes, 0);
-        }
-        let old = match () {
-            () if !op.fetch => &mut [],
-            () if bytes > Response::SHORT => &mut long[..],
-            () => &mut short[..bytes],
-        };
+        let mut old = OldValues::of_len(if op.fetch { bytes } else { 0 }, &mut self.spare);
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut few = [0; 32];
         let operands = if len <= few.len() {
@@ -196,13 +202,12 @@ impl Node {
             &mut scratch[..]
         };
         assert!(frame.copy_to(off, operands), "length was checked");
-        let done = self.execute(target, op, (what, ty), operands, old);
+        let done = self.execute(target, op, (what, ty), operands, old.get_mut());
         self.scratch = scratch;
         done.map_err(|fault| self.counters.atomic_fault(fault))?;
         self.atomic_done(p, e, op, target);
         if op.fetch || op.answer {
-            let len = if op.fetch { bytes as u16 } else { 0 };
-            self.answer_op(p, (op.dst_op, op.dst_gen, op.offset), OldValues { len, short, long });
+            self.answer_op(p, op.resp(), old);
         }
         Ok(())
     }
@@ -280,9 +285,10 @@ impl Node {
 
     /// Sends an answer, kept until acknowledged: a repeated request is a duplicate and meets this
     /// answer, not another execution.
-    fn answer_op(&mut self, p: PeerIdx, asked: (u32, u32, u32), old: OldValues) {
-        let ((dst_op, dst_gen, offset), OldValues { len, short, long }) = (asked, old);
-        let kind = ResponseKind::Values { ty: Ty::Resp, offset, len, short, long };
+    pub(super) fn answer_op(&mut self, p: PeerIdx, resp: RespOp, old: OldValues) {
+        let RespOp { dst_op, dst_gen, offset, .. } = resp;
+        let OldValues { len, short, long } = old;
+        let kind = ResponseKind::Values { offset, len, short, long };
         let link = Link::default();
         self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
     }
@@ -452,6 +458,9 @@ impl Node {
         }
         let (mr, at) = self.mr_find(e, &op.range, op.len.into(), MrAccess::REMOTE_READ)?;
         self.response_room(p)?;
+        if op.answer {
+            return self.answer_read(p, (e, mr, at), op);
+        }
         self.mrs[mr].readers += 1;
         self.counters.rma_executed += u64::from(op.range.last);
         let kind = ResponseKind::Read {
@@ -464,6 +473,26 @@ impl Node {
         };
         let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
         self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
+        Ok(())
+    }
+
+    /// Answers a READ by one RESP, with the bytes that are at `at` of region `mr` now.
+    fn answer_read(
+        &mut self,
+        p: PeerIdx,
+        (e, mr, at): (EpIdx, MrIdx, usize),
+        op: &ReadOp,
+    ) -> Result<(), NackReason> {
+        let len = op.len as usize;
+        if len > self.peers[p].payload_max(RespOp::LEN) {
+            return Err(NackReason::Malformed);
+        }
+        let mut bytes = OldValues::of_len(len, &mut self.spare);
+        self.mrs[mr].buf.read_at(at, bytes.get_mut());
+        self.answer_op(p, op.resp(), bytes);
+        self.counters.rma_executed += 1;
+        self.count_access(mr, true, false);
+        self.count_remote(e, REMOTE_READ);
         Ok(())
     }
 
@@ -573,7 +602,7 @@ impl Node {
         self.serve_waiting_pulls();
     }
 
-    /// Takes a RESP: the answer to an atomic operation, or the refusal of a read.
+    /// Takes a RESP: the answer to a request, or the refusal of a read.
     pub(crate) fn on_resp(
         &mut self,
         p: PeerIdx,
@@ -581,18 +610,13 @@ impl Node {
         op: &RespOp,
         (off, len): (usize, usize),
     ) {
-        let short = FastOp::is_name(op.dst_op);
-        if let Some(reason) = op.status.filter(|_| short) {
-            return self.on_fast_failed(p, (op.dst_op, op.dst_gen), reason);
+        if FastOp::is_name(op.dst_op) {
+            return self.on_fast_answer(p, frame, op, (off, len));
         }
         if let Some(reason) = op.status {
             let handle = Handle::from_parts(PullIdx::of(op.dst_op), op.dst_gen);
             self.read_failed(p, handle, op.offset, super::acked::nack_error(reason));
             return;
-        }
-        if short {
-            let asked = (op.dst_op, op.dst_gen, op.offset.into());
-            return self.on_fast_answer((p, Ty::Resp), frame, asked, (off, len));
         }
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);

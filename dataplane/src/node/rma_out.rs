@@ -129,7 +129,7 @@ impl TxWrs {
         let end = range.len == u64::from(len);
         let (dst_op, dst_gen) = (idx.get(), pulls.records.generation(idx));
         let range = RemoteRange { dst_ep, rx_ctx, src_ep, seq: 0, last, rkey, addr };
-        ReadOp { range, end, dst_op, dst_gen, offset, len }.emit(out)
+        ReadOp { range, end, answer: false, dst_op, dst_gen, offset, len }.emit(out)
     }
 }
 
@@ -343,9 +343,13 @@ impl Node {
                 let region_ends = region_ends && done;
                 (Ty::Data, BodyRef::Mr { mr, offset: from, len, ends, region_ends }, len)
             }
-            ResponseKind::Values { ty, offset, len, .. } => {
+            ResponseKind::Values { offset, len, .. } => {
                 RespOp { dst_op, dst_gen, offset, status: None }.emit(&mut op);
-                (ty, if len > 0 { BodyRef::Response { response: j } } else { BodyRef::None }, 0)
+                (
+                    Ty::Resp,
+                    if len > 0 { BodyRef::Response { response: j } } else { BodyRef::None },
+                    0,
+                )
             }
             ResponseKind::Failed { len, reason } => {
                 RespOp { dst_op, dst_gen, offset: len, status: Some(reason) }.emit(&mut op);

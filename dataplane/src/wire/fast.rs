@@ -10,8 +10,8 @@ use super::base::NUMBERS_AT;
 use super::base::{AR, first_word};
 use super::rma::{ANSWER, END, LAST};
 use super::{
-    AckOp, AtomicOp, BASE_LEN, Base, Bytes, FrameHead, HeadOut, ReadOp, RemoteRange, RespOp, Ty,
-    WriteOp, verify_crc,
+    AckOp, AtomicOp, BASE_LEN, Base, Bytes, FrameHead, HeadOut, READ_ANSWER_MAX, ReadOp,
+    RemoteRange, RespOp, Ty, WriteOp, verify_crc,
 };
 use crate::psn::Psn;
 
@@ -64,15 +64,6 @@ impl RequestTy {
     }
 }
 
-/// Types of answers to one-sided operations, besides RESP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResponseTy {
-    /// Bytes of a read.
-    Data,
-    /// Acknowledges a write or an atomic operation without a result.
-    Ack,
-}
-
 /// Types of packets that carry a segment of something longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentTy {
@@ -98,7 +89,7 @@ impl SegmentTy {
 pub enum RmaTy {
     /// An atomic operation that asks for no acknowledgement.
     Atomic,
-    /// The answer to an atomic operation, or the refusal of a read.
+    /// The answer to a request, or the refusal of a read.
     Resp,
     /// Any request, whether or not it asks for an acknowledgement.
     Request(RequestTy),
@@ -144,18 +135,6 @@ impl BaseWords {
             ATOMIC => Some(RequestTy::Atomic),
             WRITE => Some(RequestTy::Write),
             READ => Some(RequestTy::Read),
-            _ => None,
-        }
-    }
-
-    /// The type of a DATA or ACK in the common form; `None` for any other packet.
-    #[inline(always)]
-    pub fn response_ty(frame: &RxFrame<'_>) -> Option<ResponseTy> {
-        const DATA: u32 = first_word(Ty::Data, false);
-        const ACK: u32 = first_word(Ty::Ack, false);
-        match u32::from_be_bytes(frame.chunk_at(12)?) {
-            DATA => Some(ResponseTy::Data),
-            ACK => Some(ResponseTy::Ack),
             _ => None,
         }
     }
@@ -278,25 +257,24 @@ pub struct RawRequest {
     pub key: RequestKey,
     /// As in [`RemoteRange`].
     pub addr: u64,
+    /// Whom the answer names.
+    pub reply_to: ReplyTo,
 }
 
-/// Where the answer to a request belongs: the initiator's slot and generation, and the
-/// offset in its result, as they stand in the header.
+/// Where the answer to a request belongs: the initiator's slot and generation, as they stand in the
+/// header.
 #[derive(Clone, Copy, Debug)]
-pub struct ReplyTo {
-    op_gen: u64,
-    offset: u32,
-}
+pub struct ReplyTo(u64);
 
-/// The shape of a request: destination endpoint, key and flags, and of an ATOMIC count, operation
-/// and type.
+/// The shape of a request: destination endpoint, key and flags, and of an ATOMIC count, operation,
+/// type and offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKey {
     rkey: u64,
     /// Endpoint, flags and receive context, where they stand in the header's first 64 bits.
     head: u64,
-    /// Count, operation and type.
-    kind: u32,
+    /// Count, operation, type and offset.
+    kind: u64,
 }
 
 impl RequestKey {
@@ -306,19 +284,19 @@ impl RequestKey {
     /// A hash, for the index of a cached grant. Whether an ATOMIC fetches is in its lowest bit.
     #[inline(always)]
     pub fn hash(&self) -> usize {
-        (self.rkey as u32 ^ self.kind >> 16 ^ (self.head >> 35) as u32) as usize
+        (self.rkey as u32 ^ (self.kind >> 16) as u32 ^ (self.head >> 35) as u32) as usize
     }
 
     /// Whether a WRITE or READ with this key is the whole operation, is answered, and has no remote
     /// CQ data.
     pub fn is_whole(&self, ask: RequestTy) -> bool {
-        let more = if ask == RequestTy::Read { END } else { ANSWER };
+        let more = if ask == RequestTy::Read { END | ANSWER } else { ANSWER };
         self.head >> 32 == u64::from(LAST | more)
     }
 }
 
 impl RawRequest {
-    /// Copies base and header, without the fields of [`ReplyTo`] and the lengths. Checks nothing.
+    /// Copies base and header, without the lengths. Checks nothing.
     /// `None` if the frame is too short.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, ask: RequestTy) -> Option<(BaseWords, Self)> {
@@ -334,11 +312,13 @@ impl RawRequest {
         let head = u64::from_le_bytes(frame.chunk_at(BASE_LEN)?) & 0xffff_0000_ffff;
         let rkey = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let kind = match ask {
-            RequestTy::Atomic => u32::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?),
+            RequestTy::Atomic => u64::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?),
             RequestTy::Write | RequestTy::Read => 0,
         };
         let addr = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 16)?);
-        Some((BaseWords::parse(frame)?, Self { key: RequestKey { rkey, head, kind }, addr }))
+        let reply_to = ReplyTo(u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?));
+        let key = RequestKey { rkey, head, kind };
+        Some((BaseWords::parse(frame)?, Self { key, addr, reply_to }))
     }
 
     /// Bytes that a WRITE or READ accesses, at least 1. `None` if it is not the whole operation, if
@@ -355,7 +335,7 @@ impl RawRequest {
             RequestTy::Read => {
                 let offset = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 32)?);
                 let len = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 40)?);
-                let plain = offset == 0 && plen == 0 && len <= u16::MAX.into();
+                let plain = offset == 0 && plen == 0 && len <= READ_ANSWER_MAX.into();
                 plain.then_some(len as usize)?
             }
             RequestTy::Atomic => return None,
@@ -365,13 +345,13 @@ impl RawRequest {
 
     /// The remote range, without sequence number and source endpoint.
     pub fn range(&self) -> RemoteRange {
-        let Self { key: RequestKey { rkey, head, .. }, addr } = *self;
+        let Self { key: RequestKey { rkey, head, .. }, addr, .. } = *self;
         let last = (head >> 32) as u8 & LAST != 0;
         let rx_ctx = (head >> 40) as u8;
         RemoteRange { dst_ep: head as u16, rx_ctx, src_ep: 0, seq: 0, last, rkey, addr }
     }
 
-    /// The checked header of an ATOMIC, without the fields of [`ReplyTo`] and the source endpoint.
+    /// The checked header of an ATOMIC, without initiator's slot and source endpoint.
     /// `None` if a field is invalid or remote CQ data follows.
     pub fn checked(&self) -> Option<AtomicOp> {
         // From the copy: the frame may have changed since.
@@ -380,7 +360,7 @@ impl RawRequest {
         b.put16::<4>((self.key.head >> 32) as u16);
         b.put64::<8>(self.key.rkey);
         b.put64::<16>(self.addr);
-        b.put32::<32>(self.key.kind);
+        b.put64::<32>(self.key.kind);
         match AtomicOp::of(&b) {
             Ok((op, false)) => Some(op),
             _ => None,
@@ -389,26 +369,11 @@ impl RawRequest {
 }
 
 impl ReplyTo {
-    /// Copies it from the header of an ATOMIC. `None` if the frame is too short.
-    #[inline(always)]
-    pub fn of_atomic(frame: &RxFrame<'_>) -> Option<Self> {
-        let op_gen = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?);
-        let offset = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 36)?);
-        Some(Self { op_gen, offset })
-    }
-
-    /// Copies it from the header of a WRITE or READ that [`RawRequest::len`] has accepted. `None`
-    /// if the frame is too short.
-    #[inline(always)]
-    pub fn of_bytes(frame: &RxFrame<'_>) -> Option<Self> {
-        Some(Self { op_gen: u64::from_le_bytes(frame.chunk_at(BASE_LEN + 24)?), offset: 0 })
-    }
-
-    /// The header of the answer, a RESP or a DATA: both have the same bytes.
+    /// The header of the answer.
     #[inline(always)]
     pub fn resp(&self) -> RespOp {
-        let (dst_op, dst_gen) = (self.op_gen as u32, (self.op_gen >> 32) as u32);
-        RespOp { dst_op, dst_gen, offset: self.offset, status: None }
+        let (dst_op, dst_gen) = (self.0 as u32, (self.0 >> 32) as u32);
+        RespOp { dst_op, dst_gen, offset: 0, status: None }
     }
 }
 
@@ -453,7 +418,7 @@ impl ReadOp {
     /// Writes the operation header, field by field.
     #[inline(always)]
     pub fn put(&self, out: &mut impl HeadOut) {
-        self.range.put(if self.end { END } else { 0 }, out);
+        self.range.put(self.flags(), out);
         put_words!(self.words(), out, 3, 4, 5);
     }
 }
@@ -489,7 +454,7 @@ impl RespOp {
     /// Bytes before the payload of a RESP.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// The base of a RESP or DATA that carries the whole result of an operation, and the slot and
+    /// The base of a RESP that carries the whole result of an operation, and the slot and
     /// generation that it names. `None` for any other.
     #[inline(always)]
     pub fn parse_whole(frame: &RxFrame<'_>) -> Option<(BaseWords, (u32, u32))> {
@@ -500,20 +465,6 @@ impl RespOp {
         if frame.len() - Self::HEAD < usize::from(base.plen()) {
             return cold(None);
         }
-        let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
-        let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
-        let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);
-        if rest == 0 { Some((base, (w, generation))) } else { cold(None) }
-    }
-
-    /// [`parse_whole`](Self::parse_whole) for a frame that holds at least 8 bytes of payload. The
-    /// payload length in the base is for the caller to check.
-    #[inline(always)]
-    pub fn parse_word(frame: &RxFrame<'_>) -> Option<(BaseWords, (u32, u32))> {
-        if frame.len() < Self::HEAD + size_of::<u64>() {
-            return cold(None);
-        }
-        let base = BaseWords::parse(frame)?;
         let rest = u64::from_le_bytes(frame.chunk_at(BASE_LEN + 8)?);
         let w = u32::from_le_bytes(frame.chunk_at(BASE_LEN)?);
         let generation = u32::from_le_bytes(frame.chunk_at(BASE_LEN + 4)?);

@@ -37,9 +37,7 @@ pub use ack::AckOp;
 pub use base::{Base, RawBase};
 pub use crc::{crc_of_head, trailer, verify_crc};
 pub use error::WireError;
-pub use fast::{
-    BaseOut, BaseWords, RawRequest, ReplyTo, RequestKey, RequestTy, ResponseTy, RmaTy, SegmentTy,
-};
+pub use fast::{BaseOut, BaseWords, RawRequest, ReplyTo, RequestKey, RequestTy, RmaTy, SegmentTy};
 pub use mcast::McastOp;
 pub use msg::{EagerMsg, EagerTaggedView, FrameHead, HeadOut, MsgMOp, MsgOp};
 pub use nack::{NackOp, NackReason};
@@ -88,6 +86,9 @@ pub const PULL_MAX: u32 = 1 << 20;
 
 /// Most bytes that one READ asks for.
 pub const READ_MAX: u32 = 256 << 10;
+
+/// Bytes that a READ may ask for in one RESP.
+pub const READ_ANSWER_MAX: u32 = 4096;
 
 /// Least `max_frame` a node may announce: what the smallest port carries.
 pub const MAX_FRAME_MIN: u32 = 256;

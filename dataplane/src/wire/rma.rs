@@ -1,12 +1,13 @@
 //! One-sided operations: WRITE brings bytes for a region, READ asks for bytes of one (DATA brings
 //! them), ATOMIC changes elements of one, RESP answers a READ that cannot be served, an ATOMIC that
-//! wants its old values, and a WRITE or ATOMIC that wants an answer instead of an acknowledgement.
+//! wants its old values, a READ that wants all of its bytes at once, and a WRITE or ATOMIC that
+//! wants an answer instead of an acknowledgement.
 
 use barewire_driver::frame::RxFrame;
 
 use super::base::IMM;
 use super::msg::{imm_at, imm_len, put_imm};
-use super::{BASE_LEN, Base, Bytes, NackReason, READ_MAX, WireError};
+use super::{BASE_LEN, Base, Bytes, NackReason, READ_ANSWER_MAX, READ_MAX, WireError};
 
 /// The last packet of its operation.
 pub(super) const LAST: u8 = 1;
@@ -20,7 +21,8 @@ const COMPARE: u8 = 1 << 4;
 const TAGGED: u8 = 1 << 5;
 /// ATOMIC: withdrawn; nothing is executed, and only the answer is owed.
 const VOID: u8 = 1 << 6;
-/// WRITE, ATOMIC: a RESP without payload is wanted. With LAST, and without FETCH.
+/// A RESP is wanted: without payload (WRITE, ATOMIC; with LAST and without FETCH), or with all
+/// bytes (READ; with LAST and END).
 pub(super) const ANSWER: u8 = 1 << 7;
 
 #[inline(always)]
@@ -155,6 +157,11 @@ impl WriteOp {
         put_imm(out, at, self.imm)
     }
 
+    /// The header of its answer.
+    pub fn resp(&self) -> RespOp {
+        RespOp { dst_op: self.dst_op, dst_gen: self.dst_gen, offset: 0, status: None }
+    }
+
     /// The header's words.
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
@@ -177,13 +184,15 @@ pub struct ReadOp {
     pub range: RemoteRange,
     /// The last packet for this remote range.
     pub end: bool,
-    /// The reader's slot, to be named by every DATA.
+    /// One RESP with all the bytes is wanted; of a whole operation alone.
+    pub answer: bool,
+    /// The reader's slot, to be named by every DATA, or by the RESP.
     pub dst_op: u32,
     /// The generation of that slot.
     pub dst_gen: u32,
     /// Where in the operation the bytes belong: `offset` of the first DATA.
     pub offset: u64,
-    /// Bytes wanted, 0 to [`READ_MAX`].
+    /// Bytes wanted, 0 to [`READ_MAX`]; with `answer` 1 to [`READ_ANSWER_MAX`].
     pub len: u32,
 }
 
@@ -199,17 +208,22 @@ impl ReadOp {
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, _base: &Base) -> Result<Self, WireError> {
         let b = Bytes::<{ Self::LEN }>::op(frame)?;
-        let (range, flags) = RemoteRange::parse(&b, END)?;
-        let end = flags & END != 0;
+        let (range, flags) = RemoteRange::parse(&b, END | ANSWER)?;
+        let (end, answer) = (flags & END != 0, flags & ANSWER != 0);
+        if answer && !(range.last && end) {
+            return Err(WireError::RmaFlags);
+        }
         let (offset, len) = (b.u64::<32>(), b.u32::<40>());
+        let whole = offset == 0 && (1..=READ_ANSWER_MAX).contains(&len);
         // That the remote range is inside is the region's to say, wherever it ends.
-        if len > READ_MAX || offset.checked_add(len.into()).is_none() {
+        if len > READ_MAX || offset.checked_add(len.into()).is_none() || answer && !whole {
             return Err(WireError::RmaRange);
         }
         if b.u32::<44>() != 0 {
             return Err(WireError::OpReserved);
         }
-        Ok(Self { range, end, dst_op: b.u32::<24>(), dst_gen: b.u32::<28>(), offset, len })
+        let (dst_op, dst_gen) = (b.u32::<24>(), b.u32::<28>());
+        Ok(Self { range, end, answer, dst_op, dst_gen, offset, len })
     }
 
     /// Slot and generation of the initiator, and the number of bytes asked for, in a header that
@@ -231,12 +245,23 @@ impl ReadOp {
         Bytes::<{ Self::LEN }>::of_words(self.words()).write(out)
     }
 
+    /// The header of its answer.
+    pub fn resp(&self) -> RespOp {
+        RespOp { dst_op: self.dst_op, dst_gen: self.dst_gen, offset: 0, status: None }
+    }
+
     /// The header's words.
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
-        let [head, rkey, addr] = self.range.words(if self.end { END } else { 0 });
+        let [head, rkey, addr] = self.range.words(self.flags());
         let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
         [head, rkey, addr, asked, self.offset, self.len.into()]
+    }
+
+    /// The flags that are not the range's.
+    #[inline(always)]
+    pub(super) fn flags(&self) -> u8 {
+        flag(self.end, END) | flag(self.answer, ANSWER)
     }
 }
 
@@ -339,6 +364,11 @@ impl AtomicOp {
         put_imm(out, at, self.imm)
     }
 
+    /// The header of its answer.
+    pub fn resp(&self) -> RespOp {
+        RespOp { dst_op: self.dst_op, dst_gen: self.dst_gen, offset: self.offset, status: None }
+    }
+
     /// The header's words.
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
@@ -377,7 +407,7 @@ impl AtomicOp {
     }
 }
 
-/// Header of a RESP. The payload is old values, if `status` is `None`.
+/// Header of a RESP. The payload is old values or the bytes of a READ, if `status` is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RespOp {
     /// The slot from the WRITE, ATOMIC or READ.

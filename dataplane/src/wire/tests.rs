@@ -135,7 +135,18 @@ fn one_sided() -> Vec<(Op, Vec<u8>)> {
             }),
             b"bytes".to_vec(),
         ),
-        (Op::Read(ReadOp { range, end: true, dst_op: 1, dst_gen: 2, offset: 3, len: 4 }), vec![]),
+        (
+            Op::Read(ReadOp {
+                range,
+                end: true,
+                answer: false,
+                dst_op: 1,
+                dst_gen: 2,
+                offset: 3,
+                len: 4,
+            }),
+            vec![],
+        ),
         (Op::Atomic(atomic), vec![9; 16]),
         (Op::Resp(RespOp { dst_op: 1, dst_gen: 2, offset: 8, status: None }), vec![1; 8]),
         (Op::Mcast(a_mcast()), b"to all".to_vec()),
@@ -289,10 +300,12 @@ fn any_one_sided() -> impl Strategy<Value = (Op, Vec<u8>)> {
                 (Op::Write(op), payload)
             }
         ),
-        (any_range(), names(), any::<(bool, u32)>(), 0..=READ_MAX).prop_map(
-            |(range, (dst_op, dst_gen), (end, at), len)| {
-                let offset = u64::from(at) << 16;
-                (Op::Read(ReadOp { range, end, dst_op, dst_gen, offset, len }), vec![])
+        (any_range(), names(), any::<(bool, bool, u32)>(), 0..=READ_MAX).prop_map(
+            |(range, (dst_op, dst_gen), (end, answer, at), len)| {
+                let answer = answer && range.last && end;
+                let offset = if answer { 0 } else { u64::from(at) << 16 };
+                let len = if answer { len.clamp(1, READ_ANSWER_MAX) } else { len };
+                (Op::Read(ReadOp { range, end, answer, dst_op, dst_gen, offset, len }), vec![])
             }
         ),
         (
@@ -499,10 +512,17 @@ fn records_come_back() {
 
 /// The sample packet of a type, changed at `at` by `change`, is refused for `cause`.
 fn refused(ty: Ty, at: usize, change: &[u8], cause: WireError) {
+    refused_all(ty, &[(at, change)], cause);
+}
+
+/// [`refused`] for several changes at once.
+fn refused_all(ty: Ty, changes: &[(usize, &[u8])], cause: WireError) {
     let sample = one_of_each().into_iter().find(|(_, op, _)| op.ty() == ty).unwrap();
     let mut bytes = frame(&sample.0, &sample.1, &sample.2);
-    bytes[at..at + change.len()].copy_from_slice(change);
-    assert_eq!(parse(&bytes), Err(cause), "{} at {at}: {change:?}", ty.name());
+    for &(at, change) in changes {
+        bytes[at..at + change.len()].copy_from_slice(change);
+    }
+    assert_eq!(parse(&bytes), Err(cause), "{}: {changes:?}", ty.name());
 }
 
 /// Goal: an ACK may echo congestion, and nothing else may.
@@ -673,7 +693,7 @@ fn messages_to_groups_are_refused_for_their_own_cause() {
 #[test]
 fn one_sided_operations_are_refused_for_their_own_cause() {
     use WireError as E;
-    for (ty, known) in [(Ty::Write, 0x83), (Ty::Read, 0x05), (Ty::Atomic, 0xff)] {
+    for (ty, known) in [(Ty::Write, 0x83), (Ty::Read, 0x85), (Ty::Atomic, 0xff)] {
         for bit in (0..8).filter(|bit| known & 1 << bit == 0) {
             refused(ty, 44, &[1 << bit], E::RmaFlags);
         }
@@ -683,7 +703,16 @@ fn one_sided_operations_are_refused_for_their_own_cause() {
     refused(Ty::Write, 44, &[0x80], E::RmaFlags);
     refused(Ty::Atomic, 44, &[0x80], E::RmaFlags);
     refused(Ty::Atomic, 44, &[0x89], E::RmaFlags);
+    refused(Ty::Read, 44, &[0x80], E::RmaFlags);
+    refused(Ty::Read, 44, &[0x81], E::RmaFlags);
+    refused(Ty::Read, 44, &[0x84], E::RmaFlags);
     refused(Ty::Write, 72, &[4], E::RmaRange);
+    // An answer of another part than the first, of no byte, and of too many.
+    refused(Ty::Read, 44, &[0x85], E::RmaRange);
+    for len in [0, READ_ANSWER_MAX + 1] {
+        let changes: [(usize, &[u8]); 3] = [(44, &[0x85]), (72, &[0]), (80, &len.to_le_bytes())];
+        refused_all(Ty::Read, &changes, E::RmaRange);
+    }
     refused(Ty::Read, 72, &[0xff; 8], E::RmaRange);
     refused(Ty::Read, 80, &(READ_MAX + 1).to_le_bytes(), E::RmaRange);
     refused(Ty::Resp, 52, &[10], E::RespStatus);

@@ -193,6 +193,14 @@ pub enum Sharing {
     SharedBy(&'static dyn WideLock),
 }
 
+impl Sharing {
+    /// Whether anybody else does.
+    #[inline(always)]
+    pub const fn is_shared(&self) -> bool {
+        !matches!(self, Self::Single)
+    }
+}
+
 impl std::fmt::Debug for Sharing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -69,6 +69,12 @@ impl Span {
         Self { base: self.base, len: self.len.min(len) }
     }
 
+    /// `len` bytes at `offset`, for the same operation; `None` if they are not all inside.
+    #[inline(always)]
+    pub fn piece(&self, offset: usize, len: usize) -> Option<Self> {
+        self.inside(offset, len).map(|base| Self { base, len })
+    }
+
     /// The address of its first byte, to write at most [`len`](Self::len) bytes there.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {

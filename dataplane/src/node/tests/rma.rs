@@ -736,6 +736,34 @@ fn an_answer_completes_what_it_is_for() {
     pair.assert_quiet();
 }
 
+/// Goal: a short read is answered with what the region holds when the read is executed, by the slow
+/// path of the target too. Method: a region in two pieces, which is closed before the answer
+/// leaves.
+#[test]
+fn a_short_read_outlives_its_region() {
+    for len in [1, 8, 16, 100, 1300] {
+        let (mut pair, _) = short_pair();
+        let bytes: Vec<u8> = (0..1400).map(|i| (i % 251) as u8).collect();
+        let mut buf = IoBuf::leaked(&bytes[..50]);
+        assert!(buf.append(IoBuf::leaked(&bytes[50..])));
+        let node = &mut pair.ends[1].node;
+        let id = node.mr_reg(plain(buf, ALL)).unwrap();
+        let key = node.mrs.key(id).unwrap();
+        let (to, look) = shared(len);
+        pair.read_to(to, RmaList::one(45, len as u64, key), 5).unwrap();
+        assert_eq!(pair.short, Some(1));
+        let frame = pair.ends[0].out.pop_front().unwrap();
+        let node = &mut pair.ends[1].node;
+        node.on_frame(pair.now, &RxFrame::new(&frame));
+        node.mr_close(id).unwrap();
+        pair.run(1_000_000);
+        assert_eq!(pair.outcomes(0), [(5, None)]);
+        assert_eq!(contents(&look), bytes[45..45 + len]);
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}
+
 /// Closing the endpoint, or the end of the session, while they are under way: one outcome each, and
 /// the session has forgotten them.
 #[test]
