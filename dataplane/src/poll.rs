@@ -571,6 +571,9 @@ impl Engine {
     /// [`post_write`](Self::post_write).
     #[inline]
     pub fn try_write(&mut self, ep: EpId, req: &mut FastWrite<'_>) -> bool {
+        if let AnyPort::Shm(port) = &mut self.port {
+            return self.node.try_write(ep, req, &mut ToFastPort(port), Self::now);
+        }
         self.post_now(|node, out| node.try_write(ep, req, out, Self::now))
     }
 
@@ -578,6 +581,9 @@ impl Engine {
     /// [`post_read`](Self::post_read).
     #[inline]
     pub fn try_read(&mut self, ep: EpId, req: &mut FastRead<'_>) -> bool {
+        if let AnyPort::Shm(port) = &mut self.port {
+            return self.node.try_read(ep, req, &mut ToFastPort(port), Self::now);
+        }
         self.post_now(|node, out| node.try_read(ep, req, out, Self::now))
     }
 
