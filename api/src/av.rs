@@ -174,7 +174,7 @@ impl Av {
             let put = |(addr, of)| core.engine.av_insert_of(self.0.id, addr, of);
             let at = addr.and_then(put);
             if let (Ok(at), Some(ids)) = (at, user_ids) {
-                core.node().av_set_user_id(self.0.id, at, ids[i])?;
+                core.node().objects().av_set_user_id(self.0.id, at, ids[i])?;
             }
             inserted += usize::from(at.is_ok());
             if let Some(slot) = fi_addrs.get_mut(i) {
@@ -279,7 +279,7 @@ impl Av {
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, fi_addrs: &[FiAddr]) -> Result<()> {
         let mut core = self.0.dom.enter_control()?;
-        fi_addrs.iter().try_for_each(|&a| core.node().av_remove(self.0.id, a))
+        fi_addrs.iter().try_for_each(|&a| core.node().objects().av_remove(self.0.id, a))
     }
 
     /// The address behind an index.
@@ -304,7 +304,7 @@ impl Av {
     pub fn set_user_id(&self, fi_addr: FiAddr, user_id: FiAddr) -> Result<()> {
         let mut core = self.0.dom.enter_control()?;
         check_by_user_id(&mut core, self.0.id)?;
-        core.node().av_set_user_id(self.0.id, fi_addr, user_id)
+        core.node().objects().av_set_user_id(self.0.id, fi_addr, user_id)
     }
 
     /// As [`set_user_id`](Self::set_user_id), of the handle of a key, as which `FI_EADDRNOTAVAIL`
@@ -445,7 +445,7 @@ fn tell_refused(peer_limit: usize, [missing, count, first]: [usize; 3], why: Err
 impl Drop for AvInner {
     fn drop(&mut self) {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
-        if let Err(e) = core.node().av_close(self.id) {
+        if let Err(e) = core.node().objects().av_close(self.id) {
             tracing::error!("closing an address vector: {e}");
         }
         for tenant in core.auth_keys.of_av(self.id) {

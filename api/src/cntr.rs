@@ -51,7 +51,7 @@ impl Cntr {
             match core.watch.open(Target::Cntr(id), attr.wait_obj == WaitObj::Fd) {
                 Ok(idx) => watch = Some(idx),
                 Err(e) => {
-                    core.node().cntr_close(id)?;
+                    core.node().objects().cntr_close(id)?;
                     return Err(e);
                 }
             }
@@ -194,10 +194,9 @@ impl Cntr {
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         let id = self.0.id;
-        let used =
-            self.0.dom.enter_control().is_ok_and(|mut core| {
-                core.works.uses(id) || core.node().cntr_in_use(id) == Ok(true)
-            });
+        let used = self.0.dom.enter_control().is_ok_and(|mut core| {
+            core.works.uses(id) || core.node().objects().cntr_in_use(id) == Ok(true)
+        });
         if used || Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
     }
 }
@@ -208,7 +207,7 @@ impl Drop for CntrInner {
         if let Some(idx) = self.watch {
             core.watch.close(idx);
         }
-        if let Err(e) = core.node().cntr_close(self.id) {
+        if let Err(e) = core.node().objects().cntr_close(self.id) {
             tracing::error!("closing a counter: {e}");
         }
     }

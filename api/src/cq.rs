@@ -314,7 +314,7 @@ impl CqInner {
             match core.watch.open(Target::Cq(id), attr.wait_obj == WaitObj::Fd) {
                 Ok(idx) => watch = Some(idx),
                 Err(e) => {
-                    core.node().cq_close(id)?;
+                    core.node().objects().cq_close(id)?;
                     return Err(e);
                 }
             }
@@ -663,7 +663,7 @@ impl Drop for CqInner {
         if let Some(idx) = self.watch {
             core.watch.close(idx);
         }
-        if let Err(e) = core.node().cq_close(self.id) {
+        if let Err(e) = core.node().objects().cq_close(self.id) {
             // Its endpoints hold it, so they are gone.
             tracing::error!("closing a completion queue: {e}");
         }

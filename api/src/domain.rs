@@ -349,7 +349,7 @@ impl Core {
         let Some(served) = served else { return };
         let hosts = own_hosts(interface_of(&self.engine.caps().name));
         self.node().names.set_hosts(hosts);
-        self.node().serve_name(served.service);
+        self.node().control().serve_name(served.service);
     }
 }
 

@@ -187,7 +187,7 @@ impl EpCommon {
         }
         let id = core.node().eps.open(NodeEpAttr { caps, ..attr })?;
         if info.src_addr.is_some() {
-            core.node().reach_by_name();
+            core.node().control().reach_by_name();
         }
         core.serve(served.as_ref());
         drop(core);
@@ -341,7 +341,7 @@ impl EpCommon {
 
     pub(crate) fn bind_cq_inner(&self, cq: &Arc<CqInner>, flags: BindFlags) -> Result<()> {
         self.same_domain(&cq.dom)?;
-        self.dom.enter_control()?.node().ep_bind_cq(self.id, cq.id, flags)?;
+        self.dom.enter_control()?.node().objects().ep_bind_cq(self.id, cq.id, flags)?;
         let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
         if flags.contains(BindFlags::TRANSMIT) {
             self.tx_selective.store(selective, Ordering::Relaxed);
@@ -385,7 +385,7 @@ impl EpCommon {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(&self, av: &Av) -> Result<()> {
         self.same_domain(&av.0.dom)?;
-        self.dom.enter_control()?.node().ep_bind_av(self.id, av.0.id)?;
+        self.dom.enter_control()?.node().objects().ep_bind_av(self.id, av.0.id)?;
         self.bound().avs.push(Arc::clone(&av.0));
         Ok(())
     }

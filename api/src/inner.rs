@@ -766,7 +766,7 @@ impl Drop for Owner {
         if let Ok(mut core) = self.shared.lock.enter_to_close() {
             core.turn(&self.shared);
             for _ in 0..LAST_ACKS {
-                core.node().acknowledge_all();
+                core.node().control().acknowledge_all();
                 core.turn(&self.shared);
             }
             let end = Engine::now() + LEAVE_NS;

@@ -412,8 +412,8 @@ mod tests {
         let mut node = Node::new(settings, port.caps()).unwrap();
         let (av, cq) = (node.av_open(256).unwrap(), node.cqs.open(256).unwrap());
         let ep = node.eps.open(EpAttr::default()).unwrap();
-        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-        node.ep_bind_av(ep, av).unwrap();
+        node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        node.objects().ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();
         for n in 1..=count {
             let (station, incarnation) = (Station::at([2, 9, 0, 0, 0, n]), 7);

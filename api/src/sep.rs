@@ -84,7 +84,7 @@ impl Domain {
         let mut core = self.dom.enter_control()?;
         let id = core.node().eps.sep_open(number, rx)?;
         if info.src_addr.is_some() {
-            core.node().reach_by_name();
+            core.node().control().reach_by_name();
         }
         core.serve(served.as_ref());
         drop(core);

@@ -170,7 +170,7 @@ fn step(node: &mut Node, wanted: &[Wanted], asked: &mut [Asked], now: Duration) 
             }
         }
         if left > 0 && one.is_due(now) {
-            one.number = node.ask_who(one.number, &wanted.hosts, wanted.service);
+            one.number = node.control().ask_who(one.number, &wanted.hosts, wanted.service);
             one.asks += u32::from(one.number.is_some());
             left -= 1;
         }

@@ -135,7 +135,7 @@ impl Core {
         match posted {
             Ok(()) => Tried::Done,
             Err(Error::Again) => Tried::Again,
-            Err(why) => match engine.node_mut().fail_unposted(ep, context, recv, why) {
+            Err(why) => match engine.node_mut().objects().fail_unposted(ep, context, recv, why) {
                 Err(Error::Again) => Tried::Again,
                 // Told, or the endpoint is closed and there is nobody to tell.
                 _ => Tried::Done,
@@ -186,7 +186,7 @@ impl EpCommon {
         }
         let completion = work.completion.map(|cntr| cntr.0.id);
         let mut core = self.dom.enter_control()?;
-        let deferred = core.node().deferred_ep(self.id, completion)?;
+        let deferred = core.node().objects().deferred_ep(self.id, completion)?;
         let (when, name, ep) = (work.when, Some(work.name), Some((deferred, self.id)));
         submit(&self.dom, &mut core, Waiting { when, name, ep, completion, op })
     }

@@ -141,8 +141,8 @@ pub fn node(settings: NodeSettings, caps: &PortCaps) -> Made<(Node, EpId, CqId, 
     let av = node.av_open(16).map_err(said)?;
     let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV;
     let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
-    node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
-    node.ep_bind_av(ep, av).map_err(said)?;
+    node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
+    node.objects().ep_bind_av(ep, av).map_err(said)?;
     node.ep_enable(ep).map_err(said)?;
     Ok((node, ep, cq, av))
 }

@@ -284,8 +284,8 @@ impl Engine {
         let AnyPort::Near(port) = &mut self.port else { return cold(None) };
         let sink = &mut ToNode { node: &mut self.node, now: &self.now, reader: Some(reader) };
         match port.rx_near(sink)? {
-            0 if !self.node.todo.is_idle() => cold(None),
-            moved if self.node.todo.only_waits() => Some(moved),
+            0 if !self.node.due.todo.is_idle() => cold(None),
+            moved if self.node.due.todo.only_waits() => Some(moved),
             moved => Some(self.after_near(moved)),
         }
     }
@@ -312,7 +312,7 @@ impl Engine {
             && port.skips_far(now.0)
             && self.node.passes(now)
         {
-            if self.node.todo.is_idle()
+            if self.node.due.todo.is_idle()
                 && self.node.wheel.is_idle_until(Instant(now.0 + TURN_GAP_NS))
             {
                 port.may_skip_clock();
@@ -756,7 +756,7 @@ impl Engine {
     /// # Errors
     /// Those of [`Node::av_insert_of`].
     pub fn av_insert_of(&mut self, av: AvId, addr: EpAddr, tenant: Tenant) -> OpResult<FiAddr> {
-        if self.gone.is_none() && self.node.supersedes(&addr) {
+        if self.gone.is_none() && self.node.control().supersedes(&addr) {
             self.now = Self::now();
             for _ in 0..INBOX_BURSTS {
                 if !self.takes_more() {
@@ -852,8 +852,8 @@ mod tests {
         let node = engine.node_mut();
         let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
         let ep = node.eps.open(EpAttr::default()).unwrap();
-        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-        node.ep_bind_av(ep, av).unwrap();
+        node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        node.objects().ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();
         (engine, av, cq, ep)
     }
@@ -981,7 +981,7 @@ mod tests {
         assert!(a.is_late());
         assert_eq!(a.fast_turn(NoReader), None, "seldom: the clock is needed");
         skip_clock(&mut a);
-        a.node.todo.insert(Todo::ACKS);
+        a.node.due.todo.insert(Todo::ACKS);
         assert_eq!(a.fast_turn(NoReader), None, "by time: the clock is needed");
     }
 

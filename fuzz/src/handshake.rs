@@ -157,8 +157,8 @@ impl Side {
         let ep = node.eps.open(EpAttr { number: Some(0), caps, ..EpAttr::default() });
         let ep = ep.expect("the number is free");
         let flags = BindFlags::TRANSMIT | BindFlags::RECV;
-        node.ep_bind_cq(ep, cq, flags).expect("nothing is bound");
-        node.ep_bind_av(ep, av).expect("nothing is bound");
+        node.objects().ep_bind_cq(ep, cq, flags).expect("nothing is bound");
+        node.objects().ep_bind_av(ep, av).expect("nothing is bound");
         node.ep_enable(ep).expect("all is bound");
         let incarnation = if setup & 1 == 0 { 0 } else { 102 - i as u64 };
         let addr = EpAddr { station: station_of(1 - i), ep: 0, incarnation };

@@ -191,8 +191,8 @@ impl Side {
         if n == 1 {
             flags |= BindFlags::SELECTIVE_COMPLETION;
         }
-        self.node.ep_bind_cq(ep, self.cqs[n], flags).expect("nothing is bound");
-        self.node.ep_bind_av(ep, self.av).expect("nothing is bound");
+        self.node.objects().ep_bind_cq(ep, self.cqs[n], flags).expect("nothing is bound");
+        self.node.objects().ep_bind_av(ep, self.av).expect("nothing is bound");
         self.node.ep_enable(ep).expect("all is bound");
         self.eps[n] = Some(ep);
     }
@@ -696,7 +696,7 @@ impl World {
     fn restart_address(&mut self, i: usize, input: &mut Input<'_>) {
         let side = &mut self.sides[i];
         let addr = side.node.av_lookup(side.av, side.dests[0]).expect("it was inserted");
-        side.node.av_remove(side.av, side.dests[0]).expect("it was inserted");
+        side.node.objects().av_remove(side.av, side.dests[0]).expect("it was inserted");
         let incarnation = input.pick(&[0, 102 - i as u64, 103]);
         if let Ok(to) = side.node.av_insert(self.now, side.av, EpAddr { incarnation, ..addr }) {
             side.dests[0] = to;

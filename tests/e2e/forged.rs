@@ -44,8 +44,8 @@ impl Station {
         let mut node = Node::new(settings, port.caps()).unwrap();
         let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
         let ep = node.eps.open(attr).unwrap();
-        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-        node.ep_bind_av(ep, av).unwrap();
+        node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        node.objects().ep_bind_av(ep, av).unwrap();
         node.ep_enable(ep).unwrap();
         Self { engine: Engine::new(node, Box::new(port)), av, cq, ep, peer: FI_ADDR_UNSPEC }
     }

@@ -139,14 +139,14 @@ impl App {
         caps.set(Caps::SOURCE, source);
         let attr = EpAttr { number: Some(number), caps, ..EpAttr::default() };
         let id = node.eps.open(attr)?;
-        node.ep_bind_av(id, self.av)?;
+        node.objects().ep_bind_av(id, self.av)?;
         let mut tx = BindFlags::TRANSMIT;
         tx.set(BindFlags::SELECTIVE_COMPLETION, selective);
         if selective {
-            node.ep_bind_cq(id, cq, tx)?;
-            node.ep_bind_cq(id, cq, BindFlags::RECV)?;
+            node.objects().ep_bind_cq(id, cq, tx)?;
+            node.objects().ep_bind_cq(id, cq, BindFlags::RECV)?;
         } else {
-            node.ep_bind_cq(id, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
+            node.objects().ep_bind_cq(id, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         }
         // What is counted is not the shortest path.
         let counted = if v.plan.caller.short > 0.0 { 0.1 } else { 0.5 };
@@ -232,7 +232,7 @@ impl App {
         for _ in 0..self.rng.range(1, 2).min(self.peers.len() as u64 - 1) {
             let peer = self.peers.swap_remove(self.rng.index(self.peers.len()));
             let to = node.av_lookup(self.av, peer.fi).map_err(|e| format!("av_lookup: {e}"))?;
-            node.av_remove(self.av, peer.fi).map_err(|e| format!("av_remove: {e}"))?;
+            node.objects().av_remove(self.av, peer.fi).map_err(|e| format!("av_remove: {e}"))?;
             if v.trace {
                 eprintln!("{} removes {:?}, {}", v.host, peer.addr, peer.fi);
             }

@@ -85,8 +85,10 @@ impl Rig {
         let all = all | ONE_SIDED | self.more;
         let attr = EpAttr { number: Some(EP), caps: all, ..EpAttr::default() };
         let ep = node.eps.open(attr).expect("room for an endpoint");
-        node.ep_bind_av(ep, av).expect("bound once");
-        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).expect("bound once");
+        node.objects().ep_bind_av(ep, av).expect("bound once");
+        node.objects()
+            .ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV)
+            .expect("bound once");
         node.ep_enable(ep).expect("complete");
         self.net.set_life(host, incarnation as u32);
         let (arena, rx) = (Arena::default(), VecDeque::new());

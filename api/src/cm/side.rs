@@ -166,7 +166,7 @@ impl Conn {
 
     /// Its receives are told of the end before the event queue is.
     pub(super) fn end(&mut self, io: &mut Transport<'_>) {
-        io.node().ep_disconnect(self.id);
+        io.node().objects().ep_disconnect(self.id);
         if self.state == State::Connected {
             self.tell(FI_SHUTDOWN, &[]);
         }
@@ -174,7 +174,7 @@ impl Conn {
     }
 
     fn refuse(&mut self, io: &mut Transport<'_>, data: Vec<u8>) {
-        io.node().ep_disconnect(self.id);
+        io.node().objects().ep_disconnect(self.id);
         self.state = State::Ended;
         if let Some(eq) = self.eq.upgrade() {
             eq.push_refused(self.fid, data);
@@ -257,8 +257,8 @@ impl Cm {
             rx_size: RECEIVES,
             ..NodeEpAttr::default()
         })?;
-        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
-        node.ep_bind_av(ep, av)?;
+        node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
+        node.objects().ep_bind_av(ep, av)?;
         // It hears those who ask for a connection, whom nobody has inserted.
         node.eps.admit_all(ep)?;
         node.ep_enable(ep)?;
@@ -305,7 +305,7 @@ impl Cm {
         // Not before: a message that lies in the queue may be from the same side.
         for side in self.gone.drain(..) {
             // It was inserted for one connection, so it is there.
-            let _ = io.node().av_remove(self.av, side);
+            let _ = io.node().objects().av_remove(self.av, side);
         }
         self.send_waiting(io);
         let now = io.engine.last_now();

@@ -131,8 +131,8 @@ impl Host {
         let av = node.av_open(peers).map_err(said)?;
         let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::SOURCE;
         let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
-        node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
-        node.ep_bind_av(ep, av).map_err(said)?;
+        node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
+        node.objects().ep_bind_av(ep, av).map_err(said)?;
         node.ep_enable(ep).map_err(said)?;
         Ok(Self { node, ep, cq, av })
     }

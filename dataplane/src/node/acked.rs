@@ -37,7 +37,7 @@ impl Node {
         }
         if peer.state != State::Open {
             // A packet that names our sid proves that our answer arrived.
-            self.opened(now, p);
+            self.control().opened(now, p);
         }
         let peer = &mut self.peers[p];
         peer.last_rx = active;
@@ -224,7 +224,7 @@ impl Node {
         }
         // Lost packets are retransmitted, and acknowledged ones make room in the window.
         self.make_ready(p);
-        self.arm_timer(now, p);
+        self.control().arm_timer(now, p);
     }
 
     /// Takes a round-trip sample of `rtt_ns` from an acknowledgement of `count` packets.
@@ -304,7 +304,7 @@ impl Node {
             self.abandon_wr(w);
             self.fail_wr(w, err, ProvErrno::NoEndpoint);
         }
-        self.arm_timer(now, p);
+        self.control().arm_timer(now, p);
     }
 }
 

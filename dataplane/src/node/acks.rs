@@ -23,8 +23,8 @@ use barewire_driver::port::Tx;
 
 use super::fast_rma::BaseTo;
 use super::packet::Packet;
-use super::peer::{Peer, State, ack_time, slot_of};
-use super::{DynSink, FrameSink, InPlaceFrame, Node, Todo};
+use super::peer::{Peer, Peers, State, ack_time, slot_of};
+use super::{Control, Due, DynSink, FrameSink, InPlaceFrame, Node, Todo};
 use crate::idx::{PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
@@ -159,7 +159,7 @@ impl Acks {
         peer.quick_ack = asked;
     }
 
-    /// Whether the quick ACK of an earlier turn is to be [judged](Node::judge_quick_ack).
+    /// Whether the quick ACK of an earlier turn is to be [judged](Self::judge_quick_ack).
     #[inline(always)]
     pub(super) fn has_quick_sent(&self) -> bool {
         self.quick_sent.is_some()
@@ -237,6 +237,50 @@ impl Acks {
         let ask = (!self.unasked.is_empty()).then_some(ask);
         [owed, ask].into_iter().flatten().min()
     }
+
+    /// Notes that packet `psn`, of type `ty`, asked for an acknowledgement.
+    #[inline]
+    pub(super) fn asked_for_ack(
+        &mut self,
+        peers: &mut Peers,
+        due: &mut Due,
+        p: PeerIdx,
+        (ty, psn): (Ty, Psn),
+    ) {
+        let peer = &mut peers[p];
+        if peer.path.is_lossless() || !ty.is_reliable() || ty == Ty::Nop {
+            peer.ack_now = true;
+            due.make_ready(peers, p);
+        } else {
+            self.note_ar(peer, psn, true);
+            due.todo |= Todo::ACKS;
+        }
+    }
+
+    /// Judges the quick ACK of an earlier turn: if the program has sent something to the peer since
+    /// then, and soon, that had better carried it.
+    #[cold]
+    pub(super) fn judge_quick_ack(&mut self, peers: &mut Peers, now: Instant) {
+        let Some(QuickAck { peer, at, nxt }) = self.quick_sent.take() else { return };
+        if let Some(peer) = peers.get_mut(peer)
+            && peer.snd.nxt != nxt
+            && now.since(at) < ACK_DELAY_NS
+        {
+            peer.quick_ack = false;
+        }
+    }
+}
+
+impl Peer {
+    /// Takes the echo of a mark: what was sent to the peer meets a long queue.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn on_echo(&mut self, now: Instant) {
+        if !self.path.is_lossless() {
+            self.snd.cwnd.on_mark(now, &self.rtt);
+            self.note_window();
+        }
+    }
 }
 
 impl Node {
@@ -264,19 +308,6 @@ impl Node {
                 self.counters.tx_asks += 1;
                 self.make_ready(p);
             }
-        }
-    }
-
-    /// Notes that packet `psn`, of type `ty`, asked for an acknowledgement.
-    #[inline]
-    pub(super) fn asked_for_ack(&mut self, p: PeerIdx, ty: Ty, psn: Psn) {
-        let peer = &mut self.peers[p];
-        if peer.path.is_lossless() || !ty.is_reliable() || ty == Ty::Nop {
-            peer.ack_now = true;
-            self.make_ready(p);
-        } else {
-            self.acks.note_ar(peer, psn, true);
-            self.todo |= Todo::ACKS;
         }
     }
 
@@ -311,43 +342,12 @@ impl Node {
                 self.make_ready(p);
                 if echoes {
                     // The port is full, which is all that keeps an ACK, so the others wait as well.
-                    self.acks.owe_echo(&mut self.todo, now, p);
+                    self.acks.owe_echo(&mut self.due.todo, now, p);
                     break;
                 }
             }
         }
-        self.todo.set(Todo::ACKS, self.acks.is_waiting());
-    }
-
-    /// Judges the quick ACK of an earlier turn: if the program has sent something to the peer since
-    /// then, and soon, that had better carried it.
-    #[cold]
-    pub(super) fn judge_quick_ack(&mut self, now: Instant) {
-        let Some(QuickAck { peer, at, nxt }) = self.acks.quick_sent.take() else { return };
-        if let Some(peer) = self.peers.get_mut(peer)
-            && peer.snd.nxt != nxt
-            && now.since(at) < ACK_DELAY_NS
-        {
-            peer.quick_ack = false;
-        }
-    }
-
-    /// Lets the next [`transmit`](Self::transmit) acknowledge every packet received, due or not; on
-    /// a lossy path again if the peer may still wait, as the last acknowledgement may be lost.
-    ///
-    /// For a node about to close: its peers would otherwise find its process gone while they wait.
-    pub fn acknowledge_all(&mut self) {
-        let now = self.turn.polled_at;
-        // Who waits has repeated a packet since then.
-        let may_wait =
-            |peer: &Peer| !peer.path.is_lossless() && now.since(peer.last_rx) < 2 * rtt::RTO_MAX_NS;
-        let owing = |peer: &Peer| peer.state == State::Open && (peer.owed > 0 || may_wait(peer));
-        let all = self.peers.iter().filter(|(_, peer)| owing(peer));
-        let all: Vec<PeerIdx> = all.map(|(p, _)| p).collect();
-        for p in all {
-            self.peers[p].ack_now = true;
-            self.make_ready(p);
-        }
+        self.due.todo.set(Todo::ACKS, self.acks.is_waiting());
     }
 
     /// Notes that `frame` came with a mark: a queue on its way is long. If it is a reliable packet
@@ -366,19 +366,7 @@ impl Node {
         let is_new = peer.takes_echo && !peer.marked && !peer.path.is_lossless();
         if is_its && is_reliable && is_new && peer.state == State::Open {
             peer.marked = true;
-            self.acks.owe_echo(&mut self.todo, now, p);
-        }
-    }
-
-    /// Takes the echo of a mark: what was sent to the peer meets a long queue.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn on_echo(&mut self, now: Instant, p: PeerIdx) {
-        self.counters.rx_echoes += 1;
-        let peer = &mut self.peers[p];
-        if !peer.path.is_lossless() {
-            peer.snd.cwnd.on_mark(now, &peer.rtt);
-            peer.note_window();
+            self.acks.owe_echo(&mut self.due.todo, now, p);
         }
     }
 
@@ -460,6 +448,26 @@ impl Node {
             }
         }
         true
+    }
+}
+
+impl Control<'_> {
+    /// Lets the next [`transmit`](Node::transmit) acknowledge every packet received, due or not; on
+    /// a lossy path again if the peer may still wait, as the last acknowledgement may be lost.
+    ///
+    /// For a node about to close: its peers would otherwise find its process gone while they wait.
+    pub fn acknowledge_all(&mut self) {
+        let now = self.turn.polled_at;
+        // Who waits has repeated a packet since then.
+        let may_wait =
+            |peer: &Peer| !peer.path.is_lossless() && now.since(peer.last_rx) < 2 * rtt::RTO_MAX_NS;
+        let owing = |peer: &Peer| peer.state == State::Open && (peer.owed > 0 || may_wait(peer));
+        let all = self.peers.iter().filter(|(_, peer)| owing(peer));
+        let all: Vec<PeerIdx> = all.map(|(p, _)| p).collect();
+        for p in all {
+            self.peers[p].ack_now = true;
+            self.due.make_ready(self.peers, p);
+        }
     }
 }
 

@@ -32,7 +32,7 @@ impl Avs {
     }
 
     /// From now on completions call an address of the vector, and a tenant, by the name that its
-    /// user gives it ([`av_set_user_id`](super::Node::av_set_user_id)), and one without by
+    /// user gives it ([`av_set_user_id`](super::Objects::av_set_user_id)), and one without by
     /// [`FI_ADDR_UNSPEC`](crate::types::FI_ADDR_UNSPEC).
     pub fn name_by_user_id(&mut self, av: AvId) -> Result<()> {
         self.by_handle_mut(av.0).ok_or(Error::BadFd)?.av.name_by_user_id();

@@ -15,7 +15,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::{MacAddr, PortCaps, Station};
 
 use super::claims::SealFault;
-use super::{Node, NodeSettings, Notice, Openings};
+use super::{Control, Node, NodeSettings, Notice, Openings};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
@@ -117,7 +117,9 @@ impl Node {
         self.offer_others(now, &offers);
         Ok(())
     }
+}
 
+impl Control<'_> {
     /// Whether the certificate of the OPEN with this base may be verified.
     pub(super) fn looks_at_certificate(&mut self, base: &Base) -> bool {
         let now = self.turn.polled_at;
@@ -125,7 +127,7 @@ impl Node {
         let looks = !seals.ring.has_certificate() || seals.looks.admits(now, base.src);
         if !looks {
             self.counters.rx_cert_limited += 1;
-            self.observed.note_claim(&mut self.counters, base.src, SealFault::Certificate);
+            self.observed.note_claim(self.counters, base.src, SealFault::Certificate);
         }
         looks
     }
@@ -136,13 +138,13 @@ impl Node {
         self.openings.note_look(self.turn.polled_at, base, false);
         let BadCert { fault, name } = match why {
             Refused::Forged => {
-                self.observed.note_claim(&mut self.counters, base.src, SealFault::Forged);
+                self.observed.note_claim(self.counters, base.src, SealFault::Forged);
                 return false;
             }
             Refused::Certificate(bad) => bad,
         };
-        self.observed.note_claim(&mut self.counters, base.src, SealFault::Certificate);
-        let c = &mut self.counters;
+        self.observed.note_claim(self.counters, base.src, SealFault::Certificate);
+        let c = &mut *self.counters;
         *match fault {
             CertFault::Time => &mut c.rx_cert_time,
             CertFault::Issuer => &mut c.rx_cert_issuer,

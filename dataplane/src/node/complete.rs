@@ -183,7 +183,7 @@ impl Node {
             };
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
             let failure = CqErr { cqe, olen, err, prov_errno, err_data: None };
-            self.tell_failure((e, p), failure, cntr);
+            self.objects().tell_failure((e, p), failure, cntr);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::Node;
-use super::peer::{GRANT_FIRST, GRANT_MAX, Peer, State};
+use super::due::Due;
+use super::peer::{GRANT_FIRST, GRANT_MAX, Peer, Peers, State};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::BlockPool;
@@ -90,51 +90,62 @@ impl Blocks {
         self.unpromised += peer.outstanding() as usize;
         (peer.granted, peer.consumed) = (0, 0);
     }
-}
 
-impl Node {
     /// Grants credits to the peers that wait for free blocks, as far as there are any.
-    pub(super) fn serve_block_waiters(&mut self) {
-        for _ in 0..self.blocks.waiters.len() {
-            if self.blocks.unpromised == 0 {
+    pub(super) fn serve_waiters(&mut self, peers: &mut Peers, due: &mut Due) {
+        for _ in 0..self.waiters.len() {
+            if self.unpromised == 0 {
                 return;
             }
-            let Some(p) = self.blocks.waiters.pop_front() else { return };
-            if self.peers.get(p).is_some() {
-                self.peers[p].wants_blocks = false;
-                self.regrant_now(p);
+            let Some(p) = self.waiters.pop_front() else { return };
+            if let Some(peer) = peers.get_mut(p) {
+                peer.wants_blocks = false;
+                self.regrant_now(peers, due, p);
             }
         }
     }
 
-    /// The peer used credit for a message that was not stored: the credit counts as used, and its
+    /// Peer `p` used credit for a message that was not stored: the credit counts as used, and its
     /// blocks are free again.
-    pub(crate) fn return_credit(&mut self, p: PeerIdx, cost: u32) {
-        let peer = &mut self.peers[p];
+    pub(super) fn return_credit(
+        &mut self,
+        peers: &mut Peers,
+        due: &mut Due,
+        p: PeerIdx,
+        cost: u32,
+    ) {
+        let peer = &mut peers[p];
         let cost = cost.min(peer.outstanding());
         peer.consumed = peer.consumed.wrapping_add(cost);
-        self.blocks.give_back(cost);
-        self.regrant(p);
+        self.give_back(cost);
+        self.regrant(peers, due, p);
     }
 
-    /// Grants the peer more credit when it has used half of its target. The target doubles each
+    /// A completion from peer `p` that held a block waits no more.
+    pub(super) fn release_late(&mut self, peers: &mut Peers, due: &mut Due, p: PeerIdx) {
+        peers[p].unexpected -= 1;
+        self.unpromised += 1;
+        self.regrant(peers, due, p);
+    }
+
+    /// Grants peer `p` more credit when it has used half of its target. The target doubles each
     /// time while half of all blocks are free.
     #[inline]
-    pub(crate) fn regrant(&mut self, p: PeerIdx) {
-        let peer = &mut self.peers[p];
-        let outstanding = peer.outstanding();
-        if outstanding < peer.low() {
-            self.regrant_now(p);
+    pub(super) fn regrant(&mut self, peers: &mut Peers, due: &mut Due, p: PeerIdx) {
+        let peer = &mut peers[p];
+        if peer.outstanding() < peer.low() {
+            self.regrant_now(peers, due, p);
         }
-        if !self.blocks.waiters.is_empty() {
-            self.serve_block_waiters();
+        if !self.waiters.is_empty() {
+            self.serve_waiters(peers, due);
         }
     }
 
-    pub(super) fn regrant_now(&mut self, p: PeerIdx) {
-        let peer = &mut self.peers[p];
-        if peer.state != State::Idle && self.blocks.grant(p, peer) {
-            self.make_ready(p);
+    /// [`regrant`](Self::regrant), however much of its credit the peer has left.
+    pub(super) fn regrant_now(&mut self, peers: &mut Peers, due: &mut Due, p: PeerIdx) {
+        let peer = &mut peers[p];
+        if peer.state != State::Idle && self.grant(p, peer) {
+            due.make_ready(peers, p);
         }
     }
 }

@@ -13,7 +13,7 @@
 use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::rma::{READ, WRITE};
-use super::{CntrId, EpAttr, EpId, Eps, Node, RecvReq};
+use super::{CntrId, EpAttr, EpId, Eps, Node, Objects, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx};
@@ -27,60 +27,6 @@ impl Eps {
 }
 
 impl Node {
-    /// The deferred endpoint of `ep` whose operations `cntr` counts, or no counter; created if
-    /// there is none. The posting calls take it like an endpoint.
-    ///
-    /// # Errors
-    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: one was closed.
-    /// - [`Error::NoMem`]: there are too many endpoints.
-    pub fn deferred_ep(&mut self, ep: EpId, cntr: Option<CntrId>) -> Result<EpId> {
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled || e.deferred_for != EpIdx::NONE {
-            return Err(Error::OpBadState);
-        }
-        let at = match cntr {
-            Some(cntr) => self.cntrs.by_handle(cntr.0).map(|_| cntr.0.idx()).ok_or(Error::BadFd)?,
-            None => CntrIdx::NONE,
-        };
-        let idx = ep.0.idx();
-        let known = self.eps.iter().find(|(_, t)| t.deferred_for == idx && t.tx_cntr == at);
-        if let Some((deferred, _)) = known {
-            return Ok(EpId(self.eps.handle(deferred)));
-        }
-        let attr = EpAttr {
-            number: None,
-            caps: e.caps - Caps::COLLECTIVE,
-            tx_size: e.tx_size as usize,
-            rx_size: e.rx_size as usize,
-            buffered_recv: false,
-            ..EpAttr::default()
-        };
-        // A context has no address vector: its endpoints have, which come and go.
-        let av = if e.sharers.is_some() { AvIdx::NONE } else { e.av };
-        let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
-        let deferred = self.eps.record(attr, number)?;
-        let t = &mut self.eps[deferred.0.idx()];
-        t.deferred_for = idx;
-        ((t.tx_cq, t.rx_cq), t.av) = (queues, av);
-        (t.tx_selective, t.rx_selective) = (true, true);
-        (t.tx_cntr, t.rx_cntr) = (at, at);
-        (t.rma_cntr[READ], t.rma_cntr[WRITE]) = (at, at);
-        t.enable(true);
-        for (cq, ops) in [(queues.0, [t.tx_size, 0]), (queues.1, [0, t.rx_size])] {
-            if let Some(table) = self.cqs.get_mut(cq) {
-                table.bind(ops, &self.settings);
-            }
-        }
-        if let Some(table) = self.avs.get_mut(av) {
-            table.bound += 1;
-        }
-        if let Some(table) = self.cntrs.get_mut(at) {
-            table.bound += 4;
-        }
-        self.eps[idx].has_deferred = true;
-        Ok(deferred)
-    }
-
     /// Posts a receive of deferred endpoint `t` to its endpoint's tables.
     pub(super) fn post_deferred_recv(
         &mut self,
@@ -122,6 +68,74 @@ impl Node {
         Ok(())
     }
 
+    /// Ends the deferred endpoints of endpoint `e`. Its receives have ended already.
+    pub(super) fn close_deferred_eps(&mut self, now: Instant, e: EpIdx) {
+        if !self.eps[e].has_deferred {
+            return;
+        }
+        for t in self.eps.deferred_eps(|_, deferred| deferred.deferred_for == e) {
+            self.close_sends(now, t);
+            self.close_receives(now, t);
+            self.objects().free_deferred_ep(t);
+        }
+    }
+}
+
+impl Objects<'_> {
+    /// The deferred endpoint of `ep` whose operations `cntr` counts, or no counter; created if
+    /// there is none. The posting calls take it like an endpoint.
+    ///
+    /// # Errors
+    /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: one was closed.
+    /// - [`Error::NoMem`]: there are too many endpoints.
+    pub fn deferred_ep(&mut self, ep: EpId, cntr: Option<CntrId>) -> Result<EpId> {
+        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled || e.deferred_for != EpIdx::NONE {
+            return Err(Error::OpBadState);
+        }
+        let at = match cntr {
+            Some(cntr) => self.cntrs.by_handle(cntr.0).map(|_| cntr.0.idx()).ok_or(Error::BadFd)?,
+            None => CntrIdx::NONE,
+        };
+        let idx = ep.0.idx();
+        let known = self.eps.iter().find(|(_, t)| t.deferred_for == idx && t.tx_cntr == at);
+        if let Some((deferred, _)) = known {
+            return Ok(EpId(self.eps.handle(deferred)));
+        }
+        let attr = EpAttr {
+            number: None,
+            caps: e.caps - Caps::COLLECTIVE,
+            tx_size: e.tx_size as usize,
+            rx_size: e.rx_size as usize,
+            buffered_recv: false,
+            ..EpAttr::default()
+        };
+        // A context has no address vector: its endpoints have, which come and go.
+        let av = if e.sharers.is_some() { AvIdx::NONE } else { e.av };
+        let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
+        let deferred = self.eps.record(attr, number)?;
+        let t = &mut self.eps[deferred.0.idx()];
+        t.deferred_for = idx;
+        ((t.tx_cq, t.rx_cq), t.av) = (queues, av);
+        (t.tx_selective, t.rx_selective) = (true, true);
+        (t.tx_cntr, t.rx_cntr) = (at, at);
+        (t.rma_cntr[READ], t.rma_cntr[WRITE]) = (at, at);
+        t.enable(true);
+        for (cq, ops) in [(queues.0, [t.tx_size, 0]), (queues.1, [0, t.rx_size])] {
+            if let Some(table) = self.cqs.get_mut(cq) {
+                table.bind(ops, self.settings);
+            }
+        }
+        if let Some(table) = self.avs.get_mut(av) {
+            table.bound += 1;
+        }
+        if let Some(table) = self.cntrs.get_mut(at) {
+            table.bound += 4;
+        }
+        self.eps[idx].has_deferred = true;
+        Ok(deferred)
+    }
+
     /// Reports that an operation of `ep`, accepted to be posted later, could not be posted: by an
     /// error entry in its queue for sends or, if `recv`, for receives, and by its counter. For a
     /// shared context the entry goes to an endpoint that shares it, if there is one.
@@ -145,7 +159,7 @@ impl Node {
             if cq == CqIdx::NONE {
                 return Err(Error::Again);
             }
-            self.eps.make_room(&mut self.cqs, cq);
+            self.eps.make_room(self.cqs, cq);
             if !self.cqs[cq].cq.reserve() {
                 return Err(Error::Again);
             }
@@ -156,18 +170,6 @@ impl Node {
         self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
         self.cntrs.count(cntr, false);
         Ok(())
-    }
-
-    /// Ends the deferred endpoints of endpoint `e`. Its receives have ended already.
-    pub(super) fn close_deferred_eps(&mut self, now: Instant, e: EpIdx) {
-        if !self.eps[e].has_deferred {
-            return;
-        }
-        for t in self.eps.deferred_eps(|_, deferred| deferred.deferred_for == e) {
-            self.close_sends(now, t);
-            self.close_receives(now, t);
-            self.free_deferred_ep(t);
-        }
     }
 
     /// Ends the idle deferred endpoints that counter `c` counts for.
@@ -183,8 +185,8 @@ impl Node {
 
     fn free_deferred_ep(&mut self, t: EpIdx) {
         let deferred = &mut self.eps[t];
-        deferred.release_receives(&mut self.cqs);
-        deferred.release_ops(&mut self.cqs);
+        deferred.release_receives(self.cqs);
+        deferred.release_ops(self.cqs);
         let deferred = self.eps.free(t);
         self.unbind(&deferred);
     }

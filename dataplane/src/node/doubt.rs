@@ -9,7 +9,7 @@
 
 use super::other_key::REFUSED_NS;
 use super::peer::State;
-use super::{Node, Openings};
+use super::{Control, Openings};
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::RstOp;
@@ -38,13 +38,13 @@ impl Openings {
     }
 }
 
-impl Node {
+impl Control<'_> {
     /// Notes a reset of the sealed session with `p`, and probes the peer if the session is open.
     pub(super) fn doubt(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
         self.openings.doubts.entry(p).or_insert(Doubt { since: now, rst: *rst });
         if self.peers[p].state == State::Open {
             self.peers[p].ask();
-            self.make_ready(p);
+            self.due.make_ready(self.peers, p);
         }
         self.arm_timer(now, p);
     }

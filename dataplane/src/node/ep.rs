@@ -4,7 +4,7 @@ use super::fast_op::{Fetch, Form};
 use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
-use super::{AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Todo};
+use super::{AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Objects, Todo};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
@@ -452,20 +452,6 @@ impl Eps {
     }
 }
 
-impl Node {
-    /// Something waits for room in queue `cq`: until it has been served, no endpoint reserves
-    /// entries in advance.
-    #[cold]
-    pub(super) fn starve_queue(&mut self, cq: CqIdx) {
-        self.todo |= Todo::ROOM;
-        let table = &mut self.cqs[cq];
-        table.cq_blocked = true;
-        if std::mem::take(&mut table.has_reserved) {
-            self.eps.recall(&mut self.cqs, cq);
-        }
-    }
-}
-
 impl EpAttr {
     /// Whether there can be such an endpoint.
     pub(super) fn check(&self) -> Result<()> {
@@ -485,51 +471,13 @@ impl EpAttr {
 }
 
 impl Node {
-    /// Binds a completion queue for the directions in `flags` (`TRANSMIT`, `RECV`), optionally with
-    /// `SELECTIVE_COMPLETION`.
-    ///
-    /// # Errors
-    /// - [`Error::BadFd`]: one of them was closed.
-    /// - [`Error::BadFlags`]: no direction, or another flag.
-    /// - [`Error::OpBadState`]: the endpoint is enabled.
-    /// - [`Error::Invalid`]: a queue is bound for the direction already.
-    pub fn ep_bind_cq(&mut self, ep: EpId, cq: CqId, flags: BindFlags) -> Result<()> {
-        let directions = BindFlags::TRANSMIT | BindFlags::RECV;
-        if !flags.intersects(directions)
-            || !(directions | BindFlags::SELECTIVE_COMPLETION).contains(flags)
-        {
-            return Err(Error::BadFlags);
-        }
-        let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
-        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
-        let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
-        if tx && e.tx_cq != CqIdx::NONE || rx && e.rx_cq != CqIdx::NONE {
-            return Err(Error::Invalid("a completion queue is bound for this direction"));
-        }
-        let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
-        let mut ops = [0; 2];
-        if tx {
-            (e.tx_cq, e.tx_selective) = (cq.0.idx(), selective);
-            ops[0] = e.tx_size;
-        }
-        if rx {
-            (e.rx_cq, e.rx_selective) = (cq.0.idx(), selective);
-            ops[1] = e.rx_size;
-        }
-        table.bind(ops, &self.settings);
-        if e.enabled {
-            e.enable(true);
-        }
-        Ok(())
-    }
-
     /// Binds a counter for sends (`TRANSMIT`), receives (`RECV`), and the one-sided operations that
     /// this endpoint issues (`READ`, `WRITE`; fetching atomics are reads) or is the target of
     /// (`REMOTE_READ`, `REMOTE_WRITE`; these count only with `FI_RMA_EVENT`). The endpoint may be
     /// enabled already: what ends from then on is counted.
     ///
     /// # Errors
-    /// As [`ep_bind_cq`](Self::ep_bind_cq), but for [`Error::OpBadState`].
+    /// As [`ep_bind_cq`](Objects::ep_bind_cq), but for [`Error::OpBadState`].
     pub fn ep_bind_cntr(&mut self, ep: EpId, cntr: CntrId, flags: BindFlags) -> Result<()> {
         if flags.is_empty() || flags.contains(BindFlags::SELECTIVE_COMPLETION) {
             return Err(Error::BadFlags);
@@ -572,24 +520,6 @@ impl Node {
         Ok(())
     }
 
-    /// Binds the address vector.
-    ///
-    /// # Errors
-    /// As [`ep_bind_cq`](Self::ep_bind_cq).
-    pub fn ep_bind_av(&mut self, ep: EpId, av: AvId) -> Result<()> {
-        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
-        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
-        if e.enabled {
-            return Err(Error::OpBadState);
-        }
-        if e.av != AvIdx::NONE {
-            return Err(Error::Invalid("an address vector is bound"));
-        }
-        e.av = av.0.idx();
-        table.bound += 1;
-        Ok(())
-    }
-
     /// Lets the endpoint send and receive.
     ///
     /// # Errors
@@ -615,35 +545,6 @@ impl Node {
         self.coll_enable(ep)?;
         self.eps[ep.0.idx()].enable(true);
         Ok(())
-    }
-
-    /// The connection of an endpoint is over: receives that no message has begun to fill end with
-    /// [`Error::Canceled`], and nothing can be sent any more. What has come without a receive can
-    /// still be received. Nothing if it was closed.
-    pub fn ep_disconnect(&mut self, ep: EpId) {
-        let Some(record) = self.eps.by_handle_mut(ep.0) else { return };
-        let e = ep.0.idx();
-        record.is_over = true;
-        let enabled = record.enabled;
-        record.enable(enabled);
-        self.eps[e].release_receives(&mut self.cqs);
-        self.eps[e].release_ops(&mut self.cqs);
-        self.end_receives_if_over(e);
-    }
-
-    /// Ends the receives of endpoint `e` if its connection is over and every message that has come
-    /// is in the one that it was for: no other will come.
-    pub(super) fn end_receives_if_over(&mut self, e: EpIdx) {
-        if !self.eps[e].is_over || self.eps[e].cq_blocked {
-            return;
-        }
-        for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            while let Some(recv) =
-                self.eps[e].matcher[kind as usize].first_posted(&self.posted.pool)
-            {
-                self.end_unfilled(e, kind, recv);
-            }
-        }
     }
 
     /// The address others reach the endpoint by.
@@ -696,8 +597,163 @@ impl Node {
         if self.eps.slot(e.number) == idx {
             self.eps.numbers.set(e.number, Ep::NOBODY);
         }
-        self.unbind(&e);
+        self.objects().unbind(&e);
         Ok(())
+    }
+
+    /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
+    /// session goes on.
+    pub(super) fn close_sends(&mut self, now: Instant, idx: EpIdx) {
+        let wrs: Vec<TxIdx> =
+            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
+        for w in wrs {
+            let p = self.tx[w].peer;
+            self.abandon_wr(w);
+            self.cancel_wr(w);
+            self.control().arm_timer(now, p);
+        }
+        self.cancel_fast_ops(idx);
+    }
+
+    /// Ends the receives of endpoint `idx` and discards its unexpected messages.
+    pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
+        let pulls: Vec<PullIdx> = (self.pulls.records.iter())
+            .filter(|(_, pull)| {
+                pull.recv != RecvIdx::NONE && self.posted[pull.recv].payload.ep == idx
+            })
+            .map(|(i, _)| i)
+            .collect();
+        for pull in pulls {
+            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
+            self.pulling().end_pull(pull, EndStatus::Closed);
+            self.objects().cancel_placing(recv);
+        }
+        let peers: Vec<PeerIdx> = self.peers.iter().map(|(i, _)| i).collect();
+        for p in peers {
+            if let Some(recv) = self.reassemblies.placing(&self.peers[p])
+                && self.posted[recv].payload.ep == idx
+            {
+                self.reassemblies.take(&mut self.peers[p]);
+                self.objects().cancel_placing(recv);
+            }
+        }
+        let unexpected: Vec<UnexpectedIdx> =
+            (self.unexpected.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
+        for msg in unexpected {
+            // Discarding may have ended the session of a peer with too many pulls, and this message
+            // with it.
+            if self.unexpected.get(msg).is_some() {
+                self.discard_unexpected(now, msg, EndStatus::Closed);
+            }
+        }
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            while let Some(recv) =
+                self.eps[idx].matcher[kind as usize].first_posted(&self.posted.pool)
+            {
+                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
+                self.objects().fail_recv(recv, Error::Canceled);
+            }
+        }
+        self.eps[idx].claimed.clear();
+    }
+}
+
+impl Objects<'_> {
+    /// Something waits for room in queue `cq`: until it has been served, no endpoint reserves
+    /// entries in advance.
+    #[cold]
+    pub(super) fn starve_queue(&mut self, cq: CqIdx) {
+        self.due.todo |= Todo::ROOM;
+        let table = &mut self.cqs[cq];
+        table.cq_blocked = true;
+        if std::mem::take(&mut table.has_reserved) {
+            self.eps.recall(self.cqs, cq);
+        }
+    }
+
+    /// Binds a completion queue for the directions in `flags` (`TRANSMIT`, `RECV`), optionally with
+    /// `SELECTIVE_COMPLETION`.
+    ///
+    /// # Errors
+    /// - [`Error::BadFd`]: one of them was closed.
+    /// - [`Error::BadFlags`]: no direction, or another flag.
+    /// - [`Error::OpBadState`]: the endpoint is enabled.
+    /// - [`Error::Invalid`]: a queue is bound for the direction already.
+    pub fn ep_bind_cq(&mut self, ep: EpId, cq: CqId, flags: BindFlags) -> Result<()> {
+        let directions = BindFlags::TRANSMIT | BindFlags::RECV;
+        if !flags.intersects(directions)
+            || !(directions | BindFlags::SELECTIVE_COMPLETION).contains(flags)
+        {
+            return Err(Error::BadFlags);
+        }
+        let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
+        if tx && e.tx_cq != CqIdx::NONE || rx && e.rx_cq != CqIdx::NONE {
+            return Err(Error::Invalid("a completion queue is bound for this direction"));
+        }
+        let selective = flags.contains(BindFlags::SELECTIVE_COMPLETION);
+        let mut ops = [0; 2];
+        if tx {
+            (e.tx_cq, e.tx_selective) = (cq.0.idx(), selective);
+            ops[0] = e.tx_size;
+        }
+        if rx {
+            (e.rx_cq, e.rx_selective) = (cq.0.idx(), selective);
+            ops[1] = e.rx_size;
+        }
+        table.bind(ops, self.settings);
+        if e.enabled {
+            e.enable(true);
+        }
+        Ok(())
+    }
+
+    /// Binds the address vector.
+    ///
+    /// # Errors
+    /// As [`ep_bind_cq`](Self::ep_bind_cq).
+    pub fn ep_bind_av(&mut self, ep: EpId, av: AvId) -> Result<()> {
+        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
+        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        if e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if e.av != AvIdx::NONE {
+            return Err(Error::Invalid("an address vector is bound"));
+        }
+        e.av = av.0.idx();
+        table.bound += 1;
+        Ok(())
+    }
+
+    /// The connection of an endpoint is over: receives that no message has begun to fill end with
+    /// [`Error::Canceled`], and nothing can be sent any more. What has come without a receive can
+    /// still be received. Nothing if it was closed.
+    pub fn ep_disconnect(&mut self, ep: EpId) {
+        let Some(record) = self.eps.by_handle_mut(ep.0) else { return };
+        let e = ep.0.idx();
+        record.is_over = true;
+        let enabled = record.enabled;
+        record.enable(enabled);
+        self.eps[e].release_receives(self.cqs);
+        self.eps[e].release_ops(self.cqs);
+        self.end_receives_if_over(e);
+    }
+
+    /// Ends the receives of endpoint `e` if its connection is over and every message that has come
+    /// is in the one that it was for: no other will come.
+    pub(super) fn end_receives_if_over(&mut self, e: EpIdx) {
+        if !self.eps[e].is_over || self.eps[e].cq_blocked {
+            return;
+        }
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            while let Some(recv) =
+                self.eps[e].matcher[kind as usize].first_posted(&self.posted.pool)
+            {
+                self.end_unfilled(e, kind, recv);
+            }
+        }
     }
 
     /// Unbinds the objects of a record that was freed.
@@ -716,62 +772,6 @@ impl Node {
         if e.av != AvIdx::NONE {
             self.avs[e.av].bound -= 1;
         }
-    }
-
-    /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
-    /// session goes on.
-    pub(super) fn close_sends(&mut self, now: Instant, idx: EpIdx) {
-        let wrs: Vec<TxIdx> =
-            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
-        for w in wrs {
-            let p = self.tx[w].peer;
-            self.abandon_wr(w);
-            self.cancel_wr(w);
-            self.arm_timer(now, p);
-        }
-        self.cancel_fast_ops(idx);
-    }
-
-    /// Ends the receives of endpoint `idx` and discards its unexpected messages.
-    pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
-        let pulls: Vec<PullIdx> = (self.pulls.records.iter())
-            .filter(|(_, pull)| {
-                pull.recv != RecvIdx::NONE && self.posted[pull.recv].payload.ep == idx
-            })
-            .map(|(i, _)| i)
-            .collect();
-        for pull in pulls {
-            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.end_pull(pull, EndStatus::Closed);
-            self.cancel_placing(recv);
-        }
-        let peers: Vec<PeerIdx> = self.peers.iter().map(|(i, _)| i).collect();
-        for p in peers {
-            if let Some(recv) = self.reassemblies.placing(&self.peers[p])
-                && self.posted[recv].payload.ep == idx
-            {
-                self.reassemblies.take(&mut self.peers[p]);
-                self.cancel_placing(recv);
-            }
-        }
-        let unexpected: Vec<UnexpectedIdx> =
-            (self.unexpected.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
-        for msg in unexpected {
-            // Discarding may have ended the session of a peer with too many pulls, and this message
-            // with it.
-            if self.unexpected.get(msg).is_some() {
-                self.discard_unexpected(now, msg, EndStatus::Closed);
-            }
-        }
-        for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            while let Some(recv) =
-                self.eps[idx].matcher[kind as usize].first_posted(&self.posted.pool)
-            {
-                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
-                self.fail_recv(recv, Error::Canceled);
-            }
-        }
-        self.eps[idx].claimed.clear();
     }
 
     /// The rest of the message being placed will not arrive: ends its receive, unless that is a

@@ -3,7 +3,7 @@
 
 use barewire_driver::port::Station;
 
-use super::{Node, Observed};
+use super::{Objects, Observed};
 use crate::error::Error;
 use crate::idx::{CntrIdx, EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
@@ -59,7 +59,7 @@ impl Observed {
     }
 }
 
-impl Node {
+impl Objects<'_> {
     /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
     /// counts. The entry that was reserved in the endpoint's queue is used or given back.
     #[cold]

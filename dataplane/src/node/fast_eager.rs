@@ -108,20 +108,21 @@ impl Node {
     /// on a port that may lose frames: acknowledgements may be due.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
-        self.todo.intersects(Todo::SEND | Todo::KEEP | Todo::ROOM) || self.coll.is_due(&self.cqs)
+        self.due.todo.intersects(Todo::SEND | Todo::KEEP | Todo::ROOM)
+            || self.coll.is_due(&self.cqs)
     }
 
     /// Whether a collective that was just posted has something to send.
     #[inline(always)]
     pub fn calls_are_due(&self) -> bool {
-        self.todo.contains(Todo::SEND) || self.coll.has_work()
+        self.due.todo.contains(Todo::SEND) || self.coll.has_work()
     }
 
     /// Whether nothing is left to do at the end of a burst: nothing is [due](Self::has_due), and no
     /// [answers](Self::has_answers) wait.
     #[inline(always)]
     pub fn is_at_rest(&self) -> bool {
-        self.todo.is_empty() || !self.coll.has_calls_on_boards() && cold(self.only_may_have())
+        self.due.todo.is_empty() || !self.coll.has_calls_on_boards() && cold(self.only_may_have())
     }
 
     /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set, and no call through a board
@@ -142,30 +143,33 @@ impl Node {
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
         let by_time = self.wheel.passes(now);
-        by_time && ((self.todo - Todo::KEEP).is_empty() || self.passes_todo(now))
+        by_time && ((self.due.todo - Todo::KEEP).is_empty() || self.passes_todo(now))
     }
 
     /// The rest of [`passes`](Self::passes) once some bit of `todo` is set.
     #[inline(always)]
     fn passes_todo(&mut self, now: Instant) -> bool {
-        if self.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL | Todo::ROOM) {
+        if self.due.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL | Todo::ROOM) {
             cold(());
-            let sends = self.todo.intersects(Todo::SEND | Todo::ANSWER);
-            if sends || self.coll.wants(now, &self.cqs) || self.starved_with_room().is_some() {
+            let sends = self.due.todo.intersects(Todo::SEND | Todo::ANSWER);
+            if sends
+                || self.coll.wants(now, &self.cqs)
+                || self.objects().starved_with_room().is_some()
+            {
                 return false;
             }
         }
-        if self.todo.contains(Todo::HELD) && self.packs.hold_is_over(now) {
+        if self.due.todo.contains(Todo::HELD) && self.packs.hold_is_over(now) {
             return false;
         }
-        if self.todo.contains(Todo::ACKS) {
+        if self.due.todo.contains(Todo::ACKS) {
             if self.acks.has_quick_sent() {
-                self.judge_quick_ack(now);
+                self.acks.judge_quick_ack(&mut self.peers, now);
             }
             if !self.acks.passes(now, self.counters.rx_frames) {
                 return false;
             }
-            self.todo.set(Todo::ACKS, self.acks.is_waiting());
+            self.due.todo.set(Todo::ACKS, self.acks.is_waiting());
         }
         true
     }
@@ -240,7 +244,7 @@ impl Node {
         clock: impl Fn() -> Instant,
     ) -> Option<TxIdx> {
         let e = ep.0.idx();
-        if self.todo.contains(Todo::SEND) {
+        if self.due.todo.contains(Todo::SEND) {
             return cold(None);
         }
         let ep = if S::INLINE { self.eps.at_mut(e)? } else { self.eps.by_handle_mut(ep.0)? };
@@ -354,7 +358,7 @@ impl Node {
         peer.probe_at = now;
         peer.snd.number();
         if peer.timer_at == Instant(u64::MAX) {
-            self.arm_timer(now, p);
+            self.control().arm_timer(now, p);
         }
     }
 
@@ -391,7 +395,7 @@ impl Node {
         let body = BodyRef::Wr { wr: w, offset: 0, len };
         let sent = Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
         peer.snd.keep(&mut self.sent, sent);
-        self.acks.left(&mut self.todo, p, peer, ar);
+        self.acks.left(&mut self.due.todo, p, peer, ar);
         if first {
             peer.begin_flight(now);
             // Usually the timer of an earlier packet fires in time.
@@ -399,7 +403,7 @@ impl Node {
             let patience =
                 || self.peers[p].patience(self.port.rto_floor_ns).min(self.settings.t_dead_ns / 10);
             if timer_at > now + self.port.patience_min() && timer_at > now + patience() {
-                self.arm_timer(now, p);
+                self.control().arm_timer(now, p);
             }
         }
         if early {
@@ -493,7 +497,7 @@ impl Node {
         let placed = PlacedMsg { posted, flags, len, imm };
         complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
         if LOSSY {
-            self.acks.owe(&mut self.todo, now, (p, peer.owed));
+            self.acks.owe(&mut self.due.todo, now, (p, peer.owed));
             if acked != 0 {
                 self.on_cack(now, p, msg.cack, None);
             }
@@ -558,7 +562,7 @@ impl Node {
     /// Grants the sender new credit and acknowledges, as far as this message made them due.
     #[cold]
     fn after_eager(&mut self, p: PeerIdx, ack: bool) {
-        self.regrant(p);
+        self.blocks.regrant(&mut self.peers, &mut self.due, p);
         if ack {
             self.peers[p].ack_now = true;
             self.make_ready(p);

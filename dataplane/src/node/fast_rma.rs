@@ -393,7 +393,7 @@ impl Node {
         out: &mut impl FrameSink,
         clock: impl FnOnce() -> Instant,
     ) -> bool {
-        if self.todo.contains(Todo::SEND) {
+        if self.due.todo.contains(Todo::SEND) {
             return cold(false);
         }
         let e = ep.0.idx();
@@ -611,7 +611,8 @@ impl Node {
         let (flags, which) = form.outcome();
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
-        self.tell_failure((e, p), failure, self.eps[e].rma_cntr[which]);
+        let cntr = self.eps[e].rma_cntr[which];
+        self.objects().tell_failure((e, p), failure, cntr);
     }
 
     /// Ends all operations to peer `p`, whose session has ended with `err`.

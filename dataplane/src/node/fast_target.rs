@@ -280,7 +280,7 @@ impl Node {
             self.counters.tx_frames += 1;
             if answered(now, peer, flying) {
                 cold(());
-                self.arm_timer(now, p);
+                self.control().arm_timer(now, p);
             }
         } else {
             cold(());
@@ -312,7 +312,7 @@ impl Node {
         };
         let sid = self.peers[p].sid;
         self.target.answers.push(Answer { peer: p, sid, reply_to, values });
-        self.todo |= Todo::ANSWER;
+        self.due.todo |= Todo::ANSWER;
         self.target.waiting += 1;
     }
 
@@ -436,12 +436,12 @@ impl Node {
             };
             self.counters.tx_frames += 1;
             if answered(now, peer, peer.snd.in_flight()) {
-                self.arm_timer(now, p);
+                self.control().arm_timer(now, p);
             }
         }
         self.target.waiting -= self.target.answers.len();
         self.target.answers.clear();
-        self.todo -= Todo::ANSWER;
+        self.due.todo -= Todo::ANSWER;
     }
 
     /// Moves an answer to `Node::responses`. Dropped if the session has ended: the initiator has

@@ -107,7 +107,7 @@ impl Node {
             Err(err) => return self.on_malformed(now, frame, err),
         };
         if base.ty == Ty::Who {
-            return self.on_who(now, frame, &base);
+            return self.control().on_who(now, frame, &base);
         }
         if base.ty == Ty::Mcast {
             return self.on_mcast(frame, &base);
@@ -165,7 +165,7 @@ impl Node {
             return self.on_other_version(now, frame);
         }
         if err == WireError::Secured {
-            return self.on_sealed_unasked(now, frame);
+            return self.control().on_sealed_unasked(now, frame);
         }
         if err != WireError::UnknownType {
             return;
@@ -218,7 +218,7 @@ impl Node {
             | Ty::Write
             | Ty::Read
             | Ty::Atomic
-            | Ty::Resp => self.on_no_session(now, base.src, base.dst_sid, base.psn),
+            | Ty::Resp => self.control().on_no_session(now, base.src, base.dst_sid, base.psn),
         }
     }
 
@@ -234,7 +234,8 @@ impl Node {
                 Ok(op) => {
                     self.on_ack_with_sack(now, p, base.cack, (&op, frame));
                     if base.ce {
-                        self.on_echo(now, p);
+                        self.counters.rx_echoes += 1;
+                        self.peers[p].on_echo(now);
                     }
                 }
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
@@ -252,7 +253,8 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.note_order();
         if base.ar {
-            self.asked_for_ack(p, base.ty, base.psn);
+            let asked = (base.ty, base.psn);
+            self.acks.asked_for_ack(&mut self.peers, &mut self.due, p, asked);
         }
     }
 
@@ -266,7 +268,7 @@ impl Node {
                 self.peers[p].ack_now = true;
                 self.make_ready(p);
             }
-            Ty::Probe => self.on_probe(p, frame, base),
+            Ty::Probe => self.control().on_probe(p, frame, base),
             // `on_packet` takes the first itself; `on_stranger` takes the others, whose session
             // does not exist, and `on_frame_slow` the last two.
             Ty::Ack | Ty::Open | Ty::Rst | Ty::Who | Ty::Mcast => {}
@@ -446,7 +448,7 @@ impl Node {
             peer.ack_now = true;
             self.make_ready(p);
         } else if !lossless {
-            self.acks.owe(&mut self.todo, now, (p, peer.owed));
+            self.acks.owe(&mut self.due.todo, now, (p, peer.owed));
         }
     }
 
@@ -458,7 +460,7 @@ impl Node {
         if waits {
             self.refuse(p, reason);
         } else {
-            self.return_credit(p, self.refused_units);
+            self.blocks.return_credit(&mut self.peers, &mut self.due, p, self.refused_units);
             self.advance_rcv_nxt(now, p, 1);
         }
     }
@@ -523,9 +525,9 @@ impl Node {
                 {
                     self.peers[p].bad_seq = seq.into();
                 }
-                self.return_credit(p, op.units);
+                self.blocks.return_credit(&mut self.peers, &mut self.due, p, op.units);
                 if op.units == 0 && base.ar {
-                    self.regrant_now(p);
+                    self.blocks.regrant_now(&mut self.peers, &mut self.due, p);
                 }
                 Verdict::Accept
             }),
@@ -575,7 +577,9 @@ impl Node {
                     self.refused_units = all.fold(0, u32::saturating_add);
                     return Verdict::Refuse(reason);
                 }
-                Verdict::Refuse(_) => self.return_credit(p, units(len as u64)),
+                Verdict::Refuse(_) => {
+                    self.blocks.return_credit(&mut self.peers, &mut self.due, p, units(len as u64))
+                }
                 Verdict::Accept => taken += 1,
             }
         }

@@ -13,7 +13,7 @@
 
 use super::notice::EndReason;
 use super::peer::State;
-use super::{Node, Openings};
+use super::{Control, Node, Openings};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
@@ -171,9 +171,11 @@ impl Node {
         let last_rx = self.peers[p].last_rx;
         self.open_again(now, p, false);
         self.peers[p].last_rx = last_rx;
-        self.arm_timer(now, p);
+        self.control().arm_timer(now, p);
     }
+}
 
+impl Control<'_> {
     /// Replaces the keys that are old, and erases those that only reordered frames needed. A peer
     /// to which nothing would be sent gets a PING, so that it replaces its old key too.
     #[cold]
@@ -202,7 +204,7 @@ impl Node {
         }
         for p in renewed {
             self.peers[p].ask();
-            self.make_ready(p);
+            self.due.make_ready(self.peers, p);
         }
     }
 }

@@ -69,7 +69,7 @@ impl Node {
             bytes.extend_from_slice(&crc);
         }
         self.looped.queue.push_back(bytes);
-        self.note_due();
+        self.due.note_send();
         self.counters.tx_frames += 1;
         let peer = &mut self.peers[p];
         (peer.owed, peer.ack_now) = (0, false);

@@ -8,7 +8,7 @@
 use super::ops::WrFlags;
 use super::peer::State;
 use super::srx::Unended;
-use super::{EndReason, MsgKind, Node};
+use super::{Control, EndReason, MsgKind, Node};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
 
@@ -95,18 +95,20 @@ impl Node {
                 };
                 while let Some(recv) = named(self) {
                     if is_shared {
-                        if !self.end_shared_in_time(e, kind, recv, err) {
+                        if !self.objects().end_shared_in_time(e, kind, recv, err) {
                             break;
                         }
                         continue;
                     }
                     self.eps[e].matcher[k].unlink_posted(&mut self.posted.pool, recv);
-                    self.fail_recv(recv, err);
+                    self.objects().fail_recv(recv, err);
                 }
             }
         }
     }
+}
 
+impl Control<'_> {
     /// Refuses a post of endpoint `e` to peer `p` once after a session was lost with messages of
     /// the endpoint.
     ///

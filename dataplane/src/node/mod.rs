@@ -18,6 +18,7 @@ mod cqs;
 mod credit;
 mod deferred_ep;
 mod doubt;
+mod due;
 mod ep;
 mod eps;
 mod failed;
@@ -79,7 +80,6 @@ use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::mem::{InlineBytes, IoBuf};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
-use bitflags::bitflags;
 
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -99,13 +99,14 @@ use avs::{AvTable, Avs};
 use cntrs::Cntrs;
 use cqs::{CqTable, Cqs};
 use credit::Blocks;
+pub(crate) use due::{Due, Todo};
 use eps::Eps;
 use looped::Looped;
 use opening::Openings;
 use ops::{Response, UnexpectedMsg};
 use pack::Packs;
 pub(crate) use packet::Joined;
-use peer::{Peer, Peers};
+use peer::Peers;
 use peers_by_station::PeersByStation;
 use pull::Pulls;
 use recv::{Reassemblies, Receives};
@@ -186,7 +187,7 @@ pub struct NodeSettings {
     pub join_ns: u64,
     /// Accepts sessions also from peers that do not name this incarnation, and so need to know only
     /// the MAC. Default yes; an application's domain says no unless it is [reached by
-    /// name](Node::reach_by_name).
+    /// name](Control::reach_by_name).
     pub by_name: bool,
     /// Only peers in an endpoint's address vector reach it, or a region through it. Default no.
     /// Disables the fast path: the source of every packet is looked up.
@@ -584,45 +585,6 @@ impl<F: FnMut(&TxFrame<'_>) -> Tx> FrameSink for F {
     }
 }
 
-bitflags! {
-    /// Pending work: one word that every turn tests, usually zero.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct Todo: u8 {
-        /// Peers, replies or frames to ourselves wait to be sent, or the port is gone.
-        const SEND = 1 << 0;
-        /// Collectives exist and may have something to do.
-        const COLL = 1 << 1;
-        /// Answers wait for the end of the burst.
-        const ANSWER = 1 << 2;
-        /// The port may lose frames: packets are recorded until acknowledged, and acknowledgements
-        /// may be due by time. Set for the node's life.
-        const KEEP = 1 << 3;
-        /// An acknowledgement is owed, or packets were sent for which a PING may be due. Each turn
-        /// looks; its [`passes`](Node::passes) clears the bit.
-        const ACKS = 1 << 4;
-        /// Something waits for room in a completion queue. Room comes by reading, and when an
-        /// operation ends whose entry is not written.
-        const ROOM = 1 << 5;
-        /// A packet is held, and leaves with a turn to come.
-        const HELD = 1 << 6;
-    }
-}
-
-impl Todo {
-    /// Whether nothing is to be sent at once, what is due by time aside: timers, and
-    /// acknowledgements on a lossy path.
-    #[inline(always)]
-    pub(crate) fn only_waits(self) -> bool {
-        (self - (Self::KEEP | Self::ACKS | Self::HELD)).is_empty()
-    }
-
-    /// Whether nothing is to be sent at once or by time, timers aside.
-    #[inline(always)]
-    pub(crate) fn is_idle(self) -> bool {
-        (self - Self::KEEP).is_empty()
-    }
-}
-
 /// A control packet to a node without a session: a finished frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
@@ -693,8 +655,9 @@ pub struct Node {
     pub(crate) by_station: PeersByStation,
     /// Peers whose address was removed while a posted receive names them: each holds a reference.
     pub(crate) awaited: Vec<PeerIdx>,
-    /// Messages of which some segments have arrived, by [`Peer::reassembly`]. Grows if more peers
-    /// send such messages at once than it has room for.
+    /// Messages of which some segments have arrived, by
+    /// [`Peer::reassembly`](peer::Peer::reassembly). Grows if more peers send such messages at once
+    /// than it has room for.
     pub(crate) reassemblies: Reassemblies,
     /// Its endpoints.
     pub eps: Eps,
@@ -735,10 +698,8 @@ pub struct Node {
     pub coll: Coll,
 
     pub(crate) wheel: Wheel<PeerIdx>,
-    /// Peers with something to send.
-    pub(crate) ready: VecDeque<PeerIdx>,
     /// What may be left to do besides receiving.
-    pub(crate) todo: Todo,
+    pub(crate) due: Due,
     acks: acks::Acks,
     pub(crate) replies: Replies,
     /// Its names, and its queries for those of others.
@@ -816,8 +777,7 @@ impl Node {
             reorder: Reorder::new(frame_len),
             coll: Coll::new(caps, s.coll),
             wheel: Wheel::new(s.peer_max, Instant(0)),
-            ready: VecDeque::with_capacity(s.peer_max.min(4096)),
-            todo: if caps.lossless { Todo::empty() } else { Todo::KEEP },
+            due: Due::new(s, caps),
             acks: acks::Acks::new(),
             replies: Replies::default(),
             names: Names::default(),
@@ -837,28 +797,104 @@ impl Node {
         &self.settings
     }
 
-    /// From now on sessions of peers that do not name this incarnation are accepted too: the
-    /// application publishes a name by which they find the node.
-    pub fn reach_by_name(&mut self) {
-        self.settings.by_name = true;
-    }
-
-    /// Notes that something waits to be sent.
-    #[inline]
-    pub(crate) fn note_due(&mut self) {
-        self.todo |= Todo::SEND;
-    }
-
-    /// Puts a peer into the queue of those to be served in the next transmit.
+    /// See [`Due::make_ready`].
     pub(crate) fn make_ready(&mut self, p: PeerIdx) {
-        let peer = &mut self.peers[p];
-        peer.steady = false;
-        if !peer.queued {
-            peer.queued = true;
-            self.ready.push_back(p);
-            self.note_due();
-            // Serving the peer will touch it.
-            self.peers.prefetch(p, Peer::WARM);
+        self.due.make_ready(&mut self.peers, p);
+    }
+}
+
+/// The objects of the application, borrowed from a node: its endpoints with their receives and the
+/// messages that have none yet, its queues, counters and vectors, and what is needed to tell them
+/// of an outcome. Nothing is sent.
+#[derive(Debug)]
+pub struct Objects<'a> {
+    settings: &'a NodeSettings,
+    eps: &'a mut Eps,
+    posted: &'a mut Receives,
+    unexpected: &'a mut UnexpectedPool<UnexpectedMsg>,
+    blocks: &'a mut Blocks,
+    cqs: &'a mut Cqs,
+    cntrs: &'a mut Cntrs,
+    avs: &'a mut Avs,
+    /// Whom addresses, messages and outcomes are of.
+    peers: &'a mut Peers,
+    awaited: &'a mut Vec<PeerIdx>,
+    /// Notes what waits for room in a queue, and whom new credit is to be told.
+    due: &'a mut Due,
+    observed: &'a mut Observed,
+    counters: &'a mut NodeCounters,
+}
+
+impl Node {
+    /// The objects of the application.
+    #[inline(always)]
+    pub fn objects(&mut self) -> Objects<'_> {
+        let Self { settings, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
+        let Self { peers, awaited, due, observed, counters, .. } = self;
+        Objects {
+            settings,
+            eps,
+            posted,
+            unexpected,
+            blocks,
+            cqs,
+            cntrs,
+            avs,
+            peers,
+            awaited,
+            due,
+            observed,
+            counters,
+        }
+    }
+}
+
+/// The control plane, borrowed from a node: the sessions and how they begin, what is answered to
+/// stations that have none, and timers. No operation begins or ends.
+#[derive(Debug)]
+pub struct Control<'a> {
+    settings: &'a mut NodeSettings,
+    port: &'a mut PortState,
+    peers: &'a mut Peers,
+    by_station: &'a mut PeersByStation,
+    openings: &'a mut Openings,
+    /// The credit that a session begins with.
+    blocks: &'a mut Blocks,
+    /// Packets in flight, which timers count as lost.
+    sent: &'a mut SentPool,
+    /// Endpoints remember sessions as routes.
+    eps: &'a mut Eps,
+    turn: &'a mut Turn,
+    wheel: &'a mut Wheel<PeerIdx>,
+    due: &'a mut Due,
+    replies: &'a mut Replies,
+    names: &'a mut Names,
+    observed: &'a mut Observed,
+    counters: &'a mut NodeCounters,
+}
+
+impl Node {
+    /// The control plane.
+    #[inline(always)]
+    pub fn control(&mut self) -> Control<'_> {
+        let Self { settings, port, peers, by_station, openings, blocks, sent, .. } = self;
+        let Self { eps, turn, wheel, due, replies, names, observed, counters, .. } = self;
+        Control {
+            settings,
+            port,
+            peers,
+            by_station,
+            openings,
+            blocks,
+            sent,
+            eps,
+            turn,
+            wheel,
+            due,
+            replies,
+            names,
+            observed,
+            counters,
         }
     }
 }

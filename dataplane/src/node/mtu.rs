@@ -8,7 +8,7 @@ use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{Station, Tx};
 
 use super::peer::Peer;
-use super::{FrameSink, Node, Notice, Openings, Reply};
+use super::{Control, FrameSink, Notice, Openings, Reply};
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::{self, Base, ProbeOp, Ty};
@@ -93,7 +93,7 @@ impl Peer {
     }
 }
 
-impl Node {
+impl Control<'_> {
     /// Sends the probes to `p` that are due: one of each length to try, those of [`LENGTHS`] and
     /// the longest always. False if the port is full.
     pub(super) fn serve_search(

@@ -13,7 +13,7 @@ use barewire_driver::port::{Station, Tx};
 
 use super::post::wants_cqe;
 use super::recv::{MsgHead, Target};
-use super::{EpId, FrameSink, MsgKind, Node, SendReq};
+use super::{EpId, FrameSink, MsgKind, Node, Objects, SendReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{EpIdx, PeerIdx};
@@ -204,7 +204,7 @@ impl Node {
         }
         let op = McastOp { group, src_ep, inc: self.settings.incarnation, imm };
         self.queue_for_group(&op, req);
-        self.complete_to_group(idx, req);
+        self.objects().complete_to_group(idx, req);
         Ok(())
     }
 
@@ -228,25 +228,7 @@ impl Node {
             bytes.extend_from_slice(&crc);
         }
         self.groups.queue.push_back(bytes);
-        self.note_due();
-    }
-
-    /// Writes the completion of a message, for which an entry is reserved.
-    fn complete_to_group(&mut self, e: EpIdx, req: &SendReq) {
-        let ep = &mut self.eps[e];
-        let wanted = wants_cqe(req, ep.tx_selective);
-        ep.counters.sent += 1;
-        ep.counters.sent_bytes += req.buf.len() as u64;
-        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
-        if wanted {
-            let flags = CqFlags::SEND | CqFlags::MSG;
-            let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
-            cq.push(Cqe { op_context, flags, src, ..Cqe::default() });
-        } else {
-            cq.unreserve();
-        }
-        self.cntrs.count(cntr, true);
-        self.counters.tx_mcast += 1;
+        self.due.note_send();
     }
 
     /// Sends what is queued for groups, to the port and to the members of this node. False if some
@@ -331,7 +313,7 @@ impl Node {
         let (peer, len) = (known.unwrap_or(PeerIdx::NONE), u64::from(base.plen));
         let (inc, src_ep, imm) = (op.inc, op.src_ep, op.imm);
         let head = MsgHead { peer, inc, src_ep, tagged: false, tag: 0, imm, len };
-        let Target::Recv { recv, base: at } = self.target_of(e, &head, src) else {
+        let Target::Recv { recv, base: at } = self.objects().target_of(e, &head, src) else {
             self.counters.rx_mcast_dropped += 1;
             return;
         };
@@ -339,9 +321,29 @@ impl Node {
         if n > 0 {
             frame.copy_to_io(op.payload_off(), &self.posted.buf(recv), at as usize, n as usize);
         }
-        let source = known.and_then(|p| self.source_of(e, (p, inc), src_ep));
+        let source = known.and_then(|p| self.objects().source_of(e, (p, inc), src_ep));
         let addr = EpAddr { station: base.src, ep: src_ep, incarnation: inc };
-        self.complete_recv_of(recv, &head, (at, n), source, |_| (addr, Tenant::NONE));
+        self.objects().complete_recv_of(recv, &head, (at, n), source, |_| (addr, Tenant::NONE));
         self.counters.rx_mcast += 1;
+    }
+}
+
+impl Objects<'_> {
+    /// Writes the completion of a message, for which an entry is reserved.
+    fn complete_to_group(&mut self, e: EpIdx, req: &SendReq) {
+        let ep = &mut self.eps[e];
+        let wanted = wants_cqe(req, ep.tx_selective);
+        ep.counters.sent += 1;
+        ep.counters.sent_bytes += req.buf.len() as u64;
+        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        if wanted {
+            let flags = CqFlags::SEND | CqFlags::MSG;
+            let (op_context, src) = (req.context, FI_ADDR_UNSPEC);
+            cq.push(Cqe { op_context, flags, src, ..Cqe::default() });
+        } else {
+            cq.unreserve();
+        }
+        self.cntrs.count(cntr, true);
+        self.counters.tx_mcast += 1;
     }
 }

@@ -12,8 +12,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{Node, Packs, Todo};
-use crate::idx::PeerIdx;
+use super::{Due, Node, Packs, Todo};
+use crate::idx::{PeerIdx, TxIdx};
 use crate::types::Instant;
 
 /// How long a packet is held at most while the loop is turned, nanoseconds: about ten frames' time
@@ -147,6 +147,24 @@ impl Packs {
     pub(super) fn note_shared(&mut self, p: PeerIdx, count: u16) {
         self.nagle.streams_to = if count > 1 { p } else { PeerIdx::NONE };
     }
+
+    /// The open packet is held from now on.
+    pub(super) fn hold(&mut self, due: &mut Due, now: Instant) {
+        self.nagle.begin(now);
+        due.todo |= Todo::HELD;
+    }
+
+    /// The packet that was held has left, or ended.
+    pub(super) fn no_longer_held(&mut self, due: &mut Due) {
+        self.nagle.end();
+        due.todo.remove(Todo::HELD);
+    }
+
+    /// No further message joins the packet that is open.
+    pub(super) fn close_open(&mut self, due: &mut Due) {
+        self.open = TxIdx::NONE;
+        self.no_longer_held(due);
+    }
 }
 
 impl Node {
@@ -155,25 +173,13 @@ impl Node {
         Arc::clone(&self.packs.nagle.watch)
     }
 
-    /// The open packet is held from now on.
-    pub(super) fn hold(&mut self, now: Instant) {
-        self.packs.nagle.begin(now);
-        self.todo |= Todo::HELD;
-    }
-
     /// Lets the packet that is held, if any, leave with the next transmit.
     pub(crate) fn release_held(&mut self) {
         if self.packs.nagle.holds() {
-            self.no_longer_held();
+            self.packs.no_longer_held(&mut self.due);
             if let Some(wr) = self.tx.wrs.get(self.packs.open) {
                 self.make_ready(wr.peer);
             }
         }
-    }
-
-    /// The packet that was held has left, or ended.
-    pub(super) fn no_longer_held(&mut self) {
-        self.packs.nagle.end();
-        self.todo.remove(Todo::HELD);
     }
 }

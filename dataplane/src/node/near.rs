@@ -6,7 +6,7 @@ use barewire_driver::hint::cold;
 
 use super::path::Path;
 use super::peer::{Peers, State, slot_of};
-use super::{EpId, FrameSink, Node};
+use super::{Control, EpId, FrameSink, Node};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::{CongestionControl, Controller};
@@ -24,20 +24,6 @@ impl Peers {
 }
 
 impl Node {
-    /// Sets the path of the session with `p`, over which nothing was sent: near, or far.
-    pub(super) fn set_path(&mut self, p: PeerIdx, near: bool) {
-        let path = self.port.path(near);
-        let peer = &mut self.peers[p];
-        if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
-            peer.path = path;
-        }
-        // They say by which entry a message to the peer leaves.
-        self.eps.forget_routes();
-        let peer = &mut self.peers[p];
-        let window = if path.is_lossless() { Controller::whole() } else { Controller::default() };
-        peer.snd.cwnd = window;
-    }
-
     /// Chooses the path of a session whose OPEN is about to be sent. False if another session has
     /// to replace it: the peer has become near or far since its own OPEN was seen.
     pub(super) fn choose_path(&mut self, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
@@ -53,11 +39,35 @@ impl Node {
         cold(());
         let is_unseen = !self.openings.has_opened(p) || planted(Bug::OpenTurned);
         if peer.state == State::Opening && is_unseen {
-            self.set_path(p, near);
+            self.control().set_path(p, near);
             return true;
         }
         self.open_again(self.turn.polled_at, p, false);
         false
+    }
+
+    /// Whether `dest` is a near peer and its route is the one that the endpoint has cached.
+    pub(super) fn is_near_dest(&self, ep: EpId, dest: FiAddr) -> bool {
+        let Some(ep) = self.eps.by_handle(ep.0).filter(|ep| ep.route.dest == dest) else {
+            return false;
+        };
+        self.peers.get(ep.route.peer).is_some_and(|peer| peer.path.is_near())
+    }
+}
+
+impl Control<'_> {
+    /// Sets the path of the session with `p`, over which nothing was sent: near, or far.
+    pub(super) fn set_path(&mut self, p: PeerIdx, near: bool) {
+        let path = self.port.path(near);
+        let peer = &mut self.peers[p];
+        if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
+            peer.path = path;
+        }
+        // They say by which entry a message to the peer leaves.
+        self.eps.forget_routes();
+        let peer = &mut self.peers[p];
+        let window = if path.is_lossless() { Controller::whole() } else { Controller::default() };
+        peer.snd.cwnd = window;
     }
 
     /// Whether `op` is of the session being opened with `p`, or crosses its OPEN, and disagrees on
@@ -83,13 +93,5 @@ impl Node {
                 !gives_way
             }
         }
-    }
-
-    /// Whether `dest` is a near peer and its route is the one that the endpoint has cached.
-    pub(super) fn is_near_dest(&self, ep: EpId, dest: FiAddr) -> bool {
-        let Some(ep) = self.eps.by_handle(ep.0).filter(|ep| ep.route.dest == dest) else {
-            return false;
-        };
-        self.peers.get(ep.route.peer).is_some_and(|peer| peer.path.is_near())
     }
 }

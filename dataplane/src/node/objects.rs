@@ -3,30 +3,24 @@
 use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
-use super::peer::{Peer, SourceName, State};
+use super::peer::{Peer, Peers, SourceName, State};
 use super::tally::Tally;
-use super::{AvId, AvTable, CntrId, CqId, Node};
+use super::{AvId, AvTable, CntrId, Control, CqId, Node, Objects};
 use crate::av::{Av, AvEntry};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
 use crate::plant::{Bug, planted};
 use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant, Tenant};
 
-impl Node {
-    /// Closes a completion queue with what is in it.
-    ///
-    /// # Errors
-    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
-    pub fn cq_close(&mut self, cq: CqId) -> Result<()> {
-        let table = self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?;
-        if table.is_bound() {
-            return Err(Error::Busy);
-        }
-        self.cqs.free(cq.0.idx());
-        self.note_starved();
-        Ok(())
+impl Peers {
+    /// The address that was inserted as `entry`.
+    pub(super) fn addr_of(&self, entry: AvEntry) -> EpAddr {
+        let (station, ep) = (self[entry.peer].station(), entry.inserted_ep());
+        EpAddr { station, ep, incarnation: entry.incarnation }
     }
+}
 
+impl Node {
     /// Takes up to `out.len()` completions, oldest first.
     ///
     /// # Errors
@@ -79,30 +73,6 @@ impl Node {
         err
     }
 
-    /// Closes a counter.
-    ///
-    /// # Errors
-    /// [`Error::Busy`]: an endpoint is bound to it, or work is under way that it will count.
-    /// [`Error::BadFd`]: it was closed.
-    pub fn cntr_close(&mut self, cntr: CntrId) -> Result<()> {
-        if self.cntr_in_use(cntr)? {
-            return Err(Error::Busy);
-        }
-        self.cntrs.free(cntr.0.idx());
-        Ok(())
-    }
-
-    /// Whether the counter cannot be closed.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn cntr_in_use(&mut self, cntr: CntrId) -> Result<bool> {
-        if self.cntrs.cntr(cntr)?.bound > 0 {
-            self.leave_cntr(cntr.0.idx());
-        }
-        Ok(self.cntrs.cntr(cntr)?.bound > 0)
-    }
-
     /// Makes an address vector for about `count` addresses. The node gets room for as many peers,
     /// if it may have that and memory has it; else an insertion says so.
     ///
@@ -110,47 +80,18 @@ impl Node {
     /// [`Error::NoMem`]: there are 1,024 already.
     pub fn av_open(&mut self, count: usize) -> Result<AvId> {
         if count > self.peers.capacity() {
-            self.enlarge(count);
+            self.control().enlarge(count);
         }
         let table = AvTable { av: Av::with_capacity(count.min(1 << 20)), bound: 0 };
         let idx = self.avs.alloc(table).ok_or(Error::NoMem)?;
         Ok(AvId(self.avs.handle(idx)))
     }
 
-    /// Lets completions call an address by `user_id`, until it is removed.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: nothing is inserted under this index. [`Error::BadFd`]: it was closed.
-    pub fn av_set_user_id(&mut self, av: AvId, addr: FiAddr, user_id: FiAddr) -> Result<()> {
-        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
-        let named = table.av.set_user_id(addr, user_id);
-        let entry = named.ok_or(Error::Invalid("address not in the AV"))?;
-        self.peers[entry.peer].source = SourceName::UNKNOWN;
-        Ok(())
-    }
-
-    /// Closes an address vector.
-    ///
-    /// # Errors
-    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
-    pub fn av_close(&mut self, av: AvId) -> Result<()> {
-        if self.avs.by_handle(av.0).ok_or(Error::BadFd)?.bound > 0 {
-            return Err(Error::Busy);
-        }
-        let table = self.avs.free(av.0.idx());
-        for (_, entry) in table.av.iter() {
-            self.peers[entry.peer].source = SourceName::UNKNOWN;
-            self.awaited.push(entry.peer);
-        }
-        self.release_awaited();
-        Ok(())
-    }
-
     /// Adds an address and returns its index: the lowest that is free, so 0, 1, 2 and so on.
     ///
     /// An address that names another life of a peer than the one a session is open with ends that
     /// session at once (rule S9), with whatever of it is still on the way to here: on a port that
-    /// loses nothing, take it before ([`supersedes`](Self::supersedes)).
+    /// loses nothing, take it before ([`supersedes`](Control::supersedes)).
     ///
     /// # Errors
     /// [`Error::NoMem`]: the node knows as many peers as it [may](super::NodeSettings::peer_limit),
@@ -177,21 +118,24 @@ impl Node {
             return Err(Error::Invalid("the address needs the handle of a listed key"));
         }
         if self.peers.is_full() {
-            self.release_awaited();
+            self.objects().release_awaited();
         }
         let p = match self.peer_of(now, addr.station, tenant, usize::MAX) {
             Some(p) => p,
-            None if self.enlarge(2 * self.peers.capacity()) => {
+            None => {
+                let count = 2 * self.peers.capacity();
+                if !self.control().enlarge(count) {
+                    return Err(Error::NoMem);
+                }
                 self.peer_of(now, addr.station, tenant, 0).ok_or(Error::NoMem)?
             }
-            None => return Err(Error::NoMem),
         };
         let known = self.peers[p].inc;
         if addr.incarnation != 0 && known != addr.incarnation {
             if known != 0 {
                 self.end_session(now, p, EndReason::Superseded);
             }
-            self.note_life(p, addr.incarnation);
+            self.control().note_life(p, addr.incarnation);
             self.peers[p].closed_epoch = 0;
         }
         let peer = &mut self.peers[p];
@@ -204,49 +148,6 @@ impl Node {
         Ok(self.avs[av.0.idx()].av.insert(entry))
     }
 
-    /// Whether inserting `addr` ends a session on a lossless path: frames of it may lie unread in
-    /// the port, and their senders may have been told of delivery.
-    pub fn supersedes(&self, addr: &EpAddr) -> bool {
-        let peer =
-            self.by_station.get(&self.peers, addr.station, Tenant::NONE).map(|p| &self.peers[p]);
-        let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
-        let ends = |peer: &Peer| peer.path.is_lossless() && other(peer);
-        addr.incarnation != 0 && peer.is_some_and(ends)
-    }
-
-    /// Removes an address. Operations on their way to it go on.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: nothing is inserted under this index.
-    pub fn av_remove(&mut self, av: AvId, addr: FiAddr) -> Result<()> {
-        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
-        let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
-        if !planted(Bug::SourceKept) {
-            self.peers[entry.peer].source = SourceName::UNKNOWN;
-        }
-        if !planted(Bug::RouteKept) {
-            self.eps.forget_routes();
-        }
-        // A receive that names the peer holds its record, which must not be reused meanwhile.
-        self.awaited.push(entry.peer);
-        self.release_awaited();
-        Ok(())
-    }
-
-    /// Releases the references to peers that no posted receive names any more.
-    fn release_awaited(&mut self) {
-        let Self { awaited, posted, peers, .. } = self;
-        let mut named: Vec<PeerIdx> = posted.pool.iter().filter_map(|(_, r)| r.named()).collect();
-        named.sort_unstable();
-        awaited.retain(|p| {
-            let is_named = named.binary_search(p).is_ok();
-            if !is_named {
-                peers[*p].av_refs -= 1;
-            }
-            is_named
-        });
-    }
-
     /// The address under an index.
     ///
     /// # Errors
@@ -254,7 +155,7 @@ impl Node {
     pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
         let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?;
-        Ok(self.addr_of_entry(entry))
+        Ok(self.peers.addr_of(entry))
     }
 
     /// Whose key the address under an index was inserted under.
@@ -265,27 +166,6 @@ impl Node {
         let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?;
         Ok(self.peers[entry.peer].tenant)
-    }
-
-    /// The address that was inserted.
-    pub(crate) fn addr_of_entry(&self, entry: AvEntry) -> EpAddr {
-        let (station, ep) = (self.peers[entry.peer].station(), entry.inserted_ep());
-        EpAddr { station, ep, incarnation: entry.incarnation }
-    }
-
-    /// Makes room for `n` peers, as far as may be, and says whether there is more. Peers keep their
-    /// numbers.
-    #[cold]
-    fn enlarge(&mut self, n: usize) -> bool {
-        let before = self.peers.capacity();
-        let n = n.min(self.settings.peer_limit).min(Self::PEER_MAX);
-        if n <= before || !self.peers.enlarge(n) {
-            return false;
-        }
-        self.by_station.enlarge(&self.peers, n);
-        self.wheel.enlarge(n);
-        self.settings.peer_max = n;
-        true
     }
 
     /// The record of the peer at this station and of this tenant, created if there is none. `None`
@@ -312,7 +192,7 @@ impl Node {
             self.observed.tallies.push(Tally::default());
         }
         if station == self.port.station {
-            self.open_to_self(p);
+            self.control().open_to_self(p);
         }
         Some(p)
     }
@@ -366,6 +246,135 @@ impl Node {
         let may = known || self.peers[p].station() == self.port.station;
         self.counters.rx_not_inserted += u64::from(!may);
         may
+    }
+}
+
+impl Objects<'_> {
+    /// Closes an address vector.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
+    pub fn av_close(&mut self, av: AvId) -> Result<()> {
+        if self.avs.by_handle(av.0).ok_or(Error::BadFd)?.bound > 0 {
+            return Err(Error::Busy);
+        }
+        let table = self.avs.free(av.0.idx());
+        for (_, entry) in table.av.iter() {
+            self.peers[entry.peer].source = SourceName::UNKNOWN;
+            self.awaited.push(entry.peer);
+        }
+        self.release_awaited();
+        Ok(())
+    }
+
+    /// Removes an address. Operations on their way to it go on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_remove(&mut self, av: AvId, addr: FiAddr) -> Result<()> {
+        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
+        let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
+        if !planted(Bug::SourceKept) {
+            self.peers[entry.peer].source = SourceName::UNKNOWN;
+        }
+        if !planted(Bug::RouteKept) {
+            self.eps.forget_routes();
+        }
+        // A receive that names the peer holds its record, which must not be reused meanwhile.
+        self.awaited.push(entry.peer);
+        self.release_awaited();
+        Ok(())
+    }
+
+    /// Releases the references to peers that no posted receive names any more.
+    fn release_awaited(&mut self) {
+        let Self { awaited, posted, peers, .. } = self;
+        let mut named: Vec<PeerIdx> = posted.pool.iter().filter_map(|(_, r)| r.named()).collect();
+        named.sort_unstable();
+        awaited.retain(|p| {
+            let is_named = named.binary_search(p).is_ok();
+            if !is_named {
+                peers[*p].av_refs -= 1;
+            }
+            is_named
+        });
+    }
+
+    /// Closes a completion queue with what is in it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
+    pub fn cq_close(&mut self, cq: CqId) -> Result<()> {
+        let table = self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?;
+        if table.is_bound() {
+            return Err(Error::Busy);
+        }
+        self.cqs.free(cq.0.idx());
+        self.note_starved();
+        Ok(())
+    }
+
+    /// Closes a counter.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: an endpoint is bound to it, or work is under way that it will count.
+    /// [`Error::BadFd`]: it was closed.
+    pub fn cntr_close(&mut self, cntr: CntrId) -> Result<()> {
+        if self.cntr_in_use(cntr)? {
+            return Err(Error::Busy);
+        }
+        self.cntrs.free(cntr.0.idx());
+        Ok(())
+    }
+
+    /// Whether the counter cannot be closed.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn cntr_in_use(&mut self, cntr: CntrId) -> Result<bool> {
+        if self.cntrs.cntr(cntr)?.bound > 0 {
+            self.leave_cntr(cntr.0.idx());
+        }
+        Ok(self.cntrs.cntr(cntr)?.bound > 0)
+    }
+
+    /// Lets completions call an address by `user_id`, until it is removed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index. [`Error::BadFd`]: it was closed.
+    pub fn av_set_user_id(&mut self, av: AvId, addr: FiAddr, user_id: FiAddr) -> Result<()> {
+        let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
+        let named = table.av.set_user_id(addr, user_id);
+        let entry = named.ok_or(Error::Invalid("address not in the AV"))?;
+        self.peers[entry.peer].source = SourceName::UNKNOWN;
+        Ok(())
+    }
+}
+
+impl Control<'_> {
+    /// Whether inserting `addr` ends a session on a lossless path: frames of it may lie unread in
+    /// the port, and their senders may have been told of delivery.
+    pub fn supersedes(&self, addr: &EpAddr) -> bool {
+        let peer =
+            self.by_station.get(self.peers, addr.station, Tenant::NONE).map(|p| &self.peers[p]);
+        let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
+        let ends = |peer: &Peer| peer.path.is_lossless() && other(peer);
+        addr.incarnation != 0 && peer.is_some_and(ends)
+    }
+
+    /// Makes room for `n` peers, as far as may be, and says whether there is more. Peers keep their
+    /// numbers.
+    #[cold]
+    fn enlarge(&mut self, n: usize) -> bool {
+        let before = self.peers.capacity();
+        let n = n.min(self.settings.peer_limit).min(Node::PEER_MAX);
+        if n <= before || !self.peers.enlarge(n) {
+            return false;
+        }
+        self.by_station.enlarge(self.peers, n);
+        self.wheel.enlarge(n);
+        self.settings.peer_max = n;
+        true
     }
 
     /// Notes the current life of a peer; 0 any.

@@ -19,7 +19,7 @@ use super::peer::{GENERATIONS, Peer, State, next_sid};
 use super::secured::{Over, Seals};
 use super::stuck::Progress;
 use super::versions::ToldStations;
-use super::{EndReason, FrameSink, Node, NodeSettings, Reply};
+use super::{Control, EndReason, FrameSink, Node, NodeSettings, Reply};
 use crate::error::Error;
 use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -289,6 +289,34 @@ impl NodeSettings {
 }
 
 impl Node {
+    /// Sends the OPEN that is due to a peer without an open session.
+    pub(super) fn serve_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
+        if self.peers[p].want_open && self.choose_path(p, out) {
+            self.control().note_same_mac(p);
+            self.control().send_open(p, out);
+        }
+    }
+
+    /// The peer has another incarnation than operations name. None was sent: those to any
+    /// incarnation stay queued, the others end.
+    pub(super) fn end_named(&mut self, now: Instant, p: PeerIdx) {
+        let meant = WrFlags::NAMED | WrFlags::GROUP;
+        let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));
+        if any {
+            self.note_end(now, p, EndReason::Restarted);
+        }
+        let mut next = Some(self.peers[p].wrs.head).filter(|&w| w != TxIdx::NONE);
+        while let Some(w) = next {
+            next = self.peers[p].wrs.next(&self.tx, w);
+            if self.tx[w].flags.intersects(meant) {
+                self.fail_wr(w, Error::ConnReset, ProvErrno::NotExecuted);
+            }
+        }
+        self.coll.peer_lost(p, Error::ConnReset);
+    }
+}
+
+impl Control<'_> {
     /// Whether `op`, an OPEN of `src` with `len` bytes, is to be processed: not if it has no proof
     /// and the budget is used up, and not if it was answered by a challenge.
     pub(super) fn is_admitted(
@@ -298,7 +326,7 @@ impl Node {
         op: &OpenOp,
         len: u16,
     ) -> bool {
-        let known = self.by_station.get(&self.peers, src, self.openings.heard_tenant());
+        let known = self.by_station.get(self.peers, src, self.openings.heard_tenant());
         let peer = known.map(|p| &self.peers[p]);
         // The application named this life of the peer, which cannot be guessed: that is proof.
         let is_named = |peer: &Peer| peer.av_refs > 0 && peer.inc != 0 && peer.inc == op.inc;
@@ -329,7 +357,7 @@ impl Node {
 
     /// Whether there is no place for another session without proof.
     fn half_open_is_full(&mut self, now: Instant) -> bool {
-        let peers = &self.peers;
+        let peers = &*self.peers;
         self.openings.half_open.retain(|half| {
             let peer = peers.get(half.p).filter(|peer| peer.sid == half.sid);
             peer.is_some_and(|peer| peer.state == State::Answered && !peer.opens)
@@ -373,7 +401,7 @@ impl Node {
 
     /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
-        let known = self.by_station.get(&self.peers, base.src, self.openings.heard_tenant());
+        let known = self.by_station.get(self.peers, base.src, self.openings.heard_tenant());
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
         // A challenge that brings nothing new is dropped: the answers would go on for ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
@@ -386,7 +414,7 @@ impl Node {
             self.peers[p].last_rx = self.turn.polled_at;
         }
         self.peers[p].want_open = true;
-        self.make_ready(p);
+        self.due.make_ready(self.peers, p);
     }
 
     /// Notes what the other end of the session says in its OPEN that it takes, and what that OPEN
@@ -398,14 +426,6 @@ impl Node {
         self.peers[p].takes_echo = op.caps & OpenOp::ECHO != 0;
         self.openings.path_mut(p).most = most;
         self.openings.note_length(&self.peers[p], op, len);
-    }
-
-    /// Sends the OPEN that is due to a peer without an open session.
-    pub(super) fn serve_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
-        if self.peers[p].want_open && self.choose_path(p, out) {
-            self.note_same_mac(p);
-            self.send_open(p, out);
-        }
     }
 
     /// Reports a peer behind the same NIC that is not reached through memory: some ports do not
@@ -462,7 +482,7 @@ impl Node {
         // Alone, as a PROBE is.
         if out.send_alone(&frame) != Tx::Sent {
             self.port.blocked = true;
-            self.make_ready(p);
+            self.due.make_ready(self.peers, p);
             return;
         }
         self.counters.tx_frames += 1;
@@ -480,24 +500,6 @@ impl Node {
     fn reply_open(&mut self, base: &Base, op: &OpenOp, len: u16) {
         let reply = Reply::open(base, op).under(self.openings.heard_tenant());
         self.push_reply(reply, usize::from(len) + ETH_HDR_LEN);
-    }
-
-    /// The peer has another incarnation than operations name. None was sent: those to any
-    /// incarnation stay queued, the others end.
-    pub(super) fn end_named(&mut self, now: Instant, p: PeerIdx) {
-        let meant = WrFlags::NAMED | WrFlags::GROUP;
-        let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));
-        if any {
-            self.note_end(now, p, EndReason::Restarted);
-        }
-        let mut next = Some(self.peers[p].wrs.head).filter(|&w| w != TxIdx::NONE);
-        while let Some(w) = next {
-            next = self.peers[p].wrs.next(&self.tx, w);
-            if self.tx[w].flags.intersects(meant) {
-                self.fail_wr(w, Error::ConnReset, ProvErrno::NotExecuted);
-            }
-        }
-        self.coll.peer_lost(p, Error::ConnReset);
     }
 }
 

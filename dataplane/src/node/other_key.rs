@@ -11,7 +11,7 @@ use barewire_driver::port::Station;
 
 use super::notice::EndReason;
 use super::peer::{Peer, State};
-use super::{Node, Notice, Openings};
+use super::{Control, Node, Notice, Openings};
 use crate::idx::PeerIdx;
 use crate::types::{Instant, Tenant};
 use crate::wire::{Base, OpenOp, RstOp, RstReason, sealed};
@@ -54,31 +54,6 @@ impl Openings {
 }
 
 impl Node {
-    /// Refuses an OPEN that is not sealed as this node seals.
-    pub(super) fn refuse_key(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
-        if base.src == self.port.station || base.dst != self.port.station {
-            return;
-        }
-        let known = self.by_station.get(&self.peers, base.src, Tenant::NONE);
-        let is_open = |p: &PeerIdx| self.peers[*p].state == State::Open;
-        if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].opened_as(op)) {
-            // An answer under a key that is not listed any more, whose session is open here: any
-            // sealed frame tells the peer.
-            self.peers[p].ask();
-            return self.make_ready(p);
-        }
-        self.note_key(base.src, reason);
-        self.reset_open(now, base, op, reason);
-    }
-
-    /// Handles a sealed frame at a node without a key: an OPEN is refused.
-    #[cold]
-    pub(super) fn on_sealed_unasked(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        if let Some((base, op)) = sealed::open_in(frame) {
-            self.refuse_key(now, &base, &op, RstReason::NoKey);
-        }
-    }
-
     /// Takes an RST that is not sealed, where there is a key: it may say that the key is another.
     pub(super) fn on_clear_rst(&mut self, now: Instant, src: Station, frame: &RxFrame<'_>) {
         match RstOp::parse(frame) {
@@ -110,8 +85,35 @@ impl Node {
             return self.open_again(now, p, false);
         }
         if self.openings.note_refusal(p, now, op.reason) {
-            self.note_key(src, op.reason);
-            self.arm_timer(now, p);
+            self.control().note_key(src, op.reason);
+            self.control().arm_timer(now, p);
+        }
+    }
+}
+
+impl Control<'_> {
+    /// Refuses an OPEN that is not sealed as this node seals.
+    pub(super) fn refuse_key(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
+        if base.src == self.port.station || base.dst != self.port.station {
+            return;
+        }
+        let known = self.by_station.get(self.peers, base.src, Tenant::NONE);
+        let is_open = |p: &PeerIdx| self.peers[*p].state == State::Open;
+        if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].opened_as(op)) {
+            // An answer under a key that is not listed any more, whose session is open here: any
+            // sealed frame tells the peer.
+            self.peers[p].ask();
+            return self.due.make_ready(self.peers, p);
+        }
+        self.note_key(base.src, reason);
+        self.reset_open(now, base, op, reason);
+    }
+
+    /// Handles a sealed frame at a node without a key: an OPEN is refused.
+    #[cold]
+    pub(super) fn on_sealed_unasked(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        if let Some((base, op)) = sealed::open_in(frame) {
+            self.refuse_key(now, &base, &op, RstReason::NoKey);
         }
     }
 

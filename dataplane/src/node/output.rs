@@ -81,7 +81,7 @@ impl Node {
     pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         if self.openings.seals.is_some() {
             if self.openings.looks_at_keys(now) {
-                self.look_at_keys(now);
+                self.control().look_at_keys(now);
             }
             return self.through_seals(out, |node, out| node.transmit_all(now, out));
         }
@@ -101,7 +101,7 @@ impl Node {
             self.observed.failures.lacks_memory = out.lacks_memory();
             self.on_timer(now, p, out);
         }
-        if self.todo.contains(Todo::HELD) && self.packs.hold_is_over(now) {
+        if self.due.todo.contains(Todo::HELD) && self.packs.hold_is_over(now) {
             self.release_held();
         }
         if self.coll.wants(now, &self.cqs) {
@@ -111,11 +111,11 @@ impl Node {
             self.send_acks(now, &mut DynSink(out));
         }
         self.ask_after_tails(now);
-        if let Some(cq) = self.starved_with_room() {
+        if let Some(cq) = self.objects().starved_with_room() {
             self.retry_cq_waiters(cq);
         }
-        for _ in 0..self.ready.len() {
-            let Some(p) = self.ready.pop_front() else { break };
+        for _ in 0..self.due.ready.len() {
+            let Some(p) = self.due.ready.pop_front() else { break };
             let Some(peer) = self.peers.get_mut(p) else { continue };
             peer.queued = false;
             self.serve(now, p, out);
@@ -132,10 +132,10 @@ impl Node {
         if !self.looped.queue.is_empty() {
             self.drain_loop(now);
         }
-        let sent = self.ready.is_empty() && self.replies.queue.is_empty() && groups_done;
+        let sent = self.due.ready.is_empty() && self.replies.queue.is_empty() && groups_done;
         let all = sent && self.looped.queue.is_empty();
         self.turn.backlog = false;
-        self.todo.set(Todo::SEND, !all || self.port.gone);
+        self.due.todo.set(Todo::SEND, !all || self.port.gone);
         (self.counters.tx_frames - before) as usize
     }
 
@@ -155,7 +155,7 @@ impl Node {
         }
         if self.port.blocked {
             due = due.min(self.turn.polled_at + FULL_RETRY_NS);
-        } else if !self.ready.is_empty() || !self.looped.queue.is_empty() {
+        } else if !self.due.ready.is_empty() || !self.looped.queue.is_empty() {
             due = due.min(self.turn.polled_at);
         }
         (due != Instant(u64::MAX)).then_some(due)
@@ -188,7 +188,7 @@ impl Node {
             self.peers[p].nack.want = true;
             self.make_ready(p);
         }
-        self.arm_timer(now, p);
+        self.control().arm_timer(now, p);
     }
 
     /// Sends NACK, NOP, PING and PROBE as far as they are due. False if the port is full.
@@ -215,7 +215,7 @@ impl Node {
             }
             self.peers[p].has_nop_for = false;
         }
-        if self.peers[p].want_nop && self.peers[p].snd.open() && self.can_keep() {
+        if self.peers[p].want_nop && self.peers[p].snd.open() && self.port.can_keep(&self.sent) {
             let psn = self.peers[p].snd.nxt;
             let mut op = [0; NopOp::LEN];
             NopOp { cuts: true, ..NopOp::default() }.emit(&mut op);
@@ -233,7 +233,7 @@ impl Node {
             }
             self.peers[p].pings -= 1;
         }
-        !self.peers[p].searches || self.serve_search(now, p, out)
+        !self.peers[p].searches || self.control().serve_search(now, p, out)
     }
 
     /// Sends retransmissions. False if the port is full.
@@ -277,7 +277,7 @@ impl Node {
             if !self.peers[p].snd.open() {
                 return true;
             }
-            if !self.can_keep() {
+            if !self.port.can_keep(&self.sent) {
                 return false;
             }
             let pull = &self.pulls[idx];
@@ -436,7 +436,7 @@ impl Node {
         if self.peers[p].has_asked {
             return Step::Wait;
         }
-        if !self.can_keep() {
+        if !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
         let psn = self.peers[p].snd.nxt;
@@ -466,9 +466,10 @@ impl Node {
         }
         .emit(&mut op);
         let body = BodyRef::Wr { wr: w, offset: 0, len: len as u32 };
-        let keep = self.keeps(w);
+        let keep = self.tx.keeps(&self.peers, w);
         let packet = self.data_packet(p, Ty::Msg, &op[..op_len], body, w, keep);
-        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
+        if keep && !self.port.can_keep(&self.sent) || !self.send_numbered(now, p, packet, keep, out)
+        {
             return Step::Full;
         }
         self.peers[p].charge_last(&mut self.sent, units(len), keep);
@@ -500,7 +501,7 @@ impl Node {
             offset: wr.sent,
         }
         .emit(&mut op);
-        let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.keeps(w));
+        let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.tx.keeps(&self.peers, w));
         let segments = Segments { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
         let most = if first { 1 } else { most };
         if let Step::Full = self.send_segments(now, (p, w), &segments, most, out) {
@@ -537,7 +538,7 @@ impl Node {
             src_gen: self.tx.wrs.generation(w),
         }
         .emit(&mut op);
-        if !self.can_keep() {
+        if !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
         let packet = self.data_packet(p, Ty::Rndv, &op[..op_len], BodyRef::None, w, true);
@@ -598,7 +599,7 @@ impl Node {
         let wr = &self.tx[w];
         let mut op = [0; 16];
         DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: 0 }.emit(&mut op);
-        if !self.can_keep() {
+        if !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
         let packet = self.data_packet(p, Ty::Data, &op, BodyRef::None, TxIdx::NONE, true);
@@ -612,7 +613,7 @@ impl Node {
     /// Sends as many small messages from the head of the queue as fit one PACK.
     fn send_pack(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
         let Some(&buf) = self.packs.free.last() else { return Step::Full };
-        if !self.can_keep() {
+        if !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
         let room = self.peers[p].pack_room();
@@ -630,7 +631,7 @@ impl Node {
         let any_kept = {
             let (mut w, mut any) = (first, false);
             for _ in 0..count {
-                any |= self.keeps(w);
+                any |= self.tx.keeps(&self.peers, w);
                 w = self.tx[w].queue.next;
             }
             any
@@ -724,23 +725,6 @@ impl Node {
         self.try_complete(w);
     }
 
-    /// Whether another packet can be recorded for retransmission. If not, the peer is served again
-    /// later.
-    #[inline]
-    pub(super) fn can_keep(&mut self) -> bool {
-        let free = !self.sent.is_full();
-        self.port.blocked |= !free;
-        free
-    }
-
-    /// Whether the packets of a request are recorded until acknowledged: on a lossy path always, on
-    /// a lossless one only if the completion waits for the peer.
-    #[inline]
-    fn keeps(&self, w: TxIdx) -> bool {
-        let wr = &self.tx[w];
-        !self.peers[wr.peer].path.is_lossless() || wr.flags.contains(WrFlags::DELIVERY)
-    }
-
     #[inline]
     pub(super) fn data_packet<'a>(
         &self,
@@ -791,7 +775,7 @@ impl Node {
                 self.tx[wr].unacked += 1;
             }
             if ends && !peer.path.is_lossless() {
-                self.acks.left(&mut self.todo, p, peer, ar);
+                self.acks.left(&mut self.due.todo, p, peer, ar);
             }
         }
         true

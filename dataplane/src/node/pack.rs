@@ -25,7 +25,7 @@ use super::peer::State;
 use super::post::wants_cqe;
 use super::route::Route;
 use super::tx::TxWrs;
-use super::{EpId, FrameSink, MsgKind, NoReader, Node, SendReq};
+use super::{EpId, FrameSink, MsgKind, NoReader, Node, Objects, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CntrIdx, EpIdx, PackIdx, PeerIdx, TxIdx};
@@ -238,7 +238,7 @@ impl Node {
         if !held {
             self.queue_wr(now, p, w, inc);
         } else if self.enqueue_wr(now, p, w, inc) {
-            self.hold(now);
+            self.packs.hold(&mut self.due, now);
         }
         self.packs.open = w;
         Some(w)
@@ -252,7 +252,7 @@ impl Node {
         w: TxIdx,
         out: &mut dyn FrameSink,
     ) -> Step {
-        if !self.can_keep() {
+        if !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
         let wr = &self.tx[w];
@@ -276,7 +276,7 @@ impl Node {
             self.sent[idx].units = cost;
         }
         if self.packs.open == w {
-            self.close_open();
+            self.packs.close_open(&mut self.due);
         }
         self.tx[w].sent = u64::from(len);
         self.all_sent(p, w);
@@ -311,23 +311,8 @@ impl Node {
         let (ends, buf, flags) = ((wr.ep, wr.peer), wr.pack_buf(), send_flags(wr.flags));
         for i in 0..self.packs.notes[buf.at()].len() {
             let note = self.packs.notes[buf.at()][i];
-            self.fail_note(ends, flags, note, err, prov_errno);
+            self.objects().fail_note(ends, flags, note, err, prov_errno);
         }
-    }
-
-    /// Writes the error completion of one packed message of endpoint `e` to a peer.
-    fn fail_note(
-        &mut self,
-        (e, p): (EpIdx, PeerIdx),
-        flags: CqFlags,
-        note: Note,
-        err: Error,
-        prov_errno: ProvErrno,
-    ) {
-        let Note { context: op_context, tag, .. } = note;
-        let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-        let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
-        self.tell_failure((e, p), failure, self.eps[e].tx_cntr);
     }
 
     /// Cancels the message posted with `context` in a packet of endpoint `e` that has not left: it
@@ -354,7 +339,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.credit_used = peer.credit_used.wrapping_sub(cost);
         self.eps[e].tx_used -= 1;
-        self.fail_note((e, p), flags, note, Error::Canceled, ProvErrno::NotExecuted);
+        self.objects().fail_note((e, p), flags, note, Error::Canceled, ProvErrno::NotExecuted);
         true
     }
 
@@ -375,14 +360,8 @@ impl Node {
                 self.peers[p].ask();
                 self.make_ready(p);
             }
-            self.close_open();
+            self.packs.close_open(&mut self.due);
         }
-    }
-
-    /// No further message joins the packet that is open.
-    fn close_open(&mut self) {
-        self.packs.open = TxIdx::NONE;
-        self.no_longer_held();
     }
 
     /// Takes messages from the front of a packet while each has a simple receive that it fits.
@@ -407,7 +386,7 @@ impl Node {
             taken += 1;
         }
         if taken > 0 {
-            self.regrant(p);
+            self.blocks.regrant(&mut self.peers, &mut self.due, p);
         }
         taken
     }
@@ -445,5 +424,22 @@ impl Node {
         complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
         self.blocks.give_back(cost);
         true
+    }
+}
+
+impl Objects<'_> {
+    /// Writes the error completion of one packed message of endpoint `e` to a peer.
+    fn fail_note(
+        &mut self,
+        (e, p): (EpIdx, PeerIdx),
+        flags: CqFlags,
+        note: Note,
+        err: Error,
+        prov_errno: ProvErrno,
+    ) {
+        let Note { context: op_context, tag, .. } = note;
+        let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
+        self.tell_failure((e, p), failure, self.eps[e].tx_cntr);
     }
 }

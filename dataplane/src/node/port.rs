@@ -7,6 +7,7 @@ use super::path::Path;
 use super::peer::Peer;
 use super::{NodeSettings, usable};
 use crate::rel::psn::Psn;
+use crate::rel::sent::SentPool;
 use crate::wire::{Base, McastOp, OpenOp, Ty};
 
 /// See the module.
@@ -89,6 +90,15 @@ impl PortState {
     /// passed the path, so the answer does, even if this end never measured the path.
     pub(super) fn answer_max(&self, peer: &Peer, op_len: usize) -> usize {
         peer.path.room(self.frame_most(peer), op_len)
+    }
+
+    /// Whether another packet can be recorded in `sent` for retransmission. If not, its peer is
+    /// served again later.
+    #[inline]
+    pub(super) fn can_keep(&mut self, sent: &SentPool) -> bool {
+        let free = !sent.is_full();
+        self.blocked |= !free;
+        free
     }
 
     /// Whether the session of an OPEN is one with keys.

@@ -8,7 +8,7 @@ use barewire_driver::mem::Span;
 use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
 use super::packet::Joined;
-use super::{Avs, EpId, Eps, MsgKind, Node, RecvReq, SendReq, UnexpectedMsg};
+use super::{Avs, EpId, Eps, MsgKind, Node, Objects, RecvReq, SendReq, UnexpectedMsg};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -93,7 +93,7 @@ impl Node {
             Ok(checked) => checked,
             Err(error) => return self.post_to_group(ep, &req, error),
         };
-        self.tell_loss(e, entry.peer)?;
+        self.control().tell_loss(e, entry.peer)?;
         let len = req.buf.len() as u64;
         self.eps.make_send_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
@@ -119,7 +119,7 @@ impl Node {
     /// transmit.
     pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) {
         if self.enqueue_wr(now, p, w, inc) {
-            self.schedule(now, p);
+            self.control().schedule(now, p);
         }
     }
 
@@ -205,7 +205,7 @@ impl Node {
             self.deliver_unexpected(now, msg, recv, 0);
         } else if multi {
             self.fill_multi(now, e, kind, recv);
-            self.end_receives_if_over(e);
+            self.objects().end_receives_if_over(e);
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Node {
         if !peek {
             let (_, msg) = ep.claimed.swap_remove(claimed.expect("checked above"));
             if discard {
-                self.report_peek(e, msg, &req);
+                self.objects().report_peek(e, msg, &req);
                 self.discard_unexpected(now, msg, EndStatus::Discarded);
                 return Ok(());
             }
@@ -312,10 +312,10 @@ impl Node {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
             let (op_context, tag) = (req.context, req.tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            self.error_to(e, cqe, Error::NoMsg);
+            self.objects().error_to(e, cqe, Error::NoMsg);
             return Ok(());
         };
-        self.report_peek(e, msg, &req);
+        self.objects().report_peek(e, msg, &req);
         if discard {
             self.discard_unexpected(now, msg, EndStatus::Discarded);
         } else if claim {
@@ -338,8 +338,8 @@ impl Node {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
             let (op_context, tag) = (req.context, self.unexpected[msg].tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            self.error_to(e, cqe, Error::ConnReset);
-            self.free_unexpected(msg);
+            self.objects().error_to(e, cqe, Error::ConnReset);
+            self.objects().free_unexpected(msg);
             return Ok(());
         }
         ep.rx_used += 1;
@@ -353,6 +353,47 @@ impl Node {
         Ok(())
     }
 
+    /// Cancels the oldest receive posted with `context`, or a send that has not begun to leave. It
+    /// completes with [`Error::Canceled`].
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: there is none; it completes, or has completed, by itself.
+    /// [`Error::BadFd`]: the endpoint was closed. [`Error::Again`]: no queue of those who share
+    /// the context has room for the entry.
+    pub fn cancel(&mut self, ep: EpId, context: u64) -> Result<()> {
+        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let e = ep.0.idx();
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            let matcher = &mut self.eps[e].matcher[kind as usize];
+            let found = matcher.find_posted(&self.posted.pool, |r| r.payload.context == context);
+            let Some(recv) = found else { continue };
+            if self.eps[e].sharers.is_some() {
+                return self.objects().cancel_shared(e, kind, recv);
+            }
+            if planted(Bug::CancelKeepsMatch) {
+                self.objects().tell_failed(recv, Error::Canceled);
+                return Ok(());
+            }
+            self.objects().end_unfilled(e, kind, recv);
+            return Ok(());
+        }
+        let unsent = self.tx.wrs.iter().find(|(_, wr)| {
+            wr.ep == e
+                && wr.context == context
+                && wr.sent == 0
+                && wr.flags.contains(WrFlags::IN_SEND_Q)
+                && !wr.flags.contains(WrFlags::GROUP)
+        });
+        match unsent.map(|(w, _)| w) {
+            Some(w) => self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted),
+            None if self.cancel_packed(e, context) => {}
+            None => return Err(Error::NoData),
+        }
+        Ok(())
+    }
+}
+
+impl Objects<'_> {
     /// Completes a peek or a discard with what is known of the message.
     fn report_peek(&mut self, e: EpIdx, msg: UnexpectedIdx, req: &RecvReq) {
         let tag = self.unexpected[msg].tag;
@@ -374,45 +415,6 @@ impl Node {
             src,
         };
         self.cqs[ep.rx_cq].cq.push(cqe);
-    }
-
-    /// Cancels the oldest receive posted with `context`, or a send that has not begun to leave. It
-    /// completes with [`Error::Canceled`].
-    ///
-    /// # Errors
-    /// [`Error::NoData`]: there is none; it completes, or has completed, by itself.
-    /// [`Error::BadFd`]: the endpoint was closed. [`Error::Again`]: no queue of those who share
-    /// the context has room for the entry.
-    pub fn cancel(&mut self, ep: EpId, context: u64) -> Result<()> {
-        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        let e = ep.0.idx();
-        for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            let matcher = &mut self.eps[e].matcher[kind as usize];
-            let found = matcher.find_posted(&self.posted.pool, |r| r.payload.context == context);
-            let Some(recv) = found else { continue };
-            if self.eps[e].sharers.is_some() {
-                return self.cancel_shared(e, kind, recv);
-            }
-            if planted(Bug::CancelKeepsMatch) {
-                self.tell_failed(recv, Error::Canceled);
-                return Ok(());
-            }
-            self.end_unfilled(e, kind, recv);
-            return Ok(());
-        }
-        let unsent = self.tx.wrs.iter().find(|(_, wr)| {
-            wr.ep == e
-                && wr.context == context
-                && wr.sent == 0
-                && wr.flags.contains(WrFlags::IN_SEND_Q)
-                && !wr.flags.contains(WrFlags::GROUP)
-        });
-        match unsent.map(|(w, _)| w) {
-            Some(w) => self.fail_wr(w, Error::Canceled, ProvErrno::NotExecuted),
-            None if self.cancel_packed(e, context) => {}
-            None => return Err(Error::NoData),
-        }
-        Ok(())
     }
 
     /// Takes a receive out of matching and cancels it; a multi-receive that messages are being

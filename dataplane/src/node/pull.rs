@@ -12,7 +12,8 @@ use super::notice::EndReason;
 use super::ops::Pull;
 use super::peer::{Peer, Peers};
 use super::recv::MsgHead;
-use super::{Node, NodeSettings, Turn};
+use super::tx::TxWrs;
+use super::{Due, Node, NodeSettings, Turn};
 use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, RecvIdx};
 use crate::slab::{Handle, Slab};
@@ -172,6 +173,13 @@ impl Pulls {
 }
 
 impl Node {
+    /// The pulls, to ask for bytes or to end.
+    #[inline(always)]
+    pub(super) fn pulling(&mut self) -> Pulling<'_> {
+        let Self { pulls, peers, tx, due, turn, .. } = self;
+        Pulling { pulls, peers, tx, due, now: turn.polled_at }
+    }
+
     /// Takes a segment of a pulled message, in any order.
     pub(crate) fn on_data(
         &mut self,
@@ -215,9 +223,9 @@ impl Node {
         if done {
             self.finish_pull(idx);
         } else if more {
-            self.ask(idx);
+            self.pulling().ask(idx);
         }
-        self.serve_waiting_pulls();
+        self.pulling().serve_waiting_pulls();
     }
 
     /// Starts to pull an announced message into a receive.
@@ -254,7 +262,7 @@ impl Node {
             if hog == p {
                 if recv != RecvIdx::NONE {
                     self.posted[recv].payload.active -= 1;
-                    self.fail_placing(recv, Error::ConnReset);
+                    self.objects().fail_placing(recv, Error::ConnReset);
                 }
                 return;
             }
@@ -262,16 +270,61 @@ impl Node {
         self.peers[p].begin_to_wait(now);
         let idx = self.pulls.add(&mut self.peers[p], pull);
         if ended {
-            self.queue_pull(p, idx);
+            self.pulling().queue_pull(p, idx);
         } else if self.pulls[idx].want == 0 {
             self.finish_pull(idx);
         } else {
-            self.ask(idx);
+            self.pulling().ask(idx);
         }
     }
 
+    /// Everything wanted has arrived: completes the receive and sends END.
+    fn finish_pull(&mut self, idx: PullIdx) {
+        let pull = &mut self.pulls[idx];
+        let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
+        let recv = std::mem::replace(&mut pull.recv, RecvIdx::NONE);
+        let head = MsgHead {
+            peer: pull.peer,
+            inc: self.peers[pull.peer].inc,
+            src_ep: pull.src_ep,
+            tagged: pull.tagged,
+            tag: pull.tag,
+            imm: pull.imm,
+            len: pull.msg_len,
+        };
+        let (base, want) = (pull.base, pull.want);
+        self.pulling().end_pull(idx, status);
+        if recv != RecvIdx::NONE {
+            self.posted[recv].payload.active -= 1;
+            self.objects().complete_recv(recv, &head, base, want);
+        }
+    }
+
+    /// Fails a pull: its session is over or the announcement was withdrawn.
+    pub(crate) fn fail_pull(&mut self, idx: PullIdx, err: Error) {
+        let pull = self.pulls.free(&mut self.peers, idx);
+        if pull.recv != RecvIdx::NONE {
+            self.posted[pull.recv].payload.active -= 1;
+            self.objects().fail_placing(pull.recv, err);
+        }
+        // Its outstanding bytes make room in the window for others.
+        self.pulling().serve_waiting_pulls();
+    }
+}
+
+/// The pulls of a node while they ask for bytes or end: what goes to their peers is queued.
+pub(super) struct Pulling<'a> {
+    pulls: &'a mut Pulls,
+    peers: &'a mut Peers,
+    tx: &'a TxWrs,
+    due: &'a mut Due,
+    /// The time of the turn.
+    now: Instant,
+}
+
+impl Pulling<'_> {
     /// Asks for the next bytes of pull `idx`, or queues it until the pull window has room.
-    pub(crate) fn ask(&mut self, idx: PullIdx) {
+    pub(super) fn ask(&mut self, idx: PullIdx) {
         let pull = &self.pulls[idx];
         if pull.in_rndv_ctl_q || pull.waiting {
             return;
@@ -286,7 +339,7 @@ impl Node {
         }
         let pull = &mut self.pulls[idx];
         if pull.asked == pull.got {
-            pull.last_rx = self.turn.polled_at;
+            pull.last_rx = self.now;
         }
         pull.asking = len as u32;
         self.pulls.out += len;
@@ -295,7 +348,7 @@ impl Node {
     }
 
     /// Lets queued pulls ask, one of each peer by turns, while the window has room.
-    pub(crate) fn serve_waiting_pulls(&mut self) {
+    pub(super) fn serve_waiting_pulls(&mut self) {
         for _ in 0..self.pulls.queue.len().min(64) {
             if !self.pulls.has_room() {
                 return;
@@ -321,51 +374,18 @@ impl Node {
         let pull = &mut self.pulls[idx];
         if !pull.in_rndv_ctl_q {
             pull.in_rndv_ctl_q = true;
-            self.peers[p].rndv_ctl_q.push_back(&mut self.pulls, idx);
+            self.peers[p].rndv_ctl_q.push_back(self.pulls, idx);
         }
-        self.make_ready(p);
-    }
-
-    /// Everything wanted has arrived: completes the receive and sends END.
-    fn finish_pull(&mut self, idx: PullIdx) {
-        let pull = &mut self.pulls[idx];
-        let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
-        let recv = std::mem::replace(&mut pull.recv, RecvIdx::NONE);
-        let head = MsgHead {
-            peer: pull.peer,
-            inc: self.peers[pull.peer].inc,
-            src_ep: pull.src_ep,
-            tagged: pull.tagged,
-            tag: pull.tag,
-            imm: pull.imm,
-            len: pull.msg_len,
-        };
-        let (base, want) = (pull.base, pull.want);
-        self.end_pull(idx, status);
-        if recv != RecvIdx::NONE {
-            self.posted[recv].payload.active -= 1;
-            self.complete_recv(recv, &head, base, want);
-        }
+        self.due.make_ready(self.peers, p);
     }
 
     /// Sends END with `status` as soon as a packet can leave. Nothing more is asked for.
-    pub(crate) fn end_pull(&mut self, idx: PullIdx, status: EndStatus) {
+    pub(super) fn end_pull(&mut self, idx: PullIdx, status: EndStatus) {
         let pull = &mut self.pulls[idx];
         pull.end = Some(status);
         let p = pull.peer;
         self.pulls.settle(&mut self.peers[p], idx);
         self.queue_pull(p, idx);
-        self.serve_waiting_pulls();
-    }
-
-    /// Fails a pull: its session is over or the announcement was withdrawn.
-    pub(crate) fn fail_pull(&mut self, idx: PullIdx, err: Error) {
-        let pull = self.pulls.free(&mut self.peers, idx);
-        if pull.recv != RecvIdx::NONE {
-            self.posted[pull.recv].payload.active -= 1;
-            self.fail_placing(pull.recv, err);
-        }
-        // Its outstanding bytes make room in the window for others.
         self.serve_waiting_pulls();
     }
 }

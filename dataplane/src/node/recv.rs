@@ -10,7 +10,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{Pull, RecvIs, RecvWr, UnexpectedMsg};
 use super::peer::{Peer, Reassembly, ReassemblyDst};
-use super::{Eps, MsgKind, Node, Todo};
+use super::{Eps, MsgKind, Node, Objects, Todo};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
 use crate::idx::{CqIdx, EpIdx, PeerIdx, ReassemblyIdx, RecvIdx, UnexpectedIdx};
@@ -201,17 +201,17 @@ impl Node {
             Ok(e) => e,
             Err(reason) => return Verdict::Refuse(reason),
         };
-        match self.target(e, &head) {
+        match self.objects().target(e, &head) {
             Target::Recv { recv, base } => {
                 let n = self.posted.room(recv, base).min(head.len);
                 if n > 0 {
                     frame.copy_to_io(off, &self.posted.buf(recv), base as usize, n as usize);
                 }
                 self.blocks.give_back(units(head.len));
-                self.complete_recv(recv, &head, base, n);
+                self.objects().complete_recv(recv, &head, base, n);
             }
             Target::Store => {
-                let msg = self.add_unexpected(e, &head, NONE, 0);
+                let msg = self.objects().add_unexpected(e, &head, NONE, 0);
                 let unexpected = &mut self.unexpected[msg].payload;
                 let kept = self.blocks.pool.append(&mut unexpected.chain, frame, off, len);
                 assert!(kept, "blocks were promised with the credit");
@@ -219,7 +219,7 @@ impl Node {
                 self.announce(e, msg);
             }
         }
-        self.regrant(p);
+        self.blocks.regrant(&mut self.peers, &mut self.due, p);
         Verdict::Accept
     }
 
@@ -279,13 +279,15 @@ impl Node {
         self.abort_reassembly(p);
         let head = msgm_head(p, self.peers[p].inc, op);
         let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
-        let to = match self.target(e, &head) {
+        let to = match self.objects().target(e, &head) {
             Target::Recv { recv, base } => {
                 self.posted[recv].payload.active += 1;
                 self.blocks.give_back(units(head.len));
                 ReassemblyDst::Recv { recv, base }
             }
-            Target::Store => ReassemblyDst::Store { msg: self.add_unexpected(e, &head, NONE, 0) },
+            Target::Store => {
+                ReassemblyDst::Store { msg: self.objects().add_unexpected(e, &head, NONE, 0) }
+            }
         };
         let partial = Reassembly { to, len: op.msg_len, off: 0, imm: op.imm };
         if self.reassemblies.is_full() {
@@ -294,8 +296,8 @@ impl Node {
         // The peer now owes us the rest: its silence counts.
         self.peers[p].begin_to_wait(now);
         self.peers[p].reassembly = self.reassemblies.alloc(partial).expect("there is room now");
-        self.arm_timer(now, p);
-        self.regrant(p);
+        self.control().arm_timer(now, p);
+        self.blocks.regrant(&mut self.peers, &mut self.due, p);
         Ok(())
     }
 
@@ -306,14 +308,14 @@ impl Node {
                 self.posted[recv].payload.active -= 1;
                 let head = MsgHead { imm: partial.imm, ..msgm_head(p, self.peers[p].inc, op) };
                 let n = self.posted.room(recv, base).min(head.len);
-                self.complete_recv(recv, &head, base, n);
+                self.objects().complete_recv(recv, &head, base, n);
             }
             ReassemblyDst::Store { msg } => {
                 let unexpected = &mut self.unexpected[msg].payload;
                 unexpected.complete = true;
                 let (recv, base, e) = (unexpected.recv, unexpected.base, unexpected.ep);
                 if unexpected.discard {
-                    self.free_unexpected(msg);
+                    self.objects().free_unexpected(msg);
                 } else if recv != RecvIdx::NONE {
                     self.unexpected[msg].payload.recv = RecvIdx::NONE;
                     self.posted[recv].payload.active -= 1;
@@ -331,7 +333,7 @@ impl Node {
         match partial.to {
             ReassemblyDst::Recv { recv, .. } => {
                 self.posted[recv].payload.active -= 1;
-                self.fail_placing(recv, Error::ConnReset);
+                self.objects().fail_placing(recv, Error::ConnReset);
             }
             ReassemblyDst::Store { msg } => {
                 let m = &mut self.unexpected[msg].payload;
@@ -342,10 +344,10 @@ impl Node {
                     return;
                 }
                 self.eps.unmatch(&mut self.unexpected, msg);
-                self.free_unexpected(msg);
+                self.objects().free_unexpected(msg);
                 if recv != RecvIdx::NONE {
                     self.posted[recv].payload.active -= 1;
-                    self.fail_placing(recv, Error::ConnReset);
+                    self.objects().fail_placing(recv, Error::ConnReset);
                 }
             }
         }
@@ -366,20 +368,23 @@ impl Node {
             Ok(e) => e,
             Err(reason) => return Verdict::Refuse(reason),
         };
-        let target =
-            if self.pulls.records.free_count() > 0 { self.target(e, &head) } else { Target::Store };
+        let target = if self.pulls.records.free_count() > 0 {
+            self.objects().target(e, &head)
+        } else {
+            Target::Store
+        };
         match target {
             Target::Recv { recv, base } => {
                 self.blocks.give_back(1);
                 self.pull(now, recv, base, &head, op.src_op, op.src_gen);
             }
             Target::Store => {
-                let msg = self.add_unexpected(e, &head, op.src_op, op.src_gen);
+                let msg = self.objects().add_unexpected(e, &head, op.src_op, op.src_gen);
                 self.unexpected[msg].payload.complete = true;
                 self.announce(e, msg);
             }
         }
-        self.regrant(p);
+        self.blocks.regrant(&mut self.peers, &mut self.due, p);
         Verdict::Accept
     }
 
@@ -413,58 +418,178 @@ impl Node {
         Ok(e)
     }
 
-    /// Matches a message to a receive, which leaves matching unless it takes further messages.
-    #[inline]
-    fn target(&mut self, e: EpIdx, head: &MsgHead) -> Target {
-        self.target_of(e, head, self.peers[head.peer].src(head.peer, head.src_ep))
-    }
-
-    /// [`target`](Self::target) of a message from `src`.
-    #[inline]
-    pub(super) fn target_of(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Target {
-        let ep = &mut self.eps[e];
-        if ep.cq_blocked {
-            return Target::Store;
+    /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
+    /// endpoint asks for it.
+    pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
+        if !self.eps[e].buffered {
+            return self.coll.note_arrived(&self.eps, &self.unexpected, (e, msg));
         }
-        if ep.srx != EpIdx::NONE {
-            let recv = self.target_shared(e, head, src);
-            return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
+        let m = &self.unexpected[msg].payload;
+        let (life, src_ep) = ((m.peer, m.inc), m.src_ep);
+        let src = self.objects().source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let (tag, m) = (self.unexpected[msg].tag, &self.unexpected[msg].payload);
+        let (buf, piece) = self.blocks.pool.first_piece(&m.chain);
+        let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
+        flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        if (piece as u64) < m.msg_len {
+            flags |= CqFlags::MORE;
         }
-        let matcher = &mut ep.matcher[head.kind() as usize];
-        let Some(recv) =
-            matcher.take_posted(&mut self.posted.pool, src, head.tag, |wr| !wr.is(RecvIs::MULTI))
-        else {
-            return Target::Store;
-        };
-        if !self.posted[recv].payload.is(RecvIs::MULTI) {
-            return Target::Recv { recv, base: 0 };
+        if m.imm.is_some() {
+            flags |= CqFlags::REMOTE_CQ_DATA;
         }
-        self.target_multi(e, recv, head)
-    }
-
-    /// Takes the next bytes of a multi-receive, if the completion queue has room for the entry.
-    fn target_multi(&mut self, e: EpIdx, recv: RecvIdx, head: &MsgHead) -> Target {
-        let len = self.posted.room(recv, 0);
-        self.eps.make_room(&mut self.cqs, self.eps[e].rx_cq);
+        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg.get());
+        let data = m.imm.unwrap_or(0);
+        let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
         let cq = self.eps[e].rx_cq;
-        if !self.cqs[cq].cq.reserve() {
+        self.eps.make_room(&mut self.cqs, cq);
+        if self.eps[e].cq_blocked || !self.cqs[cq].cq.try_push(cqe) {
             self.eps[e].set_cq_blocked(true);
-            self.starve_queue(cq);
-            return Target::Store;
+            self.objects().starve_queue(cq);
+            return;
         }
         let ep = &mut self.eps[e];
-        let min = ep.min_multi_recv;
-        let wr = &mut self.posted[recv].payload;
-        let base = wr.used;
-        let room = len - base;
-        wr.used = base + head.len.min(room);
-        if len - wr.used < min.max(1) {
-            wr.is |= RecvIs::CLOSED;
-            ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted.pool, recv);
-        }
-        Target::Recv { recv, base }
+        ep.claimed.push((handle, msg));
+        self.eps.unmatch(&mut self.unexpected, msg);
+        self.unexpected[msg].payload.claimed = true;
     }
 
+    /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
+    /// it.
+    pub(crate) fn deliver_unexpected(
+        &mut self,
+        now: Instant,
+        msg: UnexpectedIdx,
+        recv: RecvIdx,
+        base: u64,
+    ) {
+        let head = self.unexpected.head(msg);
+        let m = &mut self.unexpected[msg].payload;
+        if m.is_announced() {
+            let (src_op, src_gen) = (m.src_op, m.src_gen);
+            self.objects().free_unexpected(msg);
+            self.pull(now, recv, base, &head, src_op, src_gen);
+        } else if m.complete {
+            let n = self.posted.room(recv, base).min(head.len);
+            let (chain, buf) = (&self.unexpected[msg].payload.chain, self.posted.buf(recv));
+            self.blocks.pool.copy_out(chain, &buf, base as usize, n as usize);
+            self.objects().free_unexpected(msg);
+            self.objects().complete_recv(recv, &head, base, n);
+        } else {
+            (m.recv, m.base) = (recv, base);
+            self.posted[recv].payload.active += 1;
+        }
+    }
+
+    /// Discards an unexpected message. If it was announced, its sender gets END with `status`.
+    pub(crate) fn discard_unexpected(
+        &mut self,
+        now: Instant,
+        msg: UnexpectedIdx,
+        status: EndStatus,
+    ) {
+        self.eps.unmatch(&mut self.unexpected, msg);
+        let m = &mut self.unexpected[msg].payload;
+        let recv = std::mem::replace(&mut m.recv, RecvIdx::NONE);
+        if recv != RecvIdx::NONE {
+            self.posted[recv].payload.active -= 1;
+            self.objects().fail_placing(recv, Error::Canceled);
+        }
+        let m = &mut self.unexpected[msg].payload;
+        if m.is_announced() {
+            let pull = Pull::new(m.peer, m.src_op, m.src_gen, Some(status));
+            self.objects().free_unexpected(msg);
+            self.add_pull(now, pull);
+        } else if m.complete {
+            self.objects().free_unexpected(msg);
+        } else {
+            m.discard = true;
+        }
+    }
+
+    /// Completion queue `cq` was full and has been read: delivers what waited for room in it, in
+    /// order.
+    pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
+        self.cqs[cq].cq_blocked = false;
+        let now = self.turn.polled_at;
+        self.feed_late(cq);
+        self.objects().end_waiting();
+        if self.port.gone {
+            self.objects().srx_port_gone();
+        }
+        let eps: Vec<EpIdx> = (self.eps.iter())
+            .filter(|(_, ep)| ep.rx_cq == cq && ep.cq_blocked)
+            .map(|(e, _)| e)
+            .collect();
+        for e in eps {
+            self.retry_ep_waiters(now, e);
+        }
+        self.objects().note_starved();
+    }
+
+    /// Delivers what waits for room in the receive queue of endpoint `e`, in order, while there is
+    /// room.
+    pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: EpIdx) {
+        self.eps[e].set_cq_blocked(false);
+        let srx = self.eps[e].srx;
+        if srx != EpIdx::NONE {
+            return self.feed_shared(now, srx);
+        }
+        for kind in [MsgKind::Msg, MsgKind::Tagged] {
+            self.feed_kind(now, e, kind);
+        }
+        self.objects().end_receives_if_over(e);
+    }
+
+    fn feed_kind(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
+        while !self.eps[e].cq_blocked {
+            let (ep, posted) = (&self.eps[e], &self.posted.pool);
+            let matcher = &ep.matcher[kind as usize];
+            let buffered = ep.buffered;
+            let found = matcher.find_unexpected(&self.unexpected, |m| {
+                buffered && m.payload.complete
+                    || matcher.match_posted(posted, m.src, m.tag).is_some()
+            });
+            let Some(msg) = found else { return };
+            let head = self.unexpected.head(msg);
+            match self.objects().target(e, &head) {
+                Target::Recv { recv, base } => {
+                    self.eps.unmatch(&mut self.unexpected, msg);
+                    self.deliver_unexpected(now, msg, recv, base);
+                }
+                Target::Store if buffered => self.announce(e, msg),
+                Target::Store => return,
+            }
+        }
+    }
+
+    /// Delivers waiting unexpected messages to a new multi-receive. True if that uses up its
+    /// buffer.
+    pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
+        loop {
+            let posted = &self.posted[recv];
+            if posted.payload.is(RecvIs::CLOSED) || self.eps[e].cq_blocked {
+                return;
+            }
+            let (tag, ignore, src) = (posted.tag, posted.ignore, posted.src);
+            let matcher = &self.eps[e].matcher[kind as usize];
+            let Some(msg) = matcher.match_unexpected(&self.unexpected, tag, ignore, src) else {
+                return;
+            };
+            let head = self.unexpected.head(msg);
+            let Target::Recv { recv, base } = self.objects().target_multi(e, recv, &head) else {
+                return;
+            };
+            self.eps.unmatch(&mut self.unexpected, msg);
+            let was_last = self.posted[recv].payload.is(RecvIs::CLOSED);
+            self.deliver_unexpected(now, msg, recv, base);
+            if was_last {
+                return;
+            }
+        }
+    }
+}
+
+impl Objects<'_> {
     /// Adds an unexpected message, and returns its index.
     fn add_unexpected(
         &mut self,
@@ -499,111 +624,23 @@ impl Node {
         }
         let src = self.peers[head.peer].src(head.peer, head.src_ep);
         let matcher = self.eps[at].matcher_of(head.kind());
-        let added = matcher.add_unexpected(&mut self.unexpected, src, head.tag, unexpected);
+        let added = matcher.add_unexpected(self.unexpected, src, head.tag, unexpected);
         self.counters.msgs_unexpected += 1;
         self.peers[head.peer].unexpected += 1;
         added.unwrap_or_else(|_| unreachable!("a record was promised with the credit"))
     }
 
-    /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
-    /// endpoint asks for it.
-    pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
-        if !self.eps[e].buffered {
-            return self.coll_arrived(e, msg);
-        }
-        let m = &self.unexpected[msg].payload;
-        let (life, src_ep) = ((m.peer, m.inc), m.src_ep);
-        let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
-        let (tag, m) = (self.unexpected[msg].tag, &self.unexpected[msg].payload);
-        let (buf, piece) = self.blocks.pool.first_piece(&m.chain);
-        let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
-        flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        if (piece as u64) < m.msg_len {
-            flags |= CqFlags::MORE;
-        }
-        if m.imm.is_some() {
-            flags |= CqFlags::REMOTE_CQ_DATA;
-        }
-        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg.get());
-        let data = m.imm.unwrap_or(0);
-        let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
-        let cq = self.eps[e].rx_cq;
-        self.eps.make_room(&mut self.cqs, cq);
-        if self.eps[e].cq_blocked || !self.cqs[cq].cq.try_push(cqe) {
-            self.eps[e].set_cq_blocked(true);
-            self.starve_queue(cq);
-            return;
-        }
-        let ep = &mut self.eps[e];
-        ep.claimed.push((handle, msg));
-        self.eps.unmatch(&mut self.unexpected, msg);
-        self.unexpected[msg].payload.claimed = true;
-    }
-
-    /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
-    /// it.
-    pub(crate) fn deliver_unexpected(
-        &mut self,
-        now: Instant,
-        msg: UnexpectedIdx,
-        recv: RecvIdx,
-        base: u64,
-    ) {
-        let head = self.unexpected.head(msg);
-        let m = &mut self.unexpected[msg].payload;
-        if m.is_announced() {
-            let (src_op, src_gen) = (m.src_op, m.src_gen);
-            self.free_unexpected(msg);
-            self.pull(now, recv, base, &head, src_op, src_gen);
-        } else if m.complete {
-            let n = self.posted.room(recv, base).min(head.len);
-            let (chain, buf) = (&self.unexpected[msg].payload.chain, self.posted.buf(recv));
-            self.blocks.pool.copy_out(chain, &buf, base as usize, n as usize);
-            self.free_unexpected(msg);
-            self.complete_recv(recv, &head, base, n);
-        } else {
-            (m.recv, m.base) = (recv, base);
-            self.posted[recv].payload.active += 1;
-        }
-    }
-
-    /// Discards an unexpected message. If it was announced, its sender gets END with `status`.
-    pub(crate) fn discard_unexpected(
-        &mut self,
-        now: Instant,
-        msg: UnexpectedIdx,
-        status: EndStatus,
-    ) {
-        self.eps.unmatch(&mut self.unexpected, msg);
-        let m = &mut self.unexpected[msg].payload;
-        let recv = std::mem::replace(&mut m.recv, RecvIdx::NONE);
-        if recv != RecvIdx::NONE {
-            self.posted[recv].payload.active -= 1;
-            self.fail_placing(recv, Error::Canceled);
-        }
-        let m = &mut self.unexpected[msg].payload;
-        if m.is_announced() {
-            let pull = Pull::new(m.peer, m.src_op, m.src_gen, Some(status));
-            self.free_unexpected(msg);
-            self.add_pull(now, pull);
-        } else if m.complete {
-            self.free_unexpected(msg);
-        } else {
-            m.discard = true;
-        }
-    }
-
     /// Frees the record and blocks of a message that is out of matching.
-    pub(crate) fn free_unexpected(&mut self, msg: UnexpectedIdx) {
+    pub(super) fn free_unexpected(&mut self, msg: UnexpectedIdx) {
         let mut m = self.unexpected.free(msg).payload;
         self.blocks.pool.release(&mut m.chain);
         self.peers[m.peer].unexpected -= 1;
         self.blocks.unpromised += m.units as usize;
-        self.serve_block_waiters();
+        self.blocks.serve_waiters(self.peers, self.due);
     }
 
     /// What the address vector of endpoint `e` calls a sender; `None` if it does not have it.
-    pub(crate) fn source_of(
+    pub(super) fn source_of(
         &mut self,
         e: EpIdx,
         (p, inc): (PeerIdx, u64),
@@ -617,12 +654,64 @@ impl Node {
         if inc != peer.inc {
             return self.avs[ep.av].av.reverse(p, inc, src_ep);
         }
-        peer.source.of((ep.av, &self.avs), (p, inc), src_ep)
+        peer.source.of((ep.av, self.avs), (p, inc), src_ep)
+    }
+
+    /// Matches a message to a receive, which leaves matching unless it takes further messages.
+    #[inline]
+    fn target(&mut self, e: EpIdx, head: &MsgHead) -> Target {
+        self.target_of(e, head, self.peers[head.peer].src(head.peer, head.src_ep))
+    }
+
+    /// [`target`](Self::target) of a message from `src`.
+    #[inline]
+    pub(super) fn target_of(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Target {
+        let ep = &mut self.eps[e];
+        if ep.cq_blocked {
+            return Target::Store;
+        }
+        if ep.srx != EpIdx::NONE {
+            let recv = self.target_shared(e, head, src);
+            return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
+        }
+        let matcher = &mut ep.matcher[head.kind() as usize];
+        let Some(recv) =
+            matcher.take_posted(&mut self.posted.pool, src, head.tag, |wr| !wr.is(RecvIs::MULTI))
+        else {
+            return Target::Store;
+        };
+        if !self.posted[recv].payload.is(RecvIs::MULTI) {
+            return Target::Recv { recv, base: 0 };
+        }
+        self.target_multi(e, recv, head)
+    }
+
+    /// Takes the next bytes of a multi-receive, if the completion queue has room for the entry.
+    fn target_multi(&mut self, e: EpIdx, recv: RecvIdx, head: &MsgHead) -> Target {
+        let len = self.posted.room(recv, 0);
+        self.eps.make_room(self.cqs, self.eps[e].rx_cq);
+        let cq = self.eps[e].rx_cq;
+        if !self.cqs[cq].cq.reserve() {
+            self.eps[e].set_cq_blocked(true);
+            self.starve_queue(cq);
+            return Target::Store;
+        }
+        let ep = &mut self.eps[e];
+        let min = ep.min_multi_recv;
+        let wr = &mut self.posted[recv].payload;
+        let base = wr.used;
+        let room = len - base;
+        wr.used = base + head.len.min(room);
+        if len - wr.used < min.max(1) {
+            wr.is |= RecvIs::CLOSED;
+            ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted.pool, recv);
+        }
+        Target::Recv { recv, base }
     }
 
     /// Writes the completion of a message of which `n` bytes were placed at `base`.
     #[inline]
-    pub(crate) fn complete_recv(&mut self, recv: RecvIdx, head: &MsgHead, base: u64, n: u64) {
+    pub(super) fn complete_recv(&mut self, recv: RecvIdx, head: &MsgHead, base: u64, n: u64) {
         let life = (head.peer, head.inc);
         let source = self.source_of(self.posted[recv].payload.ep, life, head.src_ep);
         self.complete_recv_of(recv, head, (base, n), source, |node| {
@@ -697,7 +786,7 @@ impl Node {
             self.cntrs.count(cntr, true);
         }
         if !multi {
-            self.eps.free_recv(&mut self.posted, recv);
+            self.eps.free_recv(self.posted, recv);
         } else if last {
             self.release_multi(recv, wanted && err.is_none());
         }
@@ -714,7 +803,7 @@ impl Node {
         } else {
             cq.push(cqe);
         }
-        self.eps.free_recv(&mut self.posted, recv);
+        self.eps.free_recv(self.posted, recv);
     }
 
     /// The rest of the message being placed into `recv` will not arrive.
@@ -739,9 +828,9 @@ impl Node {
     }
 
     /// Ends a receive that is out of matching with an error entry.
-    pub(crate) fn fail_recv(&mut self, recv: RecvIdx, err: Error) {
+    pub(super) fn fail_recv(&mut self, recv: RecvIdx, err: Error) {
         self.tell_failed(recv, err);
-        self.eps.free_recv(&mut self.posted, recv);
+        self.eps.free_recv(self.posted, recv);
     }
 
     /// Writes the error entry of a receive.
@@ -758,7 +847,7 @@ impl Node {
     }
 
     /// Writes an error entry to the receive queue of endpoint `e`, using up a reservation.
-    pub(crate) fn error_to(&mut self, e: EpIdx, cqe: Cqe, err: Error) {
+    pub(super) fn error_to(&mut self, e: EpIdx, cqe: Cqe, err: Error) {
         let ep = &mut self.eps[e];
         ep.counters.errors += 1;
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
@@ -767,99 +856,19 @@ impl Node {
         self.cntrs.count(cntr, false);
     }
 
-    /// Completion queue `cq` was full and has been read: delivers what waited for room in it, in
-    /// order.
-    pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
-        self.cqs[cq].cq_blocked = false;
-        let now = self.turn.polled_at;
-        self.feed_late(cq);
-        self.end_waiting();
-        if self.port.gone {
-            self.srx_port_gone();
-        }
-        let eps: Vec<EpIdx> = (self.eps.iter())
-            .filter(|(_, ep)| ep.rx_cq == cq && ep.cq_blocked)
-            .map(|(e, _)| e)
-            .collect();
-        for e in eps {
-            self.retry_ep_waiters(now, e);
-        }
-        self.note_starved();
-    }
-
     /// Notes whether something waits for room in any completion queue.
     pub(super) fn note_starved(&mut self) {
-        self.todo.set(Todo::ROOM, self.cqs.iter().any(|(_, table)| table.cq_blocked));
+        self.due.todo.set(Todo::ROOM, self.cqs.iter().any(|(_, table)| table.cq_blocked));
     }
 
     /// A completion queue that has room, for which something waits.
     #[inline]
     pub(super) fn starved_with_room(&self) -> Option<CqIdx> {
-        if !self.todo.contains(Todo::ROOM) {
+        if !self.due.todo.contains(Todo::ROOM) {
             return None;
         }
         let mut all = self.cqs.iter();
         all.find(|(_, table)| table.cq_blocked && table.cq.has_room()).map(|(cq, _)| cq)
-    }
-
-    /// Delivers what waits for room in the receive queue of endpoint `e`, in order, while there is
-    /// room.
-    pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: EpIdx) {
-        self.eps[e].set_cq_blocked(false);
-        let srx = self.eps[e].srx;
-        if srx != EpIdx::NONE {
-            return self.feed_shared(now, srx);
-        }
-        for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            self.feed_kind(now, e, kind);
-        }
-        self.end_receives_if_over(e);
-    }
-
-    fn feed_kind(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
-        while !self.eps[e].cq_blocked {
-            let (ep, posted) = (&self.eps[e], &self.posted.pool);
-            let matcher = &ep.matcher[kind as usize];
-            let buffered = ep.buffered;
-            let found = matcher.find_unexpected(&self.unexpected, |m| {
-                buffered && m.payload.complete
-                    || matcher.match_posted(posted, m.src, m.tag).is_some()
-            });
-            let Some(msg) = found else { return };
-            let head = self.unexpected.head(msg);
-            match self.target(e, &head) {
-                Target::Recv { recv, base } => {
-                    self.eps.unmatch(&mut self.unexpected, msg);
-                    self.deliver_unexpected(now, msg, recv, base);
-                }
-                Target::Store if buffered => self.announce(e, msg),
-                Target::Store => return,
-            }
-        }
-    }
-
-    /// Delivers waiting unexpected messages to a new multi-receive. True if that uses up its
-    /// buffer.
-    pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
-        loop {
-            let posted = &self.posted[recv];
-            if posted.payload.is(RecvIs::CLOSED) || self.eps[e].cq_blocked {
-                return;
-            }
-            let (tag, ignore, src) = (posted.tag, posted.ignore, posted.src);
-            let matcher = &self.eps[e].matcher[kind as usize];
-            let Some(msg) = matcher.match_unexpected(&self.unexpected, tag, ignore, src) else {
-                return;
-            };
-            let head = self.unexpected.head(msg);
-            let Target::Recv { recv, base } = self.target_multi(e, recv, &head) else { return };
-            self.eps.unmatch(&mut self.unexpected, msg);
-            let was_last = self.posted[recv].payload.is(RecvIs::CLOSED);
-            self.deliver_unexpected(now, msg, recv, base);
-            if was_last {
-                return;
-            }
-        }
     }
 }
 

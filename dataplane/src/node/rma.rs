@@ -214,7 +214,7 @@ impl Node {
             req.flags,
             allowed,
         )?;
-        self.tell_loss(common.e, common.peer)?;
+        self.control().tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         let inject = req.flags.contains(OpFlags::INJECT);
         check_len(len, &req.rma)?;
@@ -245,7 +245,7 @@ impl Node {
             req.flags,
             FLAGS,
         )?;
-        self.tell_loss(common.e, common.peer)?;
+        self.control().tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
         self.reserve_tx(common.e)?;
@@ -272,7 +272,7 @@ impl Node {
         let way = if req.kind == AtomicKind::Base { Caps::WRITE } else { Caps::READ };
         let caps = Caps::ATOMIC | way;
         let mut common = self.eps.check_rma(&self.avs, ep, caps, req.dest, req.flags, allowed)?;
-        self.tell_loss(common.e, common.peer)?;
+        self.control().tell_loss(common.e, common.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
         self.reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);

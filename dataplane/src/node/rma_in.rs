@@ -169,7 +169,7 @@ impl Node {
             self.response_room(p)?;
             self.answer_op(p, op.resp(), OldValues::NONE);
         }
-        self.return_credit(p, op.imm.is_some().into());
+        self.blocks.return_credit(&mut self.peers, &mut self.due, p, op.imm.is_some().into());
         Ok(())
     }
 
@@ -305,7 +305,7 @@ impl Node {
             *bad = NONE;
         }
         if same {
-            self.return_credit(p, imm.is_some().into());
+            self.blocks.return_credit(&mut self.peers, &mut self.due, p, imm.is_some().into());
         }
         same
     }
@@ -387,7 +387,7 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
         let life = (p, peer.inc);
-        let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let src = self.objects().source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
         let cq = self.eps[e].rx_cq;
         if cq != CqIdx::NONE {
@@ -395,29 +395,29 @@ impl Node {
             let table = &mut self.cqs[cq];
             if !table.rest.late.is_empty() || !table.cq.try_push(cqe) {
                 table.rest.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
-                self.starve_queue(cq);
+                self.objects().starve_queue(cq);
                 self.peers[p].unexpected += 1;
                 return;
             }
         }
         self.blocks.unpromised += 1;
-        self.regrant(p);
+        self.blocks.regrant(&mut self.peers, &mut self.due, p);
     }
 
     /// Writes the completions that waited for room in queue `cq`.
     pub(crate) fn feed_late(&mut self, cq: CqIdx) {
         while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].rest.late.front() {
             let life = (p, self.peers[p].inc);
-            let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+            let src = self.objects().source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
             let cqe = Cqe { src, ..cqe };
             self.eps.make_room(&mut self.cqs, cq);
             let table = &mut self.cqs[cq];
             if !table.cq.try_push(cqe) {
-                self.starve_queue(cq);
+                self.objects().starve_queue(cq);
                 return;
             }
             table.rest.late.pop_front();
-            self.release_late(p);
+            self.blocks.release_late(&mut self.peers, &mut self.due, p);
         }
     }
 
@@ -430,17 +430,11 @@ impl Node {
         let waiting = std::mem::take(&mut self.cqs[cq].rest.late);
         for late in waiting {
             if late.ep == e {
-                self.release_late(late.peer);
+                self.blocks.release_late(&mut self.peers, &mut self.due, late.peer);
             } else {
                 self.cqs[cq].rest.late.push_back(late);
             }
         }
-    }
-
-    fn release_late(&mut self, p: PeerIdx) {
-        self.peers[p].unexpected -= 1;
-        self.blocks.unpromised += 1;
-        self.regrant(p);
     }
 
     /// Takes a READ: a peer asks for bytes of a region.
@@ -508,7 +502,7 @@ impl Node {
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
         let idx = self.pulls.add(&mut self.peers[p], pull);
         self.tx.rma_mut(w).pull = idx;
-        self.ask(idx);
+        self.pulling().ask(idx);
     }
 
     /// Takes bytes of a read, in any order.
@@ -540,13 +534,13 @@ impl Node {
                 self.tx[w].flags |= WrFlags::ALL_SENT;
                 self.try_complete(w);
             } else if more {
-                self.ask(idx);
+                self.pulling().ask(idx);
             }
         }
         if !self.peers[p].send_q.is_empty() {
             self.make_ready(p);
         }
-        self.serve_waiting_pulls();
+        self.pulling().serve_waiting_pulls();
     }
 
     /// Read `idx` was given up: its outstanding bytes are still expected, and discarded.
@@ -561,7 +555,7 @@ impl Node {
         self.free_if_idle(idx);
         // It asks for no more: others may use its room in the window.
         if !planted(Bug::ReadRoomKept) {
-            self.serve_waiting_pulls();
+            self.pulling().serve_waiting_pulls();
         }
     }
 
@@ -599,7 +593,7 @@ impl Node {
         self.pulls[idx].asked -= u64::from(len);
         self.pulls.settled(&mut self.peers[p], u64::from(len));
         self.free_if_idle(idx);
-        self.serve_waiting_pulls();
+        self.pulling().serve_waiting_pulls();
     }
 
     /// Takes a RESP: the answer to a request, or the refusal of a read.

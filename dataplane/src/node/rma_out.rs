@@ -143,7 +143,7 @@ impl Node {
         w: TxIdx,
         out: &mut dyn FrameSink,
     ) -> Step {
-        if !self.can_keep() {
+        if !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
         match &self.tx.rma_of(w).kind {
@@ -328,7 +328,7 @@ impl Node {
         out: &mut dyn FrameSink,
     ) -> Step {
         let keep = !self.peers[p].path.is_lossless();
-        if keep && !self.can_keep() {
+        if keep && !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
         let response = &self.responses[j];

@@ -16,7 +16,7 @@ use super::certificates::CertLooks;
 use super::claims::SealFault;
 use super::keys::Age;
 use super::peer::{Peer, State, slot_of};
-use super::{FrameSink, Node, NodeSettings, Openings};
+use super::{Control, FrameSink, Node, NodeSettings, Openings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
@@ -398,22 +398,6 @@ impl Node {
         sent
     }
 
-    /// Forgets the keys of the session with `p`, which is about to end.
-    pub(super) fn forget_keys(&mut self, p: PeerIdx) {
-        if !self.port.far.is_sealed() {
-            return;
-        }
-        let peer = &self.peers[p];
-        let (ours, theirs) = ((peer.sid, peer.epoch), (peer.remote_sid, peer.peer_epoch));
-        let over = Over { peer: peer.addr, tenant: peer.tenant, ours, theirs };
-        match &mut self.openings.seals {
-            Some(seals) => seals.forget(&over),
-            // The seals are taken out while frames are sent. The next session may be offered before
-            // they are back.
-            None => self.openings.sealed_over.push(over),
-        }
-    }
-
     /// Takes any frame of a node with a key that is not of a near session.
     #[inline(never)]
     pub(super) fn on_frame_secured(&mut self, now: Instant, frame: &RxFrame<'_>) {
@@ -465,9 +449,9 @@ impl Node {
             self.counters.rx_wire[WireError::Secured.index()] += 1;
             false
         } else if is(Ty::Open) || is(Ty::Rst) {
-            self.is_tagged(now, raw.src, bytes, end)
+            self.control().is_tagged(now, raw.src, bytes, end)
         } else {
-            self.is_of_session(now, &raw, &mut bytes[..end + TAG_LEN])
+            self.control().is_of_session(now, &raw, &mut bytes[..end + TAG_LEN])
         };
         if !taken {
             return false;
@@ -480,6 +464,61 @@ impl Node {
         whole.is_ok()
     }
 
+    /// Takes a frame that is not sealed: a near one, a question for a name or its answer, or the
+    /// refusal of a key. An OPEN is refused, and anything else dropped.
+    fn on_clear(&mut self, now: Instant, frame: &RxFrame<'_>) {
+        let base = match Base::parse(frame) {
+            Ok(base) => base,
+            Err(err) => {
+                self.counters.rx_wire[err.index()] += 1;
+                return;
+            }
+        };
+        let src = self.by_station.get(&self.peers, base.src, Tenant::NONE);
+        let far = src.is_some_and(|p| {
+            let peer = &self.peers[p];
+            peer.state != State::Idle && !peer.path.is_near()
+        });
+        let through_memory = frame.is_near() && (!far || matches!(base.ty, Ty::Open | Ty::Rst));
+        if base.ty == Ty::Who || through_memory || planted(Bug::ClearTaken) {
+            return self.on_frame_slow(now, frame);
+        }
+        if base.ty == Ty::Mcast {
+            // Of others on the link, which need not have a key: no claim to be one that has.
+            self.counters.rx_clear += 1;
+            return;
+        }
+        self.observed.note_claim(&mut self.counters, base.src, SealFault::Clear);
+        if base.dst != self.port.station {
+            return;
+        }
+        if base.ty == Ty::Rst {
+            self.on_clear_rst(now, base.src, frame);
+        } else if base.ty == Ty::Open
+            && let Ok(op) = OpenOp::parse(frame, &base)
+        {
+            self.control().refuse_key(now, &base, &op, RstReason::NoKey);
+        }
+    }
+}
+
+impl Control<'_> {
+    /// Forgets the keys of the session with `p`, which is about to end.
+    pub(super) fn forget_keys(&mut self, p: PeerIdx) {
+        if !self.port.far.is_sealed() {
+            return;
+        }
+        let peer = &self.peers[p];
+        let (ours, theirs) = ((peer.sid, peer.epoch), (peer.remote_sid, peer.peer_epoch));
+        let over = Over { peer: peer.addr, tenant: peer.tenant, ours, theirs };
+        match &mut self.openings.seals {
+            Some(seals) => seals.forget(&over),
+            // The seals are taken out while frames are sent. The next session may be offered before
+            // they are back.
+            None => self.openings.sealed_over.push(over),
+        }
+    }
+
     /// Whether the tag of an OPEN or RST verifies under a key. Keeps an OPEN with a handshake
     /// message.
     fn is_tagged(&mut self, now: Instant, src: Station, bytes: &mut [u8], end: usize) -> bool {
@@ -489,7 +528,7 @@ impl Node {
         let (frame, tag) = (&bytes[..end], &bytes[end..end + TAG_LEN]);
         let key = is_short.then(|| seals.ring.key_of(frame, tag)).flatten();
         let Some(key) = key else {
-            self.observed.note_claim(&mut self.counters, src, SealFault::Forged);
+            self.observed.note_claim(self.counters, src, SealFault::Forged);
             if let Some((base, op)) = sealed::open_in(&RxFrame::new(bytes)) {
                 self.refuse_key(now, &base, &op, RstReason::OtherKey);
             }
@@ -529,50 +568,13 @@ impl Node {
                 self.openings.trust(p);
             }
             Err(OpenError::Forged) => {
-                self.observed.note_claim(&mut self.counters, raw.src, SealFault::Forged)
+                self.observed.note_claim(self.counters, raw.src, SealFault::Forged)
             }
             Err(OpenError::Replayed) => {
-                self.observed.note_claim(&mut self.counters, raw.src, SealFault::Replayed)
+                self.observed.note_claim(self.counters, raw.src, SealFault::Replayed)
             }
         }
         opened.is_ok()
-    }
-
-    /// Takes a frame that is not sealed: a near one, a question for a name or its answer, or the
-    /// refusal of a key. An OPEN is refused, and anything else dropped.
-    fn on_clear(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let base = match Base::parse(frame) {
-            Ok(base) => base,
-            Err(err) => {
-                self.counters.rx_wire[err.index()] += 1;
-                return;
-            }
-        };
-        let src = self.by_station.get(&self.peers, base.src, Tenant::NONE);
-        let far = src.is_some_and(|p| {
-            let peer = &self.peers[p];
-            peer.state != State::Idle && !peer.path.is_near()
-        });
-        let through_memory = frame.is_near() && (!far || matches!(base.ty, Ty::Open | Ty::Rst));
-        if base.ty == Ty::Who || through_memory || planted(Bug::ClearTaken) {
-            return self.on_frame_slow(now, frame);
-        }
-        if base.ty == Ty::Mcast {
-            // Of others on the link, which need not have a key: no claim to be one that has.
-            self.counters.rx_clear += 1;
-            return;
-        }
-        self.observed.note_claim(&mut self.counters, base.src, SealFault::Clear);
-        if base.dst != self.port.station {
-            return;
-        }
-        if base.ty == Ty::Rst {
-            self.on_clear_rst(now, base.src, frame);
-        } else if base.ty == Ty::Open
-            && let Ok(op) = OpenOp::parse(frame, &base)
-        {
-            self.refuse_key(now, &base, &op, RstReason::NoKey);
-        }
     }
 
     /// Answers the handshake message of `op`, an OPEN of peer `who`: the session has keys from now
@@ -657,7 +659,7 @@ impl Node {
         let there = seals.sessions.get(&(station.word(), op.sid)).map(|session| session.tenant);
         let Some(other) = there.filter(|&there| there != tenant) else { return false };
         self.counters.rx_bad_open += 1;
-        if let Some(other) = self.by_station.get(&self.peers, station, other) {
+        if let Some(other) = self.by_station.get(self.peers, station, other) {
             let (echo_sid, echo_psn) = (op.sid, self.peers[other].snd.nxt);
             let gone = RstOp {
                 echo_sid,
@@ -693,7 +695,7 @@ impl Node {
             self.note_life(p, op.inc);
             let peer = &mut self.peers[p];
             (peer.is_life_claimed, peer.want_open) = (true, true);
-            self.make_ready(p);
+            self.due.make_ready(self.peers, p);
         }
         true
     }

@@ -94,7 +94,7 @@ impl Node {
                 segments.put_offset(&mut self.sent[idx].op, offset);
                 wr.unacked += 1;
                 if last && !lossless {
-                    self.acks.left(&mut self.todo, p, peer, base.ar);
+                    self.acks.left(&mut self.due.todo, p, peer, base.ar);
                 }
             }
         }
@@ -117,7 +117,8 @@ impl Node {
         let Segments { ty, mut op, op_len, keep, .. } = *segments;
         segments.put_offset(&mut op, offset);
         let packet = self.data_packet(p, ty, &op[..op_len], body, w, keep);
-        if keep && !self.can_keep() || !self.send_numbered(now, p, packet, keep, out) {
+        if keep && !self.port.can_keep(&self.sent) || !self.send_numbered(now, p, packet, keep, out)
+        {
             return Step::Full;
         }
         self.tx[w].sent += len;

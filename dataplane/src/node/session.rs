@@ -7,7 +7,7 @@ use super::notice::EndReason;
 use super::ops::WrFlags;
 use super::peer::{GRANT_FIRST, Peer, State};
 use super::tally::Tally;
-use super::{Node, NodeCounters, Replies, Reply};
+use super::{Control, Node, NodeCounters, Objects, Replies, Reply};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
@@ -47,8 +47,397 @@ impl Replies {
 }
 
 impl Node {
+    /// Takes an OPEN (a first one, an answer or a challenge) with `len` bytes after the Ethernet
+    /// header.
+    pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
+        let me = self.settings.incarnation;
+        if base.src == self.port.station {
+            self.counters.rx_bad_open += 1;
+            return;
+        }
+        let other = op.target_inc != 0 && op.target_inc != me;
+        if other && !planted(Bug::NoIncarnationCheck) || self.control().is_unnamed(op) {
+            self.control().refuse_open(now, base, op, RstReason::WrongIncarnation);
+            return;
+        }
+        if op.is_challenge() {
+            return self.control().on_challenge(base, op);
+        }
+        if !self.control().is_admitted(now, base.src, op, len) {
+            return;
+        }
+        let Some(p) = self.by_station.get(&self.peers, base.src, self.openings.heard_tenant())
+        else {
+            return self.answer_unknown(now, base, op, len);
+        };
+        if self.control().is_path_changed(p, op) {
+            self.counters.rx_not_near += 1;
+            return;
+        }
+        let peer = &self.peers[p];
+        let (ours, theirs, over) = compare(peer, op);
+        let named = peer.inc == 0 || peer.inc == op.inc;
+        let (state, sealed) = (peer.state, self.port.is_sealed(op));
+        let who = peer.who();
+        if self.control().keeps_offer(p, op) {
+            return;
+        }
+        match state {
+            State::Idle if op.is_answer() => {
+                self.control().refuse_open(now, base, op, RstReason::UnknownSession);
+            }
+            State::Idle if over => self.control().refuse_open(now, base, op, RstReason::Closed),
+            State::Idle => self.control().answer(now, p, base, op, len),
+            State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
+                if !self.control().agree(p, base, op) {
+                    return;
+                }
+                self.control().pair(p, base, op);
+                self.control().note_path(p, op, len);
+                self.control().opened(now, p);
+                self.peers[p].ack_now = true;
+            }
+            State::Opening if op.is_answer() || over => {
+                self.control().refuse_open(now, base, op, RstReason::UnknownSession);
+            }
+            State::Opening if !named => {
+                // The application named another life of the peer, which is over: the answer to our
+                // OPEN will say so.
+                self.counters.rx_bad_open += 1;
+            }
+            State::Opening if !self.control().respond(who, base, op) => {}
+            State::Opening => {
+                let claimed = self.peers[p].inc == 0;
+                self.control().pair(p, base, op);
+                let peer = &mut self.peers[p];
+                (peer.state, peer.want_open, peer.is_life_claimed) =
+                    (State::Answered, true, claimed);
+                self.control().note_path(p, op, len);
+                self.make_ready(p);
+            }
+            State::Answered if theirs && ours && sealed => {
+                // Both ends answered the other's OPEN, so that they have no keys in common.
+                if self.port.addr < self.peers[p].addr {
+                    self.open_again(now, p, false);
+                }
+            }
+            State::Answered if theirs && ours => {
+                self.openings.note_length(&self.peers[p], op, len);
+                self.control().opened(now, p);
+                self.peers[p].ack_now = true;
+            }
+            State::Answered if theirs => {
+                self.openings.note_length(&self.peers[p], op, len);
+                self.peers[p].want_open = true;
+                self.make_ready(p);
+            }
+            State::Answered if over || op.is_answer() => {
+                self.control().refuse_open(now, base, op, RstReason::UnknownSession);
+            }
+            State::Answered => self.answer_anew(now, p, base, op, len),
+            State::Open if theirs => {
+                self.peers[p].ack_now = true;
+                self.make_ready(p);
+            }
+            State::Open => {
+                // Either this OPEN is stale or the peer has lost the session: its next packet tells
+                // which.
+                self.counters.rx_bad_open += 1;
+                self.counters.tx_probes += 1;
+                self.peers[p].ask();
+                self.make_ready(p);
+            }
+        }
+    }
+
+    /// The peer gave up the session that we answered; ours pairs with that one only (S3). Queued
+    /// operations go out with the new session, unless they name another life.
+    fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
+        // Before the session that there is goes: who is refused changes nothing.
+        let first = self.openings.first_psn();
+        let who = self.peers[p].who();
+        if !self.control().respond(who, base, op) {
+            return;
+        }
+        let answered = self.openings.take_keys(base.src, op);
+        if planted(Bug::QueuedEndedByOpen) {
+            self.end_session(now, p, EndReason::Restarted);
+        }
+        if self.peers[p].state != State::Idle {
+            self.control().forget(p);
+        }
+        if self.peers[p].inc != op.inc {
+            self.end_named(now, p);
+        }
+        self.openings.put_keys(base.src, op, answered);
+        self.control().begin_answer(now, p, (base, op), len, first);
+    }
+
+    /// Takes an OPEN of a station that is not known. It gets a record, for which another peer may
+    /// have to go, only if it is a first OPEN whose message, with the certificate, is good.
+    fn answer_unknown(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
+        if op.is_answer() {
+            return self.control().refuse_open(now, base, op, RstReason::UnknownSession);
+        }
+        let (first, tenant) = (self.openings.first_psn(), self.openings.heard_tenant());
+        if !self.control().respond((base.src, tenant), base, op) {
+            return;
+        }
+        match self.peer_of(now, base.src, tenant, EVICT_LOOKS) {
+            Some(p) => self.control().begin_answer(now, p, (base, op), len, first),
+            None => {
+                self.counters.rx_bad_open += 1;
+                drop(self.openings.take_keys(base.src, op));
+            }
+        }
+    }
+
+    /// Takes an RST. It is believed only if it proves to know the session (S4): it echoes a packet
+    /// that we could have sent, or our incarnation and epoch.
+    pub(crate) fn on_rst(&mut self, now: Instant, src: Station, op: &RstOp) {
+        if op.reason.is_of_key() {
+            return self.on_key_refusal(now, src, op);
+        }
+        let known = self.by_station.get(&self.peers, src, self.openings.heard_tenant());
+        let Some(p) = known.filter(|_| src != self.port.station) else {
+            self.counters.rx_bad_rst += 1;
+            return;
+        };
+        let peer = &self.peers[p];
+        let back = peer.snd.nxt.0.wrapping_sub(op.echo_psn.0);
+        let echoes = op.echo_sid != 0
+            && op.echo_sid == peer.remote_sid
+            && back <= peer.snd.in_flight() + WINDOW;
+        let names = op.victim_inc == self.settings.incarnation && op.victim_epoch == peer.epoch;
+        let idle = peer.state == State::Idle;
+        if idle || !(echoes && peer.state == State::Open || names || planted(Bug::ResetWithoutEcho))
+        {
+            self.counters.rx_bad_rst += 1;
+            return;
+        }
+        if !names && peer.path.is_sealed() {
+            return self.control().doubt(now, p, op);
+        }
+        let unnamed = op.reason == RstReason::WrongIncarnation;
+        if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
+            return self.control().name_life(p);
+        }
+        if peer.path.is_sealed() && self.openings.has_certificate() {
+            // Anybody makes its tag.
+            return self.control().doubt(now, p, op);
+        }
+        self.believe_rst(now, p, op);
+    }
+
+    /// Does as an RST says that is believed.
+    pub(super) fn believe_rst(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
+        let (peer, unnamed) = (&self.peers[p], op.reason == RstReason::WrongIncarnation);
+        self.counters.sessions_reset += 1;
+        if unnamed && peer.state == State::Opening && peer.inc == 0 {
+            return self.end_session(now, p, EndReason::Unnamed);
+        }
+        let stale_answer = peer.state == State::Answered && op.reason == RstReason::UnknownSession;
+        let other_life = peer.state != State::Open && op.reason == RstReason::WrongIncarnation;
+        if stale_answer || other_life {
+            self.open_again(now, p, other_life);
+            return;
+        }
+        self.reset(now, p, op);
+    }
+
+    /// Ends the session with `p` as a believed RST says.
+    fn reset(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
+        let peer = &self.peers[p];
+        let other_life = op.life != wire::life_of(peer.inc) && peer.inc != 0;
+        let reason = match op.reason {
+            RstReason::Version => EndReason::Version(op.versions),
+            RstReason::Closed => EndReason::Closed,
+            RstReason::Dead => EndReason::TakenForDead,
+            RstReason::WrongIncarnation => EndReason::Restarted,
+            RstReason::UnknownSession if other_life => EndReason::Restarted,
+            RstReason::UnknownSession => EndReason::Reset,
+            RstReason::OtherKey => EndReason::OtherKey,
+            RstReason::NoKey => EndReason::NoKey,
+        };
+        self.end_session(now, p, reason);
+        if op.life != wire::life_of(self.peers[p].inc) || op.reason == RstReason::WrongIncarnation {
+            self.control().note_life(p, 0);
+            self.peers[p].closed_epoch = 0;
+        }
+    }
+
+    /// The other end does not know the session that we opened or answered, or it is another life
+    /// (`other_life`). Nothing was sent yet: queued operations go out with the next session, unless
+    /// they name that life.
+    pub(super) fn open_again(&mut self, now: Instant, p: PeerIdx, other_life: bool) {
+        let claimed = self.peers[p].is_life_claimed;
+        self.control().forget(p);
+        if other_life {
+            // Operations that name a life name another than the one claimed.
+            if !claimed {
+                self.end_named(now, p);
+            }
+            self.control().note_life(p, 0);
+            self.peers[p].closed_epoch = 0;
+        }
+        if !self.peers[p].wrs.is_empty() || self.peers[p].coll_waits > 0 {
+            self.control().begin(now, p, State::Opening, false);
+        }
+    }
+
+    /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
+    /// resources are freed (S8). The peer is told once, best effort, if the reason calls for it.
+    pub(crate) fn end_session(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
+        self.note_end(now, p, reason);
+        self.note_losses(p, reason);
+        let err = reason.error();
+        let state = self.peers[p].state;
+        if state != State::Idle {
+            if reason.tells() && self.peers[p].station() != self.port.station {
+                self.control().tell_closed(now, p);
+            }
+            self.drop_packets(p);
+        }
+        while self.peers[p].wrs.head != TxIdx::NONE {
+            let w = self.peers[p].wrs.head;
+            let wr = &self.tx[w];
+            let begun = !wr.flags.contains(WrFlags::IN_SEND_Q) || wr.sent > 0;
+            if begun && wr.flags.contains(WrFlags::ANNOUNCED) && planted(Bug::WaitingForgotten) {
+                self.tx.unlink(&mut self.peers, w);
+                continue;
+            }
+            let prov = if begun && state == State::Open {
+                ProvErrno::UnknownOutcome
+            } else {
+                ProvErrno::NotExecuted
+            };
+            self.fail_wr(w, err, prov);
+        }
+        if self.peers[p].fast_ops() > 0 {
+            self.fail_fast_ops(p, err);
+        }
+        while self.peers[p].pulls.head != PullIdx::NONE {
+            let idx = self.peers[p].pulls.head;
+            self.fail_pull(idx, err);
+        }
+        self.abort_reassembly(p);
+        self.objects().drop_announced(p);
+        // No message of the peer is on its way into one of them any more.
+        if state == State::Open && reason.is_loss() {
+            self.fail_receives_from(p, err);
+        }
+        self.coll.peer_lost(p, err);
+        if state == State::Idle {
+            return;
+        }
+        self.control().forget(p);
+        let peer = &mut self.peers[p];
+        peer.rcv = RcvBitmap::default();
+        (peer.owed, peer.refused) = (0, 0);
+        (peer.pings, peer.want_nop) = (0, false);
+        (peer.bad_seq, peer.written) = (NONE, 0);
+        peer.answered(u16::MAX);
+        let credit = peer.snd.credit;
+        peer.snd = SendWindow::new(peer.snd.nxt);
+        peer.snd.credit = credit;
+        if peer.station() == self.port.station {
+            self.control().open_to_self(p);
+        }
+    }
+
+    /// Ends the sessions of a node about to close, so that their peers do not wait for T_dead for
+    /// somebody who has gone. Those who know by themselves which processes live are not told.
+    /// Returns whether there are more of them than can be told at once: transmit, and call again.
+    ///
+    /// Each is told once, best effort.
+    pub fn leave_sessions(&mut self) -> bool {
+        let room = REPLIES_MAX - self.replies.queue.len().min(REPLIES_MAX);
+        let told = |peer: &Peer| {
+            let is_other = peer.station() != self.port.station;
+            peer.state == State::Open && !peer.path.is_lossless() && is_other
+        };
+        let left = self.peers.iter().filter(|(_, peer)| told(peer)).map(|(p, _)| p);
+        let left: Vec<PeerIdx> = left.take(room).collect();
+        for &p in &left {
+            // Nobody's frames are answered here, for which there is a limit.
+            self.replies.tokens = REPLIES_PER_MS;
+            self.end_session(self.turn.polled_at, p, EndReason::Left);
+        }
+        left.len() == room
+    }
+
+    /// Frees the packets in flight and those buffered out of order.
+    fn drop_packets(&mut self, p: PeerIdx) {
+        while let Some(idx) = self.peers[p].snd.pop_any(&mut self.sent) {
+            let entry = self.sent.free(idx);
+            if let BodyRef::Pack { buf, .. } = entry.body {
+                self.packs.free.push(buf);
+            } else {
+                self.drop_body(entry.body);
+            }
+        }
+        while self.peers[p].resp_q.head != ResponseIdx::NONE {
+            self.free_response(self.peers[p].resp_q.head);
+        }
+        self.reorder.drop_all(&mut self.peers[p]);
+    }
+
+    /// Drops the session with `station` silently, as if its memory had been lost. For tests of how
+    /// the other side reacts.
+    pub fn drop_session(&mut self, now: Instant, station: Station) {
+        if let Some(p) = self.by_station.get(&self.peers, station, Tenant::NONE) {
+            self.end_session(now, p, EndReason::Dropped);
+        }
+    }
+
+    /// The port is gone: every operation ends with [`Error::NetDown`], and so does every later one.
+    pub fn port_gone(&mut self, now: Instant) {
+        self.port.gone = true;
+        self.due.note_send();
+        let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).collect();
+        for p in peers {
+            self.end_session(now, p, EndReason::PortGone);
+        }
+        self.objects().srx_port_gone();
+        let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
+        let eps: Vec<EpIdx> = own.map(|(e, _)| e).collect();
+        for e in eps {
+            for kind in 0..2 {
+                while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted.pool) {
+                    self.eps[e].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
+                    self.objects().fail_recv(recv, Error::NetDown);
+                }
+            }
+        }
+        self.coll_port_gone(now);
+    }
+}
+
+impl Objects<'_> {
+    /// Discards announced messages of a peer that can no longer be pulled.
+    fn drop_announced(&mut self, p: PeerIdx) {
+        if self.peers[p].unexpected == 0 {
+            return;
+        }
+        let announced: Vec<UnexpectedIdx> = (self.unexpected.iter())
+            .filter(|(_, m)| m.payload.peer == p && m.payload.is_announced() && !m.payload.dead)
+            .map(|(idx, _)| idx)
+            .collect();
+        for msg in announced {
+            if self.unexpected[msg].payload.claimed {
+                let m = &mut self.unexpected[msg].payload;
+                (m.dead, m.src_op) = (true, NONE);
+            } else {
+                self.eps.unmatch(self.unexpected, msg);
+                self.free_unexpected(msg);
+            }
+        }
+    }
+}
+
+impl Control<'_> {
     /// Something is queued for `p`: opens a session, or queues the peer to be served.
-    pub(crate) fn schedule(&mut self, now: Instant, p: PeerIdx) {
+    pub(super) fn schedule(&mut self, now: Instant, p: PeerIdx) {
         match self.peers[p].state {
             // The path is chosen when the OPEN leaves.
             State::Idle => self.begin(now, p, State::Opening, false),
@@ -60,7 +449,7 @@ impl Node {
                 self.arm_timer(now, p);
             }
             State::Answered => {}
-            State::Open => self.make_ready(p),
+            State::Open => self.due.make_ready(self.peers, p),
         }
     }
 
@@ -103,12 +492,12 @@ impl Node {
             // blocks.
             self.blocks.await_some(p, &mut self.peers[p]);
         }
-        self.make_ready(p);
+        self.due.make_ready(self.peers, p);
         self.arm_timer(now, p);
     }
 
     /// The session with ourselves has one record for both of its ends.
-    pub(crate) fn open_to_self(&mut self, p: PeerIdx) {
+    pub(super) fn open_to_self(&mut self, p: PeerIdx) {
         let now = self.turn.polled_at;
         self.begin(now, p, State::Open, false);
         self.note_life(p, self.settings.incarnation);
@@ -122,109 +511,6 @@ impl Node {
         peer.frame_max = self.port.frame_max;
     }
 
-    /// Takes an OPEN (a first one, an answer or a challenge) with `len` bytes after the Ethernet
-    /// header.
-    pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
-        let me = self.settings.incarnation;
-        if base.src == self.port.station {
-            self.counters.rx_bad_open += 1;
-            return;
-        }
-        let other = op.target_inc != 0 && op.target_inc != me;
-        if other && !planted(Bug::NoIncarnationCheck) || self.is_unnamed(op) {
-            self.refuse_open(now, base, op, RstReason::WrongIncarnation);
-            return;
-        }
-        if op.is_challenge() {
-            return self.on_challenge(base, op);
-        }
-        if !self.is_admitted(now, base.src, op, len) {
-            return;
-        }
-        let Some(p) = self.by_station.get(&self.peers, base.src, self.openings.heard_tenant())
-        else {
-            return self.answer_unknown(now, base, op, len);
-        };
-        if self.is_path_changed(p, op) {
-            self.counters.rx_not_near += 1;
-            return;
-        }
-        let peer = &self.peers[p];
-        let (ours, theirs, over) = compare(peer, op);
-        let named = peer.inc == 0 || peer.inc == op.inc;
-        let (state, sealed) = (peer.state, self.port.is_sealed(op));
-        let who = peer.who();
-        if self.keeps_offer(p, op) {
-            return;
-        }
-        match state {
-            State::Idle if op.is_answer() => {
-                self.refuse_open(now, base, op, RstReason::UnknownSession);
-            }
-            State::Idle if over => self.refuse_open(now, base, op, RstReason::Closed),
-            State::Idle => self.answer(now, p, base, op, len),
-            State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
-                if !self.agree(p, base, op) {
-                    return;
-                }
-                self.pair(p, base, op);
-                self.note_path(p, op, len);
-                self.opened(now, p);
-                self.peers[p].ack_now = true;
-            }
-            State::Opening if op.is_answer() || over => {
-                self.refuse_open(now, base, op, RstReason::UnknownSession);
-            }
-            State::Opening if !named => {
-                // The application named another life of the peer, which is over: the answer to our
-                // OPEN will say so.
-                self.counters.rx_bad_open += 1;
-            }
-            State::Opening if !self.respond(who, base, op) => {}
-            State::Opening => {
-                let claimed = self.peers[p].inc == 0;
-                self.pair(p, base, op);
-                let peer = &mut self.peers[p];
-                (peer.state, peer.want_open, peer.is_life_claimed) =
-                    (State::Answered, true, claimed);
-                self.note_path(p, op, len);
-                self.make_ready(p);
-            }
-            State::Answered if theirs && ours && sealed => {
-                // Both ends answered the other's OPEN, so that they have no keys in common.
-                if self.port.addr < self.peers[p].addr {
-                    self.open_again(now, p, false);
-                }
-            }
-            State::Answered if theirs && ours => {
-                self.openings.note_length(&self.peers[p], op, len);
-                self.opened(now, p);
-                self.peers[p].ack_now = true;
-            }
-            State::Answered if theirs => {
-                self.openings.note_length(&self.peers[p], op, len);
-                self.peers[p].want_open = true;
-                self.make_ready(p);
-            }
-            State::Answered if over || op.is_answer() => {
-                self.refuse_open(now, base, op, RstReason::UnknownSession);
-            }
-            State::Answered => self.answer_anew(now, p, base, op, len),
-            State::Open if theirs => {
-                self.peers[p].ack_now = true;
-                self.make_ready(p);
-            }
-            State::Open => {
-                // Either this OPEN is stale or the peer has lost the session: its next packet tells
-                // which.
-                self.counters.rx_bad_open += 1;
-                self.counters.tx_probes += 1;
-                self.peers[p].ask();
-                self.make_ready(p);
-            }
-        }
-    }
-
     /// Whether an OPEN names no incarnation although this node requires its own: its sender got the
     /// address from no application.
     fn is_unnamed(&mut self, op: &OpenOp) -> bool {
@@ -234,52 +520,11 @@ impl Node {
         unnamed
     }
 
-    /// The peer gave up the session that we answered; ours pairs with that one only (S3). Queued
-    /// operations go out with the new session, unless they name another life.
-    fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
-        // Before the session that there is goes: who is refused changes nothing.
-        let first = self.openings.first_psn();
-        if !self.respond(self.peers[p].who(), base, op) {
-            return;
-        }
-        let answered = self.openings.take_keys(base.src, op);
-        if planted(Bug::QueuedEndedByOpen) {
-            self.end_session(now, p, EndReason::Restarted);
-        }
-        if self.peers[p].state != State::Idle {
-            self.forget(p);
-        }
-        if self.peers[p].inc != op.inc {
-            self.end_named(now, p);
-        }
-        self.openings.put_keys(base.src, op, answered);
-        self.begin_answer(now, p, (base, op), len, first);
-    }
-
     /// Answers a first OPEN with a new session of ours.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         let first = self.openings.first_psn();
         if self.respond(self.peers[p].who(), base, op) {
             self.begin_answer(now, p, (base, op), len, first);
-        }
-    }
-
-    /// Takes an OPEN of a station that is not known. It gets a record, for which another peer may
-    /// have to go, only if it is a first OPEN whose message, with the certificate, is good.
-    fn answer_unknown(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
-        if op.is_answer() {
-            return self.refuse_open(now, base, op, RstReason::UnknownSession);
-        }
-        let (first, tenant) = (self.openings.first_psn(), self.openings.heard_tenant());
-        if !self.respond((base.src, tenant), base, op) {
-            return;
-        }
-        match self.peer_of(now, base.src, tenant, EVICT_LOOKS) {
-            Some(p) => self.begin_answer(now, p, (base, op), len, first),
-            None => {
-                self.counters.rx_bad_open += 1;
-                drop(self.openings.take_keys(base.src, op));
-            }
         }
     }
 
@@ -320,7 +565,7 @@ impl Node {
     }
 
     /// The session is open: queued operations may leave.
-    pub(crate) fn opened(&mut self, now: Instant, p: PeerIdx) {
+    pub(super) fn opened(&mut self, now: Instant, p: PeerIdx) {
         let peer = &mut self.peers[p];
         self.openings.settle_path(now, peer);
         self.openings.forget_answer(peer);
@@ -339,9 +584,9 @@ impl Node {
         peer.want_open = false;
         self.counters.sessions_opened += 1;
         if self.peers[p].outstanding() == 0 {
-            self.regrant_now(p);
+            self.blocks.regrant_now(self.peers, self.due, p);
         }
-        self.make_ready(p);
+        self.due.make_ready(self.peers, p);
         self.arm_timer(now, p);
     }
 
@@ -376,7 +621,7 @@ impl Node {
     }
 
     /// Takes a packet of a session that does not exist here.
-    pub(crate) fn on_no_session(&mut self, now: Instant, src: Station, sid: u32, psn: Psn) {
+    pub(super) fn on_no_session(&mut self, now: Instant, src: Station, sid: u32, psn: Psn) {
         self.counters.rx_no_session += 1;
         self.open_anew(now, src);
         let rst = RstOp {
@@ -400,7 +645,7 @@ impl Node {
     /// node. An RST tells it that that life is over, and it may have dropped our OPEN before. So
     /// the OPEN is repeated, also where the port keeps it in the peer's memory.
     fn open_anew(&mut self, now: Instant, src: Station) {
-        let known = self.by_station.get(&self.peers, src, Tenant::NONE);
+        let known = self.by_station.get(self.peers, src, Tenant::NONE);
         let Some(p) = known else { return };
         let peer = &self.peers[p];
         if peer.path.tells_presence() && peer.state == State::Opening {
@@ -418,7 +663,7 @@ impl Node {
         rst: RstOp,
         most: usize,
     ) {
-        if !self.replies.may_reply(&mut self.counters, now) {
+        if !self.replies.may_reply(self.counters, now) {
             return;
         }
         let mut op = [0; RstOp::LEN];
@@ -434,81 +679,7 @@ impl Node {
             return;
         }
         self.replies.queue.push_back(reply);
-        self.note_due();
-    }
-
-    /// Takes an RST. It is believed only if it proves to know the session (S4): it echoes a packet
-    /// that we could have sent, or our incarnation and epoch.
-    pub(crate) fn on_rst(&mut self, now: Instant, src: Station, op: &RstOp) {
-        if op.reason.is_of_key() {
-            return self.on_key_refusal(now, src, op);
-        }
-        let known = self.by_station.get(&self.peers, src, self.openings.heard_tenant());
-        let Some(p) = known.filter(|_| src != self.port.station) else {
-            self.counters.rx_bad_rst += 1;
-            return;
-        };
-        let peer = &self.peers[p];
-        let back = peer.snd.nxt.0.wrapping_sub(op.echo_psn.0);
-        let echoes = op.echo_sid != 0
-            && op.echo_sid == peer.remote_sid
-            && back <= peer.snd.in_flight() + WINDOW;
-        let names = op.victim_inc == self.settings.incarnation && op.victim_epoch == peer.epoch;
-        let idle = peer.state == State::Idle;
-        if idle || !(echoes && peer.state == State::Open || names || planted(Bug::ResetWithoutEcho))
-        {
-            self.counters.rx_bad_rst += 1;
-            return;
-        }
-        if !names && peer.path.is_sealed() {
-            return self.doubt(now, p, op);
-        }
-        let unnamed = op.reason == RstReason::WrongIncarnation;
-        if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
-            return self.name_life(p);
-        }
-        if peer.path.is_sealed() && self.openings.has_certificate() {
-            // Anybody makes its tag.
-            return self.doubt(now, p, op);
-        }
-        self.believe_rst(now, p, op);
-    }
-
-    /// Does as an RST says that is believed.
-    pub(super) fn believe_rst(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
-        let (peer, unnamed) = (&self.peers[p], op.reason == RstReason::WrongIncarnation);
-        self.counters.sessions_reset += 1;
-        if unnamed && peer.state == State::Opening && peer.inc == 0 {
-            return self.end_session(now, p, EndReason::Unnamed);
-        }
-        let stale_answer = peer.state == State::Answered && op.reason == RstReason::UnknownSession;
-        let other_life = peer.state != State::Open && op.reason == RstReason::WrongIncarnation;
-        if stale_answer || other_life {
-            self.open_again(now, p, other_life);
-            return;
-        }
-        self.reset(now, p, op);
-    }
-
-    /// Ends the session with `p` as a believed RST says.
-    fn reset(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
-        let peer = &self.peers[p];
-        let other_life = op.life != wire::life_of(peer.inc) && peer.inc != 0;
-        let reason = match op.reason {
-            RstReason::Version => EndReason::Version(op.versions),
-            RstReason::Closed => EndReason::Closed,
-            RstReason::Dead => EndReason::TakenForDead,
-            RstReason::WrongIncarnation => EndReason::Restarted,
-            RstReason::UnknownSession if other_life => EndReason::Restarted,
-            RstReason::UnknownSession => EndReason::Reset,
-            RstReason::OtherKey => EndReason::OtherKey,
-            RstReason::NoKey => EndReason::NoKey,
-        };
-        self.end_session(now, p, reason);
-        if op.life != wire::life_of(self.peers[p].inc) || op.reason == RstReason::WrongIncarnation {
-            self.note_life(p, 0);
-            self.peers[p].closed_epoch = 0;
-        }
+        self.due.note_send();
     }
 
     /// The peer refused an OPEN that left before we knew its incarnation. Now we do: the next OPEN
@@ -516,28 +687,9 @@ impl Node {
     fn name_life(&mut self, p: PeerIdx) {
         if self.peers[p].state == State::Opening {
             self.peers[p].want_open = true;
-            self.make_ready(p);
+            self.due.make_ready(self.peers, p);
         } else {
             self.counters.rx_bad_rst += 1;
-        }
-    }
-
-    /// The other end does not know the session that we opened or answered, or it is another life
-    /// (`other_life`). Nothing was sent yet: queued operations go out with the next session, unless
-    /// they name that life.
-    pub(super) fn open_again(&mut self, now: Instant, p: PeerIdx, other_life: bool) {
-        let claimed = self.peers[p].is_life_claimed;
-        self.forget(p);
-        if other_life {
-            // Operations that name a life name another than the one claimed.
-            if !claimed {
-                self.end_named(now, p);
-            }
-            self.note_life(p, 0);
-            self.peers[p].closed_epoch = 0;
-        }
-        if !self.peers[p].wrs.is_empty() || self.peers[p].coll_waits > 0 {
-            self.begin(now, p, State::Opening, false);
         }
     }
 
@@ -560,87 +712,6 @@ impl Node {
         self.openings.forget(p);
     }
 
-    /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
-    /// resources are freed (S8). The peer is told once, best effort, if the reason calls for it.
-    pub(crate) fn end_session(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
-        self.note_end(now, p, reason);
-        self.note_losses(p, reason);
-        let err = reason.error();
-        let state = self.peers[p].state;
-        if state != State::Idle {
-            if reason.tells() && self.peers[p].station() != self.port.station {
-                self.tell_closed(now, p);
-            }
-            self.drop_packets(p);
-        }
-        while self.peers[p].wrs.head != TxIdx::NONE {
-            let w = self.peers[p].wrs.head;
-            let wr = &self.tx[w];
-            let begun = !wr.flags.contains(WrFlags::IN_SEND_Q) || wr.sent > 0;
-            if begun && wr.flags.contains(WrFlags::ANNOUNCED) && planted(Bug::WaitingForgotten) {
-                self.tx.unlink(&mut self.peers, w);
-                continue;
-            }
-            let prov = if begun && state == State::Open {
-                ProvErrno::UnknownOutcome
-            } else {
-                ProvErrno::NotExecuted
-            };
-            self.fail_wr(w, err, prov);
-        }
-        if self.peers[p].fast_ops() > 0 {
-            self.fail_fast_ops(p, err);
-        }
-        while self.peers[p].pulls.head != PullIdx::NONE {
-            let idx = self.peers[p].pulls.head;
-            self.fail_pull(idx, err);
-        }
-        self.abort_reassembly(p);
-        self.drop_announced(p);
-        // No message of the peer is on its way into one of them any more.
-        if state == State::Open && reason.is_loss() {
-            self.fail_receives_from(p, err);
-        }
-        self.coll.peer_lost(p, err);
-        if state == State::Idle {
-            return;
-        }
-        self.forget(p);
-        let peer = &mut self.peers[p];
-        peer.rcv = RcvBitmap::default();
-        (peer.owed, peer.refused) = (0, 0);
-        (peer.pings, peer.want_nop) = (0, false);
-        (peer.bad_seq, peer.written) = (NONE, 0);
-        peer.answered(u16::MAX);
-        let credit = peer.snd.credit;
-        peer.snd = SendWindow::new(peer.snd.nxt);
-        peer.snd.credit = credit;
-        if peer.station() == self.port.station {
-            self.open_to_self(p);
-        }
-    }
-
-    /// Ends the sessions of a node about to close, so that their peers do not wait for T_dead for
-    /// somebody who has gone. Those who know by themselves which processes live are not told.
-    /// Returns whether there are more of them than can be told at once: transmit, and call again.
-    ///
-    /// Each is told once, best effort.
-    pub fn leave_sessions(&mut self) -> bool {
-        let room = REPLIES_MAX - self.replies.queue.len().min(REPLIES_MAX);
-        let told = |peer: &Peer| {
-            let is_other = peer.station() != self.port.station;
-            peer.state == State::Open && !peer.path.is_lossless() && is_other
-        };
-        let left = self.peers.iter().filter(|(_, peer)| told(peer)).map(|(p, _)| p);
-        let left: Vec<PeerIdx> = left.take(room).collect();
-        for &p in &left {
-            // Nobody's frames are answered here, for which there is a limit.
-            self.replies.tokens = REPLIES_PER_MS;
-            self.end_session(self.turn.polled_at, p, EndReason::Left);
-        }
-        left.len() == room
-    }
-
     /// Tells the peer that the session is over.
     fn tell_closed(&mut self, now: Instant, p: PeerIdx) {
         let peer = &self.peers[p];
@@ -657,72 +728,6 @@ impl Node {
         if peer.state != State::Opening {
             self.reply_rst(now, to, sid, rst, usize::MAX);
         }
-    }
-
-    /// Frees the packets in flight and those buffered out of order.
-    fn drop_packets(&mut self, p: PeerIdx) {
-        while let Some(idx) = self.peers[p].snd.pop_any(&mut self.sent) {
-            let entry = self.sent.free(idx);
-            if let BodyRef::Pack { buf, .. } = entry.body {
-                self.packs.free.push(buf);
-            } else {
-                self.drop_body(entry.body);
-            }
-        }
-        while self.peers[p].resp_q.head != ResponseIdx::NONE {
-            self.free_response(self.peers[p].resp_q.head);
-        }
-        self.reorder.drop_all(&mut self.peers[p]);
-    }
-
-    /// Discards announced messages of a peer that can no longer be pulled.
-    fn drop_announced(&mut self, p: PeerIdx) {
-        if self.peers[p].unexpected == 0 {
-            return;
-        }
-        let announced: Vec<UnexpectedIdx> = (self.unexpected.iter())
-            .filter(|(_, m)| m.payload.peer == p && m.payload.is_announced() && !m.payload.dead)
-            .map(|(idx, _)| idx)
-            .collect();
-        for msg in announced {
-            if self.unexpected[msg].payload.claimed {
-                let m = &mut self.unexpected[msg].payload;
-                (m.dead, m.src_op) = (true, NONE);
-            } else {
-                self.eps.unmatch(&mut self.unexpected, msg);
-                self.free_unexpected(msg);
-            }
-        }
-    }
-
-    /// Drops the session with `station` silently, as if its memory had been lost. For tests of how
-    /// the other side reacts.
-    pub fn drop_session(&mut self, now: Instant, station: Station) {
-        if let Some(p) = self.by_station.get(&self.peers, station, Tenant::NONE) {
-            self.end_session(now, p, EndReason::Dropped);
-        }
-    }
-
-    /// The port is gone: every operation ends with [`Error::NetDown`], and so does every later one.
-    pub fn port_gone(&mut self, now: Instant) {
-        self.port.gone = true;
-        self.note_due();
-        let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).collect();
-        for p in peers {
-            self.end_session(now, p, EndReason::PortGone);
-        }
-        self.srx_port_gone();
-        let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
-        let eps: Vec<EpIdx> = own.map(|(e, _)| e).collect();
-        for e in eps {
-            for kind in 0..2 {
-                while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted.pool) {
-                    self.eps[e].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
-                    self.fail_recv(recv, Error::NetDown);
-                }
-            }
-        }
-        self.coll_port_gone(now);
     }
 }
 

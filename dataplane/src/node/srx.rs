@@ -12,7 +12,7 @@
 use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::recv::{MsgHead, Receives};
-use super::{CntrId, EpAttr, EpId, Eps, MsgKind, Node, RecvReq};
+use super::{CntrId, EpAttr, EpId, Eps, MsgKind, Node, Objects, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, RecvIdx};
@@ -151,54 +151,6 @@ impl Node {
         Ok(())
     }
 
-    /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
-    /// on.
-    pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Option<RecvIdx> {
-        let (s, kind) = (self.eps[e].srx, head.kind() as usize);
-        let matcher = &self.eps[s].matcher[kind];
-        let recv = matcher.match_posted(&self.posted.pool, src, head.tag)?;
-        if !self.reserve_for(e) {
-            self.eps[e].set_cq_blocked(true);
-            return None;
-        }
-        self.eps[s].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
-        self.hand_over(recv, e);
-        Some(recv)
-    }
-
-    /// Reserves an entry in the receive queue of endpoint `e`. If it has none, its messages are
-    /// retried when the queue is read.
-    fn reserve_for(&mut self, e: EpIdx) -> bool {
-        let cq = self.eps[e].rx_cq;
-        self.eps.make_room(&mut self.cqs, cq);
-        let room = self.cqs[cq].cq.reserve();
-        if !room {
-            self.starve_queue(cq);
-        }
-        room
-    }
-
-    /// Makes a receive of a context one of endpoint `e`.
-    fn hand_over(&mut self, recv: RecvIdx, e: EpIdx) {
-        let from = self.posted[recv].payload.ep;
-        let to =
-            if self.eps[from].deferred_for == EpIdx::NONE { e } else { self.same_twin(from, e) };
-        let wr = &mut self.posted[recv].payload;
-        wr.ep = to;
-        wr.is.set(RecvIs::SIGNALED, wr.is(RecvIs::SIGNALED) || !self.eps[to].rx_selective);
-        self.eps[from].rx_used -= 1;
-        self.eps[to].rx_used += 1;
-    }
-
-    /// The deferred endpoint of endpoint `e` that the counter of deferred endpoint `t` counts for;
-    /// the endpoint itself if it can have none.
-    #[cold]
-    fn same_twin(&mut self, t: EpIdx, e: EpIdx) -> EpIdx {
-        let cntr = self.eps[t].tx_cntr;
-        let cntr = (cntr != CntrIdx::NONE).then(|| CntrId(self.cntrs.handle(cntr)));
-        self.deferred_ep(EpId(self.eps.handle(e)), cntr).map_or(e, |deferred| deferred.0.idx())
-    }
-
     /// Posts a receive to context `s`, as the context's or as that of `owner`, a deferred endpoint
     /// of it.
     pub(super) fn post_shared(
@@ -238,18 +190,68 @@ impl Node {
                 let (head, e) = (self.unexpected.head(msg), self.unexpected[msg].payload.ep);
                 // Without room its endpoint waits from now on; messages of others are tried.
                 let src = self.peers[head.peer].src(head.peer, head.src_ep);
-                if let Some(recv) = self.target_shared(e, &head, src) {
+                if let Some(recv) = self.objects().target_shared(e, &head, src) {
                     self.eps.unmatch(&mut self.unexpected, msg);
                     self.deliver_unexpected(now, msg, recv, 0);
                 }
             }
         }
     }
+}
+
+impl Objects<'_> {
+    /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
+    /// on.
+    pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Option<RecvIdx> {
+        let (s, kind) = (self.eps[e].srx, head.kind() as usize);
+        let matcher = &self.eps[s].matcher[kind];
+        let recv = matcher.match_posted(&self.posted.pool, src, head.tag)?;
+        if !self.reserve_for(e) {
+            self.eps[e].set_cq_blocked(true);
+            return None;
+        }
+        self.eps[s].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
+        self.hand_over(recv, e);
+        Some(recv)
+    }
+
+    /// Reserves an entry in the receive queue of endpoint `e`. If it has none, its messages are
+    /// retried when the queue is read.
+    fn reserve_for(&mut self, e: EpIdx) -> bool {
+        let cq = self.eps[e].rx_cq;
+        self.eps.make_room(self.cqs, cq);
+        let room = self.cqs[cq].cq.reserve();
+        if !room {
+            self.starve_queue(cq);
+        }
+        room
+    }
+
+    /// Makes a receive of a context one of endpoint `e`.
+    fn hand_over(&mut self, recv: RecvIdx, e: EpIdx) {
+        let from = self.posted[recv].payload.ep;
+        let to =
+            if self.eps[from].deferred_for == EpIdx::NONE { e } else { self.same_twin(from, e) };
+        let wr = &mut self.posted[recv].payload;
+        wr.ep = to;
+        wr.is.set(RecvIs::SIGNALED, wr.is(RecvIs::SIGNALED) || !self.eps[to].rx_selective);
+        self.eps[from].rx_used -= 1;
+        self.eps[to].rx_used += 1;
+    }
+
+    /// The deferred endpoint of endpoint `e` that the counter of deferred endpoint `t` counts for;
+    /// the endpoint itself if it can have none.
+    #[cold]
+    fn same_twin(&mut self, t: EpIdx, e: EpIdx) -> EpIdx {
+        let cntr = self.eps[t].tx_cntr;
+        let cntr = (cntr != CntrIdx::NONE).then(|| CntrId(self.cntrs.handle(cntr)));
+        self.deferred_ep(EpId(self.eps.handle(e)), cntr).map_or(e, |deferred| deferred.0.idx())
+    }
 
     /// Cancels a receive of context `s`. An endpoint that shares it reports it.
     pub(super) fn cancel_shared(&mut self, s: EpIdx, kind: MsgKind, recv: RecvIdx) -> Result<()> {
         if self.eps[s].sharers == Some(0) {
-            self.eps.drop_shared(&mut self.posted, s, kind, recv);
+            self.eps.drop_shared(self.posted, s, kind, recv);
             return Ok(());
         }
         if self.end_shared(s, kind, recv, Error::Canceled) { Ok(()) } else { Err(Error::Again) }

@@ -119,8 +119,8 @@ fn end_on(port: PortCaps, settings: NodeSettings) -> End {
 
 fn open_ep(node: &mut Node, (cq, av): (CqId, AvId), attr: EpAttr) -> EpId {
     let ep = node.eps.open(attr).unwrap();
-    node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-    node.ep_bind_av(ep, av).unwrap();
+    node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    node.objects().ep_bind_av(ep, av).unwrap();
     node.ep_enable(ep).unwrap();
     ep
 }
@@ -697,7 +697,7 @@ fn a_directed_receive_keeps_the_record_of_its_peer() {
     let (tag, ignore, context, flags) = (7, 0, 1, OpFlags::empty());
     node.post_recv(Instant(1), ep, RecvReq { kind, buf, src: fi, tag, ignore, context, flags })
         .unwrap();
-    node.av_remove(av, fi).unwrap();
+    node.objects().av_remove(av, fi).unwrap();
     let more = (1..).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
     assert!(more > 1000, "{more} others fit");
     node.cancel(ep, 1).unwrap();
@@ -771,9 +771,9 @@ fn a_source_is_named_as_the_vector_has_it() {
     assert_eq!(told(&mut pair), old);
     let new = pair.ends[1].node.av_insert(pair.now, pair.ends[1].av, addr).unwrap();
     assert_eq!(told(&mut pair), new, "the newest of two");
-    pair.ends[1].node.av_remove(pair.ends[1].av, new).unwrap();
+    pair.ends[1].node.objects().av_remove(pair.ends[1].av, new).unwrap();
     assert_eq!(told(&mut pair), old, "the one that is left");
-    pair.ends[1].node.av_remove(pair.ends[1].av, old).unwrap();
+    pair.ends[1].node.objects().av_remove(pair.ends[1].av, old).unwrap();
     assert_eq!(told(&mut pair), FI_ADDR_UNSPEC, "none is left");
     let again = pair.ends[1].node.av_insert(pair.now, pair.ends[1].av, addr).unwrap();
     assert_eq!(told(&mut pair), again);

@@ -11,7 +11,7 @@ use super::acks::ACK_DELAY_NS;
 use super::notice::EndReason;
 use super::peer::{PROBES_MIN, Peer, State};
 use super::turn::OPENS_LATE;
-use super::{FrameSink, Node, PortState};
+use super::{Control, FrameSink, Node, PortState};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::CongestionControl;
@@ -55,10 +55,137 @@ impl Node {
         self.turn.tick(&self.settings, now);
     }
 
+    /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
+    pub(crate) fn on_timer(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) {
+        self.peers[p].timer_at = Instant(u64::MAX);
+        let peer = &self.peers[p];
+        let waits = peer.state != State::Open || peer.owes();
+        let presence = match peer.path.tells_presence() && waits {
+            true => out.presence(peer.station()),
+            false => Presence::Unknown,
+        };
+        let starves = presence == Presence::Starved;
+        let presence = match presence {
+            // The process lives, but the port lacks memory for frames to it.
+            Presence::Present | Presence::Starved
+                if peer.want_open && self.observed.failures.lacks_memory =>
+            {
+                Presence::Unknown
+            }
+            Presence::Starved => Presence::Present,
+            other => other,
+        };
+        match peer.state {
+            State::Idle => return,
+            State::Opening | State::Answered => {
+                // The peer may not have been started yet: an absent process is waited for, unless
+                // it was present and took an OPEN of ours.
+                let died = presence == Presence::Absent && self.openings.has_opened(p);
+                if died {
+                    return self.peer_died(now, p, EndReason::Died);
+                }
+                let refused = self.turn.is_over(self.openings.refused_at(peer));
+                if refused || self.turn.has_no_answer(&self.settings, peer, presence) {
+                    let reason = self.openings.key_reason(p).unwrap_or(EndReason::NoAnswer);
+                    return self.peer_died(now, p, reason);
+                }
+                if let Some(rst) = self.control().proven_reset(p) {
+                    return self.believe_rst(now, p, &rst);
+                }
+                self.control().on_open_again(now, p, presence);
+            }
+            State::Open => {
+                // The peer is alive but does not send what it announced, and other pulls wait.
+                let tells_presence = peer.path.tells_presence();
+                let t_dead_ns = self.settings.t_dead_ns;
+                let stalled =
+                    !tells_presence && self.pulls.have_stalled(peer, &self.turn, t_dead_ns);
+                if presence == Presence::Absent && !planted(Bug::AbsenceUnheard) {
+                    return self.peer_died(now, p, EndReason::Died);
+                }
+                if !tells_presence && peer.owes() && self.turn.is_silent(&self.settings, peer) {
+                    return self.peer_died(now, p, EndReason::Silent);
+                }
+                if let Some(rst) = self.control().proven_reset(p) {
+                    return self.believe_rst(now, p, &rst);
+                }
+                if stalled {
+                    return self.peer_died(now, p, EndReason::NoProgress);
+                }
+                let ends = match starves {
+                    true => self.end_if_starved(now, p),
+                    false => self.end_if_stuck(now, p),
+                };
+                if ends {
+                    return;
+                }
+                self.control().on_open_timer(now, p);
+            }
+        }
+        self.control().arm_timer(now, p);
+    }
+
+    fn peer_died(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
+        self.counters.sessions_dead += 1;
+        self.end_session(now, p, reason);
+    }
+}
+
+impl Control<'_> {
+    fn on_open_timer(&mut self, now: Instant, p: PeerIdx) {
+        if !self.peers[p].path.is_lossless() && !self.peers[p].snd.is_empty() {
+            self.on_loss_timer(now, p);
+        }
+        if self.peers[p].searches || self.peers[p].nack.is_due(now) {
+            self.due.make_ready(self.peers, p);
+        }
+        let interval = self.peers[p].probe_interval(self.settings, self.port.rto_floor_ns);
+        if self.peers[p].owes() && now >= self.peers[p].probe_at + interval {
+            self.probe(now, p);
+        }
+    }
+
+    fn on_loss_timer(&mut self, now: Instant, p: PeerIdx) {
+        let patience = self.peers[p].patience(self.port.rto_floor_ns);
+        let peer = &mut self.peers[p];
+        if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
+            peer.reorder_at = Instant(0);
+            let before = now.0.saturating_sub(peer.rtt.srtt_ns() + peer.rtt.reorder_ns());
+            peer.snd.expire(self.sent, now, Instant(before), &peer.rtt);
+            peer.note_window();
+            self.due.make_ready(self.peers, p);
+        }
+        let peer = &mut self.peers[p];
+        if now < peer.progress_at + patience {
+            return;
+        }
+        peer.progress_at = now;
+        if !peer.probed && peer.rtt.srtt_ns() > 0 {
+            peer.probed = true;
+            if let Some(psn) = peer.snd.newest(self.sent) {
+                peer.snd.guess(self.sent, psn);
+            }
+        } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
+            self.counters.timeouts += 1;
+            self.observed.tallies[p.at()].timeouts += 1;
+            peer.backoff = peer.backoff.saturating_add(1);
+            peer.snd.cwnd.on_timeout(now, peer.backoff);
+            peer.note_window();
+            // Perhaps only the acknowledgement is late. The answers to the first and the last
+            // packet of the flight tell which of the others are lost.
+            let (oldest, newest) = (peer.snd.oldest(self.sent), peer.snd.newest(self.sent));
+            for psn in oldest.into_iter().chain(newest) {
+                peer.snd.guess(self.sent, psn);
+            }
+        }
+        self.peers[p].snd.make_room(self.sent);
+        self.due.make_ready(self.peers, p);
+    }
+
     /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway. A deadline that
     /// has passed and waits for something else, such as frames still in the port, is the next
     /// turn's: a timer fires once in a turn.
-    pub(crate) fn arm_timer(&mut self, now: Instant, p: PeerIdx) {
+    pub(super) fn arm_timer(&mut self, now: Instant, p: PeerIdx) {
         let Some(due) = self.due(&self.peers[p]) else { return };
         let due = due.max(Instant(now.0 + 1));
         let peer = &mut self.peers[p];
@@ -70,7 +197,7 @@ impl Node {
 
     /// The peer's next deadline, if it has any.
     pub(super) fn due(&self, peer: &Peer) -> Option<Instant> {
-        let (s, floor_ns) = (&self.settings, self.port.rto_floor_ns);
+        let (s, floor_ns) = (&*self.settings, self.port.rto_floor_ns);
         match peer.state {
             State::Idle => None,
             State::Opening | State::Answered => {
@@ -114,87 +241,12 @@ impl Node {
         }
     }
 
-    /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
-    pub(crate) fn on_timer(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) {
-        self.peers[p].timer_at = Instant(u64::MAX);
-        let peer = &self.peers[p];
-        let waits = peer.state != State::Open || peer.owes();
-        let presence = match peer.path.tells_presence() && waits {
-            true => out.presence(peer.station()),
-            false => Presence::Unknown,
-        };
-        let starves = presence == Presence::Starved;
-        let presence = match presence {
-            // The process lives, but the port lacks memory for frames to it.
-            Presence::Present | Presence::Starved
-                if peer.want_open && self.observed.failures.lacks_memory =>
-            {
-                Presence::Unknown
-            }
-            Presence::Starved => Presence::Present,
-            other => other,
-        };
-        match peer.state {
-            State::Idle => return,
-            State::Opening | State::Answered => {
-                // The peer may not have been started yet: an absent process is waited for, unless
-                // it was present and took an OPEN of ours.
-                let died = presence == Presence::Absent && self.openings.has_opened(p);
-                if died {
-                    return self.peer_died(now, p, EndReason::Died);
-                }
-                let refused = self.turn.is_over(self.openings.refused_at(peer));
-                if refused || self.turn.has_no_answer(&self.settings, peer, presence) {
-                    let reason = self.openings.key_reason(p).unwrap_or(EndReason::NoAnswer);
-                    return self.peer_died(now, p, reason);
-                }
-                if let Some(rst) = self.proven_reset(p) {
-                    return self.believe_rst(now, p, &rst);
-                }
-                self.on_open_again(now, p, presence);
-            }
-            State::Open => {
-                // The peer is alive but does not send what it announced, and other pulls wait.
-                let tells_presence = peer.path.tells_presence();
-                let t_dead_ns = self.settings.t_dead_ns;
-                let stalled =
-                    !tells_presence && self.pulls.have_stalled(peer, &self.turn, t_dead_ns);
-                if presence == Presence::Absent && !planted(Bug::AbsenceUnheard) {
-                    return self.peer_died(now, p, EndReason::Died);
-                }
-                if !tells_presence && peer.owes() && self.turn.is_silent(&self.settings, peer) {
-                    return self.peer_died(now, p, EndReason::Silent);
-                }
-                if let Some(rst) = self.proven_reset(p) {
-                    return self.believe_rst(now, p, &rst);
-                }
-                if stalled {
-                    return self.peer_died(now, p, EndReason::NoProgress);
-                }
-                let ends = match starves {
-                    true => self.end_if_starved(now, p),
-                    false => self.end_if_stuck(now, p),
-                };
-                if ends {
-                    return;
-                }
-                self.on_open_timer(now, p);
-            }
-        }
-        self.arm_timer(now, p);
-    }
-
-    fn peer_died(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
-        self.counters.sessions_dead += 1;
-        self.end_session(now, p, reason);
-    }
-
     /// Repeats an unanswered OPEN. Not if the port keeps it in the memory of a live process, which
     /// finds it when it polls.
     fn on_open_again(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
         let due = self.due(&self.peers[p]).is_some_and(|due| now >= due);
-        let overdue = self.turn.is_overdue(&self.settings, &self.peers[p]);
-        let asked = self.turn.was_asked(&self.settings, &self.peers[p]);
+        let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
+        let asked = self.turn.was_asked(self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         if !due {
             return;
@@ -203,7 +255,7 @@ impl Node {
             if peer.pings > 0 {
                 peer.pings -= 1;
                 peer.want_open = peer.repeats_open();
-                self.make_ready(p);
+                self.due.make_ready(self.peers, p);
             }
             return;
         }
@@ -212,28 +264,15 @@ impl Node {
             peer.want_open = peer.repeats_open();
             peer.pings = if overdue { OPENS_LATE } else { 0 };
             peer.backoff = peer.backoff.saturating_add(1);
-            self.make_ready(p);
-        }
-    }
-
-    fn on_open_timer(&mut self, now: Instant, p: PeerIdx) {
-        if !self.peers[p].path.is_lossless() && !self.peers[p].snd.is_empty() {
-            self.on_loss_timer(now, p);
-        }
-        if self.peers[p].searches || self.peers[p].nack.is_due(now) {
-            self.make_ready(p);
-        }
-        let interval = self.peers[p].probe_interval(&self.settings, self.port.rto_floor_ns);
-        if self.peers[p].owes() && now >= self.peers[p].probe_at + interval {
-            self.probe(now, p);
+            self.due.make_ready(self.peers, p);
         }
     }
 
     /// Probes a peer that owes us something. If our loop was paused until after T_dead, the missed
     /// probes are sent now.
     fn probe(&mut self, now: Instant, p: PeerIdx) {
-        let overdue = self.turn.is_overdue(&self.settings, &self.peers[p]);
-        let asked = self.turn.was_asked(&self.settings, &self.peers[p]);
+        let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
+        let asked = self.turn.was_asked(self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
         let count = match (overdue, peer.path.tells_presence()) {
@@ -251,44 +290,7 @@ impl Node {
             peer.pings = peer.pings.max(count);
             (peer.probes, peer.rx_quota) = (peer.probes.saturating_add(count), 0);
             self.counters.tx_probes += u64::from(count);
-            self.make_ready(p);
+            self.due.make_ready(self.peers, p);
         }
-    }
-
-    fn on_loss_timer(&mut self, now: Instant, p: PeerIdx) {
-        let patience = self.peers[p].patience(self.port.rto_floor_ns);
-        let peer = &mut self.peers[p];
-        if peer.reorder_at != Instant(0) && now >= peer.reorder_at {
-            peer.reorder_at = Instant(0);
-            let before = now.0.saturating_sub(peer.rtt.srtt_ns() + peer.rtt.reorder_ns());
-            peer.snd.expire(&mut self.sent, now, Instant(before), &peer.rtt);
-            peer.note_window();
-            self.make_ready(p);
-        }
-        let peer = &mut self.peers[p];
-        if now < peer.progress_at + patience {
-            return;
-        }
-        peer.progress_at = now;
-        if !peer.probed && peer.rtt.srtt_ns() > 0 {
-            peer.probed = true;
-            if let Some(psn) = peer.snd.newest(&self.sent) {
-                peer.snd.guess(&mut self.sent, psn);
-            }
-        } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
-            self.counters.timeouts += 1;
-            self.observed.tallies[p.at()].timeouts += 1;
-            peer.backoff = peer.backoff.saturating_add(1);
-            peer.snd.cwnd.on_timeout(now, peer.backoff);
-            peer.note_window();
-            // Perhaps only the acknowledgement is late. The answers to the first and the last
-            // packet of the flight tell which of the others are lost.
-            let (oldest, newest) = (peer.snd.oldest(&self.sent), peer.snd.newest(&self.sent));
-            for psn in oldest.into_iter().chain(newest) {
-                peer.snd.guess(&mut self.sent, psn);
-            }
-        }
-        self.peers[p].snd.make_room(&mut self.sent);
-        self.make_ready(p);
     }
 }

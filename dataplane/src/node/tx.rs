@@ -108,6 +108,14 @@ impl TxWrs {
         &mut self.rma[self.wrs[w].rma()]
     }
 
+    /// Whether the packets of a request are recorded until acknowledged: on a lossy path always, on
+    /// a lossless one only if the completion waits for the peer.
+    #[inline]
+    pub(super) fn keeps(&self, peers: &Peers, w: TxIdx) -> bool {
+        let wr = &self[w];
+        !peers[wr.peer].path.is_lossless() || wr.flags.contains(WrFlags::DELIVERY)
+    }
+
     /// Unlinks a request from every list of its peer.
     #[inline(always)]
     pub(super) fn unlink(&mut self, peers: &mut Peers, w: TxIdx) {

@@ -60,6 +60,6 @@ impl Node {
             reason: RstReason::Version,
             versions: VERSIONS,
         };
-        self.reply_rst(now, (station, Tenant::NONE), other.sid, rst, frame.len());
+        self.control().reply_rst(now, (station, Tenant::NONE), other.sid, rst, frame.len());
     }
 }

@@ -2,9 +2,9 @@
 //! answers with HERE.
 //!
 //! Both are control packets without a session, and change none. The node answers for the hosts
-//! given by [`Names::set_hosts`] and the services bound by [`Node::serve_name`], within the rate
+//! given by [`Names::set_hosts`] and the services bound by [`Control::serve_name`], within the rate
 //! limit of replies to stations without a session. It keeps the answers to its own query
-//! ([`Node::ask_who`]) until that is ended, at most [`HERES_MAX`] each. Answers to no query are
+//! ([`Control::ask_who`]) until that is ended, at most [`HERES_MAX`] each. Answers to no query are
 //! counted and dropped.
 //!
 //! The caller decides when to repeat a query, how long to wait and which answer to use.
@@ -13,7 +13,7 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
 
 use super::ep::Ep;
-use super::{Eps, Node, Notice, Reply};
+use super::{Control, Eps, Notice, Reply};
 use crate::psn::Psn;
 use crate::types::Instant;
 use crate::wire::{Base, Host, Ty, VERSIONS, Versions, WhoOp};
@@ -118,7 +118,13 @@ impl Names {
     }
 }
 
-impl Node {
+impl Control<'_> {
+    /// From now on sessions of peers that do not name this incarnation are accepted too: the
+    /// application publishes a name by which they find the node.
+    pub fn reach_by_name(&mut self) {
+        self.settings.by_name = true;
+    }
+
     /// Answers for the endpoint with number `service`, not 0, from now on and as long as there is
     /// one, and announces it. A client does not learn the incarnation, so the node is reached [by
     /// name](Self::reach_by_name) from now on.
@@ -186,13 +192,13 @@ impl Node {
 
     fn on_question(&mut self, now: Instant, src: Station, op: &WhoOp) {
         self.counters.rx_who += 1;
-        let Some(service) = self.names.serves(&self.eps, op.host, op.service) else {
+        let Some(service) = self.names.serves(self.eps, op.host, op.service) else {
             if self.names.misses(now, op.service) {
                 self.observed.note(Notice::HostMissed);
             }
             return;
         };
-        if self.replies.may_reply(&mut self.counters, now) {
+        if self.replies.may_reply(self.counters, now) {
             self.counters.tx_here += 1;
             self.push_who(src, &WhoOp { here: true, service, versions: VERSIONS, ..*op });
         }
@@ -204,7 +210,7 @@ impl Node {
         if claims.contains(&src) || claims.len() >= CLAIMS_MAX {
             return;
         }
-        if self.names.serves(&self.eps, op.host, op.service).is_some() {
+        if self.names.serves(self.eps, op.host, op.service).is_some() {
             self.names.claims.push(src);
             self.observed.note(Notice::NameTwice { station: src, service: op.service });
         }

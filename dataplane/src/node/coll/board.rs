@@ -20,6 +20,7 @@ use barewire_driver::board::{BOARD_MEMBERS_MAX, BODY_MAX, Board};
 use barewire_driver::hint::cold;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, WordFold, word_fold};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
+use barewire_driver::port::Station;
 
 use super::control::{ASK_NS, DISAGREE};
 use super::{Coll, Group, Kind, LAYOUT_WORD, User};
@@ -518,6 +519,39 @@ impl Coll {
             peers[p].coll_waits -= 1;
         }
     }
+
+    /// Asks the port of a join that begins where the members are, and tells them the layout, what
+    /// messages to them cost, and the name of a board, if they all share memory.
+    pub(super) fn offer_board(
+        &mut self,
+        peers: &Peers,
+        own: Station,
+        o: CallIdx,
+        out: &mut dyn FrameSink,
+    ) {
+        let op = &self.ops[o];
+        let (Some(words), g) = (&op.words, op.group) else { return };
+        let group = &mut self.groups[g];
+        if !matches!(group.shared, Shared::Wanted) {
+            return;
+        }
+        group.shared = Shared::No;
+        let stations: Vec<_> = group.members.iter().map(|m| peers[m.peer].station()).collect();
+        let mut is_near = |station| station == own || out.is_near(station);
+        let near = (0..).zip(&stations).filter(|&(_, &station)| is_near(station));
+        let near: Vec<u32> = near.map(|(rank, _)| rank).collect();
+        let layout = Layout::of(group.members.len() as u32, &near).to_word();
+        let is_near = near.len() == group.members.len();
+        let model = if is_near { Model::MEMORY } else { self.model };
+        for (i, word) in [layout, !layout].into_iter().chain(model.to_words()).enumerate() {
+            words.io().write_at(8 * (LAYOUT_WORD + i), &word.to_le_bytes());
+        }
+        if let Some(board) = out.board(&stations) {
+            let at = 8 * (super::JOIN_WORDS + group.me as usize);
+            words.io().write_at(at, &board.name().to_le_bytes());
+            group.shared = Shared::Offered(Box::new(board));
+        }
+    }
 }
 
 impl NodeCounters {
@@ -530,33 +564,6 @@ impl NodeCounters {
 }
 
 impl Node {
-    /// Asks the port of a join that begins where the members are, and tells them the layout, what
-    /// messages to them cost, and the name of a board, if they all share memory.
-    pub(super) fn offer_board(&mut self, o: CallIdx, out: &mut dyn FrameSink) {
-        let op = &self.coll.ops[o];
-        let (Some(words), g) = (&op.words, op.group) else { return };
-        let group = &mut self.coll.groups[g];
-        if !matches!(group.shared, Shared::Wanted) {
-            return;
-        }
-        group.shared = Shared::No;
-        let stations: Vec<_> = group.members.iter().map(|m| self.peers[m.peer].station()).collect();
-        let mut is_near = |station| station == self.port.station || out.is_near(station);
-        let near = (0..).zip(&stations).filter(|&(_, &station)| is_near(station));
-        let near: Vec<u32> = near.map(|(rank, _)| rank).collect();
-        let layout = Layout::of(group.members.len() as u32, &near).to_word();
-        let is_near = near.len() == group.members.len();
-        let model = if is_near { Model::MEMORY } else { self.coll.model };
-        for (i, word) in [layout, !layout].into_iter().chain(model.to_words()).enumerate() {
-            words.io().write_at(8 * (LAYOUT_WORD + i), &word.to_le_bytes());
-        }
-        if let Some(board) = out.board(&stations) {
-            let at = 8 * (super::JOIN_WORDS + group.me as usize);
-            words.io().write_at(at, &board.name().to_le_bytes());
-            group.shared = Shared::Offered(Box::new(board));
-        }
-    }
-
     /// Follows [`Group::add_call`] in group `g`, whose first call waits.
     #[inline(always)]
     pub(super) fn call_waits(&mut self, g: GroupIdx) {
@@ -593,7 +600,7 @@ impl Node {
             }
             if let Some(user) = user {
                 self.counters.count_shared();
-                self.complete_call(ep, user);
+                self.objects().complete_call(ep, user);
             }
             if is_last {
                 return false;
@@ -674,7 +681,7 @@ impl Node {
         let ep = group.ep;
         for user in calls.users() {
             self.coll.groups[g].ops -= 1;
-            self.fail_call(ep, user, err);
+            self.objects().fail_call(ep, user, err);
         }
     }
 }

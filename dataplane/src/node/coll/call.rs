@@ -9,6 +9,7 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use barewire_driver::mem::{IoBuf, Span};
 
 use super::board::{Added, Part, Shared};
+use super::drive::Stored;
 use super::{BLOCK_MAX, Coll, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
 use crate::error::{Error, Result};
 use crate::flags::{CqFlags, OpFlags};
@@ -352,7 +353,9 @@ impl Node {
         user: User,
     ) -> Result<()> {
         let buffers = (IoBuf::one(source), IoBuf::one(result));
-        let o = self.begin_op(g, shape, reduce, buffers, Some(user))?;
+        let Self { eps, peers, unexpected, coll, .. } = self;
+        let stored = Stored { eps, peers, unexpected };
+        let o = coll.begin_op(&stored, (g, shape), reduce, buffers, Some(user))?;
         self.coll.queue_op(o);
         // Its members find out if they do not call the same.
         if let Added::First = self.coll.groups[g].add_call(None) {

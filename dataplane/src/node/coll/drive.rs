@@ -13,10 +13,14 @@ use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::node::ep::Ep;
 use crate::node::eps::SendRoom;
-use crate::node::{Cqs, EpId, FrameSink, GroupId, MsgKind, Node, RecvReq, SendReq};
+use crate::node::{
+    Avs, Cqs, EpId, Eps, FrameSink, GroupId, MsgKind, Node, Objects, Peers, RecvReq, SendReq,
+    UnexpectedMsg,
+};
 use crate::proto::coll::plan::{Layout, Model};
 use crate::proto::coll::run::Action;
 use crate::proto::coll::{Area, Comm, Local, Place, Slice};
+use crate::proto::matching::UnexpectedPool;
 use crate::slab::Handle;
 use crate::table::Table;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
@@ -38,6 +42,26 @@ fn context_of(op: Handle<CallIdx>, round: u32) -> u64 {
     u64::from(op.idx().get() & 0xf_ffff)
         | u64::from(op.generation() & 0xf_ffff) << 20
         | u64::from(round & 0x7f_ffff) << 40
+}
+
+/// The messages that are stored, as they have no receive.
+pub(super) struct Stored<'a> {
+    pub(super) eps: &'a Eps,
+    /// Whom they are of.
+    pub(super) peers: &'a Peers,
+    pub(super) unexpected: &'a UnexpectedPool<UnexpectedMsg>,
+}
+
+impl Stored<'_> {
+    /// Whether no earlier message of this sender with this tag is stored. Numbers of calls come
+    /// round, and the later one is of a later call.
+    fn is_first(&self, msg: UnexpectedIdx) -> bool {
+        let m = &self.unexpected[msg];
+        let p = m.payload.peer;
+        let from = self.peers[p].src(p, m.payload.src_ep);
+        let matcher = &self.eps[m.payload.ep].matcher[MsgKind::Tagged as usize];
+        matcher.match_unexpected(self.unexpected, m.tag, 0, from) == Some(msg)
+    }
 }
 
 impl Coll {
@@ -111,6 +135,50 @@ impl Coll {
         let Coll { deadline, asks_at, .. } = *self;
         [deadline, asks_at, retry, self.boards_deadline(now)].into_iter().flatten().min()
     }
+
+    /// A call begins: what is stored under its number must be of it.
+    pub(super) fn look_for_strangers(&mut self, stored: &Stored<'_>, o: CallIdx) {
+        let op = &self.ops[o];
+        let group = &self.groups[op.group];
+        let matcher = &stored.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];
+        if matcher.unexpected_len() == 0 || matches!(group.state, GroupState::Joining(_)) {
+            return;
+        }
+        let (gid, seq, mark) = (group.gid, op.seq, op.mark);
+        let stranger = matcher.find_unexpected(stored.unexpected, |m| {
+            parts_of(m.tag) == (gid, seq, KIND_DATA) && m.payload.imm != Some(mark)
+        });
+        if let Some(msg) = stranger.filter(|&msg| stored.is_first(msg)) {
+            let generation = stored.unexpected.generation(msg);
+            self.arrived.push((msg, generation));
+        }
+    }
+
+    /// A message was stored for a collective side: it is looked at in the next turn.
+    #[cold]
+    pub(in crate::node) fn note_arrived(
+        &mut self,
+        eps: &Eps,
+        unexpected: &UnexpectedPool<UnexpectedMsg>,
+        (e, msg): (EpIdx, UnexpectedIdx),
+    ) {
+        if self.is_side(eps, e) {
+            let generation = unexpected.generation(msg);
+            self.arrived.push((msg, generation));
+        }
+    }
+
+    /// A receive of a call has ended.
+    fn waits_no_more(&mut self, avs: &Avs, peers: &mut Peers, o: CallIdx, src: FiAddr) {
+        let Some(av) = self.av else { return };
+        let Some(entry) = avs[av.0.idx()].av.lookup(src) else { return };
+        let peer = entry.peer;
+        let waits = &mut self.ops[o].waits;
+        if let Some(at) = waits.iter().position(|&p| p == peer) {
+            waits.swap_remove(at);
+            peers[peer].coll_waits -= 1;
+        }
+    }
 }
 
 impl Node {
@@ -168,7 +236,7 @@ impl Node {
         } else {
             let (mark, g) = (op.mark, op.group);
             op.run.received();
-            self.waits_no_more(o, cqe.src);
+            self.coll.waits_no_more(&self.avs, &mut self.peers, o, cqe.src);
             let marked = cqe.flags.contains(CqFlags::REMOTE_CQ_DATA) && cqe.data == mark;
             if !marked {
                 return self.abort_group(now, g, DISAGREE);
@@ -213,22 +281,10 @@ impl Node {
         self.over_before(side, from, &err.cqe);
     }
 
-    /// A receive of a call has ended.
-    fn waits_no_more(&mut self, o: CallIdx, src: FiAddr) {
-        let Some(av) = self.coll.av else { return };
-        let Some(entry) = self.avs[av.0.idx()].av.lookup(src) else { return };
-        let peer = entry.peer;
-        let waits = &mut self.coll.ops[o].waits;
-        if let Some(at) = waits.iter().position(|&p| p == peer) {
-            waits.swap_remove(at);
-            self.peers[peer].coll_waits -= 1;
-        }
-    }
-
     /// Does what a call asks for until it has to wait.
     fn drive_op(&mut self, now: Instant, o: CallIdx, out: &mut dyn FrameSink) {
         if self.coll.ops[o].words.is_some() {
-            self.offer_board(o, out);
+            self.coll.offer_board(&self.peers, self.port.station, o, out);
         }
         loop {
             let op = &mut self.coll.ops[o];
@@ -302,9 +358,9 @@ impl Node {
 
     pub(super) fn kick_silent(&mut self, now: Instant, p: PeerIdx) {
         if self.peers[p].state == super::super::peer::State::Idle && !self.port.gone {
-            self.schedule(now, p);
+            self.control().schedule(now, p);
         } else {
-            self.arm_timer(now, p);
+            self.control().arm_timer(now, p);
         }
     }
 
@@ -373,17 +429,8 @@ impl Node {
         self.coll.give_back(op);
         if let Some(user) = user {
             let ep = self.coll.groups[g].ep;
-            self.complete_call(ep, user);
+            self.objects().complete_call(ep, user);
         }
-    }
-
-    /// Tells the application that its call has ended well.
-    #[inline(always)]
-    pub(super) fn complete_call(&mut self, ep: EpId, user: User) {
-        let mut room = SendRoom::of(&mut self.eps, &mut self.cqs, ep.0.idx());
-        room.give_back();
-        let cntr = room.complete(user.context, CqFlags::COLLECTIVE, user.wanted);
-        self.cntrs.count(cntr, true);
     }
 
     /// The members of a group have exchanged who they are.
@@ -447,7 +494,7 @@ impl Node {
         let (gid, _, _) = parts_of(cqe.tag);
         let Some(av) = self.coll.av else { return };
         let Some(entry) = self.avs[av.0.idx()].av.lookup(cqe.src) else { return };
-        let from = self.addr_of_entry(entry);
+        let from = self.peers.addr_of(entry);
         let named = |g: &super::Group| {
             let from = |m: &super::Member| (m.peer, m.ep) == (entry.peer, entry.ep);
             g.side == side && g.gid == gid && g.members.iter().any(from)
@@ -511,7 +558,9 @@ impl Node {
                     let g = &self.coll.groups[op.group];
                     g.side.0.idx() == e && g.gid == gid && op.seq == seq && imm != Some(op.mark)
                 });
-                let is_next = |_: &_| !self.coll.joining(gid) && self.is_first_stored(msg);
+                let Self { eps, peers, unexpected, coll, .. } = &*self;
+                let stored = Stored { eps, peers, unexpected };
+                let is_next = |_: &_| !coll.joining(gid) && stored.is_first(msg);
                 let g = other.filter(is_next).map(|(_, op)| op.group);
                 if let Some(g) = g {
                     self.abort_group(now, g, DISAGREE);
@@ -519,42 +568,16 @@ impl Node {
             }
         }
     }
+}
 
-    /// A call begins: what is stored under its number must be of it.
-    pub(super) fn look_for_strangers(&mut self, o: CallIdx) {
-        let op = &self.coll.ops[o];
-        let group = &self.coll.groups[op.group];
-        let matcher = &self.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];
-        if matcher.unexpected_len() == 0 || matches!(group.state, GroupState::Joining(_)) {
-            return;
-        }
-        let (gid, seq, mark) = (group.gid, op.seq, op.mark);
-        let stranger = matcher.find_unexpected(&self.unexpected, |m| {
-            parts_of(m.tag) == (gid, seq, KIND_DATA) && m.payload.imm != Some(mark)
-        });
-        if let Some(msg) = stranger.filter(|&msg| self.is_first_stored(msg)) {
-            let generation = self.unexpected.generation(msg);
-            self.coll.arrived.push((msg, generation));
-        }
-    }
-
-    /// Whether no earlier message of this sender with this tag is stored. Numbers of calls come
-    /// round, and the later one is of a later call.
-    fn is_first_stored(&self, msg: UnexpectedIdx) -> bool {
-        let m = &self.unexpected[msg];
-        let p = m.payload.peer;
-        let from = self.peers[p].src(p, m.payload.src_ep);
-        let matcher = &self.eps[m.payload.ep].matcher[MsgKind::Tagged as usize];
-        matcher.match_unexpected(&self.unexpected, m.tag, 0, from) == Some(msg)
-    }
-
-    /// A message was stored for a collective side: it is looked at in the next turn.
-    #[cold]
-    pub(crate) fn coll_arrived(&mut self, e: EpIdx, msg: UnexpectedIdx) {
-        if self.coll.is_side(&self.eps, e) {
-            let generation = self.unexpected.generation(msg);
-            self.coll.arrived.push((msg, generation));
-        }
+impl Objects<'_> {
+    /// Tells the application that its call has ended well.
+    #[inline(always)]
+    pub(super) fn complete_call(&mut self, ep: EpId, user: User) {
+        let mut room = SendRoom::of(self.eps, self.cqs, ep.0.idx());
+        room.give_back();
+        let cntr = room.complete(user.context, CqFlags::COLLECTIVE, user.wanted);
+        self.cntrs.count(cntr, true);
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Coll, Early, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE,
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
-use crate::node::{EpId, MsgKind, Node, SendReq};
+use crate::node::{EpId, MsgKind, Node, Objects, SendReq};
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
@@ -111,22 +111,9 @@ impl Node {
         group.ops -= 1;
         let ep = group.ep;
         if let Some(user) = op.user {
-            self.fail_call(ep, user, err);
+            self.objects().fail_call(ep, user, err);
         }
         self.coll.give_back(op);
-    }
-
-    /// Tells the application that its call has failed.
-    pub(super) fn fail_call(&mut self, ep: EpId, user: User, err: Error) {
-        let Some(ep) = self.eps.get_mut(ep.0.idx()) else { return };
-        ep.tx_used -= 1;
-        ep.counters.errors += 1;
-        let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
-        let cqe = Cqe { op_context, flags, src, ..Cqe::default() };
-        let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
-        let prov_errno = ProvErrno::UnknownOutcome;
-        self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-        self.cntrs.count(cntr, false);
     }
 
     /// Takes the memory of a call out of reach of everything that was posted for it.
@@ -153,7 +140,7 @@ impl Node {
             for (w, p) in wrs {
                 self.abandon_wr(w);
                 self.cancel_wr(w);
-                self.arm_timer(now, p);
+                self.control().arm_timer(now, p);
             }
         }
         while let Some(recv) = self.eps[side].matcher[MsgKind::Tagged as usize]
@@ -161,7 +148,7 @@ impl Node {
         {
             self.eps[side].matcher[MsgKind::Tagged as usize]
                 .unlink_posted(&mut self.posted.pool, recv);
-            self.fail_recv(recv, Error::Canceled);
+            self.objects().fail_recv(recv, Error::Canceled);
         }
         self.revoke_placing(now, side, &waits, &ours);
     }
@@ -189,15 +176,15 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.end_pull(pull, EndStatus::Discarded);
-            self.cancel_placing(recv);
+            self.pulling().end_pull(pull, EndStatus::Discarded);
+            self.objects().cancel_placing(recv);
         }
         for &p in peers {
             if let Some(recv) = self.reassemblies.placing(&self.peers[p])
                 && is_ours(self, recv)
             {
                 self.reassemblies.take(&mut self.peers[p]);
-                self.cancel_placing(recv);
+                self.objects().cancel_placing(recv);
             }
         }
         let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
@@ -533,5 +520,20 @@ impl Node {
         }
         // Every call has ended, so nothing is sent.
         self.coll_progress(now, &mut |_: &TxFrame<'_>| Tx::Full);
+    }
+}
+
+impl Objects<'_> {
+    /// Tells the application that its call has failed.
+    pub(super) fn fail_call(&mut self, ep: EpId, user: User, err: Error) {
+        let Some(ep) = self.eps.get_mut(ep.0.idx()) else { return };
+        ep.tx_used -= 1;
+        ep.counters.errors += 1;
+        let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
+        let cqe = Cqe { op_context, flags, src, ..Cqe::default() };
+        let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
+        let prov_errno = ProvErrno::UnknownOutcome;
+        self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+        self.cntrs.count(cntr, false);
     }
 }

@@ -27,13 +27,14 @@ use barewire_driver::port::{PortCaps, Station};
 use board::{Shared, name_words};
 use call::Checked;
 pub use call::{CollAttr, CollCall, CollReq, FI_NOOP, FI_VOID, Role, What, query};
+use drive::Stored;
 
 use super::ep::SIDE;
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
-use crate::node::Eps;
+use crate::node::{Control, Eps};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Force, Layout, MODEL_WORDS, Model, Plan, choose};
 use crate::proto::coll::program::Program;
@@ -213,6 +214,50 @@ impl Coll {
         }
         group.plans.push((key, plan));
         plan
+    }
+
+    /// Makes the record of a call. Nothing is posted yet.
+    fn begin_op(
+        &mut self,
+        stored: &Stored<'_>,
+        (g, shape): (GroupIdx, Shape),
+        reduce: Option<(AtomicOp, Datatype)>,
+        (input, out): (IoBuf, IoBuf),
+        user: Option<User>,
+    ) -> Result<CallIdx> {
+        let plan = self.plan_for(g, &shape);
+        let program = Program::new(shape, &plan);
+        let scratch = self.take_scratch(program.scratch_len())?;
+        let (run, waits) = match self.spare.pop() {
+            Some((mut run, waits)) => {
+                run.restart(program);
+                (run, waits)
+            }
+            None => (Box::new(Run::new(program)), Vec::new()),
+        };
+        let group = &mut self.groups[g];
+        let mark = group.mark_of(&shape, reduce);
+        let seq = group.seq;
+        let op = Op {
+            group: g,
+            seq,
+            mark,
+            user,
+            reduce,
+            input,
+            out,
+            scratch,
+            words: None,
+            run,
+            queued: false,
+            waits,
+            sends: 0,
+        };
+        let Some(o) = self.ops.alloc(op) else { return Err(Error::Again) };
+        group.seq = seq.wrapping_add(1);
+        group.ops += 1;
+        self.look_for_strangers(stored, o);
+        Ok(o)
     }
 
     fn take_scratch(&mut self, len: u64) -> Result<Option<Scratch>> {
@@ -421,7 +466,7 @@ impl Node {
             None => self.av_open(0)?,
         };
         (self.coll.cq, self.coll.av) = (Some(cq), Some(av));
-        self.todo |= Todo::COLL;
+        self.due.todo |= Todo::COLL;
         let kinds = Caps::TAGGED | Caps::SEND | Caps::RECV;
         let attr = EpAttr {
             number: Some(number ^ SIDE),
@@ -432,8 +477,8 @@ impl Node {
             ..EpAttr::default()
         };
         let side = self.eps.add(attr, number ^ SIDE)?;
-        self.ep_bind_cq(side, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
-        self.ep_bind_av(side, av)?;
+        self.objects().ep_bind_cq(side, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
+        self.objects().ep_bind_av(side, av)?;
         self.ep_enable(side)?;
         self.coll.sides.insert(number, side);
         for _ in 0..control::LISTENING {
@@ -522,7 +567,7 @@ impl Node {
         }
         let av = &self.avs[self.eps[ep.0.idx()].av].av;
         let known = |addr| av.lookup(addr).ok_or(Error::Invalid("a member is not in the AV"));
-        let addrs: Vec<EpAddr> = (req.members.iter().map(|&a| Ok(self.addr_of_entry(known(a)?))))
+        let addrs: Vec<EpAddr> = (req.members.iter().map(|&a| Ok(self.peers.addr_of(known(a)?))))
             .collect::<Result<_>>()?;
         let mut names: Vec<_> = addrs.iter().map(|a| (a.station, a.ep)).collect();
         names.sort_unstable();
@@ -542,7 +587,7 @@ impl Node {
     /// The name of a group until it has agreed on another, the hash of its members, and what to
     /// count once member `me` of an application-managed group has joined it.
     fn group_names(
-        &self,
+        &mut self,
         (addrs, me): (&[EpAddr], u32),
         parent: u64,
         model: JoinModel,
@@ -562,7 +607,7 @@ impl Node {
                 // that its successor joins; and how often, so that neither is a group that ended.
                 let mut lives = mix(hash, key);
                 for a in addrs {
-                    lives = mix(lives, self.life_of(a)?);
+                    lives = mix(lives, self.control().life_of(a)?);
                 }
                 let times = self.coll.joined.get(&(lives, me)).copied().unwrap_or(0) + 1;
                 counted = Some(((lives, me), times));
@@ -572,25 +617,6 @@ impl Node {
         let gid = (gid >> 32) as u32 & !JOIN;
         let join = if matches!(model, JoinModel::Collective(_)) { JOIN } else { 0 };
         Ok((gid | join, (hash >> 32) as u32, counted))
-    }
-
-    /// The incarnation of a member, which others know as well.
-    fn life_of(&self, addr: &EpAddr) -> Result<u64> {
-        if addr.incarnation != 0 {
-            return Ok(addr.incarnation);
-        }
-        if addr.station == self.port.station {
-            return Ok(self.settings.incarnation);
-        }
-        let met = self
-            .by_station
-            .get(&self.peers, addr.station, Tenant::NONE)
-            .map(|p| self.peers[p].inc)
-            .filter(|&inc| inc != 0);
-        met.ok_or(Error::Invalid(
-            "a group that the application manages: a member is known by name alone and was never \
-             met; insert what its fi_getname gave",
-        ))
     }
 
     /// Inserts the members' collective sides in the hidden address vector.
@@ -630,7 +656,7 @@ impl Node {
             *refs -= 1;
             if *refs == 0 {
                 self.coll.named.remove(&addr);
-                let removed = self.av_remove(av, m.side);
+                let removed = self.objects().av_remove(av, m.side);
                 debug_assert!(removed.is_ok());
             }
         }
@@ -659,54 +685,12 @@ impl Node {
         };
         let reduce = Some((AtomicOp::Max, Datatype::Uint64));
         let (input, out) = (scratch.io(), scratch.io());
-        let o = self.begin_op(g, shape, reduce, (input, out), None)?;
+        let Self { eps, peers, unexpected, coll, .. } = self;
+        let stored = Stored { eps, peers, unexpected };
+        let o = coll.begin_op(&stored, (g, shape), reduce, (input, out), None)?;
         self.coll.ops[o].words = Some(scratch);
         self.coll.queue_op(o);
         Ok(())
-    }
-
-    /// Makes the record of a call. Nothing is posted yet.
-    fn begin_op(
-        &mut self,
-        g: GroupIdx,
-        shape: Shape,
-        reduce: Option<(AtomicOp, Datatype)>,
-        (input, out): (IoBuf, IoBuf),
-        user: Option<User>,
-    ) -> Result<CallIdx> {
-        let plan = self.coll.plan_for(g, &shape);
-        let program = Program::new(shape, &plan);
-        let scratch = self.coll.take_scratch(program.scratch_len())?;
-        let (run, waits) = match self.coll.spare.pop() {
-            Some((mut run, waits)) => {
-                run.restart(program);
-                (run, waits)
-            }
-            None => (Box::new(Run::new(program)), Vec::new()),
-        };
-        let group = &mut self.coll.groups[g];
-        let mark = group.mark_of(&shape, reduce);
-        let seq = group.seq;
-        let op = Op {
-            group: g,
-            seq,
-            mark,
-            user,
-            reduce,
-            input,
-            out,
-            scratch,
-            words: None,
-            run,
-            queued: false,
-            waits,
-            sends: 0,
-        };
-        let Some(o) = self.coll.ops.alloc(op) else { return Err(Error::Again) };
-        group.seq = seq.wrapping_add(1);
-        group.ops += 1;
-        self.look_for_strangers(o);
-        Ok(o)
     }
 
     /// Leaves a group. Calls under way end with [`Error::Canceled`] here, and with an error at
@@ -718,6 +702,27 @@ impl Node {
         self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
         self.leave_group(now, group.0.idx());
         Ok(())
+    }
+}
+
+impl Control<'_> {
+    /// The incarnation of a member, which others know as well.
+    fn life_of(&self, addr: &EpAddr) -> Result<u64> {
+        if addr.incarnation != 0 {
+            return Ok(addr.incarnation);
+        }
+        if addr.station == self.port.station {
+            return Ok(self.settings.incarnation);
+        }
+        let met = self
+            .by_station
+            .get(self.peers, addr.station, Tenant::NONE)
+            .map(|p| self.peers[p].inc)
+            .filter(|&inc| inc != 0);
+        met.ok_or(Error::Invalid(
+            "a group that the application manages: a member is known by name alone and was never \
+             met; insert what its fi_getname gave",
+        ))
     }
 }
 

@@ -37,8 +37,8 @@ impl World {
         let ep = to.node.eps.open(attr).unwrap();
         let mut flags = BindFlags::TRANSMIT | BindFlags::RECV;
         flags.set(BindFlags::SELECTIVE_COMPLETION, i == 2);
-        to.node.ep_bind_cq(ep, self.cq, flags).unwrap();
-        to.node.ep_bind_av(ep, to.av).unwrap();
+        to.node.objects().ep_bind_cq(ep, self.cq, flags).unwrap();
+        to.node.objects().ep_bind_av(ep, to.av).unwrap();
         to.node.ep_enable(ep).unwrap();
         let addr = to.node.addr_of(ep).unwrap();
         (ep, from.node.av_insert(self.pair.now, from.av, addr).unwrap())
@@ -49,7 +49,7 @@ impl World {
         let (ep, addr) = self.eps[i];
         self.pair.ends[1].node.ep_close(self.pair.now, ep).unwrap();
         let from = &mut self.pair.ends[0];
-        from.node.av_remove(from.av, addr).unwrap();
+        from.node.objects().av_remove(from.av, addr).unwrap();
         self.posted[i] = 0;
         self.eps[i] = self.open(i);
     }

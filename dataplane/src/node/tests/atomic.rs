@@ -529,8 +529,11 @@ fn withdrawn_fetches_give_their_answers_back() {
             let end = &mut pair.ends[0];
             let caps = Caps::ATOMIC;
             end.ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
-            end.node.ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-            end.node.ep_bind_av(end.ep, end.av).unwrap();
+            end.node
+                .objects()
+                .ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV)
+                .unwrap();
+            end.node.objects().ep_bind_av(end.ep, end.av).unwrap();
             end.node.ep_enable(end.ep).unwrap();
             for i in 0..100 {
                 let rma = RmaList::one(4096, 1, region.key);

@@ -230,7 +230,7 @@ fn more_credit_changes_no_open() {
         assert!(opens > 1 && agreed(&pair, 0).0 == State::Opening);
         let End { node, .. } = &mut pair.ends[0];
         let (p, before) = node.peers.iter().map(|(p, peer)| (p, peer.granted)).next().expect("one");
-        node.regrant_now(p);
+        node.blocks.regrant_now(&mut node.peers, &mut node.due, p);
         assert!(node.peers[p].granted > before);
         pair.run(400 * MS);
         assert_eq!([0, 1].map(|i| pair.read(i).len()), [1, 1]);

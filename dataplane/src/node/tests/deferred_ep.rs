@@ -11,9 +11,13 @@ fn with_twins(lossless: bool) -> (Pair, [CntrId; 2]) {
     let cntrs = [0, 1].map(|i| {
         let End { node, ep, .. } = &mut pair.ends[i];
         let cntr = node.cntrs.open().unwrap();
-        let deferred = node.deferred_ep(*ep, Some(cntr)).unwrap();
-        assert_eq!(node.deferred_ep(*ep, Some(cntr)), Ok(deferred), "there is one already");
-        assert_ne!(node.deferred_ep(*ep, None), Ok(deferred));
+        let deferred = node.objects().deferred_ep(*ep, Some(cntr)).unwrap();
+        assert_eq!(
+            node.objects().deferred_ep(*ep, Some(cntr)),
+            Ok(deferred),
+            "there is one already"
+        );
+        assert_ne!(node.objects().deferred_ep(*ep, None), Ok(deferred));
         cntr
     });
     pair.short = Some(0);
@@ -23,7 +27,7 @@ fn with_twins(lossless: bool) -> (Pair, [CntrId; 2]) {
 /// Runs a call with the deferred endpoint in place of the endpoint.
 fn by_deferred<R>(pair: &mut Pair, i: usize, cntr: CntrId, f: impl FnOnce(&mut Pair) -> R) -> R {
     let ep = pair.ends[i].ep;
-    pair.ends[i].ep = pair.ends[i].node.deferred_ep(ep, Some(cntr)).unwrap();
+    pair.ends[i].ep = pair.ends[i].node.objects().deferred_ep(ep, Some(cntr)).unwrap();
     let result = f(pair);
     pair.ends[i].ep = ep;
     result
@@ -107,26 +111,26 @@ fn in_one_order(flags: OpFlags, told: &[u64]) {
 #[test]
 fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     let (mut pair, [tx, rx]) = with_twins(true);
-    assert_eq!(pair.ends[0].node.cntr_close(tx), Ok(()), "its deferred endpoint is idle");
+    assert_eq!(pair.ends[0].node.objects().cntr_close(tx), Ok(()), "its deferred endpoint is idle");
     let (buf, _look) = shared(8);
     by_deferred(&mut pair, 1, rx, |p| p.recv(1, buf, 5, OpFlags::empty(), 3)).unwrap();
     let now = pair.now;
     let End { node, ep, cq, av, .. } = &mut pair.ends[1];
-    assert_eq!(node.cntr_close(rx), Err(Error::Busy));
+    assert_eq!(node.objects().cntr_close(rx), Err(Error::Busy));
     assert_eq!(node.eps.ids().count(), 1, "nobody is told of deferred endpoints");
-    let deferred = node.deferred_ep(*ep, Some(rx)).unwrap();
+    let deferred = node.objects().deferred_ep(*ep, Some(rx)).unwrap();
     assert_eq!(
-        node.deferred_ep(deferred, None),
+        node.objects().deferred_ep(deferred, None),
         Err(Error::OpBadState),
         "a deferred endpoint has none"
     );
-    node.fail_unposted(deferred, 8, false, Error::Invalid("planted")).unwrap();
+    node.objects().fail_unposted(deferred, 8, false, Error::Invalid("planted")).unwrap();
     node.ep_close(now, *ep).unwrap();
     let outcomes = [0, 1].map(|_| node.cq_readerr(*cq).unwrap()).map(|e| (e.cqe.op_context, e.err));
     assert_eq!(outcomes, [(8, Error::Invalid("planted")), (3, Error::Canceled)]);
     assert_eq!(node.cntrs.readerr(rx), Ok(2));
-    assert_eq!(node.cntr_close(rx), Ok(()));
-    assert_eq!((node.cq_close(*cq), node.av_close(*av)), (Ok(()), Ok(())));
+    assert_eq!(node.objects().cntr_close(rx), Ok(()));
+    assert_eq!((node.objects().cq_close(*cq), node.objects().av_close(*av)), (Ok(()), Ok(())));
 }
 
 /// Goal: room that a deferred endpoint has taken in advance holds up neither its counter nor the
@@ -150,7 +154,7 @@ fn a_twin_that_has_room_in_advance_is_idle() {
         if by_endpoint {
             node.ep_close(pair.now, *ep).unwrap();
         }
-        assert_eq!(node.cntr_close(tx), Ok(()));
+        assert_eq!(node.objects().cntr_close(tx), Ok(()));
         assert_eq!(room(&pair), before);
     }
 }
@@ -161,8 +165,8 @@ fn a_counter_is_busy_while_a_twin_sends() {
     let (mut pair, [tx, _]) = with_twins(false);
     let send = |p: &mut Pair| p.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2);
     by_deferred(&mut pair, 0, tx, send).unwrap();
-    assert_eq!(pair.ends[0].node.cntr_close(tx), Err(Error::Busy));
+    assert_eq!(pair.ends[0].node.objects().cntr_close(tx), Err(Error::Busy));
     pair.run(3_000_000);
     assert_eq!(counted(&pair, 0, tx), (1, 0));
-    assert_eq!(pair.ends[0].node.cntr_close(tx), Ok(()));
+    assert_eq!(pair.ends[0].node.objects().cntr_close(tx), Ok(()));
 }

@@ -97,8 +97,8 @@ fn each_call_says_whether_it_is_told_of() {
     let caps = Caps::TAGGED | Caps::ATOMIC;
     let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     let flags = BindFlags::TRANSMIT | BindFlags::RECV | BindFlags::SELECTIVE_COMPLETION;
-    node.ep_bind_cq(ep, *cq, flags).unwrap();
-    node.ep_bind_av(ep, *av).unwrap();
+    node.objects().ep_bind_cq(ep, *cq, flags).unwrap();
+    node.objects().ep_bind_av(ep, *av).unwrap();
     node.ep_enable(ep).unwrap();
     let always = std::mem::replace(&mut pair.ends[0].ep, ep);
     let one = bytes_of(&[1]);
@@ -338,7 +338,7 @@ fn what_others_wait_for_is_not_lent() {
     fetch_adds(&mut pair, &region, 1);
     let End { node, ep, cq, .. } = &mut pair.ends[0];
     assert!(node.eps[ep.0.idx()].ops_reserved > 0);
-    node.starve_queue(cq.0.idx());
+    node.objects().starve_queue(cq.0.idx());
     assert_eq!(node.eps[ep.0.idx()].ops_reserved, 0);
     answer_all(&mut pair);
     let [End { node, ep, cq, .. }, from] = &mut pair.ends;

@@ -159,7 +159,7 @@ fn nobody_lends_what_another_waits_for() {
     };
     let (reserved_rx, reserved) = level(&pair);
     assert!(reserved_rx > 0 && reserved == 3 + reserved_rx as usize);
-    pair.ends[1].node.starve_queue(cq.0.idx());
+    pair.ends[1].node.objects().starve_queue(cq.0.idx());
     assert_eq!(level(&pair), (0, 3));
     for context in 3..6 {
         assert!(post(&mut pair, ep, context, OpFlags::empty()));
@@ -245,7 +245,7 @@ fn a_node_that_goes_acknowledges_what_came() {
         }
         let waits = |pair: &Pair| pair.ends[0].node.peers.iter().any(|(_, peer)| peer.owes());
         assert!(waits(&pair) || !lossless, "it was acknowledged at once");
-        pair.ends[1].node.acknowledge_all();
+        pair.ends[1].node.control().acknowledge_all();
         pair.run(10_000);
         assert!(!waits(&pair));
     }
@@ -263,7 +263,7 @@ fn a_node_that_goes_acknowledges_again() {
     let mut acks_at = |now| {
         let mut acks = VecDeque::new();
         node.tick(now);
-        node.acknowledge_all();
+        node.control().acknowledge_all();
         node.transmit(now, &mut sink(&mut acks))
     };
     assert_eq!([acks_at(now), acks_at(now)], [1, 1]);
@@ -342,5 +342,5 @@ fn room_that_nobody_reads_is_found() {
     assert!(table.cq_blocked && table.cq.is_empty(), "all of the queue is for the sends");
     pair.run(5_000_000);
     assert_eq!(read(&mut pair, cq, 1), [999]);
-    assert!(!pair.ends[1].node.todo.contains(Todo::ROOM));
+    assert!(!pair.ends[1].node.due.todo.contains(Todo::ROOM));
 }

@@ -44,8 +44,8 @@ fn another(pair: &mut Pair, selective: bool, counted: bool) -> EpId {
     let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     let mut flags = BindFlags::TRANSMIT | BindFlags::RECV;
     flags.set(BindFlags::SELECTIVE_COMPLETION, selective);
-    node.ep_bind_cq(ep, *cq, flags).unwrap();
-    node.ep_bind_av(ep, *av).unwrap();
+    node.objects().ep_bind_cq(ep, *cq, flags).unwrap();
+    node.objects().ep_bind_av(ep, *av).unwrap();
     if counted {
         let cntr = node.cntrs.open().unwrap();
         node.ep_bind_cntr(ep, cntr, BindFlags::TRANSMIT).unwrap();

@@ -148,7 +148,7 @@ fn only_a_search_takes_what_a_probe_found() {
         (peer.frame_max, peer.searches) = (1000, searches);
         let base = node.port.control(node.port.station, Ty::Probe, 0, Psn(0));
         let answer = wire::frame(&base, &Op::Probe(ProbeOp { heard }), &[]);
-        node.on_probe(p, &RxFrame::new(&answer), &base);
+        node.control().on_probe(p, &RxFrame::new(&answer), &base);
         assert_eq!(node.peers[p].frame_max, then, "{searches} {heard}");
     }
 }

@@ -175,7 +175,7 @@ fn a_loss_is_forgotten_with_its_peer_alone() {
         let node = &mut pair.ends[0].node;
         assert!(node.observed.losses.concern(FIRST));
         let other = node.peers.iter().map(|(p, _)| p).find(|&p| p != FIRST).unwrap();
-        node.note_life(if own { FIRST } else { other }, 77);
+        node.control().note_life(if own { FIRST } else { other }, 77);
         assert_eq!(node.observed.losses.concern(FIRST), !own);
     }
 }

@@ -295,8 +295,8 @@ fn remote_cq_data_waits_for_room() {
         let cq = end.node.cqs.open(1).unwrap();
         let caps = Caps::RMA | Caps::RMA_EVENT | Caps::SOURCE;
         let ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
-        end.node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-        end.node.ep_bind_av(ep, end.av).unwrap();
+        end.node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        end.node.objects().ep_bind_av(ep, end.av).unwrap();
         let cntr = end.node.cntrs.open().unwrap();
         end.node.ep_bind_cntr(ep, cntr, BindFlags::REMOTE_WRITE).unwrap();
         end.node.ep_enable(ep).unwrap();
@@ -345,8 +345,11 @@ fn counters_count_operations() {
             let end = &mut pair.ends[i];
             let caps = Caps::RMA | Caps::RMA_EVENT;
             let ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
-            end.node.ep_bind_cq(ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-            end.node.ep_bind_av(ep, end.av).unwrap();
+            end.node
+                .objects()
+                .ep_bind_cq(ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV)
+                .unwrap();
+            end.node.objects().ep_bind_av(ep, end.av).unwrap();
             let all = [
                 BindFlags::READ,
                 BindFlags::WRITE,
@@ -365,7 +368,7 @@ fn counters_count_operations() {
             let node = &mut pair.ends[1].node;
             let cntr = node.cntrs.open().unwrap();
             node.mr_bind_cntr(region.id, cntr, reads, !reads).unwrap();
-            assert_eq!(node.cntr_close(cntr), Err(Error::Busy));
+            assert_eq!(node.objects().cntr_close(cntr), Err(Error::Busy));
             cntrs.push((1, cntr));
         }
         let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
@@ -513,8 +516,8 @@ fn refused_calls_have_no_side_effect() {
     end.ep = end.node.eps.open(EpAttr::default()).unwrap();
     assert_eq!(pair.write(&[0; 8], one, OpFlags::empty(), 1), Err(Error::OpBadState));
     let end = &mut pair.ends[0];
-    end.node.ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-    end.node.ep_bind_av(end.ep, end.av).unwrap();
+    end.node.objects().ep_bind_cq(end.ep, end.cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    end.node.objects().ep_bind_av(end.ep, end.av).unwrap();
     end.node.ep_enable(end.ep).unwrap();
     assert!(matches!(pair.write(&[0; 8], one, OpFlags::empty(), 1), Err(Error::OpNotSupp(_))));
     pair.run(5_000_000);
@@ -898,8 +901,8 @@ fn a_read_does_not_count_for_the_next_endpoint_in_the_slot() {
     *ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     assert_eq!(ep.0.idx(), slot);
     let cntr = node.cntrs.open().unwrap();
-    node.ep_bind_cq(*ep, *cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-    node.ep_bind_av(*ep, *av).unwrap();
+    node.objects().ep_bind_cq(*ep, *cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    node.objects().ep_bind_av(*ep, *av).unwrap();
     node.ep_bind_cntr(*ep, cntr, BindFlags::REMOTE_READ).unwrap();
     node.ep_enable(*ep).unwrap();
     pair.run(5_000_000);

@@ -19,8 +19,8 @@ fn shared_by(lossless: bool, queues: &[usize]) -> Shared {
     let eps = queues.iter().map(|&size| {
         let ep = to.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
         let cq = to.node.cqs.open(size).unwrap();
-        to.node.ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-        to.node.ep_bind_av(ep, to.av).unwrap();
+        to.node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        to.node.objects().ep_bind_av(ep, to.av).unwrap();
         to.node.eps.bind_srx(ep, srx, false).unwrap();
         to.node.ep_enable(ep).unwrap();
         let addr = to.node.addr_of(ep).unwrap();
@@ -125,8 +125,8 @@ fn a_source_is_looked_up_in_the_address_vector_of_the_endpoints() {
     let node = &mut it.pair.ends[1].node;
     let ep = node.eps.open(EpAttr { caps: KINDS, ..EpAttr::default() }).unwrap();
     let av = node.av_open(8).unwrap();
-    node.ep_bind_cq(ep, it.eps[0].1, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-    node.ep_bind_av(ep, av).unwrap();
+    node.objects().ep_bind_cq(ep, it.eps[0].1, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    node.objects().ep_bind_av(ep, av).unwrap();
     node.eps.bind_srx(ep, it.srx, false).unwrap();
     assert!(matches!(node.ep_enable(ep), Err(Error::Invalid(_))));
 }
@@ -156,7 +156,7 @@ fn a_cancelled_receive_is_told_by_one_that_shares_the_context() {
     assert_eq!(node.ep_close(now, srx), Err(Error::Busy));
     for (ep, cq, _) in &it.eps {
         node.ep_close(now, *ep).unwrap();
-        node.cq_close(*cq).unwrap();
+        node.objects().cq_close(*cq).unwrap();
     }
     node.cancel(srx, 14).unwrap();
     node.ep_close(now, srx).unwrap();
@@ -228,7 +228,7 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     let srx = it.srx;
     let node = &mut it.pair.ends[1].node;
     let cntr = node.cntrs.open().unwrap();
-    let deferred = node.deferred_ep(srx, Some(cntr)).unwrap();
+    let deferred = node.objects().deferred_ep(srx, Some(cntr)).unwrap();
     let peer = it.pair.ends[1].peer;
     let by_deferred = |it: &mut Shared, src, context, flags| {
         it.srx = deferred;
@@ -251,7 +251,7 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     by_deferred(&mut it, FI_ADDR_UNSPEC, 6, OpFlags::empty()).unwrap();
     let node = &mut it.pair.ends[1].node;
     node.cancel(srx, 6).unwrap();
-    node.fail_unposted(deferred, 7, true, Error::BadFlags).unwrap();
+    node.objects().fail_unposted(deferred, 7, true, Error::BadFlags).unwrap();
     let told = [6, 7].map(|_| node.cq_readerr(it.eps[0].1).unwrap());
     assert_eq!(
         told.map(|e| (e.err, e.cqe.op_context)),
@@ -263,13 +263,13 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     // It ends with the context, and then the counter can be closed.
     by_deferred(&mut it, FI_ADDR_UNSPEC, 8, OpFlags::empty()).unwrap();
     let (node, now) = (&mut it.pair.ends[1].node, it.pair.now);
-    assert_eq!(node.cntr_close(cntr), Err(Error::Busy));
+    assert_eq!(node.objects().cntr_close(cntr), Err(Error::Busy));
     for (ep, ..) in &it.eps {
         node.ep_close(now, *ep).unwrap();
     }
-    node.fail_unposted(deferred, 9, true, Error::BadFlags).unwrap();
+    node.objects().fail_unposted(deferred, 9, true, Error::BadFlags).unwrap();
     node.ep_close(now, srx).unwrap();
-    node.cntr_close(cntr).unwrap();
+    node.objects().cntr_close(cntr).unwrap();
     it.pair.run(600_000_000);
     it.pair.read(0);
     it.pair.assert_quiet();
@@ -322,10 +322,10 @@ fn a_closed_vector_leaves_a_peer_that_a_receive_names() {
     it.try_post(5, peer, 1, OpFlags::empty()).unwrap();
     let (own, srx, node) = (it.eps[0].0, it.srx, &mut it.pair.ends[1].node);
     node.ep_close(now, own).unwrap();
-    node.av_close(it.pair.ends[1].av).unwrap();
+    node.objects().av_close(it.pair.ends[1].av).unwrap();
     assert_eq!(refs(node), 1);
     node.ep_close(now, srx).unwrap();
     let other = node.av_open(8).unwrap();
-    node.av_close(other).unwrap();
+    node.objects().av_close(other).unwrap();
     assert_eq!(refs(node), 0);
 }

@@ -48,7 +48,7 @@ fn only_who_names_the_incarnation_gets_a_session() {
     }
     assert_eq!(kinds(&say(&mut node, 0, &open(mine))), [Ty::Open]);
     let mut named = end_with(1, 1500, false, strict()).node;
-    named.reach_by_name();
+    named.control().reach_by_name();
     assert_eq!(kinds(&say(&mut named, 0, &open(0))), [Ty::Open]);
     assert_eq!(named.counters().rx_unnamed, 0);
 }
@@ -187,7 +187,7 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
             if known {
                 assert_eq!(node.av_insert(now, av, from), Ok(theirs));
             } else {
-                node.av_remove(av, theirs).unwrap();
+                node.objects().av_remove(av, theirs).unwrap();
             }
             for _ in 0..2 {
                 if known {
@@ -274,7 +274,7 @@ fn data_that_waits_for_room_names_nobody_who_has_no_name() {
         let End { node, ep, cq, av, peer, .. } = &mut pair.ends[1];
         assert_eq!((node.cqs.ready(*cq), node.levels().late), (Ok(0), 1));
         if !known {
-            node.av_remove(*av, *peer).unwrap();
+            node.objects().av_remove(*av, *peer).unwrap();
         }
         node.cancel(*ep, 5).unwrap();
         assert_eq!(pair.read_err(1).err, Error::Canceled);

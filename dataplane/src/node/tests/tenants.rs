@@ -185,7 +185,7 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     pair.run(50 * MS);
     assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
     let End { node, av, .. } = &mut pair.ends[0];
-    node.av_remove(*av, to).unwrap();
+    node.objects().av_remove(*av, to).unwrap();
     node.remove_tenant(pair.now, of_a[0]).unwrap();
     invalid(node.av_insert_of(pair.now, *av, addr, of_a[0]));
     assert!(

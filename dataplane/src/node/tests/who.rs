@@ -13,7 +13,7 @@ fn server(station: u8, number: u16) -> End {
     let attr = EpAttr { number: Some(number), caps: Caps::MSG, ..EpAttr::default() };
     open_ep(&mut end.node, (end.cq, end.av), attr);
     end.node.names.set_hosts(vec![HOST, Host::name("Node7")]);
-    end.node.serve_name(number);
+    end.node.control().serve_name(number);
     end
 }
 
@@ -82,9 +82,9 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
 fn a_question_keeps_its_answers_and_no_others() {
     let mut node = end(1, 1500, false).node;
     let me = node.port.station;
-    let q = node.ask_who(None, &[HOST, Host::name("x")], 7).unwrap();
+    let q = node.control().ask_who(None, &[HOST, Host::name("x")], 7).unwrap();
     assert_eq!(said(&mut node, 1).iter().filter(|(dst, _)| *dst == Station::BROADCAST).count(), 2);
-    assert_eq!(node.ask_who(Some(q), &[HOST], 7), Some(q));
+    assert_eq!(node.control().ask_who(Some(q), &[HOST], 7), Some(q));
     assert_eq!(said(&mut node, 2), [(Station::BROADCAST, who(q, HOST, 7))]);
     let here = |nonce, service| WhoOp { here: true, ..who(nonce, HOST, service) };
     for src in [2, 2, 3, 4, 5, 6, 7] {
@@ -111,7 +111,7 @@ fn a_flood_of_forged_names_changes_nothing() {
     pair.run(3_000_000);
     assert_eq!(pair.read(0).len(), 1);
     let node = &mut pair.ends[0].node;
-    let q = node.ask_who(None, &[HOST], 7).unwrap();
+    let q = node.control().ask_who(None, &[HOST], 7).unwrap();
     said(node, 4_000_000);
     let (sessions, levels, me) = (node.sessions().count(), node.levels(), node.port.station);
     let mut answers = 0;
