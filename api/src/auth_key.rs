@@ -44,7 +44,7 @@ impl AuthKeys {
         match self.tenants.iter_mut().find(|listed| listed.tenant == tenant) {
             Some(Listed { avs, .. }) if avs.contains(&av) => {}
             Some(Listed { avs, .. }) => avs.push(av),
-            None => self.tenants.push(Listed { tenant, key: AuthKey(key.to_vec()), avs: vec![av] }),
+            None => self.tenants.push(Listed { tenant, key: AuthKey::new(key), avs: vec![av] }),
         }
     }
 

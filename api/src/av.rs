@@ -418,7 +418,7 @@ fn drop_key(core: &mut Core, tenant: Tenant, av: AvId) -> Result<()> {
     let key = core.auth_keys.of_tenant(tenant)?.clone();
     if core.auth_keys.leave(tenant, av)? {
         if let Err(e) = core.node().remove_tenant(Engine::now(), tenant) {
-            core.auth_keys.add(tenant, &key.0, av);
+            core.auth_keys.add(tenant, &key, av);
             return Err(e);
         }
         core.auth_keys.remove(tenant);

@@ -180,7 +180,7 @@ impl Source for Papers {
     fn read(&self) -> Result<Arc<Credentials>, OpenError> {
         let [cert, key, roots] = &self.paths;
         let chain = CERT.read(cert, open(cert))?;
-        let secret = KEY.read(key, open(key))?;
+        let secret = KEY.read_secret(key, open(key))?;
         let trusted = ROOTS.read(roots, open(roots))?;
         let clock: WallClock = Arc::new(now);
         let made = Credentials::from_pem(&chain, &secret, &trusted, self.peers.clone(), clock);

@@ -14,10 +14,9 @@ use barewire_dataplane::node::{Node, NodeSettings, RmaList};
 pub use barewire_dataplane::seal::KEYS_MAX;
 use barewire_dataplane::seal::{KEY_MAX, KEY_MIN};
 use barewire_dataplane::types::EpAddr;
-use barewire_driver::mem::IOV_LIMIT;
+use barewire_driver::mem::{IOV_LIMIT, Locked};
 pub use barewire_driver::open::{Device, PciPlace};
 use barewire_driver::port::{PortCaps, Station};
-use zeroize::Zeroize;
 
 use crate::addr::resolve;
 use crate::errno::{Error, OpenError, Result, open_error};
@@ -327,13 +326,30 @@ pub struct EndpointAttr {
     pub auth_key: AuthKey,
 }
 
-/// The bytes of a key, empty if there is none. Not shown by `Debug`.
-#[derive(Clone, PartialEq, Eq, Default)]
-pub struct AuthKey(pub Vec<u8>);
+/// The bytes of a key, empty if there is none: neither swapped nor dumped, and overwritten when it
+/// is dropped. Not shown by `Debug`.
+#[derive(Clone, Default)]
+pub struct AuthKey(Option<Locked<[u8]>>);
+
+impl AuthKey {
+    /// A copy of these bytes. Of more than 4,096, which are no key, the first.
+    pub fn new(bytes: &[u8]) -> Self {
+        let bytes = &bytes[..bytes.len().min(4096)];
+        Self((!bytes.is_empty()).then(|| Locked::copy_of(bytes)))
+    }
+}
+
+impl PartialEq for AuthKey {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for AuthKey {}
 
 impl fmt::Debug for AuthKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.0.len())
+        write!(f, "{} bytes", self.len())
     }
 }
 
@@ -341,13 +357,7 @@ impl Deref for AuthKey {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for AuthKey {
-    fn drop(&mut self) {
-        self.0.zeroize();
+        self.0.as_deref().unwrap_or_default()
     }
 }
 
@@ -1009,8 +1019,8 @@ mod tests {
             |i| (i.ep_attr.ep_type, i.ep_attr.tx_ctx_cnt) = (EpType::Msg, 2),
             |i| (i.ep_attr.ep_type, i.caps) = (EpType::Msg, Caps::MSG | Caps::COLLECTIVE),
             |i| i.domain_attr.max_ep_rx_ctx = CTX_MAX + 1,
-            |i| i.ep_attr.auth_key = AuthKey(vec![1]),
-            |i| i.domain_attr.auth_key = AuthKey(vec![1]),
+            |i| i.ep_attr.auth_key = AuthKey::new(&[1]),
+            |i| i.domain_attr.auth_key = AuthKey::new(&[1]),
             |i| i.domain_attr.name = Some("no:such:port".into()),
             |i| i.domain_attr.cq_data_size = 9,
             |i| i.domain_attr.caps = Caps::SHARED_AV,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use barewire_dataplane::seal::{
     Credentials, KEY_MAX, KEY_MIN, KEYS_MAX, Keyring, Mode, PreSharedKey,
 };
-use zeroize::Zeroizing;
+use barewire_driver::mem::Locked;
 
 use crate::certificate::CertSource;
 use crate::errno::{Error, OpenError};
@@ -184,14 +184,13 @@ fn opened(
 }
 
 /// The bytes of a key file, without a line end behind a key that is long enough.
-fn read(path: &Path, file: io::Result<std::fs::File>) -> Result<Zeroizing<Vec<u8>>, OpenError> {
-    let mut bytes = SECRET.read(path, file)?;
+fn read(path: &Path, file: io::Result<std::fs::File>) -> Result<Locked<[u8]>, OpenError> {
+    let bytes = SECRET.read_secret(path, file)?;
+    let mut key = &bytes[..];
     for end in *b"\n\r" {
-        if bytes.last() == Some(&end) && bytes.len() > KEY_MIN {
-            bytes.pop();
-        }
+        key = key.strip_suffix(&[end]).filter(|key| key.len() >= KEY_MIN).unwrap_or(key);
     }
-    Ok(bytes)
+    Ok(Locked::copy_of(key))
 }
 
 /// Bytes of the key in a file, for who says whether a domain would take it.
@@ -226,7 +225,7 @@ mod tests {
     type Made = Result<Option<Keys>, OpenError>;
 
     fn attr(key: &[u8]) -> DomainAttr {
-        DomainAttr { auth_key: AuthKey(key.to_vec()), ..DomainAttr::default() }
+        DomainAttr { auth_key: AuthKey::new(key), ..DomainAttr::default() }
     }
 
     /// A directory for a test, which removes it.

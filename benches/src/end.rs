@@ -345,7 +345,7 @@ pub(crate) fn domain(
     };
     hints.domain_attr.name = Some(spec.to_owned());
     if seal.is_some() {
-        hints.domain_attr.auth_key = AuthKey(vec![7; 32]);
+        hints.domain_attr.auth_key = AuthKey::new(&[7; 32]);
     }
     let version = barewire::API_VERSION;
     let none = barewire::flags::InfoFlags::empty();

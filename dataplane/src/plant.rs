@@ -123,6 +123,12 @@ pub enum Bug {
     CertificateKept,
     /// An old key is left although the peer may not have got a frame under it.
     RenewedUnheard,
+    /// An OPEN is of the first tenant, whosever key it came under.
+    TenantOfFirst,
+    /// A receive for a tenant takes messages of all.
+    TenantUnasked,
+    /// The sessions of a tenant go on whose key is removed.
+    TenantSessionsKept,
     /// An OPEN that the peer may have seen goes on on another path.
     OpenTurned,
     /// Who has the same MAC is taken for near.
@@ -132,7 +138,7 @@ pub enum Bug {
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 60] = [
+pub const ALL: [Bug; 63] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -190,6 +196,9 @@ pub const ALL: [Bug; 60] = [
     Bug::OfferKept,
     Bug::CertificateKept,
     Bug::RenewedUnheard,
+    Bug::TenantOfFirst,
+    Bug::TenantUnasked,
+    Bug::TenantSessionsKept,
     Bug::OpenTurned,
     Bug::MacIsNear,
     Bug::AbsenceUnheard,

@@ -401,7 +401,7 @@ pub(crate) unsafe fn key_of(at: *const u8, len: usize) -> AuthKey {
         return AuthKey::default();
     }
     // SAFETY: the caller's promise. Keys are short; one that is not is refused for its length.
-    AuthKey(unsafe { std::slice::from_raw_parts(at, len.min(4096)) }.to_vec())
+    AuthKey::new(unsafe { std::slice::from_raw_parts(at, len.min(4096)) })
 }
 
 /// Refuses who wants more contexts than there are.

@@ -332,7 +332,7 @@ fn what_is_not_offered_is_refused() {
     assert_eq!(refused(|i| i.ep_attr.ep_type = EpType::Msg), not);
     assert_eq!(refused(|i| i.ep_attr.ep_type = EpType::Dgram), not);
     let invalid = Some(errno::FI_EINVAL);
-    assert_eq!(refused(|i| i.ep_attr.auth_key = AuthKey(vec![1; 32])), invalid);
+    assert_eq!(refused(|i| i.ep_attr.auth_key = AuthKey::new(&[1; 32])), invalid);
     assert_eq!(
         side.domain.cq_open(CqAttr { wait_obj: WaitObj::Set, ..CqAttr::default() }).err(),
         Some(Error::NoSys)

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use barewire::{CertFacts, Settings, cert_facts, check_fit, key_file_len, keyring};
+use barewire_driver::mem::{KeyMemory, Locked};
 use nix::unistd::{Uid, User};
 
 use super::machine::{Machine, Papers};
@@ -29,6 +30,31 @@ pub(super) fn aes(machine: &Machine) -> Check {
                 false => "switch it on in the firmware, or leave long messages unsealed",
             };
             Check::warn(name, SPEED, found, mend)
+        }
+    }
+}
+
+/// Whether keys may get to swap space.
+pub(super) fn memory(machine: &Machine) -> Check {
+    // As a domain does with its key.
+    drop(Locked::zeros(1));
+    let swaps = machine.read("/proc/swaps").unwrap_or_default();
+    memory_told(KeyMemory::now(), swaps.lines().count() > 1)
+}
+
+fn memory_told(memory: KeyMemory, has_swap: bool) -> Check {
+    let name = "key memory";
+    let KeyMemory { len, locked, .. } = memory;
+    match (locked < len, has_swap) {
+        (false, _) => Check::ok(name, KEY, "locked, and left out of core dumps"),
+        (true, false) => {
+            Check::ok(name, KEY, "left out of core dumps; not locked, but there is no swap space")
+        }
+        (true, true) => {
+            let found = "the kernel does not lock it (ulimit -l), so keys may get to swap space";
+            let mend = "echo '* - memlock 8192' | sudo tee /etc/security/limits.d/barewire.conf, \
+                        then log in again; or encrypt swap";
+            Check::warn(name, KEY, found, mend)
         }
     }
 }
@@ -227,6 +253,16 @@ mod tests {
         });
         assert_eq!(long.status, Status::Warn);
         assert!(long.found.contains("a session begins with a frame of"));
+    }
+
+    #[test]
+    fn memory_for_keys_is_told() {
+        let told = |locked, swap| memory_told(KeyMemory { used: 32, len: 16 << 10, locked }, swap);
+        assert_eq!(told(16 << 10, true).status, Status::Ok);
+        assert_eq!(told(0, false).status, Status::Ok);
+        let found = told(0, true);
+        assert_eq!((found.status, found.needed_for), (Status::Warn, KEY));
+        assert!(found.found.contains("swap") && found.mend.unwrap().contains("memlock"));
     }
 
     #[test]

@@ -235,6 +235,7 @@ fn all(machine: &Machine) -> Vec<Check> {
         settings(machine),
         keys::files(&machine.papers),
         keys::certificate(&machine.papers),
+        keys::memory(machine),
         wire::interfaces(machine),
         wire::raw_socket(machine),
         wire::xdp(machine),

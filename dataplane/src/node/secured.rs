@@ -534,7 +534,10 @@ impl Control<'_> {
             }
             return false;
         };
-        seals.heard_tenant = seals.ring.tenant_of(key);
+        seals.heard_tenant = match planted(Bug::TenantOfFirst) {
+            false => seals.ring.tenant_of(key),
+            true => seals.ring.tenants().next().unwrap_or_default(),
+        };
         if sealed::ty_of(bytes) == Some(Ty::Open) && end > OPEN_END {
             seals.heard = Some(key);
             seals.heard_open.clear();

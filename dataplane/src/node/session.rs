@@ -382,11 +382,14 @@ impl Node {
         self.reorder.drop_all(&mut self.peers[p]);
     }
 
-    /// Drops the session with `station` silently, as if its memory had been lost. For tests of how
-    /// the other side reacts.
+    /// Drops the session with `station` silently, as if its memory had been lost, or those under
+    /// each key. For tests of how the other side reacts.
     pub fn drop_session(&mut self, now: Instant, station: Station) {
-        if let Some(p) = self.by_station.get(&self.peers, station, Tenant::NONE) {
-            self.end_session(now, p, EndReason::Dropped);
+        let tenants: Vec<Tenant> = self.openings.tenants().collect();
+        for tenant in tenants {
+            if let Some(p) = self.by_station.get(&self.peers, station, tenant) {
+                self.end_session(now, p, EndReason::Dropped);
+            }
         }
     }
 

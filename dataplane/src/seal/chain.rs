@@ -4,9 +4,8 @@
 use std::fmt;
 
 use aws_lc_rs::aead::{self, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
-use aws_lc_rs::hkdf;
 
-use super::key::{Mode, Secret, expand};
+use super::key::{Mode, Secret, derive, then_wipe};
 use crate::wire::{BASE_LEN, TAG_LEN};
 
 /// What seals and opens.
@@ -34,14 +33,17 @@ impl Chain {
 
     /// The link behind this one.
     pub(super) fn next(&self) -> Self {
-        let next = expand(&root(&self.secret), &[b"next"]);
+        let next = derive(&self.secret, b"next");
         Self::link(self.cipher, self.generation + 1, next)
     }
 
     fn link(cipher: Cipher, generation: u64, secret: Secret) -> Self {
-        let bytes = expand(&root(&secret), &[b"key"]);
-        let key = UnboundKey::new(cipher, &*bytes).expect("the ciphers have keys of 32 bytes");
-        Self { cipher, generation, key: LessSafeKey::new(key), secret }
+        let bytes = derive(&secret, b"key");
+        let key = then_wipe(|| {
+            let key = UnboundKey::new(cipher, &*bytes).expect("the ciphers have keys of 32 bytes");
+            LessSafeKey::new(key)
+        });
+        Self { cipher, generation, key, secret }
     }
 }
 
@@ -49,10 +51,6 @@ impl fmt::Debug for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Chain").field("generation", &self.generation).finish_non_exhaustive()
     }
-}
-
-pub(super) fn root(secret: &Secret) -> hkdf::Prk {
-    hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, &**secret)
 }
 
 /// The nonce of a frame: four zero bytes and its counter, big-endian, as Noise has it.

@@ -11,13 +11,13 @@ use aws_lc_rs::signature::{
     Ed25519KeyPair, RSA_PSS_SHA256, RsaKeyPair,
 };
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{
-    CertificateDer, PrivateKeyDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime,
-};
+use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, aws_lc_rs as algs};
 
 use super::identity::{Identity, PeerId};
+use super::key::then_wipe;
 use super::path::verify_own;
+use super::private_key::PrivateKey;
 
 /// Longest payload of a message of the handshake that is looked at, bytes.
 pub(super) const PAYLOAD_MAX: usize = 4 << 10;
@@ -151,8 +151,8 @@ impl Credentials {
         let roots = certificates(roots).ok_or(BadCredentials::Roots)?;
         let roots: Option<Vec<_>> = roots.iter().map(anchor).collect();
         let roots = roots.ok_or(BadCredentials::Roots)?;
-        let key = PrivateKeyDer::from_pem_slice(key).ok();
-        let key = key.and_then(|key| SigningKey::of(&key)).ok_or(BadCredentials::Key)?;
+        let key = then_wipe(|| PrivateKey::from_pem(key).and_then(|key| SigningKey::of(&key)));
+        let key = key.ok_or(BadCredentials::Key)?;
         let leaf = EndEntityCert::try_from(&chain[0]).map_err(|why| refusal(&why))?;
         let (scheme, signed) = key.sign(b"a test").ok_or(BadCredentials::Key)?;
         let own = leaf.verify_signature(scheme.verifier(), b"a test", &signed);
@@ -225,8 +225,8 @@ impl fmt::Debug for Credentials {
 }
 
 impl SigningKey {
-    fn of(key: &PrivateKeyDer<'_>) -> Option<Self> {
-        let (bytes, any) = (key.secret_der(), matches!(key, PrivateKeyDer::Pkcs8(_)));
+    fn of(key: &PrivateKey) -> Option<Self> {
+        let (bytes, any) = (&key.der[..], key.is_pkcs8);
         let curves = [
             (Scheme::EcdsaP256, &ECDSA_P256_SHA256_ASN1_SIGNING),
             (Scheme::EcdsaP384, &ECDSA_P384_SHA384_ASN1_SIGNING),

@@ -5,12 +5,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use barewire_driver::mem::Locked;
 use snow::HandshakeState;
-use zeroize::Zeroizing;
 
-use super::chain::root;
 use super::credentials::{Credentials, PAYLOAD_MAX};
-use super::key::{PreSharedKey, Secret, TagKey, expand};
+use super::key::{PreSharedKey, Secret, TagKey, derive, secret_of, then_wipe, then_wipe_deep};
 use super::keyring::{HANDSHAKE_LEN, KeyId, Keyring};
 use super::noise::{Resolver, X25519};
 use super::path::Role;
@@ -78,7 +77,8 @@ impl SessionNames {
 
 /// The end that sends the first message.
 pub struct Initiator {
-    state: Box<HandshakeState>,
+    /// In memory for secrets: the library keeps the key in it, and does not overwrite it.
+    state: Locked<HandshakeState>,
     names: SessionNames,
     message: Message,
     /// What the first message carries.
@@ -113,7 +113,7 @@ pub struct Finished(Secret);
 impl Finished {
     /// Of the end whose frames are sealed with this secret.
     fn of(secret: &Secret) -> Self {
-        Self(expand(&root(secret), &[b"finished"]))
+        Self(derive(secret, b"finished"))
     }
 
     /// What makes the tag.
@@ -195,8 +195,7 @@ impl Initiator {
         (said, finished): (&[u8], &[u8; TAG_LEN]),
         aes: bool,
     ) -> Result<SessionKeys, Refused> {
-        let (tx, rx) = self.state.dangerously_get_raw_split();
-        let [tx, rx] = [tx, rx].map(Zeroizing::new);
+        let (tx, rx) = split(&mut self.state);
         let is_whole = Finished::of(&rx).tag_key().is_tag(said, finished);
         is_whole.then(|| SessionKeys::new(self.key.terms, aes, [tx, rx])).ok_or(Refused::Forged)
     }
@@ -243,8 +242,7 @@ pub fn respond(
     }
     // Fails if the first message holds a public key that makes the secret zero.
     let answer = write(&mut state, &proof).ok_or(Refused::Forged)?;
-    let (rx, tx) = state.dangerously_get_raw_split();
-    let [tx, rx] = [tx, rx].map(Zeroizing::new);
+    let (rx, tx) = split(&mut state);
     let (finished, tag_key) = (Finished::of(&tx), key.tag_key().clone());
     let keys = SessionKeys::new(key.terms, aes, [tx, rx]);
     Ok(Answer { keys, message: answer, finished, tag_key })
@@ -277,7 +275,7 @@ fn ephemeral_of(message: &[u8]) -> [u8; 32] {
 
 pub(super) fn write(state: &mut HandshakeState, payload: &[u8]) -> Option<Message> {
     let mut message = vec![0; HANDSHAKE_LEN + payload.len()];
-    let written = state.write_message(payload, &mut message);
+    let written = then_wipe(|| state.write_message(payload, &mut message));
     written.is_ok_and(|len| len == message.len()).then_some(message)
 }
 
@@ -285,8 +283,16 @@ pub(super) fn write(state: &mut HandshakeState, payload: &[u8]) -> Option<Messag
 pub(super) fn read(state: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> {
     let len = message.len().checked_sub(HANDSHAKE_LEN).filter(|&len| len <= PAYLOAD_MAX);
     let mut payload = vec![0; len.ok_or(Refused::Forged)?];
-    let read = state.read_message(message, &mut payload);
+    let read = then_wipe(|| state.read_message(message, &mut payload));
     read.ok().filter(|&len| len == payload.len()).map(|_| payload).ok_or(Refused::Forged)
+}
+
+/// The secrets of both directions that a handshake has come to, that of the opener's frames first.
+fn split(state: &mut HandshakeState) -> (Secret, Secret) {
+    then_wipe(|| {
+        let (mut to, mut back) = state.dangerously_get_raw_split();
+        (secret_of(&mut to), secret_of(&mut back))
+    })
 }
 
 /// The handshake before its first message, and the ephemeral public key of this end.
@@ -295,17 +301,20 @@ pub(super) fn begin(
     seed: &Secret,
     names: &SessionNames,
     opens: bool,
-) -> (Box<HandshakeState>, [u8; 32]) {
-    let ephemeral = X25519::of_seed(seed);
-    let public = ephemeral.public();
-    let resolver = Box::new(Resolver { ephemeral });
-    let prologue = names.prologue();
-    let pattern = PATTERN.parse().expect("the pattern is one of Noise");
-    let builder = snow::Builder::with_resolver(pattern, resolver);
-    let builder = builder.prologue(&prologue).and_then(|builder| builder.psk(0, &key.psk));
-    let built = builder.and_then(|builder| match opens {
-        true => builder.build_initiator(),
-        false => builder.build_responder(),
-    });
-    (Box::new(built.expect("the pattern needs a prologue and a key, and no more")), public)
+) -> (Locked<HandshakeState>, [u8; 32]) {
+    then_wipe_deep(|| {
+        let ephemeral = X25519::of_seed(seed);
+        let public = ephemeral.public();
+        let resolver = Box::new(Resolver { ephemeral });
+        let prologue = names.prologue();
+        let pattern = PATTERN.parse().expect("the pattern is one of Noise");
+        let builder = snow::Builder::with_resolver(pattern, resolver);
+        let builder = builder.prologue(&prologue).and_then(|builder| builder.psk(0, &key.psk));
+        let built = builder.and_then(|builder| match opens {
+            true => builder.build_initiator(),
+            false => builder.build_responder(),
+        });
+        let built = built.expect("the pattern needs a prologue and a key, and no more");
+        (Locked::new(built), public)
+    })
 }

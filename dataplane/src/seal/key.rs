@@ -1,9 +1,12 @@
 //! A key that an application gives a domain, and what is derived from it.
 
 use std::fmt;
+use std::hint::black_box;
+use std::sync::Arc;
 
 use aws_lc_rs::{constant_time, hkdf, hmac};
-use zeroize::Zeroizing;
+use barewire_driver::mem::Locked;
+use zeroize::Zeroize;
 
 use crate::wire::TAG_LEN;
 
@@ -18,8 +21,47 @@ pub const KEY_MAX: usize = 1024;
 /// AES-GCM (RFC 9001, 6.6).
 pub(super) const KEY_FRAMES_BITS: u32 = 22;
 
-/// 32 bytes that nobody else may see.
-pub(super) type Secret = Zeroizing<[u8; 32]>;
+/// 32 bytes that nobody else may see: all that last longer than a call lie in memory for secrets.
+pub(super) type Secret = Locked<[u8; 32]>;
+
+/// The secret of these bytes, which are overwritten.
+pub(super) fn secret_of(bytes: &mut [u8; 32]) -> Secret {
+    let mut secret = Secret::default();
+    secret.copy_from_slice(bytes);
+    bytes.zeroize();
+    secret
+}
+
+/// Bytes of the stack that calls of the cipher library reach to, with room to spare.
+const CIPHER_REACHES: usize = 8 << 10;
+
+/// Bytes that the making of a handshake reaches to, which moves its state from call to call.
+const HANDSHAKE_REACHES: usize = 32 << 10;
+
+/// Calls `act`, which calls the cipher library, and then overwrites what that has left on the
+/// stack, where there are copies of secrets that were moved.
+pub(super) fn then_wipe<T>(act: impl FnOnce() -> T) -> T {
+    wiped::<T, CIPHER_REACHES>(act)
+}
+
+/// [`then_wipe`] for the making of a handshake.
+pub(super) fn then_wipe_deep<T>(act: impl FnOnce() -> T) -> T {
+    wiped::<T, HANDSHAKE_REACHES>(act)
+}
+
+fn wiped<T, const LEN: usize>(act: impl FnOnce() -> T) -> T {
+    #[inline(never)]
+    fn apart<T>(act: impl FnOnce() -> T) -> T {
+        act()
+    }
+    #[inline(never)]
+    fn wipe<const LEN: usize>() {
+        black_box(&mut [0_u8; LEN]);
+    }
+    let done = apart(act);
+    wipe::<LEN>();
+    done
+}
 
 /// What a seal does with the bytes behind the base.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,11 +93,11 @@ pub struct PreSharedKey {
 
 /// What authenticates frames without a session, OPEN and RST.
 #[derive(Clone)]
-pub struct TagKey(hmac::Key);
+pub struct TagKey(Arc<Locked<hmac::Key>>);
 
 impl TagKey {
     pub(super) fn new(secret: &Secret) -> Self {
-        Self(hmac::Key::new(hmac::HMAC_SHA256, &**secret))
+        Self(Arc::new(Locked::new(hmac::Key::new(hmac::HMAC_SHA256, &**secret))))
     }
 
     /// Whether `tag` is the tag of `frame`; in constant time.
@@ -91,15 +133,17 @@ impl PreSharedKey {
         if !(KEY_MIN..=KEY_MAX).contains(&bytes.len()) || !(2..=30).contains(&bits) {
             return None;
         }
-        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"barewire 3 pre-shared key");
-        let root = salt.extract(bytes);
         let variant = [mode as u8, bits as u8];
-        let tag = expand(&root, &[b"tag", &variant]);
-        Some(Self {
-            psk: expand(&root, &[b"psk", &variant]),
-            tag: TagKey::new(&tag),
-            terms: Terms { mode, key_frames_bits: bits },
-        })
+        Some(then_wipe(|| {
+            let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"barewire 3 pre-shared key");
+            let root = salt.extract(bytes);
+            let tag = expand(&root, &[b"tag", &variant]);
+            Self {
+                psk: expand(&root, &[b"psk", &variant]),
+                tag: TagKey::new(&tag),
+                terms: Terms { mode, key_frames_bits: bits },
+            }
+        }))
     }
 
     /// What a node with a certificate has in place of one, and everybody knows: it authenticates
@@ -139,9 +183,14 @@ impl hkdf::KeyType for Len32 {
     }
 }
 
+/// The secret of this name that is derived from another.
+pub(super) fn derive(secret: &Secret, name: &[u8]) -> Secret {
+    then_wipe(|| expand(&hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, &**secret), &[name]))
+}
+
 /// The secret of this name that belongs to `root`.
-pub(super) fn expand(root: &hkdf::Prk, name: &[&[u8]]) -> Secret {
-    let mut secret = Zeroizing::new([0; 32]);
+fn expand(root: &hkdf::Prk, name: &[&[u8]]) -> Secret {
+    let mut secret = Secret::default();
     let derived = root.expand(name, Len32).and_then(|okm| okm.fill(&mut *secret));
     derived.expect("32 bytes are no more than HKDF gives");
     secret

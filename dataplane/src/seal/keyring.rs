@@ -5,10 +5,9 @@
 use std::sync::Arc;
 
 use aws_lc_rs::hmac;
-use zeroize::Zeroizing;
 
 use super::credentials::{Credentials, PAYLOAD_MAX};
-use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey};
+use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey, secret_of, then_wipe};
 use crate::types::Tenant;
 use crate::wire::{BASE_LEN, OpenOp, TAG_LEN, TRAILER_LEN};
 
@@ -62,8 +61,8 @@ impl Keyring {
     /// before: a live domain takes them from the kernel.
     ///
     /// `None` if there is no key or more than [`KEYS_MAX`].
-    pub fn new(keys: Vec<PreSharedKey>, entropy: [u8; 32]) -> Option<Self> {
-        let entropy = Entropy { root: Zeroizing::new(entropy) };
+    pub fn new(keys: Vec<PreSharedKey>, mut entropy: [u8; 32]) -> Option<Self> {
+        let entropy = Entropy { root: secret_of(&mut entropy) };
         let mut ring =
             Self { keys: Vec::new(), tenants: false, credentials: None, next: 0, entropy };
         ring.replace(keys).then_some(ring)
@@ -133,8 +132,8 @@ impl Keyring {
     /// A list of keys of tenants: there is none yet, each that is [added](Self::add) tells apart
     /// who has it, and which one opens a session is the peer's to say. `entropy` as for
     /// [`new`](Self::new).
-    pub fn of_tenants(entropy: [u8; 32]) -> Self {
-        let entropy = Entropy { root: Zeroizing::new(entropy) };
+    pub fn of_tenants(mut entropy: [u8; 32]) -> Self {
+        let entropy = Entropy { root: secret_of(&mut entropy) };
         Self { keys: Vec::new(), tenants: true, credentials: None, next: 1, entropy }
     }
 
@@ -249,14 +248,16 @@ impl Keyring {
     /// from is forgotten.
     pub(super) fn draw(&mut self) -> Secret {
         let root = &mut self.entropy.root;
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &**root);
-        let of = |name: &[u8]| {
-            let mut secret = Zeroizing::new([0; 32]);
-            secret.copy_from_slice(hmac::sign(&key, name).as_ref());
-            secret
-        };
-        let drawn = of(b"drawn");
-        *root = of(b"next");
-        drawn
+        then_wipe(|| {
+            let key = hmac::Key::new(hmac::HMAC_SHA256, &**root);
+            let of = |name: &[u8]| {
+                let mut secret = Secret::default();
+                secret.copy_from_slice(hmac::sign(&key, name).as_ref());
+                secret
+            };
+            let drawn = of(b"drawn");
+            *root = of(b"next");
+            drawn
+        })
     }
 }

@@ -119,7 +119,7 @@ impl FromStr for SessionSecret {
         if !(2..=30).contains(&key_frames_bits) || digits.len() != 64 || words.next().is_some() {
             return Err(BadLine);
         }
-        let mut secret = Zeroizing::new([0; 32]);
+        let mut secret = Secret::default();
         for (byte, pair) in secret.iter_mut().zip(digits.chunks_exact(2)) {
             let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8).ok_or(BadLine);
             *byte = digit(pair[0])? << 4 | digit(pair[1])?;
@@ -198,7 +198,7 @@ impl RecordReader {
 
     fn add(&mut self, secret: SessionSecret) {
         let known = self.directions.entry((secret.src, secret.dst, secret.sid)).or_default();
-        let is_known = known.iter().any(|one| one.secret.of.secret == secret.of.secret);
+        let is_known = known.iter().any(|one| *one.secret.of.secret == *secret.of.secret);
         if !is_known && self.count < LINES_MAX {
             known.push(Recorded { secret, chain: None, last: 0 });
             self.count += 1;

@@ -14,8 +14,10 @@
 //! - [`SessionSecret`] is what somebody needs who may read what was recorded ([`RecordReader`]); a
 //!   node keeps them for its owner only if told so.
 //!
-//! Secrets are overwritten when they are dropped, and no `Debug` shows one. Nothing here allocates
-//! once a session has its keys.
+//! Secrets lie in memory that is neither swapped nor dumped
+//! ([`Locked`](barewire_driver::mem::Locked)), are overwritten when they are dropped, and no
+//! `Debug` shows one. What the cipher library allocates itself, the key schedules, lies elsewhere;
+//! it overwrites that. Nothing here asks the system for memory once a session has its keys.
 
 mod chain;
 mod credentials;
@@ -27,6 +29,7 @@ mod keyring;
 mod log;
 mod noise;
 mod path;
+mod private_key;
 mod proof;
 mod replay;
 mod session;

@@ -2,10 +2,9 @@
 //! lie.
 
 use aws_lc_rs::aead::Aad;
-use zeroize::Zeroizing;
 
 use super::chain::{Chain, cipher, nonce, open_with};
-use super::key::{Mode, Secret, Terms};
+use super::key::{Mode, Secret, Terms, secret_of};
 use super::log::Unnamed;
 use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
@@ -62,7 +61,8 @@ impl SessionKeys {
     /// The keys of these secrets, this end's and the peer's, for `1 << key_frames_bits` frames to a
     /// key, 2 to 30. `aes` chooses the cipher. For tests: those of a session are of its handshake.
     pub fn of_secrets(mode: Mode, key_frames_bits: u32, aes: bool, secrets: [[u8; 32]; 2]) -> Self {
-        Self::new(Terms { mode, key_frames_bits }, aes, secrets.map(Zeroizing::new))
+        let secrets = secrets.map(|mut bytes| secret_of(&mut bytes));
+        Self::new(Terms { mode, key_frames_bits }, aes, secrets)
     }
 
     /// What the keys are derived from, as long as no frame was sealed or opened: the secrets of the

@@ -291,7 +291,7 @@ fn hex(digits: &str) -> Vec<u8> {
 #[test]
 fn frames_are_sealed_as_others_do() {
     let secret = || {
-        let mut secret = zeroize::Zeroizing::new([0; 32]);
+        let mut secret = super::key::Secret::default();
         (0..32).for_each(|i| secret[i as usize] = i);
         secret
     };

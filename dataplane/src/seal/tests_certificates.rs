@@ -195,7 +195,7 @@ fn a_payload_that_is_relayed_is_refused() {
     // What everybody knows.
     let first = b.first();
     let key = b.get(first).unwrap().clone();
-    let seed = |byte| zeroize::Zeroizing::new([byte; 32]);
+    let seed = |byte| super::key::secret_of(&mut [byte; 32]);
     let (mut between, _) = begin(&key, &seed(9), &NAMES, false);
     let payload = read(&mut between, opener.message()).unwrap();
     assert!(payload.len() > 200);

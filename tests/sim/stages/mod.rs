@@ -23,6 +23,7 @@ mod opening;
 mod planted;
 mod random;
 mod sealed;
+mod tenants;
 
 /// Sums over the runs of a stage.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use barewire_dataplane::plant::{ALL, Bug, with};
 
-use super::{Sum, certified, directed, hostile, nodes, once, opening, random};
+use super::{Sum, certified, directed, hostile, nodes, once, opening, random, tenants};
 use crate::ledger::{Checked, Violation};
 use crate::world::guarded;
 
@@ -14,7 +14,7 @@ use crate::world::guarded;
 type Part = fn(u64) -> Checked;
 
 /// In the order in which they are tried: name, parts at most.
-const STAGES: [(&str, u64, Part); 15] = [
+const STAGES: [(&str, u64, Part); 16] = [
     ("sim_quick", 40, |seed| random::one(seed, 500)),
     ("hostile_peer", 12, |seed| guarded(|| hostile::hostile(seed, 2_000))),
     ("forged_frames", 2, |seed| guarded(|| hostile::forged(seed, 5_000))),
@@ -27,6 +27,7 @@ const STAGES: [(&str, u64, Part); 15] = [
     ("false_death", 20, |seed| random::no_death(seed).map(|_| ())),
     ("other_keys", 60, |seed| random::rolled_out(seed).map(|_| ())),
     ("certificates", 12, |seed| guarded(|| certified::one(seed, &mut Sum::default()))),
+    ("tenants", 20, |seed| guarded(|| tenants::one(seed, &mut Sum::default()))),
     ("given_up", 400, |seed| random::withdrawn(seed).map(|_| ())),
     ("drop_dup_swap_each_packet", 1, |seed| directed::each_packet(seed, 12).map(|_| ())),
     ("sim_quick, more", 300, |seed| random::one(40 + seed, 500)),

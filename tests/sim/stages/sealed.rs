@@ -1,4 +1,4 @@
-//! What sessions with keys, and strangers, make a node hold of the heap.
+//! What sessions with keys, and strangers, make a node hold of the heap and of the memory for keys.
 
 use std::process::Command;
 
@@ -8,9 +8,10 @@ use barewire_dataplane::seal::{Initiator, Keyring, Mode, PreSharedKey, SessionNa
 use barewire_dataplane::types::Instant as Moment;
 use barewire_dataplane::wire::{self, AckOp, Base, Op, OpenOp, TAG_LEN, Ty, sealed};
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
+use barewire_driver::mem::KeyMemory;
 use barewire_driver::port::{MacAddr, Station, Tx};
 
-use crate::alloc::in_use;
+use crate::alloc;
 use crate::net::Net;
 use crate::plan::Plan;
 use crate::world::caps;
@@ -19,6 +20,11 @@ const MS: u64 = 1_000_000;
 
 /// Set in a process that runs one of these tests alone.
 const ALONE: &str = "SIM_ALONE";
+
+/// Bytes in use of the heap, and of the memory for keys.
+fn in_use() -> i64 {
+    alloc::in_use() + KeyMemory::now().used as i64
+}
 
 /// Whether this process runs the test of this name alone, since the heap of the ciphers is all
 /// threads'. If it does not, another one has run it.
