@@ -42,9 +42,9 @@ pub use switch::{Serving, check_switch, open_switch, open_through_switch, switch
 ///   MAC; with `qdisc=yes` frames leave through the queueing discipline. See
 ///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
 /// - `xdp:eth0` is a network interface past the kernel's stack, which keeps its driver, with
-///   `queue=0` or `queue=0-3`, `mode=native` or `mode=generic`, `zerocopy=no` or `zerocopy=yes`,
-///   `busypoll=yes`, `mac=`, `mtu=` and `ring=1024` (a power of two) after a comma. See
-///   [`XdpSettings`](crate::backend::xdp::XdpSettings).
+///   `queue=0`, `queue=0-3` or `queue=free`, `mode=native` or `mode=generic`, `zerocopy=no` or
+///   `zerocopy=yes`, `busypoll=yes`, `mac=`, `mtu=` and `ring=1024` (a power of two) after a comma.
+///   See [`XdpSettings`](crate::backend::xdp::XdpSettings).
 /// - `vfio:0000:05:00.0` is a NIC of its own, by its PCI address, with `mac=`, `mtu=9000`, `rx=512`
 ///   and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
@@ -511,6 +511,7 @@ mod tests {
             ("xdp:eth0,speed=1", "no option \"speed\""),
             ("xdp:eth0,queue=x", "not a number; write digits"),
             ("xdp:eth0,queue=-1", "not a number; write digits"),
+            ("xdp:nothing0,queue=free", "no such interface; there are "),
             ("xdp:eth0,queue=3-1", "queue=0-3 for several, at most 64"),
             ("xdp:eth0,queue=0-64", "queue=0-3 for several, at most 64"),
             ("xdp:eth0,mode=fast", "mode=native or mode=generic"),

@@ -18,7 +18,12 @@ pub(crate) fn on_nodes<'a>(
 
 /// Two nodes of two processes each: who is near is so for everybody, and all else goes by the wire.
 pub(crate) fn two_by_two(nodes: &Nodes, port: &str, mtu: u64) {
-    let places = [(0, port), (0, port), (1, port), (1, port)];
+    each_by_two(nodes, [port; 2], mtu);
+}
+
+/// The same where the processes of a node open ports of other names.
+pub(crate) fn each_by_two(nodes: &Nodes, [port, other]: [&str; 2], mtu: u64) {
+    let places = [(0, port), (0, other), (1, port), (1, other)];
     let told = all_to_all(4, on_nodes(nodes, &places), || {});
     for (i, (_, of)) in told.iter().enumerate() {
         assert_eq!(of.sessions.len(), 3, "{of:?}");
@@ -31,7 +36,7 @@ pub(crate) fn two_by_two(nodes: &Nodes, port: &str, mtu: u64) {
         }
         assert!(of.near_frames > 100 && of.far_frames > 100, "{of:?}");
     }
-    println!("{port}: {told:?}");
+    println!("{port} {other}: {told:?}");
 }
 
 const AFPACKET: &str = "afpacket:fab0,near=yes";

@@ -12,10 +12,11 @@ use barewire_tests::nodes::{Nodes, or_skip};
 use crate::environment::{outcome, refused};
 use crate::lengths::{all_sizes, fewer_sizes};
 use crate::messages::there_and_back;
-use crate::near::two_by_two;
+use crate::near::{each_by_two, two_by_two};
 use crate::rounds::kill_rounds;
 use crate::start;
-use crate::xdp::{GENERIC, NATIVE, fit};
+use crate::supervisor::Worker;
+use crate::xdp::{GENERIC, NATIVE, fit, program};
 
 /// Queues of the interfaces here.
 const QUEUES: u32 = 4;
@@ -93,23 +94,18 @@ fn of_each_queue(port: &mut dyn Port, is_all: impl Fn(u64, &dyn Port) -> bool) -
     counts
 }
 
-/// Goal: a port hears every queue of its interface, or those that were named, and counts their
-/// frames together; others are left to the kernel.
+/// Goal: a port hears every queue of its interface, those that it has and all others, and counts
+/// their frames together.
 #[test]
 fn every_queue_is_heard() {
     for mode in ["native", "generic"] {
         let Some(nodes) = or_skip(Nodes::pair_of_queues(1500, QUEUES)).and_then(fit) else {
             return;
         };
-        let cases = [("", 0..4), (",queue=0-3", 0..4), (",queue=1-2", 1..3), (",queue=3", 3..4)];
-        // In the stack a frame from a veth has the number of another queue, so all count only.
-        let of_mode = if mode == "native" { 4 } else { 2 };
-        for (option, queues) in cases.into_iter().take(of_mode) {
-            let want = (0..QUEUES).map(|queue| if queues.contains(&queue) { EACH } else { 0 });
-            let want: Vec<u64> = want.collect();
+        for option in ["", ",queue=0-3", ",queue=1-2", ",queue=3", ",queue=free"] {
             let port = format!("xdp:fab0,mode={mode}{option}");
-            let (counts, all) = heard(&nodes, &port, want.iter().sum(), 0);
-            assert_eq!(counts, want, "{mode}{option}");
+            let (counts, all) = heard(&nodes, &port, u64::from(QUEUES) * EACH, 0);
+            assert_eq!(counts, [EACH; QUEUES as usize], "{mode}{option}");
             assert_eq!(all.rx_frames, counts.iter().sum::<u64>(), "{mode}{option}");
         }
     }
@@ -143,13 +139,14 @@ fn queues_of_a_driver_that_does_not_say() {
     assert_eq!(mute.rx_queues, QUEUES);
 }
 
-/// Goal: a port leaves by the first of its queues.
+/// Goal: a port leaves by the first of its queues. Method: one inside of a VLAN hears its own queue
+/// only.
 #[test]
 fn frames_leave_by_the_first_queue() {
     let Some(nodes) = or_skip(Nodes::pair_of_queues(1500, QUEUES)).and_then(fit) else { return };
     for (option, by) in [("", 0), (",queue=2-3", 2)] {
         let sender = format!("xdp:fab0{option}");
-        let port = format!("xdp:fab0,queue={by}");
+        let port = format!("vlan(5):xdp:fab0,mode=native,queue={by}");
         let count = std::thread::scope(|scope| {
             let (nodes, sender) = (&nodes, &sender);
             let hear = move || {
@@ -159,7 +156,8 @@ fn frames_leave_by_the_first_queue() {
                 let send = move || {
                     nodes.enter(1).unwrap();
                     let mut port = opened(sender);
-                    let frame = [&own.mac.0[..], &[2; 6], &[0x88, 0xb5], &[0; 47]].concat();
+                    let tagged = [0x81, 0, 0, 5, 0x88, 0xb5];
+                    let frame = [&own.mac.0[..], &[2; 6], &tagged, &[0; 47]].concat();
                     port.tx(&TxFrame::whole(&frame)).unwrap();
                     port.flush().unwrap();
                 };
@@ -207,6 +205,78 @@ fn two_nodes_behind_switches_on_several_queues() {
     let switches = [0, 1].map(|node| start(&nodes, node, "switch", NATIVE));
     two_by_two(&nodes, "xdp:fab0,switch=yes,near=yes", 1500);
     crate::switch::end(switches);
+}
+
+/// Goal: processes share an interface, each with queues of its own, and who finds his taken is told
+/// of free ones and of the switch. Whoever of them is killed, the one who attached the program too,
+/// the others keep it; it goes with the last.
+#[test]
+fn processes_with_queues_of_their_own_share_an_interface() {
+    for mode in ["native", "generic"] {
+        let Some(nodes) = or_skip(Nodes::pair_of_queues(1500, QUEUES)).and_then(fit) else {
+            return;
+        };
+        let port = |queue: &str| format!("xdp:fab0,mode={mode},queue={queue}");
+        let open = |queue: &str| {
+            let opened = start(&nodes, 0, "opener", &port(queue));
+            assert!(opened.addr.starts_with("0 "), "{mode}: {}", opened.addr);
+            opened
+        };
+        let says = ["queues of the interface already: 0, 1", "queue=2-3", "queue=free"];
+        let switch = "barewire switch --port xdp:fab0";
+        let mut first = open("0");
+        let second = open("free");
+        for _ in 0..5 {
+            for taken in [port("0"), port("0-2"), format!("xdp:fab0,mode={mode}")] {
+                refused(&nodes, &taken, FI_EBUSY, &[&says[..], &[switch]].concat());
+            }
+            let other = if mode == "native" { "generic" } else { "native" };
+            let mended = format!("xdp:fab0,mode={other},queue=2");
+            refused(&nodes, &mended, FI_EINVAL, &["other processes", "leave out mode="]);
+            first.kill();
+            assert!(program(&nodes).is_some(), "{mode}: the second has it");
+            first = open("free");
+        }
+        let third = open("2-3");
+        refused(&nodes, &port("free"), FI_EBUSY, &["all 4 queues", switch]);
+        for opened in [second, third, first] {
+            assert!(program(&nodes).is_some());
+            opened.kill();
+        }
+        let begun = Instant::now();
+        while program(&nodes).is_some() {
+            assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", program(&nodes));
+        }
+    }
+}
+
+/// Ports that share an interface.
+const SHARED: [&str; 2] = ["xdp:fab0,queue=0-1,near=yes", "xdp:fab0,queue=2-3,near=yes"];
+
+/// Goal: what arrives by the queue of another process is heard, and who asks everybody is heard by
+/// all. Method: two nodes of two processes, and a switch between them that draws the queue.
+#[test]
+fn two_nodes_of_two_processes_with_queues_of_their_own() {
+    for mode in ["native", "generic"] {
+        let Some(nodes) = scattered() else { return };
+        let [a, b] = SHARED.map(|port| format!("{port},mode={mode}"));
+        each_by_two(&nodes, [&a, &b], 1500);
+    }
+}
+
+/// Goal: processes that share an interface are killed and come back while another one there stays,
+/// and after it has gone.
+#[test]
+fn kills_beside_a_process_that_shares_the_interface() {
+    for (mode, seed) in [("native", 51), ("generic", 53)] {
+        let Some(nodes) = scattered() else { return };
+        let [port, other] = SHARED.map(|port| format!("{port},mode={mode}"));
+        let others = [0, 1].map(|node| start(&nodes, node, "opener", &other));
+        let begin = |place, _name: &str| start(&nodes, place, "traffic", &port);
+        kill_rounds("kills-beside", begin, 4, seed);
+        others.into_iter().for_each(Worker::kill);
+        kill_rounds("kills-after", begin, 1, seed);
+    }
 }
 
 /// Goal: a process with an interface of more queues than a port hears is told what to do.

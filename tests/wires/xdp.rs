@@ -124,7 +124,7 @@ fn an_interface_under_xdp_changes() {
 }
 
 /// What `ip` says of the program on an interface.
-fn program(nodes: &Nodes) -> Option<String> {
+pub(crate) fn program(nodes: &Nodes) -> Option<String> {
     let seen = nodes.ip(0, "-d link show dev fab0").unwrap();
     seen.lines().find(|line| line.contains("prog/xdp")).map(str::to_owned)
 }

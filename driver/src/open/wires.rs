@@ -1,14 +1,12 @@
 //! Names of the ports that go out on a wire through the kernel.
 
-use std::ops::RangeInclusive;
-
 use super::place::split_place;
 use super::spec::{Outer, PortInfo, bad, no_option, parse, place_and_options, yes_or_no};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::inet::{addresses, host_text};
 use crate::backend::netdev::{Accept, links};
 use crate::backend::udp::{Udp, UdpSettings};
-use crate::backend::xdp::{QUEUES_MAX, RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
+use crate::backend::xdp::{QUEUES_MAX, Queues, RING_COUNTS, Xdp, XdpMode, XdpSettings, survey};
 use crate::error::OpenError;
 use crate::port::Port;
 
@@ -78,7 +76,7 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
     let mut settings = XdpSettings::named(interface);
     for (key, value) in options {
         match key {
-            "queue" => settings.queues = Some(queues(spec, value)?),
+            "queue" => settings.queues = queues(spec, value)?,
             "mode" => {
                 settings.mode = Some(match value {
                     "native" => XdpMode::Native,
@@ -112,15 +110,18 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
     Ok(settings)
 }
 
-/// What `queue=` says: a number, or the first and the last.
-fn queues(spec: &str, value: &str) -> Result<RangeInclusive<u32>, OpenError> {
+/// What `queue=` says: a number, or the first and the last, or any that is free.
+fn queues(spec: &str, value: &str) -> Result<Queues, OpenError> {
+    if value == "free" {
+        return Ok(Queues::Free);
+    }
     let (first, last) = value.split_once('-').unwrap_or((value, value));
     let queues = parse(spec, first)?..=parse(spec, last)?;
     if queues.is_empty() || queues.end() - queues.start() >= QUEUES_MAX {
         let why = format!("write queue=3, or queue=0-3 for several, at most {QUEUES_MAX}");
         return Err(bad(spec, why));
     }
-    Ok(queues)
+    Ok(Queues::These(queues))
 }
 
 /// Opens `udp:ADDRESS,...`.

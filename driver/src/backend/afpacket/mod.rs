@@ -2,13 +2,13 @@
 //! own.
 //!
 //! Needs CAP_NET_RAW in the network namespace, which `unshare -Urn` gives to anybody in one of his
-//! own. Frames arrive in a ring that the kernel writes and this process reads (`ring`), and leave
-//! by one system call a [`flush`](Port::flush), however many they are, past the queueing discipline
-//! and the filters of `tc` unless they are asked for (`socket`); those of `nft` at egress see them
-//! in any case since Linux 5.16. The kernel passes us frames of our EtherType to our address
-//! or to a group, without a VLAN tag; everything else on the wire is not even counted. What we
-//! send is filled up with zeros to 60 bytes, as the wire would do with whatever its driver has at
-//! hand.
+//! own. Frames arrive in a ring that the kernel writes and this process reads (`netdev::ring`),
+//! and leave by one system call a [`flush`](Port::flush), however many they are, past the queueing
+//! discipline and the filters of `tc` unless they are asked for (`socket`); those of `nft` at
+//! egress see them in any case since Linux 5.16. The kernel passes us frames of our EtherType to
+//! our address or to a group, without a VLAN tag; everything else on the wire is not even counted.
+//! What we send is filled up with zeros to 60 bytes, as the wire would do with whatever its driver
+//! has at hand.
 //!
 //! # Addresses
 //! Processes on an interface have its MAC, each with a number of its own; on `lo`, which has none,
@@ -24,7 +24,6 @@
 //! does not come back: the interface was removed, or its MTU stays below ours while we send longer
 //! frames. A new name changes nothing.
 
-mod ring;
 mod socket;
 
 use std::io;
@@ -34,6 +33,7 @@ use std::sync::Arc;
 
 use super::Bell;
 use super::batch::Batch;
+use super::netdev::ring::{self, RxRing, Slot};
 use super::netdev::{
     Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join_accepted, join_for,
     raw_socket,
@@ -42,8 +42,6 @@ use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, TxFrame};
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
-
-use ring::{RxRing, Slot};
 
 /// Largest MTU of a port; interfaces such as `lo` have more.
 pub const MTU_MAX: usize = 65_520;
@@ -346,7 +344,7 @@ impl AfPacket {
         }
         if self.losing {
             self.losing = false;
-            self.counters.rx_dropped += socket::lost(self.shared.sockets[0].as_raw_fd());
+            self.counters.rx_dropped += ring::lost(self.shared.sockets[0].as_raw_fd());
         }
         if self.ear.heard(self.polls.is_multiple_of(LOOK_EVERY)) {
             self.watched.relook(&self.caps, true)?;

@@ -1,16 +1,16 @@
-//! The raw socket: how it sends, what it hears, and what it lost.
+//! The raw socket: how it sends and what it hears.
 
 use std::io;
 use std::os::fd::RawFd;
 
 use super::super::netdev::filter;
-use super::super::{SEND_BUFFER, enlarge, get_option, set_option};
+use super::super::{SEND_BUFFER, enlarge, set_option};
 
 /// Asked for as the socket's send buffer: a burst of the longest frames.
 const SEND_BUFFER_LEN: libc::c_int = 4 << 20;
 
 /// Sets an option of the packet layer.
-pub(super) fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
+fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
     set_option(fd, libc::SOL_PACKET, option, value)
 }
 
@@ -30,12 +30,4 @@ pub(super) fn prepare(fd: RawFd, program: Vec<libc::sock_filter>, qdisc: bool) -
     // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
     enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN)?;
     filter::attach(fd, program)
-}
-
-const _: () = assert!(size_of::<[u32; 2]>() == size_of::<libc::tpacket_stats>());
-
-/// Frames that the kernel had no slot for since the last call.
-pub(super) fn lost(fd: RawFd) -> u64 {
-    let stats = get_option::<[u32; 2]>(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS);
-    stats.map_or(0, |([_all, lost], _)| lost.into())
 }

@@ -4,12 +4,13 @@
 //! of an address on it; `watched` is an interface in use, and what the log is told of its changes;
 //! `waiter` sleeps on both it and the port's socket;
 //! `egress` is what the kernel does to frames that leave it; `features` is what its driver can do
-//! with XDP; `filter` is what raw sockets on it hear.
+//! with XDP; `filter` is what raw sockets on it hear, and `ring` where they put it.
 
 mod egress;
 mod features;
 pub(super) mod filter;
 mod link;
+pub(super) mod ring;
 mod station;
 mod waiter;
 mod watched;

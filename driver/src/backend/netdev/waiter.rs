@@ -10,8 +10,8 @@ use super::filter::ArpSocket;
 use super::watched::Ear;
 use crate::port::PortWaiter;
 
-/// Sockets that a port can have.
-pub(in super::super) const SOCKETS_MAX: usize = 64;
+/// Sockets that a port can have: one for each of 64 queues, and a raw one.
+pub(in super::super) const SOCKETS_MAX: usize = 65;
 
 /// What a port's thread shares with those that sleep on it.
 pub(in super::super) struct Shared {

@@ -1,6 +1,7 @@
-//! bpf(2): a map of sockets, a program, and its link to an interface.
+//! bpf(2): maps of sockets and of programs, a program, and its link to an interface.
 //!
-//! Each is a descriptor and nothing else: it ends with the process, and the program with its link.
+//! Each is a descriptor and nothing else: it ends with the last process that has it open, and the
+//! program with its link.
 //!
 //! Source: Linux, include/uapi/linux/bpf.h.
 
@@ -18,6 +19,7 @@ const PROG_LOAD: libc::c_int = 5;
 const PROG_TEST_RUN: libc::c_int = 10;
 const LINK_CREATE: libc::c_int = 28;
 
+const MAP_TYPE_PROG_ARRAY: u32 = 3;
 const MAP_TYPE_XSKMAP: u32 = 17;
 const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
@@ -47,6 +49,19 @@ fn name(text: &str) -> [u8; 16] {
 /// # Errors
 /// `EPERM`: no CAP_NET_ADMIN or CAP_BPF.
 pub(super) fn socket_map(count: u32) -> io::Result<OwnedFd> {
+    map(MAP_TYPE_XSKMAP, count)
+}
+
+/// A map from queue numbers below `count` to programs, empty.
+///
+/// # Errors
+/// As [`socket_map`].
+pub(super) fn program_map(count: u32) -> io::Result<OwnedFd> {
+    map(MAP_TYPE_PROG_ARRAY, count)
+}
+
+/// A map from numbers below `count` to descriptors.
+fn map(kind: u32, count: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
     struct Attr {
@@ -60,7 +75,7 @@ pub(super) fn socket_map(count: u32) -> io::Result<OwnedFd> {
         map_name: [u8; 16],
     }
     let mut attr = Attr {
-        map_type: MAP_TYPE_XSKMAP,
+        map_type: kind,
         key_size: 4,
         value_size: 4,
         max_entries: count,
@@ -71,8 +86,12 @@ pub(super) fn socket_map(count: u32) -> io::Result<OwnedFd> {
     owned(unsafe { bpf(MAP_CREATE, &mut attr) }?)
 }
 
-/// Makes `socket` the one of `queue`. It leaves the map by itself when it is closed.
-pub(super) fn put(map: &OwnedFd, queue: u32, socket: RawFd) -> io::Result<()> {
+/// Makes `of` the socket or program of `queue`. A socket leaves the map by itself when it is
+/// closed, a program with the map.
+///
+/// # Errors
+/// `E2BIG`: the map ends before that queue.
+pub(super) fn put(map: &OwnedFd, queue: u32, of: RawFd) -> io::Result<()> {
     #[repr(C, align(8))]
     #[derive(Default)]
     struct Attr {
@@ -82,7 +101,7 @@ pub(super) fn put(map: &OwnedFd, queue: u32, socket: RawFd) -> io::Result<()> {
         value: u64,
         flags: u64,
     }
-    let value = socket as u32;
+    let value = of as u32;
     let mut attr = Attr {
         map_fd: map.as_raw_fd() as u32,
         key: std::ptr::from_ref(&queue) as u64,
@@ -144,6 +163,16 @@ pub enum XdpMode {
     Native,
     /// In the kernel's stack, on a copy: for drivers that cannot.
     Generic,
+}
+
+impl XdpMode {
+    /// In words.
+    pub(super) fn place(self) -> &'static str {
+        match self {
+            Self::Native => "the driver",
+            Self::Generic => "the kernel's stack",
+        }
+    }
 }
 
 /// Attaches a program to an interface, for as long as the descriptor is open.

@@ -1,32 +1,37 @@
 //! A network interface that keeps its driver, past the kernel's stack: AF_XDP.
 //!
-//! A program on the interface (`program`) gives frames of our EtherType to a socket of ours and
-//! leaves everything else to the kernel. The socket's frames lie in memory of this process
+//! Programs on the interface (`program`) give frames of our EtherType to a socket of ours and
+//! leave everything else to the kernel. The socket's frames lie in memory of this process
 //! (`umem`): a received one is lent where it was put, one to send is written where it is sent
 //! from, and rings (`ring`) say which is whose. Where the driver can, the device reads and
 //! writes that memory itself (zero-copy), on several queues only if asked to; elsewhere the
 //! kernel copies.
 //!
-//! The program is attached by a link, which ends with the process however that does: nothing stays
-//! behind, and while no socket is there the interface is as it was. Needs CAP_NET_RAW,
-//! CAP_NET_ADMIN and CAP_BPF; the latter two not in a user namespace.
+//! What is attached is so by a link, which ends with the last process that has it, however that
+//! does: nothing stays behind, and while no socket is there the interface is as it was. Needs
+//! CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF; the latter two not in a user namespace.
 //!
-//! # One process, all queues
-//! An interface runs one program, so one process has it; others of the node go through its
-//! [`switch`](super::switch). An interface with several receive queues spreads frames over them as
-//! its driver likes, and a socket hears one. So a port has a socket on each queue, all with the
-//! same memory, and looks at them by turns (`queue`). It sends by the first: what leaves in order
-//! stays so. A port on some of the queues hears what somebody steers there.
+//! # Queues
+//! An interface with several receive queues spreads frames over them as its driver likes, and a
+//! socket hears one. So a port has a socket on each queue, all with the same memory, and looks at
+//! them by turns (`queue`). It sends by the first: what leaves in order stays so.
+//!
+//! # Several processes
+//! Ports on different queues share the interface (`door`), each under a station of its own. Frames
+//! to a port that arrive by queues of others, and those to groups, it hears from the kernel's stack
+//! (`strays`). On an interface of one queue processes go through a [`switch`](super::switch).
 //!
 //! # When the interface changes
 //! As for [`afpacket`](super::afpacket).
 
 mod bound;
 mod bpf;
+mod door;
 mod program;
 mod queue;
 mod ring;
 mod socket;
+mod strays;
 pub mod survey;
 #[cfg(test)]
 mod tests;
@@ -40,11 +45,9 @@ use std::sync::Arc;
 
 use super::Bell;
 use super::frame_queue::FrameQueue;
-use super::lock::NotInChildren;
 use super::netdev::filter::ArpSocket;
-use super::netdev::hold;
 use super::netdev::{
-    Accept, Asker, Claim, Ear, Link, SOCKETS_MAX, Shared, Waiter, Wanted, Watched, join_accepted,
+    Accept, Claim, Ear, Link, SOCKETS_MAX, Shared, Waiter, Wanted, Watched, join_accepted,
     raw_socket,
 };
 use crate::clock::now_ns;
@@ -52,10 +55,12 @@ use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::mem::SHORT;
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
-use bound::{Bound, no_xdp, taken};
+use bound::{Bound, Part, no_xdp};
+use door::Door;
 use queue::{Queue, Turns};
 use ring::{Broken, Desc};
 use socket::{Receiving, Sending};
+use strays::Strays;
 use umem::{Received, Umem};
 
 pub use bpf::XdpMode;
@@ -76,7 +81,7 @@ const TX_COUNT: u32 = 512;
 pub const RING_COUNTS: std::ops::RangeInclusive<usize> = 64..=16_384;
 
 /// Receive queues that a port can have.
-pub const QUEUES_MAX: u32 = SOCKETS_MAX as u32;
+pub const QUEUES_MAX: u32 = SOCKETS_MAX as u32 - 1;
 
 /// Shortest frame on a wire, without its check sequence.
 const FRAME_MIN: usize = 60;
@@ -92,14 +97,25 @@ const RETRY_NS: u64 = 50_000;
 const KICKS: u32 = 2 * TX_COUNT / 32;
 /// Frames to ourselves that may wait.
 const OWN_FRAMES: usize = 64;
+/// Which of an interface's receive queues a port has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Queues {
+    /// All.
+    #[default]
+    All,
+    /// These, from 0, [`QUEUES_MAX`] at most.
+    These(RangeInclusive<u32>),
+    /// The first that no process has.
+    Free,
+}
+
 /// Which interface, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct XdpSettings {
     /// Name of the interface, such as `eth0`.
     pub interface: String,
-    /// The receive queues to use, from 0, [`QUEUES_MAX`] at most. Frames leave by the first.
-    /// Default: all.
-    pub queues: Option<RangeInclusive<u32>>,
+    /// The receive queues to use. Frames leave by the first. Default: all.
+    pub queues: Queues,
     /// Where the program runs. Default: in the driver, and in the stack where the driver cannot.
     pub mode: Option<XdpMode>,
     /// Whether the device may read and write our memory itself, where the driver can. Default: if
@@ -142,7 +158,7 @@ impl XdpSettings {
     pub fn check(&self) -> Result<(), OpenError> {
         let wanted = self.wanted();
         let (asker, link, _) = wanted.find()?;
-        self.queues_of(&asker, &link, &wanted)?;
+        self.queues_of(asker.rx_queues(&link.name), &link, &wanted)?;
         self.check_here()
     }
 
@@ -158,8 +174,11 @@ impl XdpSettings {
     }
 
     fn wanted(&self) -> Wanted<'_> {
-        let queues = self.queues.as_ref();
-        let queues = queues.map_or_else(String::new, |of| format!(",queue={}", range_text(of)));
+        let queues = match &self.queues {
+            Queues::All => String::new(),
+            Queues::These(of) => format!(",queue={}", range_text(of)),
+            Queues::Free => ",queue=free".to_owned(),
+        };
         Wanted {
             port: format!("xdp:{}{queues}", self.interface),
             interface: &self.interface,
@@ -174,15 +193,19 @@ impl XdpSettings {
         self.zero_copy.unwrap_or(queues.start() == queues.end())
     }
 
-    /// The queues to use.
+    /// The queues to use, of `count`; the first if any one will do.
     fn queues_of(
         &self,
-        asker: &Asker,
+        count: u32,
         link: &Link,
         wanted: &Wanted<'_>,
     ) -> Result<RangeInclusive<u32>, OpenError> {
-        let (name, count) = (&link.name, asker.rx_queues(&link.name));
-        let queues = self.queues.clone().unwrap_or(0..=count - 1);
+        let name = &link.name;
+        let queues = match &self.queues {
+            Queues::All => 0..=count - 1,
+            Queues::These(queues) => queues.clone(),
+            Queues::Free => 0..=0,
+        };
         if *queues.end() >= count {
             let why = match count {
                 1 => format!("{name} has one receive queue, 0"),
@@ -222,15 +245,26 @@ fn steer(name: &str, place: Option<SocketAddr>) -> String {
     )
 }
 
+/// The command that leads frames to a port to its queue `first`. Of ports that share the NIC's MAC
+/// nothing that a NIC looks at tells whose a frame is.
+fn lead(link: &Link, station: Station, first: u32) -> String {
+    let (name, mac) = (&link.name, station.mac);
+    if mac != link.mac {
+        return format!("ethtool -N {name} flow-type ether dst {mac} action {first}");
+    }
+    format!(
+        "ethtool -N {name} flow-type ether proto {ETHERTYPE:#06x} action {first}, or if other \
+         processes share the interface, give each an address (mac=02:00:00:00:00:01) and: \
+         ethtool -N {name} flow-type ether dst 02:00:00:00:00:01 action {first}"
+    )
+}
+
 /// Logs what the interface gives a port that is opened.
 fn tell(caps: &PortCaps, link: &Link, queues: &str, bound: &Bound, is_zero_copy: bool) {
     let PortCaps { station, mtu, name: port, .. } = caps;
     let copies = if is_zero_copy { "not copied" } else { "copied by the kernel" };
     let ring = bound.ring_count;
-    let place = match bound.mode {
-        XdpMode::Native => "the driver",
-        XdpMode::Generic => "the kernel's stack",
-    };
+    let place = bound.mode.place();
     tracing::info!(
         %port, %station, mtu, queues, ring,
         "the program runs in {place}, frames are {copies}"
@@ -250,6 +284,8 @@ pub struct Xdp {
     /// Bytes of the longest frame that the interface carries now, if that is less.
     carries: usize,
     queues: Box<[Queue]>,
+    /// The number of the first.
+    first: u32,
     turns: Turns,
     sending: Sending,
     /// The kernel holds its pages until the socket is closed, also when this is gone.
@@ -269,15 +305,15 @@ pub struct Xdp {
     told: Vec<i32>,
     watched: Watched,
     hairpin: FrameQueue,
+    /// Of a port that has not all queues.
+    strays: Option<Strays>,
     gone: Option<PortGone>,
-    /// The program, for as long as it is open; before the socket, so that frames pass it again.
-    _link: NotInChildren,
     _map: OwnedFd,
     ear: Arc<Ear>,
     shared: Arc<Shared>,
-    _claims: (NotInChildren, Claim),
-    /// Keeps the interface listening to our address.
-    _member: NotInChildren,
+    /// Our queues, and our share of the program.
+    _door: Door,
+    _claim: Claim,
 }
 
 impl Xdp {
@@ -289,16 +325,19 @@ impl Xdp {
     pub fn open(settings: &XdpSettings) -> Result<Self, OpenError> {
         let wanted = settings.wanted();
         let (asker, link, mtu) = wanted.find()?;
-        let numbers = settings.queues_of(&asker, &link, &wanted)?;
         let os = |e: io::Error| wanted.os("cannot set up the socket", &e);
         let member = raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
-        let owner =
-            hold(&format!("barewire-xdp-{}", link.index)).map_err(|e| taken(&wanted, &e))?;
+        let (part, claims) = Part::take(settings, &wanted, &asker, &link)?;
         let (station, claim) = wanted.claim(&link, settings.accept)?;
         let ear = Arc::new(Ear::new().map_err(os)?);
         join_accepted(member.as_raw_fd(), &link, settings.accept, station.mac).map_err(os)?;
-        let text = range_text(&numbers);
-        let bound = bound::bind(settings, &wanted, &link, numbers, station)?;
+        let strays = part.has_strays.then(|| {
+            let of = (station, ETH_HDR_LEN + mtu);
+            Strays::new(member.as_raw_fd(), &link, settings, of)
+        });
+        let strays = strays.transpose().map_err(os)?;
+        let text = range_text(&part.numbers);
+        let bound = bound::bind(settings, &wanted, &link, station, (&part, claims))?;
         let is_busy_polling = settings.busy_poll;
         for queue in bound.queues.iter().filter(|_| is_busy_polling) {
             let busy = socket::busy_poll(queue.fd);
@@ -316,7 +355,9 @@ impl Xdp {
         let is_zero_copy = socket::is_zero_copy(bound.queues[0].fd);
         tell(&caps, &link, &text, &bound, is_zero_copy);
         let frame_max = ETH_HDR_LEN + mtu;
-        let Bound { sockets, queues, sending, umem, link: program, map, .. } = bound;
+        let Bound { mut sockets, queues, sending, umem, map, door, .. } = bound;
+        // Keeps the interface listening to our address.
+        sockets.push(member);
         Ok(Self {
             own: station.word(),
             caps,
@@ -324,6 +365,7 @@ impl Xdp {
             carries: frame_max,
             turns: Turns::new(queues.len()),
             queues: queues.into(),
+            first: *part.numbers.start(),
             sending,
             umem,
             burst: Box::new([Received::default(); BURST]),
@@ -337,13 +379,13 @@ impl Xdp {
             told: Vec::new(),
             watched: Watched::new(asker, link),
             hairpin: FrameQueue::new(OWN_FRAMES, frame_max),
+            strays,
             gone: None,
-            _link: program,
             _map: map,
             shared: Arc::new(Shared { sockets, ear: Some(Arc::clone(&ear)), bell, arp }),
             ear,
-            _claims: (owner, claim),
-            _member: member,
+            _door: door,
+            _claim: claim,
         })
     }
 
@@ -464,8 +506,24 @@ impl Xdp {
             let lost = self.queues.iter().map(|queue| socket::lost(queue.fd)).sum::<u64>();
             self.counters.rx_dropped += lost.saturating_sub(self.lost);
             self.lost = lost;
+            self.look_at_strays();
         }
         if self.ear.heard(anyway) { self.relook(true) } else { Ok(()) }
+    }
+
+    /// Counts what of them was lost, and tells the log once that there are some.
+    fn look_at_strays(&mut self) {
+        let Some(strays) = &mut self.strays else { return };
+        self.counters.rx_dropped += strays.lost();
+        if strays.is_news() {
+            let port = &self.caps.name;
+            let mend = lead(self.watched.link(), self.caps.station, self.first);
+            tracing::warn!(
+                %port,
+                "frames to this port arrive by other queues and come through the kernel's stack, \
+                 as slow as afpacket; where the NIC can, lead them here: {mend}"
+            );
+        }
     }
 
     fn relook(&mut self, heard: bool) -> Result<(), PortGone> {
@@ -617,6 +675,9 @@ impl Port for Xdp {
             let heard = arp.lend(max - count, sink);
             self.counters.rx_frames += heard as u64;
             count += heard;
+        }
+        if let Some(strays) = &mut self.strays {
+            count += strays.lend(max.min(BURST) - count, sink, &mut self.counters);
         }
         if !self.hairpin.is_empty() {
             count += self.hairpin.rx_burst(max - count, sink, &mut self.counters);

@@ -1,8 +1,11 @@
-//! The program that the interface runs on each frame before the kernel's stack sees it.
+//! The programs that the interface runs on each frame before the kernel's stack sees it.
 //!
-//! A frame of our EtherType to this station or to a group (or a datagram to a port's place) goes to
-//! the socket of the queue that it arrived on; everything else, and everything while no socket is
-//! there, goes on as if there were no program. It looks at bytes that it has checked to be there.
+//! The interface has one, which goes on with that of the queue that the frame arrived on
+//! (`by_queue`); each port brings its own for its queues. A frame of our EtherType to this station
+//! or to a group (or a datagram to a port's place) goes to the socket of the queue; everything
+//! else, and everything while no socket is there, goes on as if there were no program. It looks at
+//! bytes that it has checked to be there. A port that has not all queues leaves groups to the
+//! kernel too, since each port is to hear them (`strays`).
 //!
 //! Source: RFC 9669 (BPF instruction set); Linux, `struct xdp_md`, bpf-helpers(7).
 
@@ -37,6 +40,8 @@ const EXIT: u8 = 0x95;
 const MAP_FD: u8 = 1;
 /// `bpf_redirect_map`, whose third argument is what is returned if the map has no such entry.
 const REDIRECT_MAP: i32 = 51;
+/// `bpf_tail_call`, which returns only if the map has no such entry.
+const TAIL_CALL: i32 = 12;
 
 /// Where the headers of UDP over IPv6 end.
 const UDP6_END: usize = 62;
@@ -67,13 +72,13 @@ enum Check {
     Group,
 }
 
-/// The checks of frames of `ethertype` to `station` and to groups, without `station` to any. The
-/// number [`Station::EVERY`] is any number.
-fn of_station(ethertype: u16, station: Option<Station>) -> Vec<Check> {
+/// The checks of frames of `ethertype` to `station` and, with `groups`, to groups; without
+/// `station` to any. The number [`Station::EVERY`] is any number.
+fn of_station(ethertype: u16, station: Option<Station>, groups: bool) -> Vec<Check> {
     let mut checks = vec![Check::Half(12, ethertype.to_be_bytes())];
     if let Some(Station { mac: MacAddr([a, b, c, d, e, f]), number }) = station {
         let mac = [Check::Half(0, [a, b]), Check::Half(2, [c, d]), Check::Half(4, [e, f])];
-        checks.push(Check::Group);
+        checks.extend(groups.then_some(Check::Group));
         checks.extend(mac);
         if number != Station::EVERY {
             checks.push(Check::Half(DST_NUMBER_AT as i16, number.to_le_bytes()));
@@ -138,17 +143,30 @@ fn of_vlan(id: u16, checks: Vec<Check>) -> Vec<Check> {
 /// What a program takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Take {
-    /// Frames of the EtherType to the station and to groups, or to any.
-    Frames(u16, Option<Station>),
+    /// Frames of the EtherType to the station, or to any, and if so to groups.
+    Frames(u16, Option<Station>, bool),
     /// Datagrams to the place.
     Datagrams(SocketAddr),
 }
 
-/// The program that gives the frames that it takes to the sockets in `map`: those with the tag of
-/// `vlan`, or without one.
+/// The program of an interface: goes on with that of the frame's queue in the map `programs`, and
+/// leaves the frame to the kernel if there is none.
+pub(super) fn by_queue(programs: RawFd) -> Vec<Insn> {
+    vec![
+        insn(LOAD_W, 3, 1, RX_QUEUE, 0),
+        insn(LOAD_IMM64, 2, MAP_FD, 0, programs),
+        insn(0, 0, 0, 0, 0), // the upper half of the number
+        insn(CALL, 0, 0, 0, TAIL_CALL),
+        insn(MOV_IMM, 0, 0, 0, XDP_PASS as i32),
+        insn(EXIT, 0, 0, 0, 0),
+    ]
+}
+
+/// The program of a queue, that gives the frames that it takes to the sockets in `map`: those with
+/// the tag of `vlan`, or without one.
 pub(super) fn program(map: RawFd, take: Take, vlan: Option<u16>) -> Vec<Insn> {
     let checks = match take {
-        Take::Frames(ethertype, station) => of_station(ethertype, station),
+        Take::Frames(ethertype, station, groups) => of_station(ethertype, station, groups),
         Take::Datagrams(place) => of_place(place),
     };
     let looked_at = match take {

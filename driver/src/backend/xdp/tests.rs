@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use memmap2::{MmapMut, MmapRaw};
 
-use super::program::{Take, XDP_PASS, program};
+use super::door::{self, Claims, Common, Found};
+use super::program::{Take, XDP_PASS, by_queue, program};
 use super::queue::Turns;
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
-use super::{XdpSettings, bound, bpf, socket};
+use super::{XdpMode, XdpSettings, bound, bpf, socket};
 use crate::backend::lock::NotInChildren;
 use crate::backend::netdev::Accept;
 use crate::frame::ETHERTYPE;
@@ -84,7 +85,7 @@ fn the_program_takes_what_is_ours() {
     let Some((none, _)) = map(false) else { return };
     let Some((one, _socket)) = map(true) else { return };
     let load = |map: &OwnedFd, accept: Accept| {
-        let take = Take::Frames(ETHERTYPE, accept.filter(own));
+        let take = Take::Frames(ETHERTYPE, accept.filter(own), true);
         let program = program(map.as_raw_fd(), take, None);
         bpf::load(&program).expect("the kernel takes it")
     };
@@ -114,6 +115,110 @@ fn the_program_takes_what_is_ours() {
             for dst in [own, Station::BROADCAST] {
                 assert_eq!(said(&frame(dst, ty, len)), [false; 3], "{ty:#x} to {dst}");
             }
+        }
+    }
+}
+
+/// Goal: the interface's program goes on with that of the frame's queue, and without one leaves all
+/// to the kernel; the program of a port that has not all queues leaves it frames to groups.
+#[test]
+fn a_frame_goes_to_the_program_of_its_queue() {
+    let own = Station { number: 0x1234, ..Station::at([0x02, 0xfe, 0x80, 0x7f, 0xff, 0x01]) };
+    let Some((one, _socket)) = map(true) else { return };
+    let programs = bpf::program_map(2).unwrap();
+    let first = bpf::load(&by_queue(programs.as_raw_fd())).expect("the kernel takes it");
+    let other = Station { number: 0x1235, ..own };
+    let said = || {
+        let frames = [own, Station::BROADCAST, other].map(|to| frame(to, ETHERTYPE, 64));
+        frames.map(|frame| bpf::run(&first, &frame).unwrap() == XDP_REDIRECT)
+    };
+    for groups in [true, false] {
+        let take = Take::Frames(ETHERTYPE, Some(own), groups);
+        let of_queue = bpf::load(&program(one.as_raw_fd(), take, None)).unwrap();
+        let before = said();
+        bpf::put(&programs, 1, of_queue.as_raw_fd()).unwrap();
+        assert_eq!(said(), before, "that of another queue");
+        bpf::put(&programs, 0, of_queue.as_raw_fd()).unwrap();
+        drop(of_queue);
+        assert_eq!(said(), [true, groups, false]);
+    }
+    let error = bpf::put(&programs, 2, first.as_raw_fd()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::E2BIG));
+}
+
+/// Of the tests below; no interface has such a number.
+fn no_interface(number: u32) -> u32 {
+    0x4000_0000 + 16 * std::process::id() + number
+}
+
+fn file() -> NotInChildren {
+    OwnedFd::from(tempfile::tempfile().unwrap()).into()
+}
+
+fn claims(index: u32, queues: std::ops::RangeInclusive<u32>) -> Result<Claims, nix::errno::Errno> {
+    Claims::take(index, &queues)
+}
+
+/// Goal: a queue has one process, whose share of the program any other gets as long as it lives;
+/// then the name is free at once.
+#[test]
+fn queues_are_claimed_and_the_program_is_handed_over() {
+    let index = no_interface(0);
+    let inode = |fd: &OwnedFd| nix::sys::stat::fstat(fd).unwrap().st_ino;
+    let busy = Some(nix::errno::Errno::EADDRINUSE);
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let first = claims(index, 1..=3).unwrap();
+        assert!(matches!(door::find(index, 8), Ok(Found::Nobody)), "nothing to share yet");
+        let (programs, link) = (file(), file());
+        let inodes = [&programs, &link].map(|fd| inode(fd));
+        let door = first.share(Common { programs, link, mode }).unwrap();
+        for queues in [1..=1, 3..=3, 0..=1, 3..=9] {
+            assert_eq!(claims(index, queues).err(), busy);
+        }
+        let second = claims(index, 4..=5).unwrap();
+        assert_eq!(door::taken(index), [1, 2, 3, 4, 5]);
+        let Ok(Found::Common(common)) = door::find(index, 8) else { panic!("not found") };
+        assert_eq!(common.mode, mode);
+        let second = second.share(common).unwrap();
+        drop(door);
+        drop(claims(index, 1..=3).unwrap());
+        // From the second one, who has it from the first.
+        let Ok(Found::Common(common)) = door::find(index, 8) else { panic!("not found") };
+        assert_eq!([&common.programs, &common.link].map(|fd| inode(fd)), inodes);
+        drop(second);
+        assert!(matches!(door::find(index, 8), Ok(Found::Nobody)));
+        assert!(door::taken(index).is_empty());
+    }
+}
+
+/// Goal: who listens at the name of a queue and does not answer, or answers something else, is told
+/// from who is not there, and costs a second at most.
+#[test]
+fn processes_that_do_not_share() {
+    use crate::backend::bound::BoundSocket;
+    use crate::backend::unix::send;
+    let said: [Option<&[u8]>; 5] = [None, Some(&[2, 0]), Some(&[1, 7]), Some(&[1]), Some(&[1; 9])];
+    for (says, number) in said.into_iter().zip(1..) {
+        let index = no_interface(number);
+        let name = format!("barewire-xdp-{index}-0");
+        let address = nix::sys::socket::UnixAddr::new_abstract(name.as_bytes()).unwrap();
+        let listener = BoundSocket::bind(&address).unwrap();
+        listener.listen(nix::sys::socket::Backlog::new(4).unwrap()).unwrap();
+        let (found, other) = std::thread::scope(|scope| {
+            let asks = scope.spawn(|| door::find(index, 1).unwrap());
+            let mut caller = None;
+            while let (Some(bytes), None) = (says, &caller) {
+                caller = listener.accept();
+                if let Some(caller) = &caller {
+                    send(caller.as_raw_fd(), bytes, Some(file().as_raw_fd())).unwrap();
+                }
+            }
+            (asks.join().unwrap(), caller)
+        });
+        drop(other);
+        match says {
+            None => assert!(matches!(found, Found::Silent(0))),
+            Some(bytes) => assert!(matches!(found, Found::Other(0)), "{bytes:?}"),
         }
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::super::vlan::{ETHERTYPE_VLAN, VLAN_ID};
-use super::socket::set;
+use super::super::{get_option, set_option};
 use crate::frame::{ETH_HDR_LEN, RxFrame};
 
 /// What the kernel puts before a frame in its slot at most: its header, the address, alignment.
@@ -26,7 +26,7 @@ const RING_LEN: usize = 8 << 20;
 const SLOTS: std::ops::RangeInclusive<usize> = 128..=4096;
 
 /// The receive ring of a packet socket.
-pub(super) struct RxRing {
+pub(in super::super) struct RxRing {
     map: MmapRaw,
     slot_len: usize,
     block_len: usize,
@@ -42,7 +42,7 @@ pub(super) struct RxRing {
 }
 
 /// What a slot holds.
-pub(super) enum Slot {
+pub(in super::super) enum Slot {
     /// The kernel has not filled it yet.
     Empty,
     /// A frame at `start` of the ring. `lost`: others before it found no free slot.
@@ -79,7 +79,7 @@ fn page_len() -> usize {
 
 impl RxRing {
     /// Gives the socket a ring for frames of `frame_max` bytes.
-    pub(super) fn new(
+    pub(in super::super) fn new(
         fd: RawFd,
         frame_max: usize,
         slots: Option<usize>,
@@ -88,14 +88,15 @@ impl RxRing {
         let (slot_len, block_len, block_count) = shape(frame_max, slots);
         let slots_per_block = block_len / slot_len;
         let slot_count = block_count * slots_per_block;
-        set(fd, libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V2 as libc::c_int))?;
+        let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
+        set_option(fd, libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
         let request = libc::tpacket_req {
             tp_block_size: block_len as u32,
             tp_block_nr: block_count as u32,
             tp_frame_size: slot_len as u32,
             tp_frame_nr: slot_count as u32,
         };
-        set(fd, libc::PACKET_RX_RING, &request)?;
+        set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let map = MmapOptions::new().len(block_len * block_count).populate().map_raw(&Fd(fd))?;
         // A child's mapping would keep the socket, and with it what the interface listens to.
         map.advise(Advice::DontFork)?;
@@ -114,14 +115,14 @@ impl RxRing {
     }
 
     /// Slots there are.
-    pub(super) fn slot_count(&self) -> usize {
+    pub(in super::super) fn slot_count(&self) -> usize {
         self.slot_count
     }
 
     /// Looks at the next slot. What it holds stays there until [`advance`](Self::advance) and
     /// [`give_back`](Self::give_back).
     #[inline]
-    pub(super) fn look(&self) -> Slot {
+    pub(in super::super) fn look(&self) -> Slot {
         // Acquire: what the kernel wrote before the status is seen after it.
         let status = self.status(self.offset).load(Acquire);
         if status & libc::TP_STATUS_USER == 0 {
@@ -146,7 +147,7 @@ impl RxRing {
 
     /// Goes on to the next slot and says where the one before was.
     #[inline]
-    pub(super) fn advance(&mut self) -> usize {
+    pub(in super::super) fn advance(&mut self) -> usize {
         let was = self.offset;
         if self.left_in_block > 0 {
             self.left_in_block -= 1;
@@ -162,14 +163,14 @@ impl RxRing {
 
     /// Lets the kernel write the slot at `offset` again.
     #[inline]
-    pub(super) fn give_back(&self, offset: usize) {
+    pub(in super::super) fn give_back(&self, offset: usize) {
         // Release: we have read what we wanted before.
         self.status(offset).store(libc::TP_STATUS_KERNEL, Release);
     }
 
     /// The frame that [`look`](Self::look) found, until its slot is given back.
     #[inline]
-    pub(super) fn frame(&self, start: usize, len: usize) -> RxFrame<'_> {
+    pub(in super::super) fn frame(&self, start: usize, len: usize) -> RxFrame<'_> {
         assert!(start + len <= self.map.len());
         // SAFETY: the range lies in the mapping, which lives as long as `self`. The kernel writes
         // it only after `give_back`; anything else would be a mixture of bytes (D2).
@@ -190,6 +191,14 @@ impl RxRing {
         // plain numbers, copied.
         unsafe { self.map.as_ptr().add(offset).cast::<libc::tpacket2_hdr>().read() }
     }
+}
+
+const _: () = assert!(size_of::<[u32; 2]>() == size_of::<libc::tpacket_stats>());
+
+/// Frames that the kernel had no slot for since the last call.
+pub(in super::super) fn lost(fd: RawFd) -> u64 {
+    let stats = get_option::<[u32; 2]>(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS);
+    stats.map_or(0, |([_all, lost], _)| lost.into())
 }
 
 /// For the mapping only, which takes a descriptor in this shape.

@@ -1,0 +1,317 @@
+//! What the copy of a long frame into a NIC's buffer costs on its way out, against a frame whose
+//! payload the NIC would read where the application has it.
+//!
+//! *Copied* is the driver of virtio-net as it is. *In place* is the same rings with three
+//! descriptors a frame: header, payload, checksum; the payload's is written for each frame, from
+//! one region at a fixed distance from the device's addresses, which is the least that it could be.
+//! The model of the device completes both, and is not timed. *Cold* payload comes from more memory
+//! than any cache holds, *warm* from 128 KiB. *Checked* means that the checksum of the payload is
+//! computed before, as every packet on a wire has one.
+//!
+//! `64KiB` are messages over a memif, both ends in one thread, each end's turns timed: of sender
+//! and receiver the slower one is what a stream can be.
+
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU16;
+
+use barewire_benches::duo::Rounds;
+use barewire_benches::end::{End, Made, Memory, NodeEnd};
+use barewire_benches::pair::joined;
+use barewire_benches::{Args, Report, Sample};
+use barewire_driver::backend::vfio::VfioPort;
+use barewire_driver::backend::vfio::netq::{Doorbell, NetQueues, QueueMemory};
+use barewire_driver::backend::vfio::nic::Facts;
+use barewire_driver::backend::vfio::ring::model::VirtqDevice;
+use barewire_driver::backend::vfio::ring::virtq::Virtq;
+use barewire_driver::clock::now_ns;
+use barewire_driver::frame::{Body, TxFrame};
+use barewire_driver::mem::{Arena, Block, Hugepages};
+use barewire_driver::port::{MacAddr, Port, Tx};
+
+/// Frames that can be under way, and bytes of a buffer of a copied one.
+const COUNT: u16 = 256;
+const STRIDE: usize = 9216;
+/// Bytes before and after a payload.
+const HEAD: usize = 68;
+const TAIL: usize = 4;
+/// Of a virtio-net header.
+const NET: usize = 12;
+const BURST: usize = 32;
+/// Payload memory.
+const COLD: usize = 256 << 20;
+const WARM: usize = 128 << 10;
+
+fn main() {
+    let args = Args::read();
+    let mut report = Report::new("copies", &args);
+    let memory = Memory::from_page(args.size(COLD as u64, 4 << 20) as usize);
+    for len in [4096, 8192] {
+        for (heat, of) in [("cold", memory.len()), ("warm", WARM)] {
+            for (name, checked) in [("", false), ("-checked", true)] {
+                let case = format!("{len}B-{heat}{name}");
+                if args.wants(&case) {
+                    let how = Payload { memory: &memory, of, len, checked };
+                    match frames(&how, &args) {
+                        Ok(rounds) => report.row(rounds.row(&case, "ns/frame", "copied")),
+                        Err(why) => report.skip(&case, &why),
+                    }
+                }
+            }
+        }
+    }
+    if args.wants("64KiB") {
+        match both_ends(&args, &mut report) {
+            Ok(()) => {}
+            Err(why) => report.skip("64KiB", &why),
+        }
+    }
+}
+
+/// What is sent.
+struct Payload<'a> {
+    memory: &'a Memory,
+    /// Bytes of it that are used, and of a frame's part.
+    of: usize,
+    len: usize,
+    checked: bool,
+}
+
+impl Payload<'_> {
+    /// The frames' parts, one after the other, from the first on.
+    fn place(&self, i: usize) -> usize {
+        i * self.len % self.of
+    }
+}
+
+/// Nanoseconds of a frame in place, against one that is copied, by turns: of a round the median
+/// burst, since the scheduler takes the processor within some.
+fn frames(payload: &Payload<'_>, args: &Args) -> Made<Rounds> {
+    let bursts = args.size(64, 8) as usize;
+    let (mut copied, mut in_place) = (Copied::new()?, InPlace::new()?);
+    let mut next = 0;
+    Rounds::measure(args.size(41, 2), || {
+        let mut spent = [(); 2].map(|()| Sample::default());
+        for burst in 0..2 * bursts {
+            // Either begins as often behind the other's burst.
+            let which = (burst + burst / 2) % 2;
+            let begun = now_ns();
+            for i in next..next + BURST {
+                let at = payload.place(i);
+                match which {
+                    0 => in_place.send(payload, at),
+                    _ => copied.send(payload, at)?,
+                }
+            }
+            if which == 0 {
+                in_place.flush()
+            } else {
+                copied.flush()?
+            }
+            spent[which].push((now_ns() - begun) as f64 / BURST as f64);
+            if which == 0 {
+                in_place.complete()
+            } else {
+                copied.complete()
+            }
+            next += BURST;
+        }
+        let [ours, theirs] = spent.map(|of| of.median());
+        Ok((ours, theirs))
+    })
+}
+
+/// The checksum behind a payload, if it has one.
+fn tail(payload: &Payload<'_>, body: &Body<'_>) -> [u8; TAIL] {
+    if payload.checked { body.crc32c(0).to_le_bytes() } else { [7; TAIL] }
+}
+
+/// A frame's head.
+const HEADER: [u8; HEAD] = {
+    let mut head = [0x5a; HEAD];
+    (head[0], head[6]) = (2, 2);
+    head
+};
+
+fn block(len: usize) -> Made<Block> {
+    let arena = Arena::new(len, Hugepages::IfFree).map_err(|e| e.to_string())?;
+    arena.block(len).ok_or_else(|| "a new arena has no room".into())
+}
+
+fn at(block: &Block, offset: usize) -> Made<NonNull<u8>> {
+    NonNull::new(block.as_mut_ptr().wrapping_add(offset)).ok_or_else(|| "no memory".into())
+}
+
+/// The driver.
+struct Copied {
+    port: VfioPort<NetQueues>,
+    device: VirtqDevice,
+    _memory: [Block; 2],
+    _doorbell: Box<AtomicU16>,
+}
+
+impl Copied {
+    fn new() -> Made<Self> {
+        let queue_len = NetQueues::queue_len(COUNT).next_multiple_of(4096);
+        let buffers_len = usize::from(COUNT) * STRIDE;
+        let (queues, buffers) = (block(2 * queue_len)?, block(2 * buffers_len)?);
+        let doorbell = Box::new(AtomicU16::new(0));
+        let register = NonNull::new(doorbell.as_ptr()).ok_or("no memory")?;
+        let memory = |n: usize| -> Made<QueueMemory> {
+            Ok(QueueMemory {
+                queue: at(&queues, n * queue_len)?,
+                count: COUNT,
+                buffers: at(&buffers, n * buffers_len)?,
+                buffers_iova: (1 + n as u64) << 32,
+                stride: STRIDE,
+                doorbell: Doorbell { register, queue: n as u16 },
+            })
+        };
+        let (rx, tx) = (memory(0)?, memory(1)?);
+        // SAFETY: both blocks are kept beside what uses them, are zero, page aligned, as long as
+        // was asked for, and reached by the driver and its model alone. So is the doorbell.
+        let (queues_of_driver, device) =
+            unsafe { (NetQueues::new(&rx, &tx), VirtqDevice::new(tx.queue, COUNT)) };
+        device.set_kicks(false);
+        let facts = Facts { mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 9000, link_bps: 0 };
+        let port = VfioPort::over(queues_of_driver, facts, "model");
+        Ok(Self { port, device, _memory: [queues, buffers], _doorbell: doorbell })
+    }
+
+    fn send(&mut self, payload: &Payload<'_>, place: usize) -> Made<()> {
+        let buf = payload.memory.lend(place, payload.len);
+        let body = Body::Io { buf: &buf, offset: 0, len: payload.len };
+        let tail = tail(payload, &body);
+        match self.port.tx(&TxFrame { head: &HEADER, body, tail: &tail }) {
+            Ok(Tx::Sent) => Ok(()),
+            other => Err(format!("a frame was not sent: {other:?}")),
+        }
+    }
+
+    fn flush(&mut self) -> Made<()> {
+        self.port.flush().map_err(|gone| gone.to_string())
+    }
+
+    fn complete(&mut self) {
+        while let Some(id) = self.device.next_id() {
+            self.device.used(id.into(), 0);
+        }
+    }
+}
+
+/// Three descriptors a frame.
+struct InPlace {
+    queue: Virtq,
+    device: VirtqDevice,
+    /// Heads, each with its frame's tail behind it.
+    heads: Block,
+    _queue: Block,
+}
+
+/// The device's address of payload memory, less ours.
+const DISTANCE: u64 = 1 << 44;
+/// Bytes for a head and a tail.
+const HEAD_STRIDE: usize = 128;
+
+impl InPlace {
+    fn new() -> Made<Self> {
+        // A power of two that holds three descriptors for each.
+        let count = 4 * COUNT;
+        let memory = block(NetQueues::queue_len(count).next_multiple_of(4096))?;
+        let heads = block(usize::from(COUNT) * HEAD_STRIDE)?;
+        // SAFETY: as above.
+        let (mut queue, device) = unsafe {
+            let base = at(&memory, 0)?;
+            (Virtq::new(base, count), VirtqDevice::new(base, count))
+        };
+        for id in 0..COUNT {
+            let head = (2 << 32) + u64::from(id) * HEAD_STRIDE as u64;
+            queue.describe(id, head, (NET + HEAD) as u32, false);
+            queue.describe(id + 2 * COUNT, head + (NET + HEAD) as u64, TAIL as u32, false);
+            queue.chain(id, id + COUNT);
+        }
+        device.set_kicks(false);
+        Ok(Self { queue, device, heads, _queue: memory })
+    }
+
+    #[inline(never)]
+    fn send(&mut self, payload: &Payload<'_>, place: usize) {
+        let (queue, len) = (&mut self.queue, payload.len);
+        let buf = payload.memory.lend(place, len);
+        let tail = tail(payload, &Body::Io { buf: &buf, offset: 0, len });
+        let id = queue.next().expect("completed by now");
+        assert!(id < COUNT, "the last ones that came back are those that were posted");
+        queue.describe(
+            id + COUNT,
+            payload.memory.at(place, len) as u64 + DISTANCE,
+            len as u32,
+            false,
+        );
+        queue.chain(id + COUNT, id + 2 * COUNT);
+        let to = self.heads.as_mut_ptr().wrapping_add(usize::from(id) * HEAD_STRIDE + NET);
+        // SAFETY: `HEAD_STRIDE` bytes are one frame's, which the device does not have.
+        unsafe {
+            to.copy_from_nonoverlapping(HEADER.as_ptr(), HEAD);
+            to.add(HEAD).copy_from_nonoverlapping(tail.as_ptr(), TAIL);
+        }
+        queue.post();
+    }
+
+    fn flush(&mut self) {
+        self.queue.publish();
+        std::hint::black_box(self.queue.wants_kick());
+        // What the device has sent before.
+        self.queue.take_burst(usize::MAX).expect("a model does no wrong");
+    }
+
+    fn complete(&mut self) {
+        while let Some(id) = self.device.next_id() {
+            self.device.used(id.into(), 0);
+        }
+    }
+}
+
+/// Nanoseconds of a turn that is longer only if the scheduler took the processor in it.
+const TURN_MAX: u64 = 300_000;
+
+/// What each end of a stream takes of its processor for a message of 64 KiB, in frames of 9,000.
+fn both_ends(args: &Args, report: &mut Report) -> Made<()> {
+    let memory = args.size(COLD as u64, 4 << 20) as usize;
+    let spec = format!("memif:@bench-copies-{},mtu=9000,crc=yes", std::process::id());
+    let open = |role: &str, n| NodeEnd::open_on(&format!("{spec},role={role}"), n, memory);
+    let mut pair = joined([open("server", 1)?, open("client", 2)?]);
+    let count = args.size(1_000, 32);
+    let rounds = Rounds::measure(args.size(41, 1), || stream(&mut pair, memory, count))?;
+    report.row(rounds.row("64KiB-sender", "ns/message", "the receiver").note(rounds.span()));
+    Ok(())
+}
+
+/// Nanoseconds a message of the sender's and of the receiver's turns, for `count` messages.
+fn stream(pair: &mut [NodeEnd; 2], memory: usize, count: u64) -> Made<(f64, f64)> {
+    const LEN: usize = 64 << 10;
+    const WINDOW: u64 = 16;
+    let [a, b] = pair;
+    let place = |i: u64| i as usize * LEN % memory;
+    let ([mut sent, mut done, mut posted, mut received], mut spent) = ([0; 4], [0; 2]);
+    let until = now_ns() + 60_000_000_000;
+    while done < count || received < count {
+        let begun = now_ns();
+        if begun > until {
+            return Err("a message did not arrive".to_owned());
+        }
+        while posted < count.min(received + 2 * WINDOW) && b.recv(place(posted), LEN) {
+            posted += 1;
+        }
+        received += b.poll().received;
+        let between = now_ns();
+        while sent < posted.min(done + WINDOW) && a.send(place(sent), LEN, false) {
+            sent += 1;
+        }
+        done += a.poll().sent;
+        let turns = [now_ns() - between, between - begun];
+        if turns.iter().all(|ns| *ns < TURN_MAX) {
+            (0..2).for_each(|end| spent[end] += turns[end]);
+        }
+    }
+    let [sender, receiver] = spent.map(|ns| ns as f64 / count as f64);
+    Ok((sender, receiver))
+}
