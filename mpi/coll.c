@@ -46,6 +46,12 @@ static struct {
 	/* By the hash of the name; a power of 2, at most half of it in use. `len` 0 is free. */
 	struct known *known;
 	size_t known_room, known_count;
+	/* Requests that were begun and have not ended. */
+	int begun;
+	/* Groups with requests that wait for room. Under the lock. */
+	struct group *late;
+	/* Requests that are not in use. Under the lock. */
+	struct request *spare;
 } ours = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 void coll_lock(void)
@@ -69,7 +75,8 @@ static void say(int level, const char *what, int err)
 
 /* ---- The end of a call ---- */
 
-int coll_failed(struct group *g, int err)
+/* What MPI returns for the error of a call. */
+static int failed(struct group *g, int err)
 {
 	if (!g->told)
 		say(0, "a call failed", err);
@@ -77,10 +84,17 @@ int coll_failed(struct group *g, int err)
 	return MPI_ERR_OTHER;
 }
 
-void coll_deliver(const struct call *call, const struct part *to)
+/* Whether a result has to be brought from beside MPI's memory. */
+static bool unpacks(const struct part *to)
+{
+	return to->apart && to->len && to->count;
+}
+
+/* Brings the result of a call that has ended to where MPI wants it. */
+static void deliver(const struct call *call, const struct part *to)
 {
 	__atomic_fetch_add(&coll.calls, 1, __ATOMIC_RELAXED);
-	if (to->apart && to->len && to->count)
+	if (unpacks(to))
 		face_unpack(call->out, to);
 }
 
@@ -93,7 +107,8 @@ static void over(struct call *call, int end)
 		__atomic_store_n(&call->end, end, __ATOMIC_RELEASE);
 }
 
-ssize_t coll_post(struct group *g, struct call *c)
+/* Posts a call that was laid. Returns 0, -FI_EAGAIN if there is no room, or another error. */
+static ssize_t post(struct group *g, struct call *c)
 {
 	switch (c->kind) {
 	case FI_BARRIER:
@@ -127,7 +142,8 @@ ssize_t coll_post(struct group *g, struct call *c)
 
 /* ---- Waiting ---- */
 
-int coll_poll(void)
+/* Ends what has completed. Returns how many. */
+static int poll_cq(void)
 {
 	struct fi_cq_entry done[8];
 	ssize_t n = fi_cq_read(ours.cq, done, 8);
@@ -162,7 +178,7 @@ static void poll_eq(void)
 static int wait_for(const int *end)
 {
 	for (unsigned turn = 1; __atomic_load_n(end, __ATOMIC_ACQUIRE) == 0; turn++) {
-		coll_poll();
+		poll_cq();
 		if (turn % POLLS == 0)
 			face_progress();
 	}
@@ -361,7 +377,7 @@ static int join(struct group *g, struct card *first)
 	if (!err)
 		err = fi_join_collective(ours.ep, managed, set, 0, &g->mc, g);
 	while (!err && !__atomic_load_n(&g->join_end, __ATOMIC_ACQUIRE)) {
-		coll_poll();
+		poll_cq();
 		poll_eq();
 		face_progress();
 	}
@@ -456,7 +472,8 @@ static struct part own_block(void *all, size_t count, MPI_Datatype type, int ran
 	return p;
 }
 
-size_t coll_beside(const struct plan *p)
+/* Bytes beside MPI's own memory that a call needs, which `lay` is given. */
+static size_t beside(const struct plan *p)
 {
 	return (p->from.apart ? p->from.len : 0) + (p->to.apart ? p->to.len : 0);
 }
@@ -474,7 +491,8 @@ static void *place(const struct part *p, char **temp)
 	return at;
 }
 
-void coll_lay(struct plan *p, char *temp)
+/* Fills in where source and result of a call are, and packs the source. */
+static void lay(struct plan *p, char *temp)
 {
 	p->call.in = place(&p->from, &temp);
 	p->call.out = place(&p->to, &temp);
@@ -484,9 +502,14 @@ void coll_lay(struct plan *p, char *temp)
 
 int coll_run(struct group *g, struct plan *p)
 {
-	size_t need = coll_beside(p);
+	size_t need = beside(p);
 	ssize_t err;
 
+	/* Those of before come first. */
+	while (__builtin_expect(__atomic_load_n(&g->first, __ATOMIC_ACQUIRE) != NULL, 0)) {
+		coll_progress();
+		face_progress();
+	}
 	if (need > g->temp_len) {
 		free(g->temp);
 		g->temp = malloc(need);
@@ -494,17 +517,181 @@ int coll_run(struct group *g, struct plan *p)
 		if (!g->temp)
 			return MPI_ERR_NO_MEM;
 	}
-	coll_lay(p, g->temp);
-	while ((err = coll_post(g, &p->call)) == -FI_EAGAIN) {
-		coll_poll();
+	lay(p, g->temp);
+	while ((err = post(g, &p->call)) == -FI_EAGAIN) {
+		poll_cq();
 		face_progress();
 	}
 	if (!err && wait_for(&p->call.end) < 0)
 		err = p->call.end;
 	if (__builtin_expect(err != 0, 0))
-		return coll_failed(g, (int) err);
-	coll_deliver(&p->call, &p->to);
+		return failed(g, (int) err);
+	deliver(&p->call, &p->to);
 	return MPI_SUCCESS;
+}
+
+/* ---- Calls that do not block ---- */
+
+/* Gives up what a request has beside its record. */
+static void strip(struct request *r)
+{
+	if (unpacks(&r->plan.to))
+		face_let_go(r->plan.to.type);
+	free(r->temp);
+	r->temp = NULL;
+}
+
+/* A request is over: 1, or a negative error. */
+static void request_over(struct call *call, int end)
+{
+	struct request *r = (struct request *) ((char *) call - offsetof(struct request, plan.call));
+	struct group *g = r->group;
+	int err = MPI_SUCCESS;
+
+	if (end < 0)
+		err = failed(g, end);
+	else
+		deliver(call, &r->plan.to);
+	strip(r);
+	__atomic_fetch_sub(&g->under_way, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(&ours.begun, 1, __ATOMIC_RELAXED);
+	face_ended(r, err);
+	face_release(g);
+}
+
+/* Posts a request if there is room. It is under way, or has ended, unless it is -FI_EAGAIN. */
+static ssize_t try_post(struct group *g, struct request *r)
+{
+	ssize_t err;
+
+	if (__atomic_load_n(&g->under_way, __ATOMIC_RELAXED) >= UNDER_WAY)
+		return -FI_EAGAIN;
+	/* Another thread may see its end before the post returns. */
+	__atomic_fetch_add(&g->under_way, 1, __ATOMIC_RELAXED);
+	err = post(g, &r->plan.call);
+	if (err == -FI_EAGAIN)
+		__atomic_fetch_sub(&g->under_way, 1, __ATOMIC_RELAXED);
+	return err;
+}
+
+/* Posts the requests that have waited for room. */
+static void post_waiting(void)
+{
+	struct request *refused = NULL, *r;
+	/* Groups without a request that waits. The rest of them has its turn in the next call. */
+	struct group *done[16];
+	size_t dones = 0;
+
+	coll_lock();
+	for (struct group **at = &ours.late; *at && dones < sizeof done / sizeof *done;) {
+		struct group *g = *at;
+		ssize_t err = 0;
+		/* Another thread may see the end of what is posted, and release the group. */
+		face_hold(g);
+		while ((r = g->first) && (err = try_post(g, r)) != -FI_EAGAIN) {
+			g->first = r->next;
+			if (err) {
+				r->plan.call.end = (int) err;
+				r->next = refused;
+				refused = r;
+			}
+		}
+		if (r) {
+			at = &g->late;
+			face_release(g); /* Not the last: `r` has one. */
+		} else {
+			*at = g->late;
+			done[dones++] = g;
+		}
+	}
+	coll_unlock();
+	while (dones > 0)
+		face_release(done[--dones]);
+	while ((r = refused)) {
+		refused = r->next;
+		request_over(&r->plan.call, r->plan.call.end);
+	}
+}
+
+int coll_progress(void)
+{
+	static unsigned turns;
+	unsigned turn = __atomic_load_n(&turns, __ATOMIC_RELAXED);
+	int n;
+
+	/* Without a request the progress is that of other members' messages. */
+	if (!__atomic_load_n(&ours.begun, __ATOMIC_RELAXED)) {
+		__atomic_store_n(&turns, turn + 1, __ATOMIC_RELAXED);
+		if (turn % POLLS)
+			return 0;
+	}
+	n = poll_cq();
+	if (__builtin_expect(__atomic_load_n(&ours.late, __ATOMIC_RELAXED) != NULL, 0))
+		post_waiting();
+	return n;
+}
+
+int coll_begin(struct group *g, const struct plan *p, struct request *r)
+{
+	size_t need = beside(p);
+	ssize_t err = -FI_EAGAIN;
+
+	r->temp = need ? malloc(need) : NULL;
+	if (need && !r->temp)
+		return MPI_ERR_NO_MEM;
+	r->group = g;
+	r->next = NULL;
+	r->plan = *p;
+	if (unpacks(&p->to) && (r->plan.to.type = face_keep(p->to.type)) == MPI_DATATYPE_NULL) {
+		free(r->temp);
+		return MPI_ERR_NO_MEM;
+	}
+	r->plan.call.ended = request_over;
+	lay(&r->plan, r->temp);
+	face_hold(g);
+	__atomic_fetch_add(&ours.begun, 1, __ATOMIC_RELAXED);
+	coll_lock();
+	if (!g->first)
+		err = try_post(g, r);
+	if (err == -FI_EAGAIN) {
+		if (!g->first) {
+			g->last = &g->first;
+			g->late = ours.late;
+			ours.late = g;
+		}
+		*g->last = r;
+		g->last = &r->next;
+		err = 0;
+	}
+	coll_unlock();
+	if (!err)
+		return MPI_SUCCESS;
+	strip(r);
+	__atomic_fetch_sub(&g->under_way, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(&ours.begun, 1, __ATOMIC_RELAXED);
+	err = failed(g, (int) err);
+	face_release(g);
+	return (int) err;
+}
+
+struct request *coll_spare(void)
+{
+	struct request *r;
+
+	coll_lock();
+	r = ours.spare;
+	if (r)
+		ours.spare = r->next;
+	coll_unlock();
+	return r;
+}
+
+void coll_put_back(struct request *r)
+{
+	coll_lock();
+	r->next = ours.spare;
+	ours.spare = r;
+	coll_unlock();
 }
 
 /* ---- MPI's calls ---- */

@@ -34,6 +34,12 @@
 /* Looks at our own queue for each turn of the MPI's progress, which asks every transport. */
 #define POLLS 8
 
+/*
+ * Requests of a communicator that are under way at once. The endpoint has room for 1,024 calls: so
+ * others find room while nobody answers these.
+ */
+#define UNDER_WAY 64
+
 /* Where a member is, from member to member. All bytes count. */
 struct card {
 	/* Of `name`; 0 if it has no barewire. */
@@ -62,6 +68,12 @@ struct group {
 	/* For blocks of calls that block, which are packed or must lie apart. */
 	char *temp;
 	size_t temp_len;
+	/* Requests that are under way. */
+	int under_way;
+	/* Requests that wait for room, in the order of their calls. Under the lock. */
+	struct request *first, **last;
+	/* Of those with such requests. */
+	struct group *late;
 };
 
 /* A call as the program makes it. What its kind has not got is zero. */
@@ -114,6 +126,17 @@ struct plan {
 	struct part from, to;
 };
 
+/* A call that does not block. It is in a face's own record of the MPI's request. */
+struct request {
+	/* Held until the end: the communicator may be freed before. */
+	struct group *group;
+	struct plan plan;
+	/* As the group's, for this call. */
+	char *temp;
+	/* Of those that wait for room, or are not in use. */
+	struct request *next;
+};
+
 /* What becomes of a call. */
 enum answer {
 	/* The MPI makes it. */
@@ -157,26 +180,30 @@ extern struct coll coll;
 enum answer coll_plan(struct group *g, MPI_Comm comm, const struct wanted *w, bool may_wait,
 		      struct plan *p);
 
-/* Makes a call and waits for its end. Returns MPI_SUCCESS or an error of MPI's. */
+/*
+ * Makes a call and waits for its end, behind all that were begun before. Returns MPI_SUCCESS or an
+ * error of MPI's.
+ */
 int coll_run(struct group *g, struct plan *p);
 
-/* Bytes beside MPI's own memory that a call needs, which coll_lay is given. */
-size_t coll_beside(const struct plan *p);
+/*
+ * Begins a call, which ends with face_ended, perhaps before this returns. Returns MPI_SUCCESS, or
+ * an error of MPI's; then it has not begun.
+ */
+int coll_begin(struct group *g, const struct plan *p, struct request *r);
 
-/* Fills in where source and result of a call are, and packs the source. */
-void coll_lay(struct plan *p, char *temp);
+/*
+ * Ends what has completed, and posts what has waited for room. Returns how many have ended. The
+ * MPI's progress calls it in every turn, as soon as face_opened was called.
+ */
+int coll_progress(void);
 
-/* Posts a call that was laid. Returns 0, -FI_EAGAIN if there is no room, or another error. */
-ssize_t coll_post(struct group *g, struct call *call);
-
-/* Brings the result of a call that has ended to where MPI wants it. */
-void coll_deliver(const struct call *call, const struct part *to);
-
-/* What MPI returns for the error of a call. */
-int coll_failed(struct group *g, int err);
-
-/* Ends what has completed. Returns how many. */
-int coll_poll(void);
+/*
+ * Requests that are not in use: takes one, or NULL; and gives one back. They stay memory, since
+ * another thread may look at one that has ended.
+ */
+struct request *coll_spare(void);
+void coll_put_back(struct request *r);
 
 /* Gives up what a communicator has, but for `g` itself. */
 void coll_forget(struct group *g);
@@ -200,6 +227,13 @@ int face_minimum(struct group *g, MPI_Comm comm, const int *one, int *least);
 /* Barewire was opened in this process. */
 void face_opened(void);
 
+/* A group's memory stays until it is released as often as it was held. */
+void face_hold(struct group *g);
+void face_release(struct group *g);
+
+/* A call that was begun has ended, with MPI_SUCCESS or an error of MPI's. */
+void face_ended(struct request *r, int err);
+
 /* Says something if the user wants to hear of this level; 0 always. */
 void face_say(int level, const char *what);
 
@@ -211,6 +245,10 @@ ptrdiff_t face_extent(MPI_Datatype type);
 bool face_is_plain(MPI_Datatype type, size_t count, ptrdiff_t *before);
 
 struct reduced face_reduced(MPI_Datatype type);
+
+/* Keeps a type that may be freed while a call is under way. MPI_DATATYPE_NULL if memory is short. */
+MPI_Datatype face_keep(MPI_Datatype type);
+void face_let_go(MPI_Datatype kept);
 
 /* Copies a part to bytes without gaps, and from them. */
 void face_pack(const struct part *from, void *to);

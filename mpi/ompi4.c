@@ -30,56 +30,29 @@
 typedef struct ompi_op_t ompi_op_t;
 #include "ompi/mca/coll/base/coll_base_util.h"
 
-/*
- * Requests of a communicator that are under way at once. The endpoint has room for 1,024 calls: so
- * others find room while nobody answers these.
- */
-#define UNDER_WAY 64
-
 /* What is kept of a communicator. */
 struct module {
 	mca_coll_base_module_t super;
 	/* What the components below have, and their modules. */
 	mca_coll_base_comm_coll_t below;
 	struct group group;
-	/* Requests of it that are under way. */
-	int under_way;
-	/* Requests that wait for room, in the order of their calls. Under the lock. */
-	struct request *first, **last;
-	/* Of those with such requests. */
-	struct module *next;
 };
 typedef struct module module_t;
 
-/* A call that does not block. Its end is Open MPI's to be told of. */
-struct request {
+/* A request of Open MPI's, and the call that it is of. */
+struct asked {
 	ompi_coll_base_nbc_request_t super;
-	/* Held until the end: the communicator may be freed before. */
-	module_t *m;
-	struct plan plan;
-	/* As the group's, for this call. */
-	char *temp;
-	/* Of those that wait for room, or are not in use. */
-	struct request *next;
+	struct request r;
 };
-typedef struct request request_t;
+typedef struct asked asked_t;
 
-OBJ_CLASS_INSTANCE(request_t, ompi_coll_base_nbc_request_t, NULL, NULL);
+OBJ_CLASS_INSTANCE(asked_t, ompi_coll_base_nbc_request_t, NULL, NULL);
 
 /* What a process has once. */
 static struct {
 	int priority;
 	/* Our progress is among Open MPI's. */
 	bool opened;
-	/* A call that does not block was made. */
-	bool requested;
-	/*
-	 * Requests that are not in use. They stay memory, since another thread may look at one
-	 * that has ended. Under the lock.
-	 */
-	struct request *spare;
-	/* Communicators with requests that wait for room. Under the lock. */
-	struct module *late;
 } ours;
 
 /* ---- What coll.c asks for ---- */
@@ -133,6 +106,17 @@ bool face_is_plain(MPI_Datatype type, size_t count, ptrdiff_t *before)
 	ptrdiff_t extent;
 	ompi_datatype_get_true_extent(type, before, &extent);
 	return ompi_datatype_is_contiguous_memory_layout(type, count);
+}
+
+MPI_Datatype face_keep(MPI_Datatype type)
+{
+	OBJ_RETAIN(type);
+	return type;
+}
+
+void face_let_go(MPI_Datatype kept)
+{
+	OBJ_RELEASE(kept);
 }
 
 void face_pack(const struct part *from, void *to)
@@ -189,106 +173,48 @@ struct reduced face_reduced(MPI_Datatype type)
 
 /* ---- Requests ---- */
 
-/* A request is over: 1, or a negative error. */
-static void over(struct call *call, int end)
+static asked_t *asked_of(struct request *r)
 {
-	request_t *r = (request_t *) ((char *) call - offsetof(request_t, plan.call));
-	module_t *m = r->m;
+	return (asked_t *) ((char *) r - offsetof(asked_t, r));
+}
 
-	if (end < 0)
-		r->super.super.req_status.MPI_ERROR = coll_failed(&m->group, end);
-	else
-		coll_deliver(call, &r->plan.to);
-	free(r->temp);
-	r->temp = NULL;
-	__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
-	ompi_request_complete(&r->super.super, true);
+void face_hold(struct group *g)
+{
+	OBJ_RETAIN(of(g));
+}
+
+void face_release(struct group *g)
+{
+	module_t *m = of(g);
 	OBJ_RELEASE(m);
 }
 
-/* Posts a request if there is room. It is under way, or has ended, unless it is -FI_EAGAIN. */
-static ssize_t try_post(module_t *m, request_t *r)
+void face_ended(struct request *r, int err)
 {
-	ssize_t err;
+	ompi_request_t *its = &asked_of(r)->super.super;
 
-	if (__atomic_load_n(&m->under_way, __ATOMIC_RELAXED) >= UNDER_WAY)
-		return -FI_EAGAIN;
-	/* Another thread may see its end before the post returns. */
-	__atomic_fetch_add(&m->under_way, 1, __ATOMIC_RELAXED);
-	err = coll_post(&m->group, &r->plan.call);
-	if (err == -FI_EAGAIN)
-		__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
-	return err;
-}
-
-/* Posts the requests that have waited for room. */
-static void post_waiting(void)
-{
-	request_t *refused = NULL, *r;
-	/* Modules without a request that waits. The rest of them has its turn in the next call. */
-	module_t *done[16];
-	size_t dones = 0;
-
-	coll_lock();
-	for (module_t **at = &ours.late; *at && dones < sizeof done / sizeof *done;) {
-		module_t *m = *at;
-		ssize_t err = 0;
-		/* Another thread may see the end of what is posted, and release the module. */
-		OBJ_RETAIN(m);
-		while ((r = m->first) && (err = try_post(m, r)) != -FI_EAGAIN) {
-			m->first = r->next;
-			if (err) {
-				r->plan.call.end = (int) err;
-				r->next = refused;
-				refused = r;
-			}
-		}
-		if (r) {
-			at = &m->next;
-			OBJ_RELEASE(m); /* Not the last: `r` has one. */
-		} else {
-			*at = m->next;
-			done[dones++] = m;
-		}
-	}
-	coll_unlock();
-	while (dones > 0)
-		OBJ_RELEASE(done[--dones]);
-	while ((r = refused)) {
-		refused = r->next;
-		over(&r->plan.call, r->plan.call.end);
-	}
-}
-
-/* Ends what has completed, and posts what has waited. Returns how many have. */
-static int poll_all(void)
-{
-	int n = coll_poll();
-	if (OPAL_UNLIKELY(ours.late != NULL))
-		post_waiting();
-	return n;
+	if (err != MPI_SUCCESS)
+		its->req_status.MPI_ERROR = err;
+	ompi_request_complete(its, true);
 }
 
 void face_opened(void)
 {
 	ours.opened = true;
-	opal_progress_register_lp(poll_all);
+	opal_progress_register(coll_progress);
 }
 
-static void put_back(request_t *r)
+static void put_back(asked_t *a)
 {
-	OMPI_REQUEST_FINI(&r->super.super);
-	coll_lock();
-	r->next = ours.spare;
-	ours.spare = r;
-	coll_unlock();
+	OMPI_REQUEST_FINI(&a->super.super);
+	coll_put_back(&a->r);
 }
 
 static int free_request(ompi_request_t **at)
 {
 	if (!REQUEST_COMPLETE(*at))
 		return MPI_ERR_REQUEST;
-	put_back((request_t *) *at);
+	put_back((asked_t *) *at);
 	*at = MPI_REQUEST_NULL;
 	return OMPI_SUCCESS;
 }
@@ -301,97 +227,43 @@ static int cancel_request(ompi_request_t *r, int flag)
 	return MPI_ERR_REQUEST;
 }
 
-static request_t *new_request(module_t *m, ompi_communicator_t *comm)
+static asked_t *new_request(ompi_communicator_t *comm)
 {
-	request_t *r;
+	struct request *spare = coll_spare();
+	asked_t *a = spare ? asked_of(spare) : OBJ_NEW(asked_t);
 
-	coll_lock();
-	r = ours.spare;
-	if (r)
-		ours.spare = r->next;
-	coll_unlock();
-	if (!r)
-		r = OBJ_NEW(request_t);
-	if (!r)
+	if (!a)
 		return NULL;
-	OMPI_REQUEST_INIT(&r->super.super, false);
-	r->super.super.req_type = OMPI_REQUEST_COLL;
-	r->super.super.req_state = OMPI_REQUEST_ACTIVE;
-	r->super.super.req_status = ompi_status_empty;
-	r->super.super.req_free = free_request;
-	r->super.super.req_cancel = cancel_request;
-	r->super.super.req_mpi_object.comm = comm;
-	r->temp = NULL;
-	r->next = NULL;
-	r->m = m;
-	OBJ_RETAIN(m);
-	return r;
-}
-
-/* Gives up a request that was not posted. */
-static int give_up(request_t *r, int err)
-{
-	module_t *m = r->m;
-
-	free(r->temp);
-	put_back(r);
-	OBJ_RELEASE(m);
-	return err;
-}
-
-/* Begins a call, which ends with a request. */
-static int begin(module_t *m, const struct plan *plan, ompi_communicator_t *comm,
-		 ompi_request_t **request)
-{
-	size_t need = coll_beside(plan);
-	request_t *r = new_request(m, comm);
-	ssize_t err = -FI_EAGAIN;
-
-	if (!r)
-		return OMPI_ERR_OUT_OF_RESOURCE;
-	if (need && !(r->temp = malloc(need)))
-		return give_up(r, OMPI_ERR_OUT_OF_RESOURCE);
-	r->plan = *plan;
-	r->plan.call.ended = over;
-	coll_lay(&r->plan, r->temp);
-	/* Its end is waited for by Open MPI's progress alone, which asks the others seldom. */
-	if (!__atomic_exchange_n(&ours.requested, true, __ATOMIC_RELAXED))
-		opal_progress_register(poll_all);
-	/* Before it can end. */
-	*request = &r->super.super;
-	coll_lock();
-	if (!m->first)
-		err = try_post(m, r);
-	if (err == -FI_EAGAIN) {
-		if (!m->first) {
-			m->last = &m->first;
-			m->next = ours.late;
-			ours.late = m;
-		}
-		*m->last = r;
-		m->last = &r->next;
-		err = 0;
-	}
-	coll_unlock();
-	if (!err)
-		return MPI_SUCCESS;
-	*request = MPI_REQUEST_NULL;
-	__atomic_fetch_sub(&m->under_way, 1, __ATOMIC_RELAXED);
-	return give_up(r, coll_failed(&m->group, (int) err));
+	OMPI_REQUEST_INIT(&a->super.super, false);
+	a->super.super.req_type = OMPI_REQUEST_COLL;
+	a->super.super.req_state = OMPI_REQUEST_ACTIVE;
+	a->super.super.req_status = ompi_status_empty;
+	a->super.super.req_free = free_request;
+	a->super.super.req_cancel = cancel_request;
+	a->super.super.req_mpi_object.comm = comm;
+	return a;
 }
 
 /* Makes a call that is planned, or begins one with a request. */
 static int make(module_t *m, struct plan *plan, ompi_communicator_t *comm,
 		ompi_request_t **request)
 {
-	if (request)
-		return begin(m, plan, comm, request);
-	/* Those of before come first. */
-	while (OPAL_UNLIKELY(__atomic_load_n(&m->first, __ATOMIC_ACQUIRE) != NULL)) {
-		poll_all();
-		opal_progress();
+	asked_t *a;
+	int err;
+
+	if (!request)
+		return coll_run(&m->group, plan);
+	a = new_request(comm);
+	if (!a)
+		return OMPI_ERR_OUT_OF_RESOURCE;
+	/* Before it can end. */
+	*request = &a->super.super;
+	err = coll_begin(&m->group, plan, &a->r);
+	if (err != MPI_SUCCESS) {
+		*request = MPI_REQUEST_NULL;
+		put_back(a);
 	}
-	return coll_run(&m->group, plan);
+	return err;
 }
 
 /* Makes a call without elements. */
@@ -667,13 +539,14 @@ static int register_component(void);
 
 static int close_component(void)
 {
+	struct request *r;
+
 	if (ours.opened)
-		opal_progress_unregister(poll_all);
+		opal_progress_unregister(coll_progress);
 	coll_close();
-	while (ours.spare) {
-		request_t *r = ours.spare;
-		ours.spare = r->next;
-		OBJ_RELEASE(r);
+	while ((r = coll_spare())) {
+		asked_t *a = asked_of(r);
+		OBJ_RELEASE(a);
 	}
 	return OMPI_SUCCESS;
 }

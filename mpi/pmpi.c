@@ -1,16 +1,24 @@
 /*
  * Barewire's collectives under any MPI: a library of MPI's profiling interface, loaded before the
- * MPI's. It defines the MPI_* of nine collectives that block, makes what coll.h says is ours, and
- * calls PMPI_* for the rest. Compiled by the mpicc of the MPI that it is for.
+ * MPI's. It defines the MPI_* of nine collectives, blocking and not, makes what coll.h says is ours,
+ * and calls PMPI_* for the rest. Compiled by the mpicc of the MPI that it is for.
  *
  * All ranks have it or none: members agree on a group by calls that who has not got it does not
- * make. Calls that do not block are the MPI's, and so are those of MPI itself, which calls PMPI_*.
+ * make. Calls of MPI itself, which calls PMPI_*, are the MPI's.
  *
  * What belongs to a communicator is an attribute of it, which its copies do not get and which goes
  * with it.
+ *
+ * The request of a call that does not block is a generalized one. An MPI completes it when it is
+ * told to, and asks nobody: so our progress is called from the MPI's own. Then a request progresses
+ * in whatever call of MPI the program is, and waits for several requests are the MPI's. MPI's
+ * standard has no place for that; MPICH has MPIX_Async_start since 4.3, and Open MPI
+ * opal_progress_register. With an MPI that has neither, calls that do not block are its own.
  */
+#define _GNU_SOURCE
 #include "coll.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +30,19 @@
 /* What belongs to a communicator. */
 struct ours {
 	struct group group;
+	/* MPI_COMM_NULL when it was freed. */
+	MPI_Comm comm;
+	/* The communicator and requests that are not over or not freed. */
+	int holders;
 	struct ours *next, **at;
+};
+
+/* A request of the MPI's, and the call that it is of. */
+struct asked {
+	struct request r;
+	MPI_Request its;
+	/* What the call ended with. */
+	int err;
 };
 
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
@@ -35,6 +55,19 @@ static struct ours *all;
  * matched, and by any thread.
  */
 static MPI_Request endless = MPI_REQUEST_NULL;
+/* The MPI calls our progress from its own. Before that and after, requests are the MPI's. */
+static bool progressed;
+
+/*
+ * What a request that a thread waits or tests for has ended with. An MPI takes the error of a
+ * generalized request to a handler that is not its communicator's, so who waits is told by us.
+ */
+static __thread struct {
+	/* Its wait or test is ours. */
+	bool waits;
+	int err;
+	MPI_Comm comm;
+} heard __attribute__((tls_model("initial-exec")));
 
 /* Calls that barewire has made in this process. */
 VISIBLE unsigned long barewire_mpi_calls(void);
@@ -156,6 +189,22 @@ void face_unpack(const void *from, const struct part *to)
 		    MPI_COMM_SELF);
 }
 
+/* Its name may be freed, its copy is ours. Types of MPI's own are not freed. */
+MPI_Datatype face_keep(MPI_Datatype type)
+{
+	MPI_Datatype copy;
+
+	if (named(type))
+		return type;
+	return PMPI_Type_dup(type, &copy) == MPI_SUCCESS ? copy : MPI_DATATYPE_NULL;
+}
+
+void face_let_go(MPI_Datatype kept)
+{
+	if (!named(kept))
+		PMPI_Type_free(&kept);
+}
+
 /* ---- What else coll.c asks for ---- */
 
 void face_say(int level, const char *what)
@@ -184,8 +233,199 @@ int face_minimum(struct group *g, MPI_Comm comm, const int *one, int *least)
 	return PMPI_Allreduce(one, least, 1, MPI_INT, MPI_MIN, comm);
 }
 
+/* ---- Requests ---- */
+
+static struct asked *asked_of(struct request *r)
+{
+	return (struct asked *) ((char *) r - offsetof(struct asked, r));
+}
+
+static struct ours *ours_of(struct group *g)
+{
+	return (struct ours *) ((char *) g - offsetof(struct ours, group));
+}
+
+void face_hold(struct group *g)
+{
+	__atomic_fetch_add(&ours_of(g)->holders, 1, __ATOMIC_RELAXED);
+}
+
+void face_release(struct group *g)
+{
+	struct ours *o = ours_of(g);
+
+	if (__atomic_sub_fetch(&o->holders, 1, __ATOMIC_ACQ_REL) > 0)
+		return;
+	coll_lock();
+	if (o->at) {
+		*o->at = o->next;
+		if (o->next)
+			o->next->at = o->at;
+	}
+	coll_unlock();
+	/* Else MPI_Finalize has. */
+	if (o->at)
+		coll_forget(g);
+	free(o);
+}
+
+void face_ended(struct request *r, int err)
+{
+	struct asked *a = asked_of(r);
+
+	a->err = err;
+	PMPI_Grequest_complete(a->its);
+}
+
+/* What the MPI asks of a request that has ended. */
+static int query(void *extra, MPI_Status *status)
+{
+	struct asked *a = extra;
+
+	PMPI_Status_set_elements(status, MPI_BYTE, 0);
+	PMPI_Status_set_cancelled(status, 0);
+	status->MPI_SOURCE = MPI_ANY_SOURCE;
+	status->MPI_TAG = MPI_ANY_TAG;
+	return heard.waits ? MPI_SUCCESS : a->err;
+}
+
+/* Nobody has the request any more. */
+static int free_request(void *extra)
+{
+	struct asked *a = extra;
+	struct group *g = a->r.group;
+
+	if (a->err != MPI_SUCCESS && heard.waits && heard.err == MPI_SUCCESS) {
+		heard.err = a->err;
+		heard.comm = __atomic_load_n(&ours_of(g)->comm, __ATOMIC_RELAXED);
+	}
+	coll_put_back(&a->r);
+	face_release(g);
+	return MPI_SUCCESS;
+}
+
+/* MPI forbids it. */
+static int cancel_request(void *extra, int complete)
+{
+	(void) extra;
+	(void) complete;
+	return MPI_ERR_REQUEST;
+}
+
+/* ---- Our progress in the MPI's ---- */
+
+#if defined MPICH_NUMVERSION && MPICH_NUMVERSION >= 40300000 && defined MPIX_STREAM_NULL
+
+static int poll_in_mpich(MPIX_Async_thing thing)
+{
+	(void) thing;
+	if (!__atomic_load_n(&progressed, __ATOMIC_ACQUIRE))
+		return MPIX_ASYNC_DONE;
+	coll_progress();
+	return MPIX_ASYNC_NOPROGRESS;
+}
+
 void face_opened(void)
 {
+	__atomic_store_n(&progressed, true, __ATOMIC_RELEASE);
+	if (PMPIX_Async_start(poll_in_mpich, NULL, MPIX_STREAM_NULL) != MPI_SUCCESS)
+		__atomic_store_n(&progressed, false, __ATOMIC_RELAXED);
+}
+
+static void face_closes(void)
+{
+	if (!__atomic_exchange_n(&progressed, false, __ATOMIC_ACQ_REL))
+		return;
+	/* A turn of the MPI's progress, which takes ours out. */
+	face_progress();
+}
+
+/*
+ * A turn of a wait or test for a request: MPI_Wait makes nothing else until the request is over.
+ * Requests would do without, but MPI_Waitall of MPICH 5.0 aborts if a generalized one that has no
+ * turns is not over and another one is MPI_REQUEST_NULL.
+ */
+static int turn(void *extra, MPI_Status *status)
+{
+	static __thread unsigned turns __attribute__((tls_model("initial-exec")));
+
+	(void) extra;
+	(void) status;
+	coll_progress();
+	if (++turns % POLLS == 0)
+		face_progress();
+	return MPI_SUCCESS;
+}
+
+static int turns_of_several(int count, void **extra, double timeout, MPI_Status *status)
+{
+	(void) count;
+	(void) timeout;
+	return turn(*extra, status);
+}
+
+static int start(struct asked *a)
+{
+	return PMPIX_Grequest_start(query, free_request, cancel_request, turn, turns_of_several, a,
+				    &a->its);
+}
+
+#else
+
+/* Open MPI's libopen-pal has had both of them since its first version. */
+static int (*unregister)(int (*progress)(void));
+
+void face_opened(void)
+{
+	int (*reg)(int (*progress)(void));
+
+	*(void **) &reg = dlsym(RTLD_DEFAULT, "opal_progress_register");
+	*(void **) &unregister = dlsym(RTLD_DEFAULT, "opal_progress_unregister");
+	if (reg && unregister && reg(coll_progress) == 0)
+		__atomic_store_n(&progressed, true, __ATOMIC_RELAXED);
+}
+
+static void face_closes(void)
+{
+	if (__atomic_exchange_n(&progressed, false, __ATOMIC_RELAXED))
+		unregister(coll_progress);
+}
+
+static int start(struct asked *a)
+{
+	return PMPI_Grequest_start(query, free_request, cancel_request, a, &a->its);
+}
+
+#endif
+
+/* ---- Calls that do not block ---- */
+
+/* Begins a call with a request. Returns MPI_SUCCESS or an error of MPI's. */
+static int begin_request(struct group *g, const struct plan *plan, MPI_Request *request)
+{
+	struct request *spare = coll_spare();
+	struct asked *a = spare ? asked_of(spare) : malloc(sizeof *a);
+	int err;
+
+	if (!a)
+		return MPI_ERR_NO_MEM;
+	a->r.group = g;
+	a->err = MPI_SUCCESS;
+	err = start(a);
+	if (err != MPI_SUCCESS) {
+		coll_put_back(&a->r);
+		return err;
+	}
+	face_hold(g);
+	/* Before it can end. */
+	*request = a->its;
+	err = coll_begin(g, plan, &a->r);
+	if (err != MPI_SUCCESS) {
+		/* Whose end frees `a`. */
+		PMPI_Grequest_complete(a->its);
+		PMPI_Request_free(request);
+	}
+	return err;
 }
 
 /* ---- Communicators ---- */
@@ -197,17 +437,8 @@ static int free_ours(MPI_Comm comm, int key, void *value, void *extra)
 	(void) comm;
 	(void) key;
 	(void) extra;
-	coll_lock();
-	if (o->at) {
-		*o->at = o->next;
-		if (o->next)
-			o->next->at = o->at;
-	}
-	coll_unlock();
-	/* Else MPI_Finalize has. */
-	if (o->at)
-		coll_forget(&o->group);
-	free(o);
+	__atomic_store_n(&o->comm, MPI_COMM_NULL, __ATOMIC_RELAXED);
+	face_release(&o->group);
 	return MPI_SUCCESS;
 }
 
@@ -294,6 +525,10 @@ static struct group *of(MPI_Comm comm, int *err)
 	if (found)
 		return &o->group;
 	o = calloc(1, sizeof *o);
+	if (o) {
+		o->comm = comm;
+		o->holders = 1;
+	}
 	*err = o ? PMPI_Comm_set_attr(comm, keyval, o) : MPI_ERR_NO_MEM;
 	if (*err != MPI_SUCCESS) {
 		free(o);
@@ -314,26 +549,34 @@ static struct group *of(MPI_Comm comm, int *err)
 	return &o->group;
 }
 
-/* Whether a call was made here, and what it returns. */
-static bool made(MPI_Comm comm, const struct wanted *w, int *err)
+/*
+ * Whether a call was made here, and what it returns. With a place for a request it only begins: who
+ * has none waits.
+ */
+static bool made(MPI_Comm comm, const struct wanted *w, MPI_Request *request, int *err)
 {
-	struct group *g = of(comm, err);
+	struct group *g;
 	struct plan plan;
 
+	/* Nobody would make its progress. */
+	if (request && !__atomic_load_n(&progressed, __ATOMIC_RELAXED))
+		return false;
+	g = of(comm, err);
 	if (*err != MPI_SUCCESS) {
 		PMPI_Comm_call_errhandler(comm, *err);
 		return true;
 	}
 	if (!g || g->state == DECLINED || w->root < 0 || w->root >= g->size)
 		return false;
-	switch (coll_plan(g, comm, w, true, &plan)) {
+	switch (coll_plan(g, comm, w, !request, &plan)) {
 	case LEFT:
 		return false;
 	case EMPTY:
+		/* The MPI has requests that are over. */
 		*err = MPI_SUCCESS;
-		return true;
+		return !request;
 	case OURS:
-		*err = coll_run(g, &plan);
+		*err = request ? begin_request(g, &plan, request) : coll_run(g, &plan);
 		break;
 	case NO_MEMORY:
 		*err = MPI_ERR_NO_MEM;
@@ -351,7 +594,15 @@ VISIBLE int MPI_Barrier(MPI_Comm comm)
 	const struct wanted w = { .kind = FI_BARRIER };
 	int err;
 
-	return made(comm, &w, &err) ? err : PMPI_Barrier(comm);
+	return made(comm, &w, NULL, &err) ? err : PMPI_Barrier(comm);
+}
+
+VISIBLE int MPI_Ibarrier(MPI_Comm comm, MPI_Request *request)
+{
+	const struct wanted w = { .kind = FI_BARRIER };
+	int err;
+
+	return made(comm, &w, request, &err) ? err : PMPI_Ibarrier(comm, request);
 }
 
 #define MPI(name) MPI_##name
@@ -369,12 +620,69 @@ VISIBLE int MPI_Barrier(MPI_Comm comm)
 #include "pmpi_calls.h"
 #endif
 
+/* ---- Waits and tests ---- */
+
+/*
+ * All of them are the MPI's; but one that ends a request of ours with an error tells the
+ * communicator's handler of it, and returns it. One for several requests says so of itself and not
+ * in their statuses, as MPI allows. Who calls PMPI_* gets the error by the MPI's own way.
+ */
+static int heard_of(int err)
+{
+	int ours = heard.err;
+
+	heard.waits = false;
+	if (__builtin_expect(ours == MPI_SUCCESS, 1))
+		return err;
+	heard.err = MPI_SUCCESS;
+	PMPI_Comm_call_errhandler(heard.comm != MPI_COMM_NULL ? heard.comm : MPI_COMM_WORLD, ours);
+	return ours;
+}
+
+#define WAIT(name, params, args) \
+	VISIBLE int MPI_##name params \
+	{ \
+		heard.waits = true; \
+		return heard_of(PMPI_##name args); \
+	}
+
+WAIT(Wait, (MPI_Request *request, MPI_Status *status), (request, status))
+WAIT(Test, (MPI_Request *request, int *flag, MPI_Status *status), (request, flag, status))
+WAIT(Waitall, (int count, MPI_Request *requests, MPI_Status *statuses), (count, requests, statuses))
+WAIT(Testall, (int count, MPI_Request *requests, int *flag, MPI_Status *statuses),
+     (count, requests, flag, statuses))
+WAIT(Waitany, (int count, MPI_Request *requests, int *index, MPI_Status *status),
+     (count, requests, index, status))
+WAIT(Testany, (int count, MPI_Request *requests, int *index, int *flag, MPI_Status *status),
+     (count, requests, index, flag, status))
+WAIT(Waitsome, (int count, MPI_Request *requests, int *done, int *indices, MPI_Status *statuses),
+     (count, requests, done, indices, statuses))
+WAIT(Testsome, (int count, MPI_Request *requests, int *done, int *indices, MPI_Status *statuses),
+     (count, requests, done, indices, statuses))
+/* Who asks leaves the request, and is not told yet. */
+WAIT(Request_get_status, (MPI_Request request, int *flag, MPI_Status *status),
+     (request, flag, status))
+#if MPI_VERSION > 4 || (MPI_VERSION == 4 && MPI_SUBVERSION >= 1)
+WAIT(Request_get_status_all,
+     (int count, const MPI_Request *requests, int *flag, MPI_Status *statuses),
+     (count, requests, flag, statuses))
+WAIT(Request_get_status_any,
+     (int count, const MPI_Request *requests, int *index, int *flag, MPI_Status *status),
+     (count, requests, index, flag, status))
+WAIT(Request_get_status_some,
+     (int count, const MPI_Request *requests, int *done, int *indices, MPI_Status *statuses),
+     (count, requests, done, indices, statuses))
+#endif
+
+/* ---- The end ---- */
+
 /*
  * Nobody leaves while another is still some calls behind, whom he may have to answer: so all meet
  * first, and barewire is closed last, when all that is the MPI's is gone.
  */
 VISIBLE int MPI_Finalize(void)
 {
+	struct request *spare;
 	char line[80];
 	int err;
 
@@ -384,6 +692,7 @@ VISIBLE int MPI_Finalize(void)
 	PMPI_Barrier(MPI_COMM_WORLD);
 	if (keyval == MPI_KEYVAL_INVALID)
 		return PMPI_Finalize();
+	face_closes();
 	if (endless != MPI_REQUEST_NULL) {
 		PMPI_Grequest_complete(endless);
 		PMPI_Request_free(&endless);
@@ -403,6 +712,8 @@ VISIBLE int MPI_Finalize(void)
 		coll_forget(&o->group);
 	}
 	coll_close();
+	while ((spare = coll_spare()))
+		free(asked_of(spare));
 	keyval = MPI_KEYVAL_INVALID;
 	return err;
 }

@@ -3,90 +3,68 @@
  * the MPI's own. Included by pmpi.c once for each type of counts.
  */
 
-VISIBLE int MPI(Bcast)(void *buf, COUNT count, MPI_Datatype type, int root, MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_BROADCAST, .rbuf = buf, .rcount = count, .rtype = type,
-				  .root = root };
-	int err;
+#ifndef BAREWIRE_MPI_PMPI_CALLS_H
+#define BAREWIRE_MPI_PMPI_CALLS_H
 
-	return made(comm, &w, &err) ? err : PMPI(Bcast)(buf, count, type, root, comm);
-}
+#define LIST(...) __VA_ARGS__
 
-VISIBLE int MPI(Allreduce)(const void *sbuf, void *rbuf, COUNT count, MPI_Datatype type, MPI_Op op,
-			   MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_ALLREDUCE, .sbuf = sbuf, .rbuf = rbuf, .rcount = count,
-				  .rtype = type, .op = op };
-	int err;
+/* A call, and the one that begins it, with parameters and arguments; then what is wanted. */
+#define CALL(name, start, params, args, ...) \
+	VISIBLE int MPI(name)(LIST params) \
+	{ \
+		const struct wanted w = { __VA_ARGS__ }; \
+		int err; \
+\
+		return made(comm, &w, NULL, &err) ? err : PMPI(name)(LIST args); \
+	} \
+\
+	VISIBLE int MPI(start)(LIST params, MPI_Request *request) \
+	{ \
+		const struct wanted w = { __VA_ARGS__ }; \
+		int err; \
+\
+		return made(comm, &w, request, &err) ? err : PMPI(start)(LIST args, request); \
+	}
 
-	return made(comm, &w, &err) ? err : PMPI(Allreduce)(sbuf, rbuf, count, type, op, comm);
-}
+/* A reduction's source and result have one type. */
+#define REDUCES(of) \
+	.kind = of, .sbuf = sbuf, .rbuf = rbuf, .rcount = count, .rtype = type, .op = op
 
-VISIBLE int MPI(Reduce)(const void *sbuf, void *rbuf, COUNT count, MPI_Datatype type, MPI_Op op,
-			int root, MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_REDUCE, .sbuf = sbuf, .rbuf = rbuf, .rcount = count,
-				  .rtype = type, .op = op, .root = root };
-	int err;
+/* Those of others have their own. */
+#define MOVES(of) \
+	.kind = of, .sbuf = sbuf, .scount = scount, .stype = stype, .rbuf = rbuf, .rcount = rcount, \
+	.rtype = rtype
+#define PARTS \
+	const void *sbuf, COUNT scount, MPI_Datatype stype, void *rbuf, COUNT rcount, \
+		MPI_Datatype rtype
 
-	return made(comm, &w, &err) ? err : PMPI(Reduce)(sbuf, rbuf, count, type, op, root, comm);
-}
+#endif
 
-VISIBLE int MPI(Reduce_scatter_block)(const void *sbuf, void *rbuf, COUNT count, MPI_Datatype type,
-				      MPI_Op op, MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_REDUCE_SCATTER, .sbuf = sbuf, .rbuf = rbuf,
-				  .rcount = count, .rtype = type, .op = op };
-	int err;
+CALL(Bcast, Ibcast, (void *buf, COUNT count, MPI_Datatype type, int root, MPI_Comm comm),
+     (buf, count, type, root, comm),
+     .kind = FI_BROADCAST, .rbuf = buf, .rcount = count, .rtype = type, .root = root)
 
-	return made(comm, &w, &err) ? err
-				    : PMPI(Reduce_scatter_block)(sbuf, rbuf, count, type, op, comm);
-}
+CALL(Allreduce, Iallreduce,
+     (const void *sbuf, void *rbuf, COUNT count, MPI_Datatype type, MPI_Op op, MPI_Comm comm),
+     (sbuf, rbuf, count, type, op, comm), REDUCES(FI_ALLREDUCE))
 
-VISIBLE int MPI(Allgather)(const void *sbuf, COUNT scount, MPI_Datatype stype, void *rbuf,
-			   COUNT rcount, MPI_Datatype rtype, MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_ALLGATHER, .sbuf = sbuf, .scount = scount, .stype = stype,
-				  .rbuf = rbuf, .rcount = rcount, .rtype = rtype };
-	int err;
+CALL(Reduce, Ireduce,
+     (const void *sbuf, void *rbuf, COUNT count, MPI_Datatype type, MPI_Op op, int root,
+      MPI_Comm comm),
+     (sbuf, rbuf, count, type, op, root, comm), REDUCES(FI_REDUCE), .root = root)
 
-	return made(comm, &w, &err)
-		       ? err
-		       : PMPI(Allgather)(sbuf, scount, stype, rbuf, rcount, rtype, comm);
-}
+CALL(Reduce_scatter_block, Ireduce_scatter_block,
+     (const void *sbuf, void *rbuf, COUNT count, MPI_Datatype type, MPI_Op op, MPI_Comm comm),
+     (sbuf, rbuf, count, type, op, comm), REDUCES(FI_REDUCE_SCATTER))
 
-VISIBLE int MPI(Alltoall)(const void *sbuf, COUNT scount, MPI_Datatype stype, void *rbuf,
-			  COUNT rcount, MPI_Datatype rtype, MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_ALLTOALL, .sbuf = sbuf, .scount = scount, .stype = stype,
-				  .rbuf = rbuf, .rcount = rcount, .rtype = rtype };
-	int err;
+CALL(Allgather, Iallgather, (PARTS, MPI_Comm comm),
+     (sbuf, scount, stype, rbuf, rcount, rtype, comm), MOVES(FI_ALLGATHER))
 
-	return made(comm, &w, &err)
-		       ? err
-		       : PMPI(Alltoall)(sbuf, scount, stype, rbuf, rcount, rtype, comm);
-}
+CALL(Alltoall, Ialltoall, (PARTS, MPI_Comm comm),
+     (sbuf, scount, stype, rbuf, rcount, rtype, comm), MOVES(FI_ALLTOALL))
 
-VISIBLE int MPI(Gather)(const void *sbuf, COUNT scount, MPI_Datatype stype, void *rbuf,
-			COUNT rcount, MPI_Datatype rtype, int root, MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_GATHER, .sbuf = sbuf, .scount = scount, .stype = stype,
-				  .rbuf = rbuf, .rcount = rcount, .rtype = rtype, .root = root };
-	int err;
+CALL(Gather, Igather, (PARTS, int root, MPI_Comm comm),
+     (sbuf, scount, stype, rbuf, rcount, rtype, root, comm), MOVES(FI_GATHER), .root = root)
 
-	return made(comm, &w, &err)
-		       ? err
-		       : PMPI(Gather)(sbuf, scount, stype, rbuf, rcount, rtype, root, comm);
-}
-
-VISIBLE int MPI(Scatter)(const void *sbuf, COUNT scount, MPI_Datatype stype, void *rbuf,
-			 COUNT rcount, MPI_Datatype rtype, int root, MPI_Comm comm)
-{
-	const struct wanted w = { .kind = FI_SCATTER, .sbuf = sbuf, .scount = scount, .stype = stype,
-				  .rbuf = rbuf, .rcount = rcount, .rtype = rtype, .root = root };
-	int err;
-
-	return made(comm, &w, &err)
-		       ? err
-		       : PMPI(Scatter)(sbuf, scount, stype, rbuf, rcount, rtype, root, comm);
-}
+CALL(Scatter, Iscatter, (PARTS, int root, MPI_Comm comm),
+     (sbuf, scount, stype, rbuf, rcount, rtype, root, comm), MOVES(FI_SCATTER), .root = root)

@@ -3,7 +3,7 @@
  * any MPI, by a call that blocks and by one with a request: all forms, types and operations,
  * communicators that come and go, and a long message under way across each. What comes out is
  * compared with what every rank computes by itself; their own count of calls tells whether they
- * made them. The library leaves requests to the MPI.
+ * made them. With MPICH's standard ABI the library leaves requests to the MPI.
  *
  * Blocks of up to 1 MiB have to be theirs (coll_barewire_max_bytes, BAREWIRE_MPI_MAX_BYTES).
  *
@@ -11,8 +11,8 @@
  * is waited for), or "bench".
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <mpi.h>
+#include "made.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -23,41 +23,9 @@
 #define LONG_MESSAGE (1 << 20)
 #define MAX_COUNT (1 << 17)
 
-static int rank, size, wrong, without;
+static int rank, size, wrong;
 static MPI_Comm comm;
-static MPI_T_pvar_session session;
-static MPI_T_pvar_handle handle;
 static unsigned char *in, *out, *want, *one;
-
-/* ---- What the component or the library says it made ---- */
-
-/* The library's count; NULL if there is none. */
-static unsigned long (*library)(void);
-
-static void find_counter(void)
-{
-	int provided, index, count;
-	*(void **) &library = dlsym(RTLD_DEFAULT, "barewire_mpi_calls");
-	if (without || library)
-		return;
-	MPI_T_init_thread(MPI_THREAD_SINGLE, &provided);
-	if (MPI_T_pvar_get_index("coll_barewire_calls", MPI_T_PVAR_CLASS_COUNTER, &index)) {
-		printf("BAD there is no coll_barewire_calls\n");
-		MPI_Abort(MPI_COMM_WORLD, 1);
-	}
-	MPI_T_pvar_session_create(&session);
-	MPI_T_pvar_handle_alloc(session, index, NULL, &handle, &count);
-}
-
-static unsigned long made(void)
-{
-	unsigned long calls = 0;
-	if (library)
-		return library();
-	if (!without)
-		MPI_T_pvar_read(session, handle, &calls);
-	return calls;
-}
 
 /* ---- A long message under way ---- */
 
@@ -121,7 +89,7 @@ static void end(const char *what)
 	begin(); \
 	unsigned long before_ = made(); \
 	check((call) == MPI_SUCCESS, what, "failed"); \
-	int is_ours_ = library && asking ? 0 : (ours); \
+	int is_ours_ = LEFT_REQUESTS && asking ? 0 : (ours); \
 	check(without || is_ours_ == EITHER || made() - before_ == (unsigned long) is_ours_, what, \
 	      is_ours_ ? "was not made by barewire" : "was made by barewire"); \
 	end(what); \
@@ -480,13 +448,13 @@ static void come_and_go(int times)
 		 * by itself confuses them with the program's.
 		 */
 		before = made();
-		if (without || library)
+		if (without || LEFT_REQUESTS)
 			MPI_Waitall(2, three, MPI_STATUSES_IGNORE);
 		MPI_Iallreduce(&me, &sum, 1, MPI_LONG, MPI_SUM, a, &three[2]);
 		/* Those that have ended are MPI_REQUEST_NULL. */
 		MPI_Waitall(3, three, MPI_STATUSES_IGNORE);
 		check(sum == all, "a sum with a request", "");
-		check(without || library || made() - before == 1, "a sum with a request",
+		check(without || LEFT_REQUESTS || made() - before == 1, "a sum with a request",
 		      "is others'");
 		for (int k = 0; k < 3; k++) {
 			quick(c, n + k, 1);
@@ -588,7 +556,9 @@ static void all_at_once(void)
 		MPI_Send(&nothing, 1, MPI_CHAR, 0, 3, comm);
 		meet(other);
 	}
-	/* Behind all of them. */
+	/* Behind all of them, while the others' are over. */
+	if (rank != 0)
+		MPI_Wait(&requests[count - 1], MPI_STATUS_IGNORE);
 	MPI_Allreduce(&me, &total, 1, MPI_LONG, MPI_SUM, c);
 	check(total == all, "a call behind many requests", "wrong");
 	MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
@@ -668,7 +638,7 @@ static void threads(int by_turns)
 		MPI_Comm_free(&comms[t]);
 	}
 	/* At once they can be taken for one another, and some calls are others'. */
-	check(!by_turns || made() - before >= (library ? 450 : 900), "calls of threads",
+	check(!by_turns || made() - before >= (LEFT_REQUESTS ? 450 : 900), "calls of threads",
 	      "were not made by barewire");
 }
 
@@ -781,20 +751,51 @@ static void mistakes(void)
 
 /* ---- A rank that dies ---- */
 
+/* Waits in one of three ways, each rank's own. */
+static int wait_somehow(MPI_Request *request)
+{
+	MPI_Request two[2] = { MPI_REQUEST_NULL, *request };
+	int err = MPI_SUCCESS, at = 0, flag = 0;
+
+	if (rank % 3 == 0)
+		return MPI_Wait(request, MPI_STATUS_IGNORE);
+	if (rank % 3 == 1)
+		return MPI_Waitall(2, two, MPI_STATUSES_IGNORE);
+	while (!flag && !err && !handled)
+		err = MPI_Testany(2, two, &at, &flag, MPI_STATUS_IGNORE);
+	return err;
+}
+
+/* A sum with a request. */
+static int sum_somehow(MPI_Comm c)
+{
+	int one_each = 1, sum = -1;
+	int err = MPI_Iallreduce(&one_each, &sum, 1, MPI_INT, MPI_SUM, c, &asked);
+
+	if (err == MPI_SUCCESS && !handled)
+		err = wait_somehow(&asked);
+	check(err != MPI_SUCCESS || handled || sum == size, "a sum without all ranks", "succeeds");
+	return err;
+}
+
 static void die(void)
 {
+	MPI_Comm c = comm;
 	int err = MPI_SUCCESS;
 	/* By which MPICH's launcher tells of a death. */
 	signal(SIGUSR1, SIG_IGN);
-	set_handler(comm);
+	/* Open MPI takes the errors of the component's requests to this one's handler. */
+	if (library)
+		MPI_Comm_dup(comm, &c);
+	set_handler(c);
 	for (int n = 0; n < 1000; n++)
-		MPI_Barrier(comm);
+		MPI_Barrier(c);
 	if (rank == size - 1)
 		raise(SIGKILL);
 	double begun = MPI_Wtime();
 	while (err == MPI_SUCCESS && !handled)
-		err = asking ? ended(MPI_Ibarrier(comm, &asked)) : MPI_Barrier(comm);
-	int good = error == MPI_ERR_OTHER && handled == 1;
+		err = asking ? sum_somehow(c) : MPI_Barrier(c);
+	int good = error == MPI_ERR_OTHER && handled == 1 && !wrong;
 	printf("rank %d got %s after %.1f s\n", rank, good ? "MPI_ERR_OTHER" : "BAD",
 	       MPI_Wtime() - begun);
 	fflush(stdout);
@@ -822,18 +823,34 @@ static int by_size(const void *a, const void *b)
 
 enum call { BARRIER, ALLREDUCE, BCAST };
 
+/* The MPI's own calls. */
+static void others_call(MPI_Comm c, enum call what, int len, int root)
+{
+	if (asking) {
+		if (what == BARRIER)
+			PMPI_Ibarrier(c, &asked);
+		else if (what == ALLREDUCE)
+			PMPI_Iallreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c, &asked);
+		else
+			PMPI_Ibcast(out, len, MPI_BYTE, root, c, &asked);
+		PMPI_Wait(&asked, MPI_STATUS_IGNORE);
+	} else if (what == BARRIER) {
+		PMPI_Barrier(c);
+	} else if (what == ALLREDUCE) {
+		PMPI_Allreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
+	} else {
+		PMPI_Bcast(out, len, MPI_BYTE, root, c);
+	}
+}
+
 static double batch(MPI_Comm c, enum call what, int len, int calls)
 {
 	int others = library && c == timed[1];
 	others ? PMPI_Barrier(c) : MPI_Barrier(c);
 	double begun = MPI_Wtime();
 	for (int n = 0; n < calls; n++) {
-		if (others && what == BARRIER)
-			PMPI_Barrier(c);
-		else if (others && what == ALLREDUCE)
-			PMPI_Allreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
-		else if (others)
-			PMPI_Bcast(out, len, MPI_BYTE, n % size, c);
+		if (others)
+			others_call(c, what, len, n % size);
 		else if (what == BARRIER)
 			AS(barrier, c);
 		else if (what == ALLREDUCE)
@@ -887,7 +904,7 @@ static void bench(void)
 	check(made() == before, "a communicator that keeps from the component", "does not");
 	batch(timed[0], BARRIER, 0, 10);
 	check(made() == before + 11, "a communicator for the component", "is not");
-	for (asking = 0; asking < (library ? 1 : 2); asking++) {
+	for (asking = 0; asking < (LEFT_REQUESTS ? 1 : 2); asking++) {
 		time_of(BARRIER, 0);
 		for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
 			time_of(ALLREDUCE, len);
@@ -949,7 +966,7 @@ int main(int argc, char **argv)
 	if (!many) {
 		come_and_go(100);
 		leave_first();
-		if (!library)
+		if (!LEFT_REQUESTS)
 			all_at_once();
 		between();
 		at_the_bottom();

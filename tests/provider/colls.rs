@@ -30,10 +30,14 @@ fn take(command: &mut Command, component: &Path) {
 
 /// Runs `test` with the component and the program that tries it, or says why not.
 fn with_component(test: impl Fn(&Bench, &Path, &Path)) {
+    with_component_and("colls.c", test);
+}
+
+fn with_component_and(source: &str, test: impl Fn(&Bench, &Path, &Path)) {
     with(OPEN_MPI, |bench| match component() {
         Ok(component) => {
             let dir = tempfile::tempdir().unwrap();
-            test(bench, &component, &compile(dir.path(), &["mpicc", "-lpthread"], "colls.c"));
+            test(bench, &component, &compile(dir.path(), &["mpicc", "-lpthread"], source));
         }
         Err(why) => println!("SKIPPED: {why}"),
     });
@@ -58,6 +62,35 @@ fn mpi_calls_are_made_by_the_component() {
             take(&mut command, component);
             agree(&succeed(command.arg(program).arg(what), 120), ranks as usize);
         }
+    });
+}
+
+/// Runs the program of requests in every way, with launchers for so many ranks and a kind of
+/// progress.
+pub(super) fn requests(program: &Path, launch: impl Fn(u32, &str) -> Command) {
+    let dir = tempfile::tempdir().unwrap();
+    let all = [(2, "manual", "all"), (3, "manual", "all"), (2, "auto", "all")];
+    for (ranks, progress, what) in all.into_iter().chain([(2, "manual", "threads")]) {
+        let mut command = launch(ranks, progress);
+        command.arg(program).arg(what).arg(dir.path().join(progress));
+        if progress == "auto" {
+            command.arg("auto");
+        }
+        agree(&succeed(&mut command, 120), ranks as usize);
+    }
+}
+
+/// Goal: requests of the component's calls end in every wait and test, among those of Open MPI and
+/// in any order, while the program is elsewhere in MPI or computes, and without their communicator.
+#[test]
+fn requests_are_the_components() {
+    with_component_and("requests.c", |bench, component, program| {
+        requests(program, |ranks, progress| {
+            let mut command = mpirun(bench.program("mpirun"), ranks);
+            take(&mut command, component);
+            command.env("FI_BAREWIRE_PROGRESS", progress).args(["-x", "FI_BAREWIRE_PROGRESS"]);
+            command
+        });
     });
 }
 
