@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use barewire::errno::*;
 use barewire_driver::backend::xdp::survey;
-use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::frame::{RxFrame, TxFrame, address};
 use barewire_driver::open::open;
 use barewire_driver::port::{Port, PortCounters};
 use barewire_tests::nodes::{Nodes, or_skip};
@@ -57,9 +57,11 @@ fn heard(nodes: &Nodes, port: &str, want: u64, lost: u64) -> (Vec<u64>, PortCoun
                 nodes.enter(1).unwrap();
                 for queue in 0..QUEUES {
                     let mut port = opened(&format!("xdp:fab0,queue={queue}"));
-                    let src = port.caps().station.mac.0;
-                    let frame =
-                        [&own.mac.0[..], &src, &[0x88, 0xb5], &[0; 46], &[queue as u8]].concat();
+                    let mut frame =
+                        [&[0; 12][..], &[0x88, 0xb5], &[0; 46], &[queue as u8]].concat();
+                    // With their numbers: a process that another test is about to start may have
+                    // the first one's, for a moment.
+                    address(&mut frame, own, port.caps().station);
                     for _ in 0..EACH {
                         port.tx(&TxFrame::whole(&frame)).unwrap();
                     }

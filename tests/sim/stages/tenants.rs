@@ -473,7 +473,7 @@ impl Run {
         self.collect()?;
         let s = self.rig.at(host);
         for &addr in addrs {
-            s.node.av_remove(s.av, addr).expect("it was inserted");
+            s.node.objects().av_remove(s.av, addr).expect("it was inserted");
         }
         let removed = s.node.remove_tenant(now, handle);
         ensure!(removed.is_ok(), "a key that nothing names stays: {removed:?}");

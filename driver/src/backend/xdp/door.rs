@@ -227,8 +227,10 @@ fn handed(socket: RawFd, queue: u32) -> Result<(NotInChildren, XdpMode), Found> 
 pub(super) fn taken(index: u32) -> Vec<u32> {
     let names = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
     let start = format!("@{}", name(index, 0).trim_end_matches('0'));
+    // A connection that was accepted has the name too, in state 3, and does not keep it.
+    let is_bound = |line: &&str| line.split_whitespace().nth(5) == Some("01");
     let of = |line: &str| line.split_whitespace().last()?.strip_prefix(&start)?.parse().ok();
-    let mut queues: Vec<u32> = names.lines().filter_map(of).collect();
+    let mut queues: Vec<u32> = names.lines().filter(is_bound).filter_map(of).collect();
     queues.sort_unstable();
     queues.dedup();
     queues
