@@ -239,7 +239,7 @@ fn session(page: &mut Page, of: &[Label], p: &SessionRow) {
     for (name, help, value) in [
         ("in_flight_packets", "Packets in flight.", p.in_flight as f64),
         ("window_packets", "Packets that may be in flight.", p.window as f64),
-        ("credits", "Messages that the peer has promised memory for.", p.credits as f64),
+        ("credits", "Units of 256 bytes that the peer has promised memory for.", p.credits as f64),
         ("frame_max_bytes", "Longest frame, after the Ethernet header.", p.frame_max as f64),
         ("age_seconds", "Time since the session began.", seconds(p.age_ns)),
         ("silent_seconds", silent, seconds(p.silent_ns)),

@@ -19,7 +19,7 @@ const FLAG_AT: usize = MEMORY;
 fn main() {
     let args = Args::read_or_run(steady_case);
     let mut report = Report::new("atomics", &args);
-    count_instructions(&[("fadd-u64", "bar 1.15"), ("add-u64", "no bar")], &args, &mut report);
+    count_instructions(&[("fadd-u64", "bar 1.15"), ("add-u64", "bar 1.4")], &args, &mut report);
     if args.wants("fadd-target-sleeps") {
         let measured = sleeping_target(&args, &mut report);
         measured.unwrap_or_else(|why| report.skip("fadd-target-sleeps", &why));

@@ -31,7 +31,7 @@ const FEED: u64 = 2;
 fn main() {
     let args = Args::read_or_run(steady_case);
     let mut report = Report::new("rma", &args);
-    count_instructions(&[("write-8B", "no bar"), ("read-8B", "no bar")], &args, &mut report);
+    count_instructions(&[("write-8B", "bar 1.4"), ("read-8B", "bar 1.4")], &args, &mut report);
     for (case, how, message) in
         [("write-64KiB", How::Write, How::Send), ("read-64KiB", How::Read, How::Receive)]
     {
