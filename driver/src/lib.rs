@@ -8,6 +8,8 @@
 //! - [`error`]: why a port does not open.
 //! - [`hint`]: which ways of a program are seldom taken.
 
+#[cfg(test)]
+mod alone;
 pub mod backend;
 pub mod board;
 pub mod clock;

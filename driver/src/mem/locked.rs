@@ -337,6 +337,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::alone::is_alone;
 
     /// Flags of the mapping that `at` is in (proc_pid_smaps(5)).
     fn flags(at: *const u8) -> Vec<String> {
@@ -424,14 +425,9 @@ mod tests {
     /// left out of dumps. Method: a process of a user without privilege whose limit is 0.
     #[test]
     fn a_limit_is_no_failure() {
-        const LIMITED: &str = "LOCKED_LIMITED";
-        if std::env::var_os(LIMITED).is_none() {
-            let mut test = Command::new(std::env::current_exe().unwrap());
-            let name = "mem::locked::tests::a_limit_is_no_failure";
-            test.args(["--exact", name, "--nocapture"]).env(LIMITED, "1");
-            // SAFETY: the two calls are async-signal-safe.
-            unsafe { test.pre_exec(unlocked) };
-            assert!(test.status().unwrap().success());
+        // SAFETY: the two calls of `unlocked` are async-signal-safe.
+        let change = |process: &mut Command| _ = unsafe { process.pre_exec(unlocked) };
+        if !is_alone("mem::locked::tests::a_limit_is_no_failure", change) {
             return;
         }
         let secret = Locked::copy_of(&[1; 32]);
@@ -454,9 +450,13 @@ mod tests {
     }
 
     /// A child of fork has what its parent has, and may drop it, and take more, whatever another
-    /// thread was at.
+    /// thread was at. (In a process without other tests, whose descriptors its children would keep
+    /// open.)
     #[test]
     fn a_child_may_drop_it() {
+        if !is_alone("mem::locked::tests::a_child_may_drop_it", |_| ()) {
+            return;
+        }
         let over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&over);
         let busy = std::thread::spawn(move || {
