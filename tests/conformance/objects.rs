@@ -203,7 +203,7 @@ fn x6_options() {
 #[test]
 fn x10_one_endpoint_and_many_peers() {
     let mut plan = Plan::default();
-    plan.settings.t_dead = Duration::from_secs(1);
+    plan.settings.t_dead = Duration::from_secs(5);
     plan.settings.unexpected_bytes = Some(1 << 20);
     let mut sides: Vec<Side> = ports(21).into_iter().map(|p| Side::new(p, &plan)).collect();
     let hub = sides.remove(0);
