@@ -747,7 +747,7 @@ impl Ep {
             return false;
         }
         // What a path may lose does not leave by the fast entries: they need not look further.
-        let lossless = peer.is_some_and(|peer| peer.path.is_lossless());
+        let lossless = peer.is_some_and(|peer| peer.path.is_lossless() || planted(Bug::FarUnkept));
         let fast = self.fast_send.map(|fast| fast && lossless);
         let fast_dest = fast.map(|fast| if fast { dest } else { FI_ADDR_UNSPEC });
         let fast_peer = fast.map(|fast| if fast { p } else { PeerIdx::NONE });
