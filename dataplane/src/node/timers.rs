@@ -241,8 +241,9 @@ impl Control<'_> {
         }
     }
 
-    /// Repeats an unanswered OPEN. Not if the port keeps it in the memory of a live process, which
-    /// finds it when it polls.
+    /// Repeats an unanswered OPEN: ever more seldom if the port keeps it in the memory of a live
+    /// process, which finds it when it polls. (It may have dropped an OPEN of the other path, if it
+    /// has become near or far meanwhile.)
     fn on_open_again(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
         let due = self.due(&self.peers[p]).is_some_and(|due| now >= due);
         let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
@@ -260,10 +261,11 @@ impl Control<'_> {
             return;
         }
         peer.probe_at = now;
-        if presence != Presence::Present || peer.backoff < PROBES_MIN {
+        peer.backoff = peer.backoff.checked_add(1).unwrap_or(1 << 7);
+        let seldom = peer.backoff > PROBES_MIN && !peer.backoff.is_power_of_two();
+        if presence != Presence::Present || !seldom {
             peer.want_open = peer.repeats_open();
             peer.pings = if overdue { OPENS_LATE } else { 0 };
-            peer.backoff = peer.backoff.saturating_add(1);
             self.due.make_ready(self.peers, p);
         }
     }

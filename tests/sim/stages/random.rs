@@ -33,6 +33,19 @@ fn sim_quick() {
     assert!(sum.runs < 100 || sum.entries.all(), "an entry was never taken: {:?}", sum.entries);
 }
 
+/// Goal: what a run of many seeds once found stays mended. Method: those seeds, in both sizes.
+#[test]
+fn seeds_with_a_past() {
+    // An OPEN that was dropped, since its receiver had left the memory that it came by, was never
+    // repeated: its sender saw that the process lives.
+    for seed in [2772] {
+        for ops in [1_000, 10_000] {
+            let report = run(&Plan::swarm(seed, ops));
+            assert!(report.is_ok(), "SIM_SEED={seed}, {ops} calls: {:?}", report.err());
+        }
+    }
+}
+
 /// Goal: nobody alive is taken for dead (B8). Method: loss to 30 %, spikes, starved loops,
 /// applications that compute for up to four times T_dead, clock jumps, T_dead 2 s, and nothing that
 /// would excuse an error.
