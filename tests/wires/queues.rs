@@ -255,8 +255,9 @@ fn processes_with_queues_of_their_own_share_an_interface() {
 /// Ports that share an interface.
 const SHARED: [&str; 2] = ["xdp:fab0,queue=0-1,near=yes", "xdp:fab0,queue=2-3,near=yes"];
 
-/// Goal: what arrives by the queue of another process is heard, and who asks everybody is heard by
-/// all. Method: two nodes of two processes, and a switch between them that draws the queue.
+/// Goal: frames that arrive by another process's queue are received, and a query to all stations
+/// reaches each of them. Method: two nodes of two processes, and a switch between them that draws
+/// the queue.
 #[test]
 fn two_nodes_of_two_processes_with_queues_of_their_own() {
     for mode in ["native", "generic"] {

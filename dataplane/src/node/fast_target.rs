@@ -239,17 +239,21 @@ impl Node {
         out: &mut impl FrameSink,
     ) -> bool {
         let Some((base, op)) = RawRequest::parse(frame, E::ASK) else { return cold(false) };
+        let (own, p) = (self.port.addr, slot_of(base.dst_sid()));
         let slot = TargetCache::slot(E::ASK, &op.key);
         if self.target.grants[slot].key != op.key {
             cold(());
-            if E::COMMON || !self.check_access(E::ASK, op, base.plen()) {
+            // A frame of no session changes nothing, the cache neither.
+            let is_next = |peer: &Peer| peer.is_next(own, &base.head, base.sid_psn);
+            if E::COMMON
+                || !self.peers.at(p).is_some_and(is_next)
+                || !self.check_access(E::ASK, op, base.plen())
+            {
                 return false;
             }
         }
         debug_assert!(self.target.waiting == self.target.answers.len() + self.responses.len());
-        let p = slot_of(base.dst_sid());
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
-        let own = self.port.addr;
         let flying = peer.steady_flight(own, &base);
         let flying = if E::COMMON { flying } else { flying.or_else(|| peer.flight(own, &base)) };
         let Some(flying) = flying else { return cold(false) };

@@ -261,6 +261,7 @@ impl Control<'_> {
             return;
         }
         peer.probe_at = now;
+        // At its end it begins again at the last power of two: it goes on, and grows no denser.
         peer.backoff = peer.backoff.checked_add(1).unwrap_or(1 << 7);
         let seldom = peer.backoff > PROBES_MIN && !peer.backoff.is_power_of_two();
         if presence != Presence::Present || !seldom {

@@ -7,8 +7,8 @@
 //! discipline and the filters of `tc` unless they are asked for (`socket`); those of `nft` at
 //! egress see them in any case since Linux 5.16. The kernel passes us frames of our EtherType to
 //! our address or to a group, without a VLAN tag; everything else on the wire is not even counted.
-//! What we send is filled up with zeros to 60 bytes, as the wire would do with whatever its driver
-//! has at hand.
+//! A frame shorter than 60 bytes is padded with zeros here: the NIC's driver may pad it with old
+//! bytes of its memory.
 //!
 //! # Addresses
 //! Processes on an interface have its MAC, each with a number of its own; on `lo`, which has none,
