@@ -48,6 +48,30 @@ pub(super) struct Session {
     /// exported once the session is open.
     untold: Option<[Unnamed; 2]>,
     pub(super) age: Age,
+    backoff: Backoff,
+}
+
+/// When the next frame of a session is sealed, after the port had no room for one. A frame that the
+/// port refuses has used up a counter: tried again with each poll, a port that stands still for
+/// T_dead would cost more keys than the peer follows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Backoff {
+    not_before: Instant,
+    /// What the last refusal took; 0 if the frame after it was tried.
+    wait_ns: u32,
+}
+
+impl Backoff {
+    /// The first wait: less than a ring of short frames lasts.
+    const MIN_NS: u32 = 2_000;
+    /// The longest. 2^22 frames, one key, last for an hour.
+    const MAX_NS: u32 = 1_000_000;
+
+    /// The port refused a frame that was tried after a wait of `tried_ns`.
+    fn refused(&mut self, now: Instant, tried_ns: u32) {
+        self.wait_ns = tried_ns.saturating_mul(2).clamp(Self::MIN_NS, Self::MAX_NS);
+        self.not_before = now + u64::from(self.wait_ns);
+    }
 }
 
 /// What an OPEN that answers one ends with.
@@ -102,6 +126,10 @@ pub(crate) struct Seals {
     station: Station,
     /// Secrets of opened sessions that wait to be exported, if they are to be.
     told: Option<Vec<SessionSecret>>,
+    /// The node's time of the current send.
+    now: Instant,
+    /// What the session of the frame in `tx` had waited for room, ns.
+    waited_ns: u32,
 }
 
 /// Most secrets that wait to be exported.
@@ -113,6 +141,8 @@ enum Way {
     Clear,
     /// The first bytes of [`Seals::tx`] instead, as many as this.
     Sealed(usize),
+    /// Not yet: the port had no room a moment ago.
+    Later,
     /// Not at all: there is no key for it.
     Not,
 }
@@ -138,6 +168,8 @@ impl Seals {
             longest: caps.mtu + ETH_HDR_LEN,
             station: caps.station,
             told: s.tells_secrets.then(Vec::new),
+            now: Instant(0),
+            waited_ns: 0,
         }))
     }
 
@@ -150,6 +182,7 @@ impl Seals {
     /// memory.
     fn prepare(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Way {
         let is = |ty: Ty| sealed::ty_of(frame.head) == Some(ty);
+        self.waited_ns = 0;
         if is(Ty::Who) {
             self.check(frame)
         } else if is(Ty::Open) {
@@ -174,6 +207,10 @@ impl Seals {
         let Some(session) = self.sessions.get_mut(&(frame.dst().word(), sid)) else {
             return if near() { Way::Clear } else { Way::Not };
         };
+        if self.now < session.backoff.not_before {
+            return Way::Later;
+        }
+        self.waited_ns = std::mem::take(&mut session.backoff.wait_ns);
         // After the header of a packet without payload comes padding, which tests the path.
         let body = if sealed::plen(frame.head) == 0 { 0 } else { frame.body.len() };
         let end = frame.head.len() + body;
@@ -232,6 +269,15 @@ impl Seals {
         Some(message)
     }
 
+    /// The port had no room for `frame`, which was sealed.
+    #[cold]
+    fn refused(&mut self, frame: &TxFrame<'_>) {
+        let session = (frame.dst().word(), sealed::dst_sid(frame.head));
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.backoff.refused(self.now, self.waited_ns);
+        }
+    }
+
     /// Copies a frame without a session, and puts behind its header what it ends with.
     fn end(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Way {
         let head = frame.head.len();
@@ -280,9 +326,14 @@ impl SealingSink<'_> {
         let sealed = match &way {
             Way::Clear => *frame,
             Way::Sealed(len) => TxFrame::whole(&seals.tx[..*len]),
+            Way::Later => return Tx::Full,
             Way::Not => return Tx::NoRoute,
         };
-        if alone { out.send_alone(&sealed) } else { out.send(&sealed) }
+        let sent = if alone { out.send_alone(&sealed) } else { out.send(&sealed) };
+        if sent == Tx::Full {
+            seals.refused(frame);
+        }
+        sent
     }
 }
 
@@ -389,6 +440,7 @@ impl Node {
         send: impl FnOnce(&mut Self, &mut dyn FrameSink) -> T,
     ) -> T {
         let Some(mut seals) = self.openings.seals.take() else { return send(self, out) };
+        seals.now = self.turn.polled_at;
         let sent = send(self, &mut SealingSink { out, seals: &mut seals });
         // Sessions that have ended meanwhile.
         while let Some(over) = self.openings.sealed_over.pop() {
@@ -612,7 +664,8 @@ impl Control<'_> {
         let answer = Some(Box::new(Answered { message, finished, tag_key, key }));
         let age = Age::new(self.turn.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
-        let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age };
+        let backoff = Backoff::default();
+        let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age, backoff };
         seals.sessions.insert((peer, sid), Box::new(session));
         seals.offers.remove(&(peer, tenant));
         self.openings.note_look(self.turn.polled_at, base, true);
@@ -647,8 +700,8 @@ impl Control<'_> {
         offers.remove(&(peer, tenant));
         let age = Age::new(self.turn.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
-        let remote_epoch = op.epoch;
-        let session = Session { keys, remote_epoch, tenant, answer: None, untold, age };
+        let (remote_epoch, answer, backoff) = (op.epoch, None, Backoff::default());
+        let session = Session { keys, remote_epoch, tenant, answer, untold, age, backoff };
         seals.sessions.insert((peer, op.sid), Box::new(session));
         self.openings.note_look(self.turn.polled_at, base, true);
         true

@@ -111,6 +111,12 @@ impl SessionKeys {
         self.tx.generation
     }
 
+    /// Counters that frames of this end have used.
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> u64 {
+        self.tx_next
+    }
+
     /// Goes on to the next key for the frames of this end, and forgets the one before. The peer
     /// follows with the first frame that it gets, but by no more than one key: it must have opened
     /// a frame under the key that there is now.

@@ -510,3 +510,36 @@ fn a_challenge_is_answered_with_a_key() {
     assert!(pair.ends[1].node.counters().tx_challenges > 0);
     let _ = OpenOp::LEN;
 }
+
+/// Goal: a port that takes nothing for long costs a session no more counters than the peer follows.
+/// Method: keys of 32 frames, and a port that is full for 200 ms of polls every 10 us.
+#[test]
+fn a_port_that_is_full_for_long_uses_up_no_keys() {
+    let mut pair = pair(1500);
+    assert!(arrives(&mut pair, 8, 10));
+    let used = |pair: &Pair| {
+        let seals = pair.ends[0].node.openings.seals.as_ref().unwrap();
+        seals.sessions.values().map(|session| session.keys.used()).sum::<u64>()
+    };
+    let before = used(&pair);
+    pair.send(0, IoBuf::leaked(&[1; 900]), 5, OpFlags::empty(), 2).unwrap();
+    for _ in 0..20_000 {
+        pair.now = pair.now + 10_000;
+        pair.ends[0].node.transmit(pair.now, &mut |_: &TxFrame<'_>| Tx::Full);
+    }
+    // One each millisecond, and those of the first one.
+    let tried = used(&pair) - before;
+    assert!((100..240).contains(&tried), "{tried} counters");
+    // A port that is full now and then is tried again after 2 us.
+    let (to, _) = shared(900);
+    pair.recv(1, to, 5, OpFlags::empty(), 1).unwrap();
+    pair.run(10 * MS);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    let before = used(&pair);
+    pair.send(0, IoBuf::leaked(&[1; 900]), 5, OpFlags::empty(), 2).unwrap();
+    for ns in [0, 1_000, 1_000] {
+        pair.now = pair.now + ns;
+        pair.ends[0].node.transmit(pair.now, &mut |_: &TxFrame<'_>| Tx::Full);
+    }
+    assert_eq!(used(&pair) - before, 2);
+}
