@@ -8,6 +8,7 @@
  *     seconds processor-seconds
  *
  * from the first message after the warm-up until the server's answer that it has all of them.
+ * `stream version` prints the version of the libfabric that it runs with.
  */
 #define _GNU_SOURCE
 #include <netdb.h>
@@ -232,6 +233,10 @@ int main(int argc, char **argv)
 {
 	struct end e = { 0 };
 
+	if (argc == 2 && strcmp(argv[1], "version") == 0) {
+		puts(fi_tostr("", FI_TYPE_VERSION));
+		return 0;
+	}
 	if (argc < 8)
 		return 2;
 	int is_kernel = strcmp(argv[1], "kernel") == 0, is_server = strcmp(argv[5], "server") == 0;

@@ -8,7 +8,8 @@
 //! wire outside of a machine does by itself.
 //!
 //! Needs Debian's `libfabric-dev` and `ethtool`, and the provider beside this program (`cargo build
-//! --release -p barewire-provider`, which `cargo xtask bench` does).
+//! --release -p barewire-provider`, which `cargo xtask bench` does). With `LD_LIBRARY_PATH` of
+//! another libfabric all programs run with that one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -95,7 +96,10 @@ fn main() {
             let measured = nodes(mtu, passes_segments)
                 .and_then(|nodes| measure(&args, &stream, &nodes, (len, window, count)));
             match measured {
-                Ok(played) => tell(&args, &mut report, (wire, load), (len, count), &played),
+                Ok(played) => {
+                    let reference = format!("{} of libfabric {}", FiTcp.name(), stream.version);
+                    tell(&args, &mut report, (wire, load, &reference), (len, count), &played);
+                }
                 Err(why) => report.skip(&format!("{wire}/{load}"), &why),
             }
         }
@@ -163,7 +167,7 @@ fn measure(
 fn tell(
     args: &Args,
     report: &mut Report,
-    (wire, load): (&str, &str),
+    (wire, load, reference_name): (&str, &str, &str),
     (len, count): (u64, u64),
     all: &[Played],
 ) {
@@ -188,7 +192,7 @@ fn tell(
             played.processor[1].median(),
         );
         let row = Row::new(case, played.rates.median() * scale, unit).against(
-            FiTcp.name(),
+            reference_name,
             reference,
             played.ratios.median(),
         );
@@ -200,6 +204,8 @@ fn tell(
 struct Stream {
     dir: PathBuf,
     library: PathBuf,
+    /// Of the libfabric that it runs with.
+    version: String,
 }
 
 impl Drop for Stream {
@@ -221,7 +227,7 @@ impl Stream {
         }
         let dir = std::env::temp_dir().join(format!("barewire-streams-{}", std::process::id()));
         std::fs::create_dir_all(&dir).map_err(|why| format!("{}: {why}", dir.display()))?;
-        let stream = Self { dir, library };
+        let mut stream = Self { dir, library, version: String::new() };
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider/stream.c");
         let built = Command::new("cc")
             .args(["-std=gnu11", "-O2", "-o"])
@@ -230,10 +236,13 @@ impl Stream {
             .arg("-lfabric")
             .output()
             .map_err(|why| format!("cc: {why}: sudo apt-get install gcc"))?;
-        match built.status.success() {
-            true => Ok(stream),
-            false => Err(String::from_utf8_lossy(&built.stderr).into_owned()),
+        if !built.status.success() {
+            return Err(String::from_utf8_lossy(&built.stderr).into_owned());
         }
+        let told = Command::new(stream.program()).arg("version").output();
+        let told = told.map_err(|why| format!("{}: {why}", stream.program().display()))?;
+        String::from_utf8_lossy(&told.stdout).trim().clone_into(&mut stream.version);
+        Ok(stream)
     }
 
     fn program(&self) -> PathBuf {
