@@ -38,6 +38,7 @@ mod paths;
 mod qdisc;
 mod queues;
 mod raw;
+mod segments;
 mod shared;
 mod soak;
 mod stations;

@@ -113,7 +113,9 @@ fn nodes(mtu: usize, passes_segments: bool) -> Made<Nodes> {
     if !passes_segments {
         for node in [0, 1] {
             let off = "tso off gso off gro off tx-udp-segmentation off";
-            nodes.run(node, &format!("ethtool -K {FABRIC} {off}"))?;
+            for wire in [FABRIC, OWN_WIRE] {
+                nodes.run(node, &format!("ethtool -K {wire} {off}"))?;
+            }
         }
     }
     Ok(nodes)

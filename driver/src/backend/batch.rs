@@ -4,12 +4,16 @@
 //! shorter) leave as one *train*: the kernel carries it through its network stack as one datagram,
 //! and it is cut by the card, or at the last moment before that (UDP_SEGMENT, udp(7), Linux 4.18).
 //! Short frames among many long ones, such as the end of a message before the next one, are padded.
+//! To a raw socket with PACKET_VNET_HDR, so do the datagrams of one flow ([`segments`]).
+//!
+//! [`segments`]: super::segments
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
 use super::inet::Name;
+use super::segments::{self, HEAD_MAX, VNET_LEN};
 use crate::frame::TxFrame;
 
 /// Most frames given to the kernel at once: two whole trains of Ethernet's 1,500 bytes.
@@ -27,6 +31,13 @@ const TRAIN_BYTES: usize = 65_507;
 /// Most frames of a train (UDP_MAX_SEGMENTS; 128 since Linux 6.9).
 const TRAIN_FRAMES: usize = 64;
 
+/// Trains in a row that the kernel has no room for while it takes their frames one by one: the
+/// device cuts none.
+const REFUSED_MAX: u8 = 8;
+
+/// Where a frame begins in its slot, if a `virtio_net_hdr` stands before it.
+const RAW_AT: usize = 16;
+
 /// The part of a train's bytes that may be padding: less than a datagram costs a kernel.
 const PADDING_PART: usize = 16;
 
@@ -39,8 +50,7 @@ pub(super) struct Batch {
     /// Shorter frames are filled up with zeros to this length.
     len_min: usize,
     lens: [usize; BATCH],
-    /// Where each goes, if the socket is not bound to one place.
-    names: Option<Box<[Name; BATCH]>>,
+    to: To,
     /// The first that has not left, and the end.
     first: usize,
     end: usize,
@@ -48,25 +58,78 @@ pub(super) struct Batch {
     trains: bool,
     /// The end of those that leave one by one, since the kernel refused their train.
     alone: usize,
+    /// The frames of a train for which it had no room are about to leave one by one.
+    tries_alone: bool,
+    /// Trains in a row for which it had no room, while it had for their frames.
+    refused: u8,
+}
+
+/// What the frames go to.
+enum To {
+    /// A socket that takes them as they are.
+    Plain,
+    /// A UDP socket that is not bound to one place: where each goes.
+    Udp(Box<[Name; BATCH]>),
+    /// A raw socket with PACKET_VNET_HDR: what stands before each train.
+    Raw(Box<[[u8; HEAD_MAX]; BATCH]>),
 }
 
 impl Batch {
-    /// Room for frames of `frame_max` bytes at most.
-    pub(super) fn new(frame_max: usize, len_min: usize, named: bool) -> Self {
-        let slot_len = frame_max.max(len_min).next_multiple_of(64);
+    /// Room for frames of `frame_max` bytes at most, to a socket that takes them as they are.
+    /// Shorter ones are filled up with zeros to `len_min`.
+    pub(super) fn new(frame_max: usize, len_min: usize) -> Self {
+        Self::to(To::Plain, frame_max, len_min)
+    }
+
+    /// To a UDP socket that is not bound to one place.
+    pub(super) fn udp(frame_max: usize) -> Self {
+        Self::to(To::Udp(Box::new([Name::nobody(); BATCH])), frame_max, 0)
+    }
+
+    /// To a raw socket with PACKET_VNET_HDR.
+    pub(super) fn raw(frame_max: usize, len_min: usize) -> Self {
+        Self::to(To::Raw(Box::new([[0; HEAD_MAX]; BATCH])), frame_max, len_min)
+    }
+
+    fn to(to: To, frame_max: usize, len_min: usize) -> Self {
+        let at = if matches!(to, To::Raw(_)) { RAW_AT } else { 0 };
+        let slot_len = (at + frame_max.max(len_min)).next_multiple_of(64);
         let slots = (BATCH_BYTES / slot_len).clamp(LEAST, BATCH);
+        let trains = !matches!(to, To::Plain);
         Self {
             bytes: vec![0; slot_len * slots].into(),
             slot_len,
             slots,
             len_min,
             lens: [0; BATCH],
-            names: named.then(|| Box::new([Name::nobody(); BATCH])),
+            to,
             first: 0,
             end: 0,
-            trains: named,
+            trains,
             alone: 0,
+            tries_alone: false,
+            refused: 0,
         }
+    }
+
+    /// Bytes of what stands before each frame.
+    fn lead(&self) -> usize {
+        if matches!(self.to, To::Raw(_)) { VNET_LEN } else { 0 }
+    }
+
+    /// The bytes of frame `i`, and where they begin in the memory of all.
+    fn frame(&self, i: usize) -> &[u8] {
+        &self.bytes[self.at(i)..][..self.lens[i]]
+    }
+
+    fn at(&self, i: usize) -> usize {
+        i * self.slot_len + if matches!(self.to, To::Raw(_)) { RAW_AT } else { 0 }
+    }
+
+    /// What the socket is given for frame `i` alone.
+    fn given(&self, i: usize) -> &[u8] {
+        let lead = self.lead();
+        &self.bytes[self.at(i) - lead..][..lead + self.lens[i]]
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -79,13 +142,14 @@ impl Batch {
 
     /// Takes a copy of `frame`, which fits (`frame_max`); there is room (`is_full`).
     pub(super) fn push(&mut self, frame: &TxFrame<'_>, to: Option<Name>) {
-        let slot = &mut self.bytes[self.end * self.slot_len..][..self.slot_len];
+        let at = self.at(self.end);
+        let slot = &mut self.bytes[at..(self.end + 1) * self.slot_len];
         let len = frame.copy_to(slot);
         if len < self.len_min {
             slot[len..self.len_min].fill(0);
         }
         self.lens[self.end] = len.max(self.len_min);
-        if let (Some(names), Some(to)) = (&mut self.names, to) {
+        if let (To::Udp(names), Some(to)) = (&mut self.to, to) {
             names[self.end] = to;
         }
         self.end += 1;
@@ -118,12 +182,15 @@ impl Batch {
 
     /// Where the first that is left goes.
     pub(super) fn first_name(&self) -> Option<Name> {
-        self.names.as_ref().map(|names| names[self.first])
+        self.name(self.first).copied()
+    }
+
+    fn name(&self, i: usize) -> Option<&Name> {
+        if let To::Udp(names) = &self.to { Some(&names[i]) } else { None }
     }
 
     fn one(&mut self, fd: RawFd) -> io::Result<usize> {
-        let bytes = &self.bytes[self.first * self.slot_len..][..self.lens[self.first]];
-        let name = self.names.as_ref().map(|names| &names[self.first]);
+        let (bytes, name) = (self.given(self.first), self.name(self.first));
         let name_len = name.map_or(0, Name::len);
         let name = name.map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: `sendto` reads the bytes of a slice, and `name_len` bytes of an address (none of
@@ -136,18 +203,37 @@ impl Batch {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(1) }
     }
 
-    /// The frames from `at` on that make a train. Pads those between that are shorter.
-    fn train(&mut self, at: usize) -> Range<usize> {
-        let Some(names) = self.names.as_ref().filter(|_| self.trains && at >= self.alone) else {
-            return at..at + 1;
-        };
+    /// Bytes of a frame that its train has but once, before all others; `None` if it can be in no
+    /// train.
+    fn head_len(&self, i: usize) -> Option<usize> {
+        match self.to {
+            _ if !self.trains || i < self.alone => None,
+            To::Plain => None,
+            To::Udp(_) => Some(0),
+            To::Raw(_) => segments::head_len(self.frame(i)),
+        }
+    }
+
+    /// Whether frame `i` goes where frame `at` goes, whose head has `head_len` bytes.
+    fn is_of_train(&self, i: usize, at: usize, head_len: usize) -> bool {
+        match &self.to {
+            To::Plain => false,
+            To::Udp(names) => names[i].is(&names[at]),
+            To::Raw(_) => segments::is_same_flow(self.frame(i), self.frame(at), head_len),
+        }
+    }
+
+    /// The frames from `at` on that make a train, and the bytes of the head of each. Pads those
+    /// between that are shorter.
+    fn train(&mut self, at: usize) -> (Range<usize>, usize) {
+        let Some(head) = self.head_len(at) else { return (at..at + 1, 0) };
         let (len, most) = (self.lens[at], self.end.min(at + TRAIN_FRAMES));
         let (mut end, mut padding) = (at + 1, 0);
         for i in at + 1..most {
             // The last may be shorter, those before it not.
             padding += len - self.lens[i - 1];
-            let bytes = (i - at) * len + self.lens[i];
-            if self.lens[i] > len || !names[i].is(&names[at]) || bytes > TRAIN_BYTES {
+            let bytes = (i - at) * (len - head) + self.lens[i];
+            if self.lens[i] > len || bytes > TRAIN_BYTES || !self.is_of_train(i, at, head) {
                 break;
             }
             if padding * PADDING_PART <= bytes {
@@ -155,57 +241,108 @@ impl Batch {
             }
         }
         for i in at + 1..end - 1 {
-            let slot = &mut self.bytes[i * self.slot_len..][..len];
-            slot[self.lens[i]..].fill(0);
+            let (from, had) = (self.at(i), self.lens[i]);
+            self.bytes[from + had..from + len].fill(0);
             self.lens[i] = len;
         }
-        at..end
+        (at..end, head)
     }
 
     fn many(&mut self, fd: RawFd) -> io::Result<usize> {
         // SAFETY: zeros are an `iovec` and an `mmsghdr`.
-        let (mut iovs, mut msgs): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) =
+        let (mut iovs, mut msgs): ([libc::iovec; 2 * BATCH], [libc::mmsghdr; BATCH]) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         let (mut lens, mut controls) = ([0; BATCH], [Control::default(); BATCH]);
-        let (mut count, mut at) = (0, self.first);
+        let (mut count, mut pieces, mut at) = (0, 0, self.first);
         while at < self.end {
-            let train = self.train(at);
-            for i in train.clone() {
-                let slot = &mut self.bytes[i * self.slot_len..][..self.lens[i]];
-                iovs[i] = libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+            let (train, head_len) = self.train(at);
+            let first_piece = pieces;
+            let mut put = |bytes: &[u8]| {
+                let iov_base = bytes.as_ptr().cast_mut().cast();
+                iovs[pieces] = libc::iovec { iov_base, iov_len: bytes.len() };
+                pieces += 1;
+            };
+            if train.len() == 1 {
+                put(self.given(at));
+            } else if head_len == 0 {
+                train.clone().for_each(|i| put(self.frame(i)));
+            } else {
+                put(self.write_head(train.clone(), head_len));
+                train.clone().for_each(|i| put(&self.frame(i)[head_len..]));
             }
-            let head = &mut msgs[count].msg_hdr;
-            (head.msg_iov, head.msg_iovlen) = (&raw mut iovs[at], train.len());
-            if let Some(names) = &mut self.names {
-                head.msg_namelen = names[at].len();
-                head.msg_name = (&raw mut names[at]).cast();
-            }
-            if train.len() > 1 {
-                controls[count] = Control::segment(self.lens[at] as u16);
-                head.msg_control = (&raw mut controls[count]).cast();
-                head.msg_controllen = Control::SEGMENT_LEN;
+            let msg = &mut msgs[count].msg_hdr;
+            msg.msg_iovlen = pieces - first_piece;
+            msg.msg_iov = (&raw mut iovs).cast::<libc::iovec>().wrapping_add(first_piece);
+            if let Some(name) = self.name(at) {
+                msg.msg_namelen = name.len();
+                msg.msg_name = std::ptr::from_ref(name).cast_mut().cast();
+                if train.len() > 1 {
+                    controls[count] = Control::segment(self.lens[at] as u16);
+                    msg.msg_control = (&raw mut controls[count]).cast();
+                    msg.msg_controllen = Control::SEGMENT_LEN;
+                }
             }
             lens[count] = train.len();
             (count, at) = (count + 1, train.end);
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `sendmmsg` reads `count` headers, each with ranges of `self.bytes`, and a name of
-        // `self.names` and a control message or none, and writes their `msg_len`; all live across
-        // the call.
+        // SAFETY: `sendmmsg` reads `count` headers, each with pieces of `self.bytes` and of
+        // `self.to`, and a name of that and a control message or none, and writes their `msg_len`;
+        // all live across the call, and none is changed before it.
         let sent = unsafe { libc::sendmmsg(fd, msgs.as_mut_ptr(), count as u32, flags as _) };
         if let Ok(sent) = usize::try_from(sent) {
+            let has_train = lens[..sent].iter().any(|&len| len > 1);
+            self.note_sent(has_train);
             return Ok(lens[..sent].iter().sum());
         }
         let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            // Of a train: it has a device on its way that cannot sum up, a kernel before 4.18 does
-            // not know the message, or the path carries less.
-            Some(errno @ (libc::EIO | libc::EINVAL | libc::EMSGSIZE)) if lens[0] > 1 => {
-                self.trains &= errno == libc::EMSGSIZE || errno == libc::EINVAL;
-                self.alone = self.first + lens[0];
-                Ok(0)
+        if std::mem::take(&mut self.tries_alone) {
+            // No room for a frame either: the train is tried again.
+            self.alone = self.first;
+        }
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        if lens[0] == 1 || !self.goes_alone(errno) {
+            return Err(error);
+        }
+        self.alone = self.first + lens[0];
+        Ok(0)
+    }
+
+    /// The socket has taken some, perhaps with a train among them.
+    fn note_sent(&mut self, has_train: bool) {
+        if has_train {
+            self.refused = 0;
+        } else if std::mem::take(&mut self.tries_alone) {
+            self.refused += 1;
+            self.trains = self.refused < REFUSED_MAX;
+        }
+    }
+
+    /// What stands before the payloads of a train of datagrams.
+    fn write_head(&mut self, train: Range<usize>, head_len: usize) -> &[u8] {
+        let payload = train.clone().map(|i| self.lens[i] - head_len).sum();
+        let at = self.at(train.start);
+        let frame = &self.bytes[at..at + self.lens[train.start]];
+        let To::Raw(heads) = &mut self.to else { return &[] };
+        segments::write_head(&mut heads[train.start], frame, head_len, payload)
+    }
+
+    /// Whether the frames of a train that was refused for this reason leave one by one.
+    fn goes_alone(&mut self, errno: libc::c_int) -> bool {
+        match (errno, &self.to) {
+            // The path carries less.
+            (libc::EMSGSIZE, _) | (libc::EINVAL, To::Udp(_)) => true,
+            // It has a device on its way that cannot sum up, or the kernel is older.
+            (libc::EIO | libc::EINVAL, _) => {
+                self.trains = false;
+                true
             }
-            _ => Err(error),
+            // The device's ring is full, or it cuts none.
+            (libc::ENOBUFS, To::Raw(_)) => {
+                self.tries_alone = true;
+                true
+            }
+            _ => false,
         }
     }
 }

@@ -351,7 +351,7 @@ impl Udp {
             caps,
             prefix,
             frame_max,
-            batch: Batch::new(frame_max, 0, true),
+            batch: Batch::udp(frame_max),
             inbox: Inbox::new(frame_max, joins),
             in_bulk: false,
             last_came: false,

@@ -33,6 +33,7 @@ use std::sync::Arc;
 
 use super::Bell;
 use super::batch::Batch;
+use super::lock::NotInChildren;
 use super::netdev::ring::{self, RxRing, Slot};
 use super::netdev::{
     Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join_accepted, join_for,
@@ -160,6 +161,8 @@ pub struct AfPacket {
     frame_max: usize,
     ring: RxRing,
     batch: Batch,
+    /// What datagrams leave by, if the kernel can send several as one.
+    sender: Option<NotInChildren>,
     burst: Box<[(usize, usize, usize); BURST]>,
     counters: PortCounters,
     polls: u32,
@@ -205,6 +208,14 @@ impl AfPacket {
             ),
         };
         socket::prepare(fd, program, settings.qdisc).map_err(os)?;
+        let sender = match settings.place {
+            Some(_) => socket::sender(&link, settings.qdisc).map_err(os)?,
+            None => None,
+        };
+        let batch = match sender {
+            Some(_) => Batch::raw(frame_max, FRAME_MIN),
+            None => Batch::new(frame_max, FRAME_MIN),
+        };
         let (rx_max, ring_count) = settings.receives(&asker, &link.name, frame_max);
         let ring = RxRing::new(fd, rx_max, ring_count, settings.vlan);
         let ring = ring.map_err(|e| wanted.os("no memory for the receive ring", &e))?;
@@ -223,7 +234,8 @@ impl AfPacket {
             caps,
             frame_max,
             ring,
-            batch: Batch::new(frame_max, FRAME_MIN, false),
+            batch,
+            sender,
             burst: Box::new([(0, 0, 0); BURST]),
             counters: PortCounters::default(),
             polls: 0,
@@ -246,7 +258,8 @@ impl AfPacket {
 
     /// Gives what was taken to the kernel, as far as it has room.
     fn push(&mut self) -> Result<(), PortGone> {
-        let fd = self.shared.sockets[0].as_raw_fd();
+        let receiver = &self.shared.sockets[0];
+        let fd = self.sender.as_ref().unwrap_or(receiver).as_raw_fd();
         while let Err(e) = self.batch.send(fd) {
             match self.refused(e.raw_os_error().unwrap_or(libc::EIO))? {
                 Refused::Again => {}

@@ -1,9 +1,10 @@
 //! The raw socket: how it sends and what it hears.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
-use super::super::netdev::filter;
+use super::super::lock::NotInChildren;
+use super::super::netdev::{Link, filter, raw_socket};
 use super::super::{SEND_BUFFER, enlarge, set_option};
 
 /// Asked for as the socket's send buffer: a burst of the longest frames.
@@ -30,4 +31,24 @@ pub(super) fn prepare(fd: RawFd, program: Vec<libc::sock_filter>, qdisc: bool) -
     // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
     enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN)?;
     filter::attach(fd, program)
+}
+
+/// A socket that sends alone, by interface `link`, and takes a `virtio_net_hdr` before each frame.
+/// `None` if the kernel does not know that.
+///
+/// # Errors
+/// There is no socket, or the interface has gone.
+pub(super) fn sender(link: &Link, qdisc: bool) -> io::Result<Option<NotInChildren>> {
+    let (socket, on): (_, libc::c_int) = (raw_socket()?, 1);
+    let fd = socket.as_raw_fd();
+    if set(fd, libc::PACKET_VNET_HDR, &on).is_err() {
+        return Ok(None);
+    }
+    if !qdisc {
+        set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
+    }
+    enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN)?;
+    // Of no EtherType: nothing arrives.
+    filter::bind(fd, link, 0)?;
+    Ok(Some(socket))
 }

@@ -6,6 +6,7 @@
 use std::net::SocketAddrV4;
 
 use super::super::inet::CE;
+use super::super::sum::{fold, folded, sum_of_words};
 use crate::port::MacAddr;
 
 /// EtherType of IPv4.
@@ -75,13 +76,6 @@ pub(super) fn measure(out: &mut [u8; HEADERS_LEN], sum: u16, len: usize) {
     out[38..40].copy_from_slice(&udp_len.to_ne_bytes());
 }
 
-/// A sum of 16-bit words with the carries added in.
-#[inline]
-fn fold(sum: u32) -> u16 {
-    let sum = (sum & 0xffff) + (sum >> 16);
-    (sum + (sum >> 16)) as u16
-}
-
 /// Writes the sum of a datagram whose headers are `head` and whose payload is `payload`.
 pub(super) fn write_sum(head: &mut [u8; HEADERS_LEN], payload: &[u8]) {
     let pseudo = [0, UDP, head[38], head[39]];
@@ -94,32 +88,11 @@ pub(super) fn write_sum(head: &mut [u8; HEADERS_LEN], payload: &[u8]) {
 /// The sum of UDP over what has this [`sum_of_words`] and over `payload` (RFC 768, RFC 1071): as it
 /// is written, never 0.
 pub(super) fn udp_sum(head: u64, payload: &[u8]) -> [u8; 2] {
-    let sum = head + sum_of_words(payload);
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
     // The order of memory, as the words were added.
-    match !fold(fold_once(sum)) {
+    match !folded(head + sum_of_words(payload)) {
         0 => [0xff; 2],
         sum => sum.to_ne_bytes(),
     }
-}
-
-/// Brings a sum of less than 2^34 below 2^18.
-fn fold_once(sum: u64) -> u32 {
-    ((sum & 0xffff) + (sum >> 16)) as u32
-}
-
-/// The sum of the 32-bit words of `bytes`, the last filled up with zeros, in the order of memory.
-/// That has no carries to add, and the compiler makes vectors of it.
-#[inline(always)]
-pub(super) fn sum_of_words(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    // A datagram has too few to overflow.
-    let whole =
-        words.iter().fold(0_u64, |sum, word| sum.wrapping_add(u32::from_ne_bytes(*word).into()));
-    whole + u64::from(u32::from_ne_bytes(last))
 }
 
 /// Whether a router has marked the datagram with these headers.

@@ -6,7 +6,8 @@
 use std::net::{Ipv4Addr, SocketAddrV6};
 
 use super::super::inet::Prefix;
-use super::datagram::{Refused, sum_of_words, udp_sum};
+use super::super::sum::sum_of_words;
+use super::datagram::{Refused, udp_sum};
 use crate::port::MacAddr;
 
 /// EtherType of IPv6.
