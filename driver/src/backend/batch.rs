@@ -310,9 +310,10 @@ impl Batch {
 
     /// The socket has taken some, perhaps with a train among them.
     fn note_sent(&mut self, has_train: bool) {
+        let tried_alone = std::mem::take(&mut self.tries_alone);
         if has_train {
             self.refused = 0;
-        } else if std::mem::take(&mut self.tries_alone) {
+        } else if tried_alone {
             self.refused += 1;
             self.trains = self.refused < REFUSED_MAX;
         }
