@@ -168,7 +168,8 @@ static void poll_eq(void)
 		__atomic_store_n(&((struct group *) entry.context)->join_end, 1, __ATOMIC_RELEASE);
 	if (n == -FI_EAVAIL) {
 		struct fi_eq_err_entry failed = { 0 };
-		if (fi_eq_readerr(ours.eq, &failed, 0) > 0)
+		/* That the port has gone is of no join; each ends by an error of its own. */
+		if (fi_eq_readerr(ours.eq, &failed, 0) > 0 && failed.context)
 			__atomic_store_n(&((struct group *) failed.context)->join_end, -failed.err,
 					 __ATOMIC_RELEASE);
 	}

@@ -47,6 +47,16 @@ pub(super) fn agree(said: &str, ranks: usize) {
     assert!(said.contains(&format!("all {ranks} ranks agree")) && !said.contains("BAD"), "{said}");
 }
 
+/// Goal: who waits for a join leaves an error of no join, that the port has gone.
+#[test]
+fn the_loss_of_the_port_ends_no_join_by_itself() {
+    with(OPEN_MPI, |_| {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compile(dir.path(), &["mpicc", "-lpthread"], "lost.c");
+        assert_eq!(succeed(&mut Command::new(program), 60), "ok end\n");
+    });
+}
+
 /// Goal: every collective, whether it blocks or has a request, with every type and operation that
 /// is ours and some that are not, on communicators that come and go, is right, is made by whom it
 /// should be, and lets a long message go on. One with a request returns at once, however many there
