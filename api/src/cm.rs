@@ -38,13 +38,13 @@ use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
 use crate::fabric::{Fabric, Taken, open_port};
 pub use crate::info::ConnRequest;
-use crate::info::{EpType, Info, check_limits};
+use crate::info::{EpType, Info, Refuses, check_limits};
 use crate::inner::{Core, Shared};
 use crate::names::Served;
 use crate::settings::{Settings, Threading};
 
 use connected::{Connected, linger};
-use side::{Cm, Conn, Kind, State, Transport};
+use side::{Cm, Conn, Kind, Listener, State, Transport};
 
 pub use side::{CM_DATA_SIZE, FI_CONNECTED, FI_CONNREQ, FI_SHUTDOWN};
 
@@ -107,6 +107,13 @@ impl EpCommon {
         let request = self.connected()?.request.as_ref().ok_or(Error::OpBadState)?;
         let ConnRequest { number, driven, side, ep, .. } = *request;
         request.answer_by(|| self.converse(Kind::Accept, (number, driven, side, ep), data))
+    }
+
+    /// Refuses the request that the endpoint was opened with, for a program that closes it and has
+    /// not answered. False: there is none, it has been answered, or it cannot be now.
+    pub fn refuse_request(&self) -> bool {
+        let request = self.connected.as_ref().and_then(|it| it.request.as_ref());
+        request.is_some_and(|request| request.refuse().is_ok())
     }
 
     fn converse(
@@ -276,7 +283,8 @@ impl PassiveEndpoint {
         let fid = self.fid.load(Ordering::Relaxed);
         let mut core = self.domain.dom.enter_control()?;
         if let Some((cm, _)) = core.cm() {
-            cm.listener = Some((eq, fid));
+            let refuses = Arc::downgrade(self.domain.dom.arc()) as _;
+            cm.listener = Some(Listener { eq, fid, refuses });
         }
         Ok(())
     }
@@ -316,11 +324,17 @@ impl PassiveEndpoint {
     #[doc(alias = "fi_reject")]
     pub fn reject(&self, request: &ConnRequest, data: &[u8]) -> Result<()> {
         fits(data)?;
-        let mut core = self.domain.dom.enter_control()?;
+        request.answer_by(|| Refuses::refuse(&**self.domain.dom.arc(), request, data))
+    }
+}
+
+impl Refuses for Shared {
+    fn refuse(&self, request: &ConnRequest, data: &[u8]) -> Result<()> {
+        let mut core = self.enter_control()?;
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
         let message = cm.message(Kind::Reject, request.number, 0, data);
-        let sent = request.answer_by(|| cm.send_to(&mut io, request.side, &message));
-        core.posted(&self.domain.dom);
+        let sent = cm.send_to(&mut io, request.side, &message);
+        core.posted(self);
         sent
     }
 }

@@ -7,8 +7,8 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use barewire_dataplane::node::{Node, NodeSettings, RmaList};
 pub use barewire_dataplane::seal::KEYS_MAX;
@@ -66,9 +66,22 @@ pub struct ConnRequest {
     answered: Answered,
 }
 
-/// Whether somebody has answered; common to the copies of a request.
+/// Who listens, and refuses a request for somebody who has it and not the listener.
+pub(crate) trait Refuses: Send + Sync {
+    /// Refuses `request` and tells who asked `data`.
+    fn refuse(&self, request: &ConnRequest, data: &[u8]) -> Result<()>;
+}
+
+/// The answer to a request; common to its copies.
 #[derive(Clone, Debug)]
-struct Answered(Arc<AtomicBool>);
+struct Answered(Arc<Answer>);
+
+#[derive(Debug)]
+struct Answer {
+    given: AtomicBool,
+    /// Does not keep the listener open.
+    listener: Weak<dyn Refuses>,
+}
 
 impl PartialEq for Answered {
     fn eq(&self, other: &Self) -> bool {
@@ -79,8 +92,14 @@ impl PartialEq for Answered {
 impl Eq for Answered {}
 
 impl ConnRequest {
-    pub(crate) fn new(number: u32, driven: bool, side: EpAddr, ep: EpAddr) -> Self {
-        Self { number, driven, side, ep, answered: Answered(Arc::default()) }
+    pub(crate) fn new(
+        number: u32,
+        driven: bool,
+        [side, ep]: [EpAddr; 2],
+        listener: Weak<dyn Refuses>,
+    ) -> Self {
+        let answer = Answer { given: AtomicBool::new(false), listener };
+        Self { number, driven, side, ep, answered: Answered(Arc::new(answer)) }
     }
 
     /// Answers it by `answer`, which it stays unanswered without.
@@ -88,15 +107,22 @@ impl ConnRequest {
     /// # Errors
     /// [`Error::BadFd`]: it has been answered. Else those of `answer`.
     pub(crate) fn answer_by(&self, answer: impl FnOnce() -> Result<()>) -> Result<()> {
-        if self.answered.0.swap(true, Ordering::Relaxed) {
+        let given = &self.answered.0.given;
+        if given.swap(true, Ordering::Relaxed) {
             return Err(Error::BadFd);
         }
-        answer().inspect_err(|_| self.answered.0.store(false, Ordering::Relaxed))
+        answer().inspect_err(|_| given.store(false, Ordering::Relaxed))
     }
 
-    /// Nobody will answer it.
-    pub fn abandon(&self) {
-        self.answered.0.store(true, Ordering::Relaxed);
+    /// Refuses it through its listener, since nobody will accept it: who asked would wait for ever.
+    /// Once the listener is closed nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it has been answered. [`Error::NoMem`]: the listener has no room for one
+    /// more peer; it stays unanswered.
+    pub fn refuse(&self) -> Result<()> {
+        let listener = self.answered.0.listener.upgrade();
+        self.answer_by(|| listener.map_or(Ok(()), |listener| listener.refuse(self, &[])))
     }
 
     /// The address of the endpoint that wants to connect.
@@ -106,7 +132,15 @@ impl ConnRequest {
 
     #[cfg(test)]
     pub(crate) fn of(number: u32, ep: EpAddr) -> Self {
-        Self::new(number, false, ep, ep)
+        struct Nobody;
+
+        impl Refuses for Nobody {
+            fn refuse(&self, _: &ConnRequest, _: &[u8]) -> Result<()> {
+                Ok(())
+            }
+        }
+
+        Self::new(number, false, [ep, ep], Weak::<Nobody>::new())
     }
 }
 

@@ -164,6 +164,7 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     // SAFETY: the table belongs to endpoints, and a program closes what it does not use.
     guard::int(|| unsafe {
         EpObject::close(at.cast(), |it| {
+            pep::end_request(&it);
             it.ep.linger();
             Ok(())
         })

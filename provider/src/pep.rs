@@ -9,7 +9,7 @@ use barewire::{ConnRequest, EpAddr, Error, PassiveEndpoint, Result, opt};
 use crate::abi::*;
 use crate::addr::{Form, Meaning};
 use crate::av::put;
-use crate::ep::EpObject;
+use crate::ep::{Endpoint, EpObject};
 use crate::eq::{BoundEqs, EqObject};
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
@@ -122,11 +122,23 @@ unsafe extern "C" fn close_request(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to requests, and a program closes what it does not use.
         unsafe {
             RequestObject::close(at, |request| {
-                request.abandon();
+                // It may have been answered.
+                let _ = request.refuse();
                 Ok(())
             })
         }
     })
+}
+
+/// Closes the request that `it` was opened with, if nobody has answered it: who asked is refused.
+///
+/// # Safety
+/// The request was open when the endpoint was opened.
+pub(crate) unsafe fn end_request(it: &Endpoint) {
+    if it.ep.refuse_request() {
+        // SAFETY: the caller's promise, and whoever closes a request answers it: so it is open.
+        let _ = unsafe { RequestObject::close(it.request, |_| Ok(())) };
+    }
 }
 
 unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {

@@ -334,7 +334,7 @@ static void answers(struct side *c, struct side *s)
 		if (way == 0) {
 			expect("it stands", event(&req, sizeof req), FI_CONNECTED);
 			expect("at both ends", event(&req, sizeof req), FI_CONNECTED);
-		} else if (way == 1) {
+		} else {
 			struct fi_eq_err_entry err = { 0 };
 			expect("it was refused", event(&req, sizeof req), -1);
 			must("fi_eq_readerr", fi_eq_readerr(eq, &err, 0));
@@ -346,6 +346,25 @@ static void answers(struct side *c, struct side *s)
 		must("close", fi_close(&c->ep->fid));
 		expect("no other event", fi_eq_read(eq, &number, &req, sizeof req, 0), -FI_EAGAIN);
 	}
+}
+
+/* An endpoint that is closed without an answer refuses the request that it was opened with. */
+static void unanswered(struct side *c, struct side *s)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } req;
+	struct fi_eq_err_entry err = { 0 };
+
+	open_ep(c, info);
+	must("fi_connect", fi_connect(c->ep, server, NULL, 0));
+	expect("a request that gets no answer", event(&req, sizeof req), FI_CONNREQ);
+	open_ep(s, req.e.info);
+	must("close", fi_close(&s->ep->fid));
+	expect("it is refused", event(&req.data, sizeof req.data), -1);
+	must("fi_eq_readerr", fi_eq_readerr(eq, &err, 0));
+	expect("to who asked", err.err == FI_ECONNREFUSED && err.fid == &c->ep->fid, 1);
+	expect("that is an answer", fi_reject(pep, req.e.info->handle, NULL, 0), -FI_EBADF);
+	fi_freeinfo(req.e.info);
+	must("close", fi_close(&c->ep->fid));
 }
 
 /* What is watched, and whether it was freed. */
@@ -513,6 +532,7 @@ int main(void)
 	over_multi(&c, &s, 0);
 	over_multi(&c, &s, 1);
 	answers(&c, &s);
+	unanswered(&c, &s);
 	closing(&c, &s);
 	must("close", fi_close(&c.cq->fid));
 	must("close", fi_close(&s.cq->fid));

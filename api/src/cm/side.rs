@@ -16,7 +16,7 @@ use crate::buf::{Buf, OpKind, OpTable};
 use crate::eq::EqInner;
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::info::ConnRequest;
+use crate::info::{ConnRequest, Refuses};
 
 /// Event number of a connection request (`enum fi_eq_event`).
 pub const FI_CONNREQ: u32 = 1;
@@ -209,8 +209,7 @@ pub(crate) struct Cm {
     /// Makes the numbers of connections, and how many it has made.
     secret: RandomState,
     numbers: u64,
-    /// The listener, and its name in events.
-    pub(super) listener: Option<(Weak<EqInner>, u64)>,
+    pub(super) listener: Option<Listener>,
     /// Messages that have not been delivered, by names of ours.
     on_their_way: HashMap<u64, Sent>,
     names: u64,
@@ -220,6 +219,15 @@ pub(crate) struct Cm {
     /// Nanoseconds between two ALIVE of a connection, and when they are due.
     alive_ns: u64,
     alive_at: Tick,
+}
+
+/// Who hears of requests.
+pub(super) struct Listener {
+    pub(super) eq: Weak<EqInner>,
+    /// Its name in events.
+    pub(super) fid: u64,
+    /// Through whom a request is refused.
+    pub(super) refuses: Weak<dyn Refuses>,
 }
 
 /// The name of every posted receive.
@@ -568,10 +576,10 @@ impl Cm {
 
     fn asked(&mut self, io: &mut Transport<'_>, message: Message) {
         let Message { from, driven, side, ep, data, .. } = message;
-        let listener = self.listener.as_ref().and_then(|(eq, fid)| Some((eq.upgrade()?, *fid)));
-        let told = listener.is_some_and(|(eq, fid)| {
-            let request = ConnRequest::new(from, driven, side, ep);
-            eq.push_cm(FI_CONNREQ, fid, &data, Some(request))
+        let told = self.listener.as_ref().is_some_and(|Listener { eq, fid, refuses }| {
+            let request = ConnRequest::new(from, driven, [side, ep], Weak::clone(refuses));
+            let eq = eq.upgrade();
+            eq.is_some_and(|eq| eq.push_cm(FI_CONNREQ, *fid, &data, Some(request)))
         });
         if !told {
             // If there is no room to say so, the request stays without an answer.
