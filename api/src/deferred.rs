@@ -5,6 +5,7 @@ use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendRe
 #[cfg(doc)]
 use crate::errno::Error;
 use crate::errno::Result;
+use crate::flags::OpFlags;
 
 /// That a counter has reached a threshold; see [`crate::Cntr::reaching`].
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,31 @@ pub(crate) enum Op {
     Atomic(Box<AtomicReq>),
     Set(CntrId, u64),
     Add(CntrId, u64),
+}
+
+impl Op {
+    /// What its completion says as context; none of an operation on a counter.
+    fn context(&self) -> Option<u64> {
+        Some(match self {
+            Self::Send(req) => req.context,
+            Self::Recv(req) => req.context,
+            Self::Write(req) => req.context,
+            Self::Read(req) => req.context,
+            Self::Atomic(req) => req.context,
+            Self::Set(..) | Self::Add(..) => return None,
+        })
+    }
+
+    /// Whether its memory is the program's again when the call returns.
+    pub(crate) fn injects(&self) -> bool {
+        let flags = match self {
+            Self::Send(req) => req.flags,
+            Self::Write(req) => req.flags,
+            Self::Atomic(req) => req.flags,
+            Self::Recv(_) | Self::Read(_) | Self::Set(..) | Self::Add(..) => return false,
+        };
+        flags.contains(OpFlags::INJECT)
+    }
 }
 
 /// What waits.
@@ -71,6 +97,12 @@ impl Works {
         self.list
             .iter()
             .any(|w| w.when.cntr == cntr || w.completion == Some(cntr) || changes(&w.op))
+    }
+
+    /// The place of the first triggered operation of endpoint `ep` with this context.
+    pub(crate) fn triggered(&self, ep: EpId, context: u64) -> Option<usize> {
+        let its = |w: &Waiting| w.name.is_none() && w.ep.is_some_and(|(_, of)| of == ep);
+        self.list.iter().position(|w| its(w) && w.op.context() == Some(context))
     }
 
     /// Endpoint `ep` is closed.

@@ -186,14 +186,18 @@ impl RawEndpoint {
         }
     }
 
-    /// As [`crate::Endpoint::cancel`].
+    /// As [`crate::Endpoint::cancel`]; also an operation with `FI_TRIGGER` whose condition has not
+    /// been met.
     ///
     /// # Errors
-    /// As there.
+    /// As there. [`Error::Again`]: its queue has no room for the entry; it was not cancelled.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self, context: u64) -> Result<()> {
         let mut core = self.dom.enter_control()?;
-        core.node().cancel(self.id, context)?;
+        match core.node().cancel(self.id, context) {
+            Err(Error::NoData) => core.cancel_triggered(self.id, context),
+            other => other,
+        }?;
         core.posted(&self.dom);
         Ok(())
     }

@@ -9,7 +9,7 @@
 //!
 //! Counters are looked at after every turn of the loop, and after every call that changes one.
 
-use barewire_dataplane::node::{AtomicReq, CntrId, ReadReq, RecvReq, SendReq, WriteReq};
+use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendReq, WriteReq};
 
 use crate::cntr::Cntr;
 pub use crate::deferred::{Condition, ConditionOf};
@@ -98,6 +98,19 @@ impl Core {
         false
     }
 
+    /// Cancels the first triggered operation of endpoint `ep` with this context that still waits.
+    /// It completes with [`Error::Canceled`].
+    ///
+    /// # Errors
+    /// [`Error::NoData`]: there is none. [`Error::Again`]: its queue is full, and it waits on.
+    pub(crate) fn cancel_triggered(&mut self, ep: EpId, context: u64) -> Result<()> {
+        let at = self.works.triggered(ep, context).ok_or(Error::NoData)?;
+        let recv = matches!(self.works.list[at].op, Op::Recv(_));
+        self.node().objects().fail_unposted(ep, context, recv, Error::Canceled)?;
+        self.works.list.remove(at);
+        Ok(())
+    }
+
     fn try_one(&mut self, at: usize) -> Tried {
         let Self { engine, works, .. } = self;
         let Waiting { ep, op, .. } = &works.list[at];
@@ -160,11 +173,12 @@ impl EpCommon {
     /// that its context says is met.
     ///
     /// # Errors
-    /// - [`Error::BadFlags`]: the endpoint has no `FI_TRIGGER`.
+    /// - [`Error::BadFlags`]: the endpoint has no `FI_TRIGGER`, or `FI_INJECT` is set: the memory
+    ///   is read when the condition is met.
     /// - [`Error::Invalid`], [`Error::NoSys`]: the context says no condition of this domain.
     pub(crate) fn trigger(&self, context: u64, op: Op) -> Result<()> {
         let read = self.condition_of.get().filter(|_| self.caps().contains(Caps::TRIGGER));
-        let read = read.ok_or(Error::BadFlags)?;
+        let read = read.filter(|_| !op.injects()).ok_or(Error::BadFlags)?;
         // SAFETY: `set_condition_of` was given what reads contexts of this endpoint's operations,
         // and this is one of an operation with `FI_TRIGGER`.
         let when = unsafe { read(context)? };

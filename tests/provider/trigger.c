@@ -168,6 +168,15 @@ static void triggered(void)
 	must("fi_cntr_add", fi_cntr_add(a.gate, 1));
 	expect("to nobody: an error entry", next(&a, &e), -FI_EINVAL);
 	expect("of the operation", e.op_context == &c[2], 1);
+	c[3] = when(a.gate, 200);
+	expect("another will wait", fi_tsend(late, out[3], 8, NULL, a.peer, 2, &c[3]), 0);
+	expect("what waits is cancelled", fi_cancel(&late->fid, &c[3]), 0);
+	expect("and says so", next(&a, &e), -FI_ECANCELED);
+	expect("with its context", e.op_context == &c[3], 1);
+	expect("once", fi_cancel(&a.ep->fid, &c[3]), -FI_ENODATA);
+	m.context = &c[3];
+	expect("memory that is lent for the call", fi_tsendmsg(a.ep, &m, FI_TRIGGER | FI_INJECT),
+	       -FI_EBADFLAGS);
 	expect("close alias", fi_close(&late->fid), 0);
 }
 
