@@ -1258,8 +1258,9 @@ impl SerialPromise {
     ///
     /// # Safety
     /// As long as any object of the domain that is opened with it lives, one thread at a time makes
-    /// data calls on the domain and its objects, and each happens before the next. Once an object
-    /// with a wait object other than `FI_WAIT_NONE` was opened, they may overlap.
+    /// data calls on the domain and its objects, and each happens before the next. Once a queue
+    /// with a wait object other than `FI_WAIT_NONE`, or a counter with `FI_WAIT_FD`, was opened,
+    /// they may overlap.
     ///
     /// Source: fi_domain(3), "Multi-threading Support".
     pub unsafe fn new() -> Self {
