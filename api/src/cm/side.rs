@@ -1,6 +1,7 @@
 //! The connection side of a domain: what it says and hears, and the state of its connections. See
 //! [`cm`](super).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Weak;
@@ -11,6 +12,7 @@ use barewire_dataplane::node::{
 };
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant as Tick};
+use barewire_driver::port::Station;
 
 use crate::buf::{Buf, OpKind, OpTable};
 use crate::eq::EqInner;
@@ -38,6 +40,10 @@ const VERSION: u8 = 1;
 const RECEIVES: usize = 32;
 /// Messages of it in flight. More wait in [`Cm::waiting`].
 const SENDS: usize = 512;
+/// Those to one station, which may take none: others do not wait for it. More are held.
+const SENDS_TO_ONE: usize = 32;
+/// Answers to strangers that wait at most: those that are held for one station, and all others.
+const ANSWERS: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -185,6 +191,8 @@ impl Conn {
 /// A message that is on its way or waits for room.
 struct Sent {
     side: FiAddr,
+    /// Where that is.
+    station: Station,
     bytes: Vec<u8>,
     kind: Kind,
     /// Whose it is.
@@ -213,7 +221,11 @@ pub(crate) struct Cm {
     /// Messages that have not been delivered, by names of ours.
     on_their_way: HashMap<u64, Sent>,
     names: u64,
+    /// How many of them are to each station.
+    to_station: HashMap<Station, usize>,
     waiting: VecDeque<Sent>,
+    /// Messages to stations that have as many on their way as may be.
+    held: HashMap<Station, VecDeque<Sent>>,
     /// Sides that were inserted for a connection that is over.
     gone: Vec<FiAddr>,
     /// Nanoseconds between two ALIVE of a connection, and when they are due.
@@ -284,7 +296,9 @@ impl Cm {
             listener: None,
             on_their_way: HashMap::new(),
             names: 0,
+            to_station: HashMap::new(),
             waiting: VecDeque::new(),
+            held: HashMap::new(),
             gone: Vec::new(),
             alive_ns: u64::try_from(t_dead.as_nanos() / 2).unwrap_or(u64::MAX),
             alive_at: Tick(u64::MAX),
@@ -324,9 +338,8 @@ impl Cm {
 
     /// Gives every connection something to find a dead peer by.
     fn say_alive(&mut self, io: &mut Transport<'_>, now: Tick) {
-        let pending = self.on_their_way.values().chain(&self.waiting);
         let asked: HashSet<u32> =
-            pending.filter(|sent| sent.kind == Kind::Alive).map(|sent| sent.conn).collect();
+            self.pending().filter(|sent| sent.kind == Kind::Alive).map(|sent| sent.conn).collect();
         let stands = |conn: &Conn| conn.state == State::Connected && conn.driven;
         let standing = self.conns.iter().filter(|(_, conn)| stands(conn));
         let standing: Vec<_> =
@@ -407,21 +420,57 @@ impl Cm {
         last: bool,
     ) {
         let (bytes, kind, conn) = (message.to_bytes(), message.kind, message.from);
-        self.waiting.push_back(Sent { side, bytes, kind, conn, last, again: false });
+        // Of a side that the vector has lost, nothing can be sent to it.
+        let station = io.node().av_lookup(self.av, side).map(|at| at.station).unwrap_or_default();
+        self.waiting.push_back(Sent { side, station, bytes, kind, conn, last, again: false });
         self.send_waiting(io);
     }
 
     fn send_waiting(&mut self, io: &mut Transport<'_>) {
         while let Some(sent) = self.waiting.pop_front() {
+            if self.is_full(sent.station) {
+                self.held.entry(sent.station).or_default().push_back(sent);
+                continue;
+            }
             match self.post(io, &sent) {
                 Ok(()) => {
+                    *self.to_station.entry(sent.station).or_default() += 1;
                     self.on_their_way.insert(self.names, sent);
                     self.names += 1;
                 }
                 Err(Error::Again) => return self.waiting.push_front(sent),
-                Err(_) => self.failed(io, &sent),
+                Err(_) => {
+                    self.release(sent.station);
+                    self.failed(io, &sent);
+                }
             }
         }
+    }
+
+    /// A message to a station is not on its way any more.
+    fn makes_room(&mut self, station: Station) {
+        if let Entry::Occupied(mut count) = self.to_station.entry(station) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        self.release(station);
+    }
+
+    /// The next message to a station may leave.
+    fn release(&mut self, station: Station) {
+        if let Entry::Occupied(mut held) = self.held.entry(station) {
+            self.waiting.extend(held.get_mut().pop_front());
+            if held.get().is_empty() {
+                held.remove();
+            }
+        }
+    }
+
+    /// Whether as many messages are on their way to a station as may be.
+    fn is_full(&self, station: Station) -> bool {
+        self.to_station.get(&station).is_some_and(|count| *count >= SENDS_TO_ONE)
     }
 
     fn post(&self, io: &mut Transport<'_>, sent: &Sent) -> Result<()> {
@@ -440,6 +489,7 @@ impl Cm {
 
     fn was_sent(&mut self, io: &mut Transport<'_>, name: u64, failed: Option<Error>) {
         let Some(sent) = self.on_their_way.remove(&name) else { return };
+        self.makes_room(sent.station);
         if let Some(error) = failed {
             return match self.may_repeat(&sent, error) {
                 true => self.waiting.push_back(Sent { again: true, ..sent }),
@@ -478,6 +528,20 @@ impl Cm {
             Some(conn) if conn.state == State::Connecting => conn.refuse(io, Vec::new()),
             Some(conn) if !sent.kind.is_last() => conn.end(io),
             _ => {}
+        }
+    }
+
+    /// Messages that have not been delivered.
+    fn pending(&self) -> impl Iterator<Item = &Sent> {
+        self.on_their_way.values().chain(&self.waiting).chain(self.held.values().flatten())
+    }
+
+    /// Answers somebody who has no connection here, unless his station has left many answers or
+    /// there is no room: then he gets none.
+    fn answer(&mut self, io: &mut Transport<'_>, side: EpAddr, message: &Message) {
+        let held = self.held.get(&side.station).map_or(0, VecDeque::len);
+        if held.max(self.waiting.len()) < ANSWERS {
+            let _ = self.send_to(io, side, message);
         }
     }
 
@@ -539,7 +603,7 @@ impl Cm {
         let Some(conn) = self.conns.get_mut(&to).filter(|_| kind != Kind::Alive) else {
             if matches!(kind, Kind::Accept | Kind::Alive) {
                 // Who asked has gone meanwhile. If this does not come through, so has the other.
-                let _ = self.send_to(io, side, &self.message(Kind::Shutdown, from, to, &[]));
+                self.answer(io, side, &self.message(Kind::Shutdown, from, to, &[]));
             }
             return;
         };
@@ -582,8 +646,7 @@ impl Cm {
             eq.is_some_and(|eq| eq.push_cm(FI_CONNREQ, *fid, &data, Some(request)))
         });
         if !told {
-            // If there is no room to say so, the request stays without an answer.
-            let _ = self.send_to(io, side, &self.message(Kind::Reject, from, 0, &[]));
+            self.answer(io, side, &self.message(Kind::Reject, from, 0, &[]));
         }
     }
 
@@ -604,7 +667,7 @@ impl Cm {
     /// Whether a last word has not left for good.
     pub(super) fn is_busy(&self) -> bool {
         let last = |sent: &Sent| sent.kind.is_last();
-        self.waiting.iter().any(last) || self.on_their_way.values().any(last)
+        self.pending().any(last)
     }
 }
 
