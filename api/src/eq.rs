@@ -63,6 +63,15 @@ impl State {
         self.items.iter().position(|item| !(kept_back && item.is_request()))
     }
 
+    /// The place of the error that is read next, before which requests may be kept back.
+    ///
+    /// # Errors
+    /// [`Error::Again`]: an event is next, or nothing.
+    fn next_error(&mut self) -> Result<usize> {
+        let at = self.next().ok_or(Error::Again)?;
+        if matches!(self.items.get(at), Some(Item::Error(_))) { Ok(at) } else { Err(Error::Again) }
+    }
+
     /// It is known what became of the acceptance by endpoint `fid`. True if it was not before.
     fn heard(&mut self, fid: u64) -> bool {
         let before = self.accepting.len();
@@ -295,14 +304,8 @@ impl Eq {
     #[doc(alias = "fi_eq_readerr")]
     pub fn readerr(&self) -> Result<EqErr> {
         let mut state = self.0.lock();
-        let err = match state.items.pop_front() {
-            Some(Item::Error(err)) => err,
-            Some(event) => {
-                state.items.push_front(event);
-                return Err(Error::Again);
-            }
-            None => return Err(Error::Again),
-        };
+        let at = state.next_error()?;
+        let Some(Item::Error(err)) = state.items.remove(at) else { return Err(Error::Again) };
         self.0.untell(&state);
         Ok(err)
     }
@@ -312,7 +315,9 @@ impl Eq {
     /// # Errors
     /// As there.
     pub fn peekerr(&self) -> Result<EqErr> {
-        match self.0.lock().items.front() {
+        let mut state = self.0.lock();
+        let at = state.next_error()?;
+        match state.items.get(at) {
             Some(Item::Error(err)) => Ok(err.clone()),
             _ => Err(Error::Again),
         }
@@ -560,6 +565,16 @@ mod tests {
         q.0.push_cm(1, 5, &[], request());
         assert_eq!(next(&q), Err(Error::Again));
         assert_eq!(q.sread(&mut [0; 64], 60_000).map(|(event, _)| event), Ok(1));
+        // An error behind it is told at once, and taken by who is told.
+        q.0.accepting(8);
+        q.0.push_cm(1, 5, &[], request());
+        q.0.push_error(Error::NetDown);
+        assert_eq!(next(&q), Err(Error::Avail));
+        assert_eq!(q.peekerr().map(|e| e.err), Ok(Error::NetDown));
+        assert_eq!(q.readerr().map(|e| e.err), Ok(Error::NetDown));
+        assert_eq!((q.readerr().err(), next(&q)), (Some(Error::Again), Err(Error::Again)));
+        q.0.push_cm(2, 8, &[], None);
+        assert_eq!([next(&q), next(&q)], [Ok(2), Ok(1)]);
         // What is forgotten holds nobody up.
         q.0.accepting(9);
         q.0.push_cm(1, 5, &[], request());
