@@ -1,10 +1,12 @@
 //! Operations that wait for a counter, ready to be posted: the table of [`crate::work`].
 
-use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendReq, WriteReq};
+use barewire_dataplane::node::{
+    AtomicReq, CntrId, EpId, Node, ReadReq, RecvReq, SendReq, WriteReq,
+};
+use barewire_dataplane::proto::atomic::AtomicOp;
+use barewire_driver::mem::{IoBuf, Scratch};
 
-#[cfg(doc)]
-use crate::errno::Error;
-use crate::errno::Result;
+use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
 
 /// That a counter has reached a threshold; see [`crate::Cntr::reaching`].
@@ -48,16 +50,40 @@ impl Op {
         })
     }
 
-    /// Whether its memory is the program's again when the call returns.
-    pub(crate) fn injects(&self) -> bool {
-        let flags = match self {
-            Self::Send(req) => req.flags,
-            Self::Write(req) => req.flags,
-            Self::Atomic(req) => req.flags,
-            Self::Recv(_) | Self::Read(_) | Self::Set(..) | Self::Add(..) => return false,
+    /// Reads what an operation with `FI_INJECT` sends, since its caller may use that memory anew
+    /// when the call returns. Returns the copy that the operation reads from then on, to be kept
+    /// as long as it waits; `None` for every other operation.
+    ///
+    /// # Errors
+    /// [`Error::MsgTooLong`]: more bytes than an inject has. [`Error::NoMem`].
+    pub(crate) fn take_injected(&mut self) -> Result<Option<Scratch>> {
+        let (flags, parts) = match self {
+            Self::Send(req) => (req.flags, [Some(&mut req.buf), None]),
+            Self::Write(req) => (req.flags, [Some(&mut req.buf), None]),
+            Self::Atomic(req) if req.op != AtomicOp::Read as u32 => {
+                let AtomicReq { flags, operand, compare, .. } = &mut **req;
+                (*flags, [Some(operand), Some(compare)])
+            }
+            _ => return Ok(None),
         };
-        flags.contains(OpFlags::INJECT)
+        if flags.contains(OpFlags::INJECT) { take_copy(parts).map(Some) } else { Ok(None) }
     }
+}
+
+/// Copies the memory of each part, of which no byte is used any more, and lends the copy in its
+/// place.
+fn take_copy(parts: [Option<&mut IoBuf>; 2]) -> Result<Scratch> {
+    let parts = parts.into_iter().flatten();
+    let copy = Scratch::new(2 * Node::INJECT_SIZE).ok_or(Error::NoMem)?;
+    for (at, part) in (0..).step_by(Node::INJECT_SIZE).zip(parts) {
+        let len = part.len();
+        if len > Node::INJECT_SIZE {
+            return Err(Error::MsgTooLong);
+        }
+        part.copy_to(0, &copy.io(), at, len);
+        *part = copy.io().share(at, len);
+    }
+    Ok(copy)
 }
 
 /// What waits.
@@ -71,6 +97,8 @@ pub(crate) struct Waiting {
     pub(crate) ep: Option<(EpId, EpId)>,
     pub(crate) completion: Option<CntrId>,
     pub(crate) op: Op,
+    /// The memory that an injected operation reads.
+    pub(crate) injected: Option<Scratch>,
 }
 
 /// All that waits in a domain.

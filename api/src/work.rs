@@ -2,10 +2,10 @@
 //! (`FI_QUEUE_WORK`), for the raw API.
 //!
 //! Both are kept here, as they will be posted, until the counter has reached the threshold. A
-//! triggered operation is then posted as if it had been called at that time. Deferred work goes
-//! through a deferred endpoint of its endpoint, so that it completes only with `FI_COMPLETION` and
-//! is counted by the counter that the request names. What cannot be posted then ends with an error
-//! entry.
+//! triggered operation is then posted as if it had been called at that time, but for what it
+//! injects, which the call has read. Deferred work goes through a deferred endpoint of its
+//! endpoint, so that it completes only with `FI_COMPLETION` and is counted by the counter that the
+//! request names. What cannot be posted then ends with an error entry.
 //!
 //! Counters are looked at after every turn of the loop, and after every call that changes one.
 
@@ -173,17 +173,18 @@ impl EpCommon {
     /// that its context says is met.
     ///
     /// # Errors
-    /// - [`Error::BadFlags`]: the endpoint has no `FI_TRIGGER`, or `FI_INJECT` is set: the memory
-    ///   is read when the condition is met.
+    /// - [`Error::BadFlags`]: the endpoint has no `FI_TRIGGER`.
     /// - [`Error::Invalid`], [`Error::NoSys`]: the context says no condition of this domain.
-    pub(crate) fn trigger(&self, context: u64, op: Op) -> Result<()> {
+    /// - [`Error::MsgTooLong`]: it is injected, and too long for that. [`Error::NoMem`].
+    pub(crate) fn trigger(&self, context: u64, mut op: Op) -> Result<()> {
         let read = self.condition_of.get().filter(|_| self.caps().contains(Caps::TRIGGER));
-        let read = read.filter(|_| !op.injects()).ok_or(Error::BadFlags)?;
+        let read = read.ok_or(Error::BadFlags)?;
         // SAFETY: `set_condition_of` was given what reads contexts of this endpoint's operations,
         // and this is one of an operation with `FI_TRIGGER`.
         let when = unsafe { read(context)? };
+        let injected = op.take_injected()?;
         let ep = Some((self.id, self.id));
-        let waiting = Waiting { when, name: None, ep, completion: None, op };
+        let waiting = Waiting { when, name: None, ep, completion: None, op, injected };
         submit(&self.dom, &mut *self.dom.enter()?, waiting)
     }
 
@@ -202,7 +203,9 @@ impl EpCommon {
         let mut core = self.dom.enter_control()?;
         let deferred = core.node().objects().deferred_ep(self.id, completion)?;
         let (when, name, ep) = (work.when, Some(work.name), Some((deferred, self.id)));
-        submit(&self.dom, &mut core, Waiting { when, name, ep, completion, op })
+        // Its memory is read when its time has come, whatever its flags: fi_trigger(3).
+        let injected = None;
+        submit(&self.dom, &mut core, Waiting { when, name, ep, completion, op, injected })
     }
 }
 
@@ -257,7 +260,7 @@ impl Domain {
                     let op = if set { Op::Set } else { Op::Add };
                     let (when, op) = (work.when, op(cntr.0.id, value));
                     let (name, ep, completion) = (Some(work.name), None, None);
-                    let waiting = Waiting { when, name, ep, completion, op };
+                    let waiting = Waiting { when, name, ep, completion, op, injected: None };
                     return submit(&self.dom, &mut *self.dom.enter_control()?, waiting);
                 }
             }

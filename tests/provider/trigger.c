@@ -174,10 +174,45 @@ static void triggered(void)
 	expect("and says so", next(&a, &e), -FI_ECANCELED);
 	expect("with its context", e.op_context == &c[3], 1);
 	expect("once", fi_cancel(&a.ep->fid, &c[3]), -FI_ENODATA);
-	m.context = &c[3];
-	expect("memory that is lent for the call", fi_tsendmsg(a.ep, &m, FI_TRIGGER | FI_INJECT),
-	       -FI_EBADFLAGS);
 	expect("close alias", fi_close(&late->fid), 0);
+}
+
+/* What an operation with FI_INJECT sends is read by the call, whenever it is sent. */
+static void injected(void)
+{
+	static char in[8], out[512] = "before";
+	static uint64_t word[2] = { 5, 6 };
+	struct fi_triggered_context c = when(a.gate, fi_cntr_read(a.gate) + 1);
+	uint64_t flags = FI_TRIGGER | FI_INJECT | FI_COMPLETION;
+	struct fi_cq_tagged_entry e;
+	struct iovec iov = { out, 8 }, of_word = { word, 8 };
+	struct fi_msg_tagged m = { .msg_iov = &iov, .iov_count = 1, .addr = a.peer, .tag = 3,
+				   .context = &c };
+	struct fi_rma_iov to = { 0, 8, KEY };
+	struct fi_msg_rma w = { .msg_iov = &of_word, .iov_count = 1, .addr = a.peer,
+				.rma_iov = &to, .rma_iov_count = 1, .context = &c };
+	struct fi_ioc operand = { &word[1], 1 };
+	struct fi_rma_ioc on = { 8, 1, KEY };
+	struct fi_msg_atomic s = { .msg_iov = &operand, .iov_count = 1, .addr = a.peer,
+				   .rma_iov = &on, .rma_iov_count = 1, .datatype = FI_UINT64,
+				   .op = FI_SUM, .context = &c };
+
+	memset(region, 0, sizeof region);
+	must("recv", fi_trecv(b.ep, in, 8, NULL, b.peer, 3, 0, NULL));
+	expect("inject a message", fi_tsendmsg(a.ep, &m, flags), 0);
+	expect("inject a write", fi_writemsg(a.ep, &w, flags), 0);
+	expect("inject an atomic", fi_atomicmsg(a.ep, &s, flags), 0);
+	iov.iov_len = sizeof out;
+	expect("inject too much", fi_tsendmsg(a.ep, &m, flags), -FI_EMSGSIZE);
+	strcpy(out, "after");
+	word[0] = word[1] = 99;
+	must("fi_cntr_add", fi_cntr_add(a.gate, 1));
+	for (int i = 0; i < 3; i++)
+		expect("done", next(&a, &e), 1);
+	expect("received", next(&b, &e), 1);
+	expect("as it was", strcmp(in, "before"), 0);
+	expect("written as it was", region[0], 5);
+	expect("added as it was", region[1], 6);
 }
 
 /* What a request of each kind has. */
@@ -371,6 +406,7 @@ int main(void)
 	must("fi_mr_reg", fi_mr_reg(b.domain, region, sizeof region,
 				    FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
 	triggered();
+	injected();
 	chain();
 	messages();
 
