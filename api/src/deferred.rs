@@ -98,7 +98,7 @@ pub(crate) struct Waiting {
     pub(crate) completion: Option<CntrId>,
     pub(crate) op: Op,
     /// The memory that an injected operation reads.
-    pub(crate) injected: Option<Scratch>,
+    pub(crate) _injected: Option<Scratch>,
 }
 
 /// All that waits in a domain.

@@ -182,9 +182,9 @@ impl EpCommon {
         // SAFETY: `set_condition_of` was given what reads contexts of this endpoint's operations,
         // and this is one of an operation with `FI_TRIGGER`.
         let when = unsafe { read(context)? };
-        let injected = op.take_injected()?;
+        let _injected = op.take_injected()?;
         let ep = Some((self.id, self.id));
-        let waiting = Waiting { when, name: None, ep, completion: None, op, injected };
+        let waiting = Waiting { when, name: None, ep, completion: None, op, _injected };
         submit(&self.dom, &mut *self.dom.enter()?, waiting)
     }
 
@@ -204,8 +204,7 @@ impl EpCommon {
         let deferred = core.node().objects().deferred_ep(self.id, completion)?;
         let (when, name, ep) = (work.when, Some(work.name), Some((deferred, self.id)));
         // Its memory is read when its time has come, whatever its flags: fi_trigger(3).
-        let injected = None;
-        submit(&self.dom, &mut core, Waiting { when, name, ep, completion, op, injected })
+        submit(&self.dom, &mut core, Waiting { when, name, ep, completion, op, _injected: None })
     }
 }
 
@@ -260,7 +259,7 @@ impl Domain {
                     let op = if set { Op::Set } else { Op::Add };
                     let (when, op) = (work.when, op(cntr.0.id, value));
                     let (name, ep, completion) = (Some(work.name), None, None);
-                    let waiting = Waiting { when, name, ep, completion, op, injected: None };
+                    let waiting = Waiting { when, name, ep, completion, op, _injected: None };
                     return submit(&self.dom, &mut *self.dom.enter_control()?, waiting);
                 }
             }
