@@ -110,7 +110,7 @@ impl MrCommon {
             ep: None,
             sharing,
         };
-        let id = core.node().mr_reg(req)?;
+        let id = core.node().responder().mr_reg(req)?;
         let key = core.node().mrs.key(id)?;
         core.mrs.open += 1;
         let (context, access) = (attr.context, attr.access);
@@ -166,7 +166,7 @@ impl MrCommon {
         let mut core = self.dom.enter_control()?;
         let [reads, writes] =
             [BindFlags::REMOTE_READ, BindFlags::REMOTE_WRITE].map(|flag| flags.contains(flag));
-        core.node().mr_bind_cntr(self.id, cntr.0.id, reads, writes)?;
+        core.node().responder().mr_bind_cntr(self.id, cntr.0.id, reads, writes)?;
         drop(core);
         let mut cntrs = self.cntrs.lock().unwrap_or_else(PoisonError::into_inner);
         cntrs.push(Arc::clone(&cntr.0));
@@ -182,7 +182,7 @@ impl MrCommon {
         if !Arc::ptr_eq(self.dom.arc(), ep.dom.arc()) {
             return Err(Error::Invalid("the endpoint is of another domain"));
         }
-        self.dom.enter_control()?.node().mr_bind_ep(self.id, ep.id)
+        self.dom.enter_control()?.node().responder().mr_bind_ep(self.id, ep.id)
     }
 
     /// Ends the registration, and says whether it could: not from another thread than an owned
@@ -190,7 +190,7 @@ impl MrCommon {
     fn end(&mut self) -> bool {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return false };
         let now = Engine::now();
-        if let Err(e) = core.node().mr_close(self.id) {
+        if let Err(e) = core.node().responder().mr_close(self.id) {
             tracing::error!("closing a region: {e}");
         }
         core.mrs.open -= 1;

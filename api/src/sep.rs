@@ -298,7 +298,7 @@ impl MrCommon {
         if !Arc::ptr_eq(self.dom.arc(), sep.0.dom.arc()) {
             return Err(Error::Invalid("the endpoint is of another domain"));
         }
-        self.dom.enter_control()?.node().mr_bind_sep(self.id, sep.0.id)
+        self.dom.enter_control()?.node().responder().mr_bind_sep(self.id, sep.0.id)
     }
 }
 

@@ -294,7 +294,7 @@ impl Engine {
     #[inline(never)]
     fn after_near(&mut self, moved: usize) -> usize {
         self.now = Self::now();
-        self.node.tick(self.now);
+        self.node.turn.tick(self.now);
         self.busy_turn(Some(moved))
     }
 
@@ -431,7 +431,7 @@ impl Engine {
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
-        self.node.tick(now);
+        self.node.turn.tick(now);
         self.turned_at = now;
         let untimed = std::mem::take(&mut self.uncounted);
         if untimed != 0 {

@@ -547,7 +547,7 @@ impl World {
     fn register(&mut self, i: usize) {
         let side = &mut self.sides[i];
         if let Some((mr, memory)) = side.region.take() {
-            side.node.mr_close(mr).expect("it is open");
+            side.node.responder().mr_close(mr).expect("it is open");
             self.closed.push((memory, self.memory.bytes(memory).to_vec()));
             return;
         }
@@ -560,7 +560,7 @@ impl World {
             ep: None,
             sharing: Sharing::Single,
         };
-        let mr = side.node.mr_reg(req).expect("the key is free");
+        let mr = side.node.responder().mr_reg(req).expect("the key is free");
         side.region = Some((mr, memory));
     }
 

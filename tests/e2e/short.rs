@@ -79,7 +79,7 @@ impl Pair {
         let sharing = Sharing::Single;
         let req = MrReq { buf, access, requested_key, virt_addr, ep, sharing };
         let node = b.engine.node_mut();
-        let mr = node.mr_reg(req).unwrap();
+        let mr = node.responder().mr_reg(req).unwrap();
         let key = node.mrs.key(mr).unwrap();
         Self { a, b, key, region }
     }

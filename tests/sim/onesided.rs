@@ -60,7 +60,7 @@ impl App {
         let virt_addr = false;
         let sharing = self.rng.pick(&[Sharing::Single, Sharing::Shared]);
         let req = MrReq { buf, access, requested_key: own_key, virt_addr, ep: None, sharing };
-        let id = node.mr_reg(req)?;
+        let id = node.responder().mr_reg(req)?;
         v.ledger.remotes.registered(region, node.mrs.key(id)?, virt_addr);
         self.regions.0.push((region, id));
         Ok(())
@@ -70,7 +70,7 @@ impl App {
     fn renew_region(&mut self, v: &mut View<'_>, node: &mut Node) -> Checked {
         let (region, id) = self.regions.0.remove(0);
         let access = v.ledger.remotes.regions[region].access;
-        node.mr_close(id).map_err(|e| format!("mr_close: {e}"))?;
+        node.responder().mr_close(id).map_err(|e| format!("mr_close: {e}"))?;
         v.ledger.remotes.closed(region);
         self.open_region(v, node, access).map_err(|e| format!("mr_reg: {e}"))
     }

@@ -416,7 +416,7 @@ impl World {
         let h = &mut self.hosts[host];
         let Some(life) = &mut h.life else { return Ok(0) };
         if timed {
-            life.node.tick(now);
+            life.node.turn.tick(now);
         }
         let first = h.rx.len() > 1 && !timed && self.rng.chance(0.5);
         let taken = if first { 1 } else { h.rx.len().min(BURST) };

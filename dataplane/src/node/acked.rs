@@ -50,7 +50,7 @@ impl Node {
                 if peer.is_stalled() {
                     peer.backoff = 0;
                 }
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
         }
         true
@@ -110,7 +110,7 @@ impl Node {
         }
         let peer = &self.peers[p];
         if peer.any_waits() || peer.snd.lost != 0 {
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
         sample
     }
@@ -132,8 +132,8 @@ impl Node {
         } else if wr != TxIdx::NONE {
             self.on_packet_acked(wr);
         } else if body != BodyRef::None {
-            self.region_read(body);
-            self.drop_body(body);
+            self.responder().region_read(body);
+            self.responder().drop_body(body);
         }
     }
 
@@ -223,7 +223,7 @@ impl Node {
             self.complete_sacked(p);
         }
         // Lost packets are retransmitted, and acknowledged ones make room in the window.
-        self.make_ready(p);
+        self.due.make_ready(&mut self.peers, p);
         self.control().arm_timer(now, p);
     }
 
@@ -267,7 +267,7 @@ impl Node {
             // The packet has no record: its operation is of the fast path, or it has completed.
             (peer.nop_for, peer.has_nop_for) = (psn, true);
             self.on_fast_nack(p, psn, reason);
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
             return;
         };
         let entry = &self.sent[idx];
@@ -275,7 +275,7 @@ impl Node {
         if !peer.snd.on_refused(&mut self.sent, idx) {
             return;
         }
-        self.make_ready(p);
+        self.due.make_ready(&mut self.peers, p);
         let err = nack_error(reason);
         if ty == Ty::Pull {
             self.sent[idx].become_nop();
@@ -290,7 +290,7 @@ impl Node {
         if matches!(ty, Ty::Write | Ty::Read | Ty::Atomic) {
             self.on_rma_nack(p, ty, &op, w, body, reason);
         } else if let BodyRef::Response { .. } | BodyRef::Mr { .. } = body {
-            self.drop_body(body);
+            self.responder().drop_body(body);
         } else if let BodyRef::Pack { buf, .. } = body {
             self.packs.free.push(buf);
             let mut next = w;

@@ -306,7 +306,7 @@ impl Node {
             if asks && peer.state == State::Open && peer.snd.in_flight() > 0 {
                 peer.ask();
                 self.counters.tx_asks += 1;
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
         }
     }
@@ -339,7 +339,7 @@ impl Node {
                 self.acks.note_quick(now, p, peer);
             }
             if (echoes || !peer.queued) && !self.send_ack(now, p, out) {
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
                 if echoes {
                     // The port is full, which is all that keeps an ACK, so the others wait as well.
                     self.acks.owe_echo(&mut self.due.todo, now, p);
@@ -439,7 +439,7 @@ impl Node {
         if !ours || !path.admits(crc, frame.is_near()) {
             return false;
         }
-        self.count_received(p, frame);
+        self.control().count_received(p, frame);
         if self.take_ack_and_credit(now, p, base_words.cack, base_words.grant()) {
             self.on_ack_frame(now, p, base_words.cack, (&op, frame));
             let peer = &mut self.peers[p];

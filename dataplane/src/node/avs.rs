@@ -1,7 +1,7 @@
 //! The address vectors of a node.
 
 use super::AvId;
-use crate::av::Av;
+use crate::av::{Av, AvEntry};
 use crate::error::{Error, Result};
 use crate::idx::AvIdx;
 use crate::slab::Slab;
@@ -49,6 +49,15 @@ impl Avs {
         let table = self.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         table.av.set_key_user_id(tenant.handle(), user_id);
         Ok(())
+    }
+
+    /// What is inserted under an index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing. [`Error::BadFd`]: the vector was closed.
+    pub(super) fn entry(&self, av: AvId, addr: FiAddr) -> Result<AvEntry> {
+        let table = self.by_handle(av.0).ok_or(Error::BadFd)?;
+        table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))
     }
 
     /// All indexes in use, in order.

@@ -32,7 +32,7 @@ impl Node {
         self.free_wr(w);
         // A fenced request may be waiting for this one.
         if !self.peers[p].send_q.is_empty() {
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
     }
 
@@ -89,7 +89,7 @@ impl Node {
         }
         if half {
             self.peers[p].want_nop = true;
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
     }
 
@@ -162,7 +162,7 @@ impl Node {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
             self.peers[p].rndv_data_q.push_back(&mut self.tx, w);
         }
-        self.make_ready(p);
+        self.due.make_ready(&mut self.peers, p);
     }
 
     fn report_failure(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {

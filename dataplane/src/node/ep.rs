@@ -587,8 +587,8 @@ impl Node {
         self.groups.forget_ep(idx);
         self.close_sends(now, idx);
         self.close_receives(now, idx);
-        self.stop_counting_reads(idx);
-        self.drop_late(idx);
+        self.responder().stop_counting_reads(idx);
+        self.objects().drop_late(idx);
         self.eps.srx_leave(idx);
         self.close_deferred_eps(now, idx);
         self.observed.losses.forget_ep(idx);

@@ -139,7 +139,7 @@ impl Node {
     }
 
     /// Whether [`transmit`](Self::transmit) would do nothing at `now`, not even for a timer. This
-    /// turn has [noted](Self::tick) `now`.
+    /// turn has [noted](super::Turn::tick) `now`.
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
         let by_time = self.wheel.passes(now);
@@ -352,7 +352,7 @@ impl Node {
     ///
     /// An armed timer need not be set anew: on a lossless path deadlines only move later.
     pub(super) fn wait_from(&mut self, now: Instant, p: PeerIdx) {
-        self.tick(now);
+        self.turn.tick(now);
         self.peers[p].begin_to_wait(now);
         let peer = &mut self.peers[p];
         peer.probe_at = now;
@@ -374,7 +374,7 @@ impl Node {
     ) -> TxIdx {
         let (p, len) = (wr.peer, wr.len as u32);
         if rests {
-            self.tick(now);
+            self.turn.tick(now);
         }
         let early = wr.flags.contains(WrFlags::EARLY);
         let w = self.tx.alloc(wr);
@@ -565,7 +565,7 @@ impl Node {
         self.blocks.regrant(&mut self.peers, &mut self.due, p);
         if ack {
             self.peers[p].ack_now = true;
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
     }
 }

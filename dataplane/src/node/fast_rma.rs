@@ -501,7 +501,7 @@ impl Node {
         if !COMMON {
             self.complete_fast_op(p, handle.idx());
             if acks {
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
             return true;
         }
@@ -536,7 +536,7 @@ impl Node {
         peer.forget_fast_op();
         self.eps[e].tx_used -= 1;
         let (flags, which) = form.outcome();
-        self.tell_rma(e, context, flags, which);
+        self.objects().tell_rma(e, context, flags, which);
     }
 
     /// The answer to an operation of the fast path, a RESP received on the slow path: what it says,
@@ -557,7 +557,7 @@ impl Node {
         let w = handle.idx();
         // A fenced request may wait for this one.
         if !self.peers[p].send_q.is_empty() {
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
         let op = &self.fast_ops[w];
         if op.ep == EpIdx::NONE {

@@ -53,7 +53,7 @@ impl Node {
                 self.on_data(p, frame, &op, (op.payload_off(), len));
             }
         }
-        self.count_received(p, frame);
+        self.control().count_received(p, frame);
         let active = self.turn.polled_at;
         let peer = &mut self.peers[p];
         let lossless = peer.path.is_lossless();

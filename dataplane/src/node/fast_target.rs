@@ -16,7 +16,7 @@ use super::peer::{Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::rma_in::{OldValues, RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
-use super::{Eps, FrameSink, InPlaceFrame, Node, Todo};
+use super::{Eps, FrameSink, InPlaceFrame, Node, Responder, Todo};
 use crate::flags::{Caps, MrAccess};
 use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
@@ -247,7 +247,7 @@ impl Node {
             let is_next = |peer: &Peer| peer.is_next(own, &base.head, base.sid_psn);
             if E::COMMON
                 || !self.peers.at(p).is_some_and(is_next)
-                || !self.check_access(E::ASK, op, base.plen())
+                || !self.responder().check_access(E::ASK, op, base.plen())
             {
                 return false;
             }
@@ -288,35 +288,76 @@ impl Node {
             }
         } else {
             cold(());
-            self.answer_soon(p, op.reply_to, (slot, old.kept()));
+            self.responder().answer_soon(p, op.reply_to, (slot, old.kept()));
         }
         if !E::COMMON && self.target.grants[slot].counted {
             cold(());
-            self.count_executed(E::ASK, slot);
+            self.responder().count_executed(E::ASK, slot);
         }
         true
     }
 
+    /// Whether answers wait for the end of the burst.
+    #[inline(always)]
+    pub fn has_answers(&self) -> bool {
+        !self.target.answers.is_empty()
+    }
+
+    /// Sends the answers to requests of the last burst. An answer that cannot leave now, or behind
+    /// another one of its peer, is left to the next [`transmit`](Self::transmit).
+    pub fn send_answers(&mut self, now: Instant, out: &mut impl FrameSink) {
+        for i in 0..self.target.answers.len() {
+            let answer = &self.target.answers[i];
+            let p = answer.peer;
+            let sent = self.peers.get_mut(p).filter(|peer| {
+                let free = peer.sid == answer.sid
+                    && peer.fast_path
+                    && peer.resp_q.head == ResponseIdx::NONE;
+                let flying = peer.snd.in_flight();
+                let to = AnswerTo {
+                    base: BaseTo { peer, src: &self.port.addr },
+                    reply_to: &answer.reply_to,
+                    ar: flying % ASKS_EVERY == ASKS_EVERY - 1,
+                    payload: answer.values,
+                };
+                free && flying < peer.snd.limit() && out.send_in_place(&to) == Tx::Sent
+            });
+            let Some(peer) = sent else {
+                self.responder().answer_later(i);
+                continue;
+            };
+            self.counters.tx_frames += 1;
+            if answered(now, peer, peer.snd.in_flight()) {
+                self.control().arm_timer(now, p);
+            }
+        }
+        self.target.waiting -= self.target.answers.len();
+        self.target.answers.clear();
+        self.due.todo -= Todo::ANSWER;
+    }
+}
+
+impl Responder<'_> {
     /// Keeps an answer until the end of the burst, or, if it is long, for the next
     /// [`transmit`](Self::transmit).
     #[inline(never)]
     fn answer_soon(&mut self, p: PeerIdx, reply_to: wire::ReplyTo, (slot, old): (usize, Old)) {
-        if self.peers[p].owe_ack_lossless() {
-            self.make_ready(p);
+        if self.objects.peers[p].owe_ack_lossless() {
+            self.objects.due.make_ready(self.objects.peers, p);
         }
         let values = match old {
             Old::Word(word) => InlineBytes::one(word.value.into(), word.len()),
             Old::Few(values) => values,
             Old::Part(at, len) => {
                 let memory = IoBuf::one(self.target.grants[slot].memory.again());
-                let mut bytes = OldValues::of_len(len, &mut self.spare);
+                let mut bytes = OldValues::of_len(len, self.spare);
                 memory.read_at(at, bytes.get_mut());
                 return self.answer_op(p, reply_to.resp(), bytes);
             }
         };
-        let sid = self.peers[p].sid;
+        let sid = self.objects.peers[p].sid;
         self.target.answers.push(Answer { peer: p, sid, reply_to, values });
-        self.due.todo |= Todo::ANSWER;
+        self.objects.due.todo |= Todo::ANSWER;
         self.target.waiting += 1;
     }
 
@@ -345,8 +386,8 @@ impl Node {
             return None;
         }
         let range = request.range();
-        let (ep, counted) = self.eps.grant_ep(range.dst_ep, Caps::RMA | caps)?;
-        let (m, _) = self.mrs.look(&self.eps, ep, &range, 1, access).ok()?;
+        let (ep, counted) = self.objects.eps.grant_ep(range.dst_ep, Caps::RMA | caps)?;
+        let (m, _) = self.mrs.look(self.objects.eps, ep, &range, 1, access).ok()?;
         let mr = &self.mrs[m];
         let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != CntrIdx::NONE;
         let (key, base, memory) = (request.key, mr.base, mr.buf.as_one()?.again());
@@ -363,8 +404,8 @@ impl Node {
             return None;
         }
         let (caps, access) = atomic_needs(&op, what);
-        let (ep, counted) = self.eps.grant_ep(op.range.dst_ep, caps)?;
-        let (m, _) = self.mrs.look(&self.eps, ep, &op.range, bytes as u64, access).ok()?;
+        let (ep, counted) = self.objects.eps.grant_ep(op.range.dst_ep, caps)?;
+        let (m, _) = self.mrs.look(self.objects.eps, ep, &op.range, bytes as u64, access).ok()?;
         let mr = &self.mrs[m];
         let memory = mr.buf.as_one()?.again();
         let counted = counted
@@ -406,46 +447,7 @@ impl Node {
             RequestTy::Read => (true, false),
         };
         self.count_access(mr, reads, writes);
-        self.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
-    }
-
-    /// Whether answers wait for the end of the burst.
-    #[inline(always)]
-    pub fn has_answers(&self) -> bool {
-        !self.target.answers.is_empty()
-    }
-
-    /// Sends the answers to requests of the last burst. An answer that cannot leave now, or behind
-    /// another one of its peer, is left to the next [`transmit`](Self::transmit).
-    pub fn send_answers(&mut self, now: Instant, out: &mut impl FrameSink) {
-        for i in 0..self.target.answers.len() {
-            let answer = &self.target.answers[i];
-            let p = answer.peer;
-            let sent = self.peers.get_mut(p).filter(|peer| {
-                let free = peer.sid == answer.sid
-                    && peer.fast_path
-                    && peer.resp_q.head == ResponseIdx::NONE;
-                let flying = peer.snd.in_flight();
-                let to = AnswerTo {
-                    base: BaseTo { peer, src: &self.port.addr },
-                    reply_to: &answer.reply_to,
-                    ar: flying % ASKS_EVERY == ASKS_EVERY - 1,
-                    payload: answer.values,
-                };
-                free && flying < peer.snd.limit() && out.send_in_place(&to) == Tx::Sent
-            });
-            let Some(peer) = sent else {
-                self.answer_later(i);
-                continue;
-            };
-            self.counters.tx_frames += 1;
-            if answered(now, peer, peer.snd.in_flight()) {
-                self.control().arm_timer(now, p);
-            }
-        }
-        self.target.waiting -= self.target.answers.len();
-        self.target.answers.clear();
-        self.due.todo -= Todo::ANSWER;
+        self.objects.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
     }
 
     /// Moves an answer to `Node::responses`. Dropped if the session has ended: the initiator has
@@ -453,11 +455,11 @@ impl Node {
     #[cold]
     fn answer_later(&mut self, i: usize) {
         let Answer { peer, sid, reply_to, values } = self.target.answers[i];
-        if self.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
+        if self.objects.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
             return;
         }
         let (all, len) = (values.to_bytes(), values.len());
-        let mut bytes = OldValues::of_len(len, &mut self.spare);
+        let mut bytes = OldValues::of_len(len, self.spare);
         bytes.get_mut().copy_from_slice(&all[..len]);
         self.answer_op(peer, reply_to.resp(), bytes);
     }

@@ -7,7 +7,7 @@ use super::notice::EndReason;
 use super::ops::WrFlags;
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
-use super::{FrameSink, NoReader, NoReply, Node, NodeCounters, Reader};
+use super::{Control, FrameSink, NoReader, NoReply, Node, NodeCounters, Objects, Reader};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, ReassemblyIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -141,15 +141,6 @@ impl Node {
         self.on_packet(now, p, frame, &base);
     }
 
-    /// Counts the bytes of a received frame on a lossy path. (A lossless port counts bytes by peer
-    /// itself.)
-    #[inline(always)]
-    pub(super) fn count_received(&mut self, p: PeerIdx, frame: &RxFrame<'_>) {
-        if !self.peers[p].path.is_lossless() {
-            self.observed.tallies[p.at()].rx_bytes += frame.len() as u64;
-        }
-    }
-
     /// Prefetches the records that [`on_frame`](Self::on_frame) will touch.
     #[inline]
     pub fn prefetch(&self, frame: &RxFrame<'_>) {
@@ -178,7 +169,7 @@ impl Node {
             peer.sid == raw.dst_sid && peer.station() == raw.src && peer.rcv_nxt == raw.psn
         });
         if next && raw.dst == self.port.station {
-            self.refuse(p, NackReason::UnknownType);
+            self.control().refuse(p, NackReason::UnknownType);
         }
     }
 
@@ -225,7 +216,7 @@ impl Node {
     /// Takes a packet of an existing session.
     #[inline]
     fn on_packet(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
-        self.count_received(p, frame);
+        self.control().count_received(p, frame);
         if !self.take_ack_and_credit(now, p, base.cack, base.grant) {
             return;
         }
@@ -266,7 +257,7 @@ impl Node {
             },
             Ty::Ping => {
                 self.peers[p].ack_now = true;
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
             Ty::Probe => self.control().on_probe(p, frame, base),
             // `on_packet` takes the first itself; `on_stranger` takes the others, whose session
@@ -334,7 +325,7 @@ impl Node {
         } else {
             self.on_early(now, p, frame, base);
         }
-        self.make_ready(p);
+        self.due.make_ready(&mut self.peers, p);
     }
 
     /// Takes the packet next in order, or the NOP in place of a refused one.
@@ -446,7 +437,7 @@ impl Node {
         peer.owed = peer.owed.saturating_add(1);
         if peer.owed >= every {
             peer.ack_now = true;
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         } else if !lossless {
             self.acks.owe(&mut self.due.todo, now, (p, peer.owed));
         }
@@ -458,20 +449,11 @@ impl Node {
         let lossless = self.peers[p].path.is_lossless();
         let waits = !lossless || base.ar || one_sided || reason != NackReason::NoEndpoint;
         if waits {
-            self.refuse(p, reason);
+            self.control().refuse(p, reason);
         } else {
             self.blocks.return_credit(&mut self.peers, &mut self.due, p, self.refused_units);
             self.advance_rcv_nxt(now, p, 1);
         }
-    }
-
-    fn refuse(&mut self, p: PeerIdx, reason: NackReason) {
-        self.counters.rx_refused += 1;
-        let peer = &mut self.peers[p];
-        (peer.refused, peer.in_order, peer.rx_quota) = (reason as u8, false, 0);
-        peer.steady = false;
-        peer.nack.want = true;
-        self.make_ready(p);
     }
 
     /// Executes a packet that is next in order.
@@ -480,13 +462,13 @@ impl Node {
         if self.peers[p].reassembly != ReassemblyIdx::NONE
             && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv)
         {
-            self.abort_reassembly(p);
+            self.objects().abort_reassembly(p);
         }
         if base.ty == Ty::Msg {
             return match MsgOp::parse(frame, base) {
                 Ok(op) => {
                     let at = (op.payload_off(), usize::from(base.plen));
-                    self.on_msg(p, frame, &op, at)
+                    self.objects().on_msg(p, frame, &op, at)
                 }
                 Err(err) => self.counters.malformed(err),
             };
@@ -503,7 +485,7 @@ impl Node {
     ) -> Verdict {
         let plen = usize::from(base.plen);
         let result = match base.ty {
-            Ty::Pack => return self.on_pack(p, frame, base),
+            Ty::Pack => return self.objects().on_pack(p, frame, base),
             Ty::MsgM => MsgMOp::parse(frame, base)
                 .map(|op| self.on_msgm(now, p, frame, &op, (op.payload_off(), plen))),
             Ty::Rndv => RndvOp::parse(frame, base).map(|op| self.on_rndv(now, p, &op)),
@@ -518,7 +500,7 @@ impl Node {
             }),
             Ty::Nop => NopOp::parse(frame, base).map(|op| {
                 if op.cuts {
-                    self.abort_reassembly(p);
+                    self.objects().abort_reassembly(p);
                 }
                 if let Some(seq) = op.drops
                     && !planted(Bug::GivenUpWriteGoesOn)
@@ -532,10 +514,10 @@ impl Node {
                 Verdict::Accept
             }),
             Ty::Write => WriteOp::parse(frame, base)
-                .map(|op| self.on_write(p, frame, &op, (op.payload_off(), plen))),
-            Ty::Read => ReadOp::parse(frame, base).map(|op| self.on_read(p, &op)),
+                .map(|op| self.responder().on_write(p, frame, &op, (op.payload_off(), plen))),
+            Ty::Read => ReadOp::parse(frame, base).map(|op| self.responder().on_read(p, &op)),
             Ty::Atomic => AtomicOp::parse(frame, base)
-                .map(|op| self.on_atomic(p, frame, &op, (op.payload_off(), plen))),
+                .map(|op| self.responder().on_atomic(p, frame, &op, (op.payload_off(), plen))),
             Ty::Resp => RespOp::parse(frame, base).map(|op| {
                 self.on_resp(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
@@ -552,43 +534,6 @@ impl Node {
             | Ty::Mcast => Ok(Verdict::Refuse(NackReason::UnknownType)),
         };
         result.unwrap_or_else(|err| self.counters.malformed(err))
-    }
-
-    /// Takes a PACK, message by message. A message that is refused is dropped and counted, since
-    /// all share one PSN.
-    fn on_pack(&mut self, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
-        let op = match PackOp::parse(frame, base) {
-            Ok(op) => op,
-            Err(err) => return self.counters.malformed(err),
-        };
-        let mut records = PackRecords::new(frame, op.payload_off(), base.plen, op.count);
-        if let Err(err) = records.check() {
-            return self.counters.malformed(err);
-        }
-        let mut taken = self.take_records(p, frame, &mut records);
-        for record in records.clone() {
-            let Ok((mut msg, off, len)) = record else { return Verdict::Accept };
-            if taken > 0 && planted(Bug::PackedDataDropped) {
-                msg.imm = None;
-            }
-            match self.on_msg(p, frame, &msg, (off, len)) {
-                Verdict::Refuse(reason) if taken == 0 => {
-                    let all = records.flatten().map(|(_, _, len)| units(len as u64));
-                    self.refused_units = all.fold(0, u32::saturating_add);
-                    return Verdict::Refuse(reason);
-                }
-                Verdict::Refuse(_) => {
-                    self.blocks.return_credit(&mut self.peers, &mut self.due, p, units(len as u64))
-                }
-                Verdict::Accept => taken += 1,
-            }
-        }
-        // Acknowledged at once: the sender may be waiting for room to post more.
-        if !self.peers[p].path.is_lossless() && taken >= ACK_PACKED {
-            self.peers[p].ack_now = true;
-            self.make_ready(p);
-        }
-        Verdict::Accept
     }
 
     /// Takes a PULL: the receiver of an announced message asks for bytes of it.
@@ -608,7 +553,7 @@ impl Node {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
             self.peers[p].rndv_data_q.push_back(&mut self.tx, handle.idx());
         }
-        self.make_ready(p);
+        self.due.make_ready(&mut self.peers, p);
         Verdict::Accept
     }
 
@@ -642,6 +587,65 @@ impl Node {
         self.tx[w].flags |= WrFlags::ALL_SENT;
         self.tx.settle_ended(&mut self.peers[p].snd, &mut self.sent, w);
         self.try_complete(w);
+    }
+}
+
+impl Objects<'_> {
+    /// Takes a PACK, message by message. A message that is refused is dropped and counted, since
+    /// all share one PSN.
+    fn on_pack(&mut self, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+        let op = match PackOp::parse(frame, base) {
+            Ok(op) => op,
+            Err(err) => return self.counters.malformed(err),
+        };
+        let mut records = PackRecords::new(frame, op.payload_off(), base.plen, op.count);
+        if let Err(err) = records.check() {
+            return self.counters.malformed(err);
+        }
+        let mut taken = self.take_records(p, frame, &mut records);
+        for record in records.clone() {
+            let Ok((mut msg, off, len)) = record else { return Verdict::Accept };
+            if taken > 0 && planted(Bug::PackedDataDropped) {
+                msg.imm = None;
+            }
+            match self.on_msg(p, frame, &msg, (off, len)) {
+                Verdict::Refuse(reason) if taken == 0 => {
+                    let all = records.flatten().map(|(_, _, len)| units(len as u64));
+                    *self.refused_units = all.fold(0, u32::saturating_add);
+                    return Verdict::Refuse(reason);
+                }
+                Verdict::Refuse(_) => {
+                    self.blocks.return_credit(self.peers, self.due, p, units(len as u64))
+                }
+                Verdict::Accept => taken += 1,
+            }
+        }
+        // Acknowledged at once: the sender may be waiting for room to post more.
+        if !self.peers[p].path.is_lossless() && taken >= ACK_PACKED {
+            self.peers[p].ack_now = true;
+            self.due.make_ready(self.peers, p);
+        }
+        Verdict::Accept
+    }
+}
+
+impl Control<'_> {
+    /// Counts the bytes of a received frame on a lossy path. (A lossless port counts bytes by peer
+    /// itself.)
+    #[inline(always)]
+    pub(super) fn count_received(&mut self, p: PeerIdx, frame: &RxFrame<'_>) {
+        if !self.peers[p].path.is_lossless() {
+            self.observed.tallies[p.at()].rx_bytes += frame.len() as u64;
+        }
+    }
+
+    fn refuse(&mut self, p: PeerIdx, reason: NackReason) {
+        self.counters.rx_refused += 1;
+        let peer = &mut self.peers[p];
+        (peer.refused, peer.in_order, peer.rx_quota) = (reason as u8, false, 0);
+        peer.steady = false;
+        peer.nack.want = true;
+        self.due.make_ready(self.peers, p);
     }
 }
 

@@ -8,7 +8,7 @@
 use super::ops::WrFlags;
 use super::peer::State;
 use super::srx::Unended;
-use super::{Control, EndReason, MsgKind, Node};
+use super::{Control, EndReason, MsgKind, Node, Objects};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
 
@@ -80,11 +80,13 @@ impl Node {
             }
         }
     }
+}
 
+impl Objects<'_> {
     /// Ends the receives that name `p`. Receives from any source stay.
     pub(super) fn fail_receives_from(&mut self, p: PeerIdx, err: Error) {
         let eps: Vec<EpIdx> =
-            self.eps.iter().map(|(e, _)| e).filter(|&e| !self.coll.is_side(&self.eps, e)).collect();
+            self.eps.iter().map(|(e, _)| e).filter(|&e| !self.coll.is_side(self.eps, e)).collect();
         for e in eps {
             let is_shared = self.eps[e].sharers.is_some();
             for kind in [MsgKind::Msg, MsgKind::Tagged] {
@@ -95,13 +97,13 @@ impl Node {
                 };
                 while let Some(recv) = named(self) {
                     if is_shared {
-                        if !self.objects().end_shared_in_time(e, kind, recv, err) {
+                        if !self.end_shared_in_time(e, kind, recv, err) {
                             break;
                         }
                         continue;
                     }
                     self.eps[e].matcher[k].unlink_posted(&mut self.posted.pool, recv);
-                    self.objects().fail_recv(recv, err);
+                    self.fail_recv(recv, err);
                 }
             }
         }

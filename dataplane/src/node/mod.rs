@@ -786,7 +786,7 @@ impl Node {
             openings: Openings::new(s, caps, frame_len),
             counters: NodeCounters::default(),
             observed: Observed::new(s.peer_max),
-            turn: Turn::new(),
+            turn: Turn::new(s),
             refused_units: 0,
             settings: NodeSettings { keys: None, ..settings },
         })
@@ -796,19 +796,15 @@ impl Node {
     pub fn settings(&self) -> &NodeSettings {
         &self.settings
     }
-
-    /// See [`Due::make_ready`].
-    pub(crate) fn make_ready(&mut self, p: PeerIdx) {
-        self.due.make_ready(&mut self.peers, p);
-    }
 }
 
 /// The objects of the application, borrowed from a node: its endpoints with their receives and the
-/// messages that have none yet, its queues, counters and vectors, and what is needed to tell them
-/// of an outcome. Nothing is sent.
+/// messages that have none yet or are still arriving, its queues, counters, vectors and groups, and
+/// what is needed to tell them of an outcome. Nothing is sent.
 #[derive(Debug)]
 pub struct Objects<'a> {
     settings: &'a NodeSettings,
+    port: &'a PortState,
     eps: &'a mut Eps,
     posted: &'a mut Receives,
     unexpected: &'a mut UnexpectedPool<UnexpectedMsg>,
@@ -816,6 +812,9 @@ pub struct Objects<'a> {
     cqs: &'a mut Cqs,
     cntrs: &'a mut Cntrs,
     avs: &'a mut Avs,
+    reassemblies: &'a mut Reassemblies,
+    refused_units: &'a mut u32,
+    coll: &'a mut Coll,
     /// Whom addresses, messages and outcomes are of.
     peers: &'a mut Peers,
     awaited: &'a mut Vec<PeerIdx>,
@@ -829,10 +828,12 @@ impl Node {
     /// The objects of the application.
     #[inline(always)]
     pub fn objects(&mut self) -> Objects<'_> {
-        let Self { settings, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
+        let Self { settings, port, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
+        let Self { reassemblies, refused_units, coll, .. } = self;
         let Self { peers, awaited, due, observed, counters, .. } = self;
         Objects {
             settings,
+            port,
             eps,
             posted,
             unexpected,
@@ -840,12 +841,62 @@ impl Node {
             cqs,
             cntrs,
             avs,
+            reassemblies,
+            refused_units,
+            coll,
             peers,
             awaited,
             due,
             observed,
             counters,
         }
+    }
+}
+
+/// The target's side of one-sided operations, borrowed from a node: its regions, what peers do with
+/// them, and the answers that are owed. Nothing is sent.
+#[derive(Debug)]
+pub struct Responder<'a> {
+    /// Those that a region is reached through, and that are told.
+    objects: Objects<'a>,
+    mrs: &'a mut Mrs,
+    responses: &'a mut Slab<Response, (), ResponseIdx>,
+    target: &'a mut fast_target::TargetCache,
+    scratch: &'a mut Vec<u8>,
+    spare: &'a mut Spare,
+    /// Answers in flight read regions.
+    sent: &'a mut SentPool,
+    turn: &'a Turn,
+}
+
+impl Node {
+    /// The target's side of one-sided operations.
+    #[inline(always)]
+    pub fn responder(&mut self) -> Responder<'_> {
+        let Self { settings, port, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
+        let Self { reassemblies, refused_units, coll, .. } = self;
+        let Self { peers, awaited, due, observed, counters, .. } = self;
+        let Self { mrs, responses, target, scratch, spare, sent, turn, .. } = self;
+        let objects = Objects {
+            settings,
+            port,
+            eps,
+            posted,
+            unexpected,
+            blocks,
+            cqs,
+            cntrs,
+            avs,
+            reassemblies,
+            refused_units,
+            coll,
+            peers,
+            awaited,
+            due,
+            observed,
+            counters,
+        };
+        Responder { objects, mrs, responses, target, scratch, spare, sent, turn }
     }
 }
 

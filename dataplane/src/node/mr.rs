@@ -19,7 +19,7 @@ use std::ops::{Index, IndexMut};
 
 use barewire_driver::mem::IoBuf;
 
-use super::{CntrId, EpId, Eps, Node, NodeSettings, SepId};
+use super::{CntrId, EpId, Eps, NodeSettings, Responder, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
 use crate::idx::{CntrIdx, EpIdx, MrIdx, ResponseIdx};
@@ -238,7 +238,7 @@ impl Mrs {
     }
 }
 
-impl Node {
+impl Responder<'_> {
     /// Registers memory, and so lets peers that know the key reach it.
     ///
     /// # Errors
@@ -248,7 +248,7 @@ impl Node {
     /// - [`Error::BadFd`]: the endpoint was closed.
     pub fn mr_reg(&mut self, req: MrReq) -> Result<MrId> {
         if let Some(ep) = req.ep {
-            self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+            self.objects.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         }
         let base = if req.virt_addr { req.buf.addr_at(0) as u64 } else { 0 };
         if base.checked_add(req.buf.len() as u64).is_none() {
@@ -288,7 +288,7 @@ impl Node {
         reads: bool,
         writes: bool,
     ) -> Result<()> {
-        let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
+        let table = self.objects.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
         let mr = self.mrs.table.by_handle_mut(mr.0).ok_or(Error::BadFd)?;
         let places = [(reads, &mut mr.read_cntr), (writes, &mut mr.write_cntr)];
         if places.iter().any(|(wanted, place)| *wanted && **place != CntrIdx::NONE) {
@@ -307,7 +307,7 @@ impl Node {
     /// # Errors
     /// [`Error::BadFd`]: one of them was closed.
     pub fn mr_bind_ep(&mut self, mr: MrId, ep: EpId) -> Result<()> {
-        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        self.objects.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         self.mr_limit(mr, Scope::Ep(ep))
     }
 
@@ -317,7 +317,7 @@ impl Node {
     /// # Errors
     /// [`Error::BadFd`]: one of them was closed.
     pub fn mr_bind_sep(&mut self, mr: MrId, sep: SepId) -> Result<()> {
-        self.eps.sep(sep)?;
+        self.objects.eps.sep(sep)?;
         self.mr_limit(mr, Scope::Sep(sep))
     }
 
@@ -345,7 +345,7 @@ impl Node {
             self.mrs.by_key.remove(&mr.key);
         }
         for cntr in [mr.read_cntr, mr.write_cntr].into_iter().filter(|&c| c != CntrIdx::NONE) {
-            self.cntrs[cntr].bound -= 1;
+            self.objects.cntrs[cntr].bound -= 1;
         }
         Ok(())
     }
@@ -381,10 +381,10 @@ impl Node {
         len: u64,
         need: MrAccess,
     ) -> std::result::Result<(MrIdx, usize), NackReason> {
-        let found = self.mrs.look(&self.eps, e, range, len, need);
+        let found = self.mrs.look(self.objects.eps, e, range, len, need);
         match found {
-            Err(NackReason::BadKey) => self.counters.rx_bad_key += 1,
-            Err(_) => self.counters.rx_bad_access += 1,
+            Err(NackReason::BadKey) => self.objects.counters.rx_bad_key += 1,
+            Err(_) => self.objects.counters.rx_bad_access += 1,
             Ok(_) => {}
         }
         found

@@ -298,7 +298,7 @@ impl Node {
             inc == 0 || inc == op.inc
         });
         let may = match known {
-            Some(p) => self.may_reach(p, e),
+            Some(p) => self.objects().may_reach(p, e),
             None => {
                 let open = !self.settings.inserted || base.src == self.port.station;
                 let may = open || self.eps[e].admits_all;

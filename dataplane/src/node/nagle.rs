@@ -178,7 +178,7 @@ impl Node {
         if self.packs.nagle.holds() {
             self.packs.no_longer_held(&mut self.due);
             if let Some(wr) = self.tx.wrs.get(self.packs.open) {
-                self.make_ready(wr.peer);
+                self.due.make_ready(&mut self.peers, wr.peer);
             }
         }
     }

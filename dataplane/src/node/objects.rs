@@ -153,9 +153,7 @@ impl Node {
     /// # Errors
     /// [`Error::Invalid`]: nothing is inserted under this index.
     pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
-        let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
-        let entry = table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?;
-        Ok(self.peers.addr_of(entry))
+        Ok(self.peers.addr_of(self.avs.entry(av, addr)?))
     }
 
     /// Whose key the address under an index was inserted under.
@@ -163,9 +161,7 @@ impl Node {
     /// # Errors
     /// [`Error::Invalid`]: nothing is inserted under this index.
     pub fn av_tenant(&self, av: AvId, addr: FiAddr) -> Result<Tenant> {
-        let table = self.avs.by_handle(av.0).ok_or(Error::BadFd)?;
-        let entry = table.av.lookup(addr).ok_or(Error::Invalid("address not in the AV"))?;
-        Ok(self.peers[entry.peer].tenant)
+        Ok(self.peers[self.avs.entry(av, addr)?.peer].tenant)
     }
 
     /// The record of the peer at this station and of this tenant, created if there is none. `None`
@@ -223,7 +219,9 @@ impl Node {
         self.observed.losses.forget_peer(p);
         Some(self.peers.free(p).wants_blocks)
     }
+}
 
+impl Objects<'_> {
     /// Whether peer `p` may reach endpoint `e`, which is open. Counts one that may not.
     #[inline]
     pub(super) fn may_reach(&mut self, p: PeerIdx, e: EpIdx) -> bool {
@@ -234,7 +232,7 @@ impl Node {
     fn is_inserted(&mut self, p: PeerIdx, e: EpIdx) -> bool {
         // Who may reach an endpoint may reach its collective side, also before it has joined a
         // group of that peer.
-        let owner = if self.coll.is_side(&self.eps, e) {
+        let owner = if self.coll.is_side(self.eps, e) {
             self.eps.slot(self.eps[e].number ^ super::ep::SIDE)
         } else {
             e

@@ -73,7 +73,7 @@ impl Node {
     /// Call it after posting, after each burst of received frames, and at
     /// [`next_deadline`](Self::next_deadline).
     pub fn transmit(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
-        self.tick(now);
+        self.turn.tick(now);
         if self.passes(now) { 0 } else { self.transmit_due(now, out) }
     }
 
@@ -89,7 +89,7 @@ impl Node {
     }
 
     fn transmit_all(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
-        self.tick(now);
+        self.turn.tick(now);
         let before = self.counters.tx_frames;
         if self.has_answers() {
             self.send_answers(now, &mut DynSink(out));
@@ -182,11 +182,11 @@ impl Node {
             self.send_ack(now, p, &mut DynSink(out));
         }
         if !done || self.peers[p].ack_now {
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
         if refuses_again {
             self.peers[p].nack.want = true;
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
         self.control().arm_timer(now, p);
     }

@@ -358,12 +358,14 @@ impl Node {
             if self.packs.nagle.holds() && self.peers[p].state == State::Open {
                 // What is in flight was to be asked about with this packet.
                 self.peers[p].ask();
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
             self.packs.close_open(&mut self.due);
         }
     }
+}
 
+impl Objects<'_> {
     /// Takes messages from the front of a packet while each has a simple receive that it fits.
     /// Returns their number.
     pub(super) fn take_records(
@@ -386,7 +388,7 @@ impl Node {
             taken += 1;
         }
         if taken > 0 {
-            self.blocks.regrant(&mut self.peers, &mut self.due, p);
+            self.blocks.regrant(self.peers, self.due, p);
         }
         taken
     }
@@ -421,7 +423,7 @@ impl Node {
         peer.consumed = peer.consumed.wrapping_add(cost);
         let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         let placed = PlacedMsg { posted, flags, len, imm };
-        complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
+        complete_eager((ep, peer), (self.avs, self.cqs), || src_ep, placed, NoReader);
         self.blocks.give_back(cost);
         true
     }

@@ -125,7 +125,7 @@ impl Node {
 
     /// [`queue_wr`](Self::queue_wr) without letting it leave. False if it has ended instead.
     pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
-        self.tick(now);
+        self.turn.tick(now);
         self.peers[p].begin_to_wait(now);
         let peer = &mut self.peers[p];
         peer.wrs.push_back(&mut self.tx, w);

@@ -179,50 +179,6 @@ impl Reassemblies {
 }
 
 impl Node {
-    /// Takes a whole message, whose payload is `off..off + len` of `frame`.
-    #[inline]
-    pub(crate) fn on_msg(
-        &mut self,
-        p: PeerIdx,
-        frame: &RxFrame<'_>,
-        op: &MsgOp,
-        (off, len): (usize, usize),
-    ) -> Verdict {
-        let head = MsgHead {
-            peer: p,
-            inc: self.peers[p].inc,
-            src_ep: op.src_ep,
-            tagged: op.tagged,
-            tag: op.tag,
-            imm: op.imm,
-            len: len as u64,
-        };
-        let e = match self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len)) {
-            Ok(e) => e,
-            Err(reason) => return Verdict::Refuse(reason),
-        };
-        match self.objects().target(e, &head) {
-            Target::Recv { recv, base } => {
-                let n = self.posted.room(recv, base).min(head.len);
-                if n > 0 {
-                    frame.copy_to_io(off, &self.posted.buf(recv), base as usize, n as usize);
-                }
-                self.blocks.give_back(units(head.len));
-                self.objects().complete_recv(recv, &head, base, n);
-            }
-            Target::Store => {
-                let msg = self.objects().add_unexpected(e, &head, NONE, 0);
-                let unexpected = &mut self.unexpected[msg].payload;
-                let kept = self.blocks.pool.append(&mut unexpected.chain, frame, off, len);
-                assert!(kept, "blocks were promised with the credit");
-                unexpected.complete = true;
-                self.announce(e, msg);
-            }
-        }
-        self.blocks.regrant(&mut self.peers, &mut self.due, p);
-        Verdict::Accept
-    }
-
     /// Takes a segment of an eager message (MSGM).
     pub(crate) fn on_msgm(
         &mut self,
@@ -276,9 +232,9 @@ impl Node {
         p: PeerIdx,
         op: &MsgMOp,
     ) -> Result<(), NackReason> {
-        self.abort_reassembly(p);
+        self.objects().abort_reassembly(p);
         let head = msgm_head(p, self.peers[p].inc, op);
-        let e = self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
+        let e = self.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
         let to = match self.objects().target(e, &head) {
             Target::Recv { recv, base } => {
                 self.posted[recv].payload.active += 1;
@@ -321,33 +277,7 @@ impl Node {
                     self.posted[recv].payload.active -= 1;
                     self.deliver_unexpected(now, msg, recv, base);
                 } else {
-                    self.announce(e, msg);
-                }
-            }
-        }
-    }
-
-    /// The sender has abandoned its unfinished message.
-    pub(crate) fn abort_reassembly(&mut self, p: PeerIdx) {
-        let Some(partial) = self.reassemblies.take(&mut self.peers[p]) else { return };
-        match partial.to {
-            ReassemblyDst::Recv { recv, .. } => {
-                self.posted[recv].payload.active -= 1;
-                self.objects().fail_placing(recv, Error::ConnReset);
-            }
-            ReassemblyDst::Store { msg } => {
-                let m = &mut self.unexpected[msg].payload;
-                let recv = m.recv;
-                if m.claimed && recv == RecvIdx::NONE && !m.discard {
-                    // The application has claimed it: it gets the error when it receives it.
-                    (m.dead, m.complete) = (true, true);
-                    return;
-                }
-                self.eps.unmatch(&mut self.unexpected, msg);
-                self.objects().free_unexpected(msg);
-                if recv != RecvIdx::NONE {
-                    self.posted[recv].payload.active -= 1;
-                    self.objects().fail_placing(recv, Error::ConnReset);
+                    self.objects().announce(e, msg);
                 }
             }
         }
@@ -364,7 +294,7 @@ impl Node {
             imm: op.imm,
             len: op.msg_len,
         };
-        let e = match self.admit(p, (op.dst_ep, op.rx_ctx), &head, 1) {
+        let e = match self.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, 1) {
             Ok(e) => e,
             Err(reason) => return Verdict::Refuse(reason),
         };
@@ -381,76 +311,11 @@ impl Node {
             Target::Store => {
                 let msg = self.objects().add_unexpected(e, &head, op.src_op, op.src_gen);
                 self.unexpected[msg].payload.complete = true;
-                self.announce(e, msg);
+                self.objects().announce(e, msg);
             }
         }
         self.blocks.regrant(&mut self.peers, &mut self.due, p);
         Verdict::Accept
-    }
-
-    /// Checks the endpoint and the credit of a message, and charges the credit.
-    #[inline]
-    fn admit(
-        &mut self,
-        p: PeerIdx,
-        (dst_ep, rx_ctx): (u16, u8),
-        head: &MsgHead,
-        cost: u32,
-    ) -> Result<EpIdx, NackReason> {
-        let e = self.eps.slot(dst_ep);
-        let kind = if head.tagged { Caps::TAGGED } else { Caps::MSG };
-        let open = self.eps.get(e).is_some_and(|ep| {
-            ep.enabled && ep.caps.contains(Caps::RECV | kind) && ep.is_named(rx_ctx)
-        });
-        self.refused_units = cost;
-        if !open {
-            self.counters.rx_no_endpoint += 1;
-            return Err(NackReason::NoEndpoint);
-        }
-        if !self.may_reach(p, e) {
-            return Err(NackReason::NoEndpoint);
-        }
-        let peer = &mut self.peers[p];
-        if peer.outstanding() < cost {
-            return Err(NackReason::Overdrawn);
-        }
-        peer.consumed = peer.consumed.wrapping_add(cost);
-        Ok(e)
-    }
-
-    /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
-    /// endpoint asks for it.
-    pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
-        if !self.eps[e].buffered {
-            return self.coll.note_arrived(&self.eps, &self.unexpected, (e, msg));
-        }
-        let m = &self.unexpected[msg].payload;
-        let (life, src_ep) = ((m.peer, m.inc), m.src_ep);
-        let src = self.objects().source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
-        let (tag, m) = (self.unexpected[msg].tag, &self.unexpected[msg].payload);
-        let (buf, piece) = self.blocks.pool.first_piece(&m.chain);
-        let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
-        flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        if (piece as u64) < m.msg_len {
-            flags |= CqFlags::MORE;
-        }
-        if m.imm.is_some() {
-            flags |= CqFlags::REMOTE_CQ_DATA;
-        }
-        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg.get());
-        let data = m.imm.unwrap_or(0);
-        let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
-        let cq = self.eps[e].rx_cq;
-        self.eps.make_room(&mut self.cqs, cq);
-        if self.eps[e].cq_blocked || !self.cqs[cq].cq.try_push(cqe) {
-            self.eps[e].set_cq_blocked(true);
-            self.objects().starve_queue(cq);
-            return;
-        }
-        let ep = &mut self.eps[e];
-        ep.claimed.push((handle, msg));
-        self.eps.unmatch(&mut self.unexpected, msg);
-        self.unexpected[msg].payload.claimed = true;
     }
 
     /// Copies an unexpected message to a receive, at offset `base` of its buffer, or starts to pull
@@ -511,7 +376,7 @@ impl Node {
     pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
         self.cqs[cq].cq_blocked = false;
         let now = self.turn.polled_at;
-        self.feed_late(cq);
+        self.objects().feed_late(cq);
         self.objects().end_waiting();
         if self.port.gone {
             self.objects().srx_port_gone();
@@ -556,7 +421,7 @@ impl Node {
                     self.eps.unmatch(&mut self.unexpected, msg);
                     self.deliver_unexpected(now, msg, recv, base);
                 }
-                Target::Store if buffered => self.announce(e, msg),
+                Target::Store if buffered => self.objects().announce(e, msg),
                 Target::Store => return,
             }
         }
@@ -586,6 +451,143 @@ impl Node {
                 return;
             }
         }
+    }
+}
+
+impl Objects<'_> {
+    /// Takes a whole message, whose payload is `off..off + len` of `frame`.
+    #[inline]
+    pub(crate) fn on_msg(
+        &mut self,
+        p: PeerIdx,
+        frame: &RxFrame<'_>,
+        op: &MsgOp,
+        (off, len): (usize, usize),
+    ) -> Verdict {
+        let head = MsgHead {
+            peer: p,
+            inc: self.peers[p].inc,
+            src_ep: op.src_ep,
+            tagged: op.tagged,
+            tag: op.tag,
+            imm: op.imm,
+            len: len as u64,
+        };
+        let e = match self.admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len)) {
+            Ok(e) => e,
+            Err(reason) => return Verdict::Refuse(reason),
+        };
+        match self.target(e, &head) {
+            Target::Recv { recv, base } => {
+                let n = self.posted.room(recv, base).min(head.len);
+                if n > 0 {
+                    frame.copy_to_io(off, &self.posted.buf(recv), base as usize, n as usize);
+                }
+                self.blocks.give_back(units(head.len));
+                self.complete_recv(recv, &head, base, n);
+            }
+            Target::Store => {
+                let msg = self.add_unexpected(e, &head, NONE, 0);
+                let unexpected = &mut self.unexpected[msg].payload;
+                let kept = self.blocks.pool.append(&mut unexpected.chain, frame, off, len);
+                assert!(kept, "blocks were promised with the credit");
+                unexpected.complete = true;
+                self.announce(e, msg);
+            }
+        }
+        self.blocks.regrant(self.peers, self.due, p);
+        Verdict::Accept
+    }
+
+    /// The sender has abandoned its unfinished message.
+    pub(crate) fn abort_reassembly(&mut self, p: PeerIdx) {
+        let Some(partial) = self.reassemblies.take(&mut self.peers[p]) else { return };
+        match partial.to {
+            ReassemblyDst::Recv { recv, .. } => {
+                self.posted[recv].payload.active -= 1;
+                self.fail_placing(recv, Error::ConnReset);
+            }
+            ReassemblyDst::Store { msg } => {
+                let m = &mut self.unexpected[msg].payload;
+                let recv = m.recv;
+                if m.claimed && recv == RecvIdx::NONE && !m.discard {
+                    // The application has claimed it: it gets the error when it receives it.
+                    (m.dead, m.complete) = (true, true);
+                    return;
+                }
+                self.eps.unmatch(self.unexpected, msg);
+                self.free_unexpected(msg);
+                if recv != RecvIdx::NONE {
+                    self.posted[recv].payload.active -= 1;
+                    self.fail_placing(recv, Error::ConnReset);
+                }
+            }
+        }
+    }
+
+    /// Checks the endpoint and the credit of a message, and charges the credit.
+    #[inline]
+    fn admit(
+        &mut self,
+        p: PeerIdx,
+        (dst_ep, rx_ctx): (u16, u8),
+        head: &MsgHead,
+        cost: u32,
+    ) -> Result<EpIdx, NackReason> {
+        let e = self.eps.slot(dst_ep);
+        let kind = if head.tagged { Caps::TAGGED } else { Caps::MSG };
+        let open = self.eps.get(e).is_some_and(|ep| {
+            ep.enabled && ep.caps.contains(Caps::RECV | kind) && ep.is_named(rx_ctx)
+        });
+        *self.refused_units = cost;
+        if !open {
+            self.counters.rx_no_endpoint += 1;
+            return Err(NackReason::NoEndpoint);
+        }
+        if !self.may_reach(p, e) {
+            return Err(NackReason::NoEndpoint);
+        }
+        let peer = &mut self.peers[p];
+        if peer.outstanding() < cost {
+            return Err(NackReason::Overdrawn);
+        }
+        peer.consumed = peer.consumed.wrapping_add(cost);
+        Ok(e)
+    }
+
+    /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
+    /// endpoint asks for it.
+    pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
+        if !self.eps[e].buffered {
+            return self.coll.note_arrived(self.eps, self.unexpected, (e, msg));
+        }
+        let m = &self.unexpected[msg].payload;
+        let (life, src_ep) = ((m.peer, m.inc), m.src_ep);
+        let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let (tag, m) = (self.unexpected[msg].tag, &self.unexpected[msg].payload);
+        let (buf, piece) = self.blocks.pool.first_piece(&m.chain);
+        let mut flags = CqFlags::RECV | CqFlags::BUFFERED_RECV;
+        flags |= if m.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
+        if (piece as u64) < m.msg_len {
+            flags |= CqFlags::MORE;
+        }
+        if m.imm.is_some() {
+            flags |= CqFlags::REMOTE_CQ_DATA;
+        }
+        let handle = u64::from(self.unexpected.generation(msg)) << 32 | u64::from(msg.get());
+        let data = m.imm.unwrap_or(0);
+        let cqe = Cqe { op_context: handle, flags, len: m.msg_len, buf, data, tag, src };
+        let cq = self.eps[e].rx_cq;
+        self.eps.make_room(self.cqs, cq);
+        if self.eps[e].cq_blocked || !self.cqs[cq].cq.try_push(cqe) {
+            self.eps[e].set_cq_blocked(true);
+            self.starve_queue(cq);
+            return;
+        }
+        let ep = &mut self.eps[e];
+        ep.claimed.push((handle, msg));
+        self.eps.unmatch(self.unexpected, msg);
+        self.unexpected[msg].payload.claimed = true;
     }
 }
 

@@ -11,7 +11,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::rma_list::RmaList;
-use super::{Avs, EpId, Eps, Node};
+use super::{Avs, EpId, Eps, Node, Objects};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -363,10 +363,28 @@ impl Node {
     pub(crate) fn report_rma(&mut self, w: TxIdx) {
         let (flags, which) = self.tx.rma_of(w).flags();
         let wr = &self.tx[w];
-        let (e, context) = (wr.ep, wr.context);
-        self.tell_rma(e, wr.flags.contains(WrFlags::CQE).then_some(context), flags, which);
+        let context = wr.flags.contains(WrFlags::CQE).then_some(wr.context);
+        let e = wr.ep;
+        self.objects().tell_rma(e, context, flags, which);
     }
 
+    /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes
+    /// that a read has asked for are still expected, and discarded.
+    pub(crate) fn free_rma(&mut self, r: RmaIdx) {
+        if r == RmaIdx::NONE {
+            return;
+        }
+        let rma = self.tx.rma.free(r);
+        if rma.pull != PullIdx::NONE {
+            self.orphan_read(rma.pull);
+        }
+        if let RmaKind::Atomic(AtomicWr { operands, .. }) = rma.kind {
+            self.spare.keep(operands);
+        }
+    }
+}
+
+impl Objects<'_> {
     /// Reports a success to endpoint `e`: an entry in its queue if the operation's `context` is
     /// given, and a count in the counter at index `which`.
     #[inline(always)]
@@ -388,21 +406,6 @@ impl Node {
         let cntr = ep.rma_cntr[which];
         if cntr != CntrIdx::NONE {
             self.cntrs.count(cntr, true);
-        }
-    }
-
-    /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes
-    /// that a read has asked for are still expected, and discarded.
-    pub(crate) fn free_rma(&mut self, r: RmaIdx) {
-        if r == RmaIdx::NONE {
-            return;
-        }
-        let rma = self.tx.rma.free(r);
-        if rma.pull != PullIdx::NONE {
-            self.orphan_read(rma.pull);
-        }
-        if let RmaKind::Atomic(AtomicWr { operands, .. }) = rma.kind {
-            self.spare.keep(operands);
         }
     }
 }

@@ -13,7 +13,7 @@ use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, Spare, sent_len};
-use super::{MsgKind, Node, NodeCounters};
+use super::{MsgKind, Node, NodeCounters, Objects, Responder};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
 use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
@@ -88,414 +88,6 @@ impl NodeCounters {
 }
 
 impl Node {
-    /// Bytes for a region.
-    #[inline]
-    pub(crate) fn on_write(
-        &mut self,
-        p: PeerIdx,
-        frame: &RxFrame<'_>,
-        op: &WriteOp,
-        (off, len): (usize, usize),
-    ) -> Verdict {
-        if self.of_refused(p, &op.range, op.imm) {
-            return Verdict::Accept;
-        }
-        let done = self.do_write(p, frame, op, (off, len));
-        self.verdict(p, Some(&op.range), done)
-    }
-
-    fn do_write(
-        &mut self,
-        p: PeerIdx,
-        frame: &RxFrame<'_>,
-        op: &WriteOp,
-        (off, len): (usize, usize),
-    ) -> Result<(), NackReason> {
-        let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_WRITE, op.imm)?;
-        if op.answer {
-            self.response_room(p)?;
-        }
-        if op.left > 0 {
-            let (m, at) = self.mr_find(e, &op.range, op.left, MrAccess::REMOTE_WRITE)?;
-            let mr = &self.mrs[m];
-            frame.copy_to_io(off, &mr.buf, at, len);
-            if len as u64 == op.left {
-                let cntr = mr.write_cntr;
-                self.cntrs.count(cntr, true);
-            }
-        }
-        let written = self.peers[p].note_written(&op.range, len as u64);
-        if op.range.last {
-            self.counters.rma_executed += 1;
-            self.count_remote(e, REMOTE_WRITE);
-        }
-        if let Some(data) = op.imm {
-            let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
-            let cqe = Cqe { flags, len: written, data, ..Cqe::default() };
-            self.tell_remote(p, e, op.range.src_ep, cqe);
-        }
-        if op.answer {
-            self.answer_op(p, op.resp(), OldValues::NONE);
-        }
-        Ok(())
-    }
-
-    /// An atomic operation.
-    #[inline]
-    pub(crate) fn on_atomic(
-        &mut self,
-        p: PeerIdx,
-        frame: &RxFrame<'_>,
-        op: &AtomicOp,
-        (off, len): (usize, usize),
-    ) -> Verdict {
-        // Before `of_refused`, which clears the note of another operation.
-        let void = op.void || self.peers[p].bad_seq == Peer::WITHDRAWN | u32::from(op.range.seq);
-        if self.of_refused(p, &op.range, op.imm) {
-            return Verdict::Accept;
-        }
-        let done =
-            if void { self.do_void(p, op) } else { self.do_atomic(p, frame, op, (off, len)) };
-        self.verdict(p, Some(&op.range), done)
-    }
-
-    /// A withdrawn atomic, or a packet behind one: its initiator waits only for the answer.
-    #[cold]
-    fn do_void(&mut self, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
-        if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
-            self.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
-        }
-        if op.fetch || op.answer {
-            self.response_room(p)?;
-            self.answer_op(p, op.resp(), OldValues::NONE);
-        }
-        self.blocks.return_credit(&mut self.peers, &mut self.due, p, op.imm.is_some().into());
-        Ok(())
-    }
-
-    fn do_atomic(
-        &mut self,
-        p: PeerIdx,
-        frame: &RxFrame<'_>,
-        op: &AtomicOp,
-        (off, len): (usize, usize),
-    ) -> Result<(), NackReason> {
-        let (what, ty, bytes) = self.check_atomic(p, op, len)?;
-        let (caps, access) = atomic_needs(op, what);
-        let e = self.remote_ep(p, &op.range, caps, op.imm)?;
-        if op.fetch || op.answer {
-            self.response_room(p)?;
-        }
-        let target = if op.tagged {
-            self.tagged_target(p, e, op)?
-        } else {
-            let (m, at) = self.mr_find(e, &op.range, bytes as u64, access)?;
-            Target::Region(m, at)
-        };
-        let mut old = OldValues::of_len(if op.fetch { bytes } else { 0 }, &mut self.spare);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let mut few = [0; 32];
-        let operands = if len <= few.len() {
-            &mut few[..len]
-        } else {
-            scratch.resize(len, 0);
-            &mut scratch[..]
-        };
-        assert!(frame.copy_to(off, operands), "length was checked");
-        let done = self.execute(target, op, (what, ty), operands, old.get_mut());
-        self.scratch = scratch;
-        done.map_err(|fault| self.counters.atomic_fault(fault))?;
-        self.atomic_done(p, e, op, target);
-        if op.fetch || op.answer {
-            self.answer_op(p, op.resp(), old);
-        }
-        Ok(())
-    }
-
-    /// Executes the operation on the elements of `target`. Their old values go to `old` unless that
-    /// is empty.
-    #[inline]
-    pub(super) fn execute(
-        &self,
-        target: Target,
-        op: &AtomicOp,
-        (what, ty): (atomic::AtomicOp, Datatype),
-        operands: &[u8],
-        old: &mut [u8],
-    ) -> Result<(), AtomicFault> {
-        let split = if op.compare { operands.len() / 2 } else { operands.len() };
-        let (operand, compare) = operands.split_at(split);
-        let of_receive;
-        let (buf, at, sharing) = match target {
-            Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
-            Target::Receive(r, at) => {
-                of_receive = self.posted.buf(r);
-                (&of_receive, at, Sharing::Single)
-            }
-        };
-        buf.atomic(at, what, ty, op.count.into(), operand, compare, old, sharing)
-    }
-
-    /// Checks all of an atomic packet that needs no table. Returns operation, type and the bytes of
-    /// the elements.
-    fn check_atomic(
-        &mut self,
-        p: PeerIdx,
-        op: &AtomicOp,
-        len: usize,
-    ) -> Result<(atomic::AtomicOp, Datatype, usize), NackReason> {
-        let decoded = decode_atomic(op, len).and_then(|(what, ty, bytes)| {
-            let answers = !op.fetch || bytes <= self.port.answer_max(&self.peers[p], RespOp::LEN);
-            if answers { Ok((what, ty, bytes)) } else { Err(AtomicFault::Operand) }
-        });
-        decoded.map_err(|fault| self.counters.atomic_fault(fault))
-    }
-
-    /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
-    fn tagged_target(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp) -> Result<Target, NackReason> {
-        let ep = &self.eps[e];
-        let src = self.peers[p].src(p, op.range.src_ep);
-        let matcher = &self.eps[self.eps.matching_of(e)].matcher[MsgKind::Tagged as usize];
-        let tagged = ep.caps.contains(Caps::TAGGED);
-        let found = matcher.match_posted(&self.posted.pool, src, op.range.rkey).filter(|_| tagged);
-        let recv = found.ok_or(NackReason::NoMatch)?;
-        let at = usize::try_from(op.range.addr).map_err(|_| NackReason::BadAccess)?;
-        Ok(Target::Receive(recv, at))
-    }
-
-    /// Counts an executed atomic operation, and writes the completion for its remote CQ data, if
-    /// any.
-    pub(super) fn atomic_done(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp, target: Target) {
-        if let Target::Region(m, _) = target
-            && op.end
-        {
-            let what = atomic::AtomicOp::try_from(u32::from(op.op));
-            self.count_access(m, op.fetch, what.is_ok_and(changes));
-        }
-        if op.range.last {
-            self.counters.rma_executed += 1;
-            self.count_remote(e, if op.fetch { REMOTE_READ } else { REMOTE_WRITE });
-        }
-        if let Some(data) = op.imm {
-            let way = if op.fetch { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
-            let cqe = Cqe { flags: CqFlags::ATOMIC | way, data, ..Cqe::default() };
-            self.tell_remote(p, e, op.range.src_ep, cqe);
-        }
-    }
-
-    /// Sends an answer, kept until acknowledged: a repeated request is a duplicate and meets this
-    /// answer, not another execution.
-    pub(super) fn answer_op(&mut self, p: PeerIdx, resp: RespOp, old: OldValues) {
-        let RespOp { dst_op, dst_gen, offset, .. } = resp;
-        let OldValues { len, short, long } = old;
-        let kind = ResponseKind::Values { offset, len, short, long };
-        let link = Link::default();
-        self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
-    }
-
-    /// Whether this is a later packet of an operation that was refused, to be dropped.
-    #[inline]
-    fn of_refused(&mut self, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
-        let bad = &mut self.peers[p].bad_seq;
-        if *bad == NONE {
-            return false;
-        }
-        let same = *bad == u32::from(range.seq);
-        if !same || range.last {
-            *bad = NONE;
-        }
-        if same {
-            self.blocks.return_credit(&mut self.peers, &mut self.due, p, imm.is_some().into());
-        }
-        same
-    }
-
-    /// The verdict on a packet. If it is refused and `range` names its operation, so are the later
-    /// packets of that. A peer that guesses keys is slowed down: packets behind a refused one wait
-    /// until it has taken the NACK.
-    #[inline]
-    fn verdict(
-        &mut self,
-        p: PeerIdx,
-        range: Option<&RemoteRange>,
-        done: Result<(), NackReason>,
-    ) -> Verdict {
-        let peer = &mut self.peers[p];
-        peer.nack.note_key(self.turn.polled_at, done == Err(NackReason::BadKey));
-        let Err(reason) = done else { return Verdict::Accept };
-        if let Some(range) = range.filter(|range| !range.last) {
-            peer.bad_seq = range.seq.into();
-        }
-        Verdict::Refuse(reason)
-    }
-
-    /// The slot of the endpoint that a one-sided operation is for, if it has the capabilities and
-    /// the peer has credit for the remote CQ data.
-    #[inline]
-    fn remote_ep(
-        &mut self,
-        p: PeerIdx,
-        range: &RemoteRange,
-        caps: Caps,
-        imm: Option<u64>,
-    ) -> Result<EpIdx, NackReason> {
-        let e = self.eps.slot(range.dst_ep);
-        let Some(ep) = self.eps.get(e).filter(|ep| ep.enabled && ep.is_named(range.rx_ctx)) else {
-            self.counters.rx_no_endpoint += 1;
-            return Err(NackReason::NoEndpoint);
-        };
-        if !ep.caps.contains(caps) {
-            self.counters.rx_bad_access += 1;
-            return Err(NackReason::BadAccess);
-        }
-        if !self.may_reach(p, e) {
-            return Err(NackReason::BadAccess);
-        }
-        if imm.is_some() && self.peers[p].outstanding() == 0 {
-            return Err(NackReason::Overdrawn);
-        }
-        Ok(e)
-    }
-
-    /// Counts an access in the counters of region `m`: a fetching atomic that changes it in both,
-    /// and once where they are one. (fi_mr(3), "fi_mr_bind"; an endpoint's counter of writes counts
-    /// base atomics alone, fi_endpoint(3), "fi_ep_bind".)
-    #[inline]
-    pub(super) fn count_access(&mut self, m: MrIdx, reads: bool, writes: bool) {
-        let mr = &self.mrs[m];
-        let read = if reads { mr.read_cntr } else { CntrIdx::NONE };
-        let write = if writes { mr.write_cntr } else { CntrIdx::NONE };
-        self.cntrs.count(read, true);
-        if write != read {
-            self.cntrs.count(write, true);
-        }
-    }
-
-    /// Counts a remote operation in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
-    #[inline]
-    pub(crate) fn count_remote(&mut self, e: EpIdx, which: usize) {
-        let Some(ep) = self.eps.get(e) else { return };
-        if ep.caps.contains(Caps::RMA_EVENT) {
-            let cntr = ep.rma_cntr[which];
-            self.cntrs.count(cntr, true);
-        }
-    }
-
-    /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
-    /// waits, in the unexpected block that its sender had credit for.
-    fn tell_remote(&mut self, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
-        let peer = &mut self.peers[p];
-        peer.consumed = peer.consumed.wrapping_add(1);
-        let life = (p, peer.inc);
-        let src = self.objects().source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
-        let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
-        let cq = self.eps[e].rx_cq;
-        if cq != CqIdx::NONE {
-            self.eps.make_room(&mut self.cqs, cq);
-            let table = &mut self.cqs[cq];
-            if !table.rest.late.is_empty() || !table.cq.try_push(cqe) {
-                table.rest.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
-                self.objects().starve_queue(cq);
-                self.peers[p].unexpected += 1;
-                return;
-            }
-        }
-        self.blocks.unpromised += 1;
-        self.blocks.regrant(&mut self.peers, &mut self.due, p);
-    }
-
-    /// Writes the completions that waited for room in queue `cq`.
-    pub(crate) fn feed_late(&mut self, cq: CqIdx) {
-        while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].rest.late.front() {
-            let life = (p, self.peers[p].inc);
-            let src = self.objects().source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
-            let cqe = Cqe { src, ..cqe };
-            self.eps.make_room(&mut self.cqs, cq);
-            let table = &mut self.cqs[cq];
-            if !table.cq.try_push(cqe) {
-                self.objects().starve_queue(cq);
-                return;
-            }
-            table.rest.late.pop_front();
-            self.blocks.release_late(&mut self.peers, &mut self.due, p);
-        }
-    }
-
-    /// Discards completions that wait for endpoint `e`, which is being closed.
-    pub(crate) fn drop_late(&mut self, e: EpIdx) {
-        let cq = self.eps[e].rx_cq;
-        if cq == CqIdx::NONE {
-            return;
-        }
-        let waiting = std::mem::take(&mut self.cqs[cq].rest.late);
-        for late in waiting {
-            if late.ep == e {
-                self.blocks.release_late(&mut self.peers, &mut self.due, late.peer);
-            } else {
-                self.cqs[cq].rest.late.push_back(late);
-            }
-        }
-    }
-
-    /// Takes a READ: a peer asks for bytes of a region.
-    pub(crate) fn on_read(&mut self, p: PeerIdx, op: &ReadOp) -> Verdict {
-        let done = self.do_read(p, op);
-        self.verdict(p, None, done)
-    }
-
-    fn do_read(&mut self, p: PeerIdx, op: &ReadOp) -> Result<(), NackReason> {
-        let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_READ, None)?;
-        if op.len == 0 {
-            self.counters.rma_executed += 1;
-            self.count_remote(e, REMOTE_READ);
-            return Ok(());
-        }
-        let (mr, at) = self.mr_find(e, &op.range, op.len.into(), MrAccess::REMOTE_READ)?;
-        self.response_room(p)?;
-        if op.answer {
-            return self.answer_read(p, (e, mr, at), op);
-        }
-        self.mrs[mr].readers += 1;
-        self.counters.rma_executed += u64::from(op.range.last);
-        let kind = ResponseKind::Read {
-            mr,
-            from: at as u64,
-            to: op.offset,
-            left: op.len,
-            ends: if op.range.last { e } else { EpIdx::NONE },
-            region_ends: op.end,
-        };
-        let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
-        self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
-        Ok(())
-    }
-
-    /// Answers a READ by one RESP, with the bytes that are at `at` of region `mr` now.
-    fn answer_read(
-        &mut self,
-        p: PeerIdx,
-        (e, mr, at): (EpIdx, MrIdx, usize),
-        op: &ReadOp,
-    ) -> Result<(), NackReason> {
-        let len = op.len as usize;
-        if len > self.peers[p].payload_max(RespOp::LEN) {
-            return Err(NackReason::Malformed);
-        }
-        let mut bytes = OldValues::of_len(len, &mut self.spare);
-        self.mrs[mr].buf.read_at(at, bytes.get_mut());
-        self.answer_op(p, op.resp(), bytes);
-        self.counters.rma_executed += 1;
-        self.count_access(mr, true, false);
-        self.count_remote(e, REMOTE_READ);
-        Ok(())
-    }
-
-    /// Whether another response to `p` has a record.
-    pub(super) fn response_room(&self, p: PeerIdx) -> Result<(), NackReason> {
-        let room = self.peers[p].responses < RESPONSES_MAX && self.responses.free_count() > 0;
-        if room { Ok(()) } else { Err(NackReason::Overdrawn) }
-    }
-
     /// Starts to ask for the bytes of read `w`.
     pub(crate) fn begin_read(&mut self, p: PeerIdx, w: TxIdx) {
         let mut pull = super::ops::Pull::new(p, NONE, 0, None);
@@ -538,7 +130,7 @@ impl Node {
             }
         }
         if !self.peers[p].send_q.is_empty() {
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
         self.pulling().serve_waiting_pulls();
     }
@@ -566,7 +158,7 @@ impl Node {
             let p = pull.peer;
             self.pulls.free(&mut self.peers, idx);
             if !self.peers[p].send_q.is_empty() {
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
         }
     }
@@ -613,7 +205,7 @@ impl Node {
             return;
         }
         if !self.peers[p].send_q.is_empty() {
-            self.make_ready(p);
+            self.due.make_ready(&mut self.peers, p);
         }
         self.peers[p].answered(1);
         let handle = Handle::from_parts(TxIdx::of(op.dst_op), op.dst_gen);
@@ -704,6 +296,434 @@ impl Node {
         });
         let peer = &mut self.peers[p];
         peer.answered(unanswered);
+    }
+}
+
+impl Responder<'_> {
+    /// Bytes for a region.
+    #[inline]
+    pub(crate) fn on_write(
+        &mut self,
+        p: PeerIdx,
+        frame: &RxFrame<'_>,
+        op: &WriteOp,
+        (off, len): (usize, usize),
+    ) -> Verdict {
+        if self.of_refused(p, &op.range, op.imm) {
+            return Verdict::Accept;
+        }
+        let done = self.do_write(p, frame, op, (off, len));
+        self.verdict(p, Some(&op.range), done)
+    }
+
+    fn do_write(
+        &mut self,
+        p: PeerIdx,
+        frame: &RxFrame<'_>,
+        op: &WriteOp,
+        (off, len): (usize, usize),
+    ) -> Result<(), NackReason> {
+        let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_WRITE, op.imm)?;
+        if op.answer {
+            self.response_room(p)?;
+        }
+        if op.left > 0 {
+            let (m, at) = self.mr_find(e, &op.range, op.left, MrAccess::REMOTE_WRITE)?;
+            let mr = &self.mrs[m];
+            frame.copy_to_io(off, &mr.buf, at, len);
+            if len as u64 == op.left {
+                let cntr = mr.write_cntr;
+                self.objects.cntrs.count(cntr, true);
+            }
+        }
+        let written = self.objects.peers[p].note_written(&op.range, len as u64);
+        if op.range.last {
+            self.objects.counters.rma_executed += 1;
+            self.objects.count_remote(e, REMOTE_WRITE);
+        }
+        if let Some(data) = op.imm {
+            let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
+            let cqe = Cqe { flags, len: written, data, ..Cqe::default() };
+            self.objects.tell_remote(p, e, op.range.src_ep, cqe);
+        }
+        if op.answer {
+            self.answer_op(p, op.resp(), OldValues::NONE);
+        }
+        Ok(())
+    }
+
+    /// An atomic operation.
+    #[inline]
+    pub(crate) fn on_atomic(
+        &mut self,
+        p: PeerIdx,
+        frame: &RxFrame<'_>,
+        op: &AtomicOp,
+        (off, len): (usize, usize),
+    ) -> Verdict {
+        // Before `of_refused`, which clears the note of another operation.
+        let void =
+            op.void || self.objects.peers[p].bad_seq == Peer::WITHDRAWN | u32::from(op.range.seq);
+        if self.of_refused(p, &op.range, op.imm) {
+            return Verdict::Accept;
+        }
+        let done =
+            if void { self.do_void(p, op) } else { self.do_atomic(p, frame, op, (off, len)) };
+        self.verdict(p, Some(&op.range), done)
+    }
+
+    /// A withdrawn atomic, or a packet behind one: its initiator waits only for the answer.
+    #[cold]
+    fn do_void(&mut self, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
+        if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
+            self.objects.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
+        }
+        if op.fetch || op.answer {
+            self.response_room(p)?;
+            self.answer_op(p, op.resp(), OldValues::NONE);
+        }
+        self.objects.blocks.return_credit(
+            self.objects.peers,
+            self.objects.due,
+            p,
+            op.imm.is_some().into(),
+        );
+        Ok(())
+    }
+
+    fn do_atomic(
+        &mut self,
+        p: PeerIdx,
+        frame: &RxFrame<'_>,
+        op: &AtomicOp,
+        (off, len): (usize, usize),
+    ) -> Result<(), NackReason> {
+        let (what, ty, bytes) = self.check_atomic(p, op, len)?;
+        let (caps, access) = atomic_needs(op, what);
+        let e = self.remote_ep(p, &op.range, caps, op.imm)?;
+        if op.fetch || op.answer {
+            self.response_room(p)?;
+        }
+        let target = if op.tagged {
+            self.tagged_target(p, e, op)?
+        } else {
+            let (m, at) = self.mr_find(e, &op.range, bytes as u64, access)?;
+            Target::Region(m, at)
+        };
+        let mut old = OldValues::of_len(if op.fetch { bytes } else { 0 }, self.spare);
+        let mut scratch = std::mem::take(self.scratch);
+        let mut few = [0; 32];
+        let operands = if len <= few.len() {
+            &mut few[..len]
+        } else {
+            scratch.resize(len, 0);
+            &mut scratch[..]
+        };
+        assert!(frame.copy_to(off, operands), "length was checked");
+        let done = self.execute(target, op, (what, ty), operands, old.get_mut());
+        *self.scratch = scratch;
+        done.map_err(|fault| self.objects.counters.atomic_fault(fault))?;
+        self.atomic_done(p, e, op, target);
+        if op.fetch || op.answer {
+            self.answer_op(p, op.resp(), old);
+        }
+        Ok(())
+    }
+
+    /// Executes the operation on the elements of `target`. Their old values go to `old` unless that
+    /// is empty.
+    #[inline]
+    pub(super) fn execute(
+        &self,
+        target: Target,
+        op: &AtomicOp,
+        (what, ty): (atomic::AtomicOp, Datatype),
+        operands: &[u8],
+        old: &mut [u8],
+    ) -> Result<(), AtomicFault> {
+        let split = if op.compare { operands.len() / 2 } else { operands.len() };
+        let (operand, compare) = operands.split_at(split);
+        let of_receive;
+        let (buf, at, sharing) = match target {
+            Target::Region(m, at) => (&self.mrs[m].buf, at, self.mrs[m].sharing),
+            Target::Receive(r, at) => {
+                of_receive = self.objects.posted.buf(r);
+                (&of_receive, at, Sharing::Single)
+            }
+        };
+        buf.atomic(at, what, ty, op.count.into(), operand, compare, old, sharing)
+    }
+
+    /// Checks all of an atomic packet that needs no table. Returns operation, type and the bytes of
+    /// the elements.
+    fn check_atomic(
+        &mut self,
+        p: PeerIdx,
+        op: &AtomicOp,
+        len: usize,
+    ) -> Result<(atomic::AtomicOp, Datatype, usize), NackReason> {
+        let decoded = decode_atomic(op, len).and_then(|(what, ty, bytes)| {
+            let answers = !op.fetch
+                || bytes <= self.objects.port.answer_max(&self.objects.peers[p], RespOp::LEN);
+            if answers { Ok((what, ty, bytes)) } else { Err(AtomicFault::Operand) }
+        });
+        decoded.map_err(|fault| self.objects.counters.atomic_fault(fault))
+    }
+
+    /// The oldest receive posted for the tag of a tagged atomic. It stays posted.
+    fn tagged_target(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp) -> Result<Target, NackReason> {
+        let ep = &self.objects.eps[e];
+        let src = self.objects.peers[p].src(p, op.range.src_ep);
+        let matcher =
+            &self.objects.eps[self.objects.eps.matching_of(e)].matcher[MsgKind::Tagged as usize];
+        let tagged = ep.caps.contains(Caps::TAGGED);
+        let found =
+            matcher.match_posted(&self.objects.posted.pool, src, op.range.rkey).filter(|_| tagged);
+        let recv = found.ok_or(NackReason::NoMatch)?;
+        let at = usize::try_from(op.range.addr).map_err(|_| NackReason::BadAccess)?;
+        Ok(Target::Receive(recv, at))
+    }
+
+    /// Counts an executed atomic operation, and writes the completion for its remote CQ data, if
+    /// any.
+    pub(super) fn atomic_done(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp, target: Target) {
+        if let Target::Region(m, _) = target
+            && op.end
+        {
+            let what = atomic::AtomicOp::try_from(u32::from(op.op));
+            self.count_access(m, op.fetch, what.is_ok_and(changes));
+        }
+        if op.range.last {
+            self.objects.counters.rma_executed += 1;
+            self.objects.count_remote(e, if op.fetch { REMOTE_READ } else { REMOTE_WRITE });
+        }
+        if let Some(data) = op.imm {
+            let way = if op.fetch { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
+            let cqe = Cqe { flags: CqFlags::ATOMIC | way, data, ..Cqe::default() };
+            self.objects.tell_remote(p, e, op.range.src_ep, cqe);
+        }
+    }
+
+    /// Sends an answer, kept until acknowledged: a repeated request is a duplicate and meets this
+    /// answer, not another execution.
+    pub(super) fn answer_op(&mut self, p: PeerIdx, resp: RespOp, old: OldValues) {
+        let RespOp { dst_op, dst_gen, offset, .. } = resp;
+        let OldValues { len, short, long } = old;
+        let kind = ResponseKind::Values { offset, len, short, long };
+        let link = Link::default();
+        self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
+    }
+
+    /// Whether this is a later packet of an operation that was refused, to be dropped.
+    #[inline]
+    fn of_refused(&mut self, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
+        let bad = &mut self.objects.peers[p].bad_seq;
+        if *bad == NONE {
+            return false;
+        }
+        let same = *bad == u32::from(range.seq);
+        if !same || range.last {
+            *bad = NONE;
+        }
+        if same {
+            self.objects.blocks.return_credit(
+                self.objects.peers,
+                self.objects.due,
+                p,
+                imm.is_some().into(),
+            );
+        }
+        same
+    }
+
+    /// The verdict on a packet. If it is refused and `range` names its operation, so are the later
+    /// packets of that. A peer that guesses keys is slowed down: packets behind a refused one wait
+    /// until it has taken the NACK.
+    #[inline]
+    fn verdict(
+        &mut self,
+        p: PeerIdx,
+        range: Option<&RemoteRange>,
+        done: Result<(), NackReason>,
+    ) -> Verdict {
+        let peer = &mut self.objects.peers[p];
+        peer.nack.note_key(self.turn.polled_at, done == Err(NackReason::BadKey));
+        let Err(reason) = done else { return Verdict::Accept };
+        if let Some(range) = range.filter(|range| !range.last) {
+            peer.bad_seq = range.seq.into();
+        }
+        Verdict::Refuse(reason)
+    }
+
+    /// The slot of the endpoint that a one-sided operation is for, if it has the capabilities and
+    /// the peer has credit for the remote CQ data.
+    #[inline]
+    fn remote_ep(
+        &mut self,
+        p: PeerIdx,
+        range: &RemoteRange,
+        caps: Caps,
+        imm: Option<u64>,
+    ) -> Result<EpIdx, NackReason> {
+        let e = self.objects.eps.slot(range.dst_ep);
+        let Some(ep) = self.objects.eps.get(e).filter(|ep| ep.enabled && ep.is_named(range.rx_ctx))
+        else {
+            self.objects.counters.rx_no_endpoint += 1;
+            return Err(NackReason::NoEndpoint);
+        };
+        if !ep.caps.contains(caps) {
+            self.objects.counters.rx_bad_access += 1;
+            return Err(NackReason::BadAccess);
+        }
+        if !self.objects.may_reach(p, e) {
+            return Err(NackReason::BadAccess);
+        }
+        if imm.is_some() && self.objects.peers[p].outstanding() == 0 {
+            return Err(NackReason::Overdrawn);
+        }
+        Ok(e)
+    }
+
+    /// Counts an access in the counters of region `m`: a fetching atomic that changes it in both,
+    /// and once where they are one. (fi_mr(3), "fi_mr_bind"; an endpoint's counter of writes counts
+    /// base atomics alone, fi_endpoint(3), "fi_ep_bind".)
+    #[inline]
+    pub(super) fn count_access(&mut self, m: MrIdx, reads: bool, writes: bool) {
+        let mr = &self.mrs[m];
+        let read = if reads { mr.read_cntr } else { CntrIdx::NONE };
+        let write = if writes { mr.write_cntr } else { CntrIdx::NONE };
+        self.objects.cntrs.count(read, true);
+        if write != read {
+            self.objects.cntrs.count(write, true);
+        }
+    }
+
+    /// Takes a READ: a peer asks for bytes of a region.
+    pub(crate) fn on_read(&mut self, p: PeerIdx, op: &ReadOp) -> Verdict {
+        let done = self.do_read(p, op);
+        self.verdict(p, None, done)
+    }
+
+    fn do_read(&mut self, p: PeerIdx, op: &ReadOp) -> Result<(), NackReason> {
+        let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_READ, None)?;
+        if op.len == 0 {
+            self.objects.counters.rma_executed += 1;
+            self.objects.count_remote(e, REMOTE_READ);
+            return Ok(());
+        }
+        let (mr, at) = self.mr_find(e, &op.range, op.len.into(), MrAccess::REMOTE_READ)?;
+        self.response_room(p)?;
+        if op.answer {
+            return self.answer_read(p, (e, mr, at), op);
+        }
+        self.mrs[mr].readers += 1;
+        self.objects.counters.rma_executed += u64::from(op.range.last);
+        let kind = ResponseKind::Read {
+            mr,
+            from: at as u64,
+            to: op.offset,
+            left: op.len,
+            ends: if op.range.last { e } else { EpIdx::NONE },
+            region_ends: op.end,
+        };
+        let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
+        self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
+        Ok(())
+    }
+
+    /// Answers a READ by one RESP, with the bytes that are at `at` of region `mr` now.
+    fn answer_read(
+        &mut self,
+        p: PeerIdx,
+        (e, mr, at): (EpIdx, MrIdx, usize),
+        op: &ReadOp,
+    ) -> Result<(), NackReason> {
+        let len = op.len as usize;
+        if len > self.objects.peers[p].payload_max(RespOp::LEN) {
+            return Err(NackReason::Malformed);
+        }
+        let mut bytes = OldValues::of_len(len, self.spare);
+        self.mrs[mr].buf.read_at(at, bytes.get_mut());
+        self.answer_op(p, op.resp(), bytes);
+        self.objects.counters.rma_executed += 1;
+        self.count_access(mr, true, false);
+        self.objects.count_remote(e, REMOTE_READ);
+        Ok(())
+    }
+
+    /// Whether another response to `p` has a record.
+    pub(super) fn response_room(&self, p: PeerIdx) -> Result<(), NackReason> {
+        let room =
+            self.objects.peers[p].responses < RESPONSES_MAX && self.responses.free_count() > 0;
+        if room { Ok(()) } else { Err(NackReason::Overdrawn) }
+    }
+}
+
+impl Objects<'_> {
+    /// Counts a remote operation in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
+    #[inline]
+    pub(crate) fn count_remote(&mut self, e: EpIdx, which: usize) {
+        let Some(ep) = self.eps.get(e) else { return };
+        if ep.caps.contains(Caps::RMA_EVENT) {
+            let cntr = ep.rma_cntr[which];
+            self.cntrs.count(cntr, true);
+        }
+    }
+
+    /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
+    /// waits, in the unexpected block that its sender had credit for.
+    fn tell_remote(&mut self, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
+        let peer = &mut self.peers[p];
+        peer.consumed = peer.consumed.wrapping_add(1);
+        let life = (p, peer.inc);
+        let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
+        let cq = self.eps[e].rx_cq;
+        if cq != CqIdx::NONE {
+            self.eps.make_room(self.cqs, cq);
+            let table = &mut self.cqs[cq];
+            if !table.rest.late.is_empty() || !table.cq.try_push(cqe) {
+                table.rest.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
+                self.starve_queue(cq);
+                self.peers[p].unexpected += 1;
+                return;
+            }
+        }
+        self.blocks.unpromised += 1;
+        self.blocks.regrant(self.peers, self.due, p);
+    }
+
+    /// Writes the completions that waited for room in queue `cq`.
+    pub(crate) fn feed_late(&mut self, cq: CqIdx) {
+        while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].rest.late.front() {
+            let life = (p, self.peers[p].inc);
+            let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+            let cqe = Cqe { src, ..cqe };
+            self.eps.make_room(self.cqs, cq);
+            let table = &mut self.cqs[cq];
+            if !table.cq.try_push(cqe) {
+                self.starve_queue(cq);
+                return;
+            }
+            table.rest.late.pop_front();
+            self.blocks.release_late(self.peers, self.due, p);
+        }
+    }
+
+    /// Discards completions that wait for endpoint `e`, which is being closed.
+    pub(crate) fn drop_late(&mut self, e: EpIdx) {
+        let cq = self.eps[e].rx_cq;
+        if cq == CqIdx::NONE {
+            return;
+        }
+        let waiting = std::mem::take(&mut self.cqs[cq].rest.late);
+        for late in waiting {
+            if late.ep == e {
+                self.blocks.release_late(self.peers, self.due, late.peer);
+            } else {
+                self.cqs[cq].rest.late.push_back(late);
+            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::packet::{Packet, Step};
 use super::peer::Peer;
 use super::pull::Pulls;
 use super::tx::TxWrs;
-use super::{FrameSink, Node, RmaIov};
+use super::{FrameSink, Node, Responder, RmaIov};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
@@ -360,13 +360,15 @@ impl Node {
         if !self.send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
-        self.response_sent(p, j, n, body);
+        self.responder().response_sent(p, j, n, body);
         Step::Sent
     }
+}
 
+impl Responder<'_> {
     /// Notes that a packet of a response was sent, with `n` bytes of a region if it answers a read.
     fn response_sent(&mut self, p: PeerIdx, j: ResponseIdx, n: u32, body: BodyRef) {
-        let lossless = self.peers[p].path.is_lossless();
+        let lossless = self.objects.peers[p].path.is_lossless();
         if let ResponseKind::Read { mr, from, to, left, .. } = &mut self.responses[j].kind {
             (*from, *to, *left) = (*from + u64::from(n), *to + u64::from(n), *left - n);
             let (m, done) = (*mr, *left == 0);
@@ -378,13 +380,13 @@ impl Node {
             if done {
                 self.free_response(j);
             } else {
-                let resp_q = &mut self.peers[p].resp_q;
-                resp_q.remove(&mut self.responses, j);
-                resp_q.push_back(&mut self.responses, j);
+                let resp_q = &mut self.objects.peers[p].resp_q;
+                resp_q.remove(self.responses, j);
+                resp_q.push_back(self.responses, j);
             }
         } else if !lossless && matches!(body, BodyRef::Response { .. }) {
             // Kept until acknowledged, so that a repeated answer is the first one.
-            self.peers[p].resp_q.remove(&mut self.responses, j);
+            self.objects.peers[p].resp_q.remove(self.responses, j);
             self.responses[j].queued = false;
         } else {
             self.free_response(j);
@@ -396,10 +398,10 @@ impl Node {
         let p = response.peer;
         let j = self.responses.alloc(response).expect("a free slot was seen");
         self.target.waiting += 1;
-        let peer = &mut self.peers[p];
+        let peer = &mut self.objects.peers[p];
         peer.responses += 1;
-        peer.resp_q.push_back(&mut self.responses, j);
-        self.make_ready(p);
+        peer.resp_q.push_back(self.responses, j);
+        self.objects.due.make_ready(self.objects.peers, p);
     }
 
     /// A read can no longer be answered: its region was closed.
@@ -415,14 +417,25 @@ impl Node {
     pub(crate) fn free_response(&mut self, j: ResponseIdx) {
         let p = self.responses[j].peer;
         if self.responses[j].queued {
-            self.peers[p].resp_q.remove(&mut self.responses, j);
+            self.objects.peers[p].resp_q.remove(self.responses, j);
         }
-        self.peers[p].responses -= 1;
+        self.objects.peers[p].responses -= 1;
         self.target.waiting -= 1;
         match self.responses.free(j).kind {
             ResponseKind::Read { mr, .. } => self.mrs[mr].readers -= 1,
             ResponseKind::Values { long, .. } => self.spare.keep(long),
             ResponseKind::Failed { .. } => {}
+        }
+    }
+
+    /// Frees the responses of `p` that wait to be sent.
+    pub(super) fn free_queued(&mut self, p: PeerIdx) {
+        loop {
+            let j = self.objects.peers[p].resp_q.head;
+            if j == ResponseIdx::NONE {
+                return;
+            }
+            self.free_response(j);
         }
     }
 
@@ -460,10 +473,10 @@ impl Node {
         let BodyRef::Mr { mr, ends, region_ends, .. } = body else { return };
         if region_ends {
             let cntr = self.mrs[mr].read_cntr;
-            self.cntrs.count(cntr, true);
+            self.objects.cntrs.count(cntr, true);
         }
         if ends != EpIdx::NONE {
-            self.count_remote(ends, super::rma::REMOTE_READ);
+            self.objects.count_remote(ends, super::rma::REMOTE_READ);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::peer::{GRANT_FIRST, Peer, State};
 use super::tally::Tally;
 use super::{Control, Node, NodeCounters, Objects, Replies, Reply};
 use crate::error::Error;
-use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx, UnexpectedIdx};
+use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
 use crate::rel::rtt::Rtt;
@@ -113,7 +113,7 @@ impl Node {
                 (peer.state, peer.want_open, peer.is_life_claimed) =
                     (State::Answered, true, claimed);
                 self.control().note_path(p, op, len);
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
             State::Answered if theirs && ours && sealed => {
                 // Both ends answered the other's OPEN, so that they have no keys in common.
@@ -129,7 +129,7 @@ impl Node {
             State::Answered if theirs => {
                 self.openings.note_length(&self.peers[p], op, len);
                 self.peers[p].want_open = true;
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
             State::Answered if over || op.is_answer() => {
                 self.control().refuse_open(now, base, op, RstReason::UnknownSession);
@@ -137,7 +137,7 @@ impl Node {
             State::Answered => self.answer_anew(now, p, base, op, len),
             State::Open if theirs => {
                 self.peers[p].ack_now = true;
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
             State::Open => {
                 // Either this OPEN is stale or the peer has lost the session: its next packet tells
@@ -145,7 +145,7 @@ impl Node {
                 self.counters.rx_bad_open += 1;
                 self.counters.tx_probes += 1;
                 self.peers[p].ask();
-                self.make_ready(p);
+                self.due.make_ready(&mut self.peers, p);
             }
         }
     }
@@ -320,11 +320,11 @@ impl Node {
             let idx = self.peers[p].pulls.head;
             self.fail_pull(idx, err);
         }
-        self.abort_reassembly(p);
+        self.objects().abort_reassembly(p);
         self.objects().drop_announced(p);
         // No message of the peer is on its way into one of them any more.
         if state == State::Open && reason.is_loss() {
-            self.fail_receives_from(p, err);
+            self.objects().fail_receives_from(p, err);
         }
         self.coll.peer_lost(p, err);
         if state == State::Idle {
@@ -373,12 +373,10 @@ impl Node {
             if let BodyRef::Pack { buf, .. } = entry.body {
                 self.packs.free.push(buf);
             } else {
-                self.drop_body(entry.body);
+                self.responder().drop_body(entry.body);
             }
         }
-        while self.peers[p].resp_q.head != ResponseIdx::NONE {
-            self.free_response(self.peers[p].resp_q.head);
-        }
+        self.responder().free_queued(p);
         self.reorder.drop_all(&mut self.peers[p]);
     }
 

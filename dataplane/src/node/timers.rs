@@ -48,13 +48,6 @@ impl Peer {
 }
 
 impl Node {
-    /// Notes the time of the turn. Called at the start of each turn that reads the clock, before
-    /// frames are taken: a peer that is heard in the turn was heard at `now`.
-    #[inline]
-    pub fn tick(&mut self, now: Instant) {
-        self.turn.tick(&self.settings, now);
-    }
-
     /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
     pub(crate) fn on_timer(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) {
         self.peers[p].timer_at = Instant(u64::MAX);

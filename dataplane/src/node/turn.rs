@@ -55,27 +55,32 @@ impl Peer {
 pub struct Turn {
     /// Its time: a peer heard in the turn was heard then.
     pub(crate) polled_at: Instant,
-    /// When the loop was last called after a pause longer than a probe interval.
+    /// When the loop was last called after a pause longer than `pause_ns`.
     pub(super) resumed_at: Instant,
+    /// The longest interval of probes, nanoseconds.
+    pause_ns: u64,
     /// The port holds frames that this turn did not take.
     pub(super) backlog: bool,
 }
 
 impl Turn {
-    pub(super) fn new() -> Self {
-        Self { polled_at: Instant(0), resumed_at: Instant(0), backlog: false }
+    /// Before the first turn, of a node with these settings.
+    pub(super) fn new(s: &NodeSettings) -> Self {
+        let (polled_at, resumed_at) = (Instant(0), Instant(0));
+        Self { polled_at, resumed_at, pause_ns: s.probe_ns(), backlog: false }
     }
 
-    /// See [`Node::tick`](super::Node::tick).
+    /// Notes the time of the turn. Called at the start of each turn that reads the clock, before
+    /// frames are taken: a peer that is heard in the turn was heard at `now`.
     #[inline]
-    pub(super) fn tick(&mut self, s: &NodeSettings, now: Instant) {
-        if now.since(self.polled_at) > s.probe_ns() {
+    pub fn tick(&mut self, now: Instant) {
+        if now.since(self.polled_at) > self.pause_ns {
             self.resumed_at = now;
         }
         self.polled_at = self.polled_at.max(now);
     }
 
-    /// [`Node::tick`](super::Node::tick) for a turn that follows the last one without a pause.
+    /// [`tick`](Self::tick) for a turn that follows the last one without a pause.
     #[inline(always)]
     pub fn tick_on(&mut self, now: Instant) {
         self.polled_at = now;

@@ -92,7 +92,7 @@ impl Two {
         let (requested_key, virt_addr, ep) = (None, false, None);
         let sharing = Sharing::Single;
         let req = MrReq { buf, access, requested_key, virt_addr, ep, sharing };
-        let id = s.node.mr_reg(req).expect("room for a region");
+        let id = s.node.responder().mr_reg(req).expect("room for a region");
         let key = s.node.mrs.key(id).expect("it is open");
         Self { rig, peer, region, key, context: 0, rng }
     }

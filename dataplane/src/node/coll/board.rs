@@ -26,7 +26,7 @@ use super::control::{ASK_NS, DISAGREE};
 use super::{Coll, Group, Kind, LAYOUT_WORD, User};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
-use crate::node::{FrameSink, Node, NodeCounters, Peers};
+use crate::node::{FrameSink, Node, NodeCounters, Objects, Peers};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Layout, Model};
 use crate::types::Instant;
@@ -671,17 +671,19 @@ impl Node {
             self.kick_silent(now, p);
         }
     }
+}
 
+impl Objects<'_> {
     /// A group is over: its calls through the board end with an error.
     pub(super) fn fail_board(&mut self, g: GroupIdx, err: Error) {
-        self.coll.unwatch(g, &mut self.peers);
+        self.coll.unwatch(g, self.peers);
         self.coll.on_boards.retain(|&other| other != g);
         let group = &mut self.coll.groups[g];
         let Shared::Yes(calls) = std::mem::replace(&mut group.shared, Shared::No) else { return };
         let ep = group.ep;
         for user in calls.users() {
             self.coll.groups[g].ops -= 1;
-            self.objects().fail_call(ep, user, err);
+            self.fail_call(ep, user, err);
         }
     }
 }

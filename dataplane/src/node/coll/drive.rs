@@ -336,7 +336,7 @@ impl Node {
             flags: OpFlags::empty(),
         };
         let p = member.peer;
-        self.tick(now);
+        self.turn.tick(now);
         self.peers[p].begin_to_wait(now);
         match self.post_recv(now, side, req) {
             Ok(()) => {}

@@ -95,7 +95,7 @@ impl Node {
         for o in ops {
             self.fail_op(now, o, err);
         }
-        self.fail_board(g, err);
+        self.objects().fail_board(g, err);
         self.purge(now, g, gid);
         if joining {
             let group = GroupId(self.coll.groups.handle(g));
@@ -408,7 +408,7 @@ impl Node {
         }
         if !self.coll.left.is_empty() {
             let left = std::mem::take(&mut self.coll.left);
-            self.unname_members(&left);
+            self.objects().unname_members(&left);
         }
     }
 
@@ -493,7 +493,7 @@ impl Node {
             self.tell_group(now, g, LEAVE, Error::ConnRefused);
         }
         let gid = self.coll.groups[g].gid;
-        self.fail_board(g, Error::Canceled);
+        self.objects().fail_board(g, Error::Canceled);
         self.purge(now, g, gid);
         let mut group = self.coll.groups.free(g);
         // What is owed goes to the members under their names.

@@ -30,7 +30,7 @@ pub use call::{CollAttr, CollCall, CollReq, FI_NOOP, FI_VOID, Role, What, query}
 use drive::Stored;
 
 use super::ep::SIDE;
-use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Todo};
+use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Objects, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
@@ -500,7 +500,7 @@ impl Node {
     pub fn coll_join(&mut self, now: Instant, ep: EpId, req: &JoinReq) -> Result<GroupId> {
         let side = self.coll.side_of(&self.eps, ep)?;
         let parent = self.coll.check_parent(ep, req.parent)?;
-        let mut addrs = self.member_addrs(ep, req)?;
+        let mut addrs = self.objects().member_addrs(ep, req)?;
         if self.coll.groups.is_full() {
             return Err(Error::NoMem);
         }
@@ -549,7 +549,7 @@ impl Node {
         if managed {
             if let Err(err) = self.begin_join(g) {
                 let group = self.coll.groups.free(g);
-                self.unname_members(&group.members);
+                self.objects().unname_members(&group.members);
                 return Err(err);
             }
             self.coll.deadline = Some(self.coll.deadline.map_or(until, |d| d.min(until)));
@@ -559,29 +559,6 @@ impl Node {
             self.take_early(now, g);
         }
         Ok(id)
-    }
-
-    fn member_addrs(&self, ep: EpId, req: &JoinReq) -> Result<Vec<EpAddr>> {
-        if req.members.is_empty() || req.members.len() > MEMBERS_MAX {
-            return Err(Error::Invalid("a group has 1 to 2^20 members"));
-        }
-        let av = &self.avs[self.eps[ep.0.idx()].av].av;
-        let known = |addr| av.lookup(addr).ok_or(Error::Invalid("a member is not in the AV"));
-        let addrs: Vec<EpAddr> = (req.members.iter().map(|&a| Ok(self.peers.addr_of(known(a)?))))
-            .collect::<Result<_>>()?;
-        let mut names: Vec<_> = addrs.iter().map(|a| (a.station, a.ep)).collect();
-        names.sort_unstable();
-        if names.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Error::Invalid("an endpoint is in the set twice"));
-        }
-        if let Some(parent) = req.parent {
-            let group = &self.coll.groups[parent.0.idx()];
-            let inside = |m: &FiAddr| group.ranks.binary_search_by_key(m, |r| r.0).is_ok();
-            if !req.members.iter().all(inside) {
-                return Err(Error::Invalid("a member of the set is not in the parent group"));
-            }
-        }
-        Ok(addrs)
     }
 
     /// The name of a group until it has agreed on another, the hash of its members, and what to
@@ -636,7 +613,7 @@ impl Node {
                         side
                     }
                     Err(err) => {
-                        self.unname_members(&members);
+                        self.objects().unname_members(&members);
                         return Err(err);
                     }
                 },
@@ -646,20 +623,6 @@ impl Node {
             members.push(Member { side, peer, ep: addr.ep, gone: None });
         }
         Ok(members)
-    }
-
-    fn unname_members(&mut self, members: &[Member]) {
-        let Some(av) = self.coll.av else { return };
-        for m in members {
-            let Ok(addr) = self.av_lookup(av, m.side) else { continue };
-            let Some((_, refs)) = self.coll.named.get_mut(&addr) else { continue };
-            *refs -= 1;
-            if *refs == 0 {
-                self.coll.named.remove(&addr);
-                let removed = self.objects().av_remove(av, m.side);
-                debug_assert!(removed.is_ok());
-            }
-        }
     }
 
     /// The members agree on a name that the first of them draws, and compare what they are.
@@ -702,6 +665,47 @@ impl Node {
         self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
         self.leave_group(now, group.0.idx());
         Ok(())
+    }
+}
+
+impl Objects<'_> {
+    fn member_addrs(&self, ep: EpId, req: &JoinReq) -> Result<Vec<EpAddr>> {
+        if req.members.is_empty() || req.members.len() > MEMBERS_MAX {
+            return Err(Error::Invalid("a group has 1 to 2^20 members"));
+        }
+        let av = &self.avs[self.eps[ep.0.idx()].av].av;
+        let known = |addr| av.lookup(addr).ok_or(Error::Invalid("a member is not in the AV"));
+        let addrs: Vec<EpAddr> = (req.members.iter().map(|&a| Ok(self.peers.addr_of(known(a)?))))
+            .collect::<Result<_>>()?;
+        let mut names: Vec<_> = addrs.iter().map(|a| (a.station, a.ep)).collect();
+        names.sort_unstable();
+        if names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::Invalid("an endpoint is in the set twice"));
+        }
+        if let Some(parent) = req.parent {
+            let group = &self.coll.groups[parent.0.idx()];
+            let inside = |m: &FiAddr| group.ranks.binary_search_by_key(m, |r| r.0).is_ok();
+            if !req.members.iter().all(inside) {
+                return Err(Error::Invalid("a member of the set is not in the parent group"));
+            }
+        }
+        Ok(addrs)
+    }
+
+    fn unname_members(&mut self, members: &[Member]) {
+        let Some(av) = self.coll.av else { return };
+        for m in members {
+            let Ok(addr) = self.avs.entry(av, m.side).map(|entry| self.peers.addr_of(entry)) else {
+                continue;
+            };
+            let Some((_, refs)) = self.coll.named.get_mut(&addr) else { continue };
+            *refs -= 1;
+            if *refs == 0 {
+                self.coll.named.remove(&addr);
+                let removed = self.av_remove(av, m.side);
+                debug_assert!(removed.is_ok());
+            }
+        }
     }
 }
 

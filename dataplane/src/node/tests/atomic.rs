@@ -220,7 +220,7 @@ fn protection_holds_for_atomics() {
         let readable = pair.region(1, 4096, MrAccess::REMOTE_READ);
         let writable = pair.region(1, 4096, MrAccess::REMOTE_WRITE);
         let closed = pair.region(1, 4096, ALL);
-        pair.ends[1].node.mr_close(closed.id).unwrap();
+        pair.ends[1].node.responder().mr_close(closed.id).unwrap();
         let unaligned = Error::Invalid("elements are not aligned at the target");
         let atomic_read = AtomicOp::Read as u32;
         let probes = [
@@ -311,29 +311,29 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     let cntr = node.cntrs.open().unwrap();
     // Bound for both or for neither.
     let writes = node.cntrs.open().unwrap();
-    node.mr_bind_cntr(region.id, writes, false, true).unwrap();
-    assert!(node.mr_bind_cntr(region.id, cntr, true, true).is_err());
-    node.mr_bind_cntr(region.id, cntr, true, false).unwrap();
+    node.responder().mr_bind_cntr(region.id, writes, false, true).unwrap();
+    assert!(node.responder().mr_bind_cntr(region.id, cntr, true, true).is_err());
+    node.responder().mr_bind_cntr(region.id, cntr, true, false).unwrap();
     expect(&mut pair, 8, 5, None);
     assert_eq!(pair.ends[1].node.cntrs.read(cntr), Ok(3));
     // Narrowed to an endpoint that is not the one asked for.
     let caps = Caps::ATOMIC;
     let other = pair.ends[1].node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
-    pair.ends[1].node.mr_bind_ep(region.id, other).unwrap();
+    pair.ends[1].node.responder().mr_bind_ep(region.id, other).unwrap();
     expect(&mut pair, 0, 5, Some(Error::Access));
     let own = pair.ends[1].ep;
-    pair.ends[1].node.mr_bind_ep(region.id, own).unwrap();
+    pair.ends[1].node.responder().mr_bind_ep(region.id, own).unwrap();
     expect(&mut pair, 0, 5, None);
     // Closed, and its key and slot given to memory that may only be read, and to shorter memory.
     for (len, access, err) in [(64, MrAccess::REMOTE_READ, Error::Access), (8, ALL, Error::Access)]
     {
         expect(&mut pair, 0, 5, None);
         expect(&mut pair, 16, 5, None);
-        pair.ends[1].node.mr_close(region.id).unwrap();
+        pair.ends[1].node.responder().mr_close(region.id).unwrap();
         expect(&mut pair, 16, 5, Some(Error::KeyRejected));
         let next = pair.region_of(1, len, |buf| of(buf, access, Some(5)));
         expect(&mut pair, 16, 5, Some(err));
-        pair.ends[1].node.mr_close(next.id).unwrap();
+        pair.ends[1].node.responder().mr_close(next.id).unwrap();
         next.assert_untouched();
         region = pair.region_of(1, 64, |buf| of(buf, ALL, Some(5)));
     }

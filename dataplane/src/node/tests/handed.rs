@@ -262,7 +262,7 @@ fn a_node_that_goes_acknowledges_again() {
     let (node, now) = (&mut pair.ends[1].node, pair.now);
     let mut acks_at = |now| {
         let mut acks = VecDeque::new();
-        node.tick(now);
+        node.turn.tick(now);
         node.control().acknowledge_all();
         node.transmit(now, &mut sink(&mut acks))
     };

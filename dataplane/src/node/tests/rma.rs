@@ -61,7 +61,7 @@ impl Pair {
     ) -> Region {
         let (whole, look) = shared(len + 2 * GUARD);
         let node = &mut self.ends[i].node;
-        let id = node.mr_reg(req(whole.piece(GUARD, len))).unwrap();
+        let id = node.responder().mr_reg(req(whole.piece(GUARD, len))).unwrap();
         Region { id, key: node.mrs.key(id).unwrap(), look, len }
     }
 
@@ -164,7 +164,7 @@ fn writes_and_reads_of_every_size_class_move_their_bytes() {
                 assert_eq!(done[0].flags, CqFlags::RMA | CqFlags::READ, "{what}");
                 assert_eq!(contents(&look), data, "{what}");
                 assert_eq!(pair.ends[1].node.cqs.ready(pair.ends[1].cq), Ok(0), "{what}");
-                pair.ends[1].node.mr_close(region.id).unwrap();
+                pair.ends[1].node.responder().mr_close(region.id).unwrap();
             }
             // All writes of one packet, and reads of one of up to 4096 bytes, but the empty ones.
             let fit = |head, max| {
@@ -193,7 +193,7 @@ fn protection_holds_for_writes_and_reads() {
             let req = |buf| MrReq { ep: Some(other), ..plain(buf, ALL) };
             let scoped = pair.region_of(1, 8192, req);
             let closed = pair.region(1, 8192, ALL);
-            pair.ends[1].node.mr_close(closed.id).unwrap();
+            pair.ends[1].node.responder().mr_close(closed.id).unwrap();
             let virt = pair.region_of(1, 8192, |buf| MrReq { virt_addr: true, ..plain(buf, ALL) });
             let base = virt.look.addr_at(GUARD) as u64;
             let probes = [
@@ -367,7 +367,7 @@ fn counters_count_operations() {
         for reads in [true, false] {
             let node = &mut pair.ends[1].node;
             let cntr = node.cntrs.open().unwrap();
-            node.mr_bind_cntr(region.id, cntr, reads, !reads).unwrap();
+            node.responder().mr_bind_cntr(region.id, cntr, reads, !reads).unwrap();
             assert_eq!(node.objects().cntr_close(cntr), Err(Error::Busy));
             cntrs.push((1, cntr));
         }
@@ -444,7 +444,7 @@ fn closing_a_region_in_the_middle_ends_its_operations() {
             pair.write(&bytes(300_000), list, OpFlags::empty(), 1).unwrap();
             pair.read_to(IoBuf::leaked(&[0; 300_000]), list, 2).unwrap();
             pair.run(steps * 5_000);
-            pair.ends[1].node.mr_close(region.id).unwrap();
+            pair.ends[1].node.responder().mr_close(region.id).unwrap();
             let then = region.bytes();
             pair.run(900_000_000);
             assert_eq!(region.bytes(), then, "written after close");
@@ -532,8 +532,8 @@ fn keys_are_fresh_and_the_applications_own_do_not_clash() {
     for _ in 0..1000 {
         let region = pair.region(0, 8, ALL);
         keys.push(region.key);
-        pair.ends[0].node.mr_close(region.id).unwrap();
-        assert_eq!(pair.ends[0].node.mr_close(region.id), Err(Error::BadFd));
+        pair.ends[0].node.responder().mr_close(region.id).unwrap();
+        assert_eq!(pair.ends[0].node.responder().mr_close(region.id), Err(Error::BadFd));
     }
     keys.sort_unstable();
     keys.dedup();
@@ -549,9 +549,9 @@ fn keys_are_fresh_and_the_applications_own_do_not_clash() {
     let region = pair.region_of(0, 8, own);
     assert_eq!(region.key, 7);
     let node = &mut pair.ends[0].node;
-    assert_eq!(node.mr_reg(own(IoBuf::leaked(&[0; 8]))), Err(Error::NoKey));
-    node.mr_close(region.id).unwrap();
-    node.mr_reg(own(IoBuf::leaked(&[0; 8]))).unwrap();
+    assert_eq!(node.responder().mr_reg(own(IoBuf::leaked(&[0; 8]))), Err(Error::NoKey));
+    node.responder().mr_close(region.id).unwrap();
+    node.responder().mr_reg(own(IoBuf::leaked(&[0; 8]))).unwrap();
 }
 
 /// An operation on one's own memory goes through the same checks.
@@ -750,7 +750,7 @@ fn a_short_read_outlives_its_region() {
         let mut buf = IoBuf::leaked(&bytes[..50]);
         assert!(buf.append(IoBuf::leaked(&bytes[50..])));
         let node = &mut pair.ends[1].node;
-        let id = node.mr_reg(plain(buf, ALL)).unwrap();
+        let id = node.responder().mr_reg(plain(buf, ALL)).unwrap();
         let key = node.mrs.key(id).unwrap();
         let (to, look) = shared(len);
         pair.read_to(to, RmaList::one(45, len as u64, key), 5).unwrap();
@@ -758,7 +758,7 @@ fn a_short_read_outlives_its_region() {
         let frame = pair.ends[0].out.pop_front().unwrap();
         let node = &mut pair.ends[1].node;
         node.on_frame(pair.now, &RxFrame::new(&frame));
-        node.mr_close(id).unwrap();
+        node.responder().mr_close(id).unwrap();
         pair.run(1_000_000);
         assert_eq!(pair.outcomes(0), [(5, None)]);
         assert_eq!(contents(&look), bytes[45..45 + len]);
@@ -839,11 +839,11 @@ fn what_is_known_of_a_region_is_forgotten() {
         assert_eq!(pair.outcomes(0).len(), 4);
         let node = &mut pair.ends[1].node;
         let err = if close {
-            node.mr_close(region.id).unwrap();
+            node.responder().mr_close(region.id).unwrap();
             Error::KeyRejected
         } else {
             let other = node.eps.open(EpAttr::default()).unwrap();
-            node.mr_bind_ep(region.id, other).unwrap();
+            node.responder().mr_bind_ep(region.id, other).unwrap();
             Error::Access
         };
         let then = region.bytes();
