@@ -372,7 +372,7 @@ impl EpCommon {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cntr(&self, cntr: &Cntr, flags: BindFlags) -> Result<()> {
         self.same_domain(&cntr.0.dom)?;
-        self.dom.enter_control()?.node().ep_bind_cntr(self.id, cntr.0.id, flags)?;
+        self.dom.enter_control()?.node().operations().ep_bind_cntr(self.id, cntr.0.id, flags)?;
         self.bound().cntrs.push(Arc::clone(&cntr.0));
         Ok(())
     }
@@ -711,7 +711,7 @@ impl Endpoint {
     pub fn cancel(&self, context: u64) -> Result<()> {
         let mut core = self.dom.enter_control()?;
         let Core { engine, ops, .. } = &mut *core;
-        let mut cancel = |key: OpKey| engine.node_mut().cancel(self.id, key.0).is_ok();
+        let mut cancel = |key: OpKey| engine.node_mut().operations().cancel(self.id, key.0).is_ok();
         ops.posted(self.object, context).find(|&key| cancel(key)).ok_or(Error::NoData)?;
         core.posted(&self.dom);
         Ok(())

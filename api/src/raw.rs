@@ -177,7 +177,9 @@ impl RawEndpoint {
         // The death of a peer ends what it owes.
         loop {
             let Ok(mut core) = self.dom.enter_control() else { return };
-            if core.engine.gone().is_some() || !matches!(core.node().ep_owes(self.id), Ok(1..)) {
+            if core.engine.gone().is_some()
+                || !matches!(core.node().operations().ep_owes(self.id), Ok(1..))
+            {
                 return;
             }
             core.turn_if_manual(&self.dom);
@@ -194,7 +196,7 @@ impl RawEndpoint {
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self, context: u64) -> Result<()> {
         let mut core = self.dom.enter_control()?;
-        match core.node().cancel(self.id, context) {
+        match core.node().operations().cancel(self.id, context) {
             Err(Error::NoData) => core.cancel_triggered(self.id, context),
             other => other,
         }?;

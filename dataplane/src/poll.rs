@@ -730,7 +730,8 @@ impl Engine {
     /// Sends the packet of small messages that is held, if any, as far as the peer's window and the
     /// port allow.
     pub fn send_held(&mut self) {
-        self.node.release_held();
+        let Node { packs, tx, peers, due, .. } = &mut self.node;
+        packs.release_held(tx, peers, due);
         self.after_post(Self::now());
     }
 

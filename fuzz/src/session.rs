@@ -608,7 +608,7 @@ impl World {
     fn cancel(&mut self, i: usize, input: &mut Input<'_>) {
         let Some(ep) = self.sides[i].eps[usize::from(input.byte() % EPS as u8)] else { return };
         let context = self.ops.len().saturating_sub(usize::from(input.byte() % 16)) as u64;
-        let cancelled = self.sides[i].node.cancel(ep, context);
+        let cancelled = self.sides[i].node.operations().cancel(ep, context);
         assert!(matches!(cancelled, Ok(()) | Err(Error::NoData)), "{cancelled:?}");
     }
 

@@ -152,14 +152,14 @@ impl App {
         let counted = if v.plan.caller.short > 0.0 { 0.1 } else { 0.5 };
         let cntr = if rng.chance(counted) { Some(node.cntrs.open()?) } else { None };
         if let Some(c) = cntr {
-            node.ep_bind_cntr(id, c, BindFlags::TRANSMIT)?;
+            node.operations().ep_bind_cntr(id, c, BindFlags::TRANSMIT)?;
         }
         let remote_cntr = match cntr.filter(|_| v.plan.caller.remote > 0.0) {
             Some(_) => Some(node.cntrs.open()?),
             None => None,
         };
         if let Some(c) = remote_cntr {
-            node.ep_bind_cntr(id, c, BindFlags::READ | BindFlags::WRITE)?;
+            node.operations().ep_bind_cntr(id, c, BindFlags::READ | BindFlags::WRITE)?;
         }
         node.ep_enable(id)?;
         if v.plan.caller.rare > 0.0 {
@@ -578,7 +578,7 @@ impl App {
             return Ok(());
         }
         let context = ep.posted.swap_remove(self.rng.index(ep.posted.len()));
-        let found = node.cancel(ep.id, context);
+        let found = node.operations().cancel(ep.id, context);
         if found.is_ok() {
             v.ledger.cancelled(context)?;
         }
@@ -763,7 +763,7 @@ impl App {
                 continue;
             }
             for context in v.ledger.open_recvs(self.eps[e].key) {
-                if node.cancel(self.eps[e].id, context).is_ok() {
+                if node.operations().cancel(self.eps[e].id, context).is_ok() {
                     v.ledger.cancelled(context)?;
                 }
                 self.read_all(v, node)?;

@@ -178,7 +178,7 @@ impl Rig {
         for context in from..from + 100_000 {
             let s = self.at(host);
             // Most of them have ended.
-            let _ = s.node.cancel(s.ep, context);
+            let _ = s.node.operations().cancel(s.ep, context);
         }
         loop {
             if let Some(c) = self.read(host) {

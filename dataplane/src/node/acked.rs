@@ -252,7 +252,7 @@ impl Node {
         done.retain(|&(psn, _)| snd.is_sacked(&self.sent, psn));
         for (_, w) in done {
             if self.tx[w].flags.contains(WrFlags::ALL_SENT) && self.tx[w].unacked == 1 {
-                self.report_wr(w);
+                self.operations().report_wr(w);
             }
         }
     }
@@ -266,7 +266,7 @@ impl Node {
         let Some(idx) = peer.snd.by_psn(&self.sent, psn) else {
             // The packet has no record: its operation is of the fast path, or it has completed.
             (peer.nop_for, peer.has_nop_for) = (psn, true);
-            self.on_fast_nack(p, psn, reason);
+            self.operations().on_fast_nack(p, psn, reason);
             self.due.make_ready(&mut self.peers, p);
             return;
         };
@@ -282,13 +282,13 @@ impl Node {
             let (idx, generation) = PullOp::puller(&op);
             let handle = Handle::from_parts(PullIdx::of(idx), generation);
             if self.pulls.records.by_handle(handle).is_some_and(|pull| pull.peer == p) {
-                self.fail_pull(handle.idx(), Error::Canceled);
+                self.operations().fail_pull(handle.idx(), Error::Canceled);
             }
             return;
         }
         self.sent[idx].become_nop();
         if matches!(ty, Ty::Write | Ty::Read | Ty::Atomic) {
-            self.on_rma_nack(p, ty, &op, w, body, reason);
+            self.operations().on_rma_nack(p, ty, &op, w, body, reason);
         } else if let BodyRef::Response { .. } | BodyRef::Mr { .. } = body {
             self.responder().drop_body(body);
         } else if let BodyRef::Pack { buf, .. } = body {
@@ -297,12 +297,12 @@ impl Node {
             while next != TxIdx::NONE {
                 let w = next;
                 next = self.tx[w].next_packed();
-                self.fail_wr(w, err, ProvErrno::NoEndpoint);
+                self.operations().fail_wr(w, err, ProvErrno::NoEndpoint);
             }
         } else if w != TxIdx::NONE {
             self.tx[w].unacked -= 1;
-            self.abandon_wr(w);
-            self.fail_wr(w, err, ProvErrno::NoEndpoint);
+            self.operations().abandon_wr(w);
+            self.operations().fail_wr(w, err, ProvErrno::NoEndpoint);
         }
         self.control().arm_timer(now, p);
     }

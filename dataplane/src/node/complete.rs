@@ -1,7 +1,9 @@
 //! How transmit requests end: completed, failed, cancelled.
 
-use super::Node;
 use super::ops::WrFlags;
+use super::peer::Peers;
+use super::tx::TxWrs;
+use super::{Cntrs, Cqs, Eps, Node, Objects, Operations};
 use crate::error::Error;
 use crate::flags::CqFlags;
 use crate::idx::{EpIdx, TxIdx};
@@ -9,7 +11,59 @@ use crate::rel::sent::BodyRef;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, ProvErrno};
 use crate::wire::{AtomicOp, Ty};
 
+impl TxWrs {
+    /// Writes the success completion of message `w`.
+    #[inline(always)]
+    fn tell_sent(&self, (eps, cqs, cntrs): (&mut Eps, &mut Cqs, &mut Cntrs), w: TxIdx) {
+        let wr = &self[w];
+        let flags = send_flags(wr.flags);
+        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
+        let wanted = wr.flags.contains(WrFlags::CQE);
+        let ep = &mut eps[wr.ep];
+        ep.counters.sent += 1;
+        ep.counters.sent_bytes += wr.len;
+        let (cntr, cq) = (ep.tx_cntr, &mut cqs[ep.tx_cq].cq);
+        if wanted {
+            cq.push(cqe);
+        } else {
+            cq.unreserve();
+        }
+        cntrs.count(cntr, true);
+    }
+
+    /// Frees the record of request `w`, and its place in the transmit queue.
+    #[inline(always)]
+    fn release(&mut self, (peers, eps): (&mut Peers, &mut Eps), w: TxIdx) {
+        let ep = self[w].ep;
+        self.unlink(peers, w);
+        self.wrs.discard(w);
+        if ep != EpIdx::NONE {
+            eps[ep].tx_used -= 1;
+        }
+    }
+}
+
 impl Node {
+    /// Completes request `w`, of which nothing is outstanding.
+    #[inline(never)]
+    pub(super) fn finish_wr(&mut self, w: TxIdx) {
+        let wr = &self.tx[w];
+        let p = wr.peer;
+        if wr.flags.intersects(WrFlags::RMA | WrFlags::GROUP) {
+            return self.operations().finish_wr(w);
+        }
+        if !wr.flags.contains(WrFlags::REPORTED) {
+            self.tx.tell_sent((&mut self.eps, &mut self.cqs, &mut self.cntrs), w);
+        }
+        self.tx.release((&mut self.peers, &mut self.eps), w);
+        // A fenced request may be waiting for this one.
+        if !self.peers[p].send_q.is_empty() {
+            self.due.make_ready(&mut self.peers, p);
+        }
+    }
+}
+
+impl Operations<'_> {
     /// Completes request `w` if nothing of it is outstanding.
     #[inline]
     pub(super) fn try_complete(&mut self, w: TxIdx) {
@@ -31,8 +85,8 @@ impl Node {
         let p = self.tx[w].peer;
         self.free_wr(w);
         // A fenced request may be waiting for this one.
-        if !self.peers[p].send_q.is_empty() {
-            self.due.make_ready(&mut self.peers, p);
+        if !self.objects.peers[p].send_q.is_empty() {
+            self.objects.due.make_ready(self.objects.peers, p);
         }
     }
 
@@ -45,7 +99,7 @@ impl Node {
             && wr.sent < wr.len
             && !wr.flags.intersects(WrFlags::ANNOUNCED | WrFlags::ALL_SENT | WrFlags::RMA);
         let next = if wr.flags.contains(WrFlags::RMA) { TxIdx::NONE } else { wr.next_packed() };
-        self.peers[p].snd.for_each(&mut self.sent, |entry| {
+        self.objects.peers[p].snd.for_each(self.sent, |entry| {
             if let BodyRef::Pack { .. } = entry.body {
                 if entry.wr == w {
                     entry.wr = next;
@@ -88,8 +142,8 @@ impl Node {
             }
         }
         if half {
-            self.peers[p].want_nop = true;
-            self.due.make_ready(&mut self.peers, p);
+            self.objects.peers[p].want_nop = true;
+            self.objects.due.make_ready(self.objects.peers, p);
         }
     }
 
@@ -97,16 +151,11 @@ impl Node {
     #[inline(always)]
     pub(crate) fn free_wr(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
-        let (flags, ep) = (wr.flags, wr.ep);
-        let rma = flags.contains(WrFlags::RMA).then(|| wr.rma());
-        if flags.contains(WrFlags::GROUP) {
+        let rma = wr.flags.contains(WrFlags::RMA).then(|| wr.rma());
+        if wr.flags.contains(WrFlags::GROUP) {
             self.free_group(w);
         }
-        self.tx.unlink(&mut self.peers, w);
-        self.tx.wrs.discard(w);
-        if ep != EpIdx::NONE {
-            self.eps[ep].tx_used -= 1;
-        }
+        self.tx.release((self.objects.peers, self.objects.eps), w);
         if let Some(rma) = rma {
             self.free_rma(rma);
         }
@@ -124,19 +173,8 @@ impl Node {
             let one_sided = wr.flags.contains(WrFlags::RMA);
             return if one_sided { self.report_rma(w) } else { self.report_group(w) };
         }
-        let flags = send_flags(wr.flags);
-        let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-        let wanted = wr.flags.contains(WrFlags::CQE);
-        let ep = &mut self.eps[wr.ep];
-        ep.counters.sent += 1;
-        ep.counters.sent_bytes += wr.len;
-        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
-        if wanted {
-            cq.push(cqe);
-        } else {
-            cq.unreserve();
-        }
-        self.cntrs.count(cntr, true);
+        let Objects { eps, cqs, cntrs, .. } = &mut self.objects;
+        self.tx.tell_sent((eps, cqs, cntrs), w);
     }
 
     /// Ends a request with an error completion, unless its success was already written.
@@ -155,14 +193,14 @@ impl Node {
             return;
         }
         let (e, p) = (std::mem::replace(&mut wr.ep, EpIdx::NONE), wr.peer);
-        self.eps[e].tx_used -= 1;
+        self.objects.eps[e].tx_used -= 1;
         self.tx.bufs[w.at()] = barewire_driver::mem::IoBuf::EMPTY;
         let wr = &mut self.tx[w];
         if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
-            self.peers[p].rndv_data_q.push_back(&mut self.tx, w);
+            self.objects.peers[p].rndv_data_q.push_back(self.tx, w);
         }
-        self.due.make_ready(&mut self.peers, p);
+        self.objects.due.make_ready(self.objects.peers, p);
     }
 
     fn report_failure(&mut self, w: TxIdx, err: Error, prov_errno: ProvErrno) {
@@ -179,11 +217,11 @@ impl Node {
             let (flags, cntr) = if one_sided {
                 self.rma_outcome(w)
             } else {
-                (send_flags(wr.flags), self.eps[e].tx_cntr)
+                (send_flags(wr.flags), self.objects.eps[e].tx_cntr)
             };
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
             let failure = CqErr { cqe, olen, err, prov_errno, err_data: None };
-            self.objects().tell_failure((e, p), failure, cntr);
+            self.objects.tell_failure((e, p), failure, cntr);
         }
     }
 }

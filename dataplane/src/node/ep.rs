@@ -4,7 +4,9 @@ use super::fast_op::{Fetch, Form};
 use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
-use super::{AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Objects, Todo};
+use super::{
+    AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Objects, Operations, Todo,
+};
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
@@ -471,55 +473,6 @@ impl EpAttr {
 }
 
 impl Node {
-    /// Binds a counter for sends (`TRANSMIT`), receives (`RECV`), and the one-sided operations that
-    /// this endpoint issues (`READ`, `WRITE`; fetching atomics are reads) or is the target of
-    /// (`REMOTE_READ`, `REMOTE_WRITE`; these count only with `FI_RMA_EVENT`). The endpoint may be
-    /// enabled already: what ends from then on is counted.
-    ///
-    /// # Errors
-    /// As [`ep_bind_cq`](Objects::ep_bind_cq), but for [`Error::OpBadState`].
-    pub fn ep_bind_cntr(&mut self, ep: EpId, cntr: CntrId, flags: BindFlags) -> Result<()> {
-        if flags.is_empty() || flags.contains(BindFlags::SELECTIVE_COMPLETION) {
-            return Err(Error::BadFlags);
-        }
-        let table = self.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
-        let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
-        let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
-        let one_sided = [
-            (BindFlags::READ, READ),
-            (BindFlags::WRITE, WRITE),
-            (BindFlags::REMOTE_READ, REMOTE_READ),
-            (BindFlags::REMOTE_WRITE, REMOTE_WRITE),
-        ];
-        let wanted =
-            one_sided.into_iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, at)| at);
-        let mut taken = wanted.clone().map(|at| e.rma_cntr[at]);
-        if tx && e.tx_cntr != CntrIdx::NONE
-            || rx && e.rx_cntr != CntrIdx::NONE
-            || taken.any(|c| c != CntrIdx::NONE)
-        {
-            return Err(Error::Invalid("a counter is bound for this direction"));
-        }
-        if tx {
-            e.tx_cntr = cntr.0.idx();
-            table.bound += 1;
-        }
-        if rx {
-            e.rx_cntr = cntr.0.idx();
-            table.bound += 1;
-        }
-        for which in wanted {
-            e.rma_cntr[which] = cntr.0.idx();
-            table.bound += 1;
-        }
-        if e.enabled {
-            // A counter closes parts of the fast path.
-            e.enable(true);
-            self.count_fast_ops(ep.0.idx());
-        }
-        Ok(())
-    }
-
     /// Lets the endpoint send and receive.
     ///
     /// # Errors
@@ -554,19 +507,6 @@ impl Node {
     pub fn addr_of(&self, ep: EpId) -> Result<EpAddr> {
         let ep = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?.number;
         Ok(EpAddr { station: self.port.station, ep, incarnation: self.settings.incarnation })
-    }
-
-    /// Operations of the endpoint that have completed for the application but may still be
-    /// retransmitted: injected ones, and those that completed when their source could be reused.
-    ///
-    /// # Errors
-    /// [`Error::BadFd`].
-    pub fn ep_owes(&self, ep: EpId) -> Result<usize> {
-        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        let done = WrFlags::INJECTED | WrFlags::REPORTED;
-        let owed =
-            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == ep.0.idx() && wr.flags.intersects(done));
-        Ok(owed.count())
     }
 
     /// Closes the endpoint. Every operation of it that is not complete gets an error entry with
@@ -608,11 +548,11 @@ impl Node {
             self.tx.wrs.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
         for w in wrs {
             let p = self.tx[w].peer;
-            self.abandon_wr(w);
-            self.cancel_wr(w);
+            self.operations().abandon_wr(w);
+            self.operations().cancel_wr(w);
             self.control().arm_timer(now, p);
         }
-        self.cancel_fast_ops(idx);
+        self.operations().cancel_fast_ops(idx);
     }
 
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
@@ -625,7 +565,7 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.pulling().end_pull(pull, EndStatus::Closed);
+            self.operations().pulling().end_pull(pull, EndStatus::Closed);
             self.objects().cancel_placing(recv);
         }
         let peers: Vec<PeerIdx> = self.peers.iter().map(|(i, _)| i).collect();
@@ -655,6 +595,70 @@ impl Node {
             }
         }
         self.eps[idx].claimed.clear();
+    }
+}
+
+impl Operations<'_> {
+    /// Binds a counter for sends (`TRANSMIT`), receives (`RECV`), and the one-sided operations that
+    /// this endpoint issues (`READ`, `WRITE`; fetching atomics are reads) or is the target of
+    /// (`REMOTE_READ`, `REMOTE_WRITE`; these count only with `FI_RMA_EVENT`). The endpoint may be
+    /// enabled already: what ends from then on is counted.
+    ///
+    /// # Errors
+    /// As [`ep_bind_cq`](Objects::ep_bind_cq), but for [`Error::OpBadState`].
+    pub fn ep_bind_cntr(&mut self, ep: EpId, cntr: CntrId, flags: BindFlags) -> Result<()> {
+        if flags.is_empty() || flags.contains(BindFlags::SELECTIVE_COMPLETION) {
+            return Err(Error::BadFlags);
+        }
+        let table = self.objects.cntrs.by_handle_mut(cntr.0).ok_or(Error::BadFd)?;
+        let e = self.objects.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
+        let (tx, rx) = (flags.contains(BindFlags::TRANSMIT), flags.contains(BindFlags::RECV));
+        let one_sided = [
+            (BindFlags::READ, READ),
+            (BindFlags::WRITE, WRITE),
+            (BindFlags::REMOTE_READ, REMOTE_READ),
+            (BindFlags::REMOTE_WRITE, REMOTE_WRITE),
+        ];
+        let wanted =
+            one_sided.into_iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, at)| at);
+        let mut taken = wanted.clone().map(|at| e.rma_cntr[at]);
+        if tx && e.tx_cntr != CntrIdx::NONE
+            || rx && e.rx_cntr != CntrIdx::NONE
+            || taken.any(|c| c != CntrIdx::NONE)
+        {
+            return Err(Error::Invalid("a counter is bound for this direction"));
+        }
+        if tx {
+            e.tx_cntr = cntr.0.idx();
+            table.bound += 1;
+        }
+        if rx {
+            e.rx_cntr = cntr.0.idx();
+            table.bound += 1;
+        }
+        for which in wanted {
+            e.rma_cntr[which] = cntr.0.idx();
+            table.bound += 1;
+        }
+        if e.enabled {
+            // A counter closes parts of the fast path.
+            e.enable(true);
+            self.count_fast_ops(ep.0.idx());
+        }
+        Ok(())
+    }
+
+    /// Operations of the endpoint that have completed for the application but may still be
+    /// retransmitted: injected ones, and those that completed when their source could be reused.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`].
+    pub fn ep_owes(&self, ep: EpId) -> Result<usize> {
+        self.objects.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let done = WrFlags::INJECTED | WrFlags::REPORTED;
+        let owed =
+            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == ep.0.idx() && wr.flags.intersects(done));
+        Ok(owed.count())
     }
 }
 

@@ -407,7 +407,7 @@ impl Node {
             }
         }
         if early {
-            self.report_wr(w);
+            self.operations().report_wr(w);
         }
         w
     }

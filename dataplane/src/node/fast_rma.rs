@@ -24,7 +24,8 @@ use super::peer::{Peer, slot_of};
 use super::rma::{checked_len, valid_pair};
 use super::rma_out::ANSWERS_MAX;
 use super::{
-    AtomicReq, EpId, FrameSink, InPlaceFrame, NoReader, Node, ReadReq, Reader, RmaIov, WriteReq,
+    AtomicReq, EpId, FrameSink, InPlaceFrame, NoReader, Node, Operations, ReadReq, Reader, RmaIov,
+    WriteReq,
 };
 use crate::error::Error;
 use crate::flags::OpFlags;
@@ -499,7 +500,7 @@ impl Node {
         peer.accept(&base, self.turn.polled_at);
         let acks = peer.owe_ack_lossless();
         if !COMMON {
-            self.complete_fast_op(p, handle.idx());
+            self.operations().complete_fast_op(p, handle.idx());
             if acks {
                 self.due.make_ready(&mut self.peers, p);
             }
@@ -525,18 +526,20 @@ impl Node {
         }
         true
     }
+}
 
+impl Operations<'_> {
     /// Completes operation `w`. Its result is in place.
     #[inline(always)]
     fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx) {
         let Some(op) = self.fast_ops.get(w) else { return };
         let (e, form, context) = (op.ep, op.form(), op.is.signaled().then_some(op.context));
         self.fast_ops.discard(w);
-        let Some(peer) = self.peers.get_mut(p) else { return };
+        let Some(peer) = self.objects.peers.get_mut(p) else { return };
         peer.forget_fast_op();
-        self.eps[e].tx_used -= 1;
+        self.objects.eps[e].tx_used -= 1;
         let (flags, which) = form.outcome();
-        self.objects().tell_rma(e, context, flags, which);
+        self.objects.tell_rma(e, context, flags, which);
     }
 
     /// The answer to an operation of the fast path, a RESP received on the slow path: what it says,
@@ -551,18 +554,18 @@ impl Node {
         let handle = FastOp::handle(dst_op, dst_gen);
         let known = self.fast_ops.by_handle(handle).is_some_and(|op| op.peer() == p);
         if !known {
-            self.counters.rx_stray += 1;
+            self.objects.counters.rx_stray += 1;
             return;
         }
         let w = handle.idx();
         // A fenced request may wait for this one.
-        if !self.peers[p].send_q.is_empty() {
-            self.due.make_ready(&mut self.peers, p);
+        if !self.objects.peers[p].send_q.is_empty() {
+            self.objects.due.make_ready(self.objects.peers, p);
         }
         let op = &self.fast_ops[w];
         if op.ep == EpIdx::NONE {
             self.fast_ops.discard(w);
-            self.peers[p].forget_fast_op();
+            self.objects.peers[p].forget_fast_op();
         } else if status.is_none()
             && offset == 0
             && len == op.result.len()
@@ -593,10 +596,10 @@ impl Node {
     fn fail_fast_op(&mut self, w: FastOpIdx, err: Error, prov_errno: ProvErrno) {
         let &FastOp { context, ep: e, is, .. } = &self.fast_ops[w];
         let (p, form) = (is.peer(), is.form());
-        self.peers[p].forget_fast_op();
+        self.objects.peers[p].forget_fast_op();
         self.fast_ops.discard(w);
         if e != EpIdx::NONE {
-            self.eps[e].tx_used -= 1;
+            self.objects.eps[e].tx_used -= 1;
             self.tell_fast_failure((e, p, form), context, err, prov_errno);
         }
     }
@@ -611,8 +614,8 @@ impl Node {
         let (flags, which) = form.outcome();
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
-        let cntr = self.eps[e].rma_cntr[which];
-        self.objects().tell_failure((e, p), failure, cntr);
+        let cntr = self.objects.eps[e].rma_cntr[which];
+        self.objects.tell_failure((e, p), failure, cntr);
     }
 
     /// Ends all operations to peer `p`, whose session has ended with `err`.
@@ -621,7 +624,7 @@ impl Node {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.peer() == p);
         let mut ops: Vec<(FastOpIdx, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
         // In the order of posting.
-        let una = self.peers[p].snd.una;
+        let una = self.objects.peers[p].snd.una;
         ops.sort_by_key(|(_, psn)| psn.0.wrapping_sub(una.0.wrapping_sub(1 << 31)));
         for (w, _) in ops {
             self.fail_fast_op(w, err, ProvErrno::UnknownOutcome);
@@ -653,7 +656,7 @@ impl Node {
             let op = &mut self.fast_ops[w];
             (op.ep, op.result) = (EpIdx::NONE, Span::EMPTY);
             let (context, form, p) = (op.context, op.form(), op.peer());
-            self.eps[e].tx_used -= 1;
+            self.objects.eps[e].tx_used -= 1;
             let (err, prov) = (Error::Canceled, ProvErrno::UnknownOutcome);
             self.tell_fast_failure((e, p, form), context, err, prov);
         }

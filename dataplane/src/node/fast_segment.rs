@@ -50,7 +50,7 @@ impl Node {
                 if crc && !verify_crc(frame, op.payload_off() + len) {
                     return false;
                 }
-                self.on_data(p, frame, &op, (op.payload_off(), len));
+                self.operations().on_data(p, frame, &op, (op.payload_off(), len));
             }
         }
         self.control().count_received(p, frame);

@@ -7,7 +7,9 @@ use super::notice::EndReason;
 use super::ops::WrFlags;
 use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
 use super::recv::Verdict;
-use super::{Control, FrameSink, NoReader, NoReply, Node, NodeCounters, Objects, Reader};
+use super::{
+    Control, FrameSink, NoReader, NoReply, Node, NodeCounters, Objects, Operations, Reader,
+};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, ReassemblyIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -489,13 +491,13 @@ impl Node {
             Ty::MsgM => MsgMOp::parse(frame, base)
                 .map(|op| self.on_msgm(now, p, frame, &op, (op.payload_off(), plen))),
             Ty::Rndv => RndvOp::parse(frame, base).map(|op| self.on_rndv(now, p, &op)),
-            Ty::Pull => PullOp::parse(frame, base).map(|op| self.on_pull(p, &op)),
+            Ty::Pull => PullOp::parse(frame, base).map(|op| self.operations().on_pull(p, &op)),
             Ty::Data => DataOp::parse(frame, base).map(|op| {
-                self.on_data(p, frame, &op, (op.payload_off(), plen));
+                self.operations().on_data(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
             }),
             Ty::End => EndOp::parse(frame, base).map(|op| {
-                self.on_end(p, &op);
+                self.operations().on_end(p, &op);
                 Verdict::Accept
             }),
             Ty::Nop => NopOp::parse(frame, base).map(|op| {
@@ -519,7 +521,7 @@ impl Node {
             Ty::Atomic => AtomicOp::parse(frame, base)
                 .map(|op| self.responder().on_atomic(p, frame, &op, (op.payload_off(), plen))),
             Ty::Resp => RespOp::parse(frame, base).map(|op| {
-                self.on_resp(p, frame, &op, (op.payload_off(), plen));
+                self.operations().on_resp(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
             }),
             // `on_op` has taken the first; the others are unreliable: they have no PSN.
@@ -535,7 +537,9 @@ impl Node {
         };
         result.unwrap_or_else(|err| self.counters.malformed(err))
     }
+}
 
+impl Operations<'_> {
     /// Takes a PULL: the receiver of an announced message asks for bytes of it.
     fn on_pull(&mut self, p: PeerIdx, op: &PullOp) -> Verdict {
         let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
@@ -551,9 +555,9 @@ impl Node {
         (wr.pull_op, wr.pull_gen, wr.asked) = (op.dst_op, op.dst_gen, end);
         if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
-            self.peers[p].rndv_data_q.push_back(&mut self.tx, handle.idx());
+            self.objects.peers[p].rndv_data_q.push_back(self.tx, handle.idx());
         }
-        self.due.make_ready(&mut self.peers, p);
+        self.objects.due.make_ready(self.objects.peers, p);
         Verdict::Accept
     }
 
@@ -566,7 +570,7 @@ impl Node {
             .by_handle_mut(handle)
             .filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED));
         let Some(wr) = known else {
-            self.counters.rx_stray += 1;
+            self.objects.counters.rx_stray += 1;
             return;
         };
         let w = handle.idx();
@@ -577,7 +581,7 @@ impl Node {
         }
         if wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
             wr.flags.remove(WrFlags::IN_RNDV_DATA_Q);
-            self.peers[p].rndv_data_q.remove(&mut self.tx, w);
+            self.objects.peers[p].rndv_data_q.remove(self.tx, w);
         }
         if op.status == EndStatus::Closed {
             self.abandon_wr(w);
@@ -585,7 +589,7 @@ impl Node {
             return;
         }
         self.tx[w].flags |= WrFlags::ALL_SENT;
-        self.tx.settle_ended(&mut self.peers[p].snd, &mut self.sent, w);
+        self.tx.settle_ended(&mut self.objects.peers[p].snd, self.sent, w);
         self.try_complete(w);
     }
 }

@@ -8,7 +8,7 @@
 use super::ops::WrFlags;
 use super::peer::State;
 use super::srx::Unended;
-use super::{Control, EndReason, MsgKind, Node, Objects};
+use super::{Control, EndReason, MsgKind, Objects, Operations};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
 
@@ -45,37 +45,42 @@ impl Losses {
     }
 }
 
-impl Node {
+impl Operations<'_> {
     /// The session with `p` ends for `reason`; none of its operations has ended yet. Notes the
     /// endpoints that may have lost a message and have no operation that reports it.
     pub(super) fn note_losses(&mut self, p: PeerIdx, reason: EndReason) {
-        let peer = &self.peers[p];
-        if peer.state != State::Open || !reason.is_loss() || peer.station() == self.port.station {
+        let peer = &self.objects.peers[p];
+        if peer.state != State::Open
+            || !reason.is_loss()
+            || peer.station() == self.objects.port.station
+        {
             return;
         }
         let mut kept = 0;
-        peer.snd.for_each(&mut self.sent, |_| kept += 1);
+        peer.snd.for_each(self.sent, |_| kept += 1);
         let lossless = peer.path.is_lossless();
         let concerned: Vec<EpIdx> = if lossless && peer.snd.in_flight() > kept {
             // Sends without a record do not tell their endpoint: every endpoint may be concerned.
-            let own = self.eps.iter().filter(|(_, ep)| {
+            let own = self.objects.eps.iter().filter(|(_, ep)| {
                 ep.enabled && ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE
             });
-            own.map(|(e, _)| e).filter(|&e| !self.coll.is_side(&self.eps, e)).collect()
+            own.map(|(e, _)| e)
+                .filter(|&e| !self.objects.coll.is_side(self.objects.eps, e))
+                .collect()
         } else {
             let lost = |flags: WrFlags| flags.intersects(WrFlags::INJECTED | WrFlags::REPORTED);
             let sends = self.tx.wrs.iter().filter(|(_, wr)| wr.peer == p && lost(wr.flags));
             sends
                 .map(|(_, wr)| wr.ep)
-                .filter(|&e| e != EpIdx::NONE && !self.coll.is_side(&self.eps, e))
+                .filter(|&e| e != EpIdx::NONE && !self.objects.coll.is_side(self.objects.eps, e))
                 .collect()
         };
         for ep in concerned {
             let untold = Untold { ep, peer: p };
-            if !self.observed.losses.untold.contains(&untold) {
-                self.observed.losses.untold.push(untold);
+            if !self.objects.observed.losses.untold.contains(&untold) {
+                self.objects.observed.losses.untold.push(untold);
                 if lossless {
-                    self.cntrs.count(self.eps[ep].tx_cntr, false);
+                    self.objects.cntrs.count(self.objects.eps[ep].tx_cntr, false);
                 }
             }
         }

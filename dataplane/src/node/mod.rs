@@ -900,6 +900,53 @@ impl Node {
     }
 }
 
+/// The operations of a node, borrowed from it: its transmit requests, the messages that it pulls and
+/// reads, and the objects that are told how they end. Nothing is sent.
+#[derive(Debug)]
+pub struct Operations<'a> {
+    /// Those that operations are of.
+    objects: Objects<'a>,
+    tx: &'a mut TxWrs,
+    fast_ops: &'a mut Table<FastOp, (), FastOpIdx>,
+    packs: &'a mut Packs,
+    pulls: &'a mut Pulls,
+    spare: &'a mut Spare,
+    /// Packets in flight of operations that end.
+    sent: &'a mut SentPool,
+    turn: &'a mut Turn,
+}
+
+impl Node {
+    /// The operations.
+    #[inline(always)]
+    pub fn operations(&mut self) -> Operations<'_> {
+        let Self { settings, port, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
+        let Self { reassemblies, refused_units, coll, .. } = self;
+        let Self { peers, awaited, due, observed, counters, .. } = self;
+        let Self { tx, fast_ops, packs, pulls, spare, sent, turn, .. } = self;
+        let objects = Objects {
+            settings,
+            port,
+            eps,
+            posted,
+            unexpected,
+            blocks,
+            cqs,
+            cntrs,
+            avs,
+            reassemblies,
+            refused_units,
+            coll,
+            peers,
+            awaited,
+            due,
+            observed,
+            counters,
+        };
+        Operations { objects, tx, fast_ops, packs, pulls, spare, sent, turn }
+    }
+}
+
 /// The control plane, borrowed from a node: the sessions and how they begin, what is answered to
 /// stations that have none, and timers. No operation begins or ends.
 #[derive(Debug)]

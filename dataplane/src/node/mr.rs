@@ -5,7 +5,7 @@
 //! so it leads to its region, and who knows any number of keys knows nothing of the next one.
 //! Whoever looks one up compares all 64 bits. The slot of a closed region goes to the next one with
 //! other random bits, so a packet that is still on its way when a region closes finds nobody, and
-//! nothing is written once [`Node::mr_close`] has returned.
+//! nothing is written once [`Responder::mr_close`] has returned.
 //!
 //! A look-up yields (region, offset): an offset in the lent memory, checked against its length.
 
@@ -41,7 +41,7 @@ pub(crate) const MR_MAX: usize = 1 << SLOT_BITS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrId(pub(crate) Handle<MrIdx>);
 
-/// A region to register. `buf` stays lent until [`Node::mr_close`] has returned.
+/// A region to register. `buf` stays lent until [`Responder::mr_close`] has returned.
 #[derive(Debug)]
 pub struct MrReq {
     /// The memory.

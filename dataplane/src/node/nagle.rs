@@ -12,7 +12,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{Due, Node, Packs, Todo};
+use super::tx::TxWrs;
+use super::{Due, Node, Packs, Peers, Todo};
 use crate::idx::{PeerIdx, TxIdx};
 use crate::types::Instant;
 
@@ -165,21 +166,21 @@ impl Packs {
         self.open = TxIdx::NONE;
         self.no_longer_held(due);
     }
+
+    /// Lets the packet that is held, if any, leave with the next transmit.
+    pub(crate) fn release_held(&mut self, tx: &TxWrs, peers: &mut Peers, due: &mut Due) {
+        if self.nagle.holds() {
+            self.no_longer_held(due);
+            if let Some(wr) = tx.wrs.get(self.open) {
+                due.make_ready(peers, wr.peer);
+            }
+        }
+    }
 }
 
 impl Node {
     /// What a thread that watches shares with this node.
     pub fn hold_watch(&self) -> Arc<HoldWatch> {
         Arc::clone(&self.packs.nagle.watch)
-    }
-
-    /// Lets the packet that is held, if any, leave with the next transmit.
-    pub(crate) fn release_held(&mut self) {
-        if self.packs.nagle.holds() {
-            self.packs.no_longer_held(&mut self.due);
-            if let Some(wr) = self.tx.wrs.get(self.packs.open) {
-                self.due.make_ready(&mut self.peers, wr.peer);
-            }
-        }
     }
 }

@@ -9,7 +9,7 @@ use barewire_driver::port::Station;
 use super::fast_op::Form;
 use super::ops::{RmaKind, WrFlags};
 use super::peer::State;
-use super::{Node, Observed};
+use super::{Observed, Operations};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ReassemblyIdx, RecvIdx, TxIdx};
 use crate::seal::{CertFault, Identity};
@@ -355,16 +355,18 @@ impl Observed {
     }
 }
 
-impl Node {
+impl Operations<'_> {
     /// Notes that the session with `p` ends, before anything of it has been ended.
     #[cold]
     pub(super) fn note_end(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
-        let peer = &self.peers[p];
+        let peer = &self.objects.peers[p];
         let waited = self.waited(p);
-        if peer.state == State::Idle && waited.is_empty() || peer.station() == self.port.station {
+        if peer.state == State::Idle && waited.is_empty()
+            || peer.station() == self.objects.port.station
+        {
             return;
         }
-        let tally = &self.observed.tallies[p.at()];
+        let tally = &self.objects.observed.tallies[p.at()];
         let end = SessionEnd {
             station: peer.station(),
             incarnation: peer.inc,
@@ -376,12 +378,12 @@ impl Node {
             in_flight: peer.snd.in_flight(),
             waited,
         };
-        self.observed.note(Notice::SessionEnded(end));
+        self.objects.observed.note(Notice::SessionEnded(end));
     }
 
     /// What waits for `p`. Walks its operations.
     fn waited(&self, p: PeerIdx) -> Waited {
-        let peer = &self.peers[p];
+        let peer = &self.objects.peers[p];
         let mut waited = Waited { collectives: peer.coll_waits, ..Waited::default() };
         let mut at = peer.wrs.head;
         while at != TxIdx::NONE {

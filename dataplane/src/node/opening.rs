@@ -19,7 +19,7 @@ use super::peer::{GENERATIONS, Peer, State, next_sid};
 use super::secured::{Over, Seals};
 use super::stuck::Progress;
 use super::versions::ToldStations;
-use super::{Control, EndReason, FrameSink, Node, NodeSettings, Reply};
+use super::{Control, EndReason, FrameSink, Node, NodeSettings, Operations, Reply};
 use crate::error::Error;
 use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -296,23 +296,26 @@ impl Node {
             self.control().send_open(p, out);
         }
     }
+}
 
+impl Operations<'_> {
     /// The peer has another incarnation than operations name. None was sent: those to any
     /// incarnation stay queued, the others end.
     pub(super) fn end_named(&mut self, now: Instant, p: PeerIdx) {
         let meant = WrFlags::NAMED | WrFlags::GROUP;
-        let any = self.peers[p].wrs.iter(&self.tx).any(|w| self.tx[w].flags.intersects(meant));
+        let any =
+            self.objects.peers[p].wrs.iter(self.tx).any(|w| self.tx[w].flags.intersects(meant));
         if any {
             self.note_end(now, p, EndReason::Restarted);
         }
-        let mut next = Some(self.peers[p].wrs.head).filter(|&w| w != TxIdx::NONE);
+        let mut next = Some(self.objects.peers[p].wrs.head).filter(|&w| w != TxIdx::NONE);
         while let Some(w) = next {
-            next = self.peers[p].wrs.next(&self.tx, w);
+            next = self.objects.peers[p].wrs.next(self.tx, w);
             if self.tx[w].flags.intersects(meant) {
                 self.fail_wr(w, Error::ConnReset, ProvErrno::NotExecuted);
             }
         }
-        self.coll.peer_lost(p, Error::ConnReset);
+        self.objects.coll.peer_lost(p, Error::ConnReset);
     }
 }
 

@@ -13,7 +13,7 @@ use super::packet::{Packet, Step};
 use super::peer::{Peer, State};
 use super::segments::Segments;
 use super::tx::TxWrs;
-use super::{DynSink, FrameSink, Node, Todo};
+use super::{DynSink, FrameSink, Node, Operations, Todo};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -102,7 +102,7 @@ impl Node {
             self.on_timer(now, p, out);
         }
         if self.due.todo.contains(Todo::HELD) && self.packs.hold_is_over(now) {
-            self.release_held();
+            self.packs.release_held(&self.tx, &mut self.peers, &mut self.due);
         }
         if self.coll.wants(now, &self.cqs) {
             self.coll_progress(now, out);
@@ -474,7 +474,7 @@ impl Node {
         }
         self.peers[p].charge_last(&mut self.sent, units(len), keep);
         self.tx[w].sent = len;
-        self.all_sent(p, w);
+        self.operations().all_sent(p, w);
         Step::Sent
     }
 
@@ -511,7 +511,7 @@ impl Node {
             self.peers[p].charge_last(&mut self.sent, units(end), keep);
         }
         if self.tx[w].sent == end {
-            self.all_sent(p, w);
+            self.operations().all_sent(p, w);
         }
         Step::Sent
     }
@@ -606,7 +606,7 @@ impl Node {
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
-        self.free_wr(w);
+        self.operations().free_wr(w);
         Step::Sent
     }
 
@@ -646,7 +646,7 @@ impl Node {
             self.packs.free.pop();
             self.tx[first].unacked -= 1;
         }
-        self.chain_pack(p, count, any_kept);
+        self.operations().chain_pack(p, count, any_kept);
         Step::Sent
     }
 
@@ -689,40 +689,6 @@ impl Node {
             w = wr.queue.next;
         }
         (count, cost)
-    }
-
-    /// Links the requests of a PACK that was sent, so that its acknowledgement finds them.
-    fn chain_pack(&mut self, p: PeerIdx, count: u16, kept: bool) {
-        let mut before = TxIdx::NONE;
-        for _ in 0..count {
-            let w = self.peers[p].send_q.head;
-            let wr = &mut self.tx[w];
-            wr.sent = wr.len;
-            if kept {
-                wr.unacked += 1;
-                wr.flags |= WrFlags::PACKED;
-                wr.set_next_packed(TxIdx::NONE);
-                if before != TxIdx::NONE {
-                    self.tx[before].set_next_packed(w);
-                }
-                before = w;
-            }
-            self.all_sent(p, w);
-        }
-    }
-
-    /// The whole message has been handed to the port once.
-    #[inline]
-    pub(super) fn all_sent(&mut self, p: PeerIdx, w: TxIdx) {
-        let wr = &mut self.tx[w];
-        wr.flags.remove(WrFlags::IN_SEND_Q);
-        wr.flags |= WrFlags::ALL_SENT;
-        let early = wr.flags.contains(WrFlags::EARLY);
-        self.peers[p].send_q.remove(&mut self.tx, w);
-        if early {
-            self.report_wr(w);
-        }
-        self.try_complete(w);
     }
 
     #[inline]
@@ -845,5 +811,41 @@ impl Node {
             BodyRef::Response { response } => Body::Bytes(self.responses[response].values()),
             BodyRef::Pack { buf, len } => Body::Bytes(&self.packs.bytes[buf.at()][..len as usize]),
         }
+    }
+}
+
+impl Operations<'_> {
+    /// Links the requests of a PACK that was sent, so that its acknowledgement finds them.
+    fn chain_pack(&mut self, p: PeerIdx, count: u16, kept: bool) {
+        let mut before = TxIdx::NONE;
+        for _ in 0..count {
+            let w = self.objects.peers[p].send_q.head;
+            let wr = &mut self.tx[w];
+            wr.sent = wr.len;
+            if kept {
+                wr.unacked += 1;
+                wr.flags |= WrFlags::PACKED;
+                wr.set_next_packed(TxIdx::NONE);
+                if before != TxIdx::NONE {
+                    self.tx[before].set_next_packed(w);
+                }
+                before = w;
+            }
+            self.all_sent(p, w);
+        }
+    }
+
+    /// The whole message has been handed to the port once.
+    #[inline]
+    pub(super) fn all_sent(&mut self, p: PeerIdx, w: TxIdx) {
+        let wr = &mut self.tx[w];
+        wr.flags.remove(WrFlags::IN_SEND_Q);
+        wr.flags |= WrFlags::ALL_SENT;
+        let early = wr.flags.contains(WrFlags::EARLY);
+        self.objects.peers[p].send_q.remove(self.tx, w);
+        if early {
+            self.report_wr(w);
+        }
+        self.try_complete(w);
     }
 }

@@ -25,7 +25,7 @@ use super::peer::State;
 use super::post::wants_cqe;
 use super::route::Route;
 use super::tx::TxWrs;
-use super::{EpId, FrameSink, MsgKind, NoReader, Node, Objects, SendReq};
+use super::{EpId, FrameSink, MsgKind, NoReader, Node, Objects, Operations, SendReq};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CntrIdx, EpIdx, PackIdx, PeerIdx, TxIdx};
@@ -177,7 +177,7 @@ impl Node {
             if self.packs.has_room_for(&self.tx[w], size) {
                 return Joined::Waits;
             }
-            self.release_held();
+            self.packs.release_held(&self.tx, &mut self.peers, &mut self.due);
         }
         if more { Joined::Waits } else { Joined::Leaves }
     }
@@ -226,7 +226,7 @@ impl Node {
         }
         let buf = self.packs.free.pop()?;
         // Of another peer, or of messages that do not go with this one.
-        self.release_held();
+        self.packs.release_held(&self.tx, &mut self.peers, &mut self.due);
         let room = self.peers[p].pack_room();
         self.packs.bytes[buf.at()].resize(room, 0);
         self.packs.notes[buf.at()].clear();
@@ -237,7 +237,7 @@ impl Node {
         let now = clock();
         if !held {
             self.queue_wr(now, p, w, inc);
-        } else if self.enqueue_wr(now, p, w, inc) {
+        } else if self.operations().enqueue_wr(now, p, w, inc) {
             self.packs.hold(&mut self.due, now);
         }
         self.packs.open = w;
@@ -279,15 +279,17 @@ impl Node {
             self.packs.close_open(&mut self.due);
         }
         self.tx[w].sent = u64::from(len);
-        self.all_sent(p, w);
+        self.operations().all_sent(p, w);
         Step::Sent
     }
+}
 
+impl Operations<'_> {
     /// Writes the success completions of all messages of a packet.
     pub(super) fn report_group(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
-        let (ep, flags) = (&mut self.eps[wr.ep], send_flags(wr.flags));
-        let (cntr, cq) = (ep.tx_cntr, &mut self.cqs[ep.tx_cq].cq);
+        let (ep, flags) = (&mut self.objects.eps[wr.ep], send_flags(wr.flags));
+        let (cntr, cq) = (ep.tx_cntr, &mut self.objects.cqs[ep.tx_cq].cq);
         let notes = &self.packs.notes[wr.pack_buf().at()];
         let count = notes.len() as u64;
         for note in notes {
@@ -301,7 +303,7 @@ impl Node {
         }
         ep.counters.sent += count;
         if cntr != CntrIdx::NONE {
-            (0..count).for_each(|_| self.cntrs.count(cntr, true));
+            (0..count).for_each(|_| self.objects.cntrs.count(cntr, true));
         }
     }
 
@@ -311,7 +313,7 @@ impl Node {
         let (ends, buf, flags) = ((wr.ep, wr.peer), wr.pack_buf(), send_flags(wr.flags));
         for i in 0..self.packs.notes[buf.at()].len() {
             let note = self.packs.notes[buf.at()][i];
-            self.objects().fail_note(ends, flags, note, err, prov_errno);
+            self.objects.fail_note(ends, flags, note, err, prov_errno);
         }
     }
 
@@ -336,10 +338,10 @@ impl Node {
         let (size, cost) = (usize::from(note.size), units(note.len.into()));
         self.packs.bytes[buf.at()].copy_within(at + size..wr.len as usize, at);
         (wr.len, wr.tag, wr.data) = (wr.len - size as u64, wr.tag - 1, wr.data - u64::from(cost));
-        let peer = &mut self.peers[p];
+        let peer = &mut self.objects.peers[p];
         peer.credit_used = peer.credit_used.wrapping_sub(cost);
-        self.eps[e].tx_used -= 1;
-        self.objects().fail_note((e, p), flags, note, Error::Canceled, ProvErrno::NotExecuted);
+        self.objects.eps[e].tx_used -= 1;
+        self.objects.fail_note((e, p), flags, note, Error::Canceled, ProvErrno::NotExecuted);
         true
     }
 
@@ -347,20 +349,20 @@ impl Node {
     pub(super) fn free_group(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
         // The request itself is counted off as any other.
-        self.eps[wr.ep].tx_used -= wr.tag as u32 - 1;
+        self.objects.eps[wr.ep].tx_used -= wr.tag as u32 - 1;
         if !wr.flags.contains(WrFlags::ALL_SENT) {
-            let peer = &mut self.peers[wr.peer];
+            let peer = &mut self.objects.peers[wr.peer];
             peer.credit_used = peer.credit_used.wrapping_sub(wr.data as u32);
             self.packs.free.push(wr.pack_buf());
         }
         if self.packs.open == w {
             let p = wr.peer;
-            if self.packs.nagle.holds() && self.peers[p].state == State::Open {
+            if self.packs.nagle.holds() && self.objects.peers[p].state == State::Open {
                 // What is in flight was to be asked about with this packet.
-                self.peers[p].ask();
-                self.due.make_ready(&mut self.peers, p);
+                self.objects.peers[p].ask();
+                self.objects.due.make_ready(self.objects.peers, p);
             }
-            self.packs.close_open(&mut self.due);
+            self.packs.close_open(self.objects.due);
         }
     }
 }

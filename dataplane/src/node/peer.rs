@@ -586,7 +586,7 @@ impl Peer {
     }
 
     /// Notes that one more packet of a lossless path is to be acknowledged. True: that makes enough
-    /// of them, and the caller [queues](super::Node::make_ready) the peer.
+    /// of them, and the caller [queues](super::Due::make_ready) the peer.
     #[inline(always)]
     pub(super) fn owe_ack_lossless(&mut self) -> bool {
         self.rx_quota = self.rx_quota.saturating_sub(1);

@@ -8,7 +8,7 @@ use barewire_driver::mem::Span;
 use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
 use super::packet::Joined;
-use super::{Avs, EpId, Eps, MsgKind, Node, Objects, RecvReq, SendReq, UnexpectedMsg};
+use super::{Avs, EpId, Eps, MsgKind, Node, Objects, Operations, RecvReq, SendReq, UnexpectedMsg};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -118,35 +118,9 @@ impl Node {
     /// Queues request `w` for `p`, of which the address named life `inc`, to leave with the next
     /// transmit.
     pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) {
-        if self.enqueue_wr(now, p, w, inc) {
+        if self.operations().enqueue_wr(now, p, w, inc) {
             self.control().schedule(now, p);
         }
-    }
-
-    /// [`queue_wr`](Self::queue_wr) without letting it leave. False if it has ended instead.
-    pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
-        self.turn.tick(now);
-        self.peers[p].begin_to_wait(now);
-        let peer = &mut self.peers[p];
-        peer.wrs.push_back(&mut self.tx, w);
-        if inc != 0 {
-            self.tx[w].flags |= WrFlags::NAMED;
-            if peer.inc == 0 {
-                peer.inc = inc;
-            }
-        }
-        if self.port.gone || inc != 0 && peer.inc != 0 && inc != peer.inc {
-            // The address names an earlier life of the peer: nobody will ever answer to it.
-            let err = if self.port.gone { Error::NetDown } else { Error::ConnReset };
-            self.fail_wr(w, err, ProvErrno::NotExecuted);
-            return false;
-        }
-        self.tx[w].flags |= WrFlags::IN_SEND_Q;
-        if !planted(Bug::TxQuotaKept) {
-            peer.tx_quota = 0;
-        }
-        peer.send_q.push_back(&mut self.tx, w);
-        true
     }
 
     /// Posts a receive, or with `PEEK`, `CLAIM` and `DISCARD` asks for a message that has come.
@@ -353,6 +327,34 @@ impl Node {
         self.deliver_unexpected(now, msg, recv, 0);
         Ok(())
     }
+}
+
+impl Operations<'_> {
+    /// [`queue_wr`](Self::queue_wr) without letting it leave. False if it has ended instead.
+    pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
+        self.turn.tick(now);
+        self.objects.peers[p].begin_to_wait(now);
+        let peer = &mut self.objects.peers[p];
+        peer.wrs.push_back(self.tx, w);
+        if inc != 0 {
+            self.tx[w].flags |= WrFlags::NAMED;
+            if peer.inc == 0 {
+                peer.inc = inc;
+            }
+        }
+        if self.objects.port.gone || inc != 0 && peer.inc != 0 && inc != peer.inc {
+            // The address names an earlier life of the peer: nobody will ever answer to it.
+            let err = if self.objects.port.gone { Error::NetDown } else { Error::ConnReset };
+            self.fail_wr(w, err, ProvErrno::NotExecuted);
+            return false;
+        }
+        self.tx[w].flags |= WrFlags::IN_SEND_Q;
+        if !planted(Bug::TxQuotaKept) {
+            peer.tx_quota = 0;
+        }
+        peer.send_q.push_back(self.tx, w);
+        true
+    }
 
     /// Cancels the oldest receive posted with `context`, or a send that has not begun to leave. It
     /// completes with [`Error::Canceled`].
@@ -362,20 +364,21 @@ impl Node {
     /// [`Error::BadFd`]: the endpoint was closed. [`Error::Again`]: no queue of those who share
     /// the context has room for the entry.
     pub fn cancel(&mut self, ep: EpId, context: u64) -> Result<()> {
-        self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        self.objects.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let e = ep.0.idx();
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            let matcher = &mut self.eps[e].matcher[kind as usize];
-            let found = matcher.find_posted(&self.posted.pool, |r| r.payload.context == context);
+            let matcher = &mut self.objects.eps[e].matcher[kind as usize];
+            let found =
+                matcher.find_posted(&self.objects.posted.pool, |r| r.payload.context == context);
             let Some(recv) = found else { continue };
-            if self.eps[e].sharers.is_some() {
-                return self.objects().cancel_shared(e, kind, recv);
+            if self.objects.eps[e].sharers.is_some() {
+                return self.objects.cancel_shared(e, kind, recv);
             }
             if planted(Bug::CancelKeepsMatch) {
-                self.objects().tell_failed(recv, Error::Canceled);
+                self.objects.tell_failed(recv, Error::Canceled);
                 return Ok(());
             }
-            self.objects().end_unfilled(e, kind, recv);
+            self.objects.end_unfilled(e, kind, recv);
             return Ok(());
         }
         let unsent = self.tx.wrs.iter().find(|(_, wr)| {

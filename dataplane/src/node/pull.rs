@@ -13,7 +13,7 @@ use super::ops::Pull;
 use super::peer::{Peer, Peers};
 use super::recv::MsgHead;
 use super::tx::TxWrs;
-use super::{Due, Node, NodeSettings, Turn};
+use super::{Due, Node, NodeSettings, Objects, Operations, Turn};
 use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, RecvIdx};
 use crate::slab::{Handle, Slab};
@@ -173,61 +173,6 @@ impl Pulls {
 }
 
 impl Node {
-    /// The pulls, to ask for bytes or to end.
-    #[inline(always)]
-    pub(super) fn pulling(&mut self) -> Pulling<'_> {
-        let Self { pulls, peers, tx, due, turn, .. } = self;
-        Pulling { pulls, peers, tx, due, now: turn.polled_at }
-    }
-
-    /// Takes a segment of a pulled message, in any order.
-    pub(crate) fn on_data(
-        &mut self,
-        p: PeerIdx,
-        frame: &RxFrame<'_>,
-        op: &DataOp,
-        (off, len): (usize, usize),
-    ) {
-        let idx = PullIdx::of(op.dst_op);
-        let handle = Handle::from_parts(idx, op.dst_gen);
-        let active = self.turn.polled_at;
-        let Some(pull) = self.pulls.records.by_handle_mut(handle).filter(|pull| pull.peer == p)
-        else {
-            self.counters.rx_stray += 1;
-            return;
-        };
-        pull.last_rx = active;
-        if pull.read {
-            return self.on_read_data((p, idx), frame, op, (off, len));
-        }
-        if len == 0 {
-            // The sender has closed the endpoint.
-            self.fail_pull(idx, Error::Canceled);
-            return;
-        }
-        let len64 = len as u64;
-        let end = op.offset.checked_add(len64);
-        if end.is_none_or(|end| end > pull.asked) || pull.got + len64 > pull.asked {
-            self.counters.rx_stray += 1;
-            return;
-        }
-        pull.got += len64;
-        let (recv, base) = (pull.recv, pull.base);
-        let done = pull.got == pull.want && pull.end.is_none();
-        let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
-        self.pulls.settled(&mut self.peers[p], len64);
-        if recv != RecvIdx::NONE {
-            let at = (base + op.offset) as usize;
-            frame.copy_to_io(off, &self.posted.buf(recv), at, len);
-        }
-        if done {
-            self.finish_pull(idx);
-        } else if more {
-            self.pulling().ask(idx);
-        }
-        self.pulling().serve_waiting_pulls();
-    }
-
     /// Starts to pull an announced message into a receive.
     pub(super) fn pull(
         &mut self,
@@ -270,12 +215,70 @@ impl Node {
         self.peers[p].begin_to_wait(now);
         let idx = self.pulls.add(&mut self.peers[p], pull);
         if ended {
-            self.pulling().queue_pull(p, idx);
+            self.operations().pulling().queue_pull(p, idx);
         } else if self.pulls[idx].want == 0 {
-            self.finish_pull(idx);
+            self.operations().finish_pull(idx);
         } else {
+            self.operations().pulling().ask(idx);
+        }
+    }
+}
+
+impl Operations<'_> {
+    /// The pulls, to ask for bytes or to end.
+    #[inline(always)]
+    pub(super) fn pulling(&mut self) -> Pulling<'_> {
+        let Self { objects, pulls, tx, turn, .. } = self;
+        let Objects { peers, due, .. } = objects;
+        Pulling { pulls, peers, tx, due, now: turn.polled_at }
+    }
+
+    /// Takes a segment of a pulled message, in any order.
+    pub(crate) fn on_data(
+        &mut self,
+        p: PeerIdx,
+        frame: &RxFrame<'_>,
+        op: &DataOp,
+        (off, len): (usize, usize),
+    ) {
+        let idx = PullIdx::of(op.dst_op);
+        let handle = Handle::from_parts(idx, op.dst_gen);
+        let active = self.turn.polled_at;
+        let Some(pull) = self.pulls.records.by_handle_mut(handle).filter(|pull| pull.peer == p)
+        else {
+            self.objects.counters.rx_stray += 1;
+            return;
+        };
+        pull.last_rx = active;
+        if pull.read {
+            return self.on_read_data((p, idx), frame, op, (off, len));
+        }
+        if len == 0 {
+            // The sender has closed the endpoint.
+            self.fail_pull(idx, Error::Canceled);
+            return;
+        }
+        let len64 = len as u64;
+        let end = op.offset.checked_add(len64);
+        if end.is_none_or(|end| end > pull.asked) || pull.got + len64 > pull.asked {
+            self.objects.counters.rx_stray += 1;
+            return;
+        }
+        pull.got += len64;
+        let (recv, base) = (pull.recv, pull.base);
+        let done = pull.got == pull.want && pull.end.is_none();
+        let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
+        self.pulls.settled(&mut self.objects.peers[p], len64);
+        if recv != RecvIdx::NONE {
+            let at = (base + op.offset) as usize;
+            frame.copy_to_io(off, &self.objects.posted.buf(recv), at, len);
+        }
+        if done {
+            self.finish_pull(idx);
+        } else if more {
             self.pulling().ask(idx);
         }
+        self.pulling().serve_waiting_pulls();
     }
 
     /// Everything wanted has arrived: completes the receive and sends END.
@@ -285,7 +288,7 @@ impl Node {
         let recv = std::mem::replace(&mut pull.recv, RecvIdx::NONE);
         let head = MsgHead {
             peer: pull.peer,
-            inc: self.peers[pull.peer].inc,
+            inc: self.objects.peers[pull.peer].inc,
             src_ep: pull.src_ep,
             tagged: pull.tagged,
             tag: pull.tag,
@@ -295,17 +298,17 @@ impl Node {
         let (base, want) = (pull.base, pull.want);
         self.pulling().end_pull(idx, status);
         if recv != RecvIdx::NONE {
-            self.posted[recv].payload.active -= 1;
-            self.objects().complete_recv(recv, &head, base, want);
+            self.objects.posted[recv].payload.active -= 1;
+            self.objects.complete_recv(recv, &head, base, want);
         }
     }
 
     /// Fails a pull: its session is over or the announcement was withdrawn.
     pub(crate) fn fail_pull(&mut self, idx: PullIdx, err: Error) {
-        let pull = self.pulls.free(&mut self.peers, idx);
+        let pull = self.pulls.free(self.objects.peers, idx);
         if pull.recv != RecvIdx::NONE {
-            self.posted[pull.recv].payload.active -= 1;
-            self.objects().fail_placing(pull.recv, err);
+            self.objects.posted[pull.recv].payload.active -= 1;
+            self.objects.fail_placing(pull.recv, err);
         }
         // Its outstanding bytes make room in the window for others.
         self.pulling().serve_waiting_pulls();

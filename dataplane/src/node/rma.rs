@@ -11,7 +11,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::rma_list::RmaList;
-use super::{Avs, EpId, Eps, Node, Objects};
+use super::{Avs, EpId, Eps, Node, Objects, Operations};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -221,12 +221,12 @@ impl Node {
         if inject && len > Self::INJECT_SIZE as u64 {
             return Err(Error::MsgTooLong);
         }
-        self.reserve_tx(common.e)?;
+        self.operations().reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);
         if req.no_completion {
             common.flags.remove(WrFlags::CQE);
         }
-        let w = self.alloc_rma(&common, len, RmaKind::Write, req.rma);
+        let w = self.operations().alloc_rma(&common, len, RmaKind::Write, req.rma);
         self.tx.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
@@ -248,9 +248,9 @@ impl Node {
         self.control().tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
-        self.reserve_tx(common.e)?;
+        self.operations().reserve_tx(common.e)?;
         common.context = req.context;
-        let w = self.alloc_rma(&common, len, RmaKind::Read, req.rma);
+        let w = self.operations().alloc_rma(&common, len, RmaKind::Read, req.rma);
         self.tx.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
@@ -274,7 +274,7 @@ impl Node {
         let mut common = self.eps.check_rma(&self.avs, ep, caps, req.dest, req.flags, allowed)?;
         self.control().tell_loss(common.e, common.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
-        self.reserve_tx(common.e)?;
+        self.operations().reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);
         if req.no_completion {
             common.flags.remove(WrFlags::CQE);
@@ -317,22 +317,24 @@ impl Node {
             got: 0,
             all_out: false,
         });
-        let w = self.alloc_rma(&common, count as u64, kind, req.rma);
+        let w = self.operations().alloc_rma(&common, count as u64, kind, req.rma);
         if short {
             self.tx.inject[w.at()][..len].copy_from_slice(&bytes[..len]);
         }
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
     }
+}
 
+impl Operations<'_> {
     /// Reserves a place in the transmit queue and the completion queue of endpoint `e`.
     fn reserve_tx(&mut self, e: EpIdx) -> Result<()> {
-        self.eps.make_send_room(&mut self.cqs, e);
-        let ep = &mut self.eps[e];
+        self.objects.eps.make_send_room(self.objects.cqs, e);
+        let ep = &mut self.objects.eps[e];
         if ep.tx_used >= ep.tx_size || self.tx.wrs.free_count() == 0 {
             return Err(Error::Again);
         }
-        if !self.cqs[ep.tx_cq].cq.reserve() {
+        if !self.objects.cqs[ep.tx_cq].cq.reserve() {
             return Err(Error::Again);
         }
         ep.tx_used += 1;
@@ -342,7 +344,8 @@ impl Node {
     fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> TxIdx {
         let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: PullIdx::NONE };
         let r = self.tx.rma.alloc(rma).expect("as many records as requests");
-        let (ends, eps) = ((common.peer, common.e), (common.dst_ep, self.eps[common.e].number));
+        let (ends, eps) =
+            ((common.peer, common.e), (common.dst_ep, self.objects.eps[common.e].number));
         let wr = TxWr::new(common.context, ends, eps, common.flags);
         self.tx.alloc(TxWr {
             rx_ctx: common.rx_ctx,
@@ -356,7 +359,7 @@ impl Node {
     /// Completion flags of a one-sided request, and the counter that counts its outcome.
     pub(crate) fn rma_outcome(&self, w: TxIdx) -> (CqFlags, CntrIdx) {
         let (flags, which) = self.tx.rma_of(w).flags();
-        (flags, self.eps[self.tx[w].ep].rma_cntr[which])
+        (flags, self.objects.eps[self.tx[w].ep].rma_cntr[which])
     }
 
     /// Writes the success completion of a one-sided request.
@@ -365,7 +368,7 @@ impl Node {
         let wr = &self.tx[w];
         let context = wr.flags.contains(WrFlags::CQE).then_some(wr.context);
         let e = wr.ep;
-        self.objects().tell_rma(e, context, flags, which);
+        self.objects.tell_rma(e, context, flags, which);
     }
 
     /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes

@@ -13,7 +13,7 @@ use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, Spare, sent_len};
-use super::{MsgKind, Node, NodeCounters, Objects, Responder};
+use super::{MsgKind, NodeCounters, Objects, Operations, Responder};
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
 use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
@@ -87,12 +87,12 @@ impl NodeCounters {
     }
 }
 
-impl Node {
+impl Operations<'_> {
     /// Starts to ask for the bytes of read `w`.
     pub(crate) fn begin_read(&mut self, p: PeerIdx, w: TxIdx) {
         let mut pull = super::ops::Pull::new(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
-        let idx = self.pulls.add(&mut self.peers[p], pull);
+        let idx = self.pulls.add(&mut self.objects.peers[p], pull);
         self.tx.rma_mut(w).pull = idx;
         self.pulling().ask(idx);
     }
@@ -109,28 +109,28 @@ impl Node {
         let (w, len64) = (pull.wr, len as u64);
         let end = op.offset.checked_add(len64);
         if end.is_none_or(|end| end > pull.want) || pull.got + len64 > pull.asked {
-            self.counters.rx_stray += 1;
+            self.objects.counters.rx_stray += 1;
             return;
         }
         pull.got += len64;
         let done = pull.got == pull.want;
         let more = pull.asked < pull.want && pull.asked - pull.got <= super::pull::PULL_CHUNK;
-        self.pulls.settled(&mut self.peers[p], len64);
+        self.pulls.settled(&mut self.objects.peers[p], len64);
         if w == TxIdx::NONE {
             self.free_if_idle(idx);
         } else {
             frame.copy_to_io(off, &self.tx.bufs[w.at()], op.offset as usize, len);
             if done {
                 self.tx.rma_mut(w).pull = PullIdx::NONE;
-                self.pulls.free(&mut self.peers, idx);
+                self.pulls.free(self.objects.peers, idx);
                 self.tx[w].flags |= WrFlags::ALL_SENT;
                 self.try_complete(w);
             } else if more {
                 self.pulling().ask(idx);
             }
         }
-        if !self.peers[p].send_q.is_empty() {
-            self.due.make_ready(&mut self.peers, p);
+        if !self.objects.peers[p].send_q.is_empty() {
+            self.objects.due.make_ready(self.objects.peers, p);
         }
         self.pulling().serve_waiting_pulls();
     }
@@ -140,9 +140,9 @@ impl Node {
         let pull = &mut self.pulls[idx];
         pull.wr = TxIdx::NONE;
         let (p, asking) = (pull.peer, std::mem::take(&mut pull.asking));
-        self.pulls.settled(&mut self.peers[p], u64::from(asking));
-        self.pulls.dequeue(&mut self.peers[p], idx);
-        self.pulls.unwait(&mut self.peers[p], idx);
+        self.pulls.settled(&mut self.objects.peers[p], u64::from(asking));
+        self.pulls.dequeue(&mut self.objects.peers[p], idx);
+        self.pulls.unwait(&mut self.objects.peers[p], idx);
         // Any byte of the operation may still arrive.
         self.free_if_idle(idx);
         // It asks for no more: others may use its room in the window.
@@ -156,9 +156,9 @@ impl Node {
         let pull = &self.pulls[idx];
         if pull.wr == TxIdx::NONE && pull.got == pull.asked {
             let p = pull.peer;
-            self.pulls.free(&mut self.peers, idx);
-            if !self.peers[p].send_q.is_empty() {
-                self.due.make_ready(&mut self.peers, p);
+            self.pulls.free(self.objects.peers, idx);
+            if !self.objects.peers[p].send_q.is_empty() {
+                self.objects.due.make_ready(self.objects.peers, p);
             }
         }
     }
@@ -174,7 +174,7 @@ impl Node {
         let known = self.pulls.records.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
         let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.asked - pull.got;
         let Some(pull) = known.filter(missing) else {
-            self.counters.rx_stray += 1;
+            self.objects.counters.rx_stray += 1;
             return;
         };
         let (w, idx) = (pull.wr, handle.idx());
@@ -183,7 +183,7 @@ impl Node {
             self.fail_wr(w, err, ProvErrno::NotExecuted);
         }
         self.pulls[idx].asked -= u64::from(len);
-        self.pulls.settled(&mut self.peers[p], u64::from(len));
+        self.pulls.settled(&mut self.objects.peers[p], u64::from(len));
         self.free_if_idle(idx);
         self.pulling().serve_waiting_pulls();
     }
@@ -204,25 +204,25 @@ impl Node {
             self.read_failed(p, handle, op.offset, super::acked::nack_error(reason));
             return;
         }
-        if !self.peers[p].send_q.is_empty() {
-            self.due.make_ready(&mut self.peers, p);
+        if !self.objects.peers[p].send_q.is_empty() {
+            self.objects.due.make_ready(self.objects.peers, p);
         }
-        self.peers[p].answered(1);
+        self.objects.peers[p].answered(1);
         let handle = Handle::from_parts(TxIdx::of(op.dst_op), op.dst_gen);
         let known = self.tx.wrs.by_handle(handle);
         let known = known.filter(|wr| wr.peer == p && wr.flags.contains(WrFlags::RMA));
         let Some(total) = known.map(|wr| wr.len) else {
-            self.counters.rx_stray += 1;
+            self.objects.counters.rx_stray += 1;
             return;
         };
         let w = handle.idx();
         let RmaKind::Atomic(a) = &mut self.tx.rma_mut(w).kind else {
-            self.counters.rx_stray += 1;
+            self.objects.counters.rx_stray += 1;
             return;
         };
         let at = op.offset as usize;
         if a.answers == 0 || at > a.result.len() || len > a.result.len() - at {
-            self.counters.rx_stray += 1;
+            self.objects.counters.rx_stray += 1;
             return;
         }
         frame.copy_to_io(off, &a.result, at, len);
@@ -288,13 +288,13 @@ impl Node {
     /// none needs its operands.
     fn drop_refused(&mut self, p: PeerIdx, op: &[u8; OP_MAX]) {
         let (seq, mut unanswered) = (RemoteRange::seq_of(op), u16::from(AtomicOp::fetches(op)));
-        self.peers[p].snd.for_each(&mut self.sent, |entry| {
+        self.objects.peers[p].snd.for_each(self.sent, |entry| {
             if entry.ty == Ty::Atomic && RemoteRange::seq_of(&entry.op) == seq {
                 unanswered += u16::from(AtomicOp::fetches(&entry.op));
                 entry.become_nop();
             }
         });
-        let peer = &mut self.peers[p];
+        let peer = &mut self.objects.peers[p];
         peer.answered(unanswered);
     }
 }

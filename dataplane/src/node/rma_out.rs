@@ -11,7 +11,7 @@ use super::packet::{Packet, Step};
 use super::peer::Peer;
 use super::pull::Pulls;
 use super::tx::TxWrs;
-use super::{FrameSink, Node, Responder, RmaIov};
+use super::{FrameSink, Node, Operations, Responder, RmaIov};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
@@ -180,21 +180,8 @@ impl Node {
         }
         self.peers[p].charge_last(&mut self.sent, imm.is_some().into(), true);
         self.tx.rma_mut(w).done += len;
-        self.rma_sent(p, w, len, last);
+        self.operations().rma_sent(p, w, len, last);
         Step::Sent
-    }
-
-    /// Notes that a packet with `n` bytes or elements of `w` was sent.
-    fn rma_sent(&mut self, p: PeerIdx, w: TxIdx, n: u64, last: bool) {
-        let wr = &mut self.tx[w];
-        if wr.sent == 0 {
-            let peer = &mut self.peers[p];
-            peer.rma_seq = peer.rma_seq.wrapping_add(1);
-        }
-        wr.sent += n;
-        if last {
-            self.all_sent(p, w);
-        }
     }
 
     fn rma_packet<'a>(
@@ -224,7 +211,7 @@ impl Node {
             if !self.send_numbered(now, p, packet, true, out) {
                 return Step::Full;
             }
-            self.all_sent(p, w);
+            self.operations().all_sent(p, w);
             return Step::Sent;
         }
         if self.peers[p].reads >= READS_MAX {
@@ -238,7 +225,7 @@ impl Node {
         self.peers[p].reads += 1;
         self.peers[p].send_q.remove(&mut self.tx, w);
         self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
-        self.begin_read(p, w);
+        self.operations().begin_read(p, w);
         if self.serve_pulls(now, p, out) { Step::Sent } else { Step::Full }
     }
 
@@ -295,28 +282,8 @@ impl Node {
         if !self.send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
-        self.atomic_sent(p, w, n, imm.is_some(), last);
+        self.operations().atomic_sent(p, w, n, imm.is_some(), last);
         Step::Sent
-    }
-
-    fn atomic_sent(&mut self, p: PeerIdx, w: TxIdx, n: u64, imm: bool, last: bool) {
-        self.peers[p].charge_last(&mut self.sent, imm.into(), true);
-        let rma = self.tx.rma_mut(w);
-        rma.done += n;
-        let RmaKind::Atomic(a) = &mut rma.kind else { return };
-        let fetch = a.fetch;
-        if fetch {
-            a.answers += 1;
-            a.all_out = last;
-            let peer = &mut self.peers[p];
-            (peer.answers, peer.long_answers) = (peer.answers + 1, peer.long_answers + 1);
-        }
-        self.rma_sent(p, w, n, last && !fetch);
-        if fetch && last {
-            // It waits for its answers; the last one completes it.
-            self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
-            self.peers[p].send_q.remove(&mut self.tx, w);
-        }
     }
 
     /// Sends the next packet of a response.
@@ -362,6 +329,41 @@ impl Node {
         }
         self.responder().response_sent(p, j, n, body);
         Step::Sent
+    }
+}
+
+impl Operations<'_> {
+    /// Notes that a packet with `n` bytes or elements of `w` was sent.
+    fn rma_sent(&mut self, p: PeerIdx, w: TxIdx, n: u64, last: bool) {
+        let wr = &mut self.tx[w];
+        if wr.sent == 0 {
+            let peer = &mut self.objects.peers[p];
+            peer.rma_seq = peer.rma_seq.wrapping_add(1);
+        }
+        wr.sent += n;
+        if last {
+            self.all_sent(p, w);
+        }
+    }
+
+    fn atomic_sent(&mut self, p: PeerIdx, w: TxIdx, n: u64, imm: bool, last: bool) {
+        self.objects.peers[p].charge_last(self.sent, imm.into(), true);
+        let rma = self.tx.rma_mut(w);
+        rma.done += n;
+        let RmaKind::Atomic(a) = &mut rma.kind else { return };
+        let fetch = a.fetch;
+        if fetch {
+            a.answers += 1;
+            a.all_out = last;
+            let peer = &mut self.objects.peers[p];
+            (peer.answers, peer.long_answers) = (peer.answers + 1, peer.long_answers + 1);
+        }
+        self.rma_sent(p, w, n, last && !fetch);
+        if fetch && last {
+            // It waits for its answers; the last one completes it.
+            self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
+            self.objects.peers[p].send_q.remove(self.tx, w);
+        }
     }
 }
 

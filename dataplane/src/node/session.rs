@@ -167,7 +167,7 @@ impl Node {
             self.control().forget(p);
         }
         if self.peers[p].inc != op.inc {
-            self.end_named(now, p);
+            self.operations().end_named(now, p);
         }
         self.openings.put_keys(base.src, op, answered);
         self.control().begin_answer(now, p, (base, op), len, first);
@@ -275,7 +275,7 @@ impl Node {
         if other_life {
             // Operations that name a life name another than the one claimed.
             if !claimed {
-                self.end_named(now, p);
+                self.operations().end_named(now, p);
             }
             self.control().note_life(p, 0);
             self.peers[p].closed_epoch = 0;
@@ -288,8 +288,8 @@ impl Node {
     /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
     /// resources are freed (S8). The peer is told once, best effort, if the reason calls for it.
     pub(crate) fn end_session(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
-        self.note_end(now, p, reason);
-        self.note_losses(p, reason);
+        self.operations().note_end(now, p, reason);
+        self.operations().note_losses(p, reason);
         let err = reason.error();
         let state = self.peers[p].state;
         if state != State::Idle {
@@ -311,14 +311,14 @@ impl Node {
             } else {
                 ProvErrno::NotExecuted
             };
-            self.fail_wr(w, err, prov);
+            self.operations().fail_wr(w, err, prov);
         }
         if self.peers[p].fast_ops() > 0 {
-            self.fail_fast_ops(p, err);
+            self.operations().fail_fast_ops(p, err);
         }
         while self.peers[p].pulls.head != PullIdx::NONE {
             let idx = self.peers[p].pulls.head;
-            self.fail_pull(idx, err);
+            self.operations().fail_pull(idx, err);
         }
         self.objects().abort_reassembly(p);
         self.objects().drop_announced(p);

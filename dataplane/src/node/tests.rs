@@ -400,7 +400,10 @@ fn a_send_that_waits_can_be_canceled() {
         pair.send(0, IoBuf::leaked(&[context as u8; 8]), 1, OpFlags::empty(), context).unwrap();
     }
     let End { node, ep, .. } = &mut pair.ends[0];
-    assert_eq!((node.cancel(*ep, 2), node.cancel(*ep, 2)), (Ok(()), Err(Error::NoData)));
+    assert_eq!(
+        (node.operations().cancel(*ep, 2), node.operations().cancel(*ep, 2)),
+        (Ok(()), Err(Error::NoData))
+    );
     let err = pair.read_err(0);
     assert_eq!((err.err, err.cqe.op_context), (Error::Canceled, 2));
     pair.run(1_000_000);
@@ -410,7 +413,7 @@ fn a_send_that_waits_can_be_canceled() {
     pair.send(0, IoBuf::leaked(&[4; 8]), 1, OpFlags::empty(), 4).unwrap();
     let End { node, ep, out, .. } = &mut pair.ends[0];
     node.transmit(pair.now, &mut sink(out));
-    assert_eq!(node.cancel(*ep, 4), Err(Error::NoData));
+    assert_eq!(node.operations().cancel(*ep, 4), Err(Error::NoData));
 }
 
 /// Goal: a session is not called by the name of the one before it, so that what is late for that
@@ -700,7 +703,7 @@ fn a_directed_receive_keeps_the_record_of_its_peer() {
     node.objects().av_remove(av, fi).unwrap();
     let more = (1..).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
     assert!(more > 1000, "{more} others fit");
-    node.cancel(ep, 1).unwrap();
+    node.operations().cancel(ep, 1).unwrap();
     node.av_insert(Instant(1), av, addr(9999)).unwrap();
     assert_eq!(node.av_insert(Instant(1), av, addr(9998)), Err(Error::NoMem));
 }

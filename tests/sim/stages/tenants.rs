@@ -466,7 +466,7 @@ impl Run {
         keyed.sort_unstable();
         for context in keyed {
             let s = self.rig.at(host);
-            if s.node.cancel(s.ep, context).is_ok() {
+            if s.node.operations().cancel(s.ep, context).is_ok() {
                 self.receives.get_mut(&context).expect("it is posted").is_cancelled = true;
             }
         }

@@ -138,8 +138,8 @@ impl Node {
             let wrs = self.tx.wrs.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
             let wrs: Vec<(TxIdx, PeerIdx)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
             for (w, p) in wrs {
-                self.abandon_wr(w);
-                self.cancel_wr(w);
+                self.operations().abandon_wr(w);
+                self.operations().cancel_wr(w);
                 self.control().arm_timer(now, p);
             }
         }
@@ -176,7 +176,7 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.pulling().end_pull(pull, EndStatus::Discarded);
+            self.operations().pulling().end_pull(pull, EndStatus::Discarded);
             self.objects().cancel_placing(recv);
         }
         for &p in peers {

@@ -255,7 +255,7 @@ fn an_endpoint_that_changes_asks_anew() {
         |node, ep| node.eps[ep.0.idx()].set_cq_blocked(false),
         |node, ep| {
             let cntr = node.cntrs.open().unwrap();
-            node.ep_bind_cntr(ep, cntr, BindFlags::RECV).unwrap();
+            node.operations().ep_bind_cntr(ep, cntr, BindFlags::RECV).unwrap();
         },
     ];
     for (at, change) in changes.into_iter().enumerate() {
@@ -279,7 +279,7 @@ fn an_endpoint_that_changes_asks_anew() {
     let to = world.eps[0].1;
     assert_eq!(node.eps[ep.0.idx()].route.fast_dest, [to; 2]);
     let cntr = node.cntrs.open().unwrap();
-    node.ep_bind_cntr(*ep, cntr, BindFlags::TRANSMIT).unwrap();
+    node.operations().ep_bind_cntr(*ep, cntr, BindFlags::TRANSMIT).unwrap();
     assert_eq!(
         node.eps[ep.0.idx()].route.fast_dest,
         [FI_ADDR_UNSPEC; 2],

@@ -81,7 +81,7 @@ fn a_counter_counts_what_is_under_way() {
     fetch_adds(&mut pair, &region, 3);
     let End { node, ep, .. } = &mut pair.ends[0];
     let cntr = node.cntrs.open().unwrap();
-    node.ep_bind_cntr(*ep, cntr, BindFlags::READ).unwrap();
+    node.operations().ep_bind_cntr(*ep, cntr, BindFlags::READ).unwrap();
     pair.run(2_000_000);
     assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntrs.read(cntr)), (3, Ok(3)));
     fetch_adds(&mut pair, &region, 2);

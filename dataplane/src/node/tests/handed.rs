@@ -314,7 +314,7 @@ fn a_receive_at_hand_asks_nobody() {
     let left = node.eps[ep.0.idx()].rx_reserved;
     assert_eq!(left, [0, 7], "an eighth");
     node.post_recv(pair.now, ep, req(1)).unwrap();
-    node.cancel(ep, 1).unwrap();
+    node.operations().cancel(ep, 1).unwrap();
     assert!(node.try_post_recv_reserved(ep, &req(2)));
     assert_eq!(node.eps[ep.0.idx()].rx_reserved, [0, 6]);
 }

@@ -48,7 +48,7 @@ fn another(pair: &mut Pair, selective: bool, counted: bool) -> EpId {
     node.objects().ep_bind_av(ep, *av).unwrap();
     if counted {
         let cntr = node.cntrs.open().unwrap();
-        node.ep_bind_cntr(ep, cntr, BindFlags::TRANSMIT).unwrap();
+        node.operations().ep_bind_cntr(ep, cntr, BindFlags::TRANSMIT).unwrap();
     }
     node.ep_enable(ep).unwrap();
     ep

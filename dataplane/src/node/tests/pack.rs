@@ -207,8 +207,8 @@ fn a_message_of_an_open_packet_can_be_canceled() {
         let (gone, left): (Vec<u64>, Vec<u64>) = (0..5).partition(|n| mask >> n & 1 == 1);
         for &n in gone.iter().rev() {
             let end = &mut pair.ends[0];
-            end.node.cancel(end.ep, n).unwrap();
-            assert_eq!(end.node.cancel(end.ep, n), Err(Error::NoData));
+            end.node.operations().cancel(end.ep, n).unwrap();
+            assert_eq!(end.node.operations().cancel(end.ep, n), Err(Error::NoData));
             let err = pair.read_err(0);
             assert_eq!((err.err, err.cqe.op_context, err.cqe.tag), (Error::Canceled, n, 5));
         }

@@ -298,7 +298,7 @@ fn remote_cq_data_waits_for_room() {
         end.node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         end.node.objects().ep_bind_av(ep, end.av).unwrap();
         let cntr = end.node.cntrs.open().unwrap();
-        end.node.ep_bind_cntr(ep, cntr, BindFlags::REMOTE_WRITE).unwrap();
+        end.node.operations().ep_bind_cntr(ep, cntr, BindFlags::REMOTE_WRITE).unwrap();
         end.node.ep_enable(ep).unwrap();
         let addr = end.node.addr_of(ep).unwrap();
         let from = &mut pair.ends[0];
@@ -358,7 +358,7 @@ fn counters_count_operations() {
             ];
             for flags in all {
                 let cntr = end.node.cntrs.open().unwrap();
-                end.node.ep_bind_cntr(ep, cntr, flags).unwrap();
+                end.node.operations().ep_bind_cntr(ep, cntr, flags).unwrap();
                 cntrs.push((i, cntr));
             }
             end.node.ep_enable(ep).unwrap();
@@ -903,7 +903,7 @@ fn a_read_does_not_count_for_the_next_endpoint_in_the_slot() {
     let cntr = node.cntrs.open().unwrap();
     node.objects().ep_bind_cq(*ep, *cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.objects().ep_bind_av(*ep, *av).unwrap();
-    node.ep_bind_cntr(*ep, cntr, BindFlags::REMOTE_READ).unwrap();
+    node.operations().ep_bind_cntr(*ep, cntr, BindFlags::REMOTE_READ).unwrap();
     node.ep_enable(*ep).unwrap();
     pair.run(5_000_000);
     assert_eq!(pair.outcomes(0), [(2, None)]);

@@ -138,8 +138,8 @@ fn a_cancelled_receive_is_told_by_one_that_shares_the_context() {
     it.post(5, 2);
     let (srx, now) = (it.srx, it.pair.now);
     let node = &mut it.pair.ends[1].node;
-    node.cancel(srx, 1).unwrap();
-    assert_eq!(node.cancel(srx, 1), Err(Error::NoData));
+    node.operations().cancel(srx, 1).unwrap();
+    assert_eq!(node.operations().cancel(srx, 1), Err(Error::NoData));
     let err = node.cq_readerr(it.eps[0].1).unwrap();
     assert_eq!((err.err, err.cqe.op_context), (Error::Canceled, 1));
     it.send(1, 5, &[3; 8]);
@@ -150,15 +150,15 @@ fn a_cancelled_receive_is_told_by_one_that_shares_the_context() {
     }
     let node = &mut it.pair.ends[1].node;
     for n in 10..14 {
-        node.cancel(srx, n).unwrap();
+        node.operations().cancel(srx, n).unwrap();
     }
-    assert_eq!(node.cancel(srx, 14), Err(Error::Again));
+    assert_eq!(node.operations().cancel(srx, 14), Err(Error::Again));
     assert_eq!(node.ep_close(now, srx), Err(Error::Busy));
     for (ep, cq, _) in &it.eps {
         node.ep_close(now, *ep).unwrap();
         node.objects().cq_close(*cq).unwrap();
     }
-    node.cancel(srx, 14).unwrap();
+    node.operations().cancel(srx, 14).unwrap();
     node.ep_close(now, srx).unwrap();
     assert_eq!(node.ep_close(now, srx), Err(Error::BadFd));
     it.pair.run(600_000_000);
@@ -250,7 +250,7 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     assert_eq!((contents(&look)[0], it.read(1)), (13, vec![5]));
     by_deferred(&mut it, FI_ADDR_UNSPEC, 6, OpFlags::empty()).unwrap();
     let node = &mut it.pair.ends[1].node;
-    node.cancel(srx, 6).unwrap();
+    node.operations().cancel(srx, 6).unwrap();
     node.objects().fail_unposted(deferred, 7, true, Error::BadFlags).unwrap();
     let told = [6, 7].map(|_| node.cq_readerr(it.eps[0].1).unwrap());
     assert_eq!(

@@ -276,7 +276,7 @@ fn data_that_waits_for_room_names_nobody_who_has_no_name() {
         if !known {
             node.objects().av_remove(*av, *peer).unwrap();
         }
-        node.cancel(*ep, 5).unwrap();
+        node.operations().cancel(*ep, 5).unwrap();
         assert_eq!(pair.read_err(1).err, Error::Canceled);
         let told: Vec<_> = pair.read(1).iter().map(|cqe| cqe.src).collect();
         assert_eq!(told, [if known { 0 } else { FI_ADDR_UNSPEC }]);
