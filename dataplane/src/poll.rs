@@ -706,14 +706,14 @@ impl Engine {
     /// [`Node::try_post_recv`]. False: nothing has happened; call [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.node.try_post_recv(ep, req)
+        self.node.objects().try_post_recv(ep, req)
     }
 
     /// [`Node::try_post_recv_reserved`]. False: nothing has happened; call
     /// [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.node.try_post_recv_reserved(ep, req)
+        self.node.objects().try_post_recv_reserved(ep, req)
     }
 
     /// Sends what a post made due. A port that is found gone here is reported by the next

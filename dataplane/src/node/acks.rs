@@ -24,7 +24,7 @@ use barewire_driver::port::Tx;
 use super::fast_rma::BaseTo;
 use super::packet::Packet;
 use super::peer::{Peer, Peers, State, ack_time, slot_of};
-use super::{Control, Due, DynSink, FrameSink, InPlaceFrame, Node, Todo};
+use super::{Control, Due, DynSink, FrameSink, InPlaceFrame, Node, Sending, Todo};
 use crate::idx::{PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
 use crate::rel::psn::Psn;
@@ -284,14 +284,6 @@ impl Peer {
 }
 
 impl Node {
-    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, `NONE`
-    /// if there is none.
-    #[inline]
-    pub(super) fn asks(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
-        let own = if w == TxIdx::NONE { 0 } else { self.tx[w].unacked };
-        self.acks.asks(self.turn.polled_at, &self.peers[p].snd, own, ends)
-    }
-
     /// Sends a PING to each peer with packets in flight that did not ask, once the pause has
     /// passed.
     pub(super) fn ask_after_tails(&mut self, now: Instant) {
@@ -384,9 +376,9 @@ impl Node {
             let frame = AckTo::new(BaseTo { peer, src: &self.port.addr }, &op);
             let len = AckTo::LEN + frame.inline_bytes().len();
             let sent = out.send_in_place(&frame);
-            self.left(p, (Ty::Ack, len), sent)
+            self.sending().left(p, (Ty::Ack, len), sent)
         } else {
-            self.send_sack(p, &mut op, out)
+            self.sending().send_sack(p, &mut op, out)
         };
         if sent != Tx::Sent {
             return cold(false);
@@ -398,31 +390,6 @@ impl Node {
         }
         self.counters.tx_acks += 1;
         true
-    }
-
-    /// Sends the ACK packet `op` with the echo of a mark and a SACK, as far as a frame of the
-    /// session has room for it.
-    #[cold]
-    #[inline(never)]
-    fn send_sack(&mut self, p: PeerIdx, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
-        let peer = &self.peers[p];
-        if peer.addr == self.port.addr {
-            return self.emit(p, &Packet::control(Ty::Ack, peer.snd.nxt, &op.head()), out);
-        }
-        let (mut words, room) = ([0; AckOp::WORDS_MAX], self.peers[p].payload_max(AckOp::LEN) / 8);
-        let fit = room.min(words.len());
-        op.count = peer.rcv.sack(peer.rcv_nxt, &mut words[..fit]) as u8;
-        let mut bytes = [0; BASE_LEN + AckOp::LEN_MAX + TRAILER_LEN];
-        let (fixed, rest) = bytes.split_first_chunk_mut().expect("it is more than a base");
-        Base { ce: peer.marked, ..peer.base(self.port.station, Ty::Ack) }.emit(fixed);
-        let mut len = BASE_LEN + op.emit(&words, rest);
-        if peer.path.has_crc() {
-            let crc = wire::crc_of_head(&bytes[..len]).to_le_bytes();
-            bytes[len..][..TRAILER_LEN].copy_from_slice(&crc);
-            len += TRAILER_LEN;
-        }
-        let sent = out.send(&TxFrame::whole(&bytes[..len]));
-        self.left(p, (Ty::Ack, len), sent)
     }
 
     /// Takes an ACK packet of an open session, with a checksum if `crc`. False if the frame is
@@ -448,6 +415,41 @@ impl Node {
             }
         }
         true
+    }
+}
+
+impl Sending<'_> {
+    /// Sends the ACK packet `op` with the echo of a mark and a SACK, as far as a frame of the
+    /// session has room for it.
+    #[cold]
+    #[inline(never)]
+    fn send_sack(&mut self, p: PeerIdx, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
+        let peer = &self.peers[p];
+        if peer.addr == self.port.addr {
+            return self.emit(p, &Packet::control(Ty::Ack, peer.snd.nxt, &op.head()), out);
+        }
+        let (mut words, room) = ([0; AckOp::WORDS_MAX], self.peers[p].payload_max(AckOp::LEN) / 8);
+        let fit = room.min(words.len());
+        op.count = peer.rcv.sack(peer.rcv_nxt, &mut words[..fit]) as u8;
+        let mut bytes = [0; BASE_LEN + AckOp::LEN_MAX + TRAILER_LEN];
+        let (fixed, rest) = bytes.split_first_chunk_mut().expect("it is more than a base");
+        Base { ce: peer.marked, ..peer.base(self.port.station, Ty::Ack) }.emit(fixed);
+        let mut len = BASE_LEN + op.emit(&words, rest);
+        if peer.path.has_crc() {
+            let crc = wire::crc_of_head(&bytes[..len]).to_le_bytes();
+            bytes[len..][..TRAILER_LEN].copy_from_slice(&crc);
+            len += TRAILER_LEN;
+        }
+        let sent = out.send(&TxFrame::whole(&bytes[..len]));
+        self.left(p, (Ty::Ack, len), sent)
+    }
+
+    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, `NONE`
+    /// if there is none.
+    #[inline]
+    pub(super) fn asks(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
+        let own = if w == TxIdx::NONE { 0 } else { self.tx[w].unacked };
+        self.acks.asks(self.turn.polled_at, &self.peers[p].snd, own, ends)
     }
 }
 

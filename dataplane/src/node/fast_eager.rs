@@ -22,8 +22,8 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, Peers, slot_of};
 use super::post::wr_flags;
 use super::route::Route;
 use super::{
-    Avs, CqTable, Cqs, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Reader, RecvReq,
-    SendReq, Todo,
+    Avs, CqTable, Cqs, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Objects, Reader,
+    RecvReq, SendReq, Todo,
 };
 use crate::cq::Cq;
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -306,47 +306,6 @@ impl Node {
         Some(TxIdx::NONE)
     }
 
-    /// Posts a receive: [`post_recv`](Self::post_recv) for the common case. The receive has one
-    /// span, takes one message from any source, ignores no bit of the tag and writes a completion,
-    /// and no unexpected message waits. False: nothing has happened; call `post_recv`, which also
-    /// says what is wrong. Where this is inlined no request is built.
-    #[inline(always)]
-    pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.post_recv_fast::<true>(ep, req)
-    }
-
-    /// As [`try_post_recv`](Self::try_post_recv), and false also if the endpoint has no room
-    /// reserved. Where this is inlined it makes no call. The generation of `ep` is NOT checked, as
-    /// in [`try_send_inline`](Self::try_send_inline).
-    #[inline(always)]
-    pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        self.post_recv_fast::<false>(ep, req)
-    }
-
-    #[inline(always)]
-    fn post_recv_fast<const RESERVE: bool>(&mut self, ep: EpId, req: &RecvReq) -> bool {
-        let (e, kind) = (ep.0.idx(), req.kind as usize);
-        let ep = if RESERVE { self.eps.by_handle_mut(ep.0) } else { self.eps.at_mut(e) };
-        let Some(ep) = ep else { return cold(false) };
-        if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.rx_slow_flags)
-            || req.src != FI_ADDR_UNSPEC
-            || req.ignore != 0
-        {
-            return cold(false);
-        }
-        if ep.rx_reserved[kind] == 0 && !(RESERVE && ep.reserve_receives(&mut self.cqs, kind)) {
-            return cold(false);
-        }
-        let Some(buf) = req.buf.as_one() else { return cold(false) };
-        let tagged = req.kind == MsgKind::Tagged;
-        let make = |wr: &mut RecvWr| wr.set_simple(e, tagged, req.context, buf.again());
-        if ep.matcher[kind].post_simple(&mut self.posted.pool, req.tag, make).is_none() {
-            return cold(false);
-        }
-        ep.rx_reserved[kind] -= 1;
-        true
-    }
-
     /// Numbers the first packet of a flight, which has just left. The peer's silence counts from
     /// now.
     ///
@@ -567,6 +526,49 @@ impl Node {
             self.peers[p].ack_now = true;
             self.due.make_ready(&mut self.peers, p);
         }
+    }
+}
+
+impl Objects<'_> {
+    /// Posts a receive: [`post_recv`](Node::post_recv) for the common case. The receive has one
+    /// span, takes one message from any source, ignores no bit of the tag and writes a completion,
+    /// and no unexpected message waits. False: nothing has happened; call `post_recv`, which also
+    /// says what is wrong. Where this is inlined no request is built.
+    #[inline(always)]
+    pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.post_recv_fast::<true>(ep, req)
+    }
+
+    /// As [`try_post_recv`](Self::try_post_recv), and false also if the endpoint has no room
+    /// reserved. Where this is inlined it makes no call. The generation of `ep` is NOT checked, as
+    /// in [`try_send_inline`](Node::try_send_inline).
+    #[inline(always)]
+    pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        self.post_recv_fast::<false>(ep, req)
+    }
+
+    #[inline(always)]
+    fn post_recv_fast<const RESERVE: bool>(&mut self, ep: EpId, req: &RecvReq) -> bool {
+        let (e, kind) = (ep.0.idx(), req.kind as usize);
+        let ep = if RESERVE { self.eps.by_handle_mut(ep.0) } else { self.eps.at_mut(e) };
+        let Some(ep) = ep else { return cold(false) };
+        if req.flags.symmetric_difference(OpFlags::COMPLETION).intersects(ep.rx_slow_flags)
+            || req.src != FI_ADDR_UNSPEC
+            || req.ignore != 0
+        {
+            return cold(false);
+        }
+        if ep.rx_reserved[kind] == 0 && !(RESERVE && ep.reserve_receives(self.cqs, kind)) {
+            return cold(false);
+        }
+        let Some(buf) = req.buf.as_one() else { return cold(false) };
+        let tagged = req.kind == MsgKind::Tagged;
+        let make = |wr: &mut RecvWr| wr.set_simple(e, tagged, req.context, buf.again());
+        if ep.matcher[kind].post_simple(&mut self.posted.pool, req.tag, make).is_none() {
+            return cold(false);
+        }
+        ep.rx_reserved[kind] -= 1;
+        true
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Tx;
 
-use super::Node;
 use super::packet::Packet;
+use super::{Node, Sending};
 use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::{self, BASE_LEN};
@@ -48,7 +48,9 @@ impl Node {
             self.on_frame(now, frame);
         }
     }
+}
 
+impl Sending<'_> {
     /// Queues a frame to this node itself, which [`transmit`](Self::transmit) passes to `on_frame`.
     #[cold]
     pub(super) fn emit_to_self(&mut self, p: PeerIdx, packet: &Packet<'_>) -> Tx {

@@ -824,32 +824,36 @@ pub struct Objects<'a> {
     counters: &'a mut NodeCounters,
 }
 
+/// The objects of a node, of which other parts are borrowed as well.
+macro_rules! objects_of {
+    ($node:ident) => {
+        Objects {
+            settings: &$node.settings,
+            port: &$node.port,
+            eps: &mut $node.eps,
+            posted: &mut $node.posted,
+            unexpected: &mut $node.unexpected,
+            blocks: &mut $node.blocks,
+            cqs: &mut $node.cqs,
+            cntrs: &mut $node.cntrs,
+            avs: &mut $node.avs,
+            reassemblies: &mut $node.reassemblies,
+            refused_units: &mut $node.refused_units,
+            coll: &mut $node.coll,
+            peers: &mut $node.peers,
+            awaited: &mut $node.awaited,
+            due: &mut $node.due,
+            observed: &mut $node.observed,
+            counters: &mut $node.counters,
+        }
+    };
+}
+
 impl Node {
     /// The objects of the application.
     #[inline(always)]
     pub fn objects(&mut self) -> Objects<'_> {
-        let Self { settings, port, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
-        let Self { reassemblies, refused_units, coll, .. } = self;
-        let Self { peers, awaited, due, observed, counters, .. } = self;
-        Objects {
-            settings,
-            port,
-            eps,
-            posted,
-            unexpected,
-            blocks,
-            cqs,
-            cntrs,
-            avs,
-            reassemblies,
-            refused_units,
-            coll,
-            peers,
-            awaited,
-            due,
-            observed,
-            counters,
-        }
+        objects_of!(self)
     }
 }
 
@@ -873,29 +877,8 @@ impl Node {
     /// The target's side of one-sided operations.
     #[inline(always)]
     pub fn responder(&mut self) -> Responder<'_> {
-        let Self { settings, port, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
-        let Self { reassemblies, refused_units, coll, .. } = self;
-        let Self { peers, awaited, due, observed, counters, .. } = self;
+        let objects = objects_of!(self);
         let Self { mrs, responses, target, scratch, spare, sent, turn, .. } = self;
-        let objects = Objects {
-            settings,
-            port,
-            eps,
-            posted,
-            unexpected,
-            blocks,
-            cqs,
-            cntrs,
-            avs,
-            reassemblies,
-            refused_units,
-            coll,
-            peers,
-            awaited,
-            due,
-            observed,
-            counters,
-        };
         Responder { objects, mrs, responses, target, scratch, spare, sent, turn }
     }
 }
@@ -920,30 +903,55 @@ impl Node {
     /// The operations.
     #[inline(always)]
     pub fn operations(&mut self) -> Operations<'_> {
-        let Self { settings, port, eps, posted, unexpected, blocks, cqs, cntrs, avs, .. } = self;
-        let Self { reassemblies, refused_units, coll, .. } = self;
-        let Self { peers, awaited, due, observed, counters, .. } = self;
+        let objects = objects_of!(self);
         let Self { tx, fast_ops, packs, pulls, spare, sent, turn, .. } = self;
-        let objects = Objects {
-            settings,
+        Operations { objects, tx, fast_ops, packs, pulls, spare, sent, turn }
+    }
+}
+
+/// What puts packets on the wire, borrowed from a node: they get their numbers, leave, and are
+/// recorded until they are acknowledged. No operation ends.
+#[derive(Debug)]
+pub(crate) struct Sending<'a> {
+    port: &'a mut PortState,
+    peers: &'a mut Peers,
+    sent: &'a mut SentPool,
+    acks: &'a mut acks::Acks,
+    turn: &'a Turn,
+    /// Whose requests and answers the packets are.
+    tx: &'a mut TxWrs,
+    responses: &'a Slab<Response, (), ResponseIdx>,
+    /// Where payload lies.
+    packs: &'a Packs,
+    mrs: &'a Mrs,
+    /// Frames to ourselves.
+    looped: &'a mut Looped,
+    due: &'a mut Due,
+    observed: &'a mut Observed,
+    counters: &'a mut NodeCounters,
+}
+
+impl Node {
+    /// The packets to send.
+    #[inline(always)]
+    pub(crate) fn sending(&mut self) -> Sending<'_> {
+        let Self { port, peers, sent, acks, turn, tx, responses, packs, mrs, .. } = self;
+        let Self { looped, due, observed, counters, .. } = self;
+        Sending {
             port,
-            eps,
-            posted,
-            unexpected,
-            blocks,
-            cqs,
-            cntrs,
-            avs,
-            reassemblies,
-            refused_units,
-            coll,
             peers,
-            awaited,
+            sent,
+            acks,
+            turn,
+            tx,
+            responses,
+            packs,
+            mrs,
+            looped,
             due,
             observed,
             counters,
-        };
-        Operations { objects, tx, fast_ops, packs, pulls, spare, sent, turn }
+        }
     }
 }
 

@@ -245,9 +245,7 @@ impl Objects<'_> {
         self.counters.rx_not_inserted += u64::from(!may);
         may
     }
-}
 
-impl Objects<'_> {
     /// Closes an address vector.
     ///
     /// # Errors

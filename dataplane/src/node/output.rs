@@ -13,7 +13,7 @@ use super::packet::{Packet, Step};
 use super::peer::{Peer, State};
 use super::segments::Segments;
 use super::tx::TxWrs;
-use super::{DynSink, FrameSink, Node, Operations, Todo};
+use super::{DynSink, FrameSink, Node, Operations, Sending, Todo};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -175,7 +175,7 @@ impl Node {
         let peer = &self.peers[p];
         let refuses_again = peer.refused != 0 && peer.ack_now && !peer.nack.want;
         let done = self.serve_owed(now, p, out)
-            && self.serve_lost(now, p, out)
+            && self.sending().serve_lost(now, p, out)
             && self.serve_pulls(now, p, out)
             && self.serve_messages(now, p, out);
         if self.peers[p].ack_now {
@@ -202,7 +202,7 @@ impl Node {
                 let mut op = [0; 8];
                 NackOp { reason }.emit(&mut op);
                 let packet = Packet::control(Ty::Nack, psn, &op);
-                if self.emit(p, &packet, out) != Tx::Sent {
+                if self.sending().emit(p, &packet, out) != Tx::Sent {
                     self.peers[p].nack.want = true;
                     return false;
                 }
@@ -210,7 +210,9 @@ impl Node {
         }
         if self.peers[p].has_nop_for {
             let psn = self.peers[p].nop_for;
-            if self.emit(p, &Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]), out) != Tx::Sent {
+            if self.sending().emit(p, &Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]), out)
+                != Tx::Sent
+            {
                 return false;
             }
             self.peers[p].has_nop_for = false;
@@ -220,7 +222,7 @@ impl Node {
             let mut op = [0; NopOp::LEN];
             NopOp { cuts: true, ..NopOp::default() }.emit(&mut op);
             let packet = Packet::control(Ty::Nop, psn, &op);
-            if !self.send_numbered(now, p, packet, true, out) {
+            if !self.sending().send_numbered(now, p, packet, true, out) {
                 return false;
             }
             self.peers[p].want_nop = false;
@@ -228,41 +230,12 @@ impl Node {
         while self.peers[p].pings > 0 {
             let psn = self.peers[p].snd.nxt;
             let packet = Packet { ar: true, ..Packet::control(Ty::Ping, psn, &[]) };
-            if self.emit(p, &packet, out) != Tx::Sent {
+            if self.sending().emit(p, &packet, out) != Tx::Sent {
                 return false;
             }
             self.peers[p].pings -= 1;
         }
         !self.peers[p].searches || self.control().serve_search(now, p, out)
-    }
-
-    /// Sends retransmissions. False if the port is full.
-    fn serve_lost(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
-        let mut turn = TURN;
-        while self.peers[p].snd.lost > 0 {
-            let Some(idx) = self.peers[p].snd.first_lost(&self.sent) else { break };
-            if !self.peers[p].snd.may_resend() {
-                break;
-            }
-            if turn == 0 {
-                return false;
-            }
-            turn -= 1;
-            let entry = &self.sent[idx];
-            let (ty, psn, body, wr) = (entry.ty, entry.psn, entry.body, entry.wr);
-            let (op, op_len) = (entry.op, usize::from(entry.op_len));
-            let last = self.peers[p].snd.lost == 1;
-            let ar = last || self.peers[p].path.is_lossless();
-            let packet =
-                Packet { ty, psn, op: &op[..op_len], body, wr, ar, ends: false, rtx: true };
-            if self.emit(p, &packet, out) != Tx::Sent {
-                return false;
-            }
-            self.counters.tx_retransmits += 1;
-            self.observed.tallies[p.at()].retransmits += 1;
-            self.peers[p].snd.on_resent(&mut self.sent, idx, now);
-        }
-        true
     }
 
     /// Sends PULL and END. False if the port is full or the window is closed.
@@ -307,7 +280,7 @@ impl Node {
                 ends: false,
                 rtx: false,
             };
-            if !self.send_numbered(now, p, packet, true, out) {
+            if !self.sending().send_numbered(now, p, packet, true, out) {
                 return false;
             }
             if ty == Ty::End {
@@ -415,9 +388,9 @@ impl Node {
         }
         let short = cost > credits;
         if !pull && short && !self.peers[p].credit_is_short() {
-            self.ask_for_credit(now, p, out)
+            self.sending().ask_for_credit(now, p, out)
         } else if pull || short {
-            self.send_announcement(now, p, w, out)
+            self.sending().send_announcement(now, p, w, out)
         } else if !small {
             self.send_pieces(now, (p, w), most, out)
         } else if wr.len <= PACK_MSG_MAX && self.tx.packs_next(w) && !self.packs.free.is_empty() {
@@ -425,28 +398,6 @@ impl Node {
         } else {
             self.send_whole(now, p, w, out)
         }
-    }
-
-    /// Asks for credit, once, and waits for the answer: grants for messages in flight may suffice.
-    /// Only if the peer has no blocks left is a short message announced (RNDV), so that later
-    /// messages can go on. An announced message completes when it is matched, which a program that
-    /// sends first and receives later may wait for in vain.
-    #[cold]
-    fn ask_for_credit(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
-        if self.peers[p].has_asked {
-            return Step::Wait;
-        }
-        if !self.port.can_keep(&self.sent) {
-            return Step::Full;
-        }
-        let psn = self.peers[p].snd.nxt;
-        let packet = Packet { ar: true, ..Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]) };
-        if !self.send_numbered(now, p, packet, true, out) {
-            return Step::Full;
-        }
-        let peer = &mut self.peers[p];
-        (peer.asked_at, peer.has_asked) = (psn, true);
-        Step::Wait
     }
 
     /// Sends a message that fits one packet.
@@ -467,8 +418,9 @@ impl Node {
         .emit(&mut op);
         let body = BodyRef::Wr { wr: w, offset: 0, len: len as u32 };
         let keep = self.tx.keeps(&self.peers, w);
-        let packet = self.data_packet(p, Ty::Msg, &op[..op_len], body, w, keep);
-        if keep && !self.port.can_keep(&self.sent) || !self.send_numbered(now, p, packet, keep, out)
+        let packet = self.sending().data_packet(p, Ty::Msg, &op[..op_len], body, w, keep);
+        if keep && !self.port.can_keep(&self.sent)
+            || !self.sending().send_numbered(now, p, packet, keep, out)
         {
             return Step::Full;
         }
@@ -504,7 +456,7 @@ impl Node {
         let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.tx.keeps(&self.peers, w));
         let segments = Segments { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
         let most = if first { 1 } else { most };
-        if let Step::Full = self.send_segments(now, (p, w), &segments, most, out) {
+        if let Step::Full = self.sending().send_segments(now, (p, w), &segments, most, out) {
             return Step::Full;
         }
         if first {
@@ -512,47 +464,6 @@ impl Node {
         }
         if self.tx[w].sent == end {
             self.operations().all_sent(p, w);
-        }
-        Step::Sent
-    }
-
-    /// Announces a message (RNDV), which the receiver then pulls.
-    fn send_announcement(
-        &mut self,
-        now: Instant,
-        p: PeerIdx,
-        w: TxIdx,
-        out: &mut dyn FrameSink,
-    ) -> Step {
-        let wr = &self.tx[w];
-        let mut op = [0; 40];
-        let op_len = RndvOp {
-            dst_ep: wr.dst_ep,
-            rx_ctx: wr.rx_ctx,
-            src_ep: wr.src_ep,
-            tagged: wr.flags.contains(WrFlags::TAGGED),
-            imm: wr.flags.contains(WrFlags::IMM).then_some(wr.data),
-            tag: wr.tag,
-            msg_len: wr.len,
-            src_op: w.get(),
-            src_gen: self.tx.wrs.generation(w),
-        }
-        .emit(&mut op);
-        if !self.port.can_keep(&self.sent) {
-            return Step::Full;
-        }
-        let packet = self.data_packet(p, Ty::Rndv, &op[..op_len], BodyRef::None, w, true);
-        if !self.send_numbered(now, p, packet, true, out) {
-            return Step::Full;
-        }
-        self.peers[p].charge_last(&mut self.sent, 1, true);
-        let peer = &mut self.peers[p];
-        peer.send_q.remove(&mut self.tx, w);
-        let wr = &mut self.tx[w];
-        wr.flags.remove(WrFlags::IN_SEND_Q);
-        wr.flags |= WrFlags::ANNOUNCED;
-        if planted(Bug::RendezvousDoneOnAck) {
-            self.tx[w].flags |= WrFlags::ALL_SENT;
         }
         Step::Sent
     }
@@ -575,7 +486,7 @@ impl Node {
         let (offset_at, end) = (DataOp::OFFSET_AT, wr.asked);
         let keep = !self.peers[p].path.is_lossless();
         let segments = Segments { ty: Ty::Data, op, op_len, offset_at, end, keep };
-        if let Step::Full = self.send_segments(now, (p, w), &segments, most, out) {
+        if let Step::Full = self.sending().send_segments(now, (p, w), &segments, most, out) {
             return Step::Full;
         }
         let wr = &mut self.tx[w];
@@ -602,8 +513,8 @@ impl Node {
         if !self.port.can_keep(&self.sent) {
             return Step::Full;
         }
-        let packet = self.data_packet(p, Ty::Data, &op, BodyRef::None, TxIdx::NONE, true);
-        if !self.send_numbered(now, p, packet, true, out) {
+        let packet = self.sending().data_packet(p, Ty::Data, &op, BodyRef::None, TxIdx::NONE, true);
+        if !self.sending().send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
         self.operations().free_wr(w);
@@ -619,7 +530,7 @@ impl Node {
         let room = self.peers[p].pack_room();
         let mut bytes = std::mem::take(&mut self.packs.bytes[buf.at()]);
         bytes.clear();
-        let (count, cost) = self.fill_pack(p, &mut bytes, room);
+        let (count, cost) = self.sending().fill_pack(p, &mut bytes, room);
         let len = bytes.len() as u32;
         self.packs.bytes[buf.at()] = bytes;
         let first = self.peers[p].send_q.head;
@@ -637,8 +548,8 @@ impl Node {
             any
         };
         let body = BodyRef::Pack { buf, len };
-        let packet = self.data_packet(p, Ty::Pack, &op[..op_len], body, first, any_kept);
-        if !self.send_numbered(now, p, packet, any_kept, out) {
+        let packet = self.sending().data_packet(p, Ty::Pack, &op[..op_len], body, first, any_kept);
+        if !self.sending().send_numbered(now, p, packet, any_kept, out) {
             return Step::Full;
         }
         self.peers[p].charge_last(&mut self.sent, cost, any_kept);
@@ -647,6 +558,100 @@ impl Node {
             self.tx[first].unacked -= 1;
         }
         self.operations().chain_pack(p, count, any_kept);
+        Step::Sent
+    }
+}
+
+impl Sending<'_> {
+    /// Sends retransmissions. False if the port is full.
+    fn serve_lost(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
+        let mut turn = TURN;
+        while self.peers[p].snd.lost > 0 {
+            let Some(idx) = self.peers[p].snd.first_lost(self.sent) else { break };
+            if !self.peers[p].snd.may_resend() {
+                break;
+            }
+            if turn == 0 {
+                return false;
+            }
+            turn -= 1;
+            let entry = &self.sent[idx];
+            let (ty, psn, body, wr) = (entry.ty, entry.psn, entry.body, entry.wr);
+            let (op, op_len) = (entry.op, usize::from(entry.op_len));
+            let last = self.peers[p].snd.lost == 1;
+            let ar = last || self.peers[p].path.is_lossless();
+            let packet =
+                Packet { ty, psn, op: &op[..op_len], body, wr, ar, ends: false, rtx: true };
+            if self.emit(p, &packet, out) != Tx::Sent {
+                return false;
+            }
+            self.counters.tx_retransmits += 1;
+            self.observed.tallies[p.at()].retransmits += 1;
+            self.peers[p].snd.on_resent(self.sent, idx, now);
+        }
+        true
+    }
+
+    /// Asks for credit, once, and waits for the answer: grants for messages in flight may suffice.
+    /// Only if the peer has no blocks left is a short message announced (RNDV), so that later
+    /// messages can go on. An announced message completes when it is matched, which a program that
+    /// sends first and receives later may wait for in vain.
+    #[cold]
+    fn ask_for_credit(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
+        if self.peers[p].has_asked {
+            return Step::Wait;
+        }
+        if !self.port.can_keep(self.sent) {
+            return Step::Full;
+        }
+        let psn = self.peers[p].snd.nxt;
+        let packet = Packet { ar: true, ..Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]) };
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        let peer = &mut self.peers[p];
+        (peer.asked_at, peer.has_asked) = (psn, true);
+        Step::Wait
+    }
+
+    /// Announces a message (RNDV), which the receiver then pulls.
+    fn send_announcement(
+        &mut self,
+        now: Instant,
+        p: PeerIdx,
+        w: TxIdx,
+        out: &mut dyn FrameSink,
+    ) -> Step {
+        let wr = &self.tx[w];
+        let mut op = [0; 40];
+        let op_len = RndvOp {
+            dst_ep: wr.dst_ep,
+            rx_ctx: wr.rx_ctx,
+            src_ep: wr.src_ep,
+            tagged: wr.flags.contains(WrFlags::TAGGED),
+            imm: wr.flags.contains(WrFlags::IMM).then_some(wr.data),
+            tag: wr.tag,
+            msg_len: wr.len,
+            src_op: w.get(),
+            src_gen: self.tx.wrs.generation(w),
+        }
+        .emit(&mut op);
+        if !self.port.can_keep(self.sent) {
+            return Step::Full;
+        }
+        let packet = self.data_packet(p, Ty::Rndv, &op[..op_len], BodyRef::None, w, true);
+        if !self.send_numbered(now, p, packet, true, out) {
+            return Step::Full;
+        }
+        self.peers[p].charge_last(self.sent, 1, true);
+        let peer = &mut self.peers[p];
+        peer.send_q.remove(self.tx, w);
+        let wr = &mut self.tx[w];
+        wr.flags.remove(WrFlags::IN_SEND_Q);
+        wr.flags |= WrFlags::ANNOUNCED;
+        if planted(Bug::RendezvousDoneOnAck) {
+            self.tx[w].flags |= WrFlags::ALL_SENT;
+        }
         Step::Sent
     }
 
@@ -736,7 +741,7 @@ impl Node {
             let mut bytes = [0; OP_MAX];
             bytes[..op.len()].copy_from_slice(op);
             let sent = Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
-            peer.keep(now, &mut self.sent, sent);
+            peer.keep(now, self.sent, sent);
             if wr != TxIdx::NONE {
                 self.tx[wr].unacked += 1;
             }

@@ -260,14 +260,14 @@ impl Node {
         let body = BodyRef::Pack { buf: wr.pack_buf(), len };
         let mut op = [0; PackOp::LEN];
         PackOp { count }.emit(&mut op);
-        let mut packet = self.data_packet(p, Ty::Pack, &op, body, w, true);
+        let mut packet = self.sending().data_packet(p, Ty::Pack, &op, body, w, true);
         if self.packs.nagle.applies() {
             // Many completions wait for it: an acknowledgement costs a frame of either end less
             // than a PING.
             packet.ar = true;
             self.packs.note_shared(p, count);
         }
-        if !self.send_numbered(now, p, packet, true, out) {
+        if !self.sending().send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
         let peer = &mut self.peers[p];
@@ -429,9 +429,7 @@ impl Objects<'_> {
         self.blocks.give_back(cost);
         true
     }
-}
 
-impl Objects<'_> {
     /// Writes the error completion of one packed message of endpoint `e` to a peer.
     fn fail_note(
         &mut self,

@@ -589,9 +589,7 @@ impl Objects<'_> {
         self.eps.unmatch(self.unexpected, msg);
         self.unexpected[msg].payload.claimed = true;
     }
-}
 
-impl Objects<'_> {
     /// Adds an unexpected message, and returns its index.
     fn add_unexpected(
         &mut self,

@@ -11,7 +11,7 @@ use super::packet::{Packet, Step};
 use super::peer::Peer;
 use super::pull::Pulls;
 use super::tx::TxWrs;
-use super::{FrameSink, Node, Operations, Responder, RmaIov};
+use super::{FrameSink, Node, Operations, Responder, RmaIov, Sending};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
@@ -174,28 +174,14 @@ impl Node {
         let mut op = [0; WriteOp::LEN + wire::IMM_LEN];
         let op_len = WriteOp { range, imm, left, ..WriteOp::default() }.emit(&mut op);
         let body = BodyRef::Wr { wr: w, offset: wr.sent, len: len as u32 };
-        let packet = self.rma_packet(p, Ty::Write, &op[..op_len], body, w, last);
-        if !self.send_numbered(now, p, packet, true, out) {
+        let packet = self.sending().rma_packet(p, Ty::Write, &op[..op_len], body, w, last);
+        if !self.sending().send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
         self.peers[p].charge_last(&mut self.sent, imm.is_some().into(), true);
         self.tx.rma_mut(w).done += len;
         self.operations().rma_sent(p, w, len, last);
         Step::Sent
-    }
-
-    fn rma_packet<'a>(
-        &self,
-        p: PeerIdx,
-        ty: Ty,
-        op: &'a [u8],
-        body: BodyRef,
-        wr: TxIdx,
-        wait: bool,
-    ) -> Packet<'a> {
-        let ar = if self.peers[p].path.is_lossless() { wait } else { self.asks(p, wr, wait) };
-        let psn = self.peers[p].snd.nxt;
-        Packet { ty, psn, op, body, wr, ar, ends: wait, rtx: false }
     }
 
     /// Hands a read to the pull engine.
@@ -207,8 +193,8 @@ impl Node {
                 RemoteRange { dst_ep, rx_ctx, src_ep, last: true, ..RemoteRange::default() };
             let mut op = [0; ReadOp::LEN];
             ReadOp { range, ..ReadOp::default() }.emit(&mut op);
-            let packet = self.rma_packet(p, Ty::Read, &op, BodyRef::None, w, true);
-            if !self.send_numbered(now, p, packet, true, out) {
+            let packet = self.sending().rma_packet(p, Ty::Read, &op, BodyRef::None, w, true);
+            if !self.sending().send_numbered(now, p, packet, true, out) {
                 return Step::Full;
             }
             self.operations().all_sent(p, w);
@@ -278,8 +264,9 @@ impl Node {
             true => BodyRef::Wr { wr: w, offset, len },
             false => BodyRef::Operands { wr: w, offset: offset as u32, len },
         };
-        let packet = self.rma_packet(p, Ty::Atomic, &bytes[..op_len], body, w, last && !fetch);
-        if !self.send_numbered(now, p, packet, true, out) {
+        let packet =
+            self.sending().rma_packet(p, Ty::Atomic, &bytes[..op_len], body, w, last && !fetch);
+        if !self.sending().send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
         self.operations().atomic_sent(p, w, n, imm.is_some(), last);
@@ -323,12 +310,28 @@ impl Node {
                 (Ty::Resp, BodyRef::None, 0)
             }
         };
-        let packet = self.rma_packet(p, ty, &op, body, TxIdx::NONE, false);
-        if !self.send_numbered(now, p, packet, keep, out) {
+        let packet = self.sending().rma_packet(p, ty, &op, body, TxIdx::NONE, false);
+        if !self.sending().send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
         self.responder().response_sent(p, j, n, body);
         Step::Sent
+    }
+}
+
+impl Sending<'_> {
+    fn rma_packet<'a>(
+        &self,
+        p: PeerIdx,
+        ty: Ty,
+        op: &'a [u8],
+        body: BodyRef,
+        wr: TxIdx,
+        wait: bool,
+    ) -> Packet<'a> {
+        let ar = if self.peers[p].path.is_lossless() { wait } else { self.asks(p, wr, wait) };
+        let psn = self.peers[p].snd.nxt;
+        Packet { ty, psn, op, body, wr, ar, ends: wait, rtx: false }
     }
 }
 

@@ -8,7 +8,7 @@ use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
 
 use super::packet::Step;
-use super::{FrameSink, Node};
+use super::{FrameSink, Sending};
 use crate::idx::{PeerIdx, TxIdx};
 use crate::rel::sent::{BodyRef, OP_MAX, Sent};
 use crate::types::Instant;
@@ -28,7 +28,7 @@ pub(super) struct Segments {
     pub(super) keep: bool,
 }
 
-impl Node {
+impl Sending<'_> {
     /// Sends the next segments of request `w`, at most `most` packets and as far as the window
     /// admits; `TxWr::sent` counts the bytes. [`Step::Full`] if the port or a pool had no room for
     /// the next.
@@ -90,7 +90,7 @@ impl Node {
                 let op = (&segments.op, segments.op_len);
                 let body = BodyRef::Wr { wr: w, offset, len };
                 let sent = Sent::new(psn, segments.ty, op, body, w, now);
-                let idx = peer.keep(now, &mut self.sent, sent);
+                let idx = peer.keep(now, self.sent, sent);
                 segments.put_offset(&mut self.sent[idx].op, offset);
                 wr.unacked += 1;
                 if last && !lossless {
@@ -117,7 +117,7 @@ impl Node {
         let Segments { ty, mut op, op_len, keep, .. } = *segments;
         segments.put_offset(&mut op, offset);
         let packet = self.data_packet(p, ty, &op[..op_len], body, w, keep);
-        if keep && !self.port.can_keep(&self.sent) || !self.send_numbered(now, p, packet, keep, out)
+        if keep && !self.port.can_keep(self.sent) || !self.send_numbered(now, p, packet, keep, out)
         {
             return Step::Full;
         }

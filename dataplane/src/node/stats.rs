@@ -4,8 +4,9 @@ use barewire_driver::port::Station;
 
 use super::ep::{Ep, EpCounters};
 use super::ops::WrFlags;
-use super::peer::{Peer, State};
-use super::{Cqs, EpId, Eps, Node};
+use super::peer::{Peer, Peers, State};
+use super::tx::TxWrs;
+use super::{Cqs, EpId, Eps, Node, NodeSettings, Observed, PortState, Turn};
 use crate::error::{Error, Result};
 use crate::idx::{CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
@@ -495,7 +496,9 @@ impl Node {
     ) -> (NodeCounters, Levels) {
         self.eps.survey(&mut survey.eps, sink);
         self.cqs.survey(&mut survey.cqs);
-        self.survey_peers(&mut survey.peers, sink);
+        let Self { peers, observed, port, settings, turn, tx, .. } = self;
+        let mut sessions = SessionReader { peers, observed, port, settings, turn, tx };
+        sessions.survey(&mut survey.peers, sink);
         let (eps, cqs) = (&survey.eps.last, &survey.cqs.last);
         let mut counters = self.counters.clone();
         counters.msgs_sent += eps.sent;
@@ -512,17 +515,82 @@ impl Node {
         (counters, levels)
     }
 
-    fn survey_peers(&mut self, walk: &mut Walk<usize>, sink: &mut impl SurveySink) {
+    /// How full the tables are whose length is known without a look at them.
+    fn levels_at_hand(&self) -> Levels {
+        Levels {
+            sent: self.sent.len(),
+            packs: self.packs.bytes.len() - self.packs.free.len(),
+            unexpected: self.unexpected.len(),
+            blocks: self.blocks.used(),
+            pulls: self.pulls.records.len(),
+            pull_bytes: self.pulls.out,
+            reorder_buf: self.reorder.len(),
+            responses: self.responses.len(),
+            timers: self.wheel.len(),
+            ..Levels::default()
+        }
+    }
+
+    /// How full the tables are. Looks at every slot ever used, so it is for tests: see
+    /// [`survey`](Self::survey).
+    pub fn levels(&self) -> Levels {
+        Levels {
+            peers: self.peers.count(),
+            tx: self.tx.wrs.len() + self.fast_ops.iter().count(),
+            posted: self.posted.pool.count() - self.coll.listening(),
+            late: self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum(),
+            cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
+                - self.coll.listening()
+                - self
+                    .eps
+                    .iter()
+                    .map(|(_, ep)| ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved))
+                    .sum::<usize>(),
+            blocks_lost: self.blocks_lost(),
+            ..self.levels_at_hand()
+        }
+    }
+
+    /// Whether any peer is known.
+    pub fn knows_peers(&self) -> bool {
+        self.peers.count() > 0
+    }
+
+    fn blocks_lost(&self) -> usize {
+        let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
+        let used: usize = self.unexpected.iter().map(|(_, m)| m.payload.units as usize).sum();
+        let late: usize = self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum();
+        self.blocks.lost(promised + used + late)
+    }
+
+    /// All peers with what is going on between us.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
+        self.peers.iter().map(|(_, peer)| session_info(peer))
+    }
+}
+
+/// What the figures of sessions are read from.
+struct SessionReader<'a> {
+    peers: &'a Peers,
+    observed: &'a mut Observed,
+    port: &'a PortState,
+    settings: &'a NodeSettings,
+    turn: &'a Turn,
+    tx: &'a TxWrs,
+}
+
+impl SessionReader<'_> {
+    fn survey(&mut self, walk: &mut Walk<usize>, sink: &mut impl SurveySink) {
         let step = walk.step(self.peers.slots());
         for p in step.clone().map(PeerIdx::of) {
-            let stats = self.session_stats(p);
+            let stats = self.stats(p);
             walk.under_way += usize::from(stats.is_some());
             sink.session(p, stats.as_ref());
         }
         walk.stepped(step.end, self.peers.slots());
     }
 
-    fn session_stats(&mut self, p: PeerIdx) -> Option<SessionStats> {
+    fn stats(&mut self, p: PeerIdx) -> Option<SessionStats> {
         let peer = self.peers.get(p)?;
         let tally = &mut self.observed.tallies[p.at()];
         let (tx_packets, rx_packets) = match peer.state {
@@ -593,59 +661,6 @@ impl Node {
         } else {
             Wait::Answer
         }
-    }
-
-    /// How full the tables are whose length is known without a look at them.
-    fn levels_at_hand(&self) -> Levels {
-        Levels {
-            sent: self.sent.len(),
-            packs: self.packs.bytes.len() - self.packs.free.len(),
-            unexpected: self.unexpected.len(),
-            blocks: self.blocks.used(),
-            pulls: self.pulls.records.len(),
-            pull_bytes: self.pulls.out,
-            reorder_buf: self.reorder.len(),
-            responses: self.responses.len(),
-            timers: self.wheel.len(),
-            ..Levels::default()
-        }
-    }
-
-    /// How full the tables are. Looks at every slot ever used, so it is for tests: see
-    /// [`survey`](Self::survey).
-    pub fn levels(&self) -> Levels {
-        Levels {
-            peers: self.peers.count(),
-            tx: self.tx.wrs.len() + self.fast_ops.iter().count(),
-            posted: self.posted.pool.count() - self.coll.listening(),
-            late: self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum(),
-            cq_reserved: self.cqs.iter().map(|(_, t)| t.cq.reserved()).sum::<usize>()
-                - self.coll.listening()
-                - self
-                    .eps
-                    .iter()
-                    .map(|(_, ep)| ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved))
-                    .sum::<usize>(),
-            blocks_lost: self.blocks_lost(),
-            ..self.levels_at_hand()
-        }
-    }
-
-    /// Whether any peer is known.
-    pub fn knows_peers(&self) -> bool {
-        self.peers.count() > 0
-    }
-
-    fn blocks_lost(&self) -> usize {
-        let promised: usize = self.peers.iter().map(|(_, p)| p.outstanding() as usize).sum();
-        let used: usize = self.unexpected.iter().map(|(_, m)| m.payload.units as usize).sum();
-        let late: usize = self.cqs.iter().map(|(_, t)| t.rest.late.len()).sum();
-        self.blocks.lost(promised + used + late)
-    }
-
-    /// All peers with what is going on between us.
-    pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
-        self.peers.iter().map(|(_, peer)| session_info(peer))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use barewire_driver::hint::cold;
 
-use super::{EndReason, Node, Openings};
+use super::{EndReason, Node, Openings, Sending};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
@@ -91,7 +91,7 @@ impl Node {
             return false;
         }
         self.counters.sessions_stuck += 1;
-        let len = self.oldest_len(p);
+        let len = self.sending().oldest_len(p);
         self.end_session(now, p, EndReason::Stuck(len));
         true
     }
@@ -116,11 +116,13 @@ impl Node {
         self.end_session(now, p, EndReason::Starved);
         true
     }
+}
 
+impl Sending<'_> {
     /// Bytes of the frame of the oldest packet in flight; 0 if it was not kept.
     fn oldest_len(&self, p: PeerIdx) -> u32 {
         let snd = &self.peers[p].snd;
-        let oldest = snd.oldest(&self.sent).and_then(|psn| snd.by_psn(&self.sent, psn));
+        let oldest = snd.oldest(self.sent).and_then(|psn| snd.by_psn(self.sent, psn));
         let Some(idx) = oldest else { return 0 };
         let entry = &self.sent[idx];
         let trailer = self.peers[p].path.trailer_len();
