@@ -282,7 +282,7 @@ impl End for NodeEnd {
             context: 0,
             flags: OpFlags::empty(),
         };
-        self.node.try_post_recv(self.ep, &req)
+        self.node.objects().try_post_recv(self.ep, &req)
             || self.node.post_recv(Instant(now_ns()), self.ep, req).is_ok()
     }
 

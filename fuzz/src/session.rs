@@ -443,11 +443,11 @@ impl World {
     fn recv_by(&mut self, i: usize, ep: EpId, req: RecvReq) -> bool {
         let (now, way) = (self.now, self.ops.len() % 4);
         let node = &mut self.sides[i].node;
-        if way > 1 && node.try_post_recv_reserved(ep, &req) {
+        if way > 1 && node.objects().try_post_recv_reserved(ep, &req) {
             self.posted_at_hand += 1;
             return true;
         }
-        way > 0 && node.try_post_recv(ep, &req) || node.post_recv(now, ep, req).is_ok()
+        way > 0 && node.objects().try_post_recv(ep, &req) || node.post_recv(now, ep, req).is_ok()
     }
 
     fn recv(&mut self, i: usize, input: &mut Input<'_>) {

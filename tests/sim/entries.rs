@@ -79,11 +79,11 @@ pub(crate) fn recv(
     now: Instant,
     (rng, count): (&mut Rng, &mut Entries),
 ) -> Result<()> {
-    if rng.chance(0.5) && node.try_post_recv_reserved(ep, &req) {
+    if rng.chance(0.5) && node.objects().try_post_recv_reserved(ep, &req) {
         count.try_post_recv_reserved += 1;
         return Ok(());
     }
-    if rng.chance(0.6) && node.try_post_recv(ep, &req) {
+    if rng.chance(0.6) && node.objects().try_post_recv(ep, &req) {
         count.try_post_recv += 1;
         return Ok(());
     }

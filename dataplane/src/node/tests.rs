@@ -585,7 +585,7 @@ fn receives_name_sources_as_the_endpoint_was_granted() {
             };
             let none = OpFlags::empty();
             let mut post = |src, flags| {
-                let is_short = node.try_post_recv(ep, &req(src, flags));
+                let is_short = node.objects().try_post_recv(ep, &req(src, flags));
                 if is_short { Ok(()) } else { node.post_recv(Instant(0), ep, req(src, flags)) }
             };
             let invalid = |got: Result<()>| matches!(got, Err(Error::Invalid(_)));

@@ -141,7 +141,7 @@ fn a_usual_receive_is_told_of_and_in_one_piece() {
     for (at, (ep, buf, flags, usual)) in cases.into_iter().enumerate() {
         let (kind, src, context) = (MsgKind::Tagged, FI_ADDR_UNSPEC, 7);
         let req = RecvReq { kind, buf, src, tag: 9, ignore: 0, context, flags };
-        assert_eq!(pair.ends[0].node.try_post_recv(ep, &req), usual, "case {at}");
+        assert_eq!(pair.ends[0].node.objects().try_post_recv(ep, &req), usual, "case {at}");
     }
 }
 
