@@ -703,14 +703,15 @@ impl Engine {
         self.node.post_recv(self.now, ep, req)
     }
 
-    /// [`Node::try_post_recv`]. False: nothing has happened; call [`post_recv`](Self::post_recv).
+    /// As [`Objects::try_post_recv`](crate::node::Objects::try_post_recv). False: nothing has
+    /// happened; call [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.node.objects().try_post_recv(ep, req)
     }
 
-    /// [`Node::try_post_recv_reserved`]. False: nothing has happened; call
-    /// [`post_recv`](Self::post_recv).
+    /// As [`Objects::try_post_recv_reserved`](crate::node::Objects::try_post_recv_reserved). False:
+    /// nothing has happened; call [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.node.objects().try_post_recv_reserved(ep, req)

@@ -339,7 +339,7 @@ impl Node {
 
 impl Responder<'_> {
     /// Keeps an answer until the end of the burst, or, if it is long, for the next
-    /// [`transmit`](Self::transmit).
+    /// [`transmit`](Node::transmit).
     #[inline(never)]
     fn answer_soon(&mut self, p: PeerIdx, reply_to: wire::ReplyTo, (slot, old): (usize, Old)) {
         if self.objects.peers[p].owe_ack_lossless() {

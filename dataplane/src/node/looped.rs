@@ -51,7 +51,7 @@ impl Node {
 }
 
 impl Sending<'_> {
-    /// Queues a frame to this node itself, which [`transmit`](Self::transmit) passes to `on_frame`.
+    /// Queues a frame to this node itself, which [`transmit`](Node::transmit) passes to `on_frame`.
     #[cold]
     pub(super) fn emit_to_self(&mut self, p: PeerIdx, packet: &Packet<'_>) -> Tx {
         if self.looped.queue.len() >= LOOP_MAX {

@@ -883,8 +883,8 @@ impl Node {
     }
 }
 
-/// The operations of a node, borrowed from it: its transmit requests, the messages that it pulls and
-/// reads, and the objects that are told how they end. Nothing is sent.
+/// The operations of a node, borrowed from it: its transmit requests, what it pulls and reads, and
+/// the objects that are told how they end. Nothing is sent.
 #[derive(Debug)]
 pub struct Operations<'a> {
     /// Those that operations are of.

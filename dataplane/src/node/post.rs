@@ -330,7 +330,7 @@ impl Node {
 }
 
 impl Operations<'_> {
-    /// [`queue_wr`](Self::queue_wr) without letting it leave. False if it has ended instead.
+    /// [`queue_wr`](Node::queue_wr) without letting it leave. False if it has ended instead.
     pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
         self.turn.tick(now);
         self.objects.peers[p].begin_to_wait(now);

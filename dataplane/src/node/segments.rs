@@ -1,8 +1,8 @@
 //! Segments of one request, sent back to back: those of a long eager message (MSGM) and of pulled
 //! data (DATA).
 //!
-//! Each leaves as [`send_numbered`](Node::send_numbered) would send it, but what all segments share
-//! is looked up and written once.
+//! Each leaves as [`send_numbered`](Sending::send_numbered) would send it, but what all segments
+//! share is looked up and written once.
 
 use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;

@@ -65,7 +65,7 @@ impl World {
         let full = self.posted[i] == RECEIVES || cq.ready() + reserved == cq.capacity();
         let end = &mut self.pair.ends[1];
         let unasked = end.node.eps[ep.0.idx()].rx_reserved[kind as usize] > 0;
-        let went = short && end.node.try_post_recv(ep, &req);
+        let went = short && end.node.objects().try_post_recv(ep, &req);
         self.unasked += usize::from(went && unasked);
         let posted = if went { Ok(()) } else { end.node.post_recv(self.pair.now, ep, req) };
         assert_eq!(posted, if full { Err(Error::Again) } else { Ok(()) });

@@ -19,7 +19,7 @@ fn post(pair: &mut Pair, ep: EpId, context: u64, flags: OpFlags) -> bool {
     let (buf, src, tag, ignore) = (IoBuf::leaked(&vec![0; len]), FI_ADDR_UNSPEC, 0, 0);
     let req = RecvReq { kind, buf, src, tag, ignore, context, flags };
     let (node, now) = (&mut pair.ends[1].node, pair.now);
-    node.try_post_recv(ep, &req) || node.post_recv(now, ep, req).is_ok()
+    node.objects().try_post_recv(ep, &req) || node.post_recv(now, ep, req).is_ok()
 }
 
 fn send(pair: &mut Pair, kind: MsgKind, dest: FiAddr) {
@@ -306,16 +306,16 @@ fn a_receive_at_hand_asks_nobody() {
         let (kind, buf, flags) = (MsgKind::Tagged, IoBuf::leaked(&[0; 64]), OpFlags::empty());
         RecvReq { kind, buf, src: FI_ADDR_UNSPEC, tag: 0, ignore: 0, context, flags }
     };
-    assert!(!node.try_post_recv_reserved(ep, &req(0)));
+    assert!(!node.objects().try_post_recv_reserved(ep, &req(0)));
     node.post_recv(pair.now, ep, req(0)).unwrap();
-    assert!(!node.try_post_recv_reserved(ep, &req(1)), "nothing was taken in advance");
+    assert!(!node.objects().try_post_recv_reserved(ep, &req(1)), "nothing was taken in advance");
     // The first fills a record that was never used.
-    assert!(!node.try_post_recv(ep, &req(1)));
+    assert!(!node.objects().try_post_recv(ep, &req(1)));
     let left = node.eps[ep.0.idx()].rx_reserved;
     assert_eq!(left, [0, 7], "an eighth");
     node.post_recv(pair.now, ep, req(1)).unwrap();
     node.operations().cancel(ep, 1).unwrap();
-    assert!(node.try_post_recv_reserved(ep, &req(2)));
+    assert!(node.objects().try_post_recv_reserved(ep, &req(2)));
     assert_eq!(node.eps[ep.0.idx()].rx_reserved, [0, 6]);
 }
 
