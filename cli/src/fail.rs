@@ -38,6 +38,11 @@ impl Fail {
         Self { mend: Some(one_line(mend)), ..self }
     }
 
+    /// What is wrong with `port`, if that does not open: nobody is found through it then.
+    pub(crate) fn or_of_port(self, port: &str) -> Self {
+        barewire_driver::open::check(port).err().map_or(self, Self::new)
+    }
+
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(if self.usage { 2 } else { 1 })
     }

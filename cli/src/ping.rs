@@ -227,7 +227,8 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     }
     let settings = args.settings()?;
     let ring = keyring(&settings).map_err(Fail::new)?;
-    let target = args.target.on(&args.port, &settings)?;
+    let target = args.target.on(&args.port, &settings);
+    let target = target.map_err(|fail| fail.or_of_port(&args.port))?;
     let mut port = open(&args.port)?;
     if port.caps().station == target.station {
         return Err(Fail::usage("that is the address of this port itself"));

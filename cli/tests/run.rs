@@ -110,6 +110,24 @@ fn pingpong_and_bench_carry_every_kind_of_message() {
     }
 }
 
+/// Goal: a port that does not open is what is wrong, and not the host that nobody can find through
+/// it.
+#[test]
+fn a_port_that_does_not_open_is_to_blame() {
+    for command in ["pingpong", "bench", "ping"] {
+        for (port, why) in [
+            ("udp:203.0.113.0/24", "no interface of this host fits"),
+            ("udp:203.0.113.9", "no interface of this host has that address"),
+            ("foo:eth0", "no such kind of port"),
+        ] {
+            let failed = run(&[command, "--port", port, "10.0.0.1"]);
+            let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+            assert_eq!(failed.status.code(), Some(1), "{command}: {said}");
+            assert!(said.starts_with("barewire: port ") && said.contains(why), "{command}: {said}");
+        }
+    }
+}
+
 /// Goal: over udp a listener is found by its host, by name or number, and its UDP port; a host that
 /// nobody knows is told at once.
 #[test]

@@ -28,6 +28,7 @@ mod probes;
 mod queues;
 mod ranks;
 mod regions;
+mod rekey;
 mod scalable;
 mod shared;
 mod strangers;
@@ -88,6 +89,17 @@ fn check(source: &str, header: &str, more: impl Fn(&str)) {
 
 /// As [`check`], over another port than a segment.
 fn check_over(port: Option<&str>, source: &str, header: &str, more: impl Fn(&str)) {
+    check_with(port, source, header, |_| {}, more);
+}
+
+/// As [`check_over`], with what `equip` adds to the command.
+fn check_with(
+    port: Option<&str>,
+    source: &str,
+    header: &str,
+    equip: impl Fn(&mut Command),
+    more: impl Fn(&str),
+) {
     with(&[("cc", "gcc"), ("fi_info", "libfabric-bin")], |bench| {
         if !Path::new("/usr/include/rdma").join(header).exists() {
             println!("SKIPPED: no rdma/{header}: sudo apt-get install libfabric-dev");
@@ -100,6 +112,7 @@ fn check_over(port: Option<&str>, source: &str, header: &str, more: impl Fn(&str
             if let Some(port) = port {
                 command.env("FI_BAREWIRE_PORT", port);
             }
+            equip(&mut command);
             let said = succeed(command.env("FI_BAREWIRE_PROGRESS", progress), 240);
             let wrong: Vec<_> = said.lines().filter(|l| l.starts_with("BAD")).collect();
             assert!(wrong.is_empty(), "progress {progress}: {wrong:#?}");

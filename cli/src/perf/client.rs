@@ -32,7 +32,8 @@ const PRINTED: &str = "give the address that the other side printed, barewire://
 /// # Errors
 /// The other side cannot be reached or failed, or a byte was wrong.
 pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
-    let given = args.addr.as_deref().map(|text| whom(text, &args.port)).transpose()?;
+    let given = args.addr.as_deref().map(|text| whom(text, &args.port)).transpose();
+    let given = given.map_err(|fail| fail.or_of_port(&args.port))?;
     let mut link = Link::open(args, CLIENT_PATIENCE)?;
     let spawned = if args.spawn.is_some() { Some(Spawned::start(args)?) } else { None };
     let addr = match (given, &spawned) {

@@ -82,7 +82,10 @@ Examples:
   barewire bench --spawn 4 --op allreduce           a sum among four processes
 
 Environment:
-  BAREWIRE_PORT  the port if --port is not given (default: this user's segment, shm)")]
+  BAREWIRE_PORT      the port if --port is not given (default: this user's segment, shm)
+  BAREWIRE_KEY_FILE  the key files if --key-file is not given
+  BAREWIRE_CERT_FILE, BAREWIRE_CERT_KEY_FILE, BAREWIRE_ROOTS_FILE, BAREWIRE_PEER_IDS
+                     likewise for --cert, --cert-key, --roots, --peer-ids")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     common: Common,
