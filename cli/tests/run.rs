@@ -110,6 +110,18 @@ fn pingpong_and_bench_carry_every_kind_of_message() {
     }
 }
 
+/// Goal: a slow path is measured in the time that was asked for, and not warmed up for longer.
+#[test]
+fn a_slow_path_is_not_warmed_up_for_long() {
+    let port = format!("fault(delay_us=8000):{}", segment());
+    let begun = Instant::now();
+    let args = ["pingpong", "--spawn", "--json", "--size", "8,8,8", "--iterations", "2"];
+    let lines = objects(&run(&[&args[..], &["--port", &port]].concat()));
+    assert_eq!(lines.len(), 3);
+    // 1,000 messages to and fro would take 16 s each time.
+    assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
+}
+
 /// Goal: a port that does not open is what is wrong, and not the host that nobody can find through
 /// it.
 #[test]

@@ -20,9 +20,11 @@ use crate::out;
 /// Memory that the buffers of one side may take before it uses fewer of them.
 const BUFFER_BYTES: u64 = 256 << 20;
 
-/// Bytes and messages that warm a run up: caches, the session, memory of the segment.
+/// Bytes and messages that warm a run up: caches, the session, memory of the segment. Where they
+/// take longer than this time, less serves.
 const WARM_BYTES: u64 = 16 << 20;
 const WARM_COUNT: u64 = 1000;
+const WARM_TIME: Duration = Duration::from_millis(500);
 
 /// What names the other side on every port.
 const PRINTED: &str = "give the address that the other side printed, barewire://MAC/NUMBER";
@@ -51,7 +53,7 @@ pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Resu
         let run = Run { client: me, mode, tagged: args.tagged, verify: args.verify, size, window };
         let mut client = Client { link: &mut link, peer, run, bar: &bar };
         let warm = WARM_COUNT.min(WARM_BYTES / size.max(1)).max(2);
-        client.measure(Until::Count(warm))?;
+        client.measure(Until { count: warm, time: WARM_TIME })?;
         let line = client.measure(args.until())?;
         bar.inc(1);
         if args.json {
@@ -362,10 +364,8 @@ fn over(until: Until, sent: u64, started: Instant) -> bool {
 }
 
 fn over_at(now: Instant, until: Until, sent: u64, started: Instant) -> bool {
-    match until {
-        Until::Count(count) => sent >= count,
-        Until::Time(time) => now.saturating_duration_since(started) >= time && sent > 0,
-    }
+    let is_late = || now.saturating_duration_since(started) >= until.time;
+    sent >= until.count || (sent > 0 && is_late())
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use barewire::{
     Settings, Threading, fabric, getinfo_with,
 };
 
+use super::Common;
 use super::report::{Line, Times, table};
-use super::{Common, Until};
 use crate::fail::Fail;
 
 /// What the command line calls it.
@@ -235,10 +235,10 @@ impl Member {
                 (warm, start) = (false, Instant::now());
             }
             ran.seconds = start.elapsed().as_secs_f64();
-            batch = match args.until() {
-                Until::Count(n) => n.saturating_sub(ran.calls).min(1000),
-                Until::Time(t) if ran.seconds < t.as_secs_f64() => 50,
-                Until::Time(_) => 0,
+            batch = match args.iterations {
+                Some(n) => n.saturating_sub(ran.calls).min(1000),
+                None if ran.seconds < args.seconds.as_secs_f64() => 50,
+                None => 0,
             };
         }
         let wrong = words(1, |_| ran.wrong);

@@ -201,11 +201,11 @@ struct Common {
     json: bool,
 }
 
-/// How long a size is measured.
+/// When the run of a size ends: after so many messages or after this time, but not before the first.
 #[derive(Clone, Copy, Debug)]
-enum Until {
-    Count(u64),
-    Time(Duration),
+struct Until {
+    count: u64,
+    time: Duration,
 }
 
 impl Common {
@@ -243,7 +243,8 @@ impl Common {
     }
 
     fn until(&self) -> Until {
-        self.iterations.map_or(Until::Time(self.seconds), Until::Count)
+        let by_time = Until { count: u64::MAX, time: self.seconds };
+        self.iterations.map_or(by_time, |count| Until { count, time: Duration::MAX })
     }
 
     fn sizes(&self, default: &[u64]) -> Vec<u64> {
