@@ -140,6 +140,9 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     sorter.write_until(u64::MAX)?;
     sorter.writer.flush(now_ns());
     eprintln!("{} frames, {} missed", sorter.written + sorter.writer.frames, sources.missed());
+    if sorter.taken == 0 && sorter.others > 0 {
+        eprintln!("{} others, none with --peer; barewire stats lists stations", sorter.others);
+    }
     if let Some(opener) = &sorter.opener {
         eprintln!("{}", opener.summary());
     }
@@ -154,6 +157,7 @@ fn read(sources: &mut Sources, sorter: &mut Sorter, count: u64) -> Result<usize,
     let max = usize::try_from(count - sorter.taken).unwrap_or(usize::MAX);
     sources.read(max, |at_ns, way, frame, len| {
         if !sorter.wants(frame) {
+            sorter.others += 1;
             return;
         }
         let mut bytes = vec![0; len];
@@ -256,6 +260,8 @@ struct Sorter {
     written: u64,
     /// Stations whose frames are taken; none for all.
     peers: Vec<Station>,
+    /// Frames of others.
+    others: u64,
     held: BinaryHeap<Reverse<Held>>,
     held_len: usize,
     taken: u64,
@@ -266,8 +272,8 @@ struct Sorter {
 impl Sorter {
     fn new(mut files: Files, peers: Vec<Station>, opener: Option<Opener>) -> Result<Self, Fail> {
         let writer = files.next()?;
-        let held = BinaryHeap::new();
-        Ok(Self { files, writer, written: 0, peers, held, held_len: 0, taken: 0, opener })
+        let (held, others) = (BinaryHeap::new(), 0);
+        Ok(Self { files, writer, written: 0, peers, others, held, held_len: 0, taken: 0, opener })
     }
 
     /// Whether a frame is from or to a station that was asked for.

@@ -1217,6 +1217,21 @@ fn check_with_tshark(file: &str, count: usize) {
     assert_eq!(text.lines().count(), count, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Goal: who asked for frames of a station that has none learns that there were others.
+#[test]
+fn capture_tells_of_frames_of_others() {
+    let port = segment();
+    let args =
+        ["capture", "--port", &port, "-o", "-", "--seconds", "2", "--peer", "02:00:00:00:00:09"];
+    let capture = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    objects(&run(&["pingpong", "--spawn", "--json", "--iterations", "50", "--port", &port]));
+    let output = capture.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("0 frames, 0 missed\n"), "{said}");
+    assert!(said.contains(" others, none with --peer; barewire stats lists stations"), "{said}");
+}
+
 #[test]
 fn capture_ends_after_a_count() {
     let port = segment();

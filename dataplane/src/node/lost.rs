@@ -5,12 +5,13 @@
 //! error, so the next post of each endpoint that may have sent such a message to the peer is
 //! refused, once. Receives that name the peer may wait for a lost message, and end too.
 
-use super::ops::WrFlags;
+use super::ops::{TxWr, WrFlags};
 use super::peer::State;
 use super::srx::Unended;
 use super::{Control, EndReason, MsgKind, Objects, Operations};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
+use crate::types::NO_ENTRY;
 
 /// An endpoint that has not yet been told that the session with a peer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,18 @@ impl Operations<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the receives that name `p` end with its session: messages of the peer may be lost.
+    /// Or none opened, and messages to the peer are lost of which no completion tells: the program
+    /// may wait for an answer.
+    pub(super) fn ends_receives(&self, p: PeerIdx, reason: EndReason) -> bool {
+        if self.objects.peers[p].state == State::Open {
+            return reason.is_loss();
+        }
+        let is_untold = |wr: &TxWr| wr.context == NO_ENTRY || wr.flags.contains(WrFlags::REPORTED);
+        let mut all = self.tx.wrs.iter();
+        reason.is_refusal() && all.any(|(_, wr)| wr.peer == p && is_untold(wr))
     }
 }
 

@@ -183,6 +183,14 @@ impl EndReason {
         )
     }
 
+    /// Whether no session opened, and none will before something changes at the peer or here.
+    pub const fn is_refusal(self) -> bool {
+        matches!(
+            self,
+            Self::NoAnswer | Self::Version(_) | Self::OtherKey | Self::NoKey | Self::Unnamed
+        )
+    }
+
     /// Whether it is a normal event: nothing is wrong unless an operation waited.
     pub const fn is_orderly(self) -> bool {
         matches!(self, Self::Closed | Self::Superseded | Self::Evicted | Self::Left | Self::Dropped)

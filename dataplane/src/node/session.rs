@@ -290,6 +290,7 @@ impl Node {
     pub(crate) fn end_session(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         self.operations().note_end(now, p, reason);
         self.operations().note_losses(p, reason);
+        let ends_receives = self.operations().ends_receives(p, reason);
         let err = reason.error();
         let state = self.peers[p].state;
         if state != State::Idle {
@@ -323,7 +324,7 @@ impl Node {
         self.objects().abort_reassembly(p);
         self.objects().drop_announced(p);
         // No message of the peer is on its way into one of them any more.
-        if state == State::Open && reason.is_loss() {
+        if ends_receives {
             self.objects().fail_receives_from(p, err);
         }
         self.coll.peer_lost(p, err);

@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::node::peer::State;
 use crate::psn::Psn;
 use crate::seal::{Keyring, Mode, PreSharedKey};
+use crate::types::NO_ENTRY;
 use crate::wire::{self, BASE_LEN, Base, Op, RstOp, RstReason, TAG_LEN, Ty};
 
 const MS: u64 = 1_000_000;
@@ -458,5 +459,31 @@ fn another_key_is_told_of_once_for_each_list() {
         let told: Vec<Notice> = std::iter::from_fn(|| node.observed.notice()).collect();
         let station = Station::at([2, 0, 0, 0, 0, 1]);
         assert_eq!(told, [Notice::OtherKey { station, has_key: true }], "{list:?}");
+    }
+}
+
+/// Goal: who has sent what no completion tells of, and waits for the answer of a peer that has
+/// another key, is told by the receive; one whose send tells, or who waits for anybody, waits on.
+#[test]
+fn a_receive_that_names_a_peer_with_another_key_ends() {
+    for no_completion in [true, false] {
+        let mut pair = pair([&[1], &[2]]);
+        let End { node, ep, peer, .. } = &mut pair.ends[0];
+        let (kind, tag) = (MsgKind::Msg, 0);
+        for (src, context) in [(*peer, 10), (FI_ADDR_UNSPEC, 11)] {
+            let (buf, flags) = (IoBuf::leaked(&[0; 8]), OpFlags::empty());
+            let req = RecvReq { kind, buf, src, tag, ignore: 0, context, flags };
+            node.post_recv(Instant(0), *ep, req).unwrap();
+        }
+        let (buf, dest, data) = (IoBuf::leaked(&[1; 8]), *peer, 0);
+        let (context, flags) =
+            if no_completion { (NO_ENTRY, OpFlags::INJECT) } else { (2, OpFlags::empty()) };
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        node.post_send(Instant(0), *ep, req).unwrap();
+        pair.run(1_500 * MS);
+        let err = pair.read_err(0);
+        let want = if no_completion { 10 } else { 2 };
+        assert_eq!((err.cqe.op_context, err.err), (want, Error::Access));
+        assert_eq!(pair.ends[0].node.levels().posted, if no_completion { 1 } else { 2 });
     }
 }
