@@ -136,6 +136,11 @@ impl TargetCache {
         *self.grants = [const { AccessGrant::NOTHING }; GRANTS];
     }
 
+    /// Answers that wait for the end of the burst. Each may need a place in `Node::responses` then.
+    pub(super) fn held(&self) -> usize {
+        self.answers.len()
+    }
+
     /// Whether another answer may wait. The bound for all peers is that for one.
     #[inline(always)]
     fn may_answer(&self) -> bool {

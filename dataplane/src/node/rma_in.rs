@@ -651,10 +651,11 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// Whether another response to `p` has a record.
+    /// Whether another response to `p` has a record, besides those that answers of this burst may
+    /// need.
     pub(super) fn response_room(&self, p: PeerIdx) -> Result<(), NackReason> {
-        let room =
-            self.objects.peers[p].responses < RESPONSES_MAX && self.responses.free_count() > 0;
+        let is_free = self.responses.free_count() > self.target.held();
+        let room = self.objects.peers[p].responses < RESPONSES_MAX && is_free;
         if room { Ok(()) } else { Err(NackReason::Overdrawn) }
     }
 }
