@@ -187,6 +187,7 @@ impl Objects<'_> {
         let deferred = &mut self.eps[t];
         deferred.release_receives(self.cqs);
         deferred.release_ops(self.cqs);
+        self.observed.losses.forget_ep(t);
         let deferred = self.eps.free(t);
         self.unbind(&deferred);
     }

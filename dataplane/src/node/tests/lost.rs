@@ -179,3 +179,25 @@ fn a_loss_is_forgotten_with_its_peer_alone() {
         assert_eq!(node.observed.losses.concern(FIRST), !own);
     }
 }
+
+/// A deferred endpoint that has ended is told of nothing, nor is the next endpoint in its place.
+#[test]
+fn what_a_deferred_endpoint_has_lost_is_not_told_to_the_next_in_its_place() {
+    let mut pair = open_pair(false);
+    let End { node, ep, cq, av, .. } = &mut pair.ends[0];
+    let (ep, cq, av, cntr) = (*ep, *cq, *av, node.cntrs.open().unwrap());
+    let deferred = node.objects().deferred_ep(ep, Some(cntr)).unwrap();
+    pair.ends[0].ep = deferred;
+    send(&mut pair, OpFlags::INJECT, 3).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    out.clear();
+    lose_session(&mut pair);
+    let node = &mut pair.ends[0].node;
+    assert!(node.observed.losses.concern(FIRST));
+    node.objects().cntr_close(cntr).unwrap();
+    let next = open_ep(node, (cq, av), EpAttr::default());
+    assert_eq!(next.0.idx(), deferred.0.idx(), "the place is taken again");
+    pair.ends[0].ep = next;
+    assert_eq!(send(&mut pair, OpFlags::empty(), 4), Ok(()));
+}
