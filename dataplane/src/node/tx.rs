@@ -7,9 +7,9 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::IoBuf;
 
 use super::ops::{Inject, Rma, TxWr, WrFlags};
-use super::peer::Peers;
+use super::peer::{Peer, Peers};
 use super::{Node, NodeSettings};
-use crate::idx::{RmaIdx, TxIdx};
+use crate::idx::{EpIdx, RmaIdx, TxIdx};
 use crate::rel::sent::{SendWindow, SentPool};
 use crate::slab::Slab;
 
@@ -114,6 +114,13 @@ impl TxWrs {
     pub(super) fn keeps(&self, peers: &Peers, w: TxIdx) -> bool {
         let wr = &self[w];
         !peers[wr.peer].path.is_lossless() || wr.flags.contains(WrFlags::DELIVERY)
+    }
+
+    /// Messages of an endpoint with this context that have yet to leave for `peer`: `most`, if
+    /// there are more.
+    pub(super) fn waiting(&self, peer: &Peer, of: (EpIdx, u64), most: usize) -> usize {
+        let is_of = |w: &TxIdx| (self[*w].ep, self[*w].context) == of;
+        peer.send_q.iter(self).filter(is_of).take(most).count()
     }
 
     /// Unlinks a request from every list of its peer.

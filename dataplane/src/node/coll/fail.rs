@@ -22,6 +22,12 @@ use crate::wire::EndStatus;
 /// Members up to which everybody tells everybody.
 const FLOOD_ALL: usize = 64;
 
+/// Answers that wait until one peer takes them, at most. Whoever gets none asks again.
+const ANSWERS_MAX: usize = 16;
+
+/// Context of control messages that nobody waits for: no call has this name.
+const TOLD: u64 = 0xf_ffff;
+
 /// Names of groups that are over, and members that left early, remembered at most of each.
 const OVER_MAX: usize = 256;
 
@@ -342,7 +348,8 @@ impl Node {
         }
     }
 
-    /// Answers an ASK.
+    /// Answers an ASK, unless what was said before still waits: so a peer that asks and takes no
+    /// answer does not use up the requests of this node.
     pub(super) fn answer_ask(
         &mut self,
         now: Instant,
@@ -353,6 +360,13 @@ impl Node {
         // Its name is that of the endpoint.
         let to = EpAddr { ep: to.ep ^ SIDE, ..to };
         let Ok(named) = self.name_members(now, &[to]) else { return };
+        let takes = |m: &Member| {
+            let answers = (side.0.idx(), TOLD);
+            self.tx.waiting(&self.peers[m.peer], answers, ANSWERS_MAX) < ANSWERS_MAX
+        };
+        if !self.coll.owed.is_empty() || !named.iter().all(takes) {
+            return self.unname_members(&named);
+        }
         let (tag, data) = (control_tag(gid, what), err.fi_errno() as u64);
         self.coll.owed.extend(named.iter().map(|m| (side, m.side, tag, data)));
         self.coll.left.extend(named);
@@ -395,8 +409,7 @@ impl Node {
                 dest,
                 tag,
                 data,
-                // Nobody waits for it: no call has this name.
-                context: 0xf_ffff,
+                context: TOLD,
                 flags: OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT,
                 no_completion: true,
             };

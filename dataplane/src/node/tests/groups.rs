@@ -5,6 +5,7 @@ use barewire_driver::mem::Span;
 
 use super::*;
 use crate::idx::PeerIdx;
+use crate::node::ep::SIDE;
 
 /// An endpoint at each end of a pair with the addresses of both, in the order of the ends.
 struct Team {
@@ -83,4 +84,27 @@ fn a_member_that_leaves_is_heard_later_if_it_cannot_send_now() {
     team.pair.run(5_000_000);
     assert_eq!(team.pair.ends[1].node.coll.check(groups[1]), Err(Error::ConnRefused));
     assert_eq!(team.pair.read_err(1).cqe.op_context, 9);
+}
+
+/// A member's side is asked by whom it does not know of a group that it never joined, again and
+/// again, and the other end takes none of the answers: requests are left for everybody else.
+#[test]
+fn whoever_asks_and_takes_no_answer_uses_up_nothing() {
+    let settings = NodeSettings { tx_wr_max: 64, unexpected_bytes: 1 << 16, ..Default::default() };
+    let mut team = Team::new(settings);
+    let own = team.pair.ends[0].node.addr_of(team.eps[0]).unwrap();
+    let End { node, av, .. } = &mut team.pair.ends[1];
+    let side = EpAddr { ep: own.ep ^ SIDE, ..own };
+    let dest = node.av_insert(Instant(1), *av, side).unwrap();
+    for gid in 1..1000_u64 {
+        let (tag, data) = (gid << 32 | 1 << 12 | 3, 1 << 32);
+        let (kind, buf, flags) = (MsgKind::Tagged, IoBuf::EMPTY, OpFlags::REMOTE_CQ_DATA);
+        let (context, no_completion) = (gid, true);
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        team.pair.ends[1].node.post_send(team.pair.now, team.eps[1], req).unwrap();
+        team.pair.run(20_000);
+    }
+    let node = &team.pair.ends[0].node;
+    assert!(node.counters().rx_coll_unknown == 0 && node.tx.wrs.len() > 0, "answers wait");
+    assert_eq!(team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1), Ok(()));
 }
