@@ -82,6 +82,8 @@ pub(crate) enum ReassemblyDst {
     Recv { recv: RecvIdx, base: u64 },
     /// Into an unexpected message.
     Store { msg: UnexpectedIdx },
+    /// Nowhere. For the sender it is taken.
+    Nowhere,
 }
 
 /// The peers of a node.

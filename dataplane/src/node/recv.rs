@@ -173,7 +173,14 @@ impl Reassemblies {
     pub(super) fn placing(&self, peer: &Peer) -> Option<RecvIdx> {
         match self.get(peer.reassembly)?.to {
             ReassemblyDst::Recv { recv, .. } => Some(recv),
-            ReassemblyDst::Store { .. } => None,
+            ReassemblyDst::Store { .. } | ReassemblyDst::Nowhere => None,
+        }
+    }
+
+    /// The unfinished message of `peer` goes nowhere from now on.
+    pub(super) fn forget_rest(&mut self, peer: &Peer) {
+        if let Some(partial) = self.get_mut(peer.reassembly) {
+            partial.to = ReassemblyDst::Nowhere;
         }
     }
 }
@@ -219,6 +226,7 @@ impl Node {
                 let kept = self.blocks.pool.append(chain, frame, off, len);
                 assert!(kept, "blocks were promised with the credit");
             }
+            ReassemblyDst::Nowhere => {}
         }
         if end == op.msg_len {
             self.finish_reassembly(now, p, op);
@@ -280,6 +288,7 @@ impl Node {
                     self.objects().announce(e, msg);
                 }
             }
+            ReassemblyDst::Nowhere => {}
         }
     }
 
@@ -522,6 +531,7 @@ impl Objects<'_> {
                     self.fail_placing(recv, Error::ConnReset);
                 }
             }
+            ReassemblyDst::Nowhere => {}
         }
     }
 

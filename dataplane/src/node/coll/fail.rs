@@ -189,7 +189,7 @@ impl Node {
             if let Some(recv) = self.reassemblies.placing(&self.peers[p])
                 && is_ours(self, recv)
             {
-                self.reassemblies.take(&mut self.peers[p]);
+                self.reassemblies.forget_rest(&self.peers[p]);
                 self.objects().cancel_placing(recv);
             }
         }
@@ -365,7 +365,7 @@ impl Node {
             self.tx.waiting(&self.peers[m.peer], answers, ANSWERS_MAX) < ANSWERS_MAX
         };
         if !self.coll.owed.is_empty() || !named.iter().all(takes) {
-            return self.unname_members(&named);
+            return self.objects().unname_members(&named);
         }
         let (tag, data) = (control_tag(gid, what), err.fi_errno() as u64);
         self.coll.owed.extend(named.iter().map(|m| (side, m.side, tag, data)));

@@ -2,6 +2,7 @@
 //! (`tests/sim/coll.rs`).
 
 use barewire_driver::mem::Span;
+use barewire_driver::mem::atomic::Datatype;
 
 use super::*;
 use crate::idx::PeerIdx;
@@ -107,4 +108,41 @@ fn whoever_asks_and_takes_no_answer_uses_up_nothing() {
     let node = &team.pair.ends[0].node;
     assert!(node.counters().rx_coll_unknown == 0 && node.tx.wrs.len() > 0, "answers wait");
     assert_eq!(team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1), Ok(()));
+}
+
+/// Goal: a member that gives a group up while a message to it is half there takes the rest: its
+/// sender learns why from what it is told of the group, and not from a send that fails.
+#[test]
+fn a_message_that_is_half_there_is_taken_when_its_group_is_given_up() {
+    let mut team = Team::new(NodeSettings::default());
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
+    team.pair.run(5_000_000);
+    let root = team.members.map(|members| members[0]);
+    for i in [1, 0] {
+        let what = CollWhat::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
+        let call = CollCall { what, group: groups[i], count: 4000, root: root[i] };
+        let req = CollReq { call, role: None, context: 9, flags: OpFlags::empty() };
+        let lend = |_, _| (Span::EMPTY, IoBuf::leaked(&[7; 4000]).take_one().unwrap());
+        team.pair.ends[i].node.coll_post(team.eps[i], &req, lend).unwrap();
+    }
+    while team.pair.ends[1].node.reassemblies.is_empty() {
+        for i in [0, 1] {
+            let End { node, out, .. } = &mut team.pair.ends[i];
+            node.transmit(team.pair.now, &mut sink(out));
+            let bytes = out.pop_front();
+            if let Some(bytes) = bytes {
+                team.pair.ends[1 - i].node.on_frame(team.pair.now, &RxFrame::new(&bytes));
+            }
+        }
+        team.pair.now = team.pair.now + 5_000;
+        assert!(team.pair.now < Instant(100_000_000), "the message does not begin");
+    }
+    let (now, to) = (team.pair.now, &mut team.pair.ends[1]);
+    to.node.coll_close(now, groups[1]).unwrap();
+    team.pair.run(5_000_000);
+    assert_eq!(team.pair.ends[1].node.counters().rx_refused, 0);
+    let err = team.pair.read_err(0);
+    assert_eq!((err.cqe.op_context, err.err), (9, Error::Canceled));
+    assert_eq!(team.pair.ends[0].node.coll.check(groups[0]), Err(Error::Canceled));
+    assert!(team.pair.ends[1].node.reassemblies.is_empty());
 }
