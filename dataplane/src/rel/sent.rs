@@ -692,7 +692,9 @@ impl<C: CongestionControl> SendWindow<C> {
     /// Calls `f` for the records, oldest first, until it says false.
     pub fn for_each_while(&self, pool: &mut SentPool, mut f: impl FnMut(&mut Sent) -> bool) {
         let mut next = self.first;
-        while let Some(psn) = self.find(pool, next, |group| group.kept) {
+        // Behind the last record the ring may go round: later packets need not have one.
+        for _ in 0..self.kept {
+            let Some(psn) = self.find(pool, next, |group| group.kept) else { return };
             next = psn.next();
             let idx = pool.rings[self.ring].record(psn);
             if !f(&mut pool[idx]) {

@@ -300,6 +300,23 @@ fn what_was_never_sent_cannot_be_acknowledged() {
     assert!(snd.check(Psn(snd.una.0.wrapping_sub(9))).is_ok(), "an old one");
 }
 
+/// Goal: each record is looked at once, also if more packets without one follow it than the ring
+/// has slots for, as on a lossless path.
+#[test]
+fn a_record_is_looked_at_once() {
+    let mut pool = SentPool::with_capacity(2);
+    let mut snd = SendWindow::<Fixed>::new(Psn(u32::MAX - 50));
+    let (psn, at) = (snd.number(), Instant(1));
+    let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+    snd.keep(&mut pool, sent);
+    for _ in 0..200 {
+        snd.number();
+    }
+    let mut seen = Vec::new();
+    snd.for_each(&mut pool, |entry| seen.push(entry.psn));
+    assert_eq!(seen, [psn]);
+}
+
 /// Goal: a round trip is measured on the copy that arrived, without the time that the receiver
 /// waited, which it says in units of 64 ns.
 #[test]
