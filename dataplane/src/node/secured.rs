@@ -269,7 +269,7 @@ impl Seals {
         Some(message)
     }
 
-    /// The port had no room for `frame`, which was sealed.
+    /// The port did not take `frame`, which was sealed.
     #[cold]
     fn refused(&mut self, frame: &TxFrame<'_>) {
         let session = (frame.dst().word(), sealed::dst_sid(frame.head));
@@ -330,7 +330,7 @@ impl SealingSink<'_> {
             Way::Not => return Tx::NoRoute,
         };
         let sent = if alone { out.send_alone(&sealed) } else { out.send(&sealed) };
-        if sent == Tx::Full {
+        if sent != Tx::Sent {
             seals.refused(frame);
         }
         sent

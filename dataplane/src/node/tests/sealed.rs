@@ -512,7 +512,8 @@ fn a_challenge_is_answered_with_a_key() {
 }
 
 /// Goal: a port that takes nothing for long costs a session no more counters than the peer follows.
-/// Method: keys of 32 frames, and a port that is full for 200 ms of polls every 10 us.
+/// Method: keys of 32 frames, and a port that is full, or has no route, for 200 ms of polls every
+/// 10 us each.
 #[test]
 fn a_port_that_is_full_for_long_uses_up_no_keys() {
     let mut pair = pair(1500);
@@ -523,13 +524,16 @@ fn a_port_that_is_full_for_long_uses_up_no_keys() {
     };
     let before = used(&pair);
     pair.send(0, IoBuf::leaked(&[1; 900]), 5, OpFlags::empty(), 2).unwrap();
-    for _ in 0..20_000 {
-        pair.now = pair.now + 10_000;
-        pair.ends[0].node.transmit(pair.now, &mut |_: &TxFrame<'_>| Tx::Full);
+    let mut before = before;
+    for answer in [Tx::Full, Tx::NoRoute] {
+        for _ in 0..20_000 {
+            pair.now = pair.now + 10_000;
+            pair.ends[0].node.transmit(pair.now, &mut |_: &TxFrame<'_>| answer);
+        }
+        // One each millisecond, and those of the first one.
+        let tried = used(&pair) - std::mem::replace(&mut before, used(&pair));
+        assert!((100..240).contains(&tried), "{answer:?}: {tried} counters");
     }
-    // One each millisecond, and those of the first one.
-    let tried = used(&pair) - before;
-    assert!((100..240).contains(&tried), "{tried} counters");
     // A port that is full now and then is tried again after 2 us.
     let (to, _) = shared(900);
     pair.recv(1, to, 5, OpFlags::empty(), 1).unwrap();
