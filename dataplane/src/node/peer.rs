@@ -239,8 +239,9 @@ pub(crate) struct Peer {
     /// An acknowledgement that is asked for leaves in the turn that received the packet. False
     /// while the program is known to send something at once, which carries it.
     pub(crate) quick_ack: bool,
-    /// Probes without an answer. While there are any, the inlined receive functions are closed,
-    /// since they do not reset this count.
+    /// Probes without an answer; where the port tells presence, also those that were left out.
+    /// While there are any, the inlined receive functions are closed, since they do not reset this
+    /// count.
     pub(crate) probes: u8,
     /// Duplicates received since the last ACK packet.
     pub(crate) dups: u8,

@@ -18,6 +18,19 @@ use crate::rel::congestion::CongestionControl;
 use crate::rel::rtt::Rtt;
 use crate::types::Instant;
 
+/// Whether the `nth` repetition to a live process is left out, which finds those before when it
+/// polls: they become ever more seldom. They do not end, as a live process may drop what is not of
+/// its session, and as another one may have taken the address of the one before.
+fn is_left_out(nth: u8) -> bool {
+    nth > PROBES_MIN && !nth.is_power_of_two()
+}
+
+/// The number after `nth`. At its end it begins again at the last power of two: repetitions go on,
+/// and grow no denser.
+fn count_on(nth: u8) -> u8 {
+    nth.checked_add(1).unwrap_or(1 << 7)
+}
+
 /// Added to the tail probe's timeout, nanoseconds: an acknowledgement that the peer holds back.
 const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 
@@ -254,10 +267,8 @@ impl Control<'_> {
             return;
         }
         peer.probe_at = now;
-        // At its end it begins again at the last power of two: it goes on, and grows no denser.
-        peer.backoff = peer.backoff.checked_add(1).unwrap_or(1 << 7);
-        let seldom = peer.backoff > PROBES_MIN && !peer.backoff.is_power_of_two();
-        if presence != Presence::Present || !seldom {
+        peer.backoff = count_on(peer.backoff);
+        if presence != Presence::Present || !is_left_out(peer.backoff) {
             peer.want_open = peer.repeats_open();
             peer.pings = if overdue { OPENS_LATE } else { 0 };
             self.due.make_ready(self.peers, p);
@@ -272,8 +283,11 @@ impl Control<'_> {
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
         let count = match (overdue, peer.path.tells_presence()) {
-            // The peer's ring holds the probes until it polls.
-            (_, true) => missing.min(1),
+            // Those that are left out count as well.
+            (_, true) => {
+                peer.probes = count_on(peer.probes);
+                u8::from(!is_left_out(peer.probes))
+            }
             (true, false) if asked => return,
             (true, false) => missing.max(PROBES_MIN / 2),
             (false, false) => 1,
@@ -284,7 +298,10 @@ impl Control<'_> {
         }
         if count > 0 {
             peer.pings = peer.pings.max(count);
-            (peer.probes, peer.rx_quota) = (peer.probes.saturating_add(count), 0);
+            if !peer.path.tells_presence() {
+                peer.probes = peer.probes.saturating_add(count);
+            }
+            peer.rx_quota = 0;
             self.counters.tx_probes += u64::from(count);
             self.due.make_ready(self.peers, p);
         }

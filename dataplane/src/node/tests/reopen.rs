@@ -113,3 +113,76 @@ fn a_peer_that_took_an_open_and_died_is_not_waited_for() {
         assert!(if took { told <= 60 } else { told >= 499 }, "took {took}: told after {told} ms");
     }
 }
+
+/// Goal: a waiting operation ends although another process has taken the address of the dead peer,
+/// and the port, which tells who lives, does not tell that. Method: the peer computes for as long
+/// as probes to it are frequent, dies, and its successor polls.
+#[test]
+fn who_waits_for_a_dead_peer_hears_of_it_from_its_successor() {
+    let mut pair = Pair::of([seen(1, 101), seen(2, 102)]);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    for context in [2, 3] {
+        let flags = OpFlags::DELIVERY_COMPLETE;
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, flags, context).unwrap();
+        if context == 2 {
+            for _ in 0..10 {
+                transmit(&mut pair, 0);
+                hand_over(&mut pair, 0);
+                hand_over(&mut pair, 1);
+                pair.now = pair.now + 5_000;
+            }
+            assert_eq!(pair.read(0).len(), 1);
+        }
+    }
+    for _ in 0..2_000 {
+        transmit(&mut pair, 0);
+        pair.now = pair.now + 1_000_000;
+    }
+    let unread = std::mem::take(&mut pair.ends[0].out).len();
+    assert!((9..20).contains(&unread), "{unread} frames lie at a peer that does not poll");
+    pair.ends[1] = seen(2, 202);
+    for _ in 0..10_000 {
+        transmit(&mut pair, 0);
+        hand_over(&mut pair, 0);
+        hand_over(&mut pair, 1);
+        pair.now = pair.now + 1_000_000;
+    }
+    let failure = pair.read_err(0);
+    assert_eq!((failure.cqe.op_context, failure.err), (3, Error::ConnReset));
+}
+
+/// Goal: what is known of the epochs of one life of a peer is not held against the next, whose
+/// epochs begin anew. Method: the next life answers no OPEN for long, and then opens a session.
+#[test]
+fn epochs_of_an_earlier_life_say_nothing_of_the_next() {
+    for lossless in [true, false] {
+        let mut pair = Pair::new(1500, lossless);
+        pair.ends[1].node.openings.epoch = 40;
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+        pair.run(3_000_000);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+
+        let ends = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
+        let mut next = end(2, 1500, lossless);
+        next.node.settings.incarnation = 999;
+        next.peer = next.node.av_insert(pair.now, next.av, ends).unwrap();
+        let addr = next.node.addr_of(next.ep).unwrap();
+        pair.ends[1] = next;
+        let End { node, av, peer, .. } = &mut pair.ends[0];
+        *peer = node.av_insert(pair.now, *av, addr).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+        for _ in 0..1_000 {
+            let End { node, out, .. } = &mut pair.ends[0];
+            node.transmit(pair.now, &mut sink(out));
+            out.clear();
+            pair.now = pair.now + 1_000_000;
+        }
+        assert_eq!(pair.read_err(0).err, Error::HostUnreach);
+
+        pair.recv(0, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 4).unwrap();
+        pair.send(1, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 5).unwrap();
+        pair.run(3_000_000);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1), "lossless: {lossless}");
+    }
+}
