@@ -702,7 +702,10 @@ impl Control<'_> {
         let paired = matches!(peer.state, State::Answered | State::Open);
         self.observed.tallies[p.at()].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
         self.blocks.take_back(peer);
-        peer.closed_epoch = peer.peer_epoch;
+        if paired {
+            // Without an answer the epoch is that of an earlier session, perhaps of another life.
+            peer.closed_epoch = peer.peer_epoch;
+        }
         peer.state = State::Idle;
         (peer.in_order, peer.steady) = (false, false);
         peer.fast_path &= planted(Bug::FastPathKept);
