@@ -377,6 +377,8 @@ impl Control<'_> {
     pub(super) fn note_life(&mut self, p: PeerIdx, inc: u64) {
         let peer = &mut self.peers[p];
         let known = std::mem::replace(&mut peer.inc, inc);
+        // The next one that is named is not what the last OPEN claimed.
+        peer.is_life_claimed &= inc != 0;
         if known != inc && !planted(Bug::SourceKept) {
             peer.source = SourceName::UNKNOWN;
         }

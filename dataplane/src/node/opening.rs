@@ -238,8 +238,10 @@ impl Openings {
         self.secret.draw()
     }
 
-    /// Notes that a session with `peer` was made for an OPEN, `proven` if by a cookie.
+    /// Notes that a session with `peer` was made for an OPEN, in place of the one before if there
+    /// was one; `proven` if by a cookie, or by the life that the application named.
     pub(super) fn note_half_open(&mut self, now: Instant, peer: &Peer, proven: bool) {
+        self.half_open.retain(|half| half.p != peer.slot());
         if !proven {
             self.half_open.push(HalfOpen { p: peer.slot(), sid: peer.sid, since: now });
         }
@@ -261,6 +263,12 @@ impl Openings {
         if peer.state == State::Answered {
             path.arrives(len);
         }
+    }
+
+    /// Half-open sessions that are remembered.
+    #[cfg(test)]
+    pub(super) fn half_open_count(&self) -> usize {
+        self.half_open.len()
     }
 
     /// Fixes the length of the first frames of the session that is being opened.
@@ -332,8 +340,7 @@ impl Control<'_> {
         let known = self.by_station.get(self.peers, src, self.openings.heard_tenant());
         let peer = known.map(|p| &self.peers[p]);
         // The application named this life of the peer, which cannot be guessed: that is proof.
-        let is_named = |peer: &Peer| peer.av_refs > 0 && peer.inc != 0 && peer.inc == op.inc;
-        if peer.is_some_and(|peer| peer.opened_as(op) || is_named(peer)) {
+        if peer.is_some_and(|peer| peer.opened_as(op) || peer.is_named(op.inc)) {
             return true;
         }
         let proven = self.openings.secret.is_proof(now, src, op) || planted(Bug::CookieUnchecked);
@@ -510,6 +517,11 @@ impl Peer {
     /// Whether `op` echoes the OPEN of ours.
     pub(super) fn opened_as(&self, op: &OpenOp) -> bool {
         self.sid != 0 && op.echo_sid == self.sid && op.echo_epoch == self.epoch
+    }
+
+    /// Whether the application, not an OPEN alone, named this life of the peer.
+    pub(super) fn is_named(&self, inc: u64) -> bool {
+        self.av_refs > 0 && self.inc != 0 && self.inc == inc && !self.is_life_claimed
     }
 
     /// Whether our OPEN is repeated until answered. An answerer leaves that to the other end.

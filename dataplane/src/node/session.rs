@@ -478,7 +478,7 @@ impl Control<'_> {
         (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
         (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
         peer.quick_ack = true;
-        (peer.marked, peer.takes_echo) = (false, false);
+        (peer.marked, peer.takes_echo, peer.dups) = (false, false, 0);
         (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
         peer.searches = false;
         peer.want_open = true;
@@ -545,13 +545,15 @@ impl Control<'_> {
             self.peers[p].closed_epoch = 0;
         }
         let proven = self.openings.secret.is_proof(now, base.src, op);
+        let named = self.peers[p].is_named(op.inc);
+        let claimed = known == 0 || known == op.inc && self.peers[p].is_life_claimed;
         self.begin_from(now, p, (State::Answered, first), op.is_near());
         self.pair(p, base, op);
         let peer = &mut self.peers[p];
         peer.opens = !peer.wrs.is_empty() || peer.coll_waits > 0;
-        peer.is_life_claimed = known == 0 && !proven;
+        peer.is_life_claimed = claimed && !proven;
         self.note_path(p, op, len);
-        self.openings.note_half_open(now, &self.peers[p], proven);
+        self.openings.note_half_open(now, &self.peers[p], proven || named);
     }
 
     /// Notes the identity of the other end: sid, incarnation, epoch, frame length.

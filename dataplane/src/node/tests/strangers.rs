@@ -363,3 +363,80 @@ fn the_source_names_the_life_that_sent() {
         assert_ne!(new, old);
     }
 }
+
+/// Goal: an OPEN without proof is limited also where the one before it was of the same life and
+/// station, whom the application names without a life, or not at all; and what is remembered of
+/// them does not grow. Method: one station opens session after session.
+#[test]
+fn opens_of_one_station_are_limited_too() {
+    const PER_MS: u32 = 100;
+    for by_name in [false, true] {
+        let mut node = end_with(1, 1500, false, strict()).node;
+        if by_name {
+            let av = node.av_open(8).unwrap();
+            let addr = EpAddr { station: STRANGER, ep: 1, incarnation: 0 };
+            node.av_insert(Instant(0), av, addr).unwrap();
+        }
+        let (dst, crc) = (node.port.station, node.port.far.has_crc());
+        let (ty, src, ar, rtx, psn) = (Ty::Open, STRANGER, false, false, Psn(1));
+        let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
+        let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
+        let Op::Open(op) = open(node.settings().incarnation) else { unreachable!() };
+        for n in 0..20 * PER_MS {
+            let now = Instant(u64::from(1 + n / PER_MS) * 1_000_000);
+            let op = Op::Open(OpenOp { epoch: 1 + n, sid: 1 + n, ..op });
+            node.on_frame(now, &RxFrame::new(&wire::frame(&base, &op, &[])));
+            let half_open = node.openings.half_open_count();
+            assert!(half_open <= 16, "{half_open} half-open sessions after OPEN {n}");
+        }
+        let limited = node.counters().rx_open_limited;
+        assert_eq!(limited, 20 * u64::from(PER_MS - 16), "by name: {by_name}");
+    }
+}
+
+/// Goal: what is meant for a life of a peer that has ended does not reach the present one, also
+/// after an OPEN of nobody's claimed a third one. Method: that OPEN comes between messages by name
+/// and by the old address.
+#[test]
+fn a_claimed_life_opens_no_way_from_one_life_to_the_next() {
+    for lossless in [true, false] {
+        let (mut pair, other) = by_name_alone(lossless);
+        pair.ends[1].node.control().reach_by_name();
+        let by_name = pair.ends[0].peer;
+        let End { node, av, peer, .. } = &mut pair.ends[0];
+        let gone = EpAddr { incarnation: 555, ..other };
+        *peer = node.av_insert(pair.now, *av, gone).unwrap();
+        let gone = *peer;
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+        pair.run(3_000_000);
+        assert_eq!(pair.read_err(0).err, Error::ConnReset);
+
+        let (src, node) = (pair.ends[1].node.port.station, &mut pair.ends[0].node);
+        let (dst, crc, ty) = (node.port.station, node.port.far.has_crc(), Ty::Open);
+        let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
+        let dst_sid = 0;
+        let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
+        let op = open(node.settings().incarnation);
+        node.on_frame(pair.now, &RxFrame::new(&wire::frame(&base, &op, &[])));
+        pair.ends[0].peer = by_name;
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+        let life = |pair: &Pair| pair.ends[0].node.peers.iter().next().unwrap().1.inc;
+        assert_eq!(life(&pair), 77, "what the OPEN claims");
+        for _ in 0..1000 {
+            if life(&pair) != 0 {
+                pair.run(5_000);
+            }
+        }
+        assert_eq!(life(&pair), 0);
+        pair.ends[0].peer = gone;
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
+        for context in [5, 6] {
+            pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), context).unwrap();
+        }
+        pair.run(3_000_000);
+        assert_eq!(pair.read(1).len(), 1, "lossless: {lossless}");
+        let failure = pair.read_err(0);
+        assert_eq!((failure.cqe.op_context, failure.err), (4, Error::ConnReset));
+        assert_eq!(pair.read(0).len(), 1);
+    }
+}
