@@ -168,7 +168,9 @@ impl Node {
         let Some(raw) = Base::parse_raw(frame) else { return };
         let p = slot_of(raw.dst_sid);
         let next = self.peers.get(p).is_some_and(|peer| {
-            peer.sid == raw.dst_sid && peer.station() == raw.src && peer.rcv_nxt == raw.psn
+            let paired = matches!(peer.state, State::Answered | State::Open);
+            let is_its = peer.sid == raw.dst_sid && peer.station() == raw.src && paired;
+            is_its && peer.path.admits_from(frame.is_near()) && peer.rcv_nxt == raw.psn
         });
         if next && raw.dst == self.port.station {
             self.control().refuse(p, NackReason::UnknownType);

@@ -86,7 +86,7 @@ impl Control<'_> {
             // If the application named another life, the answer to the next OPEN tells of its end.
             State::Opening => {
                 let named = peer.inc == 0 || peer.inc == op.inc;
-                let gives_way = op.is_near() && !op.is_answer() && named;
+                let gives_way = op.is_near() && !op.is_answer() && named && !peer.is_over(op);
                 if gives_way {
                     self.forget(p);
                 }

@@ -76,8 +76,13 @@ impl Path {
     /// of a sealed session did not, and the others have a checksum or not.
     #[inline(always)]
     pub(super) fn admits(self, crc: bool, is_near: bool) -> bool {
-        let by_memory = if is_near { !self.is_sealed() } else { !self.is_near() };
-        self.has_crc() == crc && by_memory
+        self.has_crc() == crc && self.admits_from(is_near)
+    }
+
+    /// Whether a frame that came out of memory, or did not, may be of a session on this path.
+    #[inline(always)]
+    pub(super) fn admits_from(self, is_near: bool) -> bool {
+        if is_near { !self.is_sealed() } else { !self.is_near() }
     }
 
     /// Bytes that follow the payload: a tag, a checksum, or none.

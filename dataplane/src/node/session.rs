@@ -743,9 +743,15 @@ impl Control<'_> {
 fn compare(peer: &Peer, op: &OpenOp) -> (bool, bool, bool) {
     let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
     let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;
-    let since = |epoch: u32| op.epoch.wrapping_sub(epoch) as i32;
-    let closed = peer.closed_epoch != 0 && since(peer.closed_epoch) <= 0;
-    let left = peer.state == State::Answered && since(peer.peer_epoch) < 0;
-    let over = op.inc == peer.inc && (closed || left) && !planted(Bug::NoSessionEpoch);
-    (ours, theirs, over)
+    (ours, theirs, peer.is_over(op))
+}
+
+impl Peer {
+    /// Whether `op` is of a session that has ended.
+    pub(super) fn is_over(&self, op: &OpenOp) -> bool {
+        let since = |epoch: u32| op.epoch.wrapping_sub(epoch) as i32;
+        let closed = self.closed_epoch != 0 && since(self.closed_epoch) <= 0;
+        let left = self.state == State::Answered && since(self.peer_epoch) < 0;
+        op.inc == self.inc && (closed || left) && !planted(Bug::NoSessionEpoch)
+    }
 }

@@ -223,3 +223,43 @@ fn nodes_with_a_key_speak_through_memory_in_the_clear() {
         assert_eq!((frames.len(), clear), (1, near));
     }
 }
+
+/// Goal: a packet of a type that is not known is refused only if it came as its session's do.
+#[test]
+fn a_copied_identity_is_not_refused_in_a_near_session() {
+    let mut mixed = Mixed::new(true);
+    mixed.pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 2).unwrap();
+    mixed.send();
+    mixed.run(50);
+    mixed.send();
+    let mut unknown = mixed.due(0).pop().unwrap();
+    unknown[14] = unknown[14] & 0xe0 | 20;
+    for near in [false, true] {
+        mixed.give(1, &unknown, near);
+        assert_eq!(mixed.peer(1).refused != 0, near, "near: {near}");
+    }
+}
+
+/// Goal: an old OPEN that lies in memory ends no attempt to open a session on another path. Method:
+/// the OPEN of a session that has ended comes again, while one by the wire is under way.
+#[test]
+fn an_old_open_through_memory_ends_no_attempt() {
+    let mut mixed = Mixed::new(true);
+    mixed.pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 2).unwrap();
+    mixed.send();
+    let old = mixed.due(0).pop().unwrap();
+    mixed.give(1, &old, true);
+    mixed.run(50);
+    assert_eq!(mixed.pair.read(1).len(), 1);
+    let (now, station) = (mixed.pair.now, mixed.pair.ends[0].node.port.station);
+    mixed.pair.ends[1].node.drop_session(now, station);
+    mixed.near[1] = false;
+    mixed.pair.recv(0, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 3).unwrap();
+    mixed.pair.send(1, IoBuf::leaked(&[7; 8]), 1, OpFlags::empty(), 4).unwrap();
+    assert_eq!(mixed.due(1).len(), 1, "lost");
+    mixed.give(1, &old, true);
+    mixed.near[1] = true;
+    mixed.run(20_000);
+    let got: Vec<_> = mixed.pair.read(0).iter().map(|cqe| cqe.op_context).collect();
+    assert!(got.contains(&3), "{got:?}");
+}
