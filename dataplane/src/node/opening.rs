@@ -41,6 +41,9 @@ const OPENS_PER_MS: u32 = 16;
 /// OPENs of one length before the next is tried.
 const TRIES: u8 = 2;
 
+/// OPENs after which all lengths have been tried anew, however many there are: 1 to 3.
+const ROUND: u8 = 6 * TRIES;
+
 /// Frame lengths on the path to a peer whose session is being opened, in bytes after the Ethernet
 /// header. On a lossless port every length passes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,7 +61,7 @@ pub(crate) struct Path {
     answers: u16,
     /// Longest OPEN that arrived.
     arrived: u16,
-    /// OPENs sent.
+    /// OPENs sent. At its end it goes a round back.
     tries: u8,
     /// When the key was refused first, and why.
     refusal: Option<(Instant, RstReason)>,
@@ -498,7 +501,7 @@ impl Control<'_> {
         self.counters.tx_frames += 1;
         self.peers[p].want_open = false;
         let path = self.openings.path_mut(p);
-        path.tries = path.tries.saturating_add(1);
+        path.tries = path.tries.checked_add(1).unwrap_or(u8::MAX - ROUND + 1);
         path.answers = 0;
         if echoes {
             path.least = if path.least == 0 { len } else { path.least.min(len) };

@@ -152,3 +152,20 @@ fn only_a_search_takes_what_a_probe_found() {
         assert_eq!(node.peers[p].frame_max, then, "{searches} {heard}");
     }
 }
+
+/// Goal: a peer that is there late is reached over a narrow path however many OPENs it has missed.
+/// Method: none arrives for half a minute, then those of the least length.
+#[test]
+fn a_late_peer_on_a_narrow_path_is_reached() {
+    let mut pair = Pair::new(9000, false);
+    for end in &mut pair.ends {
+        end.node.settings.t_dead_ns = 100_000_000_000;
+    }
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    pair.most = 0;
+    pair.run_by(30_000_000_000, 4_000_000);
+    pair.most = 600;
+    pair.run_by(1_000_000_000, 1_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+}
