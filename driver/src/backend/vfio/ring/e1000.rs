@@ -6,8 +6,9 @@
 //! device and are never read.
 //!
 //! Buffer `i` belongs to descriptor `i` for the life of the ring. The device writes a length and
-//! flags: the length is handed on for the caller to bound, and a frame that was split over several
-//! buffers, or has an error flag, says so. Where it writes over an address, that is written again.
+//! flags: the length is handed on for the caller to bound. None of the buffers that a frame is
+//! split over is good, nor is one with an error flag. Where the device writes over an address, that
+//! is written again.
 //!
 //! # Ordering
 //! The second half of a descriptor is one 64-bit word: whoever sees "done" in it by an Acquire load
@@ -21,14 +22,24 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::desc::{Descs, Received};
 
+/// What a buffer holds that the device has filled: a frame, or a part of one that is longer.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Bytes.
+    len: u16,
+    /// The frame ends there.
+    is_end: bool,
+    /// The frame is damaged.
+    has_error: bool,
+}
+
 /// A format of descriptors. All have the buffer's address in the first word.
 pub trait Format: Send + Sync + 'static {
     /// The device writes over the address of a receive descriptor.
     const WRITES_OVER_ADDRESS: bool;
 
-    /// Bytes of a received frame, and whether it is whole and has no error, from the second word;
-    /// `None` while the device is not done.
-    fn received(word: u64) -> Option<(u16, bool)>;
+    /// What the second word says of a received buffer; `None` while the device is not done.
+    fn received(word: u64) -> Option<Piece>;
 
     /// The second word for a frame of `len` bytes to send: its last descriptor, insert the frame
     /// check sequence, report.
@@ -61,9 +72,9 @@ impl Format for Legacy {
     const WRITES_OVER_ADDRESS: bool = false;
 
     #[inline(always)]
-    fn received(word: u64) -> Option<(u16, bool)> {
-        let is_good = word & Self::END != 0 && word & Self::ERRORS == 0;
-        (word & Self::DONE != 0).then_some((word as u16, is_good))
+    fn received(word: u64) -> Option<Piece> {
+        let (is_end, has_error) = (word & Self::END != 0, word & Self::ERRORS != 0);
+        (word & Self::DONE != 0).then_some(Piece { len: word as u16, is_end, has_error })
     }
 
     #[inline(always)]
@@ -89,9 +100,9 @@ impl Format for Advanced {
     const WRITES_OVER_ADDRESS: bool = true;
 
     #[inline(always)]
-    fn received(word: u64) -> Option<(u16, bool)> {
-        let is_good = word & Self::END != 0 && word & Self::ERROR == 0;
-        (word & Self::DONE != 0).then_some(((word >> 32) as u16, is_good))
+    fn received(word: u64) -> Option<Piece> {
+        let (is_end, has_error) = (word & Self::END != 0, word & Self::ERROR != 0);
+        (word & Self::DONE != 0).then_some(Piece { len: (word >> 32) as u16, is_end, has_error })
     }
 
     #[inline(always)]
@@ -126,6 +137,9 @@ pub struct RxRing<F> {
     next: u32,
     /// Descriptors given to the device in all; its low bits are what the tail register wants.
     tail: u32,
+    /// The next buffer goes on with a frame that did not end in the last: the rest of one that was
+    /// too long, whatever that looks like.
+    goes_on: bool,
 }
 
 impl<F: Format> RxRing<F> {
@@ -145,7 +159,7 @@ impl<F: Format> RxRing<F> {
             ring.half(i, 0).store(addrs.of(i), Relaxed);
             ring.half(i, 1).store(0, Relaxed);
         }
-        Self { ring, addrs, format: PhantomData, next: 0, tail: count - 1 }
+        Self { ring, addrs, format: PhantomData, next: 0, tail: count - 1, goes_on: false }
     }
 
     /// What the tail register has to say: the first descriptor that the device does not have.
@@ -162,7 +176,7 @@ impl<F: Format> RxRing<F> {
 
     /// What the device says of the next descriptor.
     #[inline(always)]
-    fn look(&self) -> Option<(u16, bool)> {
+    fn look(&self) -> Option<Piece> {
         F::received(u64::from_le(self.ring.half(self.next, 1).load(Acquire)))
     }
 
@@ -173,7 +187,9 @@ impl<F: Format> RxRing<F> {
         if self.next == self.tail {
             return None;
         }
-        let (len, is_good) = self.look()?;
+        let Piece { len, is_end, has_error } = self.look()?;
+        let is_rest = std::mem::replace(&mut self.goes_on, !is_end);
+        let is_good = is_end && !is_rest && !has_error;
         let id = self.next & self.ring.mask();
         self.next = self.next.wrapping_add(1);
         Some(Received { id, len, is_good })

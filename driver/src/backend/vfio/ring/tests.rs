@@ -475,13 +475,16 @@ fn send_in_order<F: Device>() {
 #[test]
 fn a_frame_with_an_error_or_without_an_end_is_no_good() {
     let (done, end) = (Legacy::DONE, Legacy::END);
-    take_bad::<Legacy>([done | end | 60, done | 60, done | end | 1 << 40 | 60]);
+    let good = done | end | 60;
+    // The last part of a longer frame looks like one, and is none.
+    take_bad::<Legacy>([good, done | end | 1 << 40 | 60, done | 60, done | 60, good, good]);
     let (done, end, len) = (Advanced::DONE, Advanced::END, 60 << 32);
-    take_bad::<Advanced>([done | end | len, done | len, done | end | Advanced::ERROR | len]);
+    let (good, part) = (done | end | len, done | len);
+    take_bad::<Advanced>([good, good | Advanced::ERROR, part, part, good, good]);
 }
 
-/// Of the frames that `words` describe only the first is good.
-fn take_bad<F: Device>(words: [u64; 3]) {
+/// Of the frames that `words` describe only the first and the last are good.
+fn take_bad<F: Device>(words: [u64; 6]) {
     let l = intel(true);
     // SAFETY: as above.
     let (mut rx, device) =
@@ -489,7 +492,7 @@ fn take_bad<F: Device>(words: [u64; 3]) {
     for (i, word) in (0..).zip(words) {
         device.scribble(i, 1, word);
     }
-    for is_good in [true, false, false] {
+    for is_good in [true, false, false, false, false, true] {
         assert_eq!(rx.take().map(|got| (got.len, got.is_good)), Some((60, is_good)));
     }
     assert_eq!(rx.take(), None);
