@@ -54,6 +54,10 @@ mod train;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::frame_queue::FrameQueue;
@@ -62,7 +66,9 @@ use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::mem::copy_to_start;
-use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, RxSink, Station, Tx};
+use crate::port::{
+    MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx,
+};
 use datagram::{HEADERS_LEN, Refused};
 use headers::{Headers, Notice, Packet, Seen, as_long, headers_len, look};
 use neighbours::{Budget, Due, Host, Learned, Neighbours};
@@ -72,7 +78,7 @@ use train::Train;
 pub use adversary::wild_segment;
 pub use place::{IpSettings, Place};
 
-/// Polls between two looks at the clock.
+/// Polls between two looks at the clock, if nobody sleeps between them.
 const LOOK_EVERY: u32 = 256;
 /// Time between two looks at the neighbours.
 const LOOK_NS: u64 = 5_000_000;
@@ -105,8 +111,8 @@ pub struct IpDrops {
     pub unresolved: u64,
 }
 
-/// The word of an address that is no place.
-const NOWHERE: u64 = 0;
+/// No word of an address, as none has the upper 16 bits.
+const NOWHERE: u64 = u64::MAX;
 /// Where the source of a frame begins.
 const SRC_AT: usize = 6;
 /// What of a word is an address, and the fabric's EtherType in the rest of it.
@@ -115,6 +121,8 @@ const ETHERTYPE_WORD: u64 = (ETHERTYPE.swap_bytes() as u64) << 48;
 
 /// See the module's documentation.
 pub struct Ip {
+    /// None if the port below can only be polled. Before that, whose sockets it may have.
+    waiting: Option<Arc<Waiting>>,
     inner: Box<dyn Port>,
     caps: PortCaps,
     frame_max: usize,
@@ -183,6 +191,10 @@ impl Ip {
         let net = Net::of(settings);
         let station = net.prefix.mac_of(addr).expect("a place has an address of the fabric");
         let (frame_max, headers_len) = (ETH_HDR_LEN + mtu, headers_len(addr));
+        let waiting = inner.waiter().map(|below| {
+            let has_slept = AtomicBool::new(false);
+            Arc::new(Waiting { below, has_slept })
+        });
         let caps = PortCaps {
             rto_floor_ns: below.rto_floor_ns,
             via_kernel: below.via_kernel,
@@ -190,6 +202,7 @@ impl Ip {
             ..PortCaps::new(station, mtu, format!("{}:{}", settings.text(addr.port()), below.name))
         };
         Ok(Self {
+            waiting,
             inner,
             frame_max,
             net,
@@ -649,7 +662,8 @@ impl Port for Ip {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(LOOK_EVERY) || self.neighbours.is_asking() {
+        let has_slept = self.waiting.as_ref().is_some_and(|waiting| waiting.has_slept());
+        if has_slept || self.polls.is_multiple_of(LOOK_EVERY) || self.neighbours.is_asking() {
             self.look()?;
         }
         self.ear.lent = 0;
@@ -696,11 +710,47 @@ impl Port for Ip {
         self.net.prefix.addr_of(station.mac).map(|addr| addr.to_string())
     }
 
+    fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
+        let waiting = self.waiting.as_ref()?;
+        Some(Arc::clone(waiting) as Arc<dyn PortWaiter>)
+    }
+
     fn next_deadline_ns(&self) -> Option<u64> {
         if !self.hairpin.is_empty() || !self.ear.train.is_empty() {
             return Some(now_ns());
         }
         let asks = self.neighbours.is_asking().then(|| self.looked_ns + LOOK_NS);
         asks.into_iter().chain(self.inner.next_deadline_ns()).min()
+    }
+}
+
+/// Sleeps on the port below. Who sleeps polls seldom, and looks at the clock with each poll.
+struct Waiting {
+    below: Arc<dyn PortWaiter>,
+    /// Somebody has since the last poll.
+    has_slept: AtomicBool,
+}
+
+impl Waiting {
+    /// Whether somebody has slept since this was asked last. A load, if not.
+    #[inline]
+    fn has_slept(&self) -> bool {
+        self.has_slept.load(Relaxed) && self.has_slept.swap(false, Relaxed)
+    }
+}
+
+impl PortWaiter for Waiting {
+    fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
+        let came = self.below.wait_or(also, timeout);
+        self.has_slept.store(true, Relaxed);
+        came
+    }
+
+    fn wake(&self) {
+        self.below.wake();
+    }
+
+    fn has_interrupt(&self) -> bool {
+        self.below.has_interrupt()
     }
 }

@@ -379,6 +379,36 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     let mut alone = open(&settings(51), self::wire(1).pop().unwrap()).unwrap();
     assert_eq!(alone.tx(&TxFrame::whole(&sent)).unwrap(), Tx::NoRoute);
     assert_eq!(alone.counters().tx_no_route, 1);
+    // No headers lead to nobody, not even those of before.
+    for port in [&mut alone, &mut a] {
+        let nobody = frame(MacAddr::default(), mac(port), 60);
+        assert_eq!(port.tx(&TxFrame::whole(&nobody)).unwrap(), Tx::NoRoute);
+    }
+}
+
+/// Goal: who sleeps between two polls asks anew for a neighbour that was heard long ago, with the
+/// next poll, and who polls and finds nothing does not read the clock for it.
+#[test]
+fn who_sleeps_asks_neighbours_again() {
+    let (mut a, mut b, _raw) = pair(180);
+    let sent = frame(mac(&b), mac(&a), 60);
+    send(&mut a, &mut b, &sent);
+    let waiter = a.waiter().unwrap();
+    let (hop, at) = (Host::from(ip(181)), b.own.0);
+    a.neighbours.turn(now_ns(), |_| ());
+    for sleeps in [false, true] {
+        a.neighbours.learn(hop, at, now_ns() - FRESH_NS - 1, false);
+        assert_eq!(a.neighbours.find(hop), Some(at));
+        (a.looked_ns, a.polls) = (0, 1);
+        if sleeps {
+            waiter.wait(Duration::from_millis(1));
+        }
+        take(&mut a);
+        assert_eq!(a.neighbours.is_asking(), sleeps);
+    }
+    take(&mut b);
+    take(&mut a);
+    assert_eq!(a.neighbours.find(hop), Some(at));
 }
 
 /// Goal: frames that came in one piece are lent one by one, no more than were asked for.
