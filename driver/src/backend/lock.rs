@@ -12,12 +12,14 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
+use memmap2::{Advice, MmapRaw};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
@@ -139,6 +141,40 @@ impl Deref for NotInChildren {
 impl AsFd for NotInChildren {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// A mapping that a forked child does not have, as it would keep what is mapped. What the child has
+/// at that place is its own, and stays when its copy of this is dropped.
+#[derive(Debug)]
+pub(crate) struct UnforkedMap {
+    map: ManuallyDrop<MmapRaw>,
+    pid: u32,
+}
+
+impl UnforkedMap {
+    /// # Errors
+    /// Those of madvise(2).
+    pub(crate) fn new(map: MmapRaw) -> io::Result<Self> {
+        map.advise(Advice::DontFork)?;
+        Ok(Self { map: ManuallyDrop::new(map), pid: std::process::id() })
+    }
+}
+
+impl Deref for UnforkedMap {
+    type Target = MmapRaw;
+
+    fn deref(&self) -> &MmapRaw {
+        &self.map
+    }
+}
+
+impl Drop for UnforkedMap {
+    fn drop(&mut self) {
+        if self.pid == std::process::id() {
+            // SAFETY: dropped once, here, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
+        }
     }
 }
 
@@ -284,6 +320,38 @@ mod tests {
         let mut got = [0; 2];
         let count = File::from(here).read(&mut got).unwrap();
         assert_eq!(&got[..count], b"gp");
+    }
+
+    /// Goal: a child that drops its copy of a mapping which it does not have keeps what it has
+    /// mapped there itself. Method: a page at the same place, and what `mincore` says of it.
+    #[test]
+    fn a_child_keeps_what_it_has_in_place_of_a_mapping() {
+        let map = memmap2::MmapOptions::new().len(4096).map_anon().unwrap();
+        let map = UnforkedMap::new(map.into()).unwrap();
+        let at = map.as_mut_ptr();
+        let is_mapped = move || {
+            // SAFETY: writes one byte, for one page, which need not be mapped.
+            unsafe { libc::mincore(at.cast(), 4096, [0_u8].as_mut_ptr()) == 0 }
+        };
+        // SAFETY: the child maps a page where it has none, makes plain calls and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let was_mapped = is_mapped();
+            let (prot, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: as above.
+            let own = unsafe { libc::mmap(at.cast(), 4096, prot, flags, -1, 0) };
+            drop(map);
+            let good = !was_mapped && own == at.cast() && is_mapped();
+            // SAFETY: takes a number.
+            unsafe { libc::_exit(i32::from(!good)) }
+        }
+        let mut status = 0;
+        // SAFETY: writes the status to a number that lives across the call.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        assert!(is_mapped());
+        drop(map);
     }
 
     /// Goal: that there is no place left is told, once, and places that are given back are taken.

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use memmap2::MmapRaw;
+use super::super::lock::UnforkedMap;
 
 /// The other side broke the rules of a ring; nothing in it can be believed any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(super) struct Places {
 }
 
 struct Ring<T> {
-    map: MmapRaw,
+    map: UnforkedMap,
     places: Places,
     count: u32,
     holds: PhantomData<fn() -> T>,
@@ -60,7 +60,7 @@ impl<T: Entry> Ring<T> {
     ///
     /// # Errors
     /// `EPROTO`: its parts do not lie in the mapping.
-    fn new(map: MmapRaw, places: Places, count: u32) -> io::Result<Self> {
+    fn new(map: UnforkedMap, places: Places, count: u32) -> io::Result<Self> {
         let fits = |at: usize, len: usize| {
             at.is_multiple_of(align_of::<T>().min(8))
                 && at.checked_add(len).is_some_and(|end| end <= map.len())
@@ -112,7 +112,7 @@ pub(super) struct Producer<T> {
 }
 
 impl<T: Entry> Producer<T> {
-    pub(super) fn new(map: MmapRaw, places: Places, count: u32) -> io::Result<Self> {
+    pub(super) fn new(map: UnforkedMap, places: Places, count: u32) -> io::Result<Self> {
         let ring = Ring::new(map, places, count)?;
         let next = ring.producer().load(Relaxed);
         Ok(Self { ring, next, published: next, consumed: next })
@@ -193,7 +193,7 @@ pub(super) struct Consumer<T> {
 }
 
 impl<T: Entry> Consumer<T> {
-    pub(super) fn new(map: MmapRaw, places: Places, count: u32) -> io::Result<Self> {
+    pub(super) fn new(map: UnforkedMap, places: Places, count: u32) -> io::Result<Self> {
         let ring = Ring::new(map, places, count)?;
         let next = ring.consumer().load(Relaxed);
         Ok(Self { ring, next, released: next, produced: next })

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 
-use super::super::lock::NotInChildren;
+use super::super::lock::{NotInChildren, UnforkedMap};
 use super::super::{SEND_BUFFER, get_option, set_option};
 use super::ring::{Consumer, Desc, Places, Producer};
 use super::umem::Umem;
@@ -123,12 +123,16 @@ fn places(fd: &OwnedFd) -> io::Result<[Places; 4]> {
     }))
 }
 
-fn map(fd: &OwnedFd, at: u64, places: Places, count: u32, entry_len: usize) -> io::Result<MmapRaw> {
+fn map(
+    fd: &OwnedFd,
+    at: u64,
+    places: Places,
+    count: u32,
+    entry_len: usize,
+) -> io::Result<UnforkedMap> {
     let len = places.entries.saturating_add(count as usize * entry_len);
-    let map = MmapOptions::new().offset(at).len(len).populate().map_raw(fd)?;
     // A child's mapping would keep the socket, and with it the queue.
-    map.advise(Advice::DontFork)?;
-    Ok(map)
+    UnforkedMap::new(MmapOptions::new().offset(at).len(len).populate().map_raw(fd)?)
 }
 
 /// Whose memory a socket uses.

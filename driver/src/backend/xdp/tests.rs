@@ -13,7 +13,7 @@ use super::queue::Turns;
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
 use super::{XdpMode, XdpSettings, bound, bpf, socket};
-use crate::backend::lock::NotInChildren;
+use crate::backend::lock::{NotInChildren, UnforkedMap};
 use crate::backend::netdev::Accept;
 use crate::frame::ETHERTYPE;
 use crate::frame::addressed;
@@ -255,7 +255,7 @@ const PLACES: Places = Places { producer: 0, consumer: 64, flags: 128, entries: 
 
 impl Kernel {
     /// Memory of a ring whose cursors both stand at `start`, and another view of it.
-    fn new(count: u32, start: u32) -> (MmapRaw, Self) {
+    fn new(count: u32, start: u32) -> (UnforkedMap, Self) {
         let file = nix::sys::memfd::memfd_create(c"ring", nix::sys::memfd::MFdFlags::empty());
         let file = std::fs::File::from(file.unwrap());
         file.set_len(192 + u64::from(count) * 16).unwrap();
@@ -263,7 +263,7 @@ impl Kernel {
         let kernel = Self { map: view(), count };
         kernel.word(PLACES.producer).store(start, Release);
         kernel.word(PLACES.consumer).store(start, Release);
-        (view(), kernel)
+        (UnforkedMap::new(view()).unwrap(), kernel)
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
