@@ -6,6 +6,7 @@
 //! - [`board`]: memory that the members of a group on one segment share.
 //! - [`mem`]: the application's memory, reached by bounded copies only.
 //! - [`error`]: why a port does not open.
+//! - [`file`]: lengths of files, and memory for them.
 //! - [`hint`]: which ways of a program are seldom taken.
 
 #[cfg(test)]
@@ -14,6 +15,7 @@ pub mod backend;
 pub mod board;
 pub mod clock;
 pub mod error;
+pub mod file;
 pub mod frame;
 pub mod hint;
 mod mac;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use barewire_driver::backend::shm::{ShmPort, ShmSettings};
 use barewire_driver::error::OpenError;
 use barewire_driver::frame::{RxFrame, TxFrame};
+use barewire_driver::mem::atomic::ProcessLocks;
 use barewire_driver::open::open;
 use barewire_driver::port::{MacAddr, Port, Presence, Tx};
 
@@ -149,6 +150,7 @@ fn child() {
         "come-and-go" => come_and_go(words[1], mac),
         "all" => return exchange_with_all(words[1], mac),
         "small" => return in_a_small_file_system(words[1].as_ref()),
+        "locks" => return locks_without_room(words[1].as_ref()),
         _ => {}
     }
     let run = next_run(0);
@@ -415,6 +417,28 @@ fn seventy_processes_exchange_frames() {
 
 #[test]
 fn a_containers_dev_shm_is_enough_for_eight() {
+    in_a_name_space("small");
+}
+
+/// Goal: a table of locks that finds no room is an error, and not a signal; nothing is left.
+#[test]
+fn locks_without_room_are_an_error() {
+    in_a_name_space("locks");
+}
+
+/// In a tmpfs of one page.
+fn locks_without_room(dir: &std::path::Path) {
+    let mut command = Command::new("mount");
+    command.args(["-t", "tmpfs", "-o", "size=4k", "tmpfs"]).arg(dir);
+    assert!(command.status().expect("mount starts").success());
+    let refused = ProcessLocks::open(&dir.join("x-locks-1")).expect_err("two pages do not fit");
+    assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{refused}");
+    assert_eq!(std::fs::read_dir(dir).expect("it is there").count(), 0);
+    println!("all done");
+}
+
+/// Acts as a child where it may mount.
+fn in_a_name_space(role: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let mut probe = Command::new("unshare");
     let can = probe.args(["-rm", "mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path()).output();
@@ -426,7 +450,7 @@ fn a_containers_dev_shm_is_enough_for_eight() {
         .arg("-rm")
         .arg(std::env::current_exe().expect("we are a file"))
         .args(["--exact", "child", "--nocapture"])
-        .env(ROLE, format!("small {} {}", dir.path().display(), MacAddr::BROADCAST))
+        .env(ROLE, format!("{role} {} {}", dir.path().display(), MacAddr::BROADCAST))
         .stdout(Stdio::piped())
         .spawn();
     finish(child.expect("unshare starts"));

@@ -22,6 +22,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::lock::{STRIPES, WideLock, stripe};
+use crate::file::reserve;
 
 /// The contents of the file: robust mutexes of the C library, one cache line each.
 ///
@@ -210,7 +211,7 @@ fn make(path: &Path) -> io::Result<Option<Flock<File>>> {
 
 /// Writes a fresh table.
 fn fill(file: &File) -> io::Result<()> {
-    file.set_len(size_of::<Table>() as u64)?;
+    reserve(file, 0, size_of::<Table>())?;
     let map = map(file)?;
     let table = map.as_mut_ptr().cast::<Table>();
     let mut attr = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
