@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use barewire_driver::backend::lock;
+use barewire_driver::file::reserve;
 use memmap2::{MmapOptions, MmapRaw};
 
 use super::{LAYOUT, MAGIC};
@@ -165,9 +166,7 @@ impl Block {
     /// Has memory put behind `len` words from `at`, so that to write them cannot fail: where
     /// /dev/shm is full that would be a SIGBUS.
     fn back(&self, at: usize, len: usize) -> io::Result<()> {
-        let (at, len) = (at as libc::off_t * 8, len as libc::off_t * 8);
-        nix::fcntl::fallocate(&*self.file, nix::fcntl::FallocateFlags::empty(), at, len)?;
-        Ok(())
+        reserve(&*self.file, at * 8, len * 8)
     }
 
     /// A word that has memory.

@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::tapped::{Record, Tapped};
 use crate::clock::now_ns;
+use crate::file::Appender;
 use crate::frame::TxFrame;
 use crate::port::Port;
 
@@ -166,9 +167,9 @@ fn recorded_in(
     file: File,
     inner: Box<dyn Port>,
     spec: &str,
-) -> io::Result<Tapped<PcapWriter<File>>> {
+) -> io::Result<Tapped<PcapWriter<Appender>>> {
     let mut caps = inner.caps().clone();
-    let writer = PcapWriter::new(file, &caps.name)?;
+    let writer = PcapWriter::new(Appender::from(file), &caps.name)?;
     caps.name = format!("{spec}:{}", caps.name);
     Ok(Tapped::new(Some(inner), caps, writer))
 }
@@ -246,7 +247,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = File::create(dir.path().join("x")).unwrap();
         let mut a = recorded_in(file, Box::new(a), "pcap(file=x)").unwrap();
-        a.record.to = File::create("/dev/full").unwrap();
+        a.record.to = File::create("/dev/full").unwrap().into();
         let frame = [&mac.0[..], &[1; 20]].concat();
         for i in 0..3 {
             assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));

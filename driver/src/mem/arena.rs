@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::file::set_len;
+
 /// Whether an arena is to lie in hugepages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hugepages {
@@ -225,7 +227,7 @@ impl Drop for Block {
 
 fn map(len: usize, flags: MFdFlags) -> io::Result<MmapRaw> {
     let file = File::from(memfd_create(c"barewire", MFdFlags::MFD_CLOEXEC | flags)?);
-    file.set_len(len as u64)?;
+    set_len(&file, len as u64)?;
     MmapOptions::new().len(len).map_raw(&file)
 }
 

@@ -84,7 +84,7 @@ enum First {
 /// What a machine without room says.
 pub(super) fn unable(settings: &MemifSettings, error: &io::Error) -> OpenError {
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
-    refused(settings, errno, error, "see: ulimit -n, ulimit -v")
+    refused(settings, errno, error, "see: ulimit -n, ulimit -v, ulimit -f")
 }
 
 fn refused(

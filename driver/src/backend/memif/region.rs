@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 pub(super) use std::sync::atomic::{AtomicU16, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
-use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
@@ -21,6 +21,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use super::proto::{COOKIE, LOG2_RING_MAX};
 use super::wake::Event;
 use crate::backend::unix::Apart;
+use crate::file::reserve;
 
 /// Bytes before the descriptors of a ring, and of each.
 const RING_HEAD: usize = 128;
@@ -329,7 +330,7 @@ impl Made {
         let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_CLOEXEC;
         let fd = memfd_create(c"barewire-memif", flags)?;
         // Now, and not in the middle of a frame.
-        fallocate(&fd, FallocateFlags::empty(), 0, len as libc::off_t)?;
+        reserve(&fd, 0, len)?;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW))?;
         let map = MmapOptions::new().len(len).map_raw(&fd)?;
         let made = Self { fd, len, region: Region { map }, layout, events: [event()?, event()?] };

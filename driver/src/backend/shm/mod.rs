@@ -84,6 +84,7 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::clock::{monotonic_ns, now_ns};
 use crate::error::{OPEN_FILES, OpenError};
+use crate::file::check_len;
 use crate::frame::{ETH_HDR_LEN, HeadBuf, RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::hint::cold;
 use crate::mem::{Lap, SHORT, Stores, prefetch, prefetch_long};
@@ -185,7 +186,8 @@ impl ShmSettings {
         if self.path().exists() {
             return Ok(());
         }
-        self.layout()?;
+        let len = self.layout()?.file_len() as u64;
+        check_len(len).map_err(|e| segment::os("cannot size", &self.path(), e))?;
         access(&self.dir, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
             let hint = "; it is a tmpfs that every user may write: mount -t tmpfs -o mode=1777 \
                         tmpfs /dev/shm";

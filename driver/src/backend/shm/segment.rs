@@ -33,6 +33,7 @@ use super::ring::RingMem;
 use super::role::{Role, Uplink, is_switch};
 use crate::backend::lock::{self, Guard};
 use crate::error::OpenError;
+use crate::file::{reserve, set_len};
 use crate::port::{MacAddr, Station};
 
 /// How long opening waits for the lock; what is done under it takes milliseconds.
@@ -345,7 +346,7 @@ fn tell_of_the_dead(path: &Path, meta: &std::fs::Metadata) {
     tracing::info!("{path}: {left} bytes were left by processes that died; they are freed");
 }
 
-fn os(what: &'static str, path: &Path, source: io::Error) -> OpenError {
+pub(super) fn os(what: &'static str, path: &Path, source: io::Error) -> OpenError {
     let hint = match source.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => "; use another name, or have its owner remove it",
         Some(libc::ENOENT) => "; is /dev/shm mounted? mount -t tmpfs tmpfs /dev/shm",
@@ -425,8 +426,8 @@ fn is_dead(file: &File) -> bool {
 pub(super) fn make(file: &File, path: &Path, settings: &ShmSettings) -> Result<(), OpenError> {
     let layout = settings.layout()?;
     // Twice, so that what a maker who died here left is zero again.
-    file.set_len(0).map_err(|e| os("cannot empty", path, e))?;
-    file.set_len(layout.file_len() as u64).map_err(|e| os("cannot size", path, e))?;
+    set_len(file, 0).map_err(|e| os("cannot empty", path, e))?;
+    set_len(file, layout.file_len() as u64).map_err(|e| os("cannot size", path, e))?;
     // One that was asked for by its length is to be had in that length.
     let ring_len = settings.ring_len.unwrap_or(layout.first_len());
     let need = (layout.links_at() + 2 * (PAGE + ring_len)) as u64;
@@ -467,16 +468,6 @@ fn read_layout(file: &File, path: &Path) -> Result<Layout, OpenError> {
         return Err(other(format!("a segment of {is} bytes that should have {file_len}")));
     }
     Ok(layout)
-}
-
-/// Reserves memory of `file`.
-fn reserve(file: &File, at: usize, len: usize) -> io::Result<()> {
-    loop {
-        match fallocate(file, FallocateFlags::empty(), at as i64, len as i64) {
-            Err(nix::errno::Errno::EINTR) => {}
-            other => return Ok(other?),
-        }
-    }
 }
 
 type Entered = (Arc<Mapped>, Box<[AtomicU64]>, usize, u64, Station);
