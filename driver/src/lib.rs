@@ -6,7 +6,7 @@
 //! - [`board`]: memory that the members of a group on one segment share.
 //! - [`mem`]: the application's memory, reached by bounded copies only.
 //! - [`error`]: why a port does not open.
-//! - [`file`]: lengths of files, and memory for them.
+//! - [`mod@file`]: lengths of files, and memory for them.
 //! - [`hint`]: which ways of a program are seldom taken.
 
 #[cfg(test)]
