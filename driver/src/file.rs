@@ -96,7 +96,7 @@ mod tests {
         }
         let there = tempfile::tempfile_in("/dev/shm").unwrap();
         set_len(&there, 8192).unwrap();
-        let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
         setrlimit(Resource::RLIMIT_FSIZE, 4096, hard).unwrap();
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         let errno = |done: io::Result<()>| done.err().and_then(|why| why.raw_os_error());
@@ -117,5 +117,7 @@ mod tests {
         // What is no file has no length.
         let mut appender = Appender::from(File::create("/dev/null").unwrap());
         appender.write_all(&[7; 5000]).unwrap();
+        // What the test writes may go to a file as well.
+        setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
     }
 }
