@@ -186,6 +186,29 @@ mod tests {
         assert!(rtt.rto_ns(100_000, 0) >= 1_000_000);
     }
 
+    /// Goal: the estimate is that of RFC 6298, to the nanosecond, of samples within bounds.
+    #[test]
+    fn smoothing_is_by_an_eighth_and_a_quarter() {
+        let mut rtt = Rtt::default();
+        assert_eq!([rtt.srtt_ns(), rtt.var_ns(), rtt.min_ns()], [0, 0, u64::from(u32::MAX)]);
+        for (sample, srtt, var) in
+            [(8_000, 8_000, 4_000), (16_000, 9_000, 5_000), (1_000, 8_000, 5_750)]
+        {
+            rtt.sample(sample);
+            assert_eq!([rtt.srtt_ns(), rtt.var_ns()], [srtt, var]);
+        }
+        assert_eq!([0, 1].map(|n| rtt.rto_ns(1, n)), [31_000, 62_000]);
+        assert_eq!((rtt.min_ns(), rtt.recent_min_ns()), (1_000, 1_000));
+        let mut least = Rtt::default();
+        least.sample(0);
+        assert_eq!(least.srtt_ns(), 1, "0 is that of no sample");
+        assert_eq!([11, 12, 13].map(|n| least.rto_ns(1000, n) / 1000), [2048, 4096, 4096]);
+        let mut most = Rtt::default();
+        most.sample(u64::MAX);
+        assert_eq!(most.srtt_ns(), RTO_MAX_NS);
+        assert_eq!(most.rto_ns(RTO_MAX_NS * 2, 3), RTO_MAX_NS * 2, "the floor is above it");
+    }
+
     /// Goal: the least round trip can rise to the least of late, and falls at once.
     #[test]
     fn the_least_round_trip_follows_the_path() {

@@ -471,6 +471,139 @@ mod tests {
         }
     }
 
+    /// A window of `packets` that no longer starts.
+    fn settled(packets: u32, is: Is) -> DelayWindow {
+        DelayWindow { size: packets * ONE, is, ..DelayWindow::default() }
+    }
+
+    /// Goal: a window grows by two packets a round trip, by less below eight and in a queue, by one
+    /// while it competes, and by all that is acknowledged while it starts.
+    #[test]
+    fn growth_is_by_what_the_window_knows() {
+        let none = settled(16, Is::empty());
+        assert_eq!([none.growth(16, 16, false), none.growth(16, 16, true)], [2 * ONE, ONE / 2]);
+        assert_eq!([none.growth(4, 4, false), none.growth(2, 2, true)], [ONE, ONE / 8]);
+        let competes = settled(16, Is::COMPETING);
+        assert_eq!([16, 4].map(|acked| competes.growth(acked, 16, true)), [ONE, ONE / 4]);
+        let mut starts = settled(16, Is::STARTING);
+        starts.start_to = 4;
+        assert_eq!([15, 16].map(|packets| starts.growth(3, packets, false)), [3 * ONE, 96]);
+        assert_eq!(starts.growth(15, 15, true), ONE / 2);
+        starts.is |= Is::COMPETING;
+        assert_eq!([15, 16].map(|packets| starts.growth(16, packets, true)), [16 * ONE, ONE]);
+    }
+
+    /// Goal: delay takes its share of half of the window, once a round trip, and leaves eight
+    /// packets; a window is used if half of it was under way.
+    #[test]
+    fn a_queue_takes_in_proportion() {
+        let (mut cwnd, mut rtt) = (settled(100, Is::empty()), Rtt::default());
+        rtt.sample(100_000);
+        for _ in 0..200 {
+            rtt.sample(200_000);
+        }
+        let (srtt, var) = (rtt.srtt_ns(), rtt.var_ns());
+        assert!(var < 1_000 && srtt.abs_diff(200_000) < 100, "{rtt:?}");
+        let over = (srtt - 100_000 - 25_000) * 256 / srtt;
+        let now = Instant(1 << 30);
+        cwnd.on_ack(now, ack(1), &mut rtt, 100_000);
+        let left = 100 * ONE - (100 * u64::from(ONE) * over / 512) as u32;
+        assert_eq!({ cwnd.size }, left);
+        assert!(cwnd.is(Is::QUEUED) && !cwnd.is(Is::CUT_FOR_MARK));
+        cwnd.on_ack(now + (srtt & !63), ack(1), &mut rtt, 100_000);
+        assert_eq!({ cwnd.size }, left, "within the round trip");
+        cwnd.on_ack(now + srtt + 64, ack(1), &mut rtt, 100_000);
+        assert!(cwnd.size < left);
+        let mut few = settled(FEW + 1, Is::empty());
+        few.on_ack(now, ack(1), &mut rtt, 100_000);
+        assert_eq!({ few.size }, FEW * ONE);
+        let mut calm = Rtt::default();
+        calm.sample(20_000);
+        let used = |under_way| {
+            let mut cwnd = settled(100, Is::empty());
+            cwnd.on_ack(now, Acked { packets: 50, under_way }, &mut calm, 100_000);
+            cwnd.size > 100 * ONE
+        };
+        assert_eq!([47, 48].map(used), [false, true]);
+    }
+
+    /// Goal: the second timeout in a row of a peer that is silent halves the window, which doubles
+    /// to half of what it was; in a queue the first one halves it.
+    #[test]
+    fn a_timeout_halves_by_what_was_seen() {
+        let now = Instant(1 << 30);
+        let mut calm = settled(100, Is::empty());
+        calm.on_timeout(now, 1);
+        assert_eq!((calm.window(), calm.is(Is::STARTING)), (100, false));
+        calm.on_timeout(now, 2);
+        assert_eq!((calm.window(), calm.is(Is::STARTING), calm.start_to), (50, true, 5));
+        calm.on_timeout(now, 3);
+        assert_eq!((calm.window(), calm.is(Is::STARTING), calm.start_to), (25, true, 5));
+        let mut full = settled(100, Is::QUEUED | Is::STARTING);
+        full.on_timeout(now, 1);
+        assert_eq!((full.window(), full.is(Is::STARTING)), (50, false));
+        full.on_timeout(now, 2);
+        assert_eq!((full.window(), full.start_to), (25, START_TO_MAX));
+        let mut one = settled(1, Is::empty());
+        one.on_timeout(now, 2);
+        assert_eq!((one.window(), one.start_to), (1, 0));
+    }
+
+    /// Goal: noise is told from a full port by how much was lost.
+    #[test]
+    fn a_loss_is_heavy_by_its_share() {
+        let mut rtt = Rtt::default();
+        rtt.sample(20_000);
+        let left = |is, packets, lost| {
+            let mut cwnd = settled(packets, is);
+            cwnd.on_loss(Instant(1 << 30), lost, &rtt);
+            cwnd.window()
+        };
+        assert_eq!([1, 64, 65].map(|lost| left(Is::empty(), 128, lost)), [128, 128, 64]);
+        assert_eq!([left(Is::empty(), 1, 1), left(Is::empty(), 2, 2)], [1, 1]);
+        assert_eq!([2, 3].map(|lost| left(Is::QUEUED, 128, lost)), [128, 64]);
+        assert_eq!(left(Is::COMPETING, 128, 1), 64);
+    }
+
+    /// Goal: what takes place once a round trip takes place again when more than one has passed.
+    #[test]
+    fn a_round_trip_has_passed_when_it_is_over() {
+        let mut rtt = Rtt::default();
+        rtt.sample(64_000);
+        let at = Instant(64_000_000);
+        let window_after = |is, ns, f: fn(&mut DelayWindow, Instant, &Rtt)| {
+            let mut cwnd = settled(100, is);
+            cwnd.cut_at = (at.0 >> CUT_BITS) as u32;
+            f(&mut cwnd, at + ns, &rtt);
+            cwnd.window()
+        };
+        let mark = |ns| window_after(Is::CUT_FOR_MARK, ns, |cwnd, now, rtt| cwnd.on_mark(now, rtt));
+        assert_eq!([64_000, 64_064].map(mark), [100, 80]);
+        let loss = |ns| window_after(Is::QUEUED, ns, |cwnd, now, rtt| cwnd.on_loss(now, 9, rtt));
+        assert_eq!([64_000, 64_064].map(loss), [100, 50]);
+        assert_eq!(DelayWindow::whole().window(), WINDOW);
+    }
+
+    /// Goal: it is windows of eight to sixteen packets in a longer queue than is allowed that begin
+    /// to compete after a second.
+    #[test]
+    fn a_small_window_in_a_queue_counts_its_time() {
+        let mut rtt = Rtt::default();
+        rtt.sample(20_000);
+        (0..60).for_each(|_| rtt.sample(420_000));
+        let queue = rtt.srtt_ns() - rtt.min_ns();
+        let competes = |packets, allowed| {
+            let (mut cwnd, mut rtt) = (settled(packets, Is::empty()), rtt);
+            (0..1_100).for_each(|ms| {
+                cwnd.judge_queue(Instant(ms * 1_000_000), true, allowed, &mut rtt);
+            });
+            cwnd.is(Is::COMPETING)
+        };
+        let by_size = [FEW - 1, FEW, 2 * FEW, 2 * FEW + 1].map(|n| competes(n, queue - 1));
+        assert_eq!(by_size, [false, true, true, false]);
+        assert!(!competes(FEW, queue), "as long as is allowed");
+    }
+
     #[test]
     fn a_mark_takes_a_fifth_once_a_round_trip() {
         let mut rtt = Rtt::default();
