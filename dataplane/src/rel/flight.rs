@@ -237,6 +237,14 @@ impl std::ops::IndexMut<RingIdx> for Rings {
 }
 
 #[cfg(test)]
+impl Rings {
+    /// How many there are, in use or not.
+    pub(super) fn made(&self) -> usize {
+        self.all.len()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
@@ -255,7 +263,7 @@ mod tests {
             let mut rings = Rings::default();
             let mut at = rings.take();
             let mut map = BTreeMap::new();
-            let mut next = 0_u32;
+            let (mut next, mut widest) = (0_u32, 0);
             for (gap, drops) in steps {
                 if drops && map.len() > 1 {
                     let (&oldest, _) = map.first_key_value().expect("two");
@@ -268,6 +276,10 @@ mod tests {
                 let first = map.first_key_value().map_or(next, |(&oldest, _)| oldest);
                 let (psn, first) = (Psn(begin).add(next), Psn(begin).add(first));
                 at = rings.put(at, first, psn, SentIdx::of(7 * next));
+                let (span, slots) = (psn.since(first) as u32 + 1, rings[at].slots());
+                widest = widest.max(span);
+                // Room for all, and no more than twice as much as was needed.
+                prop_assert!(span <= slots && slots <= (2 * widest).max(64), "{} {}", span, slots);
                 if gap % 3 == 0 {
                     let (group, bit) = rings[at].slot(psn);
                     group.lost |= bit;
@@ -279,6 +291,8 @@ mod tests {
                 for (&n, &lost) in &map {
                     let psn = Psn(begin).add(n);
                     prop_assert_eq!(ring.find(seen, end, |group| group.kept), Some(psn));
+                    prop_assert_eq!(ring.find(seen, psn, |group| group.kept), None);
+                    prop_assert_eq!(ring.find_last(seen, psn, |group| group.kept), None);
                     prop_assert_eq!(ring.record(psn), SentIdx::of(7 * n));
                     prop_assert_eq!(ring.is(psn, |group| group.lost), lost);
                     seen = psn.next();

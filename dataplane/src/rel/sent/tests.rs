@@ -99,6 +99,9 @@ impl Both {
         if !open {
             return;
         }
+        assert_eq!((self.snd.room(), self.snd.may_resend()), (room - pipe, true));
+        let closes = pipe + 1 >= room || in_flight + 1 == self.snd.limit();
+        assert_eq!([true, false].map(|alone| self.snd.asks(alone)), [true, closes]);
         let (psn, at) = (self.snd.number(), self.now);
         let body = BodyRef::Wr { wr: TxIdx::of(psn.0), offset: 0, len: 0 };
         let sent =
@@ -250,6 +253,8 @@ impl Both {
         assert_eq!(usize::from(self.snd.lost), count(|packet| packet.lost));
         assert_eq!(self.snd.is_empty(), self.model.is_empty());
         assert_eq!(self.pool.len(), self.model.len());
+        assert_eq!(self.pool.is_empty(), self.model.is_empty());
+        assert_eq!(self.pool.is_full(), self.model.len() == WINDOW as usize);
         let pool = &self.pool;
         for packet in &self.model {
             let idx = self.snd.by_psn(pool, packet.psn).expect("it has a record");
@@ -335,4 +340,83 @@ fn a_round_trip_is_without_the_receivers_delay() {
     pool[idx].at = Instant(4_000);
     assert_eq!(measured(&pool, AckOp { resent: true, ..ack }), Some(7_000 - 5 * 64));
     assert_eq!(measured(&pool, ack), Some(10_000 - 5 * 64), "the first copy");
+}
+
+/// A flight of `packets` that were sent a nanosecond after each other, the first at 1,000.
+fn flight_of(packets: u32) -> (SentPool, SendWindow<Fixed>) {
+    let (mut pool, mut snd) = (SentPool::with_capacity(64), SendWindow::<Fixed>::new(Psn(7)));
+    for n in 0..packets {
+        let (psn, at) = (snd.number(), Instant(1_000 + u64::from(n)));
+        let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+        snd.keep(&mut pool, sent);
+    }
+    (pool, snd)
+}
+
+/// Goal: what arrives sooner after it was sent again than any round trip is the first copy, which
+/// says nothing of what else was sent then.
+#[test]
+fn an_arrival_before_a_round_trip_is_the_first_copy() {
+    for (after, newest) in [(99, None), (100, Some((Instant(5_000), Psn(8))))] {
+        let (mut pool, mut snd) = flight_of(3);
+        let mut rtt = Rtt::default();
+        rtt.sample(100);
+        let idx = snd.by_psn(&pool, Psn(8)).unwrap();
+        snd.guess(&mut pool, Psn(8));
+        snd.on_resent(&mut pool, idx, Instant(5_000));
+        let news = snd.on_sack(&mut pool, Instant(5_000 + after), &[1], Psn(7), &mut rtt);
+        assert_eq!((news.count, news.newest), (1, newest));
+    }
+}
+
+/// Goal: the peer's word and our own setting both bound the window, and so does what the wire can
+/// say.
+#[test]
+fn the_least_of_three_bounds_the_window() {
+    let mut snd = SendWindow::<Fixed>::new(Psn(7));
+    assert_eq!(snd.limit(), WINDOW_LOSSLESS);
+    for (window, own, limit) in
+        [(64, 256, 64), (256, 64, 64), (u16::MAX, u32::MAX, WINDOW), (u16::MAX, 9, 9)]
+    {
+        snd.set_limit(window, own);
+        assert_eq!(snd.limit(), limit);
+    }
+}
+
+/// Goal: a timer takes what was sent up to a time, that time too, and nothing later; a packet that
+/// was sent again does not hide later ones.
+#[test]
+fn what_was_sent_up_to_a_time_expires() {
+    let (mut pool, mut snd) = flight_of(6);
+    let rtt = Rtt::default();
+    snd.guess(&mut pool, Psn(8));
+    let idx = snd.by_psn(&pool, Psn(8)).unwrap();
+    snd.on_resent(&mut pool, idx, Instant(9_000));
+    snd.expire(&mut pool, Instant(9_001), Instant(1_003), &rtt);
+    let mut lost = Vec::new();
+    while let Some(idx) = snd.first_lost(&pool) {
+        lost.push(pool[idx].psn.0);
+        snd.on_resent(&mut pool, idx, Instant(9_002));
+    }
+    assert_eq!(lost, [7, 9, 10], "8 was sent again, 11 and 12 after 1,003");
+}
+
+/// Goal: sessions that send by turns share rings, whatever their size.
+#[test]
+fn rings_are_used_again() {
+    let mut pool = SentPool::with_capacity(1024);
+    let mut flight = |packets: u32| {
+        let mut snd = SendWindow::<Fixed>::new(Psn(7));
+        for _ in 0..packets {
+            let (psn, at) = (snd.number(), Instant(1));
+            let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+            snd.keep(&mut pool, sent);
+        }
+        snd.advance(snd.nxt);
+        while let Some(acked) = snd.pop_acked(&mut pool) {
+            pool.discard(acked.idx);
+        }
+        pool.rings.made()
+    };
+    assert_eq!([1, 64, 65, 128, 1, 100].map(&mut flight), [1, 1, 2, 2, 2, 2]);
 }
