@@ -201,7 +201,7 @@ struct Common {
     json: bool,
 }
 
-/// When the run of a size ends: after so many messages or after this time, but not before the first.
+/// When the run of a size ends: after so many messages or this time, but not before the first.
 #[derive(Clone, Copy, Debug)]
 struct Until {
     count: u64,
