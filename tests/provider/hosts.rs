@@ -137,24 +137,6 @@ const HUB: &str = "BAREWIRE_TEST_HUB";
 const SERVED: usize = 64;
 const SERVED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Goal: a job of which one host has another key stops instead of waiting, and the log says why.
-#[test]
-fn every_mpi_stops_where_a_host_has_another_key() {
-    let Some(hosts) = Hosts::new(2).map(|hosts| hosts.with_key([7; 32])) else { return };
-    std::fs::write(hosts.cluster.dir_of(1).join("job.key"), [8; 32]).unwrap();
-    with_each(|mpi, bench| {
-        let mut command = hosts.launch(mpi, bench, 2);
-        mpi.program(&mut command, &["two-sided", "64"]);
-        let ended = finish(command.env("FI_BAREWIRE_PORT", format!("udp:{FABRIC}")), 60);
-        let said = text(&ended);
-        assert!(
-            !ended.status.success() && said.contains("has another key"),
-            "{}: {said}",
-            mpi.name
-        );
-    });
-}
-
 /// Not a test but a switch, until it is killed; passes at once when nobody asked for one.
 #[test]
 fn switch_process() {
