@@ -37,7 +37,7 @@ const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 /// Most regions that a node can be set to.
 pub(crate) const MR_MAX: usize = 1 << SLOT_BITS;
 
-/// A memory region of a [`Node`].
+/// A memory region of a [`Node`](super::Node).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrId(pub(crate) Handle<MrIdx>);
 

@@ -106,7 +106,7 @@ fn whoever_asks_and_takes_no_answer_uses_up_nothing() {
         team.pair.run(20_000);
     }
     let node = &team.pair.ends[0].node;
-    assert!(node.counters().rx_coll_unknown == 0 && node.tx.wrs.len() > 0, "answers wait");
+    assert!(node.counters().rx_coll_unknown == 0 && !node.tx.wrs.is_empty(), "answers wait");
     assert_eq!(team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1), Ok(()));
 }
 
