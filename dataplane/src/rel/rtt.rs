@@ -177,8 +177,10 @@ mod tests {
         rtt.sample(10_000);
         rtt.keep_backoff(1);
         rtt.keep_backoff(2);
+        assert!(rtt.keeps_backoff());
         assert_eq!([0, 1, 200].map(|n| rtt.rto_ns(100_000, n)), [800_000, 1_600_000, RTO_MAX_NS]);
         rtt.sample(10_000);
+        assert!(!rtt.keeps_backoff());
         assert_eq!(rtt.rto_ns(100_000, 0), 100_000);
         for _ in 0..100 {
             rtt.sample(1_000_000);
@@ -238,6 +240,7 @@ mod tests {
         let mut rtt = Rtt::default();
         rtt.sample(40_000);
         rtt.on_duplicates(0);
+        assert_eq!(rtt.reorder_ns(), 0);
         rtt.on_resent_arrived();
         assert_eq!(rtt.reorder_ns(), 0);
         rtt.on_duplicates(1);

@@ -420,3 +420,20 @@ fn rings_are_used_again() {
     };
     assert_eq!([1, 64, 65, 128, 1, 100].map(&mut flight), [1, 1, 2, 2, 2, 2]);
 }
+
+/// Goal: duplicates of what a timer had sent again are no sign of reordering, and each counts once.
+#[test]
+fn duplicates_of_guesses_were_not_overtaken() {
+    let (mut pool, mut snd) = flight_of(3);
+    assert_eq!(snd.overtaken(2), 2);
+    [7, 8, 9].map(|psn| snd.guess(&mut pool, Psn(psn)));
+    assert_eq!([1, 0, 5, 5].map(|dups| snd.overtaken(dups)), [0, 0, 3, 5]);
+}
+
+/// Goal: an acknowledgement and a grant stand side by side.
+#[test]
+fn a_word_says_what_is_acknowledged_and_granted() {
+    let mut snd = SendWindow::<Fixed>::new(Psn(0x8000_0007));
+    snd.credit = 0x9000_0003;
+    assert_eq!(snd.ack_credit(), 0x9000_0003_8000_0007);
+}
