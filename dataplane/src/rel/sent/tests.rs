@@ -426,7 +426,7 @@ fn rings_are_used_again() {
 fn duplicates_of_guesses_were_not_overtaken() {
     let (mut pool, mut snd) = flight_of(3);
     assert_eq!(snd.overtaken(2), 2);
-    [7, 8, 9].map(|psn| snd.guess(&mut pool, Psn(psn)));
+    [7, 8, 9].into_iter().for_each(|psn| snd.guess(&mut pool, Psn(psn)));
     assert_eq!([1, 0, 5, 5].map(|dups| snd.overtaken(dups)), [0, 0, 3, 5]);
 }
 
