@@ -61,9 +61,7 @@ pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Resu
         }
         lines.push(line);
     }
-    link.say(peer, Control::Bye)?;
-    // What was said last has to leave before the endpoint closes.
-    settle(&mut link)?;
+    link.say_last(peer, Control::Bye)?;
     if let Some(server) = spawned {
         server.finish()?;
     }
@@ -107,15 +105,6 @@ pub(crate) fn host_and_service(text: &str) -> (&str, Option<&str>) {
 
 fn parse_addr(text: &str) -> Result<EpAddr, Fail> {
     text.parse().map_err(|_| Fail::usage(format!("\"{text}\" is no address")).mend(PRINTED))
-}
-
-/// Turns the loop for a moment.
-fn settle(link: &mut Link) -> Result<(), Fail> {
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_millis(20) {
-        link.poll()?;
-    }
-    Ok(())
 }
 
 /// A bar for people who watch; nobody else sees it.

@@ -21,6 +21,11 @@ pub(super) const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 /// As long, a server gives a client up. Shorter, so that the next client, who waits, is served.
 pub(super) const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long the last word may take to arrive, and for how long an end that has nothing more to say
+/// goes on to turn: longer than an acknowledgement is held back on a slow path.
+const LAST: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_millis(40);
+
 /// Empty reads after which the processor is offered to others: the peer may need it.
 const SPINS: u32 = 2000;
 
@@ -211,6 +216,35 @@ impl Link {
                 done => return done.map_err(Fail::new),
             }
         }
+    }
+
+    /// Says what is the last, and waits until it has arrived, but not for long.
+    pub(super) fn say_last(&mut self, peer: FiAddr, what: Control) -> Result<(), Fail> {
+        self.begin();
+        let started = Instant::now();
+        let mut buf = Buf::from(what.to_bytes().to_vec());
+        while let Some(refused) =
+            self.try_post(0, |ep, context| ep.tsend(buf, peer, CONTROL_TAG, context))?
+        {
+            buf = refused;
+            self.breathe()?;
+        }
+        while started.elapsed() < LAST {
+            match self.poll()? {
+                Some(Event::Sent { .. } | Event::Failed(_)) => break,
+                _ => std::hint::spin_loop(),
+            }
+        }
+        self.settle()
+    }
+
+    /// Turns the loop for a moment, so that acknowledgements leave before the endpoint closes.
+    pub(super) fn settle(&mut self) -> Result<(), Fail> {
+        let started = Instant::now();
+        while started.elapsed() < SETTLE {
+            self.read()?;
+        }
+        self.read()
     }
 
     /// Sends a small measured message, waiting for room as long as it takes.

@@ -71,7 +71,11 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
         let Some(start) = next? else { return Ok(ExitCode::SUCCESS) };
         let served = serve(&mut link, start, &mut later, args.json);
         match served {
-            Ok(()) if args.once => return Ok(ExitCode::SUCCESS),
+            Ok(()) if args.once => {
+                // Nobody waits for more.
+                let _ = link.settle();
+                return Ok(ExitCode::SUCCESS);
+            }
             Ok(()) => {}
             Err(why) if args.once => return Err(why),
             Err(why) => eprintln!("barewire: a client failed: {why}"),
