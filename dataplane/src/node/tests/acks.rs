@@ -94,6 +94,25 @@ fn an_answer_at_once_carries_the_acknowledgement() {
     assert_eq!(exchange(&mut pair, 8, 2 * TURN_NS), 1, "no answer followed");
 }
 
+/// Goal: a message that was not expected when it came is acknowledged like others, by the answer
+/// of a program that answers at once.
+#[test]
+fn an_answer_to_the_unexpected_carries_the_acknowledgement() {
+    let mut pair = quiet_pair();
+    let (acks, _) = counted(&pair);
+    for _ in 0..6 {
+        pair.send(0, IoBuf::leaked(&bytes(8)), 5, OpFlags::empty(), 2).unwrap();
+        pair.run_by(TURN_NS, TURN_NS);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+        let End { node, out, .. } = &mut pair.ends[1];
+        node.transmit(pair.now, &mut sink(out));
+        answer(&mut pair);
+        pair.run_by(3 * TURN_NS, TURN_NS);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (2, 2));
+    }
+    assert!(counted(&pair).0 <= acks + 1, "{}", counted(&pair).0 - acks);
+}
+
 /// The receiver of the other tests sends a message, whose completion nobody reads.
 fn answer(pair: &mut Pair) {
     pair.recv(0, IoBuf::leaked(&[0; 8]), 6, OpFlags::empty(), 3).unwrap();
