@@ -325,7 +325,8 @@ fn a_flood_is_received_or_counted() {
             scope.spawn(poll).join().unwrap()
         });
         println!("{mode}: {seen:?}");
-        assert!(seen.rx_frames > 10_000, "{seen:?}");
+        // Many times as many as there are buffers, however little of a processor the poll had.
+        assert!(seen.rx_frames > 64 * 10, "{seen:?}");
     }
 }
 

@@ -31,6 +31,10 @@ const TRAIN_BYTES: usize = 65_507;
 /// Most frames of a train (UDP_MAX_SEGMENTS; 128 since Linux 6.9).
 const TRAIN_FRAMES: usize = 64;
 
+/// Bytes that no frame of Ethernet has. A train to a raw socket has more, so that whoever gets it
+/// uncut sees that it is one.
+const FRAME_BYTES: usize = 9_216;
+
 /// Trains in a row that the kernel has no room for while it takes their frames one by one: the
 /// device cuts none.
 const REFUSED_MAX: u8 = 8;
@@ -240,12 +244,24 @@ impl Batch {
                 end = i + 1;
             }
         }
+        if !self.is_worth(at..end, head) {
+            return (at..at + 1, 0);
+        }
         for i in at + 1..end - 1 {
             let (from, had) = (self.at(i), self.lens[i]);
             self.bytes[from + had..from + len].fill(0);
             self.lens[i] = len;
         }
         (at..end, head)
+    }
+
+    /// Whether these frames leave as one. One of two may ask whether the path carries frames of its
+    /// length: it gets lost alone then.
+    fn is_worth(&self, train: Range<usize>, head: usize) -> bool {
+        let (len, last) = (self.lens[train.start], self.lens[train.end - 1]);
+        let is_long = (train.len() - 1) * (len - head) + last > FRAME_BYTES;
+        let is_even = train.len() > 2 || last == len;
+        !matches!(self.to, To::Raw(_)) || is_long && is_even
     }
 
     fn many(&mut self, fd: RawFd) -> io::Result<usize> {
