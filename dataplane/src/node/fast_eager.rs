@@ -337,7 +337,7 @@ impl Node {
         }
         let early = wr.flags.contains(WrFlags::EARLY);
         let w = self.tx.alloc(wr);
-        let mut op = [0; sent::OP_MAX];
+        let mut op = [0; sent::RELIABLE_OP_MAX];
         let op_len = msg.emit(&mut op);
         let op = (&op, op_len);
         self.observed.tallies[p.at()].tx_bytes +=

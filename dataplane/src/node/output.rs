@@ -17,7 +17,7 @@ use super::{DynSink, FrameSink, Node, Operations, Sending, Todo};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
-use crate::rel::sent::{BodyRef, OP_MAX, Sent, SentPool};
+use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX, Sent, SentPool};
 use crate::slab::NONE;
 use crate::types::Instant;
 use crate::wire::{
@@ -441,7 +441,7 @@ impl Node {
         let wr = &self.tx[w];
         // The first segment has the remote CQ data and is charged the credit of the whole message.
         let first = wr.sent == 0;
-        let mut op = [0; OP_MAX];
+        let mut op = [0; RELIABLE_OP_MAX];
         let op_len = MsgMOp {
             dst_ep: wr.dst_ep,
             rx_ctx: wr.rx_ctx,
@@ -480,7 +480,7 @@ impl Node {
         if wr.ep == EpIdx::NONE {
             return self.send_withdrawal(now, p, w, out);
         }
-        let mut op = [0; OP_MAX];
+        let mut op = [0; RELIABLE_OP_MAX];
         let data = DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: wr.sent };
         let op_len = data.emit(&mut op);
         let (offset_at, end) = (DataOp::OFFSET_AT, wr.asked);
@@ -738,7 +738,7 @@ impl Sending<'_> {
         let psn = peer.number(now);
         if keep {
             let Packet { ty, op, body, wr, ar, ends, .. } = packet;
-            let mut bytes = [0; OP_MAX];
+            let mut bytes = [0; RELIABLE_OP_MAX];
             bytes[..op.len()].copy_from_slice(op);
             let sent = Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
             peer.keep(now, self.sent, sent);

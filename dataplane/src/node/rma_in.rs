@@ -19,7 +19,7 @@ use crate::flags::{Caps, CqFlags, MrAccess};
 use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
-use crate::rel::sent::{BodyRef, OP_MAX};
+use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX};
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, ProvErrno};
 use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
@@ -246,7 +246,7 @@ impl Operations<'_> {
         &mut self,
         p: PeerIdx,
         ty: Ty,
-        op: &[u8; OP_MAX],
+        op: &[u8; RELIABLE_OP_MAX],
         w: TxIdx,
         body: BodyRef,
         reason: NackReason,
@@ -286,7 +286,7 @@ impl Operations<'_> {
 
     /// Later packets of a refused atomic operation are dropped by the target: none is answered, and
     /// none needs its operands.
-    fn drop_refused(&mut self, p: PeerIdx, op: &[u8; OP_MAX]) {
+    fn drop_refused(&mut self, p: PeerIdx, op: &[u8; RELIABLE_OP_MAX]) {
         let (seq, mut unanswered) = (RemoteRange::seq_of(op), u16::from(AtomicOp::fetches(op)));
         self.objects.peers[p].snd.for_each(self.sent, |entry| {
             if entry.ty == Ty::Atomic && RemoteRange::seq_of(&entry.op) == seq {

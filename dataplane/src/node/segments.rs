@@ -10,7 +10,7 @@ use barewire_driver::port::Tx;
 use super::packet::Step;
 use super::{FrameSink, Sending};
 use crate::idx::{PeerIdx, TxIdx};
-use crate::rel::sent::{BodyRef, OP_MAX, Sent};
+use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX, Sent};
 use crate::types::Instant;
 use crate::wire::{self, BASE_LEN, TRAILER_LEN, Ty};
 
@@ -19,7 +19,7 @@ pub(super) struct Segments {
     pub(super) ty: Ty,
     /// The operation header. The segment's offset in the request's memory is filled in at
     /// `offset_at`.
-    pub(super) op: [u8; OP_MAX],
+    pub(super) op: [u8; RELIABLE_OP_MAX],
     pub(super) op_len: usize,
     pub(super) offset_at: usize,
     /// Offset in the request's memory at which the segments end, bytes.
@@ -47,7 +47,7 @@ impl Sending<'_> {
         let (peer, wr) = (&mut self.peers[p], &mut self.tx.wrs[w]);
         let (crc, lossless) = (peer.path.has_crc(), peer.path.is_lossless());
         let op_end = BASE_LEN + segments.op_len;
-        let mut head = [0; BASE_LEN + OP_MAX];
+        let mut head = [0; BASE_LEN + RELIABLE_OP_MAX];
         head[BASE_LEN..].copy_from_slice(&segments.op);
         let mut base = peer.base(self.port.station, segments.ty);
         for _ in 0..most {

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use crate::idx::TxIdx;
     use crate::psn::Psn;
-    use crate::rel::sent::{BodyRef, OP_MAX, SendWindow, Sent, SentPool};
+    use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX, SendWindow, Sent, SentPool};
     use crate::wire::Ty;
 
     /// Notes what it is told.
@@ -103,7 +103,8 @@ mod tests {
         rtt.sample(10_000);
         for i in 0..5 {
             let (psn, at) = (snd.number(), Instant(1_000_000 * (i + 1)));
-            let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+            let sent =
+                Sent::new(psn, Ty::Msg, (&[0; RELIABLE_OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
             snd.keep(&mut pool, sent);
         }
         // The third of them has arrived, and says so twice.

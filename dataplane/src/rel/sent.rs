@@ -27,7 +27,7 @@ use crate::types::Instant;
 use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
 
 /// Longest operation header of a reliable packet, with its eight bytes of remote CQ data.
-pub const OP_MAX: usize = 48;
+pub const RELIABLE_OP_MAX: usize = 48;
 
 /// Where the payload of a packet lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ pub struct Sent {
     /// Its payload.
     pub body: BodyRef,
     /// The operation header.
-    pub op: [u8; OP_MAX],
+    pub op: [u8; RELIABLE_OP_MAX],
 }
 
 const _: () = {
@@ -120,7 +120,7 @@ impl Sent {
     pub fn new(
         psn: Psn,
         ty: Ty,
-        (op, op_len): (&[u8; OP_MAX], usize),
+        (op, op_len): (&[u8; RELIABLE_OP_MAX], usize),
         body: BodyRef,
         wr: TxIdx,
         at: Instant,

@@ -104,8 +104,14 @@ impl Both {
         assert_eq!([true, false].map(|alone| self.snd.asks(alone)), [true, closes]);
         let (psn, at) = (self.snd.number(), self.now);
         let body = BodyRef::Wr { wr: TxIdx::of(psn.0), offset: 0, len: 0 };
-        let sent =
-            Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), body, TxIdx::of(psn.0 % 1000), Instant(at));
+        let sent = Sent::new(
+            psn,
+            Ty::Msg,
+            (&[0; RELIABLE_OP_MAX], 0),
+            body,
+            TxIdx::of(psn.0 % 1000),
+            Instant(at),
+        );
         let idx = self.snd.keep(&mut self.pool, sent);
         assert_eq!(self.snd.last(&self.pool), Some(idx));
         let first_at = at;
@@ -312,7 +318,7 @@ fn a_record_is_looked_at_once() {
     let mut pool = SentPool::with_capacity(2);
     let mut snd = SendWindow::<Fixed>::new(Psn(u32::MAX - 50));
     let (psn, at) = (snd.number(), Instant(1));
-    let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+    let sent = Sent::new(psn, Ty::Msg, (&[0; RELIABLE_OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
     snd.keep(&mut pool, sent);
     for _ in 0..200 {
         snd.number();
@@ -329,7 +335,7 @@ fn a_round_trip_is_without_the_receivers_delay() {
     let mut pool = SentPool::with_capacity(2);
     let mut snd = SendWindow::<Fixed>::new(Psn(7));
     let (psn, at) = (snd.number(), Instant(1_000));
-    let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+    let sent = Sent::new(psn, Ty::Msg, (&[0; RELIABLE_OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
     let idx = snd.keep(&mut pool, sent);
     let ack = AckOp { newest: psn, delay: 5, ..AckOp::default() };
     let measured = |pool: &SentPool, ack| snd.round_trip(pool, Instant(11_000), &ack);
@@ -347,7 +353,8 @@ fn flight_of(packets: u32) -> (SentPool, SendWindow<Fixed>) {
     let (mut pool, mut snd) = (SentPool::with_capacity(64), SendWindow::<Fixed>::new(Psn(7)));
     for n in 0..packets {
         let (psn, at) = (snd.number(), Instant(1_000 + u64::from(n)));
-        let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+        let sent =
+            Sent::new(psn, Ty::Msg, (&[0; RELIABLE_OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
         snd.keep(&mut pool, sent);
     }
     (pool, snd)
@@ -409,7 +416,8 @@ fn rings_are_used_again() {
         let mut snd = SendWindow::<Fixed>::new(Psn(7));
         for _ in 0..packets {
             let (psn, at) = (snd.number(), Instant(1));
-            let sent = Sent::new(psn, Ty::Msg, (&[0; OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
+            let sent =
+                Sent::new(psn, Ty::Msg, (&[0; RELIABLE_OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
             snd.keep(&mut pool, sent);
         }
         snd.advance(snd.nxt);
