@@ -31,8 +31,8 @@ const TRAIN_BYTES: usize = 65_507;
 /// Most frames of a train (UDP_MAX_SEGMENTS; 128 since Linux 6.9).
 const TRAIN_FRAMES: usize = 64;
 
-/// Bytes that no frame of Ethernet has. A train to a raw socket has more, so that whoever gets it
-/// uncut sees that it is one.
+/// Bytes that no frame of Ethernet has. A train to a raw socket has more, and more than any frame
+/// of this interface, so that whoever gets it uncut sees that it is one.
 const FRAME_BYTES: usize = 9_216;
 
 /// Trains in a row that the kernel has no room for while it takes their frames one by one: the
@@ -259,7 +259,8 @@ impl Batch {
     /// length: it gets lost alone then.
     fn is_worth(&self, train: Range<usize>, head: usize) -> bool {
         let (len, last) = (self.lens[train.start], self.lens[train.end - 1]);
-        let is_long = (train.len() - 1) * (len - head) + last > FRAME_BYTES;
+        let bytes = (train.len() - 1) * (len - head) + last;
+        let is_long = bytes > FRAME_BYTES.max(self.slot_len);
         let is_even = train.len() > 2 || last == len;
         !matches!(self.to, To::Raw(_)) || is_long && is_even
     }
