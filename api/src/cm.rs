@@ -1,23 +1,25 @@
 //! Connections: endpoints of type `FI_EP_MSG`, and those that listen for them (fi_cm(3)).
 //!
 //! A connected endpoint is a reliable datagram endpoint with an address vector of one entry, so
-//! data calls ignore the address they are given. Connecting adds four kinds of messages between
+//! data calls ignore the address they are given. Connecting adds six kinds of messages between
 //! *connection sides*: a hidden endpoint of a domain, made with its first connected endpoint or
 //! listener. They are handled in the turn of the loop that receives them, and their content goes to
 //! event queues.
 //!
 //! ```text
 //! connect ── REQUEST ──►  FI_CONNREQ
+//!            ◄── HEARD ───  the program will answer
 //!            ◄── ACCEPT ──  accept    both: FI_CONNECTED
 //!            ◄── REJECT ──  reject    FI_ECONNREFUSED
 //! shutdown ── SHUTDOWN ─► both: FI_SHUTDOWN, once
 //! ```
 //!
 //! A request that cannot be delivered is `FI_ECONNREFUSED` as well. The death of a peer is found by
-//! the operations in flight to it, as for every endpoint. A peer whose loop is driven by a thread
-//! says so when it connects. It is sent ALIVE twice per T_dead, so that something is in flight
-//! regularly. Any other peer may be busy for longer than T_dead and gets no ALIVE. A node without
-//! that connection answers ALIVE by SHUTDOWN.
+//! the operations in flight to it, as for every endpoint. So that something is in flight regularly,
+//! a peer is sent ALIVE twice per T_dead, from HEARD on, if its silence is its death: a thread
+//! answers for it, or its port tells which processes live. It says so in its messages. Any other
+//! peer may be busy for longer than T_dead and gets no ALIVE. A node without that connection or
+//! listener answers ALIVE by SHUTDOWN.
 //!
 //! A station can forge the content of its messages. So a message counts only if it came from the
 //! connection side that it names and concerns an endpoint of the same node, and connection numbers
@@ -105,8 +107,8 @@ impl EpCommon {
     #[doc(alias = "fi_accept")]
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         let request = self.connected()?.request.as_ref().ok_or(Error::OpBadState)?;
-        let ConnRequest { number, driven, side, ep, .. } = *request;
-        request.answer_by(|| self.converse(Kind::Accept, (number, driven, side, ep), data))
+        let ConnRequest { number, answers, side, ep, .. } = *request;
+        request.answer_by(|| self.converse(Kind::Accept, (number, answers, side, ep), data))
     }
 
     /// Refuses the request that the endpoint was opened with, for a program that closes it and has
@@ -119,7 +121,7 @@ impl EpCommon {
     fn converse(
         &self,
         kind: Kind,
-        (there, driven, side_addr, peer): (u32, bool, EpAddr, EpAddr),
+        (there, answers, side_addr, peer): (u32, bool, EpAddr, EpAddr),
         data: &[u8],
     ) -> Result<()> {
         let it = self.connected()?;
@@ -147,9 +149,9 @@ impl EpCommon {
         let side = FI_ADDR_UNSPEC;
         let told = false;
         let id = self.id;
-        let conn = Conn { state, told, driven, id, av, ep, eq, fid, side, side_addr, there, peer };
+        let conn = Conn { state, told, answers, id, av, ep, eq, fid, side, side_addr, there, peer };
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
-        cm.driven = !self.dom.manual.load(Ordering::Relaxed);
+        cm.answers = self.dom.answers();
         if accepts {
             cm.watch(Engine::now());
         }
@@ -285,6 +287,7 @@ impl PassiveEndpoint {
         if let Some((cm, _)) = core.cm() {
             let refuses = Arc::downgrade(self.domain.dom.arc()) as _;
             cm.listener = Some(Listener { eq, fid, refuses });
+            cm.answers = self.domain.dom.answers();
         }
         Ok(())
     }

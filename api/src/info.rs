@@ -60,7 +60,7 @@ pub enum AvType {
 pub struct ConnRequest {
     /// The connection at the one who asks.
     pub(crate) number: u32,
-    pub(crate) driven: bool,
+    pub(crate) answers: bool,
     pub(crate) side: EpAddr,
     pub(crate) ep: EpAddr,
     answered: Answered,
@@ -94,12 +94,12 @@ impl Eq for Answered {}
 impl ConnRequest {
     pub(crate) fn new(
         number: u32,
-        driven: bool,
+        answers: bool,
         [side, ep]: [EpAddr; 2],
         listener: Weak<dyn Refuses>,
     ) -> Self {
         let answer = Answer { given: AtomicBool::new(false), listener };
-        Self { number, driven, side, ep, answered: Answered(Arc::new(answer)) }
+        Self { number, answers, side, ep, answered: Answered(Arc::new(answer)) }
     }
 
     /// Answers it by `answer`, which it stays unanswered without.

@@ -709,6 +709,14 @@ impl DomainRef {
         Arc::strong_count(&self.owner)
     }
 
+    /// Whether the domain's silence is its death: something answers peers whatever the program
+    /// does, or the port tells which processes live.
+    pub(crate) fn answers(&self) -> bool {
+        let receiver =
+            || self.owner.receiver.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        self.caps.tells_presence || !self.manual.load(Ordering::Relaxed) || receiver()
+    }
+
     /// Keeps the receive thread, which ends with the domain.
     pub(crate) fn keep_receiver(&self, thread: JoinHandle<()>) {
         let receiver = self.owner.receiver.lock();

@@ -38,7 +38,9 @@ impl Stations {
     }
 
     fn settings(&self) -> Settings {
-        Settings { port: self.port.clone(), ..settings() }
+        // On a wire it tells that a process lives.
+        let rcvthread = self.name.is_empty();
+        Settings { port: self.port.clone(), rcvthread, ..settings() }
     }
 
     fn domain(&self) -> Domain {
@@ -232,6 +234,42 @@ fn x11_who_was_refused_may_ask_again_at_once() {
         while Instant::now() < end {
             turn();
         }
+    }
+}
+
+/// X11: whoever asked hears of the end of a listener that has the request and does not answer; also
+/// of one whose death was followed by another process at its address. So does whoever is connected
+/// and idle.
+#[test]
+fn x11_an_end_without_an_answer_is_told() {
+    for port in ["shm:", "udp:127.0.0.1,near=no"] {
+        let stations = match port {
+            "shm:" => Stations::new(),
+            wire => Stations::on(wire.to_owned(), String::new()),
+        };
+        let listener = Listener::new(&stations);
+        let here = stations.domain();
+        let turn = || {
+            here.progress().unwrap();
+        };
+        let asks = End::new(&here, &stations.info);
+        asks.ep.connect(listener.pep.getname().unwrap(), b"").unwrap();
+        let (_, _, request) = until("a request", || {
+            turn();
+            event(&listener.eq)
+        });
+        // HEARD arrives.
+        for _ in 0..100 {
+            turn();
+            assert!(event(&listener.eq).is_none());
+        }
+        drop(listener);
+        let err = until("an end", || {
+            turn();
+            asks.eq.readerr().ok()
+        });
+        assert_eq!(err.err, Error::ConnRefused, "{port}");
+        drop(request);
     }
 }
 

@@ -1,6 +1,7 @@
 /*
  * A server that is killed and started again under its name: who was connected connects again, and
- * the first call does. One line for each check: "ok NAME" or "BAD NAME: got X, want Y".
+ * the first call does. One that is killed with a request it has not answered, and one that is killed
+ * while its connection is idle: the other side is told. One line for each check: "ok NAME" or "BAD NAME: got X, want Y".
  */
 #include <signal.h>
 #include <string.h>
@@ -19,6 +20,8 @@ static struct fid_domain *domain;
 static struct fid_eq *eq;
 static struct fid_cq *cq;
 static char in[LEN], out[LEN] = "message";
+/* What came with the last event. */
+static char param[256];
 
 static struct fi_info *ask(uint64_t flags)
 {
@@ -79,6 +82,7 @@ static long event(struct fid_ep *ep, struct fi_eq_cm_entry *e)
 		}
 		if (n > 0 && (!ep || got.e.fid == &ep->fid)) {
 			*e = got.e;
+			memcpy(param, got.data, sizeof param);
 			return event;
 		}
 	}
@@ -99,7 +103,7 @@ static int serve(void)
 	must("fi_listen", fi_listen(pep));
 	must("write", write(STDOUT_FILENO, "l", 1));
 	for (;;) {
-		if (event(NULL, &e) != FI_CONNREQ)
+		if (event(NULL, &e) != FI_CONNREQ || !strcmp(param, "do not answer"))
 			continue;
 		if (!domain)
 			open_domain(e.info);
@@ -149,6 +153,37 @@ static void send_one(struct fid_ep *ep)
 	expect("a message is delivered", n, 1);
 }
 
+/* The server is killed, and the endpoint's next event is as it should be. */
+static void killed(pid_t server, struct fid_ep *ep, const char *name, long want)
+{
+	struct fi_eq_cm_entry e;
+
+	kill(server, SIGKILL);
+	waitpid(server, NULL, 0);
+	expect(name, event(ep, &e), want);
+	must("close", fi_close(&ep->fid));
+}
+
+/* Whoever waits for a server that dies is told. */
+static void mourn(pid_t server, struct fi_info *info)
+{
+	static const char ask[] = "do not answer";
+	struct fid_ep *ep = open_ep(info);
+	struct fi_eq_cm_entry e;
+	struct fi_cq_msg_entry done;
+
+	must("fi_connect", fi_connect(ep, info->dest_addr, NULL, 0));
+	expect("connected", event(ep, &e), FI_CONNECTED);
+	killed(server, ep, "an idle connection ends", FI_SHUTDOWN);
+	server = start();
+	ep = open_ep(info);
+	must("fi_connect", fi_connect(ep, info->dest_addr, ask, sizeof ask));
+	/* The request arrives, and that it was heard comes back. */
+	for (double end = now() + 1; now() < end;)
+		fi_cq_read(cq, &done, 1);
+	killed(server, ep, "a request ends", -FI_ECONNREFUSED);
+}
+
 int main(int argc, char **argv)
 {
 	struct fid_ep *ep[ROUNDS];
@@ -180,12 +215,12 @@ int main(int argc, char **argv)
 	for (int i = 0; i < ROUNDS; i++)
 		if (ep[i])
 			must("close", fi_close(&ep[i]->fid));
+	mourn(server, info);
 	must("close", fi_close(&cq->fid));
 	must("close", fi_close(&domain->fid));
 	must("close", fi_close(&eq->fid));
 	must("close", fi_close(&fabric->fid));
 	fi_freeinfo(info);
-	kill(server, SIGKILL);
 	printf("ok end\n");
 	return bad != 0;
 }

@@ -31,7 +31,7 @@ pub const FI_SHUTDOWN: u32 = 3;
 pub const CM_DATA_SIZE: usize = 192;
 
 /// Head of a message: kind, version, bytes of data (2), the receiver's and the sender's number of
-/// the connection (4 each), whether a thread turns the sender's loop (4, 0 or 1), the sender's
+/// the connection (4 each), whether the sender's silence is its death (4, 0 or 1), the sender's
 /// connection side and its endpoint (16 each).
 const HEAD: usize = 48;
 const VERSION: u8 = 1;
@@ -52,6 +52,7 @@ pub(super) enum Kind {
     Reject = 3,
     Shutdown = 4,
     Alive = 5,
+    Heard = 6,
 }
 
 impl Kind {
@@ -65,12 +66,12 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     kind: Kind,
-    /// The connection at the receiver; 0 in a request.
+    /// The connection at the receiver, or the receiver's [`Cm::life`]; 0 in a request.
     to: u32,
-    /// The connection at the sender; 0 in a refusal.
+    /// The connection at the sender, or the sender's [`Cm::life`]; 0 in a refusal.
     from: u32,
-    /// A thread turns the sender's loop, whatever its program does.
-    driven: bool,
+    /// The sender's silence is its death.
+    answers: bool,
     side: EpAddr,
     ep: EpAddr,
     data: Vec<u8>,
@@ -80,8 +81,8 @@ impl Message {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.kind as u8, VERSION];
         bytes.extend((self.data.len() as u16).to_le_bytes());
-        let driven = u32::from(self.driven);
-        bytes.extend([self.to, self.from, driven].map(u32::to_le_bytes).concat());
+        let answers = u32::from(self.answers);
+        bytes.extend([self.to, self.from, answers].map(u32::to_le_bytes).concat());
         bytes.extend(self.side.to_bytes());
         bytes.extend(self.ep.to_bytes());
         bytes.extend(&self.data);
@@ -97,18 +98,19 @@ impl Message {
             3 => Kind::Reject,
             4 => Kind::Shutdown,
             5 => Kind::Alive,
+            6 => Kind::Heard,
             _ => return None,
         };
         let number = |at: usize| head[at..].first_chunk().map(|b| u32::from_le_bytes(*b));
         let addr = |at: usize| EpAddr::from_bytes(head[at..].first_chunk()?).ok();
         let len = usize::from(u16::from_le_bytes([head[2], head[3]]));
         let whole = head[1] == VERSION && data.len() == len && len <= CM_DATA_SIZE;
-        let driven = number(12)?;
-        if !whole || driven > 1 {
+        let answers = number(12)?;
+        if !whole || answers > 1 {
             return None;
         }
-        let (to, from, driven) = (number(4)?, number(8)?, driven == 1);
-        Some(Self { kind, to, from, driven, side: addr(16)?, ep: addr(32)?, data: data.to_vec() })
+        let (to, from, answers) = (number(4)?, number(8)?, answers == 1);
+        Some(Self { kind, to, from, answers, side: addr(16)?, ep: addr(32)?, data: data.to_vec() })
     }
 
     /// Whether it says the truth about where it came from, which is endpoint `from`.
@@ -134,8 +136,8 @@ pub(super) struct Conn {
     pub(super) state: State,
     /// The event queue has been told that it stands.
     pub(super) told: bool,
-    /// A thread turns the loop at the other side: its silence means something.
-    pub(super) driven: bool,
+    /// The other side's silence is its death: something answers there whatever its program does.
+    pub(super) answers: bool,
     /// Its endpoint.
     pub(super) id: EpId,
     /// The vector of its endpoint, for the peer alone.
@@ -149,7 +151,8 @@ pub(super) struct Conn {
     /// somebody has accepted.
     pub(super) side: FiAddr,
     pub(super) side_addr: EpAddr,
-    /// The connection's number there, once that is known.
+    /// The connection's number there, once that is known; before, the [`Cm::life`] of the listener
+    /// that has heard the request.
     pub(super) there: u32,
     /// Whom data goes to; the listener until somebody has accepted.
     pub(super) peer: EpAddr,
@@ -211,8 +214,10 @@ pub(crate) struct Cm {
     /// Number of its owner in the table of operations.
     object: u32,
     pub(super) addr: EpAddr,
-    /// A thread turns our loop, as far as is known.
-    pub(super) driven: bool,
+    /// Our silence is our death, as far as is known.
+    pub(super) answers: bool,
+    /// Names this connection side and no other, not even a later one at the same address.
+    life: u32,
     pub(super) conns: HashMap<u32, Conn>,
     /// Makes the numbers of connections, and how many it has made.
     secret: RandomState,
@@ -283,13 +288,14 @@ impl Cm {
         node.eps.admit_all(ep)?;
         node.ep_enable(ep)?;
         let addr = node.addr_of(ep)?;
-        let cm = Self {
+        let mut cm = Self {
             ep,
             cq,
             av,
             object,
             addr,
-            driven: false,
+            answers: false,
+            life: 0,
             conns: HashMap::new(),
             secret: RandomState::new(),
             numbers: 0,
@@ -306,6 +312,7 @@ impl Cm {
         for _ in 0..RECEIVES {
             cm.receive(io)?;
         }
+        cm.life = cm.fresh_number();
         Ok(cm)
     }
 
@@ -336,26 +343,26 @@ impl Cm {
         }
     }
 
-    /// Gives every connection something to find a dead peer by.
+    /// Gives every connection, and every request that was heard, something to find a dead peer by.
     fn say_alive(&mut self, io: &mut Transport<'_>, now: Tick) {
         let asked: HashSet<u32> =
             self.pending().filter(|sent| sent.kind == Kind::Alive).map(|sent| sent.conn).collect();
-        let stands = |conn: &Conn| conn.state == State::Connected && conn.driven;
-        let standing = self.conns.iter().filter(|(_, conn)| stands(conn));
-        let standing: Vec<_> =
-            standing.map(|(number, conn)| (*number, conn.side, conn.there)).collect();
+        let lasts = |conn: &Conn| conn.state != State::Ended && conn.answers;
+        let lasting = self.conns.iter().filter(|(_, conn)| lasts(conn));
+        let lasting: Vec<_> =
+            lasting.map(|(number, conn)| (*number, conn.side, conn.there)).collect();
         self.alive_at = Tick(u64::MAX);
-        if !standing.is_empty() {
+        if !lasting.is_empty() {
             self.alive_at = now + self.alive_ns;
         }
-        for (number, side, there) in standing {
+        for (number, side, there) in lasting {
             if !asked.contains(&number) {
                 self.send(io, side, &self.message(Kind::Alive, there, number, &[]), false);
             }
         }
     }
 
-    /// A connection stands from now on.
+    /// There is a connection, or a request that was heard, from now on.
     pub(super) fn watch(&mut self, now: Tick) {
         self.alive_at = self.alive_at.min(now + self.alive_ns);
     }
@@ -519,12 +526,12 @@ impl Cm {
     }
 
     /// A message has not come through: a request is as good as refused, and who was accepted is
-    /// gone.
+    /// gone. The death of the listener is nothing to whoever it has led to another side.
     fn failed(&mut self, io: &mut Transport<'_>, sent: &Sent) {
         if sent.last {
             self.gone.push(sent.side);
         }
-        match self.conns.get_mut(&sent.conn) {
+        match self.conns.get_mut(&sent.conn).filter(|conn| conn.side == sent.side) {
             Some(conn) if conn.state == State::Connecting => conn.refuse(io, Vec::new()),
             Some(conn) if !sent.kind.is_last() => conn.end(io),
             _ => {}
@@ -558,8 +565,8 @@ impl Cm {
     }
 
     pub(super) fn message(&self, kind: Kind, to: u32, from: u32, data: &[u8]) -> Message {
-        let driven = self.driven;
-        Message { kind, to, from, driven, side: self.addr, ep: self.addr, data: data.to_vec() }
+        let answers = self.answers;
+        Message { kind, to, from, answers, side: self.addr, ep: self.addr, data: data.to_vec() }
     }
 
     /// Makes a connection and says so to the other side.
@@ -584,7 +591,7 @@ impl Cm {
         loop {
             self.numbers += 1;
             let number = self.secret.hash_one(self.numbers) as u32;
-            if number != 0 && !self.conns.contains_key(&number) {
+            if ![0, self.life].contains(&number) && !self.conns.contains_key(&number) {
                 return number;
             }
         }
@@ -597,7 +604,8 @@ impl Cm {
         }
         let its = |conn: &Conn| conn.there == from && conn.side_addr == side;
         let stands = |conn: &Conn| conn.state == State::Connected && its(conn);
-        if kind == Kind::Alive && self.conns.get(&to).is_some_and(stands) {
+        let is_listener = to == self.life && self.listener.is_some();
+        if kind == Kind::Alive && (is_listener || self.conns.get(&to).is_some_and(stands)) {
             return;
         }
         let Some(conn) = self.conns.get_mut(&to).filter(|_| kind != Kind::Alive) else {
@@ -611,6 +619,16 @@ impl Cm {
             (Kind::Accept, State::Connecting) => self.accepted(io, message),
             (Kind::Reject, State::Connecting) if conn.side_addr.station == side.station => {
                 conn.refuse(io, message.data);
+            }
+            (Kind::Heard, State::Connecting) if conn.side_addr.station == side.station => {
+                (conn.there, conn.answers) = (from, message.answers);
+                self.watch(io.engine.last_now());
+            }
+            // Another process listens there now.
+            (Kind::Shutdown, State::Connecting)
+                if conn.there == from && conn.side_addr.station == side.station =>
+            {
+                conn.refuse(io, Vec::new());
             }
             (Kind::Shutdown, State::Connected) if its(conn) => {
                 // Who hears of an end has heard of the beginning.
@@ -632,22 +650,24 @@ impl Cm {
         };
         let old = std::mem::replace(&mut conn.side, side);
         (conn.side_addr, conn.peer, conn.there) = (message.side, message.ep, message.from);
-        (conn.state, conn.driven) = (State::Connected, message.driven);
+        (conn.state, conn.answers) = (State::Connected, message.answers);
         conn.stands(&message.data);
         self.watch(io.engine.last_now());
         self.gone.push(old);
     }
 
     fn asked(&mut self, io: &mut Transport<'_>, message: Message) {
-        let Message { from, driven, side, ep, data, .. } = message;
+        let Message { from, answers, side, ep, data, .. } = message;
         let told = self.listener.as_ref().is_some_and(|Listener { eq, fid, refuses }| {
-            let request = ConnRequest::new(from, driven, [side, ep], Weak::clone(refuses));
+            let request = ConnRequest::new(from, answers, [side, ep], Weak::clone(refuses));
             let eq = eq.upgrade();
             eq.is_some_and(|eq| eq.push_cm(FI_CONNREQ, *fid, &data, Some(request)))
         });
-        if !told {
-            self.answer(io, side, &self.message(Kind::Reject, from, 0, &[]));
-        }
+        let answer = match told {
+            true => self.message(Kind::Heard, from, self.life, &[]),
+            false => self.message(Kind::Reject, from, 0, &[]),
+        };
+        self.answer(io, side, &answer);
     }
 
     /// Ends connection `number` for good.
@@ -681,24 +701,25 @@ mod tests {
 
     #[test]
     fn messages_come_back_and_others_are_none() {
-        for kind in [Kind::Request, Kind::Accept, Kind::Reject, Kind::Shutdown, Kind::Alive] {
+        use Kind::*;
+        for kind in [Request, Accept, Reject, Shutdown, Alive, Heard] {
             let (side, ep, data) = (addr(1), addr(2), b"hello".to_vec());
-            let driven = kind == Kind::Accept;
-            let message = Message { kind, to: 7, from: 8, driven, side, ep, data };
+            let answers = kind == Kind::Accept;
+            let message = Message { kind, to: 7, from: 8, answers, side, ep, data };
             let bytes = message.to_bytes();
             assert_eq!(Message::from_bytes(&bytes).as_ref(), Some(&message));
             for len in 0..bytes.len() {
                 assert_eq!(Message::from_bytes(&bytes[..len]), None, "cut off at {len}");
             }
-            for (at, value) in [(0, 0), (0, 6), (1, 2), (2, 4), (3, 1), (12, 2), (15, 1)] {
+            for (at, value) in [(0, 0), (0, 7), (1, 2), (2, 4), (3, 1), (12, 2), (15, 1)] {
                 let mut wrong = bytes.clone();
                 wrong[at] = value;
                 assert_eq!(Message::from_bytes(&wrong), None, "byte {at} is {value}");
             }
         }
         let (side, ep, data) = (addr(1), addr(2), vec![0; CM_DATA_SIZE + 1]);
-        let driven = false;
-        let long = Message { kind: Kind::Request, to: 0, from: 1, driven, side, ep, data };
+        let answers = false;
+        let long = Message { kind: Kind::Request, to: 0, from: 1, answers, side, ep, data };
         assert_eq!(Message::from_bytes(&long.to_bytes()), None);
     }
 }
