@@ -696,6 +696,8 @@ impl Sending<'_> {
         (count, cost)
     }
 
+    /// The next packet of request `wr`, or of none. `awaited`: a completion waits for its
+    /// acknowledgement.
     #[inline]
     pub(super) fn data_packet<'a>(
         &self,
@@ -704,20 +706,12 @@ impl Sending<'_> {
         op: &'a [u8],
         body: BodyRef,
         wr: TxIdx,
-        keep: bool,
+        awaited: bool,
     ) -> Packet<'a> {
-        // On a lossless path a packet asks for an acknowledgement if a completion waits for it.
-        let ar = if self.peers[p].path.is_lossless() { keep } else { self.asks(p, wr, true) };
-        Packet {
-            ty,
-            psn: self.peers[p].snd.nxt,
-            op,
-            body,
-            wr,
-            ar,
-            ends: wr != TxIdx::NONE,
-            rtx: false,
-        }
+        let peer = &self.peers[p];
+        let ar = if peer.path.is_lossless() { awaited } else { self.asks(p, wr, awaited) };
+        let ends = awaited && wr != TxIdx::NONE;
+        Packet { ty, psn: peer.snd.nxt, op, body, wr, ar, ends, rtx: false }
     }
 
     /// Sends a packet with the next PSN, and records it for retransmission if `keep`. False if the

@@ -7,11 +7,11 @@
 //! [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets without an answer.
 
 use super::ops::{Response, ResponseKind, Rma, RmaKind, TxWr, WrFlags};
-use super::packet::{Packet, Step};
+use super::packet::Step;
 use super::peer::Peer;
 use super::pull::Pulls;
 use super::tx::TxWrs;
-use super::{FrameSink, Node, Operations, Responder, RmaIov, Sending};
+use super::{FrameSink, Node, Operations, Responder, RmaIov};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::rel::sent::BodyRef;
@@ -174,7 +174,7 @@ impl Node {
         let mut op = [0; WriteOp::LEN + wire::IMM_LEN];
         let op_len = WriteOp { range, imm, left, ..WriteOp::default() }.emit(&mut op);
         let body = BodyRef::Wr { wr: w, offset: wr.sent, len: len as u32 };
-        let packet = self.sending().rma_packet(p, Ty::Write, &op[..op_len], body, w, last);
+        let packet = self.sending().data_packet(p, Ty::Write, &op[..op_len], body, w, last);
         if !self.sending().send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
@@ -193,7 +193,7 @@ impl Node {
                 RemoteRange { dst_ep, rx_ctx, src_ep, last: true, ..RemoteRange::default() };
             let mut op = [0; ReadOp::LEN];
             ReadOp { range, ..ReadOp::default() }.emit(&mut op);
-            let packet = self.sending().rma_packet(p, Ty::Read, &op, BodyRef::None, w, true);
+            let packet = self.sending().data_packet(p, Ty::Read, &op, BodyRef::None, w, true);
             if !self.sending().send_numbered(now, p, packet, true, out) {
                 return Step::Full;
             }
@@ -265,7 +265,7 @@ impl Node {
             false => BodyRef::Operands { wr: w, offset: offset as u32, len },
         };
         let packet =
-            self.sending().rma_packet(p, Ty::Atomic, &bytes[..op_len], body, w, last && !fetch);
+            self.sending().data_packet(p, Ty::Atomic, &bytes[..op_len], body, w, last && !fetch);
         if !self.sending().send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
@@ -310,28 +310,12 @@ impl Node {
                 (Ty::Resp, BodyRef::None, 0)
             }
         };
-        let packet = self.sending().rma_packet(p, ty, &op, body, TxIdx::NONE, false);
+        let packet = self.sending().data_packet(p, ty, &op, body, TxIdx::NONE, false);
         if !self.sending().send_numbered(now, p, packet, keep, out) {
             return Step::Full;
         }
         self.responder().response_sent(p, j, n, body);
         Step::Sent
-    }
-}
-
-impl Sending<'_> {
-    fn rma_packet<'a>(
-        &self,
-        p: PeerIdx,
-        ty: Ty,
-        op: &'a [u8],
-        body: BodyRef,
-        wr: TxIdx,
-        wait: bool,
-    ) -> Packet<'a> {
-        let ar = if self.peers[p].path.is_lossless() { wait } else { self.asks(p, wr, wait) };
-        let psn = self.peers[p].snd.nxt;
-        Packet { ty, psn, op, body, wr, ar, ends: wait, rtx: false }
     }
 }
 
