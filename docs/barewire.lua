@@ -38,11 +38,12 @@ local NACK_REASON = {
 }
 local ATOMIC_OP = {
   [0] = "MIN", "MAX", "SUM", "PROD", "LOR", "LAND", "BOR", "BAND", "LXOR", "BXOR", "READ", "WRITE",
-  "CSWAP", "CSWAP_NE", "CSWAP_LE", "CSWAP_LT", "CSWAP_GE", "CSWAP_GT", "MSWAP",
+  "CSWAP", "CSWAP_NE", "CSWAP_LE", "CSWAP_LT", "CSWAP_GE", "CSWAP_GT", "MSWAP", "DIFF",
 }
 local DATATYPE = {
   [0] = "INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "FLOAT", "DOUBLE",
-  "FLOAT_COMPLEX", "DOUBLE_COMPLEX", "LONG_DOUBLE", "LONG_DOUBLE_COMPLEX",
+  "FLOAT_COMPLEX", "DOUBLE_COMPLEX", "LONG_DOUBLE", "LONG_DOUBLE_COMPLEX", "INT128", "UINT128",
+  "FLOAT16", "BFLOAT16", "FLOAT8_E4M3", "FLOAT8_E5M2",
 }
 local RST_REASON = {
   [1] = "unknown session", [2] = "closed", [3] = "version", [4] = "wrong incarnation",

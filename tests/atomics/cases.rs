@@ -30,7 +30,7 @@ pub(crate) fn build(dir: &Path) -> PathBuf {
     let mut cc = Command::new("cc");
     // Signed overflow wraps (rule S7), and no product is fused into a sum.
     cc.args(["-std=c11", "-O2", "-Wall", "-Wextra", "-fwrapv", "-ffp-contract=off", "-o"]);
-    let out = cc.arg(&program).arg(&source).output().unwrap();
+    let out = cc.arg(&program).arg(&source).arg("-lm").output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     program
 }

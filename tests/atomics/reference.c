@@ -8,6 +8,7 @@
  * form, the result. Words and elements are in the host's byte order.
  */
 #include <complex.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,9 +17,11 @@ typedef float _Complex c32;
 typedef double _Complex c64;
 typedef long double ld;
 typedef long double _Complex cld;
+__extension__ typedef __int128 i128;
+__extension__ typedef unsigned __int128 u128;
 
 enum { MIN, MAX, SUM, PROD, LOR, LAND, BOR, BAND, LXOR, BXOR, READ, WRITE,
-       CSWAP, CSWAP_NE, CSWAP_LE, CSWAP_LT, CSWAP_GE, CSWAP_GT, MSWAP };
+       CSWAP, CSWAP_NE, CSWAP_LE, CSWAP_LT, CSWAP_GE, CSWAP_GT, MSWAP, DIFF };
 
 static void give_up(const char *why)
 {
@@ -40,6 +43,7 @@ static void give_up(const char *why)
 
 #define ANY(T) \
 	case SUM: SET(T, a + b); \
+	case DIFF: SET(T, a - b); \
 	case PROD: SET(T, a * b); \
 	case LOR: SET(T, a || b); \
 	case LAND: SET(T, a && b); \
@@ -88,6 +92,108 @@ COMPLEX(c32)
 COMPLEX(c64)
 REAL(ld)
 COMPLEX(cld)
+INTEGER(i128)
+INTEGER(u128)
+
+/* The floats of 16 and 8 bits, by arithmetic of double. */
+struct small {
+	int size, mantissa, bias;
+	/* Magnitudes of what is too large, and of a NaN. */
+	unsigned overflow, nan;
+};
+
+static unsigned load(const struct small *f, const void *at, size_t i)
+{
+	return f->size == 2 ? ((const uint16_t *)at)[i] : ((const uint8_t *)at)[i];
+}
+
+static void store(const struct small *f, void *at, size_t i, unsigned bits)
+{
+	if (f->size == 2)
+		((uint16_t *)at)[i] = (uint16_t)bits;
+	else
+		((uint8_t *)at)[i] = (uint8_t)bits;
+}
+
+static double value_of(const struct small *f, unsigned bits)
+{
+	unsigned sign = 1u << (8 * f->size - 1), magnitude = bits & (sign - 1);
+	int exponent = (int)(magnitude >> f->mantissa);
+	unsigned fraction = magnitude & ((1u << f->mantissa) - 1);
+	double value;
+
+	if (magnitude > f->overflow || magnitude == f->nan)
+		value = NAN;
+	else if (magnitude == f->overflow)
+		value = INFINITY;
+	else if (exponent == 0)
+		value = ldexp(fraction, 1 - f->bias - f->mantissa);
+	else
+		value = ldexp(fraction + (1u << f->mantissa), exponent - f->bias - f->mantissa);
+	return bits & sign ? -value : value;
+}
+
+/* The bits of the nearest number, and of the even one of two. */
+static unsigned bits_of(const struct small *f, double value)
+{
+	unsigned sign = signbit(value) ? 1u << (8 * f->size - 1) : 0, bits;
+	int exponent;
+
+	if (isnan(value))
+		return sign | f->nan;
+	if (isinf(value))
+		return sign | f->overflow;
+	if (value == 0)
+		return sign;
+	frexp(value, &exponent);
+	exponent = exponent - 1 < 1 - f->bias ? 1 - f->bias : exponent - 1;
+	/* In units of the last place, which the default rounding makes whole. */
+	bits = (unsigned)nearbyint(ldexp(fabs(value), f->mantissa - exponent));
+	bits += (unsigned)(exponent + f->bias - 1) << f->mantissa;
+	return sign | (bits < f->overflow ? bits : f->overflow);
+}
+
+static void do_small(const struct small *f, int op, size_t n, void *t, void *o, void *c, void *r)
+{
+	for (size_t i = 0; i < n; i++) {
+		unsigned old = load(f, t, i), new = load(f, o, i);
+		double a = value_of(f, old), b = value_of(f, new), k = value_of(f, load(f, c, i));
+		unsigned is;
+
+		switch (op) {
+		case SUM: is = bits_of(f, a + b); break;
+		case DIFF: is = bits_of(f, a - b); break;
+		case PROD: is = bits_of(f, a * b); break;
+		case LOR: is = bits_of(f, a || b); break;
+		case LAND: is = bits_of(f, a && b); break;
+		case LXOR: is = bits_of(f, (a && !b) || (!a && b)); break;
+		case READ: is = old; break;
+		case WRITE: is = new; break;
+		case CSWAP: is = k == a ? new : old; break;
+		case CSWAP_NE: is = k != a ? new : old; break;
+		case MIN: is = b < a ? new : old; break;
+		case MAX: is = b > a ? new : old; break;
+		case CSWAP_LE: is = k <= a ? new : old; break;
+		case CSWAP_LT: is = k < a ? new : old; break;
+		case CSWAP_GE: is = k >= a ? new : old; break;
+		case CSWAP_GT: is = k > a ? new : old; break;
+		default: give_up("operation without a meaning on the type"); return;
+		}
+		store(f, r, i, old);
+		store(f, t, i, is);
+	}
+}
+
+#define SMALL(NAME, ...) \
+	static void do_##NAME(int op, size_t n, void *t, void *o, void *c, void *r) \
+	{ \
+		static const struct small f = { __VA_ARGS__ }; \
+		do_small(&f, op, n, t, o, c, r); \
+	}
+SMALL(f16, 2, 10, 15, 0x7c00, 0x7e00)
+SMALL(bf16, 2, 7, 127, 0x7f80, 0x7fc0)
+SMALL(e4m3, 1, 3, 7, 0x7f, 0x7f)
+SMALL(e5m2, 1, 2, 15, 0x7c, 0x7e)
 
 static const struct {
 	size_t size;
@@ -100,6 +206,8 @@ static const struct {
 	{ sizeof(float), do_float }, { sizeof(double), do_double },
 	{ sizeof(c32), do_c32 }, { sizeof(c64), do_c64 },
 	{ sizeof(ld), do_ld }, { sizeof(cld), do_cld },
+	{ sizeof(i128), do_i128 }, { sizeof(u128), do_u128 },
+	{ 2, do_f16 }, { 2, do_bf16 }, { 1, do_e4m3 }, { 1, do_e5m2 },
 };
 
 enum { LEN_MAX = 65536 };

@@ -41,9 +41,9 @@ fn integer_edges(size: usize) -> Vec<Vec<u8>> {
         return (0..=255_u8).map(|v| vec![v]).collect();
     }
     let bits = 8 * size as u32;
-    let top = 1_u64 << (bits - 1);
-    let half = 1_u64 << (bits / 2);
-    let odd = 0x9e37_79b9_7f4a_7c15;
+    let top = 1_u128 << (bits - 1);
+    let half = 1_u128 << (bits / 2);
+    let odd = 0xf39c_c060_5ced_c834_9e37_79b9_7f4a_7c15_u128;
     let plain = [0, 1, 2, 3, half - 1, half, half + 1, top - 1, top, top + 1, odd, odd >> 7];
     let all = plain.iter().flat_map(|v| [*v, !*v, v.wrapping_neg()]);
     all.map(|v| v.to_le_bytes()[..size].to_vec()).collect()
@@ -101,8 +101,37 @@ fn real_edges(ty: Datatype) -> Vec<Vec<u8>> {
             ];
             both(&bits, 1 << 63).iter().map(|v| v.to_le_bytes().to_vec()).collect()
         }
+        Datatype::Float16 => half_edges(10),
+        Datatype::Bfloat16 => half_edges(7),
+        Datatype::Float8E4M3 | Datatype::Float8E5M2 => (0..=255_u8).map(|v| vec![v]).collect(),
         _ => long_double_edges(),
     }
+}
+
+/// As `real_edges`, of 16 bits with so many of mantissa.
+fn half_edges(mantissa: u32) -> Vec<Vec<u8>> {
+    let (infinity, last) = (0x7fff_u16 >> mantissa << mantissa, 1_u16 << mantissa);
+    let one = infinity / 2 / last * last;
+    let bits = [
+        0,
+        one,
+        one + last / 2,
+        one + last + last / 2,
+        one - mantissa as u16 * last,
+        one | 1,
+        infinity - 1,
+        last,
+        1,
+        last - 1,
+        one / 3,
+        one + one / 3,
+        infinity,
+        infinity + last / 2,
+        infinity + last / 2 + 1,
+        infinity + 1,
+        infinity + last / 2 - 1,
+    ];
+    bits.into_iter().flat_map(|v| [v, v | 0x8000]).map(|v| v.to_le_bytes().to_vec()).collect()
 }
 
 /// As `real_edges`, with the encodings that only the x87 has: pseudo-denormals, which are numbers,
@@ -196,7 +225,8 @@ impl Random {
                 long_double(0x3ff0 + (rng.next() % 32) as u16, bits | 1 << 63)
             }
             (Datatype::LongDouble, _) => long_double(rng.next() as u16, bits),
-            _ => bits.to_le_bytes()[..ty.size()].to_vec(),
+            _ => (u128::from(bits) << 64 | u128::from(rng.next())).to_le_bytes()[..ty.size()]
+                .to_vec(),
         }
     }
 }
@@ -212,7 +242,13 @@ pub(crate) fn same_but_for_nans(ty: Datatype, one: &[u8], other: &[u8]) -> bool 
 }
 
 fn is_nan(ty: Datatype, bytes: &[u8]) -> bool {
+    let low = |at: usize| bytes.get(at).map_or(0, |b| u16::from(*b));
+    let magnitude = |bits: u32| (low(0) | low(1) << 8) & ((1 << bits) - 1);
     match ty {
+        Datatype::Float16 => magnitude(15) > 0x7c00,
+        Datatype::Bfloat16 => magnitude(15) > 0x7f80,
+        Datatype::Float8E4M3 => magnitude(7) == 0x7f,
+        Datatype::Float8E5M2 => magnitude(7) > 0x7c,
         Datatype::Float => f32::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
         Datatype::Double => f64::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
         _ => {

@@ -385,8 +385,8 @@ fn what_is_queried_is_what_is_accepted() {
     let (side, mc) = (&crew.sides[0], mcs[0].addr());
     let query = |coll, op, ty| side.domain.query_collective(coll, op, ty, 0);
     let mut pairs = 0;
-    for op in 0..21 {
-        for ty in 0..20 {
+    for op in 0..22 {
+        for ty in 0..22 {
             let known = AtomicOp::try_from(op).ok().zip(Datatype::try_from(ty).ok());
             for kind in [CollKind::Allreduce, CollKind::Reduce, CollKind::ReduceScatter] {
                 let answer = query(kind, op, ty);
@@ -412,9 +412,9 @@ fn what_is_queried_is_what_is_accepted() {
             }
         }
     }
-    assert_eq!(pairs, 116);
+    assert_eq!(pairs, 164);
     for kind in [CollKind::Broadcast, CollKind::Alltoall, CollKind::Gather] {
-        assert_eq!((0..20).filter(|&ty| query(kind, FI_NOOP, ty).is_ok()).count(), 14);
+        assert_eq!((0..30).filter(|&ty| query(kind, FI_NOOP, ty).is_ok()).count(), 20);
         assert!(query(kind, FI_NOOP, FI_VOID).is_err());
     }
     assert!(query(CollKind::Barrier, FI_NOOP, FI_VOID).is_ok());

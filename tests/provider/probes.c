@@ -333,6 +333,13 @@ static void atomics(struct side *a)
 	expect("size of a double complex",
 	       fi_query_atomic(a->domain, FI_DOUBLE_COMPLEX, FI_SUM, &attr, 0) ? 0 : attr.size,
 	       sizeof(double complex));
+	/* libfabric 2.0's FI_BFLOAT16 is 17 and its FI_DIFF 19; older headers lack them. */
+	expect("fi_query_atomic of FI_BFLOAT16",
+	       fi_query_atomic(a->domain, 17, FI_SUM, &attr, 0) ? 0 : attr.size, 2);
+	expect("fi_atomicvalid of FI_DIFF", fi_atomicvalid(a->ep, FI_UINT64, 19, &count), 0);
+	expect("fi_atomicvalid of FI_DIFF on FI_FLOAT8_E5M2", fi_atomicvalid(a->ep, 19, 19, &count), 0);
+	expect("fi_atomicvalid of datatype 20", fi_atomicvalid(a->ep, 20, FI_SUM, &count),
+	       -FI_EOPNOTSUPP);
 	expect("fi_query_atomic with both flags",
 	       fi_query_atomic(a->domain, FI_UINT64, FI_SUM, &attr,
 			       FI_FETCH_ATOMIC | FI_COMPARE_ATOMIC), -FI_EBADFLAGS);

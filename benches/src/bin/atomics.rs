@@ -127,8 +127,10 @@ const ELEMENTS: [usize; 3] = [1, 64, 512];
 const TABLE: &str = "table";
 
 /// Columns of that table.
-const TYPES: [&str; 14] =
-    ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "c32", "c64", "ld", "cld"];
+const TYPES: [&str; Datatype::ALL.len()] = [
+    "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "c32", "c64", "ld", "cld",
+    "i128", "u128", "f16", "bf16", "e4m3", "e5m2",
+];
 
 /// Its rows, by operation.
 const OPS: [&str; AtomicOp::ALL.len()] = [
@@ -151,6 +153,7 @@ const OPS: [&str; AtomicOp::ALL.len()] = [
     "CSWAP_GE",
     "CSWAP_GT",
     "MSWAP",
+    "DIFF",
 ];
 
 /// Every operation on every type, in the first form that has it, for arrays of three lengths: a row

@@ -18,6 +18,7 @@ mod f80;
 mod fpenv;
 mod lock;
 mod process_lock;
+mod small;
 #[cfg(test)]
 mod tests;
 
@@ -103,18 +104,20 @@ numbered! {
         CswapGt = 17,
         /// `FI_MSWAP`: the bits set in compare are taken from the operand.
         Mswap = 18,
+        /// `FI_DIFF`, of libfabric 2.0: the operand is subtracted; integers wrap.
+        Diff = 19,
     }
 }
 
 impl AtomicOp {
     /// Whether it takes a compare operand.
     pub const fn compares(self) -> bool {
-        self as u8 >= Self::Cswap as u8
+        self as u8 >= Self::Cswap as u8 && self as u8 <= Self::Mswap as u8
     }
 }
 
 numbered! {
-    /// `enum fi_datatype` up to `FI_LONG_DOUBLE_COMPLEX`, with libfabric's numbers.
+    /// `enum fi_datatype`, with libfabric's numbers; from `FI_INT128` on those of libfabric 2.0.
     pub enum Datatype {
         /// `FI_INT8`.
         Int8 = 0,
@@ -144,7 +147,29 @@ numbered! {
         LongDouble = 12,
         /// `FI_LONG_DOUBLE_COMPLEX`: two of them.
         LongDoubleComplex = 13,
+        /// `FI_INT128`.
+        Int128 = 14,
+        /// `FI_UINT128`.
+        Uint128 = 15,
+        /// `FI_FLOAT16`: IEEE binary16.
+        Float16 = 16,
+        /// `FI_BFLOAT16`: the upper half of an IEEE binary32.
+        Bfloat16 = 17,
+        /// `FI_FLOAT8_E4M3`: OCP's, without infinities.
+        Float8E4M3 = 18,
+        /// `FI_FLOAT8_E5M2`: OCP's.
+        Float8E5M2 = 19,
     }
+}
+
+/// Three bits for each type, the first in the lowest.
+const fn by_type(values: [u64; Datatype::ALL.len()]) -> u64 {
+    let (mut word, mut i) = (0, 0);
+    while i < values.len() {
+        word |= values[i] << (3 * i);
+        i += 1;
+    }
+    word
 }
 
 impl Datatype {
@@ -153,20 +178,22 @@ impl Datatype {
         1 << self.size_log2()
     }
 
-    /// Every size is a power of two: four bits of a word for each type, which costs a shift.
+    /// Every size is a power of two: three bits of a word for each type, which costs a shift.
     const fn size_log2(self) -> u32 {
-        (0x54_4332_3322_1100_u64 >> (4 * self as u32)) as u32 & 15
+        const SIZES: u64 = by_type([0, 0, 1, 1, 2, 2, 3, 3, 2, 3, 3, 4, 4, 5, 4, 4, 1, 1, 0, 0]);
+        (SIZES >> (3 * self as u32)) as u32 & 7
     }
 
     /// What a target address must be a multiple of: C's alignment, but never more than 8 (rule
     /// S10), since allocators for 8-byte alignment exist that know nothing of `long double`.
     pub const fn align(self) -> usize {
-        1 << ((0x33_3232_3322_1100_u64 >> (4 * self as u32)) as u32 & 15)
+        const ALIGNS: u64 = by_type([0, 0, 1, 1, 2, 2, 3, 3, 2, 3, 2, 3, 3, 3, 3, 3, 1, 1, 0, 0]);
+        1 << ((ALIGNS >> (3 * self as u32)) as u32 & 7)
     }
 
-    /// Whether it is one of the eight integers.
+    /// Whether it is one of the ten integers.
     pub const fn is_integer(self) -> bool {
-        (self as u8) < Self::Float as u8
+        (self as u8) < Self::Float as u8 || matches!(self, Self::Int128 | Self::Uint128)
     }
 
     /// Whether it is one of the three complex types.
@@ -231,7 +258,7 @@ pub enum AtomicFault {
     Operand,
 }
 
-/// Whether `op` on `ty` is one of the 116 pairs that reductions have: the ten operations from
+/// Whether `op` on `ty` is one of the 164 pairs that reductions have: the ten operations from
 /// `Min` to `Bxor` where they have a meaning.
 pub const fn reduces(op: AtomicOp, ty: Datatype) -> bool {
     op as u8 <= AtomicOp::Bxor as u8 && exec::has_meaning(op, ty)

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use super::complex::{Complex, Real};
 #[cfg(target_arch = "x86_64")]
 use super::f80::F80;
+use super::small::{Bf16, E4m3, E5m2, F16};
 
 /// A value of one element.
 ///
@@ -50,6 +51,7 @@ pub(super) unsafe trait Elem: Copy {
 /// What every type can do.
 pub(super) trait Num: Elem {
     fn sum(self, other: Self) -> Self;
+    fn diff(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
     /// C's truth: not equal to zero. A NaN is true.
     fn truth(self) -> bool;
@@ -102,11 +104,18 @@ macro_rules! word_elem {
 macro_rules! integer {
     ($int:ty, $word:ty, $atomic:ty) => {
         word_elem!($int, $word, $atomic, |v: $int| v as $word, |w: $word| w as $int);
-
+        integer!($int);
+    };
+    ($int:ty) => {
         impl Num for $int {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn diff(self, other: Self) -> Self {
+                self.wrapping_sub(other)
             }
 
             #[inline(always)]
@@ -169,9 +178,20 @@ integer!(i32, u32, AtomicU32);
 integer!(u32, u32, AtomicU32);
 integer!(i64, u64, AtomicU64);
 integer!(u64, u64, AtomicU64);
+integer!(i128);
+integer!(u128);
+
+// SAFETY: each of their bit patterns is a value.
+unsafe impl Elem for i128 {}
+// SAFETY: as above.
+unsafe impl Elem for u128 {}
 
 word_elem!(f32, u32, AtomicU32, f32::to_bits, f32::from_bits);
 word_elem!(f64, u64, AtomicU64, f64::to_bits, f64::from_bits);
+word_elem!(F16, u16, AtomicU16, |v: F16| v.0, F16);
+word_elem!(Bf16, u16, AtomicU16, |v: Bf16| v.0, Bf16);
+word_elem!(E4m3, u8, AtomicU8, |v: E4m3| v.0, E4m3);
+word_elem!(E5m2, u8, AtomicU8, |v: E5m2| v.0, E5m2);
 word_elem!(Complex<f32>, u64, AtomicU64, complex_to_bits, complex_from_bits);
 
 fn complex_to_bits(v: Complex<f32>) -> u64 {
@@ -192,6 +212,11 @@ impl<R: Real + Elem> Num for R {
     #[inline(always)]
     fn sum(self, other: Self) -> Self {
         self.add(other)
+    }
+
+    #[inline(always)]
+    fn diff(self, other: Self) -> Self {
+        self.sub(other)
     }
 
     #[inline(always)]
@@ -229,6 +254,11 @@ where
     #[inline(always)]
     fn sum(self, other: Self) -> Self {
         Complex::sum(self, other)
+    }
+
+    #[inline(always)]
+    fn diff(self, other: Self) -> Self {
+        Self { re: self.re.sub(other.re), im: self.im.sub(other.im) }
     }
 
     #[inline(always)]

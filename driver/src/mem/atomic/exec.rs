@@ -6,6 +6,7 @@ use super::elem::{Bits, Elem, Num, Ordered};
 use super::f80::F80;
 use super::fpenv::IeeeDefaults;
 use super::lock::{LOCAL, WideLock};
+use super::small::{Bf16, E4m3, E5m2, F16};
 use super::{AtomicOp, Datatype, Sharing, WordFold};
 
 /// Where the elements and the operands of one run lie.
@@ -51,7 +52,7 @@ pub(super) const fn has_meaning(op: AtomicOp, ty: Datatype) -> bool {
 }
 
 /// Bit `ty` of entry `op`.
-static MEANINGS: [u16; AtomicOp::ALL.len()] = {
+static MEANINGS: [u32; AtomicOp::ALL.len()] = {
     use AtomicOp::{Band, Bor, Bxor, CswapGe, CswapGt, CswapLe, CswapLt, Max, Min, Mswap};
     let mut meanings = [0; AtomicOp::ALL.len()];
     let mut at = 0;
@@ -135,6 +136,12 @@ unsafe fn exec_in(op: AtomicOp, ty: Datatype, part: Part, mode: impl Mode) {
             Datatype::Uint32 => integer::<u32>(op, part, mode),
             Datatype::Int64 => integer::<i64>(op, part, mode),
             Datatype::Uint64 => integer::<u64>(op, part, mode),
+            Datatype::Int128 => integer::<i128>(op, part, mode),
+            Datatype::Uint128 => integer::<u128>(op, part, mode),
+            Datatype::Float16 => real::<F16>(op, part, mode),
+            Datatype::Bfloat16 => real::<Bf16>(op, part, mode),
+            Datatype::Float8E4M3 => real::<E4m3>(op, part, mode),
+            Datatype::Float8E5M2 => real::<E5m2>(op, part, mode),
             Datatype::Float => real::<f32>(op, part, mode),
             Datatype::Double => real::<f64>(op, part, mode),
             Datatype::FloatComplex => any::<Complex<f32>>(op, part, mode),
@@ -259,6 +266,7 @@ unsafe fn next<E: Ordered + Bits>(op: AtomicOp, part: Part, at: E) -> Option<E> 
             AtomicOp::CswapGe => swap_if(at.less_or_same(compare())),
             AtomicOp::CswapGt => swap_if(at.less(compare())),
             AtomicOp::Mswap => Some(new().and(compare()).or(at.and(compare().not()))),
+            AtomicOp::Diff => Some(at.diff(new())),
         }
     }
 }
@@ -445,6 +453,7 @@ unsafe fn any<E: Num>(op: AtomicOp, part: Part, mode: impl Mode) {
     unsafe {
         match op {
             AtomicOp::Sum => mode.update::<E>(part, move |i, at| Some(at.sum(part.operand(i)))),
+            AtomicOp::Diff => mode.update::<E>(part, move |i, at| Some(at.diff(part.operand(i)))),
             AtomicOp::Prod => mode.update::<E>(part, move |i, at| Some(at.prod(part.operand(i)))),
             AtomicOp::Lor => logical::<E>(part, mode, |a, b| a | b),
             AtomicOp::Land => logical::<E>(part, mode, |a, b| a & b),
