@@ -100,8 +100,9 @@ mod tests {
         assert_eq!((12 + 13 + 7) * Datatype::ALL.len() - 546, 94);
     }
 
-    /// The matrix of libfabric's documentation, one row an operation: `I` the integers, `F` float
-    /// and double and the floats of 16 and 8 bits, `C` the complex of the first two, `L` long double, `Z` its complex.
+    /// The matrix of libfabric's documentation, one row an operation: `I` the integers, `F` float,
+    /// double and the floats of 16 and 8 bits, `C` the complex of the first two, `L` long double,
+    /// `Z` its complex.
     const GROUPS: &[(AtomicKind, &str, &str)] = &[
         (AtomicKind::Base, "Min Max", "IFL"),
         (AtomicKind::Base, "Sum Diff Prod Lor Land Lxor Write", "IFCLZ"),

@@ -188,11 +188,58 @@ unsafe impl Elem for u128 {}
 
 word_elem!(f32, u32, AtomicU32, f32::to_bits, f32::from_bits);
 word_elem!(f64, u64, AtomicU64, f64::to_bits, f64::from_bits);
-word_elem!(F16, u16, AtomicU16, |v: F16| v.0, F16);
-word_elem!(Bf16, u16, AtomicU16, |v: Bf16| v.0, Bf16);
-word_elem!(E4m3, u8, AtomicU8, |v: E4m3| v.0, E4m3);
-word_elem!(E5m2, u8, AtomicU8, |v: E5m2| v.0, E5m2);
 word_elem!(Complex<f32>, u64, AtomicU64, complex_to_bits, complex_from_bits);
+
+/// A float of 16 or 8 bits.
+macro_rules! small {
+    ($small:ident, $word:ty, $atomic:ty) => {
+        word_elem!($small, $word, $atomic, |v: $small| v.0, $small);
+
+        impl Num for $small {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                Self::nearest(self.value() + other.value())
+            }
+
+            #[inline(always)]
+            fn diff(self, other: Self) -> Self {
+                Self::nearest(self.value() - other.value())
+            }
+
+            #[inline(always)]
+            fn prod(self, other: Self) -> Self {
+                Self::nearest(self.value() * other.value())
+            }
+
+            #[inline(always)]
+            fn truth(self) -> bool {
+                self.value() != 0.0
+            }
+
+            #[inline(always)]
+            fn of_truth(truth: bool) -> Self {
+                if truth { Self::ONE } else { Self::ZERO }
+            }
+
+            #[inline(always)]
+            fn same(self, other: Self) -> bool {
+                self.value() == other.value()
+            }
+        }
+
+        impl Ordered for $small {
+            #[inline(always)]
+            fn less(self, other: Self) -> bool {
+                self.value() < other.value()
+            }
+        }
+    };
+}
+
+small!(F16, u16, AtomicU16);
+small!(Bf16, u16, AtomicU16);
+small!(E4m3, u8, AtomicU8);
+small!(E5m2, u8, AtomicU8);
 
 fn complex_to_bits(v: Complex<f32>) -> u64 {
     u64::from(v.re.to_bits()) | u64::from(v.im.to_bits()) << 32

@@ -5,8 +5,6 @@
 //! (Figueroa, "When is double rounding innocuous?", 1995). Of subnormal results, sums are exact as
 //! `f32`, and so are products, down to half of the least number.
 
-use super::elem::{Num, Ordered};
-
 /// How a float is laid out: the sign on top, then the exponent, then `MANTISSA` bits.
 pub(super) trait Format {
     /// Bits of the mantissa that are stored.
@@ -78,6 +76,9 @@ macro_rules! small {
         }
 
         impl $name {
+            pub(super) const ZERO: Self = Self(0);
+            pub(super) const ONE: Self = Self($bias << $mantissa);
+
             #[inline(always)]
             pub(super) fn value(self) -> f32 {
                 Self::widen(self.0.into())
@@ -86,45 +87,6 @@ macro_rules! small {
             #[inline(always)]
             pub(super) fn nearest(value: f32) -> Self {
                 Self(Self::narrow(value) as $word)
-            }
-        }
-
-        impl Num for $name {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self {
-                Self::nearest(self.value() + other.value())
-            }
-
-            #[inline(always)]
-            fn diff(self, other: Self) -> Self {
-                Self::nearest(self.value() - other.value())
-            }
-
-            #[inline(always)]
-            fn prod(self, other: Self) -> Self {
-                Self::nearest(self.value() * other.value())
-            }
-
-            #[inline(always)]
-            fn truth(self) -> bool {
-                self.value() != 0.0
-            }
-
-            #[inline(always)]
-            fn of_truth(truth: bool) -> Self {
-                Self(if truth { $bias << $mantissa } else { 0 })
-            }
-
-            #[inline(always)]
-            fn same(self, other: Self) -> bool {
-                self.value() == other.value()
-            }
-        }
-
-        impl Ordered for $name {
-            #[inline(always)]
-            fn less(self, other: Self) -> bool {
-                self.value() < other.value()
             }
         }
     };
