@@ -702,7 +702,7 @@ static const unsigned char SIZES[] = {
 	[FI_INT8] = 1, [FI_UINT8] = 1, [FI_INT16] = 2, [FI_UINT16] = 2, [FI_INT32] = 4,
 	[FI_UINT32] = 4, [FI_INT64] = 8, [FI_UINT64] = 8, [FI_FLOAT] = 4, [FI_DOUBLE] = 8,
 	[FI_FLOAT_COMPLEX] = 8, [FI_DOUBLE_COMPLEX] = 16, [FI_LONG_DOUBLE] = 16,
-	[FI_LONG_DOUBLE_COMPLEX] = 32,
+	[FI_LONG_DOUBLE_COMPLEX] = 32, [FLOAT16] = 2, [BFLOAT16] = 2,
 };
 
 /* Operations that are ours. All of them are commutative. */

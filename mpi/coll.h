@@ -153,6 +153,9 @@ enum answer {
 enum { ARITHMETIC = 1, ORDER = 2, LOGIC = 4, BITS = 8, EVERY = 15 };
 
 /* Libfabric's type of an MPI's. */
+/* Types of libfabric 2.0, which older headers lack. */
+enum { FLOAT16 = 16, BFLOAT16 = 17 };
+
 struct reduced {
 	/* One more than it, or 0 if there is none. */
 	unsigned char type;

@@ -115,9 +115,22 @@ static int ended(int err) { return err ? err : MPI_Wait(&asked, MPI_STATUS_IGNOR
 struct type {
 	const char *name;
 	MPI_Datatype mpi;
-	/* i: integer, b: bool, f, d, l: float, double, long double; F, D, L: complex; p: 2 ints. */
+	/*
+	 * i: integer, b: bool, f, d, l: float, double, long double; F, D, L: complex; p: 2 ints;
+	 * h: float of 16 bits, u: upper half of a float.
+	 */
 	char form;
 };
+
+/* A number that 8 bits of significand hold, as a float of 16 bits. */
+static void short_float(unsigned char *at, char form, unsigned value)
+{
+	int exponent = 31 - __builtin_clz(value);
+	unsigned half = (exponent + 15u) << 10 | (value << (10 - exponent) & 0x3ff);
+	float single = value;
+
+	memcpy(at, form == 'h' ? (char *) &half : (char *) &single + 2, 2);
+}
 
 static void put(unsigned char *at, const struct type *t, size_t len, int r, int i)
 {
@@ -131,6 +144,7 @@ static void put(unsigned char *at, const struct type *t, size_t len, int r, int 
 		case 'l': case 'L': ((long double *) at)[k] = parts[k]; break;
 		case 'b': at[0] = value % 2; break;
 		case 'p': ((int *) at)[k] = k ? r : value; break;
+		case 'h': case 'u': short_float(at, t->form, value + 1); break;
 		default: at[0] = value;
 		}
 		if (t->form >= 'a' && t->form != 'p')
@@ -146,9 +160,28 @@ static void fill(unsigned char *to, const struct type *t, int r, int count)
 		put(to + (size_t) i * len, t, len, r, i);
 }
 
+/* Of floats of 16 bits, which MPI_Reduce_local may not know: sums, least and greatest. */
+static void fold_short(const struct type *t, MPI_Op op, int count)
+{
+	for (int i = 0; i < count; i++) {
+		unsigned all = 0;
+
+		for (int r = 0; r < size; r++) {
+			unsigned value = (r * 7 + i * 3) % 5 + 1;
+			all = op == MPI_SUM ? all + value
+			    : r == 0 || (op == MPI_MIN) == (value < all) ? value : all;
+		}
+		short_float(want + 2 * i, t->form, all);
+	}
+}
+
 /* The reduction of all ranks' blocks in the order of ranks, by this rank alone. */
 static void fold(const struct type *t, MPI_Op op, int count)
 {
+	if (t->form == 'h' || t->form == 'u') {
+		fold_short(t, op, count);
+		return;
+	}
 	fill(want, t, size - 1, count);
 	for (int r = size - 2; r >= 0; r--) {
 		fill(one, t, r, count);
@@ -275,6 +308,17 @@ static void all_reductions(void)
 	for (size_t t = 0; t < 3; t++)
 		for (int o = 0; o < 2; o++)
 			reductions(&complexes[t], ops[o], few, 1);
+#ifdef MPIX_BFLOAT16
+	const struct type shorts[] = {
+		{ "float16", MPIX_C_FLOAT16, 'h' }, { "bfloat16", MPIX_BFLOAT16, 'u' },
+	};
+
+	/* MPICH has the types, and may lack their reductions. */
+	for (size_t t = 0; t < 2 && !without; t++)
+		for (int o = 0; o < 4; o++)
+			if (ops[o] != MPI_PROD)
+				reductions(&shorts[t], ops[o], few, 1);
+#endif
 	reductions(&addr, MPI_SUM, few, 1);
 	for (int o = 0; o < 3; o++) {
 		reductions(&bools, ops[4 + o], few, 1);
