@@ -101,5 +101,9 @@ impl Board for SimBoard {
         (end, false)
     }
 
+    fn replaced(&mut self, _: Range<u32>, _: u32) -> Option<u32> {
+        None
+    }
+
     fn done(&mut self, _: u32) {}
 }

@@ -93,6 +93,11 @@ impl Board for AnyBoard {
     }
 
     #[inline(always)]
+    fn replaced(&mut self, ranks: Range<u32>, call: u32) -> Option<u32> {
+        with!(&mut self.0, board => board.replaced(ranks, call))
+    }
+
+    #[inline(always)]
     fn done(&mut self, call: u32) {
         with!(&mut self.0, board => board.done(call));
     }

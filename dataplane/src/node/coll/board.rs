@@ -352,6 +352,13 @@ impl First {
             }
             Outcome::Blocks => part.compute(lent.out.again(), &self.board, number, &self.scratch),
         }
+        if !matches!(part.result, Outcome::Nothing)
+            && let Some(rank) = self.board.replaced(start..end, number)
+        {
+            // What that member had put is gone, and so is the member: its loss ends the group.
+            self.next = rank;
+            return cold(Step::Waits);
+        }
         self.board.done(number);
         self.is_synced = (start, end) == (0, self.words.len() as u32);
         self.last_mark = part.mark;
@@ -687,3 +694,6 @@ impl Objects<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

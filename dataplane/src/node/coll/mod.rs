@@ -30,6 +30,7 @@ pub use call::{CollAttr, CollCall, CollReq, FI_NOOP, FI_VOID, Role, What, query}
 use drive::Stored;
 
 use super::ep::SIDE;
+use super::peer::Peer;
 use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Objects, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
@@ -496,6 +497,7 @@ impl Node {
     /// - [`Error::Invalid`]: the set is empty or too large, names something that is not in the
     ///   address vector, or an endpoint twice; or this endpoint is not in it; or a member is not in
     ///   the parent.
+    /// - [`Error::ConnReset`]: the address of a member names an earlier life of it.
     /// - [`Error::NoMem`]: too many groups or peers.
     pub fn coll_join(&mut self, now: Instant, ep: EpId, req: &JoinReq) -> Result<GroupId> {
         let side = self.coll.side_of(&self.eps, ep)?;
@@ -602,6 +604,10 @@ impl Node {
         let mut members = Vec::with_capacity(addrs.len());
         for addr in addrs {
             let addr = EpAddr { ep: addr.ep ^ SIDE, ..*addr };
+            if self.control().is_of_other_life(&addr) {
+                self.objects().unname_members(&members);
+                return Err(Error::ConnReset);
+            }
             let side = match self.coll.named.get_mut(&addr) {
                 Some((side, refs)) => {
                     *refs += 1;
@@ -710,6 +716,15 @@ impl Objects<'_> {
 }
 
 impl Control<'_> {
+    /// Whether `addr` names another life of its peer than the present one. To insert it would end
+    /// the session with that one. What an OPEN only claimed is not held against an address.
+    fn is_of_other_life(&self, addr: &EpAddr) -> bool {
+        let p = self.by_station.get(self.peers, addr.station, Tenant::NONE);
+        let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
+        let peer = p.map(|p| &self.peers[p]).filter(|peer| !peer.is_life_claimed);
+        addr.incarnation != 0 && peer.is_some_and(other)
+    }
+
     /// The incarnation of a member, which others know as well.
     fn life_of(&self, addr: &EpAddr) -> Result<u64> {
         if addr.incarnation != 0 {

@@ -146,3 +146,28 @@ fn a_message_that_is_half_there_is_taken_when_its_group_is_given_up() {
     assert_eq!(team.pair.ends[0].node.coll.check(groups[0]), Err(Error::Canceled));
     assert!(team.pair.ends[1].node.reassemblies.is_empty());
 }
+
+/// Goal: an address of an earlier life of a member, which is still in the vector, ends nothing of
+/// the present one: a join that names it is refused, and one that names the present life goes on.
+#[test]
+fn a_join_with_an_address_of_an_earlier_life_ends_nothing() {
+    let mut team = Team::new(NodeSettings::default());
+    let other = team.pair.ends[1].node.addr_of(team.eps[1]).unwrap();
+    let earlier = EpAddr { incarnation: other.incarnation ^ 1, ..other };
+    let End { node, av, .. } = &mut team.pair.ends[0];
+    let [earlier, present] = [earlier, other].map(|a| node.av_insert(Instant(1), *av, a).unwrap());
+    let own = team.members[0][0];
+    team.members[0] = [own, present];
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
+    team.pair.run(5_000_000);
+    team.members[0] = [own, earlier];
+    for model in [JoinModel::Collective(1), JoinModel::Key(1)] {
+        assert_eq!(team.join(0, model), Err(Error::ConnReset));
+    }
+    (0..2).for_each(|i| team.barrier(i, groups[i]));
+    team.pair.run(5_000_000);
+    for (i, group) in groups.into_iter().enumerate() {
+        assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()));
+        assert_eq!(team.pair.read(i).len(), 1, "the barrier of {i}");
+    }
+}

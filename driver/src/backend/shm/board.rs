@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::fence;
 use std::sync::{Arc, PoisonError};
 
 use super::layout::{DONE, LEAF_LEN, SLOTS};
@@ -32,6 +33,8 @@ pub(in crate::backend) struct ShmBoard {
     last: u32,
     /// By rank.
     members: Vec<Fellow>,
+    /// The segment's when all members were last seen to have their places.
+    epoch: u64,
     /// Places of the others, once each, and where they say that they sleep.
     others: Vec<(usize, SleepWord)>,
     /// The process that made it; a forked child is another.
@@ -59,6 +62,8 @@ impl ShmBoard {
         for at in [0, LEAF_LEN, DONE] {
             own.word(at).store(0, Release);
         }
+        // Who reads what is put from here on sees the above, and that the place has another holder.
+        fence(Release);
         let mut others: Vec<usize> = members.iter().map(|m| m.0).collect();
         others.sort_unstable();
         others.dedup();
@@ -67,7 +72,7 @@ impl ShmBoard {
         let fellow = |(place, state)| Fellow { place, state, mem: SlotMem::NONE };
         let members = members.into_iter().map(fellow).collect();
         let (shared, pid) = (Arc::clone(shared), std::process::id());
-        Some(Self { shared, slot, own, group: 0, last: 0, members, others, pid })
+        Some(Self { shared, slot, own, group: 0, last: 0, members, epoch: 0, others, pid })
     }
 
     /// Where a slot has what is put for `call`.
@@ -86,14 +91,29 @@ impl ShmBoard {
         let seg = &self.shared.seg;
         let (inc, slot) = (name >> 32, (name as u32).wrapping_sub(1) as usize);
         let fellow = &mut self.members[rank];
-        let is_same = seg.state(fellow.place).load(Acquire) == fellow.state;
-        if slot >= SLOTS || inc != fellow.state >> 32 || !is_same {
+        if slot >= SLOTS || inc != fellow.state >> 32 || !fellow.is_there(seg) {
             return false;
         }
         // Its member has reserved it. That it says so is not enough to touch it.
         let Ok(mem) = seg.reserve_slot(fellow.place, slot) else { return false };
         fellow.mem = mem;
         true
+    }
+
+    /// [`replaced`](Board::replaced) once somebody has joined or left the segment since all members
+    /// were seen, which it had in this `epoch`.
+    #[cold]
+    #[inline(never)]
+    fn look_who_is_replaced(&mut self, ranks: Range<u32>, call: u32, epoch: u64) -> Option<u32> {
+        let (leaf, stamp) = (Self::leaf(call), self.stamp(call));
+        let places = ranks.start as usize..ranks.end as usize;
+        let mut readers = ranks.zip(&self.members[places]);
+        let replaced = readers.find(|(_, m)| m.mem.word(leaf).load(Relaxed) != stamp);
+        let replaced = replaced.map(|(rank, _)| rank);
+        if self.members.iter().all(|m| m.is_there(&self.shared.seg)) {
+            self.epoch = epoch;
+        }
+        replaced
     }
 
     /// Wakes those who sleep.
@@ -134,6 +154,8 @@ impl Board for ShmBoard {
 
     fn meet(&mut self, group: u32, names: &[u64]) -> bool {
         assert!(names.len() == self.members.len());
+        // Acquire: who leaves its place after it is found there changes it.
+        self.epoch = self.shared.seg.epoch().load(Acquire);
         let met = group != 0 && names.iter().enumerate().all(|(rank, &name)| self.find(rank, name));
         if met {
             self.group = group;
@@ -216,6 +238,14 @@ impl Board for ShmBoard {
     }
 
     #[inline(always)]
+    fn replaced(&mut self, ranks: Range<u32>, call: u32) -> Option<u32> {
+        // What was read of whoever has a member's place now comes after all that led to it.
+        fence(Acquire);
+        let epoch = self.shared.seg.epoch().load(Acquire);
+        if epoch == self.epoch { None } else { self.look_who_is_replaced(ranks, call, epoch) }
+    }
+
+    #[inline(always)]
     fn done(&mut self, call: u32) {
         // Release: our reads come before it.
         self.own.word(DONE).store(self.stamp(call), Release);
@@ -229,12 +259,11 @@ impl Drop for ShmBoard {
             return;
         }
         let mut slots = self.shared.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who has left its slot waits until this member has read it.
+        self.own.word(DONE).store(LEFT, Release);
         if self.group == 0 {
-            // Who has left its slot waits until this member has read it.
-            self.own.word(DONE).store(LEFT.into(), Release);
             return slots.give_back(self.slot);
         }
-        self.own.word(DONE).store(self.stamp(LEFT), Release);
         let (slot, group, last) = (self.slot, self.group, self.last);
         slots.leave(Left { slot, group, last, members: std::mem::take(&mut self.members) });
     }

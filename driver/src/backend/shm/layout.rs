@@ -28,7 +28,8 @@
 //!          kept with the place. The member writes, others read:
 //!          +0   of calls with an even number: group << 32 | number, +8 mark, +16 bytes
 //!          +1984  of those with an odd one, alike
-//!          +3968  group << 32 | number of the last call of which nothing is taken any more
+//!          +3968  group << 32 | number of the last call of which nothing is taken any more;
+//!          2^32 - 1 when the member has left the group
 //! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open: a
 //!          short beginning first, the rest when the ring grows
 //! ```
@@ -41,7 +42,7 @@ use crate::board::BODY_MAX;
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
-pub(super) const VERSION: u64 = 7;
+pub(super) const VERSION: u64 = 8;
 /// Senders in a word of a doorbell, and in a page of links.
 pub(super) const GROUP: usize = 64;
 /// Words of a doorbell.

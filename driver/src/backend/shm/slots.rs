@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::Acquire;
 use super::layout::{DONE, SLOTS};
 use super::segment::{Segment, SlotMem};
 
-/// What a member says it has done with when it has left the group: more than any call.
-pub(super) const LEFT: u32 = u32::MAX;
+/// What a member says it has done with when it has left the group: a call of no group.
+pub(super) const LEFT: u64 = u32::MAX as u64;
 
 /// The slot of a member of a group.
 #[derive(Clone, Copy, Debug)]
@@ -71,17 +71,24 @@ impl Slots {
     }
 }
 
+impl Fellow {
+    /// Whether it has its place.
+    pub(super) fn is_there(&self, seg: &Segment) -> bool {
+        seg.state(self.place).load(Acquire) == self.state
+    }
+}
+
 impl Left {
     /// Whether `m` may still read it.
     fn is_read_by(&self, seg: &Segment, m: &Fellow) -> bool {
-        if seg.state(m.place).load(Acquire) != m.state {
+        if !m.is_there(seg) {
             return false;
         }
         // Acquire: its last reads come before whatever is put here next.
         let said = m.mem.word(DONE).load(Acquire);
         let (group, done) = ((said >> 32) as u32, said as u32);
         // 0: it has still to meet the others, and will then look for what was put.
-        let is_reader = group == self.group || group == 0;
-        is_reader && done != LEFT && (done.wrapping_sub(self.last) as i32) < 0
+        let is_reader = group == self.group || group == 0 && said != LEFT;
+        is_reader && (done.wrapping_sub(self.last) as i32) < 0
     }
 }

@@ -128,6 +128,54 @@ fn a_slot_is_kept_until_all_have_done_with_it() {
     }
 }
 
+/// Goal: the same where the numbers of calls begin again.
+#[test]
+fn a_slot_is_kept_where_numbers_begin_again() {
+    let settings = small();
+    let mut ports = vec![open(&settings), open(&settings)];
+    let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
+    let next = |port: &mut ShmPort| board_of(port, &macs).name() as u32;
+    let mut boards = met(&mut ports);
+    let first = boards[0].name() as u32;
+    for call in [u32::MAX, 0] {
+        boards[0].put(call, 9, &span(b"last"), 4);
+    }
+    boards[1].done(u32::MAX);
+    drop(boards.remove(0));
+    assert_ne!(next(&mut ports[0]), first, "the other may still read it");
+    assert_eq!(taken(&boards[0], 0, 0, 0, 4), b"last");
+    boards[0].done(0);
+    assert_eq!(next(&mut ports[0]), first);
+}
+
+/// Goal: what a member that died or left had put is there until somebody takes its place; what is
+/// read from then on may be another's, and is found out.
+#[test]
+fn what_is_read_of_a_member_whose_place_is_taken_is_found_out() {
+    let settings = ShmSettings { members: Some(3), ..small() };
+    let mut ports = vec![open(&settings), open(&settings), open(&settings)];
+    let mut boards = met(&mut ports);
+    for board in &mut boards {
+        board.put(1, 9, &span(b"mine"), 4);
+    }
+    let [mut reader, _, gone] = <[ShmBoard; 3]>::try_from(boards).expect("three");
+    let slot = gone.name() as u32;
+    // As who is killed leaves it.
+    std::mem::forget(gone);
+    assert_eq!(reader.replaced(0..3, 1), None);
+    ports.truncate(2);
+    assert_eq!((reader.replaced(0..3, 1), taken(&reader, 2, 1, 0, 4)), (None, b"mine".to_vec()));
+    ports.push(open(&settings));
+    assert_eq!((reader.replaced(0..3, 1), taken(&reader, 2, 1, 0, 4)), (None, b"mine".to_vec()));
+    let mac = ports[2].caps().station;
+    let mut other = board_of(&mut ports[2], &[mac]);
+    assert_eq!(other.name() as u32, slot);
+    assert!(other.meet(GROUP + 1, &[other.name()]));
+    other.put(1, 9, &span(b"ours"), 4);
+    assert_eq!(taken(&reader, 2, 1, 0, 4), b"ours");
+    assert_eq!((reader.replaced(0..3, 1), reader.replaced(0..2, 1)), (Some(2), None));
+}
+
 /// Goal: a name is believed only if it is one, of a slot of the member that is meant.
 #[test]
 fn names_of_no_slots_are_refused() {

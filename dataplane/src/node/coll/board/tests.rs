@@ -1,0 +1,77 @@
+//! Calls on a board whose members vanish.
+
+use std::ops::Range;
+
+use super::*;
+
+/// What all members put.
+const MARK: u64 = 9;
+
+/// The slots of two members. All have put something, until somebody takes the place of the second,
+/// once that was collected.
+#[derive(Debug, Default)]
+struct Taken {
+    is_taken: bool,
+}
+
+impl Board for Taken {
+    fn name(&self) -> u64 {
+        1
+    }
+
+    fn meet(&mut self, _: u32, _: &[u64]) -> bool {
+        true
+    }
+
+    fn put(&mut self, _: u32, _: u64, _: &Span, _: usize) {}
+
+    fn mark(&self, rank: u32, _: u32) -> Option<u64> {
+        (!self.is_taken || rank == 0).then_some(MARK)
+    }
+
+    fn take(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
+
+    fn first_word(&self, _: u32, _: u32) -> u64 {
+        0
+    }
+
+    fn collect(&self, ranks: Range<u32>, call: u32, _: u64, _: &mut [u64]) -> (u32, bool) {
+        let end = ranks.end;
+        (ranks.into_iter().find(|&rank| self.mark(rank, call).is_none()).unwrap_or(end), false)
+    }
+
+    fn replaced(&mut self, ranks: Range<u32>, _: u32) -> Option<u32> {
+        self.is_taken = true;
+        ranks.contains(&1).then_some(1)
+    }
+
+    fn done(&mut self, _: u32) {
+        assert!(!self.is_taken, "what was read is another's");
+    }
+}
+
+/// Goal: what was read of a member is no result if somebody has taken its place by then: the call
+/// waits for that member, whose loss ends it.
+#[test]
+fn a_call_that_read_what_another_put_does_not_end_well() {
+    let sums = Some((AtomicOp::Sum, Datatype::Uint64));
+    for (kind, count, reduce) in [
+        (Kind::Allreduce, 1, sums),
+        (Kind::Allreduce, 2, sums),
+        (Kind::Allgather, 2, None),
+        (Kind::Barrier, 0, None),
+    ] {
+        let in_place = false;
+        let shape = Shape { kind, n: 2, me: 0, root: 0, count, size: 8, in_place };
+        let part = Part::of((1, MARK), shape, reduce, true);
+        assert!(part.is_through);
+        let board = AnyBoard::from(Box::<Taken>::default() as Box<dyn Board>);
+        let mut calls = Calls::new(board, 2).unwrap();
+        let memory = || IoBuf::leaked(&[0; 32]).take_one().unwrap();
+        let user = Some(User { context: 1, wanted: true });
+        let added = calls.add(&part, Lent { body: memory(), out: memory(), user });
+        // A barrier reads nothing.
+        let ends = kind == Kind::Barrier;
+        assert_eq!((matches!(added, Added::Ended), calls.lacks(1)), (ends, !ends), "{kind:?}");
+    }
+}
