@@ -288,7 +288,10 @@ impl Node {
                 .filter(|&rank| {
                     let m = &group.members[rank as usize];
                     let is_other = rank != group.me && m.gone.is_none();
-                    is_other && (peers.contains(&m.peer) || group.lacks_on_board(rank))
+                    // One that computes takes nothing meanwhile.
+                    is_other
+                        && !m.is_asked
+                        && (peers.contains(&m.peer) || group.lacks_on_board(rank))
                 })
                 .collect();
             for rank in awaited {
@@ -314,19 +317,26 @@ impl Node {
             context: CONTROL | ASKED | asked(g, self.coll.groups.generation(g), rank),
             // That its endpoint is closed is told.
             flags: OpFlags::REMOTE_CQ_DATA | OpFlags::DELIVERY_COMPLETE,
-            no_completion: true,
+            no_completion: false,
         };
         // Without room now, it is asked the next time.
-        let _ = self.post_send(now, group.side, req);
+        let posted = self.post_send(now, group.side, req);
+        self.coll.groups[g].members[rank as usize].is_asked = posted.is_ok();
+    }
+
+    /// An ASK has ended: the next one may be sent. Returns whom it was for, if the group is there.
+    pub(super) fn on_ask_ended(&mut self, context: u64) -> Option<(GroupIdx, (PeerIdx, u16))> {
+        let (g, generation, rank) = parts_of_asked(context);
+        let known = self.coll.groups.generation(g) & GENERATIONS == generation;
+        let group = self.coll.groups.get_mut(g).filter(|_| known)?;
+        let member = group.members.get_mut(rank as usize)?;
+        member.is_asked = false;
+        Some((g, (member.peer, member.ep)))
     }
 
     /// Nobody has heard an ASK: the member's endpoint is closed, unless its session has ended.
     pub(super) fn on_ask_failed(&mut self, now: Instant, err: &CqErr) {
-        let (g, generation, rank) = parts_of_asked(err.cqe.op_context);
-        let known = self.coll.groups.generation(g) & GENERATIONS == generation;
-        let Some(group) = self.coll.groups.get(g).filter(|_| known) else { return };
-        let member = group.members.get(rank as usize).map(|m| (m.peer, m.ep));
-        if let Some(member) = member
+        if let Some((g, member)) = self.on_ask_ended(err.cqe.op_context)
             && err.err == Error::ConnRefused
         {
             self.member_gone(now, g, member, LEFT);

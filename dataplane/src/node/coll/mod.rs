@@ -345,6 +345,8 @@ struct Member {
     ep: u16,
     /// It died or left: nothing more will come from it.
     gone: Option<Error>,
+    /// An ASK to it has not ended.
+    is_asked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -626,7 +628,7 @@ impl Node {
             };
             let peer =
                 self.avs[av.0.idx()].av.lookup(side).map_or(PeerIdx::NONE, |entry| entry.peer);
-            members.push(Member { side, peer, ep: addr.ep, gone: None });
+            members.push(Member { side, peer, ep: addr.ep, gone: None, is_asked: false });
         }
         Ok(members)
     }

@@ -3,6 +3,7 @@
 
 use barewire_driver::mem::Span;
 use barewire_driver::mem::atomic::Datatype;
+use barewire_driver::port::Presence;
 
 use super::*;
 use crate::idx::PeerIdx;
@@ -17,8 +18,11 @@ struct Team {
 
 impl Team {
     fn new(settings: NodeSettings) -> Self {
-        let of = |station| end_with(station, 1500, false, settings.clone());
-        let mut pair = Pair::of([1, 2].map(of));
+        Self::of([1, 2].map(|station| end_with(station, 1500, false, settings.clone())))
+    }
+
+    fn of(ends: [End; 2]) -> Self {
+        let mut pair = Pair::of(ends);
         let caps = Caps::MSG | Caps::TAGGED | Caps::COLLECTIVE;
         let eps = pair.ends.each_mut().map(|End { node, cq, av, .. }| {
             open_ep(node, (*cq, *av), EpAttr { caps, ..EpAttr::default() })
@@ -170,4 +174,49 @@ fn a_join_with_an_address_of_an_earlier_life_ends_nothing() {
         assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()));
         assert_eq!(team.pair.read(i).len(), 1, "the barrier of {i}");
     }
+}
+
+/// A port that tells who lives.
+struct Alive<'a>(&'a mut VecDeque<Vec<u8>>);
+
+impl FrameSink for Alive<'_> {
+    fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
+        sink(self.0)(frame)
+    }
+
+    fn presence(&mut self, _: Station) -> Presence {
+        Presence::Present
+    }
+}
+
+/// Goal: a member that computes for long, and takes nothing meanwhile, is not asked again before it
+/// has heard the first question: requests are left for everybody else, whoever waits and how long.
+#[test]
+fn who_computes_is_asked_once() {
+    let port = |station| PortCaps { tells_presence: true, ..caps(station, 1500, true) };
+    let settings = NodeSettings { tx_wr_max: 64, ..NodeSettings::default() };
+    let mut team = Team::of([1, 2].map(|station| end_on(port(station), settings.clone())));
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
+    team.pair.run(5_000_000);
+    team.barrier(0, groups[0]);
+    let turns = |team: &mut Team, seconds: u64| {
+        for _ in 0..100 * seconds {
+            team.pair.now = team.pair.now + 10_000_000;
+            let End { node, out, .. } = &mut team.pair.ends[0];
+            node.transmit(team.pair.now, &mut Alive(out));
+        }
+        team.pair.ends[0].node.tx.wrs.iter().count()
+    };
+    let few = turns(&mut team, 3);
+    assert!(few > 0, "it is asked");
+    assert_eq!(turns(&mut team, 100), few);
+    team.barrier(1, groups[1]);
+    team.pair.run(5_000_000);
+    for (i, group) in groups.into_iter().enumerate() {
+        assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()));
+        assert_eq!(team.pair.read(i).len(), 1, "the barrier of {i}");
+    }
+    // It is asked again, now that it has heard.
+    team.barrier(0, groups[0]);
+    assert_eq!(turns(&mut team, 3), few);
 }
