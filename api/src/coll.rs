@@ -16,7 +16,7 @@
 //! - [`Error::OpBadState`]: the join has not ended;
 //! - any other: the group has been given up for this reason, and is of no more use.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use barewire_dataplane::node::{
     CollCall, CollReq, CollWhat, GroupId, JoinModel, JoinReq, Node, query_collective,
@@ -34,6 +34,7 @@ use crate::av::{Av, AvInner, FI_ADDR_NOTAVAIL};
 use crate::buf::{Buf, Bufs, Posted, Refused};
 use crate::domain::Domain;
 use crate::ep::{Endpoint, EpCommon};
+use crate::eq::EqInner;
 pub use crate::eq::FI_JOIN_COMPLETE;
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
@@ -231,6 +232,9 @@ impl AvSet {
 pub struct Mc {
     dom: DomainRef,
     id: GroupId,
+    /// What events of it name, 0 for nothing, and where they go.
+    fid: u64,
+    eq: Weak<EqInner>,
 }
 
 impl Mc {
@@ -260,6 +264,9 @@ impl Drop for Mc {
         // An event that is still to come names nothing that has gone.
         for (_, fid) in core.join_fids.iter_mut().filter(|(group, _)| *group == self.id) {
             *fid = 0;
+        }
+        if let Some(eq) = self.eq.upgrade() {
+            eq.forget(self.fid);
         }
         let now = Engine::now();
         // A group ends with its endpoint, too.
@@ -310,7 +317,8 @@ impl EpCommon {
 
     /// As [`join_collective`](Self::join_collective), for the C provider. `named` gets the address
     /// of the group before there can be an event, and says what that names: it is a `struct
-    /// fi_eq_entry` of 24 bytes with this fid, the context and 0.
+    /// fi_eq_entry` of 24 bytes with this fid, the context and 0. An error has this fid, too. What
+    /// has not been read when the group is closed goes with it.
     ///
     /// # Errors
     /// As there.
@@ -326,9 +334,7 @@ impl EpCommon {
         if flags & !(FI_SEND | FI_RECV | FI_COLLECTIVE) != 0 {
             return Err(Error::BadFlags);
         }
-        if self.eq().is_none() {
-            return Err(Error::NoEq);
-        }
+        let eq = Arc::downgrade(&self.eq().ok_or(Error::NoEq)?);
         if !self.uses_av(&set.av) {
             return Err(Error::Invalid("the set is of another address vector"));
         }
@@ -348,14 +354,13 @@ impl EpCommon {
         if !std::mem::replace(&mut core.joins, true) {
             core.watch.attend();
         }
-        if let Some(fid) = named(GROUP | id.to_bits()) {
-            core.join_fids.push((id, fid));
-        }
+        let fid = named(GROUP | id.to_bits());
+        core.join_fids.extend(fid.map(|fid| (id, fid)));
         core.engine.after_post(now);
         core.look_for_joins(&self.dom);
         core.posted(&self.dom);
         drop(core);
-        Ok(Mc { dom: self.dom.clone(), id })
+        Ok(Mc { dom: self.dom.clone(), id, fid: fid.unwrap_or(0), eq })
     }
 
     /// Hands a call to the node, which asks `lend` for the source and the result: they have so

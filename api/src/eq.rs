@@ -95,7 +95,7 @@ impl Item {
 struct Event {
     event: u32,
     bytes: Vec<u8>,
-    /// The connected or listening endpoint that it is about; 0 for none.
+    /// The connected or listening endpoint or the group that it is about; 0 for none.
     of: u64,
     /// What came with a connection request.
     request: Option<ConnRequest>,
@@ -125,7 +125,8 @@ enum Take<'a> {
 /// An error event (`struct fi_eq_err_entry`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EqErr {
-    /// How the endpoint of a refused connection is named ([`crate::EpCommon::set_fid`]), else 0.
+    /// How the endpoint of a refused connection is named ([`crate::EpCommon::set_fid`]), or the
+    /// group of a failed join ([`crate::EpCommon::join_with`]); else 0.
     pub fid: u64,
     /// What the other side gave with its refusal.
     pub err_data: Vec<u8>,
@@ -425,7 +426,8 @@ impl EqInner {
         self.push(Item::Error(EqErr { fid, err_data, err, context: 0, data: 0 }));
     }
 
-    /// Drops what is said of the endpoint `fid` and has not been read, but for the requests.
+    /// Drops what is said of the endpoint or group `fid` and has not been read, but for the
+    /// requests.
     pub(crate) fn forget(&self, fid: u64) -> Vec<Unread> {
         let mut requests = Vec::new();
         if fid == 0 {
@@ -453,16 +455,18 @@ impl EqInner {
     /// The outcome of a join: the event has the context, 8 bytes, or with `fid` an entry as C has
     /// it.
     pub(crate) fn push_join(&self, fid: Option<u64>, context: u64, result: Result<()>) {
+        let of = fid.unwrap_or(0);
         let item = match result {
             Ok(()) => Item::Event(Event {
                 event: FI_JOIN_COMPLETE,
+                of,
                 bytes: match fid {
                     None => context.to_ne_bytes().to_vec(),
                     Some(fid) => [fid, context, 0].map(u64::to_ne_bytes).concat(),
                 },
                 ..Event::default()
             }),
-            Err(err) => Item::Error(EqErr { fid: 0, err_data: Vec::new(), err, context, data: 0 }),
+            Err(err) => Item::Error(EqErr { fid: of, err_data: Vec::new(), err, context, data: 0 }),
         };
         self.push(item);
     }
@@ -580,6 +584,30 @@ mod tests {
         q.0.push_cm(1, 5, &[], request());
         q.0.forget(9);
         assert_eq!(next(&q), Ok(1));
+    }
+
+    /// Goal: the outcome of a join names the group, also if it is an error; that of a group which
+    /// was closed is not there any more.
+    #[test]
+    fn the_outcome_of_a_join_goes_with_its_group() {
+        let q = eq(WaitObj::None);
+        let tell = || {
+            q.0.push_join(Some(7), 70, Err(Error::TimedOut));
+            q.0.push_join(Some(8), 80, Ok(()));
+            q.0.push_join(None, 90, Err(Error::Canceled));
+        };
+        let failed = || q.readerr().map(|e| (e.fid, e.context, e.err));
+        tell();
+        assert_eq!(failed(), Ok((7, 70, Error::TimedOut)));
+        let mut entry = [0; 24];
+        assert_eq!(q.read(&mut entry), Ok((FI_JOIN_COMPLETE, 24)));
+        assert_eq!(entry, *[8, 80, 0].map(u64::to_ne_bytes).concat());
+        assert_eq!(failed(), Ok((0, 90, Error::Canceled)));
+        tell();
+        q.0.forget(7);
+        q.0.forget(8);
+        assert_eq!(failed(), Ok((0, 90, Error::Canceled)));
+        assert_eq!(q.read(&mut entry), Err(Error::Again));
     }
 
     #[test]
