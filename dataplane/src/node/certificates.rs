@@ -81,7 +81,7 @@ pub(super) fn check_fit(s: &NodeSettings, caps: &PortCaps, mtu: usize) -> Result
 impl Openings {
     /// Whether peers are known by certificates.
     pub fn has_certificate(&self) -> bool {
-        self.seals.as_ref().is_some_and(|seals| seals.ring.has_certificate())
+        self.certified
     }
 
     /// Notes that the certificate of the OPEN with this base was verified.

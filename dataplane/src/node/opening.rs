@@ -118,6 +118,8 @@ pub struct Openings {
     pub(super) doubts: HashMap<PeerIdx, Doubt>,
     /// Keys, if frames are sealed. Not here while frames leave.
     pub(super) seals: Option<Box<Seals>>,
+    /// Peers are known by certificates. Here also while frames leave.
+    pub(super) certified: bool,
     /// Sessions whose keys are to be forgotten when the seals are back.
     pub(super) sealed_over: Vec<Over>,
     /// Padding of an OPEN or a PROBE, on a lossy port.
@@ -132,6 +134,8 @@ pub struct Openings {
 impl Openings {
     /// For a node with settings `s`, on a port for frames of `frame_len` bytes.
     pub(super) fn new(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Self {
+        let seals = Seals::of(s, caps, frame_len);
+        let certified = seals.as_ref().is_some_and(|seals| seals.ring.has_certificate());
         Self {
             sid_gen: Vec::with_capacity(s.peer_max),
             epoch: 0,
@@ -144,7 +148,8 @@ impl Openings {
             other_keys: OtherKeys::default(),
             doubts: HashMap::new(),
             padding: vec![0; if caps.lossless { 0 } else { frame_len }],
-            seals: Seals::of(s, caps, frame_len),
+            seals,
+            certified,
             sealed_over: Vec::new(),
             half_open: Vec::with_capacity(HALF_OPEN_MAX),
             tokens: 0,

@@ -25,8 +25,8 @@ use crate::seal::{
 };
 use crate::types::{Instant, Tenant};
 use crate::wire::{
-    BASE_LEN, Base, OpenOp, RawBase, RstOp, RstReason, TAG_LEN, TRAILER_LEN, Ty, VERSIONS,
-    WireError, life_of, sealed, sealed::OpenKind,
+    BASE_LEN, Base, OpenOp, RawBase, RstOp, RstReason, TAG_LEN, TRAILER_LEN, Ty, WireError, sealed,
+    sealed::OpenKind,
 };
 
 /// Bytes of an OPEN before the message of the handshake. No other frame without a session has more.
@@ -716,17 +716,7 @@ impl Control<'_> {
         let Some(other) = there.filter(|&there| there != tenant) else { return false };
         self.counters.rx_bad_open += 1;
         if let Some(other) = self.by_station.get(self.peers, station, other) {
-            let (echo_sid, echo_psn) = (op.sid, self.peers[other].snd.nxt);
-            let gone = RstOp {
-                echo_sid,
-                echo_psn,
-                life: life_of(op.inc),
-                victim_inc: 0,
-                victim_epoch: 0,
-                reason: RstReason::UnknownSession,
-                versions: VERSIONS,
-            };
-            self.doubt(self.turn.polled_at, other, &gone);
+            self.doubt(self.turn.polled_at, other, &RstOp::unknown_session(op.inc));
         }
         true
     }

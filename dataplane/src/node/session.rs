@@ -117,8 +117,13 @@ impl Node {
             }
             State::Answered if theirs && ours && sealed => {
                 // Both ends answered the other's OPEN, so that they have no keys in common.
-                if self.port.addr < self.peers[p].addr {
-                    self.open_again(now, p, false);
+                if self.port.addr > self.peers[p].addr {
+                    return;
+                }
+                match self.openings.has_certificate() {
+                    // Anybody can say so.
+                    true => self.control().doubt(now, p, &RstOp::unknown_session(op.inc)),
+                    false => self.open_again(now, p, false),
                 }
             }
             State::Answered if theirs && ours => {
@@ -270,7 +275,7 @@ impl Node {
     /// (`other_life`). Nothing was sent yet: queued operations go out with the next session, unless
     /// they name that life.
     pub(super) fn open_again(&mut self, now: Instant, p: PeerIdx, other_life: bool) {
-        let claimed = self.peers[p].is_life_claimed;
+        let (claimed, last_rx) = (self.peers[p].is_life_claimed, self.peers[p].last_rx);
         self.control().forget(p);
         if other_life {
             // Operations that name a life name another than the one claimed.
@@ -282,6 +287,11 @@ impl Node {
         }
         if !self.peers[p].wrs.is_empty() || self.peers[p].coll_waits > 0 {
             self.control().begin(now, p, State::Opening, false);
+        }
+        if self.openings.has_certificate() {
+            // Anybody can have made the frame that is why: it is no sign of the peer.
+            self.peers[p].last_rx = last_rx;
+            self.control().arm_timer(now, p);
         }
     }
 

@@ -4,7 +4,7 @@ use std::hash::Hasher;
 
 use barewire_driver::frame::RxFrame;
 
-use super::{Bytes, Versions, WireError};
+use super::{Bytes, VERSIONS, Versions, WireError};
 use crate::psn::Psn;
 
 /// Why there is no session.
@@ -83,6 +83,20 @@ pub struct RstOp {
 impl RstOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 32;
+
+    /// What the life `inc` of a node says of a session that it does not know. It names none: for
+    /// who has concluded so much of another frame.
+    pub(crate) fn unknown_session(inc: u64) -> Self {
+        Self {
+            echo_sid: 0,
+            echo_psn: Psn(0),
+            life: life_of(inc),
+            victim_inc: 0,
+            victim_epoch: 0,
+            reason: RstReason::UnknownSession,
+            versions: VERSIONS,
+        }
+    }
 
     /// Copies and checks the header.
     ///

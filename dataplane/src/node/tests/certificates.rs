@@ -10,7 +10,7 @@ use super::*;
 use crate::error::Error;
 use crate::node::peer::State;
 use crate::seal::test_certs::{NOW, Papers, Root, at, credentials, foreign, leaf};
-use crate::seal::{Credentials, Keyring, Mode, PreSharedKey};
+use crate::seal::{Credentials, Keyring, Mode, PreSharedKey, TagKey};
 use crate::wire::{BASE_LEN, OpenOp, RstReason, Ty, sealed};
 
 const MS: u64 = 1_000_000;
@@ -159,13 +159,7 @@ fn certificates_that_fit_no_frame_are_refused_at_once() {
 fn a_forged_reset_ends_nothing() {
     let root = Root::new();
     let mut pair = pair(&root, 1500);
-    let public = Keyring::of_certificate_with(
-        credentials(&root.leaf(&name(9)), &root, &[]).unwrap(),
-        Mode::Encrypted,
-        5,
-        [9; 32],
-    );
-    let tag = public.unwrap().tag_key().clone();
+    let tag = public_tag(&root);
     let reasons = [
         RstReason::Closed,
         RstReason::UnknownSession,
@@ -182,12 +176,7 @@ fn a_forged_reset_ends_nothing() {
                 if pair.ends[to].node.peers.iter().next().is_none() {
                     continue;
                 }
-                let mut rst = forged_rst(&pair, to, reason);
-                let end = BASE_LEN + usize::from(sealed::plen(&rst)).max(crate::wire::RstOp::LEN);
-                rst.truncate(end);
-                sealed::mark(&mut rst, end - BASE_LEN);
-                let sum = tag.tag(&rst);
-                rst.extend(sum);
+                let rst = tagged_rst(&pair, to, reason, &tag);
                 pair.ends[to].node.on_frame(pair.now, &RxFrame::new(&rst));
             }
         }
@@ -333,9 +322,7 @@ fn a_changed_copy_of_an_open_changes_nothing() {
     let mut pair = pair(&root, 1500);
     let (_, peer) = pair.ends[1].node.peers.iter_mut().next().expect("one");
     peer.inc = 0;
-    let own = credentials(&root.leaf(&name(9)), &root, &[]).unwrap();
-    let public = Keyring::of_certificate_with(own, Mode::Encrypted, 5, [9; 32]);
-    let tag = public.unwrap().tag_key().clone();
+    let tag = public_tag(&root);
     let open = proven_opens(&mut pair, 0).pop().unwrap();
     assert_eq!(state(&pair, 1).0, State::Answered);
     let (_, op) = sealed::open_in(&RxFrame::new(&open)).unwrap();
@@ -414,13 +401,7 @@ fn messages_that_are_forged_are_read_in_part() {
     let mut pair = pair(&root, 1500);
     let (_, peer) = pair.ends[1].node.peers.iter_mut().next().expect("one");
     peer.inc = 0;
-    let public = Keyring::of_certificate_with(
-        credentials(&root.leaf(&name(9)), &root, &[]).unwrap(),
-        Mode::Encrypted,
-        5,
-        [9; 32],
-    );
-    let tag = public.unwrap().tag_key().clone();
+    let tag = public_tag(&root);
     let open = proven_opens(&mut pair, 0).pop().unwrap();
     let (_, mut op) = sealed::open_in(&RxFrame::new(&open)).unwrap();
     let (other, victim) = (pair.ends[0].node.port.station, &mut pair.ends[1].node);
@@ -444,4 +425,104 @@ fn messages_that_are_forged_are_read_in_part() {
     let (forged, limited) =
         (c.rx_forged - before.rx_forged, c.rx_cert_limited - before.rx_cert_limited);
     assert!((1..4).contains(&forged) && limited > 900, "{forged} {limited}");
+}
+
+/// What makes the tags of OPENs and RSTs, which everybody knows.
+fn public_tag(root: &Root) -> TagKey {
+    let own = credentials(&root.leaf(&name(9)), root, &[]).unwrap();
+    let ring = Keyring::of_certificate_with(own, Mode::Encrypted, 5, [9; 32]);
+    ring.unwrap().tag_key().clone()
+}
+
+/// Goal: an OPEN that somebody else makes, as if both ends had answered the other's, ends no
+/// session, though everybody can make its tag: not the half-open one of the end that it is for, and
+/// so not the one that its peer has opened already.
+#[test]
+fn a_forged_answer_to_an_answer_ends_nothing() {
+    let root = Root::new();
+    let (mut pair, tag) = (pair(&root, 1500), public_tag(&root));
+    pair.ends.iter_mut().for_each(|end| end.node.settings.t_dead_ns = 5_000 * MS);
+    pair.recv(0, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.send(1, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    // What confirms the session comes late.
+    carry(&mut pair, 20, |from, frame| match sealed::ty_of(frame) {
+        Some(Ty::Open) => vec![(1 - from, frame.to_vec())],
+        _ => Vec::new(),
+    });
+    assert_eq!([0, 1].map(|i| state(&pair, i).0), [State::Answered, State::Open]);
+    assert!(pair.ends[0].node.port.addr < pair.ends[1].node.port.addr);
+    for _ in 0..3 {
+        let node = &mut pair.ends[0].node;
+        let (_, peer) = node.peers.iter().next().expect("one");
+        let op = OpenOp {
+            sid: peer.remote_sid,
+            epoch: peer.peer_epoch,
+            inc: peer.inc,
+            target_inc: node.settings.incarnation,
+            echo_sid: peer.sid,
+            echo_epoch: peer.epoch,
+            max_frame: 1500,
+            window: 64,
+            versions: crate::wire::VERSIONS,
+            ..OpenOp::default()
+        };
+        let base = node.port.control(node.port.station, Ty::Open, peer.sid, peer.rcv_nxt);
+        let base = crate::wire::Base { src: peer.station(), ..base };
+        let mut open = crate::wire::frame(&base, &crate::wire::Op::Open(op), &[]);
+        open.truncate(sealed::OPEN_END);
+        open.extend([7; 64]);
+        sealed::mark(&mut open, OpenOp::LEN + 64);
+        open.extend(tag.tag(&open));
+        let len = open.len();
+        open.resize(len + 4, 0);
+        sealed::append_crc(&mut open, len);
+        node.on_frame(pair.now, &RxFrame::new(&open));
+        assert!(node.counters().rx_wire.iter().all(|&n| n == 0), "{:?}", node.counters().rx_wire);
+        assert_eq!(state(&pair, 0).0, State::Answered);
+    }
+    pair.run(3_000 * MS);
+    assert_eq!([0, 1].map(|i| pair.read(i).len()), [1, 1]);
+    assert_eq!([0, 1].map(|i| state(&pair, i)), [(State::Open, 1); 2]);
+}
+
+/// Goal: an operation to a peer that is not there ends after T_dead, although somebody makes OPENs
+/// and resets in the peer's name: they are no signs of it. Method: of the OPENs, which need proof,
+/// what they change.
+#[test]
+fn forged_resets_are_no_signs_of_life() {
+    let root = Root::new();
+    let (mut pair, tag) = (pair(&root, 1500), public_tag(&root));
+    let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
+    let mut end = certified(1, 1500, credentials(&root.leaf(&name(1)), &root, &[]).unwrap());
+    end.peer = end.node.av_insert(pair.now, end.av, EpAddr { incarnation: 0, ..addr }).unwrap();
+    end.node.settings.t_dead_ns = 1_000 * MS;
+    pair.ends[0] = end;
+    let begun = pair.now;
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    for _ in 0..500 {
+        carry(&mut pair, 10, |_, _| Vec::new());
+        let node = &mut pair.ends[0].node;
+        let (_, peer) = node.peers.iter_mut().next().expect("one");
+        if peer.state == State::Idle {
+            break;
+        }
+        (peer.inc, peer.is_life_claimed) = (9, true);
+        let rst = tagged_rst(&pair, 0, RstReason::WrongIncarnation, &tag);
+        pair.ends[0].node.on_frame(pair.now, &RxFrame::new(&rst));
+    }
+    assert!(pair.ends[0].node.counters().sessions_reset > 0, "they were believed");
+    let ms = pair.now.since(begun) / MS;
+    assert!((1_000..1_200).contains(&ms), "{ms} ms");
+    assert_eq!(pair.read_err(0).err, Error::HostUnreach);
+}
+
+/// [`forged_rst`] with the tag that everybody can make.
+fn tagged_rst(pair: &Pair, to: usize, reason: RstReason, tag: &TagKey) -> Vec<u8> {
+    let mut rst = forged_rst(pair, to, reason);
+    let end = BASE_LEN + usize::from(sealed::plen(&rst)).max(crate::wire::RstOp::LEN);
+    rst.truncate(end);
+    sealed::mark(&mut rst, end - BASE_LEN);
+    let sum = tag.tag(&rst);
+    rst.extend(sum);
+    rst
 }
