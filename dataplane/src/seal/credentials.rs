@@ -107,7 +107,10 @@ pub enum BadCredentials {
     #[error("it leads to none of the roots, so peers with the same roots refuse it")]
     OtherRoots,
     /// An issuer may not vouch for the name.
-    #[error("an issuer's name constraints exclude its name, so peers refuse it")]
+    #[error(
+        "an issuer's name constraints exclude its name (those for URIs exclude each SPIFFE ID), so \
+         peers refuse it"
+    )]
     NameForbidden,
     /// Peers refuse it for another cause, as the library names that.
     #[error("peers refuse it: {0}")]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, Issuer, KeyPair,
-    PKCS_ED25519, SanType, SignatureAlgorithm, date_time_ymd,
+    BasicConstraints, CertificateParams, CertifiedIssuer, CustomExtension, DnType, IsCa, Issuer,
+    KeyPair, PKCS_ED25519, SanType, SignatureAlgorithm, date_time_ymd,
 };
 
 use super::{BadCredentials, Credentials, PeerId};
@@ -52,6 +52,19 @@ impl Root {
     pub(crate) fn new() -> Self {
         let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
         Self { issuer: CertifiedIssuer::self_signed(ca("root"), key).unwrap() }
+    }
+
+    /// One that may vouch for names below this one alone, of a kind of general name (RFC 5280,
+    /// 4.2.1.10): 2 for DNS names, 6 for URIs.
+    pub(crate) fn constrained(kind: u8, name: &str) -> Self {
+        let name = [&[0x80 | kind, name.len() as u8], name.as_bytes()].concat();
+        let within = |tag: u8, der: Vec<u8>| [&[tag, der.len() as u8], &der[..]].concat();
+        let permitted = within(0x30, within(0xa0, within(0x30, name)));
+        let mut params = ca("root");
+        let constraints = CustomExtension::from_oid_content(&[2, 5, 29, 30], permitted);
+        params.custom_extensions = vec![constraints];
+        let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+        Self { issuer: CertifiedIssuer::self_signed(params, key).unwrap() }
     }
 
     pub(crate) fn pem(&self) -> String {

@@ -114,6 +114,18 @@ fn names_that_spiffe_forbids_are_none() {
     }
 }
 
+/// Constraints for DNS names bind DNS names. Those for URIs are not evaluated: with them no SPIFFE
+/// ID is good.
+#[test]
+fn constraints_bind_dns_names() {
+    let (dns, uris) = (Root::constrained(2, "a.org"), Root::constrained(6, "a.org"));
+    let is = |root: &Root, name| credentials(&root.leaf(name), root, &[]).map(|_| ());
+    let refused = Err(BadCredentials::NameForbidden);
+    assert_eq!([is(&dns, "n1.a.org"), is(&dns, "n1.b.org")], [Ok(()), refused.clone()]);
+    assert_eq!([is(&dns, A), is(&dns, "spiffe://b.org/x")], [Ok(()), Ok(())]);
+    assert_eq!([is(&uris, A), is(&uris, "n1.b.org")], [refused, Ok(())]);
+}
+
 /// Goal: a message is of its session, its direction and its ephemeral key, and every byte of it
 /// counts. Somebody in the middle can neither put his certificate nor another's into it.
 #[test]
