@@ -1,47 +1,63 @@
 //! `cargo xtask mutants`: how much of the protocol the tests really hold.
 //!
-//! Changes the code at random places (`cargo-mutants`: a comparison turned round, a function that
-//! returns at once) and sees whether a test fails: first the dataplane's own tests, then the
-//! simulator's `sim_quick`, then conformance. What no test notices is printed, to be explained or
-//! given a test.
+//! Changes the code at random places (a comparison turned round, a call left out, a function that
+//! returns at once) and sees whether a test fails: first the dataplane's own tests, then some seeds
+//! of the simulator's `sim_quick`, then conformance. What no test notices is printed, to be
+//! explained or given a test.
+//!
+//! All changes are in one build of a copy of the project, each behind a switch (see [`changes`]).
 
-use std::collections::BTreeMap;
+mod changes;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, setrlimit};
 use serde_json::Value;
 
-use crate::{cargo, root, target_dir};
+use self::changes::Change;
+use crate::{cargo, process, root, target_dir};
 
-/// The version that is installed where there is none.
-const VERSION: &str = "^27";
+/// The crate that is changed.
+const CRATE: &str = "dataplane/src";
 
-/// Where the mutants are looked for, unless it is said.
-const FILES: [&str; 2] = ["dataplane/src/rel/**/*.rs", "dataplane/src/node/*.rs"];
+/// Where changes are made, unless it is said.
+const FILES: [&str; 2] = ["dataplane/src/rel", "dataplane/src/node"];
 
-/// Share of the mutants that the tests have to notice, percent.
+/// Share of the changes that the tests have to notice, percent.
 const BAR: usize = 90;
 
-/// Seconds that a stage may take for one mutant; one that hangs is noticed.
-const LIMIT: &str = "900";
+/// Bytes of address space of a test program: one whose memory grows without end fails.
+const SPACE: u64 = 16 << 30;
 
-/// Who judges, in this order, and what `cargo-mutants` is told: each stage sees what those before
-/// it let pass. The target is named for the build too, or cargo builds all of the package's.
-const STAGES: [(&str, &[&str]); 3] = [
-    ("unit", &["--package", "barewire-dataplane", "--cargo-arg=--lib"]),
-    ("sim", &["--test-package", "barewire-tests", "--cargo-arg=--test=sim", "--", "sim_quick"]),
-    ("conformance", &["--test-package", "barewire-tests", "--cargo-arg=--test=conformance"]),
+/// Programs that judge, in this order: each sees what those before it let pass.
+const STAGES: [Stage; 3] = [
+    Stage {
+        name: "unit",
+        target: "barewire_dataplane",
+        dir: "dataplane",
+        // They take long and reach none of `rel` and `node`.
+        args: &["--skip=proto::coll", "--skip=ping::"],
+    },
+    Stage { name: "sim", target: "sim", dir: "tests", args: &["sim_quick"] },
+    Stage { name: "conformance", target: "conformance", dir: "tests", args: &[] },
 ];
+
+/// Seeds of `sim_quick`, as in `SIM_SEED`.
+const SEEDS: &str = "0..60";
 
 /// How many mutants, and where.
 #[derive(clap::Args)]
 #[command(after_help = "\
-A mutant takes a build and up to three suites, some three minutes; 200 of them a night. What each
-stage said of each mutant is in target/mutants. A run that was interrupted goes on where it was if
-the same is asked for and no file of the project has changed since.
+The project is built once with all mutants; then one takes seconds, or a minute if nothing notices
+it. A mutant that a test hangs with is noticed. The changed copy and what was found are in
+target/mutants. A run that was interrupted goes on where it was if the same is asked for and no file
+of the project has changed since.
 
 Examples:
   cargo xtask mutants
@@ -55,94 +71,130 @@ pub(crate) struct MutantsArgs {
     /// or that of the run that was interrupted.
     #[arg(long)]
     seed: Option<u64>,
-    /// Files to change, as a glob from the project's root; may be given several times.
-    #[arg(long, value_name = "GLOB")]
+    /// Files and folders to change, in dataplane/src; may be given several times. Default:
+    /// dataplane/src/rel and dataplane/src/node.
+    #[arg(long, value_name = "PATH")]
     file: Vec<String>,
 }
 
 /// Tries the mutants; succeeds if the tests noticed [`BAR`] percent of them.
 ///
 /// # Errors
-/// `cargo-mutants` cannot be installed, finds nothing to change, or the tests fail as they are.
+/// There is nothing to change, the project does not build, or the tests fail as they are.
 pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
-    let tool = installed()?;
     let files: Vec<&str> = match args.file.as_slice() {
         [] => FILES.to_vec(),
         named => named.iter().map(String::as_str).collect(),
     };
-    let trial = Trial { tool, tree: home().join("tree"), files };
-    let digest = copy_tree(&trial.tree)?;
-    let asked = format!("{} of {}, tree {digest:016x}", args.count, trial.files.join(" "));
+    let project = project()?;
+    let all = Source::all(&project, &files)?;
+    let mut digest = DefaultHasher::new();
+    project.hash(&mut digest);
+    let asked = format!("{} of {}, {:016x}", args.count, files.join(" "), digest.finish());
     let mut journal = Journal::open(&home().join("journal"), &asked, args.seed)?;
-    let all = trial.list()?;
-    let mut left = draw(all.clone(), args.count as usize, journal.seed);
-    let drawn = left.len();
-    println!("mutants: {drawn} of {}, seed {}", trial.files.join(" "), journal.seed);
-    let mut unviable = 0;
-    for stage in STAGES {
-        let judged = trial.stage(stage, (&all, &left), &mut journal)?;
-        // A mutant that does not build says nothing.
-        unviable += judged.unviable;
-        let viable = left.len() - judged.unviable;
-        println!("{}: {} of {viable} noticed", stage.0, viable - judged.missed.len());
-        left = judged.missed;
+    println!("mutants: {} of {}, seed {}", args.count, files.join(" "), journal.seed);
+    let order = shuffled(all.iter().map(|source| source.changes.len()).sum(), journal.seed);
+    let (drawn, programs) = build(project, &all, &order, args.count as usize)?;
+    let limits = baseline(&programs)?;
+
+    let open = drawn.iter().filter(|n| !journal.found.contains_key(&name(&all, **n))).count();
+    let (begun, mut done) = (Instant::now(), 0);
+    for &n in &drawn {
+        let name = name(&all, n);
+        if journal.found.contains_key(&name) {
+            continue;
+        }
+        let noticed = judge(n, &programs, &limits)?;
+        journal.note(&noticed, &name)?;
+        done += 1;
+        let left =
+            begun.elapsed().as_secs_f64() / f64::from(done) * (open as f64 - f64::from(done));
+        println!("{done} of {open}: {noticed}: {name}; {:.0} min left", left / 60.0);
     }
+    let missed = report(&drawn.iter().map(|&n| name(&all, n)).collect::<Vec<_>>(), &journal);
     journal.finish()?;
-    let viable = drawn - unviable;
-    let caught = viable - left.len();
-    println!("{caught} of {viable} noticed ({unviable} do not build); bar {BAR} %");
-    for mutant in &left {
-        println!("not noticed: {mutant}");
-    }
-    let met = caught * 100 >= viable * BAR;
+    let met = (drawn.len() - missed) * 100 >= drawn.len() * BAR;
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Where the changed tree, its build and what was found lie.
+/// Prints how many each stage noticed, and the mutants that none did. Returns their number.
+fn report(names: &[String], journal: &Journal) -> usize {
+    let by = |who: &str| names.iter().filter(|&name| journal.found[name].starts_with(who)).count();
+    let mut left = names.len();
+    for stage in &STAGES {
+        let noticed = by(stage.name);
+        println!("{}: {noticed} of {left} noticed", stage.name);
+        left -= noticed;
+    }
+    println!("{} of {} noticed; bar {BAR} %", names.len() - left, names.len());
+    for name in names.iter().filter(|&name| journal.found[name] == MISSED) {
+        println!("not noticed: {name}");
+    }
+    left
+}
+
+/// Where the changed copy, its build and what was found lie.
 fn home() -> PathBuf {
     target_dir().join("mutants")
 }
 
-/// Makes `tree` a copy of the project as it is, without what git ignores, and leaves its build.
-/// Returns a digest of all names and contents.
-fn copy_tree(tree: &Path) -> Result<u64, String> {
-    let failed = |path: &Path, why: std::io::Error| format!("{}: {why}", path.display());
-    std::fs::create_dir_all(tree).map_err(|why| failed(tree, why))?;
-    for entry in std::fs::read_dir(tree).map_err(|why| failed(tree, why))?.flatten() {
-        let path = entry.path();
-        if entry.file_name() == "target" {
-            continue;
-        }
-        let gone = match path.is_dir() {
-            true => std::fs::remove_dir_all(&path),
-            false => std::fs::remove_file(&path),
-        };
-        gone.map_err(|why| failed(&path, why))?;
-    }
+/// Files by their names from the project's root.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// The project as it is, without what git ignores.
+fn project() -> Result<Files, String> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
     let out = git.current_dir(root()).output().map_err(|why| format!("git: {why}"))?;
-    let mut digest = DefaultHasher::new();
-    for name in String::from_utf8_lossy(&out.stdout).split_terminator('\0') {
-        let (from, to) = (root().join(name), tree.join(name));
-        // A file that is deleted and not yet committed as such is listed too.
-        let Ok(content) = std::fs::read(&from) else { continue };
-        (name, &content).hash(&mut digest);
-        let folder = to.parent().unwrap_or(tree);
-        std::fs::create_dir_all(folder)
-            .and_then(|()| std::fs::copy(&from, &to))
-            .map_err(|why| failed(&to, why))?;
+    let names = String::from_utf8_lossy(&out.stdout).into_owned();
+    let names = names.split_terminator('\0');
+    // A file that is deleted and not yet committed as such is listed too.
+    let read = |name: &str| Some((name.to_owned(), std::fs::read(root().join(name)).ok()?));
+    Ok(names.filter_map(read).collect())
+}
+
+/// Makes `tree` hold `files`, with the modes that they have in the project, and leaves its build.
+/// What is there already keeps its time, so that it is not built again.
+fn lay_out(tree: &Path, files: &Files) -> Result<(), String> {
+    let mut stale = vec![tree.to_owned()];
+    while let Some(dir) = stale.pop() {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let name = path.strip_prefix(tree).unwrap_or(&path).to_string_lossy().into_owned();
+            match path.is_dir() {
+                true if name == "target" => {}
+                true => stale.push(path),
+                false if files.contains_key(&name) => {}
+                false => std::fs::remove_file(&path).map_err(|why| format!("{name}: {why}"))?,
+            }
+        }
     }
-    Ok(digest.finish())
+    for (name, content) in files {
+        let path = tree.join(name);
+        if std::fs::read(&path).is_ok_and(|old| old == *content) {
+            continue;
+        }
+        std::fs::create_dir_all(path.parent().unwrap_or(tree))
+            .and_then(|()| std::fs::write(&path, content))
+            .map_err(|why| format!("{}: {why}", path.display()))?;
+        if let Ok(meta) = std::fs::metadata(root().join(name)) {
+            let _ = std::fs::set_permissions(&path, meta.permissions());
+        }
+    }
+    Ok(())
 }
 
 /// What was found so far: a line that says what was asked for, one with the seed, then a line
-/// `STAGE VERDICT NAME` per judgement.
+/// `WHO: NAME` per mutant.
 struct Journal {
     path: PathBuf,
     seed: u64,
-    found: BTreeMap<(String, String), Verdict>,
+    /// By the mutant's name, who noticed it, or [`MISSED`].
+    found: BTreeMap<String, String>,
 }
+
+/// Who noticed a mutant that nobody noticed.
+const MISSED: &str = "nobody";
 
 impl Journal {
     /// Goes on with the journal at `path` if it is of what is `asked` now, else begins it.
@@ -157,31 +209,24 @@ impl Journal {
             found: BTreeMap::new(),
         };
         if old == Some(journal.seed) {
-            for line in lines {
-                let mut words = line.splitn(3, ' ');
-                let (Some(stage), Some(said), Some(name)) =
-                    (words.next(), words.next(), words.next())
-                else {
-                    continue;
-                };
-                let known = Verdict::ALL.into_iter().find(|verdict| verdict.word() == said);
-                let of = (stage.to_owned(), name.to_owned());
-                journal.found.extend(known.map(|verdict| (of, verdict)));
-            }
-            println!("mutants: goes on after {} judgements", journal.found.len());
+            let found = lines.filter_map(|line| line.split_once(": "));
+            journal.found.extend(found.map(|(who, name)| (name.to_owned(), who.to_owned())));
+            println!("mutants: goes on after {}", journal.found.len());
             return Ok(journal);
         }
         let head = format!("{asked}\n{}\n", journal.seed);
-        std::fs::write(path, head).map_err(|why| format!("{}: {why}", path.display()))?;
+        std::fs::create_dir_all(path.parent().unwrap_or(path))
+            .and_then(|()| std::fs::write(path, head))
+            .map_err(|why| format!("{}: {why}", path.display()))?;
         Ok(journal)
     }
 
-    fn note(&mut self, stage: &str, verdict: Verdict, name: &str) -> Result<(), String> {
+    fn note(&mut self, who: &str, name: &str) -> Result<(), String> {
         let opened = std::fs::OpenOptions::new().append(true).open(&self.path);
         opened
-            .and_then(|mut file| writeln!(file, "{stage} {} {name}", verdict.word()))
+            .and_then(|mut file| writeln!(file, "{who}: {name}"))
             .map_err(|why| format!("{}: {why}", self.path.display()))?;
-        self.found.insert((stage.to_owned(), name.to_owned()), verdict);
+        self.found.insert(name.to_owned(), who.to_owned());
         Ok(())
     }
 
@@ -192,58 +237,14 @@ impl Journal {
     }
 }
 
-/// What a stage says of a mutant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
-    /// A test failed or hung.
-    Noticed,
-    Missed,
-    /// It does not build.
-    Unviable,
-}
-
-impl Verdict {
-    const ALL: [Verdict; 3] = [Verdict::Noticed, Verdict::Missed, Verdict::Unviable];
-
-    fn word(self) -> &'static str {
-        match self {
-            Verdict::Noticed => "noticed",
-            Verdict::Missed => "missed",
-            Verdict::Unviable => "unviable",
-        }
-    }
-}
-
 /// Days since 1970: a draw of its own for each night.
 fn today() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |since| since.as_secs() / 86_400)
 }
 
-/// `cargo-mutants`, installed below `target` unless it is there.
-fn installed() -> Result<PathBuf, String> {
-    let own = target_dir().join("tools");
-    for tool in [PathBuf::from("cargo-mutants"), own.join("bin/cargo-mutants")] {
-        let mut asked = Command::new(&tool);
-        asked.args(["mutants", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
-        if asked.status().is_ok_and(|status| status.success()) {
-            return Ok(tool);
-        }
-    }
-    println!("mutants: installing cargo-mutants");
-    let status = Command::new(cargo())
-        .args(["install", "--quiet", "--locked", "cargo-mutants", "--version", VERSION, "--root"])
-        .arg(&own)
-        .stdin(Stdio::null())
-        .status();
-    match status {
-        Ok(status) if status.success() => Ok(own.join("bin/cargo-mutants")),
-        _ => Err("cargo-mutants cannot be installed: cargo install cargo-mutants".to_owned()),
-    }
-}
-
-/// `count` of `all`, by `seed`, in their order.
-fn draw(mut all: Vec<String>, count: usize, seed: u64) -> Vec<String> {
+/// The numbers below `count` in an order of `seed`.
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut state = seed;
     let mut next = || {
         // SplitMix64.
@@ -252,131 +253,224 @@ fn draw(mut all: Vec<String>, count: usize, seed: u64) -> Vec<String> {
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
     };
-    let keep = count.min(all.len());
-    for i in 0..keep {
-        let j = i + (next() % (all.len() - i) as u64) as usize;
+    let mut all: Vec<usize> = (0..count).collect();
+    for i in 0..count {
+        let j = i + (next() % (count - i) as u64) as usize;
         all.swap(i, j);
     }
-    all.truncate(keep);
-    all.sort();
     all
 }
 
-/// What a stage said of all mutants.
-struct Judged {
-    /// Mutants that no test noticed.
-    missed: Vec<String>,
-    /// Those that do not build.
-    unviable: usize,
+/// A file and what can be changed in it.
+struct Source {
+    /// From the project's root.
+    name: String,
+    text: String,
+    changes: Vec<Change>,
+    /// Number of the first change. They count through all files.
+    first: usize,
 }
 
-/// The tool, the copy of the project that it changes, and the globs of the files to change.
-struct Trial<'a> {
-    tool: PathBuf,
-    tree: PathBuf,
-    files: Vec<&'a str>,
-}
-
-impl Trial<'_> {
-    /// `cargo mutants` in the copy, for the files.
-    fn mutants(&self) -> Command {
-        let mut command = Command::new(&self.tool);
-        command.arg("mutants").current_dir(&self.tree).stdin(Stdio::null());
-        // The copy has a build of its own.
-        command.env_remove("CARGO_TARGET_DIR").env("CARGO_INCREMENTAL", "1");
-        for file in &self.files {
-            command.args(["--file", file]);
+impl Source {
+    /// The files of `project` that `named` names or whose folder it does, without those of tests.
+    fn all(project: &Files, named: &[&str]) -> Result<Vec<Source>, String> {
+        if let Some(name) = named.iter().find(|name| !Path::new(name).starts_with(CRATE)) {
+            return Err(format!("{name} is not in {CRATE}"));
         }
+        let (mut all, mut first) = (Vec::new(), 0);
+        for (name, content) in project {
+            let path = Path::new(name);
+            let of_tests = path.iter().any(|part| part == "tests" || part == "tests.rs");
+            let is_source = path.extension().is_some_and(|ext| ext == "rs") && !of_tests;
+            if !is_source || !named.iter().any(|named| path.starts_with(named)) {
+                continue;
+            }
+            let text = String::from_utf8_lossy(content).into_owned();
+            let changes = changes::of(&text).map_err(|why| format!("{name}: {why}"))?;
+            let count = changes.len();
+            all.push(Source { name: name.clone(), text, changes, first });
+            first += count;
+        }
+        match first {
+            0 => Err(format!("there is nothing to change in {}", named.join(" "))),
+            _ => Ok(all),
+        }
+    }
+}
+
+/// File, place and change of the mutant `n` of `all`.
+fn name(all: &[Source], n: usize) -> String {
+    let source = &all[all.partition_point(|source| source.first <= n) - 1];
+    format!("{}:{}", source.name, source.changes[n - source.first].told)
+}
+
+/// Builds the test programs of the project with the first `count` mutants of `order` that do build.
+/// Returns these and the programs, by [`STAGES`].
+fn build(
+    mut project: Files,
+    all: &[Source],
+    order: &[usize],
+    count: usize,
+) -> Result<(Vec<usize>, Vec<PathBuf>), String> {
+    let lib = project.get_mut(&format!("{CRATE}/lib.rs")).ok_or("the crate has no lib.rs")?;
+    // The rules of the house are not for mutants.
+    let mut text = b"#![allow(warnings, arithmetic_overflow, unconditional_panic)]\n".to_vec();
+    text.append(lib);
+    text.extend_from_slice(b"\npub mod mutant;\n");
+    *lib = text;
+    project.insert(format!("{CRATE}/mutant.rs"), changes::SWITCH.into());
+    let tree = home().join("tree");
+    let mut unfit = BTreeSet::new();
+    loop {
+        let fit = order.iter().copied().filter(|n| !unfit.contains(n));
+        let drawn: Vec<usize> = fit.take(count).collect();
+        let sorted: BTreeSet<usize> = drawn.iter().copied().collect();
+        let mut places: BTreeMap<String, Vec<(usize, Range<usize>)>> = BTreeMap::new();
+        for source in all {
+            let mine = sorted.range(source.first..source.first + source.changes.len());
+            let mine: Vec<_> = mine.map(|&n| (n, &source.changes[n - source.first])).collect();
+            let (text, ranges) = changes::switched(&source.text, &mine);
+            project.insert(source.name.clone(), text.into());
+            places.insert(source.name.clone(), ranges);
+        }
+        lay_out(&tree, &project)?;
+        println!("mutants: building {} at once", drawn.len());
+        match compile(&tree)? {
+            Ok(programs) => return Ok((drawn, programs)),
+            Err(errors) => {
+                let before = unfit.len();
+                unfit.extend(errors.iter().filter_map(|error| {
+                    let around = places.get(&error.file)?.iter().filter(|(_, place)| {
+                        place.start <= error.at.start && error.at.end <= place.end
+                    });
+                    around.min_by_key(|(_, place)| place.len()).map(|&(n, _)| n)
+                }));
+                if unfit.len() == before {
+                    errors.iter().for_each(|error| eprint!("{}", error.said));
+                    return Err("the copy does not build, and no mutant is why".to_owned());
+                }
+                println!("mutants: {} do not build and are replaced", unfit.len() - before);
+            }
+        }
+    }
+}
+
+/// What the compiler objects to.
+struct Objection {
+    /// Empty if it is to no place.
+    file: String,
+    /// Bytes of the file.
+    at: Range<usize>,
+    /// For a reader.
+    said: String,
+}
+
+/// Compiles the test programs of `tree`: the programs by [`STAGES`], or why they do not build.
+fn compile(tree: &Path) -> Result<Result<Vec<PathBuf>, Vec<Objection>>, String> {
+    let mut command = Command::new(cargo());
+    command.args(["test", "--no-run", "--quiet", "--message-format=json", "--lib"]);
+    command.args(["--package=barewire-dataplane", "--package=barewire-tests"]);
+    command.args(["--test=sim", "--test=conformance"]).current_dir(tree).stdin(Stdio::null());
+    // The copy has a build of its own, of which the next one takes most.
+    command.env_remove("CARGO_TARGET_DIR").env("CARGO_INCREMENTAL", "1");
+    command.env("CARGO_PROFILE_TEST_OPT_LEVEL", "1").stderr(Stdio::null());
+    let run = command.output().map_err(|why| format!("cargo does not start: {why}"))?;
+    let said = String::from_utf8_lossy(&run.stdout);
+    let said = || said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    if run.status.success() {
+        let program = |stage: &Stage| {
+            let mut all = said().filter(|one| one["target"]["name"] == stage.target);
+            all.find_map(|one| one["executable"].as_str().map(PathBuf::from))
+        };
+        let programs: Option<Vec<PathBuf>> = STAGES.iter().map(program).collect();
+        return Ok(Ok(programs.ok_or("cargo names no test programs")?));
+    }
+    let errors = said().map(|one| one["message"].clone()).filter(|one| one["level"] == "error");
+    let objection = |message: Value| {
+        let mut spans = message["spans"].as_array().into_iter().flatten();
+        let span = spans.find(|span| span["is_primary"] == true).unwrap_or(&Value::Null);
+        let byte = |key: &str| span[key].as_u64().unwrap_or(0) as usize;
+        Objection {
+            file: span["file_name"].as_str().unwrap_or_default().to_owned(),
+            at: byte("byte_start")..byte("byte_end"),
+            said: message["rendered"].as_str().unwrap_or_default().to_owned(),
+        }
+    };
+    Ok(Err(errors.map(objection).collect()))
+}
+
+/// A program that judges.
+struct Stage {
+    name: &'static str,
+    /// As cargo names it.
+    target: &'static str,
+    /// Where it runs.
+    dir: &'static str,
+    args: &'static [&'static str],
+}
+
+impl Stage {
+    /// Runs `program` with mutant `n` until a test fails. Returns who noticed it, if anybody.
+    fn noticed(
+        &self,
+        program: &Path,
+        n: Option<usize>,
+        limit: Duration,
+    ) -> Result<Option<String>, String> {
+        let mut command = Command::new(program);
+        command.args(self.args).current_dir(home().join("tree").join(self.dir));
+        command.env("SIM_SEED", SEEDS).env("RUST_BACKTRACE", "0");
         command
-    }
-
-    /// Names of all mutants.
-    fn list(&self) -> Result<Vec<String>, String> {
-        let mut command = self.mutants();
-        command.args(["--list", "--json", "--package", "barewire-dataplane"]);
-        let out = command.output().map_err(|why| format!("cargo-mutants does not start: {why}"))?;
-        let all: Value = serde_json::from_slice(&out.stdout).map_err(|why| {
-            format!("cargo-mutants lists nothing: {why}\n{}", String::from_utf8_lossy(&out.stderr))
-        })?;
-        let names = all.as_array().into_iter().flatten().filter_map(|one| one["name"].as_str());
-        let names: Vec<String> = names.map(str::to_owned).collect();
-        if names.is_empty() {
-            return Err(format!("there is nothing to change in {}", self.files.join(" ")));
+            .env("PROPTEST_MAX_SHRINK_ITERS", "0")
+            .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+        if let Some(n) = n {
+            command.env(changes::VARIABLE, n.to_string());
         }
-        Ok(names)
+        let log = home().join(format!("{}.log", self.name));
+        let _ = std::fs::remove_file(&log);
+        let ended = process::run_until(&mut command, &log, limit, |said| failed(said).is_some())
+            .map_err(|why| format!("{}: {why}", program.display()))?;
+        let who = match failed(&ended.output) {
+            Some(test) => test,
+            None if ended.timed_out => "hangs",
+            None if !ended.ok => "dies",
+            None => return Ok(None),
+        };
+        Ok(Some(format!("{} ({who})", self.name)))
     }
+}
 
-    /// Runs a stage on `names` of `all` mutants, without those that the journal knows. Tells the
-    /// rate and the time left after each.
-    fn stage(
-        &self,
-        (stage, how): (&str, &[&str]),
-        (all, names): (&[String], &[String]),
-        journal: &mut Journal,
-    ) -> Result<Judged, String> {
-        let key = |name: &String| (stage.to_owned(), name.clone());
-        let open: Vec<&String> =
-            names.iter().filter(|&one| !journal.found.contains_key(&key(one))).collect();
-        let mut begun = None;
-        for (n, &name) in open.iter().enumerate() {
-            // The first also runs the tests without a change: they have to pass.
-            let verdict = self.judge((stage, how), (all, name), n == 0)?;
-            journal.note(stage, verdict, name)?;
-            // The first builds everything: it is not of the rate.
-            let begun = begun.get_or_insert_with(Instant::now);
-            let each = begun.elapsed().as_secs_f64() / n.max(1) as f64;
-            let left = open.len() - n - 1;
-            let told = match n {
-                0 => String::new(),
-                _ => format!("; {each:.0} s each, {:.0} min left", each * left as f64 / 60.0),
-            };
-            println!("{stage} {} of {}: {}: {name}{told}", n + 1, open.len(), verdict.word());
+/// The first test that failed, as a test program tells it.
+fn failed(said: &str) -> Option<&str> {
+    let mut lines = said.lines().filter_map(|line| line.strip_prefix("test "));
+    lines.find_map(|line| line.strip_suffix(" ... FAILED"))
+}
+
+/// Runs all without a change. Returns how long each may take with one.
+fn baseline(programs: &[PathBuf]) -> Result<Vec<Duration>, String> {
+    // Those that compile need more; what is started from now on does not.
+    setrlimit(Resource::RLIMIT_AS, SPACE, SPACE).map_err(|why| format!("setrlimit: {why}"))?;
+    let mut limits = Vec::new();
+    for (stage, program) in STAGES.iter().zip(programs) {
+        let begun = Instant::now();
+        if let Some(who) = stage.noticed(program, None, Duration::from_secs(900))? {
+            return Err(format!("without a change: {who} fails; see {}", home().display()));
         }
-        let said = |one: &String| journal.found.get(&key(one)).copied();
-        let missed = |one: &&String| said(one) == Some(Verdict::Missed);
-        Ok(Judged {
-            missed: names.iter().filter(missed).cloned().collect(),
-            unviable: names.iter().filter(|&one| said(one) == Some(Verdict::Unviable)).count(),
-        })
+        println!("{}: {:.0} s", stage.name, begun.elapsed().as_secs_f64());
+        // Other programs may need the processors too.
+        limits.push(begun.elapsed() * 4 + Duration::from_secs(20));
     }
+    Ok(limits)
+}
 
-    /// Runs a stage on the mutant `name` of `all`. (All others are told to be known from an earlier
-    /// run. Asked for by name, the tool tries some besides that match none.)
-    fn judge(
-        &self,
-        (stage, how): (&str, &[&str]),
-        (all, name): (&[String], &String),
-        baseline: bool,
-    ) -> Result<Verdict, String> {
-        let out = home().join(stage);
-        // What an earlier one left is not what this one says.
-        let _ = std::fs::remove_dir_all(&out);
-        let told = out.join("mutants.out");
-        let others: Vec<&str> = all.iter().filter(|&one| one != name).map(String::as_str).collect();
-        std::fs::create_dir_all(&told)
-            .and_then(|()| std::fs::write(told.join("previously_caught.txt"), others.join("\n")))
-            .map_err(|why| format!("{}: {why}", told.display()))?;
-        let mut command = self.mutants();
-        command.arg("--output").arg(&out).args(["--iterate", "--in-place", "--timeout", LIMIT]);
-        command.arg(if baseline { "--baseline=run" } else { "--baseline=skip" });
-        let run = command.arg("--colors=never").args(how).output();
-        let run = run.map_err(|why| format!("cargo-mutants does not start: {why}"))?;
-        // 0: noticed, or does not build; 2: not noticed; 3: hangs.
-        match run.status.code() {
-            Some(0) => {
-                let unviable = std::fs::read_to_string(told.join("unviable.txt"));
-                let builds = unviable.unwrap_or_default().is_empty();
-                Ok(if builds { Verdict::Noticed } else { Verdict::Unviable })
-            }
-            Some(2) => Ok(Verdict::Missed),
-            Some(3) => Ok(Verdict::Noticed),
-            _ => {
-                eprint!("{}", String::from_utf8_lossy(&run.stdout));
-                eprint!("{}", String::from_utf8_lossy(&run.stderr));
-                Err(format!("{stage}: the tests fail without a change; see {}", out.display()))
-            }
+/// Who notices the mutant `n`: stage and test, or [`MISSED`].
+fn judge(n: usize, programs: &[PathBuf], limits: &[Duration]) -> Result<String, String> {
+    for ((stage, program), &limit) in STAGES.iter().zip(programs).zip(limits) {
+        if let Some(who) = stage.noticed(program, Some(n), limit)? {
+            return Ok(who);
         }
     }
+    Ok(MISSED.to_owned())
 }
 
 #[cfg(test)]
@@ -385,13 +479,43 @@ mod tests {
 
     #[test]
     fn a_seed_draws_the_same_and_another_something_else() {
-        let all: Vec<String> = (0..1000).map(|n| format!("{n:03}")).collect();
-        let drawn = draw(all.clone(), 50, 7);
-        assert_eq!(drawn.len(), 50);
-        assert_eq!(drawn, draw(all.clone(), 50, 7));
-        assert_ne!(drawn, draw(all.clone(), 50, 8));
-        assert!(drawn.windows(2).all(|two| two[0] < two[1]), "each once");
-        assert_eq!(draw(all.clone(), 2000, 1), all);
+        let drawn = shuffled(1000, 7);
+        assert_eq!(drawn, shuffled(1000, 7));
+        assert_ne!(drawn, shuffled(1000, 8));
+        assert_eq!(drawn.iter().collect::<BTreeSet<_>>().len(), 1000, "each once");
+    }
+
+    #[test]
+    fn a_mutant_is_named_by_file_place_and_change() {
+        let project: Files = [
+            ("dataplane/src/rel/a.rs", "fn f(a: u8) { g(a); }"),
+            ("dataplane/src/rel/b/c.rs", "fn h(a: u8) -> u8 {\n    a + 1\n}"),
+            ("dataplane/src/rel/tests.rs", "fn t() { g(1); }"),
+            ("dataplane/src/rel/b/tests/d.rs", "fn t() { g(1); }"),
+            ("dataplane/src/relative.rs", "fn t() { g(1); }"),
+        ]
+        .map(|(name, text)| (name.to_owned(), text.into()))
+        .into();
+        let all = Source::all(&project, &["dataplane/src/rel"]).unwrap();
+        let names: Vec<String> = (0..3).map(|n| name(&all, n)).collect();
+        assert_eq!(
+            names,
+            [
+                "dataplane/src/rel/a.rs:1:14: return in f",
+                "dataplane/src/rel/a.rs:1:15: delete g(a); in f",
+                "dataplane/src/rel/b/c.rs:2:5: replace + with - in h",
+            ]
+        );
+        assert_eq!(all.iter().map(|source| source.changes.len()).sum::<usize>(), 3);
+        assert!(Source::all(&project, &["driver/src"]).is_err());
+        assert!(Source::all(&project, &["dataplane/src/rel/none.rs"]).is_err());
+    }
+
+    #[test]
+    fn the_first_test_that_fails_is_named() {
+        let said = "running 3 tests\ntest a::b ... ok\ntest a::c ... FAILED\ntest d ... FAILED\n";
+        assert_eq!(failed(said), Some("a::c"));
+        assert_eq!(failed("running 1 test\ntest a ... ok\n"), None);
     }
 
     #[test]
@@ -399,10 +523,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let mut journal = Journal::open(&path, "10 of a", Some(7)).unwrap();
-        journal.note("unit", Verdict::Missed, "a.rs:1:2: replace == with != in f").unwrap();
-        let of = ("unit".to_owned(), "a.rs:1:2: replace == with != in f".to_owned());
+        journal.note("unit (a::b)", "a.rs:1:2: replace == with != in f").unwrap();
         let same = Journal::open(&path, "10 of a", None).unwrap();
-        assert_eq!((same.seed, same.found.get(&of)), (7, Some(&Verdict::Missed)));
+        assert_eq!((same.seed, &same.found), (7, &journal.found));
         // Another seed, and other files, are another run.
         assert!(Journal::open(&path, "10 of a", Some(8)).unwrap().found.is_empty());
         assert!(Journal::open(&path, "10 of b", Some(8)).unwrap().found.is_empty());

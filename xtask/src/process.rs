@@ -28,6 +28,17 @@ pub(crate) struct Ended {
 /// # Errors
 /// The log cannot be written or the command cannot be started.
 pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Result<Ended> {
+    run_until(command, log, limit, |_| false)
+}
+
+/// [`run`], but what is `enough` for the caller, of what the command has said so far, ends it too;
+/// it is not `ok` then.
+pub(crate) fn run_until(
+    command: &mut Command,
+    log: &Path,
+    limit: Duration,
+    enough: impl Fn(&str) -> bool,
+) -> io::Result<Ended> {
     if let Some(dir) = log.parent() {
         std::fs::create_dir_all(dir)?;
     }
@@ -36,23 +47,30 @@ pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Res
     let started = Instant::now();
     let mut child =
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?).spawn()?;
-    let mut timed_out = false;
+    let (mut timed_out, mut said) = (false, Vec::new());
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if started.elapsed() > limit {
-            timed_out = true;
+        timed_out = started.elapsed() > limit;
+        let more = read_on(&mut file, start, &mut said)?;
+        if timed_out || (more && enough(&String::from_utf8_lossy(&said))) {
             kill_tree(child.id());
             break child.wait()?;
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    file.seek(SeekFrom::Start(start))?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    let output = String::from_utf8_lossy(&bytes).into_owned();
+    read_on(&mut file, start, &mut said)?;
+    let output = String::from_utf8_lossy(&said).into_owned();
     Ok(Ended { ok: status.success() && !timed_out, timed_out, output })
+}
+
+/// Adds to `said`, which is what `file` had from `start` on, what is new. Returns whether anything
+/// is.
+fn read_on(file: &mut File, start: u64, said: &mut Vec<u8>) -> io::Result<bool> {
+    // The command's writes move the place where we read.
+    file.seek(SeekFrom::Start(start + said.len() as u64))?;
+    Ok(file.read_to_end(said)? > 0)
 }
 
 /// How much runs at the same time where what runs waits more than it computes.
@@ -147,6 +165,19 @@ mod tests {
         assert!(ended.timed_out && !ended.ok);
         let child: u32 = ended.output.trim().strip_prefix("child ").unwrap().parse().unwrap();
         assert!(ends(child), "the child {child} outlived its limit");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_command_that_has_said_enough_ends() {
+        let dir = std::env::temp_dir().join(format!("xtask-enough-{}", std::process::id()));
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no; sleep 0.1; echo yes; sleep 600"]);
+        let limit = Duration::from_secs(60);
+        let ended = run_until(&mut command, &dir.join("log"), limit, |said| said.contains("yes"));
+        let ended = ended.unwrap();
+        assert!(!ended.ok && !ended.timed_out);
+        assert_eq!(ended.output, "no\nyes\n");
         std::fs::remove_dir_all(dir).unwrap();
     }
 

@@ -40,6 +40,7 @@ mod refused;
 mod reopen;
 mod rma;
 mod sealed;
+mod settings;
 mod srx;
 mod starved;
 mod strangers;

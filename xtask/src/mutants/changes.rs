@@ -1,0 +1,371 @@
+//! The changes that can be made to a source file, and the file with some of them behind switches.
+//!
+//! All changes that are tried are in one build: `a == b` becomes
+//! `(if crate::mutant::on(7) { (a) != (b) } else { a == b })`, and [`SWITCH`] is the module whose
+//! `on` reads the number from the environment. Constant expressions, patterns, macros and tests
+//! stay as they are.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{BinOp, Expr, Stmt};
+
+/// The environment variable that names the change that is made.
+pub(super) const VARIABLE: &str = "BAREWIRE_MUTANT";
+
+/// Source of the module `mutant` of the changed crate.
+pub(super) const SWITCH: &str = r#"//! Which change is made.
+static MADE: std::sync::LazyLock<Option<usize>> =
+    std::sync::LazyLock::new(|| std::env::var("BAREWIRE_MUTANT").ok()?.parse().ok());
+/// Whether it is change `n`.
+pub fn on(n: usize) -> bool {
+    *MADE == Some(n)
+}
+"#;
+
+/// A change of one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    /// Bytes of the file that it concerns.
+    at: Range<usize>,
+    how: How,
+    /// Place and change for a reader: `LINE:COLUMN: replace == with != in FUNCTION`.
+    pub(super) told: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum How {
+    /// The expression is this one instead.
+    Instead(String),
+    /// This is done first. The range is empty.
+    First(String),
+    /// The statement is left out.
+    Without,
+}
+
+/// All changes of a file, in the order of their places.
+///
+/// # Errors
+/// The text is no Rust.
+pub(super) fn of(text: &str) -> Result<Vec<Change>, String> {
+    let file = syn::parse_file(text).map_err(|why| why.to_string())?;
+    let mut finder = Finder { text, function: String::new(), found: Vec::new() };
+    finder.visit_file(&file);
+    finder.found.sort_by_key(|change| (change.at.start, Reverse(change.at.end)));
+    Ok(finder.found)
+}
+
+/// `text` with `changes`, each behind the switch of its number, and the range of bytes of the new
+/// text that each takes.
+pub(super) fn switched(
+    text: &str,
+    changes: &[(usize, &Change)],
+) -> (String, Vec<(usize, Range<usize>)>) {
+    // Where something begins or ends: an end before a begin, of ends the inner one first, of begins
+    // the outer one. What is done first is all at its begin.
+    let mut marks = Vec::new();
+    for (i, (_, change)) in changes.iter().enumerate() {
+        let Range { start, end } = change.at;
+        match change.how {
+            How::First(_) => marks.push(((start, 1, Reverse(end), i), i)),
+            _ => {
+                marks.push(((start, 2, Reverse(end), i), i));
+                marks.push(((end, 0, Reverse(start), usize::MAX - i), i));
+            }
+        }
+    }
+    marks.sort();
+    let mut out = String::new();
+    let mut ranges: Vec<_> = changes.iter().map(|(n, _)| (*n, 0..0)).collect();
+    let mut copied = 0;
+    for ((place, side, ..), i) in marks {
+        out.push_str(&text[copied..place]);
+        copied = place;
+        let (n, change) = changes[i];
+        let range = &mut ranges[i].1;
+        if side > 0 {
+            range.start = out.len();
+        }
+        out += &match (&change.how, side) {
+            (How::First(code), _) => format!(" if crate::mutant::on({n}) {{ {code} }}"),
+            (How::Instead(code), 2) => format!("(if crate::mutant::on({n}) {{ {code} }} else {{ "),
+            (How::Instead(_), _) => " })".to_owned(),
+            (How::Without, 2) => format!("if !crate::mutant::on({n}) {{ "),
+            (How::Without, _) => " }".to_owned(),
+        };
+        range.end = out.len();
+    }
+    out.push_str(&text[copied..]);
+    (out, ranges)
+}
+
+struct Finder<'a> {
+    text: &'a str,
+    /// The function that is looked through.
+    function: String,
+    found: Vec<Change>,
+}
+
+impl Finder<'_> {
+    fn note(&mut self, at: Range<usize>, how: How, what: &str) {
+        let before = &self.text[..at.start];
+        let line = before.matches('\n').count() + 1;
+        let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
+        let told = format!("{line}:{column}: {what} in {}", self.function);
+        self.found.push(Change { at, how, told });
+    }
+
+    fn source(&self, part: &impl Spanned) -> &str {
+        &self.text[part.span().byte_range()]
+    }
+
+    /// What a function does: it returns at once, where there is a value for that.
+    fn function(&mut self, sig: &syn::Signature, block: &syn::Block) {
+        self.function = sig.ident.to_string();
+        let values: &[&str] = match &sig.output {
+            syn::ReturnType::Default => &[""],
+            syn::ReturnType::Type(_, ty) => match self.source(ty) {
+                "bool" => &["true", "false"],
+                ty if ty.starts_with("Option<") => &["None"],
+                _ => &[],
+            },
+        };
+        let open = block.brace_token.span.open().byte_range().end;
+        let body = self.text[open..block.brace_token.span.close().byte_range().start].trim();
+        for value in values.iter().filter(|&&value| value != body) {
+            let how = How::First(format!("return {value};"));
+            self.note(open..open, how, format!("return {value}").trim_end());
+        }
+        self.visit_block(block);
+    }
+}
+
+/// Operators that an operator is replaced with.
+fn others(op: &BinOp) -> &'static [&'static str] {
+    match op {
+        BinOp::Eq(_) => &["!="],
+        BinOp::Ne(_) => &["=="],
+        BinOp::Lt(_) => &["<=", ">="],
+        BinOp::Le(_) => &["<", ">"],
+        BinOp::Gt(_) => &[">=", "<="],
+        BinOp::Ge(_) => &[">", "<"],
+        BinOp::And(_) => &["||"],
+        BinOp::Or(_) => &["&&"],
+        BinOp::Add(_) => &["-"],
+        BinOp::Sub(_) => &["+"],
+        BinOp::Mul(_) => &["/"],
+        BinOp::Div(_) | BinOp::Rem(_) => &["*"],
+        BinOp::BitAnd(_) => &["|"],
+        BinOp::BitOr(_) | BinOp::BitXor(_) => &["&"],
+        BinOp::Shl(_) => &[">>"],
+        BinOp::Shr(_) => &["<<"],
+        BinOp::AddAssign(_) => &["-="],
+        BinOp::SubAssign(_) => &["+="],
+        BinOp::MulAssign(_) => &["/="],
+        BinOp::DivAssign(_) | BinOp::RemAssign(_) => &["*="],
+        BinOp::BitAndAssign(_) => &["|="],
+        BinOp::BitOrAssign(_) | BinOp::BitXorAssign(_) => &["&="],
+        BinOp::ShlAssign(_) => &[">>="],
+        BinOp::ShrAssign(_) => &["<<="],
+        _ => &[],
+    }
+}
+
+/// Whether `code` asks for a bug of the simulator, which no other build has.
+fn asks_for_bug(code: &str) -> bool {
+    code.contains("planted(")
+}
+
+/// Whether `e` binds names: a link of a chain of `let`, which takes no parentheses.
+fn binds(e: &Expr) -> bool {
+    match e {
+        Expr::Let(_) => true,
+        Expr::Binary(b) => binds(&b.left) || binds(&b.right),
+        _ => false,
+    }
+}
+
+/// Whether `attrs` say that what they stand at is for tests only.
+fn for_tests(attrs: &[syn::Attribute]) -> bool {
+    let is_test = |list: &syn::MetaList| {
+        list.tokens.to_string().split(|c: char| !c.is_alphanumeric()).any(|word| word == "test")
+    };
+    attrs.iter().any(|a| match &a.meta {
+        syn::Meta::List(list) => list.path.is_ident("cfg") && is_test(list),
+        other => other.path().is_ident("test"),
+    })
+}
+
+impl<'ast> Visit<'ast> for Finder<'_> {
+    // Constant expressions, types, patterns and attributes.
+    fn visit_item_const(&mut self, _: &'ast syn::ItemConst) {}
+    fn visit_item_static(&mut self, _: &'ast syn::ItemStatic) {}
+    fn visit_item_enum(&mut self, _: &'ast syn::ItemEnum) {}
+    fn visit_impl_item_const(&mut self, _: &'ast syn::ImplItemConst) {}
+    fn visit_trait_item_const(&mut self, _: &'ast syn::TraitItemConst) {}
+    fn visit_expr_const(&mut self, _: &'ast syn::ExprConst) {}
+    fn visit_type(&mut self, _: &'ast syn::Type) {}
+    fn visit_path(&mut self, _: &'ast syn::Path) {}
+    fn visit_angle_bracketed_generic_arguments(
+        &mut self,
+        _: &'ast syn::AngleBracketedGenericArguments,
+    ) {
+    }
+    fn visit_pat(&mut self, _: &'ast syn::Pat) {}
+    fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}
+    fn visit_expr_repeat(&mut self, e: &'ast syn::ExprRepeat) {
+        self.visit_expr(&e.expr);
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !for_tests(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        if !for_tests(&item.attrs) {
+            visit::visit_item_impl(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        if item.sig.constness.is_none() && !for_tests(&item.attrs) {
+            self.function(&item.sig, &item.block);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        if item.sig.constness.is_none() && !for_tests(&item.attrs) {
+            self.function(&item.sig, &item.block);
+        }
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        if let Some(block) = &item.default {
+            self.function(&item.sig, block);
+        }
+    }
+
+    fn visit_stmt(&mut self, stmt: &'ast Stmt) {
+        if let Stmt::Expr(e, Some(_)) = stmt {
+            let called = if let Expr::Try(e) = e { &e.expr } else { e };
+            if matches!(called, Expr::Call(_) | Expr::MethodCall(_)) {
+                let words: Vec<&str> = self.source(stmt).split_whitespace().collect();
+                let what = format!("delete {}", words.join(" "));
+                self.note(stmt.span().byte_range(), How::Without, &what);
+            }
+        }
+        visit::visit_stmt(self, stmt);
+    }
+
+    fn visit_expr_binary(&mut self, e: &'ast syn::ExprBinary) {
+        if !binds(&e.left) && !binds(&e.right) && !asks_for_bug(self.source(e)) {
+            let (left, right) = (self.source(&e.left), self.source(&e.right));
+            let op = self.source(&e.op).to_owned();
+            let all = others(&e.op).iter().map(|&other| match other {
+                "==" | "!=" | "<=" | ">=" => (other, format!("({left}) {other} ({right})")),
+                _ if other.ends_with('=') => (other, format!("{left} {other} {right}")),
+                _ => (other, format!("({left}) {other} ({right})")),
+            });
+            for (other, code) in all.collect::<Vec<_>>() {
+                let what = format!("replace {op} with {other}");
+                self.note(e.span().byte_range(), How::Instead(code), &what);
+            }
+        }
+        visit::visit_expr_binary(self, e);
+    }
+
+    fn visit_expr_unary(&mut self, e: &'ast syn::ExprUnary) {
+        if !matches!(e.op, syn::UnOp::Deref(_)) && !asks_for_bug(self.source(e)) {
+            let code = self.source(&e.expr).to_owned();
+            let what = format!("delete {}", self.source(&e.op));
+            self.note(e.span().byte_range(), How::Instead(code), &what);
+        }
+        visit::visit_expr_unary(self, e);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str) -> Vec<String> {
+        of(text).unwrap().into_iter().map(|change| change.told).collect()
+    }
+
+    #[test]
+    fn operators_returns_and_calls_are_changed() {
+        let text = "fn f(a: u8) -> bool {\n    g(a)?;\n    !(a < 3 && a != b + 1)\n}\n";
+        assert_eq!(
+            told(text),
+            [
+                "1:22: return true in f",
+                "1:22: return false in f",
+                "2:5: delete g(a)?; in f",
+                "3:5: delete ! in f",
+                "3:7: replace && with || in f",
+                "3:7: replace < with <= in f",
+                "3:7: replace < with >= in f",
+                "3:16: replace != with == in f",
+                "3:21: replace + with - in f",
+            ]
+        );
+        assert_eq!(
+            told("fn f() { x += 1; }"),
+            ["1:9: return in f", "1:10: replace += with -= in f"]
+        );
+        assert_eq!(told("fn f() -> Option<u8> { Some(1) }"), ["1:23: return None in f"]);
+    }
+
+    #[test]
+    fn constants_patterns_macros_and_tests_stay() {
+        for text in [
+            "const A: u8 = 1 + 2; static B: [u8; 1 + 2] = [0; 1 + 2];",
+            "const fn f() -> bool { 1 < 2 }",
+            "fn f() -> u8 { let x: [u8; 1 + 2] = [0; 1 + 2]; g::<{ 1 + 2 }>() }",
+            "fn f(x: i8) -> u8 { match x { -1 => 0, 1 | 2 => 1, _ => 2 } }",
+            "fn f() -> u8 { assert!(1 == 2); 0 }",
+            "#[cfg(test)] mod tests { fn f() -> bool { 1 < 2 } }",
+            "#[test] fn f() { g(1); }",
+            "fn f() -> bool { if let Some(x) = y && z {} }",
+            "fn f() -> u8 { if !planted(Bug::A) && !planted(Bug::B) {} }",
+            "fn f() {}",
+        ] {
+            let all = told(text);
+            assert!(all.iter().all(|one| one.contains(": return")), "{text}: {all:?}");
+        }
+        // The links of a chain that bind nothing.
+        assert!(told("fn f() -> u8 { if let Some(x) = y && z == 1 {} }")[0].contains("replace =="));
+    }
+
+    #[test]
+    fn each_change_has_its_switch() {
+        let text = "fn f(a: u8) -> bool { g(a); a + 1 < 3 }";
+        let all = of(text).unwrap();
+        let numbered: Vec<_> = all.iter().enumerate().collect();
+        let (out, ranges) = switched(text, &numbered);
+        let on = |n| format!("if crate::mutant::on({n}) {{");
+        assert_eq!(
+            out,
+            format!(
+                "fn f(a: u8) -> bool {{ {} return true; }} {} return false; }} \
+                 if !crate::mutant::on(2) {{ g(a); }} \
+                 ({} (a + 1) <= (3) }} else {{ ({} (a + 1) >= (3) }} else {{ \
+                 ({} (a) - (1) }} else {{ a + 1 }}) < 3 }}) }}) }}",
+                on(0),
+                on(1),
+                on(3),
+                on(4),
+                on(5),
+            )
+        );
+        assert!(out[ranges[5].1.clone()].starts_with("(if crate::mutant::on(5)"));
+        assert!(out[ranges[5].1.clone()].ends_with("a + 1 })"));
+        assert!(SWITCH.contains(VARIABLE));
+        assert_eq!(switched(text, &[]).0, text);
+        syn::parse_file(&out).unwrap();
+    }
+}
