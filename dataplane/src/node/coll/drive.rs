@@ -225,9 +225,10 @@ impl Node {
     /// A message between collective sides has come or gone.
     fn on_side_done(&mut self, now: Instant, cqe: &Cqe, out: &mut dyn FrameSink) {
         if cqe.op_context & CONTROL != 0 {
-            match cqe.op_context & ASKED {
-                0 => self.on_control_message(now, cqe),
-                _ => _ = self.on_ask_ended(cqe.op_context),
+            if cqe.op_context & ASKED != 0 {
+                self.on_ask_ended(cqe.op_context);
+            } else {
+                self.on_control_message(now, cqe);
             }
             return;
         }
