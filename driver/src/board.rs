@@ -58,8 +58,9 @@ pub trait Board: Send + Debug {
     /// If a member or its place is missing.
     fn collect(&self, ranks: Range<u32>, call: u32, mark: u64, words: &mut [u64]) -> (u32, bool);
 
-    /// The first of `ranks` of which what was read for `call` so far may be another's: whoever takes
-    /// the place of a member that died or left puts over what that had put. `None` if there is none.
+    /// The first of `ranks` of which what was read for `call` so far may be another's: whoever
+    /// takes the place of a member that died or left puts over what that had put. `None` if there
+    /// is none.
     fn replaced(&mut self, ranks: Range<u32>, call: u32) -> Option<u32>;
 
     /// Nothing of the calls up to `call` is taken any more.

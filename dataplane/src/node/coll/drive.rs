@@ -226,7 +226,7 @@ impl Node {
     fn on_side_done(&mut self, now: Instant, cqe: &Cqe, out: &mut dyn FrameSink) {
         if cqe.op_context & CONTROL != 0 {
             if cqe.op_context & ASKED != 0 {
-                self.on_ask_ended(cqe.op_context);
+                self.coll.on_ask_ended(cqe.op_context);
             } else {
                 self.on_control_message(now, cqe);
             }

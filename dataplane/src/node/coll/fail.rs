@@ -76,6 +76,16 @@ impl Coll {
         self.early.push_back(early);
     }
 
+    /// An ASK has ended: the next one may be sent. Returns whom it was for, if the group is there.
+    pub(super) fn on_ask_ended(&mut self, context: u64) -> Option<(GroupIdx, (PeerIdx, u16))> {
+        let (g, generation, rank) = parts_of_asked(context);
+        let known = self.groups.generation(g) & GENERATIONS == generation;
+        let group = self.groups.get_mut(g).filter(|_| known)?;
+        let member = group.members.get_mut(rank as usize)?;
+        member.is_asked = false;
+        Some((g, (member.peer, member.ep)))
+    }
+
     /// The session with `p` has ended: nothing more will come from its members.
     pub(crate) fn peer_lost(&mut self, p: PeerIdx, err: Error) {
         if self.cq.is_some() {
@@ -324,19 +334,9 @@ impl Node {
         self.coll.groups[g].members[rank as usize].is_asked = posted.is_ok();
     }
 
-    /// An ASK has ended: the next one may be sent. Returns whom it was for, if the group is there.
-    pub(super) fn on_ask_ended(&mut self, context: u64) -> Option<(GroupIdx, (PeerIdx, u16))> {
-        let (g, generation, rank) = parts_of_asked(context);
-        let known = self.coll.groups.generation(g) & GENERATIONS == generation;
-        let group = self.coll.groups.get_mut(g).filter(|_| known)?;
-        let member = group.members.get_mut(rank as usize)?;
-        member.is_asked = false;
-        Some((g, (member.peer, member.ep)))
-    }
-
     /// Nobody has heard an ASK: the member's endpoint is closed, unless its session has ended.
     pub(super) fn on_ask_failed(&mut self, now: Instant, err: &CqErr) {
-        if let Some((g, member)) = self.on_ask_ended(err.cqe.op_context)
+        if let Some((g, member)) = self.coll.on_ask_ended(err.cqe.op_context)
             && err.err == Error::ConnRefused
         {
             self.member_gone(now, g, member, LEFT);
