@@ -26,7 +26,7 @@ use crate::key_log::KeyLog;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
 use crate::names::{Names, Served};
-use crate::random::random;
+use crate::random::{random, random_secret};
 use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
 use crate::tclass;
@@ -377,7 +377,7 @@ fn node_settings(
     settings: &Settings,
     attr: &DomainAttr,
 ) -> std::result::Result<(NodeSettings, Option<Files>), OpenError> {
-    let (names, entropy) = (random::<16>()?, random()?);
+    let (names, entropy) = (random::<16>()?, random_secret()?);
     let [a, b] = [&names[..8], &names[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
     let keys = key::of(settings, attr, entropy)?;

@@ -15,7 +15,7 @@ use crate::errno::{Error, OpenError};
 use crate::file_watch::{Source, Tracked};
 use crate::info::DomainAttr;
 use crate::key_file::{Kind, open};
-use crate::random::random;
+use crate::random::random_secret;
 use crate::settings::Settings;
 
 /// The keys that a domain is opened with.
@@ -62,7 +62,7 @@ impl Files {
 pub(crate) fn of(
     settings: &Settings,
     attr: &DomainAttr,
-    entropy: [u8; 32],
+    entropy: impl Into<Locked<[u8; 32]>>,
 ) -> Result<Option<Keys>, OpenError> {
     let auth_key: &[u8] = &attr.auth_key;
     if let Some(files) = &settings.certificate {
@@ -107,7 +107,7 @@ pub(crate) fn of(
 /// # Errors
 /// A domain would not open with them; the line says why, and what would mend it.
 pub fn keyring(settings: &Settings) -> Result<Option<Keyring>, OpenError> {
-    let keys = of(settings, &DomainAttr::default(), random()?)?;
+    let keys = of(settings, &DomainAttr::default(), random_secret()?)?;
     Ok(keys.map(|keys| keys.ring))
 }
 

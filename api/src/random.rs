@@ -2,17 +2,34 @@
 
 use std::io::Read;
 
+use barewire_driver::mem::Locked;
+
 use crate::errno::{OpenError, refused_by_system};
+
+const PATH: &str = "/dev/urandom";
 
 /// So many, fresh.
 ///
 /// # Errors
 /// There is no `/dev/urandom`.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], OpenError> {
-    let (mut bytes, path) = ([0; N], "/dev/urandom");
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
-    read.map(|()| bytes).map_err(|e| {
+    let mut bytes = [0; N];
+    fill(&mut bytes).map(|()| bytes)
+}
+
+/// So many, fresh, of which no copy is elsewhere.
+///
+/// # Errors
+/// As for [`random`].
+pub(crate) fn random_secret() -> Result<Locked<[u8; 32]>, OpenError> {
+    let mut bytes = Locked::default();
+    fill(&mut *bytes).map(|()| bytes)
+}
+
+fn fill(bytes: &mut [u8]) -> Result<(), OpenError> {
+    let read = std::fs::File::open(PATH).and_then(|mut file| file.read_exact(bytes));
+    read.map_err(|e| {
         let errno = e.raw_os_error().unwrap_or(libc::EIO);
-        OpenError::new(refused_by_system(path, errno), format!("{path}: {e}"))
+        OpenError::new(refused_by_system(PATH, errno), format!("{PATH}: {e}"))
     })
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use aws_lc_rs::hmac;
+use aws_lc_rs::{digest, hmac};
 use barewire::flags::{BindFlags, Caps, InfoFlags};
 use barewire::info::getinfo_with;
 use barewire::{
@@ -129,6 +129,58 @@ fn mac(key: &[u8], of: &[u8]) -> Vec<u8> {
     hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), of).as_ref().to_vec()
 }
 
+/// What SHA-256 (FIPS 180-4) has come to after its first block, as x86 and ARM have it in memory.
+fn after_block(block: &[u8; 64]) -> Vec<u8> {
+    // The first bits of the fractional parts of the roots of the first primes.
+    let is_prime = |n: &u64| (2..*n).take_while(|d| d * d <= *n).all(|d| n % d != 0);
+    let primes: Vec<u64> = (2..).filter(is_prime).take(64).collect();
+    let root = |n: u128, degree: u32| {
+        let n = n << (32 * degree);
+        let (mut low, mut high) = (0_u128, 1 << 36);
+        while high - low > 1 {
+            let mid = (low + high) / 2;
+            let is_over = (0..degree).try_fold(1_u128, |of, _| of.checked_mul(mid));
+            if is_over.is_none_or(|power| power > n) { high = mid } else { low = mid }
+        }
+        low as u32
+    };
+    let first: Vec<u32> = primes.iter().take(8).map(|&n| root(n.into(), 2)).collect();
+    let mut words: Vec<u32> =
+        block.chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect();
+    for i in 16..64 {
+        let (a, b) = (words[i - 15], words[i - 2]);
+        let a = a.rotate_right(7) ^ a.rotate_right(18) ^ a >> 3;
+        let b = b.rotate_right(17) ^ b.rotate_right(19) ^ b >> 10;
+        let sum = words[i - 16].wrapping_add(words[i - 7]);
+        words.push(sum.wrapping_add(a).wrapping_add(b));
+    }
+    let mut h = first.clone();
+    for (word, &prime) in words.iter().zip(&primes) {
+        let (a, e) = (h[0], h[4]);
+        let sum = e.rotate_right(6) ^ e.rotate_right(11) ^ e.rotate_right(25);
+        let chosen = e & h[5] ^ !e & h[6];
+        let one = [h[7], sum, chosen, root(prime.into(), 3), *word];
+        let one = one.into_iter().fold(0, u32::wrapping_add);
+        let sum = a.rotate_right(2) ^ a.rotate_right(13) ^ a.rotate_right(22);
+        let two = sum.wrapping_add(a & h[1] ^ a & h[2] ^ h[1] & h[2]);
+        h.rotate_right(1);
+        h[4] = h[4].wrapping_add(one);
+        h[0] = one.wrapping_add(two);
+    }
+    let sums = first.iter().zip(h).map(|(before, after)| before.wrapping_add(after));
+    sums.flat_map(u32::to_ne_bytes).collect()
+}
+
+/// What HMAC with SHA-256 (RFC 2104) makes of a key before it reads anything: with it tags are made
+/// as well as with the key.
+fn hmac_states(key: &[u8]) -> [Vec<u8>; 2] {
+    [0x36, 0x5c].map(|pad| {
+        let mut block = [pad; 64];
+        block.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+        after_block(&block)
+    })
+}
+
 /// Goal: the pre-shared key, what is derived from it, and the secrets of open sessions are nowhere
 /// in memory that a core dump has or that may be swapped; nor is the file's content. Method: all of
 /// this process's memory is searched for them, while sessions are open. Nothing of the test knows
@@ -168,6 +220,17 @@ fn secrets_are_nowhere_else() {
     assert!(secrets.len() >= 4, "two directions at two ends");
     assert!(core.blocks.len() > 16);
     let nowhere = Vec::<&str>::new();
+    let tag = expand(&root, b"tag\x00\x16");
+    assert_eq!(core.find(&tag), nowhere, "the key of tags");
+    let block = [&b"abc\x80"[..], &[0; 59], &[24]].concat();
+    let words = after_block(block[..].try_into().unwrap());
+    let digest = words.chunks(4).flat_map(|word| word.iter().rev().copied());
+    let want = digest::digest(&digest::SHA256, b"abc");
+    assert!(cfg!(target_endian = "big") || digest.eq(want.as_ref().iter().copied()));
+    for state in hmac_states(&tag) {
+        assert_ne!(kept.find(&state), nowhere, "what makes tags is where it is meant to be");
+        assert_eq!(core.find(&state), nowhere, "what makes tags");
+    }
     assert_eq!(core.find(&key), nowhere, "the file's content");
     assert_eq!(core.find(&root), nowhere, "what the pre-shared key is derived from");
     assert_eq!(core.find(&psk), nowhere, "the pre-shared key");

@@ -5,9 +5,10 @@
 use std::sync::Arc;
 
 use aws_lc_rs::hmac;
+use barewire_driver::mem::Locked;
 
 use super::credentials::{Credentials, PAYLOAD_MAX};
-use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey, secret_of, then_wipe};
+use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey, then_wipe};
 use crate::types::Tenant;
 use crate::wire::{BASE_LEN, OpenOp, TAG_LEN, TRAILER_LEN};
 
@@ -58,11 +59,11 @@ impl std::fmt::Debug for Entropy {
 
 impl Keyring {
     /// A list of keys. `entropy` are 32 bytes that nobody can guess and that were never used
-    /// before: a live domain takes them from the kernel.
+    /// before: a live domain takes them from the kernel, to where no copy of them is elsewhere.
     ///
     /// `None` if there is no key or more than [`KEYS_MAX`].
-    pub fn new(keys: Vec<PreSharedKey>, mut entropy: [u8; 32]) -> Option<Self> {
-        let entropy = Entropy { root: secret_of(&mut entropy) };
+    pub fn new(keys: Vec<PreSharedKey>, entropy: impl Into<Locked<[u8; 32]>>) -> Option<Self> {
+        let entropy = Entropy { root: entropy.into() };
         let mut ring =
             Self { keys: Vec::new(), tenants: false, credentials: None, next: 0, entropy };
         ring.replace(keys).then_some(ring)
@@ -70,7 +71,11 @@ impl Keyring {
 
     /// For a node that has no pre-shared key but a certificate, as its peers have. `entropy` as for
     /// [`new`](Self::new).
-    pub fn of_certificate(credentials: Arc<Credentials>, mode: Mode, entropy: [u8; 32]) -> Self {
+    pub fn of_certificate(
+        credentials: Arc<Credentials>,
+        mode: Mode,
+        entropy: impl Into<Locked<[u8; 32]>>,
+    ) -> Self {
         let ring = Self::of_certificate_with(credentials, mode, KEY_FRAMES_BITS, entropy);
         ring.expect("the number of frames is one that can be")
     }
@@ -81,7 +86,7 @@ impl Keyring {
         credentials: Arc<Credentials>,
         mode: Mode,
         bits: u32,
-        entropy: [u8; 32],
+        entropy: impl Into<Locked<[u8; 32]>>,
     ) -> Option<Self> {
         let key = PreSharedKey::of_everybody(mode, bits)?;
         let ring = Self::new(vec![key], entropy)?;
@@ -132,8 +137,8 @@ impl Keyring {
     /// A list of keys of tenants: there is none yet, each that is [added](Self::add) tells apart
     /// who has it, and which one opens a session is the peer's to say. `entropy` as for
     /// [`new`](Self::new).
-    pub fn of_tenants(mut entropy: [u8; 32]) -> Self {
-        let entropy = Entropy { root: secret_of(&mut entropy) };
+    pub fn of_tenants(entropy: impl Into<Locked<[u8; 32]>>) -> Self {
+        let entropy = Entropy { root: entropy.into() };
         Self { keys: Vec::new(), tenants: true, credentials: None, next: 1, entropy }
     }
 

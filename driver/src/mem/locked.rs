@@ -71,6 +71,15 @@ impl<const N: usize> Default for Locked<[u8; N]> {
     }
 }
 
+impl<const N: usize> From<[u8; N]> for Locked<[u8; N]> {
+    /// A copy of the bytes, which stay where they were as well.
+    fn from(bytes: [u8; N]) -> Self {
+        let mut copy = Self::default();
+        copy.copy_from_slice(&bytes);
+        copy
+    }
+}
+
 impl<const N: usize> Clone for Locked<[u8; N]> {
     fn clone(&self) -> Self {
         let mut copy = Self::default();
