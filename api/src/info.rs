@@ -544,9 +544,15 @@ pub fn getinfo_with(
             tracing::warn!("{e}");
             Error::NoData
         })?;
+        let by_vectors = hints.domain_attr.av_auth_key;
+        if by_vectors && stays_in_memory(&port) {
+            tracing::warn!("{port}: FI_AV_AUTH_KEY needs a port that leaves the machine");
+            return Err(Error::NoData);
+        }
         let mut known = if version < self::version(2, 0) { CAPS - SINCE_2_0 } else { CAPS };
-        // Members of a group are in an address vector, which a connected endpoint does not have.
-        if hints.ep_attr.ep_type == EpType::Msg {
+        // Members of a group are in an address vector, which a connected endpoint does not have,
+        // and have one key.
+        if hints.ep_attr.ep_type == EpType::Msg || by_vectors {
             known -= Caps::COLLECTIVE;
         }
         known.set(Caps::MULTICAST, has_multicast(settings, hints, &port));
@@ -591,6 +597,13 @@ pub fn check_port(name: &str) -> std::result::Result<(), OpenError> {
 pub fn port_device(name: &str) -> Device {
     use barewire_driver::open::{choose, device};
     device(choose(name).as_deref().unwrap_or(name))
+}
+
+/// Whether frames of the port `name` are never sealed, as they stay in this machine's memory. (What
+/// `fault(...)` spoils is sealed.)
+fn stays_in_memory(name: &str) -> bool {
+    let kind = barewire_driver::open::kind_and_device(name).map(|(kind, _)| kind);
+    kind.is_some_and(|kind| ["shm", "memif"].contains(&kind)) && !name.contains("fault(")
 }
 
 /// The port that `name` stands for on this host, if a domain on it would open: itself, or what its
@@ -788,6 +801,8 @@ fn check(settings: &Settings, hints: &Info, answer: &Info, known: Caps) -> Resul
         && rx.total_buffered_recv <= buffered(settings)
         && check_ep(&hints.ep_attr)
         && is_one_key(hints)
+        // A connection is of no address vector.
+        && !(hints.domain_attr.av_auth_key && hints.ep_attr.ep_type == EpType::Msg)
         && check_domain(&hints.domain_attr);
     if holds { Ok(()) } else { Err(Error::NoData) }
 }
@@ -1065,6 +1080,27 @@ mod tests {
         for (i, change) in refused.iter().enumerate() {
             assert_eq!(ask(change).err(), Some(Error::NoData), "case {i}");
         }
+    }
+
+    /// Where keys are of address vectors, what a domain then refuses is not offered.
+    #[test]
+    fn keys_of_vectors_offer_no_more_than_they_open() {
+        let ask = |port: &str, change: fn(&mut Info)| {
+            let mut hints = Info::default();
+            hints.domain_attr.name = Some(port.to_owned());
+            hints.domain_attr.av_auth_key = true;
+            change(&mut hints);
+            let (settings, flags) = (Settings::default(), InfoFlags::empty());
+            getinfo_with(&settings, API_VERSION, None, None, flags, Some(&hints))
+        };
+        let udp = "udp:127.0.0.1";
+        let offered = ask(udp, |_| ()).unwrap().remove(0);
+        assert!(offered.domain_attr.av_auth_key && !offered.caps.contains(Caps::COLLECTIVE));
+        assert_eq!(ask(udp, |i| i.caps = Caps::COLLECTIVE).err(), Some(Error::NoData));
+        assert_eq!(ask(udp, |i| i.ep_attr.ep_type = EpType::Msg).err(), Some(Error::NoData));
+        assert_eq!(ask("shm", |_| ()).err(), Some(Error::NoData));
+        assert_eq!(ask("pcap(file=/dev/null):shm", |_| ()).err(), Some(Error::NoData));
+        assert!(ask("fault(loss=0.01):shm", |_| ()).is_ok(), "what may be lost is sealed");
     }
 
     /// Bits that meant something else then are neither told nor taken.
