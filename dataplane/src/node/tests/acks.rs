@@ -251,3 +251,36 @@ fn what_is_acknowledged_is_not_asked_after() {
     pair.run_by(3_000, TURN_NS);
     assert_eq!(counted(&pair).1, 0);
 }
+
+/// Goal: an acknowledgement counts for the session that it names, and for no later one of the same
+/// two nodes. Method: the name in an acknowledgement is changed but for the slot in it.
+#[test]
+fn an_acknowledgement_of_another_session_is_not_taken() {
+    let plain = || NodeSettings { crc: Some(false), ..NodeSettings::default() };
+    let mut pair = Pair::of([1, 2].map(|station| end_with(station, 9000, false, plain())));
+    exchange(&mut pair, 8, 100_000);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    let now = pair.now;
+    let [sender, receiver] = &mut pair.ends;
+    sender.node.transmit(now, &mut sink(&mut sender.out));
+    for bytes in sender.out.drain(..) {
+        receiver.node.on_frame(now, &RxFrame::new(&bytes));
+    }
+    for turn in 1..9 {
+        receiver.node.transmit(now + turn * TURN_NS, &mut sink(&mut receiver.out));
+    }
+    assert!(!receiver.out.is_empty());
+    for bytes in &receiver.out {
+        // The highest byte of the session's name, which is at 16.
+        let mut other = bytes.clone();
+        other[19] ^= 0x40;
+        sender.node.on_frame(now, &RxFrame::new(&other));
+    }
+    let done = |end: &mut End| end.node.cqs.ready(end.cq).unwrap();
+    assert_eq!(done(sender), 0);
+    for bytes in &receiver.out {
+        sender.node.on_frame(now, &RxFrame::new(bytes));
+    }
+    assert_eq!(done(sender), 1);
+}

@@ -68,3 +68,19 @@ fn a_short_answer_is_no_success() {
     assert_eq!(pair.outcomes(0), [], "the true answer comes too late");
     assert_eq!(pair.ends[0].node.counters().rx_stray, stray + 1);
 }
+
+/// Goal: a session that ends owes no answers, so the next one to the peer is not taken for one that
+/// waits.
+#[test]
+fn what_a_session_owed_ends_with_it() {
+    let (mut pair, ..) = asked();
+    let other = pair.ends[1].node.port.station;
+    let node = &mut pair.ends[0].node;
+    let awaited = |node: &Node| {
+        let (_, peer) = node.peers.iter().next().unwrap();
+        (peer.answers, peer.long_answers)
+    };
+    assert_eq!(awaited(node), (1, 1));
+    node.drop_session(pair.now, other);
+    assert_eq!(awaited(node), (0, 0));
+}

@@ -10,14 +10,14 @@ use crate::idx::PeerIdx;
 use crate::node::ep::SIDE;
 
 /// An endpoint at each end of a pair with the addresses of both, in the order of the ends.
-struct Team {
-    pair: Pair,
-    eps: [EpId; 2],
-    members: [[FiAddr; 2]; 2],
+pub(super) struct Team {
+    pub(super) pair: Pair,
+    pub(super) eps: [EpId; 2],
+    pub(super) members: [[FiAddr; 2]; 2],
 }
 
 impl Team {
-    fn new(settings: NodeSettings) -> Self {
+    pub(super) fn new(settings: NodeSettings) -> Self {
         Self::of([1, 2].map(|station| end_with(station, 1500, false, settings.clone())))
     }
 
@@ -34,7 +34,7 @@ impl Team {
         Self { pair, eps, members }
     }
 
-    fn join(&mut self, i: usize, model: JoinModel) -> Result<GroupId> {
+    pub(super) fn join(&mut self, i: usize, model: JoinModel) -> Result<GroupId> {
         let req = JoinReq { members: self.members[i].to_vec(), model, ..JoinReq::default() };
         self.pair.ends[i].node.coll_join(self.pair.now, self.eps[i], &req)
     }
