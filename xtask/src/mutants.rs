@@ -35,8 +35,9 @@ const BAR: usize = 90;
 /// Bytes of address space of a test program: one whose memory grows without end fails.
 const SPACE: u64 = 16 << 30;
 
-/// Programs that judge, in this order: each sees what those before it let pass.
-const STAGES: [Stage; 3] = [
+/// Suites that judge, in this order: each sees what those before it let pass, if any of its tests
+/// comes there.
+static STAGES: [Stage; 3] = [
     Stage {
         name: "unit",
         target: "barewire_dataplane",
@@ -54,10 +55,10 @@ const SEEDS: &str = "0..60";
 /// How many mutants, and where.
 #[derive(clap::Args)]
 #[command(after_help = "\
-The project is built once with all mutants; then one takes seconds, or a minute if nothing notices
-it. A mutant that a test hangs with is noticed. The changed copy and what was found are in
-target/mutants. A run that was interrupted goes on where it was if the same is asked for and no file
-of the project has changed since.
+The project is built once with all mutants; then each takes seconds: only tests that come to the
+changed place are run. A mutant that a test hangs with is noticed. The changed copy and what was
+found are in target/mutants. A run that was interrupted goes on where it was if the same is asked
+for and no file of the project has changed since.
 
 Examples:
   cargo xtask mutants
@@ -95,7 +96,10 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
     println!("mutants: {} of {}, seed {}", args.count, files.join(" "), journal.seed);
     let order = shuffled(all.iter().map(|source| source.changes.len()).sum(), journal.seed);
     let (drawn, programs) = build(project, &all, &order, args.count as usize)?;
-    let limits = baseline(&programs)?;
+    // Those that compile need more; what is started from now on does not.
+    setrlimit(Resource::RLIMIT_AS, SPACE, SPACE).map_err(|why| format!("setrlimit: {why}"))?;
+    let judges = STAGES.iter().zip(programs).map(|(stage, program)| Judge::new(stage, program));
+    let judges: Vec<Judge> = judges.collect::<Result<_, _>>()?;
 
     let open = drawn.iter().filter(|n| !journal.found.contains_key(&name(&all, **n))).count();
     let (begun, mut done) = (Instant::now(), 0);
@@ -104,7 +108,7 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
         if journal.found.contains_key(&name) {
             continue;
         }
-        let noticed = judge(n, &programs, &limits)?;
+        let noticed = judge(n, &judges)?;
         journal.note(&noticed, &name)?;
         done += 1;
         let left =
@@ -127,8 +131,8 @@ fn report(names: &[String], journal: &Journal) -> usize {
         left -= noticed;
     }
     println!("{} of {} noticed; bar {BAR} %", names.len() - left, names.len());
-    for name in names.iter().filter(|&name| journal.found[name] == MISSED) {
-        println!("not noticed: {name}");
+    for name in names.iter().filter(|&name| [MISSED, UNREACHED].contains(&&*journal.found[name])) {
+        println!("{}: {name}", journal.found[name]);
     }
     left
 }
@@ -189,12 +193,15 @@ fn lay_out(tree: &Path, files: &Files) -> Result<(), String> {
 struct Journal {
     path: PathBuf,
     seed: u64,
-    /// By the mutant's name, who noticed it, or [`MISSED`].
+    /// By the mutant's name, who noticed it, or [`MISSED`] or [`UNREACHED`].
     found: BTreeMap<String, String>,
 }
 
-/// Who noticed a mutant that nobody noticed.
-const MISSED: &str = "nobody";
+/// What is said of a mutant that no test notices.
+const MISSED: &str = "not noticed";
+
+/// The same if no test comes to its place.
+const UNREACHED: &str = "no test comes there";
 
 impl Journal {
     /// Goes on with the journal at `path` if it is of what is `asked` now, else begins it.
@@ -399,7 +406,7 @@ fn compile(tree: &Path) -> Result<Result<Vec<PathBuf>, Vec<Objection>>, String> 
     Ok(Err(errors.map(objection).collect()))
 }
 
-/// A program that judges.
+/// A suite that judges.
 struct Stage {
     name: &'static str,
     /// As cargo names it.
@@ -409,34 +416,85 @@ struct Stage {
     args: &'static [&'static str],
 }
 
-impl Stage {
-    /// Runs `program` with mutant `n` until a test fails. Returns who noticed it, if anybody.
-    fn noticed(
-        &self,
-        program: &Path,
-        n: Option<usize>,
-        limit: Duration,
-    ) -> Result<Option<String>, String> {
-        let mut command = Command::new(program);
-        command.args(self.args).current_dir(home().join("tree").join(self.dir));
-        command.env("SIM_SEED", SEEDS).env("RUST_BACKTRACE", "0");
-        command
-            .env("PROPTEST_MAX_SHRINK_ITERS", "0")
-            .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
-        if let Some(n) = n {
-            command.env(changes::VARIABLE, n.to_string());
+/// A stage, its program, and what is known of it without a change.
+struct Judge {
+    stage: &'static Stage,
+    program: PathBuf,
+    /// How long it may take with a change.
+    limit: Duration,
+    /// Threads that come to the change with this number: names of tests, or of others.
+    reached: BTreeMap<usize, BTreeSet<String>>,
+    tests: BTreeSet<String>,
+}
+
+impl Judge {
+    /// Runs all of it without a change.
+    fn new(stage: &'static Stage, program: PathBuf) -> Result<Judge, String> {
+        let limit = Duration::from_secs(900);
+        let reached = BTreeMap::new();
+        let mut judge = Judge { stage, program, limit, reached, tests: BTreeSet::new() };
+        let mut command = judge.command(&["--list"]);
+        let listed = command.output().map_err(|why| format!("{}: {why}", stage.name))?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        judge.tests = listed
+            .lines()
+            .filter_map(|line| line.strip_suffix(": test"))
+            .map(str::to_owned)
+            .collect();
+        let file = home().join("reached");
+        let _ = std::fs::remove_file(&file);
+        let begun = Instant::now();
+        if let Some(who) = judge.run(judge.command(stage.args).env(changes::REACHED, &file))? {
+            return Err(format!("without a change: {who} fails; see {}", home().display()));
         }
-        let log = home().join(format!("{}.log", self.name));
+        println!("{}: {:.0} s", stage.name, begun.elapsed().as_secs_f64());
+        // Other programs may need the processors too.
+        judge.limit = begun.elapsed() * 4 + Duration::from_secs(20);
+        for line in std::fs::read_to_string(&file).unwrap_or_default().lines() {
+            if let Some((n, thread)) = line.split_once(' ')
+                && let Ok(n) = n.parse()
+            {
+                judge.reached.entry(n).or_default().insert(thread.to_owned());
+            }
+        }
+        Ok(judge)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args).current_dir(home().join("tree").join(self.stage.dir));
+        command.env("SIM_SEED", SEEDS).env("RUST_BACKTRACE", "0");
+        command.env("PROPTEST_MAX_SHRINK_ITERS", "0");
+        command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+        command
+    }
+
+    /// Runs what comes to mutant `n` until a test fails. Returns who noticed it, if anybody.
+    fn noticed(&self, n: usize) -> Result<Option<String>, String> {
+        let Some(threads) = self.reached.get(&n) else { return Ok(None) };
+        let mut args = vec!["--exact"];
+        args.extend(threads.iter().map(String::as_str));
+        // What other threads do may be of any test.
+        let of_tests = threads.is_subset(&self.tests);
+        self.run(
+            self.command(if of_tests { &args } else { self.stage.args })
+                .env(changes::VARIABLE, n.to_string()),
+        )
+    }
+
+    /// Runs `command` until a test fails. Returns who did, if any.
+    fn run(&self, command: &mut Command) -> Result<Option<String>, String> {
+        let log = home().join(format!("{}.log", self.stage.name));
         let _ = std::fs::remove_file(&log);
-        let ended = process::run_until(&mut command, &log, limit, |said| failed(said).is_some())
-            .map_err(|why| format!("{}: {why}", program.display()))?;
+        let ended = process::run_until(command, &log, self.limit, |said| failed(said).is_some())
+            .map_err(|why| format!("{}: {why}", self.program.display()))?;
         let who = match failed(&ended.output) {
             Some(test) => test,
             None if ended.timed_out => "hangs",
             None if !ended.ok => "dies",
             None => return Ok(None),
         };
-        Ok(Some(format!("{} ({who})", self.name)))
+        Ok(Some(format!("{} ({who})", self.stage.name)))
     }
 }
 
@@ -446,31 +504,15 @@ fn failed(said: &str) -> Option<&str> {
     lines.find_map(|line| line.strip_suffix(" ... FAILED"))
 }
 
-/// Runs all without a change. Returns how long each may take with one.
-fn baseline(programs: &[PathBuf]) -> Result<Vec<Duration>, String> {
-    // Those that compile need more; what is started from now on does not.
-    setrlimit(Resource::RLIMIT_AS, SPACE, SPACE).map_err(|why| format!("setrlimit: {why}"))?;
-    let mut limits = Vec::new();
-    for (stage, program) in STAGES.iter().zip(programs) {
-        let begun = Instant::now();
-        if let Some(who) = stage.noticed(program, None, Duration::from_secs(900))? {
-            return Err(format!("without a change: {who} fails; see {}", home().display()));
-        }
-        println!("{}: {:.0} s", stage.name, begun.elapsed().as_secs_f64());
-        // Other programs may need the processors too.
-        limits.push(begun.elapsed() * 4 + Duration::from_secs(20));
-    }
-    Ok(limits)
-}
-
-/// Who notices the mutant `n`: stage and test, or [`MISSED`].
-fn judge(n: usize, programs: &[PathBuf], limits: &[Duration]) -> Result<String, String> {
-    for ((stage, program), &limit) in STAGES.iter().zip(programs).zip(limits) {
-        if let Some(who) = stage.noticed(program, Some(n), limit)? {
+/// Who notices the mutant `n`: stage and test, or [`MISSED`] or [`UNREACHED`].
+fn judge(n: usize, judges: &[Judge]) -> Result<String, String> {
+    for judge in judges {
+        if let Some(who) = judge.noticed(n)? {
             return Ok(who);
         }
     }
-    Ok(MISSED.to_owned())
+    let is_reached = judges.iter().any(|judge| judge.reached.contains_key(&n));
+    Ok(if is_reached { MISSED } else { UNREACHED }.to_owned())
 }
 
 #[cfg(test)]

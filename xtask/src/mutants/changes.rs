@@ -15,15 +15,12 @@ use syn::{BinOp, Expr, Stmt};
 /// The environment variable that names the change that is made.
 pub(super) const VARIABLE: &str = "BAREWIRE_MUTANT";
 
+/// The environment variable that names a file: each thread that comes to a change for the first
+/// time adds a line `NUMBER THREAD` to it.
+pub(super) const REACHED: &str = "BAREWIRE_REACHED";
+
 /// Source of the module `mutant` of the changed crate.
-pub(super) const SWITCH: &str = r#"//! Which change is made.
-static MADE: std::sync::LazyLock<Option<usize>> =
-    std::sync::LazyLock::new(|| std::env::var("BAREWIRE_MUTANT").ok()?.parse().ok());
-/// Whether it is change `n`.
-pub fn on(n: usize) -> bool {
-    *MADE == Some(n)
-}
-"#;
+pub(super) const SWITCH: &str = include_str!("switch.rs");
 
 /// A change of one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -364,7 +361,7 @@ mod tests {
         );
         assert!(out[ranges[5].1.clone()].starts_with("(if crate::mutant::on(5)"));
         assert!(out[ranges[5].1.clone()].ends_with("a + 1 })"));
-        assert!(SWITCH.contains(VARIABLE));
+        assert!(SWITCH.contains(VARIABLE) && SWITCH.contains(REACHED));
         assert_eq!(switched(text, &[]).0, text);
         syn::parse_file(&out).unwrap();
     }
