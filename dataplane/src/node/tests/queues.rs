@@ -12,7 +12,7 @@ fn a_queue_that_fits_grows_with_its_endpoints() {
     let [fits, fixed] = [node.cqs.open_to_fit(16).unwrap(), node.cqs.open(16).unwrap()];
     let capacity = |node: &Node, cq: CqId| node.cqs[cq.0.idx()].cq.capacity();
     let attr = EpAttr { tx_size: 3000, rx_size: 2000, ..EpAttr::default() };
-    let eps = [fits, fixed].map(|cq| open_ep(node, (cq, end.av), attr.clone()));
+    let eps = [fits, fixed].map(|cq| open_ep(node, (cq, end.av), attr));
     // 1,024 are for what nobody has posted.
     assert_eq!(capacity(node, fits), (3000_usize + 2000 + 1024).next_power_of_two());
     for ep in eps {

@@ -52,3 +52,23 @@ fn the_longest_eager_message_is_of_the_settings_and_the_frame() {
     assert_eq!(max(Some(100), 9000), [4096, 100]);
     assert_eq!(max(Some(5000), 1500), [5000, 5000]);
 }
+
+/// Goal: a node on a port that loses nothing is asked to transmit when there is something to send,
+/// or the port has gone; any other one always, as it may owe acknowledgements.
+#[test]
+fn a_node_says_whether_it_has_something_to_send() {
+    let mut pair = Pair::new(1500, true);
+    pair.run(1_000_000);
+    let has_due = |pair: &Pair| pair.ends[0].node.has_due();
+    assert!(pair.ends[0].node.is_lossless() && !has_due(&pair));
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    assert!(has_due(&pair));
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(1_000_000);
+    assert_eq!((pair.read(0).len(), has_due(&pair)), (1, false));
+    let now = pair.now;
+    pair.ends[0].node.port_gone(now);
+    assert!(has_due(&pair));
+    let pair = Pair::new(1500, false);
+    assert!(!pair.ends[0].node.is_lossless());
+}
