@@ -263,7 +263,11 @@ impl<T> Lock<T> {
     /// [`Error::OpBadState`]: called back from inside, or somebody panicked there.
     fn take(&self) -> Result<()> {
         if self.gate.inside.load(Ordering::Relaxed) {
-            return Err(Error::OpBadState);
+            // It has become shared: whoever tries its gate is there for a moment.
+            return match self.mode.load(Ordering::Acquire) {
+                SHARED => self.enter_shared(),
+                _ => Err(Error::OpBadState),
+            };
         }
         loop {
             if self.gate.go_in() & CLAIMED == 0 {
@@ -936,6 +940,19 @@ mod tests {
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(*lock.enter().unwrap(), 200_000);
         assert_eq!(lock.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    /// Goal: a call that comes while the lock becomes shared is not taken for one that is made from
+    /// inside. Method: the gate as it is while the thread that made it shared tries it.
+    #[test]
+    fn a_call_that_meets_the_change_to_shared_gets_in() {
+        let lock = Lock::new(3, Entry::Serial);
+        lock.enter_control().expect("nobody is inside").share();
+        lock.gate.inside.store(true, Ordering::Relaxed);
+        assert_eq!(lock.take(), Ok(()));
+        // SAFETY: this thread is inside, and goes on once.
+        assert_eq!(*unsafe { lock.resume() }, 3);
+        assert!(!lock.gate.held.load(Ordering::Relaxed));
     }
 
     #[test]
