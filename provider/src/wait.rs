@@ -35,6 +35,8 @@ pub(crate) struct Membership {
     set: Arc<Set>,
     /// Its descriptor once more, so that nobody else gets the number before it has left the set.
     fd: OwnedFd,
+    /// The process that put it there. A forked child has the set in common with it.
+    pid: u32,
 }
 
 pub(crate) type WaitObject = Object<FidWait, Arc<Set>>;
@@ -212,12 +214,15 @@ impl Membership {
             return Err(refused("an object in a wait set"));
         }
         set.members().push(at);
-        Ok(Self { set: Arc::clone(set), fd })
+        Ok(Self { set: Arc::clone(set), fd, pid: std::process::id() })
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return;
+        }
         let epoll = self.set.epoll.as_raw_fd();
         let fd = self.fd.as_raw_fd();
         // SAFETY: removing needs no event. Both are open, so it does not fail.

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -120,6 +121,28 @@ static void members(void)
 	expect("who has left does not wake", fi_wait(set, 0), -FI_ETIMEDOUT);
 }
 
+/* A child ends its copies of what is in the set: the set is its parent's as well. */
+static void forked(void)
+{
+	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_SET, .wait_set = set, .flags = FI_WRITE };
+	struct fi_eq_entry event = { .data = 5 };
+	struct pollfd polled = { .events = POLLIN };
+	struct fid_eq *eq;
+	uint32_t number;
+	pid_t child;
+
+	must("fi_eq_open", fi_eq_open(fabric, &attr, &eq, NULL));
+	must("FI_GETWAIT", fi_control(&set->fid, FI_GETWAIT, &polled.fd));
+	child = fork();
+	if (child == 0)
+		_exit(fi_close(&eq->fid) != 0);
+	expect("a child", child > 0 && waitpid(child, NULL, 0) == child, 1);
+	must("fi_eq_write", fi_eq_write(eq, 1000, &event, sizeof event, 0));
+	expect("what a child has closed still wakes", poll(&polled, 1, 5000), 1);
+	must("fi_eq_read", fi_eq_read(eq, &number, &event, sizeof event, 0));
+	must("close", fi_close(&eq->fid));
+}
+
 /* Waits for the set until it is told to end. */
 static void *wait_on(void *end)
 {
@@ -184,6 +207,7 @@ int main(void)
 	message("a message wakes", 8);
 	message("and the longest", LONGEST);
 	members();
+	forked();
 	leaving();
 	refusals();
 	close_side(&a);
