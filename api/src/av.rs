@@ -185,6 +185,8 @@ impl Av {
             }
             refused = refused.or(at.err().map(|e| (i, e)));
         }
+        // A restarted peer's new address ends what was under way to it before.
+        core.posted(&self.0.dom);
         if let Some((first, why)) = refused {
             tell_refused(core.node().settings().peer_limit, [count - inserted, count, first], why);
         }
@@ -205,6 +207,7 @@ impl Av {
         let addr = addr.ok_or(Error::Invalid("service: a peer has a number"))?;
         let mut core = self.0.dom.enter_control()?;
         let at = core.engine.av_insert(self.0.id, addr);
+        core.posted(&self.0.dom);
         at.inspect_err(|&why| tell_refused(core.node().settings().peer_limit, [1, 1, 0], why))
     }
 

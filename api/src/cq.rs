@@ -477,9 +477,12 @@ impl CqInner {
     #[inline(never)]
     fn why_none(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
         let why = core.node().cqs.why_nothing(id);
-        // Somebody who reads nothing but errors still makes progress.
-        if why == Err(Error::Avail) {
-            core.read_something(shared);
+        match why {
+            // Somebody who reads nothing but errors still makes progress.
+            Err(Error::Avail) => core.read_something(shared),
+            // Who gives no room reads to have the loop turned: fi_cq(3), "fi_cq_read".
+            Ok(_) => core.turn_if_manual(shared),
+            Err(_) => {}
         }
         why
     }
@@ -561,6 +564,9 @@ impl CqInner {
     /// The rest of [`take`](Self::take), which knows every case, behind the first `n`.
     #[inline(never)]
     fn take_rest(&self, core: &mut Core, out: &mut [Completion], mut n: usize) -> Result<usize> {
+        if out.is_empty() {
+            return self.cqes(&self.dom, core, 0, |_| {});
+        }
         while n < out.len() {
             let mut one = [Cqe::default()];
             let read = if n == 0 {
@@ -705,7 +711,8 @@ pub struct Cq(pub(crate) Arc<CqInner>);
 impl Cq {
     /// Takes at most `out.len()` completions, oldest first, and says how many.
     ///
-    /// What `out` held is dropped. Reads stop before an error entry.
+    /// What `out` held is dropped. Reads stop before an error entry. Without room, in an empty
+    /// `out`, nothing is taken and the loop is turned all the same: 0 if there is a completion.
     ///
     /// # Errors
     /// - [`Error::Again`]: there is none.

@@ -306,9 +306,20 @@ impl Core {
 
     #[inline(never)]
     fn tell_watchers(&mut self, shared: &Shared) {
-        self.watch.notify(self.engine.node(), &shared.sleep);
+        self.notify(shared);
         if let Some(until) = self.asleep_until {
             self.wake_if_due(shared, until);
+        }
+    }
+
+    /// Wakes whoever sleeps and has something now, or will have to turn the loop earlier than it
+    /// knows of.
+    fn notify(&mut self, shared: &Shared) {
+        self.watch.notify(self.engine.node(), &shared.sleep);
+        if self.watch.has_turners()
+            && self.next_deadline().is_some_and(|d| self.watch.oversleeps(d))
+        {
+            shared.sleep.notify();
         }
     }
 
@@ -372,7 +383,7 @@ impl Core {
             self.release();
         }
         if self.watch.any() {
-            self.watch.notify(self.engine.node(), &shared.sleep);
+            self.notify(shared);
         }
         if let Some(stats) = &mut self.stats
             && stats.is_due(self.engine.last_now())
@@ -588,15 +599,13 @@ impl Shared {
         loop {
             let epoch = self.sleep.epoch();
             let mut core = self.enter()?;
-            if let Some(answer) = attempt(&mut core) {
-                return Ok(Some(answer));
-            }
-            if core.watch.take_signal(idx) {
-                return Ok(None);
+            let answer = attempt(&mut core);
+            if answer.is_some() || core.watch.take_signal(idx) {
+                return Ok(self.leave_wait(core, answer));
             }
             let now = Engine::now();
             if end.is_some_and(|end| end <= now) {
-                return Ok(None);
+                return Ok(self.leave_wait(core, None));
             }
             turns += 1;
             if turns < TURNS_BEFORE_SLEEP {
@@ -605,16 +614,25 @@ impl Shared {
                 continue;
             }
             let manual = self.manual.load(Ordering::Relaxed);
+            let due = if manual { core.next_deadline() } else { None };
             let Core { engine, watch, .. } = &mut *core;
             let (above, errors) = want(watch.level(idx, engine.node()));
             watch.sleep_on(idx, above, errors);
-            let due = if manual { core.next_deadline() } else { None };
+            if manual {
+                watch.sleeps_until(due.unwrap_or(Instant(u64::MAX)));
+            }
             drop(core);
             let until = [end, due].into_iter().flatten().min();
             let left = until.map_or(Duration::MAX, |u| Duration::from_nanos(u.since(now)));
             self.sleep.sleep(epoch, left, manual);
             self.enter()?.watch.awake(idx);
         }
+    }
+
+    /// Ends a wait. Who sleeps on may have counted on this thread for what is due next.
+    fn leave_wait<R>(&self, mut core: Guard<'_, Core>, answer: Option<R>) -> Option<R> {
+        core.posted(self);
+        answer
     }
 }
 

@@ -79,6 +79,8 @@ pub mod tclass;
 mod tests_openssl;
 #[cfg(test)]
 mod tests_python;
+#[cfg(test)]
+mod tests_sleep;
 pub mod wait;
 mod who;
 pub mod work;

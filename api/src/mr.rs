@@ -196,6 +196,7 @@ impl MrCommon {
         core.mrs.open -= 1;
         // Who was reading it is told.
         core.engine.after_post(now);
+        core.posted(&self.dom);
         true
     }
 }

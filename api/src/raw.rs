@@ -1178,16 +1178,14 @@ impl RawCq {
         }
     }
 
-    /// Number of entries that wait, an error included, after a turn of the loop if there is none.
+    /// Number of entries that wait, an error included, after a turn of the loop.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_poll")]
     pub fn ready(&self) -> Result<usize> {
         let mut core = self.0.dom.enter()?;
-        if core.node().cqs.ready(self.0.id)? == 0 {
-            core.turn_if_manual(&self.0.dom);
-        }
+        core.turn_if_manual(&self.0.dom);
         core.node().cqs.ready(self.0.id)
     }
 

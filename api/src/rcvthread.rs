@@ -107,12 +107,15 @@ fn run(shared: &Shared) {
         let now = look(shared);
         if now.is_some() && now == seen {
             stand_in(shared, period);
+            shared.sleep.pass_on();
             (pause, seen) = (first, None);
         } else {
             pause = if seen.is_some() { (pause * 2).min(last) } else { first };
             seen = now.or(Some(Instant(0)));
         }
     }
+    // The progress thread may sleep on the port by now, and this one have taken its wake-up.
+    shared.sleep.wake_port();
 }
 
 /// Whether the domain is open, and its loop the program's to turn.

@@ -5,6 +5,9 @@
 //! the port itself and runs the loop when a frame arrives; the others wait for it. When it leaves,
 //! the next one leads.
 //!
+//! Sleepers say when they will turn the loop at the latest. A thread that makes something due
+//! earlier (a receive that pulls a message, a send that may have to be repeated) wakes them.
+//!
 //! No wake-up is lost: a waiter reads the epoch, checks its queue, registers under the domain's
 //! lock and sleeps only if the epoch is unchanged; a thread that makes its queue ready later finds
 //! it registered and advances the epoch.
@@ -15,6 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use barewire_dataplane::node::{CntrId, CqId, Node};
+use barewire_dataplane::types::Instant;
 use barewire_driver::port::PortWaiter;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -82,6 +86,11 @@ pub(crate) struct Watch {
     /// Entries with a sleeper or a descriptor, and others who want to be asked after every turn
     /// and post: 0 keeps these away from here. And [`DRIVEN`], if a thread turns the loop.
     active: u64,
+    /// All sleepers.
+    sleepers: u32,
+    /// When the last of those who turn the loop looks at what is due, if nobody wakes it; 0 if
+    /// there is none.
+    turned_by: Instant,
 }
 
 /// More than there can be entries.
@@ -216,6 +225,28 @@ impl Watch {
         (entry.errors, entry.woken) = (errors, false);
         entry.sleepers += 1;
         self.active += u64::from(!was);
+        self.sleepers += 1;
+    }
+
+    /// One who has registered turns the loop at `due` at the latest, the next deadline.
+    pub(crate) fn sleeps_until(&mut self, due: Instant) {
+        self.turned_by = self.turned_by.max(due);
+    }
+
+    /// Whether somebody sleeps who turns the loop.
+    #[inline]
+    pub(crate) fn has_turners(&self) -> bool {
+        self.turned_by != Instant(0)
+    }
+
+    /// Whether somebody who turns the loop sleeps longer than to `due`. All are to be woken then,
+    /// and say anew how long they sleep.
+    pub(crate) fn oversleeps(&mut self, due: Instant) -> bool {
+        let late = due < self.turned_by;
+        if late {
+            self.turned_by = Instant(0);
+        }
+        late
     }
 
     pub(crate) fn awake(&mut self, idx: usize) {
@@ -223,6 +254,10 @@ impl Watch {
         entry.sleepers -= 1;
         let is = entry.active();
         self.active -= u64::from(!is);
+        self.sleepers -= 1;
+        if self.sleepers == 0 {
+            self.turned_by = Instant(0);
+        }
     }
 
     /// Sets descriptors and wakes sleepers whose target is ready.
@@ -356,6 +391,14 @@ impl Sleep {
     pub(crate) fn wait_port_long(&self, timeout: Duration) -> bool {
         let port = self.port.as_ref().filter(|port| port.has_interrupt());
         port.map(|port| port.wait(timeout)).is_some()
+    }
+
+    /// Gives a wake-up, which another thread that slept on the port may have taken, to whoever
+    /// leads.
+    pub(crate) fn pass_on(&self) {
+        if self.is_led() {
+            self.wake_port();
+        }
     }
 
     pub(crate) fn wake_port(&self) {
