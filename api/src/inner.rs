@@ -13,6 +13,7 @@ use barewire_dataplane::node::{
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::Instant;
 use barewire_driver::hint::cold;
+use barewire_driver::own_thread::without_signals;
 use barewire_driver::port::PortCaps;
 
 use crate::auth_key::AuthKeys;
@@ -756,9 +757,8 @@ impl DomainRef {
         }
         self.enter_control()?.share();
         let shared = Arc::clone(&self.shared);
-        let started = std::thread::Builder::new()
-            .name("barewire".to_owned())
-            .spawn(move || drive(&shared, idle))
+        let named = std::thread::Builder::new().name("barewire".to_owned());
+        let started = without_signals(|| named.spawn(move || drive(&shared, idle)))
             .map_err(|e| refused_by_system("the progress thread", e.raw_os_error().unwrap_or(0)))?;
         *thread = Some(started);
         self.manual.store(false, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+use barewire_driver::own_thread::without_signals;
 
 /// Starts a thread with a stack of `stack_len` bytes, or of the default length if the program's
 /// thread-local variables leave too little of it. A signal sent to the process never goes to it.
@@ -15,11 +15,7 @@ pub(crate) fn spawn(
     stack_len: usize,
     run: impl Fn() + Clone + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    let mut before = SigSet::empty();
-    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))?;
     let named = || Builder::new().name(name.to_owned());
     let again = run.clone();
-    let started = named().stack_size(stack_len).spawn(run).or_else(|_| named().spawn(again));
-    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
-    started
+    without_signals(|| named().stack_size(stack_len).spawn(run).or_else(|_| named().spawn(again)))
 }

@@ -52,7 +52,7 @@ impl Side {
 }
 
 /// Goal: what a thread posts goes on at once while another sleeps on the port, which alone turns
-/// the loop then. Method: a receive of a long message that has been announced, which is pulled, in a
+/// the loop then. Method: a receive of a long message that was announced, which is pulled, in a
 /// segment, where no timer runs.
 #[test]
 fn who_sleeps_on_the_port_turns_the_loop_for_what_another_thread_posts() {
@@ -139,4 +139,32 @@ fn a_read_of_no_entry_makes_progress_beside_one_that_waits() {
     }
     let mut all = [(); 8].map(|()| Completion::default());
     assert_eq!(a.cq.read(&mut all), Ok(calls.len()));
+}
+
+/// Signals to the process go to the program's threads, also where a thread turns the loop.
+#[test]
+fn no_signal_goes_to_the_progress_thread() {
+    let (a, _b) = Loopback::pair();
+    let _a = side(a, |info, _| info.domain_attr.data_progress = Progress::Auto);
+    let masks = || -> Vec<u64> {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let mask = |thread: std::path::PathBuf| {
+            let name = std::fs::read_to_string(thread.join("comm")).ok()?;
+            let status = std::fs::read_to_string(thread.join("status")).ok()?;
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
+            let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+            (name.trim() == "barewire").then_some(mask)
+        };
+        threads.filter_map(|thread| mask(thread.ok()?.path())).collect()
+    };
+    let start = Instant::now();
+    while masks().is_empty() && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let masks = masks();
+    assert!(!masks.is_empty(), "it has given itself its name by now");
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGALRM, libc::SIGCHLD] {
+        let blocked = masks.iter().all(|mask| mask >> (signal - 1) & 1 != 0);
+        assert!(blocked, "signal {signal}: {masks:x?}");
+    }
 }

@@ -8,6 +8,7 @@
 //! - [`error`]: why a port does not open.
 //! - [`mod@file`]: lengths of files, and memory for them.
 //! - [`hint`]: which ways of a program are seldom taken.
+//! - [`own_thread`]: how threads of barewire itself are made.
 
 #[cfg(test)]
 mod alone;
@@ -21,6 +22,7 @@ pub mod hint;
 mod mac;
 pub mod mem;
 pub mod open;
+pub mod own_thread;
 pub mod port;
 mod setup;
 mod station;

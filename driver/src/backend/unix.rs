@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
+use crate::own_thread::without_signals;
+
 /// What somebody else has a say in: a descriptor that was handed over, or a socket in which some
 /// may wait. It is closed by a thread of its own, since that may take as long as they like: a file
 /// system in user space is told (FUSE), a network one writes, a TCP socket lingers (`SO_LINGER`).
@@ -52,7 +54,8 @@ impl<T: Send + 'static> Drop for Apart<T> {
         CLOSING.fetch_add(1, Relaxed);
         let both = (what, Closing);
         // Without a thread it is closed here.
-        let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(both));
+        let named = std::thread::Builder::new().name("close".into());
+        let _ = without_signals(|| named.spawn(move || drop(both)));
     }
 }
 

@@ -29,6 +29,7 @@ use crate::backend::lock::NotInChildren;
 use crate::backend::unix::{Apart, Received, is_crowded, receive, send};
 use crate::backend::{Bell, readable, sleep};
 use crate::error::OpenError;
+use crate::own_thread::without_signals;
 
 /// Time that the messages of a connection may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -118,7 +119,7 @@ impl Control {
                 server.run();
                 drop(leaves);
             };
-            let thread = named.spawn(run).map_err(|e| unable(&e))?;
+            let thread = without_signals(|| named.spawn(run)).map_err(|e| unable(&e))?;
             return Ok(Self { orders, thread, left });
         }
         let address = address(&settings.socket).map_err(|e| unable(&e))?;
@@ -130,7 +131,7 @@ impl Control {
             client.run(&tell);
             drop(leaves);
         };
-        let thread = named.spawn(run).map_err(|e| unable(&e))?;
+        let thread = without_signals(|| named.spawn(run)).map_err(|e| unable(&e))?;
         let control = Self { orders, thread, left };
         match first.recv_timeout(OPENING + BUSY) {
             Ok(First::Failed(error)) => {

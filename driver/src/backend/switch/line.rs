@@ -18,6 +18,7 @@ use super::guest::{self, Welcome};
 use crate::backend::shm::{Bell, ShmPort, ShmSettings, Uplink};
 use crate::backend::{self, readable, sleep};
 use crate::error::OpenError;
+use crate::own_thread::without_signals;
 use crate::port::Port;
 
 /// Between two attempts to reach a switch: at first, and after the first [`SOON`] of them.
@@ -107,7 +108,7 @@ impl Line {
             said: None,
         };
         let named = std::thread::Builder::new().name("barewire-switch".to_owned());
-        let thread = named.spawn(move || keeper.keep(socket)).map_err(os)?;
+        let thread = without_signals(|| named.spawn(move || keeper.keep(socket))).map_err(os)?;
         let line = Self { orders, thread: Some(thread), pid: std::process::id() };
         Ok(Some((place, next, line)))
     }

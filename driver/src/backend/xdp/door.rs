@@ -29,6 +29,7 @@ use super::super::lock::NotInChildren;
 use super::super::unix::{Apart, receive, send};
 use super::super::{Bell, readable, sleep};
 use super::XdpMode;
+use crate::own_thread::without_signals;
 
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -94,7 +95,7 @@ impl Claims {
         let room = Arc::new(room);
         let served = Arc::clone(&room);
         let thread = std::thread::Builder::new().name("barewire-xdp".to_owned());
-        let thread = thread.spawn(move || served.serve())?;
+        let thread = without_signals(|| thread.spawn(move || served.serve()))?;
         Ok(Door { room, thread: Some(thread), pid: std::process::id(), _others: others })
     }
 }
