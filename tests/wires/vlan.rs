@@ -1,9 +1,11 @@
 //! The port `vlan(...)`: tags of our own over every kind of port and inside of `ip(...)`. It meets
 //! the kernel's own VLANs in a guest (`tests/vfio/kernel.rs`).
 
+use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
 use barewire::errno::*;
+use barewire_driver::backend::udp::mac_of;
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::open::open;
 use barewire_driver::port::{Port, Station, Tx};
@@ -114,6 +116,54 @@ fn a_providers_tag_is_another() {
             got
         });
         assert_eq!(receiver.join().unwrap(), [[2], [4]]);
+    });
+}
+
+/// A frame of the fabric in a datagram of IPv4 in an Ethernet frame with `tag`.
+fn datagram(tag: Option<u16>, [from, to]: [SocketAddrV4; 2], payload: u8) -> Vec<u8> {
+    let inside = [from, to].map(|at| Station::at(mac_of(at).unwrap().0));
+    let mut frame = vec![payload; 64];
+    frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+    frame[14..40].fill(0);
+    address(&mut frame, inside[1], inside[0]);
+    let mut ip = vec![0x45, 0, 0, 28 + 64, 0, 0, 0x40, 0, 64, 17, 0, 0];
+    ip.extend([from.ip().octets(), to.ip().octets()].concat());
+    let words = ip.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum: u32 = words.sum();
+    ip[10..12].copy_from_slice(&(!(((sum & 0xffff) + (sum >> 16)) as u16)).to_be_bytes());
+    let udp = [from.port(), to.port(), 8 + 64, 0].map(u16::to_be_bytes).concat();
+    let tag = tag.map_or(vec![], |tag| [0x8100_u16, tag].map(u16::to_be_bytes).concat());
+    [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9], &tag, &[8, 0], &ip, &udp, &frame].concat()
+}
+
+/// Goal: around `afpacket` too, the kernel holds a datagram with a priority and no VLAN for one
+/// without a tag, and no other tag for none.
+#[test]
+fn a_priority_alone_is_no_vlan_for_datagrams() {
+    let Some(nodes) = pair() else { return };
+    let nodes = &nodes;
+    let places = [0, 1].map(|node| format!("{}:52000", ip_of(node)).parse().unwrap());
+    std::thread::scope(|scope| {
+        let receiver = scope.spawn(move || {
+            nodes.enter(1).unwrap();
+            let mut port = open(&format!("ip({}/24):afpacket:fab0", ip_of(1))).unwrap();
+            let sender = scope.spawn(move || {
+                nodes.enter(0).unwrap();
+                let socket = RawSocket::open(FABRIC).unwrap();
+                let tags = [None, Some(5 << 13), Some(5 << 13 | 100), Some(100), Some(0)];
+                for (tag, number) in tags.into_iter().zip(1..) {
+                    socket.send(&datagram(tag, places, number)).unwrap();
+                }
+            });
+            sender.join().unwrap();
+            let (mut got, start) = (Vec::new(), Instant::now());
+            let mut sink = |frame: &RxFrame<'_>| got.extend(frame.chunk_at::<1>(63));
+            while start.elapsed() < Duration::from_millis(300) {
+                port.rx_burst(32, &mut sink).unwrap();
+            }
+            got
+        });
+        assert_eq!(receiver.join().unwrap(), [[1], [2], [5]]);
     });
 }
 

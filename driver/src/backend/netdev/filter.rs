@@ -32,24 +32,21 @@ fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// Goes on with what has the tag of `vlan`, which the kernel has taken off by then, or none.
+/// Goes on with what has the tag of `vlan`, which the kernel has taken off by then. Without `vlan`
+/// with what has none, or one with a priority alone, which is no VLAN (IEEE 802.1Q, 6.9).
 ///
 /// Sockets of one EtherType hear a frame of a VLAN that the kernel has no interface for without
 /// word of its tag, as one to another host; those of any EtherType hear it before.
 fn of_vlan(vlan: Option<u16>) -> Vec<libc::sock_filter> {
-    let drop = op(RET, 0, 0, 0);
-    let present = op(LD_W, VLAN_TAG_PRESENT, 0, 0);
-    match vlan {
-        None => vec![present, op(JEQ, 0, 1, 0), drop],
-        Some(id) => vec![
-            present,
-            op(JEQ, 0, 3, 0),
-            op(LD_W, VLAN_TAG, 0, 0),
-            op(AND, VLAN_ID.into(), 0, 0),
-            op(JEQ, id.into(), 1, 0),
-            drop,
-        ],
-    }
+    let without = if vlan.is_none() { 4 } else { 3 };
+    vec![
+        op(LD_W, VLAN_TAG_PRESENT, 0, 0),
+        op(JEQ, 0, without, 0),
+        op(LD_W, VLAN_TAG, 0, 0),
+        op(AND, VLAN_ID.into(), 0, 0),
+        op(JEQ, vlan.unwrap_or(0).into(), 1, 0),
+        op(RET, 0, 0, 0), // drop
+    ]
 }
 
 /// Lets through what is ours: our EtherType, the tag of `vlan` or none, to `station` or to a group;

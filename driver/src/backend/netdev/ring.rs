@@ -37,7 +37,8 @@ pub(in super::super) struct RxRing {
     offset: usize,
     block: usize,
     frame_max: usize,
-    /// The VLAN whose tag the kernel has taken off frames of ours.
+    /// The VLAN whose tag the kernel has taken off frames of ours; `None`: they had none, or one
+    /// with a priority alone.
     vlan: Option<u16>,
 }
 
@@ -137,7 +138,9 @@ impl RxRing {
         // A provider's tag (802.1ad) is another one, whatever its number.
         let has_type = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
         let is_of_us = !has_type || head.tp_vlan_tpid == ETHERTYPE_VLAN;
-        let is_ours = self.vlan == is_tagged.then_some(head.tp_vlan_tci & VLAN_ID) && is_of_us;
+        let vlan = is_tagged.then_some(head.tp_vlan_tci & VLAN_ID);
+        // Without a VLAN of ours a priority alone is as no tag.
+        let is_ours = is_of_us && (vlan == self.vlan || vlan == Some(0) && self.vlan.is_none());
         let is_whole = head.tp_len == head.tp_snaplen;
         if !fits || !is_whole || !is_ours || len < ETH_HDR_LEN || len > self.frame_max {
             return Slot::Unfit { lost };
