@@ -676,6 +676,9 @@ impl Port for Ip {
             let has_trains = self.ear.train.may_come();
             let left = if has_trains { 1.min(max) } else { max };
             let got = self.inner.rx_burst(left, &mut Taker { ear: &mut self.ear, sink })?;
+            if got > 0 {
+                self.ear.train.note_burst();
+            }
             if self.ear.has_heard() {
                 self.hear(false)?;
             }

@@ -411,17 +411,21 @@ fn who_sleeps_asks_neighbours_again() {
     assert_eq!(a.neighbours.find(hop), Some(at));
 }
 
-/// Goal: frames that came in one piece are lent one by one, no more than were asked for.
-#[test]
-fn a_train_is_lent_in_portions() {
+/// A port whose wire brings long datagrams, and the other end of that.
+fn on_long_wire() -> (Ip, Loopback) {
     let mut wire = Loopback::segment(2, LoopbackSettings { mtu: 60_000, ring_count: 64 });
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
-    let mut a = open(&IpSettings { mtu: Some(1000), ..settings(60) }, inner).unwrap();
+    let a = open(&IpSettings { mtu: Some(1000), ..settings(60) }, inner).unwrap();
     take(&mut raw);
+    (a, raw)
+}
+
+/// 40 frames to a port, of which the last is shorter, and the datagram that holds them.
+fn train_to(a: &Ip) -> (Vec<Vec<u8>>, Vec<u8>) {
     let from = SocketAddrV4::new(ip(61), 52_000);
     let frames: Vec<_> = (0..40)
         .map(|n| {
-            let mut one = frame(mac(&a), mac_of(from).unwrap(), if n == 39 { 300 } else { 900 });
+            let mut one = frame(mac(a), mac_of(from).unwrap(), if n == 39 { 300 } else { 900 });
             one[20..].fill(n);
             one
         })
@@ -430,7 +434,33 @@ fn a_train_is_lent_in_portions() {
     let mut head = [0; HEADERS_LEN];
     let template = Headers::new(MacAddr([2, 3, 3, 3, 3, 3]), from.into(), 64, 0);
     template.write(&mut head, a.own.0, SocketAddrV4::new(ip(60), 52_000), payload.len());
-    let train = [&head[..], &payload].concat();
+    (frames, [&head[..], &payload].concat())
+}
+
+/// Goal: once such have come, several at once are lent whole, however often nothing came between.
+#[test]
+fn trains_behind_each_other_are_lent_whole() {
+    let (mut a, mut raw) = on_long_wire();
+    let (frames, train) = train_to(&a);
+    for count in [1, 3] {
+        for _ in 0..count {
+            raw.tx(&TxFrame::whole(&train)).unwrap();
+        }
+        let mut got = Vec::new();
+        for _ in 0..10_000 {
+            got.extend(take(&mut a));
+        }
+        assert!(got == vec![&frames[..]; count].concat(), "{} of {count}", got.len());
+        assert_eq!(a.counters().rx_dropped, 0);
+    }
+}
+
+/// Goal: frames that came in one piece are lent one by one, no more than were asked for.
+#[test]
+fn a_train_is_lent_in_portions() {
+    let (mut a, mut raw) = on_long_wire();
+    let (frames, train) = train_to(&a);
+    let payload = &train[HEADERS_LEN..];
     raw.tx(&TxFrame::whole(&train)).unwrap();
     raw.flush().unwrap();
     let mut got = Vec::new();

@@ -11,7 +11,7 @@ use crate::frame::{ETH_HDR_LEN, RxFrame};
 /// Longest payload of a datagram.
 const TRAIN_MAX: usize = 65_507;
 
-/// Bursts after a train in which another one may come. Each of them is of one frame.
+/// Bursts with a frame after a train in which another one may come. Each of them is of one frame.
 const EXPECTED: u16 = 4096;
 
 /// One train, whose frames are lent one by one.
@@ -32,11 +32,16 @@ impl Train {
         Self { bytes: vec![0; TRAIN_MAX].into(), at: 0, end: 0, cut: 0, marked: false, expected: 0 }
     }
 
-    /// Whether the next burst may have one: asked for each burst.
+    /// Whether the next burst may have one.
     #[inline]
-    pub(super) fn may_come(&mut self) -> bool {
-        self.expected = self.expected.saturating_sub(1);
+    pub(super) fn may_come(&self) -> bool {
         self.expected > 0
+    }
+
+    /// A burst had something.
+    #[inline]
+    pub(super) fn note_burst(&mut self) {
+        self.expected = self.expected.saturating_sub(1);
     }
 
     /// Whether frames wait to be lent.
