@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use barewire::{Buf, Completion, Error, FI_ADDR_UNSPEC};
-use barewire_tests::nodes::{FABRIC, Nodes, or_skip};
+use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
+use barewire_driver::open::open as open_port;
+use barewire_driver::port::{Port, Tx};
+use barewire_tests::nodes::{FABRIC, Nodes, address, or_skip};
 
 use crate::worker::{Node, open, settings};
 
@@ -85,5 +88,83 @@ fn datagrams_leave_together_where_they_are_cut() {
             let together = packets < frames / 4;
             assert_eq!(together, cuts, "{a}: {frames} frames in {packets} packets, cuts {cuts}");
         }
+    }
+}
+
+/// Goal: datagrams that nobody has cut arrive on an interface over one that does not cut.
+#[test]
+fn what_nobody_cuts_arrives_over_a_tunnel() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    for node in [0, 1] {
+        let [own, other] = [address(node), address(1 - node)];
+        let link = format!("link add vx0 type vxlan id 5 dstport 4789 local {own} remote {other}");
+        for args in [
+            format!("{link} dev {FABRIC}"),
+            format!("addr add 10.79.0.{}/24 dev vx0", node + 1),
+            "link set vx0 up".to_owned(),
+        ] {
+            if let Err(why) = nodes.ip(node, &args) {
+                println!("SKIPPED: {why}");
+                return;
+            }
+        }
+    }
+    let both = || {
+        let open_in = |node: usize| {
+            nodes.enter(node).unwrap();
+            open(&format!("ip(10.79.0.{}/24):afpacket:vx0", node + 1), settings())
+        };
+        let [to, from] = [1, 0].map(open_in);
+        send_all([&from, &to]);
+        to.domain.port_counters().unwrap().rx_dropped
+    };
+    let dropped = std::thread::scope(|scope| scope.spawn(both).join().unwrap());
+    assert_eq!(dropped, 0);
+}
+
+/// Sends `count` frames of `len` bytes at once, and says which have come within a second.
+fn passed([from, to]: [&mut dyn Port; 2], count: u8, len: usize) -> Vec<u8> {
+    let (dst, src) = (to.caps().station.mac, from.caps().station.mac);
+    for n in 0..count {
+        let mut frame = [&dst.0[..], &src.0, &ETHERTYPE.to_be_bytes()].concat();
+        frame.resize(len, n);
+        assert_eq!(from.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+    }
+    from.flush().unwrap();
+    let (begun, mut came) = (Instant::now(), Vec::new());
+    while came.len() < usize::from(count) && begun.elapsed() < Duration::from_secs(1) {
+        let mut sink = |frame: &RxFrame<'_>| {
+            let rest: Vec<u8> =
+                (14..frame.len()).map(|at| frame.chunk_at::<1>(at).unwrap()[0]).collect();
+            assert!(
+                rest.iter().all(|byte| *byte == rest[0]) && frame.len() == len,
+                "{}",
+                frame.len()
+            );
+            came.push(rest[0]);
+        };
+        to.rx_burst(32, &mut sink).unwrap();
+    }
+    came
+}
+
+/// Goal: frames that `udp:` sends as one datagram arrive each at `ip(...)` where nobody cuts it,
+/// however short they are.
+#[test]
+fn frames_of_udp_that_nobody_cuts_arrive_each() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    for [udp, ip] in [["udp:10.78.0.1", "ip(10.78.0.2/24):afpacket:fab0"]] {
+        let both = || {
+            let port = |node: usize, of: &str| {
+                nodes.enter(node).unwrap();
+                open_port(of).unwrap()
+            };
+            let (mut to, mut from) = (port(1, ip), port(0, udp));
+            for (count, len) in [(2, 60), (10, 100), (40, 100), (2, 700), (3, 700), (40, 1472)] {
+                let came = passed([&mut *from, &mut *to], count, len);
+                assert_eq!(came, (0..count).collect::<Vec<u8>>(), "{len} bytes");
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(both).join().unwrap());
     }
 }

@@ -31,8 +31,7 @@ const TRAIN_BYTES: usize = 65_507;
 /// Most frames of a train (UDP_MAX_SEGMENTS; 128 since Linux 6.9).
 const TRAIN_FRAMES: usize = 64;
 
-/// Bytes that no frame of Ethernet has. A train to a raw socket has more, and more than any frame
-/// of this interface, so that whoever gets it uncut sees that it is one.
+/// Bytes that no frame of Ethernet has.
 const FRAME_BYTES: usize = 9_216;
 
 /// Trains in a row that the kernel has no room for while it takes their frames one by one: the
@@ -55,6 +54,9 @@ pub(super) struct Batch {
     len_min: usize,
     lens: [usize; BATCH],
     to: To,
+    /// Trains have more bytes: than any frame that arrives whole, so that whoever gets one uncut
+    /// sees that it is one.
+    frame_bytes: usize,
     /// The first that has not left, and the end.
     first: usize,
     end: usize,
@@ -85,14 +87,18 @@ impl Batch {
         Self::to(To::Plain, frame_max, len_min)
     }
 
-    /// To a UDP socket that is not bound to one place.
-    pub(super) fn udp(frame_max: usize) -> Self {
-        Self::to(To::Udp(Box::new([Name::nobody(); BATCH])), frame_max, 0)
+    /// To a UDP socket that is not bound to one place, on an interface that carries frames of
+    /// `carried` bytes. Those of no Ethernet (`lo`) arrive at such sockets alone, cut.
+    pub(super) fn udp(frame_max: usize, carried: usize) -> Self {
+        let frame_bytes = if carried > FRAME_BYTES { 0 } else { carried };
+        let to = To::Udp(Box::new([Name::nobody(); BATCH]));
+        Self { frame_bytes, ..Self::to(to, frame_max, 0) }
     }
 
     /// To a raw socket with PACKET_VNET_HDR.
     pub(super) fn raw(frame_max: usize, len_min: usize) -> Self {
-        Self::to(To::Raw(Box::new([[0; HEAD_MAX]; BATCH])), frame_max, len_min)
+        let to = Self::to(To::Raw(Box::new([[0; HEAD_MAX]; BATCH])), frame_max, len_min);
+        Self { frame_bytes: FRAME_BYTES.max(to.slot_len), ..to }
     }
 
     fn to(to: To, frame_max: usize, len_min: usize) -> Self {
@@ -107,6 +113,7 @@ impl Batch {
             len_min,
             lens: [0; BATCH],
             to,
+            frame_bytes: 0,
             first: 0,
             end: 0,
             trains,
@@ -255,14 +262,13 @@ impl Batch {
         (at..end, head)
     }
 
-    /// Whether these frames leave as one. One of two may ask whether the path carries frames of its
-    /// length: it gets lost alone then.
+    /// Whether these frames leave as one. To a raw socket one of two may ask whether the path
+    /// carries frames of its length: it gets lost alone then.
     fn is_worth(&self, train: Range<usize>, head: usize) -> bool {
         let (len, last) = (self.lens[train.start], self.lens[train.end - 1]);
         let bytes = (train.len() - 1) * (len - head) + last;
-        let is_long = bytes > FRAME_BYTES.max(self.slot_len);
-        let is_even = train.len() > 2 || last == len;
-        !matches!(self.to, To::Raw(_)) || is_long && is_even
+        let is_even = train.len() > 2 || last == len || !matches!(self.to, To::Raw(_));
+        bytes > self.frame_bytes && is_even
     }
 
     fn many(&mut self, fd: RawFd) -> io::Result<usize> {

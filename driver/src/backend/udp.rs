@@ -20,7 +20,8 @@
 //! # Trains
 //! A system call and a way through the network stack cost much more than a frame's bytes. So frames
 //! to one place that are equally long, as those of a long message or of many short ones, leave as
-//! one datagram that is cut late or by the card, and are received so (`batch.rs`, `Inbox`).
+//! one datagram that is cut late or by the card, and are received so (`batch.rs`, `Inbox`). That is
+//! longer than a frame: where nobody cuts it, `ip(...)` tells it from one by its length.
 //!
 //! # Length
 //! Datagrams are not fragmented. The MTU is that of the interface that has the address, less 42
@@ -91,6 +92,12 @@ impl Place {
     /// Bytes of the headers of IP and UDP.
     fn outer_len(&self) -> usize {
         UDP_LEN + if self.ip.is_ipv4() { IPV4_LEN } else { IPV6_LEN }
+    }
+
+    /// The largest MTU of a port there.
+    fn mtu_max(&self) -> usize {
+        let carried = self.link.as_ref().map_or(1500, |link| link.mtu);
+        carried.saturating_sub(self.outer_len() + ETH_HDR_LEN).min(MTU_MAX)
     }
 
     /// Where a UDP port of it is.
@@ -188,9 +195,7 @@ impl UdpSettings {
     }
 
     fn mtu(&self, place: &Place) -> Result<usize, OpenError> {
-        let outer = place.outer_len() + ETH_HDR_LEN;
-        let carried = place.link.as_ref().map_or(1500, |link| link.mtu);
-        let max = carried.saturating_sub(outer).min(MTU_MAX);
+        let max = place.mtu_max();
         OpenError::check_mtu(self.mtu.unwrap_or(max), max)
     }
 
@@ -329,7 +334,7 @@ impl Udp {
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &UdpSettings) -> Result<Self, OpenError> {
         let place = settings.place()?;
-        let mtu = settings.mtu(&place)?;
+        let (mtu, mtu_max) = (settings.mtu(&place)?, place.mtu_max());
         settings.check_dscp()?;
         let os = |e: io::Error| settings.os("cannot make a UDP socket", &e);
         let socket = socket(place.ip, tos_of(settings.dscp, settings.ecn)).map_err(os)?;
@@ -351,7 +356,7 @@ impl Udp {
             caps,
             prefix,
             frame_max,
-            batch: Batch::udp(frame_max),
+            batch: Batch::udp(frame_max, ETH_HDR_LEN + mtu_max),
             inbox: Inbox::new(frame_max, joins),
             in_bulk: false,
             last_came: false,
@@ -753,6 +758,25 @@ mod tests {
             b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
             assert_eq!(b.inbox.count, 20);
             assert_eq!(drain(&mut b), sent);
+        }
+    }
+
+    /// Goal: a datagram of several frames is longer than any frame, so that whoever gets it uncut
+    /// sees what it is. Method: as on an interface that carries 1,500 bytes.
+    #[test]
+    fn frames_that_travel_together_are_longer_than_one() {
+        let (mut a, mut b) = (open(V4), open(V4));
+        let (from, to) = (a.caps().station.mac, b.caps().station.mac);
+        a.batch = Batch::udp(1472, 1472);
+        for (count, len, datagrams) in [(2, 736, 2), (2, 737, 1), (24, 60, 24), (25, 60, 1)] {
+            let frame = frame(to, from, ETHERTYPE, &vec![7; len - ETH_HDR_LEN]);
+            for _ in 0..count {
+                assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+            }
+            a.flush().unwrap();
+            b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
+            assert_eq!(b.inbox.count, datagrams, "{count} of {len}");
+            assert_eq!(drain(&mut b), vec![frame; count]);
         }
     }
 

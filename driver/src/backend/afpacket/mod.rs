@@ -36,8 +36,8 @@ use super::batch::Batch;
 use super::lock::NotInChildren;
 use super::netdev::ring::{self, RxRing, Slot};
 use super::netdev::{
-    Accept, Asker, Claim, Ear, Shared, Waiter, Wanted, Watched, filter, join_accepted, join_for,
-    raw_socket,
+    Accept, Asker, Claim, DriverInfo, Ear, Shared, Waiter, Wanted, Watched, filter, join_accepted,
+    join_for, raw_socket,
 };
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -49,9 +49,8 @@ pub const MTU_MAX: usize = 65_520;
 
 /// Shortest frame on a wire, without its check sequence.
 const FRAME_MIN: usize = 60;
-/// Drivers whose interfaces pass on datagrams that no card has cut.
-const UNCUT: &[&str] =
-    &["veth", "virtio_net", "bridge", "macvlan", "ipvlan", "tun", "team", "bonding"];
+/// Drivers of interfaces that have a place on a bus and no card to cut datagrams.
+const UNCUT: &[&str] = &["virtio_net", "tun"];
 /// Longest IPv4 datagram.
 const DATAGRAM_MAX: usize = 65_535;
 /// Datagrams that can wait on such an interface: 32 MiB, as a slot takes 128 KiB.
@@ -127,8 +126,10 @@ impl AfPacketSettings {
     /// The longest frame that may arrive, and how many can wait. Datagrams of the kernel's stack
     /// may come as trains, where no card has cut them.
     fn receives(&self, asker: &Asker, name: &str, frame_max: usize) -> (usize, Option<usize>) {
-        let driver = asker.driver(name).unwrap_or_default();
-        if self.place.is_none() || !UNCUT.contains(&driver.as_str()) {
+        let DriverInfo { driver, bus, .. } = asker.driver_info(name);
+        // One without a place on a bus stands in memory or on others, as a VLAN or a tunnel does.
+        let is_card = bus.is_some() && !driver.is_some_and(|driver| UNCUT.contains(&&*driver));
+        if self.place.is_none() || is_card {
             return (frame_max, self.ring_count);
         }
         (ETH_HDR_LEN + DATAGRAM_MAX, Some(self.ring_count.unwrap_or(TRAINS)))

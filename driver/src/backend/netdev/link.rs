@@ -176,7 +176,7 @@ impl Asker {
     }
 
     /// What an interface's driver says of itself and its card.
-    fn driver_info(&self, name: &str) -> DriverInfo {
+    pub(in super::super) fn driver_info(&self, name: &str) -> DriverInfo {
         // `struct ethtool_drvinfo`: after the command four texts of 32 bytes: driver, its version,
         // firmware, place on the bus.
         const GDRVINFO: u32 = 3;
