@@ -94,6 +94,10 @@ impl Board for Shared {
         (end, false)
     }
 
+    fn replaced(&mut self, _: Range<u32>, _: u32) -> Option<u32> {
+        None
+    }
+
     fn done(&mut self, call: u32) {
         self.slots.lock().unwrap()[self.own].done = call;
     }
