@@ -153,18 +153,17 @@ fn passed([from, to]: [&mut dyn Port; 2], count: u8, len: usize) -> Vec<u8> {
 #[test]
 fn frames_of_udp_that_nobody_cuts_arrive_each() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
-    for [udp, ip] in [["udp:10.78.0.1", "ip(10.78.0.2/24):afpacket:fab0"]] {
-        let both = || {
-            let port = |node: usize, of: &str| {
-                nodes.enter(node).unwrap();
-                open_port(of).unwrap()
-            };
-            let (mut to, mut from) = (port(1, ip), port(0, udp));
-            for (count, len) in [(2, 60), (10, 100), (40, 100), (2, 700), (3, 700), (40, 1472)] {
-                let came = passed([&mut *from, &mut *to], count, len);
-                assert_eq!(came, (0..count).collect::<Vec<u8>>(), "{len} bytes");
-            }
+    let [udp, ip] = ["udp:10.78.0.1", "ip(10.78.0.2/24):afpacket:fab0"];
+    let both = || {
+        let port = |node: usize, of: &str| {
+            nodes.enter(node).unwrap();
+            open_port(of).unwrap()
         };
-        std::thread::scope(|scope| scope.spawn(both).join().unwrap());
-    }
+        let (mut to, mut from) = (port(1, ip), port(0, udp));
+        for (count, len) in [(2, 60), (10, 100), (40, 100), (2, 700), (3, 700), (40, 1472)] {
+            let came = passed([&mut *from, &mut *to], count, len);
+            assert_eq!(came, (0..count).collect::<Vec<u8>>(), "{len} bytes");
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(both).join().unwrap());
 }
