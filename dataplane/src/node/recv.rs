@@ -569,7 +569,7 @@ impl Objects<'_> {
     /// endpoint asks for it.
     pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
         if !self.eps[e].buffered {
-            return self.coll.note_arrived(self.eps, self.unexpected, (e, msg));
+            return self.coll.note_arrived(self.eps, self.cqs, self.unexpected, (e, msg));
         }
         let m = &self.unexpected[msg].payload;
         let (life, src_ep) = ((m.peer, m.inc), m.src_ep);

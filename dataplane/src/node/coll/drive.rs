@@ -159,13 +159,27 @@ impl Coll {
     pub(in crate::node) fn note_arrived(
         &mut self,
         eps: &Eps,
+        cqs: &Cqs,
         unexpected: &UnexpectedPool<UnexpectedMsg>,
         (e, msg): (EpIdx, UnexpectedIdx),
     ) {
-        if self.is_side(eps, e) {
-            let generation = unexpected.generation(msg);
-            self.arrived.push((msg, generation));
+        let Some(cq) = self.cq.filter(|_| self.is_side(eps, e)) else { return };
+        let generation = unexpected.generation(msg);
+        self.arrived.push((msg, generation));
+        let last = self.taken + cqs[cq.0.idx()].cq.ready() as u64;
+        if last > self.looked_at && parts_of(unexpected[msg].tag).0 & JOIN != 0 {
+            self.behind.push((msg, generation, last));
         }
+    }
+
+    /// Whether a stored message came behind the entry that was looked at last.
+    pub(super) fn is_behind(
+        &self,
+        unexpected: &UnexpectedPool<UnexpectedMsg>,
+        msg: UnexpectedIdx,
+    ) -> bool {
+        let behind = (msg, unexpected.generation(msg));
+        self.behind.iter().any(|&(m, g, last)| (m, g) == behind && last >= self.looked_at)
     }
 
     /// A receive of a call has ended.
@@ -203,15 +217,24 @@ impl Node {
             self.take_arrived(now);
             self.take_lost(now);
             match self.cq_read(cq, &mut entries) {
-                Ok(n) => entries[..n].iter().for_each(|cqe| self.on_side_done(now, cqe, out)),
+                Ok(n) => {
+                    self.coll.taken += n as u64;
+                    for cqe in &entries[..n] {
+                        self.coll.looked_at += 1;
+                        self.on_side_done(now, cqe, out);
+                    }
+                }
                 Err(Error::Avail) => {
                     if let Ok(err) = self.cq_readerr(cq) {
+                        self.coll.taken += 1;
+                        self.coll.looked_at += 1;
                         self.on_side_failed(now, &err);
                     }
                 }
                 Err(_) => break,
             }
         }
+        self.coll.behind.clear();
         // What has arrived comes first: it may be what was waited for.
         if self.coll.deadline.is_some_and(|at| at <= now) {
             self.end_late_joins(now);

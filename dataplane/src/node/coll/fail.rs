@@ -237,21 +237,22 @@ impl Node {
         }
     }
 
-    /// Throws away what a member, or every member of a peer, has said in joins that it gave up:
-    /// everything that is here, since its next attempt comes behind its ABORT.
+    /// Throws away what a member has said in joins that it gave up: all that came before its ABORT,
+    /// behind which comes its next attempt. Or, without a name, what every member of a peer has.
     pub(super) fn purge_join(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
         let now = self.turn.polled_at;
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
         }
         let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
-            .filter(|(_, m)| {
+            .filter(|&(i, m)| {
                 let name = (m.tag >> 32) as u32;
                 m.payload.peer == p
                     && number.is_none_or(|n| m.payload.src_ep == n)
                     && self.coll.is_side(&self.eps, m.payload.ep)
                     && name & JOIN != 0
-                    && gid.is_none_or(|gid| gid == name)
+                    && gid
+                        .is_none_or(|gid| gid == name && !self.coll.is_behind(&self.unexpected, i))
             })
             .map(|(i, _)| i)
             .collect();

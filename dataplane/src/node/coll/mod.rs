@@ -129,6 +129,12 @@ pub struct Coll {
     pub(super) lost: Vec<(PeerIdx, Error)>,
     /// Messages that were stored since the last turn, with the generations of their slots.
     pub(super) arrived: Vec<(UnexpectedIdx, u32)>,
+    /// Entries of the queue that were taken, and of these that were looked at, in all.
+    taken: u64,
+    looked_at: u64,
+    /// Messages of joins that came behind entries which are to be looked at, with the generations
+    /// of their slots and the number of the last of these entries.
+    behind: Vec<(UnexpectedIdx, u32, u64)>,
     events: VecDeque<JoinEvent>,
     /// Members of groups in the hidden address vector.
     named: HashMap<EpAddr, (FiAddr, u32)>,
@@ -173,6 +179,9 @@ impl Coll {
             work: VecDeque::new(),
             lost: Vec::new(),
             arrived: Vec::new(),
+            taken: 0,
+            looked_at: 0,
+            behind: Vec::new(),
             events: VecDeque::new(),
             named: HashMap::new(),
             joined: HashMap::new(),

@@ -220,3 +220,20 @@ fn who_computes_is_asked_once() {
     team.barrier(0, groups[0]);
     assert_eq!(turns(&mut team, 3), few);
 }
+
+/// Goal: a join that follows one which was given up meets the others, who have heard of both.
+#[test]
+fn a_join_behind_one_that_was_given_up_is_not_thrown_away_with_it() {
+    let mut team = Team::new(NodeSettings::default());
+    let given_up = team.join(0, JoinModel::Collective(1)).unwrap();
+    team.pair.run(5_000_000);
+    let now = team.pair.now;
+    team.pair.ends[0].node.coll_close(now, given_up).unwrap();
+    let first = team.join(0, JoinModel::Collective(1)).unwrap();
+    team.pair.run(5_000_000);
+    let groups = [first, team.join(1, JoinModel::Collective(1)).unwrap()];
+    team.pair.run(5_000_000);
+    for (i, group) in groups.into_iter().enumerate() {
+        assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()), "{i}");
+    }
+}
