@@ -90,9 +90,7 @@ impl Domain {
         if let Some(keys) = &node.keys {
             check_fit(keys.open_len(), caps)?;
         }
-        let node = Node::new(node, caps).map_err(|e| {
-            OpenError::new(e, format!("port {name} (MTU {}): {e}", port.caps().mtu))
-        })?;
+        let node = Node::new(node, caps).map_err(|e| no_node(caps, e))?;
         let mut engine = Engine::new(node, port);
         let stats = if settings.stats { Publisher::create(&mut engine) } else { None };
         let dom = DomainRef::new(engine, settings, entry, stats);
@@ -371,6 +369,17 @@ impl DomainRef {
         self.enter_control()?.share();
         if how == WaitObj::Fd { self.drive(Idle::Sleep) } else { Ok(()) }
     }
+}
+
+/// Why there is no node for a port.
+fn no_node(caps: &PortCaps, e: Error) -> OpenError {
+    let mend = match e {
+        Error::NoMem => {
+            "; set a smaller BAREWIRE_UNEXPECTED_BYTES, BAREWIRE_TX_MAX or BAREWIRE_RX_MAX"
+        }
+        _ => "",
+    };
+    OpenError::new(e, format!("port {} (MTU {}): {e}{mend}", caps.name, caps.mtu))
 }
 
 fn node_settings(

@@ -1,9 +1,11 @@
 //! Settings: one struct, parsed once from strings and the environment into types that cannot hold
 //! an invalid value.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use barewire_dataplane::node::Node;
 use barewire_dataplane::proto::coll::plan::Force;
 pub use barewire_dataplane::seal::Mode as SealMode;
 
@@ -122,15 +124,18 @@ pub struct Settings {
     /// the dataplane's, 64 KiB where a frame holds 8 KiB, else 16 KiB. Larger spares a round trip
     /// and costs the receiver a copy when no receive is posted.
     pub eager_max: Option<usize>,
-    /// Peers known at once, at most (`BAREWIRE_PEER_MAX`). Default: room for 4,096 that grows with
-    /// the addresses that are inserted, to 1,048,576.
+    /// Peers known at once, at most (`BAREWIRE_PEER_MAX`), 1 to 1,048,576. Default: room for 4,096
+    /// that grows with the addresses that are inserted, to 1,048,576.
     pub peer_max: Option<usize>,
     /// Memory for messages that nobody has posted a receive for, bytes
-    /// (`BAREWIRE_UNEXPECTED_BYTES`). Default: the dataplane's, 256 MiB, touched only when used.
+    /// (`BAREWIRE_UNEXPECTED_BYTES`), 16 KiB to 512 GiB. Default: the dataplane's, 256 MiB, touched
+    /// only when used.
     pub unexpected_bytes: Option<usize>,
-    /// Operations in flight, all endpoints together (`BAREWIRE_TX_MAX`). Default 65,536.
+    /// Operations in flight, all endpoints together (`BAREWIRE_TX_MAX`), 1 to 16,777,216. Default
+    /// 65,536.
     pub tx_max: Option<usize>,
-    /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`). Default 262,144.
+    /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`), 1 to 16,777,216. Default
+    /// 262,144.
     pub rx_max: Option<usize>,
     /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the
     /// same in all processes. Default: what the cost model finds cheapest.
@@ -282,7 +287,9 @@ impl Settings {
         if let Some(v) = word(get("BAREWIRE_AS"), &names, "barewire, tcp or tcp;ofi_rxm")? {
             s.known_as = v;
         }
-        if let Some(ms) = number(get("BAREWIRE_T_DEAD_MS"), 100, "milliseconds, at least 100")? {
+        if let Some(ms) =
+            number(get("BAREWIRE_T_DEAD_MS"), 100..=MOST, "milliseconds, at least 100")?
+        {
             s.t_dead = Duration::from_millis(ms as u64);
         }
         let progress = [("manual", Progress::Manual), ("auto", Progress::Auto)];
@@ -322,7 +329,7 @@ impl Settings {
         if let Some(v) = word(get("BAREWIRE_SEAL"), &seals, "encrypted or authenticated")? {
             s.seal = v;
         }
-        if let Some(secs) = number(get("BAREWIRE_REKEY_S"), 1, "seconds, at least 1")? {
+        if let Some(secs) = number(get("BAREWIRE_REKEY_S"), 1..=MOST, "seconds, at least 1")? {
             s.rekey = Duration::from_secs(secs as u64);
         }
         // An empty name is refused when the domain opens: a key was meant.
@@ -331,23 +338,43 @@ impl Settings {
         s.key_files = files.map_or(Vec::new(), split);
         s.certificate = certificate(&lookup);
         s.key_log = get("BAREWIRE_KEY_LOG").map(|(_, path)| path.into());
-        s.cpu = number(get("BAREWIRE_CPU"), 0, "the number of a processor")?;
-        s.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0, "bytes")?;
-        s.peer_max = number(get("BAREWIRE_PEER_MAX"), 1, "a number of peers, at least 1")?;
-        s.unexpected_bytes = number(get("BAREWIRE_UNEXPECTED_BYTES"), 0, "bytes")?;
-        s.tx_max = number(get("BAREWIRE_TX_MAX"), 1, "a number of operations, at least 1")?;
-        s.rx_max = number(get("BAREWIRE_RX_MAX"), 1, "a number of receives, at least 1")?;
+        s.cpu = number(get("BAREWIRE_CPU"), 0..=MOST, "the number of a processor")?;
+        s.parse_sizes(get)?;
         Ok(s)
+    }
+
+    /// Reads the sizes of tables and of messages.
+    fn parse_sizes(&mut self, get: impl Fn(&'static str) -> Given) -> Result<(), BadSetting> {
+        let bytes = "bytes, at most 1048576";
+        self.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0..=1 << 20, bytes)?;
+        let peers = "a number of peers, 1 to 1048576";
+        self.peer_max = number(get("BAREWIRE_PEER_MAX"), 1..=Node::PEER_MAX, peers)?;
+        let bytes = "bytes, 16384 to 549755813888";
+        let range = Node::UNEXPECTED_BYTES;
+        self.unexpected_bytes = number(get("BAREWIRE_UNEXPECTED_BYTES"), range, bytes)?;
+        let range = 1..=Node::WR_MAX;
+        let operations = "a number of operations, 1 to 16777216";
+        self.tx_max = number(get("BAREWIRE_TX_MAX"), range.clone(), operations)?;
+        let receives = "a number of receives, 1 to 16777216";
+        self.rx_max = number(get("BAREWIRE_RX_MAX"), range, receives)?;
+        Ok(())
     }
 }
 
 type Given = Option<(&'static str, String)>;
 
-fn number(given: Given, min: usize, expected: &'static str) -> Result<Option<usize>, BadSetting> {
+/// The largest number that has no limit of its own: more is a typing error, and sums of such would
+/// overflow.
+const MOST: usize = 1 << 40;
+
+fn number(
+    given: Given,
+    range: RangeInclusive<usize>,
+    expected: &'static str,
+) -> Result<Option<usize>, BadSetting> {
     let Some((name, value)) = given else { return Ok(None) };
     match value.parse() {
-        // Sizes above 2^40 are typing errors and would overflow sums of them.
-        Ok(n) if n >= min && n <= 1 << 40 => Ok(Some(n)),
+        Ok(n) if range.contains(&n) => Ok(Some(n)),
         _ => Err(BadSetting { name, value, expected }),
     }
 }
@@ -481,8 +508,15 @@ mod tests {
             ("BAREWIRE_THREADING", "endpoint?"),
             ("BAREWIRE_CPU", "-1"),
             ("BAREWIRE_IDLE", "never"),
-            ("BAREWIRE_EAGER_MAX", "99999999999999"),
+            ("BAREWIRE_EAGER_MAX", "1048577"),
             ("BAREWIRE_PEER_MAX", "0"),
+            ("BAREWIRE_PEER_MAX", "1048577"),
+            ("BAREWIRE_TX_MAX", "16777217"),
+            ("BAREWIRE_RX_MAX", "16777217"),
+            ("BAREWIRE_RX_MAX", "0"),
+            ("BAREWIRE_UNEXPECTED_BYTES", "16383"),
+            ("BAREWIRE_UNEXPECTED_BYTES", "549755813889"),
+            ("BAREWIRE_REKEY_S", "1099511627777"),
             ("BAREWIRE_PEERS", "all"),
             ("BAREWIRE_AS", "tcp;ofi_rxd"),
             ("BAREWIRE_STATS", "yes"),

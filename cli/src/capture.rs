@@ -85,10 +85,12 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Exits after this many seconds.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     seconds: Option<u64>,
 }
 
+/// Longest time of a capture, seconds: a hundred years.
+const SECONDS_MAX: u64 = 100 * 365 * 86_400;
 /// Frames of several senders are put into the order of their times; one that comes later than this
 /// after its time may stand in the wrong place.
 const SETTLE_NS: u64 = 20_000_000;

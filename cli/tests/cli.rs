@@ -51,6 +51,34 @@ fn a_wrong_call_is_exit_code_2() {
     }
 }
 
+/// Goal: a number that is too large or too small is told in a line, and no panic, no lack of memory
+/// and no endless wait. Method: of options, and of settings.
+#[test]
+fn a_number_out_of_range_is_told() {
+    let port = format!("shm:numbers-{}", std::process::id());
+    let seconds = ["capture", "--port", &port, "-o", "/dev/null", "--seconds"];
+    let output = barewire(&[&seconds[..], &["18446744073709551615"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let large = ["capture", "--port", &port, "-o", "/dev/null", "--count", "0"];
+    assert_eq!(barewire(&large).status.code(), Some(2));
+    let spawn = ["pingpong", "--spawn", "--size", "8", "--iterations", "1", "--port", &port];
+    for (name, value, code, says) in [
+        ("BAREWIRE_TX_MAX", "1099511627776", 2, "1 to 16777216"),
+        ("BAREWIRE_RX_MAX", "1099511627776", 2, "1 to 16777216"),
+        ("BAREWIRE_RX_MAX", "1", 1, "set a larger BAREWIRE_RX_MAX"),
+        ("BAREWIRE_PEER_MAX", "1099511627776", 2, "1 to 1048576"),
+        ("BAREWIRE_UNEXPECTED_BYTES", "1099511627776", 2, "16384 to 549755813888"),
+        ("BAREWIRE_UNEXPECTED_BYTES", "0", 2, "16384 to 549755813888"),
+        ("BAREWIRE_EAGER_MAX", "1099511627776", 2, "at most 1048576"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_barewire"));
+        let output = command.args(spawn).env(name, value).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{name}={value}: {said}");
+        assert!(said.contains(says) && said.lines().count() == 1, "{name}={value}: {said}");
+    }
+}
+
 #[test]
 fn a_wrong_filter_of_the_log_is_exit_code_2() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_barewire"));

@@ -21,8 +21,9 @@ pub(super) const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
 /// As long, a server gives a client up. Shorter, so that the next client, who waits, is served.
 pub(super) const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long the last word may take to arrive, and for how long an end that has nothing more to say
-/// goes on to turn: longer than an acknowledgement is held back on a slow path.
+/// How long the last word may take to arrive, or a receive to find room; and for how long an end
+/// that has nothing more to say goes on to turn: longer than an acknowledgement is held back on a
+/// slow path.
 const LAST: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_millis(40);
 
@@ -460,7 +461,7 @@ impl Link {
     }
 
     fn post_control(&mut self, buf: Buf, context: u64) -> Result<(), Fail> {
-        let mut buf = buf;
+        let (started, mut buf) = (Instant::now(), buf);
         loop {
             match self.ep.trecv(buf, FI_ADDR_UNSPEC, CONTROL_TAG, 0, context) {
                 Ok(()) => return Ok(()),
@@ -468,6 +469,10 @@ impl Link {
                     buf = bufs.into_one().unwrap_or_default();
                     // Not `breathe`, which could come back here.
                     self.domain.progress().map_err(Fail::new)?;
+                    if started.elapsed() > LAST {
+                        let what = "there is no room for one more receive";
+                        return Err(Fail::new(what).mend("set a larger BAREWIRE_RX_MAX"));
+                    }
                 }
                 Err(Refused { error, .. }) => return Err(Fail::new(error)),
             }

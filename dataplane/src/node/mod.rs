@@ -75,6 +75,7 @@ mod versions;
 mod who;
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
@@ -162,13 +163,14 @@ pub struct NodeSettings {
     /// vector](Node::av_open) for more; peers that were not inserted never enlarge it. Default
     /// 2^20, the largest possible.
     pub peer_limit: usize,
-    /// Transmit operations in flight, all endpoints together. Default 65,536. The tables take
-    /// address space; memory is what was in use at once.
+    /// Transmit operations in flight, all endpoints together, 1 to 2^24. Default 65,536. The tables
+    /// take address space; memory is what was in use at once.
     pub tx_wr_max: usize,
-    /// Posted receives, all endpoints together. Default 262,144. Memory as for `tx_wr_max`.
+    /// Posted receives, all endpoints together, 1 to 2^24. Default 262,144. Memory as for
+    /// `tx_wr_max`.
     pub rx_wr_max: usize,
-    /// Memory for messages without a posted receive (unexpected messages), bytes. Touched only when
-    /// used. Default 256 MiB.
+    /// Memory for messages without a posted receive (unexpected messages), bytes, 16 KiB to
+    /// 512 GiB. Touched only when used. Default 256 MiB.
     pub unexpected_bytes: usize,
     /// Bytes of pulled messages in flight, all peers together. Default 4 MiB.
     pub pull_window: usize,
@@ -215,8 +217,11 @@ impl NodeSettings {
         check(is_incarnation, "incarnation must be 1 to 2^48 - 1")?;
         check(self.t_dead_ns >= 100_000_000, "T_dead must be at least 100 ms")?;
         check((1..=Node::PEER_MAX).contains(&self.peer_max), "peer_max must be 1 to 2^20")?;
-        check(self.tx_wr_max > 0 && self.rx_wr_max > 0, "request tables must not be empty")?;
-        check(self.unexpected_bytes >= 64 * UNIT, "unexpected_bytes must be at least 16 KiB")?;
+        let requests = 1..=Node::WR_MAX;
+        check(requests.contains(&self.tx_wr_max), "tx_wr_max must be 1 to 2^24")?;
+        check(requests.contains(&self.rx_wr_max), "rx_wr_max must be 1 to 2^24")?;
+        let unexpected = Node::UNEXPECTED_BYTES.contains(&self.unexpected_bytes);
+        check(unexpected, "unexpected_bytes must be 16 KiB to 512 GiB")?;
         check(self.eager_max.is_none_or(|max| max <= 1 << 20), "eager_max must be at most 1 MiB")?;
         check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
         let window = self.window.is_power_of_two() && (64..=WINDOW).contains(&self.window);
@@ -225,9 +230,18 @@ impl NodeSettings {
         check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
     }
 
-    /// [`check`](Self::check), and whether a certificate fits a frame of the port.
+    /// Whether there is address space for the largest table: to lack some ends the process.
+    fn check_room(&self) -> Result<()> {
+        let sent = SentPool::room(sent_max(self));
+        let largest = self.unexpected_bytes.max(Pulls::room(self)).max(sent);
+        Vec::<u8>::new().try_reserve_exact(largest).map_err(|_| Error::NoMem)
+    }
+
+    /// [`check`](Self::check), and whether there is room and a certificate fits a frame of the
+    /// port.
     fn check_on(&self, caps: &PortCaps) -> Result<&Self> {
         self.check()?;
+        self.check_room()?;
         certificates::check_fit(self, caps, usable_mtu(caps)?)?;
         Ok(self)
     }
@@ -726,6 +740,11 @@ fn usable_mtu(caps: &PortCaps) -> Result<usize> {
     Ok(usable(mtu))
 }
 
+/// Packets that are kept until they are acknowledged, all sessions together.
+fn sent_max(s: &NodeSettings) -> usize {
+    s.tx_wr_max * 4 + 4096
+}
+
 /// As much of `mtu` as a packet's length field can say.
 fn usable(mtu: usize) -> usize {
     mtu.min(usize::from(u16::MAX))
@@ -741,9 +760,16 @@ impl Node {
     /// Largest number of peers a node can be set to.
     pub const PEER_MAX: usize = 1 << peer::SLOT_BITS;
 
+    /// Largest numbers of requests that a node can be set to: transmit operations, and receives.
+    pub const WR_MAX: usize = 1 << 24;
+
+    /// Memory for unexpected messages that a node can be set to, bytes.
+    pub const UNEXPECTED_BYTES: RangeInclusive<usize> = 64 * UNIT..=1 << 39;
+
     /// Makes a node for a port with `caps`.
     ///
     /// # Errors
+    /// - [`Error::NoMem`]: there is no address space for tables of this size.
     /// - [`Error::Invalid`]: a setting is out of range; the text says which.
     /// - [`Error::MsgTooLong`]: the port's MTU is below 256.
     pub fn new(settings: NodeSettings, caps: &PortCaps) -> Result<Self> {
@@ -762,13 +788,13 @@ impl Node {
             avs: Slab::with_capacity(1024),
             tx: TxWrs::new(s),
             fast_ops: Table::with_capacity(s.tx_wr_max),
-            sent: SentPool::with_capacity(s.tx_wr_max * 4 + 4096),
+            sent: SentPool::with_capacity(sent_max(s)),
             bitmaps: BitmapPool::new(s.window.max(WINDOW_LOSSLESS)),
             packs: Packs::new(if caps.lossless { 1 } else { 64 }, frame_len, caps.via_kernel),
             posted: Receives::with_capacity(s.rx_wr_max),
             unexpected: UnexpectedPool::with_capacity(blocks),
             blocks: Blocks::with_capacity(blocks),
-            pulls: Pulls::new(s, blocks),
+            pulls: Pulls::new(s),
             mrs: Mrs::new(s),
             responses: Slab::with_capacity(rma_out::response_slots(s.peer_max)),
             scratch: Vec::new(),

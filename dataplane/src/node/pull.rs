@@ -16,6 +16,7 @@ use super::tx::TxWrs;
 use super::{Due, Node, NodeSettings, Objects, Operations, Turn};
 use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, RecvIdx};
+use crate::proto::blocks::UNIT;
 use crate::slab::{Handle, Slab};
 use crate::types::Instant;
 use crate::wire::{DataOp, EndStatus, PULL_MAX};
@@ -59,10 +60,20 @@ impl IndexMut<PullIdx> for Pulls {
 }
 
 impl Pulls {
-    /// None, at a node with these settings and `blocks` for unexpected messages.
-    pub(super) fn new(s: &NodeSettings, blocks: usize) -> Self {
+    /// Records at most: one of each receive, unexpected message and read.
+    fn most(s: &NodeSettings) -> usize {
+        s.rx_wr_max + s.unexpected_bytes / UNIT + s.tx_wr_max
+    }
+
+    /// Bytes of address space that they take.
+    pub(super) fn room(s: &NodeSettings) -> usize {
+        Slab::<Pull, (), PullIdx>::SLOT_LEN * Self::most(s)
+    }
+
+    /// None, at a node with these settings.
+    pub(super) fn new(s: &NodeSettings) -> Self {
         Self {
-            records: Slab::with_capacity(s.rx_wr_max + blocks + s.tx_wr_max),
+            records: Slab::with_capacity(Self::most(s)),
             queue: VecDeque::with_capacity(s.peer_max.min(4096)),
             out: 0,
             window: s.pull_window as u64,

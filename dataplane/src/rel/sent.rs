@@ -176,6 +176,11 @@ pub struct SentPool {
 }
 
 impl SentPool {
+    /// Bytes of address space that `n` records take.
+    pub fn room(n: usize) -> usize {
+        Slab::<Sent, Line, SentIdx>::SLOT_LEN.saturating_mul(n)
+    }
+
     /// Room for `n` records, of which no memory is touched before it is used.
     ///
     /// # Panics

@@ -10,6 +10,30 @@ use crate::proto::atomic::AtomicKind::Fetch;
 use crate::rel::sent::SentPool;
 use crate::wire::RespOp;
 
+/// Goal: tables that the machine has no address space for are an error, and not the end of the
+/// process.
+#[test]
+fn a_node_is_not_made_without_room_for_its_tables() {
+    let made = |settings: NodeSettings| {
+        Node::new(NodeSettings { incarnation: 1, seed: 1, ..settings }, &caps(1, 1500, false))
+    };
+    let default = NodeSettings::default;
+    let many = 1 << 25;
+    for settings in [
+        NodeSettings { tx_wr_max: many, ..default() },
+        NodeSettings { rx_wr_max: many, ..default() },
+        NodeSettings { unexpected_bytes: 1 << 40, ..default() },
+        NodeSettings { unexpected_bytes: 1 << 10, ..default() },
+    ] {
+        assert!(matches!(made(settings), Err(Error::Invalid(_))));
+    }
+    // Unless the machine has so much, or lets programs reserve what it has not.
+    let all = NodeSettings { unexpected_bytes: 1 << 39, ..default() };
+    if all.check_room().is_err() {
+        assert!(matches!(made(all), Err(Error::NoMem)));
+    }
+}
+
 /// Goal: packets for which no record is left wait until others are acknowledged, and the node is
 /// called again after a pause, not at once and for ever.
 #[test]
