@@ -3,7 +3,8 @@
 //! Names end in their unit, `_total` is a counter, and every sample of a family has the same
 //! labels: `pid`, `port` and `address` say whose it is, `peer` the other end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 
 use barewire::stats::switch::{StationRow, SwitchSnapshot};
 use barewire::stats::{EpRow, Published, SessionRow, Snapshot};
@@ -29,8 +30,12 @@ pub(crate) fn page(all: &Published, sessions: bool) -> Result<String, Fail> {
     page.gauge("build_info", help, &[("version", version)], 1.0);
     let help = "Processes whose statistics have another version and are not in here.";
     page.gauge("unread_processes", help, &[], all.unread.len() as f64);
-    all.domains.iter().for_each(|s| domain(&mut page, s, sessions));
-    all.switches.iter().for_each(|s| switch(&mut page, s));
+    for s in once(&all.domains, |s| (s.pid, s.port_name.clone(), s.station)) {
+        domain(&mut page, s, sessions);
+    }
+    for s in once(&all.switches, |s| (s.pid, s.port_name.clone(), s.station)) {
+        switch(&mut page, s);
+    }
     TextEncoder::new().encode_to_string(&page.families).map_err(Fail::new)
 }
 
@@ -166,11 +171,28 @@ fn domain(page: &mut Page, s: &Snapshot, with_sessions: bool) {
         page.gauge("node_pull_bytes", help, &of, *value as f64);
     }
     page.round_trips(&of, s);
-    s.endpoints.iter().for_each(|e| endpoint(page, &with(&of, "endpoint", e.number), e));
+    for e in once(s.endpoints.iter(), |e| e.number) {
+        endpoint(page, &with(&of, "endpoint", e.number), e);
+    }
     sums(page, &of, &s.sessions);
     if with_sessions {
-        s.sessions.iter().for_each(|p| session(page, &with(&of, "peer", p.station), p));
+        let mut newest: Vec<&SessionRow> = s.sessions.iter().collect();
+        newest.sort_by_key(|p| (p.state == "idle", p.age_ns));
+        for p in once(newest, |p| p.station) {
+            session(page, &with(&of, "peer", p.station), p);
+        }
     }
+}
+
+/// The first row of each name, for a series stands on a page once. There may be more: a row that
+/// has moved stands in its old place as well until that is written again, and a peer has a session
+/// for each key that it has.
+fn once<'a, T: 'a, N: Eq + Hash>(
+    rows: impl IntoIterator<Item = &'a T>,
+    name: impl Fn(&T) -> N,
+) -> impl Iterator<Item = &'a T> {
+    let mut seen = HashSet::new();
+    rows.into_iter().filter(move |row| seen.insert(name(row)))
 }
 
 fn endpoint(page: &mut Page, of: &[Label], e: &EpRow) {
@@ -277,7 +299,7 @@ fn switch(page: &mut Page, s: &SwitchSnapshot) {
     for &(name, value) in &s.nic {
         page.counter(&format!("switch_nic_{name}"), &port_help(name), &of, value);
     }
-    for t in &s.stations {
+    for t in once(&s.stations, |t| (t.station, t.pid)) {
         let of = with(&with(&of, "station", t.station), "station_pid", t.pid);
         station(page, &of, t);
     }
@@ -454,6 +476,34 @@ mod tests {
             assert!(line.len() > help.len() + 5 && line.ends_with('.'), "{line}");
         }
         assert!(names.len() > 90, "{}", names.len());
+    }
+
+    /// Goal: no series stands on a page twice, whatever is read. Method: two sessions with a peer,
+    /// and rows of everything that are there twice; the newer session is the one that is told.
+    #[test]
+    fn a_series_is_on_a_page_once() {
+        let mut all = all();
+        let s = &mut all.domains[0];
+        let row = SessionRow { age_ns: 5, tx_packets: 77, ..s.sessions[0] };
+        s.sessions.insert(0, SessionRow { age_ns: 9, tx_packets: 66, ..row });
+        s.sessions.push(row);
+        s.endpoints.push(s.endpoints[0]);
+        let again = all.domains[0].clone();
+        all.domains.push(again);
+        let stations = &mut all.switches[0].stations;
+        stations.extend(stations.clone());
+        let again = all.switches[0].clone();
+        all.switches.push(again);
+        let page = page(&all, true).unwrap();
+        let mut seen = BTreeSet::new();
+        let series = page.lines().filter(|line| !line.starts_with('#'));
+        for series in series.filter_map(|line| line.rsplit_once(' ')) {
+            assert!(seen.insert(series.0), "twice: {}", series.0);
+        }
+        let sent = page.lines().find(|line| {
+            line.starts_with("barewire_session_tx_packets_total{") && line.contains("pid=\"12\"")
+        });
+        assert!(sent.unwrap().ends_with(" 77"), "{sent:?}");
     }
 
     /// Goal: what is exported is what was read, in the units of its name.
