@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use super::{MAX_SIZE, MAX_WINDOW};
+
 /// Bytes of a record.
 pub(super) const LEN: usize = 64;
 /// The tag of control messages.
@@ -151,6 +153,11 @@ impl Control {
         }
         match b[6] {
             1 => {
+                let window = u32::from_le_bytes([b[28], b[29], b[30], b[31]]);
+                // The memory that a run takes is here as well.
+                if u64_at(32) > MAX_SIZE || !(1..=MAX_WINDOW).contains(&window) {
+                    return Err(BadControl::Field);
+                }
                 let mut client = [0; 16];
                 client.copy_from_slice(&b[8..24]);
                 Ok(Self::Start(Run {
@@ -159,7 +166,7 @@ impl Control {
                     tagged: flag(b[25])?,
                     verify: flag(b[26])?,
                     size: u64_at(32),
-                    window: u32::from_le_bytes([b[28], b[29], b[30], b[31]]),
+                    window,
                 }))
             }
             2 => Ok(Self::Ready { key: u64_at(40) }),
@@ -189,7 +196,7 @@ mod tests {
             mode: Mode::PingPong,
             tagged: true,
             verify: false,
-            size: 1 << 40,
+            size: MAX_SIZE,
             window: 64,
         };
         let modes = Mode::ALL.map(|mode| Control::Start(Run { mode, ..run }));
@@ -230,5 +237,11 @@ mod tests {
         assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field));
         (bytes[25], bytes[24]) = (0, 6);
         assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field));
+        // A run that would take more memory than a client of ours may ask for.
+        let Control::Start(run) = every_kind()[0] else { unreachable!() };
+        for (size, window) in [(MAX_SIZE + 1, 1), (u64::MAX, 1), (8, 0), (8, MAX_WINDOW + 1)] {
+            let start = Control::Start(Run { size, window, ..run }).to_bytes();
+            assert_eq!(Control::from_bytes(&start), Err(BadControl::Field), "{size} {window}");
+        }
     }
 }

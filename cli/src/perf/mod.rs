@@ -90,7 +90,8 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     common: Common,
     /// Messages in flight, 1 to 512.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
+    #[arg(long, default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WINDOW)))]
     window: u32,
     /// The operation of the client, or the collective that all processes call.
     #[arg(long, value_enum, default_value_t = Op::Send)]
@@ -340,6 +341,9 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes <= MAX_SIZE);
     bytes.ok_or_else(|| "at most 8g".to_owned())
 }
+
+/// Most messages in flight.
+const MAX_WINDOW: u32 = 512;
 
 /// Each side holds at least two buffers of the size.
 const MAX_SIZE: u64 = 8 << 30;

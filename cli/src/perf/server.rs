@@ -161,6 +161,17 @@ fn serve(
     done
 }
 
+/// Clients that wait at most; each is told nothing until its turn.
+const LATER_MAX: usize = 64;
+
+/// Keeps the first run of a client for after this one's. Who asks again is meant once.
+fn put_off(later: &mut VecDeque<Run>, run: Run) {
+    later.retain(|other| other.client != run.client);
+    if later.len() < LATER_MAX {
+        later.push_back(run);
+    }
+}
+
 /// The next run of `client`, or `None` if it is done.
 fn next_run(
     link: &mut Link,
@@ -170,7 +181,7 @@ fn next_run(
     loop {
         match link.next()? {
             Event::Said(Control::Start(run)) if run.client == client => return Ok(Some(run)),
-            Event::Said(Control::Start(run)) => later.push_back(run),
+            Event::Said(Control::Start(run)) => put_off(later, run),
             Event::Said(Control::Bye) => return Ok(None),
             _ => {}
         }
@@ -246,7 +257,7 @@ impl<'a> Server<'a> {
                 }
                 Event::Said(Control::Stop { sent }) => total = Some(sent),
                 Event::Said(Control::Start(run)) if run.client != self.run.client => {
-                    self.later.push_back(run);
+                    put_off(self.later, run);
                 }
                 Event::Said(said) => {
                     return Err(Fail::new(format!("the client said {said:?} in a run")));
@@ -272,7 +283,7 @@ impl<'a> Server<'a> {
                     return Ok((sent, 0));
                 }
                 Some(Event::Said(Control::Start(run))) if run.client != self.run.client => {
-                    self.later.push_back(run);
+                    put_off(self.later, run);
                 }
                 Some(Event::Said(said)) => {
                     return Err(Fail::new(format!("the client said {said:?} in a run")));
@@ -362,6 +373,26 @@ mod tests {
         ] {
             assert_eq!(other_end(port), other, "{port}");
         }
+    }
+
+    /// Goal: clients that ask again and again while another one is served take no more memory.
+    #[test]
+    fn clients_that_wait_are_a_bounded_number() {
+        let mut later = VecDeque::new();
+        let run = |client: u8| Run {
+            client: [client; 16],
+            mode: Mode::Stream,
+            tagged: false,
+            verify: false,
+            size: 8,
+            window: 1,
+        };
+        (0..=255).chain(0..=9).for_each(|client| put_off(&mut later, run(client)));
+        assert_eq!(later.len(), LATER_MAX);
+        let mut clients: Vec<_> = later.iter().map(|run| run.client).collect();
+        clients.sort_unstable();
+        clients.dedup();
+        assert_eq!(clients.len(), LATER_MAX);
     }
 
     #[test]
