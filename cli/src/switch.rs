@@ -151,8 +151,9 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     service.ready(&status(&switch));
     let ended = forward(&mut switch, args, &signals, &mut service);
     service.stopping();
-    report(&switch, args.json)?;
-    ended.map(|()| ExitCode::SUCCESS)
+    let reported = report(&switch, args.json);
+    // Why it ended is told also where nobody reads what it counted.
+    ended.and(reported).map(|()| ExitCode::SUCCESS)
 }
 
 /// What it is and serves, in few words.

@@ -33,7 +33,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, state: &State) {
     let area = frame.area();
     let switches = switch_lines(model);
     // Where there is not room for all, processes get half of it at most.
-    let rows = model.domains.len().max(1) as u16 + 1;
+    let rows = u16::try_from(model.domains.len().max(1) + 1).unwrap_or(u16::MAX);
     let domains = rows.min((area.height.saturating_sub(switches + 2) / 2).max(2));
     let parts = Layout::vertical([
         Constraint::Length(1),
