@@ -330,9 +330,11 @@ allow_lock() {
 		mkdir -p "${LIMITS%/*}"
 		remember "dir ${LIMITS%/*}"
 	fi
-	if ! grep -qs "^$1 - memlock unlimited" "$LIMITS"; then
-		remember "file $LIMITS"
-		echo "$1 - memlock unlimited" >>"$LIMITS"
+	line="$1 - memlock unlimited"
+	if ! grep -qsxFe "$line" "$LIMITS"; then
+		# The file may have lines of others, and barewire doctor has some to write there.
+		remember "line $LIMITS $line"
+		echo "$line" >>"$LIMITS"
 	fi
 	say "memlock: unlimited for $1 from the next login on"
 }
@@ -453,6 +455,7 @@ undo() {
 		nic) give_back "$what" "$value" ;;
 		owner) if [ -e "$what" ]; then chown "$value" "$what" && chmod "$rest" "$what"; fi ;;
 		file) rm -f "$what" ;;
+		line) drop_line "$what" "$value $rest" ;;
 		dir) rmdir "$what" 2>/dev/null || say "$what holds something else and stays" ;;
 		unit)
 			systemctl disable -q "$(basename "$what")" || true
@@ -463,6 +466,14 @@ undo() {
 	done <"$STATE.undo"
 	rm -f "$STATE" "$STATE.undo"
 	say "everything is as it was"
+}
+
+# Takes a line out of a file, and the file away if that was all.
+drop_line() {
+	[ -e "$1" ] || return 0
+	grep -vxFe "$2" "$1" >"$1.new" || true
+	if [ -s "$1.new" ]; then cat "$1.new" >"$1"; else rm -f "$1"; fi
+	rm -f "$1.new"
 }
 
 give_back() {
@@ -515,7 +526,8 @@ while [ $# -gt 0 ]; do
 	case $1 in
 	--2m | --1g)
 		value "$@"
-		case $2 in *[!0-9]* | '') fail "$1 $2: not a number of pages" ;; esac
+		# More digits are more pages than any memory has, and than the shell counts.
+		case $2 in *[!0-9]* | '' | ??????????*) fail "$1 $2: not a number of pages" ;; esac
 		kb=2048
 		if [ "$1" = --1g ]; then kb=1048576; fi
 		if [ "$IS_CHECK" = 0 ]; then

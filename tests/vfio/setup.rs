@@ -91,6 +91,22 @@ fn a_machine_is_prepared_used_and_given_back() {
     rebind(&m, "vfio-pci");
 }
 
+/// Goal: a limit that somebody else wrote, as `barewire doctor` says, outlives `--undo`.
+#[test]
+fn the_limits_of_others_stay() {
+    if nic(0).is_none() {
+        return;
+    }
+    let (dir, others) = ("/etc/security/limits.d", "* - memlock 8192\n");
+    sh(&format!("mkdir -p {dir}; printf '{others}' > {dir}/barewire.conf"));
+    sh(&format!("{SCRIPT} --memlock user --memlock user"));
+    let all = sh(&format!("cat {dir}/barewire.conf"));
+    assert_eq!(all, format!("{others}user - memlock unlimited\n"));
+    sh(&format!("{SCRIPT} --undo"));
+    assert_eq!(sh(&format!("cat {dir}/barewire.conf")), others);
+    sh(&format!("rm {dir}/barewire.conf; rmdir -p {dir} || true"));
+}
+
 #[test]
 fn a_nic_goes_back_to_its_driver() {
     let Some(n) = nic(0) else { return };

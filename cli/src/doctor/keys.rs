@@ -52,8 +52,8 @@ fn memory_told(memory: KeyMemory, has_swap: bool) -> Check {
         }
         (true, true) => {
             let found = "the kernel does not lock it (ulimit -l), so keys may get to swap space";
-            let mend = "echo '* - memlock 8192' | sudo tee /etc/security/limits.d/barewire.conf, \
-                        then log in again; or encrypt swap";
+            let mend = "echo '* - memlock 8192' | sudo tee -a \
+                        /etc/security/limits.d/barewire.conf, then log in again; or encrypt swap";
             Check::warn(name, KEY, found, mend)
         }
     }
