@@ -24,6 +24,16 @@ pub(crate) struct Vector {
     asked: Asked,
 }
 
+impl Vector {
+    /// Refuses what inserts addresses and has no place for their keys.
+    fn check_keyless(&self) -> Result<()> {
+        match self.by_keys {
+            true => Err(Error::Invalid("FI_AV_AUTH_KEY: insert by fi_av_insert, under a key")),
+            false => Ok(()),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Asked(Mutex<HashMap<u64, Written>>);
 
@@ -260,6 +270,7 @@ unsafe extern "C" fn insertsvc(
         // `FI_SYNC_ERR` a number behind `context`.
         unsafe {
             let it = AvObject::of(at)?;
+            it.check_keyless()?;
             let [node, service] = names(node, service)?;
             let (to, mut status) = (places(fi_addr, 1), statuses(flags, context, 1)?);
             let inserted = if flags & FI_AV_USER_ID != 0 {
@@ -293,6 +304,7 @@ unsafe extern "C" fn insertsym(
         // `FI_SYNC_ERR` a number for every address behind `context`.
         unsafe {
             let it = AvObject::of(at)?;
+            it.check_keyless()?;
             let count = node_count.checked_mul(service_count).ok_or(Error::Overflow)?;
             let [node, service] = names(node, service)?;
             let to = places(fi_addrs, count);

@@ -282,6 +282,10 @@ static void several_keys(void)
 
 	to_one = keys[0], to_two = keys[1];
 	expect("no key", fi_av_insert(host.av, one.name, 1, &there, 0, NULL), -FI_EINVAL);
+	expect("no key by name", fi_av_insertsvc(host.av, "02:00:00:00:00:09", "1", &there, 0, NULL),
+	       -FI_EINVAL);
+	expect("no key of several",
+	       fi_av_insertsym(host.av, "02:00:00:00:00:09", 1, "1", 1, &there, 0, NULL), -FI_EINVAL);
 	must("insert", fi_av_insert(host.av, one.name, 1, &to_one, KEY_FLAG, NULL) - 1);
 	must("insert", fi_av_insert(host.av, two.name, 1, &to_two, KEY_FLAG, NULL) - 1);
 	len = sizeof back;
