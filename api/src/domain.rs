@@ -346,7 +346,7 @@ impl Core {
     pub(crate) fn serve(&mut self, served: Option<&Served>) {
         let Some(served) = served else { return };
         let hosts = own_hosts(interface_of(&self.engine.caps().name));
-        self.node().names.set_hosts(hosts);
+        self.node().control().set_hosts(Engine::now(), hosts);
         self.node().control().serve_name(served.service);
     }
 }

@@ -274,12 +274,17 @@ impl Names {
         if let Some(Ok(addr)) = node.map(|node| resolve(node, service.filter(|s| *s != "0"))) {
             return Ok(Some(addr));
         }
-        let number = service.map_or(Ok(0), str::parse::<u16>);
-        let number = number.map_err(|_| no_name(service, "a service is a number, 0 to 65535"))?;
+        let (node, service) = match node {
+            Some(node) => parted(node, service)?,
+            None => (None, service),
+        };
+        let number = number_of(service)?;
         let hosts = node.map(|node| hosts(node, numeric)).transpose();
         if let Self::Asked { ip } = self {
             return match whose {
                 Whose::Ours => own(node, hosts?, number),
+                // A name that the resolver does not know may be one that a host says of itself.
+                Whose::Peers if numeric => ask(ip, node, Ok(hosts?), number, way).map(Some),
                 Whose::Peers => ask(ip, node, hosts, number, way).map(Some),
             };
         }
@@ -329,6 +334,12 @@ impl Names {
         service_count: usize,
         way: &dyn Way,
     ) -> Result<Vec<EpAddr>, NoName> {
+        let (host, service) = parted(node, service)?;
+        let node = host.unwrap_or(node);
+        if let (Self::Asked { ip }, Err(_)) = (self, resolve(node, service)) {
+            let numbers = services(service, service_count)?;
+            return symmetric_asked(ip, (node, node_count), &numbers, way);
+        }
         let all = node_count.checked_mul(service_count);
         let mut found = Vec::with_capacity(all.unwrap_or(0).min(1 << 20));
         for n in 0..node_count {
@@ -344,10 +355,6 @@ impl Names {
                     let own = self == Self::Labels;
                     let node = if own { Some(node.to_owned()) } else { following(node, n) };
                     let node = node.ok_or_else(end)?;
-                    if matches!(self, Self::Asked { .. }) {
-                        found.extend(self.services_at(&node, service, service_count, way)?);
-                        continue;
-                    }
                     let first = self.find_by(Some(&node), service, Whose::Peers, false, way)?;
                     (first.ok_or_else(|| no_name(Some(&node), "a peer has a service"))?, false)
                 }
@@ -360,26 +367,6 @@ impl Names {
             }
         }
         Ok(found)
-    }
-
-    /// Who serves `count` services at `node`, from `service` on.
-    fn services_at(
-        self,
-        node: &str,
-        service: Option<&str>,
-        count: usize,
-        way: &dyn Way,
-    ) -> Result<Vec<EpAddr>, NoName> {
-        let first = service.map_or(Ok(0), str::parse::<u16>);
-        let first = first.map_err(|_| no_name(service, "a service is a number, 0 to 65535"))?;
-        let each = (0..count).map(|n| {
-            let service = u16::try_from(n).ok().and_then(|n| first.checked_add(n));
-            let service = service.ok_or_else(|| no_name(Some(node), "it has too few followers"));
-            let service = service?.to_string();
-            let found = self.find_by(Some(node), Some(&service), Whose::Peers, false, way)?;
-            found.ok_or_else(|| no_name(Some(node), "a peer has a service"))
-        });
-        each.collect()
     }
 
     /// The addresses of services at hosts by their IP address, all asked for at once where they
@@ -406,7 +393,7 @@ impl Names {
                 let (ip, service) = hosts[i];
                 let (name, ips) = (format!("{ip}"), [ip]);
                 found[i] = Some(match &answers {
-                    Ok(answers) => heard(own, &name, &ips, service, &answers[n]),
+                    Ok(answers) => heard(own, Some(&name), &ips, service, &answers[n]),
                     Err(why) => Err(no_name(Some(&name), why)),
                 });
             }
@@ -567,6 +554,47 @@ fn wanted(own: Ipv4Addr, name: Option<&str>, ips: &[IpAddr], service: u16) -> Wa
     }
 }
 
+/// A host, to be asked for a service.
+struct Question<'a> {
+    node: Option<&'a str>,
+    /// Its addresses; or why the resolver knows none.
+    hosts: Result<Vec<IpAddr>, NoName>,
+    service: u16,
+}
+
+impl<'a> Question<'a> {
+    fn new(
+        node: Option<&'a str>,
+        hosts: Result<Option<Vec<IpAddr>>, NoName>,
+        service: u16,
+    ) -> Self {
+        Self { node, hosts: hosts.map(Option::unwrap_or_default), service }
+    }
+
+    fn ips(&self) -> &[IpAddr] {
+        self.hosts.as_ref().map_or(&[], |ips| ips)
+    }
+
+    /// What the host is called.
+    fn text(&self) -> &str {
+        self.node.unwrap_or("this host")
+    }
+
+    fn wanted(&self, own: Ipv4Addr) -> Wanted {
+        let name = self.node.filter(|node| node.parse::<IpAddr>().is_err());
+        wanted(own, name, self.ips(), self.service)
+    }
+
+    /// What the answers come to.
+    fn heard(&self, own: Ipv4Addr, answers: &Answers) -> Result<EpAddr, NoName> {
+        let found = heard(own, self.node, self.ips(), self.service, answers);
+        found.map_err(|why| match &self.hosts {
+            Err(unresolved) => NoName(format!("{unresolved}; {why}")),
+            Ok(_) => why,
+        })
+    }
+}
+
 /// Asks who serves `service` at `node`.
 fn ask(
     own: Ipv4Addr,
@@ -575,29 +603,89 @@ fn ask(
     service: u16,
     way: &dyn Way,
 ) -> Result<EpAddr, NoName> {
-    // A name that the resolver does not know may be one that a host says of itself.
-    let (ips, unresolved) = match hosts {
-        Ok(ips) => (ips.unwrap_or_default(), None),
-        Err(why) => (Vec::new(), Some(why)),
+    let question = Question::new(node, hosts, service);
+    let answers = way.ask(&[question.wanted(own)]);
+    let answers = answers.map_err(|why| no_name(Some(question.text()), why))?;
+    question.heard(own, &answers[0])
+}
+
+/// Asks who serves each of `services` at each of `count` hosts, `node` and those that follow it,
+/// all at once.
+fn symmetric_asked(
+    own: Ipv4Addr,
+    (node, count): (&str, usize),
+    services: &[u16],
+    way: &dyn Way,
+) -> Result<Vec<EpAddr>, NoName> {
+    let end = || no_name(Some(node), "it has too few followers");
+    let next = |n| following(node, n).ok_or_else(end);
+    let nodes = (0..count).map(next).collect::<Result<Vec<String>, NoName>>()?;
+    let mut questions = Vec::new();
+    for node in &nodes {
+        let known = Ok(Some(hosts(node, false))).and_then(Option::transpose);
+        let each = services.iter().map(|n| Question::new(Some(node), known.clone(), *n));
+        questions.extend(each);
+    }
+    let wanted: Vec<Wanted> = questions.iter().map(|one| one.wanted(own)).collect();
+    let answers = way.ask(&wanted).map_err(|why| no_name(Some(node), why))?;
+    questions.iter().zip(&answers).map(|(one, answers)| one.heard(own, answers)).collect()
+}
+
+/// `count` services from `first` on.
+fn services(first: Option<&str>, count: usize) -> Result<Vec<u16>, NoName> {
+    let number = number_of(first)?;
+    let end = || no_name(first, "it has too few followers");
+    let each = (0..count).map(|n| u16::try_from(n).ok().and_then(|n| number.checked_add(n)));
+    each.map(|n| n.ok_or_else(end)).collect()
+}
+
+/// A service in text; 0 if none is named.
+fn number_of(service: Option<&str>) -> Result<u16, NoName> {
+    let number = service.map_or(Ok(0), str::parse::<u16>);
+    number.map_err(|_| no_name(service, "a service is a number, 0 to 65535"))
+}
+
+/// Host and service, which may both be in `node`, as in `fi_sockaddr_in://10.1.1.1:7471`
+/// (fi_getinfo(3), `FI_ADDR_STR`).
+///
+/// # Errors
+/// [`NoName`]: they are, and wrong, or there is a service besides.
+fn parted<'a>(
+    node: &'a str,
+    service: Option<&'a str>,
+) -> Result<(Option<&'a str>, Option<&'a str>), NoName> {
+    let kinds = ["fi_sockaddr://", "fi_sockaddr_in://", "fi_sockaddr_in6://"];
+    let Some(place) = kinds.iter().find_map(|kind| node.strip_prefix(kind)) else {
+        return Ok((Some(node), service));
     };
-    let name = node.filter(|node| node.parse::<IpAddr>().is_err());
-    let answers = way.ask(&[wanted(own, name, &ips, service)]);
-    let text = node.unwrap_or("this host");
-    let answers = answers.map_err(|why| no_name(Some(text), why))?;
-    heard(own, text, &ips, service, &answers[0]).map_err(|why| match unresolved {
-        Some(unresolved) => NoName(format!("{unresolved}; {why}")),
-        None => why,
-    })
+    if service.is_some() {
+        return Err(no_name(Some(node), "it names a service already; give none besides"));
+    }
+    let wrong = || no_name(Some(node), "expected such as fi_sockaddr_in://10.1.1.1:7471");
+    // What follows is no part of an address of IP.
+    let place = place.split(['/', '?']).next().unwrap_or_default();
+    let (host, rest) = match place.strip_prefix('[') {
+        Some(place) => place.split_once(']').ok_or_else(wrong)?,
+        None => place.split_at(place.find(':').unwrap_or(place.len())),
+    };
+    let service = match rest.strip_prefix(':') {
+        Some(service) => Some(service),
+        None if rest.is_empty() => None,
+        None => return Err(wrong()),
+    };
+    let said = |text: &&str| !text.is_empty();
+    Ok((Some(host).filter(said), service.filter(said)))
 }
 
 /// What the answers to a question come to.
 fn heard(
     own: Ipv4Addr,
-    text: &str,
+    node: Option<&str>,
     ips: &[IpAddr],
     service: u16,
     answers: &Answers,
 ) -> Result<EpAddr, NoName> {
+    let text = node.unwrap_or("this host");
     let service_text = match service {
         0 => "a service".to_owned(),
         n => format!("service {n}"),
@@ -626,8 +714,13 @@ fn heard(
         );
     }
     let v4 = ips.iter().find(|ip| ip.is_ipv4()).or(ips.first());
-    let ip = v4.copied().filter(|ip| !ip.is_loopback() && !ip.is_unspecified());
-    note(first.station, ip.unwrap_or(own.into()));
+    let is_own = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified();
+    match v4.copied() {
+        Some(ip) if !is_own(&ip) => note(first.station, ip),
+        // Of a host that only its name is known of there is no address.
+        None if node.is_some() => {}
+        _ => note(first.station, own.into()),
+    }
     Ok(EpAddr { station: first.station, ep: first.ep, incarnation: 0 })
 }
 
@@ -786,13 +879,60 @@ mod tests {
         let hosts = [("10.1.1.7", 9), ("2001:db8::7", 9)].map(|(ip, n)| (ip.parse().unwrap(), n));
         assert!(names.find_all(&hosts, &two).iter().all(|found| found.as_ref().is_ok()));
         assert!(names.find_all(&hosts, &Segment::default()).iter().all(Result::is_err));
+        // A name that the resolver does not know says no address, and least of all this host's.
+        let other = Segment(vec![here(77, 9)]);
+        let found = names.find_by(Some("no-host.invalid"), Some("9"), Whose::Peers, false, &other);
+        assert_ne!(names.name(found.unwrap().unwrap()).0.ip(), IpAddr::from([10, 1, 1, 1]));
         let all = names.symmetric("10.1.1.7", Some("9"), 2, 2, &two).unwrap();
         assert_eq!(all.len(), 4);
+        let e = names.symmetric("10.1.1.7", Some("65535"), 2, 2, &two).unwrap_err().to_string();
+        assert!(e.contains("65535: it has too few followers"), "{e}");
+        // With FI_NUMERICHOST nobody is asked for a name.
+        let e = find(names, Some("no-host.invalid"), Some("9"), true).unwrap_err().to_string();
+        assert!(e.contains("FI_NUMERICHOST") && !e.contains("broadcast"), "{e}");
         assert_eq!(source(names, Some("127.0.0.1"), "9"), Ok(Some(label(9))));
         assert_eq!(source(names, None, "0"), Ok(None));
         let e = source(names, Some("192.0.2.1"), "9").unwrap_err().to_string();
         assert!(e.contains("192.0.2.1: not an address of this host"), "{e}");
         assert_eq!(names.port_for("afpacket:lo", label(9)), None);
+    }
+
+    /// Goal: an address as `fi_av_straddr` writes it under the name `tcp` is one that is taken, for
+    /// whatever a host and a service are.
+    #[test]
+    fn an_address_in_the_text_of_libfabric_is_taken() {
+        let two = Segment(vec![Here {
+            station: Station::at([2, 0, 0, 0, 0, 7]),
+            ep: 9,
+            versions: VERSIONS,
+        }]);
+        let asked = Names::Asked { ip: Ipv4Addr::new(10, 1, 1, 1) };
+        for text in ["fi_sockaddr_in://10.1.1.7:9", "fi_sockaddr_in6://[2001:db8::7]:9"] {
+            let found = asked.find_by(Some(text), None, Whose::Peers, true, &two);
+            assert_eq!(found.unwrap().unwrap().ep, 9, "{text}");
+        }
+        for (text, host, service) in [
+            ("fi_sockaddr_in://127.0.0.1:7471", Some("127.0.0.1"), Some("7471")),
+            ("fi_sockaddr://127.0.0.1:7471?qos=3", Some("127.0.0.1"), Some("7471")),
+            ("fi_sockaddr_in://127.0.0.1", Some("127.0.0.1"), None),
+            ("fi_sockaddr_in://:7471", None, Some("7471")),
+        ] {
+            assert_eq!(peer(udp(None), Some(text), None), peer(udp(None), host, service), "{text}");
+        }
+        let text = "fi_sockaddr_in://127.0.0.1:7471";
+        assert_eq!(
+            udp(None).find_by(Some(text), None, Whose::Ours, false, &two),
+            source(udp(None), Some("127.0.0.1"), "7471")
+        );
+        for (text, service) in [
+            (text, Some("7471")),
+            ("fi_sockaddr_in://127.0.0.1:x", None),
+            ("fi_sockaddr_in6://[::1", None),
+            ("fi_sockaddr_in6://[::1]7", None),
+            ("fi_sockaddr_ib://[::1]:7", None),
+        ] {
+            assert!(find(udp(None), Some(text), service, false).is_err(), "{text}");
+        }
     }
 
     /// Goal: who is asked for as this host is asked for by what no other host has.

@@ -104,10 +104,10 @@ impl Teller {
                     );
                 }
                 Notice::SameMac { station } => self.tell_same_mac(engine, station),
-                Notice::HostMissed => {
-                    let interface = interface_of(&engine.caps().name).to_owned();
-                    let hosts = own_hosts(&interface);
-                    engine.node_mut().names.set_hosts(hosts);
+                Notice::HostAsked => {
+                    let hosts = own_hosts(interface_of(&engine.caps().name));
+                    let now = engine.last_now();
+                    engine.node_mut().control().set_hosts(now, hosts);
                 }
                 Notice::Missed(count) => self.withheld += u64::from(count),
             }

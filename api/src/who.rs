@@ -3,9 +3,9 @@
 //!
 //! # When queries are sent, and by whom
 //! When an address is resolved: in `fi_getinfo`, and when one is inserted. Both wait for at most
-//! [`PATIENCE`], however many hosts are queried at once. Resolving a name while messages wait for
-//! it would avoid that wait. But programs use `fi_getinfo` to find out whether a host exists, and
-//! its answer has to be right; and a queue of unresolved sends would be on the path of every
+//! [`PATIENCE`], for each 512 hosts that are queried at once. Resolving a name while messages wait
+//! for it would avoid that wait. But programs use `fi_getinfo` to find out whether a host exists,
+//! and its answer has to be right; and a queue of unresolved sends would be on the path of every
 //! message. An insertion queries through its domain. `fi_getinfo` queries through a domain of this
 //! process on the same port, if there is one, else it opens the port for the query: on an exclusive
 //! port (`vfio:`, `dpdk:`, a queue of `xdp:`) that fails while another process has it, and costs an
@@ -23,7 +23,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use barewire_dataplane::node::{HERES_MAX, Here, Node, NodeSettings};
+use barewire_dataplane::node::{HERES_MAX, Here, Node, NodeSettings, QUESTIONS_MAX};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::INCARNATION_MAX;
 use barewire_dataplane::wire::Host;
@@ -47,6 +47,9 @@ const GRACE: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(
 
 /// Hosts that a question names.
 const HOSTS_MAX: usize = 6;
+
+/// Questions that are open at once: half of what a node keeps, for another thread may ask as well.
+const AT_ONCE: usize = QUESTIONS_MAX / 2;
 
 /// Who is wanted: a service of one host, which has these names and addresses. 0 is any service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,8 +139,21 @@ impl Asked {
     }
 }
 
-/// Asks and waits. `turn` lends the node and turns its loop after that.
+/// Asks and waits, for [`AT_ONCE`] of them at a time. `turn` lends the node and turns its loop
+/// after that.
 pub(crate) fn converse(
+    wanted: &[Wanted],
+    turn: impl Fn(&mut dyn FnMut(&mut Node)) -> Result<()>,
+) -> Result<Vec<Answers>> {
+    let mut answers = Vec::with_capacity(wanted.len());
+    for some in wanted.chunks(AT_ONCE) {
+        answers.extend(converse_at_once(some, &turn)?);
+    }
+    Ok(answers)
+}
+
+/// The same for so many that all of them are open together.
+fn converse_at_once(
     wanted: &[Wanted],
     turn: impl Fn(&mut dyn FnMut(&mut Node)) -> Result<()>,
 ) -> Result<Vec<Answers>> {
@@ -190,4 +206,60 @@ pub(crate) fn note_domain(name: &str, dom: Weak<dyn Way>) {
 fn domain_on(name: &str) -> Option<Arc<dyn Way>> {
     let all = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter().filter(|(of, _)| of == name).find_map(|(_, dom)| dom.upgrade())
+}
+
+#[cfg(test)]
+mod tests {
+    use barewire_dataplane::psn::Psn;
+    use barewire_dataplane::wire::{Base, Op, Ty, WhoOp, frame};
+    use barewire_driver::backend::loopback::Loopback;
+    use barewire_driver::frame::{RxFrame, TxFrame};
+    use barewire_driver::port::{Port, RxSink, Station};
+
+    use super::*;
+
+    /// What answers each question that it takes.
+    #[derive(Default)]
+    struct Server(Vec<Vec<u8>>);
+
+    impl RxSink for Server {
+        fn frame(&mut self, who: &RxFrame<'_>) {
+            let asked = Base::parse(who).unwrap();
+            let op = WhoOp { here: true, ..WhoOp::parse(who, &asked).unwrap() };
+            let src = Station::at([2, 0, 0, 0, 0, 2]);
+            let base = Base { dst: asked.src, src, ty: Ty::Who, psn: Psn(0), ..asked };
+            self.0.push(frame(&base, &Op::Who(op), &[]));
+        }
+    }
+
+    /// Goal: of more hosts than a node asks for at once each is asked for and found. Method: a node
+    /// whose questions are answered by the other end of its port.
+    #[test]
+    fn more_hosts_than_questions_are_all_found() {
+        let (port, mut other) = Loopback::pair();
+        let settings = NodeSettings { incarnation: 7, seed: 7, ..NodeSettings::default() };
+        let node = Node::new(settings, port.caps()).unwrap();
+        let ends = RefCell::new((Engine::new(node, Box::new(port)), Server::default()));
+        let other = RefCell::new(&mut other);
+        let turn = |f: &mut dyn FnMut(&mut Node)| {
+            let (engine, server) = &mut *ends.borrow_mut();
+            let mut other = other.borrow_mut();
+            f(engine.node_mut());
+            engine.turn().unwrap();
+            other.rx_burst(64, server).unwrap();
+            for here in server.0.drain(..) {
+                other.tx(&TxFrame::whole(&here)).unwrap();
+            }
+            other.flush().unwrap();
+            engine.turn().unwrap();
+            Ok(())
+        };
+        let count = QUESTIONS_MAX as u32 + 100;
+        let ip = |n: u32| IpAddr::from((0x0a01_0000 + n).to_be_bytes());
+        let wanted: Vec<Wanted> = (0..count).map(|n| Wanted::new(None, &[ip(n)], 7)).collect();
+        let answers = converse(&wanted, turn).unwrap();
+        assert_eq!(answers.len(), count as usize);
+        let lacking = answers.iter().filter(|heres| heres.is_empty()).count();
+        assert_eq!(lacking, 0);
+    }
 }

@@ -85,7 +85,7 @@ impl Form {
     pub(crate) fn usual(names: Names, node: Option<&str>) -> Self {
         if !known_as::by_ip() {
             Self::Native
-        } else if names.is_v6() || node.is_some_and(|node| node.parse::<Ipv6Addr>().is_ok()) {
+        } else if names.is_v6() || node.is_some_and(is_v6) {
             Self::SockaddrIn6(names)
         } else {
             Self::SockaddrIn(names)
@@ -228,6 +228,11 @@ impl Form {
             Self::SockaddrIn(names) | Self::SockaddrIn6(names) => self.write(names.here(0)),
         }
     }
+}
+
+/// Whether a node is an IPv6 address, on its own or in the text of libfabric.
+fn is_v6(node: &str) -> bool {
+    node.starts_with("fi_sockaddr_in6:") || node.parse::<Ipv6Addr>().is_ok()
 }
 
 const AF_INET: [u8; 2] = (libc::AF_INET as u16).to_ne_bytes();

@@ -296,6 +296,11 @@ unsafe fn read_named(
     }
     let src = (c.src_addr, c.src_addrlen);
     let dest = (c.dest_addr, c.dest_addrlen);
+    // A name goes before an address: that is not looked at, whatever it is (fi_getinfo(3)).
+    let is_source = ask.flags & FI_SOURCE != 0;
+    let is_named = ask.node.is_some() || ask.service.is_some();
+    let src = if is_named && is_source { (std::ptr::null_mut(), 0) } else { src };
+    let dest = if is_named && !is_source { (std::ptr::null_mut(), 0) } else { dest };
     // SAFETY: as above.
     let (src, dest) = unsafe { (bytes_of(src)?, bytes_of(dest)?) };
     let own = match ask.node.filter(|_| ask.flags & FI_SOURCE != 0) {

@@ -562,9 +562,34 @@ static void infos(void)
 	hints->src_addrlen = 28;
 	expect("fi_getinfo with the address of another family",
 	       fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list), -FI_ENODATA);
-	free(hints->src_addr);
+	expect("fi_getinfo with FI_SOURCE and a name does not look at src_addr",
+	       fi_getinfo(fi_version(), NULL, "7471", FI_SOURCE, hints, &list), 0);
+	fi_freeinfo(list);
+	list = NULL;
+	hints->dest_addr = hints->src_addr;
+	hints->dest_addrlen = 28;
 	hints->src_addr = NULL;
 	hints->src_addrlen = 0;
+	expect("fi_getinfo to the address of another family",
+	       fi_getinfo(fi_version(), NULL, NULL, 0, hints, &list), -FI_ENODATA);
+	expect("fi_getinfo with FI_SOURCE and a name looks at dest_addr",
+	       fi_getinfo(fi_version(), NULL, "7471", FI_SOURCE, hints, &list), -FI_ENODATA);
+	expect("fi_getinfo with a name does not look at dest_addr",
+	       fi_getinfo(fi_version(), "127.0.0.1", "7471", 0, hints, &list), 0);
+	expect("and returns the address that the name has", list && list->dest_addrlen == 16, 1);
+	fi_freeinfo(list);
+	list = NULL;
+	free(hints->dest_addr);
+	hints->dest_addr = NULL;
+	hints->dest_addrlen = 0;
+	must("fi_getinfo of an address in text",
+	     fi_getinfo(fi_version(), "fi_sockaddr_in://127.0.0.1:7471", NULL, 0, hints, &list));
+	expect("which is one", list->dest_addrlen, 16);
+	fi_freeinfo(list);
+	list = NULL;
+	expect("fi_getinfo of that and a service",
+	       fi_getinfo(fi_version(), "fi_sockaddr_in://127.0.0.1:7471", "7", 0, hints, &list),
+	       -FI_ENODATA);
 	for (unsigned bit = 0; bit < 64; bit++) {
 		hints->caps = 1ULL << bit;
 		list = NULL;

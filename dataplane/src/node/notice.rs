@@ -72,9 +72,9 @@ pub enum Notice {
         /// The peer.
         station: Station,
     },
-    /// A service of this node was queried at a host that it does not know: the addresses of this
-    /// host may have changed ([`set_hosts`](super::Names::set_hosts)). At most once a second.
-    HostMissed,
+    /// A service of this node is queried, and the names of this host may have changed: the query
+    /// waits a moment for [`set_hosts`](super::Control::set_hosts). At most once a second.
+    HostAsked,
     /// This many notices were dropped after the ones before, for lack of room.
     Missed(u32),
 }

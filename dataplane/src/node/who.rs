@@ -2,10 +2,14 @@
 //! answers with HERE.
 //!
 //! Both are control packets without a session, and change none. The node answers for the hosts
-//! given by [`Names::set_hosts`] and the services bound by [`Control::serve_name`], within the rate
-//! limit of replies to stations without a session. It keeps the answers to its own query
+//! given by [`Control::set_hosts`] and the services bound by [`Control::serve_name`], within the
+//! rate limit of replies to stations without a session. It keeps the answers to its own query
 //! ([`Control::ask_who`]) until that is ended, at most [`HERES_MAX`] each. Answers to no query are
 //! counted and dropped.
+//!
+//! The addresses of a host change while it runs. So that no query is answered for one that it has
+//! no longer, or not yet, the owner of the node is told to set the names anew
+//! ([`Notice::HostAsked`]) before the first answer of a second; the query waits for that.
 //!
 //! The caller decides when to repeat a query, how long to wait and which answer to use.
 
@@ -31,8 +35,14 @@ const CLAIMS_MAX: usize = 16;
 /// Names of the host under which a service is announced: the first ones.
 const ANNOUNCED_MAX: usize = 8;
 
-/// Minimum interval between requests for the host's addresses, nanoseconds.
-const MISSED_NS: u64 = 1_000_000_000;
+/// Age at which the host's names are read again before a query is answered, and the least interval
+/// between two readings, nanoseconds.
+const FRESH_NS: u64 = 1_000_000_000;
+
+/// Queries that wait for that at most, and for how long, nanoseconds. Later ones are answered by
+/// what is known; a client that gets no answer repeats its query.
+const HELD_MAX: usize = 16;
+const HELD_NS: u64 = 10_000_000;
 
 /// An answer to a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,16 +71,15 @@ pub struct Names {
     questions: Vec<Question>,
     /// Stations that claim a name of ours.
     claims: Vec<Station>,
-    /// When a query for a service of this node at an unknown host was last reported.
-    missed_at: Option<Instant>,
+    /// When the names of the host were set.
+    known_at: Instant,
+    /// When they were last asked for.
+    asked_at: Option<Instant>,
+    /// Queries that wait for them, and their senders.
+    pub(super) held: Vec<(Station, WhoOp)>,
 }
 
 impl Names {
-    /// Sets the names of this node's host.
-    pub fn set_hosts(&mut self, hosts: Vec<Host>) {
-        self.hosts = hosts;
-    }
-
     /// The answers to a query.
     pub fn heres(&self, question: u64) -> &[Here] {
         let asked = self.questions.iter().find(|asked| asked.nonce == question);
@@ -82,23 +91,30 @@ impl Names {
         self.questions.retain(|asked| asked.nonce != question);
     }
 
-    /// The service of ours that is meant by `service` at `host`.
-    fn serves(&self, eps: &Eps, host: Host, service: u16) -> Option<u16> {
+    /// The service of ours that is meant by `service`.
+    fn served(&self, eps: &Eps, service: u16) -> Option<u16> {
         let is_there = |n: u16| eps.slot(n) != Ep::NOBODY;
         let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
-        let served = self.services.iter().copied().find(meant)?;
-        self.hosts.contains(&host).then_some(served)
+        self.services.iter().copied().find(meant)
     }
 
-    /// A service is asked for at a host that is not ours as far as is known: that may have changed.
-    /// Whether to report it.
-    fn misses(&mut self, now: Instant, service: u16) -> bool {
-        let served = self.services.contains(&service);
-        let is_news = self.missed_at.is_none_or(|at| now.since(at) >= MISSED_NS);
-        if served && is_news {
-            self.missed_at = Some(now);
+    /// The same at `host`.
+    fn serves(&self, eps: &Eps, host: Host, service: u16) -> Option<u16> {
+        self.served(eps, service).filter(|_| self.hosts.contains(&host))
+    }
+
+    /// Whether a query for a service of ours at `host` waits until the names of the host are set
+    /// anew, which may have changed. `Some(true)`: somebody has to be told.
+    fn waits(&mut self, now: Instant, host: Host) -> Option<bool> {
+        let since = |at: Option<Instant>| at.map_or(u64::MAX, |at| now.since(at));
+        let is_old = now.since(self.known_at) >= FRESH_NS || !self.hosts.contains(&host);
+        if is_old && since(self.asked_at) >= FRESH_NS {
+            self.asked_at = Some(now);
+            self.held.clear();
+            return Some(true);
         }
-        served && is_news
+        let are_asked_for = !self.held.is_empty() && since(self.asked_at) < HELD_NS;
+        (are_asked_for && self.held.len() < HELD_MAX).then_some(false)
     }
 
     /// Keeps an answer. False if it is to no query, or one too many.
@@ -119,6 +135,15 @@ impl Names {
 }
 
 impl Control<'_> {
+    /// Sets the names of this node's host, as they are at `now`, and answers the queries that wait
+    /// for them.
+    pub fn set_hosts(&mut self, now: Instant, hosts: Vec<Host>) {
+        (self.names.hosts, self.names.known_at) = (hosts, now);
+        for (src, op) in std::mem::take(&mut self.names.held) {
+            self.say_here(now, src, &op);
+        }
+    }
+
     /// From now on sessions of peers that do not name this incarnation are accepted too: the
     /// application publishes a name by which they find the node.
     pub fn reach_by_name(&mut self) {
@@ -192,12 +217,23 @@ impl Control<'_> {
 
     fn on_question(&mut self, now: Instant, src: Station, op: &WhoOp) {
         self.counters.rx_who += 1;
-        let Some(service) = self.names.serves(self.eps, op.host, op.service) else {
-            if self.names.misses(now, op.service) {
-                self.observed.note(Notice::HostMissed);
-            }
+        if self.names.served(self.eps, op.service).is_none() {
             return;
-        };
+        }
+        match self.names.waits(now, op.host) {
+            Some(is_first) => {
+                self.names.held.push((src, *op));
+                if is_first {
+                    self.observed.note(Notice::HostAsked);
+                }
+            }
+            None => self.say_here(now, src, op),
+        }
+    }
+
+    /// Answers a query, if it is for a service of ours at this host.
+    fn say_here(&mut self, now: Instant, src: Station, op: &WhoOp) {
+        let Some(service) = self.names.serves(self.eps, op.host, op.service) else { return };
         if self.replies.may_reply(self.counters, now) {
             self.counters.tx_here += 1;
             self.push_who(src, &WhoOp { here: true, service, versions: VERSIONS, ..*op });

@@ -12,7 +12,7 @@ fn server(station: u8, number: u16) -> End {
         end_with(station, 1500, false, NodeSettings { by_name: false, ..NodeSettings::default() });
     let attr = EpAttr { number: Some(number), caps: Caps::MSG, ..EpAttr::default() };
     open_ep(&mut end.node, (end.cq, end.av), attr);
-    end.node.names.set_hosts(vec![HOST, Host::name("Node7")]);
+    end.node.control().set_hosts(Instant(1), vec![HOST, Host::name("Node7")]);
     end.node.control().serve_name(number);
     end
 }
@@ -68,12 +68,47 @@ fn who_is_asked_for_answers_and_nobody_else_does() {
     let counters = node.counters();
     assert_eq!((counters.rx_who, counters.tx_here), (7, 3));
     // A host that is not known is told of once a second.
-    let missed =
-        std::iter::from_fn(|| node.observed.notice()).filter(|n| *n == Notice::HostMissed).count();
-    assert_eq!(missed, 1);
+    assert_eq!(asked(&mut node), 1);
     let mut quiet = end(2, 1500, false).node;
-    quiet.names.set_hosts(vec![HOST]);
+    quiet.control().set_hosts(Instant(1), vec![HOST]);
     assert_eq!(say(&mut quiet, 1, (9, Station::BROADCAST), who(5, HOST, 0)), []);
+}
+
+/// How often a node has said that it wants the names of its host.
+fn asked(node: &mut Node) -> usize {
+    let notices = std::iter::from_fn(|| node.observed.notice());
+    notices.filter(|notice| *notice == Notice::HostAsked).count()
+}
+
+/// Goal: an address that went to another host is answered for by that one from the first query on,
+/// and no longer by the one that had it. Method: names that are older than a second; a query waits
+/// for new ones, and is not answered by the old; without new ones its repetition is.
+#[test]
+fn an_address_that_moved_is_answered_for_where_it_is() {
+    const SECOND: u64 = 1_000_000_000;
+    let End { mut node, .. } = server(1, 7471);
+    said(&mut node, 1);
+    let (moved, from) = (Host::V4([10, 1, 1, 9]), (9, Station::BROADCAST));
+    let asker = Station::at([2, 0, 0, 0, 0, 9]);
+    let here = |host| vec![(asker, WhoOp { here: true, ..who(5, host, 7471) })];
+    // It has gone, and another one has come.
+    assert_eq!(say(&mut node, 2 * SECOND, from, who(5, HOST, 7471)), []);
+    assert_eq!(say(&mut node, 2 * SECOND + 1, from, who(5, moved, 7471)), []);
+    assert_eq!(asked(&mut node), 1);
+    node.control().set_hosts(Instant(2 * SECOND + 2), vec![moved]);
+    assert_eq!(said(&mut node, 2 * SECOND + 2), here(moved));
+    // What is known is fresh.
+    assert_eq!(say(&mut node, 2 * SECOND + 3, from, who(5, moved, 7471)), here(moved));
+    assert_eq!(say(&mut node, 2 * SECOND + 3, from, who(5, HOST, 7471)), []);
+    assert_eq!(asked(&mut node), 0);
+    // Nobody sets them: the query is answered when it comes again.
+    assert_eq!(say(&mut node, 4 * SECOND, from, who(5, moved, 7471)), []);
+    assert_eq!(say(&mut node, 4 * SECOND + SECOND / 10, from, who(5, moved, 7471)), here(moved));
+    // However many wait.
+    for n in 0..1000 {
+        say(&mut node, 6 * SECOND + n, from, who(5, moved, 7471));
+    }
+    assert!(node.names.held.len() <= 16);
 }
 
 /// Goal: answers come to the question that they name, each endpoint once, a few at most; those of
