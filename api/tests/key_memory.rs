@@ -132,7 +132,7 @@ fn mac(key: &[u8], of: &[u8]) -> Vec<u8> {
 /// What SHA-256 (FIPS 180-4) has come to after its first block, as x86 and ARM have it in memory.
 fn after_block(block: &[u8; 64]) -> Vec<u8> {
     // The first bits of the fractional parts of the roots of the first primes.
-    let is_prime = |n: &u64| (2..*n).take_while(|d| d * d <= *n).all(|d| n % d != 0);
+    let is_prime = |n: &u64| (2..*n).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
     let primes: Vec<u64> = (2..).filter(is_prime).take(64).collect();
     let root = |n: u128, degree: u32| {
         let n = n << (32 * degree);
