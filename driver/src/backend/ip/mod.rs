@@ -93,6 +93,8 @@ const PROBES: usize = 3;
 const PROBE_NS: u64 = 30_000_000;
 /// Time between two lines about somebody else who has our address.
 const TELL_NS: u64 = 60_000_000_000;
+/// Lines about other hosts in that time: who sends in the names of many would fill the log.
+const TOLD_MAX: u32 = 16;
 
 /// Datagrams that were not passed on, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,6 +152,8 @@ pub struct Ip {
     looked_ns: u64,
     /// When the log was told of somebody else with our address.
     told_ns: u64,
+    /// What it was told of other hosts.
+    told: Told,
     /// The log was told of somebody whom no gateway leads to.
     told_far: bool,
     place: Place,
@@ -223,6 +227,7 @@ impl Ip {
             polls: 0,
             looked_ns: 0,
             told_ns: 0,
+            told: Told::default(),
             told_far: false,
             caps,
             place,
@@ -302,6 +307,7 @@ impl Ip {
                 // One that does not override confirms what is known (RFC 4861, 7.2.5).
                 && (notice.overrides || self.neighbours.known(host).is_none_or(|is| is == mac))
                 && let Learned::Moved(was) = self.neighbours.learn(host, mac, now, asks_us)
+                && self.told.one_more(now)
             {
                 let port = &self.caps.name;
                 tracing::info!(%port, "{ip} is at {mac} now, and was at {was}");
@@ -357,7 +363,7 @@ impl Ip {
         }
         self.looked_ns = now;
         self.aimed.0 = NOWHERE;
-        let Self { neighbours, inner, own, caps, net, .. } = self;
+        let Self { neighbours, inner, own, caps, net, told, .. } = self;
         let mut done = Ok(());
         neighbours.turn(now, |due| match due {
             Due::Ask((host, of)) if done.is_ok() => {
@@ -366,6 +372,7 @@ impl Ip {
                 done = asked.map(drop);
             }
             Due::Ask(_) => {}
+            Due::Silent(_) if !told.one_more(now) => {}
             Due::Silent(host) => tracing::warn!(
                 port = %caps.name,
                 "{} does not answer, frames through it are lost: is it up, and on this segment?",
@@ -443,6 +450,24 @@ impl Ip {
         self.template.write_sum(head, &rest[..len]);
         let sent = self.inner.tx(&TxFrame::whole(&self.head[..self.headers_len + len]));
         sent.map(|sent| self.counters.tried(sent, len))
+    }
+}
+
+/// Lines of the log about other hosts.
+#[derive(Default)]
+struct Told {
+    since_ns: u64,
+    count: u32,
+}
+
+impl Told {
+    /// Whether there may be one more.
+    fn one_more(&mut self, now: u64) -> bool {
+        if self.count == 0 || now.saturating_sub(self.since_ns) >= TELL_NS {
+            (self.since_ns, self.count) = (now, 0);
+        }
+        self.count = self.count.saturating_add(1);
+        self.count <= TOLD_MAX
     }
 }
 

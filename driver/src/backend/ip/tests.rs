@@ -10,6 +10,7 @@ use super::echo::tests::question as ping;
 use super::ndp::{self, Ndp};
 use super::neighbours::FRESH_NS;
 use super::*;
+use crate::backend::logged::Logged;
 use crate::backend::loopback::{Loopback, LoopbackSettings};
 
 const NET: [u8; 3] = [10, 9, 8];
@@ -411,17 +412,37 @@ fn who_sleeps_asks_neighbours_again() {
     assert_eq!(a.neighbours.find(hop), Some(at));
 }
 
+/// Goal: who says again and again that a host is elsewhere does not fill the log.
+#[test]
+fn the_log_is_told_a_few_times_of_who_moves() {
+    let mut wire = wire(2);
+    let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
+    let mut a = open(&settings(66), inner).unwrap();
+    let lines = Logged::by(|| {
+        for n in 0..100 {
+            let asker = (MacAddr([2, 3, 3, 3, 3, n]), ip(67));
+            raw.tx(&TxFrame::whole(&arp::question(asker, ip(66), None))).unwrap();
+            raw.flush().unwrap();
+            take(&mut a);
+            assert_eq!(a.neighbours.find(ip(67).into()), Some(asker.0));
+        }
+    });
+    let moves = lines.iter().filter(|(_, line)| line.contains("and was at")).count();
+    assert_eq!(moves, TOLD_MAX as usize);
+    assert!(a.told.one_more(now_ns() + TELL_NS));
+}
+
 /// A port whose wire brings long datagrams, and the other end of that.
-fn on_long_wire() -> (Ip, Loopback) {
+fn on_long_wire(host: u8) -> (Ip, Loopback) {
     let mut wire = Loopback::segment(2, LoopbackSettings { mtu: 60_000, ring_count: 64 });
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
-    let a = open(&IpSettings { mtu: Some(1000), ..settings(60) }, inner).unwrap();
+    let a = open(&IpSettings { mtu: Some(1000), ..settings(host) }, inner).unwrap();
     take(&mut raw);
     (a, raw)
 }
 
 /// 40 frames to a port, of which the last is shorter, and the datagram that holds them.
-fn train_to(a: &Ip) -> (Vec<Vec<u8>>, Vec<u8>) {
+fn train_to(a: &Ip, host: u8) -> (Vec<Vec<u8>>, Vec<u8>) {
     let from = SocketAddrV4::new(ip(61), 52_000);
     let frames: Vec<_> = (0..40)
         .map(|n| {
@@ -433,15 +454,15 @@ fn train_to(a: &Ip) -> (Vec<Vec<u8>>, Vec<u8>) {
     let payload = frames.concat();
     let mut head = [0; HEADERS_LEN];
     let template = Headers::new(MacAddr([2, 3, 3, 3, 3, 3]), from.into(), 64, 0);
-    template.write(&mut head, a.own.0, SocketAddrV4::new(ip(60), 52_000), payload.len());
+    template.write(&mut head, a.own.0, SocketAddrV4::new(ip(host), 52_000), payload.len());
     (frames, [&head[..], &payload].concat())
 }
 
 /// Goal: once such have come, several at once are lent whole, however often nothing came between.
 #[test]
 fn trains_behind_each_other_are_lent_whole() {
-    let (mut a, mut raw) = on_long_wire();
-    let (frames, train) = train_to(&a);
+    let (mut a, mut raw) = on_long_wire(64);
+    let (frames, train) = train_to(&a, 64);
     for count in [1, 3] {
         for _ in 0..count {
             raw.tx(&TxFrame::whole(&train)).unwrap();
@@ -458,8 +479,8 @@ fn trains_behind_each_other_are_lent_whole() {
 /// Goal: frames that came in one piece are lent one by one, no more than were asked for.
 #[test]
 fn a_train_is_lent_in_portions() {
-    let (mut a, mut raw) = on_long_wire();
-    let (frames, train) = train_to(&a);
+    let (mut a, mut raw) = on_long_wire(60);
+    let (frames, train) = train_to(&a, 60);
     let payload = &train[HEADERS_LEN..];
     raw.tx(&TxFrame::whole(&train)).unwrap();
     raw.flush().unwrap();
