@@ -98,7 +98,8 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
     let (drawn, programs) = build(project, &all, &order, args.count as usize)?;
     // Those that compile need more; what is started from now on does not.
     setrlimit(Resource::RLIMIT_AS, SPACE, SPACE).map_err(|why| format!("setrlimit: {why}"))?;
-    let judges = STAGES.iter().zip(programs).map(|(stage, program)| Judge::new(stage, program));
+    let judges =
+        STAGES.iter().zip(programs).map(|(stage, program)| Judge::new(home(), stage, program));
     let judges: Vec<Judge> = judges.collect::<Result<_, _>>()?;
 
     let open = drawn.iter().filter(|n| !journal.found.contains_key(&name(&all, **n))).count();
@@ -420,6 +421,8 @@ struct Stage {
 struct Judge {
     stage: &'static Stage,
     program: PathBuf,
+    /// See [`home`].
+    home: PathBuf,
     /// How long it may take with a change.
     limit: Duration,
     /// Threads that come to the change with this number: names of tests, or of others.
@@ -429,10 +432,10 @@ struct Judge {
 
 impl Judge {
     /// Runs all of it without a change.
-    fn new(stage: &'static Stage, program: PathBuf) -> Result<Judge, String> {
+    fn new(home: PathBuf, stage: &'static Stage, program: PathBuf) -> Result<Judge, String> {
+        let (reached, tests) = (BTreeMap::new(), BTreeSet::new());
         let limit = Duration::from_secs(900);
-        let reached = BTreeMap::new();
-        let mut judge = Judge { stage, program, limit, reached, tests: BTreeSet::new() };
+        let mut judge = Judge { stage, program, home, limit, reached, tests };
         let mut command = judge.command(&["--list"]);
         let listed = command.output().map_err(|why| format!("{}: {why}", stage.name))?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -441,11 +444,11 @@ impl Judge {
             .filter_map(|line| line.strip_suffix(": test"))
             .map(str::to_owned)
             .collect();
-        let file = home().join("reached");
+        let file = judge.home.join("reached");
         let _ = std::fs::remove_file(&file);
         let begun = Instant::now();
         if let Some(who) = judge.run(judge.command(stage.args).env(changes::REACHED, &file))? {
-            return Err(format!("without a change: {who} fails; see {}", home().display()));
+            return Err(format!("without a change: {who} fails; see {}", judge.home.display()));
         }
         println!("{}: {:.0} s", stage.name, begun.elapsed().as_secs_f64());
         // Other programs may need the processors too.
@@ -462,7 +465,7 @@ impl Judge {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(args).current_dir(home().join("tree").join(self.stage.dir));
+        command.args(args).current_dir(self.home.join("tree").join(self.stage.dir));
         command.env("SIM_SEED", SEEDS).env("RUST_BACKTRACE", "0");
         command.env("PROPTEST_MAX_SHRINK_ITERS", "0");
         command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
@@ -484,7 +487,7 @@ impl Judge {
 
     /// Runs `command` until a test fails. Returns who did, if any.
     fn run(&self, command: &mut Command) -> Result<Option<String>, String> {
-        let log = home().join(format!("{}.log", self.stage.name));
+        let log = self.home.join(format!("{}.log", self.stage.name));
         let _ = std::fs::remove_file(&log);
         let ended = process::run_until(command, &log, self.limit, |said| failed(said).is_some())
             .map_err(|why| format!("{}: {why}", self.program.display()))?;
@@ -551,6 +554,34 @@ mod tests {
         assert_eq!(all.iter().map(|source| source.changes.len()).sum::<usize>(), 3);
         assert!(Source::all(&project, &["driver/src"]).is_err());
         assert!(Source::all(&project, &["dataplane/src/rel/none.rs"]).is_err());
+    }
+
+    /// Goal: a mutant is judged by the tests that come to it, by all if another thread does, and by
+    /// none if nobody does. Method: a script for a test program, which notes how it is called.
+    #[test]
+    fn only_tests_that_come_to_a_mutant_judge_it() {
+        use std::os::unix::fs::PermissionsExt;
+        static STAGE: Stage = Stage { name: "unit", target: "x", dir: "d", args: &["--skip=x"] };
+        let home = tempfile::tempdir().unwrap().keep();
+        std::fs::create_dir_all(home.join("tree/d")).unwrap();
+        let script = "#!/bin/sh\n\
+            case $1 in --list) printf 'a::b: test\\nc: test\\n'; exit;; esac\n\
+            echo \"$*\" >> called\n\
+            to=$BAREWIRE_REACHED\n\
+            [ -z \"$to\" ] || printf '1 a::b\\n2 c\\n2 other\\n' > \"$to\"\n\
+            [ \"$BAREWIRE_MUTANT\" != 1 ] || { echo 'test a::b ... FAILED'; exec sleep 600; }\n";
+        let program = home.join("program");
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let judge = Judge::new(home.clone(), &STAGE, program).unwrap();
+        assert_eq!(judge.noticed(1), Ok(Some("unit (a::b)".to_owned())));
+        assert_eq!((judge.noticed(2), judge.noticed(3)), (Ok(None), Ok(None)));
+        let called = std::fs::read_to_string(home.join("tree/d/called")).unwrap();
+        assert_eq!(called, "--skip=x\n--exact a::b\n--skip=x\n");
+        let judges = [judge];
+        assert_eq!(super::judge(2, &judges), Ok(MISSED.to_owned()));
+        assert_eq!(super::judge(3, &judges), Ok(UNREACHED.to_owned()));
+        std::fs::remove_dir_all(home).unwrap();
     }
 
     #[test]
