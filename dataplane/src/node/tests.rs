@@ -373,6 +373,43 @@ fn silent_peer_is_dead_within_a_tenth_over_t_dead() {
     }
 }
 
+/// Goal: an operation ends in time whose packets do not get through although the peer answers.
+/// Method: a wire that comes to lose all frames but the shortest.
+#[test]
+fn what_does_not_get_through_ends() {
+    let mut pair = Pair::new(1500, false);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 0).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(1_000_000);
+    assert_eq!(pair.read(0).len(), 1);
+    pair.most = 150;
+    pair.send(0, IoBuf::leaked(&[1; 200]), 1, OpFlags::empty(), 2).unwrap();
+    pair.run_by(400_000_000, 100_000);
+    assert_eq!(pair.ends[0].node.cqs.ready(pair.ends[0].cq), Ok(0));
+    pair.run_by(300_000_000, 100_000);
+    assert_eq!(pair.ends[0].node.cqs.ready(pair.ends[0].cq), Ok(1));
+    assert_eq!(pair.read_err(0).cqe.op_context, 2);
+    assert_eq!(pair.ends[0].node.counters().sessions_stuck, 1);
+}
+
+/// Goal: an injected message is complete when it has left, unless more was asked for.
+#[test]
+fn delivery_is_waited_for_if_it_was_asked_for() {
+    let early = OpFlags::INJECT | OpFlags::INJECT_COMPLETE;
+    let asked = [OpFlags::empty(), OpFlags::DELIVERY_COMPLETE, OpFlags::MATCH_COMPLETE];
+    for (also, done) in asked.into_iter().zip([1, 0, 0]) {
+        let mut pair = Pair::new(1500, false);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 0).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+        pair.run(1_000_000);
+        pair.read(0);
+        pair.drop = 1;
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, early | also, 2).unwrap();
+        pair.run(1_000_000);
+        assert_eq!(pair.read(0).len(), done, "{also:?}");
+    }
+}
+
 /// Goal: who goes on to send to a peer that is silent probes it all the same.
 #[test]
 fn a_stream_to_a_silent_peer_does_not_put_off_its_probes() {

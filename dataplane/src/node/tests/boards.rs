@@ -307,3 +307,21 @@ fn calls_end_with_their_group() {
         assert_eq!((err.cqe.op_context, err.err), (7, why), "{leaver} leaves");
     }
 }
+
+/// Goal: a member that is late is watched, and the call ends if it is dead.
+#[test]
+fn a_call_ends_with_a_member_that_is_dead() {
+    let mut it = Sharers::new();
+    let call = Call { kind: CollKind::Barrier, op: None, ty: Datatype::Uint8, root: 0 };
+    it.call(0, call, 0, 7);
+    for _ in 0..7_000 {
+        let pair = &mut it.team.pair;
+        let End { node, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut Wire(out, &it.slots));
+        out.clear();
+        pair.now = pair.now + 100_000;
+    }
+    assert_eq!(it.team.pair.ends[0].node.cqs.ready(it.team.pair.ends[0].cq), Ok(1));
+    let err = it.team.pair.read_err(0);
+    assert_eq!((err.cqe.op_context, err.err), (7, Error::HostUnreach));
+}

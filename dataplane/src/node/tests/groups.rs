@@ -237,3 +237,50 @@ fn a_join_behind_one_that_was_given_up_is_not_thrown_away_with_it() {
         assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()), "{i}");
     }
 }
+
+/// Goal: who takes itself for the root of a broadcast and is not, or the other way round, is told.
+#[test]
+fn a_broadcast_has_one_sender() {
+    let mut team = Team::new(NodeSettings::default());
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
+    team.pair.run(5_000_000);
+    for (i, roles) in [[Role::Recv, Role::Send], [Role::Send, Role::Recv]].into_iter().enumerate() {
+        let root = team.members[i][0];
+        for (role, is_right) in roles.into_iter().zip([false, true]) {
+            let what = CollWhat::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
+            let call = CollCall { what, group: groups[i], count: 8, root };
+            let req = CollReq { call, role: Some(role), context: 9, flags: OpFlags::empty() };
+            let lend = |_, _| (Span::EMPTY, IoBuf::leaked(&[7; 8]).take_one().unwrap());
+            let posted = team.pair.ends[i].node.coll_post(team.eps[i], &req, lend);
+            match is_right {
+                true => assert_eq!(posted, Ok(())),
+                false => assert!(matches!(posted, Err(Error::Invalid(_))), "{i}: {posted:?}"),
+            }
+        }
+    }
+    team.pair.run(5_000_000);
+    assert_eq!([0, 1].map(|i| team.pair.read(i).len()), [1, 1]);
+}
+
+/// Goal: a group that was left holds no record of its members. Method: a table that others fill
+/// when the address vector names nobody any more.
+#[test]
+fn a_group_that_was_left_names_nobody() {
+    let settings = NodeSettings { peer_max: 8, peer_limit: 8, ..NodeSettings::default() };
+    let mut team = Team::new(settings);
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
+    team.pair.run(5_000_000);
+    for (i, group) in groups.into_iter().enumerate() {
+        let now = team.pair.now;
+        team.pair.ends[i].node.coll_close(now, group).unwrap();
+    }
+    team.pair.run(600_000_000);
+    let now = team.pair.now;
+    let End { node, av, peer, .. } = &mut team.pair.ends[0];
+    for addr in team.members[0].into_iter().chain([*peer]) {
+        node.objects().av_remove(*av, addr).unwrap();
+    }
+    let addr = |n| EpAddr { station: Station::at([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
+    let room = (0..20).take_while(|&n| node.av_insert(now, *av, addr(n)).is_ok()).count();
+    assert_eq!(room, 8);
+}

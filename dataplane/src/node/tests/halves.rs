@@ -38,3 +38,31 @@ fn the_receiver_learns_that_a_message_ends_half_way() {
         assert!(!filled(&pair), "{left} segments have left");
     }
 }
+
+/// Goal: a receive that has a message before all of it is there fails with the rest, and nothing is
+/// left of either.
+#[test]
+fn a_receive_of_a_message_that_ends_half_way_fails() {
+    let mut pair = Pair::new(1500, false);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+    pair.run(1_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    pair.send(0, IoBuf::leaked(&bytes(3000)), 5, OpFlags::empty(), 2).unwrap();
+    let now = pair.now;
+    let End { node, ep, out, .. } = &mut pair.ends[0];
+    node.transmit(now, &mut |frame: &TxFrame<'_>| match out.is_empty() {
+        true => sink(out)(frame),
+        false => Tx::Full,
+    });
+    let first = out.pop_front().unwrap();
+    node.ep_close(now, *ep).unwrap();
+    pair.ends[1].node.on_frame(now, &RxFrame::new(&first));
+    pair.recv(1, IoBuf::leaked(&[0; 3000]), 5, OpFlags::empty(), 7).unwrap();
+    assert_eq!(pair.ends[1].node.cqs.ready(pair.ends[1].cq), Ok(0), "the rest is awaited");
+    pair.run(10_000_000);
+    let err = pair.read_err(1);
+    assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 7));
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}

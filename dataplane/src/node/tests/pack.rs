@@ -268,3 +268,18 @@ fn each_message_of_a_refused_packet_fails() {
     }
     assert_eq!(pair.ends[0].node.levels().packs, 0);
 }
+
+/// Goal: a message looks for a packet to share if it says that more follow, or if one is open.
+#[test]
+fn who_may_share_a_packet_looks_for_one() {
+    let mut pair = warm();
+    let joins = |pair: &Pair, flags| {
+        let (kind, buf, dest) = (MsgKind::Tagged, IoBuf::EMPTY, pair.ends[0].peer);
+        let (tag, data, context, no_completion) = (1, 0, 1, false);
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
+        pair.ends[0].node.packs.joins(&req)
+    };
+    assert!(joins(&pair, MORE) && !joins(&pair, OpFlags::empty()));
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, MORE, 1).unwrap();
+    assert!(joins(&pair, MORE) && joins(&pair, OpFlags::empty()));
+}

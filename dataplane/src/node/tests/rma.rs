@@ -285,33 +285,81 @@ fn lists_on_both_sides_are_split_differently() {
     }
 }
 
+/// An endpoint of the second node, not yet enabled, with a queue of one entry. The first node sends
+/// to it from now on.
+fn end_told_in_a_small_queue(pair: &mut Pair) -> (EpId, CqId) {
+    let end = &mut pair.ends[1];
+    let cq = end.node.cqs.open(1).unwrap();
+    let caps = Caps::RMA | Caps::RMA_EVENT | Caps::SOURCE;
+    let ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
+    end.node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+    end.node.objects().ep_bind_av(ep, end.av).unwrap();
+    let addr = end.node.addr_of(ep).unwrap();
+    let from = &mut pair.ends[0];
+    from.peer = from.node.av_insert(pair.now, from.av, addr).unwrap();
+    (ep, cq)
+}
+
+fn write_with_data(pair: &mut Pair, region: &Region, data: u64) {
+    let end = &mut pair.ends[0];
+    let (buf, dest) = (IoBuf::leaked(&data.to_le_bytes()), end.peer);
+    let (rma, flags) = (RmaList::one(8, 8, region.key), OpFlags::REMOTE_CQ_DATA);
+    let req = WriteReq { buf, dest, rma, data, context: data, flags, no_completion: false };
+    end.node.post_write(pair.now, end.ep, req).unwrap();
+}
+
+/// Goal: remote CQ data comes with the length of the whole write, however many packets it took.
+#[test]
+fn remote_cq_data_tells_the_length_of_the_write() {
+    for (lossless, short) in WAYS {
+        let mut pair = Pair::new(1500, lossless);
+        pair.short = short;
+        let region = pair.region(1, 9000, ALL);
+        for len in [8, 1400, 5000, 3, 9000, 5000] {
+            let rma = RmaList::one(0, len as u64, region.key);
+            pair.write(&bytes(len), rma, OpFlags::REMOTE_CQ_DATA, 1).unwrap();
+            pair.run(3_000_000);
+            let [cqe] = pair.read(1)[..] else { panic!("one entry for {len} bytes") };
+            assert_eq!((cqe.len, cqe.data), (len as u64, 4711));
+        }
+    }
+}
+
+/// Goal: what waits for room in a queue ends with its endpoint, and the sender has its credit back.
+#[test]
+fn what_waits_for_room_ends_with_its_endpoint() {
+    let mut pair = Pair::new(1500, false);
+    let (ep, cq) = end_told_in_a_small_queue(&mut pair);
+    pair.ends[1].node.ep_enable(ep).unwrap();
+    let region = pair.region(1, 64, ALL);
+    for data in 1..4 {
+        write_with_data(&mut pair, &region, data);
+    }
+    pair.run(1_000_000);
+    let end = &mut pair.ends[1];
+    assert_eq!(end.node.peers.iter().next().unwrap().1.unexpected, 2, "two wait");
+    end.node.ep_close(pair.now, ep).unwrap();
+    let mut out = [Cqe::default(); 4];
+    assert_eq!((end.node.cq_read(cq, &mut out), out[0].data), (Ok(1), 1));
+    assert_eq!(end.node.cq_read(cq, &mut out), Err(Error::Again));
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}
+
 /// Remote CQ data is never lost: with a queue of one entry it waits, and comes in order.
 #[test]
 fn remote_cq_data_waits_for_room() {
     for (lossless, short) in WAYS {
         let mut pair = Pair::new(1500, lossless);
         pair.short = short;
+        let (ep, cq) = end_told_in_a_small_queue(&mut pair);
         let end = &mut pair.ends[1];
-        let cq = end.node.cqs.open(1).unwrap();
-        let caps = Caps::RMA | Caps::RMA_EVENT | Caps::SOURCE;
-        let ep = end.node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
-        end.node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
-        end.node.objects().ep_bind_av(ep, end.av).unwrap();
         let cntr = end.node.cntrs.open().unwrap();
         end.node.operations().ep_bind_cntr(ep, cntr, BindFlags::REMOTE_WRITE).unwrap();
         end.node.ep_enable(ep).unwrap();
-        let addr = end.node.addr_of(ep).unwrap();
-        let from = &mut pair.ends[0];
-        from.peer = from.node.av_insert(pair.now, from.av, addr).unwrap();
         let region = pair.region(1, 64, ALL);
         for data in 0..50_u64 {
-            let end = &mut pair.ends[0];
-            let (buf, dest) = (IoBuf::leaked(&data.to_le_bytes()), end.peer);
-            let rma = RmaList::one(8, 8, region.key);
-            let flags = OpFlags::REMOTE_CQ_DATA;
-            let no_completion = false;
-            let req = WriteReq { buf, dest, rma, data, context: data, flags, no_completion };
-            end.node.post_write(pair.now, end.ep, req).unwrap();
+            write_with_data(&mut pair, &region, data);
         }
         let mut got = Vec::new();
         for _ in 0..80 {
