@@ -26,8 +26,9 @@ use crate::error::Result as OpResult;
 use crate::flags::OpFlags;
 use crate::idx::{EpIdx, PeerIdx};
 use crate::node::{
-    AtomicReq, AvId, EpCounters, EpId, FastAtomic, FastRead, FastWrite, Joined, Levels, Node,
-    NodeCounters, ReadReq, Reader, RecvReq, SendReq, SessionStats, Survey, SurveySink, WriteReq,
+    AtomicReq, AvId, EpCounters, EpId, FastAtomic, FastRead, FastWrite, INBOX_BURSTS, Joined,
+    Levels, Node, NodeCounters, ReadReq, Reader, RecvReq, SendReq, SessionStats, Survey,
+    SurveySink, WriteReq,
 };
 use crate::types::{EpAddr, FiAddr, Instant, Tenant};
 use crate::wire::sealed;
@@ -37,10 +38,6 @@ use crate::wire::sealed;
 /// posted that keeps 64 of them, and reads one completion for each that it posts. And a peer that
 /// floods us must not stop acknowledgements and our own data.
 const BURST: usize = 32;
-
-/// Bursts after which a port has delivered all that it held at the start, however small they are,
-/// unless a peer floods it.
-const INBOX_BURSTS: usize = 1 << 15;
 
 /// Turns between two readings of the clock, which costs as much as an empty turn, while turns
 /// follow each other within [`TURN_GAP_NS`] nanoseconds on average. A timer may be late by as many
@@ -394,9 +391,7 @@ impl Engine {
     /// More frames may wait behind a full burst of `got`.
     #[inline(always)]
     fn note_full(&mut self, got: usize) {
-        if got == BURST {
-            self.node.turn.note_backlog(true);
-        }
+        self.node.turn.note_burst(got == BURST);
     }
 
     /// Receives one burst.

@@ -138,6 +138,7 @@ pub use rma_list::{RmaIov, RmaList};
 pub use round_trips::RoundTrips;
 pub use sep::{receive_caps, transmit_caps};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
+pub(crate) use turn::INBOX_BURSTS;
 pub use turn::Turn;
 pub use who::{HERES_MAX, Here, Names, QUESTIONS_MAX};
 

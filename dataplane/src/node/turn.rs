@@ -2,7 +2,8 @@
 //!
 //! A peer that is silent for T_dead is dead if its probes had time to be answered. Pauses of our
 //! own loop do not count: an answer to a probe before one may have been lost in it, and frames that
-//! are still in the port may be an answer.
+//! are still in the port may be an answer. A flood of frames postpones a verdict until all that the
+//! port held by then has been taken.
 
 use barewire_driver::port::Presence;
 
@@ -20,6 +21,10 @@ pub(super) const OPENS_LATE: u8 = 4;
 
 /// Pause after which frames left in the port are searched for an answer again, nanoseconds.
 const BACKLOG_NS: u64 = 1_000;
+
+/// Full bursts after which a port has delivered all that it held before them, however small they
+/// are.
+pub(crate) const INBOX_BURSTS: u32 = 1 << 15;
 
 /// Interval at which a port that tells presence is asked about a peer that we wait for,
 /// nanoseconds.
@@ -61,13 +66,26 @@ pub struct Turn {
     pause_ns: u64,
     /// The port holds frames that this turn did not take.
     pub(super) backlog: bool,
+    /// Bursts in a row, up to [`INBOX_BURSTS`], behind which the port held more.
+    full_bursts: u32,
+    /// When the first of them was taken.
+    full_since: Instant,
+    /// Whatever the port held then has been taken.
+    drained_at: Instant,
 }
 
 impl Turn {
     /// Before the first turn, of a node with these settings.
     pub(super) fn new(s: &NodeSettings) -> Self {
-        let (polled_at, resumed_at) = (Instant(0), Instant(0));
-        Self { polled_at, resumed_at, pause_ns: s.probe_ns(), backlog: false }
+        Self {
+            polled_at: Instant(0),
+            resumed_at: Instant(0),
+            pause_ns: s.probe_ns(),
+            backlog: false,
+            full_bursts: 0,
+            full_since: Instant(0),
+            drained_at: Instant(0),
+        }
     }
 
     /// Notes the time of the turn. Called at the start of each turn that reads the clock, before
@@ -91,11 +109,35 @@ impl Turn {
     #[inline]
     pub fn note_backlog(&mut self, backlog: bool) {
         self.backlog = backlog;
+        if !backlog {
+            self.full_bursts = 0;
+            return;
+        }
+        if self.full_bursts == 0 {
+            self.full_since = self.polled_at;
+        }
+        self.full_bursts += 1;
+        if self.full_bursts == INBOX_BURSTS {
+            (self.full_bursts, self.drained_at) = (0, self.full_since);
+        }
+    }
+
+    /// Notes that a burst was taken, which was full or not: more may wait behind a full one.
+    #[inline(always)]
+    pub(crate) fn note_burst(&mut self, is_full: bool) {
+        if is_full || self.full_bursts != 0 {
+            self.note_backlog(is_full);
+        }
+    }
+
+    /// Whether a frame that came before `at` may still lie in the port.
+    fn may_hold(&self, at: Instant) -> bool {
+        self.backlog && self.drained_at < at
     }
 
     /// Whether something that was awaited until `at` has not come, nor lies in the port.
     pub(super) fn is_over(&self, at: Option<Instant>) -> bool {
-        at.is_some_and(|at| self.polled_at >= at) && !self.backlog
+        at.is_some_and(|at| self.polled_at >= at && !self.may_hold(at))
     }
 
     /// When a peer that owes us something is probed next, its presence is asked of the port, or its
@@ -118,8 +160,8 @@ impl Turn {
 
     /// When the last probe has had time to be answered, frames still in the port included.
     fn answered_by(&self, s: &NodeSettings, peer: &Peer) -> Instant {
-        let again = if self.backlog { self.polled_at + BACKLOG_NS } else { Instant(0) };
-        (peer.probe_at + s.answer_ns()).max(again)
+        let at = peer.probe_at + s.answer_ns();
+        if self.may_hold(at) { at.max(self.polled_at + BACKLOG_NS) } else { at }
     }
 
     /// When the OPEN to a peer is repeated after T_dead, or has had time to be answered.

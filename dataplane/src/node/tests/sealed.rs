@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::error::Error;
-use crate::node::CLAIMS_MAX;
 use crate::node::peer::State;
+use crate::node::{CLAIMS_MAX, INBOX_BURSTS};
 use crate::seal::{Keyring, Mode, PreSharedKey};
 use crate::wire::{BASE_LEN, Base, OpenOp, RstOp, RstReason, TAG_LEN, Ty, VERSIONS, sealed};
 
@@ -345,6 +345,33 @@ fn a_verdict_waits_for_what_the_port_holds() {
         node.cq_readerr(*cq).ok().map(|failed| failed.err)
     });
     assert_eq!(told, [None, None, Some(Error::Access)]);
+}
+
+/// Goal: a flood that always leaves frames in the port does not put off a verdict for ever: it comes
+/// when all that the port held has been taken.
+#[test]
+fn a_verdict_does_not_wait_for_the_end_of_a_flood() {
+    let key = |station, byte| keyed(station, 1500, &[byte; 32], Mode::Encrypted);
+    let mut pair = Pair::of([key(1, 7), key(2, 8)]);
+    pair.ends.iter_mut().for_each(|end| end.node.settings.t_dead_ns = 5_000 * MS);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    pair.run(900 * MS);
+    pair.now = pair.now + 500 * MS;
+    let End { node, out, cq, .. } = &mut pair.ends[0];
+    let mut bursts = 0;
+    let told = loop {
+        node.turn.note_backlog(true);
+        node.transmit(pair.now, &mut sink(out));
+        bursts += 1;
+        if let Ok(failed) = node.cq_readerr(*cq) {
+            break failed.err;
+        }
+        assert!(bursts < 3 * INBOX_BURSTS, "it is never told");
+        pair.now = pair.now + 1_000;
+    };
+    assert_eq!(told, Error::Access);
+    // What came before the verdict was due may lie behind as much as a port holds.
+    assert!(bursts > INBOX_BURSTS, "{bursts}");
 }
 
 /// Goal: a refusal that anybody can have sent ends nothing while the peer answers, if late.
