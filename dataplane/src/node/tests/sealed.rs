@@ -347,8 +347,8 @@ fn a_verdict_waits_for_what_the_port_holds() {
     assert_eq!(told, [None, None, Some(Error::Access)]);
 }
 
-/// Goal: a flood that always leaves frames in the port does not put off a verdict for ever: it comes
-/// when all that the port held has been taken.
+/// Goal: a flood that always leaves frames in the port does not put off a verdict for ever: it
+/// comes when all that the port held has been taken.
 #[test]
 fn a_verdict_does_not_wait_for_the_end_of_a_flood() {
     let key = |station, byte| keyed(station, 1500, &[byte; 32], Mode::Encrypted);
