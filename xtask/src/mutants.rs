@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use serde_json::Value;
 
 use self::changes::Change;
@@ -32,9 +32,6 @@ const FILES: [&str; 2] = ["dataplane/src/rel", "dataplane/src/node"];
 /// Share of the changes that the tests have to notice, percent.
 const BAR: usize = 90;
 
-/// Bytes of address space of a test program: one whose memory grows without end fails.
-const SPACE: u64 = 16 << 30;
-
 /// Suites that judge, in this order: each sees what those before it let pass, if any of its tests
 /// comes there.
 static STAGES: [Stage; 3] = [
@@ -45,9 +42,25 @@ static STAGES: [Stage; 3] = [
         // They take long and reach none of `rel` and `node`.
         args: &["--skip=proto::coll", "--skip=ping::"],
         runs: 1,
+        space: 16 << 30,
     },
-    Stage { name: "sim", target: "sim", dir: "tests", args: &["sim_quick"], runs: 1 },
-    Stage { name: "conformance", target: "conformance", dir: "tests", args: &[], runs: 2 },
+    Stage {
+        name: "sim",
+        target: "sim",
+        dir: "tests",
+        args: &["sim_quick"],
+        runs: 1,
+        space: 16 << 30,
+    },
+    Stage {
+        name: "conformance",
+        target: "conformance",
+        dir: "tests",
+        args: &[],
+        runs: 2,
+        // Domains with all the tables that they may ask for.
+        space: 64 << 30,
+    },
 ];
 
 /// Seeds of `sim_quick`, as in `SIM_SEED`.
@@ -97,8 +110,6 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
     println!("mutants: {} of {}, seed {}", args.count, files.join(" "), journal.seed);
     let order = shuffled(all.iter().map(|source| source.changes.len()).sum(), journal.seed);
     let (drawn, programs) = build(project, &all, &order, args.count as usize)?;
-    // Those that compile need more; what is started from now on does not.
-    setrlimit(Resource::RLIMIT_AS, SPACE, SPACE).map_err(|why| format!("setrlimit: {why}"))?;
     let judges =
         STAGES.iter().zip(programs).map(|(stage, program)| Judge::new(home(), stage, program));
     let judges: Vec<Judge> = judges.collect::<Result<_, _>>()?;
@@ -418,6 +429,8 @@ struct Stage {
     args: &'static [&'static str],
     /// How often in a row it has to fail: more than once if it runs in real time.
     runs: u32,
+    /// Bytes of address space: a program whose memory grows without end fails.
+    space: u64,
 }
 
 /// A stage, its program, and what is known of it without a change.
@@ -503,6 +516,9 @@ impl Judge {
     fn run_once(&self, command: &mut Command) -> Result<Option<String>, String> {
         let log = self.home.join(format!("{}.log", self.stage.name));
         let _ = std::fs::remove_file(&log);
+        // What is started from here on inherits it.
+        setrlimit(Resource::RLIMIT_AS, self.stage.space, RLIM_INFINITY)
+            .map_err(|why| format!("setrlimit: {why}"))?;
         let ended = process::run_until(command, &log, self.limit, |said| failed(said).is_some())
             .map_err(|why| format!("{}: {why}", self.program.display()))?;
         let who = match failed(&ended.output) {
@@ -575,8 +591,14 @@ mod tests {
     #[test]
     fn only_tests_that_come_to_a_mutant_judge_it() {
         use std::os::unix::fs::PermissionsExt;
-        static STAGE: Stage =
-            Stage { name: "unit", target: "x", dir: "d", args: &["--skip=x"], runs: 2 };
+        static STAGE: Stage = Stage {
+            name: "unit",
+            target: "x",
+            dir: "d",
+            args: &["--skip=x"],
+            runs: 2,
+            space: 1 << 34,
+        };
         let home = tempfile::tempdir().unwrap().keep();
         std::fs::create_dir_all(home.join("tree/d")).unwrap();
         let script = "#!/bin/sh\n\
