@@ -80,4 +80,17 @@ mod tests {
         assert_eq!((&server.socket, server.id), (&client.socket, client.id));
         assert!(vpp.socket.starts_with('/'), "{vpp:?}");
     }
+    /// Goal: what is wrong is told without the secret. Method: another option, a second secret, and
+    /// a port around it.
+    #[test]
+    fn a_secret_is_not_told() {
+        for wrong in
+            ["memif:@x,secret=hunter2,role=none", "memif:@x,none=1,secret=hunter2,secret=hunter2"]
+        {
+            for spec in [wrong.to_owned(), format!("fault(loss=0.1):{wrong}")] {
+                let why = crate::open::open(&spec).err().expect("it is wrong").to_string();
+                assert!(!why.contains("hunter2") && why.contains("secret=..."), "{why}");
+            }
+        }
+    }
 }

@@ -28,9 +28,18 @@ pub(super) struct Outer {
     pub(super) place: Option<SocketAddr>,
 }
 
-/// What is wrong with `spec`, or with the part of it that is given, and what to write instead.
+/// What is wrong with `spec`, or with the part of it that is given, and what to write instead. A
+/// memif's secret is not told: errors go to logs.
 pub(super) fn bad(spec: &str, why: impl Into<String>) -> OpenError {
-    OpenError::BadSpec { spec: spec.to_owned(), why: why.into() }
+    const SECRET: &str = "secret=";
+    let mut told = spec.to_owned();
+    let mut from = 0;
+    while let Some(at) = told[from..].find(SECRET) {
+        from += at + SECRET.len();
+        let end = told[from..].find([',', ')']).map_or(told.len(), |len| from + len);
+        told.replace_range(from..end, "...");
+    }
+    OpenError::BadSpec { spec: told, why: why.into() }
 }
 
 /// The value of an option of `spec`.
