@@ -478,9 +478,9 @@ impl CqInner {
     fn why_none(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
         let why = core.node().cqs.why_nothing(id);
         match why {
-            // Somebody who reads nothing but errors still makes progress.
+            // A program that reads nothing but errors still makes progress.
             Err(Error::Avail) => core.read_something(shared),
-            // Who gives no room reads to have the loop turned: fi_cq(3), "fi_cq_read".
+            // A read without room turns the loop: fi_cq(3), "fi_cq_read".
             Ok(_) => core.turn_if_manual(shared),
             Err(_) => {}
         }

@@ -112,8 +112,9 @@ fn the_receive_thread_takes_no_wake_up_from_the_program() {
     }
 }
 
-/// Goal: who asks for no entry, or whether there is one, turns the loop, as fi_cq(3) and fi_poll(3)
-/// say, also while one waits that nobody reads. Method: a peer to whom the receiver has to answer.
+/// Goal: a read of no entry, and a look whether there is one, turn the loop, as fi_cq(3) and
+/// fi_poll(3) say, also while one waits that nobody reads. Method: a peer to whom the receiver has
+/// to answer.
 #[test]
 fn a_read_of_no_entry_makes_progress_beside_one_that_waits() {
     let (a, b) = Loopback::pair();

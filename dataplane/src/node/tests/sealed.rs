@@ -326,16 +326,22 @@ fn another_key_and_none_are_refused_with_their_codes() {
     }
 }
 
-/// Goal: a turn ends although a verdict is due that waits for frames still in the port, and the
-/// verdict comes with the turn that finds none.
-#[test]
-fn a_verdict_waits_for_what_the_port_holds() {
+/// Two ends with different keys, and a send whose refusal is due since the last turn.
+fn with_a_verdict_due() -> Pair {
     let key = |station, byte| keyed(station, 1500, &[byte; 32], Mode::Encrypted);
     let mut pair = Pair::of([key(1, 7), key(2, 8)]);
     pair.ends.iter_mut().for_each(|end| end.node.settings.t_dead_ns = 5_000 * MS);
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
     pair.run(900 * MS);
     pair.now = pair.now + 500 * MS;
+    pair
+}
+
+/// Goal: a turn ends although a verdict is due that waits for frames still in the port, and the
+/// verdict comes with the turn that finds none.
+#[test]
+fn a_verdict_waits_for_what_the_port_holds() {
+    let mut pair = with_a_verdict_due();
     let told = [true, true, false].map(|backlog| {
         let End { node, out, cq, .. } = &mut pair.ends[0];
         node.turn.note_backlog(backlog);
@@ -351,12 +357,7 @@ fn a_verdict_waits_for_what_the_port_holds() {
 /// comes when all that the port held has been taken.
 #[test]
 fn a_verdict_does_not_wait_for_the_end_of_a_flood() {
-    let key = |station, byte| keyed(station, 1500, &[byte; 32], Mode::Encrypted);
-    let mut pair = Pair::of([key(1, 7), key(2, 8)]);
-    pair.ends.iter_mut().for_each(|end| end.node.settings.t_dead_ns = 5_000 * MS);
-    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
-    pair.run(900 * MS);
-    pair.now = pair.now + 500 * MS;
+    let mut pair = with_a_verdict_due();
     let End { node, out, cq, .. } = &mut pair.ends[0];
     let mut bursts = 0;
     let told = loop {

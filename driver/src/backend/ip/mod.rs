@@ -93,7 +93,7 @@ const PROBES: usize = 3;
 const PROBE_NS: u64 = 30_000_000;
 /// Time between two lines about somebody else who has our address.
 const TELL_NS: u64 = 60_000_000_000;
-/// Lines about other hosts in that time: who sends in the names of many would fill the log.
+/// Lines of the log about other hosts in that time: a sender that forges addresses would fill it.
 const TOLD_MAX: u32 = 16;
 
 /// Datagrams that were not passed on, by cause.
