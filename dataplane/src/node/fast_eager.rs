@@ -291,14 +291,11 @@ impl Node {
         ep.count_sent::<S>(cq, req, completes);
         let cntr = ep.tx_cntr;
         peer.charge(cost);
-        if !S::CACHED && peer.begins_to_wait(self.turn.polled_at) {
+        if S::CACHED {
+            peer.snd.number();
+        } else if !peer.number_by_turn(self.turn.polled_at) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
-        } else {
-            if !S::CACHED {
-                peer.probe_from(self.turn.polled_at);
-            }
-            peer.snd.number();
         }
         if !S::INLINE && cntr != CntrIdx::NONE {
             self.cntrs.count(cntr, true);
@@ -345,18 +342,15 @@ impl Node {
         let peer = &mut self.peers[p];
         if rests {
             peer.begin_to_wait(now);
-            peer.probe_at = now;
         }
-        let psn = peer.snd.number();
         peer.charge(cost);
         peer.wrs.add(&mut self.tx, w);
         let first = peer.snd.is_empty();
         let body = BodyRef::Wr { wr: w, offset: 0, len };
-        let sent = Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
-        peer.snd.keep(&mut self.sent, sent);
+        let record = |psn| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
+        peer.number_and_keep(now, &mut self.sent, record);
         self.acks.left(&mut self.due.todo, p, peer, ar);
         if first {
-            peer.begin_flight(now);
             // Usually the timer of an earlier packet fires in time.
             let timer_at = peer.timer_at;
             let patience =

@@ -440,14 +440,9 @@ impl Node {
         peer.rma_seq = peer.rma_seq.wrapping_add(1);
         peer.tx_quota -= 1;
         peer.carried_ack_in_order();
-        // A peer that was heard in this turn is waited for since this turn: no need to read the
-        // clock.
-        let heard_now = peer.last_rx == self.turn.polled_at;
-        if peer.timer_at == Instant(u64::MAX) || peer.snd.in_flight() == 0 && !heard_now {
+        if !peer.number_by_turn(self.turn.polled_at) {
             let p = ep.route.peer;
             self.wait_from(clock(), p);
-        } else {
-            peer.snd.number();
         }
         true
     }

@@ -729,19 +729,20 @@ impl Sending<'_> {
             return false;
         }
         let peer = &mut self.peers[p];
-        let psn = peer.number(now);
-        if keep {
-            let Packet { ty, op, body, wr, ar, ends, .. } = packet;
-            let mut bytes = [0; RELIABLE_OP_MAX];
-            bytes[..op.len()].copy_from_slice(op);
-            let sent = Sent::new(psn, ty, (&bytes, op.len()), body, wr, now);
-            peer.keep(now, self.sent, sent);
-            if wr != TxIdx::NONE {
-                self.tx[wr].unacked += 1;
-            }
-            if ends && !peer.path.is_lossless() {
-                self.acks.left(&mut self.due.todo, p, peer, ar);
-            }
+        if !keep {
+            peer.number(now);
+            return true;
+        }
+        let Packet { ty, op, body, wr, ar, ends, .. } = packet;
+        let mut bytes = [0; RELIABLE_OP_MAX];
+        bytes[..op.len()].copy_from_slice(op);
+        let op = (&bytes, op.len());
+        peer.number_and_keep(now, self.sent, |psn| Sent::new(psn, ty, op, body, wr, now));
+        if wr != TxIdx::NONE {
+            self.tx[wr].unacked += 1;
+        }
+        if ends && !peer.path.is_lossless() {
+            self.acks.left(&mut self.due.todo, p, peer, ar);
         }
         true
     }

@@ -503,23 +503,39 @@ impl Peer {
     }
 
     /// Numbers the packet that has just gone out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn number(&mut self, now: Instant) -> Psn {
-        if self.snd.in_flight() == 0 {
-            self.probe_at = now;
-        }
+        self.probe_from(now);
         self.snd.number()
     }
 
-    /// Records the packet numbered last for retransmission, and returns its record. The caller has
-    /// seen that one is free.
-    #[inline]
-    pub(crate) fn keep(&mut self, now: Instant, pool: &mut SentPool, sent: Sent) -> SentIdx {
+    /// [`number`](Self::number) for a packet without a record, by a road on which the clock was not
+    /// read: `turn` is the time of this turn. False, and nothing has happened, if the clock must be
+    /// read, since [the peer's silence counts](Self::begins_to_wait) from now.
+    #[inline(always)]
+    pub(super) fn number_by_turn(&mut self, turn: Instant) -> bool {
+        if self.begins_to_wait(turn) {
+            return false;
+        }
+        self.number(turn);
+        true
+    }
+
+    /// Numbers the packet that has just gone out and records it for retransmission. Returns the
+    /// record that `made` makes with the number. The caller has seen that one is free.
+    #[inline(always)]
+    pub(crate) fn number_and_keep(
+        &mut self,
+        now: Instant,
+        pool: &mut SentPool,
+        made: impl FnOnce(Psn) -> Sent,
+    ) -> SentIdx {
+        let psn = self.number(now);
         if self.snd.is_empty() {
             self.begin_flight(now);
         }
         self.steady = false;
-        self.snd.keep(pool, sent)
+        self.snd.keep(pool, made(psn))
     }
 
     /// Its slot, while a session with it is open.
@@ -550,10 +566,10 @@ impl Peer {
         self.snd.in_flight() == 0 && self.last_rx != turn || self.timer_at == Instant(u64::MAX)
     }
 
-    /// A packet is sent without a record. If it opens a flight, the peer is probed when it has been
-    /// silent since `now`.
+    /// A packet is sent. If it opens a flight, the peer is probed when it has been silent since
+    /// `now`.
     #[inline(always)]
-    pub(super) fn probe_from(&mut self, now: Instant) {
+    fn probe_from(&mut self, now: Instant) {
         if self.snd.in_flight() == 0 {
             self.probe_at = now;
         }

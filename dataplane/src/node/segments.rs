@@ -85,17 +85,18 @@ impl Sending<'_> {
             self.observed.tallies[p.at()].tx_bytes += frame_len;
             peer.carried_ack();
             wr.sent = offset + u64::from(len);
-            let psn = peer.number(now);
-            if segments.keep {
-                let op = (&segments.op, segments.op_len);
-                let body = BodyRef::Wr { wr: w, offset, len };
-                let sent = Sent::new(psn, segments.ty, op, body, w, now);
-                let idx = peer.keep(now, self.sent, sent);
-                segments.put_offset(&mut self.sent[idx].op, offset);
-                wr.unacked += 1;
-                if last && !lossless {
-                    self.acks.left(&mut self.due.todo, p, peer, base.ar);
-                }
+            if !segments.keep {
+                peer.number(now);
+                continue;
+            }
+            let (ty, op) = (segments.ty, (&segments.op, segments.op_len));
+            let body = BodyRef::Wr { wr: w, offset, len };
+            let record = |psn| Sent::new(psn, ty, op, body, w, now);
+            let idx = peer.number_and_keep(now, self.sent, record);
+            segments.put_offset(&mut self.sent[idx].op, offset);
+            wr.unacked += 1;
+            if last && !lossless {
+                self.acks.left(&mut self.due.todo, p, peer, base.ar);
             }
         }
         Step::Sent
