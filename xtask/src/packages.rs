@@ -52,6 +52,8 @@ pub(crate) const SHLIBDEPS: Tool = Tool { program: "dpkg-shlibdeps", package: "d
 pub(crate) const RPMBUILD: Tool = Tool { program: "rpmbuild", package: "rpm" };
 /// Reads the symbols of programs.
 pub(crate) const BINUTILS: Tool = Tool { program: "objdump", package: "binutils" };
+/// Unpacks the modules of a kernel.
+pub(crate) const XZ: Tool = Tool { program: "xz", package: "xz-utils" };
 /// Reads the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 

@@ -173,6 +173,7 @@ impl Suite {
             ],
             Self::Vfio => &[
                 crate::vm::QEMU,
+                packages::XZ,
                 packages::TESTPMD,
                 packages::LIBFABRIC,
                 packages::FI_INFO,

@@ -8,6 +8,9 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::NotHere;
 
+/// Where lists of another suite are meanwhile.
+const LISTS: &str = "apt";
+
 /// What `find` sees in `root` of `dir`, which `fill` unpacks once, whoever else asks meanwhile:
 /// guests start side by side, in one process and in several.
 ///
@@ -56,6 +59,66 @@ pub(super) fn fetch(root: &Path, package: &str, options: &[String]) -> Result<()
     // Unpacked it is all there.
     let _ = std::fs::remove_file(deb);
     Ok(())
+}
+
+/// Options with which apt takes packages from `suite` of the archive that the system here is from.
+/// Its lists and downloads go below `root`, apart from the system's, until
+/// [`forget_lists`].
+///
+/// # Errors
+/// [`NotHere`]: the archive has no such suite, or cannot be reached.
+pub(super) fn lists(root: &Path, suite: &str) -> Result<Vec<String>, NotHere> {
+    let told = quiet("apt-get")
+        .args(["indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"])
+        .output()
+        .map_err(|why| NotHere(format!("apt-get indextargets: {why}")))?;
+    let codename = codename();
+    let archive = archive(&String::from_utf8_lossy(&told.stdout), &codename);
+    let archive = archive.ok_or_else(|| NotHere(format!("apt has no archive of {codename}")))?;
+    let apt = root.join(LISTS);
+    for dir in ["lists/partial", "cache/archives/partial"] {
+        let made = std::fs::create_dir_all(apt.join(dir));
+        made.map_err(|why| NotHere(format!("{}: {why}", apt.display())))?;
+    }
+    let list = apt.join("sources.list");
+    let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
+    let line = format!("deb [signed-by={keys}] {archive} {suite} main\n");
+    std::fs::write(&list, line).map_err(|why| NotHere(format!("{}: {why}", list.display())))?;
+    let options: Vec<String> = [
+        ("Dir::Etc::sourcelist", list),
+        ("Dir::Etc::sourceparts", "/dev/null".into()),
+        ("Dir::State::lists", apt.join("lists")),
+        ("Dir::Cache", apt.join("cache")),
+    ]
+    .into_iter()
+    .flat_map(|(option, path)| ["-o".to_owned(), format!("{option}={}", path.display())])
+    .collect();
+    succeed(self::apt(&options).args(["update", "-qq"]))?;
+    Ok(options)
+}
+
+/// Removes what [`lists`] has made below `root`.
+pub(super) fn forget_lists(root: &Path) {
+    // Nobody asks them again.
+    let _ = std::fs::remove_dir_all(root.join(LISTS));
+}
+
+/// The name of the release that runs here.
+pub(super) fn codename() -> String {
+    codename_in(&std::fs::read_to_string("/etc/os-release").unwrap_or_default())
+}
+
+/// The name of the release in an `os-release` file.
+fn codename_in(os_release: &str) -> String {
+    let mut lines = os_release.lines();
+    let name = lines.find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    name.unwrap_or_default().trim_matches('"').to_owned()
+}
+
+/// The archive that has release `codename` among lines of an address and a release.
+fn archive(lines: &str, codename: &str) -> Option<String> {
+    let mut words = lines.lines().filter_map(|line| line.split_once(' '));
+    words.find(|(_, release)| *release == codename).map(|(archive, _)| archive.to_owned())
 }
 
 /// `apt-get` with `options`, as whoever calls it.
@@ -145,5 +208,14 @@ mod tests {
         assert!(why.starts_with("dpkg-deb /tmp: "), "{why}");
         let why = succeed(&mut quiet("no-such-program")).unwrap_err().0;
         assert!(why.starts_with("no-such-program"), "{why}");
+    }
+
+    #[test]
+    fn the_archive_is_that_of_the_release() {
+        let release = codename_in("ID=debian\nVERSION_CODENAME=bookworm\n");
+        let lines = "http://a/ bookworm-updates\nhttp://b/ bookworm\nhttp://c/ bookworm\n";
+        assert_eq!(archive(lines, &release).as_deref(), Some("http://b/"));
+        assert_eq!(archive(lines, "trixie"), None);
+        assert_eq!(codename_in("ID=other\n"), "");
     }
 }

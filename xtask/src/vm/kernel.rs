@@ -8,19 +8,22 @@ use super::NotHere;
 use super::debian::{self, entries, name_of, quiet};
 use crate::target_dir;
 
-/// Which of Debian's kernels. Both have VFIO as modules and the IOMMU built in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which of Debian's kernels. All have VFIO as modules and the IOMMU built in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Flavour {
     /// The small one for virtual machines.
     Cloud,
     /// The one for everything, with drivers of real NICs: three times the size, and slower to boot.
     Full,
+    /// The small one of the backports to Debian 13: its `virtio_net` has AF_XDP's zero-copy, which
+    /// came with Linux 6.13.
+    Newest,
 }
 
 impl Flavour {
     fn package(self) -> &'static str {
         match self {
-            Self::Cloud => "linux-image-cloud-amd64",
+            Self::Cloud | Self::Newest => "linux-image-cloud-amd64",
             Self::Full => "linux-image-amd64",
         }
     }
@@ -31,11 +34,15 @@ impl Flavour {
         match self {
             Self::Cloud => vm,
             Self::Full => vm.join("full"),
+            Self::Newest => vm.join("newest"),
         }
     }
 }
 
 const SHELL: &str = "busybox-static";
+
+/// Where [`Flavour::Newest`] comes from.
+const NEWEST: &str = "trixie-backports";
 
 /// What a guest boots from.
 pub(crate) struct Kernel {
@@ -52,12 +59,17 @@ impl Kernel {
     /// # Errors
     /// [`NotHere`] if they can be had neither here nor from Debian.
     pub(crate) fn provide(flavour: Flavour) -> Result<Self, NotHere> {
-        let kernel = flavour.package();
         debian::unpacked(&flavour.dir(), Self::find, |root| {
-            let image = dependency(kernel, "linux-image-").ok_or_else(|| {
-                NotHere(format!("no package {kernel} is known here: sudo apt-get update"))
-            })?;
-            [image.as_str(), SHELL].iter().try_for_each(|package| debian::fetch(root, package, &[]))
+            let options = match flavour {
+                Flavour::Cloud | Flavour::Full => Vec::new(),
+                Flavour::Newest => debian::lists(root, NEWEST)?,
+            };
+            debian::fetch(root, SHELL, &[])?;
+            parts(flavour.package(), &options)?
+                .iter()
+                .try_for_each(|package| debian::fetch(root, package, &options))?;
+            debian::forget_lists(root);
+            decompress(root)
         })
     }
 
@@ -67,13 +79,10 @@ impl Kernel {
     }
 
     fn find(root: &Path) -> Option<Self> {
-        let mut image = entries(&root.join("boot")).into_iter();
-        let image = image.rfind(|path| name_of(path).starts_with("vmlinuz-"))?;
-        let release = name_of(&image).strip_prefix("vmlinuz-")?.to_owned();
-        let modules = ["lib/modules", "usr/lib/modules"]
-            .map(|lib| root.join(lib).join(&release))
-            .into_iter()
-            .find(|path| path.is_dir())?;
+        let dirs = ["lib/modules", "usr/lib/modules"].map(|lib| entries(&root.join(lib)));
+        let modules = dirs.into_iter().flatten().next_back()?;
+        let boot = root.join("boot").join(format!("vmlinuz-{}", name_of(&modules)));
+        let image = [boot, modules.join("vmlinuz")].into_iter().find(|path| path.is_file())?;
         let shell = ["bin/busybox", "usr/bin/busybox"].map(|path| root.join(path));
         let shell = shell.into_iter().find(|path| path.is_file())?;
         Some(Self { image, shell, modules })
@@ -85,7 +94,7 @@ impl Kernel {
     /// A module is in none of the package's files.
     pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<PathBuf>, NotHere> {
         let mut files = Vec::new();
-        collect(&self.modules.join("kernel"), &mut files);
+        collect(&self.modules.join("kernel"), ".ko", &mut files);
         let builtin = std::fs::read_to_string(self.modules.join("modules.builtin"));
         let builtin = builtin.unwrap_or_default();
         let mut order = Vec::new();
@@ -133,22 +142,57 @@ fn module_name(file: &Path) -> String {
     name_of(file).split('.').next().unwrap_or("").replace('-', "_")
 }
 
-fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+/// Adds the files below `dir` whose names end with `end`.
+fn collect(dir: &Path, end: &str, files: &mut Vec<PathBuf>) {
     for path in entries(dir) {
         if path.is_dir() {
-            collect(&path, files);
-        } else if name_of(&path).ends_with(".ko") {
+            collect(&path, end, files);
+        } else if name_of(&path).ends_with(end) {
             files.push(path);
         }
     }
 }
 
-/// The package that `package` depends on and whose name starts with `prefix`.
-fn dependency(package: &str, prefix: &str) -> Option<String> {
-    let output = quiet("apt-cache").args(["depends", package]).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-    names.map(str::to_owned).find(|name| name.starts_with(prefix))
+/// The packages that a kernel consists of which `package` depends on, with `options` of apt: one
+/// that has all, or one each for the image, the modules and their lists.
+///
+/// # Errors
+/// [`NotHere`]: apt knows no such package.
+fn parts(package: &str, options: &[String]) -> Result<Vec<String>, NotHere> {
+    let mut ask = quiet("apt-cache");
+    ask.args(options).args(["depends", "--recurse", "--no-recommends", "--no-suggests"]);
+    let output = ask.args(["--no-conflicts", "--no-breaks", "--no-replaces", package]).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let parts = parts_in(&text.unwrap_or_default());
+    if parts.is_empty() {
+        return Err(NotHere(format!("no package {package} is known here: sudo apt-get update")));
+    }
+    Ok(parts)
+}
+
+/// The parts of a kernel among what `apt-cache depends` has listed.
+fn parts_in(listed: &str) -> Vec<String> {
+    let names = listed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let is_part = |name: &&str| {
+        let of = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
+        let rest = of.iter().find_map(|prefix| name.strip_prefix(prefix));
+        // With a version: the others depend on these.
+        rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    names.filter(is_part).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Unpacks the modules, which newer kernels come with compressed: the guest's shell takes them as
+/// they are loaded.
+///
+/// # Errors
+/// [`NotHere`], with what `xz` said.
+fn decompress(root: &Path) -> Result<(), NotHere> {
+    let mut files = Vec::new();
+    for lib in ["lib/modules", "usr/lib/modules"] {
+        collect(&root.join(lib), ".ko.xz", &mut files);
+    }
+    files.chunks(512).try_for_each(|some| debian::succeed(quiet("xz").arg("-d").args(some)))
 }
 
 #[cfg(test)]
@@ -171,5 +215,19 @@ mod tests {
         assert_eq!(names, ["vfio.ko", "vfio-core.ko", "vfio-pci.ko"]);
         assert!(kernel.modules(&["nvme"]).is_err_and(|e| e.0.contains("nvme")));
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn the_parts_of_a_kernel_have_its_version() {
+        let one = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n\
+                   linux-image-6.1.0-56-cloud-amd64\n  Depends: kmod\n    linux-initramfs-tool\n";
+        assert_eq!(parts_in(one), ["linux-image-6.1.0-56-cloud-amd64"]);
+        let split = "  Depends: linux-base-cloud-amd64\n  Depends: linux-image-7.3.4+deb13-cloud-amd64\n\
+                     linux-image-7.3.4+deb13-cloud-amd64\n  Depends: linux-binary-7.3.4+deb13-cloud-amd64\n\
+                     Depends: linux-modules-7.3.4+deb13-cloud-amd64\n\
+                     Depends: linux-base-7.3.4+deb13-cloud-amd64\n  Depends: linux-base\n";
+        let parts = parts_in(split);
+        let named = ["base", "binary", "image", "modules"];
+        assert_eq!(parts, named.map(|part| format!("linux-{part}-7.3.4+deb13-cloud-amd64")));
     }
 }

@@ -22,6 +22,7 @@ use std::time::Duration;
 use crate::packages::{self, Tool};
 use crate::{cargo, root, target_dir};
 use guest::{Guest, Model};
+use kernel::Flavour;
 
 /// Runs the guest.
 pub(crate) const QEMU: Tool = Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" };
@@ -80,9 +81,9 @@ pub(crate) struct VmArgs {
     /// Neither builds the program `barewire` nor takes it along.
     #[arg(long)]
     no_barewire: bool,
-    /// Boots the kernel with the drivers of real NICs.
-    #[arg(long)]
-    full_kernel: bool,
+    /// The kernel that boots.
+    #[arg(long, value_enum, default_value = "cloud")]
+    kernel: Flavour,
     /// A kernel module to load beside those of VFIO.
     #[arg(long)]
     module: Vec<String>,
@@ -103,7 +104,7 @@ pub(crate) struct VmArgs {
 /// # Errors
 /// There is no guest, or `barewire` does not build.
 pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
-    packages::provide(&[QEMU]);
+    packages::provide(&[QEMU, packages::XZ]);
     let mut guest = Guest::with_pair("vm", args.nic.device());
     let stations = 1..=args.nics;
     guest.nics = stations.map(|n| guest::Nic::on_hub(args.nic.device(), n)).collect();
@@ -123,9 +124,7 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     guest.bind = !args.no_bind;
     guest.faults_allowed = args.allow_faults;
     guest.kvm = args.kvm;
-    if args.full_kernel {
-        guest.kernel = kernel::Flavour::Full;
-    }
+    guest.kernel = args.kernel;
     guest.limit = Duration::from_secs(args.limit);
     // Leaked once per call of the command: a module's name lives as long as the guest's.
     guest.modules = args.module.iter().map(|name| &*name.clone().leak()).collect();

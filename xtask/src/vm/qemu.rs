@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::debian::{self, quiet};
+use super::debian;
 use super::{NotHere, QEMU};
 use crate::{process, target_dir};
 
@@ -71,64 +71,10 @@ impl Emulator {
     }
 }
 
-/// Unpacks QEMU of the backports of the system that runs here. Lists and downloads are apart from
-/// the system's.
+/// Unpacks QEMU of the backports of the system that runs here.
 fn fetch(root: &Path) -> Result<(), NotHere> {
-    let told = quiet("apt-get")
-        .args(["indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"])
-        .output()
-        .map_err(|why| NotHere(format!("apt-get indextargets: {why}")))?;
-    let codename = codename(&std::fs::read_to_string("/etc/os-release").unwrap_or_default());
-    let archive = archive(&String::from_utf8_lossy(&told.stdout), &codename);
-    let archive = archive.ok_or_else(|| NotHere(format!("apt has no archive of {codename}")))?;
-    let apt = root.join("apt");
-    for dir in ["lists/partial", "cache/archives/partial"] {
-        let made = std::fs::create_dir_all(apt.join(dir));
-        made.map_err(|why| NotHere(format!("{}: {why}", apt.display())))?;
-    }
-    let list = apt.join("sources.list");
-    let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
-    let line = format!("deb [signed-by={keys}] {archive} {codename}-backports main\n");
-    std::fs::write(&list, line).map_err(|why| NotHere(format!("{}: {why}", list.display())))?;
-    let options: Vec<String> = [
-        ("Dir::Etc::sourcelist", list),
-        ("Dir::Etc::sourceparts", "/dev/null".into()),
-        ("Dir::State::lists", apt.join("lists")),
-        ("Dir::Cache", apt.join("cache")),
-    ]
-    .into_iter()
-    .flat_map(|(option, path)| ["-o".to_owned(), format!("{option}={}", path.display())])
-    .collect();
-    debian::succeed(debian::apt(&options).args(["update", "-qq"]))?;
+    let options = debian::lists(root, &format!("{}-backports", debian::codename()))?;
     PACKAGES.iter().try_for_each(|package| debian::fetch(root, package, &options))?;
-    // Nobody asks it again.
-    let _ = std::fs::remove_dir_all(apt);
+    debian::forget_lists(root);
     Ok(())
-}
-
-/// The name of the release in an `os-release` file.
-fn codename(os_release: &str) -> String {
-    let mut lines = os_release.lines();
-    let name = lines.find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    name.unwrap_or_default().trim_matches('"').to_owned()
-}
-
-/// The archive that has release `codename` among lines of an address and a release.
-fn archive(lines: &str, codename: &str) -> Option<String> {
-    let mut words = lines.lines().filter_map(|line| line.split_once(' '));
-    words.find(|(_, release)| *release == codename).map(|(archive, _)| archive.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_archive_is_that_of_the_release() {
-        let release = codename("ID=debian\nVERSION_CODENAME=bookworm\n");
-        let lines = "http://a/ bookworm-updates\nhttp://b/ bookworm\nhttp://c/ bookworm\n";
-        assert_eq!(archive(lines, &release).as_deref(), Some("http://b/"));
-        assert_eq!(archive(lines, "trixie"), None);
-        assert_eq!(codename("ID=other\n"), "");
-    }
 }

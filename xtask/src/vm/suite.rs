@@ -68,8 +68,8 @@ const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
                          if [ -x /usr/bin/iproute2 ]; then export VM_IP=/usr/bin/iproute2; fi\n\
                          hugepage-setup.sh --2m 16 --bind $NIC0 $NIC1\n";
 
-/// Runs tests over the ports `xdp` of each pair of interfaces of the kernel's: `$first` over the
-/// first one, `$others` over the others.
+/// Runs tests over the ports `xdp` of each pair of the kernel's `$count` interfaces: `$first` over
+/// the first one, `$others` over the others.
 const XDP: &str = "set --\n\
                    for nic in $NICS; do\n\
                    dev=/sys/bus/pci/devices/$nic\n\
@@ -77,7 +77,7 @@ const XDP: &str = "set --\n\
                    ip link set $name up\n\
                    set -- \"$@\" xdp:$name\n\
                    done\n\
-                   [ $# -eq 6 ] || { echo \"$# interfaces, not 6: $*\"; exit 1; }\n\
+                   [ $# -eq $count ] || { echo \"$# interfaces, not $count: $*\"; exit 1; }\n\
                    code=0\n\
                    of=$first\n\
                    while [ $# -gt 0 ]; do\n\
@@ -135,6 +135,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // What takes longest comes first, so that it is not alone at the end.
     let guests = [
         xdp(nightly),
+        zero_copy(),
         by_root,
         by_user,
         e1000,
@@ -174,7 +175,19 @@ fn xdp(nightly: bool) -> Guest {
     }
     let all = "xdp:: msg:: --skip the_models --skip mf5";
     let first = if nightly { all } else { "xdp::" };
-    guest.command = format!("first='{first}'\nothers='{all}'\n{XDP}");
+    guest.command = format!("count=6\nfirst='{first}'\nothers='{all}'\n{XDP}");
+    guest
+}
+
+/// The guest whose kernel has a driver with zero-copy, for the port `xdp`.
+fn zero_copy() -> Guest {
+    let mut guest = Guest::with_pair("zero-copy", Model::Virtio.device());
+    guest.kernel = Flavour::Newest;
+    guest.bind = false;
+    guest.cpu_count = 1;
+    guest.modules = vec!["virtio_net"];
+    let tests = "xdp:: msg:: matching:: rma:: --skip the_models --skip mf5";
+    guest.command = format!("export VM_ZERO_COPY=1\ncount=2\nfirst='{tests}'\n{XDP}");
     guest
 }
 
@@ -391,8 +404,9 @@ mod tests {
     #[test]
     fn a_guest_without_interfaces_fails() {
         let mut sh = std::process::Command::new("sh");
-        let run = sh.args(["-c", XDP]).envs([("NICS", ""), ("tests", "true")]).output().unwrap();
+        let run = sh.args(["-c", XDP]).envs([("NICS", ""), ("tests", "true"), ("count", "2")]);
+        let run = run.output().unwrap();
         assert_eq!(run.status.code(), Some(1));
-        assert_eq!(run.stdout, b"0 interfaces, not 6: \n");
+        assert_eq!(run.stdout, b"0 interfaces, not 2: \n");
     }
 }

@@ -53,6 +53,7 @@ use super::netdev::{
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
+use crate::hint::cold;
 use crate::mem::SHORT;
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
 use bound::{Bound, Part, no_xdp};
@@ -583,8 +584,22 @@ impl Xdp {
         } else if self.is_busy_polling {
             socket::kick_rx(self.queues[self.busy_at].fd);
             self.busy_at = self.turns.after(self.busy_at);
+        } else if self.is_zero_copy {
+            self.wake_sleepers()?;
         }
         Ok(count)
+    }
+
+    /// Calls the kernel for buffers that it has not taken. It asks for a call when it finds none,
+    /// which may be after we have published some and looked: then no frame would ever arrive.
+    #[inline]
+    fn wake_sleepers(&mut self) -> Result<(), Broken> {
+        for Queue { rings, fd } in &mut self.queues {
+            if rings.fill.asks_for_wakeup() && cold(rings.fill.unread()?) > 0 {
+                socket::kick_rx(*fd);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -179,6 +179,12 @@ impl<T: Entry> Producer<T> {
     pub(super) fn needs_wakeup(&self) -> bool {
         // What was published is seen before the kernel's last look is asked for.
         fence(SeqCst);
+        self.asks_for_wakeup()
+    }
+
+    /// [`needs_wakeup`](Self::needs_wakeup) of what was published some time ago.
+    #[inline]
+    pub(super) fn asks_for_wakeup(&self) -> bool {
         self.ring.word(self.ring.places.flags).load(Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 }
