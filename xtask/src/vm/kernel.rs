@@ -222,8 +222,10 @@ mod tests {
         let one = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n\
                    linux-image-6.1.0-56-cloud-amd64\n  Depends: kmod\n    linux-initramfs-tool\n";
         assert_eq!(parts_in(one), ["linux-image-6.1.0-56-cloud-amd64"]);
-        let split = "  Depends: linux-base-cloud-amd64\n  Depends: linux-image-7.3.4+deb13-cloud-amd64\n\
-                     linux-image-7.3.4+deb13-cloud-amd64\n  Depends: linux-binary-7.3.4+deb13-cloud-amd64\n\
+        let split = "  Depends: linux-base-cloud-amd64\n\
+                     Depends: linux-image-7.3.4+deb13-cloud-amd64\n\
+                     linux-image-7.3.4+deb13-cloud-amd64\n\
+                     Depends: linux-binary-7.3.4+deb13-cloud-amd64\n\
                      Depends: linux-modules-7.3.4+deb13-cloud-amd64\n\
                      Depends: linux-base-7.3.4+deb13-cloud-amd64\n  Depends: linux-base\n";
         let parts = parts_in(split);
