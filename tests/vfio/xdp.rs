@@ -105,9 +105,14 @@ fn a_port_of_xdp_that_slept_hears_again() {
     let Some([a, b]) = ports() else { return };
     let [mut ours, mut plain] =
         [format!("{a},ring=256"), b.replace("xdp:", "afpacket:")].map(|name| port(&name));
+    let mut frame = [&[0; 12][..], &ETHERTYPE.to_be_bytes(), &[0x5a; 46]].concat();
+    address(&mut frame, ours.caps().station, plain.caps().station);
+    // igb restarts the link of a port that has just opened.
+    until("first frame", || {
+        send(&mut *plain, &frame, 1);
+        (ours.rx_burst(32, &mut |_: &RxFrame<'_>| {}).unwrap() > 0).then_some(())
+    });
     for _ in 0..3 {
-        let mut frame = [&[0; 12][..], &ETHERTYPE.to_be_bytes(), &[0x5a; 46]].concat();
-        address(&mut frame, ours.caps().station, plain.caps().station);
         let sent = send(&mut *plain, &frame, 4_000);
         let (mut heard, mut last) = (0, Instant::now());
         while last.elapsed() < Duration::from_millis(200) {

@@ -15,16 +15,16 @@ pub(crate) enum Flavour {
     Cloud,
     /// The one for everything, with drivers of real NICs: three times the size, and slower to boot.
     Full,
-    /// The small one of the backports to Debian 13: its `virtio_net` has AF_XDP's zero-copy, which
-    /// came with Linux 6.13.
+    /// The one for everything of the backports to Debian 13: its `virtio_net` and `igb` have
+    /// AF_XDP's zero-copy, which came with Linux 6.13 and 6.14.
     Newest,
 }
 
 impl Flavour {
     fn package(self) -> &'static str {
         match self {
-            Self::Cloud | Self::Newest => "linux-image-cloud-amd64",
-            Self::Full => "linux-image-amd64",
+            Self::Cloud => "linux-image-cloud-amd64",
+            Self::Full | Self::Newest => "linux-image-amd64",
         }
     }
 
@@ -69,7 +69,7 @@ impl Kernel {
                 .iter()
                 .try_for_each(|package| debian::fetch(root, package, &options))?;
             debian::forget_lists(root);
-            decompress(root)
+            Ok(())
         })
     }
 
@@ -94,7 +94,7 @@ impl Kernel {
     /// A module is in none of the package's files.
     pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<PathBuf>, NotHere> {
         let mut files = Vec::new();
-        collect(&self.modules.join("kernel"), ".ko", &mut files);
+        collect(&self.modules.join("kernel"), &mut files);
         let builtin = std::fs::read_to_string(self.modules.join("modules.builtin"));
         let builtin = builtin.unwrap_or_default();
         let mut order = Vec::new();
@@ -121,11 +121,12 @@ fn add(
     }
     let file = files.iter().find(|file| module_name(file) == name);
     let file = file.ok_or_else(|| NotHere(format!("the kernel has no module {name}")))?;
-    let bytes = std::fs::read(file).map_err(|why| NotHere(format!("{file:?}: {why}")))?;
+    let file = decompressed(file)?;
+    let bytes = std::fs::read(&file).map_err(|why| NotHere(format!("{file:?}: {why}")))?;
     for needed in depends(&bytes) {
         add(&needed, files, builtin, seen, order)?;
     }
-    order.push(file.clone());
+    order.push(file);
     Ok(())
 }
 
@@ -142,12 +143,12 @@ fn module_name(file: &Path) -> String {
     name_of(file).split('.').next().unwrap_or("").replace('-', "_")
 }
 
-/// Adds the files below `dir` whose names end with `end`.
-fn collect(dir: &Path, end: &str, files: &mut Vec<PathBuf>) {
+/// Adds the modules below `dir`.
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
     for path in entries(dir) {
         if path.is_dir() {
-            collect(&path, end, files);
-        } else if name_of(&path).ends_with(end) {
+            collect(&path, files);
+        } else if [".ko", ".ko.xz"].iter().any(|end| name_of(&path).ends_with(end)) {
             files.push(path);
         }
     }
@@ -182,17 +183,23 @@ fn parts_in(listed: &str) -> Vec<String> {
     names.filter(is_part).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Unpacks the modules, which newer kernels come with compressed: the guest's shell takes them as
-/// they are loaded.
+/// A module as the guest's shell loads it: newer kernels come with compressed ones.
 ///
 /// # Errors
 /// [`NotHere`], with what `xz` said.
-fn decompress(root: &Path) -> Result<(), NotHere> {
-    let mut files = Vec::new();
-    for lib in ["lib/modules", "usr/lib/modules"] {
-        collect(&root.join(lib), ".ko.xz", &mut files);
+fn decompressed(file: &Path) -> Result<PathBuf, NotHere> {
+    let Some(plain) = name_of(file).strip_suffix(".xz") else { return Ok(file.to_owned()) };
+    let to = file.with_file_name(plain);
+    if !to.is_file() {
+        // Guests that start together may need the same one.
+        let me = (std::process::id(), std::thread::current().id());
+        let part = file.with_file_name(format!("{plain}.{me:?}"));
+        let failed = |why: std::io::Error| NotHere(format!("{}: {why}", part.display()));
+        let output = std::fs::File::create(&part).map_err(failed)?;
+        debian::succeed(quiet("xz").args(["-d", "-c"]).arg(file).stdout(output))?;
+        std::fs::rename(&part, &to).map_err(failed)?;
     }
-    files.chunks(512).try_for_each(|some| debian::succeed(quiet("xz").arg("-d").args(some)))
+    Ok(to)
 }
 
 #[cfg(test)]

@@ -179,15 +179,19 @@ fn xdp(nightly: bool) -> Guest {
     guest
 }
 
-/// The guest whose kernel has a driver with zero-copy, for the port `xdp`.
+/// The guest whose kernel has drivers with zero-copy, for the port `xdp`.
 fn zero_copy() -> Guest {
-    let mut guest = Guest::with_pair("zero-copy", Model::Virtio.device());
+    let mut guest = Guest::with_pair("zero-copy", Model::Igb.device());
     guest.kernel = Flavour::Newest;
     guest.bind = false;
     guest.cpu_count = 1;
-    guest.modules = vec!["virtio_net"];
-    let tests = "xdp:: msg:: matching:: rma:: --skip the_models --skip mf5";
-    guest.command = format!("export VM_ZERO_COPY=1\ncount=2\nfirst='{tests}'\n{XDP}");
+    guest.modules = vec!["igb", "virtio_net"];
+    guest.nics.extend(on_own_hub(1, Model::Virtio));
+    let all = "xdp:: msg:: --skip the_models --skip mf5";
+    // igb of Linux 7.3 returns a buffer twice after it has had none, and the port ends.
+    let igb = "xdp:: --skip a_port_of_xdp_that_slept";
+    let command = format!("count=4\nfirst='{igb}'\nothers='{all}'\n{XDP}");
+    guest.command = format!("export VM_ZERO_COPY=1\n{command}");
     guest
 }
 

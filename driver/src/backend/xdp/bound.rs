@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::super::lock::NotInChildren;
-use super::super::netdev::{Asker, Link, Wanted};
+use super::super::netdev::{Asker, Link, Wanted, xdp_features};
 use super::door::{self, Claims, Common, Door, Found};
 use super::program::{self, Take};
 use super::queue::Queue;
@@ -84,18 +84,28 @@ pub(super) struct Bound {
     pub(super) ring_count: usize,
 }
 
+/// Length of a chunk for frames of an interface with this MTU.
+///
+/// With zero-copy a page: some drivers (igb, igc) tell the card in whole KiB how much room a chunk
+/// has behind the headroom. Of 2 KiB that is one, and a longer frame arrives in pieces.
+pub(super) fn chunk_len(mtu: usize, may_zero_copy: bool) -> usize {
+    let [half, page] = CHUNK_LENS;
+    if may_zero_copy || HEADROOM + ETH_HDR_LEN + mtu > half { page } else { half }
+}
+
 /// Memory for the frames of `count` queues, a socket that has it, and how many frames can wait in
 /// each queue.
 fn memory(
     settings: &XdpSettings,
     wanted: &Wanted<'_>,
     link: &Link,
-    count: usize,
+    numbers: &RangeInclusive<u32>,
 ) -> Result<(NotInChildren, Umem, usize), OpenError> {
-    let chunk_len = CHUNK_LENS
-        .into_iter()
-        .find(|len| HEADROOM + ETH_HDR_LEN + link.mtu <= *len)
-        .unwrap_or(CHUNK_LENS[1]);
+    let count = numbers.clone().count();
+    let may_zero_copy = settings.may_zero_copy(numbers)
+        && settings.mode != Some(XdpMode::Generic)
+        && xdp_features(link.index).is_none_or(|features| features.zero_copy);
+    let chunk_len = chunk_len(link.mtu, may_zero_copy);
     let rx_len = RX_LEN.min(RX_LEN_ALL / count.next_power_of_two());
     let mut ring_count = settings.ring_count.unwrap_or(rx_len / chunk_len);
     let socket = socket::open().map_err(|e| no_xdp(wanted, &e))?;
@@ -136,7 +146,7 @@ pub(super) fn bind(
 ) -> Result<Bound, OpenError> {
     let os = |e: io::Error| wanted.os("cannot set up the socket", &e);
     let numbers = part.numbers.clone();
-    let (first, mut umem, ring_count) = memory(settings, wanted, link, numbers.clone().count())?;
+    let (first, mut umem, ring_count) = memory(settings, wanted, link, &numbers)?;
     let sending = socket::sending(&first, TX_COUNT).map_err(os)?;
     let mut sockets = vec![first];
     for _ in numbers.clone().skip(1) {

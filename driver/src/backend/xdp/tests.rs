@@ -12,11 +12,11 @@ use super::program::{Take, XDP_PASS, by_queue, program};
 use super::queue::Turns;
 use super::ring::{Consumer, Desc, Entry, Places, Producer};
 use super::umem::Umem;
-use super::{XdpMode, XdpSettings, bound, bpf, socket};
+use super::{HEADROOM, XdpMode, XdpSettings, bound, bpf, socket};
 use crate::backend::lock::{NotInChildren, UnforkedMap};
 use crate::backend::netdev::Accept;
-use crate::frame::ETHERTYPE;
 use crate::frame::addressed;
+use crate::frame::{ETH_HDR_LEN, ETHERTYPE};
 use crate::mem::{Arena, Hugepages};
 use crate::port::Station;
 
@@ -75,6 +75,17 @@ fn several_queues_are_copied_unless_asked() {
         assert!(why(true).to_string().contains("leave out zerocopy=yes"), "{}", why(true));
         assert!(!why(false).to_string().contains("zerocopy"), "{}", why(false));
     }
+}
+
+/// Goal: a card that counts in whole KiB has room for the longest frame of Ethernet.
+#[test]
+fn a_chunk_of_zero_copy_has_room_in_whole_kib() {
+    let in_kib = |len: usize| (len - HEADROOM) / 1024 * 1024;
+    assert!(in_kib(bound::chunk_len(1500, true)) >= 1500 + ETH_HDR_LEN + 4);
+    assert_eq!(
+        [1500, 1778, 1779, 9000].map(|mtu| bound::chunk_len(mtu, false)),
+        [2048, 2048, 4096, 4096]
+    );
 }
 
 /// Goal: the program takes our EtherType to us and to groups, to anybody if that is asked for, and
