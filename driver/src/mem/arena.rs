@@ -1,7 +1,9 @@
 //! Page-aligned memory of our own, from hugepages if there are any.
 //!
 //! An [`Arena`] is one memfd mapped once; [`Block`]s are cut from it and come back when dropped.
-//! Hugepages are reserved by the mapping itself, so a block is never lost to SIGBUS later.
+//! All pages are taken when it is made, so a block is never lost to SIGBUS later. A mapping of
+//! hugepages alone reserves them, and a control group that may have none of them (a container's
+//! `hugetlb.2MB.max`) is not asked before a page is touched.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::file::set_len;
+use crate::file::reserve;
 
 /// Whether an arena is to lie in hugepages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -226,9 +228,14 @@ impl Drop for Block {
 }
 
 fn map(len: usize, flags: MFdFlags) -> io::Result<MmapRaw> {
+    MmapOptions::new().len(len).map_raw(&memory(len, flags)?)
+}
+
+/// A file of `len` bytes of memory, all of which it has.
+fn memory(len: usize, flags: MFdFlags) -> io::Result<File> {
     let file = File::from(memfd_create(c"barewire", MFdFlags::MFD_CLOEXEC | flags)?);
-    set_len(&file, len as u64)?;
-    MmapOptions::new().len(len).map_raw(&file)
+    reserve(&file, 0, len)?;
+    Ok(file)
 }
 
 /// Bytes of a default hugepage and how many are free, as the kernel says; 2 MiB and 0 if it does
@@ -249,6 +256,8 @@ fn parse_meminfo(text: &str) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -271,6 +280,21 @@ mod tests {
         assert!(e.contains("sudo sysctl vm.nr_hugepages=") && !e.contains('\n'), "{e}");
         assert_eq!(parse_meminfo("HugePages_Free:   7\nHugepagesize:    2048 kB\n"), (2 << 20, 7));
         assert_eq!(parse_meminfo(""), (2 << 20, 0));
+    }
+
+    /// Goal: memory that there is not is an error, and no signal at its first use: an arena has all
+    /// its pages when it is made. Method: what its file takes.
+    #[test]
+    fn an_arena_has_all_its_pages() {
+        let mut kinds = vec![(300 * PAGE, MFdFlags::empty())];
+        let (page_len, free) = hugepages_free();
+        kinds.extend((free >= 2).then_some((2 * page_len, MFdFlags::MFD_HUGETLB)));
+        for (len, flags) in kinds {
+            // Others may have taken hugepages meanwhile.
+            let Ok(file) = memory(len, flags) else { continue };
+            let meta = file.metadata().unwrap();
+            assert_eq!((meta.len(), meta.blocks() * 512), (len as u64, len as u64), "{flags:?}");
+        }
     }
 
     proptest! {
