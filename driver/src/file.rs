@@ -2,7 +2,8 @@
 //!
 //! A file that would become longer than this process may make one (`RLIMIT_FSIZE`, `ulimit -f`)
 //! ends the process by a signal (SIGXFSZ) before a call returns `EFBIG`. So the limit is asked
-//! for first, and the call left out.
+//! for first, and the call left out. To write to a pipe whose reader has left ends it likewise
+//! (SIGPIPE), unless the program says otherwise, as those in Rust do.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -11,6 +12,7 @@ use std::os::fd::AsFd;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, pthread_sigmask};
 use nix::sys::stat::fstat;
 
 use crate::own_thread::without_signals;
@@ -48,29 +50,61 @@ pub fn reserve(file: impl AsFd, at: usize, len: usize) -> io::Result<()> {
     })
 }
 
-/// Writes to a file that was empty, without a signal for `EFBIG`.
+/// Writes to a file that was empty, without a signal for `EFBIG` or `EPIPE`.
 pub struct Appender {
     file: File,
+    is_regular: bool,
     /// Bytes written.
     len: u64,
 }
 
 impl From<File> for Appender {
     fn from(file: File) -> Self {
-        Self { file, len: 0 }
+        let is_regular = file.metadata().is_ok_and(|meta| meta.is_file());
+        Self { file, is_regular, len: 0 }
     }
 }
 
 impl Write for Appender {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         check(&self.file, self.len + bytes.len() as u64)?;
-        let written = self.file.write(bytes)?;
+        let file = &mut self.file;
+        let written = match self.is_regular {
+            true => file.write(bytes)?,
+            false => without_sigpipe(|| file.write(bytes))?,
+        };
         self.len += written as u64;
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+/// Runs `write`, whose `EPIPE` is no signal to the program. The kernel sends that signal to the
+/// thread that writes. One that the thread had before stays pending, if the program holds it back.
+fn without_sigpipe(write: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
+    let (pipe, mut before) = (SigSet::from(Signal::SIGPIPE), SigSet::empty());
+    pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&pipe), Some(&mut before))?;
+    let had = is_pending(Signal::SIGPIPE);
+    let written = write();
+    if written.as_ref().is_err_and(|why| why.kind() == io::ErrorKind::BrokenPipe) && !had {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: reads a set and a time that live across the call, and waits for nothing.
+        unsafe { libc::sigtimedwait(pipe.as_ref(), std::ptr::null_mut(), &raw const now) };
+    }
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
+    written
+}
+
+/// Whether a signal waits for this thread, or for any of the process.
+fn is_pending(signal: Signal) -> bool {
+    // SAFETY: zeros are a set, which `sigpending` fills in; the number is one of a signal.
+    unsafe {
+        let mut waiting: libc::sigset_t = std::mem::zeroed();
+        libc::sigpending(&raw mut waiting);
+        libc::sigismember(&raw const waiting, signal as i32) == 1
     }
 }
 
@@ -161,5 +195,32 @@ mod tests {
             unsafe { libc::pthread_kill(reserves.as_pthread_t(), libc::SIGUSR1) };
         };
         assert_eq!(len, 48 << 20);
+    }
+
+    /// Goal: a pipe whose reader has left is an error too, in a program that does nothing about the
+    /// signal, as those in C; and one that the program itself holds back stays where it is.
+    #[test]
+    fn a_pipe_without_reader_is_an_error() {
+        if !is_alone("file::tests::a_pipe_without_reader_is_an_error", |_| ()) {
+            return;
+        }
+        // SAFETY: the action of a program in C that says nothing.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let broken = || {
+            let (reader, writer) = io::pipe().unwrap();
+            let mut appender = Appender::from(File::from(std::os::fd::OwnedFd::from(writer)));
+            appender.write_all(&[7; 100]).unwrap();
+            drop(reader);
+            appender.write_all(&[7; 100]).unwrap_err().kind()
+        };
+        assert_eq!(broken(), io::ErrorKind::BrokenPipe);
+        let pipe = SigSet::from(Signal::SIGPIPE);
+        assert!(!SigSet::thread_get_mask().unwrap().contains(Signal::SIGPIPE));
+        pipe.thread_block().unwrap();
+        assert_eq!(broken(), io::ErrorKind::BrokenPipe);
+        assert!(!is_pending(Signal::SIGPIPE));
+        nix::sys::signal::raise(Signal::SIGPIPE).unwrap();
+        assert_eq!(broken(), io::ErrorKind::BrokenPipe);
+        assert!(is_pending(Signal::SIGPIPE));
     }
 }

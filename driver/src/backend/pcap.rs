@@ -23,6 +23,12 @@ pub use super::tapped::Direction;
 const BUFFER_LEN: usize = 256 << 10;
 /// How long a frame stays in the buffer at most, as long as the port is polled.
 const FLUSH_NS: u64 = 100_000_000;
+/// Time after which a port's clock is compared with that of the day again: it is up to some 50 us a
+/// second off, and files of two hosts are to be read side by side.
+const COMPARE_NS: u64 = 1_000_000_000;
+/// How far the comparison may set the clock back without a frame before another in time. What is
+/// more was done to the clock of the day.
+const BACK_NS: u64 = 1_000_000;
 
 /// Writes a pcapng file of one interface.
 pub struct PcapWriter<W: Write> {
@@ -30,6 +36,9 @@ pub struct PcapWriter<W: Write> {
     buffer: Vec<u8>,
     /// [`now_ns`] plus this is nanoseconds since 1970.
     epoch_ns: u64,
+    compared_ns: u64,
+    /// Time of the last frame.
+    last: u64,
     flushed_ns: u64,
     failed: bool,
     /// Frames that were written or are buffered.
@@ -60,12 +69,13 @@ impl<W: Write> PcapWriter<W> {
             option(b, 0, &[]);
         });
         to.write_all(&head)?;
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = now_ns();
+        let (epoch_ns, now) = compare();
         Ok(Self {
             to,
             buffer: Vec::with_capacity(BUFFER_LEN + (1 << 17)),
-            epoch_ns: (since_1970.as_nanos() as u64).wrapping_sub(now),
+            epoch_ns,
+            compared_ns: now,
+            last: 0,
             flushed_ns: now,
             failed: false,
             frames: 0,
@@ -80,6 +90,8 @@ impl<W: Write> PcapWriter<W> {
             return;
         }
         let at = at_ns.wrapping_add(self.epoch_ns);
+        let at = if self.last.wrapping_sub(at) < BACK_NS { self.last } else { at };
+        self.last = at;
         block(&mut self.buffer, 6, |b| {
             b.extend(0_u32.to_le_bytes());
             b.extend(((at >> 32) as u32).to_le_bytes());
@@ -111,6 +123,13 @@ impl<W: Write> PcapWriter<W> {
         }
         self.buffer.clear();
     }
+}
+
+/// What [`now_ns`] lacks to nanoseconds since 1970, and what it is.
+fn compare() -> (u64, u64) {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = now_ns();
+    ((since_1970.as_nanos() as u64).wrapping_sub(now), now)
 }
 
 impl<W: Write> Drop for PcapWriter<W> {
@@ -150,6 +169,9 @@ impl<W: Write + Send + 'static> Record for PcapWriter<W> {
             let now = now_ns();
             if now.wrapping_sub(self.flushed_ns) > FLUSH_NS {
                 self.flush(now);
+            }
+            if now.wrapping_sub(self.compared_ns) > COMPARE_NS {
+                (self.epoch_ns, self.compared_ns) = compare();
             }
         }
     }
@@ -236,6 +258,27 @@ mod tests {
         assert_eq!(a.tx(&TxFrame::whole(&out)), Ok(Tx::Sent));
         drop(a);
         assert_eq!(read(&path).len(), 3);
+    }
+
+    /// Goal: the times of a long capture are those of the day, although its clock is not exact, and
+    /// do not go back for that. Method: a clock that is off, a little or by far, either way.
+    #[test]
+    fn times_stay_those_of_the_day() {
+        let day = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+        for off in [200_000, 200_000_u64.wrapping_neg(), 1 << 40, (1_u64 << 40).wrapping_neg()] {
+            let mut writer = PcapWriter::new(Vec::new(), "x").unwrap();
+            writer.epoch_ns = writer.epoch_ns.wrapping_add(off);
+            let put = |writer: &mut PcapWriter<Vec<u8>>| {
+                writer.frame(now_ns(), Direction::Out, 14, |to| to.fill(1));
+                writer.last
+            };
+            let first = put(&mut writer);
+            writer.compared_ns = writer.compared_ns.wrapping_sub(2 * COMPARE_NS);
+            writer.tick();
+            let second = put(&mut writer);
+            assert!(second.abs_diff(day()) < 60_000_000_000, "{off}");
+            assert!(second >= first || first - second > BACK_NS, "{off}: {first}, {second}");
+        }
     }
 
     #[test]
