@@ -315,6 +315,32 @@ fn a_sleeper_is_woken_by_a_frame_and_by_wake() {
     }
 }
 
+/// Goal: of two threads that sleep on a port one is woken by a frame after the other has gone, as
+/// the receive thread of a program that slept on a queue for a moment.
+#[test]
+fn a_sleeper_is_woken_after_another_has_gone() {
+    let mut ports = pair(&fresh());
+    for sleeper in [0, 1] {
+        let waiters = [(); 2].map(|()| ports[sleeper].waiter().unwrap());
+        ports.iter_mut().for_each(|port| drop(drain(port)));
+        let conn = Arc::clone(&ports[sleeper].live.as_ref().unwrap().conn);
+        let is_masked = || conn.rx.ring.flags().load(Relaxed) == MASKED;
+        let [first, second] = waiters;
+        let sleeps = std::thread::spawn(move || first.wait(Duration::from_secs(20)));
+        while is_masked() {
+            std::thread::yield_now();
+        }
+        // It looks seldom by then.
+        std::thread::sleep(Duration::from_millis(100));
+        second.wait(Duration::from_millis(1));
+        assert!(!is_masked(), "the sender wakes nobody");
+        assert_eq!(send(&mut ports[1 - sleeper], b"x"), Tx::Sent);
+        sleeps.join().unwrap();
+        assert!(is_masked());
+        assert_eq!(drain(&mut ports[sleeper]), [b"x"]);
+    }
+}
+
 /// How often the calling thread has gone to sleep.
 fn sleeps() -> i64 {
     let who = nix::sys::resource::UsageWho::RUSAGE_THREAD;

@@ -45,6 +45,8 @@ struct State {
     made: VecDeque<Arc<Conn>>,
     /// The epoch that the port has seen.
     seen: u32,
+    /// Threads that sleep, or are about to.
+    sleepers: u32,
 }
 
 impl Shared {
@@ -55,7 +57,12 @@ impl Shared {
             is_woken: AtomicBool::new(false),
             misses: AtomicU32::new(0),
             bell: Bell::new()?,
-            state: Mutex::new(State { live: None, made: VecDeque::with_capacity(QUEUE), seen: 0 }),
+            state: Mutex::new(State {
+                live: None,
+                made: VecDeque::with_capacity(QUEUE),
+                seen: 0,
+                sleepers: 0,
+            }),
         })
     }
 
@@ -92,6 +99,22 @@ impl Shared {
         self.misses.store(self.misses.load(Relaxed) >> 1 | miss, Relaxed);
     }
 
+    /// A thread is about to sleep: on this connection, and until the epoch is another one.
+    fn begin_sleep(&self) -> (Option<Arc<Conn>>, u32) {
+        let mut state = self.state();
+        state.sleepers += 1;
+        (state.live.clone(), state.seen)
+    }
+
+    /// It does no more. The last one says so to the sender: others would not be woken.
+    fn end_sleep(&self, conn: Option<&Conn>) {
+        let mut state = self.state();
+        state.sleepers -= 1;
+        if state.sleepers == 0 {
+            [conn, state.live.as_deref()].into_iter().flatten().for_each(|conn| get_up(&conn.rx));
+        }
+    }
+
     /// The port is to look.
     pub(super) fn changed(&self) {
         self.epoch.fetch_add(1, SeqCst);
@@ -120,10 +143,7 @@ impl PortWaiter for Waiter {
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let shared = &*self.0;
-        let (conn, seen) = {
-            let state = shared.state();
-            (state.live.clone(), state.seen)
-        };
+        let (conn, seen) = shared.begin_sleep();
         let bell = readable(shared.bell.fd());
         let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
         let may_hear = || event.is_some() && shared.misses.load(Relaxed) == 0;
@@ -166,9 +186,7 @@ impl PortWaiter for Waiter {
                 break true;
             }
         };
-        if let Some(conn) = &conn {
-            get_up(&conn.rx);
-        }
+        shared.end_sleep(conn.as_deref());
         came
     }
 
