@@ -2,6 +2,7 @@
 //! next one works.
 
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use barewire_driver::frame::{RxFrame, TxFrame};
@@ -97,4 +98,33 @@ fn the_device_is_wanted_back() {
     assert_eq!(driver(&n), None);
     rebind(&n, "vfio-pci");
     port(&format!("vfio:{n}"));
+}
+
+/// Goal: a NIC goes back with its port, and to the kernel, while a child of the process lives.
+/// Method: a child that only sleeps; it has no register mapped.
+#[test]
+fn a_child_does_not_keep_the_device() {
+    let Some(n) = nic(0) else { return };
+    let a = port(&format!("vfio:{n}"));
+    // SAFETY: the child sleeps until it is killed, and calls nothing else.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        loop {
+            // SAFETY: a plain call.
+            unsafe { libc::pause() };
+        }
+    }
+    let maps = Path::new("/proc").join(child.to_string()).join("maps");
+    let maps = std::fs::read_to_string(maps).unwrap();
+    let registers: Vec<&str> = maps.lines().filter(|line| line.contains("vfio")).collect();
+    drop(a);
+    let again = barewire_driver::open::open(&format!("vfio:{n}")).map(drop);
+    // SAFETY: a child of this process's, and a place for its status.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    again.unwrap();
+    assert!(registers.is_empty(), "{registers:?}");
 }

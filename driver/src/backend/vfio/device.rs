@@ -5,11 +5,13 @@
 //! goes back when it is dropped, in this order: the device is silent (the NIC's driver has seen to
 //! that), its memory is unmapped, then device, group and container are closed, on which the kernel
 //! switches bus mastering off and resets the device. A process that is killed is cleaned up after
-//! by the kernel in the same order.
+//! by the kernel in the same order, whatever children it has: they keep neither files nor
+//! registers.
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +21,7 @@ use std::sync::atomic::fence;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
 use vfio_bindings::bindings::vfio;
@@ -28,6 +30,7 @@ use super::error::VfioError;
 use super::iova::IovaSpace;
 use super::survey;
 use super::sys::{self, Access, Region};
+use crate::backend::lock::{UnforkedMap, children_may_keep, forget_in_children};
 use crate::mem::{Arena, Block, Hugepages};
 use crate::port::MacAddr;
 
@@ -39,9 +42,33 @@ const COMMAND: u64 = 4;
 const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 
+/// A file of VFIO's, with which the device stays taken. Forked children do not keep it open.
+struct Kept(File);
+
+impl From<File> for Kept {
+    fn from(file: File) -> Self {
+        forget_in_children(file.as_raw_fd());
+        Self(file)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        children_may_keep(self.0.as_raw_fd());
+    }
+}
+
+impl Deref for Kept {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
 /// The IOMMU's side: the addresses that the device can use, and the memory behind them.
 pub(super) struct Container {
-    file: File,
+    file: Kept,
     bdf: String,
     page_len: u64,
     space: Mutex<IovaSpace>,
@@ -53,13 +80,13 @@ pub(super) struct Container {
 /// A device that is ours.
 pub(super) struct Device {
     pub(super) bdf: String,
-    file: File,
+    file: Kept,
     config: Region,
     /// Readable when somebody wants the device back (unbinding, unplugging).
     request: Option<Arc<EventFd>>,
     container: Arc<Container>,
     /// Closed after the device and before the container.
-    _group: File,
+    _group: Kept,
     /// Forked children leave the device alone.
     owner: u32,
 }
@@ -86,8 +113,8 @@ impl Device {
         if driver.as_deref() != Some("vfio-pci") {
             return Err(VfioError::Unbound { bdf, driver });
         }
-        let file = open_container(&bdf)?;
-        let group = open_group(&bdf, group_id)?;
+        let file = Kept::from(open_container(&bdf)?);
+        let group = Kept::from(open_group(&bdf, group_id)?);
         if !sys::is_viable(&group).map_err(os("VFIO_GROUP_GET_STATUS"))? {
             let others = survey::in_the_way(&dir);
             return Err(VfioError::NotViable { bdf, group: group_id, others });
@@ -99,6 +126,7 @@ impl Device {
         })?;
         let name = CString::new(bdf.as_str()).expect("an address has no zero byte");
         let device = sys::device(&group, &name).map_err(os("VFIO_GROUP_GET_DEVICE_FD"))?;
+        let device = Kept::from(device);
         let config = sys::region(&device, vfio::VFIO_PCI_CONFIG_REGION_INDEX)
             .map_err(os("VFIO_DEVICE_GET_REGION_INFO"))?;
         let info = sys::iommu_info(&file).map_err(os("VFIO_IOMMU_GET_INFO"))?;
@@ -211,7 +239,8 @@ impl Device {
         if index > 5 || len == 0 || !region.can_map {
             return Err(self.fault(format!("its BAR {index} cannot be mapped")));
         }
-        let map = MmapOptions::new().offset(region.offset).len(len).map_raw(&self.file);
+        let map = MmapOptions::new().offset(region.offset).len(len).map_raw(&*self.file);
+        let map = map.and_then(UnforkedMap::new);
         let map = map.map_err(|source| self.os("cannot map its registers", source))?;
         Ok(Bar { map: Arc::new(map), len })
     }
@@ -348,7 +377,7 @@ pub(super) fn becomes(patience: Duration, mut is: impl FnMut() -> bool) -> bool 
 /// Registers of a device. Every access is checked against the length and reaches the device.
 #[derive(Clone)]
 pub(super) struct Bar {
-    map: Arc<MmapRaw>,
+    map: Arc<UnforkedMap>,
     len: usize,
 }
 
@@ -436,7 +465,7 @@ impl Bar {
 pub(super) struct Tail {
     register: NonNull<u32>,
     /// Keeps the register mapped.
-    _map: Arc<MmapRaw>,
+    _map: Arc<UnforkedMap>,
 }
 
 // SAFETY: a register, which any thread may write; it stays mapped.
