@@ -4,8 +4,9 @@ use std::sync::OnceLock;
 
 /// Nanoseconds since an arbitrary moment before the first call; never goes backwards.
 ///
-/// Reads the time-stamp counter where the processor says that it is invariant (one instruction and
-/// a multiplication), else `CLOCK_MONOTONIC`.
+/// Reads the time-stamp counter where the processor says that it is invariant and the kernel has
+/// not found that it differs between processors (one instruction and a multiplication), else
+/// `CLOCK_MONOTONIC`.
 #[inline]
 pub fn now_ns() -> u64 {
     let c = CLOCK.get_or_init(Clock::calibrate);
@@ -45,12 +46,27 @@ impl Clock {
     }
 }
 
+/// The clocks that the kernel keeps time by, or could. One that it has found wrong is not among
+/// them.
+#[cfg(target_arch = "x86_64")]
+const CLOCKSOURCES: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+
+/// Whether the time-stamp counter is among these clocks.
+#[cfg(target_arch = "x86_64")]
+fn has_tsc(clocksources: &str) -> bool {
+    clocksources.split_whitespace().any(|name| name == "tsc")
+}
+
 /// Measures the counter against `CLOCK_MONOTONIC` for two milliseconds, or `None` if it is not
-/// invariant.
+/// invariant or the kernel does not trust it.
 #[cfg(target_arch = "x86_64")]
 fn calibrate_tsc() -> Option<Tsc> {
     use std::arch::x86_64::{__cpuid, _rdtsc};
     if __cpuid(0x8000_0000).eax < 0x8000_0007 || __cpuid(0x8000_0007).edx & (1 << 8) == 0 {
+        return None;
+    }
+    // Where nobody can be asked, as without /sys, the processor is believed.
+    if std::fs::read_to_string(CLOCKSOURCES).is_ok_and(|names| !has_tsc(&names)) {
         return None;
     }
     // SAFETY: user space may read the counter: Linux clears CR4.TSD but for processes that asked
@@ -101,6 +117,22 @@ mod tests {
             if after - before < 20_000 {
                 return (ns, before);
             }
+        }
+    }
+
+    /// Goal: a counter that the kernel took off its list, as one that is not in step on all
+    /// processors, is not read. Method: lists as kernels write them.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_counter_that_the_kernel_rejects_is_no_clock() {
+        for (names, is) in [
+            ("tsc hpet acpi_pm \n", true),
+            ("kvm-clock tsc acpi_pm \n", true),
+            ("hpet acpi_pm \n", false),
+            ("tsc-early hpet \n", false),
+            ("hyperv_clocksource_tsc_page acpi_pm \n", false),
+        ] {
+            assert_eq!(has_tsc(names), is, "{names}");
         }
     }
 
