@@ -90,7 +90,9 @@ impl FromStr for MacAddr {
         let mut parts = s.split(':');
         for byte in &mut mac {
             let part = parts.next().ok_or_else(bad)?;
-            if part.is_empty() || part.len() > 2 {
+            // A number may have a sign.
+            let is_hex = part.bytes().all(|digit| digit.is_ascii_hexdigit());
+            if part.is_empty() || part.len() > 2 || !is_hex {
                 return Err(bad());
             }
             *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;

@@ -188,11 +188,17 @@ fn pcap(
     spec: &str,
     open: impl FnOnce(&str) -> Result<Box<dyn Port>, OpenError>,
 ) -> Result<Box<dyn Port>, OpenError> {
+    let (wrapper, path, inner) = pcap_parts(spec)?;
+    let os = |e| OpenError::os("cannot write the capture", path, e, "; choose another file");
+    pcap::recorded(open(inner)?, Path::new(path), wrapper).map_err(os)
+}
+
+/// How `spec` begins, the file of its capture, and the port that is recorded.
+fn pcap_parts(spec: &str) -> Result<(&str, &str, &str), OpenError> {
     let (wrapper, options, inner) = wrapped(spec)?;
     let path = options.strip_prefix("file=").filter(|path| !path.is_empty());
     let path = path.ok_or_else(|| bad(wrapper, "write pcap(file=PATH):PORT"))?;
-    let os = |e| OpenError::os("cannot write the capture", path, e, "; choose another file");
-    pcap::recorded(open(inner)?, Path::new(path), wrapper).map_err(os)
+    Ok((wrapper, path, inner))
 }
 
 /// Whether [`open`] would open `spec` now, as far as can be seen without it: nothing is made, bound
@@ -233,7 +239,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
             fault_settings(wrapper, options)?;
             check_device(inner)
         }
-        "pcap" => check_one(wrapped(spec)?.2),
+        "pcap" => check_one(pcap_parts(spec)?.2),
         "ip" => check_device(&ip::parts(spec)?.1),
         "vlan" => check_device(&vlan::parts(spec)?.2),
         _ => Err(unknown(spec, kind)),
@@ -654,6 +660,8 @@ mod tests {
             "shm:x,mtu=100",
             "fault(loss=2):shm",
             "fault(loss=0.1):afpacket:nothing0",
+            "pcap():shm",
+            "pcap(path=x):shm",
         ] {
             assert_eq!(check(spec).unwrap_err().to_string(), why(spec), "{spec}");
         }

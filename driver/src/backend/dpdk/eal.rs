@@ -10,7 +10,6 @@
 use std::ffi::{CStr, CString, c_char};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -217,9 +216,9 @@ fn listen() -> io::Result<()> {
     let memory = File::from(memfd_create(c"barewire-dpdk-log", MFdFlags::MFD_CLOEXEC)?);
     // So that what follows a truncation starts at 0.
     fcntl(&memory, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
-    // SAFETY: `dup` of an open descriptor makes another, which `fdopen` takes over, or it is -1 and
-    // `fdopen` fails; the mode is a C string.
-    let stream = unsafe { libc::fdopen(libc::dup(memory.as_raw_fd()), c"a".as_ptr()) };
+    let again = fcntl(&memory, FcntlArg::F_DUPFD_CLOEXEC(0))?;
+    // SAFETY: an open descriptor of ours, which `fdopen` takes over; the mode is a C string.
+    let stream = unsafe { libc::fdopen(again, c"a".as_ptr()) };
     if stream.is_null() {
         return Err(io::Error::last_os_error());
     }

@@ -2,6 +2,7 @@
 
 use super::DpdkSettings;
 use crate::mem::Hugepages;
+use crate::port::MacAddr;
 
 /// Reads `dpdk:DEVICE[,ARGS]` or `dpdk(OPTIONS):DEVICE[,ARGS]`.
 ///
@@ -44,7 +45,15 @@ fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
     };
     match key {
         "mtu" => settings.mtu = Some(number()?),
-        "mac" => settings.mac = Some(value.parse().map_err(|why| format!("{why}"))?),
+        "mac" => {
+            let mac = value.parse::<MacAddr>().map_err(|why| format!("{why}"))?;
+            if !mac.is_single() {
+                return Err("a station's address has an even first byte; write \
+                            dpdk(mac=02:00:00:00:00:01):..."
+                    .into());
+            }
+            settings.mac = Some(mac);
+        }
         "ring" => {
             settings.ring_len = number()?;
             if !(64..=32_768).contains(&settings.ring_len) {
@@ -145,6 +154,7 @@ mod tests {
             ("dpdk(ethertype=88b5):net_tap0", "0x88b5"),
             ("dpdk(promisc=1):net_tap0", "promisc=yes"),
             ("dpdk(mac=1):net_tap0", "02:00:00:00:00:01"),
+            ("dpdk(mac=01:00:00:00:00:01):net_tap0", "even first byte"),
             ("dpdk:net tap0", "no name of a device"),
             ("dpdk:net_tap0,iface=a b", "a space"),
         ] {

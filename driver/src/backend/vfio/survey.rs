@@ -198,7 +198,6 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A file that holds a number such as `0x1af4`.
 /// Vendor, device and revision of the PCI device at `bdf`; `None` if there is none.
 pub fn ids_of(bdf: &str) -> Option<[u16; 3]> {
     ids_in(&Path::new(DEVICES).join(bdf))
@@ -214,6 +213,7 @@ pub fn driver_at(bdf: &str) -> Option<String> {
     driver_of(&Path::new(DEVICES).join(bdf))
 }
 
+/// A file that holds a number such as `0x1af4`.
 fn number(file: &Path) -> Option<u32> {
     let text = std::fs::read_to_string(file).ok()?;
     u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
