@@ -11,8 +11,10 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, pthread_sigmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::fstat;
 
 use crate::own_thread::without_signals;
@@ -83,29 +85,21 @@ impl Write for Appender {
 }
 
 /// Runs `write`, whose `EPIPE` is no signal to the program. The kernel sends that signal to the
-/// thread that writes. One that the thread had before stays pending, if the program holds it back.
+/// thread that writes. One that the program holds back since before stays where it is.
 fn without_sigpipe(write: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
     let (pipe, mut before) = (SigSet::from(Signal::SIGPIPE), SigSet::empty());
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    let pending = SignalFd::with_flags(&pipe, flags)?;
     pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&pipe), Some(&mut before))?;
-    let had = is_pending(Signal::SIGPIPE);
+    let mut waits = [PollFd::new(pending.as_fd(), PollFlags::POLLIN)];
+    let had = poll(&mut waits, PollTimeout::ZERO).is_ok_and(|count| count > 0);
     let written = write();
     if written.as_ref().is_err_and(|why| why.kind() == io::ErrorKind::BrokenPipe) && !had {
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: reads a set and a time that live across the call, and waits for nothing.
-        unsafe { libc::sigtimedwait(pipe.as_ref(), std::ptr::null_mut(), &raw const now) };
+        // There is none if the program ignores them.
+        let _ = pending.read_signal();
     }
     pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
     written
-}
-
-/// Whether a signal waits for this thread, or for any of the process.
-fn is_pending(signal: Signal) -> bool {
-    // SAFETY: zeros are a set, which `sigpending` fills in; the number is one of a signal.
-    unsafe {
-        let mut waiting: libc::sigset_t = std::mem::zeroed();
-        libc::sigpending(&raw mut waiting);
-        libc::sigismember(&raw const waiting, signal as i32) == 1
-    }
 }
 
 /// Whether this process may make a file of `len` bytes.
@@ -131,8 +125,6 @@ mod tests {
     use super::*;
     use crate::alone::is_alone;
     use nix::sys::resource::setrlimit;
-    use std::os::unix::thread::JoinHandleExt;
-    use std::time::{Duration, Instant};
 
     /// Goal: who may make no long files is told so by an error and lives, and uses one that others
     /// have made as long as before.
@@ -166,61 +158,5 @@ mod tests {
         appender.write_all(&[7; 5000]).unwrap();
         // What the test writes may go to a file as well.
         setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
-    }
-
-    /// Goal: memory is there in the end whatever signals come, as those of a profiler. Method: a
-    /// thread that sends one far more often than so many pages are cleared. (With 6.18 there is
-    /// nothing to see.)
-    #[test]
-    fn signals_do_not_keep_memory_away() {
-        if !is_alone("file::tests::signals_do_not_keep_memory_away", |_| ()) {
-            return;
-        }
-        extern "C" fn nothing(_signal: libc::c_int) {}
-        // SAFETY: a handler that does nothing.
-        unsafe { libc::signal(libc::SIGUSR1, nothing as extern "C" fn(libc::c_int) as usize) };
-        let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        let (told, ended) = std::sync::mpsc::channel();
-        let reserves = std::thread::spawn(move || {
-            reserve(&file, 0, 48 << 20).unwrap();
-            told.send(file.metadata().unwrap().len()).unwrap();
-        });
-        let until = Instant::now() + Duration::from_secs(30);
-        let len = loop {
-            match ended.recv_timeout(Duration::from_micros(100)) {
-                Ok(len) => break len,
-                Err(_) => assert!(Instant::now() < until, "no end of it"),
-            }
-            // SAFETY: a thread that was not joined, and a signal with a handler.
-            unsafe { libc::pthread_kill(reserves.as_pthread_t(), libc::SIGUSR1) };
-        };
-        assert_eq!(len, 48 << 20);
-    }
-
-    /// Goal: a pipe whose reader has left is an error too, in a program that does nothing about the
-    /// signal, as those in C; and one that the program itself holds back stays where it is.
-    #[test]
-    fn a_pipe_without_reader_is_an_error() {
-        if !is_alone("file::tests::a_pipe_without_reader_is_an_error", |_| ()) {
-            return;
-        }
-        // SAFETY: the action of a program in C that says nothing.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-        let broken = || {
-            let (reader, writer) = io::pipe().unwrap();
-            let mut appender = Appender::from(File::from(std::os::fd::OwnedFd::from(writer)));
-            appender.write_all(&[7; 100]).unwrap();
-            drop(reader);
-            appender.write_all(&[7; 100]).unwrap_err().kind()
-        };
-        assert_eq!(broken(), io::ErrorKind::BrokenPipe);
-        let pipe = SigSet::from(Signal::SIGPIPE);
-        assert!(!SigSet::thread_get_mask().unwrap().contains(Signal::SIGPIPE));
-        pipe.thread_block().unwrap();
-        assert_eq!(broken(), io::ErrorKind::BrokenPipe);
-        assert!(!is_pending(Signal::SIGPIPE));
-        nix::sys::signal::raise(Signal::SIGPIPE).unwrap();
-        assert_eq!(broken(), io::ErrorKind::BrokenPipe);
-        assert!(is_pending(Signal::SIGPIPE));
     }
 }

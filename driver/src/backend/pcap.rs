@@ -198,7 +198,13 @@ fn recorded_in(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use nix::sys::signal::{SigSet, Signal};
+    use nix::sys::signalfd::{SfdFlags, SignalFd};
+
     use super::*;
+    use crate::alone::is_alone;
     use crate::backend::loopback::Loopback;
     use crate::frame::RxFrame;
     use crate::port::Tx;
@@ -298,5 +304,38 @@ mod tests {
             assert_eq!(b.rx_burst(8, &mut |_: &RxFrame<'_>| {}), Ok(1), "frame {i}");
         }
         assert_eq!(a.record.lost_frames, 3);
+    }
+
+    /// Goal: a pipe whose reader has left ends the capture and not the program, also one that does
+    /// nothing about the signal, as those in C; and a signal that the program itself holds back
+    /// stays where it is.
+    #[test]
+    fn a_pipe_without_reader_ends_the_capture() {
+        if !is_alone("backend::pcap::tests::a_pipe_without_reader_ends_the_capture", |_| ()) {
+            return;
+        }
+        // SAFETY: the action of a program in C that says nothing.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let broken = || {
+            let (reader, writer) = io::pipe().unwrap();
+            let to = Appender::from(File::from(OwnedFd::from(writer)));
+            let mut writer = PcapWriter::new(to, "x").unwrap();
+            drop(reader);
+            writer.frame(now_ns(), Direction::Out, 14, |to| to.fill(1));
+            writer.flush(now_ns());
+            writer.failed
+        };
+        let pipe = SigSet::from(Signal::SIGPIPE);
+        let is_pending = || {
+            let fd = SignalFd::with_flags(&pipe, SfdFlags::SFD_NONBLOCK).unwrap();
+            fd.read_signal().unwrap().is_some()
+        };
+        assert!(broken());
+        assert!(!SigSet::thread_get_mask().unwrap().contains(Signal::SIGPIPE));
+        pipe.thread_block().unwrap();
+        assert!(broken() && !is_pending());
+        // SAFETY: a signal that this thread holds back.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
+        assert!(broken() && is_pending());
     }
 }

@@ -257,10 +257,13 @@ fn parse_meminfo(text: &str) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::thread::JoinHandleExt;
+    use std::time::{Duration, Instant};
 
     use proptest::prelude::*;
 
     use super::*;
+    use crate::alone::is_alone;
 
     #[test]
     fn an_arena_opens_on_any_machine_and_says_what_it_is() {
@@ -295,6 +298,33 @@ mod tests {
             let meta = file.metadata().unwrap();
             assert_eq!((meta.len(), meta.blocks() * 512), (len as u64, len as u64), "{flags:?}");
         }
+    }
+
+    /// Goal: memory is there in the end whatever signals come, as those of a profiler. Method: a
+    /// thread that sends one far more often than so many pages are cleared. (With Linux 6.18 there
+    /// is nothing to see.)
+    #[test]
+    fn signals_do_not_keep_memory_away() {
+        if !is_alone("mem::arena::tests::signals_do_not_keep_memory_away", |_| ()) {
+            return;
+        }
+        extern "C" fn nothing(_signal: libc::c_int) {}
+        // SAFETY: a handler that does nothing.
+        unsafe { libc::signal(libc::SIGUSR1, nothing as extern "C" fn(libc::c_int) as usize) };
+        let (told, ended) = std::sync::mpsc::channel();
+        let takes = std::thread::spawn(move || {
+            told.send(Arena::new(48 << 20, Hugepages::No).unwrap().len()).unwrap();
+        });
+        let until = Instant::now() + Duration::from_secs(30);
+        let len = loop {
+            match ended.recv_timeout(Duration::from_micros(100)) {
+                Ok(len) => break len,
+                Err(_) => assert!(Instant::now() < until, "no end of it"),
+            }
+            // SAFETY: a thread that was not joined, and a signal with a handler.
+            unsafe { libc::pthread_kill(takes.as_pthread_t(), libc::SIGUSR1) };
+        };
+        assert_eq!(len, 48 << 20);
     }
 
     proptest! {
