@@ -540,7 +540,9 @@ impl Linked<0, ResponseIdx> for Response {
 pub(crate) struct Late {
     pub(crate) ep: EpIdx,
     pub(crate) peer: PeerIdx,
-    /// The sending endpoint. Its source address is looked up when the entry is written.
+    /// The life of the peer that sent it, and its endpoint. The source address is looked up when
+    /// the entry is written.
+    pub(crate) inc: u64,
     pub(crate) src_ep: u16,
     pub(crate) cqe: crate::types::Cqe,
 }

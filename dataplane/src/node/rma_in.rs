@@ -676,15 +676,15 @@ impl Objects<'_> {
     fn tell_remote(&mut self, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
-        let life = (p, peer.inc);
-        let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        let inc = peer.inc;
+        let src = self.source_of(e, (p, inc), src_ep).unwrap_or(FI_ADDR_UNSPEC);
         let cqe = Cqe { flags: cqe.flags | CqFlags::REMOTE_CQ_DATA, src, ..cqe };
         let cq = self.eps[e].rx_cq;
         if cq != CqIdx::NONE {
             self.eps.make_room(self.cqs, cq);
             let table = &mut self.cqs[cq];
             if !table.rest.late.is_empty() || !table.cq.try_push(cqe) {
-                table.rest.late.push_back(Late { ep: e, peer: p, src_ep, cqe });
+                table.rest.late.push_back(Late { ep: e, peer: p, inc, src_ep, cqe });
                 self.starve_queue(cq);
                 self.peers[p].unexpected += 1;
                 return;
@@ -696,9 +696,9 @@ impl Objects<'_> {
 
     /// Writes the completions that waited for room in queue `cq`.
     pub(crate) fn feed_late(&mut self, cq: CqIdx) {
-        while let Some(&Late { ep: e, peer: p, src_ep, cqe }) = self.cqs[cq].rest.late.front() {
-            let life = (p, self.peers[p].inc);
-            let src = self.source_of(e, life, src_ep).unwrap_or(FI_ADDR_UNSPEC);
+        while let Some(&late) = self.cqs[cq].rest.late.front() {
+            let Late { ep: e, peer: p, inc, src_ep, cqe } = late;
+            let src = self.source_of(e, (p, inc), src_ep).unwrap_or(FI_ADDR_UNSPEC);
             let cqe = Cqe { src, ..cqe };
             self.eps.make_room(self.cqs, cq);
             let table = &mut self.cqs[cq];

@@ -380,6 +380,29 @@ fn remote_cq_data_waits_for_room() {
     }
 }
 
+/// Goal: what waits for room is told as from the life of the peer that sent it, whoever has its
+/// address when there is room. Method: the address of the next life is inserted meanwhile.
+#[test]
+fn remote_cq_data_that_waits_names_the_life_that_sent_it() {
+    let mut pair = Pair::new(1500, false);
+    let (ep, cq) = end_told_in_a_small_queue(&mut pair);
+    pair.ends[1].node.ep_enable(ep).unwrap();
+    let region = pair.region(1, 64, ALL);
+    for data in 1..3 {
+        write_with_data(&mut pair, &region, data);
+    }
+    pair.run(1_000_000);
+    let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
+    let next = EpAddr { incarnation: addr.incarnation + 1, ..addr };
+    let End { node, av, peer, .. } = &mut pair.ends[1];
+    assert_ne!(node.av_insert(pair.now, *av, next).unwrap(), *peer);
+    for data in 1..3 {
+        let mut out = [Cqe::default(); 4];
+        assert_eq!(node.cq_read(cq, &mut out), Ok(1));
+        assert_eq!((out[0].data, out[0].src), (data, *peer));
+    }
+}
+
 /// Counters of both sides count each operation once, whatever its number of packets, and those of
 /// regions each access.
 #[test]
