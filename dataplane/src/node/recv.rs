@@ -278,13 +278,14 @@ impl Node {
                 let unexpected = &mut self.unexpected[msg].payload;
                 unexpected.complete = true;
                 let (recv, base, e) = (unexpected.recv, unexpected.base, unexpected.ep);
+                let claimed = unexpected.claimed;
                 if unexpected.discard {
                     self.objects().free_unexpected(msg);
                 } else if recv != RecvIdx::NONE {
                     self.unexpected[msg].payload.recv = RecvIdx::NONE;
                     self.posted[recv].payload.active -= 1;
                     self.deliver_unexpected(now, msg, recv, base);
-                } else {
+                } else if !claimed {
                     self.objects().announce(e, msg);
                 }
             }

@@ -65,3 +65,26 @@ fn a_long_message_is_announced_with_its_first_bytes() {
     pair.run(600_000_000);
     pair.assert_quiet();
 }
+
+/// Goal: a message is taken out of matching once. Method: one of which segments are missing is
+/// claimed by a peek before it could be announced.
+#[test]
+fn what_a_peek_has_claimed_is_not_announced_as_well() {
+    let mut pair = announcing();
+    announced(&mut pair, 8, OpFlags::empty());
+    pair.send(0, IoBuf::leaked(&bytes(3000)), 6, OpFlags::empty(), 9).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    assert_eq!(out.len(), 3, "segments");
+    let first = out.pop_front().unwrap();
+    pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&first));
+    let claim = OpFlags::PEEK | OpFlags::CLAIM;
+    pair.recv(1, IoBuf::EMPTY, 6, claim, 3).unwrap();
+    assert_eq!(pair.read(1).iter().map(|cqe| cqe.op_context).collect::<Vec<_>>(), [3]);
+    pair.run(5_000_000);
+    assert_eq!(pair.read(1), []);
+    let (buf, look) = shared(3000);
+    pair.recv(1, buf, 6, OpFlags::CLAIM, 3).unwrap();
+    let got: Vec<u64> = pair.read(1).iter().map(|cqe| cqe.op_context).collect();
+    assert_eq!((got, contents(&look)), (vec![3], bytes(3000)));
+}
