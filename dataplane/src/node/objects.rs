@@ -91,7 +91,8 @@ impl Node {
     ///
     /// An address that names another life of a peer than the one a session is open with ends that
     /// session at once (rule S9), with whatever of it is still on the way to here: on a port that
-    /// loses nothing, take it before ([`supersedes`](Control::supersedes)).
+    /// loses nothing, take it before ([`supersedes`](Control::supersedes)). An address of an
+    /// earlier life of this node reaches nobody.
     ///
     /// # Errors
     /// [`Error::NoMem`]: the node knows as many peers as it [may](super::NodeSettings::peer_limit),
@@ -131,7 +132,9 @@ impl Node {
             }
         };
         let known = self.peers[p].inc;
-        if addr.incarnation != 0 && known != addr.incarnation {
+        // This node's own life is known, whatever an address of its station says.
+        let is_own = addr.station == self.port.station;
+        if addr.incarnation != 0 && known != addr.incarnation && !is_own {
             if known != 0 {
                 self.end_session(now, p, EndReason::Superseded);
             }

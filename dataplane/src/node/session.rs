@@ -351,7 +351,8 @@ impl Node {
         let credit = peer.snd.credit;
         peer.snd = SendWindow::new(peer.snd.nxt);
         peer.snd.credit = credit;
-        if peer.station() == self.port.station {
+        // Not for a record that is about to be freed: its credit would be lost with it.
+        if peer.station() == self.port.station && reason != EndReason::Evicted {
             self.control().open_to_self(p);
         }
     }

@@ -34,6 +34,7 @@ mod nagle;
 mod near;
 mod next;
 mod notices;
+mod oneself;
 mod orders;
 mod pack;
 mod peek;
