@@ -80,6 +80,15 @@ impl Pulls {
         }
     }
 
+    /// The peer that holds most records, if none is free: there is one for each announcement that
+    /// credit allows, so some peer has announced more.
+    pub(super) fn hog(&self, peers: &Peers) -> Option<PeerIdx> {
+        if self.records.free_count() > 0 {
+            return None;
+        }
+        peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map(|(p, _)| p)
+    }
+
     /// Adds one of `peer`. There is a free record.
     pub(super) fn add(&mut self, peer: &mut Peer, pull: Pull) -> PullIdx {
         let idx = self.records.alloc(pull).expect("a free record was seen");
@@ -209,11 +218,7 @@ impl Node {
 
     pub(super) fn add_pull(&mut self, now: Instant, pull: Pull) {
         let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
-        if self.pulls.records.free_count() == 0 {
-            // There is a record for each announcement that credit allows, so some peer has
-            // announced more.
-            let hog =
-                self.peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map_or(p, |(h, _)| h);
+        if let Some(hog) = self.pulls.hog(&self.peers) {
             self.end_session(now, hog, EndReason::Excess);
             if hog == p {
                 if recv != RecvIdx::NONE {

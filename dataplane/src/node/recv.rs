@@ -304,16 +304,16 @@ impl Node {
             imm: op.imm,
             len: op.msg_len,
         };
+        // Not stored instead: a receive may wait for it, and later messages would overtake it. If
+        // another peer holds most records, `pull` ends its session.
+        if self.pulls.hog(&self.peers) == Some(p) {
+            return Verdict::Refuse(NackReason::Overdrawn);
+        }
         let e = match self.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, 1) {
             Ok(e) => e,
             Err(reason) => return Verdict::Refuse(reason),
         };
-        let target = if self.pulls.records.free_count() > 0 {
-            self.objects().target(e, &head)
-        } else {
-            Target::Store
-        };
-        match target {
+        match self.objects().target(e, &head) {
             Target::Recv { recv, base } => {
                 self.blocks.give_back(1);
                 self.pull(now, recv, base, &head, op.src_op, op.src_gen);

@@ -728,6 +728,8 @@ impl Control<'_> {
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p);
         self.openings.forget(p);
+        // Its credit is free for others.
+        self.blocks.serve_waiters(self.peers, self.due);
     }
 
     /// Tells the peer that the session is over.

@@ -14,7 +14,7 @@ pub enum NackReason {
     NoEndpoint = 2,
     /// The operation header is malformed.
     Malformed = 3,
-    /// The sender had no credit for it.
+    /// The sender had no credit for it, or the receiver has no record for what it asks.
     Overdrawn = 4,
     /// No region has the key.
     BadKey = 5,

@@ -5,7 +5,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 use super::*;
 use crate::psn::Psn;
 use crate::types::Tenant;
-use crate::wire::{self, AckOp, Base, MsgMOp, MsgOp, Op, OpenOp, RndvOp, Ty};
+use crate::wire::{self, AckOp, Base, MsgMOp, MsgOp, Op, OpenOp, RndvOp, RstOp, RstReason, Ty};
 
 /// A station that speaks to the second node of a pair, one packet at a time.
 struct Puppet {
@@ -152,6 +152,65 @@ fn announced_messages_that_never_come_hold_up_nobody_for_ever() {
         }
     }
     assert_eq!((ended, pair.ends[1].node.levels().pulls), (24, 0));
+}
+
+/// Goal: who announces messages and acknowledges no END takes the last record of a pull from
+/// nobody: a message of somebody else comes to the receive that waits for it. Method: empty
+/// messages, which end at once, until ENDs that may not leave hold all records.
+#[test]
+fn ends_that_may_not_leave_hold_up_nobody() {
+    let few = NodeSettings {
+        tx_wr_max: 4,
+        rx_wr_max: 4,
+        unexpected_bytes: 16 << 10,
+        ..NodeSettings::default()
+    };
+    let mut pair = Pair::of([end(1, 1500, false), end_with(2, 1500, false, few)]);
+    let mut puppet = Puppet::open(&mut pair, 9);
+    let mut taken = 0;
+    loop {
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 100).unwrap();
+        puppet.rndv(&mut pair, taken, 0);
+        pair.run(5_000);
+        if pair.read(1).is_empty() {
+            break;
+        }
+        taken += 1;
+    }
+    assert!(taken > 70, "{taken} messages were taken");
+    let (buf, look) = shared(100_000);
+    pair.recv(1, buf, 6, OpFlags::empty(), 7).unwrap();
+    pair.send(0, IoBuf::leaked(&bytes(100_000)), 6, OpFlags::empty(), 8).unwrap();
+    pair.run(20_000_000);
+    assert_eq!(pair.read(1).first().map(|c| c.op_context), Some(7));
+    assert_eq!((contents(&look), pair.read(0).len()), (bytes(100_000), 1));
+}
+
+/// Goal: memory that was promised to a peer which has gone is for those who wait for some. Method:
+/// as many sessions as there is first credit for, and one more, with a message that waits until
+/// another session ends.
+#[test]
+fn credit_of_who_has_gone_is_for_who_waits() {
+    let few = NodeSettings { unexpected_bytes: 16 << 10, ..NodeSettings::default() };
+    let mut pair = Pair::of([end(1, 1500, false), end_with(2, 1500, false, few)]);
+    let puppets: Vec<Puppet> = (20..24).map(|station| Puppet::open(&mut pair, station)).collect();
+    assert_eq!(pair.ends[1].node.blocks.unpromised, 0);
+    pair.send(0, IoBuf::leaked(&bytes(100)), 5, OpFlags::empty(), 8).unwrap();
+    pair.run(20_000_000);
+    assert_eq!(pair.read(0), [], "sent without credit");
+    let puppet = &puppets[0];
+    let rst = RstOp {
+        echo_sid: 5,
+        echo_psn: Psn(puppet.cack),
+        life: wire::life_of(900 + u64::from(puppet.station)),
+        victim_inc: 0,
+        victim_epoch: 0,
+        reason: RstReason::Closed,
+        versions: wire::VERSIONS,
+    };
+    puppet.put(&mut pair, 0, &Op::Rst(rst), &[]);
+    pair.run(1_000_000);
+    assert_eq!(pair.read(0).len(), 1);
 }
 
 /// Goal: nobody takes the last of the memory for packets that came early. Method: more sessions
