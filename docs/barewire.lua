@@ -226,13 +226,13 @@ local function message(state, tree, op, with_len)
   local t = tree:add(f["flags"], op(4, 1))
   t:add(f["flags.tagged"], op(4, 1))
   t:add(f["flags.imm"], op(4, 1))
-  if flags > 3 then refuse(state, "msg_flags") end
   tree:add(f["rx_ctx"], op(5, 1))
   if with_len then
     tree:add_le(f["len"], op(6, 2))
   elseif state.type ~= 2 then
     zero(state, tree, op(6, 2))
   end
+  if flags > 3 then refuse(state, "msg_flags") end
   tree:add_le(f["tag"], op(8, 8))
   if band(flags, 1) == 0 and op(8, 8):le_uint64() ~= UInt64(0) then refuse(state, "stray_tag") end
   if with_len then return flags end
@@ -683,7 +683,8 @@ local function packet(state, buf, pinfo, tree)
     tree:add(f["crc_ok"], buf(stop, 4), ok):set_generated()
   end
   stop = stop + state.crc_len
-  if ty == 15 and buf:len() > stop then tree:add(f["padding"], buf(stop)) end
+  local measures = ty == 15 or ty == 12 and buf(HEAD, 2):le_uint() == 0
+  if measures and buf:len() > stop then tree:add(f["padding"], buf(stop)) end
 end
 
 function p.dissector(buf, pinfo, tree)
