@@ -5,7 +5,7 @@ use barewire_driver::hint::cold;
 
 use super::notice::EndReason;
 use super::ops::WrFlags;
-use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, Peer, State, slot_of};
+use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, GRANT_MAX, Peer, State, slot_of};
 use super::recv::Verdict;
 use super::{
     Control, FrameSink, NoReader, NoReply, Node, NodeCounters, Objects, Operations, Reader,
@@ -173,7 +173,7 @@ impl Node {
             is_its && peer.path.admits_from(frame.is_near()) && peer.rcv_nxt == raw.psn
         });
         if next && raw.dst == self.port.station {
-            self.control().refuse(p, NackReason::UnknownType);
+            self.control().refuse(p, NackReason::UnknownType, 0);
         }
     }
 
@@ -453,7 +453,8 @@ impl Node {
         let lossless = self.peers[p].path.is_lossless();
         let waits = !lossless || base.ar || one_sided || reason != NackReason::NoEndpoint;
         if waits {
-            self.control().refuse(p, reason);
+            let units = self.refused_units;
+            self.control().refuse(p, reason, units);
         } else {
             self.blocks.return_credit(&mut self.peers, &mut self.due, p, self.refused_units);
             self.advance_rcv_nxt(now, p, 1);
@@ -463,6 +464,7 @@ impl Node {
     /// Executes a packet that is next in order.
     #[inline]
     fn on_op(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
+        self.refused_units = 0;
         if self.peers[p].reassembly != ReassemblyIdx::NONE
             && matches!(base.ty, Ty::Msg | Ty::Pack | Ty::Rndv)
         {
@@ -511,7 +513,10 @@ impl Node {
                 {
                     self.peers[p].bad_seq = seq.into();
                 }
-                self.blocks.return_credit(&mut self.peers, &mut self.due, p, op.units);
+                // A sender without a record of the packet does not know its units.
+                let refused = std::mem::take(&mut self.peers[p].refused_units);
+                let units = op.units.max(refused.into());
+                self.blocks.return_credit(&mut self.peers, &mut self.due, p, units);
                 if op.units == 0 && base.ar {
                     self.blocks.regrant_now(&mut self.peers, &mut self.due, p);
                 }
@@ -645,9 +650,11 @@ impl Control<'_> {
         }
     }
 
-    fn refuse(&mut self, p: PeerIdx, reason: NackReason) {
+    /// Refuses the packet next in order, which used `units` of credit.
+    fn refuse(&mut self, p: PeerIdx, reason: NackReason, units: u32) {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
+        peer.refused_units = units.min(GRANT_MAX) as u16;
         (peer.refused, peer.in_order, peer.rx_quota) = (reason as u8, false, 0);
         peer.steady = false;
         peer.nack.want = true;

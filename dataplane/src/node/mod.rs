@@ -731,7 +731,7 @@ pub struct Node {
     pub observed: Observed,
     /// The turn of its loop.
     pub turn: Turn,
-    /// Credit used by the message that was refused last.
+    /// Credit used by the packet that was executed last, if it is a message that was refused.
     pub(crate) refused_units: u32,
 }
 

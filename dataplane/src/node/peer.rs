@@ -329,6 +329,8 @@ pub(crate) struct Peer {
     /// Most bytes after the Ethernet header that both ends of the open session accept, whatever the
     /// path carries; 0 in the session with ourselves.
     pub(crate) frame_most: u16,
+    /// Credit used by the packet that was refused, whose sender may not know it.
+    pub(crate) refused_units: u16,
 }
 
 /// Offset of the end of a field from the start of the slot, bytes.

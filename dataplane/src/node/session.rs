@@ -486,7 +486,8 @@ impl Control<'_> {
         peer.rtt = Rtt::default();
         (peer.snd.credit, peer.credit_used, peer.consumed) = (0, 0, 0);
         (peer.granted, peer.target) = (grant, GRANT_FIRST as u16);
-        (peer.backoff, peer.probes, peer.probed, peer.refused) = (0, 0, false, 0);
+        (peer.backoff, peer.probes, peer.probed) = (0, 0, false);
+        (peer.refused, peer.refused_units) = (0, 0);
         (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
         peer.quick_ack = true;
         (peer.marked, peer.takes_echo, peer.dups) = (false, false, 0);

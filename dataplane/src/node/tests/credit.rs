@@ -133,3 +133,31 @@ fn refused_messages_give_their_credit_back() {
     pair.run(1_000_000);
     assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
 }
+
+/// Goal: what is refused costs no credit for ever, also where nothing is known of it any more.
+/// Method: on a port that loses nothing, bursts of messages to nobody that use up the quota, and
+/// with the last of it ask for an acknowledgement.
+#[test]
+fn messages_without_a_record_give_their_credit_back() {
+    let mut pair = Pair::new(1500, true);
+    pair.short = Some(0);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 1).unwrap();
+    pair.run(1_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    let End { node, av, peer, .. } = &mut pair.ends[0];
+    let addr = node.av_lookup(*av, *peer).unwrap();
+    *peer = node.av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
+    for _ in 0..20 {
+        while pair.ends[0].node.peers[PeerIdx::of(0)].tx_room() > 0 {
+            pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 1).unwrap();
+            pair.read(0);
+        }
+        pair.run(1_000_000);
+    }
+    let refused = pair.ends[1].node.counters().rx_refused;
+    assert!(refused > 0, "none asked for an acknowledgement");
+    let theirs = pair.ends[1].node.peers[PeerIdx::of(0)].outstanding();
+    let ours = pair.ends[0].node.peers[PeerIdx::of(0)].credits();
+    assert_eq!(ours, theirs, "after {refused} refusals");
+}
