@@ -693,7 +693,6 @@ impl Endpoint {
     /// # Errors
     /// - [`Error::BadFlags`]: not directions of a queue.
     /// - [`Error::Invalid`]: the queue is of another domain.
-    /// - [`Error::OpBadState`]: the endpoint is enabled.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(&self, cq: &Cq, flags: BindFlags) -> Result<()> {
         self.0.bind_cq_inner(&cq.0, flags)

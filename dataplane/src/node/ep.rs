@@ -605,7 +605,7 @@ impl Operations<'_> {
     /// enabled already: what ends from then on is counted.
     ///
     /// # Errors
-    /// As [`ep_bind_cq`](Objects::ep_bind_cq), but for [`Error::OpBadState`].
+    /// As [`ep_bind_cq`](Objects::ep_bind_cq).
     pub fn ep_bind_cntr(&mut self, ep: EpId, cntr: CntrId, flags: BindFlags) -> Result<()> {
         if flags.is_empty() || flags.contains(BindFlags::SELECTIVE_COMPLETION) {
             return Err(Error::BadFlags);
@@ -681,7 +681,6 @@ impl Objects<'_> {
     /// # Errors
     /// - [`Error::BadFd`]: one of them was closed.
     /// - [`Error::BadFlags`]: no direction, or another flag.
-    /// - [`Error::OpBadState`]: the endpoint is enabled.
     /// - [`Error::Invalid`]: a queue is bound for the direction already.
     pub fn ep_bind_cq(&mut self, ep: EpId, cq: CqId, flags: BindFlags) -> Result<()> {
         let directions = BindFlags::TRANSMIT | BindFlags::RECV;
@@ -716,7 +715,8 @@ impl Objects<'_> {
     /// Binds the address vector.
     ///
     /// # Errors
-    /// As [`ep_bind_cq`](Self::ep_bind_cq).
+    /// - [`Error::BadFd`]: one of them was closed. [`Error::OpBadState`]: the endpoint is enabled.
+    /// - [`Error::Invalid`]: a vector is bound already.
     pub fn ep_bind_av(&mut self, ep: EpId, av: AvId) -> Result<()> {
         let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         let e = self.eps.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
