@@ -380,6 +380,14 @@ fn dissector_and_codec_refuse_the_same() {
         }
         frames.push(bytes);
     }
+    // Two faults of one header: unknown flags, and a zero field that is not.
+    for (op, payload, _) in each_type() {
+        if matches!(op, Op::MsgM(_) | Op::Rndv(_)) {
+            let mut bytes = frame(&a_base(), &op, &payload);
+            (bytes[BASE_LEN + 4], bytes[BASE_LEN + 6]) = (0x80, 1);
+            frames.push(bytes);
+        }
+    }
     let rows = tshark(&frames, &["barewire.refused", "_ws.expert"]);
     let mut refused = 0;
     let mut kinds = [false; WireError::COUNT];
