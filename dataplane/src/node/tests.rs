@@ -47,6 +47,7 @@ mod sealed;
 mod settings;
 mod srx;
 mod starved;
+mod storm;
 mod strangers;
 mod survey;
 mod tenants;
