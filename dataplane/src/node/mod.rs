@@ -8,6 +8,7 @@ mod acked;
 mod acks;
 mod arrival;
 mod avs;
+mod backoff;
 mod certificates;
 mod claims;
 mod cntrs;

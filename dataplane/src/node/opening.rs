@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use barewire_driver::frame::{Body, ETH_HDR_LEN, TxFrame};
 use barewire_driver::port::{PortCaps, Station, Tx};
 
+use super::backoff::Backoff;
 use super::cookie::Secret;
 use super::doubt::Doubt;
 use super::mtu::{LENGTHS, Search};
@@ -68,6 +69,9 @@ pub(crate) struct Path {
     /// The grant in our OPENs that answer none: the first one's, since the handshake that they all
     /// carry is of one. What was granted since is in each packet.
     offered: Option<u32>,
+    /// When the OPEN that is due is tried again, after it found no route: the process may not have
+    /// been started yet, and who waits for it would never sleep.
+    no_route: Backoff,
 }
 
 impl Path {
@@ -270,6 +274,7 @@ impl Openings {
         }
         if peer.state == State::Answered {
             path.arrives(len);
+        path.no_route = Backoff::default();
         }
     }
 
@@ -283,6 +288,12 @@ impl Openings {
     pub(super) fn settle_path(&mut self, now: Instant, peer: &mut Peer) {
         let path = self.path(peer.slot());
         // The least length that may be announced is taken to pass, whatever an OPEN says.
+    /// Until when the OPEN that is due to `peer` waits, if it has found no route.
+    pub(super) fn open_waits(&self, peer: &Peer, now: Instant) -> Option<Instant> {
+        let at = self.path(peer.slot()).no_route.not_before;
+        (peer.want_open && at > now).then_some(at)
+    }
+
         let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
         let forgets = planted(Bug::PathForgotten);
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };
@@ -307,7 +318,8 @@ impl NodeSettings {
 impl Node {
     /// Sends the OPEN that is due to a peer without an open session.
     pub(super) fn serve_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
-        if self.peers[p].want_open && self.choose_path(p, out) {
+        let waits = self.openings.open_waits(&self.peers[p], self.turn.polled_at).is_some();
+        if self.peers[p].want_open && !waits && self.choose_path(p, out) {
             self.control().note_same_mac(p);
             self.control().send_open(p, out);
         }
@@ -498,16 +510,25 @@ impl Control<'_> {
         let body = Body::Bytes(self.openings.padding(padding));
         let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
         // Alone, as a PROBE is.
-        if out.send_alone(&frame) != Tx::Sent {
-            self.port.blocked = true;
-            self.due.make_ready(self.peers, p);
-            return;
+        match out.send_alone(&frame) {
+            Tx::Sent => {}
+            Tx::Full => {
+                self.port.blocked = true;
+                self.due.make_ready(self.peers, p);
+                return;
+            }
+            Tx::NoRoute => {
+                let now = self.turn.polled_at;
+                let no_route = &mut self.openings.path_mut(p).no_route;
+                no_route.refused(now, no_route.wait_ns);
+                return self.arm_timer(now, p);
+            }
         }
         self.counters.tx_frames += 1;
         self.peers[p].want_open = false;
         let path = self.openings.path_mut(p);
         path.tries = path.tries.checked_add(1).unwrap_or(u8::MAX - ROUND + 1);
-        path.answers = 0;
+        (path.answers, path.no_route) = (0, Backoff::default());
         if echoes {
             path.least = if path.least == 0 { len } else { path.least.min(len) };
         }

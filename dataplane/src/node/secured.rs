@@ -12,6 +12,7 @@ use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
+use super::backoff::Backoff;
 use super::certificates::CertLooks;
 use super::claims::SealFault;
 use super::keys::Age;
@@ -50,29 +51,9 @@ pub(super) struct Session {
     pub(super) age: Age,
     backoff: Backoff,
 }
-
-/// When the next frame of a session is sealed, after the port had no room for one. A frame that the
-/// port refuses has used up a counter: tried again with each poll, a port that stands still for
-/// T_dead would cost more keys than the peer follows.
-#[derive(Clone, Copy, Debug, Default)]
-struct Backoff {
-    not_before: Instant,
-    /// What the last refusal took; 0 if the frame after it was tried.
-    wait_ns: u32,
-}
-
-impl Backoff {
-    /// The first wait: less than a ring of short frames lasts.
-    const MIN_NS: u32 = 2_000;
-    /// The longest. 2^22 frames, one key, last for an hour.
-    const MAX_NS: u32 = 1_000_000;
-
-    /// The port refused a frame that was tried after a wait of `tried_ns`.
-    fn refused(&mut self, now: Instant, tried_ns: u32) {
-        self.wait_ns = tried_ns.saturating_mul(2).clamp(Self::MIN_NS, Self::MAX_NS);
-        self.not_before = now + u64::from(self.wait_ns);
-    }
-}
+    /// When the next frame is sealed, after the port had no room for one. A frame that the port
+    /// refuses has used up a counter: tried again with each poll, a port that stands still for
+    /// T_dead would cost more keys than the peer follows.
 
 /// What an OPEN that answers one ends with.
 #[derive(Clone, Debug)]

@@ -207,17 +207,10 @@ impl Control<'_> {
         match peer.state {
             State::Idle => None,
             State::Opening | State::Answered => {
-                if self.turn.is_overdue(s, peer) && self.turn.was_asked(s, peer) {
-                    return Some(self.turn.last_open_at(s, peer));
-                }
-                let pause = match peer.path.tells_presence() && peer.backoff >= PROBES_MIN {
-                    true => peer.probe_interval(s, floor_ns),
-                    false => peer.open_rto(floor_ns),
-                };
-                let due = (peer.probe_at + pause).min(self.turn.verdict_at(s, peer));
-                let soonest = |due: Instant, at: Option<Instant>| at.map_or(due, |at| due.min(at));
-                let due = soonest(due, self.openings.refused_at(peer));
-                Some(soonest(due, self.openings.doubt_over(peer.slot(), s.t_dead_ns)))
+                // Once it is due it goes out with the next turn.
+                let retry = self.openings.open_waits(peer, self.turn.polled_at);
+                let due = self.open_due(peer);
+                Some(retry.map_or(due, |at| due.min(at)))
             }
             State::Open => {
                 let mut due = peer.owes().then(|| self.turn.probe_due(s, floor_ns, peer));
@@ -247,11 +240,31 @@ impl Control<'_> {
         }
     }
 
+    /// When the OPEN to a peer whose session is being opened is repeated, or the session given up.
+    fn open_due(&self, peer: &Peer) -> Instant {
+        let (s, floor_ns) = (&*self.settings, self.port.rto_floor_ns);
+        if self.turn.is_overdue(s, peer) && self.turn.was_asked(s, peer) {
+            return self.turn.last_open_at(s, peer);
+        }
+        let pause = match peer.path.tells_presence() && peer.backoff >= PROBES_MIN {
+            true => peer.probe_interval(s, floor_ns),
+            false => peer.open_rto(floor_ns),
+        };
+        let due = (peer.probe_at + pause).min(self.turn.verdict_at(s, peer));
+        let soonest = |due: Instant, at: Option<Instant>| at.map_or(due, |at| due.min(at));
+        let due = soonest(due, self.openings.refused_at(peer));
+        soonest(due, self.openings.doubt_over(peer.slot(), s.t_dead_ns))
+    }
+
     /// Repeats an unanswered OPEN: ever more seldom if the port keeps it in the memory of a live
     /// process, which finds it when it polls. (It may have dropped an OPEN of the other path, if it
     /// has become near or far meanwhile.)
     fn on_open_again(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
-        let due = self.due(&self.peers[p]).is_some_and(|due| now >= due);
+        if self.peers[p].want_open {
+            // It may have waited for a route.
+            self.due.make_ready(self.peers, p);
+        }
+        let due = now >= self.open_due(&self.peers[p]);
         let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
         let asked = self.turn.was_asked(self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];

@@ -114,6 +114,44 @@ fn a_peer_that_took_an_open_and_died_is_not_waited_for() {
     }
 }
 
+/// Goal: a process that has not been started yet is looked for ever more seldom, so that who waits
+/// for it leaves the processor to others, and at most a millisecond after it is there it is asked.
+#[test]
+fn an_absent_peer_is_looked_for_ever_more_seldom() {
+    let mut pair = Pair::of([seen(1, 101), seen(2, 102)]);
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 7).unwrap();
+    let mut tries = Vec::new();
+    let began = pair.now;
+    while pair.now < began + 20_000_000 {
+        let (node, now) = (&mut pair.ends[0].node, pair.now);
+        node.transmit(now, &mut |_: &TxFrame<'_>| {
+            tries.push(now);
+            Tx::NoRoute
+        });
+        // As who sleeps until then would.
+        let due = node.next_deadline().expect("the OPEN is still to be sent");
+        pair.now = due.max(now + 1);
+    }
+    let early = tries.iter().filter(|&&at| at < began + 1_000_000).count();
+    assert!(early >= 8, "{early}: two processes that are started together meet soon");
+    assert!((15..40).contains(&tries.len()), "{} looks in 20 ms", tries.len());
+    let last = tries.last().unwrap();
+    assert!(pair.now.since(*last) <= 2_000_000);
+    let there = pair.now;
+    while pair.ends[0].out.is_empty() {
+        transmit(&mut pair, 0);
+        pair.now = pair.now + 5_000;
+        assert!(pair.now.since(there) <= 1_010_000, "the OPEN leaves");
+    }
+    for _ in 0..10 {
+        hand_over(&mut pair, 0);
+        hand_over(&mut pair, 1);
+        pair.now = pair.now + 5_000;
+    }
+    assert_eq!(pair.read(1).len(), 1);
+}
+
 /// Goal: a waiting operation ends although another process has taken the address of the dead peer,
 /// and the port, which tells who lives, does not tell that. Method: the peer computes for as long
 /// as probes to it are frequent, dies, and its successor polls.
