@@ -520,6 +520,9 @@ impl Node {
         self.objects().fail_board(g, Error::Canceled);
         self.purge(now, g, gid);
         let mut group = self.coll.groups.free(g);
+        if let Some(lives) = group.lives {
+            self.coll.note_left(lives, group.me);
+        }
         // What is owed goes to the members under their names.
         self.coll.left.append(&mut group.members);
         self.send_owed(now);

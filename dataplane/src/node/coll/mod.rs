@@ -92,7 +92,8 @@ pub struct JoinReq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinModel {
     /// The application gives it, the same at all members and different for every two groups of the
-    /// same members: nothing is sent (application-managed).
+    /// same members: nothing is sent (application-managed). The same once more stands for another
+    /// group, unless a member has left 65,536 others since.
     Key(u64),
     /// The members agree on it (provider-managed): a collective of its own. Joins of the same
     /// members with different keys are not taken for one another, in whatever order each makes them
@@ -138,8 +139,12 @@ pub struct Coll {
     events: VecDeque<JoinEvent>,
     /// Members of groups in the hidden address vector.
     named: HashMap<EpAddr, (FiAddr, u32)>,
-    /// How often each member here has joined each application-managed group.
-    joined: HashMap<(u64, u32), u32>,
+    /// How often each member here has joined each application-managed group, and how many of these
+    /// it has not left.
+    joined: HashMap<(u64, u32), (u32, u32)>,
+    /// Application-managed groups as they were left, and how often they had been joined then,
+    /// oldest first, [`JOINED_MAX`] at most: the older ones are forgotten.
+    counted: VecDeque<Counted>,
     /// Names of groups that were closed here or given up before they were joined, each with the
     /// side that was or would be in it, oldest first.
     over: VecDeque<(EpIdx, u32, Error)>,
@@ -185,6 +190,7 @@ impl Coll {
             events: VecDeque::new(),
             named: HashMap::new(),
             joined: HashMap::new(),
+            counted: VecDeque::new(),
             over: VecDeque::new(),
             early: VecDeque::new(),
             spare: Vec::new(),
@@ -306,6 +312,25 @@ impl Coll {
         self.has_event() || self.groups.iter().any(|(_, group)| joining(group))
     }
 
+    /// Application-managed groups whose joins are remembered.
+    #[cfg(test)]
+    pub(super) fn counted_joins(&self) -> usize {
+        self.joined.len()
+    }
+
+    /// Member `me` has left an application-managed group.
+    fn note_left(&mut self, lives: u64, me: u32) {
+        let Some((times, open)) = self.joined.get_mut(&(lives, me)) else { return };
+        *open -= 1;
+        self.counted.push_back(((lives, me), *times));
+        if self.counted.len() > JOINED_MAX
+            && let Some((group, times)) = self.counted.pop_front()
+            && self.joined.get(&group) == Some(&(times, 0))
+        {
+            self.joined.remove(&group);
+        }
+    }
+
     /// Whether there is an event to read.
     pub fn has_event(&self) -> bool {
         !self.events.is_empty()
@@ -377,6 +402,8 @@ struct Group {
     /// Address of the application to rank, in the order of addresses.
     ranks: Vec<(FiAddr, u32)>,
     me: u32,
+    /// What an application-managed group is counted by.
+    lives: Option<u64>,
     /// Its name in every tag.
     gid: u32,
     /// Its members have agreed on its name, so that all of them have begun to join it.
@@ -450,6 +477,10 @@ const LAYOUT_WORD: usize = 3;
 
 /// The first of the numbers of the model.
 const MODEL_WORD: usize = LAYOUT_WORD + 2;
+
+/// Application-managed groups that were left whose joins are remembered: some 4 MB. A later group
+/// of the same key and members would get the name of the first.
+const JOINED_MAX: usize = 1 << 16;
 
 /// Distinct calls of a group whose algorithm is remembered.
 const PLANS: usize = 8;
@@ -541,6 +572,7 @@ impl Node {
             is_whole: true,
             ranks,
             me,
+            lives: counted.map(|((lives, _), _)| lives),
             gid,
             is_agreed: managed,
             hash,
@@ -557,7 +589,8 @@ impl Node {
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
         let id = GroupId(self.coll.groups.handle(g));
         if let Some((group, times)) = counted {
-            self.coll.joined.insert(group, times);
+            let (joins, open) = self.coll.joined.entry(group).or_default();
+            (*joins, *open) = (times, *open + 1);
         }
         if managed {
             if let Err(err) = self.begin_join(g) {
@@ -599,7 +632,7 @@ impl Node {
                 for a in addrs {
                     lives = mix(lives, self.control().life_of(a)?);
                 }
-                let times = self.coll.joined.get(&(lives, me)).copied().unwrap_or(0) + 1;
+                let times = self.coll.joined.get(&(lives, me)).map_or(0, |&(times, _)| times) + 1;
                 counted = Some(((lives, me), times));
                 mix(lives, u64::from(times))
             }

@@ -68,6 +68,34 @@ fn a_group_is_not_ended_by_what_ended_before_it() {
     }
 }
 
+/// Goal: a program that joins groups and leaves them for as long as it runs, each with another key,
+/// takes no more memory; a key that is used again stands for another group, also while the one
+/// before is open.
+#[test]
+fn groups_that_were_left_are_forgotten_at_last() {
+    let mut team = Team::new(NodeSettings::default());
+    let own = team.members[0][0];
+    let req =
+        |key| JoinReq { members: vec![own], model: JoinModel::Key(key), ..JoinReq::default() };
+    let End { node, .. } = &mut team.pair.ends[0];
+    let (now, ep) = (Instant(2), team.eps[0]);
+    let kept = node.coll_join(now, ep, &req(7)).unwrap();
+    for key in 0..70_000 {
+        let group = node.coll_join(now, ep, &req(key)).unwrap();
+        assert_eq!(node.coll.check(group), Ok(()), "{key}");
+        node.coll_close(now, group).unwrap();
+        while node.coll.event().is_some() {}
+    }
+    assert_eq!(node.coll.counted_joins(), (1 << 16) + 1, "and the one that is open");
+    let again = node.coll_join(now, ep, &req(7)).unwrap();
+    assert_eq!([kept, again].map(|group| node.coll.check(group)), [Ok(()); 2]);
+    for group in [kept, again] {
+        node.coll_close(now, group).unwrap();
+    }
+    let again = node.coll_join(now, ep, &req(7)).unwrap();
+    assert_eq!(node.coll.check(again), Ok(()), "no group that was left has its name");
+}
+
 /// Whoever leaves a group tells the others, also if it has no room to send at that time.
 #[test]
 fn a_member_that_leaves_is_heard_later_if_it_cannot_send_now() {
