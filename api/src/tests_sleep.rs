@@ -112,6 +112,33 @@ fn the_receive_thread_takes_no_wake_up_from_the_program() {
     }
 }
 
+/// Goal: of several threads that wait for one counter, those who wait for more sleep on when less
+/// is reached. Method: the wake-ups of the domain, of which one that finds nothing must not be the
+/// cause of another.
+#[test]
+fn who_waits_for_more_sleeps_on_when_less_is_reached() {
+    let (a, _b) = Loopback::pair();
+    let a = side(a, |_, _| {});
+    let cntr = a.domain.cntr_open(CntrAttr::default()).unwrap();
+    let wake_ups = || a.domain.dom.sleep.epoch();
+    std::thread::scope(|scope| {
+        let cntr = &cntr;
+        let [least, more, most] =
+            [5, 10, 15].map(|value| scope.spawn(move || cntr.wait(value, 20_000)));
+        std::thread::sleep(Duration::from_millis(200));
+        cntr.set(6).unwrap();
+        assert_eq!(least.join().unwrap(), Ok(()));
+        std::thread::sleep(Duration::from_millis(100));
+        let before = wake_ups();
+        std::thread::sleep(Duration::from_millis(300));
+        let woken = wake_ups() - before;
+        assert!(woken < 10, "{woken} wake-ups while nothing happened");
+        assert!(!more.is_finished() && !most.is_finished());
+        cntr.set(15).unwrap();
+        assert_eq!([more, most].map(|thread| thread.join().unwrap()), [Ok(()); 2]);
+    });
+}
+
 /// Goal: a read of no entry, and a look whether there is one, turn the loop, as fi_cq(3) and
 /// fi_poll(3) say, also while one waits that nobody reads. Method: a peer to whom the receiver has
 /// to answer.

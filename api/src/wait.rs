@@ -221,7 +221,9 @@ impl Watch {
     pub(crate) fn sleep_on(&mut self, idx: usize, above: u64, errors: u64) {
         let entry = self.entry(idx);
         let was = entry.active();
-        entry.above = if entry.sleepers == 0 { above } else { entry.above.min(above) };
+        // Those who were woken look again, and say anew what they wait for.
+        let alone = entry.sleepers == 0 || entry.woken;
+        entry.above = if alone { above } else { entry.above.min(above) };
         (entry.errors, entry.woken) = (errors, false);
         entry.sleepers += 1;
         self.active += u64::from(!was);
