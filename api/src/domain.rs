@@ -19,7 +19,7 @@ use crate::ep::Endpoint;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
 use crate::hosts::{interface_of, own_hosts};
-use crate::info::{DomainAttr, Info, check_domain_limits};
+use crate::info::{DomainAttr, Info, check_domain_limits, mr_max, usual_sizes};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::key::{self, Files};
 use crate::key_log::KeyLog;
@@ -252,6 +252,11 @@ impl Domain {
         Ok(self.dom.enter_control()?.node().openings.has_tenants())
     }
 
+    /// Operations in flight, and receives posted, of an endpoint whose attributes say 0.
+    pub fn usual_sizes(&self) -> (usize, usize) {
+        usual_sizes(&self.dom.settings)
+    }
+
     /// Facts of the port.
     pub fn port(&self) -> &PortCaps {
         &self.dom.caps
@@ -409,5 +414,6 @@ fn node_settings(
     set(&mut node.unexpected_bytes, settings.unexpected_bytes);
     set(&mut node.tx_wr_max, settings.tx_max);
     set(&mut node.rx_wr_max, settings.rx_max);
+    node.mr_max = mr_max(attr);
     Ok((node, files))
 }

@@ -23,7 +23,7 @@ use crate::deferred::ConditionOf;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::info::{AddrFormat, CTX_MAX, EpType, Info, RxAttr, number_at};
+use crate::info::{AddrFormat, CTX_MAX, EpType, Info, RxAttr, number_at, usual_sizes};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
 use crate::names::{Names, Served};
@@ -250,11 +250,14 @@ impl EpCommon {
         let attr = NodeEpAttr {
             caps: if rx.caps.is_empty() { Caps::MSG | Caps::TAGGED } else { rx.caps },
             tx_size: 0,
-            rx_size: if rx.size == 0 { crate::info::RX_SIZE } else { rx.size },
+            rx_size: if rx.size == 0 { usual_sizes(&dom.settings).1 } else { rx.size },
             rx_op_flags: rx.op_flags,
             ..NodeEpAttr::default()
         };
         crate::info::check_rx(rx, &dom.settings)?;
+        if rx.op_flags.contains(OpFlags::MULTI_RECV) {
+            return Err(Error::BadFlags);
+        }
         let id = dom.enter_control()?.node().eps.srx_open(attr)?;
         Ok(Self::of(dom, id, None, &attr))
     }
@@ -494,6 +497,17 @@ impl EpCommon {
     /// Default flags of the receive calls that take none (`FI_GETOPSFLAG` with `FI_RECV`).
     pub fn rx_op_flags(&self) -> OpFlags {
         OpFlags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
+    }
+
+    /// Those for tagged receives: `FI_MULTI_RECV` among them is for untagged ones, unless the
+    /// endpoint has `FI_TAGGED_MULTI_RECV`.
+    #[inline(always)]
+    pub(crate) fn tagged_op_flags(&self) -> OpFlags {
+        let flags = self.rx_op_flags();
+        match self.caps.contains(Caps::TAGGED_MULTI_RECV) {
+            true => flags,
+            false => flags - OpFlags::MULTI_RECV,
+        }
     }
 
     /// Sets the default flags of transmit calls (`FI_SETOPSFLAG`).

@@ -238,6 +238,9 @@ const DOMAIN_CAPS: Caps = Caps::LOCAL_COMM.union(Caps::REMOTE_COMM).union(Caps::
 /// Longest message, bytes.
 pub const MAX_MSG_SIZE: u64 = Node::MAX_MSG_SIZE;
 
+/// Operations that an endpoint can have in flight if nobody says how many.
+const TX_SIZE: usize = 1024;
+
 /// Receives that an endpoint can have posted if nobody says how many.
 pub const RX_SIZE: usize = 4096;
 
@@ -439,7 +442,8 @@ pub struct DomainAttr {
     pub av_auth_key: bool,
     /// Largest `err_data`, bytes: an address.
     pub max_err_data: usize,
-    /// Registrations at most; 0 in an answer: bounded by memory.
+    /// Registrations at most. A domain opened with a number has room for as many, to 2^20, and for
+    /// no fewer than 65,536.
     pub mr_cnt: usize,
     /// Traffic class, as in [`crate::tclass`], by which the port marks frames; 0: that of
     /// the endpoints.
@@ -640,8 +644,9 @@ fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
     };
     let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
     let (tx_max, rx_max) = table_sizes(settings);
+    let (tx_usual, rx_usual) = usual_sizes(settings);
     let size = |asked: usize, usual: usize, max: usize| match asked {
-        0 => usual.min(max),
+        0 => usual,
         n => n.min(max),
     };
     let order = |asked: Order| if asked.is_empty() { Order::SAS } else { asked };
@@ -657,7 +662,7 @@ fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
             msg_order: order(tx.msg_order),
             comp_order: Order::empty(),
             inject_size: Node::INJECT_SIZE,
-            size: size(tx.size, 1024, tx_max),
+            size: size(tx.size, tx_usual, tx_max),
             iov_limit: IOV_LIMIT,
             rma_iov_limit: RMA_IOV_LIMIT,
             tclass: tx.tclass,
@@ -668,7 +673,7 @@ fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
             msg_order: order(rx.msg_order),
             comp_order: Order::empty(),
             total_buffered_recv: buffered(settings),
-            size: size(rx.size, RX_SIZE, rx_max),
+            size: size(rx.size, rx_usual, rx_max),
             iov_limit: IOV_LIMIT,
         },
         ep_attr: EndpointAttr {
@@ -716,9 +721,20 @@ fn table_sizes(settings: &Settings) -> (usize, usize) {
     (tx, settings.rx_max.unwrap_or(defaults.rx_wr_max))
 }
 
+/// Operations in flight and receives posted of an endpoint if nobody says how many.
+pub(crate) fn usual_sizes(settings: &Settings) -> (usize, usize) {
+    let (tx_max, rx_max) = table_sizes(settings);
+    (TX_SIZE.min(tx_max), RX_SIZE.min(rx_max))
+}
+
 /// Bytes of unexpected messages that a domain keeps.
 fn buffered(settings: &Settings) -> usize {
     settings.unexpected_bytes.unwrap_or(NodeSettings::default().unexpected_bytes)
+}
+
+/// Regions that a domain with these attributes has room for.
+pub(crate) fn mr_max(domain: &DomainAttr) -> usize {
+    domain.mr_cnt.max(NodeSettings::default().mr_max)
 }
 
 fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
@@ -760,7 +776,7 @@ fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
         auth_key,
         av_auth_key: hint.av_auth_key,
         max_err_data: EpAddr::LEN,
-        mr_cnt: 0,
+        mr_cnt: mr_max(hint),
         tclass: hint.tclass,
     }
 }
@@ -914,6 +930,7 @@ fn fits_domain(hint: &DomainAttr) -> bool {
         && hint.max_ep_tx_ctx.max(hint.max_ep_rx_ctx) <= CTX_MAX
         && hint.cntr_cnt <= QUEUE_COUNT
         && hint.mr_iov_limit <= MR_IOV_LIMIT
+        && hint.mr_cnt <= Node::MR_MAX
         && DOMAIN_CAPS.contains(hint.caps)
         && hint.max_err_data <= ERR_DATA_MAX
         // Asking for both old models at once asks for a contradiction.

@@ -165,15 +165,20 @@ impl RawEndpoint {
         Ok(alias)
     }
 
-    /// Ends the connection, if there is one, and turns the loop until what was injected has been
-    /// acknowledged, for as long as its peers live. For a program that closes the endpoint right
-    /// after its last inject and counts on it to arrive, while the receiver still computes.
-    pub fn linger(&self) {
+    /// Ends the connection, if there is one, and turns the loop until the peer has been told, at
+    /// most as long as a silent peer is taken for alive.
+    pub fn end_connection(&self) {
         if self.connected.is_some() {
             // It may never have been connected.
             let _ = self.shutdown();
             crate::cm::connected::linger(&self.dom);
         }
+    }
+
+    /// Turns the loop until what was injected has been acknowledged, for as long as its peers live.
+    /// For a program that closes the endpoint right after its last inject and counts on it to
+    /// arrive, while the receiver still computes.
+    pub fn linger(&self) {
         // The death of a peer ends what it owes.
         loop {
             let Ok(mut core) = self.dom.enter_control() else { return };
@@ -400,8 +405,12 @@ impl RawEndpoint {
     /// The [promise](self) of the file.
     #[inline(always)]
     pub unsafe fn recv(&self, recv: RawRecv<'_>) -> Result<()> {
+        let flags = match recv.kind {
+            MsgKind::Msg => self.rx_op_flags(),
+            MsgKind::Tagged => self.tagged_op_flags(),
+        };
         // SAFETY: the caller's promise is the same.
-        unsafe { self.recvmsg(recv, self.rx_op_flags()) }
+        unsafe { self.recvmsg(recv, flags) }
     }
 
     /// As [`recv`](Self::recv), if there is nothing to do but to post it and one may enter the
@@ -975,7 +984,7 @@ impl Domain {
     /// they have one; it is not granted once a connected endpoint shares the context.
     ///
     /// # Errors
-    /// - [`Error::BadFlags`]: `attr.op_flags` has one that is not of receives.
+    /// - [`Error::BadFlags`]: `attr.op_flags` has `FI_MULTI_RECV`, or one that is not of receives.
     /// - [`Error::NoMem`]: the domain has no room for one more.
     #[doc(alias = "fi_srx_context")]
     pub fn raw_srx_context(&self, attr: &RxAttr) -> Result<RawEndpoint> {

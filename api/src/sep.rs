@@ -26,7 +26,7 @@ use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::Caps;
 pub use crate::info::CTX_MAX;
-use crate::info::{EpType, Info, RX_SIZE, RxAttr, SHARED_CONTEXT, TxAttr, check_rx, check_tx};
+use crate::info::{EpType, Info, RxAttr, SHARED_CONTEXT, TxAttr, check_rx, check_tx, usual_sizes};
 use crate::inner::DomainRef;
 use crate::mr::MrCommon;
 use crate::names::Served;
@@ -113,7 +113,8 @@ impl ScalableEndpoint {
         let info = &self.0.info;
         let asked = asked.unwrap_or(&info.tx_attr);
         check_tx(asked, &self.0.dom.settings)?;
-        let size = [asked.size, info.tx_attr.size, 1024].into_iter().find(|&n| n != 0);
+        let usual = usual_sizes(&self.0.dom.settings).0;
+        let size = [asked.size, info.tx_attr.size, usual].into_iter().find(|&n| n != 0);
         Ok(TxAttr {
             caps: transmit_caps(self.granted(asked.caps)?),
             op_flags: asked.op_flags,
@@ -130,7 +131,8 @@ impl ScalableEndpoint {
         let info = &self.0.info;
         let asked = asked.unwrap_or(&info.rx_attr);
         check_rx(asked, &self.0.dom.settings)?;
-        let size = [asked.size, info.rx_attr.size, RX_SIZE].into_iter().find(|&n| n != 0);
+        let usual = usual_sizes(&self.0.dom.settings).1;
+        let size = [asked.size, info.rx_attr.size, usual].into_iter().find(|&n| n != 0);
         Ok(RxAttr {
             caps: receive_caps(self.granted(asked.caps)?),
             op_flags: asked.op_flags,

@@ -52,7 +52,7 @@ impl Endpoint {
         ignore: u64,
         context: u64,
     ) -> Posted {
-        let flags = self.rx_op_flags();
+        let flags = self.tagged_op_flags();
         let bufs = buf.into();
         self.post_recv(Recv { kind: MsgKind::Tagged, bufs, src, tag, ignore, context, flags })
     }

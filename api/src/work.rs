@@ -174,6 +174,7 @@ impl EpCommon {
     ///
     /// # Errors
     /// - [`Error::BadFlags`]: the endpoint has no `FI_TRIGGER`.
+    /// - [`Error::OpBadState`]: the endpoint is not enabled.
     /// - [`Error::Invalid`], [`Error::NoSys`]: the context says no condition of this domain.
     /// - [`Error::MsgTooLong`]: it is injected, and too long for that. [`Error::NoMem`].
     pub(crate) fn trigger(&self, context: u64, mut op: Op) -> Result<()> {
@@ -185,7 +186,9 @@ impl EpCommon {
         let _injected = op.take_injected()?;
         let ep = Some((self.id, self.id));
         let waiting = Waiting { when, name: None, ep, completion: None, op, _injected };
-        submit(&self.dom, &mut *self.dom.enter()?, waiting)
+        let mut core = self.dom.enter()?;
+        core.node().eps.check_enabled(self.id)?;
+        submit(&self.dom, &mut core, waiting)
     }
 
     /// Keeps deferred work, to be posted through a deferred endpoint.

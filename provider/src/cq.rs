@@ -301,14 +301,14 @@ impl Queue {
             if self.api_version >= version(1, 20) {
                 (*to).src_addr = e.cqe.src;
             }
-            if self.api_version < version(1, 5) {
-                return Ok(1);
-            }
             let data = e.err_data.map(|addr| self.form.write(addr));
             let data = data.as_ref().map_or(&[][..], |bytes| &bytes[..]);
             // One thread at a time reads errors of a queue that lends them.
             let ours = self.err_data.get().cast();
-            guard::put_err_data(data, &mut (*to).err_data, &mut (*to).err_data_size, ours);
+            // A program before 1.5 has no length, and no place of its own.
+            let (mut none, is_old) = (0, self.api_version < version(1, 5));
+            let size = if is_old { &mut none } else { &mut (*to).err_data_size };
+            guard::put_err_data(data, &mut (*to).err_data, size, ours);
         }
         Ok(1)
     }

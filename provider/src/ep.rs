@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
 use barewire::flags::{BindFlags, OpFlags};
-use barewire::info::{MAX_MSG_SIZE, RX_SIZE};
+use barewire::info::MAX_MSG_SIZE;
 use barewire::raw::RawEndpoint;
 use barewire::{EpType, Error, Info, Result, opt};
 
@@ -22,6 +22,10 @@ use crate::{atomic, coll, guard, info, msg, pep, rma, work};
 /// What stands behind a `struct fid_ep`.
 pub(crate) struct Endpoint {
     pub(crate) ep: Arc<RawEndpoint>,
+    /// The endpoint that it is another name of. That has the connection.
+    whole: Option<Arc<RawEndpoint>>,
+    /// Held by each of its names.
+    names: Arc<()>,
     pub(crate) form: Form,
     /// The request that it was opened to accept, or NULL.
     pub(crate) request: *mut Fid,
@@ -34,7 +38,28 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     /// `request` is what it was opened to accept, or NULL.
     pub(crate) fn new(ep: RawEndpoint, form: Form, request: *mut Fid) -> Self {
-        Self { ep: Arc::new(ep), form, request, stx: OnceLock::new(), eqs: Arc::default() }
+        Self {
+            ep: Arc::new(ep),
+            whole: None,
+            names: Arc::default(),
+            form,
+            request,
+            stx: OnceLock::new(),
+            eqs: Arc::default(),
+        }
+    }
+
+    /// What calls about connections go to, whichever of its names they are made by.
+    pub(crate) fn whole(&self) -> &Arc<RawEndpoint> {
+        self.whole.as_ref().unwrap_or(&self.ep)
+    }
+
+    /// Waits for what was injected. With the last name the connection ends before.
+    fn end(self) {
+        if Arc::into_inner(self.names).is_some() {
+            self.whole.as_ref().unwrap_or(&self.ep).end_connection();
+        }
+        self.ep.linger();
     }
 }
 
@@ -105,9 +130,10 @@ pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<In
     ours.mode = barewire::flags::Mode::empty();
     // SAFETY: the handle is NULL or an object of libfabric's.
     ours.handle = unsafe { pep::request_of(info.handle)? };
+    let (tx_size, rx_size) = domain.domain.usual_sizes();
     let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
-    usual(&mut ours.tx_attr.size, 1024);
-    usual(&mut ours.rx_attr.size, RX_SIZE);
+    usual(&mut ours.tx_attr.size, tx_size);
+    usual(&mut ours.rx_attr.size, rx_size);
     // What was answered with may have been changed by the program, which is no wish.
     ours.ep_attr.max_msg_size = 0;
     // SAFETY: the caller's promise.
@@ -150,12 +176,15 @@ unsafe fn alias(at: *mut Fid, said: *const Alias) -> Result<()> {
         let ep = Arc::new(it.ep.alias(flags, recv)?);
         let inner = Endpoint {
             ep,
+            whole: Some(Arc::clone(it.whole())),
+            names: Arc::clone(&it.names),
             form: it.form,
             request: it.request,
             stx: it.stx.clone(),
             eqs: Arc::clone(&it.eqs),
         };
-        EpObject::open(tables(FI_CLASS_EP, &CM, (*at).context), inner, said.fid.cast());
+        // Nothing but its default flags is another.
+        EpObject::open(*at.cast::<FidEp>(), inner, said.fid.cast());
     }
     Ok(())
 }
@@ -165,7 +194,7 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
     guard::int(|| unsafe {
         EpObject::close(at.cast(), |it| {
             pep::end_request(&it);
-            it.ep.linger();
+            it.end();
             Ok(())
         })
     })

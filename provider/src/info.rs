@@ -26,7 +26,7 @@ const FLAGS: u64 = FI_PROV_ATTR_ONLY | FI_SOURCE | FI_NUMERICHOST;
 const LAYERED: u64 = 1 << 59;
 
 /// What a transmit context can have, and what a receive context can.
-const TX_CAPS: Caps = Caps::MSG
+pub(crate) const TX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
     .union(Caps::ATOMIC)
@@ -38,7 +38,7 @@ const TX_CAPS: Caps = Caps::MSG
     .union(Caps::FENCE)
     .union(Caps::TRIGGER)
     .union(Caps::NAMED_RX_CTX);
-const RX_CAPS: Caps = Caps::MSG
+pub(crate) const RX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
     .union(Caps::ATOMIC)

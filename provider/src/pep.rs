@@ -310,7 +310,7 @@ pub(crate) unsafe extern "C" fn connect(
                 Meaning::Addr(addr) => addr,
                 Meaning::Host(ip, service) => it.ep.find_host(ip, service)?,
             };
-            it.ep.connect(to, bytes(param, len))
+            it.whole().connect(to, bytes(param, len))
         }
     })
 }
@@ -320,7 +320,7 @@ pub(crate) unsafe extern "C" fn accept(at: *mut FidEp, param: *const c_void, len
         // SAFETY: the table belongs to endpoints; `param` has `len` bytes.
         unsafe {
             let it = EpObject::of(at)?;
-            it.ep.accept(bytes(param, len))?;
+            it.whole().accept(bytes(param, len))?;
             // It was open until now: one that was answered or closed is not accepted.
             RequestObject::close(it.request, |_| Ok(()))
         }
@@ -333,7 +333,7 @@ pub(crate) unsafe extern "C" fn shutdown(at: *mut FidEp, flags: u64) -> c_int {
             return Err(Error::BadFlags);
         }
         // SAFETY: the table belongs to endpoints.
-        unsafe { EpObject::of(at)?.ep.shutdown() }
+        unsafe { EpObject::of(at)?.whole().shutdown() }
     })
 }
 
@@ -342,7 +342,7 @@ pub(crate) unsafe extern "C" fn getpeer(at: *mut FidEp, to: *mut c_void, len: *m
         // SAFETY: the table belongs to endpoints; `to` has `*len` bytes.
         unsafe {
             let it = EpObject::of(at)?;
-            put_name(it.form, it.ep.getpeer()?, to, len)
+            put_name(it.form, it.whole().getpeer()?, to, len)
         }
     })
 }

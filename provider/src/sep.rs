@@ -157,7 +157,9 @@ unsafe extern "C" fn tx_ctx(
             let asked = attr.as_ref().map(info::read_tx);
             let made = it.sep.raw_tx_context(index(idx)?, asked.as_ref())?;
             if let Some(attr) = attr.as_mut() {
-                info::write_tx(attr, &it.sep.tx_attr(asked.as_ref())?);
+                let mut is = it.sep.tx_attr(asked.as_ref())?;
+                is.caps &= info::TX_CAPS;
+                info::write_tx(attr, &is);
             }
             hand_out(it, made, FI_CLASS_TX_CTX, out, context);
         }
@@ -179,7 +181,9 @@ unsafe extern "C" fn rx_ctx(
             let asked = attr.as_ref().map(info::read_rx);
             let made = it.sep.raw_rx_context(index(idx)?, asked.as_ref())?;
             if let Some(attr) = attr.as_mut() {
-                info::write_rx(attr, &it.sep.rx_attr(asked.as_ref())?);
+                let mut is = it.sep.rx_attr(asked.as_ref())?;
+                is.caps &= info::RX_CAPS;
+                info::write_rx(attr, &is);
             }
             hand_out(it, made, FI_CLASS_RX_CTX, out, context);
         }

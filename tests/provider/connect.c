@@ -428,6 +428,42 @@ static void closing(struct side *c, struct side *s)
 	fi_freeinfo(next);
 }
 
+/* An alias has the connection of its endpoint, which ends with the last of both. */
+static void aliases(struct side *c, struct side *s)
+{
+	struct { struct fi_eq_cm_entry e; char data[256]; } end;
+	struct side alias;
+	char peer[64], name[64];
+	size_t len = sizeof peer, name_len = sizeof name;
+	uint32_t number;
+
+	join(c, s, 0);
+	alias = *c;
+	must("fi_ep_alias", fi_ep_alias(c->ep, &alias.ep, FI_TRANSMIT | FI_DELIVERY_COMPLETE));
+	expect("an alias is of its class", alias.ep->fid.fclass == FI_CLASS_EP
+		       && alias.ep->fid.context == c->ep->fid.context, 1);
+	expect("fi_getpeer of an alias", fi_getpeer(alias.ep, peer, &len), 0);
+	must("fi_getname", fi_getname(&s->ep->fid, name, &name_len));
+	expect("the same peer", len == name_len && !memcmp(peer, name, len), 1);
+	message("by the alias", &alias, s, 64);
+	must("close", fi_close(&c->ep->fid));
+	message("by the alias alone", &alias, s, 64);
+	message("to it", s, &alias, 64);
+	expect("the connection stands", fi_eq_read(eq, &number, &end, sizeof end, 0), -FI_EAGAIN);
+	must("close", fi_close(&alias.ep->fid));
+	expect("it ends with the alias", event(&end, sizeof end), FI_SHUTDOWN);
+	must("close", fi_close(&s->ep->fid));
+
+	join(c, s, 0);
+	must("fi_ep_alias", fi_ep_alias(c->ep, &alias.ep, FI_RECV));
+	expect("fi_shutdown of an alias", fi_shutdown(alias.ep, 0), 0);
+	for (int i = 0; i < 2; i++)
+		expect("the connection is over", event(&end, sizeof end), FI_SHUTDOWN);
+	must("close", fi_close(&alias.ep->fid));
+	must("close", fi_close(&c->ep->fid));
+	must("close", fi_close(&s->ep->fid));
+}
+
 /* A process that connects, says so, and does nothing more until it is killed. */
 static void idle(int said)
 {
@@ -533,6 +569,7 @@ int main(void)
 	over_multi(&c, &s, 1);
 	answers(&c, &s);
 	unanswered(&c, &s);
+	aliases(&c, &s);
 	closing(&c, &s);
 	must("close", fi_close(&c.cq->fid));
 	must("close", fi_close(&s.cq->fid));

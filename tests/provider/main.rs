@@ -10,6 +10,7 @@ mod chosen;
 mod collectives;
 mod colls;
 mod connect;
+mod edges;
 mod gaps;
 mod hooks;
 mod hosts;

@@ -134,6 +134,9 @@ static void triggered(void)
 				   .context = &c[0] };
 	int order[] = { 1, 3, 0, 2 };
 
+	must("fi_endpoint", fi_endpoint(a.domain, info, &late, NULL));
+	expect("before fi_enable", fi_tsendmsg(late, &m, FI_TRIGGER), -FI_EOPBADSTATE);
+	must("close", fi_close(&late->fid));
 	expect("alias without direction", fi_ep_alias(a.ep, &late, FI_TRIGGER), -FI_EINVAL);
 	expect("alias of both", fi_ep_alias(a.ep, &late, FI_TRANSMIT | FI_RECV), -FI_EINVAL);
 	must("fi_ep_alias", fi_ep_alias(a.ep, &late, FI_TRANSMIT | FI_TRIGGER));

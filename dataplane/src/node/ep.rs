@@ -276,7 +276,7 @@ impl Ep {
         let idle = std::mem::take(&mut self.rx_reserved_idle).into();
         table.cq.unreserve_many(idle);
         self.rx_used -= idle;
-        let n = table.lend((self.rx_size - self.rx_used) as usize);
+        let n = table.lend(self.rx_size.saturating_sub(self.rx_used) as usize);
         self.rx_used += u32::from(n);
         self.rx_reserved[kind] += n;
         n > 0
@@ -413,6 +413,15 @@ impl Eps {
         let e = &mut self[ep.0.idx()];
         (e.number, e.counters.number) = (number, number);
         Ok(())
+    }
+
+    /// Whether the endpoint may send and receive.
+    ///
+    /// # Errors
+    /// [`Error::OpBadState`]: it is not enabled. [`Error::BadFd`]: it was closed.
+    pub fn check_enabled(&self, ep: EpId) -> Result<()> {
+        let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if e.enabled { Ok(()) } else { Err(Error::OpBadState) }
     }
 
     /// The flags of transmit and receive calls that take none.

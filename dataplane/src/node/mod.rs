@@ -225,7 +225,7 @@ impl NodeSettings {
         let unexpected = Node::UNEXPECTED_BYTES.contains(&self.unexpected_bytes);
         check(unexpected, "unexpected_bytes must be 16 KiB to 512 GiB")?;
         check(self.eager_max.is_none_or(|max| max <= 1 << 20), "eager_max must be at most 1 MiB")?;
-        check(self.mr_max <= mr::MR_MAX, "mr_max must be at most 2^20")?;
+        check(self.mr_max <= Node::MR_MAX, "mr_max must be at most 2^20")?;
         let window = self.window.is_power_of_two() && (64..=WINDOW).contains(&self.window);
         check(window, "window must be a power of two, 64 to 4,096")?;
         check(self.rekey_ns >= 1_000_000, "rekey_ns must be at least 1 ms")?;

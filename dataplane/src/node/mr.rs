@@ -19,7 +19,7 @@ use std::ops::{Index, IndexMut};
 
 use barewire_driver::mem::IoBuf;
 
-use super::{CntrId, EpId, Eps, NodeSettings, Responder, SepId};
+use super::{CntrId, EpId, Eps, Node, NodeSettings, Responder, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
 use crate::idx::{CntrIdx, EpIdx, MrIdx, ResponseIdx};
@@ -34,10 +34,12 @@ const SLOT_BITS: u32 = 20;
 
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
-/// Most regions that a node can be set to.
-pub(crate) const MR_MAX: usize = 1 << SLOT_BITS;
+impl Node {
+    /// Most regions that a node can be set to ([`NodeSettings::mr_max`]).
+    pub const MR_MAX: usize = 1 << SLOT_BITS;
+}
 
-/// A memory region of a [`Node`](super::Node).
+/// A memory region of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrId(pub(crate) Handle<MrIdx>);
 

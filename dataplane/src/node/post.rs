@@ -15,7 +15,7 @@ use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{EpIdx, PeerIdx, RecvIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::matching::{Src, UnexpectedPool};
-use crate::types::{Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
+use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno, Tenant};
 use crate::wire::EndStatus;
 
 /// Flags that any send may carry.
@@ -135,7 +135,8 @@ impl Node {
     /// - [`Error::Invalid`]: with `FI_DIRECTED_RECV`, `src` is not in the address vector, or with
     ///   `AUTH_KEY` not the handle of a key; with `FI_EXACT_DIRECTED_RECV` it is
     ///   [`FI_ADDR_UNSPEC`]; or a claim names no announced message.
-    /// - [`Error::Again`]: the receive queue or the completion queue is full.
+    /// - [`Error::Again`]: the receive queue, which peeks and claims need no place in, or the
+    ///   completion queue is full.
     #[inline]
     pub fn post_recv(&mut self, now: Instant, ep: EpId, mut req: RecvReq) -> Result<()> {
         let (e, src) = self.check_recv(ep, &req)?;
@@ -267,10 +268,10 @@ impl Node {
         }
         self.eps.make_recv_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
-        if ep.rx_used >= ep.rx_size
-            || self.posted.pool.is_full()
-            || !self.cqs[ep.rx_cq].cq.reserve()
-        {
+        // However many receives are posted: none of them may be for this message, and nobody else
+        // makes room for what takes it.
+        let takes_record = !peek && !discard;
+        if takes_record && self.posted.pool.is_full() || !self.cqs[ep.rx_cq].cq.reserve() {
             return Err(Error::Again);
         }
         if !peek {
@@ -282,12 +283,14 @@ impl Node {
             }
             return self.receive_claimed(now, e, msg, req);
         }
-        let matcher = &ep.matcher[req.kind as usize];
+        let (matcher, cq) = (&ep.matcher[req.kind as usize], ep.rx_cq);
         let Some(msg) = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src) else {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
             let (op_context, tag) = (req.context, req.tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            self.objects().error_to(e, cqe, Error::NoMsg);
+            // It answers the question, and no counter has it as a failure.
+            let (err, prov_errno) = (Error::NoMsg, ProvErrno::None);
+            self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
             return Ok(());
         };
         self.objects().report_peek(e, msg, &req);
