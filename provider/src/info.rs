@@ -615,13 +615,18 @@ fn write_ep(c: &mut EpAttr, info: &Info, ask: &Ask<'_>) {
         _ => usize::try_from(ep.max_msg_size).unwrap_or(usize::MAX),
     };
     c.msg_prefix_size = ep.msg_prefix_size;
-    // An order that is granted holds for every length.
+    // An order that is granted holds for every length. No answer is below its hint, also where the
+    // order itself is not asked for.
     let orders = info.tx_attr.msg_order & info.rx_attr.msg_order;
     let all = c.max_msg_size;
-    let size = |bits: Order| if orders.intersects(bits) { all } else { 0 };
-    c.max_order_raw_size = size(Order::RAW | Order::RMA_RAW | Order::ATOMIC_RAW);
-    c.max_order_war_size = size(Order::WAR | Order::RMA_WAR | Order::ATOMIC_WAR);
-    c.max_order_waw_size = size(Order::WAW | Order::RMA_WAW | Order::ATOMIC_WAW);
+    // SAFETY: libfabric's hints are whole.
+    let hint = ask.hints.and_then(|h| unsafe { h.ep_attr.as_ref() });
+    let hinted =
+        hint.map_or([0; 3], |h| [h.max_order_raw_size, h.max_order_war_size, h.max_order_waw_size]);
+    let size = |bits: Order, hint| if orders.intersects(bits) || hint > 0 { all } else { 0 };
+    c.max_order_raw_size = size(Order::RAW | Order::RMA_RAW | Order::ATOMIC_RAW, hinted[0]);
+    c.max_order_war_size = size(Order::WAR | Order::RMA_WAR | Order::ATOMIC_WAR, hinted[1]);
+    c.max_order_waw_size = size(Order::WAW | Order::RMA_WAW | Order::ATOMIC_WAW, hinted[2]);
     c.mem_tag_format = ep.mem_tag_format;
     (c.tx_ctx_cnt, c.rx_ctx_cnt) = (ep.tx_ctx_cnt, ep.rx_ctx_cnt);
 }

@@ -9,3 +9,9 @@ fn edges_are_as_the_manuals_have_them() {
     };
     super::check_with(None, "edges.c", "fi_tagged.h", equip, |_| {});
 }
+
+/// Goal: what `fi_getinfo` answers is no less than its hints, good as hints again, and opens.
+#[test]
+fn an_answer_has_what_was_asked_for_and_is_good_as_hints() {
+    super::check("offers.c", "fi_endpoint.h", |_| {});
+}
