@@ -46,7 +46,8 @@ pub mod opt {
     pub const FI_OPT_RX_SIZE: i32 = 7;
     /// Whether CUDA may be called. It never is: false may be set, true may not.
     pub const FI_OPT_CUDA_API_PERMITTED: i32 = 10;
-    /// Whether shared memory may be used: a fact of the port, true for `shm`.
+    /// Whether processes of this node are reached through shared memory: a fact of the port, true
+    /// for `shm`, `memif` and ports with `near=yes`, where false cannot be set.
     pub const FI_OPT_SHARED_MEMORY_PERMITTED: i32 = 11;
     /// Longest untagged message.
     pub const FI_OPT_MAX_MSG_SIZE: i32 = 12;
@@ -572,10 +573,10 @@ impl EpCommon {
             }
             FI_OPT_CUDA_API_PERMITTED if value == 0 => Ok(()),
             FI_OPT_CUDA_API_PERMITTED => Err(Error::Invalid("FI_OPT_CUDA_API_PERMITTED: no CUDA")),
-            FI_OPT_SHARED_MEMORY_PERMITTED => match (value != 0, self.shared_memory()) {
-                (false, true) => Err(Error::Invalid("FI_OPT_SHARED_MEMORY_PERMITTED: the port is")),
-                _ => Ok(()),
-            },
+            FI_OPT_SHARED_MEMORY_PERMITTED if value == 0 && self.shared_memory() => {
+                Err(Error::Invalid("FI_OPT_SHARED_MEMORY_PERMITTED: the port uses it"))
+            }
+            FI_OPT_SHARED_MEMORY_PERMITTED => Ok(()),
             _ => Err(Error::NoProtoOpt),
         }
     }
@@ -612,7 +613,8 @@ impl EpCommon {
     }
 
     fn shared_memory(&self) -> bool {
-        self.dom.caps.name.contains("shm")
+        let caps = &self.dom.caps;
+        caps.lossless || caps.near_mtu > 0 || caps.name.contains("shm")
     }
 }
 

@@ -307,6 +307,32 @@ static void strangers(void)
 	close_side(&b);
 }
 
+/* Whether processes of this node are reached through memory is the port's to say. */
+static void memory(void)
+{
+	const int option = 11 /* FI_OPT_SHARED_MEMORY_PERMITTED */;
+	const struct { const char *port; int is; } ports[] = {
+		{ NULL, 1 }, { "udp:127.0.0.1", 1 }, { "udp:127.0.0.1,near=no", 0 },
+	};
+
+	for (int i = 0; i < 3; i++) {
+		struct fi_info *hints = hints_for(FI_MSG);
+		struct side s = { 0 };
+		unsigned char yes = 1, no = 0, is = 2;
+		size_t len = 1;
+
+		if (ports[i].port)
+			hints->domain_attr->name = strdup(ports[i].port);
+		open_side(&s, fi_version(), hints);
+		expect("fi_getopt", fi_getopt(&s.ep->fid, FI_OPT_ENDPOINT, option, &is, &len), 0);
+		expect("memory is used", is, ports[i].is);
+		expect("it may be", fi_setopt(&s.ep->fid, FI_OPT_ENDPOINT, option, &yes, 1), 0);
+		expect("it may not", fi_setopt(&s.ep->fid, FI_OPT_ENDPOINT, option, &no, 1),
+		       ports[i].is ? -FI_EINVAL : 0);
+		close_side(&s);
+	}
+}
+
 int main(void)
 {
 	peeks();
@@ -315,6 +341,7 @@ int main(void)
 	sizes();
 	regions();
 	strangers();
+	memory();
 	printf("ok end\n");
 	return bad != 0;
 }
