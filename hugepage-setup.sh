@@ -18,7 +18,7 @@ Hugepages:
 NICs:
   --bind NIC...     gives the NICs to vfio-pci; their network interfaces disappear
   --unbind NIC...   gives them back to the drivers that they had
-  --force           binds also a NIC that the default route or this ssh session goes through
+  --force           binds also a NIC that the default route, this ssh session or Open vSwitch uses
 Users:
   --group GROUP     lets members of GROUP use the NICs of --bind, without root
   --memlock USER    lets USER (or @GROUP) lock memory without limit, from the next login on
@@ -121,8 +121,8 @@ reserve() {
 mount_pages() {
 	grep -q " $MOUNTS hugetlbfs " /proc/mounts && return 0
 	mkdir -p "$MOUNTS"
-	mount -t hugetlbfs -o mode=1777 none "$MOUNTS"
 	remember "mount $MOUNTS"
+	mount -t hugetlbfs -o mode=1777 none "$MOUNTS"
 }
 
 # ---- NICs ---------------------------------------------------------------------------------------
@@ -202,6 +202,13 @@ default_routes() {
 	if [ -e /proc/net/ipv6_route ]; then
 		awk '$1 ~ /^0+$/ && $2 == "00" && $10 != "lo" { print $10 }' /proc/net/ipv6_route
 	fi
+	# Those files have one interface of a route over several, and nothing of other tables.
+	if command -v ip >/dev/null; then
+		for family in -4 -6; do
+			ip -o "$family" route show table all || true
+		done 2>/dev/null |
+			awk '$1 == "default" { for (i = 1; i < NF; i++) if ($i == "dev") print $(i + 1) }'
+	fi
 }
 
 # The addresses of this machine that the ssh sessions above this process came to. sudo takes the
@@ -233,9 +240,15 @@ carries() {
 	own=
 	for name in $(interfaces_of "$1"); do own="$own $(with_uppers "$name")"; done
 	[ -n "$own" ] || return 0
+	routes=$(default_routes)
 	for name in $own; do
-		if default_routes | grep -qxF "$name"; then
+		if echo "$routes" | grep -qxF "$name"; then
 			echo "the default route ($name)"
+			return
+		fi
+		# The bridges that it is a port of do not stand on it: the kernel links one of all of them.
+		if [ "$name" = ovs-system ]; then
+			echo "Open vSwitch, with perhaps the default route or this session"
 			return
 		fi
 	done
@@ -286,8 +299,12 @@ bind_nic() {
 			remember "file $MACS"
 			grep -qsxF "$mac $1" "$MACS" || echo "$mac $1" >>"$MACS"
 		fi
-		give "$1" vfio-pci
-		[ "$(driver_of "$1")" = vfio-pci ] || fail "vfio-pci does not take $1; see: dmesg | tail"
+		give "$1" vfio-pci || true
+		if [ "$(driver_of "$1")" != vfio-pci ]; then
+			give_back "$1" "${old:--}" || true
+			now=$(driver_of "$1")
+			fail "vfio-pci does not take $1 (now: ${now:-no driver}); see: dmesg | tail"
+		fi
 	fi
 	say "$1: vfio-pci, IOMMU group $group (was: ${old:-no driver})"
 	if [ -n "$GROUP" ]; then
@@ -308,9 +325,15 @@ old_driver() {
 unbind_nic() {
 	pci=$(pci_of "$1")
 	set -- "$pci"
-	give "$1" ""
 	old=$(old_driver "$1")
 	now=$(driver_of "$1")
+	# What a driver of the kernel has is not taken from it: its interface may be in use.
+	case $now in
+	'' | vfio-pci | uio_pci_generic | igb_uio | pci-stub)
+		give "$1" ""
+		now=$(driver_of "$1")
+		;;
+	esac
 	if [ -z "$now" ] && [ -n "$old" ] && [ "$old" != - ]; then
 		echo "$1" >"$SYS/bus/pci/drivers/$old/bind"
 		now=$(driver_of "$1")
@@ -448,24 +471,43 @@ undo() {
 	fi
 	# Backwards: what was changed last goes first.
 	sed -n '1!G;h;$p' "$STATE" >"$STATE.undo"
+	: >"$STATE.left"
 	while read -r kind what value rest; do
-		case $kind in
-		pages) if [ -e "$what/nr_hugepages" ]; then echo "$value" >"$what/nr_hugepages" || true; fi ;;
-		mount) umount "$what" || say "$what is in use and stays mounted" ;;
-		nic) give_back "$what" "$value" ;;
-		owner) if [ -e "$what" ]; then chown "$value" "$what" && chmod "$rest" "$what"; fi ;;
-		file) rm -f "$what" ;;
-		line) drop_line "$what" "$value $rest" ;;
-		dir) rmdir "$what" 2>/dev/null || say "$what holds something else and stays" ;;
-		unit)
-			systemctl disable -q "$(basename "$what")" || true
-			rm -f "$what"
-			systemctl daemon-reload || true
-			;;
-		esac
+		attempt undo_one "$kind" "$what" "$value" "$rest"
+		if [ "$IS_DONE" = 0 ]; then
+			echo "$kind $what${value:+ $value}${rest:+ $rest}" >>"$STATE.left"
+		fi
 	done <"$STATE.undo"
-	rm -f "$STATE" "$STATE.undo"
+	if [ -s "$STATE.left" ]; then
+		sed -n '1!G;h;$p' "$STATE.left" >"$STATE"
+		rm -f "$STATE.left" "$STATE.undo"
+		fail "not everything is as it was: mend what stands above, then again: sudo $CALL --undo"
+	fi
+	rm -f "$STATE" "$STATE.left" "$STATE.undo"
 	say "everything is as it was"
+}
+
+# Gives one thing back: the words of its line.
+undo_one() {
+	case $1 in
+	pages) if [ -e "$2/nr_hugepages" ]; then echo "$3" >"$2/nr_hugepages"; fi ;;
+	mount) if grep -q " $2 hugetlbfs " /proc/mounts; then umount "$2"; fi ;;
+	nic) give_back "$2" "$3" ;;
+	owner)
+		if [ -e "$2" ]; then
+			chown "$3" "$2"
+			chmod "$4" "$2"
+		fi
+		;;
+	file) rm -f "$2" ;;
+	line) drop_line "$2" "$3 $4" ;;
+	dir) if [ -d "$2" ]; then rmdir "$2" 2>/dev/null || say "$2 holds something else and stays"; fi ;;
+	unit)
+		systemctl disable -q "$(basename "$2")" || true
+		rm -f "$2"
+		systemctl daemon-reload || true
+		;;
+	esac
 }
 
 # Takes a line out of a file, and the file away if that was all.
@@ -555,7 +597,7 @@ while [ $# -gt 0 ]; do
 		value "$@"
 		if [ "$IS_CHECK" = 0 ]; then
 			need_root
-			allow_lock "$2"
+			attempt allow_lock "$2"
 		fi
 		ACTION=
 		shift
@@ -575,7 +617,7 @@ while [ $# -gt 0 ]; do
 	--undo)
 		if [ "$IS_CHECK" = 0 ]; then
 			need_root
-			undo
+			attempt undo
 		fi
 		ACTION=
 		;;
@@ -606,6 +648,6 @@ if [ "$IS_CHECK" = 1 ]; then
 fi
 if [ "$PERSISTS" = 1 ]; then
 	need_root
-	persist
+	attempt persist
 fi
 exit "$FAILED"

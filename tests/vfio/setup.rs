@@ -119,8 +119,34 @@ fn a_nic_goes_back_to_its_driver() {
     assert_eq!(driver(&n).as_deref(), Some("vfio-pci"));
     sh(&format!("{SCRIPT} --unbind {n}"));
     assert_eq!(driver(&n), old);
+    // Once more: an interface that is taken away and comes back has another number.
+    let dir = format!("/sys/bus/pci/devices/{n}/virtio*/net");
+    let index = || sh(&format!("until cat {dir}/*/ifindex 2>/dev/null; do sleep 0.05; done"));
+    let before = index();
+    assert!(sh(&format!("{SCRIPT} --unbind {n}")).contains("virtio-pci"));
+    assert_eq!(index(), before, "an interface in use was taken away");
     sh(&format!("{SCRIPT} --undo"));
     rebind(&n, "vfio-pci");
+}
+
+/// Goal: a device that vfio-pci does not take has its own driver again. Method: a bridge, of which
+/// the kernel's vfio-pci takes none.
+#[test]
+fn a_device_that_is_not_taken_keeps_its_driver() {
+    if nic(0).is_none() {
+        return;
+    }
+    let bridges = "grep -l ^0x0604 /sys/bus/pci/devices/*/class | cut -d/ -f6";
+    let bridges = sh(bridges);
+    let bridge = bridges.lines().find(|bridge| driver(bridge).is_some());
+    let bridge = bridge.expect("the guests' NICs are behind bridges");
+    let own = driver(bridge);
+    let (code, said) = run(&format!("--bind {bridge}"));
+    assert!(code == Some(2) && said.contains("vfio-pci does not take"), "{said}");
+    assert_eq!(driver(bridge), own);
+    assert!(said.contains(&format!("(now: {})", own.clone().unwrap())), "{said}");
+    sh(&format!("{SCRIPT} --undo"));
+    assert_eq!(driver(bridge), own);
 }
 
 /// A run of the script that may fail: its exit code, and all that it said.
