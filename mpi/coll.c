@@ -785,6 +785,25 @@ static void find_parts(const struct group *g, const struct wanted *w, struct pla
 	}
 }
 
+/*
+ * Whether what a member sends itself is as long as what it gets of that. Else the call is wrong, as
+ * with a count below 0 or without a type, and the MPI says so.
+ */
+static bool fits(const struct wanted *w, const struct plan *p, size_t block, size_t size)
+{
+	switch (w->kind) {
+	case FI_ALLGATHER:
+	case FI_GATHER:
+		return p->from.len == block;
+	case FI_ALLTOALL:
+		return p->from.len == block * size;
+	case FI_SCATTER:
+		return p->to.len == block;
+	default:
+		return true;
+	}
+}
+
 enum answer coll_plan(struct group *g, MPI_Comm comm, const struct wanted *w, bool may_wait,
 		      struct plan *p)
 {
@@ -816,5 +835,5 @@ enum answer coll_plan(struct group *g, MPI_Comm comm, const struct wanted *w, bo
 		return NO_MEMORY;
 	p->call.root = g->members[w->root];
 	find_parts(g, w, p);
-	return OURS;
+	return fits(w, p, block, g->size) ? OURS : LEFT;
 }

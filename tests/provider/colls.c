@@ -778,7 +778,7 @@ static void set_handler(MPI_Comm c)
 static void mistakes(void)
 {
 	MPI_Comm c;
-	int value = 0;
+	int value = 0, *from = calloc(size, sizeof *from), *to = calloc(size, sizeof *to);
 	MPI_Comm_dup(comm, &c);
 	MPI_Barrier(c);
 	set_handler(c);
@@ -789,6 +789,13 @@ static void mistakes(void)
 	check(error == MPI_ERR_COUNT && handled == 2, "a wrong count", "is not told");
 	MPI_Bcast(&value, 1, MPI_DATATYPE_NULL, 0, c);
 	check(error == MPI_ERR_TYPE && handled == 3, "no type", "is not told");
+	/* What is sent, where what comes tells the length of a block. */
+	MPI_Allgather(from, -1, MPI_INT, to, 1, MPI_INT, c);
+	check(error == MPI_ERR_COUNT && handled == 4, "a wrong count to send", "is not told");
+	MPI_Alltoall(from, 1, MPI_DATATYPE_NULL, to, 1, MPI_INT, c);
+	check(error == MPI_ERR_TYPE && handled == 5, "no type to send", "is not told");
+	free(from);
+	free(to);
 	MPI_Barrier(c);
 	MPI_Comm_free(&c);
 }
