@@ -75,9 +75,10 @@ impl Addresses {
         self.places[self.place(key)].owner
     }
 
-    /// What was counted of a station.
+    /// What was counted of a station; nothing of an address that no station has.
     pub(super) fn frames(&self, key: u64) -> StationFrames {
-        self.places[self.place(key)].frames
+        let place = &self.places[self.place(key)];
+        place.owner.map_or_else(StationFrames::default, |_| place.frames)
     }
 
     /// As [`owner`](Self::owner), and what is counted of it: in vain if no station has the address.
@@ -102,5 +103,32 @@ impl Addresses {
         let count = self.places.len() - 1;
         let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - count.ilog2())) as usize;
         (first..first + count).map(move |i| i & (count - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is counted stays with its station, and what frames from or to an address count
+    /// that nobody has is nobody's, whoever comes next.
+    #[test]
+    fn counts_are_of_a_station_alone() {
+        let station = |n| Station::at([2, 0, 0, 0, 0, n]);
+        let of = |n| (station(n), Owner { segment: 0, uid: 1 });
+        let mut here = Addresses::default();
+        here.renew(&[of(1)]);
+        here.look(station(1).word()).1.sent = 5;
+        let (owner, of_nobody) = here.look(station(9).word());
+        assert_eq!(owner, None);
+        of_nobody.spoofed = 7;
+        here.renew(&[of(1), of(2)]);
+        assert_eq!(here.frames(station(1).word()).sent, 5);
+        for n in [2, 9] {
+            assert_eq!(here.frames(station(n).word()), StationFrames::default(), "{n}");
+        }
+        here.renew(&[of(2)]);
+        here.renew(&[of(1), of(2)]);
+        assert_eq!(here.frames(station(1).word()), StationFrames::default());
     }
 }
