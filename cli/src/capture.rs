@@ -241,7 +241,9 @@ impl Files {
         match (self.len_max, self.path.extension()) {
             (None, _) => self.path.clone(),
             (_, Some(kind)) => {
-                self.path.with_extension(format!("{number}.{}", kind.to_string_lossy()))
+                let mut numbered = std::ffi::OsString::from(format!("{number}."));
+                numbered.push(kind);
+                self.path.with_extension(numbered)
             }
             (_, None) => self.path.with_extension(number.to_string()),
         }
@@ -353,6 +355,16 @@ mod tests {
             let len = std::fs::metadata(name(n)).unwrap().len();
             assert!(len < 10_100, "{len}");
         }
+    }
+
+    /// Goal: the files of a ring have the name that was asked for, which need not be text.
+    #[test]
+    fn a_name_that_is_no_text_keeps_its_bytes() {
+        use std::os::unix::ffi::OsStrExt;
+        let path = PathBuf::from(std::ffi::OsStr::from_bytes(b"a\xff.pc\xfe"));
+        let of = |len_max| Files { path: path.clone(), len_max, ..files() }.path_of(7);
+        assert_eq!(of(None), path);
+        assert_eq!(of(Some(1)).as_os_str().as_bytes(), b"a\xff.7.pc\xfe");
     }
 
     #[test]

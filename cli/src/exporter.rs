@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 use serde_json::json;
@@ -67,6 +67,7 @@ pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
     service.ready(&format!("at {url}"));
     while signals.read_signal().map_err(Fail::new)?.is_none() {
         http.serve(LOOK);
+        service.alive(Instant::now(), || format!("at {url}"));
     }
     service.stopping();
     Ok(ExitCode::SUCCESS)

@@ -10,6 +10,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+// Before the others, which use its macro.
+#[macro_use]
+mod out;
+
 mod capture;
 mod cert_args;
 mod doctor;
@@ -19,7 +23,6 @@ mod http;
 mod info;
 mod metrics;
 mod opened;
-mod out;
 mod perf;
 mod ping;
 #[cfg(test)]
@@ -108,6 +111,8 @@ fn start_log() -> Result<(), Fail> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // It would say by `std`'s `eprintln` that standard error cannot be written.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())

@@ -1,4 +1,4 @@
-//! Standard output, for a reader that may go away.
+//! Standard output, for a reader that may go away, and standard error, which may be a full file.
 
 use std::fmt;
 use std::io::{ErrorKind, Write};
@@ -6,6 +6,20 @@ use std::io::{ErrorKind, Write};
 use serde::Serialize;
 
 use crate::fail::Fail;
+
+/// As `std`'s, but where standard error cannot be written nothing is: `std`'s ends the process, and
+/// a switch or a recording is worth more than its words.
+macro_rules! eprintln {
+    ($($text:tt)*) => {
+        $crate::out::tell(::std::format_args!($($text)*))
+    };
+}
+
+/// Prints a line to standard error, if that can be written.
+pub(crate) fn tell(line: fmt::Arguments<'_>) {
+    // In one piece, as processes of one terminal write at once.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
 
 /// Prints `text` as it is.
 ///

@@ -264,7 +264,11 @@ fn forward(
         }
         if every.is_some_and(|every| told.elapsed() >= every) {
             told = Instant::now();
-            report(switch, args.json)?;
+            match report(switch, args.json) {
+                // What passes is worth more than what is said of it.
+                Err(fail) if !fail.is_quiet() => eprintln!("barewire: {fail}; the switch goes on"),
+                reported => reported?,
+            }
         }
     }
 }

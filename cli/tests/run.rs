@@ -632,6 +632,22 @@ fn bench_calls_every_collective() {
     }
 }
 
+/// Goal: a reader that has gone ends a bench without a word, be it lines or a table that it does
+/// not read. Method: a pipe whose other end is closed.
+#[test]
+fn bench_of_a_collective_that_nobody_reads_ends_quietly() {
+    for json in [&["--json"][..], &[]] {
+        let port = segment();
+        let args = ["bench", "--spawn", "2", "--iterations", "5", "--size", "8", "--op", "gather"];
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut bench = command(&[&args[..], &["--port", &port], json].concat());
+        let output = bench.stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(1), ""), "{json:?}");
+    }
+}
+
 /// What the network loses, repeats, reorders and damages is made good.
 #[test]
 fn a_bad_segment_delivers_every_byte() {

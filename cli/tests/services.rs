@@ -164,6 +164,27 @@ fn who_does_not_listen_is_not_waited_for() {
     drop(full);
 }
 
+/// Goal: a switch forwards on where its words cannot be written, because a disk is full: what it
+/// counts, what it says, and what it logs.
+#[test]
+fn a_full_disk_does_not_end_a_switch() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_barewire"))
+        .args(["switch", "--every", "1", "--port", &memif("full")])
+        // A line of its log, which says that this is none.
+        .envs([("NOTIFY_SOCKET", "nonsense")])
+        .stdin(Stdio::null())
+        .stdout(full())
+        .stderr(full())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(child.try_wait().unwrap().is_none(), "it has ended");
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    // What it counted cannot be written at its end either.
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
+
 #[test]
 fn an_exporter_says_when_it_listens() {
     let name = format!("services-{}", std::process::id());
@@ -171,9 +192,16 @@ fn an_exporter_says_when_it_listens() {
     let socket = UnixDatagram::bind_addr(&at).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let args = ["exporter", "--listen", "127.0.0.1:0"];
-    let child = start(&args, [1024; 2], &format!("@{name}"), "");
+    let child = start(&args, [1024; 2], &format!("@{name}"), "600000");
     let ready = hear(&socket);
     assert!(ready.starts_with("READY=1\nSTATUS=at http://127.0.0.1:"), "{ready}");
+    // For a unit to which somebody has given a WatchdogSec=.
+    let told = hear(&socket);
+    assert!(told.starts_with("WATCHDOG=1\nSTATUS=at http://127.0.0.1:"), "{told}");
     end(child);
-    assert_eq!(hear(&socket), "STOPPING=1");
+    let mut last = hear(&socket);
+    while last.starts_with("WATCHDOG=1") {
+        last = hear(&socket);
+    }
+    assert_eq!(last, "STOPPING=1");
 }

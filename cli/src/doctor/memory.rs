@@ -47,7 +47,8 @@ const MEMLOCK_WANTED: u64 = 2 << 20;
 
 pub(super) fn memlock(machine: &Machine) -> Check {
     let name = "memlock";
-    let mend = "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/barewire.conf, \
+    // Others write there too: barewire-hugepage-setup, and what mends the check of key memory.
+    let mend = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.d/barewire.conf, \
                 then log in again";
     let limits = machine.read("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));

@@ -19,6 +19,7 @@ use barewire::{
 use super::Common;
 use super::report::{Line, Times, table};
 use crate::fail::Fail;
+use crate::out;
 
 /// What the command line calls it.
 const fn name(what: CollKind) -> &'static str {
@@ -324,7 +325,7 @@ pub(super) fn run(
     let mut member = Member::open(args)?;
     let own = member.ep.getname().map_err(Fail::new)?;
     if let Some(rank) = rank {
-        println!("{own}");
+        out::print(format_args!("{own}\n"))?;
         let mut line = String::new();
         // Nothing if the first process has ended, and so no group to join.
         std::io::stdin().read_line(&mut line).map_err(Fail::new)?;
@@ -353,7 +354,7 @@ pub(super) fn run(
         }
     }
     if !args.json {
-        print!("{} among {n} processes\n{}", name(what), table(&lines));
+        out::print(format_args!("{} among {n} processes\n{}", name(what), table(&lines)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -397,7 +398,7 @@ fn measure(
         };
         let line = line.measured(&times, ran.seconds);
         if args.json {
-            println!("{}", serde_json::to_string(&line).map_err(Fail::new)?);
+            out::json(&line)?;
         }
         lines.push(line);
     }

@@ -54,9 +54,10 @@ Columns:
   STATIONS processes behind a switch, or the time since it last ran
   RESENT   packets retransmitted per second
   PATH     near: a process of this node, by memory; far: any other
-  FLIGHT   packets in flight, and the window
+  FLIGHT   packets in flight, and the window; 4k are 4,000 to 4,999
   WAITS    operations that wait, and for what: see `barewire stats --help`
-Wide terminals have more. `barewire stats --json` is for programs.")]
+Wide terminals have more, narrow ones fewer; * stands for a number that does not fit.
+`barewire stats --json` is for programs.")]
 pub(crate) struct TopArgs {
     /// Seconds between updates, 0.1 to 3600.
     #[arg(long, default_value_t = 1.0)]
@@ -237,11 +238,9 @@ fn live(
             looks.swap(0, 1);
             looks[1] = published(args.pid)?;
         }
-        turn(
-            &looks,
-            &mut state,
-            due.saturating_duration_since(now).clamp(Duration::from_millis(1), LOOK),
-        )?;
+        // Nothing is due while it is paused.
+        let left = if state.paused { LOOK } else { due.saturating_duration_since(now) };
+        turn(&looks, &mut state, left.clamp(Duration::from_millis(1), LOOK))?;
     }
     Ok(())
 }
@@ -257,7 +256,9 @@ fn once(args: &TopArgs, mut state: State) -> Result<ExitCode, Fail> {
     let looks = [before, published(args.pid)?];
     let model = state.model(&looks, since_1970_ns());
     let size = ratatui::crossterm::terminal::size();
-    let width = size.ok().filter(|_| std::io::stdout().is_terminal()).map_or(WIDTH, |(w, _)| w);
+    // A serial line says that it has no columns.
+    let is_known = |&(width, _): &(u16, u16)| width > 0 && std::io::stdout().is_terminal();
+    let width = size.ok().filter(is_known).map_or(WIDTH, |(width, _)| width);
     out::print(screen(&model, &state, (width, view::height(&model))))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -325,6 +326,41 @@ mod tests {
         }
     }
 
+    /// Goal: a number stands there whole or not at all, however narrow the screen and however large
+    /// the number. Method: figures of many digits, each of them a 7, on every width: a number that
+    /// has lost its first digits is none of those that a wide screen has.
+    #[test]
+    fn a_number_is_whole_or_not_there() {
+        let mut looks = looks(1);
+        for look in &mut looks {
+            let row = &mut look.domains[0].sessions[0];
+            (row.in_flight, row.window, row.waiting) = (777, 4096, 77_777);
+            (row.srtt_ns, row.rto_ns, row.silent_ns) = (9_996_000, 99_960, 7_777_000_000_000);
+            (row.credits, row.frame_max) = (77_777_777, 777_777);
+        }
+        let shown = |width| {
+            let model = State::default().model(&looks, 2 * SECOND);
+            let text = screen(&model, &State::default(), (width, 24));
+            // The titles and the last two lines are words.
+            text.lines().skip(1).take(21).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let wide = shown(200).join(" ");
+        let words: Vec<&str> = wide.split_whitespace().collect();
+        assert!(words.contains(&"777/4k") && words.contains(&"10ms"), "{wide}");
+        assert!(words.contains(&"129") && words.contains(&"*******"), "{wide}");
+        for width in 1..160 {
+            for line in shown(width) {
+                // A word at the end of a line may be cut short, and a MAC.
+                let whole = line.split_whitespace().collect::<Vec<_>>();
+                let numbers =
+                    whole.iter().filter(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+                let cut = numbers.filter(|word| !words.contains(word) && !word.contains(':'));
+                let cut: Vec<_> = cut.collect();
+                assert!(cut.is_empty(), "{width}: {cut:?} in {line:?}");
+            }
+        }
+    }
+
     #[test]
     fn keys_select_sort_filter_and_end() {
         let mut state = State::default();
@@ -355,6 +391,30 @@ mod tests {
         assert!(shown(&mut state, 60, (80, 24)).contains("02:00:00:00:00:3c"));
         press(&mut state, &[KeyCode::PageUp; 20]);
         assert!(shown(&mut state, 60, (80, 24)).contains("02:00:00:00:00:01"));
+    }
+
+    /// Goal: a screen that is paused costs no processor time. Method: the waits that it asks for,
+    /// before, in and after a pause that is longer than the interval.
+    #[test]
+    fn a_paused_screen_waits() {
+        use clap::Parser;
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: TopArgs,
+        }
+        let args = Line::try_parse_from(["top", "--interval", "0.1"]).unwrap().args;
+        let mut waits = Vec::new();
+        live(&args, State::default(), |_, state, wait| {
+            waits.push((state.paused, wait));
+            std::thread::sleep(wait.min(Duration::from_millis(50)));
+            state.paused = (4..12).contains(&waits.len());
+            state.ended = waits.len() == 16;
+            Ok(())
+        })
+        .unwrap();
+        assert!(waits.iter().all(|&(paused, wait)| !paused || wait == LOOK), "{waits:?}");
+        assert!(waits.iter().any(|&(paused, wait)| !paused && wait < LOOK), "{waits:?}");
     }
 
     /// Goal: where a selected process ends all are shown again.

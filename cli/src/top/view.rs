@@ -96,18 +96,19 @@ fn heading(model: &Model, state: &State) -> String {
 /// A column: its name, width, the least width of a screen that has it, and what a line has there.
 struct Column<T> {
     name: &'static str,
-    width: Constraint,
+    /// 0 for what others leave, [`FILL_MIN`] at least.
+    width: u16,
     from: u16,
     is_number: bool,
     cell: fn(&T) -> String,
 }
 
 const fn number<T>(name: &'static str, width: u16, cell: fn(&T) -> String) -> Column<T> {
-    Column { name, width: Constraint::Length(width), from: 0, is_number: true, cell }
+    Column { name, width, from: 0, is_number: true, cell }
 }
 
 const fn word<T>(name: &'static str, width: u16, cell: fn(&T) -> String) -> Column<T> {
-    Column { name, width: Constraint::Length(width), from: 0, is_number: false, cell }
+    Column { name, width, from: 0, is_number: false, cell }
 }
 
 const fn if_wide<T>(column: Column<T>, from: u16) -> Column<T> {
@@ -115,7 +116,7 @@ const fn if_wide<T>(column: Column<T>, from: u16) -> Column<T> {
 }
 
 const fn filling<T>(name: &'static str, cell: fn(&T) -> String) -> Column<T> {
-    Column { name, width: Constraint::Fill(1), from: 0, is_number: false, cell }
+    Column { name, width: 0, from: 0, is_number: false, cell }
 }
 
 static SWITCHES: [Column<Switch>; 8] = [
@@ -128,7 +129,7 @@ static SWITCHES: [Column<Switch>; 8] = [
     number("B/S", 5, |s| si(s.bytes)),
     word("STATIONS", 16, |s| match s.idle_ns {
         ..=IDLE_NS => s.stations.to_string(),
-        idle => format!("not turned {}", ago(idle)),
+        idle => format!("not turned {}", since(idle)),
     }),
 ];
 
@@ -144,7 +145,7 @@ static DOMAINS: [Column<Domain>; 10] = [
     number("WAITING", 7, |d| d.waiting.to_string()),
     word("FOR", 16, |d| match d.idle_ns {
         ..=IDLE_NS => d.wait.to_owned(),
-        idle => format!("not polled {}", ago(idle)),
+        idle => format!("not polled {}", since(idle)),
     }),
 ];
 
@@ -159,10 +160,10 @@ static PEERS: [Column<Peer>; 15] = [
     if_wide(number("RTT MIN", 7, |p| time(p.row.rtt_min_ns)), 120),
     number("RTT", 6, |p| time(p.row.srtt_ns)),
     if_wide(number("RTO", 6, |p| time(p.row.rto_ns)), 100),
-    number("FLIGHT", 7, |p| format!("{}/{}", p.row.in_flight, p.row.window)),
+    number("FLIGHT", 7, |p| format!("{}/{}", short(p.row.in_flight), short(p.row.window))),
     if_wide(number("CREDITS", 7, |p| p.row.credits.to_string()), 120),
     if_wide(number("FRAME", 6, |p| p.row.frame_max.to_string()), 120),
-    if_wide(number("HEARD", 7, |p| ago(p.row.silent_ns)), 100),
+    if_wide(number("HEARD", 7, |p| since(p.row.silent_ns)), 100),
     filling("WAITS FOR", |p| match p.row.waiting {
         0 => String::new(),
         count => format!("{count} {}", p.row.wait),
@@ -177,16 +178,47 @@ fn table<T>(
     first: usize,
     style: impl Fn(&T) -> Style,
 ) {
-    let columns: Vec<&Column<T>> = columns.iter().filter(|c| c.from <= area.width).collect();
+    let columns = fitting(columns, area.width);
     let cell = |column: &Column<T>, text: String| {
-        let side = if column.is_number { Alignment::Right } else { Alignment::Left };
-        Cell::from(Text::from(text).alignment(side))
+        if !column.is_number {
+            return Cell::from(text);
+        }
+        // Of a longer one the first digits would be cut off.
+        let fits = text.len() <= usize::from(column.width);
+        let text = if fits { text } else { "*".repeat(column.width.into()) };
+        Cell::from(Text::from(text).alignment(Alignment::Right))
     };
-    let head = Row::new(columns.iter().map(|c| cell(c, c.name.to_owned())));
-    let line = |row: &T| Row::new(columns.iter().map(|c| cell(c, (c.cell)(row)))).style(style(row));
+    let head = Row::new(columns.iter().map(|(c, _)| cell(c, c.name.to_owned())));
+    let line =
+        |row: &T| Row::new(columns.iter().map(|(c, _)| cell(c, (c.cell)(row)))).style(style(row));
     let lines = rows.iter().skip(first).take(area.height.into()).map(line);
-    let table = Table::new(lines, columns.iter().map(|c| c.width));
+    let table = Table::new(lines, columns.iter().map(|&(_, width)| Constraint::Length(width)));
     frame.render_widget(table.header(head.style(Modifier::REVERSED)).column_spacing(1), area);
+}
+
+/// Least width of a column that gets what others leave, and of words that are cut short: a count
+/// before them stays whole.
+const FILL_MIN: u16 = 6;
+
+/// The first columns, as many as `width` has room for, and the width of each. Words may be cut short
+/// at their end, a number may not.
+fn fitting<T>(columns: &[Column<T>], width: u16) -> Vec<(&Column<T>, u16)> {
+    let mut fitting = Vec::new();
+    let mut left = width;
+    for column in columns.iter().filter(|column| column.from <= width) {
+        let needed = if column.width == 0 { FILL_MIN } else { column.width };
+        if needed > left && (column.is_number || left < FILL_MIN) {
+            break;
+        }
+        fitting.push((column, needed.min(left)));
+        // One space between two columns.
+        left = left.saturating_sub(needed + 1);
+    }
+    let used = fitting.iter().map(|(_, width)| width + 1).sum::<u16>().saturating_sub(1);
+    if let Some((_, filling)) = fitting.iter_mut().find(|(column, _)| column.width == 0) {
+        *filling += width - used;
+    }
+    fitting
 }
 
 /// How something is shown that has not turned for `idle_ns`.
@@ -250,14 +282,31 @@ fn si(value: f64) -> String {
     }
 }
 
-/// A time in at most six characters; `-` if it was not measured.
+/// A count in at most three characters, up to 99,999.
+fn short(count: u64) -> String {
+    if count < 1000 { count.to_string() } else { format!("{}k", count / 1000) }
+}
+
+/// Time since something in at most seven characters, up to 273 years.
+fn since(ns: u64) -> String {
+    const HOUR: u64 = 3600;
+    match ns / 1_000_000_000 {
+        ..999 => ago(ns),
+        seconds @ ..60_000 => format!("{} min", seconds / 60),
+        seconds if seconds < 1000 * HOUR => format!("{} h", seconds / HOUR),
+        seconds => format!("{} d", seconds / (24 * HOUR)),
+    }
+}
+
+/// A time of less than 1000 s in at most six characters; `-` if it was not measured. The bounds are
+/// those from which it is rounded to the next unit.
 fn time(ns: u64) -> String {
     match ns {
         0 => "-".to_owned(),
-        1..100_000 => format!("{:.1}us", ns as f64 / 1e3),
-        100_000..1_000_000 => format!("{:.0}us", ns as f64 / 1e3),
-        1_000_000..10_000_000 => format!("{:.2}ms", ns as f64 / 1e6),
-        10_000_000..1_000_000_000 => format!("{:.0}ms", ns as f64 / 1e6),
+        1..99_950 => format!("{:.1}us", ns as f64 / 1e3),
+        99_950..999_500 => format!("{:.0}us", ns as f64 / 1e3),
+        999_500..9_995_000 => format!("{:.2}ms", ns as f64 / 1e6),
+        9_995_000..999_500_000 => format!("{:.0}ms", ns as f64 / 1e6),
         _ => format!("{:.1}s", ns as f64 / 1e9),
     }
 }
@@ -287,6 +336,26 @@ mod tests {
             (64_000_000, "64ms"),
         ] {
             assert_eq!(time(ns), text);
+        }
+        // Where the rounding goes on to the next unit.
+        let edges = (0..10).flat_map(|digits| {
+            [1, 94, 95, 99, 100, 949, 994, 995, 999].map(|n| n * 10_u64.pow(digits))
+        });
+        for ns in edges.flat_map(|ns| [ns - 1, ns, ns + 1]) {
+            assert!(time(ns).len() <= 6, "{ns}: {}", time(ns));
+            for ns in [ns, ns * 1000, ns * 1_000_000] {
+                assert!(since(ns).len() <= 7, "{ns}: {}", since(ns));
+            }
+        }
+        assert_eq!((time(9_996_000), time(99_960)), ("10ms".to_owned(), "100us".to_owned()));
+        for (ns, text) in [
+            (1_500_000_000, "1.5 s"),
+            (998_940_000_000, "998.9 s"),
+            (1_000_000_000_000, "16 min"),
+            (86_400_000_000_000, "24 h"),
+            (86_400_000_000_000 * 365, "365 d"),
+        ] {
+            assert_eq!(since(ns), text);
         }
         let longest = (0..19).map(|digits| si(9.99949 * 10_f64.powi(digits)).len()).max();
         assert!(longest <= Some(6));
