@@ -200,8 +200,8 @@ fn table<T>(
 /// before them stays whole.
 const FILL_MIN: u16 = 6;
 
-/// The first columns, as many as `width` has room for, and the width of each. Words may be cut short
-/// at their end, a number may not.
+/// The first columns, as many as `width` has room for, and the width of each. Words may be cut
+/// short at their end, a number may not.
 fn fitting<T>(columns: &[Column<T>], width: u16) -> Vec<(&Column<T>, u16)> {
     let mut fitting = Vec::new();
     let mut left = width;
