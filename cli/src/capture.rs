@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io::Write;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use barewire_driver::backend::pcap::{Direction, PcapWriter};
@@ -15,8 +16,9 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::fail::Fail;
-use crate::opened::{Opener, copy, create};
+use crate::opened::{Opener, copy};
 use crate::perf::parse_size;
+use crate::recording::{self, Recording};
 use crate::sources::Sources;
 use crate::stats::station;
 
@@ -37,7 +39,8 @@ use crate::stats::station;
 #[command(after_long_help = "\
 Exit codes:
   0  the capture ended and the file is complete
-  1  there is no such port, or the file cannot be written
+  1  there is no such port, or the file cannot be written; nothing is said of a pipe whose reader
+     has gone
   2  wrong arguments
 
 Examples:
@@ -108,12 +111,12 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     if let Some((from, opener)) = args.read.as_ref().zip(opener.as_mut()) {
         return copy(from, &args.output, opener);
     }
-    let signals = signals()?;
+    let signals = Rc::new(signals()?);
     if args.file_size.is_some() && args.output == Path::new("-") {
         return Err(Fail::usage("--file-size needs a file: -o NAME"));
     }
     let mut sources = Sources::open(&args.port)?;
-    let files = Files::new(args, sources.name());
+    let files = Files::new(args, sources.name(), Rc::clone(&signals));
     let mut sorter = Sorter::new(files, args.peer.clone(), opener)?;
     eprintln!("capturing on {}; Ctrl-C ends it", sources.summary());
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
@@ -124,12 +127,8 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
         let now = now_ns();
         sorter.write_until(now.saturating_sub(SETTLE_NS))?;
         if now - written > WRITE_NS {
-            sorter.writer.flush(now);
+            sorter.flush(now)?;
             written = now;
-        }
-        if sorter.writer.lost_frames > 0 {
-            let what = format!("{} cannot be written any more", args.output.display());
-            return Err(Fail::new(what).mend("is there room? df -h"));
         }
         let is_over = until.is_some_and(|until| Instant::now() >= until);
         if is_over || signals.read_signal().map_err(Fail::new)?.is_some() {
@@ -140,16 +139,13 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
         }
     }
     sorter.write_until(u64::MAX)?;
-    sorter.writer.flush(now_ns());
+    sorter.flush(now_ns())?;
     eprintln!("{} frames, {} missed", sorter.written + sorter.writer.frames, sources.missed());
     if sorter.taken == 0 && sorter.others > 0 {
         eprintln!("{} others, none with --peer; barewire stats lists stations", sorter.others);
     }
     if let Some(opener) = &sorter.opener {
         eprintln!("{}", opener.summary());
-    }
-    if sorter.writer.lost_frames > 0 {
-        return Err(Fail::new(format!("{} is not complete", args.output.display())));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -197,6 +193,8 @@ struct Files {
     kept: Option<u64>,
     /// The segment, for their heads.
     name: String,
+    /// What ends the wait for the reader of a pipe.
+    signals: Option<Rc<SignalFd>>,
     /// Of the file that is written now, from 1.
     number: u64,
     /// Bytes of frames in it.
@@ -207,9 +205,9 @@ struct Files {
 const AROUND: u64 = 48;
 
 impl Files {
-    fn new(args: &CaptureArgs, name: &str) -> Self {
-        let (path, name) = (args.output.clone(), name.to_owned());
-        Self { path, len_max: args.file_size, kept: args.files, name, number: 0, len: 0 }
+    fn new(args: &CaptureArgs, name: &str, signals: Rc<SignalFd>) -> Self {
+        let (path, name, signals) = (args.output.clone(), name.to_owned(), Some(signals));
+        Self { path, len_max: args.file_size, kept: args.files, name, signals, number: 0, len: 0 }
     }
 
     /// Takes note of a frame of `len` bytes, and says whether the next file has to begin before it.
@@ -224,9 +222,9 @@ impl Files {
     fn next(&mut self) -> Result<Writer, Fail> {
         self.number += 1;
         let path = self.path_of(self.number);
-        let cannot = |why| Fail::new(format!("{}: {why}", path.display()));
-        let writer = create(&path).and_then(|file| PcapWriter::new(file, &self.name));
-        let writer = writer.map_err(cannot)?;
+        let file = Recording::create(&path, self.signals.clone());
+        let writer = file.and_then(|file| PcapWriter::new(file, &self.name));
+        let writer = writer.map_err(|why| recording::fail(&path, &why))?;
         if let Some(old) = self.kept.and_then(|kept| self.number.checked_sub(kept))
             && old > 0
         {
@@ -250,7 +248,7 @@ impl Files {
     }
 }
 
-type Writer = PcapWriter<Box<dyn Write>>;
+type Writer = PcapWriter<Recording>;
 
 /// Time, number, bytes, and whether it was sent; the number keeps frames of one time in the order
 /// in which they came.
@@ -308,18 +306,31 @@ impl Sorter {
                 }
                 let fill = |to: &mut [u8]| to.copy_from_slice(&bytes);
                 let way = if is_sent { Direction::Out } else { Direction::In };
-                self.writer.frame(at_ns, way, bytes.len(), fill);
+                let written = self.writer.frame(at_ns, way, bytes.len(), fill);
+                self.written_or(written)?;
             }
         }
         Ok(())
     }
 
+    /// Writes what is buffered, and sees that there is still a reader.
+    fn flush(&mut self, now: u64) -> Result<(), Fail> {
+        let mut written = self.writer.flush(now);
+        if written.is_ok() {
+            written = self.writer.target().check_reader();
+        }
+        self.written_or(written)
+    }
+
+    fn written_or(&self, written: io::Result<()>) -> Result<(), Fail> {
+        written.map_err(|why| recording::fail(&self.files.path_of(self.files.number), &why))
+    }
+
     /// Goes on in the next file.
     fn turn_over(&mut self) -> Result<(), Fail> {
-        self.writer.flush(now_ns());
+        self.flush(now_ns())?;
         let full = std::mem::replace(&mut self.writer, self.files.next()?);
         self.written += full.frames;
-        self.writer.lost_frames = full.lost_frames;
         Ok(())
     }
 }
@@ -330,7 +341,7 @@ mod tests {
 
     fn files() -> Files {
         let (path, name) = (PathBuf::new(), "shm:x".to_owned());
-        Files { path, len_max: None, kept: None, name, number: 0, len: 0 }
+        Files { path, len_max: None, kept: None, name, signals: None, number: 0, len: 0 }
     }
 
     /// Goal: no file is longer than was asked for, the last ones stay, and no frame is lost but
@@ -346,7 +357,7 @@ mod tests {
             sorter.take(at_ns, Direction::In, vec![1; 900 + at_ns as usize]);
         }
         sorter.write_until(u64::MAX).unwrap();
-        sorter.writer.flush(0);
+        sorter.flush(0).unwrap();
         assert_eq!(sorter.written + sorter.writer.frames, 100);
         let name = |n| dir.path().join(format!("x.{n}.pcapng"));
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 3);
@@ -379,7 +390,7 @@ mod tests {
         sorter.write_until(40).unwrap();
         assert_eq!((sorter.writer.frames, sorter.held.len()), (4, 1));
         sorter.write_until(u64::MAX).unwrap();
-        sorter.writer.flush(0);
+        sorter.flush(0).unwrap();
         let file = std::fs::read(&path).unwrap();
         let runs = file.chunk_by(|a, b| a == b).filter(|run| run.len() == 16 && run[0] > 0xe0);
         let order: Vec<u8> = runs.map(|run| run[0] - 0xe0).collect();

@@ -25,6 +25,7 @@ mod metrics;
 mod opened;
 mod perf;
 mod ping;
+mod recording;
 #[cfg(test)]
 mod sample;
 mod service;

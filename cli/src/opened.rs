@@ -1,8 +1,8 @@
 //! `barewire capture --keys`: sealed frames as what was sealed, for who may read them.
 
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use barewire_dataplane::seal::{Read as Seen, RecordReader};
 
 use crate::fail::Fail;
+use crate::recording::{self, Recording};
 
 /// Pause between two looks whether there are more secrets.
 const LOOK: Duration = Duration::from_millis(50);
@@ -112,7 +113,9 @@ pub(crate) fn copy(from: &Path, to: &Path, opener: &mut Opener) -> Result<ExitCo
     let shown = from.display();
     let broken = |e: io::Error| Fail::new(format!("{shown}: {e}"));
     input.read_exact(&mut magic).map_err(broken)?;
-    let mut output = create(to).map_err(|e| Fail::new(format!("{}: {e}", to.display())))?;
+    let unwritten = |why: io::Error| recording::fail(to, &why);
+    let output = Recording::create(to, None).map_err(unwritten)?;
+    let mut output = BufWriter::new(output);
     let mut frames = 0;
     match u32::from_le_bytes(magic) {
         0x0a0d_0d0a => copy_blocks(magic, &mut input, &mut output, opener, &mut frames),
@@ -125,23 +128,25 @@ pub(crate) fn copy(from: &Path, to: &Path, opener: &mut Opener) -> Result<ExitCo
         }
     }
     .map_err(|why| match why {
-        Broken::Io(e) => broken(e),
+        Broken::Read(e) => broken(e),
+        Broken::Written(e) => unwritten(e),
         Broken::Fail(fail) => fail,
     })?;
-    output.flush().map_err(|e| Fail::new(format!("{}: {e}", to.display())))?;
+    output.flush().map_err(unwritten)?;
     eprintln!("{frames} frames, {}", opener.summary());
     Ok(ExitCode::SUCCESS)
 }
 
 /// Why a recording is not copied.
 enum Broken {
-    Io(io::Error),
+    Read(io::Error),
+    Written(io::Error),
     Fail(Fail),
 }
 
 impl From<io::Error> for Broken {
     fn from(e: io::Error) -> Self {
-        Self::Io(e)
+        Self::Read(e)
     }
 }
 
@@ -156,19 +161,6 @@ fn is_same_file(file: &File, other: &Path) -> bool {
     let id = |is: std::fs::Metadata| (is.dev(), is.ino());
     let other = std::fs::metadata(other).map(id);
     file.metadata().map(id).ok().is_some_and(|own| other.is_ok_and(|other| own == other))
-}
-
-/// Opens the file for us alone, also if it was there: it holds what programs said to each other.
-pub(crate) fn create(path: &Path) -> std::io::Result<Box<dyn Write>> {
-    if path == Path::new("-") {
-        return Ok(Box::new(std::io::stdout()));
-    }
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    if file.metadata()?.is_file() {
-        file.set_permissions(Permissions::from_mode(0o600))?;
-    }
-    Ok(Box::new(file))
 }
 
 /// The blocks of pcapng, of which the first four bytes were read. Source:
@@ -197,7 +189,7 @@ fn copy_blocks(
         }
         let len = (body.len() + 12) as u32;
         for part in [&kind[..], &len.to_le_bytes(), &body, &len.to_le_bytes()] {
-            output.write_all(part)?;
+            output.write_all(part).map_err(Broken::Written)?;
         }
         next = word_or_end(input)?;
     }
@@ -239,8 +231,8 @@ fn copy_records(
 ) -> Result<(), Broken> {
     let mut head = [0; 20];
     input.read_exact(&mut head)?;
-    output.write_all(&magic)?;
-    output.write_all(&head)?;
+    output.write_all(&magic).map_err(Broken::Written)?;
+    output.write_all(&head).map_err(Broken::Written)?;
     while let Some(seconds) = word_or_end(input)? {
         let mut rest = [0; 12];
         input.read_exact(&mut rest)?;
@@ -258,7 +250,7 @@ fn copy_records(
             rest[8..].copy_from_slice(&len);
         }
         for part in [&seconds[..], &rest, &frame] {
-            output.write_all(part)?;
+            output.write_all(part).map_err(Broken::Written)?;
         }
     }
     Ok(())

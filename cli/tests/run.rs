@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -679,7 +679,7 @@ fn a_server_outlives_a_client_that_is_killed() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(400));
+    std::thread::sleep(Duration::from_millis(400));
     doomed.kill().unwrap();
     doomed.wait().unwrap();
     let args = ["bench", &addr, "--verify", "--json", "--iterations", "50", "--size", "1k"];
@@ -762,7 +762,7 @@ fn stats_shows_what_a_running_process_counts() {
     let args = ["bench", &server.addr, "--json", "--iterations", "500", "--size", "64"];
     objects(&run(&[&args[..], &["--port", &port]].concat()));
     // It publishes while it polls, at most 10 ms late.
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     let pid = server.child.id().to_string();
     let domains = objects(&run(&["stats", "--json", "--pid", &pid]));
     assert_eq!(domains.len(), 1);
@@ -800,7 +800,7 @@ fn the_exporter_is_scraped() {
     let get = |what: &str| {
         ask(at, &format!("GET {what} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
     };
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     let page = get("/metrics");
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
     assert!(
@@ -850,13 +850,13 @@ fn exporter() -> (Child, String) {
 fn the_exporter_ends_beside_a_client_that_does_not_read() {
     let (mut exporter, at) = exporter();
     let mut slow = std::net::TcpStream::connect(at).unwrap();
-    slow.set_write_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+    slow.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
     for _ in 0..60_000 {
         if slow.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").is_err() {
             break;
         }
     }
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(2));
     terminate(&exporter);
     ends_soon(&mut exporter);
 }
@@ -878,7 +878,7 @@ fn a_switch_offers_its_counters() {
     let url = url.unwrap();
     assert!(url.starts_with("127.0.0.1:") && lines.any(|line| line.contains("Ctrl-C ends it")));
     let get = || ask(&url, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let until = std::time::Instant::now() + Duration::from_secs(10);
     while !get().contains("barewire_switch_forwarded_frames_total{") {
         assert!(std::time::Instant::now() < until, "{}", get());
     }
@@ -905,7 +905,7 @@ fn top_shows_what_runs() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     let pid = server.child.id().to_string();
     let screen = run(&["top", "--pid", &pid, "--interval", "0.5"]);
     let screen = String::from_utf8(screen.stdout).unwrap();
@@ -934,7 +934,7 @@ fn round_trips_of_a_running_process_are_told() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     let pid = client.id().to_string();
     let told = objects(&run(&["stats", "--round-trips", "0.5", "--json", "--pid", &pid])).remove(0);
     client.kill().unwrap();
@@ -962,7 +962,7 @@ fn ends_soon(child: &mut Child) -> Option<i32> {
         if let Some(status) = child.try_wait().unwrap() {
             return status.code();
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     child.kill().unwrap();
     child.wait().unwrap();
@@ -990,7 +990,7 @@ impl Switch {
             if !objects(&run(&["stats", "--json", "--pid", &pid])).is_empty() {
                 return switch;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         panic!("the switch publishes nothing");
     }
@@ -1015,7 +1015,7 @@ fn a_switch_shows_what_it_forwards() {
     let server = Server::start(&format!("{},switch=yes", switch.port));
     let args = ["pingpong", &server.addr, "--port", &other, "--json", "--iterations", "300"];
     objects(&run(&[&args[..], &["--size", "64"]].concat()));
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(500));
     let shown = switch.published();
     assert_eq!((&shown["kind"], &shown["port"]), (&"switch".into(), &switch.port.clone().into()));
     assert!(shown["frames"]["to_nic"].as_u64().unwrap() >= 300, "{shown}");
@@ -1101,7 +1101,7 @@ fn users_go_through_the_switch_of_root() {
     objects(&as_user(BOB)(&[&args[..], &["--size", "64"]].concat()).output().unwrap());
     // Somebody to be seen.
     let other = Server::start_by(as_user(BOB), &port);
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(500));
     let shown = switch.published();
     assert!(shown["frames"]["between"].as_u64().unwrap() >= 600, "{shown}");
     let stations = shown["stations"].as_array().unwrap();
@@ -1201,7 +1201,7 @@ fn capture_sees_what_others_send() {
     // All of it fits into the capture's rings, should the capture not get to run.
     let args = ["pingpong", &server.addr, "--json", "--iterations", "200", "--size", "64"];
     objects(&run(&[&args[..], &["--port", &port, "--verify"]].concat()));
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     let pid = nix::unistd::Pid::from_raw(i32::try_from(capture.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
     assert_eq!(capture.wait().unwrap().code(), Some(0));
@@ -1240,7 +1240,7 @@ fn capture_tells_of_frames_of_others() {
     let args =
         ["capture", "--port", &port, "-o", "-", "--seconds", "2", "--peer", "02:00:00:00:00:09"];
     let capture = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     objects(&run(&["pingpong", "--spawn", "--json", "--iterations", "50", "--port", &port]));
     let output = capture.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -1255,7 +1255,7 @@ fn capture_ends_after_a_count() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     objects(&run(&["pingpong", "--spawn", "--json", "--iterations", "50", "--port", &port]));
     let output = capture.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
@@ -1293,7 +1293,7 @@ fn capture_is_of_one_peer_and_in_a_ring_of_files() {
     for server in [&one, &other, &one] {
         let args = ["pingpong", &server.addr, "--json", "--iterations", "500", "--size", "4k"];
         objects(&run(&[&args[..], &["--port", &port]].concat()));
-        std::thread::sleep(std::time::Duration::from_millis(150));
+        std::thread::sleep(Duration::from_millis(150));
     }
     end(&mut capture);
     let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|e| e.path()).collect();
@@ -1325,7 +1325,7 @@ fn capture_sees_what_a_switch_forwards() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     let server = Server::start(&format!("{},switch=yes", switch.port));
     let other = format!("{},role=server,switch=no,near=no", switch.port);
     let args = ["pingpong", &server.addr, "--port", &other, "--json", "--iterations", "100"];
@@ -1343,5 +1343,76 @@ fn capture_says_why_it_cannot() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{port} {out}: {text}");
         assert_eq!(text.lines().count(), 1, "{port} {out}: {text}");
+    }
+}
+
+/// A capture whose standard output is a pipe, and its first line on standard error.
+fn capture_to_pipe(port: &str, output: &str) -> (Child, BufReader<ChildStderr>) {
+    let mut capture = command(&["capture", "--port", port, "-o", output])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(capture.stderr.take().unwrap());
+    (capture, said)
+}
+
+/// The exit code, in at most `patience`.
+fn code_within(child: &mut Child, patience: Duration) -> Option<i32> {
+    let begun = Instant::now();
+    while begun.elapsed() < patience {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    panic!("still runs after {patience:?}");
+}
+
+/// Goal: `barewire capture -o - | head` ends without a word, with frames to write and without.
+#[test]
+fn capture_ends_with_its_reader() {
+    for has_frames in [false, true] {
+        let port = segment();
+        let (mut capture, mut said) = capture_to_pipe(&port, "-");
+        let mut head = [0; 28];
+        let mut reader = capture.stdout.take().unwrap();
+        reader.read_exact(&mut head).unwrap();
+        if has_frames {
+            objects(&run(&["pingpong", "--spawn", "--json", "--iterations", "9", "--port", &port]));
+        }
+        drop(reader);
+        assert_eq!(code_within(&mut capture, Duration::from_secs(20)), Some(1));
+        let mut text = String::new();
+        said.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("capturing on ") && text.lines().count() == 1, "{text}");
+    }
+}
+
+/// Goal: a signal ends a capture that waits for the reader of a pipe, full or not open yet.
+#[test]
+fn capture_that_waits_for_a_reader_hears_signals() {
+    use nix::sys::signal::{Signal, kill};
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("x.pcapng");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for (output, signal) in [("-", Signal::SIGTERM), (fifo.to_str().unwrap(), Signal::SIGINT)] {
+        let port = segment();
+        let (mut capture, mut said) = capture_to_pipe(&port, output);
+        if output == "-" {
+            said.read_line(&mut String::new()).unwrap();
+            // Far more than a pipe takes.
+            let args = ["pingpong", "--spawn", "--json", "--iterations", "500", "--size", "4k"];
+            objects(&run(&[&args[..], &["--port", &port]].concat()));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(capture.try_wait().unwrap().is_none());
+        kill(nix::unistd::Pid::from_raw(capture.id() as i32), signal).unwrap();
+        assert_eq!(code_within(&mut capture, Duration::from_secs(20)), Some(1));
+        let mut text = String::new();
+        said.read_to_string(&mut text).unwrap();
+        assert_eq!(text, format!("barewire: {output}: ended before its reader took everything\n"));
     }
 }

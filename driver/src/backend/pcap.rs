@@ -84,10 +84,19 @@ impl<W: Write> PcapWriter<W> {
     }
 
     /// Appends a frame that passed at `at_ns` of [`now_ns`]; `fill` writes its `len` bytes.
-    pub fn frame(&mut self, at_ns: u64, way: Direction, len: usize, fill: impl FnOnce(&mut [u8])) {
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    pub fn frame(
+        &mut self,
+        at_ns: u64,
+        way: Direction,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> io::Result<()> {
         if self.failed {
             self.lost_frames += 1;
-            return;
+            return Ok(());
         }
         let at = at_ns.wrapping_add(self.epoch_ns);
         let at = if self.last.wrapping_sub(at) < BACK_NS { self.last } else { at };
@@ -105,23 +114,31 @@ impl<W: Write> PcapWriter<W> {
             option(b, 0, &[]);
         });
         self.frames += 1;
-        if self.buffer.len() >= BUFFER_LEN {
-            self.flush(at_ns);
-        }
+        if self.buffer.len() >= BUFFER_LEN { self.flush(at_ns) } else { Ok(()) }
     }
 
     /// Writes what is buffered.
-    pub fn flush(&mut self, now: u64) {
+    ///
+    /// # Errors
+    /// Those of what is written to, once: the recording ends there, and later frames are counted
+    /// as lost without an error.
+    pub fn flush(&mut self, now: u64) -> io::Result<()> {
         self.flushed_ns = now;
         if self.failed || self.buffer.is_empty() {
-            return;
+            return Ok(());
         }
-        if let Err(error) = self.to.write_all(&self.buffer).and_then(|()| self.to.flush()) {
-            tracing::error!(%error, "cannot write the capture; it ends here, the port continues");
+        let written = self.to.write_all(&self.buffer).and_then(|()| self.to.flush());
+        self.buffer.clear();
+        if written.is_err() {
             self.failed = true;
             self.lost_frames += 1;
         }
-        self.buffer.clear();
+        written
+    }
+
+    /// What is written to.
+    pub fn target(&self) -> &W {
+        &self.to
     }
 }
 
@@ -134,7 +151,13 @@ fn compare() -> (u64, u64) {
 
 impl<W: Write> Drop for PcapWriter<W> {
     fn drop(&mut self) {
-        self.flush(now_ns());
+        log(self.flush(now_ns()));
+    }
+}
+
+fn log(written: io::Result<()>) {
+    if let Err(error) = written {
+        tracing::error!(%error, "cannot write the capture; it ends here, the port continues");
     }
 }
 
@@ -161,14 +184,14 @@ impl<W: Write + Send + 'static> Record for PcapWriter<W> {
         let fill = |to: &mut [u8]| {
             frame.copy_to(to);
         };
-        self.frame(at_ns, way, frame.len(), fill);
+        log(self.frame(at_ns, way, frame.len(), fill));
     }
 
     fn tick(&mut self) {
         if !self.buffer.is_empty() {
             let now = now_ns();
             if now.wrapping_sub(self.flushed_ns) > FLUSH_NS {
-                self.flush(now);
+                log(self.flush(now));
             }
             if now.wrapping_sub(self.compared_ns) > COMPARE_NS {
                 (self.epoch_ns, self.compared_ns) = compare();
@@ -300,7 +323,7 @@ mod tests {
         let frame = [&mac.0[..], &[1; 20]].concat();
         for i in 0..3 {
             assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
-            a.record.flush(now_ns());
+            assert_eq!(a.record.flush(now_ns()).is_err(), i == 0, "told once");
             assert_eq!(b.rx_burst(8, &mut |_: &RxFrame<'_>| {}), Ok(1), "frame {i}");
         }
         assert_eq!(a.record.lost_frames, 3);
