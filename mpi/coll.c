@@ -443,11 +443,21 @@ static void set_up(struct group *g, MPI_Comm comm)
 	face_say(10, line);
 }
 
-/* Whether a call with blocks of so many bytes is ours, or FAILED. All members find the same. */
-static bool takes(struct group *g, MPI_Comm comm, size_t block, bool may_wait)
+/*
+ * Whether a call with blocks of so many bytes is ours, or FAILED. All members find the same. What
+ * the MPI may not be able to make is ours at any length.
+ */
+static bool takes(struct group *g, MPI_Comm comm, const struct call *call, size_t block,
+		  bool may_wait)
 {
+	int type = call->type;
+	bool ours_alone = type == FLOAT16 || type == BFLOAT16;
+	/* Of these a member has one block, and it is not packed. */
+	bool has_one = call->kind == FI_ALLREDUCE || call->kind == FI_REDUCE;
+	size_t most = ours_alone ? INT32_MAX : (size_t) coll.max_bytes;
+
 	/* All blocks together are counted by an int where they are packed. */
-	if (coll.max_bytes < 0 || block > (size_t) coll.max_bytes || block * g->size > INT32_MAX)
+	if (coll.max_bytes < 0 || block > most || block * (has_one ? 1 : g->size) > INT32_MAX)
 		return false;
 	if (__builtin_expect(g->state == UNTRIED && may_wait, 0))
 		set_up(g, comm);
@@ -829,7 +839,7 @@ enum answer coll_plan(struct group *g, MPI_Comm comm, const struct wanted *w, bo
 			return LEFT;
 		p->call.count = count;
 	}
-	if (!takes(g, comm, block, may_wait))
+	if (!takes(g, comm, &p->call, block, may_wait))
 		return LEFT;
 	if (g->state == FAILED)
 		return NO_MEMORY;

@@ -167,7 +167,7 @@ struct reduced {
 struct coll {
 	/* Set by the face before the first call: threads call at once. */
 	bool threads;
-	/* Bytes of a block at most; alike at all members. */
+	/* Bytes of a block at most, but for types that are ours alone; alike at all members. */
 	int max_bytes;
 	/* Calls that barewire has made. */
 	unsigned long calls;

@@ -8,7 +8,8 @@
  * Blocks of up to 1 MiB have to be theirs (coll_barewire_max_bytes, BAREWIRE_MPI_MAX_BYTES).
  *
  * Arguments: "all" (with "none": without them), "threads", "die" (with "request": while a request
- * is waited for), or "bench".
+ * is waited for), "halves" (floats of 16 bits alone, at lengths where other types are the MPI's), or
+ * "bench".
  */
 #define _GNU_SOURCE
 #include "made.h"
@@ -277,6 +278,24 @@ static void sum(void *first, void *second, int *count, MPI_Datatype *type)
 		((int *) second)[i] += ((int *) first)[i];
 }
 
+static const MPI_Op SHORT_OPS[] = { MPI_SUM, MPI_MIN, MPI_MAX };
+
+/* MPICH has the types, and may lack their reductions. */
+static void halves(int count)
+{
+#ifdef MPIX_BFLOAT16
+	const struct type shorts[] = {
+		{ "float16", MPIX_C_FLOAT16, 'h' }, { "bfloat16", MPIX_BFLOAT16, 'u' },
+	};
+
+	for (size_t t = 0; t < 2; t++)
+		for (int o = 0; o < 3; o++)
+			reductions(&shorts[t], SHORT_OPS[o], count, 1);
+#else
+	(void) count;
+#endif
+}
+
 static void all_reductions(void)
 {
 	const struct type ints[] = {
@@ -308,17 +327,8 @@ static void all_reductions(void)
 	for (size_t t = 0; t < 3; t++)
 		for (int o = 0; o < 2; o++)
 			reductions(&complexes[t], ops[o], few, 1);
-#ifdef MPIX_BFLOAT16
-	const struct type shorts[] = {
-		{ "float16", MPIX_C_FLOAT16, 'h' }, { "bfloat16", MPIX_BFLOAT16, 'u' },
-	};
-
-	/* MPICH has the types, and may lack their reductions. */
-	for (size_t t = 0; t < 2 && !without; t++)
-		for (int o = 0; o < 4; o++)
-			if (ops[o] != MPI_PROD)
-				reductions(&shorts[t], ops[o], few, 1);
-#endif
+	if (!without)
+		halves(few);
 	reductions(&addr, MPI_SUM, few, 1);
 	for (int o = 0; o < 3; o++) {
 		reductions(&bools, ops[4 + o], few, 1);
@@ -984,6 +994,7 @@ int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "all";
 	int provided, all_wrong = 0, many = !strcmp(what, "threads");
+	int short_floats = !strcmp(what, "halves"), others = !many && !short_floats;
 	without = argc > 2 && !strcmp(argv[2], "none");
 	MPI_Init_thread(&argc, &argv, many ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
 	comm = MPI_COMM_WORLD;
@@ -1009,12 +1020,16 @@ int main(int argc, char **argv)
 	}
 	for (int n = 0; many && n < 5; n++)
 		threads(n == 0);
-	for (asking = 0; asking < 2 && !many; asking++)
+	for (asking = 0; asking < 2 && short_floats; asking++) {
+		halves(600 * size);
+		halves(MAX_COUNT);
+	}
+	for (asking = 0; asking < 2 && others; asking++)
 		for (across = NOTHING; across < WAYS; across++)
 			every_call();
 	asking = 0;
 	across = NOTHING;
-	if (!many) {
+	if (others) {
 		come_and_go(100);
 		leave_first();
 		if (!LEFT_REQUESTS)

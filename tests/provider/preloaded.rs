@@ -95,6 +95,20 @@ fn calls_of_any_mpi_are_made_by_the_library() {
     });
 }
 
+/// Goal: floats of 16 bits, which MPICH may be unable to reduce, are reduced here at any length,
+/// also where other types are left to it.
+#[test]
+fn floats_of_16_bits_have_no_limit() {
+    with_library(&OWN_ABI[..1], |mpi, bench, programs| {
+        for ranks in [2, 3] {
+            let mut command = launch(mpi, bench, ranks);
+            mpi.pass(&mut command, "BAREWIRE_MPI_MAX_BYTES", "512");
+            let said = succeed(command.arg(programs.join("colls")).arg("halves"), 120);
+            agree(&said, ranks as usize);
+        }
+    });
+}
+
 /// Goal: requests of the library's calls end in every wait and test, among those of the MPI and in
 /// any order, while the program is elsewhere in MPI or computes, and without their communicator.
 #[test]
