@@ -6,6 +6,7 @@ use super::rma::{ALL, Region};
 use super::*;
 use crate::flags::MrAccess;
 use crate::idx::FastOpIdx;
+use crate::node::rma_out::ANSWERS_MAX;
 use crate::proto::atomic::{
     AtomicKind, AtomicOp, Datatype, OPERAND_LEN_MAX, Sharing, count_max, valid,
 };
@@ -706,6 +707,28 @@ fn answers_to_nothing_are_not_counted() {
         pair.run(560_000_000);
         let outcome = dies.then_some(Error::HostUnreach);
         assert_eq!(pair.outcomes(0), [0, 1, 2].map(|context| (context, outcome)));
+    }
+}
+
+/// Goal: so many fetches are under way at once as a target keeps old values for, and no more, on
+/// the fast path and the slow one; the others follow.
+#[test]
+fn fetches_under_way_are_bounded() {
+    for short in [None, Some(0)] {
+        let (mut pair, region) = short_pair();
+        pair.short = short;
+        let one = bytes_of(&[1]);
+        for context in 0..80 {
+            let call = Call { context, ..Call::sum(Fetch, &one, RmaList::one(0, 1, region.key)) };
+            pair.atomic(call, 8).unwrap();
+        }
+        for _ in 0..5 {
+            let End { node, out, .. } = &mut pair.ends[0];
+            node.transmit(pair.now, &mut sink(out));
+        }
+        assert_eq!(pair.ends[0].out.len(), ANSWERS_MAX, "{short:?}");
+        pair.run(2_000_000);
+        assert_eq!(pair.outcomes(0).len(), 80, "{short:?}");
     }
 }
 

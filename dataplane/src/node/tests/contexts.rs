@@ -28,3 +28,23 @@ fn the_numbers_of_contexts_are_taken() {
     assert_eq!(end.node.eps.sep_close(sep), Ok(()));
     assert_eq!(end.node.eps.set_number(other, 21), Ok(()));
 }
+
+/// Goal: a context of a scalable endpoint keeps what goes its way, and nothing that would stand for
+/// the other way.
+#[test]
+fn a_context_keeps_what_goes_its_way() {
+    let (sends, reads) = (Caps::MSG | Caps::SEND, Caps::RMA | Caps::READ);
+    let (takes, serves) = (Caps::MSG | Caps::RECV, Caps::RMA | Caps::REMOTE_WRITE);
+    let all = sends | reads | takes | serves | Caps::COLLECTIVE;
+    assert_eq!(transmit_caps(all), sends | reads);
+    assert_eq!(receive_caps(all), takes | serves);
+    // Of one way alone, or of both, which a kind without a direction has.
+    assert_eq!(transmit_caps(sends | serves), sends);
+    assert_eq!(transmit_caps(takes | reads), reads);
+    assert_eq!(receive_caps(sends | serves), serves);
+    assert_eq!(receive_caps(takes | reads), takes);
+    assert_eq!(transmit_caps(Caps::TAGGED), Caps::TAGGED | Caps::SEND);
+    assert_eq!(receive_caps(Caps::TAGGED), Caps::TAGGED | Caps::RECV);
+    let served = Caps::ATOMIC | Caps::REMOTE_READ | Caps::REMOTE_WRITE;
+    assert_eq!(receive_caps(Caps::ATOMIC), served);
+}

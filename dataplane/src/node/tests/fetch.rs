@@ -222,6 +222,26 @@ fn answers_leave_the_window_as_it_is() {
     }
 }
 
+/// Goal: an answer of a session that has ended since its request came goes to nobody.
+#[test]
+fn an_answer_leaves_in_its_session_alone() {
+    for ends in [false, true] {
+        let (mut pair, region) = usual_pair();
+        fetch_adds(&mut pair, &region, 3);
+        let [from, to] = &mut pair.ends;
+        for bytes in from.out.drain(..) {
+            to.node.on_frame(pair.now, &RxFrame::new(&bytes));
+        }
+        assert!(to.node.has_answers());
+        if ends {
+            to.node.drop_session(pair.now, from.node.port.station);
+        }
+        to.node.send_answers(pair.now, &mut sink(&mut to.out));
+        let answers = if ends { 0 } else { 3 };
+        assert_eq!((to.out.len(), to.node.has_answers()), (answers, false), "ends: {ends}");
+    }
+}
+
 /// Fetches of two endpoints that share a queue, some of which ask for room and some of which do
 /// not: one is refused if, and only if, one of the queues is full.
 #[test]

@@ -48,6 +48,222 @@ impl Team {
     }
 }
 
+/// Stations of members that are never there.
+fn nobody(rank: u16) -> Station {
+    let [a, b] = rank.to_be_bytes();
+    Station::at([2, 7, 0, 0, a, b])
+}
+
+/// A team whose first end has joined a group of `n`: itself at rank 0, the second end at rank
+/// `other`, and else members that are never there.
+fn large_group(n: u16, other: u16) -> (Team, GroupId) {
+    let mut team = Team::new(NodeSettings::default());
+    let [own, second] = team.members[0];
+    let End { node, av, .. } = &mut team.pair.ends[0];
+    let member = |rank| match rank {
+        0 => own,
+        rank if rank == other => second,
+        rank => {
+            let addr = EpAddr { station: nobody(rank), ep: 3, incarnation: 7 };
+            node.av_insert(Instant(1), *av, addr).unwrap()
+        }
+    };
+    let members = (0..n).map(member).collect();
+    let req = JoinReq { members, model: JoinModel::Key(1), ..JoinReq::default() };
+    let group = node.coll_join(team.pair.now, team.eps[0], &req).unwrap();
+    assert_eq!(node.coll.check(group), Ok(()));
+    (team, group)
+}
+
+/// Ranks whom the first end of a team has something to tell of a group: ABORT (1) or LEAVE (2).
+fn told_of(team: &Team, what: u64, other: u16) -> Vec<u16> {
+    let [end, second] = &team.pair.ends;
+    let is_told = |wr: &crate::node::ops::TxWr| wr.tag & 0xffff == 1 << 12 | what;
+    let rank = |station| match station == second.node.port.station {
+        true => other,
+        false => (1..1000).find(|&rank| nobody(rank) == station).unwrap(),
+    };
+    let told = end.node.tx.wrs.iter().filter(|(_, wr)| is_told(wr));
+    let mut ranks: Vec<u16> = told.map(|(_, wr)| rank(end.node.peers[wr.peer].station())).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+/// Goal: in a small group everybody is told that it is over; in a large one those a power of two
+/// apart, and who leaves tells all with whom it has a session. Method: a group that is given up
+/// while a call is under way, or left while none is; the second end has a session.
+#[test]
+fn who_is_told_that_a_group_is_over() {
+    const OTHER: u16 = 37;
+    let apart: Vec<u16> = vec![1, 2, 4, 8, 16, 32, 64, 100 - 64, 100 - 32, 84, 92, 96, 98, 99];
+    for (n, is_busy) in [(64, true), (64, false), (100, true), (100, false)] {
+        let (mut team, group) = large_group(n, OTHER);
+        team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+        team.pair.run(1_000_000);
+        assert_eq!(team.pair.read(0).len(), 1, "a session");
+        if is_busy {
+            team.barrier(0, group);
+        }
+        let now = team.pair.now;
+        team.pair.ends[0].node.coll_close(now, group).unwrap();
+        let mut expected = if n == 64 { (1..64).collect() } else { apart.clone() };
+        if !is_busy && n > 64 {
+            expected.push(OTHER);
+        }
+        expected.sort_unstable();
+        let what = if is_busy { 1 } else { 2 };
+        assert_eq!(told_of(&team, what, OTHER), expected, "{n} members, busy: {is_busy}");
+        assert_eq!(told_of(&team, 3 - what, OTHER), [0; 0]);
+    }
+}
+
+/// Goal: the blocks of all members together are as long as a message at most.
+#[test]
+fn a_call_is_as_long_as_a_message_at_most() {
+    const BLOCK: u64 = 1 << 32;
+    for (n, error) in [(256, None), (257, Some(Error::MsgTooLong))] {
+        let (mut team, group) = large_group(n, 1);
+        let what = CollWhat::new(CollKind::Alltoall, None, Some(Datatype::Uint8));
+        let call = CollCall { what, group, count: BLOCK, root: 0 };
+        let req = CollReq { call, role: None, context: 9, flags: OpFlags::empty() };
+        let mut asked = None;
+        let lend = |source, result| {
+            asked = Some((source, result));
+            (Span::EMPTY, Span::EMPTY)
+        };
+        let posted = team.pair.ends[0].node.coll_post(team.eps[0], &req, lend);
+        let short = Error::Invalid("a buffer is too short");
+        assert_eq!(posted, Err(error.unwrap_or(short)), "{n} members");
+        let all = (BLOCK * u64::from(n)) as usize;
+        assert_eq!(asked, error.is_none().then_some((all, all)), "{n} members");
+    }
+}
+
+/// Goal: who waits in a call for a member that was never heard of learns within T_dead, and no
+/// question later, that it is not there. Method: a broadcast, of which a member only receives.
+#[test]
+fn a_member_that_was_never_heard_of_is_found_dead() {
+    let (mut team, group) = large_group(2, 1);
+    let End { node, peer, .. } = &mut team.pair.ends[0];
+    let what = CollWhat::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
+    let root = team.members[0][1];
+    let call = CollCall { what, group, count: 8, root };
+    let req = CollReq { call, role: None, context: 9, flags: OpFlags::empty() };
+    let lend = |_, _| (Span::EMPTY, IoBuf::leaked(&[7; 8]).take_one().unwrap());
+    node.coll_post(team.eps[0], &req, lend).unwrap();
+    assert_ne!(*peer, root, "another name of it");
+    team.pair.drop = 1;
+    team.pair.run(560_000_000);
+    let err = team.pair.read_err(0);
+    assert_eq!((err.cqe.op_context, err.err), (9, Error::HostUnreach));
+}
+
+/// Goal: calls of another group go on when a group is given up, on the same endpoints.
+#[test]
+fn a_group_that_is_given_up_takes_no_calls_of_another_with_it() {
+    let mut team = Team::new(NodeSettings::default());
+    let [left, kept] = [1, 2].map(|key| [0, 1].map(|i| team.join(i, JoinModel::Key(key)).unwrap()));
+    team.barrier(0, left[0]);
+    team.barrier(0, kept[0]);
+    team.pair.run(5_000_000);
+    let now = team.pair.now;
+    team.pair.ends[0].node.coll_close(now, left[0]).unwrap();
+    assert_eq!(team.pair.read_err(0).err, Error::Canceled);
+    team.pair.run(5_000_000);
+    team.barrier(1, kept[1]);
+    team.pair.run(5_000_000);
+    for (i, group) in kept.into_iter().enumerate() {
+        assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()), "{i}");
+        assert_eq!(team.pair.read(i).len(), 1, "the barrier of {i}");
+    }
+    assert_eq!(team.pair.ends[1].node.coll.check(left[1]), Err(Error::Canceled));
+}
+
+/// Goal: what comes of a group that was left holds no memory, though the endpoint is in another.
+#[test]
+fn what_comes_late_of_a_group_that_was_left_is_thrown_away() {
+    let mut team = Team::new(NodeSettings::default());
+    let [left, kept] = [1, 2].map(|key| [0, 1].map(|i| team.join(i, JoinModel::Key(key)).unwrap()));
+    (0..2).for_each(|i| team.barrier(i, kept[i]));
+    team.pair.run(5_000_000);
+    assert_eq!([0, 1].map(|i| team.pair.read(i).len()), [1, 1]);
+    // It is called while the other end leaves.
+    team.barrier(1, left[1]);
+    let now = team.pair.now;
+    let End { node, out, .. } = &mut team.pair.ends[1];
+    node.transmit(now, &mut sink(out));
+    assert!(!out.is_empty());
+    team.pair.ends[0].node.coll_close(now, left[0]).unwrap();
+    team.pair.run(5_000_000);
+    assert_eq!(team.pair.read_err(1).err, Error::ConnRefused);
+    assert_eq!(team.pair.ends[0].node.levels().unexpected, 0);
+    (0..2).for_each(|i| team.barrier(i, kept[i]));
+    team.pair.run(5_000_000);
+    assert_eq!([0, 1].map(|i| team.pair.read(i).len()), [1, 1]);
+}
+
+/// Goal: that a group was given up is known to who joins it later, however often its members tell
+/// of another one.
+#[test]
+fn what_is_told_twice_is_remembered_once() {
+    let mut team = Team::new(NodeSettings::default());
+    let given_up = team.join(1, JoinModel::Key(3)).unwrap();
+    team.barrier(1, given_up);
+    let now = team.pair.now;
+    team.pair.ends[1].node.coll_close(now, given_up).unwrap();
+    team.pair.run(5_000_000);
+    let own = team.pair.ends[0].node.addr_of(team.eps[0]).unwrap();
+    let End { node, av, .. } = &mut team.pair.ends[1];
+    let dest = node.av_insert(now, *av, EpAddr { ep: own.ep ^ SIDE, ..own }).unwrap();
+    for context in 0..300 {
+        // ABORT of group 7.
+        let (tag, data) = (7 << 32 | 1 << 12 | 1, 0);
+        let (kind, buf, flags) = (MsgKind::Tagged, IoBuf::EMPTY, OpFlags::REMOTE_CQ_DATA);
+        let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion: true };
+        team.pair.ends[1].node.post_send(team.pair.now, team.eps[1], req).unwrap();
+        team.pair.run(20_000);
+    }
+    let late = team.join(0, JoinModel::Key(3)).unwrap();
+    assert_eq!(team.pair.ends[0].node.coll.check(late), Err(Error::Canceled));
+}
+
+/// Goal: a name of a group in which the bit of joins is set is none. Method: the words in which a
+/// member names the group are changed on their way.
+#[test]
+fn a_group_has_no_name_of_a_join() {
+    const JOIN: u64 = 1 << 31;
+    // Name, hash and its complement, no layout.
+    let is_words = |b: &[u8]| {
+        let are_alike = b[8..16].iter().zip(&b[16..24]).all(|(a, b)| *a == !*b);
+        are_alike && b[..8] == [0; 8] && b[24..32] == [0; 8] && b[32..40] == [0xff; 8]
+    };
+    for name in [JOIN - 1, JOIN, JOIN + 1, 1 << 32] {
+        let settings = NodeSettings { crc: Some(false), ..NodeSettings::default() };
+        let mut team = Team::new(settings);
+        let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
+        let mut changed = 0;
+        for _ in 0..1000 {
+            for i in 0..2 {
+                let End { node, out, .. } = &mut team.pair.ends[i];
+                node.transmit(team.pair.now, &mut sink(out));
+                for mut bytes in std::mem::take(out) {
+                    let at = bytes.windows(40).position(is_words).filter(|_| i == 1);
+                    if let Some(at) = at {
+                        bytes[at..at + 8].copy_from_slice(&name.to_le_bytes());
+                        changed += 1;
+                    }
+                    team.pair.ends[1 - i].node.on_frame(team.pair.now, &RxFrame::new(&bytes));
+                }
+            }
+            team.pair.now = team.pair.now + 5_000;
+        }
+        assert_eq!(changed, 1, "{name:#x}");
+        let result = team.pair.ends[0].node.coll.event().unwrap().result;
+        assert_eq!(result.is_ok(), name < JOIN, "{name:#x}: {result:?}");
+        assert_eq!(team.pair.ends[0].node.coll.check(groups[0]), result, "{name:#x}");
+    }
+}
+
 /// A session that ended before a group was joined says nothing of its members.
 #[test]
 fn a_group_is_not_ended_by_what_ended_before_it() {
@@ -263,7 +479,10 @@ fn a_join_behind_one_that_was_given_up_is_not_thrown_away_with_it() {
     team.pair.run(5_000_000);
     for (i, group) in groups.into_iter().enumerate() {
         assert_eq!(team.pair.ends[i].node.coll.check(group), Ok(()), "{i}");
+        team.barrier(i, group);
     }
+    team.pair.run(5_000_000);
+    assert_eq!([0, 1].map(|i| team.pair.read(i).len()), [1, 1], "they have one name for it");
 }
 
 /// Goal: who takes itself for the root of a broadcast and is not, or the other way round, is told.

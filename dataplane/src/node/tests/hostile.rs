@@ -354,3 +354,27 @@ fn a_message_for_a_life_that_never_confirmed_ends_with_it() {
     assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 4));
     assert_eq!(err.prov_errno, crate::types::ProvErrno::NotExecuted);
 }
+
+/// Goal: a piece that is not the next of its message, or of a message of another length, is
+/// refused, and nothing of it is placed.
+#[test]
+fn a_piece_of_another_message_is_refused() {
+    for (offset, msg_len) in [(1199, 2000), (1201, 2000), (1200, 1999), (1200, 2001), (1199, 1999)]
+    {
+        let mut pair = Pair::new(1500, false);
+        let mut puppet = Puppet::open(&mut pair, 9);
+        let (buf, look) = shared(4000);
+        pair.recv(1, buf, u64::MAX, OpFlags::empty(), 3).unwrap();
+        let (dst_ep, src_ep) = (end_number(&pair), 1);
+        let piece = |offset: u64, msg_len: u64| {
+            let (rx_ctx, tagged, imm, tag) = (0, false, None, 0);
+            Op::MsgM(MsgMOp { dst_ep, rx_ctx, src_ep, tagged, imm, tag, msg_len, offset })
+        };
+        puppet.say(&mut pair, &piece(0, 2000), &[1; 1200]);
+        puppet.say(&mut pair, &piece(offset, msg_len), &[2; 700]);
+        let what = format!("{offset} of {msg_len}");
+        assert_eq!(pair.ends[1].node.counters().rx_refused, 1, "{what}");
+        assert_eq!(contents(&look), [[1; 1200].as_slice(), &[0xEE; 2800]].concat(), "{what}");
+        assert_eq!(pair.read(1).len(), 0, "{what}");
+    }
+}

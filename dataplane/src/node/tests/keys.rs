@@ -6,7 +6,7 @@ use crate::node::peer::State;
 use crate::psn::Psn;
 use crate::seal::{Keyring, Mode, PreSharedKey};
 use crate::types::NO_ENTRY;
-use crate::wire::{self, BASE_LEN, Base, Op, RstOp, RstReason, TAG_LEN, Ty};
+use crate::wire::{self, BASE_LEN, Base, Op, OpenOp, RstOp, RstReason, TAG_LEN, Ty};
 
 const MS: u64 = 1_000_000;
 
@@ -460,6 +460,29 @@ fn another_key_is_told_of_once_for_each_list() {
         let station = Station::at([2, 0, 0, 0, 0, 1]);
         assert_eq!(told, [Notice::OtherKey { station, has_key: true }], "{list:?}");
     }
+}
+
+/// Goal: strangers without a key, of whom anybody can invent any number, are told of up to a bound,
+/// each once. Method: OPENs in the clear.
+#[test]
+fn strangers_without_a_key_are_told_of_up_to_a_bound() {
+    let mut pair = pair([&[1], &[1]]);
+    let now = pair.now;
+    let node = &mut pair.ends[0].node;
+    let mut told = Vec::new();
+    for n in (0..70).chain(0..70) {
+        let stranger = Station::at([2, 7, 0, 0, 0, n]);
+        let base = node.port.control(stranger, Ty::Open, 0, Psn(1));
+        let base = Base { src: base.dst, dst: base.src, ..base };
+        let (sid, epoch, inc, max_frame, window) = (5, 1, 77, 1500, 256);
+        let open = OpenOp { sid, epoch, inc, max_frame, window, ..OpenOp::default() };
+        let open = Op::Open(open);
+        node.on_frame(now, &RxFrame::new(&wire::frame(&base, &open, &[])));
+        told.extend(std::iter::from_fn(|| node.observed.notice()));
+    }
+    let station = |n| Station::at([2, 7, 0, 0, 0, n]);
+    let notice = |n| Notice::OtherKey { station: station(n), has_key: false };
+    assert_eq!(told, (0..64).map(notice).collect::<Vec<_>>());
 }
 
 /// Goal: who has sent what no completion tells of, and waits for the answer of a peer that has

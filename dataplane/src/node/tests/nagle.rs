@@ -1,6 +1,7 @@
 //! Small messages that share packets unasked, where frames are dear.
 
 use super::*;
+use crate::node::output::PACK_MSG_MAX;
 
 const MS: u64 = 1_000_000;
 
@@ -66,6 +67,48 @@ fn messages_to_a_busy_peer_share_frames() {
     assert_eq!(contexts(&mut pair, 1), (0..40).collect::<Vec<_>>());
     pair.run(600 * MS);
     pair.assert_quiet();
+}
+
+/// Goal: a packet that has no room for one more like the last is held no longer.
+#[test]
+fn what_is_full_is_not_held() {
+    let mut pair = warm(true);
+    // For credit.
+    for n in 0..60 {
+        post(&mut pair, n, 64);
+        pair.run(MS / 10);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    }
+    (0..4).for_each(|n| post(&mut pair, n, 64));
+    let before = frames(&pair);
+    let is_held = |pair: &Pair| pair.ends[0].node.hold_watch().look().0.is_some();
+    post(&mut pair, 4, 64);
+    assert!(is_held(&pair));
+    let mut count = 5;
+    while is_held(&pair) {
+        assert!(count < 40, "it is never full");
+        post(&mut pair, count, 64);
+        count += 1;
+    }
+    turn(&mut pair, 0);
+    assert_eq!(frames(&pair), before + 1, "{count} messages");
+    pair.run(MS);
+    assert_eq!(contexts(&mut pair, 1), (0..count).collect::<Vec<_>>());
+}
+
+/// Goal: messages up to the longest that is packed share frames; a longer one leaves at once.
+#[test]
+fn the_longest_message_that_shares_is_held() {
+    let longest = PACK_MSG_MAX as usize;
+    for (len, at_once) in [(longest, 0), (longest + 1, 1)] {
+        let mut pair = warm(true);
+        (0..4).for_each(|n| post(&mut pair, n, 64));
+        let before = frames(&pair);
+        post(&mut pair, 4, len);
+        assert_eq!(frames(&pair) - before, at_once, "{len} bytes");
+        pair.run(MS);
+        assert_eq!(contexts(&mut pair, 1), (0..5).collect::<Vec<_>>(), "{len} bytes");
+    }
 }
 
 /// Goal: a packet is held only where frames are dear, while somebody watches, and to one peer at a

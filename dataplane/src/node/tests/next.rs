@@ -67,3 +67,28 @@ fn the_fast_path_takes_the_next_segment_alone() {
     pair.ends[1].node.on_frame(now, &RxFrame::new(&frames[2]));
     assert_eq!(pair.read(1).len(), 1);
 }
+
+/// Goal: the last segment of a message opens the fast path to the message behind it.
+#[test]
+fn the_fast_path_is_open_behind_the_last_segment() {
+    let mut pair = Pair::new(1500, true);
+    for len in [8, 3000, 8] {
+        pair.recv(1, IoBuf::leaked(&vec![0; len]), 5, OpFlags::empty(), 1).unwrap();
+        pair.send(0, IoBuf::leaked(&bytes(len)), 5, OpFlags::empty(), 2).unwrap();
+        if pair.now == Instant(1) {
+            pair.run(1_000_000);
+            assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+        }
+    }
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    let (now, frames) = (pair.now, std::mem::take(out));
+    assert_eq!(frames.len(), 4);
+    let node = &mut pair.ends[1].node;
+    node.on_frame(now, &RxFrame::new(&frames[0]));
+    let message = RxFrame::new(&frames[3]);
+    assert!(!node.rx_eager::<false>(now, &message), "the one before it is not there");
+    assert!((1..3).all(|i| node.rx_segment(now, &RxFrame::new(&frames[i]))));
+    assert!(node.rx_eager::<false>(now, &message));
+    assert_eq!(pair.read(1).len(), 2);
+}

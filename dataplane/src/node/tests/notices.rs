@@ -1,6 +1,7 @@
 //! What a node tells of the ends of its sessions.
 
 use super::*;
+use crate::proto::atomic::AtomicKind;
 
 fn ended(end: &mut End) -> SessionEnd {
     let Some(Notice::SessionEnded(told)) = end.node.observed.notice() else {
@@ -136,4 +137,29 @@ fn kinds_that_did_not_wait_are_left_out() {
     let waited = Waited { sends: 2, reads: 1, ..Waited::default() };
     assert_eq!(waited.kinds().collect::<Vec<_>>(), [(2, "sends"), (1, "reads")]);
     assert_eq!(Waited::default().kinds().count(), 0);
+}
+
+/// Goal: one-sided operations whose answers do not come are told by kind, on the fast path and the
+/// slow one. Method: two writes, a read and an atomic operation, none of which arrives.
+#[test]
+fn one_sided_operations_that_waited_are_told_by_kind() {
+    for short in [None, Some(0)] {
+        let mut pair = Pair::new(1500, true);
+        let region = pair.region(1, 64, rma::ALL);
+        let range = || RmaList::one(0, 8, region.key);
+        pair.write(&[0; 8], range(), OpFlags::empty(), 1).unwrap();
+        pair.run(1_000_000);
+        assert_eq!(pair.outcomes(0), [(1, None)]);
+        (pair.short, pair.drop) = (short, 1);
+        for context in 2..4 {
+            pair.write(&[0; 8], range(), OpFlags::empty(), context).unwrap();
+        }
+        pair.read_to(IoBuf::leaked(&[0; 8]), range(), 4).unwrap();
+        let one = RmaList::one(0, 1, region.key);
+        pair.atomic(atomic::Call::sum(AtomicKind::Fetch, &[0; 8], one), 8).unwrap();
+        assert_eq!(pair.short, short.map(|_| 4));
+        pair.run(560_000_000);
+        let waited = Waited { writes: 2, reads: 1, atomics: 1, ..Waited::default() };
+        assert_eq!(ended(&mut pair.ends[0]).waited, waited, "{short:?}");
+    }
 }

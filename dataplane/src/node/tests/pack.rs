@@ -283,3 +283,70 @@ fn who_may_share_a_packet_looks_for_one() {
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, MORE, 1).unwrap();
     assert!(joins(&pair, MORE) && joins(&pair, OpFlags::empty()));
 }
+
+/// Goal: messages that share a packet reach the receive context that they name, and are refused by
+/// an endpoint that has the context's number and is none. Method: they wait for the session.
+#[test]
+fn messages_of_a_packet_reach_the_context_that_they_name() {
+    const COUNT: u64 = 12;
+    for is_context in [true, false] {
+        let mut pair = Pair::new(1500, false);
+        let attr = || EpAttr { caps: Caps::TAGGED, ..EpAttr::default() };
+        let End { node, ep, cq, av, .. } = &mut pair.ends[1];
+        *ep = if is_context {
+            let sep = node.eps.sep_open(Some(20), 2).unwrap();
+            node.eps.sep_rx_open(sep, 1, attr()).unwrap()
+        } else {
+            let other = node.eps.open(attr()).unwrap();
+            node.eps.set_number(other, 21).unwrap();
+            other
+        };
+        node.objects().ep_bind_cq(*ep, *cq, BindFlags::RECV | BindFlags::TRANSMIT).unwrap();
+        node.objects().ep_bind_av(*ep, *av).unwrap();
+        node.ep_enable(*ep).unwrap();
+        let to = EpAddr { ep: 20, ..node.addr_of(*ep).unwrap() };
+        let End { node, ep, cq, av, peer, .. } = &mut pair.ends[0];
+        *av = node.av_open(8).unwrap();
+        node.avs.name_contexts(*av, 4).unwrap();
+        *peer = node.av_insert(Instant(1), *av, to).unwrap() | 1 << 60;
+        *ep = open_ep(node, (*cq, *av), attr());
+        for n in 0..COUNT {
+            pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), n).unwrap();
+            pair.send(0, IoBuf::leaked(&[7; 8]), 5, OpFlags::empty(), n).unwrap();
+        }
+        pair.run(2_000_000);
+        assert!(pair.ends[0].node.counters().tx_frames < COUNT / 2, "they share packets");
+        let refused = (!is_context).then_some(Error::ConnRefused);
+        assert_eq!(pair.outcomes(0), (0..COUNT).map(|n| (n, refused)).collect::<Vec<_>>());
+        let taken = if is_context { COUNT } else { 0 };
+        assert_eq!(contexts(&mut pair, 1), (0..taken).collect::<Vec<_>>());
+    }
+}
+
+/// Goal: messages that may share packets go to whom each names, though one endpoint sends by turns
+/// to two. Method: two endpoints of one peer.
+#[test]
+fn messages_that_share_go_to_whom_they_name() {
+    let mut pair = warm();
+    pair.short = Some(0);
+    let End { node, cq, av, ep, .. } = &mut pair.ends[1];
+    let caps = Caps::MSG | Caps::TAGGED | Caps::RECV;
+    let other = open_ep(node, (*cq, *av), EpAttr { caps, ..EpAttr::default() });
+    let eps = [*ep, other];
+    let addr = node.addr_of(other).unwrap();
+    let End { node, av, peer, .. } = &mut pair.ends[0];
+    let dests = [*peer, node.av_insert(pair.now, *av, addr).unwrap()];
+    for n in 0..12_u64 {
+        // The first alone: its route is known then.
+        let more = if (1..11).contains(&n) { MORE } else { OpFlags::empty() };
+        let i = n as usize / 3 % 2;
+        (pair.ends[1].ep, pair.ends[0].peer) = (eps[i], dests[i]);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), n).unwrap();
+        pair.send(0, IoBuf::leaked(&[7; 8]), 5, more, n).unwrap();
+    }
+    pair.run(2_000_000);
+    let mut got = contexts(&mut pair, 1);
+    got.sort_unstable();
+    assert_eq!(got, (0..12).collect::<Vec<_>>());
+    assert_eq!(contexts(&mut pair, 0).len(), 12);
+}

@@ -55,3 +55,26 @@ fn completions_are_taken_one_by_one() {
     assert_eq!(node.cqs.take_one(*cq, Contexts(&mut got)), Some(false));
     assert_eq!((node.cq_readerr(*cq).unwrap().cqe.op_context, got), (4, vec![1, 2, 3]));
 }
+
+/// Goal: a counter is bound for a direction at least, each direction has one, and what is refused
+/// binds nothing.
+#[test]
+fn a_counter_counts_some_direction() {
+    let End { mut node, ep, .. } = end(1, 1500, false);
+    let [cntr, other] = [0; 2].map(|_| node.cntrs.open().unwrap());
+    let selective = BindFlags::TRANSMIT | BindFlags::SELECTIVE_COMPLETION;
+    for flags in [BindFlags::empty(), BindFlags::SELECTIVE_COMPLETION, selective] {
+        let bound = node.operations().ep_bind_cntr(ep, cntr, flags);
+        assert_eq!(bound, Err(Error::BadFlags), "{flags:?}");
+    }
+    assert_eq!(node.objects().cntr_close(cntr), Ok(()), "it is bound to nothing");
+    let all = [BindFlags::TRANSMIT, BindFlags::RECV, BindFlags::READ, BindFlags::REMOTE_WRITE];
+    for flags in all {
+        assert_eq!(node.operations().ep_bind_cntr(ep, other, flags), Ok(()), "{flags:?}");
+        let again = node.operations().ep_bind_cntr(ep, other, flags | BindFlags::WRITE);
+        assert!(matches!(again, Err(Error::Invalid(_))), "{flags:?}: {again:?}");
+    }
+    assert_eq!(node.objects().cntr_close(other), Err(Error::Busy));
+    node.ep_close(Instant(1), ep).unwrap();
+    assert_eq!(node.objects().cntr_close(other), Ok(()));
+}

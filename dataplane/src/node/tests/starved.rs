@@ -74,3 +74,46 @@ fn an_operation_without_memory_ends() {
         assert_eq!(pair.ends[0].node.counters().sessions_stuck, 1);
     }
 }
+
+/// A port that tells that the other lives, and which takes frames, for nobody, or does not.
+struct Alone {
+    takes: bool,
+    has_memory: bool,
+}
+
+impl FrameSink for Alone {
+    fn send(&mut self, _: &TxFrame<'_>) -> Tx {
+        if self.takes { Tx::Sent } else { Tx::Full }
+    }
+
+    fn presence(&mut self, _: Station) -> Presence {
+        Presence::Present
+    }
+
+    fn lacks_memory(&self) -> bool {
+        !self.has_memory
+    }
+}
+
+/// Goal: a process that lives and computes is waited for beyond T_dead, before its session is open
+/// too. Method: an OPEN that the port takes although it lacks memory for others, and one for which
+/// the port is full although it has memory.
+#[test]
+fn who_lives_is_waited_for_before_the_session_opens() {
+    for takes in [true, false] {
+        let mut pair = Pair::of([seen(1), seen(2)]);
+        let t_dead = pair.ends[0].node.settings.t_dead_ns;
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 2).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+        let end = pair.now + 4 * t_dead;
+        while pair.now < end {
+            let mut out = Alone { takes, has_memory: !takes };
+            pair.ends[0].node.transmit(pair.now, &mut out);
+            pair.now = pair.now + 1_000_000;
+        }
+        assert_eq!(pair.ends[0].node.cqs.ready(pair.ends[0].cq), Ok(0), "takes: {takes}");
+        let end = pair.now + 20 * t_dead;
+        turns(&mut pair, end, true);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1), "takes: {takes}");
+    }
+}

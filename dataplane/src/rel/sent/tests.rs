@@ -376,6 +376,29 @@ fn an_arrival_before_a_round_trip_is_the_first_copy() {
     }
 }
 
+/// Goal: each packet that was sent again and is reported takes back some of the reordering that was
+/// allowed for; one that was sent once says nothing of it.
+#[test]
+fn what_was_sent_again_and_arrives_takes_back_some_reordering() {
+    let (mut pool, mut snd) = flight_of(5);
+    let mut rtt = Rtt::default();
+    rtt.sample(6_400);
+    rtt.on_duplicates(1);
+    let allowed = rtt.reorder_ns();
+    for psn in [8, 9] {
+        let idx = snd.by_psn(&pool, Psn(psn)).unwrap();
+        snd.guess(&mut pool, Psn(psn));
+        snd.on_resent(&mut pool, idx, Instant(5_000));
+    }
+    let mut report = |sack| {
+        snd.on_sack(&mut pool, Instant(20_000), &[sack], Psn(7), &mut rtt);
+        rtt.reorder_ns()
+    };
+    assert_eq!(report(0b1100), allowed, "10 and 11 were sent once");
+    assert_eq!(report(0b1111), allowed - 2 * 6_400 / 64, "8 and 9 again");
+    assert_eq!(report(0b1111), allowed - 2 * 6_400 / 64, "no news");
+}
+
 /// Goal: the peer's word and our own setting both bound the window, and so does what the wire can
 /// say.
 #[test]
