@@ -300,7 +300,6 @@ impl Node {
                 self.operations().fail_wr(w, err, ProvErrno::NoEndpoint);
             }
         } else if w != TxIdx::NONE {
-            self.tx[w].unacked -= 1;
             self.operations().abandon_wr(w);
             self.operations().fail_wr(w, err, ProvErrno::NoEndpoint);
         }

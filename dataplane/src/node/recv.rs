@@ -207,10 +207,8 @@ impl Node {
         if !fits && !planted(Bug::PieceOffsetUnchecked) {
             return Verdict::Refuse(NackReason::Malformed);
         }
+        // Within the message, as `MsgMOp::parse` has checked.
         let end = op.offset + len as u64;
-        if end > op.msg_len || len == 0 && op.msg_len > 0 {
-            return Verdict::Refuse(NackReason::Malformed);
-        }
         partial.off = end;
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {

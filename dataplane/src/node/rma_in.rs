@@ -256,10 +256,8 @@ impl Operations<'_> {
             self.drop_refused(p, op);
         }
         if w != TxIdx::NONE {
-            let wr = &mut self.tx[w];
-            wr.unacked -= 1;
             if let (Ty::Write, BodyRef::Wr { offset, .. }) = (ty, body) {
-                wr.asked = offset;
+                self.tx[w].asked = offset;
             }
             // Earlier packets of it have been executed.
             let first = match body {
