@@ -239,8 +239,7 @@ impl Node {
         peer.note_window();
     }
 
-    /// A planted bug for the simulator to find: completes packets on a SACK, which may still be
-    /// dropped.
+    /// [`Bug::DoneOnSack`]: completes packets on a SACK, which may still be dropped.
     #[cold]
     fn complete_sacked(&mut self, p: PeerIdx) {
         let (mut done, snd) = (Vec::new(), &self.peers[p].snd);

@@ -2,8 +2,8 @@
 //!
 //! All changes that are tried are in one build: `a == b` becomes
 //! `(if crate::mutant::on(7) { (a) != (b) } else { a == b })`, and [`SWITCH`] is the module whose
-//! `on` reads the number from the environment. Constant expressions, patterns, macros and tests
-//! stay as they are.
+//! `on` reads the number from the environment. Constant expressions, patterns, macros, tests, hints
+//! to the compiler and what only a planted bug of the simulator does stay as they are.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -175,6 +175,38 @@ fn asks_for_bug(code: &str) -> bool {
     code.contains("planted(")
 }
 
+/// Whether `e` holds under a planted bug alone.
+fn is_of_bug(e: &Expr) -> bool {
+    match e {
+        Expr::Call(call) => matches!(&*call.func, Expr::Path(p) if p.path.is_ident("planted")),
+        Expr::Binary(b) => {
+            matches!(b.op, BinOp::And(_)) && (is_of_bug(&b.left) || is_of_bug(&b.right))
+        }
+        Expr::Paren(inner) => is_of_bug(&inner.expr),
+        _ => false,
+    }
+}
+
+/// Whether `attrs` say of a function that it is what a planted bug does.
+fn for_bug(attrs: &[syn::Attribute]) -> bool {
+    let says = |a: &syn::Attribute| match &a.meta {
+        syn::Meta::NameValue(doc) => matches!(&doc.value, Expr::Lit(syn::ExprLit {
+            lit: syn::Lit::Str(text), ..
+        }) if text.value().contains("[`Bug::")),
+        _ => false,
+    };
+    attrs.iter().any(says)
+}
+
+/// Whether the call `e` only tells the compiler or the processor what is likely to follow.
+fn is_hint(e: &Expr) -> bool {
+    match e {
+        Expr::Call(call) => matches!(&*call.func, Expr::Path(p) if p.path.is_ident("cold")),
+        Expr::MethodCall(call) => call.method.to_string().starts_with("prefetch"),
+        _ => false,
+    }
+}
+
 /// Whether `e` binds names: a link of a chain of `let`, which takes no parentheses.
 fn binds(e: &Expr) -> bool {
     match e {
@@ -229,13 +261,13 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     }
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        if item.sig.constness.is_none() && !for_tests(&item.attrs) {
+        if item.sig.constness.is_none() && !for_tests(&item.attrs) && !for_bug(&item.attrs) {
             self.function(&item.sig, &item.block);
         }
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        if item.sig.constness.is_none() && !for_tests(&item.attrs) {
+        if item.sig.constness.is_none() && !for_tests(&item.attrs) && !for_bug(&item.attrs) {
             self.function(&item.sig, &item.block);
         }
     }
@@ -249,7 +281,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     fn visit_stmt(&mut self, stmt: &'ast Stmt) {
         if let Stmt::Expr(e, Some(_)) = stmt {
             let called = if let Expr::Try(e) = e { &e.expr } else { e };
-            if matches!(called, Expr::Call(_) | Expr::MethodCall(_)) {
+            if matches!(called, Expr::Call(_) | Expr::MethodCall(_)) && !is_hint(called) {
                 let words: Vec<&str> = self.source(stmt).split_whitespace().collect();
                 let what = format!("delete {}", words.join(" "));
                 self.note(stmt.span().byte_range(), How::Without, &what);
@@ -258,7 +290,18 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         visit::visit_stmt(self, stmt);
     }
 
+    fn visit_expr_if(&mut self, e: &'ast syn::ExprIf) {
+        if !is_of_bug(&e.cond) {
+            visit::visit_expr_if(self, e);
+        } else if let Some((_, otherwise)) = &e.else_branch {
+            self.visit_expr(otherwise);
+        }
+    }
+
     fn visit_expr_binary(&mut self, e: &'ast syn::ExprBinary) {
+        if matches!(e.op, BinOp::And(_)) && (is_of_bug(&e.left) || is_of_bug(&e.right)) {
+            return;
+        }
         if !binds(&e.left) && !binds(&e.right) && !asks_for_bug(self.source(e)) {
             let (left, right) = (self.source(&e.left), self.source(&e.right));
             let op = self.source(&e.op).to_owned();
@@ -336,6 +379,24 @@ mod tests {
         }
         // The links of a chain that bind nothing.
         assert!(told("fn f() -> u8 { if let Some(x) = y && z == 1 {} }")[0].contains("replace =="));
+    }
+
+    #[test]
+    fn hints_and_what_a_planted_bug_does_stay() {
+        for text in [
+            "fn f() -> u8 { cold(()); slab.prefetch(x); self.peers.prefetch_free(); 0 }",
+            "fn f() -> u8 { if planted(Bug::A) { g(1); } 0 }",
+            "fn f() -> u8 { if x && planted(Bug::A) { g(1); } 0 }",
+            "fn f() -> u8 { if !(planted(Bug::A) && x == 1) { 1 } else { 0 } }",
+            "/// [`Bug::A`]: more.\nfn f() -> bool { g(1); x == 1 }",
+            "impl A {\n/// So it is [`Bug::A`].\nfn f() -> bool { g(1); x == 1 } }",
+        ] {
+            assert_eq!(told(text), [""; 0], "{text}");
+        }
+        let text = "fn f() -> u8 { if planted(Bug::A) { g(1); } else { g(2); } 0 }";
+        assert_eq!(told(text), ["1:52: delete g(2); in f"]);
+        let text = "fn f() -> u8 { if !planted(Bug::A) || x { g(1); } 0 }";
+        assert_eq!(told(text), ["1:43: delete g(1); in f"]);
     }
 
     #[test]
