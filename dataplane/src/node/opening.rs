@@ -124,6 +124,9 @@ pub struct Openings {
     pub(super) seals: Option<Box<Seals>>,
     /// Peers are known by certificates. Here also while frames leave.
     pub(super) certified: bool,
+    /// By peer slot: the peer's names of sessions that go by another name here, which
+    /// [`remote_sid`](Peer::remote_sid) is, as another tenant's has it.
+    pub(super) other_names: HashMap<PeerIdx, u32>,
     /// Sessions whose keys are to be forgotten when the seals are back.
     pub(super) sealed_over: Vec<Over>,
     /// Padding of an OPEN or a PROBE, on a lossy port.
@@ -154,6 +157,7 @@ impl Openings {
             padding: vec![0; if caps.lossless { 0 } else { frame_len }],
             seals,
             certified,
+            other_names: HashMap::new(),
             sealed_over: Vec::new(),
             half_open: Vec::with_capacity(HALF_OPEN_MAX),
             tokens: 0,
@@ -201,6 +205,12 @@ impl Openings {
         self.progress.remove(&p);
         self.searches.remove(&p);
         self.doubts.remove(&p);
+    }
+
+    /// As [`forget`](Self::forget), of a session that is over.
+    pub(super) fn forget_session(&mut self, p: PeerIdx) {
+        self.other_names.remove(&p);
+        self.forget(p);
     }
 
     /// Whether an OPEN of ours has left for the session that is being opened with `p`.
@@ -264,6 +274,7 @@ impl Openings {
     /// certificates anybody can write one, and its message is not looked at twice.
     pub(super) fn note_length(&mut self, peer: &Peer, op: &OpenOp, len: u16) {
         let path = self.path_mut(peer.slot());
+        path.no_route = Backoff::default();
         if peer.path.is_lossless() {
             path.passed = path.most;
             return;
@@ -274,8 +285,13 @@ impl Openings {
         }
         if peer.state == State::Answered {
             path.arrives(len);
-        path.no_route = Backoff::default();
         }
+    }
+
+    /// Until when the OPEN that is due to `peer` waits, if it has found no route.
+    pub(super) fn open_waits(&self, peer: &Peer, now: Instant) -> Option<Instant> {
+        let at = self.path(peer.slot()).no_route.not_before;
+        (peer.want_open && at > now).then_some(at)
     }
 
     /// Half-open sessions that are remembered.
@@ -288,12 +304,6 @@ impl Openings {
     pub(super) fn settle_path(&mut self, now: Instant, peer: &mut Peer) {
         let path = self.path(peer.slot());
         // The least length that may be announced is taken to pass, whatever an OPEN says.
-    /// Until when the OPEN that is due to `peer` waits, if it has found no route.
-    pub(super) fn open_waits(&self, peer: &Peer, now: Instant) -> Option<Instant> {
-        let at = self.path(peer.slot()).no_route.not_before;
-        (peer.want_open && at > now).then_some(at)
-    }
-
         let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
         let forgets = planted(Bug::PathForgotten);
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };

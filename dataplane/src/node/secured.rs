@@ -21,8 +21,8 @@ use super::{Control, FrameSink, Node, NodeSettings, Openings};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
-    Answer, Ending, Finished, Initiator, KeyId, Keyring, Message, OpenError, Refused, SessionKeys,
-    SessionNames, SessionSecret, TagKey, Unnamed, respond,
+    Answer, Ending, Finished, Initiator, KEYS_MAX, KeyId, Keyring, Message, OpenError, Refused,
+    SessionKeys, SessionNames, SessionSecret, TagKey, Unnamed, respond,
 };
 use crate::types::{Instant, Tenant};
 use crate::wire::{
@@ -38,6 +38,8 @@ const _: () = assert!(BASE_LEN + RstOp::LEN <= OPEN_END);
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) keys: SessionKeys,
+    /// The peer's name of the session, in frames.
+    remote_sid: u32,
     /// The peer's epoch of the session.
     remote_epoch: u32,
     /// Whose key it was opened under.
@@ -49,11 +51,11 @@ pub(super) struct Session {
     /// exported once the session is open.
     untold: Option<[Unnamed; 2]>,
     pub(super) age: Age,
-    backoff: Backoff,
-}
     /// When the next frame is sealed, after the port had no room for one. A frame that the port
     /// refuses has used up a counter: tried again with each poll, a port that stands still for
     /// T_dead would cost more keys than the peer follows.
+    backoff: Backoff,
+}
 
 /// What an OPEN that answers one ends with.
 #[derive(Clone, Debug)]
@@ -67,8 +69,8 @@ struct Answered {
     key: KeyId,
 }
 
-/// What names a session that is over: the peer's [`Station::word`], and each end's `sid` and
-/// `epoch`.
+/// What names a session that is over: the peer's [`Station::word`], and each end's `sid`, by which
+/// it goes here, and `epoch`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Over {
     pub(super) peer: u64,
@@ -78,8 +80,12 @@ pub(crate) struct Over {
 }
 
 /// Sessions by the peer's [`Station::word`] and its name of the session, looked up for each frame.
-/// Only peers with a listed key have entries, so a fast hash is safe.
+/// Where another tenant's session with the station has that name, the next that is free. Only peers
+/// with a listed key have entries, so a fast hash is safe.
 pub(super) type Sessions = HashMap<(u64, u32), Box<Session>, foldhash::fast::RandomState>;
+
+/// Sessions that one station can have: one under each key, and one that is about to replace it.
+const STATION_SESSIONS: u32 = 2 * KEYS_MAX as u32;
 
 /// Keys and handshakes of a node.
 #[derive(Debug)]
@@ -203,6 +209,7 @@ impl Seals {
             frame.body.copy_to(&mut rest[..body]);
         }
         sealed::mark(head, end - BASE_LEN);
+        sealed::set_dst_sid(head, session.remote_sid);
         session.keys.seal(&mut bytes[..end + TAG_LEN]);
         bytes[end + TAG_LEN..].fill(0);
         Way::Sealed(len)
@@ -217,11 +224,12 @@ impl Seals {
         // A challenge echoes an OPEN too.
         if kind.is_answer && !kind.is_challenge {
             let session = self.sessions.get(&(dst, sealed::dst_sid(frame.head)));
-            let answer = session.and_then(|session| session.answer.clone());
-            let Some(answer) = answer else { return Way::Not };
+            let answer = session.and_then(|s| Some((s.answer.clone()?, s.remote_sid)));
+            let Some((answer, sid)) = answer else { return Way::Not };
             let Answered { message, finished, tag_key, .. } = &*answer;
             let finished = finished.tag_key();
-            return self.end(frame, &Ending { message, finished: Some(&finished), tag_key });
+            let ending = Ending { message, finished: Some(&finished), tag_key };
+            return self.end_of(frame, &ending, |head| sealed::set_answered(head, sid));
         }
         let tenant = sealed::tenant(frame.head);
         let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Way::Not };
@@ -261,11 +269,22 @@ impl Seals {
 
     /// Copies a frame without a session, and puts behind its header what it ends with.
     fn end(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Way {
+        self.end_of(frame, ending, |_| {})
+    }
+
+    /// As [`end`](Self::end), and `edit` changes the header.
+    fn end_of(
+        &mut self,
+        frame: &TxFrame<'_>,
+        ending: &Ending<'_>,
+        edit: impl FnOnce(&mut [u8]),
+    ) -> Way {
         let head = frame.head.len();
         let is_open = sealed::ty_of(frame.head) == Some(Ty::Open);
         let len = frame.len().max(head + ending.len(is_open));
         let Some(bytes) = self.tx.get_mut(..len) else { return Way::Not };
         bytes[..head].copy_from_slice(frame.head);
+        edit(&mut bytes[..head]);
         ending.put(bytes, head);
         Way::Sealed(len)
     }
@@ -275,6 +294,24 @@ impl Seals {
         let len = frame.len();
         frame.copy_to(&mut self.tx[..len]);
         Way::Sealed(sealed::put_crc(&mut self.tx, len))
+    }
+
+    /// The name here of the session of `tenant` that peer `peer` calls `sid`, if there is one.
+    fn name_of(&self, peer: u64, tenant: Tenant, sid: u32) -> Option<u32> {
+        let is_it = |name: &u32| {
+            let session = self.sessions.get(&(peer, *name));
+            session.is_some_and(|s| (s.tenant, s.remote_sid) == (tenant, sid))
+        };
+        names_for(sid).find(is_it)
+    }
+
+    /// Keeps a session with `peer`, in place of the one that it gave the same name before. False if
+    /// the station has too many, which the number of keys rules out.
+    fn keep(&mut self, peer: u64, session: Box<Session>) -> bool {
+        let (tenant, sid) = (session.tenant, session.remote_sid);
+        let is_free = |name: &u32| !self.sessions.contains_key(&(peer, *name));
+        let name = self.name_of(peer, tenant, sid).or_else(|| names_for(sid).find(is_free));
+        name.map(|name| self.sessions.insert((peer, name), session)).is_some()
     }
 
     /// Forgets the keys and the handshake of a session, not those of a newer one.
@@ -292,6 +329,11 @@ impl Seals {
             session.remove();
         }
     }
+}
+
+/// The names under which a session may be kept that the peer calls `sid`.
+fn names_for(sid: u32) -> impl Iterator<Item = u32> {
+    (0..=STATION_SESSIONS).map(move |i| sid.wrapping_add(i)).filter(|&name| name != 0)
 }
 
 /// What stands between the node and a port: seals what leaves.
@@ -348,15 +390,32 @@ impl Openings {
     /// Takes out the keys of the session that `op` of `peer` begins, while those of another session
     /// are dropped, which may have the same name.
     pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
-        let named = (peer.word(), op.sid);
-        self.seals.as_mut().and_then(|seals| seals.sessions.remove(&named))
+        let seals = self.seals.as_mut()?;
+        let name = seals.name_of(peer.word(), seals.heard_tenant, op.sid)?;
+        seals.sessions.remove(&(peer.word(), name))
     }
 
     /// Puts them back.
-    pub(super) fn put_keys(&mut self, peer: Station, op: &OpenOp, keys: Option<Box<Session>>) {
+    pub(super) fn put_keys(&mut self, peer: Station, keys: Option<Box<Session>>) {
         if let (Some(seals), Some(keys)) = (&mut self.seals, keys) {
-            seals.sessions.insert((peer.word(), op.sid), keys);
+            seals.keep(peer.word(), keys);
         }
+    }
+
+    /// Notes by which name the session goes here that `peer` calls `sid`, and returns it.
+    pub(super) fn name_session(&mut self, peer: &Peer, sid: u32) -> u32 {
+        let seals = self.seals.as_ref();
+        let name = seals.and_then(|seals| seals.name_of(peer.addr, peer.tenant, sid));
+        let name = name.unwrap_or(sid);
+        if name != sid {
+            self.other_names.insert(peer.slot(), sid);
+        }
+        name
+    }
+
+    /// The name that `peer` gave to the session with it.
+    pub(super) fn remote_sid(&self, peer: &Peer) -> u32 {
+        self.other_names.get(&peer.slot()).copied().unwrap_or(peer.remote_sid)
     }
 
     /// The tenant whose key verified the current frame.
@@ -401,12 +460,12 @@ impl Openings {
     pub(super) fn tell_secrets(&mut self, peer: &Peer) {
         let Some(seals) = &mut self.seals else { return };
         let Some(told) = &mut seals.told else { return };
-        let session = seals.sessions.get_mut(&peer.session());
-        if let Some([ours, theirs]) = session.and_then(|session| session.untold.take())
+        let Some(session) = seals.sessions.get_mut(&peer.session()) else { return };
+        if let Some([ours, theirs]) = session.untold.take()
             && told.len() < UNTOLD_MAX
         {
             let (own, station) = (seals.station, peer.station());
-            told.push(ours.named(own, station, peer.remote_sid));
+            told.push(ours.named(own, station, session.remote_sid));
             told.push(theirs.named(station, own, peer.sid));
         }
     }
@@ -620,7 +679,7 @@ impl Control<'_> {
         if !self.port.is_sealed(op) {
             return true;
         }
-        if self.is_name_taken(who, op) || !self.looks_at_certificate(base) {
+        if !self.looks_at_certificate(base) {
             return false;
         }
         let (peer, tenant) = (who.0.word(), who.1);
@@ -646,8 +705,13 @@ impl Control<'_> {
         let age = Age::new(self.turn.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
         let backoff = Backoff::default();
-        let session = Session { keys, remote_epoch: epoch, tenant, answer, untold, age, backoff };
-        seals.sessions.insert((peer, sid), Box::new(session));
+        let (remote_sid, remote_epoch) = (sid, epoch);
+        let session =
+            Session { keys, remote_sid, remote_epoch, tenant, answer, untold, age, backoff };
+        if !seals.keep(peer, Box::new(session)) {
+            self.counters.rx_bad_open += 1;
+            return false;
+        }
         seals.offers.remove(&(peer, tenant));
         self.openings.note_look(self.turn.polled_at, base, true);
         true
@@ -659,7 +723,7 @@ impl Control<'_> {
         if !self.port.is_sealed(op) {
             return true;
         }
-        if self.is_name_taken(self.peers[p].who(), op) || !self.looks_at_certificate(base) {
+        if !self.looks_at_certificate(base) {
             return false;
         }
         let Peer { sid, epoch, addr: peer, tenant, .. } = self.peers[p];
@@ -681,24 +745,15 @@ impl Control<'_> {
         offers.remove(&(peer, tenant));
         let age = Age::new(self.turn.polled_at);
         let untold = seals.told.is_some().then(|| keys.secrets(aes));
-        let (remote_epoch, answer, backoff) = (op.epoch, None, Backoff::default());
-        let session = Session { keys, remote_epoch, tenant, answer, untold, age, backoff };
-        seals.sessions.insert((peer, op.sid), Box::new(session));
-        self.openings.note_look(self.turn.polled_at, base, true);
-        true
-    }
-
-    /// Whether a session of another tenant with the same station has the session name that peer
-    /// `who` chose. A process never uses a name twice, so the process of that session is gone, or
-    /// the name was invented: the OPEN waits until that is known.
-    fn is_name_taken(&mut self, (station, tenant): (Station, Tenant), op: &OpenOp) -> bool {
-        let Some(seals) = &self.openings.seals else { return false };
-        let there = seals.sessions.get(&(station.word(), op.sid)).map(|session| session.tenant);
-        let Some(other) = there.filter(|&there| there != tenant) else { return false };
-        self.counters.rx_bad_open += 1;
-        if let Some(other) = self.by_station.get(self.peers, station, other) {
-            self.doubt(self.turn.polled_at, other, &RstOp::unknown_session(op.inc));
+        let (remote_sid, remote_epoch) = (op.sid, op.epoch);
+        let (answer, backoff) = (None, Backoff::default());
+        let session =
+            Session { keys, remote_sid, remote_epoch, tenant, answer, untold, age, backoff };
+        if !seals.keep(peer, Box::new(session)) {
+            self.counters.rx_bad_open += 1;
+            return false;
         }
+        self.openings.note_look(self.turn.polled_at, base, true);
         true
     }
 

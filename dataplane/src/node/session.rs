@@ -174,7 +174,7 @@ impl Node {
         if self.peers[p].inc != op.inc {
             self.operations().end_named(now, p);
         }
-        self.openings.put_keys(base.src, op, answered);
+        self.openings.put_keys(base.src, answered);
         self.control().begin_answer(now, p, (base, op), len, first);
     }
 
@@ -211,7 +211,7 @@ impl Node {
         let peer = &self.peers[p];
         let back = peer.snd.nxt.0.wrapping_sub(op.echo_psn.0);
         let echoes = op.echo_sid != 0
-            && op.echo_sid == peer.remote_sid
+            && op.echo_sid == self.openings.remote_sid(peer)
             && back <= peer.snd.in_flight() + WINDOW;
         let names = op.victim_inc == self.settings.incarnation && op.victim_epoch == peer.epoch;
         let idle = peer.state == State::Idle;
@@ -574,7 +574,7 @@ impl Control<'_> {
         self.observed.tallies[p.at()].expect(base.psn);
         let peer = &mut self.peers[p];
         peer.peer_epoch = op.epoch;
-        peer.remote_sid = op.sid;
+        peer.remote_sid = self.openings.name_session(peer, op.sid);
         peer.rcv_nxt = base.psn;
         peer.rx_newest = base.psn;
         peer.snd.credit = op.grant;
@@ -728,7 +728,7 @@ impl Control<'_> {
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p);
-        self.openings.forget(p);
+        self.openings.forget_session(p);
         // Its credit is free for others.
         self.blocks.serve_waiters(self.peers, self.due);
     }
@@ -745,7 +745,7 @@ impl Control<'_> {
             reason: RstReason::Closed,
             versions: wire::VERSIONS,
         };
-        let (to, sid) = ((peer.station(), peer.tenant), peer.remote_sid);
+        let (to, sid) = ((peer.station(), peer.tenant), self.openings.remote_sid(peer));
         if peer.state != State::Opening {
             self.reply_rst(now, to, sid, rst, usize::MAX);
         }

@@ -24,6 +24,9 @@ const DST_SID_AT: usize = 16;
 /// Where the packet's number is.
 const PSN_AT: usize = 20;
 
+/// Where the name of the OPEN that it answers is in an OPEN's operation header.
+const ECHO_SID_AT: usize = 24;
+
 /// Where the operation header of an OPEN ends.
 pub const OPEN_END: usize = BASE_LEN + OpenOp::LEN;
 
@@ -161,7 +164,7 @@ pub fn open_kind(head: &[u8]) -> OpenKind {
     OpenKind {
         is_challenge: sid == 0,
         is_near: caps & OpenOp::NEAR != 0,
-        is_answer: op_word(head, 24) != 0,
+        is_answer: op_word(head, ECHO_SID_AT) != 0,
         inc: u64::from(op_word(head, 8)) | u64::from(op_word(head, 12)) << 32,
         sid,
         epoch: op_word(head, 4),
@@ -184,6 +187,24 @@ pub fn is_key_refusal(head: &[u8]) -> bool {
 /// If `head` is shorter than a base.
 pub fn dst_sid(head: &[u8]) -> u32 {
     word(head, DST_SID_AT)
+}
+
+/// Writes the receiver's name of the session.
+///
+/// # Panics
+/// As [`dst_sid`].
+pub fn set_dst_sid(head: &mut [u8], sid: u32) {
+    head[DST_SID_AT..PSN_AT].copy_from_slice(&sid.to_le_bytes());
+}
+
+/// Writes the receiver's name of the session into an OPEN that answers one: in its base, and where
+/// it says which OPEN it answers.
+///
+/// # Panics
+/// If `head` is shorter than an OPEN.
+pub fn set_answered(head: &mut [u8], sid: u32) {
+    set_dst_sid(head, sid);
+    head[BASE_LEN + ECHO_SID_AT..][..4].copy_from_slice(&sid.to_le_bytes());
 }
 
 /// Base and operation header of a sealed OPEN whose tag cannot be told right from wrong here: for

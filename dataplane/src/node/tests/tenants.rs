@@ -199,11 +199,11 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     assert_eq!((got, told), (0, Error::HostUnreach), "who has the key still is not answered");
 }
 
-/// Goal: a process that comes after another one of its station, and gives its session the name that
-/// that one gave his under another key, takes nothing from it: the older session is asked for
-/// first, and the younger one opens when that has ended.
+/// Goal: who has a key takes no name away from another tenant: sessions at one station that have the
+/// same name under two keys go on beside each other. Method: two processes that draw the same names
+/// and take turns at the station, since both ends of the pair hear all frames that are for them.
 #[test]
-fn one_name_under_two_keys_waits_for_the_older() {
+fn one_name_under_two_keys_is_two_sessions() {
     let (a, of_a) = end_of(1, &[1, 2], false);
     let (b, _) = end_of(2, &[1], true);
     let mut pair = Pair::of([a, b]);
@@ -219,15 +219,35 @@ fn one_name_under_two_keys_waits_for_the_older() {
     b.node.settings.incarnation = 777;
     let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
     b.peer = b.node.av_insert(pair.now, b.av, addr).unwrap();
-    pair.ends[1] = b;
-    let look = recv_from(&mut pair, 0, of_a[1].handle(), OpFlags::AUTH_KEY, 9);
-    let back = pair.ends[1].peer;
-    send(&mut pair, 1, back, 4);
-    pair.run(MS);
-    assert_eq!(name(&pair), first, "the test tests what it says");
-    assert_eq!(pair.ends[0].node.counters().sessions_opened, 1);
-    pair.run(1_500 * MS);
-    assert_eq!(contents(&look), [4; 8]);
+    let mut away = std::mem::replace(&mut pair.ends[1], b);
+    let under_second = add(&mut pair, 0, of_a[1]);
+    for round in 0..4 {
+        for (tenant, to) in [(1, under_second), (0, to)] {
+            let look = recv_from(&mut pair, 0, of_a[tenant].handle(), OpFlags::AUTH_KEY, 9);
+            let got = recv_from(&mut pair, 1, FI_ADDR_UNSPEC, OpFlags::empty(), 8);
+            let back = pair.ends[1].peer;
+            send(&mut pair, 1, back, 40 + round);
+            send(&mut pair, 0, to, 20 + round);
+            pair.run(5 * MS);
+            assert_eq!(name(&pair), first, "the test tests what it says");
+            assert_eq!([look, got].map(|buf| contents(&buf)), [40, 20].map(|n| vec![n + round; 8]));
+            pair.read(0);
+            pair.read(1);
+            std::mem::swap(&mut pair.ends[1], &mut away);
+        }
+    }
     let c = pair.ends[0].node.counters();
-    assert_eq!((c.sessions_opened, c.sessions_reset + c.sessions_dead), (2, 1));
+    assert_eq!((c.sessions_opened, c.sessions_reset, c.sessions_dead), (2, 0, 0));
+    // The end of one is told by the name that its peer knows it by, and the other goes on.
+    let node = &mut pair.ends[0].node;
+    let p = node.peers.iter().find(|(_, peer)| peer.tenant == of_a[1]).unwrap().0;
+    node.end_session(pair.now, p, crate::node::EndReason::Evicted);
+    pair.run(5 * MS);
+    let c = pair.ends[1].node.counters();
+    assert_eq!((c.sessions_reset, c.rx_bad_rst), (1, 0));
+    std::mem::swap(&mut pair.ends[1], &mut away);
+    let got = recv_from(&mut pair, 1, FI_ADDR_UNSPEC, OpFlags::empty(), 8);
+    send(&mut pair, 0, to, 60);
+    pair.run(5 * MS);
+    assert_eq!(contents(&got), [60; 8]);
 }
