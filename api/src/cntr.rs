@@ -1,26 +1,28 @@
-//! Counters: how many operations ended, without an entry for each.
+//! Counters: how many operations ended or bytes they transferred, without an entry for each.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use barewire_dataplane::node::CntrEvents;
 use barewire_dataplane::node::CntrId;
 
 use crate::errno::{Error, Result};
 use crate::inner::{Core, DomainRef};
 use crate::wait::{Target, WaitObj, timeout_of};
 
-/// What a counter is made with (`struct fi_cntr_attr`); it counts completions
-/// (`FI_CNTR_EVENTS_COMP`).
+/// What a counter is made with (`struct fi_cntr_attr`).
 #[derive(Clone, Copy, Debug)]
 pub struct CntrAttr {
+    /// What its value counts of operations that succeed. Default [`CntrEvents::Comp`].
+    pub events: CntrEvents,
     /// How it can be waited for. Default `FI_WAIT_UNSPEC`.
     pub wait_obj: WaitObj,
 }
 
 impl Default for CntrAttr {
     fn default() -> Self {
-        Self { wait_obj: WaitObj::Unspec }
+        Self { events: CntrEvents::Comp, wait_obj: WaitObj::Unspec }
     }
 }
 
@@ -33,7 +35,14 @@ pub(crate) struct CntrInner {
     told: AtomicU64,
 }
 
-/// A counter (`struct fid_cntr`).
+/// A counter (`struct fid_cntr`): of operations, or of the bytes that they transferred
+/// ([`CntrEvents`]). Operations that fail are counted apart, one by one in both.
+///
+/// Bytes are those of a message as it was sent, or as many as were received; those that a one-sided
+/// operation wrote or read, at both ends; those of an atomic operation's elements. A counter of
+/// them counts a collective call as 0. Operations are counted when they have ended, but for two: a
+/// target counts a read's bytes as they have arrived at the initiator, and a region's counter also
+/// those of a write as they are written.
 ///
 /// Reading it turns the loop of a domain with manual progress. It wraps at 2^64.
 pub struct Cntr(pub(crate) Arc<CntrInner>);
@@ -45,7 +54,7 @@ impl Cntr {
             dom.prepare_wait(attr.wait_obj)?;
         }
         let mut core = dom.enter_control()?;
-        let id = core.node().cntrs.open()?;
+        let id = core.node().cntrs.open(attr.events)?;
         let mut watch = None;
         if waits {
             match core.watch.open(Target::Cntr(id), attr.wait_obj == WaitObj::Fd) {
@@ -62,7 +71,7 @@ impl Cntr {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// The number of operations that succeeded.
+    /// The number of operations that succeeded, or of their bytes.
     ///
     /// # Errors
     /// [`Error::OpBadState`]: the domain is closed to this caller.
@@ -86,7 +95,7 @@ impl Cntr {
         Ok(failed)
     }
 
-    /// Adds `value` to the successes.
+    /// Adds `value` to the number that [`read`](Self::read) returns.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -104,7 +113,7 @@ impl Cntr {
         self.change(|core, id| core.node().cntrs.adderr(id, value))
     }
 
-    /// Sets the successes to `value`.
+    /// Sets the number that [`read`](Self::read) returns to `value`.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -133,8 +142,8 @@ impl Cntr {
         Ok(())
     }
 
-    /// Sleeps until the successes have reached `threshold`, at most `timeout_ms` milliseconds
-    /// (negative: for ever).
+    /// Sleeps until the number that [`read`](Self::read) returns has reached `threshold`, at most
+    /// `timeout_ms` milliseconds (negative: for ever).
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: they have not in time.

@@ -92,7 +92,7 @@ pub use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 pub use buf::{Buf, Bufs, Piece, Refused, SharedBuf};
 pub use certificate::{CertFacts, CertFiles, cert_facts, check_fit};
 pub use cm::{ConnRequest, PassiveEndpoint};
-pub use cntr::{Cntr, CntrAttr};
+pub use cntr::{Cntr, CntrAttr, CntrEvents};
 pub use coll::{AvSet, AvSetAttr, CollAttr, CollKind, FI_JOIN_COMPLETE, Mc, Role};
 pub use cq::{Completion, CompletionError, Cq, CqAttr, CqFormat, WaitCond};
 pub use domain::{Domain, Levels};

@@ -1,14 +1,60 @@
 //! Completion counters.
 
-/// Counts successes and failures of operations. Both wrap.
+/// What the value of a counter counts (`enum fi_cntr_events`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CntrEvents {
+    /// Operations that succeeded (`FI_CNTR_EVENTS_COMP`).
+    #[default]
+    Comp,
+    /// Bytes that they transferred (`FI_CNTR_EVENTS_BYTES`).
+    Bytes,
+}
+
+/// Operations that succeeded, and how many bytes they transferred together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) ops: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Done {
+    /// A collective call: its bytes are not counted (fi_cntr(3), `FI_CNTR_EVENTS_BYTES`).
+    pub(crate) const CALL: Self = Self::one(0);
+
+    /// One operation.
+    #[inline(always)]
+    pub(crate) const fn one(bytes: u64) -> Self {
+        Self { ops: 1, bytes }
+    }
+}
+
+/// Counts successes, or their bytes, and failures of operations. Both numbers wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cntr {
     value: u64,
     err: u64,
+    events: CntrEvents,
 }
 
 impl Cntr {
-    /// `fi_cntr_add`, and every success.
+    /// A counter of these, 0.
+    pub(crate) fn of(events: CntrEvents) -> Self {
+        Self { events, ..Self::default() }
+    }
+
+    /// Whether the value is a number of bytes.
+    #[inline]
+    pub(crate) fn counts_bytes(&self) -> bool {
+        self.events == CntrEvents::Bytes
+    }
+
+    /// Counts successes.
+    #[inline]
+    pub(crate) fn count(&mut self, done: Done) {
+        self.add(if self.counts_bytes() { done.bytes } else { done.ops });
+    }
+
+    /// `fi_cntr_add`.
     #[inline]
     pub(crate) fn add(&mut self, n: u64) {
         self.value = self.value.wrapping_add(n);
@@ -30,7 +76,7 @@ impl Cntr {
         self.err = err;
     }
 
-    /// Successes.
+    /// Successes, or their bytes.
     #[inline]
     pub(crate) fn read(&self) -> u64 {
         self.value
@@ -62,6 +108,17 @@ mod tests {
         for (change, want) in changes {
             change(&mut cntr);
             assert_eq!((cntr.read(), cntr.readerr()), want);
+        }
+    }
+
+    #[test]
+    fn counts_operations_or_their_bytes() {
+        for (events, want) in [(CntrEvents::Comp, 3), (CntrEvents::Bytes, 1_007)] {
+            let mut cntr = Cntr::of(events);
+            cntr.count(Done::one(7));
+            cntr.count(Done { ops: 2, bytes: 1_000 });
+            cntr.adderr(1);
+            assert_eq!((cntr.read(), cntr.readerr()), (want, 1));
         }
     }
 }

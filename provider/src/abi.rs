@@ -504,7 +504,7 @@ numbers! {
         FI_OP_FETCH_ATOMIC = 7, FI_OP_COMPARE_ATOMIC = 8, FI_OP_CNTR_SET = 9, FI_OP_CNTR_ADD = 10;
     u32: FI_FORMAT_UNSPEC = 0, FI_SOCKADDR = 1, FI_SOCKADDR_IN = 2, FI_SOCKADDR_IN6 = 3,
         FI_PROTO_SOCK_TCP = 6, FI_PROTO_RXM = 11,
-        FI_BUS_PCI = 1, FI_LINK_DOWN = 1, FI_LINK_UP = 2,
+        FI_BUS_PCI = 1, FI_LINK_DOWN = 1, FI_LINK_UP = 2, FI_CNTR_EVENTS_COMP = 0,
         FI_EP_MSG = 1, FI_EP_DGRAM = 2, FI_EP_RDM = 3;
     c_int: FI_OPT_ENDPOINT = 0, FI_MR_SCALABLE = 2;
     u64: FI_SYNC_ERR = 1 << 58, FI_EVENT = 1 << 24, FI_MORE = 1 << 18, FI_PEEK = 1 << 19,
@@ -513,6 +513,9 @@ numbers! {
         FI_MSG_PREFIX = 1 << 58, FI_COLLECTIVE = 1 << 6, FI_PROV_ATTR_ONLY = 1 << 54,
         FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
 }
+
+/// Of 2.0: a counter of bytes.
+pub(crate) const FI_CNTR_EVENTS_BYTES: u32 = 1;
 
 /// Names of the user's for addresses: a capability, and a flag of vectors and insertions.
 pub(crate) const FI_AV_USER_ID: u64 = 1 << 41;

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
-use barewire::{Cntr, CntrAttr as OurAttr, Error, WaitObj};
+use barewire::{Cntr, CntrAttr as OurAttr, CntrEvents, Error, WaitObj};
 
 use crate::abi::*;
 use crate::domain::DomainObject;
@@ -50,9 +50,11 @@ pub(crate) unsafe extern "C" fn open(
         let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr.as_ref()) };
         let (events, wait, flags) = attr.map_or((0, 1, 0), |a| (a.events, a.wait_obj, a.flags));
         let set = attr.map_or(std::ptr::null_mut(), |a| a.wait_set);
-        if events != 0 {
-            return Err(Error::NoSys);
-        }
+        let events = match events {
+            FI_CNTR_EVENTS_COMP => CntrEvents::Comp,
+            FI_CNTR_EVENTS_BYTES => CntrEvents::Bytes,
+            _ => return Err(Error::NoSys),
+        };
         if flags != 0 {
             return Err(Error::BadFlags);
         }
@@ -62,7 +64,7 @@ pub(crate) unsafe extern "C" fn open(
             (WaitObj::None, _) => (WaitObj::Unspec, None),
             asked => asked,
         };
-        let cntr = domain.domain.cntr_open(OurAttr { wait_obj: ours })?;
+        let cntr = domain.domain.cntr_open(OurAttr { events, wait_obj: ours })?;
         let abi = FidCntr { fid: fid(FI_CLASS_CNTR, context, &FID), ops: &raw const OPS };
         let inner =
             Counter { cntr, wait_obj: wait, member: OnceLock::new(), polled: Arc::default() };

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use barewire::flags::{BindFlags, CqFlags, OpFlags};
+use barewire::flags::{BindFlags, CqFlags, MrMode, OpFlags};
 use barewire::*;
 
 use crate::harness::*;
+use crate::rma;
 
 /// X30: each format fills its fields; flags always.
 #[test]
@@ -254,7 +255,8 @@ fn x34_trywait_loses_no_wake_up() {
 fn x34_descriptors_of_counters_and_event_queues() {
     let side = Side::new(ports(1).remove(0), &waiting(WaitObj::Fd, Progress::Manual));
     let f = the_fabric();
-    let cntr = side.domain.cntr_open(CntrAttr { wait_obj: WaitObj::Fd }).unwrap();
+    let cntr =
+        side.domain.cntr_open(CntrAttr { wait_obj: WaitObj::Fd, ..CntrAttr::default() }).unwrap();
     assert_eq!(f.trywait(&[Waitable::Cntr(&cntr)]), Ok(()));
     assert!(!readable(cntr.wait_fd().unwrap(), 0));
     cntr.add(1).unwrap();
@@ -346,8 +348,95 @@ fn x37_counters() {
     assert_eq!(e, Error::Busy);
     drop(ep);
     assert!(rx.close().is_ok());
-    let none = domain.cntr_open(CntrAttr { wait_obj: WaitObj::None }).unwrap();
+    let none =
+        domain.cntr_open(CntrAttr { wait_obj: WaitObj::None, ..CntrAttr::default() }).unwrap();
     assert_eq!(none.wait(1, 0), Err(Error::NoSys));
+}
+
+/// X37: `FI_CNTR_EVENTS_BYTES`: what was sent, received, written and read, on both sides, whatever
+/// the number of packets; a failure is one, and of no bytes.
+#[test]
+fn x37_counters_of_bytes() {
+    let p = Pair::new(&rma::plan(MrMode::empty()));
+    let open = |side: &Side| {
+        let attr = CntrAttr { events: CntrEvents::Bytes, ..CntrAttr::default() };
+        side.domain.cntr_open(attr).unwrap()
+    };
+    let bound = |side: &Side, flags| {
+        let cntr = open(side);
+        side.ep.bind_cntr(&cntr, flags).unwrap();
+        cntr
+    };
+    let at_a = [BindFlags::TRANSMIT, BindFlags::WRITE, BindFlags::READ].map(|f| bound(&p.a, f));
+    let at_b = [BindFlags::RECV, BindFlags::REMOTE_WRITE, BindFlags::REMOTE_READ];
+    let at_b = at_b.map(|f| bound(&p.b, f));
+    let (mr, to) = rma::region(&p, 400_000);
+    let of_region = [open(&p.b), open(&p.b)];
+    mr.bind_cntr(&of_region[0], BindFlags::REMOTE_WRITE).unwrap();
+    mr.bind_cntr(&of_region[1], BindFlags::REMOTE_READ).unwrap();
+    // Sent, written, read: the same at both ends, but for a message that is cut.
+    let check = |[sent, written, read]: [u64; 3], cut: u64| {
+        p.settle();
+        let values = |cntrs: &[Cntr]| cntrs.iter().map(|c| c.read().unwrap()).collect::<Vec<_>>();
+        assert_eq!(values(&at_a), [sent, written, read]);
+        assert_eq!(values(&at_b), [sent - cut, written, read]);
+        assert_eq!(values(&of_region), [written, read]);
+    };
+    let lens = [0, 1, 200, 3_000, 40_000, 300_000];
+    for len in lens {
+        p.b.ep.recv(Buf::zeroed(len + 7), FI_ADDR_UNSPEC, 1).unwrap();
+        p.a.ep.send(buf(len, 1), p.a.peer, 2).unwrap();
+        assert_eq!((p.at_b().len, p.at_a().op_context), (len, 2));
+    }
+    let all = lens.iter().sum::<usize>() as u64;
+    check([all, 0, 0], 0);
+    for n in 0..8 {
+        p.b.ep.trecv(Buf::zeroed(8), FI_ADDR_UNSPEC, n, 0, n).unwrap();
+        let (bufs, more) = (buf(n as usize, 3).into(), n < 7);
+        let msg = TaggedMsg { bufs, addr: p.a.peer, tag: n, ignore: 0, context: n, data: 0 };
+        p.a.ep.tsendmsg(msg, if more { OpFlags::MORE } else { OpFlags::empty() }).unwrap();
+    }
+    (0..8).for_each(|_| drop((p.at_a(), p.at_b())));
+    p.b.ep.recv(Buf::zeroed(2), FI_ADDR_UNSPEC, 1).unwrap();
+    p.a.ep.inject(&[1; 100], p.a.peer).unwrap();
+    assert_eq!(p.error_at_b().err, Error::Trunc);
+    let sent = all + 28 + 100;
+    check([sent, 0, 0], 100);
+    for len in lens {
+        p.a.ep.write(buf(len, 1), to, 1).unwrap();
+        p.a.ep.read(Buf::zeroed(len), to, 2).unwrap();
+        (0..2).for_each(|_| drop(p.at_a()));
+    }
+    let range = |addr, len| RmaIov { addr, len, key: to.key };
+    let rma_iov = vec![range(100, 5_000), range(9_000, 1_000)];
+    let two =
+        |bufs: Bufs| RmaMsg { bufs, addr: to.dest, rma_iov: rma_iov.clone(), context: 3, data: 7 };
+    p.a.ep.writemsg(two(buf(6_000, 3).into()), OpFlags::REMOTE_CQ_DATA).unwrap();
+    p.a.ep.readmsg(two(Buf::zeroed(6_000).into()), OpFlags::empty()).unwrap();
+    (0..2).for_each(|_| drop(p.at_a()));
+    assert_eq!(p.at_b().len, 6_000);
+    check([sent, all + 6_000, all + 6_000], 100);
+    // Of atomics the elements count; those that fetch are reads, and of the region both.
+    let sum = What::new(AtomicOp::Sum, Datatype::Uint64);
+    for len in [8, 4_000] {
+        p.a.ep.atomic(sum, &vec![1; len], to, 1).unwrap();
+        p.at_a();
+    }
+    check([sent, all + 6_000 + 4_008, all + 6_000], 100);
+    for len in [8, 4_000] {
+        p.a.ep.fetch_atomic(sum, &vec![1; len], Buf::zeroed(len), to, 1).unwrap();
+        p.at_a();
+    }
+    p.settle();
+    let read = |cntr: &Cntr| cntr.read().unwrap();
+    assert_eq!([&at_a[2], &at_b[2], &of_region[1]].map(read), [all + 10_008; 3]);
+    assert_eq!([&at_a[1], &at_b[1]].map(read), [all + 10_008; 2]);
+    assert_eq!(read(&of_region[0]), all + 10_008 + 4_008);
+    p.a.ep.write(buf(8, 1), Remote { key: !to.key, ..to }, 3).unwrap();
+    assert_eq!(p.error_at_a().err, Error::KeyRejected);
+    let errors = [&at_a[0], &at_a[1], &at_a[2], &at_b[0], &at_b[1]].map(|c| c.readerr().unwrap());
+    assert_eq!(errors, [0, 1, 0, 1, 0]);
+    assert_eq!(read(&at_a[1]), all + 10_008);
 }
 
 /// X37: a counter that is bound to an enabled endpoint counts from then on, as Sandia OpenSHMEM

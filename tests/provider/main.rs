@@ -10,6 +10,7 @@ mod chosen;
 mod collectives;
 mod colls;
 mod connect;
+mod counted;
 mod edges;
 mod gaps;
 mod hooks;

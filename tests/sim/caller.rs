@@ -3,7 +3,7 @@
 use barewire_dataplane::error::{Error, Result};
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
 use barewire_dataplane::node::{
-    AvId, CntrId, CqId, CqReader, EpAttr, EpId, MsgKind, Node, RecvReq, SendReq,
+    AvId, CntrEvents, CntrId, CqId, CqReader, EpAttr, EpId, MsgKind, Node, RecvReq, SendReq,
 };
 use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::mem::IoBuf;
@@ -150,12 +150,13 @@ impl App {
         }
         // What is counted is not the shortest path.
         let counted = if v.plan.caller.short > 0.0 { 0.1 } else { 0.5 };
-        let cntr = if rng.chance(counted) { Some(node.cntrs.open()?) } else { None };
+        let cntr =
+            if rng.chance(counted) { Some(node.cntrs.open(CntrEvents::Comp)?) } else { None };
         if let Some(c) = cntr {
             node.operations().ep_bind_cntr(id, c, BindFlags::TRANSMIT)?;
         }
         let remote_cntr = match cntr.filter(|_| v.plan.caller.remote > 0.0) {
-            Some(_) => Some(node.cntrs.open()?),
+            Some(_) => Some(node.cntrs.open(CntrEvents::Comp)?),
             None => None,
         };
         if let Some(c) = remote_cntr {

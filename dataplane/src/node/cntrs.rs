@@ -1,7 +1,7 @@
 //! The counters of a node.
 
 use super::CntrId;
-use crate::cntr::Cntr;
+use crate::cntr::{Cntr, CntrEvents, Done};
 use crate::error::{Error, Result};
 use crate::idx::CntrIdx;
 use crate::slab::Slab;
@@ -17,12 +17,13 @@ pub struct CntrTable {
 }
 
 impl Cntrs {
-    /// Makes a counter, 0.
+    /// Makes a counter of `events`, 0.
     ///
     /// # Errors
     /// [`Error::NoMem`]: too many counters.
-    pub fn open(&mut self) -> Result<CntrId> {
-        let idx = self.alloc(CntrTable::default()).ok_or(Error::NoMem)?;
+    pub fn open(&mut self, events: CntrEvents) -> Result<CntrId> {
+        let table = CntrTable { cntr: Cntr::of(events), bound: 0 };
+        let idx = self.alloc(table).ok_or(Error::NoMem)?;
         Ok(CntrId(self.handle(idx)))
     }
 
@@ -68,17 +69,25 @@ impl Cntrs {
         self.by_handle_mut(cntr.0).ok_or(Error::BadFd)
     }
 
-    /// Counts an outcome in a bound counter.
+    /// Counts successes in a counter, if it is bound: not [`CntrIdx::NONE`].
     #[inline]
-    pub(crate) fn count(&mut self, cntr: CntrIdx, success: bool) {
-        if cntr == CntrIdx::NONE {
-            return;
+    pub(crate) fn count(&mut self, cntr: CntrIdx, done: Done) {
+        if cntr != CntrIdx::NONE {
+            self[cntr].cntr.count(done);
         }
-        let cntr = &mut self[cntr].cntr;
-        if success {
-            cntr.add(1);
-        } else {
-            cntr.adderr(1);
+    }
+
+    /// Counts a failure in a counter, if it is bound: one operation, whatever it counts.
+    #[inline]
+    pub(crate) fn count_failed(&mut self, cntr: CntrIdx) {
+        if cntr != CntrIdx::NONE {
+            self[cntr].cntr.adderr(1);
         }
+    }
+
+    /// Whether a bound counter counts bytes.
+    #[inline]
+    pub(crate) fn counts_bytes(&self, cntr: CntrIdx) -> bool {
+        cntr != CntrIdx::NONE && self[cntr].cntr.counts_bytes()
     }
 }

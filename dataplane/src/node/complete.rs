@@ -4,6 +4,7 @@ use super::ops::WrFlags;
 use super::peer::Peers;
 use super::tx::TxWrs;
 use super::{Cntrs, Cqs, Eps, Node, Objects, Operations};
+use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::CqFlags;
 use crate::idx::{EpIdx, TxIdx};
@@ -28,7 +29,7 @@ impl TxWrs {
         } else {
             cq.unreserve();
         }
-        cntrs.count(cntr, true);
+        cntrs.count(cntr, Done::one(wr.len));
     }
 
     /// Frees the record of request `w`, and its place in the transmit queue.

@@ -148,7 +148,7 @@ impl Objects<'_> {
         let s = e.deferred_for;
         if let Some(sharers) = self.eps.get(s).and_then(|context| context.sharers) {
             if sharers == 0 {
-                self.cntrs.count(cntr, false);
+                self.cntrs.count_failed(cntr);
                 return Ok(());
             }
             cq = self.sharer_with_room(s).map_or(CqIdx::NONE, |e| self.eps[e].rx_cq);
@@ -168,7 +168,7 @@ impl Objects<'_> {
         let cqe = Cqe { op_context: context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let prov_errno = ProvErrno::NotExecuted;
         self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-        self.cntrs.count(cntr, false);
+        self.cntrs.count_failed(cntr);
         Ok(())
     }
 

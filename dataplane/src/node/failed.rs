@@ -88,6 +88,6 @@ impl Objects<'_> {
         if planted(Bug::CqReservationLeaked) {
             self.cqs[self.eps[e].tx_cq].cq.reserve();
         }
-        self.cntrs.count(cntr, false);
+        self.cntrs.count_failed(cntr);
     }
 }

@@ -25,6 +25,7 @@ use super::{
     Avs, CqTable, Cqs, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Objects, Reader,
     RecvReq, SendReq, Todo,
 };
+use crate::cntr::Done;
 use crate::cq::Cq;
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
@@ -298,7 +299,7 @@ impl Node {
             self.wait_from(clock(), p);
         }
         if !S::INLINE && cntr != CntrIdx::NONE {
-            self.cntrs.count(cntr, true);
+            self.cntrs.count(cntr, Done::one(req.buf.len() as u64));
         }
         Some(TxIdx::NONE)
     }

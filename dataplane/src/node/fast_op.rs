@@ -60,6 +60,8 @@ pub(super) struct FastOp {
     pub(super) ep: EpIdx,
     /// The PSN of its packet.
     pub(super) psn: Psn,
+    /// Bytes that it transfers, for counters.
+    pub(super) bytes: u32,
 }
 
 /// Peer, kind and flags packed into a `u32`, so that the common case is one compare.
@@ -117,7 +119,8 @@ impl OpBits {
 impl Vacant for FastOp {
     fn vacant() -> Self {
         let is = OpBits::new(Form::Fetch, false);
-        Self { context: 0, result: Span::EMPTY, is, ep: EpIdx::NONE, psn: Psn(0) }
+        let (ep, psn) = (EpIdx::NONE, Psn(0));
+        Self { context: 0, result: Span::EMPTY, is, ep, psn, bytes: 0 }
     }
 }
 
@@ -170,6 +173,8 @@ pub(crate) struct Fetch {
     pub(super) count: u64,
     pub(super) flags: OpFlags,
     pub(super) kind: AtomicKind,
+    /// Bytes of the elements.
+    pub(super) bytes: u32,
     /// Bytes of old values, operands and compare values.
     pub(super) result: usize,
     pub(super) operand: usize,
@@ -188,6 +193,7 @@ impl Fetch {
         count: 0,
         flags: OpFlags::empty(),
         kind: AtomicKind::Fetch,
+        bytes: 0,
         result: usize::MAX,
         operand: usize::MAX,
         compare: usize::MAX,

@@ -174,7 +174,8 @@ impl Fetch {
         let word = operand == 8 && compare == 0;
         let is = OpBits::new(form, is_signaled(flags, ep)).counted_by(&ep.rma_cntr);
         let op_ty = Self::name(op, ty);
-        ep.fetch = Self { op_ty, count, flags, kind, result, operand, compare, word, is };
+        let bytes = bytes as u32;
+        ep.fetch = Self { op_ty, count, flags, kind, bytes, result, operand, compare, word, is };
         Some(())
     }
 }
@@ -204,6 +205,9 @@ trait FastRequest {
     /// Length of its frame or of the answer's, whichever is longer, bytes; 0 if any frame holds
     /// both.
     fn frame_len(&self) -> usize;
+
+    /// Bytes that it transfers. The request [`fits`](Self::fits).
+    fn bytes(&self, ep: &Ep) -> u32;
 
     /// Takes the memory for the answer. `None`, and nothing taken, if it is in several pieces.
     fn take_result(&mut self) -> Option<Span>;
@@ -241,6 +245,11 @@ impl FastRequest for FastAtomic<'_> {
     #[inline(always)]
     fn frame_len(&self) -> usize {
         0
+    }
+
+    #[inline(always)]
+    fn bytes(&self, ep: &Ep) -> u32 {
+        ep.fetch.bytes
     }
 
     #[inline(always)]
@@ -286,6 +295,11 @@ impl FastRequest for FastWrite<'_> {
     }
 
     #[inline(always)]
+    fn bytes(&self, _: &Ep) -> u32 {
+        self.call.range.len as u32
+    }
+
+    #[inline(always)]
     fn take_result(&mut self) -> Option<Span> {
         Some(Span::EMPTY)
     }
@@ -324,6 +338,11 @@ impl FastRequest for FastRead<'_> {
     #[inline(always)]
     fn frame_len(&self) -> usize {
         RespOp::HEAD + self.buf.len()
+    }
+
+    #[inline(always)]
+    fn bytes(&self, _: &Ep) -> u32 {
+        self.call.range.len as u32
     }
 
     #[inline(always)]
@@ -425,7 +444,7 @@ impl Node {
             is.0 &= !OpBits::SIGNALED;
         }
         let kept = result.again();
-        let op = FastOp { context, result, is, ep: e, psn };
+        let op = FastOp { context, result, is, ep: e, psn, bytes: req.bytes(ep) };
         let Some(made) = self.fast_ops.alloc_named(op) else {
             req.return_result(kept);
             return cold(false);
@@ -528,13 +547,14 @@ impl Operations<'_> {
     #[inline(always)]
     fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx) {
         let Some(op) = self.fast_ops.get(w) else { return };
-        let (e, form, context) = (op.ep, op.form(), op.is.signaled().then_some(op.context));
+        let (e, form, bytes) = (op.ep, op.form(), op.bytes.into());
+        let context = op.is.signaled().then_some(op.context);
         self.fast_ops.discard(w);
         let Some(peer) = self.objects.peers.get_mut(p) else { return };
         peer.forget_fast_op();
         self.objects.eps[e].tx_used -= 1;
         let (flags, which) = form.outcome();
-        self.objects.tell_rma(e, context, flags, which);
+        self.objects.tell_rma(e, context, flags, (which, bytes));
     }
 
     /// The answer to an operation of the fast path, a RESP received on the slow path: what it says,

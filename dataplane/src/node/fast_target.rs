@@ -17,6 +17,7 @@ use super::rma::{REMOTE_READ, REMOTE_WRITE};
 use super::rma_in::{OldValues, RESPONSES_MAX, atomic_needs, changes, decode_atomic};
 use super::rma_out::ANSWERS_AT_ONCE;
 use super::{Eps, FrameSink, InPlaceFrame, Node, Responder, Todo};
+use crate::cntr::Done;
 use crate::flags::{Caps, MrAccess};
 use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
@@ -283,8 +284,8 @@ impl Node {
             // A new sequence number discards the byte count of an abandoned write.
             peer.written = 0;
         }
-        let base = BaseTo { peer, src: &self.port.addr };
-        let answer = AnswerTo { base, reply_to: &op.reply_to, ar, payload: &grant.memory };
+        let to = BaseTo { peer, src: &self.port.addr };
+        let answer = AnswerTo { base: to, reply_to: &op.reply_to, ar, payload: &grant.memory };
         if is_next && flying < peer.snd.limit() && old.send(answer, out) == Tx::Sent {
             self.counters.tx_frames += 1;
             if answered(now, peer, flying) {
@@ -297,7 +298,8 @@ impl Node {
         }
         if !E::COMMON && self.target.grants[slot].counted {
             cold(());
-            self.responder().count_executed(E::ASK, slot);
+            let bytes = E::bytes(&self.target.grants[slot], &base, &old);
+            self.responder().count_executed(E::ASK, slot, bytes as u64);
         }
         true
     }
@@ -442,17 +444,18 @@ impl Responder<'_> {
         })
     }
 
-    /// Counts a request that was executed by the grant in `slot`.
+    /// Counts a request that was executed by the grant in `slot` and has transferred `bytes`.
     #[cold]
-    fn count_executed(&mut self, ask: RequestTy, slot: usize) {
+    fn count_executed(&mut self, ask: RequestTy, slot: usize, bytes: u64) {
         let &AccessGrant { mr, ep, fetch, op, .. } = &self.target.grants[slot];
         let (reads, writes) = match ask {
             RequestTy::Atomic => (fetch, changes(op)),
             RequestTy::Write => (false, true),
             RequestTy::Read => (true, false),
         };
-        self.count_access(mr, reads, writes);
-        self.objects.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE });
+        let done = Done::one(bytes);
+        self.count_access(mr, (reads, writes), done);
+        self.objects.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE }, done);
     }
 
     /// Moves an answer to `Node::responses`. Dropped if the session has ended: the initiator has
@@ -490,6 +493,10 @@ trait Execution {
         base: &BaseWords,
         rest: (&RxFrame<'_>, usize),
     ) -> Option<Self::Old>;
+
+    /// Bytes that the executed request has transferred, for counters: of elements, of what it wrote
+    /// or read.
+    fn bytes(grant: &AccessGrant, base: &BaseWords, old: &Self::Old) -> usize;
 }
 
 /// [`Does::Add`].
@@ -517,6 +524,10 @@ impl Execution for Add {
         let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
         let old = grant.words.fetch_add(op.addr.wrapping_sub(grant.base), operand)?;
         Some(Word::of(old, if grant.fetch { size_of::<u64>() } else { 0 }))
+    }
+
+    fn bytes(grant: &AccessGrant, _: &BaseWords, _: &Word) -> usize {
+        grant.bytes.into()
     }
 }
 
@@ -553,6 +564,10 @@ impl Execution for Atomic {
         let done = buf.atomic(0, grant.op, grant.ty, count, operand, compare, to, grant.sharing);
         done.ok().map(|()| Old::of(u128::from_le_bytes(old), fetched))
     }
+
+    fn bytes(grant: &AccessGrant, _: &BaseWords, _: &Old) -> usize {
+        grant.bytes.into()
+    }
 }
 
 impl Execution for Write {
@@ -570,6 +585,10 @@ impl Execution for Write {
         let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
         frame.copy_to_span(WriteOp::HEAD, &grant.memory.piece(at, len)?, len);
         Some(Word::NONE)
+    }
+
+    fn bytes(_: &AccessGrant, base: &BaseWords, _: &Word) -> usize {
+        base.plen().into()
     }
 }
 
@@ -590,6 +609,14 @@ impl Execution for Read {
             Some(word) if len == size_of::<u64>() => Some(Old::Word(Word::of(word, len))),
             _ if len > answer_max => cold(None),
             _ => Some(Old::Part(at, len)),
+        }
+    }
+
+    fn bytes(_: &AccessGrant, _: &BaseWords, old: &Old) -> usize {
+        match old {
+            Old::Word(word) => word.len(),
+            Old::Few(values) => values.len(),
+            Old::Part(_, len) => *len,
         }
     }
 }

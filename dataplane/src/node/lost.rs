@@ -81,7 +81,7 @@ impl Operations<'_> {
             if !self.objects.observed.losses.untold.contains(&untold) {
                 self.objects.observed.losses.untold.push(untold);
                 if lossless {
-                    self.objects.cntrs.count(self.objects.eps[ep].tx_cntr, false);
+                    self.objects.cntrs.count_failed(self.objects.eps[ep].tx_cntr);
                 }
             }
         }

@@ -117,6 +117,7 @@ use rma::Spare;
 use tally::Observed;
 use tx::TxWrs;
 
+pub use crate::cntr::CntrEvents;
 pub use crate::cq::{NoReader, Reader};
 pub use claims::{CLAIMS_MAX, Claim};
 use coll::Coll;

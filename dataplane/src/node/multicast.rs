@@ -14,6 +14,7 @@ use barewire_driver::port::{Station, Tx};
 use super::post::wants_cqe;
 use super::recv::{MsgHead, Target};
 use super::{EpId, FrameSink, MsgKind, Node, Objects, SendReq};
+use crate::cntr::Done;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{EpIdx, PeerIdx};
@@ -343,7 +344,7 @@ impl Objects<'_> {
         } else {
             cq.unreserve();
         }
-        self.cntrs.count(cntr, true);
+        self.cntrs.count(cntr, Done::one(req.buf.len() as u64));
         self.counters.tx_mcast += 1;
     }
 }

@@ -14,6 +14,7 @@ use crate::proto::atomic;
 use crate::proto::blocks::Chain;
 use crate::proto::matching::Receive;
 use crate::rel::psn::Psn;
+use crate::rel::sent::ReadCounts;
 use crate::slab::{Link, Linked, NONE};
 use crate::table::Vacant;
 use crate::types::Instant;
@@ -487,9 +488,9 @@ pub(crate) enum ResponseKind {
         from: u64,
         to: u64,
         left: u32,
-        /// As in [`BodyRef::Mr`](crate::rel::sent::BodyRef).
-        ends: EpIdx,
-        region_ends: bool,
+        /// As in [`BodyRef::Mr`](crate::rel::sent::BodyRef), of the last bytes.
+        ep: EpIdx,
+        counts: ReadCounts,
     },
     /// The payload of a RESP: old values, the bytes of a short read, or none. `offset` as in the
     /// RESP.

@@ -26,9 +26,10 @@ use super::post::wants_cqe;
 use super::route::Route;
 use super::tx::TxWrs;
 use super::{EpId, FrameSink, MsgKind, NoReader, Node, Objects, Operations, SendReq};
+use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
-use crate::idx::{CntrIdx, EpIdx, PackIdx, PeerIdx, TxIdx};
+use crate::idx::{EpIdx, PackIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
 use crate::rel::sent::BodyRef;
@@ -291,9 +292,9 @@ impl Operations<'_> {
         let (ep, flags) = (&mut self.objects.eps[wr.ep], send_flags(wr.flags));
         let (cntr, cq) = (ep.tx_cntr, &mut self.objects.cqs[ep.tx_cq].cq);
         let notes = &self.packs.notes[wr.pack_buf().at()];
-        let count = notes.len() as u64;
+        let mut done = Done { ops: notes.len() as u64, bytes: 0 };
         for note in notes {
-            ep.counters.sent_bytes += u64::from(note.len);
+            done.bytes += u64::from(note.len);
             if note.cqe {
                 let op_context = note.context;
                 cq.push(Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() });
@@ -301,10 +302,9 @@ impl Operations<'_> {
                 cq.unreserve();
             }
         }
-        ep.counters.sent += count;
-        if cntr != CntrIdx::NONE {
-            (0..count).for_each(|_| self.objects.cntrs.count(cntr, true));
-        }
+        ep.counters.sent += done.ops;
+        ep.counters.sent_bytes += done.bytes;
+        self.objects.cntrs.count(cntr, done);
     }
 
     /// Writes error completions for all messages of a packet.

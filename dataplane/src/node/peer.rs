@@ -281,7 +281,7 @@ pub(crate) struct Peer {
     pub(crate) reorder_buf: List<0, u32, OooIdx>,
 
     // The rest is cold.
-    /// Bytes that the peer's unfinished write has written so far, and above
+    /// Bytes that the peer's unfinished write or atomic operation has written so far, and above
     /// [`WRITTEN_BITS`](Self::WRITTEN_BITS) its sequence number.
     pub(crate) written: u64,
     /// When the oldest packet in flight was sent, or the last progress was made.

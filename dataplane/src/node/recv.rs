@@ -11,6 +11,7 @@ use barewire_driver::mem::IoBuf;
 use super::ops::{Pull, RecvIs, RecvWr, UnexpectedMsg};
 use super::peer::{Peer, Reassembly, ReassemblyDst};
 use super::{Eps, MsgKind, Node, Objects, Todo};
+use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
 use crate::idx::{CqIdx, EpIdx, PeerIdx, ReassemblyIdx, RecvIdx, UnexpectedIdx};
@@ -781,7 +782,7 @@ impl Objects<'_> {
             }
             let (olen, prov_errno) = (head.len - n, ProvErrno::None);
             cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data });
-            self.cntrs.count(cntr, false);
+            self.cntrs.count_failed(cntr);
         } else {
             // The last message reports the buffer's release, unless its completion is suppressed.
             if last && wanted {
@@ -792,7 +793,7 @@ impl Objects<'_> {
             } else {
                 cq.unreserve();
             }
-            self.cntrs.count(cntr, true);
+            self.cntrs.count(cntr, Done::one(n));
         }
         if !multi {
             self.eps.free_recv(self.posted, recv);
@@ -830,7 +831,7 @@ impl Objects<'_> {
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
         let (olen, prov_errno) = (0, ProvErrno::None);
         self.cqs[cq].cq.push_err(CqErr { cqe, olen, err, prov_errno, err_data: None });
-        self.cntrs.count(cntr, false);
+        self.cntrs.count_failed(cntr);
         if last {
             self.release_multi(recv, false);
         }
@@ -862,7 +863,7 @@ impl Objects<'_> {
         let (cntr, cq) = (ep.rx_cntr, ep.rx_cq);
         let prov_errno = ProvErrno::None;
         self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-        self.cntrs.count(cntr, false);
+        self.cntrs.count_failed(cntr);
     }
 
     /// Notes whether something waits for room in any completion queue.

@@ -13,6 +13,7 @@ use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::rma_list::RmaList;
 use super::{Avs, EpId, Eps, Node, Objects, Operations};
 use crate::av::AvEntry;
+use crate::cntr::Done;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
 use crate::idx::{CntrIdx, EpIdx, PeerIdx, PullIdx, RmaIdx, TxIdx};
@@ -121,6 +122,14 @@ impl Rma {
         match &self.kind {
             RmaKind::Atomic(a) => &a.operands[offset..offset + len],
             RmaKind::Write | RmaKind::Read => &[],
+        }
+    }
+
+    /// Bytes of what the length of the request counts.
+    fn unit(&self) -> u64 {
+        match &self.kind {
+            RmaKind::Atomic(a) => a.elem_len.into(),
+            RmaKind::Write | RmaKind::Read => 1,
         }
     }
 
@@ -364,11 +373,12 @@ impl Operations<'_> {
 
     /// Writes the success completion of a one-sided request.
     pub(crate) fn report_rma(&mut self, w: TxIdx) {
-        let (flags, which) = self.tx.rma_of(w).flags();
+        let rma = self.tx.rma_of(w);
+        let (flags, which) = rma.flags();
         let wr = &self.tx[w];
         let context = wr.flags.contains(WrFlags::CQE).then_some(wr.context);
-        let e = wr.ep;
-        self.objects.tell_rma(e, context, flags, which);
+        let (e, bytes) = (wr.ep, wr.len * rma.unit());
+        self.objects.tell_rma(e, context, flags, (which, bytes));
     }
 
     /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes
@@ -389,14 +399,14 @@ impl Operations<'_> {
 
 impl Objects<'_> {
     /// Reports a success to endpoint `e`: an entry in its queue if the operation's `context` is
-    /// given, and a count in the counter at index `which`.
+    /// given, and a count in the counter at index `which`, which may count its `bytes`.
     #[inline(always)]
     pub(super) fn tell_rma(
         &mut self,
         e: EpIdx,
         context: Option<u64>,
         flags: CqFlags,
-        which: usize,
+        (which, bytes): (usize, u64),
     ) {
         let ep = &self.eps[e];
         let cq = &mut self.cqs[ep.tx_cq].cq;
@@ -408,7 +418,7 @@ impl Objects<'_> {
         self.counters.rma_done += 1;
         let cntr = ep.rma_cntr[which];
         if cntr != CntrIdx::NONE {
-            self.cntrs.count(cntr, true);
+            self.cntrs.count(cntr, Done::one(bytes));
         }
     }
 }

@@ -14,12 +14,13 @@ use super::peer::Peer;
 use super::recv::Verdict;
 use super::rma::{REMOTE_READ, REMOTE_WRITE, Spare, sent_len};
 use super::{MsgKind, NodeCounters, Objects, Operations, Responder};
+use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags, MrAccess};
 use crate::idx::{CntrIdx, CqIdx, EpIdx, MrIdx, PeerIdx, PullIdx, RecvIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::{self, AtomicFault, AtomicKind, Datatype, Sharing};
-use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX};
+use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX, ReadCounts};
 use crate::slab::{Handle, Link, NONE};
 use crate::types::{Cqe, FI_ADDR_UNSPEC, ProvErrno};
 use crate::wire::{AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
@@ -62,8 +63,8 @@ impl OldValues {
 pub(super) const RESPONSES_MAX: u16 = 1024;
 
 impl Peer {
-    /// Counts `len` bytes of a write and returns the bytes it has written so far. A new sequence
-    /// number discards the count of a write that was given up or refused.
+    /// Counts `len` bytes of a write or an atomic operation and returns the bytes it has written so
+    /// far. A new sequence number discards the count of an operation that was given up or refused.
     fn note_written(&mut self, range: &RemoteRange, len: u64) -> u64 {
         let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
         let before = self.written ^ number;
@@ -329,15 +330,13 @@ impl Responder<'_> {
             let (m, at) = self.mr_find(e, &op.range, op.left, MrAccess::REMOTE_WRITE)?;
             let mr = &self.mrs[m];
             frame.copy_to_io(off, &mr.buf, at, len);
-            if len as u64 == op.left {
-                let cntr = mr.write_cntr;
-                self.objects.cntrs.count(cntr, true);
-            }
+            let (cntr, bytes) = (mr.write_cntr, len as u64);
+            self.objects.cntrs.count(cntr, Done { ops: (bytes == op.left).into(), bytes });
         }
         let written = self.objects.peers[p].note_written(&op.range, len as u64);
         if op.range.last {
             self.objects.counters.rma_executed += 1;
-            self.objects.count_remote(e, REMOTE_WRITE);
+            self.objects.count_remote(e, REMOTE_WRITE, Done::one(written));
         }
         if let Some(data) = op.imm {
             let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
@@ -421,7 +420,7 @@ impl Responder<'_> {
         let done = self.execute(target, op, (what, ty), operands, old.get_mut());
         *self.scratch = scratch;
         done.map_err(|fault| self.objects.counters.atomic_fault(fault))?;
-        self.atomic_done(p, e, op, target);
+        self.atomic_done(p, e, op, (target, bytes));
         if op.fetch || op.answer {
             self.answer_op(p, op.resp(), old);
         }
@@ -484,16 +483,26 @@ impl Responder<'_> {
 
     /// Counts an executed atomic operation, and writes the completion for its remote CQ data, if
     /// any.
-    pub(super) fn atomic_done(&mut self, p: PeerIdx, e: EpIdx, op: &AtomicOp, target: Target) {
-        if let Target::Region(m, _) = target
-            && op.end
-        {
+    pub(super) fn atomic_done(
+        &mut self,
+        p: PeerIdx,
+        e: EpIdx,
+        op: &AtomicOp,
+        (target, bytes): (Target, usize),
+    ) {
+        let bytes = bytes as u64;
+        let is_whole = op.offset == 0 && op.range.last;
+        let all =
+            if is_whole { bytes } else { self.objects.peers[p].note_written(&op.range, bytes) };
+        if let Target::Region(m, _) = target {
             let what = atomic::AtomicOp::try_from(u32::from(op.op));
-            self.count_access(m, op.fetch, what.is_ok_and(changes));
+            let ways = (op.fetch, what.is_ok_and(changes));
+            self.count_access(m, ways, Done { ops: op.end.into(), bytes });
         }
         if op.range.last {
             self.objects.counters.rma_executed += 1;
-            self.objects.count_remote(e, if op.fetch { REMOTE_READ } else { REMOTE_WRITE });
+            let which = if op.fetch { REMOTE_READ } else { REMOTE_WRITE };
+            self.objects.count_remote(e, which, Done::one(all));
         }
         if let Some(data) = op.imm {
             let way = if op.fetch { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
@@ -582,17 +591,17 @@ impl Responder<'_> {
         Ok(e)
     }
 
-    /// Counts an access in the counters of region `m`: a fetching atomic that changes it in both,
-    /// and once where they are one. (fi_mr(3), "fi_mr_bind"; an endpoint's counter of writes counts
-    /// base atomics alone, fi_endpoint(3), "fi_ep_bind".)
+    /// Counts an access in the counters of region `m`, of reads and of writes: a fetching atomic
+    /// that changes it in both, and once where they are one. (fi_mr(3), "fi_mr_bind"; an endpoint's
+    /// counter of writes counts base atomics alone, fi_endpoint(3), "fi_ep_bind".)
     #[inline]
-    pub(super) fn count_access(&mut self, m: MrIdx, reads: bool, writes: bool) {
+    pub(super) fn count_access(&mut self, m: MrIdx, (reads, writes): (bool, bool), done: Done) {
         let mr = &self.mrs[m];
         let read = if reads { mr.read_cntr } else { CntrIdx::NONE };
         let write = if writes { mr.write_cntr } else { CntrIdx::NONE };
-        self.objects.cntrs.count(read, true);
+        self.objects.cntrs.count(read, done);
         if write != read {
-            self.objects.cntrs.count(write, true);
+            self.objects.cntrs.count(write, done);
         }
     }
 
@@ -606,7 +615,7 @@ impl Responder<'_> {
         let e = self.remote_ep(p, &op.range, Caps::RMA | Caps::REMOTE_READ, None)?;
         if op.len == 0 {
             self.objects.counters.rma_executed += 1;
-            self.objects.count_remote(e, REMOTE_READ);
+            self.objects.count_remote(e, REMOTE_READ, Done::one(0));
             return Ok(());
         }
         let (mr, at) = self.mr_find(e, &op.range, op.len.into(), MrAccess::REMOTE_READ)?;
@@ -621,12 +630,23 @@ impl Responder<'_> {
             from: at as u64,
             to: op.offset,
             left: op.len,
-            ends: if op.range.last { e } else { EpIdx::NONE },
-            region_ends: op.end,
+            ep: e,
+            counts: self.counts_of_read(op, e, mr),
         };
         let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
         self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
         Ok(())
+    }
+
+    /// What the counters of endpoint `e` and of region `mr` hear of a READ.
+    fn counts_of_read(&self, op: &ReadOp, e: EpIdx, mr: MrIdx) -> ReadCounts {
+        let Objects { eps, cntrs, .. } = &self.objects;
+        let mut counts = ReadCounts::empty();
+        counts.set(ReadCounts::ENDS, op.range.last);
+        counts.set(ReadCounts::REGION_ENDS, op.end);
+        counts.set(ReadCounts::BYTES, cntrs.counts_bytes(eps[e].rma_cntr[REMOTE_READ]));
+        counts.set(ReadCounts::REGION_BYTES, cntrs.counts_bytes(self.mrs[mr].read_cntr));
+        counts
     }
 
     /// Answers a READ by one RESP, with the bytes that are at `at` of region `mr` now.
@@ -644,8 +664,9 @@ impl Responder<'_> {
         self.mrs[mr].buf.read_at(at, bytes.get_mut());
         self.answer_op(p, op.resp(), bytes);
         self.objects.counters.rma_executed += 1;
-        self.count_access(mr, true, false);
-        self.objects.count_remote(e, REMOTE_READ);
+        let done = Done::one(len as u64);
+        self.count_access(mr, (true, false), done);
+        self.objects.count_remote(e, REMOTE_READ, done);
         Ok(())
     }
 
@@ -659,13 +680,13 @@ impl Responder<'_> {
 }
 
 impl Objects<'_> {
-    /// Counts a remote operation in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
+    /// Counts remote operations in the counter of endpoint `e`, if it has `FI_RMA_EVENT`.
     #[inline]
-    pub(crate) fn count_remote(&mut self, e: EpIdx, which: usize) {
+    pub(crate) fn count_remote(&mut self, e: EpIdx, which: usize, done: Done) {
         let Some(ep) = self.eps.get(e) else { return };
         if ep.caps.contains(Caps::RMA_EVENT) {
             let cntr = ep.rma_cntr[which];
-            self.cntrs.count(cntr, true);
+            self.cntrs.count(cntr, done);
         }
     }
 

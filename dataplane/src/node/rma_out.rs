@@ -12,9 +12,10 @@ use super::peer::Peer;
 use super::pull::Pulls;
 use super::tx::TxWrs;
 use super::{FrameSink, Node, Operations, Responder, RmaIov};
+use crate::cntr::Done;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
-use crate::rel::sent::BodyRef;
+use crate::rel::sent::{BodyRef, ReadCounts};
 use crate::types::Instant;
 use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
 
@@ -289,13 +290,11 @@ impl Node {
         let (dst_op, dst_gen) = (response.dst_op, response.dst_gen);
         let mut op = [0; 16];
         let (ty, body, n) = match response.kind {
-            ResponseKind::Read { mr, from, to, left, ends, region_ends } => {
+            ResponseKind::Read { mr, from, to, left, ep, counts } => {
                 let len = left.min(self.peers[p].payload_max(DataOp::LEN) as u32);
                 DataOp { dst_op, dst_gen, offset: to }.emit(&mut op);
-                let done = len == left;
-                let ends = if done { ends } else { EpIdx::NONE };
-                let region_ends = region_ends && done;
-                (Ty::Data, BodyRef::Mr { mr, offset: from, len, ends, region_ends }, len)
+                let counts = if len == left { counts } else { counts.before_the_end() };
+                (Ty::Data, BodyRef::Mr { mr, offset: from, len, ep, counts }, len)
             }
             ResponseKind::Values { offset, len, .. } => {
                 RespOp { dst_op, dst_gen, offset, status: None }.emit(&mut op);
@@ -440,32 +439,39 @@ impl Responder<'_> {
     /// Endpoint `e` is closed: what is still read through it does not count for the next one in its
     /// slot.
     pub(super) fn stop_counting_reads(&mut self, e: EpIdx) {
-        let forget = |ends: &mut EpIdx| {
-            if *ends == e {
-                *ends = EpIdx::NONE;
+        let forget = |ep: &mut EpIdx| {
+            if *ep == e {
+                *ep = EpIdx::NONE;
             }
         };
         for (_, response) in self.responses.iter_mut() {
-            if let ResponseKind::Read { ends, .. } = &mut response.kind {
-                forget(ends);
+            if let ResponseKind::Read { ep, .. } = &mut response.kind {
+                forget(ep);
             }
         }
         for entry in self.sent.iter_mut() {
-            if let BodyRef::Mr { ends, .. } = &mut entry.body {
-                forget(ends);
+            if let BodyRef::Mr { ep, .. } = &mut entry.body {
+                forget(ep);
             }
         }
     }
 
-    /// The peer has received bytes of a region: counts the read if they were its last.
+    /// The peer has received bytes of a region: counts them, and the read if they were its last.
     pub(crate) fn region_read(&mut self, body: BodyRef) {
-        let BodyRef::Mr { mr, ends, region_ends, .. } = body else { return };
-        if region_ends {
-            let cntr = self.mrs[mr].read_cntr;
-            self.objects.cntrs.count(cntr, true);
+        let BodyRef::Mr { mr, ep, len, counts, .. } = body else { return };
+        if counts.is_empty() {
+            return;
         }
-        if ends != EpIdx::NONE {
-            self.objects.count_remote(ends, super::rma::REMOTE_READ);
+        let done = |end, bytes| {
+            let bytes = if counts.contains(bytes) { len.into() } else { 0 };
+            Done { ops: counts.contains(end).into(), bytes }
+        };
+        let cntr = self.mrs[mr].read_cntr;
+        let of_region = done(ReadCounts::REGION_ENDS, ReadCounts::REGION_BYTES);
+        self.objects.cntrs.count(cntr, of_region);
+        if ep != EpIdx::NONE {
+            let of_read = done(ReadCounts::ENDS, ReadCounts::BYTES);
+            self.objects.count_remote(ep, super::rma::REMOTE_READ, of_read);
         }
     }
 }

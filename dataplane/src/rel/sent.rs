@@ -14,6 +14,7 @@ use std::mem::offset_of;
 use std::ops::{Index, IndexMut};
 
 use barewire_driver::hint::cold;
+use bitflags::bitflags;
 
 pub use crate::rel::congestion::{WINDOW, WINDOW_LOSSLESS};
 
@@ -28,6 +29,29 @@ use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
 
 /// Longest operation header of a reliable packet, with its eight bytes of remote CQ data.
 pub const RELIABLE_OP_MAX: usize = 48;
+
+bitflags! {
+    /// What counters hear when a peer has bytes of a region that it reads. The initiator knows how
+    /// long its read is; here it is several READs, and each may be of another region.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ReadCounts: u8 {
+        /// The endpoint's: the read ends with them.
+        const ENDS = 1;
+        /// The region's: what the read wants of it ends with them.
+        const REGION_ENDS = 1 << 1;
+        /// The endpoint's: how many they are.
+        const BYTES = 1 << 2;
+        /// The region's: how many they are.
+        const REGION_BYTES = 1 << 3;
+    }
+}
+
+impl ReadCounts {
+    /// What remains for bytes that others of the same READ follow.
+    pub const fn before_the_end(self) -> Self {
+        self.difference(Self::ENDS.union(Self::REGION_ENDS))
+    }
+}
 
 /// Where the payload of a packet lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +84,10 @@ pub enum BodyRef {
         offset: u64,
         /// Number of bytes.
         len: u32,
-        /// The peer's operation ends with it: endpoint whose counter counts it, or `NONE`.
-        ends: EpIdx,
-        /// Its access to this region ends with it.
-        region_ends: bool,
+        /// The endpoint that the peer reads through, `NONE` once that is closed.
+        ep: EpIdx,
+        /// What counters hear when the peer has the bytes.
+        counts: ReadCounts,
     },
     /// The old values that answer an atomic operation.
     Response {

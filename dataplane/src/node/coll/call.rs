@@ -11,6 +11,7 @@ use barewire_driver::mem::{IoBuf, Span};
 use super::board::{Added, Part, Shared};
 use super::drive::Stored;
 use super::{BLOCK_MAX, Coll, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
+use crate::cntr::Done;
 use crate::error::{Error, Result};
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::GroupIdx;
@@ -325,7 +326,7 @@ impl Node {
             match group.add_call(Some((user, source, result))) {
                 Added::Ended => {
                     let cntr = room.complete(user.context, CqFlags::COLLECTIVE, wanted);
-                    self.cntrs.count(cntr, true);
+                    self.cntrs.count(cntr, Done::CALL);
                     self.counters.count_shared();
                 }
                 Added::Behind => room.take(),

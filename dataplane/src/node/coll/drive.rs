@@ -8,6 +8,7 @@ use super::control::{
     data_tag, parts_of, reason,
 };
 use super::{Coll, GroupState, JOIN, JOIN_WORDS, JoinEvent, LAYOUT_WORD, MODEL_WORD, Op, User};
+use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
@@ -604,7 +605,7 @@ impl Objects<'_> {
         let mut room = SendRoom::of(self.eps, self.cqs, ep.0.idx());
         room.give_back();
         let cntr = room.complete(user.context, CqFlags::COLLECTIVE, user.wanted);
-        self.cntrs.count(cntr, true);
+        self.cntrs.count(cntr, Done::CALL);
     }
 }
 

@@ -561,6 +561,6 @@ impl Objects<'_> {
         let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
         let prov_errno = ProvErrno::UnknownOutcome;
         self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
-        self.cntrs.count(cntr, false);
+        self.cntrs.count_failed(cntr);
     }
 }

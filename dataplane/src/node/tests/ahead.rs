@@ -254,7 +254,7 @@ fn an_endpoint_that_changes_asks_anew() {
         |node, ep| node.eps[ep.0.idx()].set_cq_blocked(true),
         |node, ep| node.eps[ep.0.idx()].set_cq_blocked(false),
         |node, ep| {
-            let cntr = node.cntrs.open().unwrap();
+            let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
             node.operations().ep_bind_cntr(ep, cntr, BindFlags::RECV).unwrap();
         },
     ];
@@ -278,7 +278,7 @@ fn an_endpoint_that_changes_asks_anew() {
     let End { node, ep, .. } = &mut world.pair.ends[0];
     let to = world.eps[0].1;
     assert_eq!(node.eps[ep.0.idx()].route.fast_dest, [to; 2]);
-    let cntr = node.cntrs.open().unwrap();
+    let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
     node.operations().ep_bind_cntr(*ep, cntr, BindFlags::TRANSMIT).unwrap();
     assert_eq!(
         node.eps[ep.0.idx()].route.fast_dest,

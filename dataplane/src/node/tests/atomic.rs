@@ -309,9 +309,9 @@ fn what_was_allowed_once_is_not_allowed_for_ever() {
     assert_eq!(words(&region.bytes())[7], sum);
     // A counter that is bound late counts from then on.
     let node = &mut pair.ends[1].node;
-    let cntr = node.cntrs.open().unwrap();
+    let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
     // Bound for both or for neither.
-    let writes = node.cntrs.open().unwrap();
+    let writes = node.cntrs.open(CntrEvents::Comp).unwrap();
     node.responder().mr_bind_cntr(region.id, writes, false, true).unwrap();
     assert!(node.responder().mr_bind_cntr(region.id, cntr, true, true).is_err());
     node.responder().mr_bind_cntr(region.id, cntr, true, false).unwrap();

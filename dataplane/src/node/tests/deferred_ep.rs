@@ -10,7 +10,7 @@ fn with_twins(lossless: bool) -> (Pair, [CntrId; 2]) {
     let mut pair = Pair::new(1500, lossless);
     let cntrs = [0, 1].map(|i| {
         let End { node, ep, .. } = &mut pair.ends[i];
-        let cntr = node.cntrs.open().unwrap();
+        let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
         let deferred = node.objects().deferred_ep(*ep, Some(cntr)).unwrap();
         assert_eq!(
             node.objects().deferred_ep(*ep, Some(cntr)),

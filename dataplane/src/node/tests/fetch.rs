@@ -77,16 +77,19 @@ fn an_operation_that_has_ended_is_not_answered_again() {
 /// as well.
 #[test]
 fn a_counter_counts_what_is_under_way() {
-    let (mut pair, region) = usual_pair();
-    fetch_adds(&mut pair, &region, 3);
-    let End { node, ep, .. } = &mut pair.ends[0];
-    let cntr = node.cntrs.open().unwrap();
-    node.operations().ep_bind_cntr(*ep, cntr, BindFlags::READ).unwrap();
-    pair.run(2_000_000);
-    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntrs.read(cntr)), (3, Ok(3)));
-    fetch_adds(&mut pair, &region, 2);
-    pair.run(2_000_000);
-    assert_eq!((pair.outcomes(0).len(), pair.ends[0].node.cntrs.read(cntr)), (2, Ok(5)));
+    for (events, each) in [(CntrEvents::Comp, 1), (CntrEvents::Bytes, 8)] {
+        let (mut pair, region) = usual_pair();
+        fetch_adds(&mut pair, &region, 3);
+        let End { node, ep, .. } = &mut pair.ends[0];
+        let cntr = node.cntrs.open(events).unwrap();
+        node.operations().ep_bind_cntr(*ep, cntr, BindFlags::READ).unwrap();
+        for (more, ended, all) in [(0, 3, 3), (2, 2, 5)] {
+            fetch_adds(&mut pair, &region, more);
+            pair.run(2_000_000);
+            assert_eq!(pair.outcomes(0).len(), ended);
+            assert_eq!(pair.ends[0].node.cntrs.read(cntr), Ok(all * each));
+        }
+    }
 }
 
 /// One call is told of and the next is not, as each of them says.

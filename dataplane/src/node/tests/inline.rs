@@ -47,7 +47,7 @@ fn another(pair: &mut Pair, selective: bool, counted: bool) -> EpId {
     node.objects().ep_bind_cq(ep, *cq, flags).unwrap();
     node.objects().ep_bind_av(ep, *av).unwrap();
     if counted {
-        let cntr = node.cntrs.open().unwrap();
+        let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
         node.operations().ep_bind_cntr(ep, cntr, BindFlags::TRANSMIT).unwrap();
     }
     node.ep_enable(ep).unwrap();

@@ -185,7 +185,7 @@ fn a_loss_is_forgotten_with_its_peer_alone() {
 fn what_a_deferred_endpoint_has_lost_is_not_told_to_the_next_in_its_place() {
     let mut pair = open_pair(false);
     let End { node, ep, cq, av, .. } = &mut pair.ends[0];
-    let (ep, cq, av, cntr) = (*ep, *cq, *av, node.cntrs.open().unwrap());
+    let (ep, cq, av, cntr) = (*ep, *cq, *av, node.cntrs.open(CntrEvents::Comp).unwrap());
     let deferred = node.objects().deferred_ep(ep, Some(cntr)).unwrap();
     pair.ends[0].ep = deferred;
     send(&mut pair, OpFlags::INJECT, 3).unwrap();

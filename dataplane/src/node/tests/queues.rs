@@ -16,7 +16,7 @@ fn a_queue_that_fits_grows_with_its_endpoints() {
     // 1,024 are for what nobody has posted.
     assert_eq!(capacity(node, fits), (3000_usize + 2000 + 1024).next_power_of_two());
     for ep in eps {
-        let cntr = node.cntrs.open().unwrap();
+        let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
         node.objects().deferred_ep(ep, Some(cntr)).unwrap();
     }
     assert_eq!(capacity(node, fits), (6000_usize + 4000 + 1024).next_power_of_two());

@@ -354,7 +354,7 @@ fn remote_cq_data_waits_for_room() {
         pair.short = short;
         let (ep, cq) = end_told_in_a_small_queue(&mut pair);
         let end = &mut pair.ends[1];
-        let cntr = end.node.cntrs.open().unwrap();
+        let cntr = end.node.cntrs.open(CntrEvents::Comp).unwrap();
         end.node.operations().ep_bind_cntr(ep, cntr, BindFlags::REMOTE_WRITE).unwrap();
         end.node.ep_enable(ep).unwrap();
         let region = pair.region(1, 64, ALL);
@@ -407,6 +407,19 @@ fn remote_cq_data_that_waits_names_the_life_that_sent_it() {
 /// regions each access.
 #[test]
 fn counters_count_operations() {
+    // Initiator's READ, WRITE, and nothing remote; target's remote two; the region's reads and
+    // writes of ranges that are not empty.
+    counted(CntrEvents::Comp, [5, 5, 0, 0, 0, 0, 5, 5, 6, 6]);
+}
+
+/// The same of counters of bytes.
+#[test]
+fn counters_count_bytes() {
+    let all = 8 + 50_000 + 8 + 24;
+    counted(CntrEvents::Bytes, [all, all, 0, 0, 0, 0, all, all, all, all]);
+}
+
+fn counted(events: CntrEvents, want: [u64; 10]) {
     for (lossless, short) in WAYS {
         let mut pair = Pair::new(1500, lossless);
         pair.short = short;
@@ -428,7 +441,7 @@ fn counters_count_operations() {
                 BindFlags::REMOTE_WRITE,
             ];
             for flags in all {
-                let cntr = end.node.cntrs.open().unwrap();
+                let cntr = end.node.cntrs.open(events).unwrap();
                 end.node.operations().ep_bind_cntr(ep, cntr, flags).unwrap();
                 cntrs.push((i, cntr));
             }
@@ -437,7 +450,7 @@ fn counters_count_operations() {
         }
         for reads in [true, false] {
             let node = &mut pair.ends[1].node;
-            let cntr = node.cntrs.open().unwrap();
+            let cntr = node.cntrs.open(events).unwrap();
             node.responder().mr_bind_cntr(region.id, cntr, reads, !reads).unwrap();
             assert_eq!(node.objects().cntr_close(cntr), Err(Error::Busy));
             cntrs.push((1, cntr));
@@ -462,9 +475,7 @@ fn counters_count_operations() {
         let values: Vec<_> =
             cntrs.iter().map(|&(i, c)| pair.ends[i].node.cntrs.read(c).unwrap()).collect();
         assert_eq!(pair.short, short.map(|_| 5));
-        // Initiator's READ, WRITE, and nothing remote; target's remote two; the region's reads and
-        // writes of ranges that are not empty.
-        assert_eq!(values, [5, 5, 0, 0, 0, 0, 5, 5, 6, 6]);
+        assert_eq!(values, want);
         assert_eq!(pair.ends[0].node.cntrs.readerr(cntrs[1].1), Ok(1));
     }
 }
@@ -971,7 +982,7 @@ fn a_read_does_not_count_for_the_next_endpoint_in_the_slot() {
     let caps = Caps::RMA | Caps::RMA_EVENT;
     *ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).unwrap();
     assert_eq!(ep.0.idx(), slot);
-    let cntr = node.cntrs.open().unwrap();
+    let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
     node.objects().ep_bind_cq(*ep, *cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.objects().ep_bind_av(*ep, *av).unwrap();
     node.operations().ep_bind_cntr(*ep, cntr, BindFlags::REMOTE_READ).unwrap();

@@ -227,7 +227,7 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     let mut it = shared_by(true, &[8, 8]);
     let srx = it.srx;
     let node = &mut it.pair.ends[1].node;
-    let cntr = node.cntrs.open().unwrap();
+    let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
     let deferred = node.objects().deferred_ep(srx, Some(cntr)).unwrap();
     let peer = it.pair.ends[1].peer;
     let by_deferred = |it: &mut Shared, src, context, flags| {
