@@ -41,7 +41,12 @@ pub struct MrAttr {
     pub requested_key: Option<u64>,
     /// Comes back in events of the region.
     pub context: u64,
-    /// Flags of the call: none is known.
+    /// It is good for one operation of a peer (`FI_MR_SINGLE_USE`): as soon as the first one
+    /// begins, its key is unknown to any other, and when that has ended, to all. One that is
+    /// refused before it has moved a byte has not begun; one that fails later was the one. The
+    /// region stays open, and its memory lent, until it is closed.
+    pub single_use: bool,
+    /// Other flags of the call: none is known.
     pub flags: u64,
     /// Who else changes the memory by remote atomics.
     pub shared: Shared,
@@ -111,6 +116,9 @@ impl MrCommon {
             sharing,
         };
         let id = core.node().responder().mr_reg(req)?;
+        if attr.single_use {
+            core.node().responder().mr_single_use(id)?;
+        }
         let key = core.node().mrs.key(id)?;
         core.mrs.open += 1;
         let (context, access) = (attr.context, attr.access);

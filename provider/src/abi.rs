@@ -514,6 +514,9 @@ numbers! {
         FI_TRANSMIT = 1 << 11, FI_RECV = 1 << 10;
 }
 
+/// Of 2.0: a region for one operation.
+pub(crate) const FI_MR_SINGLE_USE: u64 = 1 << 41;
+
 /// Of 2.0: a counter of bytes.
 pub(crate) const FI_CNTR_EVENTS_BYTES: u32 = 1;
 

@@ -54,7 +54,8 @@ unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Resu
         requested_key: Some(ask.key),
         context: number(ask.context),
         // Says that a counter will be bound, which a region here may have in any case.
-        flags: ask.flags & !FI_RMA_EVENT,
+        flags: ask.flags & !(FI_RMA_EVENT | FI_MR_SINGLE_USE),
+        single_use: ask.flags & FI_MR_SINGLE_USE != 0,
         ..OurAttr::default()
     };
     // SAFETY: the caller's promise is that of the raw API.

@@ -95,6 +95,67 @@ fn every_call_of_fi_rma_moves_its_bytes() {
     pair.all_is_back();
 }
 
+/// X67: `FI_MR_SINGLE_USE`: the key is of one operation, which may be long and of several ranges of
+/// the region, and is then unknown, as that of a closed region.
+#[test]
+fn x67_a_region_for_one_operation() {
+    let pair = Pair::new(&plan(MrMode::empty()));
+    let a = &pair.a.ep;
+    let attr = MrAttr { single_use: true, ..all(None) };
+    let once = || {
+        let mr = pair.b.domain.mr_reg(Buf::zeroed(200_000), &attr).unwrap();
+        let to = Remote { dest: pair.a.peer, addr: 0, key: mr.key() };
+        (mr, to)
+    };
+    let refused = |to| {
+        a.write(buf(8, 5), to, 1).unwrap();
+        assert_eq!(pair.error_at_a().err, Error::KeyRejected);
+        a.read(Buf::zeroed(8), to, 1).unwrap();
+        assert_eq!(pair.error_at_a().err, Error::KeyRejected);
+        a.fetch_atomic(SUM, &[1; 8], Buf::zeroed(8), to, 1).unwrap();
+        assert_eq!(pair.error_at_a().err, Error::KeyRejected);
+    };
+    for len in [8, 200_000] {
+        let (mr, to) = once();
+        a.write(buf(len, 3), Remote { addr: 200_000 - len as u64 + 1, ..to }, 1).unwrap();
+        assert_eq!(pair.error_at_a().err, Error::Access, "refused, and so not its use");
+        a.write(buf(len, 3), to, 1).unwrap();
+        pair.at_a();
+        refused(to);
+        assert!(bytes(&mr, 0, len) == pattern(len, 3));
+        let (_mr, to) = once();
+        a.read(Buf::zeroed(len), to, 1).unwrap();
+        pair.at_a();
+        refused(to);
+    }
+    for len in [8, 4_000] {
+        let (mr, to) = once();
+        a.fetch_atomic(SUM, &vec![1; len], Buf::zeroed(len), to, 1).unwrap();
+        pair.at_a();
+        refused(to);
+        assert_eq!(bytes(&mr, 0, len), vec![1; len]);
+    }
+    let (mr, to) = once();
+    let range = |addr, len| RmaIov { addr, len, key: to.key };
+    let rma_iov = vec![range(0, 30_000), range(50_000, 100)];
+    let bufs = buf(30_100, 3).into();
+    a.writemsg(RmaMsg { bufs, addr: to.dest, rma_iov, context: 1, data: 0 }, PLAIN).unwrap();
+    pair.at_a();
+    refused(to);
+    assert_eq!(bytes(&mr, 50_000, 100), pattern(30_100, 3)[30_000..]);
+    // Of several that are under way at once the first one has it.
+    let (mr, to) = once();
+    for seed in 0..3 {
+        a.write(buf(60_000, seed), to, seed).unwrap();
+    }
+    assert_eq!(pair.at_a().op_context, 0);
+    for seed in 1..3 {
+        let e = pair.error_at_a();
+        assert_eq!((e.err, e.entry.op_context), (Error::KeyRejected, seed));
+    }
+    assert!(bytes(&mr, 0, 60_000) == pattern(60_000, 0));
+}
+
 /// X38, X63, fi_mr(3): a region's counter of writes hears of every atomic that may change it, one
 /// of reads of what fetches, and one of both of each access once; before and after the first of a
 /// kind.

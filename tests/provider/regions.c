@@ -2,6 +2,7 @@
  * Regions inside of regions (base_mr), regions for one operation, and memory that goes away once
  * its region is closed.
  */
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -11,6 +12,9 @@
 
 #define ALL (FI_REMOTE_READ | FI_REMOTE_WRITE)
 #define LONG (1 << 20)
+
+/* FI_MR_SINGLE_USE of 2.0. */
+#define SINGLE_USE (1ULL << 41)
 
 /* struct fi_mr_attr with what 1.19 to 2.0 appended. */
 struct attr {
@@ -134,7 +138,12 @@ static void parts(void)
 	expect("the key of its base", part(&s, base, memory, 8, ALL, 1, 0, &mr), -FI_ENOKEY);
 	expect("a base that is none", part(&s, s.cq, memory, 8, ALL, 4, 0, &mr), -FI_EINVAL);
 	expect("of another domain", part(&other, base, memory, 8, ALL, 4, 0, &mr), -FI_EINVAL);
-	expect("for one operation", part(&s, base, memory, 8, ALL, 4, 1ULL << 41, &mr), -FI_EBADFLAGS);
+	expect("for one operation", part(&s, base, memory, 8, ALL, 4, SINGLE_USE, &mr), 0);
+	expect("it is used", put(&s, 4, 0, 8), 0);
+	expect("once", put(&s, 4, 0, 8), FI_EKEYREJECTED);
+	expect("its key is taken until it is closed",
+	       part(&s, base, memory, 8, ALL, 4, 0, &gap), -FI_ENOKEY);
+	must("close", fi_close(&mr->fid));
 	expect("of a device's memory", part(&s, base, memory, 8, ALL, 4, 1ULL << 40, &mr),
 	       -FI_EBADFLAGS);
 	expect("what was refused has no key", put(&s, 4, 0, 8), FI_EKEYREJECTED);
@@ -161,6 +170,35 @@ static void parts(void)
 	open_side(&s, FI_VERSION(1, 17));
 	expect("before 2.0", part(&s, (void *) 1, memory, 8, ALL, 4, 0, &mr), 0);
 	must("close", fi_close(&mr->fid));
+	close_side(&s);
+}
+
+/* Regions that are good for one operation of a peer, of any kind. */
+static void single(void)
+{
+	static char memory[LONG], other[LONG];
+	struct side s = { 0 };
+	struct fid_mr *mr;
+
+	open_side(&s, FI_VERSION(1, 17));
+	for (int kind = 0; kind < 4; kind++) {
+		size_t len = kind % 2 ? LONG : 8;
+		bool reads = kind / 2;
+		memset(memory, 0, LONG);
+		memset(other, 7, LONG);
+		must("fi_mr_reg", fi_mr_reg(s.domain, memory, LONG, ALL, 0, 6, SINGLE_USE, &mr, NULL));
+		expect("out of bounds is no use", put(&s, 6, LONG - 4, 8), FI_EACCES);
+		if (reads)
+			expect("a read", take(&s, 6, 0, len, other), 0);
+		else
+			expect("a write",
+			       outcome(&s, fi_write(s.ep, other, len, NULL, s.self, 0, 6, NULL)), 0);
+		expect("all of it", memcmp(memory, other, len), 0);
+		expect("no write more", put(&s, 6, 0, 8), FI_EKEYREJECTED);
+		expect("no read more", take(&s, 6, 0, 8, other), FI_EKEYREJECTED);
+		expect("nothing was written", memory[0], reads ? 0 : 7);
+		must("close", fi_close(&mr->fid));
+	}
 	close_side(&s);
 }
 
@@ -218,6 +256,7 @@ int main(void)
 	hints->ep_attr->type = FI_EP_RDM;
 	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
 	parts();
+	single();
 	unmapped();
 	fi_freeinfo(info);
 	fi_freeinfo(hints);

@@ -1,7 +1,8 @@
 //! Regions by our own program in C.
 
 /// Row X67: a sub-region has a key and rights of its own and outlives nothing; a region for one
-/// operation is refused. Row X69: memory is given back once its region is closed, under transfers.
+/// operation is of use to one. Row X69: memory is given back once its region is closed, under
+/// transfers.
 #[test]
 fn regions_of_regions_and_memory_that_goes_away() {
     super::check("regions.c", "fi_rma.h", |said| {

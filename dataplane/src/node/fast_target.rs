@@ -395,7 +395,7 @@ impl Responder<'_> {
         let range = request.range();
         let (ep, counted) = self.objects.eps.grant_ep(range.dst_ep, Caps::RMA | caps)?;
         let (m, _) = self.mrs.look(self.objects.eps, ep, &range, 1, access).ok()?;
-        let mr = &self.mrs[m];
+        let mr = Some(&self.mrs[m]).filter(|mr| mr.is_reusable())?;
         let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != CntrIdx::NONE;
         let (key, base, memory) = (request.key, mr.base, mr.buf.as_one()?.again());
         Some(AccessGrant { key, base, counted, mr: m, ep, memory, ..AccessGrant::NOTHING })
@@ -413,7 +413,7 @@ impl Responder<'_> {
         let (caps, access) = atomic_needs(&op, what);
         let (ep, counted) = self.objects.eps.grant_ep(op.range.dst_ep, caps)?;
         let (m, _) = self.mrs.look(self.objects.eps, ep, &op.range, bytes as u64, access).ok()?;
-        let mr = &self.mrs[m];
+        let mr = Some(&self.mrs[m]).filter(|mr| mr.is_reusable())?;
         let memory = mr.buf.as_one()?.again();
         let counted = counted
             || op.fetch && mr.read_cntr != CntrIdx::NONE

@@ -22,7 +22,7 @@ use barewire_driver::mem::IoBuf;
 use super::{CntrId, EpId, Eps, Node, NodeSettings, Responder, SepId};
 use crate::error::{Error, Result};
 use crate::flags::MrAccess;
-use crate::idx::{CntrIdx, EpIdx, MrIdx, ResponseIdx};
+use crate::idx::{CntrIdx, EpIdx, MrIdx, PeerIdx, ResponseIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::atomic::Sharing;
 use crate::rel::sent::BodyRef;
@@ -70,6 +70,36 @@ pub(crate) enum Scope {
     Sep(SepId),
 }
 
+/// An operation of a peer that names regions, among all that its session has under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Accessor {
+    pub(super) peer: PeerIdx,
+    /// This node's name for the session.
+    pub(super) sid: u32,
+    pub(super) number: AccessNumber,
+}
+
+/// Which one it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AccessNumber {
+    /// The write or the atomic operation with this sequence number.
+    Change(u16),
+    /// The read whose bytes go to this slot of the initiator, of this generation.
+    Read(u32, u32),
+}
+
+/// How many operations a region is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Uses {
+    Any,
+    /// One, which has not come.
+    One,
+    /// That one, which has not ended.
+    By(Accessor),
+    /// One, which has ended.
+    Spent,
+}
+
 /// A registered region.
 #[derive(Debug)]
 pub struct Mr {
@@ -81,6 +111,7 @@ pub struct Mr {
     pub(crate) scope: Option<Scope>,
     pub(crate) sharing: Sharing,
     by_app: bool,
+    uses: Uses,
     /// Counters of remote reads and writes, `NONE` if not bound.
     pub(crate) read_cntr: CntrIdx,
     pub(crate) write_cntr: CntrIdx,
@@ -123,6 +154,21 @@ impl Mr {
     #[inline(always)]
     pub(super) fn is_shared(&self) -> bool {
         self.sharing.is_shared()
+    }
+
+    /// Whether any number of operations may use it.
+    #[inline]
+    pub(super) fn is_reusable(&self) -> bool {
+        self.uses == Uses::Any
+    }
+
+    /// Whether its key is one for operation `of`, as far as their number goes.
+    fn is_for(&self, of: Accessor) -> bool {
+        match self.uses {
+            Uses::Any | Uses::One => true,
+            Uses::By(other) => of == other,
+            Uses::Spent => false,
+        }
     }
 }
 
@@ -270,9 +316,19 @@ impl Responder<'_> {
         let by_app = req.requested_key.is_some();
         let MrReq { buf, access, ep, sharing, .. } = req;
         let scope = ep.map(Scope::Ep);
-        let (read_cntr, write_cntr, readers) = (CntrIdx::NONE, CntrIdx::NONE, 0);
-        let mr =
-            Mr { key, buf, base, access, scope, sharing, by_app, read_cntr, write_cntr, readers };
+        let mr = Mr {
+            key,
+            buf,
+            base,
+            access,
+            scope,
+            sharing,
+            by_app,
+            uses: Uses::Any,
+            read_cntr: CntrIdx::NONE,
+            write_cntr: CntrIdx::NONE,
+            readers: 0,
+        };
         let idx = self.mrs.table.fill(mr);
         Ok(MrId(self.mrs.table.handle(idx)))
     }
@@ -321,6 +377,27 @@ impl Responder<'_> {
     pub fn mr_bind_sep(&mut self, mr: MrId, sep: SepId) -> Result<()> {
         self.objects.eps.sep(sep)?;
         self.mr_limit(mr, Scope::Sep(sep))
+    }
+
+    /// Makes the region good for one operation of a peer (`FI_MR_SINGLE_USE`). As soon as the first
+    /// one begins, its key is unknown to any other; when that has ended, to all. An operation whose
+    /// first packet is refused has not begun; one that fails later leaves the region to nobody.
+    ///
+    /// # Errors
+    /// [`Error::BadFd`]: it was closed.
+    pub fn mr_single_use(&mut self, mr: MrId) -> Result<()> {
+        self.mrs.table.by_handle_mut(mr.0).ok_or(Error::BadFd)?.uses = Uses::One;
+        self.target.revoke_grants();
+        Ok(())
+    }
+
+    /// Operation `of` has used region `m`, and ends if `last`.
+    #[inline]
+    pub(super) fn note_use(&mut self, m: MrIdx, of: Accessor, last: bool) {
+        let mr = &mut self.mrs[m];
+        if !mr.is_reusable() {
+            mr.uses = if last { Uses::Spent } else { Uses::By(of) };
+        }
     }
 
     fn mr_limit(&mut self, mr: MrId, scope: Scope) -> Result<()> {
@@ -374,16 +451,20 @@ impl Responder<'_> {
         }
     }
 
-    /// [`Mrs::look`], which counts refusals.
+    /// [`Mrs::look`] for operation `of`, which counts refusals.
     #[inline]
-    pub(crate) fn mr_find(
+    pub(super) fn mr_find(
         &mut self,
-        e: EpIdx,
+        (e, of): (EpIdx, Accessor),
         range: &RemoteRange,
         len: u64,
         need: MrAccess,
     ) -> std::result::Result<(MrIdx, usize), NackReason> {
         let found = self.mrs.look(self.objects.eps, e, range, len, need);
+        let found = match found {
+            Ok((m, _)) if !self.mrs[m].is_for(of) => Err(NackReason::BadKey),
+            _ => found,
+        };
         match found {
             Err(NackReason::BadKey) => self.objects.counters.rx_bad_key += 1,
             Err(_) => self.objects.counters.rx_bad_access += 1,

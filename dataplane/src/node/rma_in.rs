@@ -9,6 +9,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::fast_op::FastOp;
+use super::mr::{AccessNumber, Accessor};
 use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
@@ -327,7 +328,9 @@ impl Responder<'_> {
             self.response_room(p)?;
         }
         if op.left > 0 {
-            let (m, at) = self.mr_find(e, &op.range, op.left, MrAccess::REMOTE_WRITE)?;
+            let of = self.accessor(p, AccessNumber::Change(op.range.seq));
+            let (m, at) = self.mr_find((e, of), &op.range, op.left, MrAccess::REMOTE_WRITE)?;
+            self.note_use(m, of, op.range.last);
             let mr = &self.mrs[m];
             frame.copy_to_io(off, &mr.buf, at, len);
             let (cntr, bytes) = (mr.write_cntr, len as u64);
@@ -404,7 +407,8 @@ impl Responder<'_> {
         let target = if op.tagged {
             self.tagged_target(p, e, op)?
         } else {
-            let (m, at) = self.mr_find(e, &op.range, bytes as u64, access)?;
+            let of = self.accessor(p, AccessNumber::Change(op.range.seq));
+            let (m, at) = self.mr_find((e, of), &op.range, bytes as u64, access)?;
             Target::Region(m, at)
         };
         let mut old = OldValues::of_len(if op.fetch { bytes } else { 0 }, self.spare);
@@ -495,6 +499,8 @@ impl Responder<'_> {
         let all =
             if is_whole { bytes } else { self.objects.peers[p].note_written(&op.range, bytes) };
         if let Target::Region(m, _) = target {
+            let of = self.accessor(p, AccessNumber::Change(op.range.seq));
+            self.note_use(m, of, op.range.last);
             let what = atomic::AtomicOp::try_from(u32::from(op.op));
             let ways = (op.fetch, what.is_ok_and(changes));
             self.count_access(m, ways, Done { ops: op.end.into(), bytes });
@@ -618,11 +624,14 @@ impl Responder<'_> {
             self.objects.count_remote(e, REMOTE_READ, Done::one(0));
             return Ok(());
         }
-        let (mr, at) = self.mr_find(e, &op.range, op.len.into(), MrAccess::REMOTE_READ)?;
+        let of = self.accessor(p, AccessNumber::Read(op.dst_op, op.dst_gen));
+        let need = MrAccess::REMOTE_READ;
+        let (mr, at) = self.mr_find((e, of), &op.range, op.len.into(), need)?;
         self.response_room(p)?;
         if op.answer {
-            return self.answer_read(p, (e, mr, at), op);
+            return self.answer_read((p, of), (e, mr, at), op);
         }
+        self.note_use(mr, of, op.range.last);
         self.mrs[mr].readers += 1;
         self.objects.counters.rma_executed += u64::from(op.range.last);
         let kind = ResponseKind::Read {
@@ -636,6 +645,12 @@ impl Responder<'_> {
         let (dst_op, dst_gen, link) = (op.dst_op, op.dst_gen, Link::default());
         self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
         Ok(())
+    }
+
+    /// Operation `number` of peer `p`.
+    #[inline]
+    fn accessor(&self, p: PeerIdx, number: AccessNumber) -> Accessor {
+        Accessor { peer: p, sid: self.objects.peers[p].sid, number }
     }
 
     /// What the counters of endpoint `e` and of region `mr` hear of a READ.
@@ -652,7 +667,7 @@ impl Responder<'_> {
     /// Answers a READ by one RESP, with the bytes that are at `at` of region `mr` now.
     fn answer_read(
         &mut self,
-        p: PeerIdx,
+        (p, of): (PeerIdx, Accessor),
         (e, mr, at): (EpIdx, MrIdx, usize),
         op: &ReadOp,
     ) -> Result<(), NackReason> {
@@ -665,6 +680,7 @@ impl Responder<'_> {
         self.answer_op(p, op.resp(), bytes);
         self.objects.counters.rma_executed += 1;
         let done = Done::one(len as u64);
+        self.note_use(mr, of, true);
         self.count_access(mr, (true, false), done);
         self.objects.count_remote(e, REMOTE_READ, done);
         Ok(())

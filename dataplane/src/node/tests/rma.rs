@@ -480,6 +480,51 @@ fn counted(events: CntrEvents, want: [u64; 10]) {
     }
 }
 
+/// A region for one operation is of use to the first that begins, however long it is and whatever
+/// else is under way, and to no other.
+#[test]
+fn a_region_for_one_operation() {
+    for (lossless, short) in WAYS {
+        for (len, reads) in [(8, false), (8, true), (90_000, false), (600_000, true)] {
+            let mut pair = Pair::new(1500, lossless);
+            pair.short = short;
+            let (any, one) = (pair.region(1, len, ALL), pair.region(1, len, ALL));
+            let go = |pair: &mut Pair, key, at, context| {
+                let list = RmaList::one(at, len as u64, key);
+                if reads {
+                    pair.read_to(IoBuf::leaked(&vec![0; len]), list, context).unwrap();
+                } else {
+                    pair.write(&bytes(len), list, OpFlags::empty(), context).unwrap();
+                }
+            };
+            for context in 0..3 {
+                go(&mut pair, any.key, 0, context);
+                pair.run(5_000_000);
+            }
+            assert_eq!(pair.outcomes(0).len(), 3);
+            pair.ends[1].node.responder().mr_single_use(one.id).unwrap();
+            go(&mut pair, one.key, len as u64, 9);
+            pair.run(5_000_000);
+            assert_eq!(pair.outcomes(0), [(9, Some(Error::Access))], "refused, and so not its use");
+            (0..3).for_each(|context| go(&mut pair, one.key, 0, context));
+            pair.run(50_000_000);
+            let mut outcomes = pair.outcomes(0);
+            outcomes.sort_by_key(|(context, _)| *context);
+            let refused = Some(Error::KeyRejected);
+            assert_eq!(outcomes, [(0, None), (1, refused), (2, refused)], "{lossless} {len}");
+            go(&mut pair, one.key, 0, 4);
+            pair.run(50_000_000);
+            assert_eq!(pair.outcomes(0), [(4, refused)]);
+            go(&mut pair, any.key, 0, 5);
+            pair.run(50_000_000);
+            assert_eq!(pair.outcomes(0), [(5, None)], "no other region is meant");
+            pair.ends[1].node.responder().mr_close(one.id).unwrap();
+            pair.run(600_000_000);
+            pair.assert_quiet();
+        }
+    }
+}
+
 /// What a target remembers of writes that it has checked lets no read through, nor the other way
 /// round, though their headers can be made alike.
 #[test]
