@@ -298,7 +298,7 @@ mod tests {
             let mut writer = PcapWriter::new(Vec::new(), "x").unwrap();
             writer.epoch_ns = writer.epoch_ns.wrapping_add(off);
             let put = |writer: &mut PcapWriter<Vec<u8>>| {
-                writer.frame(now_ns(), Direction::Out, 14, |to| to.fill(1));
+                writer.frame(now_ns(), Direction::Out, 14, |to| to.fill(1)).unwrap();
                 writer.last
             };
             let first = put(&mut writer);
@@ -344,9 +344,8 @@ mod tests {
             let to = Appender::from(File::from(OwnedFd::from(writer)));
             let mut writer = PcapWriter::new(to, "x").unwrap();
             drop(reader);
-            writer.frame(now_ns(), Direction::Out, 14, |to| to.fill(1));
-            writer.flush(now_ns());
-            writer.failed
+            writer.frame(now_ns(), Direction::Out, 14, |to| to.fill(1)).unwrap();
+            writer.flush(now_ns()).is_err()
         };
         let pipe = SigSet::from(Signal::SIGPIPE);
         let is_pending = || {

@@ -1,6 +1,7 @@
 //! Completion queues that grow with what is bound to them.
 
 use super::*;
+use crate::cntr::CntrEvents;
 use crate::idx::CqIdx;
 
 /// Goal: a queue that fits has room for all that its endpoints, deferred ones too, may have
@@ -61,7 +62,7 @@ fn completions_are_taken_one_by_one() {
 #[test]
 fn a_counter_counts_some_direction() {
     let End { mut node, ep, .. } = end(1, 1500, false);
-    let [cntr, other] = [0; 2].map(|_| node.cntrs.open().unwrap());
+    let [cntr, other] = [0; 2].map(|_| node.cntrs.open(CntrEvents::Comp).unwrap());
     let selective = BindFlags::TRANSMIT | BindFlags::SELECTIVE_COMPLETION;
     for flags in [BindFlags::empty(), BindFlags::SELECTIVE_COMPLETION, selective] {
         let bound = node.operations().ep_bind_cntr(ep, cntr, flags);

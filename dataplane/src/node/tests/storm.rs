@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::cntr::CntrEvents;
 use crate::node::peer::State;
 
 /// An endpoint that messages are for.
@@ -60,7 +61,7 @@ impl Storm {
         (pair.drop, pair.scatter) = (if seed % 10 == 5 { 9 } else { 0 }, true);
         let node = &mut pair.ends[1].node;
         let srx = node.eps.srx_open(EpAttr { caps: CAPS, ..EpAttr::default() }).unwrap();
-        let cntr = node.cntrs.open().unwrap();
+        let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
         let state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let (awaited, multi, of_srx) = Default::default();
         let (targets, closed, cqs, claims) = Default::default();
