@@ -109,38 +109,49 @@ unsafe extern "C" fn poll(at: *mut FidPoll, contexts: *mut *mut c_void, count: c
         // SAFETY: the table belongs to poll sets.
         let set = unsafe { SetObject::of(at)? };
         let room = usize::try_from(count).map_err(|_| Error::Invalid("count"))?;
-        let mut found = 0;
+        let (mut found, mut failed) = (0, Ok(()));
+        // Each is asked, since that turns its loop, also one that there is no room to tell of.
         for member in set.members().iter_mut() {
             // SAFETY: a member cannot be closed.
-            if found < room && unsafe { member.has_something() }? {
-                // SAFETY: there is room for `count` contexts, and a member begins with a `Fid`.
-                unsafe { *contexts.add(found) = (*member.at).context };
-                found += 1;
+            match unsafe { member.look() } {
+                Ok(Some(counts)) if found < room => {
+                    member.told = counts;
+                    // SAFETY: there is room for `count` contexts, and a member begins with a `Fid`.
+                    unsafe { *contexts.add(found) = (*member.at).context };
+                    found += 1;
+                }
+                Ok(_) => {}
+                Err(e) => failed = Err(e),
             }
+        }
+        if found == 0 {
+            failed?;
         }
         c_int::try_from(found).map_err(|_| Error::Overflow)
     })
 }
 
 impl Member {
-    /// Whether there is something to read, after a turn of the loop.
+    /// Turns the loop, and says whether there is something to read: the counts of a counter that
+    /// have changed since they were told, or (0, 0).
     ///
     /// # Safety
     /// It is an object of libfabric's.
-    unsafe fn has_something(&mut self) -> Result<bool> {
+    unsafe fn look(&self) -> Result<Option<(u64, u64)>> {
         // SAFETY: the caller's promise, and the class says what is behind it.
-        unsafe {
-            Ok(match class_of(self.at)? {
+        let ready = unsafe {
+            match class_of(self.at)? {
                 FI_CLASS_CQ => CqObject::of(self.at.cast())?.cq.ready()? > 0,
                 FI_CLASS_EQ => EqObject::of(self.at.cast())?.eq.peek(&mut []) != Err(Error::Again),
                 FI_CLASS_CNTR => {
                     let cntr = &CntrObject::of(self.at.cast())?.cntr;
                     let now = (cntr.read()?, cntr.readerr()?);
-                    std::mem::replace(&mut self.told, now) != now
+                    return Ok((self.told != now).then_some(now));
                 }
                 // Nothing else is in a set.
                 _ => false,
-            })
-        }
+            }
+        };
+        Ok(ready.then_some((0, 0)))
     }
 }

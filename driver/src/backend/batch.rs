@@ -234,8 +234,9 @@ impl Batch {
         }
     }
 
-    /// The frames from `at` on that make a train, and the bytes of the head of each. Pads those
-    /// between that are shorter.
+    /// The frames from `at` on that make a train, and the bytes of the head of each. Behind those
+    /// between that are shorter are zeros, which they have only [in the train](Self::in_train): each
+    /// leaves alone as it came if the kernel refuses that.
     fn train(&mut self, at: usize) -> (Range<usize>, usize) {
         let Some(head) = self.head_len(at) else { return (at..at + 1, 0) };
         let (len, most) = (self.lens[at], self.end.min(at + TRAIN_FRAMES));
@@ -257,9 +258,14 @@ impl Batch {
         for i in at + 1..end - 1 {
             let (from, had) = (self.at(i), self.lens[i]);
             self.bytes[from + had..from + len].fill(0);
-            self.lens[i] = len;
         }
         (at..end, head)
+    }
+
+    /// The bytes of frame `i` in `train`, in which all but the last are as long as the first.
+    fn in_train(&self, i: usize, train: &Range<usize>) -> &[u8] {
+        let like = if i + 1 < train.end { train.start } else { i };
+        &self.bytes[self.at(i)..][..self.lens[like]]
     }
 
     /// Whether these frames leave as one. To a raw socket one of two may ask whether the path
@@ -288,10 +294,10 @@ impl Batch {
             if train.len() == 1 {
                 put(self.given(at));
             } else if head_len == 0 {
-                train.clone().for_each(|i| put(self.frame(i)));
+                train.clone().for_each(|i| put(self.in_train(i, &train)));
             } else {
-                put(self.write_head(train.clone(), head_len));
-                train.clone().for_each(|i| put(&self.frame(i)[head_len..]));
+                put(self.write_head(&train, head_len));
+                train.clone().for_each(|i| put(&self.in_train(i, &train)[head_len..]));
             }
             let msg = &mut msgs[count].msg_hdr;
             msg.msg_iovlen = pieces - first_piece;
@@ -343,8 +349,8 @@ impl Batch {
     }
 
     /// What stands before the payloads of a train of datagrams.
-    fn write_head(&mut self, train: Range<usize>, head_len: usize) -> &[u8] {
-        let payload = train.clone().map(|i| self.lens[i] - head_len).sum();
+    fn write_head(&mut self, train: &Range<usize>, head_len: usize) -> &[u8] {
+        let payload = train.clone().map(|i| self.in_train(i, train).len() - head_len).sum();
         let at = self.at(train.start);
         let frame = &self.bytes[at..at + self.lens[train.start]];
         let To::Raw(heads) = &mut self.to else { return &[] };
@@ -393,6 +399,54 @@ impl Control {
             level: libc::SOL_UDP,
             kind: libc::UDP_SEGMENT,
             data: [len, 0, 0, 0],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Goal: the frames of a train that the kernel refuses leave as they came, so that a short one
+    /// passes where the long ones between which it stood do not. Method: a socket that writes no
+    /// sums, by which the kernel cuts no train (udp_send_skb).
+    #[test]
+    fn a_refused_train_leaves_as_the_frames_that_it_was_made_of() {
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        to.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let no_sums: libc::c_int = 1;
+        let value = (&raw const no_sums).cast();
+        let len = size_of::<libc::c_int>() as libc::socklen_t;
+        for refuses in [false, true] {
+            if refuses {
+                let (fd, level, name) = (from.as_raw_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK);
+                // SAFETY: the kernel reads `len` bytes of `value`, which lives across the call.
+                assert_eq!(unsafe { libc::setsockopt(fd, level, name, value, len) }, 0);
+            }
+            let mut batch = Batch::udp(1500, FRAME_BYTES + 1);
+            let name = Name::of(to.local_addr().unwrap());
+            // So many long ones that the short one among them is worth padding.
+            let mut lens = [1400; 22];
+            (lens[10], lens[21]) = (100, 40);
+            for (i, len) in lens.into_iter().enumerate() {
+                batch.push(&TxFrame::whole(&vec![i as u8 + 1; len]), Some(name));
+            }
+            batch.send(from.as_raw_fd()).unwrap();
+            let mut got = Vec::new();
+            let mut bytes = [0; 2000];
+            for _ in lens {
+                let n = to.recv(&mut bytes).unwrap();
+                let end = bytes[..n].iter().rposition(|&byte| byte != 0).map_or(0, |at| at + 1);
+                assert!(bytes[..end].iter().all(|&byte| byte == bytes[0]));
+                got.push((usize::from(bytes[0]), end, n));
+            }
+            let padded = |i: usize| if refuses || i == 21 { lens[i] } else { 1400 };
+            let want: Vec<_> = (0..22).map(|i| (i + 1, lens[i], padded(i))).collect();
+            assert_eq!(got, want, "refuses {refuses}");
         }
     }
 }
