@@ -370,7 +370,10 @@ fn node_help(name: &str) -> &'static str {
         "rx_refused" => "Packets refused with a NACK.",
         "rx_no_endpoint" => "Messages to an endpoint that does not exist.",
         "rx_stray" => "Segments that belong to no operation.",
-        "rx_bad_key" => "One-sided packets whose key no region has.",
+        "rx_bad_key" => {
+            "One-sided packets whose key no region has, or one that was for a single operation, of \
+             another."
+        }
         "rx_bad_access" => "One-sided packets that the region or the endpoint does not allow.",
         "rx_bad_atomic" => "Atomic packets with an invalid operation, type or alignment.",
         "rx_bad_rst" => "RST packets that match no session here.",

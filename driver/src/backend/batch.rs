@@ -234,9 +234,9 @@ impl Batch {
         }
     }
 
-    /// The frames from `at` on that make a train, and the bytes of the head of each. Behind those
-    /// between that are shorter are zeros, which they have only [in the train](Self::in_train): each
-    /// leaves alone as it came if the kernel refuses that.
+    /// The frames from `at` on that make a train, and the bytes of the head of each. Zeros stand
+    /// behind those between that are shorter, which they have only [in the train](Self::in_train):
+    /// each leaves alone as it came if the kernel refuses that.
     fn train(&mut self, at: usize) -> (Range<usize>, usize) {
         let Some(head) = self.head_len(at) else { return (at..at + 1, 0) };
         let (len, most) = (self.lens[at], self.end.min(at + TRAIN_FRAMES));

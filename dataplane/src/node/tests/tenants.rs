@@ -199,9 +199,10 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     assert_eq!((got, told), (0, Error::HostUnreach), "who has the key still is not answered");
 }
 
-/// Goal: who has a key takes no name away from another tenant: sessions at one station that have the
-/// same name under two keys go on beside each other. Method: two processes that draw the same names
-/// and take turns at the station, since both ends of the pair hear all frames that are for them.
+/// Goal: who has a key takes no name away from another tenant: sessions at one station that have
+/// the same name under two keys go on beside each other. Method: two processes that draw the same
+/// names and take turns at the station, since both ends of the pair hear all frames that are for
+/// them.
 #[test]
 fn one_name_under_two_keys_is_two_sessions() {
     let (a, of_a) = end_of(1, &[1, 2], false);
