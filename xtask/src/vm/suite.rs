@@ -188,7 +188,8 @@ fn zero_copy() -> Guest {
     guest.modules = vec!["igb", "virtio_net"];
     guest.nics.extend(on_own_hub(1, Model::Virtio));
     let all = "xdp:: msg:: --skip the_models --skip mf5";
-    // igb of Linux 7.3 returns a buffer twice after it has had none, and the port ends.
+    // igb of Linux 7.3 returns a buffer that it was not given after it has had none left, and the
+    // port ends.
     let igb = "xdp:: --skip a_port_of_xdp_that_slept";
     let command = format!("count=4\nfirst='{igb}'\nothers='{all}'\n{XDP}");
     guest.command = format!("export VM_ZERO_COPY=1\n{command}");
