@@ -23,12 +23,12 @@ use super::post::wr_flags;
 use super::route::Route;
 use super::{
     Avs, CqTable, Cqs, DynSink, EpId, FrameSink, Message, MsgKind, NoReader, Node, Objects, Reader,
-    RecvReq, SendReq, Todo,
+    Receives, RecvReq, SendReq, Todo,
 };
 use crate::cntr::Done;
 use crate::cq::Cq;
 use crate::flags::{Caps, CqFlags, OpFlags};
-use crate::idx::{CntrIdx, EpIdx, PeerIdx, TxIdx};
+use crate::idx::{CntrIdx, CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::plant::{Bug, is_planted, planted};
 use crate::proto::blocks::{UNIT, units};
 use crate::proto::matching::Posted;
@@ -414,7 +414,6 @@ impl Node {
         };
         let e = self.eps.slot(msg.op.dst_ep);
         let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
-        let MsgOp { src_ep, tagged, tag, imm, .. } = msg.op;
         let cost = units(u64::from(msg.plen));
         let left = peer.outstanding();
         if left < cost {
@@ -423,17 +422,16 @@ impl Node {
         let ack_every = if LOSSY { ACK_EVERY } else { ACK_EVERY_LOSSLESS };
         let ack = peer.owed >= ack_every - 1;
         let owes = ack || left - cost < peer.low() || !self.blocks.waiters.is_empty();
-        let matcher = &mut ep.matcher[usize::from(tagged)];
-        let len = usize::from(msg.plen);
-        // What does not fit ends on the slow path.
-        let found = matcher.take_first(
-            &mut self.posted.pool,
-            || peer.src(p, src_ep),
-            tag,
-            |wr| (len <= wr.buf.len() && (!crc || msg.verify(frame))).then(|| wr.buf.again()),
-        );
-        let Some((buf, posted)) = found else { return cold(false) };
-        frame.copy_to_span(EagerMsg::LEN + imm.map_or(0, |_| IMM_LEN), &buf, len);
+        let whole = WholeMsg {
+            op: &msg.op,
+            offset: EagerMsg::LEN + msg.op.imm.map_or(0, |_| IMM_LEN),
+            len: usize::from(msg.plen),
+        };
+        let accept = || !crc || msg.verify(frame);
+        let to = (ep, &mut self.posted, (&self.avs, &mut self.cqs));
+        if !place_eager(to, (p, peer), frame, &whole, accept, NoReader) {
+            return cold(false);
+        }
         peer.consumed = peer.consumed.wrapping_add(cost);
         peer.last_rx = self.turn.polled_at;
         peer.probes = 0;
@@ -447,9 +445,6 @@ impl Node {
         peer.rcv_nxt = peer.rcv_nxt.next();
         peer.owed = peer.owed.saturating_add(1);
         self.blocks.unpromised += if planted(Bug::CreditNotReturned) { 0 } else { cost as usize };
-        let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        let placed = PlacedMsg { posted, flags, len, imm };
-        complete_eager((ep, peer), (&self.avs, &mut self.cqs), || src_ep, placed, NoReader);
         if LOSSY {
             self.acks.owe(&mut self.due.todo, now, (p, peer.owed));
             if acked != 0 {
@@ -489,17 +484,10 @@ impl Node {
         }
         let e = self.eps.slot(msg.dst_ep());
         let Some(ep) = self.eps.at_mut(e) else { return cold(false) };
-        let matcher = &mut ep.matcher[usize::from(EagerTaggedView::TAGGED)];
-        let len = msg.plen;
-        // What does not fit ends on the slow path.
-        let found = matcher.take_first(
-            &mut self.posted.pool,
-            || peer.src(peer.slot(), msg.src_ep()),
-            msg.tag(),
-            |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
-        );
-        let Some((buf, posted)) = found else { return cold(false) };
-        frame.copy_to_span(EagerMsg::LEN, &buf, len);
+        let to = (ep, &mut self.posted, (&self.avs, &mut self.cqs));
+        if !place_eager(to, (peer.slot(), peer), &frame, &msg, || true, reader) {
+            return cold(false);
+        }
         peer.consumed = peer.consumed.wrapping_add(1);
         peer.rx_quota -= 1;
         peer.owed += 1;
@@ -507,9 +495,6 @@ impl Node {
         debug_assert!(peer.probes == 0 || is_planted());
         peer.rcv_nxt = peer.rcv_nxt.next();
         self.blocks.unpromised += usize::from(!planted(Bug::CreditNotReturned));
-        let flags = CqFlags::RECV | CqFlags::TAGGED;
-        let placed = PlacedMsg { posted, flags, len, imm: None };
-        complete_eager((ep, peer), (&self.avs, &mut self.cqs), || msg.src_ep(), placed, reader);
         true
     }
 
@@ -567,63 +552,161 @@ impl Objects<'_> {
     }
 }
 
-/// A message that the fast path has copied into its receive.
-pub(super) struct PlacedMsg<'a> {
-    /// The receive, already removed from matching.
-    pub(super) posted: &'a Posted<RecvWr>,
-    pub(super) flags: CqFlags,
-    pub(super) len: usize,
-    pub(super) imm: Option<u64>,
+/// A whole message in a received frame. Each field is read where it is used, so that none occupies
+/// a register before.
+pub(super) trait WholeEager {
+    /// The sending endpoint.
+    fn src_ep(&self) -> u16;
+    fn tagged(&self) -> bool;
+    fn tag(&self) -> u64;
+    /// Remote CQ data.
+    fn imm(&self) -> Option<u64>;
+    /// Where the payload begins in the frame, bytes.
+    fn offset(&self) -> usize;
+    /// Payload bytes.
+    fn len(&self) -> usize;
 }
 
-impl PlacedMsg<'_> {
-    /// The completion. Most of it is read from the receive when it is written, so that it occupies
-    /// no registers until then.
+impl WholeEager for EagerTaggedView<'_, '_> {
     #[inline(always)]
-    fn cqe(&self, src: FiAddr) -> Cqe {
-        let mut flags = self.flags;
-        flags.set(CqFlags::REMOTE_CQ_DATA, self.imm.is_some());
-        let Posted { tag, payload: RecvWr { context, .. }, .. } = *self.posted;
-        let (len, data) = (self.len as u64, self.imm.unwrap_or(0));
-        Cqe { op_context: context, flags, len, buf: 0, data, tag, src }
+    fn src_ep(&self) -> u16 {
+        self.src_ep()
+    }
+
+    #[inline(always)]
+    fn tagged(&self) -> bool {
+        Self::TAGGED
+    }
+
+    #[inline(always)]
+    fn tag(&self) -> u64 {
+        self.tag()
+    }
+
+    #[inline(always)]
+    fn imm(&self) -> Option<u64> {
+        None
+    }
+
+    #[inline(always)]
+    fn offset(&self) -> usize {
+        EagerMsg::LEN
+    }
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.plen
     }
 }
 
-/// Counts a message that was copied into its receive, and writes its completion with the source
-/// address of endpoint `src_ep` of the peer.
-///
-/// The completion goes straight to `reader` if that reads this queue and the endpoint may keep one
-/// more reserved receive: the reservation of this receive becomes that one.
+/// A message whose header was decoded: that of a MSG, or one of a PACK.
+pub(super) struct WholeMsg<'a> {
+    pub(super) op: &'a MsgOp,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+}
+
+impl WholeEager for WholeMsg<'_> {
+    #[inline(always)]
+    fn src_ep(&self) -> u16 {
+        self.op.src_ep
+    }
+
+    #[inline(always)]
+    fn tagged(&self) -> bool {
+        self.op.tagged
+    }
+
+    #[inline(always)]
+    fn tag(&self) -> u64 {
+        self.op.tag
+    }
+
+    #[inline(always)]
+    fn imm(&self) -> Option<u64> {
+        self.op.imm
+    }
+
+    #[inline(always)]
+    fn offset(&self) -> usize {
+        self.offset
+    }
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Copies a message of peer `p` into the first posted receive of `ep` that it matches, and writes
+/// the completion. False, and nothing has happened: no receive is posted that is simple and as long
+/// as the message, or `accept` declines the frame.
 #[inline(always)]
-pub(super) fn complete_eager(
-    (ep, peer): (&mut Ep, &mut Peer),
-    (avs, cqs): (&Avs, &mut Cqs),
-    src_ep: impl FnOnce() -> u16,
-    placed: PlacedMsg<'_>,
+pub(super) fn place_eager(
+    (ep, posted, (avs, cqs)): (&mut Ep, &mut Receives, (&Avs, &mut Cqs)),
+    (p, peer): (PeerIdx, &mut Peer),
+    frame: &RxFrame<'_>,
+    msg: &impl WholeEager,
+    accept: impl FnOnce() -> bool,
     reader: impl Reader,
-) {
+) -> bool {
+    let (kind, len) = (usize::from(msg.tagged()), msg.len());
+    let found = ep.matcher[kind].take_first(
+        &mut posted.pool,
+        || peer.src(p, msg.src_ep()),
+        msg.tag(),
+        |wr| (len <= wr.buf.len() && accept()).then(|| wr.buf.again()),
+    );
+    let Some((buf, posted)) = found else { return cold(false) };
+    frame.copy_to_span(msg.offset(), &buf, len);
     // The matcher counts the message ([`Ep::received`]).
-    ep.counters.received_bytes += placed.len as u64;
-    let left = &mut ep.rx_reserved[usize::from(placed.flags.contains(CqFlags::TAGGED))];
-    if reader.reads(ep.rx_cq) && may_reserve_more(*left) {
-        debug_assert!(cqs[ep.rx_cq].cq.is_empty(), "what is in the queue comes first");
-        *left += 1;
-        let src = source((ep, peer), avs, src_ep);
-        return reader.take(&placed.cqe(src));
+    ep.counters.received_bytes += len as u64;
+    let place = (&mut ep.rx_used, &mut ep.rx_reserved[kind]);
+    let queue = queue_of_reserved(cqs, ep.rx_cq, place, &reader);
+    match queue {
+        None => reader.take(&received_cqe(posted, msg, source((ep, peer), avs, msg))),
+        Some(cq) => cq.push(received_cqe(posted, msg, source((ep, peer), avs, msg))),
     }
-    ep.rx_used -= 1;
-    let queue = cqs.at_mut(ep.rx_cq).expect("what was posted has a queue");
-    queue.cq.push(placed.cqe(source((ep, peer), avs, src_ep)));
+    true
 }
 
-/// The source address for endpoint `src_ep` of the peer, or `FI_ADDR_UNSPEC` without `FI_SOURCE`.
+/// The queue that takes the completion of an operation with a reserved place in `cq`: one of `used`.
+/// `None`: `reader` takes it, since it reads that queue, and one more place may be `reserved` in
+/// advance, which this one becomes.
 #[inline(always)]
-fn source((ep, peer): (&Ep, &mut Peer), avs: &Avs, src_ep: impl FnOnce() -> u16) -> FiAddr {
+pub(super) fn queue_of_reserved<'a>(
+    cqs: &'a mut Cqs,
+    cq: CqIdx,
+    (used, reserved): (&mut u32, &mut u16),
+    reader: &impl Reader,
+) -> Option<&'a mut Cq> {
+    if reader.reads(cq) && may_reserve_more(*reserved) {
+        debug_assert!(cqs[cq].cq.is_empty(), "what is in the queue comes first");
+        *reserved += 1;
+        return None;
+    }
+    *used -= 1;
+    Some(&mut cqs.at_mut(cq).expect("what was posted has a queue").cq)
+}
+
+/// The completion of a receive with the message from `src`. Most of it is read when it is written.
+#[inline(always)]
+fn received_cqe(posted: &Posted<RecvWr>, msg: &impl WholeEager, src: FiAddr) -> Cqe {
+    let mut flags = CqFlags::RECV | if msg.tagged() { CqFlags::TAGGED } else { CqFlags::MSG };
+    flags.set(CqFlags::REMOTE_CQ_DATA, msg.imm().is_some());
+    let &Posted { tag, payload: RecvWr { context: op_context, .. }, .. } = posted;
+    let (len, data) = (msg.len() as u64, msg.imm().unwrap_or(0));
+    Cqe { op_context, flags, len, buf: 0, data, tag, src }
+}
+
+/// The source address of a message from `peer`, or `FI_ADDR_UNSPEC` without `FI_SOURCE`.
+#[inline(always)]
+fn source((ep, peer): (&Ep, &mut Peer), avs: &Avs, msg: &impl WholeEager) -> FiAddr {
     if !ep.caps.contains(Caps::SOURCE) {
         return FI_ADDR_UNSPEC;
     }
     let life = (peer.slot(), peer.inc);
-    peer.source.of((ep.av, avs), life, src_ep()).unwrap_or(FI_ADDR_UNSPEC)
+    peer.source.of((ep.av, avs), life, msg.src_ep()).unwrap_or(FI_ADDR_UNSPEC)
 }
 
 /// Longest message with `flags` that is sent eagerly in one frame, bytes.

@@ -16,8 +16,8 @@ use barewire_driver::mem::{InlineBytes, IoBuf, Span};
 use barewire_driver::port::Tx;
 
 use super::Todo;
-use super::ep::{Ep, may_reserve_more};
-use super::fast_eager::{FAST_FLAGS, eager_cost};
+use super::ep::Ep;
+use super::fast_eager::{FAST_FLAGS, eager_cost, queue_of_reserved};
 use super::fast_op::{FastOp, Fetch, Form, OpBits};
 use super::ops::Response;
 use super::peer::{Peer, slot_of};
@@ -527,16 +527,10 @@ impl Node {
         peer.forget_fast_op();
         self.counters.rma_done += 1;
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-        // As in `complete_eager`: the reader takes the completion, and the operation's reservation
-        // becomes that of a later one.
-        if reader.reads(ep.tx_cq) && may_reserve_more(ep.ops_reserved) {
-            debug_assert!(self.cqs[ep.tx_cq].cq.is_empty(), "what is in the queue comes first");
-            ep.ops_reserved += 1;
-            reader.take(&cqe);
-        } else {
-            ep.tx_used -= 1;
-            let queue = self.cqs.at_mut(ep.tx_cq).expect("what was posted has a queue");
-            queue.cq.push(cqe);
+        let place = (&mut ep.tx_used, &mut ep.ops_reserved);
+        match queue_of_reserved(&mut self.cqs, ep.tx_cq, place, &reader) {
+            None => reader.take(&cqe),
+            Some(cq) => cq.push(cqe),
         }
         true
     }

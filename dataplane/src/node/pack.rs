@@ -16,7 +16,7 @@
 use barewire_driver::frame::RxFrame;
 
 use super::complete::send_flags;
-use super::fast_eager::{PlacedMsg, complete_eager};
+use super::fast_eager::{WholeMsg, place_eager};
 use super::nagle::Nagle;
 use super::ops::{TxWr, WrFlags};
 use super::output::PACK_MSG_MAX;
@@ -408,24 +408,16 @@ impl Objects<'_> {
             return false;
         }
         let Some(ep) = self.eps.get_mut(e) else { return false };
-        let MsgOp { src_ep, tagged, tag, imm, .. } = *msg;
         let (peer, cost) = (&mut self.peers[p], units(len as u64));
         if !ep.is_named(msg.rx_ctx) || peer.outstanding() < cost {
             return false;
         }
-        let matcher = &mut ep.matcher[usize::from(tagged)];
-        let found = matcher.take_first(
-            &mut self.posted.pool,
-            || peer.src(p, src_ep),
-            tag,
-            |wr| (len <= wr.buf.len()).then(|| wr.buf.again()),
-        );
-        let Some((buf, posted)) = found else { return false };
-        frame.copy_to_span(off, &buf, len);
+        let whole = WholeMsg { op: msg, offset: off, len };
+        let to = (ep, &mut *self.posted, (&*self.avs, &mut *self.cqs));
+        if !place_eager(to, (p, peer), frame, &whole, || true, NoReader) {
+            return false;
+        }
         peer.consumed = peer.consumed.wrapping_add(cost);
-        let flags = CqFlags::RECV | if tagged { CqFlags::TAGGED } else { CqFlags::MSG };
-        let placed = PlacedMsg { posted, flags, len, imm };
-        complete_eager((ep, peer), (self.avs, self.cqs), || src_ep, placed, NoReader);
         self.blocks.give_back(cost);
         true
     }
