@@ -481,6 +481,11 @@ fn cargo_test_once(
     command.args(parts.next().unwrap_or_default());
     command.envs(env.iter().copied());
     let ended = start(suite, nightly, &mut command)?;
+    Ok(outcome_of(&ended, &args.join(" ")))
+}
+
+/// What came of `cargo test ARGS`, and the tests that failed, as far as they are told.
+fn outcome_of(ended: &Ended, args: &str) -> (Outcome, Vec<String>) {
     let tests = read_tests(&ended.output);
     let mut outcome = Outcome { counts: tests.counts, skips: tests.skips, ..Outcome::default() };
     if !ended.ok {
@@ -488,8 +493,11 @@ fn cargo_test_once(
         let unnamed = crashed(&ended.output).max(u64::from(tests.counts.failed == 0));
         outcome.counts.failed += unnamed;
         outcome.output = failures(&ended.output);
+    } else if tests.counts == Counts::default() {
+        // Tests that were chosen by a name have another one now.
+        outcome = Outcome::single(false, format!("no test ran: cargo test {args}\n"));
     }
-    Ok((outcome, tests.failed))
+    (outcome, tests.failed)
 }
 
 /// Test programs that were started and gave no result.
@@ -581,15 +589,16 @@ const NEAR_BESIDE_FAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=yes udp
 /// Two that are far from each other, and one that is near to the first.
 const FAR_BESIDE_NEAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=no udp:127.0.0.1,near=yes";
 
+/// Has a network namespace reach itself.
+const UP: &str = "ip link set lo up";
+
 /// Has a host lose one in fifty of the datagrams that come to it.
 const LOSES: &str = "nft add table inet wires && \
      nft add chain inet wires loss \"{ type filter hook input priority 0 ; }\" && \
      nft add rule inet wires loss meta l4proto udp numgen random mod 50 == 0 drop";
 
-/// Runs the suite `wires`, and `conformance` once more over each port that two domains of one
-/// process can meet on, and as near ones beside one that is far over a lossy wire, in a network
-/// namespace of its own; of it the calls and flags of messages between two that are far, beside
-/// a near one, over a memif, and over two ports `xdp`.
+/// Runs the suite `wires`, and of `conformance` what is [`in_namespaces`], and the calls and flags
+/// of messages over a memif.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     // Some tests call the command.
     let built = libraries_and_commands(suite, nightly)?;
@@ -597,24 +606,37 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         return Ok(Outcome::single(false, built.output));
     }
     let mut outcome = integration(suite, nightly, "tests/wires/main.rs")?;
-    let is_root = nix::unistd::geteuid().is_root();
-    let unshare = if is_root { "-n" } else { "-Urn" };
+    let unshare = if nix::unistd::geteuid().is_root() { "-n" } else { "-Urn" };
+    match works_after(unshare, UP) {
+        Ok(()) => outcome.add(in_namespaces(suite, nightly, unshare)?),
+        Err(why) => outcome.add(Outcome::skipped(format!("conformance over each port: {why}"))),
+    }
+    let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
+    outcome.add(calls_over(suite, nightly, memifs, ALL_WAITING, &[])?);
+    Ok(outcome)
+}
+
+/// Runs `conformance` once more over each port that two domains of one process can meet on, and as
+/// near ones beside one that is far over a lossy wire, in a network namespace of its own, which
+/// `unshare` makes with these flags; of it the calls and flags of messages between two that are
+/// far, beside a near one, and over two ports `xdp`.
+fn in_namespaces(suite: Suite, nightly: bool, unshare: &str) -> Result<Outcome, String> {
     let after = |commands: &str| {
         format!(
             "target.'cfg(all())'.runner = ['unshare', '{unshare}', 'sh', '-c', \
              '{commands} && exec \"$@\"', 'sh']"
         )
     };
-    let up = after("ip link set lo up");
-    let lossy = after(&format!("ip link set lo up && {LOSES}"));
-    let can_lose = packages::in_path(packages::NFT.program);
-    if !can_lose {
-        let why = "that far frames are lost beside near ones: sudo apt-get install nftables";
-        outcome.skips.push(why.to_owned());
+    let mut outcome = Outcome::default();
+    let (up, lossy) = (after(UP), format!("{UP} && {LOSES}"));
+    let loses = works_after(unshare, &lossy);
+    let lossy = if loses.is_ok() { &after(&lossy) } else { &up };
+    if let Err(why) = loses {
+        outcome.add(Outcome::skipped(format!("that far frames are lost beside near ones: {why}")));
     }
     for port in ["afpacket:lo", "udp:127.0.0.1", NEAR_BESIDE_FAR] {
         let is_near = port == NEAR_BESIDE_FAR;
-        let runner = if is_near && can_lose { &lossy } else { &up };
+        let runner = if is_near { lossy } else { &up };
         let mut args = vec!["--config", runner, "--test", "conformance"];
         if is_near {
             // Its ports are its own, and its peers die within 300 ms: two losses can be enough.
@@ -629,11 +651,8 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         }
         outcome.add(over);
     }
-    let runner = if can_lose { &lossy } else { &up };
-    let selected = [ALL_WAITING, &["--config", runner]].concat();
+    let selected = [ALL_WAITING, &["--config", lossy]].concat();
     outcome.add(calls_over(suite, nightly, FAR_BESIDE_NEAR, &selected, &[])?);
-    let memifs = "memif:@barewire-flags,role=server memif:@barewire-flags";
-    outcome.add(calls_over(suite, nightly, memifs, ALL_WAITING, &[])?);
     if has_xdp() {
         let wire =
             "ip link add x0 type veth peer name x1 && ip link set x0 up && ip link set x1 up";
@@ -642,9 +661,26 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         outcome.add(calls_over(suite, nightly, "xdp:x0 xdp:x1", &selected, &[])?);
     } else {
         let why = "the calls over xdp: that takes AF_XDP and the machine's root";
-        outcome.skips.push(why.to_owned());
+        outcome.add(Outcome::skipped(why.to_owned()));
     }
     Ok(outcome)
+}
+
+/// Whether a program can be run in a network namespace of its own, which `unshare` makes with these
+/// flags, after `commands` there. Otherwise what was said, and what may mend it.
+fn works_after(flags: &str, commands: &str) -> Result<(), String> {
+    let mut command = Command::new("unshare");
+    command.args([flags, "sh", "-c", commands]).stdin(std::process::Stdio::null());
+    let output = command.output().map_err(|why| format!("unshare: {why}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let why = said.trim().lines().next_back().unwrap_or("no reason given").to_owned();
+    Err(format!(
+        "{why}; sudo apt-get install iproute2 nftables, and run as root, or: \
+         sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    ))
 }
 
 /// The calls and flags of messages between two ports, one test after the other, in a build of what
@@ -865,13 +901,14 @@ fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
     let tests = read_tests(&ended.output);
     let skips = tests.skips.iter().map(|skip| format!("{}: {skip}", run.name())).collect();
     let mut outcome = Outcome { counts: tests.counts, skips, ..Outcome::default() };
-    let faults = ended.faults > 0;
-    if ended.code != Some(0) || faults != run.is_planted {
+    let (faults, is_idle) = (ended.faults > 0, tests.counts == Counts::default());
+    if ended.code != Some(0) || faults != run.is_planted || is_idle {
         // The guest itself failed, or its IOMMU refused something that no test noticed.
         outcome.counts.failed += u64::from(tests.counts.failed == 0);
         let why = match (faults, run.is_planted) {
             (true, false) => "the IOMMU refused accesses\n",
             (false, true) => "a planted mistake went unnoticed\n",
+            _ if is_idle && ended.code == Some(0) => "no test ran\n",
             _ => "",
         };
         let said = format!("{}{}", failures(&ended.output), ended.trouble);
@@ -888,8 +925,21 @@ fn two_guests(
 ) -> Outcome {
     match ended {
         Err(NotHere(why)) => Outcome::skipped(format!("{what}: {why}")),
-        Ok((ends, cable)) => pair(suite, &format!("{what}: {cable}"), &ends),
+        Ok((ends, cable)) => {
+            let mut outcome = pair(suite, &format!("{what}: {cable}"), &ends);
+            if !ends.iter().all(|end| has_run_one(&end.output)) {
+                outcome.counts = Counts { failed: 1, ..Counts::default() };
+            }
+            outcome
+        }
     }
+}
+
+/// Whether a test program with `--nocapture`, as `output` has it, ran the one test that it was to:
+/// what a test says stands behind its name there.
+fn has_run_one(output: &str) -> bool {
+    let is_left_out = output.contains(crate::report::SKIPPED);
+    !is_left_out && read_tests(output).counts == Counts { passed: 1, ..Counts::default() }
 }
 
 /// What came of two guests that are hosts.
@@ -1053,6 +1103,43 @@ mod tests {
         assert_eq!(outcome_of(Suite::Wires, false, [4, 0]), (4, vec![], 1));
         assert_eq!(outcome_of(Suite::Wires, true, [1, 0]), (1, vec![], 1));
         assert_eq!(outcome_of(Suite::Sim, false, [1, 0]), (1, vec![], 1));
+    }
+
+    /// Goal: what runs no test has passed none, as where a name that chose some is one no more.
+    #[test]
+    fn a_run_without_tests_has_failed() {
+        let run = |result: &str, ok| {
+            let output = format!("test result: {result}; 0 measured; 7 filtered out\n");
+            outcome_of(&Ended { ok, timed_out: false, output }, "--lib x").0
+        };
+        let nothing = run("ok. 0 passed; 0 failed; 0 ignored", true);
+        assert_eq!(nothing.counts, Counts { failed: 1, ..Counts::default() });
+        assert!(nothing.output.contains("cargo test --lib x"), "{}", nothing.output);
+        assert_eq!(run("ok. 1 passed; 0 failed; 0 ignored", true).counts.failed, 0);
+        assert_eq!(run("ok. 0 passed; 0 failed; 1 ignored", true).counts.failed, 0);
+        assert_eq!(run("FAILED. 0 passed; 1 failed; 0 ignored", false).counts.failed, 1);
+    }
+
+    #[test]
+    fn a_guest_has_run_its_test() {
+        let said = |test: &str, result: &str| {
+            has_run_one(&format!("{test}\ntest result: ok. {result}; 0 failed; 0 ignored\n"))
+        };
+        assert!(said("test wire::sends ... 60 messages sent\nok", "1 passed"));
+        assert!(!said("test wire::sends ... SKIPPED: no NIC\nok", "1 passed"));
+        assert!(!said("running 0 tests", "0 passed"));
+        assert!(!has_run_one("init: no such program\n"));
+    }
+
+    /// Goal: what a machine does not let us do is found out before tests are run by it.
+    #[test]
+    fn a_namespace_is_tried_before_tests_run_there() {
+        let flags = if nix::unistd::geteuid().is_root() { "-n" } else { "-Urn" };
+        let refused = works_after(flags, "echo this is missing >&2; exit 1").unwrap_err();
+        if works_after(flags, "true").is_ok() {
+            assert!(refused.starts_with("this is missing; "), "{refused}");
+        }
+        assert!(works_after("--no-such-flag", "true").is_err());
     }
 
     #[test]
