@@ -89,6 +89,9 @@ pub(crate) struct NetStats {
     pub(crate) corrupted: u64,
     pub(crate) full: u64,
     pub(crate) marked: u64,
+    /// Frames that somebody else made: of one through memory, and without the key.
+    pub(crate) spoofed: u64,
+    pub(crate) forged: u64,
     /// How long frames waited for a transmitter, all together.
     pub(crate) queued_ns: u64,
 }
@@ -528,6 +531,7 @@ impl Net {
 
     /// A stranger sends a copy of a near frame by the wire, with another last byte, and is faster.
     fn spoof(&mut self, to: usize, frame: u32) {
+        self.stats.spoofed += 1;
         let copy = self.alloc();
         let bytes = self.pool[frame as usize].clone();
         let spoofed = &mut self.pool[copy as usize];
@@ -608,6 +612,7 @@ impl Net {
                 bytes = wire::frame(&base, &Op::Rst(rst), &[]);
             }
         }
+        self.stats.forged += 1;
         let forged = self.alloc();
         self.pool[forged as usize].extend_from_slice(&bytes);
         self.stations[victim].queued += 1;

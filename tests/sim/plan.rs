@@ -165,6 +165,42 @@ pub(crate) enum Fault {
     Leave { host: usize },
 }
 
+impl Fault {
+    /// Names of all, in order of declaration.
+    pub(crate) const NAMES: [&str; 12] = [
+        "Crash",
+        "SessionLoss",
+        "CutOneWay",
+        "Cut",
+        "Flap",
+        "Clog",
+        "Jump",
+        "Starve",
+        "Compute",
+        "Keys",
+        "SwitchEnd",
+        "Leave",
+    ];
+
+    /// Its place in [`NAMES`](Self::NAMES).
+    pub(crate) fn kind(self) -> usize {
+        match self {
+            Self::Crash { .. } => 0,
+            Self::SessionLoss { .. } => 1,
+            Self::CutOneWay { .. } => 2,
+            Self::Cut { .. } => 3,
+            Self::Flap { .. } => 4,
+            Self::Clog { .. } => 5,
+            Self::Jump { .. } => 6,
+            Self::Starve { .. } => 7,
+            Self::Compute { .. } => 8,
+            Self::Keys { .. } => 9,
+            Self::SwitchEnd { .. } => 10,
+            Self::Leave { .. } => 11,
+        }
+    }
+}
+
 /// The lists of keys that a host has one after the other while another key comes.
 pub(crate) const KEY_LISTS: [&[u8]; 4] = [&[0], &[0, 1], &[1, 0], &[1]];
 

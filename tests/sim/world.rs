@@ -22,6 +22,8 @@ pub(crate) struct Report {
     pub(crate) net: NetStats,
     pub(crate) tally: Tally,
     pub(crate) crashes: u64,
+    /// Faults of each kind, as [`Fault::NAMES`] has them.
+    pub(crate) faults: [u64; Fault::NAMES.len()],
     pub(crate) trace: u64,
     /// Events until all operations had ended.
     pub(crate) busy_events: u64,
@@ -123,6 +125,7 @@ pub(crate) struct World {
     phase: Phase,
     rng: Rng,
     crashes: u64,
+    faults: [u64; Fault::NAMES.len()],
     /// How long each node has been without a switch.
     outages: Vec<u64>,
     /// A fault to happen after so many events.
@@ -205,6 +208,7 @@ impl World {
             phase: Phase::Active,
             rng: Rng::new(plan.seed, 3),
             crashes: 0,
+            faults: Default::default(),
             outages: vec![0; n],
             strike: None,
             plan,
@@ -286,6 +290,7 @@ impl World {
             net: self.net.stats,
             tally: self.ledger.tally,
             crashes: self.crashes,
+            faults: self.faults,
             trace: self.net.trace,
             busy_events,
             switched: self.net.switches.as_ref().map(Switches::sums).unwrap_or_default(),
@@ -515,6 +520,7 @@ impl World {
         if self.net.print {
             eprintln!("{:>12} {fault:?}", self.net.now);
         }
+        self.faults[fault.kind()] += 1;
         let limit = self.plan.node.t_dead_ns / 2;
         let errors = Excuse { errors: true, loss: false };
         match fault {

@@ -334,9 +334,8 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
         Suite::Tidy => integration(suite, nightly, "tests/tidy.rs")?,
         Suite::E2e => e2e(suite, nightly)?,
         Suite::Wires => wires(suite, nightly)?,
-        Suite::Sim | Suite::Conformance => {
-            integration(suite, nightly, &format!("tests/{}/main.rs", suite.name()))?
-        }
+        Suite::Sim => sim(suite, nightly)?,
+        Suite::Conformance => integration(suite, nightly, "tests/conformance/main.rs")?,
         Suite::Provider => provider(suite, nightly)?,
         Suite::Fuzz => fuzz(suite, nightly)?,
         Suite::Shellcheck => shellcheck(suite)?,
@@ -528,6 +527,19 @@ const THREADS: &str = "RUST_TEST_THREADS";
 fn at_once() -> String {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::env::var(THREADS).unwrap_or_else(|_| (2 * processors).to_string())
+}
+
+/// Runs the simulator; nightly also the tests of the tests, for which the dataplane is built with
+/// planted bugs.
+fn sim(suite: Suite, nightly: bool) -> Result<Outcome, String> {
+    let mut outcome = integration(suite, nightly, "tests/sim/main.rs")?;
+    if nightly {
+        let planted = ["--features", "plant", "--test", "sim", "planted_bugs"];
+        outcome.add(cargo_test(suite, nightly, &[ALL, &planted].concat())?);
+        let model = ["--package", "barewire-dataplane", "--features", "plant", "--lib", "planted"];
+        outcome.add(cargo_test(suite, nightly, &model)?);
+    }
+    Ok(outcome)
 }
 
 /// Builds the library that libfabric loads and the command, which no test can depend on.

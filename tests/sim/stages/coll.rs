@@ -69,6 +69,12 @@ fn matrix(
     Ok(calls)
 }
 
+/// One seed of the collectives of a small group.
+#[cfg(feature = "plant")]
+pub(crate) fn one(seed: u64) -> Checked {
+    matrix(&[0, 1, 2], &[1, 8, 1000], (seed, 0.0, seed % 2 == 1)).map(|_| ())
+}
+
 fn run_matrix(stage: &str, sizes: &[usize], loss: f64) {
     let start = Instant::now();
     let sum = for_seeds(stage, 4 * sizes.len() as u64, |seed, sum| {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::entries::Entries;
 use crate::ledger::{Checked, Violation};
+use crate::plan::Fault;
 use crate::world::Report;
 
 mod certified;
@@ -44,7 +45,14 @@ pub(crate) struct Sum {
     pub(crate) remote: u64,
     pub(crate) denied: u64,
     pub(crate) entries: Entries,
+    /// Faults of each kind, as [`Fault::NAMES`] has them, and what else was done to frames, as
+    /// [`TRICKS`] has it.
+    pub(crate) faults: [u64; Fault::NAMES.len()],
+    pub(crate) tricks: [u64; TRICKS.len()],
 }
+
+/// What the wire does besides losing, copying and damaging frames.
+const TRICKS: [&str; 4] = ["spoofed", "forged", "marked", "full"];
 
 impl Sum {
     pub(crate) fn add(&mut self, r: &Report) {
@@ -63,6 +71,9 @@ impl Sum {
         self.remote += r.tally.remote;
         self.denied += r.tally.denied;
         self.entries.add(&r.tally.entries);
+        self.faults.iter_mut().zip(r.faults).for_each(|(all, n)| *all += n);
+        let tricks = [r.net.spoofed, r.net.forged, r.net.marked, r.net.full];
+        self.tricks.iter_mut().zip(tricks).for_each(|(all, n)| *all += n);
     }
 
     pub(crate) fn merge(&mut self, s: &Self) {
@@ -81,6 +92,25 @@ impl Sum {
         self.remote += s.remote;
         self.denied += s.denied;
         self.entries.add(&s.entries);
+        self.faults.iter_mut().zip(s.faults).for_each(|(all, n)| *all += n);
+        self.tricks.iter_mut().zip(s.tricks).for_each(|(all, n)| *all += n);
+    }
+
+    /// What never happened of all that can happen to hosts and frames: what a stage that draws it
+    /// has not tested, whatever its ledger says.
+    pub(crate) fn never(&self) -> Vec<&'static str> {
+        let named = [
+            ("dropped", self.dropped),
+            ("duplicated", self.duplicated),
+            ("corrupted", self.corrupted),
+            ("deaths", self.deaths),
+            ("denied", self.denied),
+            ("refused", self.refused),
+        ];
+        let faults = Fault::NAMES.into_iter().zip(self.faults);
+        let tricks = TRICKS.into_iter().zip(self.tricks);
+        let all = named.into_iter().chain(faults).chain(tricks);
+        all.filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
     }
 
     /// The line of a stage.
@@ -106,6 +136,10 @@ impl Sum {
             start.elapsed().as_secs_f64(),
         );
         println!("{stage}: taken by {:?}", self.entries);
+        let faults = Fault::NAMES.iter().zip(self.faults);
+        let all = faults.chain(TRICKS.iter().zip(self.tricks)).filter(|(_, count)| *count > 0);
+        let all: Vec<String> = all.map(|(name, count)| format!("{name} {count}")).collect();
+        println!("{stage}: faults {}", all.join(" "));
     }
 }
 

@@ -31,6 +31,8 @@ fn sim_quick() {
     sum.print("sim_quick", start);
     // A few seeds alone may all be of one kind.
     assert!(sum.runs < 100 || sum.entries.all(), "an entry was never taken: {:?}", sum.entries);
+    let never = sum.never();
+    assert!(sum.runs < 1000 || never == ["SwitchEnd", "Leave"], "what never happened: {never:?}");
 }
 
 /// Goal: what a run of many seeds once found stays mended. Method: those seeds, in both sizes.
@@ -74,6 +76,19 @@ fn given_up() {
         Ok(())
     });
     sum.print("given_up", start);
+}
+
+/// Goal: a packet of a session that was forgotten is none of the next one. Method: hosts forget
+/// their sessions again and again, while frames come twice, late, and one before the other.
+#[test]
+fn forgotten_sessions() {
+    let seeds = if nightly() { 10_000 } else { 100 };
+    let start = Instant::now();
+    let sum = for_seeds("forgotten_sessions", seeds, |seed, sum| {
+        sum.add(&forgotten(seed)?);
+        Ok(())
+    });
+    sum.print("forgotten_sessions", start);
 }
 
 /// Goal: another key comes under load and nobody notices: no operation fails, nobody is taken for
@@ -122,6 +137,28 @@ pub(crate) fn no_death(seed: u64) -> Result<Report, Violation> {
     let report = run(&plan)?;
     ensure!(report.tally.deaths == 0, "{} false deaths", report.tally.deaths);
     Ok(report)
+}
+
+/// One seed of `forgotten_sessions`.
+pub(crate) fn forgotten(seed: u64) -> Result<Report, Violation> {
+    let mut plan = Plan::swarm(seed, 300);
+    let mut r = Rng::new(seed, 24);
+    (plan.link.lossless, plan.link.presence, plan.link.nodes) = (false, false, None);
+    (plan.node.seal, plan.link.forges) = (None, None);
+    plan.node.crc = Some(true);
+    plan.link.dup = 0.5;
+    plan.link.jitter_ns = r.pick(&[5e3, 50e3, 500e3]);
+    plan.link.spike = 0.05;
+    plan.link.spike_ns = r.pick(&[100_000, 5_000_000]);
+    plan.caller.think_ns = r.pick(&[2e3, 20e3, 200e3]);
+    plan.faults.at.clear();
+    for _ in 0..r.range(4, 12) {
+        let host = r.index(plan.hosts);
+        let peer = (host + 1 + r.index(plan.hosts - 1)) % plan.hosts;
+        plan.faults.at.push((r.below(plan.ops), Fault::SessionLoss { host, peer }));
+    }
+    plan.faults.at.sort_by_key(|&(k, _)| k);
+    run(&plan)
 }
 
 /// One seed of `other_keys`.
