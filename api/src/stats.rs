@@ -552,7 +552,8 @@ pub struct SessionRow {
 /// everybody.
 #[derive(Clone, Debug, Default)]
 pub struct Published {
-    /// Domains, by process and by when they were opened.
+    /// Domains, by process and by when they were opened; of one process number those first that the
+    /// user of that process published.
     pub domains: Vec<Snapshot>,
     /// Switches, in the same order.
     pub switches: Vec<SwitchSnapshot>,
@@ -619,13 +620,16 @@ pub fn look(path: &Path) -> io::Result<Publishing> {
 }
 
 fn published_in(dir: &Path) -> io::Result<Published> {
-    let mut all = Published::default();
+    let (mut all, mut domains, mut switches) = (Published::default(), Vec::new(), Vec::new());
     for path in file::files(dir)? {
         match file::load(&path, &[shape(SESSION_MAX), switch::SHAPE]) {
-            Ok(loaded) if loaded.kind == switch::SHAPE.kind => {
-                all.switches.push(switch::parse(&loaded));
+            Ok(loaded) => {
+                let place = (loaded.pid, !is_of(loaded.pid, loaded.owner), loaded.opened_ns);
+                match loaded.kind == switch::SHAPE.kind {
+                    true => switches.push((place, switch::parse(&loaded))),
+                    false => domains.push((place, parse(&loaded))),
+                }
             }
-            Ok(loaded) => all.domains.push(parse(&loaded)),
             Err(e) if e.kind() == io::ErrorKind::Unsupported => {
                 let pid = file::pid_of(&path).unwrap_or(0);
                 all.unread.push(Unread { pid, why: e.to_string() });
@@ -633,10 +637,20 @@ fn published_in(dir: &Path) -> io::Result<Published> {
             Err(_) => {}
         }
     }
-    all.domains.sort_by_key(|s| (s.pid, s.opened_ns));
-    all.switches.sort_by_key(|s| (s.pid, s.opened_ns));
+    domains.sort_by_key(|&(place, _)| place);
+    switches.sort_by_key(|&(place, _)| place);
+    all.domains = domains.into_iter().map(|(_, domain)| domain).collect();
+    all.switches = switches.into_iter().map(|(_, switch)| switch).collect();
     all.unread.sort_by_key(|u| u.pid);
     Ok(all)
+}
+
+/// Whether the process of this number is of `user`: a file can name one of anybody's, and takes the
+/// place of that one's own in what shows each once.
+fn is_of(pid: u32, user: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    users.split_whitespace().any(|uid| uid.parse() == Ok(user))
 }
 
 /// What domains publish: see [`read_published`].
@@ -736,7 +750,7 @@ fn session_row(r: &[u64; SESSION_LEN]) -> SessionRow {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use barewire_dataplane::flags::{BindFlags, OpFlags};
     use barewire_dataplane::node::{EpAttr, EpId, MsgKind, Node, NodeSettings, SendReq};
@@ -819,6 +833,34 @@ mod tests {
         let peers = s.node.iter().find(|(name, _)| *name == "peers");
         assert_eq!(peers, Some(&("peers", u64::from(PEERS))));
         assert_eq!(s.sessions[7].state, "idle");
+    }
+
+    /// Goal: nobody's domain is hidden behind what another user says of the same process, port and
+    /// address, however old that pretends to be.
+    #[test]
+    fn a_process_is_shown_by_its_own_user_first() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIPPED: only root has files of several users");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("barewire-of-liars-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let mut publisher = Publisher::try_create(&dir, 16).unwrap();
+        publisher.publish(&mut engine(), None);
+        let own = publisher.writer.path.clone();
+        let [older, newer] = ["barewire-stats.7.1.1", "barewire-stats.7.1.2"].map(|n| dir.join(n));
+        for (path, opened_ns) in [(&older, 1_u64), (&newer, u64::MAX)] {
+            fs::copy(&own, path).unwrap();
+            let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+            // Where the time of opening stands.
+            file.write_all_at(&opened_ns.to_ne_bytes(), 5 * 8).unwrap();
+            std::os::unix::fs::chown(path, Some(7), None).unwrap();
+        }
+        let shown: Vec<_> =
+            published_in(&dir).unwrap().domains.into_iter().map(|s| s.path).collect();
+        assert_eq!(shown, [own, older, newer]);
+        drop(publisher);
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     /// Two engines, of which the second has `count` messages that nobody has asked for.
