@@ -54,7 +54,7 @@ impl Av {
         if attr.event || attr.name.is_some() {
             return Err(Error::NoSys);
         }
-        let id = dom.enter_control()?.node().av_open(attr.count)?;
+        let id = dom.enter_control()?.node().sessions().av_open(attr.count)?;
         let av = Self(Arc::new(AvInner { dom: dom.clone(), id }));
         let mut core = dom.enter_control()?;
         core.node().avs.name_contexts(id, attr.rx_ctx_bits)?;
@@ -420,7 +420,7 @@ fn check_by_user_id(core: &mut Core, av: AvId) -> Result<()> {
 fn drop_key(core: &mut Core, tenant: Tenant, av: AvId) -> Result<()> {
     let key = core.auth_keys.of_tenant(tenant)?.clone();
     if core.auth_keys.leave(tenant, av)? {
-        if let Err(e) = core.node().remove_tenant(Engine::now(), tenant) {
+        if let Err(e) = core.node().sessions().remove_tenant(Engine::now(), tenant) {
             core.auth_keys.add(tenant, &key, av);
             return Err(e);
         }

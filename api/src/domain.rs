@@ -230,7 +230,7 @@ impl Domain {
     pub fn set_keys(&self, keys: &[&[u8]]) -> Result<()> {
         let keys = key::given(keys, self.dom.settings.seal)?;
         let mut core = self.dom.enter_control()?;
-        core.node().set_keys(Engine::now(), keys)?;
+        core.node().sessions().set_keys(Engine::now(), keys)?;
         core.key_watch = None;
         Ok(())
     }

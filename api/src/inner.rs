@@ -421,11 +421,11 @@ impl Core {
         let (what, taken) = match news {
             News::Keys(keys) => {
                 let what = format!("key files have changed: {} keys", keys.len());
-                (what, self.node().set_keys(now, keys))
+                (what, self.node().sessions().set_keys(now, keys))
             }
             News::Certificate(own) => {
                 let what = format!("certificate has changed: {}", own.identity());
-                (what, self.node().set_certificate(now, own))
+                (what, self.node().sessions().set_certificate(now, own))
             }
         };
         match taken {
@@ -796,7 +796,7 @@ impl Drop for Owner {
                 core.turn(&self.shared);
             }
             let end = Engine::now() + LEAVE_NS;
-            while core.node().leave_sessions()
+            while core.node().sessions().leave_sessions()
                 && core.engine.gone().is_none()
                 && Engine::now() < end
             {

@@ -410,7 +410,7 @@ mod tests {
         let (port, _) = Loopback::pair();
         let settings = NodeSettings { incarnation: 1, ..NodeSettings::default() };
         let mut node = Node::new(settings, port.caps()).unwrap();
-        let (av, cq) = (node.av_open(256).unwrap(), node.cqs.open(256).unwrap());
+        let (av, cq) = (node.sessions().av_open(256).unwrap(), node.cqs.open(256).unwrap());
         let ep = node.eps.open(EpAttr::default()).unwrap();
         node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         node.objects().ep_bind_av(ep, av).unwrap();
@@ -418,7 +418,7 @@ mod tests {
         for n in 1..=count {
             let (station, incarnation) = (Station::at([2, 9, 0, 0, 0, n]), 7);
             let addr = EpAddr { station, ep: 0, incarnation };
-            let dest = node.av_insert(Instant(1), av, addr).unwrap();
+            let dest = node.sessions().av_insert(Instant(1), av, addr).unwrap();
             let (kind, buf, flags) = (MsgKind::Msg, IoBuf::EMPTY, OpFlags::empty());
             let (tag, data, context, no_completion) = (0, 0, 7, false);
             let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };

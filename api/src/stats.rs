@@ -814,11 +814,11 @@ mod tests {
         const PEERS: u16 = 300;
         let mut engine = engine();
         let node = engine.node_mut();
-        let av = node.av_open(1).unwrap();
+        let av = node.sessions().av_open(1).unwrap();
         for n in 0..PEERS {
             let [a, b] = n.to_be_bytes();
             let addr = EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 1, incarnation: 0 };
-            node.av_insert(Instant(1), av, addr).unwrap();
+            node.sessions().av_insert(Instant(1), av, addr).unwrap();
         }
         let eps: Vec<EpId> = (0..150).map(|_| node.eps.open(Default::default()).unwrap()).collect();
         eps.iter().step_by(3).for_each(|&ep| node.ep_close(Instant(1), ep).unwrap());
@@ -871,7 +871,7 @@ mod tests {
             let settings =
                 NodeSettings { incarnation, unexpected_bytes: room, ..NodeSettings::default() };
             let mut node = Node::new(settings, port.caps()).unwrap();
-            let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
+            let (av, cq) = (node.sessions().av_open(4).unwrap(), node.cqs.open(16).unwrap());
             let ep = node.eps.open(EpAttr::default()).unwrap();
             node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
             node.objects().ep_bind_av(ep, av).unwrap();

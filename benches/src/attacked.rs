@@ -111,7 +111,7 @@ impl Attacked {
             let peer = this.ends[1 - i].node.addr_of(this.ends[1 - i].ep);
             let peer = peer.map_err(|e| format!("node: {e}"))?;
             let Station { node, av, .. } = &mut this.ends[i];
-            let inserted = node.av_insert(Instant(now_ns()), *av, peer);
+            let inserted = node.sessions().av_insert(Instant(now_ns()), *av, peer);
             this.ends[i].peer = inserted.map_err(|e| format!("node: {e}"))?;
         }
         Ok(this)

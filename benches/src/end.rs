@@ -138,7 +138,7 @@ pub fn node(settings: NodeSettings, caps: &PortCaps) -> Made<(Node, EpId, CqId, 
     let said = |e: Error| format!("node: {e}");
     let mut node = Node::new(settings, caps).map_err(said)?;
     let cq = node.cqs.open(4096).map_err(said)?;
-    let av = node.av_open(16).map_err(said)?;
+    let av = node.sessions().av_open(16).map_err(said)?;
     let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV;
     let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
     node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
@@ -267,7 +267,7 @@ impl End for NodeEnd {
     }
 
     fn connect(&mut self, peer: EpAddr) {
-        let inserted = self.node.av_insert(Instant(now_ns()), self.av, peer);
+        let inserted = self.node.sessions().av_insert(Instant(now_ns()), self.av, peer);
         self.peer = inserted.expect("the address vector has room");
     }
 

@@ -739,19 +739,23 @@ impl Engine {
         }
     }
 
-    /// Adds an address with [`Node::av_insert`]. If that ends the session with an earlier life of
-    /// the peer, frames of it whose sender was told of delivery are received first.
+    /// Adds an address with [`Sessions::av_insert`]. If that ends the session with an earlier life
+    /// of the peer, frames of it whose sender was told of delivery are received first.
     ///
     /// # Errors
-    /// Those of [`Node::av_insert`].
+    /// Those of [`Sessions::av_insert`].
+    ///
+    /// [`Sessions::av_insert`]: crate::node::Sessions::av_insert
     pub fn av_insert(&mut self, av: AvId, addr: EpAddr) -> OpResult<FiAddr> {
         self.av_insert_of(av, addr, Tenant::NONE)
     }
 
-    /// As [`av_insert`](Self::av_insert), with [`Node::av_insert_of`].
+    /// As [`av_insert`](Self::av_insert), with [`Sessions::av_insert_of`].
     ///
     /// # Errors
-    /// Those of [`Node::av_insert_of`].
+    /// Those of [`Sessions::av_insert_of`].
+    ///
+    /// [`Sessions::av_insert_of`]: crate::node::Sessions::av_insert_of
     pub fn av_insert_of(&mut self, av: AvId, addr: EpAddr, tenant: Tenant) -> OpResult<FiAddr> {
         if self.gone.is_none() && self.node.control().supersedes(&addr) {
             self.now = Self::now();
@@ -761,7 +765,7 @@ impl Engine {
                 }
             }
         }
-        self.node.av_insert_of(Self::now(), av, addr, tenant)
+        self.node.sessions().av_insert_of(Self::now(), av, addr, tenant)
     }
 
     /// Receives a burst, and says whether more frames may wait: a burst may be short, and empty if
@@ -847,7 +851,7 @@ mod tests {
         let node = Node::new(settings, port.caps()).unwrap();
         let mut engine = Engine::new(node, Box::new(port));
         let node = engine.node_mut();
-        let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
+        let (av, cq) = (node.sessions().av_open(4).unwrap(), node.cqs.open(16).unwrap());
         let ep = node.eps.open(EpAttr::default()).unwrap();
         node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         node.objects().ep_bind_av(ep, av).unwrap();

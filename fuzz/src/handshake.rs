@@ -152,7 +152,7 @@ impl Side {
         };
         let mut node = Node::new(settings, &caps).expect("settings are good");
         let cq = node.cqs.open(128).expect("room for a queue");
-        let av = node.av_open(4).expect("room for a vector");
+        let av = node.sessions().av_open(4).expect("room for a vector");
         let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV;
         let ep = node.eps.open(EpAttr { number: Some(0), caps, ..EpAttr::default() });
         let ep = ep.expect("the number is free");
@@ -162,7 +162,7 @@ impl Side {
         node.ep_enable(ep).expect("all is bound");
         let incarnation = if setup & 1 == 0 { 0 } else { 102 - i as u64 };
         let addr = EpAddr { station: station_of(1 - i), ep: 0, incarnation };
-        let dest = node.av_insert(Instant(1), av, addr).expect("room for a peer");
+        let dest = node.sessions().av_insert(Instant(1), av, addr).expect("room for a peer");
         let inbox = VecDeque::new();
         Self { node, cq, av, ep, dest, inbox, posted: 0, ended: 0, arrived: 0 }
     }
@@ -243,7 +243,7 @@ impl World {
             }
             10 => {
                 let other = station_of(1 - i);
-                self.sides[i].node.drop_session(self.now, other);
+                self.sides[i].node.sessions().drop_session(self.now, other);
             }
             11 => self.forge(i, input, false),
             12 => self.forge(i, input, true),
@@ -268,8 +268,8 @@ impl World {
     fn set(&mut self, i: usize, byte: u8) {
         let node = &mut self.sides[i].node;
         let set = match node.openings.has_certificate() {
-            true => node.set_certificate(self.now, own(byte)),
-            false => node.set_keys(self.now, list(byte)),
+            true => node.sessions().set_certificate(self.now, own(byte)),
+            false => node.sessions().set_keys(self.now, list(byte)),
         };
         set.expect("one to four keys, or a certificate that fits");
     }
@@ -330,8 +330,8 @@ impl World {
     fn end(mut self) {
         for side in &mut self.sides {
             let set = match side.node.openings.has_certificate() {
-                true => side.node.set_certificate(self.now, own(0)),
-                false => side.node.set_keys(self.now, vec![key(0)]),
+                true => side.node.sessions().set_certificate(self.now, own(0)),
+                false => side.node.sessions().set_keys(self.now, vec![key(0)]),
             };
             set.expect("one key");
         }
@@ -359,7 +359,8 @@ impl World {
             let other = side.node.av_lookup(side.av, side.dest).expect("it was inserted");
             // The peer may have been taken for another life.
             let addr = EpAddr { incarnation: 0, ..other };
-            side.dest = side.node.av_insert(self.now, side.av, addr).expect("room for a peer");
+            side.dest =
+                side.node.sessions().av_insert(self.now, side.av, addr).expect("room for a peer");
             side.arrived = 0;
             side.recv(self.now);
             side.send(self.now);

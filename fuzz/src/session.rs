@@ -148,7 +148,7 @@ impl Side {
         };
         let mut node = Node::new(settings, &caps).expect("settings are good");
         let cqs = [16, 4].map(|size| node.cqs.open(size).expect("room for a queue"));
-        let av = node.av_open(4).expect("room for a vector");
+        let av = node.sessions().av_open(4).expect("room for a vector");
         let mut side = Self {
             node,
             cqs,
@@ -175,7 +175,8 @@ impl Side {
     }
 
     fn insert(&mut self, k: usize, addr: EpAddr) {
-        self.dests[k] = self.node.av_insert(Instant(1), self.av, addr).expect("room for a peer");
+        self.dests[k] =
+            self.node.sessions().av_insert(Instant(1), self.av, addr).expect("room for a peer");
     }
 
     /// Opens endpoint `n`: a plain one, or one with all that is unusual.
@@ -321,7 +322,7 @@ impl World {
             21 | 22 => self.read(i),
             23 => self.open_or_close(i, input),
             24 if input.chance(16) => {
-                self.sides[i].node.drop_session(self.now, station_of(1 - i));
+                self.sides[i].node.sessions().drop_session(self.now, station_of(1 - i));
             }
             25 if input.chance(4) => self.restart_address(i, input),
             26 => self.one_sided(i, input),
@@ -698,7 +699,9 @@ impl World {
         let addr = side.node.av_lookup(side.av, side.dests[0]).expect("it was inserted");
         side.node.objects().av_remove(side.av, side.dests[0]).expect("it was inserted");
         let incarnation = input.pick(&[0, 102 - i as u64, 103]);
-        if let Ok(to) = side.node.av_insert(self.now, side.av, EpAddr { incarnation, ..addr }) {
+        if let Ok(to) =
+            side.node.sessions().av_insert(self.now, side.av, EpAddr { incarnation, ..addr })
+        {
             side.dests[0] = to;
         }
     }
@@ -739,9 +742,9 @@ impl World {
             }
             self.idle(i);
             let node = &mut self.sides[i].node;
-            let known: Vec<_> = node.sessions().map(|session| session.station).collect();
+            let known: Vec<_> = node.session_infos().map(|session| session.station).collect();
             for station in known {
-                node.drop_session(self.now, station);
+                node.sessions().drop_session(self.now, station);
             }
 
             let levels = node.levels();

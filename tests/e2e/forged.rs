@@ -42,7 +42,7 @@ impl Station {
         let port = ShmPort::open(settings).unwrap();
         let settings = NodeSettings { incarnation, seed: incarnation, ..NodeSettings::default() };
         let mut node = Node::new(settings, port.caps()).unwrap();
-        let (av, cq) = (node.av_open(4).unwrap(), node.cqs.open(16).unwrap());
+        let (av, cq) = (node.sessions().av_open(4).unwrap(), node.cqs.open(16).unwrap());
         let ep = node.eps.open(attr).unwrap();
         node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
         node.objects().ep_bind_av(ep, av).unwrap();
@@ -65,7 +65,7 @@ impl Station {
     /// Everything but the counters: sessions with honest peers, and how full the tables are.
     fn state(&self, third: barewire_driver::port::Station) -> (Vec<SessionInfo>, Levels) {
         let node = self.engine.node();
-        let sessions = node.sessions().filter(|session| session.station != third).collect();
+        let sessions = node.session_infos().filter(|session| session.station != third).collect();
         // A session with the forger would be his right, and a probe may be due by now.
         (sessions, Levels { peers: 0, timers: 0, ..node.levels() })
     }

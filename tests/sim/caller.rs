@@ -90,7 +90,7 @@ impl App {
     /// Opens the objects of a fresh process.
     pub(crate) fn new(v: &mut View<'_>, node: &mut Node, life: u32) -> Result<Self> {
         let mut rng = Rng::new(v.plan.seed, 1000 + u64::from(life));
-        let av = node.av_open(64)?;
+        let av = node.sessions().av_open(64)?;
         let shared = rng.chance(0.5);
         let mut cqs = vec![node.cqs.open(v.plan.node.cq_size)?];
         let mut app = Self {
@@ -216,7 +216,7 @@ impl App {
         {
             v.ledger.supersede(v.host, addr.host, life);
         }
-        let fi = node.av_insert(v.now, self.av, to)?;
+        let fi = node.sessions().av_insert(v.now, self.av, to)?;
         v.ledger.inserted(self.life, addr);
         if v.trace {
             eprintln!("{} inserts {addr:?} as {fi}", v.host);

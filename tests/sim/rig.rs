@@ -80,7 +80,7 @@ impl Rig {
         let incarnation = settings.incarnation;
         let mut node = Node::new(settings, &caps(&self.plan, host)).expect("a valid plan");
         let cq = node.cqs.open(self.plan.node.cq_size).expect("room for a queue");
-        let av = node.av_open(16).expect("room for an AV");
+        let av = node.sessions().av_open(16).expect("room for an AV");
         let all = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::DIRECTED_RECV;
         let all = all | ONE_SIDED | self.more;
         let attr = EpAttr { number: Some(EP), caps: all, ..EpAttr::default() };
@@ -117,7 +117,7 @@ impl Rig {
         let now = self.now();
         let s = self.at(from);
         let addr = EpAddr { station: Net::station(to), ep: EP, incarnation };
-        s.node.av_insert(now, s.av, addr).expect("room in the AV")
+        s.node.sessions().av_insert(now, s.av, addr).expect("room in the AV")
     }
 
     /// Sends `buf`, whose content is up to the caller, and says whether it was accepted.

@@ -530,7 +530,7 @@ impl World {
                 self.ledger.excuse(host, peer, Excuse { errors: true, loss });
                 let now = self.time(host);
                 if let Some(life) = &mut self.hosts[host].life {
-                    life.node.drop_session(now, Net::station(peer));
+                    life.node.sessions().drop_session(now, Net::station(peer));
                     self.poll_by(host, self.net.now);
                 }
             }
@@ -539,7 +539,7 @@ impl World {
                 let keys = self.plan.node.keys(KEY_LISTS[self.hosts[host].keys]);
                 let now = self.time(host);
                 if let Some((life, keys)) = self.hosts[host].life.as_mut().zip(keys) {
-                    life.node.set_keys(now, keys).expect("the node seals");
+                    life.node.sessions().set_keys(now, keys).expect("the node seals");
                     self.poll_by(host, self.net.now);
                 }
             }
@@ -692,7 +692,8 @@ impl World {
             }
             let late = self.net.now > limit;
             let levels = self.hosts.iter().filter_map(|h| h.life.as_ref());
-            let all = |n: &Node| (n.next_deadline(), n.levels(), n.sessions().collect::<Vec<_>>());
+            let all =
+                |n: &Node| (n.next_deadline(), n.levels(), n.session_infos().collect::<Vec<_>>());
             let levels: Vec<_> = levels.map(|l| all(&l.node)).collect();
             let left = self.ledger.unsettled();
             ensure!(!late, "{when}, some operations never end: {left} {levels:#?}");

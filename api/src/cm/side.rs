@@ -274,7 +274,7 @@ impl Cm {
     ) -> Result<Self> {
         let node = io.node();
         let cq = node.cqs.open((RECEIVES + SENDS).next_power_of_two())?;
-        let av = node.av_open(16)?;
+        let av = node.sessions().av_open(16)?;
         let ep = node.eps.open(NodeEpAttr {
             number,
             caps: Caps::MSG | Caps::SEND | Caps::RECV | Caps::SOURCE | Caps::SOURCE_ERR,

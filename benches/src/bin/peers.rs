@@ -128,7 +128,7 @@ impl Host {
         };
         let mut node = Node::new(settings, &caps(number)).map_err(said)?;
         let cq = node.cqs.open(128).map_err(said)?;
-        let av = node.av_open(peers).map_err(said)?;
+        let av = node.sessions().av_open(peers).map_err(said)?;
         let caps = Caps::MSG | Caps::TAGGED | Caps::SEND | Caps::RECV | Caps::SOURCE;
         let ep = node.eps.open(EpAttr { caps, ..EpAttr::default() }).map_err(said)?;
         node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV).map_err(said)?;
@@ -211,9 +211,9 @@ impl Crowd {
         let addr = host.addr()?;
         for number in 1..=count {
             let mut peer = Host::open(number, 1)?;
-            let to = peer.node.av_insert(Instant(now_ns()), peer.av, addr);
+            let to = peer.node.sessions().av_insert(Instant(now_ns()), peer.av, addr);
             let dest = to.map_err(|e| e.to_string())?;
-            let known = host.node.av_insert(Instant(now_ns()), host.av, peer.addr()?);
+            let known = host.node.sessions().av_insert(Instant(now_ns()), host.av, peer.addr()?);
             known.map_err(|e| e.to_string())?;
             host.post(&memory)?;
             let req = SendReq {

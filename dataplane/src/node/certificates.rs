@@ -15,7 +15,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::{MacAddr, PortCaps, Station};
 
 use super::claims::SealFault;
-use super::{Control, Node, NodeSettings, Notice, Openings};
+use super::{Control, NodeSettings, Notice, Openings, Sessions};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
@@ -93,7 +93,7 @@ impl Openings {
     }
 }
 
-impl Node {
+impl Sessions<'_> {
     /// Replaces the certificate, the roots and the accepted names of peers, for sessions that open
     /// from now on. Open sessions are not affected; those that are being opened begin again. No
     /// operation ends by it.

@@ -74,7 +74,7 @@ impl Node {
             return;
         }
         for t in self.eps.deferred_eps(|_, deferred| deferred.deferred_for == e) {
-            self.close_sends(now, t);
+            self.sessions().close_sends(now, t);
             self.close_receives(now, t);
             self.objects().free_deferred_ep(t);
         }

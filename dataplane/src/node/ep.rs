@@ -5,7 +5,8 @@ use super::ops::{RecvIs, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
 use super::{
-    AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Objects, Operations, Todo,
+    AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Objects, Operations,
+    Sessions, Todo,
 };
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -534,7 +535,7 @@ impl Node {
         self.target.revoke_grants();
         self.coll_ep_closed(now, idx);
         self.groups.forget_ep(idx);
-        self.close_sends(now, idx);
+        self.sessions().close_sends(now, idx);
         self.close_receives(now, idx);
         self.responder().stop_counting_reads(idx);
         self.objects().drop_late(idx);
@@ -548,20 +549,6 @@ impl Node {
         }
         self.objects().unbind(&e);
         Ok(())
-    }
-
-    /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
-    /// session goes on.
-    pub(super) fn close_sends(&mut self, now: Instant, idx: EpIdx) {
-        let wrs: Vec<TxIdx> =
-            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
-        for w in wrs {
-            let p = self.tx[w].peer;
-            self.operations().abandon_wr(w);
-            self.operations().cancel_wr(w);
-            self.control().arm_timer(now, p);
-        }
-        self.operations().cancel_fast_ops(idx);
     }
 
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
@@ -604,6 +591,22 @@ impl Node {
             }
         }
         self.eps[idx].claimed.clear();
+    }
+}
+
+impl Sessions<'_> {
+    /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
+    /// session goes on.
+    pub(super) fn close_sends(&mut self, now: Instant, idx: EpIdx) {
+        let wrs: Vec<TxIdx> =
+            self.tx.wrs.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
+        for w in wrs {
+            let p = self.tx[w].peer;
+            self.operations().abandon_wr(w);
+            self.operations().cancel_wr(w);
+            self.control().arm_timer(now, p);
+        }
+        self.operations().cancel_fast_ops(idx);
     }
 }
 

@@ -155,7 +155,7 @@ impl Node {
     pub(super) fn on_malformed(&mut self, now: Instant, frame: &RxFrame<'_>, err: WireError) {
         self.counters.rx_wire[err.index()] += 1;
         if err == WireError::Version {
-            return self.on_other_version(now, frame);
+            return self.sessions().on_other_version(now, frame);
         }
         if err == WireError::Secured {
             return self.control().on_sealed_unasked(now, frame);
@@ -188,12 +188,12 @@ impl Node {
                         return;
                     }
                     let len = (frame.len() - ETH_HDR_LEN).min(usize::from(u16::MAX)) as u16;
-                    self.on_open(now, base, &op, len);
+                    self.sessions().on_open(now, base, &op, len);
                 }
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             },
             Ty::Rst => match RstOp::parse(frame) {
-                Ok(op) => self.on_rst(now, base.src, &op),
+                Ok(op) => self.sessions().on_rst(now, base.src, &op),
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             },
             // No RST in reply to these: the reply could be answered again, for ever.
@@ -389,7 +389,7 @@ impl Node {
         // most slots.
         let most = self.peers.iter().max_by_key(|(_, peer)| peer.reorder_buf.len);
         let hog = most.map_or(p, |(hog, _)| hog);
-        self.end_session(now, hog, EndReason::Excess);
+        self.sessions().end_session(now, hog, EndReason::Excess);
         hog != p
     }
 

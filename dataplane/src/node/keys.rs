@@ -13,7 +13,7 @@
 
 use super::notice::EndReason;
 use super::peer::State;
-use super::{Control, Node, Openings};
+use super::{Control, Openings, Sessions};
 use crate::error::{Error, Result};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
@@ -87,7 +87,7 @@ impl Openings {
     }
 }
 
-impl Node {
+impl Sessions<'_> {
     /// Replaces the list of keys, in this order: the first one opens sessions, each is accepted
     /// from a peer that opens one. Open sessions are not affected, nor those opened under a key
     /// that is no longer listed; no such key is kept. No operation ends by it.

@@ -163,7 +163,7 @@ pub struct NodeSettings {
     /// idle. Peers that were not inserted share it; of these, idle ones are evicted for new ones.
     pub peer_max: usize,
     /// Limit to which `peer_max` grows when the application inserts more addresses, or [opens a
-    /// vector](Node::av_open) for more; peers that were not inserted never enlarge it. Default
+    /// vector](Sessions::av_open) for more; peers that were not inserted never enlarge it. Default
     /// 2^20, the largest possible.
     pub peer_limit: usize,
     /// Transmit operations in flight, all endpoints together, 1 to 2^24. Default 65,536. The tables
@@ -878,6 +878,61 @@ macro_rules! objects_of {
     };
 }
 
+/// The target's side of a node, of which other parts are borrowed as well.
+macro_rules! responder_of {
+    ($node:ident) => {
+        Responder {
+            objects: objects_of!($node),
+            mrs: &mut $node.mrs,
+            responses: &mut $node.responses,
+            target: &mut $node.target,
+            scratch: &mut $node.scratch,
+            spare: &mut $node.spare,
+            sent: &mut $node.sent,
+            turn: &$node.turn,
+        }
+    };
+}
+
+/// The operations of a node, of which other parts are borrowed as well.
+macro_rules! operations_of {
+    ($node:ident) => {
+        Operations {
+            objects: objects_of!($node),
+            tx: &mut $node.tx,
+            fast_ops: &mut $node.fast_ops,
+            packs: &mut $node.packs,
+            pulls: &mut $node.pulls,
+            spare: &mut $node.spare,
+            sent: &mut $node.sent,
+            turn: &mut $node.turn,
+        }
+    };
+}
+
+/// The control plane of a node, of which other parts are borrowed as well.
+macro_rules! control_of {
+    ($node:ident) => {
+        Control {
+            settings: &mut $node.settings,
+            port: &mut $node.port,
+            peers: &mut $node.peers,
+            by_station: &mut $node.by_station,
+            openings: &mut $node.openings,
+            blocks: &mut $node.blocks,
+            sent: &mut $node.sent,
+            eps: &mut $node.eps,
+            turn: &mut $node.turn,
+            wheel: &mut $node.wheel,
+            due: &mut $node.due,
+            replies: &mut $node.replies,
+            names: &mut $node.names,
+            observed: &mut $node.observed,
+            counters: &mut $node.counters,
+        }
+    };
+}
+
 impl Node {
     /// The objects of the application.
     #[inline(always)]
@@ -906,9 +961,7 @@ impl Node {
     /// The target's side of one-sided operations.
     #[inline(always)]
     pub fn responder(&mut self) -> Responder<'_> {
-        let objects = objects_of!(self);
-        let Self { mrs, responses, target, scratch, spare, sent, turn, .. } = self;
-        Responder { objects, mrs, responses, target, scratch, spare, sent, turn }
+        responder_of!(self)
     }
 }
 
@@ -932,9 +985,7 @@ impl Node {
     /// The operations.
     #[inline(always)]
     pub fn operations(&mut self) -> Operations<'_> {
-        let objects = objects_of!(self);
-        let Self { tx, fast_ops, packs, pulls, spare, sent, turn, .. } = self;
-        Operations { objects, tx, fast_ops, packs, pulls, spare, sent, turn }
+        operations_of!(self)
     }
 }
 
@@ -1012,24 +1063,123 @@ impl Node {
     /// The control plane.
     #[inline(always)]
     pub fn control(&mut self) -> Control<'_> {
-        let Self { settings, port, peers, by_station, openings, blocks, sent, .. } = self;
-        let Self { eps, turn, wheel, due, replies, names, observed, counters, .. } = self;
-        Control {
-            settings,
-            port,
-            peers,
-            by_station,
-            openings,
-            blocks,
-            sent,
-            eps,
-            turn,
-            wheel,
-            due,
-            replies,
-            names,
-            observed,
-            counters,
+        control_of!(self)
+    }
+}
+
+/// The sessions of a node and all that ends with them, borrowed from it: operations, answers,
+/// receives from one peer, calls of collectives. What can end a session is done here; nothing is
+/// sent.
+#[derive(Debug)]
+pub struct Sessions<'a> {
+    settings: &'a mut NodeSettings,
+    port: &'a mut PortState,
+    peers: &'a mut Peers,
+    by_station: &'a mut PeersByStation,
+    awaited: &'a mut Vec<PeerIdx>,
+    reassemblies: &'a mut Reassemblies,
+    eps: &'a mut Eps,
+    cqs: &'a mut Cqs,
+    cntrs: &'a mut Cntrs,
+    avs: &'a mut Avs,
+    tx: &'a mut TxWrs,
+    fast_ops: &'a mut Table<FastOp, (), FastOpIdx>,
+    sent: &'a mut SentPool,
+    packs: &'a mut Packs,
+    posted: &'a mut Receives,
+    unexpected: &'a mut UnexpectedPool<UnexpectedMsg>,
+    blocks: &'a mut Blocks,
+    pulls: &'a mut Pulls,
+    mrs: &'a mut Mrs,
+    responses: &'a mut Slab<Response, (), ResponseIdx>,
+    scratch: &'a mut Vec<u8>,
+    target: &'a mut fast_target::TargetCache,
+    spare: &'a mut Spare,
+    reorder: &'a mut Reorder,
+    coll: &'a mut Coll,
+    wheel: &'a mut Wheel<PeerIdx>,
+    due: &'a mut Due,
+    replies: &'a mut Replies,
+    names: &'a mut Names,
+    openings: &'a mut Openings,
+    counters: &'a mut NodeCounters,
+    observed: &'a mut Observed,
+    turn: &'a mut Turn,
+    refused_units: &'a mut u32,
+}
+
+/// The sessions of a node, of which other parts are borrowed as well.
+macro_rules! sessions_of {
+    ($node:ident) => {
+        Sessions {
+            settings: &mut $node.settings,
+            port: &mut $node.port,
+            peers: &mut $node.peers,
+            by_station: &mut $node.by_station,
+            awaited: &mut $node.awaited,
+            reassemblies: &mut $node.reassemblies,
+            eps: &mut $node.eps,
+            cqs: &mut $node.cqs,
+            cntrs: &mut $node.cntrs,
+            avs: &mut $node.avs,
+            tx: &mut $node.tx,
+            fast_ops: &mut $node.fast_ops,
+            sent: &mut $node.sent,
+            packs: &mut $node.packs,
+            posted: &mut $node.posted,
+            unexpected: &mut $node.unexpected,
+            blocks: &mut $node.blocks,
+            pulls: &mut $node.pulls,
+            mrs: &mut $node.mrs,
+            responses: &mut $node.responses,
+            scratch: &mut $node.scratch,
+            target: &mut $node.target,
+            spare: &mut $node.spare,
+            reorder: &mut $node.reorder,
+            coll: &mut $node.coll,
+            wheel: &mut $node.wheel,
+            due: &mut $node.due,
+            replies: &mut $node.replies,
+            names: &mut $node.names,
+            openings: &mut $node.openings,
+            counters: &mut $node.counters,
+            observed: &mut $node.observed,
+            turn: &mut $node.turn,
+            refused_units: &mut $node.refused_units,
         }
+    };
+}
+
+impl Node {
+    /// The sessions.
+    #[inline(always)]
+    pub fn sessions(&mut self) -> Sessions<'_> {
+        sessions_of!(self)
+    }
+}
+
+impl Sessions<'_> {
+    /// The objects of the application.
+    #[inline(always)]
+    pub(super) fn objects(&mut self) -> Objects<'_> {
+        objects_of!(self)
+    }
+
+    /// The target's side of one-sided operations.
+    #[inline(always)]
+    fn responder(&mut self) -> Responder<'_> {
+        responder_of!(self)
+    }
+
+    /// The operations.
+    #[inline(always)]
+    fn operations(&mut self) -> Operations<'_> {
+        operations_of!(self)
+    }
+
+    /// The control plane.
+    #[inline(always)]
+    fn control(&mut self) -> Control<'_> {
+        control_of!(self)
     }
 }

@@ -6,7 +6,7 @@ use barewire_driver::hint::cold;
 
 use super::path::Path;
 use super::peer::{Peers, State, slot_of};
-use super::{Control, EpId, FrameSink, Node};
+use super::{Control, EpId, FrameSink, Node, Sessions};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::{CongestionControl, Controller};
@@ -24,6 +24,16 @@ impl Peers {
 }
 
 impl Node {
+    /// Whether `dest` is a near peer and its route is the one that the endpoint has cached.
+    pub(super) fn is_near_dest(&self, ep: EpId, dest: FiAddr) -> bool {
+        let Some(ep) = self.eps.by_handle(ep.0).filter(|ep| ep.route.dest == dest) else {
+            return false;
+        };
+        self.peers.get(ep.route.peer).is_some_and(|peer| peer.path.is_near())
+    }
+}
+
+impl Sessions<'_> {
     /// Chooses the path of a session whose OPEN is about to be sent. False if another session has
     /// to replace it: the peer has become near or far since its own OPEN was seen.
     pub(super) fn choose_path(&mut self, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
@@ -44,14 +54,6 @@ impl Node {
         }
         self.open_again(self.turn.polled_at, p, false);
         false
-    }
-
-    /// Whether `dest` is a near peer and its route is the one that the endpoint has cached.
-    pub(super) fn is_near_dest(&self, ep: EpId, dest: FiAddr) -> bool {
-        let Some(ep) = self.eps.by_handle(ep.0).filter(|ep| ep.route.dest == dest) else {
-            return false;
-        };
-        self.peers.get(ep.route.peer).is_some_and(|peer| peer.path.is_near())
     }
 }
 

@@ -5,7 +5,7 @@ use barewire_driver::hint::cold;
 use super::notice::EndReason;
 use super::peer::{Peer, Peers, SourceName, State};
 use super::tally::Tally;
-use super::{AvId, AvTable, CntrId, Control, CqId, Node, Objects};
+use super::{AvId, AvTable, CntrId, Control, CqId, Node, Objects, Sessions};
 use crate::av::{Av, AvEntry};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
@@ -73,6 +73,24 @@ impl Node {
         err
     }
 
+    /// The address under an index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
+        Ok(self.peers.addr_of(self.avs.entry(av, addr)?))
+    }
+
+    /// Whose key the address under an index was inserted under.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_tenant(&self, av: AvId, addr: FiAddr) -> Result<Tenant> {
+        Ok(self.peers[self.avs.entry(av, addr)?.peer].tenant)
+    }
+}
+
+impl Sessions<'_> {
     /// Makes an address vector for about `count` addresses. The node gets room for as many peers,
     /// if it may have that and memory has it; else an insertion says so.
     ///
@@ -151,22 +169,6 @@ impl Node {
         Ok(self.avs[av.0.idx()].av.insert(entry))
     }
 
-    /// The address under an index.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: nothing is inserted under this index.
-    pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
-        Ok(self.peers.addr_of(self.avs.entry(av, addr)?))
-    }
-
-    /// Whose key the address under an index was inserted under.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: nothing is inserted under this index.
-    pub fn av_tenant(&self, av: AvId, addr: FiAddr) -> Result<Tenant> {
-        Ok(self.peers[self.avs.entry(av, addr)?.peer].tenant)
-    }
-
     /// The record of the peer at this station and of this tenant, created if there is none. `None`
     /// if the table is full and none of the next `looks` records can be evicted.
     pub(crate) fn peer_of(
@@ -176,7 +178,7 @@ impl Node {
         tenant: Tenant,
         looks: usize,
     ) -> Option<PeerIdx> {
-        if let Some(p) = self.by_station.get(&self.peers, station, tenant) {
+        if let Some(p) = self.by_station.get(self.peers, station, tenant) {
             return Some(p);
         }
         let mut peer = Peer::new(station, tenant, self.port.station, now);
@@ -186,7 +188,7 @@ impl Node {
             peer.wants_blocks = self.evict(now, looks)?;
         }
         let p = self.peers.alloc(peer)?;
-        self.by_station.insert(&self.peers, p);
+        self.by_station.insert(self.peers, p);
         if self.openings.note_slot(p) {
             self.observed.tallies.push(Tally::default());
         }
@@ -218,7 +220,7 @@ impl Node {
         let (_, _, p) = found?;
         self.end_session(now, p, EndReason::Evicted);
         self.wheel.disarm(p);
-        self.by_station.remove(&self.peers, p);
+        self.by_station.remove(self.peers, p);
         self.observed.losses.forget_peer(p);
         Some(self.peers.free(p).wants_blocks)
     }

@@ -20,7 +20,7 @@ use super::peer::{GENERATIONS, Peer, State, next_sid};
 use super::secured::{Over, Seals};
 use super::stuck::Progress;
 use super::versions::ToldStations;
-use super::{Control, EndReason, FrameSink, Node, NodeSettings, Operations, Reply};
+use super::{Control, EndReason, FrameSink, NodeSettings, Operations, Reply, Sessions};
 use crate::error::Error;
 use crate::idx::{PeerIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -325,7 +325,7 @@ impl NodeSettings {
     }
 }
 
-impl Node {
+impl Sessions<'_> {
     /// Sends the OPEN that is due to a peer without an open session.
     pub(super) fn serve_open(&mut self, p: PeerIdx, out: &mut dyn FrameSink) {
         let waits = self.openings.open_waits(&self.peers[p], self.turn.polled_at).is_some();

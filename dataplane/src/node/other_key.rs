@@ -11,7 +11,7 @@ use barewire_driver::port::Station;
 
 use super::notice::EndReason;
 use super::peer::{Peer, State};
-use super::{Control, Node, Notice, Openings};
+use super::{Control, Notice, Openings, Sessions};
 use crate::idx::PeerIdx;
 use crate::types::{Instant, Tenant};
 use crate::wire::{Base, OpenOp, RstOp, RstReason, sealed};
@@ -53,7 +53,7 @@ impl Openings {
     }
 }
 
-impl Node {
+impl Sessions<'_> {
     /// Takes an RST that is not sealed, where there is a key: it may say that the key is another.
     pub(super) fn on_clear_rst(&mut self, now: Instant, src: Station, frame: &RxFrame<'_>) {
         match RstOp::parse(frame) {
@@ -65,7 +65,7 @@ impl Node {
 
     /// Takes the refusal of our OPEN for its key.
     pub(super) fn on_key_refusal(&mut self, now: Instant, src: Station, op: &RstOp) {
-        let at = |tenant| self.by_station.get(&self.peers, src, tenant);
+        let at = |tenant| self.by_station.get(self.peers, src, tenant);
         let known = self.openings.tenants().filter_map(at).filter(|_| src != self.port.station);
         // Who refuses a key does not say which: the epoch is of one session.
         let asked = known.into_iter().find(|&p| {

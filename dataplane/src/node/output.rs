@@ -165,7 +165,7 @@ impl Node {
     fn serve(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) {
         match self.peers[p].state {
             State::Idle => return,
-            State::Opening | State::Answered => return self.serve_open(p, out),
+            State::Opening | State::Answered => return self.sessions().serve_open(p, out),
             State::Open if planted(Bug::TxQuotaKept) => {}
             State::Open => self.peers[p].tx_quota = 0,
         }

@@ -219,7 +219,7 @@ impl Node {
     pub(super) fn add_pull(&mut self, now: Instant, pull: Pull) {
         let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
         if let Some(hog) = self.pulls.hog(&self.peers) {
-            self.end_session(now, hog, EndReason::Excess);
+            self.sessions().end_session(now, hog, EndReason::Excess);
             if hog == p {
                 if recv != RecvIdx::NONE {
                     self.posted[recv].payload.active -= 1;

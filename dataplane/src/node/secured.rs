@@ -585,7 +585,7 @@ impl Node {
             return;
         }
         if base.ty == Ty::Rst {
-            self.on_clear_rst(now, base.src, frame);
+            self.sessions().on_clear_rst(now, base.src, frame);
         } else if base.ty == Ty::Open
             && let Ok(op) = OpenOp::parse(frame, &base)
         {

@@ -7,7 +7,7 @@ use super::notice::EndReason;
 use super::ops::WrFlags;
 use super::peer::{GRANT_FIRST, Peer, State};
 use super::tally::Tally;
-use super::{Control, Node, NodeCounters, Objects, Replies, Reply};
+use super::{Control, Node, NodeCounters, Objects, Replies, Reply, Sessions};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
@@ -47,6 +47,30 @@ impl Replies {
 }
 
 impl Node {
+    /// The port is gone: every operation ends with [`Error::NetDown`], and so does every later one.
+    pub fn port_gone(&mut self, now: Instant) {
+        self.port.gone = true;
+        self.due.note_send();
+        let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).collect();
+        for p in peers {
+            self.sessions().end_session(now, p, EndReason::PortGone);
+        }
+        self.objects().srx_port_gone();
+        let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
+        let eps: Vec<EpIdx> = own.map(|(e, _)| e).collect();
+        for e in eps {
+            for kind in 0..2 {
+                while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted.pool) {
+                    self.eps[e].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
+                    self.objects().fail_recv(recv, Error::NetDown);
+                }
+            }
+        }
+        self.coll_port_gone(now);
+    }
+}
+
+impl Sessions<'_> {
     /// Takes an OPEN (a first one, an answer or a challenge) with `len` bytes after the Ethernet
     /// header.
     pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
@@ -66,7 +90,7 @@ impl Node {
         if !self.control().is_admitted(now, base.src, op, len) {
             return;
         }
-        let Some(p) = self.by_station.get(&self.peers, base.src, self.openings.heard_tenant())
+        let Some(p) = self.by_station.get(self.peers, base.src, self.openings.heard_tenant())
         else {
             return self.answer_unknown(now, base, op, len);
         };
@@ -113,7 +137,7 @@ impl Node {
                 (peer.state, peer.want_open, peer.is_life_claimed) =
                     (State::Answered, true, claimed);
                 self.control().note_path(p, op, len);
-                self.due.make_ready(&mut self.peers, p);
+                self.due.make_ready(self.peers, p);
             }
             State::Answered if theirs && ours && sealed => {
                 // Both ends answered the other's OPEN, so that they have no keys in common.
@@ -134,7 +158,7 @@ impl Node {
             State::Answered if theirs => {
                 self.openings.note_length(&self.peers[p], op, len);
                 self.peers[p].want_open = true;
-                self.due.make_ready(&mut self.peers, p);
+                self.due.make_ready(self.peers, p);
             }
             State::Answered if over || op.is_answer() => {
                 self.control().refuse_open(now, base, op, RstReason::UnknownSession);
@@ -142,7 +166,7 @@ impl Node {
             State::Answered => self.answer_anew(now, p, base, op, len),
             State::Open if theirs => {
                 self.peers[p].ack_now = true;
-                self.due.make_ready(&mut self.peers, p);
+                self.due.make_ready(self.peers, p);
             }
             State::Open => {
                 // Either this OPEN is stale or the peer has lost the session: its next packet tells
@@ -150,7 +174,7 @@ impl Node {
                 self.counters.rx_bad_open += 1;
                 self.counters.tx_probes += 1;
                 self.peers[p].ask();
-                self.due.make_ready(&mut self.peers, p);
+                self.due.make_ready(self.peers, p);
             }
         }
     }
@@ -203,7 +227,7 @@ impl Node {
         if op.reason.is_of_key() {
             return self.on_key_refusal(now, src, op);
         }
-        let known = self.by_station.get(&self.peers, src, self.openings.heard_tenant());
+        let known = self.by_station.get(self.peers, src, self.openings.heard_tenant());
         let Some(p) = known.filter(|_| src != self.port.station) else {
             self.counters.rx_bad_rst += 1;
             return;
@@ -314,7 +338,7 @@ impl Node {
             let wr = &self.tx[w];
             let begun = !wr.flags.contains(WrFlags::IN_SEND_Q) || wr.sent > 0;
             if begun && wr.flags.contains(WrFlags::ANNOUNCED) && planted(Bug::WaitingForgotten) {
-                self.tx.unlink(&mut self.peers, w);
+                self.tx.unlink(self.peers, w);
                 continue;
             }
             let prov = if begun && state == State::Open {
@@ -380,7 +404,7 @@ impl Node {
 
     /// Frees the packets in flight and those buffered out of order.
     fn drop_packets(&mut self, p: PeerIdx) {
-        while let Some(idx) = self.peers[p].snd.pop_any(&mut self.sent) {
+        while let Some(idx) = self.peers[p].snd.pop_any(self.sent) {
             let entry = self.sent.free(idx);
             if let BodyRef::Pack { buf, .. } = entry.body {
                 self.packs.free.push(buf);
@@ -397,32 +421,10 @@ impl Node {
     pub fn drop_session(&mut self, now: Instant, station: Station) {
         let tenants: Vec<Tenant> = self.openings.tenants().collect();
         for tenant in tenants {
-            if let Some(p) = self.by_station.get(&self.peers, station, tenant) {
+            if let Some(p) = self.by_station.get(self.peers, station, tenant) {
                 self.end_session(now, p, EndReason::Dropped);
             }
         }
-    }
-
-    /// The port is gone: every operation ends with [`Error::NetDown`], and so does every later one.
-    pub fn port_gone(&mut self, now: Instant) {
-        self.port.gone = true;
-        self.due.note_send();
-        let peers: Vec<PeerIdx> = self.peers.iter().map(|(p, _)| p).collect();
-        for p in peers {
-            self.end_session(now, p, EndReason::PortGone);
-        }
-        self.objects().srx_port_gone();
-        let own = self.eps.iter().filter(|(_, ep)| ep.sharers.is_none());
-        let eps: Vec<EpIdx> = own.map(|(e, _)| e).collect();
-        for e in eps {
-            for kind in 0..2 {
-                while let Some(recv) = self.eps[e].matcher[kind].first_posted(&self.posted.pool) {
-                    self.eps[e].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
-                    self.objects().fail_recv(recv, Error::NetDown);
-                }
-            }
-        }
-        self.coll_port_gone(now);
     }
 }
 

@@ -564,7 +564,7 @@ impl Node {
     }
 
     /// All peers with what is going on between us.
-    pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
+    pub fn session_infos(&self) -> impl Iterator<Item = SessionInfo> {
         self.peers.iter().map(|(_, peer)| session_info(peer))
     }
 }

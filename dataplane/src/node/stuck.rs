@@ -4,7 +4,7 @@
 
 use barewire_driver::hint::cold;
 
-use super::{EndReason, Node, Openings, Sending};
+use super::{EndReason, Node, Openings, Sending, Sessions};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::psn::Psn;
@@ -92,10 +92,12 @@ impl Node {
         }
         self.counters.sessions_stuck += 1;
         let len = self.sending().oldest_len(p);
-        self.end_session(now, p, EndReason::Stuck(len));
+        self.sessions().end_session(now, p, EndReason::Stuck(len));
         true
     }
+}
 
+impl Sessions<'_> {
     /// Ends the session with `p` if the port has had no memory for the next frame to it for T_dead,
     /// and says whether it did. To be called at each of its timers while the port lacks memory.
     pub(super) fn end_if_starved(&mut self, now: Instant, p: PeerIdx) -> bool {

@@ -111,7 +111,7 @@ fn end_on(port: PortCaps, settings: NodeSettings) -> End {
     let mut node = Node::new(settings, &port).unwrap();
     node.hold_watch().watch(true);
     let cq = node.cqs.open(128).unwrap();
-    let av = node.av_open(8).unwrap();
+    let av = node.sessions().av_open(8).unwrap();
     let ep_caps = Caps::MSG | Caps::TAGGED | Caps::SOURCE | Caps::MULTI_RECV | Caps::DIRECTED_RECV;
     let caps = ep_caps
         | Caps::TAGGED_MULTI_RECV
@@ -141,7 +141,7 @@ impl Pair {
             let addr = ends[1 - i].node.addr_of(ends[1 - i].ep).unwrap();
             let end = &mut ends[i];
             if !end.node.openings.has_tenants() {
-                end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+                end.peer = end.node.sessions().av_insert(Instant(0), end.av, addr).unwrap();
             }
         }
         let (drop, dup, frames) = (0, 0, 0);
@@ -473,7 +473,7 @@ fn a_session_has_a_name_of_its_own() {
         assert_eq!((pair.read(0).len(), names.len()), (1, round));
         for i in 0..2 {
             let other = pair.ends[1 - i].node.port.station;
-            pair.ends[i].node.drop_session(pair.now, other);
+            pair.ends[i].node.sessions().drop_session(pair.now, other);
         }
     }
 }
@@ -499,7 +499,7 @@ fn message_to_an_endpoint_that_is_not_there_fails_at_the_sender() {
     let mut addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
     addr.ep = 77;
     let end = &mut pair.ends[0];
-    end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+    end.peer = end.node.sessions().av_insert(Instant(0), end.av, addr).unwrap();
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
     pair.run(5_000_000);
     assert_eq!(pair.read_err(0).err, Error::ConnRefused);
@@ -516,7 +516,7 @@ fn message_to_oneself_arrives() {
     let mut pair = Pair::new(1500, true);
     let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
     let end = &mut pair.ends[0];
-    end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+    end.peer = end.node.sessions().av_insert(Instant(0), end.av, addr).unwrap();
     for len in [5, 5000, 200_000] {
         let (buf, look) = shared(len);
         pair.recv(0, buf, 1, OpFlags::empty(), 1).unwrap();
@@ -738,17 +738,18 @@ fn a_directed_receive_keeps_the_record_of_its_peer() {
         let [a, b] = n.to_be_bytes();
         EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 }
     };
-    let fi = node.av_insert(Instant(1), av, addr(0)).unwrap();
+    let fi = node.sessions().av_insert(Instant(1), av, addr(0)).unwrap();
     let (kind, buf) = (MsgKind::Tagged, IoBuf::leaked(&[0; 8]));
     let (tag, ignore, context, flags) = (7, 0, 1, OpFlags::empty());
     node.post_recv(Instant(1), ep, RecvReq { kind, buf, src: fi, tag, ignore, context, flags })
         .unwrap();
     node.objects().av_remove(av, fi).unwrap();
-    let more = (1..).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
+    let more =
+        (1..).take_while(|&n| node.sessions().av_insert(Instant(1), av, addr(n)).is_ok()).count();
     assert!(more > 1000, "{more} others fit");
     node.operations().cancel(ep, 1).unwrap();
-    node.av_insert(Instant(1), av, addr(9999)).unwrap();
-    assert_eq!(node.av_insert(Instant(1), av, addr(9998)), Err(Error::NoMem));
+    node.sessions().av_insert(Instant(1), av, addr(9999)).unwrap();
+    assert_eq!(node.sessions().av_insert(Instant(1), av, addr(9998)), Err(Error::NoMem));
 }
 
 /// Goal: as many peers as the application inserts, and sessions that are open go on while the
@@ -765,7 +766,7 @@ fn the_table_of_peers_grows_with_what_is_inserted() {
             let [a, b] = n.to_be_bytes();
             let addr = EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 };
             let (now, end) = (pair.now, &mut pair.ends[n as usize % 2]);
-            inserted.push((end.node.av_insert(now, end.av, addr).unwrap(), addr));
+            inserted.push((end.node.sessions().av_insert(now, end.av, addr).unwrap(), addr));
             if n % 100 < 3 {
                 pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
                 pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
@@ -781,15 +782,17 @@ fn the_table_of_peers_grows_with_what_is_inserted() {
         // A vector opened for many makes room for them at once, for as many as may be.
         let End { mut node, .. } = end_with(1, 1500, lossless, small());
         for (count, room) in [(3, 8), (5000, 5000), (100, 5000), (usize::MAX, 1 << 20)] {
-            node.av_open(count).unwrap();
+            node.sessions().av_open(count).unwrap();
             assert_eq!(node.settings().peer_max, room);
         }
         let limit = NodeSettings { peer_limit: 6, ..small() };
         let End { mut node, av, .. } = end_with(1, 1500, lossless, limit);
-        node.av_open(9).unwrap();
+        node.sessions().av_open(9).unwrap();
         assert_eq!(node.settings().peer_max, 6);
         let addr = |n| EpAddr { station: Station::at([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
-        let fit = (0..9).take_while(|&n| node.av_insert(Instant(1), av, addr(n)).is_ok()).count();
+        let fit = (0..9)
+            .take_while(|&n| node.sessions().av_insert(Instant(1), av, addr(n)).is_ok())
+            .count();
         assert_eq!(fit, 6);
     }
 }
@@ -815,13 +818,13 @@ fn a_source_is_named_as_the_vector_has_it() {
     let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
     let old = pair.ends[1].peer;
     assert_eq!(told(&mut pair), old);
-    let new = pair.ends[1].node.av_insert(pair.now, pair.ends[1].av, addr).unwrap();
+    let new = pair.ends[1].node.sessions().av_insert(pair.now, pair.ends[1].av, addr).unwrap();
     assert_eq!(told(&mut pair), new, "the newest of two");
     pair.ends[1].node.objects().av_remove(pair.ends[1].av, new).unwrap();
     assert_eq!(told(&mut pair), old, "the one that is left");
     pair.ends[1].node.objects().av_remove(pair.ends[1].av, old).unwrap();
     assert_eq!(told(&mut pair), FI_ADDR_UNSPEC, "none is left");
-    let again = pair.ends[1].node.av_insert(pair.now, pair.ends[1].av, addr).unwrap();
+    let again = pair.ends[1].node.sessions().av_insert(pair.now, pair.ends[1].av, addr).unwrap();
     assert_eq!(told(&mut pair), again);
     assert!(pair.short > Some(2), "{:?} took the fast path", pair.short);
 }

@@ -11,7 +11,7 @@ use super::acks::ACK_DELAY_NS;
 use super::notice::EndReason;
 use super::peer::{PROBES_MIN, Peer, State};
 use super::turn::OPENS_LATE;
-use super::{Control, FrameSink, Node, PortState};
+use super::{Control, FrameSink, Node, PortState, Sessions};
 use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::rel::congestion::CongestionControl;
@@ -88,15 +88,15 @@ impl Node {
                 // it was present and took an OPEN of ours.
                 let died = presence == Presence::Absent && self.openings.has_opened(p);
                 if died {
-                    return self.peer_died(now, p, EndReason::Died);
+                    return self.sessions().peer_died(now, p, EndReason::Died);
                 }
                 let refused = self.turn.is_over(self.openings.refused_at(peer));
                 if refused || self.turn.has_no_answer(&self.settings, peer, presence) {
                     let reason = self.openings.key_reason(p).unwrap_or(EndReason::NoAnswer);
-                    return self.peer_died(now, p, reason);
+                    return self.sessions().peer_died(now, p, reason);
                 }
                 if let Some(rst) = self.control().proven_reset(p) {
-                    return self.believe_rst(now, p, &rst);
+                    return self.sessions().believe_rst(now, p, &rst);
                 }
                 self.control().on_open_again(now, p, presence);
             }
@@ -107,19 +107,19 @@ impl Node {
                 let stalled =
                     !tells_presence && self.pulls.have_stalled(peer, &self.turn, t_dead_ns);
                 if presence == Presence::Absent && !planted(Bug::AbsenceUnheard) {
-                    return self.peer_died(now, p, EndReason::Died);
+                    return self.sessions().peer_died(now, p, EndReason::Died);
                 }
                 if !tells_presence && peer.owes() && self.turn.is_silent(&self.settings, peer) {
-                    return self.peer_died(now, p, EndReason::Silent);
+                    return self.sessions().peer_died(now, p, EndReason::Silent);
                 }
                 if let Some(rst) = self.control().proven_reset(p) {
-                    return self.believe_rst(now, p, &rst);
+                    return self.sessions().believe_rst(now, p, &rst);
                 }
                 if stalled {
-                    return self.peer_died(now, p, EndReason::NoProgress);
+                    return self.sessions().peer_died(now, p, EndReason::NoProgress);
                 }
                 let ends = match starves {
-                    true => self.end_if_starved(now, p),
+                    true => self.sessions().end_if_starved(now, p),
                     false => self.end_if_stuck(now, p),
                 };
                 if ends {
@@ -130,7 +130,9 @@ impl Node {
         }
         self.control().arm_timer(now, p);
     }
+}
 
+impl Sessions<'_> {
     fn peer_died(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         self.counters.sessions_dead += 1;
         self.end_session(now, p, reason);

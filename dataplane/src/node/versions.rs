@@ -3,7 +3,7 @@
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
 
-use super::{Node, Notice};
+use super::{Notice, Sessions};
 use crate::types::{Instant, Tenant};
 use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
 
@@ -27,7 +27,7 @@ impl ToldStations {
     }
 }
 
-impl Node {
+impl Sessions<'_> {
     /// Takes a frame of another version: an RST, which is the same in all of them, or something to
     /// refuse. One that may be damaged is neither.
     #[cold]

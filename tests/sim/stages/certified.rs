@@ -334,7 +334,7 @@ impl Run {
     fn forget(&mut self, host: usize, other: usize) {
         self.trouble(host, other);
         let now = self.rig.now();
-        self.rig.at(host).node.drop_session(now, Net::station(other));
+        self.rig.at(host).node.sessions().drop_session(now, Net::station(other));
         self.rig.poll_by(host, now.0);
     }
 
@@ -359,7 +359,7 @@ impl Run {
     fn renew(&mut self, host: usize) {
         let own = self.credentials(host);
         let now = self.rig.now();
-        self.rig.at(host).node.set_certificate(now, own).expect("it fits");
+        self.rig.at(host).node.sessions().set_certificate(now, own).expect("it fits");
         self.rig.poll_by(host, now.0);
         self.renewals += 1;
     }

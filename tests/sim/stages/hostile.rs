@@ -75,7 +75,8 @@ pub(crate) fn forged(seed: u64, count: u64) -> Checked {
 /// Sessions with honest peers, and all levels but the number of peers.
 fn state(rig: &mut Rig) -> (Vec<SessionInfo>, Levels) {
     let node = &rig.at(0).node;
-    let mut sessions: Vec<_> = node.sessions().filter(|s| s.station == Net::station(1)).collect();
+    let mut sessions: Vec<_> =
+        node.session_infos().filter(|s| s.station == Net::station(1)).collect();
     sessions.iter_mut().for_each(|s| s.srtt_ns = 0);
     (sessions, Levels { peers: 0, ..node.levels() })
 }
@@ -189,7 +190,7 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Checked {
         if i % 64 == 0 {
             v.listen(&mut rig);
             v.knock(&mut rig);
-            let over = rig.at(0).node.sessions().find(|session| session.in_flight > WINDOW);
+            let over = rig.at(0).node.session_infos().find(|session| session.in_flight > WINDOW);
             ensure!(over.is_none(), "what was never sent is acknowledged: {over:?}");
         }
         if i % 100 == 0 {

@@ -253,7 +253,7 @@ impl Run {
                 let now = self.rig.now();
                 let at = EpAddr { station: Net::station(to), ep: EP, incarnation };
                 let s = self.rig.at(from);
-                s.node.av_insert_of(now, s.av, at, handle).expect("room in the AV")
+                s.node.sessions().av_insert_of(now, s.av, at, handle).expect("room in the AV")
             }
             None => self.rig.peer(from, to, incarnation),
         };
@@ -348,7 +348,7 @@ impl Run {
     fn forget(&mut self, host: usize, other: usize) {
         (0..TENANTS).for_each(|tenant| self.trouble(host, other, tenant));
         let now = self.rig.now();
-        self.rig.at(host).node.drop_session(now, Net::station(other));
+        self.rig.at(host).node.sessions().drop_session(now, Net::station(other));
         self.rig.poll_by(host, now.0);
     }
 
@@ -363,7 +363,7 @@ impl Run {
         let tenant = home(host).expect("a host of one tenant");
         let keys = numbers.iter().map(|&number| self.key(number, tenant)).collect();
         let now = self.rig.now();
-        self.rig.at(host).node.set_keys(now, keys).expect("not too many");
+        self.rig.at(host).node.sessions().set_keys(now, keys).expect("not too many");
         self.rig.poll_by(host, now.0);
     }
 
@@ -458,7 +458,7 @@ impl Run {
     ) -> Checked {
         self.collect()?;
         let now = self.rig.now();
-        let busy = self.rig.at(host).node.remove_tenant(now, handle);
+        let busy = self.rig.at(host).node.sessions().remove_tenant(now, handle);
         ensure!(busy == Err(Error::Busy), "a key in use is removed: {busy:?}");
         let is = |receive: &Receive| receive.host == host && receive.of == Some(tenant);
         let mut keyed: Vec<u64> =
@@ -475,7 +475,7 @@ impl Run {
         for &addr in addrs {
             s.node.objects().av_remove(s.av, addr).expect("it was inserted");
         }
-        let removed = s.node.remove_tenant(now, handle);
+        let removed = s.node.sessions().remove_tenant(now, handle);
         ensure!(removed.is_ok(), "a key that nothing names stays: {removed:?}");
         self.rig.poll_by(host, now.0);
         self.names.retain(|(at, addr), _| *at != host || !addrs.contains(addr));

@@ -506,7 +506,7 @@ impl Node {
         };
         let av = match self.coll.av {
             Some(av) => av,
-            None => self.av_open(0)?,
+            None => self.sessions().av_open(0)?,
         };
         (self.coll.cq, self.coll.av) = (Some(cq), Some(av));
         self.due.todo |= Todo::COLL;
@@ -657,7 +657,7 @@ impl Node {
                     *refs += 1;
                     *side
                 }
-                None => match self.av_insert(now, av, addr) {
+                None => match self.sessions().av_insert(now, av, addr) {
                     Ok(side) => {
                         self.coll.named.insert(addr, (side, 1));
                         side

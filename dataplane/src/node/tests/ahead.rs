@@ -41,7 +41,7 @@ impl World {
         to.node.objects().ep_bind_av(ep, to.av).unwrap();
         to.node.ep_enable(ep).unwrap();
         let addr = to.node.addr_of(ep).unwrap();
-        (ep, from.node.av_insert(self.pair.now, from.av, addr).unwrap())
+        (ep, from.node.sessions().av_insert(self.pair.now, from.av, addr).unwrap())
     }
 
     /// Closes and opens an endpoint. What was posted to it ends, and is told.
@@ -224,10 +224,10 @@ fn an_earlier_life_is_not_reached_the_usual_way() {
     anew.node.settings.incarnation = 4711;
     let addr = anew.node.addr_of(anew.ep).unwrap();
     let old = from.peer;
-    from.peer = from.node.av_insert(pair.now, from.av, addr).unwrap();
+    from.peer = from.node.sessions().av_insert(pair.now, from.av, addr).unwrap();
     assert_eq!(sender(from).dest, FI_ADDR_UNSPEC);
     let own = from.node.addr_of(from.ep).unwrap();
-    anew.peer = anew.node.av_insert(pair.now, anew.av, own).unwrap();
+    anew.peer = anew.node.sessions().av_insert(pair.now, anew.av, own).unwrap();
     *to = anew;
     for _ in 0..3 {
         pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();

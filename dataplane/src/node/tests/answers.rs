@@ -81,6 +81,6 @@ fn what_a_session_owed_ends_with_it() {
         (peer.answers, peer.long_answers)
     };
     assert_eq!(awaited(node), (1, 1));
-    node.drop_session(pair.now, other);
+    node.sessions().drop_session(pair.now, other);
     assert_eq!(awaited(node), (0, 0));
 }

@@ -10,7 +10,7 @@ fn announcing() -> Pair {
     *ep = open_ep(node, (*cq, *av), attr);
     let addr = node.addr_of(*ep).unwrap();
     let End { node, av, peer, .. } = &mut pair.ends[0];
-    *peer = node.av_insert(pair.now, *av, addr).unwrap();
+    *peer = node.sessions().av_insert(pair.now, *av, addr).unwrap();
     pair
 }
 

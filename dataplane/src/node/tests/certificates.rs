@@ -131,9 +131,9 @@ fn a_key_and_a_certificate_do_not_meet() {
     assert_eq!(refused([certified(1, 1500, own()), end(2, 1500, false)]).0, Some(Error::NoKey));
     let mut end = certified(1, 1500, own());
     let key = PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
-    let refused = end.node.set_keys(Instant(1), vec![key]).unwrap_err();
+    let refused = end.node.sessions().set_keys(Instant(1), vec![key]).unwrap_err();
     assert!(matches!(refused, Error::OpNotSupp(why) if why.contains("certificate in place of")));
-    assert!(keyed(2).node.set_certificate(Instant(1), own()).is_err());
+    assert!(keyed(2).node.sessions().set_certificate(Instant(1), own()).is_err());
 }
 
 #[test]
@@ -150,7 +150,10 @@ fn certificates_that_fit_no_frame_are_refused_at_once() {
     assert!(made(9000, false).is_ok());
     assert!(made(1500, true).is_ok(), "nothing is sealed");
     let mut node = certified(1, 1500, credentials(&root.leaf(&name(1)), &root, &[]).unwrap()).node;
-    assert!(matches!(node.set_certificate(Instant(1), long.clone()), Err(Error::Invalid(_))));
+    assert!(matches!(
+        node.sessions().set_certificate(Instant(1), long.clone()),
+        Err(Error::Invalid(_))
+    ));
 }
 
 /// Goal: everybody can make the tag of an RST, and still none ends or changes a session while the
@@ -248,7 +251,7 @@ fn another_certificate_comes_without_a_pause() {
         for end in [0, 1] {
             for i in 0..2 {
                 let other = pair.ends[1 - i].node.port.station;
-                pair.ends[i].node.drop_session(pair.now, other);
+                pair.ends[i].node.sessions().drop_session(pair.now, other);
                 let buf = IoBuf::leaked(&[1; 8]);
                 pair.recv(1 - i, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
                 pair.send(i, buf, 5, OpFlags::empty(), 2).unwrap();
@@ -256,7 +259,7 @@ fn another_certificate_comes_without_a_pause() {
             pair.run((seed as u64 * 5_000) % (60 * 5_000));
             let own = credentials(&root.leaf(&name(end as u8 + 1)), &root, &[]).unwrap();
             let now = pair.now;
-            pair.ends[end].node.set_certificate(now, own).unwrap();
+            pair.ends[end].node.sessions().set_certificate(now, own).unwrap();
             pair.run(400 * MS);
             assert_eq!([0, 1].map(|i| pair.read(i).len()), [2, 2], "seed {seed}, {end}");
         }
@@ -375,7 +378,7 @@ fn replayed_opens_are_looked_at_in_part() {
     let mut again = certified(1, 1500, own);
     again.node.settings.incarnation ^= 1 << 20;
     let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
-    again.peer = again.node.av_insert(pair.now, again.av, addr).unwrap();
+    again.peer = again.node.sessions().av_insert(pair.now, again.av, addr).unwrap();
     pair.ends[0] = again;
     opens.push(proven_opens(&mut pair, 0).pop().unwrap());
     pair.now = pair.now + 100 * MS;
@@ -405,7 +408,7 @@ fn messages_that_are_forged_are_read_in_part() {
     let open = proven_opens(&mut pair, 0).pop().unwrap();
     let (_, mut op) = sealed::open_in(&RxFrame::new(&open)).unwrap();
     let (other, victim) = (pair.ends[0].node.port.station, &mut pair.ends[1].node);
-    victim.drop_session(pair.now, other);
+    victim.sessions().drop_session(pair.now, other);
     let (end, before) = (BASE_LEN + usize::from(sealed::plen(&open)), victim.counters().clone());
     for n in 0..1_000_u32 {
         // Of another session, since this one is over.
@@ -494,7 +497,8 @@ fn forged_resets_are_no_signs_of_life() {
     let (mut pair, tag) = (pair(&root, 1500), public_tag(&root));
     let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
     let mut end = certified(1, 1500, credentials(&root.leaf(&name(1)), &root, &[]).unwrap());
-    end.peer = end.node.av_insert(pair.now, end.av, EpAddr { incarnation: 0, ..addr }).unwrap();
+    end.peer =
+        end.node.sessions().av_insert(pair.now, end.av, EpAddr { incarnation: 0, ..addr }).unwrap();
     end.node.settings.t_dead_ns = 1_000 * MS;
     pair.ends[0] = end;
     let begun = pair.now;

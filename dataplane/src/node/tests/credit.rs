@@ -120,7 +120,7 @@ fn refused_messages_give_their_credit_back() {
     let End { node, av, peer, .. } = &mut pair.ends[0];
     let somebody = *peer;
     let addr = node.av_lookup(*av, somebody).unwrap();
-    *peer = node.av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
+    *peer = node.sessions().av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
     for context in 0..100 {
         pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), context).unwrap();
         pair.run(1_000_000);
@@ -147,7 +147,7 @@ fn messages_without_a_record_give_their_credit_back() {
     assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
     let End { node, av, peer, .. } = &mut pair.ends[0];
     let addr = node.av_lookup(*av, *peer).unwrap();
-    *peer = node.av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
+    *peer = node.sessions().av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
     for _ in 0..20 {
         while pair.ends[0].node.peers[PeerIdx::of(0)].tx_room() > 0 {
             pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 1).unwrap();

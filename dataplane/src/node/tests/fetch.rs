@@ -237,7 +237,7 @@ fn an_answer_leaves_in_its_session_alone() {
         }
         assert!(to.node.has_answers());
         if ends {
-            to.node.drop_session(pair.now, from.node.port.station);
+            to.node.sessions().drop_session(pair.now, from.node.port.station);
         }
         to.node.send_answers(pair.now, &mut sink(&mut to.out));
         let answers = if ends { 0 } else { 3 };

@@ -29,7 +29,7 @@ impl Team {
         });
         let addrs = [0, 1].map(|i| pair.ends[i].node.addr_of(eps[i]).unwrap());
         let members = pair.ends.each_mut().map(|End { node, av, .. }| {
-            addrs.map(|addr| node.av_insert(Instant(1), *av, addr).unwrap())
+            addrs.map(|addr| node.sessions().av_insert(Instant(1), *av, addr).unwrap())
         });
         Self { pair, eps, members }
     }
@@ -65,7 +65,7 @@ fn large_group(n: u16, other: u16) -> (Team, GroupId) {
         rank if rank == other => second,
         rank => {
             let addr = EpAddr { station: nobody(rank), ep: 3, incarnation: 7 };
-            node.av_insert(Instant(1), *av, addr).unwrap()
+            node.sessions().av_insert(Instant(1), *av, addr).unwrap()
         }
     };
     let members = (0..n).map(member).collect();
@@ -214,7 +214,7 @@ fn what_is_told_twice_is_remembered_once() {
     team.pair.run(5_000_000);
     let own = team.pair.ends[0].node.addr_of(team.eps[0]).unwrap();
     let End { node, av, .. } = &mut team.pair.ends[1];
-    let dest = node.av_insert(now, *av, EpAddr { ep: own.ep ^ SIDE, ..own }).unwrap();
+    let dest = node.sessions().av_insert(now, *av, EpAddr { ep: own.ep ^ SIDE, ..own }).unwrap();
     for context in 0..300 {
         // ABORT of group 7.
         let (tag, data) = (7 << 32 | 1 << 12 | 1, 0);
@@ -273,7 +273,7 @@ fn a_group_is_not_ended_by_what_ended_before_it() {
     assert_eq!(team.pair.read(0).len(), 1);
     let now = team.pair.now;
     for end in &mut team.pair.ends {
-        end.node.end_session(now, PeerIdx::of(0), EndReason::Died);
+        end.node.sessions().end_session(now, PeerIdx::of(0), EndReason::Died);
     }
     let groups = [0, 1].map(|i| team.join(i, JoinModel::Key(3)).unwrap());
     (0..2).for_each(|i| team.barrier(i, groups[i]));
@@ -344,7 +344,7 @@ fn whoever_asks_and_takes_no_answer_uses_up_nothing() {
     let own = team.pair.ends[0].node.addr_of(team.eps[0]).unwrap();
     let End { node, av, .. } = &mut team.pair.ends[1];
     let side = EpAddr { ep: own.ep ^ SIDE, ..own };
-    let dest = node.av_insert(Instant(1), *av, side).unwrap();
+    let dest = node.sessions().av_insert(Instant(1), *av, side).unwrap();
     for gid in 1..1000_u64 {
         let (tag, data) = (gid << 32 | 1 << 12 | 3, 1 << 32);
         let (kind, buf, flags) = (MsgKind::Tagged, IoBuf::EMPTY, OpFlags::REMOTE_CQ_DATA);
@@ -403,7 +403,8 @@ fn a_join_with_an_address_of_an_earlier_life_ends_nothing() {
     let other = team.pair.ends[1].node.addr_of(team.eps[1]).unwrap();
     let earlier = EpAddr { incarnation: other.incarnation ^ 1, ..other };
     let End { node, av, .. } = &mut team.pair.ends[0];
-    let [earlier, present] = [earlier, other].map(|a| node.av_insert(Instant(1), *av, a).unwrap());
+    let [earlier, present] =
+        [earlier, other].map(|a| node.sessions().av_insert(Instant(1), *av, a).unwrap());
     let own = team.members[0][0];
     team.members[0] = [own, present];
     let groups = [0, 1].map(|i| team.join(i, JoinModel::Collective(1)).unwrap());
@@ -528,6 +529,7 @@ fn a_group_that_was_left_names_nobody() {
         node.objects().av_remove(*av, addr).unwrap();
     }
     let addr = |n| EpAddr { station: Station::at([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
-    let room = (0..20).take_while(|&n| node.av_insert(now, *av, addr(n)).is_ok()).count();
+    let room =
+        (0..20).take_while(|&n| node.sessions().av_insert(now, *av, addr(n)).is_ok()).count();
     assert_eq!(room, 8);
 }

@@ -9,7 +9,7 @@ fn another(pair: &mut Pair, entries: usize) -> (EpId, CqId, FiAddr) {
     let caps = Caps::MSG | Caps::TAGGED | Caps::MULTI_RECV;
     let ep = open_ep(&mut to.node, (cq, to.av), EpAttr { caps, ..EpAttr::default() });
     let addr = to.node.addr_of(ep).unwrap();
-    (ep, cq, from.node.av_insert(pair.now, from.av, addr).unwrap())
+    (ep, cq, from.node.sessions().av_insert(pair.now, from.av, addr).unwrap())
 }
 
 /// Posts a receive; false if there is no room for it.
@@ -118,7 +118,7 @@ fn who_waits_for_room_gets_it() {
         let caps = Caps::MSG | Caps::TAGGED | Caps::MULTI_RECV;
         let ep = open_ep(&mut to.node, (cq, to.av), EpAttr { caps, ..EpAttr::default() });
         let addr = to.node.addr_of(ep).unwrap();
-        (ep, from.node.av_insert(pair.now, from.av, addr).unwrap())
+        (ep, from.node.sessions().av_insert(pair.now, from.av, addr).unwrap())
     };
     for context in 0..4 {
         post(&mut pair, ep, context, OpFlags::empty());
@@ -279,7 +279,7 @@ fn a_node_that_goes_tells_its_peers_on_wires() {
         pair.send(0, IoBuf::EMPTY, 1, OpFlags::DELIVERY_COMPLETE, 0).unwrap();
         pair.run(1_000_000);
         assert_eq!(pair.read(0).len(), 1);
-        assert!(!pair.ends[1].node.leave_sessions(), "there is one");
+        assert!(!pair.ends[1].node.sessions().leave_sessions(), "there is one");
         // Under way when the node goes, which takes nothing any more.
         pair.send(0, IoBuf::EMPTY, 1, OpFlags::DELIVERY_COMPLETE, 1).unwrap();
         let End { node, out, .. } = &mut pair.ends[0];

@@ -245,14 +245,14 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
         let (peer_max, incarnation, seed) = (PEERS as usize, 1, 1);
         let settings = NodeSettings { incarnation, seed, peer_max, ..NodeSettings::default() };
         let mut node = Node::new(settings, &caps(1, 1500, false)).unwrap();
-        let av = node.av_open(1).unwrap();
+        let av = node.sessions().av_open(1).unwrap();
         let station = |n: u32| {
             let [a, b, c, d] = n.to_be_bytes();
             Station::at([6, 0, a, b, c, d])
         };
         for n in 0..named {
             let addr = crate::types::EpAddr { station: station(n), ep: 1, incarnation: 0 };
-            node.av_insert(Instant(1000), av, addr).unwrap();
+            node.sessions().av_insert(Instant(1000), av, addr).unwrap();
         }
         for n in named..3 * PEERS {
             let before = node.by_station.evict_hand;
@@ -340,7 +340,7 @@ fn a_message_for_a_life_that_never_confirmed_ends_with_it() {
     let end = &mut pair.ends[1];
     let station = Station::at([2, 0, 0, 0, 0, 9]);
     let addr = crate::types::EpAddr { station, ep: 1, incarnation: 901 };
-    end.peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
+    end.peer = end.node.sessions().av_insert(pair.now, end.av, addr).unwrap();
     pair.send(1, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
     // Anybody can have sent an OPEN of another life.
     puppet.knock(&mut pair, 902);

@@ -201,7 +201,7 @@ fn the_countdown_promises_no_more_than_there_is() {
     let mut addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
     addr.ep = 77;
     let End { node, av, .. } = &mut pair.ends[0];
-    let nowhere = node.av_insert(Instant(0), *av, addr).unwrap();
+    let nowhere = node.sessions().av_insert(Instant(0), *av, addr).unwrap();
     let message = || IoBuf::leaked(&bytes(64));
     let receive = |pair: &mut Pair| {
         pair.recv(1, IoBuf::leaked(&[0; 300]), 5, OpFlags::empty(), 1).unwrap();

@@ -31,7 +31,7 @@ fn pair(lists: [&[u8]; 2]) -> Pair {
 }
 
 fn set(pair: &mut Pair, i: usize, numbers: &[u8]) {
-    pair.ends[i].node.set_keys(pair.now, list(numbers)).unwrap();
+    pair.ends[i].node.sessions().set_keys(pair.now, list(numbers)).unwrap();
 }
 
 /// Sends a message from end `from` to the other, and lets `ms` pass. Whether it has arrived.
@@ -46,7 +46,7 @@ fn arrives(pair: &mut Pair, from: usize, ms: u64) -> bool {
 fn close(pair: &mut Pair) {
     for i in 0..2 {
         let other = pair.ends[1 - i].node.port.station;
-        pair.ends[i].node.drop_session(pair.now, other);
+        pair.ends[i].node.sessions().drop_session(pair.now, other);
     }
 }
 
@@ -85,11 +85,14 @@ fn a_list_is_refused_whole() {
     let now = pair.now;
     let node = &mut pair.ends[0].node;
     for bad in [&[][..], &[1, 2, 3, 4, 5]] {
-        assert!(matches!(node.set_keys(now, list(bad)), Err(Error::Invalid(_))), "{bad:?}");
+        assert!(
+            matches!(node.sessions().set_keys(now, list(bad)), Err(Error::Invalid(_))),
+            "{bad:?}"
+        );
     }
     assert!(arrives(&mut pair, 0, 50), "the list is what it was");
     for mut end in [end(1, 1500, false), end_with(1, 1500, true, settings(1, &[1]))] {
-        assert!(matches!(end.node.set_keys(now, list(&[1])), Err(Error::OpNotSupp(_))));
+        assert!(matches!(end.node.sessions().set_keys(now, list(&[1])), Err(Error::OpNotSupp(_))));
         assert!(end.node.settings().keys.is_none(), "no second copy is kept");
     }
 }
@@ -207,7 +210,7 @@ fn an_answer_under_a_key_that_is_gone_is_no_refusal() {
             let mut second = end_with(1, 1500, false, settings(1, &[2]));
             second.node.settings.incarnation = 777;
             let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
-            second.peer = second.node.av_insert(now, second.av, addr).unwrap();
+            second.peer = second.node.sessions().av_insert(now, second.av, addr).unwrap();
             pair.ends[0] = second;
         } else {
             answer.iter().for_each(|f| pair.ends[0].node.on_frame(now, &RxFrame::new(f)));
@@ -290,8 +293,8 @@ fn a_newer_handshake_is_kept() {
     let (p, _) = node.peers.iter().next().expect("one");
     assert_eq!(node.peers[p].state, State::Opening);
     node.through_seals(&mut sink(out), |node, out| {
-        node.open_again(now, p, false);
-        node.serve_open(p, out);
+        node.sessions().open_again(now, p, false);
+        node.sessions().serve_open(p, out);
     });
     assert_eq!(out.len(), 1, "an OPEN");
     pair.run(20 * MS);
@@ -440,7 +443,11 @@ fn a_reset_in_the_clear_is_no_refusal_of_the_key() {
         };
         let base = node.port.control(from, Ty::Rst, 0, Psn(0));
         let base = Base { src: base.dst, dst: base.src, ..base };
-        node.on_clear_rst(now, from, &RxFrame::new(&wire::frame(&base, &Op::Rst(op), &[])));
+        node.sessions().on_clear_rst(
+            now,
+            from,
+            &RxFrame::new(&wire::frame(&base, &Op::Rst(op), &[])),
+        );
         let of_key = reason == RstReason::OtherKey;
         assert_eq!(node.openings.refusal(p).is_some(), of_key, "{reason:?}");
         assert_eq!(node.counters().rx_bad_rst, refused - u64::from(of_key), "{reason:?}");

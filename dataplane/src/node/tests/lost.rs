@@ -34,7 +34,7 @@ fn open_pair(lossless: bool) -> Pair {
 fn lose_session(pair: &mut Pair) {
     let now = pair.now;
     let station = pair.ends[0].node.port.station;
-    pair.ends[1].node.drop_session(now, station);
+    pair.ends[1].node.sessions().drop_session(now, station);
     pair.run(2_000_000);
     assert_eq!(pair.ends[0].node.counters.sessions_reset, 1);
 }
@@ -115,7 +115,7 @@ fn receives_that_name_the_peer_end_with_its_session() {
         pair.recv(0, IoBuf::leaked(&[0; 8]), 7, OpFlags::empty(), 12).unwrap();
         let reason = if closes { EndReason::Closed } else { EndReason::Silent };
         let now = pair.now;
-        pair.ends[0].node.end_session(now, FIRST, reason);
+        pair.ends[0].node.sessions().end_session(now, FIRST, reason);
         let posted = pair.ends[0].node.levels().posted;
         assert_eq!(posted, if closes { 3 } else { 1 });
         if !closes {
@@ -149,7 +149,7 @@ fn a_receive_that_is_being_filled_ends_with_the_session() {
             node.posted.pool.iter().any(|(_, receive)| receive.payload.active == 1)
         });
         assert!(filled, "{len} bytes, {} frames", frames.len());
-        node.end_session(now, FIRST, EndReason::Silent);
+        node.sessions().end_session(now, FIRST, EndReason::Silent);
         assert_eq!(node.levels().posted, 0);
         let mut told = Vec::new();
         while let Ok(err) = node.cq_readerr(pair.ends[1].cq) {
@@ -170,7 +170,7 @@ fn a_loss_is_forgotten_with_its_peer_alone() {
         let End { node, av, out, .. } = &mut pair.ends[0];
         node.transmit(pair.now, &mut sink(out));
         let addr = EpAddr { station: Station::at([2, 7, 0, 0, 0, 9]), ep: 3, incarnation: 5 };
-        node.av_insert(pair.now, *av, addr).unwrap();
+        node.sessions().av_insert(pair.now, *av, addr).unwrap();
         lose_session(&mut pair);
         let node = &mut pair.ends[0].node;
         assert!(node.observed.losses.concern(FIRST));

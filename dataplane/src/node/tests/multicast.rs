@@ -80,7 +80,7 @@ fn members_receive_and_nobody_else() {
     for known in [false, true] {
         let mut from = FI_ADDR_UNSPEC;
         if known {
-            from = b.node.av_insert(Instant(0), b.av, addr).unwrap();
+            from = b.node.sessions().av_insert(Instant(0), b.av, addr).unwrap();
         }
         let look = recv(&mut b, 16, from, 5);
         let also = recv(&mut c, 16, FI_ADDR_UNSPEC, 6);
@@ -150,7 +150,7 @@ fn what_no_group_has_is_refused() {
         Err(Error::OpNotSupp(_))
     ));
     let peer = "barewire://02:00:00:00:00:09/1".parse().unwrap();
-    let peer = end.node.av_insert(Instant(0), end.av, peer).unwrap();
+    let peer = end.node.sessions().av_insert(Instant(0), end.av, peer).unwrap();
     let flagged = send(&mut end, b"x", peer, OpFlags::MULTICAST);
     assert!(matches!(flagged, Err(Error::Invalid(_))), "{flagged:?}");
     for flag in [OpFlags::DELIVERY_COMPLETE, OpFlags::MATCH_COMPLETE, OpFlags::FENCE] {
@@ -309,7 +309,7 @@ fn a_flood_by_a_stranger_is_dropped() {
     let mut end = member(1, NodeSettings::default());
     end.node.mc_join(end.ep, group(1), Caps::empty()).unwrap();
     let peer = "barewire://02:00:00:00:00:09/3".parse().unwrap();
-    let peer = end.node.av_insert(Instant(0), end.av, peer).unwrap();
+    let peer = end.node.sessions().av_insert(Instant(0), end.av, peer).unwrap();
     recv(&mut end, 4, peer, 1);
     let before = end.node.levels();
     let frame = |number| numbered(number, true, 5, b"flood");
@@ -368,7 +368,7 @@ fn strangers_are_refused_where_peers_are_inserted() {
     give(&mut end, std::slice::from_ref(&frame));
     assert_eq!((end.node.counters().rx_not_inserted, counted(&end)), (1, [0; 4]));
     let it = "barewire://02:00:00:00:00:66/3#5".parse().unwrap();
-    let it = end.node.av_insert(Instant(0), end.av, it).unwrap();
+    let it = end.node.sessions().av_insert(Instant(0), end.av, it).unwrap();
     // Another life of it is somebody else.
     give(&mut end, &[forged(true, 6, b"hi")]);
     assert_eq!(end.node.counters().rx_not_inserted, 2);

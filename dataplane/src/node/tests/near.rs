@@ -252,7 +252,7 @@ fn an_old_open_through_memory_ends_no_attempt() {
     mixed.run(50);
     assert_eq!(mixed.pair.read(1).len(), 1);
     let (now, station) = (mixed.pair.now, mixed.pair.ends[0].node.port.station);
-    mixed.pair.ends[1].node.drop_session(now, station);
+    mixed.pair.ends[1].node.sessions().drop_session(now, station);
     mixed.near[1] = false;
     mixed.pair.recv(0, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 3).unwrap();
     mixed.pair.send(1, IoBuf::leaked(&[7; 8]), 1, OpFlags::empty(), 4).unwrap();

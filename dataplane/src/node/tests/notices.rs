@@ -55,7 +55,7 @@ fn causes_are_told_apart() {
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
     pair.run(1_000_000);
     let (now, station) = (pair.now, pair.ends[0].node.port.station);
-    pair.ends[1].node.drop_session(now, station);
+    pair.ends[1].node.sessions().drop_session(now, station);
     assert_eq!(ended(&mut pair.ends[1]).reason, EndReason::Dropped);
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
     pair.run(1_000_000);
@@ -65,7 +65,7 @@ fn causes_are_told_apart() {
     pair.run(1_000_000);
     let end = &mut pair.ends[0];
     let other = EpAddr { incarnation: 4711, ..end.node.av_lookup(end.av, end.peer).unwrap() };
-    end.node.av_insert(pair.now, end.av, other).unwrap();
+    end.node.sessions().av_insert(pair.now, end.av, other).unwrap();
     assert_eq!(ended(end).reason, EndReason::Superseded);
     pair.run(1_000_000);
     assert_eq!(ended(&mut pair.ends[1]).reason, EndReason::Closed);
@@ -99,7 +99,7 @@ fn notices_that_nobody_takes_are_counted() {
     let mut end = end(1, 1500, true);
     for n in 0..100 {
         let addr = EpAddr { station: Station::at([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
-        end.peer = end.node.av_insert(Instant(1), end.av, addr).unwrap();
+        end.peer = end.node.sessions().av_insert(Instant(1), end.av, addr).unwrap();
         let (kind, buf, flags) = (MsgKind::Msg, IoBuf::leaked(&[1; 8]), OpFlags::empty());
         let (dest, tag, data, context, no_completion) = (end.peer, 0, 0, 1, false);
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };

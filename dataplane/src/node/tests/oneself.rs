@@ -6,7 +6,7 @@ use super::*;
 fn inserted(pair: &mut Pair) -> EpAddr {
     let End { node, av, ep, peer, .. } = &mut pair.ends[0];
     let addr = node.addr_of(*ep).unwrap();
-    *peer = node.av_insert(pair.now, *av, addr).unwrap();
+    *peer = node.sessions().av_insert(pair.now, *av, addr).unwrap();
     addr
 }
 
@@ -32,9 +32,9 @@ fn an_earlier_life_of_this_station_is_nobody() {
         let own = pair.ends[0].peer;
         let earlier = EpAddr { incarnation: addr.incarnation + 1, ..addr };
         let End { node, av, .. } = &mut pair.ends[0];
-        let old = node.av_insert(pair.now, *av, earlier).unwrap();
-        let again = node.av_insert(pair.now, *av, addr).unwrap();
-        let older = node.av_insert(pair.now, *av, earlier).unwrap();
+        let old = node.sessions().av_insert(pair.now, *av, earlier).unwrap();
+        let again = node.sessions().av_insert(pair.now, *av, addr).unwrap();
+        let older = node.sessions().av_insert(pair.now, *av, earlier).unwrap();
         for (dest, reaches) in [(own, true), (old, false), (again, true), (older, false)] {
             let outcome = sent(&mut pair, dest);
             assert_eq!(outcome.is_ok(), reaches, "{dest}: {outcome:?}");
@@ -61,9 +61,9 @@ fn the_record_of_a_node_itself_is_forgotten_without_a_trace() {
     let mut others = (0..).map(|n| Station::at([2, 7, 0, 0, 0, n]));
     while !node.peers.is_full() {
         let (ep, incarnation, station) = (1, 0, others.next().unwrap());
-        node.av_insert(now, *av, EpAddr { station, ep, incarnation }).unwrap();
+        node.sessions().av_insert(now, *av, EpAddr { station, ep, incarnation }).unwrap();
     }
-    node.peer_of(now, others.next().unwrap(), tenant, 8).unwrap();
+    node.sessions().peer_of(now, others.next().unwrap(), tenant, 8).unwrap();
     let known = node.by_station.get(&node.peers, own, tenant);
     assert_eq!((known, node.levels().blocks_lost), (None, 0));
 }
@@ -115,7 +115,7 @@ fn what_goes_wrong_with_oneself_is_told_once() {
         let other = open_ep(node, (other_cq, *av), EpAttr::default());
         let second = node.addr_of(other).unwrap();
         let [nobody, second] = [EpAddr { ep: 77, ..addr }, second]
-            .map(|addr| node.av_insert(pair.now, *av, addr).unwrap());
+            .map(|addr| node.sessions().av_insert(pair.now, *av, addr).unwrap());
         let region = pair.region(0, 8192, super::rma::ALL);
         let mut it = Told { pair, other, other_cq, outcomes: Default::default() };
         for n in 0..120_u64 {

@@ -306,9 +306,9 @@ fn messages_of_a_packet_reach_the_context_that_they_name() {
         node.ep_enable(*ep).unwrap();
         let to = EpAddr { ep: 20, ..node.addr_of(*ep).unwrap() };
         let End { node, ep, cq, av, peer, .. } = &mut pair.ends[0];
-        *av = node.av_open(8).unwrap();
+        *av = node.sessions().av_open(8).unwrap();
         node.avs.name_contexts(*av, 4).unwrap();
-        *peer = node.av_insert(Instant(1), *av, to).unwrap() | 1 << 60;
+        *peer = node.sessions().av_insert(Instant(1), *av, to).unwrap() | 1 << 60;
         *ep = open_ep(node, (*cq, *av), attr());
         for n in 0..COUNT {
             pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), n).unwrap();
@@ -335,7 +335,7 @@ fn messages_that_share_go_to_whom_they_name() {
     let eps = [*ep, other];
     let addr = node.addr_of(other).unwrap();
     let End { node, av, peer, .. } = &mut pair.ends[0];
-    let dests = [*peer, node.av_insert(pair.now, *av, addr).unwrap()];
+    let dests = [*peer, node.sessions().av_insert(pair.now, *av, addr).unwrap()];
     for n in 0..12_u64 {
         // The first alone: its route is known then.
         let more = if (1..11).contains(&n) { MORE } else { OpFlags::empty() };

@@ -101,7 +101,7 @@ fn what_ends_half_way_in_a_multi_receive_names_nobody() {
             pair.run(5_000);
         }
         let (now, station) = (pair.now, pair.ends[0].node.port.station);
-        pair.ends[1].node.drop_session(now, station);
+        pair.ends[1].node.sessions().drop_session(now, station);
         let err = pair.read_err(1);
         assert_eq!((err.err, err.cqe.op_context), (Error::ConnReset, 1));
         assert_eq!(err.cqe.src, FI_ADDR_UNSPEC);

@@ -17,7 +17,7 @@ fn what_stands_behind_many_refused_packets_is_waited_for() {
     let mut addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
     addr.ep = 77;
     let end = &mut pair.ends[0];
-    let nobody = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+    let nobody = end.node.sessions().av_insert(Instant(0), end.av, addr).unwrap();
     // A session, before the path becomes long.
     pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
     pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 1).unwrap();

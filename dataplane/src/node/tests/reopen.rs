@@ -58,7 +58,7 @@ fn an_open_taken_for_an_old_one_is_repeated() {
     let (peer, addr) = (pair.ends[0].peer, pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap());
     pair.ends[0] = seen(1, 201);
     let end = &mut pair.ends[0];
-    assert_eq!(end.node.av_insert(pair.now, end.av, addr), Ok(peer));
+    assert_eq!(end.node.sessions().av_insert(pair.now, end.av, addr), Ok(peer));
     pair.ends[0].peer = peer;
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 4).unwrap();
     for _ in 0..2_000 {
@@ -204,11 +204,11 @@ fn epochs_of_an_earlier_life_say_nothing_of_the_next() {
         let ends = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
         let mut next = end(2, 1500, lossless);
         next.node.settings.incarnation = 999;
-        next.peer = next.node.av_insert(pair.now, next.av, ends).unwrap();
+        next.peer = next.node.sessions().av_insert(pair.now, next.av, ends).unwrap();
         let addr = next.node.addr_of(next.ep).unwrap();
         pair.ends[1] = next;
         let End { node, av, peer, .. } = &mut pair.ends[0];
-        *peer = node.av_insert(pair.now, *av, addr).unwrap();
+        *peer = node.sessions().av_insert(pair.now, *av, addr).unwrap();
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
         for _ in 0..1_000 {
             let End { node, out, .. } = &mut pair.ends[0];

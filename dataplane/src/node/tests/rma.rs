@@ -296,7 +296,7 @@ fn end_told_in_a_small_queue(pair: &mut Pair) -> (EpId, CqId) {
     end.node.objects().ep_bind_av(ep, end.av).unwrap();
     let addr = end.node.addr_of(ep).unwrap();
     let from = &mut pair.ends[0];
-    from.peer = from.node.av_insert(pair.now, from.av, addr).unwrap();
+    from.peer = from.node.sessions().av_insert(pair.now, from.av, addr).unwrap();
     (ep, cq)
 }
 
@@ -395,7 +395,7 @@ fn remote_cq_data_that_waits_names_the_life_that_sent_it() {
     let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
     let next = EpAddr { incarnation: addr.incarnation + 1, ..addr };
     let End { node, av, peer, .. } = &mut pair.ends[1];
-    assert_ne!(node.av_insert(pair.now, *av, next).unwrap(), *peer);
+    assert_ne!(node.sessions().av_insert(pair.now, *av, next).unwrap(), *peer);
     for data in 1..3 {
         let mut out = [Cqe::default(); 4];
         assert_eq!(node.cq_read(cq, &mut out), Ok(1));
@@ -457,7 +457,7 @@ fn counted(events: CntrEvents, want: [u64; 10]) {
         }
         let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
         let end = &mut pair.ends[0];
-        end.peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
+        end.peer = end.node.sessions().av_insert(pair.now, end.av, addr).unwrap();
         for (len, ranges) in [(0, 2), (8, 2), (50_000, 2), (8, 1), (24, 1)] {
             let first = if ranges == 2 { len / 2 } else { len };
             let mut list = RmaList::one(0, first, region.key);
@@ -606,7 +606,7 @@ fn closing_the_initiator_in_the_middle_ends_its_operations() {
                     end.node.ep_close(pair.now, end.ep).unwrap();
                 } else {
                     let station = Station::at([2, 0, 0, 0, 0, 2]);
-                    end.node.drop_session(pair.now, station);
+                    end.node.sessions().drop_session(pair.now, station);
                 }
                 let then = contents(&look);
                 let outcomes = pair.outcomes(0).len();
@@ -687,7 +687,7 @@ fn operations_on_oneself_work() {
     let mut pair = Pair::new(1500, true);
     let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
     let end = &mut pair.ends[0];
-    end.peer = end.node.av_insert(Instant(0), end.av, addr).unwrap();
+    end.peer = end.node.sessions().av_insert(Instant(0), end.av, addr).unwrap();
     let region = pair.region(0, 70_000, ALL);
     let list = RmaList::one(3, 66_000, region.key);
     pair.write(&bytes(66_000), list, OpFlags::empty(), 1).unwrap();
@@ -937,7 +937,7 @@ fn an_endpoint_without_the_capability_serves_nobody() {
         let addrs = [ep, shut].map(|ep| node.addr_of(ep).unwrap());
         for (addr, is_shut) in addrs.into_iter().zip([false, true]) {
             let from = &mut pair.ends[0];
-            from.peer = from.node.av_insert(pair.now, from.av, addr).unwrap();
+            from.peer = from.node.sessions().av_insert(pair.now, from.av, addr).unwrap();
             for context in [0, 1, 0, 1] {
                 let list = RmaList::one(0, 8, region.key);
                 if context == 0 {

@@ -447,14 +447,14 @@ fn a_restarted_peer_is_believed() {
     let mut second = keyed(2, 1500, &[7; 32], Mode::Encrypted);
     second.node.settings.incarnation = 777;
     let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
-    second.peer = second.node.av_insert(pair.now, second.av, addr).unwrap();
+    second.peer = second.node.sessions().av_insert(pair.now, second.av, addr).unwrap();
     pair.ends[1] = second;
     pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 3).unwrap();
     pair.run(1_100 * MS);
     assert_eq!(pair.read_err(0).err, Error::ConnReset, "it went to the first life");
     let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
     let end = &mut pair.ends[0];
-    pair.ends[0].peer = end.node.av_insert(pair.now, end.av, addr).unwrap();
+    pair.ends[0].peer = end.node.sessions().av_insert(pair.now, end.av, addr).unwrap();
     assert!(arrives(&mut pair, 100, 50));
 }
 
@@ -500,7 +500,7 @@ fn messages_to_oneself_need_no_key() {
     let mut pair = pair(1500);
     let end = &mut pair.ends[0];
     let own = end.node.addr_of(end.ep).unwrap();
-    end.peer = end.node.av_insert(Instant(1), end.av, own).unwrap();
+    end.peer = end.node.sessions().av_insert(Instant(1), end.av, own).unwrap();
     pair.recv(0, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
     pair.run(10 * MS);
@@ -523,7 +523,7 @@ fn a_challenge_is_answered_with_a_key() {
         let mut ghost = keyed(100 + n, 1500, &[7; 32], Mode::Encrypted);
         let addr = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
         let addr = EpAddr { incarnation: 0, ..addr };
-        ghost.peer = ghost.node.av_insert(pair.now, ghost.av, addr).unwrap();
+        ghost.peer = ghost.node.sessions().av_insert(pair.now, ghost.av, addr).unwrap();
         let (kind, buf) = (MsgKind::Tagged, IoBuf::leaked(&[1; 8]));
         let (dest, no_completion, flags) = (ghost.peer, false, OpFlags::empty());
         let req = SendReq { kind, buf, dest, tag: 1, data: 0, context: 0, flags, no_completion };

@@ -24,7 +24,7 @@ fn shared_by(lossless: bool, queues: &[usize]) -> Shared {
         to.node.eps.bind_srx(ep, srx, false).unwrap();
         to.node.ep_enable(ep).unwrap();
         let addr = to.node.addr_of(ep).unwrap();
-        (ep, cq, from.node.av_insert(Instant(0), from.av, addr).unwrap())
+        (ep, cq, from.node.sessions().av_insert(Instant(0), from.av, addr).unwrap())
     });
     let eps = eps.collect();
     Shared { pair, srx, eps }
@@ -124,7 +124,7 @@ fn a_source_is_looked_up_in_the_address_vector_of_the_endpoints() {
     assert_eq!(it.read(0), [1]);
     let node = &mut it.pair.ends[1].node;
     let ep = node.eps.open(EpAttr { caps: KINDS, ..EpAttr::default() }).unwrap();
-    let av = node.av_open(8).unwrap();
+    let av = node.sessions().av_open(8).unwrap();
     node.objects().ep_bind_cq(ep, it.eps[0].1, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
     node.objects().ep_bind_av(ep, av).unwrap();
     node.eps.bind_srx(ep, it.srx, false).unwrap();
@@ -289,7 +289,7 @@ fn a_receive_that_names_a_lost_peer_is_told_when_there_is_room() {
     it.try_post(5, peer, 10, OpFlags::empty()).unwrap();
     let now = it.pair.now;
     for end in &mut it.pair.ends {
-        end.node.end_session(now, crate::idx::PeerIdx::of(0), EndReason::Died);
+        end.node.sessions().end_session(now, crate::idx::PeerIdx::of(0), EndReason::Died);
     }
     it.send(0, 5, &[1; 8]);
     assert_eq!(it.read(0), [0, 1]);
@@ -302,7 +302,7 @@ fn a_receive_that_names_a_lost_peer_is_told_when_there_is_room() {
         it.try_post(6, peer, context, OpFlags::empty()).unwrap();
     }
     let node = &mut it.pair.ends[1].node;
-    node.end_session(it.pair.now, crate::idx::PeerIdx::of(0), EndReason::Died);
+    node.sessions().end_session(it.pair.now, crate::idx::PeerIdx::of(0), EndReason::Died);
     assert_eq!(node.observed.losses.unended.len(), 1);
     node.ep_close(now, it.eps[0].0).unwrap();
     node.ep_close(now, it.srx).unwrap();
@@ -325,7 +325,7 @@ fn a_closed_vector_leaves_a_peer_that_a_receive_names() {
     node.objects().av_close(it.pair.ends[1].av).unwrap();
     assert_eq!(refs(node), 1);
     node.ep_close(now, srx).unwrap();
-    let other = node.av_open(8).unwrap();
+    let other = node.sessions().av_open(8).unwrap();
     node.objects().av_close(other).unwrap();
     assert_eq!(refs(node), 0);
 }

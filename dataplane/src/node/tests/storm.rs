@@ -112,7 +112,7 @@ impl Storm {
         }
         to.node.ep_enable(ep).unwrap();
         let addr = to.node.addr_of(ep).unwrap();
-        let addr = from.node.av_insert(self.pair.now, from.av, addr).unwrap();
+        let addr = from.node.sessions().av_insert(self.pair.now, from.av, addr).unwrap();
         self.targets.push(Target { ep, at, cq, addr, kind });
         self.cqs.push(cq);
     }
@@ -264,7 +264,7 @@ impl Storm {
             13 if ends_sessions && self.draw(20) == 0 => {
                 let i = self.draw(2);
                 let other = self.pair.ends[1 - i].node.port.station;
-                self.pair.ends[i].node.drop_session(self.pair.now, other);
+                self.pair.ends[i].node.sessions().drop_session(self.pair.now, other);
             }
             _ => self.pass(),
         }

@@ -86,7 +86,7 @@ fn peers_that_know_their_addresses_need_no_name() {
             assert_eq!((pair.read(1 - i).len(), pair.read(i).len()), (1, 1), "round {round}");
             let station = pair.ends[1 - i].node.port.station;
             let now = pair.now;
-            pair.ends[i].node.drop_session(now, station);
+            pair.ends[i].node.sessions().drop_session(now, station);
             // Who still has the session learns of it by the next packet.
             pair.send(1 - i, IoBuf::leaked(&[1; 8]), 1, OpFlags::DELIVERY_COMPLETE, 3).unwrap();
             pair.run(3_000_000);
@@ -106,7 +106,7 @@ fn by_name_alone(lossless: bool) -> (Pair, EpAddr) {
     // The address that it got with the others is taken out again, before it was used.
     pair.ends[0] = end_with(1, 1500, lossless, strict());
     let End { node, av, peer, .. } = &mut pair.ends[0];
-    *peer = node.av_insert(Instant(0), *av, EpAddr { incarnation: 0, ..other }).unwrap();
+    *peer = node.sessions().av_insert(Instant(0), *av, EpAddr { incarnation: 0, ..other }).unwrap();
     (pair, other)
 }
 
@@ -122,7 +122,7 @@ fn an_address_that_comes_behind_an_open_by_name_holds() {
         let (now, End { node, av, peer, out, .. }) = (pair.now, &mut pair.ends[0]);
         node.transmit(now, &mut sink(out));
         assert_eq!(kinds(out.make_contiguous()), [Ty::Open]);
-        *peer = node.av_insert(now, *av, other).unwrap();
+        *peer = node.sessions().av_insert(now, *av, other).unwrap();
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
         pair.run(3_000_000);
         let ended = |got: Vec<Cqe>| got.iter().map(|cqe| cqe.op_context).collect::<Vec<_>>();
@@ -185,7 +185,7 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
         for known in [false, true, false] {
             let (now, node) = (pair.now, &mut pair.ends[1].node);
             if known {
-                assert_eq!(node.av_insert(now, av, from), Ok(theirs));
+                assert_eq!(node.sessions().av_insert(now, av, from), Ok(theirs));
             } else {
                 node.objects().av_remove(av, theirs).unwrap();
             }
@@ -342,7 +342,7 @@ fn the_source_names_the_life_that_sent() {
         let ends = pair.ends[1].node.addr_of(pair.ends[1].ep).unwrap();
         let mut next = end(1, 1500, lossless);
         next.node.settings.incarnation = 999;
-        next.peer = next.node.av_insert(pair.now, next.av, ends).unwrap();
+        next.peer = next.node.sessions().av_insert(pair.now, next.av, ends).unwrap();
         pair.ends[0] = next;
         for tag in [2, 3] {
             pair.recv(1, none.again(), tag, any, tag).unwrap();
@@ -355,7 +355,7 @@ fn the_source_names_the_life_that_sent() {
 
         let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
         let End { node, av, .. } = &mut pair.ends[1];
-        let new = node.av_insert(pair.now, *av, addr).unwrap();
+        let new = node.sessions().av_insert(pair.now, *av, addr).unwrap();
         pair.recv(1, none.again(), 4, any, 4).unwrap();
         pair.send(0, IoBuf::leaked(&[1; 8]), 4, any, 4).unwrap();
         pair.run(3_000_000);
@@ -373,9 +373,9 @@ fn opens_of_one_station_are_limited_too() {
     for by_name in [false, true] {
         let mut node = end_with(1, 1500, false, strict()).node;
         if by_name {
-            let av = node.av_open(8).unwrap();
+            let av = node.sessions().av_open(8).unwrap();
             let addr = EpAddr { station: STRANGER, ep: 1, incarnation: 0 };
-            node.av_insert(Instant(0), av, addr).unwrap();
+            node.sessions().av_insert(Instant(0), av, addr).unwrap();
         }
         let (dst, crc) = (node.port.station, node.port.far.has_crc());
         let (ty, src, ar, rtx, psn) = (Ty::Open, STRANGER, false, false, Psn(1));
@@ -405,7 +405,7 @@ fn a_claimed_life_opens_no_way_from_one_life_to_the_next() {
         let by_name = pair.ends[0].peer;
         let End { node, av, peer, .. } = &mut pair.ends[0];
         let gone = EpAddr { incarnation: 555, ..other };
-        *peer = node.av_insert(pair.now, *av, gone).unwrap();
+        *peer = node.sessions().av_insert(pair.now, *av, gone).unwrap();
         let gone = *peer;
         pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
         pair.run(3_000_000);

@@ -94,11 +94,11 @@ fn a_session_that_is_over_is_shown_as_it_was() {
         }
         assert_eq!(session(&mut pair.ends[0]).tx_packets, 5);
         let (now, station) = (pair.now, pair.ends[1].node.port.station);
-        pair.ends[0].node.drop_session(now, station);
+        pair.ends[0].node.sessions().drop_session(now, station);
         let over = session(&mut pair.ends[0]);
         assert_eq!((over.info.state, over.tx_packets), ("idle", 5));
         let station = pair.ends[0].node.port.station;
-        pair.ends[1].node.drop_session(now, station);
+        pair.ends[1].node.sessions().drop_session(now, station);
         let other = session(&mut pair.ends[1]);
         assert_eq!((other.info.state, other.rx_packets), ("idle", 5));
     }
@@ -155,7 +155,7 @@ fn a_survey_goes_by_steps() {
     for n in 0..1000_u16 {
         let [a, b] = n.to_be_bytes();
         let addr = EpAddr { station: Station::at([2, 7, 0, 0, a, b]), ep: 3, incarnation: 0 };
-        end.node.av_insert(Instant(1), end.av, addr).unwrap();
+        end.node.sessions().av_insert(Instant(1), end.av, addr).unwrap();
     }
     let (mut survey, mut seen) = (Survey::default(), std::collections::BTreeSet::new());
     for step in 1.. {

@@ -27,7 +27,7 @@ fn end_of(station: u8, numbers: &[u8], single: bool) -> (End, Vec<Tenant>) {
 fn add(pair: &mut Pair, i: usize, tenant: Tenant) -> FiAddr {
     let addr = pair.ends[1 - i].node.addr_of(pair.ends[1 - i].ep).unwrap();
     let end = &mut pair.ends[i];
-    end.node.av_insert_of(pair.now, end.av, addr, tenant).unwrap()
+    end.node.sessions().av_insert_of(pair.now, end.av, addr, tenant).unwrap()
 }
 
 fn send(pair: &mut Pair, i: usize, to: FiAddr, byte: u8) {
@@ -49,7 +49,7 @@ fn drop_all(pair: &mut Pair, i: usize) {
     let node = &mut pair.ends[i].node;
     let peers: Vec<_> = node.peers.iter().map(|(p, _)| p).collect();
     for p in peers {
-        node.end_session(pair.now, p, crate::node::EndReason::Dropped);
+        node.sessions().end_session(pair.now, p, crate::node::EndReason::Dropped);
     }
 }
 
@@ -164,9 +164,9 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     let now = pair.now;
     let End { node, ep, av, .. } = &mut pair.ends[0];
     let invalid = |got: Result<FiAddr>| assert!(matches!(got, Err(Error::Invalid(_))), "{got:?}");
-    invalid(node.av_insert(now, *av, addr));
+    invalid(node.sessions().av_insert(now, *av, addr));
     let nobody = Tenant::of_handle(of_a[0].handle() + 9).unwrap();
-    invalid(node.av_insert_of(now, *av, addr, nobody));
+    invalid(node.sessions().av_insert_of(now, *av, addr, nobody));
     for src in [to, nobody.handle(), FI_ADDR_UNSPEC, FI_ADDR_UNSPEC - 1, 1 << 40] {
         let (buf, kind, flags) = (IoBuf::leaked(&[0; 8]), MsgKind::Tagged, OpFlags::AUTH_KEY);
         let req = RecvReq { kind, buf, src, tag: 5, ignore: 0, context: 1, flags };
@@ -176,9 +176,9 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     assert_eq!(node.openings.add_tenant(key(2)), Ok(of_a[1]), "the same key is the same tenant");
     assert!(node.openings.add_tenant(key(3)).is_ok() && node.openings.add_tenant(key(4)).is_ok());
     assert_eq!(node.openings.add_tenant(key(5)), Err(Error::NoMem));
-    assert!(matches!(node.set_keys(now, vec![key(1)]), Err(Error::OpNotSupp(_))));
-    assert_eq!(node.remove_tenant(now, of_a[0]), Err(Error::Busy));
-    assert!(matches!(node.remove_tenant(now, nobody), Err(Error::Invalid(_))));
+    assert!(matches!(node.sessions().set_keys(now, vec![key(1)]), Err(Error::OpNotSupp(_))));
+    assert_eq!(node.sessions().remove_tenant(now, of_a[0]), Err(Error::Busy));
+    assert!(matches!(node.sessions().remove_tenant(now, nobody), Err(Error::Invalid(_))));
 
     send(&mut pair, 0, to, 1);
     pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
@@ -186,8 +186,8 @@ fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
     assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
     let End { node, av, .. } = &mut pair.ends[0];
     node.objects().av_remove(*av, to).unwrap();
-    node.remove_tenant(pair.now, of_a[0]).unwrap();
-    invalid(node.av_insert_of(pair.now, *av, addr, of_a[0]));
+    node.sessions().remove_tenant(pair.now, of_a[0]).unwrap();
+    invalid(node.sessions().av_insert_of(pair.now, *av, addr, of_a[0]));
     assert!(
         node.openings.add_tenant(key(5)).is_ok_and(|new| !of_a.contains(&new)),
         "no number twice"
@@ -219,7 +219,7 @@ fn one_name_under_two_keys_is_two_sessions() {
     let (mut b, _) = end_of(2, &[2], true);
     b.node.settings.incarnation = 777;
     let addr = pair.ends[0].node.addr_of(pair.ends[0].ep).unwrap();
-    b.peer = b.node.av_insert(pair.now, b.av, addr).unwrap();
+    b.peer = b.node.sessions().av_insert(pair.now, b.av, addr).unwrap();
     let mut away = std::mem::replace(&mut pair.ends[1], b);
     let under_second = add(&mut pair, 0, of_a[1]);
     for round in 0..4 {
@@ -242,7 +242,7 @@ fn one_name_under_two_keys_is_two_sessions() {
     // The end of one is told by the name that its peer knows it by, and the other goes on.
     let node = &mut pair.ends[0].node;
     let p = node.peers.iter().find(|(_, peer)| peer.tenant == of_a[1]).unwrap().0;
-    node.end_session(pair.now, p, crate::node::EndReason::Evicted);
+    node.sessions().end_session(pair.now, p, crate::node::EndReason::Evicted);
     pair.run(5 * MS);
     let c = pair.ends[1].node.counters();
     assert_eq!((c.sessions_reset, c.rx_bad_rst), (1, 0));
