@@ -584,12 +584,12 @@ impl CqInner {
     }
 
     pub(crate) fn readerr_raw(&self) -> Result<CqErr> {
-        self.dom.enter()?.node().cq_readerr(self.id)
+        self.dom.enter()?.node().receiving().cq_readerr(self.id)
     }
 
     fn readerr(&self) -> Result<CompletionError> {
         let mut core = self.dom.enter()?;
-        let e = core.node().cq_readerr(self.id)?;
+        let e = core.node().receiving().cq_readerr(self.id)?;
         let ended = core.ops.complete(&e.cqe, Some(e.err));
         Ok(CompletionError {
             entry: Completion::new(&e.cqe, CqFormat::Tagged, ended),
@@ -694,7 +694,7 @@ fn drain(core: &mut Core, id: CqId) {
     loop {
         match core.node().cq_read(id, &mut one) {
             Ok(n) if n > 0 => drop(core.ops.complete(&one[0], None)),
-            Err(Error::Avail) => match core.node().cq_readerr(id) {
+            Err(Error::Avail) => match core.node().receiving().cq_readerr(id) {
                 Ok(e) => drop(core.ops.complete(&e.cqe, Some(e.err))),
                 Err(_) => return,
             },

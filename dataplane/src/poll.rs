@@ -619,7 +619,9 @@ impl Engine {
     /// Posts a write and sends what is due, as [`post_send`](Self::post_send) does.
     ///
     /// # Errors
-    /// Those of [`Node::post_write`]. Nothing of this request was queued.
+    /// Those of [`Posting::post_write`]. Nothing of this request was queued.
+    ///
+    /// [`Posting::post_write`]: crate::node::Posting::post_write
     #[inline]
     pub fn post_write(&mut self, ep: EpId, req: WriteReq) -> OpResult<()> {
         if let Some(mut short) = req.fast()
@@ -628,13 +630,15 @@ impl Engine {
             return Ok(());
         }
         let more = self.holds_back(req.flags);
-        self.post_with(more, |node, now| node.post_write(now, ep, req))
+        self.post_with(more, |node, now| node.posting().post_write(now, ep, req))
     }
 
     /// Posts a read and sends what is due, as [`post_send`](Self::post_send) does.
     ///
     /// # Errors
-    /// Those of [`Node::post_read`]. Nothing of this request was queued.
+    /// Those of [`Posting::post_read`]. Nothing of this request was queued.
+    ///
+    /// [`Posting::post_read`]: crate::node::Posting::post_read
     #[inline]
     pub fn post_read(&mut self, ep: EpId, mut req: ReadReq) -> OpResult<()> {
         if let Some(mut short) = req.fast()
@@ -643,13 +647,15 @@ impl Engine {
             return Ok(());
         }
         let more = self.holds_back(req.flags);
-        self.post_with(more, |node, now| node.post_read(now, ep, req))
+        self.post_with(more, |node, now| node.posting().post_read(now, ep, req))
     }
 
     /// Posts an atomic operation and sends what is due, as [`post_send`](Self::post_send) does.
     ///
     /// # Errors
-    /// Those of [`Node::post_atomic`]. Nothing of this request was queued.
+    /// Those of [`Posting::post_atomic`]. Nothing of this request was queued.
+    ///
+    /// [`Posting::post_atomic`]: crate::node::Posting::post_atomic
     #[inline(never)]
     pub fn post_atomic(&mut self, ep: EpId, mut req: AtomicReq) -> OpResult<()> {
         if let Some(mut short) = req.fast()
@@ -658,7 +664,7 @@ impl Engine {
             return Ok(());
         }
         let more = self.holds_back(req.flags);
-        self.post_with(more, |node, now| node.post_atomic(now, ep, req))
+        self.post_with(more, |node, now| node.posting().post_atomic(now, ep, req))
     }
 
     /// Whether a post with `flags` leaves sending to a later one. Not on a lossless port: there a
@@ -1020,7 +1026,7 @@ mod tests {
         while ended < posted {
             a.turn().unwrap();
             let _ = a.node_mut().cq_read(a_cq, &mut cqe);
-            ended += usize::from(a.node_mut().cq_readerr(a_cq).is_ok());
+            ended += usize::from(a.node_mut().receiving().cq_readerr(a_cq).is_ok());
             let mut clear = |frame: &RxFrame<'_>| {
                 let head = frame.first_chunk::<20>().unwrap();
                 assert!(sealed::may_leave(&head), "it left: {head:02x?}");

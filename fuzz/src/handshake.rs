@@ -200,7 +200,7 @@ impl Side {
         loop {
             match self.node.cq_read(self.cq, &mut some) {
                 Ok(n) => some[..n].iter().for_each(|entry| self.take(entry.op_context)),
-                Err(_) => match self.node.cq_readerr(self.cq) {
+                Err(_) => match self.node.receiving().cq_readerr(self.cq) {
                     Ok(failed) => {
                         assert_eq!(failed.cqe.op_context, 1, "a receive fails of nothing");
                         self.ended += 1;

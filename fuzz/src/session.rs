@@ -498,12 +498,12 @@ impl World {
             0 => {
                 let rma = RmaList::one(addr, len as u64, key);
                 let req = WriteReq { buf, dest, rma, data: 3, context, flags, no_completion };
-                (Kind::Send, side.node.post_write(now, ep, req))
+                (Kind::Send, side.node.posting().post_write(now, ep, req))
             }
             1 => {
                 let rma = RmaList::one(addr, len as u64, key);
                 let req = ReadReq { buf, dest, rma, context, flags };
-                (Kind::Read, side.node.post_read(now, ep, req))
+                (Kind::Read, side.node.posting().post_read(now, ep, req))
             }
             _ => {
                 let kinds = [AtomicKind::Base, AtomicKind::Fetch, AtomicKind::Compare];
@@ -532,7 +532,7 @@ impl World {
                     flags,
                     no_completion,
                 };
-                (Kind::Read, side.node.post_atomic(now, ep, req))
+                (Kind::Read, side.node.posting().post_atomic(now, ep, req))
             }
         };
         if posted.is_ok() {
@@ -624,7 +624,11 @@ impl World {
                         out[..count].iter().for_each(|cqe| self.outcome(i, cqe, None));
                     }
                     Err(Error::Avail) => {
-                        let err = side.node.cq_readerr(side.cqs[n]).expect("an error is next");
+                        let err = side
+                            .node
+                            .receiving()
+                            .cq_readerr(side.cqs[n])
+                            .expect("an error is next");
                         self.outcome(i, &err.cqe, Some(err.err));
                     }
                     Err(err) => {

@@ -645,7 +645,7 @@ impl App {
                 cqes[..n].iter().try_for_each(|cqe| self.completed(v, node, cqe)).map(|()| true)
             }
             Err(Error::Avail) => {
-                let e = node.cq_readerr(cq).map_err(|e| format!("cq_readerr: {e}"))?;
+                let e = node.receiving().cq_readerr(cq).map_err(|e| format!("cq_readerr: {e}"))?;
                 if v.trace {
                     eprintln!("{} err {e:x?}", v.host);
                 }

@@ -243,13 +243,13 @@ impl App {
                 let req = WriteReq { buf: io, dest, rma, data, context, flags, no_completion };
                 let one = req.fast().filter(|_| short);
                 let left = one.is_some_and(|mut r| node.try_write(ep, &mut r, &mut out, || now));
-                if left { Ok(()) } else { node.post_write(now, ep, req) }
+                if left { Ok(()) } else { node.posting().post_write(now, ep, req) }
             }
             None => {
                 let mut req = ReadReq { buf: io, dest, rma, context, flags };
                 let one = req.fast().filter(|_| short);
                 let left = one.is_some_and(|mut r| node.try_read(ep, &mut r, &mut out, || now));
-                if left { Ok(()) } else { node.post_read(now, ep, req) }
+                if left { Ok(()) } else { node.posting().post_read(now, ep, req) }
             }
             Some(what) => {
                 let (operand, operands) = self.lent(&call.out)?;
@@ -259,7 +259,7 @@ impl App {
                 let mut req = AtomicReq { flags, no_completion, ..all };
                 let one = req.fast().filter(|_| short);
                 let left = one.is_some_and(|mut r| node.try_atomic(ep, &mut r, &mut out, || now));
-                let answer = if left { Ok(()) } else { node.post_atomic(now, ep, req) };
+                let answer = if left { Ok(()) } else { node.posting().post_atomic(now, ep, req) };
                 // Both are the application's again: what is sent must be copies.
                 self.arena.give(operand)?;
                 self.arena.give(compare)?;

@@ -169,7 +169,7 @@ impl Rig {
     /// The error entry at the head of `host`'s queue.
     pub(crate) fn error(&mut self, host: usize) -> Option<CqErr> {
         let s = self.at(host);
-        s.node.cq_readerr(s.cq).ok()
+        s.node.receiving().cq_readerr(s.cq).ok()
     }
 
     /// Cancels the receives of `host` with a context from `from` on, and reads all entries of such

@@ -373,7 +373,7 @@ impl Cm {
         let read = io.node().cq_read(self.cq, &mut one);
         let (failed, stranger) = match read {
             Ok(_) => (None, None),
-            Err(Error::Avail) => match io.node().cq_readerr(self.cq) {
+            Err(Error::Avail) => match io.node().receiving().cq_readerr(self.cq) {
                 Ok(e) => {
                     one[0] = e.cqe;
                     (Some(e.err), e.err_data)

@@ -13,7 +13,7 @@
 use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::rma::{READ, WRITE};
-use super::{CntrId, EpAttr, EpId, Eps, Node, Objects, RecvReq};
+use super::{CntrId, EpAttr, EpId, Eps, Objects, Receiving, RecvReq};
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags};
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx};
@@ -26,7 +26,7 @@ impl Eps {
     }
 }
 
-impl Node {
+impl Receiving<'_> {
     /// Posts a receive of deferred endpoint `t` to its endpoint's tables.
     pub(super) fn post_deferred_recv(
         &mut self,
@@ -35,19 +35,19 @@ impl Node {
         src: Src,
         mut req: RecvReq,
     ) -> Result<()> {
-        let e = self.eps[t].deferred_for;
-        if self.eps[e].sharers.is_some() {
+        let e = self.sessions.eps[t].deferred_for;
+        if self.sessions.eps[e].sharers.is_some() {
             return self.post_shared(now, (e, t), src, req);
         }
-        if self.eps[e].srx != EpIdx::NONE {
+        if self.sessions.eps[e].srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
-        self.eps.make_room(&mut self.cqs, self.eps[t].rx_cq);
-        let deferred = &mut self.eps[t];
-        if deferred.rx_used >= deferred.rx_size || self.posted.pool.is_full() {
+        self.sessions.eps.make_room(self.sessions.cqs, self.sessions.eps[t].rx_cq);
+        let deferred = &mut self.sessions.eps[t];
+        if deferred.rx_used >= deferred.rx_size || self.sessions.posted.pool.is_full() {
             return Err(Error::Again);
         }
-        if !self.cqs[deferred.rx_cq].cq.reserve() {
+        if !self.sessions.cqs[deferred.rx_cq].cq.reserve() {
             return Err(Error::Again);
         }
         deferred.rx_used += 1;
@@ -55,14 +55,15 @@ impl Node {
         // simple.
         let mut wr = recv_wr(t, true, false, &req);
         wr.is -= RecvIs::SIMPLE;
-        let matcher = &mut self.eps[e].matcher[req.kind as usize];
-        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src);
-        let recv = self.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);
-        if self.eps[e].cq_blocked {
+        let matcher = &mut self.sessions.eps[e].matcher[req.kind as usize];
+        let found = matcher.match_unexpected(self.sessions.unexpected, req.tag, req.ignore, src);
+        let recv = self.sessions.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);
+        if self.sessions.eps[e].cq_blocked {
             self.retry_ep_waiters(now, e);
         } else if let Some(msg) = found {
-            self.eps[e].matcher[req.kind as usize].unlink_posted(&mut self.posted.pool, recv);
-            self.eps.unmatch(&mut self.unexpected, msg);
+            self.sessions.eps[e].matcher[req.kind as usize]
+                .unlink_posted(&mut self.sessions.posted.pool, recv);
+            self.sessions.eps.unmatch(self.sessions.unexpected, msg);
             self.deliver_unexpected(now, msg, recv, 0);
         }
         Ok(())
@@ -70,13 +71,13 @@ impl Node {
 
     /// Ends the deferred endpoints of endpoint `e`. Its receives have ended already.
     pub(super) fn close_deferred_eps(&mut self, now: Instant, e: EpIdx) {
-        if !self.eps[e].has_deferred {
+        if !self.sessions.eps[e].has_deferred {
             return;
         }
-        for t in self.eps.deferred_eps(|_, deferred| deferred.deferred_for == e) {
-            self.sessions().close_sends(now, t);
+        for t in self.sessions.eps.deferred_eps(|_, deferred| deferred.deferred_for == e) {
+            self.sessions.close_sends(now, t);
             self.close_receives(now, t);
-            self.objects().free_deferred_ep(t);
+            self.sessions.objects().free_deferred_ep(t);
         }
     }
 }

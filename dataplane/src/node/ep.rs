@@ -6,7 +6,7 @@ use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
 use super::{
     AvId, CntrId, CqId, CqTable, Cqs, EpAttr, EpId, Eps, MsgKind, Node, Objects, Operations,
-    Sessions, Todo,
+    Receiving, Sessions, Todo,
 };
 use crate::error::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -527,7 +527,7 @@ impl Node {
     pub fn ep_close(&mut self, now: Instant, ep: EpId) -> Result<()> {
         let idx = self.eps.by_handle(ep.0).map(|_| ep.0.idx()).ok_or(Error::BadFd)?;
         if self.eps[idx].sharers.is_some() {
-            return self.srx_close(now, idx);
+            return self.receiving().srx_close(now, idx);
         }
         self.eps[idx].enable(false);
         self.eps[idx].release_receives(&mut self.cqs);
@@ -536,11 +536,11 @@ impl Node {
         self.coll_ep_closed(now, idx);
         self.groups.forget_ep(idx);
         self.sessions().close_sends(now, idx);
-        self.close_receives(now, idx);
+        self.receiving().close_receives(now, idx);
         self.responder().stop_counting_reads(idx);
         self.objects().drop_late(idx);
         self.eps.srx_leave(idx);
-        self.close_deferred_eps(now, idx);
+        self.receiving().close_deferred_eps(now, idx);
         self.observed.losses.forget_ep(idx);
         let e = self.eps.free(idx);
         // A transmit context's number belongs to its scalable endpoint.
@@ -550,47 +550,52 @@ impl Node {
         self.objects().unbind(&e);
         Ok(())
     }
+}
 
+impl Receiving<'_> {
     /// Ends the receives of endpoint `idx` and discards its unexpected messages.
     pub(super) fn close_receives(&mut self, now: Instant, idx: EpIdx) {
-        let pulls: Vec<PullIdx> = (self.pulls.records.iter())
+        let pulls: Vec<PullIdx> = (self.sessions.pulls.records.iter())
             .filter(|(_, pull)| {
-                pull.recv != RecvIdx::NONE && self.posted[pull.recv].payload.ep == idx
+                pull.recv != RecvIdx::NONE && self.sessions.posted[pull.recv].payload.ep == idx
             })
             .map(|(i, _)| i)
             .collect();
         for pull in pulls {
-            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.operations().pulling().end_pull(pull, EndStatus::Closed);
-            self.objects().cancel_placing(recv);
+            let recv = std::mem::replace(&mut self.sessions.pulls[pull].recv, RecvIdx::NONE);
+            self.sessions.operations().pulling().end_pull(pull, EndStatus::Closed);
+            self.sessions.objects().cancel_placing(recv);
         }
-        let peers: Vec<PeerIdx> = self.peers.iter().map(|(i, _)| i).collect();
+        let peers: Vec<PeerIdx> = self.sessions.peers.iter().map(|(i, _)| i).collect();
         for p in peers {
-            if let Some(recv) = self.reassemblies.placing(&self.peers[p])
-                && self.posted[recv].payload.ep == idx
+            if let Some(recv) = self.sessions.reassemblies.placing(&self.sessions.peers[p])
+                && self.sessions.posted[recv].payload.ep == idx
             {
-                self.reassemblies.take(&mut self.peers[p]);
-                self.objects().cancel_placing(recv);
+                self.sessions.reassemblies.take(&mut self.sessions.peers[p]);
+                self.sessions.objects().cancel_placing(recv);
             }
         }
-        let unexpected: Vec<UnexpectedIdx> =
-            (self.unexpected.iter()).filter(|(_, m)| m.payload.ep == idx).map(|(i, _)| i).collect();
+        let unexpected: Vec<UnexpectedIdx> = (self.sessions.unexpected.iter())
+            .filter(|(_, m)| m.payload.ep == idx)
+            .map(|(i, _)| i)
+            .collect();
         for msg in unexpected {
             // Discarding may have ended the session of a peer with too many pulls, and this message
             // with it.
-            if self.unexpected.get(msg).is_some() {
+            if self.sessions.unexpected.get(msg).is_some() {
                 self.discard_unexpected(now, msg, EndStatus::Closed);
             }
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            while let Some(recv) =
-                self.eps[idx].matcher[kind as usize].first_posted(&self.posted.pool)
+            while let Some(recv) = self.sessions.eps[idx].matcher[kind as usize]
+                .first_posted(&self.sessions.posted.pool)
             {
-                self.eps[idx].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
-                self.objects().fail_recv(recv, Error::Canceled);
+                self.sessions.eps[idx].matcher[kind as usize]
+                    .unlink_posted(&mut self.sessions.posted.pool, recv);
+                self.sessions.objects().fail_recv(recv, Error::Canceled);
             }
         }
-        self.eps[idx].claimed.clear();
+        self.sessions.eps[idx].claimed.clear();
     }
 }
 

@@ -42,7 +42,7 @@ impl Node {
                 if !follows || crc && !verify_crc(frame, op.payload_off() + len) {
                     return false;
                 }
-                let taken = self.on_msgm(now, p, frame, &op, (op.payload_off(), len));
+                let taken = self.receiving().on_msgm(now, p, frame, &op, (op.payload_off(), len));
                 debug_assert!(matches!(taken, Verdict::Accept));
             }
             SegmentTy::Data => {

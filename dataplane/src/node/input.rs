@@ -493,8 +493,8 @@ impl Node {
         let result = match base.ty {
             Ty::Pack => return self.objects().on_pack(p, frame, base),
             Ty::MsgM => MsgMOp::parse(frame, base)
-                .map(|op| self.on_msgm(now, p, frame, &op, (op.payload_off(), plen))),
-            Ty::Rndv => RndvOp::parse(frame, base).map(|op| self.on_rndv(now, p, &op)),
+                .map(|op| self.receiving().on_msgm(now, p, frame, &op, (op.payload_off(), plen))),
+            Ty::Rndv => RndvOp::parse(frame, base).map(|op| self.receiving().on_rndv(now, p, &op)),
             Ty::Pull => PullOp::parse(frame, base).map(|op| self.operations().on_pull(p, &op)),
             Ty::Data => DataOp::parse(frame, base).map(|op| {
                 self.operations().on_data(p, frame, &op, (op.payload_off(), plen));

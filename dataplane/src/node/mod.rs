@@ -1183,3 +1183,35 @@ impl Sessions<'_> {
         control_of!(self)
     }
 }
+
+/// What receives a message, borrowed from a node: posted receives, messages without one, those that
+/// are still arriving, and pulls. It has the sessions, as that of a peer ends which has announced
+/// more than there is memory for.
+#[derive(Debug)]
+pub struct Receiving<'a> {
+    sessions: Sessions<'a>,
+}
+
+impl Node {
+    /// What receives messages.
+    #[inline(always)]
+    pub fn receiving(&mut self) -> Receiving<'_> {
+        Receiving { sessions: sessions_of!(self) }
+    }
+}
+
+/// What posts an operation, borrowed from a node: it is queued for its peer, with whom a session is
+/// opened if there is none, or for a multicast group. Nothing is sent.
+#[derive(Debug)]
+pub struct Posting<'a> {
+    sessions: Sessions<'a>,
+    groups: &'a mut Multicast,
+}
+
+impl Node {
+    /// What posts operations.
+    #[inline(always)]
+    pub fn posting(&mut self) -> Posting<'_> {
+        Posting { sessions: sessions_of!(self), groups: &mut self.groups }
+    }
+}

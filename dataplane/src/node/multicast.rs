@@ -13,7 +13,7 @@ use barewire_driver::port::{Station, Tx};
 
 use super::post::wants_cqe;
 use super::recv::{MsgHead, Target};
-use super::{EpId, FrameSink, MsgKind, Node, Objects, SendReq};
+use super::{EpId, FrameSink, MsgKind, Node, Objects, Posting, Receiving, SendReq};
 use crate::cntr::Done;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -162,76 +162,6 @@ impl Node {
         Ok(id)
     }
 
-    /// Posts a message that is for no single peer, as `declined` says. It is copied, and ends at
-    /// once.
-    ///
-    /// # Errors
-    /// As [`post_send`](Self::post_send).
-    #[cold]
-    pub(super) fn post_to_group(&mut self, ep: EpId, req: &SendReq, declined: Error) -> Result<()> {
-        let by_dest = matches!(declined, Error::Invalid(_) | Error::BadFlags | Error::MsgTooLong);
-        let e = self.eps.by_handle(ep.0).filter(|e| by_dest && e.caps.contains(Caps::MULTICAST));
-        let Some(e) = e else { return Err(declined) };
-        let Some(id) = McId::of_addr(req.dest) else {
-            let meant = req.flags.contains(OpFlags::MULTICAST);
-            let no_group = Error::Invalid("FI_MULTICAST: not the address of a group");
-            return Err(if meant { no_group } else { declined });
-        };
-        if req.kind != MsgKind::Msg {
-            return Err(Error::OpNotSupp("a message to a group has no tag"));
-        }
-        if !FLAGS.contains(req.flags) {
-            return Err(Error::BadFlags);
-        }
-        let (idx, src_ep) = (ep.0.idx(), e.number);
-        let member = self.groups.members.iter().find(|m| (m.id, m.ep) == (id, idx));
-        let Member { group, sends, .. } =
-            *member.ok_or(Error::Invalid("destination is no group of the endpoint"))?;
-        if !sends {
-            return Err(Error::OpNotSupp("the group was joined to receive"));
-        }
-        let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
-        let len = req.buf.len();
-        let inject = req.flags.contains(OpFlags::INJECT) && len > Self::INJECT_SIZE;
-        if inject || len > self.port.mc_max() - imm.map_or(0, |_| IMM_LEN) {
-            return Err(Error::MsgTooLong);
-        }
-        if self.port.gone {
-            return Err(Error::NetDown);
-        }
-        self.eps.make_send_room(&mut self.cqs, idx);
-        if self.groups.free.is_empty() || !self.cqs[self.eps[idx].tx_cq].cq.reserve() {
-            return Err(Error::Again);
-        }
-        let op = McastOp { group, src_ep, inc: self.settings.incarnation, imm };
-        self.queue_for_group(&op, req);
-        self.objects().complete_to_group(idx, req);
-        Ok(())
-    }
-
-    /// Writes the frame of a message, for which there is a buffer.
-    fn queue_for_group(&mut self, op: &McastOp, req: &SendReq) {
-        let (payload_off, len) = (op.payload_off(), req.buf.len());
-        let multicast = &mut self.groups;
-        multicast.sent = multicast.sent.wrapping_add(1);
-        let number = Psn(multicast.sent);
-        let control = self.port.control(Station::BROADCAST, Ty::Mcast, 0, number);
-        let base = Base { plen: len as u16, ..control };
-        let mut bytes = self.groups.free.pop().expect("a free buffer was seen");
-        bytes.clear();
-        bytes.resize(payload_off + len, 0);
-        let (head, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");
-        base.emit(head);
-        op.emit(rest);
-        req.buf.read_at(0, &mut bytes[payload_off..]);
-        if base.crc {
-            let crc = wire::crc_of_head(&bytes).to_le_bytes();
-            bytes.extend_from_slice(&crc);
-        }
-        self.groups.queue.push_back(bytes);
-        self.due.note_send();
-    }
-
     /// Sends what is queued for groups, to the port and to the members of this node. False if some
     /// is left: the port has no room.
     pub(super) fn send_to_groups(&mut self, out: &mut dyn FrameSink) -> bool {
@@ -286,46 +216,138 @@ impl Node {
             let Member { ep, group, receives, .. } = self.groups.members[i];
             if group == op.group && receives && !(own && self.eps[ep].number == op.src_ep) {
                 any = true;
-                self.deliver_to_member(ep, frame, base, op);
+                self.receiving().deliver_to_member(ep, frame, base, op);
             }
         }
         any
     }
+}
 
+impl Posting<'_> {
+    /// Posts a message that is for no single peer, as `declined` says. It is copied, and ends at
+    /// once.
+    ///
+    /// # Errors
+    /// As [`Node::post_send`].
+    #[cold]
+    pub(super) fn post_to_group(&mut self, ep: EpId, req: &SendReq, declined: Error) -> Result<()> {
+        let by_dest = matches!(declined, Error::Invalid(_) | Error::BadFlags | Error::MsgTooLong);
+        let e = self
+            .sessions
+            .eps
+            .by_handle(ep.0)
+            .filter(|e| by_dest && e.caps.contains(Caps::MULTICAST));
+        let Some(e) = e else { return Err(declined) };
+        let Some(id) = McId::of_addr(req.dest) else {
+            let meant = req.flags.contains(OpFlags::MULTICAST);
+            let no_group = Error::Invalid("FI_MULTICAST: not the address of a group");
+            return Err(if meant { no_group } else { declined });
+        };
+        if req.kind != MsgKind::Msg {
+            return Err(Error::OpNotSupp("a message to a group has no tag"));
+        }
+        if !FLAGS.contains(req.flags) {
+            return Err(Error::BadFlags);
+        }
+        let (idx, src_ep) = (ep.0.idx(), e.number);
+        let member = self.groups.members.iter().find(|m| (m.id, m.ep) == (id, idx));
+        let Member { group, sends, .. } =
+            *member.ok_or(Error::Invalid("destination is no group of the endpoint"))?;
+        if !sends {
+            return Err(Error::OpNotSupp("the group was joined to receive"));
+        }
+        let imm = req.flags.contains(OpFlags::REMOTE_CQ_DATA).then_some(req.data);
+        let len = req.buf.len();
+        let inject = req.flags.contains(OpFlags::INJECT) && len > Node::INJECT_SIZE;
+        if inject || len > self.sessions.port.mc_max() - imm.map_or(0, |_| IMM_LEN) {
+            return Err(Error::MsgTooLong);
+        }
+        if self.sessions.port.gone {
+            return Err(Error::NetDown);
+        }
+        self.sessions.eps.make_send_room(self.sessions.cqs, idx);
+        if self.groups.free.is_empty()
+            || !self.sessions.cqs[self.sessions.eps[idx].tx_cq].cq.reserve()
+        {
+            return Err(Error::Again);
+        }
+        let op = McastOp { group, src_ep, inc: self.sessions.settings.incarnation, imm };
+        self.queue_for_group(&op, req);
+        self.sessions.objects().complete_to_group(idx, req);
+        Ok(())
+    }
+
+    /// Writes the frame of a message, for which there is a buffer.
+    fn queue_for_group(&mut self, op: &McastOp, req: &SendReq) {
+        let (payload_off, len) = (op.payload_off(), req.buf.len());
+        let multicast = &mut self.groups;
+        multicast.sent = multicast.sent.wrapping_add(1);
+        let number = Psn(multicast.sent);
+        let control = self.sessions.port.control(Station::BROADCAST, Ty::Mcast, 0, number);
+        let base = Base { plen: len as u16, ..control };
+        let mut bytes = self.groups.free.pop().expect("a free buffer was seen");
+        bytes.clear();
+        bytes.resize(payload_off + len, 0);
+        let (head, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");
+        base.emit(head);
+        op.emit(rest);
+        req.buf.read_at(0, &mut bytes[payload_off..]);
+        if base.crc {
+            let crc = wire::crc_of_head(&bytes).to_le_bytes();
+            bytes.extend_from_slice(&crc);
+        }
+        self.groups.queue.push_back(bytes);
+        self.sessions.due.note_send();
+    }
+}
+
+impl Receiving<'_> {
     fn deliver_to_member(&mut self, e: EpIdx, frame: &RxFrame<'_>, base: &Base, op: &McastOp) {
         // One that had another life does not count as the one that was inserted.
-        let known = self.by_station.get(&self.peers, base.src, Tenant::NONE).filter(|&p| {
-            let inc = self.peers[p].inc;
-            inc == 0 || inc == op.inc
-        });
+        let known =
+            self.sessions.by_station.get(self.sessions.peers, base.src, Tenant::NONE).filter(
+                |&p| {
+                    let inc = self.sessions.peers[p].inc;
+                    inc == 0 || inc == op.inc
+                },
+            );
         let may = match known {
-            Some(p) => self.objects().may_reach(p, e),
+            Some(p) => self.sessions.objects().may_reach(p, e),
             None => {
-                let open = !self.settings.inserted || base.src == self.port.station;
-                let may = open || self.eps[e].admits_all;
-                self.counters.rx_not_inserted += u64::from(!may);
+                let open =
+                    !self.sessions.settings.inserted || base.src == self.sessions.port.station;
+                let may = open || self.sessions.eps[e].admits_all;
+                self.sessions.counters.rx_not_inserted += u64::from(!may);
                 may
             }
         };
         if !may {
             return;
         }
-        let src = known.map_or(Src::STRANGER, |p| self.peers[p].src(p, op.src_ep));
+        let src = known.map_or(Src::STRANGER, |p| self.sessions.peers[p].src(p, op.src_ep));
         let (peer, len) = (known.unwrap_or(PeerIdx::NONE), u64::from(base.plen));
         let (inc, src_ep, imm) = (op.inc, op.src_ep, op.imm);
         let head = MsgHead { peer, inc, src_ep, tagged: false, tag: 0, imm, len };
-        let Target::Recv { recv, base: at } = self.objects().target_of(e, &head, src) else {
-            self.counters.rx_mcast_dropped += 1;
+        let Target::Recv { recv, base: at } = self.sessions.objects().target_of(e, &head, src)
+        else {
+            self.sessions.counters.rx_mcast_dropped += 1;
             return;
         };
-        let n = self.posted.room(recv, at).min(len);
+        let n = self.sessions.posted.room(recv, at).min(len);
         if n > 0 {
-            frame.copy_to_io(op.payload_off(), &self.posted.buf(recv), at as usize, n as usize);
+            frame.copy_to_io(
+                op.payload_off(),
+                &self.sessions.posted.buf(recv),
+                at as usize,
+                n as usize,
+            );
         }
-        let source = known.and_then(|p| self.objects().source_of(e, (p, inc), src_ep));
+        let source = known.and_then(|p| self.sessions.objects().source_of(e, (p, inc), src_ep));
         let addr = EpAddr { station: base.src, ep: src_ep, incarnation: inc };
-        self.objects().complete_recv_of(recv, &head, (at, n), source, |_| (addr, Tenant::NONE));
-        self.counters.rx_mcast += 1;
+        self.sessions
+            .objects()
+            .complete_recv_of(recv, &head, (at, n), source, |_| (addr, Tenant::NONE));
+        self.sessions.counters.rx_mcast += 1;
     }
 }
 

@@ -5,7 +5,7 @@ use barewire_driver::hint::cold;
 use super::notice::EndReason;
 use super::peer::{Peer, Peers, SourceName, State};
 use super::tally::Tally;
-use super::{AvId, AvTable, CntrId, Control, CqId, Node, Objects, Sessions};
+use super::{AvId, AvTable, CntrId, Control, CqId, Node, Objects, Receiving, Sessions};
 use crate::av::{Av, AvEntry};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
@@ -55,22 +55,9 @@ impl Node {
     fn fed(&mut self, cq: CqId, (n, retry): (usize, bool)) -> usize {
         if retry {
             cold(());
-            self.retry_cq_waiters(cq.0.idx());
+            self.receiving().retry_cq_waiters(cq.0.idx());
         }
         n
-    }
-
-    /// Takes the error entry at the head.
-    ///
-    /// # Errors
-    /// [`Error::Again`]: the head is no error.
-    pub fn cq_readerr(&mut self, cq: CqId) -> Result<CqErr> {
-        let table = self.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
-        let err = table.cq.readerr();
-        if table.cq_blocked {
-            self.retry_cq_waiters(cq.0.idx());
-        }
-        err
     }
 
     /// The address under an index.
@@ -87,6 +74,21 @@ impl Node {
     /// [`Error::Invalid`]: nothing is inserted under this index.
     pub fn av_tenant(&self, av: AvId, addr: FiAddr) -> Result<Tenant> {
         Ok(self.peers[self.avs.entry(av, addr)?.peer].tenant)
+    }
+}
+
+impl Receiving<'_> {
+    /// Takes the error entry at the head.
+    ///
+    /// # Errors
+    /// [`Error::Again`]: the head is no error.
+    pub fn cq_readerr(&mut self, cq: CqId) -> Result<CqErr> {
+        let table = self.sessions.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
+        let err = table.cq.readerr();
+        if table.cq_blocked {
+            self.retry_cq_waiters(cq.0.idx());
+        }
+        err
     }
 }
 

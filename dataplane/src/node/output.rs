@@ -112,7 +112,7 @@ impl Node {
         }
         self.ask_after_tails(now);
         if let Some(cq) = self.objects().starved_with_room() {
-            self.retry_cq_waiters(cq);
+            self.receiving().retry_cq_waiters(cq);
         }
         for _ in 0..self.due.ready.len() {
             let Some(p) = self.due.ready.pop_front() else { break };

@@ -237,7 +237,7 @@ impl Node {
         let w = self.tx.alloc(TxWr { pull_gen: buf.get(), ..wr });
         let now = clock();
         if !held {
-            self.queue_wr(now, p, w, inc);
+            self.posting().queue_wr(now, p, w, inc);
         } else if self.operations().enqueue_wr(now, p, w, inc) {
             self.packs.hold(&mut self.due, now);
         }

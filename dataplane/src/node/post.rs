@@ -8,7 +8,10 @@ use barewire_driver::mem::Span;
 use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
 use super::packet::Joined;
-use super::{Avs, EpId, Eps, MsgKind, Node, Objects, Operations, RecvReq, SendReq, UnexpectedMsg};
+use super::{
+    Avs, EpId, Eps, MsgKind, Node, Objects, Operations, Posting, Receiving, RecvReq, SendReq,
+    UnexpectedMsg,
+};
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -85,42 +88,11 @@ impl Node {
     ///   endpoint that it was told of as sent may have been lost with it.
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     #[inline]
-    pub fn post_send(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {
+    pub fn post_send(&mut self, now: Instant, ep: EpId, req: SendReq) -> Result<()> {
         if self.join(|| now, ep, &req) != Joined::No {
             return Ok(());
         }
-        let (e, entry) = match self.eps.check_send(&self.avs, ep, &req) {
-            Ok(checked) => checked,
-            Err(error) => return self.post_to_group(ep, &req, error),
-        };
-        self.control().tell_loss(e, entry.peer)?;
-        let len = req.buf.len() as u64;
-        self.eps.make_send_room(&mut self.cqs, e);
-        let ep = &mut self.eps[e];
-        if ep.tx_used >= ep.tx_size || self.tx.wrs.free_count() == 0 {
-            return Err(Error::Again);
-        }
-        if !self.cqs[ep.tx_cq].cq.reserve() {
-            return Err(Error::Again);
-        }
-        ep.tx_used += 1;
-        let flags = wr_flags(&req, ep.tx_selective);
-        let src_ep = ep.number;
-        let AvEntry { peer: p, ep: dst_ep, rx_ctx, incarnation } = entry;
-        let wr = TxWr::new(req.context, (p, e), (dst_ep, src_ep), flags);
-        let w = self.tx.alloc(TxWr { rx_ctx, tag: req.tag, data: req.data, len, ..wr });
-        self.tx.keep_memory(w, &mut req.buf);
-        self.queue_wr(now, p, w, incarnation);
-        self.packs.nagle.note_message(p);
-        Ok(())
-    }
-
-    /// Queues request `w` for `p`, of which the address named life `inc`, to leave with the next
-    /// transmit.
-    pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) {
-        if self.operations().enqueue_wr(now, p, w, inc) {
-            self.control().schedule(now, p);
-        }
+        self.posting().post_message(now, ep, req)
     }
 
     /// Posts a receive, or with `PEEK`, `CLAIM` and `DISCARD` asks for a message that has come.
@@ -142,14 +114,14 @@ impl Node {
         let (e, src) = self.check_recv(ep, &req)?;
         let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
         if req.flags.intersects(special) {
-            return self.post_special(now, e, src, req);
+            return self.receiving().post_special(now, e, src, req);
         }
         let ep = &mut self.eps[e];
         if ep.sharers.is_some() {
-            return self.post_shared(now, (e, e), src, req);
+            return self.receiving().post_shared(now, (e, e), src, req);
         }
         if ep.deferred_for != EpIdx::NONE {
-            return self.post_deferred_recv(now, e, src, req);
+            return self.receiving().post_deferred_recv(now, e, src, req);
         }
         self.eps.make_recv_room(&mut self.cqs, e);
         let ep = &mut self.eps[e];
@@ -173,13 +145,13 @@ impl Node {
         let recv = self.posted.post(matcher, (tag, ignore, src), wr, &mut req.buf);
         if cq_blocked {
             // What waits for room in the queue may be for an older receive than this one.
-            self.retry_ep_waiters(now, e);
+            self.receiving().retry_ep_waiters(now, e);
         } else if let Some(msg) = found {
             matcher.unlink_posted(&mut self.posted.pool, recv);
             self.eps.unmatch(&mut self.unexpected, msg);
-            self.deliver_unexpected(now, msg, recv, 0);
+            self.receiving().deliver_unexpected(now, msg, recv, 0);
         } else if multi {
-            self.fill_multi(now, e, kind, recv);
+            self.receiving().fill_multi(now, e, kind, recv);
             self.objects().end_receives_if_over(e);
         }
         Ok(())
@@ -253,12 +225,52 @@ impl Node {
         };
         Ok((idx, src))
     }
+}
 
+impl Posting<'_> {
+    /// [`Node::post_send`] of a message that joins no packet.
+    pub(super) fn post_message(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {
+        let (e, entry) = match self.sessions.eps.check_send(self.sessions.avs, ep, &req) {
+            Ok(checked) => checked,
+            Err(error) => return self.post_to_group(ep, &req, error),
+        };
+        self.sessions.control().tell_loss(e, entry.peer)?;
+        let len = req.buf.len() as u64;
+        self.sessions.eps.make_send_room(self.sessions.cqs, e);
+        let ep = &mut self.sessions.eps[e];
+        if ep.tx_used >= ep.tx_size || self.sessions.tx.wrs.free_count() == 0 {
+            return Err(Error::Again);
+        }
+        if !self.sessions.cqs[ep.tx_cq].cq.reserve() {
+            return Err(Error::Again);
+        }
+        ep.tx_used += 1;
+        let flags = wr_flags(&req, ep.tx_selective);
+        let src_ep = ep.number;
+        let AvEntry { peer: p, ep: dst_ep, rx_ctx, incarnation } = entry;
+        let wr = TxWr::new(req.context, (p, e), (dst_ep, src_ep), flags);
+        let w = self.sessions.tx.alloc(TxWr { rx_ctx, tag: req.tag, data: req.data, len, ..wr });
+        self.sessions.tx.keep_memory(w, &mut req.buf);
+        self.queue_wr(now, p, w, incarnation);
+        self.sessions.packs.nagle.note_message(p);
+        Ok(())
+    }
+
+    /// Queues request `w` for `p`, of which the address named life `inc`, to leave with the next
+    /// transmit.
+    pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) {
+        if self.sessions.operations().enqueue_wr(now, p, w, inc) {
+            self.sessions.control().schedule(now, p);
+        }
+    }
+}
+
+impl Receiving<'_> {
     /// Peek, claim and discard: all are answered at once.
     fn post_special(&mut self, now: Instant, e: EpIdx, src: Src, req: RecvReq) -> Result<()> {
         let (peek, claim) = (req.flags.contains(OpFlags::PEEK), req.flags.contains(OpFlags::CLAIM));
         let discard = req.flags.contains(OpFlags::DISCARD);
-        let ep = &mut self.eps[e];
+        let ep = &mut self.sessions.eps[e];
         let claimed = ep.claimed.iter().position(|&(context, _)| context == req.context);
         if !peek && claimed.is_none() {
             return Err(Error::Invalid("no message was claimed or announced with this context"));
@@ -266,40 +278,50 @@ impl Node {
         if peek && claim && claimed.is_some() {
             return Err(Error::Invalid("a message is claimed with this context already"));
         }
-        self.eps.make_recv_room(&mut self.cqs, e);
-        let ep = &mut self.eps[e];
+        self.sessions.eps.make_recv_room(self.sessions.cqs, e);
+        let ep = &mut self.sessions.eps[e];
         // However many receives are posted: none of them may be for this message, and nobody else
         // makes room for what takes it.
         let takes_record = !peek && !discard;
-        if takes_record && self.posted.pool.is_full() || !self.cqs[ep.rx_cq].cq.reserve() {
+        if takes_record && self.sessions.posted.pool.is_full()
+            || !self.sessions.cqs[ep.rx_cq].cq.reserve()
+        {
             return Err(Error::Again);
         }
         if !peek {
             let (_, msg) = ep.claimed.swap_remove(claimed.expect("checked above"));
             if discard {
-                self.objects().report_peek(e, msg, &req);
+                self.sessions.objects().report_peek(e, msg, &req);
                 self.discard_unexpected(now, msg, EndStatus::Discarded);
                 return Ok(());
             }
             return self.receive_claimed(now, e, msg, req);
         }
         let (matcher, cq) = (&ep.matcher[req.kind as usize], ep.rx_cq);
-        let Some(msg) = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src) else {
+        let Some(msg) =
+            matcher.match_unexpected(self.sessions.unexpected, req.tag, req.ignore, src)
+        else {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
             let (op_context, tag) = (req.context, req.tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
             // It answers the question, and no counter has it as a failure.
             let (err, prov_errno) = (Error::NoMsg, ProvErrno::None);
-            self.cqs[cq].cq.push_err(CqErr { cqe, olen: 0, err, prov_errno, err_data: None });
+            self.sessions.cqs[cq].cq.push_err(CqErr {
+                cqe,
+                olen: 0,
+                err,
+                prov_errno,
+                err_data: None,
+            });
             return Ok(());
         };
-        self.objects().report_peek(e, msg, &req);
+        self.sessions.objects().report_peek(e, msg, &req);
         if discard {
             self.discard_unexpected(now, msg, EndStatus::Discarded);
         } else if claim {
-            self.eps.unmatch(&mut self.unexpected, msg);
-            self.unexpected[msg].payload.claimed = true;
-            self.eps[e].claimed.push((req.context, msg));
+            self.sessions.eps.unmatch(self.sessions.unexpected, msg);
+            self.sessions.unexpected[msg].payload.claimed = true;
+            self.sessions.eps[e].claimed.push((req.context, msg));
         }
         Ok(())
     }
@@ -311,29 +333,29 @@ impl Node {
         msg: UnexpectedIdx,
         mut req: RecvReq,
     ) -> Result<()> {
-        let ep = &mut self.eps[e];
-        if self.unexpected[msg].payload.dead {
+        let ep = &mut self.sessions.eps[e];
+        if self.sessions.unexpected[msg].payload.dead {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
-            let (op_context, tag) = (req.context, self.unexpected[msg].tag);
+            let (op_context, tag) = (req.context, self.sessions.unexpected[msg].tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            self.objects().error_to(e, cqe, Error::ConnReset);
-            self.objects().free_unexpected(msg);
+            self.sessions.objects().error_to(e, cqe, Error::ConnReset);
+            self.sessions.objects().free_unexpected(msg);
             return Ok(());
         }
         ep.rx_used += 1;
         let kind = req.kind;
         let wr = recv_wr(e, ep.rx_selective, false, &req);
         let matcher = &mut ep.matcher[kind as usize];
-        let tag = self.unexpected[msg].tag;
-        let recv = self.posted.post(matcher, (tag, 0, Src::ANY), wr, &mut req.buf);
-        matcher.unlink_posted(&mut self.posted.pool, recv);
+        let tag = self.sessions.unexpected[msg].tag;
+        let recv = self.sessions.posted.post(matcher, (tag, 0, Src::ANY), wr, &mut req.buf);
+        matcher.unlink_posted(&mut self.sessions.posted.pool, recv);
         self.deliver_unexpected(now, msg, recv, 0);
         Ok(())
     }
 }
 
 impl Operations<'_> {
-    /// [`queue_wr`](Node::queue_wr) without letting it leave. False if it has ended instead.
+    /// [`queue_wr`](Posting::queue_wr) without letting it leave. False if it has ended instead.
     pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
         self.turn.tick(now);
         self.objects.peers[p].begin_to_wait(now);

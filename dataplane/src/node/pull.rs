@@ -13,7 +13,7 @@ use super::ops::Pull;
 use super::peer::{Peer, Peers};
 use super::recv::MsgHead;
 use super::tx::TxWrs;
-use super::{Due, Node, NodeSettings, Objects, Operations, Turn};
+use super::{Due, NodeSettings, Objects, Operations, Receiving, Turn};
 use crate::error::Error;
 use crate::idx::{PeerIdx, PullIdx, RecvIdx};
 use crate::proto::blocks::UNIT;
@@ -192,7 +192,7 @@ impl Pulls {
     }
 }
 
-impl Node {
+impl Receiving<'_> {
     /// Starts to pull an announced message into a receive.
     pub(super) fn pull(
         &mut self,
@@ -207,35 +207,35 @@ impl Node {
         pull.recv = recv;
         pull.base = base;
         pull.msg_len = head.len;
-        pull.want = head.len.min(self.posted.room(recv, base));
+        pull.want = head.len.min(self.sessions.posted.room(recv, base));
         pull.src_ep = head.src_ep;
         pull.tagged = head.tagged;
         pull.tag = head.tag;
         pull.imm = head.imm;
-        self.posted[recv].payload.active += 1;
+        self.sessions.posted[recv].payload.active += 1;
         self.add_pull(now, pull);
     }
 
     pub(super) fn add_pull(&mut self, now: Instant, pull: Pull) {
         let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
-        if let Some(hog) = self.pulls.hog(&self.peers) {
-            self.sessions().end_session(now, hog, EndReason::Excess);
+        if let Some(hog) = self.sessions.pulls.hog(self.sessions.peers) {
+            self.sessions.end_session(now, hog, EndReason::Excess);
             if hog == p {
                 if recv != RecvIdx::NONE {
-                    self.posted[recv].payload.active -= 1;
-                    self.objects().fail_placing(recv, Error::ConnReset);
+                    self.sessions.posted[recv].payload.active -= 1;
+                    self.sessions.objects().fail_placing(recv, Error::ConnReset);
                 }
                 return;
             }
         }
-        self.peers[p].begin_to_wait(now);
-        let idx = self.pulls.add(&mut self.peers[p], pull);
+        self.sessions.peers[p].begin_to_wait(now);
+        let idx = self.sessions.pulls.add(&mut self.sessions.peers[p], pull);
         if ended {
-            self.operations().pulling().queue_pull(p, idx);
-        } else if self.pulls[idx].want == 0 {
-            self.operations().finish_pull(idx);
+            self.sessions.operations().pulling().queue_pull(p, idx);
+        } else if self.sessions.pulls[idx].want == 0 {
+            self.sessions.operations().finish_pull(idx);
         } else {
-            self.operations().pulling().ask(idx);
+            self.sessions.operations().pulling().ask(idx);
         }
     }
 }

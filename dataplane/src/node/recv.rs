@@ -10,7 +10,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{Pull, RecvIs, RecvWr, UnexpectedMsg};
 use super::peer::{Peer, Reassembly, ReassemblyDst};
-use super::{Eps, MsgKind, Node, Objects, Todo};
+use super::{Eps, MsgKind, Objects, Receiving, Todo};
 use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::{Caps, CqFlags};
@@ -186,7 +186,7 @@ impl Reassemblies {
     }
 }
 
-impl Node {
+impl Receiving<'_> {
     /// Takes a segment of an eager message (MSGM).
     pub(crate) fn on_msgm(
         &mut self,
@@ -201,7 +201,8 @@ impl Node {
         {
             return Verdict::Refuse(reason);
         }
-        let Some(partial) = self.reassemblies.get_mut(self.peers[p].reassembly) else {
+        let Some(partial) = self.sessions.reassemblies.get_mut(self.sessions.peers[p].reassembly)
+        else {
             return Verdict::Refuse(NackReason::Malformed);
         };
         let fits = partial.off == op.offset && partial.len == op.msg_len;
@@ -213,16 +214,16 @@ impl Node {
         partial.off = end;
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {
-                let room = self.posted.room(recv, base).saturating_sub(op.offset);
+                let room = self.sessions.posted.room(recv, base).saturating_sub(op.offset);
                 let n = room.min(len as u64);
                 if n > 0 {
                     let at = (base + op.offset) as usize;
-                    frame.copy_to_io(off, &self.posted.buf(recv), at, n as usize);
+                    frame.copy_to_io(off, &self.sessions.posted.buf(recv), at, n as usize);
                 }
             }
             ReassemblyDst::Store { msg } => {
-                let chain = &mut self.unexpected[msg].payload.chain;
-                let kept = self.blocks.pool.append(chain, frame, off, len);
+                let chain = &mut self.sessions.unexpected[msg].payload.chain;
+                let kept = self.sessions.blocks.pool.append(chain, frame, off, len);
                 assert!(kept, "blocks were promised with the credit");
             }
             ReassemblyDst::Nowhere => {}
@@ -239,53 +240,57 @@ impl Node {
         p: PeerIdx,
         op: &MsgMOp,
     ) -> Result<(), NackReason> {
-        self.objects().abort_reassembly(p);
-        let head = msgm_head(p, self.peers[p].inc, op);
-        let e = self.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
-        let to = match self.objects().target(e, &head) {
+        self.sessions.objects().abort_reassembly(p);
+        let head = msgm_head(p, self.sessions.peers[p].inc, op);
+        let e = self.sessions.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, units(head.len))?;
+        let to = match self.sessions.objects().target(e, &head) {
             Target::Recv { recv, base } => {
-                self.posted[recv].payload.active += 1;
-                self.blocks.give_back(units(head.len));
+                self.sessions.posted[recv].payload.active += 1;
+                self.sessions.blocks.give_back(units(head.len));
                 ReassemblyDst::Recv { recv, base }
             }
-            Target::Store => {
-                ReassemblyDst::Store { msg: self.objects().add_unexpected(e, &head, NONE, 0) }
-            }
+            Target::Store => ReassemblyDst::Store {
+                msg: self.sessions.objects().add_unexpected(e, &head, NONE, 0),
+            },
         };
         let partial = Reassembly { to, len: op.msg_len, off: 0, imm: op.imm };
-        if self.reassemblies.is_full() {
-            self.reassemblies.raise_capacity(2 * self.reassemblies.capacity());
+        if self.sessions.reassemblies.is_full() {
+            self.sessions.reassemblies.raise_capacity(2 * self.sessions.reassemblies.capacity());
         }
         // The peer now owes us the rest: its silence counts.
-        self.peers[p].begin_to_wait(now);
-        self.peers[p].reassembly = self.reassemblies.alloc(partial).expect("there is room now");
-        self.control().arm_timer(now, p);
-        self.blocks.regrant(&mut self.peers, &mut self.due, p);
+        self.sessions.peers[p].begin_to_wait(now);
+        self.sessions.peers[p].reassembly =
+            self.sessions.reassemblies.alloc(partial).expect("there is room now");
+        self.sessions.control().arm_timer(now, p);
+        self.sessions.blocks.regrant(self.sessions.peers, self.sessions.due, p);
         Ok(())
     }
 
     fn finish_reassembly(&mut self, now: Instant, p: PeerIdx, op: &MsgMOp) {
-        let Some(partial) = self.reassemblies.take(&mut self.peers[p]) else { return };
+        let Some(partial) = self.sessions.reassemblies.take(&mut self.sessions.peers[p]) else {
+            return;
+        };
         match partial.to {
             ReassemblyDst::Recv { recv, base } => {
-                self.posted[recv].payload.active -= 1;
-                let head = MsgHead { imm: partial.imm, ..msgm_head(p, self.peers[p].inc, op) };
-                let n = self.posted.room(recv, base).min(head.len);
-                self.objects().complete_recv(recv, &head, base, n);
+                self.sessions.posted[recv].payload.active -= 1;
+                let head =
+                    MsgHead { imm: partial.imm, ..msgm_head(p, self.sessions.peers[p].inc, op) };
+                let n = self.sessions.posted.room(recv, base).min(head.len);
+                self.sessions.objects().complete_recv(recv, &head, base, n);
             }
             ReassemblyDst::Store { msg } => {
-                let unexpected = &mut self.unexpected[msg].payload;
+                let unexpected = &mut self.sessions.unexpected[msg].payload;
                 unexpected.complete = true;
                 let (recv, base, e) = (unexpected.recv, unexpected.base, unexpected.ep);
                 let claimed = unexpected.claimed;
                 if unexpected.discard {
-                    self.objects().free_unexpected(msg);
+                    self.sessions.objects().free_unexpected(msg);
                 } else if recv != RecvIdx::NONE {
-                    self.unexpected[msg].payload.recv = RecvIdx::NONE;
-                    self.posted[recv].payload.active -= 1;
+                    self.sessions.unexpected[msg].payload.recv = RecvIdx::NONE;
+                    self.sessions.posted[recv].payload.active -= 1;
                     self.deliver_unexpected(now, msg, recv, base);
                 } else if !claimed {
-                    self.objects().announce(e, msg);
+                    self.sessions.objects().announce(e, msg);
                 }
             }
             ReassemblyDst::Nowhere => {}
@@ -296,7 +301,7 @@ impl Node {
     pub(crate) fn on_rndv(&mut self, now: Instant, p: PeerIdx, op: &RndvOp) -> Verdict {
         let head = MsgHead {
             peer: p,
-            inc: self.peers[p].inc,
+            inc: self.sessions.peers[p].inc,
             src_ep: op.src_ep,
             tagged: op.tagged,
             tag: op.tag,
@@ -305,25 +310,25 @@ impl Node {
         };
         // Not stored instead: a receive may wait for it, and later messages would overtake it. If
         // another peer holds most records, `pull` ends its session.
-        if self.pulls.hog(&self.peers) == Some(p) {
+        if self.sessions.pulls.hog(self.sessions.peers) == Some(p) {
             return Verdict::Refuse(NackReason::Overdrawn);
         }
-        let e = match self.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, 1) {
+        let e = match self.sessions.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, 1) {
             Ok(e) => e,
             Err(reason) => return Verdict::Refuse(reason),
         };
-        match self.objects().target(e, &head) {
+        match self.sessions.objects().target(e, &head) {
             Target::Recv { recv, base } => {
-                self.blocks.give_back(1);
+                self.sessions.blocks.give_back(1);
                 self.pull(now, recv, base, &head, op.src_op, op.src_gen);
             }
             Target::Store => {
-                let msg = self.objects().add_unexpected(e, &head, op.src_op, op.src_gen);
-                self.unexpected[msg].payload.complete = true;
-                self.objects().announce(e, msg);
+                let msg = self.sessions.objects().add_unexpected(e, &head, op.src_op, op.src_gen);
+                self.sessions.unexpected[msg].payload.complete = true;
+                self.sessions.objects().announce(e, msg);
             }
         }
-        self.blocks.regrant(&mut self.peers, &mut self.due, p);
+        self.sessions.blocks.regrant(self.sessions.peers, self.sessions.due, p);
         Verdict::Accept
     }
 
@@ -336,21 +341,22 @@ impl Node {
         recv: RecvIdx,
         base: u64,
     ) {
-        let head = self.unexpected.head(msg);
-        let m = &mut self.unexpected[msg].payload;
+        let head = self.sessions.unexpected.head(msg);
+        let m = &mut self.sessions.unexpected[msg].payload;
         if m.is_announced() {
             let (src_op, src_gen) = (m.src_op, m.src_gen);
-            self.objects().free_unexpected(msg);
+            self.sessions.objects().free_unexpected(msg);
             self.pull(now, recv, base, &head, src_op, src_gen);
         } else if m.complete {
-            let n = self.posted.room(recv, base).min(head.len);
-            let (chain, buf) = (&self.unexpected[msg].payload.chain, self.posted.buf(recv));
-            self.blocks.pool.copy_out(chain, &buf, base as usize, n as usize);
-            self.objects().free_unexpected(msg);
-            self.objects().complete_recv(recv, &head, base, n);
+            let n = self.sessions.posted.room(recv, base).min(head.len);
+            let (chain, buf) =
+                (&self.sessions.unexpected[msg].payload.chain, self.sessions.posted.buf(recv));
+            self.sessions.blocks.pool.copy_out(chain, &buf, base as usize, n as usize);
+            self.sessions.objects().free_unexpected(msg);
+            self.sessions.objects().complete_recv(recv, &head, base, n);
         } else {
             (m.recv, m.base) = (recv, base);
-            self.posted[recv].payload.active += 1;
+            self.sessions.posted[recv].payload.active += 1;
         }
     }
 
@@ -361,20 +367,20 @@ impl Node {
         msg: UnexpectedIdx,
         status: EndStatus,
     ) {
-        self.eps.unmatch(&mut self.unexpected, msg);
-        let m = &mut self.unexpected[msg].payload;
+        self.sessions.eps.unmatch(self.sessions.unexpected, msg);
+        let m = &mut self.sessions.unexpected[msg].payload;
         let recv = std::mem::replace(&mut m.recv, RecvIdx::NONE);
         if recv != RecvIdx::NONE {
-            self.posted[recv].payload.active -= 1;
-            self.objects().fail_placing(recv, Error::Canceled);
+            self.sessions.posted[recv].payload.active -= 1;
+            self.sessions.objects().fail_placing(recv, Error::Canceled);
         }
-        let m = &mut self.unexpected[msg].payload;
+        let m = &mut self.sessions.unexpected[msg].payload;
         if m.is_announced() {
             let pull = Pull::new(m.peer, m.src_op, m.src_gen, Some(status));
-            self.objects().free_unexpected(msg);
+            self.sessions.objects().free_unexpected(msg);
             self.add_pull(now, pull);
         } else if m.complete {
-            self.objects().free_unexpected(msg);
+            self.sessions.objects().free_unexpected(msg);
         } else {
             m.discard = true;
         }
@@ -383,54 +389,54 @@ impl Node {
     /// Completion queue `cq` was full and has been read: delivers what waited for room in it, in
     /// order.
     pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
-        self.cqs[cq].cq_blocked = false;
-        let now = self.turn.polled_at;
-        self.objects().feed_late(cq);
-        self.objects().end_waiting();
-        if self.port.gone {
-            self.objects().srx_port_gone();
+        self.sessions.cqs[cq].cq_blocked = false;
+        let now = self.sessions.turn.polled_at;
+        self.sessions.objects().feed_late(cq);
+        self.sessions.objects().end_waiting();
+        if self.sessions.port.gone {
+            self.sessions.objects().srx_port_gone();
         }
-        let eps: Vec<EpIdx> = (self.eps.iter())
+        let eps: Vec<EpIdx> = (self.sessions.eps.iter())
             .filter(|(_, ep)| ep.rx_cq == cq && ep.cq_blocked)
             .map(|(e, _)| e)
             .collect();
         for e in eps {
             self.retry_ep_waiters(now, e);
         }
-        self.objects().note_starved();
+        self.sessions.objects().note_starved();
     }
 
     /// Delivers what waits for room in the receive queue of endpoint `e`, in order, while there is
     /// room.
     pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: EpIdx) {
-        self.eps[e].set_cq_blocked(false);
-        let srx = self.eps[e].srx;
+        self.sessions.eps[e].set_cq_blocked(false);
+        let srx = self.sessions.eps[e].srx;
         if srx != EpIdx::NONE {
             return self.feed_shared(now, srx);
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
             self.feed_kind(now, e, kind);
         }
-        self.objects().end_receives_if_over(e);
+        self.sessions.objects().end_receives_if_over(e);
     }
 
     fn feed_kind(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
-        while !self.eps[e].cq_blocked {
-            let (ep, posted) = (&self.eps[e], &self.posted.pool);
+        while !self.sessions.eps[e].cq_blocked {
+            let (ep, posted) = (&self.sessions.eps[e], &self.sessions.posted.pool);
             let matcher = &ep.matcher[kind as usize];
             let buffered = ep.buffered;
-            let found = matcher.find_unexpected(&self.unexpected, |m| {
+            let found = matcher.find_unexpected(self.sessions.unexpected, |m| {
                 buffered && m.payload.complete
                     || matcher.match_posted(posted, m.src, m.tag).is_some()
             });
             let Some(msg) = found else { return };
-            let head = self.unexpected.head(msg);
-            match self.objects().target(e, &head) {
+            let head = self.sessions.unexpected.head(msg);
+            match self.sessions.objects().target(e, &head) {
                 Target::Recv { recv, base } => {
-                    self.eps.unmatch(&mut self.unexpected, msg);
+                    self.sessions.eps.unmatch(self.sessions.unexpected, msg);
                     self.deliver_unexpected(now, msg, recv, base);
                 }
-                Target::Store if buffered => self.objects().announce(e, msg),
+                Target::Store if buffered => self.sessions.objects().announce(e, msg),
                 Target::Store => return,
             }
         }
@@ -440,21 +446,23 @@ impl Node {
     /// buffer.
     pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
         loop {
-            let posted = &self.posted[recv];
-            if posted.payload.is(RecvIs::CLOSED) || self.eps[e].cq_blocked {
+            let posted = &self.sessions.posted[recv];
+            if posted.payload.is(RecvIs::CLOSED) || self.sessions.eps[e].cq_blocked {
                 return;
             }
             let (tag, ignore, src) = (posted.tag, posted.ignore, posted.src);
-            let matcher = &self.eps[e].matcher[kind as usize];
-            let Some(msg) = matcher.match_unexpected(&self.unexpected, tag, ignore, src) else {
+            let matcher = &self.sessions.eps[e].matcher[kind as usize];
+            let Some(msg) = matcher.match_unexpected(self.sessions.unexpected, tag, ignore, src)
+            else {
                 return;
             };
-            let head = self.unexpected.head(msg);
-            let Target::Recv { recv, base } = self.objects().target_multi(e, recv, &head) else {
+            let head = self.sessions.unexpected.head(msg);
+            let Target::Recv { recv, base } = self.sessions.objects().target_multi(e, recv, &head)
+            else {
                 return;
             };
-            self.eps.unmatch(&mut self.unexpected, msg);
-            let was_last = self.posted[recv].payload.is(RecvIs::CLOSED);
+            self.sessions.eps.unmatch(self.sessions.unexpected, msg);
+            let was_last = self.sessions.posted[recv].payload.is(RecvIs::CLOSED);
             self.deliver_unexpected(now, msg, recv, base);
             if was_last {
                 return;

@@ -11,7 +11,7 @@ use barewire_driver::mem::IoBuf;
 
 use super::ops::{AtomicWr, Rma, RmaKind, TxWr, WrFlags};
 use super::rma_list::RmaList;
-use super::{Avs, EpId, Eps, Node, Objects, Operations};
+use super::{Avs, EpId, Eps, Node, Objects, Operations, Posting};
 use crate::av::AvEntry;
 use crate::cntr::Done;
 use crate::error::{Error, Result};
@@ -198,7 +198,7 @@ impl Eps {
     }
 }
 
-impl Node {
+impl Posting<'_> {
     /// Posts a write. It leaves with the next [`transmit`](Self::transmit), and completes when the
     /// target has executed it.
     ///
@@ -210,33 +210,33 @@ impl Node {
     /// - [`Error::BadFlags`]: a flag is unknown here or was not granted.
     /// - [`Error::Invalid`]: `dest` is not in the address vector, or the lengths on both sides
     ///   differ.
-    /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
-    ///   [`Self::INJECT_SIZE`].
+    /// - [`Error::MsgTooLong`]: above [`Node::MAX_MSG_SIZE`], or injected and above
+    ///   [`Node::INJECT_SIZE`].
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     pub fn post_write(&mut self, now: Instant, ep: EpId, mut req: WriteReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT;
-        let mut common = self.eps.check_rma(
-            &self.avs,
+        let mut common = self.sessions.eps.check_rma(
+            self.sessions.avs,
             ep,
             Caps::RMA | Caps::WRITE,
             req.dest,
             req.flags,
             allowed,
         )?;
-        self.control().tell_loss(common.e, common.peer)?;
+        self.sessions.control().tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         let inject = req.flags.contains(OpFlags::INJECT);
         check_len(len, &req.rma)?;
-        if inject && len > Self::INJECT_SIZE as u64 {
+        if inject && len > Node::INJECT_SIZE as u64 {
             return Err(Error::MsgTooLong);
         }
-        self.operations().reserve_tx(common.e)?;
+        self.sessions.operations().reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);
         if req.no_completion {
             common.flags.remove(WrFlags::CQE);
         }
-        let w = self.operations().alloc_rma(&common, len, RmaKind::Write, req.rma);
-        self.tx.keep_memory(w, &mut req.buf);
+        let w = self.sessions.operations().alloc_rma(&common, len, RmaKind::Write, req.rma);
+        self.sessions.tx.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
     }
@@ -246,21 +246,21 @@ impl Node {
     /// # Errors
     /// As [`post_write`](Self::post_write), with `FI_READ`.
     pub fn post_read(&mut self, now: Instant, ep: EpId, mut req: ReadReq) -> Result<()> {
-        let mut common = self.eps.check_rma(
-            &self.avs,
+        let mut common = self.sessions.eps.check_rma(
+            self.sessions.avs,
             ep,
             Caps::RMA | Caps::READ,
             req.dest,
             req.flags,
             FLAGS,
         )?;
-        self.control().tell_loss(common.e, common.peer)?;
+        self.sessions.control().tell_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
-        self.operations().reserve_tx(common.e)?;
+        self.sessions.operations().reserve_tx(common.e)?;
         common.context = req.context;
-        let w = self.operations().alloc_rma(&common, len, RmaKind::Read, req.rma);
-        self.tx.keep_memory(w, &mut req.buf);
+        let w = self.sessions.operations().alloc_rma(&common, len, RmaKind::Read, req.rma);
+        self.sessions.tx.keep_memory(w, &mut req.buf);
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())
     }
@@ -275,15 +275,22 @@ impl Node {
     /// - [`Error::Invalid`]: no element, or lists of different lengths, or `result` overlaps
     ///   operands or compare values.
     /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`] says, or
-    ///   injected and more than [`Self::INJECT_SIZE`] bytes of operands.
+    ///   injected and more than [`Node::INJECT_SIZE`] bytes of operands.
     pub fn post_atomic(&mut self, now: Instant, ep: EpId, req: AtomicReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT | OpFlags::TAGGED;
         let way = if req.kind == AtomicKind::Base { Caps::WRITE } else { Caps::READ };
         let caps = Caps::ATOMIC | way;
-        let mut common = self.eps.check_rma(&self.avs, ep, caps, req.dest, req.flags, allowed)?;
-        self.control().tell_loss(common.e, common.peer)?;
+        let mut common = self.sessions.eps.check_rma(
+            self.sessions.avs,
+            ep,
+            caps,
+            req.dest,
+            req.flags,
+            allowed,
+        )?;
+        self.sessions.control().tell_loss(common.e, common.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
-        self.operations().reserve_tx(common.e)?;
+        self.sessions.operations().reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);
         if req.no_completion {
             common.flags.remove(WrFlags::CQE);
@@ -294,17 +301,17 @@ impl Node {
         // Short operands are kept in the inject memory. With compare values only if one packet
         // takes both: in each packet they follow its own operands.
         let compares = per_elem > elem_len;
-        let few = if compares { COMPARE_SHORT } else { Self::INJECT_SIZE };
+        let few = if compares { COMPARE_SHORT } else { Node::INJECT_SIZE };
         let short = len <= few && !(compares && req.rma.as_slice().len() > 1);
         common.flags.set(WrFlags::INJECTED, short);
         let split = if compares { len / 2 } else { len };
         let mut operands = Vec::new();
-        let mut bytes = [0; Self::INJECT_SIZE];
+        let mut bytes = [0; Node::INJECT_SIZE];
         if len > 0 {
             let to = if short {
                 &mut bytes[..len]
             } else {
-                operands = self.spare.take();
+                operands = self.sessions.spare.take();
                 operands.resize(len, 0);
                 &mut operands[..]
             };
@@ -326,9 +333,9 @@ impl Node {
             got: 0,
             all_out: false,
         });
-        let w = self.operations().alloc_rma(&common, count as u64, kind, req.rma);
+        let w = self.sessions.operations().alloc_rma(&common, count as u64, kind, req.rma);
         if short {
-            self.tx.inject[w.at()][..len].copy_from_slice(&bytes[..len]);
+            self.sessions.tx.inject[w.at()][..len].copy_from_slice(&bytes[..len]);
         }
         self.queue_wr(now, common.peer, w, common.inc);
         Ok(())

@@ -12,7 +12,7 @@
 use super::ops::RecvIs;
 use super::post::recv_wr;
 use super::recv::{MsgHead, Receives};
-use super::{CntrId, EpAttr, EpId, Eps, MsgKind, Node, Objects, RecvReq};
+use super::{CntrId, EpAttr, EpId, Eps, MsgKind, Objects, Receiving, RecvReq, Sessions};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, RecvIdx};
@@ -127,19 +127,19 @@ impl Eps {
     }
 }
 
-impl Node {
+impl Receiving<'_> {
     pub(super) fn srx_close(&mut self, now: Instant, s: EpIdx) -> Result<()> {
-        if self.eps[s].sharers != Some(0) {
+        if self.sessions.eps[s].sharers != Some(0) {
             return Err(Error::Busy);
         }
         for kind in KINDS {
             while let Some(recv) =
-                self.eps[s].matcher[kind as usize].first_posted(&self.posted.pool)
+                self.sessions.eps[s].matcher[kind as usize].first_posted(&self.sessions.posted.pool)
             {
-                self.eps.drop_shared(&mut self.posted, s, kind, recv);
+                self.sessions.eps.drop_shared(self.sessions.posted, s, kind, recv);
             }
         }
-        let Self { observed, posted, eps, .. } = self;
+        let Sessions { observed, posted, eps, .. } = &mut self.sessions;
         observed.losses.unended.retain(|one| {
             if one.srx == s {
                 eps.free_recv(posted, one.recv);
@@ -147,7 +147,7 @@ impl Node {
             one.srx != s
         });
         self.close_deferred_eps(now, s);
-        self.eps.free(s);
+        self.sessions.eps.free(s);
         Ok(())
     }
 
@@ -160,15 +160,15 @@ impl Node {
         src: Src,
         mut req: RecvReq,
     ) -> Result<()> {
-        let it = &mut self.eps[owner];
-        if it.rx_used >= it.rx_size || self.posted.pool.is_full() {
+        let it = &mut self.sessions.eps[owner];
+        if it.rx_used >= it.rx_size || self.sessions.posted.pool.is_full() {
             return Err(Error::Again);
         }
         it.rx_used += 1;
         let wr = recv_wr(owner, it.rx_selective, false, &req);
-        let matcher = &mut self.eps[s].matcher[req.kind as usize];
-        let found = matcher.match_unexpected(&self.unexpected, req.tag, req.ignore, src);
-        self.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);
+        let matcher = &mut self.sessions.eps[s].matcher[req.kind as usize];
+        let found = matcher.match_unexpected(self.sessions.unexpected, req.tag, req.ignore, src);
+        self.sessions.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);
         if found.is_some() {
             self.feed_shared(now, s);
         }
@@ -180,18 +180,19 @@ impl Node {
     pub(super) fn feed_shared(&mut self, now: Instant, s: EpIdx) {
         for kind in KINDS {
             loop {
-                let (eps, posted) = (&self.eps, &self.posted.pool);
+                let (eps, posted) = (&self.sessions.eps, &self.sessions.posted.pool);
                 let matcher = &eps[s].matcher[kind as usize];
-                let found = matcher.find_unexpected(&self.unexpected, |m| {
+                let found = matcher.find_unexpected(self.sessions.unexpected, |m| {
                     !eps[m.payload.ep].cq_blocked
                         && matcher.match_posted(posted, m.src, m.tag).is_some()
                 });
                 let Some(msg) = found else { break };
-                let (head, e) = (self.unexpected.head(msg), self.unexpected[msg].payload.ep);
+                let (head, e) =
+                    (self.sessions.unexpected.head(msg), self.sessions.unexpected[msg].payload.ep);
                 // Without room its endpoint waits from now on; messages of others are tried.
-                let src = self.peers[head.peer].src(head.peer, head.src_ep);
-                if let Some(recv) = self.objects().target_shared(e, &head, src) {
-                    self.eps.unmatch(&mut self.unexpected, msg);
+                let src = self.sessions.peers[head.peer].src(head.peer, head.src_ep);
+                if let Some(recv) = self.sessions.objects().target_shared(e, &head, src) {
+                    self.sessions.eps.unmatch(self.sessions.unexpected, msg);
                     self.deliver_unexpected(now, msg, recv, 0);
                 }
             }

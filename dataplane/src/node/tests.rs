@@ -246,7 +246,7 @@ impl Pair {
 
     fn read_err(&mut self, i: usize) -> CqErr {
         let end = &mut self.ends[i];
-        end.node.cq_readerr(end.cq).unwrap()
+        end.node.receiving().cq_readerr(end.cq).unwrap()
     }
 
     /// Both nodes are as empty as when they were made.
@@ -705,7 +705,7 @@ fn both_ways(lossless: bool, drop: usize, dup: usize) {
                 pair.run(if drop > 0 { 30_000_000 } else { 1_000_000 });
                 for i in 0..2 {
                     seen.extend(pair.read(i).iter().map(|e| format!("{i} {e:?}")));
-                    while let Ok(e) = pair.ends[i].node.cq_readerr(pair.ends[i].cq) {
+                    while let Ok(e) = pair.ends[i].node.receiving().cq_readerr(pair.ends[i].cq) {
                         seen.push(format!("{i} {:?} {}", e.err, e.olen));
                         seen.extend(pair.read(i).iter().map(|e| format!("{i} {e:?}")));
                     }

@@ -125,7 +125,7 @@ impl Two {
             flags: OpFlags::empty(),
             no_completion: false,
         };
-        s.node.post_atomic(now, s.ep, req).map_err(|e| e.to_string())?;
+        s.node.posting().post_atomic(now, s.ep, req).map_err(|e| e.to_string())?;
         self.rig.poll_by(0, self.rig.net.now);
         let limit = self.rig.net.now + 5_000_000_000;
         let done = loop {

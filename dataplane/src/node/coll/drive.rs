@@ -226,7 +226,7 @@ impl Node {
                     }
                 }
                 Err(Error::Avail) => {
-                    if let Ok(err) = self.cq_readerr(cq) {
+                    if let Ok(err) = self.receiving().cq_readerr(cq) {
                         self.coll.taken += 1;
                         self.coll.looked_at += 1;
                         self.on_side_failed(now, &err);
@@ -572,14 +572,18 @@ impl Node {
             }
             if kind > KIND_CONTROL {
                 self.counters.rx_coll_unknown += 1;
-                self.discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
+                self.receiving().discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
             } else if kind == KIND_DATA {
                 let (e, imm) = (m.payload.ep, m.payload.imm);
                 let is_joined = |g: &super::Group| g.gid == gid && g.side.0.idx() == e;
                 if self.coll.over.iter().any(|&(side, over, _)| (side, over) == (e, gid))
                     && !self.coll.groups.iter().any(|(_, g)| is_joined(g))
                 {
-                    self.discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
+                    self.receiving().discard_unexpected(
+                        now,
+                        msg,
+                        crate::wire::EndStatus::Discarded,
+                    );
                     continue;
                 }
                 let other = self.coll.ops.iter().find(|(_, op)| {

@@ -209,7 +209,7 @@ impl Node {
             .collect();
         for msg in unexpected {
             if self.unexpected.get(msg).is_some() {
-                self.discard_unexpected(now, msg, EndStatus::Discarded);
+                self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }
@@ -232,7 +232,7 @@ impl Node {
             .collect();
         for msg in unexpected {
             if self.unexpected.get(msg).is_some() {
-                self.discard_unexpected(now, msg, EndStatus::Discarded);
+                self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }
@@ -258,7 +258,7 @@ impl Node {
             .collect();
         for msg in unexpected {
             if self.unexpected.get(msg).is_some() {
-                self.discard_unexpected(now, msg, EndStatus::Discarded);
+                self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }

@@ -97,7 +97,7 @@ impl World {
         let mut ended = Vec::new();
         let end = &mut self.pair.ends[1];
         end.node.cq_take(self.cq, most, |cqe| ended.push(cqe.op_context));
-        while end.node.cq_readerr(self.cq).is_ok() {}
+        while end.node.receiving().cq_readerr(self.cq).is_ok() {}
         let [from, _] = &mut self.pair.ends;
         from.node.cq_take(from.cq, usize::MAX, |_| ());
         self.note();

@@ -74,7 +74,7 @@ impl Pair {
             *taken += 1;
             return Ok(look);
         }
-        end.node.post_atomic(self.now, end.ep, req)?;
+        end.node.posting().post_atomic(self.now, end.ep, req)?;
         Ok(look)
     }
 }
@@ -795,7 +795,7 @@ fn what_was_right_once_is_asked_again() {
         no_completion: false,
     };
     assert!(!node.try_atomic(*ep, &mut req.fast().unwrap(), &mut sink(out), || pair.now));
-    assert!(matches!(node.post_atomic(pair.now, *ep, req), Err(Error::Invalid(_))));
+    assert!(matches!(node.posting().post_atomic(pair.now, *ep, req), Err(Error::Invalid(_))));
     assert_eq!(node.counters().tx_frames, frames);
 }
 

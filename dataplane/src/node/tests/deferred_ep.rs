@@ -126,7 +126,9 @@ fn a_counter_is_busy_while_a_twin_has_work_and_the_endpoint_ends_it() {
     );
     node.objects().fail_unposted(deferred, 8, false, Error::Invalid("planted")).unwrap();
     node.ep_close(now, *ep).unwrap();
-    let outcomes = [0, 1].map(|_| node.cq_readerr(*cq).unwrap()).map(|e| (e.cqe.op_context, e.err));
+    let outcomes = [0, 1]
+        .map(|_| node.receiving().cq_readerr(*cq).unwrap())
+        .map(|e| (e.cqe.op_context, e.err));
     assert_eq!(outcomes, [(8, Error::Invalid("planted")), (3, Error::Canceled)]);
     assert_eq!(node.cntrs.readerr(rx), Ok(2));
     assert_eq!(node.objects().cntr_close(rx), Ok(()));

@@ -379,7 +379,7 @@ fn what_others_wait_for_is_not_lent() {
     assert!(!short(&mut pair));
     let End { node, ep, cq, .. } = &mut pair.ends[0];
     assert_eq!(node.eps[ep.0.idx()].ops_reserved, 0);
-    node.retry_cq_waiters(cq.0.idx());
+    node.receiving().retry_cq_waiters(cq.0.idx());
     pair.run(1_000_000);
     assert_eq!(pair.outcomes(0).len(), 2);
     assert!(short(&mut pair));

@@ -165,7 +165,7 @@ fn nobody_lends_what_another_waits_for() {
         assert!(post(&mut pair, ep, context, OpFlags::empty()));
     }
     assert_eq!(level(&pair), (0, 6));
-    pair.ends[1].node.retry_cq_waiters(cq.0.idx());
+    pair.ends[1].node.receiving().retry_cq_waiters(cq.0.idx());
     for context in 6..9 {
         assert!(post(&mut pair, ep, context, OpFlags::empty()));
     }

@@ -146,7 +146,7 @@ fn announced_messages_that_never_come_hold_up_nobody_for_ever() {
     for _ in 0..60 {
         pair.run(10_000_000);
         puppet.listen(&mut pair);
-        while let Ok(err) = pair.ends[1].node.cq_readerr(pair.ends[1].cq) {
+        while let Ok(err) = pair.ends[1].node.receiving().cq_readerr(pair.ends[1].cq) {
             assert_eq!((err.err, err.cqe.op_context), (Error::HostUnreach, 100));
             ended += 1;
         }

@@ -270,7 +270,7 @@ fn silence_counts_through_a_change() {
         set(&mut pair, 0, &[n % 2 + 1, 2 - n % 2]);
         pair.run(40 * MS);
         let end = &mut pair.ends[0];
-        if end.node.cq_readerr(end.cq).is_ok() {
+        if end.node.receiving().cq_readerr(end.cq).is_ok() {
             let ms = pair.now.since(begun) / MS;
             assert!((500..700).contains(&ms), "after {ms} ms");
             return;

@@ -152,7 +152,7 @@ fn a_receive_that_is_being_filled_ends_with_the_session() {
         node.sessions().end_session(now, FIRST, EndReason::Silent);
         assert_eq!(node.levels().posted, 0);
         let mut told = Vec::new();
-        while let Ok(err) = node.cq_readerr(pair.ends[1].cq) {
+        while let Ok(err) = node.receiving().cq_readerr(pair.ends[1].cq) {
             told.push((err.cqe.op_context, err.err));
         }
         // The message, and then the receive, which takes no other one.

@@ -323,7 +323,7 @@ fn a_flood_by_a_stranger_is_dropped() {
     assert_eq!(end.node.counters().rx_duplicate, 1);
     give(&mut end, &[frame(1000)]);
     let End { node, cq, .. } = &mut end;
-    let err = node.cq_readerr(*cq).unwrap();
+    let err = node.receiving().cq_readerr(*cq).unwrap();
     assert_eq!((err.err, err.cqe.op_context, err.olen), (Error::Trunc, 2, 1));
 }
 

@@ -183,7 +183,7 @@ fn each_message_of_a_packet_is_canceled_with_its_endpoint() {
             let err = pair.read_err(0);
             assert_eq!((err.err, err.cqe.op_context, err.cqe.tag), (Error::Canceled, n, 5));
         }
-        assert!(pair.ends[0].node.cq_readerr(pair.ends[0].cq).is_err());
+        assert!(pair.ends[0].node.receiving().cq_readerr(pair.ends[0].cq).is_err());
         assert_eq!(credits(&pair), if leaves { before - 5 } else { before });
         pair.run(600_000_000);
         let levels = pair.ends[0].node.levels();

@@ -54,7 +54,7 @@ fn completions_are_taken_one_by_one() {
     let End { node, cq, ep, .. } = &mut pair.ends[1];
     node.operations().cancel(*ep, 4).unwrap();
     assert_eq!(node.cqs.take_one(*cq, Contexts(&mut got)), Some(false));
-    assert_eq!((node.cq_readerr(*cq).unwrap().cqe.op_context, got), (4, vec![1, 2, 3]));
+    assert_eq!((node.receiving().cq_readerr(*cq).unwrap().cqe.op_context, got), (4, vec![1, 2, 3]));
 }
 
 /// Goal: a counter is bound for a direction at least, each direction has one, and what is refused

@@ -82,7 +82,7 @@ impl Pair {
             *taken += 1;
             return Ok(());
         }
-        end.node.post_write(self.now, end.ep, req)
+        end.node.posting().post_write(self.now, end.ep, req)
     }
 
     pub(super) fn read_to(&mut self, buf: IoBuf, rma: RmaList, context: u64) -> Result<()> {
@@ -96,7 +96,7 @@ impl Pair {
             *taken += 1;
             return Ok(());
         }
-        end.node.post_read(self.now, end.ep, req)
+        end.node.posting().post_read(self.now, end.ep, req)
     }
 
     /// Everything in the queue: contexts, and errors if there are.
@@ -305,7 +305,7 @@ fn write_with_data(pair: &mut Pair, region: &Region, data: u64) {
     let (buf, dest) = (IoBuf::leaked(&data.to_le_bytes()), end.peer);
     let (rma, flags) = (RmaList::one(8, 8, region.key), OpFlags::REMOTE_CQ_DATA);
     let req = WriteReq { buf, dest, rma, data, context: data, flags, no_completion: false };
-    end.node.post_write(pair.now, end.ep, req).unwrap();
+    end.node.posting().post_write(pair.now, end.ep, req).unwrap();
 }
 
 /// Goal: remote CQ data comes with the length of the whole write, however many packets it took.

@@ -297,7 +297,7 @@ pub(super) fn refused(ends: [End; 2]) -> (Option<Error>, u64, [bool; 2]) {
             }
         }
         let end = &mut pair.ends[0];
-        if let Ok(failed) = end.node.cq_readerr(end.cq) {
+        if let Ok(failed) = end.node.receiving().cq_readerr(end.cq) {
             let soon = told.map(|at| at.is_some_and(|ms| ms < 50));
             assert!(pair.read(1).is_empty(), "it has arrived");
             return (Some(failed.err), pair.now.since(begun) / MS, soon);
@@ -348,7 +348,7 @@ fn a_verdict_waits_for_what_the_port_holds() {
         pair.now = pair.now + MS;
         // Where it fails this does not return.
         node.transmit(pair.now, &mut sink(out));
-        node.cq_readerr(*cq).ok().map(|failed| failed.err)
+        node.receiving().cq_readerr(*cq).ok().map(|failed| failed.err)
     });
     assert_eq!(told, [None, None, Some(Error::Access)]);
 }
@@ -364,7 +364,7 @@ fn a_verdict_does_not_wait_for_the_end_of_a_flood() {
         node.turn.note_backlog(true);
         node.transmit(pair.now, &mut sink(out));
         bursts += 1;
-        if let Ok(failed) = node.cq_readerr(*cq) {
+        if let Ok(failed) = node.receiving().cq_readerr(*cq) {
             break failed.err;
         }
         assert!(bursts < 3 * INBOX_BURSTS, "it is never told");

@@ -140,7 +140,7 @@ fn a_cancelled_receive_is_told_by_one_that_shares_the_context() {
     let node = &mut it.pair.ends[1].node;
     node.operations().cancel(srx, 1).unwrap();
     assert_eq!(node.operations().cancel(srx, 1), Err(Error::NoData));
-    let err = node.cq_readerr(it.eps[0].1).unwrap();
+    let err = node.receiving().cq_readerr(it.eps[0].1).unwrap();
     assert_eq!((err.err, err.cqe.op_context), (Error::Canceled, 1));
     it.send(1, 5, &[3; 8]);
     assert_eq!(it.read(1), [2]);
@@ -213,7 +213,7 @@ fn the_port_goes_and_every_receive_is_told() {
     let node = &mut it.pair.ends[1].node;
     node.port_gone(it.pair.now);
     let mut told = Vec::new();
-    while let Ok(err) = node.cq_readerr(cq) {
+    while let Ok(err) = node.receiving().cq_readerr(cq) {
         assert_eq!(err.err, Error::NetDown);
         told.push(err.cqe.op_context);
     }
@@ -252,7 +252,7 @@ fn a_twins_receive_is_counted_by_its_counter_whoever_gets_the_message() {
     let node = &mut it.pair.ends[1].node;
     node.operations().cancel(srx, 6).unwrap();
     node.objects().fail_unposted(deferred, 7, true, Error::BadFlags).unwrap();
-    let told = [6, 7].map(|_| node.cq_readerr(it.eps[0].1).unwrap());
+    let told = [6, 7].map(|_| node.receiving().cq_readerr(it.eps[0].1).unwrap());
     assert_eq!(
         told.map(|e| (e.err, e.cqe.op_context)),
         [(Error::Canceled, 6), (Error::BadFlags, 7)]
@@ -295,7 +295,7 @@ fn a_receive_that_names_a_lost_peer_is_told_when_there_is_room() {
     assert_eq!(it.read(0), [0, 1]);
     it.pair.run(1_000_000);
     let (node, cq) = (&mut it.pair.ends[1].node, it.eps[0].1);
-    let told = [(); 2].map(|()| node.cq_readerr(cq).map(|e| (e.cqe.op_context, e.err)));
+    let told = [(); 2].map(|()| node.receiving().cq_readerr(cq).map(|e| (e.cqe.op_context, e.err)));
     assert_eq!(told, [9, 10].map(|context| Ok((context, Error::HostUnreach))));
     // A context that is closed forgets those that nobody was told of.
     for context in 0..3 {

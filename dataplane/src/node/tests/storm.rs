@@ -209,7 +209,7 @@ impl Storm {
                 let (node, mut out) = (&mut self.pair.ends[1].node, [Cqe::default()]);
                 let cqe = match node.cq_read(cq, &mut out) {
                     Ok(_) => out[0],
-                    Err(Error::Avail) => node.cq_readerr(cq).unwrap().cqe,
+                    Err(Error::Avail) => node.receiving().cq_readerr(cq).unwrap().cqe,
                     Err(_) => break,
                 };
                 self.told(cq, &cqe);
@@ -239,7 +239,7 @@ impl Storm {
         let ns = 5_000 * (1 + self.draw(8) as u64);
         self.pair.run(ns);
         let (End { node, cq, .. }, mut out) = (&mut self.pair.ends[0], [Cqe::default(); 64]);
-        while node.cq_read(*cq, &mut out).is_ok() || node.cq_readerr(*cq).is_ok() {}
+        while node.cq_read(*cq, &mut out).is_ok() || node.receiving().cq_readerr(*cq).is_ok() {}
     }
 
     fn step(&mut self, ends_sessions: bool) {
