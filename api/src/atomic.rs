@@ -1,17 +1,17 @@
 //! Remote atomics: the fourteen calls of fi_atomic(3), safe API; the raw one is in
 //! [`crate::raw`].
 //!
-//! All of them return at once. What a refused call means is told in [`crate::msg`]; in addition
+//! All calls return at once. [`crate::msg`] lists the errors of a refused call; in addition:
 //! - [`Error::OpNotSupp`]: the operation has no meaning on the datatype, or not in this family of
 //!   calls (`docs/atomics.md` has the table); or the endpoint has no `FI_ATOMIC`, or not `FI_WRITE`
 //!   (base calls) or `FI_READ` (the others);
-//! - [`Error::MsgTooLong`]: more elements than `atomicvalid` and its sisters say;
-//! - [`Error::Invalid`]: no element, lists that count differently, or a result that overlaps its
+//! - [`Error::MsgTooLong`]: more elements than `atomicvalid` and the other valid calls allow;
+//! - [`Error::Invalid`]: no element, lists of different lengths, or a result that overlaps its
 //!   operands.
 //!
-//! Operands and compare values are copied before a call returns, so they are borrowed here; results
-//! are lent until the completion gives them back. Base calls complete when the target has executed
-//! them, the others when the old values are in place.
+//! Operands and compare values are copied before a call returns, so the calls borrow them. Result
+//! buffers are lent until the completion gives them back. Base calls complete when the target has
+//! executed them, the others when the old values are in the result buffers.
 
 use barewire_dataplane::node::{AtomicReq, RmaIov, RmaList, atomic_valid};
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
@@ -19,7 +19,7 @@ use barewire_driver::mem::IoBuf;
 
 pub use barewire_dataplane::proto::atomic::{AtomicKind, AtomicOp, Datatype};
 
-use crate::buf::{Buf, Bufs, Posted, Refused, with_borrowed_pair};
+use crate::buf::{Buf, Bufs, PostError, PostResult, with_borrowed_pair};
 use crate::domain::Domain;
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
@@ -32,33 +32,34 @@ pub const FI_FETCH_ATOMIC: u64 = 1 << 58;
 /// `FI_COMPARE_ATOMIC`, a flag of [`Domain::query_atomic`].
 pub const FI_COMPARE_ATOMIC: u64 = 1 << 59;
 
-/// Operation and datatype by libfabric's numbers, which the calls check.
+/// An atomic operation and the datatype of its elements, by libfabric's numbers. The calls check
+/// both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct What {
+pub struct TypedOp {
     /// `enum fi_op`.
     pub op: u32,
     /// `enum fi_datatype`.
     pub datatype: u32,
 }
 
-impl What {
+impl TypedOp {
     /// `op` on elements of `datatype`.
     pub const fn new(op: AtomicOp, datatype: Datatype) -> Self {
         Self { op: op as u32, datatype: datatype as u32 }
     }
 }
 
-/// What the `msg` calls take (`struct fi_msg_atomic`).
+/// The argument of the `msg` calls (`struct fi_msg_atomic`).
 #[derive(Debug)]
 pub struct AtomicMsg<'a> {
     /// Operands, a gather list.
     pub operands: &'a [&'a [u8]],
-    /// Whose memory.
+    /// The peer whose memory is accessed.
     pub addr: FiAddr,
-    /// Which elements of it; `len` counts elements. With [`OpFlags::TAGGED`] `key` is a tag.
+    /// Ranges of remote memory; `len` counts elements. With [`OpFlags::TAGGED`] `key` is a tag.
     pub rma_iov: Vec<RmaIov>,
-    /// What to do.
-    pub what: What,
+    /// Operation and datatype.
+    pub op: TypedOp,
     /// Comes back in the completion.
     pub context: u64,
     /// Remote CQ data, used with [`OpFlags::REMOTE_CQ_DATA`].
@@ -67,9 +68,9 @@ pub struct AtomicMsg<'a> {
 
 impl Default for AtomicMsg<'_> {
     fn default() -> Self {
-        let what = What { op: 0, datatype: 0 };
+        let op = TypedOp { op: 0, datatype: 0 };
         let (operands, rma_iov) = (&[][..], Vec::new());
-        Self { operands, addr: FI_ADDR_UNSPEC, rma_iov, what, context: 0, data: 0 }
+        Self { operands, addr: FI_ADDR_UNSPEC, rma_iov, op, context: 0, data: 0 }
     }
 }
 
@@ -82,10 +83,10 @@ pub struct AtomicAttr {
     pub size: usize,
 }
 
-/// A call in full.
+/// The arguments of an atomic call.
 struct Call<'a> {
     kind: AtomicKind,
-    what: What,
+    op: TypedOp,
     operands: &'a [&'a [u8]],
     compares: &'a [&'a [u8]],
     results: Bufs,
@@ -96,9 +97,10 @@ struct Call<'a> {
     flags: OpFlags,
 }
 
-/// Elements of `what` in `len` bytes; 0 if the datatype does not exist, which the node then says.
-pub(crate) fn elements(what: What, len: usize) -> usize {
-    Datatype::try_from(what.datatype).map_or(0, |ty| len / ty.size())
+/// Elements of the datatype of `op` in `len` bytes. 0 if the datatype does not exist: the node then
+/// refuses the call.
+pub(crate) fn elements(op: TypedOp, len: usize) -> usize {
+    Datatype::try_from(op.datatype).map_or(0, |ty| len / ty.size())
 }
 
 fn len_of(pieces: &[&[u8]]) -> usize {
@@ -106,15 +108,14 @@ fn len_of(pieces: &[&[u8]]) -> usize {
 }
 
 impl Endpoint {
-    fn post_atomic(&self, call: Call<'_>) -> Posted {
-        let Call { kind, what, operands, compares, results, dest, rma, data, context, flags } =
-            call;
+    fn post_atomic(&self, call: Call<'_>) -> PostResult {
+        let Call { kind, op, operands, compares, results, dest, rma, data, context, flags } = call;
         let rma = match rma {
             Ok(rma) => rma,
-            Err(error) => return Err(Refused { error, bufs: results }),
+            Err(error) => return Err(PostError { error, bufs: results }),
         };
         self.post_one_sided(results, context, flags, |engine, result, context, flags| {
-            let (op, ty, no_completion) = (what.op, what.datatype, false);
+            let (op, ty, no_completion) = (op.op, op.datatype, false);
             with_borrowed_pair(operands, compares, |operand, compare| {
                 let req = AtomicReq {
                     kind,
@@ -135,15 +136,15 @@ impl Endpoint {
         })
     }
 
-    /// Changes `operand.len()` bytes of elements of remote memory.
+    /// Applies `op` to `operand.len()` bytes of remote memory.
     ///
     /// # Errors
     /// See the [module](self).
     ///
     /// Source: fi_atomic(3), "fi_atomic".
     #[doc(alias = "fi_atomic")]
-    pub fn atomic(&self, what: What, operand: &[u8], to: Remote, context: u64) -> Posted {
-        self.atomicv(what, &[operand], to, context)
+    pub fn atomic(&self, op: TypedOp, operand: &[u8], to: Remote, context: u64) -> PostResult {
+        self.atomicv(op, &[operand], to, context)
     }
 
     /// As [`atomic`](Self::atomic), with operands from at most 8 pieces.
@@ -151,15 +152,15 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_atomicv")]
-    pub fn atomicv(&self, what: What, operands: &[&[u8]], to: Remote, context: u64) -> Posted {
+    pub fn atomicv(&self, op: TypedOp, operands: &[&[u8]], to: Remote, context: u64) -> PostResult {
         self.post_atomic(Call {
             kind: AtomicKind::Base,
-            what,
+            op,
             operands,
             compares: &[],
             results: Bufs::None,
             dest: to.dest,
-            rma: Ok(to.range(elements(what, len_of(operands)))),
+            rma: Ok(to.range(elements(op, len_of(operands)))),
             data: 0,
             context,
             flags: self.rma_op_flags(),
@@ -172,7 +173,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_atomicmsg")]
-    pub fn atomicmsg(&self, msg: AtomicMsg<'_>, flags: OpFlags) -> Posted {
+    pub fn atomicmsg(&self, msg: AtomicMsg<'_>, flags: OpFlags) -> PostResult {
         self.post_atomic(from_msg(AtomicKind::Base, msg, &[], Bufs::None, flags))
     }
 
@@ -181,29 +182,29 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_inject_atomic")]
-    pub fn inject_atomic(&self, what: What, operand: &[u8], to: Remote) -> Result<()> {
-        let rma = to.range(elements(what, operand.len()));
+    pub fn inject_atomic(&self, op: TypedOp, operand: &[u8], to: Remote) -> Result<()> {
+        let rma = to.range(elements(op, operand.len()));
         with_borrowed_pair(&[operand], &[], |operand, _| {
-            inject(self, what, operand, (to.dest, rma), 0)
+            inject(self, op, operand, (to.dest, rma), 0)
         })?
     }
 
-    /// Changes elements of remote memory, and returns what they were in `result`, whose length says
-    /// how many. An atomic read has no operand.
+    /// Applies `op` to elements of remote memory and returns their old values in `result`. The
+    /// length of `result` gives the number of elements. An atomic read has no operand.
     ///
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_fetch_atomic")]
     pub fn fetch_atomic(
         &self,
-        what: What,
+        op: TypedOp,
         operand: &[u8],
         result: impl Into<Bufs>,
         to: Remote,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let operands = [operand];
-        self.fetch(what, if operand.is_empty() { &[] } else { &operands }, result, to, context)
+        self.fetch(op, if operand.is_empty() { &[] } else { &operands }, result, to, context)
     }
 
     /// As [`fetch_atomic`](Self::fetch_atomic), with at most 8 pieces on each side.
@@ -213,28 +214,28 @@ impl Endpoint {
     #[doc(alias = "fi_fetch_atomicv")]
     pub fn fetch_atomicv(
         &self,
-        what: What,
+        op: TypedOp,
         operands: &[&[u8]],
         results: Vec<Buf>,
         to: Remote,
         context: u64,
-    ) -> Posted {
-        self.fetch(what, operands, results, to, context)
+    ) -> PostResult {
+        self.fetch(op, operands, results, to, context)
     }
 
     fn fetch(
         &self,
-        what: What,
+        op: TypedOp,
         operands: &[&[u8]],
         result: impl Into<Bufs>,
         to: Remote,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let results = result.into();
-        let rma = Ok(to.range(elements(what, results.len())));
+        let rma = Ok(to.range(elements(op, results.len())));
         self.post_atomic(Call {
             kind: AtomicKind::Fetch,
-            what,
+            op,
             operands,
             compares: &[],
             results,
@@ -257,26 +258,26 @@ impl Endpoint {
         msg: AtomicMsg<'_>,
         results: impl Into<Bufs>,
         flags: OpFlags,
-    ) -> Posted {
+    ) -> PostResult {
         self.post_atomic(from_msg(AtomicKind::Fetch, msg, &[], results.into(), flags))
     }
 
-    /// Changes those elements of remote memory that compare with `compare` as the operation says,
-    /// and returns what all of them were.
+    /// Changes the elements of remote memory that compare with `compare` as the operation demands,
+    /// and returns the old values of all elements.
     ///
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_compare_atomic")]
     pub fn compare_atomic(
         &self,
-        what: What,
+        op: TypedOp,
         operand: &[u8],
         compare: &[u8],
         result: impl Into<Bufs>,
         to: Remote,
         context: u64,
-    ) -> Posted {
-        self.compare(what, &[operand], &[compare], result.into(), to, context)
+    ) -> PostResult {
+        self.compare(op, &[operand], &[compare], result.into(), to, context)
     }
 
     /// As [`compare_atomic`](Self::compare_atomic), with at most 8 pieces of each.
@@ -286,29 +287,29 @@ impl Endpoint {
     #[doc(alias = "fi_compare_atomicv")]
     pub fn compare_atomicv(
         &self,
-        what: What,
+        op: TypedOp,
         operands: &[&[u8]],
         compares: &[&[u8]],
         results: Vec<Buf>,
         to: Remote,
         context: u64,
-    ) -> Posted {
-        self.compare(what, operands, compares, results.into(), to, context)
+    ) -> PostResult {
+        self.compare(op, operands, compares, results.into(), to, context)
     }
 
     fn compare(
         &self,
-        what: What,
+        op: TypedOp,
         operands: &[&[u8]],
         compares: &[&[u8]],
         results: Bufs,
         to: Remote,
         context: u64,
-    ) -> Posted {
-        let rma = Ok(to.range(elements(what, results.len())));
+    ) -> PostResult {
+        let rma = Ok(to.range(elements(op, results.len())));
         self.post_atomic(Call {
             kind: AtomicKind::Compare,
-            what,
+            op,
             operands,
             compares,
             results,
@@ -332,7 +333,7 @@ impl Endpoint {
         compares: &[&[u8]],
         results: impl Into<Bufs>,
         flags: OpFlags,
-    ) -> Posted {
+    ) -> PostResult {
         self.post_atomic(from_msg(AtomicKind::Compare, msg, compares, results.into(), flags))
     }
 }
@@ -344,23 +345,23 @@ fn from_msg<'a>(
     results: Bufs,
     flags: OpFlags,
 ) -> Call<'a> {
-    let AtomicMsg { operands, addr: dest, rma_iov, what, context, data } = msg;
+    let AtomicMsg { operands, addr: dest, rma_iov, op, context, data } = msg;
     let rma = list(&rma_iov);
-    Call { kind, what, operands, compares, results, dest, rma, data, context, flags }
+    Call { kind, op, operands, compares, results, dest, rma, data, context, flags }
 }
 
-/// `fi_inject_atomic`. A failure comes back with `context`.
+/// `fi_inject_atomic`. A failure is an error entry with `context`.
 pub(crate) fn inject(
     ep: &EpCommon,
-    what: What,
+    op: TypedOp,
     operand: IoBuf,
     (dest, rma): (FiAddr, RmaList),
     context: u64,
 ) -> Result<()> {
     let req = AtomicReq {
         kind: AtomicKind::Base,
-        op: what.op,
-        ty: what.datatype,
+        op: op.op,
+        ty: op.datatype,
         operand,
         compare: IoBuf::EMPTY,
         result: IoBuf::EMPTY,
@@ -378,51 +379,51 @@ pub(crate) fn inject(
 }
 
 impl EpCommon {
-    /// Whether the base calls have the operation, and the most elements of one.
+    /// The largest number of elements of a base call with this operation and datatype.
     ///
     /// # Errors
     /// [`Error::OpNotSupp`].
     #[doc(alias = "fi_atomicvalid")]
-    pub fn atomicvalid(&self, what: What) -> Result<usize> {
-        atomic_valid(AtomicKind::Base, what.op, what.datatype)
+    pub fn atomicvalid(&self, op: TypedOp) -> Result<usize> {
+        atomic_valid(AtomicKind::Base, op.op, op.datatype)
     }
 
-    /// Whether the fetch calls have the operation, and the most elements of one.
+    /// The largest number of elements of a fetch call with this operation and datatype.
     ///
     /// # Errors
     /// [`Error::OpNotSupp`].
     #[doc(alias = "fi_fetch_atomicvalid")]
-    pub fn fetch_atomicvalid(&self, what: What) -> Result<usize> {
-        atomic_valid(AtomicKind::Fetch, what.op, what.datatype)
+    pub fn fetch_atomicvalid(&self, op: TypedOp) -> Result<usize> {
+        atomic_valid(AtomicKind::Fetch, op.op, op.datatype)
     }
 
-    /// Whether the compare calls have the operation, and the most elements of one.
+    /// The largest number of elements of a compare call with this operation and datatype.
     ///
     /// # Errors
     /// [`Error::OpNotSupp`].
     #[doc(alias = "fi_compare_atomicvalid")]
-    pub fn compare_atomicvalid(&self, what: What) -> Result<usize> {
-        atomic_valid(AtomicKind::Compare, what.op, what.datatype)
+    pub fn compare_atomicvalid(&self, op: TypedOp) -> Result<usize> {
+        atomic_valid(AtomicKind::Compare, op.op, op.datatype)
     }
 }
 
 impl Domain {
-    /// The limits of an operation: of the base calls, or with [`FI_FETCH_ATOMIC`] or
-    /// [`FI_COMPARE_ATOMIC`] of those; `FI_TAGGED` changes nothing.
+    /// The limits of an operation in the base calls, or with [`FI_FETCH_ATOMIC`] or
+    /// [`FI_COMPARE_ATOMIC`] in the fetch or compare calls. `FI_TAGGED` changes nothing.
     ///
     /// # Errors
     /// - [`Error::BadFlags`]: another flag, or both.
     /// - [`Error::OpNotSupp`]: there is no such operation.
     #[doc(alias = "fi_query_atomic")]
-    pub fn query_atomic(&self, what: What, flags: u64) -> Result<AtomicAttr> {
+    pub fn query_atomic(&self, op: TypedOp, flags: u64) -> Result<AtomicAttr> {
         let kind = match flags & !FI_TAGGED {
             0 => AtomicKind::Base,
             FI_FETCH_ATOMIC => AtomicKind::Fetch,
             FI_COMPARE_ATOMIC => AtomicKind::Compare,
             _ => return Err(Error::BadFlags),
         };
-        let count = atomic_valid(kind, what.op, what.datatype)?;
-        let size = Datatype::try_from(what.datatype).map_or(0, Datatype::size);
+        let count = atomic_valid(kind, op.op, op.datatype)?;
+        let size = Datatype::try_from(op.datatype).map_or(0, Datatype::size);
         Ok(AtomicAttr { count, size })
     }
 }

@@ -15,7 +15,7 @@ use crate::info::AuthKey;
 pub use crate::info::AvType;
 use crate::inner::{Core, DomainRef};
 use crate::key;
-use crate::names::{Names, Whose};
+use crate::names::{AddrRole, Names};
 
 /// `FI_ADDR_NOTAVAIL`: an address that could not be inserted, or a sender that is not known.
 pub const FI_ADDR_NOTAVAIL: FiAddr = FI_ADDR_UNSPEC;
@@ -202,8 +202,8 @@ impl Av {
     #[doc(alias = "fi_av_insertsvc")]
     pub fn insertsvc(&self, node: &str, service: &str) -> Result<FiAddr> {
         let [node, service] = [node, service].map(|text| Some(text).filter(|t| !t.is_empty()));
-        let way = &**self.0.dom.arc();
-        let addr = self.names().find_by(node, service, Whose::Peers, false, way)?;
+        let resolver = &**self.0.dom.arc();
+        let addr = self.names().find_by(node, service, AddrRole::Peer, false, resolver)?;
         let addr = addr.ok_or(Error::Invalid("service: a peer has a number"))?;
         let mut core = self.0.dom.enter_control()?;
         let at = core.engine.av_insert(self.0.id, addr);
@@ -260,8 +260,8 @@ impl Av {
         (service, service_count): (&str, usize),
     ) -> Result<Vec<EpAddr>> {
         let service = Some(service).filter(|text| !text.is_empty());
-        let way = &**self.0.dom.arc();
-        Ok(self.names().symmetric(node, service, node_count, service_count, way)?)
+        let resolver = &**self.0.dom.arc();
+        Ok(self.names().symmetric(node, service, node_count, service_count, resolver)?)
     }
 
     /// The addresses of services at hosts, as [`insertsvc`](Self::insertsvc) finds them; those that

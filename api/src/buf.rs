@@ -1,12 +1,12 @@
-//! Owned buffers, and the table that holds them while an operation does.
+//! Owned buffers, and the table that owns them while an operation uses them.
 //!
-//! An operation of the safe API takes its buffers by value and its completion gives them back.
-//! In between they belong to the domain (`OpTable`), so that nothing the application does, not
-//! dropping the endpoint, not leaking a completion, not ending a thread, can free memory that the
-//! dataplane may still write.
+//! An operation of the safe API takes its buffers by value and its completion gives them back. In
+//! between the domain owns them (`OpTable`). So no act of the application (dropping the endpoint,
+//! leaking a completion, ending a thread) can free memory that the dataplane may still write.
 //!
 //! Invariants of this file, on which every `unsafe` block in it rests:
-//! - a [`Buf`] is the only way to its bytes: it is not `Clone`, and lends them by borrow;
+//! - the bytes of a [`Buf`] are reached through it alone: it is not `Clone`, and lends them by
+//!   borrow;
 //! - an `IoBuf` made by `OpTable::lend` names bytes of buffers that stay in the table until the
 //!   operation ends. The node drops its `IoBuf` before it writes the completion that ends it, or
 //!   when it refuses the post, and only these two remove the buffers from the table;
@@ -16,7 +16,7 @@
 //! - an `IoBuf` made by `RegionBufs::new` names bytes of buffers that stay until the node has
 //!   closed the region and dropped it;
 //! - bytes of a [`SharedBuf`] that a completion has announced ([`Piece`]) are never written again
-//!   while the piece lives: the node places messages one after the other, and a buffer with living
+//!   while the piece lives: the node places messages one after the other, and a buffer with live
 //!   pieces is not lent a second time.
 
 use std::fmt;
@@ -33,16 +33,15 @@ use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
 use crate::errno::{Error, Result};
 
-/// Bytes on the heap that a send reads or a receive fills: a `Vec<u8>` whose memory keeps its
-/// place.
+/// Bytes on the heap that a send reads or a receive fills: a `Vec<u8>` whose memory never moves.
 ///
-/// Making one from a `Vec` and back copies nothing. What the `Vec` has room for beyond its length
-/// is zeroed, and can be used as well.
+/// Conversion from and to a `Vec` copies nothing. The spare capacity of the `Vec` is zeroed and can
+/// be used as well ([`set_len`](Self::set_len)).
 pub struct Buf {
     base: NonNull<u8>,
-    /// What an operation uses.
+    /// Bytes that an operation uses, at most `capacity`.
     len: usize,
-    /// All of them, which are initialised.
+    /// Allocated bytes. All of them are initialised.
     capacity: usize,
 }
 
@@ -60,7 +59,7 @@ impl Buf {
     /// Sets the number of bytes that the next operation uses.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the buffer has less. Nothing changed.
+    /// [`Error::Invalid`] if the buffer is shorter. Nothing changed.
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         if len > self.capacity {
             return Err(Error::Invalid("length: the buffer is shorter"));
@@ -150,15 +149,15 @@ impl fmt::Debug for Buf {
 pub struct SharedBuf(Arc<Buf>);
 
 impl SharedBuf {
-    /// The buffer, if no piece of it is alive.
+    /// The buffer, if no [`Piece`] of it is alive.
     ///
     /// # Errors
-    /// `self` again.
+    /// The shared buffer itself, if a piece is alive.
     pub fn into_buf(self) -> std::result::Result<Buf, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
     }
 
-    /// Whether no piece of it is alive, which posting it needs.
+    /// Whether no [`Piece`] of it is alive. Only then it can be posted.
     pub fn is_unique(&mut self) -> bool {
         // Not `strong_count`: this one also orders what the last piece's reader did before us.
         Arc::get_mut(&mut self.0).is_some()
@@ -169,7 +168,7 @@ impl SharedBuf {
         self.0.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
@@ -252,12 +251,12 @@ impl From<SharedBuf> for Bufs {
 }
 
 impl Bufs {
-    /// The one buffer, if it is one.
+    /// The buffer of [`Bufs::One`].
     pub fn into_one(self) -> Option<Buf> {
         if let Self::One(b) = self { Some(b) } else { None }
     }
 
-    /// The one buffer, taken out of here, if it is one.
+    /// Takes the buffer of [`Bufs::One`] and leaves [`Bufs::None`].
     #[inline]
     pub(crate) fn take_one(&mut self) -> Option<Buf> {
         let Self::One(buf) = self else { return None };
@@ -269,7 +268,7 @@ impl Bufs {
         }
     }
 
-    /// Moves to `slot`, where there are none: that is not dropped. None are left here.
+    /// Moves the buffers to `slot`, which holds none and is not dropped, and leaves [`Bufs::None`].
     #[inline(always)]
     pub(crate) fn move_to(&mut self, slot: &mut Self) {
         debug_assert!(matches!(slot, Self::None));
@@ -281,12 +280,12 @@ impl Bufs {
         }
     }
 
-    /// The list, if it is one.
+    /// The list of [`Bufs::Many`].
     pub fn into_many(self) -> Option<Vec<Buf>> {
         if let Self::Many(v) = self { Some(v) } else { None }
     }
 
-    /// The shared buffer, if it is one.
+    /// The buffer of [`Bufs::Shared`].
     pub fn into_shared(self) -> Option<SharedBuf> {
         if let Self::Shared(b) = self { Some(b) } else { None }
     }
@@ -326,28 +325,28 @@ impl Bufs {
     }
 }
 
-/// A call that was refused: why, and the buffers that it did not take.
+/// The error of a refused call, with the buffers that it did not take.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct Refused {
-    /// Why. Nothing was queued.
+pub struct PostError {
+    /// The reason. Nothing was queued.
     pub error: Error,
-    /// What the caller gave.
+    /// The caller's buffers.
     pub bufs: Bufs,
 }
 
-/// The answer of a posting call.
-pub type Posted = std::result::Result<(), Refused>;
+/// Result of a call that posts an operation.
+pub type PostResult = std::result::Result<(), PostError>;
 
-impl From<Refused> for Error {
-    fn from(r: Refused) -> Self {
+impl From<PostError> for Error {
+    fn from(r: PostError) -> Self {
         r.error
     }
 }
 
-/// A name for an operation of the safe API, which the node carries as its context: an index, 31
-/// bits of a generation above it, and bit 63, so that it is never taken for an address or for a
-/// context that the node chose. Each is given out once, until the generations have gone around.
+/// Key of an operation of the safe API, which the node carries as the operation's context: a slot
+/// index, 31 bits of generation above it, and bit 63, which tells it from an address and from a
+/// context of the node's own. A key is unique until the generation wraps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpKey(pub(crate) u64);
 
@@ -370,37 +369,37 @@ impl OpKey {
     }
 }
 
-/// What an operation of the safe API needs besides what the node knows.
+/// A slot of the operation table: the part of an operation that the node does not know.
 #[derive(Debug)]
 struct Op {
-    /// Its name; of a free slot the one that it gives next.
+    /// Key of the operation; of a free slot, the key of its next operation.
     key: OpKey,
     /// The next free slot while this one is.
     next: u32,
     /// Number of the endpoint object, for `cancel` and `claim`.
     ep: u32,
     kind: OpKind,
-    /// The application's.
+    /// Context of the application.
     context: u64,
-    /// What it claims, of kind [`OpKind::Claim`].
+    /// The claimed message, of kind [`OpKind::Claim`].
     claims: Option<Claim>,
     /// None while the slot is free.
     bufs: Bufs,
 }
 
-/// What a receive claims.
+/// A message that a receive claims.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
-    /// Name of the announced message, which its completion carries.
+    /// Context under which the node announced the message. The completion carries it.
     announced: u64,
-    /// How it ends.
+    /// Kind of the receive.
     kind: OpKind,
 }
 
-/// What the completion of an operation means for its slot.
+/// How a completion changes the operation's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
-    /// None: the slot is free.
+    /// The slot is free.
     Free,
     /// The first completion ends it.
     Once,
@@ -408,11 +407,11 @@ pub(crate) enum OpKind {
     Silent,
     /// Ends with the completion that says `FI_MULTI_RECV`.
     Multi,
-    /// A peek that claims: success keeps the name for the claim that follows.
+    /// A peek with `FI_CLAIM`: success keeps the key for the claim that follows.
     Reserve,
     /// Reserved by a peek, nothing posted.
     Reserved,
-    /// Claims an announced message; how it ends is said there.
+    /// Claims an announced message; [`Claim`] has the kind of the receive.
     Claim,
 }
 
@@ -439,12 +438,12 @@ impl Op {
     fn begin(&mut self, (ep, kind, context): (u32, OpKind, u64), bufs: Bufs) -> OpKey {
         debug_assert!(!self.in_use() && matches!(self.bufs, Bufs::None));
         (self.ep, self.kind, self.context) = (ep, kind, context);
-        // Nothing is there to be dropped, which is not asked.
+        // The old value is `Bufs::None`: forgetting it spares the check of `drop`.
         mem::forget(mem::replace(&mut self.bufs, bufs));
         self.key
     }
 
-    /// Puts the slot in front of those that are free. Its buffers are still to be taken.
+    /// Puts the slot at the head of the free list. The caller still has to take its buffers.
     #[inline(always)]
     fn free(&mut self, free: &mut u32) {
         self.next = mem::replace(free, self.key.idx());
@@ -452,12 +451,12 @@ impl Op {
     }
 }
 
-/// The operations of the safe API. Never grows after it is made.
+/// The pending operations of the safe API. Its memory is allocated once and never grows.
 pub(crate) struct OpTable {
     ops: Vec<Op>,
     free: u32,
     room: usize,
-    /// How many operations claim an announced message, so that completions need not look.
+    /// Operations that claim an announced message. While it is 0, completions skip the search.
     claiming: usize,
 }
 
@@ -478,7 +477,7 @@ impl OpTable {
         Self { ops: Vec::with_capacity(room), free: NO_OP, room, claiming: 0 }
     }
 
-    /// Takes the buffers of an operation and lends them to the node.
+    /// Puts the buffers of an operation into the table and lends them to the node.
     ///
     /// # Errors
     /// [`Error::Again`] if the table is full, [`Error::Invalid`] for too long a list,
@@ -489,14 +488,14 @@ impl OpTable {
         kind: OpKind,
         context: u64,
         mut bufs: Bufs,
-    ) -> std::result::Result<(OpKey, IoBuf), Refused> {
+    ) -> std::result::Result<(OpKey, IoBuf), PostError> {
         let io = match bufs.io() {
             Ok(io) => io,
-            Err(error) => return Err(Refused { error, bufs }),
+            Err(error) => return Err(PostError { error, bufs }),
         };
         if self.free == NO_OP {
             if self.ops.len() == self.room {
-                return Err(Refused { error: Error::Again, bufs });
+                return Err(PostError { error: Error::Again, bufs });
             }
             self.free = self.ops.len() as u32;
             self.ops.push(Op::fresh(self.free));
@@ -506,9 +505,9 @@ impl OpTable {
         Ok((op.begin((ep, kind, context), bufs), io))
     }
 
-    /// Lends one buffer to an operation that `post` begins under the name it is given, or else has
-    /// dropped all that it got: then the buffer comes back. Without a slot that was used before
-    /// `post` is not called.
+    /// Lends one buffer to an operation that `post` begins under the key that it is given. If
+    /// `post` returns false it has dropped the `IoBuf`, and the buffer comes back. `post` is called
+    /// only if the free list has a slot.
     ///
     /// # Errors
     /// The buffer: nothing has happened.
@@ -520,7 +519,7 @@ impl OpTable {
         post: impl FnOnce(OpKey, IoBuf) -> bool,
     ) -> std::result::Result<(), Buf> {
         let Some(op) = self.ops.get_mut(self.free as usize) else { return cold(Err(buf)) };
-        // If `post` panics the node may have the memory, so that nobody frees it.
+        // If `post` panics the node may still use the memory, so it must not be freed.
         let buf = ManuallyDrop::new(buf);
         let begun = post(op.key, IoBuf::one(buf.span()));
         let buf = ManuallyDrop::into_inner(buf);
@@ -533,12 +532,13 @@ impl OpTable {
     }
 
     /// Takes back the buffers of an operation that the node refused.
-    pub(crate) fn refuse(&mut self, key: OpKey, error: Error) -> Refused {
+    pub(crate) fn refuse(&mut self, key: OpKey, error: Error) -> PostError {
         let bufs = self.find(key).map(|idx| self.release(idx)).unwrap_or_default();
-        Refused { error, bufs }
+        PostError { error, bufs }
     }
 
-    /// Says that operation `key` claims the message `announced`, whose name its completion carries.
+    /// Notes that operation `key` claims the message announced with context `announced`, which its
+    /// completion carries.
     pub(crate) fn claims(&mut self, key: OpKey, announced: u64) {
         if let Some(idx) = self.find(key) {
             let op = &mut self.ops[idx];
@@ -567,19 +567,19 @@ impl OpTable {
         self.ops.iter().find(|op| op.in_use() && wanted(op)).map(|op| op.key)
     }
 
-    /// Lends `bufs` under a name that a peek reserved.
+    /// Lends `bufs` under a key that a peek reserved.
     pub(crate) fn lend_reserved(
         &mut self,
         key: OpKey,
         mut bufs: Bufs,
         kind: OpKind,
-    ) -> std::result::Result<IoBuf, Refused> {
+    ) -> std::result::Result<IoBuf, PostError> {
         let io = match bufs.io() {
             Ok(io) => io,
-            Err(error) => return Err(Refused { error, bufs }),
+            Err(error) => return Err(PostError { error, bufs }),
         };
         let Some(idx) = self.find(key) else {
-            return Err(Refused { error: Error::Invalid("context: nothing is reserved"), bufs });
+            return Err(PostError { error: Error::Invalid("context: nothing is reserved"), bufs });
         };
         self.ops[idx].bufs = bufs;
         self.ops[idx].kind = kind;
@@ -587,7 +587,7 @@ impl OpTable {
     }
 
     /// Takes back the buffers of a refused claim; the reservation stays.
-    pub(crate) fn refuse_reserved(&mut self, key: OpKey, error: Error) -> Refused {
+    pub(crate) fn refuse_reserved(&mut self, key: OpKey, error: Error) -> PostError {
         let bufs = match self.find(key) {
             None => Bufs::None,
             Some(idx) => {
@@ -595,7 +595,7 @@ impl OpTable {
                 mem::take(&mut self.ops[idx].bufs)
             }
         };
-        Refused { error, bufs }
+        PostError { error, bufs }
     }
 
     /// Forgets the reservations of a closed endpoint. A peek whose completion has not been read
@@ -614,9 +614,9 @@ impl OpTable {
         }
     }
 
-    /// As [`complete`](Self::complete) of a success, for an operation that ends with it and is
-    /// shown: its context and its buffers, to be taken from where they lie. `None`, and nothing
-    /// has happened, for any other.
+    /// As [`complete`](Self::complete) of a success, for an operation of kind [`OpKind::Once`]: its
+    /// context and its buffers, to be moved out of the slot. `None`, and nothing has happened, for
+    /// any other.
     #[inline(always)]
     pub(crate) fn complete_one(&mut self, cqe: &Cqe) -> Option<(u64, &mut Bufs)> {
         let op = self.ops.get_mut(cqe.op_context as u32 as usize)?;
@@ -630,7 +630,8 @@ impl OpTable {
         Some((op.context, &mut op.bufs))
     }
 
-    /// Translates a completion of the node and, if it ends its operation, gives up the buffers.
+    /// Translates a completion of the node and, if it ends its operation, takes the buffers out of
+    /// the slot.
     pub(crate) fn complete(&mut self, cqe: &Cqe, failed: Option<Error>) -> Ended {
         let mut ended =
             Ended { context: cqe.op_context, bufs: Bufs::None, piece: None, silent: false };
@@ -701,9 +702,9 @@ fn piece_of(bufs: &Bufs, cqe: &Cqe) -> Option<Piece> {
     Some(Piece { buf: Arc::clone(buf), offset, len: cqe.len as usize })
 }
 
-/// Buffers that are a memory region: lent from [`new`](Self::new) on, and given back only by who
-/// has closed the region. Dropped without that they stay allocated for ever, since peers may
-/// still write them.
+/// Buffers of a memory region, lent to the node by [`new`](Self::new). Only [`take`](Self::take),
+/// after the region is closed, gives them back. If they are dropped before, their memory is leaked,
+/// since peers may still write it.
 pub(crate) struct RegionBufs(ManuallyDrop<Vec<Buf>>);
 
 impl RegionBufs {
@@ -728,8 +729,7 @@ impl RegionBufs {
     }
 }
 
-/// Lends two lists for the length of a call that keeps nothing: operands and compare values of the
-/// atomic calls.
+/// Lends two lists for the duration of `call`: operands and compare values of the atomic calls.
 pub(crate) fn with_borrowed_pair<R>(
     a: &[&[u8]],
     b: &[&[u8]],
@@ -750,8 +750,7 @@ pub(crate) fn with_borrowed_pair<R>(
     Ok(call(lend(a)?, lend(b)?))
 }
 
-/// Lends `bytes` for the length of a call that keeps nothing: the source of the inject calls of the
-/// safe API.
+/// Lends `bytes` for the duration of `call`: the source of the inject calls of the safe API.
 #[inline]
 pub(crate) fn with_borrowed<R>(bytes: &[u8], call: impl FnOnce(IoBuf) -> R) -> R {
     let base = ptr::from_ref(bytes).cast::<u8>().cast_mut();
@@ -760,7 +759,7 @@ pub(crate) fn with_borrowed<R>(bytes: &[u8], call: impl FnOnce(IoBuf) -> R) -> R
     call(IoBuf::one(unsafe { Span::from_raw(base, bytes.len()) }))
 }
 
-/// How an operation with these flags ends.
+/// Kind of an operation with these flags.
 #[inline(always)]
 pub(crate) fn kind_of(flags: OpFlags, silent: bool) -> OpKind {
     if flags.contains(OpFlags::MULTI_RECV) {

@@ -15,15 +15,15 @@
 //! ```
 //!
 //! A request that cannot be delivered is `FI_ECONNREFUSED` as well. The death of a peer is found by
-//! the operations in flight to it, as for every endpoint. So that something is in flight regularly,
-//! a peer is sent ALIVE twice per T_dead, from HEARD on, if its silence is its death: a thread
-//! answers for it, or its port tells which processes live. It says so in its messages. Any other
-//! peer may be busy for longer than T_dead and gets no ALIVE. A node without that connection or
-//! listener answers ALIVE by SHUTDOWN.
+//! the operations in flight to it, as for every endpoint. So that a message is in flight regularly,
+//! a peer gets ALIVE twice per T_dead, from HEARD on, if it answers whatever its program does: a
+//! thread answers for the program, or the port knows which processes live. A flag in the peer's
+//! messages says so. Any other peer may be busy for longer than T_dead and gets no ALIVE. A node
+//! without that connection or listener answers ALIVE by SHUTDOWN.
 //!
-//! A station can forge the content of its messages. So a message counts only if it came from the
-//! connection side that it names and concerns an endpoint of the same node, and connection numbers
-//! are random.
+//! A station can forge the content of its messages. So a message is accepted only if its sender is
+//! the connection side that it names and its endpoint is of the same node. Connection numbers are
+//! random.
 
 pub(crate) mod connected;
 pub(crate) mod side;
@@ -38,11 +38,11 @@ use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
-use crate::fabric::{Fabric, Taken, open_port};
+use crate::fabric::{AddrInUsePolicy, Fabric, open_port};
 pub use crate::info::ConnRequest;
 use crate::info::{EpType, Info, Refuses, check_limits};
 use crate::inner::{Core, Shared};
-use crate::names::Served;
+use crate::names::ServiceClaim;
 use crate::settings::{Settings, Threading};
 
 use connected::{Connected, linger};
@@ -50,7 +50,7 @@ use side::{Cm, Conn, Kind, Listener, State, Transport};
 
 pub use side::{CM_DATA_SIZE, FI_CONNECTED, FI_CONNREQ, FI_SHUTDOWN};
 
-/// Opens the connection side of a domain, unless it has one.
+/// Opens the connection side of a domain, unless it is open.
 fn open(core: &mut Core, shared: &Shared, number: Option<u16>) -> Result<()> {
     if core.cm().is_some() {
         return Ok(());
@@ -59,7 +59,7 @@ fn open(core: &mut Core, shared: &Shared, number: Option<u16>) -> Result<()> {
     let mut io = Transport { engine: &mut core.engine, ops: &mut core.ops };
     let cm = Cm::open(&mut io, object, shared.settings.t_dead, number)?;
     core.cm = Some(Box::new(cm));
-    // As long as the domain is there.
+    // The connection side is polled as long as the domain is open.
     core.watch.attend();
     Ok(())
 }
@@ -73,15 +73,15 @@ impl EpCommon {
         self.connected.as_ref().ok_or(Error::OpNotSupp("the endpoint is connectionless"))
     }
 
-    /// How events name the endpoint from now on (`fi_eq_cm_entry.fid`); 0 before.
+    /// Sets the fid of the endpoint in events (`fi_eq_cm_entry.fid`). It is 0 before.
     pub fn set_fid(&self, fid: u64) {
         if let Some(it) = &self.connected {
             it.fid.store(fid, Ordering::Relaxed);
         }
     }
 
-    /// Asks the listener at `to` for a connection and gives it `data`. Its answer is an event:
-    /// [`FI_CONNECTED`] with what the other side has given, or the error `FI_ECONNREFUSED`.
+    /// Sends the listener at `to` a connection request with `data`. The outcome is an event:
+    /// [`FI_CONNECTED`] with the data of the peer's `accept`, or the error `FI_ECONNREFUSED`.
     /// Enables the endpoint.
     ///
     /// # Errors
@@ -98,12 +98,12 @@ impl EpCommon {
     }
 
     /// Accepts the request that the endpoint was opened with ([`Info::handle`]) and gives the peer
-    /// `data`. [`FI_CONNECTED`] follows, when the peer's node has heard of it. Enables the
-    /// endpoint.
+    /// `data`. The event [`FI_CONNECTED`] follows when the peer's node has the acceptance. Enables
+    /// the endpoint.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); [`Error::OpBadState`] also if there was no request,
-    /// [`Error::BadFd`] if it has been answered.
+    /// As [`connect`](Self::connect); [`Error::OpBadState`] also if the endpoint has no request,
+    /// [`Error::BadFd`] if the request was already accepted or rejected.
     #[doc(alias = "fi_accept")]
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         let request = self.connected()?.request.as_ref().ok_or(Error::OpBadState)?;
@@ -111,8 +111,9 @@ impl EpCommon {
         request.answer_by(|| self.converse(Kind::Accept, (number, answers, side, ep), data))
     }
 
-    /// Refuses the request that the endpoint was opened with, for a program that closes it and has
-    /// not answered. False: there is none, it has been answered, or it cannot be now.
+    /// Rejects the request that the endpoint was opened with, for a program that closes the
+    /// endpoint without an answer. False: the endpoint has no request, the request was answered, or
+    /// the rejection cannot be sent now.
     pub fn refuse_request(&self) -> bool {
         let request = self.connected.as_ref().and_then(|it| it.request.as_ref());
         request.is_some_and(|request| request.refuse().is_ok())
@@ -132,7 +133,7 @@ impl EpCommon {
             return Err(Error::OpBadState);
         }
         match core.node().ep_enable(self.id) {
-            // It was enabled before.
+            // The endpoint was enabled before.
             Ok(()) | Err(Error::OpBadState) => {}
             Err(e) => return Err(e),
         }
@@ -164,11 +165,11 @@ impl EpCommon {
         Ok(())
     }
 
-    /// Ends the connection: both sides get [`FI_SHUTDOWN`]. What was sent before arrives.
+    /// Ends the connection: both sides get [`FI_SHUTDOWN`]. Messages sent before still arrive.
     ///
     /// # Errors
     /// - [`Error::OpNotSupp`]: the type is not `FI_EP_MSG`.
-    /// - [`Error::OpBadState`]: it is not connected.
+    /// - [`Error::OpBadState`]: the endpoint is not connected.
     #[doc(alias = "fi_shutdown")]
     pub fn shutdown(&self) -> Result<()> {
         let number = self.connected()?.number.load(Ordering::Relaxed);
@@ -199,32 +200,33 @@ impl EpCommon {
     }
 }
 
-/// An endpoint that listens (`struct fid_pep`). It has a node and a port handle of its own, which
-/// reading its event queue drives.
+/// A listening endpoint (`struct fid_pep`). It has its own port and node; reads of its event queue
+/// drive their progress.
 pub struct PassiveEndpoint {
     domain: Domain,
-    /// What it answers for.
-    _served: Option<Served>,
+    /// The service that the listener serves.
+    _service_claim: Option<ServiceClaim>,
     eq: Mutex<Option<Arc<EqInner>>>,
     fid: AtomicU64,
 }
 
-/// A connection request that was looked at and not read before its listener was closed.
+/// A connection request that was peeked at but not read before its listener was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The information that was [made](Eq::peek_cm) of it.
+    /// Address of the `fi_info` that [`Eq::peek_cm`] made.
     pub info: u64,
-    /// It had been answered.
+    /// The request had been accepted or rejected.
     pub answered: bool,
 }
 
 impl Fabric {
-    /// Opens an endpoint that listens at the number that `info.src_addr` says, on the port that
-    /// `info` names.
+    /// Opens a listening endpoint with the number of `info.src_addr`, on the port that `info`
+    /// names.
     ///
     /// # Errors
     /// As [`domain`](Self::domain); [`Error::AddrInUse`] if the number is taken, [`Error::Invalid`]
-    /// for another type of endpoint, or for more than [`getinfo`](crate::getinfo) offers.
+    /// for another endpoint type, or for attributes beyond those that [`getinfo`](crate::getinfo)
+    /// offers.
     #[doc(alias = "fi_passive_ep")]
     pub fn passive_ep(
         &self,
@@ -238,19 +240,20 @@ impl Fabric {
             .map_err(|e| OpenError::new(e, format!("passive endpoint: {e}")))?;
         let mut info = info.clone();
         info.domain_attr.threading = Threading::Safe;
-        let port = open_port(&info, &settings, Taken::Refused)?;
+        let port = open_port(&info, &settings, AddrInUsePolicy::Fail)?;
         let domain = self.domain_on(&info, settings, port)?;
         let opened = info.source_number(&domain.dom.caps).and_then(|number| {
-            let served = domain.dom.claim_service(&info)?;
+            let service_claim = domain.dom.claim_service(&info)?;
             let mut core = domain.dom.enter_control()?;
             open(&mut core, &domain.dom, number)?;
-            core.serve(served.as_ref());
-            Ok(served)
+            core.serve(service_claim.as_ref());
+            Ok(service_claim)
         });
-        let served = opened.map_err(|e| OpenError::new(e, format!("passive endpoint: {e}")))?;
+        let service_claim =
+            opened.map_err(|e| OpenError::new(e, format!("passive endpoint: {e}")))?;
         Ok(PassiveEndpoint {
             domain,
-            _served: served,
+            _service_claim: service_claim,
             eq: Mutex::default(),
             fid: AtomicU64::new(0),
         })
@@ -263,7 +266,7 @@ impl PassiveEndpoint {
         self.fid.store(fid, Ordering::Relaxed);
     }
 
-    /// Binds the event queue that requests go to.
+    /// Binds the event queue that gets the connection requests.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -274,7 +277,7 @@ impl PassiveEndpoint {
         Ok(())
     }
 
-    /// Takes requests from now on; each is an event [`FI_CONNREQ`].
+    /// Starts to accept connection requests; each is an event [`FI_CONNREQ`].
     ///
     /// # Errors
     /// [`Error::NoEq`]: no event queue is bound.
@@ -302,7 +305,8 @@ impl PassiveEndpoint {
         core.cm().map(|(cm, _)| cm.addr).ok_or(Error::OpBadState)
     }
 
-    /// Closes it and refuses the requests that nobody has read. Returns those that were looked at.
+    /// Closes the listener and rejects its unread requests. Returns the requests that were peeked
+    /// at.
     #[doc(alias = "fi_close")]
     pub fn close(mut self) -> Vec<Seen> {
         self.end()
@@ -312,18 +316,18 @@ impl PassiveEndpoint {
         let eq = self.eq.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let mut seen = Vec::new();
         for unread in eq.iter().flat_map(|eq| eq.forget(self.fid.load(Ordering::Relaxed))) {
-            // A peer that cannot be told waits until its own timeout.
+            // A peer that cannot be sent a rejection waits until its own timeout.
             let answered = self.reject(&unread.request, &[]) == Err(Error::BadFd);
             seen.extend(unread.info.map(|info| Seen { info, answered }));
         }
         seen
     }
 
-    /// Refuses a request and tells who asked `data`.
+    /// Rejects a request and sends the peer `data`.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: `data` is longer than [`CM_DATA_SIZE`]. [`Error::BadFd`]: it has been
-    /// answered.
+    /// [`Error::Invalid`]: `data` is longer than [`CM_DATA_SIZE`]. [`Error::BadFd`]: the request
+    /// was already accepted or rejected.
     #[doc(alias = "fi_reject")]
     pub fn reject(&self, request: &ConnRequest, data: &[u8]) -> Result<()> {
         fits(data)?;

@@ -31,7 +31,7 @@ pub use barewire_dataplane::node::{CollAttr, CollKind, FI_NOOP, FI_VOID, Role};
 use crate::atomic::{AtomicOp, Datatype};
 use crate::auth_check::needs_one_key;
 use crate::av::{Av, AvInner, FI_ADDR_NOTAVAIL};
-use crate::buf::{Buf, Bufs, Posted, Refused};
+use crate::buf::{Buf, Bufs, PostError, PostResult};
 use crate::domain::Domain;
 use crate::ep::{Endpoint, EpCommon};
 use crate::eq::EqInner;
@@ -458,17 +458,17 @@ struct Call {
 }
 
 impl Endpoint {
-    fn collective(&self, call: Call) -> Posted {
+    fn collective(&self, call: Call) -> PostResult {
         let Call { kind, source, result, count, ty, op, group, root, role, context, flags } = call;
         let split = source.len();
         let bufs = Bufs::Many(vec![source, result]);
         let group = match group_of(group) {
             Ok(group) => group,
-            Err(error) => return Err(Refused { error, bufs }),
+            Err(error) => return Err(PostError { error, bufs }),
         };
         let mut core = match self.dom.enter() {
             Ok(core) => core,
-            Err(error) => return Err(Refused { error, bufs }),
+            Err(error) => return Err(PostError { error, bufs }),
         };
         let how = self.tx_kind(flags);
         let (key, io) = core.ops.lend(self.object, how, context, bufs)?;
@@ -517,7 +517,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_barrier")]
-    pub fn barrier(&self, group: FiAddr, context: u64) -> Posted {
+    pub fn barrier(&self, group: FiAddr, context: u64) -> PostResult {
         self.collective(self.call(CollKind::Barrier, group, context))
     }
 
@@ -526,7 +526,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self). [`Error::BadFlags`]: other than [`OpFlags::COMPLETION`].
     #[doc(alias = "fi_barrier2")]
-    pub fn barrier2(&self, group: FiAddr, flags: OpFlags, context: u64) -> Posted {
+    pub fn barrier2(&self, group: FiAddr, flags: OpFlags, context: u64) -> PostResult {
         self.collective(Call { flags, ..self.call(CollKind::Barrier, group, context) })
     }
 
@@ -544,7 +544,7 @@ impl Endpoint {
         ty: Datatype,
         role: Option<Role>,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let (count, call) = (buf.len() / ty.size(), self.call(CollKind::Broadcast, group, context));
         self.collective(Call { result: buf, count, ty: Some(ty), root, role, ..call })
     }
@@ -562,7 +562,7 @@ impl Endpoint {
         group: FiAddr,
         ty: Datatype,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let call = self.call(CollKind::Alltoall, group, context);
         self.collective(Call { source, result, count, ty: Some(ty), ..call })
     }
@@ -578,7 +578,7 @@ impl Endpoint {
         group: FiAddr,
         (op, ty): (AtomicOp, Datatype),
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let count = source.len().max(result.len()) / ty.size();
         let call = self.call(CollKind::Allreduce, group, context);
         self.collective(Call { source, result, count, ty: Some(ty), op: Some(op), ..call })
@@ -595,7 +595,7 @@ impl Endpoint {
         group: FiAddr,
         ty: Datatype,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let count = source.len() / ty.size();
         let call = self.call(CollKind::Allgather, group, context);
         self.collective(Call { source, result, count, ty: Some(ty), ..call })
@@ -612,7 +612,7 @@ impl Endpoint {
         group: FiAddr,
         (op, ty): (AtomicOp, Datatype),
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let count = result.len() / ty.size();
         let call = self.call(CollKind::ReduceScatter, group, context);
         self.collective(Call { source, result, count, ty: Some(ty), op: Some(op), ..call })
@@ -630,7 +630,7 @@ impl Endpoint {
         root: FiAddr,
         (op, ty): (AtomicOp, Datatype),
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let count = source.len() / ty.size();
         let call = self.call(CollKind::Reduce, group, context);
         let (ty, op) = (Some(ty), Some(op));
@@ -649,7 +649,7 @@ impl Endpoint {
         root: FiAddr,
         ty: Datatype,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let count = result.len() / ty.size();
         let call = self.call(CollKind::Scatter, group, context);
         self.collective(Call { source, result, count, ty: Some(ty), root, ..call })
@@ -667,7 +667,7 @@ impl Endpoint {
         root: FiAddr,
         ty: Datatype,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let count = source.len() / ty.size();
         let call = self.call(CollKind::Gather, group, context);
         self.collective(Call { source, result, count, ty: Some(ty), root, ..call })

@@ -1,4 +1,4 @@
-//! Completion queues: the outcomes of operations.
+//! Completion queues (fi_cq(3)): one entry for each completed operation.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -18,10 +18,10 @@ use crate::lock::Guard;
 use crate::wait::{Target, WaitObj, timeout_of};
 
 /// Which fields of a completion are filled (`enum fi_cq_format`); the others are 0. Flags are
-/// always there.
+/// always filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum CqFormat {
-    /// `FI_CQ_FORMAT_UNSPEC`: everything there is, as `Tagged`.
+    /// `FI_CQ_FORMAT_UNSPEC`: all fields, as `Tagged`.
     #[default]
     Unspec,
     /// `FI_CQ_FORMAT_CONTEXT`: `op_context`.
@@ -35,7 +35,7 @@ pub enum CqFormat {
 }
 
 impl CqFormat {
-    /// Whether it has every field.
+    /// Whether the format has every field.
     #[inline]
     fn is_whole(self) -> bool {
         matches!(self, Self::Unspec | Self::Tagged)
@@ -45,25 +45,26 @@ impl CqFormat {
 /// When a blocking read wakes (`enum fi_cq_wait_cond`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WaitCond {
-    /// `FI_CQ_COND_NONE`: as soon as there is an entry.
+    /// `FI_CQ_COND_NONE`: as soon as the queue has an entry.
     #[default]
     None,
-    /// `FI_CQ_COND_THRESHOLD`: when there are as many as the call says, or an error.
+    /// `FI_CQ_COND_THRESHOLD`: when the queue has as many entries as the call asks for, or an error
+    /// entry.
     Threshold,
 }
 
-/// What a completion queue is made with (`struct fi_cq_attr`).
+/// Attributes of a completion queue (`struct fi_cq_attr`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqAttr {
-    /// Entries, rounded up to a power of two. 0 takes 4,096, or as many as everything takes that
-    /// the endpoints bound to the queue may have outstanding at once, if that is more. A full queue
-    /// refuses posts with `FI_EAGAIN` and loses nothing; each posted operation occupies an entry.
+    /// Entries, rounded up to a power of two. 0 means 4,096, or the number of operations that the
+    /// endpoints bound to the queue can have outstanding at once, if that is larger. Each posted
+    /// operation reserves an entry: a full queue refuses posts with `FI_EAGAIN` and loses nothing.
     pub size: usize,
-    /// As many entries as with a size of 0 if that is more than `size`.
+    /// The queue grows beyond `size` to what a size of 0 would give, if that is more.
     pub grows: bool,
     /// Which fields are filled.
     pub format: CqFormat,
-    /// How it can be waited for.
+    /// Wait object of the queue.
     pub wait_obj: WaitObj,
     /// When a blocking read wakes.
     pub wait_cond: WaitCond,
@@ -74,10 +75,10 @@ const DEFAULT_SIZE: usize = 4096;
 /// One completed operation, with its buffers.
 #[derive(Debug)]
 pub struct Completion {
-    /// The operation's context, verbatim; of a buffered message that is announced, the name to
-    /// claim or discard it by.
+    /// The operation's context, unchanged; for an announced buffered message, the context by which
+    /// a receive claims or discards it.
     pub op_context: u64,
-    /// What completed.
+    /// Kind of the operation, and `REMOTE_CQ_DATA`, `MULTI_RECV` and the like.
     pub flags: CqFlags,
     /// Bytes received; 0 for sends.
     pub len: usize,
@@ -88,9 +89,9 @@ pub struct Completion {
     /// The sender, for `readfrom`; [`FI_ADDR_UNSPEC`] (`FI_ADDR_NOTAVAIL`) if it is not known or
     /// the endpoint has no `FI_SOURCE`.
     pub src: FiAddr,
-    /// The operation's memory, back from the fabric.
+    /// The buffers of the operation, given back.
     pub bufs: Bufs,
-    /// The message, if it lies in a multi-receive buffer.
+    /// The message, if it was placed in a multi-receive buffer.
     pub piece: Option<Piece>,
 }
 
@@ -110,13 +111,13 @@ impl Default for Completion {
 }
 
 impl Completion {
-    /// The operation's one buffer, taken out.
+    /// Takes the operation's buffer, if it has one buffer.
     #[inline]
     pub fn take_buf(&mut self) -> Option<Buf> {
         self.bufs.take_one()
     }
 
-    /// The bytes received: of the piece, or the first `len` of the one buffer.
+    /// The bytes received: those of the piece, or the first `len` of the single buffer; else empty.
     pub fn bytes(&self) -> &[u8] {
         match (&self.piece, &self.bufs) {
             (Some(piece), _) => piece,
@@ -140,17 +141,17 @@ impl Completion {
         }
     }
 
-    /// Becomes what `cqe` says, with the buffers that `ops` gives back. False if that is not to be
-    /// shown.
+    /// Fills itself from `cqe`, with the buffers that `ops` gives back. False if the completion is
+    /// silent.
     #[inline(always)]
     fn fill(&mut self, ops: &mut OpTable, cqe: &Cqe, cq: &CqInner) -> bool {
-        // Most have given their memory away.
+        // The application has usually moved the buffers of the last completion out.
         if !matches!(self.bufs, Bufs::None) || self.piece.is_some() {
             self.drop_memory();
         }
         let ended = if cq.whole { ops.complete_one(cqe) } else { cold(None) };
         let Some((context, bufs)) = ended else {
-            // A copy, so that the other need never lie in memory.
+            // A copy, so that the compiler can keep `cqe` itself in registers.
             let cqe = *cqe;
             return cold(self.fill_any(ops, &cqe, cq));
         };
@@ -178,23 +179,23 @@ impl Completion {
     }
 }
 
-/// What [`CqInner::take_first`] has taken.
+/// Result of [`CqInner::take_first`].
 enum Took {
-    /// One, and no more are there.
+    /// One entry was taken, and the queue is empty now.
     One,
-    /// One, and more are there.
+    /// One entry was taken, and the queue has more.
     More,
-    /// None that is shown: it is for [`CqInner::take_rest`].
+    /// No shown entry was taken: [`CqInner::take_rest`] has to go on.
     Other,
-    /// None, after a turn that moved so much.
+    /// The queue is empty after a turn of the loop that moved `moved` frames.
     None { moved: usize },
 }
 
-/// Reads an entry of a queue of the safe API.
+/// Reads one entry of a queue of the safe API into `to`.
 struct First<'a> {
     cq: &'a CqInner,
     to: &'a mut Completion,
-    /// Whether it took one that is shown, once it took one.
+    /// Set when an entry was taken: true if the entry is shown to the application.
     taken: &'a mut Option<bool>,
 }
 
@@ -210,7 +211,7 @@ impl EntryReader for First<'_> {
     }
 }
 
-/// [`First`], with the table of the buffers that are lent.
+/// [`First`], with the table of lent buffers.
 struct FirstOf<'a, 'b> {
     first: First<'a>,
     ops: &'b mut OpTable,
@@ -229,7 +230,7 @@ impl Reader for FirstOf<'_, '_> {
     }
 }
 
-/// Clears what a format does not have.
+/// Clears the fields that the format does not have.
 #[inline]
 fn trim(mut cqe: Cqe, format: CqFormat) -> Cqe {
     if format.is_whole() {
@@ -248,15 +249,16 @@ fn trim(mut cqe: Cqe, format: CqFormat) -> Cqe {
 /// One failed operation (`struct fi_cq_err_entry`), with its buffers.
 #[derive(Debug)]
 pub struct CompletionError {
-    /// As in a success; `len` is what was placed. All fields are filled, whatever the format.
+    /// As for a success; `len` is the number of bytes placed. All fields are filled, whatever the
+    /// format.
     pub entry: Completion,
     /// Bytes that did not fit, for [`Error::Trunc`].
     pub olen: usize,
-    /// Why.
+    /// The error.
     pub err: Error,
     /// Whether the peer may have executed the operation.
     pub prov_errno: ProvErrno,
-    /// The raw address of an unknown sender (`FI_SOURCE_ERR`), fit for `Av::insert`.
+    /// The address of an unknown sender (`FI_SOURCE_ERR`), to be inserted by `Av::insert`.
     pub err_data: Option<EpAddr>,
 }
 
@@ -281,7 +283,7 @@ pub(crate) fn prov_strerror(prov_errno: i32) -> &'static str {
     }
 }
 
-/// What both faces share: the node's queue, and what waits for it.
+/// The part that queues of the safe and of the raw API share.
 pub(crate) struct CqInner {
     pub(crate) dom: DomainRef,
     pub(crate) id: CqId,
@@ -332,8 +334,7 @@ impl CqInner {
         }))
     }
 
-    /// Takes up to `most` entries of the node and lends each to `put`; turns the loop if there is
-    /// none.
+    /// Takes up to `most` entries and lends each to `put`. Turns the loop if the queue is empty.
     #[inline(always)]
     pub(crate) fn read_cqes(&self, most: usize, put: impl FnMut(&Cqe)) -> Result<usize> {
         // Looked up once for all that follows.
@@ -343,9 +344,8 @@ impl CqInner {
         leave(core, read)
     }
 
-    /// Takes one entry, as [`read_cqes`](Self::read_cqes) does, of a queue that was found empty
-    /// just now. `None` if there is one: so it is known without a look at a result, which then
-    /// never has to lie in memory.
+    /// Takes one entry, as [`read_cqes`](Self::read_cqes) does, of a queue that was just found
+    /// empty. `None` means that an entry was taken: this result fits a register.
     #[inline(always)]
     pub(crate) fn read_one_of_turn(
         &self,
@@ -363,7 +363,7 @@ impl CqInner {
         Some(leave(core, read))
     }
 
-    /// Takes entries, turning the loop first if there is none.
+    /// Takes entries; turns the loop first if the queue is empty.
     #[inline(always)]
     pub(crate) fn cqes(
         &self,
@@ -374,7 +374,7 @@ impl CqInner {
     ) -> Result<usize> {
         match core.node().cq_take(self.id, most, &mut put) {
             None => self.cqes_of_turn(shared, core, most, put),
-            // An error that is next would only be found again.
+            // An error entry is next: a turn of the loop would not change that.
             Some(0) => cold(Self::why_none(core, self.id, shared)),
             Some(n) => {
                 core.read_something(shared);
@@ -404,8 +404,8 @@ impl CqInner {
         self.cqes_after_turn(core, moved, most, put)
     }
 
-    /// Turns the loop for the queue, which is empty, and lends `put` the first entry for it if that
-    /// never has to lie there. Says what the turn moved, and whether `put` was called.
+    /// Turns the loop for the empty queue. The first completion may go directly to `put`, without
+    /// an entry in the queue. Returns the number of frames moved, and whether `put` was called.
     #[inline(always)]
     fn turn(&self, shared: &Shared, core: &mut Core, put: impl FnOnce(&Cqe)) -> (usize, bool) {
         let mut taken = false;
@@ -417,7 +417,7 @@ impl CqInner {
         (moved, taken)
     }
 
-    /// Takes entries, for which the loop has just been turned and has moved so much.
+    /// Takes entries after a turn of the loop that moved `moved` frames.
     #[inline(always)]
     fn cqes_after_turn(
         &self,
@@ -427,7 +427,7 @@ impl CqInner {
         mut put: impl FnMut(&Cqe),
     ) -> Result<usize> {
         let mut taken = core.node().cq_take(self.id, most, &mut put);
-        // Who found nothing may not come again soon: another turn may follow.
+        // The program may not poll again soon, so a second turn may follow.
         if taken.is_none() && core.note_moved(&self.dom, moved) {
             taken = core.node().cq_take(self.id, most, put);
         }
@@ -441,9 +441,9 @@ impl CqInner {
         }
     }
 
-    /// Takes the entry that is next if that is all there is to do. `None` if the queue is empty:
-    /// then the guard has stayed, for [`read_one_of_turn`](Self::read_one_of_turn). False, and
-    /// nothing has happened, if it is for [`read_cqes`](Self::read_cqes).
+    /// Fast path: takes the next entry if nothing else has to be done. `None` if the queue is
+    /// empty: the lock stays held for [`read_one_of_turn`](Self::read_one_of_turn). False, and
+    /// nothing has happened, if [`read_cqes`](Self::read_cqes) has to do it.
     #[inline(always)]
     pub(crate) fn read_one(&self, put: impl FnOnce(&Cqe)) -> Option<bool> {
         let Some(mut core) = self.dom.lock.enter_open() else { return Some(false) };
@@ -456,15 +456,15 @@ impl CqInner {
         taken
     }
 
-    /// An entry as the queue's format has it.
+    /// The entry with only the fields of the queue's format.
     pub(crate) fn trimmed(&self, cqe: &Cqe) -> Cqe {
         trim(*cqe, self.format)
     }
 
-    /// The queue is empty after a turn as well.
+    /// Ends a read that found the queue empty after a turn of the loop.
     #[inline(always)]
     fn still_none(&self, core: &mut Core) -> Result<usize> {
-        // Most have none, and then nothing has to be kept over a call.
+        // Most queues have no wait object, and this path then makes no call.
         if self.watch.is_some() {
             cold(());
             self.seen_empty(core);
@@ -472,7 +472,8 @@ impl CqInner {
         Err(Error::Again)
     }
 
-    /// Why nothing was taken of queue `id`, which is not empty.
+    /// The reason why no entry was taken of queue `id`, which is not empty: an error entry, or no
+    /// room.
     #[cold]
     #[inline(never)]
     fn why_none(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
@@ -523,8 +524,8 @@ impl CqInner {
         }
     }
 
-    /// Takes the first entry with its buffers, if nothing is special about it; turns the loop if
-    /// there is none.
+    /// Takes the first entry with its buffers if it is a plain one. Turns the loop if the queue is
+    /// empty.
     #[inline(always)]
     fn take_first(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Took {
         let [to, rest @ ..] = out else { return Took::Other };
@@ -533,7 +534,7 @@ impl CqInner {
             Some(true) if taken != Some(true) => cold(Took::Other),
             Some(true) if rest.is_empty() || core.node().cqs.is_empty(self.id) => Took::One,
             Some(true) => Took::More,
-            // An error is next, or the loop is to be turned.
+            // An error entry is next, or the loop has to be turned.
             Some(false) => cold(Took::Other),
             None => {
                 let mut taken = None;
@@ -546,8 +547,7 @@ impl CqInner {
         }
     }
 
-    /// The rest of [`take`](Self::take), if no completion of the turn, which has moved so much,
-    /// went to the reader.
+    /// The rest of [`take`](Self::take) after a turn that gave the reader no completion.
     #[inline(never)]
     fn take_after_turn(
         &self,
@@ -561,7 +561,7 @@ impl CqInner {
         self.take_rest(core, out, usize::from(shown))
     }
 
-    /// The rest of [`take`](Self::take), which knows every case, behind the first `n`.
+    /// The general rest of [`take`](Self::take), after the first `n` entries.
     #[inline(never)]
     fn take_rest(&self, core: &mut Core, out: &mut [Completion], mut n: usize) -> Result<usize> {
         if out.is_empty() {
@@ -600,7 +600,7 @@ impl CqInner {
         })
     }
 
-    /// Waits until `read` finds something.
+    /// Blocks until `read` succeeds, or fails otherwise than with [`Error::Again`].
     pub(crate) fn sread(
         &self,
         threshold: usize,
@@ -625,7 +625,7 @@ impl CqInner {
         }
     }
 
-    /// Whether `least` entries or an error are there.
+    /// Whether the queue has `least` entries or an error entry.
     fn enough(&self, core: &mut Core, least: usize) -> bool {
         core.turn_if_manual(&self.dom);
         let ready = core.node().cqs.ready(self.id).unwrap_or(0);
@@ -644,7 +644,7 @@ impl CqInner {
         self.dom.enter_control()?.watch.fd(idx).ok_or(Error::NoSys)
     }
 
-    /// Whether a thread may sleep on the descriptor: nothing is there, and it has been cleared.
+    /// Clears the descriptor if the queue is empty, so that a thread may sleep on it.
     pub(crate) fn trywait(&self) -> Result<()> {
         let Some(idx) = self.watch else { return Err(Error::NoSys) };
         let mut core = self.dom.enter()?;
@@ -661,7 +661,8 @@ impl CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        // In an owned domain another thread cannot close: the queue then goes with the domain.
+        // In an owned domain another thread cannot close the queue: it is then closed with the
+        // domain.
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
         if !self.raw {
             drain(&mut core, self.id);
@@ -670,13 +671,13 @@ impl Drop for CqInner {
             core.watch.close(idx);
         }
         if let Err(e) = core.node().objects().cq_close(self.id) {
-            // Its endpoints hold it, so they are gone.
+            // Endpoints keep their queues open, so none is bound any more.
             tracing::error!("closing a completion queue: {e}");
         }
     }
 }
 
-/// Leaves after a read. One of many in vain yields.
+/// Releases the lock after a read. Yields the processor now and then after many empty reads.
 #[inline(always)]
 fn leave(mut core: Guard<'_, Core>, read: Result<usize>) -> Result<usize> {
     let in_vain = read.is_err() && core.reads_in_vain();
@@ -688,7 +689,7 @@ fn leave(mut core: Guard<'_, Core>, read: Result<usize>) -> Result<usize> {
     read
 }
 
-/// Frees the buffers of completions that nobody read.
+/// Frees the buffers of unread completions.
 fn drain(core: &mut Core, id: CqId) {
     let mut one = [Cqe::default()];
     loop {
@@ -709,13 +710,13 @@ fn drain(core: &mut Core, id: CqId) {
 pub struct Cq(pub(crate) Arc<CqInner>);
 
 impl Cq {
-    /// Takes at most `out.len()` completions, oldest first, and says how many.
+    /// Takes at most `out.len()` completions, oldest first, and returns their number.
     ///
-    /// What `out` held is dropped. Reads stop before an error entry. Without room, in an empty
-    /// `out`, nothing is taken and the loop is turned all the same: 0 if there is a completion.
+    /// Old contents of `out` are dropped. A read stops before an error entry. With an empty `out`
+    /// nothing is taken and the loop is turned: 0 if the queue has a completion.
     ///
     /// # Errors
-    /// - [`Error::Again`]: there is none.
+    /// - [`Error::Again`]: the queue is empty.
     /// - [`Error::Avail`]: the next entry is an error; [`readerr`](Self::readerr) takes it.
     ///
     /// Source: fi_cq(3), "fi_cq_read".
@@ -726,7 +727,7 @@ impl Cq {
     }
 
     /// As [`read`](Self::read), and copies the senders to `src`, which is at least as long as
-    /// `out`; [`FI_ADDR_UNSPEC`] where there is none.
+    /// `out`. [`FI_ADDR_UNSPEC`] stands for an unknown sender.
     ///
     /// # Errors
     /// As [`read`](Self::read). [`Error::Invalid`] if `src` is shorter; nothing was read.
@@ -743,7 +744,7 @@ impl Cq {
     /// Takes the error entry at the head.
     ///
     /// # Errors
-    /// [`Error::Again`]: the next entry is no error, or there is none.
+    /// [`Error::Again`]: the next entry is no error entry, or the queue is empty.
     ///
     /// Source: fi_cq(3), "fi_cq_readerr".
     #[doc(alias = "fi_cq_readerr")]
@@ -752,10 +753,11 @@ impl Cq {
     }
 
     /// As [`read`](Self::read), but sleeps up to `timeout_ms` milliseconds (negative: for ever)
-    /// until there is an entry; with [`WaitCond::Threshold`], until there are `cond` or an error.
+    /// until the queue has an entry; with [`WaitCond::Threshold`], until it has `cond` entries or
+    /// an error entry.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`Error::Again`] when time is up or the queue was
+    /// As [`read`](Self::read); [`Error::Again`] when the time is over or the queue was
     /// [signalled](Self::signal). [`Error::NoSys`]: it was opened with `FI_WAIT_NONE`.
     #[doc(alias = "fi_cq_sread")]
     pub fn sread(&self, out: &mut [Completion], cond: usize, timeout_ms: i32) -> Result<usize> {
@@ -782,7 +784,7 @@ impl Cq {
         Ok(n)
     }
 
-    /// Makes a blocking read that runs now, or the next one, return with `FI_EAGAIN`.
+    /// Makes the current blocking read, or else the next one, return `FI_EAGAIN`.
     ///
     /// # Errors
     /// [`Error::NoSys`]: the queue was opened with `FI_WAIT_NONE`.
@@ -797,19 +799,19 @@ impl Cq {
         prov_strerror(prov_errno)
     }
 
-    /// The eventfd of a queue opened with `FI_WAIT_FD` (`FI_GETWAIT`): readable while an entry may
-    /// be there. Call `Fabric::trywait` before sleeping on it. It is closed with the queue.
+    /// The eventfd of a queue opened with `FI_WAIT_FD` (`FI_GETWAIT`): readable while the queue may
+    /// have an entry. Call `Fabric::trywait` before sleeping on it. It is closed with the queue.
     ///
     /// # Errors
-    /// [`Error::NoSys`]: it was opened with something else.
+    /// [`Error::NoSys`]: the queue was opened with another wait object.
     pub fn wait_fd(&self) -> Result<RawFd> {
         self.0.wait_fd()
     }
 
-    /// Closes the queue. Entries not read are lost, their buffers freed.
+    /// Closes the queue. Unread entries are dropped and their buffers freed.
     ///
     /// # Errors
-    /// [`Error::Busy`], and the queue again: an endpoint is bound to it.
+    /// [`Error::Busy`]: an endpoint is bound to the queue, which is given back.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
@@ -822,7 +824,7 @@ fn sources(from: &[Completion], to: &mut [FiAddr]) {
     }
 }
 
-/// The text of an error entry's `err`, for people.
+/// The text of an error entry's `err`.
 pub fn strerror(err: Error) -> &'static str {
     errno::strerror(err.fi_errno())
 }

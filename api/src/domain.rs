@@ -1,4 +1,4 @@
-//! Domains: one port, one node, and everything that lives on them.
+//! Domains (fi_domain(3)): a port, its node, and the objects that are opened on them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,31 +25,31 @@ use crate::key::{self, Files};
 use crate::key_log::KeyLog;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
-use crate::names::{Names, Served};
+use crate::names::{Names, ServiceClaim};
 use crate::random::{random, random_secret};
 use crate::settings::{Idle, Peers, Progress, Settings};
 use crate::stats::Publisher;
 use crate::tclass;
 use crate::wait::WaitObj;
-use crate::who::{Answers, Wanted, Way, converse, note_domain};
+use crate::who::{Answers, Query, Resolver, register_domain, run_queries};
 
-/// A domain (`struct fid_domain`): a port and the node behind it.
+/// A domain (`struct fid_domain`): a port and its node.
 ///
-/// Its objects keep it open; it closes when the last of them and this handle are gone. A forked
-/// child cannot use it: every call there returns `FI_EOPBADSTATE`, and dropping it there leaves the
-/// parent's port alone.
+/// Its objects keep it open: it closes when this handle and the last object are dropped. A forked
+/// child cannot use it: every call there returns `FI_EOPBADSTATE`, and a drop there does not touch
+/// the parent's port.
 pub struct Domain {
     pub(crate) dom: DomainRef,
 }
 
-/// How full the tables of a domain are, to see whether everything came back.
+/// Fill levels of the tables of a domain, to find leaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Levels {
-    /// Operations of the safe API that have not been reported.
+    /// Operations of the safe API whose completion was not read.
     pub ops: usize,
     /// Registered regions.
     pub regions: usize,
-    /// The node's tables.
+    /// Tables of the node.
     pub node: barewire_dataplane::node::Levels,
 }
 
@@ -106,11 +106,11 @@ impl Domain {
             }
         }
         if let (Entry::Shared, Some(name)) = (entry, &info.domain_attr.name) {
-            let way: Arc<dyn Way> = Arc::clone(dom.arc()) as _;
-            note_domain(name, Arc::downgrade(&way));
+            let resolver: Arc<dyn Resolver> = Arc::clone(dom.arc()) as _;
+            register_domain(name, Arc::downgrade(&resolver));
         }
         let progress = info.domain_attr.data_progress;
-        // The setting is the user's, who may know better than the program that this one needs it.
+        // The setting comes from the user and takes precedence over the program's hints.
         let auto = [progress, dom.settings.progress].contains(&Progress::Auto);
         if !auto && dom.settings.rcvthread && !dom.caps.tells_presence {
             dom.answer_for_program();
@@ -126,12 +126,13 @@ impl Domain {
     /// Opens an endpoint of type `FI_EP_RDM`.
     ///
     /// # Errors
-    /// - [`Error::OpNotSupp`]: another type, or `FI_MULTICAST` on a port without a broadcast.
-    /// - [`Error::BadFlags`]: a flag cannot be a default of its direction.
-    /// - [`Error::Invalid`]: a key that is not the domain's.
-    /// - [`Error::AddrInUse`]: the number that `info.src_addr` asks for is taken.
-    /// - [`Error::AddrNotAvail`]: `info.src_addr` is another port's.
-    /// - [`Error::NoMem`]: the domain has no room for one more.
+    /// - [`Error::OpNotSupp`]: another endpoint type, or `FI_MULTICAST` on a port without
+    ///   broadcast.
+    /// - [`Error::BadFlags`]: a flag is not allowed as a default flag of its direction.
+    /// - [`Error::Invalid`]: `auth_key` is not a key of the domain.
+    /// - [`Error::AddrInUse`]: another endpoint has the number of `info.src_addr`.
+    /// - [`Error::AddrNotAvail`]: `info.src_addr` is an address of another port.
+    /// - [`Error::NoMem`]: the domain has no room for another endpoint.
     ///
     /// Source: fi_endpoint(3).
     #[doc(alias = "fi_endpoint")]
@@ -142,8 +143,8 @@ impl Domain {
     /// Opens a completion queue.
     ///
     /// # Errors
-    /// [`Error::NoSys`]: the wait object is not offered. [`Error::NoMem`]: no room, or no
-    /// descriptor is left.
+    /// [`Error::NoSys`]: the wait object is not supported. [`Error::NoMem`]: the domain has no
+    /// room, or the process has no descriptor left.
     #[doc(alias = "fi_cq_open")]
     pub fn cq_open(&self, attr: CqAttr) -> Result<Cq> {
         CqInner::open(&self.dom, attr, false).map(Cq)
@@ -161,8 +162,8 @@ impl Domain {
     /// Opens an address vector.
     ///
     /// # Errors
-    /// [`Error::NoSys`]: asynchronous or shared. [`Error::NoMem`]: no room. [`Error::Invalid`]: too
-    /// many bits for contexts.
+    /// [`Error::NoSys`]: asynchronous insertion or a shared vector. [`Error::NoMem`]: the domain
+    /// has no room. [`Error::Invalid`]: `rx_ctx_bits` is too large.
     #[doc(alias = "fi_av_open")]
     pub fn av_open(&self, attr: AvAttr) -> Result<Av> {
         Av::open(&self.dom, attr)
@@ -173,7 +174,7 @@ impl Domain {
     /// # Errors
     /// - [`Error::NoKey`]: the requested key is in use.
     /// - [`Error::BadFlags`]: a flag is set.
-    /// - [`Error::Invalid`]: no access, or no bytes.
+    /// - [`Error::Invalid`]: no access right is set, or the buffer is empty.
     #[doc(alias = "fi_mr_reg")]
     pub fn mr_reg(&self, buf: Buf, attr: &MrAttr) -> Result<Mr> {
         Mr::register(&self.dom, vec![buf], attr)
@@ -189,22 +190,22 @@ impl Domain {
         Mr::register(&self.dom, bufs, attr)
     }
 
-    /// The key for calls on a region whose owner named it so (`FI_MR_RAW`). Nothing has to be
-    /// undone: [`mr_unmap_key`](Self::mr_unmap_key) does nothing.
+    /// The key of a region from its owner's raw key (`FI_MR_RAW`). No resource is taken:
+    /// [`mr_unmap_key`](Self::mr_unmap_key) does nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the raw key has not [`RAW_KEY_LEN`](crate::mr::RAW_KEY_LEN) bytes.
+    /// [`Error::Invalid`]: the raw key does not have [`RAW_KEY_LEN`](crate::mr::RAW_KEY_LEN) bytes.
     #[doc(alias = "fi_mr_map_raw")]
     pub fn mr_map_raw(&self, _base_addr: u64, raw_key: &[u8]) -> Result<u64> {
         let bytes = raw_key.try_into().map_err(|_| Error::Invalid("key_size: not 8 bytes"))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Gives back what [`mr_map_raw`](Self::mr_map_raw) gave.
+    /// Unmaps a key of [`mr_map_raw`](Self::mr_map_raw). Does nothing.
     #[doc(alias = "fi_mr_unmap_key")]
     pub fn mr_unmap_key(&self, _key: u64) {}
 
-    /// Binds an event queue, which hears when the port has gone.
+    /// Binds an event queue, which gets an error event if the port is lost.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -213,19 +214,20 @@ impl Domain {
         self.dom.listen_to(&eq.0)
     }
 
-    /// Makes these the keys of the domain, 1 to 4 of 16 to 1,024 random bytes each, in place of
-    /// those that it has: the first opens sessions, each is accepted from who opens one. Sessions
-    /// that are open go on, also those of a key that is not in the list, and no operation fails or
-    /// waits for longer than a session takes to open, if each node's list has the first key of
-    /// every other (`docs/security.md` has the steps). The bytes are copied; keys that are not
-    /// listed any more are overwritten. The key files of the settings are not looked at any longer.
+    /// Replaces the keys of the domain by 1 to 4 keys of 16 to 1,024 random bytes each. Sessions
+    /// are opened with the first key; peers may open sessions with any of them. Open sessions go
+    /// on, also those of a key that is not in the list. No operation fails, or waits for longer
+    /// than a session takes to open, if each node's list has the first key of every other node
+    /// (`docs/security.md` has the steps). The bytes are copied; keys that are no longer in the
+    /// list are overwritten. The key files of the settings are no longer read.
     ///
     /// # Errors
-    /// And the keys are what they were:
-    /// - [`Error::Invalid`]: none or more than 4, or one is too short or too long.
-    /// - [`Error::OpNotSupp`]: the domain was opened without a key, or its port never leaves the
-    ///   machine's memory, so that its frames are not sealed; keys are those of address vectors; or
-    ///   it has a certificate in place of keys, which is renewed by its files alone.
+    /// The keys are unchanged:
+    /// - [`Error::Invalid`]: the list is empty or has more than 4 keys, or a key is too short or
+    ///   too long.
+    /// - [`Error::OpNotSupp`]: the domain was opened without a key; its port never leaves the
+    ///   machine's memory, so that frames are not sealed; the keys are those of address vectors; or
+    ///   the domain has a certificate instead of keys, which is renewed by its files alone.
     /// - [`Error::OpBadState`] as for every call.
     pub fn set_keys(&self, keys: &[&[u8]]) -> Result<()> {
         let keys = key::given(keys, self.dom.settings.seal)?;
@@ -235,8 +237,8 @@ impl Domain {
         Ok(())
     }
 
-    /// Whether these bytes are a key of the domain: the one that it was opened with, or one of its
-    /// list. An endpoint or a region may name it and has it anyway.
+    /// Whether these bytes are a key of the domain: that of its attributes, or one of its list.
+    /// Endpoints and regions may be opened with such a key; it changes nothing for them.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -252,17 +254,18 @@ impl Domain {
         Ok(self.dom.enter_control()?.node().openings.has_tenants())
     }
 
-    /// Operations in flight, and receives posted, of an endpoint whose attributes say 0.
+    /// Default sizes of an endpoint's transmit and receive contexts: operations in flight, and
+    /// posted receives.
     pub fn usual_sizes(&self) -> (usize, usize) {
         usual_sizes(&self.dom.settings)
     }
 
-    /// Facts of the port.
+    /// Capabilities and properties of the port.
     pub fn port(&self) -> &PortCaps {
         &self.dom.caps
     }
 
-    /// What the port counted.
+    /// Counters of the port.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -270,8 +273,8 @@ impl Domain {
         Ok(self.dom.enter_control()?.engine.port_counters())
     }
 
-    /// The part of [`port_counters`](Self::port_counters) that went to processes of this node
-    /// through memory and came from them; `None` on a port without a near side.
+    /// The part of [`port_counters`](Self::port_counters) to and from processes of this node,
+    /// through shared memory; `None` on a port without a node segment.
     ///
     /// # Errors
     /// As there.
@@ -279,7 +282,7 @@ impl Domain {
         Ok(self.dom.enter_control()?.engine.near_counters())
     }
 
-    /// How full the tables are.
+    /// Fill levels of the domain's tables.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -289,8 +292,8 @@ impl Domain {
         Ok(Levels { ops, regions, node: core.node().levels() })
     }
 
-    /// Turns the loop once and says how many frames moved; for applications that have nothing to
-    /// read. Reading a queue does the same.
+    /// Turns the progress loop once and returns how many frames moved, for applications that have
+    /// no queue to read. Reading a queue does the same.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -298,11 +301,11 @@ impl Domain {
         Ok(self.dom.enter()?.turn(&self.dom))
     }
 
-    /// Lets another thread own a domain opened with `FI_THREAD_DOMAIN`: the next that calls it
-    /// does.
+    /// Gives up this thread's ownership of a domain opened with `FI_THREAD_DOMAIN`. The next thread
+    /// that makes a call on it becomes the owner.
     ///
     /// # Errors
-    /// [`Error::OpBadState`]: this thread does not own it.
+    /// [`Error::OpBadState`]: this thread does not own the domain.
     pub fn disown(&self) -> Result<()> {
         self.dom.lock.disown()
     }
@@ -310,15 +313,15 @@ impl Domain {
     /// Closes the domain.
     ///
     /// # Errors
-    /// [`Error::Busy`], and the domain again: objects of it are open.
+    /// [`Error::Busy`]: objects of the domain are open. The domain is given back.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         if self.dom.objects() > 1 { Err((Error::Busy, self)) } else { Ok(()) }
     }
 }
 
-impl Way for Shared {
-    fn ask(&self, wanted: &[Wanted]) -> std::result::Result<Vec<Answers>, OpenError> {
+impl Resolver for Shared {
+    fn query(&self, queries: &[Query]) -> std::result::Result<Vec<Answers>, OpenError> {
         let turn = |f: &mut dyn FnMut(&mut Node)| {
             let mut core = self.enter_control()?;
             f(core.node());
@@ -326,7 +329,7 @@ impl Way for Shared {
             Ok(())
         };
         let refused = |e| OpenError::new(e, format!("{}: cannot ask: {e}", self.caps.name));
-        converse(wanted, turn).map_err(refused)
+        run_queries(queries, turn).map_err(refused)
     }
 }
 
@@ -337,28 +340,28 @@ impl Shared {
         found.into_iter().map(|found| found.map_err(Error::from)).collect()
     }
 
-    /// What an endpoint with the source address of `info` answers for.
+    /// Claims the service of an endpoint with the source address of `info`.
     ///
     /// # Errors
-    /// [`Error::AddrInUse`]: another process of this host does.
-    pub(crate) fn claim_service(&self, info: &Info) -> Result<Option<Served>> {
+    /// [`Error::AddrInUse`]: another process of this host has claimed the service.
+    pub(crate) fn claim_service(&self, info: &Info) -> Result<Option<ServiceClaim>> {
         Names::claim(&self.caps, info.source()?)
     }
 }
 
 impl Core {
-    /// Answers for a service from now on.
-    pub(crate) fn serve(&mut self, served: Option<&Served>) {
-        let Some(served) = served else { return };
+    /// Starts to answer queries for a service.
+    pub(crate) fn serve(&mut self, service_claim: Option<&ServiceClaim>) {
+        let Some(service_claim) = service_claim else { return };
         let hosts = own_hosts(interface_of(&self.engine.caps().name));
         self.node().control().set_hosts(Engine::now(), hosts);
-        self.node().control().serve_name(served.service);
+        self.node().control().serve_name(service_claim.service);
     }
 }
 
 impl DomainRef {
-    /// Binds an event queue. One with a descriptor needs somebody who turns the loop while the
-    /// application sleeps on it.
+    /// Binds an event queue. A queue with a descriptor starts the progress thread, since the loop
+    /// has to be turned while the application sleeps on the descriptor.
     pub(crate) fn listen_to(&self, eq: &Arc<EqInner>) -> Result<()> {
         if eq.has_fd() {
             self.prepare_wait(WaitObj::Fd)?;
@@ -368,15 +371,16 @@ impl DomainRef {
         Ok(())
     }
 
-    /// Makes it possible that one thread waits while others work: the lock becomes a real one, and
-    /// for a descriptor somebody has to receive while the application sleeps on it.
+    /// Prepares the domain for blocking waits: several threads may enter then, so the lock becomes
+    /// shared; and a descriptor needs the progress thread, which receives while the application
+    /// sleeps on it.
     pub(crate) fn prepare_wait(&self, how: WaitObj) -> Result<()> {
         self.enter_control()?.share();
         if how == WaitObj::Fd { self.drive(Idle::Sleep) } else { Ok(()) }
     }
 }
 
-/// Why there is no node for a port.
+/// The error of a port for which no node can be made.
 fn no_node(caps: &PortCaps, e: Error) -> OpenError {
     let mend = match e {
         Error::NoMem => {

@@ -14,7 +14,7 @@ use barewire_driver::hint::cold;
 
 use crate::auth_check::{check_endpoint, needs_one_key};
 use crate::av::{Av, AvInner};
-use crate::buf::{Bufs, OpKey, OpKind, Posted, Refused, kind_of};
+use crate::buf::{Bufs, OpKey, OpKind, PostError, PostResult, kind_of};
 use crate::cm::connected::Connected;
 use crate::cm::side::CM_DATA_SIZE;
 use crate::cntr::{Cntr, CntrInner};
@@ -26,7 +26,7 @@ use crate::flags::{BindFlags, Caps, OpFlags};
 use crate::info::{AddrFormat, CTX_MAX, EpType, Info, RxAttr, number_at, usual_sizes};
 use crate::inner::{Core, DomainRef, Shared};
 use crate::lock::Guard;
-use crate::names::{Names, Served};
+use crate::names::{Names, ServiceClaim};
 use crate::tclass;
 
 /// Names of endpoint options (`FI_OPT_ENDPOINT`), as `setopt` and `getopt` take them. All values
@@ -78,7 +78,7 @@ struct Bound {
     eqs: Vec<Arc<EqInner>>,
     srx: Option<Kept>,
     /// What it answers for.
-    served: Option<Served>,
+    service_claim: Option<ServiceClaim>,
     /// What it is a context of.
     context: Option<Box<dyn Parent>>,
 }
@@ -169,7 +169,7 @@ impl EpCommon {
         }
         Self::check(dom, info)?;
         let number = info.source_number(&dom.caps)?;
-        let served = dom.claim_service(info)?;
+        let service_claim = dom.claim_service(info)?;
         let attr = NodeEpAttr {
             number,
             caps: info.caps,
@@ -190,10 +190,10 @@ impl EpCommon {
         if info.src_addr.is_some() {
             core.node().control().reach_by_name();
         }
-        core.serve(served.as_ref());
+        core.serve(service_claim.as_ref());
         drop(core);
         let mut ep = Self::of(dom, id, connected, &attr);
-        ep.bound().served = served;
+        ep.bound().service_claim = service_claim;
         if info.ep_attr.max_msg_size != 0 {
             ep.max_msg_size = info.ep_attr.max_msg_size;
         }
@@ -738,7 +738,7 @@ impl Endpoint {
 
     /// Posts a send. One buffer to a peer that nothing stands before goes the way of the raw API.
     #[inline(always)]
-    pub(crate) fn post_send(&self, send: Send) -> Posted {
+    pub(crate) fn post_send(&self, send: Send) -> PostResult {
         let Send { kind, bufs, dest, tag, data, context, flags } = send;
         let shared: &Shared = &self.dom;
         let how = self.tx_kind(flags);
@@ -746,7 +746,7 @@ impl Endpoint {
         let flags = flags | OpFlags::COMPLETION;
         let mut core = match shared.enter() {
             Ok(core) => core,
-            Err(error) => return cold(Err(Refused { error, bufs })),
+            Err(error) => return cold(Err(PostError { error, bufs })),
         };
         let bufs = match bufs {
             Bufs::One(buf) => {
@@ -772,7 +772,7 @@ impl Endpoint {
 
     /// The rest of [`post_send`](Self::post_send), which begins anew.
     #[inline(never)]
-    fn post_send_long(&self, mut core: Guard<'_, Core>, how: OpKind, send: Send) -> Posted {
+    fn post_send_long(&self, mut core: Guard<'_, Core>, how: OpKind, send: Send) -> PostResult {
         let Send { kind, bufs, dest, tag, data, context, flags } = send;
         let (key, buf) = core.ops.lend(self.object, how, context, bufs)?;
         let context = key.0;
@@ -816,12 +816,12 @@ impl Endpoint {
 
     /// Posts a receive. One buffer for anybody's message goes the way of the raw API.
     #[inline(always)]
-    pub(crate) fn post_recv(&self, recv: Recv) -> Posted {
+    pub(crate) fn post_recv(&self, recv: Recv) -> PostResult {
         let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;
         let shared: &Shared = &self.dom;
         let mut core = match shared.enter() {
             Ok(core) => core,
-            Err(error) => return cold(Err(Refused { error, bufs })),
+            Err(error) => return cold(Err(PostError { error, bufs })),
         };
         let bufs = match bufs {
             Bufs::One(buf) => {
@@ -850,14 +850,17 @@ impl Endpoint {
 
     /// The rest of [`post_recv`](Self::post_recv), which begins anew.
     #[inline(never)]
-    fn post_recv_long(&self, mut core: Guard<'_, Core>, recv: Recv) -> Posted {
+    fn post_recv_long(&self, mut core: Guard<'_, Core>, recv: Recv) -> PostResult {
         let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;
         // A peek or a discard is always answered.
         let shown = OpFlags::COMPLETION | OpFlags::PEEK | OpFlags::DISCARD;
         let selective = self.rx_selective.load(Ordering::Relaxed);
         let how = kind_of(flags, selective && !flags.intersects(shown));
         if flags.contains(OpFlags::MULTI_RECV) && !matches!(bufs, Bufs::Shared(_)) {
-            return Err(Refused { error: Error::Invalid("FI_MULTI_RECV: not a SharedBuf"), bufs });
+            return Err(PostError {
+                error: Error::Invalid("FI_MULTI_RECV: not a SharedBuf"),
+                bufs,
+            });
         }
         if flags.contains(OpFlags::PEEK) {
             // Whoever asks again and again whether a message is here has it received.

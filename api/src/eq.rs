@@ -1,5 +1,5 @@
-//! Event queues: what happens to objects rather than to transfers, and events that the application
-//! inserts itself.
+//! Event queues (fi_eq(3)): events of connections, joins and ports, and events that the application
+//! writes.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,18 +12,18 @@ use crate::errno::{self, Error, Result, refused_by_system};
 use crate::info::ConnRequest;
 use crate::wait::{WaitObj, timeout_of};
 
-/// What an event queue is made with (`struct fi_eq_attr`).
+/// Attributes of an event queue (`struct fi_eq_attr`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EqAttr {
-    /// Entries; 0 takes 256. Errors of the fabric find room beyond it.
+    /// Entries; 0 means 256. Error events of the provider are stored even if the queue is full.
     pub size: usize,
-    /// `FI_WRITE`: the application inserts events.
+    /// `FI_WRITE`: the application writes events ([`Eq::write`]).
     pub write: bool,
-    /// How it can be waited for.
+    /// Wait object of the queue.
     pub wait_obj: WaitObj,
 }
 
-/// `FI_JOIN_COMPLETE`, the event that ends a join.
+/// `FI_JOIN_COMPLETE`, the event of a completed join.
 pub const FI_JOIN_COMPLETE: u32 = 6;
 
 /// An event queue (`struct fid_eq`).
@@ -31,9 +31,9 @@ pub const FI_JOIN_COMPLETE: u32 = 6;
 /// Reading it turns the loop of every domain bound to it that has manual progress.
 pub struct Eq(pub(crate) Arc<EqInner>);
 
-/// The loop of a domain, which reading an event queue turns.
+/// A domain whose progress loop is turned by reads of an event queue.
 pub(crate) trait Turns: Send + Sync {
-    /// Turns it if it is the application's to turn, and says whether it is.
+    /// Turns the loop if the domain has manual progress, and returns whether it has.
     fn turn_for_reader(&self) -> bool;
 }
 
@@ -48,12 +48,14 @@ pub(crate) struct EqInner {
 #[derive(Default)]
 struct State {
     items: VecDeque<Item>,
-    /// Endpoints whose acceptance is on its way, and until when requests wait for that.
+    /// Endpoints (fids) that have accepted and are not connected yet, and until when connection
+    /// requests are held back for them.
     accepting: Vec<(u64, Instant)>,
 }
 
 impl State {
-    /// The place of what is read next.
+    /// Index of the next item to read. Connection requests are skipped while an acceptance is
+    /// pending.
     fn next(&mut self) -> Option<usize> {
         if !self.accepting.is_empty() {
             let now = Instant::now();
@@ -63,16 +65,16 @@ impl State {
         self.items.iter().position(|item| !(kept_back && item.is_request()))
     }
 
-    /// The place of the error that is read next, before which requests may be kept back.
+    /// Index of the error event that is read next.
     ///
     /// # Errors
-    /// [`Error::Again`]: an event is next, or nothing.
+    /// [`Error::Again`]: the next item is no error event, or there is none.
     fn next_error(&mut self) -> Result<usize> {
         let at = self.next().ok_or(Error::Again)?;
         if matches!(self.items.get(at), Some(Item::Error(_))) { Ok(at) } else { Err(Error::Again) }
     }
 
-    /// It is known what became of the acceptance by endpoint `fid`. True if it was not before.
+    /// Notes the outcome of the acceptance by endpoint `fid`. True if the acceptance was pending.
     fn heard(&mut self, fid: u64) -> bool {
         let before = self.accepting.len();
         self.accepting.retain(|(of, _)| *of != fid);
@@ -95,42 +97,43 @@ impl Item {
 struct Event {
     event: u32,
     bytes: Vec<u8>,
-    /// The connected or listening endpoint or the group that it is about; 0 for none.
+    /// Fid of the connected or listening endpoint or of the group; 0 for none.
     of: u64,
-    /// What came with a connection request.
+    /// The connection request of an `FI_CONNREQ`.
     request: Option<ConnRequest>,
 }
 
 impl Event {
-    /// The information of a connection request, 0 before it is made.
+    /// Address of the `fi_info` of a connection request, 0 before it is made.
     fn info(&self) -> Option<u64> {
         self.bytes.get(8..16)?.try_into().ok().map(u64::from_ne_bytes)
     }
 }
 
-/// A connection request that nobody has read.
+/// A connection request that was not read.
 pub(crate) struct Unread {
     pub(crate) request: ConnRequest,
-    /// The information that was made of it, if it was looked at.
+    /// Address of its `fi_info`, if the request was peeked at.
     pub(crate) info: Option<u64>,
 }
 
-/// What happens to the event that is read.
+/// Whether a read removes the event.
 enum Take<'a> {
     Out,
-    /// It stays, and the information of a request is made out of the listener's name and that.
+    /// The event stays. The closure makes the `fi_info` of a connection request from the listener's
+    /// fid and the request.
     Look(&'a mut dyn FnMut(u64, ConnRequest) -> Result<u64>),
 }
 
 /// An error event (`struct fi_eq_err_entry`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EqErr {
-    /// How the endpoint of a refused connection is named ([`crate::EpCommon::set_fid`]), or the
-    /// group of a failed join ([`crate::EpCommon::join_with`]); else 0.
+    /// Fid of the endpoint of a refused connection ([`crate::EpCommon::set_fid`]), or of the group
+    /// of a failed join ([`crate::EpCommon::join_with`]); else 0.
     pub fid: u64,
-    /// What the other side gave with its refusal.
+    /// Data that the peer passed to its `reject`.
     pub err_data: Vec<u8>,
-    /// Why. [`Error::NetDown`]: the port of a bound domain has gone.
+    /// The error. [`Error::NetDown`]: the port of a bound domain is gone.
     pub err: Error,
     /// The context of the object, 0 if it has none.
     pub context: u64,
@@ -138,11 +141,11 @@ pub struct EqErr {
     pub data: u64,
 }
 
-/// How long a blocking read leaves a domain with manual progress alone.
+/// Longest sleep of a blocking read between two turns of a domain with manual progress.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// How long a request is kept back at most by an acceptance on its way. Longer than a process that
-/// is alive takes to look.
+/// How long a pending acceptance holds back connection requests at most. Longer than a live process
+/// takes to poll.
 const ACCEPT_MAX: Duration = Duration::from_millis(500);
 
 impl Eq {
@@ -180,7 +183,7 @@ impl Eq {
         self.read_cm(buf).map(|(event, len, _)| (event, len))
     }
 
-    /// As [`read`](Self::read), with what came with a connection request
+    /// As [`read`](Self::read), and also returns the request of a connection request event
     /// ([`FI_CONNREQ`](crate::cm::FI_CONNREQ)).
     ///
     /// # Errors
@@ -195,8 +198,8 @@ impl Eq {
         self.peek_cm(buf, |_, _| Ok(0))
     }
 
-    /// As [`peek`](Self::peek). Of a connection request that was not looked at before, `make` makes
-    /// the information out of the listener's name and the request; it stays in the event.
+    /// As [`peek`](Self::peek). For a connection request that was not peeked at before, `make`
+    /// makes the `fi_info` from the listener's fid and the request. Its address stays in the event.
     ///
     /// # Errors
     /// As there, and those of `make`.
@@ -213,14 +216,14 @@ impl Eq {
     /// an event.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`Error::Again`] when time is up. [`Error::NoSys`] if the queue was
-    /// opened with `FI_WAIT_NONE`.
+    /// As [`read`](Self::read); [`Error::Again`] when the time is over. [`Error::NoSys`] if the
+    /// queue was opened with `FI_WAIT_NONE`.
     #[doc(alias = "fi_eq_sread")]
     pub fn sread(&self, buf: &mut [u8], timeout_ms: i32) -> Result<(u32, usize)> {
         self.sread_cm(buf, timeout_ms).map(|(event, len, _)| (event, len))
     }
 
-    /// As [`sread`](Self::sread), with what came with a connection request.
+    /// As [`sread`](Self::sread), and also returns the request of a connection request event.
     ///
     /// # Errors
     /// As there.
@@ -232,8 +235,8 @@ impl Eq {
         self.wait(buf, timeout_ms, &mut Take::Out)
     }
 
-    /// As [`sread`](Self::sread), but the event stays (`FI_PEEK`), with what `make` makes of a
-    /// connection request as in [`peek_cm`](Self::peek_cm).
+    /// As [`sread`](Self::sread), but the event stays (`FI_PEEK`). `make` is as in
+    /// [`peek_cm`](Self::peek_cm).
     ///
     /// # Errors
     /// As [`sread`](Self::sread), and those of `make`.
@@ -278,7 +281,7 @@ impl Eq {
         }
     }
 
-    /// Appends event number `event` with the bytes `buf`, which the reader gets as they are.
+    /// Appends event number `event` with the bytes `buf`, which the reader gets unchanged.
     ///
     /// # Errors
     /// - [`Error::OpNotSupp`]: the queue was opened without [`EqAttr::write`].
@@ -301,7 +304,7 @@ impl Eq {
     /// Removes the error entry at the head.
     ///
     /// # Errors
-    /// [`Error::Again`]: the oldest entry is no error, or there is none.
+    /// [`Error::Again`]: the oldest entry is no error entry, or the queue is empty.
     #[doc(alias = "fi_eq_readerr")]
     pub fn readerr(&self) -> Result<EqErr> {
         let mut state = self.0.lock();
@@ -324,7 +327,7 @@ impl Eq {
         }
     }
 
-    /// The text of a provider error number; ours say no more than the `fi_errno`.
+    /// The text of a provider error number, which equals the `fi_errno`.
     #[doc(alias = "fi_eq_strerror")]
     pub fn strerror(&self, prov_errno: i32) -> &'static str {
         errno::strerror(prov_errno)
@@ -333,7 +336,7 @@ impl Eq {
     /// The descriptor of a queue opened with `FI_WAIT_FD` (`FI_GETWAIT`).
     ///
     /// # Errors
-    /// [`Error::NoSys`]: it was opened with something else.
+    /// [`Error::NoSys`]: the queue was opened with another wait object.
     pub fn wait_fd(&self) -> Result<RawFd> {
         self.0.fd.as_ref().map(AsRawFd::as_raw_fd).ok_or(Error::NoSys)
     }
@@ -389,8 +392,8 @@ impl EqInner {
         self.push(Item::Error(EqErr { fid: 0, err_data: Vec::new(), err, context: 0, data: 0 }));
     }
 
-    /// What happens to a connected or listening endpoint: an entry as C has it, where the pointer
-    /// to an information is 0. False, and a request is not taken, if the queue is full.
+    /// Appends an event of a connected or listening endpoint: a `struct fi_eq_cm_entry` with a null
+    /// `info`. False if the queue is full and the event is a request, which is then dropped.
     pub(crate) fn push_cm(
         &self,
         event: u32,
@@ -413,21 +416,21 @@ impl EqInner {
         true
     }
 
-    /// Endpoint `fid` has accepted. Requests are held back until the queue has the outcome: the
-    /// other side may ask the listener, which has its own node, for another connection before this
-    /// side knows that the first one is established.
+    /// Notes that endpoint `fid` has accepted. Connection requests are held back until the queue
+    /// has the outcome: the listener has its own node, so a further request of the same peer may
+    /// arrive before this side knows that the first connection is established.
     pub(crate) fn accepting(&self, fid: u64) {
         self.lock().accepting.push((fid, Instant::now() + ACCEPT_MAX));
     }
 
-    /// A request for a connection was refused.
+    /// Appends the error event of a refused connection.
     pub(crate) fn push_refused(&self, fid: u64, err_data: Vec<u8>) {
         let err = Error::ConnRefused;
         self.push(Item::Error(EqErr { fid, err_data, err, context: 0, data: 0 }));
     }
 
-    /// Drops what is said of the endpoint or group `fid` and has not been read, but for the
-    /// requests.
+    /// Drops the unread events of endpoint or group `fid`, and returns the connection requests
+    /// among them.
     pub(crate) fn forget(&self, fid: u64) -> Vec<Unread> {
         let mut requests = Vec::new();
         if fid == 0 {
@@ -452,8 +455,8 @@ impl EqInner {
         self.fd.is_some()
     }
 
-    /// The outcome of a join: the event has the context, 8 bytes, or with `fid` an entry as C has
-    /// it.
+    /// Appends the outcome of a join: an event with the context (8 bytes), or with `fid` a `struct
+    /// fi_eq_entry`.
     pub(crate) fn push_join(&self, fid: Option<u64>, context: u64, result: Result<()>) {
         let of = fid.unwrap_or(0);
         let item = match result {
@@ -471,8 +474,8 @@ impl EqInner {
         self.push(item);
     }
 
-    /// Wakes who waits. The state stays locked: told later, a descriptor would be readable after a
-    /// reader has taken the last event and cleared it.
+    /// Wakes waiting threads and makes the descriptor readable. The state stays locked: otherwise
+    /// the descriptor could become readable after a reader has taken the last event and cleared it.
     fn tell(&self, _state: &MutexGuard<'_, State>) {
         self.filled.notify_all();
         if let Some(fd) = &self.fd {
@@ -492,7 +495,7 @@ impl EqInner {
         self.loops.lock().unwrap_or_else(PoisonError::into_inner).push(of);
     }
 
-    /// Turns the loops that nobody else turns, and says whether there are any.
+    /// Turns the loops of domains with manual progress, and returns whether there are any.
     fn progress(&self) -> bool {
         let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         loops.retain(|of| of.strong_count() > 0);
@@ -501,7 +504,8 @@ impl EqInner {
         alive.iter().fold(false, |any, of| of.turn_for_reader() | any)
     }
 
-    /// Whether a thread may go to sleep on the descriptor.
+    /// Turns the loops, then returns whether the queue is empty, so that a thread may sleep on the
+    /// descriptor.
     pub(crate) fn is_empty(&self) -> bool {
         self.progress();
         self.lock().items.is_empty()

@@ -1,4 +1,4 @@
-//! The fabric object, and where its ports come from.
+//! The fabric object (fi_fabric(3)), and how ports of its domains are opened.
 
 use barewire_driver::open::with_mark;
 use barewire_driver::port::Port;
@@ -16,21 +16,20 @@ pub use crate::settings::DEFAULT_PORT;
 use crate::settings::{Settings, Threading};
 use crate::tclass;
 
-/// What is done when another domain has the port that a source address names.
+/// What to do when another domain has the port that a source address names.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// The domain gets another: it matters only to an endpoint that wants that address too, which
-    /// is told then.
-    Other,
-    /// It is an error.
-    Refused,
+pub(crate) enum AddrInUsePolicy {
+    /// Open another port: only an endpoint that requests the same address fails, later.
+    UseOther,
+    /// Fail with [`Error::AddrInUse`].
+    Fail,
 }
 
-/// The port of a domain.
+/// Opens the port of a domain.
 pub(crate) fn open_port(
     info: &Info,
     settings: &Settings,
-    taken: Taken,
+    in_use: AddrInUsePolicy,
 ) -> std::result::Result<Box<dyn Port>, OpenError> {
     let name = info.domain_attr.name.as_deref().or(settings.port.as_deref());
     let name = name.unwrap_or(DEFAULT_PORT);
@@ -38,7 +37,7 @@ pub(crate) fn open_port(
     let marked = tclass::mark_of(class).map(|mark| with_mark(name, mark)).transpose();
     let marked = marked.map_err(open_error)?;
     let name = marked.as_deref().unwrap_or(name);
-    // What passes through memory is not sealed, so it is of no tenant.
+    // Frames through shared memory are not sealed, so they cannot be told apart by tenant.
     let near = settings.near && !info.domain_attr.av_auth_key;
     let open = |name: &str| match near {
         true => barewire_driver::open::open_in_node(name).map_err(open_error),
@@ -47,7 +46,7 @@ pub(crate) fn open_port(
     let source = info.source().ok().flatten();
     let named = source.and_then(|source| Names::of(name).port_for(name, source));
     match named.map(|named| open(&named)) {
-        Some(Err(e)) if e.error == Error::AddrInUse && taken == Taken::Other => {
+        Some(Err(e)) if e.error == Error::AddrInUse && in_use == AddrInUsePolicy::UseOther => {
             tracing::info!("the domain gets another address: {e}");
             open(name)
         }
@@ -56,7 +55,7 @@ pub(crate) fn open_port(
     }
 }
 
-/// A fabric (`struct fid_fabric`): what domains and event queues are opened in.
+/// A fabric (`struct fid_fabric`), in which domains and event queues are opened.
 #[derive(Clone, Debug)]
 pub struct Fabric {
     attr: FabricAttr,
@@ -77,7 +76,7 @@ pub fn fabric(attr: &FabricAttr) -> Result<Fabric> {
     Ok(Fabric { attr: attr.clone() })
 }
 
-/// Something that [`Fabric::trywait`] takes.
+/// An object that [`Fabric::trywait`] checks.
 #[derive(Clone, Copy)]
 pub enum Waitable<'a> {
     /// A completion queue.
@@ -91,7 +90,7 @@ pub enum Waitable<'a> {
 }
 
 impl Fabric {
-    /// What the fabric was opened with.
+    /// The attributes that the fabric was opened with.
     pub fn attr(&self) -> &FabricAttr {
         &self.attr
     }
@@ -104,7 +103,7 @@ impl Fabric {
     /// [`Domain::disown`].
     ///
     /// # Errors
-    /// [`OpenError`]: a number and a line that says what is missing. Nothing was opened.
+    /// [`OpenError`]: an error code, and a line that says what is missing. Nothing was opened.
     ///
     /// Source: fi_domain(3).
     #[doc(alias = "fi_domain")]
@@ -123,7 +122,7 @@ impl Fabric {
         info: &Info,
         settings: Settings,
     ) -> std::result::Result<Domain, OpenError> {
-        let port = open_port(info, &settings, Taken::Other)?;
+        let port = open_port(info, &settings, AddrInUsePolicy::UseOther)?;
         self.domain_on(info, settings, port)
     }
 
@@ -144,9 +143,9 @@ impl Fabric {
         Domain::open(info, settings, port, entry)
     }
 
-    /// As [`domain_on`](Self::domain_on), for a caller of several threads who keeps the promise of
-    /// `FI_THREAD_DOMAIN` himself, such as a C application. Where the kernel has no membarrier(2),
-    /// before Linux 4.14, the domain takes its lock all the same.
+    /// As [`domain_on`](Self::domain_on), for a program of several threads that keeps the promise
+    /// of `FI_THREAD_DOMAIN` itself, such as a C application. Where the kernel has no
+    /// membarrier(2), before Linux 4.14, the domain takes its lock all the same.
     ///
     /// # Errors
     /// As [`domain`](Self::domain).
@@ -174,25 +173,26 @@ impl Fabric {
         settings: Settings,
         promise: crate::raw::SerialPromise,
     ) -> std::result::Result<Domain, OpenError> {
-        let port = open_port(info, &settings, Taken::Other)?;
+        let port = open_port(info, &settings, AddrInUsePolicy::UseOther)?;
         self.domain_serial(info, settings, port, promise)
     }
 
     /// Opens an event queue.
     ///
     /// # Errors
-    /// [`Error::NoSys`]: the wait object is not offered. [`Error::NoMem`]: no descriptor is left.
+    /// [`Error::NoSys`]: the wait object is not supported. [`Error::NoMem`]: the process has no
+    /// descriptor left.
     #[doc(alias = "fi_eq_open")]
     pub fn eq_open(&self, attr: EqAttr) -> Result<Eq> {
         Eq::open(attr)
     }
 
-    /// Whether the calling thread may now sleep on the descriptors of all these objects: each has
-    /// been seen empty and its descriptor will become readable when it is not.
+    /// Checks that the calling thread may sleep on the descriptors of all these objects: each
+    /// object is empty, and its descriptor becomes readable when it no longer is.
     ///
     /// # Errors
-    /// - [`Error::Again`]: one has something already. Read it instead of sleeping.
-    /// - [`Error::NoSys`]: one has no wait object.
+    /// - [`Error::Again`]: an object has an entry. Read it instead of sleeping.
+    /// - [`Error::NoSys`]: an object has no wait object.
     ///
     /// Source: fi_poll(3), "fi_trywait".
     #[doc(alias = "fi_trywait")]

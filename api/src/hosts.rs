@@ -1,4 +1,4 @@
-//! What hosts are known by: this one, and stations that were found by an IP address.
+//! Names and IP addresses of this host, and IP addresses of the stations that queries found.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use barewire_driver::backend::netdev::ip_addresses;
 use barewire_driver::open::kind_and_device;
 use barewire_driver::port::Station;
 
-/// Stations whose IP address is remembered.
+/// Most stations whose IP address is remembered.
 const KNOWN_MAX: usize = 1 << 16;
 
-/// An IP address as it is asked for; one of IPv4 that is written as IPv6 is one of IPv4.
+/// An IP address in a query. An IPv4-mapped IPv6 address is an IPv4 address.
 pub(crate) fn host_of(ip: IpAddr) -> Host {
     match ip.to_canonical() {
         IpAddr::V4(ip) => Host::V4(ip.octets()),
@@ -20,18 +20,18 @@ pub(crate) fn host_of(ip: IpAddr) -> Host {
     }
 }
 
-/// This host's name; empty if it cannot be told.
+/// This host's name; empty if it cannot be read.
 pub(crate) fn own_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim_end().to_owned()
 }
 
-/// The interface of a port that is on one of the kernel's; else what is no interface's name.
+/// The kernel interface of a port. For a port without one, a string that names no interface.
 pub(crate) fn interface_of(port: &str) -> &str {
     kind_and_device(port).map_or("", |(_, device)| device)
 }
 
-/// The IP addresses of this host that others know it by, those of `interface` first.
+/// The IP addresses of this host without loopback, those of `interface` first.
 pub(crate) fn own_ips(interface: &str) -> Vec<IpAddr> {
     let mut all = ip_addresses();
     all.retain(|(_, ip)| !ip.is_loopback() && !ip.is_unspecified());
@@ -39,8 +39,8 @@ pub(crate) fn own_ips(interface: &str) -> Vec<IpAddr> {
     all.into_iter().map(|(_, ip)| ip).collect()
 }
 
-/// What this host answers to on a port of `interface`: its addresses and its name, whole and as far
-/// as the first dot.
+/// The names that this host answers to on a port of `interface`: its IP addresses, and its
+/// hostname, whole and up to the first dot.
 pub(crate) fn own_hosts(interface: &str) -> Vec<Host> {
     let name = own_name();
     let short = name.split('.').next().unwrap_or_default();
@@ -53,8 +53,8 @@ pub(crate) fn own_hosts(interface: &str) -> Vec<Host> {
 
 static KNOWN: Mutex<Option<HashMap<Station, IpAddr>>> = Mutex::new(None);
 
-/// Remembers at which IP address a station was found, to write its address as programs of IP do.
-pub(crate) fn note(station: Station, ip: IpAddr) {
+/// Remembers the IP address of a station, to print its address as a `sockaddr`.
+pub(crate) fn remember_ip(station: Station, ip: IpAddr) {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
     if known.len() >= KNOWN_MAX {

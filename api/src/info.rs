@@ -21,7 +21,7 @@ use barewire_driver::port::{PortCaps, Station};
 use crate::addr::resolve;
 use crate::errno::{Error, OpenError, Result, open_error};
 use crate::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
-use crate::names::{Names, Through, Whose, is_placeholder};
+use crate::names::{AddrRole, Names, QueryPort, is_placeholder};
 use crate::settings::{DEFAULT_PORT, Progress, Settings, Threading};
 use crate::tclass;
 
@@ -493,10 +493,10 @@ pub struct Info {
 
 /// What can be used, best first, with the settings of the environment.
 ///
-/// `node` and `service` name an address as [`resolve`] takes it: ours with
-/// [`InfoFlags::SOURCE`] (then a service alone asks for that endpoint number), else the peer's. On
-/// ports that leave the machine they may be a host and a number as well, for which others may be
-/// asked, which takes [`PATIENCE`](crate::names::PATIENCE) if nobody answers ([`Names::find`]).
+/// `node` and `service` name an address as [`resolve`] takes it: ours with [`InfoFlags::SOURCE`]
+/// (then a service alone asks for that endpoint number), else the peer's. On ports that leave the
+/// machine they may be a host and a number as well, for which others may be asked, which takes
+/// [`QUERY_TIMEOUT`](crate::names::QUERY_TIMEOUT) if nobody answers ([`Names::find`]).
 ///
 /// # Errors
 /// - [`Error::NoData`]: nothing matches.
@@ -952,9 +952,9 @@ fn addresses(
     let named = match (node, service) {
         (None, None) => None,
         (node, service) if names != Names::Labels => {
-            let whose = if source { Whose::Ours } else { Whose::Peers };
+            let role = if source { AddrRole::Source } else { AddrRole::Peer };
             let numeric = flags.contains(InfoFlags::NUMERICHOST);
-            names.find(node, service, whose, numeric, &Through::port(&port, settings))?
+            names.find(node, service, role, numeric, &QueryPort::new(&port, settings))?
         }
         (Some(node), service) => Some(resolve(node, service)?),
         (None, Some(service)) if source => {
@@ -1006,7 +1006,7 @@ fn decode(format: AddrFormat, bytes: &[u8]) -> Result<EpAddr> {
 pub(crate) fn number_at(port: &PortCaps, format: AddrFormat, bytes: &[u8]) -> Result<u16> {
     let addr = decode(format, bytes)?;
     let is_any =
-        |addr| is_placeholder(addr) && matches!(Names::of(&port.name), Names::Asked { .. });
+        |addr| is_placeholder(addr) && matches!(Names::of(&port.name), Names::Queried { .. });
     if addr.station != Station::default() && addr.station != port.station && !is_any(addr) {
         return Err(Error::AddrNotAvail);
     }

@@ -10,8 +10,8 @@
 
 use bitflags::bitflags;
 
-use crate::atomic::{AtomicMsg, What};
-use crate::buf::{Buf, Bufs, Posted, Refused};
+use crate::atomic::{AtomicMsg, TypedOp};
+use crate::buf::{Buf, Bufs, PostError, PostResult};
 use crate::ep::Endpoint;
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
@@ -102,10 +102,14 @@ fn flags(f: KfiFlags) -> Result<OpFlags> {
     Ok(wanted.fold(OpFlags::empty(), |flags, (_, fi)| flags | fi))
 }
 
-fn with_flags(f: KfiFlags, bufs: Bufs, post: impl FnOnce(OpFlags, Bufs) -> Posted) -> Posted {
+fn with_flags(
+    f: KfiFlags,
+    bufs: Bufs,
+    post: impl FnOnce(OpFlags, Bufs) -> PostResult,
+) -> PostResult {
     match flags(f) {
         Ok(flags) => post(flags, bufs),
-        Err(error) => Err(Refused { error, bufs }),
+        Err(error) => Err(PostError { error, bufs }),
     }
 }
 
@@ -114,21 +118,27 @@ fn with_flags(f: KfiFlags, bufs: Bufs, post: impl FnOnce(OpFlags, Bufs) -> Poste
 ///
 /// # Errors
 /// Those of [`crate::atomic`].
-pub fn kfi_atomic(ep: &Endpoint, what: What, buf: Buf, to: Remote, context: u64) -> Posted {
-    kfi_atomicv(ep, what, vec![buf], to, context)
+pub fn kfi_atomic(ep: &Endpoint, op: TypedOp, buf: Buf, to: Remote, context: u64) -> PostResult {
+    kfi_atomicv(ep, op, vec![buf], to, context)
 }
 
 /// As [`kfi_atomic`], with at most 8 buffers.
 ///
 /// # Errors
 /// Those of [`crate::atomic`].
-pub fn kfi_atomicv(ep: &Endpoint, what: What, bufs: Vec<Buf>, to: Remote, context: u64) -> Posted {
-    if what.op == KFI_ATOMIC_READ {
-        return ep.fetch_atomicv(what, &[], bufs, to, context);
+pub fn kfi_atomicv(
+    ep: &Endpoint,
+    op: TypedOp,
+    bufs: Vec<Buf>,
+    to: Remote,
+    context: u64,
+) -> PostResult {
+    if op.op == KFI_ATOMIC_READ {
+        return ep.fetch_atomicv(op, &[], bufs, to, context);
     }
     let operands: Vec<&[u8]> = bufs.iter().map(|b| &b[..]).collect();
-    let posted = ep.atomicv(what, &operands, to, context);
-    posted.map_err(|refused| Refused { error: refused.error, bufs: bufs.into() })
+    let posted = ep.atomicv(op, &operands, to, context);
+    posted.map_err(|refused| PostError { error: refused.error, bufs: bufs.into() })
 }
 
 /// As [`kfi_atomicv`], on a list of remote ranges. A read fills `read_into`, which is not used
@@ -141,9 +151,9 @@ pub fn kfi_atomicmsg(
     msg: AtomicMsg<'_>,
     read_into: impl Into<Bufs>,
     flags: KfiFlags,
-) -> Posted {
+) -> PostResult {
     with_flags(flags, read_into.into(), |flags, bufs| {
-        if msg.what.op == KFI_ATOMIC_READ {
+        if msg.op.op == KFI_ATOMIC_READ {
             ep.fetch_atomicmsg(msg, bufs, flags - OpFlags::INJECT)
         } else {
             ep.atomicmsg(msg, flags)
@@ -155,8 +165,8 @@ pub fn kfi_atomicmsg(
 ///
 /// # Errors
 /// Those of [`crate::atomic`]. A read has nowhere to put its values: `KFI_EOPNOTSUPP`.
-pub fn kfi_inject_atomic(ep: &Endpoint, what: What, buf: &[u8], to: Remote) -> Result<()> {
-    ep.inject_atomic(what, buf, to)
+pub fn kfi_inject_atomic(ep: &Endpoint, op: TypedOp, buf: &[u8], to: Remote) -> Result<()> {
+    ep.inject_atomic(op, buf, to)
 }
 
 /// As [`Endpoint::fetch_atomic`].
@@ -165,13 +175,13 @@ pub fn kfi_inject_atomic(ep: &Endpoint, what: What, buf: &[u8], to: Remote) -> R
 /// Those of [`crate::atomic`].
 pub fn kfi_fetch_atomic(
     ep: &Endpoint,
-    what: What,
+    op: TypedOp,
     buf: &[u8],
     result: Buf,
     to: Remote,
     context: u64,
-) -> Posted {
-    ep.fetch_atomic(what, buf, result, to, context)
+) -> PostResult {
+    ep.fetch_atomic(op, buf, result, to, context)
 }
 
 /// As [`Endpoint::fetch_atomicv`].
@@ -180,13 +190,13 @@ pub fn kfi_fetch_atomic(
 /// Those of [`crate::atomic`].
 pub fn kfi_fetch_atomicv(
     ep: &Endpoint,
-    what: What,
+    op: TypedOp,
     bufs: &[&[u8]],
     results: Vec<Buf>,
     to: Remote,
     context: u64,
-) -> Posted {
-    ep.fetch_atomicv(what, bufs, results, to, context)
+) -> PostResult {
+    ep.fetch_atomicv(op, bufs, results, to, context)
 }
 
 /// As [`Endpoint::fetch_atomicmsg`].
@@ -198,7 +208,7 @@ pub fn kfi_fetch_atomicmsg(
     msg: AtomicMsg<'_>,
     results: impl Into<Bufs>,
     flags: KfiFlags,
-) -> Posted {
+) -> PostResult {
     with_flags(flags, results.into(), |flags, bufs| ep.fetch_atomicmsg(msg, bufs, flags))
 }
 
@@ -208,13 +218,13 @@ pub fn kfi_fetch_atomicmsg(
 /// Those of [`crate::atomic`].
 pub fn kfi_compare_atomic(
     ep: &Endpoint,
-    what: What,
+    op: TypedOp,
     (buf, compare): (&[u8], &[u8]),
     result: Buf,
     to: Remote,
     context: u64,
-) -> Posted {
-    ep.compare_atomic(what, buf, compare, result, to, context)
+) -> PostResult {
+    ep.compare_atomic(op, buf, compare, result, to, context)
 }
 
 /// As [`Endpoint::compare_atomicv`].
@@ -223,13 +233,13 @@ pub fn kfi_compare_atomic(
 /// Those of [`crate::atomic`].
 pub fn kfi_compare_atomicv(
     ep: &Endpoint,
-    what: What,
+    op: TypedOp,
     (bufs, compares): (&[&[u8]], &[&[u8]]),
     results: Vec<Buf>,
     to: Remote,
     context: u64,
-) -> Posted {
-    ep.compare_atomicv(what, bufs, compares, results, to, context)
+) -> PostResult {
+    ep.compare_atomicv(op, bufs, compares, results, to, context)
 }
 
 /// As [`Endpoint::compare_atomicmsg`].
@@ -242,7 +252,7 @@ pub fn kfi_compare_atomicmsg(
     compares: &[&[u8]],
     results: impl Into<Bufs>,
     flags: KfiFlags,
-) -> Posted {
+) -> PostResult {
     with_flags(flags, results.into(), |flags, bufs| {
         ep.compare_atomicmsg(msg, compares, bufs, flags)
     })
@@ -252,22 +262,22 @@ pub fn kfi_compare_atomicmsg(
 ///
 /// # Errors
 /// `KFI_EOPNOTSUPP`.
-pub fn kfi_atomicvalid(ep: &Endpoint, what: What) -> Result<usize> {
-    if what.op == KFI_ATOMIC_READ { ep.fetch_atomicvalid(what) } else { ep.atomicvalid(what) }
+pub fn kfi_atomicvalid(ep: &Endpoint, op: TypedOp) -> Result<usize> {
+    if op.op == KFI_ATOMIC_READ { ep.fetch_atomicvalid(op) } else { ep.atomicvalid(op) }
 }
 
 /// Whether [`kfi_fetch_atomic`] has the operation, and the most elements of one call.
 ///
 /// # Errors
 /// `KFI_EOPNOTSUPP`.
-pub fn kfi_fetch_atomicvalid(ep: &Endpoint, what: What) -> Result<usize> {
-    ep.fetch_atomicvalid(what)
+pub fn kfi_fetch_atomicvalid(ep: &Endpoint, op: TypedOp) -> Result<usize> {
+    ep.fetch_atomicvalid(op)
 }
 
 /// Whether [`kfi_compare_atomic`] has the operation, and the most elements of one call.
 ///
 /// # Errors
 /// `KFI_EOPNOTSUPP`.
-pub fn kfi_compare_atomicvalid(ep: &Endpoint, what: What) -> Result<usize> {
-    ep.compare_atomicvalid(what)
+pub fn kfi_compare_atomicvalid(ep: &Endpoint, op: TypedOp) -> Result<usize> {
+    ep.compare_atomicvalid(op)
 }

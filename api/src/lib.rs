@@ -85,11 +85,11 @@ pub mod wait;
 mod who;
 pub mod work;
 
-pub use atomic::{AtomicAttr, AtomicKind, AtomicMsg, AtomicOp, Datatype, What};
+pub use atomic::{AtomicAttr, AtomicKind, AtomicMsg, AtomicOp, Datatype, TypedOp};
 pub use av::{Av, AvAttr, AvType, FI_ADDR_NOTAVAIL, resolve, rx_addr};
 pub use barewire_dataplane::node::RmaIov;
 pub use barewire_dataplane::types::{EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
-pub use buf::{Buf, Bufs, Piece, Refused, SharedBuf};
+pub use buf::{Buf, Bufs, Piece, PostError, SharedBuf};
 pub use certificate::{CertFacts, CertFiles, cert_facts, check_fit};
 pub use cm::{ConnRequest, PassiveEndpoint};
 pub use cntr::{Cntr, CntrAttr, CntrEvents};
@@ -106,7 +106,7 @@ pub use info::{
 };
 pub use key::{key_file_len, keyring};
 pub use mr::{Mr, MrAttr, MrCommon, RawMr, Shared};
-pub use msg::{Msg, Posted};
+pub use msg::{Msg, PostResult};
 pub use multicast::{Group, GroupAddr};
 pub use rma::{Remote, RmaMsg};
 pub use sep::ScalableEndpoint;

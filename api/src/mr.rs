@@ -28,32 +28,32 @@ use crate::flags::{Access, BindFlags, MrMode};
 pub use crate::info::MR_IOV_LIMIT;
 use crate::inner::DomainRef;
 
-/// Bytes of a key where keys are raw.
+/// Bytes of a raw key (`FI_MR_RAW`).
 pub const RAW_KEY_LEN: usize = 8;
 
-/// What a registration asks for (`struct fi_mr_attr`).
+/// Attributes of a registration (`struct fi_mr_attr`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MrAttr {
-    /// What may be done with the memory. At least one bit.
+    /// Access rights. At least one bit.
     pub access: Access,
-    /// The key that the application wants; `None` lets us choose an unguessable one
+    /// The key that the application requests; with `None` the provider chooses 64 random bits
     /// (`FI_MR_PROV_KEY`).
     pub requested_key: Option<u64>,
     /// Comes back in events of the region.
     pub context: u64,
-    /// It is good for one operation of a peer (`FI_MR_SINGLE_USE`): as soon as the first one
-    /// begins, its key is unknown to any other, and when that has ended, to all. One that is
-    /// refused before it has moved a byte has not begun; one that fails later was the one. The
-    /// region stays open, and its memory lent, until it is closed.
+    /// The key is good for one operation of a peer (`FI_MR_SINGLE_USE`): when the first operation
+    /// begins, the key becomes unknown to all others, and when it has ended, to all. An operation
+    /// that is refused before it has moved a byte has not begun; one that fails later has used the
+    /// key. The region stays open, and its memory lent, until it is closed.
     pub single_use: bool,
-    /// Other flags of the call: none is known.
+    /// Other flags of the call. None is supported.
     pub flags: u64,
-    /// Who else changes the memory by remote atomics.
+    /// Which others change the memory by atomics.
     pub shared: Shared,
 }
 
-/// Who changes the memory of a region by remote atomics beside the domain that registers it. All
-/// but [`Alone`](Self::Alone) cost locked instructions.
+/// Which threads and processes change the memory of a region by atomics beside the domain that
+/// registers it. All but [`Alone`](Self::Alone) cost locked instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Shared {
     /// Where peers may write: other processes if the memory is a shared mapping, and always the
@@ -70,8 +70,8 @@ pub enum Shared {
     Name,
 }
 
-/// A registered region, whoever owns its memory. There is no mutable access to one, so that two
-/// cannot change places under their owners.
+/// A registered region, without the ownership of its memory. It is never accessed mutably, so that
+/// two regions cannot be swapped under their owners.
 pub struct MrCommon {
     pub(crate) dom: DomainRef,
     pub(crate) id: MrId,
@@ -80,7 +80,7 @@ pub struct MrCommon {
     base: u64,
     context: u64,
     access: Access,
-    /// Keeps them from being closed.
+    /// Keeps bound counters open.
     cntrs: Mutex<Vec<Arc<CntrInner>>>,
 }
 

@@ -1,7 +1,7 @@
 //! Untagged messages: the nine calls of fi_msg(3), safe API.
 //!
-//! All of them return at once. A refused call ([`Refused`]) queued nothing and gives the buffers
-//! back; its error is one of
+//! All calls return at once. A refused call ([`PostError`]) has queued nothing and gives the
+//! buffers back. Its error is one of:
 //! - [`Error::Again`]: no work request, credit or queue entry is free. Read the completion queue,
 //!   then try again;
 //! - [`Error::Invalid`]: the address is not in the vector (a send to [`FI_ADDR_UNSPEC`] too), or a
@@ -17,16 +17,16 @@
 use barewire_dataplane::node::MsgKind;
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 
-pub use crate::buf::Posted;
+pub use crate::buf::PostResult;
 use crate::buf::{Buf, Bufs};
 use crate::ep::{Endpoint, Recv, Send};
 use crate::errno::Result;
 use crate::flags::OpFlags;
 
 #[cfg(doc)]
-use crate::{buf::Refused, errno::Error};
+use crate::{buf::PostError, errno::Error};
 
-/// What `sendmsg` and `recvmsg` take (`struct fi_msg`).
+/// The argument of `sendmsg` and `recvmsg` (`struct fi_msg`).
 #[derive(Debug)]
 pub struct Msg {
     /// Scatter or gather list.
@@ -47,7 +47,7 @@ impl Default for Msg {
 
 impl Endpoint {
     /// Posts a buffer for one message. `src` filters by sender on an endpoint with
-    /// `FI_DIRECTED_RECV`; [`FI_ADDR_UNSPEC`] takes anybody's, and is refused with
+    /// `FI_DIRECTED_RECV`; [`FI_ADDR_UNSPEC`] takes messages of every sender, and is refused with
     /// `FI_EXACT_DIRECTED_RECV`. Buffers match in the order of their posting.
     ///
     /// A longer message completes with `FI_ETRUNC`.
@@ -57,7 +57,7 @@ impl Endpoint {
     ///
     /// Source: fi_msg(3), "fi_recv".
     #[doc(alias = "fi_recv")]
-    pub fn recv(&self, buf: impl Into<Bufs>, src: FiAddr, context: u64) -> Posted {
+    pub fn recv(&self, buf: impl Into<Bufs>, src: FiAddr, context: u64) -> PostResult {
         self.post_recv(untagged(buf.into(), src, context, self.rx_op_flags()))
     }
 
@@ -66,7 +66,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_recvv")]
-    pub fn recvv(&self, bufs: Vec<Buf>, src: FiAddr, context: u64) -> Posted {
+    pub fn recvv(&self, bufs: Vec<Buf>, src: FiAddr, context: u64) -> PostResult {
         self.post_recv(untagged(bufs.into(), src, context, self.rx_op_flags()))
     }
 
@@ -76,7 +76,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_recvmsg")]
-    pub fn recvmsg(&self, msg: Msg, flags: OpFlags) -> Posted {
+    pub fn recvmsg(&self, msg: Msg, flags: OpFlags) -> PostResult {
         self.post_recv(untagged(msg.bufs, msg.addr, msg.context, flags))
     }
 
@@ -88,7 +88,7 @@ impl Endpoint {
     /// Source: fi_msg(3), "fi_send".
     #[doc(alias = "fi_send")]
     #[inline]
-    pub fn send(&self, buf: impl Into<Bufs>, dest: FiAddr, context: u64) -> Posted {
+    pub fn send(&self, buf: impl Into<Bufs>, dest: FiAddr, context: u64) -> PostResult {
         self.post_send(Send {
             kind: MsgKind::Msg,
             bufs: buf.into(),
@@ -105,7 +105,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_sendv")]
-    pub fn sendv(&self, bufs: Vec<Buf>, dest: FiAddr, context: u64) -> Posted {
+    pub fn sendv(&self, bufs: Vec<Buf>, dest: FiAddr, context: u64) -> PostResult {
         self.send(bufs, dest, context)
     }
 
@@ -114,7 +114,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_sendmsg")]
-    pub fn sendmsg(&self, msg: Msg, flags: OpFlags) -> Posted {
+    pub fn sendmsg(&self, msg: Msg, flags: OpFlags) -> PostResult {
         self.post_send(Send {
             kind: MsgKind::Msg,
             bufs: msg.bufs,
@@ -128,8 +128,8 @@ impl Endpoint {
 
     /// Sends `buf`, at most `inject_size` bytes, and lets the caller reuse it at once.
     ///
-    /// Copies the bytes before it returns. Success writes no completion, but counts; a peer that is
-    /// lost later is an error entry.
+    /// Copies the bytes before it returns. Success writes no completion, but a bound counter counts
+    /// it. If the peer is lost later, an error entry is written.
     ///
     /// # Errors
     /// See the [module](self).
@@ -141,12 +141,18 @@ impl Endpoint {
         self.post_inject(MsgKind::Msg, buf, dest, 0, None)
     }
 
-    /// As [`send`](Self::send), and the receiver's completion carries `data`.
+    /// As [`send`](Self::send), with `data` as remote CQ data in the receiver's completion.
     ///
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_senddata")]
-    pub fn senddata(&self, buf: impl Into<Bufs>, data: u64, dest: FiAddr, context: u64) -> Posted {
+    pub fn senddata(
+        &self,
+        buf: impl Into<Bufs>,
+        data: u64,
+        dest: FiAddr,
+        context: u64,
+    ) -> PostResult {
         self.post_send(Send {
             kind: MsgKind::Msg,
             bufs: buf.into(),
@@ -158,7 +164,7 @@ impl Endpoint {
         })
     }
 
-    /// As [`inject`](Self::inject), and the receiver's completion carries `data`.
+    /// As [`inject`](Self::inject), with `data` as remote CQ data in the receiver's completion.
     ///
     /// # Errors
     /// See the [module](self).

@@ -1,19 +1,20 @@
 //! Multicast groups, fi_cm(3), "fi_join": messages to all endpoints that have joined, best effort.
 //!
 //! An endpoint with `FI_MULTICAST` [joins](EpCommon::join) a group and sends to [`Group::addr`]
-//! with the untagged calls of [`crate::msg`]; the flag [`OpFlags::MULTICAST`] may say that a group
-//! is meant, and is refused for any other address.
+//! with the untagged calls of [`crate::msg`]; the flag [`OpFlags::MULTICAST`] is optional there,
+//! and is refused for any other address.
 //!
 //! - A message is one frame, at most [`Group::max_msg_size`] bytes: longer is
 //!   [`Error::MsgTooLong`]. It may be lost and may overtake others. The send completes when the
 //!   message is copied; [`OpFlags::DELIVERY_COMPLETE`] and [`OpFlags::FENCE`] are
 //!   [`Error::BadFlags`].
-//! - It goes into a receive that the member has posted, or is dropped and counted
-//!   (`rx_mcast_dropped`): none is stored for a later receive.
-//! - The sender does not receive it. All other members do, also those of the same domain.
-//! - Everybody on the link can send to a group, in anybody's name, and every node on it gets the
-//!   frames. A domain that seals frames joins none, and ports without a broadcast (`udp:`,
-//!   `ip(...)`) have no groups.
+//! - A message needs a posted receive at the member. Without one it is dropped and counted
+//!   (`rx_mcast_dropped`): it is not stored for a later receive.
+//! - The sender does not receive its own message. All other members do, also those of the same
+//!   domain.
+//! - Every station on the link can send to a group, with any source address, and every node on the
+//!   link gets the frames. A domain that seals frames cannot join a group, and ports without
+//!   broadcast (`udp:`, `ip(...)`) have no groups.
 
 use barewire_dataplane::node::McId;
 use barewire_dataplane::types::FiAddr;
@@ -29,7 +30,7 @@ use crate::inner::DomainRef;
 #[cfg(doc)]
 use crate::flags::OpFlags;
 
-/// An endpoint's place in a multicast group (`struct fid_mc`). Dropping it leaves the group.
+/// Membership of an endpoint in a multicast group (`struct fid_mc`). Dropping it leaves the group.
 pub struct Group {
     dom: DomainRef,
     id: McId,
@@ -37,14 +38,14 @@ pub struct Group {
 }
 
 impl Group {
-    /// What messages to the group are sent to.
+    /// The destination address of messages to the group.
     #[doc(alias = "fi_mc_addr")]
     pub fn addr(&self) -> FiAddr {
         self.id.addr()
     }
 
-    /// Longest message, bytes; 8 less with remote CQ data. Members whose ports take shorter frames
-    /// get none that is longer than those.
+    /// Longest message, bytes; 8 less with remote CQ data. A member whose port takes shorter frames
+    /// does not get messages that are longer than these.
     pub fn max_msg_size(&self) -> usize {
         self.max_msg_size
     }
@@ -57,25 +58,24 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
-        // The endpoint has left it if it was closed before.
+        // An endpoint that was closed before has left the group.
         let _ = core.node().groups.leave(self.id);
     }
 }
 
 impl EpCommon {
-    /// Joins a multicast group, to send and to receive as far as the endpoint can, or with
-    /// [`FI_SEND`] or [`FI_RECV`] in `flags` in that direction alone.
+    /// Joins a multicast group in the directions that the endpoint has, or with [`FI_SEND`] or
+    /// [`FI_RECV`] in `flags` in that direction alone.
     ///
-    /// Nothing is sent. The endpoint is in the group when the call returns, and the bound event
+    /// No frame is sent. The endpoint is in the group when the call returns, and the bound event
     /// queue gets [`FI_JOIN_COMPLETE`](crate::FI_JOIN_COMPLETE) with `context` (8 bytes,
     /// little-endian).
     ///
     /// # Errors
     /// - [`Error::NoEq`]: no event queue is bound.
-    /// - [`Error::OpNotSupp`]: the endpoint has no `FI_MULTICAST` with `FI_MSG`, or not the
-    ///   direction.
-    /// - [`Error::OpBadState`]: it is not enabled.
-    /// - [`Error::Invalid`]: it is in the group already.
+    /// - [`Error::OpNotSupp`]: the endpoint lacks `FI_MULTICAST` with `FI_MSG`, or the direction.
+    /// - [`Error::OpBadState`]: the endpoint is not enabled.
+    /// - [`Error::Invalid`]: the endpoint is in the group already.
     /// - [`Error::BadFlags`]: other flags.
     /// - [`Error::NoMem`]: the endpoints of the domain are in 256 groups.
     ///
@@ -86,8 +86,8 @@ impl EpCommon {
     }
 
     /// As [`join`](Self::join), for the C provider. `named` gets the address of the group before
-    /// there is an event, and says what that names: it is a `struct fi_eq_entry` of 24 bytes with
-    /// this fid, the context and 0.
+    /// the event is written, and returns the fid of the event: a `struct fi_eq_entry` of 24 bytes
+    /// with this fid, the context and 0.
     ///
     /// # Errors
     /// As there.

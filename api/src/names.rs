@@ -1,14 +1,13 @@
-//! Endpoints by host (name or IP address) and service, as IP programs name them.
+//! Resolution of host (name or IP address) and service to the address of an endpoint.
 //!
 //! How a name is resolved depends on the port ([`Names`]). Names are resolved when an address is
-//! requested or inserted, never on the path of a message.
+//! requested or inserted, never when a message is sent.
 //!
 //! # `udp:` ports
 //! The MAC of such a port encodes its IPv4 address, or the last 32 bits of an IPv6 address whose
 //! other bits all peers share, and its UDP port. So host and service map to an address by
-//! arithmetic and no station is queried. The endpoint has the number of the service, and its port
-//! the UDP port with the same lower 14 bits ([`udp_port`]), which from 49152 on is the service
-//! itself.
+//! arithmetic, without a query. The endpoint has the number of the service, and its port the UDP
+//! port with the same lower 14 bits ([`udp_port`]), which from 49152 on is the service itself.
 //!
 //! # Segments
 //! A *label* is the address of an endpoint that a program knows by a service only. On `shm:` the
@@ -36,85 +35,85 @@ use barewire_driver::port::{MacAddr, PortCaps, Station};
 
 use crate::addr::resolve;
 use crate::errno::{Error, Result as FiResult, refused_by_system};
-use crate::hosts::{interface_of, ip_of, note, own_ips, own_name};
+use crate::hosts::{interface_of, ip_of, own_ips, own_name, remember_ip};
 use crate::settings::Settings;
-pub use crate::who::PATIENCE;
-use crate::who::{Answers, PortWay, Wanted, Way};
+pub use crate::who::QUERY_TIMEOUT;
+use crate::who::{Answers, PortResolver, Query, Resolver};
 
-/// What host and service mean on a port.
+/// How a port resolves host and service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
-    /// The host is this one, and the service is a label.
+    /// The host is this host, and the service is a label.
     Labels,
-    /// They are the place of a `udp:` or `ip(...)` port.
+    /// Host and service are the IP address and UDP port of a `udp:` or `ip(...)` port.
     Udp {
-        /// The IP address of the port. One of IPv6 has the first 96 bits of all hosts that the port
-        /// reaches.
+        /// The IP address of the port. The first 96 bits of an IPv6 address are those of all hosts
+        /// that the port reaches.
         ip: IpAddr,
-        /// Its UDP port, if that is settled.
+        /// Its UDP port, if the port's name gives one.
         port: Option<u16>,
-        /// The kernel's stack carries its datagrams, so its routes are the port's.
+        /// The kernel sends the datagrams, by its own routes.
         by_kernel: bool,
     },
-    /// Who serves a service at a host is asked for.
-    Asked {
-        /// An IPv4 address of this host, of the port's interface if that has one; else
-        /// `127.0.0.1`.
+    /// A broadcast query finds the station that serves the service of a host.
+    Queried {
+        /// An IPv4 address of this host, preferably of the port's interface; `127.0.0.1` if the
+        /// host has no other.
         ip: Ipv4Addr,
     },
 }
 
-/// Kinds of ports on which services are asked for.
-const ASKED: &[&str] = &["afpacket", "xdp", "memif", "vfio", "dpdk"];
+/// Kinds of ports on which services are queried.
+const QUERIED_KINDS: &[&str] = &["afpacket", "xdp", "memif", "vfio", "dpdk"];
 
-/// Network of IPv6 addresses that are a station, number and MAC behind it: who writes the address
-/// of an endpoint that has no other as a `sockaddr_in6` writes this. Its numbers are ours (RFC
-/// 4193: "bar ew"), so that nobody else has them.
+/// IPv6 prefix of addresses that encode a station: its number and MAC follow. The `sockaddr_in6` of
+/// an endpoint without an IP address has this prefix. It is a unique local prefix (RFC 4193, "bar
+/// ew"), so no other network uses it.
 const MAC_NET: [u16; 4] = [0xfd62, 0x6172, 0x6577, 0];
 
-/// Through what services are asked for, where they are.
-pub struct Through<'a> {
+/// The port on which services are queried.
+pub struct QueryPort<'a> {
     name: &'a str,
     chosen: Option<String>,
     near: bool,
 }
 
-impl<'a> Through<'a> {
-    /// The port `name`: a domain of this process that is open on it, or else the port itself,
-    /// opened for the question.
-    pub fn port(name: &'a str, settings: &Settings) -> Self {
+impl<'a> QueryPort<'a> {
+    /// The port `name`. Queries go through a domain of this process that is open on it, or else
+    /// through the port, opened for the query.
+    pub fn new(name: &'a str, settings: &Settings) -> Self {
         Self { name, chosen: choose(name).ok(), near: settings.near }
     }
 
-    pub(crate) fn way(&self) -> PortWay<'_> {
-        PortWay { name: self.chosen.as_deref().unwrap_or(self.name), near: self.near }
+    pub(crate) fn resolver(&self) -> PortResolver<'_> {
+        PortResolver { name: self.chosen.as_deref().unwrap_or(self.name), near: self.near }
     }
 }
 
-/// Whose address is asked for.
+/// Whether a name is resolved to a local address or to a peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// That of an endpoint of the port itself (`FI_SOURCE`).
-    Ours,
-    /// That of a peer.
-    Peers,
+pub enum AddrRole {
+    /// A local address: of an endpoint of the port itself (`FI_SOURCE`).
+    Source,
+    /// The address of a peer.
+    Peer,
 }
 
-/// Why host and service were not resolved, and how it was tried.
+/// Why host and service were not resolved, and which queries were made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct NoName(String);
+pub struct ResolveError(String);
 
-impl From<NoName> for Error {
+impl From<ResolveError> for Error {
     /// [`Error::NoData`], and the reason in the log.
-    fn from(why: NoName) -> Self {
+    fn from(why: ResolveError) -> Self {
         tracing::warn!("{why}");
         Self::NoData
     }
 }
 
-/// The service where none is named on a `udp:` port: that of the first process of a host.
-const FIRST: u16 = *PORTS_TRIED.start();
+/// Default service on a `udp:` port: that of the first process of a host.
+const DEFAULT_SERVICE: u16 = *PORTS_TRIED.start();
 
 /// The interface of this host that has an IP address.
 pub fn interface_at(ip: IpAddr) -> Option<String> {
@@ -132,7 +131,7 @@ pub fn udp_port(service: u16) -> u16 {
     PORTS.start() | service
 }
 
-/// The address that a service has on a port that knows it by a label.
+/// The label of a service: its address on ports of [`Names::Labels`].
 pub fn label(service: u16) -> EpAddr {
     let [high, low] = service.to_be_bytes();
     EpAddr {
@@ -143,7 +142,7 @@ pub fn label(service: u16) -> EpAddr {
 }
 
 impl Names {
-    /// What they mean on the port that `spec` names.
+    /// The scheme of the port that `spec` names.
     pub fn of(spec: &str) -> Self {
         let Ok(port) = choose(spec) else { return Self::Labels };
         if let Some((ip, number)) = udp_place(&port) {
@@ -151,37 +150,37 @@ impl Names {
             return Self::Udp { ip, port: number, by_kernel };
         }
         match kind_and_device(&port) {
-            Some((kind, device)) if ASKED.contains(&kind) => {
+            Some((kind, device)) if QUERIED_KINDS.contains(&kind) => {
                 let v4 = |ip: IpAddr| if let IpAddr::V4(ip) = ip { Some(ip) } else { None };
                 let ip = own_ips(device).into_iter().find_map(v4);
-                Self::Asked { ip: ip.unwrap_or(Ipv4Addr::LOCALHOST) }
+                Self::Queried { ip: ip.unwrap_or(Ipv4Addr::LOCALHOST) }
             }
             _ => Self::Labels,
         }
     }
 
-    /// The IP address of this host that its endpoints have.
+    /// The IP address in names of this host's endpoints.
     pub fn own_ip(self) -> IpAddr {
         match self {
             Self::Labels => Ipv4Addr::LOCALHOST.into(),
             Self::Udp { ip, .. } => ip,
-            Self::Asked { ip } => ip.into(),
+            Self::Queried { ip } => ip.into(),
         }
     }
 
-    /// Whether frames to a group reach the others.
+    /// Whether the port has multicast groups.
     pub(crate) fn has_groups(self) -> bool {
         !matches!(self, Self::Udp { .. })
     }
 
-    /// Whether its hosts have IPv6 addresses, and no others.
+    /// Whether hosts have IPv6 addresses only.
     pub fn is_v6(self) -> bool {
         matches!(self, Self::Udp { ip: IpAddr::V6(_), .. })
     }
 
     /// The address of the service at `host`. The unspecified address is this host, and so is a
-    /// loopback address but on a port that has one. Of an IPv6 address the last 32 bits count:
-    /// whether the first are the port's own was looked at before.
+    /// loopback address but on a port that has one. Only the last 32 bits of an IPv6 address are
+    /// used: the caller has checked that the others are the port's.
     pub fn at(self, host: IpAddr, service: u16) -> EpAddr {
         let Self::Udp { ip, .. } = self else { return label(service) };
         let is_here = host.is_unspecified() || host.is_loopback() && !ip.is_loopback();
@@ -196,8 +195,7 @@ impl Names {
         self.at(Ipv4Addr::UNSPECIFIED.into(), service)
     }
 
-    /// Host and service of an address, and whether they name it: whether [`at`](Self::at) leads
-    /// back to it.
+    /// Host and service of an address, and whether [`at`](Self::at) maps them back to it.
     pub fn name(self, addr: EpAddr) -> (SocketAddr, bool) {
         let host: IpAddr = match self {
             Self::Udp { ip, .. } => match addr_of(addr.station.mac) {
@@ -205,8 +203,8 @@ impl Names {
                 None => Ipv4Addr::LOCALHOST.into(),
             },
             Self::Labels => Ipv4Addr::LOCALHOST.into(),
-            Self::Asked { ip } if addr.station == label(addr.ep).station => ip.into(),
-            Self::Asked { .. } => match ip_of(addr.station) {
+            Self::Queried { ip } if addr.station == label(addr.ep).station => ip.into(),
+            Self::Queried { .. } => match ip_of(addr.station) {
                 Some(ip @ IpAddr::V4(_)) => ip,
                 _ => Ipv4Addr::UNSPECIFIED.into(),
             },
@@ -214,27 +212,27 @@ impl Names {
         (SocketAddr::new(host, addr.ep), self.at(host, addr.ep).station == addr.station)
     }
 
-    /// The services by which an endpoint that asks for none can be found, best first: those of the
-    /// UDP port, or of the UDP ports that are tried. None where a service has to be asked for.
+    /// The services by which an endpoint without a requested service can be found, best first:
+    /// those of its UDP port, or of the UDP ports that are tried. Empty for labels.
     pub fn services(self) -> impl Iterator<Item = u16> {
         let (settled, tried) = match self {
             Self::Labels => (None, None),
             Self::Udp { port: Some(port), .. } => (Some(port), None),
-            Self::Udp { port: None, .. } | Self::Asked { .. } => (None, Some(PORTS_TRIED)),
+            Self::Udp { port: None, .. } | Self::Queried { .. } => (None, Some(PORTS_TRIED)),
         };
         let settled = settled.into_iter().flat_map(|port| (0..4).map(move |n| port ^ n << 14));
         settled.chain(tried.into_iter().flatten())
     }
 
-    /// The name of the port `spec` that an endpoint with the address `source` is reached by, if
-    /// `spec` leaves it open.
+    /// The port name that gives an endpoint the address `source`, made of `spec`. `None` if `spec`
+    /// already fixes the station.
     pub(crate) fn port_for(self, spec: &str, source: EpAddr) -> Option<String> {
         match self {
             Self::Labels if source.station != label(source.ep).station || spec.contains("mac=") => {
                 None
             }
             Self::Labels => Some(format!("{spec},mac={}", source.station)),
-            Self::Asked { .. } => None,
+            Self::Queried { .. } => None,
             Self::Udp { ip, .. } => {
                 let place = addr_of(source.station.mac);
                 let place = place.filter(|place| *place.ip() == host_bits(ip))?;
@@ -243,107 +241,109 @@ impl Names {
         }
     }
 
-    /// The address that `node` and `service` name: ours in text, or a host by name or number and a
-    /// service by number. `None`: any service of this host is meant.
+    /// The address that `node` and `service` name: an address in barewire's text form, or a host by
+    /// name or IP address and a service by number. `None` stands for any service of this host.
     ///
-    /// `numeric` (`FI_NUMERICHOST`): the node is not looked up. Else it takes as long as the
-    /// system's resolver takes for a name, and where services are asked for, through `through`,
-    /// [`PATIENCE`] if nobody answers.
+    /// With `numeric` (`FI_NUMERICHOST`) the system's resolver is not asked. Else the call blocks
+    /// for the system's resolver, and for queries on `query_port`, up to [`QUERY_TIMEOUT`] if no
+    /// station answers.
     ///
     /// # Errors
-    /// [`NoName`]: nobody has it.
+    /// [`ResolveError`]: no such host or service was found.
     pub fn find(
         self,
         node: Option<&str>,
         service: Option<&str>,
-        whose: Whose,
+        role: AddrRole,
         numeric: bool,
-        through: &Through<'_>,
-    ) -> Result<Option<EpAddr>, NoName> {
-        self.find_by(node, service, whose, numeric, &through.way())
+        query_port: &QueryPort<'_>,
+    ) -> Result<Option<EpAddr>, ResolveError> {
+        self.find_by(node, service, role, numeric, &query_port.resolver())
     }
 
     pub(crate) fn find_by(
         self,
         node: Option<&str>,
         service: Option<&str>,
-        whose: Whose,
+        role: AddrRole,
         numeric: bool,
-        way: &dyn Way,
-    ) -> Result<Option<EpAddr>, NoName> {
+        resolver: &dyn Resolver,
+    ) -> Result<Option<EpAddr>, ResolveError> {
         if let Some(Ok(addr)) = node.map(|node| resolve(node, service.filter(|s| *s != "0"))) {
             return Ok(Some(addr));
         }
         let (node, service) = match node {
-            Some(node) => parted(node, service)?,
+            Some(node) => split_fi_addr_str(node, service)?,
             None => (None, service),
         };
         let number = number_of(service)?;
         let hosts = node.map(|node| hosts(node, numeric)).transpose();
-        if let Self::Asked { ip } = self {
-            return match whose {
-                Whose::Ours => own(node, hosts?, number),
-                // A name that the resolver does not know may be one that a host says of itself.
-                Whose::Peers if numeric => ask(ip, node, Ok(hosts?), number, way).map(Some),
-                Whose::Peers => ask(ip, node, hosts, number, way).map(Some),
+        if let Self::Queried { ip } = self {
+            return match role {
+                AddrRole::Source => own_label(node, hosts?, number),
+                // A host answers to its own hostname, which the resolver may not know.
+                AddrRole::Peer if numeric => {
+                    query_service(ip, node, Ok(hosts?), number, resolver).map(Some)
+                }
+                AddrRole::Peer => query_service(ip, node, hosts, number, resolver).map(Some),
             };
         }
         let hosts = hosts?;
         match self {
-            Self::Asked { .. } | Self::Labels => {
+            Self::Queried { .. } | Self::Labels => {
                 if hosts.is_some_and(|hosts| !hosts.into_iter().any(is_here)) {
                     let why = "not an address of this host, and this port resolves no other host";
-                    return Err(no_name(node, why));
+                    return Err(resolve_error(node, why));
                 }
                 Ok((number != 0).then(|| label(number)))
             }
-            Self::Udp { ip, port, .. } if whose == Whose::Ours => {
+            Self::Udp { ip, port, .. } if role == AddrRole::Source => {
                 let is_ours = |host: IpAddr| {
                     host == ip || host.is_unspecified() || host.is_loopback() && !ip.is_loopback()
                 };
                 if hosts.is_some_and(|hosts| !hosts.into_iter().any(is_ours)) {
-                    return Err(no_name(
+                    return Err(resolve_error(
                         node,
                         format!("not the address of the port, udp:{}", host_text(ip)),
                     ));
                 }
-                self.free(number, port)
+                self.source_addr(number, port)
             }
             Self::Udp { ip, by_kernel, .. } => {
                 let host = match hosts {
                     Some(hosts) => reachable(ip, by_kernel, node, hosts)?,
                     None => ip,
                 };
-                Ok(Some(self.at(host, if number == 0 { FIRST } else { number })))
+                Ok(Some(self.at(host, if number == 0 { DEFAULT_SERVICE } else { number })))
             }
         }
     }
 
     /// The addresses of `node_count` hosts, `node` and those that follow it, times `service_count`
-    /// services, `service` and those that follow it, host by host. A MAC or an IP address is
-    /// followed by the next number, and so is a name by its last digits. Where only this host is
-    /// known by name it stands for all of them.
+    /// services, `service` and those that follow it, host by host. The successor of a MAC or an IP
+    /// address is the next number, that of a name has its last digits incremented. On ports of
+    /// [`Names::Labels`] this host stands for all hosts.
     ///
     /// # Errors
-    /// [`NoName`]: one has no address, or has no follower.
+    /// [`ResolveError`]: a host or service was not found, or has no successor.
     pub(crate) fn symmetric(
         self,
         node: &str,
         service: Option<&str>,
         node_count: usize,
         service_count: usize,
-        way: &dyn Way,
-    ) -> Result<Vec<EpAddr>, NoName> {
-        let (host, service) = parted(node, service)?;
+        resolver: &dyn Resolver,
+    ) -> Result<Vec<EpAddr>, ResolveError> {
+        let (host, service) = split_fi_addr_str(node, service)?;
         let node = host.unwrap_or(node);
-        if let (Self::Asked { ip }, Err(_)) = (self, resolve(node, service)) {
-            let numbers = services(service, service_count)?;
-            return symmetric_asked(ip, (node, node_count), &numbers, way);
+        if let (Self::Queried { ip }, Err(_)) = (self, resolve(node, service)) {
+            let numbers = service_range(service, service_count)?;
+            return query_symmetric(ip, (node, node_count), &numbers, resolver);
         }
         let all = node_count.checked_mul(service_count);
         let mut found = Vec::with_capacity(all.unwrap_or(0).min(1 << 20));
         for n in 0..node_count {
-            let end = || no_name(Some(node), "it has too few followers");
+            let end = || resolve_error(Some(node), "it has too few followers");
             let (first, is_mac) = match resolve(node, service) {
                 Ok(first) => {
                     let mac =
@@ -353,15 +353,19 @@ impl Names {
                 }
                 Err(_) => {
                     let own = self == Self::Labels;
-                    let node = if own { Some(node.to_owned()) } else { following(node, n) };
+                    let node = if own { Some(node.to_owned()) } else { successor(node, n) };
                     let node = node.ok_or_else(end)?;
-                    let first = self.find_by(Some(&node), service, Whose::Peers, false, way)?;
-                    (first.ok_or_else(|| no_name(Some(&node), "a peer has a service"))?, false)
+                    let first =
+                        self.find_by(Some(&node), service, AddrRole::Peer, false, resolver)?;
+                    (
+                        first.ok_or_else(|| resolve_error(Some(&node), "a peer has a service"))?,
+                        false,
+                    )
                 }
             };
             for s in 0..service_count {
                 let ep = u16::try_from(s).ok().and_then(|s| first.ep.checked_add(s));
-                let ep = ep.ok_or_else(|| no_name(service, "it has too few followers"))?;
+                let ep = ep.ok_or_else(|| resolve_error(service, "it has too few followers"))?;
                 let host = self.name(first).0.ip();
                 found.push(if is_mac { EpAddr { ep, ..first } } else { self.at(host, ep) });
             }
@@ -369,46 +373,45 @@ impl Names {
         Ok(found)
     }
 
-    /// The addresses of services at hosts by their IP address, all asked for at once where they
-    /// are.
+    /// The addresses of services at hosts by IP address. All queries are sent at once.
     pub(crate) fn find_all(
         self,
         hosts: &[(IpAddr, u16)],
-        way: &dyn Way,
-    ) -> Vec<Result<EpAddr, NoName>> {
+        resolver: &dyn Resolver,
+    ) -> Vec<Result<EpAddr, ResolveError>> {
         let exact = |&(ip, service): &(IpAddr, u16)| self.exact(ip, service).map(Ok);
         let mut found: Vec<_> = hosts.iter().map(exact).collect();
         let open = || found.iter().enumerate().filter(|(_, exact)| exact.is_none());
         let open: Vec<usize> = open().map(|(i, _)| i).collect();
-        if let Self::Asked { ip: own } = self
+        if let Self::Queried { ip: own } = self
             && !open.is_empty()
         {
-            let wanted = |&i: &usize| {
+            let query_of = |&i: &usize| {
                 let (ip, service) = hosts[i];
-                wanted(own, None, &[ip], service)
+                query_for(own, None, &[ip], service)
             };
-            let wanted: Vec<Wanted> = open.iter().map(wanted).collect();
-            let answers = way.ask(&wanted);
+            let queries: Vec<Query> = open.iter().map(query_of).collect();
+            let answers = resolver.query(&queries);
             for (n, i) in open.into_iter().enumerate() {
                 let (ip, service) = hosts[i];
                 let (name, ips) = (format!("{ip}"), [ip]);
                 found[i] = Some(match &answers {
-                    Ok(answers) => heard(own, Some(&name), &ips, service, &answers[n]),
-                    Err(why) => Err(no_name(Some(&name), why)),
+                    Ok(answers) => choose_answer(own, Some(&name), &ips, service, &answers[n]),
+                    Err(why) => Err(resolve_error(Some(&name), why)),
                 });
             }
         }
-        let nobody = |i: usize| no_name(Some(&hosts[i].0.to_string()), self.carried());
+        let nobody = |i: usize| resolve_error(Some(&hosts[i].0.to_string()), self.reach_text());
         let each = found.into_iter().enumerate();
         each.map(|(i, found)| found.unwrap_or_else(|| Err(nobody(i)))).collect()
     }
 
-    /// The address that an IP address and a service are on their own. `None`: somebody has to be
-    /// asked, or the port carries no such addresses.
+    /// The address of an IP address and a service, by arithmetic alone. `None`: a query is needed,
+    /// or the port cannot reach such an IP address.
     pub fn exact(self, host: IpAddr, service: u16) -> Option<EpAddr> {
         match (self, host.to_canonical()) {
             (Self::Labels, _) => Some(label(service)),
-            (Self::Udp { ip, .. }, host) if self.is_there(ip, host) => Some(self.at(host, service)),
+            (Self::Udp { ip, .. }, host) if self.reaches(ip, host) => Some(self.at(host, service)),
             (_, IpAddr::V4(_)) => None,
             (_, IpAddr::V6(host)) => {
                 station_in(host).map(|station| EpAddr { station, ep: service, incarnation: 0 })
@@ -416,35 +419,35 @@ impl Names {
         }
     }
 
-    /// Whether a port at `ip` knows `host`: it has an address of the same network, or is this host.
-    fn is_there(self, ip: IpAddr, host: IpAddr) -> bool {
+    /// Whether a port at `ip` reaches `host`: it is in the same network, or is this host.
+    fn reaches(self, ip: IpAddr, host: IpAddr) -> bool {
         let is_here = host.is_unspecified() || host.is_loopback() && !ip.is_loopback();
         is_here || Prefix::of(ip).holds(host)
     }
 
-    /// Whom the port reaches, for who is told that somebody is not.
-    pub fn carried(self) -> String {
+    /// Which hosts the port reaches, for messages about a host that it does not.
+    pub fn reach_text(self) -> String {
         match self {
             Self::Udp { ip: ip @ IpAddr::V6(_), .. } => {
                 let all = Prefix::of(ip).ip(Ipv4Addr::UNSPECIFIED);
-                format!("the port reaches hosts of {all}/96, whose first 96 bits are its own")
+                format!("the port reaches hosts of {all}/96, role first 96 bits are its own")
             }
             _ => "the port carries IPv4; write udp:[ADDRESS]/96 for one that carries IPv6".into(),
         }
     }
 
-    /// Remembers that an address is at `ip`, to write it so.
-    pub fn found_at(self, addr: EpAddr, ip: IpAddr) {
-        if matches!(self, Self::Asked { .. }) && !ip.is_unspecified() && !ip.is_loopback() {
-            note(addr.station, ip.to_canonical());
+    /// Remembers the IP address of a station, to print its address with it.
+    pub fn remember_ip(self, addr: EpAddr, ip: IpAddr) {
+        if matches!(self, Self::Queried { .. }) && !ip.is_unspecified() && !ip.is_loopback() {
+            remember_ip(addr.station, ip.to_canonical());
         }
     }
 
-    /// IPv6 address and service of an address. Where no IP address and service lead to it, the
-    /// station is one.
+    /// IPv6 address and service of an address. If no host and service map to it, the IPv6 address
+    /// encodes the station.
     pub fn name6(self, addr: EpAddr) -> (Ipv6Addr, u16) {
         let ip = match self {
-            Self::Asked { .. } if addr.station != label(addr.ep).station => {
+            Self::Queried { .. } if addr.station != label(addr.ep).station => {
                 match ip_of(addr.station) {
                     Some(IpAddr::V6(ip)) => ip,
                     _ => station_as_ip(addr.station),
@@ -459,28 +462,28 @@ impl Names {
         (ip, addr.ep)
     }
 
-    /// Whether `ip` is this host, at the port: what an own address may say.
+    /// Whether `ip` may be the IP address of a local address on this port.
     pub fn is_own(self, ip: IpAddr) -> bool {
         match (self, ip.to_canonical()) {
             (_, ip) if ip.is_unspecified() || ip.is_loopback() => true,
             (Self::Labels, IpAddr::V4(_)) => true,
             (Self::Udp { ip: ours, .. }, ip) => ip == ours,
-            (Self::Asked { ip: ours }, IpAddr::V4(ip)) if ip == ours => true,
+            (Self::Queried { ip: ours }, IpAddr::V4(ip)) if ip == ours => true,
             (_, ip) => is_here(ip),
         }
     }
 
-    /// The service that an endpoint with the address `source` answers for at `port`, if it does,
-    /// and what keeps it from other processes of this host.
+    /// Claims the service of an endpoint with the address `source` on `port`, which no other
+    /// process of the host can claim then. `None`: the endpoint serves no name.
     ///
     /// # Errors
-    /// [`Error::AddrInUse`]: another endpoint of the host has it.
-    pub(crate) fn claim(port: &PortCaps, source: Option<EpAddr>) -> FiResult<Option<Served>> {
+    /// [`Error::AddrInUse`]: another endpoint of the host has claimed the service.
+    pub(crate) fn claim(port: &PortCaps, source: Option<EpAddr>) -> FiResult<Option<ServiceClaim>> {
         let Some(source) = source.filter(|addr| is_placeholder(*addr) && addr.ep != 0) else {
             return Ok(None);
         };
-        let Self::Asked { ip } = Self::of(&port.name) else { return Ok(None) };
-        // The number first: the kernel's names have an end.
+        let Self::Queried { ip } = Self::of(&port.name) else { return Ok(None) };
+        // The number comes first: the kernel truncates long names.
         let name = format!("barewire-service-{}-{}", source.ep, interface_of(&port.name));
         let claim = hold(&name).map_err(|e| match e.raw_os_error() {
             Some(libc::EADDRINUSE) => {
@@ -489,35 +492,35 @@ impl Names {
             }
             e => refused_by_system("the name of a service", e.unwrap_or(libc::EIO)),
         })?;
-        note(port.station, ip.into());
-        Ok(Some(Served { service: source.ep, _claim: claim }))
+        remember_ip(port.station, ip.into());
+        Ok(Some(ServiceClaim { service: source.ep, _claim: claim }))
     }
 
-    /// Our address with a service, if the UDP port is not settled otherwise.
-    fn free(self, service: u16, port: Option<u16>) -> Result<Option<EpAddr>, NoName> {
+    /// The local address of a service, unless the port's name fixes another UDP port.
+    fn source_addr(self, service: u16, port: Option<u16>) -> Result<Option<EpAddr>, ResolveError> {
         let need = udp_port(service);
         match port.filter(|port| service != 0 && *port != need) {
             None => Ok((service != 0).then(|| self.here(service))),
             Some(port) => {
                 let why = format!("it takes UDP port {need}, and the port's is {port}; name none");
-                Err(no_name(Some(&service.to_string()), &why))
+                Err(resolve_error(Some(&service.to_string()), &why))
             }
         }
     }
 }
 
-/// A service that an endpoint answers for, as long as this is there.
-pub(crate) struct Served {
+/// A service that an endpoint serves. Dropping it releases the service.
+pub(crate) struct ServiceClaim {
     pub(crate) service: u16,
     _claim: NotInChildren,
 }
 
-/// Whether an address is a label that stands for the port's own, whose MAC is not known yet.
+/// Whether an address is a label, which stands for the port's own address until the MAC is known.
 pub(crate) fn is_placeholder(addr: EpAddr) -> bool {
     addr.station == label(addr.ep).station
 }
 
-/// The IPv6 address that is a station, as [`MAC_NET`] says.
+/// The IPv6 address that encodes a station: see [`MAC_NET`].
 fn station_as_ip(station: Station) -> Ipv6Addr {
     let [a, b, c, d, e, f] = station.mac.0.map(u16::from);
     let [n, o, p, q] = MAC_NET;
@@ -530,42 +533,42 @@ fn station_in(ip: Ipv6Addr) -> Option<Station> {
     (station_as_ip(station) == ip && station.is_single()).then_some(station)
 }
 
-/// The address of an endpoint of this host that asks for `service`, if `node` is this host.
-fn own(
+/// The label of `service` for a local endpoint, if `node` is this host.
+fn own_label(
     node: Option<&str>,
     hosts: Option<Vec<IpAddr>>,
     service: u16,
-) -> Result<Option<EpAddr>, NoName> {
+) -> Result<Option<EpAddr>, ResolveError> {
     let here = |ip: IpAddr| ip.is_unspecified() || is_here(ip);
     if hosts.is_some_and(|hosts| !hosts.into_iter().any(here)) {
-        return Err(no_name(node, "not an address of this host"));
+        return Err(resolve_error(node, "not an address of this host"));
     }
     Ok((service != 0).then(|| label(service)))
 }
 
-/// Who is to be asked for: `own` is this host's IPv4 address, `name` what the host is called.
-fn wanted(own: Ipv4Addr, name: Option<&str>, ips: &[IpAddr], service: u16) -> Wanted {
+/// The query for a service of a host. `own` is this host's IPv4 address.
+fn query_for(own: Ipv4Addr, name: Option<&str>, ips: &[IpAddr], service: u16) -> Query {
     let is_own = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified();
     match name.is_none() && ips.is_empty() || ips.iter().any(is_own) {
-        false => Wanted::new(name, ips, service),
-        // No other host answers to that.
-        true if !own.is_loopback() => Wanted::new(None, &[own.into()], service),
-        true => Wanted::new(Some(&own_name()), &[], service),
+        false => Query::new(name, ips, service),
+        // Only this host has this address.
+        true if !own.is_loopback() => Query::new(None, &[own.into()], service),
+        true => Query::new(Some(&own_name()), &[], service),
     }
 }
 
-/// A host, to be asked for a service.
-struct Question<'a> {
+/// A host and a service to be queried.
+struct HostQuery<'a> {
     node: Option<&'a str>,
-    /// Its addresses; or why the resolver knows none.
-    hosts: Result<Vec<IpAddr>, NoName>,
+    /// Its IP addresses, or the error of the system's resolver.
+    hosts: Result<Vec<IpAddr>, ResolveError>,
     service: u16,
 }
 
-impl<'a> Question<'a> {
+impl<'a> HostQuery<'a> {
     fn new(
         node: Option<&'a str>,
-        hosts: Result<Option<Vec<IpAddr>>, NoName>,
+        hosts: Result<Option<Vec<IpAddr>>, ResolveError>,
         service: u16,
     ) -> Self {
         Self { node, hosts: hosts.map(Option::unwrap_or_default), service }
@@ -575,94 +578,93 @@ impl<'a> Question<'a> {
         self.hosts.as_ref().map_or(&[], |ips| ips)
     }
 
-    /// What the host is called.
+    /// The host in messages.
     fn text(&self) -> &str {
         self.node.unwrap_or("this host")
     }
 
-    fn wanted(&self, own: Ipv4Addr) -> Wanted {
+    fn query(&self, own: Ipv4Addr) -> Query {
         let name = self.node.filter(|node| node.parse::<IpAddr>().is_err());
-        wanted(own, name, self.ips(), self.service)
+        query_for(own, name, self.ips(), self.service)
     }
 
-    /// What the answers come to.
-    fn heard(&self, own: Ipv4Addr, answers: &Answers) -> Result<EpAddr, NoName> {
-        let found = heard(own, self.node, self.ips(), self.service, answers);
+    /// The address in the answers.
+    fn choose(&self, own: Ipv4Addr, answers: &Answers) -> Result<EpAddr, ResolveError> {
+        let found = choose_answer(own, self.node, self.ips(), self.service, answers);
         found.map_err(|why| match &self.hosts {
-            Err(unresolved) => NoName(format!("{unresolved}; {why}")),
+            Err(unresolved) => ResolveError(format!("{unresolved}; {why}")),
             Ok(_) => why,
         })
     }
 }
 
-/// Asks who serves `service` at `node`.
-fn ask(
+/// Queries the station that serves `service` at `node`.
+fn query_service(
     own: Ipv4Addr,
     node: Option<&str>,
-    hosts: Result<Option<Vec<IpAddr>>, NoName>,
+    hosts: Result<Option<Vec<IpAddr>>, ResolveError>,
     service: u16,
-    way: &dyn Way,
-) -> Result<EpAddr, NoName> {
-    let question = Question::new(node, hosts, service);
-    let answers = way.ask(&[question.wanted(own)]);
-    let answers = answers.map_err(|why| no_name(Some(question.text()), why))?;
-    question.heard(own, &answers[0])
+    resolver: &dyn Resolver,
+) -> Result<EpAddr, ResolveError> {
+    let host_query = HostQuery::new(node, hosts, service);
+    let answers = resolver.query(&[host_query.query(own)]);
+    let answers = answers.map_err(|why| resolve_error(Some(host_query.text()), why))?;
+    host_query.choose(own, &answers[0])
 }
 
-/// Asks who serves each of `services` at each of `count` hosts, `node` and those that follow it,
-/// all at once.
-fn symmetric_asked(
+/// Queries each of `services` at each of `count` hosts, `node` and its successors, all at once.
+fn query_symmetric(
     own: Ipv4Addr,
     (node, count): (&str, usize),
     services: &[u16],
-    way: &dyn Way,
-) -> Result<Vec<EpAddr>, NoName> {
-    let end = || no_name(Some(node), "it has too few followers");
-    let next = |n| following(node, n).ok_or_else(end);
-    let nodes = (0..count).map(next).collect::<Result<Vec<String>, NoName>>()?;
-    let mut questions = Vec::new();
+    resolver: &dyn Resolver,
+) -> Result<Vec<EpAddr>, ResolveError> {
+    let end = || resolve_error(Some(node), "it has too few followers");
+    let next = |n| successor(node, n).ok_or_else(end);
+    let nodes = (0..count).map(next).collect::<Result<Vec<String>, ResolveError>>()?;
+    let mut host_queries = Vec::new();
     for node in &nodes {
         let known = Ok(Some(hosts(node, false))).and_then(Option::transpose);
-        let each = services.iter().map(|n| Question::new(Some(node), known.clone(), *n));
-        questions.extend(each);
+        let each = services.iter().map(|n| HostQuery::new(Some(node), known.clone(), *n));
+        host_queries.extend(each);
     }
-    let wanted: Vec<Wanted> = questions.iter().map(|one| one.wanted(own)).collect();
-    let answers = way.ask(&wanted).map_err(|why| no_name(Some(node), why))?;
-    questions.iter().zip(&answers).map(|(one, answers)| one.heard(own, answers)).collect()
+    let queries: Vec<Query> = host_queries.iter().map(|one| one.query(own)).collect();
+    let answers = resolver.query(&queries).map_err(|why| resolve_error(Some(node), why))?;
+    host_queries.iter().zip(&answers).map(|(one, answers)| one.choose(own, answers)).collect()
 }
 
 /// `count` services from `first` on.
-fn services(first: Option<&str>, count: usize) -> Result<Vec<u16>, NoName> {
+fn service_range(first: Option<&str>, count: usize) -> Result<Vec<u16>, ResolveError> {
     let number = number_of(first)?;
-    let end = || no_name(first, "it has too few followers");
+    let end = || resolve_error(first, "it has too few followers");
     let each = (0..count).map(|n| u16::try_from(n).ok().and_then(|n| number.checked_add(n)));
     each.map(|n| n.ok_or_else(end)).collect()
 }
 
-/// A service in text; 0 if none is named.
-fn number_of(service: Option<&str>) -> Result<u16, NoName> {
+/// A service as a number; 0 if none is named.
+fn number_of(service: Option<&str>) -> Result<u16, ResolveError> {
     let number = service.map_or(Ok(0), str::parse::<u16>);
-    number.map_err(|_| no_name(service, "a service is a number, 0 to 65535"))
+    number.map_err(|_| resolve_error(service, "a service is a number, 0 to 65535"))
 }
 
-/// Host and service, which may both be in `node`, as in `fi_sockaddr_in://10.1.1.1:7471`
+/// Splits host and service, which may both be in `node`, as in `fi_sockaddr_in://10.1.1.1:7471`
 /// (fi_getinfo(3), `FI_ADDR_STR`).
 ///
 /// # Errors
-/// [`NoName`]: they are, and wrong, or there is a service besides.
-fn parted<'a>(
+/// [`ResolveError`]: `node` is malformed, or names a service as `service` does.
+fn split_fi_addr_str<'a>(
     node: &'a str,
     service: Option<&'a str>,
-) -> Result<(Option<&'a str>, Option<&'a str>), NoName> {
+) -> Result<(Option<&'a str>, Option<&'a str>), ResolveError> {
     let kinds = ["fi_sockaddr://", "fi_sockaddr_in://", "fi_sockaddr_in6://"];
     let Some(place) = kinds.iter().find_map(|kind| node.strip_prefix(kind)) else {
         return Ok((Some(node), service));
     };
     if service.is_some() {
-        return Err(no_name(Some(node), "it names a service already; give none besides"));
+        return Err(resolve_error(Some(node), "it names a service already; give none besides"));
     }
-    let wrong = || no_name(Some(node), "expected such as fi_sockaddr_in://10.1.1.1:7471");
-    // What follows is no part of an address of IP.
+    let wrong = || resolve_error(Some(node), "expected such as fi_sockaddr_in://10.1.1.1:7471");
+    // A path or query is no part of an IP address.
     let place = place.split(['/', '?']).next().unwrap_or_default();
     let (host, rest) = match place.strip_prefix('[') {
         Some(place) => place.split_once(']').ok_or_else(wrong)?,
@@ -677,14 +679,15 @@ fn parted<'a>(
     Ok((Some(host).filter(said), service.filter(said)))
 }
 
-/// What the answers to a question come to.
-fn heard(
+/// The address in the answers to a query: that of the first station. Warns if two stations serve
+/// the same service.
+fn choose_answer(
     own: Ipv4Addr,
     node: Option<&str>,
     ips: &[IpAddr],
     service: u16,
     answers: &Answers,
-) -> Result<EpAddr, NoName> {
+) -> Result<EpAddr, ResolveError> {
     let text = node.unwrap_or("this host");
     let service_text = match service {
         0 => "a service".to_owned(),
@@ -696,8 +699,8 @@ fn heard(
             ips if ips.is_empty() || ips == text => String::new(),
             ips => format!(" ({ips})"),
         };
-        let ms = PATIENCE.as_millis();
-        return Err(NoName(format!(
+        let ms = QUERY_TIMEOUT.as_millis();
+        return Err(ResolveError(format!(
             "{text}{at}: every station on the segment was asked by a broadcast, and within {ms} \
              ms none answered that it serves {service_text} there; start the server first, on the \
              same segment (a program registers its service by FI_SOURCE)"
@@ -716,20 +719,20 @@ fn heard(
     let v4 = ips.iter().find(|ip| ip.is_ipv4()).or(ips.first());
     let is_own = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified();
     match v4.copied() {
-        Some(ip) if !is_own(&ip) => note(first.station, ip),
-        // Of a host that only its name is known of there is no address.
+        Some(ip) if !is_own(&ip) => remember_ip(first.station, ip),
+        // A host that is known by name only has no IP address to remember.
         None if node.is_some() => {}
-        _ => note(first.station, own.into()),
+        _ => remember_ip(first.station, own.into()),
     }
     Ok(EpAddr { station: first.station, ep: first.ep, incarnation: 0 })
 }
 
-fn no_name(what: Option<&str>, why: impl fmt::Display) -> NoName {
-    NoName(format!("{}: {why}", what.unwrap_or_default()))
+fn resolve_error(what: Option<&str>, why: impl fmt::Display) -> ResolveError {
+    ResolveError(format!("{}: {why}", what.unwrap_or_default()))
 }
 
-/// The node `n` places behind `first`.
-fn following(first: &str, n: usize) -> Option<String> {
+/// The `n`th successor of node `first`.
+fn successor(first: &str, n: usize) -> Option<String> {
     if let Ok(ip) = first.parse::<Ipv6Addr>() {
         return Some(Ipv6Addr::from(u128::from(ip).checked_add(n as u128)?).to_string());
     }
@@ -746,41 +749,41 @@ fn following(first: &str, n: usize) -> Option<String> {
     Some(format!("{name}{number:0width$}", width = digits.len()))
 }
 
-/// The addresses of a host. Never empty.
-fn hosts(node: &str, numeric: bool) -> Result<Vec<IpAddr>, NoName> {
+/// The IP addresses of a host. Never empty.
+fn hosts(node: &str, numeric: bool) -> Result<Vec<IpAddr>, ResolveError> {
     if let Ok(ip) = node.parse::<IpAddr>() {
         return Ok(vec![ip.to_canonical()]);
     }
     if numeric {
-        return Err(no_name(
+        return Err(resolve_error(
             Some(node),
             "not an address in numbers, which FI_NUMERICHOST asks for",
         ));
     }
     match (node, 0).to_socket_addrs() {
         Ok(found) if found.len() > 0 => Ok(found.map(|at| at.ip().to_canonical()).collect()),
-        Ok(_) => Err(no_name(Some(node), "the system's resolver knows no address")),
-        Err(e) => Err(no_name(Some(node), format!("the system's resolver says: {e}"))),
+        Ok(_) => Err(resolve_error(Some(node), "the system's resolver knows no address")),
+        Err(e) => Err(resolve_error(Some(node), format!("the system's resolver says: {e}"))),
     }
 }
 
-/// Whether an address is one of this host: only such can be bound.
+/// Whether an address is one of this host, by the attempt to bind a socket to it.
 fn is_here(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// The first of a host's addresses that a port at `ours` reaches: of the same network, and if the
-/// kernel carries its datagrams, one with a route. Whether the host is up is not tested.
+/// The first of a host's IP addresses that a port at `ours` reaches: one of the same network and,
+/// if the kernel sends the datagrams, with a route. Whether the host is up is not tested.
 fn reachable(
     ours: IpAddr,
     by_kernel: bool,
     node: Option<&str>,
     hosts: Vec<IpAddr>,
-) -> Result<IpAddr, NoName> {
+) -> Result<IpAddr, ResolveError> {
     let names = Names::Udp { ip: ours, port: None, by_kernel };
     let mut why = None;
     for host in hosts {
-        if !names.is_there(ours, host) {
+        if !names.reaches(ours, host) {
             continue;
         }
         if host.is_loopback() || host.is_unspecified() {
@@ -793,15 +796,17 @@ fn reachable(
         if !by_kernel {
             return Ok(host);
         }
-        let way = UdpSocket::bind((ours, 0)).and_then(|socket| socket.connect((host, FIRST)));
-        match way {
+        let route =
+            UdpSocket::bind((ours, 0)).and_then(|socket| socket.connect((host, DEFAULT_SERVICE)));
+        match route {
             Ok(()) => return Ok(host),
             Err(e) => why = Some(format!("the kernel has no way to {host} from {ours}: {e}")),
         }
     }
-    let why = why
-        .unwrap_or_else(|| format!("it has no address that can be reached: {}", names.carried()));
-    Err(no_name(node, why))
+    let why = why.unwrap_or_else(|| {
+        format!("it has no address that can be reached: {}", names.reach_text())
+    });
+    Err(resolve_error(node, why))
 }
 
 #[cfg(test)]
@@ -826,9 +831,9 @@ mod tests {
     #[derive(Default)]
     struct Segment(Vec<Here>);
 
-    impl Way for Segment {
-        fn ask(&self, wanted: &[Wanted]) -> Result<Vec<Answers>, OpenError> {
-            Ok(wanted.iter().map(|_| self.0.clone()).collect())
+    impl Resolver for Segment {
+        fn query(&self, queries: &[Query]) -> Result<Vec<Answers>, OpenError> {
+            Ok(queries.iter().map(|_| self.0.clone()).collect())
         }
     }
 
@@ -837,23 +842,31 @@ mod tests {
         node: Option<&str>,
         service: Option<&str>,
         numeric: bool,
-    ) -> Result<Option<EpAddr>, NoName> {
-        names.find_by(node, service, Whose::Peers, numeric, &Segment::default())
+    ) -> Result<Option<EpAddr>, ResolveError> {
+        names.find_by(node, service, AddrRole::Peer, numeric, &Segment::default())
     }
 
-    fn peer(names: Names, node: Option<&str>, service: Option<&str>) -> Result<EpAddr, NoName> {
+    fn peer(
+        names: Names,
+        node: Option<&str>,
+        service: Option<&str>,
+    ) -> Result<EpAddr, ResolveError> {
         find(names, node, service, false).map(Option::unwrap)
     }
 
-    fn source(names: Names, node: Option<&str>, service: &str) -> Result<Option<EpAddr>, NoName> {
-        names.find_by(node, Some(service), Whose::Ours, false, &Segment::default())
+    fn source(
+        names: Names,
+        node: Option<&str>,
+        service: &str,
+    ) -> Result<Option<EpAddr>, ResolveError> {
+        names.find_by(node, Some(service), AddrRole::Source, false, &Segment::default())
     }
 
     /// Goal: where services are asked for, the first answer is the address, whichever call asks and
     /// by whatever name; none says who was asked; and an own name is a service of this host.
     #[test]
     fn where_services_are_asked_for_the_first_answer_counts() {
-        let names = Names::Asked { ip: Ipv4Addr::new(10, 1, 1, 1) };
+        let names = Names::Queried { ip: Ipv4Addr::new(10, 1, 1, 1) };
         let here = |station, ep| Here {
             station: Station::at([2, 0, 0, 0, 0, station]),
             ep,
@@ -867,7 +880,7 @@ mod tests {
             (Some("no-host.invalid"), Some("9")),
             (None, Some("9")),
         ] {
-            let found = names.find_by(node, service, Whose::Peers, false, &two).unwrap().unwrap();
+            let found = names.find_by(node, service, AddrRole::Peer, false, &two).unwrap().unwrap();
             assert_eq!(
                 (found.station.mac.0[5], found.ep, found.incarnation),
                 (7, 9, 0),
@@ -881,7 +894,8 @@ mod tests {
         assert!(names.find_all(&hosts, &Segment::default()).iter().all(Result::is_err));
         // A name that the resolver does not know says no address, and least of all this host's.
         let other = Segment(vec![here(77, 9)]);
-        let found = names.find_by(Some("no-host.invalid"), Some("9"), Whose::Peers, false, &other);
+        let found =
+            names.find_by(Some("no-host.invalid"), Some("9"), AddrRole::Peer, false, &other);
         assert_ne!(names.name(found.unwrap().unwrap()).0.ip(), IpAddr::from([10, 1, 1, 1]));
         let all = names.symmetric("10.1.1.7", Some("9"), 2, 2, &two).unwrap();
         assert_eq!(all.len(), 4);
@@ -906,9 +920,9 @@ mod tests {
             ep: 9,
             versions: VERSIONS,
         }]);
-        let asked = Names::Asked { ip: Ipv4Addr::new(10, 1, 1, 1) };
+        let asked = Names::Queried { ip: Ipv4Addr::new(10, 1, 1, 1) };
         for text in ["fi_sockaddr_in://10.1.1.7:9", "fi_sockaddr_in6://[2001:db8::7]:9"] {
-            let found = asked.find_by(Some(text), None, Whose::Peers, true, &two);
+            let found = asked.find_by(Some(text), None, AddrRole::Peer, true, &two);
             assert_eq!(found.unwrap().unwrap().ep, 9, "{text}");
         }
         for (text, host, service) in [
@@ -921,7 +935,7 @@ mod tests {
         }
         let text = "fi_sockaddr_in://127.0.0.1:7471";
         assert_eq!(
-            udp(None).find_by(Some(text), None, Whose::Ours, false, &two),
+            udp(None).find_by(Some(text), None, AddrRole::Source, false, &two),
             source(udp(None), Some("127.0.0.1"), "7471")
         );
         for (text, service) in [
@@ -939,15 +953,15 @@ mod tests {
     #[test]
     fn this_host_is_asked_for_by_what_it_has_alone() {
         let own = Ipv4Addr::new(10, 1, 1, 1);
-        let ours = Wanted::new(None, &[own.into()], 7);
+        let ours = Query::new(None, &[own.into()], 7);
         for ips in [&[][..], &[Ipv4Addr::LOCALHOST.into()], &[Ipv4Addr::UNSPECIFIED.into()]] {
-            assert_eq!(wanted(own, None, ips, 7), ours);
+            assert_eq!(query_for(own, None, ips, 7), ours);
         }
-        assert_eq!(wanted(own, Some("localhost"), &[Ipv4Addr::LOCALHOST.into()], 7), ours);
+        assert_eq!(query_for(own, Some("localhost"), &[Ipv4Addr::LOCALHOST.into()], 7), ours);
         let far: IpAddr = [10, 1, 1, 2].into();
-        assert_eq!(wanted(own, Some("x"), &[far], 7), Wanted::new(Some("x"), &[far], 7));
-        let named = Wanted::new(Some(&own_name()), &[], 7);
-        assert_eq!(wanted(Ipv4Addr::LOCALHOST, None, &[], 7), named);
+        assert_eq!(query_for(own, Some("x"), &[far], 7), Query::new(Some("x"), &[far], 7));
+        let named = Query::new(Some(&own_name()), &[], 7);
+        assert_eq!(query_for(Ipv4Addr::LOCALHOST, None, &[], 7), named);
         for number in [0, 7, Station::NUMBER_MAX] {
             let station = Station { number, ..Station::at([2, 1, 2, 3, 4, 5]) };
             assert_eq!(station_in(station_as_ip(station)), Some(station));
@@ -1099,7 +1113,7 @@ mod tests {
             ("rack7.lan", 0, Some("rack7.lan")),
             ("rack7.lan", 1, None),
         ] {
-            assert_eq!(following(first, n).as_deref(), is, "{first} {n}");
+            assert_eq!(successor(first, n).as_deref(), is, "{first} {n}");
         }
         let of = |names: Names, node, service, nodes, services| {
             names.symmetric(node, Some(service), nodes, services, &Segment::default()).map(|all| {

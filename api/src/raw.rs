@@ -31,7 +31,7 @@ pub use barewire_dataplane::types::{CqErr, Cqe};
 use barewire_dataplane::types::{FiAddr, NO_ENTRY};
 use barewire_driver::mem::{IOV_LIMIT, IoBuf, Span};
 
-use crate::atomic::{What, elements};
+use crate::atomic::{TypedOp, elements};
 use crate::cq::{CqAttr, CqInner, prov_strerror};
 use crate::deferred::Op;
 use crate::domain::Domain;
@@ -540,7 +540,7 @@ impl RawEndpoint {
 pub struct RawRma<'a> {
     /// Local memory.
     pub iov: &'a [IoVec],
-    /// Whose memory.
+    /// The peer whose memory is accessed.
     pub dest: FiAddr,
     /// Which ranges of it.
     pub rma_iov: &'a [RmaIov],
@@ -712,14 +712,14 @@ pub struct RawAtomic<'a> {
     /// Which family.
     pub kind: AtomicKind,
     /// What to do.
-    pub what: What,
+    pub op: TypedOp,
     /// Operands; ignored by an atomic read.
     pub operands: &'a [IoVec],
     /// Compare values; empty unless `kind` is `Compare`.
     pub compares: &'a [IoVec],
     /// Where old values go; empty if `kind` is `Base`.
     pub results: &'a [IoVec],
-    /// Whose memory.
+    /// The peer whose memory is accessed.
     pub dest: FiAddr,
     /// Which elements of it.
     pub rma_iov: &'a [RmaIov],
@@ -753,14 +753,14 @@ impl RawEndpoint {
     /// As [`atomic`](Self::atomic).
     #[inline(always)]
     pub unsafe fn atomicmsg(&self, call: RawAtomic<'_>, flags: OpFlags) -> Result<()> {
-        let RawAtomic { kind, what, operands, compares, results, dest, rma_iov, data, context } =
+        let RawAtomic { kind, op, operands, compares, results, dest, rma_iov, data, context } =
             call;
         let lists = (in_one_piece(operands), in_one_piece(compares), in_one_piece(results));
         let (&[range], (Some(operand), Some(compare), Some(result))) = (rma_iov, lists) else {
             let lists = [operands, compares, results];
             // SAFETY: the caller's promise is the same.
             return unsafe {
-                self.atomic_long((kind, what), lists, (dest, rma_iov), (data, context), flags)
+                self.atomic_long((kind, op), lists, (dest, rma_iov), (data, context), flags)
             };
         };
         let mut core = self.dom.enter()?;
@@ -768,8 +768,8 @@ impl RawEndpoint {
         let lend = |one: IoVec| unsafe { Span::from_raw(one.base, one.len) };
         let mut req = FastAtomic {
             kind,
-            op: what.op,
-            ty: what.datatype,
+            op: op.op,
+            ty: op.datatype,
             operand: &lend(operand),
             compare: &lend(compare),
             result: &mut IoBuf::one(lend(result)),
@@ -784,7 +784,7 @@ impl RawEndpoint {
         // In pieces put together anew, as in `send_one`.
         let memory = [operand, compare, result];
         // SAFETY: the caller's promise is the same.
-        unsafe { self.atomic_far((kind, what), memory, (dest, range), (data, context), flags) }
+        unsafe { self.atomic_far((kind, op), memory, (dest, range), (data, context), flags) }
     }
 
     /// The rest of [`atomicmsg`](Self::atomicmsg) of memory in one piece each, which on other ports
@@ -795,7 +795,7 @@ impl RawEndpoint {
     #[inline(never)]
     unsafe fn atomic_far(
         &self,
-        (kind, what): (AtomicKind, What),
+        (kind, op): (AtomicKind, TypedOp),
         memory: [IoVec; 3],
         (dest, range): (FiAddr, RmaIov),
         (data, context): (u64, u64),
@@ -806,8 +806,8 @@ impl RawEndpoint {
             memory.map(|one| unsafe { Span::from_raw(one.base, one.len) });
         let mut req = FastAtomic {
             kind,
-            op: what.op,
-            ty: what.datatype,
+            op: op.op,
+            ty: op.datatype,
             operand: &operand,
             compare: &compare,
             result: &mut IoBuf::one(result),
@@ -822,7 +822,7 @@ impl RawEndpoint {
         drop(core);
         let (lists, remote) = (memory.each_ref().map(std::slice::from_ref), (dest, &[range][..]));
         // SAFETY: the caller's promise is the same.
-        unsafe { self.atomic_long((kind, what), lists, remote, (data, context), flags) }
+        unsafe { self.atomic_long((kind, op), lists, remote, (data, context), flags) }
     }
 
     /// The rest of [`atomicmsg`](Self::atomicmsg).
@@ -832,14 +832,14 @@ impl RawEndpoint {
     #[inline(never)]
     unsafe fn atomic_long(
         &self,
-        (kind, what): (AtomicKind, What),
+        (kind, op): (AtomicKind, TypedOp),
         [operands, compares, results]: [&[IoVec]; 3],
         (dest, rma_iov): (FiAddr, &[RmaIov]),
         (data, context): (u64, u64),
         flags: OpFlags,
     ) -> Result<()> {
         let call =
-            RawAtomic { kind, what, operands, compares, results, dest, rma_iov, data, context };
+            RawAtomic { kind, op, operands, compares, results, dest, rma_iov, data, context };
         // SAFETY: the caller's promise is the same.
         let req = unsafe { self.atomic_req(&call, flags - OpFlags::TRIGGER)? };
         if flags.contains(OpFlags::TRIGGER) {
@@ -866,9 +866,9 @@ impl RawEndpoint {
         let compare = unsafe { io(call.compares)? };
         // SAFETY: as above.
         let result = unsafe { io(call.results)? };
-        let RawAtomic { kind, what, dest, data, context, .. } = *call;
+        let RawAtomic { kind, op, dest, data, context, .. } = *call;
         let dest = self.to(dest);
-        let (op, ty, rma, no_completion) = (what.op, what.datatype, list(call.rma_iov)?, false);
+        let (op, ty, rma, no_completion) = (op.op, op.datatype, list(call.rma_iov)?, false);
         Ok(AtomicReq {
             kind,
             op,
@@ -892,11 +892,11 @@ impl RawEndpoint {
     ///
     /// # Safety
     /// The operand is readable until the call returns.
-    pub unsafe fn inject_atomic(&self, what: What, operand: IoVec, to: Remote) -> Result<()> {
-        let rma = to.range(elements(what, operand.len));
+    pub unsafe fn inject_atomic(&self, op: TypedOp, operand: IoVec, to: Remote) -> Result<()> {
+        let rma = to.range(elements(op, operand.len));
         // SAFETY: readable during the call, which is as long as it is kept; it is only read.
         let operand = unsafe { io(&[operand])? };
-        crate::atomic::inject(self, what, operand, (to.dest, rma), NO_ENTRY)
+        crate::atomic::inject(self, op, operand, (to.dest, rma), NO_ENTRY)
     }
 }
 

@@ -1,32 +1,33 @@
 //! Remote memory: the nine calls of fi_rma(3), safe API; the raw one is in [`crate::raw`].
 //!
-//! All of them return at once. What a refused call means is told in [`crate::msg`]; in addition
-//! [`Error::Invalid`]: the remote ranges have not as many bytes as the buffers, or there are more
-//! than 8; and [`Error::OpNotSupp`]: the endpoint has no `FI_RMA`, or not `FI_READ` or `FI_WRITE`.
+//! All calls return at once. [`crate::msg`] lists the errors of a refused call; in addition
+//! [`Error::Invalid`]: the remote ranges and the buffers have different lengths, or there are more
+//! than 8 ranges; and [`Error::OpNotSupp`]: the endpoint lacks `FI_RMA`, or `FI_READ` or
+//! `FI_WRITE`.
 //!
-//! A write completes when the target has executed it, under every completion level; a key, right or
-//! bound that the target refuses is always an error entry of the operation (`FI_EKEYREJECTED`,
-//! `FI_EACCES`), and of the inject calls too.
+//! A write completes when the target has executed it, under every completion level; if the target
+//! refuses the key, the access or the range, the operation ends with an error entry
+//! (`FI_EKEYREJECTED`, `FI_EACCES`), also for the inject calls.
 
 use barewire_dataplane::node::{ReadReq, RmaIov, RmaList, WriteReq};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 use barewire_driver::mem::IoBuf;
 
-use crate::buf::{Buf, Bufs, Posted, Refused};
+use crate::buf::{Buf, Bufs, PostError, PostResult};
 use crate::ep::{Endpoint, EpCommon};
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
 pub use crate::info::RMA_IOV_LIMIT;
 
-/// What `readmsg` and `writemsg` take (`struct fi_msg_rma`).
+/// The argument of `readmsg` and `writemsg` (`struct fi_msg_rma`).
 #[derive(Debug)]
 pub struct RmaMsg {
     /// Local memory: a scatter list of a read, a gather list of a write.
     pub bufs: Bufs,
-    /// Whose memory.
+    /// The peer whose memory is accessed.
     pub addr: FiAddr,
-    /// Which ranges of it; as many bytes as `bufs`.
+    /// Ranges of remote memory, in all as many bytes as `bufs`.
     pub rma_iov: Vec<RmaIov>,
     /// Comes back in the completion.
     pub context: u64,
@@ -41,12 +42,12 @@ impl Default for RmaMsg {
     }
 }
 
-/// Whose memory, where in it, and by which key.
+/// A peer, an address in its memory, and the key of the region.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
-    /// Whose.
+    /// The peer.
     pub dest: FiAddr,
-    /// Where, as the region's owner addresses it.
+    /// Address in the region, as its owner addresses it: from 0, or virtual (`FI_MR_VIRT_ADDR`).
     pub addr: u64,
     /// Key of the region.
     pub key: u64,
@@ -70,20 +71,20 @@ pub(crate) fn list(ranges: &[RmaIov]) -> Result<RmaList> {
 }
 
 impl Endpoint {
-    /// Lends `bufs` to an operation that `post` posts under the name it is given.
+    /// Lends `bufs` to an operation that `post` posts with the context that it is given.
     pub(crate) fn post_one_sided(
         &self,
         bufs: Bufs,
         context: u64,
         mut flags: OpFlags,
         post: impl FnOnce(&mut Engine, IoBuf, u64, OpFlags) -> Result<()>,
-    ) -> Posted {
+    ) -> PostResult {
         let how = self.tx_kind(flags);
-        // The table must hear of the end of every operation that holds memory.
+        // The operation table needs the completion of every operation that holds memory.
         flags |= OpFlags::COMPLETION;
         let mut core = match self.dom.enter() {
             Ok(core) => core,
-            Err(error) => return Err(Refused { error, bufs }),
+            Err(error) => return Err(PostError { error, bufs }),
         };
         let (key, buf) = core.ops.lend(self.object, how, context, bufs)?;
         let posted = post(&mut core.engine, buf, key.0, flags);
@@ -98,7 +99,7 @@ impl Endpoint {
         data: u64,
         context: u64,
         flags: OpFlags,
-    ) -> Posted {
+    ) -> PostResult {
         self.post_one_sided(bufs, context, flags, |engine, buf, context, flags| {
             let (dest, rma) = to(buf.len())?;
             let no_completion = false;
@@ -113,7 +114,7 @@ impl Endpoint {
         from: impl FnOnce(usize) -> Result<(FiAddr, RmaList)>,
         context: u64,
         flags: OpFlags,
-    ) -> Posted {
+    ) -> PostResult {
         self.post_one_sided(bufs, context, flags, |engine, buf, context, flags| {
             let (dest, rma) = from(buf.len())?;
             engine.post_read(self.id, ReadReq { buf, dest, rma, context, flags })
@@ -127,7 +128,7 @@ impl Endpoint {
     ///
     /// Source: fi_rma(3), "fi_read".
     #[doc(alias = "fi_read")]
-    pub fn read(&self, buf: impl Into<Bufs>, from: Remote, context: u64) -> Posted {
+    pub fn read(&self, buf: impl Into<Bufs>, from: Remote, context: u64) -> PostResult {
         let flags = self.rma_op_flags() - OpFlags::INJECT;
         self.post_read(buf.into(), |len| Ok((from.dest, from.range(len))), context, flags)
     }
@@ -137,7 +138,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_readv")]
-    pub fn readv(&self, bufs: Vec<Buf>, from: Remote, context: u64) -> Posted {
+    pub fn readv(&self, bufs: Vec<Buf>, from: Remote, context: u64) -> PostResult {
         self.read(bufs, from, context)
     }
 
@@ -147,7 +148,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_readmsg")]
-    pub fn readmsg(&self, msg: RmaMsg, flags: OpFlags) -> Posted {
+    pub fn readmsg(&self, msg: RmaMsg, flags: OpFlags) -> PostResult {
         let RmaMsg { bufs, addr, rma_iov, context, .. } = msg;
         self.post_read(bufs, |_| Ok((addr, list(&rma_iov)?)), context, flags)
     }
@@ -159,7 +160,7 @@ impl Endpoint {
     ///
     /// Source: fi_rma(3), "fi_write".
     #[doc(alias = "fi_write")]
-    pub fn write(&self, buf: impl Into<Bufs>, to: Remote, context: u64) -> Posted {
+    pub fn write(&self, buf: impl Into<Bufs>, to: Remote, context: u64) -> PostResult {
         let flags = self.rma_op_flags();
         self.post_write(buf.into(), |len| Ok((to.dest, to.range(len))), 0, context, flags)
     }
@@ -169,7 +170,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_writev")]
-    pub fn writev(&self, bufs: Vec<Buf>, to: Remote, context: u64) -> Posted {
+    pub fn writev(&self, bufs: Vec<Buf>, to: Remote, context: u64) -> PostResult {
         self.write(bufs, to, context)
     }
 
@@ -179,7 +180,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_writemsg")]
-    pub fn writemsg(&self, msg: RmaMsg, flags: OpFlags) -> Posted {
+    pub fn writemsg(&self, msg: RmaMsg, flags: OpFlags) -> PostResult {
         let RmaMsg { bufs, addr, rma_iov, context, data } = msg;
         self.post_write(bufs, |_| Ok((addr, list(&rma_iov)?)), data, context, flags)
     }
@@ -189,7 +190,13 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_writedata")]
-    pub fn writedata(&self, buf: impl Into<Bufs>, data: u64, to: Remote, context: u64) -> Posted {
+    pub fn writedata(
+        &self,
+        buf: impl Into<Bufs>,
+        data: u64,
+        to: Remote,
+        context: u64,
+    ) -> PostResult {
         let flags = self.rma_op_flags() | OpFlags::REMOTE_CQ_DATA;
         self.post_write(buf.into(), |len| Ok((to.dest, to.range(len))), data, context, flags)
     }

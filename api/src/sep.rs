@@ -29,7 +29,7 @@ pub use crate::info::CTX_MAX;
 use crate::info::{EpType, Info, RxAttr, SHARED_CONTEXT, TxAttr, check_rx, check_tx, usual_sizes};
 use crate::inner::DomainRef;
 use crate::mr::MrCommon;
-use crate::names::Served;
+use crate::names::ServiceClaim;
 use crate::raw::RawEndpoint;
 
 /// A scalable endpoint (`struct fid_ep` of `fi_scalable_ep`). It sends and receives nothing itself.
@@ -40,7 +40,7 @@ pub(crate) struct SepInner {
     pub(crate) id: SepId,
     info: Info,
     /// What it answers for.
-    _served: Option<Served>,
+    _service_claim: Option<ServiceClaim>,
     av: Mutex<Option<Av>>,
     eqs: Mutex<Vec<Arc<EqInner>>>,
     enabled: AtomicBool,
@@ -80,19 +80,19 @@ impl Domain {
             return Err(Error::Invalid("tx_ctx_cnt: 1 to 256"));
         }
         let number = info.source_number(&self.dom.caps)?;
-        let served = self.dom.claim_service(info)?;
+        let service_claim = self.dom.claim_service(info)?;
         let mut core = self.dom.enter_control()?;
         let id = core.node().eps.sep_open(number, rx)?;
         if info.src_addr.is_some() {
             core.node().control().reach_by_name();
         }
-        core.serve(served.as_ref());
+        core.serve(service_claim.as_ref());
         drop(core);
         Ok(ScalableEndpoint(Arc::new(SepInner {
             dom: self.dom.clone(),
             id,
             info: info.clone(),
-            _served: served,
+            _service_claim: service_claim,
             av: Mutex::default(),
             eqs: Mutex::default(),
             enabled: AtomicBool::new(false),

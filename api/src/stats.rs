@@ -48,7 +48,7 @@ pub mod record;
 pub mod switch;
 
 use file::{Block, HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
-use record::Refused;
+use record::RetryLog;
 use switch::SwitchSnapshot;
 
 /// First word of a block: "BWSTATS" and a zero byte.
@@ -203,7 +203,7 @@ const STATES: [&str; 4] = ["idle", "opening", "answered", "open"];
 /// The writing end.
 pub(crate) struct Publisher {
     writer: Writer,
-    refused: Refused,
+    refused: RetryLog,
     survey: Survey,
     due: u64,
 }
@@ -221,7 +221,7 @@ impl Publisher {
 
     fn try_create(dir: &Path, peer_max: usize) -> io::Result<Self> {
         let writer = Writer::create(dir, shape(peer_max))?;
-        Ok(Self { writer, refused: Refused::default(), survey: Survey::default(), due: 0 })
+        Ok(Self { writer, refused: RetryLog::default(), survey: Survey::default(), due: 0 })
     }
 
     /// Whether the next update is due.

@@ -1,17 +1,17 @@
 //! Tagged messages: the nine calls of fi_tagged(3), safe API.
 //!
-//! A receive takes the oldest message whose tag is equal in all bits that `ignore` does not have.
-//! Errors are those of [`crate::msg`], with `FI_TAGGED` for `FI_MSG`.
+//! A receive takes the oldest message whose tag equals its own in all bits that are not set in
+//! `ignore`. Errors are those of [`crate::msg`], with `FI_TAGGED` for `FI_MSG`.
 
 use barewire_dataplane::node::MsgKind;
 use barewire_dataplane::types::{FI_ADDR_UNSPEC, FiAddr};
 
-use crate::buf::{Buf, Bufs, Posted};
+use crate::buf::{Buf, Bufs, PostResult};
 use crate::ep::{Endpoint, Recv, Send};
 use crate::errno::Result;
 use crate::flags::OpFlags;
 
-/// What `tsendmsg` and `trecvmsg` take (`struct fi_msg_tagged`).
+/// The argument of `tsendmsg` and `trecvmsg` (`struct fi_msg_tagged`).
 #[derive(Debug)]
 pub struct TaggedMsg {
     /// Scatter or gather list.
@@ -36,7 +36,7 @@ impl Default for TaggedMsg {
 }
 
 impl Endpoint {
-    /// Posts a buffer for one message with `tag`, whatever the bits in `ignore`.
+    /// Posts a buffer for one message whose tag equals `tag`, except for the bits in `ignore`.
     ///
     /// # Errors
     /// See the [module](self).
@@ -51,7 +51,7 @@ impl Endpoint {
         tag: u64,
         ignore: u64,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let flags = self.tagged_op_flags();
         let bufs = buf.into();
         self.post_recv(Recv { kind: MsgKind::Tagged, bufs, src, tag, ignore, context, flags })
@@ -69,7 +69,7 @@ impl Endpoint {
         tag: u64,
         ignore: u64,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         self.trecv(bufs, src, tag, ignore, context)
     }
 
@@ -86,7 +86,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_trecvmsg")]
-    pub fn trecvmsg(&self, msg: TaggedMsg, flags: OpFlags) -> Posted {
+    pub fn trecvmsg(&self, msg: TaggedMsg, flags: OpFlags) -> PostResult {
         let TaggedMsg { bufs, addr: src, tag, ignore, context, .. } = msg;
         self.post_recv(Recv { kind: MsgKind::Tagged, bufs, src, tag, ignore, context, flags })
     }
@@ -99,7 +99,7 @@ impl Endpoint {
     /// Source: fi_tagged(3), "fi_tsend".
     #[doc(alias = "fi_tsend")]
     #[inline]
-    pub fn tsend(&self, buf: impl Into<Bufs>, dest: FiAddr, tag: u64, context: u64) -> Posted {
+    pub fn tsend(&self, buf: impl Into<Bufs>, dest: FiAddr, tag: u64, context: u64) -> PostResult {
         let flags = self.tx_op_flags();
         let bufs = buf.into();
         self.post_send(Send { kind: MsgKind::Tagged, bufs, dest, tag, data: 0, context, flags })
@@ -110,7 +110,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_tsendv")]
-    pub fn tsendv(&self, bufs: Vec<Buf>, dest: FiAddr, tag: u64, context: u64) -> Posted {
+    pub fn tsendv(&self, bufs: Vec<Buf>, dest: FiAddr, tag: u64, context: u64) -> PostResult {
         self.tsend(bufs, dest, tag, context)
     }
 
@@ -119,7 +119,7 @@ impl Endpoint {
     /// # Errors
     /// See the [module](self).
     #[doc(alias = "fi_tsendmsg")]
-    pub fn tsendmsg(&self, msg: TaggedMsg, flags: OpFlags) -> Posted {
+    pub fn tsendmsg(&self, msg: TaggedMsg, flags: OpFlags) -> PostResult {
         let TaggedMsg { bufs, addr: dest, tag, context, data, .. } = msg;
         self.post_send(Send { kind: MsgKind::Tagged, bufs, dest, tag, data, context, flags })
     }
@@ -137,7 +137,7 @@ impl Endpoint {
         self.post_inject(MsgKind::Tagged, buf, dest, tag, None)
     }
 
-    /// As [`tsend`](Self::tsend), and the receiver's completion carries `data`.
+    /// As [`tsend`](Self::tsend), with `data` as remote CQ data in the receiver's completion.
     ///
     /// # Errors
     /// See the [module](self).
@@ -149,13 +149,13 @@ impl Endpoint {
         dest: FiAddr,
         tag: u64,
         context: u64,
-    ) -> Posted {
+    ) -> PostResult {
         let flags = self.tx_op_flags() | OpFlags::REMOTE_CQ_DATA;
         let bufs = buf.into();
         self.post_send(Send { kind: MsgKind::Tagged, bufs, dest, tag, data, context, flags })
     }
 
-    /// As [`tinject`](Self::tinject), and the receiver's completion carries `data`.
+    /// As [`tinject`](Self::tinject), with `data` as remote CQ data in the receiver's completion.
     ///
     /// # Errors
     /// See the [module](self).

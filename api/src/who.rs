@@ -3,13 +3,13 @@
 //!
 //! # When queries are sent, and by whom
 //! When an address is resolved: in `fi_getinfo`, and when one is inserted. Both wait for at most
-//! [`PATIENCE`], for each 512 hosts that are queried at once. Resolving a name while messages wait
-//! for it would avoid that wait. But programs use `fi_getinfo` to find out whether a host exists,
-//! and its answer has to be right; and a queue of unresolved sends would be on the path of every
-//! message. An insertion queries through its domain. `fi_getinfo` queries through a domain of this
-//! process on the same port, if there is one, else it opens the port for the query: on an exclusive
-//! port (`vfio:`, `dpdk:`, a queue of `xdp:`) that fails while another process has it, and costs an
-//! open.
+//! [`QUERY_TIMEOUT`], for each 512 hosts that are queried at once. Resolving a name while messages
+//! wait for it would avoid that wait. But programs use `fi_getinfo` to find out whether a host
+//! exists, and its answer has to be right; and a queue of unresolved sends would be on the path of
+//! every message. An insertion queries through its domain. `fi_getinfo` queries through a domain of
+//! this process on the same port, if there is one, else it opens the port for the query: on an
+//! exclusive port (`vfio:`, `dpdk:`, a queue of `xdp:`) that fails while another process has it,
+//! and costs an open.
 //!
 //! # The kernel's neighbours
 //! The kernel's routes and neighbours are not used. A neighbour is the NIC of a host, and so the
@@ -32,33 +32,35 @@ use barewire_driver::clock::now_ns;
 use crate::errno::{OpenError, Result, open_error};
 use crate::hosts::host_of;
 
-/// How long an answer is waited for.
-pub const PATIENCE: Duration = Duration::from_millis(300);
+/// How long a query waits for an answer.
+pub const QUERY_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The question is asked so often in that time.
-const ASKS: u32 = 3;
+/// How often a query is sent in [`QUERY_TIMEOUT`].
+const SENDS_MAX: u32 = 3;
 
-/// Questions that are sent in one turn: each is a few frames, and the node queues 64.
-const PER_TURN: usize = 8;
+/// Queries that are sent in one turn: each is a few frames, and the node queues 64.
+const SENDS_PER_TURN: usize = 8;
 
-/// How much longer than the first answer took a second one is waited for, which says that two claim
-/// the name.
-const GRACE: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(5)];
+/// After the first answer a query waits as long again, within these bounds, for a second station
+/// that serves the same name.
+const DUPLICATE_WAIT: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(5)];
 
-/// Hosts that a question names.
+/// Names and addresses of a host in one query.
 const HOSTS_MAX: usize = 6;
 
-/// Questions that are open at once: half of what a node keeps, for another thread may ask as well.
-const AT_ONCE: usize = QUESTIONS_MAX / 2;
+/// Queries that are pending at once: half of the node's table, since another thread may query as
+/// well.
+const BATCH_MAX: usize = QUESTIONS_MAX / 2;
 
-/// Who is wanted: a service of one host, which has these names and addresses. 0 is any service.
+/// A query for a service of one host, by the host's names and IP addresses. Service 0 is any
+/// service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct Query {
     hosts: Vec<Host>,
     service: u16,
 }
 
-impl Wanted {
+impl Query {
     pub(crate) fn new(name: Option<&str>, ips: &[IpAddr], service: u16) -> Self {
         let ips = ips.iter().map(|ip| host_of(*ip));
         let hosts = ips.chain(name.map(Host::name)).take(HOSTS_MAX).collect();
@@ -66,29 +68,29 @@ impl Wanted {
     }
 }
 
-/// Who answered one question: nobody, or endpoints in the order in which they did.
+/// The answers to one query, in the order of their arrival.
 pub(crate) type Answers = Vec<Here>;
 
-/// Something to ask through.
-pub(crate) trait Way: Send + Sync {
-    /// Asks for all of `wanted` at once.
+/// Sends queries and collects their answers.
+pub(crate) trait Resolver: Send + Sync {
+    /// Runs all `queries` at once.
     ///
     /// # Errors
-    /// [`OpenError`]: there is no way to ask.
-    fn ask(&self, wanted: &[Wanted]) -> std::result::Result<Vec<Answers>, OpenError>;
+    /// [`OpenError`]: no query can be sent.
+    fn query(&self, queries: &[Query]) -> std::result::Result<Vec<Answers>, OpenError>;
 }
 
-/// A port by its name: a domain of this process that is open on it, or the port itself, opened for
-/// the question.
-pub(crate) struct PortWay<'a> {
+/// Queries on a port by its name: through a domain of this process that is open on it, or through
+/// the port, opened for the query.
+pub(crate) struct PortResolver<'a> {
     pub(crate) name: &'a str,
-    /// Whether processes of this host are reached through memory.
+    /// Whether processes of this host are reached through shared memory.
     pub(crate) near: bool,
 }
 
-impl Way for PortWay<'_> {
-    fn ask(&self, wanted: &[Wanted]) -> std::result::Result<Vec<Answers>, OpenError> {
-        if let Some(Ok(answers)) = domain_on(self.name).map(|dom| dom.ask(wanted)) {
+impl Resolver for PortResolver<'_> {
+    fn query(&self, queries: &[Query]) -> std::result::Result<Vec<Answers>, OpenError> {
+        if let Some(Ok(answers)) = open_domain(self.name).map(|dom| dom.query(queries)) {
             return Ok(answers);
         }
         let open = match self.near {
@@ -109,75 +111,75 @@ impl Way for PortWay<'_> {
         let turn = |f: &mut dyn FnMut(&mut Node)| {
             let engine = &mut engine.borrow_mut();
             f(engine.node_mut());
-            // A port that is gone answers nothing.
+            // A port that is gone delivers no answers.
             let _ = engine.turn();
             Ok(())
         };
-        converse(wanted, turn).map_err(refused)
+        run_queries(queries, turn).map_err(refused)
     }
 }
 
-/// One question on its way.
-struct Asked {
+/// The state of one query.
+struct PendingQuery {
     number: Option<u64>,
-    asks: u32,
+    sends: u32,
     answers: Answers,
     answered_at: Option<Duration>,
 }
 
-impl Asked {
-    /// Whether there is no more to wait for.
+impl PendingQuery {
+    /// Whether no further answer is waited for.
     fn is_settled(&self, now: Duration) -> bool {
-        let [least, most] = GRACE;
+        let [least, most] = DUPLICATE_WAIT;
         let late = |at: Duration| now >= at + at.clamp(least, most);
         self.answers.len() >= HERES_MAX || self.answered_at.is_some_and(late)
     }
 
-    /// Whether it is to be asked now.
+    /// Whether the query is to be sent (again) now.
     fn is_due(&self, now: Duration) -> bool {
-        self.answers.is_empty() && now >= PATIENCE / ASKS * self.asks
+        self.answers.is_empty() && now >= QUERY_TIMEOUT / SENDS_MAX * self.sends
     }
 }
 
-/// Asks and waits, for [`AT_ONCE`] of them at a time. `turn` lends the node and turns its loop
-/// after that.
-pub(crate) fn converse(
-    wanted: &[Wanted],
+/// Runs queries, [`BATCH_MAX`] at a time, and waits for their answers. `turn` lends the node to its
+/// argument and then turns the progress loop.
+pub(crate) fn run_queries(
+    queries: &[Query],
     turn: impl Fn(&mut dyn FnMut(&mut Node)) -> Result<()>,
 ) -> Result<Vec<Answers>> {
-    let mut answers = Vec::with_capacity(wanted.len());
-    for some in wanted.chunks(AT_ONCE) {
-        answers.extend(converse_at_once(some, &turn)?);
+    let mut answers = Vec::with_capacity(queries.len());
+    for batch in queries.chunks(BATCH_MAX) {
+        answers.extend(run_batch(batch, &turn)?);
     }
     Ok(answers)
 }
 
-/// The same for so many that all of them are open together.
-fn converse_at_once(
-    wanted: &[Wanted],
+/// Runs at most [`BATCH_MAX`] queries at once.
+fn run_batch(
+    queries: &[Query],
     turn: impl Fn(&mut dyn FnMut(&mut Node)) -> Result<()>,
 ) -> Result<Vec<Answers>> {
     let start = Instant::now();
-    let new = |_| Asked { number: None, asks: 0, answers: Vec::new(), answered_at: None };
-    let mut asked: Vec<Asked> = wanted.iter().map(new).collect();
+    let new = |_| PendingQuery { number: None, sends: 0, answers: Vec::new(), answered_at: None };
+    let mut pending: Vec<PendingQuery> = queries.iter().map(new).collect();
     loop {
         let now = start.elapsed();
-        turn(&mut |node| step(node, wanted, &mut asked, now))?;
-        if now >= PATIENCE || asked.iter().all(|one| one.is_settled(now)) {
+        turn(&mut |node| poll_queries(node, queries, &mut pending, now))?;
+        if now >= QUERY_TIMEOUT || pending.iter().all(|one| one.is_settled(now)) {
             break;
         }
         std::thread::sleep(Duration::from_micros(20));
     }
     turn(&mut |node| {
-        asked.iter().filter_map(|one| one.number).for_each(|n| node.names.end_question(n))
+        pending.iter().filter_map(|one| one.number).for_each(|n| node.names.end_question(n))
     })?;
-    Ok(asked.into_iter().map(|one| one.answers).collect())
+    Ok(pending.into_iter().map(|one| one.answers).collect())
 }
 
-/// Takes what has been answered, and asks what is due.
-fn step(node: &mut Node, wanted: &[Wanted], asked: &mut [Asked], now: Duration) {
-    let mut left = PER_TURN;
-    for (wanted, one) in wanted.iter().zip(asked) {
+/// Collects answers, and sends the queries that are due.
+fn poll_queries(node: &mut Node, queries: &[Query], pending: &mut [PendingQuery], now: Duration) {
+    let mut left = SENDS_PER_TURN;
+    for (query, one) in queries.iter().zip(pending) {
         if let Some(number) = one.number {
             let heres = node.names.heres(number);
             if heres.len() > one.answers.len() {
@@ -186,24 +188,23 @@ fn step(node: &mut Node, wanted: &[Wanted], asked: &mut [Asked], now: Duration) 
             }
         }
         if left > 0 && one.is_due(now) {
-            one.number = node.control().ask_who(one.number, &wanted.hosts, wanted.service);
-            one.asks += u32::from(one.number.is_some());
+            one.number = node.control().ask_who(one.number, &query.hosts, query.service);
+            one.sends += u32::from(one.number.is_some());
             left -= 1;
         }
     }
 }
 
-static DOMAINS: Mutex<Vec<(String, Weak<dyn Way>)>> = Mutex::new(Vec::new());
+static DOMAINS: Mutex<Vec<(String, Weak<dyn Resolver>)>> = Mutex::new(Vec::new());
 
-/// Notes that a domain is open on the port that was opened as `name`, and may be entered by any
-/// thread.
-pub(crate) fn note_domain(name: &str, dom: Weak<dyn Way>) {
+/// Registers a domain for queries on the port that was opened as `name`. Any thread may enter it.
+pub(crate) fn register_domain(name: &str, dom: Weak<dyn Resolver>) {
     let mut all = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|(_, dom)| dom.strong_count() > 0);
     all.push((name.to_owned(), dom));
 }
 
-fn domain_on(name: &str) -> Option<Arc<dyn Way>> {
+fn open_domain(name: &str) -> Option<Arc<dyn Resolver>> {
     let all = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter().filter(|(of, _)| of == name).find_map(|(_, dom)| dom.upgrade())
 }
@@ -218,22 +219,22 @@ mod tests {
 
     use super::*;
 
-    /// What answers each question that it takes.
+    /// Answers each query that it receives.
     #[derive(Default)]
     struct Server(Vec<Vec<u8>>);
 
     impl RxSink for Server {
         fn frame(&mut self, who: &RxFrame<'_>) {
-            let asked = Base::parse(who).unwrap();
-            let op = WhoOp { here: true, ..WhoOp::parse(who, &asked).unwrap() };
+            let pending = Base::parse(who).unwrap();
+            let op = WhoOp { here: true, ..WhoOp::parse(who, &pending).unwrap() };
             let src = Station::at([2, 0, 0, 0, 0, 2]);
-            let base = Base { dst: asked.src, src, ty: Ty::Who, psn: Psn(0), ..asked };
+            let base = Base { dst: pending.src, src, ty: Ty::Who, psn: Psn(0), ..pending };
             self.0.push(frame(&base, &Op::Who(op), &[]));
         }
     }
 
-    /// Goal: of more hosts than a node asks for at once each is asked for and found. Method: a node
-    /// whose questions are answered by the other end of its port.
+    /// Goal: more hosts than a node queries at once are all found. Method: a node whose queries are
+    /// answered by the other end of its port.
     #[test]
     fn more_hosts_than_questions_are_all_found() {
         let (port, mut other) = Loopback::pair();
@@ -256,8 +257,8 @@ mod tests {
         };
         let count = QUESTIONS_MAX as u32 + 100;
         let ip = |n: u32| IpAddr::from((0x0a01_0000 + n).to_be_bytes());
-        let wanted: Vec<Wanted> = (0..count).map(|n| Wanted::new(None, &[ip(n)], 7)).collect();
-        let answers = converse(&wanted, turn).unwrap();
+        let queries: Vec<Query> = (0..count).map(|n| Query::new(None, &[ip(n)], 7)).collect();
+        let answers = run_queries(&queries, turn).unwrap();
         assert_eq!(answers.len(), count as usize);
         let lacking = answers.iter().filter(|heres| heres.is_empty()).count();
         assert_eq!(lacking, 0);

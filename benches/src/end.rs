@@ -5,8 +5,8 @@ use std::slice;
 
 use barewire::raw::{IoVec, RawCq, RawEndpoint, RawRecv, RawSend, SerialPromise};
 use barewire::{
-    AuthKey, Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Peers, Progress,
-    Refused, SealMode, Settings,
+    AuthKey, Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, Endpoint, Info, Peers, PostError,
+    Progress, SealMode, Settings,
 };
 use barewire_dataplane::error::Error;
 use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
@@ -505,7 +505,7 @@ impl SafeEnd {
 impl SafeEnd {
     /// Whether a call was taken. The buffer of one that was not comes back.
     #[inline]
-    fn is_posted(&mut self, posted: std::result::Result<(), Refused>) -> bool {
+    fn is_posted(&mut self, posted: std::result::Result<(), PostError>) -> bool {
         match posted {
             Ok(()) => true,
             Err(refused) => {

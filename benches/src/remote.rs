@@ -5,7 +5,7 @@ use barewire::flags::{Access, BindFlags, Caps};
 use barewire::raw::{IoVec, RawAtomic, RawCq, RawEndpoint, RawRecv, RawRma, RawSend};
 use barewire::{
     AtomicKind, AtomicOp, Av, CqAttr, Datatype, Domain, EpAddr, FI_ADDR_UNSPEC, FiAddr, MrAttr,
-    Progress, RawMr, RmaIov, What,
+    Progress, RawMr, RmaIov, TypedOp,
 };
 use barewire_dataplane::flags::OpFlags;
 use barewire_dataplane::node::MsgKind;
@@ -118,7 +118,7 @@ impl RemoteEnd {
         let (operands, results) = ([self.iov(0, 8)], [self.iov(2 * (32 << 10), 8)]);
         let call = RawAtomic {
             kind: if fetch { AtomicKind::Fetch } else { AtomicKind::Base },
-            what: What::new(AtomicOp::Sum, Datatype::Uint64),
+            op: TypedOp::new(AtomicOp::Sum, Datatype::Uint64),
             operands: &operands,
             compares: &[],
             results: if fetch { &results } else { &[] },
@@ -145,7 +145,7 @@ impl RemoteEnd {
         let used = |list: &'static [AtomicKind]| list.contains(&kind);
         let call = RawAtomic {
             kind,
-            what: What::new(op, ty),
+            op: TypedOp::new(op, ty),
             operands: if op == AtomicOp::Read { &[] } else { &operands },
             compares: if used(&[AtomicKind::Compare]) { &compares } else { &[] },
             results: if used(&[AtomicKind::Fetch, AtomicKind::Compare]) { &results } else { &[] },

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant as Clock};
 
-use barewire::names::{Names, Through, Whose};
+use barewire::names::{AddrRole, Names, QueryPort};
 use barewire::stats::read_all;
 use barewire::{EpAddr, Settings, check_fit, keyring};
 use barewire_dataplane::ping::{Ping, PingReport, PingSettings, Verdict};
@@ -176,7 +176,7 @@ fn is_name(text: &str) -> bool {
 
 impl Whom {
     /// The address that is meant on `port`. A name is looked up first. Where services are asked for
-    /// that takes [`PATIENCE`](barewire::names::PATIENCE) if nobody answers.
+    /// that takes [`QUERY_TIMEOUT`](barewire::names::QUERY_TIMEOUT) if nobody answers.
     ///
     /// # Errors
     /// The port has no such names, or nobody has this one.
@@ -203,12 +203,12 @@ impl Whom {
                 let station = station(&told).map_err(Fail::usage)?;
                 Ok(EpAddr { station, ep: 0, incarnation: 0 })
             }
-            Names::Udp { .. } | Names::Asked { .. } => {
+            Names::Udp { .. } | Names::Queried { .. } => {
                 let (service, through) =
-                    (number.map(|n| n.to_string()), Through::port(port, settings));
+                    (number.map(|n| n.to_string()), QueryPort::new(port, settings));
                 let is_number = !matches!(self, Self::Called(..));
                 let (host, service) = (Some(host.as_str()), service.as_deref());
-                let found = names.find(host, service, Whose::Peers, is_number, &through);
+                let found = names.find(host, service, AddrRole::Peer, is_number, &through);
                 let lacks = || Fail::new(format!("{told}: no address"));
                 found.map_err(Fail::new)?.ok_or_else(lacks)
             }

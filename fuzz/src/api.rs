@@ -347,7 +347,7 @@ impl World {
         let key = region.map_or_else(|| u64::from(input.byte()), |mr| mr.key());
         let Some(ep) = &self.sides[i].eps[slot(input)] else { return };
         let to = Remote { dest: addr(input), addr: u64::from(at) % 80, key };
-        let what = What { op: u32::from(input.byte() % 21), datatype: u32::from(at % 16) };
+        let op = TypedOp { op: u32::from(input.byte() % 21), datatype: u32::from(at % 16) };
         let (len, bytes) = (len(input) % 5000, [how; 5000]);
         let (bytes, buf) = (&bytes[..len], Buf::zeroed(len));
         let operands = [bytes];
@@ -356,7 +356,7 @@ impl World {
             operands: &operands,
             addr: to.dest,
             rma_iov: rma_iov.clone(),
-            what,
+            op,
             context,
             data: 9,
         };
@@ -364,9 +364,9 @@ impl World {
         let result = match how % 11 {
             0 => ep.write(buf, to, context).map_err(|r| r.error),
             1 => ep.read(buf, to, context).map_err(|r| r.error),
-            2 => ep.atomic(what, bytes, to, context).map_err(|r| r.error),
-            3 => ep.fetch_atomic(what, bytes, buf, to, context).map_err(|r| r.error),
-            4 => ep.compare_atomic(what, bytes, bytes, buf, to, context).map_err(|r| r.error),
+            2 => ep.atomic(op, bytes, to, context).map_err(|r| r.error),
+            3 => ep.fetch_atomic(op, bytes, buf, to, context).map_err(|r| r.error),
+            4 => ep.compare_atomic(op, bytes, bytes, buf, to, context).map_err(|r| r.error),
             5 => ep.writemsg(rma(buf.into()), flags(input)).map_err(|r| r.error),
             6 => ep.readmsg(rma(buf.into()), flags(input)).map_err(|r| r.error),
             7 => ep.atomicmsg(atomic(), flags(input)).map_err(|r| r.error),
@@ -376,7 +376,7 @@ impl World {
                 return;
             }
             _ => {
-                allow(ep.inject_atomic(what, bytes, to), POST);
+                allow(ep.inject_atomic(op, bytes, to), POST);
                 return;
             }
         };

@@ -274,9 +274,9 @@ fn parts(bytes: &[u8]) -> Result<(IpAddr, u16)> {
 fn exact(names: Names, ip: IpAddr, port: u16) -> Result<Meaning> {
     match names.exact(ip, port) {
         Some(addr) => Ok(Meaning::Addr(addr)),
-        None if matches!(names, Names::Asked { .. }) => Ok(Meaning::Host(ip, port)),
+        None if matches!(names, Names::Queried { .. }) => Ok(Meaning::Host(ip, port)),
         None => {
-            tracing::warn!("{ip}: {}", names.carried());
+            tracing::warn!("{ip}: {}", names.reach_text());
             Err(Error::Invalid("address: the port does not reach it"))
         }
     }
@@ -294,7 +294,7 @@ fn from_sockaddr(bytes: &[u8], names: Names) -> Result<Meaning> {
     native[6..8].copy_from_slice(&port.to_le_bytes());
     native[14..].copy_from_slice(&bytes[14..]);
     let addr = EpAddr::from_bytes(&native)?;
-    names.found_at(addr, ip);
+    names.remember_ip(addr, ip);
     Ok(Meaning::Addr(addr))
 }
 
@@ -426,19 +426,19 @@ mod tests {
     /// ways and says its host, and IPv6 has an address for whoever has none.
     #[test]
     fn a_bare_sockaddr_is_asked_for_and_one_of_ours_is_not() {
-        let names = Names::Asked { ip: HERE };
+        let names = Names::Queried { ip: HERE };
         let (v4, v6) = (Form::SockaddrIn(names), Form::SockaddrIn6(names));
         let theirs = [2, 0, 0x1d, 0x2f, 10, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0];
         let host: IpAddr = [10, 1, 1, 2].into();
         assert_eq!(v4.read(&theirs), Ok(Meaning::Host(host, 7471)));
         let found: EpAddr = "barewire://02:00:00:00:77:05/7471".parse().unwrap();
-        names.found_at(found, host);
+        names.remember_ip(found, host);
         let written = v4.write(found);
         assert_eq!((&written[..8], &written[8..14]), (&theirs[..8], &found.to_bytes()[..6]));
         assert_eq!(addr(v4, &written), found);
         assert_eq!(addr(v6, &v6.write(found)), found);
         let far: IpAddr = "2001:db8::7".parse().unwrap();
-        names.found_at(found, far);
+        names.remember_ip(found, far);
         assert_eq!(v6.read(&v6.write(found)), Ok(Meaning::Host(far, 7471)));
         // Ours, before the port is open.
         assert_eq!(v4.write(label(7471))[..8], [2, 0, 0x1d, 0x2f, 10, 1, 1, 1]);

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use barewire::flags::{OpFlags, op_flags};
 use barewire::raw::{IoVec, RawAtomic, RawEndpoint};
-use barewire::{AtomicKind, Datatype, Error, Remote, Result, RmaIov as OurIov, What};
+use barewire::{AtomicKind, Datatype, Error, Remote, Result, RmaIov as OurIov, TypedOp};
 
 use crate::abi::*;
 use crate::ep::{EpObject, number};
@@ -44,15 +44,15 @@ impl Pieces {
     }
 
     /// `count` elements at `at`; no piece at all for an atomic read, which has no operand.
-    fn one(at: P, count: usize, what: What) -> Self {
+    fn one(at: P, count: usize, op: TypedOp) -> Self {
         let mut all = [IoVec::EMPTY; LIMIT];
-        all[0] = IoVec { base: at.cast(), len: bytes(count, what) };
+        all[0] = IoVec { base: at.cast(), len: bytes(count, op) };
         Self { all, count: 1 }
     }
 
     /// # Safety
     /// `count` pieces are at `at`.
-    unsafe fn list((at, count): (*const Ioc, usize), what: What) -> Result<Self> {
+    unsafe fn list((at, count): (*const Ioc, usize), op: TypedOp) -> Result<Self> {
         let mut all = [IoVec::EMPTY; LIMIT];
         let Some(to) = all.get_mut(..count) else {
             return Err(Error::Invalid("iov_count: above 8"));
@@ -63,7 +63,7 @@ impl Pieces {
         for (i, slot) in to.iter_mut().enumerate() {
             // SAFETY: `i` is below `count`.
             let piece = unsafe { *at.add(i) };
-            *slot = IoVec { base: piece.addr.cast(), len: bytes(piece.count, what) };
+            *slot = IoVec { base: piece.addr.cast(), len: bytes(piece.count, op) };
         }
         Ok(Self { all, count })
     }
@@ -71,27 +71,27 @@ impl Pieces {
 
 /// Bytes of so many elements. A datatype that does not exist is refused below, and a number of
 /// elements that cannot be is above every limit.
-fn bytes(count: usize, what: What) -> usize {
-    Datatype::try_from(what.datatype).map_or(count, |ty| count.saturating_mul(ty.size()))
+fn bytes(count: usize, op: TypedOp) -> usize {
+    Datatype::try_from(op.datatype).map_or(count, |ty| count.saturating_mul(ty.size()))
 }
 
 /// Elements in a list.
-fn elements(iov: &[IoVec], what: What) -> u64 {
+fn elements(iov: &[IoVec], op: TypedOp) -> u64 {
     let len = iov.iter().map(|piece| piece.len).fold(0, usize::saturating_add);
-    Datatype::try_from(what.datatype).map_or(0, |ty| len / ty.size()) as u64
+    Datatype::try_from(op.datatype).map_or(0, |ty| len / ty.size()) as u64
 }
 
 const NONE: Pieces = Pieces { all: [IoVec::EMPTY; LIMIT], count: 0 };
 
 /// The operand of a fetch: an atomic read ignores what stands there.
-fn operand(buf: P, count: usize, what: What) -> Pieces {
-    if buf.is_null() { NONE } else { Pieces::one(buf, count, what) }
+fn operand(buf: P, count: usize, op: TypedOp) -> Pieces {
+    if buf.is_null() { NONE } else { Pieces::one(buf, count, op) }
 }
 
 /// What a call on one remote range says besides its lists.
 struct Call<'a> {
     ep: &'a RawEndpoint,
-    what: What,
+    op: TypedOp,
     to: Remote,
     context: P,
 }
@@ -108,12 +108,12 @@ impl Call<'_> {
     ) -> Result<()> {
         let lists = [operands, compares, results].map(Pieces::as_slice);
         let [operands, compares, results] = lists;
-        let Self { what, to: Remote { dest, addr, key }, context, .. } = *self;
-        let len = elements(if kind == AtomicKind::Base { operands } else { results }, what);
+        let Self { op, to: Remote { dest, addr, key }, context, .. } = *self;
+        let len = elements(if kind == AtomicKind::Base { operands } else { results }, op);
         let (rma_iov, context) = (&[OurIov { addr, len, key }], number(context));
         let data = 0;
         let call =
-            RawAtomic { kind, what, operands, compares, results, dest, rma_iov, data, context };
+            RawAtomic { kind, op, operands, compares, results, dest, rma_iov, data, context };
         // SAFETY: the caller's promise is that of the raw API.
         unsafe { self.ep.atomic(call) }
     }
@@ -127,8 +127,8 @@ macro_rules! on_one_range {
                 $($arg: $ty,)*
                 dest: u64, addr: u64, key: u64, datatype: u32, op: u32, context: P
             ) |ep| {
-                let (what, to) = (What { op, datatype }, Remote { dest, addr, key });
-                let $call = Call { ep, what, to, context };
+                let (op, to) = (TypedOp { op, datatype }, Remote { dest, addr, key });
+                let $call = Call { ep, op, to, context };
                 $post
             };
         )*}
@@ -137,26 +137,26 @@ macro_rules! on_one_range {
 
 on_one_range! {
     write(buf: P, n: usize, _desc: P)
-        |c| c.post(AtomicKind::Base, &Pieces::one(buf, n, c.what), &NONE, &NONE);
+        |c| c.post(AtomicKind::Base, &Pieces::one(buf, n, c.op), &NONE, &NONE);
     writev(iov: *const Ioc, _desc: *mut P, n: usize)
-        |c| c.post(AtomicKind::Base, &Pieces::list((iov, n), c.what)?, &NONE, &NONE);
+        |c| c.post(AtomicKind::Base, &Pieces::list((iov, n), c.op)?, &NONE, &NONE);
     readwrite(buf: P, n: usize, _desc: P, result: P, _result_desc: P) |c| {
-        let result = &Pieces::one(result, n, c.what);
-        c.post(AtomicKind::Fetch, &operand(buf, n, c.what), &NONE, result)
+        let result = &Pieces::one(result, n, c.op);
+        c.post(AtomicKind::Fetch, &operand(buf, n, c.op), &NONE, result)
     };
     readwritev(
         iov: *const Ioc, _desc: *mut P, n: usize,
         resultv: *const Ioc, _result_desc: *mut P, result_n: usize
     ) |c| {
-        let operand = &Pieces::list((iov, n), c.what)?;
-        c.post(AtomicKind::Fetch, operand, &NONE, &Pieces::list((resultv, result_n), c.what)?)
+        let operand = &Pieces::list((iov, n), c.op)?;
+        c.post(AtomicKind::Fetch, operand, &NONE, &Pieces::list((resultv, result_n), c.op)?)
     };
     compwrite(
         buf: P, n: usize, _desc: P,
         compare: P, _compare_desc: P, result: P, _result_desc: P
     ) |c| {
         let [operand, compare, result] =
-            &[buf, compare, result].map(|at| Pieces::one(at, n, c.what));
+            &[buf, compare, result].map(|at| Pieces::one(at, n, c.op));
         c.post(AtomicKind::Compare, operand, compare, result)
     };
     compwritev(
@@ -164,9 +164,9 @@ on_one_range! {
         comparev: *const Ioc, _compare_desc: *mut P, compare_n: usize,
         resultv: *const Ioc, _result_desc: *mut P, result_n: usize
     ) |c| {
-        let operand = &Pieces::list((iov, n), c.what)?;
-        let compare = &Pieces::list((comparev, compare_n), c.what)?;
-        c.post(AtomicKind::Compare, operand, compare, &Pieces::list((resultv, result_n), c.what)?)
+        let operand = &Pieces::list((iov, n), c.op)?;
+        let compare = &Pieces::list((comparev, compare_n), c.op)?;
+        c.post(AtomicKind::Compare, operand, compare, &Pieces::list((resultv, result_n), c.op)?)
     };
 }
 
@@ -187,9 +187,9 @@ pub(crate) unsafe fn on_msg(
     // SAFETY: the caller's promise.
     unsafe {
         let m = given(msg)?;
-        let what = What { op: m.op, datatype: m.datatype };
-        let (compares, results) = (Pieces::list(compares, what)?, Pieces::list(results, what)?);
-        let operands = Pieces::list((m.msg_iov, m.iov_count), what)?;
+        let op = TypedOp { op: m.op, datatype: m.datatype };
+        let (compares, results) = (Pieces::list(compares, op)?, Pieces::list(results, op)?);
+        let operands = Pieces::list((m.msg_iov, m.iov_count), op)?;
         if m.rma_iov.is_null() && m.rma_iov_count > 0 {
             return Err(Error::Invalid("rma_iov: NULL"));
         }
@@ -199,7 +199,7 @@ pub(crate) unsafe fn on_msg(
         })?;
         let call = RawAtomic {
             kind,
-            what,
+            op,
             operands: operands.as_slice(),
             compares: compares.as_slice(),
             results: results.as_slice(),
@@ -231,9 +231,9 @@ entries! {
     inject(
         buf: P, n: usize, dest: u64, addr: u64, key: u64, datatype: u32, op: u32
     ) |ep| {
-        let what = What { op, datatype };
-        let operand = IoVec { base: buf.cast(), len: bytes(n, what) };
-        ep.inject_atomic(what, operand, Remote { dest, addr, key })
+        let op = TypedOp { op, datatype };
+        let operand = IoVec { base: buf.cast(), len: bytes(n, op) };
+        ep.inject_atomic(op, operand, Remote { dest, addr, key })
     };
 }
 
@@ -243,7 +243,7 @@ macro_rules! valid {
         unsafe extern "C" fn $name(at: *mut FidEp, ty: u32, op: u32, count: *mut usize) -> c_int {
             int(|| {
                 // SAFETY: the table belongs to endpoints.
-                let found = unsafe { EpObject::of(at)?.ep.$ask(What { op, datatype: ty })? };
+                let found = unsafe { EpObject::of(at)?.ep.$ask(TypedOp { op, datatype: ty })? };
                 // SAFETY: `count` can be written or is NULL.
                 if let Some(count) = unsafe { count.as_mut() } {
                     *count = found;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use barewire::names::Names;
 use barewire::raw::SerialPromise;
-use barewire::{Error, What};
+use barewire::{Error, TypedOp};
 
 use crate::abi::*;
 use crate::addr::Form;
@@ -159,7 +159,7 @@ unsafe extern "C" fn query_atomic(
     guard::int(|| {
         // SAFETY: the table belongs to domains.
         let domain = unsafe { DomainObject::of(at)? };
-        let limits = domain.domain.query_atomic(What { op, datatype }, flags)?;
+        let limits = domain.domain.query_atomic(TypedOp { op, datatype }, flags)?;
         if attr.is_null() {
             return Err(Error::Invalid("attr: NULL"));
         }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use barewire::flags::{Caps, InfoFlags, Mode, MrMode, OpFlags, Order};
 use barewire::info::{EP_COUNT, KEYS_MAX, SINCE_2_0};
-use barewire::names::{Names, Through, Whose, interface_at};
+use barewire::names::{AddrRole, Names, QueryPort, interface_at};
 use barewire::settings::DEFAULT_PORT;
 use barewire::{
     AuthKey, AvType, DomainAttr as OurDomain, EndpointAttr, EpAddr, EpType, Error,
@@ -133,18 +133,18 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
         }
     };
     let named = port_or_default(ours.domain_attr.name.as_deref(), settings).to_owned();
-    let through = Through::port(&named, settings);
+    let through = QueryPort::new(&named, settings);
     let names = Names::of(&named);
     if let Some((ip, service)) = dest {
         let (ip, service) = (ip.to_string(), service.to_string());
-        let found = names.find(Some(&ip), Some(&service), Whose::Peers, true, &through)?;
+        let found = names.find(Some(&ip), Some(&service), AddrRole::Peer, true, &through)?;
         ours.dest_addr = found.map(|a| a.to_bytes().to_vec());
     }
     if ask.node.is_some() || ask.service.is_some() {
         let source = ask.flags & FI_SOURCE != 0;
-        let whose = if source { Whose::Ours } else { Whose::Peers };
+        let role = if source { AddrRole::Source } else { AddrRole::Peer };
         let numeric = ask.flags & FI_NUMERICHOST != 0;
-        let named = names.find(ask.node, ask.service, whose, numeric, &through)?;
+        let named = names.find(ask.node, ask.service, role, numeric, &through)?;
         let named = named.map(|a| a.to_bytes().to_vec());
         if source {
             ours.src_addr = named;

@@ -325,7 +325,7 @@ fn the_nine_do_what_they_say() {
     let mcs = crew.join(&members);
     let u64s = Datatype::Uint64;
     let sum = (AtomicOp::Sum, u64s);
-    let each = |call: &dyn Fn(&Endpoint, FiAddr, u64, FiAddr) -> Posted| -> Vec<Vec<u64>> {
+    let each = |call: &dyn Fn(&Endpoint, FiAddr, u64, FiAddr) -> PostResult| -> Vec<Vec<u64>> {
         for (rank, &of) in members.iter().enumerate() {
             let (root, context) = (crew.addrs[of][0], 500 + rank as u64);
             call(&crew.sides[of].ep, mcs[rank].addr(), rank as u64, root).unwrap();
@@ -435,7 +435,7 @@ fn a_contradiction_is_refused() {
     let mcs = crew.join(&[0, 1]);
     let (ep, mc, own) = (&crew.sides[0].ep, mcs[0].addr(), &crew.addrs[0]);
     let ty = Datatype::Uint64;
-    let code = |posted: Posted| Error::from(posted.unwrap_err()).fi_errno();
+    let code = |posted: PostResult| Error::from(posted.unwrap_err()).fi_errno();
     let bcast = |root, role| ep.broadcast(words(&[1]), mc, root, ty, role, 1);
     assert_eq!(code(bcast(own[0], Some(Role::Recv))), 22);
     assert_eq!(code(bcast(own[1], Some(Role::Send))), 22);

@@ -440,7 +440,7 @@ pub(crate) fn buf(len: usize, seed: u64) -> Buf {
 }
 
 /// A refused post: its error, after checking that the buffers came back.
-pub(crate) fn refusal(posted: Posted, bytes: usize) -> Error {
+pub(crate) fn refusal(posted: PostResult, bytes: usize) -> Error {
     let refused = posted.expect_err("the call was accepted");
     let back = match &refused.bufs {
         Bufs::None => 0,

@@ -18,7 +18,7 @@ fn every_pair_does_the_same_under_both_names() {
     let (mut ran, mut refused) = (0, 0);
     for kind in AtomicKind::ALL {
         for (op, ty) in (0..21).flat_map(|op| (0..21).map(move |ty| (op, ty))) {
-            let what = What { op, datatype: ty };
+            let what = TypedOp { op, datatype: ty };
             let (valid, kfi_valid) = match kind {
                 AtomicKind::Base => (a.atomicvalid(what), kfi_atomicvalid(a, what)),
                 AtomicKind::Fetch => (a.fetch_atomicvalid(what), kfi_fetch_atomicvalid(a, what)),
@@ -66,7 +66,7 @@ fn every_pair_does_the_same_under_both_names() {
     }
     println!("kfi: pairs executed {ran}, refused {refused}");
     assert_eq!(ran, 546);
-    let what = What { op: KFI_ATOMIC_READ, datatype: KFI_UINT32 };
+    let what = TypedOp { op: KFI_ATOMIC_READ, datatype: KFI_UINT32 };
     kfi.store(0, &pattern(32, 7)).unwrap();
     kfi_atomicv(a, what, vec![Buf::zeroed(8)], to_kfi, 3).unwrap();
     let got = pair.at_a().bufs.into_many().unwrap();
@@ -86,33 +86,34 @@ fn every_pair_does_the_same_under_both_names() {
 #[test]
 fn the_names_and_arguments_are_those_of_the_synopsis() {
     // kfi_atomic(ep, buf, count, desc, dest_addr, addr, key, datatype, op, context)
-    let _: fn(&Endpoint, What, Buf, Remote, u64) -> Posted = kfi_atomic;
+    let _: fn(&Endpoint, TypedOp, Buf, Remote, u64) -> PostResult = kfi_atomic;
     // kfi_atomicv(ep, iov, desc, count, dest_addr, addr, key, datatype, op, context)
-    let _: fn(&Endpoint, What, Vec<Buf>, Remote, u64) -> Posted = kfi_atomicv;
+    let _: fn(&Endpoint, TypedOp, Vec<Buf>, Remote, u64) -> PostResult = kfi_atomicv;
     // kfi_atomicmsg(ep, msg, flags)
-    let _: fn(&Endpoint, AtomicMsg<'_>, Bufs, KfiFlags) -> Posted = kfi_atomicmsg;
+    let _: fn(&Endpoint, AtomicMsg<'_>, Bufs, KfiFlags) -> PostResult = kfi_atomicmsg;
     // kfi_inject_atomic(ep, buf, count, dest_addr, addr, key, datatype, op)
-    let _: fn(&Endpoint, What, &[u8], Remote) -> Result<()> = kfi_inject_atomic;
+    let _: fn(&Endpoint, TypedOp, &[u8], Remote) -> Result<()> = kfi_inject_atomic;
     // kfi_fetch_atomic(ep, buf, count, desc, result, result_desc, dest_addr, addr, key, ...)
-    let _: fn(&Endpoint, What, &[u8], Buf, Remote, u64) -> Posted = kfi_fetch_atomic;
+    let _: fn(&Endpoint, TypedOp, &[u8], Buf, Remote, u64) -> PostResult = kfi_fetch_atomic;
     // kfi_fetch_atomicv(ep, iov, desc, count, resultv, result_desc, result_count, ...)
-    type FetchV = fn(&Endpoint, What, &[&[u8]], Vec<Buf>, Remote, u64) -> Posted;
+    type FetchV = fn(&Endpoint, TypedOp, &[&[u8]], Vec<Buf>, Remote, u64) -> PostResult;
     let _: FetchV = kfi_fetch_atomicv;
     // kfi_fetch_atomicmsg(ep, msg, resultv, result_desc, result_count, flags)
-    let _: fn(&Endpoint, AtomicMsg<'_>, Bufs, KfiFlags) -> Posted = kfi_fetch_atomicmsg;
+    let _: fn(&Endpoint, AtomicMsg<'_>, Bufs, KfiFlags) -> PostResult = kfi_fetch_atomicmsg;
     // kfi_compare_atomic(ep, buf, count, desc, compare, compare_desc, result, result_desc, ...)
     type Two<'a> = (&'a [u8], &'a [u8]);
-    let _: fn(&Endpoint, What, Two<'_>, Buf, Remote, u64) -> Posted = kfi_compare_atomic;
+    let _: fn(&Endpoint, TypedOp, Two<'_>, Buf, Remote, u64) -> PostResult = kfi_compare_atomic;
     // kfi_compare_atomicv(ep, iov, desc, count, comparev, compare_desc, compare_count, ...)
     type Lists<'a> = (&'a [&'a [u8]], &'a [&'a [u8]]);
-    let _: for<'a> fn(&Endpoint, What, Lists<'a>, Vec<Buf>, Remote, u64) -> Posted =
+    let _: for<'a> fn(&Endpoint, TypedOp, Lists<'a>, Vec<Buf>, Remote, u64) -> PostResult =
         |ep, what, lists, bufs, to, context| {
             kfi_compare_atomicv(ep, what, lists, bufs, to, context)
         };
     // kfi_compare_atomicmsg(ep, msg, comparev, compare_desc, compare_count, resultv, ..., flags)
-    let _: fn(&Endpoint, AtomicMsg<'_>, &[&[u8]], Bufs, KfiFlags) -> Posted = kfi_compare_atomicmsg;
+    let _: fn(&Endpoint, AtomicMsg<'_>, &[&[u8]], Bufs, KfiFlags) -> PostResult =
+        kfi_compare_atomicmsg;
     // kfi_atomicvalid(ep, datatype, op, count), and of the other families
-    let valid: [fn(&Endpoint, What) -> Result<usize>; 3] =
+    let valid: [fn(&Endpoint, TypedOp) -> Result<usize>; 3] =
         [kfi_atomicvalid, kfi_fetch_atomicvalid, kfi_compare_atomicvalid];
     assert_eq!(valid.len() + 10, 13);
     // enum kfi_datatype and enum kfi_op, in their order; the errors.
@@ -143,7 +144,7 @@ fn a_remote_signal_is_a_completion_at_the_target() {
         operands: &operands,
         addr: to.dest,
         rma_iov: vec![RmaIov { addr: 8, len: 1, key: to.key }],
-        what: What { op, datatype: KFI_UINT64 },
+        op: TypedOp { op, datatype: KFI_UINT64 },
         context: data,
         data,
     };

@@ -44,7 +44,7 @@ impl Lender {
     }
 
     /// Notes what an accepted operation holds; a refused one has given all back.
-    fn note(&mut self, context: u64, lent: Lent, posted: Posted) -> bool {
+    fn note(&mut self, context: u64, lent: Lent, posted: PostResult) -> bool {
         let Err(refused) = posted else {
             assert!(self.lent.insert(context, lent).is_none());
             return true;

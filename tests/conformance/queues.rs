@@ -417,7 +417,7 @@ fn x37_counters_of_bytes() {
     assert_eq!(p.at_b().len, 6_000);
     check([sent, all + 6_000, all + 6_000], 100);
     // Of atomics the elements count; those that fetch are reads, and of the region both.
-    let sum = What::new(AtomicOp::Sum, Datatype::Uint64);
+    let sum = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
     for len in [8, 4_000] {
         p.a.ep.atomic(sum, &vec![1; len], to, 1).unwrap();
         p.at_a();

@@ -6,9 +6,9 @@ use barewire::*;
 
 use crate::harness::*;
 
-const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
-const READ: What = What::new(AtomicOp::Read, Datatype::Uint64);
-const CSWAP: What = What::new(AtomicOp::Cswap, Datatype::Uint64);
+const SUM: TypedOp = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
+const READ: TypedOp = TypedOp::new(AtomicOp::Read, Datatype::Uint64);
+const CSWAP: TypedOp = TypedOp::new(AtomicOp::Cswap, Datatype::Uint64);
 
 pub(crate) fn plan(mode: MrMode) -> Plan {
     let caps = usual_caps() | Caps::RMA | Caps::ATOMIC | Caps::RMA_EVENT;
@@ -208,7 +208,7 @@ fn every_call_of_fi_atomic_does_its_work() {
         operands: &operands,
         addr: to.dest,
         rma_iov: ranges(),
-        what: SUM,
+        op: SUM,
         context,
         data: 77,
     };
@@ -240,7 +240,7 @@ fn every_call_of_fi_atomic_does_its_work() {
     a.compare_atomicv(CSWAP, &operands, &compares, vec![Buf::zeroed(16)], at(0), 9).unwrap();
     assert_eq!(pair.at_a().op_context, 9);
     assert_eq!([0, 1].map(|at| word(&mr, at)), [2, 1], "one differs, one is swapped");
-    let msg = AtomicMsg { what: CSWAP, ..msg(10) };
+    let msg = AtomicMsg { op: CSWAP, ..msg(10) };
     a.compare_atomicmsg(msg, &[&two, &one], Buf::zeroed(16), PLAIN).unwrap();
     assert_eq!(whole(pair.at_a()), [2_u64, 4].map(u64::to_le_bytes).concat());
     assert_eq!([0, 3].map(|at| word(&mr, at)), [1, 4]);

@@ -105,7 +105,7 @@ fn x14_contexts_are_named() {
 #[test]
 fn x14_what_contexts_refuse() {
     let [a, _b] = pair();
-    let refused = |posted: Posted| posted.unwrap_err().error;
+    let refused = |posted: PostResult| posted.unwrap_err().error;
     let ((tx, _), (rx, _)) = (&a.tx[0], &a.rx[0]);
     assert!(matches!(refused(tx.recv((), FI_ADDR_UNSPEC, 0)), Error::OpNotSupp(_)));
     assert!(matches!(refused(rx.send((), a.peer, 0)), Error::OpNotSupp(_)));

@@ -123,7 +123,7 @@ fn all_kinds(
     let own = |blocks: usize| words(blocks * count, |i| source(me, i));
     let room = |blocks: usize| words(blocks * count, |_| 7);
     let total = |i: usize| (0..n).map(|rank| source(rank, i)).sum::<u64>();
-    let check = |what: &str, posted: Posted, blocks: usize, want: &dyn Fn(usize) -> u64| {
+    let check = |what: &str, posted: PostResult, blocks: usize, want: &dyn Fn(usize) -> u64| {
         posted.unwrap_or_else(|e| panic!("{what}: {e}"));
         let bufs = end(node).unwrap_or_else(|e| panic!("{what}: {e}")).bufs;
         let result = &bufs.into_many().unwrap()[1];

@@ -17,7 +17,7 @@ impl Initiator {
     fn run(&mut self, case: &Case) -> Outcome {
         let len = case.target.len();
         self.write(ALL, AT as u64, case.target.clone()).unwrap();
-        let what = What::new(case.op, case.ty);
+        let what = TypedOp::new(case.op, case.ty);
         let to = self.at(ALL, AT as u64);
         let (operand, result) = (&case.operand[..], Buf::zeroed(len));
         let operand = if case.op == AtomicOp::Read { &[] } else { operand };
@@ -50,7 +50,7 @@ impl Initiator {
                         continue;
                     }
                     let len = known.map_or(8, |(_, ty)| ty.size());
-                    let (what, to) = (What { op, datatype }, self.at(ALL, 0));
+                    let (what, to) = (TypedOp { op, datatype }, self.at(ALL, 0));
                     let (ep, x, result) = (&self.node.ep, &operand[..len], Buf::zeroed(len));
                     let posted = match kind {
                         AtomicKind::Base => ep.atomic(what, x, to, 1),

@@ -23,7 +23,7 @@ const MESSAGES: u64 = 60;
 const LONGEST: usize = 300_000;
 /// Writes and reads of a place of a peer's, and additions to its word.
 const CHANGES: u64 = 30;
-const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
+const SUM: TypedOp = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
 
 /// Receives, from anybody.
 const POSTED: u64 = 8;

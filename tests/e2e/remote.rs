@@ -11,8 +11,8 @@ use crate::supervisor::{PATIENCE, Rng, Segment, Worker};
 use crate::target::{ALL, FILL, LEN, READ_ONLY, SHARED_LEN, WINDOW, WRITE_ONLY, open};
 use crate::worker::Node;
 
-const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
-const CSWAP: What = What::new(AtomicOp::Cswap, Datatype::Uint64);
+const SUM: TypedOp = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
+const CSWAP: TypedOp = TypedOp::new(AtomicOp::Cswap, Datatype::Uint64);
 
 /// An end that works on the memory of a target.
 pub(crate) struct Initiator {
@@ -150,16 +150,16 @@ fn impossible_calls(a: &Initiator) {
     let (ep, to) = (&a.node.ep, a.at(ALL, 0));
     let limit = ep.atomicvalid(SUM).unwrap();
     let long = vec![0; 8 * (limit + 1)];
-    let refused = |posted: Posted| posted.expect_err("accepted").error;
+    let refused = |posted: PostResult| posted.expect_err("accepted").error;
     assert_eq!(refused(ep.atomic(SUM, &long, to, 1)), Error::MsgTooLong);
     let result = Buf::zeroed(long.len());
     assert_eq!(refused(ep.fetch_atomic(SUM, &long, result, to, 1)), Error::MsgTooLong);
     assert!(matches!(refused(ep.atomic(SUM, &[], to, 1)), Error::Invalid(_)));
     let supp = |error| assert!(matches!(error, Error::OpNotSupp(_)), "{error}");
-    let read = What::new(AtomicOp::Read, Datatype::Uint64);
+    let read = TypedOp::new(AtomicOp::Read, Datatype::Uint64);
     supp(refused(ep.atomic(read, &[0; 8], to, 1)));
     supp(refused(ep.fetch_atomic(CSWAP, &[0; 8], Buf::zeroed(8), to, 1)));
-    let unknown = What { op: AtomicOp::Sum as u32, datatype: 99 };
+    let unknown = TypedOp { op: AtomicOp::Sum as u32, datatype: 99 };
     supp(refused(ep.atomic(unknown, &[0; 8], to, 1)));
     let nobody = Remote { dest: 77, ..to };
     assert!(matches!(refused(ep.write(Buf::zeroed(8), nobody, 1)), Error::Invalid(_)));
@@ -324,7 +324,7 @@ fn two_processes_of_one_name_are_right_together() {
     });
     let node = open(&segment.port(), Progress::Manual);
     let peers = targets.each_ref().map(|target| node.knows(&target.addr));
-    let complex = What::new(AtomicOp::Sum, Datatype::DoubleComplex);
+    let complex = TypedOp::new(AtomicOp::Sum, Datatype::DoubleComplex);
     let one = 1_u64.to_le_bytes();
     let i = [1_f64.to_le_bytes(), 2_f64.to_le_bytes()].concat();
     let (mut posted, mut done) = ([0; 2], 0);

@@ -160,7 +160,7 @@ fn add(node: &Node, orders: &Receiver<String>) {
     let own: u64 = own.parse().unwrap();
     let journal = File::options().write(true).create_new(true).open(journal).unwrap();
     let note = |at: u64, value: u64| journal.write_all_at(&value.to_le_bytes(), 8 * at).unwrap();
-    let sum = What::new(AtomicOp::Sum, Datatype::Uint64);
+    let sum = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
     let one = 1_u64.to_le_bytes();
     let (mut posted, mut ended, mut stop) = (0_u64, 0_u64, false);
     note(0, 0);

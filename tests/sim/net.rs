@@ -547,7 +547,7 @@ impl Net {
         if self.link.lossless || near {
             return self.stations[to].queued >= self.link.rx_ring;
         }
-        // Through a switch the ring is asked, when it is tried.
+        // QueryPort a switch the ring is asked, when it is tried.
         self.switches.is_none() && self.has_backlog(from)
     }
 

@@ -443,7 +443,7 @@ impl Remotes {
                 parts.iter().for_each(|p| region.slots[p.slot].used = used);
             }
             Act::Read(parts) => region.release(parts),
-            // Whose target was told of it has done all of it.
+            // AddrRole target was told of it has done all of it.
             Act::Add(w) | Act::FetchAdd(w) if op.told => {
                 for i in w.first..w.first + w.len() {
                     region.words[i].blind += 1;

@@ -169,8 +169,8 @@ fn receives_from_anybody_take_what_comes_first() {
     assert!(near > 100 && all > near + 100, "{near} near frames of {all}");
 }
 
-const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
-const SWAP_IF: What = What::new(AtomicOp::Cswap, Datatype::Uint64);
+const SUM: TypedOp = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
+const SWAP_IF: TypedOp = TypedOp::new(AtomicOp::Cswap, Datatype::Uint64);
 
 fn word(completion: &mut Completion) -> u64 {
     let bytes = std::mem::take(&mut completion.bufs).into_one().unwrap();

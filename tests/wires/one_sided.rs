@@ -19,7 +19,7 @@ const PLACES_AT: usize = 64;
 /// Operations that an end begins.
 const COUNT: u64 = 6000;
 
-const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
+const SUM: TypedOp = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
 
 /// What an operation underway is to come to.
 enum Wanted {
@@ -101,7 +101,7 @@ impl End {
         };
         match posted {
             Ok(()) => {}
-            Err(Refused { error: Error::Again, .. }) => {
+            Err(PostError { error: Error::Again, .. }) => {
                 self.refused += 1;
                 return false;
             }

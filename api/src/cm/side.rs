@@ -198,7 +198,7 @@ struct Sent {
     station: Station,
     bytes: Vec<u8>,
     kind: Kind,
-    /// Whose it is.
+    /// Number of the connection that it belongs to.
     conn: u32,
     /// Nobody else uses the entry of the hidden vector.
     last: bool,
@@ -243,7 +243,7 @@ pub(super) struct Listener {
     pub(super) eq: Weak<EqInner>,
     /// Its name in events.
     pub(super) fid: u64,
-    /// Through whom a request is refused.
+    /// Rejects a request for a program that has it and not the listener.
     pub(super) refuses: Weak<dyn Refuses>,
 }
 

@@ -59,12 +59,12 @@ pub fn lives(path: &Path) -> bool {
 
 /// When a process could not show what it was asked for.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct RetryLog {
     at: Option<Instant>,
     warned: Option<Instant>,
 }
 
-impl Refused {
+impl RetryLog {
     /// Whether it is too early to try again.
     fn is_recent(&self, now: Instant) -> bool {
         self.at.is_some_and(|at| now.duration_since(at) < AGAIN)
@@ -85,7 +85,7 @@ impl Refused {
 #[inline]
 pub(super) fn attend(
     writer: &Writer,
-    refused: &mut Refused,
+    refused: &mut RetryLog,
     show: impl FnOnce(&ShmSettings) -> Result<bool, OpenError>,
 ) {
     if writer.is_asked() {
@@ -96,7 +96,7 @@ pub(super) fn attend(
 #[cold]
 fn begin_or_end(
     writer: &Writer,
-    refused: &mut Refused,
+    refused: &mut RetryLog,
     show: impl FnOnce(&ShmSettings) -> Result<bool, OpenError>,
 ) {
     let now = Instant::now();
@@ -122,7 +122,7 @@ mod tests {
     /// Goal: requests for a recording that cannot be made cost the process, and its log, little.
     #[test]
     fn what_fails_is_tried_and_told_now_and_then() {
-        let mut refused = Refused::default();
+        let mut refused = RetryLog::default();
         let begun = Instant::now();
         let (mut tried, mut told) = (0, 0);
         for ms in (0..20_000).step_by(10) {

@@ -16,7 +16,7 @@ use barewire_driver::backend::switch::{StationCounters, Switch};
 use barewire_driver::port::Station;
 
 use super::file::{HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
-use super::record::Refused;
+use super::record::RetryLog;
 use super::{DIR, PORT_NAMES, no_statistics, port_words, put_port, record};
 
 /// What a switch counts: frames by where they went, then those dropped by cause.
@@ -48,7 +48,7 @@ pub(super) const SHAPE: Shape = {
 /// The writing end of a switch.
 pub struct SwitchPublisher {
     writer: Writer,
-    refused: Refused,
+    refused: RetryLog,
     published: Instant,
 }
 
@@ -62,7 +62,7 @@ impl SwitchPublisher {
 
     fn try_create(dir: &Path) -> io::Result<Self> {
         let writer = Writer::create(dir, SHAPE)?;
-        Ok(Self { writer, refused: Refused::default(), published: Instant::now() })
+        Ok(Self { writer, refused: RetryLog::default(), published: Instant::now() })
     }
 
     /// [`publish`](Self::publish), if the last time was long enough ago for `now` to be news.

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use barewire::Settings;
-use barewire::names::{Names, Through, Whose};
+use barewire::names::{AddrRole, Names, QueryPort};
 use barewire::{Buf, EpAddr, FiAddr};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -85,7 +85,7 @@ fn whom(text: &str, port: &str) -> Result<EpAddr, Fail> {
     }
     let settings = Settings::from_env().map_err(Fail::usage)?;
     let (host, service) = host_and_service(text);
-    match names.find(Some(host), service, Whose::Peers, false, &Through::port(port, &settings)) {
+    match names.find(Some(host), service, AddrRole::Peer, false, &QueryPort::new(port, &settings)) {
         Ok(Some(addr)) => Ok(addr),
         Ok(None) => parse_addr(text),
         Err(why) => Err(Fail::new(why)),

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use barewire::flags::{BindFlags, Caps, InfoFlags};
 use barewire::{
     API_VERSION, AtomicOp, Av, AvAttr, AvSetAttr, Buf, CollKind, Completion, Cq, CqAttr, Datatype,
-    Domain, DomainAttr, Endpoint, EpAddr, Eq, EqAttr, Error, FiAddr, Info, Mc, Posted, Progress,
-    Settings, Threading, fabric, getinfo_with,
+    Domain, DomainAttr, Endpoint, EpAddr, Eq, EqAttr, Error, FiAddr, Info, Mc, PostResult,
+    Progress, Settings, Threading, fabric, getinfo_with,
 };
 
 use super::Common;
@@ -140,7 +140,7 @@ impl Member {
         let group = self.mc.as_ref().map_or(0, Mc::addr);
         let (ep, root) = (&self.ep, self.root);
         let (ty, sum) = (Datatype::Uint64, (AtomicOp::Sum, Datatype::Uint64));
-        let posted: Posted = match what {
+        let posted: PostResult = match what {
             CollKind::Barrier => ep.barrier(group, 1),
             CollKind::Broadcast => ep.broadcast(result, group, root, ty, None, 1),
             CollKind::Alltoall => {

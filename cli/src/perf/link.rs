@@ -7,8 +7,8 @@ use barewire::flags::{BindFlags, Caps, CqFlags, InfoFlags};
 use barewire::names::Names;
 use barewire::{
     API_VERSION, Av, AvAttr, Buf, Completion, Cq, CqAttr, Domain, DomainAttr, Endpoint, EpAddr,
-    Error, FI_ADDR_UNSPEC, FiAddr, Info, Posted, Progress, Refused, Settings, Threading, fabric,
-    getinfo_with,
+    Error, FI_ADDR_UNSPEC, FiAddr, Info, PostError, PostResult, Progress, Settings, Threading,
+    fabric, getinfo_with,
 };
 
 use super::Common;
@@ -284,12 +284,12 @@ impl Link {
     pub(super) fn try_post(
         &self,
         slot: usize,
-        post: impl FnOnce(&Endpoint, u64) -> Posted,
+        post: impl FnOnce(&Endpoint, u64) -> PostResult,
     ) -> Result<Option<Buf>, Fail> {
         match post(&self.ep, self.context(slot)) {
             Ok(()) => Ok(None),
-            Err(Refused { error: Error::Again, bufs }) => Ok(bufs.into_one()),
-            Err(Refused { error, .. }) => Err(Fail::new(error)),
+            Err(PostError { error: Error::Again, bufs }) => Ok(bufs.into_one()),
+            Err(PostError { error, .. }) => Err(Fail::new(error)),
         }
     }
 
@@ -333,11 +333,11 @@ impl Link {
             };
             match posted {
                 Ok(()) => return Ok(()),
-                Err(Refused { error: Error::Again, bufs }) => {
+                Err(PostError { error: Error::Again, bufs }) => {
                     buf = bufs.into_one().unwrap_or_default();
                     self.breathe()?;
                 }
-                Err(Refused { error, .. }) => return Err(Fail::new(error)),
+                Err(PostError { error, .. }) => return Err(Fail::new(error)),
             }
         }
     }
@@ -465,7 +465,7 @@ impl Link {
         loop {
             match self.ep.trecv(buf, FI_ADDR_UNSPEC, CONTROL_TAG, 0, context) {
                 Ok(()) => return Ok(()),
-                Err(Refused { error: Error::Again, bufs }) => {
+                Err(PostError { error: Error::Again, bufs }) => {
                     buf = bufs.into_one().unwrap_or_default();
                     // Not `breathe`, which could come back here.
                     self.domain.progress().map_err(Fail::new)?;
@@ -474,7 +474,7 @@ impl Link {
                         return Err(Fail::new(what).mend("set a larger BAREWIRE_RX_MAX"));
                     }
                 }
-                Err(Refused { error, .. }) => return Err(Fail::new(error)),
+                Err(PostError { error, .. }) => return Err(Fail::new(error)),
             }
         }
     }

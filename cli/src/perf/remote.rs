@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use barewire::flags::{Access, BindFlags};
 use barewire::{
-    AtomicOp, Buf, Cntr, CntrAttr, Datatype, Domain, Endpoint, FiAddr, Mr, MrAttr, Posted, Remote,
-    What,
+    AtomicOp, Buf, Cntr, CntrAttr, Datatype, Domain, Endpoint, FiAddr, Mr, MrAttr, PostResult,
+    Remote, TypedOp,
 };
 
 use super::control::{Mode, Run};
@@ -68,9 +68,9 @@ impl Target {
         slot: usize,
         number: u64,
         context: u64,
-    ) -> Posted {
-        const SUM: What = What::new(AtomicOp::Sum, Datatype::Uint64);
-        const CSWAP: What = What::new(AtomicOp::Cswap, Datatype::Uint64);
+    ) -> PostResult {
+        const SUM: TypedOp = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
+        const CSWAP: TypedOp = TypedOp::new(AtomicOp::Cswap, Datatype::Uint64);
         let to = self.at(slot);
         let posted = match self.run.mode {
             Mode::Read => ep.read(buf, to, context),
@@ -120,7 +120,13 @@ impl Target {
     }
 
     /// Posts the read that brings `slot` back.
-    pub(super) fn read_back(&self, ep: &Endpoint, buf: Buf, slot: usize, context: u64) -> Posted {
+    pub(super) fn read_back(
+        &self,
+        ep: &Endpoint,
+        buf: Buf,
+        slot: usize,
+        context: u64,
+    ) -> PostResult {
         ep.read(buf, self.at(slot), context)
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
     let mut link = Link::open_by_name(args, SERVER_PATIENCE)?;
     let names = Names::of(link.port());
     let (at, is_whole) = names.name(link.addr()?);
-    let is_name = is_whole || matches!(names, Names::Asked { .. }) && !at.ip().is_loopback();
+    let is_name = is_whole || matches!(names, Names::Queried { .. }) && !at.ip().is_loopback();
     let addr = link.addr()?.to_string();
     if args.json {
         json(&Listening { listening: addr, port: link.port().to_owned() })?;

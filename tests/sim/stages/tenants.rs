@@ -56,7 +56,7 @@ fn is_service(host: usize) -> bool {
 /// Who lives at a host.
 struct Member {
     incarnation: u64,
-    /// Whose key it has, if it is no service.
+    /// AddrRole key it has, if it is no service.
     tenant: Option<usize>,
 }
 

@@ -323,7 +323,7 @@ impl Process {
         let blocks = 8 * WORDS + own % BLOCKS * BLOCK_LEN;
         let to = |addr| Remote { dest: peer.addr, addr, key: KEY };
         let ep = &side.node.ep;
-        let refused = |posted: Posted| posted.map_err(|refused| refused.error);
+        let refused = |posted: PostResult| posted.map_err(|refused| refused.error);
         let seq = match (kind, peer.block) {
             (Kind::Read, Some((stamp, _))) => stamp,
             (Kind::Write, _) => context,
@@ -342,7 +342,7 @@ impl Process {
             Kind::Write => refused(ep.write(Buf::from(block(own, seq, len)), to(blocks), context)),
             Kind::Read => refused(ep.read(Buf::zeroed(len as usize), to(blocks), context)),
             Kind::Add => {
-                let sum = What::new(AtomicOp::Sum, Datatype::Uint64);
+                let sum = TypedOp::new(AtomicOp::Sum, Datatype::Uint64);
                 let one = 1_u64.to_le_bytes();
                 refused(ep.fetch_atomic(sum, &one, Buf::zeroed(8), to(words), context))
             }
