@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, pthread_sigmask};
@@ -64,6 +64,21 @@ impl From<File> for Appender {
     fn from(file: File) -> Self {
         let is_regular = file.metadata().is_ok_and(|meta| meta.is_file());
         Self { file, is_regular, len: 0 }
+    }
+}
+
+impl Appender {
+    /// Has writing to a pipe or the like end with `EWOULDBLOCK` where there is no room. What else
+    /// the same open file was handed to is concerned as well.
+    ///
+    /// # Errors
+    /// Those of fcntl(2).
+    pub(crate) fn never_wait(&self) -> io::Result<()> {
+        if !self.is_regular {
+            let flags = OFlag::from_bits_retain(fcntl(&self.file, FcntlArg::F_GETFL)?);
+            fcntl(&self.file, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        }
+        Ok(())
     }
 }
 

@@ -2,14 +2,16 @@
 //!
 //! Link type Ethernet, nanosecond timestamps, direction in `epb_flags`. Frames that the port below
 //! did not take are not written. A write that fails is counted and logged, and ends the recording
-//! but never the port: half a block would make the rest unreadable.
+//! but never the port: half a block would make the rest unreadable. Nor is a slow reader of a pipe
+//! waited for: frames that find no room are dropped, and the next one says how many
+//! (`epb_dropcount`).
 //!
 //! Source: PCAP Next Generation file format, draft-ietf-opsawg-pcapng, sections 4.1 to 4.3.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::tapped::{Record, Tapped};
 use crate::clock::now_ns;
@@ -21,6 +23,12 @@ pub use super::tapped::Direction;
 
 /// What is buffered at most before it is written.
 const BUFFER_LEN: usize = 256 << 10;
+/// What waits at most for the reader of a pipe.
+const WAITING_LEN: usize = 4 << 20;
+/// Time after which a reader that was slow is looked for again.
+const RETRY_NS: u64 = 1_000_000;
+/// How long the end of a recording waits for such a reader.
+const LAST: Duration = Duration::from_secs(1);
 /// How long a frame stays in the buffer at most, as long as the port is polled.
 const FLUSH_NS: u64 = 100_000_000;
 /// Time after which a port's clock is compared with that of the day again: it is up to some 50 us a
@@ -34,6 +42,13 @@ const BACK_NS: u64 = 1_000_000;
 pub struct PcapWriter<W: Write> {
     to: W,
     buffer: Vec<u8>,
+    /// Bytes of it that were written.
+    written: usize,
+    /// What is written to had no room.
+    is_slow: bool,
+    /// Frames that were dropped for that, and those that no frame behind them has told of yet.
+    dropped: u64,
+    untold: u64,
     /// [`now_ns`] plus this is nanoseconds since 1970.
     epoch_ns: u64,
     compared_ns: u64,
@@ -73,6 +88,10 @@ impl<W: Write> PcapWriter<W> {
         Ok(Self {
             to,
             buffer: Vec::with_capacity(BUFFER_LEN + (1 << 17)),
+            written: 0,
+            is_slow: false,
+            dropped: 0,
+            untold: 0,
             epoch_ns,
             compared_ns: now,
             last: 0,
@@ -98,6 +117,11 @@ impl<W: Write> PcapWriter<W> {
             self.lost_frames += 1;
             return Ok(());
         }
+        if self.is_slow && self.buffer.len() - self.written + len > WAITING_LEN {
+            (self.dropped, self.untold) = (self.dropped + 1, self.untold + 1);
+            return Ok(());
+        }
+        let untold = std::mem::take(&mut self.untold);
         let at = at_ns.wrapping_add(self.epoch_ns);
         let at = if self.last.wrapping_sub(at) < BACK_NS { self.last } else { at };
         self.last = at;
@@ -111,13 +135,17 @@ impl<W: Write> PcapWriter<W> {
             b.resize(start + len.next_multiple_of(4), 0);
             fill(&mut b[start..start + len]);
             option(b, 2, &(way as u32).to_le_bytes());
+            if untold > 0 {
+                option(b, 4, &untold.to_le_bytes());
+            }
             option(b, 0, &[]);
         });
         self.frames += 1;
-        if self.buffer.len() >= BUFFER_LEN { self.flush(at_ns) } else { Ok(()) }
+        let is_full = !self.is_slow && self.buffer.len() >= BUFFER_LEN;
+        if is_full { self.flush(at_ns) } else { Ok(()) }
     }
 
-    /// Writes what is buffered.
+    /// Writes what is buffered, or as much as there is room for where writing does not wait.
     ///
     /// # Errors
     /// Those of what is written to, once: the recording ends there, and later frames are counted
@@ -127,13 +155,54 @@ impl<W: Write> PcapWriter<W> {
         if self.failed || self.buffer.is_empty() {
             return Ok(());
         }
-        let written = self.to.write_all(&self.buffer).and_then(|()| self.to.flush());
+        let written = self.write();
+        self.is_slow = written.as_ref().is_err_and(|why| why.kind() == ErrorKind::WouldBlock);
+        if self.is_slow {
+            // In proportion to what was written.
+            if self.written > self.buffer.len() / 2 {
+                self.buffer.drain(..self.written);
+                self.written = 0;
+            }
+            return Ok(());
+        }
         self.buffer.clear();
+        self.written = 0;
         if written.is_err() {
             self.failed = true;
             self.lost_frames += 1;
         }
         written
+    }
+
+    /// Writes the rest of the buffer.
+    fn write(&mut self) -> io::Result<()> {
+        while self.written < self.buffer.len() {
+            match self.to.write(&self.buffer[self.written..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(len) => self.written += len,
+                Err(why) if why.kind() == ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+        self.to.flush()
+    }
+
+    /// The last write, for which a slow reader has a while.
+    fn end(&mut self) {
+        log(self.flush(now_ns()));
+        let begun = Instant::now();
+        while self.is_slow && begun.elapsed() < LAST {
+            std::thread::sleep(Duration::from_nanos(RETRY_NS));
+            log(self.flush(now_ns()));
+        }
+        let rest = self.buffer.len() - self.written;
+        if self.dropped > 0 || rest > 0 {
+            let (dropped, frames) = (self.dropped, self.frames);
+            tracing::warn!(
+                "the reader of the capture was too slow: {dropped} frames are not in it beside \
+                 {frames} that are, and its last {rest} bytes"
+            );
+        }
     }
 
     /// What is written to.
@@ -151,7 +220,7 @@ fn compare() -> (u64, u64) {
 
 impl<W: Write> Drop for PcapWriter<W> {
     fn drop(&mut self) {
-        log(self.flush(now_ns()));
+        self.end();
     }
 }
 
@@ -190,7 +259,8 @@ impl<W: Write + Send + 'static> Record for PcapWriter<W> {
     fn tick(&mut self) {
         if !self.buffer.is_empty() {
             let now = now_ns();
-            if now.wrapping_sub(self.flushed_ns) > FLUSH_NS {
+            let pause = if self.is_slow { RETRY_NS } else { FLUSH_NS };
+            if now.wrapping_sub(self.flushed_ns) > pause {
                 log(self.flush(now));
             }
             if now.wrapping_sub(self.compared_ns) > COMPARE_NS {
@@ -215,6 +285,7 @@ fn recorded_in(
 ) -> io::Result<Tapped<PcapWriter<Appender>>> {
     let mut caps = inner.caps().clone();
     let writer = PcapWriter::new(Appender::from(file), &caps.name)?;
+    writer.target().never_wait()?;
     caps.name = format!("{spec}:{}", caps.name);
     Ok(Tapped::new(Some(inner), caps, writer))
 }
@@ -359,5 +430,45 @@ mod tests {
         // SAFETY: a signal that this thread holds back.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
         assert!(broken() && is_pending());
+    }
+
+    /// Goal: who reads a capture from a pipe slowly, or not at all, holds up no frame of the port;
+    /// what is in the capture is whole and says what is missing. Method: more than the pipe and
+    /// what waits for it hold.
+    #[test]
+    fn a_slow_reader_of_a_pipe_holds_up_nobody() {
+        let (a, mut b) = Loopback::pair();
+        let mac = b.caps().station.mac;
+        let (mut reader, writer) = io::pipe().unwrap();
+        let to = File::from(OwnedFd::from(writer));
+        let mut a = recorded_in(to, Box::new(a), "pcap(file=x)").unwrap();
+        let frame = [&mac.0[..], &[1; 1400]].concat();
+        let (begun, sent) = (Instant::now(), 6000);
+        for _ in 0..sent {
+            assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+            assert_eq!(b.rx_burst(8, &mut |_: &RxFrame<'_>| {}), Ok(1));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        let dropped = a.record.dropped;
+        assert!(dropped > 1000 && dropped < sent, "{dropped}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        let mut copy = File::create(&path).unwrap();
+        let reads = std::thread::spawn(move || io::copy(&mut reader, &mut copy).unwrap());
+        while a.record.is_slow {
+            a.rx_burst(8, &mut |_: &RxFrame<'_>| {}).unwrap();
+        }
+        assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
+        assert_eq!((a.record.dropped, a.record.frames), (dropped, sent - dropped + 1));
+        drop(a);
+        reads.join().unwrap();
+        assert_eq!(read(&path).len() as u64, sent - dropped + 1);
+        // The last block: flags, the count, no more options, the length of the block.
+        let file = std::fs::read(&path).unwrap();
+        let count = &file[file.len() - 20..file.len() - 8];
+        assert_eq!(
+            (count[..4].to_vec(), &count[4..]),
+            (vec![4, 0, 8, 0], &dropped.to_le_bytes()[..])
+        );
     }
 }
