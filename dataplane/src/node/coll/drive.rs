@@ -167,6 +167,10 @@ impl Coll {
         let Some(cq) = self.cq.filter(|_| self.is_side(eps, e)) else { return };
         let generation = unexpected.generation(msg);
         self.arrived.push((msg, generation));
+        let from = unexpected[msg].payload.peer;
+        if self.lost.iter().any(|&(p, _)| p == from) {
+            self.fresh.push((from, msg, generation));
+        }
         let last = self.taken + cqs[cq.0.idx()].cq.ready() as u64;
         if last > self.looked_at && parts_of(unexpected[msg].tag).0 & JOIN != 0 {
             self.behind.push((msg, generation, last));

@@ -89,6 +89,7 @@ impl Coll {
     /// The session with `p` has ended: nothing more will come from its members.
     pub(crate) fn peer_lost(&mut self, p: PeerIdx, err: Error) {
         if self.cq.is_some() {
+            self.fresh.retain(|&(of, ..)| of != p);
             self.lost.push((p, err));
         }
     }
@@ -238,7 +239,8 @@ impl Node {
     }
 
     /// Throws away what a member has said in joins that it gave up: all that came before its ABORT,
-    /// behind which comes its next attempt. Or, without a name, what every member of a peer has.
+    /// behind which comes its next attempt. Or, without a name, what every member of a peer has in
+    /// sessions that ended.
     pub(super) fn purge_join(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
         let now = self.turn.polled_at;
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
@@ -251,8 +253,10 @@ impl Node {
                     && number.is_none_or(|n| m.payload.src_ep == n)
                     && self.coll.is_side(&self.eps, m.payload.ep)
                     && name & JOIN != 0
-                    && gid
-                        .is_none_or(|gid| gid == name && !self.coll.is_behind(&self.unexpected, i))
+                    && match gid {
+                        Some(gid) => gid == name && !self.coll.is_behind(&self.unexpected, i),
+                        None => !self.coll.fresh.contains(&(p, i, self.unexpected.generation(i))),
+                    }
             })
             .map(|(i, _)| i)
             .collect();
@@ -451,6 +455,7 @@ impl Node {
                 }
             }
         }
+        self.coll.fresh.clear();
     }
 
     /// Nothing more will come from a member. That ends the group if a call waits for it, or as

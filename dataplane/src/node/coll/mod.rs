@@ -128,6 +128,8 @@ pub struct Coll {
     work: VecDeque<CallIdx>,
     /// Peers whose session has ended, and why.
     pub(super) lost: Vec<(PeerIdx, Error)>,
+    /// Messages of joins that came in the next session with such a peer, in the same burst.
+    pub(super) fresh: Vec<(PeerIdx, UnexpectedIdx, u32)>,
     /// Messages that were stored since the last turn, with the generations of their slots.
     pub(super) arrived: Vec<(UnexpectedIdx, u32)>,
     /// Entries of the queue that were taken, and of these that were looked at, in all.
@@ -183,6 +185,7 @@ impl Coll {
             ops: Slab::with_capacity(OPS_MAX),
             work: VecDeque::new(),
             lost: Vec::new(),
+            fresh: Vec::new(),
             arrived: Vec::new(),
             taken: 0,
             looked_at: 0,

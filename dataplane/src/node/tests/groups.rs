@@ -284,6 +284,43 @@ fn a_group_is_not_ended_by_what_ended_before_it() {
     }
 }
 
+/// Goal: what a member says of a join in the next session with it stays when the end of the one
+/// before is looked at, also if both came in one burst; what it had said before goes. Method: its
+/// frames come without a turn between.
+#[test]
+fn a_join_of_the_next_session_outlives_the_one_before() {
+    for is_next in [true, false] {
+        let mut team = Team::new(NodeSettings::default());
+        team.join(0, JoinModel::Key(9)).unwrap();
+        team.pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+        team.pair.run(1_000_000);
+        assert_eq!(team.pair.read(0).len(), 1, "a session");
+        while team.pair.ends[0].node.coll.event().is_some() {}
+        let End { node, av, .. } = &mut team.pair.ends[0];
+        let p = node.avs[av.0.idx()].av.lookup(team.members[0][1]).unwrap().peer;
+        if is_next {
+            node.coll.peer_lost(p, Error::ConnReset);
+        }
+        team.join(1, JoinModel::Collective(1)).unwrap();
+        let (mut came, now) = (0, team.pair.now);
+        for _ in 0..4 {
+            let End { node, out, .. } = &mut team.pair.ends[1];
+            node.transmit(now, &mut sink(out));
+            for bytes in std::mem::take(out) {
+                team.pair.ends[0].node.on_frame(now, &RxFrame::new(&bytes));
+                came += 1;
+            }
+        }
+        assert_ne!((came, team.pair.ends[0].node.levels().unexpected), (0, 0));
+        if !is_next {
+            team.pair.ends[0].node.coll.peer_lost(p, Error::ConnReset);
+        }
+        let group = team.join(0, JoinModel::Collective(1)).unwrap();
+        team.pair.run(5_000_000);
+        assert_eq!(team.pair.ends[0].node.coll.check(group).is_ok(), is_next);
+    }
+}
+
 /// Goal: a program that joins groups and leaves them for as long as it runs, each with another key,
 /// takes no more memory; a key that is used again stands for another group, also while the one
 /// before is open.
