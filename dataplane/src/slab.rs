@@ -250,6 +250,16 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         }
     }
 
+    /// As if every free slot had been used 2^32 - 1 times.
+    #[cfg(test)]
+    pub(crate) fn wear_out(&mut self) {
+        for slot in &mut self.slots {
+            if let Slot::Free { generation, .. } = slot {
+                *generation = u32::MAX;
+            }
+        }
+    }
+
     /// A name for this life of the slot.
     pub fn handle(&self, idx: K) -> Handle<K> {
         Handle { idx, generation: self.generation(idx) }

@@ -91,7 +91,12 @@ impl Pulls {
 
     /// Adds one of `peer`. There is a free record.
     pub(super) fn add(&mut self, peer: &mut Peer, pull: Pull) -> PullIdx {
-        let idx = self.records.alloc(pull).expect("a free record was seen");
+        let mut idx = self.records.alloc(pull).expect("a free record was seen");
+        // A READ with generation 0 is of none of them: the slot has been used 2^32 times.
+        if self.records.generation(idx) == 0 {
+            let pull = self.records.free(idx);
+            idx = self.records.alloc(pull).expect("it was freed");
+        }
         peer.pulls.push_back(self, idx);
         idx
     }

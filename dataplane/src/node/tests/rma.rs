@@ -1057,3 +1057,21 @@ fn the_owner_reaches_its_region_and_no_more() {
     assert_eq!(region.bytes(), [7; 16]);
     region.assert_guards();
 }
+
+/// Goal: a read is told that it was refused also in the life of its record whose number is 0 modulo
+/// 2^32, and one in that life is answered.
+#[test]
+fn reads_end_when_the_lives_of_their_records_begin_anew() {
+    for (wrong, want) in [(0, None), (1 << 30, Some(Error::KeyRejected))] {
+        let mut pair = Pair::new(1500, false);
+        let region = pair.region(1, 9000, ALL);
+        for context in 0..4 {
+            let (buf, _look) = shared(9000);
+            let rma = RmaList::one(0, 9000, region.key ^ wrong);
+            pair.read_to(buf, rma, context).unwrap();
+            pair.run(5_000_000);
+            assert_eq!(pair.outcomes(0), [(context, want)]);
+            pair.ends[0].node.pulls.records.wear_out();
+        }
+    }
+}
