@@ -289,17 +289,21 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// Releases the references to peers that no posted receive names any more.
+    /// Releases the references to peers that no posted receive names any more, and all but one to
+    /// each of the others: an address may come and go often while a receive names it.
     fn release_awaited(&mut self) {
         let Self { awaited, posted, peers, .. } = self;
         let mut named: Vec<PeerIdx> = posted.pool.iter().filter_map(|(_, r)| r.named()).collect();
         named.sort_unstable();
-        awaited.retain(|p| {
-            let is_named = named.binary_search(p).is_ok();
-            if !is_named {
-                peers[*p].av_refs -= 1;
+        awaited.sort_unstable();
+        let mut last = None;
+        awaited.retain(|&p| {
+            let stays = last != Some(p) && named.binary_search(&p).is_ok();
+            if !stays {
+                peers[p].av_refs -= 1;
             }
-            is_named
+            last = Some(p);
+            stays
         });
     }
 
