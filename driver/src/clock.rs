@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 ///
 /// Reads the time-stamp counter where the processor says that it is invariant and the kernel has
 /// not found that it differs between processors (one instruction and a multiplication), else
-/// `CLOCK_MONOTONIC`.
+/// `CLOCK_MONOTONIC`. While the machine is suspended the counter goes on, or begins anew where
+/// `/proc/cpuinfo` lacks `nonstop_tsc_s3`; `CLOCK_MONOTONIC` stands still.
 #[inline]
 pub fn now_ns() -> u64 {
     let c = CLOCK.get_or_init(Clock::calibrate);

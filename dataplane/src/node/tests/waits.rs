@@ -65,3 +65,22 @@ fn silence_counts_from_the_first_thing_that_is_awaited() {
     peer.begin_to_wait(Instant(90));
     assert_eq!(peer.last_rx, Instant(90));
 }
+
+/// Goal: two hosts that slept find each other alive, whatever was on its way then. Method: a clock
+/// that goes on meanwhile, by more than any time that is waited for, and frames that were lost.
+#[test]
+fn hosts_that_slept_find_no_peer_dead() {
+    let mut pair = Pair::new(1500, false);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.run(1_000_000);
+    assert_eq!(pair.outcomes(0), [(1, None)]);
+    for context in 2..5 {
+        pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), context).unwrap();
+        let End { node, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut sink(out));
+        out.clear();
+        pair.now = pair.now + 3_600_000_000_000;
+        pair.run(2_000_000_000);
+        assert_eq!(pair.outcomes(0), [(context, None)]);
+    }
+}
