@@ -4,5 +4,5 @@
 /// See `barewire_driver::backend::ip`: whatever the bytes say, the port lends frames alone that are
 /// from where they say, answers no more than it was asked, and takes what is good afterwards.
 pub fn ip_port(data: &[u8]) {
-    barewire_driver::backend::ip::wild_segment(data);
+    barewire_driver::backend::ip::fuzz_segment(data);
 }

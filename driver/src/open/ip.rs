@@ -7,7 +7,7 @@ use super::near::{kind_of, options};
 use super::place::HostText;
 use super::spec::{Outer, PortInfo, bad, behind, no_option, pair, parse, wrapped, yes_or_no};
 use super::{nics, switch, wires};
-use crate::backend::ip::{Ip, IpSettings, Place};
+use crate::backend::ip::{AddressClaim, Ip, IpSettings};
 use crate::error::OpenError;
 use crate::port::Port;
 
@@ -23,9 +23,9 @@ pub(super) fn open(
     below: impl Fn(&str, SocketAddr) -> Result<Box<dyn Port>, OpenError>,
 ) -> Result<Box<dyn Port>, OpenError> {
     let (settings, inner, beside_kernel) = parts(spec)?;
-    let place = Place::claim(&settings, beside_kernel)?;
-    let port = below(&inner, place.addr())?;
-    Ok(Box::new(Ip::open(&settings, place, port)?))
+    let claim = AddressClaim::acquire(&settings, beside_kernel)?;
+    let port = below(&inner, claim.addr())?;
+    Ok(Box::new(Ip::open(&settings, claim, port)?))
 }
 
 /// What `spec` says: the port's settings, the port below, without the options of a port that

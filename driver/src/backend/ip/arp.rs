@@ -1,4 +1,4 @@
-//! Who has an address: ARP, RFC 826, as frames; probes and announcements as in RFC 5227.
+//! ARP packets (RFC 826), with the probes and announcements of RFC 5227.
 
 use std::net::Ipv4Addr;
 
@@ -9,56 +9,55 @@ use crate::port::MacAddr;
 
 /// EtherType of ARP.
 pub(super) const ETHERTYPE_ARP: u16 = 0x0806;
-/// Bytes of a packet.
+/// Bytes of an ARP packet.
 pub(super) const ARP_LEN: usize = ArpEthIpv4Packet::LEN;
 
-/// What a packet says.
+/// A parsed ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arp {
-    /// It asks who has `target`; else it answers.
-    pub(super) is_question: bool,
-    /// Whom it is from: its hardware address, one of a single station, and its IP address, which is
-    /// unspecified in a probe.
+    /// A request for `target`; else a reply.
+    pub(super) is_request: bool,
+    /// The sender's MAC, never a group's, and its IP address, which is unspecified in a probe.
     pub(super) sender: (MacAddr, Ipv4Addr),
-    /// Whom it asks for or answers to.
+    /// The address requested, or that of the host replied to.
     pub(super) target: Ipv4Addr,
 }
 
 impl Arp {
-    /// What `packet` says, if it is one for IPv4 over Ethernet and can be true.
+    /// Parses a packet. `None`: not a request or reply for IPv4 over Ethernet, or from a group.
     pub(super) fn parse(packet: &[u8]) -> Option<Self> {
         let packet = ArpPacket::from_slice(packet).ok()?.try_eth_ipv4().ok()?;
-        let is_question = match packet.operation {
+        let is_request = match packet.operation {
             ArpOperation::REQUEST => true,
             ArpOperation::REPLY => false,
             _ => return None,
         };
         let mac = MacAddr(packet.sender_mac);
         mac.is_single().then_some(Self {
-            is_question,
+            is_request,
             sender: (mac, packet.sender_ipv4_addr()),
             target: packet.target_ipv4_addr(),
         })
     }
 }
 
-/// A frame that holds a packet.
+/// An Ethernet frame with an ARP packet.
 pub(super) type ArpFrame = [u8; ETH_HDR_LEN + ARP_LEN];
 
-/// `mac` and `ip` ask who has `target`: everybody, or whoever had the address `of`. A probe is from
-/// the unspecified address, an announcement asks for its own.
-pub(super) fn question(
+/// A request from `mac` and `ip` for the MAC of `target`, to the station `to`, or to all. A probe
+/// is from the unspecified address; an announcement requests the sender's own.
+pub(super) fn request(
     (mac, ip): (MacAddr, Ipv4Addr),
     target: Ipv4Addr,
-    of: Option<MacAddr>,
+    to: Option<MacAddr>,
 ) -> ArpFrame {
-    let to = of.unwrap_or(MacAddr::BROADCAST);
+    let to = to.unwrap_or(MacAddr::BROADCAST);
     framed(ArpOperation::REQUEST, (mac, ip), (MacAddr::default(), target), to)
 }
 
-/// `own` answers to `asker`.
-pub(super) fn answer(own: (MacAddr, Ipv4Addr), asker: (MacAddr, Ipv4Addr)) -> ArpFrame {
-    framed(ArpOperation::REPLY, own, asker, asker.0)
+/// A reply from `own` to `requester`.
+pub(super) fn reply(own: (MacAddr, Ipv4Addr), requester: (MacAddr, Ipv4Addr)) -> ArpFrame {
+    framed(ArpOperation::REPLY, own, requester, requester.0)
 }
 
 fn framed(
@@ -91,35 +90,35 @@ mod tests {
     const PEER: (MacAddr, Ipv4Addr) = (MacAddr([2, 0, 0, 0, 0, 2]), Ipv4Addr::new(10, 0, 0, 2));
 
     #[test]
-    fn questions_and_answers_are_read_as_they_were_written() {
+    fn requests_and_replies_are_parsed_as_they_were_encoded() {
         for of in [None, Some(PEER.0)] {
-            let frame = question(OWN, PEER.1, of);
+            let frame = request(OWN, PEER.1, of);
             assert_eq!(frame[..6], of.unwrap_or(MacAddr::BROADCAST).0);
-            let said = Arp::parse(&frame[ETH_HDR_LEN..]).unwrap();
-            assert_eq!(said, Arp { is_question: true, sender: OWN, target: PEER.1 });
+            let parsed = Arp::parse(&frame[ETH_HDR_LEN..]).unwrap();
+            assert_eq!(parsed, Arp { is_request: true, sender: OWN, target: PEER.1 });
         }
-        let frame = answer(OWN, PEER);
-        let said = Arp::parse(&frame[ETH_HDR_LEN..]).unwrap();
+        let frame = reply(OWN, PEER);
+        let parsed = Arp::parse(&frame[ETH_HDR_LEN..]).unwrap();
         assert_eq!((&frame[..6], frame[12..14].to_vec()), (&PEER.0.0[..], vec![8, 6]));
-        assert_eq!(said, Arp { is_question: false, sender: OWN, target: PEER.1 });
+        assert_eq!(parsed, Arp { is_request: false, sender: OWN, target: PEER.1 });
     }
 
     #[test]
-    fn what_cannot_be_true_is_refused() {
+    fn invalid_packets_are_rejected() {
         for (at, byte) in [(0, 1), (1, 2), (2, 9), (4, 8), (5, 16), (7, 3), (8, 3), (8, 0xff)] {
-            let mut packet = answer(OWN, PEER)[ETH_HDR_LEN..].to_vec();
+            let mut packet = reply(OWN, PEER)[ETH_HDR_LEN..].to_vec();
             packet[at] = byte;
             assert_eq!(Arp::parse(&packet), None, "{byte} at {at}");
         }
-        assert_eq!(Arp::parse(&answer((MacAddr::default(), OWN.1), PEER)[ETH_HDR_LEN..]), None);
-        assert_eq!(Arp::parse(&answer(OWN, PEER)[ETH_HDR_LEN..ETH_HDR_LEN + 27]), None);
+        assert_eq!(Arp::parse(&reply((MacAddr::default(), OWN.1), PEER)[ETH_HDR_LEN..]), None);
+        assert_eq!(Arp::parse(&reply(OWN, PEER)[ETH_HDR_LEN..ETH_HDR_LEN + 27]), None);
     }
 
     proptest! {
         #[test]
         fn no_packet_panics(packet in prop::collection::vec(any::<u8>(), 0..64)) {
-            let said = Arp::parse(&packet);
-            prop_assert!(said.is_none_or(|said| !said.sender.0.is_group()));
+            let parsed = Arp::parse(&packet);
+            prop_assert!(parsed.is_none_or(|parsed| !parsed.sender.0.is_group()));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The headers before a frame of the fabric: Ethernet, IPv4 without options, UDP.
+//! Encapsulation headers over IPv4: Ethernet, IPv4 without options, UDP.
 //!
 //! Source: RFC 791 (IPv4), RFC 768 (UDP), RFC 6864 (a datagram that is not fragmented needs no
-//! identification). A sum of 0 in the UDP header says that there is none, which IPv4 allows.
+//! identification). A UDP checksum of 0 means none, which IPv4 allows.
 
 use std::net::SocketAddrV4;
 
@@ -13,7 +13,7 @@ use crate::port::MacAddr;
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 /// Bytes of the three headers.
 pub(super) const HEADERS_LEN: usize = 42;
-/// Where IPv4's header begins, and UDP's.
+/// Offsets of the IPv4 and UDP headers.
 const IP_AT: usize = 14;
 const UDP_AT: usize = 34;
 /// Version 4, header of 20 bytes.
@@ -22,18 +22,18 @@ const VERSION_IHL: u8 = 0x45;
 const UDP: u8 = 17;
 /// Don't fragment, in the word of flags and offset.
 const DONT_FRAGMENT: u16 = 0x4000;
-/// All of that word but this flag, behind the identification, little-endian.
+/// All other bits of that word, behind the identification, little-endian.
 const FRAGMENTED: u32 = u32::from_le_bytes([0, 0, 0x3f, 0xff]);
 
-/// The headers of all datagrams of a port, without what is each one's own.
+/// Header template: all fields that do not depend on destination or length.
 pub(super) struct Template {
     bytes: [u8; HEADERS_LEN],
-    /// Sum of the words of IPv4's header, without length and destination.
+    /// Sum of the words of the IPv4 header, without length and destination.
     sum: u32,
 }
 
 impl Template {
-    /// Headers of datagrams from `from`, by the NIC with the address `mac`. `tos` is the byte of
+    /// Template for datagrams from `from` by the NIC with address `mac`. `tos` is the byte with
     /// DSCP and ECN.
     pub(super) fn new(mac: MacAddr, from: SocketAddrV4, ttl: u8, tos: u8) -> Self {
         let mut bytes = [0; HEADERS_LEN];
@@ -50,9 +50,14 @@ impl Template {
         Self { bytes, sum }
     }
 
-    /// Writes what all datagrams to `to` have in common, whose next hop has the address `hop`.
-    /// Returns the sum of the words of IPv4's header without its length, in the order of memory.
-    pub(super) fn aim(&self, out: &mut [u8; HEADERS_LEN], hop: MacAddr, to: SocketAddrV4) -> u16 {
+    /// Writes the headers of datagrams to `to` by the next hop with MAC `hop`, without the lengths.
+    /// Returns the sum of the words of the IPv4 header without its length, in memory order.
+    pub(super) fn write_destination(
+        &self,
+        out: &mut [u8; HEADERS_LEN],
+        hop: MacAddr,
+        to: SocketAddrV4,
+    ) -> u16 {
         *out = self.bytes;
         let ip = u32::from(*to.ip());
         out[..6].copy_from_slice(&hop.0);
@@ -62,13 +67,13 @@ impl Template {
     }
 }
 
-/// Writes what a datagram of `len` bytes has of its own into headers that were aimed, with the sum
-/// that this returned.
+/// Writes the lengths for `len` bytes of payload and the IPv4 checksum into headers from
+/// [`Template::write_destination`], which has returned `sum`.
 #[inline(always)]
-pub(super) fn measure(out: &mut [u8; HEADERS_LEN], sum: u16, len: usize) {
+pub(super) fn write_lengths(out: &mut [u8; HEADERS_LEN], sum: u16, len: usize) {
     let udp_len = ((len + HEADERS_LEN - UDP_AT) as u16).to_be();
     let ip_len = ((len + HEADERS_LEN - IP_AT) as u16).to_be();
-    // The carry is added in, in whatever order the bytes are (RFC 1071).
+    // The carry is added in; byte order does not matter (RFC 1071).
     let (sum, carry) = sum.overflowing_add(ip_len);
     let sum = sum.wrapping_add(carry.into());
     out[16..18].copy_from_slice(&ip_len.to_ne_bytes());
@@ -76,81 +81,81 @@ pub(super) fn measure(out: &mut [u8; HEADERS_LEN], sum: u16, len: usize) {
     out[38..40].copy_from_slice(&udp_len.to_ne_bytes());
 }
 
-/// Writes the sum of a datagram whose headers are `head` and whose payload is `payload`.
+/// Writes the UDP checksum of a datagram with headers `head` and payload `payload`.
 pub(super) fn write_sum(head: &mut [u8; HEADERS_LEN], payload: &[u8]) {
     let pseudo = [0, UDP, head[38], head[39]];
-    // The half of UDP's length stands alone: with two zeros its word is whole.
+    // The 16-bit UDP length, padded with zeros to a word of 32 bits.
     let length = [head[38], head[39], 0, 0];
     let sum = sum_of_words(&head[26..38]) + sum_of_words(&pseudo) + sum_of_words(&length);
     head[40..42].copy_from_slice(&udp_sum(sum, payload));
 }
 
-/// The sum of UDP over what has this [`sum_of_words`] and over `payload` (RFC 768, RFC 1071): as it
-/// is written, never 0.
+/// The UDP checksum as written, never 0 (RFC 768, RFC 1071). `head`: the [`sum_of_words`] of the
+/// pseudo header and UDP header.
 pub(super) fn udp_sum(head: u64, payload: &[u8]) -> [u8; 2] {
-    // The order of memory, as the words were added.
+    // Memory order, in which the words were added.
     match !folded(head + sum_of_words(payload)) {
         0 => [0xff; 2],
         sum => sum.to_ne_bytes(),
     }
 }
 
-/// Whether a router has marked the datagram with these headers.
+/// Whether a router has marked the datagram: CE (RFC 3168).
 #[inline]
 pub(super) fn is_marked(head: &[u8; HEADERS_LEN]) -> bool {
     let [first, ..] = words(head);
     (first >> 8) as u8 & CE == CE
 }
 
-/// Why what the wire brought is no datagram to this port.
+/// Why a received frame is not a datagram for this port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// Of another protocol, or to somebody else.
+pub(super) enum RejectReason {
+    /// Another protocol, or another destination.
     Foreign,
-    /// It has options of IPv4 or more headers of IPv6, which nobody of the fabric sends.
+    /// IPv4 options or IPv6 extension headers, which stations do not send.
     Options,
-    /// A part of a datagram.
+    /// A fragment.
     Fragment,
-    /// The sum over IPv4's header is wrong, or that of UDP over IPv6 is left out.
+    /// The IPv4 header checksum is wrong, or the UDP checksum over IPv6 is absent.
     Sum,
-    /// Its lengths contradict each other or the frame's.
+    /// The lengths contradict each other or the frame's.
     Length,
-    /// Its sender has not the prefix that all hosts of the fabric have.
-    Outside,
+    /// The source is outside the prefix that all hosts of the fabric share.
+    ForeignPrefix,
 }
 
-/// The sender of a datagram that came to `to`, and the length of its payload, which begins behind
-/// `head`; the frame has `frame_len` bytes, of which the last may be padding. Everything but UDP's
-/// sum is checked: interfaces that are no hardware hand over sums that nobody has finished, and the
-/// checksum of the packet inside covers more.
+/// Validates the headers `head` of a frame of `frame_len` bytes, the last of which may be padding,
+/// as a datagram to `to`. Returns its source and the length of its payload, which follows `head`.
+/// The UDP checksum is not verified: virtual interfaces deliver unfinished ones, and the checksum
+/// of the packet inside covers more.
 #[inline]
 pub(super) fn check(
     head: &[u8; HEADERS_LEN],
     frame_len: usize,
     to: &SocketAddrV4,
-) -> Result<(SocketAddrV4, usize), Refused> {
+) -> Result<(SocketAddrV4, usize), RejectReason> {
     let [first, second, third, from, dst, ports, lengths] = words(head);
     let is_to_us = head[12..14] == ETHERTYPE_IPV4.to_be_bytes()
         && dst == u32::from_le_bytes(to.ip().octets())
         && (third >> 8) as u8 == UDP;
     if !is_to_us {
-        return Err(Refused::Foreign);
+        return Err(RejectReason::Foreign);
     }
     let version = first as u8;
     if version != VERSION_IHL {
-        return Err(if version >> 4 == 4 { Refused::Options } else { Refused::Foreign });
+        return Err(if version >> 4 == 4 { RejectReason::Options } else { RejectReason::Foreign });
     }
-    // Words of 16 bits that add up to 0xffff with their carries: so is a multiple of that, two of
-    // them at once and in whatever order their bytes are (RFC 1071); and it is not 0.
+    // A valid header's 16-bit words add up to 0xffff with their carries. So the sum of its 32-bit
+    // words, in any byte order, is a multiple of 0xffff (RFC 1071), and not 0.
     let [a, b, c, d, e] = [first, second, third, from, dst].map(u64::from);
     if !(a + b + c + d + e).is_multiple_of(0xffff) {
-        return Err(Refused::Sum);
+        return Err(RejectReason::Sum);
     }
     if second & FRAGMENTED != 0 {
-        return Err(Refused::Fragment);
+        return Err(RejectReason::Fragment);
     }
     if (ports >> 16) as u16 != to.port().to_be() {
-        return Err(Refused::Foreign);
+        return Err(RejectReason::Foreign);
     }
     let ip_len = usize::from(((first >> 16) as u16).swap_bytes());
     let udp_len = usize::from((lengths as u16).swap_bytes());
@@ -158,13 +163,13 @@ pub(super) fn check(
         && ip_len == udp_len + (UDP_AT - IP_AT)
         && ip_len + IP_AT <= frame_len;
     if !is_sound {
-        return Err(Refused::Length);
+        return Err(RejectReason::Length);
     }
     let from = SocketAddrV4::new(from.to_le_bytes().into(), (ports as u16).swap_bytes());
     Ok((from, udp_len - (HEADERS_LEN - UDP_AT)))
 }
 
-/// The headers of IPv4 and UDP in words, little-endian: what is read of one is read once.
+/// The IPv4 and UDP headers as little-endian words, each read once.
 #[inline(always)]
 fn words(head: &[u8; HEADERS_LEN]) -> [u32; 7] {
     let (words, _) = head[IP_AT..].as_chunks::<4>();
@@ -188,23 +193,23 @@ mod tests {
     fn datagram(to: SocketAddrV4, payload: &[u8], with_sum: bool) -> Vec<u8> {
         let mut head = [0xee; HEADERS_LEN];
         let template = Template::new(MACS[0], FROM, 64, 46 << 2);
-        let sum = template.aim(&mut head, MACS[1], to);
-        // Of another length before.
-        measure(&mut head, sum, 1400);
-        measure(&mut head, sum, payload.len());
+        let sum = template.write_destination(&mut head, MACS[1], to);
+        // Another length first: lengths are overwritten.
+        write_lengths(&mut head, sum, 1400);
+        write_lengths(&mut head, sum, payload.len());
         if with_sum {
             write_sum(&mut head, payload);
         }
         [&head[..], payload].concat()
     }
 
-    fn checked(frame: &[u8], to: SocketAddrV4) -> Result<(SocketAddrV4, usize), Refused> {
-        let Some(head) = frame.first_chunk() else { return Err(Refused::Foreign) };
+    fn checked(frame: &[u8], to: SocketAddrV4) -> Result<(SocketAddrV4, usize), RejectReason> {
+        let Some(head) = frame.first_chunk() else { return Err(RejectReason::Foreign) };
         check(head, frame.len(), &to)
     }
 
-    /// What a library makes of it: the sender and the payload's length, if all is right.
-    fn by_library(frame: &[u8], to: SocketAddrV4) -> Option<(SocketAddrV4, usize)> {
+    /// The source and payload length by an independent parser, if the datagram is valid.
+    fn parse_independently(frame: &[u8], to: SocketAddrV4) -> Option<(SocketAddrV4, usize)> {
         let packet = SlicedPacket::from_ethernet(frame).ok()?;
         let Some(NetSlice::Ipv4(ip)) = &packet.net else { return None };
         let header = ip.header();
@@ -213,7 +218,7 @@ mod tests {
             && header.destination_addr() == *to.ip()
             && udp.destination_port() == to.port();
         let is_plain = header.options().is_empty() && !header.is_fragmenting_payload();
-        // The reserved flag is refused as a part of the fragment's word would be.
+        // The reserved flag is rejected like the other bits of that word.
         let is_plain = is_plain && frame[20] & 0x80 == 0;
         let sum = header.to_header().calc_header_checksum() == header.header_checksum();
         let from = SocketAddrV4::new(header.source_addr(), udp.source_port());
@@ -222,9 +227,9 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: every datagram is one for a library as well, its sums too, and for ourselves.
+        /// Goal: an independent parser and our own accept every datagram with its checksums.
         #[test]
-        fn what_is_written_is_read(
+        fn datagrams_are_parsed_as_they_were_encoded(
             ip: u32,
             port: u16,
             payload in prop::collection::vec(any::<u8>(), 0..200),
@@ -232,7 +237,7 @@ mod tests {
             let to = SocketAddrV4::new(ip.into(), port);
             for with_sum in [false, true] {
                 let frame = datagram(to, &payload, with_sum);
-                prop_assert_eq!(by_library(&frame, to), Some((FROM, payload.len())));
+                prop_assert_eq!(parse_independently(&frame, to), Some((FROM, payload.len())));
                 prop_assert_eq!(checked(&frame, to), Ok((FROM, payload.len())));
                 let packet = SlicedPacket::from_ethernet(&frame).unwrap();
                 let (Some(NetSlice::Ipv4(ip)), Some(TransportSlice::Udp(udp))) =
@@ -242,11 +247,11 @@ mod tests {
             }
         }
 
-        /// Goal: what is changed on the way is taken by us if and only if a library finds nothing
-        /// wrong with it, and nothing panics. Method: a datagram with bytes exchanged, its sum
-        /// mended half of the time, cut or lengthened.
+        /// Goal: a changed datagram is accepted if and only if an independent parser accepts it,
+        /// and nothing panics. Method: bytes replaced, the checksum recomputed half of the time,
+        /// the frame truncated or padded.
         #[test]
-        fn what_is_spoilt_is_refused(
+        fn corrupted_datagrams_are_rejected(
             changes in prop::collection::vec((12..HEADERS_LEN, any::<u8>()), 0..4),
             mends: bool,
             len in 0..100_usize,
@@ -262,14 +267,14 @@ mod tests {
                 frame[24..26].copy_from_slice(&(!fold(sum)).to_be_bytes());
             }
             frame.resize(len, 0);
-            prop_assert_eq!(checked(&frame, TO).ok(), by_library(&frame, TO));
+            prop_assert_eq!(checked(&frame, TO).ok(), parse_independently(&frame, TO));
         }
     }
 
     #[test]
-    fn every_refusal_has_its_cause() {
+    fn every_rejection_has_its_reason() {
         let good = datagram(TO, &[1; 60], false);
-        let spoilt = |at: usize, byte: u8, mends: bool| {
+        let corrupted = |at: usize, byte: u8, mends: bool| {
             let mut frame = good.clone();
             frame[at] = byte;
             if mends {
@@ -280,26 +285,26 @@ mod tests {
             }
             checked(&frame, TO).map(drop)
         };
-        assert_eq!(spoilt(0, 0, false), Ok(()));
-        assert_eq!(spoilt(12, 0x86, false), Err(Refused::Foreign));
-        assert_eq!(spoilt(14, 0x46, true), Err(Refused::Options));
-        assert_eq!(spoilt(14, 0x65, true), Err(Refused::Foreign));
-        assert_eq!(spoilt(20, 0x20, true), Err(Refused::Fragment));
-        assert_eq!(spoilt(21, 1, true), Err(Refused::Fragment));
-        assert_eq!(spoilt(22, 63, false), Err(Refused::Sum));
-        assert_eq!(spoilt(22, 63, true), Ok(()));
+        assert_eq!(corrupted(0, 0, false), Ok(()));
+        assert_eq!(corrupted(12, 0x86, false), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(14, 0x46, true), Err(RejectReason::Options));
+        assert_eq!(corrupted(14, 0x65, true), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(20, 0x20, true), Err(RejectReason::Fragment));
+        assert_eq!(corrupted(21, 1, true), Err(RejectReason::Fragment));
+        assert_eq!(corrupted(22, 63, false), Err(RejectReason::Sum));
+        assert_eq!(corrupted(22, 63, true), Ok(()));
         for (tos, marked) in [(0, false), (1, false), (ECT_0, false), (CE, true), (0xfd, false)] {
             let mut frame = good.clone();
             frame[15] = tos;
             assert_eq!(is_marked(frame.first_chunk().unwrap()), marked, "{tos}");
         }
-        assert_eq!(spoilt(23, 6, true), Err(Refused::Foreign));
-        assert_eq!(spoilt(33, 1, true), Err(Refused::Foreign));
-        assert_eq!(spoilt(37, 1, false), Err(Refused::Foreign));
-        assert_eq!(spoilt(16, 1, true), Err(Refused::Length));
-        assert_eq!(spoilt(39, 1, true), Err(Refused::Length));
-        assert_eq!(checked(&good[..101], TO).map(drop), Err(Refused::Length));
-        // A link may fill frames up.
+        assert_eq!(corrupted(23, 6, true), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(33, 1, true), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(37, 1, false), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(16, 1, true), Err(RejectReason::Length));
+        assert_eq!(corrupted(39, 1, true), Err(RejectReason::Length));
+        assert_eq!(checked(&good[..101], TO).map(drop), Err(RejectReason::Length));
+        // Padding is ignored.
         assert_eq!(checked(&[&good[..], &[0; 9]].concat(), TO), Ok((FROM, 60)));
     }
 }

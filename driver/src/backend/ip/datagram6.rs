@@ -1,38 +1,38 @@
-//! The headers before a frame of the fabric: Ethernet, IPv6 without more headers, UDP.
+//! Encapsulation headers over IPv6: Ethernet, IPv6 without extension headers, UDP.
 //!
-//! Source: RFC 8200 (IPv6), RFC 768 (UDP). Every datagram has a sum over its bytes: IPv6's header
-//! has none, and only tunnels may do without (RFC 6936).
+//! Source: RFC 8200 (IPv6), RFC 768 (UDP). Every datagram has a UDP checksum: the IPv6 header has
+//! none, and only tunnels may omit it (RFC 6936).
 
 use std::net::{Ipv4Addr, SocketAddrV6};
 
 use super::super::inet::Prefix;
 use super::super::sum::sum_of_words;
-use super::datagram::{Refused, udp_sum};
+use super::datagram::{RejectReason, udp_sum};
 use crate::port::MacAddr;
 
 /// EtherType of IPv6.
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// Bytes of the three headers.
 pub(super) const HEADERS6_LEN: usize = 62;
-/// Version 6, in the first half of a byte.
+/// Version 6, in the upper half of a byte.
 pub(super) const VERSION: u8 = 0x60;
-/// Where IPv6's header begins, and UDP's.
+/// Offsets of the IPv6 and UDP headers.
 const IP_AT: usize = 14;
 const UDP_AT: usize = 54;
-/// UDP's protocol number, and that of a header of a part of a longer datagram.
+/// Next header values: UDP, and a fragment header.
 const UDP: u8 = 17;
 const FRAGMENT: u8 = 44;
-/// Headers that may stand between IPv6's and UDP's: hop by hop, routing, for the destination.
+/// Extension headers: hop-by-hop options, routing, destination options.
 const OTHER_HEADERS: [u8; 3] = [0, 43, 60];
 
-/// The headers of all datagrams of a port, without what is each one's own.
+/// Header template: all fields that do not depend on destination or length.
 pub(super) struct Template6 {
     bytes: [u8; HEADERS6_LEN],
 }
 
 impl Template6 {
-    /// Headers of datagrams from `from` to hosts of the same prefix, by the NIC with the address
-    /// `mac`. `class` is the byte of DSCP and ECN.
+    /// Template for datagrams from `from` to hosts of the same prefix, by the NIC with address
+    /// `mac`. `class` is the byte with DSCP and ECN.
     pub(super) fn new(mac: MacAddr, from: SocketAddrV6, ttl: u8, class: u8) -> Self {
         let mut bytes = [0; HEADERS6_LEN];
         bytes[6..12].copy_from_slice(&mac.0);
@@ -45,9 +45,9 @@ impl Template6 {
         Self { bytes }
     }
 
-    /// Writes what all datagrams to the UDP port of the host with these last 32 bits have in
-    /// common, whose next hop has the address `hop`.
-    pub(super) fn aim(
+    /// Writes the headers of datagrams to the UDP port of the host with these last 32 bits, by the
+    /// next hop with MAC `hop`, without the lengths and the checksum.
+    pub(super) fn write_destination(
         &self,
         out: &mut [u8; HEADERS6_LEN],
         hop: MacAddr,
@@ -63,83 +63,81 @@ impl Template6 {
     }
 }
 
-/// The label of the flow that a datagram with these addresses and UDP ports is of: 20 bits, the
-/// first four of them in the lower half of a byte, and never 0. One for each pair of stations, and
-/// spread evenly, for routers that choose among paths by addresses and label alone (RFC 6437, RFC
-/// 6438).
+/// The flow label of a datagram with these addresses and UDP ports: 20 bits, the first four of them
+/// in the lower half of a byte, never 0. Constant for each pair of stations, and evenly
+/// distributed, for routers that hash addresses and label alone for ECMP (RFC 6437, RFC 6438).
 fn flow_label(out: &[u8; HEADERS6_LEN]) -> [u8; 3] {
     let four = |at: usize| *out[at..].first_chunk().expect("four bytes");
     let [from, to, ports] = [34, 50, UDP_AT].map(|at| u64::from(u32::from_be_bytes(four(at))));
-    // Two odd numbers without a pattern (Steele and Vigna 2021): products spread in their upper
-    // bits.
+    // Odd multipliers (Steele and Vigna 2021), whose products are well mixed in the upper bits.
     let hosts = (from << 32 | to).wrapping_mul(0xd134_2543_de82_ef95);
     let label = ((hosts ^ ports).wrapping_mul(0xf135_7aea_2e62_a9c5) >> 44) as u32;
     let [_, bytes @ ..] = label.max(1).to_be_bytes();
     bytes
 }
 
-/// Writes how long a datagram of `len` bytes is into headers that were aimed. The sum is not
-/// written.
+/// Writes the lengths for `len` bytes of payload into headers from
+/// [`Template6::write_destination`]. The checksum is not written.
 #[inline]
-pub(super) fn measure(out: &mut [u8; HEADERS6_LEN], len: usize) {
+pub(super) fn write_lengths(out: &mut [u8; HEADERS6_LEN], len: usize) {
     let udp_len = ((len + HEADERS6_LEN - UDP_AT) as u16).to_be_bytes();
     out[18..20].copy_from_slice(&udp_len);
     out[58..60].copy_from_slice(&udp_len);
 }
 
-/// Writes the sum of a datagram whose headers are `head` and whose payload is `payload`.
+/// Writes the UDP checksum of a datagram with headers `head` and payload `payload`.
 pub(super) fn write_sum(head: &mut [u8; HEADERS6_LEN], payload: &[u8]) {
     let pseudo = [0, UDP, head[58], head[59]];
-    // The half of UDP's length stands alone: with two zeros its word is whole.
+    // The 16-bit UDP length, padded with zeros to a word of 32 bits.
     let length = [head[58], head[59], 0, 0];
     let sum = sum_of_words(&head[22..58]) + sum_of_words(&pseudo) + sum_of_words(&length);
     head[60..62].copy_from_slice(&udp_sum(sum, payload));
 }
 
-/// The byte of DSCP and ECN.
+/// The traffic class: the byte with DSCP and ECN.
 #[inline]
 pub(super) fn class(head: &[u8; HEADERS6_LEN]) -> u8 {
     head[14] << 4 | head[15] >> 4
 }
 
-/// The sender of a datagram that came to `to`, by its last 32 bits and its UDP port, and the length
-/// of its payload, which begins behind `head`; the frame has `frame_len` bytes, of which the last
-/// may be padding. UDP's sum is not looked at but for whether there is one: interfaces that are no
-/// hardware hand over sums that nobody has finished, and the checksum of the packet inside covers
-/// more.
+/// Validates the headers `head` of a frame of `frame_len` bytes, the last of which may be padding,
+/// as a datagram to `to`. Returns its source, by the last 32 bits and the UDP port, and the length
+/// of its payload, which follows `head`. The UDP checksum must be present, but is not verified:
+/// virtual interfaces deliver unfinished ones, and the checksum of the packet inside covers more.
 #[inline]
 pub(super) fn check(
     head: &[u8; HEADERS6_LEN],
     frame_len: usize,
     to: &SocketAddrV6,
-) -> Result<((Ipv4Addr, u16), usize), Refused> {
+) -> Result<((Ipv4Addr, u16), usize), RejectReason> {
     let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     let is_to_us = half(12) == ETHERTYPE_IPV6
         && head[IP_AT] & 0xf0 == VERSION
         && head[38..54] == to.ip().octets();
     if !is_to_us {
-        return Err(Refused::Foreign);
+        return Err(RejectReason::Foreign);
     }
     match head[20] {
         UDP => {}
-        FRAGMENT => return Err(Refused::Fragment),
-        other if OTHER_HEADERS.contains(&other) => return Err(Refused::Options),
-        _ => return Err(Refused::Foreign),
+        FRAGMENT => return Err(RejectReason::Fragment),
+        other if OTHER_HEADERS.contains(&other) => return Err(RejectReason::Options),
+        _ => return Err(RejectReason::Foreign),
     }
     if half(56) != to.port() {
-        return Err(Refused::Foreign);
+        return Err(RejectReason::Foreign);
     }
     let (ip_len, udp_len) = (usize::from(half(18)), usize::from(half(58)));
     let is_sound =
         udp_len >= HEADERS6_LEN - UDP_AT && ip_len == udp_len && udp_len + UDP_AT <= frame_len;
     if !is_sound {
-        return Err(Refused::Length);
+        return Err(RejectReason::Length);
     }
     if half(60) == 0 {
-        return Err(Refused::Sum);
+        return Err(RejectReason::Sum);
     }
     let from: [u8; 16] = *head[22..].first_chunk().expect("an address");
-    let host = Prefix::of((*to.ip()).into()).host(from.into()).ok_or(Refused::Outside)?;
+    let host =
+        Prefix::of((*to.ip()).into()).host(from.into()).ok_or(RejectReason::ForeignPrefix)?;
     Ok(((host, half(UDP_AT)), udp_len - (HEADERS6_LEN - UDP_AT)))
 }
 
@@ -161,24 +159,24 @@ mod tests {
 
     fn datagram(to: (Ipv4Addr, u16), payload: &[u8]) -> Vec<u8> {
         let mut head = [0xee; HEADERS6_LEN];
-        Template6::new(MACS[0], from(), 64, 0xb9).aim(&mut head, MACS[1], to);
-        // Of another length before.
-        measure(&mut head, 1400);
-        measure(&mut head, payload.len());
+        Template6::new(MACS[0], from(), 64, 0xb9).write_destination(&mut head, MACS[1], to);
+        // Another length first: lengths are overwritten.
+        write_lengths(&mut head, 1400);
+        write_lengths(&mut head, payload.len());
         write_sum(&mut head, payload);
         [&head[..], payload].concat()
     }
 
-    fn checked(frame: &[u8]) -> Result<((Ipv4Addr, u16), usize), Refused> {
-        let Some(head) = frame.first_chunk() else { return Err(Refused::Foreign) };
+    fn checked(frame: &[u8]) -> Result<((Ipv4Addr, u16), usize), RejectReason> {
+        let Some(head) = frame.first_chunk() else { return Err(RejectReason::Foreign) };
         check(head, frame.len(), &to())
     }
 
     const HOST: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 1, 1, 7), 52_000);
     const TO: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 2, 255, 9), 65_535);
 
-    /// What a library makes of it: the sender and the payload's length, if all is right.
-    fn by_library(frame: &[u8]) -> Option<((Ipv4Addr, u16), usize)> {
+    /// The source and payload length by an independent parser, if the datagram is valid.
+    fn parse_independently(frame: &[u8]) -> Option<((Ipv4Addr, u16), usize)> {
         let packet = SlicedPacket::from_ethernet(frame).ok()?;
         let Some(NetSlice::Ipv6(ip)) = &packet.net else { return None };
         let header = ip.header();
@@ -193,16 +191,17 @@ mod tests {
         (is_ours && fits).then(|| ((host, udp.source_port()), usize::from(udp.length()) - 8))
     }
 
-    /// Goal: routers that look at addresses and labels alone spread the pairs of processes of two
-    /// hosts, and each pair stays where it is whatever it sends. Method: as such a router would,
-    /// among two to eight paths.
+    /// Goal: routers that hash addresses and labels alone spread the pairs of processes of two
+    /// hosts over their paths, and each pair keeps its path. Method: labels modulo two to eight
+    /// paths.
     #[test]
     fn pairs_of_stations_have_labels_of_their_own() {
         let label = |ports: [u16; 2], len: usize| {
             let from = SocketAddrV6::new(*from().ip(), ports[0], 0, 0);
             let mut head = [0; HEADERS6_LEN];
-            Template6::new(MACS[0], from, 64, 0xff).aim(&mut head, MACS[1], (TO.0, ports[1]));
-            measure(&mut head, len);
+            let template = Template6::new(MACS[0], from, 64, 0xff);
+            template.write_destination(&mut head, MACS[1], (TO.0, ports[1]));
+            write_lengths(&mut head, len);
             assert_eq!(class(&head), 0xff);
             u32::from_be_bytes(*head[14..].first_chunk().unwrap()) & 0xf_ffff
         };
@@ -221,9 +220,9 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: every datagram is one for a library as well, its sum too, and for ourselves.
+        /// Goal: an independent parser and our own accept every datagram with its checksum.
         #[test]
-        fn what_is_written_is_read(
+        fn datagrams_are_parsed_as_they_were_encoded(
             host: u32,
             port: u16,
             payload in prop::collection::vec(any::<u8>(), 0..200),
@@ -243,14 +242,13 @@ mod tests {
             prop_assert_eq!(class(frame.first_chunk().unwrap()), 0xb9);
             let frame = datagram(TO, &payload);
             prop_assert_eq!(checked(&frame), Ok((HOST, payload.len())));
-            prop_assert_eq!(by_library(&frame), Some((HOST, payload.len())));
+            prop_assert_eq!(parse_independently(&frame), Some((HOST, payload.len())));
         }
 
-        /// Goal: what is changed on the way is taken by us if and only if a library finds nothing
-        /// wrong with it, and nothing panics. Method: a datagram with bytes exchanged, cut or
-        /// lengthened.
+        /// Goal: a changed datagram is accepted if and only if an independent parser accepts it,
+        /// and nothing panics. Method: bytes replaced, the frame truncated or padded.
         #[test]
-        fn what_is_spoilt_is_refused(
+        fn corrupted_datagrams_are_rejected(
             changes in prop::collection::vec((12..HEADERS6_LEN, any::<u8>()), 0..4),
             len in 0..120_usize,
         ) {
@@ -259,37 +257,37 @@ mod tests {
                 frame[at] = byte;
             }
             frame.resize(len, 0);
-            prop_assert_eq!(checked(&frame).ok(), by_library(&frame));
+            prop_assert_eq!(checked(&frame).ok(), parse_independently(&frame));
         }
     }
 
     #[test]
-    fn every_refusal_has_its_cause() {
+    fn every_rejection_has_its_reason() {
         let good = datagram(TO, &[1; 60]);
-        let spoilt = |at: usize, byte: u8| {
+        let corrupted = |at: usize, byte: u8| {
             let mut frame = good.clone();
             frame[at] = byte;
             checked(&frame).map(drop)
         };
-        assert_eq!(spoilt(0, 0), Ok(()));
-        assert_eq!(spoilt(13, 0), Err(Refused::Foreign));
-        assert_eq!(spoilt(14, 0x40), Err(Refused::Foreign));
+        assert_eq!(corrupted(0, 0), Ok(()));
+        assert_eq!(corrupted(13, 0), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(14, 0x40), Err(RejectReason::Foreign));
         for header in OTHER_HEADERS {
-            assert_eq!(spoilt(20, header), Err(Refused::Options));
+            assert_eq!(corrupted(20, header), Err(RejectReason::Options));
         }
-        assert_eq!(spoilt(20, FRAGMENT), Err(Refused::Fragment));
-        assert_eq!(spoilt(20, 6), Err(Refused::Foreign));
-        assert_eq!(spoilt(53, 1), Err(Refused::Foreign));
-        assert_eq!(spoilt(57, 1), Err(Refused::Foreign));
-        assert_eq!(spoilt(19, 1), Err(Refused::Length));
-        assert_eq!(spoilt(59, 1), Err(Refused::Length));
-        assert_eq!(spoilt(33, 1), Err(Refused::Outside));
-        assert_eq!(spoilt(34, 1), Ok(()));
-        assert_eq!(checked(&good[..121]).map(drop), Err(Refused::Length));
+        assert_eq!(corrupted(20, FRAGMENT), Err(RejectReason::Fragment));
+        assert_eq!(corrupted(20, 6), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(53, 1), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(57, 1), Err(RejectReason::Foreign));
+        assert_eq!(corrupted(19, 1), Err(RejectReason::Length));
+        assert_eq!(corrupted(59, 1), Err(RejectReason::Length));
+        assert_eq!(corrupted(33, 1), Err(RejectReason::ForeignPrefix));
+        assert_eq!(corrupted(34, 1), Ok(()));
+        assert_eq!(checked(&good[..121]).map(drop), Err(RejectReason::Length));
         let mut none = good.clone();
         none[60..62].fill(0);
-        assert_eq!(checked(&none).map(drop), Err(Refused::Sum));
-        // A link may fill frames up.
+        assert_eq!(checked(&none).map(drop), Err(RejectReason::Sum));
+        // Padding is ignored.
         assert_eq!(checked(&[&good[..], &[0; 9]].concat()), Ok((HOST, 60)));
     }
 }

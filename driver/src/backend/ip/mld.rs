@@ -1,8 +1,9 @@
-//! Membership of the group that questions for our IPv6 address go to: MLDv2, RFC 3810, as frames.
+//! Multicast listener discovery (MLDv2, RFC 3810): membership in the solicited-node group of the
+//! port's IPv6 address, as Ethernet frames.
 //!
-//! Switches that snoop let only members hear a group, and forget them unless they report again when
-//! a router or a switch asks. A port has no address of the link, so its reports are from nobody,
-//! which switches take (RFC 4541, section 3).
+//! Switches with MLD snooping forward a group to its members only, and expire members that do not
+//! report again when a router or switch queries. A port has no link-local address, so its reports
+//! are from the unspecified address, which switches accept (RFC 4541, section 3).
 
 use std::net::Ipv6Addr;
 
@@ -14,23 +15,24 @@ use crate::port::MacAddr;
 
 const QUERY: u8 = 130;
 pub(super) const REPORT: u8 = 143;
-/// What a record says: the group is heard from everybody, as it was, or from now on.
+/// Record types: the group is received from all sources, as before, or from now on.
 const IS_EXCLUDE: u8 = 2;
 const TO_EXCLUDE: u8 = 4;
-/// Who hears reports.
+/// The group that reports are sent to: all MLDv2-capable routers.
 const REPORTS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
-/// A header of 8 bytes that has routers look, filled up, and ICMPv6 behind it.
+/// A hop-by-hop options header of 8 bytes with the router alert and padding, before ICMPv6.
 const ALERT: [u8; 8] = [ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 
 const MESSAGE_AT: usize = ETH_HDR_LEN + 40 + ALERT.len();
 /// Bytes of a report of one group, with the frame's header.
 pub(super) const REPORT_LEN: usize = MESSAGE_AT + 8 + 20;
-/// Bytes of a query of the first version, which all others begin with.
+/// Bytes of a query of MLDv1, which queries of MLDv2 begin with.
 const QUERY_LEN: usize = MESSAGE_AT + 24;
-/// Longest query that is looked at: one that names sources is for who hears but some.
+/// Bytes of the longest accepted query: a longer one lists sources and concerns source-specific
+/// listeners only.
 pub(super) const QUERY_MAX: usize = QUERY_LEN + 4;
 
-/// A frame by which the NIC `mac` says that it hears what concerns `ip`. `anew`: it has not before.
+/// A report that the NIC `mac` is a member of the solicited-node group of `ip`. `anew`: it joins.
 pub(super) fn report(mac: MacAddr, ip: Ipv6Addr, anew: bool) -> [u8; REPORT_LEN] {
     let mut frame = [0; REPORT_LEN];
     frame[..6].copy_from_slice(&mac_of_group(REPORTS).0);
@@ -49,7 +51,7 @@ pub(super) fn report(mac: MacAddr, ip: Ipv6Addr, anew: bool) -> [u8; REPORT_LEN]
     frame
 }
 
-/// Whether `frame` asks for members of the group of `ip`, or of all groups.
+/// Whether `frame` is a query for members of the group of `ip`, or of all groups.
 pub(super) fn is_query(frame: &RxFrame<'_>, ip: Ipv6Addr) -> bool {
     let Some(head) = frame.first_chunk::<QUERY_LEN>() else { return false };
     let ip_head = &head[ETH_HDR_LEN..ETH_HDR_LEN + 40];
@@ -100,7 +102,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_report_is_one_for_a_library() {
+    fn an_independent_parser_accepts_reports() {
         for anew in [true, false] {
             let frame = report(MAC, ip(), anew);
             assert_eq!(frame[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
@@ -116,9 +118,10 @@ pub(super) mod tests {
         }
     }
 
-    /// Goal: queries for us are heard, and no change of a bit is, but of what routers may write.
+    /// Goal: queries of the port's group are accepted, and no corrupted one is, but in bits that
+    /// routers may write.
     #[test]
-    fn queries_of_us_alone_are_heard() {
+    fn only_queries_of_the_own_group_are_accepted() {
         for second in [false, true] {
             for (group, is_ours) in [
                 (Ipv6Addr::UNSPECIFIED, true),
@@ -130,13 +133,13 @@ pub(super) mod tests {
                 assert_eq!(heard(&asked), is_ours);
                 assert_eq!(heard(&[&asked[..], &[0; 10]].concat()), is_ours);
                 for bit in 12 * 8..asked.len() * 8 {
-                    let mut spoilt = asked.clone();
-                    spoilt[bit / 8] ^= 1 << (bit % 8);
+                    let mut corrupted = asked.clone();
+                    corrupted[bit / 8] ^= 1 << (bit % 8);
                     let at = bit / 8;
                     // The class, the flow, and what is in the header for routers.
                     let is_free =
                         (15..18).contains(&at) || at == 14 && bit % 8 < 4 || (56..62).contains(&at);
-                    assert_eq!(heard(&spoilt), is_ours && is_free, "bit {bit}");
+                    assert_eq!(heard(&corrupted), is_ours && is_free, "bit {bit}");
                 }
                 assert!((0..asked.len()).all(|len| !heard(&asked[..len])));
             }

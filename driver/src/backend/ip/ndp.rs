@@ -1,4 +1,4 @@
-//! Who has an address of IPv6: neighbour solicitations and advertisements, RFC 4861, as frames;
+//! Neighbour discovery: neighbour solicitations and advertisements (RFC 4861) as Ethernet frames;
 //! probes as in RFC 4862.
 
 use std::net::Ipv6Addr;
@@ -14,12 +14,12 @@ use crate::port::MacAddr;
 pub(super) const ICMPV6: u8 = 58;
 pub(super) const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// No router passes a packet on with this: it is from the segment.
+/// A packet with this hop limit has passed no router: its sender is on the segment.
 const HOP_LIMIT: u8 = 255;
-/// Flags of an advertisement: it answers a question, and replaces what was known.
+/// Flags of an advertisement: a reply to a solicitation; the MAC replaces a cached one.
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
-/// Options with a hardware address: of who asks, of who is asked for.
+/// Options with a MAC: source (of a solicitation) and target (of an advertisement).
 const SOURCE: u8 = 1;
 const TARGET: u8 = 2;
 
@@ -29,31 +29,31 @@ const MESSAGE_AT: usize = IP_AT + 40;
 const OPTIONS_AT: usize = MESSAGE_AT + 24;
 /// Bytes of a frame with one option.
 pub(super) const NDP_LEN: usize = OPTIONS_AT + 8;
-/// Longest that is looked at: options of other kinds may stand before ours.
+/// Bytes of a frame that are parsed: options of other kinds may precede the one with the MAC.
 pub(super) const NDP_MAX: usize = 128;
 
-/// What a message says.
+/// A parsed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ndp {
-    /// It asks who has `target`; else it answers.
-    pub(super) is_question: bool,
-    /// The sender: its hardware address, and its IP address, which is unspecified in a probe.
+    /// A solicitation of `target`; else an advertisement.
+    pub(super) is_request: bool,
+    /// The sender's MAC and its IP address, which is unspecified in a probe.
     pub(super) sender: (MacAddr, Ipv6Addr),
-    /// The address asked for, or that of the answering host.
+    /// The solicited address, or that of the advertising host.
     pub(super) target: Ipv6Addr,
-    /// It replaces what was known.
+    /// The MAC replaces a cached one.
     pub(super) overrides: bool,
 }
 
-/// The group that who has `ip` listens to, by its hardware address and its own.
+/// The solicited-node multicast group of `ip`: its MAC and its IP address.
 fn group_of(ip: Ipv6Addr) -> (MacAddr, Ipv6Addr) {
     let group = solicited_group(ip);
     (mac_of_group(group), group)
 }
 
 impl Ndp {
-    /// What `frame` says, its Ethernet header first, if it is one of these messages and can be
-    /// true: from the segment, its sum right.
+    /// Parses a frame, from its Ethernet header on. `None`: not a solicitation or advertisement
+    /// that is valid by RFC 4861, 7.1, or with a wrong checksum.
     pub(super) fn parse(frame: &[u8]) -> Option<Self> {
         let ip = frame.get(IP_AT..MESSAGE_AT)?;
         let is_ours = frame[12..14] == ETHERTYPE_IPV6.to_be_bytes()
@@ -68,35 +68,35 @@ impl Ndp {
         {
             return None;
         }
-        let (is_question, kind) = match message[0] {
+        let (is_request, kind) = match message[0] {
             SOLICITATION => (true, SOURCE),
             ADVERTISEMENT => (false, TARGET),
             _ => return None,
         };
-        let (to, said) = (address(&ip[24..])?, option(&message[24..], kind)?);
-        // RFC 4861, 7.1.1 and 7.1.2: who has no address asks a group and says no hardware address;
-        // what is told to a group answers nobody.
-        let is_valid = match is_question {
-            true => !from.is_unspecified() || to == solicited_group(target) && said.is_none(),
+        let (to, stated) = (address(&ip[24..])?, option(&message[24..], kind)?);
+        // RFC 4861, 7.1.1 and 7.1.2: a solicitation from the unspecified address goes to a group
+        // and states no MAC; an advertisement to a group is not solicited.
+        let is_valid = match is_request {
+            true => !from.is_unspecified() || to == solicited_group(target) && stated.is_none(),
             false => !to.is_multicast() || message[4] & SOLICITED == 0,
         };
         if !is_valid {
             return None;
         }
-        let mac = match said {
+        let mac = match stated {
             Some(mac) => mac,
-            // A solicitation must contain it, unless its sender has no address yet; an
-            // advertisement, unless the solicitor knew it.
+            // Without the option the frame's source is used: allowed in probes, and in
+            // advertisements to a solicitor that knows the MAC.
             None => MacAddr(*frame.get(6..12)?.first_chunk()?),
         };
-        let sender = if is_question { from } else { target };
-        let overrides = is_question || message[4] & OVERRIDE != 0;
-        mac.is_single().then_some(Self { is_question, sender: (mac, sender), target, overrides })
+        let sender = if is_request { from } else { target };
+        let overrides = is_request || message[4] & OVERRIDE != 0;
+        mac.is_single().then_some(Self { is_request, sender: (mac, sender), target, overrides })
     }
 }
 
-/// The hardware address that an option of `kind` says, if there is one. `None`: an option has no
-/// length.
+/// The MAC in the option of `kind`, `Some(None)` without one. `None`: an option's length is
+/// invalid.
 fn option(mut options: &[u8], kind: u8) -> Option<Option<MacAddr>> {
     while let [what, len, rest @ ..] = options {
         let len = 8 * usize::from(*len);
@@ -111,7 +111,7 @@ fn option(mut options: &[u8], kind: u8) -> Option<Option<MacAddr>> {
     Some(None)
 }
 
-/// The sum over a message behind `ip`: 0 of one that has its sum in it.
+/// The ICMPv6 checksum of a message behind the header `ip`: 0 if the message contains its checksum.
 pub(super) fn sum(ip: &[u8], message: &[u8]) -> u16 {
     let [high, low] = (message.len() as u16).to_be_bytes();
     Sum16BitWords::new()
@@ -122,36 +122,36 @@ pub(super) fn sum(ip: &[u8], message: &[u8]) -> u16 {
         .ones_complement()
 }
 
-/// A frame that holds a message.
+/// An Ethernet frame with a message.
 pub(super) type NdpFrame = [u8; NDP_LEN];
 
-/// `mac` and `ip` ask who has `target`: everybody, or whoever had the address `of`. A probe is from
-/// the unspecified address.
-pub(super) fn question(
+/// A solicitation from `mac` and `ip` of `target`, to the station `to`, or to the target's group. A
+/// probe is from the unspecified address.
+pub(super) fn solicitation(
     (mac, ip): (MacAddr, Ipv6Addr),
     target: Ipv6Addr,
-    of: Option<MacAddr>,
+    to: Option<MacAddr>,
 ) -> NdpFrame {
-    let to = of.map_or_else(|| group_of(target), |of| (of, target));
+    let to = to.map_or_else(|| group_of(target), |to| (to, target));
     framed((SOLICITATION, 0, SOURCE), (mac, ip), to, (target, mac))
 }
 
-/// `own` answers to `asker`; if that has no address, to everybody.
-pub(super) fn answer(own: (MacAddr, Ipv6Addr), asker: (MacAddr, Ipv6Addr)) -> NdpFrame {
-    if asker.1.is_unspecified() {
+/// A solicited advertisement from `own` to `requester`; to all nodes if that has no address yet.
+pub(super) fn advertisement(own: (MacAddr, Ipv6Addr), requester: (MacAddr, Ipv6Addr)) -> NdpFrame {
+    if requester.1.is_unspecified() {
         return announcement(own);
     }
-    framed((ADVERTISEMENT, SOLICITED | OVERRIDE, TARGET), own, asker, (own.1, own.0))
+    framed((ADVERTISEMENT, SOLICITED | OVERRIDE, TARGET), own, requester, (own.1, own.0))
 }
 
-/// `own` tells everybody where it is.
+/// An unsolicited advertisement from `own` to all nodes.
 pub(super) fn announcement(own: (MacAddr, Ipv6Addr)) -> NdpFrame {
     let all = (mac_of_group(ALL_NODES), ALL_NODES);
     framed((ADVERTISEMENT, OVERRIDE, TARGET), own, all, (own.1, own.0))
 }
 
-/// A message with flags and one option. Without an address of its own there is no option: 8 bytes
-/// of the frame are then not the message's.
+/// A message with flags and one option. A message from the unspecified address has no option: the
+/// last 8 bytes of the frame are then padding.
 fn framed(
     (kind, flags, option): (u8, u8, u8),
     from: (MacAddr, Ipv6Addr),
@@ -203,27 +203,27 @@ mod tests {
     }
 
     #[test]
-    fn questions_and_answers_are_read_as_they_were_written() {
+    fn messages_are_parsed_as_they_were_encoded() {
         for of in [None, Some(peer().0)] {
-            let frame = question(own(), peer().1, of);
+            let frame = solicitation(own(), peer().1, of);
             is_sound(&frame);
             assert_eq!(frame[..6], of.unwrap_or(MacAddr([0x33, 0x33, 0xff, 1, 1, 8])).0);
             let said = Ndp::parse(&frame).unwrap();
-            let want = Ndp { is_question: true, sender: own(), target: peer().1, overrides: true };
+            let want = Ndp { is_request: true, sender: own(), target: peer().1, overrides: true };
             assert_eq!(said, want);
         }
-        let probe = question((own().0, Ipv6Addr::UNSPECIFIED), own().1, None);
+        let probe = solicitation((own().0, Ipv6Addr::UNSPECIFIED), own().1, None);
         is_sound(&probe);
         assert_eq!(Ndp::parse(&probe).unwrap().sender, (own().0, Ipv6Addr::UNSPECIFIED));
         let nobody = (peer().0, Ipv6Addr::UNSPECIFIED);
         for (frame, to) in [
-            (answer(own(), peer()), peer().0),
-            (answer(own(), nobody), MacAddr([0x33, 0x33, 0, 0, 0, 1])),
+            (advertisement(own(), peer()), peer().0),
+            (advertisement(own(), nobody), MacAddr([0x33, 0x33, 0, 0, 0, 1])),
             (announcement(own()), MacAddr([0x33, 0x33, 0, 0, 0, 1])),
         ] {
             is_sound(&frame);
             assert_eq!(frame[..6], to.0);
-            let want = Ndp { is_question: false, sender: own(), target: own().1, overrides: true };
+            let want = Ndp { is_request: false, sender: own(), target: own().1, overrides: true };
             assert_eq!(Ndp::parse(&frame), Some(want));
         }
         assert_eq!(group_of(own().1).1.to_string(), "ff02::1:ff01:107");
@@ -231,7 +231,7 @@ mod tests {
 
     /// RFC 4861, 7.1.1 and 7.1.2.
     #[test]
-    fn what_nobody_may_say_is_refused() {
+    fn messages_against_rfc_4861_are_rejected() {
         let (own, peer) = (own(), peer());
         let nobody = (own.0, Ipv6Addr::UNSPECIFIED);
         let probe = (SOLICITATION, 0, SOURCE);
@@ -248,8 +248,8 @@ mod tests {
         /// Goal: no change of a bit passes but in the addresses of Ethernet and what routers may
         /// write, and nothing panics.
         #[test]
-        fn what_is_spoilt_is_refused(at in 12..NDP_LEN, bit in 0..8_u8, len in 0..NDP_LEN) {
-            let mut frame = question(own(), peer().1, None);
+        fn corrupted_messages_are_rejected(at in 12..NDP_LEN, bit in 0..8_u8, len in 0..NDP_LEN) {
+            let mut frame = solicitation(own(), peer().1, None);
             prop_assert_eq!(Ndp::parse(&frame[..len]), None);
             frame[at] ^= 1 << bit;
             // The traffic class and the label of a flow.
@@ -259,11 +259,11 @@ mod tests {
 
         #[test]
         fn no_message_panics(mut frame in prop::collection::vec(any::<u8>(), 0..160)) {
-            let good = question(own(), peer().1, None);
+            let good = solicitation(own(), peer().1, None);
             let len = frame.len().min(62);
             frame[..len].copy_from_slice(&good[..len]);
             if frame.len() > MESSAGE_AT + 24 {
-                // With a sum that is right.
+                // With a valid checksum.
                 let len = frame.len() - MESSAGE_AT;
                 frame[18..20].copy_from_slice(&(len as u16).to_be_bytes());
                 frame[56..58].fill(0);

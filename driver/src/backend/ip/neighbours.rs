@@ -1,21 +1,21 @@
-//! The neighbour table: hardware addresses by IP address, resolved by request, valid for a while,
-//! then requested again.
+//! The neighbour cache: MACs by IP address, resolved by request, valid for a while, then requested
+//! again.
 //!
-//! The table has a fixed number of places, and each address has a few where it may be. An entry is
-//! made for a host that frames are sent to, and, while a place is free, for one that requests our
-//! address; so hosts that send requests under many addresses displace no entry. This file sends no
-//! frame and reads no clock: it says which requests are due.
+//! The cache has a fixed number of slots, and each address may be in a few of them. An entry is
+//! made for a host that frames are sent to, and, while a slot is free, for a host that requests the
+//! port's address; so hosts that send requests under many addresses displace no entry. This file
+//! sends no frame and reads no clock: it returns the requests that are due.
 //!
 //! # Chosen addresses
-//! Of 8,192 consecutive addresses each has a first place of its own, so hosts of one network do not
-//! collide. Where such a range begins depends on a secret key of each table. Without the key an
-//! attacker who knows the program could compute addresses of other ranges that share the places of
+//! Of 8,192 consecutive addresses each has a first slot of its own, so hosts of one network do not
+//! collide. Where such a range begins depends on a secret key of each cache. Without the key an
+//! attacker who knows the program could compute addresses of other ranges that share the slots of
 //! a peer. With nine of them to which frames are sent, as answers to sessions that the attacker
 //! opens, the peer would be displaced again and again, at the cost of a request and the frames
-//! until its answer. With the key, any two ranges meet at a place with a probability of one in
-//! 8,192, whatever addresses are chosen: the sum of products is a strongly universal hash. It need
-//! not be a cipher: nothing that leaves a node reveals which hosts share a place, since an unknown
-//! host is answered whether or not there is a place for it.
+//! until its reply. With the key, any two ranges meet at a slot with a probability of one in
+//! 8,192, whatever addresses are chosen: the sum of products is a strongly universal hash. The hash
+//! need not be a cipher: no frame of a node reveals which hosts share a slot, since an unknown host
+//! is answered whether or not there is a slot for it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -23,10 +23,10 @@ use crate::port::MacAddr;
 
 /// Entries: more than a node has peers.
 const ENTRIES: usize = 8192;
-/// Places where an address may be.
-const WINDOW: usize = 8;
-/// Bits of the address within a row, and what spreads neighbours in it: odd, so that each has a
-/// place of its own.
+/// Consecutive slots where an address may be.
+const PROBE_LEN: usize = 8;
+/// Bits of the address within a range, and the factor that spreads neighbours in it: odd, so that
+/// each has a first slot of its own.
 const ROW_BITS: u32 = ENTRIES.ilog2();
 const SPREAD: usize = 0x13c5;
 
@@ -40,68 +40,68 @@ const IDLE_NS: u64 = 60_000 * MS;
 const RETRY_NS: u64 = 20 * MS;
 const RETRY_MAX_NS: u64 = 1_000 * MS;
 /// Requests to a host that had answered before, until it counts as gone.
-const ASKS_AGAIN: u8 = 4;
+const REVALIDATION_REQUESTS: u8 = 4;
 /// Requests without an answer until the log reports it.
-const ASKS: u8 = 6;
+const REQUESTS_UNTIL_LOG: u8 = 6;
 
 /// A host of the segment: the bits of its IP address that distinguish hosts, never 0.
 pub(super) type Host = u32;
 
-/// A request: the host, and the hardware address to ask, or all.
-pub(super) type Question = (Host, Option<MacAddr>);
+/// A request: the host, and the MAC to send it to; `None`: to all.
+pub(super) type Request = (Host, Option<MacAddr>);
 
-/// What is to be done for an entry.
+/// An event of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// A request is due.
-    Ask(Question),
-    /// No answer for long.
-    Silent(Host),
+    Request(Request),
+    /// Too many requests went unanswered. Once per resolution.
+    Unreachable(Host),
 }
 
 #[derive(Clone, Copy, Default)]
 struct Entry {
-    /// 0 if the place is free.
+    /// 0 if the slot is free.
     ip: Host,
     mac: MacAddr,
     is_known: bool,
-    /// A frame was to be sent there since this was last checked.
+    /// A frame was to be sent to the host since the last request.
     is_used: bool,
-    /// Requests without an answer.
-    asks: u8,
-    /// When something is due next; the end of its validity if it is known and not being requested.
+    /// Requests since the last reply.
+    requests: u8,
+    /// When the next request is due: the end of validity, or of the retry interval.
     due_ns: u64,
 }
 
 /// See the module's documentation.
-pub(super) struct Neighbours {
+pub(super) struct NeighbourCache {
     slots: Box<[Entry]>,
-    key: Key,
-    /// Places that are taken.
-    taken: Vec<u16>,
-    budget: Budget,
-    /// Somebody was asked, when this was looked at.
-    is_asking: bool,
+    key: HashKey,
+    /// Slots in use.
+    used: Vec<u16>,
+    request_limit: RateLimiter,
+    /// A request was outstanding at the last poll, or has been made since.
+    is_resolving: bool,
 }
 
-/// Questions or answers that may be sent: a thousand a second, and some at once.
-pub(super) struct Budget {
+/// A token bucket for requests or replies: a thousand per second, [`RateLimiter::BURST`] at once.
+pub(super) struct RateLimiter {
     left: u64,
     since_ns: u64,
 }
 
-impl Budget {
-    pub(super) const AT_ONCE: u64 = 64;
+impl RateLimiter {
+    pub(super) const BURST: u64 = 64;
 
     pub(super) fn new() -> Self {
-        Self { left: Self::AT_ONCE, since_ns: 0 }
+        Self { left: Self::BURST, since_ns: 0 }
     }
 
-    /// Takes one, if one is left.
-    pub(super) fn take(&mut self, now_ns: u64) -> bool {
+    /// Takes a token. False if none is left.
+    pub(super) fn allow(&mut self, now_ns: u64) -> bool {
         let more = now_ns.saturating_sub(self.since_ns) / MS;
         if more > 0 {
-            self.left = (self.left + more).min(Self::AT_ONCE);
+            self.left = (self.left + more).min(Self::BURST);
             self.since_ns = now_ns;
         }
         let has_one = self.left > 0;
@@ -110,182 +110,193 @@ impl Budget {
     }
 }
 
-/// What hearing of a neighbour changed.
+/// The effect of a neighbour message on the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Learned {
-    /// Nothing.
-    Nothing,
-    /// His address is known now.
+pub(super) enum CacheUpdate {
+    /// No new MAC.
+    Unchanged,
+    /// The host's MAC was not known.
     New,
-    /// He has another address than this one.
+    /// The host had this other MAC before.
     Moved(MacAddr),
 }
 
-/// Where rows of addresses begin.
+/// The secret key of the hash: where ranges of addresses begin.
 #[derive(Clone, Copy)]
-struct Key(u64, u64);
+struct HashKey(u64, u64);
 
-impl Key {
+impl HashKey {
     fn random() -> Self {
         let half = || RandomState::new().build_hasher().finish();
         Self(half(), half())
     }
 
-    /// The first place of an address.
+    /// The first slot of an address.
     #[inline]
-    fn home(self, ip: Host) -> usize {
+    fn first_slot(self, ip: Host) -> usize {
         let row = u64::from(ip >> ROW_BITS).wrapping_mul(self.0).wrapping_add(self.1);
         let begin = (row >> (u64::BITS - ROW_BITS)) as usize;
         (ip as usize).wrapping_mul(SPREAD).wrapping_add(begin) % ENTRIES
     }
 }
 
-fn retry_ns(asks: u8) -> u64 {
-    (RETRY_NS << asks.min(8)).min(RETRY_MAX_NS)
+fn retry_ns(requests: u8) -> u64 {
+    (RETRY_NS << requests.min(8)).min(RETRY_MAX_NS)
 }
 
-impl Neighbours {
+impl NeighbourCache {
     pub(super) fn new() -> Self {
-        Self::keyed(Key::random())
+        Self::keyed(HashKey::random())
     }
 
-    fn keyed(key: Key) -> Self {
+    fn keyed(key: HashKey) -> Self {
         Self {
             key,
-            slots: vec![Entry::default(); ENTRIES + WINDOW].into(),
-            taken: Vec::with_capacity(ENTRIES + WINDOW),
-            budget: Budget::new(),
-            is_asking: false,
+            slots: vec![Entry::default(); ENTRIES + PROBE_LEN].into(),
+            used: Vec::with_capacity(ENTRIES + PROBE_LEN),
+            request_limit: RateLimiter::new(),
+            is_resolving: false,
         }
     }
 
-    /// The hardware address of `ip`, to send a frame to, if it is known.
+    /// The MAC of `ip`, if known. Marks the entry as used, so that it is revalidated.
     #[inline]
     pub(super) fn find(&mut self, ip: Host) -> Option<MacAddr> {
-        let entry = self.window(ip).iter_mut().find(|entry| entry.ip == ip)?;
+        let entry = self.candidates(ip).iter_mut().find(|entry| entry.ip == ip)?;
         entry.is_used = true;
         entry.is_known.then_some(entry.mac)
     }
 
-    /// The hardware address of `ip`, if it is known.
+    /// The MAC of `ip`, if known.
     pub(super) fn known(&mut self, ip: Host) -> Option<MacAddr> {
-        let mut known = self.window(ip).iter().filter(|entry| entry.is_known);
+        let mut known = self.candidates(ip).iter().filter(|entry| entry.is_known);
         known.find(|entry| entry.ip == ip).map(|entry| entry.mac)
     }
 
     #[inline]
-    fn window(&mut self, ip: Host) -> &mut [Entry] {
-        let at = self.key.home(ip);
-        &mut self.slots[at..at + WINDOW]
+    fn candidates(&mut self, ip: Host) -> &mut [Entry] {
+        let at = self.key.first_slot(ip);
+        &mut self.slots[at..at + PROBE_LEN]
     }
 
-    /// A frame is to be sent to `ip`, which [`find`](Self::find) did not know: what to ask, unless
-    /// that was asked.
-    pub(super) fn want(&mut self, ip: Host, now_ns: u64) -> Option<Question> {
-        if self.window(ip).iter().any(|entry| entry.ip == ip) {
+    /// Starts the resolution of `ip`, which [`find`](Self::find) has not found, for a frame to
+    /// send. Returns the request to send; `None` if one is outstanding or the rate is limited.
+    pub(super) fn resolve(&mut self, ip: Host, now_ns: u64) -> Option<Request> {
+        if self.candidates(ip).iter().any(|entry| entry.ip == ip) {
             return None;
         }
-        let may_ask = self.budget.take(now_ns);
-        let entry = self.place(ip, true)?;
-        let asks = u8::from(may_ask);
-        let due_ns = now_ns + retry_ns(asks);
-        *entry = Entry { ip, is_used: true, asks, due_ns, ..Entry::default() };
-        self.is_asking = true;
-        may_ask.then_some((ip, None))
+        let may_request = self.request_limit.allow(now_ns);
+        let entry = self.allocate(ip, true)?;
+        let requests = u8::from(may_request);
+        let due_ns = now_ns + retry_ns(requests);
+        *entry = Entry { ip, is_used: true, requests, due_ns, ..Entry::default() };
+        self.is_resolving = true;
+        may_request.then_some((ip, None))
     }
 
-    /// A place for a new entry; `displaces`: that of another one, if none is free.
-    fn place(&mut self, ip: Host, displaces: bool) -> Option<&mut Entry> {
-        let at = self.key.home(ip);
-        let window = &self.slots[at..at + WINDOW];
-        let free = window.iter().position(|entry| entry.ip == 0);
+    /// A slot for a new entry. `displaces`: that of an idle entry, if none is free.
+    fn allocate(&mut self, ip: Host, displaces: bool) -> Option<&mut Entry> {
+        let at = self.key.first_slot(ip);
+        let candidates = &self.slots[at..at + PROBE_LEN];
+        let free = candidates.iter().position(|entry| entry.ip == 0);
         if let Some(free) = free {
-            self.taken.push((at + free) as u16);
+            self.used.push((at + free) as u16);
             return self.slots.get_mut(at + free);
         }
-        // Those that nobody sends to, and of these who has not answered, and who did long ago.
-        let idle = (0..WINDOW).filter(|&i| displaces && !window[i].is_used);
-        let idle = idle.min_by_key(|&i| (window[i].is_known, window[i].due_ns))?;
+        // Among unused entries, first those without a reply, then the oldest.
+        let idle = (0..PROBE_LEN).filter(|&i| displaces && !candidates[i].is_used);
+        let idle = idle.min_by_key(|&i| (candidates[i].is_known, candidates[i].due_ns))?;
         self.slots.get_mut(at + idle)
     }
 
-    /// `ip` has the hardware address `mac`, it says. `adds`: also if nobody asked.
-    pub(super) fn learn(&mut self, ip: Host, mac: MacAddr, now_ns: u64, adds: bool) -> Learned {
-        let at = self.key.home(ip);
-        let known = self.slots[at..at + WINDOW].iter().position(|entry| entry.ip == ip);
+    /// Stores the MAC that a message of `ip` states. `may_add`: also if `ip` has no entry.
+    pub(super) fn learn(
+        &mut self,
+        ip: Host,
+        mac: MacAddr,
+        now_ns: u64,
+        may_add: bool,
+    ) -> CacheUpdate {
+        let at = self.key.first_slot(ip);
+        let known = self.slots[at..at + PROBE_LEN].iter().position(|entry| entry.ip == ip);
         let entry = match known {
             Some(known) => &mut self.slots[at + known],
-            None if adds => {
-                let Some(entry) = self.place(ip, false) else { return Learned::Nothing };
+            None if may_add => {
+                let Some(entry) = self.allocate(ip, false) else { return CacheUpdate::Unchanged };
                 *entry = Entry { ip, ..Entry::default() };
                 entry
             }
-            None => return Learned::Nothing,
+            None => return CacheUpdate::Unchanged,
         };
         let (was_known, was) = (entry.is_known, entry.mac);
-        (entry.mac, entry.is_known, entry.asks) = (mac, true, 0);
+        (entry.mac, entry.is_known, entry.requests) = (mac, true, 0);
         entry.due_ns = now_ns + FRESH_NS;
         match was_known {
-            false => Learned::New,
-            true if was != mac => Learned::Moved(was),
-            true => Learned::Nothing,
+            false => CacheUpdate::New,
+            true if was != mac => CacheUpdate::Moved(was),
+            true => CacheUpdate::Unchanged,
         }
     }
 
-    /// Does what is due and says what that is. Costs a look at every entry.
-    pub(super) fn turn(&mut self, now_ns: u64, mut due: impl FnMut(Due)) {
-        let Self { slots, taken, budget, is_asking, .. } = self;
-        *is_asking = false;
+    /// Expires entries, and passes due requests and unreachable hosts to `due`. Visits every entry.
+    pub(super) fn poll(&mut self, now_ns: u64, mut due: impl FnMut(Due)) {
+        let Self { slots, used, request_limit, is_resolving, .. } = self;
+        *is_resolving = false;
         let mut i = 0;
-        while i < taken.len() {
-            let entry = &mut slots[usize::from(taken[i])];
-            if entry.turn(now_ns, budget, &mut due) {
+        while i < used.len() {
+            let entry = &mut slots[usize::from(used[i])];
+            if entry.poll(now_ns, request_limit, &mut due) {
                 i += 1;
-                *is_asking |= !entry.is_known || entry.asks > 0;
+                *is_resolving |= !entry.is_known || entry.requests > 0;
             } else {
                 *entry = Entry::default();
-                taken.swap_remove(i);
+                used.swap_remove(i);
             }
         }
     }
 
-    /// Whether somebody has been asked and had not answered at the last [`turn`](Self::turn), which
-    /// is then to be called every few milliseconds.
+    /// Whether a request was outstanding at the last [`poll`](Self::poll), which is then to be
+    /// called every few milliseconds.
     #[inline]
-    pub(super) fn is_asking(&self) -> bool {
-        self.is_asking
+    pub(super) fn is_resolving(&self) -> bool {
+        self.is_resolving
     }
 }
 
 impl Entry {
-    /// Does what is due. False if it is to be forgotten.
-    fn turn(&mut self, now_ns: u64, budget: &mut Budget, due: &mut impl FnMut(Due)) -> bool {
+    /// Passes what is due to `due`. False if the entry is to be removed.
+    fn poll(
+        &mut self,
+        now_ns: u64,
+        request_limit: &mut RateLimiter,
+        due: &mut impl FnMut(Due),
+    ) -> bool {
         if now_ns < self.due_ns {
             return true;
         }
         let ip = self.ip;
-        let rests = self.is_known && self.asks == 0;
-        if rests && !self.is_used {
+        let is_confirmed = self.is_known && self.requests == 0;
+        if is_confirmed && !self.is_used {
             return now_ns - self.due_ns < IDLE_NS;
         }
-        if self.is_known && self.asks >= ASKS_AGAIN {
+        if self.is_known && self.requests >= REVALIDATION_REQUESTS {
             self.is_known = false;
         }
-        if !self.is_known && self.asks >= ASKS {
+        if !self.is_known && self.requests >= REQUESTS_UNTIL_LOG {
             if !self.is_used {
                 return false;
             }
-            if self.asks == ASKS {
-                due(Due::Silent(ip));
+            if self.requests == REQUESTS_UNTIL_LOG {
+                due(Due::Unreachable(ip));
             }
         }
-        if !budget.take(now_ns) {
+        if !request_limit.allow(now_ns) {
             self.due_ns = now_ns + RETRY_NS;
             return true;
         }
-        due(Due::Ask((ip, rests.then_some(self.mac))));
-        self.asks = (self.asks + 1).min(ASKS + 1);
-        self.due_ns = now_ns + retry_ns(self.asks);
+        due(Due::Request((ip, is_confirmed.then_some(self.mac))));
+        self.requests = (self.requests + 1).min(REQUESTS_UNTIL_LOG + 1);
+        self.due_ns = now_ns + retry_ns(self.requests);
         self.is_used = false;
         true
     }
@@ -304,112 +315,114 @@ mod tests {
         MacAddr([2, 0, a, b, c, d])
     }
 
-    fn turn(table: &mut Neighbours, now_ns: u64) -> Vec<Due> {
+    fn poll(table: &mut NeighbourCache, now_ns: u64) -> Vec<Due> {
         let mut all = Vec::new();
-        table.turn(now_ns, |due| all.push(due));
+        table.poll(now_ns, |due| all.push(due));
         all
     }
 
     #[test]
-    fn an_answer_is_believed_for_a_while_and_then_asked_for_again() {
-        let mut table = Neighbours::new();
+    fn a_reply_is_valid_for_a_while_and_then_requested_again() {
+        let mut table = NeighbourCache::new();
         assert_eq!(table.find(ip(1)), None);
-        assert_eq!(table.want(ip(1), 0), Some((ip(1), None)));
-        assert_eq!(table.want(ip(1), 1), None);
-        assert!(table.is_asking());
-        assert_eq!(table.learn(ip(1), mac(1), MS, false), Learned::New);
+        assert_eq!(table.resolve(ip(1), 0), Some((ip(1), None)));
+        assert_eq!(table.resolve(ip(1), 1), None);
+        assert!(table.is_resolving());
+        assert_eq!(table.learn(ip(1), mac(1), MS, false), CacheUpdate::New);
         assert_eq!(table.find(ip(1)), Some(mac(1)));
-        assert_eq!(turn(&mut table, FRESH_NS), []);
-        assert!(!table.is_asking());
-        // It is used, so he is asked himself, and everybody if he does not answer.
+        assert_eq!(poll(&mut table, FRESH_NS), []);
+        assert!(!table.is_resolving());
+        // The entry is used: a unicast request, then broadcast ones.
         let now = MS + FRESH_NS;
-        assert_eq!(turn(&mut table, now), [Due::Ask((ip(1), Some(mac(1))))]);
-        assert_eq!(turn(&mut table, now + 39 * MS), []);
-        assert_eq!(turn(&mut table, now + 40 * MS), [Due::Ask((ip(1), None))]);
+        assert_eq!(poll(&mut table, now), [Due::Request((ip(1), Some(mac(1))))]);
+        assert_eq!(poll(&mut table, now + 39 * MS), []);
+        assert_eq!(poll(&mut table, now + 40 * MS), [Due::Request((ip(1), None))]);
         assert_eq!(table.find(ip(1)), Some(mac(1)));
-        assert_eq!(table.learn(ip(1), mac(2), now + 41 * MS, false), Learned::Moved(mac(1)));
+        assert_eq!(table.learn(ip(1), mac(2), now + 41 * MS, false), CacheUpdate::Moved(mac(1)));
         assert_eq!(table.find(ip(1)), Some(mac(2)));
-        assert_eq!(table.learn(ip(1), mac(2), now + 42 * MS, false), Learned::Nothing);
+        assert_eq!(table.learn(ip(1), mac(2), now + 42 * MS, false), CacheUpdate::Unchanged);
     }
 
     #[test]
-    fn one_who_is_not_sent_to_is_forgotten_unasked() {
-        let mut table = Neighbours::new();
-        assert_eq!(table.learn(ip(1), mac(1), 0, false), Learned::Nothing);
-        assert_eq!(table.learn(ip(1), mac(1), 0, true), Learned::New);
-        assert_eq!(turn(&mut table, FRESH_NS + IDLE_NS - 1), []);
-        assert_eq!(table.taken.len(), 1);
-        assert_eq!(turn(&mut table, FRESH_NS + IDLE_NS), []);
-        assert!(table.taken.is_empty() && table.find(ip(1)).is_none());
-        // One that is old is asked when it is sent to.
+    fn an_unused_entry_expires_without_a_request() {
+        let mut table = NeighbourCache::new();
+        assert_eq!(table.learn(ip(1), mac(1), 0, false), CacheUpdate::Unchanged);
+        assert_eq!(table.learn(ip(1), mac(1), 0, true), CacheUpdate::New);
+        assert_eq!(poll(&mut table, FRESH_NS + IDLE_NS - 1), []);
+        assert_eq!(table.used.len(), 1);
+        assert_eq!(poll(&mut table, FRESH_NS + IDLE_NS), []);
+        assert!(table.used.is_empty() && table.find(ip(1)).is_none());
+        // An old entry is revalidated when a frame is sent to the host.
         table.learn(ip(2), mac(2), 0, true);
         assert_eq!(table.find(ip(2)), Some(mac(2)));
-        assert_eq!(turn(&mut table, 2 * FRESH_NS), [Due::Ask((ip(2), Some(mac(2))))]);
+        assert_eq!(poll(&mut table, 2 * FRESH_NS), [Due::Request((ip(2), Some(mac(2))))]);
     }
 
-    /// Goal: who does not answer is asked ever more seldom, told of once, and forgotten when
-    /// nobody sends there; who stops to answer is not sent to after a while.
+    /// Goal: requests to a host that does not reply back off, it is reported once, and removed when
+    /// no frame is sent there; a host that stops to reply becomes unresolved.
     #[test]
-    fn silence_ends_a_belief() {
-        let mut table = Neighbours::new();
-        table.want(ip(1), 0);
-        let (mut asks, mut silent, mut now) = (1, 0, 0);
+    fn a_host_without_replies_becomes_unresolved() {
+        let mut table = NeighbourCache::new();
+        table.resolve(ip(1), 0);
+        let (mut requests, mut silent, mut now) = (1, 0, 0);
         while now < 10_000 * MS {
             now += MS;
             assert_eq!(table.find(ip(1)), None);
-            for due in turn(&mut table, now) {
+            for due in poll(&mut table, now) {
                 match due {
-                    Due::Ask(_) => asks += 1,
-                    Due::Silent(_) => silent += 1,
+                    Due::Request(_) => requests += 1,
+                    Due::Unreachable(_) => silent += 1,
                 }
             }
             assert!(now < 2_300 * MS || silent == 1, "{now}");
         }
-        assert!((12..=16).contains(&asks), "{asks}");
+        assert!((12..=16).contains(&requests), "{requests}");
         for _ in 0..3 {
             now += RETRY_MAX_NS;
-            turn(&mut table, now);
+            poll(&mut table, now);
         }
-        assert!(table.taken.is_empty());
+        assert!(table.used.is_empty());
 
         table.learn(ip(2), mac(2), now, true);
         let began = now;
         while table.find(ip(2)).is_some() {
             now += MS;
-            turn(&mut table, now);
+            poll(&mut table, now);
             assert!(now < began + FRESH_NS + 700 * MS);
         }
         assert!(now > began + FRESH_NS + 500 * MS);
     }
 
-    /// Goal: addresses that crowd under one key do not under others, and those of one network of
+    /// Goal: addresses that collide under one key do not under others, and those of one network of
     /// 8,192 never do.
     #[test]
-    fn who_chooses_addresses_crowds_nobody() {
-        let key = Key(0x9e37_79b9_7f4a_7c15, 7);
-        let crowd: Vec<_> = (1..).filter(|n| key.home(ip(*n)) == key.home(ip(0))).take(9).collect();
-        let meets = |key: Key| {
-            let near = |n: &&u32| key.home(ip(**n)).abs_diff(key.home(ip(0))) < WINDOW;
+    fn chosen_addresses_do_not_collide_under_another_key() {
+        let key = HashKey(0x9e37_79b9_7f4a_7c15, 7);
+        let crowd: Vec<_> =
+            (1..).filter(|n| key.first_slot(ip(*n)) == key.first_slot(ip(0))).take(9).collect();
+        let meets = |key: HashKey| {
+            let near =
+                |n: &&u32| key.first_slot(ip(**n)).abs_diff(key.first_slot(ip(0))) < PROBE_LEN;
             crowd.iter().filter(near).count()
         };
         assert_eq!(meets(key), 9);
-        let met: usize = (0..1000).map(|_| meets(Neighbours::new().key)).sum();
+        let met: usize = (0..1000).map(|_| meets(NeighbourCache::new().key)).sum();
         // 9,000 chances of 15 in 8,192.
         assert!(met < 80, "{met}");
 
-        let mut table = Neighbours::new();
+        let mut table = NeighbourCache::new();
         for n in 0..ENTRIES as u32 {
-            assert_eq!(table.learn(ip(n), mac(n), 0, true), Learned::New);
+            assert_eq!(table.learn(ip(n), mac(n), 0, true), CacheUpdate::New);
         }
         assert!((0..ENTRIES as u32).all(|n| table.find(ip(n)) == Some(mac(n))));
     }
 
-    /// Goal: whoever floods displaces nobody who is sent to, and memory and questions are bounded.
+    /// Goal: a flood of requests displaces no entry in use, and memory and requests are bounded.
     #[test]
-    fn a_flood_of_strangers_changes_nothing() {
-        let mut table = Neighbours::new();
+    fn a_flood_of_requests_displaces_no_entry_in_use() {
+        let mut table = NeighbourCache::new();
         for n in 1..=1000 {
-            table.want(ip(n), u64::from(n) * MS);
+            table.resolve(ip(n), u64::from(n) * MS);
             table.learn(ip(n), mac(n), u64::from(n) * MS, false);
             assert_eq!(table.find(ip(n)), Some(mac(n)));
         }
@@ -417,20 +430,20 @@ mod tests {
             table.learn(ip(0x10_0000 + n), mac(7), 1000 * MS, true);
         }
         assert!((1..=1000).all(|n| table.find(ip(n)) == Some(mac(n))));
-        assert!(table.taken.len() <= ENTRIES + WINDOW);
-        // Who is sent to later has a place all the same.
+        assert!(table.used.len() <= ENTRIES + PROBE_LEN);
+        // A host that frames are sent to later gets a slot all the same.
         for n in 2000..2100 {
-            assert!(table.want(ip(n), 2000 * MS + u64::from(n) * MS).is_some(), "{n}");
+            assert!(table.resolve(ip(n), 2000 * MS + u64::from(n) * MS).is_some(), "{n}");
         }
         let mut asked = 0;
-        table.turn(10_000 * MS, |_| asked += 1);
+        table.poll(10_000 * MS, |_| asked += 1);
         assert!(asked <= 64, "{asked}");
     }
 
-    /// Goal: the table says what a plain map does, as long as there is room.
+    /// Goal: the cache agrees with a plain map, as long as there is room.
     #[test]
-    fn a_table_is_a_map() {
-        let (mut table, mut map) = (Neighbours::new(), std::collections::HashMap::new());
+    fn the_cache_agrees_with_a_map() {
+        let (mut table, mut map) = (NeighbourCache::new(), std::collections::HashMap::new());
         let mut state = 7_u64;
         let mut next = |n: u64| {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -447,6 +460,6 @@ mod tests {
                 _ => assert_eq!(table.find(ip(n)), map.get(&n).copied(), "step {step}"),
             }
         }
-        assert_eq!(table.taken.len(), map.len());
+        assert_eq!(table.used.len(), map.len());
     }
 }

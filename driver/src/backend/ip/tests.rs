@@ -1,4 +1,4 @@
-//! Two ports on a wire of this process, and whatever somebody else may send there.
+//! Tests of ports on a wire inside the process, with a raw station that sends arbitrary frames.
 
 use std::thread;
 
@@ -6,7 +6,7 @@ use super::super::inet::mac_of;
 use super::arp::{self, Arp};
 use super::datagram::HEADERS_LEN;
 use super::datagram6::HEADERS6_LEN;
-use super::echo::tests::question as ping;
+use super::echo::tests::request as ping;
 use super::ndp::{self, Ndp};
 use super::neighbours::FRESH_NS;
 use super::*;
@@ -20,7 +20,7 @@ fn ip(host: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, host)
 }
 
-/// Every test has hosts of its own: places are the process's.
+/// Every test has hosts of its own: addresses are claimed per process.
 fn settings(host: u8) -> IpSettings {
     IpSettings { port: Some(52_000), ..IpSettings::at(ip(host), 24) }
 }
@@ -30,11 +30,11 @@ fn wire(count: usize) -> Vec<Loopback> {
 }
 
 fn open(settings: &IpSettings, inner: impl Port) -> Result<Ip, OpenError> {
-    let place = Place::claim(settings, false)?;
-    Ip::open(settings, place, Box::new(inner))
+    let claim = AddressClaim::acquire(settings, false)?;
+    Ip::open(settings, claim, Box::new(inner))
 }
 
-/// Two ports and a raw one of a wire.
+/// Two ports and a raw station on a wire.
 fn pair(first: u8) -> (Ip, Ip, Loopback) {
     pair_of(settings, first)
 }
@@ -82,7 +82,7 @@ fn take(port: &mut impl Port) -> Vec<Vec<u8>> {
     got
 }
 
-/// Polls both until `a` has sent what `frame` is, and `b` has got it.
+/// Sends `frame` from `a`, and polls both until `b` has received it.
 fn send(a: &mut Ip, b: &mut Ip, frame: &[u8]) -> Vec<u8> {
     let until = now_ns() + 3_000_000_000;
     let mut tries = 0;
@@ -122,13 +122,13 @@ fn frames_of_every_length(settings: fn(u8) -> IpSettings, outer: usize, name: &s
     let unknown = a.drops().unresolved;
     for len in [14, 15, 40, 59, 60, 61, 1000, 1500 - outer + 14] {
         let sent = frame(mac(&b), mac(&a), len);
-        // The wire may fill it up; the datagram says how long it is.
+        // The wire may pad the frame; the datagram states its length.
         assert_eq!(send(&mut a, &mut b, &sent), sent, "{len}");
     }
     let back = frame(mac(&a), mac(&b), 100);
     assert_eq!(send(&mut b, &mut a, &back), back);
     assert!(a.drops().unresolved <= unknown + 1);
-    // In three pieces, and to itself.
+    // A frame in three pieces, and one to the port itself.
     let whole = frame(mac(&b), mac(&a), 500);
     take(&mut b);
     let pieces = TxFrame {
@@ -146,7 +146,7 @@ fn frames_of_every_length(settings: fn(u8) -> IpSettings, outer: usize, name: &s
 }
 
 #[test]
-fn a_sum_is_one_that_the_kernel_would_take() {
+fn checksums_are_valid() {
     let mut wire = wire(2);
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
     let with_sums = IpSettings { sums: true, ..settings(10) };
@@ -169,10 +169,10 @@ fn a_sum_is_one_that_the_kernel_would_take() {
     }
 }
 
-/// Goal: headers that are kept lead where frames go, one peer after the other; what is heard of a
-/// neighbour is so for the next frame; and one that frames go to is asked for again.
+/// Goal: cached headers are those of each frame's peer; a neighbour message applies from the next
+/// frame on; and a neighbour in use is revalidated.
 #[test]
-fn headers_that_are_kept_are_those_of_the_peer() {
+fn cached_headers_are_those_of_the_peer() {
     let mut wire = wire(3);
     let mut raws = wire.split_off(1);
     let mut a = open(&settings(70), wire.pop().unwrap()).unwrap();
@@ -202,42 +202,42 @@ fn headers_that_are_kept_are_those_of_the_peer() {
     // The host 71 has another NIC.
     send_to(&mut a, 71, 100);
     assert_eq!(heard(&mut raws[0]), [(71, 128)]);
-    let moved = Packet::announcement((hops[1], ip(71).into()));
+    let moved = ControlPacket::announcement((hops[1], ip(71).into()));
     raws[1].tx(&TxFrame::whole(&moved)).unwrap();
     raws[1].flush().unwrap();
     take(&mut a);
     take(&mut raws[0]);
     send_to(&mut a, 71, 100);
     assert_eq!((heard(&mut raws[0]), heard(&mut raws[1])), (vec![], vec![(71, 128)]));
-    // It is used for as long as frames are sent there, and then it is not.
+    // The entry is in use as long as frames are sent there.
     let mut now = now_ns();
     for uses in [true, true, false] {
-        a.looked_ns = 0;
-        a.look().unwrap();
+        a.neighbours_polled_ns = 0;
+        a.poll_neighbours().unwrap();
         if uses {
             send_to(&mut a, 71, 100);
         }
         now += FRESH_NS + 1;
         let mut asked = 0;
-        a.neighbours.turn(now, |due| {
-            asked += u32::from(due == Due::Ask((ip(71).into(), Some(hops[1]))));
+        a.neighbours.poll(now, |due| {
+            asked += u32::from(due == Due::Request((ip(71).into(), Some(hops[1]))));
         });
         assert_eq!(asked, u32::from(uses));
         a.neighbours.learn(ip(71).into(), hops[1], now, false);
     }
-    // Nobody answers: the next frame is lost.
+    // No reply: the next frame is lost.
     send_to(&mut a, 71, 100);
-    (0..20).for_each(|n| a.neighbours.turn(now + FRESH_NS + (n << 30), |_| {}));
-    a.looked_ns = 0;
-    a.look().unwrap();
+    (0..20).for_each(|n| a.neighbours.poll(now + FRESH_NS + (n << 30), |_| {}));
+    a.neighbours_polled_ns = 0;
+    a.poll_neighbours().unwrap();
     let lost = a.drops().unresolved;
     send_to(&mut a, 71, 100);
     assert_eq!(a.drops().unresolved, lost + 1);
 }
 
-/// Goal: what somebody else sends changes counters and nothing else, each cause its own.
+/// Goal: invalid datagrams are dropped and counted, each by its cause.
 #[test]
-fn what_is_no_datagram_of_ours_is_counted_and_dropped() {
+fn invalid_datagrams_are_counted_and_dropped() {
     let (mut a, mut b, mut raw) = pair(20);
     let sent = frame(mac(&b), mac(&a), 100);
     send(&mut a, &mut b, &sent);
@@ -265,7 +265,7 @@ fn what_is_no_datagram_of_ours_is_counted_and_dropped() {
     assert_eq!(push(&good), 1);
     for (bytes, taken) in [
         (summed(with(20, 0x20)), 0),         // more fragments
-        (summed(with(21, 9)), 0),            // a later one
+        (summed(with(21, 9)), 0),            // a later fragment
         (with(24, !good[24]), 0),            // the sum
         (summed(with(17, 0)), 0),            // the length of IP
         (with(39, 7), 0),                    // the length of UDP
@@ -273,16 +273,16 @@ fn what_is_no_datagram_of_ours_is_counted_and_dropped() {
         (with(35, 99), 0),                   // from another port
         (with(42 + 5, !good[47]), 0),        // to another station than the datagram
         (with(42 + 13, 0), 0),               // of another EtherType
-        (with(36, 7), 0),                    // to another port, which is nobody's fault
-        (good[..60].to_vec(), 0),            // cut
-        (summed(with(22, 3)), 1),            // from afar
-        ([&good[..], &[0; 20]].concat(), 1), // filled up
+        (with(36, 7), 0),                    // to another port, not counted
+        (good[..60].to_vec(), 0),            // truncated
+        (summed(with(22, 3)), 1),            // after many hops
+        ([&good[..], &[0; 20]].concat(), 1), // padded
     ] {
         assert_eq!(push(&bytes), taken, "{bytes:02x?}");
     }
     let options = summed([&good[..14], &[0x46], &good[15..34], &[1; 4], &good[34..]].concat());
     assert_eq!(push(&options), 0);
-    // Less than an Ethernet header inside, in a frame that is filled up.
+    // Less than an Ethernet header inside, in a padded frame.
     a.template.write(&mut head, below, SocketAddrV4::new(ip(21), 52_000), 13);
     assert_eq!(push(&[&head[..], &sent].concat()), 0);
     let want = IpDrops { options: 1, fragments: 2, sums: 1, lengths: 3, frames: 5, unresolved: 0 };
@@ -298,7 +298,7 @@ fn noise_panics_nowhere() {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (state >> 33) % n
     };
-    let arp = arp::question((MacAddr([2, 7, 7, 7, 7, 7]), ip(99)), ip(31), None);
+    let arp = arp::request((MacAddr([2, 7, 7, 7, 7, 7]), ip(99)), ip(31), None);
     for _ in 0..20_000 {
         let mut bytes: Vec<u8> = (0..14 + next(80)).map(|_| next(256) as u8).collect();
         bytes[..6].copy_from_slice(&b.own.0.0);
@@ -334,21 +334,21 @@ fn an_address_that_another_host_has_is_refused() {
             for asked in take(&mut other) {
                 let asked = Arp::parse(&asked[14..]).unwrap();
                 assert_eq!(asked.sender.1, Ipv4Addr::UNSPECIFIED);
-                let answer = arp::answer((taken, asked.target), asked.sender);
+                let answer = arp::reply((taken, asked.target), asked.sender);
                 other.tx(&TxFrame::whole(&answer)).unwrap();
                 other.flush().unwrap();
             }
             thread::sleep(Duration::from_millis(1));
         }
     });
-    let said = open(&settings(40), inner).unwrap_err().to_string();
-    assert!(said.contains(&format!("{taken} has the address 10.9.8.40")), "{said}");
+    let error = open(&settings(40), inner).unwrap_err().to_string();
+    assert!(error.contains(&format!("{taken} has the address 10.9.8.40")), "{error}");
     host.join().unwrap();
     take(&mut b);
 }
 
 #[test]
-fn who_is_outside_goes_by_the_gateway_or_nowhere() {
+fn hosts_off_link_are_reached_by_the_gateway_or_have_no_route() {
     let mut wire = wire(2);
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
     let far = mac_of(SocketAddrV4::new([10, 200, 0, 1].into(), 52_000)).unwrap();
@@ -360,7 +360,7 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     let asked = take(&mut raw);
     assert_eq!(Arp::parse(&asked[0][14..]).unwrap().target, ip(1));
     let router = (raw.caps().station.mac, ip(1));
-    raw.tx(&TxFrame::whole(&arp::answer(router, (a.own.0, ip(50))))).unwrap();
+    raw.tx(&TxFrame::whole(&arp::reply(router, (a.own.0, ip(50))))).unwrap();
     raw.flush().unwrap();
     take(&mut a);
     assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
@@ -370,9 +370,9 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
         (&got[..6], &got[30..34], got[15]),
         (&router.0.0[..], &[10, 200, 0, 1][..], 46 << 2 | 2)
     );
-    // The router has another NIC, and says so to everybody.
+    // The router has another NIC, and announces that.
     let moved = (MacAddr([2, 5, 5, 5, 5, 5]), ip(1));
-    raw.tx(&TxFrame::whole(&arp::question(moved, ip(1), None))).unwrap();
+    raw.tx(&TxFrame::whole(&arp::request(moved, ip(1), None))).unwrap();
     raw.flush().unwrap();
     take(&mut a);
     assert_eq!(a.neighbours.find(ip(1).into()), Some(moved.0));
@@ -380,59 +380,59 @@ fn who_is_outside_goes_by_the_gateway_or_nowhere() {
     let mut alone = open(&settings(51), self::wire(1).pop().unwrap()).unwrap();
     assert_eq!(alone.tx(&TxFrame::whole(&sent)).unwrap(), Tx::NoRoute);
     assert_eq!(alone.counters().tx_no_route, 1);
-    // No headers lead to nobody, not even those of before.
+    // The zero MAC has no route, also with cached headers.
     for port in [&mut alone, &mut a] {
         let nobody = frame(MacAddr::default(), mac(port), 60);
         assert_eq!(port.tx(&TxFrame::whole(&nobody)).unwrap(), Tx::NoRoute);
     }
 }
 
-/// Goal: who sleeps between two polls asks anew for a neighbour that was heard long ago, with the
-/// next poll, and who polls and finds nothing does not read the clock for it.
+/// Goal: the first poll after a sleep requests an expired neighbour again, and a busy poll without
+/// frames does not read the clock for that.
 #[test]
-fn who_sleeps_asks_neighbours_again() {
+fn a_poll_after_a_sleep_revalidates_neighbours() {
     let (mut a, mut b, _raw) = pair(180);
     let sent = frame(mac(&b), mac(&a), 60);
     send(&mut a, &mut b, &sent);
     let waiter = a.waiter().unwrap();
     let (hop, at) = (Host::from(ip(181)), b.own.0);
-    a.neighbours.turn(now_ns(), |_| ());
+    a.neighbours.poll(now_ns(), |_| ());
     for sleeps in [false, true] {
         a.neighbours.learn(hop, at, now_ns() - FRESH_NS - 1, false);
         assert_eq!(a.neighbours.find(hop), Some(at));
-        (a.looked_ns, a.polls) = (0, 1);
+        (a.neighbours_polled_ns, a.polls) = (0, 1);
         if sleeps {
             waiter.wait(Duration::from_millis(1));
         }
         take(&mut a);
-        assert_eq!(a.neighbours.is_asking(), sleeps);
+        assert_eq!(a.neighbours.is_resolving(), sleeps);
     }
     take(&mut b);
     take(&mut a);
     assert_eq!(a.neighbours.find(hop), Some(at));
 }
 
-/// Goal: who says again and again that a host is elsewhere does not fill the log.
+/// Goal: a host that claims another MAC again and again does not fill the log.
 #[test]
-fn the_log_is_told_a_few_times_of_who_moves() {
+fn log_lines_about_moved_hosts_are_limited() {
     let mut wire = wire(2);
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
     let mut a = open(&settings(66), inner).unwrap();
     let lines = Logged::by(|| {
         for n in 0..100 {
-            let asker = (MacAddr([2, 3, 3, 3, 3, n]), ip(67));
-            raw.tx(&TxFrame::whole(&arp::question(asker, ip(66), None))).unwrap();
+            let requester = (MacAddr([2, 3, 3, 3, 3, n]), ip(67));
+            raw.tx(&TxFrame::whole(&arp::request(requester, ip(66), None))).unwrap();
             raw.flush().unwrap();
             take(&mut a);
-            assert_eq!(a.neighbours.find(ip(67).into()), Some(asker.0));
+            assert_eq!(a.neighbours.find(ip(67).into()), Some(requester.0));
         }
     });
     let moves = lines.iter().filter(|(_, line)| line.contains("and was at")).count();
-    assert_eq!(moves, TOLD_MAX as usize);
-    assert!(a.told.one_more(now_ns() + TELL_NS));
+    assert_eq!(moves, LOG_LINES_MAX as usize);
+    assert!(a.host_log.allow(now_ns() + LOG_INTERVAL_NS));
 }
 
-/// A port whose wire brings long datagrams, and the other end of that.
+/// A port on a wire that carries long datagrams, and the raw other end of that.
 fn on_long_wire(host: u8) -> (Ip, Loopback) {
     let mut wire = Loopback::segment(2, LoopbackSettings { mtu: 60_000, ring_count: 64 });
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
@@ -441,8 +441,8 @@ fn on_long_wire(host: u8) -> (Ip, Loopback) {
     (a, raw)
 }
 
-/// 40 frames to a port, of which the last is shorter, and the datagram that holds them.
-fn train_to(a: &Ip, host: u8) -> (Vec<Vec<u8>>, Vec<u8>) {
+/// 40 frames to a port, the last of them shorter, and a datagram that coalesces them.
+fn coalesced_for(a: &Ip, host: u8) -> (Vec<Vec<u8>>, Vec<u8>) {
     let from = SocketAddrV4::new(ip(61), 52_000);
     let frames: Vec<_> = (0..40)
         .map(|n| {
@@ -458,14 +458,14 @@ fn train_to(a: &Ip, host: u8) -> (Vec<Vec<u8>>, Vec<u8>) {
     (frames, [&head[..], &payload].concat())
 }
 
-/// Goal: once such have come, several at once are lent whole, however often nothing came between.
+/// Goal: after one coalesced datagram, several at once are lent whole, also after empty polls.
 #[test]
-fn trains_behind_each_other_are_lent_whole() {
+fn consecutive_coalesced_datagrams_are_lent_whole() {
     let (mut a, mut raw) = on_long_wire(64);
-    let (frames, train) = train_to(&a, 64);
+    let (frames, datagram) = coalesced_for(&a, 64);
     for count in [1, 3] {
         for _ in 0..count {
-            raw.tx(&TxFrame::whole(&train)).unwrap();
+            raw.tx(&TxFrame::whole(&datagram)).unwrap();
         }
         let mut got = Vec::new();
         for _ in 0..10_000 {
@@ -476,13 +476,13 @@ fn trains_behind_each_other_are_lent_whole() {
     }
 }
 
-/// Goal: frames that came in one piece are lent one by one, no more than were asked for.
+/// Goal: frames of a coalesced datagram are lent one by one, no more per poll than requested.
 #[test]
-fn a_train_is_lent_in_portions() {
+fn a_coalesced_datagram_is_lent_in_bursts() {
     let (mut a, mut raw) = on_long_wire(60);
-    let (frames, train) = train_to(&a, 60);
-    let payload = &train[HEADERS_LEN..];
-    raw.tx(&TxFrame::whole(&train)).unwrap();
+    let (frames, datagram) = coalesced_for(&a, 60);
+    let payload = &datagram[HEADERS_LEN..];
+    raw.tx(&TxFrame::whole(&datagram)).unwrap();
     raw.flush().unwrap();
     let mut got = Vec::new();
     for _ in 0..5 {
@@ -497,17 +497,17 @@ fn a_train_is_lent_in_portions() {
     }
     assert_eq!(got, frames);
     assert!(a.next_deadline_ns().is_none() && take(&mut a).is_empty());
-    // One that is none.
-    let noise = [&train[..HEADERS_LEN + 900], &vec![3; payload.len() - 900]].concat();
+    // A long datagram without a valid segment length.
+    let noise = [&datagram[..HEADERS_LEN + 900], &vec![3; payload.len() - 900]].concat();
     raw.tx(&TxFrame::whole(&noise)).unwrap();
     raw.flush().unwrap();
     assert!(take(&mut a).is_empty());
     assert_eq!((a.drops().frames, a.counters().rx_dropped), (1, 1));
 }
 
-/// Goal: over IPv6 what somebody else sends changes counters and nothing else, each cause its own.
+/// Goal: over IPv6 invalid datagrams are dropped and counted, each by its cause.
 #[test]
-fn what_is_no_datagram_of_ipv6_is_counted_and_dropped() {
+fn invalid_datagrams_of_ipv6_are_counted_and_dropped() {
     let (mut a, mut b, mut raw) = pair_of(settings6, 120);
     let sent = frame(mac(&b), mac(&a), 100);
     send(&mut a, &mut b, &sent);
@@ -527,29 +527,29 @@ fn what_is_no_datagram_of_ipv6_is_counted_and_dropped() {
     };
     assert_eq!(push(&good), 1);
     for (bytes, taken) in [
-        (with(20, 44), 0),                                 // a part of a datagram
+        (with(20, 44), 0),                                 // a fragment
         (with(20, 0), 0),                                  // options
-        (with(20, 6), 0), // of another protocol, which is nobody's fault
+        (with(20, 6), 0),                                  // of another protocol, not counted
         ([&good[..60], &[0; 2], &good[62..]].concat(), 0), // no sum
-        (with(19, 0), 0), // the length of IP
-        (with(59, 7), 0), // the length of UDP
-        (with(37, 99), 0), // from another host than the frame says
-        (with(23, 99), 0), // from outside of the prefix
-        (with(55, 99), 0), // from another port
-        (with(62 + 5, !good[67]), 0), // to another station than the datagram
-        (with(62 + 13, 0), 0), // of another EtherType
-        (with(53, 7), 0), // to another host, which is nobody's fault
-        (with(56, 7), 0), // to another port, likewise
-        (good[..80].to_vec(), 0), // cut
-        (with(21, 3), 1), // from afar
-        ([&good[..], &[0; 20]].concat(), 1), // filled up
+        (with(19, 0), 0),                                  // the length of IP
+        (with(59, 7), 0),                                  // the length of UDP
+        (with(37, 99), 0),                                 // from another host than the frame says
+        (with(23, 99), 0),                                 // from outside of the prefix
+        (with(55, 99), 0),                                 // from another port
+        (with(62 + 5, !good[67]), 0),                      // to another station than the datagram
+        (with(62 + 13, 0), 0),                             // of another EtherType
+        (with(53, 7), 0),                                  // to another host, not counted
+        (with(56, 7), 0),                                  // to another port, likewise
+        (good[..80].to_vec(), 0),                          // truncated
+        (with(21, 3), 1),                                  // after many hops
+        ([&good[..], &[0; 20]].concat(), 1),               // padded
     ] {
         assert_eq!(push(&bytes), taken, "{bytes:02x?}");
     }
     let want = IpDrops { options: 1, fragments: 1, sums: 1, lengths: 3, frames: 5, unresolved: 0 };
     assert_eq!(b.drops(), want);
     assert_eq!(b.counters().rx_dropped, 11);
-    // What a router has marked.
+    // A datagram that a router has marked.
     let mut marked = Vec::new();
     raw.tx(&TxFrame::whole(&with(15, 0x30))).unwrap();
     raw.flush().unwrap();
@@ -565,7 +565,7 @@ fn noise_by_ipv6_panics_nowhere() {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (state >> 33) % n
     };
-    let question = ndp::question((MacAddr([2, 7, 7, 7, 7, 7]), ip6(99)), ip6(131), None);
+    let question = ndp::solicitation((MacAddr([2, 7, 7, 7, 7, 7]), ip6(99)), ip6(131), None);
     let mut head = [0; HEADERS6_LEN];
     a.template.write(&mut head, b.own.0, SocketAddrV4::new(ip(131), 52_000), 60);
     for _ in 0..20_000 {
@@ -584,10 +584,10 @@ fn noise_by_ipv6_panics_nowhere() {
     assert_eq!(send(&mut a, &mut b, &sent), sent);
 }
 
-/// Goal: questions for an address that another host has are answered by him, and the port does not
-/// open; and an answer that replaces nothing replaces nothing.
+/// Goal: the port solicits its router, answers solicitations of its own address, and an
+/// advertisement without the override flag replaces no MAC.
 #[test]
-fn neighbours_of_ipv6_are_asked_and_answered() {
+fn neighbours_of_ipv6_are_solicited_and_answered() {
     let mut wire = wire(2);
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
     let far = mac_of(SocketAddrV4::new([10, 200, 0, 1].into(), 52_000)).unwrap();
@@ -595,35 +595,35 @@ fn neighbours_of_ipv6_are_asked_and_answered() {
     let with = IpSettings { gateway: Some(router.into()), dscp: 46, ..settings6(150) };
     let mut a = open(&with, inner).unwrap();
     let heard = take(&mut raw);
-    // The group is joined before it is needed, and once more where a switch has lost that.
+    // The group is joined before each probe, in case a report was lost.
     let joins = mld::report(a.own.0, ip6(150), true);
     assert_eq!(heard.iter().filter(|bytes| **bytes == joins).count(), PROBES);
     assert_eq!(heard[0], joins);
-    let said = heard.iter().filter(|bytes| **bytes != joins);
-    let said: Vec<_> = said.map(|bytes| Ndp::parse(bytes).unwrap()).collect();
-    let [probes @ .., announced] = &said[..] else { panic!() };
+    let parsed = heard.iter().filter(|bytes| **bytes != joins);
+    let parsed: Vec<_> = parsed.map(|bytes| Ndp::parse(bytes).unwrap()).collect();
+    let [probes @ .., announced] = &parsed[..] else { panic!() };
     assert!(probes.len() == PROBES && probes.iter().all(|p| p.sender.1.is_unspecified()));
-    assert!(probes.iter().all(|probe| probe.is_question && probe.target == ip6(150)));
-    assert!(!announced.is_question && announced.sender == (a.own.0, ip6(150)));
-    // Who is outside goes by the router, whose address is of one link.
+    assert!(probes.iter().all(|probe| probe.is_request && probe.target == ip6(150)));
+    assert!(!announced.is_request && announced.sender == (a.own.0, ip6(150)));
+    // Hosts off link are reached by the router, whose address is link-local.
     let sent = frame(far, mac(&a), 60);
     assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
     let asked = take(&mut raw);
     assert_eq!(Ndp::parse(&asked[0]).unwrap().target, router);
     let at = raw.caps().station.mac;
-    let mut say = |a: &mut Ip, bytes: &[u8]| {
+    let mut inject = |a: &mut Ip, bytes: &[u8]| {
         raw.tx(&TxFrame::whole(bytes)).unwrap();
         raw.flush().unwrap();
         take(a);
         take(&mut raw)
     };
     let own = (a.own.0, ip6(150));
-    say(&mut a, &ndp::answer((at, router), own));
+    inject(&mut a, &ndp::advertisement((at, router), own));
     assert_eq!(a.tx(&TxFrame::whole(&sent)).unwrap(), Tx::Sent);
     a.flush().unwrap();
-    let hop = a.net.hop_at(router.into()).unwrap();
+    let hop = a.net.neighbour_key(router.into()).unwrap();
     assert_eq!(a.neighbours.find(hop), Some(at));
-    // He has another NIC, and says so without the flag, then with it.
+    // The router has another NIC, and advertises that without the override flag, then with it.
     let moved = MacAddr([2, 5, 5, 5, 5, 5]);
     let weak = |mac| {
         let mut weak = ndp::announcement((mac, router));
@@ -633,25 +633,25 @@ fn neighbours_of_ipv6_are_asked_and_answered() {
         assert!(!Ndp::parse(&weak).unwrap().overrides);
         weak
     };
-    let got = say(&mut a, &weak(moved));
+    let got = inject(&mut a, &weak(moved));
     assert_eq!(a.neighbours.find(hop), Some(at));
-    // What is known is confirmed without the flag: he is not asked when it would be too old.
+    // A known MAC is confirmed without the flag: no solicitation when it would have expired.
     let before = now_ns();
     thread::sleep(Duration::from_millis(5));
-    say(&mut a, &weak(at));
-    a.neighbours.turn(before + FRESH_NS, |_| panic!("{router} is asked"));
+    inject(&mut a, &weak(at));
+    a.neighbours.poll(before + FRESH_NS, |_| panic!("{router} is asked"));
     let sent = got.iter().find(|bytes| bytes[20] == 17).unwrap();
     assert_eq!((&sent[..6], sent[15] >> 4 | sent[14] << 4), (&at.0[..], 46 << 2 | 2));
     assert_eq!(sent[38..54], "2001:db8::ac8:1".parse::<std::net::Ipv6Addr>().unwrap().octets());
-    say(&mut a, &ndp::announcement((moved, router)));
+    inject(&mut a, &ndp::announcement((moved, router)));
     assert_eq!(a.neighbours.find(hop), Some(moved));
-    // A question is answered to him who asks, a probe to all.
+    // A solicitation is answered to its sender, a probe to all nodes.
     let peer = (at, ip6(151));
-    let answer = say(&mut a, &ndp::question(peer, ip6(150), None));
+    let answer = inject(&mut a, &ndp::solicitation(peer, ip6(150), None));
     assert_eq!(answer[0][..6], peer.0.0);
     assert_eq!(Ndp::parse(&answer[0]).unwrap().sender, (a.own.0, ip6(150)));
     let nobody = (peer.0, std::net::Ipv6Addr::UNSPECIFIED);
-    let answer = say(&mut a, &ndp::question(nobody, ip6(150), None));
+    let answer = inject(&mut a, &ndp::solicitation(nobody, ip6(150), None));
     assert_eq!(answer[0][..6], [0x33, 0x33, 0, 0, 0, 1]);
 }
 
@@ -665,22 +665,22 @@ fn an_ipv6_address_that_another_host_has_is_refused() {
         while now_ns() < until {
             for asked in take(&mut other) {
                 let Some(asked) = Ndp::parse(&asked) else { continue };
-                let answer = ndp::answer((taken, asked.target), asked.sender);
+                let answer = ndp::advertisement((taken, asked.target), asked.sender);
                 other.tx(&TxFrame::whole(&answer)).unwrap();
                 other.flush().unwrap();
             }
             thread::sleep(Duration::from_millis(1));
         }
     });
-    let said = open(&settings6(140), inner).unwrap_err().to_string();
-    assert!(said.contains(&format!("{taken} has the address 2001:db8::a09:88c")), "{said}");
+    let error = open(&settings6(140), inner).unwrap_err().to_string();
+    assert!(error.contains(&format!("{taken} has the address 2001:db8::a09:88c")), "{error}");
     host.join().unwrap();
 }
 
-/// Goal: a ping is answered where no kernel does, to whom it came from, and not by every frame of a
-/// flood; one that came before the address is known to be ours is not.
+/// Goal: echo requests are answered to their sender if no kernel shares the address, and replies to
+/// a flood are limited.
 #[test]
-fn a_ping_is_answered_where_no_kernel_does() {
+fn echo_requests_are_answered_unless_the_kernel_does() {
     for settings in [settings, settings6] {
         let mut wire = wire(2);
         let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
@@ -688,26 +688,26 @@ fn a_ping_is_answered_where_no_kernel_does() {
         take(&mut raw);
         let from = (raw.caps().station.mac, a.net.prefix.ip(ip(161)));
         let asked = ping(a.own, from);
-        let mut say = |a: &mut Ip, count: usize| {
+        let mut inject = |a: &mut Ip, count: usize| {
             for _ in 0..count {
                 raw.tx(&TxFrame::whole(&asked)).unwrap();
                 assert!(take(a).is_empty());
             }
             take(&mut raw).iter().filter(|bytes| bytes.len() == asked.len()).count()
         };
-        assert_eq!(say(&mut a, 1), 1);
+        assert_eq!(inject(&mut a, 1), 1);
         assert!(a.neighbours.known(ip(161).into()).is_none());
-        let answers = say(&mut a, 200);
-        assert!((Budget::AT_ONCE as usize - 1..200).contains(&answers), "{answers}");
-        // The kernel has the address, and answers.
-        a.ear.echo = [].into();
-        assert_eq!(say(&mut a, 10), 0);
+        let answers = inject(&mut a, 200);
+        assert!((RateLimiter::BURST as usize - 1..200).contains(&answers), "{answers}");
+        // The kernel shares the address, and answers.
+        a.rx_filter.echo = [].into();
+        assert_eq!(inject(&mut a, 10), 0);
         assert_eq!(a.counters().rx_dropped, 0);
     }
 }
 
 #[test]
-fn who_asks_for_members_of_groups_is_told() {
+fn queries_for_group_members_are_answered() {
     let mut wire = wire(2);
     let (mut raw, inner) = (wire.pop().unwrap(), wire.pop().unwrap());
     let mut a = open(&settings6(170), inner).unwrap();

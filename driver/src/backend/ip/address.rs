@@ -1,4 +1,5 @@
-//! Where a port is: an IP address and a UDP port that are this process's alone.
+//! The address of a port: its settings, its network and next hops, and the claim that keeps its IP
+//! address and UDP port from other processes.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,32 +11,32 @@ use super::super::udp::{MEND_UNUSED, keep_port};
 use super::neighbours::Host;
 use crate::error::OpenError;
 
-/// Where to be, and how.
+/// Settings of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpSettings {
-    /// The port's IP address. The kernel of the host may have the same one. Of IPv6 the first 96
-    /// bits are those of all peers.
+    /// The port's IP address. The host's kernel may share it. Over IPv6 all peers have the same
+    /// first 96 bits.
     pub address: IpAddr,
-    /// Bits of it that the hosts of its segment have in common, 1 to 32, of IPv6 96 to 128. All
-    /// others are reached by the gateway.
+    /// Length of the segment's prefix, bits: 1 to 32, over IPv6 96 to 128. Hosts outside it are
+    /// reached by the gateway.
     pub prefix_len: u8,
-    /// The router of the segment. Default: none, and only the segment is reached.
+    /// The router of the segment. Default: none; only the segment is reachable.
     pub gateway: Option<IpAddr>,
     /// The UDP port, one of [`PORTS`](super::super::udp::PORTS). Default: the first free one of
     /// [`PORTS_TRIED`].
     pub port: Option<u16>,
-    /// Routers that a datagram may pass. Default 64.
+    /// TTL or hop limit of datagrams. Default 64.
     pub ttl: u8,
     /// Differentiated services code point of the datagrams, 0 to 63. Default 0.
     pub dscp: u8,
-    /// Whether datagrams say that they may be marked for congestion. Default: yes.
+    /// Whether datagrams are sent as ECN-capable. Default: yes.
     pub ecn: bool,
-    /// Whether datagrams have a sum, as those of IPv6 have in any case. The packet inside has a
-    /// better one, and a sum takes a look at every byte. Default: no; for networks that drop
-    /// datagrams without.
+    /// Whether IPv4 datagrams have a UDP checksum, which is mandatory over IPv6. The packet inside
+    /// has a better one, and a checksum costs a pass over every byte. Default: no; for networks
+    /// that drop datagrams without.
     pub sums: bool,
-    /// Largest number of bytes after the Ethernet header of a frame inside, 256 to what the port
-    /// below carries less 42, of IPv6 62, which is the default.
+    /// MTU of the frame inside, bytes after its Ethernet header: from 256 to the MTU of the port
+    /// below less 42, over IPv6 less 62. Default: the maximum.
     pub mtu: Option<usize>,
 }
 
@@ -55,10 +56,10 @@ impl IpSettings {
         }
     }
 
-    /// Whether they make sense.
+    /// Validates the settings.
     ///
     /// # Errors
-    /// Why not.
+    /// The first violation, and how to resolve it.
     pub fn check(&self) -> Result<(), OpenError> {
         let (ip, len) = (self.address, self.prefix_len);
         let net = Net::of(self);
@@ -98,7 +99,7 @@ impl IpSettings {
         Ok(())
     }
 
-    /// The MTU of a port over one with `below`.
+    /// The MTU of the port over one with MTU `below`, with `headers` bytes of headers.
     pub(super) fn mtu_over(&self, below: usize, headers: usize) -> Result<usize, OpenError> {
         let max = below.saturating_sub(headers);
         OpenError::check_mtu(self.mtu.unwrap_or(max), max)
@@ -120,7 +121,7 @@ impl IpSettings {
         }
     }
 
-    /// As it is written, for a port at `port`.
+    /// The settings as written in a port's name, with the UDP port `port`.
     pub(super) fn text(&self, port: u16) -> String {
         let Self { gateway, ttl, dscp, .. } = self;
         let mut text = format!("{},port={port}", self.address_text());
@@ -146,19 +147,19 @@ impl IpSettings {
     }
 }
 
-/// The network that a port is in, and the way out of it.
+/// A port's network: which hosts are on the link, and the gateway to all others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Net {
-    /// What all hosts have in common that the port reaches.
+    /// The prefix that all reachable hosts share.
     pub(super) prefix: Prefix,
     own: u32,
     mask: u32,
-    /// The router, and what it is known by among the neighbours.
+    /// The router's key in the neighbour cache, and its address.
     gateway: Option<(Host, IpAddr)>,
 }
 
-/// Stands for a router whose address has another prefix than all hosts. No host has it: of IPv6
-/// such bits are a network's own (RFC 2526).
+/// Key of a router whose address has another prefix than the hosts. Not a host's: over IPv6 these
+/// bits are reserved for anycast (RFC 2526).
 const ROUTER: Host = Host::MAX;
 
 impl Net {
@@ -168,107 +169,108 @@ impl Net {
             if address.is_ipv4() { prefix_len } else { prefix_len.saturating_sub(PREFIX_LEN) };
         let mask = u32::MAX.checked_shl(32 - u32::from(len.min(32))).unwrap_or(0);
         let (prefix, own) = (Prefix::of(address), host_bits(address).into());
-        let known_by = |ip| prefix.host(ip).map_or(ROUTER, Host::from);
-        let gateway = gateway.map(|ip| (known_by(ip), ip));
+        let key = |ip| prefix.host(ip).map_or(ROUTER, Host::from);
+        let gateway = gateway.map(|ip| (key(ip), ip));
         Self { prefix, own, mask, gateway }
     }
 
-    /// Whether `host` is on the segment, or would be.
+    /// Whether the address of `host` is in the segment's prefix.
     #[inline]
-    fn is_near(self, host: Host) -> bool {
+    fn is_on_link(self, host: Host) -> bool {
         (host ^ self.own) & self.mask == 0
     }
 
-    /// Whether there can be such a host, seen from here: not a network's own address, a group's,
-    /// everybody's.
+    /// Whether `ip` can be a host's: not a network, multicast or broadcast address.
     fn is_host(self, ip: IpAddr) -> bool {
-        self.prefix.host(ip).is_some_and(|host| self.is_of_host(host.into()))
+        self.prefix.host(ip).is_some_and(|host| self.is_host_number(host.into()))
     }
 
-    fn is_of_host(self, number: Host) -> bool {
+    fn is_host_number(self, number: Host) -> bool {
         let host = number & !self.mask;
         if let Prefix::V6(bytes) = self.prefix {
-            // The address of all routers of a network, RFC 4291.
-            let is_special = self.is_near(number) && !self.mask > 1 && host == 0;
-            return !(is_special || number == 0 || number == ROUTER || !may_send_v6(bytes));
+            // The subnet-router anycast address, RFC 4291.
+            let is_special = self.is_on_link(number) && !self.mask > 1 && host == 0;
+            return !(is_special || number == 0 || number == ROUTER || !is_unicast_prefix(bytes));
         }
-        // Networks of one or two hosts have no other addresses, RFC 3021.
+        // Networks of one or two addresses have no network or broadcast address, RFC 3021.
         let is_special =
-            self.is_near(number) && !self.mask > 1 && (host == 0 || host == !self.mask);
+            self.is_on_link(number) && !self.mask > 1 && (host == 0 || host == !self.mask);
         let [first, ..] = number.to_be_bytes();
         !(is_special || first == 0 || first == 127 || first >= 224)
     }
 
-    /// Whether `ip` can be a router of the segment. With no network of its own, a host of a cloud
-    /// has one all the same; of IPv6 routers have addresses of one link.
+    /// Whether `ip` can be a router of the segment. With a /32 prefix, as in clouds, any address
+    /// can; over IPv6 routers have link-local addresses.
     fn is_router(self, ip: IpAddr) -> bool {
         match ip {
             IpAddr::V6(ip) if Prefix::of(ip.into()) != self.prefix => ip.is_unicast_link_local(),
-            _ => self.mask == u32::MAX || self.is_host(ip) && self.is_near(host_bits(ip).into()),
+            _ => self.mask == u32::MAX || self.is_host(ip) && self.is_on_link(host_bits(ip).into()),
         }
     }
 
-    /// Whether a host is the port's own.
+    /// Whether `host` is the port's own.
     #[inline]
     pub(super) fn is_own(self, host: Ipv4Addr) -> bool {
         Host::from(host) == self.own
     }
 
-    /// Who is next on the way to a host. `None`: it is outside, and there is no gateway, or nobody
-    /// has such an address.
+    /// Neighbour key of the next hop to a host. `None`: no route, since the host is off link and
+    /// there is no gateway, or its address is not a host's.
     #[inline]
-    pub(super) fn hop(self, to: Ipv4Addr) -> Option<Host> {
+    pub(super) fn next_hop(self, to: Ipv4Addr) -> Option<Host> {
         let to = Host::from(to);
-        if !self.is_of_host(to) {
+        if !self.is_host_number(to) {
             return None;
         }
-        if self.is_near(to) { Some(to) } else { self.gateway.map(|(known_by, _)| known_by) }
+        if self.is_on_link(to) { Some(to) } else { self.gateway.map(|(key, _)| key) }
     }
 
-    /// What `ip` is known by if it can be next on a way.
-    pub(super) fn hop_at(self, ip: IpAddr) -> Option<Host> {
-        if let Some((known_by, gateway)) = self.gateway
+    /// Neighbour key of `ip` if it can be a next hop.
+    pub(super) fn neighbour_key(self, ip: IpAddr) -> Option<Host> {
+        if let Some((key, gateway)) = self.gateway
             && gateway == ip
         {
-            return Some(known_by);
+            return Some(key);
         }
         let host = Host::from(self.prefix.host(ip)?);
-        (self.is_near(host) && self.is_of_host(host)).then_some(host)
+        (self.is_on_link(host) && self.is_host_number(host)).then_some(host)
     }
 
-    /// The IP address of who is known by `host`.
+    /// The IP address of the neighbour with the key `host`.
     pub(super) fn ip_of(self, host: Host) -> IpAddr {
         match self.gateway {
-            Some((known_by, gateway)) if known_by == host => gateway,
+            Some((key, gateway)) if key == host => gateway,
             _ => self.prefix.ip(host.into()),
         }
     }
 }
 
-/// Keeps an address and a UDP port for this process.
-pub struct Place {
+/// Keeps an IP address and UDP port from other processes until dropped.
+pub struct AddressClaim {
     pub(super) addr: SocketAddr,
     _name: Option<NotInChildren>,
-    /// If the kernel has the address as well: else it would tell senders that nobody is there.
+    /// Reserves the UDP port in the kernel if that shares the address: it would reply "port
+    /// unreachable" otherwise.
     socket: Option<NotInChildren>,
 }
 
-impl Place {
-    /// One that nothing keeps from other processes, nor from other ports of this one.
+impl AddressClaim {
+    /// An address that is not kept from other processes or from other ports of this one.
     pub(super) fn unclaimed(addr: SocketAddr) -> Self {
         Self { addr, _name: None, socket: None }
     }
 
-    /// Whether the kernel has the address as well.
-    pub(super) fn is_kernels(&self) -> bool {
+    /// Whether the kernel shares the address.
+    pub(super) fn is_shared_with_kernel(&self) -> bool {
         self.socket.is_some()
     }
 
-    /// Takes the place that `settings` name. `beside_kernel`: the kernel hears of what comes too.
+    /// Claims the address of `settings`, and the first free UDP port if none is named.
+    /// `beside_kernel`: the kernel receives the interface's frames too.
     ///
     /// # Errors
-    /// [`OpenError`]: a process has it.
-    pub fn claim(settings: &IpSettings, beside_kernel: bool) -> Result<Self, OpenError> {
+    /// [`OpenError`]: a process has claimed it, or the settings are invalid.
+    pub fn acquire(settings: &IpSettings, beside_kernel: bool) -> Result<Self, OpenError> {
         settings.check()?;
         let is_taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
         let os = |e: &io::Error| {
@@ -277,7 +279,7 @@ impl Place {
         };
         let ports = settings.port.map_or(PORTS_TRIED, |port| port..=port);
         for port in ports.clone() {
-            match claim(SocketAddr::new(settings.address, port), beside_kernel) {
+            match acquire(SocketAddr::new(settings.address, port), beside_kernel) {
                 Ok(place) => return Ok(place),
                 Err(e) if is_taken(&e) => {}
                 Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
@@ -298,24 +300,24 @@ impl Place {
         Err(settings.refuse(libc::EADDRINUSE, why, mend))
     }
 
-    /// Where that is.
+    /// The claimed IP address and UDP port.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 }
 
-/// Whether hosts whose addresses begin so send beyond themselves: no group, not this host, none of
-/// one link, and no IPv4 in other words (RFC 4291, section 2).
-fn may_send_v6(prefix: [u8; 12]) -> bool {
+/// Whether a prefix is of global or unique local unicast: not multicast, loopback, link-local or
+/// IPv4-mapped (RFC 4291, section 2).
+fn is_unicast_prefix(prefix: [u8; 12]) -> bool {
     let is_of_link = prefix[0] == 0xfe && prefix[1] & 0xc0 == 0x80;
     let is_mapped = prefix == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     !(prefix[0] == 0xff || is_of_link || is_mapped || prefix == [0; 12])
 }
 
-fn claim(addr: SocketAddr, beside_kernel: bool) -> io::Result<Place> {
+fn acquire(addr: SocketAddr, beside_kernel: bool) -> io::Result<AddressClaim> {
     let name = hold(&format!("barewire-ip-{addr}"))?;
     let socket = if beside_kernel { keep_port(addr)? } else { None };
-    Ok(Place { addr, _name: Some(name), socket })
+    Ok(AddressClaim { addr, _name: Some(name), socket })
 }
 
 #[cfg(test)]
@@ -334,25 +336,25 @@ mod tests {
             (Net::of(&settings(24, None)), Net::of(&settings(24, Some([10, 1, 1, 1]))));
         let near = Ipv4Addr::new(10, 1, 1, 200);
         let far = Ipv4Addr::new(10, 1, 2, 200);
-        assert_eq!((alone.hop(near), alone.hop(far)), (Some(near.into()), None));
-        assert_eq!((net.hop(near), net.hop(far)), (Some(near.into()), Some(gateway)));
+        assert_eq!((alone.next_hop(near), alone.next_hop(far)), (Some(near.into()), None));
+        assert_eq!((net.next_hop(near), net.next_hop(far)), (Some(near.into()), Some(gateway)));
         for nobody in [[10, 1, 1, 0], [10, 1, 1, 255], [0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1]]
         {
-            assert_eq!(net.hop(nobody.into()), None, "{nobody:?}");
+            assert_eq!(net.next_hop(nobody.into()), None, "{nobody:?}");
         }
-        assert!(net.hop([255; 4].into()).is_none());
-        let is_hop = |ip: Ipv4Addr| net.hop_at(ip.into()) == Some(ip.into());
+        assert!(net.next_hop([255; 4].into()).is_none());
+        let is_hop = |ip: Ipv4Addr| net.neighbour_key(ip.into()) == Some(ip.into());
         assert!(is_hop(near) && is_hop(gateway.into()) && !is_hop(far));
-        // A host of a cloud: nobody is near.
+        // A cloud's /32: no host is on the link.
         let cloud = Net::of(&settings(32, Some([10, 1, 1, 1])));
-        assert_eq!((cloud.hop(near), cloud.hop(far)), (Some(gateway), Some(gateway)));
-        // A wire between two.
+        assert_eq!((cloud.next_hop(near), cloud.next_hop(far)), (Some(gateway), Some(gateway)));
+        // A point-to-point link.
         let two = Net::of(&settings(31, None));
-        assert_eq!(two.hop(Ipv4Addr::new(10, 1, 1, 6)), Some(0x0a01_0106));
+        assert_eq!(two.next_hop(Ipv4Addr::new(10, 1, 1, 6)), Some(0x0a01_0106));
     }
 
     #[test]
-    fn settings_that_make_no_sense_say_so() {
+    fn invalid_settings_are_rejected_with_advice() {
         let good = settings(24, Some([10, 1, 1, 1]));
         good.check().unwrap();
         settings(32, Some([10, 9, 9, 9])).check().unwrap();
@@ -391,25 +393,26 @@ mod tests {
         let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
         let (near, far) = (Ipv4Addr::new(10, 1, 1, 200), Ipv4Addr::new(10, 1, 2, 200));
         let all = Net::of(&settings6(here, 96, None));
-        assert_eq!((all.hop(near), all.hop(far)), (Some(near.into()), Some(far.into())));
+        assert_eq!((all.next_hop(near), all.next_hop(far)), (Some(near.into()), Some(far.into())));
         for gateway in ["fe80::1", "2001:db8::a01:101"] {
             let with = settings6(here, 120, Some(gateway));
             with.check().unwrap();
             let net = Net::of(&with);
-            let router = net.hop_at(ip(gateway)).unwrap();
-            assert_eq!((net.hop(near), net.hop(far)), (Some(near.into()), Some(router)));
+            let router = net.neighbour_key(ip(gateway)).unwrap();
+            assert_eq!((net.next_hop(near), net.next_hop(far)), (Some(near.into()), Some(router)));
             assert_eq!(
-                (net.ip_of(router), net.hop_at(ip("2001:db8::a01:2c8"))),
+                (net.ip_of(router), net.neighbour_key(ip("2001:db8::a01:2c8"))),
                 (ip(gateway), None)
             );
             assert_eq!(net.ip_of(near.into()), ip("2001:db8::a01:1c8"));
-            assert!(net.hop_at(ip("2001:db9::a01:1c8")).is_none());
+            assert!(net.neighbour_key(ip("2001:db9::a01:1c8")).is_none());
             for nobody in [[10, 1, 1, 0], [0; 4], [255; 4]] {
-                assert_eq!(net.hop(nobody.into()), None);
+                assert_eq!(net.next_hop(nobody.into()), None);
             }
-            // There is no address of everybody, and no numbers of groups.
+            // IPv6 has no broadcast, and no multicast among these bits.
             assert!(
-                net.hop([10, 1, 1, 255].into()).is_some() && net.hop([224; 4].into()).is_some()
+                net.next_hop([10, 1, 1, 255].into()).is_some()
+                    && net.next_hop([224; 4].into()).is_some()
             );
         }
         for (bad, says) in [
@@ -429,15 +432,15 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_one_processs() {
+    fn an_address_is_claimed_once() {
         let at = settings(24, None);
-        let first = Place::claim(&at, true).unwrap();
-        let second = Place::claim(&at, true).unwrap();
+        let first = AddressClaim::acquire(&at, true).unwrap();
+        let second = AddressClaim::acquire(&at, true).unwrap();
         assert_ne!(first.addr(), second.addr());
         let named = IpSettings { port: Some(first.addr().port()), ..at };
-        let said = Place::claim(&named, true).err().unwrap().to_string();
+        let said = AddressClaim::acquire(&named, true).err().unwrap().to_string();
         assert!(said.contains("in use by another process") && said.contains("ss -ulnp"), "{said}");
         drop(first);
-        Place::claim(&named, true).unwrap();
+        AddressClaim::acquire(&named, true).unwrap();
     }
 }

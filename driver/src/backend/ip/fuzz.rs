@@ -1,4 +1,4 @@
-//! A segment on which somebody sends anything, for the fuzz target `ip_port`.
+//! A segment with arbitrary received frames, for the fuzz target `ip_port`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 
@@ -8,7 +8,7 @@ use etherparse::{ArpOperation, Ipv4Header, LinkSlice, NetSlice, SlicedPacket, Tr
 use super::super::inet::{Prefix, addr_of, mac_of};
 use super::super::loopback::{Loopback, LoopbackSettings};
 use super::datagram6::ETHERTYPE_IPV6;
-use super::{Ip, IpSettings, Place, datagram::ETHERTYPE_IPV4, mld, ndp};
+use super::{AddressClaim, Ip, IpSettings, datagram::ETHERTYPE_IPV4, mld, ndp};
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::port::{MacAddr, Port, Tx};
 
@@ -16,34 +16,33 @@ use crate::port::{MacAddr, Port, Tx};
 const HOST: [u8; 4] = [10, 9, 8, 1];
 const UDP_PORT: u16 = 52_000;
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 9, 8, 2);
-/// Bytes that the wire carries and those of a frame inside: longer datagrams are trains.
 /// Frames that wait on the wire, at most.
 const RING: usize = 8;
-
+/// MTU of the wire, and of the frame inside: longer datagrams are coalesced ones.
 const WIRE_MTU: usize = 1500;
 const MTU: usize = 300;
-/// Frames, and bytes of one, that are read of an input.
+/// Steps, and bytes of a frame, that are read of an input.
 const STEPS: usize = 64;
 const LEN_MAX: usize = ETH_HDR_LEN + WIRE_MTU;
 
-/// Has a port hear what `data` says: the first byte says of which family it is (bit 0) and whether
-/// it has a router (bit 1). Then follow frames, each with a byte that says what is done and two
-/// with its length, the lower one first.
+/// Runs a port on the steps in `data`. The first byte selects IPv6 (bit 0) and a router (bit 1).
+/// Then follow steps: a byte with the action, the length of a frame (16 bits, little-endian), and
+/// the frame.
 ///
 /// # Panics
-/// If the port lends what is no frame from where it came from to here, answers more than it was
-/// asked, counts wrong, or takes nothing good any more.
+/// If the port lends a frame that is not from its datagram's source to this station, replies more
+/// often than requested, counts wrong, or stops to accept valid frames.
 #[doc(hidden)]
-pub fn wild_segment(data: &[u8]) {
+pub fn fuzz_segment(data: &[u8]) {
     let Some((&kind, mut data)) = data.split_first() else { return };
     let mut segment = Segment::new(kind & 1 != 0, kind & 2 != 0);
     for _ in 0..STEPS {
-        let [what, low, high, rest @ ..] = data else { break };
+        let [action, low, high, rest @ ..] = data else { break };
         let len = usize::from(u16::from_le_bytes([*low, *high])) % (LEN_MAX + 1);
         let (frame, rest) = rest.split_at(len.min(rest.len()));
         data = rest;
-        match what & 7 {
-            0..6 => segment.say(frame, what & 8 != 0),
+        match action & 7 {
+            0..6 => segment.receive(frame, action & 8 != 0),
             6 => segment.send(frame),
             _ => segment.poll(),
         }
@@ -53,17 +52,17 @@ pub fn wild_segment(data: &[u8]) {
 
 struct Segment {
     port: Ip,
-    /// Everybody else.
+    /// The other end of the wire: all other hosts.
     raw: Loopback,
-    /// The NIC's address, and the fabric's.
+    /// The NIC's MAC, and the station's.
     mac: MacAddr,
     station: MacAddr,
     prefix: Prefix,
-    /// Whom datagrams were from that it has heard.
+    /// Sources of the datagrams that the port has received.
     senders: Vec<SocketAddrV4>,
-    /// Frames that it has heard and not answered.
-    heard: usize,
-    /// What it has lent.
+    /// Received frames without a reply.
+    unanswered: usize,
+    /// Frames that the port has lent.
     lent: Vec<Vec<u8>>,
 }
 
@@ -84,14 +83,24 @@ impl Segment {
         let mut wire = Loopback::segment(2, ring);
         let (raw, inner) = (wire.pop().expect("two"), wire.pop().expect("two"));
         let mac = inner.caps().station.mac;
-        let place = Place::unclaimed(SocketAddr::new(address, UDP_PORT));
-        let port = Ip::unsettled(&settings, place, Box::new(inner)).expect("the wire carries it");
+        let claim = AddressClaim::unclaimed(SocketAddr::new(address, UDP_PORT));
+        let port =
+            Ip::open_unprobed(&settings, claim, Box::new(inner)).expect("the wire carries it");
         let station = port.caps().station.mac;
-        Self { port, raw, mac, station, prefix, senders: Vec::new(), heard: 0, lent: Vec::new() }
+        Self {
+            port,
+            raw,
+            mac,
+            station,
+            prefix,
+            senders: Vec::new(),
+            unanswered: 0,
+            lent: Vec::new(),
+        }
     }
 
-    /// The port hears `frame`, to its NIC or to a group. `mended`: with sums that are right.
-    fn say(&mut self, frame: &[u8], mended: bool) {
+    /// The port receives `frame`, to its NIC or a group. `fix_sums`: with valid checksums.
+    fn receive(&mut self, frame: &[u8], fix_sums: bool) {
         let mut frame = frame.to_vec();
         if frame.len() < ETH_HDR_LEN {
             return;
@@ -99,19 +108,19 @@ impl Segment {
         if frame[0] & 1 == 0 {
             frame[..6].copy_from_slice(&self.mac.0);
         }
-        if mended {
-            mend(&mut frame);
+        if fix_sums {
+            fix_checksums(&mut frame);
         }
         self.senders.extend(sender(&frame, self.prefix));
-        // A train of frames is lent a few at a time, and the ring waits behind it.
+        // Frames of a coalesced datagram are lent a few at a time, and the ring waits meanwhile.
         while self.raw.tx(&TxFrame::whole(&frame)) != Ok(Tx::Sent) {
             self.poll();
         }
-        self.heard += 1;
+        self.unanswered += 1;
         self.poll();
     }
 
-    /// The port sends `frame` to the place in its first bytes, from itself.
+    /// The port sends `frame` to the station in its first bytes, from its own.
     fn send(&mut self, frame: &[u8]) {
         let mut frame = frame[..frame.len().min(ETH_HDR_LEN + MTU)].to_vec();
         if frame.len() < ETH_HDR_LEN {
@@ -153,7 +162,8 @@ impl Segment {
         }
     }
 
-    /// What the port sends is its own, sound, and no more than it has cause for.
+    /// All sent frames are the port's own and valid, and there is no more than one reply per
+    /// received frame.
     fn check_sent(&mut self) {
         let (mac, prefix) = (self.mac, self.prefix);
         let mut answers = 0;
@@ -163,16 +173,16 @@ impl Segment {
             answers += usize::from(is_answer(&bytes, mac, prefix.ip(HOST.into())));
         };
         while self.raw.rx_burst(8, &mut sink).expect("loopback is never gone") > 0 {}
-        assert!(answers <= self.heard, "{answers} answers to {} frames", self.heard);
-        self.heard -= answers;
+        assert!(answers <= self.unanswered, "{answers} answers to {} frames", self.unanswered);
+        self.unanswered -= answers;
     }
 
-    /// A good frame of a peer is lent after all that.
+    /// A valid frame of a peer is still lent.
     fn end(mut self) {
-        // What waits in the ring may be trains too.
+        // The ring may hold coalesced datagrams too.
         for _ in 0..RING {
             self.poll();
-            while !self.port.ear.train.is_empty() {
+            while !self.port.rx_filter.gro.is_empty() {
                 self.poll();
             }
         }
@@ -187,12 +197,12 @@ impl Segment {
         of_peer.write(&mut head, self.mac, SocketAddrV4::new(HOST.into(), UDP_PORT), inside.len());
         of_peer.write_sum(&mut head, &inside);
         let before = self.lent.len();
-        self.say(&[head, inside.clone()].concat(), false);
+        self.receive(&[head, inside.clone()].concat(), false);
         assert!(self.lent[before..].contains(&inside));
     }
 }
 
-/// The place that `frame` says it is from, if it is long enough to be a datagram.
+/// The source of the datagram in `frame`, if that is long enough for one.
 fn sender(frame: &[u8], prefix: Prefix) -> Option<SocketAddrV4> {
     let (ip_at, port_at) = if prefix == Prefix::V4 { (26, 34) } else { (34, 54) };
     let host: [u8; 4] = *frame.get(ip_at..)?.first_chunk()?;
@@ -200,8 +210,8 @@ fn sender(frame: &[u8], prefix: Prefix) -> Option<SocketAddrV4> {
     Some(SocketAddrV4::new(host.into(), port))
 }
 
-/// Writes the sums of a packet anew, as far as there is one.
-fn mend(frame: &mut [u8]) {
+/// Recomputes the checksums of a packet, as far as `frame` holds one.
+fn fix_checksums(frame: &mut [u8]) {
     let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
     if ethertype == ETHERTYPE_IPV4
         && let Ok((mut header, _)) = Ipv4Header::from_slice(&frame[ETH_HDR_LEN..])
@@ -223,8 +233,10 @@ fn mend(frame: &mut [u8]) {
     }
 }
 
-/// Whether `frame` answers somebody. It is from `mac` and `ip`, as a library reads it, and its sums
-/// are right.
+/// Whether `frame` is a reply.
+///
+/// # Panics
+/// If an independent parser finds another source than `mac` and `ip`, or a wrong checksum.
 fn is_answer(frame: &[u8], mac: MacAddr, ip: IpAddr) -> bool {
     let packet = SlicedPacket::from_ethernet(frame).expect("a packet");
     let Some(LinkSlice::Ethernet2(link)) = &packet.link else { panic!("no frame") };
