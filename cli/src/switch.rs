@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use barewire::stats::switch::SwitchPublisher;
-use barewire_driver::backend::switch::{Guests, StationCounters, Switch};
+use barewire_driver::backend::switch::{ServedUsers, StationCounters, Switch};
 use barewire_driver::open::{self, Serving};
 use barewire_driver::port::PortCaps;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -145,7 +145,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
         whom(&serving),
         args.port
     );
-    if let Some(limit) = limit.filter(|_| serving.guests() != Guests::None) {
+    if let Some(limit) = limit.filter(|_| serving.served_users() != ServedUsers::None) {
         tell_room(limit);
     }
     service.ready(&status(&switch));
@@ -192,12 +192,12 @@ fn tell_room(limit: u64) {
 /// Whom the switch is to serve.
 fn serving(args: &SwitchArgs) -> Result<Serving, Fail> {
     let users: Result<Vec<u32>, Fail> = args.user.iter().map(|name| user(name)).collect();
-    let guests = match (&args.group, users?) {
-        (Some(name), _) => Some(Guests::Group(group(name)?)),
+    let served_users = match (&args.group, users?) {
+        (Some(name), _) => Some(ServedUsers::Group(group(name)?)),
         (None, users) if users.is_empty() => None,
-        (None, users) => Some(Guests::Users(users)),
+        (None, users) => Some(ServedUsers::Users(users)),
     };
-    Ok(Serving { guests, apart: args.apart, per_user: Some(args.per_user.into()) })
+    Ok(Serving { served_users, apart: args.apart, per_user: Some(args.per_user.into()) })
 }
 
 /// The number of a user, given by name or number.
@@ -216,14 +216,14 @@ fn group(name: &str) -> Result<u32, Fail> {
 
 /// The same in words.
 fn whom(serving: &Serving) -> String {
-    match serving.guests() {
-        Guests::None => "this user".to_owned(),
-        Guests::All => "every user".to_owned(),
-        Guests::Users(users) => {
+    match serving.served_users() {
+        ServedUsers::None => "this user".to_owned(),
+        ServedUsers::All => "every user".to_owned(),
+        ServedUsers::Users(users) => {
             let users: Vec<String> = users.iter().map(u32::to_string).collect();
             format!("this user, root and {}", users.join(", "))
         }
-        Guests::Group(gid) => format!("this user, root and group {gid}"),
+        ServedUsers::Group(gid) => format!("this user, root and group {gid}"),
     }
 }
 

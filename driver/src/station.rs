@@ -28,7 +28,7 @@ impl Station {
     /// Numbers of processes in the segment of a switch, of its own user.
     pub const OF_SWITCH: Range<u16> = 0x4000..0x8000;
     /// Numbers of those that ask a switch for a place.
-    pub const OF_GUESTS: Range<u16> = 0x8000..Self::EVERY;
+    pub const OF_CLIENTS: Range<u16> = 0x8000..Self::EVERY;
     /// The number of all processes of a node, in frames to a group.
     pub const EVERY: u16 = 0xffff;
     /// All stations of the segment.

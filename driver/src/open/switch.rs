@@ -8,7 +8,7 @@ use super::near::{device_at, kind_of, options, with_option, with_options};
 use super::spec::{bad, yes_or_no};
 use crate::backend::near::node_segment;
 use crate::backend::shm::ShmSettings;
-use crate::backend::switch::{GUESTS_MAX, Guests, RUN_DIR, Switch, SwitchedPort, socket_in};
+use crate::backend::switch::{CLIENTS_MAX, RUN_DIR, ServedUsers, Switch, SwitchedPort, socket_in};
 use crate::error::OpenError;
 use crate::port::{Port, Station};
 
@@ -122,7 +122,7 @@ fn running(
     {
         return Ok(Some(port));
     }
-    let asked = SwitchedPort::ask(socket_of(segment), segment, name, patience);
+    let asked = SwitchedPort::attach(socket_of(segment), segment, name, patience);
     asked.map_err(|why| of_port(why, spec))
 }
 
@@ -142,7 +142,7 @@ pub(super) fn is_there(spec: &str, choice: Choice) -> Result<bool, OpenError> {
     if is_there || choice == Choice::IfThere { Ok(is_there) } else { Err(no_switch(spec)) }
 }
 
-/// Where processes of other users ask for this segment's switch.
+/// The socket at which the switch of this segment serves other users.
 fn socket_of(segment: &ShmSettings) -> PathBuf {
     socket_in(Path::new(RUN_DIR), &segment.name)
 }
@@ -183,24 +183,25 @@ fn of_port(why: OpenError, spec: &str) -> OpenError {
     }
 }
 
-/// Whom a switch serves besides processes of its own user.
+/// The users that a switch serves besides its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Serving {
-    /// Which users. Default: all if the switch is root's, as it then stands in for the network of
+    /// Default: all if the switch is root's, as it then stands in for the network of
     /// the machine, and none otherwise.
-    pub guests: Option<Guests>,
+    pub served_users: Option<ServedUsers>,
     /// Whether users do not reach each other through the switch. Default: they do, as on a wire.
     pub apart: bool,
     /// Most processes that each user has behind it, so that one leaves places to the others. At
-    /// most and by default [`GUESTS_MAX`].
+    /// most and by default [`CLIENTS_MAX`].
     pub per_user: Option<usize>,
 }
 
 impl Serving {
-    /// Which users that means for a switch of this process.
-    pub fn guests(&self) -> Guests {
-        let unasked = if nix::unistd::geteuid().is_root() { Guests::All } else { Guests::None };
-        self.guests.clone().unwrap_or(unasked)
+    /// The users served by a switch of this process.
+    pub fn served_users(&self) -> ServedUsers {
+        let unasked =
+            if nix::unistd::geteuid().is_root() { ServedUsers::All } else { ServedUsers::None };
+        self.served_users.clone().unwrap_or(unasked)
     }
 }
 
@@ -225,10 +226,11 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
     };
     let nic = super::open_device(&format!("{}{inner}", &spec[..at]), false)?;
     let mut switch = Switch::open(&segment, nic)?;
-    let per_user = serving.per_user.unwrap_or(GUESTS_MAX);
-    let served = switch.serve(&socket_of(&segment), serving.guests(), serving.apart, per_user);
+    let per_user = serving.per_user.unwrap_or(CLIENTS_MAX);
+    let served =
+        switch.serve(&socket_of(&segment), serving.served_users(), serving.apart, per_user);
     match served {
-        Err(why) if serving.guests.is_none() => {
+        Err(why) if serving.served_users.is_none() => {
             tracing::warn!("only processes of this user are served: {why}");
         }
         served => served?,

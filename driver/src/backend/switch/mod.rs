@@ -1,39 +1,40 @@
-//! A switch between the processes of a node and a NIC that one process has to own.
+//! A software switch between the processes of a node and a NIC that one process has to own.
 //!
-//! The [`Switch`] owns the NIC and is the switch of a segment of shared memory. Its stations
-//! ([`SwitchedPort`]) send everything to it; it forwards to the NIC what is for others, and to a
-//! station what comes for that. The frame is copied from the sender's ring to where the NIC reads
-//! it, and from where the NIC wrote it to the receiver's ring.
+//! The [`Switch`] owns the NIC and joins a shared-memory segment in the role of its switch.
+//! Stations ([`SwitchedPort`]) send every frame to the switch. It forwards frames for other nodes
+//! to the NIC, and frames from the NIC to the station with the destination address. A frame is
+//! copied once each way: from the sender's ring to the NIC's buffer, and from the NIC's buffer to
+//! the receiver's ring.
 //!
-//! # What it promises
-//! What a wire does. A frame that the NIC has no room for is kept, and rings are read no further
-//! until it has left, so senders feel a slow link as a full ring. A frame to a station whose ring
-//! is full is dropped: one that does not read holds up nobody. Rings are read by turns, a bounded
-//! number of bytes at once.
+//! # Service
+//! That of a wire. A frame that the NIC has no room for is kept, and no ring is read until it has
+//! left, so senders see a slow link as a full ring. A frame to a station whose ring is full is
+//! dropped: a station that does not read holds up no other. Segments are served round robin, a
+//! bounded number of bytes at a time.
 //!
-//! It has no state that a frame depends on. One that is killed and started again loses the frames
-//! that were in its rings, and the fabric repeats those.
+//! The switch has no state that a frame depends on. A restart loses the frames in its rings, which
+//! the fabric retransmits.
 //!
 //! # Trust
-//! A station sends as itself: a frame with another source address than its own is dropped. Heads
-//! are copied before they are looked at, what follows is never looked at.
+//! A frame whose source address is not its station's is dropped. A frame's head is copied before it
+//! is checked; the bytes behind the head are never read.
 //!
-//! Processes of the switch's own user join its segment by the file's name, and can harm it as they
-//! can by a signal. Those of other users ask at a socket ([`Switch::serve`]) and get a segment of
-//! their user's own, in memory without a name that cannot be made shorter. Nothing in there is
-//! believed: which addresses a user has is the switch's own knowledge, whatever the segment says,
-//! and what costs system calls is done a few times a turn. So processes of one user can harm each
-//! other, and nobody else.
+//! Processes of the switch's own user join its segment by the file's name, and can harm the switch
+//! as they can by a signal. Processes of other users attach through a socket ([`Switch::serve`])
+//! and get a segment for their user alone, in a sealed memfd. The switch trusts nothing in there:
+//! it keeps each user's addresses itself, whatever the segment says, and makes a bounded number of
+//! system calls per turn for the segment. So processes of one user can harm each other, and no
+//! other user's.
 
-mod addresses;
-mod door;
-mod greeting;
-mod guest;
-mod guests;
-mod left;
-mod line;
+mod attach;
+mod clients;
+mod forwarding;
+mod handshake;
+mod listener;
 mod port;
+mod reattach;
 mod reserved;
+mod stale;
 
 #[cfg(test)]
 mod tests;
@@ -56,133 +57,134 @@ use crate::frame::{
 };
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, Station, Tx};
 
-pub use door::{GUESTS_MAX, Guests};
-pub use guest::{RUN_DIR, socket_in};
+pub use attach::{RUN_DIR, socket_in};
+pub use listener::{CLIENTS_MAX, ServedUsers};
 pub use port::SwitchedPort;
 
-use addresses::{Addresses, Owner};
-use door::{Door, OTHERS};
-use guests::Lobby;
+use clients::Clients;
+use forwarding::{ForwardingTable, Owner};
+use listener::{Listener, NOT_A_CLIENT};
 use reserved::Reserved;
 
 /// Frames moved at once in one direction.
 const BURST: usize = 64;
-/// Bytes of a frame that are copied before they are looked at: what a frame of the fabric has at
-/// least, its Ethernet header, prologue and base.
+/// Bytes of a frame that are copied before they are checked: the fabric's shortest frame, which is
+/// its Ethernet header, prologue and base.
 const HEAD_LEN: usize = FRAME_MIN;
-/// Sleeps in a row without a frame after which the next ones are long.
-const QUIET: u32 = 16;
-/// Turns between two looks at who comes and goes.
-const ATTEND_EVERY: u32 = 1024;
+/// Consecutive sleeps without a frame before the switch sleeps for the full timeout.
+const IDLE_SLEEPS: u32 = 16;
+/// Turns between two calls of `housekeep`.
+const HOUSEKEEPING_EVERY: u32 = 1024;
 
-/// What a switch counted since it was started. Every frame that it was given has its place here.
+/// Counters of a switch since its start. Every received frame is in exactly one of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchCounters {
     /// Frames from stations that the NIC took.
     pub to_nic: u64,
-    /// Frames from the NIC that a station got, or all, of a group's.
+    /// Frames from the NIC that a station received; for a group address, all stations.
     pub from_nic: u64,
     /// Frames from one station to another.
     pub between: u64,
-    /// Frames of a station with another's source address: dropped.
+    /// Frames whose source address is not the sending station's: dropped.
     pub spoofed: u64,
-    /// Frames that are none of the fabric, or longer than the other side carries: dropped.
+    /// Frames without the fabric's EtherType, or longer than the other side carries: dropped.
     pub malformed: u64,
-    /// Frames to an address that nobody has: those from the NIC that are for no station, and those
-    /// that the NIC knows no way for. And frames of a station that has left or, where users are
-    /// [apart](Switch::serve), to another user's. Dropped.
+    /// Frames to an unknown address: from the NIC for no station, or to the NIC without a route.
+    /// Also frames of a station that has left and, where users are [apart](Switch::serve), frames
+    /// to another user's station. Dropped.
     pub unknown: u64,
-    /// Frames to a station whose ring was full, and to a group while the NIC was: dropped.
+    /// Frames to a station whose ring was full, and to a group while the NIC was full: dropped.
     pub full: u64,
 }
 
-/// What a switch counted of one station.
+/// Counters of one station behind a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StationCounters {
     /// Its address.
     pub station: Station,
-    /// Its process: as numbered where it lives, or of another user as numbered here.
+    /// Its process: in the process's own pid namespace or, for another user, in the switch's.
     pub pid: u32,
     /// Its user.
     pub uid: u32,
-    /// Bytes that it sent, and what its ring puts around them.
+    /// Ring bytes from the station: frames, length words and padding.
     pub sent: u64,
-    /// Bytes that it was sent, likewise.
+    /// Ring bytes to the station, likewise.
     pub received: u64,
-    /// Frames of it that were forwarded, and frames to it alone that it got.
+    /// Frames from the station, and unicast frames to it.
     pub frames: StationFrames,
 }
 
 /// Frames of one station since it joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StationFrames {
-    /// Frames of it that were taken, to wherever they went.
+    /// Frames from the station that passed all checks, for any destination.
     pub sent: u64,
-    /// Frames to it alone that it got.
+    /// Unicast frames that the station received.
     pub received: u64,
-    /// Frames to it alone that its ring had no room for: dropped.
+    /// Unicast frames that its ring had no room for: dropped.
     pub full: u64,
-    /// Frames of it with another's source address: dropped.
+    /// Frames from the station with another source address: dropped.
     pub spoofed: u64,
-    /// Frames of it that are none of the fabric, or too long: dropped.
+    /// Frames from the station without the fabric's EtherType, or too long: dropped.
     pub malformed: u64,
 }
 
-/// A segment that a switch is in.
-struct Stations {
+/// The switch's port on one segment: that of its own user, or that of a user it serves.
+struct SegmentPort {
     port: ShmPort,
     bell: shm::Bell,
     uid: u32,
-    /// Copies made of frames to groups that its turns have yet to pay for, [`BURST`] a turn.
-    owed: usize,
+    /// Copies made of this segment's group frames that are not yet charged to its turns, each of
+    /// which pays for [`BURST`] (as in deficit round robin).
+    debt: usize,
 }
 
-impl Stations {
+impl SegmentPort {
     fn new(port: ShmPort, uid: u32, epoll: &Epoll) -> Result<Self, OpenError> {
         let bell = port.bell()?;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, OTHERS);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, NOT_A_CLIENT);
         let no_bell = |e| OpenError::os(NO_BELL, port.path(), e, OPEN_FILES);
         epoll.add(bell.fd(), event).map_err(no_bell)?;
-        Ok(Self { port, bell, uid, owed: 0 })
+        Ok(Self { port, bell, uid, debt: 0 })
     }
 }
 
 /// See the module's documentation.
 pub struct Switch {
-    /// That of its own user, then those of others.
-    segments: Vec<Stations>,
+    /// First the segment of its own user, then one for each served user.
+    segments: Vec<SegmentPort>,
     /// The segment whose turn it is.
     next: usize,
-    lobby: Option<Lobby>,
-    /// What its segments are made from.
+    clients: Option<Clients>,
+    /// Settings that segments are made with.
     settings: ShmSettings,
     uplink: Uplink,
-    /// Whether users do not reach each other.
-    is_apart: bool,
+    /// Whether frames between stations of different users are dropped.
+    isolates_users: bool,
     nic: AnyPort,
-    /// Whether frames are [shown](Self::record).
+    /// Whether frames are [recorded](Self::record).
     is_recorded: bool,
     /// Longest frame that both sides carry.
     frame_max: usize,
-    /// Frames that the NIC had no room for.
-    held: FrameQueue,
-    /// Frames from one station to another, until the rings can be written.
-    turning: FrameQueue,
+    /// Frames that the NIC had no room for, in order.
+    nic_queue: FrameQueue,
+    /// Frames from one station to another, until the receivers' rings are written.
+    local_queue: FrameQueue,
     counters: SwitchCounters,
-    /// The epoch of its own user's segment when `here` was renewed.
+    /// The epoch of its own user's segment at the last rebuild of `forwarding`.
     epoch: u64,
-    here: Addresses,
+    forwarding: ForwardingTable,
     turns: u32,
     /// Sleeps since the last frame.
-    quiet: u32,
+    idle_sleeps: u32,
     waiter: Option<Arc<dyn PortWaiter>>,
-    /// What it sleeps on besides the NIC.
+    /// Descriptors to sleep on besides the NIC: wake-up sockets, listener and connections.
     epoll: Epoll,
 }
 
 impl Switch {
     /// Makes a switch of a NIC and a segment. The NIC takes frames to every number behind its
-    /// address. Stations of another address are reached if it takes frames to all (promiscuous).
+    /// address. SegmentPort of another address are reached if it takes frames to all (promiscuous).
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
@@ -209,53 +211,54 @@ impl Switch {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(no_epoll)?;
         // What either side carries.
         let frame_max = ETH_HDR_LEN + mtu.min(port.caps().mtu);
-        let own = Stations::new(port, nix::unistd::geteuid().as_raw(), &epoll)?;
+        let own = SegmentPort::new(port, nix::unistd::geteuid().as_raw(), &epoll)?;
         Ok(Self {
             segments: vec![own],
             next: 0,
-            lobby: None,
+            clients: None,
             settings: segment.clone(),
             uplink,
-            is_apart: false,
+            isolates_users: false,
             waiter: nic.waiter(),
             nic: AnyPort::from(nic),
             is_recorded: false,
             frame_max,
-            held: FrameQueue::new(2 * BURST, frame_max),
-            turning: FrameQueue::new(BURST, frame_max),
+            nic_queue: FrameQueue::new(2 * BURST, frame_max),
+            local_queue: FrameQueue::new(BURST, frame_max),
             counters: SwitchCounters::default(),
             epoch: u64::MAX,
-            here: Addresses::default(),
+            forwarding: ForwardingTable::default(),
             turns: 0,
-            quiet: 0,
+            idle_sleeps: 0,
             epoll,
         })
     }
 
-    /// Serves processes of other users too, which ask at `socket`, `per_user` of each user at most
-    /// and never more than [`GUESTS_MAX`]. They reach those of any user, as on a wire, unless users
-    /// are to be kept `apart`.
+    /// Serves processes of other users too, which attach at `socket`: at most `per_user` of each
+    /// user, and never more than [`CLIENTS_MAX`]. They reach stations of all users, as on a wire,
+    /// unless users are to be kept `apart`.
     ///
     /// # Errors
     /// [`OpenError`]: the socket cannot be made.
     pub fn serve(
         &mut self,
         socket: &Path,
-        guests: Guests,
+        clients: ServedUsers,
         apart: bool,
         per_user: usize,
     ) -> Result<(), OpenError> {
-        self.is_apart = apart;
-        if guests != Guests::None {
-            // First: while the door replaces a dead one's socket there is none beside the record.
+        self.isolates_users = apart;
+        if clients != ServedUsers::None {
+            // First: while the listener replaces a dead switch's socket, the record has no socket
+            // beside it.
             let reserved = Reserved::read(socket);
-            let door = Door::open(socket, guests, per_user, &self.epoll)?;
-            self.lobby = Some(Lobby::new(reserved, door));
+            let listener = Listener::open(socket, clients, per_user, &self.epoll)?;
+            self.clients = Some(Clients::new(reserved, listener));
         }
         Ok(())
     }
 
-    /// The segment that stations of its own user are in, as a port's name.
+    /// Port name of the segment of its own user, as `shm:NAME`.
     pub fn segment(&self) -> &str {
         &self.segments[0].port.caps().name
     }
@@ -265,18 +268,18 @@ impl Switch {
         self.nic.caps()
     }
 
-    /// What the NIC's port counted.
+    /// Counters of the NIC's port.
     pub fn nic_counters(&self) -> PortCounters {
         self.nic.counters()
     }
 
-    /// What was counted.
+    /// Counters since the start.
     pub fn counters(&self) -> SwitchCounters {
         self.counters
     }
 
-    /// Shows what goes to the NIC, comes from it, and passes between stations to who records it in
-    /// `segment`: as [`AnyPort::record`].
+    /// Records frames to the NIC, from the NIC and between stations to the monitors in `segment`:
+    /// as [`AnyPort::record`].
     ///
     /// # Errors
     /// As there.
@@ -286,106 +289,114 @@ impl Switch {
         Ok(self.is_recorded)
     }
 
-    /// What was counted of each station that is here now.
+    /// Counters of each current station.
     pub fn stations(&self) -> Vec<StationCounters> {
         let own = self.segments[0].port.stations().map(|(station, pid)| (station, pid, 0));
-        let guests = self.lobby.iter().flat_map(|lobby| lobby.stations(&self.segments));
+        let clients = self.clients.iter().flat_map(|clients| clients.stations(&self.segments));
         let of = |(station, pid, i): (Station, u32, usize)| {
-            let Stations { port, uid, .. } = &self.segments[i];
+            let SegmentPort { port, uid, .. } = &self.segments[i];
             let (received, sent) = port.traffic(station).unwrap_or_default();
-            let frames = self.here.frames(station.word());
+            let frames = self.forwarding.frames(station.word());
             StationCounters { station, pid, uid: *uid, sent, received, frames }
         };
-        own.chain(guests).map(of).collect()
+        own.chain(clients).map(of).collect()
     }
 
-    /// Forwards what waits, a burst in each direction of each segment, and says how many frames
-    /// that were. Never blocks; allocates when somebody comes or goes.
+    /// Forwards up to a burst in each direction of each segment, and returns the number of frames.
+    /// Never blocks; allocates when a station joins or leaves.
     ///
     /// # Errors
-    /// [`PortGone`]: the NIC has.
+    /// [`PortGone`] of the NIC.
     pub fn turn(&mut self) -> Result<usize, PortGone> {
         self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(ATTEND_EVERY) {
-            self.attend();
+        if self.turns.is_multiple_of(HOUSEKEEPING_EVERY) {
+            self.housekeep();
         }
         let epoch = self.segments[0].port.epoch();
         if epoch != self.epoch {
             self.epoch = epoch;
-            self.renew();
+            self.rebuild_forwarding();
         }
-        let moved = self.upward()? + self.downward()?;
+        let moved = self.forward_to_nic()? + self.forward_from_nic()?;
         if moved > 0 {
-            self.quiet = 0;
+            self.idle_sleeps = 0;
         }
         Ok(moved)
     }
 
-    /// Sleeps until there may be something to forward, or for `timeout`. A frame that wakes nobody
-    /// waits for a millisecond or, while none has come for 16 sleeps, for `timeout`: one whose
-    /// sender was killed before it rang, that of the first to ring in vain, or one whose sender
-    /// read early that we are awake, and stood still.
+    /// Sleeps until there may be a frame to forward, or for `timeout`. A frame without a wake-up
+    /// waits for a millisecond or, after 16 sleeps without a frame, for `timeout`. Three senders
+    /// leave one: a sender killed before its wake-up, the first whose wake-up fails, and one that
+    /// read the switch as awake and was descheduled before it published its frame.
     pub fn sleep(&mut self, timeout: Duration) {
-        self.quiet = self.quiet.saturating_add(1);
+        self.idle_sleeps = self.idle_sleeps.saturating_add(1);
         let until = Instant::now() + timeout;
-        // Who did not see us lie down has been seen by now.
-        if !self.nap(timeout.min(LOOK)) && self.may_oversleep() {
-            let is_missed = self.segments.iter_mut().any(|of| of.port.look_everywhere());
-            if !is_missed {
-                self.nap(until.saturating_duration_since(Instant::now()));
+        // A sender that missed our sleep flag has its frame visible after `LOOK`.
+        if !self.wait(timeout.min(LOOK)) && self.may_sleep_long() {
+            let has_frame = self.segments.iter_mut().any(|of| of.port.look_everywhere());
+            if !has_frame {
+                self.wait(until.saturating_duration_since(Instant::now()));
             }
         }
         self.segments.iter().for_each(|of| of.bell.get_up());
-        self.attend();
+        self.housekeep();
     }
 
-    /// Whether all that comes wakes us, as far as is known ([`shm::Bell::is_deaf`]).
-    fn may_oversleep(&self) -> bool {
+    /// Whether every event is known to wake the switch ([`shm::Bell::is_deaf`]).
+    fn may_sleep_long(&self) -> bool {
         let is_deaf = self.segments.iter().any(|of| of.bell.is_deaf());
-        // Nobody tells that the NIC has room again.
-        self.quiet > QUIET && self.waiter.is_some() && self.held.is_empty() && !is_deaf
+        // No event tells that the NIC has room again.
+        self.idle_sleeps > IDLE_SLEEPS
+            && self.waiter.is_some()
+            && self.nic_queue.is_empty()
+            && !is_deaf
     }
 
-    /// Lies down for `timeout` at most, and says whether anything but time has passed. Who sends
-    /// rings from then on, until we get up.
-    fn nap(&self, timeout: Duration) -> bool {
-        // All of them: each sees what the others' stations do only when it is asked.
-        let waiting = self.segments.iter().filter(|of| of.bell.lie_down()).count();
-        waiting > 0
+    /// Sets the sleep flag of every segment, so that senders wake us until it is cleared, and waits
+    /// for at most `timeout`. False if only time has passed.
+    fn wait(&self, timeout: Duration) -> bool {
+        // All of them: arming one says nothing of the others' frames.
+        let ready = self.segments.iter().filter(|of| of.bell.lie_down()).count();
+        ready > 0
             || match &self.waiter {
                 Some(waiter) => waiter.wait_or(Some(self.epoll.0.as_fd()), timeout),
                 None => sleep(&mut [readable(self.epoll.0.as_raw_fd())], timeout),
             }
     }
 
-    /// Lets stations of other users come and go.
-    fn attend(&mut self) {
-        let Self { lobby: Some(lobby), segments, epoll, settings, uplink, nic, .. } = self else {
+    /// Admits and removes stations of other users.
+    fn housekeep(&mut self) {
+        let Self { clients: Some(clients), segments, epoll, settings, uplink, nic, .. } = self
+        else {
             return;
         };
         let nic = nic.caps().station.mac;
-        if lobby.attend(segments, epoll, &guests::House { settings, uplink: *uplink, nic }) {
+        if clients.process_events(
+            segments,
+            epoll,
+            &clients::SegmentTemplate { settings, uplink: *uplink, nic },
+        ) {
             self.next = 0;
-            self.renew();
+            self.rebuild_forwarding();
         }
     }
 
-    /// Reads anew who is where.
-    fn renew(&mut self) {
+    /// Rebuilds the forwarding table from the segments and the clients.
+    fn rebuild_forwarding(&mut self) {
         let owner = |segment: usize| Owner { segment, uid: self.segments[segment].uid };
         let own = self.segments[0].port.stations().map(|(station, _)| (station, owner(0)));
-        let guests = self.lobby.iter().flat_map(|lobby| lobby.stations(&self.segments));
-        // Of one address that two have, it is a guest's: that is not what the segment says alone.
-        let all = guests.map(|(station, _, i)| (station, owner(i))).chain(own);
+        let clients = self.clients.iter().flat_map(|clients| clients.stations(&self.segments));
+        // Clients first: their addresses are the switch's own knowledge, not only a segment's.
+        let all = clients.map(|(station, _, i)| (station, owner(i))).chain(own);
         let all: Vec<_> = all.collect();
-        self.here.renew(&all);
+        self.forwarding.rebuild(&all);
     }
 
-    /// Sends frames that the NIC had no room for, in order. Returns how many have gone; those that
-    /// are left still find no room.
-    fn send_held(&mut self) -> Result<usize, PortGone> {
-        let mut gone = 0;
-        while let Some(bytes) = self.held.first() {
+    /// Sends frames that the NIC had no room for, in order. Returns how many left the queue; the
+    /// NIC has no room for the others yet.
+    fn flush_nic_queue(&mut self) -> Result<usize, PortGone> {
+        let mut sent = 0;
+        while let Some(bytes) = self.nic_queue.first() {
             match self.nic.tx(&TxFrame::whole(bytes))? {
                 Tx::Sent => self.counters.to_nic += 1,
                 Tx::NoRoute => self.counters.unknown += 1,
@@ -394,30 +405,30 @@ impl Switch {
                     break;
                 }
             }
-            self.held.drop_first();
-            gone += 1;
+            self.nic_queue.drop_first();
+            sent += 1;
         }
-        Ok(gone)
+        Ok(sent)
     }
 
-    /// From the stations.
-    fn upward(&mut self) -> Result<usize, PortGone> {
-        let mut moved = self.send_held()?;
+    /// Forwards frames from stations, one burst per segment.
+    fn forward_to_nic(&mut self) -> Result<usize, PortGone> {
+        let mut moved = self.flush_nic_queue()?;
         for _ in 0..self.segments.len() {
-            if !self.held.is_empty() {
+            if !self.nic_queue.is_empty() {
                 break;
             }
             let i = self.next;
             self.next = (i + 1) % self.segments.len();
-            // Whose frames went to everybody lets the others go first, for as long as that took.
-            let owed = std::mem::take(&mut self.segments[i].owed);
-            if owed > 0 {
-                self.segments[i].owed = owed.saturating_sub(BURST);
+            // A segment whose group frames were copied to every station skips as many bursts.
+            let debt = std::mem::take(&mut self.segments[i].debt);
+            if debt > 0 {
+                self.segments[i].debt = debt.saturating_sub(BURST);
                 continue;
             }
-            let taken = self.take_burst(i)?;
+            let taken = self.forward_burst(i)?;
             if taken > 0 {
-                self.between(i)?;
+                self.forward_local(i)?;
             }
             moved += taken;
         }
@@ -427,16 +438,17 @@ impl Switch {
         Ok(moved)
     }
 
-    /// A burst of frames from one segment, to the NIC or to where they turn.
-    fn take_burst(&mut self, i: usize) -> Result<usize, PortGone> {
-        let Self { segments, nic, held, turning, counters, here, frame_max, .. } = self;
-        let (is_apart, is_recorded) = (self.is_apart, self.is_recorded);
-        let Stations { port, uid, owed, .. } = &mut segments[i];
-        let copies = here.count();
+    /// Forwards a burst of frames from segment `i` to the NIC or to `local_queue`.
+    fn forward_burst(&mut self, i: usize) -> Result<usize, PortGone> {
+        let Self { segments, nic, nic_queue, local_queue, counters, forwarding, frame_max, .. } =
+            self;
+        let (isolates_users, is_recorded) = (self.isolates_users, self.is_recorded);
+        let SegmentPort { port, uid, debt, .. } = &mut segments[i];
+        let copies = forwarding.count();
         let mut gone = None;
         let moved = port.receive_from(BURST, |sender, frame| {
-            let (owner, of_sender) = here.look(sender);
-            // In the segment of its own user, a station is who it says.
+            let (owner, of_sender) = forwarding.lookup_mut(sender);
+            // Only in the segment of the switch's own user is a station's address taken from there.
             if owner.is_some_and(|owner| owner.segment != i) {
                 counters.spoofed += 1;
                 return;
@@ -452,31 +464,31 @@ impl Switch {
                 of_sender.spoofed += 1;
                 return;
             }
-            // One of another user has to be known.
+            // A station of another user has to be in the table.
             if i > 0 && owner.is_none() {
                 counters.unknown += 1;
                 return;
             }
             of_sender.sent += 1;
             let out = forwarded(&head, frame);
-            if let Some(to) = here.owner(dst) {
-                match is_apart && to.uid != *uid {
+            if let Some(to) = forwarding.owner(dst) {
+                match isolates_users && to.uid != *uid {
                     true => counters.unknown += 1,
-                    false => hold(turning, &out),
+                    false => enqueue(local_queue, &out),
                 }
                 return;
             }
             if dst & GROUP != 0 {
-                hold(turning, &out);
-                *owed += if i > 0 { copies } else { 0 };
+                enqueue(local_queue, &out);
+                *debt += if i > 0 { copies } else { 0 };
             }
             if gone.is_some() {
                 return;
             }
-            match if held.is_empty() { nic.tx(&out) } else { Ok(Tx::Full) } {
+            match if nic_queue.is_empty() { nic.tx(&out) } else { Ok(Tx::Full) } {
                 Ok(Tx::Sent) => counters.to_nic += 1,
-                // Who looks for a server by its name asks again; and stations reach each other
-                // while the NIC leads nowhere.
+                // Not queued: name resolution repeats its group frames, and stations reach each
+                // other while the NIC has no link.
                 Ok(refused) if dst & GROUP != 0 => {
                     match refused {
                         Tx::Full => counters.full += 1,
@@ -487,29 +499,30 @@ impl Switch {
                     }
                 }
                 Ok(Tx::NoRoute) => counters.unknown += 1,
-                // Twice a burst fits, and no more is read until it is empty.
-                Ok(Tx::Full) => hold(held, &out),
+                // The queue holds two bursts, and no ring is read until it is empty.
+                Ok(Tx::Full) => enqueue(nic_queue, &out),
                 Err(why) => gone = Some(why),
             }
         });
         gone.map_or(Ok(moved), Err)
     }
 
-    /// From a station of segment `from` to another, or to all that it reaches.
-    fn between(&mut self, from: usize) -> Result<(), PortGone> {
-        while let Some(bytes) = self.turning.first() {
-            // As long as a head: it was forwarded.
+    /// Forwards `local_queue`: frames of segment `from` to one station, or to all in reach.
+    fn forward_local(&mut self, from: usize) -> Result<(), PortGone> {
+        while let Some(bytes) = self.local_queue.first() {
+            // Never shorter than a head: checked by `head_of`.
             let dst = bytes.first_chunk().map_or(0, |head| addresses(head)[0]);
-            let (owner, of_receiver) = self.here.look(dst);
+            let (owner, of_receiver) = self.forwarding.lookup_mut(dst);
             let frame = TxFrame::whole(bytes);
             let is_for_all = dst & GROUP != 0;
             if owner.is_none() && is_for_all {
-                let reached = if self.is_apart { from..from + 1 } else { 0..self.segments.len() };
+                let reached =
+                    if self.isolates_users { from..from + 1 } else { 0..self.segments.len() };
                 for of in &mut self.segments[reached] {
                     of.port.tx(&frame)?;
                 }
                 self.counters.between += 1;
-                self.turning.drop_first();
+                self.local_queue.drop_first();
                 continue;
             }
             let to = owner.map_or(0, |owner| owner.segment);
@@ -527,29 +540,29 @@ impl Switch {
                 }
                 Tx::NoRoute => self.counters.unknown += 1,
             }
-            self.turning.drop_first();
+            self.local_queue.drop_first();
         }
         Ok(())
     }
 
-    /// From the NIC.
-    fn downward(&mut self) -> Result<usize, PortGone> {
-        let Self { segments, nic, counters, here, frame_max, .. } = self;
+    /// Forwards a burst of frames from the NIC.
+    fn forward_from_nic(&mut self) -> Result<usize, PortGone> {
+        let Self { segments, nic, counters, forwarding, frame_max, .. } = self;
         let mut sink = |frame: &RxFrame<'_>| {
             let Some(head) = head_of(frame, *frame_max) else {
                 counters.malformed += 1;
                 return;
             };
             let dst = addresses(&head)[0];
-            let (owner, of_receiver) = here.look(dst);
+            let (owner, of_receiver) = forwarding.lookup_mut(dst);
             let out = forwarded(&head, frame);
             if owner.is_none() && dst & GROUP != 0 {
-                // What some do not get is lost, as on a wire.
+                // Stations whose ring is full lose the frame, as on a wire.
                 segments.iter_mut().for_each(|of| drop(of.port.tx(&out)));
                 counters.from_nic += 1;
                 return;
             }
-            // Stations that came just now are of its own user.
+            // A station not yet in the table can only be of the switch's own user.
             let to = owner.map_or(0, |owner| owner.segment);
             match segments[to].port.tx(&out) {
                 Ok(Tx::Sent) => {
@@ -571,7 +584,7 @@ impl Switch {
     }
 }
 
-/// Copies what is looked at of a frame of the fabric that is no longer than `frame_max`.
+/// Copies the head of a frame; `None` without the fabric's EtherType, or beyond `frame_max` bytes.
 fn head_of(frame: &RxFrame<'_>, frame_max: usize) -> Option<[u8; HEAD_LEN]> {
     let head: [u8; HEAD_LEN] = frame.first_chunk()?;
     let is_ours = head[12..ETH_HDR_LEN] == ETHERTYPE.to_be_bytes() && frame.len() <= frame_max;
@@ -582,15 +595,15 @@ fn forwarded<'a>(head: &'a [u8; HEAD_LEN], frame: &'a RxFrame<'a>) -> TxFrame<'a
     TxFrame { head, body: Body::Frame { frame, offset: HEAD_LEN }, tail: &[] }
 }
 
-/// Puts a frame to those that wait.
+/// Appends a frame to a queue.
 ///
 /// # Panics
-/// If there is no room for one more.
-fn hold(held: &mut FrameQueue, frame: &TxFrame<'_>) {
-    assert!(held.push(frame), "no burst is taken that does not fit");
+/// If the queue is full.
+fn enqueue(nic_queue: &mut FrameQueue, frame: &TxFrame<'_>) {
+    assert!(nic_queue.push(frame), "no burst is taken that does not fit");
 }
 
-/// Of an address as it lies in a frame: it is a group's.
+/// The bit of an address in frame order that marks a group.
 const GROUP: u64 = 1;
 
 /// Destination and source of a frame, as [`Station::word`] has them.

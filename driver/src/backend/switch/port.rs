@@ -1,11 +1,11 @@
-//! A station's port behind a switch.
+//! The port of a station behind a switch.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::line::{Line, Next, Place};
+use super::reattach::{Attachment, NextAttachment, ReattachThread};
 use crate::backend::shm::{Bell, LOOK, NO_BELL, ShmPort, ShmSettings, Uplink};
 use crate::backend::{self, readable, sleep};
 use crate::error::{OPEN_FILES, OpenError};
@@ -15,32 +15,32 @@ use crate::port::{
     RxSink, Tx,
 };
 
-/// Longest round trip that the switch adds, both nodes', while they find processors to run on.
+/// Longest round trip that the switches of both nodes add while they wait to be scheduled.
 const SWITCH_NS: u64 = 100_000;
 
 /// A port whose frames a switch forwards to its uplink. The other stations of the segment are
 /// reached through the switch as well.
 ///
-/// It promises what a wire does: frames get lost, among them all that are sent while no switch
-/// runs. Those are counted ([`PortCounters::tx_dropped`]).
+/// Frames may be lost, as on a wire. Those sent while no switch runs are, and are counted
+/// ([`PortCounters::tx_dropped`]).
 pub struct SwitchedPort {
     caps: PortCaps,
     port: ShmPort,
     damages: bool,
     /// Frames sent while there was no switch.
     lost: u64,
-    /// What was counted in segments that are no more.
-    past: PortCounters,
+    /// Counters of former segments.
+    past_counters: PortCounters,
     waiter: Arc<Waiter>,
-    /// The segment of the switch after this one.
-    next: Arc<Next>,
-    /// To a switch of another user.
-    line: Option<Line>,
+    /// Where the segment of the next switch arrives.
+    next: Arc<NextAttachment>,
+    /// Only behind a switch of another user.
+    reattach: Option<ReattachThread>,
 }
 
 impl SwitchedPort {
-    /// Joins the segment of a switch of our user. `name` is what opens the port again. `None` if
-    /// the segment never had one: nothing is left behind.
+    /// Joins the segment of a switch of our user. `name` is the spec that opens the port again.
+    /// `None` if the segment never had a switch: nothing is left behind.
     ///
     /// # Errors
     /// Those of joining.
@@ -53,36 +53,37 @@ impl SwitchedPort {
             tracing::warn!(port = %name, "no switch runs: frames are lost until one does");
         }
         let bell = port.bell()?;
-        let place = Place { port, bell, uplink };
-        Ok(Some(Self::at(place, Next::never(), None, name)?))
+        let attachment = Attachment { port, bell, uplink };
+        Ok(Some(Self::at(attachment, NextAttachment::empty(), None, name)?))
     }
 
-    /// Asks the switch at `socket`, of whatever user, for a segment: in the rest as
-    /// [`open`](Self::open), with the address that `segment` asks for and its name in messages.
-    /// `None` if there is no switch: at once if there is no socket, after `patience` if nobody
-    /// listens at it. A thread then waits for the switch's end, and joins the next one's.
+    /// Asks the switch at `socket`, of any user, for a segment, with the address that `segment`
+    /// asks for; the segment's name stands in messages. Otherwise as [`open`](Self::open). `None`
+    /// without a switch: at once if there is no socket, after `patience` if nobody listens at it. A
+    /// thread then waits for the switch's end, and joins the segment of the next one.
     ///
     /// # Errors
-    /// Those of joining, and that the switch does not serve us.
-    pub fn ask(
+    /// Those of joining, and that the switch does not serve this user.
+    pub fn attach(
         socket: PathBuf,
         segment: &ShmSettings,
         name: String,
         patience: Duration,
     ) -> Result<Option<Self>, OpenError> {
-        let Some((place, next, line)) = Line::open(socket, segment, patience)? else {
+        let Some((attachment, next, reattach)) = ReattachThread::open(socket, segment, patience)?
+        else {
             return Ok(None);
         };
-        Ok(Some(Self::at(place, next, Some(line), name)?))
+        Ok(Some(Self::at(attachment, next, Some(reattach), name)?))
     }
 
     fn at(
-        place: Place,
-        next: Arc<Next>,
-        line: Option<Line>,
+        attachment: Attachment,
+        next: Arc<NextAttachment>,
+        reattach: Option<ReattachThread>,
         name: String,
     ) -> Result<Self, OpenError> {
-        let Place { port, bell, uplink } = place;
+        let Attachment { port, bell, uplink } = attachment;
         let caps = PortCaps {
             mtu: mtu_of(&port, uplink),
             lossless: false,
@@ -97,53 +98,53 @@ impl SwitchedPort {
         let wake = backend::Bell::new().map_err(no_bell)?;
         let (bell, for_waiter) = (Mutex::new(Arc::new(bell)), Arc::clone(&next));
         let waiter = Arc::new(Waiter { bell, wake, next: for_waiter });
-        let (damages, past) = (uplink.damages, PortCounters::default());
-        Ok(Self { caps, port, damages, lost: 0, past, waiter, next, line })
+        let (damages, past_counters) = (uplink.damages, PortCounters::default());
+        Ok(Self { caps, port, damages, lost: 0, past_counters, waiter, next, reattach })
     }
 
-    /// Goes on in the segment of the next switch.
+    /// Moves to the segment of the next switch.
     #[cold]
     #[inline(never)]
-    fn move_on(&mut self) {
-        let Some(Place { port, bell, uplink }) = self.next.take() else { return };
+    fn move_to_next(&mut self) {
+        let Some(Attachment { port, bell, uplink }) = self.next.take() else { return };
         let mtu = mtu_of(&port, uplink);
         if mtu < self.caps.mtu {
             let (port, was) = (&self.caps.name, self.caps.mtu);
             tracing::warn!(port, mtu, was, "the next switch carries less: longer frames are lost");
         }
-        self.past = self.so_far();
+        self.past_counters = self.total_counters();
         self.damages |= uplink.damages;
         *self.waiter.bell.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(bell);
         self.port = port;
     }
 
-    /// What was counted in this segment and those before.
-    fn so_far(&self) -> PortCounters {
-        PortCounters { tx_no_route: 0, ..self.past + self.port.counters() }
+    /// Counters of this segment and of former ones.
+    fn total_counters(&self) -> PortCounters {
+        PortCounters { tx_no_route: 0, ..self.past_counters + self.port.counters() }
     }
 
-    /// Whether the next switch's segment is there to go on in.
+    /// Whether the segment of the next switch has arrived.
     #[cfg(test)]
     pub(super) fn has_next(&self) -> bool {
-        self.next.is_there()
+        self.next.is_ready()
     }
 
-    /// Whether it goes through the switch of another user.
-    pub fn is_guest(&self) -> bool {
-        self.line.is_some()
+    /// Whether the switch is of another user.
+    pub fn is_switch_client(&self) -> bool {
+        self.reattach.is_some()
     }
 
     /// As [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
-        if self.next.is_there() {
-            self.move_on();
+        if self.next.is_ready() {
+            self.move_to_next();
         }
         self.port.receive(max, &mut FromSwitch(sink))
     }
 }
 
-/// Lends what the switch forwarded.
+/// Lends frames that the switch forwarded, of which none can be answered in place.
 struct FromSwitch<'a, S>(&'a mut S);
 
 impl<S: RxSink> RxSink for FromSwitch<'_, S> {
@@ -163,7 +164,7 @@ impl<S: RxSink> RxSink for FromSwitch<'_, S> {
     }
 }
 
-/// Largest MTU behind a switch.
+/// MTU behind a switch: the least of the uplink's and the segment's.
 fn mtu_of(port: &ShmPort, uplink: Uplink) -> usize {
     (uplink.mtu as usize).min(port.caps().mtu)
 }
@@ -215,7 +216,7 @@ impl Port for SwitchedPort {
     }
 
     fn counters(&self) -> PortCounters {
-        let counters = self.so_far();
+        let counters = self.total_counters();
         PortCounters { tx_dropped: counters.tx_dropped + self.lost, ..counters }
     }
 
@@ -232,12 +233,12 @@ impl Port for SwitchedPort {
     }
 }
 
-/// Sleeps on a socket on which the switch rings.
+/// Sleeps on the socket that the switch sends wake-ups to.
 struct Waiter {
-    /// Of the segment that the port is in.
+    /// Of the segment that the port is a member of.
     bell: Mutex<Arc<Bell>>,
     wake: backend::Bell,
-    next: Arc<Next>,
+    next: Arc<NextAttachment>,
 }
 
 impl PortWaiter for Waiter {
@@ -245,13 +246,13 @@ impl PortWaiter for Waiter {
         let until = Instant::now() + timeout;
         let also = backend::raw(also);
         loop {
-            // Another than the last time, if the port has moved meanwhile.
+            // The port may have moved to another segment since the last round.
             let bell = Arc::clone(&self.bell.lock().unwrap_or_else(PoisonError::into_inner));
             let left = until.saturating_duration_since(Instant::now());
-            let has_come = bell.lie_down() || self.next.is_there();
+            let has_come = bell.lie_down() || self.next.is_ready();
             let is_over = has_come || left.is_zero() || {
                 let mut fds = [bell.fd().as_raw_fd(), self.wake.fd(), also].map(readable);
-                // The switch may not have seen that we lie down.
+                // The switch may have read the old state: check again after `LOOK`.
                 let is_rung = sleep(&mut fds, left.min(LOOK));
                 if is_rung {
                     self.wake.clear();

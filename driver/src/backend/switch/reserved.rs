@@ -1,9 +1,9 @@
-//! Which user has which address, kept for the switch that comes next.
+//! Address reservations that outlive a switch: which user had which address.
 //!
-//! A station keeps its address from switch to switch. Between two of them another user's process
-//! could take it, and with it the frames of the one whose it was. So the switch writes down what it
-//! gives, beside its socket and for itself alone, and the next one keeps those addresses for their
-//! users for as long as a session could outlive the gap.
+//! A station keeps its address across a restart of the switch. Until it has attached again, another
+//! user's process could take the address, and with it the frames for that station. So the switch
+//! records its assignments in a file beside its socket (mode 0600), and the next one reserves those
+//! addresses for their users for as long as a session can survive the gap.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -16,47 +16,49 @@ use nix::sys::time::TimeSpec;
 use crate::backend::bound::touch;
 use crate::port::Station;
 
-/// How long addresses are kept: some times T_dead.
-pub(super) const KEPT: Duration = Duration::from_secs(30);
-/// Longest file that is read.
+/// How long addresses stay reserved: a multiple of T_dead.
+pub(super) const RESERVED_FOR: Duration = Duration::from_secs(30);
+/// Most bytes of the file that are read.
 const LEN_MAX: u64 = 1 << 20;
 
-/// See the module.
+/// The reservations of the previous switch, and the file for the next.
 pub(super) struct Reserved {
     path: PathBuf,
-    left: Vec<(Station, u32)>,
+    previous: Vec<(Station, u32)>,
     since: Instant,
 }
 
 impl Reserved {
-    /// What the last switch with this socket wrote, if one did. From then on the record is young:
-    /// who sweeps leaves it, until the socket is there.
+    /// Reads the record of the previous switch with this socket, if there is one, and touches it:
+    /// the `sweep` of another switch then leaves it until the socket exists.
     pub(super) fn read(socket: &Path) -> Self {
         let path = socket.with_extension("stations");
         touch(&path, TimeSpec::UTIME_NOW);
-        let left = read(&path).map(|text| parse(&text)).unwrap_or_default();
-        Self { path, left, since: Instant::now() }
+        let previous = read(&path).map(|text| parse(&text)).unwrap_or_default();
+        Self { path, previous, since: Instant::now() }
     }
 
-    /// Whether an address is kept for another user than this one.
-    pub(super) fn is_kept_from(&self, uid: u32, station: Station) -> bool {
-        self.since.elapsed() < KEPT
-            && self.left.iter().any(|&(kept, whose)| kept == station && whose != uid)
+    /// Whether an address is reserved for another user than `uid`.
+    pub(super) fn is_reserved_for_other(&self, uid: u32, station: Station) -> bool {
+        self.since.elapsed() < RESERVED_FOR
+            && self.previous.iter().any(|&(kept, whose)| kept == station && whose != uid)
     }
 
-    /// Whether an address is kept for any user: not to be given to a process that asks for none.
-    pub(super) fn is_kept(&self, station: Station) -> bool {
-        self.since.elapsed() < KEPT && self.left.iter().any(|&(kept, _)| kept == station)
+    /// Whether an address is reserved for any user: not to be chosen for a process that asks for
+    /// no particular one.
+    pub(super) fn is_reserved(&self, station: Station) -> bool {
+        self.since.elapsed() < RESERVED_FOR
+            && self.previous.iter().any(|&(kept, _)| kept == station)
     }
 
-    /// Writes what there is now: that, and what is kept yet.
+    /// Records the current assignments `given`, and reservations that are still valid.
     pub(super) fn write(&mut self, given: impl Iterator<Item = (Station, u32)>) {
-        if self.since.elapsed() >= KEPT {
-            self.left.clear();
+        if self.since.elapsed() >= RESERVED_FOR {
+            self.previous.clear();
         }
         let mut all: Vec<_> = given.collect();
         all.extend(
-            self.left.iter().filter(|kept| !all.contains(kept)).copied().collect::<Vec<_>>(),
+            self.previous.iter().filter(|kept| !all.contains(kept)).copied().collect::<Vec<_>>(),
         );
         let text: String = all.iter().map(|(station, uid)| format!("{station} {uid}\n")).collect();
         if let Err(error) = write(&self.path, &text) {
@@ -67,7 +69,7 @@ impl Reserved {
 }
 
 impl Drop for Reserved {
-    /// From now on they wait for the next switch.
+    /// The time of the switch's end is the record's age.
     fn drop(&mut self) {
         touch(&self.path, TimeSpec::UTIME_NOW);
     }
@@ -91,7 +93,7 @@ fn read(path: &Path) -> Option<String> {
     is_ours.then_some(text)
 }
 
-/// Puts a whole file in the place of the old one.
+/// Replaces the file atomically.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_extension("new");
     let _ = std::fs::remove_file(&new);
@@ -105,37 +107,38 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Goal: what was given is kept for its user, what was left is not, and nonsense is nothing.
+    /// Goal: assigned addresses stay reserved for their users, released ones do not, and a
+    /// malformed record is empty.
     #[test]
-    fn addresses_are_kept_for_their_users() {
+    fn addresses_are_reserved_for_their_users() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("x.sock");
         let [a, b, c] = [1, 2, 3].map(|n| Station::at([2, 0, 0, 0, 0, n]));
         let mut first = Reserved::read(&socket);
-        assert!(!first.is_kept_from(2, a));
+        assert!(!first.is_reserved_for_other(2, a));
         first.write([(a, 1), (b, 2), (c, 2)].into_iter());
         first.write([(a, 1), (b, 2)].into_iter());
         let mut next = Reserved::read(&socket);
         let kept = |of: &Reserved| {
-            [1, 2].map(|uid| [a, b, c].map(|station| of.is_kept_from(uid, station)))
+            [1, 2].map(|uid| [a, b, c].map(|station| of.is_reserved_for_other(uid, station)))
         };
         assert_eq!(kept(&next), [[false, true, false], [true, false, false]]);
-        // Who has come back is written once, who has not stays.
+        // A station that is back is recorded once; one that is not stays reserved.
         next.write([(b, 2)].into_iter());
         assert_eq!(read(&next.path).unwrap().lines().count(), 2);
         assert_eq!(kept(&Reserved::read(&socket)), kept(&next));
-        next.since -= KEPT;
+        next.since -= RESERVED_FOR;
         assert_eq!(kept(&next), [[false; 3]; 2]);
         next.write([(b, 2)].into_iter());
         assert_eq!(read(&next.path).unwrap().lines().count(), 1);
         std::fs::write(&next.path, "\n\n02:00 1\nx\n02:00:00:00:00:01 x\n\u{0}").unwrap();
-        assert!(Reserved::read(&socket).left.is_empty());
+        assert!(Reserved::read(&socket).previous.is_empty());
     }
 
-    /// Goal: the record is as young as the end of its switch and the start of the next one, however
-    /// long ago it was written: who sweeps leaves it for that one.
+    /// Goal: the record's age counts from the end of its switch, and from the start of the next
+    /// one, not from its writing: `sweep` leaves it for that one.
     #[test]
-    fn a_record_waits_from_the_end_on() {
+    fn a_record_ages_from_the_end_of_its_switch() {
         let dir = tempfile::tempdir().unwrap();
         let mut reserved = Reserved::read(&dir.path().join("x.sock"));
         reserved.write([(Station::at([2, 0, 0, 0, 0, 1]), 1)].into_iter());
@@ -143,13 +146,13 @@ mod tests {
         let age = || path.metadata().unwrap().modified().unwrap().elapsed().unwrap();
         let grow_old = || {
             touch(&path, TimeSpec::from_duration(Duration::from_secs(1_000_000_000)));
-            assert!(age() > KEPT);
+            assert!(age() > RESERVED_FOR);
         };
         grow_old();
         drop(reserved);
-        assert!(age() < KEPT);
+        assert!(age() < RESERVED_FOR);
         grow_old();
         let next = Reserved::read(&dir.path().join("x.sock"));
-        assert!(age() < KEPT && next.left.len() == 1);
+        assert!(age() < RESERVED_FOR && next.previous.len() == 1);
     }
 }

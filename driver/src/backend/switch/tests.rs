@@ -16,8 +16,8 @@ const MTU: usize = 1500;
 /// One end of a cable that holds so many frames each way.
 struct Cable {
     caps: PortCaps,
-    out: Way,
-    inward: Way,
+    out: Queue,
+    incoming: Queue,
     room: usize,
     /// Every so many frames one finds no room, and the next does; 0 for none.
     refuses: usize,
@@ -26,25 +26,25 @@ struct Cable {
     damages: bool,
 }
 
-/// An address that the cable knows no way for.
+/// An address that the cable has no route to.
 const NOWHERE: Station = Station::at([2, 0, 0, 0, 0, 0x77]);
 
-type Way = Arc<Mutex<VecDeque<Vec<u8>>>>;
+type Queue = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 fn cable(room: usize) -> (Box<Cable>, Box<Cable>) {
     cable_of(room, MTU)
 }
 
 fn cable_of(room: usize, mtu: usize) -> (Box<Cable>, Box<Cable>) {
-    let (one, another) = (Way::default(), Way::default());
-    let end = |out: &Way, inward: &Way| {
+    let (one, another) = (Queue::default(), Queue::default());
+    let end = |out: &Queue, incoming: &Queue| {
         let caps = PortCaps {
             link_bps: 10_000_000_000,
             ..PortCaps::new(crate::port::MacAddr::random(), mtu, "cable")
         };
-        let (out, inward) = (Arc::clone(out), Arc::clone(inward));
+        let (out, incoming) = (Arc::clone(out), Arc::clone(incoming));
         let (refuses, offered, gone, damages) = (0, 0, false, true);
-        Box::new(Cable { caps, out, inward, room, refuses, offered, gone, damages })
+        Box::new(Cable { caps, out, incoming, room, refuses, offered, gone, damages })
     };
     (end(&one, &another), end(&another, &one))
 }
@@ -78,9 +78,9 @@ impl Port for Cable {
     }
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        let mut inward = self.inward.lock().unwrap();
-        let count = max.min(inward.len());
-        for bytes in inward.drain(..count) {
+        let mut incoming = self.incoming.lock().unwrap();
+        let count = max.min(incoming.len());
+        for bytes in incoming.drain(..count) {
             sink.frame(&RxFrame::new(&bytes));
         }
         Ok(count)
@@ -323,10 +323,10 @@ fn a_frame_longer_than_a_ring_takes_is_dropped() {
     );
 }
 
-/// Goal: a frame that the NIC knows no way for is dropped, also where it had to wait, and holds up
+/// Goal: a frame that the NIC has no route for is dropped, also where it had to wait, and holds up
 /// none behind it.
 #[test]
-fn a_frame_to_nowhere_holds_up_nobody() {
+fn a_frame_without_a_route_holds_up_no_other() {
     let segment = fresh();
     let (nic, mut far) = cable(1);
     let mut switch = Switch::open(&segment, nic).unwrap();
@@ -371,7 +371,7 @@ fn a_slow_nic_holds_up_the_senders() {
     }
     for _ in 0..2000 {
         switch.turn().unwrap();
-        got.extend(far.inward.lock().unwrap().drain(..));
+        got.extend(far.incoming.lock().unwrap().drain(..));
     }
     assert!(fulls > 10, "{fulls}");
     let numbers = got.iter().map(|bytes| u32::from_le_bytes(bytes[40..44].try_into().unwrap()));
@@ -381,7 +381,7 @@ fn a_slow_nic_holds_up_the_senders() {
 
 /// Goal: a station that does not read, and one that floods, cost another nothing.
 #[test]
-fn a_station_that_does_not_read_holds_up_nobody() {
+fn a_station_that_does_not_read_holds_up_no_other() {
     let segment = fresh();
     let (nic, mut far) = cable(1024);
     let mut switch = Switch::open(&segment, nic).unwrap();
@@ -438,7 +438,7 @@ fn a_switch_may_be_replaced() {
         assert_eq!(send(&mut a, &frame(FAR, mac, 60, number)), Tx::Sent);
     }
     assert_eq!((a.counters().tx_dropped, a.counters().tx_no_route), (10, 0));
-    // Whoever comes meanwhile finds what the last one said.
+    // A station that joins meanwhile reads what the last switch wrote of its uplink.
     let mut b = station(&segment);
     let (nic, mut far) = cable(64);
     let mut switch = Switch::open(&segment, nic).unwrap();
@@ -458,22 +458,22 @@ fn a_switch_may_be_replaced() {
 #[test]
 fn stations_know_the_nic() {
     for (via_kernel, damages) in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut house = users::House::on(Guests::All, false, |cable| {
+        let mut bed = users::TestSwitch::on(ServedUsers::All, false, |cable| {
             cable.caps.via_kernel = via_kernel;
             cable.damages = damages;
         });
-        for port in [station(&house.segment), house.guest(users::ALICE)] {
+        for port in [station(&bed.segment), bed.attach(users::ALICE)] {
             let PortCaps { via_kernel: is_via, link_bps, mtu, lossless, .. } = *port.caps();
             assert_eq!((is_via, port.damages()), (via_kernel, damages));
             assert_eq!((link_bps, mtu, lossless), (10_000_000_000, MTU, false));
-            assert_eq!(port.caps().station.mac, house.switch.nic().station.mac);
+            assert_eq!(port.caps().station.mac, bed.switch.nic().station.mac);
         }
     }
 }
 
-/// Goal: a station hears the switch alone, and a segment without one is none of ours.
+/// Goal: a station receives from the switch alone, and does not open in a segment without one.
 #[test]
-fn a_station_hears_the_switch_alone() {
+fn a_station_receives_from_the_switch_alone() {
     let segment = fresh();
     assert!(SwitchedPort::open(&segment, "x".into()).unwrap().is_none());
     assert!(!segment.path().exists(), "left behind");
@@ -530,13 +530,13 @@ fn a_frame_ends_a_sleep() {
     switch.sleep(Duration::from_secs(60));
 }
 
-/// Goal: a switch that nobody needs sleeps long, and a frame from either side ends that.
+/// Goal: an idle switch sleeps long, and a frame from either side wakes it.
 #[test]
 fn an_idle_switch_sleeps_long() {
     let segment = fresh();
     let (nic, mut far) = cable(64);
     let mut switch = Switch::open(&segment, nic).unwrap();
-    switch.waiter = Some(Arc::new(Naps));
+    switch.waiter = Some(Arc::new(WaiterStub));
     let mut a = station(&segment);
     let mac = a.caps().station;
     let long = Duration::from_secs(60);
@@ -549,7 +549,7 @@ fn an_idle_switch_sleeps_long() {
     turn(&mut switch);
     // By a bell that rings while it sleeps.
     for round in 0..4 {
-        switch.quiet = QUIET;
+        switch.idle_sleeps = IDLE_SLEEPS;
         let sender = std::thread::scope(|scope| {
             let sender = scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(50));
@@ -559,29 +559,29 @@ fn an_idle_switch_sleeps_long() {
             assert!((20..30_000).contains(&slept.as_millis()), "{slept:?}");
             sender.join().unwrap()
         });
-        assert_eq!((sender, switch.turn().unwrap(), switch.quiet), (Tx::Sent, 1, 0));
+        assert_eq!((sender, switch.turn().unwrap(), switch.idle_sleeps), (Tx::Sent, 1, 0));
     }
     assert_eq!(drain(&mut *far).len(), 5);
     // Just after a frame, with a NIC that does not wake it, or once somebody could not.
     assert!(slept(&mut switch) < Duration::from_secs(30));
     switch.waiter = None;
-    switch.quiet = QUIET;
+    switch.idle_sleeps = IDLE_SLEEPS;
     assert!(slept(&mut switch) < Duration::from_secs(30));
-    switch.waiter = Some(Arc::new(Naps));
+    switch.waiter = Some(Arc::new(WaiterStub));
     let bell = &switch.segments[0].bell;
     bell.hide();
     assert!(!bell.lie_down() && !bell.is_deaf());
     assert_eq!(send(&mut a, &frame(FAR, mac, 60, 9)), Tx::Sent);
     assert!(bell.is_deaf());
     assert_eq!(turn(&mut switch), 1);
-    switch.quiet = QUIET;
+    switch.idle_sleeps = IDLE_SLEEPS;
     assert!(slept(&mut switch) < Duration::from_secs(30));
 }
 
-/// Wakes for what else there is to sleep on alone.
-struct Naps;
+/// A NIC's waiter that only sleeps on `also`.
+struct WaiterStub;
 
-impl PortWaiter for Naps {
+impl PortWaiter for WaiterStub {
     fn wake(&self) {}
 
     fn wait_or(&self, also: Option<std::os::fd::BorrowedFd<'_>>, timeout: Duration) -> bool {

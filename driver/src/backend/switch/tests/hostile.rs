@@ -1,26 +1,27 @@
-//! A user whose processes write whatever they like into their segment, while those of others talk.
+//! A user whose processes write arbitrary data into their segment, while other users exchange
+//! frames.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 
-use super::users::{ALICE, BOB, House};
+use super::users::{ALICE, BOB, TestSwitch};
 use super::*;
 use crate::backend::lock;
 
-/// Where things are in a segment of 256 places and rings of 64 KiB: see the module `layout`.
+/// Offsets in a segment of 256 places and rings of 64 KiB: see the module `layout`.
 const MEMBERS: usize = 256;
 const RING_LEN: usize = 1 << 16;
 const LINKS_AT: usize = 4096 + MEMBERS * 256;
 const BOARDS_AT: usize = LINKS_AT + MEMBERS * 4 * 4096;
 const DATA_AT: usize = BOARDS_AT + MEMBERS * 32 * 4096;
-/// Places that are lied about most: those that are taken.
+/// Places that are attacked most: those in use.
 const LOW: usize = 8;
 
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -33,25 +34,25 @@ impl Dice {
     }
 }
 
-/// Kinds of lies.
+/// Kinds of attacks.
 const KINDS: usize = 9;
 
-/// Somebody with a descriptor of the segment.
-struct Liar {
+/// A process with a descriptor of the segment.
+struct Attacker {
     file: File,
-    dice: Dice,
+    rng: Rng,
     /// Addresses to claim.
     victims: Vec<Station>,
 }
 
-impl Liar {
+impl Attacker {
     fn write(&self, at: usize, word: u64) {
         self.file.write_all_at(&word.to_le_bytes(), at as u64).unwrap();
     }
 
     fn place(&mut self) -> usize {
-        let all = self.dice.below(8) == 0;
-        self.dice.below(if all { MEMBERS } else { LOW })
+        let all = self.rng.below(8) == 0;
+        self.rng.below(if all { MEMBERS } else { LOW })
     }
 
     fn ring(&mut self) -> usize {
@@ -61,16 +62,16 @@ impl Liar {
     /// A number that may mean something.
     fn number(&mut self) -> u64 {
         let some = [0, 1, 2, 3, 5, 63, 64, 65, 4095, 16_384, 1 << 32 | 1, 2 << 32 | 5, u64::MAX];
-        match self.dice.below(4) {
-            0 => self.dice.next(),
-            1 => self.dice.next() % 200_000,
-            _ => some[self.dice.below(some.len())],
+        match self.rng.below(4) {
+            0 => self.rng.next(),
+            1 => self.rng.next() % 200_000,
+            _ => some[self.rng.below(some.len())],
         }
     }
 
-    /// Does one thing that nobody should, of a certain kind or any.
-    fn lie(&mut self, kind: usize) {
-        match if kind < KINDS { kind } else { self.dice.below(KINDS) } {
+    /// Does one attack, of the given kind or of any.
+    fn attack(&mut self, kind: usize) {
+        match if kind < KINDS { kind } else { self.rng.below(KINDS) } {
             0 => self.scribble_on_words(),
             1 => self.frames_of_any_length(),
             2 => self.ring_every_bell(),
@@ -85,21 +86,21 @@ impl Liar {
 
     fn scribble_on_words(&mut self) {
         for _ in 0..64 {
-            let at = self.dice.below(BOARDS_AT / 8) * 8;
+            let at = self.rng.below(BOARDS_AT / 8) * 8;
             let word = self.number();
             self.write(at, word);
         }
     }
 
-    /// Words as a sender writes them, of lengths that are none.
+    /// Publishes words as a sender does, with invalid lengths.
     fn frames_of_any_length(&mut self) {
         const LENS: [u32; 13] =
             [0, 1, 13, 14, 31, 32, 60, 1514, 1515, 16_376, 65_550, u32::MAX - 1, u32::MAX];
         let at = self.ring();
         for granule in 0..64 {
-            let len = match self.dice.below(4) {
-                0 => self.dice.next() as u32,
-                _ => LENS[self.dice.below(LENS.len())],
+            let len = match self.rng.below(4) {
+                0 => self.rng.next() as u32,
+                _ => LENS[self.rng.below(LENS.len())],
             };
             self.write(at + granule * 64, (granule as u64) << 32 | u64::from(len));
         }
@@ -107,7 +108,7 @@ impl Liar {
 
     fn scribble_on_rings(&mut self) {
         let at = self.ring();
-        let bytes: Vec<u8> = (0..2048).flat_map(|_| self.dice.next().to_le_bytes()).collect();
+        let bytes: Vec<u8> = (0..2048).flat_map(|_| self.rng.next().to_le_bytes()).collect();
         self.file.write_all_at(&bytes, at as u64).unwrap();
     }
 
@@ -119,7 +120,7 @@ impl Liar {
         }
     }
 
-    /// Says that rings are open which are not, or the other way round.
+    /// Marks closed rings as open and open ones as closed.
     fn open_links(&mut self) {
         for m in 0..MEMBERS {
             self.write(4096 + m * 256 + 40, u64::MAX);
@@ -128,8 +129,8 @@ impl Liar {
             let (s, r) = (self.place(), self.place());
             let at = LINKS_AT + r * 4 * 4096 + s * 64;
             // Incarnations are the first few numbers.
-            let inc = self.dice.next() % 6;
-            let words = [self.dice.next() % 2, inc, self.dice.next() % 6, self.dice.next() % 3];
+            let inc = self.rng.next() % 6;
+            let words = [self.rng.next() % 2, inc, self.rng.next() % 6, self.rng.next() % 3];
             for (i, word) in words.into_iter().enumerate() {
                 self.write(at + i * 8, word);
             }
@@ -139,10 +140,10 @@ impl Liar {
     fn rewrite_the_directory(&mut self) {
         for m in 0..MEMBERS {
             let at = 4096 + m * 256;
-            if self.dice.below(2) == 0 {
-                let state = (self.dice.next() % 6) << 32 | (self.dice.next() % 8);
+            if self.rng.below(2) == 0 {
+                let state = (self.rng.next() % 6) << 32 | (self.rng.next() % 8);
                 self.write(at, state);
-                let victim = self.victims[self.dice.below(self.victims.len())];
+                let victim = self.victims[self.rng.below(self.victims.len())];
                 self.write(at + 8, victim.word());
             }
         }
@@ -160,7 +161,7 @@ impl Liar {
         }
     }
 
-    /// Nobody can take the pages away but for a moment.
+    /// Tries to change the file's size, and punches holes.
     fn change_the_size(&mut self) {
         let len = self.file.metadata().unwrap().len();
         for other in [0, 4096, len - 1, len + 1, 2 * len] {
@@ -170,8 +171,8 @@ impl Liar {
             assert!(fcntl(&self.file, FcntlArg::F_ADD_SEALS(seal)).is_err());
         }
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let at = self.dice.below(len as usize);
-        let long = [4096, 1 << 20, len as usize][self.dice.below(3)].min(len as usize - at);
+        let at = self.rng.below(len as usize);
+        let long = [4096, 1 << 20, len as usize][self.rng.below(3)].min(len as usize - at);
         let _ = fallocate(&self.file, hole, at as i64, long.max(1) as i64);
     }
 
@@ -186,47 +187,47 @@ impl Liar {
     }
 }
 
-/// How many rounds: fewer where each takes long.
+/// Number of rounds; `BAREWIRE_ROUNDS` sets it where each takes long.
 fn rounds(usual: usize) -> usize {
     std::env::var("BAREWIRE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Frames that are not of `liars`.
-fn others(port: &mut dyn Port, liars: &[Station]) -> Vec<Vec<u8>> {
+/// Frames that are not of `attackers`.
+fn others(port: &mut dyn Port, attackers: &[Station]) -> Vec<Vec<u8>> {
     let mut got = drain(port);
     got.retain(|bytes| {
-        !liars
-            .iter()
-            .any(|liar| bytes[6..12] == liar.mac.0 && bytes[34..36] == liar.number.to_le_bytes())
+        !attackers.iter().any(|attacker| {
+            bytes[6..12] == attacker.mac.0 && bytes[34..36] == attacker.number.to_le_bytes()
+        })
     });
     got.sort_unstable();
     got
 }
 
-/// Users who talk while another lies.
-struct Talk {
-    house: House,
+/// Stations of two users that exchange frames while another user attacks.
+struct Traffic {
+    bed: TestSwitch,
     own: SwitchedPort,
     alice: SwitchedPort,
     also: SwitchedPort,
 }
 
-impl Talk {
+impl Traffic {
     fn new() -> Self {
-        let mut house = House::new(Guests::All, false);
-        let own = station(&house.segment);
-        let (alice, also) = (house.guest(ALICE), house.guest(ALICE));
-        Self { house, own, alice, also }
+        let mut bed = TestSwitch::new(ServedUsers::All, false);
+        let own = station(&bed.segment);
+        let (alice, also) = (bed.attach(ALICE), bed.attach(ALICE));
+        Self { bed, own, alice, also }
     }
 
     fn macs(&self) -> [Station; 4] {
         [self.own.caps().station, self.alice.caps().station, self.also.caps().station, FAR]
     }
 
-    /// Sends a frame each way that there is, and sees that each comes, once, as it was, and nothing
-    /// in the name of any of these.
-    fn round(&mut self, number: u8, liars: &[Station], mut meanwhile: impl FnMut()) {
-        let Self { house, own, alice, also } = self;
+    /// Sends a frame between each pair and checks that each arrives once and unchanged, and that
+    /// none arrives with a forged source address.
+    fn round(&mut self, number: u8, attackers: &[Station], mut meanwhile: impl FnMut()) {
+        let Self { bed, own, alice, also } = self;
         let [mac_own, mac_alice, mac_also] = [&*own, alice, also].map(|port| port.caps().station);
         let sent = [
             frame(mac_also, mac_alice, 700, number),
@@ -234,69 +235,69 @@ impl Talk {
             frame(FAR, mac_alice, 1500, number),
         ];
         sent.iter().for_each(|bytes| assert_eq!(send(alice, bytes), Tx::Sent));
-        assert_eq!(send(&mut *house.far, &frame(mac_alice, FAR, 1400, number)), Tx::Sent);
-        for &liar in liars {
-            send(&mut *house.far, &frame(liar, FAR, 1400, number));
+        assert_eq!(send(&mut *bed.far, &frame(mac_alice, FAR, 1400, number)), Tx::Sent);
+        for &attacker in attackers {
+            send(&mut *bed.far, &frame(attacker, FAR, 1400, number));
         }
         for _ in 0..300 {
-            house.switch.turn().unwrap();
+            bed.switch.turn().unwrap();
             meanwhile();
         }
-        let got = [also, own].map(|port| others(port, liars));
+        let got = [also, own].map(|port| others(port, attackers));
         assert_eq!(got, [[sent[0].clone()], [sent[1].clone()]], "{number}");
-        assert_eq!(others(&mut *house.far, liars), [sent[2].clone()], "{number}");
-        assert_eq!(others(alice, liars), [frame(mac_alice, FAR, 1400, number)], "{number}");
+        assert_eq!(others(&mut *bed.far, attackers), [sent[2].clone()], "{number}");
+        assert_eq!(others(alice, attackers), [frame(mac_alice, FAR, 1400, number)], "{number}");
     }
 }
 
-/// Goal: whatever processes of a user write into their segment, and whatever they send, costs
-/// others nothing: each frame between those comes, once, with every byte right, and none in their
-/// name; the switch lives and its counters tell. Method: a seeded liar with a descriptor of the
-/// segment, beside two stations of his that send as others, send what is no frame, and flood; at
-/// first honest rings, then lies of one kind, then of all; and all again in the next segment.
+/// Goal: whatever a user's processes write into their segment and send, other users lose nothing:
+/// each of their frames arrives once and unchanged, none arrives with a forged source, and the
+/// switch goes on and counts. Method: a seeded attacker with a descriptor of the segment, beside
+/// two stations of its user that forge addresses, send invalid frames and flood; first without
+/// attacks, then with one kind, then with all; and again for each segment.
 #[test]
-fn a_liar_harms_nobody_else() {
+fn a_hostile_process_harms_no_other_user() {
     for seed in [0x29_0001_u64, 0x29_0002] {
         println!("seed {seed:#x}");
-        let (mut talk, mut dice) = (Talk::new(), Dice(seed));
-        let victims = talk.macs();
+        let (mut traffic, mut rng) = (Traffic::new(), Rng(seed));
+        let victims = traffic.macs();
         for kind in 0..=KINDS {
-            let mut liars = [talk.house.guest(BOB), talk.house.guest(BOB)];
-            let macs = [0, 1].map(|i: usize| liars[i].caps().station);
-            let file = &talk.house.switch.lobby.as_ref().unwrap().users[1].file;
+            let mut attackers = [traffic.bed.attach(BOB), traffic.bed.attach(BOB)];
+            let macs = [0, 1].map(|i: usize| attackers[i].caps().station);
+            let file = &traffic.bed.switch.clients.as_ref().unwrap().users[1].file;
             let len = DATA_AT + MEMBERS * MEMBERS * RING_LEN;
             assert_eq!(file.metadata().unwrap().len(), len as u64);
             let file = shm::sealed::another(file).unwrap();
-            let mut liar = Liar { file, dice: Dice(dice.next()), victims: victims.to_vec() };
+            let mut attacker = Attacker { file, rng: Rng(rng.next()), victims: victims.to_vec() };
             let rounds = rounds(24);
             for round in 0..rounds {
-                for port in &mut liars {
-                    for _ in 0..dice.below(100) {
-                        let (src, dst) = (dice.below(4), dice.below(4));
-                        let bytes = frame(victims[dst], victims[src], 14 + dice.below(MTU), 0xee);
-                        // His own port may well be broken by now.
+                for port in &mut attackers {
+                    for _ in 0..rng.below(100) {
+                        let (src, dst) = (rng.below(4), rng.below(4));
+                        let bytes = frame(victims[dst], victims[src], 14 + rng.below(MTU), 0xee);
+                        // The attacker's own port may be broken by now.
                         let _ = port.tx(&TxFrame::whole(&bytes));
                     }
                 }
                 let kind = if round < rounds / 2 { kind } else { KINDS };
-                talk.round(round as u8, &macs, || {
-                    if round > 2 && dice.below(10) == 0 {
-                        liar.lie(kind);
+                traffic.round(round as u8, &macs, || {
+                    if round > 2 && rng.below(10) == 0 {
+                        attacker.attack(kind);
                     }
                 });
-                for port in &mut liars {
+                for port in &mut attackers {
                     port.receive(64, &mut |_: &RxFrame<'_>| {});
                 }
             }
-            drop((liar, liars));
-            while talk.house.switch.segments.len() > 2 {
-                talk.house.attend();
+            drop((attacker, attackers));
+            while traffic.bed.switch.segments.len() > 2 {
+                traffic.bed.run_once();
             }
         }
-        let counters = talk.house.switch.counters();
+        let counters = traffic.bed.switch.counters();
         println!("{counters:?}");
         assert!(counters.spoofed > 1000 && counters.malformed > 10, "{counters:?}");
-        let shown = talk.house.switch.stations();
+        let shown = traffic.bed.switch.stations();
         assert_eq!(shown.len(), 3);
         for frames in shown.iter().map(|station| station.frames) {
             assert_eq!((frames.spoofed, frames.malformed, frames.full), (0, 0, 0));
@@ -304,14 +305,14 @@ fn a_liar_harms_nobody_else() {
     }
 }
 
-/// Goal: a process that joins its user's segment under another user's address, or without having
-/// asked, neither sends nor receives as that.
+/// Goal: a process that joins its user's segment with another user's address, or without a request
+/// to the switch, neither sends nor receives with that address.
 #[test]
-fn an_address_is_who_asked_for_it() {
-    let mut talk = Talk::new();
-    let bob = talk.house.guest(BOB);
-    let file = &talk.house.switch.lobby.as_ref().unwrap().users[1].file;
-    let victims = talk.macs();
+fn an_address_belongs_to_the_process_that_asked() {
+    let mut traffic = Traffic::new();
+    let bob = traffic.bed.attach(BOB);
+    let file = &traffic.bed.switch.clients.as_ref().unwrap().users[1].file;
+    let victims = traffic.macs();
     let mut join = |mac| {
         let file = shm::sealed::another(file).unwrap();
         let segment = ShmSettings { station: Some(mac), ..ShmSettings::named("x") };
@@ -326,39 +327,39 @@ fn an_address_is_who_asked_for_it() {
                 port.tx(&TxFrame::whole(&frame(dst, src, 60, 0xee))).unwrap();
             }
         }
-        talk.round(round, &[bob.caps().station], || {});
+        traffic.round(round, &[bob.caps().station], || {});
         for port in &mut ports {
             assert_eq!(drain(port).len(), 0);
         }
     }
-    let SwitchCounters { spoofed, unknown, .. } = talk.house.switch.counters();
-    // As the station at the far end, which the switch does not know, it is nobody's either.
+    let SwitchCounters { spoofed, unknown, .. } = traffic.bed.switch.counters();
+    // The address of the station at the far end is unknown to the switch, not spoofed.
     assert_eq!((spoofed, unknown), (20 * 3 * 4, 20 * 2 * 4));
 }
 
-/// Goal: who floods and does not read costs others no frame, and gets his turn only.
+/// Goal: a station that floods and does not read costs others no frame.
 #[test]
 fn a_flood_of_one_user_is_his_own() {
-    let mut house = House::new(Guests::All, false);
-    let (mut alice, mut bob) = (house.guest(ALICE), house.guest(BOB));
+    let mut bed = TestSwitch::new(ServedUsers::All, false);
+    let (mut alice, mut bob) = (bed.attach(ALICE), bed.attach(BOB));
     let (mac_alice, mac_bob) = (alice.caps().station, bob.caps().station);
     let flood = frame(FAR, mac_bob, MTU, 9);
     for round in 0..200 {
         while bob.tx(&TxFrame::whole(&flood)).unwrap() == Tx::Sent {}
         for _ in 0..8 {
-            send(&mut *house.far, &frame(mac_bob, FAR, MTU, 9));
+            send(&mut *bed.far, &frame(mac_bob, FAR, MTU, 9));
         }
         let bytes = frame(FAR, mac_alice, 60, round);
         assert_eq!(send(&mut alice, &bytes), Tx::Sent);
-        assert_eq!(send(&mut *house.far, &frame(mac_alice, FAR, 60, round)), Tx::Sent);
+        assert_eq!(send(&mut *bed.far, &frame(mac_alice, FAR, 60, round)), Tx::Sent);
         // Once the rings are open, in as many turns as there are segments.
         for _ in 0..if round == 0 { 1000 } else { 3 } {
-            house.switch.turn().unwrap();
+            bed.switch.turn().unwrap();
         }
-        assert_eq!(others(&mut *house.far, &[mac_bob]), [bytes], "{round}");
+        assert_eq!(others(&mut *bed.far, &[mac_bob]), [bytes], "{round}");
         assert_eq!(drain(&mut alice).len(), 1, "{round}");
     }
-    let shown = house.switch.stations();
+    let shown = bed.switch.stations();
     let of = |mac| shown.iter().find(|s| s.station == mac).unwrap().frames;
     assert!(of(mac_bob).full > 100 && of(mac_alice).full == 0);
 }

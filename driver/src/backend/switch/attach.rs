@@ -1,4 +1,4 @@
-//! A process that asks the switch of another user for a segment.
+//! Client side of the handshake: a process asks the switch of another user for a segment.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -9,95 +9,97 @@ use nix::errno::Errno;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixAddr, connect, getsockopt};
 
-use super::greeting::{Came, Message, Refusal, Socket};
+use super::handshake::{Incoming, Message, Refusal, Socket};
 use crate::backend::{readable, sleep};
 use crate::error::{OPEN_FILES, OpenError};
 use crate::port::Station;
 
-/// Where switches have the sockets at which processes of other users ask. Not the abstract ones,
-/// which are of one network namespace and anybody's to take: a directory that root made says that
-/// who has a socket in there is meant to, and a container is given it as a whole.
+/// Directory of the sockets at which switches serve processes of other users. Not abstract names:
+/// those belong to one network namespace, and any user can bind them. Root makes the directory, so
+/// whoever has a socket in it is trusted to, and a container gets the directory as a mount.
 pub const RUN_DIR: &str = "/run/barewire";
 
-/// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(5);
-/// Between two attempts at a socket that nobody listens at.
+/// Longest wait for the switch's reply.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two attempts at a socket without a listener.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The socket of the switch whose segment for its own user has this name.
+/// Path of the socket of the switch whose segment for its own user is `segment`.
 pub fn socket_in(dir: &Path, segment: &str) -> PathBuf {
     dir.join(format!("{segment}.sock"))
 }
 
-/// What a switch gave.
-pub(super) struct Welcome {
-    /// Open for as long as the switch lives and we do.
+/// What the switch granted.
+pub(super) struct Grant {
+    /// Stays open for as long as both the switch and this process live.
     pub(super) socket: Socket,
     pub(super) file: File,
     pub(super) station: Station,
 }
 
-/// Asks at `path` to be `station`, or any. `None` if there is no switch: at once if there
-/// is no socket, and after `patience` if nobody listens at it, as when a switch was killed and the
-/// next one is about to start.
+/// Asks the switch at `path` for the address `station`, or for any. `None` without a switch: at
+/// once if there is no socket, and after `patience` if nobody listens at it, as between a killed
+/// switch and its successor.
 ///
 /// # Errors
-/// It does not serve us, or cannot; or it is none that we trust.
-pub(super) fn ask(
+/// The switch refuses this user or has no resources, or whoever listens is not trusted.
+pub(super) fn attach(
     path: &Path,
     station: Option<Station>,
     patience: Duration,
-) -> Result<Option<Welcome>, OpenError> {
+) -> Result<Option<Grant>, OpenError> {
     let until = Instant::now() + patience;
     loop {
-        match ask_once(path, station)? {
-            Asked::Welcome(welcome) => return Ok(Some(welcome)),
-            Asked::Deaf if Instant::now() < until => std::thread::sleep(RETRY),
-            Asked::Deaf | Asked::Missing => return Ok(None),
+        match try_attach(path, station)? {
+            AttachResult::Attached(grant) => return Ok(Some(grant)),
+            AttachResult::NoListener if Instant::now() < until => std::thread::sleep(RETRY),
+            AttachResult::NoListener | AttachResult::NoSocket => return Ok(None),
         }
     }
 }
 
-enum Asked {
-    Welcome(Welcome),
-    /// There is no socket.
-    Missing,
-    /// Nobody listens, or went before the answer.
-    Deaf,
+enum AttachResult {
+    Attached(Grant),
+    /// No socket at the path.
+    NoSocket,
+    /// Nobody listens, or the switch ended before its reply.
+    NoListener,
 }
 
-fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
+fn try_attach(path: &Path, station: Option<Station>) -> Result<AttachResult, OpenError> {
     let os = |what, errno: Errno, hint| OpenError::os(what, path, errno, hint);
     let no_socket = |e| OpenError::os("cannot make a socket for", path, e, OPEN_FILES);
     let socket = Socket::new().map_err(no_socket)?;
     let to = UnixAddr::new(path).map_err(|errno| os("cannot ask", errno, ""))?;
     match connect(socket.fd(), &to) {
         Ok(()) => {}
-        Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(Asked::Missing),
-        Err(Errno::ECONNREFUSED | Errno::EAGAIN | Errno::EINTR) => return Ok(Asked::Deaf),
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(AttachResult::NoSocket),
+        Err(Errno::ECONNREFUSED | Errno::EAGAIN | Errno::EINTR) => {
+            return Ok(AttachResult::NoListener);
+        }
         Err(errno) => {
             let hint = "; the switch does not serve this user: see its --user and --group";
             return Err(os("cannot ask the switch at", errno, hint));
         }
     }
     check_trust(path, &socket)?;
-    // Who refuses all of us has done so already, and hears nothing.
-    socket.say(Message::Hello(station), None);
-    let until = Instant::now() + ANSWER;
+    // A switch that refuses the user has already sent that and closed: a failed send is no error.
+    socket.send(Message::Hello(station), None);
+    let until = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        match socket.hear(true) {
-            Came::Message(Message::Welcome(station), Some(fd)) => {
-                // Of whom we trust (`check_trust`).
+        match socket.recv(true) {
+            Incoming::Message(Message::Welcome(station), Some(fd)) => {
+                // The sender was checked by `check_trust`.
                 let file = fd.trust().into();
-                return Ok(Asked::Welcome(Welcome { socket, file, station }));
+                return Ok(AttachResult::Attached(Grant { socket, file, station }));
             }
-            Came::Message(Message::Refused(why), _) => return Err(refused(path, why)),
-            Came::Unopened => {
+            Incoming::Message(Message::Refused(why), _) => return Err(refusal_error(path, why)),
+            Incoming::NoDescriptor => {
                 let what = "cannot take what is given by the switch at";
                 return Err(os(what, Errno::EMFILE, OPEN_FILES));
             }
-            Came::Message(..) | Came::HungUp => return Ok(Asked::Deaf),
-            Came::Nothing => {}
+            Incoming::Message(..) | Incoming::Closed => return Ok(AttachResult::NoListener),
+            Incoming::Empty => {}
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -107,8 +109,8 @@ fn ask_once(path: &Path, station: Option<Station>) -> Result<Asked, OpenError> {
     }
 }
 
-/// Who listens is root, ourselves, or whom root gave the directory to: it is about to see all our
-/// frames.
+/// Checks that the listener runs as root, as our user, or as the directory's owner: it will see
+/// all our frames.
 fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
     let untrusted = |why: String, mend: String| {
         let why = format!("not safe to ask: {why}");
@@ -128,13 +130,13 @@ fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
         return Ok(());
     }
     let why = format!("user {} listens, and user {} has the directory", peer.uid(), meta.uid());
-    let (whose, path) = (listener(peer.uid(), peer.pid()), path.display());
+    let (whose, path) = (describe_listener(peer.uid(), peer.pid()), path.display());
     Err(untrusted(why, format!("end {whose} and remove it (rm {path})")))
 }
 
-/// Who is to be ended. The kernel keeps the number of the process that began to listen, which may
-/// have ended, be another's by now, or be of other numbers than ours.
-fn listener(uid: u32, pid: i32) -> String {
+/// Names the process to end. The kernel keeps the pid of the process that called `listen`: it may
+/// have exited, the pid may be reused, or it may be of another pid namespace.
+fn describe_listener(uid: u32, pid: i32) -> String {
     let is_theirs = |meta: std::fs::Metadata| meta.uid() == uid;
     if pid > 0 && std::fs::metadata(format!("/proc/{pid}")).is_ok_and(is_theirs) {
         format!("process {pid} of user {uid}")
@@ -143,9 +145,9 @@ fn listener(uid: u32, pid: i32) -> String {
     }
 }
 
-fn refused(path: &Path, why: Refusal) -> OpenError {
+fn refusal_error(path: &Path, why: Refusal) -> OpenError {
     let (why, mend, errno) = match why {
-        Refusal::Stranger => (
+        Refusal::UserNotServed => (
             "it does not serve processes of this user",
             "have its user start it for them too, with --user or --group",
             libc::EACCES,
@@ -153,18 +155,18 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
         Refusal::AddressInUse => {
             ("somebody has that address", "choose another (mac=...) or none", libc::EADDRINUSE)
         }
-        Refusal::NotYours => (
+        Refusal::AddressNotAllowed => (
             "processes of other users than its own have an address behind the NIC's MAC",
             "leave out mac=",
             libc::EACCES,
         ),
-        Refusal::Crowded => (
+        Refusal::TooManyStations => (
             "this user has as many processes behind it as one may have (its --per-user, 255 unless \
              it was given less)",
             "run fewer of them on this node",
             libc::EUSERS,
         ),
-        Refusal::NoRoom => (
+        Refusal::NoResources => (
             "it has no memory or open files left",
             "raise its limit on open files (LimitNOFILE= of its service)",
             libc::ENOMEM,
@@ -177,17 +179,17 @@ fn refused(path: &Path, why: Refusal) -> OpenError {
 mod tests {
     use super::*;
 
-    /// Goal: a process is named if it lives and is of the user who listens.
+    /// Goal: a process is named if it lives and runs as the listening user.
     #[test]
-    fn a_process_is_named_if_it_is_theirs() {
+    fn a_process_is_named_if_it_runs_as_the_listening_user() {
         let own = nix::unistd::geteuid().as_raw();
         let (pid, other) = (std::process::id() as i32, own + 1);
-        assert_eq!(listener(own, pid), format!("process {pid} of user {own}"));
+        assert_eq!(describe_listener(own, pid), format!("process {pid} of user {own}"));
         // No process has a number from 2^22 on.
         let unknown = [(other, pid), (own, 1 << 22), (own, 0), (own, -1)];
         for (uid, pid) in unknown {
             assert_eq!(
-                listener(uid, pid),
+                describe_listener(uid, pid),
                 format!("what user {uid} runs there (as root: ss -xlp)")
             );
         }

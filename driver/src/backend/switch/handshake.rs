@@ -1,9 +1,9 @@
-//! What a switch and a process of another user say to each other over a Unix socket
-//! (`SOCK_SEQPACKET`): one message each way, the answer with a descriptor. The connection then
-//! stays, as a sign of life of either end.
+//! Messages between a switch and a process of another user over a Unix socket
+//! (`SOCK_SEQPACKET`): one request, and one reply with a descriptor. The connection then stays
+//! open: its end tells each side that the other has ended.
 //!
 //! ```text
-//! 0   "bw-guest"    8   kind    16  address, 0 for none
+//! 0   "bw-gues2"    8   kind    16  address, 0 for none
 //! ```
 
 use std::io;
@@ -19,46 +19,46 @@ use crate::port::Station;
 const MAGIC: u64 = u64::from_le_bytes(*b"bw-gues2");
 const LEN: usize = 24;
 
-/// A message.
+/// A message of either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The process: it wants to be a station, of this address if it has one.
+    /// Request of the process: a station, with this address if there is one.
     Hello(Option<Station>),
-    /// The switch: it is one, of this address, in the segment that comes with this.
+    /// Reply of the switch: the station's address. The segment's descriptor comes with it.
     Welcome(Station),
-    /// The switch: it is none.
+    /// Reply of the switch: no station.
     Refused(Refusal),
 }
 
-/// Why a process is no station.
+/// Why a switch refuses a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Processes of its user are not served.
-    Stranger,
-    /// Somebody has the address.
+    /// The switch does not serve the process's user.
+    UserNotServed,
+    /// Another station has the address.
     AddressInUse,
-    /// The address is none that a process of another user than the switch's may have.
-    NotYours,
-    /// Its user has as many stations as one may have.
-    Crowded,
+    /// Processes of other users than the switch's may not have the address.
+    AddressNotAllowed,
+    /// The user has its maximum of stations.
+    TooManyStations,
     /// The switch has no memory or no descriptor left.
-    NoRoom,
+    NoResources,
 }
 
-/// Numbers of messages, in this order; refusals come last.
+/// Refusals in the order of their message kinds, from [`REFUSED`] on.
 const REFUSALS: [Refusal; 5] = [
-    Refusal::Stranger,
+    Refusal::UserNotServed,
     Refusal::AddressInUse,
-    Refusal::Crowded,
-    Refusal::NoRoom,
-    Refusal::NotYours,
+    Refusal::TooManyStations,
+    Refusal::NoResources,
+    Refusal::AddressNotAllowed,
 ];
 const HELLO: u64 = 1;
 const WELCOME: u64 = 2;
 const REFUSED: u64 = 16;
 
 impl Message {
-    fn bytes(self) -> [u8; LEN] {
+    fn encode(self) -> [u8; LEN] {
         let (kind, station) = match self {
             Self::Hello(station) => (HELLO, station.map_or(0, Station::word)),
             Self::Welcome(station) => (WELCOME, station.word()),
@@ -97,21 +97,21 @@ impl Message {
     }
 }
 
-/// One end of a connection, or what makes some. A forked child does not keep it open.
+/// One end of a connection, or a listening socket. A forked child does not keep it open.
 pub(super) struct Socket(pub(super) NotInChildren);
 
-/// What came from the other end.
-pub(super) enum Came {
-    Nothing,
+/// What a receive call found.
+pub(super) enum Incoming {
+    Empty,
     Message(Message, Option<Apart<OwnedFd>>),
-    /// A message with a descriptor, of which this process may open no more.
-    Unopened,
-    /// It has gone, or says what makes no sense.
-    HungUp,
+    /// A message whose descriptor was lost: this process has reached its limit of open files.
+    NoDescriptor,
+    /// The other end has closed the connection, or sent an invalid message.
+    Closed,
 }
 
 impl Socket {
-    /// One that is not connected, non-blocking.
+    /// Makes an unconnected, non-blocking socket.
     ///
     /// # Errors
     /// Those of `socket`.
@@ -127,29 +127,29 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
-    /// Sends a message, and says whether it went. Never blocks.
-    pub(super) fn say(&self, message: Message, fd: Option<RawFd>) -> bool {
-        send(self.fd(), &message.bytes(), fd) == Ok(LEN)
+    /// Sends a message with an optional descriptor. False if it was not sent. Never blocks.
+    pub(super) fn send(&self, message: Message, fd: Option<RawFd>) -> bool {
+        send(self.fd(), &message.encode(), fd) == Ok(LEN)
     }
 
-    /// What has come, with a descriptor if `takes_fd`. Never blocks.
-    pub(super) fn hear(&self, takes_fd: bool) -> Came {
-        match self.receive(takes_fd) {
-            // It did not read what we said, and what it said comes after this.
-            Err(Errno::ECONNRESET) => self.receive(takes_fd).unwrap_or(Came::HungUp),
-            Err(Errno::EAGAIN | Errno::EINTR) => Came::Nothing,
-            Err(_gone) => Came::HungUp,
-            Ok(came) => came,
+    /// Receives the next message, with its descriptor if `takes_fd`. Never blocks.
+    pub(super) fn recv(&self, takes_fd: bool) -> Incoming {
+        match self.recv_once(takes_fd) {
+            // The other end closed with our message unread. Its own message is still queued.
+            Err(Errno::ECONNRESET) => self.recv_once(takes_fd).unwrap_or(Incoming::Closed),
+            Err(Errno::EAGAIN | Errno::EINTR) => Incoming::Empty,
+            Err(_gone) => Incoming::Closed,
+            Ok(incoming) => incoming,
         }
     }
 
-    fn receive(&self, takes_fd: bool) -> nix::Result<Came> {
+    fn recv_once(&self, takes_fd: bool) -> nix::Result<Incoming> {
         let mut bytes = [0; LEN];
         let Received { len, fd, is_whole } = receive(self.fd(), &mut bytes, takes_fd)?;
         Ok(match Message::parse(&bytes) {
-            Some(message) if is_whole && len == LEN => Came::Message(message, fd),
-            Some(_) if takes_fd && fd.is_none() && len == LEN => Came::Unopened,
-            _ => Came::HungUp,
+            Some(message) if is_whole && len == LEN => Incoming::Message(message, fd),
+            Some(_) if takes_fd && fd.is_none() && len == LEN => Incoming::NoDescriptor,
+            _ => Incoming::Closed,
         })
     }
 }
@@ -158,15 +158,15 @@ impl Socket {
 mod tests {
     use super::*;
 
-    /// Goal: what is said is heard, and nothing else is: each bit of a message matters.
+    /// Goal: every message parses to itself, and to nothing else once a bit is flipped.
     #[test]
-    fn messages_are_read_as_they_were_written() {
+    fn messages_parse_to_what_was_encoded() {
         let station = Station { number: 7, ..Station::at([2, 1, 2, 3, 4, 5]) };
         let hellos =
             [Message::Hello(None), Message::Hello(Some(station)), Message::Welcome(station)];
         let all = hellos.into_iter().chain(REFUSALS.map(Message::Refused));
         for message in all {
-            let bytes = message.bytes();
+            let bytes = message.encode();
             assert_eq!(Message::parse(&bytes), Some(message));
             for bit in 0..LEN * 8 {
                 let mut other = bytes;
@@ -179,27 +179,27 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_comes_along_and_noise_hangs_up() {
+    fn a_descriptor_is_received_and_noise_closes() {
         let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let (a, b) = (Socket::own(a.into()), Socket::own(b.into()));
-        assert!(matches!(b.hear(true), Came::Nothing));
-        assert!(a.say(Message::Hello(None), Some(a.fd())));
-        assert!(matches!(b.hear(true), Came::Message(Message::Hello(None), Some(_))));
-        assert!(a.say(Message::Hello(None), Some(a.fd())));
-        assert!(matches!(b.hear(false), Came::HungUp));
-        assert!(a.say(Message::Hello(None), None));
-        assert!(matches!(b.hear(false), Came::Message(Message::Hello(None), None)));
+        assert!(matches!(b.recv(true), Incoming::Empty));
+        assert!(a.send(Message::Hello(None), Some(a.fd())));
+        assert!(matches!(b.recv(true), Incoming::Message(Message::Hello(None), Some(_))));
+        assert!(a.send(Message::Hello(None), Some(a.fd())));
+        assert!(matches!(b.recv(false), Incoming::Closed));
+        assert!(a.send(Message::Hello(None), None));
+        assert!(matches!(b.recv(false), Incoming::Message(Message::Hello(None), None)));
         nix::unistd::write(&a.0, b"noise").unwrap();
-        assert!(matches!(b.hear(true), Came::HungUp));
+        assert!(matches!(b.recv(true), Incoming::Closed));
     }
 
-    /// Goal: who may open no more is told so, and not that nobody is there. Method: a forked child
-    /// without any descriptor left.
+    /// Goal: a process at its limit of open files gets that error, and not a closed connection.
+    /// Method: a forked child with a limit of 0.
     #[test]
-    fn a_descriptor_that_cannot_be_made_is_told() {
+    fn a_descriptor_beyond_the_limit_is_reported() {
         let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let (a, b) = (Socket::own(a.into()), b);
-        assert!(a.say(Message::Welcome(Station::at([2, 0, 0, 0, 0, 1])), Some(a.fd())));
+        assert!(a.send(Message::Welcome(Station::at([2, 0, 0, 0, 0, 1])), Some(a.fd())));
         // SAFETY: the child only sets a limit, receives into its stack and ends.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
@@ -208,8 +208,8 @@ mod tests {
             // SAFETY: reads a limit that lives across the call.
             let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
             // Its parent's descriptor is the child's as well.
-            let came = Socket::own(b.into()).hear(true);
-            let good = set == 0 && matches!(came, Came::Unopened);
+            let incoming = Socket::own(b.into()).recv(true);
+            let good = set == 0 && matches!(incoming, Incoming::NoDescriptor);
             // SAFETY: takes a number.
             unsafe { libc::_exit(i32::from(!good)) }
         }

@@ -1,4 +1,4 @@
-//! What switches that were killed, and do not come back, left beside a socket.
+//! Removal of stale files: sockets and address records of switches that were killed for good.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use nix::sys::socket::UnixAddr;
 
-use super::reserved::KEPT;
+use super::reserved::RESERVED_FOR;
 use crate::backend::bound::{inode, remove_stale};
 
-/// Files that are removed at once, as each may take a while.
+/// Most files of each kind removed per call: each may take a while.
 const FILES_MAX: usize = 16;
 
-/// Removes sockets in the directory of `own` that nobody listens at, and records of addresses
-/// without a socket, if they are so old that nobody waits for their switch any more. What cannot be
-/// removed, or not at once, stays: `barewire doctor` tells of it.
+/// Removes sockets without a listener and address records without a socket from the directory of
+/// `own`, if they are older than [`RESERVED_FOR`]. Files that cannot be removed, or not without
+/// waiting, stay: `barewire doctor` reports them.
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().map(std::fs::read_dir).and_then(Result::ok);
     let paths: Vec<PathBuf> = entries.into_iter().flatten().flatten().map(|e| e.path()).collect();
@@ -23,8 +23,8 @@ pub(super) fn sweep(own: &Path) {
     let sockets = old().filter(|path| ends(path, "sock"));
     for (path, which) in sockets.filter_map(|path| Some((path, inode(path)?))).take(FILES_MAX) {
         if let Ok(address) = UnixAddr::new(path) {
-            // A switch that came meanwhile has made a file, which is young, or touched this one. A
-            // number may be given again.
+            // A switch that started meanwhile has made a new file, or touched this one. Inode
+            // numbers are reused, so the age is checked as well.
             let is_it = || inode(path) == Some(which) && is_old(path);
             let _ = remove_stale(path, &address, Duration::ZERO, is_it);
         }
@@ -35,11 +35,11 @@ pub(super) fn sweep(own: &Path) {
     }
 }
 
-/// Whether a file was last touched longer ago than addresses are kept ([`KEPT`]): no switch that
-/// uses it lives, since that touches it every few seconds, and none is waited for.
+/// Whether a file was last touched longer than [`RESERVED_FOR`] ago. A live switch touches its
+/// socket every few seconds, and no client waits that long for the next switch.
 fn is_old(path: &Path) -> bool {
     let touched = std::fs::symlink_metadata(path).and_then(|is| is.modified());
-    touched.is_ok_and(|at| at.elapsed().is_ok_and(|ago| ago > KEPT))
+    touched.is_ok_and(|at| at.elapsed().is_ok_and(|ago| ago > RESERVED_FOR))
 }
 
 #[cfg(test)]
@@ -52,16 +52,16 @@ mod tests {
     use super::*;
     use crate::backend::bound::{BoundSocket, lock_name, touch};
 
-    /// Goal: what is old and dead goes; what lives, is young, or is no socket stays.
+    /// Goal: stale files are removed; sockets with a listener, young files and other files stay.
     #[test]
-    fn what_the_dead_left_goes() {
+    fn stale_files_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let bound = |name: &str| BoundSocket::bind(&UnixAddr::new(&at(name)).unwrap()).unwrap();
         let own = bound("own.sock");
         let alive = bound("alive.sock");
         alive.listen(Backlog::new(8).unwrap()).unwrap();
-        // Of another type than ours: its end leaves it, as a kill leaves ours.
+        // The standard library's listener leaves its file when dropped, as a killed switch does.
         for name in ["dead.sock", "young.sock", "apart.sock", "watched.sock"] {
             drop(UnixListener::bind(at(name)).unwrap());
         }
@@ -72,7 +72,7 @@ mod tests {
         for name in ["file.sock", "other"] {
             std::fs::write(at(name), "").unwrap();
         }
-        let old = SystemTime::now() - 2 * KEPT;
+        let old = SystemTime::now() - 2 * RESERVED_FOR;
         for entry in std::fs::read_dir(dir.path()).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_stem().unwrap().to_str().unwrap();
@@ -81,7 +81,7 @@ mod tests {
                 touch(&path, since.into());
             }
         }
-        // Somebody else looks at it, or any user keeps the name of who does.
+        // Another process checks this socket, or any user holds the lock's name.
         let watched = lock_name(&at("watched.sock"));
         let watched = BoundSocket::bind(&UnixAddr::new_abstract(watched.as_bytes()).unwrap());
         let begun = Instant::now();
