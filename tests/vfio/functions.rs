@@ -183,11 +183,11 @@ fn the_list_names_the_card() {
     let nics = survey::nics();
     for (i, function) in [n, m].into_iter().enumerate() {
         let found = nics.iter().find(|nic| nic.bdf == function).unwrap();
-        println!("{}: {}, {}", found.bdf, found.what(), found.place());
+        println!("{}: {}, {}", found.bdf, found.kind_name(), found.location());
         let place = format!("VF {i} of {bdf}, driver vfio-pci");
-        assert!(found.place().contains(&place) && found.why_not().is_none());
-        assert_eq!(found.what(), "Intel 82576 virtual function");
+        assert!(found.location().contains(&place) && found.unusable_reason().is_none());
+        assert_eq!(found.kind_name(), "Intel 82576 virtual function");
     }
     let card = nics.iter().find(|nic| nic.bdf == bdf).unwrap();
-    assert!(card.place().ends_with(&format!("driver igb ({name})")), "{}", card.place());
+    assert!(card.location().ends_with(&format!("driver igb ({name})")), "{}", card.location());
 }

@@ -20,7 +20,7 @@ use barewire_benches::pair::joined;
 use barewire_benches::{Args, Report, Sample};
 use barewire_driver::backend::vfio::VfioPort;
 use barewire_driver::backend::vfio::netq::{Doorbell, NetQueues, QueueMemory};
-use barewire_driver::backend::vfio::nic::Facts;
+use barewire_driver::backend::vfio::nic::NicCaps;
 use barewire_driver::backend::vfio::ring::model::VirtqDevice;
 use barewire_driver::backend::vfio::ring::virtq::Virtq;
 use barewire_driver::clock::now_ns;
@@ -172,7 +172,7 @@ impl Copied {
         let (queues_of_driver, device) =
             unsafe { (NetQueues::new(&rx, &tx), VirtqDevice::new(tx.queue, COUNT)) };
         device.set_kicks(false);
-        let facts = Facts { mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 9000, link_bps: 0 };
+        let facts = NicCaps { mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 9000, link_bps: 0 };
         let port = VfioPort::over(queues_of_driver, facts, "model");
         Ok(Self { port, device, _memory: [queues, buffers], _doorbell: doorbell })
     }

@@ -13,7 +13,7 @@ use barewire_benches::end::Made;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::vfio::VfioPort;
 use barewire_driver::backend::vfio::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
-use barewire_driver::backend::vfio::nic::Facts;
+use barewire_driver::backend::vfio::nic::NicCaps;
 use barewire_driver::backend::vfio::ring::model::{Iommu, VirtqDevice};
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::{Arena, Block, Hugepages};
@@ -223,7 +223,7 @@ impl Bench {
             let devices = [&rx, &tx].map(|q| VirtqDevice::new(q.queue, COUNT));
             (NetQueues::new(&rx, &tx), devices)
         };
-        let facts = Facts { mac: OWN, mtu: 1500, link_bps: 0 };
+        let facts = NicCaps { mac: OWN, mtu: 1500, link_bps: 0 };
         let [rx, tx] = devices;
         rx.set_kicks(false);
         tx.set_kicks(false);

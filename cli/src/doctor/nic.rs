@@ -1,6 +1,6 @@
 //! The network cards of this machine: who drives each, and what it takes to use it.
 
-use barewire_driver::backend::vfio::survey::{BY_DOCTOR, nics_in};
+use barewire_driver::backend::vfio::survey::{IOMMU_HINT, nics_in};
 
 use super::machine::Machine;
 use super::{Check, VFIO};
@@ -12,11 +12,11 @@ const ABOVE: &str = "see the rows iommu and vfio above";
 pub(super) fn nics(machine: &Machine) -> Vec<Check> {
     let nics = nics_in(&machine.at("/sys/bus/pci/devices"));
     let check = |nic: barewire_driver::backend::vfio::survey::NicInfo| {
-        let found = format!("{}: {}, {}", nic.bdf, nic.what(), nic.place());
+        let found = format!("{}: {}, {}", nic.bdf, nic.kind_name(), nic.location());
         match nic.obstacle() {
             None => Check::ok("nic", VFIO, found),
             Some((why, mend)) => {
-                let mend = if mend == BY_DOCTOR { ABOVE } else { &mend };
+                let mend = if mend == IOMMU_HINT { ABOVE } else { &mend };
                 Check::missing("nic", VFIO, format!("{found}: {why}"), mend)
             }
         }

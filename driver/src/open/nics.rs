@@ -80,8 +80,8 @@ pub(super) fn list() -> Vec<PortInfo> {
     }
     let port = |nic: survey::NicInfo| PortInfo {
         spec: format!("vfio:{}", nic.bdf),
-        what: format!("{}, {}", nic.what(), nic.place()),
-        why_not: nic.why_not(),
+        what: format!("{}, {}", nic.kind_name(), nic.location()),
+        why_not: nic.unusable_reason(),
     };
     nics.into_iter().map(port).collect()
 }

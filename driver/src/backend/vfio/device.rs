@@ -1,12 +1,10 @@
-//! A PCI device taken through VFIO: container, group, device, its registers, and the memory that
-//! it may reach.
+//! A PCI device opened through VFIO: container, group, device, its registers, and its DMA memory.
 //!
-//! One container per device, which holds the addresses of that device and nothing else. Everything
-//! goes back when it is dropped, in this order: the device is silent (the NIC's driver has seen to
-//! that), its memory is unmapped, then device, group and container are closed, on which the kernel
-//! switches bus mastering off and resets the device. A process that is killed is cleaned up after
-//! by the kernel in the same order, whatever children it has: they keep neither files nor
-//! registers.
+//! One container per device, with the DMA mappings of that device only. Teardown order: the NIC's
+//! driver has stopped the device, its memory is unmapped, then device, group and container are
+//! closed, upon which the kernel disables bus mastering and resets the device. After a killed
+//! process the kernel does the same in the same order, whatever children it has: they inherit
+//! neither files nor registers.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -34,31 +32,31 @@ use crate::backend::lock::{UnforkedMap, children_may_keep, forget_in_children};
 use crate::mem::{Arena, Block, Hugepages};
 use crate::port::MacAddr;
 
-/// Bytes after the Ethernet header, where neither the user nor the device says how many.
-const MTU_USUAL: usize = 1500;
+/// MTU if neither the user nor the device says one.
+const MTU_DEFAULT: usize = 1500;
 
 /// Bits of the command register in configuration space: memory decoding, bus mastering.
 const COMMAND: u64 = 4;
 const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 
-/// A file of VFIO's, with which the device stays taken. Forked children do not keep it open.
-struct Kept(File);
+/// A VFIO file, which keeps the device in use while it is open. Closed in forked children.
+struct ForkSafeFile(File);
 
-impl From<File> for Kept {
+impl From<File> for ForkSafeFile {
     fn from(file: File) -> Self {
         forget_in_children(file.as_raw_fd());
         Self(file)
     }
 }
 
-impl Drop for Kept {
+impl Drop for ForkSafeFile {
     fn drop(&mut self) {
         children_may_keep(self.0.as_raw_fd());
     }
 }
 
-impl Deref for Kept {
+impl Deref for ForkSafeFile {
     type Target = File;
 
     fn deref(&self) -> &File {
@@ -66,33 +64,33 @@ impl Deref for Kept {
     }
 }
 
-/// The IOMMU's side: the addresses that the device can use, and the memory behind them.
+/// The IOMMU's address space of the device, and its mappings.
 pub(super) struct Container {
-    file: Kept,
+    file: ForkSafeFile,
     bdf: String,
     page_len: u64,
     space: Mutex<IovaSpace>,
-    /// Mappings that may be made in all.
+    /// Limit on the number of mappings.
     maps_max: u32,
     maps: Mutex<u32>,
 }
 
-/// A device that is ours.
+/// An open device.
 pub(super) struct Device {
     pub(super) bdf: String,
-    file: Kept,
+    file: ForkSafeFile,
     config: Region,
-    /// Readable when somebody wants the device back (unbinding, unplugging).
+    /// Readable when the device's removal is requested (unbinding, unplugging).
     request: Option<Arc<EventFd>>,
     container: Arc<Container>,
     /// Closed after the device and before the container.
-    _group: Kept,
-    /// Forked children leave the device alone.
+    _group: ForkSafeFile,
+    /// Process id of the opener. Forked children leave the device alone.
     owner: u32,
 }
 
 impl Device {
-    /// Takes the device of this PCI address.
+    /// Opens the device at this PCI address.
     ///
     /// # Errors
     /// [`VfioError`]; the device is as before.
@@ -113,20 +111,20 @@ impl Device {
         if driver.as_deref() != Some("vfio-pci") {
             return Err(VfioError::Unbound { bdf, driver });
         }
-        let file = Kept::from(open_container(&bdf)?);
-        let group = Kept::from(open_group(&bdf, group_id)?);
+        let file = ForkSafeFile::from(open_container(&bdf)?);
+        let group = ForkSafeFile::from(open_group(&bdf, group_id)?);
         if !sys::is_viable(&group).map_err(os("VFIO_GROUP_GET_STATUS"))? {
-            let others = survey::in_the_way(&dir);
+            let others = survey::group_blockers(&dir);
             return Err(VfioError::NotViable { bdf, group: group_id, others });
         }
         sys::set_container(&group, &file).map_err(os("VFIO_GROUP_SET_CONTAINER"))?;
         sys::set_iommu(&file).map_err(|source| match source.raw_os_error() {
-            Some(libc::EPERM) => VfioError::NoRemapping { bdf: bdf.clone() },
+            Some(libc::EPERM) => VfioError::NoInterruptRemapping { bdf: bdf.clone() },
             _ => os("VFIO_SET_IOMMU")(source),
         })?;
         let name = CString::new(bdf.as_str()).expect("an address has no zero byte");
         let device = sys::device(&group, &name).map_err(os("VFIO_GROUP_GET_DEVICE_FD"))?;
-        let device = Kept::from(device);
+        let device = ForkSafeFile::from(device);
         let config = sys::region(&device, vfio::VFIO_PCI_CONFIG_REGION_INDEX)
             .map_err(os("VFIO_DEVICE_GET_REGION_INFO"))?;
         let info = sys::iommu_info(&file).map_err(os("VFIO_IOMMU_GET_INFO"))?;
@@ -139,49 +137,54 @@ impl Device {
             maps_max: info.maps_left.unwrap_or(65_535),
             maps: Mutex::new(0),
         });
-        let request = request_of(&device).map(Arc::new);
+        let request = request_event_of(&device).map(Arc::new);
         let owner = std::process::id();
         Ok(Self { bdf, file: device, config, request, container, _group: group, owner })
     }
 
-    /// The IOMMU's side.
+    /// The IOMMU's address space of the device.
     pub(super) fn container(&self) -> &Arc<Container> {
         &self.container
     }
 
-    /// Whether we are the process that opened the device.
-    pub(super) fn is_ours(&self) -> bool {
+    /// Whether this process opened the device, rather than its parent before a fork.
+    pub(super) fn is_owner(&self) -> bool {
         self.owner == std::process::id()
     }
 
-    /// An error of this device.
-    pub(super) fn fault(&self, why: impl Into<String>) -> VfioError {
+    /// An error that the device caused.
+    pub(super) fn device_error(&self, why: impl Into<String>) -> VfioError {
         VfioError::Device { bdf: self.bdf.clone(), why: why.into() }
     }
 
-    /// This device cannot do what an option asks for. `why` says what to write instead.
-    pub(super) fn cannot(&self, why: impl Into<String>) -> VfioError {
+    /// An error of an option that this device does not support. `why` says what to write instead.
+    pub(super) fn option_error(&self, why: impl Into<String>) -> VfioError {
         VfioError::Option { bdf: self.bdf.clone(), why: why.into() }
     }
 
-    /// The address of the port: what was asked for, or the device's own, if that is a station's.
+    /// MAC address of the port: the requested one, or the device's own if it is a valid unicast
+    /// address.
     ///
     /// # Errors
-    /// It is not.
-    pub(super) fn mac(&self, asked: Option<MacAddr>, own: MacAddr) -> Result<MacAddr, VfioError> {
-        let mac = asked.or(Some(own).filter(|own| own.is_single()));
-        mac.ok_or_else(|| self.cannot("it has no address; give it one with mac="))
+    /// The device has none, and none was requested.
+    pub(super) fn mac(
+        &self,
+        requested: Option<MacAddr>,
+        own: MacAddr,
+    ) -> Result<MacAddr, VfioError> {
+        let mac = requested.or(Some(own).filter(|own| own.is_single()));
+        mac.ok_or_else(|| self.option_error("it has no address; give it one with mac="))
     }
 
-    /// The MTU of the port: what was asked for, or the usual one, of those that it carries.
+    /// MTU of the port: the requested one, or the default, at most `max`.
     ///
     /// # Errors
-    /// It carries `most`, and not what was asked for.
-    pub(super) fn mtu(&self, asked: Option<usize>, most: usize) -> Result<usize, VfioError> {
-        let mtu = asked.unwrap_or(MTU_USUAL.min(most));
-        if mtu > most {
+    /// More than `max` was requested.
+    pub(super) fn mtu(&self, requested: Option<usize>, max: usize) -> Result<usize, VfioError> {
+        let mtu = requested.unwrap_or(MTU_DEFAULT.min(max));
+        if mtu > max {
             return Err(
-                self.cannot(format!("it carries no MTU of {mtu}; write mtu={most} or less"))
+                self.option_error(format!("it carries no MTU of {mtu}; write mtu={max} or less"))
             );
         }
         Ok(mtu)
@@ -194,7 +197,7 @@ impl Device {
     /// Reads configuration space.
     ///
     /// # Errors
-    /// It does not have these bytes, or the device is gone.
+    /// The bytes are outside of configuration space, or the device is gone.
     pub(super) fn config(&self, at: u64, bytes: &mut [u8]) -> Result<(), VfioError> {
         let is_inside = at + bytes.len() as u64 <= self.config.len;
         let read = if is_inside {
@@ -215,7 +218,7 @@ impl Device {
         Ok(u16::from_le_bytes(bytes))
     }
 
-    /// Lets the device reach memory, or no more.
+    /// Enables or disables bus mastering (DMA).
     ///
     /// # Errors
     /// The kernel refuses.
@@ -231,13 +234,13 @@ impl Device {
     /// Maps the registers behind base address register `index`.
     ///
     /// # Errors
-    /// There are none, or they cannot be mapped.
+    /// The BAR does not exist, or cannot be mapped.
     pub(super) fn bar(&self, index: u8) -> Result<Bar, VfioError> {
         let region = sys::region(&self.file, index.into())
             .map_err(|source| self.os("VFIO_DEVICE_GET_REGION_INFO", source))?;
         let len = usize::try_from(region.len).unwrap_or(0);
         if index > 5 || len == 0 || !region.can_map {
-            return Err(self.fault(format!("its BAR {index} cannot be mapped")));
+            return Err(self.device_error(format!("its BAR {index} cannot be mapped")));
         }
         let map = MmapOptions::new().offset(region.offset).len(len).map_raw(&*self.file);
         let map = map.and_then(UnforkedMap::new);
@@ -245,17 +248,17 @@ impl Device {
         Ok(Bar { map: Arc::new(map), len })
     }
 
-    /// The device's first interrupt of the kind `index`, if it has such a one. Polling needs none,
+    /// The device's first interrupt of the VFIO index `index`, if it has one. Polling needs none,
     /// sleeping does.
     pub(super) fn interrupt(&self, index: u32) -> Option<Interrupt> {
         let is_line = index == vfio::VFIO_PCI_INTX_IRQ_INDEX;
-        Some(Interrupt { event: signalled(&self.file, index)?, is_line })
+        Some(Interrupt { event: irq_eventfd(&self.file, index)?, is_line })
     }
 
-    /// Lets an interrupt signal again, after its cause has been taken back. The kernel masks a
-    /// line, which devices may share, each time that it signals; messages need nothing.
+    /// Unmasks an interrupt after its cause was acknowledged. The kernel masks INTx, which devices
+    /// may share, each time that it signals; MSI needs nothing.
     pub(super) fn unmask(&self, interrupt: &Interrupt) {
-        // A device that is gone is noticed when its state is looked at.
+        // A device that is gone is detected by the health check.
         if interrupt.is_line
             && let Err(error) = sys::unmask_line(&self.file)
         {
@@ -263,25 +266,25 @@ impl Device {
         }
     }
 
-    /// Resets the device (FLR where it has it), which ends every transfer.
+    /// Resets the device (by FLR if it has it), which ends all DMA.
     ///
     /// # Errors
-    /// It has no reset, or the kernel failed to.
+    /// It has no reset, or the reset failed.
     pub(super) fn reset(&self) -> Result<(), VfioError> {
         match sys::can_reset(&self.file) {
             Ok(true) => sys::reset(&self.file).map_err(|source| self.os("cannot reset", source)),
-            Ok(false) => Err(self.fault("it has no reset")),
+            Ok(false) => Err(self.device_error("it has no reset")),
             Err(source) => Err(self.os("VFIO_DEVICE_GET_INFO", source)),
         }
     }
 
-    /// What becomes readable when somebody wants the device back.
-    pub(super) fn request(&self) -> Option<Arc<EventFd>> {
+    /// Eventfd that becomes readable when the device's removal is requested.
+    pub(super) fn request_event(&self) -> Option<Arc<EventFd>> {
         self.request.clone()
     }
 
-    /// What is wrong with the device as the bus sees it, if anything is.
-    pub(super) fn trouble(&self) -> Option<String> {
+    /// Fault of the device that configuration space or the removal request shows, if any.
+    pub(super) fn bus_fault(&self) -> Option<String> {
         if let Some(request) = &self.request
             && request.read().is_ok()
         {
@@ -301,8 +304,9 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if self.is_ours() {
-            // Closing does as much; this way nothing is on its way when the memory goes.
+        if self.is_owner() {
+            // Closing does the same; this ensures that no DMA is under way when the memory is
+            // unmapped.
             let _ = self.set_bus_master(false);
         }
     }
@@ -337,14 +341,14 @@ fn open_group(bdf: &str, group: u32) -> Result<File, VfioError> {
     })
 }
 
-/// Asks to be told when somebody wants the device back. A kernel that cannot tell makes whoever
-/// unbinds the device wait.
-fn request_of(device: &File) -> Option<EventFd> {
-    signalled(device, vfio::VFIO_PCI_REQ_IRQ_INDEX)
+/// Registers for the kernel's removal request. A kernel without it makes the unbinding process
+/// wait.
+fn request_event_of(device: &File) -> Option<EventFd> {
+    irq_eventfd(device, vfio::VFIO_PCI_REQ_IRQ_INDEX)
 }
 
-/// An event that interrupt 0 of the kind `index` signals.
-fn signalled(device: &File, index: u32) -> Option<EventFd> {
+/// An eventfd that interrupt 0 of the VFIO index `index` signals.
+fn irq_eventfd(device: &File, index: u32) -> Option<EventFd> {
     if sys::irq_count(device, index).ok()? == 0 {
         return None;
     }
@@ -356,14 +360,14 @@ fn signalled(device: &File, index: u32) -> Option<EventFd> {
 
 /// An interrupt of a device.
 pub(super) struct Interrupt {
-    /// What it signals.
+    /// Signalled by the device.
     pub(super) event: EventFd,
-    /// It is a line (INTx) and not a message.
+    /// INTx, not MSI or MSI-X.
     is_line: bool,
 }
 
-/// Whether `is` becomes true within `patience`.
-pub(super) fn becomes(patience: Duration, mut is: impl FnMut() -> bool) -> bool {
+/// Polls until `is` returns true; false after `patience`.
+pub(super) fn poll_until(patience: Duration, mut is: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + patience;
     while !is() {
         if Instant::now() > until {
@@ -374,22 +378,22 @@ pub(super) fn becomes(patience: Duration, mut is: impl FnMut() -> bool) -> bool 
     true
 }
 
-/// Registers of a device. Every access is checked against the length and reaches the device.
+/// A mapped BAR. Every access is bounds-checked and volatile.
 #[derive(Clone)]
 pub(super) struct Bar {
     map: Arc<UnforkedMap>,
     len: usize,
 }
 
-/// Words of 32 bits by their offset: registers, or a model of them.
-pub(super) trait Words {
-    /// The word at `at`.
+/// 32-bit registers by their offset: a BAR, or a model of one in tests.
+pub(super) trait RegisterAccess {
+    /// Reads the register at `at`.
     fn read(&self, at: usize) -> u32;
-    /// Writes the word at `at`.
+    /// Writes the register at `at`.
     fn write(&self, at: usize, value: u32);
 }
 
-impl Words for Bar {
+impl RegisterAccess for Bar {
     fn read(&self, at: usize) -> u32 {
         self.read32(at)
     }
@@ -400,7 +404,7 @@ impl Words for Bar {
 }
 
 impl Bar {
-    /// Bytes there are.
+    /// Length in bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -412,13 +416,13 @@ impl Bar {
         self.map.as_mut_ptr().wrapping_add(at).cast()
     }
 
-    /// The register at `at` as one that is written after what it lets the device read.
-    pub(super) fn tail(&self, at: usize) -> Tail {
-        Tail { register: self.register(at), _map: Arc::clone(&self.map) }
+    /// The register at `at` as a ring's tail register.
+    pub(super) fn tail_register(&self, at: usize) -> TailRegister {
+        TailRegister { register: self.register(at), _map: Arc::clone(&self.map) }
     }
 
-    /// Where a register of 16 or 32 bits lies, for one that is written often. The mapping lasts as
-    /// long as a clone of this.
+    /// Address of a 16- or 32-bit register that is written often. The mapping lives as long as a
+    /// clone of this.
     pub(super) fn register<T>(&self, at: usize) -> NonNull<T> {
         NonNull::new(self.at(at)).expect("a mapping is not at 0")
     }
@@ -439,8 +443,8 @@ impl Bar {
     }
 
     pub(super) fn write8(&self, at: usize, value: u8) {
-        // SAFETY: inside the mapping and aligned (`at`); what the device does to memory because of
-        // it is bounded by the IOMMU to what is mapped.
+        // SAFETY: inside the mapping and aligned (`at`); the IOMMU confines the device's reaction
+        // to mapped memory.
         unsafe { self.at::<u8>(at).write_volatile(value) }
     }
 
@@ -454,25 +458,25 @@ impl Bar {
         unsafe { self.at::<u32>(at).write_volatile(value.to_le()) }
     }
 
-    /// Two halves, the lower one first, as virtio wants it.
+    /// Writes two 32-bit halves, the lower one first, as virtio requires.
     pub(super) fn write64(&self, at: usize, value: u64) {
         self.write32(at, value as u32);
         self.write32(at + 4, (value >> 32) as u32);
     }
 }
 
-/// A register of 32 bits that tells the device how far a ring is filled.
-pub(super) struct Tail {
+/// A tail register: 32 bits that tell the device how far a ring is filled.
+pub(super) struct TailRegister {
     register: NonNull<u32>,
     /// Keeps the register mapped.
     _map: Arc<UnforkedMap>,
 }
 
 // SAFETY: a register, which any thread may write; it stays mapped.
-unsafe impl Send for Tail {}
+unsafe impl Send for TailRegister {}
 
-impl Tail {
-    /// Writes it, after everything that it lets the device read.
+impl TailRegister {
+    /// Writes the register, ordered after the descriptors and buffers that it publishes.
     #[inline]
     pub(super) fn set(&self, tail: u32) {
         fence(Release);
@@ -481,8 +485,8 @@ impl Tail {
     }
 }
 
-/// Zeroed memory of ours that the device reaches, from hugepages if there are any. Unmapped, as
-/// exactly as it was mapped, when dropped; by then the device must be silent.
+/// Zeroed DMA memory, from hugepages if any are free. Unmapped from the IOMMU when dropped; the
+/// device must have stopped by then.
 pub(super) struct DmaArea {
     block: Block,
     iova: u64,
@@ -491,11 +495,11 @@ pub(super) struct DmaArea {
 }
 
 impl Container {
-    /// Makes `len` bytes that the device may reach as `access` says.
+    /// Allocates and maps at least `len` bytes that the device may access as `access` says.
     ///
     /// # Errors
-    /// There is no memory, no address, no mapping left, or it may not be locked.
-    pub(super) fn area(
+    /// No memory, no IOVA or no mapping is left, or the memory may not be locked.
+    pub(super) fn alloc_dma(
         self: &Arc<Self>,
         len: usize,
         access: Access,
@@ -506,7 +510,7 @@ impl Container {
             bdf: self.bdf.clone(),
             why: format!("no memory for its rings: {why}"),
         })?;
-        // Whole pages of the arena, so that nothing of ours shares one with the device.
+        // Whole pages of the arena, so that no other data shares a page with the device.
         let len = arena.len();
         let block = arena.block(len).expect("a new arena is one free piece");
         let align = (arena.page_len() as u64).max(self.page_len);
@@ -516,13 +520,13 @@ impl Container {
             return Err(no_room());
         }
         let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
-        let iova = space.take(len as u64, align).ok_or_else(no_room)?;
-        // SAFETY: the block is ours alone and stays mapped until the area is dropped, which unmaps
-        // it first; the arena has nothing else in its pages.
+        let iova = space.alloc(len as u64, align).ok_or_else(no_room)?;
+        // SAFETY: the block is exclusively owned and stays mapped until the area is dropped, which
+        // unmaps it from the IOMMU first; nothing else is in the arena's pages.
         let mapped =
             unsafe { sys::map_dma(&self.file, block.as_mut_ptr(), len as u64, iova, access) };
         if let Err(source) = mapped {
-            space.put(iova, len as u64);
+            space.free(iova, len as u64);
             return Err(match (source.raw_os_error(), memlock()) {
                 (Some(libc::ENOMEM), Some(limit)) if limit < u64::MAX => {
                     VfioError::Memlock { bdf: self.bdf.clone(), need: len as u64, limit }
@@ -536,23 +540,23 @@ impl Container {
     }
 }
 
-/// Bytes that this process may lock.
+/// `RLIMIT_MEMLOCK` of this process, bytes.
 fn memlock() -> Option<u64> {
     Some(getrlimit(Resource::RLIMIT_MEMLOCK).ok()?.0)
 }
 
 impl DmaArea {
-    /// Bytes there are, at least as many as were asked for.
+    /// Length in bytes, at least as requested.
     pub(super) fn len(&self) -> usize {
         self.block.len()
     }
 
-    /// The first byte, for us.
+    /// Address of the first byte in this process.
     pub(super) fn base(&self) -> NonNull<u8> {
         NonNull::new(self.block.as_mut_ptr()).expect("a mapping is not at 0")
     }
 
-    /// The first byte, for the device.
+    /// IOVA of the first byte.
     pub(super) fn iova(&self) -> u64 {
         self.iova
     }
@@ -567,10 +571,10 @@ impl Drop for DmaArea {
         match sys::unmap_dma(&self.container.file, self.iova, len) {
             Ok(unmapped) if unmapped == len => {
                 let space = &self.container.space;
-                space.lock().unwrap_or_else(PoisonError::into_inner).put(self.iova, len);
+                space.lock().unwrap_or_else(PoisonError::into_inner).free(self.iova, len);
                 *self.container.maps.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
             }
-            // The address is never given out again.
+            // The IOVA range is not reused.
             Ok(unmapped) => {
                 tracing::error!(bdf = self.container.bdf, unmapped, len, "not fully unmapped");
             }

@@ -3,25 +3,25 @@
 //! revision 4.0; QEMU's `e1000`, `e1000-82544gc` and `e1000-82545em`), and the 82576 (datasheet
 //! revision 2.61; QEMU's `igb`, from 8.0 on) with its successors: 82580, I350, I354, I210, I211.
 //!
-//! One receive and one transmit ring, every frame in one buffer. Polled: every interrupt cause is
-//! masked, but that of a received frame while somebody sleeps. What the chips do differently is
-//! [`Chip`].
+//! One receive and one transmit ring, one buffer per frame. Polled: all interrupt causes are
+//! masked, except that of received frames while a thread sleeps. Differences between the chips are
+//! in [`Chip`].
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio;
 
-use super::device::{Bar, Device, becomes};
+use super::device::{Bar, Device, poll_until};
 use super::e1000q::{
-    self, BUFFER_LENS, Counter, FCS_LEN, MTU_MAX, Queues, TXDCTL_ONE_OF_SEVERAL, await_register,
-    await_reset, switch_off,
+    self, BUFFER_LENS, FCS_LEN, MTU_MAX, Queues, StatsCounter, TXDCTL_MULTI_QUEUE, await_register,
+    await_reset, disable_queues,
 };
 use super::error::VfioError;
-use super::igb::{self, Member};
-use super::nic::{Facts, Nic};
+use super::igb::{self, ChipModel};
+use super::nic::{Nic, NicCaps};
 use super::ring::e1000::{Advanced, Format, Legacy};
-use super::{Started, VfioSettings};
+use super::{StartedNic, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
 
@@ -40,7 +40,7 @@ mod reg {
     pub(super) const MPC: usize = 0x4010;
     pub(super) const RLPML: usize = 0x5004;
     pub(super) const RFCTL: usize = 0x5008;
-    /// 128 words: the hash filter of group addresses.
+    /// 128 words: the multicast hash filter.
     pub(super) const MTA: usize = 0x5200;
     pub(super) const RAL0: usize = 0x5400;
     pub(super) const RAH0: usize = 0x5404;
@@ -55,14 +55,14 @@ const CTRL_RESET: u32 = 1 << 26;
 
 const STATUS_MASTER: u32 = 1 << 19;
 
-/// Causes of an interrupt: a frame was received, and how the 82574's queue 0 says it.
+/// Interrupt causes of a received frame: of all chips, and of the 82574's queue 0.
 const CAUSE_RX: u32 = 1 << 7;
 const CAUSE_RX_QUEUE: u32 = 1 << 20;
 
 const RCTL_ENABLE: u32 = 1 << 1;
-const RCTL_ALL_STATIONS: u32 = 1 << 3;
-const RCTL_ALL_GROUPS: u32 = 1 << 4;
-const RCTL_LONG: u32 = 1 << 5;
+const RCTL_UNICAST_PROMISC: u32 = 1 << 3;
+const RCTL_MULTICAST_PROMISC: u32 = 1 << 4;
+const RCTL_LONG_PACKET: u32 = 1 << 5;
 const RCTL_BROADCAST: u32 = 1 << 15;
 const RCTL_STRIP_CRC: u32 = 1 << 26;
 
@@ -74,35 +74,35 @@ const TCTL_COLLISIONS: u32 = 0x0f << 4 | 0x3f << 12;
 const TIPG_COPPER: u32 = 8 | 8 << 10 | 6 << 20;
 /// Write descriptors back one by one, thresholds counted in descriptors.
 const TXDCTL_EACH: u32 = 1 << 16 | 1 << 24;
-/// What the 82574's datasheet wants set beside it.
+/// Required by the 82574's datasheet.
 const TXDCTL_COUNT: u32 = 1 << 22;
 
 const RAH_VALID: u32 = 1 << 31;
 
-/// What the chips of the family do differently, and the format of their descriptors.
+/// Differences between the chips of the family, and their descriptor format.
 pub(super) struct Chip<F> {
-    /// How it interrupts, as VFIO counts the kinds. One for all causes is enough.
+    /// VFIO index of its interrupt: one vector for all causes is enough.
     interrupt: u32,
-    /// Causes that say that a frame was received.
+    /// Causes of a received frame.
     cause_rx: u32,
     /// Value of TXDCTL.
     txdctl: u32,
-    /// Of PCI Express: transfers are ended before a reset (CTRL, STATUS).
+    /// PCI Express: bus mastering is disabled before a reset (CTRL, STATUS).
     is_express: bool,
-    /// What is beside the ring for a receive queue.
-    queue: Queue,
+    /// Setup of the receive queue.
+    queue: RxQueueKind,
     format: PhantomData<F>,
 }
 
-/// How a receive queue is set up.
-enum Queue {
-    /// There is one, it is on, and has one format of descriptors.
+/// Setup of a receive queue.
+enum RxQueueKind {
+    /// One queue, always enabled, with one descriptor format.
     Plain,
-    /// RFCTL chooses the format.
+    /// One queue, whose format RFCTL selects.
     Format,
-    /// One of several: SRRCTL chooses the format, and RXDCTL switches it on. Link and PHY are those
+    /// Several queues: SRRCTL selects the format, RXDCTL enables the queue. Link and PHY are those
     /// of the 82576's family.
-    OfSeveral(&'static Member),
+    MultiQueue(&'static ChipModel),
 }
 
 /// The 82574L.
@@ -111,7 +111,7 @@ pub(super) const I82574: Chip<Legacy> = Chip {
     cause_rx: CAUSE_RX | CAUSE_RX_QUEUE,
     txdctl: TXDCTL_EACH | TXDCTL_COUNT,
     is_express: true,
-    queue: Queue::Format,
+    queue: RxQueueKind::Format,
     format: PhantomData,
 };
 
@@ -121,36 +121,36 @@ pub(super) const I8254X: Chip<Legacy> = Chip {
     cause_rx: CAUSE_RX,
     txdctl: TXDCTL_EACH,
     is_express: false,
-    queue: Queue::Plain,
+    queue: RxQueueKind::Plain,
     format: PhantomData,
 };
 
-/// The 82576 and its successors: one of their queues.
-const fn of_several(member: &'static Member) -> Chip<Advanced> {
+/// The 82576 and its successors, of whose queues one pair is used.
+const fn multi_queue(model: &'static ChipModel) -> Chip<Advanced> {
     Chip {
         interrupt: vfio::VFIO_PCI_MSI_IRQ_INDEX,
         cause_rx: CAUSE_RX,
-        txdctl: TXDCTL_ONE_OF_SEVERAL,
+        txdctl: TXDCTL_MULTI_QUEUE,
         is_express: true,
-        queue: Queue::OfSeveral(member),
+        queue: RxQueueKind::MultiQueue(model),
         format: PhantomData,
     }
 }
 
 /// The 82576.
-pub(super) const I82576: Chip<Advanced> = of_several(&igb::I82576);
+pub(super) const I82576: Chip<Advanced> = multi_queue(&igb::I82576);
 /// The 82580, also inside of the DH89xx.
-pub(super) const I82580: Chip<Advanced> = of_several(&igb::I82580);
+pub(super) const I82580: Chip<Advanced> = multi_queue(&igb::I82580);
 /// The I350.
-pub(super) const I350: Chip<Advanced> = of_several(&igb::I350);
+pub(super) const I350: Chip<Advanced> = multi_queue(&igb::I350);
 /// The I354.
-pub(super) const I354: Chip<Advanced> = of_several(&igb::I354);
+pub(super) const I354: Chip<Advanced> = multi_queue(&igb::I354);
 /// The I210.
-pub(super) const I210: Chip<Advanced> = of_several(&igb::I210);
+pub(super) const I210: Chip<Advanced> = multi_queue(&igb::I210);
 /// The I211.
-pub(super) const I211: Chip<Advanced> = of_several(&igb::I211);
+pub(super) const I211: Chip<Advanced> = multi_queue(&igb::I211);
 
-/// Bits of RCTL for each of [`BUFFER_LENS`].
+/// RCTL buffer size bits for each of [`BUFFER_LENS`].
 const BUFFER_BITS: [u32; BUFFER_LENS.len()] =
     [0, 1 << 25 | 3 << 16, 1 << 25 | 2 << 16, 1 << 25 | 1 << 16];
 
@@ -160,15 +160,15 @@ pub(super) struct E1000<F: Format> {
     bar: Bar,
     queues: Queues<F>,
     /// Frames that the device dropped.
-    lost: u64,
-    /// Those of `LOSSES`.
-    losses: [Counter; LOSSES.len()],
+    missed: u64,
+    /// State of each of `DROP_COUNTERS`.
+    drop_counters: [StatsCounter; DROP_COUNTERS.len()],
 }
 
-/// What starts a device as this chip: see [`start`].
-pub(super) fn starts<F: Format>(
+/// Returns the function that starts a device as this chip: see [`start`].
+pub(super) fn starter<F: Format>(
     chip: &'static Chip<F>,
-) -> impl Fn(&Device, &VfioSettings) -> Result<Started<E1000<F>>, VfioError> {
+) -> impl Fn(&Device, &VfioSettings) -> Result<StartedNic<E1000<F>>, VfioError> {
     move |device, settings| start(device, settings, chip)
 }
 
@@ -180,85 +180,85 @@ fn start<F: Format>(
     device: &Device,
     settings: &VfioSettings,
     chip: &'static Chip<F>,
-) -> Result<Started<E1000<F>>, VfioError> {
+) -> Result<StartedNic<E1000<F>>, VfioError> {
     let bar = device.bar(0)?;
     if bar.len() < reg::LEN {
-        return Err(device.fault("its registers are too few"));
+        return Err(device.device_error("its registers are too few"));
     }
     reset(device, &bar, chip)?;
-    let facts = facts(device, &bar, settings, chip)?;
-    let (queues, areas) = Queues::new(device, &bar, settings, facts.mtu)?;
-    if let Queue::OfSeveral(_) = chip.queue {
-        // A reset leaves the first ones on, and where a ring lies is for queues that are off.
-        switch_off(&bar);
+    let caps = caps(device, &bar, settings, chip)?;
+    let (queues, areas) = Queues::new(device, &bar, settings, caps.mtu)?;
+    if let RxQueueKind::MultiQueue(_) = chip.queue {
+        // A reset leaves the first queues enabled, and ring addresses may be changed only while a
+        // queue is disabled.
+        disable_queues(&bar);
     }
     device.set_bus_master(true)?;
     queues.program(chip.txdctl);
-    let frame_max = ETH_HDR_LEN + facts.mtu;
+    let frame_max = ETH_HDR_LEN + caps.mtu;
     let rx_len = BUFFER_LENS.iter().position(|&len| len == queues.rx_stride());
     let mut rx_bits = BUFFER_BITS[rx_len.expect("buffers have one of these lengths")];
     match chip.queue {
-        Queue::Plain => bar.write32(reg::RDTR, 0),
-        Queue::Format => {
+        RxQueueKind::Plain => bar.write32(reg::RDTR, 0),
+        RxQueueKind::Format => {
             bar.write32(reg::RDTR, 0);
             // Legacy descriptors.
             bar.write32(reg::RFCTL, 0);
         }
-        Queue::OfSeveral(_) => {
-            queues.choose_format(false);
+        RxQueueKind::MultiQueue(_) => {
+            queues.set_descriptor_format(false);
             bar.write32(reg::RLPML, (frame_max + FCS_LEN) as u32);
             rx_bits = 0;
         }
     }
     bar.write32(reg::TIPG, TIPG_COPPER);
     bar.write32(reg::TCTL, TCTL_ENABLE | TCTL_PAD | TCTL_COLLISIONS);
-    let long = if frame_max > 1514 { RCTL_LONG } else { 0 };
-    let all = if settings.promiscuous { RCTL_ALL_STATIONS } else { 0 };
-    let kinds = RCTL_ALL_GROUPS | RCTL_BROADCAST | all;
+    let long = if frame_max > 1514 { RCTL_LONG_PACKET } else { 0 };
+    let all = if settings.promiscuous { RCTL_UNICAST_PROMISC } else { 0 };
+    let kinds = RCTL_MULTICAST_PROMISC | RCTL_BROADCAST | all;
     bar.write32(reg::RCTL, RCTL_ENABLE | RCTL_STRIP_CRC | kinds | long | rx_bits);
-    if let Queue::OfSeveral(_) = chip.queue
-        && let Err(why) = queues.switch_on(device)
+    if let RxQueueKind::MultiQueue(_) = chip.queue
+        && let Err(why) = queues.enable_rx(device)
     {
-        silence(&bar, chip);
+        quiesce(&bar, chip);
         await_reset(&bar, reg::STATUS);
         return Err(why);
     }
-    queues.offer();
-    let nic = E1000 { chip, bar, queues, lost: 0, losses: Default::default() };
+    queues.post_rx_buffers();
+    let nic = E1000 { chip, bar, queues, missed: 0, drop_counters: Default::default() };
     let interrupt = device.interrupt(chip.interrupt);
-    Ok(Started { nic, facts, areas, interrupt })
+    Ok(StartedNic { nic, caps, areas, interrupt })
 }
 
-/// Ends every transfer and begins a reset (82574's datasheet, section 4.6.3.2).
-fn silence<F>(bar: &Bar, chip: &Chip<F>) {
+/// Stops all DMA and starts a reset (82574's datasheet, section 4.6.3.2).
+fn quiesce<F>(bar: &Bar, chip: &Chip<F>) {
     bar.write32(reg::IMC, !0);
     bar.write32(reg::RCTL, 0);
     bar.write32(reg::TCTL, TCTL_PAD);
     if chip.is_express {
         bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_MASTER_DISABLE);
-        // All ones, of a device that was pulled out, never clears. One that is stuck is reset all
-        // the same.
+        // An unplugged device reads as all ones. A device that does not stop is reset anyway.
         let ended = |s: u32| s & STATUS_MASTER == 0 || s == !0;
         let _ = await_register(bar, |bar| ended(bar.read32(reg::STATUS)));
     }
     bar.write32(reg::CTRL, bar.read32(reg::CTRL) | CTRL_RESET);
 }
 
-/// Silences and resets the device, and brings the link up.
+/// Stops and resets the device, and starts the link.
 fn reset<F>(device: &Device, bar: &Bar, chip: &Chip<F>) -> Result<(), VfioError> {
-    silence(bar, chip);
-    // No register may be touched for a microsecond; the rest is the reading of the EEPROM.
+    quiesce(bar, chip);
+    // No register access for a microsecond; the rest of the time is the EEPROM load.
     std::thread::sleep(Duration::from_millis(5));
-    if !becomes(Duration::from_secs(1), || bar.read32(reg::CTRL) & CTRL_RESET == 0) {
-        return Err(device.fault("it does not leave reset"));
+    if !poll_until(Duration::from_secs(1), || bar.read32(reg::CTRL) & CTRL_RESET == 0) {
+        return Err(device.device_error("it does not leave reset"));
     }
     bar.write32(reg::IMC, !0);
     bar.read32(reg::ICR);
     match chip.queue {
-        Queue::OfSeveral(member) => {
-            igb::bring_up(bar, member).map_err(|trouble| trouble.of(&device.bdf))
+        RxQueueKind::MultiQueue(model) => {
+            igb::bring_up(bar, model).map_err(|trouble| trouble.of(&device.bdf))
         }
-        Queue::Plain | Queue::Format => {
+        RxQueueKind::Plain | RxQueueKind::Format => {
             let up = CTRL_FULL_DUPLEX | CTRL_AUTO_SPEED | CTRL_LINK_UP;
             let ends = if chip.is_express { CTRL_MASTER_DISABLE } else { 0 };
             bar.write32(reg::CTRL, bar.read32(reg::CTRL) & !ends | up);
@@ -270,17 +270,17 @@ fn reset<F>(device: &Device, bar: &Bar, chip: &Chip<F>) -> Result<(), VfioError>
 /// The link speed in bit/s, 0 without a link.
 fn link_bps<F>(bar: &Bar, chip: &Chip<F>) -> u64 {
     match chip.queue {
-        Queue::OfSeveral(member) => igb::link_bps(bar, member),
-        Queue::Plain | Queue::Format => e1000q::link_bps(bar.read32(reg::STATUS)),
+        RxQueueKind::MultiQueue(model) => igb::link_bps(bar, model),
+        RxQueueKind::Plain | RxQueueKind::Format => e1000q::link_bps(bar.read32(reg::STATUS)),
     }
 }
 
-fn facts<F>(
+fn caps<F>(
     device: &Device,
     bar: &Bar,
     settings: &VfioSettings,
     chip: &Chip<F>,
-) -> Result<Facts, VfioError> {
+) -> Result<NicCaps, VfioError> {
     let (low, high) = (bar.read32(reg::RAL0), bar.read32(reg::RAH0));
     let own = MacAddr::from_registers(low, high);
     let own = if high & RAH_VALID != 0 { own } else { MacAddr::default() };
@@ -292,7 +292,7 @@ fn facts<F>(
         bar.write32(reg::MTA + 4 * i, 0);
     }
     let mtu = device.mtu(settings.mtu, MTU_MAX)?;
-    // A cable that was just plugged in takes a few seconds; without one the port opens too.
+    // Auto-negotiation takes a few seconds. Without a link the port opens too.
     let until = Instant::now() + Duration::from_secs(4);
     let mut bps = link_bps(bar, chip);
     while bps == 0 && Instant::now() < until {
@@ -302,11 +302,11 @@ fn facts<F>(
     if bps == 0 {
         tracing::warn!(bdf = device.bdf, "the link is down");
     }
-    Ok(Facts { mac, mtu, link_bps: bps })
+    Ok(NicCaps { mac, mtu, link_bps: bps })
 }
 
-/// Frames that were lost: for want of a buffer, and damaged.
-const LOSSES: [usize; 2] = [reg::MPC, reg::CRCERRS];
+/// Counters of dropped frames: no buffer, and CRC errors.
+const DROP_COUNTERS: [usize; 2] = [reg::MPC, reg::CRCERRS];
 
 impl<F: Format> Nic for E1000<F> {
     type Rings = Queues<F>;
@@ -318,7 +318,7 @@ impl<F: Format> Nic for E1000<F> {
 
     fn set_interrupt(&mut self, wanted: bool) {
         if wanted {
-            // Reading takes back what has been signalled, so that the next cause is signalled anew.
+            // Reading clears the pending causes, so that the next one is signalled.
             self.bar.read32(reg::ICR);
             self.bar.write32(reg::IMS, self.chip.cause_rx);
         } else {
@@ -327,7 +327,7 @@ impl<F: Format> Nic for E1000<F> {
     }
 
     fn dropped(&self) -> u64 {
-        self.queues.dropped() + self.lost
+        self.queues.dropped() + self.missed
     }
 
     fn health(&mut self) -> Result<(), String> {
@@ -337,8 +337,8 @@ impl<F: Format> Nic for E1000<F> {
         if self.bar.read32(reg::RCTL) & RCTL_ENABLE == 0 {
             return Err("the device was reset or stopped under us; open the port again".into());
         }
-        for (register, counter) in LOSSES.into_iter().zip(&mut self.losses) {
-            self.lost += u64::from(counter.fresh(|| self.bar.read32(register)));
+        for (register, counter) in DROP_COUNTERS.into_iter().zip(&mut self.drop_counters) {
+            self.missed += u64::from(counter.delta(|| self.bar.read32(register)));
         }
         Ok(())
     }
@@ -348,7 +348,7 @@ impl<F: Format> Nic for E1000<F> {
     }
 
     fn stop(&mut self) {
-        silence(&self.bar, self.chip);
+        quiesce(&self.bar, self.chip);
         await_reset(&self.bar, reg::STATUS);
     }
 }

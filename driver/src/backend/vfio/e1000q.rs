@@ -1,19 +1,19 @@
-//! A receive and a transmit queue of Intel's gigabit NICs: memory, registers, and the way of a
-//! frame. Every frame lies in one buffer.
+//! One receive and one transmit queue of Intel's gigabit NICs: memory, registers and data path. One
+//! buffer per frame.
 //!
-//! Whoever has the other registers of the NIC (`e1000` of a whole one, `igbvf` of a virtual
-//! function) starts, watches and stops it.
+//! The owner of the other registers (`e1000` for a physical NIC, `igbvf` for a virtual function)
+//! starts, monitors and stops the NIC.
 
 use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::VfioSettings;
-use super::device::{Bar, Device, DmaArea, Tail, Words, becomes};
+use super::device::{Bar, Device, DmaArea, RegisterAccess, TailRegister, poll_until};
 use super::error::VfioError;
-use super::nic::{Buffers, Lent, Rings};
+use super::nic::{Buffers, LentFrame, Rings};
 use super::ring::desc::DESC_LEN;
-use super::ring::e1000::{Addrs, Format, RxRing, TxRing};
-use super::ring::virtq::Broken;
+use super::ring::e1000::{BufferAddrs, Format, RxRing, TxRing};
+use super::ring::virtq::DeviceViolation;
 use super::sys::Access;
 use crate::frame::ETH_HDR_LEN;
 
@@ -34,27 +34,27 @@ mod reg {
     pub(super) const TXDCTL: usize = 0x3828;
 }
 
-/// The queue is on: RXDCTL and TXDCTL of the 82576 and its successors.
+/// RXDCTL and TXDCTL of the 82576 and its successors: the queue is enabled.
 pub(super) const DCTL_ENABLE: u32 = 1 << 25;
-/// Their values for a queue that is on. Descriptors are fetched when fewer than 8 are left in the
-/// device, and written back one by one: an erratum of the 82576 has its functions forget to write
-/// back at a threshold (WTHRESH) of 0.
-const RXDCTL_ONE_OF_SEVERAL: u32 = DCTL_ENABLE | 8 | 8 << 8 | 1 << 16;
-pub(super) const TXDCTL_ONE_OF_SEVERAL: u32 = DCTL_ENABLE | 8 | 1 << 8 | 1 << 16;
-/// Advanced descriptors, one buffer a frame. The lowest bits are the buffer's length in KiB.
+/// Values of both for an enabled queue. Descriptors are prefetched when fewer than 8 are left in
+/// the device, and written back one by one: an erratum of the 82576 loses write-backs of its
+/// virtual functions at a threshold (WTHRESH) of 0.
+const RXDCTL_MULTI_QUEUE: u32 = DCTL_ENABLE | 8 | 8 << 8 | 1 << 16;
+pub(super) const TXDCTL_MULTI_QUEUE: u32 = DCTL_ENABLE | 8 | 1 << 8 | 1 << 16;
+/// Advanced descriptors, one buffer per frame. The lowest bits are the buffer's length in KiB.
 const SRRCTL_ADVANCED: u32 = 1 << 25;
-/// A frame for which there is no buffer is dropped, instead of holding up the other queues.
+/// A frame without a free buffer is dropped instead of stalling the other queues.
 const SRRCTL_DROP: u32 = 1 << 31;
 
-/// Longest frame of the 82574 without its check sequence is 9,230 bytes; the others carry 16,128.
+/// Limit of the 82574, whose longest frame is 9,230 bytes without FCS; the others carry 16,128.
 pub(super) const MTU_MAX: usize = 9216;
 /// Bytes of the frame check sequence.
 pub(super) const FCS_LEN: usize = 4;
 
-/// Receive buffers that the device is told of at once, or a quarter of them where that is less.
-const TOLD_AT_ONCE: u32 = 32;
+/// Receive buffers per write of the tail register, or a quarter of the ring if that is less.
+const REFILL_BATCH_MAX: u32 = 32;
 
-/// Sizes of receive buffers that the devices know.
+/// Receive buffer sizes that the devices support.
 pub(super) const BUFFER_LENS: [usize; 4] = [2048, 4096, 8192, 16_384];
 
 /// Both queues and their buffers.
@@ -62,31 +62,31 @@ pub(super) struct Queues<F: Format> {
     bar: Bar,
     rx: RxRing<F>,
     rx_buffers: Buffers,
-    /// Where the device finds the rings.
+    /// IOVAs of the rings.
     ring_iovas: [u64; 2],
     /// Descriptors of each.
     counts: [usize; 2],
-    /// Taken and not given back.
+    /// Receive buffers that the port holds.
     lent: u32,
-    /// Given back, and the device does not know it yet.
-    untold: u32,
-    /// As many as that are told at once: a register costs more than the frame.
-    told_at_once: u32,
+    /// Returned buffers that are not yet published by the tail register.
+    refill_pending: u32,
+    /// Buffers per write of the tail register, which costs more than handling a frame.
+    refill_batch: u32,
     tx: TxRing<F>,
     tx_buffers: Buffers,
     is_queued: bool,
-    /// Frames that came damaged or of a length that cannot be.
+    /// Damaged frames, or of an invalid length.
     dropped: u64,
-    rx_tail: Tail,
-    tx_tail: Tail,
+    rx_tail: TailRegister,
+    tx_tail: TailRegister,
 }
 
 impl<F: Format> Queues<F> {
-    /// Queues for frames of `mtu` bytes after the header, and the areas that the device has to
-    /// reach for them. The device knows nothing of them yet.
+    /// Allocates queues for frames of `mtu` bytes after the header, with their DMA areas. Touches
+    /// no register.
     ///
     /// # Errors
-    /// There is no memory for them that the device can reach.
+    /// No DMA memory is left.
     pub(super) fn new(
         device: &Device,
         bar: &Bar,
@@ -96,7 +96,7 @@ impl<F: Format> Queues<F> {
         let counts = settings.counts(8);
         let [rx_count, tx_count] = counts;
         let frame_max = ETH_HDR_LEN + mtu;
-        // The check sequence is counted until it is stripped.
+        // The FCS counts towards the length until it is stripped.
         let rx_stride = BUFFER_LENS.into_iter().find(|&len| len >= frame_max + FCS_LEN);
         let rx_stride = rx_stride.expect("the largest holds every frame");
         let tx_stride = frame_max.next_multiple_of(64);
@@ -104,10 +104,11 @@ impl<F: Format> Queues<F> {
         let (tx_ring_at, buffers_at) = (rx_count * DESC_LEN, (rx_count + tx_count) * DESC_LEN);
         let buffers_at = buffers_at.next_multiple_of(4096);
         let len = buffers_at + rx_count * rx_stride;
-        let shared = container.area(len, Access::ReadWrite, settings.hugepages)?;
-        let sent = container.area(tx_count * tx_stride, Access::Read, settings.hugepages)?;
-        let rx_at = Addrs { first: shared.iova() + buffers_at as u64, stride: rx_stride as u64 };
-        let tx_at = Addrs { first: sent.iova(), stride: tx_stride as u64 };
+        let shared = container.alloc_dma(len, Access::ReadWrite, settings.hugepages)?;
+        let sent = container.alloc_dma(tx_count * tx_stride, Access::Read, settings.hugepages)?;
+        let rx_at =
+            BufferAddrs { first: shared.iova() + buffers_at as u64, stride: rx_stride as u64 };
+        let tx_at = BufferAddrs { first: sent.iova(), stride: tx_stride as u64 };
         // SAFETY: `add` stays inside the area, whose length was computed from the same offsets.
         // Rings and buffers are disjoint parts of the two areas, which go when the port has stopped
         // the NIC.
@@ -126,14 +127,14 @@ impl<F: Format> Queues<F> {
             ring_iovas: [shared.iova(), shared.iova() + tx_ring_at as u64],
             counts,
             lent: 0,
-            untold: 0,
-            told_at_once: (rx_count as u32 / 4).min(TOLD_AT_ONCE),
+            refill_pending: 0,
+            refill_batch: (rx_count as u32 / 4).min(REFILL_BATCH_MAX),
             tx,
             tx_buffers,
             is_queued: false,
             dropped: 0,
-            rx_tail: bar.tail(reg::RDT),
-            tx_tail: bar.tail(reg::TDT),
+            rx_tail: bar.tail_register(reg::RDT),
+            tx_tail: bar.tail_register(reg::TDT),
         };
         Ok((queues, vec![shared, sent]))
     }
@@ -143,7 +144,7 @@ impl<F: Format> Queues<F> {
         self.rx_buffers.stride()
     }
 
-    /// Tells the device where the rings are. `txdctl` is the value of TXDCTL.
+    /// Programs the ring registers. `txdctl` is the value of TXDCTL.
     pub(super) fn program(&self, txdctl: u32) {
         let [rx, tx] = self.ring_iovas;
         let [rx_len, tx_len] = self.counts.map(|count| (count * DESC_LEN) as u32);
@@ -164,36 +165,36 @@ impl<F: Format> Queues<F> {
         }
     }
 
-    /// Chooses advanced descriptors, where a receive queue has a choice; `drops` as `SRRCTL_DROP`.
-    pub(super) fn choose_format(&self, drops: bool) {
+    /// Selects advanced descriptors (chips with SRRCTL). `drops` sets `SRRCTL_DROP`.
+    pub(super) fn set_descriptor_format(&self, drops: bool) {
         let drops = if drops { SRRCTL_DROP } else { 0 };
         let format = self.rx_stride() as u32 >> 10 | SRRCTL_ADVANCED | drops;
         self.bar.write32(reg::SRRCTL, format);
     }
 
-    /// Switches the receive queue on, where it has a switch.
+    /// Enables the receive queue (chips with an enable bit in RXDCTL).
     ///
     /// # Errors
-    /// It stays off.
-    pub(super) fn switch_on(&self, device: &Device) -> Result<(), VfioError> {
-        self.bar.write32(reg::RXDCTL, RXDCTL_ONE_OF_SEVERAL);
+    /// It does not become enabled.
+    pub(super) fn enable_rx(&self, device: &Device) -> Result<(), VfioError> {
+        self.bar.write32(reg::RXDCTL, RXDCTL_MULTI_QUEUE);
         await_register(&self.bar, |bar| bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0)
-            .map_err(|()| device.fault("its queue does not start"))
+            .map_err(|()| device.device_error("its queue does not start"))
     }
 
-    /// Whether the receive queue is on, where it has a switch, and as it was programmed: a reset
-    /// leaves the first of a card on, and without a ring.
-    pub(super) fn are_on(&self) -> bool {
+    /// Whether the receive queue is still enabled and programmed: after a reset the first queue of
+    /// a card is enabled, but without a ring.
+    pub(super) fn is_rx_enabled(&self) -> bool {
         let has_ring = self.bar.read32(reg::RDLEN) == (self.counts[0] * DESC_LEN) as u32;
         has_ring && self.bar.read32(reg::RXDCTL) & DCTL_ENABLE != 0
     }
 
-    /// Gives the device the receive buffers.
-    pub(super) fn offer(&self) {
+    /// Publishes the receive buffers to the device.
+    pub(super) fn post_rx_buffers(&self) {
         self.rx_tail.set(self.rx.tail());
     }
 
-    /// Frames that the device handed over and could not be used.
+    /// Received frames that were invalid.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -201,9 +202,9 @@ impl<F: Format> Queues<F> {
 
 impl<F: Format> Rings for Queues<F> {
     #[inline]
-    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, DeviceViolation> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
-        let Some(i) = self.tx.place() else { return Ok(false) };
+        let Some(i) = self.tx.next_slot() else { return Ok(false) };
         fill(self.tx_buffers.at(i as usize));
         self.tx.push(len as u16);
         self.is_queued = true;
@@ -218,7 +219,11 @@ impl<F: Format> Rings for Queues<F> {
     }
 
     #[inline]
-    fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> Result<usize, Broken> {
+    fn rx_take(
+        &mut self,
+        max: usize,
+        mut each: impl FnMut(LentFrame),
+    ) -> Result<usize, DeviceViolation> {
         let mut count = 0;
         for _ in 0..max {
             let Some(got) = self.rx.take() else { break };
@@ -236,45 +241,48 @@ impl<F: Format> Rings for Queues<F> {
     #[inline]
     fn rx_release(&mut self) {
         if self.lent > 0 {
-            self.rx.give_back(self.lent);
-            self.untold += std::mem::take(&mut self.lent);
-            if self.untold >= self.told_at_once {
-                self.untold = 0;
+            self.rx.refill(self.lent);
+            self.refill_pending += std::mem::take(&mut self.lent);
+            if self.refill_pending >= self.refill_batch {
+                self.refill_pending = 0;
                 self.rx_tail.set(self.rx.tail());
             }
         }
     }
 }
 
-/// Switches both queues off, and waits for what they are doing; not for ever.
-pub(super) fn switch_off(bar: &Bar) {
+/// Disables both queues and waits until they have stopped, for a limited time.
+pub(super) fn disable_queues(bar: &Bar) {
     for queue in [reg::RXDCTL, reg::TXDCTL] {
         bar.write32(queue, 0);
     }
-    // All ones, of a device that was pulled out, never clears.
+    // An unplugged device reads as all ones.
     let is_off = |word: u32| word & DCTL_ENABLE == 0 || word == !0;
     let _ = await_register(bar, |bar| {
         is_off(bar.read32(reg::RXDCTL)) && is_off(bar.read32(reg::TXDCTL))
     });
 }
 
-/// Waits until a register `is` as wanted.
+/// Polls registers until `is` returns true.
 ///
 /// # Errors
-/// It was not within 100 ms.
-pub(super) fn await_register<W: Words>(words: &W, is: impl Fn(&W) -> bool) -> Result<(), ()> {
-    becomes(Duration::from_millis(100), || is(words)).then_some(()).ok_or(())
+/// Not within 100 ms.
+pub(super) fn await_register<W: RegisterAccess>(
+    regs: &W,
+    is: impl Fn(&W) -> bool,
+) -> Result<(), ()> {
+    poll_until(Duration::from_millis(100), || is(regs)).then_some(()).ok_or(())
 }
 
-/// Waits until a reset that was written has arrived: the device reaches no memory from then on.
-/// `register` is any of its; none may be touched for a microsecond after the write.
+/// Waits until a reset has taken effect: no DMA from then on. `register` is any readable one; none
+/// may be accessed for a microsecond after the write.
 pub(super) fn await_reset(bar: &Bar, register: usize) {
     std::thread::sleep(Duration::from_millis(1));
-    // The answer comes behind the write.
+    // The read completes after the posted write.
     bar.read32(register);
 }
 
-/// The link speed in bit/s that STATUS says, 0 without a link.
+/// Link speed in bit/s from STATUS, 0 without a link.
 pub(super) fn link_bps(status: u32) -> u64 {
     match (status & STATUS_LINK_UP != 0, status >> 6 & 3) {
         (false, _) => 0,
@@ -284,21 +292,22 @@ pub(super) fn link_bps(status: u32) -> u64 {
     }
 }
 
-/// There is a link: STATUS.
+/// STATUS: link up.
 pub(super) const STATUS_LINK_UP: u32 = 1 << 1;
 
-/// A counter of the device's. The datasheets have reading clear it, and QEMU's 82540 does not.
+/// A statistics register. It is cleared by reading according to the datasheets, but not in QEMU's
+/// 82540; this detects which.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counter {
-    /// What it said last, as long as it has never gone back.
+pub(super) struct StatsCounter {
+    /// Last value, while no decrease was seen.
     last: u32,
     clears: bool,
 }
 
-impl Counter {
-    /// How far it went on since this was last called. Until the first time that it is seen to have
-    /// gone back, what came between two readings may be missed.
-    pub(super) fn fresh(&mut self, read: impl Fn() -> u32) -> u32 {
+impl StatsCounter {
+    /// Increase since the last call. Until a decrease is seen for the first time, counts between
+    /// two reads may be missed.
+    pub(super) fn delta(&mut self, read: impl Fn() -> u32) -> u32 {
         let (first, second) = (read(), read());
         self.clears |= first < self.last || second < first;
         if self.clears {
@@ -315,8 +324,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: what a counter counts is counted once, whether or not reading clears it. Method: a
-    /// counter that goes on now and then, also between two readings.
+    /// Goal: every event is counted once, whether or not reading clears the register. Method: a
+    /// counter that increases now and then, also between two reads.
     #[test]
     fn a_counter_is_counted_once() {
         for clears in [true, false] {
@@ -326,15 +335,15 @@ mod tests {
                 value.set(if clears { 0 } else { said } + between.take());
                 said
             };
-            let (mut counter, mut sum, mut expected) = (Counter::default(), 0, 0);
+            let (mut counter, mut sum, mut expected) = (StatsCounter::default(), 0, 0);
             let steps = [(0, 1), (5, 0), (0, 0), (9, 3), (0, 1), (1, 1), (2, 5), (0, 0), (40, 2)];
             for (more, meanwhile) in steps {
                 value.set(value.get() + more);
                 between.set(meanwhile);
                 expected += more + meanwhile;
-                sum += counter.fresh(read);
+                sum += counter.delta(read);
             }
-            sum += counter.fresh(read);
+            sum += counter.delta(read);
             assert_eq!(sum, expected, "clears: {clears}");
         }
     }

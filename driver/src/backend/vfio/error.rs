@@ -1,25 +1,25 @@
-//! Why a NIC cannot be used through VFIO, each with the command that mends it.
+//! Errors of opening a NIC through VFIO, each with the command that fixes it.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::kind;
-use super::survey::Physical;
+use super::survey::PhysicalFunction;
 use crate::port::MacAddr;
 use crate::setup;
 
-/// Why a NIC did not open. It is left as it was found.
+/// Why a NIC did not open. The NIC is left as it was.
 ///
 /// Each message is one line and ends in what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum VfioError {
-    /// No PCI device has this address.
+    /// There is no PCI device at this address.
     #[error("there is no PCI device {bdf}; see what there is: barewire info")]
     NoDevice {
         /// The address that was asked for.
         bdf: String,
     },
-    /// The kernel put the device in no group: the IOMMU is off, or does not cover it.
+    /// The device is in no IOMMU group: the IOMMU is disabled, or does not cover it.
     #[error("{bdf} is behind no IOMMU; see how to switch it on: barewire doctor")]
     NoIommu {
         /// The NIC.
@@ -28,7 +28,7 @@ pub enum VfioError {
     /// `/dev/vfio/vfio` is missing.
     #[error("the kernel has no VFIO loaded; sudo modprobe vfio-pci")]
     NoVfio,
-    /// The kernel's own driver has the NIC, or none has.
+    /// The NIC is bound to another kernel driver, or to none.
     #[error("{bdf} is {}; sudo {setup} --bind {bdf}", match driver {
         Some(driver) => format!("driven by {driver}, not by vfio-pci"),
         None => "not bound to vfio-pci".to_owned(),
@@ -36,10 +36,10 @@ pub enum VfioError {
     Unbound {
         /// The NIC.
         bdf: String,
-        /// Who has it.
+        /// The driver that is bound to it.
         driver: Option<String>,
     },
-    /// The group's file belongs to somebody else.
+    /// No permission to open the group's file.
     #[error("{}: {source}; sudo {setup} --bind {bdf} --group $(id -gn)", path.display(),
         setup = setup::command())]
     NoPermission {
@@ -58,28 +58,28 @@ pub enum VfioError {
         /// The group's file.
         path: PathBuf,
     },
-    /// Other devices of the same group are driven by the kernel.
+    /// Other devices of the same group are bound to kernel drivers.
     #[error("{bdf} shares IOMMU group {group} with {}; sudo {setup} --bind {}",
-        others.join(", "), binds(bdf, others), setup = setup::command())]
+        others.join(", "), bind_args(bdf, others), setup = setup::command())]
     NotViable {
         /// The NIC.
         bdf: String,
         /// The group's number.
         group: u32,
-        /// The other devices that are driven by the kernel, as `ADDRESS (DRIVER)`.
+        /// The other devices that are bound to kernel drivers, as `ADDRESS (DRIVER)`.
         others: Vec<String>,
     },
-    /// The platform cannot keep a device from forging interrupts.
+    /// The platform has no interrupt remapping, so a device could forge interrupts.
     #[error(
         "this machine has no interrupt remapping, so that {bdf} could forge interrupts; switch it \
          on (x2APIC and VT-d in the firmware), or trust the device: echo 1 | sudo tee \
          /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"
     )]
-    NoRemapping {
+    NoInterruptRemapping {
         /// The NIC.
         bdf: String,
     },
-    /// The memory that the NIC reaches may not be locked.
+    /// The DMA memory exceeds `RLIMIT_MEMLOCK`.
     #[error(
         "{bdf} needs {need} bytes of locked memory and the limit is {limit}; ulimit -l {}, and for \
          every login: sudo {setup} --memlock $(id -un)", need.div_ceil(1024),
@@ -88,30 +88,30 @@ pub enum VfioError {
     Memlock {
         /// The NIC.
         bdf: String,
-        /// Bytes that it has to reach.
+        /// Bytes of DMA memory needed.
         need: u64,
         /// Bytes that this process may lock.
         limit: u64,
     },
-    /// A virtio device that goes past the IOMMU: it would take our addresses for physical ones.
+    /// A virtio device that bypasses the IOMMU: it would take IOVAs for physical addresses.
     #[error(
         "{bdf} goes past the IOMMU (it does not offer VIRTIO_F_ACCESS_PLATFORM); start the virtual \
          machine with -device virtio-net-pci,disable-legacy=on,iommu_platform=on"
     )]
-    NoPlatform {
+    NoAccessPlatform {
         /// The NIC.
         bdf: String,
     },
-    /// The driver of the physical function does not answer a virtual one.
+    /// The driver of the physical function does not answer a virtual function.
     #[error("{bdf} is a virtual function of {}, whose driver does not answer; {}",
-        physical.bdf, wakes(physical))]
-    PhysicalSilent {
+        physical.bdf, pf_recovery_command(physical))]
+    PfUnresponsive {
         /// The virtual function.
         bdf: String,
         /// Its physical function.
-        physical: Physical,
+        physical: PhysicalFunction,
     },
-    /// The driver of the physical function does not let a virtual one have this address.
+    /// The driver of the physical function refused the MAC address of a virtual function.
     #[error("the driver of {} does not let {bdf} have the address {mac}; sudo ip link set {} vf {} \
              mac {mac}", physical.bdf, physical.interface, physical.number)]
     MacRefused {
@@ -120,18 +120,18 @@ pub enum VfioError {
         /// The address that was asked for.
         mac: MacAddr,
         /// Its physical function.
-        physical: Physical,
+        physical: PhysicalFunction,
     },
-    /// A virtual function gets no frames for others.
+    /// The driver of the physical function refused promiscuous mode.
     #[error("the driver of {0} lets {bdf} have no frames to other stations, which a switch needs; \
              take the whole card: sudo {setup} --bind {0}", physical.bdf, setup = setup::command())]
-    NoSwitch {
+    PromiscuousRefused {
         /// The virtual function.
         bdf: String,
         /// Its physical function.
-        physical: Physical,
+        physical: PhysicalFunction,
     },
-    /// There is no driver for this device.
+    /// The device is not supported.
     #[error(
         "{bdf} is a {vendor:04x}:{device:04x}, for which there is no driver here; there are {}",
         kind::list()
@@ -139,20 +139,20 @@ pub enum VfioError {
     Unknown {
         /// The device.
         bdf: String,
-        /// Its vendor.
+        /// Its vendor id.
         vendor: u16,
-        /// Its number.
+        /// Its device id.
         device: u16,
     },
-    /// The device cannot do what the port's options ask for.
+    /// The device does not support one of the port's options.
     #[error("{bdf}: {why}")]
     Option {
         /// The NIC.
         bdf: String,
-        /// What it cannot do, and which option to write instead.
+        /// What is not supported, and which option to write instead.
         why: String,
     },
-    /// The PHY of an I210 or I211 has no clock.
+    /// The PHY of an I210 or I211 started without a clock.
     #[error(
         "{bdf}: its PHY started without a clock (an erratum of boards without a flash), which the \
          kernel's driver igb mends; sudo {setup} --unbind {bdf}; sleep 10; sudo {setup} --bind \
@@ -162,12 +162,12 @@ pub enum VfioError {
         /// The NIC.
         bdf: String,
     },
-    /// The firmware does not let the driver have the PHY.
+    /// The firmware holds the lock of the PHY.
     #[error(
         "{bdf}: its firmware keeps its PHY to itself; try again in a minute, and if it still does, \
          leave the NIC to the kernel: sudo {setup} --unbind {bdf}", setup = setup::command()
     )]
-    PhyKept {
+    PhyLockedByFirmware {
         /// The NIC.
         bdf: String,
     },
@@ -176,10 +176,10 @@ pub enum VfioError {
     Device {
         /// The NIC.
         bdf: String,
-        /// What it did.
+        /// What is wrong.
         why: String,
     },
-    /// The operating system refused for a reason of its own.
+    /// A system call failed for another reason.
     #[error("{bdf}: {what}: {source}; see the end of: sudo dmesg")]
     Os {
         /// The NIC.
@@ -192,18 +192,20 @@ pub enum VfioError {
 }
 
 impl VfioError {
-    /// The errno that says it best.
+    /// The closest errno.
     pub fn errno(&self) -> i32 {
         match self {
             Self::NoDevice { .. } | Self::NoVfio | Self::Unbound { .. } => libc::ENODEV,
-            Self::NoIommu { .. } | Self::NoPlatform { .. } | Self::Unknown { .. } => {
+            Self::NoIommu { .. } | Self::NoAccessPlatform { .. } | Self::Unknown { .. } => {
                 libc::EOPNOTSUPP
             }
             Self::NoPermission { .. } => libc::EACCES,
-            Self::Busy { .. } | Self::NotViable { .. } | Self::PhyKept { .. } => libc::EBUSY,
-            Self::NoRemapping { .. } | Self::MacRefused { .. } => libc::EPERM,
-            Self::NoSwitch { .. } => libc::EOPNOTSUPP,
-            Self::PhysicalSilent { .. } => libc::ENETDOWN,
+            Self::Busy { .. } | Self::NotViable { .. } | Self::PhyLockedByFirmware { .. } => {
+                libc::EBUSY
+            }
+            Self::NoInterruptRemapping { .. } | Self::MacRefused { .. } => libc::EPERM,
+            Self::PromiscuousRefused { .. } => libc::EOPNOTSUPP,
+            Self::PfUnresponsive { .. } => libc::ENETDOWN,
             Self::Memlock { .. } => libc::ENOMEM,
             Self::Option { .. } => libc::EINVAL,
             Self::Device { .. } | Self::PhyNoClock { .. } => libc::EIO,
@@ -213,7 +215,7 @@ impl VfioError {
 }
 
 /// The command after which the driver of a physical function answers.
-fn wakes(physical: &Physical) -> String {
+fn pf_recovery_command(physical: &PhysicalFunction) -> String {
     match physical.interface.as_str() {
         "" => format!(
             "give it back to the kernel: sudo {} --unbind {}",
@@ -224,8 +226,8 @@ fn wakes(physical: &Physical) -> String {
     }
 }
 
-/// The addresses to bind: the NIC's and those at the start of each of `others`.
-fn binds(bdf: &str, others: &[String]) -> String {
+/// PCI addresses to bind: the NIC's, and those at the start of each of `others`.
+fn bind_args(bdf: &str, others: &[String]) -> String {
     let others = others.iter().filter_map(|other| other.split(' ').next());
     std::iter::once(bdf).chain(others).collect::<Vec<_>>().join(" ")
 }
@@ -234,7 +236,7 @@ fn binds(bdf: &str, others: &[String]) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: whatever is wrong is one line that names the NIC or the cure. Method: all of them.
+    /// Goal: every error is one line with a command or an option to change. Method: all variants.
     #[test]
     fn every_error_is_a_line_with_a_command() {
         let bdf = || "0000:05:00.0".to_owned();
@@ -242,7 +244,7 @@ mod tests {
         let path = || PathBuf::from("/dev/vfio/7");
         let others = vec!["0000:05:00.1 (e1000e)".to_owned()];
         let mac = MacAddr([2, 0, 0, 0, 0, 7]);
-        let physical = |interface: &str| Physical {
+        let physical = |interface: &str| PhysicalFunction {
             bdf: "0000:01:00.0".to_owned(),
             interface: interface.to_owned(),
             number: 1,
@@ -256,20 +258,20 @@ mod tests {
             VfioError::NoPermission { bdf: bdf(), path: path(), source: source() },
             VfioError::Busy { bdf: bdf(), path: path() },
             VfioError::NotViable { bdf: bdf(), group: 7, others },
-            VfioError::NoRemapping { bdf: bdf() },
+            VfioError::NoInterruptRemapping { bdf: bdf() },
             VfioError::Memlock { bdf: bdf(), need: 4 << 20, limit: 65_536 },
-            VfioError::NoPlatform { bdf: bdf() },
-            VfioError::PhysicalSilent { bdf: bdf(), physical: physical("eth0") },
-            VfioError::PhysicalSilent { bdf: bdf(), physical: physical("") },
+            VfioError::NoAccessPlatform { bdf: bdf() },
+            VfioError::PfUnresponsive { bdf: bdf(), physical: physical("eth0") },
+            VfioError::PfUnresponsive { bdf: bdf(), physical: physical("") },
             VfioError::MacRefused { bdf: bdf(), mac, physical: physical("eth0") },
-            VfioError::NoSwitch { bdf: bdf(), physical: physical("eth0") },
+            VfioError::PromiscuousRefused { bdf: bdf(), physical: physical("eth0") },
             VfioError::Unknown { bdf: bdf(), vendor: 0x15b3, device: 0x1017 },
             VfioError::Option {
                 bdf: bdf(),
                 why: "it carries no MTU of 1; write mtu=2 or less".into(),
             },
             VfioError::PhyNoClock { bdf: bdf() },
-            VfioError::PhyKept { bdf: bdf() },
+            VfioError::PhyLockedByFirmware { bdf: bdf() },
             VfioError::Device { bdf: bdf(), why: "it does not leave reset".into() },
             VfioError::Os { bdf: bdf(), what: "cannot map", source: source() },
         ];

@@ -1,15 +1,14 @@
-//! What the members of the 82576's family do differently: the link, the PHY, and what of a card
-//! would delay frames. Rings, filters and interrupts are the same in all of them (`e1000`,
-//! `e1000q`).
+//! Link and PHY of the 82576's family, and the features of a card that would delay frames. Rings,
+//! filters and interrupts are the same in all models (`e1000`, `e1000q`).
 //!
 //! Registers and fields have the names of the I210's datasheet: "Access to Shared Resources",
-//! "Programming Interface", and of PHPM "PHY Power Management". Which member has which, how its
-//! media come up, and what its errata are, is as Intel's driver in Linux (`igb`) has it. Only the
-//! 82576 was seen here, in QEMU; the others ran against the model of registers below.
+//! "Programming Interface", and of PHPM "PHY Power Management". Which model has which feature, how
+//! its media are started, and its errata, are as in Linux's driver `igb`. Only the 82576 was
+//! tested, in QEMU; the others run against the register model below.
 
 use std::time::{Duration, Instant};
 
-use super::device::Words;
+use super::device::RegisterAccess;
 use super::e1000q::{self, await_register};
 use super::error::VfioError;
 
@@ -38,24 +37,24 @@ mod reg {
     pub(super) const SW_FW_SYNC: usize = 0x5b5c;
 }
 
-/// A member of the family.
+/// Features of a model of the family.
 #[derive(Debug)]
-pub(super) struct Member {
-    /// PHPM and MDICNFG beside MDIC, DMACR: what the 82580 brought.
+pub(super) struct ChipModel {
+    /// Registers that the 82580 introduced: PHPM, MDICNFG, DMACR.
     is_82580_or_later: bool,
-    /// IPCNFG and EEER: the line may sleep between frames (IEEE 802.3az).
+    /// IPCNFG and EEER: Energy-Efficient Ethernet (IEEE 802.3az).
     has_eee: bool,
-    /// The PHY's registers lie in pages, which its register 22 chooses, and the board may have no
-    /// flash: the I210 and the I211.
+    /// I210 and I211: the PHY's registers are paged by its register 22, and the board may have no
+    /// flash.
     is_i210: bool,
-    /// Packet buffers may have been divided for TSN: TQAVCTRL, RXPBSIZE, TXPBSIZE.
+    /// TQAVCTRL, RXPBSIZE, TXPBSIZE: packet buffers may have been partitioned for TSN.
     has_tsn: bool,
-    /// STATUS tells a backplane of 2.5 Gbit/s.
+    /// STATUS reports a backplane of 2.5 Gbit/s.
     has_2500: bool,
 }
 
 /// The 82576.
-pub(super) const I82576: Member = Member {
+pub(super) const I82576: ChipModel = ChipModel {
     is_82580_or_later: false,
     has_eee: false,
     is_i210: false,
@@ -63,40 +62,40 @@ pub(super) const I82576: Member = Member {
     has_2500: false,
 };
 /// The 82580, also inside of the DH89xx.
-pub(super) const I82580: Member = Member { is_82580_or_later: true, ..I82576 };
+pub(super) const I82580: ChipModel = ChipModel { is_82580_or_later: true, ..I82576 };
 /// The I350.
-pub(super) const I350: Member = Member { has_eee: true, ..I82580 };
+pub(super) const I350: ChipModel = ChipModel { has_eee: true, ..I82580 };
 /// The I354, inside of a processor.
-pub(super) const I354: Member = Member { has_2500: true, ..I350 };
+pub(super) const I354: ChipModel = ChipModel { has_2500: true, ..I350 };
 /// The I211.
-pub(super) const I211: Member = Member { is_i210: true, ..I350 };
+pub(super) const I211: ChipModel = ChipModel { is_i210: true, ..I350 };
 /// The I210.
-pub(super) const I210: Member = Member { has_tsn: true, ..I211 };
+pub(super) const I210: ChipModel = ChipModel { has_tsn: true, ..I211 };
 
 const CTRL_FULL_DUPLEX: u32 = 1 << 0;
 const CTRL_MASTER_DISABLE: u32 = 1 << 2;
 const CTRL_LINK_UP: u32 = 1 << 6;
 const CTRL_SPEED: u32 = 3 << 8;
 const CTRL_SPEED_1000: u32 = 2 << 8;
-/// Speed and duplex are not the PHY's to say.
+/// Speed and duplex are forced, not negotiated by the PHY.
 const CTRL_FORCED: u32 = 1 << 11 | 1 << 12;
 
 const EECD_READ_DONE: u32 = 1 << 9;
 const EECD_HAS_FLASH: u32 = 1 << 19;
 
-/// Low switches the power of a cage for a module on.
+/// SDP3 low powers the cage of a module.
 const CTRL_EXT_SDP3: u32 = 1 << 7;
 
 const MDIC_WRITE: u32 = 1 << 26;
 const MDIC_READ: u32 = 2 << 26;
-/// The PHY inside, where MDIC has its number; later ones have it in MDICNFG.
+/// Address of the internal PHY in MDIC; later models have it in MDICNFG.
 const MDIC_PHY_1: u32 = 1 << 21;
 const MDIC_READY: u32 = 1 << 28;
 const MDIC_ERROR: u32 = 1 << 30;
-/// The PHY is an external one.
+/// The PHY is external.
 const MDICNFG_EXTERNAL: u32 = 1 << 31;
 
-/// Register 0 of every PHY: it has power, negotiates, and begins anew.
+/// Register 0 of every PHY: power up, enable and restart auto-negotiation.
 const PHY_CONTROL: u32 = 0;
 const PHY_NEGOTIATE: u16 = 0x1200;
 const PHY_PAGE: u32 = 22;
@@ -106,7 +105,7 @@ const PHY_CLOCK: (u16, u32) = (252, 14);
 const PHY_NO_CLOCK: u16 = 0xff;
 
 /// Low power link up in D0, and Go Link Disconnect.
-const PHPM_SLOW_OR_OFF: u32 = 1 << 1 | 1 << 5;
+const PHPM_LPLU_OR_GO_LINKD: u32 = 1 << 1 | 1 << 5;
 
 /// 100 and 1,000 Mbit/s with sleep are offered.
 const IPCNFG_EEE: u32 = 1 << 2 | 1 << 3;
@@ -134,62 +133,62 @@ const STATUS_NOT_2500: u32 = 1 << 13;
 
 /// SMBI: a driver of this port has SWSM, or whoever read it last. SWESMBI: the driver's side has
 /// SW_FW_SYNC, not the firmware.
-const SWSM_SOFTWARE: u32 = 1 << 0;
-const SWSM_SYNC: u32 = 1 << 1;
+const SWSM_SMBI: u32 = 1 << 0;
+const SWSM_SWESMBI: u32 = 1 << 1;
 
-/// Tries to take the PHY, and time between two: a second in all, as Intel's drivers have it.
+/// Attempts to lock the PHY, and their interval: a second in all, as in Intel's drivers.
 const LOCK_TRIES: usize = 200;
 const LOCK_RETRY: Duration = Duration::from_millis(5);
-/// Time after which there is no further try, where the firmware keeps SWSM: each takes 100 ms.
+/// Limit on the time of all attempts while the firmware holds SWSM: each takes 100 ms.
 const LOCK_WAIT: Duration = Duration::from_secs(3);
-/// Tries after which the PHY was left locked by a process that was killed: what a driver does with
-/// it takes a few milliseconds.
-const LOCK_TRIES_ALIVE: usize = 20;
+/// Attempts after which a software lock is considered stale, left by a killed process: a live
+/// driver holds it for a few milliseconds.
+const LOCK_TRIES_BEFORE_STEAL: usize = 20;
 
-/// What is wrong with the PHY of a port.
+/// Errors of a port's PHY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PhyTrouble {
-    /// The firmware does not let go of it.
-    Kept,
+pub(super) enum PhyError {
+    /// The firmware holds its lock.
+    Locked,
     /// See [`PHY_CLOCK`].
     NoClock,
-    /// It does not answer.
-    Mute,
+    /// It does not respond on MDIO.
+    Unresponsive,
 }
 
-impl PhyTrouble {
-    /// The error of the NIC at `bdf` that has it.
+impl PhyError {
+    /// The error of the NIC at `bdf`.
     pub(super) fn of(self, bdf: &str) -> VfioError {
         let bdf = bdf.to_owned();
         match self {
-            Self::Kept => VfioError::PhyKept { bdf },
+            Self::Locked => VfioError::PhyLockedByFirmware { bdf },
             Self::NoClock => VfioError::PhyNoClock { bdf },
-            Self::Mute => VfioError::Device { bdf, why: "its PHY does not answer".into() },
+            Self::Unresponsive => VfioError::Device { bdf, why: "its PHY does not answer".into() },
         }
     }
 }
 
-/// Where the frames of a port go: CTRL_EXT, LINK_MODE.
+/// Medium of a port: CTRL_EXT, LINK_MODE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Medium {
-    /// The PHY inside, and copper.
+    /// Copper, by the internal PHY.
     Copper,
     /// A backplane (1000BASE-KX).
     Backplane,
-    /// A PHY outside, over SGMII.
+    /// An external PHY, over SGMII.
     Sgmii,
-    /// Fibre, or a backplane that negotiates.
+    /// Fibre, or a backplane with auto-negotiation.
     SerDes,
 }
 
 impl Medium {
-    fn of<W: Words>(words: &W) -> Self {
+    fn of<W: RegisterAccess>(regs: &W) -> Self {
         let modes = [Self::Copper, Self::Backplane, Self::Sgmii, Self::SerDes];
-        modes[(words.read(reg::CTRL_EXT) >> 22 & 3) as usize]
+        modes[(regs.read(reg::CTRL_EXT) >> 22 & 3) as usize]
     }
 
-    /// The link is told by the PCS alone; STATUS does not have it.
-    fn is_pcs_alone(self) -> bool {
+    /// The link state is in the PCS only, not in STATUS.
+    fn is_pcs_only(self) -> bool {
         match self {
             Self::Copper | Self::Sgmii => false,
             Self::Backplane | Self::SerDes => true,
@@ -197,123 +196,125 @@ impl Medium {
     }
 }
 
-/// After a reset of the port: lets it negotiate, and switches off what makes frames wait (the line
-/// asleep, DMA coalescing). The link comes later, or not.
+/// Starts the link after a reset of the port, and disables features that delay frames (EEE, DMA
+/// coalescing). Does not wait for the link.
 ///
 /// # Errors
-/// [`PhyTrouble`]: there will be no link.
-pub(super) fn bring_up<W: Words>(words: &W, member: &Member) -> Result<(), PhyTrouble> {
-    // The EEPROM is read into the registers after a reset. A board without one never says so.
-    let _ = await_register(words, |words| words.read(reg::EECD) & EECD_READ_DONE != 0);
-    let clear = |at: usize, bits: u32| words.write(at, words.read(at) & !bits);
-    if member.is_82580_or_later {
-        words.write(reg::DMACR, 0);
-        clear(reg::PHPM, PHPM_SLOW_OR_OFF);
+/// [`PhyError`]: there will be no link.
+pub(super) fn bring_up<W: RegisterAccess>(regs: &W, model: &ChipModel) -> Result<(), PhyError> {
+    // The EEPROM is loaded into the registers after a reset. A board without one never sets the
+    // bit.
+    let _ = await_register(regs, |regs| regs.read(reg::EECD) & EECD_READ_DONE != 0);
+    let clear = |at: usize, bits: u32| regs.write(at, regs.read(at) & !bits);
+    if model.is_82580_or_later {
+        regs.write(reg::DMACR, 0);
+        clear(reg::PHPM, PHPM_LPLU_OR_GO_LINKD);
     }
-    if member.has_eee {
+    if model.has_eee {
         clear(reg::IPCNFG, IPCNFG_EEE);
         clear(reg::EEER, EEER_SLEEP);
     }
-    if member.has_tsn {
-        words.write(reg::TQAVCTRL, 0);
-        words.write(reg::RXPBSIZE, I210_RXPBSIZE);
-        words.write(reg::TXPBSIZE, I210_TXPBSIZE);
+    if model.has_tsn {
+        regs.write(reg::TQAVCTRL, 0);
+        regs.write(reg::RXPBSIZE, I210_RXPBSIZE);
+        regs.write(reg::TXPBSIZE, I210_TXPBSIZE);
     }
-    let medium = Medium::of(words);
-    let ctrl = words.read(reg::CTRL) & !(CTRL_MASTER_DISABLE | CTRL_SPEED | CTRL_FORCED);
-    let forced = if medium.is_pcs_alone() { CTRL_SPEED_1000 | CTRL_FORCED } else { 0 };
-    words.write(reg::CTRL, ctrl | CTRL_FULL_DUPLEX | CTRL_LINK_UP | forced);
+    let medium = Medium::of(regs);
+    let ctrl = regs.read(reg::CTRL) & !(CTRL_MASTER_DISABLE | CTRL_SPEED | CTRL_FORCED);
+    let forced = if medium.is_pcs_only() { CTRL_SPEED_1000 | CTRL_FORCED } else { 0 };
+    regs.write(reg::CTRL, ctrl | CTRL_FULL_DUPLEX | CTRL_LINK_UP | forced);
     match medium {
-        Medium::Copper => Phy::lock(words)?.negotiate(member),
+        Medium::Copper => Phy::lock(regs)?.negotiate(model),
         Medium::Sgmii => {
-            pcs(words, PCS_TIMEOUT, PCS_NEGOTIATE);
-            // One behind I2C, in a module, negotiates by itself.
-            if member.is_82580_or_later && words.read(reg::MDICNFG) & MDICNFG_EXTERNAL != 0 {
-                Phy::lock(words)?.negotiate(member)?;
+            start_pcs(regs, PCS_TIMEOUT, PCS_NEGOTIATE);
+            // A PHY in a module, behind I2C, negotiates by itself.
+            if model.is_82580_or_later && regs.read(reg::MDICNFG) & MDICNFG_EXTERNAL != 0 {
+                Phy::lock(regs)?.negotiate(model)?;
             }
             Ok(())
         }
         Medium::SerDes => {
-            pcs(words, 0, PCS_1000_FULL | PCS_NEGOTIATE);
+            start_pcs(regs, 0, PCS_1000_FULL | PCS_NEGOTIATE);
             Ok(())
         }
         Medium::Backplane => {
-            pcs(words, 0, PCS_1000_FULL | PCS_SPEED_FORCED | PCS_PAUSE_FORCED);
+            start_pcs(regs, 0, PCS_1000_FULL | PCS_SPEED_FORCED | PCS_PAUSE_FORCED);
             Ok(())
         }
     }
 }
 
-/// Powers a module's cage and starts the PCS without the bits `not` of PCS_LCTL and with those of
-/// `how`.
-fn pcs<W: Words>(words: &W, not: u32, how: u32) {
-    words.write(reg::SCTL, SCTL_NO_LOOPBACK);
-    words.write(reg::CTRL_EXT, words.read(reg::CTRL_EXT) & !CTRL_EXT_SDP3);
-    words.write(reg::PCS_CFG, words.read(reg::PCS_CFG) | PCS_CFG_ENABLE);
-    let not = not | PCS_LINK_FORCED | PCS_SPEED_FORCED | PCS_PAUSE_FORCED | PCS_NEGOTIATE;
-    words.write(reg::PCS_LCTL, words.read(reg::PCS_LCTL) & !not | how);
+/// Powers a module's cage and starts the PCS, with the bits `clear` of PCS_LCTL cleared and those
+/// of `set` set.
+fn start_pcs<W: RegisterAccess>(regs: &W, clear: u32, set: u32) {
+    regs.write(reg::SCTL, SCTL_NO_LOOPBACK);
+    regs.write(reg::CTRL_EXT, regs.read(reg::CTRL_EXT) & !CTRL_EXT_SDP3);
+    regs.write(reg::PCS_CFG, regs.read(reg::PCS_CFG) | PCS_CFG_ENABLE);
+    let clear = clear | PCS_LINK_FORCED | PCS_SPEED_FORCED | PCS_PAUSE_FORCED | PCS_NEGOTIATE;
+    regs.write(reg::PCS_LCTL, regs.read(reg::PCS_LCTL) & !clear | set);
 }
 
 /// The link speed in bit/s, 0 without a link.
-pub(super) fn link_bps<W: Words>(words: &W, member: &Member) -> u64 {
-    let status = words.read(reg::STATUS);
-    let bps = match Medium::of(words).is_pcs_alone() {
-        true if words.read(reg::PCS_LSTAT) & PCS_LINK_OK == 0 => 0,
+pub(super) fn link_bps<W: RegisterAccess>(regs: &W, model: &ChipModel) -> u64 {
+    let status = regs.read(reg::STATUS);
+    let bps = match Medium::of(regs).is_pcs_only() {
+        true if regs.read(reg::PCS_LSTAT) & PCS_LINK_OK == 0 => 0,
         true => 1_000_000_000,
         false => e1000q::link_bps(status),
     };
-    let is_2500 = member.has_2500 && status & (STATUS_2500 | STATUS_NOT_2500) == STATUS_2500;
+    let is_2500 = model.has_2500 && status & (STATUS_2500 | STATUS_NOT_2500) == STATUS_2500;
     if bps == 1_000_000_000 && is_2500 { 2_500_000_000 } else { bps }
 }
 
-/// The PHY of a port, which its firmware uses as well: ours until this is dropped.
-struct Phy<'a, W: Words> {
-    words: &'a W,
-    /// Ours in SW_FW_SYNC.
+/// Lock of a port's PHY, which its firmware uses as well. Unlocked when dropped.
+struct Phy<'a, W: RegisterAccess> {
+    regs: &'a W,
+    /// The port's software bit in SW_FW_SYNC.
     bit: u32,
 }
 
-impl<'a, W: Words> Phy<'a, W> {
-    /// Takes the PHY. What a killed process left locked is taken after a tenth of a second.
+impl<'a, W: RegisterAccess> Phy<'a, W> {
+    /// Locks the PHY. A stale lock of a killed process is taken over after a tenth of a second.
     ///
     /// # Errors
-    /// [`PhyTrouble::Kept`]: not within a second, or three. It is locked as it was.
-    fn lock(words: &'a W) -> Result<Self, PhyTrouble> {
-        let port = words.read(reg::STATUS) >> 2 & 3;
+    /// the lock was not free within one to three seconds. It is left as it was.
+    fn lock(regs: &'a W) -> Result<Self, PhyError> {
+        let port = regs.read(reg::STATUS) >> 2 & 3;
         let bit = [1 << 1, 1 << 2, 1 << 5, 1 << 6][port as usize];
         let until = Instant::now() + LOCK_WAIT;
         for n in 0..LOCK_TRIES {
-            let is_ours = with_sync(words, |sync| {
-                let is_taken = sync & (bit << 16) != 0 || n < LOCK_TRIES_ALIVE && sync & bit != 0;
+            let is_ours = update_sw_fw_sync(regs, |sync| {
+                let is_taken =
+                    sync & (bit << 16) != 0 || n < LOCK_TRIES_BEFORE_STEAL && sync & bit != 0;
                 (!is_taken).then_some(sync | bit)
             });
             if is_ours {
-                return Ok(Self { words, bit });
+                return Ok(Self { regs, bit });
             }
             if Instant::now() > until {
                 break;
             }
             std::thread::sleep(LOCK_RETRY);
         }
-        Err(PhyTrouble::Kept)
+        Err(PhyError::Locked)
     }
 
-    /// Lets it negotiate anew.
-    fn negotiate(&self, member: &Member) -> Result<(), PhyTrouble> {
-        if member.is_i210 {
-            let has_flash = self.words.read(reg::EECD) & EECD_HAS_FLASH != 0;
+    /// Restarts auto-negotiation.
+    fn negotiate(&self, model: &ChipModel) -> Result<(), PhyError> {
+        if model.is_i210 {
+            let has_flash = self.regs.read(reg::EECD) & EECD_HAS_FLASH != 0;
             let (page, register) = PHY_CLOCK;
-            // A PHY outside may have no pages, and does not answer to this.
+            // An external PHY may have no pages, and does not respond to this.
             if !has_flash && self.write(PHY_PAGE, page).is_ok() {
                 let clock = self.read(register);
                 let _ = self.write(PHY_PAGE, 0);
                 if clock.is_ok_and(|word| word & PHY_NO_CLOCK == PHY_NO_CLOCK) {
-                    return Err(PhyTrouble::NoClock);
+                    return Err(PhyError::NoClock);
                 }
             }
             let _ = self.write(PHY_PAGE, 0);
         }
-        self.write(PHY_CONTROL, PHY_NEGOTIATE).map_err(|()| PhyTrouble::Mute)
+        self.write(PHY_CONTROL, PHY_NEGOTIATE).map_err(|()| PhyError::Unresponsive)
     }
 
     fn write(&self, register: u32, value: u16) -> Result<(), ()> {
@@ -324,38 +325,38 @@ impl<'a, W: Words> Phy<'a, W> {
         self.mdic(MDIC_READ | register << 16)
     }
 
-    /// Does what MDIC is told, and gives the value.
+    /// Executes an MDIC command and returns the data.
     fn mdic(&self, word: u32) -> Result<u16, ()> {
-        self.words.write(reg::MDIC, word | MDIC_PHY_1);
-        await_register(self.words, |words| words.read(reg::MDIC) & MDIC_READY != 0)?;
-        let said = self.words.read(reg::MDIC);
+        self.regs.write(reg::MDIC, word | MDIC_PHY_1);
+        await_register(self.regs, |regs| regs.read(reg::MDIC) & MDIC_READY != 0)?;
+        let said = self.regs.read(reg::MDIC);
         if said & MDIC_ERROR != 0 { Err(()) } else { Ok(said as u16) }
     }
 }
 
-impl<W: Words> Drop for Phy<'_, W> {
+impl<W: RegisterAccess> Drop for Phy<'_, W> {
     fn drop(&mut self) {
-        // One that stays locked is a killed process's to the next who wants it.
-        let unlocks = || with_sync(self.words, |sync| Some(sync & !self.bit));
-        let _ = (0..LOCK_TRIES_ALIVE).any(|_| unlocks());
+        // If this fails, the next driver takes the lock for a stale one.
+        let unlocks = || update_sw_fw_sync(self.regs, |sync| Some(sync & !self.bit));
+        let _ = (0..LOCK_TRIES_BEFORE_STEAL).any(|_| unlocks());
     }
 }
 
-/// Changes SW_FW_SYNC, which SWSM guards, or does not; says whether.
-fn with_sync<W: Words>(words: &W, change: impl Fn(u32) -> Option<u32>) -> bool {
-    // SMBI: reading it takes it. The driver of a port that was killed leaves it set, and whoever
-    // has had it for that long was: as Intel's drivers for the I210, which then clear it once.
-    let _ = await_register(words, |words| words.read(reg::SWSM) & SWSM_SOFTWARE == 0);
-    // SWESMBI: it stays unset while the firmware changes SW_FW_SYNC.
-    let is_ours = await_register(words, |words| {
-        words.write(reg::SWSM, words.read(reg::SWSM) | SWSM_SYNC);
-        words.read(reg::SWSM) & SWSM_SYNC != 0
+/// Changes SW_FW_SYNC under the SWSM semaphore if `change` returns a value. Returns whether it did.
+fn update_sw_fw_sync<W: RegisterAccess>(regs: &W, change: impl Fn(u32) -> Option<u32>) -> bool {
+    // SMBI: reading it acquires it. A killed driver leaves it set, so a holder that keeps it this
+    // long is taken for dead, as in Intel's drivers for the I210, which then clear it once.
+    let _ = await_register(regs, |regs| regs.read(reg::SWSM) & SWSM_SMBI == 0);
+    // SWESMBI: it cannot be set while the firmware changes SW_FW_SYNC.
+    let is_ours = await_register(regs, |regs| {
+        regs.write(reg::SWSM, regs.read(reg::SWSM) | SWSM_SWESMBI);
+        regs.read(reg::SWSM) & SWSM_SWESMBI != 0
     });
-    let changed = is_ours.ok().and_then(|()| change(words.read(reg::SW_FW_SYNC)));
+    let changed = is_ours.ok().and_then(|()| change(regs.read(reg::SW_FW_SYNC)));
     if let Some(sync) = changed {
-        words.write(reg::SW_FW_SYNC, sync);
+        regs.write(reg::SW_FW_SYNC, sync);
     }
-    words.write(reg::SWSM, words.read(reg::SWSM) & !(SWSM_SOFTWARE | SWSM_SYNC));
+    regs.write(reg::SWSM, regs.read(reg::SWSM) & !(SWSM_SMBI | SWSM_SWESMBI));
     changed.is_some()
 }
 
@@ -366,28 +367,28 @@ mod tests {
 
     use super::*;
 
-    /// The registers of a card, and its PHY.
+    /// Model of a card's registers and its PHY.
     #[derive(Default)]
     struct Card {
-        words: RefCell<BTreeMap<usize, u32>>,
+        regs: RefCell<BTreeMap<usize, u32>>,
         /// The PHY's registers by page and number; the page that register 22 chose.
         phy: RefCell<BTreeMap<(u16, u32), u16>>,
         page: Cell<u16>,
         has_pages: bool,
-        /// It answers nothing.
-        is_mute: bool,
-        /// Looks at SW_FW_SYNC until the firmware is done with the PHY.
+        /// It does not respond.
+        is_unresponsive: bool,
+        /// Reads of SW_FW_SYNC until the firmware releases the PHY.
         firmware: Cell<u32>,
-        /// When the firmware is done with SW_FW_SYNC, for now.
+        /// Until when the firmware holds SW_FW_SYNC.
         guarded_until: Cell<Option<Instant>>,
     }
 
-    /// What only some have.
+    /// Registers that only some models have.
     const LATER: [usize; 3] = [reg::MDICNFG, reg::PHPM, reg::DMACR];
     const EEE: [usize; 2] = [reg::IPCNFG, reg::EEER];
     const TSN: [usize; 3] = [reg::TQAVCTRL, reg::RXPBSIZE, reg::TXPBSIZE];
 
-    const MEMBERS: [(&str, &Member); 6] = [
+    const MODELS: [(&str, &ChipModel); 6] = [
         ("82576", &I82576),
         ("82580", &I82580),
         ("I350", &I350),
@@ -396,11 +397,11 @@ mod tests {
         ("I210", &I210),
     ];
 
-    /// A card as the kernel's driver or a reset may leave it: everything that delays is on, the
-    /// link is cut, the PHY without power and on another page.
+    /// A card as the kernel's driver or a reset may leave it: all features that delay frames
+    /// enabled, the link forced, the PHY powered down and on another page.
     fn card(name: &str, medium: u32) -> Card {
         let has_pages = ["I210", "I211"].contains(&name);
-        let mut words = BTreeMap::from([
+        let mut regs = BTreeMap::from([
             (reg::CTRL, CTRL_MASTER_DISABLE | CTRL_SPEED | CTRL_FORCED | 1 << 30),
             (reg::STATUS, 1 << 2),
             (reg::EECD, EECD_READ_DONE | EECD_HAS_FLASH),
@@ -416,32 +417,32 @@ mod tests {
         let has = [("82576", 0), ("82580", 1), ("I350", 2), ("I354", 2), ("I211", 2), ("I210", 3)];
         let level = has.iter().find(|has| has.0 == name).unwrap().1;
         for at in [&LATER[..], &EEE, &TSN][..level].concat() {
-            words.insert(at, if at == reg::MDICNFG { 0 } else { !0 });
+            regs.insert(at, if at == reg::MDICNFG { 0 } else { !0 });
         }
         let phy = BTreeMap::from([((0, 0), 0x0800), ((252, 14), 0x0012), ((7, 0), 0x5555)]);
         let page = Cell::new(if has_pages { 7 } else { 0 });
-        let (words, phy) = (RefCell::new(words), RefCell::new(phy));
-        Card { words, phy, page, has_pages, ..Card::default() }
+        let (regs, phy) = (RefCell::new(regs), RefCell::new(phy));
+        Card { regs, phy, page, has_pages, ..Card::default() }
     }
 
     impl Card {
         fn word(&self, at: usize) -> u32 {
-            self.words.borrow()[&at]
+            self.regs.borrow()[&at]
         }
 
         fn set(&self, at: usize, word: u32) {
-            self.words.borrow_mut().insert(at, word);
+            self.regs.borrow_mut().insert(at, word);
         }
 
         fn phy(&self, page: u16, register: u32) -> u16 {
             self.phy.borrow()[&(page, register)]
         }
 
-        /// Does what MDIC is told, and says what it holds then.
+        /// Executes an MDIC command, and returns its new value.
         fn mdic(&self, word: u32) -> u32 {
             assert_eq!(self.word(reg::SW_FW_SYNC) & 1 << 2, 1 << 2, "the PHY is not ours");
             assert_eq!(self.word(reg::SW_FW_SYNC) & 1 << 18, 0, "the firmware has the PHY");
-            if self.is_mute {
+            if self.is_unresponsive {
                 return word;
             }
             let register = word >> 16 & 31;
@@ -460,11 +461,11 @@ mod tests {
         }
     }
 
-    impl Words for Card {
+    impl RegisterAccess for Card {
         fn read(&self, at: usize) -> u32 {
-            let word = *self.words.borrow().get(&at).unwrap_or_else(|| panic!("{at:#x} is read"));
+            let word = *self.regs.borrow().get(&at).unwrap_or_else(|| panic!("{at:#x} is read"));
             if at == reg::SWSM {
-                self.set(at, word | SWSM_SOFTWARE);
+                self.set(at, word | SWSM_SMBI);
             }
             if at == reg::SW_FW_SYNC && self.firmware.get() > 0 {
                 self.firmware.set(self.firmware.get() - 1);
@@ -474,84 +475,84 @@ mod tests {
         }
 
         fn write(&self, at: usize, word: u32) {
-            assert!(self.words.borrow().contains_key(&at), "{at:#x} is written");
+            assert!(self.regs.borrow().contains_key(&at), "{at:#x} is written");
             let is_guarded = self.guarded_until.get().is_some_and(|until| Instant::now() < until);
             let word = match at {
                 reg::MDIC => self.mdic(word),
-                reg::SWSM if is_guarded => word & !SWSM_SYNC,
+                reg::SWSM if is_guarded => word & !SWSM_SWESMBI,
                 _ => word,
             };
-            let guard = self.word(reg::SWSM) & SWSM_SYNC;
+            let guard = self.word(reg::SWSM) & SWSM_SWESMBI;
             assert!(at != reg::SW_FW_SYNC || guard != 0, "SW_FW_SYNC is not ours");
             self.set(at, word);
         }
     }
 
-    /// Goal: each member negotiates after a reset, whatever its driver before us left, with what
-    /// delays frames off, and only by registers that it has. Method: a model of the registers of
-    /// each, which refuses others; its PHY without power, on another page where there are pages,
-    /// and in use by the firmware for a while.
+    /// Goal: each model negotiates after a reset, whatever the previous driver left, with the
+    /// features that delay frames disabled, and by registers that it has. Method: a register model
+    /// of each, which refuses others; its PHY powered down, on another page where there are pages,
+    /// and locked by the firmware for a while.
     #[test]
-    fn every_member_comes_up() {
-        for (name, member) in MEMBERS {
+    fn every_model_comes_up() {
+        for (name, model) in MODELS {
             let card = card(name, 0);
             card.firmware.set(3);
-            assert_eq!(bring_up(&card, member), Ok(()), "{name}");
+            assert_eq!(bring_up(&card, model), Ok(()), "{name}");
             assert_eq!(card.phy(0, 0), PHY_NEGOTIATE, "{name}");
             assert_eq!(card.page.get(), 0, "{name}");
             assert_eq!(card.word(reg::CTRL), 1 << 30 | CTRL_FULL_DUPLEX | CTRL_LINK_UP, "{name}");
-            // Others' from here on.
+            // All locks are released.
             assert_eq!((card.word(reg::SWSM), card.word(reg::SW_FW_SYNC)), (0, 0), "{name}");
-            if member.is_82580_or_later {
+            if model.is_82580_or_later {
                 assert_eq!((card.word(reg::DMACR), card.word(reg::PHPM)), (0, !0x22), "{name}");
             }
-            if member.has_eee {
+            if model.has_eee {
                 let eee = (card.word(reg::IPCNFG), card.word(reg::EEER));
                 assert_eq!(eee, (!0xc, !0x7_0000), "{name}");
             }
-            if member.has_tsn {
+            if model.has_tsn {
                 assert_eq!(TSN.map(|at| card.word(at)), [0, 0xa2, 0x0400_0014]);
             }
-            // What is for fibre is not touched.
+            // Registers of fibre are not touched.
             assert_eq!((card.word(reg::SCTL), card.word(reg::PCS_CFG)), (0x0410, 0), "{name}");
         }
     }
 
-    /// Goal: fibre, backplanes and PHYs outside are brought up by the PCS, whose negotiation ends
-    /// by time but over SGMII, and a PHY outside that MDIC reaches negotiates as well.
+    /// Goal: fibre, backplanes and external PHYs are started by the PCS, whose negotiation times
+    /// out but over SGMII, and an external PHY on MDIO negotiates as well.
     #[test]
     fn other_media_come_up() {
-        for (name, member) in MEMBERS {
+        for (name, model) in MODELS {
             for (medium, ctrl, lctl) in
                 [(1, 0x1a41, 0x4_009c), (2, 0x41, 0x3_0000), (3, 0x1a41, 0x7_000c)]
             {
                 let card = card(name, medium);
-                assert_eq!(bring_up(&card, member), Ok(()), "{name}, {medium}");
+                assert_eq!(bring_up(&card, model), Ok(()), "{name}, {medium}");
                 assert_eq!(card.word(reg::CTRL), 1 << 30 | ctrl, "{name}, {medium}");
                 assert_eq!(card.word(reg::PCS_LCTL), lctl, "{name}, {medium}");
                 assert_eq!((card.word(reg::SCTL), card.word(reg::PCS_CFG)), (0x0400, 8));
                 assert_eq!(card.word(reg::CTRL_EXT), medium << 22 | 1, "{name}, {medium}");
                 assert_eq!(card.phy(0, 0), 0x0800, "{name}, {medium}: nobody asked for it");
             }
-            if member.is_82580_or_later {
+            if model.is_82580_or_later {
                 let card = card(name, 2);
                 card.set(reg::MDICNFG, MDICNFG_EXTERNAL);
-                assert_eq!(bring_up(&card, member), Ok(()));
+                assert_eq!(bring_up(&card, model), Ok(()));
                 assert_eq!(card.phy(0, 0), PHY_NEGOTIATE, "{name}");
             }
         }
     }
 
-    /// Goal: the link's speed is what the card says where it says it: STATUS for copper, the PCS
-    /// for fibre, and 2.5 Gbit/s where there are any.
+    /// Goal: the link speed is read from the right register: STATUS for copper, the PCS for fibre,
+    /// and 2.5 Gbit/s where supported.
     #[test]
-    fn the_link_is_told() {
-        for (name, member) in MEMBERS {
+    fn the_link_speed_is_read_from_the_right_register() {
+        for (name, model) in MODELS {
             let says = |medium, status, pcs| {
                 let card = card(name, medium);
                 card.set(reg::STATUS, status);
                 card.set(reg::PCS_LSTAT, pcs);
-                link_bps(&card, member)
+                link_bps(&card, model)
             };
             for medium in [0, 2] {
                 let speeds = [0, 2, 0x42, 0x82].map(|status| says(medium, status, 0));
@@ -566,45 +567,49 @@ mod tests {
         }
     }
 
-    /// Goal: an I210 whose PHY has no clock is told; one with a flash is not asked; a lock that a
-    /// killed process left is no obstacle; a PHY that does not answer is told. Method: the model;
-    /// each in bounded time.
+    /// Goal: an I210 whose PHY has no clock is an error; with a flash it is not checked; a stale
+    /// lock of a killed process is taken over; a PHY that does not respond is an error. Method: the
+    /// model, in bounded time.
     #[test]
-    fn what_is_wrong_with_a_card_is_told() {
+    fn faults_of_a_phy_are_errors() {
         let start = std::time::Instant::now();
         let clockless = card("I210", 0);
         clockless.phy.borrow_mut().insert((252, 14), 0x12ff);
         assert_eq!(bring_up(&clockless, &I210), Ok(()), "it has a flash");
         clockless.set(reg::EECD, EECD_READ_DONE);
-        for member in [&I210, &I211] {
-            assert_eq!(bring_up(&clockless, member), Err(PhyTrouble::NoClock));
+        for model in [&I210, &I211] {
+            assert_eq!(bring_up(&clockless, model), Err(PhyError::NoClock));
             assert_eq!((clockless.page.get(), clockless.word(reg::SW_FW_SYNC)), (0, 0));
         }
         let sound = card("I210", 0);
-        // Nor does a card without a flash say that it was read.
+        // A card without a flash does not report the end of the EEPROM load.
         sound.set(reg::EECD, 0);
         assert_eq!(bring_up(&sound, &I210), Ok(()));
-        for (name, member) in MEMBERS {
+        for (name, model) in MODELS {
             let left = card(name, 0);
-            left.set(reg::SWSM, SWSM_SOFTWARE | SWSM_SYNC);
+            left.set(reg::SWSM, SWSM_SMBI | SWSM_SWESMBI);
             left.set(reg::SW_FW_SYNC, 1 << 2 | 1 << 6);
-            assert_eq!(bring_up(&left, member), Ok(()), "{name}");
+            assert_eq!(bring_up(&left, model), Ok(()), "{name}");
             assert_eq!(left.word(reg::SW_FW_SYNC), 1 << 6, "another port's is not ours");
-            let mute = Card { is_mute: true, ..card(name, 0) };
-            assert_eq!(bring_up(&mute, member), Err(PhyTrouble::Mute), "{name}");
-            assert_eq!((mute.word(reg::SWSM), mute.word(reg::SW_FW_SYNC)), (0, 0), "{name}");
+            let unresponsive = Card { is_unresponsive: true, ..card(name, 0) };
+            assert_eq!(bring_up(&unresponsive, model), Err(PhyError::Unresponsive), "{name}");
+            assert_eq!(
+                (unresponsive.word(reg::SWSM), unresponsive.word(reg::SW_FW_SYNC)),
+                (0, 0),
+                "{name}"
+            );
         }
         assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     }
 
-    /// Goal: a firmware that has the PHY, or the word that says who has it, is waited for as long
-    /// as Intel's drivers wait, and nothing is touched meanwhile; one that keeps it is told in
-    /// bounded time. Method: the model, which refuses accesses that are not ours.
+    /// Goal: a firmware that holds the PHY, or SW_FW_SYNC, is waited for as long as Intel's drivers
+    /// wait, and nothing is accessed meanwhile; one that keeps it is an error in bounded time.
+    /// Method: the model, which refuses accesses without the lock.
     #[test]
     fn the_firmware_is_waited_for() {
         let slow = card("I210", 0);
         slow.firmware.set(150);
-        // And what a killed process left.
+        // And a stale lock of a killed process.
         slow.set(reg::SW_FW_SYNC, 1 << 2);
         assert_eq!(bring_up(&slow, &I210), Ok(()));
         assert_eq!(slow.word(reg::SW_FW_SYNC), 0);
@@ -613,27 +618,30 @@ mod tests {
         assert_eq!(bring_up(&guarded, &I210), Ok(()));
         assert_eq!((guarded.word(reg::SWSM), guarded.word(reg::SW_FW_SYNC)), (0, 0));
         let start = Instant::now();
-        let kept = card("I210", 0);
-        kept.firmware.set(u32::MAX);
-        assert_eq!(bring_up(&kept, &I210), Err(PhyTrouble::Kept));
+        let locked = card("I210", 0);
+        locked.firmware.set(u32::MAX);
+        assert_eq!(bring_up(&locked, &I210), Err(PhyError::Locked));
         let never = card("I210", 0);
         never.guarded_until.set(Some(start + Duration::from_secs(3600)));
-        assert_eq!(bring_up(&never, &I210), Err(PhyTrouble::Kept));
-        assert_eq!((kept.word(reg::SWSM), never.word(reg::SWSM)), (0, 0));
+        assert_eq!(bring_up(&never, &I210), Err(PhyError::Locked));
+        assert_eq!((locked.word(reg::SWSM), never.word(reg::SWSM)), (0, 0));
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
 
-    /// Goal: the message says what helps, and not a reset where that does not.
+    /// Goal: the message names the command that helps, and a reset only where that helps.
     #[test]
-    fn trouble_with_a_phy_is_told_with_what_helps() {
-        let told = |trouble: PhyTrouble| trouble.of("0000:05:00.0").to_string();
-        let clock = told(PhyTrouble::NoClock);
+    fn phy_errors_name_the_command_that_helps() {
+        let told = |trouble: PhyError| trouble.of("0000:05:00.0").to_string();
+        let clock = told(PhyError::NoClock);
         let (back, again) = ("--unbind 0000:05:00.0", "--bind 0000:05:00.0");
         assert!(clock.contains("without a clock") && clock.contains(back), "{clock}");
         assert!(clock.ends_with(again) && !clock.contains("/reset"), "{clock}");
-        let kept = told(PhyTrouble::Kept);
-        assert!(kept.contains("keeps its PHY to itself") && !kept.contains("/reset"), "{kept}");
-        assert!(kept.ends_with(back), "{kept}");
-        assert!(told(PhyTrouble::Mute).ends_with("/sys/bus/pci/devices/0000:05:00.0/reset"));
+        let locked = told(PhyError::Locked);
+        assert!(
+            locked.contains("keeps its PHY to itself") && !locked.contains("/reset"),
+            "{locked}"
+        );
+        assert!(locked.ends_with(back), "{locked}");
+        assert!(told(PhyError::Unresponsive).ends_with("/sys/bus/pci/devices/0000:05:00.0/reset"));
     }
 }

@@ -1,12 +1,12 @@
 //! A virtual function of Intel's 82576 (datasheet revision 2.61, sections 7.10.2 and 8.26; QEMU's
-//! `igb`, from 8.0 on) or I350: one queue of a card whose physical function the kernel drives. The
-//! registers of both are the same.
+//! `igb`, from 8.0 on) or I350, whose physical function the kernel drives. Has one queue pair. The
+//! registers of both models are the same.
 //!
-//! Its descriptors and ring registers are those of the whole card (`e1000q`). Its address, the
-//! length of its frames and what else of the filters there is belong to the driver of the physical
-//! function, which is asked through the [`mailbox`](super::mailbox). The card's switch passes
-//! frames between functions, and to the wire. When the physical function is reset, so are all
-//! virtual ones.
+//! Descriptors and ring registers are those of the physical function (`e1000q`). The MAC address,
+//! the frame length and the receive filter are set by the driver of the physical function, upon
+//! requests through the [`mailbox`](super::mailbox). The card's embedded switch forwards frames
+//! between functions, and to the wire. A reset of the physical function resets all virtual
+//! functions.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use vfio_bindings::bindings::vfio;
 
 use super::device::{Bar, Device};
 use super::e1000q::{
-    Counter, FCS_LEN, MTU_MAX, Queues, STATUS_LINK_UP, TXDCTL_ONE_OF_SEVERAL, await_reset,
-    link_bps, switch_off,
+    FCS_LEN, MTU_MAX, Queues, STATUS_LINK_UP, StatsCounter, TXDCTL_MULTI_QUEUE, await_reset,
+    disable_queues, link_bps,
 };
 use super::error::VfioError;
-use super::mailbox::{Mailbox, Trouble};
-use super::nic::{Facts, Nic};
+use super::mailbox::{Mailbox, MailboxError};
+use super::nic::{Nic, NicCaps};
 use super::ring::e1000::Advanced;
-use super::survey::{self, Physical};
-use super::{Started, VfioSettings};
+use super::survey::{self, PhysicalFunction};
+use super::{StartedNic, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
 
@@ -41,101 +41,110 @@ mod reg {
 
 const CTRL_RESET: u32 = 1 << 26;
 
-/// The function's first message of three, in EIMS, EIMC and EIAC; and all of them.
-const MESSAGE: u32 = 1 << 0;
-const MESSAGES: u32 = 7;
-/// IVAR0: the receive queue signals by the first message.
-const IVAR_RX: u32 = 1 << 7;
+/// Bits of EIMS, EIMC and EIAC: the first of three MSI-X vectors, and all of them.
+const RX_VECTOR: u32 = 1 << 0;
+const ALL_VECTORS: u32 = 7;
+/// IVAR0: maps the receive queue to vector 0.
+const IVAR_RX_VALID: u32 = 1 << 7;
 
 /// A started virtual function.
 pub(super) struct IgbVf {
     bar: Bar,
     mailbox: Mailbox<Bar>,
     queues: Queues<Advanced>,
-    /// Frames for which there was no buffer.
-    lost: u64,
+    /// Frames dropped because no buffer was posted.
+    missed: u64,
     /// RQDPC.
-    losses: Counter,
+    missed_counter: StatsCounter,
 }
 
 /// Starts the function.
 ///
 /// # Errors
 /// [`VfioError`]; the function has been reset.
-pub(super) fn start(device: &Device, settings: &VfioSettings) -> Result<Started<IgbVf>, VfioError> {
+pub(super) fn start(
+    device: &Device,
+    settings: &VfioSettings,
+) -> Result<StartedNic<IgbVf>, VfioError> {
     let bar = device.bar(0)?;
     if bar.len() < reg::LEN {
-        return Err(device.fault("its registers are too few"));
+        return Err(device.device_error("its registers are too few"));
     }
     let mtu = device.mtu(settings.mtu, MTU_MAX)?;
     reset(device, &bar)?;
-    let asked = Asked { device, mailbox: Mailbox::new(bar.clone()) };
-    let mac = asked.mac(settings.mac)?;
-    asked.frames(mtu, settings.promiscuous)?;
+    let requests = PfRequests { device, mailbox: Mailbox::new(bar.clone()) };
+    let mac = requests.negotiate_mac(settings.mac)?;
+    requests.negotiate_rx_filter(mtu, settings.promiscuous)?;
     let link_bps = link_bps(bar.read32(reg::STATUS));
     if link_bps == 0 {
         tracing::warn!(bdf = device.bdf, "the link is down");
     }
     let (queues, areas) = Queues::new(device, &bar, settings, mtu)?;
     device.set_bus_master(true)?;
-    queues.program(TXDCTL_ONE_OF_SEVERAL);
-    // A function that does not keep up must not hold up the card's others.
-    queues.choose_format(true);
-    if let Err(why) = queues.switch_on(device) {
-        silence(&bar);
+    queues.program(TXDCTL_MULTI_QUEUE);
+    // A slow function must not stall the other functions of the card.
+    queues.set_descriptor_format(true);
+    if let Err(why) = queues.enable_rx(device) {
+        quiesce(&bar);
         await_reset(&bar, reg::STATUS);
         return Err(why);
     }
-    queues.offer();
+    queues.post_rx_buffers();
     let interrupt = device.interrupt(vfio::VFIO_PCI_MSIX_IRQ_INDEX);
-    // Without a pause between two, and taken back by itself when it is signalled.
-    for (at, value) in [(reg::EITR0, 0), (reg::EIAC, MESSAGE), (reg::IVAR0, IVAR_RX)] {
+    // No throttling (EITR), and the mask is cleared automatically (EIAC).
+    for (at, value) in [(reg::EITR0, 0), (reg::EIAC, RX_VECTOR), (reg::IVAR0, IVAR_RX_VALID)] {
         bar.write32(at, value);
     }
-    let facts = Facts { mac, mtu, link_bps };
-    let nic = IgbVf { bar, mailbox: asked.mailbox, queues, lost: 0, losses: Counter::default() };
-    Ok(Started { nic, facts, areas, interrupt })
+    let caps = NicCaps { mac, mtu, link_bps };
+    let nic = IgbVf {
+        bar,
+        mailbox: requests.mailbox,
+        queues,
+        missed: 0,
+        missed_counter: StatsCounter::default(),
+    };
+    Ok(StartedNic { nic, caps, areas, interrupt })
 }
 
-/// Ends every transfer of the function.
-fn silence(bar: &Bar) {
-    bar.write32(reg::EIMC, MESSAGES);
-    // What is stuck is reset all the same.
-    switch_off(bar);
+/// Stops all DMA of the function and resets it.
+fn quiesce(bar: &Bar) {
+    bar.write32(reg::EIMC, ALL_VECTORS);
+    // A queue that does not stop is reset anyway.
+    disable_queues(bar);
     bar.write32(reg::CTRL, CTRL_RESET);
 }
 
 fn reset(device: &Device, bar: &Bar) -> Result<(), VfioError> {
     if bar.read32(reg::STATUS) == !0 {
-        return Err(device.fault("it does not answer"));
+        return Err(device.device_error("it does not answer"));
     }
-    silence(bar);
-    // No register may be touched for a microsecond; the rest is for the physical function, which
-    // hears of it.
+    quiesce(bar);
+    // No register access for a microsecond; the rest of the time is for the driver of the physical
+    // function, which is notified of the reset.
     std::thread::sleep(Duration::from_millis(5));
     Ok(())
 }
 
-/// What the driver of the physical function is asked.
-struct Asked<'a> {
+/// Requests to the driver of the physical function.
+struct PfRequests<'a> {
     device: &'a Device,
     mailbox: Mailbox<Bar>,
 }
 
-impl Asked<'_> {
-    /// Says that the function was reset, and agrees on its address: the `wanted` one, or what it is
-    /// given, or one of our own.
-    fn mac(&self, wanted: Option<MacAddr>) -> Result<MacAddr, VfioError> {
-        let given = self.mailbox.say_reset().map_err(|trouble| self.trouble(trouble))?;
+impl PfRequests<'_> {
+    /// Reports the reset and negotiates the MAC address: the `wanted` one, else the one that the
+    /// physical function assigned, else a random one.
+    fn negotiate_mac(&self, wanted: Option<MacAddr>) -> Result<MacAddr, VfioError> {
+        let given = self.mailbox.send_reset().map_err(|error| self.vfio_error(error))?;
         let given = given.map(MacAddr).filter(|given| *given != MacAddr::default());
         if let Some(group) = given.filter(|given| given.is_group()) {
             let why = format!("it was given the address {group}, which is a group's");
-            return Err(self.device.fault(why));
+            return Err(self.device.device_error(why));
         }
         let mac = wanted.or(given).unwrap_or_else(MacAddr::random);
         if Some(mac) != given {
             let is_granted = self.mailbox.set_mac(mac.0);
-            if !is_granted.map_err(|trouble| self.trouble(trouble))? {
+            if !is_granted.map_err(|error| self.vfio_error(error))? {
                 let physical = self.physical();
                 let bdf = self.device.bdf.clone();
                 return Err(VfioError::MacRefused { bdf, mac, physical });
@@ -144,20 +153,23 @@ impl Asked<'_> {
         Ok(mac)
     }
 
-    /// Asks for frames of the MTU's length, and for those to groups, or to everybody.
-    fn frames(&self, mtu: usize, is_promiscuous: bool) -> Result<(), VfioError> {
+    /// Requests frames of the MTU's length, and multicast or promiscuous reception.
+    fn negotiate_rx_filter(&self, mtu: usize, is_promiscuous: bool) -> Result<(), VfioError> {
         let len = (ETH_HDR_LEN + mtu + FCS_LEN) as u32;
-        let is_granted = self.mailbox.set_len(len).map_err(|trouble| self.trouble(trouble))?;
+        let is_granted =
+            self.mailbox.set_max_frame_len(len).map_err(|error| self.vfio_error(error))?;
         if !is_granted {
             let why = format!("its physical function lets it have no frames of {len} bytes");
-            return Err(self.device.fault(why));
+            return Err(self.device.device_error(why));
         }
-        let all = self.mailbox.set_all(is_promiscuous).map_err(|trouble| self.trouble(trouble))?;
+        let all =
+            self.mailbox.set_promiscuous(is_promiscuous).map_err(|error| self.vfio_error(error))?;
         match (all, is_promiscuous) {
             (true, _) => Ok(()),
-            (false, true) => {
-                Err(VfioError::NoSwitch { bdf: self.device.bdf.clone(), physical: self.physical() })
-            }
+            (false, true) => Err(VfioError::PromiscuousRefused {
+                bdf: self.device.bdf.clone(),
+                physical: self.physical(),
+            }),
             (false, false) => {
                 let bdf = &self.device.bdf;
                 tracing::debug!(bdf, "frames to groups other than broadcast do not reach it");
@@ -166,18 +178,18 @@ impl Asked<'_> {
         }
     }
 
-    fn physical(&self) -> Physical {
+    fn physical(&self) -> PhysicalFunction {
         survey::physical_of(&self.device.bdf).unwrap_or_default()
     }
 
-    fn trouble(&self, trouble: Trouble) -> VfioError {
-        match trouble {
-            Trouble::Silent => VfioError::PhysicalSilent {
+    fn vfio_error(&self, error: MailboxError) -> VfioError {
+        match error {
+            MailboxError::Timeout => VfioError::PfUnresponsive {
                 bdf: self.device.bdf.clone(),
                 physical: self.physical(),
             },
-            Trouble::Strange(word) => {
-                self.device.fault(format!("its physical function answers {word:#010x}"))
+            MailboxError::UnexpectedReply(word) => {
+                self.device.device_error(format!("its physical function answers {word:#010x}"))
             }
         }
     }
@@ -192,26 +204,26 @@ impl Nic for IgbVf {
     }
 
     fn set_interrupt(&mut self, wanted: bool) {
-        self.bar.write32(if wanted { reg::EIMS } else { reg::EIMC }, MESSAGE);
+        self.bar.write32(if wanted { reg::EIMS } else { reg::EIMC }, RX_VECTOR);
     }
 
     fn dropped(&self) -> u64 {
-        self.queues.dropped() + self.lost
+        self.queues.dropped() + self.missed
     }
 
     fn health(&mut self) -> Result<(), String> {
         if self.bar.read32(reg::STATUS) == !0 {
             return Err("the device no longer answers; was it unplugged?".into());
         }
-        if self.mailbox.is_over() {
+        if self.mailbox.was_pf_reset() {
             let why = "its physical function was reset (its interface was set down or changed, or \
                        its driver reloaded); open the port again once it is up";
             return Err(why.into());
         }
-        if !self.queues.are_on() {
+        if !self.queues.is_rx_enabled() {
             return Err("the device was reset or stopped under us; open the port again".into());
         }
-        self.lost += u64::from(self.losses.fresh(|| self.bar.read32(reg::RQDPC)));
+        self.missed += u64::from(self.missed_counter.delta(|| self.bar.read32(reg::RQDPC)));
         Ok(())
     }
 
@@ -220,7 +232,7 @@ impl Nic for IgbVf {
     }
 
     fn stop(&mut self) {
-        silence(&self.bar);
+        quiesce(&self.bar);
         await_reset(&self.bar, reg::STATUS);
     }
 }

@@ -1,21 +1,21 @@
-//! Addresses behind the IOMMU: which there are, and which are in use.
+//! Allocator of IO virtual addresses (IOVA).
 //!
-//! The kernel reports ranges. On Intel's platforms they leave out the window of interrupts
-//! (0xfee00000) and end at the width of the IOMMU, 39 or 48 bits, so an address of the process does
-//! not do for one of the device.
+//! The kernel reports the usable ranges. On Intel's platforms they exclude the MSI window
+//! (0xfee00000) and end at the width of the IOMMU, 39 or 48 bits, so virtual addresses of the
+//! process cannot be used as IOVAs.
 
-/// What of a NIC's addresses is in use.
+/// The IOVA space of a device.
 #[derive(Clone, Debug)]
 pub struct IovaSpace {
     /// Free ranges, first and last byte, in order, no two adjacent.
     free: Vec<(u64, u64)>,
 }
 
-/// Below this nothing is given out, so that an address that a device made up of a zero faults.
+/// Lowest IOVA that is allocated: a device that uses a zeroed address faults.
 const FLOOR: u64 = 1 << 20;
 
 impl IovaSpace {
-    /// The space of the ranges (first and last byte) that the kernel reports, in any order.
+    /// The space of the inclusive ranges that the kernel reports, in any order.
     pub fn new(ranges: &[(u64, u64)]) -> Self {
         let mut free: Vec<(u64, u64)> = ranges
             .iter()
@@ -23,7 +23,8 @@ impl IovaSpace {
             .filter(|(first, last)| first <= last)
             .collect();
         free.sort_unstable();
-        // Overlapping ranges would be the kernel's bug, and giving an address twice ours.
+        // The kernel should report no overlapping ranges; overlaps are cut, so that no address is
+        // allocated twice.
         let mut at = 0;
         free.retain_mut(|range| {
             range.0 = range.0.max(at);
@@ -36,11 +37,11 @@ impl IovaSpace {
         Self { free }
     }
 
-    /// Takes `len` addresses from a multiple of `align` on, the lowest there are, or `None`.
+    /// Allocates `len` addresses aligned to `align`, the lowest free ones, or returns `None`.
     ///
     /// # Panics
     /// If `len` is 0 or `align` is no power of two.
-    pub fn take(&mut self, len: u64, align: u64) -> Option<u64> {
+    pub fn alloc(&mut self, len: u64, align: u64) -> Option<u64> {
         assert!(len > 0 && align.is_power_of_two());
         for i in 0..self.free.len() {
             let (first, last) = self.free[i];
@@ -61,11 +62,11 @@ impl IovaSpace {
         None
     }
 
-    /// Takes `len` addresses from `start` on back.
+    /// Frees `len` addresses from `start`.
     ///
     /// # Panics
-    /// If one of them was not taken.
-    pub fn put(&mut self, start: u64, len: u64) {
+    /// If one of them was free.
+    pub fn free(&mut self, start: u64, len: u64) {
         let end = start + (len - 1);
         let i = self.free.partition_point(|&(first, _)| first < start);
         let apart = |i: usize| self.free.get(i).is_none_or(|&(first, _)| end < first);
@@ -94,25 +95,25 @@ mod tests {
         let mut space = IovaSpace::new(&INTEL_39);
         let mut last = 0;
         for _ in 0..40 {
-            let at = space.take(1 << 28, 1 << 21).unwrap();
+            let at = space.alloc(1 << 28, 1 << 21).unwrap();
             assert!(at >= FLOOR && at >= last && at.is_multiple_of(1 << 21));
             assert!(at + (1 << 28) <= 0xfee0_0000 || at >= 0xfef0_0000, "{at:#x}");
             last = at + (1 << 28);
         }
-        assert_eq!(space.take(1 << 39, 4096), None);
+        assert_eq!(space.alloc(1 << 39, 4096), None);
     }
 
     #[test]
     fn ranges_that_make_no_sense_are_cut() {
         let mut space = IovaSpace::new(&[(0x50_0000, 0x40_0000), (0, 0x1f_ffff), (0x18_0000, !0)]);
-        assert_eq!(space.take(0x10_0000, 4096), Some(0x10_0000));
-        assert_eq!(space.take(0x10_0000, 4096), Some(0x20_0000));
-        assert_eq!(IovaSpace::new(&[]).take(1, 1), None);
+        assert_eq!(space.alloc(0x10_0000, 4096), Some(0x10_0000));
+        assert_eq!(space.alloc(0x10_0000, 4096), Some(0x20_0000));
+        assert_eq!(IovaSpace::new(&[]).alloc(1, 1), None);
     }
 
     proptest! {
-        /// Goal: no address is given twice, all come back. Method: random takes and puts against a
-        /// list of what is held.
+        /// Goal: no address is allocated twice, all are freed in the end. Method: random operations
+        /// against a list of what is allocated.
         #[test]
         fn addresses_are_apart_and_come_back(
             ops in prop::collection::vec((any::<bool>(), 1..9_u64, 0..4_u32, 0..100_usize), 1..200)
@@ -122,7 +123,7 @@ mod tests {
             let mut held: Vec<(u64, u64)> = Vec::new();
             for (take, pages, shift, n) in ops {
                 if take {
-                    let Some(at) = space.take(pages << 12, 4096 << shift) else { continue };
+                    let Some(at) = space.alloc(pages << 12, 4096 << shift) else { continue };
                     let end = at + (pages << 12);
                     prop_assert!(whole.iter().any(|&(a, b)| a <= at && end - 1 <= b));
                     prop_assert_eq!(at % (4096 << shift), 0);
@@ -130,11 +131,11 @@ mod tests {
                     held.push((at, pages << 12));
                 } else if !held.is_empty() {
                     let (at, len) = held.swap_remove(n % held.len());
-                    space.put(at, len);
+                    space.free(at, len);
                 }
             }
             for (at, len) in held {
-                space.put(at, len);
+                space.free(at, len);
             }
             prop_assert_eq!(space.free, whole);
         }

@@ -1,6 +1,6 @@
-//! The kinds of NICs that have a driver here, and the PCI ids that tell them.
+//! Supported NICs and their PCI ids.
 
-/// A kind of NIC: one driver each.
+/// A supported kind of NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Virtio-net (virtio 1.2, section 5.1), modern or transitional.
@@ -33,7 +33,7 @@ const VIRTIO: u16 = 0x1af4;
 const INTEL: u16 = 0x8086;
 const VMWARE: u16 = 0x15ad;
 
-/// Kinds, vendors and devices of what has a driver here.
+/// Kind, vendor and device ids of the supported NICs.
 const IDS: [(Kind, u16, &[u16]); 12] = [
     (Kind::VirtioNet, VIRTIO, &[0x1041, 0x1000]),
     (Kind::Intel82574L, INTEL, &[0x10d3]),
@@ -54,13 +54,13 @@ const IDS: [(Kind, u16, &[u16]); 12] = [
 ];
 
 impl Kind {
-    /// The kind of the device of this vendor and number, if there is a driver for it.
+    /// The kind of NIC with this vendor and device id, if it is supported.
     pub fn of((vendor, device): (u16, u16)) -> Option<Self> {
         let known = IDS.iter().find(|(_, of, ids)| *of == vendor && ids.contains(&device));
         known.map(|(kind, ..)| *kind)
     }
 
-    /// What people call it.
+    /// Marketing name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::VirtioNet => "virtio-net",

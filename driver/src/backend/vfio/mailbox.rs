@@ -1,16 +1,16 @@
-//! The mailbox of a virtual function of an 82576 or an I350: how it asks the driver of its physical
-//! function for what it cannot set itself (82576's datasheet, revision 2.61, section 7.10.2.9; the
-//! numbers of the messages are those that the drivers of the physical function have in common).
+//! Mailbox of a virtual function (VF) of an 82576 or an I350: requests to the driver of its
+//! physical function (PF) for settings that a VF cannot change itself (82576's datasheet, revision
+//! 2.61, section 7.10.2.9, whose names the bits of V2PMAILBOX have; the message numbers are those
+//! that all PF drivers share).
 //!
-//! Sixteen words, which one of the two owns at a time, and a register with a bit for each event.
-//! Each message gets an answer: its number, and whether it was granted or refused. Every wait has
-//! an end, whatever the register says: the driver of the physical function may not be there, and is
-//! believed nothing.
+//! The mailbox has sixteen words of memory, which one side owns at a time, and a register with a
+//! bit for each event. Each message is answered by its number with an ACK or NACK flag. Every wait
+//! is bounded, whatever the register says: the PF driver may be absent, and is not trusted.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::device::Words;
+use super::device::RegisterAccess;
 use crate::port::MacAddr;
 
 /// Registers, by their offset in BAR 0.
@@ -19,170 +19,170 @@ mod reg {
     pub(super) const V2PMAILBOX: usize = 0x0c40;
 }
 
-/// Bits of V2PMAILBOX. A request is there, an answer was read; both free the words.
-const REQUEST: u32 = 1 << 0;
+/// Bits of V2PMAILBOX. REQ: a message to the PF was written. ACK: the PF's message was read. Both
+/// release the memory.
+const REQ: u32 = 1 << 0;
 const ACK: u32 = 1 << 1;
-/// We have the words, the other side has them.
-const OURS: u32 = 1 << 2;
-const THEIRS: u32 = 1 << 3;
-/// Something was written for us. Reading the register clears this and `RESET_DONE`.
-const CAME: u32 = 1 << 4;
-/// The physical function is reset and its driver has not begun; it has since.
-const RESET: u32 = 1 << 6;
-const RESET_DONE: u32 = 1 << 7;
+/// VFU: the VF owns the memory. PFU: the PF owns it.
+const VFU: u32 = 1 << 2;
+const PFU: u32 = 1 << 3;
+/// PFSTS: the PF wrote a message. Reading the register clears this and RSTD.
+const PFSTS: u32 = 1 << 4;
+/// RSTI: the PF is in reset. RSTD: its driver has finished the reset.
+const RSTI: u32 = 1 << 6;
+const RSTD: u32 = 1 << 7;
 
-/// Words of the longest message that is sent here.
+/// Words of the longest message sent.
 const WORDS: usize = 3;
 
-/// Numbers of messages, in the lower half of the first word.
-const NUMBER: u32 = 0xffff;
-const SAY_RESET: u32 = 1;
-const SET_MAC: u32 = 2;
-const SET_LEN: u32 = 5;
-const SET_ALL: u32 = 6;
-/// From the physical function, unasked: it still runs.
-const HERE: u32 = 0x0100;
-/// With `SET_ALL`: frames to every group, to every station.
-const ALL_GROUPS: u32 = 0x02 << 16;
-const ALL_STATIONS: u32 = 0x01 << 16;
-/// In an answer.
-const GRANTED: u32 = 1 << 31;
-const REFUSED: u32 = 1 << 30;
+/// Message numbers, in the lower half of the first word.
+const MSG_NUMBER_MASK: u32 = 0xffff;
+const MSG_RESET: u32 = 1;
+const MSG_SET_MAC: u32 = 2;
+const MSG_SET_MAX_LEN: u32 = 5;
+const MSG_SET_PROMISCUOUS: u32 = 6;
+/// Unsolicited message of the PF: a keep-alive.
+const MSG_PF_ALIVE: u32 = 0x0100;
+/// Flags of `MSG_SET_PROMISCUOUS`: all multicast frames, all unicast frames.
+const FLAG_ALL_MULTICAST: u32 = 0x02 << 16;
+const FLAG_ALL_UNICAST: u32 = 0x01 << 16;
+/// Flags of a reply.
+const REPLY_ACK: u32 = 1 << 31;
+const REPLY_NACK: u32 = 1 << 30;
 
-/// How long an answer may take. The other side is an interrupt of the kernel.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two looks.
-const NAP: Duration = Duration::from_micros(20);
+/// Longest wait for a reply, which an interrupt handler of the kernel writes.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval between two reads of the register.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Why there is no answer that is one.
+/// Why a request has no valid reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
-    /// None came in time.
-    Silent,
-    /// This is the answer's first word, and not one to what was asked.
-    Strange(u32),
+pub(super) enum MailboxError {
+    /// No reply in time.
+    Timeout,
+    /// First word of a reply that does not match the request.
+    UnexpectedReply(u32),
 }
 
-/// The mailbox of one virtual function.
+/// The mailbox of one VF.
 pub(super) struct Mailbox<W> {
-    words: W,
-    patience: Duration,
-    /// The physical function was seen to be reset: reading clears what says so.
-    was_reset: Cell<bool>,
+    regs: W,
+    timeout: Duration,
+    /// A reset of the PF was observed: reading the register clears its bit.
+    pf_reset_seen: Cell<bool>,
 }
 
-impl<W: Words> Mailbox<W> {
-    /// The mailbox of these registers.
-    pub(super) fn new(words: W) -> Self {
-        Self { words, patience: PATIENCE, was_reset: Cell::new(false) }
+impl<W: RegisterAccess> Mailbox<W> {
+    /// The mailbox at these registers.
+    pub(super) fn new(regs: W) -> Self {
+        Self { regs, timeout: REPLY_TIMEOUT, pf_reset_seen: Cell::new(false) }
     }
 
-    /// Whether the physical function was reset since [`say_reset`](Self::say_reset), and all its
-    /// virtual ones with it. Costs a read of a register.
-    pub(super) fn is_over(&self) -> bool {
-        self.bits();
-        self.was_reset.get()
+    /// Whether the PF, and so its VFs, were reset since [`send_reset`](Self::send_reset). Costs a
+    /// register read.
+    pub(super) fn was_pf_reset(&self) -> bool {
+        self.read_status();
+        self.pf_reset_seen.get()
     }
 
-    /// What V2PMAILBOX says.
-    fn bits(&self) -> u32 {
-        let bits = self.words.read(reg::V2PMAILBOX);
-        if bits & (RESET | RESET_DONE) != 0 {
-            self.was_reset.set(true);
+    /// Reads V2PMAILBOX and remembers its reset bits.
+    fn read_status(&self) -> u32 {
+        let bits = self.regs.read(reg::V2PMAILBOX);
+        if bits & (RSTI | RSTD) != 0 {
+            self.pf_reset_seen.set(true);
         }
         bits
     }
 
-    /// Says that the function was reset, without which nothing else is granted. The six bytes of
-    /// the station's address that the physical function has for it, if it has one.
+    /// Reports the reset of this VF, which the PF requires before other requests. Returns the MAC
+    /// address that the PF assigned, if any.
     ///
     /// # Errors
-    /// [`Trouble`].
-    pub(super) fn say_reset(&self) -> Result<Option<[u8; 6]>, Trouble> {
-        let until = Instant::now() + self.patience;
-        while self.bits() & (RESET | RESET_DONE) != 0 {
-            nap(until)?;
+    /// [`MailboxError`].
+    pub(super) fn send_reset(&self) -> Result<Option<[u8; 6]>, MailboxError> {
+        let until = Instant::now() + self.timeout;
+        while self.read_status() & (RSTI | RSTD) != 0 {
+            sleep_before(until)?;
         }
-        self.was_reset.set(false);
-        let (is_granted, [low, high]) = self.ask([SAY_RESET, 0, 0])?;
+        self.pf_reset_seen.set(false);
+        let (is_granted, [low, high]) = self.request([MSG_RESET, 0, 0])?;
         Ok(is_granted.then(|| MacAddr::from_registers(low, high).0))
     }
 
-    /// Asks for this station's address. `false`: it is refused.
+    /// Requests this MAC address. `false`: refused.
     ///
     /// # Errors
-    /// [`Trouble`].
-    pub(super) fn set_mac(&self, mac: [u8; 6]) -> Result<bool, Trouble> {
+    /// [`MailboxError`].
+    pub(super) fn set_mac(&self, mac: [u8; 6]) -> Result<bool, MailboxError> {
         let [low, high] = MacAddr(mac).registers();
-        Ok(self.ask([SET_MAC, low, high])?.0)
+        Ok(self.request([MSG_SET_MAC, low, high])?.0)
     }
 
-    /// Asks for frames of up to `len` bytes with header and check sequence. `false`: it is refused.
+    /// Requests frames of up to `len` bytes, with header and FCS. `false`: refused.
     ///
     /// # Errors
-    /// [`Trouble`].
-    pub(super) fn set_len(&self, len: u32) -> Result<bool, Trouble> {
-        Ok(self.ask([SET_LEN, len, 0])?.0)
+    /// [`MailboxError`].
+    pub(super) fn set_max_frame_len(&self, len: u32) -> Result<bool, MailboxError> {
+        Ok(self.request([MSG_SET_MAX_LEN, len, 0])?.0)
     }
 
-    /// Asks for frames to every group, and with `stations` to every station. `false`: it is
-    /// refused.
+    /// Requests all multicast frames, and with `unicast` all unicast frames. `false`: refused.
     ///
     /// # Errors
-    /// [`Trouble`].
-    pub(super) fn set_all(&self, stations: bool) -> Result<bool, Trouble> {
-        let stations = if stations { ALL_STATIONS } else { 0 };
-        Ok(self.ask([SET_ALL | ALL_GROUPS | stations, 0, 0])?.0)
+    /// [`MailboxError`].
+    pub(super) fn set_promiscuous(&self, unicast: bool) -> Result<bool, MailboxError> {
+        let unicast = if unicast { FLAG_ALL_UNICAST } else { 0 };
+        Ok(self.request([MSG_SET_PROMISCUOUS | FLAG_ALL_MULTICAST | unicast, 0, 0])?.0)
     }
 
-    /// Sends a message, waits for its answer, and says whether that grants it, and the two words
-    /// behind.
-    fn ask(&self, message: [u32; WORDS]) -> Result<(bool, [u32; 2]), Trouble> {
-        let until = Instant::now() + self.patience;
-        self.take(until)?;
+    /// Sends a message and waits for its reply. Returns whether it is an ACK, and its other two
+    /// words.
+    fn request(&self, message: [u32; WORDS]) -> Result<(bool, [u32; 2]), MailboxError> {
+        let until = Instant::now() + self.timeout;
+        self.lock(until)?;
         for (i, word) in message.into_iter().enumerate() {
-            self.words.write(reg::VMBMEM + 4 * i, word);
+            self.regs.write(reg::VMBMEM + 4 * i, word);
         }
-        self.words.write(reg::V2PMAILBOX, REQUEST);
+        self.regs.write(reg::V2PMAILBOX, REQ);
         loop {
-            while self.bits() & CAME == 0 {
-                nap(until)?;
+            while self.read_status() & PFSTS == 0 {
+                sleep_before(until)?;
             }
-            self.take(until)?;
-            let [first, rest @ ..] = [0, 1, 2].map(|i: usize| self.words.read(reg::VMBMEM + 4 * i));
-            self.words.write(reg::V2PMAILBOX, ACK);
-            let is_one = matches!(first & (GRANTED | REFUSED), GRANTED | REFUSED);
-            match first & NUMBER {
-                number if number == message[0] & NUMBER && is_one => {
-                    return Ok((first & GRANTED != 0, rest));
+            self.lock(until)?;
+            let [first, rest @ ..] = [0, 1, 2].map(|i: usize| self.regs.read(reg::VMBMEM + 4 * i));
+            self.regs.write(reg::V2PMAILBOX, ACK);
+            let is_one = matches!(first & (REPLY_ACK | REPLY_NACK), REPLY_ACK | REPLY_NACK);
+            match first & MSG_NUMBER_MASK {
+                number if number == message[0] & MSG_NUMBER_MASK && is_one => {
+                    return Ok((first & REPLY_ACK != 0, rest));
                 }
-                HERE => nap(until)?,
-                _ => return Err(Trouble::Strange(first)),
+                MSG_PF_ALIVE => sleep_before(until)?,
+                _ => return Err(MailboxError::UnexpectedReply(first)),
             }
         }
     }
 
-    /// Takes the words.
-    fn take(&self, until: Instant) -> Result<(), Trouble> {
+    /// Acquires ownership of the memory (VFU).
+    fn lock(&self, until: Instant) -> Result<(), MailboxError> {
         loop {
-            self.words.write(reg::V2PMAILBOX, OURS);
-            if self.bits() & (OURS | THEIRS) == OURS {
+            self.regs.write(reg::V2PMAILBOX, VFU);
+            if self.read_status() & (VFU | PFU) == VFU {
                 return Ok(());
             }
-            nap(until)?;
+            sleep_before(until)?;
         }
     }
 }
 
-/// Waits a little.
+/// Sleeps for [`POLL_INTERVAL`].
 ///
 /// # Errors
-/// [`Trouble::Silent`] if `until` has come.
-fn nap(until: Instant) -> Result<(), Trouble> {
+/// [`MailboxError::Timeout`] if `until` has passed.
+fn sleep_before(until: Instant) -> Result<(), MailboxError> {
     if Instant::now() > until {
-        return Err(Trouble::Silent);
+        return Err(MailboxError::Timeout);
     }
-    std::thread::sleep(NAP);
+    std::thread::sleep(POLL_INTERVAL);
     Ok(())
 }
 
@@ -196,86 +196,85 @@ mod tests {
 
     type Message = [u32; WORDS];
 
-    /// The other side: what it says to each message, one after the other.
-    struct Card<A> {
+    /// Model of the PF: `answer` returns the messages that it sends in response to one.
+    struct PfModel<A> {
         answer: A,
-        words: RefCell<[u32; 16]>,
+        regs: RefCell<[u32; 16]>,
         bits: Cell<u32>,
-        asked: RefCell<Vec<Message>>,
-        /// Said when the last was read.
-        says: RefCell<Vec<Message>>,
+        requests: RefCell<Vec<Message>>,
+        /// Messages to send, each once the previous one was read.
+        replies: RefCell<Vec<Message>>,
     }
 
-    impl<A: Fn(Message) -> Vec<Message>> Card<A> {
+    impl<A: Fn(Message) -> Vec<Message>> PfModel<A> {
         fn new(answer: A) -> Self {
-            let (words, bits) = (RefCell::new([0; 16]), Cell::new(RESET_DONE | CAME));
-            Self { answer, words, bits, asked: RefCell::default(), says: RefCell::default() }
+            let (regs, bits) = (RefCell::new([0; 16]), Cell::new(RSTD | PFSTS));
+            Self { answer, regs, bits, requests: RefCell::default(), replies: RefCell::default() }
         }
 
-        fn say(&self) {
-            if let Some(next) = self.says.borrow_mut().pop() {
-                self.words.borrow_mut()[..WORDS].copy_from_slice(&next);
-                self.bits.set(self.bits.get() | CAME);
+        fn send_next(&self) {
+            if let Some(next) = self.replies.borrow_mut().pop() {
+                self.regs.borrow_mut()[..WORDS].copy_from_slice(&next);
+                self.bits.set(self.bits.get() | PFSTS);
             }
         }
     }
 
-    impl<A: Fn(Message) -> Vec<Message>> Words for &Card<A> {
+    impl<A: Fn(Message) -> Vec<Message>> RegisterAccess for &PfModel<A> {
         fn read(&self, at: usize) -> u32 {
             if at != 0xc40 {
-                return self.words.borrow()[(at - 0x800) / 4];
+                return self.regs.borrow()[(at - 0x800) / 4];
             }
             let bits = self.bits.get();
-            self.bits.set(bits & !(CAME | RESET_DONE));
+            self.bits.set(bits & !(PFSTS | RSTD));
             bits
         }
 
         fn write(&self, at: usize, value: u32) {
-            let has_words = self.bits.get() & (OURS | THEIRS) == OURS;
+            let has_words = self.bits.get() & (VFU | PFU) == VFU;
             if at != 0xc40 {
                 assert!(has_words, "words that the other side may be writing");
-                self.words.borrow_mut()[(at - 0x800) / 4] = value;
+                self.regs.borrow_mut()[(at - 0x800) / 4] = value;
                 return;
             }
-            let bits = self.bits.get() & !OURS;
-            let is_free = bits & THEIRS == 0;
-            self.bits.set(bits | if is_free { value & OURS } else { 0 });
-            if value & REQUEST != 0 {
-                let message = *self.words.borrow().first_chunk().unwrap();
-                self.asked.borrow_mut().push(message);
-                let mut says = (self.answer)(message);
-                says.reverse();
-                *self.says.borrow_mut() = says;
+            let bits = self.bits.get() & !VFU;
+            let is_free = bits & PFU == 0;
+            self.bits.set(bits | if is_free { value & VFU } else { 0 });
+            if value & REQ != 0 {
+                let message = *self.regs.borrow().first_chunk().unwrap();
+                self.requests.borrow_mut().push(message);
+                let mut replies = (self.answer)(message);
+                replies.reverse();
+                *self.replies.borrow_mut() = replies;
             }
-            if value & (REQUEST | ACK) != 0 {
-                self.say();
+            if value & (REQ | ACK) != 0 {
+                self.send_next();
             }
         }
     }
 
-    fn mailbox<W: Words>(words: W) -> Mailbox<W> {
-        Mailbox { patience: Duration::from_millis(30), ..Mailbox::new(words) }
+    fn mailbox<W: RegisterAccess>(regs: W) -> Mailbox<W> {
+        Mailbox { timeout: Duration::from_millis(30), ..Mailbox::new(regs) }
     }
 
     const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
 
-    /// Goal: each message is the one that drivers of the physical function know, and its answer is
-    /// taken for what it says, also behind others that were not asked for. Method: a model that
-    /// grants, and one that refuses.
+    /// Goal: each message is encoded as PF drivers expect, and its reply is decoded, also after
+    /// unsolicited messages. Method: a model that acknowledges, and one that refuses.
     #[test]
-    fn a_function_is_told_what_it_asks() {
+    fn requests_and_replies_are_encoded_as_pf_drivers_expect() {
         for is_granted in [true, false] {
             let bit = if is_granted { 1 << 31 } else { 1 << 30 };
             let here = [0x2000_0100, 7, 7];
-            let card = Card::new(|[first, ..]| {
+            let pf = PfModel::new(|[first, ..]| {
                 vec![here, here, [first | bit | 1 << 29, 0x1200_5452, 0x5634]]
             });
-            let mailbox = mailbox(&card);
-            assert_eq!(mailbox.say_reset(), Ok(is_granted.then_some(MAC)));
+            let mailbox = mailbox(&pf);
+            assert_eq!(mailbox.send_reset(), Ok(is_granted.then_some(MAC)));
             assert_eq!(mailbox.set_mac(MAC), Ok(is_granted));
-            assert_eq!(mailbox.set_len(1518), Ok(is_granted));
-            assert_eq!(mailbox.set_all(false), Ok(is_granted));
-            assert_eq!(mailbox.set_all(true), Ok(is_granted));
+            assert_eq!(mailbox.set_max_frame_len(1518), Ok(is_granted));
+            assert_eq!(mailbox.set_promiscuous(false), Ok(is_granted));
+            assert_eq!(mailbox.set_promiscuous(true), Ok(is_granted));
             let expected = [
                 [1, 0, 0],
                 [2, 0x1200_5452, 0x5634],
@@ -283,67 +282,72 @@ mod tests {
                 [0x2_0006, 0, 0],
                 [0x3_0006, 0, 0],
             ];
-            assert_eq!(*card.asked.borrow(), expected);
-            assert!(!mailbox.is_over());
+            assert_eq!(*pf.requests.borrow(), expected);
+            assert!(!mailbox.was_pf_reset());
         }
     }
 
-    /// Goal: a reset of the other side is told until this one says that it was reset as well.
-    /// Method: it comes back before anybody has looked, or while something is asked.
+    /// Goal: a reset of the PF is reported until the VF sends its own reset. Method: the reset ends
+    /// before anybody has read the register, or during a request.
     #[test]
-    fn a_reset_of_the_other_side_is_told() {
-        for (bits, asks) in [(RESET, false), (RESET_DONE, false), (RESET_DONE, true)] {
-            let card = Card::new(|[first, ..]| vec![[first | 1 << 31, 0, 0]]);
-            let mailbox = mailbox(&card);
-            assert!(mailbox.say_reset().is_ok() && !mailbox.is_over());
-            card.bits.set(bits);
-            assert!(!asks || mailbox.set_len(1518).is_ok());
-            assert!(mailbox.is_over());
-            card.bits.set(0);
-            assert!(mailbox.is_over());
-            assert!(mailbox.say_reset().is_ok() && !mailbox.is_over());
+    fn a_reset_of_the_pf_is_reported() {
+        for (bits, asks) in [(RSTI, false), (RSTD, false), (RSTD, true)] {
+            let pf = PfModel::new(|[first, ..]| vec![[first | 1 << 31, 0, 0]]);
+            let mailbox = mailbox(&pf);
+            assert!(mailbox.send_reset().is_ok() && !mailbox.was_pf_reset());
+            pf.bits.set(bits);
+            assert!(!asks || mailbox.set_max_frame_len(1518).is_ok());
+            assert!(mailbox.was_pf_reset());
+            pf.bits.set(0);
+            assert!(mailbox.was_pf_reset());
+            assert!(mailbox.send_reset().is_ok() && !mailbox.was_pf_reset());
         }
     }
 
-    /// Goal: who is not there is not waited for. Method: models that say nothing, or nothing but
-    /// that they are there; that keep the words; that stay in reset; that were pulled out.
+    /// Goal: requests to an absent PF time out. Method: models that never reply, that only send
+    /// keep-alives, that keep the memory, that stay in reset, that were unplugged.
     #[test]
-    fn who_does_not_answer_is_given_up() {
-        let ends = |asks: &dyn Fn() -> Result<Option<[u8; 6]>, Trouble>| {
+    fn an_absent_pf_times_out() {
+        let ends = |asks: &dyn Fn() -> Result<Option<[u8; 6]>, MailboxError>| {
             let start = Instant::now();
-            assert_eq!(asks(), Err(Trouble::Silent));
+            assert_eq!(asks(), Err(MailboxError::Timeout));
             assert!(start.elapsed() < Duration::from_secs(5));
         };
-        let silent = Card::new(|_| Vec::new());
-        ends(&|| mailbox(&silent).say_reset());
-        let busy = Card::new(|_| vec![[HERE, 0, 0]; 1_000_000]);
-        ends(&|| mailbox(&busy).say_reset());
-        let grants = |[first, ..]: Message| vec![[first | GRANTED, 0, 0]];
-        for bits in [THEIRS, RESET] {
-            let card = Card::new(grants);
-            card.bits.set(bits);
-            ends(&|| mailbox(&card).say_reset());
-            assert!(card.asked.borrow().is_empty());
+        let silent = PfModel::new(|_| Vec::new());
+        ends(&|| mailbox(&silent).send_reset());
+        let busy = PfModel::new(|_| vec![[MSG_PF_ALIVE, 0, 0]; 1_000_000]);
+        ends(&|| mailbox(&busy).send_reset());
+        let grants = |[first, ..]: Message| vec![[first | REPLY_ACK, 0, 0]];
+        for bits in [PFU, RSTI] {
+            let pf = PfModel::new(grants);
+            pf.bits.set(bits);
+            ends(&|| mailbox(&pf).send_reset());
+            assert!(pf.requests.borrow().is_empty());
         }
         for word in [0, !0] {
-            ends(&|| mailbox(Always(word)).say_reset());
+            ends(&|| mailbox(Always(word)).send_reset());
         }
     }
 
-    /// Goal: an answer to something else is none, nor is one that neither grants nor refuses, or
-    /// does both. Method: models that say so.
+    /// Goal: a reply with another number, or with neither or both of ACK and NACK, is an error.
+    /// Method: models that send such replies.
     #[test]
-    fn what_is_no_answer_is_not_taken_for_one() {
-        for word in [2 | GRANTED, 5 | REFUSED, GRANTED, 1, 1 | GRANTED | REFUSED, !0, 0] {
-            let card = Card::new(|_| vec![[word, 0, 0]]);
-            assert_eq!(mailbox(&card).say_reset(), Err(Trouble::Strange(word)), "{word:#x}");
+    fn an_unexpected_reply_is_an_error() {
+        for word in [2 | REPLY_ACK, 5 | REPLY_NACK, REPLY_ACK, 1, 1 | REPLY_ACK | REPLY_NACK, !0, 0]
+        {
+            let pf = PfModel::new(|_| vec![[word, 0, 0]]);
+            assert_eq!(
+                mailbox(&pf).send_reset(),
+                Err(MailboxError::UnexpectedReply(word)),
+                "{word:#x}"
+            );
         }
     }
 
-    /// Registers that all say the same.
+    /// Registers that all have the same value.
     struct Always(u32);
 
-    impl Words for Always {
+    impl RegisterAccess for Always {
         fn read(&self, _: usize) -> u32 {
             self.0
         }
@@ -351,10 +355,10 @@ mod tests {
         fn write(&self, _: usize, _: u32) {}
     }
 
-    /// Registers that say anything.
+    /// Registers with random values.
     struct Noise(RefCell<std::vec::IntoIter<u32>>);
 
-    impl Words for Noise {
+    impl RegisterAccess for Noise {
         fn read(&self, _: usize) -> u32 {
             self.0.borrow_mut().next().unwrap_or(0)
         }
@@ -365,12 +369,12 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// Goal: whatever the registers say, every call ends. Method: random words, then zeros.
+        /// Goal: every call ends, whatever the registers hold. Method: random values, then zeros.
         #[test]
-        fn every_call_ends(words in proptest::collection::vec(any::<u32>(), 0..60)) {
-            let mailbox = mailbox(Noise(RefCell::new(words.into_iter())));
+        fn every_call_ends(regs in proptest::collection::vec(any::<u32>(), 0..60)) {
+            let mailbox = mailbox(Noise(RefCell::new(regs.into_iter())));
             let start = Instant::now();
-            let _ = mailbox.say_reset();
+            let _ = mailbox.send_reset();
             let _ = mailbox.set_mac(MAC);
             prop_assert!(start.elapsed() < Duration::from_secs(5));
         }

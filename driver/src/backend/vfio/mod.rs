@@ -1,4 +1,4 @@
-//! A NIC of our own: taken from the kernel through VFIO, driven from this process.
+//! VFIO backend: a user-space driver for a NIC that the kernel has handed over through VFIO.
 //!
 //! ```text
 //!  VfioPort          counts, filters, lends; the same for every NIC
@@ -13,19 +13,19 @@
 //!    survey          the NICs of this machine and what keeps them from being used
 //! ```
 //!
-//! A frame to send is copied once, into a buffer that the device only reads; a received one is lent
-//! where the device put it. All memory that the device can reach is reserved when the port opens:
-//! one area that it reads and writes (rings and receive buffers), one that it only reads. The IOMMU
-//! holds it to that.
+//! A frame to send is copied once, into a buffer that the device only reads. A received frame is
+//! lent in the buffer that the device wrote. All memory that the device can access is allocated
+//! when the port opens: one area that it reads and writes (rings and receive buffers), and one that
+//! it only reads. The IOMMU enforces both.
 //!
-//! What the device writes is checked before it becomes an address (`ring`); a device that breaks
-//! its rules, was reset, lost its bus mastering or is wanted back makes the port
-//! [gone](PortGone) and is released at once, whatever the application does. This is looked at
-//! every 50 ms.
+//! Every value that the device writes is validated before it becomes an address (`ring`). If the
+//! device violates its protocol, was reset, lost bus mastering, or its removal is requested, the
+//! port becomes [gone](PortGone) and the device is released at once, whatever the application does.
+//! The device's state is checked every 50 ms.
 //!
 //! # Adding a NIC
-//! A file that implements [`nic::Nic`] and has a `start`; a [`Kind`] and its ids in `kind.rs`; an
-//! arm in `open`, without which it does not compile.
+//! A file that implements [`nic::Nic`] and has a `start` function; a [`Kind`] and its PCI ids in
+//! `kind.rs`; a match arm in `open_kind`, which does not compile without it.
 
 mod device;
 mod e1000;
@@ -66,66 +66,66 @@ use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::mem::{Hugepages, SHORT};
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx};
 use device::{Device, DmaArea, Interrupt};
-use nic::{Facts, Lent, Nic, Rings};
+use nic::{LentFrame, Nic, NicCaps, Rings};
 
-/// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
+/// Frames lent per burst; a larger `max` of `rx_burst` is cut to this.
 const BURST: usize = 64;
-/// Time between two looks at the device's state, which cost a few microseconds: whoever pulled a
-/// cable is to read of it within 100 ms.
-const CHECK_NS: u64 = 50_000_000;
-/// Polls between two looks at the clock; a poll after a sleep looks anyway.
-const CLOCK_EVERY: u32 = 32;
-/// Buffers of a queue where the settings do not say.
-const COUNT: u16 = 256;
-/// Frames to ourselves that may wait.
-const OWN_FRAMES: usize = 64;
+/// Interval between health checks, which cost a few microseconds each. A pulled cable has to be
+/// logged within 100 ms.
+const HEALTH_CHECK_NS: u64 = 50_000_000;
+/// Polls between two reads of the clock. The first poll after a sleep always reads it.
+const POLLS_PER_CLOCK_READ: u32 = 32;
+/// Descriptors of a queue if the settings do not say.
+const RING_COUNT: u16 = 256;
+/// Frames to the port's own address that can be queued.
+const HAIRPIN_FRAMES: usize = 64;
 
 /// How a NIC is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VfioSettings {
     /// Its PCI address with the domain, such as `0000:05:00.0`.
     pub bdf: String,
-    /// The station's address. Default: the one that the device was made with.
+    /// MAC address of the port. Default: the device's own.
     pub mac: Option<MacAddr>,
-    /// Largest number of bytes after the Ethernet header. Default 1,500, or what the device says;
-    /// larger ones need a network whose switches carry them. Costs as many bytes per buffer.
+    /// Largest number of bytes after the Ethernet header. Default 1,500, or the device's value. A
+    /// larger MTU needs a network whose switches carry it, and costs as many bytes per buffer.
     pub mtu: Option<usize>,
-    /// Receive buffers, a power of two. Default 256, at which a burst of 20 us at 10 Gbit/s of
-    /// full frames fits; costs a buffer each.
+    /// Receive buffers, a power of two. Default 256, enough for a burst of 20 us of full frames at
+    /// 10 Gbit/s.
     pub rx_count: Option<u16>,
     /// Transmit buffers, a power of two. Default 256.
     pub tx_count: Option<u16>,
-    /// Frames to every address are received, not only those to this port's and to groups: for who
-    /// passes them on. Default: no.
+    /// Promiscuous mode: receives frames to every address, not only to this port's and to multicast
+    /// addresses. For ports that forward frames. Default: off.
     pub promiscuous: bool,
-    /// Whether its memory lies in hugepages. Default: if any are free. One of 2 MiB for each
-    /// direction does for the default sizes; fewer entries of the IOMMU's cache are needed then.
+    /// Whether its memory is allocated from hugepages. Default: if any are free. One hugepage of 2
+    /// MiB per direction suffices for the default sizes, and needs fewer entries of the IOTLB.
     pub hugepages: Hugepages,
 }
 
 impl VfioSettings {
-    /// The settings of the NIC at this PCI address.
+    /// Default settings of the NIC at this PCI address.
     pub fn at(bdf: &str) -> Self {
         Self { bdf: bdf.to_owned(), ..Self::default() }
     }
 
-    /// Buffers of both queues, powers of two from `least` to 4096.
+    /// Descriptors of both queues, powers of two from `least` to 4096.
     fn counts(&self, least: u16) -> [usize; 2] {
-        let count = |asked: Option<u16>| asked.unwrap_or(COUNT).clamp(least, 4096).ilog2();
+        let count = |asked: Option<u16>| asked.unwrap_or(RING_COUNT).clamp(least, 4096).ilog2();
         [self.rx_count, self.tx_count].map(|asked| 1 << count(asked))
     }
 }
 
-/// A NIC that runs, and the memory that it reaches.
-struct Started<N> {
+/// A running NIC, and the memory that it can access.
+struct StartedNic<N> {
     nic: N,
-    facts: Facts,
+    caps: NicCaps,
     areas: Vec<DmaArea>,
-    /// Signalled by the device when a frame arrives and [`Nic::set_interrupt`] asked for it.
+    /// Signalled by the device when a frame arrives, if [`Nic::set_interrupt`] enabled it.
     interrupt: Option<Interrupt>,
 }
 
-/// Takes the NIC and starts it.
+/// Opens and starts the NIC.
 ///
 /// # Errors
 /// [`OpenError::Vfio`]; the NIC is as it was, but for having been reset.
@@ -133,7 +133,7 @@ pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
     let device = Device::open(&settings.bdf)?;
     let (vendor, number) = (device.config_u16(0)?, device.config_u16(2)?);
     match Kind::of((vendor, number)) {
-        Some(kind) => run_as(kind, device, settings),
+        Some(kind) => open_kind(kind, device, settings),
         None => {
             let bdf = device.bdf.clone();
             Err(VfioError::Unknown { bdf, vendor, device: number }.into())
@@ -141,48 +141,53 @@ pub fn open(settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
     }
 }
 
-/// Takes the NIC and starts it as one of this kind, whatever it is: for tests of kinds that no
-/// machine here has on one that has the same registers.
+/// Opens the NIC and drives it as one of this kind, whatever its PCI id says. For tests of kinds
+/// that no test machine has, on a NIC with the same registers.
 ///
 /// # Errors
 /// As [`open`].
 #[doc(hidden)]
 pub fn open_as(settings: &VfioSettings, kind: Kind) -> Result<Box<dyn Port>, OpenError> {
-    run_as(kind, Device::open(&settings.bdf)?, settings)
+    open_kind(kind, Device::open(&settings.bdf)?, settings)
 }
 
-/// Starts a NIC of this kind and makes a port of it.
-fn run_as(kind: Kind, device: Device, settings: &VfioSettings) -> Result<Box<dyn Port>, OpenError> {
+/// Starts the driver of this kind and returns the port.
+fn open_kind(
+    kind: Kind,
+    device: Device,
+    settings: &VfioSettings,
+) -> Result<Box<dyn Port>, OpenError> {
     match kind {
-        Kind::VirtioNet => run(device, settings, virtio::start),
-        Kind::Intel82574L => run(device, settings, e1000::starts(&e1000::I82574)),
-        Kind::Intel8254x => run(device, settings, e1000::starts(&e1000::I8254X)),
-        Kind::Intel82576 => run(device, settings, e1000::starts(&e1000::I82576)),
-        Kind::Intel82580 => run(device, settings, e1000::starts(&e1000::I82580)),
-        Kind::IntelI350 => run(device, settings, e1000::starts(&e1000::I350)),
-        Kind::IntelI354 => run(device, settings, e1000::starts(&e1000::I354)),
-        Kind::IntelI210 => run(device, settings, e1000::starts(&e1000::I210)),
-        Kind::IntelI211 => run(device, settings, e1000::starts(&e1000::I211)),
-        Kind::Intel82576Vf | Kind::IntelI350Vf => run(device, settings, igbvf::start),
-        Kind::Vmxnet3 => run(device, settings, vmxnet3::start),
+        Kind::VirtioNet => open_with(device, settings, virtio::start),
+        Kind::Intel82574L => open_with(device, settings, e1000::starter(&e1000::I82574)),
+        Kind::Intel8254x => open_with(device, settings, e1000::starter(&e1000::I8254X)),
+        Kind::Intel82576 => open_with(device, settings, e1000::starter(&e1000::I82576)),
+        Kind::Intel82580 => open_with(device, settings, e1000::starter(&e1000::I82580)),
+        Kind::IntelI350 => open_with(device, settings, e1000::starter(&e1000::I350)),
+        Kind::IntelI354 => open_with(device, settings, e1000::starter(&e1000::I354)),
+        Kind::IntelI210 => open_with(device, settings, e1000::starter(&e1000::I210)),
+        Kind::IntelI211 => open_with(device, settings, e1000::starter(&e1000::I211)),
+        Kind::Intel82576Vf | Kind::IntelI350Vf => open_with(device, settings, igbvf::start),
+        Kind::Vmxnet3 => open_with(device, settings, vmxnet3::start),
     }
 }
 
-/// Starts a NIC and makes a port of it.
-fn run<N: Nic>(
+/// Starts a NIC by `driver` and returns the port.
+fn open_with<N: Nic>(
     device: Device,
     settings: &VfioSettings,
-    driver: impl Fn(&Device, &VfioSettings) -> Result<Started<N>, VfioError>,
+    driver: impl Fn(&Device, &VfioSettings) -> Result<StartedNic<N>, VfioError>,
 ) -> Result<Box<dyn Port>, OpenError> {
     let started = start(&device, || driver(&device, settings))?;
     Ok(Box::new(VfioPort::new(started, device, settings)))
 }
 
-/// Starts a NIC; one that does not behave is reset (FLR where it has it) and started once more.
+/// Starts a NIC. If that fails for a reason of the device, resets it (by FLR if it has it) and
+/// tries once more.
 fn start<N>(
     device: &Device,
-    start: impl Fn() -> Result<Started<N>, VfioError>,
-) -> Result<Started<N>, VfioError> {
+    start: impl Fn() -> Result<StartedNic<N>, VfioError>,
+) -> Result<StartedNic<N>, VfioError> {
     match start() {
         Err(VfioError::Device { why, .. }) if device.reset().is_ok() => {
             tracing::warn!(bdf = device.bdf, why, "reset; starting it again");
@@ -192,97 +197,97 @@ fn start<N>(
     }
 }
 
-/// A port that a driver of ours moves the frames of.
+/// A port over a user-space NIC driver.
 pub struct VfioPort<N: Nic> {
     caps: PortCaps,
-    /// The station's address as the first six bytes of a frame, read as one number.
-    own: u64,
-    /// Frames to other addresses are received as well.
+    /// Own MAC address as [`MacAddr::frame_word`] has it.
+    own_mac: u64,
+    /// Promiscuous: frames to other addresses are delivered as well.
     is_promiscuous: bool,
     /// Bytes of the longest frame.
     frame_max: usize,
-    live: Option<Live<N>>,
-    /// Room for a burst, so that it need not be cleared for each.
-    lent: Box<[Lent; BURST]>,
-    /// Why there is no `live` any more.
+    live: Option<OpenNic<N>>,
+    /// Scratch array for one burst, kept so that it need not be initialised for each.
+    lent: Box<[LentFrame; BURST]>,
+    /// Set once `live` is `None`: the reason.
     gone: Option<PortGone>,
     counters: PortCounters,
-    /// Polls until the next look at the clock.
+    /// Polls until the next read of the clock.
     polls_left: u32,
-    /// When the device's state was looked at last.
+    /// Time of the last health check.
     checked_ns: u64,
     hairpin: FrameQueue,
-    waiting: Option<Arc<Waiting>>,
-    /// Polls after which interrupts are switched off, unless somebody sleeps before; 0: they are.
+    waiter: Option<Arc<RxWaiter>>,
+    /// Polls without a sleep until interrupts are disabled; 0: they are disabled.
     armed_polls: u32,
-    /// The link was up when it was looked at last.
+    /// The link was up at the last health check.
     had_link: bool,
 }
 
-/// What goes when the port does, in this order: the driver stops the NIC, its memory is unmapped,
-/// the device is given back.
-struct Live<N: Nic> {
+/// What the port owns while the device is usable. Dropped in this order: the driver stops the NIC,
+/// its memory is unmapped, the device is closed.
+struct OpenNic<N: Nic> {
     nic: N,
     _areas: Vec<DmaArea>,
     device: Option<Device>,
 }
 
-impl<N: Nic> Drop for Live<N> {
+impl<N: Nic> Drop for OpenNic<N> {
     fn drop(&mut self) {
-        // A forked child has the same registers before it and must not touch them.
-        if self.device.as_ref().is_none_or(Device::is_ours) {
+        // A forked child must not touch the registers, which it shares with the owner.
+        if self.device.as_ref().is_none_or(Device::is_owner) {
             self.nic.stop();
         }
     }
 }
 
-/// The bits of an address in the first eight bytes of a frame.
+/// Mask of the destination address in the first eight bytes of a frame.
 const ADDR_BITS: u64 = (1 << 48) - 1;
 
 impl<N: Nic> VfioPort<N> {
-    fn new(started: Started<N>, device: Device, settings: &VfioSettings) -> Self {
-        let Started { nic, facts, areas, interrupt } = started;
-        let request = device.request();
-        let live = Live { nic, _areas: areas, device: Some(device) };
-        let port = Self::with(live, facts, &settings.bdf, Events { interrupt, request });
+    fn new(started: StartedNic<N>, device: Device, settings: &VfioSettings) -> Self {
+        let StartedNic { nic, caps, areas, interrupt } = started;
+        let request = device.request_event();
+        let live = OpenNic { nic, _areas: areas, device: Some(device) };
+        let port = Self::with(live, caps, &settings.bdf, Events { interrupt, request });
         Self { is_promiscuous: settings.promiscuous, ..port }
     }
 
-    /// A port over a driver whose device is looked after elsewhere: a model in a test.
-    pub fn over(nic: N, facts: Facts, bdf: &str) -> Self {
-        let live = Live { nic, _areas: Vec::new(), device: None };
-        Self::with(live, facts, bdf, Events::default())
+    /// A port over a driver without a VFIO device, such as a model in a test.
+    pub fn over(nic: N, caps: NicCaps, bdf: &str) -> Self {
+        let live = OpenNic { nic, _areas: Vec::new(), device: None };
+        Self::with(live, caps, bdf, Events::default())
     }
 
-    fn with(live: Live<N>, facts: Facts, bdf: &str, events: Events) -> Self {
-        let Facts { mac, mtu, link_bps } = facts;
+    fn with(live: OpenNic<N>, caps: NicCaps, bdf: &str, events: Events) -> Self {
+        let NicCaps { mac, mtu, link_bps } = caps;
         let wake = Bell::new().ok();
-        // One that is down has been told of by the driver.
+        // A link that is down at the start was logged by the driver.
         let had_link = live.nic.has_link() != Some(false);
         Self {
             caps: PortCaps { link_bps, ..PortCaps::new(mac, mtu, format!("vfio:{bdf}")) },
-            own: mac.frame_word(),
+            own_mac: mac.frame_word(),
             is_promiscuous: false,
             frame_max: ETH_HDR_LEN + mtu,
             live: Some(live),
-            lent: Box::new([Lent::NONE; BURST]),
+            lent: Box::new([LentFrame::NONE; BURST]),
             gone: None,
             counters: PortCounters::default(),
-            polls_left: CLOCK_EVERY,
+            polls_left: POLLS_PER_CLOCK_READ,
             checked_ns: now_ns(),
-            hairpin: FrameQueue::new(OWN_FRAMES, ETH_HDR_LEN + mtu),
-            waiting: wake.map(|wake| {
+            hairpin: FrameQueue::new(HAIRPIN_FRAMES, ETH_HDR_LEN + mtu),
+            waiter: wake.map(|wake| {
                 let (has_slept, is_armed) = (AtomicBool::new(false), AtomicBool::new(false));
-                Arc::new(Waiting { wake, events, has_slept, is_armed })
+                Arc::new(RxWaiter { wake, events, has_slept, is_armed })
             }),
             armed_polls: 0,
             had_link,
         }
     }
 
-    /// Gives the device up and remembers why.
+    /// Releases the device and records the reason.
     #[cold]
-    fn lose(&mut self, why: &str) -> PortGone {
+    fn mark_gone(&mut self, why: &str) -> PortGone {
         tracing::error!(port = self.caps.name, why, "port is gone");
         self.counters = self.counters();
         self.live = None;
@@ -292,21 +297,21 @@ impl<N: Nic> VfioPort<N> {
     }
 
     #[cold]
-    fn still_gone(&self) -> PortGone {
+    fn gone_error(&self) -> PortGone {
         self.gone.clone().unwrap_or_else(|| PortGone::new(&self.caps.name, "it was closed"))
     }
 
-    /// Switches interrupts on when somebody has slept, and off when nobody has for a while.
+    /// Enables interrupts after a sleep, and disables them after [`ARMED_POLLS`] polls without one.
     #[cold]
-    fn after_sleep(&mut self) {
-        let (Some(waiting), Some(live)) = (&self.waiting, &mut self.live) else { return };
-        let has_slept = waiting.has_slept.swap(false, Relaxed);
+    fn update_interrupts(&mut self) {
+        let (Some(waiter), Some(live)) = (&self.waiter, &mut self.live) else { return };
+        let has_slept = waiter.has_slept.swap(false, Relaxed);
         if has_slept {
             self.polls_left = 0;
         }
-        let Some(interrupt) = &waiting.events.interrupt else { return };
+        let Some(interrupt) = &waiter.events.interrupt else { return };
         if has_slept {
-            // Also if they are on: what was signalled has been heard.
+            // Also if they are enabled: this acknowledges the last interrupt.
             live.nic.set_interrupt(true);
             if let Some(device) = &live.device {
                 device.unmask(interrupt);
@@ -318,30 +323,31 @@ impl<N: Nic> VfioPort<N> {
                 live.nic.set_interrupt(false);
             }
         }
-        // Before the poll that follows: whoever sleeps after it may rely on it.
-        waiting.is_armed.store(self.armed_polls != 0, Release);
+        // Stored before the poll that follows, so that a thread that sleeps after it can rely on an
+        // interrupt.
+        waiter.is_armed.store(self.armed_polls != 0, Release);
     }
 
-    /// Looks at the clock, and when it is time at the device's state.
+    /// Reads the clock, and checks the device's health if that is due.
     #[cold]
-    fn check(&mut self) -> Result<(), PortGone> {
-        self.polls_left = CLOCK_EVERY;
+    fn check_health(&mut self) -> Result<(), PortGone> {
+        self.polls_left = POLLS_PER_CLOCK_READ;
         let now = now_ns();
-        if now - self.checked_ns < CHECK_NS {
+        if now - self.checked_ns < HEALTH_CHECK_NS {
             return Ok(());
         }
         self.checked_ns = now;
-        let Some(live) = &mut self.live else { return Err(self.still_gone()) };
-        let trouble = live.device.as_ref().and_then(Device::trouble);
+        let Some(live) = &mut self.live else { return Err(self.gone_error()) };
+        let trouble = live.device.as_ref().and_then(Device::bus_fault);
         match trouble.map_or_else(|| live.nic.health(), Err) {
-            Ok(()) => self.look_for_link(),
-            Err(why) => return Err(self.lose(&why)),
+            Ok(()) => self.log_link_change(),
+            Err(why) => return Err(self.mark_gone(&why)),
         }
         Ok(())
     }
 
-    /// Says so if the link went or came.
-    fn look_for_link(&mut self) {
+    /// Logs a change of the link state.
+    fn log_link_change(&mut self) {
         let link = self.live.as_ref().and_then(|live| live.nic.has_link());
         let Some(has_link) = link.filter(|&has_link| has_link != self.had_link) else { return };
         self.had_link = has_link;
@@ -356,7 +362,7 @@ impl<N: Nic> VfioPort<N> {
     #[cold]
     fn tx_full(&mut self) -> Tx {
         if let Some(live) = &mut self.live {
-            // Nothing becomes free before the device has heard of what is queued.
+            // No descriptor completes before the device knows of the queued ones.
             live.nic.rings().tx_flush();
         }
         self.counters.tx_full += 1;
@@ -373,15 +379,16 @@ impl<N: Nic> Port for VfioPort<N> {
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max);
-        let Some(live) = &mut self.live else { return Err(self.still_gone()) };
+        let Some(live) = &mut self.live else { return Err(self.gone_error()) };
         let dst = frame.head.first_chunk().map_or(0, |dst| u64::from_le_bytes(*dst));
-        if dst & ADDR_BITS == self.own {
+        if dst & ADDR_BITS == self.own_mac {
             return Ok(self.hairpin.tx(frame, &mut self.counters));
         }
         let usual = frame.body_in_one_piece().filter(|_| len <= SHORT && frame.fits_short_copy());
-        // SAFETY: a place has room for a header and `mtu` bytes (`Rings`), and the frame is no
-        // longer (checked above). It is device memory, which no frame's head, body or tail lies in.
-        // The fast path is for short and usual frames, as was just seen.
+        // SAFETY: a transmit buffer has room for a header and `mtu` bytes (`Rings`), and the frame
+        // is no longer (checked above). The buffer is DMA memory, which no head, body or tail of a
+        // frame overlaps. The fast path is for short frames of the usual layout, as was just
+        // checked.
         let fill = |place: NonNull<u8>| unsafe {
             match usual {
                 Some(body) => frame.copy_short_to_raw(body, place.as_ptr()),
@@ -391,7 +398,7 @@ impl<N: Nic> Port for VfioPort<N> {
         match live.nic.rings().tx(len, fill) {
             Ok(true) => {}
             Ok(false) => return Ok(self.tx_full()),
-            Err(broken) => return Err(self.lose(&broken.to_string())),
+            Err(broken) => return Err(self.mark_gone(&broken.to_string())),
         }
         self.counters.sent(len);
         Ok(Tx::Sent)
@@ -404,32 +411,32 @@ impl<N: Nic> Port for VfioPort<N> {
                 live.nic.rings().tx_flush();
                 Ok(())
             }
-            None => Err(self.still_gone()),
+            None => Err(self.gone_error()),
         }
     }
 
     #[inline]
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        if let Some(waiting) = &self.waiting
-            && (waiting.has_slept.load(Relaxed) || self.armed_polls != 0)
+        if let Some(waiter) = &self.waiter
+            && (waiter.has_slept.load(Relaxed) || self.armed_polls != 0)
         {
-            self.after_sleep();
+            self.update_interrupts();
         }
         match self.polls_left.checked_sub(1) {
             Some(left) => self.polls_left = left,
-            None => self.check()?,
+            None => self.check_health()?,
         }
-        let Some(live) = &mut self.live else { return Err(self.still_gone()) };
-        let (lent, own, all) = (&mut *self.lent, self.own, self.is_promiscuous);
-        // SAFETY: a driver lends what the device wrote to one of its buffers, whole and until it is
-        // released below; the device writes there no more (D1), and a writer who does so
-        // regardless can only make a copy a mixture (D2).
-        let frame = |lent: Lent| unsafe { RxFrame::from_raw(lent.base, lent.len) };
+        let Some(live) = &mut self.live else { return Err(self.gone_error()) };
+        let (lent, own_mac, all) = (&mut *self.lent, self.own_mac, self.is_promiscuous);
+        // SAFETY: a driver lends whole buffers that the device has written, until they are released
+        // below. The device no longer writes there (D1); a device that does so regardless can only
+        // make a copy a mixture (D2).
+        let frame = |lent: LentFrame| unsafe { RxFrame::from_raw(lent.base, lent.len) };
         let mut kept = 0;
         let taken = live.nic.rings().rx_take(max.min(BURST), |one| {
             let dst = frame(one).first_chunk::<8>().map_or(0, u64::from_le_bytes);
-            // Ours or a group's: the lowest bit of the first byte.
-            if dst & ADDR_BITS == own || dst & 1 != 0 || all {
+            // To this port, or multicast: the lowest bit of the first byte.
+            if dst & ADDR_BITS == own_mac || dst & 1 != 0 || all {
                 sink.prefetch(&frame(one));
                 lent[kept] = one;
                 kept += 1;
@@ -437,7 +444,7 @@ impl<N: Nic> Port for VfioPort<N> {
         });
         let taken = match taken {
             Ok(taken) => taken,
-            Err(broken) => return Err(self.lose(&broken.to_string())),
+            Err(broken) => return Err(self.mark_gone(&broken.to_string())),
         };
         let mut byte_count = 0;
         for &lent in &lent[..kept] {
@@ -447,7 +454,7 @@ impl<N: Nic> Port for VfioPort<N> {
         self.counters.rx_bytes += byte_count;
         self.counters.rx_frames += kept as u64;
         self.counters.rx_dropped += (taken - kept) as u64;
-        // Also of frames that the driver dropped by itself.
+        // Also releases the buffers of frames that the driver dropped itself.
         live.nic.rings().rx_release();
         if !self.hairpin.is_empty() {
             kept += self.hairpin.rx_burst(max - kept, sink, &mut self.counters);
@@ -461,58 +468,61 @@ impl<N: Nic> Port for VfioPort<N> {
     }
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        let waiting = self.waiting.as_ref()?;
-        Some(Arc::clone(waiting) as Arc<dyn PortWaiter>)
+        let waiter = self.waiter.as_ref()?;
+        Some(Arc::clone(waiter) as Arc<dyn PortWaiter>)
     }
 }
 
-/// Events of the device.
+/// Eventfds of the device.
 #[derive(Default)]
 struct Events {
-    /// A frame has arrived.
+    /// Signalled when a frame has arrived.
     interrupt: Option<Interrupt>,
-    /// Somebody wants the device back. Read by [`Device::trouble`].
+    /// Signalled when the device's removal is requested. Read by [`Device::bus_fault`].
     request: Option<Arc<EventFd>>,
 }
 
-/// Sleeping until a frame arrives or another thread wakes the sleeper.
+/// Sleeps until a frame arrives or another thread calls `wake`.
 ///
-/// The first sleep after a time of polling is short: the poll that follows it switches interrupts
-/// on, and from then on sleeps are long.
-struct Waiting {
+/// The first sleep after a period of polling is short: the poll that follows it enables interrupts,
+/// and later sleeps are long.
+struct RxWaiter {
     wake: Bell,
     events: Events,
-    /// Somebody has since the last poll.
+    /// A thread has slept since the last poll.
     has_slept: AtomicBool,
-    /// The device interrupts.
+    /// Interrupts are enabled.
     is_armed: AtomicBool,
 }
 
-/// Longest time between two looks at the rings, without interrupts and with them.
-const LOOK: Duration = Duration::from_millis(1);
-const LOOK_ARMED: Duration = Duration::from_millis(90);
-/// Polls in which nobody slept, after which interrupts are switched off: each costs a system call's
-/// time in the kernel, and they are of no use to who polls.
+/// Longest sleep without and with interrupts.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL_ARMED: Duration = Duration::from_millis(90);
+/// Polls without a sleep after which interrupts are disabled. Each interrupt costs about a system
+/// call in the kernel, and a thread that polls does not need it.
 const ARMED_POLLS: u32 = 256;
 
-impl PortWaiter for Waiting {
+impl PortWaiter for RxWaiter {
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let armed = self.is_armed.load(Acquire);
         let Events { interrupt, request } = &self.events;
-        // A descriptor below 0 is not looked at.
+        // poll(2) ignores a negative descriptor.
         let fd = |event: Option<&EventFd>| event.map_or(-1, AsRawFd::as_raw_fd);
         let interrupt = interrupt.as_ref().filter(|_| armed).map(|interrupt| &interrupt.event);
         let request = request.as_deref().filter(|_| armed);
         let fds = [self.wake.fd(), fd(interrupt), fd(request), super::raw(also)];
         let mut fds = fds.map(super::readable);
-        let came = super::sleep(&mut fds, timeout.min(if armed { LOOK_ARMED } else { LOOK }));
+        let signalled = super::sleep(
+            &mut fds,
+            timeout.min(if armed { POLL_INTERVAL_ARMED } else { POLL_INTERVAL }),
+        );
         self.wake.clear();
         if let Some(interrupt) = interrupt {
             let _ = interrupt.read();
         }
         self.has_slept.store(true, Relaxed);
-        // Without interrupts whoever sleeps has to poll.
-        came || !armed
+        // Without interrupts the caller has to poll.
+        signalled || !armed
     }
 
     fn wake(&self) {
@@ -527,28 +537,32 @@ mod tests {
 
     use tracing::Level;
 
-    use super::ring::virtq::Broken;
+    use super::ring::virtq::DeviceViolation;
     use super::*;
     use crate::backend::logged::Logged;
 
-    /// A device without frames: 0 its link is down, 1 up, 2 it does not say.
-    struct Quiet(Arc<AtomicU8>);
+    /// A device without frames. Link state: 0 down, 1 up, 2 unknown.
+    struct IdleNic(Arc<AtomicU8>);
 
-    impl Rings for Quiet {
-        fn tx(&mut self, _: usize, _: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
+    impl Rings for IdleNic {
+        fn tx(&mut self, _: usize, _: impl FnOnce(NonNull<u8>)) -> Result<bool, DeviceViolation> {
             Ok(false)
         }
 
         fn tx_flush(&mut self) {}
 
-        fn rx_take(&mut self, _: usize, _: impl FnMut(Lent)) -> Result<usize, Broken> {
+        fn rx_take(
+            &mut self,
+            _: usize,
+            _: impl FnMut(LentFrame),
+        ) -> Result<usize, DeviceViolation> {
             Ok(0)
         }
 
         fn rx_release(&mut self) {}
     }
 
-    impl Nic for Quiet {
+    impl Nic for IdleNic {
         type Rings = Self;
 
         fn rings(&mut self) -> &mut Self {
@@ -572,29 +586,29 @@ mod tests {
         fn stop(&mut self) {}
     }
 
-    struct Nobody;
+    struct NullSink;
 
-    impl RxSink for Nobody {
+    impl RxSink for NullSink {
         fn frame(&mut self, _: &RxFrame<'_>) {}
     }
 
-    fn quiet(link: &Arc<AtomicU8>) -> VfioPort<Quiet> {
-        let facts = Facts { mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 1500, link_bps: 0 };
-        VfioPort::over(Quiet(Arc::clone(link)), facts, "0000:01:00.0")
+    fn quiet(link: &Arc<AtomicU8>) -> VfioPort<IdleNic> {
+        let caps = NicCaps { mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: 1500, link_bps: 0 };
+        VfioPort::over(IdleNic(Arc::clone(link)), caps, "0000:01:00.0")
     }
 
-    /// Goal: a cable that is pulled is told once, and once that it is back; a device that does not
-    /// say is not asked again. Method: a device of which only the link changes, polled.
+    /// Goal: a lost link is logged once, and its return once; an unknown state is not logged.
+    /// Method: a device of which only the link changes, polled.
     #[test]
-    fn a_cable_that_is_pulled_is_told() {
+    fn a_lost_link_is_logged_once() {
         let kept = Logged::default();
         tracing::subscriber::with_default(kept.clone(), || {
             let link = Arc::new(AtomicU8::new(1));
             let mut port = quiet(&link);
-            let poll = |port: &mut VfioPort<Quiet>| {
+            let poll = |port: &mut VfioPort<IdleNic>| {
                 let begun = Instant::now();
-                while begun.elapsed() < 3 * Duration::from_nanos(CHECK_NS) {
-                    port.rx_burst(32, &mut Nobody).unwrap();
+                while begun.elapsed() < 3 * Duration::from_nanos(HEALTH_CHECK_NS) {
+                    port.rx_burst(32, &mut NullSink).unwrap();
                 }
             };
             let lines = || kept.lines().len();
@@ -616,33 +630,33 @@ mod tests {
         assert!(lines[1].1.contains("carries frames again"), "{lines:?}");
     }
 
-    /// Goal: word of a cable is there within 100 ms, however seldom the port is polled: each
-    /// millisecond, as by who sleeps without interrupts, or after each sleep with them.
+    /// Goal: a lost link is logged within 100 ms however seldom the port is polled: each
+    /// millisecond without interrupts, or after each sleep with them.
     #[test]
-    fn a_cable_is_told_of_in_time_by_who_polls_seldom() {
-        // `tracing` remembers for all threads whether anybody wants a line, by who comes to it
-        // first: without a log here the test above would miss its lines.
+    fn a_lost_link_is_logged_in_time_if_polls_are_rare() {
+        // `tracing` caches for all threads whether a line is wanted, by the first thread that
+        // reaches it: without a subscriber here the test above would miss its lines.
         let _kept = tracing::subscriber::set_default(Logged::default());
         for is_armed in [false, true] {
             let link = Arc::new(AtomicU8::new(1));
             let mut port = quiet(&link);
-            let waiting = Arc::clone(port.waiting.as_ref().unwrap());
+            let waiter = Arc::clone(port.waiter.as_ref().unwrap());
             let nap = || {
-                // No device is there to interrupt.
-                waiting.is_armed.store(is_armed, Relaxed);
-                waiting.wait(Duration::from_secs(1));
+                // The model has no interrupt.
+                waiter.is_armed.store(is_armed, Relaxed);
+                waiter.wait(Duration::from_secs(1));
             };
             for _ in 0..3 {
                 nap();
-                port.rx_burst(32, &mut Nobody).unwrap();
+                port.rx_burst(32, &mut NullSink).unwrap();
             }
             link.store(0, Relaxed);
             let begun = Instant::now();
             while port.had_link {
                 nap();
-                port.rx_burst(32, &mut Nobody).unwrap();
+                port.rx_burst(32, &mut NullSink).unwrap();
             }
-            // On a machine that does something else as well.
+            // Margin for a loaded machine.
             assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
         }
     }

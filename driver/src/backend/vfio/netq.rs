@@ -1,26 +1,26 @@
-//! The data path of a virtio NIC: one receive and one transmit queue with their buffers.
+//! Data path of a virtio NIC: one receive and one transmit queue with their buffers.
 //!
 //! Every buffer starts with the 12 bytes of `struct virtio_net_hdr_v1`. No offload is negotiated,
-//! so in a frame to send they are 0 for ever and in a received one they say nothing.
+//! so the header is zero in transmitted frames and ignored in received ones.
 //!
-//! It knows no registers but the two that it kicks the device through, so that the host tests and
-//! the bench run it against a model of the device.
+//! The only registers used are the two doorbells, so that unit tests and benchmarks can run it
+//! against a model of the device.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::fence;
 
-use super::nic::{Buffers, Lent, Nic, Rings};
-use super::ring::virtq::{Broken, Layout, RecycledVirtq, Virtq};
+use super::nic::{Buffers, LentFrame, Nic, Rings};
+use super::ring::virtq::{DeviceViolation, Layout, RecycledVirtq, Virtq};
 use crate::frame::ETH_HDR_LEN;
 
 /// Bytes before each frame.
 pub const HDR_LEN: usize = 12;
 
-/// Bytes that the device writes at least: that header, and Ethernet's.
+/// Minimum length that the device writes: both headers.
 const FRAME_AT_LEAST: usize = HDR_LEN + ETH_HDR_LEN;
 
-/// A queue's doorbell: writing the queue's number there makes the device look at it.
+/// A queue's doorbell register. Writing the queue's number notifies the device.
 #[derive(Clone, Copy)]
 pub struct Doorbell {
     /// A 16-bit register.
@@ -32,14 +32,14 @@ pub struct Doorbell {
 impl Doorbell {
     #[inline]
     pub(super) fn kick(self) {
-        // What was published is before the kick for the device as well.
+        // Orders the published entries before the notification.
         fence(Release);
         // SAFETY: the register stays mapped for as long as the queue is used (`NetQueues::new`).
         unsafe { self.register.as_ptr().write_volatile(self.queue.to_le()) }
     }
 }
 
-/// One queue and its buffers: as many as the queue has descriptors.
+/// Memory of one queue and its buffers, one per descriptor.
 pub struct QueueMemory {
     /// [`Layout::of`]`(count).len` zeroed bytes, aligned to 64.
     pub queue: NonNull<u8>,
@@ -47,11 +47,11 @@ pub struct QueueMemory {
     pub count: u16,
     /// `count * stride` zeroed bytes.
     pub buffers: NonNull<u8>,
-    /// The same for the device.
+    /// IOVA of `buffers`.
     pub buffers_iova: u64,
     /// Bytes of a buffer: a header and the largest frame.
     pub stride: usize,
-    /// How the device is told.
+    /// The queue's doorbell.
     pub doorbell: Doorbell,
 }
 
@@ -77,12 +77,12 @@ impl NetQueues {
         Layout::of(count).len
     }
 
-    /// Both queues, with all receive buffers posted. The device is kicked by
-    /// [`start`](Self::start).
+    /// Sets up both queues, with all receive buffers posted. [`start`](Self::start) notifies the
+    /// device of them.
     ///
     /// # Safety
-    /// What `rx` and `tx` say of their memory holds, nobody but this and the device reaches it, and
-    /// it stays mapped, as do the doorbells, for as long as this lives.
+    /// The memory is as `rx` and `tx` describe it, is accessed by nobody but this and the device,
+    /// and stays mapped, as do the doorbells, for as long as this lives.
     pub unsafe fn new(rx: &QueueMemory, tx: &QueueMemory) -> Self {
         let rx_addr = |id: u16| rx.buffers_iova + u64::from(id) * rx.stride as u64;
         // SAFETY: the caller's promise, for both.
@@ -113,13 +113,13 @@ impl NetQueues {
         }
     }
 
-    /// Tells the device of its receive buffers.
+    /// Notifies the device of its receive buffers.
     pub fn start(&self) {
         self.rx_bell.kick();
     }
 
     #[inline(never)]
-    fn reclaim(&mut self) -> Result<(), Broken> {
+    fn reclaim(&mut self) -> Result<(), DeviceViolation> {
         self.tx.take_burst(usize::MAX)?;
         Ok(())
     }
@@ -127,7 +127,7 @@ impl NetQueues {
 
 impl Rings for NetQueues {
     #[inline(always)]
-    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, DeviceViolation> {
         assert!(len <= self.tx_frame_max, "longer than a buffer");
         if self.tx.next().is_none() {
             self.reclaim()?;
@@ -154,18 +154,22 @@ impl Rings for NetQueues {
     }
 
     #[inline(always)]
-    fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> Result<usize, Broken> {
+    fn rx_take(
+        &mut self,
+        max: usize,
+        mut each: impl FnMut(LentFrame),
+    ) -> Result<usize, DeviceViolation> {
         let Self { rx, rx_buffers, .. } = self;
         let len_max = rx_buffers.stride() - FRAME_AT_LEAST;
         let mut bad_count = 0;
         let taken = rx.take_burst(max, |id, len| {
-            // What is shorter than the least is far above the most.
+            // A length below the minimum wraps to a value above the maximum.
             if (len as usize).wrapping_sub(FRAME_AT_LEAST) > len_max {
                 bad_count += 1;
                 return;
             }
             let base = rx_buffers.at(id.into()).as_ptr().wrapping_add(HDR_LEN);
-            each(Lent { base, len: len as usize - HDR_LEN });
+            each(LentFrame { base, len: len as usize - HDR_LEN });
         })?;
         self.dropped += bad_count;
         Ok(taken - bad_count as usize)
@@ -179,7 +183,7 @@ impl Rings for NetQueues {
     }
 }
 
-/// The data path alone: the device is looked after by whoever made the queues.
+/// The data path alone: the creator of the queues manages the device.
 impl Nic for NetQueues {
     type Rings = Self;
 

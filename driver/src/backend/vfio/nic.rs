@@ -1,37 +1,37 @@
-//! What a NIC's driver has to do: one file per kind of NIC implements this, and
+//! Interface of NIC drivers. One file per kind of NIC implements this, and
 //! [`VfioPort`](super::VfioPort) makes a port of it.
 //!
-//! A driver owns descriptor rings and buffers, and moves whole frames. It knows no addresses, no
-//! counters of frames and nothing of who sends: the port filters, counts and lends.
+//! A driver owns descriptor rings and buffers, and moves whole frames. The port does the rest: it
+//! filters addresses, counts and lends frames.
 
 use std::ptr::NonNull;
 
 use super::ring::desc::Received;
-use super::ring::virtq::Broken;
+use super::ring::virtq::DeviceViolation;
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
 
-/// A received frame in a buffer of the driver's, valid until [`Rings::rx_release`].
+/// A received frame in a buffer of the driver, valid until [`Rings::rx_release`].
 #[derive(Clone, Copy, Debug)]
-pub struct Lent {
+pub struct LentFrame {
     /// Its first byte.
     pub base: *const u8,
     /// Its length, at most that of the buffer.
     pub len: usize,
 }
 
-// SAFETY: an address; whoever reads there answers for it, on whichever thread.
-unsafe impl Send for Lent {}
+// SAFETY: an address; the code that dereferences it argues for that, on any thread.
+unsafe impl Send for LentFrame {}
 
-impl Lent {
-    /// No frame.
+impl LentFrame {
+    /// Placeholder without a frame.
     pub const NONE: Self = Self { base: std::ptr::null(), len: 0 };
 }
 
-/// What a driver found out about its device when it started it.
+/// Capabilities of a started device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// The station's address.
+pub struct NicCaps {
+    /// MAC address.
     pub mac: MacAddr,
     /// Largest number of bytes after the Ethernet header.
     pub mtu: usize,
@@ -39,69 +39,73 @@ pub struct Facts {
     pub link_bps: u64,
 }
 
-/// The rings of a NIC, both ways. Used by one thread at a time. Nothing here blocks or allocates.
+/// Transmit and receive rings of a NIC. Used by one thread at a time. Nothing here blocks or
+/// allocates.
 pub trait Rings {
-    /// Queues a frame of `len` bytes, which `fill` writes to where it goes: room for a header and
-    /// the largest frame. `false`, and `fill` was not called, while the ring is full.
+    /// Queues a frame of `len` bytes. `fill` writes it to the given buffer, which has room for a
+    /// header and the largest frame. `false`, and `fill` was not called, while the ring is full.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`DeviceViolation`].
     ///
     /// # Panics
-    /// If `len` is more than fits.
-    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken>;
+    /// If `len` exceeds the buffer.
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, DeviceViolation>;
 
-    /// Tells the device of what was queued.
+    /// Rings the doorbell for the queued frames.
     fn tx_flush(&mut self);
 
-    /// Takes at most `max` received frames, oldest first, tells `each` of every one, and says how
-    /// many there were. It looks no further than `max`, also if it drops some by itself.
+    /// Takes at most `max` received frames, oldest first, calls `each` for every one, and returns
+    /// their number. Frames that the driver drops count towards `max`.
     ///
     /// # Errors
-    /// [`Broken`].
-    fn rx_take(&mut self, max: usize, each: impl FnMut(Lent)) -> Result<usize, Broken>;
+    /// [`DeviceViolation`].
+    fn rx_take(
+        &mut self,
+        max: usize,
+        each: impl FnMut(LentFrame),
+    ) -> Result<usize, DeviceViolation>;
 
-    /// Gives the device the buffers of all frames that were taken. A driver may tell it of many at
-    /// once, as long as the device has most of them.
+    /// Returns the buffers of all taken frames to the device. A driver may batch the doorbell, as
+    /// long as the device keeps most of the buffers.
     fn rx_release(&mut self);
 }
 
-/// The driver of one kind of NIC, started.
+/// A started NIC of one kind.
 ///
 /// Used by one thread at a time. Nothing here blocks or allocates but [`stop`](Self::stop).
 pub trait Nic: Send + 'static {
-    /// What its frames go through.
+    /// Its rings' type.
     type Rings: Rings;
 
     /// Its rings.
     fn rings(&mut self) -> &mut Self::Rings;
 
-    /// Whether the device signals, when a frame arrives, the event that its driver gave it at the
-    /// start. Frames that arrived before may go unannounced: look once more. Or they may be
-    /// announced although they were taken: somebody wakes in vain.
+    /// Enables or disables the receive interrupt, which signals the eventfd given at the start.
+    /// Frames that arrived before may not be signalled: poll once more. A frame that was already
+    /// taken may still be signalled: a spurious wake-up.
     fn set_interrupt(&mut self, wanted: bool);
 
-    /// Frames that the device or the driver dropped so far: no buffer, a bad checksum, a length
-    /// that cannot be.
+    /// Frames that the device or the driver dropped so far: no buffer, a bad checksum, an invalid
+    /// length.
     fn dropped(&self) -> u64;
 
-    /// Whether the device still runs as it was started.
+    /// Checks that the device still runs as it was started.
     ///
     /// # Errors
-    /// What is wrong, for a person.
+    /// The reason, for the log.
     fn health(&mut self) -> Result<(), String>;
 
-    /// Whether the link is up: a cable is in, and something at its other end. `None` if the device
-    /// does not say. Costs a read of a register.
+    /// Whether the link is up. `None` if the device does not report it. Costs a register read.
     fn has_link(&self) -> Option<bool> {
         None
     }
 
-    /// Makes the device reach for no memory any more. Waits for it, at most a tenth of a second.
+    /// Stops all DMA of the device. Waits for that, at most a tenth of a second.
     fn stop(&mut self);
 }
 
-/// Buffers of one length in a row.
+/// An array of buffers of equal length.
 #[derive(Clone, Copy)]
 pub(super) struct Buffers {
     base: NonNull<u8>,
@@ -109,7 +113,7 @@ pub(super) struct Buffers {
     count: usize,
 }
 
-// SAFETY: an address, and whoever has it answers for its use on whichever thread.
+// SAFETY: an address; the code that uses it argues for that, on any thread.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
@@ -121,23 +125,23 @@ impl Buffers {
         Self { base, stride, count }
     }
 
-    /// Bytes of each.
+    /// Bytes of each buffer.
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// What a receive descriptor holds, if it is a frame.
+    /// The frame that a receive descriptor describes, if it is valid.
     #[inline]
-    pub(super) fn lend(&self, got: Received) -> Option<Lent> {
+    pub(super) fn lend(&self, got: Received) -> Option<LentFrame> {
         let len = usize::from(got.len);
         let is_frame = got.is_good && len >= ETH_HDR_LEN && len <= self.stride;
-        is_frame.then(|| Lent { base: self.at(got.id as usize).as_ptr(), len })
+        is_frame.then(|| LentFrame { base: self.at(got.id as usize).as_ptr(), len })
     }
 
     /// The first byte of buffer `i`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If `i` is out of range.
     #[inline]
     pub(super) fn at(&self, i: usize) -> NonNull<u8> {
         assert!(i < self.count, "no such buffer");

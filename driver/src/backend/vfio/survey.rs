@@ -1,60 +1,60 @@
-//! The NICs of this machine as sysfs shows them: who drives them, what shares their IOMMU group,
-//! and what it takes to free one. Nothing is opened or changed.
+//! The NICs of this machine as sysfs shows them: their drivers, their IOMMU groups, and the command
+//! that makes one usable through VFIO. Nothing is opened or changed.
 
 use std::path::Path;
 
 use super::Kind;
 use crate::setup;
 
-/// Where the kernel shows PCI devices.
+/// Directory of PCI devices in sysfs.
 pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// What mends that there is no IOMMU: a command that says it of this machine.
-pub const BY_DOCTOR: &str = "see how to switch it on: barewire doctor";
+/// Hint for a machine without an IOMMU.
+pub const IOMMU_HINT: &str = "see how to switch it on: barewire doctor";
 
 /// A NIC of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicInfo {
     /// Its PCI address.
     pub bdf: String,
-    /// Vendor and device.
+    /// PCI vendor and device id.
     pub id: (u16, u16),
-    /// The kernel's driver that has it.
+    /// The kernel driver bound to it, if any.
     pub driver: Option<String>,
-    /// Names of the kernel's interfaces on it.
+    /// Names of its network interfaces.
     pub interfaces: Vec<String>,
     /// Its IOMMU group.
     pub group: Option<u32>,
-    /// Devices of the group that the kernel drives, as `ADDRESS (DRIVER)`. Empty: the group is
-    /// viable once the NIC itself is bound.
-    pub in_the_way: Vec<String>,
+    /// Other devices of the group that a kernel driver is bound to, as `ADDRESS (DRIVER)`. If there
+    /// are none, the group is viable once the NIC itself is bound to vfio-pci.
+    pub group_blockers: Vec<String>,
     /// Its NUMA node, if the machine has several.
     pub numa_node: Option<u32>,
-    /// Whether there is a driver for it here.
-    pub is_known: bool,
-    /// Of a virtual function (SR-IOV): the card that it is a part of.
-    pub physical: Option<Physical>,
+    /// Whether a driver of this crate supports it.
+    pub has_driver: bool,
+    /// For a virtual function (SR-IOV): its physical function.
+    pub physical: Option<PhysicalFunction>,
 }
 
 /// The physical function of a virtual one.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Physical {
+pub struct PhysicalFunction {
     /// Its PCI address.
     pub bdf: String,
-    /// The name of the kernel's interface on it; empty if there is none.
+    /// Name of its network interface; empty if there is none.
     pub interface: String,
-    /// Which of its virtual functions this is, from 0 on.
+    /// Index of the virtual function, from 0.
     pub number: u32,
 }
 
 impl NicInfo {
-    /// The kind of NIC in words.
-    pub fn what(&self) -> &'static str {
+    /// Name of the kind of NIC.
+    pub fn kind_name(&self) -> &'static str {
         Kind::of(self.id).map_or("NIC without a driver here", Kind::name)
     }
 
-    /// Where it sits: number, IOMMU group, NUMA node, who drives it.
-    pub fn place(&self) -> String {
+    /// PCI ids, IOMMU group, NUMA node, physical function and kernel driver, in one line.
+    pub fn location(&self) -> String {
         let (vendor, device) = self.id;
         let mut place = format!("{vendor:04x}:{device:04x}");
         if let Some(group) = self.group {
@@ -74,30 +74,30 @@ impl NicInfo {
         place
     }
 
-    /// Why it cannot be opened, and the command that mends it; `None` if nothing is in the way.
+    /// Why it cannot be opened, and the command that fixes it; `None` if it can.
     pub fn obstacle(&self) -> Option<(String, String)> {
         let bdf = &self.bdf;
-        if !self.is_known {
+        if !self.has_driver {
             let why = "there is no driver for it here".to_owned();
             return Some((why, format!("take it through DPDK (dpdk:{bdf}) or the kernel")));
         }
         if self.group.is_none() {
             let why = "behind no IOMMU".to_owned();
-            return Some((why, BY_DOCTOR.to_owned()));
+            return Some((why, IOMMU_HINT.to_owned()));
         }
         let busy = match self.interfaces.as_slice() {
             [] => String::new(),
             names => format!(" ({} stops working then)", names.join(", ")),
         };
         let mut binds = bdf.clone();
-        for other in self.in_the_way.iter().filter_map(|other| other.split(' ').next()) {
+        for other in self.group_blockers.iter().filter_map(|other| other.split(' ').next()) {
             binds.push(' ');
             binds.push_str(other);
         }
         let setup = setup::command();
         let free = format!("sudo {setup} --bind {binds}{busy}");
-        if !self.in_the_way.is_empty() {
-            return Some((format!("its group also has {}", self.in_the_way.join(", ")), free));
+        if !self.group_blockers.is_empty() {
+            return Some((format!("its group also has {}", self.group_blockers.join(", ")), free));
         }
         match self.driver.as_deref() {
             Some("vfio-pci") => None,
@@ -106,18 +106,18 @@ impl NicInfo {
         }
     }
 
-    /// [`obstacle`](Self::obstacle) in one line.
-    pub fn why_not(&self) -> Option<String> {
+    /// [`obstacle`](Self::obstacle) as one line.
+    pub fn unusable_reason(&self) -> Option<String> {
         self.obstacle().map(|(why, mend)| format!("{why}; {mend}"))
     }
 }
 
-/// The Ethernet controllers of this machine, by address.
+/// The Ethernet controllers of this machine, sorted by address.
 pub fn nics() -> Vec<NicInfo> {
     nics_in(Path::new(DEVICES))
 }
 
-/// As [`nics`], in a folder that looks like `/sys/bus/pci/devices`.
+/// As [`nics`], from a directory with the layout of `/sys/bus/pci/devices`.
 pub fn nics_in(devices: &Path) -> Vec<NicInfo> {
     let mut names = names(devices);
     names.retain(|bdf| number(&devices.join(bdf).join("class")).is_some_and(|c| c >> 8 == 0x0200));
@@ -129,7 +129,7 @@ fn nic(devices: &Path, bdf: String) -> Option<NicInfo> {
     let [vendor, device, _] = ids_in(&dir)?;
     let node = std::fs::read_to_string(dir.join("numa_node")).unwrap_or_default();
     let mut interfaces = names(&dir.join("net"));
-    // A virtio NIC has its interface one level below.
+    // The interface of a virtio NIC is one level below.
     for inner in names(&dir).into_iter().filter(|name| name.starts_with("virtio")) {
         interfaces.extend(names(&dir.join(inner).join("net")));
     }
@@ -139,20 +139,20 @@ fn nic(devices: &Path, bdf: String) -> Option<NicInfo> {
         driver: driver_of(&dir),
         interfaces,
         group: group_of(&dir),
-        in_the_way: in_the_way(&dir),
+        group_blockers: group_blockers(&dir),
         numa_node: node.trim().parse().ok(),
-        is_known: Kind::of(id).is_some(),
+        has_driver: Kind::of(id).is_some(),
         physical: physical_in(devices, &bdf),
         bdf,
     })
 }
 
-/// The physical function of a device; `None` if it is no virtual one.
-pub(super) fn physical_of(bdf: &str) -> Option<Physical> {
+/// The physical function of a virtual function; `None` for other devices.
+pub(super) fn physical_of(bdf: &str) -> Option<PhysicalFunction> {
     physical_in(Path::new(DEVICES), bdf)
 }
 
-fn physical_in(devices: &Path, bdf: &str) -> Option<Physical> {
+fn physical_in(devices: &Path, bdf: &str) -> Option<PhysicalFunction> {
     let link = std::fs::read_link(devices.join(bdf).join("physfn")).ok()?;
     let physical = link.file_name()?.to_str()?.to_owned();
     let dir = devices.join(&physical);
@@ -162,7 +162,7 @@ fn physical_in(devices: &Path, bdf: &str) -> Option<Physical> {
         is_it.then_some(number)
     });
     let interface = names(&dir.join("net")).into_iter().next().unwrap_or_default();
-    Some(Physical { bdf: physical, interface, number: number.unwrap_or(0) })
+    Some(PhysicalFunction { bdf: physical, interface, number: number.unwrap_or(0) })
 }
 
 /// The number of a device's IOMMU group.
@@ -170,15 +170,15 @@ pub(super) fn group_of(dir: &Path) -> Option<u32> {
     std::fs::read_link(dir.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
 }
 
-/// The name of the driver that has a device.
+/// Name of the kernel driver bound to a device.
 pub(super) fn driver_of(dir: &Path) -> Option<String> {
     let link = std::fs::read_link(dir.join("driver")).ok()?;
     Some(link.file_name()?.to_str()?.to_owned())
 }
 
-/// Other devices of the same group whose drivers keep VFIO from using it. Bridges are allowed, as
-/// are devices without a driver.
-pub(super) fn in_the_way(dir: &Path) -> Vec<String> {
+/// Other devices of the same group whose drivers make the group not viable. Bridges and devices
+/// without a driver do not.
+pub(super) fn group_blockers(dir: &Path) -> Vec<String> {
     let own = dir.file_name().and_then(|name| name.to_str()).unwrap_or("");
     let group = dir.join("iommu_group/devices");
     let others = names(&group).into_iter().filter(|name| name != own);
@@ -208,7 +208,7 @@ fn ids_in(dir: &Path) -> Option<[u16; 3]> {
     Some([half("vendor")?, half("device")?, half("revision").unwrap_or(0)])
 }
 
-/// The driver that has the PCI device at `bdf`.
+/// Name of the kernel driver bound to the PCI device at `bdf`.
 pub fn driver_at(bdf: &str) -> Option<String> {
     driver_of(&Path::new(DEVICES).join(bdf))
 }
@@ -226,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder like sysfs with two NICs in group 7, one of them the kernel's.
+    /// A directory like sysfs with two NICs in IOMMU group 7.
     fn machine(first: Option<&str>, second: Option<&str>) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
@@ -262,10 +262,10 @@ mod tests {
             nics.iter().map(|n| &*n.bdf).collect::<Vec<_>>(),
             ["0000:05:00.0", "0000:05:00.1"]
         );
-        assert!(nics[0].is_known && !nics[1].is_known && nics[0].group == Some(7));
-        assert!(nics[1].why_not().unwrap().contains("no driver for it here"));
-        assert!(nics[1].place().starts_with("15b3:1017, IOMMU group 7"));
-        nics[0].why_not()
+        assert!(nics[0].has_driver && !nics[1].has_driver && nics[0].group == Some(7));
+        assert!(nics[1].unusable_reason().unwrap().contains("no driver for it here"));
+        assert!(nics[1].location().starts_with("15b3:1017, IOMMU group 7"));
+        nics[0].unusable_reason()
     }
 
     #[test]
@@ -281,7 +281,7 @@ mod tests {
         assert!(shared.contains(&format!("{bind} 0000:05:00.1")), "{shared}");
     }
 
-    /// A virtual function is told with the card that it is a part of, and which one it is.
+    /// A virtual function is listed with its physical function and index.
     #[test]
     fn a_virtual_function_names_its_card() {
         let root = machine(Some("e1000e"), Some("vfio-pci"));
@@ -291,9 +291,9 @@ mod tests {
         symlink("../0000:05:00.1", devices.join("0000:05:00.0/virtfn3")).unwrap();
         let nics = nics_in(&devices);
         let (bdf, interface) = ("0000:05:00.0".to_owned(), "eth0".to_owned());
-        let expected = Physical { bdf, interface, number: 3 };
+        let expected = PhysicalFunction { bdf, interface, number: 3 };
         assert_eq!((&nics[0].physical, &nics[1].physical), (&None, &Some(expected)));
-        let place = nics[1].place();
+        let place = nics[1].location();
         assert!(place.contains(", VF 3 of 0000:05:00.0, driver vfio-pci"), "{place}");
     }
 }

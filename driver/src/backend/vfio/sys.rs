@@ -1,8 +1,8 @@
-//! The calls to the kernel's VFIO, one function each, errors with their errno.
+//! VFIO ioctls, one function each, errors with their errno.
 //!
-//! Made here and not by the crate `vfio-ioctls`: that one cannot say that a region could not be
-//! read, that a device has no reset or which addresses the IOMMU takes, maps nothing read-only, and
-//! panics when a device that was unplugged is dropped. The structures are `vfio-bindings`'.
+//! Not the crate `vfio-ioctls`, which does not report failed region reads, a missing reset or the
+//! IOVA ranges, cannot map read-only, and panics when an unplugged device is dropped. The
+//! structures are those of `vfio-bindings`.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -38,7 +38,7 @@ pub(super) fn api_version(container: &File) -> io::Result<i32> {
     call(container, 0, 0)
 }
 
-/// `VFIO_CHECK_EXTENSION`: whether the second kind of type 1 IOMMU, which unmaps exactly, is there.
+/// `VFIO_CHECK_EXTENSION`: whether the type 1 v2 IOMMU, which unmaps exact ranges, is supported.
 pub(super) fn has_type1v2(container: &File) -> io::Result<bool> {
     Ok(call(container, 1, vfio::VFIO_TYPE1v2_IOMMU.into())? > 0)
 }
@@ -48,7 +48,7 @@ pub(super) fn set_iommu(container: &File) -> io::Result<()> {
     call(container, 2, vfio::VFIO_TYPE1v2_IOMMU.into()).map(drop)
 }
 
-/// `VFIO_GROUP_GET_STATUS`: whether nobody but VFIO drives the group's devices.
+/// `VFIO_GROUP_GET_STATUS`: whether all devices of the group are bound to VFIO or to no driver.
 pub(super) fn is_viable(group: &File) -> io::Result<bool> {
     let mut status = vfio::vfio_group_status { argsz: 8, flags: 0 };
     call_with(group, 3, &mut status)?;
@@ -69,7 +69,7 @@ pub(super) fn device(group: &File, bdf: &CStr) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// `VFIO_DEVICE_GET_INFO`: whether `VFIO_DEVICE_RESET` does anything.
+/// `VFIO_DEVICE_GET_INFO`: whether the device supports `VFIO_DEVICE_RESET`.
 pub(super) fn can_reset(device: &File) -> io::Result<bool> {
     let mut info = vfio::vfio_device_info { argsz: 16, ..Default::default() };
     call_with(device, 7, &mut info)?;
@@ -79,11 +79,11 @@ pub(super) fn can_reset(device: &File) -> io::Result<bool> {
 /// A region of the device's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Region {
-    /// Where in the file.
+    /// Offset in the file.
     pub(super) offset: u64,
-    /// 0: the device does not have it.
+    /// Length in bytes; 0 if the device does not have the region.
     pub(super) len: u64,
-    /// It can be mapped as a whole.
+    /// The whole region can be mapped.
     pub(super) can_map: bool,
 }
 
@@ -95,32 +95,33 @@ pub(super) fn region(device: &File, index: u32) -> io::Result<Region> {
     Ok(Region { offset: info.offset, len: info.size, can_map })
 }
 
-/// `VFIO_DEVICE_GET_IRQ_INFO`: how many interrupts of the kind `index` there are.
+/// `VFIO_DEVICE_GET_IRQ_INFO`: number of interrupts at `index`.
 pub(super) fn irq_count(device: &File, index: u32) -> io::Result<u32> {
     let mut info = vfio::vfio_irq_info { argsz: 16, index, ..Default::default() };
     call_with(device, 9, &mut info)?;
     Ok(info.count)
 }
 
-/// `VFIO_DEVICE_SET_IRQS`: lets interrupt 0 of the kind `index` signal `eventfd`, or nothing.
+/// `VFIO_DEVICE_SET_IRQS`: interrupt 0 of `index` signals `eventfd`; `None` disables all at
+/// `index`.
 pub(super) fn set_irq(device: &File, index: u32, eventfd: Option<RawFd>) -> io::Result<()> {
     let data = match eventfd {
         Some(_) => vfio::VFIO_IRQ_SET_DATA_EVENTFD,
         None => vfio::VFIO_IRQ_SET_DATA_NONE,
     };
-    // None of none: all of this kind are switched off.
+    // DATA_NONE with count 0 disables all interrupts of this index.
     let count = u32::from(eventfd.is_some());
     irqs(device, data | vfio::VFIO_IRQ_SET_ACTION_TRIGGER, index, count, eventfd.unwrap_or(-1))
 }
 
-/// `VFIO_DEVICE_SET_IRQS`: lets the line (INTx) signal again, which the kernel masked when it did.
+/// `VFIO_DEVICE_SET_IRQS`: unmasks INTx, which the kernel masked when it signalled.
 pub(super) fn unmask_line(device: &File) -> io::Result<()> {
     let flags = vfio::VFIO_IRQ_SET_DATA_NONE | vfio::VFIO_IRQ_SET_ACTION_UNMASK;
     irqs(device, flags, vfio::VFIO_PCI_INTX_IRQ_INDEX, 1, -1)
 }
 
 fn irqs(device: &File, flags: u32, index: u32, count: u32, eventfd: RawFd) -> io::Result<()> {
-    // A header and one descriptor, which the structure ends in.
+    // `struct vfio_irq_set` with one file descriptor as its data.
     #[repr(C)]
     struct Irqs {
         argsz: u32,
@@ -140,14 +141,14 @@ pub(super) fn reset(device: &File) -> io::Result<()> {
     call(device, 11, 0).map(drop)
 }
 
-/// What an IOMMU can do.
+/// Limits of an IOMMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct IommuInfo {
     /// One bit per page size.
     pub(super) page_lens: u64,
     /// First and last address of each usable range.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// Mappings that may still be made, if the kernel says.
+    /// Mappings that are still available, if the kernel says.
     pub(super) maps_left: Option<u32>,
 }
 
@@ -177,7 +178,7 @@ fn parse_iommu_info(bytes: &[u8]) -> IommuInfo {
     let mut info = IommuInfo { page_lens: long(8).unwrap_or(0), ..IommuInfo::default() };
     let has_caps = word(4).is_some_and(|flags| flags & vfio::VFIO_IOMMU_INFO_CAPS != 0);
     let mut at = if has_caps { word(16).unwrap_or(0) as usize } else { 0 };
-    // Offsets only grow, so that a chain that leads back ends.
+    // Only growing offsets are followed, so that a cyclic chain ends.
     while at != 0 {
         match half(at).map(u32::from) {
             Some(vfio::VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE) => {
@@ -195,7 +196,7 @@ fn parse_iommu_info(bytes: &[u8]) -> IommuInfo {
     info
 }
 
-/// Who may touch mapped memory: the device reads it, or reads and writes.
+/// The device's access to mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,

@@ -1,21 +1,21 @@
 //! virtio-net as a modern PCI device (virtio 1.2, sections 4.1 and 5.1).
 //!
-//! Split queues, one pair, no offloads, frames in one buffer each. The device has to offer
-//! VIRTIO_F_VERSION_1 and VIRTIO_F_ACCESS_PLATFORM: without the second it does not go through the
-//! IOMMU and would take our addresses for physical ones.
+//! One pair of split queues, no offloads, one buffer per frame. The device has to offer
+//! VIRTIO_F_VERSION_1 and VIRTIO_F_ACCESS_PLATFORM: without the second it bypasses the IOMMU and
+//! would take IOVAs for physical addresses.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use vfio_bindings::bindings::vfio;
 
-use super::device::{Bar, Device, DmaArea, becomes};
+use super::device::{Bar, Device, DmaArea, poll_until};
 use super::error::VfioError;
 use super::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
-use super::nic::{Facts, Nic};
+use super::nic::{Nic, NicCaps};
 use super::ring::virtq::{Layout, Virtq};
 use super::sys::Access;
-use super::{Started, VfioSettings};
+use super::{StartedNic, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
 
@@ -59,7 +59,7 @@ mod feature {
     pub(super) const VERSION_1: u64 = 1 << 32;
     pub(super) const ACCESS_PLATFORM: u64 = 1 << 33;
     pub(super) const ORDER_PLATFORM: u64 = 1 << 36;
-    /// What we make use of if it is offered.
+    /// Features that are accepted if offered.
     pub(super) const WANTED: u64 = MTU
         | MAC
         | STATUS
@@ -81,27 +81,27 @@ const RX_PROMISC: [u8; 2] = [0, 0];
 const RX_ALLMULTI: [u8; 2] = [0, 1];
 const MAC_ADDR_SET: [u8; 2] = [1, 1];
 
-/// Most bytes after the Ethernet header that are asked of a device, whatever it carries.
-const MTU_MOST: usize = 9216;
+/// Largest MTU that is used, even if the device offers more.
+const MTU_MAX: usize = 9216;
 
-/// No vector: nothing interrupts.
+/// No MSI-X vector.
 const NO_VECTOR: u16 = 0xffff;
 
-/// Largest queues that we use by ourselves.
+/// Default number of descriptors.
 const COUNT: u16 = 256;
 
-/// How long the device may take for a step of its start.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Limit on each step of the device's initialisation.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A window of the device's registers, found through its capabilities.
-struct Window {
+/// A window of the device's registers, located by a PCI capability.
+struct RegisterWindow {
     bar: Bar,
     at: usize,
     len: usize,
 }
 
-impl Window {
-    /// Where `at` of this window lies in the BAR.
+impl RegisterWindow {
+    /// Offset in the BAR of `at` in this window.
     fn at(&self, at: usize, len: usize) -> usize {
         assert!(at + len <= self.len, "outside the window");
         self.at + at
@@ -139,9 +139,9 @@ impl Window {
 /// A started virtio NIC.
 pub(super) struct Virtio {
     queues: NetQueues,
-    common: Window,
-    /// The device's own configuration, if that says whether the link is up.
-    link: Option<Window>,
+    common: RegisterWindow,
+    /// The device configuration, if it has the link status.
+    link: Option<RegisterWindow>,
     /// Keeps the doorbells mapped.
     _notify: Bar,
 }
@@ -159,26 +159,26 @@ impl Virtio {
 pub(super) fn start(
     device: &Device,
     settings: &VfioSettings,
-) -> Result<Started<Virtio>, VfioError> {
-    let windows = Windows::find(device)?;
+) -> Result<StartedNic<Virtio>, VfioError> {
+    let windows = RegisterWindows::find(device)?;
     let setup = Setup { device, windows, features: 0 };
     let started = setup.run(settings);
     if started.is_err() {
-        // Whatever it has heard of so far must not be used; its memory goes away.
+        // No DMA any more: the memory is freed.
         let _ = device.set_bus_master(false);
     }
     started
 }
 
 /// The parts of the device's registers.
-struct Windows {
-    common: Window,
-    notify: Window,
+struct RegisterWindows {
+    common: RegisterWindow,
+    notify: RegisterWindow,
     notify_step: usize,
-    config: Window,
+    config: RegisterWindow,
 }
 
-/// A capability that says where a window is.
+/// A capability that locates a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Capability {
     kind: u8,
@@ -196,9 +196,9 @@ fn capabilities(space: &[u8; 256]) -> Vec<Capability> {
         bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
     };
     let mut found = Vec::new();
-    // Bit 4 of the status: there is a list.
+    // Bit 4 of the status register: there is a capability list.
     let mut at = if space[6] & 0x10 != 0 { usize::from(space[0x34] & 0xfc) } else { 0 };
-    // A list that leads back ends here: there is room for no more in 256 bytes.
+    // Bounds a cyclic list: 256 bytes have room for no more.
     for _ in 0..48 {
         if !(0x40..=0xf0).contains(&at) {
             break;
@@ -213,7 +213,7 @@ fn capabilities(space: &[u8; 256]) -> Vec<Capability> {
     found
 }
 
-impl Windows {
+impl RegisterWindows {
     fn find(device: &Device) -> Result<Self, VfioError> {
         let mut space = [0; 256];
         device.config(0, &mut space)?;
@@ -221,7 +221,8 @@ impl Windows {
         let mut bars: Vec<(u8, Bar)> = Vec::new();
         let mut window = |kind: u8, len_min: usize| {
             let found = capabilities.iter().find(|c| c.kind == kind && c.bar <= 5);
-            let found = found.ok_or_else(|| device.fault("it is no modern virtio device"))?;
+            let found =
+                found.ok_or_else(|| device.device_error("it is no modern virtio device"))?;
             let bar = match bars.iter().find(|(index, _)| *index == found.bar) {
                 Some((_, bar)) => bar.clone(),
                 None => {
@@ -232,9 +233,9 @@ impl Windows {
             };
             let (at, len) = (found.offset as usize, found.len as usize);
             if len < len_min || at % 4 != 0 || at > bar.len() || len > bar.len() - at {
-                return Err(device.fault("its registers lie outside its BAR"));
+                return Err(device.device_error("its registers lie outside its BAR"));
             }
-            Ok((Window { bar, at, len }, found.notify_step as usize))
+            Ok((RegisterWindow { bar, at, len }, found.notify_step as usize))
         };
         let (common, _) = window(1, common::LEN)?;
         let (notify, notify_step) = window(2, 2)?;
@@ -246,19 +247,19 @@ impl Windows {
 /// The steps of virtio 1.2, section 3.1.1.
 struct Setup<'a> {
     device: &'a Device,
-    windows: Windows,
+    windows: RegisterWindows,
     features: u64,
 }
 
 impl Setup<'_> {
-    fn run(mut self, settings: &VfioSettings) -> Result<Started<Virtio>, VfioError> {
+    fn run(mut self, settings: &VfioSettings) -> Result<StartedNic<Virtio>, VfioError> {
         self.device.set_bus_master(true)?;
         self.reset()?;
         self.add_status(status::ACKNOWLEDGE);
         self.add_status(status::DRIVER);
         self.negotiate()?;
-        let facts = self.facts(settings)?;
-        let stride = (HDR_LEN + ETH_HDR_LEN + facts.mtu).next_multiple_of(64);
+        let caps = self.caps(settings)?;
+        let stride = (HDR_LEN + ETH_HDR_LEN + caps.mtu).next_multiple_of(64);
         let rx_count = self.queue_count(0, settings.rx_count)?;
         let tx_count = self.queue_count(1, settings.tx_count)?;
         let queue_len = |count: u16| NetQueues::queue_len(count).next_multiple_of(64);
@@ -267,10 +268,10 @@ impl Setup<'_> {
         let control_at = rx_len + tx_len;
         let buffers_at = control_at + CONTROL_LEN;
         let len = buffers_at + usize::from(rx_count) * stride;
-        let shared = container.area(len, Access::ReadWrite, settings.hugepages)?;
-        // The device only reads what it sends.
+        let shared = container.alloc_dma(len, Access::ReadWrite, settings.hugepages)?;
+        // The device only reads transmit buffers.
         let len = usize::from(tx_count) * stride;
-        let sent = container.area(len, Access::Read, settings.hugepages)?;
+        let sent = container.alloc_dma(len, Access::Read, settings.hugepages)?;
         let mut interrupt = self.device.interrupt(vfio::VFIO_PCI_MSIX_IRQ_INDEX);
         self.windows.common.write16(common::CONFIG_MSIX, NO_VECTOR);
         let vector = if interrupt.is_some() { 0 } else { NO_VECTOR };
@@ -281,15 +282,15 @@ impl Setup<'_> {
         }
         let tx_bell = self.enable_queue(1, &shared, rx_len, tx_count, NO_VECTOR)?;
         let rx = QueueMemory {
-            queue: part(&shared, 0),
+            queue: area_ptr(&shared, 0),
             count: rx_count,
-            buffers: part(&shared, buffers_at),
+            buffers: area_ptr(&shared, buffers_at),
             buffers_iova: shared.iova() + buffers_at as u64,
             stride,
             doorbell: rx_bell,
         };
         let tx = QueueMemory {
-            queue: part(&shared, rx_len),
+            queue: area_ptr(&shared, rx_len),
             count: tx_count,
             buffers: sent.base(),
             buffers_iova: sent.iova(),
@@ -300,25 +301,26 @@ impl Setup<'_> {
         // that were just computed; they and the registers go when the port has stopped the NIC.
         let queues = unsafe { NetQueues::new(&rx, &tx) };
         let control = self.control(&shared, control_at)?;
-        let begun = self.begin(&queues, control, (&shared, control_at), settings);
+        let begun = self.set_driver_ok(&queues, control, (&shared, control_at), settings);
         if begun.is_err() {
-            // The device has memory that goes away now.
+            // No DMA any more: the memory is freed.
             let _ = self.reset();
             let _ = self.device.set_bus_master(false);
         }
         begun?;
-        let Windows { common, notify, config, .. } = self.windows;
+        let RegisterWindows { common, notify, config, .. } = self.windows;
         let link = (self.features & feature::STATUS != 0).then_some(config);
         let nic = Virtio { queues, common, link, _notify: notify.bar };
-        Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
+        Ok(StartedNic { nic, caps, areas: vec![shared, sent], interrupt })
     }
 
     fn read_status(&self) -> u8 {
         self.windows.common.read8(common::STATUS)
     }
 
-    /// Lets the device begin: it uses the memory from then on, also if something fails behind it.
-    fn begin(
+    /// Sets DRIVER_OK and the receive filter. The device may use its memory from then on, even
+    /// after an error.
+    fn set_driver_ok(
         &self,
         queues: &NetQueues,
         control: Option<Control>,
@@ -327,7 +329,7 @@ impl Setup<'_> {
     ) -> Result<(), VfioError> {
         self.add_status(status::DRIVER_OK);
         if self.read_status() & status::DRIVER_OK == 0 {
-            return Err(self.device.fault("it does not start"));
+            return Err(self.device.device_error("it does not start"));
         }
         queues.start();
         match control {
@@ -342,9 +344,9 @@ impl Setup<'_> {
 
     fn reset(&self) -> Result<(), VfioError> {
         self.windows.common.write8(common::STATUS, 0);
-        match becomes(PATIENCE, || self.read_status() == 0) {
+        match poll_until(TIMEOUT, || self.read_status() == 0) {
             true => Ok(()),
-            false => Err(self.device.fault("it does not reset")),
+            false => Err(self.device.device_error("it does not reset")),
         }
     }
 
@@ -356,10 +358,10 @@ impl Setup<'_> {
             offered |= u64::from(bits) << (32 * half);
         }
         if offered & feature::ACCESS_PLATFORM == 0 {
-            return Err(VfioError::NoPlatform { bdf: self.device.bdf.clone() });
+            return Err(VfioError::NoAccessPlatform { bdf: self.device.bdf.clone() });
         }
         if offered & feature::VERSION_1 == 0 {
-            return Err(self.device.fault("it is no modern virtio device"));
+            return Err(self.device.device_error("it is no modern virtio device"));
         }
         self.features = offered & feature::WANTED;
         for half in 0..2 {
@@ -370,16 +372,16 @@ impl Setup<'_> {
         }
         self.add_status(status::FEATURES_OK);
         if self.read_status() & status::FEATURES_OK == 0 {
-            return Err(self.device.fault("it takes back the features that it offered"));
+            return Err(self.device.device_error("it takes back the features that it offered"));
         }
         Ok(())
     }
 
-    /// Reads the device's own configuration, again if it changed meanwhile.
-    fn facts(&self, settings: &VfioSettings) -> Result<Facts, VfioError> {
+    /// Reads the device configuration, again if its generation changed meanwhile.
+    fn caps(&self, settings: &VfioSettings) -> Result<NicCaps, VfioError> {
         let config = &self.windows.config;
         let (mut mac, mut mtu): (_, usize);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             let generation = self.windows.common.read8(common::GENERATION);
             let byte = |i| config.read8(i);
@@ -389,7 +391,7 @@ impl Setup<'_> {
                 break;
             }
             if Instant::now() > until {
-                return Err(self.device.fault("its configuration does not settle"));
+                return Err(self.device.device_error("its configuration does not settle"));
             }
         }
         if self.features & feature::STATUS != 0
@@ -401,25 +403,24 @@ impl Setup<'_> {
         let own = if has(feature::MAC) { mac } else { MacAddr::default() };
         let mac = self.device.mac(settings.mac, own)?;
         let said = Some(mtu).filter(|_| has(feature::MTU));
-        let most = said.map_or(MTU_MOST, |said| said.min(MTU_MOST));
-        let mtu = self.device.mtu(settings.mtu.or(said.map(|_| most)), most)?;
-        Ok(Facts { mac, mtu, link_bps: 0 })
+        let max = said.map_or(MTU_MAX, |said| said.min(MTU_MAX));
+        let mtu = self.device.mtu(settings.mtu.or(said.map(|_| max)), max)?;
+        Ok(NicCaps { mac, mtu, link_bps: 0 })
     }
 
-    /// Chooses how many descriptors queue `index` has.
-    fn queue_count(&self, index: u16, asked: Option<u16>) -> Result<u16, VfioError> {
+    /// Number of descriptors of queue `index`.
+    fn queue_count(&self, index: u16, requested: Option<u16>) -> Result<u16, VfioError> {
         self.windows.common.write16(common::QUEUE_SELECT, index);
-        let most = self.windows.common.read16(common::QUEUE_SIZE);
-        if most == 0 || self.windows.common.read16(common::QUEUE_ENABLE) != 0 {
-            return Err(self.device.fault(format!("it has no queue {index}")));
+        let max = self.windows.common.read16(common::QUEUE_SIZE);
+        if max == 0 || self.windows.common.read16(common::QUEUE_ENABLE) != 0 {
+            return Err(self.device.device_error(format!("it has no queue {index}")));
         }
-        let count = asked.unwrap_or(COUNT).min(most).min(1 << 15);
-        // A power of two, which split queues are by definition.
+        let count = requested.unwrap_or(COUNT).min(max).min(1 << 15);
+        // Split queues require a power of two.
         Ok(1 << count.max(1).ilog2())
     }
 
-    /// Tells the device where queue `index` is and by which vector it interrupts, and says where
-    /// its doorbell is.
+    /// Programs address and MSI-X vector of queue `index`, enables it, and returns its doorbell.
     fn enable_queue(
         &self,
         index: u16,
@@ -440,7 +441,7 @@ impl Setup<'_> {
         let at = usize::from(self.windows.common.read16(common::QUEUE_NOTIFY_OFF))
             * self.windows.notify_step;
         if at + 2 > notify.len || !at.is_multiple_of(2) {
-            return Err(self.device.fault("a doorbell lies outside its BAR"));
+            return Err(self.device.device_error("a doorbell lies outside its BAR"));
         }
         self.windows.common.write16(common::QUEUE_ENABLE, 1);
         Ok(Doorbell { register: notify.bar.register(notify.at(at, 2)), queue: index })
@@ -451,20 +452,20 @@ impl Setup<'_> {
         if self.features & feature::CTRL_VQ == 0 {
             return Ok(None);
         }
-        // Without several pairs of queues it comes after the first.
+        // Without VIRTIO_NET_F_MQ it follows the first pair.
         let index = 2;
         let count = self.queue_count(index, Some(CONTROL_COUNT))?;
         if count < 2 {
-            return Err(self.device.fault("its control queue is too short"));
+            return Err(self.device.device_error("its control queue is too short"));
         }
         let bell = self.enable_queue(index, area, at, count, NO_VECTOR)?;
         // SAFETY: `CONTROL_LEN` zeroed bytes at `at` are set aside for this queue and its command.
-        let queue = unsafe { Virtq::new(part(area, at), count) };
+        let queue = unsafe { Virtq::new(area_ptr(area, at), count) };
         Ok(Some(Control { queue, bell }))
     }
 
-    /// Takes frames to our address and to groups, and others if asked to. The port filters as well:
-    /// a device without these commands hands us everything.
+    /// Sets the receive filter: own address and multicast, promiscuous if requested. The port
+    /// filters as well: a device without these commands delivers everything.
     fn set_filter(
         &self,
         control: &mut Control,
@@ -474,7 +475,9 @@ impl Setup<'_> {
     ) -> Result<(), VfioError> {
         if let Some(mac) = settings.mac {
             if self.features & feature::CTRL_MAC_ADDR == 0 {
-                return Err(self.device.cannot("its address cannot be changed; leave out mac="));
+                return Err(self
+                    .device
+                    .option_error("its address cannot be changed; leave out mac="));
             }
             control.command(self.device, area, at, MAC_ADDR_SET, &mac.0)?;
         }
@@ -486,14 +489,14 @@ impl Setup<'_> {
     }
 }
 
-/// A part of an area.
-fn part(area: &DmaArea, at: usize) -> NonNull<u8> {
+/// Pointer to offset `at` of an area.
+fn area_ptr(area: &DmaArea, at: usize) -> NonNull<u8> {
     assert!(at < area.len());
     // SAFETY: inside the area.
     unsafe { area.base().add(at) }
 }
 
-/// Descriptors of the control queue, and bytes of it with the command behind it.
+/// Descriptors of the control queue, and bytes of the queue and its command buffer.
 const CONTROL_COUNT: u16 = 16;
 const CONTROL_LEN: usize = Layout::of(CONTROL_COUNT).len + 64;
 
@@ -517,7 +520,7 @@ impl Control {
         let bytes = [&command[..], data].concat();
         let (answer_at, unanswered) = (at + 32, 0xff_u8);
         assert!(bytes.len() <= 32 && at + 64 <= area.len());
-        let base = part(area, at).as_ptr();
+        let base = area_ptr(area, at).as_ptr();
         // SAFETY: 64 bytes from `base` belong to commands; the device has none of them now.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), base, bytes.len());
@@ -526,22 +529,28 @@ impl Control {
         self.queue.describe(0, area.iova() + at as u64, bytes.len() as u32, false);
         self.queue.describe(1, area.iova() + answer_at as u64, 1, true);
         self.queue.chain(0, 1);
-        // One command at a time, so it is always the first that is free.
+        // One command at a time, so descriptor 0 is always free.
         assert!(self.queue.next() == Some(0) && self.queue.post());
         self.queue.publish();
         self.bell.kick();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             match self.queue.take() {
                 Ok(Some(_)) => break,
                 Ok(None) if Instant::now() < until => std::thread::yield_now(),
-                Ok(None) => return Err(device.fault("it does not answer on its control queue")),
-                Err(why) => return Err(device.fault(why.to_string())),
+                Ok(None) => {
+                    return Err(device.device_error("it does not answer on its control queue"));
+                }
+                Err(why) => return Err(device.device_error(why.to_string())),
             }
         }
-        // SAFETY: as above; the device has written it or not.
+        // SAFETY: as above.
         let answer = unsafe { base.add(32).read_volatile() };
-        if answer == 0 { Ok(()) } else { Err(device.fault("it refuses to filter addresses")) }
+        if answer == 0 {
+            Ok(())
+        } else {
+            Err(device.device_error("it refuses to filter addresses"))
+        }
     }
 }
 
@@ -574,14 +583,14 @@ impl Nic for Virtio {
     }
 
     fn has_link(&self) -> Option<bool> {
-        // One read of two bytes, which a change cannot halve.
+        // A 16-bit read is atomic.
         let config = self.link.as_ref()?;
         Some(config.read16(CONFIG_STATUS) & STATUS_LINK_UP != 0)
     }
 
     fn stop(&mut self) {
         self.common.write8(common::STATUS, 0);
-        becomes(Duration::from_millis(100), || matches!(self.status(), 0 | 0xff));
+        poll_until(Duration::from_millis(100), || matches!(self.status(), 0 | 0xff));
     }
 }
 
@@ -589,7 +598,7 @@ impl Nic for Virtio {
 mod tests {
     use super::*;
 
-    /// A configuration space with QEMU's list: MSI-X, then the windows of virtio.
+    /// Configuration space with QEMU's capability list: MSI-X, then the windows of virtio.
     fn space() -> [u8; 256] {
         let mut space = [0; 256];
         space[6] = 0x10;

@@ -1,10 +1,10 @@
 //! VMware's vmxnet3, revision 1 of its interface (`vmxnet3_defs.h` and `upt1_defs.h`; QEMU's
 //! `vmxnet3`).
 //!
-//! One receive and one transmit queue, no offloads, every frame in one buffer. The device reads its
-//! configuration from memory when it is activated, and does what a command register says. Polled;
-//! a thread that sleeps is woken by the receive queue's vector, which the device masks by itself
-//! each time that it interrupts.
+//! One receive and one transmit queue, no offloads, one buffer per frame. The device reads its
+//! configuration from memory when it is activated, and executes commands written to a register.
+//! Polled; a sleeping thread is woken by the receive queue's vector, which the device masks each
+//! time that it signals.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -12,20 +12,20 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use vfio_bindings::bindings::vfio;
 
-use super::device::{Bar, Device, Tail};
+use super::device::{Bar, Device, TailRegister};
 use super::error::VfioError;
-use super::nic::{Buffers, Facts, Lent, Nic, Rings};
+use super::nic::{Buffers, LentFrame, Nic, NicCaps, Rings};
 use super::ring::desc::DESC_LEN;
-use super::ring::virtq::Broken;
+use super::ring::virtq::DeviceViolation;
 use super::ring::vmxnet3::{COUNT_MIN, LEN_MAX, RxRing, TxRing};
 use super::sys::Access;
-use super::{Started, VfioSettings};
+use super::{StartedNic, VfioSettings};
 use crate::frame::ETH_HDR_LEN;
 use crate::port::MacAddr;
 
-/// Registers of BAR 0, which are many times written.
-mod door {
-    /// Masks a vector: 1 or 0. Eight bytes for each.
+/// Registers of BAR 0: doorbells and interrupt masks.
+mod doorbell {
+    /// Mask of a vector: 1 or 0. Eight bytes for each.
     pub(super) const IMR: usize = 0x000;
     pub(super) const TXPROD: usize = 0x600;
     pub(super) const RXPROD: usize = 0x800;
@@ -34,7 +34,7 @@ mod door {
 
 /// Registers of BAR 1.
 mod reg {
-    /// Revisions of the interface that the device has, one bit each; and of its data path.
+    /// Supported revisions of the interface, one bit each; and of its data path (UPT).
     pub(super) const VRRS: usize = 0x00;
     pub(super) const UVRS: usize = 0x08;
     /// Address of the shared area.
@@ -67,68 +67,68 @@ const LINK_UP: u32 = 1;
 mod shared {
     pub(super) const MAGIC: usize = 0;
     pub(super) const SIZE: usize = 4;
-    pub(super) const GUEST: usize = 12;
+    pub(super) const GUEST_OS: usize = 12;
     pub(super) const REVISION: usize = 16;
     pub(super) const UPT_REVISION: usize = 20;
     pub(super) const QUEUES: usize = 40;
     pub(super) const QUEUES_LEN: usize = 52;
     pub(super) const MTU: usize = 56;
-    pub(super) const RX_PIECES: usize = 60;
+    pub(super) const RX_BUFFERS_PER_FRAME: usize = 60;
     pub(super) const TX_QUEUES: usize = 62;
     pub(super) const RX_QUEUES: usize = 63;
     pub(super) const AUTO_MASK: usize = 80;
     pub(super) const VECTORS: usize = 81;
     pub(super) const EVENT_VECTOR: usize = 82;
     pub(super) const RX_MODE: usize = 120;
-    pub(super) const GROUPS: usize = 128;
+    pub(super) const MULTICAST_TABLE: usize = 128;
     pub(super) const VLANS: usize = 136;
     pub(super) const VLANS_LEN: usize = 512;
-    /// What has happened, written by the device; a word of 64 bits of which 32 are events.
+    /// Events, written by the device: 64 bits, of which the low 32 are used.
     pub(super) const EVENTS: usize = 696;
     pub(super) const LEN: usize = 720;
 }
 
 /// Offsets in a queue's description (`Vmxnet3_TxQueueDesc`, `Vmxnet3_RxQueueDesc`).
 mod queue {
-    /// Of a receive queue: the device wants to be told of buffers. A byte.
-    pub(super) const TELLS: usize = 0;
+    /// Receive queue: the device wants RXPROD to be written (`updateRxProd`). One byte.
+    pub(super) const UPDATE_RX_PROD: usize = 0;
     pub(super) const COMMANDS: usize = 16;
-    /// Of a receive queue: its second ring.
+    /// Receive queue: its second ring.
     pub(super) const COMMANDS2: usize = 24;
     pub(super) const COMPLETIONS: usize = 32;
     pub(super) const COMMANDS_COUNT: usize = 56;
     pub(super) const COMMANDS2_COUNT: usize = 60;
     pub(super) const COMPLETIONS_COUNT: usize = 64;
     pub(super) const VECTOR: usize = 72;
-    /// Of a receive queue: frames without a buffer, and damaged ones, since it was activated.
+    /// Receive queue: frames without a buffer, and damaged frames, since activation.
     pub(super) const NO_BUFFER: usize = 152;
     pub(super) const BAD: usize = 160;
     pub(super) const LEN: usize = 256;
 }
 
 const MAGIC: u32 = 0xbabe_fee1;
-/// A guest of 64 bits, and Linux: there is no word for what we are.
-const GUEST: u32 = 2 | 1 << 2;
+/// Guest OS type: 64 bits, Linux (there is no value for other software).
+const GUEST_OS: u32 = 2 | 1 << 2;
 
-const RX_OWN: u32 = 1;
+const RX_UNICAST: u32 = 1;
 const RX_BROADCAST: u32 = 4;
-const RX_ALL_GROUPS: u32 = 8;
-const RX_ALL_STATIONS: u32 = 16;
+const RX_ALL_MULTICAST: u32 = 8;
+const RX_PROMISCUOUS: u32 = 16;
 
-/// Events: a queue was stopped.
+/// Events: a transmit or receive queue was stopped.
 const EVENT_QUEUE_ERROR: u64 = 1 | 2;
 
-/// The receive queue's vector, and that of all else, which stays masked.
+/// Vector of the receive queue, and of everything else, which stays masked.
 const RX_VECTOR: u8 = 0;
 const OTHER_VECTOR: u8 = 1;
 
-/// What the interface's first revision carries, at most and usually.
+/// Largest MTU of the interface's first revision.
 const MTU_MAX: usize = 9000;
 
-/// A counter that the device has not written.
+/// Marker of a counter that the device has not written.
 const UNWRITTEN: u64 = u64::MAX;
 
-/// Where the parts of the area lie that the device reads and writes.
+/// Offsets in the area that the device reads and writes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     /// Descriptors of a ring, and bytes of a receive buffer.
@@ -164,7 +164,7 @@ impl Layout {
         self.buffers() + self.rx_count * self.rx_stride
     }
 
-    /// What the device reads when it is activated: everything before the rings.
+    /// The memory that the device reads at activation: everything before the rings.
     fn configuration(&self, iova: u64, mtu: usize, rx_mode: u32, auto_mask: bool) -> Vec<u8> {
         let mut bytes = vec![0; Self::RINGS];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -172,7 +172,7 @@ impl Layout {
         for (at, value) in [
             (shared::MAGIC, MAGIC),
             (shared::SIZE, shared::LEN as u32),
-            (shared::GUEST, GUEST),
+            (shared::GUEST_OS, GUEST_OS),
             (shared::REVISION, REVISION),
             (shared::UPT_REVISION, REVISION),
             (shared::QUEUES_LEN, 2 * queue::LEN as u32),
@@ -182,14 +182,14 @@ impl Layout {
             put(at, &value.to_le_bytes());
         }
         put(shared::QUEUES, &addr(Self::QUEUES));
-        put(shared::RX_PIECES, &1_u16.to_le_bytes());
+        put(shared::RX_BUFFERS_PER_FRAME, &1_u16.to_le_bytes());
         put(shared::TX_QUEUES, &[1]);
         put(shared::RX_QUEUES, &[1]);
         put(shared::AUTO_MASK, &[auto_mask.into()]);
         put(shared::VECTORS, &[2]);
         put(shared::EVENT_VECTOR, &[OTHER_VECTOR]);
-        // A list of no groups. QEMU looks up its address nevertheless, which the IOMMU has to know.
-        put(shared::GROUPS, &addr(Self::SHARED));
+        // An empty multicast list. QEMU reads its address nevertheless, which has to be mapped.
+        put(shared::MULTICAST_TABLE, &addr(Self::SHARED));
         put(shared::VLANS, &[0xff; shared::VLANS_LEN]);
         let directions = [(self.tx(), self.tx_count, OTHER_VECTOR), (self.rx(), self.rx_count, 0)];
         for (n, ([commands, completions], count, vector)) in directions.into_iter().enumerate() {
@@ -208,13 +208,13 @@ impl Layout {
     }
 }
 
-/// Words of the area that the device writes while it runs.
-struct Words(NonNull<u8>);
+/// Words in the area that the device writes at run time.
+struct SharedWords(NonNull<u8>);
 
 // SAFETY: the words are atomic.
-unsafe impl Send for Words {}
+unsafe impl Send for SharedWords {}
 
-impl Words {
+impl SharedWords {
     #[inline]
     fn at(&self, at: usize) -> &AtomicU64 {
         assert!(at + 8 <= Layout::RINGS && at.is_multiple_of(8));
@@ -232,20 +232,20 @@ impl Words {
 
 /// A started vmxnet3.
 pub(super) struct Vmxnet3 {
-    doors: Bar,
+    doorbells: Bar,
     registers: Bar,
-    words: Words,
+    words: SharedWords,
     rx: RxRing,
     rx_buffers: Buffers,
     is_lent: bool,
     tx: TxRing,
     tx_buffers: Buffers,
     is_queued: bool,
-    /// By us, and by the device as it said last.
+    /// Frames dropped by the driver; and by the device, as last read.
     dropped: u64,
     dropped_by_device: u64,
-    rx_tail: Tail,
-    tx_tail: Tail,
+    rx_tail: TailRegister,
+    tx_tail: TailRegister,
 }
 
 /// Starts the device.
@@ -255,26 +255,26 @@ pub(super) struct Vmxnet3 {
 pub(super) fn start(
     device: &Device,
     settings: &VfioSettings,
-) -> Result<Started<Vmxnet3>, VfioError> {
-    let (doors, registers) = (device.bar(0)?, device.bar(1)?);
-    if doors.len() < door::LEN || registers.len() < reg::LEN {
-        return Err(device.fault("its registers are too few"));
+) -> Result<StartedNic<Vmxnet3>, VfioError> {
+    let (doorbells, registers) = (device.bar(0)?, device.bar(1)?);
+    if doorbells.len() < doorbell::LEN || registers.len() < reg::LEN {
+        return Err(device.device_error("its registers are too few"));
     }
     reset(device, &registers)?;
-    let facts = facts(device, &registers, settings)?;
-    let stride = (ETH_HDR_LEN + facts.mtu).next_multiple_of(64);
+    let caps = caps(device, &registers, settings)?;
+    let stride = (ETH_HDR_LEN + caps.mtu).next_multiple_of(64);
     assert!(stride <= LEN_MAX, "MTU_MAX sees to it");
     let [rx_count, tx_count] = settings.counts(COUNT_MIN as u16);
     let layout = Layout { rx_count, tx_count, rx_stride: stride };
     let container = device.container();
-    let shared = container.area(layout.len(), Access::ReadWrite, settings.hugepages)?;
-    let sent = container.area(tx_count * stride, Access::Read, settings.hugepages)?;
+    let shared = container.alloc_dma(layout.len(), Access::ReadWrite, settings.hugepages)?;
+    let sent = container.alloc_dma(tx_count * stride, Access::Read, settings.hugepages)?;
     let (rx_iova, tx_iova) = (shared.iova() + layout.buffers() as u64, sent.iova());
     let interrupt = device.interrupt(vfio::VFIO_PCI_MSIX_IRQ_INDEX);
-    let all = if settings.promiscuous { RX_ALL_STATIONS } else { 0 };
-    let rx_mode = RX_OWN | RX_BROADCAST | RX_ALL_GROUPS | all;
+    let all = if settings.promiscuous { RX_PROMISCUOUS } else { 0 };
+    let rx_mode = RX_UNICAST | RX_BROADCAST | RX_ALL_MULTICAST | all;
     let auto_mask = command(&registers, cmd::GET_CONF_INTR) >> 2 & 3 == 0;
-    let bytes = layout.configuration(shared.iova(), facts.mtu, rx_mode, auto_mask);
+    let bytes = layout.configuration(shared.iova(), caps.mtu, rx_mode, auto_mask);
     // SAFETY: `add` stays inside the area, of `layout.len()` bytes at least, and so does what is
     // copied to its start, which the device does not know yet. The parts of the two areas are
     // disjoint, and the areas go when the port has stopped the NIC.
@@ -292,11 +292,11 @@ pub(super) fn start(
         )
     };
     let nic = Vmxnet3 {
-        rx_tail: doors.tail(door::RXPROD),
-        tx_tail: doors.tail(door::TXPROD),
-        doors,
+        rx_tail: doorbells.tail_register(doorbell::RXPROD),
+        tx_tail: doorbells.tail_register(doorbell::TXPROD),
+        doorbells,
         registers,
-        words: Words(shared.base()),
+        words: SharedWords(shared.base()),
         rx,
         rx_buffers,
         is_lent: false,
@@ -307,29 +307,29 @@ pub(super) fn start(
         dropped_by_device: 0,
     };
     device.set_bus_master(true)?;
-    nic.activate(device, shared.iova(), facts.mac)?;
-    Ok(Started { nic, facts, areas: vec![shared, sent], interrupt })
+    nic.activate(device, shared.iova(), caps.mac)?;
+    Ok(StartedNic { nic, caps, areas: vec![shared, sent], interrupt })
 }
 
-/// Has the device do something, and says what it answers.
+/// Executes a command and returns its result.
 fn command(registers: &Bar, command: u32) -> u32 {
     registers.write32(reg::CMD, command);
     registers.read32(reg::CMD)
 }
 
-/// Resets the device and agrees with it on the first revision of the interface.
+/// Resets the device and selects the first revision of the interface.
 fn reset(device: &Device, registers: &Bar) -> Result<(), VfioError> {
     command(registers, cmd::RESET);
     for register in [reg::VRRS, reg::UVRS] {
         if registers.read32(register) & REVISION == 0 {
-            return Err(device.fault("it does not know the first revision of its interface"));
+            return Err(device.device_error("it does not know the first revision of its interface"));
         }
         registers.write32(register, REVISION);
     }
     Ok(())
 }
 
-fn facts(device: &Device, registers: &Bar, settings: &VfioSettings) -> Result<Facts, VfioError> {
+fn caps(device: &Device, registers: &Bar, settings: &VfioSettings) -> Result<NicCaps, VfioError> {
     let low = command(registers, cmd::GET_PERM_MAC_LO);
     let high = command(registers, cmd::GET_PERM_MAC_HI);
     let mac = device.mac(settings.mac, MacAddr::from_registers(low, high))?;
@@ -341,7 +341,7 @@ fn facts(device: &Device, registers: &Bar, settings: &VfioSettings) -> Result<Fa
     } else {
         u64::from(link >> 16) * 1_000_000
     };
-    Ok(Facts { mac, mtu, link_bps })
+    Ok(NicCaps { mac, mtu, link_bps })
 }
 
 impl Vmxnet3 {
@@ -350,7 +350,7 @@ impl Vmxnet3 {
     }
 
     fn set_mask(&self, vector: u8, is_masked: bool) {
-        self.doors.write32(door::IMR + 8 * usize::from(vector), is_masked.into());
+        self.doorbells.write32(doorbell::IMR + 8 * usize::from(vector), is_masked.into());
     }
 
     fn activate(&self, device: &Device, iova: u64, mac: MacAddr) -> Result<(), VfioError> {
@@ -358,10 +358,10 @@ impl Vmxnet3 {
         self.registers.write32(reg::DSAH, (iova >> 32) as u32);
         let answer = self.command(cmd::ACTIVATE);
         if answer != 0 {
-            // Whatever it has heard of so far must not be used; its memory goes away.
+            // No DMA any more: the memory is freed.
             self.command(cmd::RESET);
             let _ = device.set_bus_master(false);
-            return Err(device.fault(format!("it does not start, and answers {answer:#x}")));
+            return Err(device.device_error(format!("it does not start, and answers {answer:#x}")));
         }
         let [low, high] = mac.registers();
         self.registers.write32(reg::MACL, low);
@@ -377,9 +377,9 @@ impl Vmxnet3 {
 
 impl Rings for Vmxnet3 {
     #[inline]
-    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, Broken> {
+    fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, DeviceViolation> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
-        let Some(i) = self.tx.place()? else { return Ok(false) };
+        let Some(i) = self.tx.next_slot()? else { return Ok(false) };
         fill(self.tx_buffers.at(i as usize));
         self.tx.push(len);
         self.is_queued = true;
@@ -394,7 +394,11 @@ impl Rings for Vmxnet3 {
     }
 
     #[inline]
-    fn rx_take(&mut self, max: usize, mut each: impl FnMut(Lent)) -> Result<usize, Broken> {
+    fn rx_take(
+        &mut self,
+        max: usize,
+        mut each: impl FnMut(LentFrame),
+    ) -> Result<usize, DeviceViolation> {
         let mut count = 0;
         for _ in 0..max {
             let Some(got) = self.rx.take()? else { break };
@@ -412,9 +416,9 @@ impl Rings for Vmxnet3 {
     #[inline]
     fn rx_release(&mut self) {
         if std::mem::take(&mut self.is_lent) {
-            self.rx.give_back();
-            // The generation bits tell the device, unless it asks for more.
-            if self.words.rx(queue::TELLS).load(Relaxed).to_ne_bytes()[0] != 0 {
+            self.rx.refill();
+            // The device polls generation bits, unless it requests the register write.
+            if self.words.rx(queue::UPDATE_RX_PROD).load(Relaxed).to_ne_bytes()[0] != 0 {
                 self.rx_tail.set(self.rx.tail());
             }
         }
@@ -438,7 +442,7 @@ impl Nic for Vmxnet3 {
     }
 
     fn health(&mut self) -> Result<(), String> {
-        // A device that runs writes its counters when it is asked to.
+        // A running device writes its counters upon this command.
         let counters = [queue::NO_BUFFER, queue::BAD].map(|at| self.words.rx(at));
         counters[0].store(UNWRITTEN, Relaxed);
         self.registers.write32(reg::CMD, cmd::GET_STATS);
@@ -473,10 +477,10 @@ mod tests {
     use super::super::ring::vmxnet3::ALIGN;
     use super::*;
 
-    /// Goal: what the device is told of lies where the interface has it, each part in memory of its
-    /// own and aligned. Method: offsets counted from `vmxnet3_defs.h` by hand.
+    /// Goal: the configuration has the layout of the interface, with its parts disjoint and
+    /// aligned. Method: offsets counted by hand from `vmxnet3_defs.h`.
     #[test]
-    fn a_configuration_lies_as_the_interface_has_it() {
+    fn the_configuration_has_the_layout_of_the_interface() {
         let iova = 0x12_3450_0000;
         let layout = Layout { rx_count: 64, tx_count: 32, rx_stride: 1536 };
         let bytes = layout.configuration(iova, 1500, 13, true);

@@ -1,4 +1,4 @@
-//! Rings of 16-byte descriptors, two words of 64 bits each: the memory alone, without a meaning.
+//! Memory of a ring of 16-byte descriptors, each of two 64-bit words.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -7,16 +7,16 @@ use std::sync::atomic::AtomicU64;
 pub const DESC_LEN: usize = 16;
 
 /// The memory of a ring, shared with the device.
-pub struct Descs {
+pub struct DescRing {
     base: NonNull<u8>,
     mask: u32,
 }
 
 // SAFETY: the words are atomic, and the ring is reached under its owner's borrow, whichever thread
 // that is on.
-unsafe impl Send for Descs {}
+unsafe impl Send for DescRing {}
 
-impl Descs {
+impl DescRing {
     /// The ring of `count` descriptors at `base`.
     ///
     /// # Safety
@@ -31,13 +31,13 @@ impl Descs {
         Self { base, mask: count - 1 }
     }
 
-    /// One less than there are.
+    /// Number of descriptors minus one.
     #[inline(always)]
     pub fn mask(&self) -> u32 {
         self.mask
     }
 
-    /// Half `half` (0 or 1) of descriptor `i`, of which the low bits count.
+    /// Word `half` (0 or 1) of descriptor `i` modulo the ring's length.
     #[inline(always)]
     pub fn half(&self, i: u32, half: usize) -> &AtomicU64 {
         debug_assert!(half < 2);
@@ -48,13 +48,13 @@ impl Descs {
     }
 }
 
-/// What a receive descriptor holds.
+/// A completed receive descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Its number, which is its buffer's.
+    /// Index of the descriptor and of its buffer.
     pub id: u32,
-    /// Bytes that the device says it wrote.
+    /// Length written by the device; not validated.
     pub len: u16,
-    /// The frame is whole and has no error.
+    /// The frame is complete and without error.
     pub is_good: bool,
 }

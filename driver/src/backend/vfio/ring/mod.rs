@@ -1,5 +1,5 @@
-//! Descriptor rings of NICs, as arithmetic over plain memory, and models of the devices at their
-//! other end. No device is needed to test a ring.
+//! Descriptor rings of NICs over plain memory, and models of the devices that use them. Testing a
+//! ring needs no device.
 
 pub mod desc;
 pub mod e1000;

@@ -1,29 +1,28 @@
-//! Models of the devices at the other end of descriptor rings, for the tests and for the bench that
+//! Models of the devices that use the descriptor rings, for the tests and for the benchmark that
 //! counts a driver's instructions on any machine.
 //!
-//! A model does what the specification asks of a device, and only when it is told to: its caller
-//! decides when it looks, in which order it completes, and when it stalls. It reaches memory
-//! through an [`Iommu`], which panics where a real one would log a fault.
+//! A model acts as the specification requires, and only when called: the caller decides when it
+//! polls, in which order it completes, and when it stalls. It accesses memory through an [`Iommu`],
+//! which panics where a real one would log a fault.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use super::desc::Descs;
+use super::desc::DescRing;
 use super::e1000::{Advanced, Format, Legacy, SENT};
 use super::virtq::{DESC_NEXT, DESC_WRITE, Layout, NO_INTERRUPT, NO_NOTIFY};
 use super::vmxnet3::{DONE_GEN, LEN_BITS, RX_GEN, RX_WHOLE, TX_GEN};
 
-/// The memory that a model may reach, and how.
+/// Memory that a model may access, and how.
 #[derive(Clone, Debug, Default)]
 pub struct Iommu {
     areas: Vec<(u64, usize, usize, bool)>,
 }
 
 impl Iommu {
-    /// Lets the device reach `len` bytes at `base` under the address `iova`; to write them only if
-    /// `writable`.
+    /// Maps `len` bytes at `base` to `iova`, writable by the device if `writable`.
     ///
     /// # Safety
     /// The bytes stay mapped for as long as the model is used, and are reached by the driver under
@@ -32,10 +31,10 @@ impl Iommu {
         self.areas.push((iova, base.as_ptr() as usize, len, writable));
     }
 
-    /// Where `len` bytes at `iova` are.
+    /// Translates `len` bytes at `iova`.
     ///
     /// # Panics
-    /// If the device may not reach them so: the fault that a real IOMMU would log.
+    /// On an access that is not mapped: the fault that a real IOMMU would log.
     fn at(&self, iova: u64, len: usize, write: bool) -> *mut u8 {
         let fits = |&&(start, _, area_len, writable): &&(u64, usize, usize, bool)| {
             let at = iova.wrapping_sub(start);
@@ -78,11 +77,11 @@ pub struct Desc {
     pub len: u32,
     /// The device writes it.
     pub is_write: bool,
-    /// The next one of its chain.
+    /// The next descriptor of its chain.
     pub next: Option<u16>,
 }
 
-/// The device's end of a virtio split queue.
+/// A virtio split queue, device side.
 pub struct VirtqDevice {
     base: NonNull<u8>,
     layout: Layout,
@@ -92,7 +91,7 @@ pub struct VirtqDevice {
 }
 
 impl VirtqDevice {
-    /// The device's end of the queue at `base`.
+    /// The device side of the queue at `base`.
     ///
     /// # Safety
     /// As [`Virtq::new`](super::virtq::Virtq::new), whose other end this is.
@@ -130,8 +129,7 @@ impl VirtqDevice {
         }
     }
 
-    /// Returns a buffer into which `len` bytes were written; whatever it is, if the device is a bad
-    /// one.
+    /// Returns a buffer with `len` written bytes. Takes any id and length, for faulty devices.
     pub fn used(&mut self, id: u32, len: u32) {
         let at = self.layout.used + 4 + 8 * (self.used_idx & self.mask) as usize;
         self.at::<AtomicU32>(at).store(id.to_le(), Relaxed);
@@ -140,29 +138,30 @@ impl VirtqDevice {
         self.set_used_idx(self.used_idx);
     }
 
-    /// Writes the used index, right or wrong.
+    /// Writes the used index, valid or not.
     pub fn set_used_idx(&self, idx: u16) {
         self.at::<AtomicU16>(self.layout.used + 2).store(idx.to_le(), Release);
     }
 
-    /// Whether the driver wants an interrupt for a buffer that was used.
+    /// Whether the driver enabled the interrupt for used buffers.
     pub fn wants_interrupt(&self) -> bool {
         u16::from_le(self.at::<AtomicU16>(self.layout.avail).load(Relaxed)) & NO_INTERRUPT == 0
     }
 
-    /// Whether the driver has to kick.
+    /// Sets whether the driver has to notify the device.
     pub fn set_kicks(&self, wanted: bool) {
         let flags = if wanted { 0 } else { NO_NOTIFY };
         self.at::<AtomicU16>(self.layout.used).store(flags.to_le(), Relaxed);
     }
 }
 
-/// What the device does with descriptors of a [`Format`].
+/// The device side of a [`Format`].
 pub trait Device: Format {
-    /// The words of a receive descriptor with a frame of `len` bytes; `addr` is the first before.
+    /// The words of a completed receive descriptor with a frame of `len` bytes; `addr` is its first
+    /// word before.
     fn received_words(addr: u64, len: usize) -> (u64, u64);
 
-    /// Bytes of the frame to send, which is described in full.
+    /// Length of the frame of a transmit descriptor, whose other fields are checked.
     fn send_len(word: u64) -> usize;
 }
 
@@ -179,7 +178,7 @@ impl Device for Legacy {
 
 impl Device for Advanced {
     fn received_words(_addr: u64, len: usize) -> (u64, u64) {
-        // A hash and the like take the address's place.
+        // The RSS hash and other fields replace the address.
         (0xdead_0000_beef, (len as u64) << 32 | Self::DONE | Self::END)
     }
 
@@ -190,25 +189,25 @@ impl Device for Advanced {
     }
 }
 
-/// The device's end of a ring of Intel's descriptors.
+/// A ring of Intel's descriptors, device side.
 pub struct IntelDevice<F> {
-    ring: Descs,
+    ring: DescRing,
     head: u32,
     format: PhantomData<F>,
 }
 
 impl<F: Device> IntelDevice<F> {
-    /// The device's end of the ring at `base`.
+    /// The device side of the ring at `base`.
     ///
     /// # Safety
     /// As [`RxRing::new`](super::e1000::RxRing::new), whose other end this is.
     pub unsafe fn new(base: NonNull<u8>, count: u32) -> Self {
         // SAFETY: the caller's promise.
-        let ring = unsafe { Descs::new(base, count) };
+        let ring = unsafe { DescRing::new(base, count) };
         Self { ring, head: 0, format: PhantomData }
     }
 
-    /// Whether the tail register leaves the device a descriptor.
+    /// Whether a descriptor is posted before `tail`.
     pub fn has_next(&self, tail: u32) -> bool {
         (self.head ^ tail) & self.ring.mask() != 0
     }
@@ -245,30 +244,30 @@ impl<F: Device> IntelDevice<F> {
         u64::from_le(self.ring.half(i, 0).load(Relaxed))
     }
 
-    /// Writes half `half` of a descriptor, right or wrong.
+    /// Writes half `half` of a descriptor, valid or not.
     pub fn scribble(&self, i: u32, half: usize, word: u64) {
         self.ring.half(i, half).store(word.to_le(), Release);
     }
 }
 
-/// The device's end of one queue of a vmxnet3: commands that it reads, completions that it writes.
+/// One queue of a vmxnet3, device side: reads commands, writes completions.
 pub struct Vmxnet3Device {
-    commands: Descs,
-    completions: Descs,
+    commands: DescRing,
+    completions: DescRing,
     /// Commands and completions so far.
     taken: u32,
-    told: u32,
+    completed: u32,
 }
 
 impl Vmxnet3Device {
-    /// The device's end of the rings at `memory`.
+    /// The device side of the rings at `memory`.
     ///
     /// # Safety
     /// As [`RxRing::new`](super::vmxnet3::RxRing::new), whose other end this is.
     pub unsafe fn new(memory: [NonNull<u8>; 2], count: u32) -> Self {
         // SAFETY: the caller's promise.
-        let [commands, completions] = memory.map(|base| unsafe { Descs::new(base, count) });
-        Self { commands, completions, taken: 0, told: 0 }
+        let [commands, completions] = memory.map(|base| unsafe { DescRing::new(base, count) });
+        Self { commands, completions, taken: 0, completed: 0 }
     }
 
     /// The second half of the next command, if its generation says that the driver gave it.
@@ -278,7 +277,7 @@ impl Vmxnet3Device {
         ((word & generation != 0) == is_odd_pass).then_some(word)
     }
 
-    /// Where the next command's buffer is.
+    /// IOVA of the next command's buffer.
     fn addr(&self) -> u64 {
         u64::from_le(self.commands.half(self.taken, 0).load(Relaxed))
     }
@@ -289,14 +288,14 @@ impl Vmxnet3Device {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Writes the next completion, of the right generation and with whatever else.
+    /// Writes the next completion with the valid generation and any other contents.
     pub fn scribble(&mut self, first: u64, second: u64) {
-        let is_odd_pass = self.told & (self.completions.mask() + 1) == 0;
+        let is_odd_pass = self.completed & (self.completions.mask() + 1) == 0;
         let generation = if is_odd_pass { DONE_GEN } else { 0 };
-        self.completions.half(self.told, 0).store(first.to_le(), Relaxed);
+        self.completions.half(self.completed, 0).store(first.to_le(), Relaxed);
         let second = second & !DONE_GEN | generation;
-        self.completions.half(self.told, 1).store(second.to_le(), Release);
-        self.told = self.told.wrapping_add(1);
+        self.completions.half(self.completed, 1).store(second.to_le(), Release);
+        self.completed = self.completed.wrapping_add(1);
     }
 
     /// Puts a frame into the next buffer; `false` if there is none.
@@ -311,23 +310,23 @@ impl Vmxnet3Device {
         true
     }
 
-    /// Passes over the next buffer, as a device may; `false` if there is none.
+    /// Skips the next buffer, as a device may; `false` if there is none.
     pub fn skip(&mut self) -> bool {
         let has_one = self.next(RX_GEN).is_some();
         self.taken = self.taken.wrapping_add(u32::from(has_one));
         has_one
     }
 
-    /// Sends the next frame, if there is one. Its completion, if `tells` is not set, is left to
-    /// that of a later one.
+    /// Sends the next frame, if there is one. Without `completes`, the completion of a later frame
+    /// covers it.
     ///
     /// # Panics
     /// On a fault of `iommu`.
-    pub fn send(&mut self, iommu: &Iommu, tells: bool) -> Option<Vec<u8>> {
+    pub fn send(&mut self, iommu: &Iommu, completes: bool) -> Option<Vec<u8>> {
         let word = self.next(TX_GEN)?;
         let mut frame = vec![0; (word & LEN_BITS) as usize];
         iommu.read(self.addr(), &mut frame);
-        if tells {
+        if completes {
             self.complete(0, 0);
         } else {
             self.taken = self.taken.wrapping_add(1);

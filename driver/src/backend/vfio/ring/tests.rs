@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::e1000::{Addrs, Advanced, Legacy, RxRing, TxRing};
+use super::e1000::{Advanced, BufferAddrs, Legacy, RxRing, TxRing};
 use super::model::{Device, IntelDevice, Iommu, VirtqDevice, Vmxnet3Device};
-use super::virtq::{Broken, Layout, RecycledVirtq, Virtq};
+use super::virtq::{DeviceViolation, Layout, RecycledVirtq, Virtq};
 use super::vmxnet3;
 use crate::mem::{Arena, Block, Hugepages};
 use std::ptr::NonNull;
@@ -228,7 +228,7 @@ fn entries_that_cannot_be_are_refused() {
             match driver.take() {
                 Ok(Some((id, _))) => assert!(id < 3),
                 Ok(None) => return None,
-                Err(Broken(why)) => return Some(why),
+                Err(DeviceViolation(why)) => return Some(why),
             }
         }
     };
@@ -253,7 +253,10 @@ fn entries_that_cannot_be_are_refused_where_buffers_are_recycled() {
             driver.publish();
         }
         spoil(&mut device);
-        driver.take_burst(usize::MAX, |id, _| assert!(id < COUNT)).err().map(|Broken(why)| why)
+        driver
+            .take_burst(usize::MAX, |id, _| assert!(id < COUNT))
+            .err()
+            .map(|DeviceViolation(why)| why)
     };
     assert_eq!(broken(&|d| d.used(2, 0), false), None);
     assert_eq!(broken(&|d| d.used(5, 0), true), None);
@@ -370,7 +373,7 @@ fn intel(device_writes: bool) -> Intel {
 }
 
 /// Where the buffers are.
-const ADDRS: Addrs = Addrs { first: 1 << 20, stride: STRIDE as u64 };
+const ADDRS: BufferAddrs = BufferAddrs { first: 1 << 20, stride: STRIDE as u64 };
 
 fn addr(i: u32) -> u64 {
     (1 << 20) + u64::from(i) * STRIDE as u64
@@ -424,7 +427,7 @@ fn receive_in_order<F: Device>() {
                     let at = id as usize * STRIDE;
                     assert_eq!(l.buffers.as_slice()[at..at + bytes.len()], bytes);
                 }
-                rx.give_back(count as u32);
+                rx.refill(count as u32);
             }
             _ => tail = rx.tail(),
         }
@@ -450,7 +453,7 @@ fn send_in_order<F: Device>() {
         x ^= x >> 7;
         x ^= x << 17;
         match x % 3 {
-            0 => match tx.place() {
+            0 => match tx.next_slot() {
                 Some(i) => {
                     let bytes = frame(queued);
                     let at = i as usize * STRIDE;
@@ -528,7 +531,7 @@ fn scribble_over<F: Device>(steps: &Steps, done: u64) -> Result<(), TestCaseErro
     for &(what, at, word) in steps {
         match what {
             0 => {
-                if F::WRITES_OVER_ADDRESS {
+                if F::OVERWRITES_ADDRESS {
                     rx_device.scribble(at, 0, word);
                 }
                 rx_device.scribble(at, 1, word | done);
@@ -543,14 +546,14 @@ fn scribble_over<F: Device>(steps: &Steps, done: u64) -> Result<(), TestCaseErro
             }
             3 => {
                 let from = rx.tail();
-                rx.give_back(lent);
+                rx.refill(lent);
                 for i in (0..lent).map(|i| (from + i) % RING) {
                     prop_assert_eq!(rx_device.addr(i), addr(i));
                 }
                 lent = 0;
             }
             _ => {
-                if let Some(i) = tx.place() {
+                if let Some(i) = tx.next_slot() {
                     prop_assert!(i < RING);
                     tx.push(at as u16);
                 }
@@ -647,7 +650,7 @@ fn a_vmxnet3s_frames_arrive_in_order_across_the_wrap() {
                     let bytes = frame(serial);
                     assert_eq!(v.buffers.as_slice()[at..at + bytes.len()], bytes);
                 }
-                rx.give_back();
+                rx.refill();
                 has += std::mem::take(&mut free);
             }
         }
@@ -660,13 +663,13 @@ fn a_vmxnet3s_frames_arrive_in_order_across_the_wrap() {
 fn a_vmxnet3_sends_in_order_across_the_wrap() {
     let mut v = vmx(false);
     let (mut tx, mut device) = v.tx();
-    let (mut queued, mut sent, mut told, mut x) = (0_u32, 0, 0, 11_u64);
+    let (mut queued, mut sent, mut completed, mut x) = (0_u32, 0, 0, 11_u64);
     while sent < 50_000 {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
         match x % 3 {
-            0 => match tx.place().unwrap() {
+            0 => match tx.next_slot().unwrap() {
                 Some(i) => {
                     let bytes = frame(queued);
                     let at = i as usize * STRIDE;
@@ -674,21 +677,21 @@ fn a_vmxnet3_sends_in_order_across_the_wrap() {
                     tx.push(bytes.len());
                     queued += 1;
                 }
-                None => assert_eq!(queued - told, VMX - 1, "full too early"),
+                None => assert_eq!(queued - completed, VMX - 1, "full too early"),
             },
             _ => {
                 // The last one is always told of.
-                let tells = x & 256 != 0 || queued - sent == 1;
-                let got = device.send(&v.iommu, tells);
+                let completes = x & 256 != 0 || queued - sent == 1;
+                let got = device.send(&v.iommu, completes);
                 assert_eq!(got.is_some(), queued != sent, "the device sees another ring");
                 if let Some(got) = got {
                     assert_eq!(got, frame(sent));
                     sent += 1;
-                    told = if tells { sent } else { told };
+                    completed = if completes { sent } else { completed };
                 }
             }
         }
-        assert_eq!(tx.in_flight(), Ok(queued - told));
+        assert_eq!(tx.in_flight(), Ok(queued - completed));
     }
 }
 
@@ -696,7 +699,7 @@ fn a_vmxnet3_sends_in_order_across_the_wrap() {
 /// there is.
 #[test]
 fn a_vmxnet3s_completions_that_cannot_be_are_refused() {
-    let (strange, whole) = (Broken(STRANGE.unwrap()), vmxnet3::RX_WHOLE);
+    let (strange, whole) = (DeviceViolation(STRANGE.unwrap()), vmxnet3::RX_WHOLE);
     for index in 0..4096_u64 {
         let v = vmx(true);
         let (mut rx, mut device) = v.rx();
@@ -709,11 +712,11 @@ fn a_vmxnet3s_completions_that_cannot_be_are_refused() {
         let v = vmx(false);
         let (mut tx, mut device) = v.tx();
         for _ in 0..5 {
-            assert!(tx.place().unwrap().is_some());
+            assert!(tx.next_slot().unwrap().is_some());
             tx.push(60);
         }
         device.scribble(index, 0);
-        let why = Broken("it completed a frame that it did not have");
+        let why = DeviceViolation("it completed a frame that it did not have");
         assert_eq!(tx.reclaim(), if index < 5 { Ok(()) } else { Err(why) });
     }
     // The same buffer twice.
@@ -769,9 +772,9 @@ proptest! {
                             Err(_) => return Ok(()),
                         }
                     }
-                    rx.give_back();
+                    rx.refill();
                 }
-                _ => match tx.place() {
+                _ => match tx.next_slot() {
                     Ok(Some(i)) => {
                         prop_assert!(i < VMX);
                         tx.push(1 + first as usize % 1000);

@@ -1,4 +1,4 @@
-//! The driver's end of a virtio split queue (virtio 1.2, section 2.7).
+//! Virtio split queue, driver side (virtio 1.2, section 2.7).
 //!
 //! ```text
 //!  descriptors   one per buffer: address, length, who writes      written by us
@@ -6,46 +6,45 @@
 //!  used          (number, bytes written), then an index           written by the device
 //! ```
 //!
-//! Every buffer has one descriptor of the same number for the life of the queue, so posting it
-//! again writes two bytes of the available ring and nothing else. [`Virtq`] keeps the numbers of
-//! those that the device does not have, so that none is posted twice and none needs a check on its
-//! way there; of a [`RecycledVirtq`] the device has them all.
+//! Buffer `i` belongs to descriptor `i` for the life of the queue, so posting it again writes two
+//! bytes of the available ring and nothing else. [`Virtq`] keeps a free list of descriptor ids, so
+//! that none is posted twice. A [`RecycledVirtq`] keeps all descriptors posted.
 //!
-//! What the device writes is an index and pairs of number and length. The index may not run ahead
-//! of what was posted, and a number has to be one that is posted; anything else is [`Broken`] and
-//! the queue must not be used any more. The length is handed on for the caller to bound.
+//! The device writes the used index and pairs of id and length. The used index may not pass what
+//! was posted, and an id must be a posted one; otherwise the queue returns [`DeviceViolation`] and
+//! must not be used any more. The caller bounds the length.
 //!
 //! # Ordering
-//! - [`publish`](Virtq::publish) is a Release store of the available index: a device that sees it
+//! - [`publish`](Virtq::publish) is a Release store of the available index: a device that reads it
 //!   sees the descriptors, the ring and the buffers.
-//! - [`take_burst`](Virtq::take_burst) loads the used index with Acquire: whoever sees it sees the
-//!   used ring and what the device wrote to the buffers.
-//! - [`wants_kick`](Virtq::wants_kick) reads a flag that the device sets after it has looked at the
-//!   available index for the last time. Store then load of two places: a full fence between them,
-//!   on both sides, or a kick is missed for ever.
+//! - [`take_burst`](Virtq::take_burst) loads the used index with Acquire: its reader sees the used
+//!   ring and what the device wrote to the buffers.
+//! - [`wants_kick`](Virtq::wants_kick) reads a flag that the device sets after its last read of the
+//!   available index. Store then load of two locations needs a full fence between them, on both
+//!   sides, or a notification is lost.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
 
-/// Largest queue: an index of 16 bits has to tell an empty queue from a full one.
+/// Largest queue: a 16-bit index has to distinguish empty from full.
 pub const COUNT_MAX: u16 = 1 << 15;
 
-/// The device wrote something that the specification does not allow.
+/// The device wrote a value that the specification does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the device wrote what no device may: {0}")]
-pub struct Broken(pub &'static str);
+pub struct DeviceViolation(pub &'static str);
 
-/// Where the three parts of a queue of `count` descriptors lie, in bytes from its start.
+/// Offsets of the three parts of a queue of `count` descriptors, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The descriptors; a multiple of 16.
     pub desc: usize,
     /// The available ring; a multiple of 2.
     pub avail: usize,
-    /// The used ring; a multiple of 4, in a cache line that we never write.
+    /// The used ring; a multiple of 4, in cache lines that the driver never writes.
     pub used: usize,
-    /// All of it.
+    /// Total length.
     pub len: usize,
 }
 
@@ -68,7 +67,7 @@ pub const NO_INTERRUPT: u16 = 1;
 /// Flag of the used ring: the driver need not kick.
 pub const NO_NOTIFY: u16 = 1;
 
-/// The memory of a queue. A copy is as good as the other.
+/// Pointers to a queue's memory.
 #[derive(Clone, Copy)]
 struct Memory {
     desc: NonNull<u8>,
@@ -77,8 +76,8 @@ struct Memory {
     mask: u16,
 }
 
-// SAFETY: the queue is the only one of ours who touches the memory behind the pointers, whichever
-// thread it is on; the device does so through atomics' memory.
+// SAFETY: only the queue accesses the memory behind the pointers, on any thread; the device's
+// accesses are to atomics.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -119,7 +118,7 @@ impl Memory {
         }
     }
 
-    /// Shows the device the entries of the available ring before `idx`.
+    /// Publishes the entries of the available ring before `idx`.
     #[inline(always)]
     fn publish(&self, idx: u16) {
         self.avail_half(2).store(idx.to_le(), Release);
@@ -145,7 +144,7 @@ impl Memory {
         unsafe { self.avail.add(at).cast().as_ref() }
     }
 
-    /// Writes entry `idx` of the available ring, which the device looks at once it is published.
+    /// Writes entry `idx` of the available ring, which the device reads once it is published.
     #[inline(always)]
     fn set_available(&self, idx: u16, id: u16) {
         self.avail_half(4 + 2 * usize::from(idx & self.mask)).store(id.to_le(), Relaxed);
@@ -159,8 +158,8 @@ impl Memory {
         unsafe { self.used.add(at).cast().as_ref() }
     }
 
-    /// Number and length in entry `idx` of the used ring, which was written before the index that
-    /// we have seen.
+    /// Id and length in entry `idx` of the used ring, which was written before the used index that
+    /// was read.
     #[inline(always)]
     fn used_entry(&self, idx: u16) -> &[AtomicU32; 2] {
         // SAFETY: an entry of 8 bytes, aligned to 4, whose index is masked: inside the used ring,
@@ -190,26 +189,26 @@ impl Memory {
     }
 }
 
-/// How far we are in the used ring.
+/// Consumer state of the used ring.
 struct Progress {
-    /// Index of the next entry that we look at.
+    /// Index of the next entry to read.
     used_idx: u16,
-    /// The device's index when we last looked.
+    /// The device's used index as last read.
     used_seen: u16,
 }
 
 impl Progress {
     const START: Self = Self { used_idx: 0, used_seen: 0 };
 
-    /// How many buffers can be taken now, at most `max`, if the device has `posted_count`. Its
-    /// index is read once, and not at all while as many are known of.
+    /// Number of buffers that can be taken, at most `max`, if `posted_count` are posted. Reads the
+    /// device's index once, and not at all while enough are known.
     #[inline(always)]
     fn ready_count(
         &mut self,
         memory: Memory,
         max: usize,
         posted_count: u16,
-    ) -> Result<usize, Broken> {
+    ) -> Result<usize, DeviceViolation> {
         let mut ready = self.used_seen.wrapping_sub(self.used_idx);
         if usize::from(ready) < max {
             let seen = memory.used_now();
@@ -224,34 +223,33 @@ impl Progress {
 }
 
 #[cold]
-fn too_many() -> Broken {
-    Broken("it returned more buffers than it had")
+fn too_many() -> DeviceViolation {
+    DeviceViolation("it returned more buffers than it had")
 }
 
 #[cold]
-fn not_posted() -> Broken {
-    Broken("it returned a buffer that it did not have")
+fn not_posted() -> DeviceViolation {
+    DeviceViolation("it returned a buffer that it did not have")
 }
 
-/// The driver's end of a queue whose buffers are posted one by one: to send, or for commands.
+/// A queue whose buffers are posted one by one: for transmission or commands.
 ///
-/// Invariants: `free[..free_count]` are different numbers below `count`, and `posted` is true for
-/// the `count - free_count` others and for none of them.
+/// Invariants: `free[..free_count]` are distinct ids below `count`, and `posted` is true for
+/// exactly the `count - free_count` others.
 pub struct Virtq {
     memory: Memory,
-    /// Index of the next entry that we make available.
+    /// Index of the next entry of the available ring.
     avail_idx: u16,
     progress: Progress,
-    /// Descriptors that the device does not have.
+    /// Number of free descriptors.
     free_count: u16,
-    /// Their numbers, the next to be posted last.
+    /// Stack of their ids, the next one on top.
     free: Box<[u16]>,
     posted: Box<[bool]>,
 }
 
 impl Virtq {
-    /// A queue of `count` descriptors over zeroed memory at `base`. Polled: the device is told not
-    /// to interrupt.
+    /// A queue of `count` descriptors over zeroed memory at `base`, with interrupts disabled.
     ///
     /// # Safety
     /// [`Layout::of`]`(count).len` bytes at `base`, aligned to 64, are mapped, zero and reached by
@@ -271,7 +269,7 @@ impl Virtq {
         }
     }
 
-    /// Descriptors that the device has.
+    /// Number of posted descriptors.
     #[inline]
     pub fn posted_count(&self) -> u16 {
         self.memory.count() - self.free_count
@@ -280,16 +278,16 @@ impl Virtq {
     /// Describes buffer `id`: `len` bytes at the device's address `addr`.
     ///
     /// # Panics
-    /// If the device has it, or there is no such descriptor.
+    /// If it is posted or out of range.
     pub fn describe(&mut self, id: u16, addr: u64, len: u32, device_writes: bool) {
         assert!(!self.posted[id as usize], "a descriptor that the device has");
         self.memory.describe(id, addr, len, device_writes);
     }
 
-    /// Lets the buffer `next` follow buffer `id` in one chain, which is posted by its first.
+    /// Chains buffer `next` behind buffer `id`; the chain is posted by its head.
     ///
     /// # Panics
-    /// If the device has one of them, or there is no such descriptor.
+    /// If one of them is posted or out of range.
     pub fn chain(&mut self, id: u16, next: u16) {
         assert!(!self.posted[id as usize] && !self.posted[next as usize], "the device has it");
         // SAFETY: `posted` has `count` entries, and has this one.
@@ -298,8 +296,7 @@ impl Virtq {
         word.store((u32::from(flags) | u32::from(next) << 16).to_le(), Relaxed);
     }
 
-    /// The buffer that [`post`](Self::post) would give to the device: of those that came back, the
-    /// last; at first, 0.
+    /// The buffer that [`post`](Self::post) would post: the last one returned; at first, 0.
     #[inline(always)]
     pub fn next(&self) -> Option<u16> {
         let top = usize::from(self.free_count).checked_sub(1)?;
@@ -307,15 +304,15 @@ impl Virtq {
         Some(unsafe { *self.free.get_unchecked(top) })
     }
 
-    /// Gives buffer [`next`](Self::next) to the device with the next [`publish`](Self::publish),
-    /// as it was described. `false` if the device has them all.
+    /// Posts buffer [`next`](Self::next) as it was described; the device sees it after the next
+    /// [`publish`](Self::publish). `false` if all are posted.
     #[inline(always)]
     pub fn post(&mut self) -> bool {
         self.post_as(|_| None)
     }
 
-    /// As [`post`](Self::post), after `fill` has been told the buffer's number, has written to it
-    /// and has said how long it is now; `None`: as before. It is not called if the device has all.
+    /// As [`post`](Self::post), after `fill` has written to buffer `id` and returned its new length
+    /// (`None`: unchanged). `fill` is not called if all are posted.
     #[inline(always)]
     pub fn post_as(&mut self, fill: impl FnOnce(u16) -> Option<u32>) -> bool {
         let Some(id) = self.next() else { return false };
@@ -332,44 +329,44 @@ impl Virtq {
         true
     }
 
-    /// Shows the device what was posted.
+    /// Publishes the posted buffers to the device.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.memory.publish(self.avail_idx);
     }
 
-    /// Whether the device wants to be told of what was published.
+    /// Whether the device wants a notification for the published buffers.
     #[inline(always)]
     pub fn wants_kick(&self) -> bool {
         self.memory.wants_kick()
     }
 
-    /// Whether [`take`](Self::take) would find something.
+    /// Whether [`take`](Self::take) would return a buffer.
     #[inline]
     pub fn pending(&self) -> bool {
         self.memory.used_now() != self.progress.used_idx
     }
 
-    /// Takes a buffer back: its number and how many bytes the device says it wrote.
+    /// Takes a used buffer: its id and the length that the device reports.
     ///
     /// # Errors
-    /// [`Broken`]: nothing that the device writes can be believed any more.
-    pub fn take(&mut self) -> Result<Option<(u16, u32)>, Broken> {
+    /// [`DeviceViolation`]: nothing that the device writes can be trusted any more.
+    pub fn take(&mut self) -> Result<Option<(u16, u32)>, DeviceViolation> {
         let at = self.progress.used_idx;
         if self.take_burst(1)? == 0 {
             return Ok(None);
         }
         let len = self.memory.used_entry(at)[1].load(Relaxed);
-        // It was put there just now.
+        // `take_burst` has just pushed it.
         Ok(self.next().map(|id| (id, u32::from_le(len))))
     }
 
-    /// Takes at most `max` buffers back and says how many there were.
+    /// Takes at most `max` used buffers and returns their number.
     ///
     /// # Errors
     /// As [`take`](Self::take).
     #[inline(always)]
-    pub fn take_burst(&mut self, max: usize) -> Result<usize, Broken> {
+    pub fn take_burst(&mut self, max: usize) -> Result<usize, DeviceViolation> {
         let posted_count = self.posted_count();
         let Self { memory, progress, free_count, free, posted, .. } = self;
         let taken_count = progress.ready_count(*memory, max, posted_count)?;
@@ -390,26 +387,25 @@ impl Virtq {
     }
 }
 
-/// The driver's end of a queue whose buffers are always with the device, but for a moment: to
-/// receive.
+/// A queue whose buffers are always posted, except while the caller reads them: for reception.
 ///
-/// All are posted when it is made. A buffer that is taken is posted again at once, in the order in
-/// which it came, and the device hears of it with the next [`publish`](Self::publish): until then
-/// it is the caller's. So nothing has to be kept of those that were taken but which they are.
+/// All buffers are posted at the start. A taken buffer is posted again at once, in the order of
+/// completion; the device sees it after the next [`publish`](Self::publish), and until then it
+/// belongs to the caller. So the only state is which buffers are taken.
 pub struct RecycledVirtq {
     memory: Memory,
     progress: Progress,
-    /// The period, from one `publish` to the next, in which a buffer was last taken.
-    taken_in: Box<[u16]>,
-    /// The period now, never 0.
+    /// Per buffer, the period (from one `publish` to the next) in which it was last taken.
+    taken_period: Box<[u16]>,
+    /// The current period, never 0.
     period: u16,
-    /// Buffers that were taken in it.
+    /// Buffers taken in the current period.
     taken_count: u16,
 }
 
 impl RecycledVirtq {
-    /// A queue as [`Virtq::new`], all of whose buffers are posted: `len` bytes that the device
-    /// writes, buffer `id` at its address `addr_of(id)`.
+    /// A queue as [`Virtq::new`], with all buffers posted: `len` writable bytes each, buffer `id`
+    /// at the IOVA `addr_of(id)`.
     ///
     /// # Safety
     /// As [`Virtq::new`].
@@ -429,38 +425,38 @@ impl RecycledVirtq {
             memory.set_available(id, id);
         }
         memory.publish(count);
-        let taken_in = vec![0; count as usize].into();
-        Self { memory, progress: Progress::START, taken_in, period: 1, taken_count: 0 }
+        let taken_period = vec![0; count as usize].into();
+        Self { memory, progress: Progress::START, taken_period, period: 1, taken_count: 0 }
     }
 
-    /// Takes at most `max` buffers, oldest first, tells `each` number and length of every one, and
-    /// says how many there were. The length is what the device says that it wrote.
+    /// Takes at most `max` buffers, oldest first, calls `each` with id and length of every one, and
+    /// returns their number. The length is the device's, not validated.
     ///
     /// # Errors
-    /// [`Broken`]: nothing that the device writes can be believed any more. `each` has been told
-    /// of those before the wrong one.
+    /// [`DeviceViolation`]: nothing that the device writes can be trusted any more. `each` was
+    /// called for the entries before the invalid one.
     #[inline(always)]
     pub fn take_burst(
         &mut self,
         max: usize,
         mut each: impl FnMut(u16, u32),
-    ) -> Result<usize, Broken> {
-        let Self { memory, progress, taken_in, period, taken_count } = self;
+    ) -> Result<usize, DeviceViolation> {
+        let Self { memory, progress, taken_period, period, taken_count } = self;
         let (memory, period) = (*memory, *period);
         let now = progress.ready_count(memory, max, memory.count() - *taken_count)?;
         let first = progress.used_idx;
-        let taken_in = &mut taken_in[..];
+        let taken_period = &mut taken_period[..];
         for i in 0..now {
             let idx = first.wrapping_add(i as u16);
             let entry = memory.used_entry(idx);
             let (id, len) = (entry[0].load(Relaxed), entry[1].load(Relaxed));
             let id = u32::from_le(id);
-            match taken_in.get_mut(id as usize) {
-                Some(taken_in) if *taken_in != period => *taken_in = period,
+            match taken_period.get_mut(id as usize) {
+                Some(taken_period) if *taken_period != period => *taken_period = period,
                 _ => return Err(not_posted()),
             }
-            // All have been posted since this one was, so the available ring is as far ahead as it
-            // is long: this is the next entry of both.
+            // All buffers are posted, so the available ring is ahead by the queue's length: this is
+            // the next entry of both.
             memory.set_available(idx, id as u16);
             each(id as u16, u32::from_le(len));
         }
@@ -469,7 +465,7 @@ impl RecycledVirtq {
         Ok(now)
     }
 
-    /// Lets the device have the buffers that were taken, and says whether there were any.
+    /// Publishes the taken buffers to the device; returns whether there were any.
     #[inline(always)]
     pub fn publish(&mut self) -> bool {
         if std::mem::take(&mut self.taken_count) == 0 {
@@ -478,23 +474,23 @@ impl RecycledVirtq {
         self.memory.publish(self.progress.used_idx.wrapping_add(self.memory.count()));
         self.period = self.period.wrapping_add(1);
         if self.period == 0 {
-            // Marks of 65,535 periods ago must not be taken for those to come.
-            self.taken_in.fill(0);
+            // Marks of 65,535 periods ago must not be mistaken for new ones.
+            self.taken_period.fill(0);
             self.period = 1;
         }
         true
     }
 
-    /// Whether the device is to interrupt when it has used a buffer. One that it used before it
-    /// saw this may go unannounced: who asks for interrupts takes once more before it sleeps.
+    /// Enables or disables the interrupt for used buffers. A buffer that was used before the device
+    /// reads the flag may not be signalled: poll once more before sleeping.
     pub fn set_interrupt(&mut self, wanted: bool) {
         let flags = if wanted { 0 } else { NO_INTERRUPT };
         self.memory.avail_half(0).store(flags.to_le(), Relaxed);
-        // Before the look at the used index that follows.
+        // Ordered before the following read of the used index.
         fence(SeqCst);
     }
 
-    /// Whether the device wants to be told of what was published.
+    /// Whether the device wants a notification for the published buffers.
     #[inline(always)]
     pub fn wants_kick(&self) -> bool {
         self.memory.wants_kick()
