@@ -339,14 +339,14 @@ fn an_address_that_comes_and_goes_is_held_once() {
     let (av, peer, now) = (*av, *peer, it.pair.now);
     let entry = node.avs[av.0.idx()].av.lookup(peer).unwrap();
     let p = entry.peer;
-    let other = node.av_open(8).unwrap();
+    let other = node.sessions().av_open(8).unwrap();
     let station = node.peers[p].station();
     it.try_post(5, peer, 1, OpFlags::empty()).unwrap();
     let node = &mut it.pair.ends[1].node;
     let before = node.peers[p].av_refs;
     for ep in 0..100 {
         let addr = EpAddr { station, ep, incarnation: 0 };
-        let at = node.av_insert(now, other, addr).unwrap();
+        let at = node.sessions().av_insert(now, other, addr).unwrap();
         node.objects().av_remove(other, at).unwrap();
     }
     assert_eq!((node.peers[p].av_refs, node.awaited.len()), (before + 1, 1));
@@ -355,7 +355,7 @@ fn an_address_that_comes_and_goes_is_held_once() {
     node.objects().av_close(other).unwrap();
     node.ep_close(now, it.eps[0].0).unwrap();
     node.ep_close(now, srx).unwrap();
-    let third = node.av_open(8).unwrap();
+    let third = node.sessions().av_open(8).unwrap();
     node.objects().av_close(third).unwrap();
     assert_eq!((node.peers[p].av_refs, node.awaited.len()), (before, 0));
 }
