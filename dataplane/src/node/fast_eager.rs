@@ -670,7 +670,7 @@ pub(super) fn place_eager(
     true
 }
 
-/// The queue that takes the completion of an operation with a reserved place in `cq`, one of `used`.
+/// The queue for the completion of an operation with a reserved place in `cq`, one of `used`.
 /// `None`: `reader` takes it, since it reads that queue, and one more place may be `reserved` in
 /// advance, which this one becomes.
 #[inline(always)]
