@@ -135,10 +135,12 @@ pub enum Bug {
     MacIsNear,
     /// A near peer that has left is waited for.
     AbsenceUnheard,
+    /// A send that is to complete when it is matched completes when it has arrived.
+    MatchUnheard,
 }
 
 /// All of them, in order of declaration.
-pub const ALL: [Bug; 63] = [
+pub const ALL: [Bug; 64] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousDoneOnAck,
@@ -202,6 +204,7 @@ pub const ALL: [Bug; 63] = [
     Bug::OpenTurned,
     Bug::MacIsNear,
     Bug::AbsenceUnheard,
+    Bug::MatchUnheard,
 ];
 
 /// Whether `bug` is switched on for this thread.

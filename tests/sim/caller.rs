@@ -346,6 +346,7 @@ impl App {
         let tag = if tagged { self.rng.below(c.tags) } else { 0 };
         let mut flags = self.send_flags(len);
         flags.set(OpFlags::MORE, more);
+        flags.set(OpFlags::MATCH_COMPLETE, self.rng.chance(c.matched));
         // Short messages are told apart by their data.
         flags.set(
             OpFlags::REMOTE_CQ_DATA,
@@ -410,6 +411,7 @@ impl App {
             len,
             imm: flags.contains(OpFlags::REMOTE_CQ_DATA),
             fence: flags.contains(OpFlags::FENCE),
+            matched: flags.contains(OpFlags::MATCH_COMPLETE),
             seq: 0,
             sent: if told { Sent::Pending } else { Sent::Silent },
             taken: None,

@@ -67,6 +67,8 @@ pub(crate) struct Msg {
     /// Carries its own id as remote CQ data.
     pub(crate) imm: bool,
     pub(crate) fence: bool,
+    /// Its success tells that a receive has taken it.
+    pub(crate) matched: bool,
     /// Place among the accepted messages of the world, which orders those of one stream.
     pub(crate) seq: u64,
     pub(crate) sent: Sent,
@@ -254,6 +256,8 @@ pub(crate) struct Tally {
     pub(crate) remote_failed: u64,
     /// Those that a target refused, as it had to.
     pub(crate) denied: u64,
+    /// Sends whose success told that they were taken by a receive.
+    pub(crate) matched: u64,
     pub(crate) entries: Entries,
 }
 
@@ -736,10 +740,31 @@ impl Ledger {
         if self.msgs[m].fence {
             self.check_fence(i)?;
         }
+        if self.msgs[m].matched {
+            self.tally.matched += 1;
+            ensure!(self.is_matched(m), "message {m} is matched by nobody: {:?}", self.msgs[m]);
+        }
         self.tally.ok += 1;
         let at = self.ops[i].at;
         self.ep_mut(at).sends_ok += 1;
         self.end(i, arena)
+    }
+
+    /// Whether a message has been taken, or one of the receives that were posted for such can have
+    /// taken it and has not told its application yet.
+    fn is_matched(&self, m: usize) -> bool {
+        let msg = &self.msgs[m];
+        let takers: HashSet<usize> =
+            self.msgs.iter().filter_map(|other| other.taken).map(|taken| taken.op).collect();
+        let may = |(i, op): (usize, &Op)| {
+            let What::Recv(r) = &op.what else { return false };
+            let multi = r.mode == RecvMode::Multi;
+            let is_free = multi || !takers.contains(&i) && !op.cancelled;
+            let is_there = self.lives[op.at.life as usize].host == msg.dst.host
+                && self.ep(op.at).number == msg.dst.number;
+            is_there && is_free && r.mode != RecvMode::Peek && eligible(msg, r)
+        };
+        msg.taken.is_some() || self.ops.iter().enumerate().any(may)
     }
 
     /// A fenced operation completes after everything posted before it to the same peer.

@@ -513,7 +513,8 @@ pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
     flags.set(WrFlags::FENCE, f.contains(OpFlags::FENCE));
     flags.set(WrFlags::MORE, f.contains(OpFlags::MORE));
     flags.set(WrFlags::CQE, cqe);
-    flags.set(WrFlags::MATCH, f.contains(OpFlags::MATCH_COMPLETE));
+    let matched = f.contains(OpFlags::MATCH_COMPLETE) && !planted(Bug::MatchUnheard);
+    flags.set(WrFlags::MATCH, matched);
     flags.set(WrFlags::DELIVERY, f.contains(OpFlags::DELIVERY_COMPLETE));
     // An injected message that nobody waits for longer than its source is in use.
     let early = f.contains(OpFlags::INJECT_COMPLETE | OpFlags::INJECT)

@@ -44,6 +44,8 @@ pub(crate) struct Sum {
     /// Operations on remote memory that succeeded, and that were refused as they had to be.
     pub(crate) remote: u64,
     pub(crate) denied: u64,
+    /// Sends whose success told that they were matched.
+    pub(crate) matched: u64,
     pub(crate) entries: Entries,
     /// Faults of each kind, as [`Fault::NAMES`] has them, and what else was done to frames, as
     /// [`TRICKS`] has it.
@@ -70,6 +72,7 @@ impl Sum {
         self.deaths += r.tally.deaths;
         self.remote += r.tally.remote;
         self.denied += r.tally.denied;
+        self.matched += r.tally.matched;
         self.entries.add(&r.tally.entries);
         self.faults.iter_mut().zip(r.faults).for_each(|(all, n)| *all += n);
         let tricks = [r.net.spoofed, r.net.forged, r.net.marked, r.net.full];
@@ -91,6 +94,7 @@ impl Sum {
         self.deaths += s.deaths;
         self.remote += s.remote;
         self.denied += s.denied;
+        self.matched += s.matched;
         self.entries.add(&s.entries);
         self.faults.iter_mut().zip(s.faults).for_each(|(all, n)| *all += n);
         self.tricks.iter_mut().zip(s.tricks).for_each(|(all, n)| *all += n);
@@ -106,6 +110,7 @@ impl Sum {
             ("deaths", self.deaths),
             ("denied", self.denied),
             ("refused", self.refused),
+            ("matched", self.matched),
         ];
         let faults = Fault::NAMES.into_iter().zip(self.faults);
         let tricks = TRICKS.into_iter().zip(self.tricks);
@@ -117,8 +122,8 @@ impl Sum {
     pub(crate) fn print(&self, stage: &str, start: Instant) {
         println!(
             "{stage}: runs {} ops {} refused {} failed {} delivered {} events {} frames {} \
-             remote {} denied {} dropped {} duplicated {} corrupted {} crashes {} deaths {} \
-             violations 0 time {:.1} s",
+             remote {} denied {} matched {} dropped {} duplicated {} corrupted {} crashes {} \
+             deaths {} violations 0 time {:.1} s",
             self.runs,
             self.ops,
             self.refused,
@@ -128,6 +133,7 @@ impl Sum {
             self.frames,
             self.remote,
             self.denied,
+            self.matched,
             self.dropped,
             self.duplicated,
             self.corrupted,
